@@ -1,0 +1,79 @@
+//! The report file: what was run, its measures, and the record of each chunk, as one JSON object.
+
+use std::io::{self, Write};
+
+use serde::{Serialize, Serializer};
+
+use super::{Measures, Recorder};
+
+/// Writes `{"run": …, "measures": …, "chunks": [ … ]}`, where `run` is whatever the caller has to say about the run.
+///
+/// Streams: the size of the report never lies in memory as one piece.
+///
+/// # Errors
+/// Whatever `out` returns, or a `run` that JSON cannot express.
+pub fn write_json(
+    out: impl Write,
+    run: &impl Serialize,
+    measures: &Measures,
+    recorder: &Recorder,
+) -> io::Result<()> {
+    let document = Document {
+        run,
+        measures,
+        chunks: Records(recorder),
+    };
+    serde_json::to_writer_pretty(out, &document).map_err(io::Error::from)
+}
+
+#[derive(Serialize)]
+struct Document<'a, T> {
+    run: &'a T,
+    measures: &'a Measures,
+    chunks: Records<'a>,
+}
+
+struct Records<'a>(&'a Recorder);
+
+impl Serialize for Records<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.records())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::synthetic;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn the_report_parses_and_holds_run_measures_and_chunks() {
+        let recorder = synthetic::overlapped(6);
+        let measures = Measures::of(&recorder, 0);
+        let mut out = Vec::new();
+        write_json(
+            &mut out,
+            &json!({"transport": "host"}),
+            &measures,
+            &recorder,
+        )
+        .unwrap();
+
+        let parsed: Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(parsed["run"]["transport"], "host");
+        assert_eq!(parsed["measures"]["chunks"], 6);
+        assert_eq!(parsed["measures"]["period_ms"], json!(measures.period_ms));
+        let chunks = parsed["chunks"].as_array().unwrap();
+        assert_eq!(chunks.len(), 6);
+        assert_eq!(chunks[5]["chunk_index"], 5);
+        assert!(chunks[5]["phase_b"]["compute_start_ns"].is_u64());
+    }
+
+    #[test]
+    fn a_full_disk_is_reported() {
+        let recorder = synthetic::overlapped(3);
+        let result = write_json(&mut [0u8; 16][..], &(), &Measures::default(), &recorder);
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::WriteZero);
+    }
+}

@@ -1,0 +1,49 @@
+//! What a run looked like: one record per chunk, and everything derived from records.
+//!
+//! The hazard: an overlap that is claimed but not there. A pipeline that runs its stages one after the other prints the
+//! same pictures as one that hides every transfer; only the times tell them apart, and only when the times of both ranks
+//! lie on one clock.
+//!
+//! So there is one plain value, [`ChunkRecord`], that the driver fills and hands over once per chunk, one fixed ring that
+//! holds the latest of them ([`Recorder`]), and pure functions from there: [`Measures`], and its forms as text, JSON, a
+//! Chrome/Perfetto trace and an SVG timeline. Nothing here reads a clock, starts a thread or allocates per chunk.
+
+mod json;
+mod measures;
+mod record;
+mod recorder;
+mod svg;
+mod text;
+mod trace;
+
+#[cfg(test)]
+mod synthetic;
+
+pub use json::write_json;
+pub use measures::{DEFAULT_WARM_UP, Measures, default_warm_up};
+pub use record::{ChunkRecord, PhaseBTimes};
+pub use recorder::{RING_RECORDS, Recorder, Totals};
+pub use svg::write_svg;
+pub use text::write_text;
+pub use trace::write_chrome_trace;
+
+/// How a timeline or trace is to be labelled and cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Title of the picture, one line.
+    pub title: String,
+    /// The rank that runs phase B: 1, or 0 when every stage runs in one process.
+    pub phase_b_rank: u32,
+    /// How many chunks, counted back from the last, the SVG timeline shows.
+    pub chunks: usize,
+}
+
+impl Default for View {
+    fn default() -> Self {
+        Self {
+            title: String::from("pipeline timeline"),
+            phase_b_rank: 1,
+            chunks: 12,
+        }
+    }
+}

@@ -1,0 +1,537 @@
+//! The timeline as an SVG picture: what each rank did, what was under way between them, and where somebody waited.
+//!
+//! Four lanes on one time axis: the front, the edge forward, phase B, the edge back. A stage is a bar with its chunk's
+//! number, waiting is hatched, so a pipeline that overlaps shows a phase B lane without gaps. On an edge the dark part is
+//! the transfer and the pale part the time that the payload then lay in its slot. Colours follow the viewer's light or
+//! dark preference; the file has no script and refers to nothing outside itself.
+
+use std::io::{self, Write};
+
+use super::{ChunkRecord, Measures, Recorder, View};
+
+const WIDTH: f64 = 1200.0;
+const LEFT: f64 = 118.0;
+const RIGHT: f64 = 20.0;
+const TOP: f64 = 92.0;
+const STAGE_HEIGHT: f64 = 40.0;
+const ROW_HEIGHT: f64 = 13.0;
+const LANE_GAP: f64 = 14.0;
+
+const STYLE: &str = "\
+text{font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;font-size:12px;fill:#1f2328}\
+.bg{fill:#ffffff}.lane{fill:#f3f4f6}.grid{stroke:#d8dce1;stroke-width:1}\
+.title{font-size:17px;font-weight:600}.dim,.small{fill:#59636e}.small{font-size:11px}\
+.num{fill:#ffffff;font-size:11px;font-weight:600;text-anchor:middle}.mid{text-anchor:middle}.end{text-anchor:end}\
+.encode{fill:#2f6fb5}.phase_b{fill:#c2621b}.decode{fill:#2c8a5b}.dropped{fill:#8a929c}\
+.transfer{fill:#6b4fa3}.slot{fill:#cfc5e6}\
+.hatch{stroke:#c0392b;stroke-width:1.4;opacity:.55}.idle{fill:url(#idle)}\
+@media(prefers-color-scheme:dark){text{fill:#e6edf3}.bg{fill:#0d1117}.lane{fill:#171c24}.grid{stroke:#2b323b}\
+.dim,.small{fill:#9198a1}.num{fill:#ffffff}.slot{fill:#413566}.transfer{fill:#9a7fd6}}";
+
+/// Draws the last `view.chunks` chunks that `recorder` holds, with what overlaps them.
+///
+/// # Errors
+/// Whatever `out` returns.
+pub fn write_svg(
+    out: &mut impl Write,
+    recorder: &Recorder,
+    measures: &Measures,
+    view: &View,
+) -> io::Result<()> {
+    let records: Vec<&ChunkRecord> = recorder.records().collect();
+    let shown = &records[records.len().saturating_sub(view.chunks.max(1))..];
+    let scale = Scale::over(shown);
+    let lanes = [
+        Lane::front(&records, &scale),
+        Lane::edge(&records, &scale, (0, view.phase_b_rank), forward),
+        Lane::phase_b(&records, &scale, view.phase_b_rank),
+        Lane::edge(&records, &scale, (view.phase_b_rank, 0), back),
+    ];
+    let lanes_height: f64 = lanes.iter().map(|lane| lane.height() + LANE_GAP).sum();
+    let height = TOP + lanes_height + 40.0;
+
+    writeln!(
+        out,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" role=\"img\">\n\
+         <title>{title}</title>\n<style>{STYLE}</style>\n\
+         <defs><pattern id=\"idle\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
+         <line class=\"hatch\" x1=\"0\" y1=\"0\" x2=\"0\" y2=\"6\"/></pattern></defs>\n\
+         <rect class=\"bg\" width=\"{WIDTH}\" height=\"{height}\" rx=\"6\"/>\n\
+         <text class=\"title\" x=\"20\" y=\"32\">{title}</text>\n\
+         <text class=\"dim\" x=\"20\" y=\"53\">{}</text>",
+        headline(measures),
+        title = escape(&view.title),
+    )?;
+    legend(out)?;
+    axis(out, &scale, TOP + lanes_height)?;
+    let mut y = TOP;
+    for lane in &lanes {
+        lane.draw(out, &scale, y)?;
+        y += lane.height() + LANE_GAP;
+    }
+    writeln!(out, "</svg>")
+}
+
+fn headline(m: &Measures) -> String {
+    let share = |value: Option<f64>| value.map_or_else(|| "n/a".into(), |v| format!("{v:.3}"));
+    format!(
+        "period {:.2} ms · efficiency {} · overlap score {} · phase B idle {:.2} ms a chunk · at most {} in flight",
+        m.period_ms,
+        share(m.efficiency),
+        share(m.overlap_score),
+        m.phase_b_idle_ms,
+        m.max_in_flight
+    )
+}
+
+/// Maps the window of time that is shown to the width of the lanes.
+struct Scale {
+    from_ns: u64,
+    to_ns: u64,
+}
+
+impl Scale {
+    fn over(shown: &[&ChunkRecord]) -> Self {
+        let from_ns = shown.iter().map(|r| r.build_start_ns).min().unwrap_or(0);
+        let last = |r: &&ChunkRecord| r.decode_end_ns.max(r.emitted_ns).max(r.received_ns);
+        let to_ns = shown.iter().map(last).max().unwrap_or(0);
+        Self {
+            from_ns,
+            to_ns: to_ns.max(from_ns.saturating_add(1_000)),
+        }
+    }
+
+    fn length_ns(&self) -> u64 {
+        self.to_ns - self.from_ns
+    }
+
+    fn x(&self, at_ns: u64) -> f64 {
+        let inside = at_ns.clamp(self.from_ns, self.to_ns) - self.from_ns;
+        LEFT + (WIDTH - LEFT - RIGHT) * inside as f64 / self.length_ns() as f64
+    }
+
+    fn shows(&self, from_ns: u64, to_ns: u64) -> bool {
+        from_ns < to_ns && from_ns < self.to_ns && to_ns > self.from_ns
+    }
+}
+
+/// A piece of a lane: what class of thing, in which row, when, and which chunk.
+struct Bar {
+    class: &'static str,
+    row: usize,
+    from_ns: u64,
+    to_ns: u64,
+    chunk: u64,
+}
+
+struct Lane {
+    name: String,
+    note: String,
+    bars: Vec<Bar>,
+    /// Rows of an edge; 0 for a lane of stages, which is one tall row with its waits hatched.
+    rows: usize,
+}
+
+/// Transfer on the edge forward, and until when the payload then waited.
+fn forward(r: &ChunkRecord) -> Option<[u64; 3]> {
+    r.phase_b
+        .map(|b| [r.sent_ns, b.recv_ns, b.compute_start_ns])
+}
+
+/// Transfer on the edge back, and until when the payload then waited.
+fn back(r: &ChunkRecord) -> Option<[u64; 3]> {
+    let taken_ns = if r.dropped {
+        r.received_ns
+    } else {
+        r.decode_start_ns
+    };
+    r.phase_b.map(|b| [b.sent_ns, r.received_ns, taken_ns])
+}
+
+impl Lane {
+    fn front(records: &[&ChunkRecord], scale: &Scale) -> Self {
+        let encode = |r: &&ChunkRecord| stage("encode", r, r.build_start_ns, r.build_end_ns);
+        let decode = |r: &&ChunkRecord| stage("decode", r, r.decode_start_ns, r.decode_end_ns);
+        let bars = records.iter().flat_map(|r| [encode(r), decode(r)]);
+        Self::of_stages("front", 0, bars, scale)
+    }
+
+    fn phase_b(records: &[&ChunkRecord], scale: &Scale, rank: u32) -> Self {
+        let bars = records.iter().filter_map(|r| {
+            let class = if r.dropped { "dropped" } else { "phase_b" };
+            r.phase_b
+                .map(|b| stage(class, r, b.compute_start_ns, b.compute_end_ns))
+        });
+        Self::of_stages("phase B", rank, bars, scale)
+    }
+
+    fn of_stages(name: &str, rank: u32, bars: impl Iterator<Item = Bar>, scale: &Scale) -> Self {
+        let mut bars: Vec<Bar> = bars.filter(|b| scale.shows(b.from_ns, b.to_ns)).collect();
+        bars.sort_by_key(|b| b.from_ns);
+        let busy_ns: f64 = bars
+            .iter()
+            .map(|b| (b.to_ns.min(scale.to_ns) - b.from_ns.max(scale.from_ns)) as f64)
+            .sum();
+        let busy = 100.0 * busy_ns / scale.length_ns() as f64;
+        Self {
+            name: format!("rank {rank}, {name}"),
+            note: if bars.is_empty() {
+                "no times known".into()
+            } else {
+                format!("busy {busy:.0} %")
+            },
+            bars,
+            rows: 0,
+        }
+    }
+
+    fn edge(
+        records: &[&ChunkRecord],
+        scale: &Scale,
+        (from, to): (u32, u32),
+        times: fn(&ChunkRecord) -> Option<[u64; 3]>,
+    ) -> Self {
+        let mut bars = Vec::new();
+        let mut row_ends: Vec<u64> = Vec::new();
+        for r in records {
+            let Some([sent_ns, arrived_ns, taken_ns]) = times(r) else {
+                continue;
+            };
+            let end_ns = arrived_ns.max(taken_ns);
+            if !scale.shows(sent_ns, end_ns) {
+                continue;
+            }
+            // The first row that is free again, as the chunk takes the first slot that is.
+            let row = row_ends
+                .iter()
+                .position(|&end| end <= sent_ns)
+                .unwrap_or(row_ends.len());
+            row_ends.resize(row_ends.len().max(row + 1), 0);
+            row_ends[row] = end_ns;
+            for (class, from_ns, to_ns) in [
+                ("slot", arrived_ns, taken_ns),
+                ("transfer", sent_ns, arrived_ns),
+            ] {
+                bars.push(Bar {
+                    class,
+                    row,
+                    from_ns,
+                    to_ns,
+                    chunk: r.chunk_index,
+                });
+            }
+        }
+        Self {
+            name: format!("{from} → {to}"),
+            note: String::new(),
+            bars,
+            rows: row_ends.len().max(1),
+        }
+    }
+
+    fn height(&self) -> f64 {
+        if self.rows == 0 {
+            STAGE_HEIGHT
+        } else {
+            self.rows as f64 * ROW_HEIGHT + 6.0
+        }
+    }
+
+    fn draw(&self, out: &mut impl Write, scale: &Scale, y: f64) -> io::Result<()> {
+        let height = self.height();
+        let middle = y + height / 2.0;
+        writeln!(
+            out,
+            "<rect class=\"lane\" x=\"{LEFT}\" y=\"{y}\" width=\"{}\" height=\"{height}\" rx=\"3\"/>",
+            WIDTH - LEFT - RIGHT
+        )?;
+        let name_y = if self.note.is_empty() {
+            middle + 4.0
+        } else {
+            middle - 3.0
+        };
+        writeln!(
+            out,
+            "<text class=\"end\" x=\"{}\" y=\"{name_y}\">{}</text>",
+            LEFT - 10.0,
+            self.name
+        )?;
+        writeln!(
+            out,
+            "<text class=\"small end\" x=\"{}\" y=\"{}\">{}</text>",
+            LEFT - 10.0,
+            middle + 13.0,
+            self.note
+        )?;
+        if self.rows == 0 {
+            self.draw_waits(out, scale, y)?;
+        }
+        for bar in &self.bars {
+            bar.draw(out, scale, y, self.rows)?;
+        }
+        Ok(())
+    }
+
+    /// Hatches what lies between the stages of the lane.
+    fn draw_waits(&self, out: &mut impl Write, scale: &Scale, y: f64) -> io::Result<()> {
+        let mut free_from_ns = scale.from_ns;
+        let lane_end = Bar {
+            class: "",
+            row: 0,
+            from_ns: scale.to_ns,
+            to_ns: scale.to_ns,
+            chunk: 0,
+        };
+        for bar in self.bars.iter().chain([&lane_end]) {
+            let (x0, x1) = (scale.x(free_from_ns), scale.x(bar.from_ns));
+            if bar.from_ns > free_from_ns && x1 - x0 >= 1.0 {
+                let waited_ns = bar.from_ns - free_from_ns;
+                writeln!(
+                    out,
+                    "<rect class=\"idle\" x=\"{x0:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\"><title>idle {}</title></rect>",
+                    y + 4.0,
+                    x1 - x0,
+                    STAGE_HEIGHT - 8.0,
+                    millis(waited_ns)
+                )?;
+                if x1 - x0 > 74.0 {
+                    let middle = (x0 + x1) / 2.0;
+                    writeln!(
+                        out,
+                        "<rect class=\"lane\" x=\"{:.1}\" y=\"{:.1}\" width=\"68\" height=\"16\" rx=\"3\"/>\
+                         <text class=\"small mid\" x=\"{middle:.1}\" y=\"{:.1}\">idle {}</text>",
+                        middle - 34.0,
+                        y + STAGE_HEIGHT / 2.0 - 8.0,
+                        y + STAGE_HEIGHT / 2.0 + 4.0,
+                        millis(waited_ns)
+                    )?;
+                }
+            }
+            free_from_ns = free_from_ns.max(bar.to_ns);
+        }
+        Ok(())
+    }
+}
+
+fn stage(class: &'static str, r: &ChunkRecord, from_ns: u64, to_ns: u64) -> Bar {
+    Bar {
+        class,
+        row: 0,
+        from_ns,
+        to_ns,
+        chunk: r.chunk_index,
+    }
+}
+
+impl Bar {
+    fn draw(
+        &self,
+        out: &mut impl Write,
+        scale: &Scale,
+        lane_y: f64,
+        rows: usize,
+    ) -> io::Result<()> {
+        let x = scale.x(self.from_ns);
+        // A hand-over in shared memory takes microseconds; it must not vanish.
+        let least = if self.class == "transfer" { 2.0 } else { 0.0 };
+        let width = (scale.x(self.to_ns) - x).max(least);
+        let (y, height) = match rows {
+            0 => (lane_y + 4.0, STAGE_HEIGHT - 8.0),
+            _ => (
+                lane_y + 4.0 + self.row as f64 * ROW_HEIGHT,
+                ROW_HEIGHT - 3.0,
+            ),
+        };
+        // Bars that touch keep a hairline between them.
+        let drawn = if rows == 0 {
+            (width - 0.8).max(0.6)
+        } else {
+            width
+        };
+        writeln!(
+            out,
+            "<rect class=\"{}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{drawn:.1}\" height=\"{height:.1}\"><title>{} {}, {}</title></rect>",
+            self.class,
+            self.class,
+            self.chunk,
+            millis(self.to_ns.saturating_sub(self.from_ns))
+        )?;
+        let digits = self.chunk.checked_ilog10().unwrap_or(0) + 1;
+        if rows == 0 && width > 3.0 + 6.5 * f64::from(digits) {
+            writeln!(
+                out,
+                "<text class=\"num\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+                x + width / 2.0,
+                y + height / 2.0 + 4.0,
+                self.chunk
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn legend(out: &mut impl Write) -> io::Result<()> {
+    let entries = [
+        ("encode", "encode"),
+        ("phase_b", "phase B"),
+        ("decode", "decode"),
+        ("transfer", "transfer"),
+        ("slot", "waits in its slot"),
+        ("idle", "idle"),
+    ];
+    let mut x = LEFT;
+    for (class, label) in entries {
+        writeln!(
+            out,
+            "<rect class=\"{class}\" x=\"{x}\" y=\"67\" width=\"16\" height=\"11\" rx=\"2\"/>\
+             <text class=\"small\" x=\"{}\" y=\"77\">{label}</text>",
+            x + 22.0
+        )?;
+        x += 46.0 + 6.4 * label.len() as f64;
+    }
+    writeln!(
+        out,
+        "<text class=\"small end\" x=\"{}\" y=\"77\">numbers are chunks</text>",
+        WIDTH - RIGHT
+    )
+}
+
+fn axis(out: &mut impl Write, scale: &Scale, bottom: f64) -> io::Result<()> {
+    let step_ns = tick_ns(scale.length_ns());
+    for at_ns in (0..=scale.length_ns() / step_ns).map(|tick| tick * step_ns) {
+        let x = scale.x(scale.from_ns + at_ns);
+        writeln!(
+            out,
+            "<line class=\"grid\" x1=\"{x:.1}\" y1=\"{}\" x2=\"{x:.1}\" y2=\"{bottom}\"/>\
+             <text class=\"small mid\" x=\"{x:.1}\" y=\"{}\">{}</text>",
+            TOP - 6.0,
+            bottom + 16.0,
+            at_ns as f64 / 1e6
+        )?;
+    }
+    writeln!(
+        out,
+        "<text class=\"small end\" x=\"{}\" y=\"{}\">ms</text>",
+        LEFT - 10.0,
+        bottom + 16.0
+    )
+}
+
+/// Distance of the ticks: 1, 2 or 5 times a power of ten, so that there are between 5 and 13 of them.
+fn tick_ns(length_ns: u64) -> u64 {
+    let least = (length_ns / 12).max(1);
+    let power = 10u64.pow(least.ilog10());
+    [1, 2, 5]
+        .map(|factor| power.saturating_mul(factor))
+        .into_iter()
+        .find(|&step| step >= least)
+        .unwrap_or_else(|| power.saturating_mul(10))
+}
+
+fn millis(ns: u64) -> String {
+    format!("{:.2} ms", ns as f64 / 1e6)
+}
+
+fn escape(text: &str) -> String {
+    text.chars()
+        .map(|c| match c {
+            '<' => "&lt;".into(),
+            '>' => "&gt;".into(),
+            '&' => "&amp;".into(),
+            '"' => "&quot;".into(),
+            c if c.is_control() => " ".into(),
+            c => c.to_string(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::synthetic;
+
+    fn svg(recorder: &Recorder, view: &View) -> String {
+        let mut out = Vec::new();
+        write_svg(&mut out, recorder, &Measures::of(recorder, 2), view).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    fn count(svg: &str, what: &str) -> usize {
+        svg.matches(what).count()
+    }
+
+    #[test]
+    fn the_last_chunks_are_drawn_and_no_others_numbered_to_their_right() {
+        let svg = svg(
+            &synthetic::overlapped(40),
+            &View {
+                chunks: 6,
+                ..View::default()
+            },
+        );
+        for chunk in 34..40 {
+            assert_eq!(count(&svg, &format!("<title>encode {chunk},")), 1);
+            assert_eq!(count(&svg, &format!("<title>phase_b {chunk},")), 1);
+            assert_eq!(count(&svg, &format!("<title>transfer {chunk},")), 2);
+        }
+        assert_eq!(count(&svg, "<title>encode 33,"), 0);
+    }
+
+    #[test]
+    fn a_serial_run_shows_phase_b_idle_and_an_overlapped_one_does_not() {
+        let waits = |recorder| {
+            let all = svg(&recorder, &View::default());
+            let lane = all.split("rank 1, phase B").nth(1).unwrap();
+            count(lane.split("1 → 0").next().unwrap(), "<title>idle")
+        };
+        assert!(waits(synthetic::serial(40)) >= 11);
+        // The lead-in of the window and the drain at the end of the run only.
+        assert!(waits(synthetic::overlapped(40)) <= 2);
+    }
+
+    #[test]
+    fn an_edge_has_as_many_rows_as_chunks_lay_on_it_at_once() {
+        let recorder = synthetic::overlapped(40);
+        let records: Vec<_> = recorder.records().collect();
+        let rows = Lane::edge(&records, &Scale::over(&records), (0, 1), forward).rows;
+        assert!((2..=4).contains(&rows), "{rows} rows at depth 4");
+        let serial = synthetic::serial(40);
+        let records: Vec<_> = serial.records().collect();
+        assert_eq!(
+            Lane::edge(&records, &Scale::over(&records), (0, 1), forward).rows,
+            1
+        );
+    }
+
+    #[test]
+    fn nothing_recorded_and_nonsense_times_still_draw() {
+        assert!(svg(&Recorder::with_capacity(1), &View::default()).ends_with("</svg>\n"));
+        let mut recorder = Recorder::with_capacity(4);
+        recorder.push(ChunkRecord {
+            build_start_ns: u64::MAX,
+            emitted_ns: 1,
+            ..ChunkRecord::default()
+        });
+        recorder.push(ChunkRecord {
+            build_end_ns: u64::MAX,
+            decode_end_ns: u64::MAX,
+            ..ChunkRecord::default()
+        });
+        let view = View {
+            title: "a<b & \"c\"\u{1}".into(),
+            ..View::default()
+        };
+        assert!(svg(&recorder, &view).contains("a&lt;b &amp; &quot;c&quot; </title>"));
+    }
+
+    #[test]
+    fn ticks_are_round_and_few() {
+        assert_eq!(tick_ns(1_000_000), 100_000);
+        assert_eq!(tick_ns(50_000_000), 5_000_000);
+        assert_eq!(tick_ns(100_000_000), 10_000_000);
+        for length in [1, 999, 123_456_789, u64::MAX] {
+            let ticks = length / tick_ns(length) + 1;
+            assert!((2..=13).contains(&ticks), "{ticks} ticks over {length} ns");
+        }
+    }
+}
