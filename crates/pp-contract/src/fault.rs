@@ -1,0 +1,91 @@
+//! A fault: why a job ended, and which rank it blames. It travels with an abort.
+
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::bounded::Text;
+use crate::codec::{self, BodyError};
+use crate::ids::Rank;
+
+wire_enum! {
+    /// What kind of thing ended the job.
+    pub enum FaultKind {
+        /// What the user gave cannot be worked on.
+        BadInput = 1 => "bad input",
+        /// A kernel plugin failed or was refused.
+        Plugin = 2 => "plugin",
+        /// A peer is gone.
+        PeerDied = 3 => "peer died",
+        /// A peer broke the contract.
+        PeerMisbehaved = 4 => "peer misbehaved",
+        /// Something did not happen in time.
+        TimedOut = 5 => "timed out",
+        /// The ranks were not started alike.
+        HandshakeMismatch = 6 => "handshake mismatch",
+        /// Reading the source or writing the sink failed.
+        Io = 7 => "i/o",
+        /// The user asked for it.
+        Interrupted = 8 => "interrupted",
+        /// A fault of our own.
+        Internal = 9 => "internal error",
+    }
+}
+
+/// Why a job ended, and which rank it blames.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub struct Fault {
+    /// What kind of thing it was.
+    pub kind: FaultKind,
+    /// The rank it blames; not always the one that noticed.
+    pub rank: Rank,
+    /// What was being done.
+    pub operation: Text<64>,
+    /// What went wrong, and the remedy.
+    pub detail: Text<512>,
+}
+
+impl Fault {
+    /// A fault; what is too long is cut.
+    #[must_use]
+    pub fn new(kind: FaultKind, rank: Rank, operation: &str, detail: impl fmt::Display) -> Self {
+        Self {
+            kind,
+            rank,
+            operation: Text::truncated(operation),
+            detail: Text::truncated(&detail.to_string()),
+        }
+    }
+
+    /// The bytes of the fault, at most [`Fault::MAX_BYTES`].
+    ///
+    /// # Errors
+    /// [`BodyError`]; a fault always fits, so none is known to occur.
+    pub fn encode(&self) -> Result<Vec<u8>, BodyError> {
+        codec::encode("a fault", self)
+    }
+
+    /// Decodes a fault that takes up `bytes` entirely.
+    ///
+    /// # Errors
+    /// [`BodyError::Malformed`], [`BodyError::Trailing`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, BodyError> {
+        codec::decode("a fault", bytes)
+    }
+
+    /// Most bytes of an encoded fault: kind, rank, and two texts with their lengths.
+    pub const MAX_BYTES: usize = 1 + 5 + (1 + 64) + (2 + 512);
+}
+
+/// One line: control characters in the texts show as spaces.
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            kind,
+            rank,
+            operation,
+            detail,
+        } = self;
+        write!(f, "{kind}: rank {rank}: {operation}: {detail}")
+    }
+}

@@ -1,0 +1,94 @@
+//! Two hellos side by side, key by key.
+
+use std::collections::BTreeSet;
+
+use super::{Hello, HelloParts};
+use crate::ids::Rank;
+
+/// Two ranks that were not started alike.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{key} differs: rank {left} has {left_value}, rank {right} has {right_value}; \
+     start every rank with the same value"
+)]
+pub struct Mismatch {
+    /// What differs; settings go by `settings.` and their key.
+    pub key: String,
+    /// One rank.
+    pub left: Rank,
+    /// What it has, or `(not set)`.
+    pub left_value: String,
+    /// The other rank.
+    pub right: Rank,
+    /// What that has, or `(not set)`.
+    pub right_value: String,
+}
+
+/// Checks that two ranks were started alike: job, world, plan, counts, kernels, and each setting.
+/// Where they run and on which device is for [`check_devices`](super::check_devices).
+///
+/// # Errors
+/// [`Mismatch`]: the first difference, the most general one first.
+pub fn compare(a: &Hello, b: &Hello) -> Result<(), Mismatch> {
+    let mismatch = |key: String, left: Option<String>, right: Option<String>| {
+        let not_set = || "(not set)".to_owned();
+        Err(Mismatch {
+            key,
+            left: a.rank(),
+            left_value: left.unwrap_or_else(not_set),
+            right: b.rank(),
+            right_value: right.unwrap_or_else(not_set),
+        })
+    };
+    for (key, left, right) in fields(a.parts())
+        .into_iter()
+        .zip(fields(b.parts()))
+        .map(|((key, left), (_, right))| (key, left, right))
+    {
+        if left != right {
+            return mismatch(key.to_owned(), left, right);
+        }
+    }
+    let (ours, theirs) = (&a.parts().settings, &b.parts().settings);
+    let keys: BTreeSet<&str> = ours
+        .iter()
+        .chain(theirs.iter())
+        .map(|(key, _)| key)
+        .collect();
+    for key in keys {
+        let (left, right) = (ours.get(key), theirs.get(key));
+        if left != right {
+            let quoted = |value: Option<&str>| value.map(|value| format!("{value:?}"));
+            return mismatch(format!("settings.{key}"), quoted(left), quoted(right));
+        }
+    }
+    Ok(())
+}
+
+/// The fields that must agree, by name and as text. Nothing is left out by accident: a new field
+/// does not compile until it stands here, compared or not.
+fn fields(parts: &HelloParts) -> [(&'static str, Option<String>); 7] {
+    let HelloParts {
+        job,
+        rank: _,
+        world_size,
+        plan_name,
+        plan_version,
+        settings: _,
+        chunks,
+        host: _,
+        device: _,
+        device_given: _,
+        kernels,
+        kernels_digest,
+    } = parts;
+    [
+        ("job", Some(format!("{job:016x}"))),
+        ("world_size", Some(world_size.to_string())),
+        ("plan", Some(format!("{:?}", plan_name.as_str()))),
+        ("plan_version", Some(plan_version.to_string())),
+        ("chunks", chunks.map(|chunks| chunks.to_string())),
+        ("kernels", Some(format!("{:?}", kernels.as_str()))),
+        ("kernels_digest", Some(format!("{kernels_digest:016x}"))),
+    ]
+}

@@ -1,0 +1,303 @@
+//! The header: 64 bytes, little endian, first, always received whole.
+//!
+//! *Hazard.* A header is believed before anything else is known; a wrong one makes the receiver
+//! allocate, wait or transfer the wrong amount.
+//! *Guarantee.* Decoding checks magic, version, checksum, every bound and every combination; a
+//! [`Header`] that exists makes sense. Only [`Prepared::commit`](crate::Prepared::commit) makes one
+//! to send.
+
+use core::fmt;
+
+use crate::codes::UnknownCode;
+use crate::ids::{CacheEpoch, CallId, ChunkIndex, EdgeSeq};
+use crate::manifest::MAX_PAYLOAD_BYTES;
+use crate::version::{WIRE_VERSION, is_compatible};
+
+/// Size of a header.
+pub const HEADER_BYTES: usize = 64;
+/// Most bytes of a body.
+pub const MAX_BODY_BYTES: usize = 64 << 10;
+/// Most bytes of a frame: a header and its body.
+pub const MAX_FRAME_BYTES: usize = HEADER_BYTES + MAX_BODY_BYTES;
+/// The first four bytes of a frame.
+pub const MAGIC: [u8; 4] = *b"PPW1";
+
+wire_enum! {
+    /// What a message asks for.
+    pub enum Action {
+        /// Nothing; shows that the sender lives.
+        Noop = 0 => "NOOP",
+        /// Work on a chunk, or the result of it. The only action with a payload.
+        Infer = 1 => "INFER",
+        /// The sender will send nothing more. Terminal.
+        Shutdown = 2 => "SHUTDOWN",
+        /// The sender cannot go on. Terminal.
+        Error = 3 => "ERROR",
+    }
+}
+
+impl Action {
+    /// Whether nothing may follow it.
+    #[must_use]
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, Self::Shutdown | Self::Error)
+    }
+}
+
+wire_enum! {
+    /// What the body of a frame holds.
+    pub enum BodyKind {
+        /// There is no body.
+        None = 0 => "none",
+        /// An [`Envelope`](crate::Envelope).
+        Envelope = 1 => "envelope",
+        /// An [`Outcome`](crate::Outcome).
+        Result = 2 => "result",
+        /// A [`Failure`](crate::Failure).
+        Failure = 3 => "failure",
+    }
+}
+
+/// Why a header is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// The first bytes are not [`MAGIC`].
+    #[error("not a frame: it begins with {got:02x?}, not {MAGIC:02x?}")]
+    Magic {
+        /// The first four bytes.
+        got: [u8; 4],
+    },
+    /// The peer speaks another version.
+    #[error("wire version {theirs} is not {WIRE_VERSION}; run the same build on every rank")]
+    Version {
+        /// The version of the peer.
+        theirs: u16,
+    },
+    /// The header was damaged on its way.
+    #[error("header checksum is {computed:08x}, the header says {stated:08x}")]
+    Checksum {
+        /// Of the bytes as they arrived.
+        computed: u32,
+        /// As the sender wrote it.
+        stated: u32,
+    },
+    /// An action or a body kind that does not exist.
+    #[error(transparent)]
+    Code(#[from] UnknownCode),
+    /// Bytes that must be 0 are not.
+    #[error("reserved bytes hold {got:#x}, not 0")]
+    Reserved {
+        /// What they hold.
+        got: u32,
+    },
+    /// An action with a body that it cannot have, or without the one it needs.
+    #[error("{action} cannot go with a body of kind {kind} and {bytes} bytes")]
+    Body {
+        /// The action.
+        action: Action,
+        /// The kind of its body.
+        kind: BodyKind,
+        /// The length of its body.
+        bytes: u32,
+    },
+    /// A body over [`MAX_BODY_BYTES`].
+    #[error("a body of {bytes} bytes is over the bound of {MAX_BODY_BYTES}")]
+    BodyTooLarge {
+        /// The length announced.
+        bytes: u32,
+    },
+    /// A payload over [`MAX_PAYLOAD_BYTES`].
+    #[error("a payload of {bytes} bytes is over the bound of {MAX_PAYLOAD_BYTES}")]
+    PayloadTooLarge {
+        /// The length announced.
+        bytes: u64,
+    },
+    /// A payload with an action other than INFER.
+    #[error("{action} cannot have a payload, this one announces {bytes} bytes")]
+    PayloadNotAllowed {
+        /// The action.
+        action: Action,
+        /// The length announced.
+        bytes: u64,
+    },
+    /// A payload without a sequence number, or the other way round.
+    #[error("a payload of {bytes} bytes does not go with edge sequence {edge_seq}")]
+    EdgeSeq {
+        /// The length announced.
+        bytes: u64,
+        /// The sequence number; `u64::MAX` says that there is no payload.
+        edge_seq: u64,
+    },
+}
+
+/// The fixed part of a frame: what the message is, which chunk it is about, how much follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    pub(crate) action: Action,
+    pub(crate) kind: BodyKind,
+    pub(crate) call_id: CallId,
+    pub(crate) chunk_index: ChunkIndex,
+    pub(crate) cache_epoch: CacheEpoch,
+    pub(crate) edge_seq: Option<EdgeSeq>,
+    pub(crate) payload_bytes: u64,
+    pub(crate) body_len: u32,
+    pub(crate) body_crc32: u32,
+}
+
+impl Header {
+    /// Decodes a header.
+    ///
+    /// # Errors
+    /// [`HeaderError`]; the version is looked at before the checksum, so that a peer of another
+    /// version is named as such.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, HeaderError> {
+        let got = array(bytes, 0);
+        if got != MAGIC {
+            return Err(HeaderError::Magic { got });
+        }
+        let theirs = u16::from_le_bytes(array(bytes, 4));
+        if !is_compatible(theirs) {
+            return Err(HeaderError::Version { theirs });
+        }
+        let stated = u32::from_le_bytes(array(bytes, 60));
+        let computed = crc32fast::hash(&bytes[..60]);
+        if stated != computed {
+            return Err(HeaderError::Checksum { computed, stated });
+        }
+        let reserved = u32::from_le_bytes(array(bytes, 56));
+        if reserved != 0 {
+            return Err(HeaderError::Reserved { got: reserved });
+        }
+        let payload_bytes = u64::from_le_bytes(array(bytes, 40));
+        let edge_seq = u64::from_le_bytes(array(bytes, 32));
+        let header = Self {
+            action: Action::try_from(bytes[6])?,
+            kind: BodyKind::try_from(bytes[7])?,
+            call_id: CallId::new(u64::from_le_bytes(array(bytes, 8))),
+            chunk_index: ChunkIndex::new(u64::from_le_bytes(array(bytes, 16))),
+            cache_epoch: CacheEpoch::new(u64::from_le_bytes(array(bytes, 24))),
+            edge_seq: EdgeSeq::new(edge_seq).ok(),
+            payload_bytes,
+            body_len: u32::from_le_bytes(array(bytes, 48)),
+            body_crc32: u32::from_le_bytes(array(bytes, 52)),
+        };
+        header.check(edge_seq)?;
+        Ok(header)
+    }
+
+    fn check(&self, edge_seq: u64) -> Result<(), HeaderError> {
+        let (action, kind, bytes) = (self.action, self.kind, self.body_len);
+        if bytes as usize > MAX_BODY_BYTES {
+            return Err(HeaderError::BodyTooLarge { bytes });
+        }
+        let body_makes_sense = match (action, kind) {
+            (Action::Noop | Action::Shutdown, BodyKind::None) => bytes == 0 && self.body_crc32 == 0,
+            (Action::Infer, BodyKind::Envelope | BodyKind::Result)
+            | (Action::Error, BodyKind::Failure) => bytes > 0,
+            _ => false,
+        };
+        if !body_makes_sense {
+            return Err(HeaderError::Body {
+                action,
+                kind,
+                bytes,
+            });
+        }
+        let bytes = self.payload_bytes;
+        if bytes > MAX_PAYLOAD_BYTES {
+            return Err(HeaderError::PayloadTooLarge { bytes });
+        }
+        if bytes > 0 && action != Action::Infer {
+            return Err(HeaderError::PayloadNotAllowed { action, bytes });
+        }
+        if (bytes > 0) != self.edge_seq.is_some() {
+            return Err(HeaderError::EdgeSeq { bytes, edge_seq });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let edge_seq = self.edge_seq.map_or(u64::MAX, EdgeSeq::get);
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC);
+        bytes[4..6].copy_from_slice(&WIRE_VERSION.to_le_bytes());
+        bytes[6] = self.action.code();
+        bytes[7] = self.kind.code();
+        bytes[8..16].copy_from_slice(&self.call_id.get().to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.chunk_index.get().to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.cache_epoch.get().to_le_bytes());
+        bytes[32..40].copy_from_slice(&edge_seq.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.payload_bytes.to_le_bytes());
+        bytes[48..52].copy_from_slice(&self.body_len.to_le_bytes());
+        bytes[52..56].copy_from_slice(&self.body_crc32.to_le_bytes());
+        let crc = crc32fast::hash(&bytes[..60]);
+        bytes[60..64].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// What the message asks for.
+    #[must_use]
+    pub const fn action(&self) -> Action {
+        self.action
+    }
+
+    /// What its body holds.
+    #[must_use]
+    pub const fn body_kind(&self) -> BodyKind {
+        self.kind
+    }
+
+    /// Number of the message, or of the one that it answers.
+    #[must_use]
+    pub const fn call_id(&self) -> CallId {
+        self.call_id
+    }
+
+    /// The chunk it is about.
+    #[must_use]
+    pub const fn chunk_index(&self) -> ChunkIndex {
+        self.chunk_index
+    }
+
+    /// The epoch it belongs to.
+    #[must_use]
+    pub const fn cache_epoch(&self) -> CacheEpoch {
+        self.cache_epoch
+    }
+
+    /// Number of its payload on the edge; `None` when it has no payload.
+    #[must_use]
+    pub const fn edge_seq(&self) -> Option<EdgeSeq> {
+        self.edge_seq
+    }
+
+    /// Size of its payload; 0 means that there is none and nothing is transferred.
+    #[must_use]
+    pub const fn payload_bytes(&self) -> u64 {
+        self.payload_bytes
+    }
+
+    /// Length of the body that follows, at most [`MAX_BODY_BYTES`].
+    #[must_use]
+    pub const fn body_bytes(&self) -> usize {
+        self.body_len as usize
+    }
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} call_id={} chunk_index={} cache_epoch={} payload_bytes={}",
+            self.action, self.call_id, self.chunk_index, self.cache_epoch, self.payload_bytes
+        )
+    }
+}
+
+/// The `N` bytes from `at`, which lie within the header at every call.
+fn array<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}

@@ -1,0 +1,73 @@
+//! What the ranks of a pipeline say to each other, and what must be true of it.
+//!
+//! *Hazard.* A pipeline moves large payloads over channels that check nothing: a receive that is
+//! smaller than its send truncates silently, a larger one hangs, a header that is sent before its
+//! message could be serialized leaves the peer waiting for ever.
+//!
+//! *Guarantee.* Every value here is right by construction, on both sides:
+//! - a [`Header`] can only be sent for a message that was prepared in full
+//!   ([`Composer`] → [`Prepared`] → [`Committed`]);
+//! - a receive can only be posted with a header that was checked and is in order
+//!   ([`Lockstep`] → [`Matched`]);
+//! - a body decodes into the same types through the same constructors
+//!   ([`Envelope`], [`Outcome`], [`Failure`], [`Hello`], [`Fault`]);
+//! - no byte of a peer can cause a panic, and none sizes an allocation beyond a fixed bound.
+//!
+//! *Choices.* A fixed 64-byte header, checksummed, in front of a [postcard] body of at most
+//! [`MAX_BODY_BYTES`]. The plan, which says what the peer is to do, is a type parameter
+//! ([`Plan`]): [`VideoPlan`] is the one shipped, another crate brings its own.
+//!
+//! *Not here.* Threads, clocks, sockets, devices: nothing in this crate waits or does I/O.
+//!
+//! [postcard]: https://postcard.jamesmunns.com/wire-format
+
+#![forbid(unsafe_code)]
+
+#[macro_use]
+mod codes;
+
+mod accept;
+mod bounded;
+mod codec;
+mod digest;
+mod dtype;
+mod envelope;
+mod fault;
+mod handshake;
+mod header;
+mod ids;
+mod lockstep;
+mod manifest;
+mod outcome;
+mod plan;
+mod prepare;
+mod version;
+
+pub use accept::{Expectation, ResultFault, Verdict};
+pub use bounded::{List, Text, TooLong};
+pub use codec::BodyError;
+pub use codes::UnknownCode;
+pub use digest::{Digest, digest, digest_payload};
+pub use dtype::{DType, MAX_DIMS, MAX_ELEMENTS, Shape, ShapeError};
+pub use envelope::Envelope;
+pub use fault::{Fault, FaultKind};
+pub use handshake::{
+    DeviceClash, DeviceConflict, DeviceMap, HELLO_HEADER_BYTES, HandshakeError, Hello, HelloParts,
+    MAX_HELLO_BYTES, MAX_SETTINGS, Mismatch, Settings, check_devices, compare,
+};
+pub use header::{
+    Action, BodyKind, HEADER_BYTES, Header, HeaderError, MAGIC, MAX_BODY_BYTES, MAX_FRAME_BYTES,
+};
+pub use ids::{
+    CacheEpoch, CallId, ChunkIndex, EdgeSeq, Generation, IdError, Rank, StageId, WorldSize,
+};
+pub use lockstep::{Lockstep, LockstepError, Matched, Replies, Requests};
+pub use manifest::{
+    MAX_PAYLOAD_BYTES, MAX_TENSORS, Manifest, ManifestError, TENSOR_ALIGN_BYTES, TensorName,
+    TensorSpec,
+};
+pub use outcome::{Failure, FailureCode, Outcome, Side};
+pub use plan::video::{VideoPlan, VideoPlanParts};
+pub use plan::{Plan, PlanError};
+pub use prepare::{Bare, CallStamp, Committed, Composer, PrepareError, Prepared, Sequencer, Stamp};
+pub use version::{WIRE_VERSION, is_compatible};

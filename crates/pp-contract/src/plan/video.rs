@@ -1,0 +1,143 @@
+//! The plan of the shipped pipeline: a few frames of video, denoised step by step.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Plan, PlanError};
+use crate::dtype::DType;
+use crate::manifest::Manifest;
+
+const MAX_SIDE: u32 = 1 << 16;
+const MAX_STEPS: u32 = 1024;
+
+/// The fields of a [`VideoPlan`], not checked yet.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct VideoPlanParts {
+    /// Height of a frame in pixels, 1 to 65536.
+    pub height: u32,
+    /// Width of a frame in pixels, 1 to 65536.
+    pub width: u32,
+    /// The first frame of the chunk.
+    pub current_start_frame: u64,
+    /// Whether the generator first runs over `context_frames` to rebuild its cache.
+    pub do_kv_recompute: bool,
+    /// Number of denoising steps, 0 to 1024; with 0 the output is the input.
+    pub num_denoise_steps: u32,
+    /// Must be `num_denoise_steps`, and one more with `do_kv_recompute`.
+    pub expected_generator_calls: u32,
+    /// Whether the cache is made afresh.
+    pub init_cache: bool,
+    /// Whether the cache of keys and values is emptied first.
+    pub reset_kv_cache: bool,
+    /// Whether the cross-attention cache is emptied first.
+    pub reset_crossattn_cache: bool,
+    /// Seed of everything random in the chunk.
+    pub base_seed: u64,
+    /// Weight of the cache against the chunk; finite.
+    pub kv_cache_attention_bias: f32,
+    /// Scale of the noise; finite and not negative.
+    pub noise_scale: f32,
+}
+
+impl VideoPlanParts {
+    /// What `expected_generator_calls` must be.
+    #[must_use]
+    pub const fn planned_calls(&self) -> u32 {
+        self.num_denoise_steps
+            .saturating_add(self.do_kv_recompute as u32)
+    }
+}
+
+/// What the front asks of Phase B for one chunk of video.
+///
+/// Tensors in: `latents_in` bf16, `conditioning_embeds` bf16, `denoising_step_list` i64 of length
+/// `num_denoise_steps`, and `context_frames` bf16 exactly when `do_kv_recompute`. Out:
+/// `latents_out` bf16 with the shape of `latents_in`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct VideoPlan(VideoPlanParts);
+
+impl VideoPlan {
+    /// The plan made of these parts.
+    ///
+    /// # Errors
+    /// [`PlanError::Field`] names the field, its value and the rule.
+    pub fn new(parts: VideoPlanParts) -> Result<Self, PlanError> {
+        for (field, side) in [("height", parts.height), ("width", parts.width)] {
+            if !(1..=MAX_SIDE).contains(&side) {
+                return Err(PlanError::field(field, side, format!("1 to {MAX_SIDE}")));
+            }
+        }
+        let steps = parts.num_denoise_steps;
+        if steps > MAX_STEPS {
+            let rule = format!("at most {MAX_STEPS}");
+            return Err(PlanError::field("num_denoise_steps", steps, rule));
+        }
+        let calls = parts.expected_generator_calls;
+        if calls != parts.planned_calls() {
+            let rule = format!(
+                "{steps} steps {} recompute take {}",
+                if parts.do_kv_recompute {
+                    "with"
+                } else {
+                    "without"
+                },
+                parts.planned_calls()
+            );
+            return Err(PlanError::field("expected_generator_calls", calls, rule));
+        }
+        let bias = parts.kv_cache_attention_bias;
+        if !bias.is_finite() {
+            return Err(PlanError::field("kv_cache_attention_bias", bias, "finite"));
+        }
+        let scale = parts.noise_scale;
+        if !scale.is_finite() || scale < 0.0 {
+            return Err(PlanError::field(
+                "noise_scale",
+                scale,
+                "finite and not negative",
+            ));
+        }
+        Ok(Self(parts))
+    }
+}
+
+impl Plan for VideoPlan {
+    const NAME: &'static str = "video";
+    const VERSION: u16 = 1;
+    type Parts = VideoPlanParts;
+
+    fn from_parts(parts: VideoPlanParts) -> Result<Self, PlanError> {
+        Self::new(parts)
+    }
+
+    fn parts(&self) -> &VideoPlanParts {
+        &self.0
+    }
+
+    fn expected_calls(&self) -> u32 {
+        self.0.expected_generator_calls
+    }
+
+    fn start_frame(&self) -> u64 {
+        self.0.current_start_frame
+    }
+
+    fn check_inputs(&self, inputs: &Manifest) -> Result<(), PlanError> {
+        let wanted = [
+            ("latents_in", DType::Bf16),
+            ("conditioning_embeds", DType::Bf16),
+            ("denoising_step_list", DType::I64),
+            ("context_frames", DType::Bf16),
+        ];
+        let count = if self.0.do_kv_recompute { 4 } else { 3 };
+        inputs.expect_tensors(&wanted[..count])?;
+        inputs.expect_shape("denoising_step_list", &[self.0.num_denoise_steps.into()])
+    }
+
+    fn check_outputs(&self, inputs: &Manifest, outputs: &Manifest) -> Result<(), PlanError> {
+        outputs.expect_tensors(&[("latents_out", DType::Bf16)])?;
+        let dims = inputs
+            .get("latents_in")
+            .map_or(&[][..], |(_, spec)| spec.shape().dims());
+        outputs.expect_shape("latents_out", dims)
+    }
+}
