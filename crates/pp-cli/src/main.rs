@@ -1,0 +1,6 @@
+//! (being written)
+
+#[allow(dead_code)]
+mod video;
+
+fn main() {}

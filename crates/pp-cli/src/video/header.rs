@@ -1,0 +1,256 @@
+//! The first line of a YUV4MPEG2 stream, checked once: after that sizes cannot be absurd.
+//!
+//! Source: the man page yuv4mpeg(5) of mjpegtools, and what ffmpeg writes.
+
+/// Longest accepted stream header, far above what any writer makes.
+pub(crate) const MAX_HEADER_BYTES: usize = 1024;
+/// Largest accepted width and height.
+pub(crate) const MAX_SIDE: u32 = 16_384;
+pub(crate) const MAGIC: &[u8] = b"YUV4MPEG2";
+
+/// How the chroma planes relate to the luma plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sampling {
+    /// Luma alone.
+    Mono,
+    /// Chroma of half the width and half the height.
+    S420,
+    /// Chroma of half the width.
+    S422,
+    /// Chroma as large as luma.
+    S444,
+}
+
+/// Size of one plane in samples of one byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Plane {
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+}
+
+impl Plane {
+    pub(crate) fn bytes(self) -> usize {
+        self.width * self.height
+    }
+}
+
+/// A header whose sizes were checked. The line is kept as it came, so that rate, interlacing, aspect, siting and comments
+/// pass through to the output untouched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    line: Vec<u8>,
+    width: u32,
+    height: u32,
+    sampling: Sampling,
+    rate: Option<(u32, u32)>,
+}
+
+/// What is wrong with a header: malformed, or well formed and beyond us.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum HeaderFault {
+    Malformed(String),
+    Unsupported(String),
+}
+
+impl Header {
+    /// A header of our own, at 25 frames a second.
+    pub(crate) fn new(width: u32, height: u32, sampling: Sampling) -> Result<Self, HeaderFault> {
+        let tag = match sampling {
+            Sampling::Mono => "mono",
+            Sampling::S420 => "420jpeg",
+            Sampling::S422 => "422",
+            Sampling::S444 => "444",
+        };
+        Self::parse(format!("YUV4MPEG2 W{width} H{height} F25:1 Ip A1:1 C{tag}").as_bytes())
+    }
+
+    /// Checks a header line, given without its newline.
+    pub(crate) fn parse(line: &[u8]) -> Result<Self, HeaderFault> {
+        let text = std::str::from_utf8(line)
+            .map_err(|_| HeaderFault::Malformed("it is not text".into()))?;
+        let mut words = text.split(' ').filter(|word| !word.is_empty());
+        if words.next().map(str::as_bytes) != Some(MAGIC) {
+            return Err(HeaderFault::Malformed(
+                "it does not begin with YUV4MPEG2".into(),
+            ));
+        }
+        let (mut width, mut height, mut rate) = (None, None, None);
+        let mut sampling = Sampling::S420;
+        for word in words {
+            let mut rest = word.chars();
+            let tag = rest.next();
+            let value = rest.as_str();
+            match tag {
+                Some('W') => width = Some(side("width", value)?),
+                Some('H') => height = Some(side("height", value)?),
+                Some('C') => sampling = colour_space(value)?,
+                Some('F') => rate = fraction(value),
+                Some('I') if value == "m" => {
+                    return Err(HeaderFault::Unsupported(
+                        "interlacing mixed from frame to frame (Im)".into(),
+                    ));
+                }
+                _ => {}
+            }
+        }
+        Ok(Self {
+            line: line.to_vec(),
+            width: width.ok_or_else(|| HeaderFault::Malformed("no width (W)".into()))?,
+            height: height.ok_or_else(|| HeaderFault::Malformed("no height (H)".into()))?,
+            sampling,
+            rate,
+        })
+    }
+
+    pub(crate) fn width(&self) -> u32 {
+        self.width
+    }
+
+    pub(crate) fn height(&self) -> u32 {
+        self.height
+    }
+
+    pub(crate) fn sampling(&self) -> Sampling {
+        self.sampling
+    }
+
+    /// Frames per second as a fraction, where the header says so.
+    pub(crate) fn rate(&self) -> Option<(u32, u32)> {
+        self.rate
+    }
+
+    /// The header as it came, without its newline.
+    pub(crate) fn line(&self) -> &[u8] {
+        &self.line
+    }
+
+    /// The planes of a frame in file order: luma, then chroma if there is any. Odd sizes round chroma up.
+    pub(crate) fn planes(&self) -> impl Iterator<Item = Plane> + use<> {
+        let (w, h) = (self.width as usize, self.height as usize);
+        let chroma = match self.sampling {
+            Sampling::Mono => None,
+            Sampling::S420 => Some((w.div_ceil(2), h.div_ceil(2))),
+            Sampling::S422 => Some((w.div_ceil(2), h)),
+            Sampling::S444 => Some((w, h)),
+        };
+        [Some((w, h)), chroma, chroma]
+            .into_iter()
+            .flatten()
+            .map(|(width, height)| Plane { width, height })
+    }
+
+    /// Bytes of the luma plane, which comes first in a frame.
+    pub(crate) fn luma_bytes(&self) -> usize {
+        self.width as usize * self.height as usize
+    }
+
+    /// Bytes of a whole frame.
+    pub(crate) fn frame_bytes(&self) -> usize {
+        self.planes().map(Plane::bytes).sum()
+    }
+}
+
+fn side(name: &str, value: &str) -> Result<u32, HeaderFault> {
+    match value.parse::<u32>() {
+        Ok(n) if (1..=MAX_SIDE).contains(&n) => Ok(n),
+        _ => Err(HeaderFault::Malformed(format!(
+            "{name} {value:?} is not a number from 1 to {MAX_SIDE}"
+        ))),
+    }
+}
+
+fn colour_space(value: &str) -> Result<Sampling, HeaderFault> {
+    match value {
+        "420" | "420jpeg" | "420mpeg2" | "420paldv" => Ok(Sampling::S420),
+        "422" => Ok(Sampling::S422),
+        "444" => Ok(Sampling::S444),
+        "mono" => Ok(Sampling::Mono),
+        other => Err(HeaderFault::Unsupported(format!(
+            "colour space C{other} (supported are 8-bit 420, 422, 444 and mono)"
+        ))),
+    }
+}
+
+fn fraction(value: &str) -> Option<(u32, u32)> {
+    let (n, d) = value.split_once(':')?;
+    let (n, d) = (n.parse().ok()?, d.parse().ok()?);
+    (n > 0 && d > 0).then_some((n, d))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_odd_pictures_round_chroma_up() {
+        let bytes = |sampling| Header::new(17, 33, sampling).unwrap().frame_bytes();
+        assert_eq!(bytes(Sampling::Mono), 561);
+        assert_eq!(bytes(Sampling::S420), 561 + 2 * 9 * 17);
+        assert_eq!(bytes(Sampling::S422), 561 + 2 * 9 * 33);
+        assert_eq!(bytes(Sampling::S444), 3 * 561);
+    }
+
+    #[test]
+    fn every_supported_tag_is_read_and_the_line_is_kept() {
+        let line = b"YUV4MPEG2 W352 H288 F30000:1001 It A128:117 C420mpeg2 XYSCSS=420MPEG2 XCOLORRANGE=LIMITED";
+        let header = Header::parse(line).unwrap();
+        assert_eq!((header.width(), header.height()), (352, 288));
+        assert_eq!(header.sampling(), Sampling::S420);
+        assert_eq!(header.rate(), Some((30_000, 1_001)));
+        assert_eq!(header.line(), line);
+        for (tag, sampling) in [
+            ("", Sampling::S420),
+            ("C420", Sampling::S420),
+            ("C420jpeg", Sampling::S420),
+            ("C420paldv", Sampling::S420),
+            ("C422", Sampling::S422),
+            ("C444", Sampling::S444),
+            ("Cmono", Sampling::Mono),
+        ] {
+            let header = Header::parse(format!("YUV4MPEG2 W2 H2 {tag}").as_bytes()).unwrap();
+            assert_eq!(header.sampling(), sampling, "{tag}");
+        }
+    }
+
+    #[test]
+    fn absurd_and_missing_sizes_are_refused() {
+        for line in [
+            "YUV4MPEG2 W0 H2",
+            "YUV4MPEG2 W2 H16385",
+            "YUV4MPEG2 W-2 H2",
+            "YUV4MPEG2 W99999999999 H2",
+            "YUV4MPEG2 W2",
+            "YUV4MPEG2 H2",
+            "YUV4MPEG2",
+            "YUV4MPEG W2 H2",
+            "YUV4MPEG2 W H2",
+        ] {
+            assert!(
+                matches!(
+                    Header::parse(line.as_bytes()),
+                    Err(HeaderFault::Malformed(_))
+                ),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn depth_alpha_and_other_subsampling_are_named() {
+        for tag in [
+            "C420p10",
+            "C422p16",
+            "C444alpha",
+            "C411",
+            "Cmono16",
+            "C",
+            "Im",
+        ] {
+            let fault = Header::parse(format!("YUV4MPEG2 W2 H2 {tag}").as_bytes()).unwrap_err();
+            let HeaderFault::Unsupported(what) = fault else {
+                panic!("{tag}: {fault:?}")
+            };
+            assert!(what.contains(tag), "{what}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The sink: a thread that writes decoded frames behind the driver.
+//!
+//! The queue is bounded and being full is a normal answer. A write that fails ends the thread; the next push hands the
+//! error over. A regular file appears under its name only at [`Sink::commit`], when every frame is in it.
+
+use std::io::Write;
+use std::path::Path;
+use std::thread::{self, JoinHandle};
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+
+use super::OutputError;
+use super::header::Header;
+use super::staged::StagedFile;
+use super::y4m::{write_frame, write_header};
+
+/// The driver's end of the writing thread.
+///
+/// # If dropped
+/// Without a commit a regular file leaves nothing behind. Nobody waits for the thread: the reader of a pipe may be stuck.
+#[derive(Debug)]
+pub(crate) struct Sink {
+    queue: Option<Sender<Vec<u8>>>,
+    spare: Receiver<Vec<u8>>,
+    /// None once its result was handed over.
+    thread: Option<JoinHandle<Result<Written, OutputError>>>,
+}
+
+#[derive(Debug)]
+struct Written {
+    file: StagedFile,
+    frames: u64,
+}
+
+impl Sink {
+    /// Opens `target` (`-` is standard output) and starts writing. `wake` is called on the writing thread after each
+    /// buffer that it takes, and when it fails.
+    ///
+    /// # Errors
+    /// The target cannot be written to, or no thread could be started.
+    pub(crate) fn open(
+        target: &Path,
+        header: &Header,
+        queue: usize,
+        wake: impl Fn() + Send + 'static,
+    ) -> Result<Self, OutputError> {
+        let file = StagedFile::create(target)?;
+        let (queue, work) = bounded(queue.max(1));
+        let (spare_in, spare) = bounded(queue.capacity().unwrap_or(1) + 1);
+        let header = header.clone();
+        let thread = thread::Builder::new()
+            .name("sink".into())
+            .spawn(move || {
+                let result = write_all(file, &header, &work, &spare_in, &wake);
+                // A failure must be visible before the driver is told to look.
+                drop(work);
+                wake();
+                result
+            })
+            .map_err(|source| OutputError::Create {
+                path: target.into(),
+                source,
+            })?;
+        Ok(Self {
+            queue: Some(queue),
+            spare,
+            thread: Some(thread),
+        })
+    }
+
+    /// A buffer that was written before, or an empty one.
+    pub(crate) fn buffer(&self) -> Vec<u8> {
+        self.spare.try_recv().unwrap_or_default()
+    }
+
+    /// Queues whole frames. Gives the buffer back when the queue is full: try again after the wake callback.
+    ///
+    /// # Errors
+    /// An earlier write failed. Handed over once; afterwards every push is refused as full.
+    pub(crate) fn try_push(&mut self, frames: Vec<u8>) -> Result<Option<Vec<u8>>, OutputError> {
+        let Some(queue) = &self.queue else {
+            return Ok(Some(frames));
+        };
+        match queue.try_send(frames) {
+            Ok(()) => Ok(None),
+            Err(TrySendError::Full(frames)) => Ok(Some(frames)),
+            Err(TrySendError::Disconnected(frames)) => self.result().map(|_| Some(frames)),
+        }
+    }
+
+    /// Queues whole frames, waiting for room.
+    ///
+    /// # Errors
+    /// As [`Sink::try_push`].
+    pub(crate) fn push(&mut self, frames: Vec<u8>) -> Result<(), OutputError> {
+        match self.queue.as_ref().map(|queue| queue.send(frames)) {
+            Some(Err(_)) => self.result().map(|_| ()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Buffers that wait to be written.
+    pub(crate) fn queued(&self) -> usize {
+        self.queue.as_ref().map_or(0, Sender::len)
+    }
+
+    /// Waits until everything is written, gives the file its name, and says how many frames are in it.
+    ///
+    /// # Errors
+    /// A write failed or the file could not be named; then nothing is left under the final name.
+    pub(crate) fn commit(mut self) -> Result<u64, OutputError> {
+        match self.result()? {
+            Some(Written { file, frames }) => file.commit().map(|()| frames),
+            None => Ok(0),
+        }
+    }
+
+    /// Ends the thread and takes what it returned, once.
+    fn result(&mut self) -> Result<Option<Written>, OutputError> {
+        self.queue = None;
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(result)) => result.map(Some),
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => Ok(None),
+        }
+    }
+}
+
+fn write_all(
+    mut file: StagedFile,
+    header: &Header,
+    work: &Receiver<Vec<u8>>,
+    spare: &Sender<Vec<u8>>,
+    wake: &impl Fn(),
+) -> Result<Written, OutputError> {
+    let mut frames = 0;
+    let result = write_header(&mut file, header).and_then(|()| {
+        for buffer in work {
+            wake();
+            for frame in buffer.chunks_exact(header.frame_bytes()) {
+                write_frame(&mut file, frame)?;
+                frames += 1;
+            }
+            // Full: then it is freed.
+            let _ = spare.try_send(buffer);
+        }
+        file.flush()
+    });
+    match result {
+        Ok(()) => Ok(Written { file, frames }),
+        Err(error) => Err(file.write_error(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+use std::fs::{self, File};
+use std::io::Read;
+
+use super::super::header::Sampling;
+use super::super::testing::Scratch;
+use super::super::y4m::Reader;
+use super::*;
+
+fn header() -> Header {
+    Header::new(19, 16, Sampling::S422).unwrap()
+}
+
+fn open(path: &Path, queue: usize) -> Sink {
+    Sink::open(path, &header(), queue, || {}).unwrap()
+}
+
+fn frames(count: usize, value: u8) -> Vec<u8> {
+    vec![value; count * header().frame_bytes()]
+}
+
+fn push_until_error(sink: &mut Sink) -> OutputError {
+    loop {
+        match sink.push(frames(8, 1)) {
+            Ok(()) => {}
+            Err(error) => return error,
+        }
+    }
+}
+
+#[test]
+fn frames_are_written_in_order_and_counted() {
+    let scratch = Scratch::new();
+    let path = scratch.path("out.y4m");
+    let mut sink = open(&path, 2);
+    for (count, value) in [(4, 1), (4, 2), (1, 3)] {
+        sink.push(frames(count, value)).unwrap();
+    }
+    assert!(!path.exists());
+    assert_eq!(sink.commit().unwrap(), 9);
+
+    let mut reader = Reader::open(&path).unwrap();
+    assert_eq!(reader.header(), &header());
+    let mut frame = frames(1, 0);
+    let mut values = Vec::new();
+    while reader.read_frame(&mut frame).unwrap() {
+        assert!(frame.iter().all(|&b| b == frame[0]));
+        values.push(frame[0]);
+    }
+    assert_eq!(values, [1, 1, 1, 1, 2, 2, 2, 2, 3]);
+    assert_eq!(scratch.names(), ["out.y4m"]);
+}
+
+#[test]
+fn without_a_commit_nothing_is_left() {
+    let scratch = Scratch::new();
+    let mut sink = open(&scratch.path("out.y4m"), 2);
+    sink.push(frames(4, 1)).unwrap();
+    drop(sink);
+    assert!(scratch.names().is_empty());
+}
+
+#[test]
+fn a_full_queue_gives_the_buffer_back_and_a_wake_follows() {
+    let scratch = Scratch::new();
+    let fifo = scratch.path("fifo");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
+    let reading = thread::spawn({
+        let fifo = fifo.clone();
+        move || File::open(fifo).unwrap()
+    });
+    let (tx, woken) = crossbeam_channel::unbounded();
+    let mut sink = Sink::open(&fifo, &header(), 2, move || tx.send(()).unwrap()).unwrap();
+    let mut reader = reading.join().unwrap();
+
+    // Nobody reads: the pipe fills up, then the queue.
+    let mut back = None;
+    let mut pushed = 0;
+    while back.is_none() {
+        back = sink.try_push(frames(200, 7)).unwrap();
+        pushed += u64::from(back.is_none());
+        thread::yield_now();
+    }
+    assert_eq!(back.as_deref(), Some(frames(200, 7).as_slice()));
+    assert!((1..=2).contains(&sink.queued()), "{} queued", sink.queued());
+    while woken.try_recv().is_ok() {}
+
+    let reading = thread::spawn(move || {
+        let mut all = Vec::new();
+        reader.read_to_end(&mut all).unwrap();
+        all.len()
+    });
+    let mut waiting = back;
+    while let Some(frames) = waiting.take() {
+        woken.recv().unwrap();
+        waiting = sink.try_push(frames).unwrap();
+    }
+    assert_eq!(sink.commit().unwrap(), 200 * (pushed + 1));
+    let frame_bytes = header().frame_bytes() + 6;
+    assert_eq!(
+        reading.join().unwrap(),
+        header().line().len() + 1 + 200 * (pushed as usize + 1) * frame_bytes
+    );
+    assert!(fifo.exists());
+}
+
+#[test]
+fn buffers_come_back() {
+    let scratch = Scratch::new();
+    let mut sink = open(&scratch.path("out.y4m"), 1);
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..100 {
+        let mut buffer = sink.buffer();
+        buffer.resize(header().frame_bytes(), 0);
+        seen.insert(buffer.as_ptr() as usize);
+        sink.push(buffer).unwrap();
+    }
+    assert!(seen.len() < 20, "{} buffers", seen.len());
+    assert_eq!(sink.commit().unwrap(), 100);
+}
+
+#[test]
+fn a_full_disk_is_named_and_leaves_nothing() {
+    let mut sink = open(Path::new("/dev/full"), 2);
+    let message = push_until_error(&mut sink).to_string();
+    assert!(
+        message.starts_with("/dev/full: writing failed after 0 bytes: No space left on device"),
+        "{message}"
+    );
+    // The error was handed over; what follows is refused without one.
+    assert!(sink.try_push(frames(1, 1)).unwrap().is_some());
+
+    let sink = open(Path::new("/dev/full"), 2);
+    assert!(
+        sink.commit()
+            .unwrap_err()
+            .to_string()
+            .contains("No space left")
+    );
+}
+
+#[test]
+fn a_full_file_system_is_named_and_leaves_nothing() {
+    let scratch = Scratch::new();
+    let mount = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"])
+        .arg(scratch.as_ref())
+        .stderr(std::process::Stdio::null())
+        .status();
+    if !mount.is_ok_and(|status| status.success()) {
+        return; // Only root may mount; `/dev/full` above covers the rest.
+    }
+    let path = scratch.path("out.y4m");
+    let error = push_until_error(&mut open(&path, 2)).to_string();
+    let names = scratch.names();
+    std::process::Command::new("umount")
+        .arg(scratch.as_ref())
+        .status()
+        .unwrap();
+    assert!(
+        error.contains("out.y4m: writing failed after 65536 bytes: No space left"),
+        "{error}"
+    );
+    assert!(names.is_empty(), "{names:?}");
+}
+
+#[test]
+fn a_broken_pipe_is_named_with_its_remedy() {
+    let scratch = Scratch::new();
+    let fifo = scratch.path("fifo");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
+    let reading = thread::spawn({
+        let fifo = fifo.clone();
+        move || {
+            let mut start = [0; 10];
+            File::open(fifo).unwrap().read_exact(&mut start).unwrap();
+        }
+    });
+    let mut sink = open(&fifo, 2);
+    reading.join().unwrap();
+    let message = push_until_error(&mut sink).to_string();
+    assert!(
+        message.ends_with(
+            "Broken pipe (os error 32); the program that reads it has ended; look at its messages"
+        ),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_clip_without_frames_is_a_header() {
+    let scratch = Scratch::new();
+    let path = scratch.path("out.y4m");
+    assert_eq!(open(&path, 1).commit().unwrap(), 0);
+    assert_eq!(fs::read(path).unwrap(), [header().line(), b"\n"].concat());
+}

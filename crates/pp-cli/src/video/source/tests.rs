@@ -1,0 +1,246 @@
+use std::io::{Cursor, Read};
+
+use super::super::header::Sampling;
+use super::super::y4m::{write_frame, write_header};
+use super::*;
+
+fn header() -> Header {
+    Header::new(18, 17, Sampling::S420).unwrap()
+}
+
+/// Frame `k` of the test clip: a scene of its own for every ten frames.
+fn frame(k: u64) -> Vec<u8> {
+    let scene = 40 + 120 * (k / 10 % 2);
+    (0..header().frame_bytes() as u64)
+        .map(|i| (scene + i % 23 + k % 10) as u8)
+        .collect()
+}
+
+fn clip(frames: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    write_header(&mut out, &header()).unwrap();
+    (0..frames).for_each(|k| write_frame(&mut out, &frame(k)).unwrap());
+    out
+}
+
+fn start(bytes: impl Read + Send + 'static, options: SourceOptions) -> Source {
+    Source::start(Reader::new(bytes, "clip".into()).unwrap(), options, || {}).unwrap()
+}
+
+fn options() -> SourceOptions {
+    SourceOptions {
+        scene_cuts: false,
+        ..SourceOptions::default()
+    }
+}
+
+/// All chunks, and the error behind them.
+fn drain(source: &Source) -> (Vec<Chunk>, Option<InputError>) {
+    let mut chunks = Vec::new();
+    loop {
+        match source.wait() {
+            Ok(Some(chunk)) => chunks.push(chunk),
+            Ok(None) => return (chunks, None),
+            Err(error) => return (chunks, Some(error)),
+        }
+    }
+}
+
+fn lengths(chunks: &[Chunk]) -> Vec<usize> {
+    chunks.iter().map(|c| c.frames).collect()
+}
+
+#[test]
+fn frames_come_in_order_in_chunks_and_the_last_is_shorter() {
+    let (chunks, error) = drain(&start(Cursor::new(clip(10)), options()));
+    assert!(error.is_none());
+    assert_eq!(lengths(&chunks), [4, 4, 2]);
+    let all: Vec<u8> = chunks.iter().flat_map(|c| c.data().to_vec()).collect();
+    assert_eq!(all, (0..10).flat_map(frame).collect::<Vec<u8>>());
+    let starts: Vec<_> = chunks.iter().map(|c| (c.index, c.first_frame)).collect();
+    assert_eq!(starts, [(0, 0), (1, 4), (2, 8)]);
+    assert!(chunks.iter().all(|c| c.clean().is_none() && !c.cut));
+}
+
+#[test]
+fn a_limit_on_chunks_is_kept() {
+    let options = SourceOptions {
+        chunks: Some(2),
+        ..options()
+    };
+    let (chunks, error) = drain(&start(Cursor::new(clip(100)), options));
+    assert_eq!((lengths(&chunks), error.is_none()), (vec![4, 4], true));
+}
+
+#[test]
+fn a_cut_begins_a_chunk_wherever_it_falls() {
+    for frames_per_chunk in 1..=11 {
+        let options = SourceOptions {
+            frames_per_chunk,
+            scene_cuts: true,
+            ..SourceOptions::default()
+        };
+        let (chunks, _) = drain(&start(Cursor::new(clip(35)), options));
+        let cuts: Vec<_> = chunks
+            .iter()
+            .filter(|c| c.cut)
+            .map(|c| c.first_frame)
+            .collect();
+        assert_eq!(cuts, [10, 20, 30], "{frames_per_chunk} frames a chunk");
+        assert!(
+            chunks
+                .iter()
+                .all(|c| c.first_frame / 10 == (c.first_frame + c.frames as u64 - 1) / 10)
+        );
+        assert!(chunks.iter().map(|c| c.index).eq(0..chunks.len() as u64));
+        let all: Vec<u8> = chunks.iter().flat_map(|c| c.data().to_vec()).collect();
+        assert_eq!(all, (0..35).flat_map(frame).collect::<Vec<u8>>());
+    }
+}
+
+#[test]
+fn an_error_comes_behind_the_whole_frames_before_it() {
+    let mut bytes = clip(7);
+    bytes.truncate(bytes.len() - 5);
+    let (chunks, error) = drain(&start(Cursor::new(bytes), options()));
+    assert_eq!(lengths(&chunks), [4, 2]);
+    assert!(matches!(
+        error,
+        Some(InputError::Truncated { frame: 6, .. })
+    ));
+}
+
+#[test]
+fn noise_does_not_depend_on_the_chunks_and_the_clean_frames_are_kept() {
+    let noisy = |frames_per_chunk| {
+        let options = SourceOptions {
+            frames_per_chunk,
+            noise: Some(Noise::new(20.0, 3)),
+            keep_clean: true,
+            scene_cuts: true,
+            ..SourceOptions::default()
+        };
+        let (chunks, _) = drain(&start(Cursor::new(clip(25)), options));
+        let clean: Vec<u8> = chunks
+            .iter()
+            .flat_map(|c| c.clean().unwrap().to_vec())
+            .collect();
+        assert_eq!(clean, (0..25).flat_map(frame).collect::<Vec<u8>>());
+        chunks
+            .iter()
+            .flat_map(|c| c.data().to_vec())
+            .collect::<Vec<u8>>()
+    };
+    let expected = noisy(1);
+    assert_ne!(expected, (0..25).flat_map(frame).collect::<Vec<u8>>());
+    for frames_per_chunk in [2, 3, 4, 25] {
+        assert_eq!(noisy(frames_per_chunk), expected);
+    }
+}
+
+#[test]
+fn recycled_buffers_are_used_again() {
+    let source = start(
+        Cursor::new(clip(400)),
+        SourceOptions {
+            queue: 2,
+            ..options()
+        },
+    );
+    let mut seen = std::collections::HashSet::new();
+    while let Some(chunk) = source.wait().unwrap() {
+        seen.insert(chunk.data().as_ptr() as usize);
+        source.recycle(chunk);
+    }
+    // The queue, the one being read, the one here, and one that was asked for just before it came back.
+    assert!(seen.len() <= 5, "{} buffers for 100 chunks", seen.len());
+}
+
+#[test]
+fn the_reader_is_at_most_the_queue_ahead() {
+    let (counted, bytes_read) = Counted::new(clip(1_000));
+    let source = start(
+        counted,
+        SourceOptions {
+            queue: 3,
+            ..options()
+        },
+    );
+    while source.queued() < 3 {
+        thread::yield_now();
+    }
+    // Three chunks queued, one in the hand, and what the file buffer holds.
+    let ahead = bytes_read.load(Ordering::Relaxed);
+    assert!(
+        ahead <= 16 * (header().frame_bytes() + 6) + (256 << 10) + 100,
+        "{ahead} bytes"
+    );
+    assert_eq!(drain(&source).0.len(), 250);
+}
+
+#[test]
+fn each_chunk_and_the_end_wake_the_driver() {
+    let (tx, woken) = crossbeam_channel::unbounded();
+    let reader = Reader::new(Cursor::new(clip(9)), "clip".into()).unwrap();
+    let source = Source::start(reader, options(), move || tx.send(()).unwrap()).unwrap();
+    let mut chunks = 0;
+    loop {
+        match source.poll().unwrap() {
+            Polled::Ready(_) => chunks += 1,
+            Polled::Later => woken.recv().unwrap(),
+            Polled::End => break,
+        }
+    }
+    assert_eq!(chunks, 3);
+}
+
+#[test]
+fn a_stop_ends_an_endless_input() {
+    let source = start(Cursor::new(clip(1)).chain(Endless(0)), options());
+    source.wait().unwrap().unwrap();
+    source.stop();
+    let (chunks, error) = drain(&source);
+    assert!(
+        error.is_none() && chunks.len() <= 6,
+        "{} chunks",
+        chunks.len()
+    );
+}
+
+#[test]
+fn a_drop_does_not_wait_for_a_silent_pipe() {
+    let (silent, _open) = std::io::pipe().unwrap();
+    let source = start(Cursor::new(clip(4)).chain(silent), options());
+    source.wait().unwrap().unwrap();
+    drop(source);
+}
+
+/// Frames without end.
+struct Endless(usize);
+
+impl Read for Endless {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let one = [b"FRAME\n".as_slice(), &frame(0)].concat();
+        let n = buf.len().min(one.len() - self.0);
+        buf[..n].copy_from_slice(&one[self.0..self.0 + n]);
+        self.0 = (self.0 + n) % one.len();
+        Ok(n)
+    }
+}
+
+struct Counted(Cursor<Vec<u8>>, Arc<std::sync::atomic::AtomicUsize>);
+
+impl Counted {
+    fn new(bytes: Vec<u8>) -> (Self, Arc<std::sync::atomic::AtomicUsize>) {
+        let count = Arc::default();
+        (Self(Cursor::new(bytes), Arc::clone(&count)), count)
+    }
+}
+
+impl Read for Counted {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.0.read(buf)?;
+        self.1.fetch_add(n, Ordering::Relaxed);
+        Ok(n)
+    }
+}

@@ -1,0 +1,283 @@
+//! A file that appears under its name only when it is complete.
+//!
+//! It is written without any name (`O_TMPFILE`), so a process that is killed leaves nothing; at commit it gets a hidden
+//! name beside the final one and is renamed over it. Where the file system has no unnamed files it carries the hidden
+//! name from the start, which a drop removes and only a kill can leave behind. FIFOs, devices and standard output have
+//! nothing to hide and are written directly.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::OutputError;
+
+/// An output that was opened and is not yet committed.
+///
+/// # If dropped
+/// What was written to a regular file is gone. What went to a pipe or device has gone there.
+#[derive(Debug)]
+pub(crate) struct StagedFile {
+    file: File,
+    target: PathBuf,
+    stage: Stage,
+    written: u64,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// No name yet; the hidden one it will have in between.
+    Unnamed(PathBuf),
+    /// Under its hidden name.
+    Hidden(PathBuf),
+    /// Written directly, or committed.
+    Direct,
+}
+
+impl StagedFile {
+    /// Opens the way to `target`, where `-` is standard output. A symbolic link is followed.
+    ///
+    /// # Errors
+    /// A directory, or one that cannot be written to: before any work is done, not after.
+    pub(crate) fn create(target: &Path) -> Result<Self, OutputError> {
+        let failed = |source: io::Error| OutputError::Create {
+            path: target.into(),
+            source,
+        };
+        if target.as_os_str() == "-" {
+            let stdout = io::stdout().as_fd().try_clone_to_owned().map_err(failed)?;
+            return Ok(Self::direct(File::from(stdout), target));
+        }
+        let final_path = fs::canonicalize(target).unwrap_or_else(|_| target.to_path_buf());
+        match fs::metadata(&final_path) {
+            Ok(there) if there.is_dir() => {
+                return Err(OutputError::IsDirectory {
+                    path: target.into(),
+                });
+            }
+            Ok(there) if is_direct(&there) => {
+                let file = File::options()
+                    .write(true)
+                    .open(&final_path)
+                    .map_err(failed)?;
+                return Ok(Self::direct(file, target));
+            }
+            _ => {}
+        }
+        let hidden = hidden_name(&final_path).ok_or_else(|| failed(Errno::INVAL.into()))?;
+        let (file, stage) = open_unseen(&final_path, hidden).map_err(failed)?;
+        Ok(Self {
+            file,
+            target: final_path,
+            stage,
+            written: 0,
+        })
+    }
+
+    fn direct(file: File, target: &Path) -> Self {
+        Self {
+            file,
+            target: target.to_path_buf(),
+            stage: Stage::Direct,
+            written: 0,
+        }
+    }
+
+    /// Whether what is written stays out of sight until the commit.
+    pub(crate) fn is_atomic(&self) -> bool {
+        !matches!(self.stage, Stage::Direct)
+    }
+
+    /// Gives the file its name, in place of what had it.
+    pub(crate) fn commit(mut self) -> Result<(), OutputError> {
+        self.name_it().map_err(|source| OutputError::Commit {
+            path: self.target.as_path().into(),
+            source,
+        })
+    }
+
+    fn name_it(&mut self) -> io::Result<()> {
+        if let Stage::Unnamed(hidden) = &self.stage {
+            let hidden = hidden.clone();
+            // Left by a killed process with our id, if at all.
+            let _ = fs::remove_file(&hidden);
+            let unnamed = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+            rustix::fs::linkat(CWD, unnamed, CWD, &hidden, AtFlags::SYMLINK_FOLLOW)?;
+            self.stage = Stage::Hidden(hidden);
+        }
+        if let Stage::Hidden(hidden) = &self.stage {
+            fs::rename(hidden, &self.target)?;
+            self.stage = Stage::Direct;
+        }
+        Ok(())
+    }
+
+    /// An error of a write to this file, with its name and how far it came.
+    pub(crate) fn write_error(&self, source: io::Error) -> OutputError {
+        OutputError::Write {
+            path: self.target.as_path().into(),
+            bytes: self.written,
+            source,
+        }
+    }
+}
+
+impl Write for StagedFile {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let n = self.file.write(buf)?;
+        self.written += n as u64;
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for StagedFile {
+    fn drop(&mut self) {
+        if let Stage::Hidden(hidden) = &self.stage {
+            // Nobody is left to hear of a failure, and a hidden leftover harms nobody.
+            let _ = fs::remove_file(hidden);
+        }
+    }
+}
+
+fn is_direct(metadata: &fs::Metadata) -> bool {
+    let kind = metadata.file_type();
+    kind.is_fifo() || kind.is_char_device() || kind.is_block_device()
+}
+
+/// `.NAME.PID.part` beside `NAME`.
+fn hidden_name(path: &Path) -> Option<PathBuf> {
+    let mut name = OsString::from(".");
+    name.push(path.file_name()?);
+    name.push(format!(".{}.part", std::process::id()));
+    Some(path.with_file_name(name))
+}
+
+fn open_unseen(path: &Path, hidden: PathBuf) -> io::Result<(File, Stage)> {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mode = Mode::from_raw_mode(0o666);
+    match rustix::fs::open(
+        directory,
+        OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC,
+        mode,
+    ) {
+        Ok(fd) => Ok((File::from(fd), Stage::Unnamed(hidden))),
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => open_hidden(hidden),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn open_hidden(hidden: PathBuf) -> io::Result<(File, Stage)> {
+    let _ = fs::remove_file(&hidden);
+    let file = File::options().write(true).create_new(true).open(&hidden)?;
+    Ok((file, Stage::Hidden(hidden)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Scratch;
+    use super::*;
+
+    #[test]
+    fn nothing_is_seen_before_the_commit_and_nothing_but_the_file_after() {
+        let scratch = Scratch::new();
+        let path = scratch.path("out.y4m");
+        let mut staged = StagedFile::create(&path).unwrap();
+        assert!(staged.is_atomic());
+        staged.write_all(b"all of it").unwrap();
+        assert!(!path.exists());
+        staged.commit().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"all of it");
+        assert_eq!(scratch.names(), ["out.y4m"]);
+    }
+
+    #[test]
+    fn a_drop_leaves_nothing_and_what_was_there_before_stays() {
+        let scratch = Scratch::new();
+        let path = scratch.path("out.y4m");
+        fs::write(&path, b"older").unwrap();
+        let mut staged = StagedFile::create(&path).unwrap();
+        staged.write_all(b"half").unwrap();
+        drop(staged);
+        assert_eq!(fs::read(&path).unwrap(), b"older");
+        assert_eq!(scratch.names(), ["out.y4m"]);
+    }
+
+    #[test]
+    fn where_unnamed_files_are_missing_a_hidden_one_is_used_and_removed() {
+        let scratch = Scratch::new();
+        let target = scratch.path("out.y4m");
+        let staged = |contents: &[u8]| {
+            let (mut file, stage) = open_hidden(hidden_name(&target).unwrap()).unwrap();
+            file.write_all(contents).unwrap();
+            StagedFile {
+                file,
+                target: target.clone(),
+                stage,
+                written: 0,
+            }
+        };
+        let dropped = staged(b"half");
+        assert_eq!(scratch.names().len(), 1);
+        drop(dropped);
+        assert!(scratch.names().is_empty());
+        staged(b"whole").commit().unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"whole");
+        assert_eq!(scratch.names(), ["out.y4m"]);
+    }
+
+    #[test]
+    fn an_existing_file_is_replaced_also_through_a_link() {
+        let scratch = Scratch::new();
+        let (path, link) = (scratch.path("out.y4m"), scratch.path("link"));
+        fs::write(&path, b"older").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let mut staged = StagedFile::create(&link).unwrap();
+        staged.write_all(b"newer").unwrap();
+        staged.commit().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"newer");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    }
+
+    #[test]
+    fn devices_are_written_directly_and_a_full_one_is_named() {
+        let null = StagedFile::create(Path::new("/dev/null")).unwrap();
+        assert!(!null.is_atomic());
+        null.commit().unwrap();
+        let mut full = StagedFile::create(Path::new("/dev/full")).unwrap();
+        let error = full.write_all(&[0; 4096]).unwrap_err();
+        let message = full.write_error(error).to_string();
+        assert!(
+            message.starts_with("/dev/full: writing failed after 0 bytes: No space left"),
+            "{message}"
+        );
+        assert!(
+            message.ends_with("free some space or choose another place"),
+            "{message}"
+        );
+        assert!(Path::new("/dev/full").exists());
+    }
+
+    #[test]
+    fn places_that_cannot_be_written_are_refused_at_once() {
+        let scratch = Scratch::new();
+        let message = |path: &Path| StagedFile::create(path).unwrap_err().to_string();
+        assert!(message(&scratch.path("")).ends_with("is a directory; name a file in it"));
+        assert!(message(&scratch.path("no/such/dir.y4m")).ends_with("create its directory first"));
+        fs::write(scratch.path("file"), b"").unwrap();
+        assert!(message(&scratch.path("file/in/file")).contains("Not a directory"));
+        // Not even root may create a file there.
+        assert!(message(Path::new("/proc/out.y4m")).contains("/proc/out.y4m: cannot be created"));
+    }
+}

@@ -1,0 +1,244 @@
+//! Reading and writing YUV4MPEG2, strictly.
+//!
+//! Written here because the `y4m` crate reports a frame that is cut off as a plain end of file: a broken input would pass
+//! for a shorter one. This reader knows the end of a file from a break in it, allocates nothing per frame, and bounds
+//! every line and size before it acts on them.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use super::InputError;
+use super::header::{Header, HeaderFault, MAGIC, MAX_HEADER_BYTES};
+
+const FRAME: &[u8] = b"FRAME";
+/// Longest accepted line in front of a frame.
+const MAX_FRAME_LINE_BYTES: usize = 256;
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// A stream whose header was read and accepted.
+pub(crate) struct Reader {
+    input: BufReader<Box<dyn Read + Send>>,
+    name: String,
+    header: Header,
+    /// Frames read whole so far.
+    frame: u64,
+    /// Bytes consumed so far.
+    offset: u64,
+}
+
+impl Reader {
+    /// Opens a file, or standard input for `-`, and reads the header.
+    pub(crate) fn open(path: &Path) -> Result<Self, InputError> {
+        if path.as_os_str() == "-" {
+            let name = String::from("standard input");
+            // Past the lock and the buffer of `io::stdin`: the reader may move to its own thread.
+            let stdin =
+                io::stdin()
+                    .as_fd()
+                    .try_clone_to_owned()
+                    .map_err(|source| InputError::Open {
+                        name: name.clone(),
+                        source,
+                    })?;
+            return Self::new(File::from(stdin), name);
+        }
+        let name = path.display().to_string();
+        match File::open(path) {
+            Ok(file) => Self::new(file, name),
+            Err(source) => Err(InputError::Open { name, source }),
+        }
+    }
+
+    /// Reads the header of any stream; `name` is what errors call it.
+    pub(crate) fn new(input: impl Read + Send + 'static, name: String) -> Result<Self, InputError> {
+        let input: Box<dyn Read + Send> = Box::new(input);
+        let mut input = BufReader::with_capacity(BUFFER_BYTES, input);
+        let mut line = Vec::new();
+        let limit = MAX_HEADER_BYTES as u64 + 1;
+        (&mut input)
+            .take(limit)
+            .read_until(b'\n', &mut line)
+            .map_err(|source| InputError::Read {
+                name: name.clone(),
+                frame: 0,
+                offset: 0,
+                source,
+            })?;
+        if line.is_empty() {
+            return Err(InputError::Empty { name });
+        }
+        if !line.starts_with(MAGIC) {
+            return Err(InputError::Foreign {
+                name,
+                what: guess(&line),
+            });
+        }
+        let offset = line.len() as u64;
+        if line.pop() != Some(b'\n') {
+            let what = if offset == limit {
+                format!("its first line is longer than {MAX_HEADER_BYTES} bytes")
+            } else {
+                format!("the file ends inside it, after {offset} bytes")
+            };
+            return Err(InputError::Header { name, what });
+        }
+        match Header::parse(&line) {
+            Ok(header) => Ok(Self {
+                input,
+                name,
+                header,
+                frame: 0,
+                offset,
+            }),
+            Err(HeaderFault::Malformed(what)) => Err(InputError::Header { name, what }),
+            Err(HeaderFault::Unsupported(what)) => Err(InputError::Unsupported { name, what }),
+        }
+    }
+
+    pub(crate) fn header(&self) -> &Header {
+        &self.header
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Reads the next frame into `frame`, which must have [`Header::frame_bytes`] bytes. False at the end of the stream.
+    ///
+    /// # Errors
+    /// Anything but a clean end after a whole frame. After an error the stream must not be read on.
+    pub(crate) fn read_frame(&mut self, frame: &mut [u8]) -> Result<bool, InputError> {
+        debug_assert_eq!(frame.len(), self.header.frame_bytes());
+        if !self.read_marker()? {
+            return if self.frame == 0 {
+                Err(InputError::NoFrames {
+                    name: self.name.clone(),
+                })
+            } else {
+                Ok(false)
+            };
+        }
+        let mut have = 0;
+        while have < frame.len() {
+            match self.input.read(&mut frame[have..]) {
+                Ok(0) => return Err(self.truncated(have, frame.len())),
+                Ok(n) => {
+                    have += n;
+                    self.offset += n as u64;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.failed(e)),
+            }
+        }
+        self.frame += 1;
+        Ok(true)
+    }
+
+    /// Reads the line `FRAME…`; its parameters are accepted and not passed on. False at the end of the stream.
+    fn read_marker(&mut self) -> Result<bool, InputError> {
+        let mut line = [0u8; MAX_FRAME_LINE_BYTES];
+        for len in 0..line.len() {
+            let Some(byte) = self.read_byte()? else {
+                self.offset += len as u64;
+                return match len {
+                    0 => Ok(false),
+                    _ => Err(self.truncated(0, self.header.frame_bytes())),
+                };
+            };
+            line[len] = byte;
+            // Judged at once: a reader that lost its place must not look for a newline in the middle of a picture.
+            let fits = FRAME
+                .get(len)
+                .map_or(len > FRAME.len() || matches!(byte, b'\n' | b' '), |&b| {
+                    b == byte
+                });
+            if !fits {
+                return Err(self.no_marker(&line[..=len]));
+            }
+            if byte == b'\n' {
+                self.offset += len as u64 + 1;
+                return Ok(true);
+            }
+        }
+        Err(self.no_marker(&line))
+    }
+
+    fn read_byte(&mut self) -> Result<Option<u8>, InputError> {
+        loop {
+            match self.input.fill_buf() {
+                Ok(available) => {
+                    let byte = available.first().copied();
+                    self.input.consume(byte.iter().len());
+                    return Ok(byte);
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.failed(e)),
+            }
+        }
+    }
+
+    fn truncated(&self, have: usize, want: usize) -> InputError {
+        InputError::Truncated {
+            name: self.name.clone(),
+            frame: self.frame,
+            offset: self.offset,
+            have,
+            want,
+        }
+    }
+
+    fn no_marker(&self, found: &[u8]) -> InputError {
+        let found = found[..found.len().min(16)].escape_ascii();
+        InputError::NoMarker {
+            name: self.name.clone(),
+            frame: self.frame,
+            offset: self.offset,
+            found: format!("\"{found}\""),
+        }
+    }
+
+    fn failed(&self, source: io::Error) -> InputError {
+        InputError::Read {
+            name: self.name.clone(),
+            frame: self.frame,
+            offset: self.offset,
+            source,
+        }
+    }
+}
+
+/// What a foreign file probably is, from its first bytes.
+fn guess(start: &[u8]) -> &'static str {
+    let at = |offset: usize, magic: &[u8]| {
+        start
+            .get(offset..)
+            .is_some_and(|rest| rest.starts_with(magic))
+    };
+    match () {
+        () if at(4, b"ftyp") || at(4, b"moov") => "an MP4 or QuickTime file",
+        () if at(0, b"\x1a\x45\xdf\xa3") => "a Matroska or WebM file",
+        () if at(0, b"RIFF") => "an AVI or WAV file",
+        () if at(0, b"\x89PNG") || at(0, b"\xff\xd8\xff") || at(0, b"GIF8") => "a picture",
+        () if at(0, b"DKIF") => "an IVF file",
+        () if at(0, b"\x00\x00\x01\xba") || at(0, b"\x47") => "an MPEG stream",
+        () if at(0, b"\x7fELF") => "a program",
+        () => "something else",
+    }
+}
+
+/// Writes the header of a stream.
+pub(crate) fn write_header(out: &mut impl Write, header: &Header) -> io::Result<()> {
+    out.write_all(header.line())?;
+    out.write_all(b"\n")
+}
+
+/// Writes one frame.
+pub(crate) fn write_frame(out: &mut impl Write, frame: &[u8]) -> io::Result<()> {
+    out.write_all(b"FRAME\n")?;
+    out.write_all(frame)
+}
+
+#[cfg(test)]
+mod tests;

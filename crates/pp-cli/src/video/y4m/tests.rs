@@ -1,0 +1,171 @@
+use super::super::header::Sampling;
+use super::*;
+use std::io::Cursor;
+
+fn stream(header: &Header, frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut out = Vec::new();
+    write_header(&mut out, header).unwrap();
+    for frame in frames {
+        write_frame(&mut out, frame).unwrap();
+    }
+    out
+}
+
+fn frames_of(header: &Header, count: usize) -> Vec<Vec<u8>> {
+    (0..count)
+        .map(|k| {
+            (0..header.frame_bytes())
+                .map(|i| (i * 7 + k * 31) as u8)
+                .collect()
+        })
+        .collect()
+}
+
+fn read_all(bytes: Vec<u8>) -> Result<(Header, Vec<Vec<u8>>), InputError> {
+    let mut reader = Reader::new(OneByteAtATime(Cursor::new(bytes)), "clip".into())?;
+    let mut frame = vec![0; reader.header().frame_bytes()];
+    let mut frames = Vec::new();
+    while reader.read_frame(&mut frame)? {
+        frames.push(frame.clone());
+    }
+    Ok((reader.header().clone(), frames))
+}
+
+fn error_of(bytes: impl Into<Vec<u8>>) -> String {
+    read_all(bytes.into()).unwrap_err().to_string()
+}
+
+/// The stingiest pipe there is.
+struct OneByteAtATime(Cursor<Vec<u8>>);
+
+impl Read for OneByteAtATime {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = buf.len().min(1);
+        self.0.read(&mut buf[..n])
+    }
+}
+
+#[test]
+fn what_is_written_is_read_back_in_every_format_and_odd_size() {
+    for sampling in [
+        Sampling::Mono,
+        Sampling::S420,
+        Sampling::S422,
+        Sampling::S444,
+    ] {
+        for (width, height) in [(16, 16), (17, 16), (16, 19), (23, 31), (1, 1)] {
+            let header = Header::new(width, height, sampling).unwrap();
+            let frames = frames_of(&header, 3);
+            let (read_header, read_frames) = read_all(stream(&header, &frames)).unwrap();
+            assert_eq!(read_header, header);
+            assert_eq!(read_frames, frames);
+        }
+    }
+}
+
+#[test]
+fn parameters_of_a_frame_are_accepted() {
+    let (_, frames) =
+        read_all(b"YUV4MPEG2 W2 H1 Cmono\nFRAME Ip XA=1\nabFRAME\ncd".to_vec()).unwrap();
+    assert_eq!(frames, [b"ab", b"cd"]);
+}
+
+#[test]
+fn a_cut_at_any_byte_is_an_error_except_between_frames() {
+    let header = Header::new(5, 3, Sampling::S420).unwrap();
+    let whole = stream(&header, &frames_of(&header, 2));
+    let header_bytes = header.line().len() + 1;
+    let frame_bytes = header.frame_bytes() + 6;
+    for cut in 0..whole.len() {
+        let result = read_all(whole[..cut].to_vec());
+        if cut == header_bytes + frame_bytes {
+            assert_eq!(result.unwrap().1.len(), 1);
+            continue;
+        }
+        let error = result.unwrap_err();
+        match cut {
+            0 => assert!(matches!(error, InputError::Empty { .. })),
+            1..=8 => assert!(matches!(error, InputError::Foreign { .. })),
+            _ if cut < header_bytes => {
+                assert!(matches!(error, InputError::Header { .. }), "{error}")
+            }
+            _ if cut == header_bytes => assert!(matches!(error, InputError::NoFrames { .. })),
+            _ => {
+                let InputError::Truncated { frame, offset, .. } = error else {
+                    panic!("{cut}: {error}")
+                };
+                assert_eq!(offset, cut as u64);
+                assert_eq!(frame, u64::from(cut > header_bytes + frame_bytes));
+            }
+        }
+    }
+}
+
+#[test]
+fn messages_name_file_place_and_remedy() {
+    assert_eq!(
+        error_of(&b"YUV4MPEG2 W2 H2 Cmono\nFRAME\nabcdFRAME\nab"[..]),
+        "clip: truncated: frame 1 ends after 2 of 4 bytes, at byte 40; \
+         the first 1 frames are whole, ask for fewer chunks or get the whole file"
+    );
+    assert_eq!(
+        error_of(&b"YUV4MPEG2 W2 H2 Cmono\nFRAME\nabcd\x00\x01\n"[..]),
+        "clip: no FRAME marker at byte 32, where frame 1 should begin, but \"\\x00\"; \
+         the header's size or colour space may be wrong, or bytes were lost"
+    );
+    assert_eq!(
+        error_of(&b"\x00\x00\x00\x20ftypisom"[..]),
+        "clip: not a Y4M file but an MP4 or QuickTime file; convert it: \
+         ffmpeg -i INPUT -pix_fmt yuv420p -f yuv4mpegpipe - | pp run --input -"
+    );
+    assert!(error_of(&b"YUV4MPEG2 W2 H2 C420p10\n"[..]).contains("colour space C420p10"));
+    assert!(
+        error_of(&b"YUV4MPEG2 W2 H20000\n"[..])
+            .contains("height \"20000\" is not a number from 1 to 16384")
+    );
+}
+
+#[test]
+fn a_header_or_frame_line_without_end_is_bounded() {
+    let mut long = b"YUV4MPEG2 W2 H2 X".to_vec();
+    long.resize(1 << 20, b'x');
+    assert!(error_of(long).contains("longer than 1024 bytes"));
+    let mut long = b"YUV4MPEG2 W2 H2 Cmono\nFRAME X".to_vec();
+    long.resize(1 << 20, b'x');
+    assert!(error_of(long).contains("no FRAME marker at byte 22"));
+}
+
+#[test]
+fn markers_that_only_look_right_are_refused() {
+    for marker in ["FRAMES\n", "FRAM\nabcd", "frame\n", "\n", "FRAME\r\n"] {
+        let text = format!("YUV4MPEG2 W2 H2 Cmono\n{marker}abcd");
+        assert!(
+            error_of(text.as_bytes()).contains("no FRAME marker"),
+            "{marker:?}"
+        );
+    }
+}
+
+#[test]
+fn a_frame_header_that_lies_about_the_size_is_seen_at_the_next_marker() {
+    let header = Header::new(4, 4, Sampling::Mono).unwrap();
+    let mut bytes = stream(&header, &frames_of(&header, 3));
+    let at = bytes.windows(2).position(|w| w == b"W4").unwrap();
+    bytes[at + 1] = b'3';
+    assert!(matches!(
+        read_all(bytes).unwrap_err(),
+        InputError::NoMarker { frame: 1, .. }
+    ));
+}
+
+#[test]
+fn a_missing_file_and_a_directory_are_named() {
+    let missing = Reader::open(Path::new("/nowhere/clip.y4m")).err().unwrap();
+    assert!(
+        missing
+            .to_string()
+            .starts_with("/nowhere/clip.y4m: cannot be opened: ")
+    );
+    let directory = Reader::open(Path::new("/")).err().unwrap();
+    assert!(directory.to_string().contains("directory"), "{directory}");
+}
