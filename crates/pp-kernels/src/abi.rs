@@ -1,0 +1,252 @@
+//! The Rust mirror of `include/pp_kernel.h`.
+//!
+//! Hazard: two compilers must agree on every offset, or a call reads garbage. So every struct is `repr(C)`, holds only
+//! integers of fixed width, `f32` and pointers, and its size and key offsets are asserted below; a test compiles the
+//! same assertions against the C header, generated from this file's `offset_of!`.
+//!
+//! Field meanings are documented once, in the header; the names here are the same.
+
+#![allow(missing_docs)] // the header documents the fields; two copies of the words would drift apart
+
+use std::mem::{offset_of, size_of};
+
+/// "PPKRNLS1" in memory order.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"PPKRNLS1");
+/// A table of another major version is refused.
+pub const MAJOR: u16 = 1;
+/// Raised when an entry or a field is appended.
+pub const MINOR: u16 = 0;
+/// Most tensors in one payload.
+pub const MAX_TENSORS: usize = 16;
+/// Every tensor of a payload starts at a multiple of this.
+pub const TENSOR_ALIGN: u64 = 256;
+/// The exported function, NUL-terminated for the dynamic linker.
+pub const ENTRY_SYMBOL: &[u8] = b"pp_kernels_entry_v1\0";
+
+pub const OK: u32 = 0;
+pub const ERROR: u32 = 1;
+pub const INVALID_ARGUMENT: u32 = 2;
+pub const UNSUPPORTED: u32 = 3;
+pub const OUT_OF_MEMORY: u32 = 4;
+pub const PANIC: u32 = 5;
+
+pub const SPACE_HOST: u32 = 0;
+pub const SPACE_CUDA: u32 = 1;
+
+pub const CHROMA_MONO: u32 = 0;
+pub const CHROMA_420: u32 = 1;
+pub const CHROMA_422: u32 = 2;
+pub const CHROMA_444: u32 = 3;
+
+#[repr(C)]
+#[derive(Debug)]
+pub struct ErrorText {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub text: *mut u8,
+    pub capacity: u64,
+    pub length: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Description {
+    pub struct_size: u32,
+    pub spaces: u32,
+    pub chroma_formats: u32,
+    pub context_frames: u32,
+    pub digest: u64,
+    pub name: [u8; 64],
+    pub version: [u8; 32],
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct SessionConfig {
+    pub struct_size: u32,
+    pub space: u32,
+    pub width: u32,
+    pub height: u32,
+    pub chroma: u32,
+    pub max_frames: u32,
+    pub threads: u32,
+    pub noise_sigma: f32,
+    pub device: u64,
+    pub stream: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    pub struct_size: u32,
+    pub height: u32,
+    pub width: u32,
+    pub num_denoise_steps: u32,
+    pub expected_generator_calls: u32,
+    pub do_kv_recompute: u32,
+    pub init_cache: u32,
+    pub reset_kv_cache: u32,
+    pub reset_crossattn_cache: u32,
+    pub kv_cache_attention_bias: f32,
+    pub noise_scale: f32,
+    pub reserved: u32,
+    pub current_start_frame: u64,
+    pub base_seed: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tensor {
+    pub name: [u8; 48],
+    pub dtype: u32,
+    pub ndim: u32,
+    pub dims: [u64; 8],
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Payload {
+    pub struct_size: u32,
+    pub tensor_count: u32,
+    pub tensors: *const Tensor,
+    pub data: *mut u8,
+    pub bytes: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Plane {
+    pub data: *mut u8,
+    pub stride: u64,
+    pub width: u32,
+    pub height: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Frame {
+    pub planes: [Plane; 3],
+}
+
+#[repr(C)]
+#[derive(Debug)]
+pub struct LayoutArgs {
+    pub struct_size: u32,
+    pub frames: u32,
+    pub steps: u32,
+    pub context_frames: u32,
+    pub capacity: u32,
+    pub input_count: u32,
+    pub output_count: u32,
+    pub reserved: u32,
+    pub inputs: *mut Tensor,
+    pub outputs: *mut Tensor,
+}
+
+#[repr(C)]
+#[derive(Debug)]
+pub struct EncodeArgs {
+    pub struct_size: u32,
+    pub frame_count: u32,
+    pub plan: *const Plan,
+    pub frames: *const Frame,
+    pub input: *const Payload,
+}
+
+#[repr(C)]
+#[derive(Debug)]
+pub struct PhaseBArgs {
+    pub struct_size: u32,
+    pub observed_generator_calls: u32,
+    pub plan: *const Plan,
+    pub input: *const Payload,
+    pub output: *const Payload,
+}
+
+#[repr(C)]
+#[derive(Debug)]
+pub struct DecodeArgs {
+    pub struct_size: u32,
+    pub frame_count: u32,
+    pub plan: *const Plan,
+    pub output: *const Payload,
+    pub frames: *const Frame,
+}
+
+/// A session as the host sees it: the plugin's own, behind a pointer.
+#[repr(C)]
+#[derive(Debug)]
+pub struct OpaqueSession {
+    _private: [u8; 0],
+}
+
+pub type DescribeFn = unsafe extern "C" fn(*mut Description, *mut ErrorText) -> u32;
+pub type CreateFn =
+    unsafe extern "C" fn(*const SessionConfig, *mut *mut OpaqueSession, *mut ErrorText) -> u32;
+pub type DestroyFn = unsafe extern "C" fn(*mut OpaqueSession);
+pub type LayoutFn =
+    unsafe extern "C" fn(*mut OpaqueSession, *mut LayoutArgs, *mut ErrorText) -> u32;
+pub type EncodeFn =
+    unsafe extern "C" fn(*mut OpaqueSession, *mut EncodeArgs, *mut ErrorText) -> u32;
+pub type PhaseBFn =
+    unsafe extern "C" fn(*mut OpaqueSession, *mut PhaseBArgs, *mut ErrorText) -> u32;
+pub type DecodeFn =
+    unsafe extern "C" fn(*mut OpaqueSession, *mut DecodeArgs, *mut ErrorText) -> u32;
+pub type SelfTestFn = unsafe extern "C" fn(*mut ErrorText) -> u32;
+pub type EntryFn = unsafe extern "C" fn() -> *const Table;
+
+/// The part of the table that may be read before anything about it is known.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct TableHead {
+    pub magic: u64,
+    pub struct_size: u32,
+    pub major: u16,
+    pub minor: u16,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Table {
+    pub head: TableHead,
+    pub describe: Option<DescribeFn>,
+    pub create: Option<CreateFn>,
+    pub destroy: Option<DestroyFn>,
+    pub layout: Option<LayoutFn>,
+    pub encode: Option<EncodeFn>,
+    pub phase_b: Option<PhaseBFn>,
+    pub decode: Option<DecodeFn>,
+    pub self_test: Option<SelfTestFn>,
+}
+
+/// The least that a table of major version 1 holds: everything up to and with `decode`.
+pub const TABLE_REQUIRED_BYTES: u32 = offset_of!(Table, self_test) as u32;
+
+/// `sizeof`, as it goes into `struct_size`.
+#[must_use]
+pub const fn size<T>() -> u32 {
+    size_of::<T>() as u32
+}
+
+const _: () = {
+    assert!(size_of::<ErrorText>() == 32);
+    assert!(size_of::<Description>() == 120);
+    assert!(size_of::<SessionConfig>() == 48);
+    assert!(size_of::<Plan>() == 64);
+    assert!(size_of::<Tensor>() == 136);
+    assert!(size_of::<Payload>() == 32);
+    assert!(size_of::<Plane>() == 24);
+    assert!(size_of::<Frame>() == 72);
+    assert!(size_of::<LayoutArgs>() == 48);
+    assert!(size_of::<EncodeArgs>() == 32);
+    assert!(size_of::<PhaseBArgs>() == 32);
+    assert!(size_of::<DecodeArgs>() == 32);
+    assert!(size_of::<TableHead>() == 16);
+    assert!(size_of::<Table>() == 80);
+    assert!(offset_of!(Plan, current_start_frame) == 48);
+    assert!(offset_of!(Tensor, dims) == 56);
+    assert!(offset_of!(Table, describe) == 16);
+    assert!(TABLE_REQUIRED_BYTES == 72);
+};

@@ -1,0 +1,232 @@
+//! The inner loop: windowed patch attention of one band of one plane over one key frame.
+//!
+//! For one offset `o` of the window all queries are handled at once: squared differences are summed over 4×4 cells,
+//! four cells make the distance of an 8×8 patch, its softmax weight goes back to the four cells it covers, and each
+//! cell adds `weight × value(x + o)` and `weight` to its sums. Overlapping patches thus meet in the same numerator and
+//! denominator, which is how flash attention merges partial results. About seven vector operations for sixteen samples
+//! and an offset.
+//!
+//! The loops are plain Rust over arrays of sixteen floats, compiled for several instruction sets and chosen at run
+//! time. There is no fused multiply-add, so that every machine computes the same bits.
+
+use multiversion::multiversion;
+
+use super::plane::{CELL, LANES, PlaneLayout};
+
+/// One query plane against one key plane.
+#[derive(Clone, Copy)]
+pub(super) struct Attend<'a> {
+    pub(super) layout: PlaneLayout,
+    pub(super) query: &'a [f32],
+    pub(super) key: &'a [f32],
+    pub(super) value: &'a [f32],
+    /// Offsets run over `-radius..=radius` in both directions; at most the layout's margin.
+    pub(super) radius: isize,
+    /// Sum of squared differences (of 64 samples) that counts as none: what the noise alone makes.
+    pub(super) floor: f32,
+    /// Logit of one squared difference above the floor, not negative.
+    pub(super) scale: f32,
+    /// Added to every logit.
+    pub(super) bias: f32,
+}
+
+/// Sums of one band: numerators in the layout's order, denominators per cell.
+#[derive(Debug, Default)]
+pub(super) struct Sums {
+    numerator: Vec<f32>,
+    denominator: Vec<f32>,
+    distance: Vec<f32>,
+    weight: Vec<f32>,
+}
+
+/// Rows of cells in a band.
+pub(super) const BAND: usize = 8;
+
+type Lanes = [f32; LANES];
+
+fn lanes(slice: &[f32], at: usize) -> &Lanes {
+    slice[at..at + LANES].try_into().expect("a slice of LANES floats")
+}
+
+fn lanes_mut(slice: &mut [f32], at: usize) -> &mut Lanes {
+    (&mut slice[at..at + LANES]).try_into().expect("a slice of LANES floats")
+}
+
+impl Sums {
+    /// Makes room for a band of the layout and sets the sums to zero.
+    pub(super) fn start(&mut self, layout: &PlaneLayout) {
+        let width = row_floats(layout);
+        for (sums, rows) in [
+            (&mut self.numerator, BAND * CELL * CELL),
+            (&mut self.denominator, BAND),
+            (&mut self.distance, BAND + 2),
+            (&mut self.weight, BAND + 1),
+        ] {
+            sums.clear();
+            sums.resize(rows * width, 0.0);
+        }
+    }
+
+    /// Writes numerator / denominator of the rows of cells of the band into `out`, which starts at the band's first row of
+    /// samples (margin to the left included).
+    pub(super) fn finish(&self, layout: &PlaneLayout, rows: usize, out: &mut [f32]) {
+        let width = row_floats(layout);
+        for row in 0..rows {
+            let denominators = &self.denominator[row * width..][..layout.cells_x];
+            for line in 0..CELL * CELL {
+                let from = &self.numerator[(row * CELL * CELL + line) * width..][..layout.cells_x];
+                let to = &mut out[(row * CELL * CELL + line) * layout.stride + layout.margin / CELL..][..layout.cells_x];
+                for ((to, n), d) in to.iter_mut().zip(from).zip(denominators) {
+                    *to = n / d;
+                }
+            }
+        }
+    }
+}
+
+/// Floats of one row of cells in the sums: whole vectors, and one to look ahead.
+fn row_floats(layout: &PlaneLayout) -> usize {
+    (layout.cells_x.div_ceil(LANES) + 1) * LANES
+}
+
+/// Adds what the queries of the rows of cells `first..first + rows` gather from the key plane.
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
+    "x86_64+avx2",
+    "aarch64+neon"
+))]
+pub(super) fn attend(job: &Attend<'_>, first: usize, rows: usize, sums: &mut Sums) {
+    let layout = &job.layout;
+    let width = row_floats(layout);
+    let vectors = layout.cells_x.div_ceil(LANES);
+    // Distances reach one row of cells beyond the band on either side, where there is one.
+    let low = first.saturating_sub(1);
+    let high = (first + rows + 1).min(layout.cells_y);
+    let line = layout.stride;
+
+    for dy in -job.radius..=job.radius {
+        for dx in -job.radius..=job.radius {
+            // Column `phase` of a cell meets column `shifted % 4` of the key's cell `shifted / 4` further on.
+            let shift: [usize; CELL] = std::array::from_fn(|phase| {
+                let shifted = phase as isize + dx + layout.margin as isize;
+                shifted as usize % CELL * line + shifted as usize / CELL
+            });
+            let home = layout.margin / CELL;
+
+            for cell in low..high {
+                let query = &job.query[layout.row((cell * CELL) as isize)..][..CELL * CELL * line];
+                let key = &job.key[layout.row((cell * CELL) as isize + dy)..][..CELL * CELL * line];
+                let distance = &mut sums.distance[(cell - low) * width..][..width];
+                for vector in 0..vectors {
+                    let x = vector * LANES;
+                    let mut sum = [0.0; LANES];
+                    for row in 0..CELL {
+                        for phase in 0..CELL {
+                            let q = lanes(query, (row * CELL + phase) * line + home + x);
+                            let k = lanes(key, row * CELL * line + shift[phase] + x);
+                            for i in 0..LANES {
+                                let difference = q[i] - k[i];
+                                sum[i] += difference * difference;
+                            }
+                        }
+                    }
+                    *lanes_mut(distance, x) = sum;
+                }
+            }
+
+            for cell in low..high - 1 {
+                let upper = &sums.distance[(cell - low) * width..][..width];
+                let lower = &sums.distance[(cell + 1 - low) * width..][..width];
+                let weight = &mut sums.weight[(cell - low) * width..][..width];
+                for vector in 0..vectors {
+                    let x = vector * LANES;
+                    let (a, b) = (lanes(upper, x), lanes(upper, x + 1));
+                    let (c, d) = (lanes(lower, x), lanes(lower, x + 1));
+                    let out = lanes_mut(weight, x);
+                    for i in 0..LANES {
+                        let excess = (((a[i] + b[i]) + (c[i] + d[i])) - job.floor).max(0.0);
+                        out[i] = exp(job.bias - excess * job.scale);
+                    }
+                }
+                // No patch starts at the last cell of a row.
+                weight[layout.cells_x - 1..].fill(0.0);
+            }
+
+            for row in 0..rows {
+                let cell = first + row;
+                let value = &job.value[layout.row((cell * CELL) as isize + dy)..][..CELL * CELL * line];
+                let above = (cell > low).then(|| &sums.weight[(cell - 1 - low) * width..][..width]);
+                let below = (cell + 1 < high).then(|| &sums.weight[(cell - low) * width..][..width]);
+                let denominator = &mut sums.denominator[row * width..][..width];
+                let numerator = &mut sums.numerator[row * CELL * CELL * width..][..CELL * CELL * width];
+                for vector in 0..vectors {
+                    let x = vector * LANES;
+                    let mut sum = [0.0; LANES];
+                    for weight in [above, below].into_iter().flatten() {
+                        let own = lanes(weight, x);
+                        for i in 0..LANES {
+                            sum[i] += own[i];
+                        }
+                        let left: Lanes = match x {
+                            0 => std::array::from_fn(|i| if i == 0 { 0.0 } else { own[i - 1] }),
+                            _ => *lanes(weight, x - 1),
+                        };
+                        for i in 0..LANES {
+                            sum[i] += left[i];
+                        }
+                    }
+                    let total = lanes_mut(denominator, x);
+                    for i in 0..LANES {
+                        total[i] += sum[i];
+                    }
+                    for sample_row in 0..CELL {
+                        for phase in 0..CELL {
+                            let v = lanes(value, sample_row * CELL * line + shift[phase] + x);
+                            let n = lanes_mut(numerator, (sample_row * CELL + phase) * width + x);
+                            for i in 0..LANES {
+                                n[i] += sum[i] * v[i];
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `e^x` for x in −80..=80 (clamped), relative error below 3e-7 plus that of rounding `x · log2 e`.
+///
+/// `2^n · 2^f` with n the nearest integer and f within ±0.5; 2^f by its Taylor series to the sixth power.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    const TO_INTEGER: f32 = 12_582_912.0; // 1.5 · 2^23: adding it leaves the nearest integer in the low bits
+    let t = x.clamp(-80.0, 80.0) * std::f32::consts::LOG2_E;
+    let shifted = t + TO_INTEGER;
+    let f = t - (shifted - TO_INTEGER);
+    let p = 1.540_353e-4;
+    let p = p * f + 1.333_355_8e-3;
+    let p = p * f + 9.618_129e-3;
+    let p = p * f + 5.550_411e-2;
+    let p = p * f + 2.402_265e-1;
+    let p = p * f + std::f32::consts::LN_2;
+    let p = p * f + 1.0;
+    let power = (shifted.to_bits() << 23).wrapping_add(127 << 23);
+    p * f32::from_bits(power)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_as_close_as_its_comment_says() {
+        for step in -80_000..=80_000 {
+            let x = step as f32 / 1000.0;
+            let exact = f64::from(x).exp();
+            let relative = (f64::from(exp(x)) - exact).abs() / exact;
+            // Rounding x · log2 e to 24 bits: half a unit of |x · log2 e| · 2^-23, times ln 2.
+            let rounding = f64::from(x.abs()) * 2f64.powi(-24) + 2f64.powi(-24);
+            assert!(relative <= 3e-7 + rounding, "exp({x}) is off by {relative:e}");
+        }
+    }
+}

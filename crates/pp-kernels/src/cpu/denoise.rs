@@ -1,0 +1,193 @@
+//! Phase B of the CPU backend: the passes over a chunk, the frames remembered from earlier ones, and the threads.
+//!
+//! Guarantee: the result depends on the sequence of calls alone. Bands are independent, each sums in one order, and
+//! threads only decide who computes a band.
+
+use std::sync::Mutex;
+
+use super::attention::{Attend, BAND, Sums, attend};
+use super::geometry::{Geometry, TOKEN};
+use super::plane::{CELL, PlaneLayout};
+use super::settings::{CONTEXT_FRAMES, Pass, RADIUS};
+use crate::plan::Plan;
+
+/// One frame as the attention loop reads it.
+#[derive(Debug)]
+struct Slot {
+    /// Index in the stream.
+    frame: u64,
+    planes: Vec<Vec<f32>>,
+}
+
+/// The state of Phase B of one stream.
+#[derive(Debug)]
+pub(super) struct Denoiser {
+    geometry: Geometry,
+    layouts: Vec<PlaneLayout>,
+    /// Context frames, the last of them at `CONTEXT_FRAMES - 1`, then the frames of the chunk.
+    slots: Vec<Slot>,
+    /// How many of the context slots hold a frame.
+    context: usize,
+    /// Estimates of the chunk's frames by the pass before, and by this one.
+    before: Vec<Vec<Vec<f32>>>,
+    after: Vec<Vec<Vec<f32>>>,
+    sums: Vec<Sums>,
+    /// Noise of each plane, as last read from the conditioning.
+    sigma: Vec<f32>,
+}
+
+impl Denoiser {
+    pub(super) fn new(geometry: Geometry, max_frames: usize, threads: usize) -> Denoiser {
+        let layouts: Vec<_> = geometry.planes.iter().map(|p| PlaneLayout::new(p, RADIUS)).collect();
+        let planes = || layouts.iter().map(|l| vec![0.0; l.len()]).collect::<Vec<_>>();
+        let slot = || Slot { frame: 0, planes: planes() };
+        Denoiser {
+            slots: std::iter::repeat_with(slot).take(CONTEXT_FRAMES + max_frames).collect(),
+            context: 0,
+            before: std::iter::repeat_with(planes).take(max_frames).collect(),
+            after: std::iter::repeat_with(planes).take(max_frames).collect(),
+            sums: std::iter::repeat_with(Sums::default).take(threads).collect(),
+            sigma: Vec::new(),
+            geometry,
+            layouts,
+        }
+    }
+
+    /// Forgets the frames of earlier chunks.
+    pub(super) fn clear_context(&mut self) {
+        self.context = 0;
+    }
+
+    /// Whether the conditioning has been read since the session began.
+    pub(super) fn is_conditioned(&self) -> bool {
+        !self.sigma.is_empty()
+    }
+
+    /// Keeps the noise of each plane.
+    pub(super) fn condition(&mut self, sigma: impl Iterator<Item = f32>) {
+        self.sigma.clear();
+        self.sigma.extend(sigma);
+    }
+
+    /// Rebuilds the context from the tokens of the frames in front of `start`.
+    pub(super) fn rebuild_context(&mut self, tokens: &[u8], start: u64) {
+        let frames = tokens.len() / self.geometry.frame_bytes();
+        self.context = frames;
+        for index in 0..frames {
+            let frame = start - (frames - index) as u64;
+            self.load(CONTEXT_FRAMES - frames + index, frame, index, tokens);
+        }
+    }
+
+    /// Runs the passes over a chunk, and remembers its last frames.
+    pub(super) fn run(&mut self, plan: &Plan, passes: &[Pass], input: &[u8], output: &mut [u8]) {
+        let frames = input.len() / self.geometry.frame_bytes();
+        let start = plan.current_start_frame;
+        if passes.is_empty() {
+            output.copy_from_slice(input);
+            for index in frames.saturating_sub(CONTEXT_FRAMES)..frames {
+                self.load(CONTEXT_FRAMES + index, start + index as u64, index, input);
+            }
+        } else {
+            for index in 0..frames {
+                self.load(CONTEXT_FRAMES + index, start + index as u64, index, input);
+            }
+            for (number, pass) in passes.iter().enumerate() {
+                self.pass(plan, pass, number == 0, frames);
+                std::mem::swap(&mut self.before, &mut self.after);
+            }
+            self.store(frames, output);
+        }
+        self.remember(frames);
+    }
+
+    fn load(&mut self, slot: usize, frame: u64, index: usize, tokens: &[u8]) {
+        let bytes = self.geometry.frame_bytes();
+        let tokens = &tokens[index * bytes..][..bytes];
+        let slot = &mut self.slots[slot];
+        slot.frame = frame;
+        for (number, plane) in self.geometry.planes.iter().enumerate() {
+            let tokens = &tokens[plane.first_token * TOKEN * 2..][..plane.tokens() * TOKEN * 2];
+            self.layouts[number].load(tokens, plane, &mut slot.planes[number]);
+        }
+    }
+
+    fn store(&self, frames: usize, output: &mut [u8]) {
+        let bytes = self.geometry.frame_bytes();
+        for (index, tokens) in output.chunks_exact_mut(bytes).enumerate().take(frames) {
+            for (number, plane) in self.geometry.planes.iter().enumerate() {
+                let tokens = &mut tokens[plane.first_token * TOKEN * 2..][..plane.tokens() * TOKEN * 2];
+                self.layouts[number].store(&self.before[index][number], plane, tokens);
+            }
+        }
+    }
+
+    /// The last frames of context and chunk become the context.
+    fn remember(&mut self, frames: usize) {
+        let keep = CONTEXT_FRAMES.min(self.context + frames);
+        for index in CONTEXT_FRAMES - keep..CONTEXT_FRAMES {
+            self.slots.swap(index, index + frames);
+        }
+        self.context = keep;
+    }
+
+    /// One generator call: every frame of the chunk attends to its neighbours in time.
+    fn pass(&mut self, plan: &Plan, pass: &Pass, first: bool, frames: usize) {
+        let Denoiser { layouts, slots, before, after, sums, sigma, context, .. } = self;
+        let slots = &slots[CONTEXT_FRAMES - *context..CONTEXT_FRAMES + frames];
+        let (before, context) = (&*before, *context);
+        let layouts = &*layouts;
+
+        // One job is a band of one plane of one frame; the longest planes come first within a frame.
+        let jobs = after[..frames].iter_mut().enumerate().flat_map(|(frame, planes)| {
+            planes.iter_mut().enumerate().flat_map(move |(plane, out)| {
+                let layout = &layouts[plane];
+                let rows = &mut out[layout.row(0)..][..layout.cells_y * CELL * CELL * layout.stride];
+                let band = BAND * CELL * CELL * layout.stride;
+                rows.chunks_mut(band).enumerate().map(move |(number, rows)| (frame, plane, number, rows))
+            })
+        });
+        let jobs = Mutex::new(jobs);
+        let work = |sums: &mut Sums| {
+            loop {
+                let job = jobs.lock().expect("no band panics while it takes a job").next();
+                let Some((frame, plane, number, out)) = job else { break };
+                let layout = layouts[plane];
+                let query = &slots[context + frame];
+                let rows = BAND.min(layout.cells_y - number * BAND);
+                sums.start(&layout);
+                for (index, key) in slots.iter().enumerate() {
+                    let radius = pass.radius(query.frame.abs_diff(key.frame));
+                    let Some(radius) = radius else { continue };
+                    let of_chunk = index.checked_sub(context);
+                    let estimate = of_chunk.filter(|_| !first).map(|index| &before[index][plane]);
+                    let logit = pass.logit(sigma[plane] * plan.noise_scale, first, estimate.is_some());
+                    let job = Attend {
+                        layout,
+                        query: if first { &query.planes[plane] } else { &before[frame][plane] },
+                        key: estimate.unwrap_or(&key.planes[plane]),
+                        value: &key.planes[plane],
+                        radius,
+                        floor: logit.floor,
+                        scale: logit.scale,
+                        bias: if of_chunk.is_none() { plan.kv_cache_attention_bias } else { 0.0 },
+                    };
+                    attend(&job, number * BAND, rows, sums);
+                }
+                sums.finish(&layout, rows, out);
+            }
+        };
+        let (own, others) = sums.split_first_mut().expect("at least one thread");
+        std::thread::scope(|scope| {
+            for sums in others {
+                scope.spawn(|| work(sums));
+            }
+            work(own);
+        });
+        for planes in &mut after[..frames] {
+            for (layout, plane) in layouts.iter().zip(planes) {
+                layout.mirror(plane);
+            }
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! The built-in kernels: a streaming video denoiser on the CPU, without learned weights.
+//!
+//! Encode cuts frames into 8×8 patch tokens in bf16 and estimates the noise, Phase B runs `num_denoise_steps` passes
+//! of windowed patch attention over the chunk and the frames before it, decode puts the patches back. Zero steps is
+//! the identity, bit for bit. [`crate::reference`] says the formula; [`settings`] holds its numbers.
+//!
+//! The tensors: `latents_in` and `latents_out` bf16 `[frames, tokens, 64]`; `conditioning_embeds` bf16 `[planes]`, the
+//! noise's standard deviation; `denoising_step_list` i64 `[steps]`, the strength of each pass in thousandths;
+//! `context_frames` bf16 `[frames, tokens, 64]`, exactly with recompute.
+
+mod attention;
+mod denoise;
+pub mod geometry;
+mod noise;
+mod plane;
+pub mod settings;
+mod tokens;
+
+use half::bf16;
+
+pub use noise::{add_gaussian, estimate_sigma};
+pub(crate) use plane::mirrored;
+
+use crate::config::{Chroma, ChunkShape, Description, SessionConfig, Space};
+use crate::error::Failure;
+use crate::export::{Kernels, Session};
+use crate::frame::{FrameView, FrameViewMut};
+use crate::plan::Plan;
+use crate::tensor::{DType, Layout, Payload, PayloadMut, TensorList, TensorSpec};
+use denoise::Denoiser;
+use geometry::{Geometry, TOKEN};
+use settings::{CONTEXT_FRAMES, Pass};
+
+/// The built-in kernels.
+#[derive(Debug)]
+pub enum Cpu {}
+
+/// One stream through the built-in kernels.
+#[derive(Debug)]
+pub struct CpuSession {
+    config: SessionConfig,
+    geometry: Geometry,
+    threads: usize,
+    /// Encode: the last frames seen, packed, oldest first; and the noise written last.
+    history: Vec<Vec<u8>>,
+    sigma: Vec<f32>,
+    /// Made by the first `phase_b`, because the front has no use for its memory.
+    denoiser: Option<Denoiser>,
+    passes: Vec<Pass>,
+}
+
+impl Kernels for Cpu {
+    type Session = CpuSession;
+
+    fn describe() -> Description {
+        Description {
+            name: "cpu".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            host: true,
+            cuda: false,
+            chroma: Chroma::ALL.into(),
+            context_frames: CONTEXT_FRAMES as u32,
+            digest: settings::DIGEST,
+        }
+    }
+
+    fn create(config: &SessionConfig) -> Result<CpuSession, Failure> {
+        if config.space != Space::Host {
+            return Err(Failure::unsupported("the cpu kernels work on host memory only"));
+        }
+        let threads = match config.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads as usize,
+        };
+        Ok(CpuSession {
+            config: *config,
+            geometry: Geometry::of(config),
+            threads,
+            history: Vec::with_capacity(CONTEXT_FRAMES),
+            sigma: Vec::new(),
+            denoiser: None,
+            passes: Vec::new(),
+        })
+    }
+}
+
+impl CpuSession {
+    fn latents(&self, name: &str, frames: u32) -> Result<TensorSpec, Failure> {
+        TensorSpec::new(name, DType::Bf16, &self.latents_dims(frames))
+    }
+
+    fn latents_dims(&self, frames: u32) -> [u64; 3] {
+        [frames.into(), self.geometry.tokens as u64, TOKEN as u64]
+    }
+
+    /// Remembers the chunk's last frames, for the next chunk's `context_frames`.
+    fn remember(&mut self, frames: &[FrameView<'_>]) {
+        let bytes = self.config.chroma.packed_frame_bytes(self.config.width, self.config.height);
+        for frame in &frames[frames.len().saturating_sub(CONTEXT_FRAMES)..] {
+            if self.history.len() < CONTEXT_FRAMES {
+                self.history.push(vec![0; bytes]);
+            } else {
+                self.history.rotate_left(1);
+            }
+            let mut packed = self.history.last_mut().map_or(&mut [][..], |last| last);
+            for (index, plane) in self.geometry.planes.iter().enumerate() {
+                for y in 0..plane.height {
+                    let (row, rest) = packed.split_at_mut(plane.width);
+                    row.copy_from_slice(frame.plane(index).row(y));
+                    packed = rest;
+                }
+            }
+        }
+    }
+
+    fn encode_frame(&self, frame: &FrameView<'_>, out: &mut [u8]) {
+        for (index, plane) in self.geometry.planes.iter().enumerate() {
+            let tokens = &mut out[plane.first_token * TOKEN * 2..][..plane.tokens() * TOKEN * 2];
+            tokens::encode_plane(frame.plane(index), plane, tokens);
+        }
+    }
+
+    /// The noise of each plane: given, or estimated from the chunk's middle frame when the clip begins or is cut.
+    fn update_sigma(&mut self, frames: &[FrameView<'_>], plan: &Plan) {
+        if self.sigma.is_empty() || plan.init_cache || plan.reset_crossattn_cache {
+            let frame = &frames[frames.len() / 2];
+            let given = self.config.noise_sigma;
+            let planes = 0..self.geometry.planes.len();
+            self.sigma.clear();
+            self.sigma.extend(planes.map(|plane| given.unwrap_or_else(|| estimate_sigma(frame.plane(plane)))));
+        }
+    }
+}
+
+impl Session for CpuSession {
+    fn layout(&self, shape: ChunkShape) -> Result<Layout, Failure> {
+        if shape.context_frames as usize > CONTEXT_FRAMES {
+            return Err(Failure::invalid(format!(
+                "{} context frames, these kernels look at {CONTEXT_FRAMES}",
+                shape.context_frames
+            )));
+        }
+        let mut inputs = vec![
+            self.latents("latents_in", shape.frames)?,
+            TensorSpec::new("conditioning_embeds", DType::Bf16, &[self.geometry.planes.len() as u64])?,
+            TensorSpec::new("denoising_step_list", DType::I64, &[shape.steps.into()])?,
+        ];
+        if shape.context_frames > 0 {
+            inputs.push(self.latents("context_frames", shape.context_frames)?);
+        }
+        Ok(Layout {
+            inputs: TensorList::new(inputs)?,
+            outputs: TensorList::new([self.latents("latents_out", shape.frames)?])?,
+        })
+    }
+
+    fn encode(
+        &mut self,
+        frames: &[FrameView<'_>],
+        plan: &Plan,
+        input: &mut PayloadMut<'_>,
+    ) -> Result<(), Failure> {
+        let bytes = self.geometry.frame_bytes();
+        if plan.init_cache || plan.reset_kv_cache {
+            self.history.clear();
+        }
+        self.update_sigma(frames, plan);
+
+        let context = context_count(plan, input.spec("context_frames"))?;
+        if context as usize > self.history.len() {
+            return Err(Failure::invalid(format!(
+                "context_frames asks for {context} frames, {} were encoded since the last cut",
+                self.history.len()
+            )));
+        }
+        if context > 0 {
+            let dims = self.latents_dims(context);
+            let tokens = input.tensor_mut("context_frames", DType::Bf16, &dims)?;
+            let history = &self.history[self.history.len() - context as usize..];
+            for (packed, out) in history.iter().zip(tokens.chunks_exact_mut(bytes)) {
+                let frame = FrameView::packed(packed, self.config.width, self.config.height, self.config.chroma)
+                    .ok_or_else(|| Failure::error("a remembered frame has another size"))?;
+                self.encode_frame(&frame, out);
+            }
+        }
+
+        let dims = self.latents_dims(frames.len() as u32);
+        let latents = input.tensor_mut("latents_in", DType::Bf16, &dims)?;
+        for (frame, out) in frames.iter().zip(latents.chunks_exact_mut(bytes)) {
+            self.encode_frame(frame, out);
+        }
+        let planes = self.sigma.len() as u64;
+        let conditioning = input.tensor_mut("conditioning_embeds", DType::Bf16, &[planes])?;
+        for (sigma, out) in self.sigma.iter().zip(conditioning.chunks_exact_mut(2)) {
+            out.copy_from_slice(&bf16::from_f32(*sigma).to_le_bytes());
+        }
+        let steps = plan.num_denoise_steps;
+        let list = input.tensor_mut("denoising_step_list", DType::I64, &[steps.into()])?;
+        for (step, out) in settings::schedule(steps).zip(list.chunks_exact_mut(8)) {
+            out.copy_from_slice(&step.to_le_bytes());
+        }
+        self.remember(frames);
+        Ok(())
+    }
+
+    fn phase_b(
+        &mut self,
+        plan: &Plan,
+        input: &Payload<'_>,
+        output: &mut PayloadMut<'_>,
+    ) -> Result<u32, Failure> {
+        // Everything that can fail comes before the first change of state.
+        let frames = input.spec("latents_in").and_then(|spec| spec.dims().first().copied()).unwrap_or(0);
+        let frames = u32::try_from(frames).unwrap_or(u32::MAX);
+        if frames == 0 || frames > self.config.max_frames {
+            return Err(Failure::invalid(format!(
+                "latents_in holds {frames} frames, this session takes 1 to {}",
+                self.config.max_frames
+            )));
+        }
+        let dims = self.latents_dims(frames);
+        let latents_in = input.tensor("latents_in", DType::Bf16, &dims)?;
+        let latents_out = output.tensor_mut("latents_out", DType::Bf16, &dims)?;
+        let sigma = input.tensor("conditioning_embeds", DType::Bf16, &[self.geometry.planes.len() as u64])?;
+        let sigma = || sigma.chunks_exact(2).map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32());
+        if let Some(bad) = sigma().find(|sigma| !(0.0..=255.0).contains(sigma)) {
+            return Err(Failure::invalid(format!("conditioning_embeds holds a noise of {bad}, must lie within 0 and 255")));
+        }
+        let list = input.tensor("denoising_step_list", DType::I64, &[plan.num_denoise_steps.into()])?;
+        self.passes.clear();
+        for step in list.chunks_exact(8) {
+            let step = i64::from_le_bytes(step.try_into().unwrap_or_default());
+            self.passes.push(Pass::from_step(step)?);
+        }
+        let context = context_count(plan, input.spec("context_frames"))?;
+        let context = match context {
+            0 => None,
+            count if u64::from(count) > plan.current_start_frame || count as usize > CONTEXT_FRAMES => {
+                return Err(Failure::invalid(format!(
+                    "{count} context frames in front of frame {}, at most {CONTEXT_FRAMES}",
+                    plan.current_start_frame
+                )));
+            }
+            count => Some(input.tensor("context_frames", DType::Bf16, &self.latents_dims(count))?),
+        };
+        if plan.current_start_frame.checked_add(frames.into()).is_none() {
+            return Err(Failure::invalid("frame numbers overflow"));
+        }
+
+        let denoiser = self.denoiser.get_or_insert_with(|| {
+            Denoiser::new(self.geometry.clone(), self.config.max_frames as usize, self.threads)
+        });
+        if plan.init_cache || plan.reset_kv_cache {
+            denoiser.clear_context();
+        }
+        if plan.init_cache || plan.reset_crossattn_cache || !denoiser.is_conditioned() {
+            denoiser.condition(sigma());
+        }
+        if let Some(tokens) = context {
+            denoiser.rebuild_context(tokens, plan.current_start_frame);
+        }
+        denoiser.run(plan, &self.passes, latents_in, latents_out);
+        Ok(self.passes.len() as u32 + u32::from(context.is_some()))
+    }
+
+    fn decode(
+        &mut self,
+        _plan: &Plan,
+        output: &Payload<'_>,
+        frames: &mut [FrameViewMut<'_>],
+    ) -> Result<(), Failure> {
+        let dims = self.latents_dims(frames.len() as u32);
+        let latents = output.tensor("latents_out", DType::Bf16, &dims)?;
+        for (frame, tokens) in frames.iter_mut().zip(latents.chunks_exact(self.geometry.frame_bytes())) {
+            for (index, plane) in self.geometry.planes.iter().enumerate() {
+                let tokens = &tokens[plane.first_token * TOKEN * 2..][..plane.tokens() * TOKEN * 2];
+                tokens::decode_plane(tokens, plane, frame.plane_mut(index));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Frames in `context_frames`, which must be there exactly when the plan says so.
+fn context_count(plan: &Plan, spec: Option<&TensorSpec>) -> Result<u32, Failure> {
+    match (plan.do_kv_recompute, spec) {
+        (false, None) => Ok(0),
+        (true, Some(spec)) => match spec.dims() {
+            [frames, ..] if *frames > 0 => Ok(u32::try_from(*frames).unwrap_or(u32::MAX)),
+            _ => Err(Failure::invalid("context_frames holds no frame")),
+        },
+        (true, None) => Err(Failure::invalid("the plan asks for a recompute, but context_frames is missing")),
+        (false, Some(_)) => Err(Failure::invalid("context_frames is there, but the plan asks for no recompute")),
+    }
+}

@@ -1,0 +1,109 @@
+//! Frames to patch tokens and back: the whole of encode and decode, and exact in both directions.
+//!
+//! A token is an 8×8 patch in row-major order, each sample a bf16. Samples up to 255 need 8 bits of significand and
+//! bf16 has 8, so nothing is lost. Planes are padded by repeating the last row and column.
+
+use half::bf16;
+
+use super::geometry::{PATCH, PlaneGeometry, TOKEN};
+use crate::frame::{PlaneView, PlaneViewMut};
+
+/// Bytes of one row of a token.
+const ROW: usize = 2 * PATCH;
+
+/// Writes the tokens of one plane; `out` is the plane's part of the frame's tokens.
+pub(super) fn encode_plane(plane: PlaneView<'_>, geometry: &PlaneGeometry, out: &mut [u8]) {
+    let per_token_row = geometry.tokens_x() * TOKEN * 2;
+    let whole = geometry.width / PATCH;
+    for (y, tokens) in out.chunks_exact_mut(per_token_row).enumerate() {
+        for dy in 0..PATCH {
+            let row = plane.row((y * PATCH + dy).min(geometry.height - 1));
+            let mut places = tokens.chunks_exact_mut(2 * TOKEN).map(|token| &mut token[dy * ROW..][..ROW]);
+            let (patches, rest) = row.split_at(whole * PATCH);
+            for (patch, place) in patches.chunks_exact(PATCH).zip(&mut places) {
+                encode_row(patch.try_into().unwrap_or(&[0; PATCH]), place);
+            }
+            if let (Some(place), Some(last)) = (places.next(), rest.last()) {
+                let mut patch = [*last; PATCH];
+                patch[..rest.len()].copy_from_slice(rest);
+                encode_row(&patch, place);
+            }
+        }
+    }
+}
+
+fn encode_row(samples: &[u8; PATCH], place: &mut [u8]) {
+    for (sample, two) in samples.iter().zip(place.chunks_exact_mut(2)) {
+        // The upper half of an f32 is its bf16, and the lower half of a small integer's is zero.
+        let bits = (f32::from(*sample).to_bits() >> 16) as u16;
+        two.copy_from_slice(&bits.to_le_bytes());
+    }
+}
+
+/// Writes the samples of one plane: rounded to the nearest (ties up) and clamped to 0..=255.
+pub(super) fn decode_plane(tokens: &[u8], geometry: &PlaneGeometry, plane: &mut PlaneViewMut<'_>) {
+    let per_token_row = geometry.tokens_x() * TOKEN * 2;
+    for (y, tokens) in tokens.chunks_exact(per_token_row).enumerate() {
+        let rows = PATCH.min(geometry.height - y * PATCH);
+        for dy in 0..rows {
+            let row = plane.row_mut(y * PATCH + dy);
+            let places = tokens.chunks_exact(2 * TOKEN).map(|token| &token[dy * ROW..][..ROW]);
+            for (samples, place) in row.chunks_mut(PATCH).zip(places) {
+                for (sample, two) in samples.iter_mut().zip(place.chunks_exact(2)) {
+                    let value = f32::from_bits(u32::from(u16::from_le_bytes([two[0], two[1]])) << 16);
+                    // A cast saturates, and turns NaN into 0.
+                    *sample = (value + 0.5) as u8;
+                }
+            }
+        }
+    }
+}
+
+/// Reads one row of eight samples of a token.
+pub(super) fn read_row(token: &[u8], dy: usize) -> [f32; PATCH] {
+    let row = &token[dy * ROW..][..ROW];
+    std::array::from_fn(|i| f32::from_bits(u32::from(u16::from_le_bytes([row[2 * i], row[2 * i + 1]])) << 16))
+}
+
+/// Writes one row of eight samples of a token, each rounded to the nearest bf16 (ties to even).
+pub(super) fn write_row(token: &mut [u8], dy: usize, samples: &[f32; PATCH]) {
+    let row = &mut token[dy * ROW..][..ROW];
+    for (sample, two) in samples.iter().zip(row.chunks_exact_mut(2)) {
+        two.copy_from_slice(&bf16::from_f32(*sample).to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Chroma;
+    use crate::cpu::geometry::Geometry;
+
+    #[test]
+    fn every_sample_value_survives_and_padding_repeats_the_edge() {
+        let geometry = Geometry::new(19, 18, Chroma::Mono);
+        let plane = geometry.planes[0];
+        let samples: Vec<u8> = (0..19 * 18).map(|i| (i % 256) as u8).collect();
+        let mut tokens = vec![0xEE; geometry.frame_bytes()];
+        encode_plane(PlaneView::new(&samples, 19, 19, 18).unwrap(), &plane, &mut tokens);
+        let mut back = vec![0; samples.len()];
+        decode_plane(&tokens, &plane, &mut PlaneViewMut::new(&mut back, 19, 19, 18).unwrap());
+        assert_eq!(back, samples);
+        // The last token's last row holds the last row's last three samples, then the last sample five times.
+        let token = &tokens[8 * TOKEN * 2..];
+        let last = f32::from(samples[18 * 19 - 1]);
+        assert_eq!(read_row(token, 7)[2..], [last; 6]);
+        assert_eq!(read_row(token, 1), read_row(token, 7));
+    }
+
+    #[test]
+    fn decode_rounds_and_clamps() {
+        let geometry = Geometry::new(16, 16, Chroma::Mono);
+        let mut tokens = vec![0; geometry.frame_bytes()];
+        let values = [-3.0, 0.49, 0.5, 1.0, 254.0, 300.0, f32::NAN, 2.5];
+        write_row(&mut tokens, 0, &values);
+        let mut back = vec![9; 256];
+        decode_plane(&tokens, &geometry.planes[0], &mut PlaneViewMut::new(&mut back, 16, 16, 16).unwrap());
+        assert_eq!(back[..8], [0, 0, 1, 1, 254, 255, 0, 3]);
+    }
+}

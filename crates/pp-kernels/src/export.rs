@@ -1,0 +1,462 @@
+//! The plugin side: two safe traits, and the functions that put them behind the table.
+//!
+//! Hazard: a panic that crosses an `extern "C"` function aborts the process, and a caller's lying length is read as
+//! memory. So every entry runs in `catch_unwind` and turns a panic into a status, and every struct's size, pointer and
+//! count is checked before it becomes a slice. The traits themselves see only slices and values.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::abi::{self, OpaqueSession, Table, TableHead};
+use crate::config::{ChunkShape, Description, SessionConfig};
+use crate::error::{Failure, Status};
+use crate::frame::{FrameView, FrameViewMut, PlaneView, PlaneViewMut};
+use crate::plan::Plan;
+use crate::tensor::{Layout, Payload, PayloadMut, TensorSpec};
+
+/// A set of kernels, as its author writes it. Put it behind the C table with [`crate::export_kernels!`].
+pub trait Kernels: 'static {
+    /// The state of one stream.
+    type Session: Session;
+
+    /// What the kernels are.
+    fn describe() -> Description;
+
+    /// Makes a session; `config` is within its ranges.
+    ///
+    /// # Errors
+    /// A size, format or memory space that is not served.
+    fn create(config: &SessionConfig) -> Result<Self::Session, Failure>;
+
+    /// A quick check that the kernels compute what they should on this machine.
+    ///
+    /// # Errors
+    /// What differs.
+    fn self_test() -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+/// One stream. Calls never overlap; each may come from another thread.
+///
+/// Frames have the session's planes and sizes; plans are valid. Tensors must be asked for by name, type and shape,
+/// which refuses what does not fit.
+pub trait Session: Send {
+    /// The tensors of a chunk.
+    ///
+    /// # Errors
+    /// A shape that is not served.
+    fn layout(&self, shape: ChunkShape) -> Result<Layout, Failure>;
+
+    /// Frames to input tensors. Every byte of every tensor must be written.
+    ///
+    /// # Errors
+    /// What could not be done.
+    fn encode(
+        &mut self,
+        frames: &[FrameView<'_>],
+        plan: &Plan,
+        input: &mut PayloadMut<'_>,
+    ) -> Result<(), Failure>;
+
+    /// Input tensors to output tensors; gives the number of generator calls made. With zero steps the output is the
+    /// input, bit for bit.
+    ///
+    /// # Errors
+    /// What could not be done.
+    fn phase_b(
+        &mut self,
+        plan: &Plan,
+        input: &Payload<'_>,
+        output: &mut PayloadMut<'_>,
+    ) -> Result<u32, Failure>;
+
+    /// Output tensors to frames. Every sample must be written.
+    ///
+    /// # Errors
+    /// What could not be done.
+    fn decode(
+        &mut self,
+        plan: &Plan,
+        output: &Payload<'_>,
+        frames: &mut [FrameViewMut<'_>],
+    ) -> Result<(), Failure>;
+}
+
+/// Exports the kernels of a type that implements [`Kernels`] as `pp_kernels_entry_v1`, once in a `cdylib`.
+#[macro_export]
+macro_rules! export_kernels {
+    ($kernels:ty) => {
+        /// The entry symbol of the plugin ABI.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn pp_kernels_entry_v1() -> *const $crate::abi::Table {
+            static TABLE: $crate::abi::Table = $crate::export::table::<$kernels>();
+            &raw const TABLE
+        }
+    };
+}
+
+/// The table of a set of kernels.
+#[must_use]
+pub const fn table<K: Kernels>() -> Table {
+    Table {
+        head: TableHead {
+            magic: abi::MAGIC,
+            struct_size: abi::size::<Table>(),
+            major: abi::MAJOR,
+            minor: abi::MINOR,
+        },
+        describe: Some(describe::<K>),
+        create: Some(create::<K>),
+        destroy: Some(destroy::<K>),
+        layout: Some(layout::<K>),
+        encode: Some(encode::<K>),
+        phase_b: Some(phase_b::<K>),
+        decode: Some(decode::<K>),
+        self_test: Some(self_test::<K>),
+    }
+}
+
+/// A session and what it was made for.
+struct Held<S> {
+    session: S,
+    config: SessionConfig,
+}
+
+unsafe extern "C" fn describe<K: Kernels>(
+    out: *mut abi::Description,
+    error: *mut abi::ErrorText,
+) -> u32 {
+    // SAFETY: the pointers are valid for the call by the rules of the ABI.
+    unsafe {
+        guarded(error, || {
+            sized(out, (*out).struct_size)?;
+            K::describe().to_abi(&mut *out);
+            Ok(())
+        })
+    }
+}
+
+unsafe extern "C" fn create<K: Kernels>(
+    config: *const abi::SessionConfig,
+    out: *mut *mut OpaqueSession,
+    error: *mut abi::ErrorText,
+) -> u32 {
+    // SAFETY: the pointers are valid for the call by the rules of the ABI.
+    unsafe {
+        guarded(error, || {
+            sized(config, (*config).struct_size)?;
+            let config = SessionConfig::from_abi(&*config)?;
+            let session = K::create(&config)?;
+            *out = Box::into_raw(Box::new(Held { session, config })).cast();
+            Ok(())
+        })
+    }
+}
+
+unsafe extern "C" fn destroy<K: Kernels>(session: *mut OpaqueSession) {
+    if session.is_null() {
+        return;
+    }
+    // SAFETY: the pointer came from `create` of this table and is given back once.
+    let held = unsafe { Box::from_raw(session.cast::<Held<K::Session>>()) };
+    // A panic in a destructor has no one to tell.
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(held))) {
+        std::mem::forget(payload);
+    }
+}
+
+unsafe extern "C" fn layout<K: Kernels>(
+    session: *mut OpaqueSession,
+    args: *mut abi::LayoutArgs,
+    error: *mut abi::ErrorText,
+) -> u32 {
+    // SAFETY: the pointers are valid for the call by the rules of the ABI, and the arrays hold `capacity` elements.
+    unsafe {
+        guarded(error, || {
+            sized(args, (*args).struct_size)?;
+            let (held, args) = (held::<K>(session), &mut *args);
+            let layout = held.session.layout(ChunkShape {
+                frames: args.frames,
+                steps: args.steps,
+                context_frames: args.context_frames,
+            })?;
+            let write = |list: &[TensorSpec], out: *mut abi::Tensor| {
+                if list.len() > args.capacity as usize {
+                    return Err(Failure::invalid(format!("no room for {} tensors", list.len())));
+                }
+                for (index, spec) in list.iter().enumerate() {
+                    out.add(index).write(*spec.as_abi());
+                }
+                Ok(list.len() as u32)
+            };
+            args.input_count = write(layout.inputs.as_slice(), args.inputs)?;
+            args.output_count = write(layout.outputs.as_slice(), args.outputs)?;
+            Ok(())
+        })
+    }
+}
+
+unsafe extern "C" fn encode<K: Kernels>(
+    session: *mut OpaqueSession,
+    args: *mut abi::EncodeArgs,
+    error: *mut abi::ErrorText,
+) -> u32 {
+    // SAFETY: the pointers are valid for the call by the rules of the ABI; nothing else uses the session, and nothing
+    // reads the payload's memory, until the call returns.
+    unsafe {
+        guarded(error, || {
+            sized(args, (*args).struct_size)?;
+            let (held, args) = (held::<K>(session), &*args);
+            let plan = plan(args.plan)?;
+            let frames = read_frames(args.frames, args.frame_count, &held.config)?;
+            let (specs, data, bytes) = payload(args.input)?;
+            let data = std::slice::from_raw_parts_mut(data, bytes);
+            held.session.encode(&frames, &plan, &mut PayloadMut::from_checked(specs, data))
+        })
+    }
+}
+
+unsafe extern "C" fn phase_b<K: Kernels>(
+    session: *mut OpaqueSession,
+    args: *mut abi::PhaseBArgs,
+    error: *mut abi::ErrorText,
+) -> u32 {
+    // SAFETY: the pointers are valid for the call by the rules of the ABI; nothing else uses the session or the output
+    // until the call returns, and input and output do not overlap.
+    unsafe {
+        guarded(error, || {
+            sized(args, (*args).struct_size)?;
+            let (held, args) = (held::<K>(session), &mut *args);
+            let plan = plan(args.plan)?;
+            let (in_specs, in_data, in_bytes) = payload(args.input)?;
+            let (out_specs, out_data, out_bytes) = payload(args.output)?;
+            let input = Payload::from_checked(
+                in_specs,
+                std::slice::from_raw_parts(in_data.cast_const(), in_bytes),
+            );
+            let mut output = PayloadMut::from_checked(
+                out_specs,
+                std::slice::from_raw_parts_mut(out_data, out_bytes),
+            );
+            args.observed_generator_calls = held.session.phase_b(&plan, &input, &mut output)?;
+            Ok(())
+        })
+    }
+}
+
+unsafe extern "C" fn decode<K: Kernels>(
+    session: *mut OpaqueSession,
+    args: *mut abi::DecodeArgs,
+    error: *mut abi::ErrorText,
+) -> u32 {
+    // SAFETY: the pointers are valid for the call by the rules of the ABI; nothing else uses the session or the frames
+    // until the call returns.
+    unsafe {
+        guarded(error, || {
+            sized(args, (*args).struct_size)?;
+            let (held, args) = (held::<K>(session), &*args);
+            let plan = plan(args.plan)?;
+            let mut frames = write_frames(args.frames, args.frame_count, &held.config)?;
+            let (specs, data, bytes) = payload(args.output)?;
+            let data = std::slice::from_raw_parts(data.cast_const(), bytes);
+            held.session.decode(&plan, &Payload::from_checked(specs, data), &mut frames)
+        })
+    }
+}
+
+unsafe extern "C" fn self_test<K: Kernels>(error: *mut abi::ErrorText) -> u32 {
+    // SAFETY: the pointer is valid for the call by the rules of the ABI.
+    unsafe { guarded(error, K::self_test) }
+}
+
+/// Runs one entry: a failure and a panic become a status and a text.
+///
+/// # Safety
+/// `error` is null or valid for the call.
+unsafe fn guarded(error: *mut abi::ErrorText, body: impl FnOnce() -> Result<(), Failure>) -> u32 {
+    // Unwind safety: after a panic the host only destroys the session.
+    let failure = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => return abi::OK,
+        Ok(Err(failure)) => failure,
+        Err(payload) => Failure {
+            status: Status::Panic,
+            message: panic_text(payload),
+        },
+    };
+    // SAFETY: the caller's duty.
+    unsafe { write_error(error, &failure.message) };
+    failure.status.code()
+}
+
+/// The text of a panic. The payload is forgotten: dropping a foreign one could panic again.
+fn panic_text(payload: Box<dyn Any + Send>) -> String {
+    let text = match payload.downcast_ref::<&str>() {
+        Some(text) => (*text).to_owned(),
+        None => match payload.downcast_ref::<String>() {
+            Some(text) => text.clone(),
+            None => "a panic without a text".to_owned(),
+        },
+    };
+    std::mem::forget(payload);
+    text
+}
+
+/// # Safety
+/// `error` is null, or valid and with `capacity` writable bytes at `text`.
+unsafe fn write_error(error: *mut abi::ErrorText, message: &str) {
+    // SAFETY: the caller's duty; the size is read first and covers what is used.
+    unsafe {
+        if error.is_null() || (*error).struct_size < abi::size::<abi::ErrorText>() {
+            return;
+        }
+        let error = &mut *error;
+        let capacity = usize::try_from(error.capacity).unwrap_or(0);
+        let length = if error.text.is_null() { 0 } else { message.len().min(capacity) };
+        if length > 0 {
+            std::ptr::copy_nonoverlapping(message.as_ptr(), error.text, length);
+        }
+        error.length = length as u64;
+    }
+}
+
+/// Refuses a struct that is shorter than version 1.0 has it. Later versions append only.
+fn sized<T>(_: *const T, struct_size: u32) -> Result<(), Failure> {
+    if struct_size < abi::size::<T>() {
+        return Err(Failure::invalid(format!(
+            "a struct of {struct_size} bytes, this plugin needs {}",
+            abi::size::<T>()
+        )));
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `session` came from `create` of this table, is not yet destroyed, and no other call uses it for as long as the
+/// reference lives.
+unsafe fn held<'a, K: Kernels>(session: *mut OpaqueSession) -> &'a mut Held<K::Session> {
+    // SAFETY: the caller's duty.
+    unsafe { &mut *session.cast::<Held<K::Session>>() }
+}
+
+/// # Safety
+/// `raw` is valid for the call.
+unsafe fn plan(raw: *const abi::Plan) -> Result<Plan, Failure> {
+    // SAFETY: the caller's duty; the size is read first.
+    unsafe {
+        sized(raw, (*raw).struct_size)?;
+        Plan::from_abi(&*raw)
+    }
+}
+
+/// The tensors of a payload, each checked to lie within it.
+///
+/// # Safety
+/// `raw` is valid for as long as the result lives, with `tensor_count` tensors and `bytes` bytes behind its pointers.
+unsafe fn payload<'a>(
+    raw: *const abi::Payload,
+) -> Result<(&'a [TensorSpec], *mut u8, usize), Failure> {
+    // SAFETY: the caller's duty; the size is read first.
+    let raw = unsafe {
+        sized(raw, (*raw).struct_size)?;
+        &*raw
+    };
+    if raw.tensor_count as usize > abi::MAX_TENSORS {
+        return Err(Failure::invalid(format!("{} tensors in a payload", raw.tensor_count)));
+    }
+    let tensors: &[abi::Tensor] = if raw.tensor_count == 0 {
+        &[]
+    } else {
+        // SAFETY: the caller's duty; the count was bounded above.
+        unsafe { std::slice::from_raw_parts(raw.tensors, raw.tensor_count as usize) }
+    };
+    for tensor in tensors {
+        let spec = TensorSpec::from_abi(*tensor)?;
+        let end = tensor.offset.checked_add(tensor.bytes);
+        if spec.as_abi().bytes != tensor.bytes || end.is_none_or(|end| end > raw.bytes) {
+            return Err(Failure::invalid(format!(
+                "tensor {spec:?} of {} bytes does not lie within a payload of {} bytes",
+                tensor.bytes, raw.bytes
+            )));
+        }
+    }
+    // SAFETY: `TensorSpec` is a transparent wrapper of `abi::Tensor`, and each element was checked above.
+    let specs = unsafe {
+        std::slice::from_raw_parts(tensors.as_ptr().cast::<TensorSpec>(), tensors.len())
+    };
+    let data = if raw.bytes == 0 {
+        std::ptr::NonNull::dangling().as_ptr()
+    } else {
+        raw.data
+    };
+    Ok((specs, data, raw.bytes as usize))
+}
+
+/// The length of a plane's memory, after its size was checked against the session's; 0 for a plane that is not there.
+fn plane_bytes(plane: &abi::Plane, index: usize, config: &SessionConfig) -> Result<usize, Failure> {
+    let (width, height) = config.chroma.plane_size(index, config.width, config.height);
+    if (plane.width, plane.height) != (width, height)
+        || (height > 0 && (plane.data.is_null() || plane.stride < u64::from(width)))
+    {
+        return Err(Failure::invalid(format!(
+            "plane {index} is {}x{} with a stride of {}, the session's is {width}x{height}",
+            plane.width, plane.height, plane.stride
+        )));
+    }
+    match height {
+        0 => Ok(0),
+        _ => Ok(plane.stride as usize * (height as usize - 1) + width as usize),
+    }
+}
+
+/// # Safety
+/// `frames` points to `count` frames whose planes are readable as they say for as long as the result lives.
+unsafe fn read_frames<'a>(
+    frames: *const abi::Frame,
+    count: u32,
+    config: &SessionConfig,
+) -> Result<Vec<FrameView<'a>>, Failure> {
+    let mut views = Vec::with_capacity(count as usize);
+    for number in 0..count as usize {
+        let mut planes = [PlaneView::default(); 3];
+        for (index, view) in planes.iter_mut().enumerate().take(config.chroma.planes()) {
+            // SAFETY: the caller's duty, and the plane's own numbers were checked.
+            let (plane, data) = unsafe {
+                let plane = (*frames.add(number)).planes[index];
+                let bytes = plane_bytes(&plane, index, config)?;
+                (plane, std::slice::from_raw_parts(plane.data.cast_const(), bytes))
+            };
+            let (width, height) = (plane.width as usize, plane.height as usize);
+            *view = PlaneView::new(data, plane.stride as usize, width, height)
+                .ok_or_else(|| Failure::invalid("a plane is too short"))?;
+        }
+        views.push(FrameView::new(planes));
+    }
+    Ok(views)
+}
+
+/// # Safety
+/// As [`read_frames`], and the planes are writable and do not overlap.
+unsafe fn write_frames<'a>(
+    frames: *const abi::Frame,
+    count: u32,
+    config: &SessionConfig,
+) -> Result<Vec<FrameViewMut<'a>>, Failure> {
+    let mut views = Vec::with_capacity(count as usize);
+    for number in 0..count as usize {
+        let mut planes: [PlaneViewMut<'a>; 3] = Default::default();
+        for (index, view) in planes.iter_mut().enumerate().take(config.chroma.planes()) {
+            // SAFETY: the caller's duty, and the plane's own numbers were checked.
+            let (plane, data) = unsafe {
+                let plane = (*frames.add(number)).planes[index];
+                let bytes = plane_bytes(&plane, index, config)?;
+                (plane, std::slice::from_raw_parts_mut(plane.data, bytes))
+            };
+            let (width, height) = (plane.width as usize, plane.height as usize);
+            *view = PlaneViewMut::new(data, plane.stride as usize, width, height)
+                .ok_or_else(|| Failure::invalid("a plane is too short"))?;
+        }
+        views.push(FrameViewMut::new(planes));
+    }
+    Ok(views)
+}

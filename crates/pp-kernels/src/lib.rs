@@ -1,0 +1,34 @@
+//! Kernels of the streaming pipeline: the C ABI, the loader of plugin files, and the CPU backend.
+//!
+//! A set of kernels is three functions on a session: *encode* (frames to the tensors that travel), *phase_b* (the
+//! generator) and *decode* (tensors back to frames). They reach the runtime through one table of C functions
+//! (`include/pp_kernel.h`), whether they are built in or come from a file, so a user's model is swapped in without
+//! rebuilding anything: `--kernels my_model.so`.
+//!
+//! Guarantees: a file that is not a plugin, or one of another version, is refused with the reason and before anything
+//! in its table is called; a panic in a Rust plugin is an error, not an abort; a write past a tensor is found
+//! ([`guard`]); nothing is allocated on one side and freed on the other; a loaded library is never unloaded.
+//! Not guaranteed: safety from a hostile file. Loading a library runs its code.
+//!
+//! - To call kernels: [`KernelSet`] and [`KernelSession`].
+//! - To write kernels in Rust: [`Kernels`], [`Session`] and [`export_kernels!`].
+//! - What the default kernels compute: [`cpu`], and plainly in [`reference`].
+
+pub mod abi;
+mod config;
+pub mod cpu;
+mod error;
+pub mod export;
+mod frame;
+pub mod guard;
+mod plan;
+mod plugin;
+mod tensor;
+
+pub use config::{Chroma, ChunkShape, Description, SessionConfig, Space};
+pub use error::{Failure, KernelError, LoadError, Status};
+pub use export::{Kernels, Session};
+pub use frame::{FrameView, FrameViewMut, PlaneView, PlaneViewMut};
+pub use plan::Plan;
+pub use plugin::{KernelSession, KernelSet};
+pub use tensor::{DType, Layout, Payload, PayloadMut, TensorList, TensorSpec};

@@ -1,0 +1,228 @@
+//! The loader: from a file to a checked table, with the exact reason when it is refused.
+//!
+//! Hazard: a table is a set of raw function pointers of unknown origin. So nothing in it is called, and no field beyond
+//! its head is read, before magic, version and size have been checked; then the smaller of its size and ours is copied
+//! into a zeroed table of ours, in which an entry that is not there is `None`.
+//!
+//! A library is opened with `RTLD_NOW | RTLD_LOCAL` (a missing symbol fails here, not in the middle of a run) and never
+//! closed: a library that has touched thread-local storage stays mapped anyway, and one that does not would leave
+//! function pointers dangling. To swap kernels, load another file or start another process.
+
+mod session;
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::mem::ManuallyDrop;
+use std::path::Path;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::abi::{self, Table, TableHead};
+use crate::config::{Description, SessionConfig};
+use crate::error::{KernelError, LoadError, TableError};
+use crate::export;
+
+pub use session::KernelSession;
+use session::{Caller, ErrorBuffer};
+
+/// A checked table of kernels: built in, or from a file.
+#[derive(Clone)]
+pub struct KernelSet {
+    caller: Caller,
+    description: Description,
+}
+
+impl fmt::Debug for KernelSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KernelSet").field("description", &self.description).finish_non_exhaustive()
+    }
+}
+
+impl KernelSet {
+    /// The built-in CPU backend; it goes through the same table as a file's.
+    ///
+    /// # Panics
+    /// Never: its table and description are constants, and a test loads them.
+    #[must_use]
+    pub fn cpu() -> KernelSet {
+        let table = export::table::<crate::cpu::Cpu>();
+        Self::from_table(table).expect("the built-in kernels describe themselves")
+    }
+
+    /// Loads a file, asks it to describe itself and runs its self test.
+    ///
+    /// Loading a library runs its constructors: the checks cannot make a hostile file safe. Load what you trust.
+    ///
+    /// # Errors
+    /// The exact reason for which the file is refused.
+    pub fn load(path: &Path) -> Result<KernelSet, LoadError> {
+        let set = Self::load_untested(path)?;
+        match set.self_test() {
+            Ok(()) => Ok(set),
+            Err(source) => Err(LoadError::SelfTest { path: path.into(), source }),
+        }
+    }
+
+    /// Like [`KernelSet::load`], without the self test.
+    ///
+    /// # Errors
+    /// The exact reason for which the file is refused.
+    pub fn load_untested(path: &Path) -> Result<KernelSet, LoadError> {
+        let table = open(path)?;
+        Self::from_table(table).map_err(|source| LoadError::Describe { path: path.into(), source })
+    }
+
+    fn from_table(table: Table) -> Result<KernelSet, KernelError> {
+        let mut caller = Caller::new(table, "(not yet named)".into());
+        let description = caller.describe()?;
+        caller.name = description.name.as_str().into();
+        Ok(KernelSet { caller, description })
+    }
+
+    /// What the kernels say about themselves.
+    #[must_use]
+    pub fn describe(&self) -> &Description {
+        &self.description
+    }
+
+    /// Runs the kernels' own test; kernels without one pass.
+    ///
+    /// # Errors
+    /// Their words.
+    pub fn self_test(&self) -> Result<(), KernelError> {
+        let Some(self_test) = self.caller.table.self_test else {
+            return Ok(());
+        };
+        let mut error = ErrorBuffer::new();
+        // SAFETY: a non-null entry of a checked table has this signature, and the error buffer outlives the call.
+        let status = error.with(|error| unsafe { self_test(error) });
+        self.caller.judge("self_test", status, &error)
+    }
+
+    /// Makes a session.
+    ///
+    /// # Errors
+    /// A configuration out of range or one that the kernels do not serve.
+    pub fn open(&self, config: &SessionConfig) -> Result<KernelSession, KernelError> {
+        KernelSession::open(self.caller.clone(), config)
+    }
+}
+
+/// Opens the library and copies its table.
+fn open(path: &Path) -> Result<Table, LoadError> {
+    look_at_file(path)?;
+    // The linker searches its own path for a name without a slash: give it the absolute one.
+    let absolute = path
+        .canonicalize()
+        .map_err(|source| LoadError::Unreadable { path: path.into(), source })?;
+    // SAFETY: running the library's constructors is what loading means; the caller chose to trust the file.
+    let library = unsafe { Library::open(Some(&absolute), RTLD_NOW | RTLD_LOCAL) }
+        .map_err(|source| LoadError::Linker { path: path.into(), source })?;
+    let library = ManuallyDrop::new(library);
+    // SAFETY: the symbol of this name is a function of this signature in every plugin of ABI version 1.
+    let entry = unsafe { library.get::<abi::EntryFn>(abi::ENTRY_SYMBOL) }
+        .map_err(|source| LoadError::NoEntry { path: path.into(), source })?;
+    // SAFETY: the entry takes nothing and may be called at any time.
+    let table = unsafe { entry() };
+    // SAFETY: the pointer comes from the entry symbol, whose contract is to return null or a table that lives as long
+    // as the library, and the library is never closed.
+    unsafe { copy_table(table) }
+        .map_err(|reason| LoadError::Table { path: path.into(), reason })
+}
+
+/// Finds out what can be said without the linker, whose words for these cases are hard to read.
+fn look_at_file(path: &Path) -> Result<(), LoadError> {
+    let unreadable = |source| LoadError::Unreadable { path: path.into(), source };
+    let not_a_library = |reason: &str| LoadError::NotALibrary {
+        path: path.into(),
+        reason: reason.into(),
+    };
+    let mut file = File::open(path).map_err(unreadable)?;
+    if file.metadata().map_err(unreadable)?.is_dir() {
+        return Err(not_a_library("it is a directory"));
+    }
+    // e_ident and e_type of the ELF header.
+    let mut head = [0u8; 18];
+    match file.read_exact(&mut head) {
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+            return Err(not_a_library("it is shorter than an ELF header"));
+        }
+        other => other.map_err(unreadable)?,
+    }
+    if head[..4] != *b"\x7fELF" {
+        return Err(not_a_library("it does not start with 7f 45 4c 46"));
+    }
+    const ET_DYN: u16 = 3;
+    let kind = if head[5] == 2 {
+        u16::from_be_bytes([head[16], head[17]])
+    } else {
+        u16::from_le_bytes([head[16], head[17]])
+    };
+    if kind != ET_DYN {
+        return Err(not_a_library(&format!("its ELF type is {kind}, a shared library's is {ET_DYN}")));
+    }
+    Ok(())
+}
+
+/// Checks the head, then copies as much as both sides know.
+///
+/// # Safety
+/// `table` is null, or points to as many readable bytes as its own head says, and at least to a head.
+unsafe fn copy_table(table: *const Table) -> Result<Table, TableError> {
+    if table.is_null() {
+        return Err(TableError::Null);
+    }
+    if !table.is_aligned() {
+        return Err(TableError::Misaligned {
+            address: table as usize,
+            align: align_of::<Table>(),
+        });
+    }
+    // SAFETY: not null, aligned, and at least a head is readable (the caller's duty).
+    let head = unsafe { table.cast::<TableHead>().read() };
+    if head.magic != abi::MAGIC {
+        return Err(TableError::Magic { found: head.magic });
+    }
+    if head.major != abi::MAJOR {
+        return Err(TableError::Major {
+            found_major: head.major,
+            found_minor: head.minor,
+        });
+    }
+    if head.struct_size < abi::TABLE_REQUIRED_BYTES {
+        return Err(TableError::TooShort { found: head.struct_size });
+    }
+    let mut ours = Table {
+        head,
+        describe: None,
+        create: None,
+        destroy: None,
+        layout: None,
+        encode: None,
+        phase_b: None,
+        decode: None,
+        self_test: None,
+    };
+    let bytes = (head.struct_size as usize).min(size_of::<Table>());
+    // SAFETY: `bytes` is at most what either side holds; every bit pattern of a pointer-sized word is a valid
+    // `Option<fn>`, null being `None`; whole words are copied because the entries are pointer-sized and the required
+    // part ends at one, and a size that ends inside an entry is cut to the last whole one here.
+    unsafe {
+        let whole = bytes - bytes % size_of::<usize>();
+        std::ptr::copy_nonoverlapping(table.cast::<u8>(), (&raw mut ours).cast::<u8>(), whole);
+    }
+    let required = [
+        ("describe", ours.describe.is_some()),
+        ("create", ours.create.is_some()),
+        ("destroy", ours.destroy.is_some()),
+        ("layout", ours.layout.is_some()),
+        ("encode", ours.encode.is_some()),
+        ("phase_b", ours.phase_b.is_some()),
+        ("decode", ours.decode.is_some()),
+    ];
+    match required.into_iter().find(|(_, there)| !there) {
+        None => Ok(ours),
+        Some((name, _)) => Err(TableError::MissingEntry { name }),
+    }
+}
