@@ -155,7 +155,8 @@ mod tests {
 
     #[test]
     fn codes_and_sizes_are_those_of_the_wire_format() {
-        let table = DType::ALL.map(|dtype| (dtype.code(), dtype.size_bytes(), dtype.to_string()));
+        let row = |dtype: &DType| (dtype.code(), dtype.size_bytes(), dtype.to_string());
+        let table: Vec<_> = DType::ALL.iter().map(row).collect();
         let expected = [
             (1, 1, "u8"),
             (2, 4, "i32"),
@@ -164,10 +165,8 @@ mod tests {
             (5, 2, "f16"),
             (6, 4, "f32"),
         ];
-        assert_eq!(
-            table,
-            expected.map(|(code, size, name)| (code, size, name.to_owned()))
-        );
+        let expected = expected.map(|(code, size, name)| (code, size, name.to_owned()));
+        assert_eq!(table, expected);
     }
 
     #[test]
