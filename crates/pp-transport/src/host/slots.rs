@@ -1,0 +1,260 @@
+//! Who owns each slot of an edge, as a protocol of atomics.
+//!
+//! Hazard: two owners of one slot, in one process or across two. Guarantee: a slot is, at any
+//! time, exactly one of: free at the producer, leased at the producer, with the consumer
+//! (in flight or being read), or quarantined for good. Only a transition made here moves it.
+//!
+//! The word shared by both processes says on which side the slot is; it is the credit. The
+//! producer's own bookkeeping (leased, in flight, dropped in flight) stays in its own memory,
+//! where no peer can write it.
+
+use crate::sync::{AtomicU32, Ordering};
+
+/// The shared word of one slot, on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(crate) struct SlotWord(Shared);
+
+#[derive(Debug)]
+struct Shared(AtomicU32);
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self(AtomicU32::new(WITH_PRODUCER))
+    }
+}
+
+const WITH_PRODUCER: u32 = 0;
+const WITH_CONSUMER: u32 = 1;
+
+/// The shared words of an edge, wherever they lie.
+pub(crate) trait SlotWords {
+    fn depth(&self) -> u32;
+    fn word(&self, slot: u32) -> &SlotWord;
+}
+
+/// Producer: may be leased.
+const FREE: u32 = 0;
+/// Producer: a lease exists.
+const LEASED: u32 = 1;
+/// Producer: handed over, and an in-flight handle waits for it.
+const IN_FLIGHT: u32 = 2;
+/// Producer: handed over, and nobody waits; it is free again once the consumer returned it.
+const ORPHANED: u32 = 3;
+/// Either side: never to be used again.
+const QUARANTINED: u32 = 4;
+
+/// The producing side of an edge's slots. Shared by the link and its leases, hence `&self`.
+#[derive(Debug)]
+pub(crate) struct Producer<W> {
+    words: W,
+    own: Box<[AtomicU32]>,
+}
+
+impl<W: SlotWords> Producer<W> {
+    pub(crate) fn new(words: W) -> Self {
+        let own = (0..words.depth()).map(|_| AtomicU32::new(FREE)).collect();
+        Self { words, own }
+    }
+
+    pub(crate) fn words(&self) -> &W {
+        &self.words
+    }
+
+    /// Takes a slot that is free, or was dropped in flight and has come back; `None` is the lack
+    /// of a credit. This is the reaper: nothing else looks after orphaned slots.
+    pub(crate) fn lease(&self) -> Option<u32> {
+        (0..self.words.depth()).find(|&slot| {
+            let own = &self.own[slot as usize];
+            let seen = own.load(Ordering::Relaxed);
+            let usable = seen == FREE || (seen == ORPHANED && self.is_back(slot));
+            usable
+                && own
+                    .compare_exchange(seen, LEASED, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+        })
+    }
+
+    /// The lease ends unsent.
+    pub(crate) fn give_up(&self, slot: u32) {
+        self.step(slot, LEASED, FREE);
+    }
+
+    /// The slot goes over to the consumer. What was written to it becomes visible with the
+    /// ring's publication of its frame, which must follow.
+    pub(crate) fn submit(&self, slot: u32) {
+        self.step(slot, LEASED, IN_FLIGHT);
+        let word = &self.words.word(slot).0.0;
+        word.store(WITH_CONSUMER, Ordering::Release);
+    }
+
+    /// True once the consumer gave the slot back: the credit.
+    pub(crate) fn is_back(&self, slot: u32) -> bool {
+        self.words.word(slot).0.0.load(Ordering::Acquire) == WITH_PRODUCER
+    }
+
+    /// The in-flight handle becomes a lease again.
+    pub(crate) fn redeem(&self, slot: u32) {
+        assert!(self.is_back(slot), "slot {slot} redeemed while in flight");
+        self.step(slot, IN_FLIGHT, LEASED);
+    }
+
+    /// The in-flight handle was dropped.
+    pub(crate) fn orphan(&self, slot: u32) {
+        self.step(slot, IN_FLIGHT, ORPHANED);
+    }
+
+    /// The slot is given up for good, in flight.
+    pub(crate) fn quarantine(&self, slot: u32) {
+        self.step(slot, IN_FLIGHT, QUARANTINED);
+    }
+
+    fn step(&self, slot: u32, from: u32, to: u32) {
+        let own = &self.own[slot as usize];
+        own.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+            .unwrap_or_else(|was| panic!("slot {slot} is in state {was}, not {from}"));
+    }
+}
+
+/// Why a slot that a frame names cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotOurs {
+    /// There is no slot of that number.
+    NoSuchSlot,
+    /// The peer did not hand it over, or this side still reads it.
+    NotHandedOver,
+}
+
+/// The consuming side of an edge's slots.
+#[derive(Debug)]
+pub(crate) struct Consumer<W> {
+    words: W,
+    own: Box<[AtomicU32]>,
+}
+
+impl<W: SlotWords> Consumer<W> {
+    pub(crate) fn new(words: W) -> Self {
+        let own = (0..words.depth()).map(|_| AtomicU32::new(FREE)).collect();
+        Self { words, own }
+    }
+
+    pub(crate) fn words(&self) -> &W {
+        &self.words
+    }
+
+    /// Takes the slot that a frame names.
+    pub(crate) fn take(&self, slot: u32) -> Result<(), NotOurs> {
+        let own = self.own.get(slot as usize).ok_or(NotOurs::NoSuchSlot)?;
+        if self.words.word(slot).0.0.load(Ordering::Acquire) != WITH_CONSUMER {
+            return Err(NotOurs::NotHandedOver);
+        }
+        own.compare_exchange(FREE, LEASED, Ordering::AcqRel, Ordering::Relaxed)
+            .map(drop)
+            .map_err(|_| NotOurs::NotHandedOver)
+    }
+
+    /// Gives the slot back: the credit travels with this store.
+    pub(crate) fn give_back(&self, slot: u32) {
+        self.own[slot as usize].store(FREE, Ordering::Relaxed);
+        let word = &self.words.word(slot).0.0;
+        word.store(WITH_PRODUCER, Ordering::Release);
+    }
+
+    /// Keeps the slot for good: the producer never gets this credit.
+    pub(crate) fn quarantine(&self, slot: u32) {
+        self.own[slot as usize].store(QUARANTINED, Ordering::Relaxed);
+    }
+}
+
+/// Slot words in this process's own memory, for tests and models.
+#[cfg(test)]
+impl SlotWords for std::sync::Arc<Vec<SlotWord>> {
+    fn depth(&self) -> u32 {
+        self.len() as u32
+    }
+    fn word(&self, slot: u32) -> &SlotWord {
+        &self[slot as usize]
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    type Words = Arc<Vec<SlotWord>>;
+
+    fn edge(depth: usize) -> (Producer<Words>, Consumer<Words>) {
+        let words: Words = Arc::new((0..depth).map(|_| SlotWord::default()).collect());
+        (Producer::new(Arc::clone(&words)), Consumer::new(words))
+    }
+
+    #[test]
+    fn there_are_as_many_leases_as_slots() {
+        let (tx, _) = edge(3);
+        let mut slots: Vec<_> = std::iter::from_fn(|| tx.lease()).collect();
+        slots.sort_unstable();
+        assert_eq!(slots, [0, 1, 2]);
+        tx.give_up(1);
+        assert_eq!(tx.lease(), Some(1));
+    }
+
+    #[test]
+    fn a_credit_comes_back_only_from_the_consumer() {
+        let (tx, rx) = edge(1);
+        let slot = tx.lease().unwrap();
+        tx.submit(slot);
+        assert!(!tx.is_back(slot));
+        rx.take(slot).unwrap();
+        assert!(!tx.is_back(slot));
+        rx.give_back(slot);
+        assert!(tx.is_back(slot));
+        tx.redeem(slot);
+        assert_eq!(tx.lease(), None, "a redeemed slot is a lease, not free");
+    }
+
+    #[test]
+    fn an_orphaned_slot_is_leased_again_only_after_it_came_back() {
+        let (tx, rx) = edge(1);
+        let slot = tx.lease().unwrap();
+        tx.submit(slot);
+        tx.orphan(slot);
+        assert_eq!(tx.lease(), None);
+        rx.take(slot).unwrap();
+        assert_eq!(tx.lease(), None);
+        rx.give_back(slot);
+        assert_eq!(tx.lease(), Some(slot));
+    }
+
+    #[test]
+    fn a_quarantined_slot_is_never_leased_again() {
+        let (tx, rx) = edge(1);
+        let slot = tx.lease().unwrap();
+        tx.submit(slot);
+        tx.quarantine(slot);
+        rx.take(slot).unwrap();
+        rx.give_back(slot);
+        assert_eq!(tx.lease(), None);
+    }
+
+    #[test]
+    fn a_slot_that_was_not_handed_over_is_refused() {
+        let (tx, rx) = edge(2);
+        assert_eq!(rx.take(2), Err(NotOurs::NoSuchSlot));
+        assert_eq!(rx.take(0), Err(NotOurs::NotHandedOver));
+        let slot = tx.lease().unwrap();
+        tx.submit(slot);
+        rx.take(slot).unwrap();
+        assert_eq!(rx.take(slot), Err(NotOurs::NotHandedOver), "read twice");
+    }
+
+    #[test]
+    #[should_panic(expected = "redeemed while in flight")]
+    fn redeeming_a_slot_in_flight_is_a_bug() {
+        let (tx, _) = edge(1);
+        let slot = tx.lease().unwrap();
+        tx.submit(slot);
+        tx.redeem(slot);
+    }
+}

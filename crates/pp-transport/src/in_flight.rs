@@ -1,0 +1,219 @@
+//! Buffers that a backend still works on, as types that cannot be misused.
+//!
+//! Hazard: the race that six projects shipped. A buffer freed or overwritten while an
+//! asynchronous send still reads it, or read before (or after a failed) receive has filled it.
+//! Guarantee: handing a buffer to a backend moves it into [`InFlight`], which can be neither
+//! read, written nor copied; it comes back only through its completion. After an abort it is
+//! [`Poisoned`], which nothing can read.
+//!
+//! Choices: `InFlight` is not `Clone` and not `Deref`; dropping it hands the buffer to the
+//! backend's reaper, which gives it out again only when the operation is done; `mem::forget`
+//! leaks the buffer and never frees it. What this does not do: wait. A completion is polled, or
+//! waited for with a deadline by whoever owns a clock.
+
+use crate::error::TransportError;
+
+/// One operation a backend was given, together with the buffer it owns meanwhile.
+///
+/// Implemented by backends; users see [`InFlight`].
+pub trait Submission {
+    /// What comes back when the operation is done.
+    type Buffer;
+
+    /// Whether the operation is done, without waiting.
+    ///
+    /// # Errors
+    /// The backend says that it failed: the buffer's content is then undefined.
+    fn is_done(&self) -> Result<bool, TransportError>;
+
+    /// The buffer. Called only after [`Submission::is_done`] said yes.
+    fn into_buffer(self) -> Self::Buffer;
+
+    /// Nobody waits any more: the backend takes the buffer back by itself once it is done.
+    fn orphan(self);
+
+    /// The buffer is not to be used again, not even when the operation ends.
+    fn quarantine(self);
+}
+
+/// A buffer that a backend holds.
+///
+/// # If dropped
+/// Does not wait. The buffer goes back to its pool when the operation is done, and not before.
+#[must_use = "dropping it gives the buffer back to its pool some time later"]
+#[derive(Debug)]
+pub struct InFlight<S: Submission>(Option<S>);
+
+impl<S: Submission> InFlight<S> {
+    /// Wraps a submission; for backends.
+    pub fn new(submission: S) -> Self {
+        Self(Some(submission))
+    }
+
+    fn submission(&self) -> &S {
+        self.0.as_ref().expect("present until consumed")
+    }
+
+    fn take(mut self) -> S {
+        self.0.take().expect("present until consumed")
+    }
+
+    /// Whether [`InFlight::complete`] would give the buffer now.
+    ///
+    /// # Errors
+    /// The operation failed.
+    pub fn is_done(&self) -> Result<bool, TransportError> {
+        self.submission().is_done()
+    }
+
+    /// The buffer if the operation is done; else itself again. A failed operation gives neither:
+    /// its buffer is poisoned.
+    ///
+    /// # Errors
+    /// The operation failed; the poisoned buffer goes with the error.
+    pub fn complete(self) -> Result<Completion<S>, Failed<S>> {
+        match self.is_done() {
+            Ok(true) => Ok(Completion::Done(self.take().into_buffer())),
+            Ok(false) => Ok(Completion::Pending(self)),
+            Err(error) => Err(Failed {
+                buffer: self.abort(),
+                error,
+            }),
+        }
+    }
+
+    /// Gives the operation up: whatever it did to the buffer, nobody will read it.
+    pub fn abort(self) -> Poisoned<S> {
+        Poisoned(Some(self.take()))
+    }
+}
+
+impl<S: Submission> Drop for InFlight<S> {
+    fn drop(&mut self) {
+        if let Some(submission) = self.0.take() {
+            submission.orphan();
+        }
+    }
+}
+
+/// What [`InFlight::complete`] found.
+#[derive(Debug)]
+pub enum Completion<S: Submission> {
+    /// The operation is done and the buffer is the caller's again.
+    Done(S::Buffer),
+    /// Not yet.
+    Pending(InFlight<S>),
+}
+
+/// An operation that failed, and what is left of its buffer.
+#[derive(Debug)]
+pub struct Failed<S: Submission> {
+    /// The buffer, which cannot be read.
+    pub buffer: Poisoned<S>,
+    /// What went wrong.
+    pub error: TransportError,
+}
+
+/// A buffer whose operation was given up: its content means nothing, even where the device
+/// reports success.
+///
+/// # If dropped
+/// The buffer is quarantined: it stays allocated, and out of every pool, for good.
+#[derive(Debug)]
+pub struct Poisoned<S: Submission>(Option<S>);
+
+impl<S: Submission> Drop for Poisoned<S> {
+    fn drop(&mut self) {
+        if let Some(submission) = self.0.take() {
+            submission.quarantine();
+        }
+    }
+}
+
+/// A send that was refused, with the buffer the caller gets back.
+#[derive(Debug)]
+pub struct Rejected<B> {
+    /// The buffer, unsent and still the caller's.
+    pub buffer: Option<B>,
+    /// Why.
+    pub error: TransportError,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Log {
+        done: Cell<bool>,
+        broken: Cell<bool>,
+        fate: Cell<&'static str>,
+    }
+
+    struct Scripted(Rc<Log>);
+
+    impl Submission for Scripted {
+        type Buffer = &'static str;
+        fn is_done(&self) -> Result<bool, TransportError> {
+            if self.0.broken.get() {
+                return Err(TransportError::Closed);
+            }
+            Ok(self.0.done.get())
+        }
+        fn into_buffer(self) -> &'static str {
+            self.0.fate.set("returned");
+            "buffer"
+        }
+        fn orphan(self) {
+            self.0.fate.set("orphaned");
+        }
+        fn quarantine(self) {
+            self.0.fate.set("quarantined");
+        }
+    }
+
+    fn operation() -> (InFlight<Scripted>, Rc<Log>) {
+        let log = Rc::new(Log::default());
+        (InFlight::new(Scripted(Rc::clone(&log))), log)
+    }
+
+    #[test]
+    fn the_buffer_comes_back_only_when_done() {
+        let (op, log) = operation();
+        let Ok(Completion::Pending(op)) = op.complete() else {
+            panic!("completed before it was done");
+        };
+        log.done.set(true);
+        assert!(matches!(op.complete(), Ok(Completion::Done("buffer"))));
+        assert_eq!(log.fate.get(), "returned");
+    }
+
+    #[test]
+    fn dropped_in_flight_goes_to_the_reaper() {
+        let (op, log) = operation();
+        drop(op);
+        assert_eq!(log.fate.get(), "orphaned");
+    }
+
+    #[test]
+    fn forgotten_in_flight_is_leaked_not_freed() {
+        let (op, log) = operation();
+        std::mem::forget(op);
+        assert_eq!(log.fate.get(), "");
+    }
+
+    #[test]
+    fn aborted_and_failed_operations_quarantine_their_buffer() {
+        let (op, log) = operation();
+        drop(op.abort());
+        assert_eq!(log.fate.get(), "quarantined");
+
+        let (op, log) = operation();
+        log.broken.set(true);
+        drop(op.complete().unwrap_err());
+        assert_eq!(log.fate.get(), "quarantined");
+    }
+}

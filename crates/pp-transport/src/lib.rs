@@ -1,0 +1,28 @@
+//! Buffers, edges and the control channel between the ranks of a pipeline.
+//!
+//! Hazard: a buffer reused while the other side still reads it, a receive posted for a payload
+//! nobody sends, a peer that is gone and nobody noticed. Guarantee: buffers in flight are types
+//! that cannot be touched ([`in_flight`]); a header leaves only for a message that was prepared
+//! whole, and a receive is posted only with the header that announced it ([`link`]).
+//!
+//! Choices: backends are values behind [`link::Link`]; [`host`] is shared memory between
+//! processes of one machine. [`control`] carries the handshake, descriptors, heartbeats and
+//! faults, authenticated; [`launch`] finds out which rank this process is.
+
+#[cfg(not(loom))]
+pub mod bell;
+#[cfg(loom)]
+pub(crate) mod bell;
+#[cfg(not(loom))]
+pub mod control;
+#[cfg(not(loom))]
+pub mod error;
+#[cfg(not(loom))]
+pub mod host;
+#[cfg(not(loom))]
+pub mod in_flight;
+#[cfg(not(loom))]
+pub mod launch;
+#[cfg(not(loom))]
+pub mod link;
+mod sync;

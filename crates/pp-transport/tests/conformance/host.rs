@@ -1,0 +1,30 @@
+//! The host backend, both ends in this process.
+
+use pp_transport::host::{EdgeShape, HostLink, RxLease, TxLease};
+
+use crate::suite::Backend;
+
+struct Host;
+
+impl Backend for Host {
+    type Link = HostLink;
+
+    fn pair(depth: u32, slot_bytes: u64) -> (HostLink, HostLink) {
+        let up = EdgeShape { depth, slot_bytes };
+        let down = EdgeShape {
+            depth: 1,
+            slot_bytes: 64,
+        };
+        HostLink::pair(up, down).unwrap()
+    }
+
+    fn write(lease: &mut TxLease, at: usize, byte: u8) {
+        lease.bytes_mut()[at] = byte;
+    }
+
+    fn read(lease: &RxLease) -> &[u8] {
+        lease.bytes()
+    }
+}
+
+crate::conformance!(Host);
