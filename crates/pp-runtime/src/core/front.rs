@@ -1,0 +1,315 @@
+//! What the front does next: admit, decode, drop what a hard cut left behind, drain.
+
+use std::collections::VecDeque;
+
+use pp_contract::{CacheEpoch, ChunkIndex};
+
+/// How a chunk begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cut {
+    /// It continues the chunk before it.
+    None,
+    /// It begins a new epoch once everything in flight was decoded: a scene cut in a recording,
+    /// where every frame counts.
+    Flush,
+    /// It begins a new epoch at once; what is in flight is received and dropped. A live system
+    /// whose user asked for something else.
+    Hard,
+}
+
+/// What the core cannot know by itself when it is polled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Facts {
+    /// A slot of the forward edge is leased and waits for a chunk.
+    pub credit: bool,
+    /// The sink would take a decoded chunk now.
+    pub sink_ready: bool,
+}
+
+/// What the front is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FrontAction {
+    /// Nothing until something new is handled.
+    Wait,
+    /// Encode the offered chunk and send it. Then [`FrontCore::handle_sent`].
+    Build {
+        /// Its index.
+        chunk: ChunkIndex,
+        /// The epoch it belongs to.
+        epoch: CacheEpoch,
+        /// True for the first chunk of an epoch.
+        starts_epoch: bool,
+    },
+    /// Decode the oldest result that came back. Then [`FrontCore::handle_decoded`].
+    Decode {
+        /// The chunk it belongs to.
+        chunk: ChunkIndex,
+    },
+    /// Release the oldest result unread: a hard cut overtook it. Then
+    /// [`FrontCore::handle_dropped`].
+    Drop {
+        /// The chunk it belongs to.
+        chunk: ChunkIndex,
+    },
+    /// Everything is emitted: tell Phase B. Then [`FrontCore::handle_shutdown_sent`].
+    SendShutdown,
+    /// Both sides are done.
+    Finish,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Source {
+    /// It has not said yet whether there is another chunk.
+    Unknown,
+    Offers(Cut),
+    Ended,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Closing {
+    Open,
+    ShutdownSent,
+    Closed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Flight {
+    chunk: ChunkIndex,
+    epoch: CacheEpoch,
+    is_back: bool,
+}
+
+/// How many chunks went where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Counts {
+    /// Sent to Phase B.
+    pub admitted: u64,
+    /// Decoded and given to the sink.
+    pub emitted: u64,
+    /// Received and dropped after a hard cut.
+    pub dropped: u64,
+    /// The most chunks that were in flight at once.
+    pub max_in_flight: u32,
+}
+
+/// A result that does not fit what was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a result for chunk {got} of epoch {got_epoch} came where {expected} was due")]
+pub struct Unexpected {
+    /// The chunk it names.
+    pub got: ChunkIndex,
+    /// The epoch it names.
+    pub got_epoch: CacheEpoch,
+    /// What was due: a chunk and its epoch, or nothing.
+    pub expected: Due,
+}
+
+/// What the front waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// No chunk is with Phase B.
+    Nothing,
+    /// The oldest chunk that is with Phase B.
+    Chunk(ChunkIndex, CacheEpoch),
+}
+
+impl std::fmt::Display for Due {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Nothing => f.write_str("nothing"),
+            Self::Chunk(chunk, epoch) => write!(f, "chunk {chunk} of epoch {epoch}"),
+        }
+    }
+}
+
+/// The front's state. At most `depth` chunks are between admission and the end of their decode.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FrontCore {
+    depth: u32,
+    source: Source,
+    drain: bool,
+    closing: Closing,
+    epoch: CacheEpoch,
+    next: ChunkIndex,
+    flights: VecDeque<Flight>,
+    counts: Counts,
+}
+
+impl FrontCore {
+    /// A front that keeps at most `depth` chunks in flight.
+    ///
+    /// # Panics
+    /// If `depth` is 0: nothing would ever be admitted.
+    pub fn new(depth: u32) -> Self {
+        assert!(depth > 0, "a depth of 0 admits nothing");
+        Self {
+            depth,
+            source: Source::Unknown,
+            drain: false,
+            closing: Closing::Open,
+            epoch: CacheEpoch::new(0),
+            next: ChunkIndex::new(0),
+            flights: VecDeque::with_capacity(depth as usize),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Whether the source should be asked for the next chunk.
+    pub fn wants_offer(&self) -> bool {
+        self.source == Source::Unknown && !self.drain
+    }
+
+    /// The source has a chunk ready; the offer stands until it is built.
+    pub fn handle_offer(&mut self, cut: Cut) {
+        debug_assert!(self.wants_offer());
+        self.source = Source::Offers(cut);
+    }
+
+    /// The source has no more chunks.
+    pub fn handle_source_end(&mut self) {
+        self.source = Source::Ended;
+    }
+
+    /// Take nothing new, finish what is in flight. Saying it twice changes nothing.
+    pub fn handle_drain(&mut self) {
+        self.drain = true;
+    }
+
+    /// What to do now.
+    pub fn poll(&self, facts: Facts) -> FrontAction {
+        match self.closing {
+            Closing::Closed => return FrontAction::Finish,
+            Closing::ShutdownSent => return FrontAction::Wait,
+            Closing::Open => {}
+        }
+        let oldest = self.flights.front().filter(|f| f.is_back);
+        if let Some(stale) = oldest.filter(|f| f.epoch != self.epoch) {
+            return FrontAction::Drop { chunk: stale.chunk };
+        }
+        // Feed Phase B before decoding: the other order leaves it idle for as long as a decode.
+        if let Some(build) = self.next_build(facts) {
+            return build;
+        }
+        if let Some(back) = oldest.filter(|_| facts.sink_ready) {
+            return FrontAction::Decode { chunk: back.chunk };
+        }
+        let no_more = self.drain || self.source == Source::Ended;
+        if no_more && self.flights.is_empty() {
+            return FrontAction::SendShutdown;
+        }
+        FrontAction::Wait
+    }
+
+    fn next_build(&self, facts: Facts) -> Option<FrontAction> {
+        let Source::Offers(cut) = self.source else {
+            return None;
+        };
+        let is_first = self.next == ChunkIndex::new(0);
+        let waits_for_flush = cut == Cut::Flush && !self.flights.is_empty();
+        if self.drain
+            || !facts.credit
+            || self.flights.len() >= self.depth as usize
+            || waits_for_flush
+        {
+            return None;
+        }
+        let raises = cut != Cut::None && !is_first;
+        // Numbers that are used up stay where they are, and the peer refuses the frame.
+        let raised = self.epoch.next().unwrap_or(self.epoch);
+        Some(FrontAction::Build {
+            chunk: self.next,
+            epoch: if raises { raised } else { self.epoch },
+            starts_epoch: raises || is_first,
+        })
+    }
+
+    /// The chunk of a [`FrontAction::Build`] has left. From now on results of an older epoch are
+    /// stale.
+    pub fn handle_sent(&mut self, chunk: ChunkIndex, epoch: CacheEpoch) {
+        debug_assert_eq!(chunk, self.next);
+        self.source = Source::Unknown;
+        self.epoch = epoch;
+        self.next = chunk.next().unwrap_or(chunk);
+        self.flights.push_back(Flight {
+            chunk,
+            epoch,
+            is_back: false,
+        });
+        self.counts.admitted += 1;
+        self.counts.max_in_flight = self.counts.max_in_flight.max(self.in_flight());
+    }
+
+    /// A result arrived. Results come back in the order of their envelopes.
+    ///
+    /// # Errors
+    /// It is not the one that is due.
+    pub fn handle_result(
+        &mut self,
+        got: ChunkIndex,
+        got_epoch: CacheEpoch,
+    ) -> Result<(), Unexpected> {
+        let due = self.flights.iter_mut().find(|f| !f.is_back);
+        match due {
+            Some(flight) if flight.chunk == got && flight.epoch == got_epoch => {
+                flight.is_back = true;
+                Ok(())
+            }
+            other => Err(Unexpected {
+                got,
+                got_epoch,
+                expected: other.map_or(Due::Nothing, |f| Due::Chunk(f.chunk, f.epoch)),
+            }),
+        }
+    }
+
+    /// The oldest result was decoded and given to the sink.
+    pub fn handle_decoded(&mut self) {
+        self.retire();
+        self.counts.emitted += 1;
+    }
+
+    /// The oldest result was released unread.
+    pub fn handle_dropped(&mut self) {
+        self.retire();
+        self.counts.dropped += 1;
+    }
+
+    fn retire(&mut self) {
+        let gone = self.flights.pop_front();
+        debug_assert!(gone.is_some_and(|f| f.is_back));
+    }
+
+    /// The shutdown header has left.
+    pub fn handle_shutdown_sent(&mut self) {
+        self.closing = Closing::ShutdownSent;
+    }
+
+    /// Phase B has answered the shutdown; false if none was sent.
+    pub fn handle_peer_closed(&mut self) -> bool {
+        let expected = self.closing == Closing::ShutdownSent;
+        if expected {
+            self.closing = Closing::Closed;
+        }
+        expected
+    }
+
+    /// Chunks between admission and the end of their decode.
+    pub fn in_flight(&self) -> u32 {
+        self.flights.len() as u32
+    }
+
+    /// Results that came back and wait for their decode.
+    pub fn waiting_results(&self) -> u32 {
+        self.flights.iter().filter(|f| f.is_back).count() as u32
+    }
+
+    /// The epoch whose results are decoded.
+    pub fn epoch(&self) -> CacheEpoch {
+        self.epoch
+    }
+
+    /// How many chunks went where so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+}

@@ -1,0 +1,143 @@
+//! The driver: the one loop that moves chunks, on the thread that owns the link.
+//!
+//! It takes in frames, asks the core what to do, does it, and sleeps on the bell when there is
+//! nothing. Stages run inline: handing a chunk to the backend costs no thread switch, and the
+//! backend moves payloads while a stage computes. What must go on meanwhile (listening for the
+//! death of a peer) is the watchdog's.
+
+mod front;
+mod phase_b;
+
+use std::time::{Duration, Instant};
+
+use pp_contract::{Composer, Fault, FaultKind, LockstepError, PrepareError, Prepared, Rank, Stamp};
+use pp_transport::error::TransportError;
+use pp_transport::in_flight::{Completion, InFlight, Submission};
+use pp_transport::link::{Link, Sent};
+
+pub use self::front::{FrontOptions, FrontSummary, run_front};
+pub use self::phase_b::{PhaseBSummary, run_phase_b};
+use crate::switch::Switch;
+
+/// The longest sleep on the bell; every wake-up has a ring, so this only bounds a bug.
+const LONGEST_SLEEP: Duration = Duration::from_millis(200);
+
+/// A payload that was announced: not all backends have it there with its header.
+#[derive(Debug)]
+enum Payload<S: Submission> {
+    None,
+    Arriving(InFlight<S>),
+    Here(S::Buffer),
+}
+
+impl<S: Submission> Payload<S> {
+    /// True once it can be read.
+    fn settle(&mut self) -> Result<bool, TransportError> {
+        if let Self::Arriving(flight) = self {
+            if !flight.is_done()? {
+                return Ok(false);
+            }
+            if let Self::Arriving(flight) = std::mem::replace(self, Self::None)
+                && let Ok(Completion::Done(buffer)) = flight.complete()
+            {
+                *self = Self::Here(buffer);
+            }
+        }
+        Ok(true)
+    }
+
+    fn take(&mut self) -> Option<S::Buffer> {
+        match std::mem::replace(self, Self::None) {
+            Self::Here(buffer) => Some(buffer),
+            _ => None,
+        }
+    }
+}
+
+/// What both drivers need to turn errors into faults that name a rank and an operation.
+#[derive(Clone, Copy, Debug)]
+struct Blame {
+    rank: Rank,
+    peer: Rank,
+}
+
+impl Blame {
+    fn transport(self, operation: &str, error: TransportError) -> Fault {
+        let (kind, rank) = match &error {
+            TransportError::PeerMisbehaved { rank, .. } => (FaultKind::PeerMisbehaved, *rank),
+            _ => (FaultKind::Internal, self.rank),
+        };
+        Fault::new(kind, rank, operation, error)
+    }
+
+    fn lockstep(self, error: LockstepError) -> Fault {
+        let detail = with_source(&error);
+        Fault::new(
+            FaultKind::PeerMisbehaved,
+            self.peer,
+            "receive header",
+            detail,
+        )
+    }
+
+    fn body(self, operation: &str, error: &(dyn std::error::Error + 'static)) -> Fault {
+        let detail = with_source(error);
+        Fault::new(FaultKind::PeerMisbehaved, self.peer, operation, detail)
+    }
+
+    fn own(self, operation: &str, error: &(dyn std::error::Error + 'static)) -> Fault {
+        Fault::new(
+            FaultKind::Internal,
+            self.rank,
+            operation,
+            with_source(error),
+        )
+    }
+
+    fn left_early(self) -> Fault {
+        let detail = "it left before the job was done";
+        Fault::new(FaultKind::PeerDied, self.peer, "receive header", detail)
+    }
+}
+
+/// The error and the chain of its causes, on one line.
+fn with_source(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+/// Sends one message, waiting while the lane is full.
+fn send<L: Link>(
+    link: &mut L,
+    switch: &Switch,
+    blame: Blame,
+    composer: &mut Composer,
+    stamp: Stamp,
+    mut payload: Option<L::Tx>,
+    prepare: impl for<'a> Fn(&'a mut Composer) -> Result<Prepared<'a>, PrepareError>,
+) -> Result<Sent<L::Sending>, Fault> {
+    loop {
+        let ticket = link.bell().listen();
+        let prepared = prepare(composer).map_err(|e| blame.own("prepare message", &e))?;
+        match link.send(prepared, stamp, payload) {
+            Ok(sent) => return Ok(sent),
+            Err(rejected) if rejected.error.is_backpressure() => {
+                if let Some(fault) = switch.fault() {
+                    return Err(fault.clone());
+                }
+                if switch.has_peer_left() {
+                    return Err(blame.left_early());
+                }
+                payload = rejected.buffer;
+                link.bell().wait(ticket, Instant::now() + LONGEST_SLEEP);
+            }
+            Err(rejected) => return Err(blame.transport("send", rejected.error)),
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Phase B's driver: receive, compute, answer.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use pp_contract::{
+    Action, Bare, Composer, Envelope, Failure, FailureCode, Fault, FaultKind, Header, Lockstep,
+    Outcome, Plan, Rank, Requests, Side, Stamp, Text,
+};
+use pp_transport::in_flight::InFlight;
+use pp_transport::link::Link;
+
+use super::front::{log_commitment, post_receive};
+use super::{Blame, LONGEST_SLEEP, Payload, send};
+use crate::clock::now_ns;
+use crate::core::{PhaseBAction, PhaseBCore};
+use crate::stage::{Computed, PhaseBStages, Place};
+use crate::switch::Switch;
+
+/// What a Phase B that finished has to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PhaseBSummary {
+    /// Chunks it answered.
+    pub answered: u64,
+}
+
+/// Runs Phase B until the front says that it is done.
+///
+/// # Errors
+/// The fault that ended the run: the first that any thread or rank of the job raised.
+pub fn run_phase_b<L, S>(
+    link: L,
+    stages: &mut S,
+    switch: &Switch,
+    front: Rank,
+    depth: u32,
+) -> Result<PhaseBSummary, Fault>
+where
+    L: Link,
+    S: PhaseBStages<L::Tx, L::Rx>,
+{
+    let mut driver = PhaseB {
+        blame: Blame {
+            rank: switch.rank(),
+            peer: front,
+        },
+        core: PhaseBCore::new(depth),
+        lockstep: Lockstep::requests(),
+        composer: Composer::new(),
+        inbox: Vec::with_capacity(pp_contract::MAX_FRAME_BYTES),
+        spare: None,
+        queue: VecDeque::with_capacity(depth as usize),
+        answers: VecDeque::with_capacity(depth as usize + 1),
+        shutdown: None,
+        epoch: None,
+        last_end_ns: now_ns(),
+        answered: 0,
+        link,
+        stages,
+        switch,
+    };
+    match driver.run() {
+        Ok(()) => Ok(PhaseBSummary {
+            answered: driver.answered,
+        }),
+        Err(fault) => {
+            switch.raise(fault.clone());
+            driver.abandon();
+            Err(switch.fault().cloned().unwrap_or(fault))
+        }
+    }
+}
+
+/// An envelope that waits for its compute.
+struct Call<L: Link, P: Plan> {
+    header: Header,
+    envelope: Envelope<P>,
+    payload: Payload<L::Receiving>,
+}
+
+struct PhaseB<'a, L: Link, S: PhaseBStages<L::Tx, L::Rx>> {
+    link: L,
+    stages: &'a mut S,
+    switch: &'a Switch,
+    blame: Blame,
+    core: PhaseBCore,
+    lockstep: Lockstep<Requests>,
+    composer: Composer,
+    inbox: Vec<u8>,
+    spare: Option<L::Tx>,
+    queue: VecDeque<Call<L, S::Plan>>,
+    /// Results under way; each is given up once the next lease shows that it arrived.
+    answers: VecDeque<InFlight<L::Sending>>,
+    shutdown: Option<Header>,
+    epoch: Option<pp_contract::CacheEpoch>,
+    last_end_ns: u64,
+    answered: u64,
+}
+
+impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
+    fn run(&mut self) -> Result<(), Fault> {
+        loop {
+            // Taken before anything is looked at: a ring after this ends the sleep below.
+            let ticket = self.link.bell().listen();
+            if let Some(fault) = self.switch.fault() {
+                return Err(fault.clone());
+            }
+            let peer_had_left = self.switch.has_peer_left();
+            while self.hear()? {}
+            let can_compute = self.can_compute()?;
+            match self.core.poll(can_compute) {
+                PhaseBAction::Compute { .. } => self.compute()?,
+                PhaseBAction::AnswerShutdown => self.answer_shutdown()?,
+                PhaseBAction::Finish => return Ok(()),
+                PhaseBAction::Wait if peer_had_left => return Err(self.blame.left_early()),
+                PhaseBAction::Wait => {
+                    self.link
+                        .bell()
+                        .wait(ticket, Instant::now() + LONGEST_SLEEP);
+                }
+            }
+        }
+    }
+
+    /// Whether the oldest envelope's payload is there, and a slot for its result.
+    fn can_compute(&mut self) -> Result<bool, Fault> {
+        let blame = self.blame;
+        while let Some(answer) = self.answers.front()
+            && answer
+                .is_done()
+                .map_err(|e| blame.transport("send result", e))?
+        {
+            // Its slot goes back to the pool, where the lease below finds it.
+            self.answers.pop_front();
+        }
+        if self.spare.is_none() {
+            let lease = self.link.try_lease();
+            self.spare = lease.map_err(|e| blame.transport("lease a slot", e))?;
+        }
+        let Some(call) = self.queue.front_mut() else {
+            return Ok(false);
+        };
+        let arrived = call.payload.settle();
+        Ok(arrived.map_err(|e| blame.transport("receive payload", e))? && self.spare.is_some())
+    }
+
+    /// Takes in one frame; false when there is none.
+    fn hear(&mut self) -> Result<bool, Fault> {
+        let blame = self.blame;
+        let polled = self.link.poll_frame(&mut self.inbox);
+        if !polled.map_err(|e| blame.transport("receive header", e))? {
+            return Ok(false);
+        }
+        let matched = self.lockstep.admit(&self.inbox);
+        let matched = matched.map_err(|e| blame.lockstep(e))?;
+        let header = *matched.header();
+        match header.action() {
+            Action::Infer => {
+                // Validated before the receive is posted: nothing is received for a bad envelope.
+                let envelope = matched
+                    .envelope()
+                    .map_err(|e| blame.body("decode envelope", &e))?;
+                self.core
+                    .handle_envelope(header.chunk_index())
+                    .map_err(|e| blame.body("receive envelope", &e))?;
+                let payload = post_receive(&mut self.link, &matched, blame)?;
+                self.queue.push_back(Call {
+                    header,
+                    envelope,
+                    payload,
+                });
+            }
+            Action::Shutdown => {
+                self.shutdown = Some(header);
+                self.core.handle_shutdown();
+            }
+            Action::Error => {
+                let failure = matched
+                    .failure()
+                    .map_err(|e| blame.body("decode failure", &e))?;
+                let text = failure.to_string();
+                return Err(Fault::new(FaultKind::Internal, blame.peer, "front", text));
+            }
+            Action::Noop => {}
+        }
+        Ok(true)
+    }
+
+    fn compute(&mut self) -> Result<(), Fault> {
+        let blame = self.blame;
+        let mut call = self
+            .queue
+            .pop_front()
+            .expect("the core computes what is there");
+        let mut slot = self
+            .spare
+            .take()
+            .expect("the core computes only on a credit");
+        let input = call.payload.take();
+        let place = Place {
+            chunk: call.header.chunk_index(),
+            epoch: call.header.cache_epoch(),
+            starts_epoch: self.epoch != Some(call.header.cache_epoch()),
+        };
+        self.epoch = Some(place.epoch);
+        let start_ns = now_ns();
+        let computed = self
+            .stages
+            .compute(place, &call.envelope, input.as_ref(), &mut slot);
+        let end_ns = now_ns();
+        // The credit goes back before the result leaves: the front can fill the slot meanwhile.
+        drop(input);
+        let Computed {
+            observed_calls,
+            start_frame,
+            output_digest,
+        } = match computed {
+            Ok(computed) => computed,
+            Err(error) => return Err(self.send_failure(&call.header, error)),
+        };
+        let outcome = Outcome {
+            observed_calls,
+            phase_b_us: (end_ns - start_ns) / 1000,
+            idle_us: start_ns.saturating_sub(self.last_end_ns) / 1000,
+            start_frame,
+            output_digest,
+            outputs: call.envelope.outputs().clone(),
+        };
+        self.last_end_ns = end_ns;
+        let payload = if outcome.outputs.payload_bytes() > 0 {
+            Some(slot)
+        } else {
+            self.spare = Some(slot);
+            None
+        };
+        let sent = send(
+            &mut self.link,
+            self.switch,
+            blame,
+            &mut self.composer,
+            Stamp::echo(&call.header),
+            payload,
+            |composer| composer.prepare_outcome(&outcome),
+        )?;
+        log_commitment("result sent", &sent.header, blame.peer);
+        self.answers.extend(sent.payload);
+        self.core.handle_answered();
+        self.answered += 1;
+        Ok(())
+    }
+
+    /// Tells the front why there is no result; gives the fault that ends this rank.
+    fn send_failure(&mut self, call: &Header, error: crate::stage::StageError) -> Fault {
+        let code = match error.kind {
+            FaultKind::BadInput => FailureCode::BadInput,
+            FaultKind::Interrupted => FailureCode::Interrupted,
+            FaultKind::Plugin => FailureCode::Compute,
+            _ => FailureCode::Internal,
+        };
+        let failure = Failure {
+            code,
+            blames: Side::PhaseB,
+            message: Text::truncated(&error.detail),
+        };
+        let stamp = Stamp::echo(call);
+        let told = send(
+            &mut self.link,
+            self.switch,
+            self.blame,
+            &mut self.composer,
+            stamp,
+            None,
+            |composer| composer.prepare_failure(&failure),
+        );
+        // Untold, the front learns it from the abort that follows.
+        drop(told);
+        error.into_fault(self.blame.rank)
+    }
+
+    fn answer_shutdown(&mut self) -> Result<(), Fault> {
+        let header = self
+            .shutdown
+            .take()
+            .expect("the core answers what was said");
+        send(
+            &mut self.link,
+            self.switch,
+            self.blame,
+            &mut self.composer,
+            Stamp::echo(&header),
+            None,
+            |composer| Ok(composer.prepare_bare(Bare::Shutdown)),
+        )?;
+        log_commitment("shutdown answered", &header, self.blame.peer);
+        self.core.handle_shutdown_answered();
+        Ok(())
+    }
+
+    /// Poisons what is in flight.
+    fn abandon(&mut self) {
+        for answer in self.answers.drain(..) {
+            drop(answer.abort());
+        }
+        for call in self.queue.drain(..) {
+            if let Payload::Arriving(receive) = call.payload {
+                drop(receive.abort());
+            }
+        }
+    }
+}

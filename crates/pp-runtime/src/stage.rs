@@ -1,0 +1,135 @@
+//! What the runtime asks of the stages: read, encode, compute, decode, write.
+//!
+//! The driver calls them inline, one at a time, on its own thread, so a stage needs no lock. A
+//! stage writes straight into the slot that is sent and reads straight from the slot received.
+
+use pp_contract::{CacheEpoch, ChunkIndex, Envelope, Fault, FaultKind, Outcome, Plan, Rank};
+
+use crate::core::Cut;
+
+/// Why a stage cannot go on; becomes a [`Fault`] that names this rank.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{operation}: {detail}")]
+pub struct StageError {
+    /// What kind of thing went wrong; decides the exit code.
+    pub kind: FaultKind,
+    /// What was being done.
+    pub operation: &'static str,
+    /// What went wrong, and the remedy.
+    pub detail: String,
+}
+
+impl StageError {
+    /// An error of this kind.
+    pub fn new(kind: FaultKind, operation: &'static str, detail: impl Into<String>) -> Self {
+        let detail = detail.into();
+        Self {
+            kind,
+            operation,
+            detail,
+        }
+    }
+
+    /// The same as a fault of `rank`.
+    pub fn into_fault(self, rank: Rank) -> Fault {
+        Fault::new(self.kind, rank, self.operation, self.detail)
+    }
+}
+
+/// Where a chunk stands in the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its index; the order of the output.
+    pub chunk: ChunkIndex,
+    /// Its epoch.
+    pub epoch: CacheEpoch,
+    /// True for the first chunk of its epoch: nothing before it may influence it.
+    pub starts_epoch: bool,
+}
+
+/// What the source says when asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offer {
+    /// A chunk is ready, and begins like this.
+    Chunk(Cut),
+    /// Not yet; the bell rings when it is worth asking again.
+    Later,
+    /// There are no more.
+    End,
+}
+
+/// The stages of the front: source and encode, decode and sink.
+///
+/// `Tx` and `Rx` are the leases of the backend the stages were written for.
+pub trait FrontStages<Tx, Rx> {
+    /// The plan that goes with each chunk.
+    type Plan: Plan;
+
+    /// Asks the source for the next chunk. An offered chunk stays offered until it is built.
+    ///
+    /// # Errors
+    /// The source is broken or ended in the middle of something.
+    fn poll_source(&mut self) -> Result<Offer, StageError>;
+
+    /// Encodes the offered chunk into the slot and says what lies there.
+    ///
+    /// # Errors
+    /// The chunk cannot be encoded.
+    fn build(&mut self, place: Place, slot: &mut Tx) -> Result<Envelope<Self::Plan>, StageError>;
+
+    /// Whether the sink would take a decoded chunk now; the bell rings when that changes.
+    ///
+    /// # Errors
+    /// The sink is broken.
+    fn is_sink_ready(&mut self) -> Result<bool, StageError>;
+
+    /// Decodes a result and gives it to the sink. Dropping `payload` frees its slot.
+    ///
+    /// # Errors
+    /// The result cannot be decoded, or the sink is broken.
+    fn decode(
+        &mut self,
+        chunk: ChunkIndex,
+        outcome: &Outcome,
+        payload: Option<Rx>,
+    ) -> Result<(), StageError>;
+
+    /// The chunk's result was dropped after a hard cut; whatever was kept for it can go.
+    fn forget(&mut self, chunk: ChunkIndex);
+
+    /// Video frames (or whatever is counted) in the chunk that was built last.
+    fn frames_built(&self) -> u32;
+
+    /// Chunks waiting in the source's and in the sink's queue, for the records.
+    fn queued(&self) -> (u32, u32);
+}
+
+/// The heavy stage in the middle.
+pub trait PhaseBStages<Tx, Rx> {
+    /// The plan it understands.
+    type Plan: Plan;
+
+    /// Computes one chunk from the slot received into the slot that goes back. `output` is ready
+    /// to hold `envelope.outputs()`.
+    ///
+    /// # Errors
+    /// The computation failed; the front gets a failure in place of a result.
+    fn compute(
+        &mut self,
+        place: Place,
+        envelope: &Envelope<Self::Plan>,
+        input: Option<&Rx>,
+        output: &mut Tx,
+    ) -> Result<Computed, StageError>;
+}
+
+/// What Phase B says of a chunk it computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Computed {
+    /// Generator calls that were made.
+    pub observed_calls: u32,
+    /// The first frame as this side saw it.
+    pub start_frame: u64,
+    /// Digest of the outputs, where the job asks for it.
+    pub output_digest: Option<u64>,
+}

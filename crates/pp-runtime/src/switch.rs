@@ -1,0 +1,144 @@
+//! What every thread of a rank may say to its driver: drain, or a fault.
+//!
+//! Hazard: a fault seen by a thread that can do nothing about it, while the one that can sleeps.
+//! Guarantee: the first fault wins and is never lost, and whoever raises one rings the bell.
+//! Nothing here takes a lock that a stuck thread could hold.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use pp_contract::{Fault, FaultKind, Rank};
+use pp_transport::bell::Bell;
+use rustix::event::{EventfdFlags, eventfd};
+
+/// A handle to the switches of one rank; clones are handles to the same ones.
+#[derive(Clone, Debug)]
+pub struct Switch(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    rank: Rank,
+    bell: Bell,
+    /// Readable once something happened that the watch thread must see.
+    alarm: OwnedFd,
+    drain: AtomicBool,
+    peer_left: AtomicBool,
+    fault: OnceLock<Fault>,
+}
+
+impl Switch {
+    /// The switches of this rank, whose driver sleeps on `bell`.
+    ///
+    /// # Errors
+    /// The kernel has no descriptor left.
+    pub fn new(rank: Rank, bell: Bell) -> std::io::Result<Self> {
+        Ok(Self(Arc::new(Inner {
+            rank,
+            bell,
+            alarm: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            drain: AtomicBool::new(false),
+            peer_left: AtomicBool::new(false),
+            fault: OnceLock::new(),
+        })))
+    }
+
+    /// The rank these belong to.
+    pub fn rank(&self) -> Rank {
+        self.0.rank
+    }
+
+    /// The bell of the driver.
+    pub fn bell(&self) -> &Bell {
+        &self.0.bell
+    }
+
+    /// Take nothing new and finish what is in flight.
+    pub fn request_drain(&self) {
+        self.0.drain.store(true, Ordering::Release);
+        self.0.bell.ring();
+    }
+
+    /// Whether a drain was asked for.
+    pub fn is_draining(&self) -> bool {
+        self.0.drain.load(Ordering::Acquire)
+    }
+
+    /// Ends the run with this fault, unless another came first; true if this one counts.
+    pub fn raise(&self, fault: Fault) -> bool {
+        let first = self.0.fault.set(fault).is_ok();
+        self.0.bell.ring();
+        self.sound_alarm();
+        first
+    }
+
+    /// Wakes the watch thread.
+    pub(crate) fn sound_alarm(&self) {
+        // Fails only when the counter is full, and then the alarm sounds already.
+        let _ = rustix::io::write(&self.0.alarm, &1_u64.to_ne_bytes());
+    }
+
+    /// What the watch thread sleeps on, beside its sockets.
+    pub(crate) fn alarm(&self) -> BorrowedFd<'_> {
+        self.0.alarm.as_fd()
+    }
+
+    /// Makes the alarm silent until the next one.
+    pub(crate) fn quiet_alarm(&self) {
+        // Fails only when it is silent.
+        let _ = rustix::io::read(&self.0.alarm, &mut [0; 8]);
+    }
+
+    /// Gives up what is in flight, on the user's word.
+    pub fn abort(&self) {
+        self.raise(Fault::new(
+            FaultKind::Interrupted,
+            self.0.rank,
+            "run",
+            "aborted by a second interrupt; what was in flight is lost",
+        ));
+    }
+
+    /// The fault that ends the run, if there is one.
+    pub fn fault(&self) -> Option<&Fault> {
+        self.0.fault.get()
+    }
+
+    pub(crate) fn set_peer_left(&self) {
+        self.0.peer_left.store(true, Ordering::Release);
+        self.0.bell.ring();
+    }
+
+    /// Whether the peer has closed its side in good order.
+    pub(crate) fn has_peer_left(&self) -> bool {
+        self.0.peer_left.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(detail: &str) -> Fault {
+        Fault::new(FaultKind::Io, Rank::new(1), "write", detail)
+    }
+
+    #[test]
+    fn the_first_fault_counts_and_rings() {
+        let switch = Switch::new(Rank::new(0), Bell::new().unwrap()).unwrap();
+        let ticket = switch.bell().listen();
+        assert!(switch.raise(fault("first")));
+        assert!(!switch.raise(fault("second")));
+        assert_eq!(switch.fault(), Some(&fault("first")));
+        assert_ne!(switch.bell().listen(), ticket);
+    }
+
+    #[test]
+    fn a_drain_is_seen_by_every_handle() {
+        let switch = Switch::new(Rank::new(0), Bell::new().unwrap()).unwrap();
+        let other = switch.clone();
+        assert!(!other.is_draining());
+        switch.request_drain();
+        assert!(other.is_draining());
+    }
+}

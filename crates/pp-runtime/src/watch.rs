@@ -1,0 +1,320 @@
+//! The watchdog: one thread that listens to the peers while the driver computes.
+//!
+//! Hazard: a peer dies or stops while the driver is inside a stage, and nobody looks for ten
+//! minutes; or the driver itself never comes back. Guarantee: a peer's end is a fault as soon as
+//! its socket says so, its silence after three heartbeats; every fault is told to the other
+//! peers; and if the driver has not ended within the grace after a fault, `on_stuck` ends the
+//! process.
+//!
+//! Choices: the thread sleeps in `poll` and holds no lock that a stage can hold. Silence counts
+//! only while this thread itself ran on time, so a machine that was suspended is no dead peer.
+//! What it does not do: touch a payload, a device, or the order of frames.
+
+use std::fmt;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pp_contract::{Fault, FaultKind, Rank};
+use pp_transport::control::{
+    ControlChannel, ControlError, ControlReceiver, ControlSender, Message,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::switch::Switch;
+
+/// Silence of this many heartbeats is a fault.
+const MISSED_HEARTBEATS: u32 = 3;
+/// A peer that does not take a message within this is busy dying or stopped.
+const SEND_WITHIN: Duration = Duration::from_millis(50);
+/// How long a rank that is done waits for its peers to say so too.
+const GOODBYE_WITHIN: Duration = Duration::from_millis(500);
+
+/// How the watchdog behaves.
+pub struct WatchOptions {
+    /// Time between two heartbeats; `None` sends and expects none.
+    pub heartbeat: Option<Duration>,
+    /// Time the driver has to end after a fault.
+    pub grace: Duration,
+    /// Called on the watch thread when the driver did not; must end the process.
+    pub on_stuck: Box<dyn FnOnce(&Fault) + Send>,
+}
+
+impl fmt::Debug for WatchOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WatchOptions")
+            .field("heartbeat", &self.heartbeat)
+            .field("grace", &self.grace)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The running watchdog of a rank.
+///
+/// # If dropped
+/// Stops the thread without saying goodbye: to the peers this rank has died.
+#[derive(Debug)]
+pub struct Watch {
+    thread: Option<JoinHandle<()>>,
+    stop: Arc<Stop>,
+    switch: Switch,
+}
+
+#[derive(Debug, Default)]
+struct Stop {
+    asked: AtomicBool,
+    politely: AtomicBool,
+}
+
+impl Watch {
+    /// Starts watching these peers.
+    ///
+    /// # Errors
+    /// The kernel refuses a thread.
+    pub fn start(
+        channels: Vec<ControlChannel>,
+        switch: Switch,
+        options: WatchOptions,
+    ) -> std::io::Result<Self> {
+        let stop = Arc::new(Stop::default());
+        let peers = channels.into_iter().map(Peer::new).collect();
+        let mut watcher = Watcher {
+            peers,
+            switch: switch.clone(),
+            stop: Arc::clone(&stop),
+            heartbeat: options.heartbeat,
+            grace: options.grace,
+        };
+        let thread = std::thread::Builder::new()
+            .name("pp-watch".into())
+            .spawn(move || watcher.run(options.on_stuck))?;
+        Ok(Self {
+            thread: Some(thread),
+            stop,
+            switch,
+        })
+    }
+
+    /// The driver is done. Says goodbye and waits, for a bounded time, until the peers have too;
+    /// after a fault tells them its name instead.
+    pub fn close(mut self) {
+        self.stop.politely.store(true, Ordering::Release);
+        self.join();
+    }
+
+    fn join(&mut self) {
+        self.stop.asked.store(true, Ordering::Release);
+        self.switch.sound_alarm();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+struct Peer {
+    sender: ControlSender,
+    receiver: ControlReceiver,
+    heard: Instant,
+    /// False once it said goodbye or was lost.
+    is_there: bool,
+    told: bool,
+}
+
+impl Peer {
+    fn new(channel: ControlChannel) -> Self {
+        let (sender, receiver) = channel.split();
+        Self {
+            sender,
+            receiver,
+            heard: Instant::now(),
+            is_there: true,
+            told: false,
+        }
+    }
+
+    fn rank(&self) -> Rank {
+        self.sender.peer()
+    }
+}
+
+struct Watcher {
+    peers: Vec<Peer>,
+    switch: Switch,
+    stop: Arc<Stop>,
+    heartbeat: Option<Duration>,
+    grace: Duration,
+}
+
+impl Watcher {
+    fn run(&mut self, on_stuck: Box<dyn FnOnce(&Fault) + Send>) {
+        let mut on_stuck = Some(on_stuck);
+        let mut next_beat = Instant::now();
+        let mut fault_since = None;
+        while !self.stop.asked.load(Ordering::Acquire) {
+            let now = Instant::now();
+            if let Some(interval) = self.heartbeat
+                && now >= next_beat
+            {
+                self.beat(now, now.saturating_duration_since(next_beat), interval);
+                next_beat = now + interval;
+            }
+            let mut wake_at = self.heartbeat.map(|_| next_beat);
+            if let Some(fault) = self.switch.fault() {
+                let fault = fault.clone();
+                self.tell(&fault);
+                let since = *fault_since.get_or_insert(now);
+                let deadline = since + self.grace;
+                if now >= deadline
+                    && let Some(end) = on_stuck.take()
+                {
+                    end(&fault);
+                }
+                if on_stuck.is_some() {
+                    wake_at = Some(wake_at.map_or(deadline, |at| at.min(deadline)));
+                }
+            }
+            self.sleep(wake_at.map(|at| at.saturating_duration_since(now)));
+            self.listen();
+        }
+        if self.stop.politely.load(Ordering::Acquire) {
+            self.say_goodbye();
+        }
+    }
+
+    /// Sleeps until a peer says something, somebody wakes us, or the time is up.
+    fn sleep(&self, within: Option<Duration>) {
+        let mut fds = vec![PollFd::from_borrowed_fd(self.switch.alarm(), PollFlags::IN)];
+        let live = self.peers.iter().filter(|p| p.is_there);
+        fds.extend(live.map(|p| PollFd::from_borrowed_fd(p.receiver.as_fd(), PollFlags::IN)));
+        let timeout = within.map(|d| Timespec {
+            tv_sec: d.as_secs().cast_signed(),
+            tv_nsec: i64::from(d.subsec_nanos()),
+        });
+        // An interrupted or failed poll is a look without a reason.
+        let _ = poll(&mut fds, timeout.as_ref());
+        self.switch.quiet_alarm();
+    }
+
+    /// Takes in what the peers have said.
+    fn listen(&mut self) {
+        for i in 0..self.peers.len() {
+            while self.peers[i].is_there {
+                let peer = &mut self.peers[i];
+                let rank = peer.rank();
+                match peer.receiver.try_recv() {
+                    Ok(None) => break,
+                    Ok(Some(message)) => {
+                        peer.heard = Instant::now();
+                        match message {
+                            Message::Heartbeat => {}
+                            Message::Bye => {
+                                peer.is_there = false;
+                                self.switch.set_peer_left();
+                            }
+                            Message::Abort(fault) => {
+                                // It knows already.
+                                peer.told = true;
+                                self.switch.raise(fault);
+                            }
+                            _ => self.lose(i, &misplaced(rank)),
+                        }
+                    }
+                    Err(error) => {
+                        let fault = error.fault("watch");
+                        self.lose(i, &fault);
+                    }
+                }
+            }
+        }
+    }
+
+    fn lose(&mut self, peer: usize, fault: &Fault) {
+        self.peers[peer].is_there = false;
+        if self.switch.raise(fault.clone()) {
+            tracing::error!(rank = %self.peers[peer].rank(), %fault, "lost a peer");
+        }
+    }
+
+    /// Sends a heartbeat to each peer and counts the silence of each. `late`: how much later than
+    /// planned this thread came to it.
+    fn beat(&mut self, now: Instant, late: Duration, interval: Duration) {
+        let was_on_time = late < interval;
+        for i in 0..self.peers.len() {
+            let peer = &mut self.peers[i];
+            if !peer.is_there {
+                continue;
+            }
+            if !was_on_time {
+                peer.heard = now;
+            }
+            let silence = now.saturating_duration_since(peer.heard);
+            if silence > interval * MISSED_HEARTBEATS {
+                let fault = Fault::new(
+                    FaultKind::TimedOut,
+                    peer.rank(),
+                    "heartbeat",
+                    format_args!(
+                        "nothing heard for {} ms; is it stopped, or its host or network gone?",
+                        silence.as_millis()
+                    ),
+                );
+                self.lose(i, &fault);
+            } else if let Err(error) = peer.sender.send(&Message::Heartbeat, now + SEND_WITHIN)
+                && !matches!(error, ControlError::TimedOut { .. })
+            {
+                // What the peer last said (why it left) may still lie unread: `listen` takes it
+                // in before this loss is believed.
+                tracing::debug!(rank = %peer.rank(), %error, "heartbeat not sent");
+            }
+        }
+    }
+
+    /// Tells the fault to every peer that has not heard of it.
+    fn tell(&mut self, fault: &Fault) {
+        for peer in self.peers.iter_mut().filter(|p| p.is_there && !p.told) {
+            peer.told = true;
+            let deadline = Instant::now() + SEND_WITHIN;
+            // A peer that cannot be told will notice by itself.
+            let _ = peer.sender.send(&Message::Abort(fault.clone()), deadline);
+        }
+    }
+
+    fn say_goodbye(&mut self) {
+        if let Some(fault) = self.switch.fault() {
+            let fault = fault.clone();
+            self.tell(&fault);
+        }
+        let deadline = Instant::now() + GOODBYE_WITHIN;
+        for peer in &mut self.peers {
+            // A peer that is gone has nothing to wait for.
+            let _ = peer.sender.bye(deadline);
+        }
+        if self.switch.fault().is_some() {
+            return;
+        }
+        for peer in self.peers.iter_mut().filter(|p| p.is_there) {
+            while let Ok(message) = peer.receiver.recv_deadline(deadline) {
+                if matches!(message, Message::Bye) {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+fn misplaced(rank: Rank) -> Fault {
+    Fault::new(
+        FaultKind::PeerMisbehaved,
+        rank,
+        "watch",
+        "a handshake message came after the handshake",
+    )
+}
