@@ -1,0 +1,447 @@
+//! The rules of the protocol that live at this layer, each broken on purpose.
+
+mod support;
+
+use pp_contract::*;
+use serde::{Deserialize, Serialize};
+use support::*;
+
+/// A plan that can be told to be too large, or to refuse to be serialized.
+#[derive(Debug, Clone, PartialEq)]
+struct Awkward(AwkwardParts);
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+struct AwkwardParts {
+    ballast: Vec<u8>,
+    refuse: bool,
+}
+
+impl Serialize for AwkwardParts {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.refuse {
+            return Err(serde::ser::Error::custom("not today"));
+        }
+        (&self.ballast, self.refuse).serialize(serializer)
+    }
+}
+
+impl Plan for Awkward {
+    const NAME: &'static str = "awkward";
+    const VERSION: u16 = 1;
+    type Parts = AwkwardParts;
+    fn from_parts(parts: AwkwardParts) -> Result<Self, PlanError> {
+        Ok(Self(parts))
+    }
+    fn parts(&self) -> &AwkwardParts {
+        &self.0
+    }
+    fn expected_calls(&self) -> u32 {
+        1
+    }
+    fn start_frame(&self) -> u64 {
+        0
+    }
+    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
+        Ok(())
+    }
+    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
+        Ok(())
+    }
+}
+
+fn awkward(ballast: usize, refuse: bool) -> Envelope<Awkward> {
+    let ballast = vec![7; ballast];
+    let plan = Awkward(AwkwardParts { ballast, refuse });
+    Envelope::new(plan, Manifest::empty(), Manifest::empty()).unwrap()
+}
+
+// OM-01, OM-02: everything that can fail happens before the header leaves.
+
+#[test]
+fn plan_that_cannot_be_serialized_uses_up_no_number() {
+    let mut composer = Composer::new();
+    let mut sequencer = Sequencer::new();
+    let refused = composer.prepare_envelope(&awkward(0, true)).unwrap_err();
+    assert!(
+        matches!(refused, PrepareError::Unserializable { .. }),
+        "{refused}"
+    );
+    let too_large = composer
+        .prepare_envelope(&awkward(MAX_BODY_BYTES, false))
+        .unwrap_err();
+    let kind = BodyKind::Envelope;
+    assert_eq!(too_large, PrepareError::TooLarge { kind });
+
+    // The next message is whole, and the first of its edge: the peer never hears of the others.
+    let prepared = composer.prepare_envelope(&envelope()).unwrap();
+    let sent = prepared.commit(&mut sequencer, fresh(0, 0));
+    assert_eq!(sent.header().call_id(), CallId::new(0));
+    assert_eq!(sent.header().edge_seq(), Some(EdgeSeq::FIRST));
+    let mut lockstep = Lockstep::requests();
+    let matched = lockstep.admit(sent.frame()).unwrap();
+    assert_eq!(matched.envelope::<VideoPlan>().unwrap(), envelope());
+}
+
+#[test]
+fn prepared_message_that_is_dropped_uses_up_no_number() {
+    let mut composer = Composer::new();
+    let mut sequencer = Sequencer::new();
+    drop(composer.prepare_envelope(&envelope()).unwrap());
+    let prepared = composer.prepare_envelope(&envelope()).unwrap();
+    let sent = prepared.commit(&mut sequencer, fresh(0, 0));
+    assert!(Lockstep::requests().admit(sent.frame()).is_ok());
+}
+
+#[test]
+fn largest_plan_that_fits_travels() {
+    // A body is the ballast, its length in 3 bytes, the flag, and two empty manifests.
+    let largest = awkward(MAX_BODY_BYTES - 6, false);
+    let mut composer = Composer::new();
+    let prepared = composer.prepare_envelope(&largest).unwrap();
+    let sent = prepared.commit(&mut Sequencer::new(), fresh(0, 0));
+    assert_eq!(sent.frame().len(), MAX_FRAME_BYTES);
+    let mut lockstep = Lockstep::requests();
+    let matched = lockstep.admit(sent.frame()).unwrap();
+    assert_eq!(matched.envelope::<Awkward>().unwrap(), largest);
+    assert!(
+        composer
+            .prepare_envelope(&awkward(MAX_BODY_BYTES - 5, false))
+            .is_err()
+    );
+}
+
+#[test]
+fn unsupported_dtype_and_oversize_tensor_never_reach_an_envelope() {
+    let f32_latents = Manifest::new(&[tensor("latents_out", DType::F32, &[4, 1584, 192])]).unwrap();
+    let plan = VideoPlan::new(plan_parts()).unwrap();
+    assert!(Envelope::new(plan, inputs(), f32_latents).is_err());
+
+    let half = tensor("half", DType::I64, &[MAX_PAYLOAD_BYTES / 16 + 1]);
+    let other = tensor("other", DType::I64, &[MAX_PAYLOAD_BYTES / 16]);
+    let error = Manifest::new(&[half, other]).unwrap_err();
+    assert!(matches!(error, ManifestError::TooLarge { .. }), "{error}");
+    assert!(TensorSpec::new("huge", DType::U8, &[u64::MAX]).is_err());
+}
+
+// OM-03: the plan decides; both sides check the number of calls.
+
+#[test]
+fn plan_whose_calls_do_not_add_up_is_refused_on_both_sides() {
+    let mut parts = plan_parts();
+    parts.expected_generator_calls = 4;
+    let error = VideoPlan::new(parts).unwrap_err();
+    let text = "expected_generator_calls is 4: 4 steps with recompute take 5";
+    assert_eq!(error.to_string(), text);
+
+    // The peer skipped the recompute in its count: byte 5 of the plan after two of two bytes.
+    let frame = &first_frames()[2].1;
+    let forged = forge(frame, |frame| frame[HEADER_BYTES + 7] = 4);
+    let mut lockstep = Lockstep::requests();
+    let refused = lockstep.admit(&forged).unwrap().envelope::<VideoPlan>();
+    assert_eq!(refused, Err(BodyError::Plan(error)));
+}
+
+#[test]
+fn result_with_another_number_of_calls_is_refused() {
+    let mut outcome = outcome();
+    outcome.observed_calls = 4;
+    let (planned, observed) = (5, 4);
+    assert_eq!(
+        judge(&outcome, 0),
+        Err(ResultFault::Calls { planned, observed })
+    );
+}
+
+// OM-04, OM-05, counts: what steers communication is compared key by key.
+
+#[test]
+fn any_difference_that_matters_is_found_and_named() {
+    type Change = fn(&mut HelloParts);
+    let changes: [(&str, Change, &str, &str); 9] = [
+        (
+            "job",
+            |parts| parts.job = 1,
+            "0000000000001122",
+            "0000000000000001",
+        ),
+        (
+            "world_size",
+            |parts| parts.world_size = WorldSize::new(3).unwrap(),
+            "2",
+            "3",
+        ),
+        (
+            "plan",
+            |parts| parts.plan_name = Text::truncated("audio"),
+            "\"video\"",
+            "\"audio\"",
+        ),
+        ("plan_version", |parts| parts.plan_version = 2, "1", "2"),
+        ("chunks", |parts| parts.chunks = Some(99), "100", "99"),
+        (
+            "kernels",
+            |parts| parts.kernels = Text::truncated("ptx"),
+            "\"cpu\"",
+            "\"ptx\"",
+        ),
+        (
+            "kernels_digest",
+            |parts| parts.kernels_digest = 8,
+            "0000000000000009",
+            "0000000000000008",
+        ),
+        (
+            "settings.depth",
+            |parts| set(parts, "depth", "8"),
+            "\"4\"",
+            "\"8\"",
+        ),
+        (
+            "settings.nccl",
+            |parts| set(parts, "nccl", "1"),
+            "(not set)",
+            "\"1\"",
+        ),
+    ];
+    assert_eq!(compare(&hello(0), &hello(1)), Ok(()));
+    for (key, change, ours, theirs) in changes {
+        let mut parts = hello_parts(1);
+        change(&mut parts);
+        let other = Hello::new(parts).unwrap();
+        let found = compare(&hello(0), &other).unwrap_err();
+        let back = compare(&other, &hello(0)).unwrap_err();
+        assert_eq!((found.key.as_str(), back.key.as_str()), (key, key));
+        assert_eq!(
+            (found.left, found.left_value.as_str()),
+            (Rank::new(0), ours)
+        );
+        assert_eq!(
+            (found.right, found.right_value.as_str()),
+            (Rank::new(1), theirs)
+        );
+    }
+}
+
+#[test]
+fn mismatch_says_what_to_do() {
+    let mut parts = hello_parts(1);
+    parts.chunks = None;
+    let error = compare(&hello(0), &Hello::new(parts).unwrap()).unwrap_err();
+    let text = "chunks differs: rank 0 has 100, rank 1 has (not set); \
+                start every rank with the same value";
+    assert_eq!(error.to_string(), text);
+}
+
+fn set(parts: &mut HelloParts, key: &str, value: &str) {
+    parts.settings.set(key, value).unwrap();
+}
+
+// Devices.
+
+#[test]
+fn two_ranks_on_one_device_are_refused_with_the_map() {
+    let on = |rank, device: Option<&str>, given: Option<&str>| {
+        let mut parts = hello_parts(rank);
+        parts.device = device.map(Text::truncated);
+        parts.device_given = given.map(Text::truncated);
+        Hello::new(parts).unwrap()
+    };
+    let map = check_devices(&[on(1, Some("GPU-b"), Some("GPU-b")), on(0, None, None)]).unwrap();
+    assert_eq!(
+        map.to_string(),
+        "rank 0: host memory on host-a; rank 1: GPU-b on host-a"
+    );
+    // Host memory is not a device that could be used twice.
+    assert!(check_devices(&[hello(0), hello(1)]).is_ok());
+
+    let error = check_devices(&[on(1, Some("GPU-a"), None), on(0, Some("GPU-a"), None)]);
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "ranks 0 and 1 are both on GPU-a; check CUDA_VISIBLE_DEVICES \
+         (devices: rank 0: GPU-a on host-a; rank 1: GPU-a on host-a)"
+    );
+    for got in [Some("GPU-a"), None] {
+        let error = check_devices(&[on(0, None, None), on(1, got, Some("GPU-b"))]).unwrap_err();
+        let clash = matches!(error.clash, DeviceClash::NotAsGiven { rank, .. } if rank.get() == 1);
+        assert!(clash, "{error}");
+    }
+    let error = check_devices(&[hello(1), hello(1)]).unwrap_err();
+    assert_eq!(error.clash, DeviceClash::RankTwice { rank: Rank::new(1) });
+}
+
+// OM-06, OM-10, size: tensors travel through the manifest, and exactly those of the plan.
+
+#[test]
+fn tensors_other_than_the_planned_ones_are_refused() {
+    let plan = VideoPlan::new(plan_parts()).unwrap();
+    let all: Vec<TensorSpec> = inputs().iter().map(|(_, spec)| *spec).collect();
+    let refused = |tensors: &[TensorSpec]| {
+        let inputs = Manifest::new(tensors).unwrap();
+        Envelope::new(plan, inputs, outputs())
+            .unwrap_err()
+            .to_string()
+    };
+    // Recompute without its context.
+    assert!(refused(&all[..3]).contains("context_frames bf16] in this order"));
+    // Order, type, an extra one, a list of another length.
+    refused(&[all[1], all[0], all[2], all[3]]);
+    let f16 = tensor("latents_in", DType::F16, &[4, 1584, 192]);
+    refused(&[f16, all[1], all[2], all[3]]);
+    refused(&[
+        all[0],
+        all[1],
+        all[2],
+        all[3],
+        tensor("extra", DType::Bf16, &[1]),
+    ]);
+    let short = tensor("denoising_step_list", DType::I64, &[3]);
+    refused(&[all[0], all[1], short, all[3]]);
+
+    // Context that the plan does not call for is refused too: stale context is never used.
+    let mut parts = plan_parts();
+    (parts.do_kv_recompute, parts.expected_generator_calls) = (false, 4);
+    let plan = VideoPlan::new(parts).unwrap();
+    assert!(Envelope::new(plan, inputs(), outputs()).is_err());
+    let without = Manifest::new(&all[..3]).unwrap();
+    assert!(Envelope::new(plan, without, outputs()).is_ok());
+}
+
+#[test]
+fn outputs_of_another_shape_than_the_inputs_are_refused() {
+    let plan = VideoPlan::new(plan_parts()).unwrap();
+    let smaller = Manifest::new(&[tensor("latents_out", DType::Bf16, &[4, 1583, 192])]).unwrap();
+    let error = Envelope::new(plan, inputs(), smaller).unwrap_err();
+    assert!(matches!(error, PlanError::Shape { .. }), "{error}");
+}
+
+#[test]
+fn header_and_manifest_that_disagree_on_the_size_are_refused() {
+    for (name, frame) in first_frames() {
+        let altered = forge(&frame, |frame| frame[40] ^= 8);
+        let mut receiver = Receiver::of(name);
+        let error = match name {
+            "envelope" => receiver
+                .admit(&altered)
+                .unwrap()
+                .envelope::<VideoPlan>()
+                .unwrap_err(),
+            "result" => receiver.admit(&altered).unwrap().outcome().unwrap_err(),
+            _ => continue,
+        };
+        assert!(matches!(error, BodyError::PayloadSize { .. }), "{error}");
+    }
+}
+
+#[test]
+fn body_of_another_kind_is_not_decoded() {
+    let frame = &first_frames()[2].1;
+    let mut lockstep = Lockstep::requests();
+    let matched = lockstep.admit(frame).unwrap();
+    let (wanted, got) = (BodyKind::Result, BodyKind::Envelope);
+    assert_eq!(matched.outcome(), Err(BodyError::WrongKind { wanted, got }));
+    assert!(matched.failure().is_err());
+}
+
+// OM-09: a result of an old epoch is received and dropped.
+
+#[test]
+fn result_of_an_old_epoch_is_stale_whatever_it_says() {
+    let mut wrong = outcome();
+    assert_eq!(judge(&wrong, 0), Ok(Verdict::Accept));
+    assert_eq!(judge(&wrong, 1), Ok(Verdict::Stale));
+    (wrong.observed_calls, wrong.outputs) = (0, Manifest::empty());
+    assert_eq!(judge(&wrong, 1), Ok(Verdict::Stale));
+    assert!(judge(&wrong, 0).is_err());
+}
+
+#[test]
+fn result_that_is_not_the_one_asked_for_is_refused() {
+    let mut other_frame = outcome();
+    other_frame.start_frame = 20;
+    let echo_of = |field, expected, got| {
+        Err(ResultFault::Echo {
+            field,
+            expected,
+            got,
+        })
+    };
+    assert_eq!(judge(&other_frame, 0), echo_of("start_frame", 16, 20));
+
+    let mut other_shape = outcome();
+    other_shape.outputs = Manifest::new(&[tensor("latents_out", DType::Bf16, &[1])]).unwrap();
+    let error = judge(&other_shape, 0).unwrap_err();
+    assert!(matches!(error, ResultFault::Outputs { .. }), "{error}");
+
+    for (field, stamp) in [
+        ("call_id", echo(1, 0, 0)),
+        ("chunk_index", echo(0, 1, 0)),
+        ("cache_epoch", echo(0, 0, 1)),
+    ] {
+        let mut composer = Composer::new();
+        let prepared = composer.prepare_outcome(&outcome()).unwrap();
+        let sent = prepared.commit(&mut Sequencer::new(), stamp);
+        let envelope = envelope();
+        let expectation = expectation(&envelope);
+        let judged = expectation.judge(sent.header(), &outcome(), CacheEpoch::new(0));
+        assert_eq!(judged, echo_of(field, 0, 1));
+    }
+}
+
+#[test]
+fn payload_that_was_altered_or_is_not_finite_is_refused() {
+    let manifest = Manifest::new(&[
+        tensor("bytes", DType::U8, &[3]),
+        tensor("b", DType::Bf16, &[2]),
+        tensor("h", DType::F16, &[2]),
+        tensor("f", DType::F32, &[2]),
+    ]);
+    let mut outcome = outcome();
+    outcome.outputs = manifest.unwrap();
+    outcome.output_digest = None;
+    let good = vec![0u8; outcome.outputs.payload_bytes() as usize];
+    assert_eq!(outcome.check_payload(&good), Ok(()));
+    assert!(matches!(
+        outcome.check_payload(&good[1..]),
+        Err(ResultFault::PayloadSize { .. })
+    ));
+    // An infinity as the second element of each; all bits set in the bytes are fine.
+    let infinities: [(&str, usize, &[u8]); 3] = [
+        ("b", 256 + 2, &[0x80, 0x7f]),
+        ("h", 512 + 2, &[0x00, 0xfc]),
+        ("f", 768 + 4, &[0x00, 0x00, 0x80, 0x7f]),
+    ];
+    for (name, at, infinity) in infinities {
+        let mut bad = good.clone();
+        bad[..3].fill(0xff);
+        bad[at..at + infinity.len()].copy_from_slice(infinity);
+        let tensor = name.to_owned();
+        let error = ResultFault::NotFinite { tensor, index: 1 };
+        assert_eq!(outcome.check_payload(&bad), Err(error));
+        bad[at + infinity.len() - 1] = 0x3f;
+        assert_eq!(outcome.check_payload(&bad), Ok(()));
+    }
+
+    outcome.output_digest = digest_payload(&outcome.outputs, &good);
+    assert_eq!(outcome.check_payload(&good), Ok(()));
+    let mut altered = good;
+    altered[2] ^= 1;
+    let error = outcome.check_payload(&altered).unwrap_err();
+    assert!(matches!(error, ResultFault::Digest { .. }), "{error}");
+}
+
+fn expectation(envelope: &Envelope<VideoPlan>) -> Expectation<'_> {
+    let mut composer = Composer::new();
+    let prepared = composer.prepare_envelope(envelope).unwrap();
+    let sent = prepared.commit(&mut Sequencer::new(), fresh(0, 0));
+    Expectation::of(sent.header(), envelope)
+}
+
+/// Judges the result of the first call, made in epoch 0.
+fn judge(outcome: &Outcome, current_epoch: u64) -> Result<Verdict, ResultFault> {
+    let mut composer = Composer::new();
+    let prepared = composer.prepare_outcome(outcome).unwrap();
+    let answer = prepared.commit(&mut Sequencer::new(), echo(0, 0, 0));
+    let envelope = envelope();
+    let current_epoch = CacheEpoch::new(current_epoch);
+    expectation(&envelope).judge(answer.header(), outcome, current_epoch)
+}
