@@ -1,0 +1,476 @@
+//! An authenticated channel to one peer.
+//!
+//! Hazard: a peer that stops reading blocks whoever writes to it, and a peer that dies looks like
+//! one that is silent. Guarantee: every call has a deadline or does not wait; the end of the
+//! stream without a goodbye is [`ControlError::PeerLost`], and with one [`ControlError::PeerLeft`].
+//!
+//! Choices: two halves for two threads over one socket. The sender is shared: its clones take
+//! turns, a whole message at a time. The receiver reads one frame and not a byte more, so a
+//! level-triggered `poll` on it is right. Buffers are reused; a frame costs no allocation.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+use pp_contract::Rank;
+use rustix::event::PollFlags;
+use rustix::process::Pid;
+
+use super::error::ControlError;
+use super::fds::{self, MAX_FDS, TICKET_BYTES, Ticket};
+use super::frame::{FrameError, FrameReader, Progress};
+use super::message::{Message, kind as wire};
+use super::secure::{
+    MAX_MESSAGE_BYTES, MAX_SEALED_BYTES, MIN_SEALED_BYTES, Opener, Sealer, Session,
+};
+use super::socket::{Socket, SocketKind};
+
+/// An authenticated channel to one peer; both halves together.
+#[derive(Debug)]
+pub struct ControlChannel {
+    sender: ControlSender,
+    receiver: ControlReceiver,
+    pid: Option<Pid>,
+}
+
+impl ControlChannel {
+    pub(super) fn new(
+        peer: Rank,
+        kind: SocketKind,
+        pid: Option<Pid>,
+        socket: Arc<Socket>,
+        session: Session,
+    ) -> Self {
+        Self {
+            sender: ControlSender {
+                shared: Arc::new(Shared {
+                    peer,
+                    kind,
+                    socket: Arc::clone(&socket),
+                    turn: Mutex::new(Turn::Free(session.sealer)),
+                    freed: Condvar::new(),
+                }),
+            },
+            receiver: ControlReceiver {
+                peer,
+                kind,
+                socket,
+                reader: FrameReader::new(MIN_SEALED_BYTES, MAX_SEALED_BYTES),
+                opener: session.opener,
+                ended: false,
+            },
+            pid,
+        }
+    }
+
+    /// The rank at the other end.
+    #[must_use]
+    pub fn peer(&self) -> Rank {
+        self.receiver.peer
+    }
+
+    /// Which kind of socket this is.
+    #[must_use]
+    pub fn socket_kind(&self) -> SocketKind {
+        self.receiver.kind
+    }
+
+    /// The peer's process, when it shares this host: the kernel's word, good for a pidfd.
+    #[must_use]
+    pub fn peer_pid(&self) -> Option<Pid> {
+        self.pid
+    }
+
+    /// The half that sends.
+    #[must_use]
+    pub fn sender(&self) -> &ControlSender {
+        &self.sender
+    }
+
+    /// The half that receives.
+    pub fn receiver(&mut self) -> &mut ControlReceiver {
+        &mut self.receiver
+    }
+
+    /// Both halves, for two threads.
+    #[must_use]
+    pub fn split(self) -> (ControlSender, ControlReceiver) {
+        (self.sender, self.receiver)
+    }
+}
+
+impl AsFd for ControlChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.receiver.as_fd()
+    }
+}
+
+/// The sending half. Clones share the channel; whole messages go out in turn.
+#[derive(Clone)]
+pub struct ControlSender {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    peer: Rank,
+    kind: SocketKind,
+    socket: Arc<Socket>,
+    turn: Mutex<Turn>,
+    freed: Condvar,
+}
+
+/// Who may write. The lock is held only to take and give back the sealer, never while writing, so
+/// that waiting for a turn has a deadline too.
+enum Turn {
+    Free(Sealer),
+    Taken,
+    /// Said goodbye.
+    Done,
+    /// Cut in the middle of a frame.
+    Broken,
+}
+
+impl ControlSender {
+    /// The rank at the other end.
+    #[must_use]
+    pub fn peer(&self) -> Rank {
+        self.shared.peer
+    }
+
+    /// Sends one message, or gives up at the deadline.
+    ///
+    /// After [`ControlError::PeerLost`] the peer's last words may still lie unread: ask the
+    /// receiver once.
+    ///
+    /// # Errors
+    /// [`ControlError::TimedOut`] when the peer does not read, [`ControlError::PeerLost`] when it
+    /// is gone, [`ControlError::Broken`] after a message that was cut short,
+    /// [`ControlError::ApiMisuse`] for a body over [`MAX_MESSAGE_BYTES`] or after a goodbye.
+    pub fn send(&self, message: &Message<'_>, deadline: Instant) -> Result<(), ControlError> {
+        let abort;
+        let body = match message {
+            Message::Hello(bytes) | Message::Verdict(bytes) | Message::Frame(bytes) => *bytes,
+            Message::Heartbeat | Message::Bye => &[],
+            Message::Abort(fault) => {
+                abort = fault
+                    .encode()
+                    .map_err(|error| self.misuse(error.to_string()))?;
+                &abort
+            }
+        };
+        self.send_raw(message.kind(), body, None, deadline)
+    }
+
+    /// Passes descriptors to a peer on this host, which must be in
+    /// [`ControlReceiver::recv_fds`] for as many. They stay open here.
+    ///
+    /// # Errors
+    /// As [`ControlSender::send`]; [`ControlError::ApiMisuse`] over TCP, for none, and for more
+    /// than [`MAX_FDS`].
+    pub fn send_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), ControlError> {
+        if self.shared.kind != SocketKind::Unix {
+            return Err(self.misuse("descriptors pass only between ranks of one host".into()));
+        }
+        if fds.is_empty() || fds.len() > MAX_FDS {
+            return Err(self.misuse(format!("{} descriptors; 1 to {MAX_FDS} pass", fds.len())));
+        }
+        let ticket = Ticket::new(fds.len());
+        self.send_raw(wire::FDS, &ticket.encode(), Some((&ticket, fds)), deadline)
+    }
+
+    /// Says goodbye: the peer sees [`Message::Bye`], then [`ControlError::PeerLeft`]. Nothing can
+    /// be sent after it; receiving goes on.
+    ///
+    /// # Errors
+    /// As [`ControlSender::send`].
+    pub fn bye(&self, deadline: Instant) -> Result<(), ControlError> {
+        self.send(&Message::Bye, deadline)
+    }
+
+    pub(super) fn send_raw(
+        &self,
+        kind: u8,
+        body: &[u8],
+        fds: Option<(&Ticket, &[BorrowedFd<'_>])>,
+        deadline: Instant,
+    ) -> Result<(), ControlError> {
+        if body.len() > MAX_MESSAGE_BYTES {
+            return Err(self.misuse(format!(
+                "a message of {} bytes; {MAX_MESSAGE_BYTES} are allowed",
+                body.len()
+            )));
+        }
+        let started = Instant::now();
+        let mut sealer = self.take_turn(started, deadline)?;
+        // A peer that reads nothing is found before anything is sealed: then no harm is done.
+        let sent = match self.shared.socket.wait(PollFlags::OUT, deadline) {
+            Ok(()) => {
+                let frame = sealer.seal(kind, body);
+                self.write(frame, fds, deadline).map(|()| sealer)
+            }
+            Err(error) => {
+                self.give_back(Turn::Free(sealer));
+                return Err(self.failed(error, started));
+            }
+        };
+        match sent {
+            Ok(_) if kind == wire::BYE => {
+                self.shared.socket.finish_writing();
+                self.give_back(Turn::Done);
+                Ok(())
+            }
+            Ok(sealer) => {
+                self.give_back(Turn::Free(sealer));
+                Ok(())
+            }
+            // A sealed frame that did not go out whole leaves the peer waiting for the rest.
+            Err(error) => {
+                self.give_back(Turn::Broken);
+                Err(self.failed(error, started))
+            }
+        }
+    }
+
+    fn write(
+        &self,
+        frame: &[u8],
+        fds: Option<(&Ticket, &[BorrowedFd<'_>])>,
+        deadline: Instant,
+    ) -> io::Result<()> {
+        self.shared.socket.write_all(frame, deadline)?;
+        match fds {
+            Some((ticket, fds)) => fds::send(&self.shared.socket, ticket, fds, deadline),
+            None => Ok(()),
+        }
+    }
+
+    fn failed(&self, error: io::Error, started: Instant) -> ControlError {
+        match error.kind() {
+            io::ErrorKind::TimedOut => self.late(started),
+            _ => ControlError::socket(self.shared.peer, error),
+        }
+    }
+
+    fn give_back(&self, turn: Turn) {
+        *self.lock() = turn;
+        self.shared.freed.notify_one();
+    }
+
+    /// Takes the sealer out, waiting for another sender to finish.
+    fn take_turn(&self, started: Instant, deadline: Instant) -> Result<Sealer, ControlError> {
+        let left = deadline.saturating_duration_since(started);
+        let (mut turn, _) = self
+            .shared
+            .freed
+            .wait_timeout_while(self.lock(), left, |turn| matches!(turn, Turn::Taken))
+            .unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *turn, Turn::Taken) {
+            Turn::Free(sealer) => Ok(sealer),
+            Turn::Taken => Err(self.late(started)),
+            Turn::Done => {
+                *turn = Turn::Done;
+                Err(self.misuse("nothing can be sent after a goodbye".into()))
+            }
+            Turn::Broken => {
+                *turn = Turn::Broken;
+                Err(ControlError::Broken {
+                    rank: self.shared.peer,
+                })
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Turn> {
+        // Every critical section is one assignment: there is no half-made state to fear.
+        self.shared
+            .turn
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn late(&self, started: Instant) -> ControlError {
+        ControlError::TimedOut {
+            what: "sending to",
+            rank: self.shared.peer,
+            after: started.elapsed(),
+        }
+    }
+
+    fn misuse(&self, what: String) -> ControlError {
+        ControlError::ApiMisuse {
+            rank: self.shared.peer,
+            what,
+        }
+    }
+}
+
+impl fmt::Debug for ControlSender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ControlSender(to rank {})", self.shared.peer)
+    }
+}
+
+/// The receiving half. Its descriptor is for `poll`: readable means [`ControlReceiver::try_recv`]
+/// has something to say.
+pub struct ControlReceiver {
+    peer: Rank,
+    kind: SocketKind,
+    socket: Arc<Socket>,
+    reader: FrameReader,
+    opener: Opener,
+    /// A goodbye was received.
+    ended: bool,
+}
+
+impl ControlReceiver {
+    /// The rank at the other end.
+    #[must_use]
+    pub fn peer(&self) -> Rank {
+        self.peer
+    }
+
+    /// A message, if one is there whole; never waits.
+    ///
+    /// # Errors
+    /// [`ControlError::PeerLost`], [`ControlError::PeerLeft`] after the goodbye, and
+    /// [`ControlError::PeerMisbehaved`] for bytes the peer did not seal, in this order, for us.
+    pub fn try_recv(&mut self) -> Result<Option<Message<'_>>, ControlError> {
+        if !self.fill()? {
+            return Ok(None);
+        }
+        self.message().map(Some)
+    }
+
+    /// The next message, or [`ControlError::TimedOut`] at the deadline.
+    ///
+    /// # Errors
+    /// As [`ControlReceiver::try_recv`], and when the deadline passes first.
+    pub fn recv_deadline(&mut self, deadline: Instant) -> Result<Message<'_>, ControlError> {
+        self.wait_frame(deadline)?;
+        self.message()
+    }
+
+    /// Receives exactly `count` descriptors, closed on exec. Any other message in their place is
+    /// an error, and descriptors the peer added to them are closed.
+    ///
+    /// # Errors
+    /// As [`ControlReceiver::recv_deadline`]; [`ControlError::ApiMisuse`] over TCP.
+    pub fn recv_fds(
+        &mut self,
+        count: usize,
+        deadline: Instant,
+    ) -> Result<Vec<OwnedFd>, ControlError> {
+        let rank = self.peer;
+        if self.kind != SocketKind::Unix {
+            let what = "descriptors pass only between ranks of one host".into();
+            return Err(ControlError::ApiMisuse { rank, what });
+        }
+        let misbehaved = |what: String| ControlError::PeerMisbehaved { rank, what };
+        self.wait_frame(deadline)?;
+        let (kind, body) = open(rank, &mut self.opener, &self.reader)?;
+        if kind != wire::FDS {
+            let message = Message::parse(kind, body).map_err(&misbehaved)?;
+            return Err(match message {
+                Message::Bye => ControlError::PeerLeft { rank },
+                other => misbehaved(format!("{other:?} in place of {count} descriptors")),
+            });
+        }
+        let ticket = Ticket::decode(body)
+            .ok_or_else(|| misbehaved(format!("a ticket that is not {TICKET_BYTES} bytes")))?;
+        if ticket.count() != count {
+            return Err(misbehaved(format!(
+                "{} descriptors announced, {count} expected",
+                ticket.count()
+            )));
+        }
+        let started = Instant::now();
+        fds::recv(&self.socket, &ticket, deadline).map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => self.late(started),
+            io::ErrorKind::UnexpectedEof => ControlError::PeerLost { rank, source: None },
+            io::ErrorKind::InvalidData => misbehaved(error.to_string()),
+            _ => ControlError::socket(rank, error),
+        })
+    }
+
+    /// The next message as kind and body, for the rendezvous.
+    pub(super) fn recv_raw(&mut self, deadline: Instant) -> Result<(u8, &[u8]), ControlError> {
+        self.wait_frame(deadline)?;
+        open(self.peer, &mut self.opener, &self.reader)
+    }
+
+    fn wait_frame(&mut self, deadline: Instant) -> Result<(), ControlError> {
+        let started = Instant::now();
+        while !self.fill()? {
+            match self.socket.wait(PollFlags::IN, deadline) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    return Err(self.late(started));
+                }
+                Err(error) => return Err(ControlError::socket(self.peer, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads on; true when a frame is whole.
+    fn fill(&mut self) -> Result<bool, ControlError> {
+        let rank = self.peer;
+        if self.ended {
+            return Err(ControlError::PeerLeft { rank });
+        }
+        match self.reader.poll(|buf| self.socket.try_read(buf)) {
+            Ok(Progress::Frame) => Ok(true),
+            Ok(Progress::Pending) => Ok(false),
+            Ok(Progress::Eof { .. }) => Err(ControlError::PeerLost { rank, source: None }),
+            Err(FrameError::Io(error)) => Err(ControlError::socket(rank, error)),
+            Err(error) => Err(ControlError::PeerMisbehaved {
+                rank,
+                what: error.to_string(),
+            }),
+        }
+    }
+
+    fn message(&mut self) -> Result<Message<'_>, ControlError> {
+        let rank = self.peer;
+        let (kind, body) = open(rank, &mut self.opener, &self.reader)?;
+        let message = Message::parse(kind, body)
+            .map_err(|what| ControlError::PeerMisbehaved { rank, what })?;
+        self.ended = message == Message::Bye;
+        Ok(message)
+    }
+
+    fn late(&self, started: Instant) -> ControlError {
+        ControlError::TimedOut {
+            what: "waiting for a message from",
+            rank: self.peer,
+            after: started.elapsed(),
+        }
+    }
+}
+
+fn open<'a>(
+    rank: Rank,
+    opener: &'a mut Opener,
+    reader: &FrameReader,
+) -> Result<(u8, &'a [u8]), ControlError> {
+    opener
+        .open(reader.frame())
+        .map_err(|forged| ControlError::PeerMisbehaved {
+            rank,
+            what: forged.to_string(),
+        })
+}
+
+impl AsFd for ControlReceiver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl fmt::Debug for ControlReceiver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ControlReceiver(from rank {})", self.peer)
+    }
+}

@@ -1,0 +1,181 @@
+//! The handshake: nothing is transferred before all ranks agree on how.
+//!
+//! Hazard: ranks started with different settings hang later, in the middle of a transfer, with no
+//! word about why. Guarantee: every rank gets the same answer; a difference names the key, both
+//! values and both ranks. Rank 0 gathers all hellos, compares them and tells everybody.
+
+use std::time::{Duration, Instant};
+
+use pp_contract::{Fault, FaultKind, Hello, Rank, check_devices, compare};
+
+use super::message::Message;
+use super::rendezvous::{MEETING_RANK, Peers};
+
+const OPERATION: &str = "handshake";
+/// How long after the deadline a verdict may still be on its way.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Exchanges hellos with all ranks. On success every rank holds all of them, in order of rank.
+///
+/// # Errors
+/// The [`Fault`] that ended it. A mismatch, a conflict of devices, or a rank that is gone, late or
+/// misbehaves is the same fault on every rank that can still be told.
+pub fn agree(peers: &mut Peers, hello: &Hello, deadline: Instant) -> Result<Vec<Hello>, Fault> {
+    let result = if peers.rank() == MEETING_RANK {
+        preside(peers, hello, deadline)
+    } else {
+        attend(peers, hello, deadline)
+    };
+    match &result {
+        Ok(hellos) => tracing::debug!(ranks = hellos.len(), "all ranks agree"),
+        Err(fault) => tracing::error!(%fault, "the ranks do not agree"),
+    }
+    result
+}
+
+fn preside(peers: &mut Peers, hello: &Hello, deadline: Instant) -> Result<Vec<Hello>, Fault> {
+    let verdict = gather(peers, hello, deadline).and_then(|hellos| {
+        judge(&hellos)?;
+        encode(&hellos).map(|encoded| (hellos, encoded))
+    });
+    let deadline = deadline.max(Instant::now() + GRACE);
+    match verdict {
+        Ok((hellos, encoded)) => {
+            for channel in peers.iter() {
+                let tell = |message: Message<'_>| channel.sender().send(&message, deadline);
+                encoded
+                    .iter()
+                    .try_for_each(|hello| tell(Message::Hello(hello)))
+                    .and_then(|()| tell(Message::Verdict(&[])))
+                    .map_err(|error| error.fault(OPERATION))?;
+            }
+            Ok(hellos)
+        }
+        Err(fault) => {
+            if let Ok(body) = fault.encode() {
+                for channel in peers.iter() {
+                    // Whoever is gone, or is the one to blame, need not hear it.
+                    let _ = channel.sender().send(&Message::Verdict(&body), deadline);
+                }
+            }
+            Err(fault)
+        }
+    }
+}
+
+fn gather(peers: &mut Peers, own: &Hello, deadline: Instant) -> Result<Vec<Hello>, Fault> {
+    let mut hellos = vec![own.clone()];
+    for channel in peers.iter_mut() {
+        let rank = channel.peer();
+        let misbehaved =
+            |what: String| Fault::new(FaultKind::PeerMisbehaved, rank, OPERATION, what);
+        let message = channel
+            .receiver()
+            .recv_deadline(deadline)
+            .map_err(|error| error.fault(OPERATION))?;
+        let hello = match message {
+            Message::Hello(bytes) => Hello::decode(bytes),
+            Message::Abort(fault) => return Err(fault),
+            other => return Err(misbehaved(format!("{} in place of a hello", name(&other)))),
+        };
+        let hello = hello.map_err(|error| {
+            let what = format!("the hello of rank {rank} is refused: {}", chain(&error));
+            Fault::new(FaultKind::HandshakeMismatch, rank, OPERATION, what)
+        })?;
+        if hello.rank() != rank {
+            let what = format!("rank {rank} says hello as rank {}", hello.rank());
+            return Err(misbehaved(what));
+        }
+        hellos.push(hello);
+    }
+    hellos.sort_by_key(Hello::rank);
+    if hellos.len() == peers.world_size().get() as usize {
+        return Ok(hellos);
+    }
+    let what = format!("{} channels for {} ranks", peers.len(), peers.world_size());
+    Err(Fault::new(
+        FaultKind::Internal,
+        peers.rank(),
+        OPERATION,
+        what,
+    ))
+}
+
+/// Compares each rank with rank 0, then the devices of all.
+fn judge(hellos: &[Hello]) -> Result<(), Fault> {
+    let mismatch =
+        |rank: Rank, what: String| Fault::new(FaultKind::HandshakeMismatch, rank, OPERATION, what);
+    if let Some((first, rest)) = hellos.split_first() {
+        for hello in rest {
+            compare(first, hello).map_err(|error| mismatch(hello.rank(), error.to_string()))?;
+        }
+    }
+    check_devices(hellos).map_err(|error| mismatch(MEETING_RANK, error.to_string()))?;
+    Ok(())
+}
+
+fn encode(hellos: &[Hello]) -> Result<Vec<Vec<u8>>, Fault> {
+    let encode = |hello: &Hello| {
+        hello
+            .encode()
+            .map_err(|error| Fault::new(FaultKind::Internal, hello.rank(), OPERATION, error))
+    };
+    hellos.iter().map(encode).collect()
+}
+
+fn attend(peers: &mut Peers, hello: &Hello, deadline: Instant) -> Result<Vec<Hello>, Fault> {
+    let own = peers.rank();
+    let world_size = peers.world_size().get() as usize;
+    let channel = peers
+        .get_mut(MEETING_RANK)
+        .ok_or_else(|| Fault::new(FaultKind::Internal, own, OPERATION, "no channel to rank 0"))?;
+    let encoded = encode(std::slice::from_ref(hello))?.concat();
+    // When rank 0 is gone, its reason may still lie there.
+    let sent = channel.sender().send(&Message::Hello(&encoded), deadline);
+    let misbehaved =
+        |what: String| Fault::new(FaultKind::PeerMisbehaved, MEETING_RANK, OPERATION, what);
+    let mut hellos = Vec::new();
+    loop {
+        let received = channel.receiver().recv_deadline(deadline + GRACE);
+        match received.map_err(|error| sent.as_ref().err().unwrap_or(&error).fault(OPERATION))? {
+            Message::Hello(bytes) if hellos.len() < world_size => {
+                let hello = Hello::decode(bytes).map_err(|error| misbehaved(chain(&error)))?;
+                hellos.push(hello);
+            }
+            Message::Verdict([]) if hellos.len() == world_size => return Ok(hellos),
+            Message::Verdict(body) => {
+                return Err(Fault::decode(body).unwrap_or_else(|error| misbehaved(chain(&error))));
+            }
+            Message::Abort(fault) => return Err(fault),
+            other => {
+                return Err(misbehaved(format!(
+                    "{} in place of a verdict",
+                    name(&other)
+                )));
+            }
+        }
+    }
+}
+
+fn name(message: &Message<'_>) -> &'static str {
+    match message {
+        Message::Hello(_) => "a hello too many",
+        Message::Verdict(_) => "a verdict",
+        Message::Heartbeat => "a heartbeat",
+        Message::Frame(_) => "a header frame",
+        Message::Abort(_) => "an abort",
+        Message::Bye => "a goodbye",
+    }
+}
+
+/// An error and its causes on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}

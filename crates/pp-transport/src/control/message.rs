@@ -1,0 +1,71 @@
+//! The kinds of message on a control channel.
+
+use pp_contract::Fault;
+
+/// One message between two ranks. Bytes are borrowed: from the caller when sent, from the
+/// receiver's buffer when received.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Message<'a> {
+    /// An encoded hello of the handshake.
+    Hello(&'a [u8]),
+    /// Rank 0's word on the handshake.
+    Verdict(&'a [u8]),
+    /// The peer is alive.
+    Heartbeat,
+    /// A header frame, for a pair of ranks with no ring between them.
+    Frame(&'a [u8]),
+    /// The job is over, and why.
+    Abort(Fault),
+    /// The peer leaves in order; nothing follows.
+    Bye,
+}
+
+/// Kinds on the wire. Those up to `REFUSED` belong to the rendezvous.
+pub(super) mod kind {
+    pub(crate) const CONFIRM: u8 = 1;
+    pub(crate) const JOINED: u8 = 2;
+    pub(crate) const WELCOME: u8 = 3;
+    pub(crate) const REFUSED: u8 = 4;
+    pub(crate) const HELLO: u8 = 16;
+    pub(crate) const VERDICT: u8 = 17;
+    pub(crate) const FDS: u8 = 18;
+    pub(crate) const HEARTBEAT: u8 = 19;
+    pub(crate) const FRAME: u8 = 20;
+    pub(crate) const ABORT: u8 = 21;
+    pub(crate) const BYE: u8 = 22;
+}
+
+impl<'a> Message<'a> {
+    pub(super) fn kind(&self) -> u8 {
+        match self {
+            Self::Hello(_) => kind::HELLO,
+            Self::Verdict(_) => kind::VERDICT,
+            Self::Heartbeat => kind::HEARTBEAT,
+            Self::Frame(_) => kind::FRAME,
+            Self::Abort(_) => kind::ABORT,
+            Self::Bye => kind::BYE,
+        }
+    }
+
+    /// The message that came as `kind` and `body`; what is wrong with it otherwise.
+    pub(super) fn parse(kind: u8, body: &'a [u8]) -> Result<Self, String> {
+        let empty = |message| match body.len() {
+            0 => Ok(message),
+            bytes => Err(format!("message kind {kind} came with {bytes} bytes")),
+        };
+        match kind {
+            kind::HELLO => Ok(Self::Hello(body)),
+            kind::VERDICT => Ok(Self::Verdict(body)),
+            kind::HEARTBEAT => empty(Self::Heartbeat),
+            kind::FRAME => Ok(Self::Frame(body)),
+            kind::ABORT => match Fault::decode(body) {
+                Ok(fault) => Ok(Self::Abort(fault)),
+                Err(error) => Err(error.to_string()),
+            },
+            kind::BYE => empty(Self::Bye),
+            kind::FDS => Err("file descriptors came when none were expected".into()),
+            _ => Err(format!("message kind {kind} is not one of this version")),
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! Rank 0: listening until every other rank has joined.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pp_contract::{Rank, WorldSize};
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::Pid;
+
+use super::listen::Listener;
+use super::{RendezvousError, RendezvousOptions, TurnedAway};
+use crate::control::channel::ControlChannel;
+use crate::control::frame::{FrameError, FrameReader, Progress};
+use crate::control::message::kind as wire;
+use crate::control::secure::{
+    Answerer, Forged, JobKey, MAX_CALL_BYTES, MIN_CALL_BYTES, MIN_SEALED_BYTES, Session,
+    version_frame,
+};
+use crate::control::socket::{Socket, SocketKind, poll_until};
+use crate::launch::Launch;
+
+/// Callers taken from one listener before the others get their turn.
+const ACCEPT_AT_ONCE: usize = 16;
+/// For small messages into a socket whose buffer is empty, or whose owner is gone.
+const SMALL_WRITE: Duration = Duration::from_millis(200);
+/// Rest after `accept` failed for want of descriptors or memory.
+const ACCEPT_REST: Duration = Duration::from_millis(10);
+
+pub(super) fn gather(
+    launch: &Launch,
+    key: &JobKey,
+    options: &RendezvousOptions,
+    started: Instant,
+) -> Result<BTreeMap<Rank, ControlChannel>, RendezvousError> {
+    let mut meeting = Meeting {
+        own: launch.rank(),
+        world_size: launch.world_size(),
+        key,
+        options,
+        started,
+        listeners: Listener::open_all(launch, key)?,
+        pending: Vec::new(),
+        joined: BTreeMap::new(),
+        turned_away: TurnedAway::default(),
+    };
+    let result = meeting.run().and_then(|()| meeting.welcome());
+    if let Err(error) = &result {
+        meeting.dismiss(&error.to_string());
+    }
+    if meeting.turned_away != TurnedAway::default() {
+        tracing::info!(callers = %meeting.turned_away, "strangers at the rendezvous");
+    }
+    result.map(|()| meeting.joined)
+}
+
+struct Meeting<'a> {
+    own: Rank,
+    world_size: WorldSize,
+    key: &'a JobKey,
+    options: &'a RendezvousOptions,
+    started: Instant,
+    listeners: Vec<Listener>,
+    /// In the order they came.
+    pending: Vec<Pending>,
+    joined: BTreeMap<Rank, ControlChannel>,
+    turned_away: TurnedAway,
+}
+
+/// A caller that has not proven itself.
+struct Pending {
+    socket: Socket,
+    kind: SocketKind,
+    pid: Option<Pid>,
+    deadline: Instant,
+    reader: FrameReader,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Nothing said yet.
+    Calling,
+    /// Said what a rank would say, which can be a recording; its first sealed frame cannot.
+    Answered { rank: Rank, session: Session },
+}
+
+/// What became of a caller after it was heard.
+enum Heard {
+    Waiting,
+    Joined(Rank, Session),
+    Away(Why),
+}
+
+enum Why {
+    Silent,
+    Replay,
+    Forged(Forged),
+    Refused(String),
+}
+
+impl Meeting<'_> {
+    fn run(&mut self) -> Result<(), RendezvousError> {
+        let end = self.started + self.options.timeout;
+        while self.joined.len() + 1 < self.world_size.get() as usize {
+            let now = Instant::now();
+            if now >= end {
+                return Err(self.missing());
+            }
+            self.drop_late(now);
+            let wake = self.pending.iter().map(|caller| caller.deadline).min();
+            let ready = self.wait(wake.map_or(end, |wake| wake.min(end)))?;
+            if let Some(rank) = ready.left {
+                return Err(RendezvousError::RankLeft {
+                    rank,
+                    world_size: self.world_size,
+                });
+            }
+            // From the last to the first, so that taking one out leaves the other indices right.
+            for index in ready.callers.into_iter().rev() {
+                self.hear(index);
+            }
+            for index in ready.listeners {
+                self.accept(index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for callers, new callers, and for the end of those who have joined.
+    fn wait(&self, until: Instant) -> io::Result<Ready> {
+        let (listeners, pending) = (self.listeners.len(), self.pending.len());
+        let mut fds = Vec::with_capacity(listeners + pending + self.joined.len());
+        fds.extend(self.listeners.iter().map(|l| PollFd::new(l, PollFlags::IN)));
+        let callers = self.pending.iter();
+        fds.extend(callers.map(|caller| PollFd::new(&caller.socket, PollFlags::IN)));
+        let joined = self.joined.values();
+        fds.extend(joined.map(|channel| PollFd::new(channel, PollFlags::RDHUP)));
+        poll_until(&mut fds, until)?;
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let which = |fds: &[PollFd<'_>]| {
+            let ready = fds.iter().enumerate().filter(|(_, fd)| is_ready(fd));
+            ready.map(|(index, _)| index).collect()
+        };
+        let (rest, joined) = fds.split_at(listeners + pending);
+        let (new, known) = rest.split_at(listeners);
+        let left = joined.iter().position(is_ready);
+        Ok(Ready {
+            listeners: which(new),
+            callers: which(known),
+            left: left.and_then(|index| self.joined.keys().nth(index).copied()),
+        })
+    }
+
+    fn accept(&mut self, listener: usize) {
+        for _ in 0..ACCEPT_AT_ONCE {
+            let (socket, kind, pid) = match self.listeners[listener].accept() {
+                Ok(Some(caller)) => caller,
+                Ok(None) => return,
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    self.turned_away.other_user += 1;
+                    continue;
+                }
+                // The next caller may fare better, once those before it are gone.
+                Err(error) => {
+                    tracing::debug!(%error, "a caller could not be accepted");
+                    self.make_room(self.listeners[listener].kind());
+                    std::thread::sleep(ACCEPT_REST);
+                    return;
+                }
+            };
+            let same_kind = self.pending.iter().filter(|caller| caller.kind == kind);
+            if same_kind.count() >= self.options.max_pending.max(1) {
+                self.make_room(kind);
+            }
+            self.pending.push(Pending {
+                socket,
+                kind,
+                pid,
+                deadline: Instant::now() + self.options.stranger_timeout,
+                reader: FrameReader::new(MIN_CALL_BYTES, MAX_CALL_BYTES),
+                stage: Stage::Calling,
+            });
+        }
+    }
+
+    /// Drops the oldest caller of a kind; first among those who have said nothing of worth.
+    fn make_room(&mut self, kind: SocketKind) {
+        let oldest = |speaks: bool| {
+            self.pending.iter().position(|caller| {
+                caller.kind == kind && matches!(caller.stage, Stage::Answered { .. }) == speaks
+            })
+        };
+        if let Some(index) = oldest(false).or_else(|| oldest(true)) {
+            self.pending.remove(index);
+            self.turned_away.crowded_out += 1;
+        }
+    }
+
+    fn drop_late(&mut self, now: Instant) {
+        let before = self.pending.len();
+        self.pending.retain(|caller| caller.deadline > now);
+        self.turned_away.silent += (before - self.pending.len()) as u64;
+    }
+
+    /// Reads what a caller has sent.
+    fn hear(&mut self, index: usize) {
+        let is_free = |rank: Rank| !self.joined.contains_key(&rank);
+        let caller = &mut self.pending[index];
+        match caller.hear(self.key, self.own, self.world_size, is_free) {
+            Heard::Waiting => {}
+            Heard::Joined(rank, session) => {
+                let caller = self.pending.remove(index);
+                self.join(rank, caller, session);
+            }
+            Heard::Away(why) => {
+                let caller = self.pending.remove(index);
+                self.turn_away(&caller, why);
+            }
+        }
+    }
+
+    fn join(&mut self, rank: Rank, caller: Pending, session: Session) {
+        let socket = Arc::new(caller.socket);
+        let channel = ControlChannel::new(rank, caller.kind, caller.pid, socket, session);
+        let soon = Instant::now() + SMALL_WRITE;
+        if self.joined.contains_key(&rank) {
+            // Two callers of one rank were let through to this point; the first has it.
+            let reason = duplicate(rank);
+            let _ = channel
+                .sender()
+                .send_raw(wire::REFUSED, reason.as_bytes(), None, soon);
+            self.turned_away.refused = Some(reason);
+        } else if channel
+            .sender()
+            .send_raw(wire::JOINED, &[], None, soon)
+            .is_ok()
+        {
+            tracing::debug!(rank = rank.get(), kind = ?caller.kind, "joined");
+            self.joined.insert(rank, channel);
+        }
+    }
+
+    fn turn_away(&mut self, caller: &Pending, why: Why) {
+        let count = match why {
+            Why::Silent => &mut self.turned_away.silent,
+            Why::Replay => &mut self.turned_away.replay,
+            Why::Forged(Forged::Key) => &mut self.turned_away.wrong_secret,
+            Why::Forged(Forged::Version { theirs }) => {
+                tracing::debug!(theirs, "a caller of another control version");
+                let _ = caller.socket.try_write(&version_frame(self.own));
+                &mut self.turned_away.other_version
+            }
+            Why::Forged(_) => &mut self.turned_away.garbage,
+            Why::Refused(reason) => {
+                self.turned_away.refused = Some(reason);
+                return;
+            }
+        };
+        *count += 1;
+    }
+
+    /// All are here: closes the listeners and lets everybody go on.
+    fn welcome(&mut self) -> Result<(), RendezvousError> {
+        self.listeners.clear();
+        self.pending.clear();
+        let soon = Instant::now() + self.options.stranger_timeout;
+        for (rank, channel) in &self.joined {
+            channel
+                .sender()
+                .send_raw(wire::WELCOME, &[], None, soon)
+                .map_err(|_| RendezvousError::RankLeft {
+                    rank: *rank,
+                    world_size: self.world_size,
+                })?;
+        }
+        Ok(())
+    }
+
+    /// Tells those who wait why it came to nothing.
+    fn dismiss(&self, reason: &str) {
+        let soon = Instant::now() + SMALL_WRITE;
+        for channel in self.joined.values() {
+            // One that is gone needs no reason.
+            let _ = channel
+                .sender()
+                .send_raw(wire::REFUSED, reason.as_bytes(), None, soon);
+        }
+    }
+
+    fn missing(&self) -> RendezvousError {
+        let is_missing = |rank: &Rank| *rank != self.own && !self.joined.contains_key(rank);
+        let places: Vec<String> = self.listeners.iter().map(ToString::to_string).collect();
+        RendezvousError::MissingRanks {
+            missing: self.world_size.ranks().filter(is_missing).collect(),
+            world_size: self.world_size,
+            after: self.started.elapsed(),
+            listening: places.join(" and "),
+            turned_away: Box::new(self.turned_away.clone()),
+        }
+    }
+}
+
+/// What `poll` found, by index.
+struct Ready {
+    listeners: Vec<usize>,
+    callers: Vec<usize>,
+    left: Option<Rank>,
+}
+
+impl Pending {
+    fn hear(
+        &mut self,
+        key: &JobKey,
+        own: Rank,
+        world_size: WorldSize,
+        is_free: impl Fn(Rank) -> bool,
+    ) -> Heard {
+        match self.reader.poll(|buf| self.socket.try_read(buf)) {
+            Ok(Progress::Frame) => {}
+            Ok(Progress::Pending) => return Heard::Waiting,
+            Ok(Progress::Eof { .. }) | Err(FrameError::Io(_)) => return Heard::Away(Why::Silent),
+            Err(FrameError::Length { .. }) => {
+                return Heard::Away(match self.stage {
+                    Stage::Calling => Why::Forged(Forged::Garbage),
+                    Stage::Answered { .. } => Why::Replay,
+                });
+            }
+        }
+        match std::mem::replace(&mut self.stage, Stage::Calling) {
+            Stage::Calling => {
+                let answerer = match Answerer::new(key, own, self.reader.frame()) {
+                    Ok(answerer) => answerer,
+                    Err(forged) => return Heard::Away(Why::Forged(forged)),
+                };
+                self.answer(answerer, own, world_size, is_free)
+            }
+            Stage::Answered { rank, mut session } => {
+                match session.opener.open(self.reader.frame()) {
+                    Ok((wire::CONFIRM, [])) => Heard::Joined(rank, session),
+                    _ => Heard::Away(Why::Replay),
+                }
+            }
+        }
+    }
+
+    fn answer(
+        &mut self,
+        answerer: Answerer,
+        own: Rank,
+        world_size: WorldSize,
+        is_free: impl Fn(Rank) -> bool,
+    ) -> Heard {
+        let rank = answerer.caller;
+        let theirs = answerer.world_size;
+        let reason = if theirs != world_size.get() {
+            format!("world size {theirs} at rank {rank}, {world_size} at rank {own}")
+        } else if rank == own || !is_free(rank) {
+            duplicate(rank)
+        } else if !world_size.contains(rank) {
+            format!("rank {rank} is not of a world of {world_size}")
+        } else {
+            return match answerer.accept() {
+                Ok((frame, session)) if self.write(&frame) => {
+                    self.reader = FrameReader::new(MIN_SEALED_BYTES, MIN_SEALED_BYTES);
+                    self.stage = Stage::Answered { rank, session };
+                    Heard::Waiting
+                }
+                Ok(_) => Heard::Away(Why::Silent),
+                Err(forged) => Heard::Away(Why::Forged(forged)),
+            };
+        };
+        self.write(&answerer.refuse(&reason));
+        Heard::Away(Why::Refused(reason))
+    }
+
+    /// Writes a small frame into a buffer that is empty, or not at all.
+    fn write(&self, frame: &[u8]) -> bool {
+        matches!(self.socket.try_write(frame), Ok(written) if written == frame.len())
+    }
+}
+
+fn duplicate(rank: Rank) -> String {
+    format!("rank {rank} has joined already; give each process a rank of its own")
+}

@@ -1,0 +1,238 @@
+//! Any rank but 0: finding rank 0 and being let in.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Pid;
+
+use super::{MEETING_RANK, RendezvousError, RendezvousOptions};
+use crate::control::channel::ControlChannel;
+use crate::control::error::ControlError;
+use crate::control::frame::{FrameReader, Progress};
+use crate::control::message::kind as wire;
+use crate::control::secure::{Answer, Caller, JobKey, MAX_ANSWER_BYTES, MIN_ANSWER_BYTES, Session};
+use crate::control::socket::{Socket, SocketKind};
+use crate::launch::{Launch, Via};
+
+/// One attempt's time for a connection, and for rank 0's answer.
+const ATTEMPT: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// An attempt that did not lead to rank 0.
+enum Failed {
+    /// Nothing proven: whoever was there (or not), try again.
+    Again(String),
+    /// Rank 0 itself, proven, said no.
+    Refused(String),
+}
+
+struct Connected {
+    socket: Socket,
+    kind: SocketKind,
+    pid: Option<Pid>,
+}
+
+pub(super) fn join(
+    launch: &Launch,
+    key: &JobKey,
+    options: &RendezvousOptions,
+    started: Instant,
+) -> Result<ControlChannel, RendezvousError> {
+    let deadline = started + options.timeout;
+    let own = launch.rank();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let failed = match attempt(launch, key, deadline.min(Instant::now() + ATTEMPT)) {
+            Ok(channel) => return wait_for_the_others(channel, launch, deadline, started),
+            Err(failed) => failed,
+        };
+        let last = match failed {
+            Failed::Refused(reason) => return Err(RendezvousError::Refused { rank: own, reason }),
+            Failed::Again(last) => last,
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(RendezvousError::Unreachable {
+                rank: own,
+                at: places(launch, key),
+                after: started.elapsed(),
+                last,
+            });
+        }
+        tracing::debug!(rank = own.get(), reason = %last, "rank 0 not reached yet");
+        std::thread::sleep(pause.min(left));
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn places(launch: &Launch, key: &JobKey) -> String {
+    let unix = (launch.via() != Via::Tcp).then(|| format!("unix:@{}", key.socket_name()));
+    let tcp = match launch.via() {
+        Via::Unix => None,
+        Via::Auto | Via::Tcp => launch.address().map(|address| format!("tcp:{address}")),
+    };
+    [unix, tcp]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(" and ")
+}
+
+/// Connects, proves the secret, and has rank 0 prove it.
+fn attempt(launch: &Launch, key: &JobKey, deadline: Instant) -> Result<ControlChannel, Failed> {
+    let Connected { socket, kind, pid } = connect(launch, key, deadline)?;
+    let own = launch.rank();
+    let (caller, call) = Caller::new(key, own, MEETING_RANK, launch.world_size().get());
+    let session = exchange(&socket, caller, &call, deadline)?;
+    let mut channel = ControlChannel::new(MEETING_RANK, kind, pid, Arc::new(socket), session);
+    let again = |error: ControlError| Failed::Again(error.to_string());
+    channel
+        .sender()
+        .send_raw(wire::CONFIRM, &[], None, deadline)
+        .map_err(again)?;
+    // Until this answer rank 0 may still have dropped us for newer callers; after it, its silence
+    // means that others are awaited, and its end is the end.
+    match channel.receiver().recv_raw(deadline).map_err(again)? {
+        (wire::JOINED, _) => Ok(channel),
+        (wire::REFUSED, reason) => Err(Failed::Refused(text(reason))),
+        (kind, _) => Err(Failed::Again(format!(
+            "message kind {kind} in answer to ours"
+        ))),
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn exchange(
+    socket: &Socket,
+    caller: Caller,
+    call: &[u8],
+    deadline: Instant,
+) -> Result<Session, Failed> {
+    let again = |error: io::Error| Failed::Again(error.to_string());
+    socket.write_all(call, deadline).map_err(again)?;
+    let mut reader = FrameReader::new(MIN_ANSWER_BYTES, MAX_ANSWER_BYTES);
+    loop {
+        match reader.poll(|buf| socket.try_read(buf)) {
+            Ok(Progress::Frame) => break,
+            Ok(Progress::Pending) => socket.wait(PollFlags::IN, deadline).map_err(|error| {
+                Failed::Again(match error.kind() {
+                    io::ErrorKind::TimedOut => "connected, but nothing answered".into(),
+                    _ => error.to_string(),
+                })
+            })?,
+            Ok(Progress::Eof { .. }) => {
+                return Err(Failed::Again(
+                    "whoever listens there hung up; do PP_JOB_SECRET and PP_JOB_ID agree on all \
+                     ranks?"
+                        .into(),
+                ));
+            }
+            Err(error) => return Err(Failed::Again(error.to_string())),
+        }
+    }
+    match caller.finish(MEETING_RANK, reader.frame()) {
+        Ok(Answer::Session(session)) => Ok(session),
+        Ok(Answer::Refused(reason)) => Err(Failed::Refused(reason)),
+        Err(forged) => Err(Failed::Again(format!("whoever listens there {forged}"))),
+    }
+}
+
+/// Rank 0 welcomes all at once, when the last has joined.
+fn wait_for_the_others(
+    mut channel: ControlChannel,
+    launch: &Launch,
+    deadline: Instant,
+    started: Instant,
+) -> Result<ControlChannel, RendezvousError> {
+    let rank = launch.rank();
+    let world_size = launch.world_size();
+    match channel.receiver().recv_raw(deadline) {
+        Ok((wire::WELCOME, _)) => Ok(channel),
+        Ok((wire::REFUSED, reason)) => Err(RendezvousError::Refused {
+            rank,
+            reason: text(reason),
+        }),
+        Ok((kind, _)) => Err(RendezvousError::Refused {
+            rank,
+            reason: format!("message kind {kind} in place of a welcome"),
+        }),
+        Err(ControlError::TimedOut { .. }) => Err(RendezvousError::Incomplete {
+            rank,
+            world_size,
+            after: started.elapsed(),
+        }),
+        Err(_) => Err(RendezvousError::MeetingLost { world_size }),
+    }
+}
+
+fn connect(launch: &Launch, key: &JobKey, deadline: Instant) -> Result<Connected, Failed> {
+    let mut last = String::from("no place to look");
+    if launch.via() != Via::Tcp {
+        match connect_unix(key) {
+            Ok(connected) => return Ok(connected),
+            Err(error) => last = format!("no rank 0 on this host ({error})"),
+        }
+    }
+    if launch.via() != Via::Unix {
+        match connect_tcp(launch, deadline) {
+            // Rank 0 opens its Unix socket before its port: now that the port answers, a rank of
+            // the same host finds the former, even if it came a moment too early.
+            Ok(connected) if launch.via() == Via::Auto => {
+                return Ok(connect_unix(key).unwrap_or(connected));
+            }
+            Ok(connected) => return Ok(connected),
+            Err(error) => last = error.to_string(),
+        }
+    }
+    Err(Failed::Again(last))
+}
+
+fn connect_unix(key: &JobKey) -> io::Result<Connected> {
+    let name = SocketAddrUnix::new_abstract_name(key.socket_name().as_bytes())?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd: OwnedFd =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // A full backlog is an error here, not a wait.
+    rustix::net::connect(&fd, &name)?;
+    let pid = super::trusted_pid(&fd)?
+        .ok_or_else(|| io::Error::other("another user listens under our name"))?;
+    Ok(Connected {
+        socket: Socket::new(fd),
+        kind: SocketKind::Unix,
+        pid: Some(pid),
+    })
+}
+
+fn connect_tcp(launch: &Launch, deadline: Instant) -> io::Result<Connected> {
+    let address = launch
+        .address()
+        .ok_or_else(|| io::Error::other("no address of rank 0"))?;
+    let mut last = io::Error::other("the name has no address");
+    for address in (address.host.as_str(), address.port).to_socket_addrs()? {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(Connected {
+                    socket: Socket::new(stream),
+                    kind: SocketKind::Tcp,
+                    pid: None,
+                });
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}

@@ -1,0 +1,107 @@
+//! A stream socket whose every wait has a deadline.
+//!
+//! All calls pass `MSG_DONTWAIT` and waits are `poll`, so no peer can hold a thread beyond the
+//! moment its caller named.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+
+/// Which kind of socket joins two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SocketKind {
+    /// Unix socket: the ranks share a host, and descriptors can be passed.
+    Unix,
+    /// TCP.
+    Tcp,
+}
+
+#[derive(Debug)]
+pub(crate) struct Socket {
+    fd: OwnedFd,
+}
+
+impl Socket {
+    pub(crate) fn new(fd: impl Into<OwnedFd>) -> Self {
+        Self { fd: fd.into() }
+    }
+
+    /// Reads what is there; `WouldBlock` when nothing is.
+    pub(crate) fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        retry(|| rustix::net::recv(&self.fd, &mut *buf, RecvFlags::DONTWAIT))
+            .map(|(_, bytes)| bytes)
+    }
+
+    /// Writes what fits; `WouldBlock` when nothing does.
+    pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        retry(|| rustix::net::send(&self.fd, bytes, flags))
+    }
+
+    /// Writes all of it, or fails; then some of it may have gone out.
+    pub(crate) fn write_all(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.try_write(bytes) {
+                Ok(written) => bytes = &bytes[written..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait(PollFlags::OUT, deadline)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the socket is ready (or broken, which the next call reports).
+    pub(crate) fn wait(&self, flags: PollFlags, deadline: Instant) -> io::Result<()> {
+        let mut fds = [PollFd::new(&self.fd, flags)];
+        if poll_until(&mut fds, deadline)? == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(())
+    }
+
+    /// Tells the peer that nothing more will be written.
+    pub(crate) fn finish_writing(&self) {
+        // A peer that is already gone has no use for it.
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// `poll` until a descriptor is ready or the deadline has passed (then 0).
+pub(crate) fn poll_until(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<usize> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match poll(fds, Some(&timespec(left))) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return Ok(other?),
+        }
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    // A day is as good as for ever, and always fits.
+    let duration = duration.min(Duration::from_secs(86_400));
+    Timespec {
+        tv_sec: duration.as_secs() as i64,
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+pub(crate) fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return Ok(other?),
+        }
+    }
+}

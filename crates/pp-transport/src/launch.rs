@@ -1,0 +1,272 @@
+//! Who we are among the ranks of a job, and where rank 0 is met.
+//!
+//! Hazard: a rank that misreads its launcher waits for a world that never comes, or joins another
+//! job's. Guarantee: [`Launch::from_env`] gives a place that is whole (rank within the world,
+//! address, secret) or an error that names the variable, its value and the remedy.
+//!
+//! Choices: the variables that torchrun, Open MPI and Slurm set are read as they are, innermost
+//! launcher first (torchrun under `srun` is torchrun). The secret comes from the environment or a
+//! file, never from arguments, and is printed by nothing here.
+
+mod local;
+mod parse;
+mod secret;
+
+use std::fmt;
+
+use pp_contract::{Rank, WorldSize};
+
+pub use local::LocalJob;
+pub use secret::JobSecret;
+
+use parse::Env;
+
+/// What started this rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Launcher {
+    /// RANK and WORLD_SIZE: torchrun, or whatever sets the same variables.
+    Torchrun,
+    /// Open MPI's `mpirun`.
+    OpenMpi,
+    /// Slurm's `srun`.
+    Slurm,
+    /// Our own supervisor, or a program that made the [`Launch`] itself.
+    Local,
+}
+
+impl fmt::Display for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Torchrun => "torchrun",
+            Self::OpenMpi => "Open MPI",
+            Self::Slurm => "Slurm",
+            Self::Local => "pp",
+        })
+    }
+}
+
+/// Over which sockets the ranks meet (`PP_RENDEZVOUS`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Via {
+    /// Unix socket where the ranks share a host, TCP otherwise.
+    #[default]
+    Auto,
+    /// Unix socket only: no port is opened.
+    Unix,
+    /// TCP only.
+    Tcp,
+}
+
+/// Where rank 0 listens for TCP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// Name or address of the host, without brackets.
+    pub host: String,
+    /// TCP port, never 0.
+    pub port: u16,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Why the environment does not say who we are.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// A launcher's variable is there and its companion is not.
+    #[error("{present} is set but {missing} is not; {remedy}")]
+    Missing {
+        /// The variable that is there, with its value.
+        present: String,
+        /// The variable that is not.
+        missing: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A variable holds something that cannot be.
+    #[error("{name}={value:?} {why}; {remedy}")]
+    BadValue {
+        /// The variable.
+        name: String,
+        /// Its value, cut to a readable length.
+        value: String,
+        /// What is wrong with it.
+        why: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// Two variables cannot both be true.
+    #[error("{first} contradicts {second}; {remedy}")]
+    Contradiction {
+        /// One variable and value.
+        first: String,
+        /// The other.
+        second: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// The job secret is missing or unfit. The text never holds any of it.
+    #[error("{why}; {remedy}")]
+    Secret {
+        /// What is wrong.
+        why: String,
+        /// What to do.
+        remedy: String,
+    },
+}
+
+/// A rank's place in its job: who it is, where rank 0 is met, and the secret they share.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    launcher: Launcher,
+    rank: Rank,
+    world_size: WorldSize,
+    local_rank: u32,
+    address: Option<Address>,
+    via: Via,
+    job_id: String,
+    secret: JobSecret,
+}
+
+impl Launch {
+    /// A place given by hand. `address` may be absent only for [`Via::Unix`].
+    ///
+    /// # Errors
+    /// The rank is not of the world, or an address is needed and missing.
+    pub fn new(
+        rank: Rank,
+        world_size: WorldSize,
+        local_rank: u32,
+        address: Option<Address>,
+        via: Via,
+        job_id: impl Into<String>,
+        secret: JobSecret,
+    ) -> Result<Self, LaunchError> {
+        if !world_size.contains(rank) {
+            return Err(LaunchError::Contradiction {
+                first: format!("rank {rank}"),
+                second: format!("world size {world_size}"),
+                remedy: "ranks count from 0 to the world size less one".into(),
+            });
+        }
+        if address.is_none() && via != Via::Unix {
+            return Err(LaunchError::Missing {
+                present: format!("a rendezvous over TCP (rank {rank})"),
+                missing: "the address of rank 0".into(),
+                remedy: "set MASTER_ADDR and MASTER_PORT, or PP_RENDEZVOUS=unix when all ranks \
+                         share this host"
+                    .into(),
+            });
+        }
+        Ok(Self {
+            launcher: Launcher::Local,
+            rank,
+            world_size,
+            local_rank,
+            address,
+            via,
+            job_id: job_id.into(),
+            secret,
+        })
+    }
+
+    /// Reads the place from a launcher's variables; `Ok(None)` when there is no launcher.
+    ///
+    /// `env` looks a variable up: `|name| std::env::var(name).ok()` in a program. The only other
+    /// thing read is the file named by `PP_JOB_SECRET_FILE`.
+    ///
+    /// # Errors
+    /// Variables are half set, contradict each other, or hold what cannot be; or there is no
+    /// usable secret.
+    pub fn from_env(env: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, LaunchError> {
+        let env = Env::new(&env);
+        let Some(place) = parse::place(&env)? else {
+            return Ok(None);
+        };
+        let launch = Self::new(
+            place.rank,
+            place.world_size,
+            place.local_rank,
+            place.address,
+            place.via,
+            place.job_id,
+            JobSecret::from_env(&env, place.launcher)?,
+        )?;
+        Ok(Some(Self {
+            launcher: place.launcher,
+            ..launch
+        }))
+    }
+
+    /// The same place, met over other sockets.
+    ///
+    /// # Errors
+    /// TCP is asked for and there is no address.
+    pub fn with_via(self, via: Via) -> Result<Self, LaunchError> {
+        let launcher = self.launcher;
+        let launch = Self::new(
+            self.rank,
+            self.world_size,
+            self.local_rank,
+            self.address,
+            via,
+            self.job_id,
+            self.secret,
+        )?;
+        Ok(Self { launcher, ..launch })
+    }
+
+    /// What started this rank.
+    #[must_use]
+    pub fn launcher(&self) -> Launcher {
+        self.launcher
+    }
+
+    /// This process's rank.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// How many ranks the job has.
+    #[must_use]
+    pub fn world_size(&self) -> WorldSize {
+        self.world_size
+    }
+
+    /// This rank's index among those of its host; by custom, the index of its device.
+    #[must_use]
+    pub fn local_rank(&self) -> u32 {
+        self.local_rank
+    }
+
+    /// Where rank 0 is met over TCP.
+    #[must_use]
+    pub fn address(&self) -> Option<&Address> {
+        self.address.as_ref()
+    }
+
+    /// Over which sockets the ranks meet.
+    #[must_use]
+    pub fn via(&self) -> Via {
+        self.via
+    }
+
+    /// What tells this job from others with the same secret.
+    #[must_use]
+    pub fn job_id(&self) -> &str {
+        &self.job_id
+    }
+
+    pub(crate) fn secret(&self) -> &JobSecret {
+        &self.secret
+    }
+}

@@ -1,0 +1,123 @@
+//! The job secret: what lets a rank tell its own job from strangers.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+
+use super::parse::Env;
+use super::{LaunchError, Launcher};
+use crate::control::random_bytes;
+
+/// Fewer bytes than this could be guessed.
+const MIN_SECRET_BYTES: usize = 16;
+/// No secret needs more; a bound for what is read from a file.
+const MAX_SECRET_BYTES: usize = 4096;
+
+/// Bytes that every rank of a job knows and nobody else does. `Debug` shows none of them.
+#[derive(Clone)]
+pub struct JobSecret(Vec<u8>);
+
+impl fmt::Debug for JobSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JobSecret(..)")
+    }
+}
+
+impl JobSecret {
+    /// Takes a secret of at least 16 bytes. Length is all that can be checked: use random bytes.
+    ///
+    /// # Errors
+    /// Fewer than 16 bytes, or more than 4096.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self, LaunchError> {
+        let bytes = bytes.into();
+        if (MIN_SECRET_BYTES..=MAX_SECRET_BYTES).contains(&bytes.len()) {
+            Ok(Self(bytes))
+        } else {
+            Err(unfit("the job secret", bytes.len()))
+        }
+    }
+
+    /// A fresh secret from the system's random numbers.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(super::local::hex(&random_bytes::<32>()).into_bytes())
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub(super) fn as_text(&self) -> String {
+        String::from_utf8_lossy(&self.0).into_owned()
+    }
+
+    pub(super) fn from_env(env: &Env<'_>, launcher: Launcher) -> Result<Self, LaunchError> {
+        match (env.get("PP_JOB_SECRET"), env.get("PP_JOB_SECRET_FILE")) {
+            (Some(_), Some(_)) => Err(LaunchError::Contradiction {
+                first: "PP_JOB_SECRET".into(),
+                second: "PP_JOB_SECRET_FILE".into(),
+                remedy: "set one of the two".into(),
+            }),
+            (Some(text), None) => {
+                let bytes = text.trim().as_bytes();
+                Self::new(bytes).map_err(|_| unfit("PP_JOB_SECRET", bytes.len()))
+            }
+            (None, Some(path)) => Self::from_file(&path),
+            (None, None) => Err(LaunchError::Secret {
+                why: format!(
+                    "started by {launcher}, but neither PP_JOB_SECRET nor PP_JOB_SECRET_FILE is set"
+                ),
+                remedy: format!(
+                    "before {launcher} starts the ranks: export PP_JOB_SECRET=$(openssl rand -hex 32){}",
+                    match launcher {
+                        Launcher::OpenMpi => " and pass it on with mpirun -x PP_JOB_SECRET",
+                        _ => "",
+                    }
+                ),
+            }),
+        }
+    }
+
+    fn from_file(path: &str) -> Result<Self, LaunchError> {
+        let broken = |why: String| LaunchError::Secret {
+            why: format!("PP_JOB_SECRET_FILE={path:?}: {why}"),
+            remedy: "name a regular file that this user can read, with 16 bytes or more".into(),
+        };
+        let file = File::open(path).map_err(|error| broken(error.to_string()))?;
+        let meta = file.metadata().map_err(|error| broken(error.to_string()))?;
+        if !meta.is_file() {
+            return Err(broken("not a regular file".into()));
+        }
+        if meta.mode() & 0o007 != 0 {
+            return Err(LaunchError::Secret {
+                why: format!(
+                    "PP_JOB_SECRET_FILE={path:?} is open to every user (mode {:03o})",
+                    meta.mode() & 0o777
+                ),
+                remedy: format!(
+                    "chmod 600 {path:?}, and make a new secret if others may have seen it"
+                ),
+            });
+        }
+        if meta.mode() & 0o070 != 0 {
+            tracing::warn!(
+                path,
+                "the job secret's file is open to its group; chmod 600 it"
+            );
+        }
+        let mut bytes = Vec::new();
+        file.take(MAX_SECRET_BYTES as u64 + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| broken(error.to_string()))?;
+        let bytes = bytes.trim_ascii();
+        Self::new(bytes).map_err(|_| unfit(&format!("PP_JOB_SECRET_FILE={path:?}"), bytes.len()))
+    }
+}
+
+fn unfit(what: &str, bytes: usize) -> LaunchError {
+    LaunchError::Secret {
+        why: format!("{what} holds {bytes} bytes, not {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}"),
+        remedy: "make one with: openssl rand -hex 32".into(),
+    }
+}
