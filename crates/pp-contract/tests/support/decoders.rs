@@ -1,7 +1,11 @@
 //! Every decoder that a peer can reach, run on any bytes under a bound on what it may allocate.
 //! The property test and the fuzz targets share it.
 
-#![allow(dead_code, unreachable_pub, reason = "each user of this file takes a part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each user of this file takes a part"
+)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
