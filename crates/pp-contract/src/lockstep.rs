@@ -255,7 +255,23 @@ impl Direction for Replies {
 }
 
 /// A frame that was checked and is the next one in order: the witness with which its payload is
-/// received, once.
+/// received, once. It cannot be made from a header that was not admitted, nor copied:
+///
+/// ```compile_fail,E0451
+/// use pp_contract::{Header, Matched};
+/// fn forge<'a>(header: Header, body: &'a [u8]) -> Matched<'a> {
+///     Matched { header, body }
+/// }
+/// ```
+///
+/// ```compile_fail,E0382
+/// use pp_contract::Matched;
+/// fn post_receive(_: Matched<'_>) {}
+/// fn twice(matched: Matched<'_>) {
+///     post_receive(matched);
+///     post_receive(matched);
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "the payload of a matched header has to be received"]
 pub struct Matched<'a> {

@@ -142,6 +142,38 @@ impl Default for Composer {
 
 /// A message that lies ready: nothing about it can fail any more.
 ///
+/// A composer holds one message at a time, and a message is committed once:
+///
+/// ```
+/// use pp_contract::{Bare, CacheEpoch, ChunkIndex, Composer, Sequencer, Stamp};
+/// let mut composer = Composer::new();
+/// let mut sequencer = Sequencer::new();
+/// let stamp = Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0));
+/// let prepared = composer.prepare_bare(Bare::Noop);
+/// let committed = prepared.commit(&mut sequencer, stamp);
+/// assert_eq!(committed.frame().len(), pp_contract::HEADER_BYTES);
+/// ```
+///
+/// ```compile_fail,E0382
+/// use pp_contract::{Bare, CacheEpoch, ChunkIndex, Composer, Sequencer, Stamp};
+/// let mut composer = Composer::new();
+/// let mut sequencer = Sequencer::new();
+/// let stamp = Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0));
+/// let prepared = composer.prepare_bare(Bare::Noop);
+/// let _ = prepared.commit(&mut sequencer, stamp);
+/// let _ = prepared.commit(&mut sequencer, stamp); // committed twice
+/// ```
+///
+/// ```compile_fail,E0499
+/// use pp_contract::{Bare, CacheEpoch, ChunkIndex, Composer, Sequencer, Stamp};
+/// let mut composer = Composer::new();
+/// let mut sequencer = Sequencer::new();
+/// let stamp = Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0));
+/// let committed = composer.prepare_bare(Bare::Noop).commit(&mut sequencer, stamp);
+/// let _ = composer.prepare_bare(Bare::Noop); // overwrites a frame that is still to be sent
+/// let _ = committed.frame();
+/// ```
+///
 /// # If dropped
 /// Nothing was sent and no number is used up.
 #[derive(Debug)]
@@ -182,7 +214,15 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// A message that was committed to: its frame is ready to go, and has to.
+/// A message that was committed to: its frame is ready to go, and has to. There is no way to one
+/// but through [`Prepared`]:
+///
+/// ```compile_fail,E0451
+/// use pp_contract::{Committed, Header};
+/// fn forge<'a>(frame: &'a [u8], header: Header) -> Committed<'a> {
+///     Committed { frame, header }
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "a committed message has used up its numbers and must be sent"]
 pub struct Committed<'a> {
