@@ -28,7 +28,10 @@ fn summary(variables: &[(&str, &str)]) -> (Launcher, u32, u32, u32, String) {
         launch.rank().get(),
         launch.world_size().get(),
         launch.local_rank(),
-        launch.address().map(ToString::to_string).unwrap_or_default(),
+        launch
+            .address()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
     )
 }
 
@@ -67,15 +70,26 @@ fn with<'a>(base: &[(&'a str, &'a str)], more: &[(&'a str, &'a str)]) -> Vec<(&'
 }
 
 fn without<'a>(base: &[(&'a str, &'a str)], name: &str) -> Vec<(&'a str, &'a str)> {
-    base.iter().filter(|(key, _)| *key != name).copied().collect()
+    base.iter()
+        .filter(|(key, _)| *key != name)
+        .copied()
+        .collect()
 }
 
 #[test]
 fn no_launcher_is_no_error() {
     assert!(read(&[]).unwrap().is_none());
-    assert!(read(&[("MASTER_ADDR", "node0"), ("RANK", " ")]).unwrap().is_none());
+    assert!(
+        read(&[("MASTER_ADDR", "node0"), ("RANK", " ")])
+            .unwrap()
+            .is_none()
+    );
     // A batch script is no task of srun, though Slurm numbers it 0.
-    let batch = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "1")];
+    let batch = [
+        ("SLURM_PROCID", "0"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_JOB_ID", "1"),
+    ];
     assert!(read(&batch).unwrap().is_none());
 }
 
@@ -84,7 +98,11 @@ fn torchrun_is_read() {
     let expected = (Launcher::Torchrun, 3, 4, 1, "node0:29500".to_owned());
     assert_eq!(summary(TORCHRUN), expected);
     let agent = with(TORCHRUN, &[("TORCHELASTIC_USE_AGENT_STORE", "True")]);
-    assert_eq!(summary(&agent).4, "node0:29501", "the agent has its own port");
+    assert_eq!(
+        summary(&agent).4,
+        "node0:29501",
+        "the agent has its own port"
+    );
     let not_agent = with(TORCHRUN, &[("TORCHELASTIC_USE_AGENT_STORE", "False")]);
     assert_eq!(summary(&not_agent).4, "node0:29500");
     let port = with(&agent, &[("PP_PORT", "4000")]);
@@ -159,29 +177,78 @@ fn innermost_launcher_counts() {
 
 #[test]
 fn half_set_and_impossible_variables_are_named() {
-    let cases: &[(Vec<(&str, &str)>, &[&str])] = &[
-        (vec![("RANK", "1")], &["RANK=1 is set but WORLD_SIZE is not", "torchrun"]),
-        (vec![("WORLD_SIZE", "2")], &["WORLD_SIZE=2 is set but RANK is not"]),
-        (without(TORCHRUN, "MASTER_ADDR"), &["MASTER_ADDR is not", "PP_RENDEZVOUS=unix"]),
-        (without(TORCHRUN, "MASTER_PORT"), &["MASTER_PORT is not", "free port"]),
-        (with(TORCHRUN, &[("RANK", "4")]), &["RANK=4 contradicts WORLD_SIZE=4", "0 to 3"]),
-        (with(TORCHRUN, &[("RANK", "-1")]), &["RANK=\"-1\" is not usable"]),
-        (with(TORCHRUN, &[("WORLD_SIZE", "0")]), &["WORLD_SIZE=\"0\"", "at least one rank"]),
-        (with(TORCHRUN, &[("WORLD_SIZE", "two")]), &["WORLD_SIZE=\"two\" is not usable"]),
-        (with(TORCHRUN, &[("LOCAL_RANK", "9")]), &["LOCAL_RANK=9 contradicts RANK=3"]),
-        (with(TORCHRUN, &[("MASTER_PORT", "0")]), &["MASTER_PORT=\"0\"", "1 to 65535"]),
-        (with(TORCHRUN, &[("MASTER_PORT", "65536")]), &["MASTER_PORT=\"65536\""]),
-        (with(TORCHRUN, &[("PP_PORT", "http")]), &["PP_PORT=\"http\""]),
-        (with(TORCHRUN, &[("PP_RENDEZVOUS", "udp")]), &["PP_RENDEZVOUS=\"udp\"", "unix"]),
+    type Variables = Vec<(&'static str, &'static str)>;
+    let cases: &[(Variables, &[&str])] = &[
+        (
+            vec![("RANK", "1")],
+            &["RANK=1 is set but WORLD_SIZE is not", "torchrun"],
+        ),
+        (
+            vec![("WORLD_SIZE", "2")],
+            &["WORLD_SIZE=2 is set but RANK is not"],
+        ),
+        (
+            without(TORCHRUN, "MASTER_ADDR"),
+            &["MASTER_ADDR is not", "PP_RENDEZVOUS=unix"],
+        ),
+        (
+            without(TORCHRUN, "MASTER_PORT"),
+            &["MASTER_PORT is not", "free port"],
+        ),
+        (
+            with(TORCHRUN, &[("RANK", "4")]),
+            &["RANK=4 contradicts WORLD_SIZE=4", "0 to 3"],
+        ),
+        (
+            with(TORCHRUN, &[("RANK", "-1")]),
+            &["RANK=\"-1\" is not usable"],
+        ),
+        (
+            with(TORCHRUN, &[("WORLD_SIZE", "0")]),
+            &["WORLD_SIZE=\"0\"", "at least one rank"],
+        ),
+        (
+            with(TORCHRUN, &[("WORLD_SIZE", "two")]),
+            &["WORLD_SIZE=\"two\" is not usable"],
+        ),
+        (
+            with(TORCHRUN, &[("LOCAL_RANK", "9")]),
+            &["LOCAL_RANK=9 contradicts RANK=3"],
+        ),
+        (
+            with(TORCHRUN, &[("MASTER_PORT", "0")]),
+            &["MASTER_PORT=\"0\"", "1 to 65535"],
+        ),
+        (
+            with(TORCHRUN, &[("MASTER_PORT", "65536")]),
+            &["MASTER_PORT=\"65536\""],
+        ),
+        (
+            with(TORCHRUN, &[("PP_PORT", "http")]),
+            &["PP_PORT=\"http\""],
+        ),
+        (
+            with(TORCHRUN, &[("PP_RENDEZVOUS", "udp")]),
+            &["PP_RENDEZVOUS=\"udp\"", "unix"],
+        ),
         (
             with(
                 TORCHRUN,
-                &[("MASTER_PORT", "65535"), ("TORCHELASTIC_USE_AGENT_STORE", "True")],
+                &[
+                    ("MASTER_PORT", "65535"),
+                    ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+                ],
             ),
             &["MASTER_PORT=\"65535\"", "PP_PORT"],
         ),
-        (without(SLURM, "SLURM_NTASKS"), &["SLURM_PROCID=2", "SLURM_STEP_NUM_TASKS is not"]),
-        (without(OPEN_MPI, "OMPI_COMM_WORLD_RANK"), &["OMPI_COMM_WORLD_RANK is not", "mpirun"]),
+        (
+            without(SLURM, "SLURM_NTASKS"),
+            &["SLURM_PROCID=2", "SLURM_STEP_NUM_TASKS is not"],
+        ),
+        (
+            without(OPEN_MPI, "OMPI_COMM_WORLD_RANK"),
+            &["OMPI_COMM_WORLD_RANK is not", "mpirun"],
+        ),
     ];
     for (variables, parts) in cases {
         let refusal = refusal(variables);
@@ -194,7 +261,11 @@ fn half_set_and_impossible_variables_are_named() {
 
 #[test]
 fn ranks_of_one_host_need_no_address() {
-    let variables = [("RANK", "0"), ("WORLD_SIZE", "2"), ("PP_RENDEZVOUS", "unix")];
+    let variables = [
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("PP_RENDEZVOUS", "unix"),
+    ];
     let launch = place(&variables).unwrap().unwrap();
     assert_eq!((launch.via(), launch.address()), (Via::Unix, None));
 }
@@ -202,8 +273,14 @@ fn ranks_of_one_host_need_no_address() {
 #[test]
 fn job_id_is_the_same_on_every_rank_and_no_other_jobs() {
     let id = |variables: &[(&str, &str)]| place(variables).unwrap().unwrap().job_id().to_owned();
-    assert_eq!(id(TORCHRUN), id(&with(TORCHRUN, &[("RANK", "0"), ("LOCAL_RANK", "0")])));
-    assert_ne!(id(TORCHRUN), id(&with(TORCHRUN, &[("TORCHELASTIC_RUN_ID", "run8")])));
+    assert_eq!(
+        id(TORCHRUN),
+        id(&with(TORCHRUN, &[("RANK", "0"), ("LOCAL_RANK", "0")]))
+    );
+    assert_ne!(
+        id(TORCHRUN),
+        id(&with(TORCHRUN, &[("TORCHELASTIC_RUN_ID", "run8")]))
+    );
     assert_ne!(id(SLURM), id(&with(SLURM, &[("SLURM_STEP_ID", "1")])));
     assert_eq!(id(&with(SLURM, &[("PP_JOB_ID", "mine")])), "mine");
 }
@@ -241,12 +318,16 @@ impl SecretFile {
         let path = std::env::temp_dir().join(format!("pp-{}-{name}", std::process::id()));
         let mut file = std::fs::File::create(&path).unwrap();
         file.write_all(text.as_bytes()).unwrap();
-        file.set_permissions(std::fs::Permissions::from_mode(mode)).unwrap();
+        file.set_permissions(std::fs::Permissions::from_mode(mode))
+            .unwrap();
         Self(path)
     }
 
     fn read(&self) -> Result<Option<Launch>, LaunchError> {
-        read(&with(TORCHRUN, &[("PP_JOB_SECRET_FILE", self.0.to_str().unwrap())]))
+        read(&with(
+            TORCHRUN,
+            &[("PP_JOB_SECRET_FILE", self.0.to_str().unwrap())],
+        ))
     }
 }
 
@@ -260,11 +341,23 @@ impl Drop for SecretFile {
 fn secret_file_is_read_when_it_is_private() {
     let file = SecretFile::new("good", &format!("{SECRET}\n"), 0o600);
     assert!(file.read().unwrap().is_some());
-    let open = SecretFile::new("open", SECRET, 0o644).read().unwrap_err().to_string();
-    assert!(open.contains("mode 644") && open.contains("chmod 600"), "{open}");
-    let short = SecretFile::new("short", "short\n", 0o600).read().unwrap_err().to_string();
+    let open = SecretFile::new("open", SECRET, 0o644)
+        .read()
+        .unwrap_err()
+        .to_string();
+    assert!(
+        open.contains("mode 644") && open.contains("chmod 600"),
+        "{open}"
+    );
+    let short = SecretFile::new("short", "short\n", 0o600)
+        .read()
+        .unwrap_err()
+        .to_string();
     assert!(short.contains("holds 5 bytes"), "{short}");
-    let long = SecretFile::new("long", &"x".repeat(9000), 0o600).read().unwrap_err().to_string();
+    let long = SecretFile::new("long", &"x".repeat(9000), 0o600)
+        .read()
+        .unwrap_err()
+        .to_string();
     assert!(long.contains("4097 bytes"), "{long}");
 }
 
@@ -289,6 +382,9 @@ fn local_job_gives_each_child_its_place() {
     assert_eq!(launch.world_size(), here.world_size());
     assert_eq!(launch.job_id(), here.job_id());
     assert_eq!(launch.via(), Via::Unix);
-    assert!(env.iter().all(|(name, _)| LocalJob::LAUNCHER_VARIABLES.contains(name)));
+    assert!(
+        env.iter()
+            .all(|(name, _)| LocalJob::LAUNCHER_VARIABLES.contains(name))
+    );
     assert!(job.launch(Rank::new(2)).is_err());
 }

@@ -1,6 +1,7 @@
 //! Rank 0: listening until every other rank has joined.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -223,21 +224,23 @@ impl Meeting<'_> {
     fn join(&mut self, rank: Rank, caller: Pending, session: Session) {
         let socket = Arc::new(caller.socket);
         let channel = ControlChannel::new(rank, caller.kind, caller.pid, socket, session);
-        let soon = Instant::now() + SMALL_WRITE;
-        if self.joined.contains_key(&rank) {
+        let tell = |kind: u8, body: &[u8]| {
+            let soon = Instant::now() + SMALL_WRITE;
+            channel.sender().send_raw(kind, body, None, soon).is_ok()
+        };
+        match self.joined.entry(rank) {
+            Entry::Vacant(free) => {
+                if tell(wire::JOINED, &[]) {
+                    tracing::debug!(rank = rank.get(), kind = ?caller.kind, "joined");
+                    free.insert(channel);
+                }
+            }
             // Two callers of one rank were let through to this point; the first has it.
-            let reason = duplicate(rank);
-            let _ = channel
-                .sender()
-                .send_raw(wire::REFUSED, reason.as_bytes(), None, soon);
-            self.turned_away.refused = Some(reason);
-        } else if channel
-            .sender()
-            .send_raw(wire::JOINED, &[], None, soon)
-            .is_ok()
-        {
-            tracing::debug!(rank = rank.get(), kind = ?caller.kind, "joined");
-            self.joined.insert(rank, channel);
+            Entry::Occupied(_) => {
+                let reason = duplicate(rank);
+                tell(wire::REFUSED, reason.as_bytes());
+                self.turned_away.refused = Some(reason);
+            }
         }
     }
 

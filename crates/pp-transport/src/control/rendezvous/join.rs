@@ -21,6 +21,8 @@ use crate::launch::{Launch, Via};
 
 /// One attempt's time for a connection, and for rank 0's answer.
 const ATTEMPT: Duration = Duration::from_secs(5);
+/// How much longer than rank 0 a rank that has joined waits for its word.
+const GRACE: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
@@ -49,15 +51,17 @@ pub(super) fn join(
     let mut pause = FIRST_PAUSE;
     loop {
         let failed = match attempt(launch, key, deadline.min(Instant::now() + ATTEMPT)) {
-            Ok(channel) => return wait_for_the_others(channel, launch, deadline, started),
+            Ok(channel) => return wait_for_the_others(channel, launch, options, started),
             Err(failed) => failed,
         };
         let last = match failed {
             Failed::Refused(reason) => return Err(RendezvousError::Refused { rank: own, reason }),
             Failed::Again(last) => last,
         };
+        tracing::debug!(rank = own.get(), reason = %last, "rank 0 not reached yet");
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        std::thread::sleep(pause.min(left));
+        if left <= pause {
             return Err(RendezvousError::Unreachable {
                 rank: own,
                 at: places(launch, key),
@@ -65,8 +69,6 @@ pub(super) fn join(
                 last,
             });
         }
-        tracing::debug!(rank = own.get(), reason = %last, "rank 0 not reached yet");
-        std::thread::sleep(pause.min(left));
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
@@ -146,13 +148,15 @@ fn exchange(
     }
 }
 
-/// Rank 0 welcomes all at once, when the last has joined.
+/// Rank 0 welcomes all at once, when the last has joined. From here on its clock decides, and it
+/// cannot have started later than now: so it, who knows which ranks are missing, gives up first.
 fn wait_for_the_others(
     mut channel: ControlChannel,
     launch: &Launch,
-    deadline: Instant,
+    options: &RendezvousOptions,
     started: Instant,
 ) -> Result<ControlChannel, RendezvousError> {
+    let deadline = Instant::now() + options.timeout + GRACE;
     let rank = launch.rank();
     let world_size = launch.world_size();
     match channel.receiver().recv_raw(deadline) {

@@ -32,12 +32,21 @@ fn session() -> (Session, Session) {
 #[test]
 fn sealed_messages_of_every_size_open() {
     let (mut one, mut zero) = session();
-    let sizes = [0, 1, SEGMENT_PLAIN_BYTES - KIND_BYTES, SEGMENT_PLAIN_BYTES, MAX_MESSAGE_BYTES];
+    let sizes = [
+        0,
+        1,
+        SEGMENT_PLAIN_BYTES - KIND_BYTES,
+        SEGMENT_PLAIN_BYTES,
+        MAX_MESSAGE_BYTES,
+    ];
     for bytes in sizes {
         let body: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
         let wire = one.sealer.seal(7, &body).to_vec();
         let (prefix, sealed) = wire.split_at(PREFIX_BYTES);
-        assert_eq!(u32::from_le_bytes(prefix.try_into().unwrap()) as usize, sealed.len());
+        assert_eq!(
+            u32::from_le_bytes(prefix.try_into().unwrap()) as usize,
+            sealed.len()
+        );
         assert!((MIN_SEALED_BYTES..=MAX_SEALED_BYTES).contains(&sealed.len()));
         assert_eq!(zero.opener.open(sealed).unwrap(), (7, &body[..]));
     }
@@ -64,7 +73,10 @@ fn frame_out_of_order_does_not_open() {
     let (mut one, mut zero) = session();
     let _first = one.sealer.seal(7, b"first").to_vec();
     let second = one.sealer.seal(7, b"second").to_vec();
-    assert_eq!(zero.opener.open(&second[PREFIX_BYTES..]), Err(Forged::Frame));
+    assert_eq!(
+        zero.opener.open(&second[PREFIX_BYTES..]),
+        Err(Forged::Frame)
+    );
 }
 
 #[test]
@@ -86,7 +98,10 @@ fn frame_cut_between_segments_is_noticed() {
     let (mut one, mut zero) = session();
     let frame = one.sealer.seal(7, &[0; MAX_MESSAGE_BYTES])[PREFIX_BYTES..].to_vec();
     assert!(frame.len() > SEGMENT_BYTES);
-    assert_eq!(zero.opener.open(&frame[..SEGMENT_BYTES]), Err(Forged::Frame));
+    assert_eq!(
+        zero.opener.open(&frame[..SEGMENT_BYTES]),
+        Err(Forged::Frame)
+    );
 }
 
 #[test]
@@ -113,7 +128,10 @@ fn answer_to(call: &[u8]) -> Forged {
 
 #[test]
 fn call_of_another_secret_job_or_role_is_refused() {
-    for key in [key("another secret, as long", "job"), key("a secret of many bytes", "job2")] {
+    for key in [
+        key("another secret, as long", "job"),
+        key("a secret of many bytes", "job2"),
+    ] {
         let (_, call) = Caller::new(&key, ONE, ZERO, 2);
         assert_eq!(answer_to(&call), Forged::Key);
     }
@@ -121,7 +139,11 @@ fn call_of_another_secret_job_or_role_is_refused() {
     assert_eq!(answer_to(&meant_for_two), Forged::Key);
     let (_, mut call) = Caller::new(&ours(), ONE, ZERO, 2);
     call[PREFIX_BYTES + 6] = 2;
-    assert_eq!(answer_to(&call), Forged::Key, "the rank in the clear is bound too");
+    assert_eq!(
+        answer_to(&call),
+        Forged::Key,
+        "the rank in the clear is bound too"
+    );
 }
 
 #[test]
@@ -135,7 +157,10 @@ fn call_of_another_version_is_named() {
     let Err(forged) = caller.finish(ZERO, &answer[PREFIX_BYTES..]) else {
         panic!("accepted");
     };
-    assert_eq!(forged.to_string(), "speaks control version 9, this rank speaks 1");
+    assert_eq!(
+        forged.to_string(),
+        "speaks control version 9, this rank speaks 1"
+    );
 }
 
 #[test]
@@ -155,7 +180,10 @@ fn answer_to_another_call_is_refused() {
     let (second, _) = Caller::new(&ours(), ONE, ZERO, 2);
     let answerer = Answerer::new(&ours(), ZERO, &first[PREFIX_BYTES..]).unwrap();
     let (answer, _) = answerer.accept().unwrap();
-    assert!(matches!(second.finish(ZERO, &answer[PREFIX_BYTES..]), Err(Forged::Key)));
+    assert!(matches!(
+        second.finish(ZERO, &answer[PREFIX_BYTES..]),
+        Err(Forged::Key)
+    ));
 }
 
 #[test]
@@ -171,7 +199,10 @@ fn repeated_call_leads_to_a_session_that_its_repeater_cannot_use() {
         panic!("the handshake of two honest ranks");
     };
     let confirm = one.sealer.seal(1, &[]).to_vec();
-    assert_eq!(again.opener.open(&confirm[PREFIX_BYTES..]), Err(Forged::Frame));
+    assert_eq!(
+        again.opener.open(&confirm[PREFIX_BYTES..]),
+        Err(Forged::Frame)
+    );
 }
 
 #[test]
@@ -198,5 +229,9 @@ fn job_names_differ_and_tell_nothing() {
     ];
     assert_eq!(names[0], ours().socket_name());
     assert!(names[0] != names[1] && names[0] != names[2] && names[1] != names[2]);
-    assert!(names.iter().all(|name| name.len() == 35 && !name.contains("job")));
+    assert!(
+        names
+            .iter()
+            .all(|name| name.len() == 35 && !name.contains("job"))
+    );
 }

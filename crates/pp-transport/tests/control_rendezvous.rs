@@ -1,0 +1,207 @@
+//! Ranks meeting each other, and what they say when they do not.
+
+mod control_support;
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use control_support::{Job, later, world};
+use pp_contract::{FaultKind, Rank, WorldSize};
+use pp_transport::control::{Message, Peers, RendezvousError, rendezvous};
+use pp_transport::launch::{LocalJob, Via};
+
+fn ranks(peers: &Peers) -> Vec<u32> {
+    peers.iter().map(|channel| channel.peer().get()).collect()
+}
+
+#[test]
+fn ranks_meet_in_a_star_around_rank_0() {
+    for via in [Via::Auto, Via::Unix, Via::Tcp] {
+        let peers = Job::new(4, via).meet();
+        assert_eq!(ranks(&peers[0]), [1, 2, 3]);
+        for rank in 1..4 {
+            assert_eq!(ranks(&peers[rank]), [0]);
+            assert_eq!(peers[rank].rank(), Rank::new(rank as u32));
+            assert_eq!(peers[rank].world_size(), world(4));
+        }
+        for channel in peers.into_iter().next().unwrap() {
+            channel.sender().send(&Message::Heartbeat, later()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn rank_0_may_come_last() {
+    for via in [Via::Auto, Via::Unix, Via::Tcp] {
+        let job = Job::new(2, via);
+        let one = job.start(1);
+        std::thread::sleep(Duration::from_millis(100));
+        let zero = job.start(0);
+        assert_eq!(zero.join().unwrap().unwrap().len(), 1);
+        assert_eq!(one.join().unwrap().unwrap().len(), 1);
+    }
+}
+
+#[test]
+fn world_of_one_meets_nobody() {
+    let launch = LocalJob::new(WorldSize::new(1).unwrap())
+        .launch(Rank::new(0))
+        .unwrap();
+    let job = Job::new(1, Via::Unix);
+    assert!(rendezvous(&launch, &job.options).unwrap().is_empty());
+}
+
+#[test]
+fn two_jobs_with_one_secret_do_not_mix() {
+    let jobs = [Job::new(2, Via::Unix), Job::new(2, Via::Unix)];
+    let running: Vec<_> = jobs
+        .iter()
+        .flat_map(|job| [job.start(0), job.start(1)])
+        .collect();
+    for rank in running {
+        assert_eq!(rank.join().unwrap().unwrap().len(), 1);
+    }
+}
+
+#[test]
+fn listeners_are_closed_once_all_have_joined() {
+    let job = Job::new(2, Via::Auto);
+    let _peers = job.meet();
+    TcpListener::bind(("127.0.0.1", job.port)).unwrap();
+    // The name is free as well: the same job can meet again.
+    assert_eq!(job.meet().len(), 2);
+}
+
+#[test]
+fn missing_ranks_are_named_with_the_place_and_the_wait() {
+    let mut job = Job::new(4, Via::Auto);
+    job.options.timeout = Duration::from_millis(400);
+    let one = job.start(1);
+    let zero = job.start(0);
+    let error = zero.join().unwrap().unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.starts_with("ranks 2, 3 of 4 did not join within 400"),
+        "{text}"
+    );
+    assert!(
+        text.contains(&format!("tcp:127.0.0.1:{}", job.port)),
+        "{text}"
+    );
+    assert!(text.contains("unix:@pp-"), "{text}");
+    assert_eq!(error.fault(Rank::new(0)).kind, FaultKind::HandshakeMismatch);
+    // Who has joined hears the same, whichever of the two started first.
+    match one.join().unwrap().unwrap_err() {
+        RendezvousError::Refused { reason, .. } => assert_eq!(reason, text),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn rank_without_a_rank_0_says_where_it_looked() {
+    for (via, place) in [(Via::Unix, "unix:@pp-"), (Via::Tcp, "tcp:127.0.0.1:")] {
+        let mut job = Job::new(2, via);
+        job.options.timeout = Duration::from_millis(200);
+        let text = job.start(1).join().unwrap().unwrap_err().to_string();
+        assert!(
+            text.contains("rank 1 did not reach rank 0") && text.contains(place),
+            "{text}"
+        );
+        assert!(text.contains("start rank 0"), "{text}");
+    }
+}
+
+#[test]
+fn duplicate_rank_is_refused_by_name() {
+    let job = Job::new(3, Via::Tcp);
+    let zero = job.start(0);
+    let twins = [job.start(1), job.start(1)];
+    // Not before one of them has been refused: then the other waits for rank 2.
+    while !twins.iter().any(std::thread::JoinHandle::is_finished) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let two = job.start(2);
+    let mut refused = 0;
+    for twin in twins {
+        if let Err(error) = twin.join().unwrap() {
+            assert!(
+                error.to_string().contains("rank 1 has joined already"),
+                "{error}"
+            );
+            refused += 1;
+        }
+    }
+    assert_eq!(refused, 1);
+    assert_eq!(ranks(&zero.join().unwrap().unwrap()), [1, 2]);
+    two.join().unwrap().unwrap();
+}
+
+#[test]
+fn second_rank_0_is_refused_by_name() {
+    let mut job = Job::new(2, Via::Unix);
+    let first = job.start(0);
+    std::thread::sleep(Duration::from_millis(100));
+    let error = job.start(0).join().unwrap().unwrap_err();
+    assert!(
+        error.to_string().contains("another rank 0 of this job"),
+        "{error}"
+    );
+    job.options.timeout = Duration::from_secs(5);
+    job.start(1).join().unwrap().unwrap();
+    first.join().unwrap().unwrap();
+}
+
+#[test]
+fn port_in_use_names_the_remedy() {
+    let job = Job::new(2, Via::Tcp);
+    let _other = TcpListener::bind(("127.0.0.1", job.port)).unwrap();
+    let text = job.start(0).join().unwrap().unwrap_err().to_string();
+    assert!(
+        text.contains(&format!("tcp:127.0.0.1:{}", job.port)),
+        "{text}"
+    );
+    assert!(text.contains("PP_PORT"), "{text}");
+}
+
+#[test]
+fn wrong_world_size_is_refused_by_name() {
+    let job = Job::new(2, Via::Tcp);
+    let zero = job.start(0);
+    let other = Job {
+        ranks: 3,
+        ..job.clone()
+    };
+    for rank in [1, 2] {
+        let error = other.start(rank).join().unwrap().unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains(&format!("world size 3 at rank {rank}, 2 at rank 0")),
+            "{text}"
+        );
+    }
+    job.start(1).join().unwrap().unwrap();
+    zero.join().unwrap().unwrap();
+}
+
+#[test]
+fn rank_that_joins_and_leaves_ends_the_wait() {
+    let mut job = Job::new(3, Via::Unix);
+    let zero = job.start(0);
+    job.options.timeout = Duration::from_millis(200);
+    let one = job.start(1).join().unwrap().unwrap_err();
+    assert!(matches!(one, RendezvousError::Incomplete { .. }), "{one}");
+    let error = zero.join().unwrap().unwrap_err();
+    assert!(matches!(error, RendezvousError::RankLeft { rank, .. } if rank == Rank::new(1)));
+    assert_eq!(error.fault(Rank::new(0)).kind, FaultKind::PeerDied);
+}
+
+#[test]
+fn end_of_rank_0_ends_the_wait_of_the_others() {
+    let mut job = Job::new(3, Via::Tcp);
+    let one = job.start(1);
+    job.options.timeout = Duration::from_millis(300);
+    // Rank 0 gives up and is gone.
+    job.start(0).join().unwrap().unwrap_err();
+    let error = one.join().unwrap().unwrap_err();
+    assert!(matches!(error, RendezvousError::Refused { .. }), "{error}");
+}
