@@ -313,3 +313,63 @@ impl TryFrom<WireManifest> for Manifest {
         Self::new(&tensors)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(name: &str, size: u64) -> TensorSpec {
+        TensorSpec::new(name, DType::U8, &[size]).unwrap()
+    }
+
+    #[test]
+    fn only_well_formed_names_are_taken() {
+        let longest = "x".repeat(48);
+        for name in ["a", "latents_in", "layer.0.weight", "9", &longest] {
+            assert_eq!(TensorName::new(name).unwrap().as_str(), name);
+        }
+        let too_long = "x".repeat(49);
+        for name in ["", "A", "a b", "a-b", "é", "a\0", &too_long] {
+            assert!(TensorName::new(name).is_err(), "{name:?}");
+            let encoded = postcard::to_allocvec(name).unwrap();
+            assert!(postcard::from_bytes::<TensorName>(&encoded).is_err());
+        }
+    }
+
+    #[test]
+    fn seventeenth_tensor_is_refused() {
+        let specs: Vec<TensorSpec> = (0..17).map(|n| bytes(&format!("t{n}"), 1)).collect();
+        assert_eq!(Manifest::new(&specs[..16]).unwrap().len(), 16);
+        let too_long = TooLong { len: 17, max: 16 };
+        let error = Manifest::new(&specs).unwrap_err();
+        assert_eq!(error, ManifestError::TooMany(too_long));
+    }
+
+    #[test]
+    fn name_that_stands_twice_is_refused() {
+        let error = Manifest::new(&[bytes("a", 1), bytes("b", 1), bytes("a", 2)]).unwrap_err();
+        assert_eq!(error.to_string(), "tensor a stands in the manifest twice");
+    }
+
+    #[test]
+    fn payload_may_fill_its_bound_and_not_pass_it() {
+        let full = bytes("full", MAX_PAYLOAD_BYTES);
+        let manifest = Manifest::new(&[full, bytes("nothing", 0)]).unwrap();
+        assert_eq!(manifest.payload_bytes(), MAX_PAYLOAD_BYTES);
+        let error = Manifest::new(&[full, bytes("drop", 1)]).unwrap_err();
+        assert!(matches!(error, ManifestError::TooLarge { .. }), "{error}");
+    }
+
+    #[test]
+    fn tensors_begin_at_multiples_of_256() {
+        let specs = [bytes("a", 1), bytes("b", 256), bytes("c", 0), bytes("d", 5)];
+        let manifest = Manifest::new(&specs).unwrap();
+        let offsets: Vec<u64> = manifest.iter().map(|(offset, _)| offset).collect();
+        assert_eq!(offsets, [0, 256, 512, 512]);
+        assert_eq!(manifest.payload_bytes(), 517);
+        assert_eq!(manifest.range("d"), Some(512..517));
+        assert_eq!(manifest.get("d"), Some((512, &specs[3])));
+        assert_eq!(manifest.range("e"), None);
+        assert_eq!(Manifest::empty().payload_bytes(), 0);
+    }
+}

@@ -342,6 +342,76 @@ fn body_of_another_kind_is_not_decoded() {
     assert!(matched.failure().is_err());
 }
 
+/// The parts of the video plan without its rules: what a peer sends that does not keep them.
+#[derive(Debug, Clone, PartialEq)]
+struct Lax(VideoPlanParts);
+
+impl Plan for Lax {
+    const NAME: &'static str = "video";
+    const VERSION: u16 = 1;
+    type Parts = VideoPlanParts;
+    fn from_parts(parts: VideoPlanParts) -> Result<Self, PlanError> {
+        Ok(Self(parts))
+    }
+    fn parts(&self) -> &VideoPlanParts {
+        &self.0
+    }
+    fn expected_calls(&self) -> u32 {
+        self.0.expected_generator_calls
+    }
+    fn start_frame(&self) -> u64 {
+        self.0.current_start_frame
+    }
+    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
+        Ok(())
+    }
+    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
+        Ok(())
+    }
+}
+
+// OM-07: the receiver checks the whole envelope, whatever the sender checked.
+#[test]
+fn envelope_that_breaks_a_rule_is_refused_where_it_arrives() {
+    let received = |inputs: Manifest, outputs: Manifest| {
+        let envelope = Envelope::new(Lax(plan_parts()), inputs, outputs).unwrap();
+        let mut composer = Composer::new();
+        let prepared = composer.prepare_envelope(&envelope).unwrap();
+        let sent = prepared.commit(&mut Sequencer::new(), fresh(0, 0));
+        let mut lockstep = Lockstep::requests();
+        lockstep
+            .admit(sent.frame())
+            .unwrap()
+            .envelope::<VideoPlan>()
+    };
+    let all: Vec<TensorSpec> = inputs().iter().map(|(_, spec)| *spec).collect();
+    assert!(received(inputs(), outputs()).is_ok());
+    let without_context = Manifest::new(&all[..3]).unwrap();
+    let refused = received(without_context, outputs());
+    assert!(matches!(
+        refused,
+        Err(BodyError::Plan(PlanError::Tensors { .. }))
+    ));
+    assert!(received(inputs(), Manifest::empty()).is_err());
+
+    // A name that stands twice: the constructor of the sender does not let it out, so forge it.
+    let frame = &first_frames()[2].1;
+    let second = frame
+        .windows(5)
+        .position(|bytes| bytes == b"\x13deno")
+        .unwrap();
+    let twice = forge(frame, |frame| {
+        frame[second + 1..second + 20].copy_from_slice(b"conditioning_embeds");
+    });
+    let mut lockstep = Lockstep::requests();
+    let refused = lockstep.admit(&twice).unwrap().envelope::<VideoPlan>();
+    let twice = matches!(
+        refused,
+        Err(BodyError::Manifest(ManifestError::Twice { .. }))
+    );
+    assert!(twice, "{refused:?}");
+}
+
 // OM-09: a result of an old epoch is received and dropped.
 
 #[test]

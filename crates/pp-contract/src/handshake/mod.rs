@@ -113,6 +113,12 @@ impl HelloParts {
     /// The name and version of plan `P`, for the two fields of that name.
     #[must_use]
     pub fn plan<P: Plan>() -> (Text<64>, u16) {
+        const {
+            assert!(
+                P::NAME.len() <= 64,
+                "the name of a plan is at most 64 bytes"
+            )
+        };
         (Text::truncated(P::NAME), P::VERSION)
     }
 }

@@ -141,3 +141,70 @@ impl Plan for VideoPlan {
         outputs.expect_shape("latents_out", dims)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: VideoPlanParts = VideoPlanParts {
+        height: 16,
+        width: 16,
+        current_start_frame: 0,
+        do_kv_recompute: false,
+        num_denoise_steps: 0,
+        expected_generator_calls: 0,
+        init_cache: true,
+        reset_kv_cache: false,
+        reset_crossattn_cache: false,
+        base_seed: 0,
+        kv_cache_attention_bias: -1.0,
+        noise_scale: 0.0,
+    };
+
+    #[test]
+    fn every_field_at_the_edge_of_its_bound_is_taken() {
+        let mut largest = GOOD;
+        (largest.height, largest.width) = (MAX_SIDE, 1);
+        (largest.num_denoise_steps, largest.expected_generator_calls) = (MAX_STEPS, MAX_STEPS + 1);
+        largest.do_kv_recompute = true;
+        largest.noise_scale = f32::MAX;
+        for parts in [GOOD, largest] {
+            assert_eq!(VideoPlan::new(parts).unwrap().parts(), &parts);
+        }
+    }
+
+    #[test]
+    fn field_outside_its_bound_is_named() {
+        type Change = fn(&mut VideoPlanParts);
+        let changes: [(&str, Change); 10] = [
+            ("height", |parts| parts.height = 0),
+            ("height", |parts| parts.height = MAX_SIDE + 1),
+            ("width", |parts| parts.width = 0),
+            ("num_denoise_steps", |parts| {
+                parts.num_denoise_steps = MAX_STEPS + 1;
+                parts.expected_generator_calls = MAX_STEPS + 1;
+            }),
+            ("expected_generator_calls", |parts| {
+                parts.expected_generator_calls = 1
+            }),
+            ("expected_generator_calls", |parts| {
+                parts.do_kv_recompute = true
+            }),
+            ("kv_cache_attention_bias", |parts| {
+                parts.kv_cache_attention_bias = f32::NAN
+            }),
+            ("kv_cache_attention_bias", |parts| {
+                parts.kv_cache_attention_bias = f32::INFINITY
+            }),
+            ("noise_scale", |parts| parts.noise_scale = f32::INFINITY),
+            ("noise_scale", |parts| parts.noise_scale = -1.0),
+        ];
+        for (name, change) in changes {
+            let mut parts = GOOD;
+            change(&mut parts);
+            let error = VideoPlan::new(parts).unwrap_err();
+            let named = matches!(error, PlanError::Field { field, .. } if field == name);
+            assert!(named, "{name}: {error}");
+        }
+    }
+}
