@@ -19,10 +19,10 @@ fn ranks_meet_in_a_star_around_rank_0() {
     for via in [Via::Auto, Via::Unix, Via::Tcp] {
         let peers = Job::new(4, via).meet();
         assert_eq!(ranks(&peers[0]), [1, 2, 3]);
-        for rank in 1..4 {
-            assert_eq!(ranks(&peers[rank]), [0]);
-            assert_eq!(peers[rank].rank(), Rank::new(rank as u32));
-            assert_eq!(peers[rank].world_size(), world(4));
+        for (rank, peers) in (0..).zip(&peers).skip(1) {
+            assert_eq!(ranks(peers), [0]);
+            assert_eq!(peers.rank(), Rank::new(rank));
+            assert_eq!(peers.world_size(), world(4));
         }
         for channel in peers.into_iter().next().unwrap() {
             channel.sender().send(&Message::Heartbeat, later()).unwrap();
