@@ -1,0 +1,136 @@
+//! The programs that run beside ours, built or found here.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, anyhow};
+use serde_json::Value;
+
+use crate::process::{build_pp, command, output, root, run, succeeds, target};
+
+/// Whose run it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contender {
+    /// `pp bench overlap`.
+    Pp,
+    /// The hand-written loop in `peers/shm_pilot.c`: the limit.
+    Limit,
+    /// `torch.distributed` over gloo.
+    Gloo,
+}
+
+/// One point of a benchmark.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Case {
+    pub(super) bytes: usize,
+    pub(super) decode_ms: f64,
+    pub(super) phase_b_ms: f64,
+    pub(super) touch: bool,
+    pub(super) chunks: usize,
+}
+
+pub(super) const DEPTH: usize = 4;
+
+pub(super) struct Contenders {
+    pub(super) pp: PathBuf,
+    pilot: PathBuf,
+    /// A Python that can import torch.
+    python: Option<PathBuf>,
+}
+
+impl Contenders {
+    /// Builds ours and the C pilot, and looks for a Python with torch.
+    pub(super) fn build() -> Result<Self> {
+        let pp = build_pp()?;
+        let directory = target().join("peers");
+        fs::create_dir_all(&directory)?;
+        let pilot = directory.join("shm_pilot");
+        let source = root().join("xtask/peers/shm_pilot.c");
+        run(command("cc")
+            .args(["-O3", "-march=native", "-o"])
+            .arg(&pilot)
+            .arg(source))
+        .context("the pilot needs a C compiler: apt-get install gcc")?;
+        let venv = directory.join("venv/bin/python");
+        let with_torch =
+            |python: &PathBuf| succeeds(command(python).args(["-c", "import torch.distributed"]));
+        let python = [venv, "python3".into()].into_iter().find(with_torch);
+        if python.is_none() {
+            println!(
+                "skipped: gloo, no Python with torch; to have it: python3 -m venv target/peers/venv && \
+                 target/peers/venv/bin/pip install torch numpy"
+            );
+        }
+        Ok(Self { pp, pilot, python })
+    }
+
+    /// Those that can run, ours first.
+    pub(super) fn names(&self) -> Vec<Contender> {
+        let gloo = self.python.iter().map(|_| Contender::Gloo);
+        [Contender::Pp, Contender::Limit]
+            .into_iter()
+            .chain(gloo)
+            .collect()
+    }
+
+    /// Half a round trip of a cache line between the cores, in microseconds.
+    pub(super) fn hop_us(&self) -> Result<f64> {
+        let printed = json_of(command(&self.pilot).arg("hop"))?;
+        printed["hop_us"]
+            .as_f64()
+            .ok_or_else(|| anyhow!("shm_pilot printed no hop_us"))
+    }
+
+    /// Runs one case to its end; the keys are those of `pp bench overlap --json`.
+    pub(super) fn run(&self, contender: Contender, case: &Case) -> Result<Value> {
+        let [bytes, decode, phase_b] = [
+            case.bytes.to_string(),
+            case.decode_ms.to_string(),
+            case.phase_b_ms.to_string(),
+        ];
+        let (chunks, depth) = (case.chunks.to_string(), DEPTH.to_string());
+        match contender {
+            Contender::Pp => {
+                let mut pp = command(&self.pp);
+                pp.args(["bench", "overlap", "--json", "--simulate", "sleep"]);
+                pp.args([
+                    "--bytes",
+                    &bytes,
+                    "--decode-ms",
+                    &decode,
+                    "--phase-b-ms",
+                    &phase_b,
+                ]);
+                pp.args(["--chunks", &chunks, "--depth", &depth])
+                    .args(case.touch.then_some("--touch"));
+                json_of(&mut pp)
+            }
+            Contender::Limit => {
+                let mode = if case.touch { "touch" } else { "overlap" };
+                json_of(
+                    command(&self.pilot).args([mode, &bytes, &decode, &phase_b, &chunks, &depth]),
+                )
+            }
+            Contender::Gloo => {
+                let python = self
+                    .python
+                    .as_ref()
+                    .ok_or_else(|| anyhow!("gloo was not found"))?;
+                let script = root().join("xtask/peers/gloo_pilot.py");
+                // Two orders of magnitude slower per hand-over: fewer chunks say as much.
+                let chunks = case.chunks.min(100).to_string();
+                json_of(
+                    command(python)
+                        .arg(script)
+                        .args([&bytes, &decode, &phase_b, &chunks]),
+                )
+            }
+        }
+    }
+}
+
+fn json_of(program: &mut Command) -> Result<Value> {
+    let printed = output(program)?;
+    serde_json::from_str(&printed).with_context(|| format!("no JSON: {printed}"))
+}

@@ -1,0 +1,29 @@
+//! `cargo xtask ci`: the whole gate, the same here and on a build machine.
+
+use anyhow::Result;
+
+use crate::process::{cargo, run as run_command};
+use crate::{layers, suite, tidy};
+
+/// Runs every check, cheapest first, and stops at the first that fails.
+pub(crate) fn run() -> Result<()> {
+    run_command(&mut cargo(&["fmt", "--all", "--check"]))?;
+    layers::run()?;
+    tidy::run()?;
+    run_command(&mut cargo(&[
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "--deny",
+        "warnings",
+    ]))?;
+    let mut doc = cargo(&[
+        "doc",
+        "--workspace",
+        "--no-deps",
+        "--document-private-items",
+    ]);
+    run_command(doc.env("RUSTDOCFLAGS", "--deny warnings"))?;
+    suite::run()
+}

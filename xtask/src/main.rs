@@ -1,0 +1,43 @@
+//! The commands of this workspace: `cargo xtask help` lists them.
+//!
+//! What continuous integration checks is what a person can check here, with the same words: `cargo xtask ci` is the whole
+//! gate. Each command is one file.
+
+use anyhow::{Result, bail};
+
+mod bench;
+mod ci;
+mod clip;
+mod layers;
+mod process;
+mod run_pp;
+mod suite;
+mod tidy;
+
+const HELP: &str = "\
+cargo xtask <command>
+
+  run-pp [args]   build pp in release mode and run it; without arguments: denoise the clip in assets/
+  test            the whole suite: unit, integration and doc tests, loom models, AddressSanitizer
+  layers          who may depend on whom
+  tidy            module docs, SAFETY comments, leftovers, long files
+  ci              fmt, clippy, docs, layers, tidy, test
+  bench WHAT      overlap | touch | denoise | all: ours beside its peers, interleaved";
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let rest = args.get(1..).unwrap_or_default();
+    match args.first().map(String::as_str) {
+        Some("run-pp") => run_pp::run(rest),
+        Some("test") => suite::run(),
+        Some("layers") => layers::run(),
+        Some("tidy") => tidy::run(),
+        Some("ci") => ci::run(),
+        Some("bench") => bench::run(rest),
+        None | Some("help" | "--help" | "-h") => {
+            println!("{HELP}");
+            Ok(())
+        }
+        Some(other) => bail!("no command {other:?}\n\n{HELP}"),
+    }
+}

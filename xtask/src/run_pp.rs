@@ -1,0 +1,38 @@
+//! `cargo xtask run-pp`: real video through two processes, from a clean checkout.
+
+use std::fs;
+use std::process::Stdio;
+
+use anyhow::Result;
+
+use crate::clip;
+use crate::process::{build_pp, command, root, run as run_command};
+
+/// Builds `pp` and runs `pp run` with `args`; without any, on the clip with noise added.
+pub(crate) fn run(args: &[String]) -> Result<()> {
+    let pp = build_pp()?;
+    let mut pp_run = command(pp);
+    pp_run.arg("run").stdin(Stdio::inherit());
+    if args.is_empty() {
+        fs::create_dir_all(root().join("out"))?;
+        pp_run.arg("--input").arg(clip::expanded()?).args([
+            "--add-noise",
+            "20",
+            "--output",
+            "out/denoised.y4m",
+            "--report",
+            "out/report.json",
+            "--trace",
+            "out/trace.json",
+            "--timeline",
+            "out/timeline.svg",
+        ]);
+    } else {
+        pp_run.args(args);
+        // Paths are the caller's, not the workspace's.
+        if let Ok(here) = std::env::current_dir() {
+            pp_run.current_dir(here);
+        }
+    }
+    run_command(&mut pp_run)
+}

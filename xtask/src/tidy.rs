@@ -1,0 +1,259 @@
+//! `cargo xtask tidy`: rules of the house that neither rustc nor clippy knows.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::process::{command, output, root};
+
+/// Files that may contain `unsafe`, or directories of such, from the root. Every entry is a reviewed decision.
+const UNSAFE_ALLOWED: &[&str] = &[
+    "crates/pp-transport/src/host/",
+    "crates/pp-kernels/src/abi.rs",
+    "crates/pp-kernels/src/export.rs",
+    "crates/pp-kernels/src/plugin.rs",
+    "crates/pp-kernels/src/plugin/",
+    // Example plugins implement the C interface.
+    "plugins/",
+];
+/// Library crates: they neither print nor leave reminders behind.
+const LIBRARIES: &[&str] = &[
+    "crates/pp-contract/",
+    "crates/pp-transport/",
+    "crates/pp-runtime/",
+    "crates/pp-kernels/",
+    "examples/",
+];
+const PRINTING: &[&str] = &["println!", "eprintln!", "print!", "eprint!"];
+const LEFTOVERS: &[&str] = &["dbg!", "todo!", "unimplemented!"];
+const LONG_LINES: usize = 400;
+const MOST_LINES: usize = 600;
+/// How far above `unsafe` its reason may begin.
+const SAFETY_WITHIN: usize = 15;
+
+/// Checks every tracked file and reports every fault; long files are reported without failing.
+pub(crate) fn run() -> Result<()> {
+    let (mut faults, mut long) = (Vec::new(), Vec::new());
+    // New files count before they are added.
+    let args = ["ls-files", "--cached", "--others", "--exclude-standard"];
+    let listed = output(command("git").args(args)).context("tidy needs git to list the files")?;
+    let files: Vec<&str> = listed
+        .lines()
+        .filter(|file| root().join(file).is_file())
+        .collect();
+    ensure!(!files.is_empty(), "git lists no file");
+    for file in &files {
+        if is_stray(file) {
+            faults.push(format!(
+                "{file}: a result of a run or an editor's leftover; remove it"
+            ));
+        }
+        if !file.ends_with(".rs") {
+            continue;
+        }
+        let text =
+            fs::read_to_string(root().join(file)).with_context(|| format!("cannot read {file}"))?;
+        faults.extend(faults_of(file, &text));
+        let lines = text.lines().count();
+        if lines > LONG_LINES {
+            long.push(format!("{lines:5}  {file}"));
+        }
+    }
+    if !long.is_empty() {
+        println!(
+            "tidy: over {LONG_LINES} lines (no failure up to {MOST_LINES}):\n  {}",
+            long.join("\n  ")
+        );
+    }
+    ensure!(faults.is_empty(), "untidy:\n  {}", faults.join("\n  "));
+    println!("tidy: {} files are in order", files.len());
+    Ok(())
+}
+
+fn is_stray(file: &str) -> bool {
+    let name = Path::new(file)
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or(file);
+    let endings = [".part", ".orig", ".rej", ".swp", "~", ".y4m", ".so", ".o"];
+    endings.iter().any(|ending| name.ends_with(ending))
+        || ["report.json", "trace.json", "perf.data", "core"].contains(&name)
+}
+
+fn faults_of(file: &str, text: &str) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut faults = Vec::new();
+    let mut fault = |line: usize, what: &str| faults.push(format!("{file}:{}: {what}", line + 1));
+
+    let is_test =
+        file.contains("/tests/") || file.ends_with("/tests.rs") || file.contains("/benches/");
+    let first = lines
+        .iter()
+        .position(|line| !line.trim().is_empty() && !line.starts_with("#!["));
+    if !is_test && !first.is_some_and(|at| lines[at].starts_with("//!")) {
+        fault(0, "no module documentation (//!)");
+    }
+    if lines.len() > MOST_LINES {
+        fault(
+            lines.len() - 1,
+            &format!("{} lines; split what is over {MOST_LINES}", lines.len()),
+        );
+    }
+
+    let unsafe_is_allowed = is_test
+        || UNSAFE_ALLOWED
+            .iter()
+            .any(|allowed| file.starts_with(allowed));
+    let is_library =
+        LIBRARIES.iter().any(|library| file.starts_with(library)) && file.contains("/src/");
+    let mut in_tests = is_test;
+    for (at, line) in lines.iter().enumerate() {
+        let code = code_of(line);
+        in_tests |= code.trim_start().starts_with("#[cfg(test)]");
+        for &word in LEFTOVERS {
+            if has_macro(&code, word) {
+                fault(at, &format!("{word} was left behind"));
+            }
+        }
+        if is_library && !in_tests && PRINTING.iter().any(|word| has_macro(&code, word)) {
+            fault(at, "a library does not print; return it or trace it");
+        }
+        if !has_word(&code, "unsafe") {
+            continue;
+        }
+        if !unsafe_is_allowed && !in_tests {
+            fault(
+                at,
+                "unsafe outside the files that may have it (see xtask/src/tidy.rs)",
+            );
+        }
+        let needs_reason = code.contains("unsafe {") || code.contains("unsafe impl");
+        let above = &lines[at.saturating_sub(SAFETY_WITHIN)..=at];
+        if needs_reason
+            && !above
+                .iter()
+                .any(|line| line.contains("SAFETY:") || line.contains("# Safety"))
+        {
+            fault(at, "unsafe without a SAFETY comment above it");
+        }
+    }
+    faults
+}
+
+/// The line without string literals and without its comment.
+fn code_of(line: &str) -> String {
+    let mut code = String::new();
+    let mut chars = line.chars().peekable();
+    let mut quoted = false;
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' if quoted => {
+                chars.next();
+            }
+            '"' => quoted = !quoted,
+            '/' if !quoted && chars.peek() == Some(&'/') => break,
+            // A quotation mark as a character does not begin a string.
+            '\'' if !quoted && chars.peek() == Some(&'"') => {
+                chars.next();
+            }
+            c if !quoted => code.push(c),
+            _ => {}
+        }
+    }
+    code
+}
+
+fn has_word(code: &str, word: &str) -> bool {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_')
+        .any(|found| found == word)
+}
+
+fn has_macro(code: &str, name: &str) -> bool {
+    code.match_indices(name).any(|(at, _)| {
+        let before = code[..at].chars().next_back();
+        !before.is_some_and(|c| c.is_alphanumeric() || c == '_')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIBRARY: &str = "crates/pp-runtime/src/a.rs";
+
+    fn faults(file: &str, text: &str) -> String {
+        faults_of(file, text).join("\n")
+    }
+
+    #[test]
+    fn the_workspace_is_tidy() {
+        run().unwrap();
+    }
+
+    #[test]
+    fn a_module_needs_documentation_and_a_test_does_not() {
+        assert!(faults(LIBRARY, "fn a() {}\n").contains("a.rs:1: no module documentation"));
+        assert_eq!(
+            faults(LIBRARY, "#![forbid(unsafe_code)]\n\n//! What it is.\n"),
+            ""
+        );
+        assert_eq!(faults("crates/pp-runtime/tests/a.rs", "fn a() {}\n"), "");
+        assert_eq!(
+            faults("crates/pp-runtime/src/a/tests.rs", "fn a() {}\n"),
+            ""
+        );
+    }
+
+    #[test]
+    fn unsafe_stands_only_where_it_may_and_with_its_reason() {
+        let bare = "//! A.\nfn a() { unsafe { b() } }\n";
+        assert!(faults(LIBRARY, bare).contains("a.rs:2: unsafe outside the files"));
+        let allowed = "crates/pp-transport/src/host/a.rs";
+        assert!(faults(allowed, bare).contains("a.rs:2: unsafe without a SAFETY comment"));
+        assert_eq!(
+            faults(allowed, "//! A.\n// SAFETY: b is fine.\nunsafe { b() }\n"),
+            ""
+        );
+        assert_eq!(
+            faults(
+                LIBRARY,
+                "//! A.\n#![deny(unsafe_code)]\n// unsafe {\nlet a = \"unsafe {\";\n"
+            ),
+            ""
+        );
+    }
+
+    #[test]
+    fn libraries_do_not_print_and_nobody_leaves_reminders() {
+        assert!(
+            faults(LIBRARY, "//! A.\nprintln!();\n").contains("a.rs:2: a library does not print")
+        );
+        assert_eq!(
+            faults("crates/pp-cli/src/a.rs", "//! A.\nprintln!();\n"),
+            ""
+        );
+        assert_eq!(
+            faults(
+                LIBRARY,
+                "//! A.\n#[cfg(test)]\nmod tests { fn a() { println!() } }\n"
+            ),
+            ""
+        );
+        assert!(faults("xtask/src/a.rs", "//! A.\ndbg!(1);\n").contains("dbg! was left behind"));
+        assert_eq!(faults(LIBRARY, "//! A.\nmy_todo!(1);\n"), "");
+    }
+
+    #[test]
+    fn a_file_may_be_long_but_not_too_long() {
+        let text = |lines: usize| format!("//! A.\n{}", "//\n".repeat(lines - 1));
+        assert_eq!(faults(LIBRARY, &text(600)), "");
+        assert!(faults(LIBRARY, &text(601)).contains("601 lines"));
+    }
+
+    #[test]
+    fn results_of_runs_are_strays() {
+        assert!(is_stray("out/report.json") && is_stray("a/.b.y4m.12.part") && is_stray("core"));
+        assert!(!is_stray("assets/cup.y4m.zlib") && !is_stray("crates/pp-runtime/src/core/mod.rs"));
+    }
+}
