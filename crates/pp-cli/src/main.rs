@@ -1,6 +1,45 @@
-//! (being written)
+//! The command `pp`: run a video through the pipeline, measure it, look at this machine.
+//!
+//! This crate joins the parts that must not know each other: kernels and transport to the
+//! runtime. What it decides itself is in [`job`] (how ranks start, meet and end together).
 
-#[allow(dead_code)]
+mod args;
+mod bench;
+mod cmd;
+mod exit;
+mod job;
+mod run;
 mod video;
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{BenchCommand, Cli, Command, PluginCommand};
+use crate::exit::Failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let log = EnvFilter::try_from_env("PP_LOG").unwrap_or_else(|_| EnvFilter::new("off"));
+    tracing_subscriber::fmt()
+        .with_env_filter(log)
+        .with_writer(std::io::stderr)
+        .init();
+    let result = match &cli.command {
+        Command::Run(args) => run::run(args),
+        Command::Bench(BenchCommand::Overlap(args)) => bench::overlap(args),
+        Command::Doctor => cmd::doctor::doctor(),
+        Command::Plugin(PluginCommand::Check { file }) => cmd::plugin::check(file),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            let told = matches!(&failure, Failure::Fault(fault) if job::supervise::report(fault));
+            if !told {
+                eprintln!("pp: error: {failure}");
+            }
+            ExitCode::from(failure.code())
+        }
+    }
+}

@@ -337,7 +337,7 @@ fn descriptors_that_are_not_expected_are_an_error_and_are_closed() {
     assert!(
         error
             .to_string()
-            .contains("Heartbeat in place of 1 descriptors"),
+            .contains("a heartbeat in place of 1 descriptors"),
         "{error}"
     );
     assert_eq!(error.fault("passing").kind, FaultKind::PeerMisbehaved);

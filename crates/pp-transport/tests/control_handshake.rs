@@ -231,3 +231,16 @@ fn early_or_broken_verdict_is_not_an_agreement() {
         );
     }
 }
+
+#[test]
+fn rank_that_dies_is_noticed_while_another_is_awaited() {
+    let mut peers = Job::new(RANKS, Via::Unix).meet().into_iter();
+    let mut zero = peers.next().unwrap();
+    let _silent = peers.next().unwrap();
+    drop(peers.next().unwrap());
+    let fault = agree(&mut zero, &Hello::new(parts(0)).unwrap(), later()).unwrap_err();
+    assert_eq!(
+        (fault.kind, fault.rank),
+        (FaultKind::PeerDied, Rank::new(2))
+    );
+}

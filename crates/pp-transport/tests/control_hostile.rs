@@ -5,6 +5,8 @@ mod control_support;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -462,4 +464,49 @@ fn of_two_callers_of_one_rank_the_first_to_confirm_is_it() {
     assert_eq!(refused.iter().filter(|refused| **refused).count(), 1);
     assert_eq!(zero.join().unwrap().unwrap().len(), 2);
     two.join().unwrap().unwrap();
+}
+
+#[test]
+fn unix_socket_that_leads_nowhere_leaves_the_port() {
+    let mut job = Job::new(2, Via::Auto);
+    // Rank 0 over TCP only; a stranger of our own user has the Unix name.
+    let name = unix_name(&job);
+    job.via = Via::Tcp;
+    let zero = job.start(0);
+    let address = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind_addr(&address).unwrap();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    job.via = Via::Auto;
+    job.start(1).join().unwrap().unwrap();
+    zero.join().unwrap().unwrap();
+}
+
+/// The name of the job's Unix socket, as a rank without a rank 0 tells it.
+fn unix_name(job: &Job) -> String {
+    let mut job = job.clone();
+    job.options.timeout = Duration::ZERO;
+    let text = job.start(1).join().unwrap().unwrap_err().to_string();
+    let (_, rest) = text.split_once("unix:@").unwrap();
+    rest.split_once(' ').unwrap().0.to_owned()
+}
+
+#[test]
+fn strangers_on_the_unix_socket_are_turned_away_too() {
+    let job = Job::new(2, Via::Unix);
+    let address = std::os::unix::net::SocketAddr::from_abstract_name(unix_name(&job)).unwrap();
+    let zero = job.start(0);
+    let mut strangers = Vec::new();
+    while strangers.len() < 100 {
+        match UnixStream::connect_addr(&address) {
+            Ok(mut stranger) => {
+                if strangers.len() % 2 == 0 {
+                    let _ = stranger.write_all(b"let me in, I say");
+                }
+                strangers.push(stranger);
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(2)),
+        }
+    }
+    job.start(1).join().unwrap().unwrap();
+    zero.join().unwrap().unwrap();
 }

@@ -100,8 +100,8 @@ impl Blame {
     }
 }
 
-/// The error and the chain of its causes, on one line.
-fn with_source(error: &(dyn std::error::Error + 'static)) -> String {
+/// An error and the chain of its causes, on one line.
+pub fn with_source(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -256,16 +256,17 @@ impl HostLink {
         Ok(Self::new(region, down, up, peer, bell, peer_bell))
     }
 
-    /// Both ends in one process, for tests and for a pipeline that one process runs alone.
+    /// Both ends in one process, for tests and for a pipeline that one process runs alone. The
+    /// driver of the lower end sleeps on `low`.
     ///
     /// # Errors
     /// As [`Offer::new`] and [`HostLink::open`].
-    pub fn pair(up: EdgeShape, down: EdgeShape) -> Result<(Self, Self), TransportError> {
+    pub fn pair(up: EdgeShape, down: EdgeShape, low: Bell) -> Result<(Self, Self), TransportError> {
         let dup = |fd: BorrowedFd<'_>| {
             fd.try_clone_to_owned()
                 .map_err(|e| TransportError::BadRegion { why: e.to_string() })
         };
-        let (low, high) = (Bell::new()?, Bell::new()?);
+        let high = Bell::new()?;
         let offer = Offer::new(up, down)?;
         let fd = dup(offer.fd())?;
         let higher = Self::open(fd, up, down, Rank::new(0), high.clone(), low.clone())?;

@@ -1,5 +1,6 @@
 //! The host backend, both ends in this process.
 
+use pp_transport::bell::Bell;
 use pp_transport::host::{EdgeShape, HostLink, RxLease, TxLease};
 
 use crate::suite::Backend;
@@ -15,7 +16,7 @@ impl Backend for Host {
             depth: 1,
             slot_bytes: 64,
         };
-        HostLink::pair(up, down).unwrap()
+        HostLink::pair(up, down, Bell::new().unwrap()).unwrap()
     }
 
     fn write(lease: &mut TxLease, at: usize, byte: u8) {

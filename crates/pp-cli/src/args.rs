@@ -1,0 +1,226 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use pp_transport::host::MAX_DEPTH;
+
+/// A pipeline-parallel runtime for real-time generative models.
+///
+/// Without a launcher `pp run` and `pp bench` start their own two ranks on this machine. Under
+/// torchrun, srun or mpirun each process is the rank its environment names; the ranks share a
+/// secret in PP_JOB_SECRET or PP_JOB_SECRET_FILE. PP_LOG sets what is logged (like "debug").
+#[derive(Debug, Parser)]
+#[command(name = "pp", version, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Denoise a video through the pipeline encode@0 → phase_b@1 → decode@0.
+    Run(RunArgs),
+    /// Measure.
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Say what this machine has and lacks, and what to do about it.
+    Doctor,
+    /// Kernel plugins.
+    #[command(subcommand)]
+    Plugin(PluginCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PluginCommand {
+    /// Load a plugin and run the conformance and known-answer tests on it.
+    Check {
+        /// The shared library.
+        file: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// How well two stages overlap.
+    Overlap(OverlapArgs),
+}
+
+/// Where stages get their kernels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KernelChoice {
+    Cpu,
+    File(PathBuf),
+}
+
+impl FromStr for KernelChoice {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "cpu" => Self::Cpu,
+            path => Self::File(path.into()),
+        })
+    }
+}
+
+/// How payloads travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TransportChoice {
+    /// The best there is here; prints which.
+    Auto,
+    /// Memory that the ranks of one machine share.
+    Host,
+}
+
+/// What a scene cut does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CutChoice {
+    /// Begin a new epoch once everything before it is written: every frame counts.
+    Flush,
+    /// Begin a new epoch at once and drop what is in flight: the newest picture counts.
+    Hard,
+    /// Do not look for cuts.
+    Off,
+}
+
+/// How strongly to denoise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Strength {
+    Auto,
+    Sigma(f32),
+}
+
+impl FromStr for Strength {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        match text.parse::<f32>() {
+            Ok(sigma) if (0.0..=255.0).contains(&sigma) => Ok(Self::Sigma(sigma)),
+            _ => Err("it takes 'auto', or the noise's standard deviation from 0 to 255".into()),
+        }
+    }
+}
+
+fn sigma(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(sigma) if (0.0..=255.0).contains(&sigma) => Ok(sigma),
+        _ => Err("it takes a standard deviation from 0 to 255".into()),
+    }
+}
+
+fn milliseconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(ms) if (0.0..=60_000.0).contains(&ms) => Ok(ms),
+        _ => Err("it takes milliseconds from 0 to 60000".into()),
+    }
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RunArgs {
+    /// Y4M video to read; "-" is standard input.
+    #[arg(long, value_name = "FILE.y4m|-", default_value = "-")]
+    pub(crate) input: PathBuf,
+    /// Where to write the result as Y4M; "-" is standard output. Without it nothing is written.
+    #[arg(long, value_name = "FILE.y4m|-")]
+    pub(crate) output: Option<PathBuf>,
+    /// Processes: 2 for the pipeline, 1 to run every stage in one.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=2))]
+    pub(crate) ranks: u32,
+    /// Kernels: built in, or a plugin.
+    #[arg(long, value_name = "cpu|FILE.so", default_value = "cpu")]
+    pub(crate) kernels: KernelChoice,
+    /// How payloads travel between the ranks.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) transport: TransportChoice,
+    /// Denoising passes; 0 copies the input, bit for bit.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub(crate) denoise_steps: Option<u32>,
+    /// Standard deviation of the noise to remove; auto estimates it from the clip.
+    #[arg(long, value_name = "auto|S", default_value = "auto")]
+    pub(crate) strength: Strength,
+    /// Frames that travel together.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) frames_per_chunk: u32,
+    /// Slots of each edge, which is the most chunks in flight.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    pub(crate) depth: u32,
+    /// Stop after so many chunks.
+    #[arg(long, value_name = "N")]
+    pub(crate) chunks: Option<u64>,
+    /// Send the frames before each chunk again instead of keeping them at Phase B.
+    #[arg(long)]
+    pub(crate) recompute: bool,
+    /// What a scene cut does.
+    #[arg(long, value_enum, default_value = "flush")]
+    pub(crate) cuts: CutChoice,
+    /// Add Gaussian noise of this standard deviation first, and report PSNR against the clean clip.
+    #[arg(long, value_name = "SIGMA", value_parser = sigma)]
+    pub(crate) add_noise: Option<f32>,
+    /// Seed of the noise.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Threads for Phase B; 0 takes all cores.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) threads: u32,
+    /// Write the run, its measures and every chunk as JSON.
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) report: Option<PathBuf>,
+    /// Write a Chrome/Perfetto trace with both ranks on one clock.
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Draw the last chunks as a picture.
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) timeline: Option<PathBuf>,
+}
+
+/// What a simulated stage does with its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Simulate {
+    /// Sleep, then spin the rest to the mark: a stage that leaves its core to others.
+    Sleep,
+    /// Spin all the time: a stage that needs its core.
+    Spin,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct OverlapArgs {
+    /// Duration of the front's stage.
+    #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds)]
+    pub(crate) decode_ms: f64,
+    /// Duration of Phase B.
+    #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds)]
+    pub(crate) phase_b_ms: f64,
+    /// Payload bytes, each way.
+    #[arg(long, value_name = "N", default_value_t = 22_118_400)]
+    pub(crate) bytes: u64,
+    /// Chunks to run; the first ones warm up. Without it, about two seconds' worth.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
+    pub(crate) chunks: Option<u64>,
+    /// Slots of each edge, which is the most chunks in flight.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    pub(crate) depth: u32,
+    /// What the stages do with their time.
+    #[arg(long, value_enum, default_value = "sleep")]
+    pub(crate) simulate: Simulate,
+    /// One chunk at a time: what it costs without overlap.
+    #[arg(long)]
+    pub(crate) sync: bool,
+    /// Producers write fresh bytes into every payload and consumers read every byte; else payloads
+    /// are handed over untouched.
+    #[arg(long)]
+    pub(crate) touch: bool,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write a Chrome/Perfetto trace.
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Draw the last chunks as a picture.
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) timeline: Option<PathBuf>,
+}

@@ -1,0 +1,48 @@
+//! The plan of the benchmarks: none of the video's fields, one tensor, any size.
+
+use pp_contract::{DType, Manifest, ManifestError, Plan, PlanError, TensorSpec};
+
+/// Says which chunk it is; the payload is one tensor of bytes, the same size back.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct BenchPlan(u64);
+
+impl BenchPlan {
+    pub(super) fn new(chunk: u64) -> Self {
+        Self(chunk)
+    }
+}
+
+impl Plan for BenchPlan {
+    const NAME: &'static str = "bench";
+    const VERSION: u16 = 1;
+    type Parts = u64;
+
+    fn from_parts(parts: u64) -> Result<Self, PlanError> {
+        Ok(Self(parts))
+    }
+
+    fn parts(&self) -> &u64 {
+        &self.0
+    }
+
+    fn expected_calls(&self) -> u32 {
+        1
+    }
+
+    fn start_frame(&self) -> u64 {
+        self.0
+    }
+
+    fn check_inputs(&self, inputs: &Manifest) -> Result<(), PlanError> {
+        inputs.expect_tensors(&[("payload", DType::U8)])
+    }
+
+    fn check_outputs(&self, _: &Manifest, outputs: &Manifest) -> Result<(), PlanError> {
+        outputs.expect_tensors(&[("payload", DType::U8)])
+    }
+}
+
+/// One tensor of so many bytes.
+pub(super) fn payload(bytes: u64) -> Result<Manifest, ManifestError> {
+    Manifest::new(&[TensorSpec::new("payload", DType::U8, &[bytes])?])
+}

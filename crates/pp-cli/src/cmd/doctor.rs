@@ -1,0 +1,163 @@
+//! `pp doctor`: what this machine has and lacks, and what to do about each.
+
+use std::path::Path;
+use std::process::Command;
+
+use pp_transport::bell::Bell;
+use pp_transport::host::{EdgeShape, HostLink};
+use pp_transport::launch::Launch;
+
+use crate::exit::Failure;
+
+/// How a finding is marked.
+enum Finding {
+    Good(String),
+    /// Works, but less well than it could.
+    Note(String, &'static str),
+    Bad(String, &'static str),
+}
+use Finding::{Bad, Good, Note};
+
+/// Prints one line for each finding, with the remedy where there is one.
+pub(crate) fn doctor() -> Result<(), Failure> {
+    let findings = [
+        ("cores", cores()),
+        ("simd", simd()),
+        ("memory", memory()),
+        ("shared memory", shared_memory()),
+        ("locked cores", affinity()),
+        ("launcher", launcher()),
+        ("gpu", gpu()),
+        ("ffmpeg", ffmpeg()),
+    ];
+    let mut bad = 0;
+    for (name, finding) in findings {
+        match finding {
+            Good(text) => println!("ok    {name:<14} {text}"),
+            Note(text, remedy) => println!("note  {name:<14} {text}; {remedy}"),
+            Bad(text, remedy) => {
+                bad += 1;
+                println!("BAD   {name:<14} {text}; {remedy}");
+            }
+        }
+    }
+    if bad > 0 {
+        let plural = if bad == 1 { "finding keeps" } else { "findings keep" };
+        return Err(Failure::Other(anyhow::anyhow!("{bad} {plural} pp from running here")));
+    }
+    println!("`pp run` works here, with the host transport and the CPU kernels");
+    Ok(())
+}
+
+fn cores() -> Finding {
+    match std::thread::available_parallelism().map_or(1, usize::from) {
+        1 => Note(
+            "1".into(),
+            "the two ranks share it, so nothing overlaps; use two cores or more",
+        ),
+        n => Good(format!("{n}")),
+    }
+}
+
+fn simd() -> Finding {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            return Good("AVX-512".into());
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            return Good("AVX2 and FMA".into());
+        }
+    }
+    Note(
+        "no AVX2".into(),
+        "the CPU kernels run their portable version, several times slower",
+    )
+}
+
+fn memory() -> Finding {
+    // The default job on 1280x720 video: 8 slots of 11 MB, a recorder, the kernels' planes.
+    const WANTED_MIB: u64 = 512;
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.trim().strip_suffix("kB"))
+        .and_then(|kib| kib.trim().parse::<u64>().ok());
+    match available.map(|kib| kib / 1024) {
+        None => Note("unknown".into(), "/proc/meminfo does not say"),
+        Some(mib) if mib < WANTED_MIB => Note(
+            format!("{mib} MiB available"),
+            "use a smaller --depth and --frames-per-chunk",
+        ),
+        Some(mib) => Good(format!("{mib} MiB available")),
+    }
+}
+
+fn shared_memory() -> Finding {
+    let edge = EdgeShape {
+        depth: 2,
+        slot_bytes: 1 << 20,
+    };
+    match Bell::new().and_then(|bell| HostLink::pair(edge, edge, bell)) {
+        Ok(_) => Good("sealed memfd regions can be made and mapped".into()),
+        Err(error) => Bad(
+            format!("{error}"),
+            "allow memfd_create and more memory in this container",
+        ),
+    }
+}
+
+fn affinity() -> Finding {
+    match rustix::thread::sched_getaffinity(None) {
+        Ok(set) if set.count() < 2 => Note(
+            "this process may use one core only".into(),
+            "both ranks inherit that; lift it with taskset or the container's cpuset",
+        ),
+        Ok(set) => Good(format!("this process may use {} cores", set.count())),
+        Err(error) => Note(format!("unknown ({error})"), "nothing to do"),
+    }
+}
+
+fn launcher() -> Finding {
+    match Launch::from_env(|name| std::env::var(name).ok()) {
+        Ok(None) => Good("none: pp starts its own ranks".into()),
+        Ok(Some(launch)) => Good(format!(
+            "{:?}: rank {} of {}",
+            launch.launcher(),
+            launch.rank(),
+            launch.world_size()
+        )),
+        Err(error) => Bad(
+            pp_runtime::driver::with_source(&error),
+            "fix the environment, or unset it to let pp start its own ranks",
+        ),
+    }
+}
+
+fn gpu() -> Finding {
+    if Path::new("/proc/driver/nvidia/version").exists() || Path::new("/dev/nvidia0").exists() {
+        Note(
+            "an NVIDIA driver is here".into(),
+            "this build has no CUDA backend and runs on the CPU",
+        )
+    } else {
+        Note(
+            "none".into(),
+            "pp runs on shared memory and CPU kernels; nothing to do",
+        )
+    }
+}
+
+fn ffmpeg() -> Finding {
+    match Command::new("ffmpeg").arg("-version").output() {
+        Ok(output) if output.status.success() => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            Good(text.lines().next().unwrap_or("present").to_owned())
+        }
+        _ => Note(
+            "not found".into(),
+            "needed only to convert to and from Y4M: apt-get install ffmpeg",
+        ),
+    }
+}

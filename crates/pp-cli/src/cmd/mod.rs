@@ -1,0 +1,4 @@
+//! The small commands.
+
+pub(crate) mod doctor;
+pub(crate) mod plugin;

@@ -1,0 +1,21 @@
+//! `pp plugin check`.
+
+use std::path::Path;
+
+use pp_contract::{Fault, FaultKind};
+use pp_kernels::check::check as check_plugin;
+
+use crate::exit::Failure;
+use crate::job::FRONT;
+
+/// Loads a plugin, runs every check on it and prints them.
+pub(crate) fn check(file: &Path) -> Result<(), Failure> {
+    let report = check_plugin(file);
+    print!("{report}");
+    if report.passed() {
+        return Ok(());
+    }
+    let failed = report.checks.iter().filter(|c| c.outcome.is_err()).count();
+    let text = format!("{}: {failed} of {} checks failed", file.display(), report.checks.len());
+    Err(Fault::new(FaultKind::Plugin, FRONT, "plugin check", text).into())
+}

@@ -1,0 +1,99 @@
+//! How `pp` ends: one line that names what went wrong, and an exit code by kind.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | a fault of `pp` itself |
+//! | 2 | wrong usage |
+//! | 3 | bad input |
+//! | 4 | reading or writing failed |
+//! | 5 | a kernel plugin failed or was refused |
+//! | 6 | the ranks could not meet, or were started differently |
+//! | 7 | a rank died |
+//! | 8 | a rank broke the protocol |
+//! | 9 | something did not happen in time |
+//! | 130 | interrupted |
+
+use pp_contract::{Fault, FaultKind, Rank};
+
+use crate::video::{InputError, OutputError};
+
+/// Why `pp` ends with an error.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The command line asks for what cannot be.
+    Usage(String),
+    /// A rank's fault.
+    Fault(Fault),
+    /// Anything else.
+    Other(anyhow::Error),
+}
+
+impl Failure {
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Fault(fault) => code_of(fault.kind),
+            Self::Other(_) => 1,
+        }
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Usage(text) => f.write_str(text),
+            Self::Fault(fault) => write!(f, "{fault}"),
+            Self::Other(error) => write!(f, "{error:#}"),
+        }
+    }
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl From<InputError> for Failure {
+    fn from(error: InputError) -> Self {
+        Self::Fault(input_fault(&error))
+    }
+}
+
+impl From<OutputError> for Failure {
+    fn from(error: OutputError) -> Self {
+        Self::Fault(output_fault(&error))
+    }
+}
+
+/// An input error is always the front's: it alone reads.
+pub(crate) fn input_fault(error: &InputError) -> Fault {
+    Fault::new(FaultKind::BadInput, Rank::new(0), "read input", error)
+}
+
+/// An output error is always the front's: it alone writes.
+pub(crate) fn output_fault(error: &OutputError) -> Fault {
+    Fault::new(FaultKind::Io, Rank::new(0), "write output", error)
+}
+
+/// The exit code of a kind of fault.
+pub(crate) fn code_of(kind: FaultKind) -> u8 {
+    match kind {
+        FaultKind::BadInput => 3,
+        FaultKind::Io => 4,
+        FaultKind::Plugin => 5,
+        FaultKind::HandshakeMismatch => 6,
+        FaultKind::PeerDied => 7,
+        FaultKind::PeerMisbehaved => 8,
+        FaultKind::TimedOut => 9,
+        FaultKind::Interrupted => 130,
+        _ => 1,
+    }
+}

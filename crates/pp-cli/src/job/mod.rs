@@ -1,0 +1,63 @@
+//! A job: how its ranks are started, meet, and end together.
+
+pub(crate) mod seat;
+pub(crate) mod signals;
+pub(crate) mod supervise;
+
+use std::time::Duration;
+
+use pp_contract::{Fault, FaultKind, Rank};
+use pp_transport::launch::Launch;
+
+use crate::exit::Failure;
+
+/// Ranks of the shipped pipeline: the front, and Phase B.
+pub(crate) const WORLD: u32 = 2;
+/// The rank that reads, encodes, decodes and writes.
+pub(crate) const FRONT: Rank = Rank::new(0);
+/// The rank that runs Phase B.
+pub(crate) const PHASE_B: Rank = Rank::new(1);
+
+/// Time a driver has to end after a fault before its process is ended under it.
+pub(crate) const GRACE: Duration = Duration::from_millis(400);
+
+/// The place of this process in a job that somebody else started, if any.
+pub(crate) fn launched() -> Result<Option<Launch>, Failure> {
+    let launch = Launch::from_env(|name| std::env::var(name).ok()).map_err(|error| {
+        let error: &dyn std::error::Error = &error;
+        Failure::Fault(Fault::new(
+            FaultKind::HandshakeMismatch,
+            FRONT,
+            "read launcher's environment",
+            pp_runtime::driver::with_source(error),
+        ))
+    })?;
+    if let Some(launch) = &launch
+        && launch.world_size().get() != WORLD
+    {
+        return Err(Failure::Usage(format!(
+            "the launcher started {} ranks, the pipeline encode@0 → phase_b@1 → decode@0 has {WORLD}; \
+             start {WORLD}",
+            launch.world_size()
+        )));
+    }
+    Ok(launch)
+}
+
+/// The time between heartbeats, from `PP_HEARTBEAT_MS`; 0 switches them off.
+pub(crate) fn heartbeat() -> Result<Option<Duration>, Failure> {
+    const NAME: &str = "PP_HEARTBEAT_MS";
+    let ms = match std::env::var(NAME) {
+        Err(_) => 250,
+        Ok(text) => text
+            .parse::<u64>()
+            .ok()
+            .filter(|ms| *ms == 0 || (20..=3_600_000).contains(ms))
+            .ok_or_else(|| {
+                Failure::Usage(format!(
+                    "{NAME} is {text:?}; it takes milliseconds from 20 to 3600000, or 0 for none"
+                ))
+            })?,
+    };
+    Ok((ms > 0).then(|| Duration::from_millis(ms)))
+}

@@ -1,0 +1,251 @@
+//! `pp` without a launcher: start the ranks on this machine, watch them, end together.
+//!
+//! Hazard: a rank is killed and the others, or this process, live on; or three processes print
+//! three different reasons. Guarantee: when one rank ends badly the others have [`PATIENCE`] to
+//! end by themselves and are killed then; when this process dies the kernel kills them; and one
+//! line says why, the root cause where it is known.
+
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use pp_contract::{Fault, FaultKind, Rank, WorldSize};
+use pp_transport::launch::LocalJob;
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::{FRONT, WORLD};
+use crate::exit::Failure;
+
+/// Time the other ranks have to end by themselves after one ended badly.
+const PATIENCE: Duration = Duration::from_millis(700);
+/// Time the other ranks have after the front ended well.
+const GOODBYE: Duration = Duration::from_secs(5);
+/// The pipe a supervised rank reports its fault on.
+const REPORT_FD: &str = "PP_REPORT_FD";
+/// The process that supervises this rank.
+const SUPERVISOR: &str = "PP_SUPERVISOR_PID";
+
+enum Event {
+    Ended(usize, ExitStatus),
+    Signal,
+}
+
+/// Runs this same command line once per rank, and ends as they end.
+pub(crate) fn supervise() -> Result<(), Failure> {
+    let (report, write_end) = rustix::pipe::pipe().context("no pipe")?;
+    let ranks = start(&write_end)?;
+    drop(write_end);
+    let pids: Vec<Pid> = ranks.iter().map(Child::pid).collect();
+    let (events, happened) = mpsc::channel();
+    for (index, mut child) in ranks.into_iter().enumerate() {
+        let events = events.clone();
+        std::thread::spawn(move || {
+            if let Ok(status) = child.wait() {
+                let _ = events.send(Event::Ended(index, status));
+            }
+        });
+    }
+    forward_signals(events)?;
+    let ends = wait(&happened, &pids);
+    let reports = read_reports(report);
+    verdict(&ends, reports)
+}
+
+trait ChildPid {
+    fn pid(&self) -> Pid;
+}
+
+impl ChildPid for Child {
+    fn pid(&self) -> Pid {
+        Pid::from_child(self)
+    }
+}
+
+fn start(report: &OwnedFd) -> Result<Vec<Child>, Failure> {
+    // The ranks inherit the write end under its number.
+    rustix::io::fcntl_setfd(report, rustix::io::FdFlags::empty()).context("no pipe")?;
+    let world = WorldSize::new(WORLD).context("a world of two ranks")?;
+    let job = LocalJob::new(world);
+    let program = std::env::current_exe().context("this program has no path")?;
+    let mut children: Vec<Child> = Vec::new();
+    for rank in 0..WORLD {
+        let mut command = Command::new(&program);
+        command.args(std::env::args_os().skip(1));
+        for name in LocalJob::LAUNCHER_VARIABLES {
+            command.env_remove(name);
+        }
+        command
+            .envs(job.env(Rank::new(rank)))
+            .env(REPORT_FD, report.as_raw_fd().to_string())
+            .env(SUPERVISOR, std::process::id().to_string())
+            // A terminal's Ctrl-C must reach the ranks once, through here.
+            .process_group(0);
+        if rank != FRONT.get() {
+            command.stdin(std::process::Stdio::null());
+        }
+        match command.spawn() {
+            Ok(child) => children.push(child),
+            Err(error) => {
+                for child in &mut children {
+                    let _ = child.kill();
+                }
+                let error = anyhow::Error::new(error);
+                return Err(error.context(format!("cannot start rank {rank}")).into());
+            }
+        }
+    }
+    Ok(children)
+}
+
+fn forward_signals(events: mpsc::Sender<Event>) -> Result<(), Failure> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
+    std::thread::spawn(move || {
+        for _ in &mut signals {
+            if events.send(Event::Signal).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
+}
+
+/// How a rank ended, in the order in which they did; `None` if it had to be killed here.
+type End = (usize, Option<ExitStatus>);
+
+fn wait(happened: &mpsc::Receiver<Event>, pids: &[Pid]) -> Vec<End> {
+    let mut ends: Vec<End> = Vec::new();
+    let mut deadline: Option<Instant> = None;
+    let mut killed = false;
+    while ends.len() < pids.len() {
+        let event = match deadline {
+            None => happened.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(at) => happened.recv_timeout(at.saturating_duration_since(Instant::now())),
+        };
+        let has_ended = |index: usize| ends.iter().any(|(ended, _)| *ended == index);
+        match event {
+            Ok(Event::Ended(index, status)) => {
+                let by_us = killed && status.signal() == Some(Signal::KILL.as_raw());
+                ends.push((index, (!by_us).then_some(status)));
+                // Phase B may be done long before the front has written everything.
+                let patience = match (status.success(), index == FRONT.get() as usize) {
+                    (false, _) => PATIENCE,
+                    (true, true) => GOODBYE,
+                    (true, false) => continue,
+                };
+                let at = Instant::now() + patience;
+                deadline = Some(deadline.map_or(at, |earlier| earlier.min(at)));
+            }
+            Ok(Event::Signal) => {
+                // The front drains and tells the others; all must hear of an abort.
+                for (index, pid) in pids.iter().enumerate() {
+                    if !has_ended(index) {
+                        let _ = kill_process(*pid, Signal::INT);
+                    }
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                killed = true;
+                deadline = None;
+                for (index, pid) in pids.iter().enumerate() {
+                    if !has_ended(index) {
+                        let _ = kill_process(*pid, Signal::KILL);
+                    }
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    ends
+}
+
+fn verdict(ends: &[End], reports: Vec<Fault>) -> Result<(), Failure> {
+    let all_well = ends
+        .iter()
+        .all(|(_, status)| status.is_some_and(|s| s.success()));
+    if all_well {
+        return Ok(());
+    }
+    // A rank that somebody killed is the cause of whatever the others report.
+    for (index, status) in ends {
+        if let Some(signal) = status.and_then(|s| s.signal()) {
+            let rank = Rank::new(*index as u32);
+            let name = signal_name(signal);
+            return Err(Failure::Fault(Fault::new(
+                FaultKind::PeerDied,
+                rank,
+                "run",
+                format_args!(
+                    "the process was ended by {name}; if nobody sent it, look for the kernel's \
+                     out-of-memory killer or a crash in a kernel plugin"
+                ),
+            )));
+        }
+    }
+    if let Some(fault) = reports.into_iter().next() {
+        return Err(Failure::Fault(fault));
+    }
+    // A rank that failed before it could report has printed its own line.
+    let code = ends.iter().find_map(|(_, status)| status.and_then(|s| s.code()).filter(|c| *c != 0));
+    std::process::exit(code.unwrap_or(1));
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = signal_hook::low_level::signal_name(signal);
+    name.map_or_else(|| format!("signal {signal}"), |name| format!("signal {signal} ({name})"))
+}
+
+fn read_reports(pipe: OwnedFd) -> Vec<Fault> {
+    let mut bytes = Vec::new();
+    // All writers have ended; a report that cannot be read is one that was not made.
+    let _ = std::fs::File::from(pipe).take(1 << 20).read_to_end(&mut bytes);
+    let mut reports = Vec::new();
+    let mut rest = &bytes[..];
+    while let Some((len, tail)) = rest.split_first_chunk() {
+        let len = u32::from_le_bytes(*len) as usize;
+        let Some((report, tail)) = tail.split_at_checked(len) else {
+            break;
+        };
+        reports.extend(Fault::decode(report));
+        rest = tail;
+    }
+    reports
+}
+
+/// Ties this rank to its supervisor, if it has one: it dies with it.
+pub(crate) fn bind_to_supervisor() -> Result<(), Failure> {
+    let Some(supervisor) = std::env::var(SUPERVISOR).ok() else {
+        return Ok(());
+    };
+    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot follow the supervisor")?;
+    // It may have died before the line above.
+    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
+    if parent.as_deref() != Some(supervisor.as_str()) {
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+/// Gives this rank's fault to the supervisor, who prints one line for all ranks; false when there
+/// is none to give it to.
+pub(crate) fn report(fault: &Fault) -> bool {
+    let Ok(fd) = std::env::var(REPORT_FD) else {
+        return false;
+    };
+    let Ok(body) = fault.encode() else {
+        return false;
+    };
+    let mut message = (body.len() as u32).to_le_bytes().to_vec();
+    message.extend_from_slice(&body);
+    // One write of less than a page: reports of several ranks do not mix.
+    std::fs::OpenOptions::new()
+        .append(true)
+        .open(format!("/proc/self/fd/{fd}"))
+        .and_then(|mut pipe| std::io::Write::write_all(&mut pipe, &message))
+        .is_ok()
+}

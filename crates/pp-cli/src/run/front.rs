@@ -1,0 +1,379 @@
+//! The front of `pp run`: read and encode, decode and write.
+
+use std::collections::VecDeque;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, VideoPlan};
+use pp_kernels::{
+    ChunkShape, Chroma, FrameView, FrameViewMut, KernelSession, KernelSet, Layout, Payload,
+    PayloadMut, Plan,
+};
+use pp_runtime::core::Cut;
+use pp_runtime::driver::with_source;
+use pp_runtime::stage::{FrontStages, Offer, Place, StageError};
+use pp_transport::bell::Bell;
+use pp_transport::host::{RxLease, TxLease};
+
+use super::tensors::{manifest_of, to_contract};
+use super::{Shape, kernel_fault, open_session, slot_bytes, steps};
+use crate::args::{CutChoice, RunArgs};
+use crate::exit::Failure;
+use crate::job::FRONT;
+use crate::job::seat::Edges;
+use crate::video::header::Header;
+use crate::video::noise::Noise;
+use crate::video::psnr::LumaPsnr;
+use crate::video::sink::Sink;
+use crate::video::source::{Chunk, Polled, Source, SourceOptions};
+use crate::video::{OutputError, y4m};
+
+/// Chunks read ahead, and decoded chunks that wait to be written.
+const QUEUE: usize = 4;
+/// The smallest frame that the kernels take.
+const SMALLEST: u32 = 16;
+
+/// A layout with its manifests; depends on the number of frames and of context frames alone.
+struct Known {
+    shape: ChunkShape,
+    layout: Layout,
+    inputs: Manifest,
+    outputs: Manifest,
+}
+
+/// A chunk between its encode and its decode.
+struct Pending {
+    plan: Plan,
+    frames: usize,
+    known: usize,
+    /// Kept only when its PSNR is wanted.
+    chunk: Option<Chunk>,
+}
+
+/// Luma PSNR of the input and of the output against the clean clip.
+#[derive(Default)]
+pub(super) struct Quality {
+    pub(super) before: LumaPsnr,
+    pub(super) after: LumaPsnr,
+}
+
+pub(super) struct VideoFront {
+    source: Source,
+    sink: Option<Sink>,
+    session: KernelSession,
+    header: Header,
+    chroma: Chroma,
+    context_frames: u32,
+    steps: u32,
+    recompute: bool,
+    cuts: CutChoice,
+    seed: u64,
+    shape: Shape,
+    layouts: Vec<Known>,
+    offered: Option<Chunk>,
+    pending: VecDeque<Pending>,
+    /// The plan of the chunk before, and how many frames its epoch has had.
+    last: Option<(Plan, u32)>,
+    epoch_frames: u32,
+    frames_built: u32,
+    quality: Option<Quality>,
+    progress: ProgressBar,
+}
+
+impl VideoFront {
+    /// Opens input, output and kernels.
+    pub(super) fn open(args: &RunArgs, kernels: &KernelSet, bell: Bell) -> Result<Self, Failure> {
+        let reader = y4m::Reader::open(&args.input)?;
+        let header = reader.header().clone();
+        let (width, height) = (header.width(), header.height());
+        if width < SMALLEST || height < SMALLEST {
+            return Err(Failure::Fault(pp_contract::Fault::new(
+                FaultKind::BadInput,
+                FRONT,
+                "read input",
+                format_args!(
+                    "{}: frames of {width}x{height} are below {SMALLEST}x{SMALLEST}, the smallest \
+                     the kernels take; scale or pad them first",
+                    reader.name()
+                ),
+            )));
+        }
+        let options = SourceOptions {
+            frames_per_chunk: args.frames_per_chunk as usize,
+            chunks: args.chunks,
+            noise: args.add_noise.map(|sigma| Noise::new(sigma, args.seed)),
+            keep_clean: args.add_noise.is_some(),
+            scene_cuts: args.cuts != CutChoice::Off,
+            queue: QUEUE,
+        };
+        let sink = args
+            .output
+            .as_deref()
+            .map(|target| {
+                let bell = bell.clone();
+                Sink::open(target, &header, QUEUE, move || bell.ring())
+            })
+            .transpose()?;
+        let source = Source::start(reader, options, move || bell.ring())
+            .map_err(|e| anyhow::Error::new(e).context("cannot start the reading thread"))?;
+        let mut shape = Shape {
+            width,
+            height,
+            planes: header.sampling().into(),
+            forward_bytes: 0,
+            backward_bytes: 0,
+        };
+        // Encode and decode are light; the cores are Phase B's.
+        let mut session = open_session(args, kernels, shape, FRONT, 1)?;
+        let about = kernels.describe();
+        let context = if args.recompute { about.context_frames } else { 0 };
+        let largest = session
+            .layout(ChunkShape {
+                frames: args.frames_per_chunk,
+                steps: steps(args),
+                context_frames: context,
+            })
+            .map_err(|e| kernel_fault(&e, FRONT, "lay out a chunk"))?;
+        shape.forward_bytes = slot_bytes(largest.inputs.payload_bytes());
+        shape.backward_bytes = slot_bytes(largest.outputs.payload_bytes());
+        Ok(Self {
+            source,
+            sink,
+            session,
+            chroma: shape.planes.into(),
+            header,
+            context_frames: context,
+            steps: steps(args),
+            recompute: args.recompute,
+            cuts: args.cuts,
+            seed: args.seed,
+            shape,
+            layouts: Vec::new(),
+            offered: None,
+            pending: VecDeque::with_capacity(args.depth as usize),
+            last: None,
+            epoch_frames: 0,
+            frames_built: 0,
+            quality: args.add_noise.map(|_| Quality::default()),
+            progress: progress_bar(),
+        })
+    }
+
+    pub(super) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    pub(super) fn header(&self) -> &Header {
+        &self.header
+    }
+
+    pub(super) fn quality(&self) -> Option<&Quality> {
+        self.quality.as_ref()
+    }
+
+    pub(super) fn edges(&self, depth: u32) -> Edges {
+        Edges {
+            depth,
+            forward_bytes: self.shape.forward_bytes,
+            backward_bytes: self.shape.backward_bytes,
+        }
+    }
+
+    /// Waits until everything is written and gives the output its name; the number of frames in
+    /// it, if there is an output.
+    pub(super) fn commit(&mut self) -> Result<Option<u64>, OutputError> {
+        self.progress.finish_and_clear();
+        self.sink.take().map(Sink::commit).transpose()
+    }
+
+    /// The place in `layouts` of the layout for a chunk like this.
+    fn layout(&mut self, shape: ChunkShape) -> Result<usize, StageError> {
+        if let Some(at) = self.layouts.iter().position(|known| known.shape == shape) {
+            return Ok(at);
+        }
+        let layout = self.session.layout(shape).map_err(|e| plugin("layout", &e))?;
+        let internal =
+            |e: anyhow::Error| StageError::new(FaultKind::Internal, "layout", format!("{e:#}"));
+        self.layouts.push(Known {
+            shape,
+            inputs: manifest_of(&layout.inputs).map_err(internal)?,
+            outputs: manifest_of(&layout.outputs).map_err(internal)?,
+            layout,
+        });
+        Ok(self.layouts.len() - 1)
+    }
+
+    fn plan(&self, place: Place, start_frame: u64) -> Plan {
+        let (width, height) = (self.header.width(), self.header.height());
+        let recompute = self.recompute && !place.starts_epoch && self.context_frames > 0;
+        let mut plan = match &self.last {
+            None => Plan::first(width, height, self.steps),
+            Some((last, _)) => last.following(start_frame, recompute),
+        };
+        plan.current_start_frame = start_frame;
+        plan.reset_kv_cache = place.starts_epoch && self.last.is_some();
+        plan.reset_crossattn_cache = plan.reset_kv_cache;
+        plan.base_seed = self.seed;
+        plan
+    }
+}
+
+fn plugin(operation: &'static str, error: &pp_kernels::KernelError) -> StageError {
+    StageError::new(FaultKind::Plugin, operation, with_source(error))
+}
+
+fn progress_bar() -> ProgressBar {
+    // Drawn on a terminal only; indicatif sees to that.
+    let bar = ProgressBar::new_spinner();
+    let style = ProgressStyle::with_template("{spinner} {pos} frames, {per_sec}, {elapsed}");
+    bar.set_style(style.expect("the template is a constant that parses"));
+    bar
+}
+
+impl FrontStages<TxLease, RxLease> for VideoFront {
+    type Plan = VideoPlan;
+
+    fn poll_source(&mut self) -> Result<Offer, StageError> {
+        let polled = self
+            .source
+            .poll()
+            .map_err(|e| StageError::new(FaultKind::BadInput, "read input", e.to_string()))?;
+        Ok(match polled {
+            Polled::Later => Offer::Later,
+            Polled::End => Offer::End,
+            Polled::Ready(chunk) => {
+                let cut = match self.cuts {
+                    _ if !chunk.cut => Cut::None,
+                    CutChoice::Flush => Cut::Flush,
+                    CutChoice::Hard => Cut::Hard,
+                    CutChoice::Off => Cut::None,
+                };
+                self.offered = Some(chunk);
+                Offer::Chunk(cut)
+            }
+        })
+    }
+
+    fn build(&mut self, place: Place, slot: &mut TxLease) -> Result<Envelope<VideoPlan>, StageError> {
+        let chunk = self.offered.take().expect("built only when offered");
+        let plan = self.plan(place, chunk.first_frame);
+        if place.starts_epoch {
+            self.epoch_frames = 0;
+        }
+        let context = if plan.do_kv_recompute {
+            self.context_frames.min(self.epoch_frames)
+        } else {
+            0
+        };
+        let known = self.layout(ChunkShape {
+            frames: chunk.frames as u32,
+            steps: plan.num_denoise_steps,
+            context_frames: context,
+        })?;
+        let (width, height) = (self.header.width(), self.header.height());
+        let views: Vec<FrameView<'_>> = chunk
+            .data()
+            .chunks_exact(self.header.frame_bytes())
+            .map(|frame| FrameView::packed(frame, width, height, self.chroma))
+            .collect::<Option<_>>()
+            .expect("the source cuts whole frames");
+        let Known {
+            layout,
+            inputs,
+            outputs,
+            ..
+        } = &self.layouts[known];
+        let refuse = |e: pp_kernels::Failure| {
+            StageError::new(FaultKind::Internal, "encode", e.to_string())
+        };
+        let mut payload = PayloadMut::new(&layout.inputs, slot.bytes_mut()).map_err(refuse)?;
+        self.session
+            .encode(&views, &plan, &mut payload)
+            .map_err(|e| plugin("encode", &e))?;
+        let envelope = to_contract(&plan)
+            .and_then(|plan| Envelope::new(plan, inputs.clone(), outputs.clone()))
+            .map_err(|e| StageError::new(FaultKind::Plugin, "plan", e.to_string()))?;
+        self.frames_built = chunk.frames as u32;
+        self.epoch_frames += self.frames_built;
+        self.last = Some((plan, self.frames_built));
+        let frames = chunk.frames;
+        let keep = self.quality.is_some();
+        let chunk = if keep {
+            Some(chunk)
+        } else {
+            self.source.recycle(chunk);
+            None
+        };
+        self.pending.push_back(Pending {
+            plan,
+            frames,
+            known,
+            chunk,
+        });
+        Ok(envelope)
+    }
+
+    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
+        Ok(self.sink.as_ref().is_none_or(|sink| sink.queued() < QUEUE))
+    }
+
+    fn decode(
+        &mut self,
+        _: ChunkIndex,
+        _: &Outcome,
+        payload: Option<RxLease>,
+    ) -> Result<(), StageError> {
+        let pending = self.pending.pop_front().expect("decoded only after it was built");
+        let frame_bytes = self.header.frame_bytes();
+        let (width, height) = (self.header.width(), self.header.height());
+        let mut frames = self.sink.as_ref().map_or_else(Vec::new, Sink::buffer);
+        frames.resize(pending.frames * frame_bytes, 0);
+        let mut views: Vec<FrameViewMut<'_>> = frames
+            .chunks_exact_mut(frame_bytes)
+            .map(|frame| FrameViewMut::packed(frame, width, height, self.chroma))
+            .collect::<Option<_>>()
+            .expect("the buffer holds whole frames");
+        let list = &self.layouts[pending.known].layout.outputs;
+        let bytes = payload.as_ref().map_or(&[][..], RxLease::bytes);
+        let refuse = |e: pp_kernels::Failure| {
+            StageError::new(FaultKind::Internal, "decode", e.to_string())
+        };
+        let input = Payload::new(list, bytes).map_err(refuse)?;
+        self.session
+            .decode(&pending.plan, &input, &mut views)
+            .map_err(|e| plugin("decode", &e))?;
+        drop(payload);
+        if let (Some(quality), Some(chunk)) = (&mut self.quality, &pending.chunk)
+            && let Some(clean) = chunk.clean()
+        {
+            quality.before.add(&self.header, clean, chunk.data());
+            quality.after.add(&self.header, clean, &frames);
+        }
+        if let Some(chunk) = pending.chunk {
+            self.source.recycle(chunk);
+        }
+        if let Some(sink) = &mut self.sink {
+            sink.push(frames)
+                .map_err(|e| StageError::new(FaultKind::Io, "write output", e.to_string()))?;
+        }
+        self.progress.inc(pending.frames as u64);
+        Ok(())
+    }
+
+    fn forget(&mut self, _: ChunkIndex) {
+        if let Some(Pending {
+            chunk: Some(chunk), ..
+        }) = self.pending.pop_front()
+        {
+            self.source.recycle(chunk);
+        }
+    }
+
+    fn frames_built(&self) -> u32 {
+        self.frames_built
+    }
+
+    fn queued(&self) -> (u32, u32) {
+        let sink = self.sink.as_ref().map_or(0, Sink::queued);
+        (self.source.queued() as u32, sink as u32)
+    }
+}

@@ -1,0 +1,287 @@
+//! `pp run`: a video through encode@0 → phase_b@1 → decode@0.
+
+mod front;
+mod phase_b;
+mod report;
+pub(crate) use self::report::write_pictures;
+mod tensors;
+
+use std::time::Instant;
+
+use anyhow::Context;
+use pp_contract::{Fault, FaultKind, Rank, Settings, VideoPlan};
+use pp_kernels::{Chroma, KernelError, KernelSession, KernelSet, SessionConfig, guard};
+use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, with_source};
+use pp_runtime::switch::Switch;
+use pp_transport::bell::Bell;
+use pp_transport::host::{EdgeShape, HostLink};
+use pp_transport::launch::Launch;
+use serde::{Deserialize, Serialize};
+
+use self::front::VideoFront;
+use self::phase_b::VideoPhaseB;
+use self::report::Finished;
+use crate::args::{KernelChoice, RunArgs, Strength};
+use crate::exit::Failure;
+use crate::job::seat::{Edges, Profile, Ready, Seat};
+use crate::job::{FRONT, PHASE_B, heartbeat, launched, signals, supervise};
+use crate::video::header::Sampling;
+
+/// What the front found in its input, and Phase B must know before its first chunk.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Shape {
+    width: u32,
+    height: u32,
+    planes: Planes,
+    forward_bytes: u64,
+    backward_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+enum Planes {
+    Mono,
+    C420,
+    C422,
+    C444,
+}
+
+impl From<Sampling> for Planes {
+    fn from(sampling: Sampling) -> Self {
+        match sampling {
+            Sampling::Mono => Self::Mono,
+            Sampling::S420 => Self::C420,
+            Sampling::S422 => Self::C422,
+            Sampling::S444 => Self::C444,
+        }
+    }
+}
+
+impl From<Planes> for Chroma {
+    fn from(planes: Planes) -> Self {
+        match planes {
+            Planes::Mono => Self::Mono,
+            Planes::C420 => Self::C420,
+            Planes::C422 => Self::C422,
+            Planes::C444 => Self::C444,
+        }
+    }
+}
+
+/// Runs the whole job, or this process's rank of it.
+pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
+    if args.input.as_os_str() == "-" && rustix::termios::isatty(std::io::stdin()) {
+        return Err(Failure::Usage(
+            "no --input, and standard input is a terminal; name a .y4m file, or pipe one in: \
+             ffmpeg -i VIDEO -pix_fmt yuv420p -f yuv4mpegpipe - | pp run --input - --output OUT.y4m"
+                .into(),
+        ));
+    }
+    if args.ranks == 1 {
+        signals::start().context("cannot handle signals")?;
+        return run_alone(args);
+    }
+    match launched()? {
+        None => supervise::supervise(),
+        Some(launch) => {
+            supervise::bind_to_supervisor()?;
+            signals::start().context("cannot handle signals")?;
+            if launch.rank() == FRONT {
+                run_front_rank(args, &launch)
+            } else {
+                run_phase_b_rank(args, &launch)
+            }
+        }
+    }
+}
+
+fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
+    let (kernels, mut seat) = take_seat(args, launch)?;
+    let bell = Bell::new().map_err(anyhow::Error::new)?;
+    let prepared = VideoFront::open(args, &kernels, bell.clone())
+        .and_then(|front| seat.tell_shape(&front.shape()).map(|()| front));
+    let mut front = match prepared {
+        Ok(front) => front,
+        Err(failure) => return Err(seat.give_up(failure)),
+    };
+    let ready = seat.connect(front.edges(args.depth), bell, heartbeat()?)?;
+    let Ready {
+        link,
+        switch,
+        watch,
+    } = ready;
+    let finished = run_to_the_end(&mut front, link, &switch, args.depth);
+    watch.close();
+    finish(args, front, finished?, "host (shared memory, 2 processes)")
+}
+
+fn run_to_the_end(
+    front: &mut VideoFront,
+    link: HostLink,
+    switch: &Switch,
+    depth: u32,
+) -> Result<Finished, Failure> {
+    signals::attach(switch);
+    let start = Instant::now();
+    let options = FrontOptions {
+        peer: PHASE_B,
+        depth,
+    };
+    let summary: FrontSummary = run_front(link, front, switch, options)?;
+    Ok(Finished {
+        summary,
+        wall: start.elapsed(),
+        interrupted: switch.is_draining(),
+    })
+}
+
+fn finish(
+    args: &RunArgs,
+    mut front: VideoFront,
+    finished: Finished,
+    transport: &str,
+) -> Result<(), Failure> {
+    let written = front.commit()?;
+    report::publish(args, &front, &finished, written, transport)
+}
+
+fn run_phase_b_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
+    let (kernels, mut seat) = take_seat(args, launch)?;
+    let shape: Shape = seat.hear_shape()?;
+    let session = open_session(args, &kernels, shape, PHASE_B, args.threads);
+    let session = match session {
+        Ok(session) => session,
+        Err(failure) => return Err(seat.give_up(failure)),
+    };
+    let bell = Bell::new().map_err(anyhow::Error::new)?;
+    let edges = Edges {
+        depth: args.depth,
+        forward_bytes: shape.forward_bytes,
+        backward_bytes: shape.backward_bytes,
+    };
+    let Ready {
+        link,
+        switch,
+        watch,
+    } = seat.connect(edges, bell, heartbeat()?)?;
+    signals::attach(&switch);
+    let mut stage = VideoPhaseB::new(session, args.frames_per_chunk);
+    let result = run_phase_b(link, &mut stage, &switch, FRONT, args.depth);
+    watch.close();
+    result?;
+    Ok(())
+}
+
+/// Every stage in this process: the same drivers on two threads.
+fn run_alone(args: &RunArgs) -> Result<(), Failure> {
+    let kernels = load(args)?;
+    let bell = Bell::new().map_err(anyhow::Error::new)?;
+    let mut front = VideoFront::open(args, &kernels, bell.clone())?;
+    let shape = front.shape();
+    let session = open_session(args, &kernels, shape, FRONT, args.threads)?;
+    let edge = |slot_bytes| EdgeShape {
+        depth: args.depth,
+        slot_bytes,
+    };
+    let (up, down) = (edge(shape.forward_bytes), edge(shape.backward_bytes));
+    let (front_link, back_link) =
+        HostLink::pair(up, down, bell.clone()).map_err(anyhow::Error::new)?;
+    let switch = Switch::new(FRONT, bell).map_err(anyhow::Error::new)?;
+    let back_bell = pp_transport::link::Link::bell(&back_link).clone();
+    let back_switch = Switch::new(FRONT, back_bell).map_err(anyhow::Error::new)?;
+    let finished = std::thread::scope(|scope| {
+        let back = scope.spawn(|| {
+            let mut stage = VideoPhaseB::new(session, args.frames_per_chunk);
+            let result = run_phase_b(back_link, &mut stage, &back_switch, FRONT, args.depth);
+            if let Err(fault) = &result {
+                switch.raise(fault.clone());
+            }
+            result
+        });
+        let finished = run_to_the_end(&mut front, front_link, &switch, args.depth);
+        if let Some(fault) = switch.fault() {
+            back_switch.raise(fault.clone());
+        }
+        let _ = back.join();
+        finished
+    });
+    finish(args, front, finished?, "none (1 process)")
+}
+
+fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(KernelSet, Seat), Failure> {
+    let kernels = load(args)?;
+    let about = kernels.describe();
+    let mut settings = Settings::new();
+    let entries = [
+        ("depth", args.depth.to_string()),
+        ("frames_per_chunk", args.frames_per_chunk.to_string()),
+        ("denoise_steps", steps(args).to_string()),
+        ("recompute", args.recompute.to_string()),
+        ("strength", format!("{:?}", args.strength)),
+        ("cuts", format!("{:?}", args.cuts)),
+        ("seed", args.seed.to_string()),
+        ("transport", "host".to_owned()),
+        ("heartbeat_ms", heartbeat()?.map_or(0, |d| d.as_millis()).to_string()),
+    ];
+    for (key, value) in entries {
+        settings.set(key, value).map_err(anyhow::Error::new)?;
+    }
+    let profile = Profile {
+        settings,
+        chunks: args.chunks,
+        kernels: format!("{} {}", about.name, about.version),
+        kernels_digest: about.digest,
+    };
+    let seat = Seat::take::<VideoPlan>(launch, profile)?;
+    Ok((kernels, seat))
+}
+
+/// The passes to run.
+fn steps(args: &RunArgs) -> u32 {
+    args.denoise_steps
+        .unwrap_or(2)
+}
+
+fn load(args: &RunArgs) -> Result<KernelSet, Failure> {
+    match &args.kernels {
+        KernelChoice::Cpu => Ok(KernelSet::cpu()),
+        KernelChoice::File(path) => KernelSet::load(path).map_err(|error| {
+            let text = format!("{}: {}", path.display(), with_source(&error));
+            Fault::new(FaultKind::Plugin, own_rank(), "load kernels", text).into()
+        }),
+    }
+}
+
+fn own_rank() -> Rank {
+    launched()
+        .ok()
+        .flatten()
+        .map_or(FRONT, |launch| launch.rank())
+}
+
+fn open_session(
+    args: &RunArgs,
+    kernels: &KernelSet,
+    shape: Shape,
+    rank: Rank,
+    threads: u32,
+) -> Result<KernelSession, Failure> {
+    let chroma = Chroma::from(shape.planes);
+    let mut config = SessionConfig::host(shape.width, shape.height, chroma, args.frames_per_chunk);
+    config.threads = threads;
+    config.noise_sigma = match args.strength {
+        Strength::Auto => None,
+        Strength::Sigma(sigma) => Some(sigma),
+    };
+    kernels
+        .open(&config)
+        .map_err(|e| kernel_fault(&e, rank, "open kernels").into())
+}
+
+fn kernel_fault(error: &KernelError, rank: Rank, operation: &str) -> Fault {
+    Fault::new(FaultKind::Plugin, rank, operation, with_source(error))
+}
+
+/// Bytes of a slot for a payload: behind it lies the guard that catches kernels which write on.
+fn slot_bytes(payload: usize) -> u64 {
+    (payload + guard::GUARD_BYTES) as u64
+}

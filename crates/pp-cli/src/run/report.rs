@@ -1,0 +1,177 @@
+//! What a finished run prints and writes.
+
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use pp_runtime::driver::FrontSummary;
+use pp_runtime::report::{
+    Measures, Recorder, View, default_warm_up, write_chrome_trace, write_json, write_svg,
+    write_text,
+};
+use serde::Serialize;
+
+use super::front::VideoFront;
+use super::steps;
+use crate::args::{KernelChoice, RunArgs};
+use crate::exit::Failure;
+use crate::video::OutputError;
+use crate::video::staged::StagedFile;
+
+/// A run that came to its end.
+pub(super) struct Finished {
+    pub(super) summary: FrontSummary,
+    pub(super) wall: Duration,
+    pub(super) interrupted: bool,
+}
+
+/// What was run, for the JSON report.
+#[derive(Serialize)]
+struct About<'a> {
+    input: String,
+    output: Option<String>,
+    width: u32,
+    height: u32,
+    transport: &'a str,
+    kernels: String,
+    denoise_steps: u32,
+    frames_per_chunk: u32,
+    depth: u32,
+    recompute: bool,
+    interrupted: bool,
+    wall_seconds: f64,
+    psnr_before_db: Option<f64>,
+    psnr_after_db: Option<f64>,
+}
+
+/// Prints the summary and writes the files that were asked for.
+pub(super) fn publish(
+    args: &RunArgs,
+    front: &VideoFront,
+    finished: &Finished,
+    written: Option<u64>,
+    transport: &str,
+) -> Result<(), Failure> {
+    let recorder = &finished.summary.recorder;
+    let chunks = recorder.totals().chunks;
+    let measures = Measures::of(recorder, default_warm_up(chunks));
+    let quality = front.quality();
+    let about = About {
+        input: args.input.display().to_string(),
+        output: args.output.as_ref().map(|p| p.display().to_string()),
+        width: front.header().width(),
+        height: front.header().height(),
+        transport,
+        kernels: match &args.kernels {
+            KernelChoice::Cpu => "cpu".to_owned(),
+            KernelChoice::File(path) => path.display().to_string(),
+        },
+        denoise_steps: steps(args),
+        frames_per_chunk: args.frames_per_chunk,
+        depth: args.depth,
+        recompute: args.recompute,
+        interrupted: finished.interrupted,
+        wall_seconds: finished.wall.as_secs_f64(),
+        psnr_before_db: quality.and_then(|q| q.before.db()),
+        psnr_after_db: quality.and_then(|q| q.after.db()),
+    };
+    let view = View {
+        title: format!(
+            "pp run {}x{}, {} frames a chunk, depth {}",
+            about.width, about.height, about.frames_per_chunk, about.depth
+        ),
+        phase_b_rank: args.ranks - 1,
+        ..View::default()
+    };
+    write_file(args.report.as_deref(), |out| {
+        write_json(out, &about, &measures, recorder)
+    })?;
+    write_pictures(args.trace.as_deref(), args.timeline.as_deref(), recorder, &measures, &view)?;
+    let text = summary(args, &about, &measures, written)?;
+    // The result may go to standard output; the summary must not get into it.
+    let printed = match &args.output {
+        Some(path) if path.as_os_str() == "-" => std::io::stderr().write_all(&text),
+        _ => std::io::stdout().write_all(&text),
+    };
+    // Whoever closed the pipe does not want to read it.
+    drop(printed);
+    Ok(())
+}
+
+/// Writes the trace and the timeline, where asked for.
+pub(crate) fn write_pictures(
+    trace: Option<&Path>,
+    timeline: Option<&Path>,
+    recorder: &Recorder,
+    measures: &Measures,
+    view: &View,
+) -> Result<(), OutputError> {
+    write_file(trace, |out| write_chrome_trace(out, recorder, view))?;
+    write_file(timeline, |out| write_svg(out, recorder, measures, view))
+}
+
+fn write_file(
+    path: Option<&Path>,
+    write: impl FnOnce(&mut BufWriter<&mut StagedFile>) -> std::io::Result<()>,
+) -> Result<(), OutputError> {
+    let Some(path) = path else {
+        return Ok(());
+    };
+    let mut file = StagedFile::create(path)?;
+    let mut out = BufWriter::new(&mut file);
+    let written = write(&mut out).and_then(|()| out.flush());
+    drop(out);
+    written.map_err(|e| file.write_error(e))?;
+    file.commit()
+}
+
+fn summary(
+    args: &RunArgs,
+    about: &About<'_>,
+    measures: &Measures,
+    written: Option<u64>,
+) -> Result<Vec<u8>, Failure> {
+    let mut out = Vec::new();
+    let print = |out: &mut Vec<u8>| -> std::io::Result<()> {
+        writeln!(
+            out,
+            "{} {}x{}, {} frames in {} chunks; transport {}; kernels {}",
+            about.input,
+            about.width,
+            about.height,
+            measures.frames,
+            measures.chunks,
+            about.transport,
+            about.kernels
+        )?;
+        if about.interrupted {
+            writeln!(out, "interrupted: what was in flight has been finished")?;
+        }
+        let fps = measures.frames as f64 / about.wall_seconds.max(1e-9);
+        writeln!(out, "{fps:.1} frames per second over the whole run")?;
+        if let (Some(before), Some(after)) = (about.psnr_before_db, about.psnr_after_db) {
+            writeln!(
+                out,
+                "luma PSNR {before:.2} dB before, {after:.2} dB after ({:+.2} dB)",
+                after - before
+            )?;
+        }
+        write_text(out, measures)?;
+        let files = [
+            ("video", &args.output),
+            ("report", &args.report),
+            ("trace", &args.trace),
+            ("timeline", &args.timeline),
+        ];
+        for (what, path) in files {
+            if let Some(path) = path.as_ref().filter(|p| p.as_os_str() != "-") {
+                let frames = written.filter(|_| what == "video");
+                let count = frames.map_or_else(String::new, |n| format!(" ({n} frames)"));
+                writeln!(out, "{what:>9}: {}{count}", path.display())?;
+            }
+        }
+        Ok(())
+    };
+    print(&mut out).map_err(|e| Failure::Other(anyhow::Error::new(e)))?;
+    Ok(out)
+}
