@@ -374,7 +374,7 @@ impl ControlReceiver {
             let message = Message::parse(kind, body).map_err(&misbehaved)?;
             return Err(match message {
                 Message::Bye => ControlError::PeerLeft { rank },
-                other => misbehaved(format!("{other:?} in place of {count} descriptors")),
+                other => misbehaved(format!("{} in place of {count} descriptors", other.name())),
             });
         }
         let ticket = Ticket::decode(body)

@@ -7,9 +7,12 @@
 use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind, Hello, Rank, check_devices, compare};
+use rustix::event::{PollFd, PollFlags};
 
+use super::channel::ControlChannel;
 use super::message::Message;
 use super::rendezvous::{MEETING_RANK, Peers};
+use super::socket::poll_until;
 
 const OPERATION: &str = "handshake";
 /// How long after the deadline a verdict may still be on its way.
@@ -63,42 +66,78 @@ fn preside(peers: &mut Peers, hello: &Hello, deadline: Instant) -> Result<Vec<He
     }
 }
 
+/// All hellos, in order of rank. Listens to all at once, so that one that is slow does not hide
+/// one that is gone.
 fn gather(peers: &mut Peers, own: &Hello, deadline: Instant) -> Result<Vec<Hello>, Fault> {
     let mut hellos = vec![own.clone()];
-    for channel in peers.iter_mut() {
-        let rank = channel.peer();
-        let misbehaved =
-            |what: String| Fault::new(FaultKind::PeerMisbehaved, rank, OPERATION, what);
-        let message = channel
-            .receiver()
-            .recv_deadline(deadline)
-            .map_err(|error| error.fault(OPERATION))?;
-        let hello = match message {
-            Message::Hello(bytes) => Hello::decode(bytes),
-            Message::Abort(fault) => return Err(fault),
-            other => return Err(misbehaved(format!("{} in place of a hello", name(&other)))),
-        };
-        let hello = hello.map_err(|error| {
-            let what = format!("the hello of rank {rank} is refused: {}", chain(&error));
-            Fault::new(FaultKind::HandshakeMismatch, rank, OPERATION, what)
-        })?;
-        if hello.rank() != rank {
-            let what = format!("rank {rank} says hello as rank {}", hello.rank());
-            return Err(misbehaved(what));
+    while hellos.len() < peers.world_size().get() as usize {
+        let is_heard = |rank| hellos.iter().any(|hello: &Hello| hello.rank() == rank);
+        let heard = peers.iter_mut().filter(|channel| !is_heard(channel.peer()));
+        let new = heard.filter_map(|channel| hear(channel).transpose());
+        let new = new.collect::<Result<Vec<Hello>, Fault>>()?;
+        if new.is_empty() {
+            wait_for_any(peers, is_heard, deadline)?;
         }
-        hellos.push(hello);
+        hellos.extend(new);
     }
     hellos.sort_by_key(Hello::rank);
-    if hellos.len() == peers.world_size().get() as usize {
-        return Ok(hellos);
+    Ok(hellos)
+}
+
+/// The hello of a rank, if it is there.
+fn hear(channel: &mut ControlChannel) -> Result<Option<Hello>, Fault> {
+    let rank = channel.peer();
+    let misbehaved = |what: String| Fault::new(FaultKind::PeerMisbehaved, rank, OPERATION, what);
+    let message = channel.receiver().try_recv();
+    let hello = match message.map_err(|error| error.fault(OPERATION))? {
+        None => return Ok(None),
+        Some(Message::Hello(bytes)) => Hello::decode(bytes),
+        Some(Message::Abort(fault)) => return Err(fault),
+        Some(other) => {
+            return Err(misbehaved(format!("{} in place of a hello", other.name())));
+        }
+    };
+    let hello = hello.map_err(|error| {
+        let what = format!("the hello of rank {rank} is refused: {}", chain(&error));
+        Fault::new(FaultKind::HandshakeMismatch, rank, OPERATION, what)
+    })?;
+    if hello.rank() != rank {
+        let what = format!("rank {rank} says hello as rank {}", hello.rank());
+        return Err(misbehaved(what));
     }
-    let what = format!("{} channels for {} ranks", peers.len(), peers.world_size());
-    Err(Fault::new(
-        FaultKind::Internal,
-        peers.rank(),
-        OPERATION,
-        what,
-    ))
+    Ok(Some(hello))
+}
+
+/// Sleeps until one of the ranks not yet heard says something.
+fn wait_for_any(
+    peers: &Peers,
+    is_heard: impl Fn(Rank) -> bool,
+    deadline: Instant,
+) -> Result<(), Fault> {
+    let started = Instant::now();
+    let awaited = peers.iter().filter(|channel| !is_heard(channel.peer()));
+    let awaited: Vec<&ControlChannel> = awaited.collect();
+    let fds = awaited
+        .iter()
+        .map(|channel| PollFd::new(*channel, PollFlags::IN));
+    let mut fds: Vec<PollFd<'_>> = fds.collect();
+    let internal = |what: String| Fault::new(FaultKind::Internal, peers.rank(), OPERATION, what);
+    let Some(first) = awaited.first().map(|channel| channel.peer()) else {
+        let what = format!(
+            "{} channels in a world of {}",
+            peers.len(),
+            peers.world_size()
+        );
+        return Err(internal(what));
+    };
+    match poll_until(&mut fds, deadline) {
+        Ok(0) => {
+            let what = format!("no hello of rank {first} after {:.1?}", started.elapsed());
+            Err(Fault::new(FaultKind::TimedOut, first, OPERATION, what))
+        }
+        Ok(_) => Ok(()),
+        Err(error) => Err(internal(error.to_string())),
+    }
 }
 
 /// Compares each rank with rank 0, then the devices of all.
@@ -150,21 +189,10 @@ fn attend(peers: &mut Peers, hello: &Hello, deadline: Instant) -> Result<Vec<Hel
             other => {
                 return Err(misbehaved(format!(
                     "{} in place of a verdict",
-                    name(&other)
+                    other.name()
                 )));
             }
         }
-    }
-}
-
-fn name(message: &Message<'_>) -> &'static str {
-    match message {
-        Message::Hello(_) => "a hello too many",
-        Message::Verdict(_) => "a verdict",
-        Message::Heartbeat => "a heartbeat",
-        Message::Frame(_) => "a header frame",
-        Message::Abort(_) => "an abort",
-        Message::Bye => "a goodbye",
     }
 }
 

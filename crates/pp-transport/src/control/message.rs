@@ -48,6 +48,18 @@ impl<'a> Message<'a> {
         }
     }
 
+    /// What to call it in an error.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Hello(_) => "a hello",
+            Self::Verdict(_) => "a verdict",
+            Self::Heartbeat => "a heartbeat",
+            Self::Frame(_) => "a header frame",
+            Self::Abort(_) => "an abort",
+            Self::Bye => "a goodbye",
+        }
+    }
+
     /// The message that came as `kind` and `body`; what is wrong with it otherwise.
     pub(super) fn parse(kind: u8, body: &'a [u8]) -> Result<Self, String> {
         let empty = |message| match body.len() {

@@ -15,7 +15,7 @@ use crate::control::channel::ControlChannel;
 use crate::control::error::ControlError;
 use crate::control::frame::{FrameReader, Progress};
 use crate::control::message::kind as wire;
-use crate::control::secure::{Answer, Caller, JobKey, MAX_ANSWER_BYTES, MIN_ANSWER_BYTES, Session};
+use crate::control::secure::{Answer, Caller, JobKey, MAX_ANSWER_BYTES, MIN_ANSWER_BYTES};
 use crate::control::socket::{Socket, SocketKind};
 use crate::launch::{Launch, Via};
 
@@ -28,8 +28,10 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// An attempt that did not lead to rank 0.
 enum Failed {
-    /// Nothing proven: whoever was there (or not), try again.
-    Again(String),
+    /// Nobody was found.
+    Nobody(String),
+    /// Somebody was, who did not prove to be rank 0, or did not let us in yet.
+    NotRank0(SocketKind, String),
     /// Rank 0 itself, proven, said no.
     Refused(String),
 }
@@ -49,14 +51,26 @@ pub(super) fn join(
     let deadline = started + options.timeout;
     let own = launch.rank();
     let mut pause = FIRST_PAUSE;
+    let mut via = launch.via();
     loop {
-        let failed = match attempt(launch, key, deadline.min(Instant::now() + ATTEMPT)) {
+        let until = deadline.min(Instant::now() + ATTEMPT);
+        let last = match attempt(launch, via, key, until) {
             Ok(channel) => return wait_for_the_others(channel, launch, options, started),
-            Err(failed) => failed,
-        };
-        let last = match failed {
-            Failed::Refused(reason) => return Err(RendezvousError::Refused { rank: own, reason }),
-            Failed::Again(last) => last,
+            Err(Failed::Refused(reason)) => {
+                return Err(RendezvousError::Refused { rank: own, reason });
+            }
+            Err(Failed::Nobody(last)) => {
+                via = launch.via();
+                last
+            }
+            Err(Failed::NotRank0(kind, last)) => {
+                // Where there are two ways and one led nowhere, the other has its turn.
+                via = match (launch.via(), kind) {
+                    (Via::Auto, SocketKind::Unix) => Via::Tcp,
+                    (other, _) => other,
+                };
+                last
+            }
         };
         tracing::debug!(rank = own.get(), reason = %last, "rank 0 not reached yet");
         let left = deadline.saturating_duration_since(Instant::now());
@@ -87,25 +101,34 @@ fn places(launch: &Launch, key: &JobKey) -> String {
 }
 
 /// Connects, proves the secret, and has rank 0 prove it.
-fn attempt(launch: &Launch, key: &JobKey, deadline: Instant) -> Result<ControlChannel, Failed> {
-    let Connected { socket, kind, pid } = connect(launch, key, deadline)?;
+fn attempt(
+    launch: &Launch,
+    via: Via,
+    key: &JobKey,
+    deadline: Instant,
+) -> Result<ControlChannel, Failed> {
+    let Connected { socket, kind, pid } =
+        connect(launch, via, key, deadline).map_err(Failed::Nobody)?;
+    let not_rank_0 = |what: String| Failed::NotRank0(kind, what);
     let own = launch.rank();
     let (caller, call) = Caller::new(key, own, MEETING_RANK, launch.world_size().get());
-    let session = exchange(&socket, caller, &call, deadline)?;
+    let answer = exchange(&socket, caller, &call, deadline).map_err(not_rank_0)?;
+    let session = match answer {
+        Answer::Session(session) => session,
+        Answer::Refused(reason) => return Err(Failed::Refused(reason)),
+    };
     let mut channel = ControlChannel::new(MEETING_RANK, kind, pid, Arc::new(socket), session);
-    let again = |error: ControlError| Failed::Again(error.to_string());
+    let failed = |error: ControlError| not_rank_0(error.to_string());
     channel
         .sender()
         .send_raw(wire::CONFIRM, &[], None, deadline)
-        .map_err(again)?;
+        .map_err(failed)?;
     // Until this answer rank 0 may still have dropped us for newer callers; after it, its silence
     // means that others are awaited, and its end is the end.
-    match channel.receiver().recv_raw(deadline).map_err(again)? {
+    match channel.receiver().recv_raw(deadline).map_err(failed)? {
         (wire::JOINED, _) => Ok(channel),
         (wire::REFUSED, reason) => Err(Failed::Refused(text(reason))),
-        (kind, _) => Err(Failed::Again(format!(
-            "message kind {kind} in answer to ours"
-        ))),
+        (kind, _) => Err(not_rank_0(format!("message kind {kind} in answer to ours"))),
     }
 }
 
@@ -118,34 +141,30 @@ fn exchange(
     caller: Caller,
     call: &[u8],
     deadline: Instant,
-) -> Result<Session, Failed> {
-    let again = |error: io::Error| Failed::Again(error.to_string());
-    socket.write_all(call, deadline).map_err(again)?;
+) -> Result<Answer, String> {
+    let late = |error: io::Error| match error.kind() {
+        io::ErrorKind::TimedOut => "connected, but nothing answered".to_owned(),
+        _ => error.to_string(),
+    };
+    socket.write_all(call, deadline).map_err(late)?;
     let mut reader = FrameReader::new(MIN_ANSWER_BYTES, MAX_ANSWER_BYTES);
     loop {
         match reader.poll(|buf| socket.try_read(buf)) {
             Ok(Progress::Frame) => break,
-            Ok(Progress::Pending) => socket.wait(PollFlags::IN, deadline).map_err(|error| {
-                Failed::Again(match error.kind() {
-                    io::ErrorKind::TimedOut => "connected, but nothing answered".into(),
-                    _ => error.to_string(),
-                })
-            })?,
+            Ok(Progress::Pending) => socket.wait(PollFlags::IN, deadline).map_err(late)?,
             Ok(Progress::Eof { .. }) => {
-                return Err(Failed::Again(
-                    "whoever listens there hung up; do PP_JOB_SECRET and PP_JOB_ID agree on all \
-                     ranks?"
+                return Err(
+                    "whoever listens there hung up; do PP_JOB_SECRET and PP_JOB_ID agree \
+                            on all ranks?"
                         .into(),
-                ));
+                );
             }
-            Err(error) => return Err(Failed::Again(error.to_string())),
+            Err(error) => return Err(error.to_string()),
         }
     }
-    match caller.finish(MEETING_RANK, reader.frame()) {
-        Ok(Answer::Session(session)) => Ok(session),
-        Ok(Answer::Refused(reason)) => Err(Failed::Refused(reason)),
-        Err(forged) => Err(Failed::Again(format!("whoever listens there {forged}"))),
-    }
+    caller
+        .finish(MEETING_RANK, reader.frame())
+        .map_err(|forged| format!("whoever listens there {forged}"))
 }
 
 /// Rank 0 welcomes all at once, when the last has joined. From here on its clock decides, and it
@@ -178,26 +197,26 @@ fn wait_for_the_others(
     }
 }
 
-fn connect(launch: &Launch, key: &JobKey, deadline: Instant) -> Result<Connected, Failed> {
-    let mut last = String::from("no place to look");
-    if launch.via() != Via::Tcp {
+fn connect(
+    launch: &Launch,
+    via: Via,
+    key: &JobKey,
+    deadline: Instant,
+) -> Result<Connected, String> {
+    if via != Via::Tcp {
         match connect_unix(key) {
             Ok(connected) => return Ok(connected),
-            Err(error) => last = format!("no rank 0 on this host ({error})"),
+            Err(error) if via == Via::Unix => return Err(format!("nobody is there ({error})")),
+            Err(_) => {}
         }
     }
-    if launch.via() != Via::Unix {
-        match connect_tcp(launch, deadline) {
-            // Rank 0 opens its Unix socket before its port: now that the port answers, a rank of
-            // the same host finds the former, even if it came a moment too early.
-            Ok(connected) if launch.via() == Via::Auto => {
-                return Ok(connect_unix(key).unwrap_or(connected));
-            }
-            Ok(connected) => return Ok(connected),
-            Err(error) => last = error.to_string(),
-        }
+    let connected = connect_tcp(launch, deadline).map_err(|error| error.to_string())?;
+    if via == Via::Tcp {
+        return Ok(connected);
     }
-    Err(Failed::Again(last))
+    // Rank 0 opens its Unix socket before its port: now that the port answers, a rank of the same
+    // host finds the former, even if it came a moment too early.
+    Ok(connect_unix(key).unwrap_or(connected))
 }
 
 fn connect_unix(key: &JobKey) -> io::Result<Connected> {
