@@ -121,17 +121,10 @@ impl<'a> Expectation<'a> {
         outcome: &Outcome,
         current_epoch: CacheEpoch,
     ) -> Result<Verdict, ResultFault> {
+        let (chunk, epoch) = (header.chunk_index(), header.cache_epoch());
         echoed("call_id", self.call_id.get(), header.call_id().get())?;
-        echoed(
-            "chunk_index",
-            self.chunk_index.get(),
-            header.chunk_index().get(),
-        )?;
-        echoed(
-            "cache_epoch",
-            self.cache_epoch.get(),
-            header.cache_epoch().get(),
-        )?;
+        echoed("chunk_index", self.chunk_index.get(), chunk.get())?;
+        echoed("cache_epoch", self.cache_epoch.get(), epoch.get())?;
         if self.cache_epoch != current_epoch {
             return Ok(Verdict::Stale);
         }
@@ -183,7 +176,6 @@ impl Outcome {
 
 fn echoed(field: &'static str, expected: u64, got: u64) -> Result<(), ResultFault> {
     if expected != got {
-        let (field, expected, got) = (field, expected, got);
         return Err(ResultFault::Echo {
             field,
             expected,

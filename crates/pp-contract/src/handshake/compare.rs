@@ -40,11 +40,8 @@ pub fn compare(a: &Hello, b: &Hello) -> Result<(), Mismatch> {
             right_value: right.unwrap_or_else(not_set),
         })
     };
-    for (key, left, right) in fields(a.parts())
-        .into_iter()
-        .zip(fields(b.parts()))
-        .map(|((key, left), (_, right))| (key, left, right))
-    {
+    let pairs = fields(a.parts()).into_iter().zip(fields(b.parts()));
+    for ((key, left), (_, right)) in pairs {
         if left != right {
             return mismatch(key.to_owned(), left, right);
         }
