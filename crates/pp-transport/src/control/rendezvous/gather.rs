@@ -206,9 +206,8 @@ impl Meeting<'_> {
 
     /// Reads what a caller has sent.
     fn hear(&mut self, index: usize) {
-        let is_free = |rank: Rank| !self.joined.contains_key(&rank);
         let caller = &mut self.pending[index];
-        match caller.hear(self.key, self.own, self.world_size, is_free) {
+        match caller.hear(self.key, self.own, self.world_size) {
             Heard::Waiting => {}
             Heard::Joined(rank, session) => {
                 let caller = self.pending.remove(index);
@@ -235,7 +234,7 @@ impl Meeting<'_> {
                     free.insert(channel);
                 }
             }
-            // Two callers of one rank were let through to this point; the first has it.
+            // Of two callers of one rank, the first to prove itself has it.
             Entry::Occupied(_) => {
                 let reason = duplicate(rank);
                 tell(wire::REFUSED, reason.as_bytes());
@@ -312,13 +311,7 @@ struct Ready {
 }
 
 impl Pending {
-    fn hear(
-        &mut self,
-        key: &JobKey,
-        own: Rank,
-        world_size: WorldSize,
-        is_free: impl Fn(Rank) -> bool,
-    ) -> Heard {
+    fn hear(&mut self, key: &JobKey, own: Rank, world_size: WorldSize) -> Heard {
         match self.reader.poll(|buf| self.socket.try_read(buf)) {
             Ok(Progress::Frame) => {}
             Ok(Progress::Pending) => return Heard::Waiting,
@@ -336,7 +329,7 @@ impl Pending {
                     Ok(answerer) => answerer,
                     Err(forged) => return Heard::Away(Why::Forged(forged)),
                 };
-                self.answer(answerer, own, world_size, is_free)
+                self.answer(answerer, own, world_size)
             }
             Stage::Answered { rank, mut session } => {
                 match session.opener.open(self.reader.frame()) {
@@ -347,18 +340,12 @@ impl Pending {
         }
     }
 
-    fn answer(
-        &mut self,
-        answerer: Answerer,
-        own: Rank,
-        world_size: WorldSize,
-        is_free: impl Fn(Rank) -> bool,
-    ) -> Heard {
+    fn answer(&mut self, answerer: Answerer, own: Rank, world_size: WorldSize) -> Heard {
         let rank = answerer.caller;
         let theirs = answerer.world_size;
         let reason = if theirs != world_size.get() {
             format!("world size {theirs} at rank {rank}, {world_size} at rank {own}")
-        } else if rank == own || !is_free(rank) {
+        } else if rank == own {
             duplicate(rank)
         } else if !world_size.contains(rank) {
             format!("rank {rank} is not of a world of {world_size}")
