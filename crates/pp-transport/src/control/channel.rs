@@ -474,3 +474,6 @@ impl fmt::Debug for ControlReceiver {
         write!(f, "ControlReceiver(from rank {})", self.peer)
     }
 }
+
+#[cfg(test)]
+mod tests;

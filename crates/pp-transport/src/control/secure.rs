@@ -368,4 +368,6 @@ impl Opener {
 }
 
 #[cfg(test)]
+pub(super) mod testing;
+#[cfg(test)]
 mod tests;

@@ -182,6 +182,9 @@ impl Meeting<'_> {
                 reader: FrameReader::new(MIN_CALL_BYTES, MAX_CALL_BYTES),
                 stage: Stage::Calling,
             });
+            // A rank's call is there already, more often than not; once it is answered, the rank
+            // does not make room for a crowd that says nothing.
+            self.hear(self.pending.len() - 1);
         }
     }
 

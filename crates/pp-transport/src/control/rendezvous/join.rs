@@ -52,35 +52,40 @@ pub(super) fn join(
     let own = launch.rank();
     let mut pause = FIRST_PAUSE;
     let mut via = launch.via();
+    let mut last = None;
     loop {
         let until = deadline.min(Instant::now() + ATTEMPT);
-        let last = match attempt(launch, via, key, until) {
+        let reason = match attempt(launch, via, key, until) {
             Ok(channel) => return wait_for_the_others(channel, launch, options, started),
             Err(Failed::Refused(reason)) => {
                 return Err(RendezvousError::Refused { rank: own, reason });
             }
-            Err(Failed::Nobody(last)) => {
+            Err(Failed::Nobody(reason)) => {
                 via = launch.via();
-                last
+                reason
             }
-            Err(Failed::NotRank0(kind, last)) => {
+            Err(Failed::NotRank0(kind, reason)) => {
                 // Where there are two ways and one led nowhere, the other has its turn.
                 via = match (launch.via(), kind) {
                     (Via::Auto, SocketKind::Unix) => Via::Tcp,
                     (other, _) => other,
                 };
-                last
+                reason
             }
         };
-        tracing::debug!(rank = own.get(), reason = %last, "rank 0 not reached yet");
+        tracing::debug!(rank = own.get(), %reason, "rank 0 not reached yet");
         let left = deadline.saturating_duration_since(Instant::now());
+        // An attempt that the end cut short says less than the one before it.
+        if last.is_none() || !left.is_zero() {
+            last = Some(reason);
+        }
         std::thread::sleep(pause.min(left));
         if left <= pause {
             return Err(RendezvousError::Unreachable {
                 rank: own,
                 at: places(launch, key),
                 after: started.elapsed(),
-                last,
+                last: last.unwrap_or_default(),
             });
         }
         pause = (pause * 2).min(LONGEST_PAUSE);

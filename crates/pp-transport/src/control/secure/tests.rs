@@ -1,33 +1,5 @@
-use pp_contract::WorldSize;
-
+use super::testing::{ONE, ZERO, key, ours, session};
 use super::*;
-use crate::launch::{JobSecret, Via};
-
-fn key(secret: &str, job_id: &str) -> JobKey {
-    let world = WorldSize::new(2).unwrap();
-    let secret = JobSecret::new(secret).unwrap();
-    let launch = Launch::new(Rank::new(0), world, 0, None, Via::Unix, job_id, secret).unwrap();
-    JobKey::derive(&launch)
-}
-
-fn ours() -> JobKey {
-    key("a secret of many bytes", "job")
-}
-
-const ZERO: Rank = Rank::new(0);
-const ONE: Rank = Rank::new(1);
-
-/// A session between two holders of one key.
-fn session() -> (Session, Session) {
-    let (caller, call) = Caller::new(&ours(), ONE, ZERO, 2);
-    let answerer = Answerer::new(&ours(), ZERO, &call[PREFIX_BYTES..]).unwrap();
-    assert_eq!((answerer.caller, answerer.world_size), (ONE, 2));
-    let (answer, zero) = answerer.accept().unwrap();
-    let Ok(Answer::Session(one)) = caller.finish(ZERO, &answer[PREFIX_BYTES..]) else {
-        panic!("the handshake of two honest ranks");
-    };
-    (one, zero)
-}
 
 #[test]
 fn sealed_messages_of_every_size_open() {
