@@ -12,9 +12,11 @@
 //!
 //! - To call kernels: [`KernelSet`] and [`KernelSession`].
 //! - To write kernels in Rust: [`Kernels`], [`Session`] and [`export_kernels!`].
+//! - To test a plugin: [`check::check`].
 //! - What the default kernels compute: [`cpu`], and plainly in [`reference`].
 
 pub mod abi;
+pub mod check;
 mod config;
 pub mod cpu;
 mod error;
@@ -23,6 +25,7 @@ mod frame;
 pub mod guard;
 mod plan;
 mod plugin;
+pub mod reference;
 mod tensor;
 
 pub use config::{Chroma, ChunkShape, Description, SessionConfig, Space};

@@ -8,8 +8,11 @@ use std::sync::Mutex;
 use super::attention::{Attend, BAND, Sums, attend};
 use super::geometry::{Geometry, TOKEN};
 use super::plane::{CELL, PlaneLayout};
-use super::settings::{CONTEXT_FRAMES, Pass, RADIUS};
+use super::settings::{CONTEXT_FRAMES, FLOOR, KEEP, RADIUS};
 use crate::plan::Plan;
+
+/// Keeps the logit finite where there is no noise: only equal patches then have weight.
+pub(crate) const MIN_H2: f32 = 1e-6;
 
 /// One frame as the attention loop reads it.
 #[derive(Debug)]
@@ -28,7 +31,7 @@ pub(super) struct Denoiser {
     slots: Vec<Slot>,
     /// How many of the context slots hold a frame.
     context: usize,
-    /// Estimates of the chunk's frames by the pass before, and by this one.
+    /// The planes of the chunk's frames after the pass before, and after this one.
     before: Vec<Vec<Vec<f32>>>,
     after: Vec<Vec<Vec<f32>>>,
     sums: Vec<Sums>,
@@ -38,7 +41,7 @@ pub(super) struct Denoiser {
 
 impl Denoiser {
     pub(super) fn new(geometry: Geometry, max_frames: usize, threads: usize) -> Denoiser {
-        let layouts: Vec<_> = geometry.planes.iter().map(|p| PlaneLayout::new(p, RADIUS)).collect();
+        let layouts: Vec<_> = geometry.planes.iter().map(|p| PlaneLayout::new(p, RADIUS[0])).collect();
         let planes = || layouts.iter().map(|l| vec![0.0; l.len()]).collect::<Vec<_>>();
         let slot = || Slot { frame: 0, planes: planes() };
         Denoiser {
@@ -80,10 +83,10 @@ impl Denoiser {
     }
 
     /// Runs the passes over a chunk, and remembers its last frames.
-    pub(super) fn run(&mut self, plan: &Plan, passes: &[Pass], input: &[u8], output: &mut [u8]) {
+    pub(super) fn run(&mut self, plan: &Plan, strengths: &[f32], input: &[u8], output: &mut [u8]) {
         let frames = input.len() / self.geometry.frame_bytes();
         let start = plan.current_start_frame;
-        if passes.is_empty() {
+        if strengths.is_empty() {
             output.copy_from_slice(input);
             for index in frames.saturating_sub(CONTEXT_FRAMES)..frames {
                 self.load(CONTEXT_FRAMES + index, start + index as u64, index, input);
@@ -92,8 +95,10 @@ impl Denoiser {
             for index in 0..frames {
                 self.load(CONTEXT_FRAMES + index, start + index as u64, index, input);
             }
-            for (number, pass) in passes.iter().enumerate() {
-                self.pass(plan, pass, number == 0, frames);
+            for (number, strength) in strengths.iter().enumerate() {
+                let first = number == 0;
+                let last = number + 1 == strengths.len();
+                self.pass(plan, *strength, first, if last { 0.0 } else { KEEP }, frames);
                 std::mem::swap(&mut self.before, &mut self.after);
             }
             self.store(frames, output);
@@ -131,8 +136,9 @@ impl Denoiser {
         self.context = keep;
     }
 
-    /// One generator call: every frame of the chunk attends to its neighbours in time.
-    fn pass(&mut self, plan: &Plan, pass: &Pass, first: bool, frames: usize) {
+    /// One generator call: every frame of the chunk attends to its neighbours in time. Of the noisy samples, `keep`
+    /// stays in what it leaves for the next one.
+    fn pass(&mut self, plan: &Plan, strength: f32, first: bool, keep: f32, frames: usize) {
         let Denoiser { layouts, slots, before, after, sums, sigma, context, .. } = self;
         let slots = &slots[CONTEXT_FRAMES - *context..CONTEXT_FRAMES + frames];
         let (before, context) = (&*before, *context);
@@ -156,25 +162,33 @@ impl Denoiser {
                 let query = &slots[context + frame];
                 let rows = BAND.min(layout.cells_y - number * BAND);
                 sums.start(&layout);
+                let sigma = sigma[plane] * plan.noise_scale;
+                let h = strength * sigma;
+                // Variance of the noise in queries and keys, over that of the frames.
+                let variance = if first { 1.0 } else { KEEP * KEEP };
                 for (index, key) in slots.iter().enumerate() {
-                    let radius = pass.radius(query.frame.abs_diff(key.frame));
-                    let Some(radius) = radius else { continue };
+                    let Some(radius) = RADIUS.get(query.frame.abs_diff(key.frame) as usize) else { continue };
+                    // Context frames take part as they came: there is no estimate of them.
                     let of_chunk = index.checked_sub(context);
-                    let estimate = of_chunk.filter(|_| !first).map(|index| &before[index][plane]);
-                    let logit = pass.logit(sigma[plane] * plan.noise_scale, first, estimate.is_some());
+                    let (key_plane, key_variance, bias) = match of_chunk {
+                        Some(index) if !first => (&before[index][plane], variance, 0.0),
+                        Some(_) => (&key.planes[plane], 1.0, 0.0),
+                        None => (&key.planes[plane], 1.0, plan.kv_cache_attention_bias),
+                    };
                     let job = Attend {
                         layout,
                         query: if first { &query.planes[plane] } else { &before[frame][plane] },
-                        key: estimate.unwrap_or(&key.planes[plane]),
+                        key: key_plane,
                         value: &key.planes[plane],
-                        radius,
-                        floor: logit.floor,
-                        scale: logit.scale,
-                        bias: if of_chunk.is_none() { plan.kv_cache_attention_bias } else { 0.0 },
+                        radius: *radius as isize,
+                        floor: TOKEN as f32 * FLOOR * (variance + key_variance) * sigma * sigma,
+                        scale: 1.0 / (TOKEN as f32 * (h * h).max(MIN_H2)),
+                        bias,
                     };
                     attend(&job, number * BAND, rows, sums);
                 }
-                sums.finish(&layout, rows, out);
+                let noisy = &query.planes[plane][layout.row((number * BAND * CELL) as isize)..][..out.len()];
+                sums.finish(&layout, keep, noisy, out);
             }
         };
         let (own, others) = sums.split_first_mut().expect("at least one thread");

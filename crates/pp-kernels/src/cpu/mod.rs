@@ -19,6 +19,7 @@ mod tokens;
 use half::bf16;
 
 pub use noise::{add_gaussian, estimate_sigma};
+pub(crate) use denoise::MIN_H2;
 pub(crate) use plane::mirrored;
 
 use crate::config::{Chroma, ChunkShape, Description, SessionConfig, Space};
@@ -29,7 +30,7 @@ use crate::plan::Plan;
 use crate::tensor::{DType, Layout, Payload, PayloadMut, TensorList, TensorSpec};
 use denoise::Denoiser;
 use geometry::{Geometry, TOKEN};
-use settings::{CONTEXT_FRAMES, Pass};
+use settings::CONTEXT_FRAMES;
 
 /// The built-in kernels.
 #[derive(Debug)]
@@ -46,7 +47,7 @@ pub struct CpuSession {
     sigma: Vec<f32>,
     /// Made by the first `phase_b`, because the front has no use for its memory.
     denoiser: Option<Denoiser>,
-    passes: Vec<Pass>,
+    strengths: Vec<f32>,
 }
 
 impl Kernels for Cpu {
@@ -79,7 +80,7 @@ impl Kernels for Cpu {
             history: Vec::with_capacity(CONTEXT_FRAMES),
             sigma: Vec::new(),
             denoiser: None,
-            passes: Vec::new(),
+            strengths: Vec::new(),
         })
     }
 }
@@ -227,10 +228,10 @@ impl Session for CpuSession {
             return Err(Failure::invalid(format!("conditioning_embeds holds a noise of {bad}, must lie within 0 and 255")));
         }
         let list = input.tensor("denoising_step_list", DType::I64, &[plan.num_denoise_steps.into()])?;
-        self.passes.clear();
+        self.strengths.clear();
         for step in list.chunks_exact(8) {
             let step = i64::from_le_bytes(step.try_into().unwrap_or_default());
-            self.passes.push(Pass::from_step(step)?);
+            self.strengths.push(settings::strength(step)?);
         }
         let context = context_count(plan, input.spec("context_frames"))?;
         let context = match context {
@@ -259,8 +260,8 @@ impl Session for CpuSession {
         if let Some(tokens) = context {
             denoiser.rebuild_context(tokens, plan.current_start_frame);
         }
-        denoiser.run(plan, &self.passes, latents_in, latents_out);
-        Ok(self.passes.len() as u32 + u32::from(context.is_some()))
+        denoiser.run(plan, &self.strengths, latents_in, latents_out);
+        Ok(self.strengths.len() as u32 + u32::from(context.is_some()))
     }
 
     fn decode(

@@ -1,0 +1,88 @@
+//! The Rust mirror and the C header agree on every size and offset: a C compiler asserts what `offset_of!` says.
+
+mod common;
+
+use pp_kernels::abi;
+use std::fmt::Write;
+use std::mem::{offset_of, size_of};
+
+/// One assertion for the size of each struct and one for the offset of each of its fields.
+macro_rules! asserts {
+    ($($rust:ident $c:literal { $($field:ident)* })*) => {{
+        let mut c = String::from("#include <pp_kernel.h>\n#include <stddef.h>\n");
+        $(
+            writeln!(c, "_Static_assert(sizeof({}) == {}, \"size\");", $c, size_of::<abi::$rust>()).unwrap();
+            $(writeln!(
+                c,
+                "_Static_assert(offsetof({}, {}) == {}, \"offset\");",
+                $c, stringify!($field), offset_of!(abi::$rust, $field)
+            ).unwrap();)*
+        )*
+        c
+    }};
+}
+
+#[test]
+fn header_and_mirror_have_the_same_layout() {
+    let mut c = asserts! {
+        ErrorText "pp_error" { struct_size reserved text capacity length }
+        Description "pp_description" { struct_size spaces chroma_formats context_frames digest name version }
+        SessionConfig "pp_session_config" {
+            struct_size space width height chroma max_frames threads noise_sigma device stream
+        }
+        Plan "pp_plan" {
+            struct_size height width num_denoise_steps expected_generator_calls do_kv_recompute init_cache
+            reset_kv_cache reset_crossattn_cache kv_cache_attention_bias noise_scale reserved current_start_frame
+            base_seed
+        }
+        Tensor "pp_tensor" { name dtype ndim dims offset bytes }
+        Payload "pp_payload" { struct_size tensor_count tensors data bytes }
+        Plane "pp_plane" { data stride width height }
+        Frame "pp_frame" { planes }
+        LayoutArgs "pp_layout_args" {
+            struct_size frames steps context_frames capacity input_count output_count reserved inputs outputs
+        }
+        EncodeArgs "pp_encode_args" { struct_size frame_count plan frames input }
+        PhaseBArgs "pp_phase_b_args" { struct_size observed_generator_calls plan input output }
+        DecodeArgs "pp_decode_args" { struct_size frame_count plan output frames }
+        Table "pp_kernels_table" { describe create destroy layout encode phase_b decode self_test }
+    };
+    // The head of the table is flat in C.
+    for (field, offset) in [
+        ("magic", offset_of!(abi::TableHead, magic)),
+        ("struct_size", offset_of!(abi::TableHead, struct_size)),
+        ("major", offset_of!(abi::TableHead, major)),
+        ("minor", offset_of!(abi::TableHead, minor)),
+    ] {
+        writeln!(c, "_Static_assert(offsetof(pp_kernels_table, {field}) == {offset}, \"offset\");").unwrap();
+    }
+    for (name, value) in [
+        ("PP_KERNELS_MAGIC", abi::MAGIC),
+        ("PP_KERNELS_MAJOR", abi::MAJOR.into()),
+        ("PP_KERNELS_MINOR", abi::MINOR.into()),
+        ("PP_MAX_TENSORS", abi::MAX_TENSORS as u64),
+        ("PP_TENSOR_ALIGN", abi::TENSOR_ALIGN),
+        ("PP_OK", abi::OK.into()),
+        ("PP_ERROR", abi::ERROR.into()),
+        ("PP_INVALID_ARGUMENT", abi::INVALID_ARGUMENT.into()),
+        ("PP_UNSUPPORTED", abi::UNSUPPORTED.into()),
+        ("PP_OUT_OF_MEMORY", abi::OUT_OF_MEMORY.into()),
+        ("PP_PANIC", abi::PANIC.into()),
+        ("PP_SPACE_HOST", abi::SPACE_HOST.into()),
+        ("PP_SPACE_CUDA", abi::SPACE_CUDA.into()),
+        ("PP_CHROMA_MONO", abi::CHROMA_MONO.into()),
+        ("PP_CHROMA_420", abi::CHROMA_420.into()),
+        ("PP_CHROMA_422", abi::CHROMA_422.into()),
+        ("PP_CHROMA_444", abi::CHROMA_444.into()),
+        ("PP_DTYPE_U8", pp_kernels::DType::U8 as u64),
+        ("PP_DTYPE_I32", pp_kernels::DType::I32 as u64),
+        ("PP_DTYPE_I64", pp_kernels::DType::I64 as u64),
+        ("PP_DTYPE_BF16", pp_kernels::DType::Bf16 as u64),
+        ("PP_DTYPE_F16", pp_kernels::DType::F16 as u64),
+        ("PP_DTYPE_F32", pp_kernels::DType::F32 as u64),
+    ] {
+        writeln!(c, "_Static_assert({name} == {value}ull, \"value\");").unwrap();
+    }
+    // A shared library with nothing in it but true assertions.
+    common::compile_c("layout", &c, &[]);
+}

@@ -1,0 +1,77 @@
+//! Test plugin: panics where the tests tell it to. The frame width chooses the entry.
+
+use pp_kernels::{
+    Chroma, ChunkShape, DType, Description, Failure, FrameView, FrameViewMut, Kernels, Layout, Payload, PayloadMut,
+    Plan, Session, SessionConfig, TensorList, TensorSpec,
+};
+
+enum Panicking {}
+
+pp_kernels::export_kernels!(Panicking);
+
+struct Stream {
+    width: u32,
+}
+
+struct PanicsWhenDropped;
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        panic!("a payload that panics when it is dropped");
+    }
+}
+
+impl Kernels for Panicking {
+    type Session = Stream;
+
+    fn describe() -> Description {
+        Description {
+            name: "panicking".into(),
+            version: "1.0".into(),
+            host: true,
+            cuda: false,
+            chroma: vec![Chroma::Mono],
+            context_frames: 0,
+            digest: 1,
+        }
+    }
+
+    fn create(config: &SessionConfig) -> Result<Stream, Failure> {
+        assert!(config.width != 20, "no session of width {}", config.width);
+        Ok(Stream { width: config.width })
+    }
+}
+
+impl Session for Stream {
+    fn layout(&self, _: ChunkShape) -> Result<Layout, Failure> {
+        let tensor = TensorSpec::new("latents_in", DType::U8, &[1])?;
+        Ok(Layout {
+            inputs: TensorList::new([tensor])?,
+            outputs: TensorList::new([tensor])?,
+        })
+    }
+
+    fn encode(&mut self, _: &[FrameView<'_>], _: &Plan, _: &mut PayloadMut<'_>) -> Result<(), Failure> {
+        match self.width {
+            21 => std::panic::panic_any(PanicsWhenDropped),
+            _ => Ok(()),
+        }
+    }
+
+    fn phase_b(&mut self, _: &Plan, _: &Payload<'_>, _: &mut PayloadMut<'_>) -> Result<u32, Failure> {
+        match self.width {
+            22 => panic!("{}", "long ".repeat(1000)),
+            _ => Ok(0),
+        }
+    }
+
+    fn decode(&mut self, _: &Plan, _: &Payload<'_>, _: &mut [FrameViewMut<'_>]) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        assert!(self.width != 23, "a session that panics when it is dropped");
+    }
+}
