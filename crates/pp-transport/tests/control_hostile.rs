@@ -172,8 +172,14 @@ fn crowd_that_keeps_coming_does_not_keep_a_rank_out() {
             std::thread::spawn(move || {
                 let mut held = std::collections::VecDeque::new();
                 while !stop.load(Ordering::Relaxed) {
-                    // Fails once the listener is closed, which is the end of the test.
-                    held.extend(TcpStream::connect(("127.0.0.1", port)).ok());
+                    // Fails once the listener is closed, which is the end of the test. A caller
+                    // that resets leaves no port in TIME_WAIT to starve the tests beside this one.
+                    if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
+                        let at_once = Some(Duration::ZERO);
+                        rustix::net::sockopt::set_socket_linger(&stream, at_once).unwrap();
+                        held.push_back(stream);
+                    }
+                    std::thread::sleep(Duration::from_micros(200));
                     if held.len() > 100 {
                         held.pop_front();
                     }
