@@ -106,7 +106,8 @@ mod tests {
     }
 
     #[test]
-    fn a_fast_pan_and_a_fade_are_no_cuts() {
+    fn a_pan_that_speeds_up_and_a_fade_are_no_cuts() {
+        assert!(cuts((0..30).map(|k| scene(0, 0.5 * (k * k) as f32))).is_empty());
         assert!(cuts((0..40).map(|k| scene(0, 9.0 * k as f32))).is_empty());
         let fade = (0..40).map(|k| {
             scene(1, 0.0)

@@ -46,7 +46,8 @@ impl Sink {
     ) -> Result<Self, OutputError> {
         let file = StagedFile::create(target)?;
         let (queue, work) = bounded(queue.max(1));
-        let (spare_in, spare) = bounded(queue.capacity().unwrap_or(1) + 1);
+        // One is being written and one is in the hands of the driver.
+        let (spare_in, spare) = bounded(queue.capacity().unwrap_or(1) + 2);
         let header = header.clone();
         let thread = thread::Builder::new()
             .name("sink".into())

@@ -114,14 +114,15 @@ fn a_full_queue_gives_the_buffer_back_and_a_wake_follows() {
 fn buffers_come_back() {
     let scratch = Scratch::new();
     let mut sink = open(&scratch.path("out.y4m"), 1);
-    let mut seen = std::collections::HashSet::new();
+    let mut fresh = 0;
     for _ in 0..100 {
         let mut buffer = sink.buffer();
+        fresh += u32::from(buffer.capacity() == 0);
         buffer.resize(header().frame_bytes(), 0);
-        seen.insert(buffer.as_ptr() as usize);
         sink.push(buffer).unwrap();
     }
-    assert!(seen.len() < 20, "{} buffers", seen.len());
+    // One in the queue, one being written, one here.
+    assert!(fresh <= 3, "{fresh} new buffers");
     assert_eq!(sink.commit().unwrap(), 100);
 }
 

@@ -181,8 +181,13 @@ fn the_reader_is_at_most_the_queue_ahead() {
 #[test]
 fn each_chunk_and_the_end_wake_the_driver() {
     let (tx, woken) = crossbeam_channel::unbounded();
+    // With room for one chunk a forgotten wake leaves both sides waiting.
+    let options = SourceOptions {
+        queue: 1,
+        ..options()
+    };
     let reader = Reader::new(Cursor::new(clip(9)), "clip".into()).unwrap();
-    let source = Source::start(reader, options(), move || tx.send(()).unwrap()).unwrap();
+    let source = Source::start(reader, options, move || tx.send(()).unwrap()).unwrap();
     let mut chunks = 0;
     loop {
         match source.poll().unwrap() {
