@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use pp_kernels::cpu::add_gaussian;
 use pp_kernels::{
-    Chroma, ChunkShape, FrameView, FrameViewMut, KernelSet, Payload, PayloadMut, Plan, SessionConfig,
+    Chroma, ChunkShape, FrameView, FrameViewMut, KernelSet, Payload, PayloadMut, Plan,
+    SessionConfig,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -32,7 +33,12 @@ impl Clip {
         let bytes = std::fs::read(path)?;
         let (line, mut rest) = split_line(&bytes).ok_or("no Y4M header")?;
         let header = String::from_utf8(line.to_vec())?;
-        let field = |letter: char| header.split(' ').skip(1).find_map(|word| word.strip_prefix(letter));
+        let field = |letter: char| {
+            header
+                .split(' ')
+                .skip(1)
+                .find_map(|word| word.strip_prefix(letter))
+        };
         let chroma = match field('C').unwrap_or("420") {
             "mono" => Chroma::Mono,
             "420" | "420jpeg" | "420mpeg2" | "420paldv" => Chroma::C420,
@@ -45,11 +51,19 @@ impl Clip {
         let size = chroma.packed_frame_bytes(width, height);
         let mut frames = Vec::new();
         while let Some((_, data)) = split_line(rest) {
-            let (frame, after) = data.split_at_checked(size).ok_or("the last frame is cut short")?;
+            let (frame, after) = data
+                .split_at_checked(size)
+                .ok_or("the last frame is cut short")?;
             frames.push(frame.to_vec());
             rest = after;
         }
-        Ok(Clip { header, width, height, chroma, frames })
+        Ok(Clip {
+            header,
+            width,
+            height,
+            chroma,
+            frames,
+        })
     }
 
     fn write(&self, path: &str) -> Result<()> {
@@ -72,14 +86,22 @@ impl Clip {
                 rest = after;
             }
         }
-        Clip { header: self.header.clone(), frames, ..*self }
+        Clip {
+            header: self.header.clone(),
+            frames,
+            ..*self
+        }
     }
 
     fn luma_psnr(&self, other: &Clip) -> f64 {
         let luma = (self.width * self.height) as usize;
         let pairs = self.frames.iter().zip(&other.frames);
         let (sum, count) = pairs.fold((0.0, 0usize), |(sum, count), (a, b)| {
-            let error: u64 = a[..luma].iter().zip(&b[..luma]).map(|(a, b)| u64::from(a.abs_diff(*b)).pow(2)).sum();
+            let error: u64 = a[..luma]
+                .iter()
+                .zip(&b[..luma])
+                .map(|(a, b)| u64::from(a.abs_diff(*b)).pow(2))
+                .sum();
             (sum + error as f64, count + luma)
         });
         10.0 * (255.0 * 255.0 * count as f64 / sum).log10()
@@ -93,8 +115,10 @@ fn split_line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 fn main() -> Result<()> {
     let mut clips = Vec::new();
-    let (mut sigma, mut seed, mut steps, mut per_chunk, mut threads) = (20.0f32, 7u64, 2u32, 8usize, 0u32);
-    let (mut known, mut compare, mut kernels, mut noisy_out, mut out) = (false, false, None, None, None);
+    let (mut sigma, mut seed, mut steps, mut per_chunk, mut threads) =
+        (20.0f32, 7u64, 2u32, 8usize, 0u32);
+    let (mut known, mut compare, mut kernels, mut noisy_out, mut out) =
+        (false, false, None, None, None);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
@@ -112,11 +136,17 @@ fn main() -> Result<()> {
             _ => clips.push(arg),
         }
     }
-    let path = clips.first().ok_or("usage: denoise_bench CLIP.y4m [options]")?;
+    let path = clips
+        .first()
+        .ok_or("usage: denoise_bench CLIP.y4m [options]")?;
     let clean = Clip::read(path)?;
     if compare {
         let other = Clip::read(clips.get(1).ok_or("--psnr needs two clips")?)?;
-        println!("{{\"psnr\": {:.3}, \"frames\": {}}}", clean.luma_psnr(&other), other.frames.len());
+        println!(
+            "{{\"psnr\": {:.3}, \"frames\": {}}}",
+            clean.luma_psnr(&other),
+            other.frames.len()
+        );
         return Ok(());
     }
     let noisy = clean.with_noise(sigma, seed);
@@ -133,8 +163,16 @@ fn main() -> Result<()> {
         ..SessionConfig::host(clean.width, clean.height, clean.chroma, per_chunk as u32)
     };
     let mut session = set.open(&config)?;
-    let mut result = Clip { header: clean.header.clone(), frames: noisy.frames.clone(), ..clean };
-    let layout = session.layout(ChunkShape { frames: per_chunk as u32, steps, context_frames: 0 })?;
+    let mut result = Clip {
+        header: clean.header.clone(),
+        frames: noisy.frames.clone(),
+        ..clean
+    };
+    let layout = session.layout(ChunkShape {
+        frames: per_chunk as u32,
+        steps,
+        context_frames: 0,
+    })?;
     let mut input = vec![0; layout.inputs.payload_bytes()];
     let mut output = vec![0; layout.outputs.payload_bytes()];
     let mut plan = Plan::first(clean.width, clean.height, steps);
@@ -142,10 +180,21 @@ fn main() -> Result<()> {
     let (width, height, chroma) = (clean.width, clean.height, clean.chroma);
     for (chunk, frames) in noisy.frames.chunks(per_chunk).enumerate() {
         let start = Instant::now();
-        let shape = ChunkShape { frames: frames.len() as u32, steps, context_frames: 0 };
+        let shape = ChunkShape {
+            frames: frames.len() as u32,
+            steps,
+            context_frames: 0,
+        };
         let layout = session.layout(shape)?;
-        let views: Vec<_> = frames.iter().filter_map(|f| FrameView::packed(f, width, height, chroma)).collect();
-        session.encode(&views, &plan, &mut PayloadMut::new(&layout.inputs, &mut input)?)?;
+        let views: Vec<_> = frames
+            .iter()
+            .filter_map(|f| FrameView::packed(f, width, height, chroma))
+            .collect();
+        session.encode(
+            &views,
+            &plan,
+            &mut PayloadMut::new(&layout.inputs, &mut input)?,
+        )?;
         let middle = Instant::now();
         session.phase_b(
             &plan,
@@ -154,7 +203,10 @@ fn main() -> Result<()> {
         )?;
         phase_b += middle.elapsed();
         let target = &mut result.frames[chunk * per_chunk..][..frames.len()];
-        let mut views: Vec<_> = target.iter_mut().filter_map(|f| FrameViewMut::packed(f, width, height, chroma)).collect();
+        let mut views: Vec<_> = target
+            .iter_mut()
+            .filter_map(|f| FrameViewMut::packed(f, width, height, chroma))
+            .collect();
         session.decode(&plan, &Payload::new(&layout.outputs, &output)?, &mut views)?;
         plan = plan.following(plan.current_start_frame + frames.len() as u64, false);
         total += start.elapsed();

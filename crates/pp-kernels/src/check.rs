@@ -77,22 +77,36 @@ pub fn check_set(set: &KernelSet) -> Report {
 }
 
 fn run_checks(set: &KernelSet, report: &mut Report) {
-    let checks: [(&'static str, fn(&Bench<'_>) -> Outcome); 9] = [
+    let checks: [(&'static str, Test); 9] = [
         ("self test passes", |b| Ok(b.set.self_test()?)),
-        ("description is complete and does not change", describes_itself),
+        (
+            "description is complete and does not change",
+            describes_itself,
+        ),
         ("layout fits the session and does not change", lays_out),
-        ("zero steps is the identity, bit for bit, at every size", zero_steps_is_identity),
-        ("one and two steps make the calls that the plan expects", makes_planned_calls),
+        (
+            "zero steps is the identity, bit for bit, at every size",
+            zero_steps_is_identity,
+        ),
+        (
+            "one and two steps make the calls that the plan expects",
+            makes_planned_calls,
+        ),
         ("the same calls give the same bytes", is_deterministic),
         ("sessions do not disturb each other", sessions_are_apart),
         ("a second chunk and a recompute work", continues),
-        ("bad arguments give an error and leave the session usable", refuses),
+        (
+            "bad arguments give an error and leave the session usable",
+            refuses,
+        ),
     ];
     let bench = Bench { set };
     for (name, test) in checks {
         report.add(name, test(&bench).map_err(|Why(reason)| reason));
     }
 }
+
+type Test = fn(&Bench<'_>) -> Outcome;
 
 /// A reason that anything readable turns into.
 struct Why(String);
@@ -148,7 +162,10 @@ impl Slot {
     fn check_front(&self, what: &str) -> Outcome {
         match guard::check(&self.bytes[..self.start]) {
             Ok(()) => Ok(()),
-            Err(at) => fail(format!("{what} wrote {} bytes in front of the payload", self.start - at)),
+            Err(at) => fail(format!(
+                "{what} wrote {} bytes in front of the payload",
+                self.start - at
+            )),
         }
     }
 }
@@ -156,7 +173,12 @@ impl Slot {
 /// Frames that look a little like pictures: gradients, an edge, a texture, and noise.
 fn picture(config: &SessionConfig, frame: usize, seed: u64) -> Vec<u8> {
     let (width, height) = (config.width as usize, config.height as usize);
-    let mut bytes = vec![0; config.chroma.packed_frame_bytes(config.width, config.height)];
+    let mut bytes = vec![
+        0;
+        config
+            .chroma
+            .packed_frame_bytes(config.width, config.height)
+    ];
     for (index, byte) in bytes.iter_mut().enumerate() {
         let (x, y) = (index % width + frame, index / width % height);
         let edge = if x > width / 2 { 60 } else { 0 };
@@ -183,9 +205,18 @@ impl Stream {
     }
 
     /// Runs one chunk; gives the frames and the bytes that travelled.
-    fn chunk(&mut self, frames: &[Vec<u8>], steps: u32, context: u32) -> Outcome<(Vec<Vec<u8>>, Vec<u8>)> {
+    fn chunk(
+        &mut self,
+        frames: &[Vec<u8>],
+        steps: u32,
+        context: u32,
+    ) -> Outcome<(Vec<Vec<u8>>, Vec<u8>)> {
         let config = *self.front.config();
-        let shape = ChunkShape { frames: frames.len() as u32, steps, context_frames: context };
+        let shape = ChunkShape {
+            frames: frames.len() as u32,
+            steps,
+            context_frames: context,
+        };
         let layout = self.front.layout(shape)?;
         let plan = match self.seen {
             0 => Plan::first(config.width, config.height, steps),
@@ -195,14 +226,23 @@ impl Stream {
         self.run(frames, &plan, &layout)
     }
 
-    fn run(&mut self, frames: &[Vec<u8>], plan: &Plan, layout: &Layout) -> Outcome<(Vec<Vec<u8>>, Vec<u8>)> {
+    fn run(
+        &mut self,
+        frames: &[Vec<u8>],
+        plan: &Plan,
+        layout: &Layout,
+    ) -> Outcome<(Vec<Vec<u8>>, Vec<u8>)> {
         let config = *self.front.config();
         let (width, height, chroma) = (config.width, config.height, config.chroma);
         let mut input = Slot::new(&layout.inputs);
         let mut output = Slot::new(&layout.outputs);
 
-        let views: Vec<_> = frames.iter().filter_map(|f| FrameView::packed(f, width, height, chroma)).collect();
-        self.front.encode(&views, plan, &mut input.payload_mut(&layout.inputs)?)?;
+        let views: Vec<_> = frames
+            .iter()
+            .filter_map(|f| FrameView::packed(f, width, height, chroma))
+            .collect();
+        self.front
+            .encode(&views, plan, &mut input.payload_mut(&layout.inputs)?)?;
         input.check_front("encode")?;
 
         let sent = input.bytes.clone();
@@ -230,10 +270,13 @@ impl Stream {
         }
         let mut views: Vec<_> = decoded
             .iter_mut()
-            .filter_map(|f| FrameViewMut::packed(&mut f[GUARD_BYTES..][..size], width, height, chroma))
+            .filter_map(|f| {
+                FrameViewMut::packed(&mut f[GUARD_BYTES..][..size], width, height, chroma)
+            })
             .collect();
         let received = output.bytes.clone();
-        self.front.decode(plan, &output.payload(&layout.outputs)?, &mut views)?;
+        self.front
+            .decode(plan, &output.payload(&layout.outputs)?, &mut views)?;
         if output.bytes != received {
             return fail("decode wrote into its input");
         }
@@ -243,7 +286,10 @@ impl Stream {
                 return fail("decode wrote outside the frame's planes");
             }
         }
-        let frames = decoded.into_iter().map(|f| f[GUARD_BYTES..][..size].to_vec()).collect();
+        let frames = decoded
+            .into_iter()
+            .map(|f| f[GUARD_BYTES..][..size].to_vec())
+            .collect();
         let travelled = [
             &input.bytes[input.start..][..layout.inputs.payload_bytes()],
             &output.bytes[output.start..][..layout.outputs.payload_bytes()],
@@ -266,7 +312,9 @@ impl Bench<'_> {
     }
 
     fn pictures(&self, config: &SessionConfig, first: usize, count: usize) -> Vec<Vec<u8>> {
-        (first..first + count).map(|frame| picture(config, frame, 1)).collect()
+        (first..first + count)
+            .map(|frame| picture(config, frame, 1))
+            .collect()
     }
 
     /// Two chunks of two steps, and with recompute if the kernels have a context.
@@ -299,7 +347,11 @@ fn lays_out(bench: &Bench<'_>) -> Outcome {
     let mut session = bench.set.open(&bench.config())?;
     let context = bench.set.describe().context_frames.min(3);
     for (frames, steps, context_frames) in [(1, 0, 0), (3, 2, 0), (3, 2, context)] {
-        let shape = ChunkShape { frames, steps, context_frames };
+        let shape = ChunkShape {
+            frames,
+            steps,
+            context_frames,
+        };
         let layout = session.layout(shape)?;
         let wanted = [
             ("latents_in", DType::Bf16),
@@ -308,9 +360,17 @@ fn lays_out(bench: &Bench<'_>) -> Outcome {
             ("context_frames", DType::Bf16),
         ];
         let count = if context_frames > 0 { 4 } else { 3 };
-        let found: Vec<_> = layout.inputs.as_slice().iter().map(|t| (t.name(), t.dtype())).collect();
+        let found: Vec<_> = layout
+            .inputs
+            .as_slice()
+            .iter()
+            .map(|t| (t.name(), t.dtype()))
+            .collect();
         if found != wanted[..count] {
-            return fail(format!("the input tensors are {found:?}, must be {:?} for {shape:?}", &wanted[..count]));
+            return fail(format!(
+                "the input tensors are {found:?}, must be {:?} for {shape:?}",
+                &wanted[..count]
+            ));
         }
         let [latents, _, list, context @ ..] = layout.inputs.as_slice() else {
             return fail("three input tensors are needed");
@@ -318,11 +378,14 @@ fn lays_out(bench: &Bench<'_>) -> Outcome {
         let [out] = layout.outputs.as_slice() else {
             return fail("one output tensor is needed");
         };
-        if out.name() != "latents_out" || out.dtype() != DType::Bf16 || out.dims() != latents.dims() {
+        if out.name() != "latents_out" || out.dtype() != DType::Bf16 || out.dims() != latents.dims()
+        {
             return fail(format!("{out:?} must be latents_out and like {latents:?}"));
         }
         let leading = [(Some(latents), frames), (context.first(), context_frames)];
-        let bad = leading.into_iter().find(|(t, dim)| t.is_some_and(|t| t.dims().first() != Some(&u64::from(*dim))));
+        let bad = leading
+            .into_iter()
+            .find(|(t, dim)| t.is_some_and(|t| t.dims().first() != Some(&u64::from(*dim))));
         if let Some((Some(tensor), dim)) = bad {
             return fail(format!("{tensor:?} must start with the dimension {dim}"));
         }
@@ -417,7 +480,11 @@ fn refuses(bench: &Bench<'_>) -> Outcome {
     let config = bench.config();
     let mut session = bench.set.open(&config)?;
     let plan = Plan::first(config.width, config.height, 1);
-    let layout = session.layout(ChunkShape { frames: 2, steps: 1, context_frames: 0 })?;
+    let layout = session.layout(ChunkShape {
+        frames: 2,
+        steps: 1,
+        context_frames: 0,
+    })?;
     let mut input = Slot::new(&layout.inputs);
     let mut output = Slot::new(&layout.outputs);
     let frames = bench.pictures(&config, 0, 2);
@@ -430,7 +497,11 @@ fn refuses(bench: &Bench<'_>) -> Outcome {
     let attempts = [
         (
             "phase_b without an input",
-            session.phase_b(&plan, &Payload::new(&empty, &[])?, &mut output.payload_mut(&layout.outputs)?),
+            session.phase_b(
+                &plan,
+                &Payload::new(&empty, &[])?,
+                &mut output.payload_mut(&layout.outputs)?,
+            ),
         ),
         (
             "phase_b with recompute and no context_frames",
@@ -442,22 +513,36 @@ fn refuses(bench: &Bench<'_>) -> Outcome {
         ),
         (
             "encode into nothing",
-            session.encode(&views, &plan, &mut PayloadMut::new(&empty, &mut [])?).map(|()| 0),
+            session
+                .encode(&views, &plan, &mut PayloadMut::new(&empty, &mut [])?)
+                .map(|()| 0),
         ),
         (
             "decode from nothing",
-            session.decode(&plan, &Payload::new(&empty, &[])?, &mut decode_target(&config, &mut frames.clone())).map(|()| 0),
+            session
+                .decode(
+                    &plan,
+                    &Payload::new(&empty, &[])?,
+                    &mut decode_target(&config, &mut frames.clone()),
+                )
+                .map(|()| 0),
         ),
     ];
     for (what, result) in attempts {
         match result {
             Err(KernelError::Failed { message, .. }) if !message.starts_with("status ") => {}
-            Err(KernelError::Failed { .. }) => return fail(format!("{what} is refused without a text")),
+            Err(KernelError::Failed { .. }) => {
+                return fail(format!("{what} is refused without a text"));
+            }
             Err(other) => return Err(other.into()),
             Ok(_) => return fail(format!("{what} is not refused")),
         }
     }
-    session.phase_b(&plan, &input.payload(&layout.inputs)?, &mut output.payload_mut(&layout.outputs)?)?;
+    session.phase_b(
+        &plan,
+        &input.payload(&layout.inputs)?,
+        &mut output.payload_mut(&layout.outputs)?,
+    )?;
     Ok(())
 }
 

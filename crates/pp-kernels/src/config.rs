@@ -155,7 +155,11 @@ impl SessionConfig {
                 context: raw.device,
                 stream: raw.stream,
             },
-            other => return Err(Failure::unsupported(format!("unknown memory space {other}"))),
+            other => {
+                return Err(Failure::unsupported(format!(
+                    "unknown memory space {other}"
+                )));
+            }
         };
         let config = SessionConfig {
             width: raw.width,
@@ -204,7 +208,8 @@ pub struct Description {
 
 impl Description {
     pub(crate) fn to_abi(&self, out: &mut abi::Description) {
-        out.spaces = u32::from(self.host) << abi::SPACE_HOST | u32::from(self.cuda) << abi::SPACE_CUDA;
+        out.spaces =
+            u32::from(self.host) << abi::SPACE_HOST | u32::from(self.cuda) << abi::SPACE_CUDA;
         out.chroma_formats = self.chroma.iter().fold(0, |bits, c| bits | 1 << *c as u32);
         out.context_frames = self.context_frames;
         out.digest = self.digest;
@@ -214,7 +219,8 @@ impl Description {
 
     pub(crate) fn from_abi(raw: &abi::Description) -> Result<Description, String> {
         let name = read_text(&raw.name).ok_or("its name is not a text that ends with a NUL")?;
-        let version = read_text(&raw.version).ok_or("its version is not a text that ends with a NUL")?;
+        let version =
+            read_text(&raw.version).ok_or("its version is not a text that ends with a NUL")?;
         if name.is_empty() || name.chars().any(char::is_control) {
             return Err("its name is empty or holds control characters".into());
         }

@@ -106,7 +106,9 @@ pub enum KernelError {
         message: String,
     },
     /// The kernels panicked, now or in an earlier call; the session does no more work.
-    #[error("kernels {kernels} panicked in {operation}: {message}; the session cannot be used again")]
+    #[error(
+        "kernels {kernels} panicked in {operation}: {message}; the session cannot be used again"
+    )]
     Panicked {
         /// Name of the kernels.
         kernels: String,
@@ -159,7 +161,9 @@ pub enum LoadError {
         source: std::io::Error,
     },
     /// The file is not a shared library.
-    #[error("{path} is not an ELF shared library ({reason}); build it with `cc -shared -fPIC` or as a cdylib")]
+    #[error(
+        "{path} is not an ELF shared library ({reason}); build it with `cc -shared -fPIC` or as a cdylib"
+    )]
     NotALibrary {
         /// The path as given.
         path: PathBuf,
@@ -229,7 +233,10 @@ pub enum TableError {
         align: usize,
     },
     /// The first eight bytes are something else.
-    #[error("the table starts with {found:#018x}, not with the magic {:#018x}", abi::MAGIC)]
+    #[error(
+        "the table starts with {found:#018x}, not with the magic {:#018x}",
+        abi::MAGIC
+    )]
     Magic {
         /// What was found.
         found: u64,
@@ -247,7 +254,11 @@ pub enum TableError {
         found_minor: u16,
     },
     /// It is shorter than the least that its version must have.
-    #[error("the table has {found} bytes, version {}.0 needs at least {}", abi::MAJOR, abi::TABLE_REQUIRED_BYTES)]
+    #[error(
+        "the table has {found} bytes, version {}.0 needs at least {}",
+        abi::MAJOR,
+        abi::TABLE_REQUIRED_BYTES
+    )]
     TooShort {
         /// `struct_size` as found.
         found: u32,

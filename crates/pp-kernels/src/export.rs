@@ -183,7 +183,10 @@ unsafe extern "C" fn layout<K: Kernels>(
             })?;
             let write = |list: &[TensorSpec], out: *mut abi::Tensor| {
                 if list.len() > args.capacity as usize {
-                    return Err(Failure::invalid(format!("no room for {} tensors", list.len())));
+                    return Err(Failure::invalid(format!(
+                        "no room for {} tensors",
+                        list.len()
+                    )));
                 }
                 for (index, spec) in list.iter().enumerate() {
                     out.add(index).write(*spec.as_abi());
@@ -212,7 +215,8 @@ unsafe extern "C" fn encode<K: Kernels>(
             let frames = read_frames(args.frames, args.frame_count, &held.config)?;
             let (specs, data, bytes) = payload(args.input)?;
             let data = std::slice::from_raw_parts_mut(data, bytes);
-            held.session.encode(&frames, &plan, &mut PayloadMut::from_checked(specs, data))
+            held.session
+                .encode(&frames, &plan, &mut PayloadMut::from_checked(specs, data))
         })
     }
 }
@@ -260,7 +264,8 @@ unsafe extern "C" fn decode<K: Kernels>(
             let mut frames = write_frames(args.frames, args.frame_count, &held.config)?;
             let (specs, data, bytes) = payload(args.output)?;
             let data = std::slice::from_raw_parts(data.cast_const(), bytes);
-            held.session.decode(&plan, &Payload::from_checked(specs, data), &mut frames)
+            held.session
+                .decode(&plan, &Payload::from_checked(specs, data), &mut frames)
         })
     }
 }
@@ -312,7 +317,11 @@ unsafe fn write_error(error: *mut abi::ErrorText, message: &str) {
         }
         let error = &mut *error;
         let capacity = usize::try_from(error.capacity).unwrap_or(0);
-        let length = if error.text.is_null() { 0 } else { message.len().min(capacity) };
+        let length = if error.text.is_null() {
+            0
+        } else {
+            message.len().min(capacity)
+        };
         if length > 0 {
             std::ptr::copy_nonoverlapping(message.as_ptr(), error.text, length);
         }
@@ -362,7 +371,10 @@ unsafe fn payload<'a>(
         &*raw
     };
     if raw.tensor_count as usize > abi::MAX_TENSORS {
-        return Err(Failure::invalid(format!("{} tensors in a payload", raw.tensor_count)));
+        return Err(Failure::invalid(format!(
+            "{} tensors in a payload",
+            raw.tensor_count
+        )));
     }
     let tensors: &[abi::Tensor] = if raw.tensor_count == 0 {
         &[]
@@ -381,9 +393,8 @@ unsafe fn payload<'a>(
         }
     }
     // SAFETY: `TensorSpec` is a transparent wrapper of `abi::Tensor`, and each element was checked above.
-    let specs = unsafe {
-        std::slice::from_raw_parts(tensors.as_ptr().cast::<TensorSpec>(), tensors.len())
-    };
+    let specs =
+        unsafe { std::slice::from_raw_parts(tensors.as_ptr().cast::<TensorSpec>(), tensors.len()) };
     let data = if raw.bytes == 0 {
         std::ptr::NonNull::dangling().as_ptr()
     } else {
@@ -424,7 +435,10 @@ unsafe fn read_frames<'a>(
             let (plane, data) = unsafe {
                 let plane = (*frames.add(number)).planes[index];
                 let bytes = plane_bytes(&plane, index, config)?;
-                (plane, std::slice::from_raw_parts(plane.data.cast_const(), bytes))
+                (
+                    plane,
+                    std::slice::from_raw_parts(plane.data.cast_const(), bytes),
+                )
             };
             let (width, height) = (plane.width as usize, plane.height as usize);
             *view = PlaneView::new(data, plane.stride as usize, width, height)

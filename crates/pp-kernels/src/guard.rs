@@ -48,9 +48,12 @@ pub(crate) fn check_gaps<'a>(tensors: &'a [TensorSpec], data: &[u8]) -> Result<(
 }
 
 fn gaps(tensors: &[TensorSpec]) -> impl Iterator<Item = (&TensorSpec, std::ops::Range<usize>)> {
-    tensors
-        .windows(2)
-        .map(|pair| (&pair[0], pair[0].offset() + pair[0].bytes()..pair[1].offset()))
+    tensors.windows(2).map(|pair| {
+        (
+            &pair[0],
+            pair[0].offset() + pair[0].bytes()..pair[1].offset(),
+        )
+    })
 }
 
 #[cfg(test)]

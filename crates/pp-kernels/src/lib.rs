@@ -13,7 +13,7 @@
 //! - To call kernels: [`KernelSet`] and [`KernelSession`].
 //! - To write kernels in Rust: [`Kernels`], [`Session`] and [`export_kernels!`].
 //! - To test a plugin: [`check::check`].
-//! - What the default kernels compute: [`cpu`], and plainly in [`reference`].
+//! - What the default kernels compute: [`cpu`], and plainly in [`mod@reference`].
 
 pub mod abi;
 pub mod check;

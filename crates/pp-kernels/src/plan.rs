@@ -91,7 +91,9 @@ impl Plan {
         let flag = |name: &str, value: u32| match value {
             0 => Ok(false),
             1 => Ok(true),
-            other => Err(Failure::invalid(format!("{name} is {other}, must be 0 or 1"))),
+            other => Err(Failure::invalid(format!(
+                "{name} is {other}, must be 0 or 1"
+            ))),
         };
         let plan = Plan {
             height: raw.height,

@@ -8,11 +8,10 @@
 //! closed: a library that has touched thread-local storage stays mapped anyway, and one that does not would leave
 //! function pointers dangling. To swap kernels, load another file or start another process.
 
+mod elf;
 mod session;
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 
@@ -35,7 +34,9 @@ pub struct KernelSet {
 
 impl fmt::Debug for KernelSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KernelSet").field("description", &self.description).finish_non_exhaustive()
+        f.debug_struct("KernelSet")
+            .field("description", &self.description)
+            .finish_non_exhaustive()
     }
 }
 
@@ -60,7 +61,10 @@ impl KernelSet {
         let set = Self::load_untested(path)?;
         match set.self_test() {
             Ok(()) => Ok(set),
-            Err(source) => Err(LoadError::SelfTest { path: path.into(), source }),
+            Err(source) => Err(LoadError::SelfTest {
+                path: path.into(),
+                source,
+            }),
         }
     }
 
@@ -70,14 +74,20 @@ impl KernelSet {
     /// The exact reason for which the file is refused.
     pub fn load_untested(path: &Path) -> Result<KernelSet, LoadError> {
         let table = open(path)?;
-        Self::from_table(table).map_err(|source| LoadError::Describe { path: path.into(), source })
+        Self::from_table(table).map_err(|source| LoadError::Describe {
+            path: path.into(),
+            source,
+        })
     }
 
     fn from_table(table: Table) -> Result<KernelSet, KernelError> {
         let mut caller = Caller::new(table, "(not yet named)".into());
         let description = caller.describe()?;
         caller.name = description.name.as_str().into();
-        Ok(KernelSet { caller, description })
+        Ok(KernelSet {
+            caller,
+            description,
+        })
     }
 
     /// What the kernels say about themselves.
@@ -116,58 +126,38 @@ impl KernelSet {
 
 /// Opens the library and copies its table.
 fn open(path: &Path) -> Result<Table, LoadError> {
-    look_at_file(path)?;
+    elf::look_at(path)?;
     // The linker searches its own path for a name without a slash: give it the absolute one.
     let absolute = path
         .canonicalize()
-        .map_err(|source| LoadError::Unreadable { path: path.into(), source })?;
+        .map_err(|source| LoadError::Unreadable {
+            path: path.into(),
+            source,
+        })?;
     // SAFETY: running the library's constructors is what loading means; the caller chose to trust the file.
-    let library = unsafe { Library::open(Some(&absolute), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|source| LoadError::Linker { path: path.into(), source })?;
+    let library =
+        unsafe { Library::open(Some(&absolute), RTLD_NOW | RTLD_LOCAL) }.map_err(|source| {
+            LoadError::Linker {
+                path: path.into(),
+                source,
+            }
+        })?;
     let library = ManuallyDrop::new(library);
     // SAFETY: the symbol of this name is a function of this signature in every plugin of ABI version 1.
-    let entry = unsafe { library.get::<abi::EntryFn>(abi::ENTRY_SYMBOL) }
-        .map_err(|source| LoadError::NoEntry { path: path.into(), source })?;
+    let entry = unsafe { library.get::<abi::EntryFn>(abi::ENTRY_SYMBOL) }.map_err(|source| {
+        LoadError::NoEntry {
+            path: path.into(),
+            source,
+        }
+    })?;
     // SAFETY: the entry takes nothing and may be called at any time.
     let table = unsafe { entry() };
     // SAFETY: the pointer comes from the entry symbol, whose contract is to return null or a table that lives as long
     // as the library, and the library is never closed.
-    unsafe { copy_table(table) }
-        .map_err(|reason| LoadError::Table { path: path.into(), reason })
-}
-
-/// Finds out what can be said without the linker, whose words for these cases are hard to read.
-fn look_at_file(path: &Path) -> Result<(), LoadError> {
-    let unreadable = |source| LoadError::Unreadable { path: path.into(), source };
-    let not_a_library = |reason: &str| LoadError::NotALibrary {
+    unsafe { copy_table(table) }.map_err(|reason| LoadError::Table {
         path: path.into(),
-        reason: reason.into(),
-    };
-    let mut file = File::open(path).map_err(unreadable)?;
-    if file.metadata().map_err(unreadable)?.is_dir() {
-        return Err(not_a_library("it is a directory"));
-    }
-    // e_ident and e_type of the ELF header.
-    let mut head = [0u8; 18];
-    match file.read_exact(&mut head) {
-        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-            return Err(not_a_library("it is shorter than an ELF header"));
-        }
-        other => other.map_err(unreadable)?,
-    }
-    if head[..4] != *b"\x7fELF" {
-        return Err(not_a_library("it does not start with 7f 45 4c 46"));
-    }
-    const ET_DYN: u16 = 3;
-    let kind = if head[5] == 2 {
-        u16::from_be_bytes([head[16], head[17]])
-    } else {
-        u16::from_le_bytes([head[16], head[17]])
-    };
-    if kind != ET_DYN {
-        return Err(not_a_library(&format!("its ELF type is {kind}, a shared library's is {ET_DYN}")));
-    }
-    Ok(())
+        reason,
+    })
 }
 
 /// Checks the head, then copies as much as both sides know.
@@ -196,7 +186,9 @@ unsafe fn copy_table(table: *const Table) -> Result<Table, TableError> {
         });
     }
     if head.struct_size < abi::TABLE_REQUIRED_BYTES {
-        return Err(TableError::TooShort { found: head.struct_size });
+        return Err(TableError::TooShort {
+            found: head.struct_size,
+        });
     }
     let mut ours = Table {
         head,

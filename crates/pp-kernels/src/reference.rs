@@ -63,7 +63,9 @@ pub fn denoise(chunk: &Chunk<'_>) -> Vec<Vec<f64>> {
     let mut guides = chunk.frames.to_vec();
     let mut variance = 1.0;
     for strength in chunk.strengths {
-        result = (0..chunk.frames.len()).map(|t| pass(chunk, &guides, variance, *strength, t)).collect();
+        result = (0..chunk.frames.len())
+            .map(|t| pass(chunk, &guides, variance, *strength, t))
+            .collect();
         let keep = f64::from(KEEP);
         variance = keep * keep;
         for ((guide, estimate), noisy) in guides.iter_mut().zip(&result).zip(chunk.frames) {
@@ -76,16 +78,33 @@ pub fn denoise(chunk: &Chunk<'_>) -> Vec<Vec<f64>> {
 }
 
 /// One pass over frame `t` of the chunk.
-fn pass(chunk: &Chunk<'_>, guides: &[Vec<f64>], variance: f64, strength: f64, t: usize) -> Vec<f64> {
+fn pass(
+    chunk: &Chunk<'_>,
+    guides: &[Vec<f64>],
+    variance: f64,
+    strength: f64,
+    t: usize,
+) -> Vec<f64> {
     let sigma = chunk.sigma * chunk.noise_scale;
-    let h2 = (strength * sigma).powi(2).max(f64::from(crate::cpu::MIN_H2));
+    let h2 = (strength * sigma)
+        .powi(2)
+        .max(f64::from(crate::cpu::MIN_H2));
     let mut numerator = vec![0.0; chunk.width * chunk.height];
     let mut denominator = numerator.clone();
 
-    let context = chunk.context.iter().map(|frame| (frame, frame, 1.0, chunk.bias));
-    let own = chunk.frames.iter().zip(guides).map(|(frame, guide)| (guide, frame, variance, 0.0));
+    let context = chunk
+        .context
+        .iter()
+        .map(|frame| (frame, frame, 1.0, chunk.bias));
+    let own = chunk
+        .frames
+        .iter()
+        .zip(guides)
+        .map(|(frame, guide)| (guide, frame, variance, 0.0));
     for (s, (keys, values, key_variance, bias)) in context.chain(own).enumerate() {
-        let Some(radius) = RADIUS.get(s.abs_diff(t + chunk.context.len())) else { continue };
+        let Some(radius) = RADIUS.get(s.abs_diff(t + chunk.context.len())) else {
+            continue;
+        };
         let radius = *radius as isize;
         let floor = 64.0 * f64::from(FLOOR) * (variance + key_variance) * sigma * sigma;
         for top in (0..=chunk.height - 8).step_by(4) {
@@ -97,9 +116,12 @@ fn pass(chunk: &Chunk<'_>, guides: &[Vec<f64>], variance: f64, strength: f64, t:
                             let y = mirrored(y as isize + dy, chunk.height as isize) as usize;
                             plane[y * chunk.width + x]
                         };
-                        let samples = || (top..top + 8).flat_map(|y| (left..left + 8).map(move |x| (x, y)));
+                        let samples =
+                            || (top..top + 8).flat_map(|y| (left..left + 8).map(move |x| (x, y)));
                         let distance: f64 = samples()
-                            .map(|(x, y)| (guides[t][y * chunk.width + x] - key(keys, x, y)).powi(2))
+                            .map(|(x, y)| {
+                                (guides[t][y * chunk.width + x] - key(keys, x, y)).powi(2)
+                            })
                             .sum();
                         let weight = (bias - (distance - floor).max(0.0) / (64.0 * h2)).exp();
                         for (x, y) in samples() {
@@ -111,5 +133,9 @@ fn pass(chunk: &Chunk<'_>, guides: &[Vec<f64>], variance: f64, strength: f64, t:
             }
         }
     }
-    numerator.iter().zip(&denominator).map(|(n, d)| n / d).collect()
+    numerator
+        .iter()
+        .zip(&denominator)
+        .map(|(n, d)| n / d)
+        .collect()
 }

@@ -93,7 +93,10 @@ impl TensorSpec {
             Failure::invalid(format!("tensor {name} has the unknown dtype {}", raw.dtype))
         })?;
         let dims = raw.dims.get(..raw.ndim as usize).ok_or_else(|| {
-            Failure::invalid(format!("tensor {name} has {} dimensions, at most 8", raw.ndim))
+            Failure::invalid(format!(
+                "tensor {name} has {} dimensions, at most 8",
+                raw.ndim
+            ))
         })?;
         raw.bytes = dims
             .iter()
@@ -139,7 +142,14 @@ impl TensorSpec {
 
 impl fmt::Debug for TensorSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {:?} {:?} @{}", self.name(), self.dtype(), self.dims(), self.offset())
+        write!(
+            f,
+            "{} {:?} {:?} @{}",
+            self.name(),
+            self.dtype(),
+            self.dims(),
+            self.offset()
+        )
     }
 }
 
@@ -163,11 +173,20 @@ impl TensorList {
                 return Err(Failure::invalid(format!("more than {MAX_TENSORS} tensors")));
             }
             if list.get(spec.name()).is_some() {
-                return Err(Failure::invalid(format!("tensor {} occurs twice", spec.name())));
+                return Err(Failure::invalid(format!(
+                    "tensor {} occurs twice",
+                    spec.name()
+                )));
             }
             let too_large = || Failure::invalid("the payload is too large");
-            spec.0.offset = end.checked_next_multiple_of(TENSOR_ALIGN).ok_or_else(too_large)?;
-            end = spec.0.offset.checked_add(spec.0.bytes).ok_or_else(too_large)?;
+            spec.0.offset = end
+                .checked_next_multiple_of(TENSOR_ALIGN)
+                .ok_or_else(too_large)?;
+            end = spec
+                .0
+                .offset
+                .checked_add(spec.0.bytes)
+                .ok_or_else(too_large)?;
             list.tensors.push(spec);
         }
         list.payload_bytes = usize::try_from(end)
@@ -234,7 +253,10 @@ impl<'a> Payload<'a> {
     pub fn new(list: &'a TensorList, data: &'a [u8]) -> Result<Payload<'a>, Failure> {
         check_length(list, data.len())?;
         let data = &data[..list.payload_bytes()];
-        Ok(Payload { tensors: &list.tensors, data })
+        Ok(Payload {
+            tensors: &list.tensors,
+            data,
+        })
     }
 
     /// The caller has checked that every tensor lies within `data`.
@@ -320,7 +342,12 @@ impl<'a> PayloadMut<'a> {
     ///
     /// # Errors
     /// No such tensor, or another type or shape; both are named.
-    pub fn tensor_mut(&mut self, name: &str, dtype: DType, dims: &[u64]) -> Result<&mut [u8], Failure> {
+    pub fn tensor_mut(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        dims: &[u64],
+    ) -> Result<&mut [u8], Failure> {
         let spec = expect(self.tensors, name, dtype, dims)?;
         Ok(&mut self.data[spec.offset()..][..spec.bytes()])
     }

@@ -54,7 +54,11 @@ fn header_and_mirror_have_the_same_layout() {
         ("major", offset_of!(abi::TableHead, major)),
         ("minor", offset_of!(abi::TableHead, minor)),
     ] {
-        writeln!(c, "_Static_assert(offsetof(pp_kernels_table, {field}) == {offset}, \"offset\");").unwrap();
+        writeln!(
+            c,
+            "_Static_assert(offsetof(pp_kernels_table, {field}) == {offset}, \"offset\");"
+        )
+        .unwrap();
     }
     for (name, value) in [
         ("PP_KERNELS_MAGIC", abi::MAGIC),

@@ -3,8 +3,8 @@
 use pp_kernels::cpu::{add_gaussian, estimate_sigma, settings};
 use pp_kernels::reference::{self, Chunk};
 use pp_kernels::{
-    Chroma, ChunkShape, DType, FrameView, FrameViewMut, KernelSession, KernelSet, Layout, Payload, PayloadMut,
-    PlaneView, Plan, SessionConfig,
+    Chroma, ChunkShape, DType, FrameView, FrameViewMut, KernelSession, KernelSet, Layout, Payload,
+    PayloadMut, Plan, PlaneView, SessionConfig,
 };
 
 const SIGMA: f32 = 20.0;
@@ -38,12 +38,23 @@ impl Stream {
             threads: 2,
             ..SessionConfig::host(width, height, chroma, 4)
         };
-        Stream { session: KernelSet::cpu().open(&config).unwrap(), config }
+        Stream {
+            session: KernelSet::cpu().open(&config).unwrap(),
+            config,
+        }
     }
 
     fn layout(&mut self, frames: usize, plan: &Plan) -> Layout {
-        let context_frames = if plan.do_kv_recompute { settings::CONTEXT_FRAMES as u32 } else { 0 };
-        let shape = ChunkShape { frames: frames as u32, steps: plan.num_denoise_steps, context_frames };
+        let context_frames = if plan.do_kv_recompute {
+            settings::CONTEXT_FRAMES as u32
+        } else {
+            0
+        };
+        let shape = ChunkShape {
+            frames: frames as u32,
+            steps: plan.num_denoise_steps,
+            context_frames,
+        };
         self.session.layout(shape).unwrap()
     }
 
@@ -56,7 +67,13 @@ impl Stream {
             .map(|f| FrameView::packed(f, config.width, config.height, config.chroma).unwrap())
             .collect();
         let mut input = vec![0; layout.inputs.payload_bytes()];
-        self.session.encode(&views, plan, &mut PayloadMut::new(&layout.inputs, &mut input).unwrap()).unwrap();
+        self.session
+            .encode(
+                &views,
+                plan,
+                &mut PayloadMut::new(&layout.inputs, &mut input).unwrap(),
+            )
+            .unwrap();
         input
     }
 
@@ -83,12 +100,26 @@ impl Stream {
     fn decode(&mut self, frames: usize, plan: &Plan, output: &[u8]) -> Vec<Vec<u8>> {
         let layout = self.layout(frames, plan);
         let config = self.config;
-        let mut decoded = vec![vec![0; config.chroma.packed_frame_bytes(config.width, config.height)]; frames];
+        let mut decoded = vec![
+            vec![
+                0;
+                config
+                    .chroma
+                    .packed_frame_bytes(config.width, config.height)
+            ];
+            frames
+        ];
         let mut views: Vec<_> = decoded
             .iter_mut()
             .map(|f| FrameViewMut::packed(f, config.width, config.height, config.chroma).unwrap())
             .collect();
-        self.session.decode(plan, &Payload::new(&layout.outputs, output).unwrap(), &mut views).unwrap();
+        self.session
+            .decode(
+                plan,
+                &Payload::new(&layout.outputs, output).unwrap(),
+                &mut views,
+            )
+            .unwrap();
         decoded
     }
 }
@@ -121,7 +152,10 @@ fn tolerance(value: f64, steps: u32) -> f64 {
 
 fn assert_close(found: &[f64], expected: &[f64], steps: u32, what: &str) {
     for (index, (a, b)) in found.iter().zip(expected).enumerate() {
-        assert!((a - b).abs() <= tolerance(*b, steps), "{what}: sample {index} is {a}, must be {b}");
+        assert!(
+            (a - b).abs() <= tolerance(*b, steps),
+            "{what}: sample {index} is {a}, must be {b}"
+        );
     }
 }
 
@@ -135,7 +169,9 @@ fn cpu_equals_the_oracle_over_two_chunks() {
         (140, 16, 1, 0.6, 1.3, true),
     ];
     for (width, height, steps, noise_scale, bias, recompute) in cases {
-        let what = format!("{width}x{height}, {steps} steps, scale {noise_scale}, bias {bias}, recompute {recompute}");
+        let what = format!(
+            "{width}x{height}, {steps} steps, scale {noise_scale}, bias {bias}, recompute {recompute}"
+        );
         let frames: Vec<_> = (0..6).map(|t| noisy(width, height, t)).collect();
         let mut stream = Stream::new(width as u32, height as u32, Chroma::Mono);
         let first = Plan {
@@ -144,20 +180,28 @@ fn cpu_equals_the_oracle_over_two_chunks() {
             ..Plan::first(width as u32, height as u32, steps)
         };
         let second = first.following(4, recompute);
-        let outputs = [stream.run(&frames[..4], &first), stream.run(&frames[4..], &second)];
+        let outputs = [
+            stream.run(&frames[..4], &first),
+            stream.run(&frames[4..], &second),
+        ];
 
         // The oracle's input comes from tokens that a zero-step session made, read by this file's own code.
         let (padded_width, padded_height) = (width.next_multiple_of(8), height.next_multiple_of(8));
         let frame_bytes = padded_width * padded_height * 2;
         let read = |tokens: &[u8]| -> Vec<Vec<f64>> {
-            tokens.chunks_exact(frame_bytes).map(|f| plane(f, 0, padded_width, padded_height)).collect()
+            tokens
+                .chunks_exact(frame_bytes)
+                .map(|f| plane(f, 0, padded_width, padded_height))
+                .collect()
         };
         let mut tokens = Stream::new(width as u32, height as u32, Chroma::Mono);
         let identity = Plan::first(width as u32, height as u32, 0);
         let mut inputs = read(&tokens.run(&frames[..4], &identity));
         inputs.extend(read(&tokens.run(&frames[4..], &identity)));
 
-        let strengths: Vec<_> = settings::schedule(steps).map(|step| step as f64 / 1000.0).collect();
+        let strengths: Vec<_> = settings::schedule(steps)
+            .map(|step| step as f64 / 1000.0)
+            .collect();
         let chunk = Chunk {
             width: padded_width,
             height: padded_height,
@@ -170,7 +214,11 @@ fn cpu_equals_the_oracle_over_two_chunks() {
         };
         let expected = [
             reference::denoise(&chunk),
-            reference::denoise(&Chunk { context: &inputs[2..4], frames: &inputs[4..], ..chunk }),
+            reference::denoise(&Chunk {
+                context: &inputs[2..4],
+                frames: &inputs[4..],
+                ..chunk
+            }),
         ];
         for (number, (output, expected)) in outputs.iter().zip(&expected).enumerate() {
             for (found, expected) in read(output).iter().zip(expected) {
@@ -206,7 +254,11 @@ fn planes_are_denoised_each_on_its_own() {
             let expected = alone.decode(2, &plan, &output);
             let size = (w * h) as usize;
             for (found, expected) in decoded.iter().zip(&expected) {
-                assert_eq!(&found[from..from + size], expected, "plane {index} of {chroma:?}");
+                assert_eq!(
+                    &found[from..from + size],
+                    expected,
+                    "plane {index} of {chroma:?}"
+                );
             }
             from += size;
         }
@@ -216,7 +268,9 @@ fn planes_are_denoised_each_on_its_own() {
 #[test]
 fn the_cache_is_what_the_plan_says() {
     let (width, height) = (40, 24);
-    let frames: Vec<_> = (0..6).map(|t| noisy(width as usize, height as usize, t)).collect();
+    let frames: Vec<_> = (0..6)
+        .map(|t| noisy(width as usize, height as usize, t))
+        .collect();
     let first = Plan::first(width, height, 1);
     let second = first.following(3, false);
     let run = |plan: Plan| {
@@ -228,20 +282,65 @@ fn the_cache_is_what_the_plan_says() {
     let alone = Stream::new(width, height, Chroma::Mono).run(&frames[3..], &first);
     assert_ne!(kept, alone, "the frames of the first chunk must count");
 
-    assert_eq!(run(first.following(3, true)), kept, "a recompute gives what the cache held");
-    assert_eq!(run(Plan { reset_kv_cache: true, ..second }), alone, "a reset forgets");
-    assert_eq!(run(Plan { init_cache: true, ..second }), alone, "a new beginning forgets");
-    assert_ne!(run(Plan { kv_cache_attention_bias: -1.0, ..second }), kept, "the bias counts");
-    assert_eq!(run(Plan { kv_cache_attention_bias: -80.0, ..second }), alone, "a bias can shut the cache out");
-    assert_ne!(run(Plan { noise_scale: 1.5, ..second }), kept, "the strength counts");
+    assert_eq!(
+        run(first.following(3, true)),
+        kept,
+        "a recompute gives what the cache held"
+    );
+    assert_eq!(
+        run(Plan {
+            reset_kv_cache: true,
+            ..second
+        }),
+        alone,
+        "a reset forgets"
+    );
+    assert_eq!(
+        run(Plan {
+            init_cache: true,
+            ..second
+        }),
+        alone,
+        "a new beginning forgets"
+    );
+    assert_ne!(
+        run(Plan {
+            kv_cache_attention_bias: -1.0,
+            ..second
+        }),
+        kept,
+        "the bias counts"
+    );
+    assert_eq!(
+        run(Plan {
+            kv_cache_attention_bias: -80.0,
+            ..second
+        }),
+        alone,
+        "a bias can shut the cache out"
+    );
+    assert_ne!(
+        run(Plan {
+            noise_scale: 1.5,
+            ..second
+        }),
+        kept,
+        "the strength counts"
+    );
     // Frames further away than the window in time are not looked at.
-    assert_eq!(run(second.following(30, false)), alone, "far frames do not count");
+    assert_eq!(
+        run(second.following(30, false)),
+        alone,
+        "far frames do not count"
+    );
 }
 
 #[test]
 fn conditioning_is_read_when_the_plan_says_so() {
     let (width, height) = (40, 24);
-    let frames: Vec<_> = (0..2).map(|t| noisy(width as usize, height as usize, t)).collect();
+    let frames: Vec<_> = (0..2)
+        .map(|t| noisy(width as usize, height as usize, t))
+        .collect();
     let plan = Plan::first(width, height, 1);
     let later = plan.following(2, false);
     let run = |plan: Plan| {
@@ -253,26 +352,51 @@ fn conditioning_is_read_when_the_plan_says_so() {
         let spec = *layout.inputs.get("conditioning_embeds").unwrap();
         assert_eq!((spec.dtype(), spec.dims()), (DType::Bf16, &[1][..]));
         changed[spec.offset()..][..2].copy_from_slice(&[0x20, 0x41]); // 10.0
-        (stream.phase_b(2, &plan, &input), stream.phase_b(2, &Plan { reset_kv_cache: true, ..plan }, &changed))
+        (
+            stream.phase_b(2, &plan, &input),
+            stream.phase_b(
+                2,
+                &Plan {
+                    reset_kv_cache: true,
+                    ..plan
+                },
+                &changed,
+            ),
+        )
     };
     let (_, held) = run(later);
-    let (_, reread) = run(Plan { reset_crossattn_cache: true, ..later });
+    let (_, reread) = run(Plan {
+        reset_crossattn_cache: true,
+        ..later
+    });
     assert_ne!(held, reread);
-    let (fresh, _) = run(Plan { reset_kv_cache: true, ..later });
-    assert_eq!(fresh, held, "without a reset the new conditioning is not looked at");
+    let (fresh, _) = run(Plan {
+        reset_kv_cache: true,
+        ..later
+    });
+    assert_eq!(
+        fresh, held,
+        "without a reset the new conditioning is not looked at"
+    );
 }
 
 #[test]
 fn chunks_of_one_frame_remember_across_chunks() {
     let (width, height) = (24, 24);
-    let frames: Vec<_> = (0..4).map(|t| noisy(width as usize, height as usize, t)).collect();
+    let frames: Vec<_> = (0..4)
+        .map(|t| noisy(width as usize, height as usize, t))
+        .collect();
     let outputs = [false, true].map(|recompute| {
         let mut stream = Stream::new(width, height, Chroma::Mono);
         let first = Plan::first(width, height, 1);
         let mut all = Vec::new();
         for (t, frame) in frames.iter().enumerate() {
             // Two frames of context are known from the third chunk on.
-            let plan = if t == 0 { first } else { first.following(t as u64, recompute && t >= 2) };
+            let plan = if t == 0 {
+                first
+            } else {
+                first.following(t as u64, recompute && t >= 2)
+            };
             all.push(stream.run(std::slice::from_ref(frame), &plan));
         }
         all
@@ -286,7 +410,10 @@ fn noise_is_removed_and_its_strength_is_estimated() {
     let frames: Vec<_> = (0..4).map(|t| noisy(width, height, t)).collect();
     let view = PlaneView::new(&frames[0], width, width, height).unwrap();
     let estimate = estimate_sigma(view);
-    assert!((estimate - SIGMA).abs() < 0.1 * SIGMA, "estimated {estimate}");
+    assert!(
+        (estimate - SIGMA).abs() < 0.1 * SIGMA,
+        "estimated {estimate}"
+    );
 
     let mut stream = Stream::new(width as u32, height as u32, Chroma::Mono);
     let plan = Plan::first(width as u32, height as u32, 2);
@@ -295,7 +422,11 @@ fn noise_is_removed_and_its_strength_is_estimated() {
     let error = |frames: &[Vec<u8>]| -> f64 {
         let squares = frames.iter().enumerate().flat_map(|(t, frame)| {
             let clean = clean(width, height, t as u64);
-            frame.iter().zip(clean).map(|(a, b)| f64::from(a.abs_diff(b)).powi(2)).collect::<Vec<_>>()
+            frame
+                .iter()
+                .zip(clean)
+                .map(|(a, b)| f64::from(a.abs_diff(b)).powi(2))
+                .collect::<Vec<_>>()
         });
         squares.sum()
     };
@@ -306,8 +437,14 @@ fn noise_is_removed_and_its_strength_is_estimated() {
 #[test]
 fn a_clean_flat_picture_stays_as_it_is() {
     let frames = vec![vec![77; 40 * 24]; 2];
-    let config = SessionConfig { noise_sigma: None, ..SessionConfig::host(40, 24, Chroma::Mono, 4) };
-    let mut stream = Stream { session: KernelSet::cpu().open(&config).unwrap(), config };
+    let config = SessionConfig {
+        noise_sigma: None,
+        ..SessionConfig::host(40, 24, Chroma::Mono, 4)
+    };
+    let mut stream = Stream {
+        session: KernelSet::cpu().open(&config).unwrap(),
+        config,
+    };
     let plan = Plan::first(40, 24, 2);
     let output = stream.run(&frames, &plan);
     assert_eq!(stream.decode(2, &plan, &output), frames);

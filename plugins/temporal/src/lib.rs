@@ -9,8 +9,8 @@
 
 use half::bf16;
 use pp_kernels::{
-    Chroma, ChunkShape, DType, Description, Failure, FrameView, FrameViewMut, Kernels, Layout, Payload, PayloadMut,
-    Plan, Session, SessionConfig, Space, TensorList, TensorSpec, cpu,
+    Chroma, ChunkShape, DType, Description, Failure, FrameView, FrameViewMut, Kernels, Layout,
+    Payload, PayloadMut, Plan, Session, SessionConfig, Space, TensorList, TensorSpec, cpu,
 };
 
 /// The kernels of this plugin.
@@ -54,7 +54,9 @@ impl Kernels for Temporal {
         }
         Ok(Stream {
             config: *config,
-            samples: config.chroma.packed_frame_bytes(config.width, config.height),
+            samples: config
+                .chroma
+                .packed_frame_bytes(config.width, config.height),
             sigma: 0.0,
             sent: Vec::new(),
             cache: None,
@@ -65,7 +67,9 @@ impl Kernels for Temporal {
     fn self_test() -> Result<(), Failure> {
         let mean = average(100.0, [Some(104.0), Some(300.0)], 8.0);
         if (mean - 101.333_336).abs() > 1e-4 {
-            return Err(Failure::error(format!("the mean of 100, 104 and 300 is {mean}")));
+            return Err(Failure::error(format!(
+                "the mean of 100, 104 and 300 is {mean}"
+            )));
         }
         Ok(())
     }
@@ -76,7 +80,9 @@ impl Session for Stream {
         if shape.context_frames > 1 {
             return Err(Failure::invalid("temporal looks at one context frame"));
         }
-        let latents = |name, frames: u32| TensorSpec::new(name, DType::Bf16, &[frames.into(), self.samples as u64]);
+        let latents = |name, frames: u32| {
+            TensorSpec::new(name, DType::Bf16, &[frames.into(), self.samples as u64])
+        };
         let mut inputs = vec![
             latents("latents_in", shape.frames)?,
             TensorSpec::new("conditioning_embeds", DType::Bf16, &[1])?,
@@ -105,7 +111,8 @@ impl Session for Stream {
             self.sigma = self.config.noise_sigma.unwrap_or_else(estimate);
         }
         if plan.do_kv_recompute {
-            let context = input.tensor_mut("context_frames", DType::Bf16, &[1, self.samples as u64])?;
+            let context =
+                input.tensor_mut("context_frames", DType::Bf16, &[1, self.samples as u64])?;
             if self.sent.is_empty() {
                 return Err(Failure::invalid("no frame was encoded since the last cut"));
             }
@@ -113,18 +120,27 @@ impl Session for Stream {
         }
         let dims = [frames.len() as u64, self.samples as u64];
         let latents = input.tensor_mut("latents_in", DType::Bf16, &dims)?;
-        for (frame, out) in frames.iter().zip(latents.chunks_exact_mut(2 * self.samples)) {
+        for (frame, out) in frames
+            .iter()
+            .zip(latents.chunks_exact_mut(2 * self.samples))
+        {
             let planes = (0..self.config.chroma.planes()).map(|index| frame.plane(index));
-            let samples = planes.flat_map(|plane| (0..plane.height()).flat_map(move |y| plane.row(y)));
+            let samples =
+                planes.flat_map(|plane| (0..plane.height()).flat_map(move |y| plane.row(y)));
             for (sample, two) in samples.zip(out.chunks_exact_mut(2)) {
                 two.copy_from_slice(&bf16::from_f32((*sample).into()).to_le_bytes());
             }
         }
         self.sent.clear();
-        self.sent.extend_from_slice(&latents[latents.len() - 2 * self.samples..]);
+        self.sent
+            .extend_from_slice(&latents[latents.len() - 2 * self.samples..]);
         let conditioning = input.tensor_mut("conditioning_embeds", DType::Bf16, &[1])?;
         conditioning.copy_from_slice(&bf16::from_f32(self.sigma).to_le_bytes());
-        let steps = input.tensor_mut("denoising_step_list", DType::I64, &[plan.num_denoise_steps.into()])?;
+        let steps = input.tensor_mut(
+            "denoising_step_list",
+            DType::I64,
+            &[plan.num_denoise_steps.into()],
+        )?;
         for (number, step) in steps.chunks_exact_mut(8).enumerate() {
             step.copy_from_slice(&(number as i64 + 1).to_le_bytes());
         }
@@ -137,7 +153,10 @@ impl Session for Stream {
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, Failure> {
-        let frames = input.spec("latents_in").and_then(|spec| spec.dims().first().copied()).unwrap_or(0);
+        let frames = input
+            .spec("latents_in")
+            .and_then(|spec| spec.dims().first().copied())
+            .unwrap_or(0);
         let dims = [frames, self.samples as u64];
         let latents = input.tensor("latents_in", DType::Bf16, &dims)?;
         let out = output.tensor_mut("latents_out", DType::Bf16, &dims)?;
@@ -161,9 +180,17 @@ impl Session for Stream {
         for _ in 0..plan.num_denoise_steps {
             let old = state.clone();
             for (t, frame) in state.iter_mut().enumerate() {
-                let before = if t == 0 { self.cache.as_ref() } else { old.get(t - 1) };
+                let before = if t == 0 {
+                    self.cache.as_ref()
+                } else {
+                    old.get(t - 1)
+                };
                 for (i, sample) in frame.iter_mut().enumerate() {
-                    *sample = average(*sample, [before, old.get(t + 1)].map(|f| f.map(|f| f[i])), limit);
+                    *sample = average(
+                        *sample,
+                        [before, old.get(t + 1)].map(|f| f.map(|f| f[i])),
+                        limit,
+                    );
                 }
             }
         }
@@ -182,8 +209,13 @@ impl Session for Stream {
     ) -> Result<(), Failure> {
         let dims = [frames.len() as u64, self.samples as u64];
         let latents = output.tensor("latents_out", DType::Bf16, &dims)?;
-        for (frame, tokens) in frames.iter_mut().zip(latents.chunks_exact(2 * self.samples)) {
-            let mut samples = tokens.chunks_exact(2).map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32());
+        for (frame, tokens) in frames
+            .iter_mut()
+            .zip(latents.chunks_exact(2 * self.samples))
+        {
+            let mut samples = tokens
+                .chunks_exact(2)
+                .map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32());
             for index in 0..self.config.chroma.planes() {
                 let plane = frame.plane_mut(index);
                 for y in 0..plane.height() {
@@ -198,7 +230,10 @@ impl Session for Stream {
 }
 
 fn floats(tokens: &[u8]) -> Vec<f32> {
-    tokens.chunks_exact(2).map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32()).collect()
+    tokens
+        .chunks_exact(2)
+        .map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32())
+        .collect()
 }
 
 /// The weighted mean of a sample and its neighbours in time.

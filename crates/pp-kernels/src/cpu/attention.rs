@@ -45,11 +45,15 @@ pub(super) const BAND: usize = 8;
 type Lanes = [f32; LANES];
 
 fn lanes(slice: &[f32], at: usize) -> &Lanes {
-    slice[at..at + LANES].try_into().expect("a slice of LANES floats")
+    slice[at..at + LANES]
+        .try_into()
+        .expect("a slice of LANES floats")
 }
 
 fn lanes_mut(slice: &mut [f32], at: usize) -> &mut Lanes {
-    (&mut slice[at..at + LANES]).try_into().expect("a slice of LANES floats")
+    (&mut slice[at..at + LANES])
+        .try_into()
+        .expect("a slice of LANES floats")
 }
 
 impl Sums {
@@ -71,7 +75,9 @@ impl Sums {
     /// Both start at the band's first row of samples, margin to the left included.
     pub(super) fn finish(&self, layout: &PlaneLayout, keep: f32, noisy: &[f32], out: &mut [f32]) {
         let width = row_floats(layout);
-        let lines = out.chunks_exact_mut(layout.stride).zip(noisy.chunks_exact(layout.stride));
+        let lines = out
+            .chunks_exact_mut(layout.stride)
+            .zip(noisy.chunks_exact(layout.stride));
         for (number, (out, noisy)) in lines.enumerate() {
             let inside = layout.margin / CELL..layout.margin / CELL + layout.cells_x;
             let numerators = &self.numerator[number * width..];
@@ -97,98 +103,138 @@ fn row_floats(layout: &PlaneLayout) -> usize {
     "aarch64+neon"
 ))]
 pub(super) fn attend(job: &Attend<'_>, first: usize, rows: usize, sums: &mut Sums) {
-    let layout = &job.layout;
-    let width = row_floats(layout);
-    let vectors = layout.cells_x.div_ceil(LANES);
     // Distances reach one row of cells beyond the band on either side, where there is one.
     let low = first.saturating_sub(1);
-    let high = (first + rows + 1).min(layout.cells_y);
-    let line = layout.stride;
-
+    let high = (first + rows + 1).min(job.layout.cells_y);
+    let width = row_floats(&job.layout);
     for dy in -job.radius..=job.radius {
         for dx in -job.radius..=job.radius {
-            // Column `phase` of a cell meets column `shifted % 4` of the key's cell `shifted / 4` further on.
-            let shift: [usize; CELL] = std::array::from_fn(|phase| {
-                let shifted = phase as isize + dx + layout.margin as isize;
-                shifted as usize % CELL * line + shifted as usize / CELL
-            });
-            let home = layout.margin / CELL;
-
-            for cell in low..high {
-                let query = &job.query[layout.row((cell * CELL) as isize)..][..CELL * CELL * line];
-                let key = &job.key[layout.row((cell * CELL) as isize + dy)..][..CELL * CELL * line];
-                let distance = &mut sums.distance[(cell - low) * width..][..width];
-                for vector in 0..vectors {
-                    let x = vector * LANES;
-                    let mut sum = [0.0; LANES];
-                    for row in 0..CELL {
-                        for phase in 0..CELL {
-                            let q = lanes(query, (row * CELL + phase) * line + home + x);
-                            let k = lanes(key, row * CELL * line + shift[phase] + x);
-                            for i in 0..LANES {
-                                let difference = q[i] - k[i];
-                                sum[i] += difference * difference;
-                            }
-                        }
-                    }
-                    *lanes_mut(distance, x) = sum;
-                }
+            let offset = Offset::new(&job.layout, dx, dy);
+            for (cell, out) in (low..high).zip(sums.distance.chunks_exact_mut(width)) {
+                distances(job, &offset, cell, out);
             }
-
-            for cell in low..high - 1 {
-                let upper = &sums.distance[(cell - low) * width..][..width];
-                let lower = &sums.distance[(cell + 1 - low) * width..][..width];
-                let weight = &mut sums.weight[(cell - low) * width..][..width];
-                for vector in 0..vectors {
-                    let x = vector * LANES;
-                    let (a, b) = (lanes(upper, x), lanes(upper, x + 1));
-                    let (c, d) = (lanes(lower, x), lanes(lower, x + 1));
-                    let out = lanes_mut(weight, x);
-                    for i in 0..LANES {
-                        let excess = (((a[i] + b[i]) + (c[i] + d[i])) - job.floor).max(0.0);
-                        out[i] = exp(job.bias - excess * job.scale);
-                    }
-                }
-                // No patch starts at the last cell of a row.
-                weight[layout.cells_x - 1..].fill(0.0);
+            let below = sums.distance[width..].chunks_exact(width);
+            let pairs = sums.distance.chunks_exact(width).zip(below);
+            let patches = pairs.zip(sums.weight.chunks_exact_mut(width));
+            for ((upper, lower), out) in patches.take(high - low - 1) {
+                weights(job, upper, lower, out);
             }
-
             for row in 0..rows {
                 let cell = first + row;
-                let value = &job.value[layout.row((cell * CELL) as isize + dy)..][..CELL * CELL * line];
+                // The patches that start in the row of cells above, and in this one.
                 let above = (cell > low).then(|| &sums.weight[(cell - 1 - low) * width..][..width]);
-                let below = (cell + 1 < high).then(|| &sums.weight[(cell - low) * width..][..width]);
+                let here = (cell + 1 < high).then(|| &sums.weight[(cell - low) * width..][..width]);
                 let denominator = &mut sums.denominator[row * width..][..width];
-                let numerator = &mut sums.numerator[row * CELL * CELL * width..][..CELL * CELL * width];
-                for vector in 0..vectors {
-                    let x = vector * LANES;
-                    let mut sum = [0.0; LANES];
-                    for weight in [above, below].into_iter().flatten() {
-                        let own = lanes(weight, x);
-                        for i in 0..LANES {
-                            sum[i] += own[i];
-                        }
-                        let left: Lanes = match x {
-                            0 => std::array::from_fn(|i| if i == 0 { 0.0 } else { own[i - 1] }),
-                            _ => *lanes(weight, x - 1),
-                        };
-                        for i in 0..LANES {
-                            sum[i] += left[i];
-                        }
-                    }
-                    let total = lanes_mut(denominator, x);
-                    for i in 0..LANES {
-                        total[i] += sum[i];
-                    }
-                    for sample_row in 0..CELL {
-                        for phase in 0..CELL {
-                            let v = lanes(value, sample_row * CELL * line + shift[phase] + x);
-                            let n = lanes_mut(numerator, (sample_row * CELL + phase) * width + x);
-                            for i in 0..LANES {
-                                n[i] += sum[i] * v[i];
-                            }
-                        }
-                    }
+                let numerator =
+                    &mut sums.numerator[row * CELL * CELL * width..][..CELL * CELL * width];
+                gather(job, &offset, cell, [above, here], denominator, numerator);
+            }
+        }
+    }
+}
+
+/// Where the keys of one offset lie.
+struct Offset {
+    dy: isize,
+    /// For each column of a query cell, the start of the key's column in a row of samples.
+    column: [usize; CELL],
+}
+
+impl Offset {
+    #[inline(always)]
+    fn new(layout: &PlaneLayout, dx: isize, dy: isize) -> Offset {
+        // Column `phase` of a cell meets column `x % 4` of the key's cell `x / 4`.
+        let column = std::array::from_fn(|phase| {
+            let x = (phase as isize + dx + layout.margin as isize) as usize;
+            x % CELL * layout.stride + x / CELL
+        });
+        Offset { dy, column }
+    }
+
+    /// The four rows of samples of a row of cells, shifted down by the offset.
+    #[inline(always)]
+    fn rows<'a>(&self, layout: &PlaneLayout, plane: &'a [f32], cell: usize) -> &'a [f32] {
+        &plane[layout.row((cell * CELL) as isize + self.dy)..][..CELL * CELL * layout.stride]
+    }
+}
+
+/// Sums of squared differences over the cells of one row.
+#[inline(always)]
+fn distances(job: &Attend<'_>, offset: &Offset, cell: usize, out: &mut [f32]) {
+    let layout = &job.layout;
+    let home = Offset::new(layout, 0, 0);
+    let query = home.rows(layout, job.query, cell);
+    let key = offset.rows(layout, job.key, cell);
+    for x in (0..layout.cells_x).step_by(LANES) {
+        let mut sum = [0.0; LANES];
+        for row in 0..CELL {
+            let line = row * CELL * layout.stride;
+            for (q, k) in home.column.into_iter().zip(offset.column) {
+                let q = lanes(query, line + q + x);
+                let k = lanes(key, line + k + x);
+                for i in 0..LANES {
+                    let difference = q[i] - k[i];
+                    sum[i] += difference * difference;
+                }
+            }
+        }
+        *lanes_mut(out, x) = sum;
+    }
+}
+
+/// Softmax weights of the patches that start in one row of cells, from the sums of that row and the next.
+#[inline(always)]
+fn weights(job: &Attend<'_>, upper: &[f32], lower: &[f32], out: &mut [f32]) {
+    let cells_x = job.layout.cells_x;
+    for x in (0..cells_x).step_by(LANES) {
+        let (a, b) = (lanes(upper, x), lanes(upper, x + 1));
+        let (c, d) = (lanes(lower, x), lanes(lower, x + 1));
+        let weight = lanes_mut(out, x);
+        for i in 0..LANES {
+            let distance = (a[i] + b[i]) + (c[i] + d[i]);
+            let excess = (distance - job.floor).max(0.0);
+            weight[i] = exp(job.bias - excess * job.scale);
+        }
+    }
+    // No patch starts at the last cell of a row.
+    out[cells_x - 1..].fill(0.0);
+}
+
+/// Adds the values of one row of cells, each weighted by the patches that cover its cell.
+#[inline(always)]
+fn gather(
+    job: &Attend<'_>,
+    offset: &Offset,
+    cell: usize,
+    patches: [Option<&[f32]>; 2],
+    denominator: &mut [f32],
+    numerator: &mut [f32],
+) {
+    let layout = &job.layout;
+    let value = offset.rows(layout, job.value, cell);
+    let width = denominator.len();
+    for x in (0..layout.cells_x).step_by(LANES) {
+        let mut sum = [0.0; LANES];
+        for weight in patches.into_iter().flatten() {
+            let own = lanes(weight, x);
+            let left: Lanes = match x {
+                0 => std::array::from_fn(|i| if i == 0 { 0.0 } else { own[i - 1] }),
+                _ => *lanes(weight, x - 1),
+            };
+            for i in 0..LANES {
+                sum[i] += own[i] + left[i];
+            }
+        }
+        let total = lanes_mut(denominator, x);
+        for i in 0..LANES {
+            total[i] += sum[i];
+        }
+        for row in 0..CELL {
+            for (phase, column) in offset.column.into_iter().enumerate() {
+                let v = lanes(value, row * CELL * layout.stride + column + x);
+                let n = lanes_mut(numerator, (row * CELL + phase) * width + x);
+                for i in 0..LANES {
+                    n[i] += sum[i] * v[i];
                 }
             }
         }
@@ -227,7 +273,10 @@ mod tests {
             let relative = (f64::from(exp(x)) - exact).abs() / exact;
             // Half a unit for the constant log2 e, half a unit for the product.
             let rounding = f64::from(x.abs()) * 2f64.powi(-23);
-            assert!(relative <= 3e-7 + rounding, "exp({x}) is off by {relative:e}");
+            assert!(
+                relative <= 3e-7 + rounding,
+                "exp({x}) is off by {relative:e}"
+            );
         }
     }
 }

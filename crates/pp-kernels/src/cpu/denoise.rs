@@ -41,15 +41,31 @@ pub(super) struct Denoiser {
 
 impl Denoiser {
     pub(super) fn new(geometry: Geometry, max_frames: usize, threads: usize) -> Denoiser {
-        let layouts: Vec<_> = geometry.planes.iter().map(|p| PlaneLayout::new(p, RADIUS[0])).collect();
-        let planes = || layouts.iter().map(|l| vec![0.0; l.len()]).collect::<Vec<_>>();
-        let slot = || Slot { frame: 0, planes: planes() };
+        let layouts: Vec<_> = geometry
+            .planes
+            .iter()
+            .map(|p| PlaneLayout::new(p, RADIUS[0]))
+            .collect();
+        let planes = || {
+            layouts
+                .iter()
+                .map(|l| vec![0.0; l.len()])
+                .collect::<Vec<_>>()
+        };
+        let slot = || Slot {
+            frame: 0,
+            planes: planes(),
+        };
         Denoiser {
-            slots: std::iter::repeat_with(slot).take(CONTEXT_FRAMES + max_frames).collect(),
+            slots: std::iter::repeat_with(slot)
+                .take(CONTEXT_FRAMES + max_frames)
+                .collect(),
             context: 0,
             before: std::iter::repeat_with(planes).take(max_frames).collect(),
             after: std::iter::repeat_with(planes).take(max_frames).collect(),
-            sums: std::iter::repeat_with(Sums::default).take(threads).collect(),
+            sums: std::iter::repeat_with(Sums::default)
+                .take(threads)
+                .collect(),
             sigma: Vec::new(),
             geometry,
             layouts,
@@ -98,7 +114,13 @@ impl Denoiser {
             for (number, strength) in strengths.iter().enumerate() {
                 let first = number == 0;
                 let last = number + 1 == strengths.len();
-                self.pass(plan, *strength, first, if last { 0.0 } else { KEEP }, frames);
+                self.pass(
+                    plan,
+                    *strength,
+                    first,
+                    if last { 0.0 } else { KEEP },
+                    frames,
+                );
                 std::mem::swap(&mut self.before, &mut self.after);
             }
             self.store(frames, output);
@@ -121,7 +143,8 @@ impl Denoiser {
         let bytes = self.geometry.frame_bytes();
         for (index, tokens) in output.chunks_exact_mut(bytes).enumerate().take(frames) {
             for (number, plane) in self.geometry.planes.iter().enumerate() {
-                let tokens = &mut tokens[plane.first_token * TOKEN * 2..][..plane.tokens() * TOKEN * 2];
+                let tokens =
+                    &mut tokens[plane.first_token * TOKEN * 2..][..plane.tokens() * TOKEN * 2];
                 self.layouts[number].store(&self.before[index][number], plane, tokens);
             }
         }
@@ -139,25 +162,45 @@ impl Denoiser {
     /// One generator call: every frame of the chunk attends to its neighbours in time. Of the noisy samples, `keep`
     /// stays in what it leaves for the next one.
     fn pass(&mut self, plan: &Plan, strength: f32, first: bool, keep: f32, frames: usize) {
-        let Denoiser { layouts, slots, before, after, sums, sigma, context, .. } = self;
+        let Denoiser {
+            layouts,
+            slots,
+            before,
+            after,
+            sums,
+            sigma,
+            context,
+            ..
+        } = self;
         let slots = &slots[CONTEXT_FRAMES - *context..CONTEXT_FRAMES + frames];
         let (before, context) = (&*before, *context);
         let layouts = &*layouts;
 
         // One job is a band of one plane of one frame; the longest planes come first within a frame.
-        let jobs = after[..frames].iter_mut().enumerate().flat_map(|(frame, planes)| {
-            planes.iter_mut().enumerate().flat_map(move |(plane, out)| {
-                let layout = &layouts[plane];
-                let rows = &mut out[layout.row(0)..][..layout.cells_y * CELL * CELL * layout.stride];
-                let band = BAND * CELL * CELL * layout.stride;
-                rows.chunks_mut(band).enumerate().map(move |(number, rows)| (frame, plane, number, rows))
-            })
-        });
+        let jobs = after[..frames]
+            .iter_mut()
+            .enumerate()
+            .flat_map(|(frame, planes)| {
+                planes.iter_mut().enumerate().flat_map(move |(plane, out)| {
+                    let layout = &layouts[plane];
+                    let rows =
+                        &mut out[layout.row(0)..][..layout.cells_y * CELL * CELL * layout.stride];
+                    let band = BAND * CELL * CELL * layout.stride;
+                    rows.chunks_mut(band)
+                        .enumerate()
+                        .map(move |(number, rows)| (frame, plane, number, rows))
+                })
+            });
         let jobs = Mutex::new(jobs);
         let work = |sums: &mut Sums| {
             loop {
-                let job = jobs.lock().expect("no band panics while it takes a job").next();
-                let Some((frame, plane, number, out)) = job else { break };
+                let job = jobs
+                    .lock()
+                    .expect("no band panics while it takes a job")
+                    .next();
+                let Some((frame, plane, number, out)) = job else {
+                    break;
+                };
                 let layout = layouts[plane];
                 let query = &slots[context + frame];
                 let rows = BAND.min(layout.cells_y - number * BAND);
@@ -167,7 +210,9 @@ impl Denoiser {
                 // Variance of the noise in queries and keys, over that of the frames.
                 let variance = if first { 1.0 } else { KEEP * KEEP };
                 for (index, key) in slots.iter().enumerate() {
-                    let Some(radius) = RADIUS.get(query.frame.abs_diff(key.frame) as usize) else { continue };
+                    let Some(radius) = RADIUS.get(query.frame.abs_diff(key.frame) as usize) else {
+                        continue;
+                    };
                     // Context frames take part as they came: there is no estimate of them.
                     let of_chunk = index.checked_sub(context);
                     let (key_plane, key_variance, bias) = match of_chunk {
@@ -177,7 +222,11 @@ impl Denoiser {
                     };
                     let job = Attend {
                         layout,
-                        query: if first { &query.planes[plane] } else { &before[frame][plane] },
+                        query: if first {
+                            &query.planes[plane]
+                        } else {
+                            &before[frame][plane]
+                        },
                         key: key_plane,
                         value: &key.planes[plane],
                         radius: *radius as isize,
@@ -187,7 +236,8 @@ impl Denoiser {
                     };
                     attend(&job, number * BAND, rows, sums);
                 }
-                let noisy = &query.planes[plane][layout.row((number * BAND * CELL) as isize)..][..out.len()];
+                let noisy = &query.planes[plane][layout.row((number * BAND * CELL) as isize)..]
+                    [..out.len()];
                 sums.finish(&layout, keep, noisy, out);
             }
         };

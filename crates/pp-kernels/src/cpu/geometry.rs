@@ -106,7 +106,11 @@ mod tests {
     #[test]
     fn odd_sizes_round_up_twice() {
         let geometry = Geometry::new(35, 17, Chroma::C420);
-        let sizes: Vec<_> = geometry.planes.iter().map(|p| (p.padded_width(), p.padded_height())).collect();
+        let sizes: Vec<_> = geometry
+            .planes
+            .iter()
+            .map(|p| (p.padded_width(), p.padded_height()))
+            .collect();
         assert_eq!(sizes, [(40, 24), (24, 16), (24, 16)]);
         assert_eq!(geometry.planes[2].first_token, 15 + 6);
     }

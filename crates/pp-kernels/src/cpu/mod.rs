@@ -18,8 +18,8 @@ mod tokens;
 
 use half::bf16;
 
-pub use noise::{add_gaussian, estimate_sigma};
 pub(crate) use denoise::MIN_H2;
+pub use noise::{add_gaussian, estimate_sigma};
 pub(crate) use plane::mirrored;
 
 use crate::config::{Chroma, ChunkShape, Description, SessionConfig, Space};
@@ -67,7 +67,9 @@ impl Kernels for Cpu {
 
     fn create(config: &SessionConfig) -> Result<CpuSession, Failure> {
         if config.space != Space::Host {
-            return Err(Failure::unsupported("the cpu kernels work on host memory only"));
+            return Err(Failure::unsupported(
+                "the cpu kernels work on host memory only",
+            ));
         }
         let threads = match config.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -96,7 +98,10 @@ impl CpuSession {
 
     /// Remembers the chunk's last frames, for the next chunk's `context_frames`.
     fn remember(&mut self, frames: &[FrameView<'_>]) {
-        let bytes = self.config.chroma.packed_frame_bytes(self.config.width, self.config.height);
+        let bytes = self
+            .config
+            .chroma
+            .packed_frame_bytes(self.config.width, self.config.height);
         for frame in &frames[frames.len().saturating_sub(CONTEXT_FRAMES)..] {
             if self.history.len() < CONTEXT_FRAMES {
                 self.history.push(vec![0; bytes]);
@@ -128,7 +133,9 @@ impl CpuSession {
             let given = self.config.noise_sigma;
             let planes = 0..self.geometry.planes.len();
             self.sigma.clear();
-            self.sigma.extend(planes.map(|plane| given.unwrap_or_else(|| estimate_sigma(frame.plane(plane)))));
+            self.sigma.extend(
+                planes.map(|plane| given.unwrap_or_else(|| estimate_sigma(frame.plane(plane)))),
+            );
         }
     }
 }
@@ -143,7 +150,11 @@ impl Session for CpuSession {
         }
         let mut inputs = vec![
             self.latents("latents_in", shape.frames)?,
-            TensorSpec::new("conditioning_embeds", DType::Bf16, &[self.geometry.planes.len() as u64])?,
+            TensorSpec::new(
+                "conditioning_embeds",
+                DType::Bf16,
+                &[self.geometry.planes.len() as u64],
+            )?,
             TensorSpec::new("denoising_step_list", DType::I64, &[shape.steps.into()])?,
         ];
         if shape.context_frames > 0 {
@@ -179,8 +190,13 @@ impl Session for CpuSession {
             let tokens = input.tensor_mut("context_frames", DType::Bf16, &dims)?;
             let history = &self.history[self.history.len() - context as usize..];
             for (packed, out) in history.iter().zip(tokens.chunks_exact_mut(bytes)) {
-                let frame = FrameView::packed(packed, self.config.width, self.config.height, self.config.chroma)
-                    .ok_or_else(|| Failure::error("a remembered frame has another size"))?;
+                let frame = FrameView::packed(
+                    packed,
+                    self.config.width,
+                    self.config.height,
+                    self.config.chroma,
+                )
+                .ok_or_else(|| Failure::error("a remembered frame has another size"))?;
                 self.encode_frame(&frame, out);
             }
         }
@@ -211,7 +227,10 @@ impl Session for CpuSession {
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, Failure> {
         // Everything that can fail comes before the first change of state.
-        let frames = input.spec("latents_in").and_then(|spec| spec.dims().first().copied()).unwrap_or(0);
+        let frames = input
+            .spec("latents_in")
+            .and_then(|spec| spec.dims().first().copied())
+            .unwrap_or(0);
         let frames = u32::try_from(frames).unwrap_or(u32::MAX);
         if frames == 0 || frames > self.config.max_frames {
             return Err(Failure::invalid(format!(
@@ -222,12 +241,26 @@ impl Session for CpuSession {
         let dims = self.latents_dims(frames);
         let latents_in = input.tensor("latents_in", DType::Bf16, &dims)?;
         let latents_out = output.tensor_mut("latents_out", DType::Bf16, &dims)?;
-        let sigma = input.tensor("conditioning_embeds", DType::Bf16, &[self.geometry.planes.len() as u64])?;
-        let sigma = || sigma.chunks_exact(2).map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32());
+        let sigma = input.tensor(
+            "conditioning_embeds",
+            DType::Bf16,
+            &[self.geometry.planes.len() as u64],
+        )?;
+        let sigma = || {
+            sigma
+                .chunks_exact(2)
+                .map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32())
+        };
         if let Some(bad) = sigma().find(|sigma| !(0.0..=255.0).contains(sigma)) {
-            return Err(Failure::invalid(format!("conditioning_embeds holds a noise of {bad}, must lie within 0 and 255")));
+            return Err(Failure::invalid(format!(
+                "conditioning_embeds holds a noise of {bad}, must lie within 0 and 255"
+            )));
         }
-        let list = input.tensor("denoising_step_list", DType::I64, &[plan.num_denoise_steps.into()])?;
+        let list = input.tensor(
+            "denoising_step_list",
+            DType::I64,
+            &[plan.num_denoise_steps.into()],
+        )?;
         self.strengths.clear();
         for step in list.chunks_exact(8) {
             let step = i64::from_le_bytes(step.try_into().unwrap_or_default());
@@ -236,20 +269,33 @@ impl Session for CpuSession {
         let context = context_count(plan, input.spec("context_frames"))?;
         let context = match context {
             0 => None,
-            count if u64::from(count) > plan.current_start_frame || count as usize > CONTEXT_FRAMES => {
+            count
+                if u64::from(count) > plan.current_start_frame
+                    || count as usize > CONTEXT_FRAMES =>
+            {
                 return Err(Failure::invalid(format!(
                     "{count} context frames in front of frame {}, at most {CONTEXT_FRAMES}",
                     plan.current_start_frame
                 )));
             }
-            count => Some(input.tensor("context_frames", DType::Bf16, &self.latents_dims(count))?),
+            count => {
+                Some(input.tensor("context_frames", DType::Bf16, &self.latents_dims(count))?)
+            }
         };
-        if plan.current_start_frame.checked_add(frames.into()).is_none() {
+        if plan
+            .current_start_frame
+            .checked_add(frames.into())
+            .is_none()
+        {
             return Err(Failure::invalid("frame numbers overflow"));
         }
 
         let denoiser = self.denoiser.get_or_insert_with(|| {
-            Denoiser::new(self.geometry.clone(), self.config.max_frames as usize, self.threads)
+            Denoiser::new(
+                self.geometry.clone(),
+                self.config.max_frames as usize,
+                self.threads,
+            )
         });
         if plan.init_cache || plan.reset_kv_cache {
             denoiser.clear_context();
@@ -272,7 +318,10 @@ impl Session for CpuSession {
     ) -> Result<(), Failure> {
         let dims = self.latents_dims(frames.len() as u32);
         let latents = output.tensor("latents_out", DType::Bf16, &dims)?;
-        for (frame, tokens) in frames.iter_mut().zip(latents.chunks_exact(self.geometry.frame_bytes())) {
+        for (frame, tokens) in frames
+            .iter_mut()
+            .zip(latents.chunks_exact(self.geometry.frame_bytes()))
+        {
             for (index, plane) in self.geometry.planes.iter().enumerate() {
                 let tokens = &tokens[plane.first_token * TOKEN * 2..][..plane.tokens() * TOKEN * 2];
                 tokens::decode_plane(tokens, plane, frame.plane_mut(index));
@@ -290,7 +339,11 @@ fn context_count(plan: &Plan, spec: Option<&TensorSpec>) -> Result<u32, Failure>
             [frames, ..] if *frames > 0 => Ok(u32::try_from(*frames).unwrap_or(u32::MAX)),
             _ => Err(Failure::invalid("context_frames holds no frame")),
         },
-        (true, None) => Err(Failure::invalid("the plan asks for a recompute, but context_frames is missing")),
-        (false, Some(_)) => Err(Failure::invalid("context_frames is there, but the plan asks for no recompute")),
+        (true, None) => Err(Failure::invalid(
+            "the plan asks for a recompute, but context_frames is missing",
+        )),
+        (false, Some(_)) => Err(Failure::invalid(
+            "context_frames is there, but the plan asks for no recompute",
+        )),
     }
 }

@@ -15,7 +15,11 @@ pub fn estimate_sigma(plane: PlaneView<'_>) -> f32 {
     let mut count = 0u32;
     for y in 1..plane.height().saturating_sub(1) {
         let rows = [plane.row(y - 1), plane.row(y), plane.row(y + 1)];
-        for ((a, b), c) in rows[0].windows(3).zip(rows[1].windows(3)).zip(rows[2].windows(3)) {
+        for ((a, b), c) in rows[0]
+            .windows(3)
+            .zip(rows[1].windows(3))
+            .zip(rows[2].windows(3))
+        {
             if b[1] == 0 || b[1] == 255 {
                 continue;
             }
@@ -37,7 +41,11 @@ pub fn estimate_sigma(plane: PlaneView<'_>) -> f32 {
         let n = f64::from(n);
         if below + n >= half {
             // Bin `value` covers value ± 0.5, bin 0 only its upper half.
-            let (start, length) = if value == 0 { (0.0, 0.5) } else { (value as f64 - 0.5, 1.0) };
+            let (start, length) = if value == 0 {
+                (0.0, 0.5)
+            } else {
+                (value as f64 - 0.5, 1.0)
+            };
             let median = start + length * (half - below) / n;
             // Response of white noise: variance 36 σ²; median of |N(0,1)|: 0.6745.
             return (median / (6.0 * 0.674_489_75)) as f32;

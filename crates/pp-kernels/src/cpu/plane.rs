@@ -88,7 +88,10 @@ impl PlaneLayout {
 
     /// Fills the margin from the plane.
     pub(super) fn mirror(&self, plane: &mut [f32]) {
-        let (width, height) = ((self.cells_x * CELL) as isize, (self.cells_y * CELL) as isize);
+        let (width, height) = (
+            (self.cells_x * CELL) as isize,
+            (self.cells_y * CELL) as isize,
+        );
         let margin = self.margin as isize;
         for y in 0..height {
             for x in (-margin..0).chain(width..width + margin) {
@@ -128,7 +131,11 @@ mod tests {
         let mut tokens = vec![0; geometry.frame_bytes()];
         for (i, token) in tokens.chunks_exact_mut(2 * TOKEN).enumerate() {
             for dy in 0..PATCH {
-                tokens::write_row(token, dy, &std::array::from_fn(|dx| ((i * 31 + dy * 8 + dx) % 256) as f32));
+                tokens::write_row(
+                    token,
+                    dy,
+                    &std::array::from_fn(|dx| ((i * 31 + dy * 8 + dx) % 256) as f32),
+                );
             }
         }
         let mut samples = vec![0.0; layout.len()];
@@ -138,6 +145,9 @@ mod tests {
         assert_eq!(back, tokens);
         assert_eq!(samples[layout.at(-1, 3)], samples[layout.at(0, 3)]);
         assert_eq!(samples[layout.at(-7, -2)], samples[layout.at(6, 1)]);
-        assert_eq!(samples[layout.at(48 + 6, 24 + 6)], samples[layout.at(41, 17)]);
+        assert_eq!(
+            samples[layout.at(48 + 6, 24 + 6)],
+            samples[layout.at(41, 17)]
+        );
     }
 }

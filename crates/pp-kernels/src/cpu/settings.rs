@@ -41,6 +41,8 @@ pub fn schedule(steps: u32) -> impl Iterator<Item = i64> {
 pub fn strength(step: i64) -> Result<f32, Failure> {
     match step {
         1..=10_000 => Ok(step as f32 / 1000.0),
-        _ => Err(Failure::invalid(format!("denoising_step_list holds {step}, must lie within 1 and 10000"))),
+        _ => Err(Failure::invalid(format!(
+            "denoising_step_list holds {step}, must lie within 1 and 10000"
+        ))),
     }
 }

@@ -18,7 +18,9 @@ pub(super) fn encode_plane(plane: PlaneView<'_>, geometry: &PlaneGeometry, out: 
     for (y, tokens) in out.chunks_exact_mut(per_token_row).enumerate() {
         for dy in 0..PATCH {
             let row = plane.row((y * PATCH + dy).min(geometry.height - 1));
-            let mut places = tokens.chunks_exact_mut(2 * TOKEN).map(|token| &mut token[dy * ROW..][..ROW]);
+            let mut places = tokens
+                .chunks_exact_mut(2 * TOKEN)
+                .map(|token| &mut token[dy * ROW..][..ROW]);
             let (patches, rest) = row.split_at(whole * PATCH);
             for (patch, place) in patches.chunks_exact(PATCH).zip(&mut places) {
                 encode_row(patch.try_into().unwrap_or(&[0; PATCH]), place);
@@ -47,10 +49,13 @@ pub(super) fn decode_plane(tokens: &[u8], geometry: &PlaneGeometry, plane: &mut 
         let rows = PATCH.min(geometry.height - y * PATCH);
         for dy in 0..rows {
             let row = plane.row_mut(y * PATCH + dy);
-            let places = tokens.chunks_exact(2 * TOKEN).map(|token| &token[dy * ROW..][..ROW]);
+            let places = tokens
+                .chunks_exact(2 * TOKEN)
+                .map(|token| &token[dy * ROW..][..ROW]);
             for (samples, place) in row.chunks_mut(PATCH).zip(places) {
                 for (sample, two) in samples.iter_mut().zip(place.chunks_exact(2)) {
-                    let value = f32::from_bits(u32::from(u16::from_le_bytes([two[0], two[1]])) << 16);
+                    let value =
+                        f32::from_bits(u32::from(u16::from_le_bytes([two[0], two[1]])) << 16);
                     // A cast saturates, and turns NaN into 0.
                     *sample = (value + 0.5) as u8;
                 }
@@ -62,7 +67,9 @@ pub(super) fn decode_plane(tokens: &[u8], geometry: &PlaneGeometry, plane: &mut 
 /// Reads one row of eight samples of a token.
 pub(super) fn read_row(token: &[u8], dy: usize) -> [f32; PATCH] {
     let row = &token[dy * ROW..][..ROW];
-    std::array::from_fn(|i| f32::from_bits(u32::from(u16::from_le_bytes([row[2 * i], row[2 * i + 1]])) << 16))
+    std::array::from_fn(|i| {
+        f32::from_bits(u32::from(u16::from_le_bytes([row[2 * i], row[2 * i + 1]])) << 16)
+    })
 }
 
 /// Writes one row of eight samples of a token, each rounded to the nearest bf16 (ties to even).
@@ -85,9 +92,17 @@ mod tests {
         let plane = geometry.planes[0];
         let samples: Vec<u8> = (0..19 * 18).map(|i| (i % 256) as u8).collect();
         let mut tokens = vec![0xEE; geometry.frame_bytes()];
-        encode_plane(PlaneView::new(&samples, 19, 19, 18).unwrap(), &plane, &mut tokens);
+        encode_plane(
+            PlaneView::new(&samples, 19, 19, 18).unwrap(),
+            &plane,
+            &mut tokens,
+        );
         let mut back = vec![0; samples.len()];
-        decode_plane(&tokens, &plane, &mut PlaneViewMut::new(&mut back, 19, 19, 18).unwrap());
+        decode_plane(
+            &tokens,
+            &plane,
+            &mut PlaneViewMut::new(&mut back, 19, 19, 18).unwrap(),
+        );
         assert_eq!(back, samples);
         // The last token's last row holds the last row's last three samples, then the last sample five times.
         let token = &tokens[8 * TOKEN * 2..];
@@ -103,7 +118,11 @@ mod tests {
         let values = [-3.0, 0.49, 0.5, 1.0, 254.0, 300.0, f32::NAN, 2.5];
         write_row(&mut tokens, 0, &values);
         let mut back = vec![9; 256];
-        decode_plane(&tokens, &geometry.planes[0], &mut PlaneViewMut::new(&mut back, 16, 16, 16).unwrap());
+        decode_plane(
+            &tokens,
+            &geometry.planes[0],
+            &mut PlaneViewMut::new(&mut back, 16, 16, 16).unwrap(),
+        );
         assert_eq!(back[..8], [0, 0, 1, 1, 254, 255, 0, 3]);
     }
 }

@@ -28,7 +28,10 @@ pub(super) struct ErrorBuffer {
 
 impl ErrorBuffer {
     pub(super) fn new() -> ErrorBuffer {
-        ErrorBuffer { text: [0; 512], length: 0 }
+        ErrorBuffer {
+            text: [0; 512],
+            length: 0,
+        }
     }
 
     /// Calls `call` with an error struct that points here.
@@ -47,7 +50,9 @@ impl ErrorBuffer {
 
     /// The text in one line; control characters and what is not UTF-8 are replaced, a length that lies is cut.
     fn text(&self) -> String {
-        let length = usize::try_from(self.length).unwrap_or(usize::MAX).min(self.text.len());
+        let length = usize::try_from(self.length)
+            .unwrap_or(usize::MAX)
+            .min(self.text.len());
         String::from_utf8_lossy(&self.text[..length])
             .chars()
             .map(|c| if c.is_control() { ' ' } else { c })
@@ -76,8 +81,17 @@ impl Caller {
         }
         let kernels = self.name.to_string();
         Err(match Status::from_code(status) {
-            Status::Panic => KernelError::Panicked { kernels, operation, message },
-            status => KernelError::Failed { kernels, operation, status, message },
+            Status::Panic => KernelError::Panicked {
+                kernels,
+                operation,
+                message,
+            },
+            status => KernelError::Failed {
+                kernels,
+                operation,
+                status,
+                message,
+            },
         })
     }
 
@@ -142,13 +156,16 @@ impl std::fmt::Debug for KernelSession {
 
 impl KernelSession {
     pub(super) fn open(caller: Caller, config: &SessionConfig) -> Result<Self, KernelError> {
-        config.validate().map_err(|failure| bad_call("create", failure.message))?;
+        config
+            .validate()
+            .map_err(|failure| bad_call("create", failure.message))?;
         let create = caller.entry("create", caller.table.create)?;
         let raw_config = config.to_abi();
         let mut raw = std::ptr::null_mut();
         let mut error = ErrorBuffer::new();
         // SAFETY: the table was checked; the structs live across the call and carry their sizes.
-        let status = error.with(|error| unsafe { create(&raw const raw_config, &raw mut raw, error) });
+        let status =
+            error.with(|error| unsafe { create(&raw const raw_config, &raw mut raw, error) });
         caller.judge("create", status, &error)?;
         if raw.is_null() {
             return Err(caller.bad_answer("create", "it said OK and gave no session"));
@@ -203,14 +220,19 @@ impl KernelSession {
         let raw = self.raw;
         // SAFETY: `raw` is a live session of this table, used by one thread at a time (`&mut self`); the arrays hold
         // `capacity` elements and live across the call.
-        let status = self.error.with(|error| unsafe { layout(raw, &raw mut args, error) });
+        let status = self
+            .error
+            .with(|error| unsafe { layout(raw, &raw mut args, error) });
         self.judge(OP, status)?;
         let read = |raw: &[abi::Tensor], count: u32, which: &str| {
-            let written = raw.get(..count as usize).ok_or_else(|| {
-                format!("{count} {which} tensors, at most {}", abi::MAX_TENSORS)
-            })?;
-            let specs: Result<Vec<_>, _> = written.iter().map(|t| TensorSpec::from_abi(*t)).collect();
-            specs.and_then(TensorList::new).map_err(|failure| failure.message)
+            let written = raw
+                .get(..count as usize)
+                .ok_or_else(|| format!("{count} {which} tensors, at most {}", abi::MAX_TENSORS))?;
+            let specs: Result<Vec<_>, _> =
+                written.iter().map(|t| TensorSpec::from_abi(*t)).collect();
+            specs
+                .and_then(TensorList::new)
+                .map_err(|failure| failure.message)
         };
         let lists = read(&inputs, args.input_count, "input")
             .and_then(|i| Ok((i, read(&outputs, args.output_count, "output")?)));
@@ -237,7 +259,12 @@ impl KernelSession {
         for frame in frames {
             let raw = std::array::from_fn(|index| {
                 let plane = frame.plane(index);
-                raw_plane(plane.as_ptr().cast_mut(), plane.stride(), plane.width(), plane.height())
+                raw_plane(
+                    plane.as_ptr().cast_mut(),
+                    plane.stride(),
+                    plane.width(),
+                    plane.height(),
+                )
             });
             self.frames.push(abi::Frame { planes: raw });
         }
@@ -333,7 +360,9 @@ impl KernelSession {
         let raw = self.raw;
         // SAFETY: a live session used by one thread; every plane was checked to hold the session's size and is
         // borrowed exclusively across the call; the payload covers its tensors.
-        let status = self.error.with(|error| unsafe { decode(raw, &raw mut args, error) });
+        let status = self
+            .error
+            .with(|error| unsafe { decode(raw, &raw mut args, error) });
         self.judge(OP, status)
     }
 
@@ -386,7 +415,8 @@ impl KernelSession {
                 ),
             ));
         }
-        plan.validate().map_err(|failure| bad_call(operation, failure.message))
+        plan.validate()
+            .map_err(|failure| bad_call(operation, failure.message))
     }
 
     fn check_frames(&self, operation: &'static str, frames: usize) -> Result<(), KernelError> {
@@ -403,7 +433,10 @@ impl KernelSession {
     fn check_planes(&self, operation: &'static str) -> Result<(), KernelError> {
         for (number, frame) in self.frames.iter().enumerate() {
             for (index, plane) in frame.planes.iter().enumerate() {
-                let must = self.config.chroma.plane_size(index, self.config.width, self.config.height);
+                let must =
+                    self.config
+                        .chroma
+                        .plane_size(index, self.config.width, self.config.height);
                 if (plane.width, plane.height) != must {
                     return Err(bad_call(
                         operation,
@@ -434,7 +467,11 @@ fn bad_call(operation: &'static str, reason: String) -> KernelError {
 
 fn raw_plane(data: *mut u8, stride: usize, width: usize, height: usize) -> abi::Plane {
     abi::Plane {
-        data: if height == 0 { std::ptr::null_mut() } else { data },
+        data: if height == 0 {
+            std::ptr::null_mut()
+        } else {
+            data
+        },
         stride: stride as u64,
         width: width as u32,
         height: height as u32,

@@ -9,25 +9,35 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The workspace's root.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is there")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .expect("the workspace is there")
 }
 
 /// A path of its own for a file that a test makes.
 pub fn scratch(name: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("plugins-{}", std::process::id()));
+    let dir =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("plugins-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("the target directory can be written");
     dir.join(format!("{number}-{name}"))
 }
 
 /// Compiles a C file that lies in the repository into a shared library.
 pub fn compile_c_file(source: &Path, defines: &[&str]) -> PathBuf {
-    let name = source.file_stem().expect("a file").to_string_lossy().into_owned();
+    let name = source
+        .file_stem()
+        .expect("a file")
+        .to_string_lossy()
+        .into_owned();
     let out = scratch(&format!("{name}.so"));
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let output = Command::new(compiler)
-        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-O1"])
+        .args([
+            "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-O1",
+        ])
         .args(defines.iter().map(|define| format!("-D{define}")))
         .arg("-I")
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("include"))
@@ -36,7 +46,11 @@ pub fn compile_c_file(source: &Path, defines: &[&str]) -> PathBuf {
         .arg(source)
         .output()
         .expect("a C compiler (cc, or the one named by CC) can be run");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     out
 }
 
@@ -55,13 +69,24 @@ pub fn median() -> PathBuf {
 /// A `cdylib` of the workspace, built by cargo if it is not there yet.
 pub fn rust_plugin(package: &str) -> PathBuf {
     // Cargo has let go of its lock by the time tests run, so its directory serves again.
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("tmp lies in the target directory");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .parent()
+        .expect("tmp lies in the target directory");
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--offline", "--package", package, "--target-dir"])
+        .args([
+            "build",
+            "--quiet",
+            "--offline",
+            "--package",
+            package,
+            "--target-dir",
+        ])
         .arg(target)
         .current_dir(root())
         .status()
         .expect("cargo can be run");
     assert!(status.success(), "cargo build --package {package} failed");
-    target.join("debug").join(format!("lib{}.so", package.replace('-', "_")))
+    target
+        .join("debug")
+        .join(format!("lib{}.so", package.replace('-', "_")))
 }

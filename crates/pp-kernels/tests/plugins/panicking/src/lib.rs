@@ -1,8 +1,8 @@
 //! Test plugin: panics where the tests tell it to. The frame width chooses the entry.
 
 use pp_kernels::{
-    Chroma, ChunkShape, DType, Description, Failure, FrameView, FrameViewMut, Kernels, Layout, Payload, PayloadMut,
-    Plan, Session, SessionConfig, TensorList, TensorSpec,
+    Chroma, ChunkShape, DType, Description, Failure, FrameView, FrameViewMut, Kernels, Layout,
+    Payload, PayloadMut, Plan, Session, SessionConfig, TensorList, TensorSpec,
 };
 
 enum Panicking {}
@@ -38,7 +38,9 @@ impl Kernels for Panicking {
 
     fn create(config: &SessionConfig) -> Result<Stream, Failure> {
         assert!(config.width != 20, "no session of width {}", config.width);
-        Ok(Stream { width: config.width })
+        Ok(Stream {
+            width: config.width,
+        })
     }
 }
 
@@ -51,21 +53,36 @@ impl Session for Stream {
         })
     }
 
-    fn encode(&mut self, _: &[FrameView<'_>], _: &Plan, _: &mut PayloadMut<'_>) -> Result<(), Failure> {
+    fn encode(
+        &mut self,
+        _: &[FrameView<'_>],
+        _: &Plan,
+        _: &mut PayloadMut<'_>,
+    ) -> Result<(), Failure> {
         match self.width {
             21 => std::panic::panic_any(PanicsWhenDropped),
             _ => Ok(()),
         }
     }
 
-    fn phase_b(&mut self, _: &Plan, _: &Payload<'_>, _: &mut PayloadMut<'_>) -> Result<u32, Failure> {
+    fn phase_b(
+        &mut self,
+        _: &Plan,
+        _: &Payload<'_>,
+        _: &mut PayloadMut<'_>,
+    ) -> Result<u32, Failure> {
         match self.width {
             22 => panic!("{}", "long ".repeat(1000)),
             _ => Ok(0),
         }
     }
 
-    fn decode(&mut self, _: &Plan, _: &Payload<'_>, _: &mut [FrameViewMut<'_>]) -> Result<(), Failure> {
+    fn decode(
+        &mut self,
+        _: &Plan,
+        _: &Payload<'_>,
+        _: &mut [FrameViewMut<'_>],
+    ) -> Result<(), Failure> {
         Ok(())
     }
 }
