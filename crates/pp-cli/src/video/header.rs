@@ -42,7 +42,6 @@ pub(crate) struct Header {
     width: u32,
     height: u32,
     sampling: Sampling,
-    rate: Option<(u32, u32)>,
 }
 
 /// What is wrong with a header: malformed, or well formed and beyond us.
@@ -54,6 +53,7 @@ pub(crate) enum HeaderFault {
 
 impl Header {
     /// A header of our own, at 25 frames a second.
+    #[cfg(test)]
     pub(crate) fn new(width: u32, height: u32, sampling: Sampling) -> Result<Self, HeaderFault> {
         let tag = match sampling {
             Sampling::Mono => "mono",
@@ -74,7 +74,7 @@ impl Header {
                 "it does not begin with YUV4MPEG2".into(),
             ));
         }
-        let (mut width, mut height, mut rate) = (None, None, None);
+        let (mut width, mut height) = (None, None);
         let mut sampling = Sampling::S420;
         for word in words {
             let mut rest = word.chars();
@@ -84,7 +84,6 @@ impl Header {
                 Some('W') => width = Some(side("width", value)?),
                 Some('H') => height = Some(side("height", value)?),
                 Some('C') => sampling = colour_space(value)?,
-                Some('F') => rate = fraction(value),
                 Some('I') if value == "m" => {
                     return Err(HeaderFault::Unsupported(
                         "interlacing mixed from frame to frame (Im)".into(),
@@ -98,7 +97,6 @@ impl Header {
             width: width.ok_or_else(|| HeaderFault::Malformed("no width (W)".into()))?,
             height: height.ok_or_else(|| HeaderFault::Malformed("no height (H)".into()))?,
             sampling,
-            rate,
         })
     }
 
@@ -112,11 +110,6 @@ impl Header {
 
     pub(crate) fn sampling(&self) -> Sampling {
         self.sampling
-    }
-
-    /// Frames per second as a fraction, where the header says so.
-    pub(crate) fn rate(&self) -> Option<(u32, u32)> {
-        self.rate
     }
 
     /// The header as it came, without its newline.
@@ -171,12 +164,6 @@ fn colour_space(value: &str) -> Result<Sampling, HeaderFault> {
     }
 }
 
-fn fraction(value: &str) -> Option<(u32, u32)> {
-    let (n, d) = value.split_once(':')?;
-    let (n, d) = (n.parse().ok()?, d.parse().ok()?);
-    (n > 0 && d > 0).then_some((n, d))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,7 +183,6 @@ mod tests {
         let header = Header::parse(line).unwrap();
         assert_eq!((header.width(), header.height()), (352, 288));
         assert_eq!(header.sampling(), Sampling::S420);
-        assert_eq!(header.rate(), Some((30_000, 1_001)));
         assert_eq!(header.line(), line);
         for (tag, sampling) in [
             ("", Sampling::S420),

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::Path;
 use std::thread::{self, JoinHandle};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::OutputError;
 use super::header::Header;
@@ -74,25 +74,10 @@ impl Sink {
         self.spare.try_recv().unwrap_or_default()
     }
 
-    /// Queues whole frames. Gives the buffer back when the queue is full: try again after the wake callback.
+    /// Queues whole frames. Waits while the queue is full; [`Sink::queued`] says whether it is.
     ///
     /// # Errors
-    /// An earlier write failed. Handed over once; afterwards every push is refused as full.
-    pub(crate) fn try_push(&mut self, frames: Vec<u8>) -> Result<Option<Vec<u8>>, OutputError> {
-        let Some(queue) = &self.queue else {
-            return Ok(Some(frames));
-        };
-        match queue.try_send(frames) {
-            Ok(()) => Ok(None),
-            Err(TrySendError::Full(frames)) => Ok(Some(frames)),
-            Err(TrySendError::Disconnected(frames)) => self.result().map(|_| Some(frames)),
-        }
-    }
-
-    /// Queues whole frames, waiting for room.
-    ///
-    /// # Errors
-    /// As [`Sink::try_push`].
+    /// An earlier write failed. Handed over once; what is pushed afterwards goes nowhere.
     pub(crate) fn push(&mut self, frames: Vec<u8>) -> Result<(), OutputError> {
         match self.queue.as_ref().map(|queue| queue.send(frames)) {
             Some(Err(_)) => self.result().map(|_| ()),

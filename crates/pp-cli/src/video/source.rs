@@ -5,8 +5,6 @@
 //! read before them: what is whole is still processed, in order. A hard cut always begins a chunk.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
@@ -99,10 +97,8 @@ pub(crate) enum Polled {
 /// The thread ends at its next chunk. Nobody waits for it: a pipe may never give another byte.
 #[derive(Debug)]
 pub(crate) struct Source {
-    header: Header,
     ready: Receiver<Result<Chunk, InputError>>,
     spare: Sender<Chunk>,
-    stopped: Arc<AtomicBool>,
 }
 
 impl Source {
@@ -117,14 +113,11 @@ impl Source {
     ) -> io::Result<Self> {
         let (ready_in, ready) = bounded(options.queue.max(1));
         let (spare, spare_out) = bounded(SPARE_CHUNKS);
-        let stopped = Arc::new(AtomicBool::new(false));
-        let header = reader.header().clone();
         let work = Work {
-            header: header.clone(),
+            header: reader.header().clone(),
             reader,
             options,
             spare: spare_out,
-            stopped: Arc::clone(&stopped),
             detector: CutDetector::default(),
             next_frame: 0,
         };
@@ -136,16 +129,7 @@ impl Source {
                 drop(ready_in);
                 wake();
             })?;
-        Ok(Self {
-            header,
-            ready,
-            spare,
-            stopped,
-        })
-    }
-
-    pub(crate) fn header(&self) -> &Header {
-        &self.header
+        Ok(Self { ready, spare })
     }
 
     /// The next chunk if there is one, without waiting.
@@ -160,14 +144,6 @@ impl Source {
         }
     }
 
-    /// The next chunk, waiting for it; none at the end.
-    ///
-    /// # Errors
-    /// As [`Source::poll`].
-    pub(crate) fn wait(&self) -> Result<Option<Chunk>, InputError> {
-        self.ready.recv().ok().transpose()
-    }
-
     /// Chunks that are ready.
     pub(crate) fn queued(&self) -> usize {
         self.ready.len()
@@ -178,11 +154,6 @@ impl Source {
         // Full, or the thread has ended: then it is freed.
         let _ = self.spare.try_send(chunk);
     }
-
-    /// Reads no further. Chunks already queued can still be taken.
-    pub(crate) fn stop(&self) {
-        self.stopped.store(true, Ordering::Relaxed);
-    }
 }
 
 /// The reading thread.
@@ -191,7 +162,6 @@ struct Work {
     header: Header,
     options: SourceOptions,
     spare: Receiver<Chunk>,
-    stopped: Arc<AtomicBool>,
     detector: CutDetector,
     next_frame: u64,
 }
@@ -228,9 +198,6 @@ impl Work {
         let mut chunk = begun.unwrap_or_else(|| self.empty_chunk());
         chunk.index = index;
         while chunk.frames < self.options.frames_per_chunk.max(1) {
-            if self.stopped.load(Ordering::Relaxed) {
-                return (chunk, ChunkEnd::Input);
-            }
             let k = chunk.frames;
             match self.reader.read_frame(chunk.frame_mut(k)) {
                 Ok(true) => {}

@@ -88,11 +88,6 @@ impl StagedFile {
         }
     }
 
-    /// Whether what is written stays out of sight until the commit.
-    pub(crate) fn is_atomic(&self) -> bool {
-        !matches!(self.stage, Stage::Direct)
-    }
-
     /// Gives the file its name, in place of what had it.
     pub(crate) fn commit(mut self) -> Result<(), OutputError> {
         self.name_it().map_err(|source| OutputError::Commit {
@@ -194,7 +189,6 @@ mod tests {
         let scratch = Scratch::new();
         let path = scratch.path("out.y4m");
         let mut staged = StagedFile::create(&path).unwrap();
-        assert!(staged.is_atomic());
         staged.write_all(b"all of it").unwrap();
         assert!(!path.exists());
         staged.commit().unwrap();
@@ -253,7 +247,6 @@ mod tests {
     #[test]
     fn devices_are_written_directly_and_a_full_one_is_named() {
         let null = StagedFile::create(Path::new("/dev/null")).unwrap();
-        assert!(!null.is_atomic());
         null.commit().unwrap();
         let mut full = StagedFile::create(Path::new("/dev/full")).unwrap();
         let error = full.write_all(&[0; 4096]).unwrap_err();

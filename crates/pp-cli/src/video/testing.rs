@@ -1,4 +1,4 @@
-//! Scratch space and waiting for the tests of this module.
+//! Scratch space for the tests of this module.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,20 @@ impl Scratch {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
+    }
+
+    /// A new named pipe.
+    pub(crate) fn fifo(&self) -> PathBuf {
+        let path = self.path("fifo");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &path,
+            rustix::fs::FileType::Fifo,
+            0o600.into(),
+            0,
+        )
+        .unwrap();
+        path
     }
 
     /// Names of everything in it, hidden files too.
