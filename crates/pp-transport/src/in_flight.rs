@@ -146,13 +146,14 @@ mod tests {
 
     use super::*;
 
-    #[derive(Default)]
+    #[derive(Debug, Default)]
     struct Log {
         done: Cell<bool>,
         broken: Cell<bool>,
         fate: Cell<&'static str>,
     }
 
+    #[derive(Debug)]
     struct Scripted(Rc<Log>);
 
     impl Submission for Scripted {

@@ -77,7 +77,11 @@ fn depth(args: &OverlapArgs) -> u32 {
 /// Enough chunks for about two seconds, within reason.
 fn chunks(args: &OverlapArgs) -> u64 {
     args.chunks.unwrap_or_else(|| {
-        let touched = if args.touch { args.bytes as f64 / 8e6 } else { 0.0 };
+        let touched = if args.touch {
+            args.bytes as f64 / 8e6
+        } else {
+            0.0
+        };
         let period_ms = args.decode_ms.max(args.phase_b_ms).max(touched).max(0.02);
         ((2000.0 / period_ms) as u64).clamp(60, 20_000)
     })
@@ -93,7 +97,10 @@ fn take_seat(args: &OverlapArgs, launch: &Launch) -> Result<Seat, Failure> {
         ("bytes", args.bytes.to_string()),
         ("depth", depth(args).to_string()),
         ("touch", args.touch.to_string()),
-        ("heartbeat_ms", heartbeat()?.map_or(0, |d| d.as_millis()).to_string()),
+        (
+            "heartbeat_ms",
+            heartbeat()?.map_or(0, |d| d.as_millis()).to_string(),
+        ),
     ];
     for (key, value) in entries {
         settings.set(key, value).map_err(anyhow::Error::new)?;
@@ -133,7 +140,12 @@ fn front(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
         watch,
     } = connect(args, seat)?;
     simulate::sharpen_timers();
-    let mut stages = BenchFront::new(manifest, chunks(args), work(args, args.decode_ms), args.touch);
+    let mut stages = BenchFront::new(
+        manifest,
+        chunks(args),
+        work(args, args.decode_ms),
+        args.touch,
+    );
     let options = FrontOptions {
         peer: PHASE_B,
         depth: depth(args),
@@ -248,7 +260,10 @@ impl std::fmt::Display for Overlap {
             writeln!(f, "{rate:.1} GB/s of payload written and read")?;
         }
         if let Some(hop) = self.core_hop_us {
-            writeln!(f, "half a round trip of a cache line between two cores: {hop:.3} µs")?;
+            writeln!(
+                f,
+                "half a round trip of a cache line between two cores: {hop:.3} µs"
+            )?;
         }
         Ok(())
     }

@@ -76,7 +76,7 @@ pub(super) fn consume(payload: &[u8], chunk: u64) -> bool {
 
 /// A pattern in which neighbouring chunks differ in every byte, most of the time.
 fn word_of(chunk: u64) -> u64 {
-    (chunk + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    chunk.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 #[cfg(test)]

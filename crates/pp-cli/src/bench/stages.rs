@@ -43,14 +43,22 @@ impl FrontStages<TxLease, RxLease> for BenchFront {
         })
     }
 
-    fn build(&mut self, place: Place, slot: &mut TxLease) -> Result<Envelope<BenchPlan>, StageError> {
+    fn build(
+        &mut self,
+        place: Place,
+        slot: &mut TxLease,
+    ) -> Result<Envelope<BenchPlan>, StageError> {
         self.left -= 1;
         let chunk = place.chunk.get();
         if self.touch {
             produce(slot.bytes_mut(), chunk);
         }
-        Envelope::new(BenchPlan::new(chunk), self.manifest.clone(), self.manifest.clone())
-            .map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
+        Envelope::new(
+            BenchPlan::new(chunk),
+            self.manifest.clone(),
+            self.manifest.clone(),
+        )
+        .map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
     }
 
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {

@@ -42,8 +42,14 @@ pub(crate) fn doctor() -> Result<(), Failure> {
         }
     }
     if bad > 0 {
-        let plural = if bad == 1 { "finding keeps" } else { "findings keep" };
-        return Err(Failure::Other(anyhow::anyhow!("{bad} {plural} pp from running here")));
+        let plural = if bad == 1 {
+            "finding keeps"
+        } else {
+            "findings keep"
+        };
+        return Err(Failure::Other(anyhow::anyhow!(
+            "{bad} {plural} pp from running here"
+        )));
     }
     println!("`pp run` works here, with the host transport and the CPU kernels");
     Ok(())

@@ -16,6 +16,10 @@ pub(crate) fn check(file: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     let failed = report.checks.iter().filter(|c| c.outcome.is_err()).count();
-    let text = format!("{}: {failed} of {} checks failed", file.display(), report.checks.len());
+    let text = format!(
+        "{}: {failed} of {} checks failed",
+        file.display(),
+        report.checks.len()
+    );
     Err(Fault::new(FaultKind::Plugin, FRONT, "plugin check", text).into())
 }

@@ -9,8 +9,7 @@ use pp_runtime::switch::Switch;
 use pp_runtime::watch::{Watch, WatchOptions};
 use pp_transport::bell::Bell;
 use pp_transport::control::{
-    ControlChannel, ControlError, Message, Peers, RendezvousOptions, SocketKind, agree,
-    rendezvous,
+    ControlChannel, ControlError, Message, Peers, RendezvousOptions, SocketKind, agree, rendezvous,
 };
 use pp_transport::error::TransportError;
 use pp_transport::host::{EdgeShape, HostLink, Offer};
@@ -101,7 +100,12 @@ impl Seat {
     pub(crate) fn hear_shape<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
         let peer = self.peer;
         let refuse = |what: String| {
-            Fault::new(FaultKind::PeerMisbehaved, peer, "learn the shape of the work", what)
+            Fault::new(
+                FaultKind::PeerMisbehaved,
+                peer,
+                "learn the shape of the work",
+                what,
+            )
         };
         let receiver = self.channel.receiver();
         match receiver.recv_deadline(Instant::now() + FOREVER) {
@@ -144,8 +148,7 @@ impl Seat {
             grace: GRACE,
             on_stuck: Box::new(end_process),
         };
-        let watch =
-            Watch::start(vec![self.channel], switch.clone(), options).map_err(internal)?;
+        let watch = Watch::start(vec![self.channel], switch.clone(), options).map_err(internal)?;
         Ok(Ready {
             link,
             switch,
@@ -206,7 +209,13 @@ impl Seat {
         let count = fds.len();
         fds.try_into().map_err(|_| {
             let text = format!("{count} descriptors came where {N} were due");
-            Fault::new(FaultKind::PeerMisbehaved, self.peer, "receive shared memory", text).into()
+            Fault::new(
+                FaultKind::PeerMisbehaved,
+                self.peer,
+                "receive shared memory",
+                text,
+            )
+            .into()
         })
     }
 }

@@ -191,19 +191,26 @@ fn verdict(ends: &[End], reports: Vec<Fault>) -> Result<(), Failure> {
         return Err(Failure::Fault(fault));
     }
     // A rank that failed before it could report has printed its own line.
-    let code = ends.iter().find_map(|(_, status)| status.and_then(|s| s.code()).filter(|c| *c != 0));
+    let code = ends
+        .iter()
+        .find_map(|(_, status)| status.and_then(|s| s.code()).filter(|c| *c != 0));
     std::process::exit(code.unwrap_or(1));
 }
 
 fn signal_name(signal: i32) -> String {
     let name = signal_hook::low_level::signal_name(signal);
-    name.map_or_else(|| format!("signal {signal}"), |name| format!("signal {signal} ({name})"))
+    name.map_or_else(
+        || format!("signal {signal}"),
+        |name| format!("signal {signal} ({name})"),
+    )
 }
 
 fn read_reports(pipe: OwnedFd) -> Vec<Fault> {
     let mut bytes = Vec::new();
     // All writers have ended; a report that cannot be read is one that was not made.
-    let _ = std::fs::File::from(pipe).take(1 << 20).read_to_end(&mut bytes);
+    let _ = std::fs::File::from(pipe)
+        .take(1 << 20)
+        .read_to_end(&mut bytes);
     let mut reports = Vec::new();
     let mut rest = &bytes[..];
     while let Some((len, tail)) = rest.split_first_chunk() {

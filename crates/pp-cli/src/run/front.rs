@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use indicatif::{ProgressBar, ProgressStyle};
 use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, VideoPlan};
 use pp_kernels::{
-    ChunkShape, Chroma, FrameView, FrameViewMut, KernelSession, KernelSet, Layout, Payload,
+    Chroma, ChunkShape, FrameView, FrameViewMut, KernelSession, KernelSet, Layout, Payload,
     PayloadMut, Plan,
 };
 use pp_runtime::core::Cut;
@@ -125,7 +125,11 @@ impl VideoFront {
         // Encode and decode are light; the cores are Phase B's.
         let mut session = open_session(args, kernels, shape, FRONT, 1)?;
         let about = kernels.describe();
-        let context = if args.recompute { about.context_frames } else { 0 };
+        let context = if args.recompute {
+            about.context_frames
+        } else {
+            0
+        };
         let largest = session
             .layout(ChunkShape {
                 frames: args.frames_per_chunk,
@@ -190,7 +194,10 @@ impl VideoFront {
         if let Some(at) = self.layouts.iter().position(|known| known.shape == shape) {
             return Ok(at);
         }
-        let layout = self.session.layout(shape).map_err(|e| plugin("layout", &e))?;
+        let layout = self
+            .session
+            .layout(shape)
+            .map_err(|e| plugin("layout", &e))?;
         let internal =
             |e: anyhow::Error| StageError::new(FaultKind::Internal, "layout", format!("{e:#}"));
         self.layouts.push(Known {
@@ -253,7 +260,11 @@ impl FrontStages<TxLease, RxLease> for VideoFront {
         })
     }
 
-    fn build(&mut self, place: Place, slot: &mut TxLease) -> Result<Envelope<VideoPlan>, StageError> {
+    fn build(
+        &mut self,
+        place: Place,
+        slot: &mut TxLease,
+    ) -> Result<Envelope<VideoPlan>, StageError> {
         let chunk = self.offered.take().expect("built only when offered");
         let plan = self.plan(place, chunk.first_frame);
         if place.starts_epoch {
@@ -282,9 +293,8 @@ impl FrontStages<TxLease, RxLease> for VideoFront {
             outputs,
             ..
         } = &self.layouts[known];
-        let refuse = |e: pp_kernels::Failure| {
-            StageError::new(FaultKind::Internal, "encode", e.to_string())
-        };
+        let refuse =
+            |e: pp_kernels::Failure| StageError::new(FaultKind::Internal, "encode", e.to_string());
         let mut payload = PayloadMut::new(&layout.inputs, slot.bytes_mut()).map_err(refuse)?;
         self.session
             .encode(&views, &plan, &mut payload)
@@ -322,7 +332,10 @@ impl FrontStages<TxLease, RxLease> for VideoFront {
         _: &Outcome,
         payload: Option<RxLease>,
     ) -> Result<(), StageError> {
-        let pending = self.pending.pop_front().expect("decoded only after it was built");
+        let pending = self
+            .pending
+            .pop_front()
+            .expect("decoded only after it was built");
         let frame_bytes = self.header.frame_bytes();
         let (width, height) = (self.header.width(), self.header.height());
         let mut frames = self.sink.as_ref().map_or_else(Vec::new, Sink::buffer);
@@ -334,9 +347,8 @@ impl FrontStages<TxLease, RxLease> for VideoFront {
             .expect("the buffer holds whole frames");
         let list = &self.layouts[pending.known].layout.outputs;
         let bytes = payload.as_ref().map_or(&[][..], RxLease::bytes);
-        let refuse = |e: pp_kernels::Failure| {
-            StageError::new(FaultKind::Internal, "decode", e.to_string())
-        };
+        let refuse =
+            |e: pp_kernels::Failure| StageError::new(FaultKind::Internal, "decode", e.to_string());
         let input = Payload::new(list, bytes).map_err(refuse)?;
         self.session
             .decode(&pending.plan, &input, &mut views)

@@ -220,7 +220,10 @@ fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(KernelSet, Seat), Failu
         ("cuts", format!("{:?}", args.cuts)),
         ("seed", args.seed.to_string()),
         ("transport", "host".to_owned()),
-        ("heartbeat_ms", heartbeat()?.map_or(0, |d| d.as_millis()).to_string()),
+        (
+            "heartbeat_ms",
+            heartbeat()?.map_or(0, |d| d.as_millis()).to_string(),
+        ),
     ];
     for (key, value) in entries {
         settings.set(key, value).map_err(anyhow::Error::new)?;
@@ -237,8 +240,7 @@ fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(KernelSet, Seat), Failu
 
 /// The passes to run.
 fn steps(args: &RunArgs) -> u32 {
-    args.denoise_steps
-        .unwrap_or(2)
+    args.denoise_steps.unwrap_or(2)
 }
 
 fn load(args: &RunArgs) -> Result<KernelSet, Failure> {

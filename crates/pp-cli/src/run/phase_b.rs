@@ -55,19 +55,24 @@ impl PhaseBStages<TxLease, RxLease> for VideoPhaseB {
         output: &mut TxLease,
     ) -> Result<Computed, StageError> {
         let plan = to_kernels(envelope.plan().parts());
-        let frames = envelope.inputs().get("latents_in").map(|(_, spec)| spec.shape().dims());
+        let frames = envelope
+            .inputs()
+            .get("latents_in")
+            .map(|(_, spec)| spec.shape().dims());
         if let Some([frames, ..]) = frames
             && *frames > u64::from(self.max_frames)
         {
             let most = self.max_frames;
-            return Err(refuse(format!("{frames} frames in a chunk of at most {most}")));
+            return Err(refuse(format!(
+                "{frames} frames in a chunk of at most {most}"
+            )));
         }
         let inputs = self.inputs.list(envelope.inputs())?;
         let outputs = self.outputs.list(envelope.outputs())?;
         let bytes = input.map_or(&[][..], RxLease::bytes);
         let input = Payload::new(inputs, bytes).map_err(|e| refuse(e.to_string()))?;
-        let mut output = PayloadMut::new(outputs, output.bytes_mut())
-            .map_err(|e| refuse(e.to_string()))?;
+        let mut output =
+            PayloadMut::new(outputs, output.bytes_mut()).map_err(|e| refuse(e.to_string()))?;
         let calls = self
             .session
             .phase_b(&plan, &input, &mut output)

@@ -86,7 +86,13 @@ pub(super) fn publish(
     write_file(args.report.as_deref(), |out| {
         write_json(out, &about, &measures, recorder)
     })?;
-    write_pictures(args.trace.as_deref(), args.timeline.as_deref(), recorder, &measures, &view)?;
+    write_pictures(
+        args.trace.as_deref(),
+        args.timeline.as_deref(),
+        recorder,
+        &measures,
+        &view,
+    )?;
     let text = summary(args, &about, &measures, written)?;
     // The result may go to standard output; the summary must not get into it.
     let printed = match &args.output {

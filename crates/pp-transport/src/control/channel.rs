@@ -374,6 +374,7 @@ impl ControlReceiver {
             let message = Message::parse(kind, body).map_err(&misbehaved)?;
             return Err(match message {
                 Message::Bye => ControlError::PeerLeft { rank },
+                Message::Abort(fault) => ControlError::Aborted { rank, fault },
                 other => misbehaved(format!("{} in place of {count} descriptors", other.name())),
             });
         }

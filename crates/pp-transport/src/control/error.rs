@@ -55,6 +55,14 @@ pub enum ControlError {
         /// What was wrong with the call.
         what: String,
     },
+    /// The peer gave the job up and said why.
+    #[error("rank {rank} gave up: {fault}")]
+    Aborted {
+        /// The peer.
+        rank: Rank,
+        /// Its reason.
+        fault: Fault,
+    },
     /// The socket failed in a way that blames nobody.
     #[error("control channel to rank {rank}: {source}")]
     Io {
@@ -76,6 +84,7 @@ impl ControlError {
             | Self::PeerMisbehaved { rank, .. }
             | Self::Broken { rank }
             | Self::ApiMisuse { rank, .. }
+            | Self::Aborted { rank, .. }
             | Self::Io { rank, .. } => *rank,
         }
     }
@@ -90,6 +99,7 @@ impl ControlError {
     #[must_use]
     pub fn fault(&self, operation: &str) -> Fault {
         let kind = match self {
+            Self::Aborted { fault, .. } => return fault.clone(),
             Self::PeerLost { .. } | Self::PeerLeft { .. } => FaultKind::PeerDied,
             Self::TimedOut { .. } => FaultKind::TimedOut,
             Self::PeerMisbehaved { .. } => FaultKind::PeerMisbehaved,

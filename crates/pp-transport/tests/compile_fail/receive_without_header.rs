@@ -1,11 +1,8 @@
-//! A receive is posted with the header that was checked and is next in order, and no other way.
-use pp_contract::{Header, Matched};
+//! A receive is posted with the witness that its header was checked and is next in order, and
+//! with nothing else. (That the witness cannot be made up is tested in pp-contract.)
+use pp_contract::Header;
 use pp_transport::host::HostLink;
 use pp_transport::link::Link;
-
-fn unannounced(link: &mut HostLink, header: Header) {
-    let _ = link.receive(&Matched { header, body: &[] });
-}
 
 fn unchecked(link: &mut HostLink, header: Header) {
     let _ = link.receive(&header);

@@ -188,7 +188,10 @@ pub(crate) fn backpressure_ends_when_the_receiver_lets_go<B: Backend>() {
     let far = Instant::now() + Duration::from_secs(3600);
     sender.link.bell().wait(ticket, far);
     let lease = wait_for(first);
-    assert!(sender.link.try_lease().unwrap().is_none(), "one slot, two leases");
+    assert!(
+        sender.link.try_lease().unwrap().is_none(),
+        "one slot, two leases"
+    );
     drop(lease);
     assert!(sender.link.try_lease().unwrap().is_some());
 }
@@ -196,7 +199,19 @@ pub(crate) fn backpressure_ends_when_the_receiver_lets_go<B: Backend>() {
 pub(crate) fn payloads_of_every_size_arrive<B: Backend>() {
     const LARGEST: usize = 22_118_400;
     let (mut sender, mut receiver) = ends::<B>(1, LARGEST as u64);
-    let sizes = [0, 1, 2, 255, 256, 4095, 4096, 4097, 65_536, (1 << 20) + 1, LARGEST];
+    let sizes = [
+        0,
+        1,
+        2,
+        255,
+        256,
+        4095,
+        4096,
+        4097,
+        65_536,
+        (1 << 20) + 1,
+        LARGEST,
+    ];
     for (n, bytes) in (0..).zip(sizes) {
         let flight = sender.send_filled(bytes);
         let (got, payload) = receiver.receive();
@@ -236,9 +251,15 @@ pub(crate) fn a_dropped_lease_is_free_again<B: Backend>() {
 pub(crate) fn a_send_dropped_in_flight_keeps_its_slot_until_read<B: Backend>() {
     let (mut sender, mut receiver) = ends::<B>(1, 4096);
     drop(sender.send_filled(4096));
-    assert!(sender.link.try_lease().unwrap().is_none(), "freed in flight");
+    assert!(
+        sender.link.try_lease().unwrap().is_none(),
+        "freed in flight"
+    );
     let (n, payload) = receiver.receive();
-    assert!(sender.link.try_lease().unwrap().is_none(), "freed while read");
+    assert!(
+        sender.link.try_lease().unwrap().is_none(),
+        "freed while read"
+    );
     assert_payload::<B>(n, 4096, payload.as_ref());
     drop(payload);
     drop(sender.lease());
@@ -269,17 +290,33 @@ pub(crate) fn a_refused_send_returns_its_buffer_and_uses_no_number<B: Backend>()
     let (message, stamp) = prepare(&mut composer, 0, 17);
     let rejected = sender.link.send(message, stamp, Some(lease)).unwrap_err();
     let text = rejected.error.to_string();
-    assert!(text.contains("17 bytes") && text.contains("slot of 16 bytes"), "{text}");
+    assert!(
+        text.contains("17 bytes") && text.contains("slot of 16 bytes"),
+        "{text}"
+    );
 
     let (message, stamp) = prepare(&mut composer, 0, 0);
-    let rejected = sender.link.send(message, stamp, rejected.buffer).unwrap_err();
+    let rejected = sender
+        .link
+        .send(message, stamp, rejected.buffer)
+        .unwrap_err();
 
     let (message, stamp) = prepare(&mut composer, 0, 16);
-    let foreign = stranger.link.send(message, stamp, rejected.buffer).unwrap_err();
+    let foreign = stranger
+        .link
+        .send(message, stamp, rejected.buffer)
+        .unwrap_err();
     assert!(foreign.error.to_string().contains("another edge"));
 
     let (message, stamp) = prepare(&mut composer, 0, 16);
-    assert!(sender.link.send(message, stamp, None).unwrap_err().buffer.is_none());
+    assert!(
+        sender
+            .link
+            .send(message, stamp, None)
+            .unwrap_err()
+            .buffer
+            .is_none()
+    );
 
     // The buffer came through all of that unharmed, and the first number is still the first.
     let _flight = sender.send(16, foreign.buffer);

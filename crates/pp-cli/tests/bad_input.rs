@@ -1,0 +1,150 @@
+//! What a user can get wrong: one line that names the thing and the remedy, an exit code by kind,
+//! and nothing under the final name.
+
+mod common;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use common::{Folder, pp, run, video};
+
+fn run_args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
+    let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];
+    args.extend([
+        "--output".into(),
+        output.into(),
+        "--denoise-steps".into(),
+        "0".into(),
+    ]);
+    args.extend(more.iter().map(OsString::from));
+    args
+}
+
+#[test]
+fn inputs_that_are_not_what_they_should_be() {
+    let good = video(32, 16, "420jpeg", 6);
+    let header = good.iter().position(|b| *b == b'\n').unwrap() + 1;
+    let frame = 6 + 32 * 16 * 3 / 2;
+    let mut no_marker = good.clone();
+    no_marker[header + frame] = b'X';
+    let with_header = |line: &str| [line.as_bytes(), &good[header..]].concat();
+    let cases: [(&str, Vec<u8>, &[&str]); 9] = [
+        ("empty", Vec::new(), &["empty"]),
+        ("header only", good[..header].to_vec(), &["no frame"]),
+        (
+            "cut off",
+            good[..header + 2 * frame + 99].to_vec(),
+            &["truncated", "frame 2"],
+        ),
+        ("no marker", no_marker, &["FRAME marker", "frame 1"]),
+        (
+            "an mp4",
+            b"\0\0\0\x20ftypisom\0\0\x02\0isomiso2avc1mp41".to_vec(),
+            &["ffmpeg"],
+        ),
+        ("noise", vec![0xA7; 5000], &["not a Y4M file"]),
+        (
+            "ten bits",
+            with_header("YUV4MPEG2 W32 H16 F25:1 C420p10\n"),
+            &["420p10", "ffmpeg"],
+        ),
+        (
+            "no width",
+            with_header("YUV4MPEG2 H16 F25:1\n"),
+            &["header"],
+        ),
+        (
+            "absurd",
+            with_header("YUV4MPEG2 W99999999 H16 F25:1\n"),
+            &["header"],
+        ),
+    ];
+    let folder = Folder::new("bad_inputs");
+    let output = folder.file("out.y4m");
+    for (name, bytes, words) in cases {
+        let input = folder.write("in.y4m", &bytes);
+        for ranks in ["1", "2"] {
+            let more = ["--ranks", ranks, "--frames-per-chunk", "1"];
+            let mut words = words.to_vec();
+            words.push("in.y4m");
+            run(&mut pp(&run_args(&input, &output, &more)), None).failed(3, &words);
+            assert_eq!(folder.names(), ["in.y4m"], "{name}: something was left");
+        }
+    }
+}
+
+#[test]
+fn an_input_that_is_not_there_or_too_small() {
+    let folder = Folder::new("missing_input");
+    let output = folder.file("out.y4m");
+    let missing = folder.file("missing.y4m");
+    run(&mut pp(&run_args(&missing, &output, &[])), None).failed(3, &["missing.y4m", "opened"]);
+    let small = folder.write("small.y4m", &video(15, 40, "mono", 2));
+    run(&mut pp(&run_args(&small, &output, &[])), None).failed(3, &["15x40", "16x16"]);
+}
+
+#[test]
+fn outputs_that_cannot_be_written() {
+    let folder = Folder::new("bad_outputs");
+    let input = folder.write("in.y4m", &video(64, 64, "420jpeg", 40));
+    let nowhere = folder.file("no/such/folder/out.y4m");
+    run(&mut pp(&run_args(&input, &nowhere, &[])), None).failed(4, &["no/such/folder"]);
+    let folder_itself = folder.file("");
+    run(&mut pp(&run_args(&input, &folder_itself, &[])), None).failed(4, &["directory"]);
+    let full = PathBuf::from("/dev/full");
+    run(&mut pp(&run_args(&input, &full, &[])), None).failed(4, &["/dev/full", "space"]);
+    let report = folder.file("no/report.json");
+    let more = ["--report", report.to_str().unwrap()];
+    let output = folder.file("out.y4m");
+    run(&mut pp(&run_args(&input, &output, &more)), None).failed(4, &["report.json"]);
+}
+
+#[test]
+fn a_reader_that_leaves_is_an_output_error() {
+    let folder = Folder::new("broken_pipe");
+    let input = folder.write("in.y4m", &video(64, 64, "420jpeg", 200));
+    let mut child = pp(&run_args(&input, Path::new("-"), &[]))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    common::finish(child).failed(4, &["standard output", "pipe"]);
+}
+
+#[test]
+fn command_lines_that_cannot_be() {
+    let cases: [(&[&str], &str); 6] = [
+        (&["run", "--input", "x", "--depth", "0"], "--depth"),
+        (&["run", "--input", "x", "--depth", "65"], "--depth"),
+        (&["run", "--input", "x", "--ranks", "3"], "--ranks"),
+        (&["run", "--input", "x", "--strength", "very"], "auto"),
+        (
+            &["run", "--input", "x", "--frames-per-chunk", "0"],
+            "--frames-per-chunk",
+        ),
+        (&["bench", "overlap", "--decode-ms=-1"], "--decode-ms"),
+    ];
+    for (args, word) in cases {
+        let ended = run(&mut pp(args), None);
+        assert_eq!(ended.code, Some(2), "{args:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains(word), "{args:?}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn kernels_that_are_none() {
+    let folder = Folder::new("bad_kernels");
+    let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
+    let output = folder.file("out.y4m");
+    let text = folder.write("text.so", b"this is no shared library");
+    for ranks in ["1", "2"] {
+        let more = ["--ranks", ranks, "--kernels", text.to_str().unwrap()];
+        run(&mut pp(&run_args(&input, &output, &more)), None).failed(5, &["text.so"]);
+        let more = ["--ranks", ranks, "--kernels", "/no/such/plugin.so"];
+        run(&mut pp(&run_args(&input, &output, &more)), None).failed(5, &["/no/such/plugin.so"]);
+    }
+    assert_eq!(folder.names(), ["in.y4m", "text.so"]);
+}

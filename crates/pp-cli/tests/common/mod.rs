@@ -1,0 +1,253 @@
+//! What the end-to-end tests share: videos made up on the spot, and `pp` with a guard against
+//! hangs.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A test that takes this long has hung.
+const HANG: Duration = Duration::from_secs(120);
+
+/// A folder of its own for each test, removed when the test passes.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new(test: &str) -> Self {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(test);
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.file(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).unwrap();
+        let mut names: Vec<_> = entries
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+/// A Y4M file: a gradient that moves, with some noise; every byte depends on its place.
+pub fn video(width: usize, height: usize, sampling: &str, frames: usize) -> Vec<u8> {
+    let (w2, h2) = (width.div_ceil(2), height.div_ceil(2));
+    let chroma = match sampling {
+        "mono" => 0,
+        "420jpeg" => 2 * w2 * h2,
+        "422" => 2 * w2 * height,
+        "444" => 2 * width * height,
+        other => panic!("no sampling {other}"),
+    };
+    let mut file = format!("YUV4MPEG2 W{width} H{height} F25:1 Ip A1:1 C{sampling}\n").into_bytes();
+    let mut seed = 12345_u32;
+    for frame in 0..frames {
+        file.extend_from_slice(b"FRAME\n");
+        for at in 0..width * height + chroma {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let slope = (at % width) * 3 + at / width + frame * 5;
+            file.push((slope as u32 % 200 + (seed >> 27)) as u8);
+        }
+    }
+    file
+}
+
+/// `pp` with these arguments.
+pub fn pp<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pp"));
+    command.args(args).env_remove("PP_LOG");
+    command
+}
+
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stdout: Vec<u8>,
+    pub stderr: String,
+}
+
+impl Ended {
+    #[track_caller]
+    pub fn succeeded(self) -> Self {
+        assert_eq!(self.code, Some(0), "stderr: {}", self.stderr);
+        self
+    }
+
+    /// One line, this code, and these words in it.
+    #[track_caller]
+    pub fn failed(self, code: i32, words: &[&str]) -> Self {
+        assert_eq!(self.code, Some(code), "stderr: {}", self.stderr);
+        let lines: Vec<_> = self.stderr.lines().collect();
+        assert_eq!(lines.len(), 1, "one line: {}", self.stderr);
+        for word in words {
+            assert!(lines[0].contains(word), "{word:?} is not in: {}", lines[0]);
+        }
+        self
+    }
+}
+
+/// Runs to the end with this standard input.
+pub fn run(command: &mut Command, input: Option<Vec<u8>>) -> Ended {
+    let stdin = if input.is_some() {
+        Stdio::piped()
+    } else {
+        Stdio::null()
+    };
+    let mut child = command
+        .stdin(stdin)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    if let (Some(bytes), Some(mut pipe)) = (input, child.stdin.take()) {
+        std::thread::spawn(move || {
+            // Whoever stops reading early has a reason that the test looks at.
+            let _ = pipe.write_all(&bytes);
+        });
+    }
+    finish(child)
+}
+
+/// Waits for a child whose output is piped; kills it and fails when it hangs.
+pub fn finish(mut child: Child) -> Ended {
+    let stdout = child.stdout.take().map(read_all);
+    let stderr = child.stderr.take().map(read_all);
+    let code = wait(&mut child);
+    let text = |thread: Option<std::thread::JoinHandle<Vec<u8>>>| {
+        thread.map_or_else(Vec::new, |t| t.join().unwrap())
+    };
+    Ended {
+        code,
+        stdout: text(stdout),
+        stderr: String::from_utf8_lossy(&text(stderr)).into_owned(),
+    }
+}
+
+pub fn wait(child: &mut Child) -> Option<i32> {
+    let deadline = Instant::now() + HANG;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            panic!("hung");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn read_all(mut pipe: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        bytes
+    })
+}
+
+/// The processes that `pid` has started and that still run.
+pub fn children(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let lists = tasks
+        .into_iter()
+        .flatten()
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("children")).ok());
+    lists
+        .flat_map(|list| {
+            list.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        })
+        .filter_map(|pid| pid.parse().ok())
+        .collect()
+}
+
+/// The rank that a process is, from its environment.
+pub fn rank_of(pid: u32) -> Option<u32> {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let rank = environment
+        .split(|byte| *byte == 0)
+        .find_map(|entry| entry.strip_prefix(b"RANK="))?;
+    String::from_utf8_lossy(rank).parse().ok()
+}
+
+/// Waits until both ranks run, and gives their processes in order of rank.
+pub fn ranks(supervisor: u32) -> [u32; 2] {
+    let deadline = Instant::now() + HANG;
+    loop {
+        let mut found = [None; 2];
+        for child in children(supervisor) {
+            if let Some(rank) = rank_of(child) {
+                found[rank as usize] = Some(child);
+            }
+        }
+        if let [Some(front), Some(back)] = found {
+            return [front, back];
+        }
+        assert!(Instant::now() < deadline, "the ranks never came up");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// True while the process runs (a zombie has ended).
+pub fn is_alive(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        !stat
+            .rsplit(')')
+            .next()
+            .unwrap_or("")
+            .trim_start()
+            .starts_with('Z')
+    })
+}
+
+#[track_caller]
+pub fn all_gone(pids: &[u32]) {
+    let deadline = Instant::now() + HANG;
+    while pids.iter().any(|pid| is_alive(*pid)) {
+        assert!(Instant::now() < deadline, "a rank lives on");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub fn signal(pid: u32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    let _ = rustix::process::kill_process(pid, signal);
+}
+
+/// Names in a folder that belong to `pp`.
+pub fn leftovers() -> Vec<PathBuf> {
+    ["/dev/shm", "/tmp"]
+        .iter()
+        .flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten())
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| {
+            path.file_name()
+                .is_some_and(|n| n.to_string_lossy().starts_with("pp-"))
+        })
+        .collect()
+}
+
+pub fn output(command: &mut Command) -> Output {
+    command.stdin(Stdio::null()).output().unwrap()
+}

@@ -1,0 +1,187 @@
+//! How ranks start, agree, and end together, whoever is killed and whenever.
+
+mod common;
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::{Folder, all_gone, finish, leftovers, pp, ranks, run, signal, video};
+use rustix::process::Signal;
+
+/// A job that runs until it is ended.
+fn endless() -> Child {
+    let args = [
+        "bench",
+        "overlap",
+        "--decode-ms",
+        "1",
+        "--phase-b-ms",
+        "1",
+        "--bytes",
+        "1000000",
+        "--chunks",
+        "10000000",
+    ];
+    pp(&args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_killed_rank_ends_the_job_whenever_it_dies() {
+    let before = leftovers();
+    for victim in [0, 1] {
+        // From before the ranks have met until well into the steady state.
+        for after_ms in [0, 1, 3, 10, 30, 100, 400] {
+            let child = endless();
+            let pids = ranks(child.id());
+            std::thread::sleep(Duration::from_millis(after_ms));
+            signal(pids[victim], Signal::KILL);
+            let words = [format!("rank {victim}"), "SIGKILL".into()];
+            finish(child).failed(7, &words.each_ref().map(String::as_str));
+            all_gone(&pids);
+        }
+    }
+    assert_eq!(leftovers(), before);
+}
+
+#[test]
+fn a_killed_supervisor_takes_its_ranks_along() {
+    let before = leftovers();
+    for after_ms in [0, 10, 300] {
+        let mut child = endless();
+        let pids = ranks(child.id());
+        std::thread::sleep(Duration::from_millis(after_ms));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        all_gone(&pids);
+    }
+    assert_eq!(leftovers(), before);
+}
+
+#[test]
+fn all_ranks_killed_at_once_leave_nothing() {
+    let before = leftovers();
+    let child = endless();
+    let pids = ranks(child.id());
+    std::thread::sleep(Duration::from_millis(200));
+    for pid in pids {
+        signal(pid, Signal::KILL);
+    }
+    finish(child).failed(7, &["SIGKILL"]);
+    all_gone(&pids);
+    assert_eq!(leftovers(), before);
+}
+
+#[test]
+fn a_stopped_rank_is_noticed_by_its_silence() {
+    let child = endless();
+    let pids = ranks(child.id());
+    std::thread::sleep(Duration::from_millis(500));
+    signal(pids[1], Signal::STOP);
+    finish(child).failed(9, &["rank 1", "heartbeat"]);
+    all_gone(&pids);
+}
+
+#[test]
+fn a_killed_rank_leaves_no_output_behind() {
+    let folder = Folder::new("killed_output");
+    let input = folder.write("in.y4m", &video(352, 288, "420jpeg", 8));
+    let output = folder.file("out.y4m");
+    for victim in [0, 1] {
+        let child = pp(&["run", "--denoise-steps", "1024", "--input"])
+            .arg(&input)
+            .arg("--output")
+            .arg(&output)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pids = ranks(child.id());
+        std::thread::sleep(Duration::from_millis(300));
+        signal(pids[victim], Signal::KILL);
+        finish(child).failed(7, &["SIGKILL"]);
+        all_gone(&pids);
+        assert_eq!(folder.names(), ["in.y4m"]);
+    }
+}
+
+/// A rank as a launcher would start it.
+fn rank(rank: u32, port: u16, args: &[&str]) -> Command {
+    let mut command = pp(args);
+    command
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", "2")
+        .env("LOCAL_RANK", rank.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env("PP_JOB_SECRET", "a secret of more than sixteen bytes")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn free_port() -> u16 {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap().port()
+}
+
+const BENCH: [&str; 9] = [
+    "bench",
+    "overlap",
+    "--decode-ms",
+    "0.1",
+    "--phase-b-ms",
+    "0.1",
+    "--chunks",
+    "50",
+    "--json",
+];
+
+#[test]
+fn ranks_of_a_launcher_meet_and_run() {
+    let port = free_port();
+    let back = rank(1, port, &BENCH).spawn().unwrap();
+    let front = rank(0, port, &BENCH).spawn().unwrap();
+    let ended = finish(front).succeeded();
+    assert!(String::from_utf8_lossy(&ended.stdout).contains("\"chunks\":50"));
+    finish(back).succeeded();
+}
+
+#[test]
+fn ranks_started_differently_stop_before_the_first_transfer() {
+    let port = free_port();
+    let with = |depth| [&BENCH[..], &["--depth", depth]].concat();
+    let back = rank(1, port, &with("2")).spawn().unwrap();
+    let front = rank(0, port, &with("3")).spawn().unwrap();
+    for ended in [finish(front), finish(back)] {
+        ended.failed(6, &["depth", "3", "2", "rank 0", "rank 1"]);
+    }
+}
+
+#[test]
+fn a_rank_without_the_secret_gets_no_seat() {
+    let port = free_port();
+    let mut back = rank(1, port, &BENCH);
+    back.env_remove("PP_JOB_SECRET");
+    run(&mut back, None).failed(6, &["PP_JOB_SECRET"]);
+}
+
+#[test]
+fn a_world_of_another_size_is_refused() {
+    let mut front = rank(0, free_port(), &BENCH);
+    front.env("WORLD_SIZE", "3");
+    run(&mut front, None).failed(2, &["3 ranks"]);
+}
+
+#[test]
+fn half_an_environment_is_named() {
+    let mut front = rank(0, free_port(), &BENCH);
+    front.env_remove("WORLD_SIZE");
+    run(&mut front, None).failed(6, &["WORLD_SIZE"]);
+}

@@ -1,0 +1,364 @@
+//! Both drivers over the host backend, in one process: what goes in comes out, once, in order.
+
+use std::sync::mpsc;
+
+use pp_contract::{
+    ChunkIndex, DType, Envelope, Fault, FaultKind, Manifest, Outcome, Plan, PlanError, Rank,
+    TensorSpec,
+};
+use pp_runtime::core::{Counts, Cut};
+use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
+use pp_runtime::stage::{Computed, FrontStages, Offer, PhaseBStages, Place, StageError};
+use pp_runtime::switch::Switch;
+use pp_transport::bell::Bell;
+use pp_transport::host::{EdgeShape, HostLink, RxLease, TxLease};
+use pp_transport::link::Link;
+
+const BYTES: usize = 1000;
+
+/// A number that Phase B adds to every byte.
+#[derive(Clone, Debug, PartialEq)]
+struct Add(u8);
+
+impl Plan for Add {
+    const NAME: &'static str = "add";
+    const VERSION: u16 = 1;
+    type Parts = u8;
+
+    fn from_parts(parts: u8) -> Result<Self, PlanError> {
+        Ok(Self(parts))
+    }
+    fn parts(&self) -> &u8 {
+        &self.0
+    }
+    fn expected_calls(&self) -> u32 {
+        1
+    }
+    fn start_frame(&self) -> u64 {
+        0
+    }
+    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
+        Ok(())
+    }
+    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
+        Ok(())
+    }
+}
+
+fn manifest(bytes: usize) -> Manifest {
+    Manifest::new(&[TensorSpec::new("x", DType::U8, &[bytes as u64]).unwrap()]).unwrap()
+}
+
+/// Sends chunk `n` as bytes of value `n`, with these cuts, and collects what comes back.
+struct Counting {
+    cuts: Vec<Cut>,
+    offered: usize,
+    built: Vec<u64>,
+    emitted: Vec<(u64, u8)>,
+    forgotten: Vec<u64>,
+    fail_decode_at: Option<u64>,
+    /// Taken before the first decode: the test decides when it may go on.
+    gate: Option<mpsc::Receiver<()>>,
+}
+
+impl Counting {
+    fn new(cuts: Vec<Cut>) -> Self {
+        Self {
+            cuts,
+            offered: 0,
+            built: Vec::new(),
+            emitted: Vec::new(),
+            forgotten: Vec::new(),
+            fail_decode_at: None,
+            gate: None,
+        }
+    }
+}
+
+impl FrontStages<TxLease, RxLease> for Counting {
+    type Plan = Add;
+
+    fn poll_source(&mut self) -> Result<Offer, StageError> {
+        let cut = self.cuts.get(self.offered).copied();
+        self.offered += 1;
+        Ok(cut.map_or(Offer::End, Offer::Chunk))
+    }
+
+    fn build(&mut self, place: Place, slot: &mut TxLease) -> Result<Envelope<Add>, StageError> {
+        let chunk = place.chunk.get();
+        self.built.push(place.epoch.get());
+        // Every third chunk is shorter, every seventh empty.
+        let bytes = match chunk {
+            n if n % 7 == 3 => 0,
+            n if n % 3 == 2 => BYTES / 2,
+            _ => BYTES,
+        };
+        slot.bytes_mut()[..bytes].fill(chunk as u8);
+        Ok(Envelope::new(Add(7), manifest(bytes), manifest(bytes)).unwrap())
+    }
+
+    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
+        Ok(true)
+    }
+
+    fn decode(
+        &mut self,
+        chunk: ChunkIndex,
+        _: &Outcome,
+        payload: Option<RxLease>,
+    ) -> Result<(), StageError> {
+        if let Some(gate) = self.gate.take() {
+            gate.recv().unwrap();
+        }
+        if self.fail_decode_at == Some(chunk.get()) {
+            return Err(StageError::new(FaultKind::Io, "write output", "disk full"));
+        }
+        let bytes = payload.as_ref().map_or(&[][..], RxLease::bytes);
+        let value = bytes.first().copied().unwrap_or(chunk.get() as u8 + 7);
+        assert!(bytes.iter().all(|byte| *byte == value));
+        self.emitted.push((chunk.get(), value));
+        Ok(())
+    }
+
+    fn forget(&mut self, chunk: ChunkIndex) {
+        self.forgotten.push(chunk.get());
+    }
+
+    fn frames_built(&self) -> u32 {
+        1
+    }
+
+    fn queued(&self) -> (u32, u32) {
+        (0, 0)
+    }
+}
+
+struct Adder {
+    fail_at: Option<u64>,
+    lie_about_calls: bool,
+    epochs_started: Vec<u64>,
+}
+
+impl Adder {
+    fn new() -> Self {
+        Self {
+            fail_at: None,
+            lie_about_calls: false,
+            epochs_started: Vec::new(),
+        }
+    }
+}
+
+impl PhaseBStages<TxLease, RxLease> for Adder {
+    type Plan = Add;
+
+    fn compute(
+        &mut self,
+        place: Place,
+        envelope: &Envelope<Add>,
+        input: Option<&RxLease>,
+        output: &mut TxLease,
+    ) -> Result<Computed, StageError> {
+        if place.starts_epoch {
+            self.epochs_started.push(place.epoch.get());
+        }
+        if self.fail_at == Some(place.chunk.get()) {
+            return Err(StageError::new(
+                FaultKind::Plugin,
+                "phase_b",
+                "kernel exploded",
+            ));
+        }
+        let input = input.map_or(&[][..], RxLease::bytes);
+        for (out, byte) in output.bytes_mut().iter_mut().zip(input) {
+            *out = byte.wrapping_add(envelope.plan().0);
+        }
+        Ok(Computed {
+            observed_calls: 1 + u32::from(self.lie_about_calls),
+            start_frame: 0,
+            output_digest: None,
+        })
+    }
+}
+
+struct Ends {
+    front: Result<Counts, Fault>,
+    back: Result<u64, Fault>,
+    stages: Counting,
+    adder: Adder,
+}
+
+/// Runs both drivers; `meanwhile` gets both switches.
+fn run(
+    depth: u32,
+    mut stages: Counting,
+    mut adder: Adder,
+    meanwhile: impl FnOnce(&Switch, &Switch) + Send,
+) -> Ends {
+    let edge = EdgeShape {
+        depth,
+        slot_bytes: BYTES as u64,
+    };
+    let bell = Bell::new().unwrap();
+    let (front_link, back_link) = HostLink::pair(edge, edge, bell.clone()).unwrap();
+    let front_switch = Switch::new(Rank::new(0), bell).unwrap();
+    let back_switch = Switch::new(Rank::new(1), back_link.bell().clone()).unwrap();
+    let (front, back) = std::thread::scope(|scope| {
+        let back = scope.spawn(|| {
+            let result = run_phase_b(back_link, &mut adder, &back_switch, Rank::new(0), depth);
+            result.map(|summary| summary.answered)
+        });
+        let (front_seen, back_seen) = (&front_switch, &back_switch);
+        scope.spawn(move || meanwhile(front_seen, back_seen));
+        let options = FrontOptions {
+            peer: Rank::new(1),
+            depth,
+        };
+        let front = run_front(front_link, &mut stages, &front_switch, options);
+        if let Err(fault) = &front {
+            back_switch.raise(fault.clone());
+        }
+        (front.map(|summary| summary.counts), back.join().unwrap())
+    });
+    Ends {
+        front,
+        back,
+        stages,
+        adder,
+    }
+}
+
+#[test]
+fn every_chunk_comes_back_once_and_in_order_at_every_depth() {
+    for depth in [1, 2, 3, 4, 8, 64] {
+        let ends = run(
+            depth,
+            Counting::new(vec![Cut::None; 200]),
+            Adder::new(),
+            |_, _| {},
+        );
+        let counts = ends.front.unwrap();
+        assert_eq!(
+            (counts.admitted, counts.emitted, counts.dropped),
+            (200, 200, 0)
+        );
+        assert!(counts.max_in_flight <= depth, "{counts:?} at depth {depth}");
+        assert_eq!(ends.back, Ok(200));
+        let expected: Vec<_> = (0..200).map(|n| (n, (n as u8).wrapping_add(7))).collect();
+        assert_eq!(ends.stages.emitted, expected, "depth {depth}");
+    }
+}
+
+#[test]
+fn nothing_to_do_is_done_well() {
+    let ends = run(4, Counting::new(Vec::new()), Adder::new(), |_, _| {});
+    assert_eq!(ends.front.unwrap().admitted, 0);
+    assert_eq!(ends.back, Ok(0));
+}
+
+#[test]
+fn a_flush_cut_loses_nothing_and_starts_an_epoch_on_both_sides() {
+    let mut cuts = vec![Cut::None; 20];
+    cuts[5] = Cut::Flush;
+    cuts[13] = Cut::Flush;
+    let ends = run(4, Counting::new(cuts), Adder::new(), |_, _| {});
+    assert_eq!(ends.front.unwrap().emitted, 20);
+    assert_eq!(ends.stages.built[4..6], [0, 1]);
+    assert_eq!(ends.stages.built[12..14], [1, 2]);
+    assert_eq!(ends.adder.epochs_started, [0, 1, 2]);
+}
+
+#[test]
+fn a_hard_cut_drops_what_is_in_flight_and_decodes_none_of_it() {
+    // The first decode is held up until the depth is full; then the cut comes.
+    let mut cuts = vec![Cut::None; 40];
+    cuts[10] = Cut::Hard;
+    let ends = run(4, Counting::new(cuts), Adder::new(), |_, _| {});
+    let counts = ends.front.unwrap();
+    assert_eq!(counts.admitted, 40);
+    assert_eq!(counts.emitted + counts.dropped, 40);
+    assert_eq!(counts.dropped, ends.stages.forgotten.len() as u64);
+    // Everything emitted after the cut was admitted is of the new epoch: only chunks right
+    // before the cut can be missing.
+    assert!(ends.stages.forgotten.iter().all(|n| (6..10).contains(n)));
+    let emitted: Vec<u64> = ends.stages.emitted.iter().map(|(n, _)| *n).collect();
+    assert!(emitted.is_sorted() && (10..40).all(|n| emitted.contains(&n)));
+}
+
+#[test]
+fn a_drain_finishes_what_is_in_flight() {
+    let mut stages = Counting::new(vec![Cut::None; 100_000]);
+    let (open, gate) = mpsc::channel();
+    stages.gate = Some(gate);
+    let ends = run(4, stages, Adder::new(), move |front, _| {
+        front.request_drain();
+        open.send(()).unwrap();
+    });
+    let counts = ends.front.unwrap();
+    assert!(counts.admitted < 100_000, "it did not drain");
+    assert_eq!(counts.emitted, counts.admitted);
+    assert_eq!(ends.back, Ok(counts.admitted));
+}
+
+#[test]
+fn a_failed_compute_ends_both_ranks_with_its_name() {
+    let mut adder = Adder::new();
+    adder.fail_at = Some(5);
+    let ends = run(4, Counting::new(vec![Cut::None; 50]), adder, |_, _| {});
+    for fault in [ends.front.unwrap_err(), ends.back.unwrap_err()] {
+        assert_eq!(fault.kind, FaultKind::Plugin);
+        assert_eq!(fault.rank, Rank::new(1));
+        assert_eq!(fault.operation.as_str(), "phase_b");
+        assert_eq!(fault.detail.as_str(), "kernel exploded");
+    }
+    // What came back before the failure was emitted, in order.
+    assert!(ends.stages.emitted.len() <= 5);
+    assert!(
+        ends.stages
+            .emitted
+            .iter()
+            .enumerate()
+            .all(|(i, (n, _))| i as u64 == *n)
+    );
+}
+
+#[test]
+fn a_failed_decode_ends_the_front_with_its_name() {
+    let mut stages = Counting::new(vec![Cut::None; 50]);
+    stages.fail_decode_at = Some(9);
+    let ends = run(4, stages, Adder::new(), |_, _| {});
+    let fault = ends.front.unwrap_err();
+    assert_eq!((fault.kind, fault.rank), (FaultKind::Io, Rank::new(0)));
+    assert_eq!(ends.stages.emitted.len(), 9);
+}
+
+#[test]
+fn a_result_with_other_calls_than_planned_is_refused() {
+    let mut adder = Adder::new();
+    adder.lie_about_calls = true;
+    let ends = run(2, Counting::new(vec![Cut::None; 5]), adder, |_, _| {});
+    let fault = ends.front.unwrap_err();
+    assert_eq!(
+        (fault.kind, fault.rank),
+        (FaultKind::PeerMisbehaved, Rank::new(1))
+    );
+    let text = fault.to_string();
+    assert!(
+        text.contains("2 generator calls were made, 1 were planned"),
+        "{text}"
+    );
+    assert!(ends.stages.emitted.is_empty());
+}
+
+#[test]
+fn an_abort_ends_both_while_a_stage_waits() {
+    let mut stages = Counting::new(vec![Cut::None; 100]);
+    let (open, gate) = mpsc::channel();
+    stages.gate = Some(gate);
+    let ends = run(4, stages, Adder::new(), move |front, _| {
+        front.abort();
+        open.send(()).unwrap();
+    });
+    assert_eq!(ends.front.unwrap_err().kind, FaultKind::Interrupted);
+    assert!(ends.back.is_err());
+}

@@ -1,0 +1,262 @@
+//! loom models of the shared-memory protocols: every order of every step, under the weak memory
+//! order of the standard. Run with `cargo xtask test`, or
+//! `RUSTFLAGS="--cfg loom" cargo test -p pp-transport --lib --release`.
+
+use std::sync::Arc as StdArc;
+
+use loom::cell::UnsafeCell;
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+
+use crate::bell::{BellWords, Ticket};
+use crate::host::ring::{RingBytes, RingReceiver, RingSender, RingWords};
+use crate::host::slots::{Consumer, Producer, SlotWord};
+use crate::sync::{AtomicU32, Ordering};
+
+/// Walks every interleaving with at most this many preemptions; a fault in such protocols needs
+/// one or two, and every spin loop doubles what is to be walked.
+const PREEMPTIONS: usize = 3;
+
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(PREEMPTIONS);
+    builder.check(model);
+}
+
+/// Ring data whose every access loom checks for races.
+struct Cells(Vec<UnsafeCell<u8>>);
+
+impl RingBytes for Arc<Cells> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+    fn put(&self, at: usize, bytes: &[u8]) {
+        for (cell, byte) in self.0[at..].iter().zip(bytes) {
+            // SAFETY: loom reports any access that is not ordered with this one.
+            cell.with_mut(|p| unsafe { *p = *byte });
+        }
+    }
+    fn get(&self, at: usize, bytes: &mut [u8]) {
+        for (cell, byte) in self.0[at..].iter().zip(bytes) {
+            // SAFETY: as above.
+            *byte = cell.with(|p| unsafe { *p });
+        }
+    }
+}
+
+type Words = StdArc<Vec<SlotWord>>;
+type Tx = RingSender<Arc<RingWords>, Arc<Cells>>;
+type Rx = RingReceiver<Arc<RingWords>, Arc<Cells>>;
+
+fn ring(bytes: usize, max_frame: usize) -> (Tx, Rx) {
+    let words = Arc::new(RingWords::default());
+    let cells = Arc::new(Cells((0..bytes).map(|_| UnsafeCell::new(0)).collect()));
+    (
+        RingSender::new(Arc::clone(&words), Arc::clone(&cells)),
+        RingReceiver::new(words, cells, max_frame),
+    )
+}
+
+fn pop(rx: &mut Rx) -> (u32, Vec<u8>) {
+    let mut frame = Vec::new();
+    loop {
+        if let Some(tag) = rx.pop(&mut frame).unwrap() {
+            return (tag, frame);
+        }
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn frames_are_seen_whole_and_in_order_and_their_room_is_reused_only_after() {
+    check(|| {
+        // Room for two records: the third push reuses the bytes of the first.
+        let (mut tx, mut rx) = ring(32, 4);
+        let sender = thread::spawn(move || {
+            for n in 0..3_u8 {
+                while tx.push(u32::from(n), &[n, n + 10]).is_err() {
+                    thread::yield_now();
+                }
+            }
+        });
+        for n in 0..3_u8 {
+            assert_eq!(pop(&mut rx), (u32::from(n), vec![n, n + 10]));
+        }
+        sender.join().unwrap();
+    });
+}
+
+/// One edge: slot states, their payloads, and the ring that announces them.
+struct Edge {
+    producer: Arc<Producer<Words>>,
+    consumer: Consumer<Words>,
+    payload: Arc<Vec<UnsafeCell<u32>>>,
+    tx: Tx,
+    rx: Rx,
+}
+
+fn edge(depth: usize) -> Edge {
+    let words: Words = StdArc::new((0..depth).map(|_| SlotWord::default()).collect());
+    let (tx, rx) = ring(64, 4);
+    Edge {
+        producer: Arc::new(Producer::new(StdArc::clone(&words))),
+        consumer: Consumer::new(words),
+        payload: Arc::new((0..depth).map(|_| UnsafeCell::new(0)).collect()),
+        tx,
+        rx,
+    }
+}
+
+fn read(consumer: &Consumer<Words>, payload: &[UnsafeCell<u32>], rx: &mut Rx) -> u32 {
+    let (slot, _) = pop(rx);
+    consumer.take(slot).unwrap();
+    // SAFETY: loom reports a write that is not ordered with this read.
+    let value = payload[slot as usize].with(|p| unsafe { *p });
+    consumer.give_back(slot);
+    value
+}
+
+#[test]
+fn a_slot_is_never_written_while_the_peer_reads_it() {
+    check(|| {
+        let Edge {
+            producer,
+            consumer,
+            payload,
+            mut tx,
+            mut rx,
+        } = edge(1);
+        let written = Arc::clone(&payload);
+        let sender = thread::spawn(move || {
+            for n in 1..=2 {
+                // Dropped in flight each time: the reaper alone brings the slot back.
+                let slot = loop {
+                    match producer.lease() {
+                        Some(slot) => break slot,
+                        None => thread::yield_now(),
+                    }
+                };
+                // SAFETY: loom reports a read that is not ordered with this write.
+                written[slot as usize].with_mut(|p| unsafe { *p = n });
+                producer.submit(slot);
+                tx.push(slot, &[]).unwrap();
+                producer.orphan(slot);
+            }
+        });
+        assert_eq!(read(&consumer, &payload, &mut rx), 1);
+        assert_eq!(read(&consumer, &payload, &mut rx), 2);
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn two_threads_never_lease_the_same_slot() {
+    check(|| {
+        let Edge {
+            producer, payload, ..
+        } = edge(1);
+        let (other, others) = (Arc::clone(&producer), Arc::clone(&payload));
+        let write = |producer: &Producer<Words>, payload: &[UnsafeCell<u32>]| {
+            if let Some(slot) = producer.lease() {
+                // SAFETY: loom reports two accesses that are not ordered.
+                payload[slot as usize].with_mut(|p| unsafe { *p += 1 });
+                producer.give_up(slot);
+            }
+        };
+        let racing = thread::spawn(move || write(&other, &others));
+        write(&producer, &payload);
+        racing.join().unwrap();
+    });
+}
+
+/// A futex as the kernel gives it: compares and sleeps in one step.
+struct Futex {
+    words: BellWords,
+    kernel: Mutex<()>,
+    queue: Condvar,
+}
+
+impl Futex {
+    fn ring(&self) {
+        if self.words.strike() {
+            let _kernel = self.kernel.lock().unwrap();
+            self.queue.notify_all();
+        }
+    }
+
+    fn wait(&self, ticket: Ticket) {
+        if self.words.enter(ticket) {
+            let kernel = self.kernel.lock().unwrap();
+            if self.words.is_silent_since(ticket) {
+                drop(self.queue.wait(kernel).unwrap());
+            }
+        }
+        self.words.leave();
+    }
+}
+
+#[test]
+fn no_ring_is_lost_between_looking_and_sleeping() {
+    // Loom calls it a deadlock when the sleeper is never woken.
+    check(|| {
+        let futex = Arc::new(Futex {
+            words: BellWords::default(),
+            kernel: Mutex::new(()),
+            queue: Condvar::new(),
+        });
+        let work = Arc::new(AtomicU32::new(0));
+        let (their_futex, their_work) = (Arc::clone(&futex), Arc::clone(&work));
+        let ringer = thread::spawn(move || {
+            their_work.store(1, Ordering::Release);
+            their_futex.ring();
+        });
+        loop {
+            let ticket = futex.words.listen();
+            if work.load(Ordering::Acquire) == 1 {
+                break;
+            }
+            futex.wait(ticket);
+        }
+        ringer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_shutdown_wakes_a_driver_that_waits_for_a_credit() {
+    // The driver waits for a credit; the peer gives one back, or a fault is raised, or both.
+    check(|| {
+        let futex = Arc::new(Futex {
+            words: BellWords::default(),
+            kernel: Mutex::new(()),
+            queue: Condvar::new(),
+        });
+        let credit = Arc::new(AtomicU32::new(0));
+        let fault = Arc::new(AtomicU32::new(0));
+        let peer = {
+            let (futex, credit) = (Arc::clone(&futex), Arc::clone(&credit));
+            thread::spawn(move || {
+                credit.store(1, Ordering::Release);
+                futex.ring();
+            })
+        };
+        let watch = {
+            let (futex, fault) = (Arc::clone(&futex), Arc::clone(&fault));
+            thread::spawn(move || {
+                fault.store(1, Ordering::Release);
+                futex.ring();
+            })
+        };
+        // It looks for both: neither may be missed, whichever comes first.
+        let (mut seen_credit, mut seen_fault) = (false, false);
+        while !(seen_credit && seen_fault) {
+            let ticket = futex.words.listen();
+            seen_credit |= credit.load(Ordering::Acquire) == 1;
+            seen_fault |= fault.load(Ordering::Acquire) == 1;
+            if !(seen_credit && seen_fault) {
+                futex.wait(ticket);
+            }
+        }
+        peer.join().unwrap();
+        watch.join().unwrap();
+    });
+}
