@@ -66,7 +66,7 @@ impl Stream {
             .iter()
             .map(|f| FrameView::packed(f, config.width, config.height, config.chroma).unwrap())
             .collect();
-        let mut input = vec![0; layout.inputs.payload_bytes()];
+        let mut input = vec![0xAA; layout.inputs.payload_bytes()];
         self.session
             .encode(
                 &views,
@@ -79,7 +79,7 @@ impl Stream {
 
     fn phase_b(&mut self, frames: usize, plan: &Plan, input: &[u8]) -> Vec<u8> {
         let layout = self.layout(frames, plan);
-        let mut output = vec![0; layout.outputs.payload_bytes()];
+        let mut output = vec![0xAA; layout.outputs.payload_bytes()];
         let calls = self
             .session
             .phase_b(
@@ -163,9 +163,9 @@ fn assert_close(found: &[f64], expected: &[f64], steps: u32, what: &str) {
 fn cpu_equals_the_oracle_over_two_chunks() {
     let cases = [
         // width, height, steps, noise_scale, bias, recompute
-        (29, 21, 1, 1.0, 0.0, false),
+        (61, 45, 1, 1.0, 0.0, false),
         (29, 21, 2, 1.0, 0.0, false),
-        (16, 40, 2, 1.5, -0.7, true),
+        (24, 40, 2, 0.5, -0.7, true),
         (140, 16, 1, 0.6, 1.3, true),
     ];
     for (width, height, steps, noise_scale, bias, recompute) in cases {
