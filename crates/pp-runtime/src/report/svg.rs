@@ -174,8 +174,14 @@ fn tick_ns(length_ns: u64) -> u64 {
         .unwrap_or_else(|| power.saturating_mul(10))
 }
 
+/// Three digits that count.
 fn millis(ns: u64) -> String {
-    format!("{:.2} ms", ns as f64 / 1e6)
+    let ms = ns as f64 / 1e6;
+    match ms {
+        _ if ms >= 100.0 => format!("{ms:.0} ms"),
+        _ if ms >= 10.0 => format!("{ms:.1} ms"),
+        _ => format!("{ms:.2} ms"),
+    }
 }
 
 fn escape(text: &str) -> String {

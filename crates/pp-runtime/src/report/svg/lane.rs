@@ -187,13 +187,13 @@ impl Lane {
                     STAGE_HEIGHT - 8.0,
                     millis(waited_ns)
                 )?;
-                if x1 - x0 > 74.0 {
+                if x1 - x0 > 84.0 {
                     let middle = (x0 + x1) / 2.0;
                     writeln!(
                         out,
-                        "<rect class=\"lane\" x=\"{:.1}\" y=\"{:.1}\" width=\"68\" height=\"16\" rx=\"3\"/>\
+                        "<rect class=\"lane\" x=\"{:.1}\" y=\"{:.1}\" width=\"76\" height=\"16\" rx=\"3\"/>\
                          <text class=\"small mid\" x=\"{middle:.1}\" y=\"{:.1}\">idle {}</text>",
-                        middle - 34.0,
+                        middle - 38.0,
                         y + STAGE_HEIGHT / 2.0 - 8.0,
                         y + STAGE_HEIGHT / 2.0 + 4.0,
                         millis(waited_ns)
