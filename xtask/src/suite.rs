@@ -25,8 +25,7 @@ fn loom() -> Result<()> {
         "--package",
         "pp-transport",
         "--release",
-        "--test",
-        "loom",
+        "--lib",
         "--target-dir",
     ]);
     test.arg(target().join("loom"))

@@ -1,0 +1,160 @@
+//! The watchdog against peers that die, fall silent, abort or leave.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use pp_contract::{Fault, FaultKind, Rank, WorldSize};
+use pp_runtime::switch::Switch;
+use pp_runtime::watch::{Watch, WatchOptions};
+use pp_transport::bell::Bell;
+use pp_transport::control::{ControlChannel, Message, RendezvousOptions, rendezvous};
+use pp_transport::launch::LocalJob;
+
+/// Waiting longer than this is a hang.
+const HANG: Duration = Duration::from_secs(60);
+
+/// The two ends of one control channel.
+fn channel() -> (ControlChannel, ControlChannel) {
+    let job = LocalJob::new(WorldSize::new(2).unwrap());
+    let meet = |rank: u32| {
+        let launch = job.launch(Rank::new(rank)).unwrap();
+        let mut peers = rendezvous(&launch, &RendezvousOptions::default()).unwrap();
+        peers.take(Rank::new(1 - rank)).unwrap()
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| meet(1));
+        (meet(0), other.join().unwrap())
+    })
+}
+
+fn switch(rank: u32) -> Switch {
+    Switch::new(Rank::new(rank), Bell::new().unwrap()).unwrap()
+}
+
+fn watch(channel: ControlChannel, switch: &Switch, heartbeat_ms: u64) -> Watch {
+    let options = WatchOptions {
+        heartbeat: Some(Duration::from_millis(heartbeat_ms)),
+        grace: HANG,
+        on_stuck: Box::new(|_| {}),
+    };
+    Watch::start(vec![channel], switch.clone(), options).unwrap()
+}
+
+/// Sleeps on the bell, as a driver does, until there is a fault.
+fn fault(switch: &Switch) -> Fault {
+    let deadline = Instant::now() + HANG;
+    loop {
+        let ticket = switch.bell().listen();
+        if let Some(fault) = switch.fault() {
+            return fault.clone();
+        }
+        assert!(Instant::now() < deadline, "no fault came");
+        switch.bell().wait(ticket, deadline);
+    }
+}
+
+#[test]
+fn a_peer_that_dies_is_a_fault_that_names_it() {
+    let (ours, theirs) = channel();
+    let switch = switch(0);
+    let watch = watch(ours, &switch, 60_000);
+    drop(theirs);
+    let fault = fault(&switch);
+    assert_eq!(
+        (fault.kind, fault.rank),
+        (FaultKind::PeerDied, Rank::new(1))
+    );
+    watch.close();
+}
+
+#[test]
+fn a_silent_peer_is_a_fault_and_a_beating_one_is_not() {
+    let (ours, theirs) = channel();
+    let (front, back) = (switch(0), switch(1));
+    let watching = watch(ours, &front, 30);
+    let beating = watch(theirs, &back, 30);
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!((front.fault(), back.fault()), (None, None));
+    drop((watching, beating));
+
+    let (ours, _silent) = channel();
+    let switch = switch(0);
+    let watch = watch(ours, &switch, 30);
+    let fault = fault(&switch);
+    assert_eq!(
+        (fault.kind, fault.rank),
+        (FaultKind::TimedOut, Rank::new(1))
+    );
+    assert_eq!(fault.operation.as_str(), "heartbeat");
+    watch.close();
+}
+
+#[test]
+fn a_fault_travels_to_the_peer_with_its_reason() {
+    let (ours, theirs) = channel();
+    let (front, back) = (switch(0), switch(1));
+    let _watching = watch(ours, &front, 60_000);
+    let _watched = watch(theirs, &back, 60_000);
+    let reason = Fault::new(FaultKind::Plugin, Rank::new(1), "phase_b", "out of cheese");
+    back.raise(reason.clone());
+    assert_eq!(fault(&front), reason);
+}
+
+#[test]
+fn a_goodbye_is_no_fault() {
+    let (ours, theirs) = channel();
+    let (front, back) = (switch(0), switch(1));
+    let watching = watch(ours, &front, 60_000);
+    let watched = watch(theirs, &back, 60_000);
+    std::thread::scope(|scope| {
+        scope.spawn(|| watching.close());
+        scope.spawn(|| watched.close());
+    });
+    assert_eq!((front.fault(), back.fault()), (None, None));
+}
+
+#[test]
+fn a_watch_that_is_dropped_has_died_to_its_peers() {
+    let (ours, theirs) = channel();
+    let (front, back) = (switch(0), switch(1));
+    let _watching = watch(ours, &front, 60_000);
+    drop(watch(theirs, &back, 60_000));
+    assert_eq!(fault(&front).kind, FaultKind::PeerDied);
+}
+
+#[test]
+fn a_driver_that_does_not_end_after_a_fault_is_ended() {
+    let (ours, _theirs) = channel();
+    let switch = switch(0);
+    let (say, heard) = mpsc::channel();
+    let options = WatchOptions {
+        heartbeat: None,
+        grace: Duration::from_millis(50),
+        on_stuck: Box::new(move |fault| say.send(fault.clone()).unwrap()),
+    };
+    let _watch = Watch::start(vec![ours], switch.clone(), options).unwrap();
+    assert!(
+        heard.recv_timeout(Duration::from_millis(200)).is_err(),
+        "ended without a fault"
+    );
+    let reason = Fault::new(FaultKind::Io, Rank::new(0), "write", "disk full");
+    switch.raise(reason.clone());
+    assert_eq!(heard.recv_timeout(HANG), Ok(reason));
+}
+
+#[test]
+fn a_handshake_message_after_the_handshake_is_misbehaviour() {
+    let (ours, theirs) = channel();
+    let switch = switch(0);
+    let _watch = watch(ours, &switch, 60_000);
+    let message = Message::Hello(b"again");
+    theirs
+        .sender()
+        .send(&message, Instant::now() + HANG)
+        .unwrap();
+    let fault = fault(&switch);
+    assert_eq!(
+        (fault.kind, fault.rank),
+        (FaultKind::PeerMisbehaved, Rank::new(1))
+    );
+}
