@@ -25,6 +25,8 @@ pub struct Capabilities {
     pub send_depth: u32,
     /// Slots of the edge from the peer to this rank.
     pub receive_depth: u32,
+    /// Whether a payload takes time to move after its header; else it is there with it.
+    pub payload_moves: bool,
 }
 
 /// A message that has left.

@@ -64,6 +64,7 @@ where
         flights: VecDeque::with_capacity(options.depth as usize),
         recorder: Recorder::new(),
         peer_clock: PeerClock::default(),
+        payload_moves: link.capabilities().payload_moves,
         link,
         stages,
         switch,
@@ -106,6 +107,7 @@ struct Front<'a, L: Link, S> {
     flights: VecDeque<Flight<L>>,
     recorder: Recorder,
     peer_clock: PeerClock,
+    payload_moves: bool,
 }
 
 impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
@@ -251,10 +253,16 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
             outcome.idle_us,
             outcome.phase_b_us,
         );
+        // Neither side looks while it computes, so nobody saw a payload arrive. Where payloads
+        // are handed over they were there at once; where they move, no later than this.
+        let recv_ns = if self.payload_moves {
+            start.saturating_sub(outcome.idle_us.saturating_mul(1000))
+        } else {
+            record.received_ns = end;
+            0
+        };
         record.phase_b = Some(PhaseBTimes {
-            recv_ns: start
-                .saturating_sub(outcome.idle_us.saturating_mul(1000))
-                .max(record.sent_ns),
+            recv_ns: recv_ns.max(record.sent_ns),
             compute_start_ns: start,
             compute_end_ns: end,
             sent_ns: end,

@@ -341,6 +341,7 @@ impl Link for HostLink {
             name: "host",
             send_depth: self.tx.slots.words().depth(),
             receive_depth: self.rx.slots.words().depth(),
+            payload_moves: false,
         }
     }
 
