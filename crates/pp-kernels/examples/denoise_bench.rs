@@ -6,7 +6,7 @@
 //!
 //! `fps` counts encode, Phase B and decode in one process; `phase_b_fps` Phase B alone. PSNR is that of luma over all
 //! frames (mean squared error first, then the logarithm). With `--psnr` it only compares two clips: that is how another
-//! denoiser, run on the file of `--noisy-out`, is judged by the same measure.
+//! denoiser, run on the file of `--noisy-out`, is judged by the same measure. Equal clips have a PSNR of 99.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -104,7 +104,7 @@ impl Clip {
                 .sum();
             (sum + error as f64, count + luma)
         });
-        10.0 * (255.0 * 255.0 * count as f64 / sum).log10()
+        (10.0 * (255.0 * 255.0 * count as f64 / sum).log10()).min(99.0)
     }
 }
 
