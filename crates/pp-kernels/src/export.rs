@@ -160,9 +160,9 @@ unsafe extern "C" fn destroy<K: Kernels>(session: *mut OpaqueSession) {
     }
     // SAFETY: the pointer came from `create` of this table and is given back once.
     let held = unsafe { Box::from_raw(session.cast::<Held<K::Session>>()) };
-    // A panic in a destructor has no one to tell.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(held))) {
-        std::mem::forget(payload);
+        // A destructor has no one to tell; this only disposes of the payload.
+        panic_text(payload);
     }
 }
 
@@ -294,17 +294,19 @@ unsafe fn guarded(error: *mut abi::ErrorText, body: impl FnOnce() -> Result<(), 
     failure.status.code()
 }
 
-/// The text of a panic. The payload is forgotten: dropping a foreign one could panic again.
+/// The text of a panic. A payload of another type is forgotten: dropping it could panic again.
 fn panic_text(payload: Box<dyn Any + Send>) -> String {
-    let text = match payload.downcast_ref::<&str>() {
-        Some(text) => (*text).to_owned(),
-        None => match payload.downcast_ref::<String>() {
-            Some(text) => text.clone(),
-            None => "a panic without a text".to_owned(),
-        },
+    let payload = match payload.downcast::<String>() {
+        Ok(text) => return *text,
+        Err(payload) => payload,
     };
-    std::mem::forget(payload);
-    text
+    match payload.downcast::<&str>() {
+        Ok(text) => (*text).to_owned(),
+        Err(payload) => {
+            std::mem::forget(payload);
+            "a panic without a text".to_owned()
+        }
+    }
 }
 
 /// # Safety
@@ -473,4 +475,42 @@ unsafe fn write_frames<'a>(
         views.push(FrameViewMut::new(planes));
     }
     Ok(views)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Cpu;
+
+    #[test]
+    fn a_struct_that_is_too_short_is_refused_and_the_text_is_cut_to_the_buffer() {
+        let table = table::<Cpu>();
+        let mut text = [b'#'; 12];
+        let mut error = abi::ErrorText {
+            struct_size: abi::size::<abi::ErrorText>(),
+            reserved: 0,
+            text: text.as_mut_ptr(),
+            capacity: 10,
+            length: 99,
+        };
+        let config = SessionConfig::host(16, 16, crate::Chroma::Mono, 1).to_abi();
+        let short = abi::SessionConfig {
+            struct_size: 44,
+            ..config
+        };
+        let mut session = std::ptr::null_mut();
+        let create = table.create.expect("every entry is there");
+        // SAFETY: all three structs live here, and the session stays null.
+        let status = unsafe { create(&raw const short, &raw mut session, &raw mut error) };
+        assert_eq!(status, abi::INVALID_ARGUMENT);
+        assert!(session.is_null());
+        assert_eq!((error.length, &text), (10, b"a struct o##"));
+
+        // SAFETY: as above; a null error buffer is allowed.
+        let status = unsafe { create(&raw const short, &raw mut session, std::ptr::null_mut()) };
+        assert_eq!(status, abi::INVALID_ARGUMENT);
+
+        // SAFETY: a null session may be destroyed.
+        unsafe { table.destroy.expect("every entry is there")(std::ptr::null_mut()) };
+    }
 }

@@ -3,8 +3,8 @@
 use pp_kernels::cpu::{add_gaussian, estimate_sigma, settings};
 use pp_kernels::reference::{self, Chunk};
 use pp_kernels::{
-    Chroma, ChunkShape, DType, FrameView, FrameViewMut, KernelSession, KernelSet, Layout, Payload,
-    PayloadMut, Plan, PlaneView, SessionConfig,
+    Chroma, ChunkShape, DType, FrameView, FrameViewMut, KernelError, KernelSession, KernelSet,
+    Layout, Payload, PayloadMut, Plan, PlaneView, SessionConfig,
 };
 
 const SIGMA: f32 = 20.0;
@@ -448,4 +448,49 @@ fn a_clean_flat_picture_stays_as_it_is() {
     let plan = Plan::first(40, 24, 2);
     let output = stream.run(&frames, &plan);
     assert_eq!(stream.decode(2, &plan, &output), frames);
+}
+
+#[test]
+fn arguments_that_do_not_fit_the_session_never_reach_the_kernels() {
+    let mut stream = Stream::new(40, 24, Chroma::C420);
+    let plan = Plan::first(40, 24, 1);
+    let layout = stream.layout(1, &plan);
+    let mut input = vec![0; layout.inputs.payload_bytes()];
+    let pixels = vec![0; Chroma::C420.packed_frame_bytes(40, 24)];
+    let frame = FrameView::packed(&pixels, 40, 24, Chroma::C420).unwrap();
+    let mono = FrameView::packed(&pixels[..40 * 24], 40, 24, Chroma::Mono).unwrap();
+    let cases: [(&[FrameView<'_>], Plan, &str); 5] = [
+        (&[], plan, "0 frames in a chunk, the session takes 1 to 4"),
+        (&[frame; 5], plan, "5 frames in a chunk"),
+        (&[mono], plan, "plane 1 of frame 0 is 0x0, must be 20x12"),
+        (
+            &[frame],
+            Plan { width: 48, ..plan },
+            "the plan is for 48x24, the session for 40x24",
+        ),
+        (
+            &[frame],
+            Plan {
+                expected_generator_calls: 3,
+                ..plan
+            },
+            "1 steps and 0 recompute make 1",
+        ),
+    ];
+    for (frames, plan, reason) in cases {
+        let mut payload = PayloadMut::new(&layout.inputs, &mut input).unwrap();
+        match stream.session.encode(frames, &plan, &mut payload) {
+            Err(KernelError::BadCall {
+                operation: "encode",
+                reason: found,
+            }) => {
+                assert!(found.contains(reason), "{found}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(
+        PayloadMut::new(&layout.inputs, &mut input[1..]).is_err(),
+        "a slot that is too short"
+    );
 }

@@ -1,7 +1,8 @@
 //! The numbers of the denoiser: window, passes, schedule. The formula they enter stands in [`crate::reference`].
 //!
-//! They were chosen on four natural clips at σ = 20; around them the result is flat (a tenth of a dB for a change of a
-//! quarter in any of them), so they are not fitted to those clips.
+//! They were chosen on four natural clips at σ = 20. The mean gain is flat around them: h a quarter smaller or one
+//! eighth larger, or a floor of 1.05 to 1.15, changes it by less than 0.15 dB. A floor below 1 costs 0.7 dB, because
+//! equal patches then lose weight for their noise.
 
 use crate::error::Failure;
 
