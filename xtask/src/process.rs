@@ -1,5 +1,6 @@
 //! Starting other programs from the root of the workspace.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -33,7 +34,12 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
 
 /// Runs `command` to its end, saying on standard error what is run.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    eprintln!("\x1b[1m$ {}\x1b[0m", shown(command));
+    let (bold, plain) = if std::io::stderr().is_terminal() {
+        ("\x1b[1m", "\x1b[0m")
+    } else {
+        ("", "")
+    };
+    eprintln!("{bold}$ {}{plain}", shown(command));
     let status = command
         .status()
         .with_context(|| format!("cannot start {}", shown(command)))?;
