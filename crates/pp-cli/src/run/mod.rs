@@ -109,7 +109,7 @@ fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
         switch,
         watch,
     } = ready;
-    let finished = run_to_the_end(&mut front, link, &switch, args.depth);
+    let finished = run_to_the_end(&mut front, link, &switch, PHASE_B, args.depth);
     watch.close();
     finish(args, front, finished?, "host (shared memory, 2 processes)")
 }
@@ -118,14 +118,12 @@ fn run_to_the_end(
     front: &mut VideoFront,
     link: HostLink,
     switch: &Switch,
+    peer: Rank,
     depth: u32,
 ) -> Result<Finished, Failure> {
     signals::attach(switch);
     let start = Instant::now();
-    let options = FrontOptions {
-        peer: PHASE_B,
-        depth,
-    };
+    let options = FrontOptions { peer, depth };
     let summary: FrontSummary = run_front(link, front, switch, options)?;
     Ok(Finished {
         summary,
@@ -197,7 +195,7 @@ fn run_alone(args: &RunArgs) -> Result<(), Failure> {
             }
             result
         });
-        let finished = run_to_the_end(&mut front, front_link, &switch, args.depth);
+        let finished = run_to_the_end(&mut front, front_link, &switch, FRONT, args.depth);
         if let Some(fault) = switch.fault() {
             back_switch.raise(fault.clone());
         }
@@ -247,7 +245,7 @@ fn load(args: &RunArgs) -> Result<KernelSet, Failure> {
     match &args.kernels {
         KernelChoice::Cpu => Ok(KernelSet::cpu()),
         KernelChoice::File(path) => KernelSet::load(path).map_err(|error| {
-            let text = format!("{}: {}", path.display(), with_source(&error));
+            let text = with_source(&error);
             Fault::new(FaultKind::Plugin, own_rank(), "load kernels", text).into()
         }),
     }

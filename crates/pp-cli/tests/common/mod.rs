@@ -12,27 +12,27 @@ use std::time::{Duration, Instant};
 const HANG: Duration = Duration::from_secs(120);
 
 /// A folder of its own for each test, removed when the test passes.
-pub struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    pub fn new(test: &str) -> Self {
+    pub(crate) fn new(test: &str) -> Self {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(test);
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    pub fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    pub fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.file(name);
         std::fs::write(&path, bytes).unwrap();
         path
     }
 
-    pub fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).unwrap();
         let mut names: Vec<_> = entries
             .map(|e| e.unwrap().file_name().into_string().unwrap())
@@ -51,7 +51,7 @@ impl Drop for Folder {
 }
 
 /// A Y4M file: a gradient that moves, with some noise; every byte depends on its place.
-pub fn video(width: usize, height: usize, sampling: &str, frames: usize) -> Vec<u8> {
+pub(crate) fn video(width: usize, height: usize, sampling: &str, frames: usize) -> Vec<u8> {
     let (w2, h2) = (width.div_ceil(2), height.div_ceil(2));
     let chroma = match sampling {
         "mono" => 0,
@@ -74,28 +74,28 @@ pub fn video(width: usize, height: usize, sampling: &str, frames: usize) -> Vec<
 }
 
 /// `pp` with these arguments.
-pub fn pp<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
+pub(crate) fn pp<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pp"));
     command.args(args).env_remove("PP_LOG");
     command
 }
 
-pub struct Ended {
-    pub code: Option<i32>,
-    pub stdout: Vec<u8>,
-    pub stderr: String,
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: String,
 }
 
 impl Ended {
     #[track_caller]
-    pub fn succeeded(self) -> Self {
+    pub(crate) fn succeeded(self) -> Self {
         assert_eq!(self.code, Some(0), "stderr: {}", self.stderr);
         self
     }
 
     /// One line, this code, and these words in it.
     #[track_caller]
-    pub fn failed(self, code: i32, words: &[&str]) -> Self {
+    pub(crate) fn failed(self, code: i32, words: &[&str]) -> Self {
         assert_eq!(self.code, Some(code), "stderr: {}", self.stderr);
         let lines: Vec<_> = self.stderr.lines().collect();
         assert_eq!(lines.len(), 1, "one line: {}", self.stderr);
@@ -107,7 +107,7 @@ impl Ended {
 }
 
 /// Runs to the end with this standard input.
-pub fn run(command: &mut Command, input: Option<Vec<u8>>) -> Ended {
+pub(crate) fn run(command: &mut Command, input: Option<Vec<u8>>) -> Ended {
     let stdin = if input.is_some() {
         Stdio::piped()
     } else {
@@ -129,7 +129,7 @@ pub fn run(command: &mut Command, input: Option<Vec<u8>>) -> Ended {
 }
 
 /// Waits for a child whose output is piped; kills it and fails when it hangs.
-pub fn finish(mut child: Child) -> Ended {
+pub(crate) fn finish(mut child: Child) -> Ended {
     let stdout = child.stdout.take().map(read_all);
     let stderr = child.stderr.take().map(read_all);
     let code = wait(&mut child);
@@ -143,7 +143,7 @@ pub fn finish(mut child: Child) -> Ended {
     }
 }
 
-pub fn wait(child: &mut Child) -> Option<i32> {
+pub(crate) fn wait(child: &mut Child) -> Option<i32> {
     let deadline = Instant::now() + HANG;
     loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -166,7 +166,7 @@ fn read_all(mut pipe: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec
 }
 
 /// The processes that `pid` has started and that still run.
-pub fn children(pid: u32) -> Vec<u32> {
+pub(crate) fn children(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
     let lists = tasks
         .into_iter()
@@ -183,7 +183,7 @@ pub fn children(pid: u32) -> Vec<u32> {
 }
 
 /// The rank that a process is, from its environment.
-pub fn rank_of(pid: u32) -> Option<u32> {
+pub(crate) fn rank_of(pid: u32) -> Option<u32> {
     let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
     let rank = environment
         .split(|byte| *byte == 0)
@@ -192,7 +192,7 @@ pub fn rank_of(pid: u32) -> Option<u32> {
 }
 
 /// Waits until both ranks run, and gives their processes in order of rank.
-pub fn ranks(supervisor: u32) -> [u32; 2] {
+pub(crate) fn ranks(supervisor: u32) -> [u32; 2] {
     let deadline = Instant::now() + HANG;
     loop {
         let mut found = [None; 2];
@@ -210,7 +210,7 @@ pub fn ranks(supervisor: u32) -> [u32; 2] {
 }
 
 /// True while the process runs (a zombie has ended).
-pub fn is_alive(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
         !stat
             .rsplit(')')
@@ -222,7 +222,7 @@ pub fn is_alive(pid: u32) -> bool {
 }
 
 #[track_caller]
-pub fn all_gone(pids: &[u32]) {
+pub(crate) fn all_gone(pids: &[u32]) {
     let deadline = Instant::now() + HANG;
     while pids.iter().any(|pid| is_alive(*pid)) {
         assert!(Instant::now() < deadline, "a rank lives on");
@@ -230,13 +230,13 @@ pub fn all_gone(pids: &[u32]) {
     }
 }
 
-pub fn signal(pid: u32, signal: rustix::process::Signal) {
+pub(crate) fn signal(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
     let _ = rustix::process::kill_process(pid, signal);
 }
 
 /// Names in a folder that belong to `pp`.
-pub fn leftovers() -> Vec<PathBuf> {
+pub(crate) fn leftovers() -> Vec<PathBuf> {
     ["/dev/shm", "/tmp"]
         .iter()
         .flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten())
@@ -248,6 +248,6 @@ pub fn leftovers() -> Vec<PathBuf> {
         .collect()
 }
 
-pub fn output(command: &mut Command) -> Output {
+pub(crate) fn output(command: &mut Command) -> Output {
     command.stdin(Stdio::null()).output().unwrap()
 }

@@ -1,0 +1,139 @@
+//! Kernels swapped in with `--kernels`: good ones do their work, bad ones end the job by name.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Folder, pp, run, video};
+
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// Compiles a C plugin of this repository.
+fn c_plugin(folder: &Folder, source: &str, define: Option<&str>) -> PathBuf {
+    let out = folder.file(&format!("{}.so", define.unwrap_or("plugin")));
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    let status = Command::new(compiler)
+        .args(["-std=c11", "-shared", "-fPIC", "-O1", "-o"])
+        .arg(&out)
+        .args(define.map(|define| format!("-D{define}")))
+        .arg("-I")
+        .arg(root().join("crates/pp-kernels/include"))
+        .arg("-I")
+        .arg(root().join("plugins/median"))
+        .arg(root().join(source))
+        .status()
+        .expect("a C compiler can be run");
+    assert!(status.success());
+    out
+}
+
+/// Builds a plugin of this workspace with the cargo that runs the tests.
+fn rust_plugin(package: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let status = Command::new(env!("CARGO"))
+        .args([
+            "build",
+            "--quiet",
+            "--offline",
+            "--package",
+            package,
+            "--target-dir",
+        ])
+        .arg(target)
+        .current_dir(root())
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let name = package.replace('-', "_");
+    target.join("debug").join(format!("lib{name}.so"))
+}
+
+fn denoise(input: &Path, output: &Path, kernels: &Path, more: &[&str]) -> common::Ended {
+    let mut command = pp(&["run", "--frames-per-chunk", "2"]);
+    command
+        .args(more)
+        .arg("--input")
+        .arg(input)
+        .arg("--output")
+        .arg(output);
+    run(command.arg("--kernels").arg(kernels), None)
+}
+
+#[test]
+fn example_plugins_pass_their_check_and_do_their_work() {
+    let folder = Folder::new("plugins");
+    let original = video(48, 32, "420jpeg", 9);
+    let input = folder.write("in.y4m", &original);
+    let (alone, two) = (folder.file("alone.y4m"), folder.file("two.y4m"));
+    let plugins = [
+        c_plugin(&folder, "plugins/median/median.c", None),
+        rust_plugin("pp-plugin-temporal"),
+    ];
+    let mut results = Vec::new();
+    for plugin in &plugins {
+        let checked = run(pp(&["plugin", "check"]).arg(plugin), None).succeeded();
+        assert!(!checked.stdout.is_empty());
+
+        denoise(&input, &two, plugin, &["--denoise-steps", "0"]).succeeded();
+        assert!(
+            std::fs::read(&two).unwrap() == original,
+            "zero steps is the identity"
+        );
+
+        denoise(&input, &alone, plugin, &["--ranks", "1"]).succeeded();
+        let alone = std::fs::read(&alone).unwrap();
+        for depth in ["1", "4"] {
+            denoise(&input, &two, plugin, &["--depth", depth]).succeeded();
+            assert!(std::fs::read(&two).unwrap() == alone, "depth {depth}");
+        }
+        results.push(alone);
+    }
+    assert!(results[0] != original && results[1] != original && results[0] != results[1]);
+}
+
+#[test]
+fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
+    let folder = Folder::new("faulty_plugins");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
+    let output = folder.file("out.y4m");
+    let faults = [
+        ("FAULT_ERROR", "rank 1: phase_b"),
+        ("FAULT_OVERRUN", "rank 1: phase_b"),
+        ("FAULT_CALLS", "generator calls"),
+        ("FAULT_MAJOR", "ABI"),
+        ("FAULT_MAGIC", "magic"),
+        ("FAULT_SHORT", "40 bytes"),
+        ("FAULT_SELF_TEST", "self"),
+        ("FAULT_NO_ENTRY", "pp_kernels_entry_v1"),
+    ];
+    for (fault, words) in faults {
+        let plugin = c_plugin(
+            &folder,
+            "crates/pp-kernels/tests/plugins/faulty.c",
+            Some(fault),
+        );
+        for ranks in ["1", "2"] {
+            let ended = denoise(&input, &output, &plugin, &["--ranks", ranks]);
+            assert!(
+                ended.code == Some(5) || ended.code == Some(8),
+                "{fault}: {}",
+                ended.stderr
+            );
+            assert_eq!(ended.stderr.lines().count(), 1, "{fault}: {}", ended.stderr);
+            let expected = words.replace("rank 1", if ranks == "1" { "rank 0" } else { "rank 1" });
+            assert!(
+                ended.stderr.contains(&expected),
+                "{fault}: {}",
+                ended.stderr
+            );
+            assert!(!output.exists(), "{fault} left an output");
+        }
+        let checked = run(pp(&["plugin", "check"]).arg(&plugin), None);
+        assert_eq!(checked.code, Some(5), "{fault} passed its check");
+    }
+}
