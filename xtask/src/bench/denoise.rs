@@ -14,7 +14,7 @@ use crate::clip;
 use crate::process::{command, output, succeeds, target};
 
 const SIGMA: &str = "20";
-const STRENGTHS: [u32; 7] = [3, 5, 7, 9, 11, 13, 15];
+const STRENGTHS: [u32; 7] = [9, 11, 13, 15, 18, 22, 27];
 
 /// Prints decibels and frames a second for both.
 pub(super) fn run(pp: &Path) -> Result<()> {
