@@ -137,3 +137,25 @@ fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
         assert_eq!(checked.code, Some(5), "{fault} passed its check");
     }
 }
+
+#[test]
+fn a_plugin_that_panics_is_stopped_at_the_border() {
+    let folder = Folder::new("panicking_plugin");
+    let output = folder.file("out.y4m");
+    let plugin = rust_plugin("pp-plugin-panicking");
+    // The plugin panics by frame width: 20 when a session is made, 21 in encode.
+    for width in [20, 21] {
+        let input = folder.write("in.y4m", &video(width, 32, "420jpeg", 3));
+        for ranks in ["1", "2"] {
+            let ended = denoise(&input, &output, &plugin, &["--ranks", ranks]);
+            assert_eq!(ended.code, Some(5), "{}", ended.stderr);
+            // The panic's own message comes from the plugin's copy of the standard library.
+            let last = ended.stderr.lines().last().unwrap();
+            assert!(
+                last.starts_with("pp: error:") && last.contains("panicked"),
+                "{last}"
+            );
+            assert!(!output.exists());
+        }
+    }
+}

@@ -44,12 +44,12 @@ fn watch(channel: ControlChannel, switch: &Switch, heartbeat_ms: u64) -> Watch {
 fn fault(switch: &Switch) -> Fault {
     let deadline = Instant::now() + HANG;
     loop {
-        let ticket = switch.bell().listen();
+        let ear = switch.bell().listen();
         if let Some(fault) = switch.fault() {
             return fault.clone();
         }
         assert!(Instant::now() < deadline, "no fault came");
-        switch.bell().wait(ticket, deadline);
+        ear.wait(deadline);
     }
 }
 

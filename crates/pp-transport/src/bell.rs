@@ -2,28 +2,31 @@
 //!
 //! Hazard: a driver has many sources of work (frames of several peers, returned credits, a source
 //! thread, a sink thread, a fault), and a wake-up lost between "nothing to do" and "asleep" is a
-//! hang. Guarantee: a `ring` that happens after [`Bell::listen`] ends the [`Bell::wait`] that was
-//! given that listen's ticket, or keeps it from sleeping at all.
+//! hang. Guarantee: whoever has given the driver something rings; a driver that listens first and
+//! looks for work second either finds it, or is woken.
 //!
-//! Choices: one futex word in a memfd of its own, so that peers on this host, local threads and
-//! signal handlers ring the same bell. Ringing a bell nobody sleeps on is one atomic add and one
-//! load; the system call is paid only for a sleeper.
+//! Choices: a few words in a memfd of its own, so that peers on this host and local threads ring
+//! the same bell. A driver that is busy does not listen, and ringing costs a fence and a load of a
+//! cache line that nobody writes; the counter is moved only for a listener, and the system call is
+//! paid only for a sleeper.
 
 use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
-/// What [`BellWords::listen`] saw; [`BellWords::must_sleep`] compares with it.
+/// What [`BellWords::listen`] saw of the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(u32);
 
-/// The two words of a bell, wherever they lie.
+/// The words of a bell, wherever they lie.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct BellWords {
-    /// Raised by every ring.
+    /// Raised by a ring that somebody listens for.
     rings: AtomicU32,
-    /// How many threads sleep, or are about to.
+    /// How many listen: they look for work, spin or sleep.
+    listeners: AtomicU32,
+    /// How many of them sleep, or are about to.
     sleepers: AtomicU32,
 }
 
@@ -31,15 +34,26 @@ impl Default for BellWords {
     fn default() -> Self {
         Self {
             rings: AtomicU32::new(0),
+            listeners: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
         }
     }
 }
 
 impl BellWords {
-    /// Takes the ticket that a later sleep compares with. Look for work after this, then sleep.
+    /// Begins to listen. Look for work after this, then sleep; [`BellWords::unlisten`] must follow.
     pub fn listen(&self) -> Ticket {
-        Ticket(self.rings.load(Ordering::Acquire))
+        self.listeners.fetch_add(1, Ordering::SeqCst);
+        let ticket = Ticket(self.rings.load(Ordering::SeqCst));
+        // Pairs with the first fence in `strike`: either the ringer sees the listener, or the
+        // listener sees what the ringer has done before.
+        fence(Ordering::SeqCst);
+        ticket
+    }
+
+    /// Ends what [`BellWords::listen`] began.
+    pub fn unlisten(&self) {
+        self.listeners.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// True while no ring came since the ticket was taken.
@@ -50,10 +64,10 @@ impl BellWords {
     /// Announces a sleeper and says whether it may sleep; [`BellWords::leave`] must follow.
     pub fn enter(&self, ticket: Ticket) -> bool {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        // Pairs with the fence in `strike`: either the ringer sees the sleeper, or the sleeper
-        // sees the ring.
+        // Pairs with the second fence in `strike`: either the ringer sees the sleeper, or the
+        // sleeper sees the ring.
         fence(Ordering::SeqCst);
-        self.rings.load(Ordering::SeqCst) == ticket.0
+        self.is_silent_since(ticket)
     }
 
     /// Takes back what [`BellWords::enter`] announced.
@@ -61,8 +75,12 @@ impl BellWords {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Counts a ring; true when a sleeper must be woken.
+    /// Rings, if anybody listens; true when a sleeper must be woken.
     pub fn strike(&self) -> bool {
+        fence(Ordering::SeqCst);
+        if self.listeners.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
         self.rings.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         self.sleepers.load(Ordering::SeqCst) != 0
@@ -130,9 +148,12 @@ mod shared {
             self.region.bell_words()
         }
 
-        /// See [`BellWords::listen`].
-        pub fn listen(&self) -> Ticket {
-            self.words().listen()
+        /// Begins to listen: look for work after this, and wait for a ring if there was none.
+        pub fn listen(&self) -> Listening<'_> {
+            Listening {
+                ticket: self.words().listen(),
+                bell: self,
+            }
         }
 
         /// Wakes whoever waits. Safe to call from any thread, at any time, as often as wanted.
@@ -143,14 +164,36 @@ mod shared {
             }
         }
 
-        /// Waits until the bell was rung since `ticket`, or until `deadline`; spins a little
-        /// first. Returns early for no reason now and then: look for work and wait again.
-        pub fn wait(&self, ticket: Ticket, deadline: Instant) {
-            let words = self.words();
+        fn futex_word(&self) -> &AtomicU32 {
+            &self.words().rings
+        }
+    }
+
+    /// One who listens to a bell.
+    ///
+    /// # If dropped
+    /// Stops listening.
+    #[derive(Debug)]
+    #[must_use = "a ring is kept for as long as somebody listens"]
+    pub struct Listening<'a> {
+        ticket: Ticket,
+        bell: &'a Bell,
+    }
+
+    impl Listening<'_> {
+        /// Whether the bell was rung since the listening began.
+        pub fn was_rung(&self) -> bool {
+            !self.bell.words().is_silent_since(self.ticket)
+        }
+
+        /// Waits until the bell was rung since the listening began, or until `deadline`; spins a
+        /// little first. Returns early for no reason now and then: look for work and listen again.
+        pub fn wait(self, deadline: Instant) {
+            let words = self.bell.words();
             let start = Instant::now();
-            while start.elapsed() < self.spin {
+            while start.elapsed() < self.bell.spin {
                 for _ in 0..32 {
-                    if !words.is_silent_since(ticket) {
+                    if self.was_rung() {
                         return;
                     }
                     std::hint::spin_loop();
@@ -160,7 +203,7 @@ mod shared {
             if left.is_zero() {
                 return;
             }
-            if words.enter(ticket) {
+            if words.enter(self.ticket) {
                 let timeout = futex::Timespec {
                     tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
                     tv_nsec: i64::from(left.subsec_nanos()),
@@ -168,17 +211,19 @@ mod shared {
                 // Every outcome (woken, changed meanwhile, timed out, interrupted) means the
                 // same to the caller: look again.
                 let _ = futex::wait(
-                    self.futex_word(),
+                    self.bell.futex_word(),
                     futex::Flags::empty(),
-                    ticket.0,
+                    self.ticket.0,
                     Some(&timeout),
                 );
             }
             words.leave();
         }
+    }
 
-        fn futex_word(&self) -> &AtomicU32 {
-            &self.words().rings
+    impl Drop for Listening<'_> {
+        fn drop(&mut self) {
+            self.bell.words().unlisten();
         }
     }
 
@@ -189,39 +234,55 @@ mod shared {
         #[test]
         fn a_ring_before_the_wait_is_not_lost() {
             let bell = Bell::new().unwrap();
-            let ticket = bell.listen();
+            let ear = bell.listen();
             bell.ring();
-            let far = Instant::now() + Duration::from_secs(3600);
-            bell.wait(ticket, far); // would sleep for an hour if the ring were lost
-            assert_ne!(bell.listen(), ticket);
+            assert!(ear.was_rung());
+            // Would sleep for an hour if the ring were lost.
+            ear.wait(Instant::now() + Duration::from_secs(3600));
         }
 
         #[test]
         fn a_ring_from_another_mapping_wakes_a_sleeper() {
             let bell = Bell::new().unwrap();
             let other = Bell::open(bell.fd().try_clone_to_owned().unwrap()).unwrap();
-            let ticket = bell.listen();
-            let sleeper = std::thread::spawn(move || {
+            std::thread::scope(|scope| {
+                let ear = bell.listen();
+                scope.spawn(move || {
+                    std::thread::sleep(Duration::from_millis(50));
+                    other.ring();
+                });
                 let far = Instant::now() + Duration::from_secs(3600);
-                while bell.listen() == ticket {
-                    bell.wait(ticket, far);
+                let mut ear = Some(ear);
+                while let Some(listening) = ear.take() {
+                    if !listening.was_rung() {
+                        listening.wait(far);
+                        // Woken: by the ring, or for nothing, and then it still comes.
+                        break;
+                    }
                 }
             });
-            other.ring();
-            sleeper.join().unwrap();
         }
 
         #[test]
         fn a_wait_nobody_rings_ends_at_its_deadline() {
             let bell = Bell::new().unwrap();
-            let ticket = bell.listen();
             let deadline = Instant::now() + Duration::from_millis(30);
             while Instant::now() < deadline {
-                bell.wait(ticket, deadline);
+                let ear = bell.listen();
+                assert!(!ear.was_rung());
+                ear.wait(deadline);
             }
-            assert_eq!(bell.listen(), ticket);
+        }
+
+        #[test]
+        fn nobody_listening_costs_no_ring() {
+            let bell = Bell::new().unwrap();
+            drop(bell.listen());
+            bell.ring();
+            assert!(!bell.words().strike());
+            assert!(!bell.listen().was_rung());
         }
     }
 }
 #[cfg(not(loom))]
-pub use shared::Bell;
+pub use shared::{Bell, Listening};

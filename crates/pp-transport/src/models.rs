@@ -184,7 +184,16 @@ impl Futex {
         }
     }
 
-    fn wait(&self, ticket: Ticket) {
+    /// What a driver does that found nothing: listens, looks again, sleeps.
+    fn wait_unless(&self, found: impl FnOnce() -> bool) {
+        let ticket = self.words.listen();
+        if !found() {
+            self.sleep(ticket);
+        }
+        self.words.unlisten();
+    }
+
+    fn sleep(&self, ticket: Ticket) {
         if self.words.enter(ticket) {
             let kernel = self.kernel.lock().unwrap();
             if self.words.is_silent_since(ticket) {
@@ -210,12 +219,8 @@ fn no_ring_is_lost_between_looking_and_sleeping() {
             their_work.store(1, Ordering::Release);
             their_futex.ring();
         });
-        loop {
-            let ticket = futex.words.listen();
-            if work.load(Ordering::Acquire) == 1 {
-                break;
-            }
-            futex.wait(ticket);
+        while work.load(Ordering::Acquire) == 0 {
+            futex.wait_unless(|| work.load(Ordering::Acquire) == 1);
         }
         ringer.join().unwrap();
     });
@@ -247,14 +252,9 @@ fn a_shutdown_wakes_a_driver_that_waits_for_a_credit() {
             })
         };
         // It looks for both: neither may be missed, whichever comes first.
-        let (mut seen_credit, mut seen_fault) = (false, false);
-        while !(seen_credit && seen_fault) {
-            let ticket = futex.words.listen();
-            seen_credit |= credit.load(Ordering::Acquire) == 1;
-            seen_fault |= fault.load(Ordering::Acquire) == 1;
-            if !(seen_credit && seen_fault) {
-                futex.wait(ticket);
-            }
+        let all = || credit.load(Ordering::Acquire) == 1 && fault.load(Ordering::Acquire) == 1;
+        while !all() {
+            futex.wait_unless(all);
         }
         peer.join().unwrap();
         watch.join().unwrap();

@@ -7,6 +7,7 @@ use pp_contract::{
     Action, Bare, ChunkIndex, Composer, Expectation, Failure, FailureCode, Fault, FaultKind,
     Header, Lockstep, Manifest, Matched, Outcome, Plan, Rank, Replies, Side, Stamp, Verdict,
 };
+use pp_transport::bell::Listening;
 use pp_transport::in_flight::InFlight;
 use pp_transport::link::Link;
 
@@ -112,9 +113,12 @@ struct Front<'a, L: Link, S> {
 
 impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
     fn run(&mut self) -> Result<(), Fault> {
+        // A clone, so that listening does not borrow the link.
+        let bell = self.link.bell().clone();
+        // Listens only once nothing was found, and looks again before it sleeps: a driver that is
+        // busy costs nobody a ring.
+        let mut ear: Option<Listening<'_>> = None;
         loop {
-            // Taken before anything is looked at: a ring after this ends the sleep below.
-            let ticket = self.link.bell().listen();
             if let Some(fault) = self.switch.fault() {
                 return Err(fault.clone());
             }
@@ -125,7 +129,11 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
             while self.hear()? {}
             self.look_around()?;
             let facts = self.facts()?;
-            match self.core.poll(facts) {
+            let action = self.core.poll(facts);
+            if action != FrontAction::Wait {
+                ear = None;
+            }
+            match action {
                 FrontAction::Build {
                     chunk,
                     epoch,
@@ -140,10 +148,10 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
                 FrontAction::SendShutdown => self.send_shutdown()?,
                 FrontAction::Finish => return Ok(()),
                 FrontAction::Wait if peer_had_left => return Err(self.blame.left_early()),
-                FrontAction::Wait => self
-                    .link
-                    .bell()
-                    .wait(ticket, Instant::now() + LONGEST_SLEEP),
+                FrontAction::Wait => match ear.take() {
+                    None => ear = Some(bell.listen()),
+                    Some(ear) => ear.wait(Instant::now() + LONGEST_SLEEP),
+                },
             }
         }
     }

@@ -21,6 +21,8 @@ use crate::switch::Switch;
 
 /// The longest sleep on the bell; every wake-up has a ring, so this only bounds a bug.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
+/// Time between two looks at a lane that is full, which takes a peer far behind.
+const FULL_LANE_RETRY: Duration = Duration::from_millis(1);
 
 /// A payload that was announced: not all backends have it there with its header.
 #[derive(Debug)]
@@ -127,7 +129,6 @@ fn send<L: Link>(
     prepare: impl for<'a> Fn(&'a mut Composer) -> Result<Prepared<'a>, PrepareError>,
 ) -> Result<Sent<L::Sending>, Fault> {
     loop {
-        let ticket = link.bell().listen();
         let prepared = prepare(composer).map_err(|e| blame.own("prepare message", &e))?;
         match link.send(prepared, stamp, payload) {
             Ok(sent) => return Ok(sent),
@@ -139,7 +140,9 @@ fn send<L: Link>(
                     return Err(blame.left_early());
                 }
                 payload = rejected.buffer;
-                link.bell().wait(ticket, Instant::now() + LONGEST_SLEEP);
+                // Room in the ring has no bell of its own; a peer that is behind rings for the
+                // credits it gives back on its way.
+                link.bell().listen().wait(Instant::now() + FULL_LANE_RETRY);
             }
             Err(rejected) => return Err(blame.transport("send", rejected.error)),
         }

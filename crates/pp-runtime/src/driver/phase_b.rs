@@ -7,6 +7,7 @@ use pp_contract::{
     Action, Bare, Composer, Envelope, Failure, FailureCode, Fault, FaultKind, Header, Lockstep,
     Outcome, Plan, Rank, Requests, Side, Stamp, Text,
 };
+use pp_transport::bell::Listening;
 use pp_transport::in_flight::InFlight;
 use pp_transport::link::Link;
 
@@ -99,25 +100,31 @@ struct PhaseB<'a, L: Link, S: PhaseBStages<L::Tx, L::Rx>> {
 
 impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
     fn run(&mut self) -> Result<(), Fault> {
+        // A clone, so that listening does not borrow the link.
+        let bell = self.link.bell().clone();
+        // Listens only once nothing was found, and looks again before it sleeps: a driver that is
+        // busy costs nobody a ring.
+        let mut ear: Option<Listening<'_>> = None;
         loop {
-            // Taken before anything is looked at: a ring after this ends the sleep below.
-            let ticket = self.link.bell().listen();
             if let Some(fault) = self.switch.fault() {
                 return Err(fault.clone());
             }
             let peer_had_left = self.switch.has_peer_left();
             while self.hear()? {}
             let can_compute = self.can_compute()?;
-            match self.core.poll(can_compute) {
+            let action = self.core.poll(can_compute);
+            if action != PhaseBAction::Wait {
+                ear = None;
+            }
+            match action {
                 PhaseBAction::Compute { .. } => self.compute()?,
                 PhaseBAction::AnswerShutdown => self.answer_shutdown()?,
                 PhaseBAction::Finish => return Ok(()),
                 PhaseBAction::Wait if peer_had_left => return Err(self.blame.left_early()),
-                PhaseBAction::Wait => {
-                    self.link
-                        .bell()
-                        .wait(ticket, Instant::now() + LONGEST_SLEEP);
-                }
+                PhaseBAction::Wait => match ear.take() {
+                    None => ear = Some(bell.listen()),
+                    Some(ear) => ear.wait(Instant::now() + LONGEST_SLEEP),
+                },
             }
         }
     }

@@ -44,12 +44,13 @@ impl<B: Backend> Sender<B> {
     fn lease(&mut self) -> Tx<B> {
         let deadline = Instant::now() + HANG;
         loop {
-            let ticket = self.link.bell().listen();
+            let bell = self.link.bell().clone();
+            let ear = bell.listen();
             if let Some(lease) = self.link.try_lease().unwrap() {
                 return lease;
             }
             assert!(Instant::now() < deadline, "no credit came");
-            self.link.bell().wait(ticket, deadline);
+            ear.wait(deadline);
         }
     }
 
@@ -98,12 +99,13 @@ impl<B: Backend> Receiver<B> {
     fn receive(&mut self) -> (u64, Option<Rx<B>>) {
         let deadline = Instant::now() + HANG;
         loop {
-            let ticket = self.link.bell().listen();
+            let bell = self.link.bell().clone();
+            let ear = bell.listen();
             if self.link.poll_frame(&mut self.inbox).unwrap() {
                 break;
             }
             assert!(Instant::now() < deadline, "no frame came");
-            self.link.bell().wait(ticket, deadline);
+            ear.wait(deadline);
         }
         let matched = self.lockstep.admit(&self.inbox).unwrap();
         let n = number(&matched);
@@ -182,11 +184,12 @@ pub(crate) fn backpressure_ends_when_the_receiver_lets_go<B: Backend>() {
     let (_, payload) = receiver.receive();
     assert!(!first.is_done().unwrap(), "done while the receiver reads");
     assert!(sender.link.try_lease().unwrap().is_none());
-    let ticket = sender.link.bell().listen();
+    let bell = sender.link.bell().clone();
+    let ear = bell.listen();
     drop(payload);
     // The bell rings for a credit; a lost ring would make this wait an hour.
     let far = Instant::now() + Duration::from_secs(3600);
-    sender.link.bell().wait(ticket, far);
+    ear.wait(far);
     let lease = wait_for(first);
     assert!(
         sender.link.try_lease().unwrap().is_none(),
