@@ -47,8 +47,7 @@ struct Overlap {
     overlap_score: Option<f64>,
     max_in_flight: u32,
     phase_b_idle_ms: f64,
-    /// Payload bytes, both ways, over the time of the chunks after the warm-up; absent without a
-    /// payload.
+    /// Payload bytes, both ways, over the median period; absent without a payload.
     gbytes_per_s: Option<f64>,
     /// Half a round trip of one cache line between two cores, before the run.
     core_hop_us: Option<f64>,
@@ -127,7 +126,7 @@ fn connect(args: &OverlapArgs, seat: Seat) -> Result<Ready, Failure> {
 }
 
 fn manifest(args: &OverlapArgs) -> Result<Manifest, Failure> {
-    Ok(payload(args.bytes).map_err(|e| Failure::Usage(format!("--bytes {}: {e}", args.bytes)))?)
+    payload(args.bytes).map_err(|e| Failure::Usage(format!("--bytes {}: {e}", args.bytes)))
 }
 
 fn front(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
@@ -199,8 +198,8 @@ fn publish(
         overlap_score: measures.overlap_score,
         max_in_flight: measures.max_in_flight,
         phase_b_idle_ms: measures.phase_b_idle_ms,
-        gbytes_per_s: (args.bytes > 0 && measures.period_mean_ms > 0.0)
-            .then(|| both_ways / measures.period_mean_ms / 1e6),
+        gbytes_per_s: (args.bytes > 0 && measures.period_ms > 0.0)
+            .then(|| both_ways / measures.period_ms / 1e6),
         core_hop_us,
     };
     let view = View {

@@ -238,7 +238,8 @@ fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(KernelSet, Seat), Failu
 
 /// The passes to run.
 fn steps(args: &RunArgs) -> u32 {
-    args.denoise_steps.unwrap_or(2)
+    args.denoise_steps
+        .unwrap_or(pp_kernels::cpu::settings::DEFAULT_STEPS)
 }
 
 fn load(args: &RunArgs) -> Result<KernelSet, Failure> {

@@ -89,9 +89,9 @@ mod tests {
         let source: Vec<u8> = (0..100).collect();
         for start in 0..20 {
             for len in 0..70 {
-                let mut filled = vec![0xEE; 100];
+                let mut filled = [0xEE; 100];
                 stream_fill(&mut filled[start..start + len], word);
-                let mut copied = vec![0xEE; 100];
+                let mut copied = [0xEE; 100];
                 stream_copy(&mut copied[start..start + len], &source[..len]);
                 for i in 0..100 {
                     let inside = (start..start + len).contains(&i);

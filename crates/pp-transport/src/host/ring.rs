@@ -179,13 +179,13 @@ impl<W: Deref<Target = RingWords>, D: RingBytes> RingReceiver<W, D> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::cell::RefCell;
-    use std::sync::Arc;
+    use std::rc::Rc;
 
     use super::*;
 
     struct Heap(RefCell<Vec<u8>>);
 
-    impl RingBytes for Arc<Heap> {
+    impl RingBytes for Rc<Heap> {
         fn len(&self) -> usize {
             self.0.borrow().len()
         }
@@ -198,17 +198,17 @@ mod tests {
     }
 
     type Ends = (
-        RingSender<Arc<RingWords>, Arc<Heap>>,
-        RingReceiver<Arc<RingWords>, Arc<Heap>>,
-        Arc<RingWords>,
+        RingSender<Rc<RingWords>, Rc<Heap>>,
+        RingReceiver<Rc<RingWords>, Rc<Heap>>,
+        Rc<RingWords>,
     );
 
     fn ring(bytes: usize, max_frame: usize) -> Ends {
-        let words = Arc::new(RingWords::default());
-        let heap = Arc::new(Heap(RefCell::new(vec![0; bytes])));
+        let words = Rc::new(RingWords::default());
+        let heap = Rc::new(Heap(RefCell::new(vec![0; bytes])));
         (
-            RingSender::new(Arc::clone(&words), Arc::clone(&heap)),
-            RingReceiver::new(Arc::clone(&words), heap, max_frame),
+            RingSender::new(Rc::clone(&words), Rc::clone(&heap)),
+            RingReceiver::new(Rc::clone(&words), heap, max_frame),
             words,
         )
     }
