@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 
-use super::peers::{Case, Contender, Contenders};
+use super::peers::{Case, Contender, Contenders, DEPTH};
 use super::{ROUNDS, spread};
 
 const FRAME_BYTES: usize = 22_118_400;
@@ -27,6 +27,7 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
             phase_b_ms,
             touch: false,
             chunks,
+            depth: DEPTH,
         };
         rows(
             contenders,
@@ -48,6 +49,7 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
             phase_b_ms: 0.0,
             touch: false,
             chunks: 20_000,
+            depth: DEPTH,
         };
         rows(contenders, &case, &bytes.to_string(), "period_ms", 1e3, 2)?;
     }

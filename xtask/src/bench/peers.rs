@@ -28,6 +28,7 @@ pub(super) struct Case {
     pub(super) phase_b_ms: f64,
     pub(super) touch: bool,
     pub(super) chunks: usize,
+    pub(super) depth: usize,
 }
 
 pub(super) const DEPTH: usize = 4;
@@ -89,7 +90,7 @@ impl Contenders {
             case.decode_ms.to_string(),
             case.phase_b_ms.to_string(),
         ];
-        let (chunks, depth) = (case.chunks.to_string(), DEPTH.to_string());
+        let (chunks, depth) = (case.chunks.to_string(), case.depth.to_string());
         match contender {
             Contender::Pp => {
                 let mut pp = command(&self.pp);

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 
-use super::peers::{Case, Contender, Contenders};
+use super::peers::{Case, Contender, Contenders, DEPTH};
 use super::{ROUNDS, median, spread};
 
 const SIZES: [usize; 3] = [65_536, 1_048_576, 22_118_400];
@@ -23,6 +23,8 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
             phase_b_ms: 0.0,
             touch: true,
             chunks,
+            // Deep enough that neither side waits for the other's last write to leave its cache.
+            depth: if bytes > 4 << 20 { DEPTH } else { 16 },
         };
         let (mut ours, mut limit, mut hops) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {

@@ -59,19 +59,17 @@ pub(super) fn produce(payload: &mut [u8], chunk: u64) {
 
 /// Reads every byte of the payload; false if one is not this chunk's.
 pub(super) fn consume(payload: &[u8], chunk: u64) -> bool {
-    let word = word_of(chunk);
-    let (words, rest) = payload.as_chunks::<8>();
-    let (blocks, tail) = words.as_chunks::<32>();
-    // Eight sums side by side: one would wait for itself.
-    let mut differ = [0_u64; 32];
+    // Bytes side by side in arrays of the width of several vectors: the compiler's favourite loop.
+    const WIDTH: usize = 128;
+    let pattern: [u8; WIDTH] = std::array::from_fn(|i| word_of(chunk).to_le_bytes()[i % 8]);
+    let (blocks, tail) = payload.as_chunks::<WIDTH>();
+    let mut differ = [0_u8; WIDTH];
     for block in blocks {
-        for (sum, bytes) in differ.iter_mut().zip(block) {
-            *sum |= u64::from_le_bytes(*bytes) ^ word;
+        for i in 0..WIDTH {
+            differ[i] |= block[i] ^ pattern[i];
         }
     }
-    differ.iter().all(|sum| *sum == 0)
-        && tail.iter().all(|bytes| u64::from_le_bytes(*bytes) == word)
-        && rest.iter().zip(word.to_le_bytes()).all(|(a, b)| *a == b)
+    differ.iter().all(|bits| *bits == 0) && tail.iter().zip(pattern).all(|(a, b)| *a == b)
 }
 
 /// A pattern in which neighbouring chunks differ in every byte, most of the time.
