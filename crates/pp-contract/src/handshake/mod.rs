@@ -2,7 +2,7 @@
 //!
 //! *Hazard.* A setting that steers communication and was set on one rank only, a device that two
 //! ranks share, a count that differs: each hangs or corrupts much later, with no hint of the cause.
-//! *Guarantee.* [`compare`] finds any difference and names the key, both values and both ranks;
+//! *Guarantee.* [`compare()`] finds any difference and names the key, both values and both ranks;
 //! [`check_devices`] finds ranks on the wrong device and shows the map. The frame of a [`Hello`]
 //! carries its version outside of what the version governs, so that a rank of another version is
 //! told so.

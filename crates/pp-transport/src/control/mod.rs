@@ -5,7 +5,7 @@
 //! from a rank of this job; every wait has a deadline; what a peer can make us hold is bounded.
 //!
 //! Choices, bottom up: bounded frames, a Noise session keyed by the job's secret,
-//! [`rendezvous`] around rank 0, [`ControlChannel`] with its two halves, and [`agree`], which
+//! [`rendezvous()`] around rank 0, [`ControlChannel`] with its two halves, and [`agree`], which
 //! compares what the ranks were started with. No thread is started here and no runtime needed.
 //! Between ranks of one host the channel is a Unix socket and passes descriptors; the header
 //! lane itself is then a ring in shared memory, and this channel stays for hellos, heartbeats,
