@@ -49,7 +49,8 @@ fn memory() -> Result<()> {
 
 fn address_sanitizer() -> Command {
     let mut test = command("rustup");
-    test.args(["run", "nightly", "cargo", "test", "--lib", "--target", HOST])
+    test.args(["run", "nightly", "cargo", "test", "--target", HOST, "--lib"])
+        .args(["--test", "conformance", "--test", "plugin"])
         .args(UNSAFE_CRATES);
     test.arg("--target-dir").arg(target().join("asan"));
     test.env("RUSTFLAGS", "-Zsanitizer=address")

@@ -82,6 +82,9 @@ fn an_input_that_is_not_there_or_too_small() {
     run(&mut pp(&run_args(&missing, &output, &[])), None).failed(3, &["missing.y4m", "opened"]);
     let small = folder.write("small.y4m", &video(15, 40, "mono", 2));
     run(&mut pp(&run_args(&small, &output, &[])), None).failed(3, &["15x40", "16x16"]);
+    let vast = folder.write("vast.y4m", b"YUV4MPEG2 W16384 H16384 F25:1\nFRAME\n");
+    let more = ["--frames-per-chunk", "256", "--depth", "64"];
+    run(&mut pp(&run_args(&vast, &output, &more)), None).failed(3, &["16384x16384", "available"]);
 }
 
 #[test]
@@ -132,6 +135,13 @@ fn command_lines_that_cannot_be() {
         assert_eq!(ended.code, Some(2), "{args:?}: {}", ended.stderr);
         assert!(ended.stderr.contains(word), "{args:?}: {}", ended.stderr);
     }
+}
+
+#[test]
+fn payloads_that_fit_no_memory() {
+    let bytes = (1_u64 << 36).to_string();
+    let more = ["bench", "overlap", "--depth", "64", "--bytes", &bytes];
+    run(&mut pp(&more), None).failed(3, &["shared memory", "--bytes"]);
 }
 
 #[test]

@@ -15,6 +15,17 @@ pub enum TransportError {
         /// The kernel's reason.
         source: Errno,
     },
+    /// More shared memory than there is memory.
+    #[error(
+        "{wanted} bytes of shared memory do not fit the {available} bytes of memory that are \
+         available; lower --depth, --frames-per-chunk or --bytes, or free memory"
+    )]
+    NoMemory {
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes there are.
+        available: u64,
+    },
     /// A peer passed a descriptor that is not the region that was agreed.
     #[error("the shared region of a peer is refused: {why}")]
     BadRegion {

@@ -8,6 +8,7 @@ use std::fs;
 
 use anyhow::{Result, bail};
 
+mod clips;
 mod denoise;
 mod overlap;
 mod peers;

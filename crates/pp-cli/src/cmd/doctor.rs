@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use pp_transport::bell::Bell;
+use pp_transport::host::memory::available_bytes;
 use pp_transport::host::{EdgeShape, HostLink};
 use pp_transport::launch::Launch;
 
@@ -84,14 +85,8 @@ fn simd() -> Finding {
 fn memory() -> Finding {
     // The default job on 1280x720 video: 8 slots of 11 MB, a recorder, the kernels' planes.
     const WANTED_MIB: u64 = 512;
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.trim().strip_suffix("kB"))
-        .and_then(|kib| kib.trim().parse::<u64>().ok());
-    match available.map(|kib| kib / 1024) {
-        None => Note("unknown".into(), "/proc/meminfo does not say"),
+    match available_bytes().map(|bytes| bytes >> 20) {
+        None => Note("unknown".into(), "the kernel does not say"),
         Some(mib) if mib < WANTED_MIB => Note(
             format!("{mib} MiB available"),
             "use a smaller --depth and --frames-per-chunk",

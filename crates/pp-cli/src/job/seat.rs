@@ -168,8 +168,15 @@ impl Seat {
         }
         let (rank, peer) = (self.rank, self.peer);
         let own = |error: TransportError| {
+            let kind = match &error {
+                TransportError::NoMemory { .. } | TransportError::BadShape { .. } => {
+                    FaultKind::BadInput
+                }
+                TransportError::BadRegion { .. } => FaultKind::PeerMisbehaved,
+                _ => FaultKind::Internal,
+            };
             let text = pp_runtime::driver::with_source(&error);
-            Failure::Fault(Fault::new(FaultKind::Internal, rank, "map edges", text))
+            Failure::Fault(Fault::new(kind, rank, "map edges", text))
         };
         let (up, down) = edges.shapes();
         if rank == FRONT {

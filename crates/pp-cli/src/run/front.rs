@@ -12,6 +12,7 @@ use pp_runtime::core::Cut;
 use pp_runtime::driver::with_source;
 use pp_runtime::stage::{FrontStages, Offer, Place, StageError};
 use pp_transport::bell::Bell;
+use pp_transport::host::memory::available_bytes;
 use pp_transport::host::{RxLease, TxLease};
 
 use super::tensors::{manifest_of, to_contract};
@@ -97,6 +98,7 @@ impl VideoFront {
                 ),
             )));
         }
+        check_memory(args, &header, reader.name())?;
         let options = SourceOptions {
             frames_per_chunk: args.frames_per_chunk as usize,
             chunks: args.chunks,
@@ -222,6 +224,35 @@ impl VideoFront {
         plan.base_seed = self.seed;
         plan
     }
+}
+
+/// Refuses frames so large that the job would drive the machine out of memory: a header may claim
+/// any size, and the kernel kills at random to serve it.
+fn check_memory(args: &RunArgs, header: &Header, name: &str) -> Result<(), Failure> {
+    let frame = header.frame_bytes() as u64;
+    let frames = u64::from(args.frames_per_chunk);
+    let depth = u64::from(args.depth);
+    // Two bytes a sample in each slot, both ways; queues and chunks in flight of one byte a
+    // sample; and a few copies in four bytes for the kernels, on both ranks.
+    let chunk = frame.saturating_mul(frames);
+    let copies = 4 * depth + 2 * (QUEUE as u64 + depth) + 24;
+    let wanted = chunk.saturating_mul(copies);
+    let Some(available) = available_bytes().filter(|available| wanted > *available) else {
+        return Ok(());
+    };
+    Err(Failure::Fault(pp_contract::Fault::new(
+        FaultKind::BadInput,
+        FRONT,
+        "read input",
+        format_args!(
+            "{name}: {frames} frames of {}x{} a chunk at depth {depth} take about {} MB, and {} MB \
+             are available; lower --frames-per-chunk or --depth, or scale the video",
+            header.width(),
+            header.height(),
+            wanted / 1_000_000,
+            available / 1_000_000
+        ),
+    )))
 }
 
 fn plugin(operation: &'static str, error: &pp_kernels::KernelError) -> StageError {

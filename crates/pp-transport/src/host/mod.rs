@@ -8,6 +8,7 @@
 //! authenticated control channel. The kernel frees it with the last process, however that ends.
 
 pub(crate) mod layout;
+pub mod memory;
 pub mod nt;
 pub(crate) mod region;
 pub(crate) mod ring;

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::memory::available_bytes;
 use super::ring::{RingBytes, RingWords};
 use super::slots::SlotWord;
 use crate::bell::BellWords;
@@ -64,6 +65,10 @@ impl Region {
             source,
         };
         let len = round_to_pages(len);
+        let wanted = len as u64;
+        if let Some(available) = available_bytes().filter(|available| wanted > *available) {
+            return Err(TransportError::NoMemory { wanted, available });
+        }
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(fail)?;
         rustix::fs::ftruncate(&fd, len as u64).map_err(fail)?;
@@ -242,6 +247,12 @@ mod tests {
         let fd = region.fd().try_clone_to_owned().unwrap();
         let error = Region::open(fd, 4096).unwrap_err().to_string();
         assert!(error.contains("8192 bytes where 4096"), "{error}");
+    }
+
+    #[test]
+    fn more_than_the_machine_has_is_refused_before_it_is_asked_for() {
+        let error = Region::create("pp-test", 1 << 50).unwrap_err();
+        assert!(matches!(error, TransportError::NoMemory { .. }), "{error}");
     }
 
     #[test]
