@@ -5,11 +5,17 @@ mod common;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{Folder, all_gone, finish, leftovers, pp, ranks, run, signal, video};
+use common::{
+    Folder, all_gone, finish, leftovers, pp, ranks, run, signal, video, wait_until_it_runs,
+};
 use rustix::process::Signal;
 
 /// A job that runs until it is ended.
 fn endless() -> Child {
+    endless_with_heartbeat("3000")
+}
+
+fn endless_with_heartbeat(ms: &str) -> Child {
     let args = [
         "bench",
         "overlap",
@@ -23,6 +29,7 @@ fn endless() -> Child {
         "10000000",
     ];
     pp(&args)
+        .env("PP_HEARTBEAT_MS", ms)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -78,9 +85,9 @@ fn all_ranks_killed_at_once_leave_nothing() {
 
 #[test]
 fn a_stopped_rank_is_noticed_by_its_silence() {
-    let child = endless();
+    let child = endless_with_heartbeat("250");
     let pids = ranks(child.id());
-    std::thread::sleep(Duration::from_millis(500));
+    wait_until_it_runs(pids[0]);
     signal(pids[1], Signal::STOP);
     finish(child).failed(9, &["rank 1", "heartbeat"]);
     all_gone(&pids);

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{Folder, finish, pp, ranks, run, signal, video};
+use common::{Folder, finish, pp, ranks, run, signal, video, wait_until_it_runs};
 use rustix::process::Signal;
 
 fn args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
@@ -164,25 +164,14 @@ fn an_interrupt_finishes_what_is_in_flight_and_writes_it() {
     // Twenty frames come, and then the source stays open and silent.
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(&whole[..header + 20 * frame]).unwrap();
-    // Until the front reads, a signal ends it: then there is nothing to finish.
-    wait_until_pipe_is_read(&stdin);
+    // Until the front runs, a signal ends it: then there is nothing to finish.
+    wait_until_it_runs(ranks(child.id())[0]);
     signal(child.id(), Signal::INT);
     let ended = finish(child).succeeded();
     assert!(String::from_utf8_lossy(&ended.stdout).contains("interrupted"));
     let got = std::fs::read(&output).unwrap();
     assert!(whole.starts_with(&got), "what was written is not the input");
     assert_eq!((got.len() - header) % frame, 0, "half a frame");
-}
-
-/// Waits until the reader has taken everything out of the pipe.
-fn wait_until_pipe_is_read(pipe: &impl std::os::fd::AsFd) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while rustix::io::ioctl_fionread(pipe).unwrap() > 0 {
-        assert!(std::time::Instant::now() < deadline, "nobody reads");
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    // The chunks are cut and on their way; the drain takes in all that the source offers.
-    std::thread::sleep(std::time::Duration::from_millis(300));
 }
 
 #[test]
@@ -199,7 +188,7 @@ fn a_second_interrupt_aborts_and_leaves_no_output() {
         .spawn()
         .unwrap();
     let pids = ranks(child.id());
-    std::thread::sleep(std::time::Duration::from_millis(700));
+    wait_until_it_runs(pids[0]);
     signal(child.id(), Signal::INT);
     std::thread::sleep(std::time::Duration::from_millis(100));
     signal(child.id(), Signal::INT);

@@ -188,6 +188,7 @@ fn run_alone(args: &RunArgs) -> Result<(), Failure> {
     let back_switch = Switch::new(FRONT, back_bell).map_err(anyhow::Error::new)?;
     let finished = std::thread::scope(|scope| {
         let back = scope.spawn(|| {
+            let _tell = TellPanic(&switch);
             let mut stage = VideoPhaseB::new(session, args.frames_per_chunk);
             let result = run_phase_b(back_link, &mut stage, &back_switch, FRONT, args.depth);
             if let Err(fault) = &result {
@@ -203,6 +204,19 @@ fn run_alone(args: &RunArgs) -> Result<(), Failure> {
         finished
     });
     finish(args, front, finished?, "none (1 process)")
+}
+
+/// Ends the front when the thread of Phase B panics: alone in its process it has no watchdog.
+struct TellPanic<'a>(&'a Switch);
+
+impl Drop for TellPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let what = "the thread of Phase B panicked; its message stands above";
+            let fault = Fault::new(FaultKind::Internal, FRONT, "phase_b", what);
+            self.0.raise(fault);
+        }
+    }
 }
 
 fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(KernelSet, Seat), Failure> {

@@ -77,6 +77,8 @@ pub(crate) fn video(width: usize, height: usize, sampling: &str, frames: usize) 
 pub(crate) fn pp<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pp"));
     command.args(args).env_remove("PP_LOG");
+    // Tests run side by side on few cores: a rank that gets none for a while is not silent.
+    command.env("PP_HEARTBEAT_MS", "3000");
     command
 }
 
@@ -207,6 +209,25 @@ pub(crate) fn ranks(supervisor: u32) -> [u32; 2] {
         assert!(Instant::now() < deadline, "the ranks never came up");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Waits until a rank is connected and runs: its watch thread is there.
+pub(crate) fn wait_until_it_runs(pid: u32) {
+    let deadline = Instant::now() + HANG;
+    let is_watched = || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+        let names = tasks
+            .into_iter()
+            .flatten()
+            .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.into_iter().any(|name| name.trim() == "pp-watch")
+    };
+    while !is_watched() {
+        assert!(Instant::now() < deadline, "the rank never ran");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // From the start of that thread to the first chunk.
+    std::thread::sleep(Duration::from_millis(300));
 }
 
 /// True while the process runs (a zombie has ended).
