@@ -142,7 +142,12 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) denoise_steps: Option<u32>,
     /// Standard deviation of the noise to remove; auto estimates it from the clip.
-    #[arg(long, value_name = "auto|S", default_value = "auto")]
+    #[arg(
+        long,
+        value_name = "auto|S",
+        default_value = "auto",
+        allow_negative_numbers = true
+    )]
     pub(crate) strength: Strength,
     /// Frames that travel together.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -151,7 +156,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
     pub(crate) depth: u32,
     /// Stop after so many chunks.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) chunks: Option<u64>,
     /// Send the frames before each chunk again instead of keeping them at Phase B.
     #[arg(long)]
@@ -160,13 +165,13 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, default_value = "flush")]
     pub(crate) cuts: CutChoice,
     /// Add Gaussian noise of this standard deviation first, and report PSNR against the clean clip.
-    #[arg(long, value_name = "SIGMA", value_parser = sigma)]
+    #[arg(long, value_name = "SIGMA", value_parser = sigma, allow_negative_numbers = true)]
     pub(crate) add_noise: Option<f32>,
     /// Seed of the noise.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
     /// Threads for Phase B; 0 takes all cores.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) threads: u32,
     /// Write the run, its measures and every chunk as JSON.
     #[arg(long, value_name = "FILE.json")]
@@ -191,10 +196,10 @@ pub(crate) enum Simulate {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct OverlapArgs {
     /// Duration of the front's stage.
-    #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds)]
+    #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds, allow_negative_numbers = true)]
     pub(crate) decode_ms: f64,
     /// Duration of Phase B.
-    #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds)]
+    #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds, allow_negative_numbers = true)]
     pub(crate) phase_b_ms: f64,
     /// Payload bytes, each way.
     #[arg(long, value_name = "N", default_value_t = 22_118_400)]

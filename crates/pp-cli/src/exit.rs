@@ -14,6 +14,9 @@
 //! | 9 | something did not happen in time |
 //! | 130 | interrupted |
 
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+
 use pp_contract::{Fault, FaultKind, Rank};
 
 use crate::video::{InputError, OutputError};
@@ -81,6 +84,21 @@ pub(crate) fn input_fault(error: &InputError) -> Fault {
 /// An output error is always the front's: it alone writes.
 pub(crate) fn output_fault(error: &OutputError) -> Fault {
     Fault::new(FaultKind::Io, Rank::new(0), "write output", error)
+}
+
+/// Prints what a command found on standard output. Whoever closed the pipe does not want to read
+/// it; a full disk is a failure.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(source) if source.kind() != ErrorKind::BrokenPipe => Err(OutputError::Write {
+            path: Path::new("-").into(),
+            bytes: 0,
+            source,
+        }
+        .into()),
+        _ => Ok(()),
+    }
 }
 
 /// The exit code of a kind of fault.

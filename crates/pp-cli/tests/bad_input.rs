@@ -119,8 +119,18 @@ fn a_reader_that_leaves_is_an_output_error() {
 
 #[test]
 fn command_lines_that_cannot_be() {
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["run", "--input", "x", "--depth", "0"], "--depth"),
+        (&["run", "--input", "x", "--chunks", "0"], "--chunks"),
+        (&["run", "--input", "x", "--strength", "-3"], "auto"),
+        (
+            &["run", "--output", "x", "--report", "x"],
+            "--output and --report name the same place",
+        ),
+        (
+            &["run", "--trace", "-", "--output", "/dev/stdout"],
+            "the same place",
+        ),
         (&["run", "--input", "x", "--depth", "65"], "--depth"),
         (&["run", "--input", "x", "--ranks", "3"], "--ranks"),
         (&["run", "--input", "x", "--strength", "very"], "auto"),
@@ -135,6 +145,58 @@ fn command_lines_that_cannot_be() {
         assert_eq!(ended.code, Some(2), "{args:?}: {}", ended.stderr);
         assert!(ended.stderr.contains(word), "{args:?}: {}", ended.stderr);
     }
+}
+
+#[test]
+fn results_that_cannot_be_printed() {
+    let bench: &[&str] = &[
+        "bench", "overlap", "--chunks", "9", "--bytes", "8", "--json",
+    ];
+    for args in [bench, &["doctor"], &["plugin", "check", "/no/such.so"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full");
+        let child = pp(args)
+            .stdin(Stdio::null())
+            .stdout(full.unwrap())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        common::finish(child).failed(4, &["standard output", "No space left"]);
+    }
+}
+
+#[test]
+fn reports_that_cannot_be_written_are_refused_before_the_work() {
+    let folder = Folder::new("bad_report");
+    let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
+    let output = folder.file("out.y4m");
+    for flag in ["--report", "--trace", "--timeline"] {
+        let more = [flag, "/no/such/folder/file"];
+        run(&mut pp(&run_args(&input, &output, &more)), None)
+            .failed(4, &["/no/such/folder/file", "directory"]);
+        assert_eq!(folder.names(), ["in.y4m"]);
+    }
+}
+
+#[test]
+fn one_process_for_everything_started_twice() {
+    let folder = Folder::new("twice");
+    let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
+    let mut command = pp(&run_args(
+        &input,
+        &folder.file("out.y4m"),
+        &["--ranks", "1"],
+    ));
+    let world = [
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "29500"),
+        ("PP_JOB_SECRET", "0123456789abcdef0123"),
+    ];
+    run(command.envs(world), None).failed(2, &["--ranks 1", "started 2"]);
+    assert_eq!(folder.names(), ["in.y4m"]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use pp_contract::{Manifest, Settings};
-use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
+use pp_runtime::driver::{FrontOptions, run_front, run_phase_b, with_source};
 use pp_runtime::report::{Measures, Recorder, View};
 use pp_transport::bell::Bell;
 use pp_transport::launch::Launch;
@@ -19,10 +19,10 @@ use self::plan::{BenchPlan, payload};
 use self::simulate::Work;
 use self::stages::{BenchFront, BenchPhaseB};
 use crate::args::OverlapArgs;
-use crate::exit::Failure;
+use crate::exit::{Failure, print};
 use crate::job::seat::{Edges, Profile, Ready, Seat};
 use crate::job::{FRONT, PHASE_B, heartbeat, launched, signals, supervise};
-use crate::run::write_pictures;
+use crate::run::{one_file_each, write_pictures};
 
 /// Chunks that warm the pipeline up and are not counted, at most.
 const WARM_UP: u64 = 50;
@@ -55,6 +55,10 @@ struct Overlap {
 
 /// Runs the whole job, or this process's rank of it.
 pub(crate) fn overlap(args: &OverlapArgs) -> Result<(), Failure> {
+    let (trace, timeline) = (args.trace.as_deref(), args.timeline.as_deref());
+    one_file_each(&[("--trace", trace), ("--timeline", timeline)])?;
+    // Before there are two ranks that would say the same.
+    heartbeat()?;
     match launched()? {
         None => supervise::supervise(),
         Some(launch) => {
@@ -96,6 +100,8 @@ fn take_seat(args: &OverlapArgs, launch: &Launch) -> Result<Seat, Failure> {
         ("bytes", args.bytes.to_string()),
         ("depth", depth(args).to_string()),
         ("touch", args.touch.to_string()),
+        ("phase_b_ms", args.phase_b_ms.to_string()),
+        ("simulate", format!("{:?}", args.simulate)),
         (
             "heartbeat_ms",
             heartbeat()?.map_or(0, |d| d.as_millis()).to_string(),
@@ -126,7 +132,10 @@ fn connect(args: &OverlapArgs, seat: Seat) -> Result<Ready, Failure> {
 }
 
 fn manifest(args: &OverlapArgs) -> Result<Manifest, Failure> {
-    payload(args.bytes).map_err(|e| Failure::Usage(format!("--bytes {}: {e}", args.bytes)))
+    payload(args.bytes).map_err(|e| {
+        let why = with_source(&e);
+        Failure::Usage(format!("--bytes {}: {why}", args.bytes))
+    })
 }
 
 fn front(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
@@ -221,11 +230,10 @@ fn publish(
     )?;
     if args.json {
         let text = serde_json::to_string(&result).map_err(anyhow::Error::new)?;
-        println!("{text}");
+        print(&format!("{text}\n"))
     } else {
-        print!("{result}");
+        print(&result.to_string())
     }
-    Ok(())
 }
 
 impl std::fmt::Display for Overlap {

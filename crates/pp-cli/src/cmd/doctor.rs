@@ -8,7 +8,7 @@ use pp_transport::host::memory::available_bytes;
 use pp_transport::host::{EdgeShape, HostLink};
 use pp_transport::launch::Launch;
 
-use crate::exit::Failure;
+use crate::exit::{Failure, print};
 
 /// How a finding is marked.
 enum Finding {
@@ -32,16 +32,21 @@ pub(crate) fn doctor() -> Result<(), Failure> {
         ("ffmpeg", ffmpeg()),
     ];
     let mut bad = 0;
+    let mut text = String::new();
     for (name, finding) in findings {
         match finding {
-            Good(text) => println!("ok    {name:<14} {text}"),
-            Note(text, remedy) => println!("note  {name:<14} {text}; {remedy}"),
-            Bad(text, remedy) => {
+            Good(what) => text += &format!("ok    {name:<14} {what}\n"),
+            Note(what, remedy) => text += &format!("note  {name:<14} {what}; {remedy}\n"),
+            Bad(what, remedy) => {
                 bad += 1;
-                println!("BAD   {name:<14} {text}; {remedy}");
+                text += &format!("BAD   {name:<14} {what}; {remedy}\n");
             }
         }
     }
+    if bad == 0 {
+        text += "`pp run` works here, with the host transport and the CPU kernels\n";
+    }
+    print(&text)?;
     if bad > 0 {
         let plural = if bad == 1 {
             "finding keeps"
@@ -52,7 +57,6 @@ pub(crate) fn doctor() -> Result<(), Failure> {
             "{bad} {plural} pp from running here"
         )));
     }
-    println!("`pp run` works here, with the host transport and the CPU kernels");
     Ok(())
 }
 

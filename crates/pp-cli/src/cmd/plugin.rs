@@ -5,13 +5,13 @@ use std::path::Path;
 use pp_contract::{Fault, FaultKind};
 use pp_kernels::check::check as check_plugin;
 
-use crate::exit::Failure;
+use crate::exit::{Failure, print};
 use crate::job::FRONT;
 
 /// Loads a plugin, runs every check on it and prints them.
 pub(crate) fn check(file: &Path) -> Result<(), Failure> {
     let report = check_plugin(file);
-    print!("{report}");
+    print(&report.to_string())?;
     if report.passed() {
         return Ok(());
     }

@@ -262,7 +262,8 @@ fn end_process(fault: &Fault) {
     end_with(fault)
 }
 
-fn end_with(fault: &Fault) -> ! {
+/// Ends this process with what is known of the fault.
+pub(crate) fn end_with(fault: &Fault) -> ! {
     if !supervise::report(fault) {
         eprintln!("pp: error: {fault}");
     }

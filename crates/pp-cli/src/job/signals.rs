@@ -6,6 +6,7 @@ use pp_runtime::switch::Switch;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::seat::end_with;
 use super::{FRONT, GRACE};
 
 /// Where the signal thread finds the switch of this rank, once there is one.
@@ -31,7 +32,11 @@ pub(crate) fn start() -> std::io::Result<()> {
                     }
                 } else {
                     switch.abort();
+                    // A rank that is alone has no watchdog that would end a stuck driver.
                     std::thread::sleep(GRACE * 2);
+                    if let Some(fault) = switch.fault() {
+                        end_with(fault);
+                    }
                     std::process::exit(130);
                 }
             }

@@ -20,7 +20,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::{FRONT, WORLD};
-use crate::exit::Failure;
+use crate::exit::{Failure, code_of};
 
 /// Time the other ranks have to end by themselves after one ended badly.
 const PATIENCE: Duration = Duration::from_millis(700);
@@ -52,9 +52,9 @@ pub(crate) fn supervise() -> Result<(), Failure> {
         });
     }
     forward_signals(events)?;
-    let ends = wait(&happened, &pids);
+    let (ends, interrupted) = wait(&happened, &pids);
     let reports = read_reports(report);
-    verdict(&ends, reports)
+    verdict(&ends, reports, interrupted)
 }
 
 trait ChildPid {
@@ -118,8 +118,10 @@ fn forward_signals(events: mpsc::Sender<Event>) -> Result<(), Failure> {
 /// How a rank ended, in the order in which they did; `None` if it had to be killed here.
 type End = (usize, Option<ExitStatus>);
 
-fn wait(happened: &mpsc::Receiver<Event>, pids: &[Pid]) -> Vec<End> {
+/// Waits until all ranks have ended; true when a signal came meanwhile.
+fn wait(happened: &mpsc::Receiver<Event>, pids: &[Pid]) -> (Vec<End>, bool) {
     let mut ends: Vec<End> = Vec::new();
+    let mut interrupted = false;
     let mut deadline: Option<Instant> = None;
     let mut killed = false;
     while ends.len() < pids.len() {
@@ -142,6 +144,7 @@ fn wait(happened: &mpsc::Receiver<Event>, pids: &[Pid]) -> Vec<End> {
                 deadline = Some(deadline.map_or(at, |earlier| earlier.min(at)));
             }
             Ok(Event::Signal) => {
+                interrupted = true;
                 // The front drains and tells the others; all must hear of an abort.
                 for (index, pid) in pids.iter().enumerate() {
                     if !has_ended(index) {
@@ -161,15 +164,28 @@ fn wait(happened: &mpsc::Receiver<Event>, pids: &[Pid]) -> Vec<End> {
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
-    ends
+    (ends, interrupted)
 }
 
-fn verdict(ends: &[End], reports: Vec<Fault>) -> Result<(), Failure> {
+fn verdict(ends: &[End], reports: Vec<Fault>, interrupted: bool) -> Result<(), Failure> {
     let all_well = ends
         .iter()
         .all(|(_, status)| status.is_some_and(|s| s.success()));
     if all_well {
         return Ok(());
+    }
+    // A rank that was not yet ready to drain ends at once, and its peer reports that it is gone.
+    let at_once = |status: ExitStatus| {
+        status.code() == Some(i32::from(code_of(FaultKind::Interrupted)))
+            || status.signal() == Some(SIGINT)
+    };
+    let reported = |fault: &Fault| fault.kind == FaultKind::Interrupted;
+    if interrupted
+        && !reports.iter().any(reported)
+        && ends.iter().any(|(_, status)| status.is_some_and(at_once))
+    {
+        let what = "interrupted before the ranks were ready";
+        return Err(Fault::new(FaultKind::Interrupted, FRONT, "set up", what).into());
     }
     // A rank that somebody killed is the cause of whatever the others report.
     for (index, status) in ends {

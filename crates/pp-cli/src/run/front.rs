@@ -26,6 +26,7 @@ use crate::video::noise::Noise;
 use crate::video::psnr::LumaPsnr;
 use crate::video::sink::Sink;
 use crate::video::source::{Chunk, Polled, Source, SourceOptions};
+use crate::video::staged::can_be_created;
 use crate::video::{OutputError, y4m};
 
 /// Chunks read ahead, and decoded chunks that wait to be written.
@@ -83,6 +84,10 @@ pub(super) struct VideoFront {
 impl VideoFront {
     /// Opens input, output and kernels.
     pub(super) fn open(args: &RunArgs, kernels: &KernelSet, bell: Bell) -> Result<Self, Failure> {
+        // Found out now, not when the work is done.
+        for path in [&args.report, &args.trace, &args.timeline] {
+            path.as_deref().map_or(Ok(()), can_be_created)?;
+        }
         let reader = y4m::Reader::open(&args.input)?;
         let header = reader.header().clone();
         let (width, height) = (header.width(), header.height());

@@ -6,6 +6,7 @@ mod report;
 pub(crate) use self::report::write_pictures;
 mod tensors;
 
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
@@ -21,11 +22,12 @@ use serde::{Deserialize, Serialize};
 use self::front::VideoFront;
 use self::phase_b::VideoPhaseB;
 use self::report::Finished;
-use crate::args::{KernelChoice, RunArgs, Strength};
+use crate::args::{KernelChoice, RunArgs, Strength, TransportChoice};
 use crate::exit::Failure;
 use crate::job::seat::{Edges, Profile, Ready, Seat};
 use crate::job::{FRONT, PHASE_B, heartbeat, launched, signals, supervise};
 use crate::video::header::Sampling;
+use crate::video::staged::is_stdout;
 
 /// What the front found in its input, and Phase B must know before its first chunk.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -76,7 +78,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
                 .into(),
         ));
     }
+    let files = [
+        ("--output", args.output.as_deref()),
+        ("--report", args.report.as_deref()),
+        ("--trace", args.trace.as_deref()),
+        ("--timeline", args.timeline.as_deref()),
+    ];
+    one_file_each(&files)?;
+    // Before there are two ranks that would say the same.
+    heartbeat()?;
     if args.ranks == 1 {
+        alone_in_the_world()?;
         signals::start().context("cannot handle signals")?;
         return run_alone(args);
     }
@@ -91,6 +103,38 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
                 run_phase_b_rank(args, &launch)
             }
         }
+    }
+}
+
+/// Refuses two results that would overwrite each other or mix.
+pub(crate) fn one_file_each(files: &[(&str, Option<&Path>)]) -> Result<(), Failure> {
+    for (at, (flag, path)) in files.iter().enumerate() {
+        let same = |other: &&(&str, Option<&Path>)| {
+            let (Some(path), Some(other)) = (path, other.1) else {
+                return false;
+            };
+            let sink = Path::new("/dev/null");
+            (*path == other && other != sink) || (is_stdout(path) && is_stdout(other))
+        };
+        if let Some((earlier, _)) = files[..at].iter().find(same) {
+            return Err(Failure::Usage(format!(
+                "{earlier} and {flag} name the same place; give each its own file"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses to run the whole pipeline once for each process that a launcher started.
+fn alone_in_the_world() -> Result<(), Failure> {
+    // A world that cannot be read is no reason to refuse: this process needs no other.
+    let launch = Launch::from_env(|name| std::env::var(name).ok());
+    match launch.ok().flatten().map(|launch| launch.world_size()) {
+        Some(world) if world.get() > 1 => Err(Failure::Usage(format!(
+            "--ranks 1 runs everything in one process, and the launcher started {world}, which \
+             would all write the same output; start one, or leave --ranks out"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -138,6 +182,10 @@ fn finish(
     finished: Finished,
     transport: &str,
 ) -> Result<(), Failure> {
+    if finished.interrupted && finished.summary.counts.emitted == 0 {
+        let what = "interrupted before the first chunk was done; nothing was written";
+        return Err(Fault::new(FaultKind::Interrupted, FRONT, "run", what).into());
+    }
     let written = front.commit()?;
     report::publish(args, &front, &finished, written, transport)
 }
@@ -231,7 +279,12 @@ fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(KernelSet, Seat), Failu
         ("strength", format!("{:?}", args.strength)),
         ("cuts", format!("{:?}", args.cuts)),
         ("seed", args.seed.to_string()),
-        ("transport", "host".to_owned()),
+        (
+            "transport",
+            match args.transport {
+                TransportChoice::Auto | TransportChoice::Host => "host".to_owned(),
+            },
+        ),
         (
             "heartbeat_ms",
             heartbeat()?.map_or(0, |d| d.as_millis()).to_string(),

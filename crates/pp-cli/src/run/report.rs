@@ -14,9 +14,9 @@ use serde::Serialize;
 use super::front::VideoFront;
 use super::steps;
 use crate::args::{KernelChoice, RunArgs};
-use crate::exit::Failure;
+use crate::exit::{Failure, print};
 use crate::video::OutputError;
-use crate::video::staged::StagedFile;
+use crate::video::staged::{StagedFile, is_stdout};
 
 /// A run that came to its end.
 pub(super) struct Finished {
@@ -95,13 +95,13 @@ pub(super) fn publish(
     )?;
     let text = summary(args, &about, &measures, written)?;
     // The result may go to standard output; the summary must not get into it.
-    let printed = match &args.output {
-        Some(path) if path.as_os_str() == "-" => std::io::stderr().write_all(&text),
-        _ => std::io::stdout().write_all(&text),
-    };
-    // Whoever closed the pipe does not want to read it.
-    drop(printed);
-    Ok(())
+    let files = [&args.output, &args.report, &args.trace, &args.timeline];
+    if files.into_iter().flatten().any(|path| is_stdout(path)) {
+        // Without a standard error nobody wants to read it.
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        return Ok(());
+    }
+    print(&text)
 }
 
 /// Writes the trace and the timeline, where asked for.
@@ -136,13 +136,17 @@ fn summary(
     about: &About<'_>,
     measures: &Measures,
     written: Option<u64>,
-) -> Result<Vec<u8>, Failure> {
+) -> Result<String, Failure> {
     let mut out = Vec::new();
-    let print = |out: &mut Vec<u8>| -> std::io::Result<()> {
+    let input = match about.input.as_str() {
+        "-" => "standard input",
+        path => path,
+    };
+    let write = |out: &mut Vec<u8>| -> std::io::Result<()> {
         writeln!(
             out,
             "{} {}x{}, {} frames in {} chunks; transport {}; kernels {}",
-            about.input,
+            input,
             about.width,
             about.height,
             measures.frames,
@@ -170,7 +174,7 @@ fn summary(
             ("timeline", &args.timeline),
         ];
         for (what, path) in files {
-            if let Some(path) = path.as_ref().filter(|p| p.as_os_str() != "-") {
+            if let Some(path) = path.as_ref().filter(|p| !is_stdout(p)) {
                 let frames = written.filter(|_| what == "video");
                 let count = frames.map_or_else(String::new, |n| format!(" ({n} frames)"));
                 writeln!(out, "{what:>9}: {}{count}", path.display())?;
@@ -178,6 +182,6 @@ fn summary(
         }
         Ok(())
     };
-    print(&mut out).map_err(|e| Failure::Other(anyhow::Error::new(e)))?;
-    Ok(out)
+    write(&mut out).map_err(anyhow::Error::new)?;
+    Ok(String::from_utf8(out).map_err(anyhow::Error::new)?)
 }

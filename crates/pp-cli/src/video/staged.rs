@@ -17,6 +17,25 @@ use rustix::io::Errno;
 
 use super::OutputError;
 
+/// Whether this path is standard output, as far as its name says.
+pub(crate) fn is_stdout(path: &Path) -> bool {
+    ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"]
+        .iter()
+        .any(|name| path == Path::new(name))
+}
+
+/// Whether a file could be written there; leaves nothing behind.
+///
+/// # Errors
+/// As [`StagedFile::create`].
+pub(crate) fn can_be_created(target: &Path) -> Result<(), OutputError> {
+    // A FIFO would wait for its reader, who would then see its end.
+    if is_stdout(target) || fs::metadata(target).is_ok_and(|there| is_direct(&there)) {
+        return Ok(());
+    }
+    StagedFile::create(target).map(drop)
+}
+
 /// An output that was opened and is not yet committed.
 ///
 /// # If dropped
@@ -71,6 +90,10 @@ impl StagedFile {
         }
         let hidden = hidden_name(&final_path).ok_or_else(|| failed(Errno::INVAL.into()))?;
         let (file, stage) = open_unseen(&final_path, hidden).map_err(failed)?;
+        if let Ok(there) = fs::metadata(&final_path) {
+            // What was closed to others stays closed. Refused where the file is not ours.
+            let _ = file.set_permissions(there.permissions());
+        }
         Ok(Self {
             file,
             target: final_path,
@@ -242,6 +265,19 @@ mod tests {
         staged.commit().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"newer");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    }
+
+    #[test]
+    fn what_was_closed_to_others_stays_closed() {
+        use std::os::unix::fs::PermissionsExt;
+        let scratch = Scratch::new();
+        let path = scratch.path("out.y4m");
+        fs::write(&path, b"older").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        StagedFile::create(&path).unwrap().commit().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"");
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]
