@@ -8,7 +8,7 @@
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -87,7 +87,8 @@ fn start(report: &OwnedFd) -> Result<Vec<Child>, Failure> {
             // A terminal's Ctrl-C must reach the ranks once, through here.
             .process_group(0);
         if rank != FRONT.get() {
-            command.stdin(std::process::Stdio::null());
+            // The front's alone: what a plugin prints elsewhere must not get into the video.
+            command.stdin(Stdio::null()).stdout(std::io::stderr());
         }
         match command.spawn() {
             Ok(child) => children.push(child),
