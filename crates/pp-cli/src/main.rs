@@ -11,7 +11,7 @@ mod job;
 mod run;
 mod video;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -37,9 +37,14 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            let told = matches!(&failure, Failure::Fault(fault) if job::supervise::report(fault));
+            let told = match &failure {
+                Failure::Fault(fault) => job::supervise::report(fault),
+                Failure::Other(error) => job::supervise::report_internal(error),
+                Failure::Usage(_) => false,
+            };
             if !told {
-                eprintln!("pp: error: {failure}");
+                // Without a standard error nobody wants to read it.
+                let _ = writeln!(std::io::stderr(), "pp: error: {failure}");
             }
             ExitCode::from(failure.code())
         }

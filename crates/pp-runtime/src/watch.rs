@@ -18,15 +18,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind, Rank};
-use pp_transport::control::{
-    ControlChannel, ControlError, ControlReceiver, ControlSender, Message,
-};
+use pp_transport::control::{ControlChannel, ControlReceiver, ControlSender, Message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::switch::Switch;
 
 /// Silence of this many heartbeats is a fault.
 const MISSED_HEARTBEATS: u32 = 3;
+/// Messages taken in from one peer before the others, and the clock, get their turn.
+const AT_ONCE: u32 = 64;
 /// A peer that does not take a message within this is busy dying or stopped.
 const SEND_WITHIN: Duration = Duration::from_millis(50);
 /// How long a rank that is done waits for its peers to say so too.
@@ -166,7 +166,15 @@ impl Watcher {
                 self.beat(now, now.saturating_duration_since(next_beat), interval);
                 next_beat = now + interval;
             }
+            self.count_silence(now);
             let mut wake_at = self.heartbeat.map(|_| next_beat);
+            for peer in self.peers.iter().filter(|p| p.is_there) {
+                // To the moment at which its silence becomes a fault.
+                let due = self
+                    .heartbeat
+                    .map(|every| peer.heard + every * MISSED_HEARTBEATS);
+                wake_at = wake_at.into_iter().chain(due).min();
+            }
             if let Some(fault) = self.switch.fault() {
                 let fault = fault.clone();
                 self.tell(&fault);
@@ -206,7 +214,10 @@ impl Watcher {
     /// Takes in what the peers have said.
     fn listen(&mut self) {
         for i in 0..self.peers.len() {
-            while self.peers[i].is_there {
+            for _ in 0..AT_ONCE {
+                if !self.peers[i].is_there {
+                    break;
+                }
                 let peer = &mut self.peers[i];
                 let rank = peer.rank();
                 match peer.receiver.try_recv() {
@@ -243,20 +254,30 @@ impl Watcher {
         }
     }
 
-    /// Sends a heartbeat to each peer and counts the silence of each. `late`: how much later than
-    /// planned this thread came to it.
+    /// Sends a heartbeat to each peer. `late`: how much later than planned this thread came to it.
     fn beat(&mut self, now: Instant, late: Duration, interval: Duration) {
-        let was_on_time = late < interval;
-        for i in 0..self.peers.len() {
-            let peer = &mut self.peers[i];
-            if !peer.is_there {
-                continue;
-            }
-            if !was_on_time {
+        for peer in self.peers.iter_mut().filter(|p| p.is_there) {
+            // Whoever was not there himself cannot say that others were silent.
+            if late >= interval {
                 peer.heard = now;
             }
+            if let Err(error) = peer.sender.send(&Message::Heartbeat, now + SEND_WITHIN) {
+                // What the peer last said (why it left) may still lie unread: `listen` takes it
+                // in before a loss is believed. One that stopped reading falls silent.
+                tracing::debug!(rank = %peer.rank(), %error, "heartbeat not sent");
+            }
+        }
+    }
+
+    /// A peer that was silent for too long is lost.
+    fn count_silence(&mut self, now: Instant) {
+        let Some(interval) = self.heartbeat else {
+            return;
+        };
+        for i in 0..self.peers.len() {
+            let peer = &self.peers[i];
             let silence = now.saturating_duration_since(peer.heard);
-            if silence > interval * MISSED_HEARTBEATS {
+            if peer.is_there && silence >= interval * MISSED_HEARTBEATS {
                 let fault = Fault::new(
                     FaultKind::TimedOut,
                     peer.rank(),
@@ -267,12 +288,6 @@ impl Watcher {
                     ),
                 );
                 self.lose(i, &fault);
-            } else if let Err(error) = peer.sender.send(&Message::Heartbeat, now + SEND_WITHIN)
-                && !matches!(error, ControlError::TimedOut { .. })
-            {
-                // What the peer last said (why it left) may still lie unread: `listen` takes it
-                // in before this loss is believed.
-                tracing::debug!(rank = %peer.rank(), %error, "heartbeat not sent");
             }
         }
     }
@@ -302,7 +317,7 @@ impl Watcher {
         }
         for peer in self.peers.iter_mut().filter(|p| p.is_there) {
             while let Ok(message) = peer.receiver.recv_deadline(deadline) {
-                if matches!(message, Message::Bye) {
+                if matches!(message, Message::Bye) || Instant::now() > deadline {
                     break;
                 }
             }

@@ -1,5 +1,6 @@
 //! A rank's seat in the job: meet the others, agree, learn the shape of the work, map the edges.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use pp_contract::{
@@ -14,6 +15,7 @@ use pp_transport::control::{
 use pp_transport::error::TransportError;
 use pp_transport::host::{EdgeShape, HostLink, Offer};
 use pp_transport::launch::Launch;
+use rustix::process::{Signal, getpid, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -24,6 +26,8 @@ use crate::exit::{Failure, code_of};
 const MEET_WITHIN: Duration = Duration::from_secs(60);
 /// Time for one step of setting up, mapping memory included.
 const SET_UP_WITHIN: Duration = Duration::from_secs(30);
+/// Time for what a plugin or library does at exit.
+const EXIT_WITHIN: Duration = Duration::from_millis(100);
 /// For what a live input may make as long as it likes.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -210,7 +214,8 @@ impl Seat {
     }
 
     fn receive_fds<const N: usize>(&mut self) -> Result<[std::os::fd::OwnedFd; N], Failure> {
-        let deadline = Instant::now() + SET_UP_WITHIN;
+        // The peer may load weights before it maps anything; if it dies, the channel ends.
+        let deadline = Instant::now() + FOREVER;
         let fds = self.channel.receiver().recv_fds(N, deadline);
         let fds = fds.map_err(|e: ControlError| e.fault("receive shared memory"))?;
         let count = fds.len();
@@ -265,7 +270,13 @@ fn end_process(fault: &Fault) {
 /// Ends this process with what is known of the fault.
 pub(crate) fn end_with(fault: &Fault) -> ! {
     if !supervise::report(fault) {
-        eprintln!("pp: error: {fault}");
+        // Without a standard error nobody wants to read it.
+        let _ = writeln!(std::io::stderr(), "pp: error: {fault}");
     }
-    std::process::exit(i32::from(code_of(fault.kind)))
+    let code = i32::from(code_of(fault.kind));
+    // What runs at exit may wait for the stage that does not come back.
+    std::thread::spawn(move || std::process::exit(code));
+    std::thread::sleep(EXIT_WITHIN);
+    let _ = kill_process(getpid(), Signal::KILL);
+    std::process::exit(code)
 }

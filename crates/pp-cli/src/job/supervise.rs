@@ -23,7 +23,7 @@ use super::{FRONT, WORLD};
 use crate::exit::{Failure, code_of};
 
 /// Time the other ranks have to end by themselves after one ended badly.
-const PATIENCE: Duration = Duration::from_millis(700);
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Time the other ranks have after the front ended well.
 const GOODBYE: Duration = Duration::from_secs(5);
 /// The pipe a supervised rank reports its fault on.
@@ -32,7 +32,8 @@ const REPORT_FD: &str = "PP_REPORT_FD";
 const SUPERVISOR: &str = "PP_SUPERVISOR_PID";
 
 enum Event {
-    Ended(usize, ExitStatus),
+    /// `None` where the kernel does not say how: whoever started us ignores its children.
+    Ended(usize, Option<ExitStatus>),
     Signal,
 }
 
@@ -46,9 +47,7 @@ pub(crate) fn supervise() -> Result<(), Failure> {
     for (index, mut child) in ranks.into_iter().enumerate() {
         let events = events.clone();
         std::thread::spawn(move || {
-            if let Ok(status) = child.wait() {
-                let _ = events.send(Event::Ended(index, status));
-            }
+            let _ = events.send(Event::Ended(index, child.wait().ok()));
         });
     }
     forward_signals(events)?;
@@ -116,10 +115,29 @@ fn forward_signals(events: mpsc::Sender<Event>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How a rank ended, in the order in which they did; `None` if it had to be killed here.
-type End = (usize, Option<ExitStatus>);
+/// How a rank ended.
+struct End {
+    rank: Rank,
+    status: Option<ExitStatus>,
+    /// It had to be killed here.
+    by_us: bool,
+}
 
-/// Waits until all ranks have ended; true when a signal came meanwhile.
+impl End {
+    fn is_good(&self) -> bool {
+        self.status.is_some_and(|s| s.success())
+    }
+
+    fn signal(&self) -> Option<i32> {
+        self.status.and_then(|s| s.signal())
+    }
+
+    fn code(&self) -> Option<i32> {
+        self.status.and_then(|s| s.code())
+    }
+}
+
+/// Waits until all ranks have ended, and gives them in that order; true when a signal came meanwhile.
 fn wait(happened: &mpsc::Receiver<Event>, pids: &[Pid]) -> (Vec<End>, bool) {
     let mut ends: Vec<End> = Vec::new();
     let mut interrupted = false;
@@ -130,16 +148,24 @@ fn wait(happened: &mpsc::Receiver<Event>, pids: &[Pid]) -> (Vec<End>, bool) {
             None => happened.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(at) => happened.recv_timeout(at.saturating_duration_since(Instant::now())),
         };
-        let has_ended = |index: usize| ends.iter().any(|(ended, _)| *ended == index);
+        let has_ended = |index: usize| ends.iter().any(|end| end.rank.get() as usize == index);
         match event {
             Ok(Event::Ended(index, status)) => {
-                let by_us = killed && status.signal() == Some(Signal::KILL.as_raw());
-                ends.push((index, (!by_us).then_some(status)));
+                let mut end = End {
+                    rank: Rank::new(index as u32),
+                    status,
+                    by_us: false,
+                };
+                end.by_us = killed && end.signal() == Some(Signal::KILL.as_raw());
                 // Phase B may be done long before the front has written everything.
-                let patience = match (status.success(), index == FRONT.get() as usize) {
-                    (false, _) => PATIENCE,
-                    (true, true) => GOODBYE,
-                    (true, false) => continue,
+                let patience = match (end.is_good(), end.rank == FRONT) {
+                    (false, _) => Some(PATIENCE),
+                    (true, true) => Some(GOODBYE),
+                    (true, false) => None,
+                };
+                ends.push(end);
+                let Some(patience) = patience else {
+                    continue;
                 };
                 let at = Instant::now() + patience;
                 deadline = Some(deadline.map_or(at, |earlier| earlier.min(at)));
@@ -168,50 +194,51 @@ fn wait(happened: &mpsc::Receiver<Event>, pids: &[Pid]) -> (Vec<End>, bool) {
     (ends, interrupted)
 }
 
-fn verdict(ends: &[End], reports: Vec<Fault>, interrupted: bool) -> Result<(), Failure> {
-    let all_well = ends
-        .iter()
-        .all(|(_, status)| status.is_some_and(|s| s.success()));
-    if all_well {
+/// One reason for all ranks: the root cause, where it is known.
+fn verdict(ends: &[End], reports: Vec<(Rank, Fault)>, interrupted: bool) -> Result<(), Failure> {
+    if ends.iter().all(End::is_good) {
         return Ok(());
     }
     // A rank that was not yet ready to drain ends at once, and its peer reports that it is gone.
-    let at_once = |status: ExitStatus| {
-        status.code() == Some(i32::from(code_of(FaultKind::Interrupted)))
-            || status.signal() == Some(SIGINT)
+    let at_once = |end: &End| {
+        end.code() == Some(i32::from(code_of(FaultKind::Interrupted)))
+            || end.signal() == Some(SIGINT)
     };
-    let reported = |fault: &Fault| fault.kind == FaultKind::Interrupted;
-    if interrupted
-        && !reports.iter().any(reported)
-        && ends.iter().any(|(_, status)| status.is_some_and(at_once))
-    {
+    let is_reported = reports
+        .iter()
+        .any(|(_, fault)| fault.kind == FaultKind::Interrupted);
+    if interrupted && !is_reported && ends.iter().any(at_once) {
         let what = "interrupted before the ranks were ready";
         return Err(Fault::new(FaultKind::Interrupted, FRONT, "set up", what).into());
     }
-    // A rank that somebody killed is the cause of whatever the others report.
-    for (index, status) in ends {
-        if let Some(signal) = status.and_then(|s| s.signal()) {
-            let rank = Rank::new(*index as u32);
-            let name = signal_name(signal);
-            return Err(Failure::Fault(Fault::new(
-                FaultKind::PeerDied,
-                rank,
-                "run",
-                format_args!(
-                    "the process was ended by {name}; if nobody sent it, look for the kernel's \
-                     out-of-memory killer or a crash in a kernel plugin"
-                ),
-            )));
-        }
+    // A rank that somebody killed is the cause of whatever the others report; one that said why it
+    // ends, and crashed on its way out, is not.
+    let has_reported = |rank: Rank| reports.iter().any(|(reporter, _)| *reporter == rank);
+    let killed = ends
+        .iter()
+        .filter(|end| !end.by_us && !has_reported(end.rank));
+    if let Some((rank, signal)) = killed
+        .filter_map(|end| Some((end.rank, end.signal()?)))
+        .next()
+    {
+        let name = signal_name(signal);
+        let what = format!(
+            "the process was ended by {name}; if nobody sent it, look for the kernel's \
+             out-of-memory killer or a crash in a kernel plugin"
+        );
+        return Err(Fault::new(FaultKind::PeerDied, rank, "run", what).into());
     }
-    if let Some(fault) = reports.into_iter().next() {
-        return Err(Failure::Fault(fault));
+    if let Some((_, fault)) = reports.into_iter().next() {
+        return Err(fault.into());
     }
     // A rank that failed before it could report has printed its own line.
-    let code = ends
-        .iter()
-        .find_map(|(_, status)| status.and_then(|s| s.code()).filter(|c| *c != 0));
-    std::process::exit(code.unwrap_or(1));
+    if let Some(code) = ends.iter().filter_map(End::code).find(|code| *code != 0) {
+        std::process::exit(code);
+    }
+    let stuck = ends.iter().find(|end| !end.is_good());
+    let rank = stuck.map_or(FRONT, |end| end.rank);
+    let what = "the process did not end in good order after the others had";
+    Err(Fault::new(FaultKind::TimedOut, rank, "end", what).into())
 }
 
 fn signal_name(signal: i32) -> String {
@@ -222,20 +249,23 @@ fn signal_name(signal: i32) -> String {
     )
 }
 
-fn read_reports(pipe: OwnedFd) -> Vec<Fault> {
+/// What the ranks have reported, in that order, each with the rank that did.
+fn read_reports(pipe: OwnedFd) -> Vec<(Rank, Fault)> {
     let mut bytes = Vec::new();
-    // All writers have ended; a report that cannot be read is one that was not made.
+    // All ranks have ended, so all that they said is there, and something that a plugin started
+    // may hold the other end for as long as it likes. A report that cannot be read was not made.
+    let _ = rustix::io::ioctl_fionbio(&pipe, true);
     let _ = std::fs::File::from(pipe)
         .take(1 << 20)
         .read_to_end(&mut bytes);
     let mut reports = Vec::new();
     let mut rest = &bytes[..];
-    while let Some((len, tail)) = rest.split_first_chunk() {
-        let len = u32::from_le_bytes(*len) as usize;
-        let Some((report, tail)) = tail.split_at_checked(len) else {
-            break;
-        };
-        reports.extend(Fault::decode(report));
+    while let Some((rank, tail)) = rest.split_first_chunk()
+        && let Some((len, tail)) = tail.split_first_chunk()
+        && let Some((report, tail)) = tail.split_at_checked(u32::from_le_bytes(*len) as usize)
+    {
+        let rank = Rank::new(u32::from_le_bytes(*rank));
+        reports.extend(Fault::decode(report).map(|fault| (rank, fault)));
         rest = tail;
     }
     reports
@@ -255,16 +285,28 @@ pub(crate) fn bind_to_supervisor() -> Result<(), Failure> {
     Ok(())
 }
 
+/// [`report`] for what no fault was made of.
+pub(crate) fn report_internal(error: &anyhow::Error) -> bool {
+    let rank = std::env::var("RANK")
+        .ok()
+        .and_then(|rank| rank.parse().ok());
+    let rank = Rank::new(rank.unwrap_or(0));
+    let fault = Fault::new(FaultKind::Internal, rank, "run", format_args!("{error:#}"));
+    report(&fault)
+}
+
 /// Gives this rank's fault to the supervisor, who prints one line for all ranks; false when there
 /// is none to give it to.
 pub(crate) fn report(fault: &Fault) -> bool {
-    let Ok(fd) = std::env::var(REPORT_FD) else {
+    let variable = |name: &str| std::env::var(name).ok();
+    let (Some(fd), Some(rank)) = (variable(REPORT_FD), variable("RANK")) else {
         return false;
     };
-    let Ok(body) = fault.encode() else {
+    let (Ok(rank), Ok(body)) = (rank.parse::<u32>(), fault.encode()) else {
         return false;
     };
-    let mut message = (body.len() as u32).to_le_bytes().to_vec();
+    let mut message = rank.to_le_bytes().to_vec();
+    message.extend_from_slice(&(body.len() as u32).to_le_bytes());
     message.extend_from_slice(&body);
     // One write of less than a page: reports of several ranks do not mix.
     std::fs::OpenOptions::new()

@@ -359,7 +359,7 @@ impl FrontStages<TxLease, RxLease> for VideoFront {
     }
 
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        Ok(self.sink.as_ref().is_none_or(|sink| sink.queued() < QUEUE))
+        Ok(self.sink.as_ref().is_none_or(Sink::is_ready))
     }
 
     fn decode(

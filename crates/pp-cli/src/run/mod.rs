@@ -24,8 +24,8 @@ use self::phase_b::VideoPhaseB;
 use self::report::Finished;
 use crate::args::{KernelChoice, RunArgs, Strength, TransportChoice};
 use crate::exit::Failure;
-use crate::job::seat::{Edges, Profile, Ready, Seat};
-use crate::job::{FRONT, PHASE_B, heartbeat, launched, signals, supervise};
+use crate::job::seat::{Edges, Profile, Ready, Seat, end_with};
+use crate::job::{FRONT, GRACE, PHASE_B, heartbeat, launched, signals, supervise};
 use crate::video::header::Sampling;
 use crate::video::staged::is_stdout;
 
@@ -244,9 +244,19 @@ fn run_alone(args: &RunArgs) -> Result<(), Failure> {
             }
             result
         });
+        let tell = TellPanic(&back_switch);
         let finished = run_to_the_end(&mut front, front_link, &switch, FRONT, args.depth);
+        drop(tell);
         if let Some(fault) = switch.fault() {
             back_switch.raise(fault.clone());
+            // As the watchdog does between ranks: a stage that does not come back is left behind.
+            let deadline = Instant::now() + GRACE;
+            while !back.is_finished() {
+                if Instant::now() > deadline {
+                    end_with(fault);
+                }
+                std::thread::sleep(GRACE / 40);
+            }
         }
         let _ = back.join();
         finished
@@ -254,14 +264,14 @@ fn run_alone(args: &RunArgs) -> Result<(), Failure> {
     finish(args, front, finished?, "none (1 process)")
 }
 
-/// Ends the front when the thread of Phase B panics: alone in its process it has no watchdog.
+/// Ends the other driver when this thread panics: in one process there is no watchdog between them.
 struct TellPanic<'a>(&'a Switch);
 
 impl Drop for TellPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let what = "the thread of Phase B panicked; its message stands above";
-            let fault = Fault::new(FaultKind::Internal, FRONT, "phase_b", what);
+            let what = "a thread of the pipeline panicked; its message stands above";
+            let fault = Fault::new(FaultKind::Internal, FRONT, "run", what);
             self.0.raise(fault);
         }
     }

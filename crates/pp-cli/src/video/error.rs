@@ -10,6 +10,8 @@ const CONVERT: &str = "ffmpeg -i INPUT -pix_fmt yuv420p -f yuv4mpegpipe - | pp r
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum InputError {
+    #[error("the reading thread is gone; its last words stand above")]
+    ReaderDied,
     #[error("{name}: cannot be opened: {source}")]
     Open { name: String, source: io::Error },
     #[error("{name}: reading failed at byte {offset} (frame {frame}): {source}")]

@@ -5,6 +5,8 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -22,6 +24,9 @@ use super::y4m::{write_frame, write_header};
 pub(crate) struct Sink {
     queue: Option<Sender<Vec<u8>>>,
     spare: Receiver<Vec<u8>>,
+    /// The thread takes nothing more; what lies in the queue stays there.
+    has_ended: Arc<AtomicBool>,
+    capacity: usize,
     /// None once its result was handed over.
     thread: Option<JoinHandle<Result<Written, OutputError>>>,
 }
@@ -45,9 +50,12 @@ impl Sink {
         wake: impl Fn() + Send + 'static,
     ) -> Result<Self, OutputError> {
         let file = StagedFile::create(target)?;
-        let (queue, work) = bounded(queue.max(1));
+        let capacity = queue.max(1);
+        let (queue, work) = bounded(capacity);
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&has_ended);
         // One is being written and one is in the hands of the driver.
-        let (spare_in, spare) = bounded(queue.capacity().unwrap_or(1) + 2);
+        let (spare_in, spare) = bounded(capacity + 2);
         let header = header.clone();
         let thread = thread::Builder::new()
             .name("sink".into())
@@ -55,6 +63,7 @@ impl Sink {
                 let result = write_all(file, &header, &work, &spare_in, &wake);
                 // A failure must be visible before the driver is told to look.
                 drop(work);
+                ended.store(true, Ordering::Release);
                 wake();
                 result
             })
@@ -65,6 +74,8 @@ impl Sink {
         Ok(Self {
             queue: Some(queue),
             spare,
+            has_ended,
+            capacity,
             thread: Some(thread),
         })
     }
@@ -74,7 +85,7 @@ impl Sink {
         self.spare.try_recv().unwrap_or_default()
     }
 
-    /// Queues whole frames. Waits while the queue is full; [`Sink::queued`] says whether it is.
+    /// Queues whole frames. Waits while the queue is full; [`Sink::is_ready`] says whether it would.
     ///
     /// # Errors
     /// An earlier write failed. Handed over once; what is pushed afterwards goes nowhere.
@@ -83,6 +94,11 @@ impl Sink {
             Some(Err(_)) => self.result().map(|_| ()),
             _ => Ok(()),
         }
+    }
+
+    /// Whether [`Sink::push`] would not wait: there is room, or the thread has failed and the push says so.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire) || self.queued() < self.capacity
     }
 
     /// Buffers that wait to be written.

@@ -97,7 +97,8 @@ pub(crate) enum Polled {
 /// The thread ends at its next chunk. Nobody waits for it: a pipe may never give another byte.
 #[derive(Debug)]
 pub(crate) struct Source {
-    ready: Receiver<Result<Chunk, InputError>>,
+    /// `None` is the end: without it, the thread has died.
+    ready: Receiver<Result<Option<Chunk>, InputError>>,
     spare: Sender<Chunk>,
 }
 
@@ -124,7 +125,10 @@ impl Source {
         thread::Builder::new()
             .name("source".into())
             .spawn(move || {
-                work.run(&ready_in, &wake);
+                if work.run(&ready_in, &wake) {
+                    // Without a receiver nobody wants to know.
+                    let _ = ready_in.send(Ok(None));
+                }
                 // The end must be visible before the driver is told to look.
                 drop(ready_in);
                 wake();
@@ -135,12 +139,12 @@ impl Source {
     /// The next chunk if there is one, without waiting.
     ///
     /// # Errors
-    /// The input broke behind the last chunk; afterwards the source is at its end.
+    /// The input broke behind the last chunk, or the reading thread is gone. Nothing comes after it.
     pub(crate) fn poll(&self) -> Result<Polled, InputError> {
         match self.ready.try_recv() {
-            Ok(result) => result.map(Polled::Ready),
+            Ok(result) => Ok(result?.map_or(Polled::End, Polled::Ready)),
             Err(TryRecvError::Empty) => Ok(Polled::Later),
-            Err(TryRecvError::Disconnected) => Ok(Polled::End),
+            Err(TryRecvError::Disconnected) => Err(InputError::ReaderDied),
         }
     }
 
@@ -167,29 +171,31 @@ struct Work {
 }
 
 impl Work {
-    fn run(mut self, ready: &Sender<Result<Chunk, InputError>>, wake: &impl Fn()) {
+    /// Reads to the end; false when it did not get there.
+    fn run(mut self, ready: &Sender<Result<Option<Chunk>, InputError>>, wake: &impl Fn()) -> bool {
         let mut index = 0;
         let mut begun = None;
         while self.options.chunks.is_none_or(|limit| index < limit) {
             let (chunk, end) = self.read_chunk(index, begun.take());
             index += 1;
             if chunk.frames > 0 {
-                if ready.send(Ok(chunk)).is_err() {
-                    return;
+                if ready.send(Ok(Some(chunk))).is_err() {
+                    return false;
                 }
                 wake();
             }
             match end {
                 ChunkEnd::Full => {}
                 ChunkEnd::Cut(next) => begun = Some(next),
-                ChunkEnd::Input => return,
+                ChunkEnd::Input => return true,
                 ChunkEnd::Broken(error) => {
                     // Without a receiver nobody wants to know.
                     let _ = ready.send(Err(error));
-                    return;
+                    return false;
                 }
             }
         }
+        true
     }
 
     /// Reads until the chunk is full, the input ends, or a cut belongs to the next chunk. `begun` is a chunk that already

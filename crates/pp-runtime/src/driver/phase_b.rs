@@ -262,11 +262,16 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             FaultKind::BadInput => FailureCode::BadInput,
             FaultKind::Interrupted => FailureCode::Interrupted,
             FaultKind::Plugin => FailureCode::Compute,
+            FaultKind::PeerMisbehaved => FailureCode::BadMessage,
             _ => FailureCode::Internal,
         };
         let failure = Failure {
             code,
-            blames: Side::PhaseB,
+            blames: if code == FailureCode::BadMessage {
+                Side::Front
+            } else {
+                Side::PhaseB
+            },
             message: Text::truncated(&error.detail),
         };
         let stamp = Stamp::echo(call);
@@ -281,7 +286,11 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
         );
         // Untold, the front learns it from the abort that follows.
         drop(told);
-        error.into_fault(self.blame.rank)
+        let rank = match failure.blames {
+            Side::Front => self.blame.peer,
+            Side::PhaseB => self.blame.rank,
+        };
+        error.into_fault(rank)
     }
 
     fn answer_shutdown(&mut self) -> Result<(), Fault> {

@@ -31,7 +31,18 @@ fn of_group(group: &Path) -> Option<u64> {
             .parse()
             .ok()
     };
-    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+    let used = number("memory.current")?;
+    // Pages of files count as used, and are given back when somebody asks.
+    let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let files: u64 = stat
+        .lines()
+        .filter_map(|line| {
+            line.strip_prefix("inactive_file ")
+                .or(line.strip_prefix("active_file "))
+        })
+        .filter_map(|bytes| bytes.trim().parse::<u64>().ok())
+        .sum();
+    Some(number("memory.max")?.saturating_sub(used.saturating_sub(files)))
 }
 
 #[cfg(test)]

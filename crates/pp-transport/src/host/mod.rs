@@ -239,7 +239,8 @@ impl Offer {
 }
 
 impl HostLink {
-    /// The higher rank's end, over the descriptor that the lower rank passed.
+    /// The higher rank's end, over the descriptor that the lower rank passed. A region has one
+    /// such end: a second one over a duplicate of the descriptor would hand out the same slots.
     ///
     /// # Errors
     /// The descriptor is not the region that was agreed.

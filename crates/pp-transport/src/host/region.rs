@@ -30,7 +30,7 @@ use crate::error::TransportError;
 /// 2. Every field is an atomic (or padding), so a write by the other process is no data race.
 pub(crate) unsafe trait SharedWords {}
 
-// SAFETY: two atomics and padding; every bit pattern is valid.
+// SAFETY: atomics and padding; every bit pattern is valid.
 unsafe impl SharedWords for BellWords {}
 // SAFETY: atomics and padding; every bit pattern is valid.
 unsafe impl SharedWords for RingWords {}

@@ -188,3 +188,24 @@ fn a_clip_without_frames_is_a_header() {
     assert_eq!(open(&path, 1).commit().unwrap(), 0);
     assert_eq!(fs::read(path).unwrap(), [header().line(), b"\n"].concat());
 }
+
+#[test]
+fn a_failure_behind_a_full_queue_is_seen_by_who_waits_for_room() {
+    use std::os::fd::AsRawFd;
+
+    let (read_end, write_end) = rustix::pipe::pipe().unwrap();
+    let path = format!("/proc/self/fd/{}", write_end.as_raw_fd());
+    let mut sink = open(Path::new(&path), 2);
+    drop(write_end);
+    // Far more than a pipe holds: the thread is stuck in a write, and the queue fills up.
+    while sink.is_ready() {
+        sink.push(frames(400, 1)).unwrap();
+        thread::sleep(std::time::Duration::from_millis(20));
+    }
+    drop(read_end);
+    while !sink.is_ready() {
+        thread::yield_now();
+    }
+    let error = sink.push(frames(1, 1)).unwrap_err().to_string();
+    assert!(error.contains("pipe"), "{error}");
+}

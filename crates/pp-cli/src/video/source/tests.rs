@@ -38,7 +38,7 @@ fn options() -> SourceOptions {
 
 /// The next chunk, waiting for it.
 fn wait(source: &Source) -> Result<Option<Chunk>, InputError> {
-    source.ready.recv().ok().transpose()
+    source.ready.recv().expect("an end, or an error")
 }
 
 /// All chunks, and the error behind them.
@@ -229,4 +229,29 @@ impl Read for Counted {
         self.1.fetch_add(n, Ordering::Relaxed);
         Ok(n)
     }
+}
+
+#[test]
+fn a_reader_that_panics_is_an_error_and_no_end() {
+    struct Panics(usize);
+    impl Read for Panics {
+        fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+            let whole = clip(2);
+            assert!(self.0 < whole.len(), "the input is gone");
+            let n = to.len().min(whole.len() - self.0);
+            to[..n].copy_from_slice(&whole[self.0..self.0 + n]);
+            self.0 += n;
+            Ok(n)
+        }
+    }
+    let source = start(Panics(0), options());
+    let end = loop {
+        match source.poll() {
+            Ok(Polled::Ready(_)) => {}
+            Ok(Polled::Later) => thread::yield_now(),
+            Ok(Polled::End) => panic!("half a video passed for a whole one"),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(end, InputError::ReaderDied), "{end}");
 }
