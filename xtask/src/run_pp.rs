@@ -1,12 +1,13 @@
 //! `cargo xtask run-pp`: real video through two processes, from a clean checkout.
 
 use std::fs;
-use std::process::Stdio;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::clip;
-use crate::process::{build_pp, command, root, run as run_command};
+use crate::process::{build_pp, command, root};
 
 /// Builds `pp` and runs `pp run` with `args`; without any, on the clip with noise added.
 pub(crate) fn run(args: &[String]) -> Result<()> {
@@ -34,5 +35,12 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
             pp_run.current_dir(here);
         }
     }
-    run_command(&mut pp_run)
+    // In its place: the exit code, the one line of an error and every signal are its own.
+    println!("$ pp {}", join(&pp_run));
+    Err(pp_run.exec()).context("cannot run pp")
+}
+
+fn join(command: &Command) -> String {
+    let args = command.get_args().map(|arg| arg.to_string_lossy());
+    args.collect::<Vec<_>>().join(" ")
 }

@@ -298,11 +298,6 @@ impl FrontCore {
         self.flights.len() as u32
     }
 
-    /// Results that came back and wait for their decode.
-    pub fn waiting_results(&self) -> u32 {
-        self.flights.iter().filter(|f| f.is_back).count() as u32
-    }
-
     /// The epoch whose results are decoded.
     pub fn epoch(&self) -> CacheEpoch {
         self.epoch

@@ -20,6 +20,12 @@ pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
         m.warm_up,
         m.dropped
     )?;
+    if m.measured == 0 {
+        return writeln!(
+            out,
+            "             too few chunks for periods and overlap; smaller chunks or a longer video give more"
+        );
+    }
     writeln!(
         out,
         "period       {} (mean {}, p10 {}, p90 {}, max {})",
@@ -37,13 +43,16 @@ pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
         Millis(m.decode_ms),
         Millis(m.stage1_ms)
     )?;
-    writeln!(
-        out,
-        "overlap      efficiency {}, score {}, hidden {} a chunk",
-        Share(m.efficiency),
-        Share(m.overlap_score),
-        Millis(m.hidden_ms)
-    )?;
+    write!(out, "overlap      efficiency {}, ", Share(m.efficiency))?;
+    // What can be hidden at most is the shorter stage; below the scatter of the periods it cannot be seen.
+    let shorter = m.stage0_ms.min(m.stage1_ms);
+    if shorter < m.period_p90_ms - m.period_p10_ms {
+        let scatter = "the shorter stage is below the scatter of the periods";
+        writeln!(out, "score n/a ({scatter})")?;
+    } else {
+        let (score, hidden) = (Share(m.overlap_score), Millis(m.hidden_ms));
+        writeln!(out, "score {score}, hidden {hidden} a chunk")?;
+    }
     writeln!(
         out,
         "pipeline     phase B idle {} a chunk ({:.1} %), in flight at most {}, queues source {:.1} (max {}) sink {:.1} (max {})",
@@ -141,8 +150,24 @@ mod tests {
 
     #[test]
     fn what_is_not_known_says_so_and_a_serial_schedule_warns() {
-        assert!(text(&Measures::default()).contains("efficiency n/a, score n/a"));
+        assert!(text(&Measures::default()).contains("too few chunks"));
+        let unknown = Measures {
+            measured: 1,
+            ..Measures::default()
+        };
+        assert!(text(&unknown).contains("efficiency n/a, score n/a"));
+        let scattered = Measures {
+            measured: 9,
+            stage0_ms: 1.0,
+            stage1_ms: 60.0,
+            period_p10_ms: 55.0,
+            period_p90_ms: 66.0,
+            overlap_score: Some(7.6),
+            ..Measures::default()
+        };
+        assert!(text(&scattered).contains("score n/a (the shorter stage is below"));
         let serial = Measures {
+            measured: 10,
             decode_ms: 4.0,
             phase_b_idle_ms: 4.1,
             overlap_score: Some(0.01),
