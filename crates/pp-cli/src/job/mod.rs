@@ -19,7 +19,7 @@ pub(crate) const FRONT: Rank = Rank::new(0);
 pub(crate) const PHASE_B: Rank = Rank::new(1);
 
 /// Time a driver has to end after a fault before its process is ended under it.
-pub(crate) const GRACE: Duration = Duration::from_millis(300);
+pub(crate) const GRACE: Duration = Duration::from_millis(200);
 
 /// The place of this process in a job that somebody else started, if any.
 pub(crate) fn launched() -> Result<Option<Launch>, Failure> {

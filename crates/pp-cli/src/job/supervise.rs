@@ -23,7 +23,7 @@ use super::{FRONT, WORLD};
 use crate::exit::{Failure, code_of};
 
 /// Time the other ranks have to end by themselves after one ended badly.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_millis(240);
 /// Time the other ranks have after the front ended well.
 const GOODBYE: Duration = Duration::from_secs(5);
 /// The pipe a supervised rank reports its fault on.
