@@ -7,7 +7,6 @@ mod stages;
 
 use std::time::Duration;
 
-use anyhow::Context;
 use pp_contract::{Manifest, Settings};
 use pp_runtime::driver::{FrontOptions, run_front, run_phase_b, with_source};
 use pp_runtime::report::{Measures, Recorder, View};
@@ -21,7 +20,7 @@ use self::stages::{BenchFront, BenchPhaseB};
 use crate::args::OverlapArgs;
 use crate::exit::{Failure, print};
 use crate::job::seat::{Edges, Profile, Ready, Seat};
-use crate::job::{FRONT, PHASE_B, heartbeat, launched, signals, supervise};
+use crate::job::{self, FRONT, PHASE_B, heartbeat, signals};
 use crate::run::{one_file_each, write_pictures};
 
 /// Chunks that warm the pipeline up and are not counted, at most.
@@ -57,20 +56,7 @@ struct Overlap {
 pub(crate) fn overlap(args: &OverlapArgs) -> Result<(), Failure> {
     let (trace, timeline) = (args.trace.as_deref(), args.timeline.as_deref());
     one_file_each(&[("--trace", trace), ("--timeline", timeline)])?;
-    // Before there are two ranks that would say the same.
-    heartbeat()?;
-    match launched()? {
-        None => supervise::supervise(),
-        Some(launch) => {
-            supervise::bind_to_supervisor()?;
-            signals::start().context("cannot handle signals")?;
-            if launch.rank() == FRONT {
-                front(args, &launch)
-            } else {
-                phase_b(args, &launch)
-            }
-        }
-    }
+    job::run(|launch| front(args, launch), |launch| phase_b(args, launch))
 }
 
 fn depth(args: &OverlapArgs) -> u32 {

@@ -6,6 +6,7 @@ pub(crate) mod supervise;
 
 use std::time::Duration;
 
+use anyhow::Context;
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::launch::Launch;
 
@@ -42,6 +43,26 @@ pub(crate) fn launched() -> Result<Option<Launch>, Failure> {
         )));
     }
     Ok(launch)
+}
+
+/// Runs the job: as its supervisor when nobody else started the ranks, else as the rank that this
+/// process is.
+pub(crate) fn run(
+    front: impl FnOnce(&Launch) -> Result<(), Failure>,
+    phase_b: impl FnOnce(&Launch) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    // Before there are two ranks that would say the same.
+    heartbeat()?;
+    let Some(launch) = launched()? else {
+        return supervise::supervise();
+    };
+    supervise::bind_to_supervisor()?;
+    signals::start().context("cannot handle signals")?;
+    if launch.rank() == FRONT {
+        front(&launch)
+    } else {
+        phase_b(&launch)
+    }
 }
 
 /// The time between heartbeats, from `PP_HEARTBEAT_MS`; 0 switches them off.

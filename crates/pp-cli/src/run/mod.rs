@@ -25,7 +25,7 @@ use self::report::Finished;
 use crate::args::{KernelChoice, RunArgs, Strength, TransportChoice};
 use crate::exit::Failure;
 use crate::job::seat::{Edges, Profile, Ready, Seat, end_with};
-use crate::job::{FRONT, GRACE, PHASE_B, heartbeat, launched, signals, supervise};
+use crate::job::{self, FRONT, GRACE, PHASE_B, heartbeat, launched, signals};
 use crate::video::header::Sampling;
 use crate::video::staged::is_stdout;
 
@@ -85,25 +85,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         ("--timeline", args.timeline.as_deref()),
     ];
     one_file_each(&files)?;
-    // Before there are two ranks that would say the same.
-    heartbeat()?;
     if args.ranks == 1 {
         alone_in_the_world()?;
         signals::start().context("cannot handle signals")?;
         return run_alone(args);
     }
-    match launched()? {
-        None => supervise::supervise(),
-        Some(launch) => {
-            supervise::bind_to_supervisor()?;
-            signals::start().context("cannot handle signals")?;
-            if launch.rank() == FRONT {
-                run_front_rank(args, &launch)
-            } else {
-                run_phase_b_rank(args, &launch)
-            }
-        }
-    }
+    job::run(
+        |launch| run_front_rank(args, launch),
+        |launch| run_phase_b_rank(args, launch),
+    )
 }
 
 /// Refuses two results that would overwrite each other or mix.

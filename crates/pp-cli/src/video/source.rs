@@ -2,7 +2,7 @@
 //!
 //! The queue is bounded, so a fast file cannot fill memory; buffers come back through [`Source::recycle`], so a long run
 //! allocates no more than the queue and the driver hold at once. Errors travel in the queue behind the chunks that were
-//! read before them: what is whole is still processed, in order. A hard cut always begins a chunk.
+//! read before them, so what was wrong is said at its place and not before. A hard cut always begins a chunk.
 
 use std::io;
 use std::thread;
