@@ -172,6 +172,29 @@ fn ranks_started_differently_stop_before_the_first_transfer() {
 }
 
 #[test]
+fn a_rank_that_cannot_load_its_kernels_tells_the_other() {
+    let folder = Folder::new("declined");
+    let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
+    for bad in [0, 1] {
+        let port = free_port();
+        let start = |number: u32| {
+            let kernels = if number == bad {
+                "/no/such/plugin.so"
+            } else {
+                "cpu"
+            };
+            let mut command = rank(number, port, &["run", "--kernels", kernels, "--input"]);
+            command.arg(&input).spawn().unwrap()
+        };
+        let (back, front) = (start(1), start(0));
+        let blamed = format!("rank {bad}");
+        for ended in [finish(front), finish(back)] {
+            ended.failed(5, &["/no/such/plugin.so", &blamed]);
+        }
+    }
+}
+
+#[test]
 fn a_rank_without_the_secret_gets_no_seat() {
     let port = free_port();
     let mut back = rank(1, port, &BENCH);

@@ -24,6 +24,8 @@ use crate::exit::{Failure, code_of};
 
 /// Time for the ranks to find each other.
 const MEET_WITHIN: Duration = Duration::from_secs(60);
+/// Time that a rank which cannot take part looks for the others to tell them.
+const DECLINE_WITHIN: Duration = Duration::from_secs(2);
 /// Time for one step of setting up, mapping memory included.
 const SET_UP_WITHIN: Duration = Duration::from_secs(30);
 /// Time for what a plugin or library does at exit.
@@ -92,6 +94,27 @@ impl Seat {
             peer,
             channel,
         })
+    }
+
+    /// A rank that cannot take its seat comes all the same, to say why: the others would wait for
+    /// it as long as for one that is late.
+    pub(crate) fn decline(launch: &Launch, failure: Failure) -> Failure {
+        let Failure::Fault(fault) = &failure else {
+            return failure;
+        };
+        let options = RendezvousOptions {
+            timeout: DECLINE_WITHIN,
+            ..RendezvousOptions::default()
+        };
+        // Nobody there: then nobody waits.
+        if let Ok(peers) = rendezvous(launch, &options) {
+            for channel in peers.iter() {
+                let deadline = Instant::now() + DECLINE_WITHIN;
+                let told = Message::Abort(fault.clone());
+                let _ = channel.sender().send(&told, deadline);
+            }
+        }
+        failure
     }
 
     /// Tells the peer what the front found in its input.

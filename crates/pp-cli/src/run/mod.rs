@@ -268,7 +268,7 @@ impl Drop for TellPanic<'_> {
 }
 
 fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(KernelSet, Seat), Failure> {
-    let kernels = load(args)?;
+    let kernels = load(args).map_err(|failure| Seat::decline(launch, failure))?;
     let about = kernels.describe();
     let mut settings = Settings::new();
     let entries = [
