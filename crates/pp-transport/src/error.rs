@@ -67,9 +67,6 @@ pub enum TransportError {
         /// Which rule, with the numbers.
         why: String,
     },
-    /// The link was closed on this side.
-    #[error("the link is closed")]
-    Closed,
 }
 
 impl TransportError {

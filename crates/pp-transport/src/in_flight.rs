@@ -160,7 +160,9 @@ mod tests {
         type Buffer = &'static str;
         fn is_done(&self) -> Result<bool, TransportError> {
             if self.0.broken.get() {
-                return Err(TransportError::Closed);
+                return Err(TransportError::BadRegion {
+                    why: "broken".into(),
+                });
             }
             Ok(self.0.done.get())
         }

@@ -21,10 +21,6 @@ use crate::in_flight::{InFlight, Rejected, Submission};
 pub struct Capabilities {
     /// Short name: `host`, `nccl`.
     pub name: &'static str,
-    /// Slots of the edge from this rank to the peer.
-    pub send_depth: u32,
-    /// Slots of the edge from the peer to this rank.
-    pub receive_depth: u32,
     /// Whether a payload takes time to move after its header; else it is there with it.
     pub payload_moves: bool,
 }

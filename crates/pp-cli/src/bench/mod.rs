@@ -8,8 +8,8 @@ mod stages;
 use std::time::Duration;
 
 use pp_contract::{Manifest, Settings};
-use pp_runtime::driver::{FrontOptions, run_front, run_phase_b, with_source};
-use pp_runtime::report::{Measures, Recorder, View};
+use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, with_source};
+use pp_runtime::report::{Measures, View};
 use pp_transport::bell::Bell;
 use pp_transport::launch::Launch;
 use serde::Serialize;
@@ -147,7 +147,7 @@ fn front(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
     let result = run_front(link, &mut stages, &switch, options);
     watch.close();
     let summary = result?;
-    publish(args, &summary.recorder, core_hop_us)
+    publish(args, &summary, core_hop_us)
 }
 
 fn phase_b(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
@@ -167,16 +167,17 @@ fn phase_b(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
 
 fn publish(
     args: &OverlapArgs,
-    recorder: &Recorder,
+    summary: &FrontSummary,
     core_hop_us: Option<f64>,
 ) -> Result<(), Failure> {
+    let recorder = &summary.recorder;
     let chunks = recorder.totals().chunks;
     let warm_up = WARM_UP.min(chunks / 4);
     let measures = Measures::of(recorder, warm_up);
     // Every payload byte counts once: it was written once and read once.
     let both_ways = 2.0 * args.bytes as f64;
     let result = Overlap {
-        transport: "host",
+        transport: summary.transport,
         simulate: format!("{:?}", args.simulate).to_lowercase(),
         touch: args.touch,
         sync: args.sync,

@@ -34,6 +34,8 @@ pub struct FrontSummary {
     pub counts: Counts,
     /// The records of the latest chunks.
     pub recorder: Recorder,
+    /// Short name of the backend that carried them.
+    pub transport: &'static str,
 }
 
 /// Runs the front until its source has ended or a drain was asked for, and everything in flight
@@ -74,6 +76,7 @@ where
         Ok(()) => Ok(FrontSummary {
             counts: driver.core.counts(),
             recorder: driver.recorder,
+            transport: driver.link.capabilities().name,
         }),
         Err(fault) => {
             switch.raise(fault.clone());

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-/// Times of one chunk at the phase B side, in nanoseconds.
+/// Times of one chunk at the phase B side, in nanoseconds of the front's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PhaseBTimes {
     /// The payload could be read.
@@ -16,21 +16,6 @@ pub struct PhaseBTimes {
     pub compute_end_ns: u64,
     /// The result was handed to the edge back.
     pub sent_ns: u64,
-}
-
-impl PhaseBTimes {
-    /// The same times on the front's clock, where `offset_ns` is the front's clock minus the other one.
-    ///
-    /// Ranks of one host share `CLOCK_MONOTONIC`: there the offset is 0.
-    pub fn shifted(self, offset_ns: i64) -> Self {
-        let shift = |t: u64| t.saturating_add_signed(offset_ns);
-        Self {
-            recv_ns: shift(self.recv_ns),
-            compute_start_ns: shift(self.compute_start_ns),
-            compute_end_ns: shift(self.compute_end_ns),
-            sent_ns: shift(self.sent_ns),
-        }
-    }
 }
 
 /// Everything measured about one chunk. Times are nanoseconds of one monotonic clock, the front's.
@@ -106,27 +91,6 @@ impl ChunkRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_shift_moves_every_time_and_never_wraps() {
-        let times = PhaseBTimes {
-            recv_ns: 10,
-            compute_start_ns: 20,
-            compute_end_ns: 30,
-            sent_ns: u64::MAX,
-        };
-        assert_eq!(
-            times.shifted(5),
-            PhaseBTimes {
-                recv_ns: 15,
-                compute_start_ns: 25,
-                compute_end_ns: 35,
-                sent_ns: u64::MAX,
-            }
-        );
-        assert_eq!(times.shifted(-25).recv_ns, 0);
-        assert_eq!(times.shifted(-25).compute_end_ns, 5);
-    }
 
     #[test]
     fn durations_of_nonsense_times_are_zero() {

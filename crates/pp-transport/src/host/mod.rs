@@ -341,8 +341,6 @@ impl Link for HostLink {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             name: "host",
-            send_depth: self.tx.slots.words().depth(),
-            receive_depth: self.rx.slots.words().depth(),
             payload_moves: false,
         }
     }
