@@ -342,6 +342,7 @@ impl Link for HostLink {
         Capabilities {
             name: "host",
             payload_moves: false,
+            completions_ring: true,
         }
     }
 
