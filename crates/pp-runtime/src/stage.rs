@@ -2,6 +2,10 @@
 //!
 //! The driver calls them inline, one at a time, on its own thread, so a stage needs no lock. A
 //! stage writes straight into the slot that is sent and reads straight from the slot received.
+//!
+//! A stage on a processor is done when it returns. A stage on a device only gives work to it and
+//! says [`Progress::UnderWay`]; the driver goes on and asks later. Order between the device's
+//! works is the leases' affair, not the driver's.
 
 use pp_contract::{CacheEpoch, ChunkIndex, Envelope, Fault, FaultKind, Outcome, Plan, Rank};
 
@@ -58,6 +62,31 @@ pub enum Offer {
     End,
 }
 
+/// How far a stage is with a chunk when it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress<T> {
+    /// Done, with this result.
+    Done(T),
+    /// A device works on it; the stage says when asked that it is done.
+    UnderWay,
+}
+
+/// What the front says of a chunk it has decoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Decoded {
+    /// How long a device worked on it, by the device's own clock; else the driver's clock counts.
+    pub worked: Option<FrontWork>,
+}
+
+/// Time a device worked for the front on one chunk, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrontWork {
+    /// In the encode.
+    pub build_ns: u64,
+    /// In the decode.
+    pub decode_ns: u64,
+}
+
 /// The stages of the front: source and encode, decode and sink.
 ///
 /// `Tx` and `Rx` are the leases of the backend the stages were written for.
@@ -71,7 +100,8 @@ pub trait FrontStages<Tx, Rx> {
     /// The source is broken or ended in the middle of something.
     fn poll_source(&mut self) -> Result<Offer, StageError>;
 
-    /// Encodes the offered chunk into the slot and says what lies there.
+    /// Encodes the offered chunk into the slot and says what lies there, or will: a device may
+    /// still work on it, and the link then sends it when it is done.
     ///
     /// # Errors
     /// The chunk cannot be encoded.
@@ -92,7 +122,15 @@ pub trait FrontStages<Tx, Rx> {
         chunk: ChunkIndex,
         outcome: &Outcome,
         payload: Option<Rx>,
-    ) -> Result<(), StageError>;
+    ) -> Result<Progress<Decoded>, StageError>;
+
+    /// The oldest decode that is under way, once it is done. Asked only while there is one.
+    ///
+    /// # Errors
+    /// As [`FrontStages::decode`].
+    fn poll_decoded(&mut self) -> Result<Option<Decoded>, StageError> {
+        Ok(None)
+    }
 
     /// The chunk's result was dropped after a hard cut; whatever was kept for it can go.
     fn forget(&mut self, chunk: ChunkIndex);
@@ -120,7 +158,15 @@ pub trait PhaseBStages<Tx, Rx> {
         envelope: &Envelope<Self::Plan>,
         input: Option<&Rx>,
         output: &mut Tx,
-    ) -> Result<Computed, StageError>;
+    ) -> Result<Progress<Computed>, StageError>;
+
+    /// The oldest computation that is under way, once it is done. Asked only while there is one.
+    ///
+    /// # Errors
+    /// As [`PhaseBStages::compute`].
+    fn poll_computed(&mut self) -> Result<Option<Computed>, StageError> {
+        Ok(None)
+    }
 }
 
 /// What Phase B says of a chunk it computed.
@@ -132,4 +178,15 @@ pub struct Computed {
     pub start_frame: u64,
     /// Digest of the outputs, where the job asks for it.
     pub output_digest: Option<u64>,
+    /// How long a device worked on it, by the device's own clock; else the driver's clock counts.
+    pub worked: Option<PhaseBWork>,
+}
+
+/// Time a device spent on one chunk of Phase B, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PhaseBWork {
+    /// In the computation.
+    pub compute_ns: u64,
+    /// Idle, between the end of the computation before and the beginning of this one.
+    pub idle_ns: u64,
 }

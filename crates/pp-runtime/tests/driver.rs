@@ -8,7 +8,9 @@ use pp_contract::{
 };
 use pp_runtime::core::{Counts, Cut};
 use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
-use pp_runtime::stage::{Computed, FrontStages, Offer, PhaseBStages, Place, StageError};
+use pp_runtime::stage::{
+    Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
+};
 use pp_runtime::switch::Switch;
 use pp_transport::bell::Bell;
 use pp_transport::host::{EdgeShape, HostLink, RxLease, TxLease};
@@ -49,6 +51,38 @@ fn manifest(bytes: usize) -> Manifest {
     Manifest::new(&[TensorSpec::new("x", DType::U8, &[bytes as u64]).unwrap()]).unwrap()
 }
 
+/// Works for as long as it is asked three times, and counts how much it had to do at once.
+struct Device<T> {
+    queue: std::collections::VecDeque<T>,
+    asked: u32,
+    most: usize,
+}
+
+impl<T> Device<T> {
+    fn new() -> Self {
+        Self {
+            queue: std::collections::VecDeque::new(),
+            asked: 0,
+            most: 0,
+        }
+    }
+
+    fn begin(&mut self, work: T) -> Progress<T> {
+        self.queue.push_back(work);
+        self.most = self.most.max(self.queue.len());
+        Progress::UnderWay
+    }
+
+    fn poll(&mut self) -> Option<T> {
+        assert!(!self.queue.is_empty(), "asked though nothing is under way");
+        self.asked += 1;
+        if self.asked % 3 != 0 {
+            return None;
+        }
+        self.queue.pop_front()
+    }
+}
+
 /// Sends chunk `n` as bytes of value `n`, with these cuts, and collects what comes back.
 struct Counting {
     cuts: Vec<Cut>,
@@ -57,6 +91,8 @@ struct Counting {
     emitted: Vec<(u64, u8)>,
     forgotten: Vec<u64>,
     fail_decode_at: Option<u64>,
+    /// Decodes that a device would still work on; each ends when asked for the third time.
+    later: Option<Device<Decoded>>,
     /// Taken before the first decode: the test decides when it may go on.
     gate: Option<mpsc::Receiver<()>>,
 }
@@ -70,6 +106,7 @@ impl Counting {
             emitted: Vec::new(),
             forgotten: Vec::new(),
             fail_decode_at: None,
+            later: None,
             gate: None,
         }
     }
@@ -106,7 +143,7 @@ impl FrontStages<TxLease, RxLease> for Counting {
         chunk: ChunkIndex,
         _: &Outcome,
         payload: Option<RxLease>,
-    ) -> Result<(), StageError> {
+    ) -> Result<Progress<Decoded>, StageError> {
         if let Some(gate) = self.gate.take() {
             gate.recv().unwrap();
         }
@@ -117,7 +154,15 @@ impl FrontStages<TxLease, RxLease> for Counting {
         let value = bytes.first().copied().unwrap_or(chunk.get() as u8 + 7);
         assert!(bytes.iter().all(|byte| *byte == value));
         self.emitted.push((chunk.get(), value));
-        Ok(())
+        let decoded = Decoded::default();
+        Ok(match &mut self.later {
+            Some(device) => device.begin(decoded),
+            None => Progress::Done(decoded),
+        })
+    }
+
+    fn poll_decoded(&mut self) -> Result<Option<Decoded>, StageError> {
+        Ok(self.later.as_mut().and_then(Device::poll))
     }
 
     fn forget(&mut self, chunk: ChunkIndex) {
@@ -136,6 +181,7 @@ impl FrontStages<TxLease, RxLease> for Counting {
 struct Adder {
     fail_at: Option<u64>,
     lie_about_calls: bool,
+    later: Option<Device<Computed>>,
     epochs_started: Vec<u64>,
 }
 
@@ -144,6 +190,7 @@ impl Adder {
         Self {
             fail_at: None,
             lie_about_calls: false,
+            later: None,
             epochs_started: Vec::new(),
         }
     }
@@ -158,7 +205,7 @@ impl PhaseBStages<TxLease, RxLease> for Adder {
         envelope: &Envelope<Add>,
         input: Option<&RxLease>,
         output: &mut TxLease,
-    ) -> Result<Computed, StageError> {
+    ) -> Result<Progress<Computed>, StageError> {
         if place.starts_epoch {
             self.epochs_started.push(place.epoch.get());
         }
@@ -173,11 +220,23 @@ impl PhaseBStages<TxLease, RxLease> for Adder {
         for (out, byte) in output.bytes_mut().iter_mut().zip(input) {
             *out = byte.wrapping_add(envelope.plan().0);
         }
-        Ok(Computed {
+        let computed = Computed {
             observed_calls: 1 + u32::from(self.lie_about_calls),
             start_frame: 0,
             output_digest: None,
+            worked: None,
+        };
+        Ok(match &mut self.later {
+            Some(device) => device.begin(computed),
+            None => Progress::Done(computed),
         })
+    }
+
+    fn poll_computed(&mut self) -> Result<Option<Computed>, StageError> {
+        if let Some(device) = &mut self.later {
+            return Ok(device.poll());
+        }
+        Ok(None)
     }
 }
 
@@ -246,6 +305,29 @@ fn every_chunk_comes_back_once_and_in_order_at_every_depth() {
         assert_eq!(ends.back, Ok(200));
         let expected: Vec<_> = (0..200).map(|n| (n, (n as u8).wrapping_add(7))).collect();
         assert_eq!(ends.stages.emitted, expected, "depth {depth}");
+    }
+}
+
+#[test]
+fn stages_that_work_on_lose_nothing_and_fill_the_depth() {
+    for depth in [1, 2, 4] {
+        let mut cuts = vec![Cut::None; 200];
+        cuts[50] = Cut::Flush;
+        let mut stages = Counting::new(cuts);
+        stages.later = Some(Device::new());
+        let mut adder = Adder::new();
+        adder.later = Some(Device::new());
+        let ends = run(depth, stages, adder, |_, _| {});
+        assert_eq!(ends.front.unwrap().emitted, 200);
+        assert_eq!(ends.back, Ok(200));
+        let expected: Vec<_> = (0..200).map(|n| (n, (n as u8).wrapping_add(7))).collect();
+        assert_eq!(ends.stages.emitted, expected, "depth {depth}");
+        for most in [
+            ends.stages.later.unwrap().most,
+            ends.adder.later.unwrap().most,
+        ] {
+            assert!((1..=depth as usize).contains(&most));
+        }
     }
 }
 

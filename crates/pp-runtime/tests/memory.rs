@@ -6,7 +6,9 @@ use pp_contract::{
 };
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
-use pp_runtime::stage::{Computed, FrontStages, Offer, PhaseBStages, Place, StageError};
+use pp_runtime::stage::{
+    Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
+};
 use pp_runtime::switch::Switch;
 use pp_transport::bell::Bell;
 use pp_transport::host::{EdgeShape, HostLink, RxLease, TxLease};
@@ -77,14 +79,19 @@ impl FrontStages<TxLease, RxLease> for Front {
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {
         Ok(true)
     }
-    fn decode(&mut self, _: ChunkIndex, _: &Outcome, _: Option<RxLease>) -> Result<(), StageError> {
+    fn decode(
+        &mut self,
+        _: ChunkIndex,
+        _: &Outcome,
+        _: Option<RxLease>,
+    ) -> Result<Progress<Decoded>, StageError> {
         self.decoded += 1;
         match self.decoded {
             WARM => self.resident_when_warm = resident(),
             CHUNKS => self.resident_at_end = resident(),
             _ => {}
         }
-        Ok(())
+        Ok(Progress::Done(Decoded::default()))
     }
     fn forget(&mut self, _: ChunkIndex) {}
     fn frames_built(&self) -> u32 {
@@ -106,12 +113,13 @@ impl PhaseBStages<TxLease, RxLease> for Back {
         _: &Envelope<Nothing>,
         _: Option<&RxLease>,
         _: &mut TxLease,
-    ) -> Result<Computed, StageError> {
-        Ok(Computed {
+    ) -> Result<Progress<Computed>, StageError> {
+        Ok(Progress::Done(Computed {
             observed_calls: 0,
             start_frame: 0,
             output_digest: None,
-        })
+            worked: None,
+        }))
     }
 }
 

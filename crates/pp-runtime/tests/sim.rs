@@ -22,8 +22,9 @@ struct World {
     back: PhaseBCore,
     to_back: VecDeque<Frame>,
     to_front: VecDeque<Frame>,
-    /// Epochs of the chunks queued at Phase B, oldest first.
-    at_back: VecDeque<CacheEpoch>,
+    /// Chunks queued at Phase B, oldest first, and those that are being computed.
+    at_back: VecDeque<(ChunkIndex, CacheEpoch)>,
+    computing: VecDeque<(ChunkIndex, CacheEpoch)>,
     forward_slots: u32,
     backward_slots: u32,
     script: VecDeque<Cut>,
@@ -32,6 +33,8 @@ struct World {
     newest_epoch: CacheEpoch,
     /// Epochs of results waiting at the front, oldest first.
     returned: VecDeque<(ChunkIndex, CacheEpoch)>,
+    /// Decodes under way, oldest first.
+    decoding: VecDeque<ChunkIndex>,
     emitted: Vec<ChunkIndex>,
     finished: (bool, bool),
 }
@@ -44,6 +47,8 @@ impl World {
             to_back: VecDeque::new(),
             to_front: VecDeque::new(),
             at_back: VecDeque::new(),
+            computing: VecDeque::new(),
+            decoding: VecDeque::new(),
             forward_slots: slots,
             backward_slots: slots,
             script: script.iter().copied().collect(),
@@ -91,11 +96,25 @@ impl World {
         if action != PhaseBAction::Wait && !self.finished.1 {
             worlds.push(self.after(|w| w.act_back(action)));
         }
+        // A device may end its work at any moment.
+        if !self.computing.is_empty() {
+            worlds.push(self.after(|w| {
+                let (chunk, epoch) = w.computing.pop_front().unwrap();
+                w.to_front.push_back(Frame::Chunk(chunk, epoch));
+                w.back.handle_answered();
+            }));
+        }
+        if !self.decoding.is_empty() {
+            worlds.push(self.after(|w| {
+                w.emitted.push(w.decoding.pop_front().unwrap());
+                w.front.handle_decoded();
+            }));
+        }
         if !self.to_back.is_empty() {
             worlds.push(self.after(|w| match w.to_back.pop_front().unwrap() {
                 Frame::Chunk(chunk, epoch) => {
                     w.back.handle_envelope(chunk).unwrap();
-                    w.at_back.push_back(epoch);
+                    w.at_back.push_back((chunk, epoch));
                 }
                 Frame::Shutdown => w.back.handle_shutdown(),
             }));
@@ -124,9 +143,9 @@ impl World {
                 let (returned, epoch) = self.returned.pop_front().unwrap();
                 assert_eq!(returned, chunk);
                 assert_eq!(epoch, self.newest_epoch, "decoded after its epoch ended");
-                self.emitted.push(chunk);
+                self.decoding.push_back(chunk);
                 self.backward_slots += 1;
-                self.front.handle_decoded();
+                self.front.handle_decode_started();
             }
             FrontAction::Drop { chunk } => {
                 let (returned, epoch) = self.returned.pop_front().unwrap();
@@ -152,9 +171,10 @@ impl World {
             PhaseBAction::Compute { chunk } => {
                 self.backward_slots -= 1;
                 self.forward_slots += 1;
-                let epoch = self.at_back.pop_front().unwrap();
-                self.to_front.push_back(Frame::Chunk(chunk, epoch));
-                self.back.handle_answered();
+                let next = self.at_back.pop_front().unwrap();
+                assert_eq!(next.0, chunk);
+                self.computing.push_back(next);
+                self.back.handle_started();
             }
             PhaseBAction::AnswerShutdown => {
                 self.to_front.push_back(Frame::Shutdown);
@@ -168,7 +188,8 @@ impl World {
     fn check(&self, depth: u32) {
         assert!(self.front.in_flight() <= depth);
         assert!(self.front.counts().max_in_flight <= depth);
-        assert!(self.back.waiting() <= depth);
+        assert!(self.back.unanswered() <= depth);
+        assert_eq!(self.front.decoding(), self.decoding.len());
         assert!(self.emitted.windows(2).all(|pair| pair[0] < pair[1]));
     }
 
@@ -177,6 +198,7 @@ impl World {
         let counts = self.front.counts();
         assert_eq!(counts.admitted, counts.emitted + counts.dropped);
         assert_eq!(counts.emitted, self.emitted.len() as u64);
+        assert!(self.computing.is_empty() && self.decoding.is_empty() && self.at_back.is_empty());
         assert!(self.to_back.is_empty() && self.to_front.is_empty() && self.returned.is_empty());
         if !drained {
             assert_eq!(

@@ -2,7 +2,9 @@
 
 use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, Plan as _};
 use pp_runtime::core::Cut;
-use pp_runtime::stage::{Computed, FrontStages, Offer, PhaseBStages, Place, StageError};
+use pp_runtime::stage::{
+    Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
+};
 use pp_transport::host::{RxLease, TxLease};
 
 use super::plan::BenchPlan;
@@ -70,14 +72,14 @@ impl FrontStages<TxLease, RxLease> for BenchFront {
         chunk: ChunkIndex,
         _: &Outcome,
         payload: Option<RxLease>,
-    ) -> Result<(), StageError> {
+    ) -> Result<Progress<Decoded>, StageError> {
         if let Some(payload) = payload.filter(|_| self.touch)
             && !consume(payload.bytes(), !chunk.get())
         {
             return Err(corrupt("decode", chunk));
         }
         self.work.run();
-        Ok(())
+        Ok(Progress::Done(Decoded::default()))
     }
 
     fn forget(&mut self, _: ChunkIndex) {}
@@ -112,7 +114,7 @@ impl PhaseBStages<TxLease, RxLease> for BenchPhaseB {
         envelope: &Envelope<BenchPlan>,
         input: Option<&RxLease>,
         output: &mut TxLease,
-    ) -> Result<Computed, StageError> {
+    ) -> Result<Progress<Computed>, StageError> {
         let chunk = place.chunk.get();
         if let Some(input) = input.filter(|_| self.touch)
             && !consume(input.bytes(), chunk)
@@ -123,10 +125,11 @@ impl PhaseBStages<TxLease, RxLease> for BenchPhaseB {
         if self.touch {
             produce(output.bytes_mut(), !chunk);
         }
-        Ok(Computed {
+        Ok(Progress::Done(Computed {
             observed_calls: 1,
             start_frame: envelope.plan().start_frame(),
             output_digest: None,
-        })
+            worked: None,
+        }))
     }
 }

@@ -10,7 +10,7 @@ use pp_kernels::{
 };
 use pp_runtime::core::Cut;
 use pp_runtime::driver::with_source;
-use pp_runtime::stage::{FrontStages, Offer, Place, StageError};
+use pp_runtime::stage::{Decoded, FrontStages, Offer, Place, Progress, StageError};
 use pp_transport::bell::Bell;
 use pp_transport::host::memory::available_bytes;
 use pp_transport::host::{RxLease, TxLease};
@@ -367,7 +367,7 @@ impl FrontStages<TxLease, RxLease> for VideoFront {
         _: ChunkIndex,
         _: &Outcome,
         payload: Option<RxLease>,
-    ) -> Result<(), StageError> {
+    ) -> Result<Progress<Decoded>, StageError> {
         let pending = self
             .pending
             .pop_front()
@@ -404,7 +404,7 @@ impl FrontStages<TxLease, RxLease> for VideoFront {
                 .map_err(|e| StageError::new(FaultKind::Io, "write output", e.to_string()))?;
         }
         self.progress.inc(pending.frames as u64);
-        Ok(())
+        Ok(Progress::Done(Decoded::default()))
     }
 
     fn forget(&mut self, _: ChunkIndex) {

@@ -3,7 +3,7 @@
 use pp_contract::{Envelope, FaultKind, Manifest, Plan as _, VideoPlan};
 use pp_kernels::{KernelSession, Payload, PayloadMut, TensorList};
 use pp_runtime::driver::with_source;
-use pp_runtime::stage::{Computed, PhaseBStages, Place, StageError};
+use pp_runtime::stage::{Computed, PhaseBStages, Place, Progress, StageError};
 use pp_transport::host::{RxLease, TxLease};
 
 use super::tensors::{list_of, to_kernels};
@@ -53,7 +53,7 @@ impl PhaseBStages<TxLease, RxLease> for VideoPhaseB {
         envelope: &Envelope<VideoPlan>,
         input: Option<&RxLease>,
         output: &mut TxLease,
-    ) -> Result<Computed, StageError> {
+    ) -> Result<Progress<Computed>, StageError> {
         let plan = to_kernels(envelope.plan().parts());
         let frames = envelope
             .inputs()
@@ -80,10 +80,11 @@ impl PhaseBStages<TxLease, RxLease> for VideoPhaseB {
                 let detail = format!("chunk {}: {}", place.chunk, with_source(&e));
                 StageError::new(FaultKind::Plugin, "phase_b", detail)
             })?;
-        Ok(Computed {
+        Ok(Progress::Done(Computed {
             observed_calls: calls,
             start_frame: plan.current_start_frame,
             output_digest: None,
-        })
+            worked: None,
+        }))
     }
 }

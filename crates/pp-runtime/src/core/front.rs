@@ -40,7 +40,8 @@ pub enum FrontAction {
         /// True for the first chunk of an epoch.
         starts_epoch: bool,
     },
-    /// Decode the oldest result that came back. Then [`FrontCore::handle_decoded`].
+    /// Begin to decode the oldest result that waits. Then [`FrontCore::handle_decode_started`],
+    /// and [`FrontCore::handle_decoded`] once it is with the sink.
     Decode {
         /// The chunk it belongs to.
         chunk: ChunkIndex,
@@ -76,7 +77,17 @@ enum Closing {
 struct Flight {
     chunk: ChunkIndex,
     epoch: CacheEpoch,
-    is_back: bool,
+    leg: Leg,
+}
+
+/// How far a chunk is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Leg {
+    /// At Phase B, or on the way there or back.
+    Away,
+    Back,
+    /// Its decode is under way.
+    Decoding,
 }
 
 /// How many chunks went where.
@@ -182,15 +193,18 @@ impl FrontCore {
             Closing::ShutdownSent => return FrontAction::Wait,
             Closing::Open => {}
         }
-        let oldest = self.flights.front().filter(|f| f.is_back);
-        if let Some(stale) = oldest.filter(|f| f.epoch != self.epoch) {
+        let decoding = self.decoding();
+        let back = self.flights.get(decoding).filter(|f| f.leg == Leg::Back);
+        let stale = back.filter(|f| f.epoch != self.epoch);
+        // Records and slots leave in order, so what is being decoded comes first.
+        if let Some(stale) = stale.filter(|_| decoding == 0) {
             return FrontAction::Drop { chunk: stale.chunk };
         }
         // Feed Phase B before decoding: the other order leaves it idle for as long as a decode.
         if let Some(build) = self.next_build(facts) {
             return build;
         }
-        if let Some(back) = oldest.filter(|_| facts.sink_ready) {
+        if let Some(back) = back.filter(|f| facts.sink_ready && f.epoch == self.epoch) {
             return FrontAction::Decode { chunk: back.chunk };
         }
         let no_more = self.drain || self.source == Source::Ended;
@@ -233,7 +247,7 @@ impl FrontCore {
         self.flights.push_back(Flight {
             chunk,
             epoch,
-            is_back: false,
+            leg: Leg::Away,
         });
         self.counts.admitted += 1;
         self.counts.max_in_flight = self.counts.max_in_flight.max(self.in_flight());
@@ -248,10 +262,10 @@ impl FrontCore {
         got: ChunkIndex,
         got_epoch: CacheEpoch,
     ) -> Result<(), Unexpected> {
-        let due = self.flights.iter_mut().find(|f| !f.is_back);
+        let due = self.flights.iter_mut().find(|f| f.leg == Leg::Away);
         match due {
             Some(flight) if flight.chunk == got && flight.epoch == got_epoch => {
-                flight.is_back = true;
+                flight.leg = Leg::Back;
                 Ok(())
             }
             other => Err(Unexpected {
@@ -262,21 +276,34 @@ impl FrontCore {
         }
     }
 
-    /// The oldest result was decoded and given to the sink.
+    /// The decode of the oldest result that waited for one has begun.
+    pub fn handle_decode_started(&mut self) {
+        let next = self.decoding();
+        debug_assert_eq!(self.flights[next].leg, Leg::Back);
+        self.flights[next].leg = Leg::Decoding;
+    }
+
+    /// The oldest decode is done and its chunk with the sink.
     pub fn handle_decoded(&mut self) {
-        self.retire();
+        self.retire(Leg::Decoding);
         self.counts.emitted += 1;
     }
 
     /// The oldest result was released unread.
     pub fn handle_dropped(&mut self) {
-        self.retire();
+        self.retire(Leg::Back);
         self.counts.dropped += 1;
     }
 
-    fn retire(&mut self) {
+    fn retire(&mut self, from: Leg) {
         let gone = self.flights.pop_front();
-        debug_assert!(gone.is_some_and(|f| f.is_back));
+        debug_assert!(gone.is_some_and(|f| f.leg == from));
+    }
+
+    /// Decodes under way: always of the oldest chunks.
+    pub fn decoding(&self) -> usize {
+        let under_way = |f: &&Flight| f.leg == Leg::Decoding;
+        self.flights.iter().take_while(under_way).count()
     }
 
     /// The shutdown header has left.

@@ -1,4 +1,4 @@
-//! What Phase B does next: compute the oldest envelope, answer a shutdown once all is answered.
+//! What Phase B does next: begin with the oldest envelope, answer a shutdown once all is answered.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,8 @@ use pp_contract::ChunkIndex;
 pub enum PhaseBAction {
     /// Nothing until something new is handled.
     Wait,
-    /// Compute the oldest envelope and send its result. Then [`PhaseBCore::handle_answered`].
+    /// Begin to compute the oldest envelope that waits. Then [`PhaseBCore::handle_started`], and
+    /// [`PhaseBCore::handle_answered`] once its result has left.
     Compute {
         /// The chunk it belongs to.
         chunk: ChunkIndex,
@@ -35,7 +36,10 @@ pub struct TooMany {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PhaseBCore {
     depth: u32,
+    /// What is not answered yet, oldest first.
     queue: VecDeque<ChunkIndex>,
+    /// How many of them are being computed: always the oldest.
+    started: usize,
     shutdown: bool,
     answered: bool,
 }
@@ -46,6 +50,7 @@ impl PhaseBCore {
         Self {
             depth,
             queue: VecDeque::with_capacity(depth as usize),
+            started: 0,
             shutdown: false,
             answered: false,
         }
@@ -71,19 +76,26 @@ impl PhaseBCore {
 
     /// What to do now; `credit`: a slot of the way back is leased and waits for a result.
     pub fn poll(&self, credit: bool) -> PhaseBAction {
-        match self.queue.front() {
+        match self.queue.get(self.started) {
             Some(&chunk) if credit => PhaseBAction::Compute { chunk },
-            Some(_) => PhaseBAction::Wait,
-            None if self.answered => PhaseBAction::Finish,
-            None if self.shutdown => PhaseBAction::AnswerShutdown,
-            None => PhaseBAction::Wait,
+            _ if !self.queue.is_empty() => PhaseBAction::Wait,
+            _ if self.answered => PhaseBAction::Finish,
+            _ if self.shutdown => PhaseBAction::AnswerShutdown,
+            _ => PhaseBAction::Wait,
         }
     }
 
-    /// The result of the oldest envelope has left.
+    /// The compute of the oldest envelope that waited has begun.
+    pub fn handle_started(&mut self) {
+        self.started += 1;
+        debug_assert!(self.started <= self.queue.len());
+    }
+
+    /// The result of the oldest compute has left.
     pub fn handle_answered(&mut self) {
         let gone = self.queue.pop_front();
-        debug_assert!(gone.is_some());
+        debug_assert!(gone.is_some() && self.started > 0);
+        self.started -= 1;
     }
 
     /// The answer to the shutdown has left.
@@ -91,8 +103,8 @@ impl PhaseBCore {
         self.answered = true;
     }
 
-    /// Envelopes that wait for their compute.
-    pub fn waiting(&self) -> u32 {
+    /// Envelopes without an answer.
+    pub fn unanswered(&self) -> u32 {
         self.queue.len() as u32
     }
 }

@@ -1,21 +1,20 @@
 //! The front's driver: admit, send, receive, decode.
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
 use pp_contract::{
     Action, Bare, ChunkIndex, Composer, Expectation, Failure, FailureCode, Fault, FaultKind,
     Header, Lockstep, Manifest, Matched, Outcome, Plan, Rank, Replies, Side, Stamp, Verdict,
 };
-use pp_transport::bell::Listening;
 use pp_transport::in_flight::InFlight;
-use pp_transport::link::Link;
+use pp_transport::link::{Capabilities, Link};
 
-use super::{Blame, LONGEST_SLEEP, Payload, send};
+use super::rest::Rest;
+use super::{Blame, Payload, send};
 use crate::clock::{PeerClock, now_ns};
 use crate::core::{Counts, Facts, FrontAction, FrontCore};
 use crate::report::{ChunkRecord, PhaseBTimes, Recorder};
-use crate::stage::{FrontStages, Offer, Place};
+use crate::stage::{Decoded, FrontStages, Offer, Place, Progress};
 use crate::switch::Switch;
 
 /// How the front runs.
@@ -67,7 +66,7 @@ where
         flights: VecDeque::with_capacity(options.depth as usize),
         recorder: Recorder::new(),
         peer_clock: PeerClock::default(),
-        payload_moves: link.capabilities().payload_moves,
+        capabilities: link.capabilities(),
         link,
         stages,
         switch,
@@ -76,7 +75,7 @@ where
         Ok(()) => Ok(FrontSummary {
             counts: driver.core.counts(),
             recorder: driver.recorder,
-            transport: driver.link.capabilities().name,
+            transport: driver.capabilities.name,
         }),
         Err(fault) => {
             switch.raise(fault.clone());
@@ -93,8 +92,15 @@ struct Flight<L: Link> {
     start_frame: u64,
     outputs: Manifest,
     sending: Option<InFlight<L::Sending>>,
-    result: Option<(Outcome, Payload<L::Receiving>)>,
+    leg: Leg<L>,
     record: ChunkRecord,
+}
+
+/// How far a flight is.
+enum Leg<L: Link> {
+    Away,
+    Back(Outcome, Payload<L::Receiving>),
+    Decoding,
 }
 
 struct Front<'a, L: Link, S> {
@@ -111,16 +117,14 @@ struct Front<'a, L: Link, S> {
     flights: VecDeque<Flight<L>>,
     recorder: Recorder,
     peer_clock: PeerClock,
-    payload_moves: bool,
+    capabilities: Capabilities,
 }
 
 impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
     fn run(&mut self) -> Result<(), Fault> {
         // A clone, so that listening does not borrow the link.
         let bell = self.link.bell().clone();
-        // Listens only once nothing was found, and looks again before it sleeps: a driver that is
-        // busy costs nobody a ring.
-        let mut ear: Option<Listening<'_>> = None;
+        let mut rest = Rest::new(&bell, self.capabilities.completions_ring);
         loop {
             if let Some(fault) = self.switch.fault() {
                 return Err(fault.clone());
@@ -131,10 +135,11 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
             let peer_had_left = self.switch.has_peer_left();
             while self.hear()? {}
             self.look_around()?;
+            let emitted = self.finish_decodes()?;
             let facts = self.facts()?;
             let action = self.core.poll(facts);
-            if action != FrontAction::Wait {
-                ear = None;
+            if emitted || action != FrontAction::Wait {
+                rest.over();
             }
             match action {
                 FrontAction::Build {
@@ -147,14 +152,14 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
                     starts_epoch,
                 })?,
                 FrontAction::Decode { chunk } => self.decode(chunk)?,
+                FrontAction::Wait if emitted => {}
                 FrontAction::Drop { chunk } => self.drop_stale(chunk),
                 FrontAction::SendShutdown => self.send_shutdown()?,
                 FrontAction::Finish => return Ok(()),
                 FrontAction::Wait if peer_had_left => return Err(self.blame.left_early()),
-                FrontAction::Wait => match ear.take() {
-                    None => ear = Some(bell.listen()),
-                    Some(ear) => ear.wait(Instant::now() + LONGEST_SLEEP),
-                },
+                FrontAction::Wait => {
+                    rest.take(self.core.decoding() > 0, self.core.in_flight() > 0);
+                }
             }
         }
     }
@@ -177,11 +182,12 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
     }
 
     fn facts(&mut self) -> Result<Facts, Fault> {
-        let arrived = match self.flights.front_mut().and_then(|f| f.result.as_mut()) {
-            Some((_, payload)) => payload
+        let next = self.core.decoding();
+        let arrived = match self.flights.get_mut(next).map(|f| &mut f.leg) {
+            Some(Leg::Back(_, payload)) => payload
                 .settle()
                 .map_err(|e| self.blame.transport("receive payload", e))?,
-            None => false,
+            _ => false,
         };
         let sink_ready = arrived
             && self
@@ -237,7 +243,8 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
             .handle_result(header.chunk_index(), header.cache_epoch())
             .map_err(|e| blame.body("receive result", &e))?;
         let epoch = self.core.epoch();
-        let due = self.flights.iter_mut().find(|f| f.result.is_none());
+        let is_due = |f: &&mut Flight<L>| matches!(f.leg, Leg::Away);
+        let due = self.flights.iter_mut().find(is_due);
         let flight = due.expect("the core has as many flights without a result");
         let expectation = Expectation {
             call_id: flight.header.call_id(),
@@ -266,7 +273,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
         );
         // Neither side looks while it computes, so nobody saw a payload arrive. Where payloads
         // are handed over they were there at once; where they move, no later than this.
-        let recv_ns = if self.payload_moves {
+        let recv_ns = if self.capabilities.payload_moves {
             start.saturating_sub(outcome.idle_us.saturating_mul(1000))
         } else {
             record.received_ns = end;
@@ -278,7 +285,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
             compute_end_ns: end,
             sent_ns: end,
         });
-        flight.result = Some((outcome, payload));
+        flight.leg = Leg::Back(outcome, payload);
         Ok(())
     }
 
@@ -317,7 +324,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
             start_frame: envelope.plan().start_frame(),
             outputs: envelope.outputs().clone(),
             sending: sent.payload,
-            result: None,
+            leg: Leg::Away,
             record: ChunkRecord {
                 chunk_index: place.chunk.get(),
                 call_id: sent.header.call_id().get(),
@@ -337,21 +344,52 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
     }
 
     fn decode(&mut self, chunk: ChunkIndex) -> Result<(), Fault> {
-        let mut flight = self
-            .flights
-            .pop_front()
-            .expect("the core decodes what is there");
-        let (outcome, mut payload) = flight.result.take().expect("a result to decode");
+        let next = self.core.decoding();
+        let flight = &mut self.flights[next];
+        let Leg::Back(outcome, mut payload) = std::mem::replace(&mut flight.leg, Leg::Decoding)
+        else {
+            unreachable!("the core decodes what is back");
+        };
         flight.record.decode_start_ns = now_ns();
-        self.stages
+        let progress = self
+            .stages
             .decode(chunk, &outcome, payload.take())
             .map_err(|e| e.into_fault(self.blame.rank))?;
-        flight.record.decode_end_ns = now_ns();
-        flight.record.emitted_ns = flight.record.decode_end_ns;
-        flight.record.sink_queue = self.stages.queued().1;
+        self.core.handle_decode_started();
+        if let Progress::Done(decoded) = progress {
+            self.emit(decoded);
+        }
+        Ok(())
+    }
+
+    /// Takes in the decodes that a device has done; whether there was one.
+    fn finish_decodes(&mut self) -> Result<bool, Fault> {
+        let mut any = false;
+        while self.core.decoding() > 0 {
+            let decoded = self.stages.poll_decoded();
+            match decoded.map_err(|e| e.into_fault(self.blame.rank))? {
+                Some(decoded) => self.emit(decoded),
+                None => break,
+            }
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// The oldest decode is done and with the sink.
+    fn emit(&mut self, decoded: Decoded) {
+        let mut flight = self.flights.pop_front().expect("a decode was under way");
+        let record = &mut flight.record;
+        record.decode_end_ns = now_ns();
+        record.emitted_ns = record.decode_end_ns;
+        if let Some(worked) = decoded.worked {
+            // The device's own time; its queue is no work.
+            record.build_end_ns = record.build_start_ns.saturating_add(worked.build_ns);
+            record.decode_start_ns = record.decode_end_ns.saturating_sub(worked.decode_ns);
+        }
+        record.sink_queue = self.stages.queued().1;
         self.core.handle_decoded();
         self.recorder.push(flight.record);
-        Ok(())
     }
 
     fn drop_stale(&mut self, chunk: ChunkIndex) {
@@ -389,7 +427,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
     fn abandon(&mut self) {
         for flight in self.flights.drain(..) {
             drop(flight.sending.map(InFlight::abort));
-            if let Some((_, Payload::Arriving(receive))) = flight.result {
+            if let Leg::Back(_, Payload::Arriving(receive)) = flight.leg {
                 drop(receive.abort());
             }
         }

@@ -3,10 +3,12 @@
 //! It takes in frames, asks the core what to do, does it, and sleeps on the bell when there is
 //! nothing. Stages run inline: handing a chunk to the backend costs no thread switch, and the
 //! backend moves payloads while a stage computes. What must go on meanwhile (listening for the
-//! death of a peer) is the watchdog's.
+//! death of a peer) is the watchdog's. Where a device does the work, the stages only issue it,
+//! and the loop looks after what is under way.
 
 mod front;
 mod phase_b;
+mod rest;
 
 use std::time::{Duration, Instant};
 
@@ -19,8 +21,6 @@ pub use self::front::{FrontOptions, FrontSummary, run_front};
 pub use self::phase_b::{PhaseBSummary, run_phase_b};
 use crate::switch::Switch;
 
-/// The longest sleep on the bell; every wake-up has a ring, so this only bounds a bug.
-const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 /// Time between two looks at a lane that is full, which takes a peer far behind.
 const FULL_LANE_RETRY: Duration = Duration::from_millis(1);
 

@@ -1,21 +1,20 @@
 //! Phase B's driver: receive, compute, answer.
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
 use pp_contract::{
     Action, Bare, Composer, Envelope, Failure, FailureCode, Fault, FaultKind, Header, Lockstep,
-    Outcome, Plan, Rank, Requests, Side, Stamp, Text,
+    Manifest, Outcome, Plan, Rank, Requests, Side, Stamp, Text,
 };
-use pp_transport::bell::Listening;
 use pp_transport::in_flight::InFlight;
 use pp_transport::link::Link;
 
 use super::front::{log_commitment, post_receive};
-use super::{Blame, LONGEST_SLEEP, Payload, send};
+use super::rest::Rest;
+use super::{Blame, Payload, send};
 use crate::clock::now_ns;
 use crate::core::{PhaseBAction, PhaseBCore};
-use crate::stage::{Computed, PhaseBStages, Place};
+use crate::stage::{Computed, PhaseBStages, Place, Progress, StageError};
 use crate::switch::Switch;
 
 /// What a Phase B that finished has to tell.
@@ -51,6 +50,7 @@ where
         inbox: Vec::with_capacity(pp_contract::MAX_FRAME_BYTES),
         spare: None,
         queue: VecDeque::with_capacity(depth as usize),
+        computing: VecDeque::with_capacity(depth as usize),
         answers: VecDeque::with_capacity(depth as usize + 1),
         shutdown: None,
         epoch: None,
@@ -79,6 +79,14 @@ struct Call<L: Link, P: Plan> {
     payload: Payload<L::Receiving>,
 }
 
+/// A chunk whose compute is under way, and the slot its result will lie in.
+struct Work<L: Link> {
+    header: Header,
+    outputs: Manifest,
+    slot: L::Tx,
+    start_ns: u64,
+}
+
 struct PhaseB<'a, L: Link, S: PhaseBStages<L::Tx, L::Rx>> {
     link: L,
     stages: &'a mut S,
@@ -90,6 +98,7 @@ struct PhaseB<'a, L: Link, S: PhaseBStages<L::Tx, L::Rx>> {
     inbox: Vec<u8>,
     spare: Option<L::Tx>,
     queue: VecDeque<Call<L, S::Plan>>,
+    computing: VecDeque<Work<L>>,
     /// Results under way; each is given up once the next lease shows that it arrived.
     answers: VecDeque<InFlight<L::Sending>>,
     shutdown: Option<Header>,
@@ -102,29 +111,29 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
     fn run(&mut self) -> Result<(), Fault> {
         // A clone, so that listening does not borrow the link.
         let bell = self.link.bell().clone();
-        // Listens only once nothing was found, and looks again before it sleeps: a driver that is
-        // busy costs nobody a ring.
-        let mut ear: Option<Listening<'_>> = None;
+        let mut rest = Rest::new(&bell, self.link.capabilities().completions_ring);
         loop {
             if let Some(fault) = self.switch.fault() {
                 return Err(fault.clone());
             }
             let peer_had_left = self.switch.has_peer_left();
             while self.hear()? {}
+            let answered = self.finish_computes()?;
             let can_compute = self.can_compute()?;
             let action = self.core.poll(can_compute);
-            if action != PhaseBAction::Wait {
-                ear = None;
+            if answered || action != PhaseBAction::Wait {
+                rest.over();
             }
             match action {
                 PhaseBAction::Compute { .. } => self.compute()?,
                 PhaseBAction::AnswerShutdown => self.answer_shutdown()?,
                 PhaseBAction::Finish => return Ok(()),
+                PhaseBAction::Wait if answered => {}
                 PhaseBAction::Wait if peer_had_left => return Err(self.blame.left_early()),
-                PhaseBAction::Wait => match ear.take() {
-                    None => ear = Some(bell.listen()),
-                    Some(ear) => ear.wait(Instant::now() + LONGEST_SLEEP),
-                },
+                PhaseBAction::Wait => {
+                    let in_flight = self.core.unanswered() > 0 || !self.answers.is_empty();
+                    rest.take(!self.computing.is_empty(), in_flight);
+                }
             }
         }
     }
@@ -194,7 +203,6 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
     }
 
     fn compute(&mut self) -> Result<(), Fault> {
-        let blame = self.blame;
         let mut call = self
             .queue
             .pop_front()
@@ -211,29 +219,65 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
         };
         self.epoch = Some(place.epoch);
         let start_ns = now_ns();
-        let computed = self
+        let progress = self
             .stages
             .compute(place, &call.envelope, input.as_ref(), &mut slot);
-        let end_ns = now_ns();
+        self.core.handle_started();
         // The credit goes back before the result leaves: the front can fill the slot meanwhile.
         drop(input);
-        let Computed {
-            observed_calls,
-            start_frame,
-            output_digest,
-        } = match computed {
-            Ok(computed) => computed,
-            Err(error) => return Err(self.send_failure(&call.header, error)),
-        };
-        let outcome = Outcome {
-            observed_calls,
-            phase_b_us: (end_ns - start_ns) / 1000,
-            idle_us: start_ns.saturating_sub(self.last_end_ns) / 1000,
-            start_frame,
-            output_digest,
+        self.computing.push_back(Work {
+            header: call.header,
             outputs: call.envelope.outputs().clone(),
+            slot,
+            start_ns,
+        });
+        match progress {
+            Ok(Progress::Done(computed)) => self.answer(computed),
+            Ok(Progress::UnderWay) => Ok(()),
+            Err(error) => Err(self.send_failure(&call.header, error)),
+        }
+    }
+
+    /// Answers the computes that a device has done; whether there was one.
+    fn finish_computes(&mut self) -> Result<bool, Fault> {
+        let mut any = false;
+        while let Some(work) = self.computing.front() {
+            match self.stages.poll_computed() {
+                Ok(Some(computed)) => self.answer(computed)?,
+                Ok(None) => break,
+                Err(error) => {
+                    let header = work.header;
+                    return Err(self.send_failure(&header, error));
+                }
+            }
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Sends the result of the oldest compute.
+    fn answer(&mut self, computed: Computed) -> Result<(), Fault> {
+        let blame = self.blame;
+        let end_ns = now_ns();
+        let Work {
+            header,
+            outputs,
+            slot,
+            start_ns,
+        } = self.computing.pop_front().expect("a compute was under way");
+        let (phase_b_ns, idle_ns) = match computed.worked {
+            Some(worked) => (worked.compute_ns, worked.idle_ns),
+            None => (end_ns - start_ns, start_ns.saturating_sub(self.last_end_ns)),
         };
         self.last_end_ns = end_ns;
+        let outcome = Outcome {
+            observed_calls: computed.observed_calls,
+            phase_b_us: phase_b_ns / 1000,
+            idle_us: idle_ns / 1000,
+            start_frame: computed.start_frame,
+            output_digest: computed.output_digest,
+            outputs,
+        };
         let payload = if outcome.outputs.payload_bytes() > 0 {
             Some(slot)
         } else {
@@ -245,7 +289,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             self.switch,
             blame,
             &mut self.composer,
-            Stamp::echo(&call.header),
+            Stamp::echo(&header),
             payload,
             |composer| composer.prepare_outcome(&outcome),
         )?;
@@ -257,7 +301,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
     }
 
     /// Tells the front why there is no result; gives the fault that ends this rank.
-    fn send_failure(&mut self, call: &Header, error: crate::stage::StageError) -> Fault {
+    fn send_failure(&mut self, call: &Header, error: StageError) -> Fault {
         let code = match error.kind {
             FaultKind::BadInput => FailureCode::BadInput,
             FaultKind::Interrupted => FailureCode::Interrupted,
@@ -317,6 +361,8 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
         for answer in self.answers.drain(..) {
             drop(answer.abort());
         }
+        // Slots that a device may still write go nowhere: their leases know.
+        self.computing.clear();
         for call in self.queue.drain(..) {
             if let Payload::Arriving(receive) = call.payload {
                 drop(receive.abort());
