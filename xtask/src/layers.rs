@@ -13,7 +13,10 @@ struct Layer {
     name: &'static str,
     /// When given, the tree may hold nothing else.
     allowed: Option<&'static [&'static str]>,
+    /// What the tree may not hold, however far down.
     banned: &'static [&'static [&'static str]],
+    /// What the crate may not name itself, though a crate that it builds on may.
+    hidden: &'static [&'static [&'static str]],
 }
 
 /// Everything pp-contract stands on: data and errors. No threads, clocks, sockets or devices.
@@ -37,39 +40,64 @@ const CONTRACT: &[&str] = &[
     "syn",
     "unicode-ident",
 ];
-const CUDA: &[&str] = &["cudarc", "cust", "cust_raw", "nccl-sys"];
+/// NCCL's interface: what loads a library, and errors.
+const NCCL: &[&str] = &[
+    "nccl-sys",
+    "libloading",
+    "cfg-if",
+    "thiserror",
+    "thiserror-impl",
+    // Run by the compiler only.
+    "proc-macro2",
+    "quote",
+    "syn",
+    "unicode-ident",
+];
 
 const CLI: &[&str] = &["pp-cli"];
-const COMPUTE: &[&str] = &["pp-kernels", "libloading"];
+const DEVICE: &[&str] = &["cudarc", "cust", "cust_raw", "nccl-sys", "libloading"];
+const KERNELS: &[&str] = &["pp-kernels"];
 const RUNTIME: &[&str] = &["pp-runtime"];
-const WIRE: &[&str] = &["pp-transport", "snow"];
+const WIRE: &[&str] = &["pp-transport", "nccl-sys", "snow"];
 
 /// The whole table. pp-cli joins everything and may know everything.
 const LAYERS: &[Layer] = &[
     Layer {
+        name: "nccl-sys",
+        allowed: Some(NCCL),
+        banned: &[],
+        hidden: &[],
+    },
+    Layer {
         name: "pp-contract",
         allowed: Some(CONTRACT),
         banned: &[],
+        hidden: &[],
     },
     Layer {
         name: "pp-transport",
         allowed: None,
-        banned: &[RUNTIME, COMPUTE, CLI],
+        banned: &[RUNTIME, KERNELS, CLI],
+        hidden: &[],
     },
+    // Devices are behind the traits of pp-transport.
     Layer {
         name: "pp-runtime",
         allowed: None,
-        banned: &[CUDA, COMPUTE, CLI],
+        banned: &[KERNELS, CLI],
+        hidden: &[DEVICE],
     },
     Layer {
         name: "pp-kernels",
         allowed: None,
         banned: &[WIRE, RUNTIME, CLI],
+        hidden: &[],
     },
     Layer {
         name: "downstream",
         allowed: None,
-        banned: &[CUDA, WIRE, RUNTIME, COMPUTE, CLI],
+        banned: &[DEVICE, WIRE, RUNTIME, KERNELS, CLI],
+        hidden: &[],
     },
 ];
 
@@ -77,7 +105,7 @@ const LAYERS: &[Layer] = &[
 pub(crate) fn run() -> Result<()> {
     let mut breaches = Vec::new();
     for layer in LAYERS {
-        breaches.extend(layer.breaches(&tree(layer.name)?));
+        breaches.extend(layer.breaches(&tree(layer.name, ALL)?, &tree(layer.name, DIRECT)?));
     }
     ensure!(
         breaches.is_empty(),
@@ -89,22 +117,28 @@ pub(crate) fn run() -> Result<()> {
 }
 
 impl Layer {
-    fn breaches(&self, tree: &BTreeSet<String>) -> Vec<String> {
-        let is_breach = |name: &&String| {
-            let name = name.as_str();
-            let unlisted = self.allowed.is_some_and(|allowed| !allowed.contains(&name));
-            unlisted || self.banned.iter().any(|list| list.contains(&name))
-        };
-        tree.iter()
-            .filter(is_breach)
-            .map(|name| format!("{} must not depend on {name}", self.name))
-            .collect()
+    fn breaches(&self, tree: &BTreeSet<String>, direct: &BTreeSet<String>) -> Vec<String> {
+        let lists = |lists: &[&[&str]], name: &str| lists.iter().any(|list| list.contains(&name));
+        let unlisted = |name: &str| self.allowed.is_some_and(|allowed| !allowed.contains(&name));
+        let deep = tree
+            .iter()
+            .filter(|name| unlisted(name) || lists(self.banned, name))
+            .map(|name| format!("{} must not depend on {name}", self.name));
+        let near = direct
+            .iter()
+            .filter(|name| lists(self.hidden, name))
+            .map(|name| format!("{} must not depend on {name} directly", self.name));
+        deep.chain(near).collect()
     }
 }
 
-/// Names of all packages that `package` needs at run time or while it is compiled, itself included.
-fn tree(package: &str) -> Result<BTreeSet<String>> {
-    let args = [
+/// How far down the tree is read, in the words of cargo.
+const ALL: &str = "all";
+const DIRECT: &str = "1";
+
+/// Names of the packages that `package` needs at run time or while it is compiled, itself included.
+fn tree(package: &str, depth: &str) -> Result<BTreeSet<String>> {
+    let mut args = vec![
         "tree",
         "--package",
         package,
@@ -115,6 +149,9 @@ fn tree(package: &str) -> Result<BTreeSet<String>> {
         "--format",
         "{p}",
     ];
+    if depth != ALL {
+        args.extend(["--depth", depth]);
+    }
     let printed = output(&mut cargo(&args))
         .with_context(|| format!("cannot read the dependencies of {package}"))?;
     let names: BTreeSet<String> = printed
@@ -140,32 +177,51 @@ mod tests {
 
     #[test]
     fn a_misspelt_crate_is_an_error() {
-        assert!(tree("pp-contarct").is_err());
+        assert!(tree("pp-contarct", ALL).is_err());
     }
 
     #[test]
-    fn banned_and_unlisted_names_are_breaches() {
-        let tree: BTreeSet<String> = ["me", "friend", "foe", "spy"].map(String::from).into();
+    fn banned_hidden_and_unlisted_names_are_breaches() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let tree: BTreeSet<String> = names(&["me", "friend", "foe", "spy", "tool"]);
+        let direct: BTreeSet<String> = names(&["me", "friend", "tool"]);
         let layer = Layer {
             name: "me",
             allowed: None,
             banned: &[&["foe"], &["spy"]],
+            hidden: &[],
         };
         assert_eq!(
-            layer.breaches(&tree),
+            layer.breaches(&tree, &direct),
             ["me must not depend on foe", "me must not depend on spy"]
         );
         let strict = Layer {
             name: "me",
-            allowed: Some(&["me", "friend", "foe"]),
+            allowed: Some(&["me", "friend", "foe", "tool"]),
             banned: &[],
+            hidden: &[],
         };
-        assert_eq!(strict.breaches(&tree), ["me must not depend on spy"]);
+        assert_eq!(
+            strict.breaches(&tree, &direct),
+            ["me must not depend on spy"]
+        );
+        let indirect = Layer {
+            name: "me",
+            allowed: None,
+            banned: &[],
+            hidden: &[&["foe", "tool"]],
+        };
+        assert_eq!(
+            indirect.breaches(&tree, &direct),
+            ["me must not depend on tool directly"]
+        );
     }
 
     #[test]
-    fn the_tree_sees_through_other_crates() {
-        let tree = tree("pp-runtime").unwrap();
-        assert!(tree.contains("pp-contract") && tree.contains("serde_core"));
+    fn the_tree_sees_through_other_crates_and_its_first_level_does_not() {
+        let all = tree("pp-runtime", ALL).unwrap();
+        assert!(all.contains("pp-contract") && all.contains("serde_core"));
+        let direct = tree("pp-runtime", DIRECT).unwrap();
+        assert!(direct.contains("pp-contract") && !direct.contains("serde_core"));
     }
 }

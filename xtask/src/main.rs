@@ -9,10 +9,12 @@ mod bench;
 mod ci;
 mod clip;
 mod layers;
+mod nccl_bindings;
 mod process;
 mod run_pp;
 mod suite;
 mod tidy;
+mod wheels;
 
 const HELP: &str = "\
 cargo xtask <command>
@@ -21,6 +23,8 @@ cargo xtask <command>
   test            the whole suite: unit, integration and doc tests, loom models, AddressSanitizer
   layers          who may depend on whom
   tidy            module docs, SAFETY comments, leftovers, long files
+  nccl-bindings [--check]
+                  make the bindings of crates/nccl-sys from NCCL's header, or compare them
   ci              fmt, clippy, docs, layers, tidy, test
   bench WHAT      overlap | touch | denoise | all: ours beside its peers, interleaved";
 
@@ -32,6 +36,7 @@ fn main() -> Result<()> {
         Some("test") => suite::run(),
         Some("layers") => layers::run(),
         Some("tidy") => tidy::run(),
+        Some("nccl-bindings") => nccl_bindings::run(rest),
         Some("ci") => ci::run(),
         Some("bench") => bench::run(rest),
         None | Some("help" | "--help" | "-h") => {

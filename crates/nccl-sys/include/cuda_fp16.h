@@ -1,0 +1,1 @@
+/* nccl.h includes this file and uses nothing of it. */

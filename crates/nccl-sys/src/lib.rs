@@ -1,0 +1,33 @@
+//! NCCL by its C interface, found and loaded at run time.
+//!
+//! [`Nccl::load`] finds a library, checks that it can be used, and never unloads it. [`Nccl::functions`] then has every
+//! function this project needs as a plain pointer, and those that only newer libraries have as an `Option`;
+//! [`Nccl::symbols`] has all of the header, each as a `Result`. Nothing here panics when a library or a symbol is missing.
+//!
+//! Types and constants keep the names of `nccl.h`. Enums are newtypes over integers, so that a value which a newer library
+//! returns is a value here too, and no undefined behaviour.
+//!
+//! `src/bindings.rs` is generated: `cargo xtask nccl-bindings`.
+
+#[rustfmt::skip]
+#[expect(
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    reason = "the names and the documentation are those of nccl.h"
+)]
+mod bindings;
+mod config;
+mod error;
+mod functions;
+mod load;
+mod python;
+mod result;
+mod table;
+
+pub use bindings::*;
+pub use config::{CONFIG_MAGIC, UNDEFINED_INT};
+pub use error::{LoadError, NcclError, Reason, Rejected};
+pub use functions::Functions;
+pub use load::{LIBRARY_VARIABLE, MINIMUM, Nccl, Origin, Version};
