@@ -26,7 +26,7 @@ extern "C" {
 
 #define PP_KERNELS_MAGIC 0x31534C4E524B5050ull /* the bytes "PPKRNLS1" */
 #define PP_KERNELS_MAJOR 1u /* another major version is refused */
-#define PP_KERNELS_MINOR 0u /* raised when an entry or a field is appended */
+#define PP_KERNELS_MINOR 1u /* raised when an entry or a field is appended, or what was open is settled */
 
 #define PP_MAX_TENSORS 16u
 #define PP_TENSOR_ALIGN 256u
@@ -39,7 +39,25 @@ typedef uint32_t pp_status;
 #define PP_OUT_OF_MEMORY 4u
 #define PP_PANIC 5u /* a panic was stopped at the border; the session must only be destroyed */
 
-/* pp_session_config.space, and bits (1 << space) of pp_description.spaces */
+/*
+ * pp_session_config.space, and bits (1 << space) of pp_description.spaces.
+ *
+ * PP_SPACE_HOST: everything lies in host memory, and a call has done its work when it returns.
+ *
+ * PP_SPACE_CUDA, since version 1.1 (a plugin of 1.0 gets host sessions only):
+ *   - pp_payload.data is a device address in the context pp_session_config.device; the host never reads through it.
+ *     Frames, and all structs, lie in host memory; the samples of frames should be page-locked.
+ *   - The context is current on the thread that calls an entry, create and destroy included. The plugin leaves it so.
+ *   - encode, phase_b and decode enqueue work on pp_session_config.stream, and return. They do not wait for it, and
+ *     allocate nothing. Work that a plugin puts on streams of its own is joined to that stream by events.
+ *   - What happens to bytes happens in the order of that stream. The host keeps payloads and samples allocated, and
+ *     does not touch them, until the stream has passed the call. Structs, tensors and planes are valid for the call
+ *     only, as ever: the plugin copies what it needs later.
+ *   - observed_generator_calls is the number of calls enqueued, known when phase_b returns.
+ *   - A failure of work that is already enqueued shows in a later call, or where the host waits for the stream.
+ *   - create may wait (for a compiler, or an allocation). destroy may wait for the stream, but not for ever: what a
+ *     stream that hangs may still touch is leaked.
+ */
 #define PP_SPACE_HOST 0u
 #define PP_SPACE_CUDA 1u
 
@@ -87,7 +105,7 @@ typedef struct pp_session_config {
   uint32_t threads;    /* most threads a call may use; 0: as many as the machine has */
   float noise_sigma;   /* noise of the clip in steps of 8 bits; negative: estimate it from the frames */
   uint64_t device;     /* PP_SPACE_CUDA: CUcontext; else 0 */
-  uint64_t stream;     /* PP_SPACE_CUDA: CUstream that orders the work; else 0 */
+  uint64_t stream;     /* PP_SPACE_CUDA: CUstream of it that orders the work; else 0 */
 } pp_session_config;
 
 /* The plan of one chunk, as it travels in the envelope. */
@@ -123,7 +141,7 @@ typedef struct pp_payload {
   uint32_t struct_size;
   uint32_t tensor_count;
   const pp_tensor *tensors;
-  uint8_t *data; /* aligned to PP_TENSOR_ALIGN */
+  uint8_t *data; /* aligned to PP_TENSOR_ALIGN; a device address in a session on PP_SPACE_CUDA */
   uint64_t bytes;
 } pp_payload;
 

@@ -14,8 +14,10 @@ use std::mem::{offset_of, size_of};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PPKRNLS1");
 /// A table of another major version is refused.
 pub const MAJOR: u16 = 1;
-/// Raised when an entry or a field is appended.
-pub const MINOR: u16 = 0;
+/// Raised when an entry or a field is appended, or what was open is settled.
+pub const MINOR: u16 = 1;
+/// The first minor version that says what calls on [`SPACE_CUDA`] mean.
+pub const MINOR_CUDA: u16 = 1;
 /// Most tensors in one payload.
 pub const MAX_TENSORS: usize = 16;
 /// Every tensor of a payload starts at a multiple of this.

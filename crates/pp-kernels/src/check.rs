@@ -10,9 +10,10 @@ use crate::config::{Chroma, ChunkShape, SessionConfig};
 use crate::error::KernelError;
 use crate::frame::{FrameView, FrameViewMut};
 use crate::guard::{self, GUARD_BYTES};
+use crate::payload::{Payload, PayloadMut};
 use crate::plan::Plan;
 use crate::plugin::{KernelSession, KernelSet};
-use crate::tensor::{DType, Layout, Payload, PayloadMut, TensorList};
+use crate::tensor::{DType, Layout, TensorList};
 
 /// One test and what came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -50,11 +50,12 @@ impl Chroma {
 pub enum Space {
     /// Ordinary memory.
     Host,
-    /// Memory of a CUDA device; the work is ordered by `stream`.
+    /// Memory of a CUDA device; the work is ordered by `stream`. These are numbers here; what must be true of them is
+    /// said where they are used ([`crate::KernelSet::open_on_device`]).
     Cuda {
         /// The `CUcontext`.
         context: u64,
-        /// The `CUstream`.
+        /// The `CUstream`; 0 is the context's default stream.
         stream: u64,
     },
 }
@@ -95,6 +96,23 @@ impl SessionConfig {
             threads: 0,
             noise_sigma: None,
             space: Space::Host,
+        }
+    }
+
+    /// A session in the memory of a CUDA device that estimates the noise: `context` is a `CUcontext`, `stream` a
+    /// `CUstream` of it.
+    #[must_use]
+    pub fn cuda(
+        width: u32,
+        height: u32,
+        chroma: Chroma,
+        max_frames: u32,
+        context: u64,
+        stream: u64,
+    ) -> SessionConfig {
+        SessionConfig {
+            space: Space::Cuda { context, stream },
+            ..SessionConfig::host(width, height, chroma, max_frames)
         }
     }
 

@@ -137,6 +137,14 @@ pub enum KernelError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The kernels do not work in the memory of the session that was asked for; they were not called.
+    #[error("kernels {kernels}: {reason}")]
+    WrongSpace {
+        /// Name of the kernels.
+        kernels: String,
+        /// What does not fit, and the remedy.
+        reason: String,
+    },
     /// The arguments do not fit the session; the kernels were not called.
     #[error("{operation}: {reason}")]
     BadCall {

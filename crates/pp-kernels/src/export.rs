@@ -8,11 +8,12 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::abi::{self, OpaqueSession, Table, TableHead};
-use crate::config::{ChunkShape, Description, SessionConfig};
+use crate::config::{ChunkShape, Description, SessionConfig, Space};
 use crate::error::{Failure, Status};
 use crate::frame::{FrameView, FrameViewMut, PlaneView, PlaneViewMut};
+use crate::payload::{Payload, PayloadMut};
 use crate::plan::Plan;
-use crate::tensor::{Layout, Payload, PayloadMut, TensorSpec};
+use crate::tensor::{Layout, TensorSpec};
 
 /// A set of kernels, as its author writes it. Put it behind the C table with [`crate::export_kernels!`].
 pub trait Kernels: 'static {
@@ -40,7 +41,9 @@ pub trait Kernels: 'static {
 /// One stream. Calls never overlap; each may come from another thread.
 ///
 /// Frames have the session's planes and sizes; plans are valid. Tensors must be asked for by name, type and shape,
-/// which refuses what does not fit.
+/// which refuses what does not fit. In a session on host memory they are slices ([`Payload::tensor`]); in one on a
+/// CUDA device they are addresses ([`Payload::device_tensor`]), the context is current, and calls only enqueue work on
+/// the session's stream: payloads and samples stay as they are until the stream has passed the call.
 pub trait Session: Send {
     /// The tensors of a chunk.
     ///
@@ -213,10 +216,8 @@ unsafe extern "C" fn encode<K: Kernels>(
             let (held, args) = (held::<K>(session), &*args);
             let plan = plan(args.plan)?;
             let frames = read_frames(args.frames, args.frame_count, &held.config)?;
-            let (specs, data, bytes) = payload(args.input)?;
-            let data = std::slice::from_raw_parts_mut(data, bytes);
-            held.session
-                .encode(&frames, &plan, &mut PayloadMut::from_checked(specs, data))
+            let mut input = write_payload(args.input, &held.config)?;
+            held.session.encode(&frames, &plan, &mut input)
         })
     }
 }
@@ -233,16 +234,8 @@ unsafe extern "C" fn phase_b<K: Kernels>(
             sized(args, (*args).struct_size)?;
             let (held, args) = (held::<K>(session), &mut *args);
             let plan = plan(args.plan)?;
-            let (in_specs, in_data, in_bytes) = payload(args.input)?;
-            let (out_specs, out_data, out_bytes) = payload(args.output)?;
-            let input = Payload::from_checked(
-                in_specs,
-                std::slice::from_raw_parts(in_data.cast_const(), in_bytes),
-            );
-            let mut output = PayloadMut::from_checked(
-                out_specs,
-                std::slice::from_raw_parts_mut(out_data, out_bytes),
-            );
+            let input = read_payload(args.input, &held.config)?;
+            let mut output = write_payload(args.output, &held.config)?;
             args.observed_generator_calls = held.session.phase_b(&plan, &input, &mut output)?;
             Ok(())
         })
@@ -262,10 +255,8 @@ unsafe extern "C" fn decode<K: Kernels>(
             let (held, args) = (held::<K>(session), &*args);
             let plan = plan(args.plan)?;
             let mut frames = write_frames(args.frames, args.frame_count, &held.config)?;
-            let (specs, data, bytes) = payload(args.output)?;
-            let data = std::slice::from_raw_parts(data.cast_const(), bytes);
-            held.session
-                .decode(&plan, &Payload::from_checked(specs, data), &mut frames)
+            let output = read_payload(args.output, &held.config)?;
+            held.session.decode(&plan, &output, &mut frames)
         })
     }
 }
@@ -403,6 +394,46 @@ unsafe fn payload<'a>(
         raw.data
     };
     Ok((specs, data, raw.bytes as usize))
+}
+
+/// The payload of a session's space, to be read. A device address becomes a number, never a slice.
+///
+/// # Safety
+/// As [`payload`], and nothing writes the bytes for as long as the result lives.
+unsafe fn read_payload<'a>(
+    raw: *const abi::Payload,
+    config: &SessionConfig,
+) -> Result<Payload<'a>, Failure> {
+    // SAFETY: the caller's duty.
+    unsafe {
+        let (specs, data, bytes) = payload(raw)?;
+        Ok(match config.space {
+            Space::Host => {
+                Payload::from_checked(specs, std::slice::from_raw_parts(data.cast_const(), bytes))
+            }
+            Space::Cuda { .. } => Payload::from_checked_device(specs, data.addr() as u64, bytes),
+        })
+    }
+}
+
+/// As [`read_payload`], to be written.
+///
+/// # Safety
+/// As [`payload`], and nothing else uses the bytes for as long as the result lives.
+unsafe fn write_payload<'a>(
+    raw: *const abi::Payload,
+    config: &SessionConfig,
+) -> Result<PayloadMut<'a>, Failure> {
+    // SAFETY: the caller's duty.
+    unsafe {
+        let (specs, data, bytes) = payload(raw)?;
+        Ok(match config.space {
+            Space::Host => {
+                PayloadMut::from_checked(specs, std::slice::from_raw_parts_mut(data, bytes))
+            }
+            Space::Cuda { .. } => PayloadMut::from_checked_device(specs, data.addr() as u64, bytes),
+        })
+    }
 }
 
 /// The length of a plane's memory, after its size was checked against the session's; 0 for a plane that is not there.

@@ -8,6 +8,9 @@
 //! closed: a library that has touched thread-local storage stays mapped anyway, and one that does not would leave
 //! function pointers dangling. To swap kernels, load another file or start another process.
 
+mod caller;
+mod core;
+mod device;
 mod elf;
 mod session;
 
@@ -18,12 +21,13 @@ use std::path::Path;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::abi::{self, Table, TableHead};
-use crate::config::{Description, SessionConfig};
+use crate::config::{Description, SessionConfig, Space};
 use crate::error::{KernelError, LoadError, TableError};
 use crate::export;
 
+use caller::{Caller, ErrorBuffer};
+pub use device::DeviceSession;
 pub use session::KernelSession;
-use session::{Caller, ErrorBuffer};
 
 /// A checked table of kernels: built in, or from a file.
 #[derive(Clone)]
@@ -48,6 +52,17 @@ impl KernelSet {
     #[must_use]
     pub fn cpu() -> KernelSet {
         let table = export::table::<crate::cpu::Cpu>();
+        Self::from_table(table).expect("the built-in kernels describe themselves")
+    }
+
+    /// The built-in CUDA kernels, as embedded PTX behind the same table. They describe themselves on any machine; a
+    /// driver and a device are needed to open a session.
+    ///
+    /// # Panics
+    /// Never, as [`KernelSet::cpu`].
+    #[must_use]
+    pub fn ptx() -> KernelSet {
+        let table = export::table::<crate::cuda::Ptx>();
         Self::from_table(table).expect("the built-in kernels describe themselves")
     }
 
@@ -115,12 +130,74 @@ impl KernelSet {
         self.caller.judge("self_test", status, &error)
     }
 
-    /// Makes a session.
+    /// Makes a session on host memory.
     ///
     /// # Errors
-    /// A configuration out of range or one that the kernels do not serve.
+    /// A configuration out of range or for CUDA, or one that the kernels do not serve.
     pub fn open(&self, config: &SessionConfig) -> Result<KernelSession, KernelError> {
+        if config.space != Space::Host {
+            return Err(self.wrong_space(
+                "the configuration is for CUDA memory; open it with open_on_device".into(),
+            ));
+        }
+        if !self.description.host {
+            return Err(self.wrong_space(
+                "they work in CUDA memory only; run them on a GPU with --transport nccl, or choose kernels for host \
+                 memory (--kernels cpu)"
+                    .into(),
+            ));
+        }
         KernelSession::open(self.caller.clone(), config)
+    }
+
+    /// Makes a session in CUDA memory, whose calls enqueue work on the configuration's stream.
+    ///
+    /// # Safety
+    /// `config.space` holds a live `CUcontext`, current on the calling thread, and a live `CUstream` of it. Both
+    /// outlive the session, which is dropped with the context current too.
+    ///
+    /// # Errors
+    /// A configuration out of range or for host memory, one that the kernels do not serve, no driver, or a device that
+    /// cannot run them.
+    pub unsafe fn open_on_device(
+        &self,
+        config: &SessionConfig,
+    ) -> Result<DeviceSession, KernelError> {
+        let Space::Cuda { context, .. } = config.space else {
+            return Err(
+                self.wrong_space("the configuration is for host memory; open it with open".into())
+            );
+        };
+        if !self.description.cuda {
+            return Err(self.wrong_space(
+                "they work in host memory only; run them with --transport host, or choose kernels for CUDA (--kernels \
+                 ptx)"
+                    .into(),
+            ));
+        }
+        let head = self.caller.table.head;
+        if head.minor < abi::MINOR_CUDA {
+            return Err(self.wrong_space(format!(
+                "they speak ABI {}.{}, which does not say how work in CUDA memory is ordered; rebuild them with the \
+                 pp_kernel.h of version {}.{} or later",
+                head.major,
+                head.minor,
+                abi::MAJOR,
+                abi::MINOR_CUDA
+            )));
+        }
+        if context == 0 {
+            return Err(self.wrong_space("the configuration names no CUDA context".into()));
+        }
+        // SAFETY: the caller's duty.
+        unsafe { DeviceSession::open(self.caller.clone(), config) }
+    }
+
+    fn wrong_space(&self, reason: String) -> KernelError {
+        KernelError::WrongSpace {
+            kernels: self.description.name.clone(),
+            reason,
+        }
     }
 }
 

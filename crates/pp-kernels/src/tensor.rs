@@ -215,7 +215,7 @@ impl TensorList {
     }
 }
 
-fn find<'a>(tensors: &'a [TensorSpec], name: &str) -> Option<&'a TensorSpec> {
+pub(crate) fn find<'a>(tensors: &'a [TensorSpec], name: &str) -> Option<&'a TensorSpec> {
     tensors.iter().find(|spec| spec.name() == name)
 }
 
@@ -228,136 +228,8 @@ pub struct Layout {
     pub outputs: TensorList,
 }
 
-fn check_length(tensors: &TensorList, len: usize) -> Result<(), Failure> {
-    if len < tensors.payload_bytes() {
-        return Err(Failure::invalid(format!(
-            "the tensors need {} bytes, the buffer has {len}",
-            tensors.payload_bytes()
-        )));
-    }
-    Ok(())
-}
-
-/// Tensors to read.
-#[derive(Debug, Clone, Copy)]
-pub struct Payload<'a> {
-    tensors: &'a [TensorSpec],
-    data: &'a [u8],
-}
-
-impl<'a> Payload<'a> {
-    /// The tensors of `list`, which lie in `data`.
-    ///
-    /// # Errors
-    /// A buffer that is too short.
-    pub fn new(list: &'a TensorList, data: &'a [u8]) -> Result<Payload<'a>, Failure> {
-        check_length(list, data.len())?;
-        let data = &data[..list.payload_bytes()];
-        Ok(Payload {
-            tensors: &list.tensors,
-            data,
-        })
-    }
-
-    /// The caller has checked that every tensor lies within `data`.
-    pub(crate) fn from_checked(tensors: &'a [TensorSpec], data: &'a [u8]) -> Payload<'a> {
-        Payload { tensors, data }
-    }
-
-    /// The description of a tensor, if there is one of that name.
-    #[must_use]
-    pub fn spec(&self, name: &str) -> Option<&'a TensorSpec> {
-        find(self.tensors, name)
-    }
-
-    /// All descriptions, in their order.
-    #[must_use]
-    pub fn specs(&self) -> &'a [TensorSpec] {
-        self.tensors
-    }
-
-    /// The bytes of a tensor that must have this element type and shape.
-    ///
-    /// # Errors
-    /// No such tensor, or another type or shape; both are named.
-    pub fn tensor(&self, name: &str, dtype: DType, dims: &[u64]) -> Result<&'a [u8], Failure> {
-        let spec = expect(self.tensors, name, dtype, dims)?;
-        Ok(&self.data[spec.offset()..][..spec.bytes()])
-    }
-
-    pub(crate) fn data(&self) -> &'a [u8] {
-        self.data
-    }
-}
-
-/// Tensors to write.
-#[derive(Debug)]
-pub struct PayloadMut<'a> {
-    tensors: &'a [TensorSpec],
-    data: &'a mut [u8],
-    /// Bytes behind the payload that the caller gave for guarding, empty where it gave none.
-    tail: &'a mut [u8],
-}
-
-impl<'a> PayloadMut<'a> {
-    /// The tensors of `list`, to be written into `data`. Bytes of `data` behind the payload serve as guard bytes:
-    /// at most [`crate::guard::GUARD_BYTES`] of them are overwritten, and found changed if the kernels write past the
-    /// end.
-    ///
-    /// # Errors
-    /// A buffer that is too short.
-    pub fn new(list: &'a TensorList, data: &'a mut [u8]) -> Result<PayloadMut<'a>, Failure> {
-        check_length(list, data.len())?;
-        let (data, tail) = data.split_at_mut(list.payload_bytes());
-        let guarded = tail.len().min(crate::guard::GUARD_BYTES);
-        Ok(PayloadMut {
-            tensors: &list.tensors,
-            data,
-            tail: &mut tail[..guarded],
-        })
-    }
-
-    /// The caller has checked that every tensor lies within `data`.
-    pub(crate) fn from_checked(tensors: &'a [TensorSpec], data: &'a mut [u8]) -> PayloadMut<'a> {
-        PayloadMut {
-            tensors,
-            data,
-            tail: &mut [],
-        }
-    }
-
-    /// The description of a tensor, if there is one of that name.
-    #[must_use]
-    pub fn spec(&self, name: &str) -> Option<&'a TensorSpec> {
-        find(self.tensors, name)
-    }
-
-    /// All descriptions, in their order.
-    #[must_use]
-    pub fn specs(&self) -> &'a [TensorSpec] {
-        self.tensors
-    }
-
-    /// The bytes of a tensor that must have this element type and shape.
-    ///
-    /// # Errors
-    /// No such tensor, or another type or shape; both are named.
-    pub fn tensor_mut(
-        &mut self,
-        name: &str,
-        dtype: DType,
-        dims: &[u64],
-    ) -> Result<&mut [u8], Failure> {
-        let spec = expect(self.tensors, name, dtype, dims)?;
-        Ok(&mut self.data[spec.offset()..][..spec.bytes()])
-    }
-
-    pub(crate) fn parts(&mut self) -> (&'a [TensorSpec], &mut [u8], &mut [u8]) {
-        (self.tensors, self.data, self.tail)
-    }
-}
-
-fn expect<'a>(
+/// The tensor of that name, which must have this element type and shape.
+pub(crate) fn expect<'a>(
     tensors: &'a [TensorSpec],
     name: &str,
     dtype: DType,

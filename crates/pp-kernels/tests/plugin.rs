@@ -119,7 +119,7 @@ fn a_table_that_cannot_be_used_is_refused_with_the_reason() {
         ("FAULT_NULL", "returned null"),
         ("FAULT_MISALIGNED", "is not a multiple of 8"),
         ("FAULT_MAGIC", "not with the magic 0x31534c4e524b5050"),
-        ("FAULT_MAJOR", "it speaks ABI 2.7, this program speaks 1.0"),
+        ("FAULT_MAJOR", "it speaks ABI 2.7, this program speaks 1.1"),
         (
             "FAULT_SHORT",
             "the table has 40 bytes, version 1.0 needs at least 72",

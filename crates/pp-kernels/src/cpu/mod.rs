@@ -14,6 +14,7 @@ pub mod geometry;
 mod noise;
 mod plane;
 pub mod settings;
+pub(crate) mod tensors;
 mod tokens;
 
 use half::bf16;
@@ -26,11 +27,13 @@ use crate::config::{Chroma, ChunkShape, Description, SessionConfig, Space};
 use crate::error::Failure;
 use crate::export::{Kernels, Session};
 use crate::frame::{FrameView, FrameViewMut};
+use crate::payload::{Payload, PayloadMut};
 use crate::plan::Plan;
-use crate::tensor::{DType, Layout, Payload, PayloadMut, TensorList, TensorSpec};
+use crate::tensor::{DType, Layout};
 use denoise::Denoiser;
 use geometry::{Geometry, TOKEN};
 use settings::CONTEXT_FRAMES;
+use tensors::{check_place, context_count, frame_count, latents_dims};
 
 /// The built-in kernels.
 #[derive(Debug)]
@@ -88,14 +91,6 @@ impl Kernels for Cpu {
 }
 
 impl CpuSession {
-    fn latents(&self, name: &str, frames: u32) -> Result<TensorSpec, Failure> {
-        TensorSpec::new(name, DType::Bf16, &self.latents_dims(frames))
-    }
-
-    fn latents_dims(&self, frames: u32) -> [u64; 3] {
-        [frames.into(), self.geometry.tokens as u64, TOKEN as u64]
-    }
-
     /// Remembers the chunk's last frames, for the next chunk's `context_frames`.
     fn remember(&mut self, frames: &[FrameView<'_>]) {
         let bytes = self
@@ -142,28 +137,7 @@ impl CpuSession {
 
 impl Session for CpuSession {
     fn layout(&self, shape: ChunkShape) -> Result<Layout, Failure> {
-        if shape.context_frames as usize > CONTEXT_FRAMES {
-            return Err(Failure::invalid(format!(
-                "{} context frames, these kernels look at {CONTEXT_FRAMES}",
-                shape.context_frames
-            )));
-        }
-        let mut inputs = vec![
-            self.latents("latents_in", shape.frames)?,
-            TensorSpec::new(
-                "conditioning_embeds",
-                DType::Bf16,
-                &[self.geometry.planes.len() as u64],
-            )?,
-            TensorSpec::new("denoising_step_list", DType::I64, &[shape.steps.into()])?,
-        ];
-        if shape.context_frames > 0 {
-            inputs.push(self.latents("context_frames", shape.context_frames)?);
-        }
-        Ok(Layout {
-            inputs: TensorList::new(inputs)?,
-            outputs: TensorList::new([self.latents("latents_out", shape.frames)?])?,
-        })
+        tensors::layout(&self.geometry, shape)
     }
 
     fn encode(
@@ -186,7 +160,7 @@ impl Session for CpuSession {
             )));
         }
         if context > 0 {
-            let dims = self.latents_dims(context);
+            let dims = latents_dims(&self.geometry, context);
             let tokens = input.tensor_mut("context_frames", DType::Bf16, &dims)?;
             let history = &self.history[self.history.len() - context as usize..];
             for (packed, out) in history.iter().zip(tokens.chunks_exact_mut(bytes)) {
@@ -201,7 +175,7 @@ impl Session for CpuSession {
             }
         }
 
-        let dims = self.latents_dims(frames.len() as u32);
+        let dims = latents_dims(&self.geometry, frames.len() as u32);
         let latents = input.tensor_mut("latents_in", DType::Bf16, &dims)?;
         for (frame, out) in frames.iter().zip(latents.chunks_exact_mut(bytes)) {
             self.encode_frame(frame, out);
@@ -227,18 +201,8 @@ impl Session for CpuSession {
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, Failure> {
         // Everything that can fail comes before the first change of state.
-        let frames = input
-            .spec("latents_in")
-            .and_then(|spec| spec.dims().first().copied())
-            .unwrap_or(0);
-        let frames = u32::try_from(frames).unwrap_or(u32::MAX);
-        if frames == 0 || frames > self.config.max_frames {
-            return Err(Failure::invalid(format!(
-                "latents_in holds {frames} frames, this session takes 1 to {}",
-                self.config.max_frames
-            )));
-        }
-        let dims = self.latents_dims(frames);
+        let frames = frame_count(input.spec("latents_in"), self.config.max_frames)?;
+        let dims = latents_dims(&self.geometry, frames);
         let latents_in = input.tensor("latents_in", DType::Bf16, &dims)?;
         let latents_out = output.tensor_mut("latents_out", DType::Bf16, &dims)?;
         let sigma = input.tensor(
@@ -267,28 +231,14 @@ impl Session for CpuSession {
             self.strengths.push(settings::strength(step)?);
         }
         let context = context_count(plan, input.spec("context_frames"))?;
+        check_place(plan, frames, context)?;
         let context = match context {
             0 => None,
-            count
-                if u64::from(count) > plan.current_start_frame
-                    || count as usize > CONTEXT_FRAMES =>
-            {
-                return Err(Failure::invalid(format!(
-                    "{count} context frames in front of frame {}, at most {CONTEXT_FRAMES}",
-                    plan.current_start_frame
-                )));
-            }
             count => {
-                Some(input.tensor("context_frames", DType::Bf16, &self.latents_dims(count))?)
+                let dims = latents_dims(&self.geometry, count);
+                Some(input.tensor("context_frames", DType::Bf16, &dims)?)
             }
         };
-        if plan
-            .current_start_frame
-            .checked_add(frames.into())
-            .is_none()
-        {
-            return Err(Failure::invalid("frame numbers overflow"));
-        }
 
         let denoiser = self.denoiser.get_or_insert_with(|| {
             Denoiser::new(
@@ -316,7 +266,7 @@ impl Session for CpuSession {
         output: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {
-        let dims = self.latents_dims(frames.len() as u32);
+        let dims = latents_dims(&self.geometry, frames.len() as u32);
         let latents = output.tensor("latents_out", DType::Bf16, &dims)?;
         for (frame, tokens) in frames
             .iter_mut()
@@ -328,22 +278,5 @@ impl Session for CpuSession {
             }
         }
         Ok(())
-    }
-}
-
-/// Frames in `context_frames`, which must be there exactly when the plan says so.
-fn context_count(plan: &Plan, spec: Option<&TensorSpec>) -> Result<u32, Failure> {
-    match (plan.do_kv_recompute, spec) {
-        (false, None) => Ok(0),
-        (true, Some(spec)) => match spec.dims() {
-            [frames, ..] if *frames > 0 => Ok(u32::try_from(*frames).unwrap_or(u32::MAX)),
-            _ => Err(Failure::invalid("context_frames holds no frame")),
-        },
-        (true, None) => Err(Failure::invalid(
-            "the plan asks for a recompute, but context_frames is missing",
-        )),
-        (false, Some(_)) => Err(Failure::invalid(
-            "context_frames is there, but the plan asks for no recompute",
-        )),
     }
 }

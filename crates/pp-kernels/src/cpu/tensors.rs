@@ -1,0 +1,90 @@
+//! The tensors of the built-in kernels, on any device: which there are, and what a call must find in them.
+
+use super::geometry::{Geometry, TOKEN};
+use super::settings::CONTEXT_FRAMES;
+use crate::config::ChunkShape;
+use crate::error::Failure;
+use crate::plan::Plan;
+use crate::tensor::{DType, Layout, TensorList, TensorSpec};
+
+/// Shape of the tokens of so many frames.
+pub(crate) fn latents_dims(geometry: &Geometry, frames: u32) -> [u64; 3] {
+    [frames.into(), geometry.tokens as u64, TOKEN as u64]
+}
+
+/// The tensors of a chunk.
+pub(crate) fn layout(geometry: &Geometry, shape: ChunkShape) -> Result<Layout, Failure> {
+    if shape.context_frames as usize > CONTEXT_FRAMES {
+        return Err(Failure::invalid(format!(
+            "{} context frames, these kernels look at {CONTEXT_FRAMES}",
+            shape.context_frames
+        )));
+    }
+    let latents =
+        |name, frames| TensorSpec::new(name, DType::Bf16, &latents_dims(geometry, frames));
+    let mut inputs = vec![
+        latents("latents_in", shape.frames)?,
+        TensorSpec::new(
+            "conditioning_embeds",
+            DType::Bf16,
+            &[geometry.planes.len() as u64],
+        )?,
+        TensorSpec::new("denoising_step_list", DType::I64, &[shape.steps.into()])?,
+    ];
+    if shape.context_frames > 0 {
+        inputs.push(latents("context_frames", shape.context_frames)?);
+    }
+    Ok(Layout {
+        inputs: TensorList::new(inputs)?,
+        outputs: TensorList::new([latents("latents_out", shape.frames)?])?,
+    })
+}
+
+/// Frames in `latents_in`, which must be within what the session takes.
+pub(crate) fn frame_count(spec: Option<&TensorSpec>, max_frames: u32) -> Result<u32, Failure> {
+    let frames = spec
+        .and_then(|spec| spec.dims().first().copied())
+        .unwrap_or(0);
+    match u32::try_from(frames) {
+        Ok(frames) if frames > 0 && frames <= max_frames => Ok(frames),
+        _ => Err(Failure::invalid(format!(
+            "latents_in holds {frames} frames, this session takes 1 to {max_frames}"
+        ))),
+    }
+}
+
+/// Frames in `context_frames`, which must be there exactly when the plan says so.
+pub(crate) fn context_count(plan: &Plan, spec: Option<&TensorSpec>) -> Result<u32, Failure> {
+    match (plan.do_kv_recompute, spec) {
+        (false, None) => Ok(0),
+        (true, Some(spec)) => match spec.dims() {
+            [frames, ..] if *frames > 0 => Ok(u32::try_from(*frames).unwrap_or(u32::MAX)),
+            _ => Err(Failure::invalid("context_frames holds no frame")),
+        },
+        (true, None) => Err(Failure::invalid(
+            "the plan asks for a recompute, but context_frames is missing",
+        )),
+        (false, Some(_)) => Err(Failure::invalid(
+            "context_frames is there, but the plan asks for no recompute",
+        )),
+    }
+}
+
+/// Refuses context frames in front of the stream's first one, more of them than are looked at, and a chunk whose frame
+/// numbers overflow.
+pub(crate) fn check_place(plan: &Plan, frames: u32, context: u32) -> Result<(), Failure> {
+    if u64::from(context) > plan.current_start_frame || context as usize > CONTEXT_FRAMES {
+        return Err(Failure::invalid(format!(
+            "{context} context frames in front of frame {}, at most {CONTEXT_FRAMES}",
+            plan.current_start_frame
+        )));
+    }
+    if plan
+        .current_start_frame
+        .checked_add(frames.into())
+        .is_none()
+    {
+        return Err(Failure::invalid("frame numbers overflow"));
+    }
+    Ok(())
+}

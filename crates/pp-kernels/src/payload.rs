@@ -1,0 +1,302 @@
+//! The tensors of one direction as a call sees them: a list, and the memory in which they lie.
+//!
+//! Memory is either the host's, borrowed as a slice, or a device's, which is only a number here: nothing in this crate
+//! reads through a device address on the host, so such a payload gives addresses ([`Payload::device_tensor`]) and
+//! refuses to give slices.
+
+use crate::abi::TENSOR_ALIGN;
+use crate::error::Failure;
+use crate::tensor::{DType, TensorList, TensorSpec, expect, find};
+
+/// Where a payload lies on a device.
+#[derive(Debug, Clone, Copy)]
+struct DeviceRange {
+    address: u64,
+    bytes: usize,
+}
+
+impl DeviceRange {
+    fn new(list: &TensorList, address: u64, len: usize) -> Result<DeviceRange, Failure> {
+        check_length(list, len)?;
+        if !address.is_multiple_of(TENSOR_ALIGN) || (address == 0 && list.payload_bytes() > 0) {
+            return Err(Failure::invalid(format!(
+                "a payload at device address {address:#x}: must be a multiple of {TENSOR_ALIGN} and not 0"
+            )));
+        }
+        Ok(DeviceRange {
+            address,
+            bytes: list.payload_bytes(),
+        })
+    }
+}
+
+fn check_length(tensors: &TensorList, len: usize) -> Result<(), Failure> {
+    if len < tensors.payload_bytes() {
+        return Err(Failure::invalid(format!(
+            "the tensors need {} bytes, the buffer has {len}",
+            tensors.payload_bytes()
+        )));
+    }
+    Ok(())
+}
+
+fn on_device() -> Failure {
+    Failure::invalid("the payload lies in device memory, which the host cannot read or write")
+}
+
+fn on_host() -> Failure {
+    Failure::invalid("the payload lies in host memory, it has no device address")
+}
+
+/// Tensors to read.
+#[derive(Debug, Clone, Copy)]
+pub struct Payload<'a> {
+    tensors: &'a [TensorSpec],
+    memory: Memory<'a>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Memory<'a> {
+    Host(&'a [u8]),
+    Device(DeviceRange),
+}
+
+impl<'a> Payload<'a> {
+    /// The tensors of `list`, which lie in `data`.
+    ///
+    /// # Errors
+    /// A buffer that is too short.
+    pub fn new(list: &'a TensorList, data: &'a [u8]) -> Result<Payload<'a>, Failure> {
+        check_length(list, data.len())?;
+        let data = &data[..list.payload_bytes()];
+        Ok(Payload::from_checked(list.as_slice(), data))
+    }
+
+    /// The tensors of `list`, which lie in the `len` bytes of device memory at `address`.
+    ///
+    /// This is a number only: what must be true of the memory is part of the call to which the payload is given
+    /// ([`crate::DeviceSession`]).
+    ///
+    /// # Errors
+    /// A buffer that is too short, or an address that is not a multiple of 256.
+    pub fn on_device(list: &'a TensorList, address: u64, len: usize) -> Result<Self, Failure> {
+        let range = DeviceRange::new(list, address, len)?;
+        Ok(Payload {
+            tensors: list.as_slice(),
+            memory: Memory::Device(range),
+        })
+    }
+
+    /// The caller has checked that every tensor lies within `data`.
+    pub(crate) fn from_checked(tensors: &'a [TensorSpec], data: &'a [u8]) -> Payload<'a> {
+        Payload {
+            tensors,
+            memory: Memory::Host(data),
+        }
+    }
+
+    /// The caller has checked that every tensor lies within the `bytes` at `address`.
+    pub(crate) fn from_checked_device(
+        tensors: &'a [TensorSpec],
+        address: u64,
+        bytes: usize,
+    ) -> Payload<'a> {
+        Payload {
+            tensors,
+            memory: Memory::Device(DeviceRange { address, bytes }),
+        }
+    }
+
+    /// The description of a tensor, if there is one of that name.
+    #[must_use]
+    pub fn spec(&self, name: &str) -> Option<&'a TensorSpec> {
+        find(self.tensors, name)
+    }
+
+    /// All descriptions, in their order.
+    #[must_use]
+    pub fn specs(&self) -> &'a [TensorSpec] {
+        self.tensors
+    }
+
+    /// The bytes of a tensor that must have this element type and shape.
+    ///
+    /// # Errors
+    /// No such tensor, or another type or shape; both are named. A payload in device memory.
+    pub fn tensor(&self, name: &str, dtype: DType, dims: &[u64]) -> Result<&'a [u8], Failure> {
+        let spec = expect(self.tensors, name, dtype, dims)?;
+        match self.memory {
+            Memory::Host(data) => Ok(&data[spec.offset()..][..spec.bytes()]),
+            Memory::Device(_) => Err(on_device()),
+        }
+    }
+
+    /// The device address of a tensor that must have this element type and shape.
+    ///
+    /// # Errors
+    /// No such tensor, or another type or shape; both are named. A payload in host memory.
+    pub fn device_tensor(&self, name: &str, dtype: DType, dims: &[u64]) -> Result<u64, Failure> {
+        let spec = expect(self.tensors, name, dtype, dims)?;
+        match self.memory {
+            Memory::Host(_) => Err(on_host()),
+            Memory::Device(range) => Ok(range.address + spec.offset() as u64),
+        }
+    }
+
+    /// Whether it lies in device memory.
+    #[must_use]
+    pub fn is_on_device(&self) -> bool {
+        matches!(self.memory, Memory::Device(_))
+    }
+
+    /// Start and length as they cross the border. The pointer is dereferenced on the side of its space alone.
+    pub(crate) fn raw(&self) -> (*mut u8, u64) {
+        match self.memory {
+            // Read only by the rules of the entry it is given to.
+            Memory::Host(data) => (data.as_ptr().cast_mut(), data.len() as u64),
+            Memory::Device(range) => (device_pointer(range), range.bytes as u64),
+        }
+    }
+}
+
+/// Tensors to write.
+#[derive(Debug)]
+pub struct PayloadMut<'a> {
+    tensors: &'a [TensorSpec],
+    memory: MemoryMut<'a>,
+}
+
+#[derive(Debug)]
+enum MemoryMut<'a> {
+    Host {
+        data: &'a mut [u8],
+        /// Bytes behind the payload that the caller gave for guarding, empty where it gave none.
+        tail: &'a mut [u8],
+    },
+    Device(DeviceRange),
+}
+
+impl<'a> PayloadMut<'a> {
+    /// The tensors of `list`, to be written into `data`. Bytes of `data` behind the payload serve as guard bytes:
+    /// at most [`crate::guard::GUARD_BYTES`] of them are overwritten, and found changed if the kernels write past the
+    /// end.
+    ///
+    /// # Errors
+    /// A buffer that is too short.
+    pub fn new(list: &'a TensorList, data: &'a mut [u8]) -> Result<PayloadMut<'a>, Failure> {
+        check_length(list, data.len())?;
+        let (data, tail) = data.split_at_mut(list.payload_bytes());
+        let guarded = tail.len().min(crate::guard::GUARD_BYTES);
+        Ok(PayloadMut {
+            tensors: list.as_slice(),
+            memory: MemoryMut::Host {
+                data,
+                tail: &mut tail[..guarded],
+            },
+        })
+    }
+
+    /// The tensors of `list`, to be written into the `len` bytes of device memory at `address`. There are no guard
+    /// bytes on a device: looking at them would mean to wait.
+    ///
+    /// # Errors
+    /// A buffer that is too short, or an address that is not a multiple of 256.
+    pub fn on_device(list: &'a TensorList, address: u64, len: usize) -> Result<Self, Failure> {
+        let range = DeviceRange::new(list, address, len)?;
+        Ok(PayloadMut {
+            tensors: list.as_slice(),
+            memory: MemoryMut::Device(range),
+        })
+    }
+
+    /// The caller has checked that every tensor lies within `data`.
+    pub(crate) fn from_checked(tensors: &'a [TensorSpec], data: &'a mut [u8]) -> PayloadMut<'a> {
+        PayloadMut {
+            tensors,
+            memory: MemoryMut::Host {
+                data,
+                tail: &mut [],
+            },
+        }
+    }
+
+    /// The caller has checked that every tensor lies within the `bytes` at `address`.
+    pub(crate) fn from_checked_device(
+        tensors: &'a [TensorSpec],
+        address: u64,
+        bytes: usize,
+    ) -> PayloadMut<'a> {
+        PayloadMut {
+            tensors,
+            memory: MemoryMut::Device(DeviceRange { address, bytes }),
+        }
+    }
+
+    /// The description of a tensor, if there is one of that name.
+    #[must_use]
+    pub fn spec(&self, name: &str) -> Option<&'a TensorSpec> {
+        find(self.tensors, name)
+    }
+
+    /// All descriptions, in their order.
+    #[must_use]
+    pub fn specs(&self) -> &'a [TensorSpec] {
+        self.tensors
+    }
+
+    /// The bytes of a tensor that must have this element type and shape.
+    ///
+    /// # Errors
+    /// No such tensor, or another type or shape; both are named. A payload in device memory.
+    pub fn tensor_mut(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        dims: &[u64],
+    ) -> Result<&mut [u8], Failure> {
+        let spec = expect(self.tensors, name, dtype, dims)?;
+        match &mut self.memory {
+            MemoryMut::Host { data, .. } => Ok(&mut data[spec.offset()..][..spec.bytes()]),
+            MemoryMut::Device(_) => Err(on_device()),
+        }
+    }
+
+    /// The device address of a tensor that must have this element type and shape.
+    ///
+    /// # Errors
+    /// No such tensor, or another type or shape; both are named. A payload in host memory.
+    pub fn device_tensor(&self, name: &str, dtype: DType, dims: &[u64]) -> Result<u64, Failure> {
+        let spec = expect(self.tensors, name, dtype, dims)?;
+        match self.memory {
+            MemoryMut::Host { .. } => Err(on_host()),
+            MemoryMut::Device(range) => Ok(range.address + spec.offset() as u64),
+        }
+    }
+
+    /// Whether it lies in device memory.
+    #[must_use]
+    pub fn is_on_device(&self) -> bool {
+        matches!(self.memory, MemoryMut::Device(_))
+    }
+
+    /// Start and length as they cross the border. The pointer is dereferenced on the side of its space alone.
+    pub(crate) fn raw(&mut self) -> (*mut u8, u64) {
+        match &mut self.memory {
+            MemoryMut::Host { data, .. } => (data.as_mut_ptr(), data.len() as u64),
+            MemoryMut::Device(range) => (device_pointer(*range), range.bytes as u64),
+        }
+    }
+
+    /// List, payload and guard bytes of a payload in host memory; `None` on a device.
+    pub(crate) fn guarded(&mut self) -> Option<(&'a [TensorSpec], &mut [u8], &mut [u8])> {
+        match &mut self.memory {
+            MemoryMut::Host { data, tail } => Some((self.tensors, data, tail)),
+            MemoryMut::Device(_) => None,
+        }
+    }
+}
+
+/// A device address in the shape that the ABI has for it.
+fn device_pointer(range: DeviceRange) -> *mut u8 {
+    std::ptr::without_provenance_mut(range.address as usize)
+}
