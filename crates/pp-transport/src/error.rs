@@ -59,6 +59,14 @@ pub enum TransportError {
         /// The rank that has to read first.
         peer: Rank,
     },
+    /// The lane to a rank on another host cannot be used any more.
+    #[error("the lane to rank {peer} is broken: {why}")]
+    Lane {
+        /// The rank at its other end.
+        peer: Rank,
+        /// What happened.
+        why: String,
+    },
     /// The peer broke the rules of the shared region.
     #[error("rank {rank} misbehaved: {why}")]
     PeerMisbehaved {

@@ -20,6 +20,8 @@ pub mod host;
 #[cfg(not(loom))]
 pub mod in_flight;
 #[cfg(not(loom))]
+pub mod lane;
+#[cfg(not(loom))]
 pub mod launch;
 #[cfg(not(loom))]
 pub mod link;

@@ -87,3 +87,20 @@ pub trait Link {
         header: &Matched<'_>,
     ) -> Result<InFlight<Self::Receiving>, TransportError>;
 }
+
+/// Whether a payload goes with a message of so many payload bytes: whether its slot is one of this
+/// link, and how much it holds.
+pub(crate) fn check_payload(bytes: u64, slot: Option<(bool, usize)>) -> Result<(), TransportError> {
+    let with = match slot {
+        None if bytes == 0 => return Ok(()),
+        None => "a send without a slot".to_owned(),
+        Some(_) if bytes == 0 => "a slot, since it needs none".to_owned(),
+        Some((false, _)) => "a slot of another edge".to_owned(),
+        Some((true, capacity)) if bytes > capacity as u64 => format!("a slot of {capacity} bytes"),
+        Some(_) => return Ok(()),
+    };
+    Err(TransportError::PayloadMismatch {
+        payload_bytes: bytes,
+        with,
+    })
+}

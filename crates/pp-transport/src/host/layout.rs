@@ -24,28 +24,28 @@ pub struct EdgeShape {
 
 /// The offsets of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Direction {
-    pub(super) depth: u32,
-    pub(super) slot_bytes: usize,
-    pub(super) ring_words: usize,
-    pub(super) slot_words: usize,
-    pub(super) ring_data: usize,
-    pub(super) ring_bytes: usize,
-    pub(super) slots: usize,
+pub(crate) struct Direction {
+    pub(crate) depth: u32,
+    pub(crate) slot_bytes: usize,
+    pub(crate) ring_words: usize,
+    pub(crate) slot_words: usize,
+    pub(crate) ring_data: usize,
+    pub(crate) ring_bytes: usize,
+    pub(crate) slots: usize,
     /// Bytes from one slot to the next.
-    pub(super) stride: usize,
+    pub(crate) stride: usize,
 }
 
 /// The whole region: the direction from the lower rank to the higher, then the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
-    pub(super) up: Direction,
-    pub(super) down: Direction,
-    pub(super) len: usize,
+pub(crate) struct Layout {
+    pub(crate) up: Direction,
+    pub(crate) down: Direction,
+    pub(crate) len: usize,
 }
 
 impl Layout {
-    pub(super) fn new(up: EdgeShape, down: EdgeShape) -> Result<Self, TransportError> {
+    pub(crate) fn new(up: EdgeShape, down: EdgeShape) -> Result<Self, TransportError> {
         let mut end = 0;
         let up = direction(up, &mut end)?;
         let down = direction(down, &mut end)?;

@@ -17,38 +17,25 @@ pub(crate) mod slots;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use pp_contract::{MAX_FRAME_BYTES, Matched, Prepared, Rank, Sequencer, Stamp};
+use pp_contract::{Matched, Prepared, Rank, Sequencer, Stamp};
 
 use self::layout::{Direction, Layout};
 pub use self::layout::{EdgeShape, MAX_DEPTH};
-use self::region::{BytesAt, Region, WordsAt};
-use self::ring::{NO_SLOT, RingReceiver, RingSender, RingWords};
-use self::slots::{Consumer, NotOurs, Producer, SlotWord, SlotWords};
+use self::region::Region;
 use crate::bell::Bell;
 use crate::error::TransportError;
 use crate::in_flight::{InFlight, Rejected, Submission};
-use crate::link::{Capabilities, Link, Sent};
+use crate::lane::{InSlots, Lane, LaneOffer, OutSlots, open_region};
+use crate::link::{Capabilities, Link, Sent, check_payload};
 
-/// The slots of one direction, in the region.
+/// The bytes of the slots of one direction, in the region.
 #[derive(Debug)]
-struct Slots {
+struct Payloads {
     region: Arc<Region>,
     place: Direction,
 }
 
-impl SlotWords for Slots {
-    fn depth(&self) -> u32 {
-        self.place.depth
-    }
-
-    fn word(&self, slot: u32) -> &SlotWord {
-        assert!(slot < self.place.depth);
-        let offset = self.place.slot_words + slot as usize * size_of::<SlotWord>();
-        self.region.words(offset)
-    }
-}
-
-impl Slots {
+impl Payloads {
     fn new(region: &Arc<Region>, place: Direction) -> Self {
         Self {
             region: Arc::clone(region),
@@ -66,9 +53,8 @@ impl Slots {
 /// What a lease needs of its edge, in either direction.
 #[derive(Debug)]
 struct Edge<S> {
-    slots: S,
-    /// Rung when the peer is given something: a frame or a credit.
-    peer_bell: Bell,
+    slots: Arc<S>,
+    payloads: Payloads,
 }
 
 /// A slot of the outgoing edge, to be written in place.
@@ -77,16 +63,15 @@ struct Edge<S> {
 /// The slot is free again; nothing was sent.
 #[derive(Debug)]
 pub struct TxLease {
-    edge: Arc<Edge<Producer<Slots>>>,
+    edge: Arc<Edge<OutSlots>>,
     slot: u32,
 }
 
 impl TxLease {
     /// The slot, whole. It holds what an earlier chunk left in it.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let slots = self.edge.slots.words();
-        let len = slots.place.slot_bytes;
-        let at = slots.bytes(self.slot, len);
+        let len = self.capacity();
+        let at = self.edge.payloads.bytes(self.slot, len);
         // SAFETY: the slot is in state LEASED for as long as this lease exists, so neither the
         // peer nor another lease of this process touches its bytes; they lie in the region,
         // which the lease keeps mapped; `&mut self` makes the borrow unique.
@@ -95,11 +80,11 @@ impl TxLease {
 
     /// Bytes that fit the slot.
     pub fn capacity(&self) -> usize {
-        self.edge.slots.words().place.slot_bytes
+        self.edge.payloads.place.slot_bytes
     }
 
     /// Ends the lease without freeing the slot: it is in flight now.
-    fn into_parts(self) -> (Arc<Edge<Producer<Slots>>>, u32) {
+    fn into_parts(self) -> (Arc<Edge<OutSlots>>, u32) {
         let lease = std::mem::ManuallyDrop::new(self);
         // SAFETY: `lease` is never dropped and not used again, so the `Arc` is moved out once.
         (unsafe { std::ptr::read(&raw const lease.edge) }, lease.slot)
@@ -115,7 +100,7 @@ impl Drop for TxLease {
 /// A slot that was handed over and has not come back.
 #[derive(Debug)]
 pub struct Sending {
-    edge: Arc<Edge<Producer<Slots>>>,
+    edge: Arc<Edge<OutSlots>>,
     slot: u32,
 }
 
@@ -149,7 +134,7 @@ impl Submission for Sending {
 /// The slot goes back to the peer: this is its credit for the next send.
 #[derive(Debug)]
 pub struct RxLease {
-    edge: Arc<Edge<Consumer<Slots>>>,
+    edge: Arc<Edge<InSlots>>,
     slot: u32,
     len: usize,
 }
@@ -157,7 +142,7 @@ pub struct RxLease {
 impl RxLease {
     /// The payload, exactly as many bytes as its header said.
     pub fn bytes(&self) -> &[u8] {
-        let at = self.edge.slots.words().bytes(self.slot, self.len);
+        let at = self.edge.payloads.bytes(self.slot, self.len);
         // SAFETY: the peer handed the slot over (an acquire load saw it) and does not write it
         // until this lease is dropped; the lease keeps the region mapped.
         unsafe { std::slice::from_raw_parts(at.as_ptr(), self.len) }
@@ -167,7 +152,6 @@ impl RxLease {
 impl Drop for RxLease {
     fn drop(&mut self) {
         self.edge.slots.give_back(self.slot);
-        self.edge.peer_bell.ring();
     }
 }
 
@@ -197,23 +181,15 @@ impl Submission for Receiving {
 /// Both edges between this rank and a peer on the same machine.
 #[derive(Debug)]
 pub struct HostLink {
-    peer: Rank,
-    bell: Bell,
-    tx: Arc<Edge<Producer<Slots>>>,
-    rx: Arc<Edge<Consumer<Slots>>>,
-    ring_tx: RingSender<WordsAt<RingWords>, BytesAt>,
-    ring_rx: RingReceiver<WordsAt<RingWords>, BytesAt>,
+    lane: Lane,
+    tx: Arc<Edge<OutSlots>>,
+    rx: Arc<Edge<InSlots>>,
     sequencer: Sequencer,
-    /// The slot that the frame polled last names.
-    announced: u32,
 }
 
 /// A region made by the lower rank, before the peer has mapped it.
 #[derive(Debug)]
-pub struct Offer {
-    region: Region,
-    layout: Layout,
-}
+pub struct Offer(LaneOffer);
 
 impl Offer {
     /// Makes the region for a pair: `up` is the edge from the lower rank to the higher.
@@ -221,20 +197,18 @@ impl Offer {
     /// # Errors
     /// The shape cannot be, or the kernel has no memory for it.
     pub fn new(up: EdgeShape, down: EdgeShape) -> Result<Self, TransportError> {
-        let layout = Layout::new(up, down)?;
-        let region = Region::create("pp-edges", layout.len)?;
-        Ok(Self { region, layout })
+        LaneOffer::with_slots(up, down).map(Self)
     }
 
     /// The descriptor to pass to the peer.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.region.fd()
+        self.0.fd()
     }
 
     /// The lower rank's end.
     pub fn into_link(self, peer: Rank, bell: Bell, peer_bell: Bell) -> HostLink {
-        let Layout { up, down, .. } = self.layout;
-        HostLink::new(self.region, up, down, peer, bell, peer_bell)
+        let (region, Layout { up, down, .. }) = self.0.into_region();
+        HostLink::new(&region, up, down, peer, bell, peer_bell)
     }
 }
 
@@ -252,10 +226,8 @@ impl HostLink {
         bell: Bell,
         peer_bell: Bell,
     ) -> Result<Self, TransportError> {
-        let layout = Layout::new(up, down)?;
-        let region = Region::open(fd, layout.len)?;
-        let Layout { up, down, .. } = layout;
-        Ok(Self::new(region, down, up, peer, bell, peer_bell))
+        let (region, Layout { up, down, .. }) = open_region(fd, up, down)?;
+        Ok(Self::new(&region, down, up, peer, bell, peer_bell))
     }
 
     /// Both ends in one process, for tests and for a pipeline that one process runs alone. The
@@ -276,59 +248,26 @@ impl HostLink {
     }
 
     fn new(
-        region: Region,
+        region: &Arc<Region>,
         outgoing: Direction,
         incoming: Direction,
         peer: Rank,
         bell: Bell,
         peer_bell: Bell,
     ) -> Self {
-        let region = Arc::new(region);
-        let words = |d: Direction| WordsAt::new(&region, d.ring_words);
-        let data = |d: Direction| BytesAt::new(&region, d.ring_data, d.ring_bytes);
+        let lane = Lane::over_region(region, outgoing, incoming, peer, bell, peer_bell);
         Self {
-            peer,
-            bell,
             tx: Arc::new(Edge {
-                slots: Producer::new(Slots::new(&region, outgoing)),
-                peer_bell: peer_bell.clone(),
+                slots: Arc::clone(lane.out()),
+                payloads: Payloads::new(region, outgoing),
             }),
             rx: Arc::new(Edge {
-                slots: Consumer::new(Slots::new(&region, incoming)),
-                peer_bell,
+                slots: Arc::clone(lane.incoming()),
+                payloads: Payloads::new(region, incoming),
             }),
-            ring_tx: RingSender::new(words(outgoing), data(outgoing)),
-            ring_rx: RingReceiver::new(words(incoming), data(incoming), MAX_FRAME_BYTES),
+            lane,
             sequencer: Sequencer::new(),
-            announced: NO_SLOT,
         }
-    }
-
-    fn misbehaved(&self, why: String) -> TransportError {
-        TransportError::PeerMisbehaved {
-            rank: self.peer,
-            why,
-        }
-    }
-
-    /// Why this payload cannot go with this message, if it cannot.
-    fn check_payload(&self, bytes: u64, payload: Option<&TxLease>) -> Result<(), TransportError> {
-        let with = match payload {
-            None if bytes == 0 => return Ok(()),
-            None => "a send without a slot".to_owned(),
-            Some(_) if bytes == 0 => "a slot, since it needs none".to_owned(),
-            Some(lease) if !Arc::ptr_eq(&lease.edge, &self.tx) => {
-                "a slot of another edge".to_owned()
-            }
-            Some(lease) if bytes > lease.capacity() as u64 => {
-                format!("a slot of {} bytes", lease.capacity())
-            }
-            Some(_) => return Ok(()),
-        };
-        Err(TransportError::PayloadMismatch {
-            payload_bytes: bytes,
-            with,
-        })
     }
 }
 
@@ -347,7 +286,7 @@ impl Link for HostLink {
     }
 
     fn bell(&self) -> &Bell {
-        &self.bell
+        self.lane.bell()
     }
 
     fn try_lease(&mut self) -> Result<Option<TxLease>, TransportError> {
@@ -363,15 +302,14 @@ impl Link for HostLink {
         stamp: Stamp,
         payload: Option<TxLease>,
     ) -> Result<Sent<Sending>, Rejected<TxLease>> {
-        if let Err(error) = self.check_payload(message.payload_bytes(), payload.as_ref()) {
+        let lease = payload.as_ref();
+        let fits = check_payload(
+            message.payload_bytes(),
+            lease.map(|lease| (Arc::ptr_eq(&lease.edge, &self.tx), lease.capacity())),
+        );
+        if let Err(error) = fits.and_then(|()| self.lane.check_room()) {
             let buffer = payload;
             return Err(Rejected { buffer, error });
-        }
-        if !self.ring_tx.has_room(MAX_FRAME_BYTES) {
-            return Err(Rejected {
-                buffer: payload,
-                error: TransportError::Backpressure { peer: self.peer },
-            });
         }
         // From here on nothing can fail: the header is a commitment.
         let sending = payload.map(|lease| {
@@ -379,12 +317,10 @@ impl Link for HostLink {
             edge.slots.submit(slot);
             Sending { edge, slot }
         });
-        let tag = sending.as_ref().map_or(NO_SLOT, |s| s.slot);
         let committed = message.commit(&mut self.sequencer, stamp);
-        self.ring_tx
-            .push(tag, committed.frame())
-            .expect("room was checked, and only this side fills the ring");
-        self.tx.peer_bell.ring();
+        self.lane
+            .push(sending.as_ref().map(|s| s.slot), committed.frame())
+            .expect("a ring with room takes a frame");
         Ok(Sent {
             header: *committed.header(),
             payload: sending.map(InFlight::new),
@@ -392,32 +328,12 @@ impl Link for HostLink {
     }
 
     fn poll_frame(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
-        let tag = self.ring_rx.pop(inbox).map_err(|e| {
-            self.misbehaved(format!(
-                "its header ring claims {} bytes in use and a record of {}",
-                e.used, e.record
-            ))
-        })?;
-        self.announced = tag.unwrap_or(NO_SLOT);
-        Ok(tag.is_some())
+        self.lane.poll(inbox)
     }
 
     fn receive(&mut self, header: &Matched<'_>) -> Result<InFlight<Receiving>, TransportError> {
-        let slot = std::mem::replace(&mut self.announced, NO_SLOT);
-        let bytes = header.header().payload_bytes();
-        let capacity = self.rx.slots.words().place.slot_bytes;
-        let len = usize::try_from(bytes).ok().filter(|len| *len <= capacity);
-        let Some(len) = len else {
-            return Err(self.misbehaved(format!(
-                "it announced a payload of {bytes} bytes for a slot of {capacity}"
-            )));
-        };
-        self.rx.slots.take(slot).map_err(|why| {
-            self.misbehaved(match why {
-                NotOurs::NoSuchSlot => format!("it announced a payload in slot {slot}"),
-                NotOurs::NotHandedOver => format!("it announced slot {slot}, which it still holds"),
-            })
-        })?;
+        let capacity = self.rx.payloads.place.slot_bytes;
+        let (slot, len) = self.lane.take_announced(header, capacity)?;
         let edge = Arc::clone(&self.rx);
         Ok(InFlight::new(Receiving(RxLease { edge, slot, len })))
     }

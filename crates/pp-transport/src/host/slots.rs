@@ -27,6 +27,22 @@ impl Default for Shared {
 const WITH_PRODUCER: u32 = 0;
 const WITH_CONSUMER: u32 = 1;
 
+/// Whether the consumer has the slot. With the two below: for a lane whose peer cannot reach the
+/// word, so that its messages move it.
+pub(crate) fn is_with_consumer(word: &SlotWord) -> bool {
+    word.0.0.load(Ordering::Acquire) == WITH_CONSUMER
+}
+
+/// The peer said that it handed the slot over.
+pub(crate) fn move_to_consumer(word: &SlotWord) {
+    word.0.0.store(WITH_CONSUMER, Ordering::Release);
+}
+
+/// The peer said that it gave the slot back.
+pub(crate) fn move_to_producer(word: &SlotWord) {
+    word.0.0.store(WITH_PRODUCER, Ordering::Release);
+}
+
 /// The shared words of an edge, wherever they lie.
 pub(crate) trait SlotWords {
     fn depth(&self) -> u32;
@@ -64,11 +80,18 @@ impl<W: SlotWords> Producer<W> {
     /// Takes a slot that is free, or was dropped in flight and has come back; `None` is the lack
     /// of a credit. This is the reaper: nothing else looks after orphaned slots.
     pub(crate) fn lease(&self) -> Option<u32> {
+        self.lease_if(|_| true)
+    }
+
+    /// The same, of those slots that this side, too, has done with: a backend whose send works on
+    /// after the consumer has read has the last word.
+    pub(crate) fn lease_if(&self, is_done: impl Fn(u32) -> bool) -> Option<u32> {
         (0..self.words.depth()).find(|&slot| {
             let own = &self.own[slot as usize];
             let seen = own.load(Ordering::Relaxed);
             let usable = seen == FREE || (seen == ORPHANED && self.is_back(slot));
             usable
+                && is_done(slot)
                 && own
                     .compare_exchange(seen, LEASED, Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok()
@@ -102,6 +125,14 @@ impl<W: SlotWords> Producer<W> {
     /// The in-flight handle was dropped.
     pub(crate) fn orphan(&self, slot: u32) {
         self.step(slot, IN_FLIGHT, ORPHANED);
+    }
+
+    /// Whether every slot is here: free, leased, or given back though nobody waited.
+    pub(crate) fn are_all_back(&self) -> bool {
+        (0..self.words.depth()).all(|slot| {
+            let seen = self.own[slot as usize].load(Ordering::Relaxed);
+            seen == FREE || seen == LEASED || self.is_back(slot)
+        })
     }
 
     /// The slot is given up for good, in flight.

@@ -1,0 +1,228 @@
+//! A lane over the control channel: each message is a tag byte, a slot number in four bytes,
+//! least significant first, and for a frame the frame.
+//!
+//! Hazard: the peer is authenticated but may still be wrong: a credit for a slot it does not
+//! have, a slot handed over twice, frames without end. Guarantee: each is an error that names
+//! the peer, and what waits to be read is bounded.
+
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use pp_contract::{MAX_FRAME_BYTES, Rank};
+
+use super::words::Words;
+use super::{OutSlots, misbehaved};
+use crate::bell::Bell;
+use crate::control::{ControlError, ControlSender, MAX_MESSAGE_BYTES, Message};
+use crate::error::TransportError;
+use crate::host::ring::NO_SLOT;
+use crate::host::slots::{SlotWords, is_with_consumer, move_to_consumer, move_to_producer};
+
+const FRAME: u8 = 1;
+const CREDIT: u8 = 2;
+const PREFIX_BYTES: usize = 5;
+const _: () = assert!(PREFIX_BYTES + MAX_FRAME_BYTES <= MAX_MESSAGE_BYTES);
+
+/// Frames that may wait to be read. There are at most as many with a payload as slots, and a
+/// handful without.
+const MOST_WAITING: usize = 256;
+/// How long the peer's host may refuse a few hundred bytes before the lane counts as broken.
+const SEND_WITHIN: Duration = Duration::from_secs(2);
+
+/// What both directions of the lane share with leases and the receiving thread.
+#[derive(Debug)]
+struct Shared {
+    sender: ControlSender,
+    /// Why the lane cannot be used any more.
+    broken: OnceLock<String>,
+}
+
+impl Shared {
+    fn send(&self, body: &[u8]) -> Result<(), ControlError> {
+        let deadline = Instant::now() + SEND_WITHIN;
+        self.sender.send(&Message::Frame(body), deadline)
+    }
+
+    fn check(&self) -> Result<(), TransportError> {
+        self.broken.get().map_or(Ok(()), |why| {
+            Err(TransportError::Lane {
+                peer: self.sender.peer(),
+                why: why.clone(),
+            })
+        })
+    }
+}
+
+fn message(tag: u8, slot: u32, frame: &[u8]) -> Vec<u8> {
+    let mut body = Vec::with_capacity(PREFIX_BYTES + frame.len());
+    body.push(tag);
+    body.extend_from_slice(&slot.to_le_bytes());
+    body.extend_from_slice(frame);
+    body
+}
+
+/// How the peer learns that a slot is its own again.
+#[derive(Debug)]
+pub(super) enum Credits {
+    /// It sees the slot's word; the bell says when to look.
+    Bell(Bell),
+    /// It is told.
+    Channel(Told),
+}
+
+/// Tells credits over the channel.
+#[derive(Debug)]
+pub(super) struct Told(Arc<Shared>);
+
+impl Credits {
+    pub(super) fn tell(&self, slot: u32) {
+        match self {
+            Self::Bell(bell) => bell.ring(),
+            Self::Channel(Told(shared)) => {
+                if let Err(error) = shared.send(&message(CREDIT, slot, &[])) {
+                    // The lane says so at its next call; a lease that is dropped cannot.
+                    let _ = shared.broken.set(error.to_string());
+                }
+            }
+        }
+    }
+}
+
+/// The frames of a lane over the control channel.
+#[derive(Debug)]
+pub(super) struct ChannelFrames {
+    shared: Arc<Shared>,
+    waiting: Receiver<(u32, Vec<u8>)>,
+}
+
+impl ChannelFrames {
+    pub(super) fn new(
+        sender: ControlSender,
+        bell: Bell,
+        out: Arc<OutSlots>,
+        in_depth: u32,
+    ) -> (Self, Inlet, Credits) {
+        let shared = Arc::new(Shared {
+            sender,
+            broken: OnceLock::new(),
+        });
+        let (queue, waiting) = sync_channel(MOST_WAITING);
+        let inlet = Inlet {
+            shared: Arc::clone(&shared),
+            queue,
+            out,
+            incoming: Words::own(in_depth),
+            bell,
+        };
+        let credits = Credits::Channel(Told(Arc::clone(&shared)));
+        (Self { shared, waiting }, inlet, credits)
+    }
+
+    pub(super) fn peer(&self) -> Rank {
+        self.shared.sender.peer()
+    }
+
+    pub(super) fn check(&self) -> Result<(), TransportError> {
+        self.shared.check()
+    }
+
+    pub(super) fn push(&self, tag: u32, frame: &[u8]) -> Result<(), TransportError> {
+        self.shared.send(&message(FRAME, tag, frame)).map_err(|e| {
+            let why = e.to_string();
+            let _ = self.shared.broken.set(why.clone());
+            TransportError::Lane {
+                peer: self.peer(),
+                why,
+            }
+        })
+    }
+
+    pub(super) fn pop(&self, inbox: &mut Vec<u8>) -> Result<Option<u32>, TransportError> {
+        match self.waiting.try_recv() {
+            Ok((tag, body)) => {
+                inbox.clear();
+                inbox.extend_from_slice(&body[PREFIX_BYTES..]);
+                Ok(Some(tag))
+            }
+            Err(TryRecvError::Empty | TryRecvError::Disconnected) => self.check().map(|()| None),
+        }
+    }
+}
+
+/// Where the thread that receives from the control channel hands in what came as
+/// [`Message::Frame`]. Cloning gives another handle to the same lane.
+#[derive(Clone, Debug)]
+pub struct Inlet {
+    shared: Arc<Shared>,
+    queue: SyncSender<(u32, Vec<u8>)>,
+    out: Arc<OutSlots>,
+    incoming: Words,
+    bell: Bell,
+}
+
+impl Inlet {
+    pub(super) fn in_words(&self) -> Words {
+        self.incoming.clone()
+    }
+
+    /// Takes in the body of one message and rings the lane's bell.
+    ///
+    /// # Errors
+    /// The peer broke the rules of the lane; nothing of the message was used.
+    pub fn deliver(&self, body: &[u8]) -> Result<(), TransportError> {
+        let wrong = |why: String| misbehaved(self.shared.sender.peer(), why);
+        let Some((prefix, frame)) = body.split_first_chunk::<PREFIX_BYTES>() else {
+            return Err(wrong(format!("a lane message of {} bytes", body.len())));
+        };
+        let [tag, slot @ ..] = *prefix;
+        let slot = u32::from_le_bytes(slot);
+        match tag {
+            FRAME => self.take_frame(slot, body).map_err(wrong)?,
+            CREDIT if frame.is_empty() => self.take_credit(slot).map_err(wrong)?,
+            CREDIT => return Err(wrong("a credit with more behind it".into())),
+            _ => return Err(wrong(format!("a lane message with tag {tag}"))),
+        }
+        self.bell.ring();
+        Ok(())
+    }
+
+    fn take_frame(&self, slot: u32, body: &[u8]) -> Result<(), String> {
+        let frame = body.len() - PREFIX_BYTES;
+        if frame > MAX_FRAME_BYTES {
+            return Err(format!(
+                "a frame of {frame} bytes; {MAX_FRAME_BYTES} are allowed"
+            ));
+        }
+        if slot != NO_SLOT {
+            if slot >= self.incoming.depth() {
+                return Err(format!("a frame with slot {slot}, which does not exist"));
+            }
+            if is_with_consumer(self.incoming.word(slot)) {
+                return Err(format!("slot {slot} handed over twice"));
+            }
+        }
+        // The word moves first: whoever reads the frame finds the slot handed over.
+        if slot != NO_SLOT {
+            move_to_consumer(self.incoming.word(slot));
+        }
+        match self.queue.try_send((slot, body.to_vec())) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(_)) => Err(format!("{MOST_WAITING} frames wait to be read")),
+            // The lane is gone, and nobody reads: the peer will learn why on its channel.
+            Err(TrySendError::Disconnected(_)) => Ok(()),
+        }
+    }
+
+    fn take_credit(&self, slot: u32) -> Result<(), String> {
+        let words = self.out.words();
+        if slot >= words.depth() {
+            return Err(format!("a credit for slot {slot}, which does not exist"));
+        }
+        if !is_with_consumer(words.word(slot)) {
+            return Err(format!("a credit for slot {slot}, which it does not have"));
+        }
+        move_to_producer(words.word(slot));
+        Ok(())
+    }
+}

@@ -1,0 +1,348 @@
+//! The lane beside an edge: header frames, and who owns which slot.
+//!
+//! Hazard: a payload whose header never came, a slot with two owners. Guarantee: a frame arrives
+//! whole, in order, and with the number of the slot it hands over; a credit comes back once for
+//! each slot that was handed over. What moves the payload is the backend's own: the lane never
+//! sees a byte of it.
+//!
+//! Two ways to carry it, behind one type: ranks of one host share the rings and the slot words in
+//! a memfd region (the host backend's own); ranks of different hosts use the authenticated
+//! control channel, where a tag byte says whether a message is a frame or a credit.
+
+mod channel;
+mod words;
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use pp_contract::{MAX_FRAME_BYTES, Matched, Rank};
+
+pub use self::channel::Inlet;
+use self::channel::{ChannelFrames, Credits};
+pub(crate) use self::words::Words;
+use crate::bell::Bell;
+use crate::control::ControlSender;
+use crate::error::TransportError;
+use crate::host::layout::{Direction, EdgeShape, Layout};
+use crate::host::region::{BytesAt, Region, WordsAt};
+use crate::host::ring::{NO_SLOT, RingReceiver, RingSender, RingWords};
+use crate::host::slots::{Consumer, NotOurs, Producer};
+
+/// The slots of the outgoing edge, shared by the link and its leases.
+pub(crate) type OutSlots = Producer<Words>;
+
+/// The slots of the incoming edge, and how the peer learns that it has one back.
+#[derive(Debug)]
+pub(crate) struct InSlots {
+    slots: Consumer<Words>,
+    credits: Credits,
+}
+
+impl InSlots {
+    /// Gives the slot back to the peer, who may write it at once. From any thread.
+    pub(crate) fn give_back(&self, slot: u32) {
+        self.slots.give_back(slot);
+        self.credits.tell(slot);
+    }
+
+    /// Keeps the slot for good.
+    pub(crate) fn quarantine(&self, slot: u32) {
+        self.slots.quarantine(slot);
+    }
+}
+
+/// Frames and slot credits between this rank and one peer. In the hands of one thread; what
+/// leases need of it is shared.
+///
+/// # If dropped
+/// Nothing more is sent or received. Leases stay valid and give their slots back as before.
+#[derive(Debug)]
+pub struct Lane {
+    peer: Rank,
+    bell: Bell,
+    out: Arc<OutSlots>,
+    incoming: Arc<InSlots>,
+    frames: Frames,
+    /// The slot that the frame polled last names.
+    announced: u32,
+}
+
+/// How frames travel.
+#[derive(Debug)]
+enum Frames {
+    Ring {
+        tx: RingSender<WordsAt<RingWords>, BytesAt>,
+        rx: RingReceiver<WordsAt<RingWords>, BytesAt>,
+        peer_bell: Bell,
+    },
+    Channel(ChannelFrames),
+}
+
+/// The region of a lane, made by the lower rank, before the peer has mapped it.
+#[derive(Debug)]
+pub struct LaneOffer {
+    region: Region,
+    layout: Layout,
+}
+
+impl LaneOffer {
+    /// Makes the region for a pair; `up_depth` slots go from the lower rank to the higher.
+    ///
+    /// # Errors
+    /// A depth is 0 or too large, or the kernel has no memory for the region.
+    pub fn new(up_depth: u32, down_depth: u32) -> Result<Self, TransportError> {
+        Self::with_slots(bare(up_depth), bare(down_depth))
+    }
+
+    /// The same with slots that lie in the region too.
+    pub(crate) fn with_slots(up: EdgeShape, down: EdgeShape) -> Result<Self, TransportError> {
+        let layout = Layout::new(up, down)?;
+        let region = Region::create("pp-edges", layout.len)?;
+        Ok(Self { region, layout })
+    }
+
+    /// The descriptor to pass to the peer.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.region.fd()
+    }
+
+    /// The lower rank's end.
+    pub fn into_lane(self, peer: Rank, bell: Bell, peer_bell: Bell) -> Lane {
+        let (region, layout) = self.into_region();
+        Lane::over_region(&region, layout.up, layout.down, peer, bell, peer_bell)
+    }
+
+    pub(crate) fn into_region(self) -> (Arc<Region>, Layout) {
+        (Arc::new(self.region), self.layout)
+    }
+}
+
+impl Lane {
+    /// The higher rank's end, over the descriptor that the lower rank passed. A region has one
+    /// such end.
+    ///
+    /// # Errors
+    /// The descriptor is not the region that was agreed.
+    pub fn open(
+        fd: OwnedFd,
+        up_depth: u32,
+        down_depth: u32,
+        peer: Rank,
+        bell: Bell,
+        peer_bell: Bell,
+    ) -> Result<Self, TransportError> {
+        let (region, layout) = open_region(fd, bare(up_depth), bare(down_depth))?;
+        Ok(Self::over_region(
+            &region,
+            layout.down,
+            layout.up,
+            peer,
+            bell,
+            peer_bell,
+        ))
+    }
+
+    /// Both ends in one process. The driver of the lower end sleeps on `low`.
+    ///
+    /// # Errors
+    /// As [`LaneOffer::new`] and [`Lane::open`].
+    pub fn pair(
+        up_depth: u32,
+        down_depth: u32,
+        low: Bell,
+    ) -> Result<(Self, Self), TransportError> {
+        let high = Bell::new()?;
+        let (region, layout) = LaneOffer::new(up_depth, down_depth)?.into_region();
+        let Layout { up, down, .. } = layout;
+        let (zero, one) = (Rank::new(0), Rank::new(1));
+        let higher = Self::over_region(&region, down, up, zero, high.clone(), low.clone());
+        let lower = Self::over_region(&region, up, down, one, low, high);
+        Ok((lower, higher))
+    }
+
+    /// A lane to a rank on another host: frames and credits go over the control channel. The
+    /// [`Inlet`] is for the thread that receives there: it hands in every
+    /// [`Message::Frame`](crate::control::Message::Frame).
+    ///
+    /// # Errors
+    /// A depth is 0 or too large.
+    pub fn over_channel(
+        sender: ControlSender,
+        bell: Bell,
+        out_depth: u32,
+        in_depth: u32,
+    ) -> Result<(Self, Inlet), TransportError> {
+        // The layout knows what depths there can be.
+        Layout::new(bare(out_depth), bare(in_depth))?;
+        let out = Arc::new(Producer::new(Words::own(out_depth)));
+        let (frames, inlet, credits) =
+            ChannelFrames::new(sender, bell.clone(), Arc::clone(&out), in_depth);
+        let incoming = Arc::new(InSlots {
+            slots: Consumer::new(inlet.in_words()),
+            credits,
+        });
+        let lane = Self {
+            peer: frames.peer(),
+            bell,
+            out,
+            incoming,
+            frames: Frames::Channel(frames),
+            announced: NO_SLOT,
+        };
+        Ok((lane, inlet))
+    }
+
+    pub(crate) fn over_region(
+        region: &Arc<Region>,
+        outgoing: Direction,
+        incoming: Direction,
+        peer: Rank,
+        bell: Bell,
+        peer_bell: Bell,
+    ) -> Self {
+        let ring = |d: Direction| {
+            let words = WordsAt::new(region, d.ring_words);
+            (words, BytesAt::new(region, d.ring_data, d.ring_bytes))
+        };
+        let ((tx_words, tx_data), (rx_words, rx_data)) = (ring(outgoing), ring(incoming));
+        Self {
+            peer,
+            bell,
+            out: Arc::new(Producer::new(Words::shared(region, outgoing))),
+            incoming: Arc::new(InSlots {
+                slots: Consumer::new(Words::shared(region, incoming)),
+                credits: Credits::Bell(peer_bell.clone()),
+            }),
+            frames: Frames::Ring {
+                tx: RingSender::new(tx_words, tx_data),
+                rx: RingReceiver::new(rx_words, rx_data, MAX_FRAME_BYTES),
+                peer_bell,
+            },
+            announced: NO_SLOT,
+        }
+    }
+
+    /// The rank at the other end.
+    pub fn peer(&self) -> Rank {
+        self.peer
+    }
+
+    /// The bell that rings when a frame or a credit is there.
+    pub fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    pub(crate) fn out(&self) -> &Arc<OutSlots> {
+        &self.out
+    }
+
+    pub(crate) fn incoming(&self) -> &Arc<InSlots> {
+        &self.incoming
+    }
+
+    /// That a frame of any size can be pushed now.
+    ///
+    /// # Errors
+    /// [`TransportError::Backpressure`]; the lane is broken.
+    pub(crate) fn check_room(&mut self) -> Result<(), TransportError> {
+        match &mut self.frames {
+            Frames::Ring { tx, .. } => {
+                if tx.has_room(MAX_FRAME_BYTES) {
+                    return Ok(());
+                }
+                Err(TransportError::Backpressure { peer: self.peer })
+            }
+            Frames::Channel(frames) => frames.check(),
+        }
+    }
+
+    /// Hands a frame to the peer, with the slot that goes with it, and rings. Room was checked.
+    ///
+    /// # Errors
+    /// The lane broke: the frame may or may not have left.
+    pub(crate) fn push(&mut self, slot: Option<u32>, frame: &[u8]) -> Result<(), TransportError> {
+        let tag = slot.unwrap_or(NO_SLOT);
+        match &mut self.frames {
+            Frames::Ring { tx, peer_bell, .. } => {
+                tx.push(tag, frame)
+                    .expect("room was checked, and only this side fills the ring");
+                peer_bell.ring();
+                Ok(())
+            }
+            Frames::Channel(frames) => frames.push(tag, frame),
+        }
+    }
+
+    /// Copies the next frame into `inbox`; false when there is none.
+    ///
+    /// # Errors
+    /// The lane is broken, or the peer wrote what cannot be.
+    pub(crate) fn poll(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
+        let tag = match &mut self.frames {
+            Frames::Ring { rx, .. } => rx.pop(inbox).map_err(|e| {
+                misbehaved(
+                    self.peer,
+                    format!(
+                        "its header ring claims {} bytes in use and a record of {}",
+                        e.used, e.record
+                    ),
+                )
+            })?,
+            Frames::Channel(frames) => frames.pop(inbox)?,
+        };
+        self.announced = tag.unwrap_or(NO_SLOT);
+        Ok(tag.is_some())
+    }
+
+    /// Takes the slot that the frame polled last hands over, for the payload that its header
+    /// announces: its number, and how many bytes to expect.
+    ///
+    /// # Errors
+    /// The peer announced what the edge cannot hold, or a slot that is not ours to read.
+    pub(crate) fn take_announced(
+        &mut self,
+        header: &Matched<'_>,
+        capacity: usize,
+    ) -> Result<(u32, usize), TransportError> {
+        let slot = std::mem::replace(&mut self.announced, NO_SLOT);
+        let bytes = header.header().payload_bytes();
+        let len = usize::try_from(bytes).ok().filter(|len| *len <= capacity);
+        let Some(len) = len else {
+            return Err(misbehaved(
+                self.peer,
+                format!("it announced a payload of {bytes} bytes for a slot of {capacity}"),
+            ));
+        };
+        self.incoming.slots.take(slot).map_err(|why| {
+            let what = match why {
+                NotOurs::NoSuchSlot => format!("it announced a payload in slot {slot}"),
+                NotOurs::NotHandedOver => format!("it announced slot {slot}, which it still holds"),
+            };
+            misbehaved(self.peer, what)
+        })?;
+        Ok((slot, len))
+    }
+}
+
+/// An edge whose slots lie elsewhere.
+fn bare(depth: u32) -> EdgeShape {
+    EdgeShape {
+        depth,
+        slot_bytes: 0,
+    }
+}
+
+/// Maps the region that the lower rank of a pair passed.
+pub(crate) fn open_region(
+    fd: OwnedFd,
+    up: EdgeShape,
+    down: EdgeShape,
+) -> Result<(Arc<Region>, Layout), TransportError> {
+    let layout = Layout::new(up, down)?;
+    let region = Region::open(fd, layout.len)?;
+    Ok((Arc::new(region), layout))
+}
+
+pub(crate) fn misbehaved(rank: Rank, why: String) -> TransportError {
+    TransportError::PeerMisbehaved { rank, why }
+}

@@ -1,0 +1,54 @@
+//! Where the words of an edge's slots lie: in a region that both ranks map, or in this process
+//! alone, where messages of the peer move them.
+
+use std::sync::Arc;
+
+use crate::host::layout::Direction;
+use crate::host::region::Region;
+use crate::host::slots::{SlotWord, SlotWords};
+
+/// The slot words of one direction.
+#[derive(Clone, Debug)]
+pub(crate) enum Words {
+    /// In the region, at this offset.
+    Shared {
+        region: Arc<Region>,
+        at: usize,
+        depth: u32,
+    },
+    /// In this process.
+    Own(Arc<[SlotWord]>),
+}
+
+impl Words {
+    pub(crate) fn shared(region: &Arc<Region>, place: Direction) -> Self {
+        Self::Shared {
+            region: Arc::clone(region),
+            at: place.slot_words,
+            depth: place.depth,
+        }
+    }
+
+    pub(crate) fn own(depth: u32) -> Self {
+        Self::Own((0..depth).map(|_| SlotWord::default()).collect())
+    }
+}
+
+impl SlotWords for Words {
+    fn depth(&self) -> u32 {
+        match self {
+            Self::Shared { depth, .. } => *depth,
+            Self::Own(words) => words.len() as u32,
+        }
+    }
+
+    fn word(&self, slot: u32) -> &SlotWord {
+        match self {
+            Self::Shared { region, at, depth } => {
+                assert!(slot < *depth);
+                region.words(at + slot as usize * size_of::<SlotWord>())
+            }
+            Self::Own(words) => &words[slot as usize],
+        }
+    }
+}
