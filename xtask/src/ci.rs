@@ -3,13 +3,14 @@
 use anyhow::Result;
 
 use crate::process::{cargo, run as run_command};
-use crate::{layers, suite, tidy};
+use crate::{layers, nccl_bindings, suite, tidy};
 
 /// Runs every check, cheapest first, and stops at the first that fails.
 pub(crate) fn run() -> Result<()> {
     run_command(&mut cargo(&["fmt", "--all", "--check"]))?;
     layers::run()?;
     tidy::run()?;
+    nccl_bindings::run(&["--check".to_owned()])?;
     run_command(&mut cargo(&[
         "clippy",
         "--workspace",

@@ -25,7 +25,7 @@ cargo xtask <command>
   tidy            module docs, SAFETY comments, leftovers, long files
   nccl-bindings [--check]
                   make the bindings of crates/nccl-sys from NCCL's header, or compare them
-  ci              fmt, clippy, docs, layers, tidy, test
+  ci              fmt, clippy, docs, layers, tidy, nccl-bindings, test
   bench WHAT      overlap | touch | denoise | all: ours beside its peers, interleaved";
 
 fn main() -> Result<()> {
