@@ -94,6 +94,12 @@ const LAYERS: &[Layer] = &[
         hidden: &[],
     },
     Layer {
+        name: "pp-plugin-cust",
+        allowed: None,
+        banned: &[WIRE, RUNTIME, CLI],
+        hidden: &[],
+    },
+    Layer {
         name: "downstream",
         allowed: None,
         banned: &[DEVICE, WIRE, RUNTIME, KERNELS, CLI],

@@ -187,6 +187,14 @@ pub enum LoadError {
         #[source]
         source: libloading::Error,
     },
+    /// It needs another library, which this machine does not have.
+    #[error("{path} needs {library}, which the dynamic linker does not find: {}", remedy_for(.library))]
+    NeedsLibrary {
+        /// The path as given.
+        path: PathBuf,
+        /// The name of the other library.
+        library: String,
+    },
     /// It is a library, but not a plugin.
     #[error("{path} has no symbol pp_kernels_entry_v1, so it is not a plugin of ABI version 1")]
     NoEntry {
@@ -223,6 +231,15 @@ pub enum LoadError {
         #[source]
         source: KernelError,
     },
+}
+
+/// How to come by a library that is missing.
+fn remedy_for(library: &str) -> &'static str {
+    if library.starts_with("libcuda.so") {
+        "it comes with the NVIDIA driver; install that (580 or newer), or run on the CPU with --kernels cpu"
+    } else {
+        "install it, or add its directory to LD_LIBRARY_PATH"
+    }
 }
 
 /// What is wrong with a table.

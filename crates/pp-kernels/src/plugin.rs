@@ -201,6 +201,24 @@ impl KernelSet {
     }
 }
 
+/// The linker's error. Of a library that is not there it says nothing but the name, so the remedy is added.
+fn refused(path: &Path, source: libloading::Error) -> LoadError {
+    let words = std::error::Error::source(&source).map(ToString::to_string);
+    let missing = words.as_deref().and_then(|words| {
+        words.strip_suffix(": cannot open shared object file: No such file or directory")
+    });
+    match missing {
+        Some(library) => LoadError::NeedsLibrary {
+            path: path.into(),
+            library: library.into(),
+        },
+        None => LoadError::Linker {
+            path: path.into(),
+            source,
+        },
+    }
+}
+
 /// Opens the library and copies its table.
 fn open(path: &Path) -> Result<Table, LoadError> {
     elf::look_at(path)?;
@@ -212,13 +230,8 @@ fn open(path: &Path) -> Result<Table, LoadError> {
             source,
         })?;
     // SAFETY: running the library's constructors is what loading means; the caller chose to trust the file.
-    let library =
-        unsafe { Library::open(Some(&absolute), RTLD_NOW | RTLD_LOCAL) }.map_err(|source| {
-            LoadError::Linker {
-                path: path.into(),
-                source,
-            }
-        })?;
+    let library = unsafe { Library::open(Some(&absolute), RTLD_NOW | RTLD_LOCAL) };
+    let library = library.map_err(|source| refused(path, source))?;
     let library = ManuallyDrop::new(library);
     // SAFETY: the symbol of this name is a function of this signature in every plugin of ABI version 1.
     let entry = unsafe { library.get::<abi::EntryFn>(abi::ENTRY_SYMBOL) }.map_err(|source| {

@@ -112,6 +112,22 @@ fn a_file_that_is_no_library_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_library_that_is_missing_is_named_with_the_remedy() {
+    // The plugin asks for libcuda.so.1 at load time, which comes with a driver.
+    let cust = rust_plugin("pp-plugin-cust");
+    match KernelSet::load(&cust) {
+        Ok(set) => assert_eq!(set.describe().name, "cust"),
+        Err(LoadError::NeedsLibrary { library, .. }) => {
+            assert_eq!(library, "libcuda.so.1");
+            let error = load_error(&cust);
+            assert!(error.contains("install that (580 or newer)"), "{error}");
+            assert!(error.contains("--kernels cpu"), "{error}");
+        }
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+#[test]
 fn a_table_that_cannot_be_used_is_refused_with_the_reason() {
     let cases = [
         ("FAULT_NO_ENTRY", "has no symbol pp_kernels_entry_v1"),
