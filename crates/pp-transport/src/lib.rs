@@ -14,6 +14,8 @@ pub mod bell;
 #[cfg(not(loom))]
 pub mod control;
 #[cfg(not(loom))]
+pub mod cuda;
+#[cfg(not(loom))]
 pub mod error;
 #[cfg(not(loom))]
 pub mod host;

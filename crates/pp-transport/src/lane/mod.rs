@@ -146,11 +146,7 @@ impl Lane {
     ///
     /// # Errors
     /// As [`LaneOffer::new`] and [`Lane::open`].
-    pub fn pair(
-        up_depth: u32,
-        down_depth: u32,
-        low: Bell,
-    ) -> Result<(Self, Self), TransportError> {
+    pub fn pair(up_depth: u32, down_depth: u32, low: Bell) -> Result<(Self, Self), TransportError> {
         let high = Bell::new()?;
         let (region, layout) = LaneOffer::new(up_depth, down_depth)?.into_region();
         let Layout { up, down, .. } = layout;

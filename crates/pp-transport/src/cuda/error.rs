@@ -1,0 +1,80 @@
+//! What can go wrong with the driver, each with its remedy.
+
+/// An error of the CUDA driver, or the lack of one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// The driver's library is not there.
+    #[error(
+        "there is no CUDA driver: libcuda.so.1 was not found; install the NVIDIA driver, or in a \
+         container start it with access to the GPUs"
+    )]
+    NoDriver,
+    /// The driver is too old.
+    #[error(
+        "the CUDA driver is for version {}.{}, and {}.{} or newer is needed; update the NVIDIA \
+         driver", found / 1000, found % 1000 / 10, needed / 1000, needed % 1000 / 10
+    )]
+    OldDriver {
+        /// What it says, as 1000 × major + 10 × minor.
+        found: u32,
+        /// The least that will do, in the same form.
+        needed: u32,
+    },
+    /// The driver lacks a function.
+    #[error("the CUDA driver has no function {symbol}; update the NVIDIA driver")]
+    MissingSymbol {
+        /// The function.
+        symbol: &'static str,
+    },
+    /// There is no such device.
+    #[error(
+        "there is no CUDA device {ordinal}: {count} can be seen; check the rank's device and \
+         CUDA_VISIBLE_DEVICES"
+    )]
+    NoDevice {
+        /// The device that was asked for.
+        ordinal: u32,
+        /// How many there are.
+        count: u32,
+    },
+    /// A call failed.
+    #[error("{function} failed with {name} ({code}): {text}")]
+    Call {
+        /// The function of the driver.
+        function: &'static str,
+        /// Its result.
+        code: i32,
+        /// The result's name.
+        name: String,
+        /// The driver's words for it.
+        text: String,
+    },
+    /// A range that does not lie in its buffer.
+    #[error("bytes {start} to {end} do not lie in a buffer of {len} bytes")]
+    OutOfRange {
+        /// First byte.
+        start: usize,
+        /// One past the last.
+        end: usize,
+        /// Bytes there are.
+        len: usize,
+    },
+}
+
+/// Out of device memory.
+pub(super) const OUT_OF_MEMORY: i32 = 2;
+/// The driver did not start, for want of a device.
+pub(super) const NOT_INITIALIZED: i32 = 3;
+/// There is a driver and no device.
+pub(super) const NO_DEVICE: i32 = 100;
+/// The answer of a query about work that is not done.
+pub(super) const NOT_READY: i32 = 600;
+
+impl CudaError {
+    /// Whether the device ran out of memory, so that smaller or fewer slots may help.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Call { code, .. } if *code == OUT_OF_MEMORY)
+    }
+}

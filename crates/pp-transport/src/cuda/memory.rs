@@ -1,0 +1,248 @@
+//! Memory of the device, and page-locked memory of the host that the device can reach.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+
+use super::device::Device;
+use super::driver::call;
+use super::error::CudaError;
+use super::janitor::{self, Waste};
+use super::stream::{Event, Stream};
+
+/// Where bytes lie on a device. Only numbers: who may use them, and until when, is said by
+/// whoever hands this out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct DevicePtr {
+    /// The address.
+    pub address: u64,
+    /// Bytes there.
+    pub len: usize,
+}
+
+impl fmt::Debug for DevicePtr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}+{}", self.address, self.len)
+    }
+}
+
+/// Which streams use a buffer, and up to where.
+#[derive(Debug, Default)]
+struct Uses(Mutex<Vec<(Stream, Event)>>);
+
+impl Uses {
+    /// Each stream has an event of its own: the use on one is not forgotten over that on another.
+    fn note(&self, stream: &Stream) -> Result<(), CudaError> {
+        let mut uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, event)) = uses.iter().find(|(other, _)| other.is_same(stream)) {
+            return event.record(stream);
+        }
+        let event = Event::new(stream.device())?;
+        event.record(stream)?;
+        uses.push((stream.clone(), event));
+        Ok(())
+    }
+
+    /// Whether every use is over; what cannot be found out is not.
+    fn are_over(&mut self) -> bool {
+        let uses = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        uses.iter()
+            .all(|(_, event)| matches!(event.is_done(), Ok(true)))
+    }
+}
+
+/// Memory on a device.
+///
+/// # If dropped
+/// Never waits. Freed some time later by a thread of its own when every use that
+/// [`DeviceBuffer::used_by`] noted is over; else leaked, and said so.
+pub struct DeviceBuffer {
+    device: Device,
+    address: u64,
+    len: usize,
+    uses: Uses,
+}
+
+impl DeviceBuffer {
+    /// Allocates. Not for the steady state: this may wait for the device.
+    ///
+    /// # Errors
+    /// The device has no memory left.
+    pub fn new(device: &Device, len: usize) -> Result<Self, CudaError> {
+        device.bind()?;
+        let mut address = 0;
+        // SAFETY: writes one address to a place that is ours; the context is current. The driver
+        // refuses to allocate nothing, so an empty buffer has a byte that nobody sees.
+        unsafe { call!(device.driver(), cuMemAlloc_v2(&raw mut address, len.max(1))) }?;
+        Ok(Self {
+            device: device.clone(),
+            address,
+            len,
+            uses: Uses::default(),
+        })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn ptr(&self) -> DevicePtr {
+        DevicePtr {
+            address: self.address,
+            len: self.len,
+        }
+    }
+
+    /// Where it is, as a `CUdeviceptr`; a multiple of 256.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes in it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The device it lies on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Notes that what was issued to the stream so far uses this buffer.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn used_by(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.uses.note(stream)
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if self.uses.are_over() {
+            janitor::free(Waste::Device(self.device.clone(), self.address));
+        } else {
+            said_leaked("device", self.len);
+        }
+    }
+}
+
+impl fmt::Debug for DeviceBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceBuffer({:?} on {:?})", self.ptr(), self.device)
+    }
+}
+
+/// Page-locked memory of the host. The device copies from and to it by itself; the host reads and
+/// writes it at its usual speed.
+///
+/// # If dropped
+/// As [`DeviceBuffer`].
+pub struct PinnedBuffer {
+    device: Device,
+    base: NonNull<u8>,
+    len: usize,
+    uses: Uses,
+}
+
+// SAFETY: the buffer owns its memory, which any thread may reach; `bytes` and `bytes_mut` borrow
+// as a `Vec` does.
+unsafe impl Send for PinnedBuffer {}
+// SAFETY: as for `Send`; what `used_by` changes is behind a lock.
+unsafe impl Sync for PinnedBuffer {}
+
+impl PinnedBuffer {
+    /// Allocates and zeroes. Not for the steady state: this may wait for the device.
+    ///
+    /// # Errors
+    /// The host has no memory that can be locked.
+    pub fn new(device: &Device, len: usize) -> Result<Self, CudaError> {
+        device.bind()?;
+        let mut base: *mut c_void = std::ptr::null_mut();
+        let room = len.max(1);
+        // SAFETY: writes one address to a place that is ours; the context is current.
+        unsafe { call!(device.driver(), cuMemHostAlloc(&raw mut base, room, 0)) }?;
+        let base = NonNull::new(base.cast::<u8>()).expect("a call that succeeded gave memory");
+        // SAFETY: `room` bytes that were just allocated and that nobody else knows.
+        unsafe { base.write_bytes(0, room) };
+        Ok(Self {
+            device: device.clone(),
+            base,
+            len,
+            uses: Uses::default(),
+        })
+    }
+
+    /// Its bytes. Does not wait: what a stream still writes is not there yet.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `len` initialized bytes that this value owns. Whoever lets the device write them
+        // has promised that nobody looks before that is over (`Stream::download`).
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+
+    /// Its bytes, to be written. Does not wait: what a stream still reads must not be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `bytes`, and `&mut self` makes the borrow unique; whoever lets the device
+        // read them has promised that nobody writes before that is over (`Stream::upload`).
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+
+    /// Where it is; the same address on the host and on the device.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    /// Bytes in it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Notes that what was issued to the stream so far uses this buffer.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn used_by(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.uses.note(stream)
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        if self.uses.are_over() {
+            let address = self.base.as_ptr() as usize;
+            janitor::free(Waste::Pinned(self.device.clone(), address));
+        } else {
+            said_leaked("page-locked", self.len);
+        }
+    }
+}
+
+impl fmt::Debug for PinnedBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PinnedBuffer({} bytes)", self.len)
+    }
+}
+
+fn said_leaked(kind: &'static str, bytes: usize) {
+    tracing::warn!(
+        bytes,
+        "{kind} memory is leaked: work that uses it is not over"
+    );
+}

@@ -1,0 +1,344 @@
+//! Streams, which order work, and events, which mark places in that order.
+
+use std::ffi::c_uint;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::device::Device;
+use super::driver::{Handle, call};
+use super::error::{CudaError, NOT_READY};
+use super::memory::{DevicePtr, PinnedBuffer};
+
+/// Does not wait for the default stream, nor it for this one.
+const NON_BLOCKING: c_uint = 1;
+const DISABLE_TIMING: c_uint = 2;
+
+/// An ordered queue of work on a device. Clones are the same stream.
+///
+/// # If dropped
+/// Does not wait: what was issued goes on, and the driver frees the stream after it.
+#[derive(Clone)]
+pub struct Stream(Arc<Queue>);
+
+struct Queue {
+    device: Device,
+    handle: usize,
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let handle = self.handle as Handle;
+        // SAFETY: made by `Stream::with_priority`; this was its last owner. The call returns at
+        // once and lets issued work finish.
+        let destroyed = unsafe { call!(self.device.driver(), cuStreamDestroy_v2(handle)) };
+        if let Err(error) = destroyed {
+            tracing::debug!(%error, "a stream was not destroyed");
+        }
+    }
+}
+
+impl Stream {
+    /// A stream of ordinary priority, which does not wait for the default stream.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn new(device: &Device) -> Result<Self, CudaError> {
+        Self::with_priority(device, |range| range.end)
+    }
+
+    /// A stream whose work the device starts first.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn urgent(device: &Device) -> Result<Self, CudaError> {
+        Self::with_priority(device, |range| range.start)
+    }
+
+    /// The range given to `choose` goes from the greatest priority, the smallest number, to the
+    /// least.
+    fn with_priority(
+        device: &Device,
+        choose: impl FnOnce(Range<i32>) -> i32,
+    ) -> Result<Self, CudaError> {
+        device.bind()?;
+        let driver = device.driver();
+        let (mut least, mut greatest) = (0, 0);
+        let mut handle: Handle = std::ptr::null_mut();
+        // SAFETY: both write to addresses that are ours; the context is current.
+        unsafe {
+            call!(
+                driver,
+                cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest)
+            )?;
+            let priority = choose(greatest..least);
+            call!(
+                driver,
+                cuStreamCreateWithPriority(&raw mut handle, NON_BLOCKING, priority)
+            )?;
+        }
+        Ok(Self(Arc::new(Queue {
+            device: device.clone(),
+            handle: handle as usize,
+        })))
+    }
+
+    /// The device that works it off.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// The `CUstream`, for other libraries, valid while a clone of this lives.
+    #[must_use]
+    pub fn raw(&self) -> u64 {
+        self.0.handle as u64
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    fn handle(&self) -> Handle {
+        self.0.handle as Handle
+    }
+
+    /// Lets later work of this stream wait for what the event was last recorded behind.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
+        self.device().bind()?;
+        // SAFETY: a live stream and a live event.
+        unsafe {
+            call!(
+                self.device().driver(),
+                cuStreamWaitEvent(self.handle(), event.handle(), 0)
+            )
+        }
+    }
+
+    /// Whether everything issued so far is done.
+    ///
+    /// # Errors
+    /// Something that was issued failed.
+    pub fn is_idle(&self) -> Result<bool, CudaError> {
+        self.device().bind()?;
+        let driver = self.device().driver();
+        // SAFETY: a live stream.
+        match unsafe { (driver.cuStreamQuery)(self.handle()) } {
+            NOT_READY => Ok(false),
+            code => driver.check("cuStreamQuery", code).map(|()| true),
+        }
+    }
+
+    /// Issues a copy of bytes `range` of page-locked memory to the device.
+    ///
+    /// # Errors
+    /// The range does not fit the buffer or its destination; the driver refuses.
+    ///
+    /// # Safety
+    /// Until this stream has passed the copy: `to` is device memory that nothing else touches, and
+    /// `from` is neither dropped nor written.
+    pub unsafe fn upload(
+        &self,
+        from: &PinnedBuffer,
+        range: Range<usize>,
+        to: DevicePtr,
+    ) -> Result<(), CudaError> {
+        let bytes = slice(from.len(), range)?;
+        slice(to.len, 0..bytes.len())?;
+        self.device().bind()?;
+        let source = (from.address() as usize + bytes.start) as Handle;
+        // SAFETY: the source lies in the buffer (checked), the rest is the caller's promise.
+        unsafe {
+            call!(
+                self.device().driver(),
+                cuMemcpyHtoDAsync_v2(to.address, source, bytes.len(), self.handle())
+            )
+        }
+    }
+
+    /// Issues a copy from the device to page-locked memory, from byte `at` of it on.
+    ///
+    /// # Errors
+    /// The bytes do not fit; the driver refuses.
+    ///
+    /// # Safety
+    /// Until this stream has passed the copy: `from` is device memory that nobody writes, and `to`
+    /// is neither dropped nor touched, not even read.
+    pub unsafe fn download(
+        &self,
+        from: DevicePtr,
+        to: &mut PinnedBuffer,
+        at: usize,
+    ) -> Result<(), CudaError> {
+        slice(to.len(), at..at.saturating_add(from.len))?;
+        self.device().bind()?;
+        let target = (to.address() as usize + at) as Handle;
+        // SAFETY: the target lies in the buffer (checked), the rest is the caller's promise.
+        unsafe {
+            call!(
+                self.device().driver(),
+                cuMemcpyDtoHAsync_v2(target, from.address, from.len, self.handle())
+            )
+        }
+    }
+
+    /// Issues a copy within the device, of as many bytes as `from` has.
+    ///
+    /// # Errors
+    /// The bytes do not fit; the driver refuses.
+    ///
+    /// # Safety
+    /// Until this stream has passed the copy, both are device memory, nobody writes `from`, and
+    /// nothing else touches `to`; they do not overlap.
+    pub unsafe fn copy(&self, from: DevicePtr, to: DevicePtr) -> Result<(), CudaError> {
+        slice(to.len, 0..from.len)?;
+        self.device().bind()?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            call!(
+                self.device().driver(),
+                cuMemcpyDtoDAsync_v2(to.address, from.address, from.len, self.handle())
+            )
+        }
+    }
+
+    /// Issues the filling of device memory with one byte.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Safety
+    /// Until this stream has passed it, `to` is device memory that nothing else touches.
+    pub unsafe fn fill(&self, to: DevicePtr, byte: u8) -> Result<(), CudaError> {
+        self.device().bind()?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            call!(
+                self.device().driver(),
+                cuMemsetD8Async(to.address, byte, to.len, self.handle())
+            )
+        }
+    }
+}
+
+fn slice(len: usize, range: Range<usize>) -> Result<Range<usize>, CudaError> {
+    let Range { start, end } = range;
+    if start <= end && end <= len {
+        return Ok(range);
+    }
+    Err(CudaError::OutOfRange { start, end, len })
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:#x} on {:?})", self.raw(), self.device())
+    }
+}
+
+/// A place in the order of a stream. Made once and recorded again and again.
+///
+/// # If dropped
+/// Does not wait; the driver frees it when it was passed.
+pub struct Event {
+    device: Device,
+    handle: usize,
+}
+
+impl Event {
+    /// An event without a time, which costs less.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn new(device: &Device) -> Result<Self, CudaError> {
+        Self::with_flags(device, DISABLE_TIMING)
+    }
+
+    /// An event that notes when it was passed.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn timed(device: &Device) -> Result<Self, CudaError> {
+        Self::with_flags(device, 0)
+    }
+
+    fn with_flags(device: &Device, flags: c_uint) -> Result<Self, CudaError> {
+        device.bind()?;
+        let mut handle: Handle = std::ptr::null_mut();
+        // SAFETY: writes one handle to an address that is ours; the context is current.
+        unsafe { call!(device.driver(), cuEventCreate(&raw mut handle, flags)) }?;
+        Ok(Self {
+            device: device.clone(),
+            handle: handle as usize,
+        })
+    }
+
+    fn handle(&self) -> Handle {
+        self.handle as Handle
+    }
+
+    /// Marks the place behind everything issued to the stream so far. An earlier mark is forgotten.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.device.bind()?;
+        // SAFETY: a live event and a live stream.
+        unsafe {
+            call!(
+                self.device.driver(),
+                cuEventRecord(self.handle(), stream.handle())
+            )
+        }
+    }
+
+    /// Whether the place was passed; true for an event that was never recorded.
+    ///
+    /// # Errors
+    /// Something issued before failed: from then on every call on this device fails.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        let driver = self.device.driver();
+        self.device.bind()?;
+        // SAFETY: a live event.
+        match unsafe { (driver.cuEventQuery)(self.handle()) } {
+            0 => Ok(true),
+            NOT_READY => Ok(false),
+            code => driver.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Nanoseconds from when `since` was passed to when this was. Both are timed, and done.
+    ///
+    /// # Errors
+    /// They are not.
+    pub fn elapsed_ns(&self, since: &Self) -> Result<u64, CudaError> {
+        self.device.bind()?;
+        let mut ms = 0.0_f32;
+        // SAFETY: two live events; writes one number to an address that is ours.
+        unsafe {
+            call!(
+                self.device.driver(),
+                cuEventElapsedTime(&raw mut ms, since.handle(), self.handle())
+            )
+        }?;
+        Ok((f64::from(ms) * 1e6).max(0.0) as u64)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by `with_flags` and owned by this value alone.
+        let destroyed = unsafe { call!(self.device.driver(), cuEventDestroy_v2(self.handle())) };
+        if let Err(error) = destroyed {
+            tracing::debug!(%error, "an event was not destroyed");
+        }
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event({:#x})", self.handle)
+    }
+}
