@@ -1,0 +1,90 @@
+/* The kernels that the fake knows, by the name of their entry. Those of the tests are here; those of pp-kernels in kernels_video.c. */
+#include "fake.h"
+
+#include <string.h>
+#include <unistd.h>
+
+void fake_reads(struct launch *l, address at, uint64_t bytes);
+void fake_writes(struct launch *l, address at, uint64_t bytes);
+const struct kernel *fake_video_kernel(const char *name);
+
+void fake_reads(struct launch *l, address at, uint64_t bytes) {
+    if (bytes && l->read_count < MAX_RANGES) l->reads[l->read_count++] = (struct range){at, bytes};
+}
+void fake_writes(struct launch *l, address at, uint64_t bytes) {
+    if (bytes && l->write_count < MAX_RANGES) l->writes[l->write_count++] = (struct range){at, bytes};
+}
+
+/* Byte i of payload n: any mix-up of payloads or offsets shows. The same as `pattern` of the conformance suite. */
+static uint8_t pattern(uint64_t n, uint64_t i) { return (uint8_t)(n * 31 ^ i ^ i >> 8 ^ i >> 16); }
+
+/* pp_fake_fill(to, bytes, n): writes payload n. */
+static void fill_touches(struct launch *l) { fake_writes(l, l->parameter[0], l->parameter[1]); }
+static void fill_run(struct launch *l) {
+    uint64_t bytes = l->parameter[1];
+    uint8_t *to = bytes ? ppfake_pin(l->device, l->parameter[0], bytes, "pp_fake_fill") : NULL;
+    if (!to) return;
+    for (uint64_t i = 0; i < bytes; i++) {
+        if (i == bytes / 2) ppfake_pause(l->stream);
+        to[i] = pattern(l->parameter[2], i);
+    }
+    ppfake_unpin(l->parameter[0]);
+}
+
+/* pp_fake_check(from, bytes, n, wrong): adds to the u64 at `wrong` how many bytes are not those of payload n. */
+static void check_touches(struct launch *l) {
+    fake_reads(l, l->parameter[0], l->parameter[1]);
+    fake_writes(l, l->parameter[3], 8);
+}
+static void check_run(struct launch *l) {
+    uint64_t bytes = l->parameter[1], bad = 0;
+    uint8_t *from = bytes ? ppfake_pin(l->device, l->parameter[0], bytes, "pp_fake_check") : NULL;
+    uint8_t *wrong = ppfake_pin(l->device, l->parameter[3], 8, "pp_fake_check");
+    for (uint64_t i = 0; from && i < bytes; i++) {
+        if (i == bytes / 2) ppfake_pause(l->stream);
+        bad += from[i] != pattern(l->parameter[2], i);
+    }
+    if (wrong) {
+        uint64_t sum;
+        memcpy(&sum, wrong, 8);
+        sum += bad;
+        memcpy(wrong, &sum, 8);
+        ppfake_unpin(l->parameter[3]);
+    }
+    if (from) ppfake_unpin(l->parameter[0]);
+}
+
+/* pp_fake_copy(to, from, bytes): copies a payload, as a stage would transform one. */
+static void copy_touches(struct launch *l) {
+    fake_reads(l, l->parameter[1], l->parameter[2]);
+    fake_writes(l, l->parameter[0], l->parameter[2]);
+}
+static void copy_run(struct launch *l) {
+    uint64_t bytes = l->parameter[2];
+    uint8_t *to = bytes ? ppfake_pin(l->device, l->parameter[0], bytes, "pp_fake_copy") : NULL;
+    uint8_t *from = bytes ? ppfake_pin(l->device, l->parameter[1], bytes, "pp_fake_copy") : NULL;
+    if (to && from) {
+        memcpy(to, from, bytes / 2);
+        ppfake_pause(l->stream);
+        memcpy(to + bytes / 2, from + bytes / 2, bytes - bytes / 2);
+    }
+    if (to) ppfake_unpin(l->parameter[0]);
+    if (from) ppfake_unpin(l->parameter[1]);
+}
+
+/* pp_fake_spin(microseconds) */
+static void no_touches(struct launch *l) { (void)l; }
+static void spin_run(struct launch *l) { usleep((useconds_t)l->parameter[0]); }
+
+static const struct kernel known[] = {
+    {"pp_fake_fill", 3, fill_touches, fill_run},
+    {"pp_fake_check", 4, check_touches, check_run},
+    {"pp_fake_copy", 3, copy_touches, copy_run},
+    {"pp_fake_spin", 1, no_touches, spin_run},
+};
+
+const struct kernel *fake_kernel(const char *name) {
+    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(known[i].name, name) == 0) return &known[i];
+    return fake_video_kernel(name);
+}

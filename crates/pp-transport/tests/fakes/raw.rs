@@ -1,0 +1,160 @@
+//! The functions of the fakes that tests call directly, as plain pointers.
+
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use super::{Fakes, address_of};
+
+/// A handle of the driver or of NCCL.
+pub type Handle = *mut c_void;
+/// `ncclUniqueId`.
+pub type UniqueId = [c_char; 128];
+
+macro_rules! functions {
+    ($($name:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
+        /// Every function answers with the driver's or NCCL's code; 0 is success.
+        #[derive(Debug)]
+        pub struct Raw { $(pub $name: unsafe extern "C" fn($($argument),*) -> c_int,)* }
+
+        impl Raw {
+            /// The functions of the libraries that this process has loaded.
+            pub fn get() -> &'static Raw {
+                static RAW: OnceLock<Raw> = OnceLock::new();
+                Fakes::build().load();
+                RAW.get_or_init(|| Raw {
+                    // SAFETY: each symbol is a function of the fakes with these C types.
+                    $($name: unsafe { std::mem::transmute::<*mut c_void, _>(address_of($symbol)) },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    init = c"cuInit": fn(c_uint);
+    retain = c"cuDevicePrimaryCtxRetain": fn(*mut Handle, c_int);
+    set_current = c"cuCtxSetCurrent": fn(Handle);
+    synchronize = c"cuCtxSynchronize": fn();
+    alloc = c"cuMemAlloc_v2": fn(*mut u64, usize);
+    free = c"cuMemFree_v2": fn(u64);
+    stream_create = c"cuStreamCreateWithPriority": fn(*mut Handle, c_uint, c_int);
+    stream_wait = c"cuStreamWaitEvent": fn(Handle, Handle, c_uint);
+    stream_synchronize = c"cuStreamSynchronize": fn(Handle);
+    stream_query = c"cuStreamQuery": fn(Handle);
+    event_create = c"cuEventCreate": fn(*mut Handle, c_uint);
+    event_record = c"cuEventRecord": fn(Handle, Handle);
+    event_query = c"cuEventQuery": fn(Handle);
+    event_synchronize = c"cuEventSynchronize": fn(Handle);
+    upload = c"cuMemcpyHtoDAsync_v2": fn(u64, *const c_void, usize, Handle);
+    download = c"cuMemcpyDtoHAsync_v2": fn(*mut c_void, u64, usize, Handle);
+    fill = c"cuMemsetD8Async": fn(u64, u8, usize, Handle);
+    module_load = c"cuModuleLoadData": fn(*mut Handle, *const c_char);
+    module_function = c"cuModuleGetFunction": fn(*mut Handle, Handle, *const c_char);
+    launch = c"cuLaunchKernel": fn(
+        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
+    );
+    unique_id = c"ncclGetUniqueId": fn(*mut UniqueId);
+    comm_init = c"ncclCommInitRank": fn(*mut Handle, c_int, UniqueId, c_int);
+    comm_abort = c"ncclCommAbort": fn(Handle);
+    comm_destroy = c"ncclCommDestroy": fn(Handle);
+    comm_error = c"ncclCommGetAsyncError": fn(Handle, *mut c_int);
+    group_start = c"ncclGroupStart": fn();
+    group_end = c"ncclGroupEnd": fn();
+    send = c"ncclSend": fn(u64, usize, c_int, c_int, Handle, Handle);
+    recv = c"ncclRecv": fn(u64, usize, c_int, c_int, Handle, Handle);
+    all_reduce = c"ncclAllReduce": fn(u64, u64, usize, c_int, c_int, Handle, Handle);
+    broadcast = c"ncclBroadcast": fn(u64, u64, usize, c_int, c_int, Handle, Handle);
+}
+
+/// `raw!(name(arguments))`: the code that a call of the fakes gives.
+macro_rules! raw {
+    ($name:ident($($argument:expr),* $(,)?)) => {
+        // SAFETY: a function of the fakes with arguments of its types; what they point to outlives the call, and what
+        // a stream does with memory afterwards is checked by the fakes themselves.
+        unsafe { ($crate::fakes::raw::Raw::get().$name)($($argument),*) }
+    };
+}
+pub(crate) use raw;
+
+/// As [`raw!`], for calls that must succeed.
+macro_rules! ok {
+    ($name:ident($($argument:expr),* $(,)?)) => {
+        assert_eq!($crate::fakes::raw::raw!($name($($argument),*)), 0, stringify!($name))
+    };
+}
+pub(crate) use ok;
+
+const PTX: &str = "
+.visible .entry pp_fake_fill(.param .u64 to, .param .u64 bytes, .param .u64 n) {}
+.visible .entry pp_fake_check(.param .u64 from, .param .u64 bytes, .param .u64 n, .param .u64 wrong) {}
+.visible .entry pp_fake_copy(.param .u64 to, .param .u64 from, .param .u64 bytes) {}
+.visible .entry pp_fake_spin(.param .u64 microseconds) {}
+";
+
+/// The kernels that write and check payloads on a device.
+#[derive(Debug)]
+pub struct TestKernels {
+    fill: u64,
+    check: u64,
+    copy: u64,
+    spin: u64,
+}
+
+impl TestKernels {
+    /// Loads them into the context that is current on this thread.
+    pub fn load() -> Self {
+        let mut module = std::ptr::null_mut();
+        let text = CString::new(PTX).unwrap();
+        ok!(module_load(&mut module, text.as_ptr()));
+        let function = |name: &str| {
+            let (mut function, name) = (std::ptr::null_mut(), CString::new(name).unwrap());
+            ok!(module_function(&mut function, module, name.as_ptr()));
+            function as u64
+        };
+        Self {
+            fill: function("pp_fake_fill"),
+            check: function("pp_fake_check"),
+            copy: function("pp_fake_copy"),
+            spin: function("pp_fake_spin"),
+        }
+    }
+
+    fn launch(function: u64, stream: u64, arguments: &[u64]) {
+        let mut arguments = arguments.to_vec();
+        let mut pointers: Vec<*mut c_void> = arguments
+            .iter_mut()
+            .map(|a| std::ptr::from_mut(a).cast())
+            .collect();
+        let null = std::ptr::null_mut();
+        ok!(launch(
+            function as Handle,
+            1,
+            1,
+            1,
+            32,
+            1,
+            1,
+            0,
+            stream as Handle,
+            pointers.as_mut_ptr(),
+            null
+        ));
+    }
+
+    /// Writes payload `n`: `pattern(n, i)` at byte `i`.
+    pub fn fill(&self, stream: u64, to: u64, bytes: usize, n: u64) {
+        Self::launch(self.fill, stream, &[to, bytes as u64, n]);
+    }
+    /// Adds to the `u64` at `wrong` how many bytes differ from payload `n`.
+    pub fn check(&self, stream: u64, from: u64, bytes: usize, n: u64, wrong: u64) {
+        Self::launch(self.check, stream, &[from, bytes as u64, n, wrong]);
+    }
+    /// Copies, as a stage would.
+    pub fn copy(&self, stream: u64, to: u64, from: u64, bytes: usize) {
+        Self::launch(self.copy, stream, &[to, from, bytes as u64]);
+    }
+    /// Takes time.
+    pub fn spin(&self, stream: u64, microseconds: u64) {
+        Self::launch(self.spin, stream, &[microseconds]);
+    }
+}
