@@ -29,6 +29,8 @@ wire_enum! {
         Interrupted = 8 => "interrupted",
         /// A fault of our own.
         Internal = 9 => "internal error",
+        /// A GPU, its driver or NCCL failed or is not there.
+        Device = 10 => "device",
     }
 }
 

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::control::{ControlChannel, ControlReceiver, ControlSender, Message};
+use pp_transport::error::TransportError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::switch::Switch;
@@ -40,7 +41,13 @@ pub struct WatchOptions {
     pub grace: Duration,
     /// Called on the watch thread when the driver did not; must end the process.
     pub on_stuck: Box<dyn FnOnce(&Fault) + Send>,
+    /// Takes the headers that came over the control channel, where ranks have no other lane;
+    /// without it they are a fault.
+    pub on_frame: Option<OnFrame>,
 }
+
+/// What is done with a header from this peer. Must not block; an error is the peer's fault.
+pub type OnFrame = Box<dyn FnMut(Rank, &[u8]) -> Result<(), TransportError> + Send>;
 
 impl fmt::Debug for WatchOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -86,6 +93,7 @@ impl Watch {
             stop: Arc::clone(&stop),
             heartbeat: options.heartbeat,
             grace: options.grace,
+            on_frame: options.on_frame,
         };
         let thread = std::thread::Builder::new()
             .name("pp-watch".into())
@@ -151,6 +159,7 @@ struct Watcher {
     stop: Arc<Stop>,
     heartbeat: Option<Duration>,
     grace: Duration,
+    on_frame: Option<OnFrame>,
 }
 
 impl Watcher {
@@ -234,6 +243,14 @@ impl Watcher {
                                 // It knows already.
                                 peer.told = true;
                                 self.switch.raise(fault);
+                            }
+                            Message::Frame(body) => {
+                                let taken = self.on_frame.as_mut().map(|take| take(rank, body));
+                                match taken {
+                                    Some(Ok(())) => {}
+                                    Some(Err(error)) => self.lose(i, &bad_frame(rank, &error)),
+                                    None => self.lose(i, &misplaced(rank)),
+                                }
                             }
                             _ => self.lose(i, &misplaced(rank)),
                         }
@@ -325,11 +342,16 @@ impl Watcher {
     }
 }
 
+fn bad_frame(rank: Rank, error: &TransportError) -> Fault {
+    let operation = "receive header";
+    Fault::new(FaultKind::PeerMisbehaved, rank, operation, error)
+}
+
 fn misplaced(rank: Rank) -> Fault {
     Fault::new(
         FaultKind::PeerMisbehaved,
         rank,
         "watch",
-        "a handshake message came after the handshake",
+        "a message came that has no place after the handshake",
     )
 }

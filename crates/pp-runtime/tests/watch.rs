@@ -8,6 +8,7 @@ use pp_runtime::switch::Switch;
 use pp_runtime::watch::{Watch, WatchOptions};
 use pp_transport::bell::Bell;
 use pp_transport::control::{ControlChannel, Message, RendezvousOptions, rendezvous};
+use pp_transport::error::TransportError;
 use pp_transport::launch::LocalJob;
 
 /// Waiting longer than this is a hang.
@@ -36,6 +37,7 @@ fn watch(channel: ControlChannel, switch: &Switch, heartbeat_ms: u64) -> Watch {
         heartbeat: Some(Duration::from_millis(heartbeat_ms)),
         grace: HANG,
         on_stuck: Box::new(|_| {}),
+        on_frame: None,
     };
     Watch::start(vec![channel], switch.clone(), options).unwrap()
 }
@@ -131,6 +133,7 @@ fn a_driver_that_does_not_end_after_a_fault_is_ended() {
         heartbeat: None,
         grace: Duration::from_millis(50),
         on_stuck: Box::new(move |fault| say.send(fault.clone()).unwrap()),
+        on_frame: None,
     };
     let _watch = Watch::start(vec![ours], switch.clone(), options).unwrap();
     assert!(
@@ -157,4 +160,37 @@ fn a_handshake_message_after_the_handshake_is_misbehaviour() {
         (fault.kind, fault.rank),
         (FaultKind::PeerMisbehaved, Rank::new(1))
     );
+}
+
+#[test]
+fn frames_go_to_their_taker_and_a_bad_one_is_the_fault_of_its_sender() {
+    let (ours, theirs) = channel();
+    let switch = switch(0);
+    let (taken, frames) = mpsc::channel();
+    let options = WatchOptions {
+        heartbeat: None,
+        grace: HANG,
+        on_stuck: Box::new(|_| {}),
+        on_frame: Some(Box::new(move |rank, frame| {
+            taken.send((rank, frame.to_vec())).unwrap();
+            if frame == b"bad" {
+                let why = "it sent nonsense".into();
+                return Err(TransportError::PeerMisbehaved { rank, why });
+            }
+            Ok(())
+        })),
+    };
+    let watch = Watch::start(vec![ours], switch.clone(), options).unwrap();
+    for frame in [&b"good"[..], b"bad"] {
+        let deadline = Instant::now() + HANG;
+        let sent = theirs.sender().send(&Message::Frame(frame), deadline);
+        sent.unwrap();
+    }
+    let fault = fault(&switch);
+    assert_eq!(fault.kind, FaultKind::PeerMisbehaved);
+    assert_eq!(fault.rank, Rank::new(1));
+    let both: Vec<_> = frames.try_iter().collect();
+    let from = Rank::new(1);
+    assert_eq!(both, [(from, b"good".to_vec()), (from, b"bad".to_vec())]);
+    watch.close();
 }
