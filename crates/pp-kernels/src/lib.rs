@@ -28,6 +28,7 @@ mod payload;
 mod plan;
 mod plugin;
 pub mod reference;
+pub mod synthetic;
 mod tensor;
 
 pub use config::{Chroma, ChunkShape, Description, SessionConfig, Space};

@@ -20,6 +20,7 @@ mod tokens;
 use half::bf16;
 
 pub(crate) use denoise::MIN_H2;
+pub(crate) use noise::StreamNoise;
 pub use noise::{add_gaussian, estimate_sigma};
 pub(crate) use plane::mirrored;
 
@@ -45,9 +46,9 @@ pub struct CpuSession {
     config: SessionConfig,
     geometry: Geometry,
     threads: usize,
-    /// Encode: the last frames seen, packed, oldest first; and the noise written last.
+    /// Encode: the last frames seen, packed, oldest first; and the noise of the stream.
     history: Vec<Vec<u8>>,
-    sigma: Vec<f32>,
+    noise: StreamNoise,
     /// Made by the first `phase_b`, because the front has no use for its memory.
     denoiser: Option<Denoiser>,
     strengths: Vec<f32>,
@@ -83,7 +84,7 @@ impl Kernels for Cpu {
             geometry: Geometry::of(config),
             threads,
             history: Vec::with_capacity(CONTEXT_FRAMES),
-            sigma: Vec::new(),
+            noise: StreamNoise::new(config),
             denoiser: None,
             strengths: Vec::new(),
         })
@@ -120,19 +121,6 @@ impl CpuSession {
             tokens::encode_plane(frame.plane(index), plane, tokens);
         }
     }
-
-    /// The noise of each plane: given, or estimated from the chunk's middle frame when the clip begins or is cut.
-    fn update_sigma(&mut self, frames: &[FrameView<'_>], plan: &Plan) {
-        if self.sigma.is_empty() || plan.init_cache || plan.reset_crossattn_cache {
-            let frame = &frames[frames.len() / 2];
-            let given = self.config.noise_sigma;
-            let planes = 0..self.geometry.planes.len();
-            self.sigma.clear();
-            self.sigma.extend(
-                planes.map(|plane| given.unwrap_or_else(|| estimate_sigma(frame.plane(plane)))),
-            );
-        }
-    }
 }
 
 impl Session for CpuSession {
@@ -150,8 +138,6 @@ impl Session for CpuSession {
         if plan.init_cache || plan.reset_kv_cache {
             self.history.clear();
         }
-        self.update_sigma(frames, plan);
-
         let context = context_count(plan, input.spec("context_frames"))?;
         if context as usize > self.history.len() {
             return Err(Failure::invalid(format!(
@@ -180,9 +166,10 @@ impl Session for CpuSession {
         for (frame, out) in frames.iter().zip(latents.chunks_exact_mut(bytes)) {
             self.encode_frame(frame, out);
         }
-        let planes = self.sigma.len() as u64;
+        let sigma = self.noise.of_chunk(frames, plan);
+        let planes = sigma.len() as u64;
         let conditioning = input.tensor_mut("conditioning_embeds", DType::Bf16, &[planes])?;
-        for (sigma, out) in self.sigma.iter().zip(conditioning.chunks_exact_mut(2)) {
+        for (sigma, out) in sigma.iter().zip(conditioning.chunks_exact_mut(2)) {
             out.copy_from_slice(&bf16::from_f32(*sigma).to_le_bytes());
         }
         let steps = plan.num_denoise_steps;

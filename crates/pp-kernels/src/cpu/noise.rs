@@ -1,6 +1,40 @@
 //! Noise: how much of it a frame holds, and how to add it on purpose.
 
-use crate::frame::PlaneView;
+use crate::config::SessionConfig;
+use crate::frame::{FrameView, PlaneView};
+use crate::plan::Plan;
+
+/// The noise of each plane of a stream: given, or estimated from a chunk's middle frame when the clip begins or is cut.
+#[derive(Debug)]
+pub(crate) struct StreamNoise {
+    given: Option<f32>,
+    planes: usize,
+    sigma: Vec<f32>,
+}
+
+impl StreamNoise {
+    pub(crate) fn new(config: &SessionConfig) -> StreamNoise {
+        StreamNoise {
+            given: config.noise_sigma,
+            planes: config.chroma.planes(),
+            sigma: Vec::new(),
+        }
+    }
+
+    /// The standard deviation for each plane of this chunk.
+    pub(crate) fn of_chunk(&mut self, frames: &[FrameView<'_>], plan: &Plan) -> &[f32] {
+        if self.sigma.is_empty() || plan.init_cache || plan.reset_crossattn_cache {
+            let frame = &frames[frames.len() / 2];
+            let given = self.given;
+            let planes = 0..self.planes;
+            self.sigma.clear();
+            self.sigma.extend(
+                planes.map(|plane| given.unwrap_or_else(|| estimate_sigma(frame.plane(plane)))),
+            );
+        }
+        &self.sigma
+    }
+}
 
 /// Estimates the standard deviation of the noise of one plane.
 ///

@@ -72,6 +72,9 @@ pub enum CudaError {
         /// Its status.
         status: String,
     },
+    /// A number that was asked for is out of its range.
+    #[error("{0}")]
+    Argument(String),
     /// A wait that has a limit came to it.
     #[error("the stream is not done after {0:?}")]
     Late(Duration),

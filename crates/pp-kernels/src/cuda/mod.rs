@@ -1,6 +1,8 @@
 //! The built-in kernels on CUDA devices.
 
-mod driver;
+pub(crate) mod driver;
+mod frames;
+pub(crate) mod kernels;
 
 pub use driver::CudaError;
 

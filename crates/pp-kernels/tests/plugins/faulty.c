@@ -79,6 +79,14 @@ static pp_status bad_describe(pp_description *out, pp_error *error) {
 }
 #endif
 
+#if defined(NO_FAULT_CUDA) || defined(FAULT_CUDA_OF_1_0)
+static pp_status claims_cuda(pp_description *out, pp_error *error) {
+  pp_status status = describe(out, error);
+  out->spaces |= 1u << PP_SPACE_CUDA;
+  return status;
+}
+#endif
+
 #if defined(FAULT_CALLS)
 static pp_status skips_a_call(pp_session *s, pp_phase_b_args *args, pp_error *error) {
   pp_status status = phase_b(s, args, error);
@@ -140,6 +148,10 @@ const pp_kernels_table *pp_kernels_entry_v1(void) {
   table.decode = changes_a_sample;
 #elif defined(FAULT_NO_SESSION)
   table.create = no_session;
+#elif defined(NO_FAULT_CUDA)
+  table.describe = claims_cuda;
+#elif defined(FAULT_CUDA_OF_1_0)
+  table.describe = claims_cuda, table.minor = 0;
 #elif defined(NO_FAULT_OLDER)
   /* A host that read past the size would jump to address 8. */
   table.struct_size = sizeof table - sizeof(void *), table.self_test = (pp_status(*)(pp_error *))8;

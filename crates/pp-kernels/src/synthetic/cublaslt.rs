@@ -1,0 +1,104 @@
+//! Where cublasLt is found: the path in `PP_CUBLASLT_LIB`, the dynamic linker, the wheel of the Python on PATH.
+//!
+//! Hazard: cudarc panics when the library is missing. So it is found, opened and kept here first; the linker then
+//! gives cudarc the same library for its name.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use cudarc::cublaslt::sys;
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+use crate::cuda::CudaError;
+
+/// The variable that says where the library is.
+const VARIABLE: &str = "PP_CUBLASLT_LIB";
+/// The name by which cudarc finds what is already open.
+const FILE: &str = "libcublasLt.so.13";
+
+/// Proof that cublasLt is there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CublasLt(());
+
+impl CublasLt {
+    /// Finds the library. It stays open for the life of the process.
+    pub(super) fn load() -> Result<CublasLt, CudaError> {
+        static LOADED: OnceLock<CublasLt> = OnceLock::new();
+        if let Some(found) = LOADED.get() {
+            return Ok(*found);
+        }
+        let found = match std::env::var_os(VARIABLE) {
+            Some(path) => open(Path::new(&path)).and_then(|()| {
+                is_present().then_some(()).ok_or_else(|| {
+                    format!("its soname is not {FILE}, so it is not cublasLt of CUDA 13")
+                })
+            }),
+            None if is_present() => Ok(()),
+            None => from_wheels(),
+        };
+        let missing = |why: String| CudaError::NoLibrary {
+            library: FILE,
+            remedy: format!(
+                "{why}; set {VARIABLE} to its path, or install the wheel nvidia-cublas of CUDA 13 for the python3 on \
+                 PATH"
+            ),
+        };
+        found.map_err(missing)?;
+        Ok(*LOADED.get_or_init(|| CublasLt(())))
+    }
+}
+
+fn is_present() -> bool {
+    // SAFETY: loading the library runs its constructors, which is what loading it means.
+    unsafe { sys::is_culib_present() }
+}
+
+/// Opens a file for good.
+fn open(path: &Path) -> Result<(), String> {
+    // SAFETY: as above.
+    match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
+        Ok(library) => {
+            std::mem::forget(library);
+            Ok(())
+        }
+        Err(error) => {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            Err(format!(
+                "{}: {}",
+                path.display(),
+                cause.unwrap_or_else(|| error.to_string())
+            ))
+        }
+    }
+}
+
+/// Opens the library of a wheel that the Python on PATH has.
+fn from_wheels() -> Result<(), String> {
+    let mut why = String::from("neither the dynamic linker nor a wheel has it");
+    for path in wheels() {
+        match open(&path) {
+            Ok(()) if is_present() => return Ok(()),
+            Ok(()) => why = format!("{}: it has another soname", path.display()),
+            Err(reason) => why = reason,
+        }
+    }
+    Err(why)
+}
+
+/// The places where wheels of CUDA 13 put it, as far as they are there.
+fn wheels() -> Vec<PathBuf> {
+    let script = "import nvidia; print('\\n'.join(nvidia.__path__))";
+    let output = Command::new("python3")
+        .args(["-c", script])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output();
+    let printed = output.map_or_else(|_| Vec::new(), |output| output.stdout);
+    String::from_utf8_lossy(&printed)
+        .lines()
+        .flat_map(|root| ["cu13", "cublas"].map(|part| Path::new(root).join(part)))
+        .map(|directory| directory.join("lib").join(FILE))
+        .filter(|path| path.is_file())
+        .collect()
+}

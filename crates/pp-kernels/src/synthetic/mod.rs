@@ -1,0 +1,280 @@
+//! Work of a known length for benchmarks of pipelines: blocks that spin, matrix products, a stream through memory.
+//!
+//! [`Work::calibrate`] finds, once, how much of it takes the time that is wanted, by events of the device;
+//! [`Work::launch`] then only enqueues. No work at all (a sleep on the host) needs nothing from here.
+
+mod cublaslt;
+pub(crate) mod gemm;
+
+use std::time::Duration;
+
+use crate::cuda::CudaError;
+use crate::cuda::driver::{Driver, Event, Memory, Stream};
+use crate::cuda::kernels::Synthetic;
+use gemm::Gemm;
+
+/// The longest that a calibration waits for one launch.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Launches whose median is the calibrated time.
+const SAMPLES: usize = 9;
+
+/// What the device is kept busy with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Blocks that look at the clock until the time is over. They take one place each and no memory, so that other
+    /// kernels (of NCCL, say) run beside them.
+    Spin {
+        /// How many, at least 1.
+        blocks: u32,
+    },
+    /// Products of square matrices in bf16 with sums in f32, through cublasLt.
+    Gemm {
+        /// Rows and columns of each matrix, a multiple of 64.
+        size: u32,
+    },
+    /// Reads and writes of device memory.
+    Hbm {
+        /// Bytes read in one repetition, and as many written; more than the caches hold, to measure the memory.
+        bytes: u64,
+    },
+}
+
+impl Kind {
+    /// Blocks that spin on a part of the device.
+    #[must_use]
+    pub fn spin() -> Kind {
+        Kind::Spin { blocks: 32 }
+    }
+
+    /// Products of some 20 µs on an H200, so that a fifth of a millisecond is met to a tenth.
+    #[must_use]
+    pub fn gemm() -> Kind {
+        Kind::Gemm { size: 2048 }
+    }
+
+    /// A stream through twice 64 MiB, more than the second-level cache of an H200 holds.
+    #[must_use]
+    pub fn hbm() -> Kind {
+        Kind::Hbm { bytes: 64 << 20 }
+    }
+
+    fn check(self) -> Result<(), CudaError> {
+        let reason = match self {
+            Kind::Spin { blocks } if blocks == 0 || blocks > 65_535 => {
+                format!("{blocks} blocks: must lie within 1 and 65535")
+            }
+            Kind::Gemm { size } if size == 0 || size % 64 != 0 || size > 32_768 => {
+                format!("matrices of {size}: must be a multiple of 64 up to 32768")
+            }
+            Kind::Hbm { bytes } if bytes < 4096 || bytes % 4096 != 0 => {
+                format!("{bytes} bytes: must be a multiple of 4096, at least one")
+            }
+            _ => return Ok(()),
+        };
+        Err(CudaError::Argument(reason))
+    }
+}
+
+/// What one launch achieves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rate {
+    /// Bytes read and written.
+    BytesPerSecond(f64),
+    /// Multiplications and additions.
+    FlopsPerSecond(f64),
+}
+
+/// How long one launch takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Calibration {
+    /// What was wanted.
+    pub target: Duration,
+    /// The median of nine launches, by events around each.
+    pub achieved: Duration,
+    /// Kernels in one launch.
+    pub repetitions: u32,
+    /// What they achieve; spinning achieves nothing.
+    pub rate: Option<Rate>,
+}
+
+/// Synthetic work on one stream.
+///
+/// # If dropped
+/// Its memory is freed behind what is enqueued; nothing waits.
+#[derive(Debug)]
+pub struct Work {
+    kind: Kind,
+    driver: Driver,
+    context: u64,
+    stream: Stream,
+    engine: Engine,
+    /// Nanoseconds for spinning, repetitions of the others.
+    amount: u64,
+}
+
+#[derive(Debug)]
+enum Engine {
+    Spin(Synthetic),
+    Gemm(Gemm),
+    Hbm {
+        kernels: Synthetic,
+        from: Memory,
+        to: Memory,
+    },
+}
+
+impl Work {
+    /// Makes work that does the least until it is calibrated.
+    ///
+    /// # Safety
+    /// `context` is a live `CUcontext`, current on the calling thread and on those that call the other functions;
+    /// `stream` is a live `CUstream` of it. Both outlive the work, which is dropped with the context current.
+    ///
+    /// # Errors
+    /// A number out of range, no driver, no cublasLt (for [`Kind::Gemm`]), no memory.
+    pub unsafe fn new(kind: Kind, context: u64, stream: u64) -> Result<Work, CudaError> {
+        kind.check()?;
+        let driver = Driver::load()?;
+        driver.check_context(context)?;
+        // SAFETY: the caller's duty.
+        let stream = unsafe { Stream::borrow(stream) };
+        let engine = match kind {
+            Kind::Spin { .. } => Engine::Spin(Synthetic::of(driver, context)?),
+            Kind::Gemm { size } => Engine::Gemm(Gemm::new(driver, stream, size)?),
+            Kind::Hbm { bytes } => {
+                let memory = || Memory::new(driver, stream, bytes as usize);
+                let (from, to) = (memory()?, memory()?);
+                fill_with_noise(stream, &from, 3)?;
+                Engine::Hbm {
+                    kernels: Synthetic::of(driver, context)?,
+                    from,
+                    to,
+                }
+            }
+        };
+        Ok(Work {
+            kind,
+            driver,
+            context,
+            stream,
+            engine,
+            amount: 1,
+        })
+    }
+
+    /// What it was made as.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Enqueues the work, as much as was calibrated.
+    ///
+    /// # Errors
+    /// A context that is not current, or a failure of the device.
+    pub fn launch(&mut self) -> Result<(), CudaError> {
+        self.driver.check_context(self.context)?;
+        match (&mut self.engine, self.kind) {
+            (Engine::Spin(kernels), Kind::Spin { blocks }) => {
+                kernels.spin(self.stream, blocks, self.amount)
+            }
+            (Engine::Gemm(gemm), _) => (0..self.amount).try_for_each(|_| gemm.enqueue(self.stream)),
+            (Engine::Hbm { kernels, from, to }, _) => {
+                (0..self.amount).try_for_each(|_| kernels.stream(self.stream, to, from))
+            }
+            (Engine::Spin(_), _) => Ok(()),
+        }
+    }
+
+    /// Finds how much work takes `target`, for all launches from now on; for set-up only, as it runs the work and waits.
+    ///
+    /// Work that takes longer than the target when done once is done once: look at what was achieved.
+    ///
+    /// # Errors
+    /// A context that is not current, a failure of the device, or one that does not finish within 20 s.
+    pub fn calibrate(&mut self, target: Duration) -> Result<Calibration, CudaError> {
+        let clock = [Event::new(self.driver)?, Event::new(self.driver)?];
+        let wanted = target.as_secs_f64();
+        self.amount = match self.kind {
+            Kind::Spin { .. } => target.as_nanos() as u64,
+            _ => 1,
+        };
+        // The first launches load kernels, fill caches and raise the clock.
+        self.time(&clock)?;
+        for _ in 0..4 {
+            let taken = self.median(&clock, 3)?.as_secs_f64();
+            self.amount = match self.kind {
+                Kind::Spin { .. } => {
+                    // What a launch takes on top of the spinning.
+                    let over = taken - self.amount as f64 * 1e-9;
+                    ((wanted - over) * 1e9).max(0.0) as u64
+                }
+                _ => ((self.amount as f64 * wanted / taken.max(1e-9)).round() as u64)
+                    .clamp(1, 1 << 20),
+            };
+        }
+        let achieved = self.median(&clock, SAMPLES)?;
+        let per_second = |each: f64| each * self.amount as f64 / achieved.as_secs_f64().max(1e-9);
+        let (repetitions, rate) = match (&self.engine, self.kind) {
+            (Engine::Gemm(gemm), _) => (
+                self.amount,
+                Some(Rate::FlopsPerSecond(per_second(gemm.flops()))),
+            ),
+            (_, Kind::Hbm { bytes }) => (
+                self.amount,
+                Some(Rate::BytesPerSecond(per_second(2.0 * bytes as f64))),
+            ),
+            _ => (1, None),
+        };
+        Ok(Calibration {
+            target,
+            achieved,
+            repetitions: repetitions as u32,
+            rate,
+        })
+    }
+
+    /// The time of one launch on the device; waits.
+    fn time(&mut self, [start, end]: &[Event; 2]) -> Result<Duration, CudaError> {
+        start.record(self.stream)?;
+        self.launch()?;
+        end.record(self.stream)?;
+        self.stream.wait(PATIENCE)?;
+        end.since(start)
+    }
+
+    fn median(&mut self, clock: &[Event; 2], samples: usize) -> Result<Duration, CudaError> {
+        let mut times = Vec::with_capacity(samples);
+        for _ in 0..samples {
+            times.push(self.time(clock)?);
+        }
+        times.sort_unstable();
+        Ok(times[samples / 2])
+    }
+}
+
+/// Fills memory with bf16 numbers between −1 and 1, because work on zeros takes less power and so less time; waits.
+pub(crate) fn fill_with_noise(stream: Stream, memory: &Memory, seed: u64) -> Result<(), CudaError> {
+    let mut state = seed;
+    let mut block = Vec::with_capacity(memory.bytes().min(4 << 20));
+    while block.len() < block.capacity() {
+        // SplitMix64, its upper 53 bits as a number in 0..2.
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut bits = (state ^ state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        bits = (bits ^ bits >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        let number = (bits >> 11) as f64 * 2f64.powi(-52);
+        block.extend(half::bf16::from_f64(number - 1.0).to_le_bytes());
+    }
+    let sent = (0..memory.bytes())
+        .step_by(block.len())
+        .try_for_each(|start| {
+            let bytes = block.len().min(memory.bytes() - start);
+            // SAFETY: the range lies within the memory; the block lives until the wait below is over, or is leaked.
+            unsafe { stream.upload(memory.address() + start as u64, block.as_ptr(), bytes) }
+        });
+    let waited = stream.wait(PATIENCE);
+    if waited.is_err() {
+        std::mem::forget(block);
+    }
+    sent.and(waited)
+}

@@ -1,0 +1,273 @@
+//! A GPU for the tests: a context, a stream, and buffers that are copied and waited for.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result};
+use pp_kernels::{
+    Chroma, ChunkShape, DeviceSession, FrameView, FrameViewMut, KernelSession, KernelSet, Layout,
+    Payload, PayloadMut, Plan, SessionConfig,
+};
+
+pub struct Gpu {
+    pub context: Arc<CudaContext>,
+    pub stream: Arc<CudaStream>,
+}
+
+impl Gpu {
+    /// Fails, with the reason, where there is no device: the caller asked for a real one.
+    pub fn open() -> Gpu {
+        // SAFETY: looking for the driver loads it.
+        let is_there = unsafe { cudarc::driver::sys::is_culib_present() };
+        assert!(is_there, "PP_TEST_GPU=real, and libcuda is not found");
+        let context = CudaContext::new(0).expect("device 0 can be opened");
+        // SAFETY: this file waits for the stream after everything it does.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().expect("a stream can be made");
+        Gpu { context, stream }
+    }
+
+    pub fn name(&self) -> String {
+        let (major, minor) = self.context.compute_capability().expect("a capability");
+        format!(
+            "{} (compute capability {major}.{minor})",
+            self.context.name().expect("a name")
+        )
+    }
+
+    pub fn config(&self, width: u32, height: u32, chroma: Chroma, frames: u32) -> SessionConfig {
+        let context = self.context.cu_ctx() as u64;
+        let stream = self.stream.cu_stream() as u64;
+        SessionConfig::cuda(width, height, chroma, frames, context, stream)
+    }
+}
+
+/// Page-locked memory, so that copies are as asynchronous as in production.
+struct Pinned {
+    data: *mut u8,
+    bytes: usize,
+}
+
+impl Pinned {
+    fn new(bytes: usize, fill: u8) -> Pinned {
+        // SAFETY: a context is current on this thread; the memory is filled before it is read.
+        unsafe {
+            let data: *mut u8 = result::malloc_host(bytes.max(1), 0)
+                .expect("page-locked memory")
+                .cast();
+            data.write_bytes(fill, bytes);
+            Pinned { data, bytes }
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: allocated and filled in `new`; every user of this file waits before it looks.
+        unsafe { std::slice::from_raw_parts_mut(self.data, self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`, freed once, and nothing is in flight.
+        unsafe { result::free_host(self.data.cast()) }.expect("page-locked memory is freed");
+    }
+}
+
+/// A session of either kind, driven with payloads as bytes.
+pub enum Session<'a> {
+    Cpu(KernelSession),
+    Gpu(&'a Gpu, DeviceSession),
+}
+
+impl<'a> Session<'a> {
+    pub fn cpu(config: SessionConfig) -> Session<'a> {
+        let config = SessionConfig {
+            space: pp_kernels::Space::Host,
+            ..config
+        };
+        Session::Cpu(
+            KernelSet::cpu()
+                .open(&config)
+                .expect("the cpu kernels open"),
+        )
+    }
+
+    pub fn gpu(gpu: &'a Gpu, config: SessionConfig) -> Session<'a> {
+        // SAFETY: context and stream are those of `gpu`, which outlives the session; the context is current.
+        let session = unsafe { KernelSet::ptx().open_on_device(&config) };
+        Session::Gpu(gpu, session.expect("the ptx kernels open"))
+    }
+
+    pub fn config(&self) -> SessionConfig {
+        match self {
+            Session::Cpu(session) => *session.config(),
+            Session::Gpu(_, session) => *session.config(),
+        }
+    }
+
+    pub fn layout(&mut self, shape: ChunkShape) -> Layout {
+        match self {
+            Session::Cpu(session) => session.layout(shape),
+            Session::Gpu(_, session) => session.layout(shape),
+        }
+        .expect("a layout")
+    }
+
+    /// The payload for `phase_b`; bytes between tensors are zeroed, as a device leaves them open.
+    pub fn encode(&mut self, frames: &[Vec<u8>], plan: &Plan, layout: &Layout) -> Vec<u8> {
+        let config = self.config();
+        let view = |f| FrameView::packed(f, config.width, config.height, config.chroma);
+        let bytes = layout.inputs.payload_bytes();
+        match self {
+            Session::Cpu(session) => {
+                let views: Vec<_> = frames.iter().map(|f| view(f).expect("a frame")).collect();
+                let mut input = vec![0xAA; bytes];
+                let mut payload = PayloadMut::new(&layout.inputs, &mut input).expect("a payload");
+                session
+                    .encode(&views, plan, &mut payload)
+                    .expect("cpu encode");
+                input
+            }
+            Session::Gpu(gpu, session) => {
+                let mut pinned = Pinned::new(frames.iter().map(Vec::len).sum(), 0);
+                for (place, frame) in pinned.bytes_mut().chunks_mut(frames[0].len()).zip(frames) {
+                    place.copy_from_slice(frame);
+                }
+                let views: Vec<_> = pinned
+                    .bytes_mut()
+                    .chunks(frames[0].len())
+                    .map(|f| view(f).expect("a frame"))
+                    .collect();
+                let slot = Slot::new(gpu, &vec![0xAA; bytes]);
+                let mut payload =
+                    PayloadMut::on_device(&layout.inputs, slot.address, bytes).expect("a payload");
+                // SAFETY: the context is current; slot and frames live beyond `read`, which waits.
+                unsafe { session.encode(&views, plan, &mut payload) }.expect("gpu encode");
+                let mut input = slot.read(gpu);
+                let tensors = layout.inputs.as_slice();
+                for pair in tensors.windows(2) {
+                    input[pair[0].offset() + pair[0].bytes()..pair[1].offset()].fill(0);
+                }
+                input
+            }
+        }
+    }
+
+    pub fn phase_b(&mut self, plan: &Plan, layout: &Layout, input: &[u8]) -> Vec<u8> {
+        let bytes = layout.outputs.payload_bytes();
+        let (output, calls) = match self {
+            Session::Cpu(session) => {
+                let mut output = vec![0xAA; bytes];
+                let calls = session.phase_b(
+                    plan,
+                    &Payload::new(&layout.inputs, input).expect("a payload"),
+                    &mut PayloadMut::new(&layout.outputs, &mut output).expect("a payload"),
+                );
+                (output, calls)
+            }
+            Session::Gpu(gpu, session) => {
+                let (from, to) = (Slot::new(gpu, input), Slot::new(gpu, &vec![0xAA; bytes]));
+                // SAFETY: the context is current; both slots live beyond `read`, which waits.
+                let calls = unsafe {
+                    session.phase_b(
+                        plan,
+                        &Payload::on_device(&layout.inputs, from.address, input.len())
+                            .expect("a payload"),
+                        &mut PayloadMut::on_device(&layout.outputs, to.address, bytes)
+                            .expect("a payload"),
+                    )
+                };
+                let output = to.read(gpu);
+                assert_eq!(from.read(gpu), input, "phase_b wrote into its input");
+                (output, calls)
+            }
+        };
+        let calls = calls.expect("phase_b");
+        assert_eq!(calls, plan.expected_generator_calls);
+        output
+    }
+
+    /// The frames; `stride_more` bytes lie behind each row of luma, to see that they stay untouched.
+    pub fn decode(&mut self, plan: &Plan, layout: &Layout, output: &[u8]) -> Vec<Vec<u8>> {
+        let config = self.config();
+        let frames = layout.outputs.as_slice()[0].dims()[0] as usize;
+        let size = config
+            .chroma
+            .packed_frame_bytes(config.width, config.height);
+        match self {
+            Session::Cpu(session) => {
+                let mut decoded = vec![vec![0; size]; frames];
+                let mut views: Vec<_> = decoded.iter_mut().map(|f| view_mut(f, &config)).collect();
+                session
+                    .decode(
+                        plan,
+                        &Payload::new(&layout.outputs, output).expect("a payload"),
+                        &mut views,
+                    )
+                    .expect("cpu decode");
+                decoded
+            }
+            Session::Gpu(gpu, session) => {
+                let mut pinned = Pinned::new(size * frames, 0x55);
+                let slot = Slot::new(gpu, output);
+                let mut views: Vec<_> = pinned
+                    .bytes_mut()
+                    .chunks_mut(size)
+                    .map(|f| view_mut(f, &config))
+                    .collect();
+                let payload = Payload::on_device(&layout.outputs, slot.address, output.len())
+                    .expect("a payload");
+                // SAFETY: the context is current; slot and frames live beyond `read`, which waits.
+                unsafe { session.decode(plan, &payload, &mut views) }.expect("gpu decode");
+                assert_eq!(slot.read(gpu), output, "decode wrote into its input");
+                pinned
+                    .bytes_mut()
+                    .chunks(size)
+                    .map(<[u8]>::to_vec)
+                    .collect()
+            }
+        }
+    }
+}
+
+fn view_mut<'f>(frame: &'f mut [u8], config: &SessionConfig) -> FrameViewMut<'f> {
+    FrameViewMut::packed(frame, config.width, config.height, config.chroma).expect("a frame")
+}
+
+/// Device memory with guard bytes behind it.
+struct Slot {
+    memory: cudarc::driver::CudaSlice<u8>,
+    address: u64,
+    bytes: usize,
+}
+
+const GUARD: [u8; 256] = [0xC3; 256];
+
+impl Slot {
+    fn new(gpu: &Gpu, bytes: &[u8]) -> Slot {
+        let memory = gpu
+            .stream
+            .clone_htod(&[bytes, &GUARD].concat())
+            .expect("device memory");
+        let address = memory.device_ptr(&gpu.stream).0;
+        Slot {
+            memory,
+            address,
+            bytes: bytes.len(),
+        }
+    }
+
+    /// Waits for the stream and reads.
+    fn read(&self, gpu: &Gpu) -> Vec<u8> {
+        let mut bytes = gpu
+            .stream
+            .clone_dtoh(&self.memory)
+            .expect("the stream has done its work");
+        gpu.stream.synchronize().expect("the stream is sound");
+        assert_eq!(
+            bytes.split_off(self.bytes),
+            GUARD,
+            "something was written behind the payload"
+        );
+        bytes
+    }
+}

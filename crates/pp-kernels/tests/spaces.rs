@@ -1,0 +1,168 @@
+//! Which memory kernels work in: every wrong one is refused with the remedy, before the kernels are called.
+
+mod common;
+
+use common::{compile_c_file, root};
+use pp_kernels::{
+    Chroma, ChunkShape, KernelError, KernelSet, Payload, PayloadMut, Plan, SessionConfig,
+    TensorList,
+};
+
+const HOST: fn() -> SessionConfig = || SessionConfig::host(40, 24, Chroma::Mono, 2);
+/// No context of this address exists: whatever gets as far as the driver is refused there.
+const CUDA: fn() -> SessionConfig = || SessionConfig::cuda(40, 24, Chroma::Mono, 2, 4096, 0);
+
+fn faulty(variant: &str) -> KernelSet {
+    let source = root().join("crates/pp-kernels/tests/plugins/faulty.c");
+    KernelSet::load(&compile_c_file(&source, &[variant]))
+        .expect("the plugin is sound on host memory")
+}
+
+fn on_device(set: &KernelSet, config: &SessionConfig) -> KernelError {
+    // SAFETY: every use of this function is refused before the context is looked at, or when it turns out not to be
+    // current, which no driver is asked to dereference it for.
+    unsafe { set.open_on_device(config) }.expect_err("there is no such context")
+}
+
+fn wrong_space(error: KernelError) -> String {
+    assert!(matches!(error, KernelError::WrongSpace { .. }), "{error:?}");
+    error.to_string()
+}
+
+#[test]
+fn host_kernels_refuse_a_device_and_device_kernels_the_host() {
+    let (cpu, ptx) = (KernelSet::cpu(), KernelSet::ptx());
+    let error = wrong_space(on_device(&cpu, &CUDA()));
+    assert!(
+        error.contains("kernels cpu") && error.contains("--kernels ptx"),
+        "{error}"
+    );
+    let error = wrong_space(ptx.open(&HOST()).expect_err("ptx works on devices"));
+    assert!(
+        error.contains("kernels ptx") && error.contains("--kernels cpu"),
+        "{error}"
+    );
+    // The right kernels through the wrong door.
+    let error = wrong_space(cpu.open(&CUDA()).expect_err("a device is opened elsewhere"));
+    assert!(error.contains("open_on_device"), "{error}");
+    let error = wrong_space(on_device(&ptx, &HOST()));
+    assert!(error.contains("host memory"), "{error}");
+    let no_context = SessionConfig::cuda(40, 24, Chroma::Mono, 2, 0, 0);
+    assert!(wrong_space(on_device(&ptx, &no_context)).contains("no CUDA context"));
+}
+
+#[test]
+fn a_plugin_of_1_0_keeps_the_host_and_gets_no_device() {
+    let old = faulty("FAULT_CUDA_OF_1_0");
+    assert!(old.describe().cuda && old.describe().host);
+    old.open(&HOST()).expect("host sessions are as before");
+    let error = wrong_space(on_device(&old, &CUDA()));
+    assert!(
+        error.contains("ABI 1.0") && error.contains("version 1.1 or later"),
+        "{error}"
+    );
+    // The same plugin of 1.1 is asked, and says itself that it does not.
+    let error = on_device(&faulty("NO_FAULT_CUDA"), &CUDA());
+    assert!(
+        matches!(
+            error,
+            KernelError::Failed {
+                operation: "create",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn ptx_describes_itself_anywhere_and_needs_a_driver_to_open() {
+    let ptx = KernelSet::ptx();
+    let (about, cpu) = (ptx.describe(), KernelSet::cpu());
+    assert!(about.cuda && !about.host);
+    assert_eq!(about.name, "ptx");
+    assert_eq!(about.context_frames, cpu.describe().context_frames);
+    assert_eq!(about.chroma, cpu.describe().chroma);
+    assert_ne!(
+        about.digest,
+        cpu.describe().digest,
+        "their results differ, so ranks must not mix them"
+    );
+    assert_eq!(about.digest, KernelSet::ptx().describe().digest);
+
+    // SAFETY: looking for the driver loads it.
+    let has_driver = unsafe { cudarc::driver::sys::is_culib_present() };
+    let error = on_device(&ptx, &CUDA()).to_string();
+    if !has_driver {
+        assert!(
+            error.contains("libcuda is not found") && error.contains("--kernels cpu"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_payload_of_the_other_memory_is_refused() {
+    let mut session = KernelSet::cpu()
+        .open(&HOST())
+        .expect("the cpu kernels open");
+    let shape = ChunkShape {
+        frames: 1,
+        steps: 0,
+        context_frames: 0,
+    };
+    let layout = session.layout(shape).expect("a layout");
+    let plan = Plan::first(40, 24, 0);
+    let bytes = layout.inputs.payload_bytes();
+    let on_device = Payload::on_device(&layout.inputs, 4096, bytes).expect("numbers fit");
+    let mut output = vec![0; layout.outputs.payload_bytes()];
+    let mut output = PayloadMut::new(&layout.outputs, &mut output).expect("bytes fit");
+    let refused = [
+        session.phase_b(&plan, &on_device, &mut output).map(|_| ()),
+        session.decode(&plan, &on_device, &mut []),
+        session
+            .phase_b(
+                &plan,
+                &Payload::new(&TensorList::default(), &[]).expect("nothing fits"),
+                &mut PayloadMut::on_device(&layout.outputs, 4096, bytes).expect("numbers fit"),
+            )
+            .map(|_| ()),
+    ];
+    for refused in refused {
+        match refused {
+            Err(KernelError::BadCall { reason, .. }) => {
+                assert!(reason.contains("lies on a device"), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_device_payload_gives_addresses_and_no_bytes() {
+    use pp_kernels::{DType, TensorSpec};
+    let specs = [
+        TensorSpec::new("a", DType::U8, &[3]).unwrap(),
+        TensorSpec::new("b", DType::Bf16, &[2]).unwrap(),
+    ];
+    let list = TensorList::new(specs).unwrap();
+    let payload = Payload::on_device(&list, 0x7000, 260).unwrap();
+    assert_eq!(payload.device_tensor("b", DType::Bf16, &[2]), Ok(0x7100));
+    assert!(payload.tensor("b", DType::Bf16, &[2]).is_err());
+    assert!(payload.device_tensor("b", DType::U8, &[2]).is_err());
+    assert!(payload.is_on_device());
+    let bytes = [0; 260];
+    let host = Payload::new(&list, &bytes).unwrap();
+    assert!(host.device_tensor("b", DType::Bf16, &[2]).is_err() && !host.is_on_device());
+
+    for (address, len, reason) in [
+        (0x7000, 259, "the tensors need 260 bytes"),
+        (0x7080, 260, "multiple of 256"),
+        (0, 260, "not 0"),
+    ] {
+        let error = Payload::on_device(&list, address, len).unwrap_err();
+        assert!(error.message.contains(reason), "{error}");
+        let error = PayloadMut::on_device(&list, address, len).unwrap_err();
+        assert!(error.message.contains(reason), "{error}");
+    }
+}
