@@ -6,6 +6,7 @@
 use anyhow::{Result, bail};
 
 mod bench;
+mod bundle;
 mod ci;
 mod clip;
 mod layers;
@@ -26,6 +27,8 @@ cargo xtask <command>
   nccl-bindings [--check]
                   make the bindings of crates/nccl-sys from NCCL's header, or compare them
   ci              fmt, clippy, docs, layers, tidy, nccl-bindings, test
+  bundle [--out DIR]
+                  what a machine with GPUs and without Rust needs: programs, plugins, clip, gpu-check.sh
   bench WHAT      overlap | touch | denoise | all: ours beside its peers, interleaved";
 
 fn main() -> Result<()> {
@@ -38,6 +41,7 @@ fn main() -> Result<()> {
         Some("tidy") => tidy::run(),
         Some("nccl-bindings") => nccl_bindings::run(rest),
         Some("ci") => ci::run(),
+        Some("bundle") => bundle::run(rest),
         Some("bench") => bench::run(rest),
         None | Some("help" | "--help" | "-h") => {
             println!("{HELP}");

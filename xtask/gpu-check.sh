@@ -1,0 +1,373 @@
+#!/usr/bin/env bash
+# Checks and measures pp on a machine with NVIDIA GPUs and writes one JSON file.
+#
+#   gpu-check.sh [--out FILE.json] [--only REGEX] [--budget SECONDS] [--runs N] [--list]
+#
+# It lies in the directory that `cargo xtask bundle` makes, beside what it runs, and needs bash and the usual small
+# programs. Where python3 with torch, nvcc or compute-sanitizer are found they are used. PEERS=DIR names a directory with
+# the programs to compare with (a3_pilot.py, link.py, race.py, contention.py, limit.cu, eager.cu, attention.py).
+#
+# Every step has a limit, and a step that fails does not stop the next. The end is 1 if a required step failed, 2 for a
+# wrong use, else 0. A figure that misses its mark is marked and fails nothing.
+set -u -o pipefail
+
+usage() { sed -n '2,/^set/{s/^# \{0,1\}//;/^set/d;p}' "$0"; }
+fail() { echo "gpu-check: $*" >&2; exit 2; }
+
+here=$(cd "$(dirname "$0")" && pwd)
+out=gpu-check.json only=. budget=520 runs=3 list=
+while (($#)); do
+    case $1 in
+        --out | --only | --budget | --runs) (($# > 1)) || fail "$1 wants a value" ;;&
+        --out) out=$2; shift 2 ;;
+        --only) only=$2; shift 2 ;;
+        --budget) budget=$2; shift 2 ;;
+        --runs) runs=$2; shift 2 ;;
+        --list) list=1; shift ;;
+        -h | --help) usage; exit 0 ;;
+        *) fail "no option $1; --help says which there are" ;;
+    esac
+done
+[[ $budget =~ ^[0-9]+$ && $runs =~ ^[1-9]$ ]] || fail "--budget wants seconds, --runs a number from 1 to 9"
+work=$(mktemp -d) || fail "no place for temporary files"
+trap 'rm -rf "$work"' EXIT
+pp=$here/bin/pp
+clip=$here/clip/cup.y4m
+peers=
+[[ -z ${PEERS:-} ]] || peers=$(cd "$PEERS" && pwd) || fail "PEERS names no directory"
+
+# --- what is here ---------------------------------------------------------------------------------------------------
+
+# The first program that can be run: on PATH, or in the toolkit's directory.
+program() {
+    local place
+    for place in "$(command -v "$1")" "${CUDA_HOME:-/usr/local/cuda}/bin/$1"; do
+        [[ -x $place ]] && { echo "$place"; return; }
+    done
+    return 1
+}
+smi=$(program nvidia-smi) || smi=
+nvcc=$(program nvcc) || nvcc=
+sanitizer=$(program compute-sanitizer) || sanitizer=
+python=$(command -v python3) || python=
+gpus=0
+if [[ $smi ]]; then
+    gpus=$(timeout 30 "$smi" --query-gpu=index --format=csv,noheader 2>/dev/null | grep -c '^[0-9]') || true
+fi
+torch=
+if [[ $python && -z $list ]] && timeout 60 "$python" -c 'import torch; torch.cuda.is_available() or exit(1)' 2>/dev/null; then
+    torch=1
+fi
+# Headers and library of the NCCL that python3 has, for the peers in C++.
+nccl_root=
+if [[ $python ]]; then
+    nccl_root=$(timeout 30 "$python" -c 'import importlib.util as u; s = u.find_spec("nvidia.nccl"); print(list(s.submodule_search_locations)[0])' 2>/dev/null) || nccl_root=
+fi
+
+# --- steps ----------------------------------------------------------------------------------------------------------
+
+steps=() # one JSON object each
+lost=()  # required steps that failed
+count=0
+
+# Text as a JSON string. What is no ASCII becomes a question mark.
+quote() {
+    local text
+    text=$(LC_ALL=C tr -c '\11\12\15\40-\176' '?')
+    text=${text//\\/\\\\} text=${text//\"/\\\"}
+    text=${text//$'\t'/\\t} text=${text//$'\r'/} text=${text//$'\n'/\\n}
+    printf '"%s"' "$text"
+}
+
+# The JSON objects among the lines of a file, as the inside of an array. Python writes NaN, which JSON does not have.
+objects() {
+    local found
+    found=$(grep '^{.*}$' "$1" | sed -E 's/([:,[ ])-?(NaN|Infinity)/\1null/g')
+    printf '%s' "${found//$'\n'/,}"
+}
+
+record() { # NAME NEED STATUS SECONDS CODE [DIRECTORY]
+    local name=$1 need=$2 status=$3 seconds=$4 code=$5 at=${6:-} results='' text='""' report=null
+    if [[ $at ]]; then
+        results=$(objects "$at/stdout")
+        text=$( { grep -v '^{.*}$' "$at/stdout"; tail -c 4000 "$at/stderr"; } | tail -c 6000 | quote)
+        [[ -s $at/report.json ]] && report=$(<"$at/report.json")
+    elif [[ $code != null ]]; then
+        text=$(quote <<<"$code") code=null
+    fi
+    steps+=("{\"name\":\"$name\",\"required\":$([[ $need == required ]] && echo true || echo false),\"status\":\"$status\",\"seconds\":$seconds,\"exit\":$code,\"results\":[$results],\"report\":$report,\"text\":$text}")
+    [[ $need == required && $status != passed && $status != skipped ]] && lost+=("$name")
+    printf '%-34s %-9s %6.1f s\n' "$name" "$status" "$seconds"
+}
+
+wanted() { [[ $1 =~ $only ]]; }
+
+skip() { # NAME NEED WHY
+    wanted "$1" || return 0
+    if [[ $list ]]; then echo "$1 (skipped: $3)"; return; fi
+    record "$1" "$2" skipped 0 "$3"
+}
+
+# step NAME required|optional SECONDS COMMAND...: runs the command in a directory of its own.
+step() {
+    local name=$1 need=$2 limit=$3 code status began ended
+    shift 3
+    wanted "$name" || return 0
+    if [[ $list ]]; then echo "$name"; return; fi
+    local left=$((budget - SECONDS))
+    if ((left < 3)); then
+        record "$name" "$need" "no time" 0 "the budget of $budget s was spent"
+        return
+    fi
+    ((limit > left)) && limit=$left
+    local at=$work/$((++count))
+    mkdir "$at"
+    began=${EPOCHREALTIME/[.,]/}
+    # Kills the whole group of processes, the ranks of a job among them.
+    (cd "$at" && exec timeout --kill-after=5 "$limit" "$@" >stdout 2>stderr </dev/null)
+    code=$?
+    ended=${EPOCHREALTIME/[.,]/}
+    case $code in
+        0) status=passed ;;
+        124 | 137) status="timed out" ;;
+        *) status=failed ;;
+    esac
+    local micros=$((ended - began))
+    record "$name" "$need" "$status" "$((micros / 1000000)).$(printf '%03d' $((micros / 1000 % 1000)))" "$code" "$at"
+    [[ $status == passed ]]
+}
+
+# A step that needs so many GPUs.
+gpu_step() { # GPUS NAME NEED SECONDS COMMAND...
+    local need=$1
+    shift
+    if ((gpus < need)); then
+        skip "$1" "$2" "needs $need GPUs, here are $gpus"
+        return 1
+    fi
+    step "$@"
+}
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+figures=()
+rows=()
+
+# Every value of a field in the results of the steps whose name begins so. The first value of each result counts.
+values() { # PREFIX FIELD
+    local step
+    for step in "${steps[@]}"; do
+        [[ $step == "{\"name\":\"$1"* ]] || continue
+        grep -oE "\"$2\":-?[0-9][0-9.eE+-]*" <<<"$step" | head -n 1 | cut -d: -f2
+    done
+}
+median() { sort -g | sed -n "$(((${1} + 1) / 2))p"; }
+
+# figure NAME PREFIX FIELD [min|max MARK]: the median over the runs, and whether it meets the mark.
+figure() {
+    local name=$1 all value number met=null mark=null
+    all=$(values "$2" "$3")
+    [[ $all ]] || return 0
+    number=$(wc -l <<<"$all")
+    value=$(median "$number" <<<"$all")
+    local shown="$value"
+    if (($# > 3)); then
+        mark=$5
+        local first
+        first=$(printf '%s\n%s\n' "$value" "$mark" | sort -g | head -n 1)
+        met=false
+        [[ $value == "$mark" || ($4 == min && $first == "$mark") || ($4 == max && $first == "$value") ]] && met=true
+        shown="$value ($4 $mark: $([[ $met == true ]] && echo met || echo MISSED))"
+    fi
+    figures+=("{\"name\":\"$name\",\"value\":$value,\"runs\":$number,\"mark\":$mark,\"met\":$met}")
+    rows+=("$(printf '%-42s %s, %s runs' "$name" "$shown" "$number")")
+}
+
+# --- what is done ---------------------------------------------------------------------------------------------------
+
+nccl=(--transport nccl)
+spin=(--simulate gpu-spin)
+
+correctness() {
+    gpu_step 1 doctor required 30 "$pp" doctor
+    gpu_step 1 kernels-oracle required 90 env PP_TEST_GPU=real "$here/tests/gpu_oracle"
+    gpu_step 1 kernels-oracle-cust required 90 env PP_TEST_GPU=real PP_TEST_KERNELS="$here/plugins/cust.so" "$here/tests/gpu_oracle"
+    gpu_step 1 plugin-cust required 60 "$pp" plugin check "$here/plugins/cust.so"
+    local plugin
+    for plugin in median temporal; do
+        step "plugin-$plugin" required 60 "$pp" plugin check "$here/plugins/$plugin.so"
+    done
+    gpu_step 2 conformance required 90 env PP_TEST_GPU=real "$here/tests/nccl_conformance" --test-threads=1
+    gpu_step 2 race required 90 env PP_TEST_GPU=real "$here/tests/nccl_race"
+}
+
+# The clip through two GPUs, and the same on the processor, whose PSNR it must come near.
+job() {
+    local noisy=(--input "$clip" --add-noise 20 --report report.json)
+    gpu_step 2 job required 60 "$pp" run "${nccl[@]}" --kernels ptx "${noisy[@]}" --output out.y4m
+    gpu_step 2 job-cust required 60 "$pp" run "${nccl[@]}" --kernels "$here/plugins/cust.so" "${noisy[@]}"
+    gpu_step 2 job-identity required 60 bash -c \
+        '"$0" run --transport nccl --kernels ptx --denoise-steps 0 --input "$1" --output out.y4m && cmp "$1" out.y4m' "$pp" "$clip"
+    step job-host optional 90 "$pp" run --transport host --kernels cpu "${noisy[@]}"
+    if [[ ! $python ]]; then
+        skip job-720p optional "needs python3 to make the clip"
+        return
+    fi
+    # The sample clip, tiled to 1280x720 and repeated.
+    cat >"$work/tile.py" <<'PYTHON'
+import sys
+clip = open(sys.argv[1], "rb").read()
+end = clip.index(b"\n")
+frames = [f for f in clip[end + 1:].split(b"FRAME\n") if f]
+w, h = 352, 288
+def tiled(plane, w, h, W, H):
+    rows = [(plane[y * w:(y + 1) * w] * (W // w + 1))[:W] for y in range(h)]
+    return b"".join(rows[y % h] for y in range(H))
+made = []
+for f in frames:
+    y, u, v = f[:w * h], f[w * h:w * h * 5 // 4], f[w * h * 5 // 4:]
+    made.append(b"FRAME\n" + tiled(y, w, h, 1280, 720) + tiled(u, w // 2, h // 2, 640, 360) + tiled(v, w // 2, h // 2, 640, 360))
+with open(sys.argv[2], "wb") as out:
+    out.write(b"YUV4MPEG2 W1280 H720 F25:1 Ip A1:1 C420jpeg\n")
+    for again in range(5):
+        for frame in made:
+            out.write(frame)
+PYTHON
+    if ((gpus >= 2)) && [[ ! $list ]] && wanted job-720p; then
+        timeout 60 "$python" "$work/tile.py" "$clip" "$work/720p.y4m"
+    fi
+    local run
+    for ((run = 1; run <= runs; run++)); do
+        gpu_step 2 "job-720p-$run" optional 60 "$pp" run "${nccl[@]}" --kernels ptx --cuts off --frames-per-chunk 8 \
+            --input "$work/720p.y4m" --report report.json
+    done
+    rm -f "$work/720p.y4m"
+}
+
+benchmarks() { # RUN
+    local run=$1 ms
+    gpu_step 2 "link-$run" optional 60 "$pp" bench link "${nccl[@]}" --json
+    for ms in 0.2 1 5 0; do
+        gpu_step 2 "overlap-22M-${ms}ms-$run" optional 30 "$pp" bench overlap "${nccl[@]}" "${spin[@]}" \
+            --bytes 22118400 --decode-ms "$ms" --phase-b-ms "$ms" --json
+    done
+    gpu_step 2 "overlap-64K-0ms-$run" optional 30 "$pp" bench overlap "${nccl[@]}" "${spin[@]}" \
+        --bytes 65536 --decode-ms 0 --phase-b-ms 0 --json
+    gpu_step 1 "kernels-$run" optional 60 "$pp" bench kernels --json
+}
+
+once() {
+    local load
+    for load in gemm hbm; do
+        gpu_step 2 "overlap-22M-$load" optional 30 "$pp" bench overlap "${nccl[@]}" --simulate "$load" \
+            --bytes 22118400 --decode-ms 1 --phase-b-ms 1 --json
+    done
+    gpu_step 2 memory optional 60 "$pp" bench overlap "${nccl[@]}" "${spin[@]}" \
+        --bytes 22118400 --decode-ms 0.2 --phase-b-ms 0.2 --chunks 10000 --json
+}
+
+# A program of PyTorch for two ranks.
+torch_pair() { # NAME SECONDS FILE
+    local name=$1 limit=$2 file=$peers/$3
+    [[ -f $file ]] || return 0
+    if [[ ! $torch ]]; then
+        skip "$name" optional "needs python3 with torch and its CUDA"
+        return
+    fi
+    gpu_step 2 "$name" optional "$limit" "$python" -m torch.distributed.run --standalone --nproc-per-node 2 "$file"
+}
+
+# A program of PyTorch for one rank.
+torch_alone() { # NAME SECONDS FILE
+    local name=$1 limit=$2 file=$peers/$3
+    [[ -f $file ]] || return 0
+    if [[ ! $torch ]]; then
+        skip "$name" optional "needs python3 with torch and its CUDA"
+        return
+    fi
+    gpu_step 1 "$name" optional "$limit" "$python" "$file"
+}
+
+# A program in C++ with raw NCCL.
+native_peer() { # NAME SECONDS FILE
+    local name=$1 limit=$2 file=$peers/$3 made=$work/$1
+    [[ -f $file ]] || return 0
+    if [[ ! $nvcc || ! $nccl_root ]]; then
+        skip "$name" optional "needs nvcc, and python3 with the package of NCCL"
+        return
+    fi
+    local library=$nccl_root/lib
+    gpu_step 2 "$name" optional "$limit" bash -c '"$0" -O2 -std=c++17 -arch=native "$1" -I"$2/include" -L"$2/lib" \
+        -l:libnccl.so.2 -Xlinker -rpath="$2/lib" -o "$3" && exec "$3"' "$nvcc" "$file" "$nccl_root" "$made"
+}
+
+peer_steps() {
+    [[ $peers ]] || return 0
+    native_peer peer-limit 90 limit.cu
+    torch_pair peer-pilot 120 a3_pilot.py
+    torch_pair peer-race 60 race.py
+    torch_alone peer-attention 60 attention.py
+    torch_pair peer-contention 60 contention.py
+    # Ends badly after its CUDA graph, when it has printed what is of interest.
+    torch_pair peer-link 45 link.py
+    native_peer peer-eager 60 eager.cu
+}
+
+# The kernels at small sizes under NVIDIA's checker: reads and writes out of bounds, then races in shared memory.
+sanitized() {
+    local tool
+    for tool in memcheck racecheck; do
+        if [[ ! $sanitizer ]]; then
+            skip "sanitizer-$tool" optional "compute-sanitizer is not found"
+            continue
+        fi
+        gpu_step 1 "sanitizer-$tool" required 90 env PP_TEST_GPU=real "$sanitizer" --tool "$tool" --error-exitcode 9 \
+            "$here/tests/gpu_oracle" --small
+    done
+}
+
+step device required 30 bash -c '(("$1" > 0)) || { echo "no GPU: nvidia-smi is missing or lists none"; exit 1; }
+    "$0" --query-gpu=index,name,memory.total,driver_version,clocks.max.sm,clocks.sm,power.limit --format=csv; "$0" topo -m || true' "${smi:-nvidia-smi}" "$gpus"
+correctness
+job
+benchmarks 1
+peer_steps
+for ((again = 2; again <= runs; again++)); do benchmarks "$again"; done
+once
+sanitized
+[[ $list ]] && exit 0
+
+# --- what came of it ------------------------------------------------------------------------------------------------
+
+figure "efficiency, 22 MB, stages 0.2 ms" overlap-22M-0.2ms- efficiency min 0.95
+figure "efficiency, 22 MB, stages 1 ms" overlap-22M-1ms- efficiency min 0.985
+figure "efficiency, 22 MB, stages 5 ms" overlap-22M-5ms- efficiency min 0.99
+figure "ms a chunk, 22 MB, no work" overlap-22M-0ms- period_ms max 0.10
+figure "ms a chunk, 64 KiB, no work" overlap-64K-0ms- period_ms max 0.04
+figure "frames a second, 1280x720" job-720p- frames_per_second
+
+join() { local IFS=,; echo "$*"; }
+about=null
+[[ -s $here/about.json ]] && about=$(<"$here/about.json")
+{
+    printf '{"schema":1,"bundle":%s,"when":"%s","seconds":%d,"gpus":%d,"kernel":%s,"cpus":%d,\n' \
+        "$about" "$(date -u +%FT%TZ)" "$SECONDS" "$gpus" "$(uname -sr | quote)" "$(getconf _NPROCESSORS_ONLN)"
+    printf '"figures":[%s],\n"failed":[' "$(join "${figures[@]}")"
+    for name in "${lost[@]}"; do printf '%s"%s"' "${comma:-}" "$name"; comma=,; done
+    printf '],\n"steps":[\n'
+    comma=
+    for entry in "${steps[@]}"; do printf '%s%s' "$comma" "$entry"; comma=$',\n'; done
+    printf '\n]}\n'
+} >"$out" || fail "cannot write $out"
+if [[ $python ]] && ! "$python" -c 'import json, sys; json.load(open(sys.argv[1]))' "$out"; then
+    echo "gpu-check: $out is no valid JSON" >&2
+    lost+=(json)
+fi
+
+echo
+if ((${#rows[@]})); then printf '%s\n' "${rows[@]}"; fi
+echo "$SECONDS s; ${#steps[@]} steps; written to $out"
+if ((${#lost[@]})); then
+    printf 'failed: %s\n' "$(join "${lost[@]}")"
+    exit 1
+fi

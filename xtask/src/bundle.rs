@@ -1,0 +1,174 @@
+//! `cargo xtask bundle [--out DIR]`: what a machine with GPUs and without Rust needs to check and measure this project.
+//!
+//! The directory is made anew each time: `pp`, the plugins, the test programs that want a device, the sample clip, and
+//! `gpu-check.sh`, which runs them. Programs are built for release and stripped; they need the C library of a system
+//! at least as new as the one they were built on, and nothing else.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::clip;
+use crate::process::{cargo, command, output, root, run as run_command, target};
+
+/// What still travels easily.
+const MOST_BYTES: u64 = 40 << 20;
+/// Packages and test programs that run on a device, and their names in the bundle.
+const TESTS: &[(&str, &str, &str)] = &[
+    ("pp-kernels", "gpu_oracle", "gpu_oracle"),
+    ("pp-transport", "conformance", "conformance"),
+];
+/// Plugins in Rust: their packages and names in the bundle.
+const PLUGINS: &[(&str, &str)] = &[
+    ("pp-plugin-cust", "cust"),
+    ("pp-plugin-temporal", "temporal"),
+];
+
+/// Makes the bundle and says how large it is.
+pub(crate) fn run(args: &[String]) -> Result<()> {
+    let out = match args {
+        [] => target().join("bundle"),
+        [option, directory] if option == "--out" => std::path::absolute(directory)?,
+        _ => bail!("cargo xtask bundle takes --out DIR and nothing else"),
+    };
+    prepare(&out)?;
+    let packages = PLUGINS.iter().map(|(package, _)| *package);
+    build(["pp-cli"].into_iter().chain(packages))?;
+    let release = target().join("release");
+    stripped(&release.join("pp"), &out.join("bin/pp"))?;
+    for (package, name) in PLUGINS {
+        let library = format!("lib{}.so", package.replace('-', "_"));
+        stripped(
+            &release.join(library),
+            &out.join(format!("plugins/{name}.so")),
+        )?;
+    }
+    let median = out.join("plugins/median.so");
+    run_command(
+        command("cc")
+            .args([
+                "-std=c11",
+                "-O2",
+                "-shared",
+                "-fPIC",
+                "-I",
+                "crates/pp-kernels/include",
+            ])
+            .arg("-o")
+            .arg(&median)
+            .arg("plugins/median/median.c"),
+    )?;
+    stripped(&median, &median)?;
+    for (name, program) in tests()? {
+        stripped(&program, &out.join("tests").join(name))?;
+    }
+    fs::copy(clip::expanded()?, out.join("clip/cup.y4m"))?;
+    fs::copy(root().join("xtask/gpu-check.sh"), out.join("gpu-check.sh"))?;
+    fs::write(out.join("about.json"), format!("{}\n", about()?))?;
+    let bytes = size(&out)?;
+    ensure!(
+        bytes <= MOST_BYTES,
+        "{} holds {bytes} bytes, more than {MOST_BYTES}",
+        out.display()
+    );
+    println!(
+        "bundle: {} holds {:.1} MiB; on the machine with GPUs: {}/gpu-check.sh",
+        out.display(),
+        bytes as f64 / f64::from(1 << 20),
+        out.file_name().unwrap_or(out.as_os_str()).display()
+    );
+    Ok(())
+}
+
+/// An empty directory with its parts. One that is there is removed only if it is a bundle.
+fn prepare(out: &Path) -> Result<()> {
+    if out.exists() {
+        let is_ours = out.join("gpu-check.sh").is_file() || fs::read_dir(out)?.next().is_none();
+        ensure!(is_ours, "{} is there and no bundle", out.display());
+        fs::remove_dir_all(out)?;
+    }
+    // Recognized as a bundle from now on, also when it is never finished.
+    for part in ["bin", "plugins", "tests", "clip"] {
+        fs::create_dir_all(out.join(part))
+            .with_context(|| format!("cannot make {}", out.display()))?;
+    }
+    fs::write(out.join("gpu-check.sh"), "")?;
+    Ok(())
+}
+
+fn build<'a>(packages: impl Iterator<Item = &'a str>) -> Result<()> {
+    let mut build = cargo(&["build", "--release", "--quiet"]);
+    for package in packages {
+        build.args(["--package", package]);
+    }
+    run_command(&mut build)
+}
+
+/// Copies a program or library without its symbols.
+fn stripped(from: &Path, to: &Path) -> Result<()> {
+    run_command(command("strip").arg("-o").arg(to).arg(from))
+}
+
+/// Builds the test programs and says where they are.
+fn tests() -> Result<Vec<(&'static str, PathBuf)>> {
+    let mut found = Vec::new();
+    for (package, test, name) in TESTS {
+        let mut build = cargo(&["test", "--release", "--quiet", "--no-run"]);
+        build.args([
+            "--message-format=json",
+            "--package",
+            package,
+            "--test",
+            test,
+        ]);
+        let program = executable(&output(&mut build)?, test)
+            .with_context(|| format!("cargo built no test program {test} of {package}"))?;
+        found.push((*name, program));
+    }
+    Ok(found)
+}
+
+/// The program that cargo says it has built for a test target.
+fn executable(messages: &str, test: &str) -> Option<PathBuf> {
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|message| message["target"]["name"] == test)
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+}
+
+/// What the bundle was made of.
+fn about() -> Result<Value> {
+    let git = |args: &[&str]| {
+        let mut git = command("git");
+        output(git.args(["-c", "safe.directory=*"]).args(args)).map(|text| text.trim().to_owned())
+    };
+    let commit = git(&["rev-parse", "HEAD"]).ok();
+    let changed = git(&["status", "--porcelain"])
+        .ok()
+        .map(|text| !text.is_empty());
+    let rustc = output(command("rustc").arg("--version"))?;
+    Ok(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "commit": commit,
+        "changed_since": changed,
+        "rustc": rustc.trim(),
+    }))
+}
+
+/// Bytes of all files below a directory.
+fn size(directory: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        bytes += if metadata.is_dir() {
+            size(&entry.path())?
+        } else {
+            metadata.len()
+        };
+    }
+    Ok(bytes)
+}
