@@ -9,7 +9,10 @@
 
 use pp_contract::{CacheEpoch, ChunkIndex, Envelope, Fault, FaultKind, Outcome, Plan, Rank};
 
+use pp_transport::error::TransportError;
+
 use crate::core::Cut;
+use crate::driver::with_source;
 
 /// Why a stage cannot go on; becomes a [`Fault`] that names this rank.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +40,13 @@ impl StageError {
     /// The same as a fault of `rank`.
     pub fn into_fault(self, rank: Rank) -> Fault {
         Fault::new(self.kind, rank, self.operation, self.detail)
+    }
+}
+
+/// What a lease says when work on its slot could not be ordered.
+impl From<TransportError> for StageError {
+    fn from(error: TransportError) -> Self {
+        Self::new(error.fault_kind(), "issue work", with_source(&error))
     }
 }
 

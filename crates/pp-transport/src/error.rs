@@ -1,7 +1,12 @@
 //! What can go wrong between two ranks, sorted by who can mend it.
 
-use pp_contract::Rank;
+use std::time::Duration;
+
+use nccl_sys::{LoadError, NcclError};
+use pp_contract::{FaultKind, Rank};
 use rustix::io::Errno;
+
+use crate::cuda::CudaError;
 
 /// An error of the data path.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +72,78 @@ pub enum TransportError {
         /// What happened.
         why: String,
     },
+    /// The device, or its driver.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// There is no NCCL that can be used.
+    #[error(transparent)]
+    NoNccl(#[from] LoadError),
+    /// A call into NCCL failed.
+    #[error("{doing}: {source}")]
+    Nccl {
+        /// What was being done, for or with which rank.
+        doing: String,
+        /// What NCCL said.
+        source: NcclError,
+    },
+    /// Another issuer of this process has the device.
+    #[error(
+        "device {ordinal} has an issuer in this process already; use Issuer::share, on its thread, \
+         or another device"
+    )]
+    DeviceTaken {
+        /// The device.
+        ordinal: u32,
+    },
+    /// One thread issues for a device, and this is another.
+    #[error(
+        "the communicators of device {ordinal} belong to another thread; move the link to it, or \
+         drop them first"
+    )]
+    WrongThread {
+        /// The device.
+        ordinal: u32,
+    },
+    /// A rank, a buffer or a count that is not of this group.
+    #[error("group {group}: {why}")]
+    WrongGroup {
+        /// The group of the operation.
+        group: &'static str,
+        /// What does not belong.
+        why: String,
+    },
+    /// The peer, or what lies between, did not do its part in time.
+    #[error(
+        "{what}: `{step}` was not done after {after:.1?}, and the thread that waits is left \
+         behind; see whether every rank was started, with the same settings, and can reach the \
+         others"
+    )]
+    NotInTime {
+        /// What was being made, with whom.
+        what: String,
+        /// How far it came.
+        step: &'static str,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// An end that is bounded was not reached within its bound.
+    #[error("{what}: `{step}` did not return within {after:.1?}; its thread is left behind")]
+    LeftBehind {
+        /// What was being ended.
+        what: String,
+        /// How far it came.
+        step: &'static str,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// The communicators were given up: nothing they moved can be trusted.
+    #[error("{what} was aborted: {why}")]
+    Aborted {
+        /// What was given up.
+        what: String,
+        /// Why.
+        why: String,
+    },
     /// The peer broke the rules of the shared region.
     #[error("rank {rank} misbehaved: {why}")]
     PeerMisbehaved {
@@ -81,5 +158,18 @@ impl TransportError {
     /// True when the caller should try again after a ring of the bell, and nothing is broken.
     pub fn is_backpressure(&self) -> bool {
         matches!(self, Self::Backpressure { .. })
+    }
+
+    /// What kind of fault ends the job for this.
+    pub fn fault_kind(&self) -> FaultKind {
+        match self {
+            Self::NoMemory { .. } | Self::BadShape { .. } => FaultKind::BadInput,
+            Self::Cuda(error) if error.is_out_of_memory() => FaultKind::BadInput,
+            Self::Cuda(_) | Self::NoNccl(_) | Self::Nccl { .. } => FaultKind::Device,
+            Self::PeerMisbehaved { .. } | Self::BadRegion { .. } => FaultKind::PeerMisbehaved,
+            Self::NotInTime { .. } | Self::LeftBehind { .. } => FaultKind::TimedOut,
+            Self::Lane { .. } => FaultKind::PeerDied,
+            _ => FaultKind::Internal,
+        }
     }
 }

@@ -65,11 +65,12 @@ struct Blame {
 
 impl Blame {
     fn transport(self, operation: &str, error: TransportError) -> Fault {
-        let (kind, rank) = match &error {
-            TransportError::PeerMisbehaved { rank, .. } => (FaultKind::PeerMisbehaved, *rank),
-            _ => (FaultKind::Internal, self.rank),
+        let rank = match &error {
+            TransportError::PeerMisbehaved { rank, .. } => *rank,
+            TransportError::Lane { peer, .. } => *peer,
+            _ => self.rank,
         };
-        Fault::new(kind, rank, operation, error)
+        Fault::new(error.fault_kind(), rank, operation, with_source(&error))
     }
 
     fn lockstep(self, error: LockstepError) -> Fault {
