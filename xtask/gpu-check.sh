@@ -82,7 +82,7 @@ quote() {
 # The JSON objects among the lines of a file, as the inside of an array. Python writes NaN, which JSON does not have.
 objects() {
     local found
-    found=$(grep '^{.*}$' "$1" | sed -E 's/([:,[ ])-?(NaN|Infinity)/\1null/g')
+    found=$(grep -a '^{.*}$' "$1" | sed -E 's/([:,[ ])-?(NaN|Infinity)/\1null/g')
     printf '%s' "${found//$'\n'/,}"
 }
 
@@ -90,7 +90,7 @@ record() { # NAME NEED STATUS SECONDS CODE [DIRECTORY]
     local name=$1 need=$2 status=$3 seconds=$4 code=$5 at=${6:-} results='' text='""' report=null
     if [[ $at ]]; then
         results=$(objects "$at/stdout")
-        text=$( { grep -v '^{.*}$' "$at/stdout"; tail -c 4000 "$at/stderr"; } | tail -c 6000 | quote)
+        text=$( { grep -av '^{.*}$' "$at/stdout"; tail -c 4000 "$at/stderr"; } | tail -c 6000 | quote)
         [[ -s $at/report.json ]] && report=$(<"$at/report.json")
     elif [[ $code != null ]]; then
         text=$(quote <<<"$code") code=null
@@ -197,8 +197,8 @@ correctness() {
     for plugin in median temporal; do
         step "plugin-$plugin" required 60 "$pp" plugin check "$here/plugins/$plugin.so"
     done
-    gpu_step 2 conformance required 90 env PP_TEST_GPU=real "$here/tests/nccl_conformance" --test-threads=1
-    gpu_step 2 race required 90 env PP_TEST_GPU=real "$here/tests/nccl_race"
+    gpu_step 2 conformance required 90 env PP_TEST_GPU=real "$here/tests/conformance" --test-threads=1
+    gpu_step 2 race required 90 env PP_TEST_GPU=real "$here/tests/race"
 }
 
 # The clip through two GPUs, and the same on the processor, whose PSNR it must come near.
