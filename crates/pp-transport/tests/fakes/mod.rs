@@ -10,6 +10,7 @@
     reason = "each test uses the part it needs"
 )]
 
+pub mod check;
 pub mod raw;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};

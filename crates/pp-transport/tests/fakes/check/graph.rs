@@ -1,0 +1,349 @@
+//! What must happen before what.
+//!
+//! Timelines are threads and streams; each is a chain. Between them:
+//! a call happens before the operation it queues; a recording of an event before the waits that were called while it was
+//! the newest, and before whatever a thread calls after it has seen the event done; a send's beginning before the end of
+//! its receive. Outside the run (set-up, winding up) the calls of all threads of a process count as one chain.
+
+use std::collections::HashMap;
+
+use super::record::{Line, Range, Recording};
+
+/// What an operation does to memory between its first and its last node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Read,
+    Write,
+    /// The end of an allocation: a write to all of it that nothing may follow.
+    Free,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Access {
+    pub first: usize,
+    pub last: usize,
+    pub kind: Kind,
+    pub range: Range,
+    /// A send by NCCL.
+    pub sends: bool,
+    /// Device memory (what is not allocated by a driver call in the recording counts as the host's).
+    pub device: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub timeline: usize,
+    /// Place on its timeline, from 1.
+    pub tick: u32,
+    /// Recording and line.
+    pub at: (usize, usize),
+    pub after: Vec<usize>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    pub nodes: Vec<Node>,
+    pub accesses: Vec<Access>,
+    pub timelines: usize,
+    /// (beginning of the receive, end of the send): an order only where the sender waits for its receiver.
+    rendezvous: Vec<(usize, usize)>,
+    /// (end, beginning) of neighbours on one communicator.
+    in_turn: Vec<(usize, usize)>,
+}
+
+impl Graph {
+    /// The graph as it would be if every send waited for its receive, and with what NCCL orders by itself.
+    pub fn with_rendezvous(&self) -> Graph {
+        let mut strict = self.clone();
+        for &(before, after) in self.rendezvous.iter().chain(&self.in_turn) {
+            strict.nodes[after].after.push(before);
+        }
+        strict
+    }
+
+    pub fn describe(&self, recordings: &[Recording], node: usize) -> String {
+        let (process, line) = self.nodes[node].at;
+        describe(&recordings[process], line)
+    }
+}
+
+pub fn describe(recording: &Recording, line: usize) -> String {
+    let line = &recording.lines[line];
+    format!(
+        "[{} line {} thread {}] {}",
+        recording.process, line.sequence, line.thread, line.name
+    )
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Timeline {
+    Thread(usize, u32),
+    Stream(usize, u64),
+}
+
+/// A transfer or collective on the wire: communicator, kind, from, to.
+type Channel = (String, &'static str, u64, u64);
+
+#[derive(Default)]
+struct Builder {
+    graph: Graph,
+    timelines: HashMap<Timeline, usize>,
+    last: HashMap<usize, usize>,
+    /// Beginnings and ends of launches, in order, for each side of each channel.
+    sends: HashMap<Channel, Vec<(usize, usize)>>,
+    receives: HashMap<Channel, Vec<(usize, usize)>>,
+    collectives: HashMap<(String, u64), Vec<(usize, usize)>>,
+}
+
+/// What a process has at the moment.
+#[derive(Default)]
+struct Process {
+    events: HashMap<u64, usize>,
+    comms: HashMap<u64, (String, u64)>,
+    comm_last: HashMap<u64, usize>,
+    /// Calls that wait for their launch, by operation.
+    calls: HashMap<u64, usize>,
+    allocations: Vec<Range>,
+    streams: Vec<(u64, u64)>,
+    /// What a synchronization waits for, by thread.
+    waits: HashMap<u32, Vec<usize>>,
+    chain: Option<usize>,
+}
+
+pub fn build(recordings: &[Recording]) -> Graph {
+    let mut builder = Builder::default();
+    for (index, recording) in recordings.iter().enumerate() {
+        builder.process(index, recording);
+    }
+    builder.join();
+    builder.graph.timelines = builder.timelines.len();
+    builder.graph
+}
+
+impl Builder {
+    fn node(&mut self, timeline: Timeline, at: (usize, usize), after: Vec<usize>) -> usize {
+        let next = self.timelines.len();
+        let timeline = *self.timelines.entry(timeline).or_insert(next);
+        let node = self.graph.nodes.len();
+        let previous = self.last.insert(timeline, node);
+        let tick = previous.map_or(1, |p| self.graph.nodes[p].tick + 1);
+        let mut after = after;
+        after.extend(previous);
+        self.graph.nodes.push(Node {
+            timeline,
+            tick,
+            at,
+            after,
+        });
+        node
+    }
+
+    fn end_of_stream(&self, process: usize, stream: u64) -> Option<usize> {
+        let timeline = self.timelines.get(&Timeline::Stream(process, stream))?;
+        self.last.get(timeline).copied()
+    }
+
+    fn accesses(&mut self, line: &Line, process: &Process, first: usize, last: usize) {
+        for (key, kind) in [("r", Kind::Read), ("w", Kind::Write)] {
+            for range in line.ranges(key) {
+                let device = process.allocations.iter().any(|a| a.overlaps(range));
+                let sends = line.name == "ncclSend";
+                self.graph.accesses.push(Access {
+                    first,
+                    last,
+                    kind,
+                    range,
+                    sends,
+                    device,
+                });
+            }
+        }
+    }
+
+    fn process(&mut self, index: usize, recording: &Recording) {
+        let mut process = Process::default();
+        let run = recording.run();
+        for (number, line) in recording.lines.iter().enumerate() {
+            if line.thread == 0 {
+                continue; // a fault seen by a stream: judged elsewhere, orders nothing
+            }
+            let at = (index, number);
+            let mut after = self.seen_done(index, line, &mut process);
+            let in_run = run.contains(&number);
+            after.extend(process.chain);
+            let call = self.node(Timeline::Thread(index, line.thread), at, after);
+            if !in_run {
+                process.chain = Some(call);
+            }
+            self.effect(at, line, &mut process, recording, call);
+        }
+    }
+
+    /// The operations that this call has found to be done.
+    fn seen_done(&self, index: usize, line: &Line, process: &mut Process) -> Vec<usize> {
+        let event = || {
+            line.number("ev")
+                .and_then(|ev| process.events.get(&ev).copied())
+        };
+        let stream = || {
+            line.number("st")
+                .and_then(|st| self.end_of_stream(index, st))
+        };
+        match line.name.as_str() {
+            "cuEventQuery" if line.succeeded() => event().into_iter().collect(),
+            "cuStreamQuery" if line.succeeded() => stream().into_iter().collect(),
+            "cuEventSynchronize" | "cuStreamSynchronize" | "cuCtxSynchronize" => {
+                if line.is_end() {
+                    return process.waits.remove(&line.thread).unwrap_or_default();
+                }
+                let device = line.number("dev");
+                let all = process.streams.iter().filter(|(_, on)| Some(*on) == device);
+                let found = match line.name.as_str() {
+                    "cuEventSynchronize" => event().into_iter().collect(),
+                    "cuStreamSynchronize" => stream().into_iter().collect(),
+                    _ => all
+                        .filter_map(|&(st, _)| self.end_of_stream(index, st))
+                        .collect(),
+                };
+                process.waits.insert(line.thread, found);
+                Vec::new()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// What the call queues or ends.
+    fn effect(
+        &mut self,
+        at: (usize, usize),
+        line: &Line,
+        process: &mut Process,
+        recording: &Recording,
+        call: usize,
+    ) {
+        let stream = |key| Timeline::Stream(at.0, line.number(key).expect("a stream"));
+        match line.name.as_str() {
+            "cuMemAlloc" => process.allocations.extend(line.allocation()),
+            "cuMemFree" | "cuMemFreeHost" => {
+                let range = line.allocation().expect("an allocation");
+                let device = line.name == "cuMemFree";
+                self.graph.accesses.push(Access {
+                    first: call,
+                    last: call,
+                    kind: Kind::Free,
+                    range,
+                    sends: false,
+                    device,
+                });
+            }
+            "HostRead" | "HostWrite" => self.accesses(line, process, call, call),
+            "cuStreamCreate" => {
+                process.streams.push((
+                    line.number("st").unwrap_or(0),
+                    line.number("dev").unwrap_or(0),
+                ));
+            }
+            "cuEventRecord" => {
+                let node = self.node(stream("st"), at, vec![call]);
+                process
+                    .events
+                    .insert(line.number("ev").expect("an event"), node);
+            }
+            "cuStreamWaitEvent" => {
+                let mut after = vec![call];
+                after.extend(line.number("ev").and_then(|ev| process.events.get(&ev)));
+                self.node(stream("st"), at, after);
+            }
+            "Order" => {
+                let mut after = vec![call];
+                after.extend(self.end_of_stream(at.0, line.number("from").expect("a stream")));
+                self.node(stream("to"), at, after);
+            }
+            "cuLaunchKernel" | "cuLaunchHostFunc" => {
+                let node = self.node(stream("st"), at, vec![call]);
+                self.accesses(line, process, node, node);
+            }
+            name if name.starts_with("cuMemcpy") || name.starts_with("cuMemset") => {
+                let node = self.node(stream("st"), at, vec![call]);
+                self.accesses(line, process, node, node);
+            }
+            "ncclCommInit" if !line.is_end() => {
+                let uid = line.text("uid").unwrap_or_default().to_owned();
+                let comm = line.number("comm").expect("a communicator");
+                process
+                    .comms
+                    .insert(comm, (uid, line.number("rank").unwrap_or(0)));
+            }
+            "ncclSend" | "ncclRecv" | "ncclAllReduce" | "ncclBroadcast" => {
+                process
+                    .calls
+                    .insert(line.number("op").expect("an operation"), at.1);
+            }
+            "NcclLaunch" => self.launch(at, line, process, recording, call),
+            _ => {}
+        }
+    }
+
+    fn launch(
+        &mut self,
+        at: (usize, usize),
+        line: &Line,
+        process: &mut Process,
+        recording: &Recording,
+        call: usize,
+    ) {
+        let stream = Timeline::Stream(at.0, line.number("st").expect("a stream"));
+        let first = self.node(stream, at, vec![call]);
+        let last = self.node(stream, at, Vec::new());
+        let comm = line.number("comm").expect("a communicator");
+        if let Some(before) = process.comm_last.insert(comm, last) {
+            self.graph.in_turn.push((before, first));
+        }
+        let (uid, rank) = process.comms.get(&comm).cloned().unwrap_or_default();
+        for op in line.text("ops").unwrap_or_default().split(',') {
+            let Some(&called) = op.parse().ok().and_then(|op: u64| process.calls.get(&op)) else {
+                continue;
+            };
+            let called = &recording.lines[called];
+            self.accesses(called, process, first, last);
+            let peer = called.number("peer").unwrap_or(0);
+            match called.name.as_str() {
+                "ncclSend" => {
+                    let channel = (uid.clone(), "p2p", rank, peer);
+                    self.sends.entry(channel).or_default().push((first, last));
+                }
+                "ncclRecv" => {
+                    let channel = (uid.clone(), "p2p", peer, rank);
+                    self.receives
+                        .entry(channel)
+                        .or_default()
+                        .push((first, last));
+                }
+                _ => {
+                    let all = self.collectives.entry((uid.clone(), rank)).or_default();
+                    all.push((first, last));
+                }
+            }
+        }
+    }
+
+    /// The orders between ranks: the n-th send of a channel is the n-th receive's.
+    fn join(&mut self) {
+        for (channel, receives) in &self.receives {
+            let sends = self.sends.get(channel).map_or(&[][..], Vec::as_slice);
+            for (send, receive) in sends.iter().zip(receives) {
+                self.graph.nodes[receive.1].after.push(send.0);
+                self.graph.rendezvous.push((receive.0, send.1));
+            }
+        }
+        for ((uid, rank), mine) in &self.collectives {
+            for ((other_uid, other), theirs) in &self.collectives {
+                if uid == other_uid && rank != other {
+                    for (a, b) in mine.iter().zip(theirs) {
+                        self.graph.nodes[b.1].after.push(a.0);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Proves on recordings that a run was ordered, whatever the timing was.
+//!
+//! The recordings of all ranks become one graph of what must happen before what ([`graph`]); a vector clock for each
+//! node ([`clocks`]) then answers "is this ordered?" for every pair of accesses ([`memory`]). What a run may do besides,
+//! and in what order, is judged on the calls themselves ([`calls`]). A run that went well by luck is found out: no rule
+//! looks at what happened first, only at what had to.
+
+mod calls;
+mod clocks;
+mod graph;
+mod memory;
+mod record;
+
+use std::fmt;
+
+pub use record::Recording;
+
+/// What kind of rule a run broke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rule {
+    /// Two accesses to the same bytes, at least one a write, that nothing orders.
+    Race,
+    /// A read of device memory that no write happens before.
+    Unwritten,
+    /// A slot was sent twice with nothing written in between.
+    Stale,
+    /// Memory was freed before its last use, or used after it was freed.
+    Lifetime,
+    /// A device's NCCL calls came from more than one thread.
+    Issuer,
+    /// The operations of a communicator do not agree on its ranks.
+    Agreement,
+    /// The run would wait for ever if no send ended before its receive began.
+    Deadlock,
+    /// A call that the steady state must not make.
+    Steady,
+    /// Something the fakes themselves saw: a bad address, a lost size, a dead handle.
+    Fault,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// The rule.
+    pub rule: Rule,
+    /// The lines of the recordings that show it.
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.rule, self.what)
+    }
+}
+
+/// What is to be expected of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Expect {
+    /// So many payloads of each process are warm-up; after them the steady state begins.
+    pub warm_up: usize,
+    /// The run ended by itself: every transfer has its other side.
+    pub complete: bool,
+}
+
+/// What was looked at, and what was found.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// What is wrong; empty for a good run.
+    pub violations: Vec<Violation>,
+    /// Payloads sent and received.
+    pub transfers: usize,
+    /// Accesses to memory that were compared.
+    pub accesses: usize,
+    /// Lines in the steady state.
+    pub steady_lines: usize,
+}
+
+impl Report {
+    /// Whether a rule was broken.
+    pub fn broke(&self, rule: Rule) -> bool {
+        self.violations
+            .iter()
+            .any(|violation| violation.rule == rule)
+    }
+
+    /// Fails the test with what is wrong.
+    #[track_caller]
+    pub fn assert_clean(&self) {
+        let few: Vec<String> = self
+            .violations
+            .iter()
+            .take(12)
+            .map(Violation::to_string)
+            .collect();
+        assert!(
+            self.violations.is_empty(),
+            "{} violations:\n{}",
+            self.violations.len(),
+            few.join("\n")
+        );
+    }
+}
+
+/// Checks the recordings of all processes of one run.
+pub fn check(recordings: &[Recording], expect: Expect) -> Report {
+    let mut report = Report::default();
+    calls::faults(recordings, &mut report);
+    calls::one_issuer(recordings, &mut report);
+    calls::ranks_agree(recordings, expect.complete, &mut report);
+    calls::steady(recordings, expect.warm_up, &mut report);
+    let graph = graph::build(recordings);
+    match clocks::Clocks::of(&graph) {
+        Ok(clocks) => memory::check(recordings, &graph, &clocks, &mut report),
+        Err(line) => report.violations.push(Violation {
+            rule: Rule::Deadlock,
+            what: format!(
+                "the order has a cycle through {}",
+                graph.describe(recordings, line)
+            ),
+        }),
+    }
+    if expect.complete {
+        let strict = graph.with_rendezvous();
+        if let Err(node) = clocks::Clocks::of(&strict) {
+            report.violations.push(Violation {
+                rule: Rule::Deadlock,
+                what: format!(
+                    "without eager sends this waits for ever: {}",
+                    strict.describe(recordings, node)
+                ),
+            });
+        }
+    }
+    report
+}

@@ -1,0 +1,171 @@
+//! Reading recordings. `record.c` says how a line is written.
+
+use std::path::Path;
+
+/// Bytes of one process's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    pub at: u64,
+    pub bytes: u64,
+}
+
+impl Range {
+    pub fn overlaps(self, other: Range) -> bool {
+        self.at < other.at + other.bytes && other.at < self.at + self.bytes
+    }
+}
+
+/// One call.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// Its number in the process, from 1.
+    pub sequence: u64,
+    /// The thread that called; 0 is a stream's own.
+    pub thread: u32,
+    /// The function, or what the fakes have to say.
+    pub name: String,
+    fields: Vec<(String, String)>,
+}
+
+impl Line {
+    /// # Panics
+    /// The text is not a line of a recording.
+    pub fn parse(text: &str) -> Self {
+        Self::try_parse(text).unwrap_or_else(|| panic!("not a line of a recording: {text}"))
+    }
+
+    fn try_parse(text: &str) -> Option<Self> {
+        let mut words = text.split_ascii_whitespace();
+        let sequence = words.next()?.parse().ok()?;
+        let thread = words.next()?.parse().ok()?;
+        let _nanoseconds: u64 = words.next()?.parse().ok()?;
+        let name = words.next()?.to_owned();
+        let fields = words
+            .map(|word| word.split_once('='))
+            .map(|pair| pair.map(|(key, value)| (key.to_owned(), value.to_owned())))
+            .collect::<Option<_>>()?;
+        Some(Self {
+            sequence,
+            thread,
+            name,
+            fields,
+        })
+    }
+
+    pub fn text(&self, key: &str) -> Option<&str> {
+        self.fields
+            .iter()
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| value.as_str())
+    }
+
+    pub fn number(&self, key: &str) -> Option<u64> {
+        self.text(key).and_then(to_number)
+    }
+
+    /// The ranges behind `r` or `w`.
+    pub fn ranges(&self, key: &str) -> Vec<Range> {
+        let list = self.text(key).unwrap_or_default();
+        list.split(',')
+            .filter_map(|item| item.split_once(':'))
+            .map(|(at, bytes)| Range {
+                at: to_number(at).expect("an address"),
+                bytes: to_number(bytes).expect("a size"),
+            })
+            .filter(|range| range.bytes > 0)
+            .collect()
+    }
+
+    /// The allocation of an alloc or free.
+    pub fn allocation(&self) -> Option<Range> {
+        Some(Range {
+            at: self.number("addr")?,
+            bytes: self.number("len")?,
+        })
+    }
+
+    /// Whether a call that can say "no" said yes.
+    pub fn succeeded(&self) -> bool {
+        self.number("rc").unwrap_or(0) == 0
+    }
+
+    pub fn is_end(&self) -> bool {
+        self.text("phase") == Some("end")
+    }
+
+    /// A send or receive that carries a payload, and not the byte with which a connection is made.
+    pub fn is_payload(&self) -> bool {
+        self.is_transfer() && self.number("len").is_some_and(|len| len > 1)
+    }
+
+    pub fn is_transfer(&self) -> bool {
+        self.name == "ncclSend" || self.name == "ncclRecv"
+    }
+}
+
+fn to_number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(hexadecimal) => u64::from_str_radix(hexadecimal, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// What one process called.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    /// A name for messages.
+    pub process: String,
+    pub lines: Vec<Line>,
+}
+
+impl Recording {
+    /// A recording from its text. A last line that was cut off by a kill is left out.
+    pub fn parse(process: &str, text: &str) -> Self {
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let lines = whole
+            .lines()
+            .filter(|line| !line.trim().is_empty())
+            .map(Line::parse)
+            .collect();
+        Self {
+            process: process.to_owned(),
+            lines,
+        }
+    }
+
+    /// All recordings in a directory, in the order of their names.
+    pub fn read_all(directory: &Path) -> Vec<Self> {
+        let mut paths: Vec<_> = std::fs::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|end| end == "rec"))
+            .collect();
+        paths.sort();
+        paths
+            .iter()
+            .map(|path| {
+                Self::parse(
+                    path.file_stem().unwrap().to_str().unwrap(),
+                    &std::fs::read_to_string(path).unwrap(),
+                )
+            })
+            .collect()
+    }
+
+    /// Where set-up ends and where winding up begins, as indices of lines: from the first payload to the last.
+    /// Outside, threads hand things to each other in ways that a recording does not show.
+    pub fn run(&self) -> std::ops::Range<usize> {
+        let payload = |line: &Line| line.is_payload();
+        let first = self
+            .lines
+            .iter()
+            .position(payload)
+            .unwrap_or(self.lines.len());
+        let last = self
+            .lines
+            .iter()
+            .rposition(payload)
+            .map_or(first, |at| at + 1);
+        first..last
+    }
+}

@@ -1,0 +1,336 @@
+//! Small traces written by hand: two ranks, two slots of one edge, and one change for each rule.
+
+use crate::fakes::check::{Expect, Recording, Report, Rule, check};
+
+const EXPECT: Expect = Expect {
+    warm_up: 0,
+    complete: true,
+};
+
+/// Lines of "THREAD NAME key=value ..." as a recording.
+fn recording(process: &str, lines: &[String]) -> Recording {
+    let text: String = lines
+        .iter()
+        .enumerate()
+        .map(|(n, line)| {
+            let (thread, rest) = line.split_once(' ').unwrap();
+            format!("{} {thread} 0 {rest}\n", n + 1)
+        })
+        .collect();
+    Recording::parse(process, &text)
+}
+
+fn lines(text: &str) -> Vec<String> {
+    text.lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The sender: fills a slot on its stage's stream, sends it on another, and uses it again once it has seen it sent.
+fn sender() -> Vec<String> {
+    lines(
+        "
+        1 cuMemAlloc addr=0x1000 len=256 dev=0
+        1 ncclCommInit comm=1 phase=begin uid=a rank=0 ranks=2 dev=0
+        1 cuLaunchKernel st=1 w=0x1000:100
+        1 cuEventRecord ev=1 st=1
+        1 cuStreamWaitEvent ev=1 st=2
+        1 ncclSend comm=1 peer=1 dt=1 len=100 st=2 depth=0 op=1 r=0x1000:100
+        1 NcclLaunch comm=1 st=2 ops=1
+        1 cuEventRecord ev=2 st=2
+        1 cuEventQuery ev=2 rc=0
+        1 cuLaunchKernel st=1 w=0x1000:100
+        1 cuEventRecord ev=1 st=1
+        1 cuStreamWaitEvent ev=1 st=2
+        1 ncclSend comm=1 peer=1 dt=1 len=100 st=2 depth=0 op=2 r=0x1000:100
+        1 NcclLaunch comm=1 st=2 ops=2
+        1 cuEventRecord ev=2 st=2
+        1 cuEventQuery ev=2 rc=0
+        1 cuMemFree addr=0x1000 len=256 dev=0
+    ",
+    )
+}
+
+/// The receiver: the other way round.
+fn receiver() -> Vec<String> {
+    lines(
+        "
+        1 cuMemAlloc addr=0x1000 len=256 dev=1
+        1 ncclCommInit comm=1 phase=begin uid=a rank=1 ranks=2 dev=1
+        1 ncclRecv comm=1 peer=0 dt=1 len=100 st=1 depth=0 op=1 w=0x1000:100
+        1 NcclLaunch comm=1 st=1 ops=1
+        1 cuEventRecord ev=1 st=1
+        1 cuEventQuery ev=1 rc=0
+        1 cuLaunchKernel st=2 r=0x1000:100
+        1 cuEventRecord ev=2 st=2
+        1 cuStreamWaitEvent ev=2 st=1
+        1 ncclRecv comm=1 peer=0 dt=1 len=100 st=1 depth=0 op=2 w=0x1000:100
+        1 NcclLaunch comm=1 st=1 ops=2
+        1 cuEventRecord ev=1 st=1
+        1 cuEventQuery ev=1 rc=0
+        1 cuLaunchKernel st=2 r=0x1000:100
+        1 cuEventRecord ev=2 st=2
+        1 cuEventQuery ev=2 rc=0
+        1 cuMemFree addr=0x1000 len=256 dev=1
+    ",
+    )
+}
+
+fn judge(sender: &[String], receiver: &[String]) -> Report {
+    check(
+        &[recording("sender", sender), recording("receiver", receiver)],
+        EXPECT,
+    )
+}
+
+/// The place of the n-th line that contains a text.
+fn at(lines: &[String], text: &str, n: usize) -> usize {
+    (0..lines.len())
+        .filter(|&at| lines[at].contains(text))
+        .nth(n)
+        .unwrap()
+}
+
+#[track_caller]
+fn assert_only(report: &Report, rule: Rule) {
+    assert!(!report.violations.is_empty(), "{rule:?} was not seen");
+    for violation in &report.violations {
+        assert_eq!(violation.rule, rule, "{violation}");
+    }
+}
+
+#[test]
+fn a_good_run_is_accepted() {
+    let report = judge(&sender(), &receiver());
+    report.assert_clean();
+    assert_eq!((report.transfers, report.accesses), (4, 10));
+    assert!(report.steady_lines > 10);
+}
+
+#[test]
+fn a_send_that_does_not_wait_for_its_payload() {
+    for n in 0..2 {
+        let mut sender = sender();
+        sender.remove(at(&sender, "cuStreamWaitEvent", n));
+        let report = judge(&sender, &receiver());
+        assert!(report.broke(Rule::Race));
+    }
+}
+
+/// The wait is there, but it was called before the event was recorded again: it waits for the payload before.
+#[test]
+fn a_wait_for_the_recording_before() {
+    let mut sender = sender();
+    let (record, wait) = (
+        at(&sender, "cuEventRecord ev=1", 1),
+        at(&sender, "cuStreamWaitEvent", 1),
+    );
+    sender.swap(record, wait);
+    assert!(judge(&sender, &receiver()).broke(Rule::Race));
+}
+
+#[test]
+fn a_slot_written_again_before_its_send_was_seen_done() {
+    let mut sender = sender();
+    sender.remove(at(&sender, "cuEventQuery", 0));
+    assert_only(&judge(&sender, &receiver()), Rule::Race);
+}
+
+/// "Not yet" orders nothing.
+#[test]
+fn a_query_that_said_no() {
+    let mut sender = sender();
+    let query = at(&sender, "cuEventQuery", 0);
+    sender[query] = "1 cuEventQuery ev=2 rc=600".into();
+    assert_only(&judge(&sender, &receiver()), Rule::Race);
+}
+
+/// Another thread has seen it done; nothing says that this one knows.
+#[test]
+fn a_query_by_another_thread() {
+    let mut sender = sender();
+    let query = at(&sender, "cuEventQuery", 0);
+    sender[query] = "2 cuEventQuery ev=2 rc=0".into();
+    assert_only(&judge(&sender, &receiver()), Rule::Race);
+}
+
+#[test]
+fn a_slot_received_into_while_its_reader_reads() {
+    let mut receiver = receiver();
+    receiver.remove(at(&receiver, "cuStreamWaitEvent", 0));
+    assert_only(&judge(&sender(), &receiver), Rule::Race);
+}
+
+#[test]
+fn a_payload_read_before_it_has_arrived() {
+    let mut receiver = receiver();
+    receiver.remove(at(&receiver, "cuEventQuery ev=1", 0));
+    assert!(judge(&sender(), &receiver).broke(Rule::Race));
+}
+
+/// Also where the ranges only overlap.
+#[test]
+fn a_neighbour_that_reaches_one_byte_too_far() {
+    let mut sender = sender();
+    let kernel = at(&sender, "cuEventRecord ev=1", 0);
+    sender.insert(kernel, "1 cuLaunchKernel st=3 w=0x1063:100".into());
+    let report = judge(&sender, &receiver());
+    assert!(report.broke(Rule::Race));
+    let kernel = at(&sender, "0x1063", 0);
+    sender[kernel] = "1 cuLaunchKernel st=3 w=0x1064:100".into();
+    assert!(!judge(&sender, &receiver()).broke(Rule::Race));
+}
+
+#[test]
+fn a_payload_that_nobody_wrote() {
+    let mut sender = sender();
+    sender.remove(at(&sender, "cuLaunchKernel", 0));
+    assert_only(&judge(&sender, &receiver()), Rule::Unwritten);
+}
+
+#[test]
+fn a_payload_sent_twice() {
+    let mut sender = sender();
+    sender.remove(at(&sender, "cuLaunchKernel", 1));
+    assert_only(&judge(&sender, &receiver()), Rule::Stale);
+}
+
+#[test]
+fn freed_before_its_last_reader() {
+    let mut sender = sender();
+    sender.remove(at(&sender, "cuEventQuery", 1));
+    assert_only(&judge(&sender, &receiver()), Rule::Lifetime);
+}
+
+#[test]
+fn used_after_it_was_freed() {
+    let mut sender = sender();
+    let free = sender.pop().unwrap();
+    let kernel = at(&sender, "cuLaunchKernel", 1);
+    sender.insert(kernel, free);
+    let report = judge(&sender, &receiver());
+    assert!(report.broke(Rule::Lifetime));
+}
+
+#[test]
+fn a_second_issuer() {
+    let mut sender = sender();
+    let send = at(&sender, "ncclSend", 1);
+    sender[send] = sender[send].replacen("1 ", "2 ", 1);
+    let launch = at(&sender, "NcclLaunch", 1);
+    sender[launch] = sender[launch].replacen("1 ", "2 ", 1);
+    assert!(judge(&sender, &receiver()).broke(Rule::Issuer));
+}
+
+#[test]
+fn a_size_and_a_type_that_differ() {
+    for (from, to) in [("len=100", "len=99"), ("dt=1", "dt=0")] {
+        let mut receiver = receiver();
+        let recv = at(&receiver, "ncclRecv", 1);
+        receiver[recv] = receiver[recv].replace(from, to);
+        assert_only(&judge(&sender(), &receiver), Rule::Agreement);
+    }
+}
+
+#[test]
+fn operations_in_another_order() {
+    let mut sender = sender();
+    let (one, two) = (at(&sender, "ncclSend", 0), at(&sender, "ncclSend", 1));
+    sender[two] = sender[two].replace("len=100", "len=50");
+    let mut receiver = receiver();
+    let recv = at(&receiver, "ncclRecv", 1);
+    receiver[recv] = receiver[recv].replace("len=100", "len=50");
+    judge(&sender, &receiver).assert_clean();
+    let (first, second) = (at(&sender, "ops=1", 0), at(&sender, "ops=2", 0));
+    sender.swap(first, second);
+    sender.swap(one, two);
+    assert!(judge(&sender, &receiver).broke(Rule::Agreement));
+}
+
+#[test]
+fn a_transfer_without_its_other_side() {
+    let mut sender = sender();
+    sender.truncate(at(&sender, "ncclSend", 1));
+    assert!(judge(&sender, &receiver()).broke(Rule::Agreement));
+    let all = [
+        recording("sender", &sender),
+        recording("receiver", &receiver()),
+    ];
+    let killed = check(
+        &all,
+        Expect {
+            complete: false,
+            ..EXPECT
+        },
+    );
+    killed.assert_clean();
+}
+
+/// Each rank sends first and receives then, on one stream: it works up to the eager limit and hangs above it.
+#[test]
+fn an_order_that_only_eager_sends_survive() {
+    let rank = |rank: u32, first: &str, second: &str| {
+        let peer = 1 - rank;
+        let op = |name: &str, op: u32| {
+            let access = if name == "ncclSend" {
+                "r=0x1000:100"
+            } else {
+                "w=0x2000:100"
+            };
+            lines(&format!(
+                "
+                1 {name} comm=1 peer={peer} dt=1 len=100 st=1 depth=0 op={op} {access}
+                1 NcclLaunch comm=1 st=1 ops={op}
+            "
+            ))
+        };
+        let begin =
+            format!("1 ncclCommInit comm=1 phase=begin uid=a rank={rank} ranks=2 dev={rank}");
+        [vec![begin], op(first, 1), op(second, 2)].concat()
+    };
+    let same = judge(
+        &rank(0, "ncclSend", "ncclRecv"),
+        &rank(1, "ncclSend", "ncclRecv"),
+    );
+    assert_only(&same, Rule::Deadlock);
+    judge(
+        &rank(0, "ncclSend", "ncclRecv"),
+        &rank(1, "ncclRecv", "ncclSend"),
+    )
+    .assert_clean();
+}
+
+#[test]
+fn what_the_steady_state_must_not_do() {
+    for call in [
+        "cuStreamSynchronize st=1 phase=begin",
+        "cuCtxSynchronize dev=0 phase=begin",
+        "cuEventSynchronize ev=1 phase=begin",
+        "cuMemAlloc addr=0x9000 len=16 dev=0",
+        "cuMemFree addr=0x9000 len=16 dev=0",
+        "cuEventCreate ev=9 dev=0 flags=2",
+        "cuStreamCreate st=9 dev=0 flags=1",
+    ] {
+        let mut sender = sender();
+        let kernel = at(&sender, "cuLaunchKernel", 1);
+        sender.insert(kernel, format!("1 {call}"));
+        assert_only(&judge(&sender, &receiver()), Rule::Steady);
+    }
+}
+
+#[test]
+fn a_payload_that_passes_through_the_host() {
+    let mut sender = sender();
+    let kernel = at(&sender, "cuLaunchKernel", 1);
+    sender[kernel] = "1 cuMemcpyHtoDAsync st=1 r=0x7000:100 w=0x1000:100".into();
+    assert_only(&judge(&sender, &receiver()), Rule::Steady);
+}
+
+#[test]
+fn what_the_fakes_complain_about() {
+    let mut sender = sender();
+    sender.insert(3, "0 Fault what=foreign who=copy addr=0x1 len=1".into());
+    assert_only(&judge(&sender, &receiver()), Rule::Fault);
+}
