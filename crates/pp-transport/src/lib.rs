@@ -27,6 +27,8 @@ pub mod lane;
 pub mod launch;
 #[cfg(not(loom))]
 pub mod link;
+#[cfg(not(loom))]
+pub mod nccl;
 mod sync;
 
 // The models see the protocols alone, without the kernel.

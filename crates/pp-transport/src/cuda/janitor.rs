@@ -7,8 +7,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 
 use super::device::Device;
-use super::driver::{Address, Driver};
-use super::driver::{Handle, call};
+use super::driver::{Address, Handle, call};
 
 /// Memory that nobody uses any more.
 #[derive(Debug)]

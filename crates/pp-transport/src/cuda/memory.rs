@@ -44,11 +44,15 @@ impl Uses {
         Ok(())
     }
 
-    /// Whether every use is over; what cannot be found out is not.
-    fn are_over(&mut self) -> bool {
-        let uses = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        uses.iter()
-            .all(|(_, event)| matches!(event.is_done(), Ok(true)))
+    /// Whether every use is over.
+    fn are_over(&self) -> Result<bool, CudaError> {
+        let uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, event) in uses.iter() {
+            if !event.is_done()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -123,11 +127,19 @@ impl DeviceBuffer {
     pub fn used_by(&self, stream: &Stream) -> Result<(), CudaError> {
         self.uses.note(stream)
     }
+
+    /// Whether every use that was noted is over.
+    ///
+    /// # Errors
+    /// Something issued before failed.
+    pub fn is_idle(&self) -> Result<bool, CudaError> {
+        self.uses.are_over()
+    }
 }
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        if self.uses.are_over() {
+        if matches!(self.uses.are_over(), Ok(true)) {
             janitor::free(Waste::Device(self.device.clone(), self.address));
         } else {
             said_leaked("device", self.len);
@@ -221,11 +233,19 @@ impl PinnedBuffer {
     pub fn used_by(&self, stream: &Stream) -> Result<(), CudaError> {
         self.uses.note(stream)
     }
+
+    /// Whether every use that was noted is over.
+    ///
+    /// # Errors
+    /// Something issued before failed.
+    pub fn is_idle(&self) -> Result<bool, CudaError> {
+        self.uses.are_over()
+    }
 }
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        if self.uses.are_over() {
+        if matches!(self.uses.are_over(), Ok(true)) {
             let address = self.base.as_ptr() as usize;
             janitor::free(Waste::Pinned(self.device.clone(), address));
         } else {

@@ -169,8 +169,8 @@ impl<W: SlotWords> Consumer<W> {
         Self { words, own }
     }
 
-    pub(crate) fn words(&self) -> &W {
-        &self.words
+    pub(crate) fn depth(&self) -> u32 {
+        self.words.depth()
     }
 
     /// Takes the slot that a frame names.

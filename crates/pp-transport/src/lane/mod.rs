@@ -45,6 +45,10 @@ impl InSlots {
         self.credits.tell(slot);
     }
 
+    pub(crate) fn depth(&self) -> u32 {
+        self.slots.depth()
+    }
+
     /// Keeps the slot for good.
     pub(crate) fn quarantine(&self, slot: u32) {
         self.slots.quarantine(slot);

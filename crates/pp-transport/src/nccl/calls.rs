@@ -1,0 +1,300 @@
+//! The calls into NCCL: the only place where a communicator's address is used.
+//!
+//! Each function is `unsafe` for the same reasons, which its callers answer for:
+//! 1. the communicator is alive: made by [`join`] and not destroyed or aborted yet;
+//! 2. the thread is the one that issues on its device, or no other thread calls into NCCL for it;
+//! 3. memory that is handed over stays allocated, and is touched by nobody who is not ordered by
+//!    the stream, until the stream has passed the operation.
+
+use std::ffi::{c_int, c_void};
+use std::time::Duration;
+
+use nccl_sys::{
+    Nccl, NcclError, UNDEFINED_INT, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t,
+    ncclRedOp_t, ncclResult_t,
+};
+
+use super::id::UniqueId;
+use crate::cuda::{DevicePtr, Stream};
+
+/// Time between two looks at a communicator that is being made or ended.
+const LOOK_EVERY: Duration = Duration::from_micros(100);
+/// Looks without a pause, since an operation settles within microseconds.
+const EAGER_LOOKS: u32 = 10_000;
+
+/// The address of a communicator: a number until a function here uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Comm(usize);
+
+impl Comm {
+    fn raw(self) -> ncclComm_t {
+        self.0 as ncclComm_t
+    }
+}
+
+/// A call on a communicator, with what a wait for it may give up on.
+pub(super) struct Call<'a> {
+    pub(super) nccl: &'a Nccl,
+    /// Asked while a non-blocking communicator is still at it; false gives up.
+    pub(super) go_on: &'a dyn Fn() -> bool,
+}
+
+impl Call<'_> {
+    /// The result of a call that is over: of a non-blocking communicator it may come later.
+    ///
+    /// # Safety
+    /// As the module says, 1 and 2.
+    unsafe fn settle(
+        &self,
+        call: &'static str,
+        comm: Comm,
+        result: ncclResult_t,
+    ) -> Result<(), NcclError> {
+        if result.is_success() {
+            return Ok(());
+        }
+        let (mut result, mut looks) = (result, 0_u32);
+        while result == ncclResult_t::ncclInProgress && (self.go_on)() {
+            looks = looks.saturating_add(1);
+            if looks > EAGER_LOOKS {
+                std::thread::sleep(LOOK_EVERY);
+            } else {
+                std::hint::spin_loop();
+            }
+            // SAFETY: the caller's promise.
+            result = unsafe { self.asynchronous(comm) };
+        }
+        self.nccl.check(call, result)
+    }
+
+    /// What the communicator says of what it does by itself.
+    ///
+    /// # Safety
+    /// As the module says, 1 and 2.
+    pub(super) unsafe fn asynchronous(&self, comm: Comm) -> ncclResult_t {
+        let mut state = ncclResult_t::ncclSuccess;
+        // SAFETY: a live communicator; writes one number to an address that is ours.
+        let asked =
+            unsafe { (self.nccl.functions().ncclCommGetAsyncError)(comm.raw(), &raw mut state) };
+        if asked.is_success() { state } else { asked }
+    }
+
+    /// Joins the communicator that the id names; waits for the other ranks.
+    ///
+    /// Gives the communicator even when it failed, if there is one, so that it can be aborted.
+    ///
+    /// # Safety
+    /// As the module says, 2; the context of its device is current.
+    pub(super) unsafe fn join(
+        &self,
+        id: &UniqueId,
+        rank: u32,
+        ranks: u32,
+        blocking: bool,
+    ) -> (Option<Comm>, Result<(), NcclError>) {
+        const CALL: &str = "ncclCommInitRankConfig";
+        let number = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
+        let mut config = ncclConfig_t {
+            blocking: c_int::from(blocking),
+            minCTAs: UNDEFINED_INT,
+            ..ncclConfig_t::INITIALIZER
+        };
+        let mut raw: ncclComm_t = std::ptr::null_mut();
+        // SAFETY: the id and the configuration are copied during the call; it writes one address to
+        // a place that is ours.
+        let result = unsafe {
+            (self.nccl.functions().ncclCommInitRankConfig)(
+                &raw mut raw,
+                number(ranks),
+                id.raw(),
+                number(rank),
+                &raw mut config,
+            )
+        };
+        if raw.is_null() {
+            return (None, self.nccl.check(CALL, result));
+        }
+        let comm = Comm(raw as usize);
+        if result.is_success() || result == ncclResult_t::ncclInProgress {
+            // SAFETY: a communicator that NCCL just made.
+            let settled = unsafe { self.settle(CALL, comm, result) };
+            return (Some(comm), settled);
+        }
+        // A blocking call that failed has freed what it made.
+        (None, self.nccl.check(CALL, result))
+    }
+
+    /// Issues a send of the bytes.
+    ///
+    /// # Safety
+    /// As the module says.
+    pub(super) unsafe fn send(
+        &self,
+        comm: Comm,
+        from: DevicePtr,
+        kind: ncclDataType_t,
+        count: usize,
+        to: u32,
+        stream: &Stream,
+    ) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        let result = unsafe {
+            (self.nccl.functions().ncclSend)(
+                from.address as *const c_void,
+                count,
+                kind,
+                to as c_int,
+                comm.raw(),
+                stream.raw() as cudaStream_t,
+            )
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.settle("ncclSend", comm, result) }
+    }
+
+    /// Issues a receive into the bytes.
+    ///
+    /// # Safety
+    /// As the module says.
+    pub(super) unsafe fn recv(
+        &self,
+        comm: Comm,
+        into: DevicePtr,
+        kind: ncclDataType_t,
+        count: usize,
+        from: u32,
+        stream: &Stream,
+    ) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        let result = unsafe {
+            (self.nccl.functions().ncclRecv)(
+                into.address as *mut c_void,
+                count,
+                kind,
+                from as c_int,
+                comm.raw(),
+                stream.raw() as cudaStream_t,
+            )
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.settle("ncclRecv", comm, result) }
+    }
+
+    /// Issues a reduction over all ranks, in place.
+    ///
+    /// # Safety
+    /// As the module says.
+    pub(super) unsafe fn all_reduce(
+        &self,
+        comm: Comm,
+        place: DevicePtr,
+        kind: ncclDataType_t,
+        count: usize,
+        reduce: ncclRedOp_t,
+        stream: &Stream,
+    ) -> Result<(), NcclError> {
+        let place = place.address as *mut c_void;
+        let stream = stream.raw() as cudaStream_t;
+        let functions = self.nccl.functions();
+        // SAFETY: the caller's promise; source and destination may be the same.
+        let result = unsafe {
+            (functions.ncclAllReduce)(place, place, count, kind, reduce, comm.raw(), stream)
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.settle("ncclAllReduce", comm, result) }
+    }
+
+    /// Issues a copy from one rank to all others, in place.
+    ///
+    /// # Safety
+    /// As the module says.
+    pub(super) unsafe fn broadcast(
+        &self,
+        comm: Comm,
+        place: DevicePtr,
+        kind: ncclDataType_t,
+        count: usize,
+        root: u32,
+        stream: &Stream,
+    ) -> Result<(), NcclError> {
+        let place = place.address as *mut c_void;
+        let stream = stream.raw() as cudaStream_t;
+        let functions = self.nccl.functions();
+        // SAFETY: the caller's promise; source and destination may be the same.
+        let result = unsafe {
+            (functions.ncclBroadcast)(place, place, count, kind, root as c_int, comm.raw(), stream)
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.settle("ncclBroadcast", comm, result) }
+    }
+
+    /// Begins a group of operations of this thread.
+    pub(super) fn group_start(&self) -> Result<(), NcclError> {
+        // SAFETY: no arguments; the group is the thread's own.
+        let result = unsafe { (self.nccl.functions().ncclGroupStart)() };
+        self.nccl.check("ncclGroupStart", result)
+    }
+
+    /// Ends the group and issues what is in it; the communicators are those it touched.
+    ///
+    /// # Safety
+    /// As the module says, of every operation in the group.
+    pub(super) unsafe fn group_end(&self, comms: &[Comm]) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        let result = unsafe { (self.nccl.functions().ncclGroupEnd)() };
+        if result != ncclResult_t::ncclInProgress {
+            return self.nccl.check("ncclGroupEnd", result);
+        }
+        comms.iter().try_for_each(|comm| {
+            // SAFETY: the caller's promise.
+            unsafe { self.settle("ncclGroupEnd", *comm, result) }
+        })
+    }
+
+    /// Takes the communicator out of service; `None` where the library cannot.
+    ///
+    /// # Safety
+    /// As the module says, 1 and 2, as far as can be had: an abort must go on where the issuing
+    /// thread hangs inside NCCL, which NCCL tolerates and does not promise.
+    pub(super) unsafe fn revoke(&self, comm: Comm) -> Option<Result<(), NcclError>> {
+        let revoke = self.nccl.functions().ncclCommRevoke?;
+        // SAFETY: the caller's promise. No flags exist yet.
+        let result = unsafe { revoke(comm.raw(), 0) };
+        // SAFETY: the caller's promise.
+        Some(unsafe { self.settle("ncclCommRevoke", comm, result) })
+    }
+
+    /// Aborts the communicator; inside a group, at its end. It is gone afterwards.
+    ///
+    /// # Safety
+    /// As [`Call::revoke`]; nobody uses the communicator any more.
+    pub(super) unsafe fn abort(&self, comm: Comm) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        let result = unsafe { (self.nccl.functions().ncclCommAbort)(comm.raw()) };
+        if result == ncclResult_t::ncclInProgress {
+            // It is under way, and there is no communicator any more that could be asked.
+            return Ok(());
+        }
+        self.nccl.check("ncclCommAbort", result)
+    }
+
+    /// Lets the communicator finish what it has, then destroys it. It is gone afterwards.
+    ///
+    /// # Safety
+    /// As the module says, 1 and 2; nobody uses the communicator any more.
+    pub(super) unsafe fn destroy(&self, comm: Comm) -> Result<(), NcclError> {
+        let functions = self.nccl.functions();
+        // SAFETY: the caller's promise.
+        let finalized = unsafe {
+            let result = (functions.ncclCommFinalize)(comm.raw());
+            self.settle("ncclCommFinalize", comm, result)
+        };
+        // SAFETY: the caller's promise.
+        let result = unsafe { (functions.ncclCommDestroy)(comm.raw()) };
+        let destroyed = match result {
+            ncclResult_t::ncclInProgress => Ok(()),
+            other => self.nccl.check("ncclCommDestroy", other),
+        };
+        finalized.and(destroyed)
+    }
+}

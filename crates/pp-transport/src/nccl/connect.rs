@@ -1,0 +1,269 @@
+//! Making communicators, on a thread that may be left behind.
+//!
+//! Hazard: creating a communicator, and the first operation with each peer, wait for that peer
+//! inside NCCL, for ever if it never comes. Guarantee: whoever connects waits until its deadline
+//! and learns how far it came; both edges are tried out before the first payload, so no first use
+//! is left for the steady state. A thread that comes back after all, too late, ends what it made.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nccl_sys::{NcclError, ncclDataType_t};
+
+use super::calls::{Call, Comm};
+use super::id::UniqueId;
+use super::life::{How, Life};
+use super::slots::{DeviceSlots, Slot};
+use crate::cuda::{CudaError, Stream};
+use crate::error::TransportError;
+use crate::host::EdgeShape;
+
+/// Time between two looks at an event while edges are tried out.
+const LOOK_EVERY: Duration = Duration::from_micros(50);
+
+/// How far it came, and whether anybody still wants it.
+#[derive(Debug)]
+pub(super) struct Progress {
+    step: Mutex<&'static str>,
+    given_up: AtomicBool,
+}
+
+impl Progress {
+    fn new() -> Self {
+        Self {
+            step: Mutex::new("start a thread"),
+            given_up: AtomicBool::new(false),
+        }
+    }
+
+    fn step(&self) -> &'static str {
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_wanted(&self) -> bool {
+        !self.given_up.load(Ordering::Acquire)
+    }
+
+    /// Begins a step, unless nobody waits any more.
+    pub(super) fn at(&self, step: &'static str) -> Result<(), Stop> {
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = step;
+        if self.is_wanted() {
+            Ok(())
+        } else {
+            Err(Stop::GivenUp)
+        }
+    }
+}
+
+/// Why connecting stopped.
+#[derive(Debug)]
+pub(super) enum Stop {
+    GivenUp,
+    Cuda(CudaError),
+    Nccl(NcclError),
+}
+
+impl From<CudaError> for Stop {
+    fn from(error: CudaError) -> Self {
+        Self::Cuda(error)
+    }
+}
+
+impl From<NcclError> for Stop {
+    fn from(error: NcclError) -> Self {
+        Self::Nccl(error)
+    }
+}
+
+/// Runs `make` on a thread of its own and waits for it until the deadline. What it adds to `life`
+/// is aborted when it fails, or comes too late.
+///
+/// # Errors
+/// [`TransportError::NotInTime`] at the deadline; what stopped it.
+pub(super) fn by<T: Send + 'static>(
+    deadline: Instant,
+    life: &Arc<Life>,
+    make: impl FnOnce(&Life, &Progress) -> Result<T, Stop> + Send + 'static,
+) -> Result<T, TransportError> {
+    let started = Instant::now();
+    let progress = Arc::new(Progress::new());
+    let (sender, made) = sync_channel(1);
+    let (own_life, own_progress) = (Arc::clone(life), Arc::clone(&progress));
+    let work = move || {
+        let result = make(&own_life, &own_progress);
+        // From here on either the maker or the one who waits ends what was made, not both.
+        let unwanted = own_progress.given_up.swap(true, Ordering::AcqRel);
+        if unwanted || result.is_err() {
+            own_life.kill("it was not made");
+            own_life.run_end(How::Abort);
+        }
+        // Too late there is nobody to take it: it is dropped here.
+        let _ = sender.send(result);
+    };
+    let thread = std::thread::Builder::new().name("pp-nccl-connect".into());
+    let started_thread = thread.spawn(work);
+    let late = |step| TransportError::NotInTime {
+        what: life.what().to_owned(),
+        step,
+        after: started.elapsed(),
+    };
+    if started_thread.is_err() {
+        return Err(late("start a thread"));
+    }
+    let left = deadline.saturating_duration_since(started);
+    let result = match made.recv_timeout(left) {
+        Ok(result) => result,
+        Err(RecvTimeoutError::Disconnected) => return Err(late("run to its end")),
+        Err(RecvTimeoutError::Timeout) => {
+            let step = progress.step();
+            if !progress.given_up.swap(true, Ordering::AcqRel) {
+                life.kill("it was not made in time");
+                return Err(late(step));
+            }
+            // It was made, or has failed, at this very moment.
+            match made.recv_timeout(LOOK_EVERY * 100) {
+                Ok(result) => result,
+                Err(_) => return Err(late(step)),
+            }
+        }
+    };
+    result.map_err(|stop| match stop {
+        Stop::GivenUp => late(progress.step()),
+        Stop::Cuda(error) => TransportError::Cuda(error),
+        Stop::Nccl(source) => TransportError::Nccl {
+            doing: format!("{}: {}", life.what(), progress.step()),
+            source,
+        },
+    })
+}
+
+/// Joins one communicator and gives it to `life`.
+pub(super) fn join(
+    life: &Life,
+    progress: &Progress,
+    id: &UniqueId,
+    rank: u32,
+    ranks: u32,
+    blocking: bool,
+) -> Result<Comm, Stop> {
+    let call = Call {
+        nccl: &life.core.nccl,
+        go_on: &|| progress.is_wanted(),
+    };
+    // SAFETY: no other thread issues on this device: the one that could waits for this one, or has
+    // given it up and calls no more; the context is current.
+    let (comm, joined) = unsafe { call.join(id, rank, ranks, blocking) };
+    if let Some(comm) = comm {
+        life.add(comm);
+    }
+    joined?;
+    comm.ok_or(Stop::GivenUp)
+}
+
+/// What a link needs of its two edges.
+#[derive(Debug)]
+pub(super) struct Edges {
+    pub(super) out: Edge,
+    pub(super) incoming: Edge,
+    pub(super) tx: DeviceSlots,
+    pub(super) rx: DeviceSlots,
+}
+
+/// One directed edge: its communicator and its stream.
+#[derive(Debug)]
+pub(super) struct Edge {
+    pub(super) comm: Comm,
+    pub(super) stream: Stream,
+    /// The other rank of the communicator.
+    pub(super) peer: u32,
+}
+
+/// What the two edges of a link are to be.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) is_lower: bool,
+    pub(super) up: EdgeShape,
+    pub(super) down: EdgeShape,
+    pub(super) ids: [UniqueId; 2],
+    pub(super) blocking: bool,
+}
+
+/// Makes both edges and moves a byte over each. Both ranks do the same in the same order: first
+/// the edge from the lower rank to the higher, then the other.
+pub(super) fn edges(life: &Life, progress: &Progress, wanted: &Wanted) -> Result<Edges, Stop> {
+    let device = &life.core.device;
+    let (rank, peer) = if wanted.is_lower { (0, 1) } else { (1, 0) };
+    progress.at("take device memory for the slots")?;
+    device.bind()?;
+    let (up_slots, down_slots) = (
+        DeviceSlots::new(device, wanted.up)?,
+        DeviceSlots::new(device, wanted.down)?,
+    );
+    let (up_stream, down_stream) = (Stream::urgent(device)?, Stream::urgent(device)?);
+    let [up_id, down_id] = &wanted.ids;
+    progress.at("create the communicator of the edge up")?;
+    let up = join(life, progress, up_id, rank, 2, wanted.blocking)?;
+    progress.at("create the communicator of the edge down")?;
+    let down = join(life, progress, down_id, rank, 2, wanted.blocking)?;
+
+    let edge = |comm, stream| Edge { comm, stream, peer };
+    let (up, down) = (edge(up, up_stream), edge(down, down_stream));
+    progress.at("connect the edge up")?;
+    try_out(life, progress, &up, up_slots.first(), wanted.is_lower)?;
+    progress.at("connect the edge down")?;
+    try_out(life, progress, &down, down_slots.first(), !wanted.is_lower)?;
+    progress.at("move a byte over each edge")?;
+    for slot in [up_slots.first(), down_slots.first()] {
+        while !slot.has_moved()? {
+            progress.at("move a byte over each edge")?;
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+    Ok(if wanted.is_lower {
+        Edges {
+            out: up,
+            incoming: down,
+            tx: up_slots,
+            rx: down_slots,
+        }
+    } else {
+        Edges {
+            out: down,
+            incoming: up,
+            tx: down_slots,
+            rx: up_slots,
+        }
+    })
+}
+
+/// Issues the first operation of an edge, which connects the ranks.
+fn try_out(
+    life: &Life,
+    progress: &Progress,
+    edge: &Edge,
+    slot: &Slot,
+    sends: bool,
+) -> Result<(), Stop> {
+    let call = Call {
+        nccl: &life.core.nccl,
+        go_on: &|| progress.is_wanted(),
+    };
+    let (kind, place) = (ncclDataType_t::ncclUint8, slot.ptr());
+    slot.begin_move();
+    // SAFETY: the communicator was just made, this thread is the only one that calls for the device
+    // (see `join`), and the slot belongs to nobody yet. It has a byte even where the edge carries
+    // none, since the driver allocates no less, and it is not freed before the event is done.
+    unsafe {
+        if sends {
+            call.send(edge.comm, place, kind, 1, edge.peer, &edge.stream)?;
+        } else {
+            call.recv(edge.comm, place, kind, 1, edge.peer, &edge.stream)?;
+        }
+    }
+    slot.moved
+        .record(&edge.stream)
+        .inspect_err(|_| slot.lose())?;
+    Ok(())
+}

@@ -1,0 +1,531 @@
+//! Operations among the members of a group, which owns their buffers until they are done.
+//!
+//! Hazard: inside an NCCL group nothing happens before its end, so a buffer that only the call
+//! borrows is free again before the operation has begun; and an operation among the wrong ranks
+//! hangs all of them. Guarantee: buffers move into the group, and come back only through what
+//! [`Group::commit`] gives for each; ranks, sizes and devices are checked against the group before
+//! NCCL sees any of them.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
+use pp_contract::{DType, Rank};
+
+use super::calls::{Call, Comm};
+use super::connect;
+use super::id::UniqueId;
+use super::issuer::{Issuer, Tenant};
+use super::life::{AbortHandle, How, Life};
+use crate::cuda::{DeviceBuffer, Stream};
+use crate::error::TransportError;
+use crate::in_flight::{InFlight, Submission};
+
+/// How long a drop waits for the communicator to end.
+const ENDED_WITHIN: Duration = Duration::from_secs(3);
+
+/// What a communicator is made of. All members give the same, but for `me` and `issuer`.
+#[derive(Debug)]
+pub struct CommOptions {
+    /// Who issues on this rank's device.
+    pub issuer: Issuer,
+    /// Name of the group: `mesh`.
+    pub name: &'static str,
+    /// Its members, in the same order everywhere.
+    pub members: Vec<Rank>,
+    /// This rank.
+    pub me: Rank,
+    /// Made by one member for all.
+    pub id: UniqueId,
+    /// When to give up.
+    pub deadline: Instant,
+    /// As in [`NcclOptions`](super::NcclOptions).
+    pub blocking: bool,
+}
+
+/// The communicator of a group of ranks.
+///
+/// # If dropped
+/// Ends on a thread of its own: in order when nothing is in flight, else by an abort. Waits for
+/// that, 3 seconds at most.
+#[derive(Debug)]
+pub struct Communicator {
+    life: Arc<Life>,
+    comm: Comm,
+    name: &'static str,
+    members: Vec<Rank>,
+    me: Rank,
+    flights: Arc<Flights>,
+    is_closed: bool,
+    _tenant: Tenant,
+    /// Makes it `!Sync`.
+    one_thread: PhantomData<Cell<()>>,
+}
+
+/// What is in flight, for all operations of a communicator.
+#[derive(Debug, Default)]
+struct Flights {
+    /// Operations whose buffers nobody has back.
+    count: AtomicUsize,
+    /// Buffers that nobody waits for any more.
+    orphans: Mutex<Vec<DeviceBuffer>>,
+}
+
+impl Flights {
+    /// Frees the orphans whose operations are over.
+    fn sweep(&self) {
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        orphans.retain(|buffer| {
+            let over = matches!(buffer.is_idle(), Ok(true));
+            if over {
+                self.count.fetch_sub(1, Ordering::AcqRel);
+            }
+            !over
+        });
+    }
+}
+
+impl Communicator {
+    /// Joins the group; every member does at the same time.
+    ///
+    /// # Errors
+    /// [`TransportError::NotInTime`] when a member did not come by the deadline: a thread that waits
+    /// inside NCCL is left behind then. This rank is no member; NCCL refuses.
+    pub fn connect(options: CommOptions) -> Result<Self, TransportError> {
+        let CommOptions {
+            issuer,
+            name,
+            members,
+            me,
+            id,
+            deadline,
+            blocking,
+        } = options;
+        let place = place_of(name, &members, me)?;
+        let ranks = members.len() as u32;
+        let core = issuer.core();
+        let tenant = Tenant::new(core);
+        let life = Arc::new(Life::new(core, format!("group {name}")));
+        let turn = core.enter_to_connect()?;
+        let made = connect::by(deadline, &life, move |life, progress| {
+            progress.at("create the communicator")?;
+            life.core.device.bind()?;
+            connect::join(life, progress, &id, place, ranks, blocking)
+        });
+        drop(turn);
+        Ok(Self {
+            comm: made?,
+            life,
+            name,
+            members,
+            me,
+            flights: Arc::default(),
+            is_closed: false,
+            _tenant: tenant,
+            one_thread: PhantomData,
+        })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Its members, in the group's order.
+    #[must_use]
+    pub fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
+    /// What gives this communicator up, from any thread.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle::new(&self.life)
+    }
+
+    /// Begins a group of operations. Nothing is issued before [`Group::commit`].
+    pub fn group(&mut self) -> Group<'_> {
+        self.flights.sweep();
+        Group {
+            comm: self,
+            operations: Vec::new(),
+        }
+    }
+
+    /// Ends the communicator as a drop does, with a bound of the caller's.
+    ///
+    /// # Errors
+    /// It did not end by the deadline, or not as it should.
+    pub fn close(mut self, deadline: Instant) -> Result<(), TransportError> {
+        self.is_closed = true;
+        self.end(deadline)
+    }
+
+    fn end(&self, deadline: Instant) -> Result<(), TransportError> {
+        self.flights.sweep();
+        if self.life.is_dead() || self.flights.count.load(Ordering::Acquire) > 0 {
+            self.life.kill("it was dropped with operations in flight");
+            return self.life.finish(How::Abort, deadline);
+        }
+        self.life.finish(How::Destroy, deadline)
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if self.is_closed {
+            return;
+        }
+        if let Err(error) = self.end(Instant::now() + ENDED_WITHIN) {
+            tracing::warn!(%error, "a group did not end as it should");
+        }
+    }
+}
+
+fn place_of(group: &'static str, members: &[Rank], rank: Rank) -> Result<u32, TransportError> {
+    let place = members.iter().position(|member| *member == rank);
+    place.map(|place| place as u32).ok_or_else(|| {
+        let all: Vec<String> = members.iter().map(ToString::to_string).collect();
+        TransportError::WrongGroup {
+            group,
+            why: format!(
+                "rank {rank} is none of its members, ranks {}",
+                all.join(", ")
+            ),
+        }
+    })
+}
+
+/// How values of several ranks become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduce {
+    /// Their sum.
+    Sum,
+    /// Their product.
+    Product,
+    /// The greatest.
+    Max,
+    /// The least.
+    Min,
+    /// Their mean.
+    Average,
+}
+
+impl Reduce {
+    fn raw(self) -> ncclRedOp_t {
+        match self {
+            Self::Sum => ncclRedOp_t::ncclSum,
+            Self::Product => ncclRedOp_t::ncclProd,
+            Self::Max => ncclRedOp_t::ncclMax,
+            Self::Min => ncclRedOp_t::ncclMin,
+            Self::Average => ncclRedOp_t::ncclAvg,
+        }
+    }
+}
+
+fn raw_type(dtype: DType) -> ncclDataType_t {
+    match dtype {
+        DType::U8 => ncclDataType_t::ncclUint8,
+        DType::I32 => ncclDataType_t::ncclInt32,
+        DType::I64 => ncclDataType_t::ncclInt64,
+        DType::Bf16 => ncclDataType_t::ncclBfloat16,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::F32 => ncclDataType_t::ncclFloat32,
+    }
+}
+
+/// Device memory with what its first bytes mean.
+#[derive(Debug)]
+pub struct GroupBuffer {
+    memory: DeviceBuffer,
+    dtype: DType,
+    count: usize,
+}
+
+impl GroupBuffer {
+    /// So many elements of this type, at the start of the memory.
+    ///
+    /// # Errors
+    /// The memory comes back when they do not fit it.
+    pub fn new(memory: DeviceBuffer, dtype: DType, count: usize) -> Result<Self, DeviceBuffer> {
+        let bytes = (count as u64).checked_mul(dtype.size_bytes());
+        if bytes.is_none_or(|bytes| bytes > memory.len() as u64) {
+            return Err(memory);
+        }
+        Ok(Self {
+            memory,
+            dtype,
+            count,
+        })
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn memory(&self) -> &DeviceBuffer {
+        &self.memory
+    }
+
+    /// The memory, for another use.
+    #[must_use]
+    pub fn into_memory(self) -> DeviceBuffer {
+        self.memory
+    }
+}
+
+/// An operation that was refused, with the buffer the caller gets back.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Refused {
+    /// The buffer, as it was.
+    pub buffer: GroupBuffer,
+    /// Why.
+    pub error: TransportError,
+}
+
+/// A group that was not issued.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct CommitError {
+    /// The buffers, in the order of the operations. Empty when some operations may have begun: then
+    /// the buffers are leaked, since nobody knows who works on them.
+    pub buffers: Vec<GroupBuffer>,
+    /// Why.
+    pub error: TransportError,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Send { to: u32 },
+    Recv { from: u32 },
+    AllReduce(Reduce),
+    Broadcast { root: u32 },
+}
+
+/// Operations that begin together. It owns their buffers.
+///
+/// # If dropped
+/// Nothing was issued, and the buffers are dropped.
+#[must_use = "nothing is issued before `commit`"]
+#[derive(Debug)]
+pub struct Group<'c> {
+    comm: &'c mut Communicator,
+    operations: Vec<(Kind, GroupBuffer)>,
+}
+
+impl Group<'_> {
+    /// Sends the buffer to a member.
+    ///
+    /// # Errors
+    /// The rank is no other member of this group, or the buffer lies on another device.
+    pub fn send(&mut self, buffer: GroupBuffer, to: Rank) -> Result<(), Box<Refused>> {
+        self.add(buffer, |group| {
+            Ok(Kind::Send {
+                to: group.other(to)?,
+            })
+        })
+    }
+
+    /// Receives from a member, as many elements as it sends.
+    ///
+    /// # Errors
+    /// As [`Group::send`].
+    pub fn recv(&mut self, buffer: GroupBuffer, from: Rank) -> Result<(), Box<Refused>> {
+        self.add(buffer, |group| {
+            Ok(Kind::Recv {
+                from: group.other(from)?,
+            })
+        })
+    }
+
+    /// Reduces the buffers of all members, element by element; each has the result in its place.
+    ///
+    /// # Errors
+    /// The buffer lies on another device.
+    pub fn all_reduce(&mut self, buffer: GroupBuffer, reduce: Reduce) -> Result<(), Box<Refused>> {
+        self.add(buffer, |_| Ok(Kind::AllReduce(reduce)))
+    }
+
+    /// Copies the buffer of the member `root` to all others.
+    ///
+    /// # Errors
+    /// The rank is no member of this group, or the buffer lies on another device.
+    pub fn broadcast(&mut self, buffer: GroupBuffer, root: Rank) -> Result<(), Box<Refused>> {
+        self.add(buffer, |group| {
+            Ok(Kind::Broadcast {
+                root: place_of(group.name, &group.members, root)?,
+            })
+        })
+    }
+
+    fn add(
+        &mut self,
+        buffer: GroupBuffer,
+        kind: impl FnOnce(&Communicator) -> Result<Kind, TransportError>,
+    ) -> Result<(), Box<Refused>> {
+        let kind = self
+            .comm
+            .check_device(buffer.memory.device().about().ordinal, "a buffer")
+            .and_then(|()| kind(self.comm));
+        match kind {
+            Ok(kind) => {
+                self.operations.push((kind, buffer));
+                Ok(())
+            }
+            Err(error) => Err(Box::new(Refused { buffer, error })),
+        }
+    }
+
+    /// Issues all operations to the stream, behind what was issued there before. Each buffer comes
+    /// back through its [`InFlight`], in the order of the operations.
+    ///
+    /// # Errors
+    /// The buffers come back if nothing was issued. If something may have been, the generation is
+    /// given up.
+    pub fn commit(self, stream: &Stream) -> Result<Vec<InFlight<GroupOp>>, CommitError> {
+        let Self { comm, operations } = self;
+        let refuse = |operations: Vec<(Kind, GroupBuffer)>, error| {
+            let buffers = operations.into_iter().map(|(_, buffer)| buffer).collect();
+            Err(CommitError { buffers, error })
+        };
+        let life = Arc::clone(&comm.life);
+        let on = stream.device().about().ordinal;
+        let entered = comm
+            .check_device(on, "a stream")
+            .and_then(|()| life.enter());
+        let _turn = match entered {
+            Ok(turn) => turn,
+            Err(error) => return refuse(operations, error),
+        };
+        let failed = |source| TransportError::Nccl {
+            doing: format!("operations of group {}", comm.name),
+            source,
+        };
+        if let Err(source) = life.call(|call| call.group_start()) {
+            return refuse(operations, failed(source));
+        }
+        let issued = life.call(|call| issue(call, comm.comm, &operations, stream));
+        let noted = issued.map_err(failed).and_then(|()| {
+            operations
+                .iter()
+                .try_for_each(|(_, buffer)| Ok(buffer.memory.used_by(stream)?))
+        });
+        let flights = operations.into_iter().map(|(_, buffer)| {
+            comm.flights.count.fetch_add(1, Ordering::AcqRel);
+            InFlight::new(GroupOp {
+                life: Arc::clone(&life),
+                flights: Arc::clone(&comm.flights),
+                buffer,
+            })
+        });
+        let flights: Vec<_> = flights.collect();
+        match noted {
+            Ok(()) => Ok(flights),
+            Err(error) => {
+                life.break_off(&error);
+                for flight in flights {
+                    drop(flight.abort());
+                }
+                let buffers = Vec::new();
+                Err(CommitError { buffers, error })
+            }
+        }
+    }
+}
+
+/// Issues the operations of a group that was begun, and ends it whatever happens.
+fn issue(
+    call: &Call<'_>,
+    comm: Comm,
+    operations: &[(Kind, GroupBuffer)],
+    stream: &Stream,
+) -> Result<(), NcclError> {
+    let issued = operations.iter().try_for_each(|(kind, buffer)| {
+        let (place, count) = (buffer.memory.ptr(), buffer.count);
+        let dtype = raw_type(buffer.dtype);
+        // SAFETY: in the turn of the thread that issues, and the generation is not dead. The buffer
+        // has room for the elements (checked by `GroupBuffer::new`) and is owned by the operation
+        // until the stream has passed it.
+        unsafe {
+            match *kind {
+                Kind::Send { to } => call.send(comm, place, dtype, count, to, stream),
+                Kind::Recv { from } => call.recv(comm, place, dtype, count, from, stream),
+                Kind::AllReduce(reduce) => {
+                    call.all_reduce(comm, place, dtype, count, reduce.raw(), stream)
+                }
+                Kind::Broadcast { root } => call.broadcast(comm, place, dtype, count, root, stream),
+            }
+        }
+    });
+    // SAFETY: as above, of every operation in the group.
+    let ended = unsafe { call.group_end(&[comm]) };
+    issued.and(ended)
+}
+
+impl Communicator {
+    /// The place of another member.
+    fn other(&self, rank: Rank) -> Result<u32, TransportError> {
+        if rank == self.me {
+            return Err(TransportError::WrongGroup {
+                group: self.name,
+                why: format!("rank {rank} is this rank"),
+            });
+        }
+        place_of(self.name, &self.members, rank)
+    }
+
+    fn check_device(&self, ordinal: u32, what: &str) -> Result<(), TransportError> {
+        let own = self.life.core.device.about().ordinal;
+        if ordinal == own {
+            return Ok(());
+        }
+        Err(TransportError::WrongGroup {
+            group: self.name,
+            why: format!("{what} of device {ordinal}; it issues on device {own}"),
+        })
+    }
+}
+
+/// An operation of a group, with its buffer.
+#[derive(Debug)]
+pub struct GroupOp {
+    life: Arc<Life>,
+    flights: Arc<Flights>,
+    buffer: GroupBuffer,
+}
+
+impl Submission for GroupOp {
+    type Buffer = GroupBuffer;
+
+    fn is_done(&self) -> Result<bool, TransportError> {
+        self.life.check()?;
+        if self.buffer.memory.is_idle()? {
+            // An abort makes the device say so too, and is marked before.
+            return self.life.check().map(|()| true);
+        }
+        self.life.poll().map(|()| false)
+    }
+
+    fn into_buffer(self) -> GroupBuffer {
+        self.flights.count.fetch_sub(1, Ordering::AcqRel);
+        self.buffer
+    }
+
+    fn orphan(self) {
+        let orphans = self.flights.orphans.lock();
+        orphans
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(self.buffer.memory);
+    }
+
+    fn quarantine(self) {
+        tracing::warn!(
+            bytes = self.buffer.memory.len(),
+            "a buffer of a group is leaked: its operation was given up"
+        );
+        std::mem::forget(self.buffer);
+    }
+}

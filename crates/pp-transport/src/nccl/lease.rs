@@ -1,0 +1,263 @@
+//! Slots in the hands of stages, and slots that move.
+//!
+//! A lease is not the memory but the right to issue work on it: its holder names a stream, and
+//! whatever is issued there is ordered before the send, or before the slot goes back.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Arc;
+
+use super::slots::{RxPool, TxPool};
+use crate::cuda::{DevicePtr, Stream};
+use crate::error::TransportError;
+use crate::in_flight::Submission;
+
+/// A slot of the outgoing edge, to be written by work on a device.
+///
+/// # If dropped
+/// The slot is free again; nothing was sent. Whoever leases it next is ordered behind what was
+/// issued on it.
+pub struct DeviceTx {
+    /// `None` only once the slot was handed over.
+    held: Option<HeldTx>,
+}
+
+struct HeldTx {
+    pool: Arc<TxPool>,
+    slot: u32,
+    /// The stream that wrote last.
+    writer: Option<Stream>,
+}
+
+impl DeviceTx {
+    pub(super) fn new(pool: &Arc<TxPool>, slot: u32) -> Self {
+        let held = HeldTx {
+            writer: pool.slot(slot).take_worker(),
+            pool: Arc::clone(pool),
+            slot,
+        };
+        Self { held: Some(held) }
+    }
+
+    fn held(&self) -> &HeldTx {
+        self.held.as_ref().expect("held until it is handed over")
+    }
+
+    /// Bytes that fit the slot.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.held().pool.capacity()
+    }
+
+    /// Runs `issue`, which issues work that writes the slot to `stream`. The send is ordered behind
+    /// it; so is work that is issued with another stream later.
+    ///
+    /// `issue` gets the whole slot, which holds what an earlier chunk left there. The address is
+    /// good for work issued to `stream` inside `issue`, and for nothing else.
+    ///
+    /// # Errors
+    /// What `issue` says; the driver refuses.
+    pub fn write_on<R, E: From<TransportError>>(
+        &mut self,
+        stream: &Stream,
+        issue: impl FnOnce(DevicePtr) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let held = self.held.as_mut().expect("held until it is handed over");
+        let slot = held.pool.slot(held.slot);
+        slot.work_on(&mut held.writer, stream, true, || issue(slot.ptr()))
+    }
+
+    /// Whether it is a slot of this edge.
+    pub(super) fn is_of(&self, pool: &Arc<TxPool>) -> bool {
+        Arc::ptr_eq(&self.held().pool, pool)
+    }
+
+    pub(super) fn slot(&self) -> u32 {
+        self.held().slot
+    }
+
+    /// The stream whose work has to be waited for before the slot is sent.
+    pub(super) fn writer(&self) -> Option<&Stream> {
+        self.held().writer.as_ref()
+    }
+
+    /// Ends the lease without freeing the slot: it is in flight now.
+    pub(super) fn into_sending(mut self) -> Sending {
+        let HeldTx { pool, slot, .. } = self.held.take().expect("held until it is handed over");
+        pool.lane.submit(slot);
+        Sending { pool, slot }
+    }
+}
+
+impl Drop for DeviceTx {
+    fn drop(&mut self) {
+        if let Some(HeldTx { pool, slot, writer }) = self.held.take() {
+            pool.slot(slot).leave_worker(writer);
+            pool.lane.give_up(slot);
+        }
+    }
+}
+
+impl fmt::Debug for DeviceTx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceTx(slot {})", self.slot())
+    }
+}
+
+/// A slot that was handed over: the device sends it, then the peer has it.
+///
+/// Done when the device has sent it *and* the peer has given it back: the peer's word alone could
+/// come before this device looks up from the memory, and the device's alone says nothing of the
+/// peer (a send of less than 64 MiB ends with no receiver there).
+pub struct Sending {
+    pool: Arc<TxPool>,
+    slot: u32,
+}
+
+impl Submission for Sending {
+    type Buffer = DeviceTx;
+
+    fn is_done(&self) -> Result<bool, TransportError> {
+        self.pool.life.check()?;
+        if self.pool.lane.is_back(self.slot) && self.pool.slot(self.slot).has_moved()? {
+            return Ok(true);
+        }
+        self.pool.life.poll().map(|()| false)
+    }
+
+    fn into_buffer(self) -> DeviceTx {
+        self.pool.lane.redeem(self.slot);
+        DeviceTx::new(&self.pool, self.slot)
+    }
+
+    fn orphan(self) {
+        self.pool.lane.orphan(self.slot);
+    }
+
+    fn quarantine(self) {
+        self.pool.lane.quarantine(self.slot);
+    }
+}
+
+impl fmt::Debug for Sending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sending(slot {})", self.slot)
+    }
+}
+
+/// A slot of the incoming edge that has arrived, to be read by work on a device.
+///
+/// # If dropped
+/// The slot goes back to the peer when the work that reads it is done: at once, or in one of the
+/// next calls of its link. If the link is gone by then the peer never gets it.
+pub struct DeviceRx {
+    pool: Arc<RxPool>,
+    slot: u32,
+    len: usize,
+    /// The stream that reads last.
+    reader: RefCell<Option<Stream>>,
+}
+
+impl DeviceRx {
+    /// Bytes of the payload, as its header said.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none; a payload always has some.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Runs `issue`, which issues work that reads the payload to `stream`. The payload is there
+    /// already. Any number of streams may read it; the slot goes back when all have.
+    ///
+    /// The address is good for work issued to `stream` inside `issue`, and for nothing else.
+    ///
+    /// # Errors
+    /// What `issue` says; the driver refuses.
+    pub fn read_on<R, E: From<TransportError>>(
+        &self,
+        stream: &Stream,
+        issue: impl FnOnce(DevicePtr) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let slot = self.pool.slot(self.slot);
+        let payload = DevicePtr {
+            len: self.len,
+            ..slot.ptr()
+        };
+        let mut reader = self.reader.take();
+        let issued = slot.work_on(&mut reader, stream, false, || issue(payload));
+        self.reader.replace(reader);
+        issued
+    }
+}
+
+impl Drop for DeviceRx {
+    fn drop(&mut self) {
+        self.pool.give_back(self.slot);
+    }
+}
+
+impl fmt::Debug for DeviceRx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceRx({} bytes in slot {})", self.len, self.slot)
+    }
+}
+
+/// A slot that the device fills.
+pub struct Receiving {
+    pool: Arc<RxPool>,
+    slot: u32,
+    len: usize,
+}
+
+impl Receiving {
+    pub(super) fn new(pool: &Arc<RxPool>, slot: u32, len: usize) -> Self {
+        Self {
+            pool: Arc::clone(pool),
+            slot,
+            len,
+        }
+    }
+}
+
+impl Submission for Receiving {
+    type Buffer = DeviceRx;
+
+    fn is_done(&self) -> Result<bool, TransportError> {
+        let life = &self.pool.pool.life;
+        life.check()?;
+        if self.pool.slot(self.slot).has_moved()? {
+            // An abort makes the device say that it received what it did not: the mark is set
+            // before the device is told, so it is looked at after the device was asked.
+            return life.check().map(|()| true);
+        }
+        life.poll().map(|()| false)
+    }
+
+    fn into_buffer(self) -> DeviceRx {
+        DeviceRx {
+            pool: self.pool,
+            slot: self.slot,
+            len: self.len,
+            reader: RefCell::new(None),
+        }
+    }
+
+    fn orphan(self) {
+        self.pool.give_back(self.slot);
+    }
+
+    fn quarantine(self) {
+        self.pool.pool.lane.quarantine(self.slot);
+    }
+}
+
+impl fmt::Debug for Receiving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Receiving({} bytes in slot {})", self.len, self.slot)
+    }
+}

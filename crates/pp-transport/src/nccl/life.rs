@@ -1,0 +1,341 @@
+//! The life of one generation of communicators, and its end.
+//!
+//! Hazard: a communicator whose peer died never completes anything, and the calls that would end
+//! it can hang as well; and after an abort the device says of a receive that was cut short that
+//! it succeeded. Guarantee: from the moment of an abort nothing of the generation is issued any
+//! more and everything in flight is an error, whatever the device says. All communicators of a
+//! generation end together, on a thread of their own that may be left behind; whoever ends them
+//! waits no longer than the deadline.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use nccl_sys::{NcclError, Version, ncclResult_t};
+
+use super::calls::{Call, Comm};
+use super::issuer::{Core, Turn};
+use crate::error::TransportError;
+
+/// Aborts of several communicators belong in one group from this version on.
+const GROUPS_ABORTS: Version = Version {
+    major: 2,
+    minor: 22,
+    patch: 0,
+};
+/// How long a communicator that is revoked may be at it before it is aborted all the same.
+const REVOKED_WITHIN: Duration = Duration::from_secs(1);
+/// Completions asked for in vain between two looks at the communicators themselves.
+const LOOK_AFTER_POLLS: u32 = 1 << 14;
+
+/// Communicators that live and end together.
+#[derive(Debug)]
+pub(super) struct Life {
+    pub(super) core: Arc<Core>,
+    /// What they are, for errors: `the link to rank 1`.
+    what: String,
+    /// Nothing is issued any more, and nothing in flight is believed.
+    dead: AtomicBool,
+    why: OnceLock<String>,
+    comms: Mutex<Vec<Comm>>,
+    end: Mutex<End>,
+    ended: Condvar,
+    vain_polls: AtomicU32,
+}
+
+#[derive(Debug)]
+enum End {
+    Alive,
+    At(&'static str),
+    Over(Result<(), NcclError>),
+}
+
+/// How communicators end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// Nothing is in flight: in order.
+    Destroy,
+    /// At once.
+    Abort,
+}
+
+impl Life {
+    pub(super) fn new(core: &Arc<Core>, what: String) -> Self {
+        Self {
+            core: Arc::clone(core),
+            what,
+            dead: AtomicBool::new(false),
+            why: OnceLock::new(),
+            comms: Mutex::default(),
+            end: Mutex::new(End::Alive),
+            ended: Condvar::new(),
+            vain_polls: AtomicU32::new(0),
+        }
+    }
+
+    pub(super) fn what(&self) -> &str {
+        &self.what
+    }
+
+    pub(super) fn add(&self, comm: Comm) {
+        lock(&self.comms).push(comm);
+    }
+
+    /// An error once the generation is dead.
+    #[inline]
+    pub(super) fn check(&self) -> Result<(), TransportError> {
+        if self.dead.load(Ordering::Acquire) {
+            return Err(self.aborted());
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    #[cold]
+    fn aborted(&self) -> TransportError {
+        TransportError::Aborted {
+            what: self.what.clone(),
+            why: self.why.get().cloned().unwrap_or_default(),
+        }
+    }
+
+    /// Begins a call into NCCL.
+    ///
+    /// # Errors
+    /// The generation is dead, or this is not the thread that issues.
+    #[inline]
+    pub(super) fn enter(&self) -> Result<Turn<'_>, TransportError> {
+        let turn = self.core.enter()?;
+        if self.dead.load(Ordering::SeqCst) {
+            return Err(self.aborted());
+        }
+        Ok(turn)
+    }
+
+    /// Runs calls into NCCL that a death of the generation interrupts.
+    pub(super) fn call<R>(&self, calls: impl FnOnce(&Call<'_>) -> R) -> R {
+        let go_on = || !self.dead.load(Ordering::Acquire);
+        calls(&Call {
+            nccl: &self.core.nccl,
+            go_on: &go_on,
+        })
+    }
+
+    /// Marks the generation dead; the first reason stays.
+    pub(super) fn kill(&self, why: &str) {
+        let _ = self.why.set(why.to_owned());
+        self.dead.store(true, Ordering::SeqCst);
+    }
+
+    /// An operation failed after its commitment: nothing of the generation can be relied on.
+    pub(super) fn break_off(&self, error: &TransportError) {
+        self.kill(&error.to_string());
+    }
+
+    /// Called when a completion was asked for in vain; now and then looks whether the communicators
+    /// have failed, which no completion would ever say.
+    ///
+    /// # Errors
+    /// One of them has.
+    pub(super) fn poll(&self) -> Result<(), TransportError> {
+        if self.vain_polls.fetch_add(1, Ordering::Relaxed) % LOOK_AFTER_POLLS
+            != LOOK_AFTER_POLLS - 1
+        {
+            return Ok(());
+        }
+        // From any other thread than the one that issues there is nothing to see.
+        let Ok(_turn) = self.enter() else {
+            return Ok(());
+        };
+        let comms = lock(&self.comms).clone();
+        for comm in comms {
+            // SAFETY: alive, since the generation is not dead and an abort waits for this turn of
+            // the thread that issues.
+            let state = self.call(|call| unsafe { call.asynchronous(comm) });
+            if state == ncclResult_t::ncclInProgress {
+                continue;
+            }
+            if let Err(source) = self.core.nccl.check("ncclCommGetAsyncError", state) {
+                let doing = format!("{} failed by itself", self.what);
+                let error = TransportError::Nccl { doing, source };
+                self.break_off(&error);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the communicators have ended, as they should.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(*lock(&self.end), End::Over(Ok(())))
+    }
+
+    /// Ends the communicators on a thread of their own, or joins the wait for an end that another
+    /// has begun.
+    ///
+    /// # Errors
+    /// [`TransportError::LeftBehind`] at the deadline; what NCCL said.
+    pub(super) fn finish(
+        self: &Arc<Self>,
+        how: How,
+        deadline: Instant,
+    ) -> Result<(), TransportError> {
+        let started = Instant::now();
+        let mut end = lock(&self.end);
+        if matches!(*end, End::Alive) {
+            *end = End::At("start a thread");
+            let life = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("pp-nccl-end".into());
+            if let Err(error) = thread.spawn(move || life.run_end(how)) {
+                tracing::warn!(%error, "no thread to end communicators on");
+            }
+        }
+        let left = deadline.saturating_duration_since(started);
+        let (end, _) = self
+            .ended
+            .wait_timeout_while(end, left, |end| matches!(end, End::At(_)))
+            .unwrap_or_else(PoisonError::into_inner);
+        match &*end {
+            End::Over(Ok(())) => Ok(()),
+            End::Over(Err(source)) => Err(TransportError::Nccl {
+                doing: format!("end {}", self.what),
+                source: source.clone(),
+            }),
+            End::Alive | End::At(_) => {
+                let step = match &*end {
+                    End::At(step) => *step,
+                    _ => "begin",
+                };
+                Err(TransportError::LeftBehind {
+                    what: self.what.clone(),
+                    step,
+                    after: started.elapsed(),
+                })
+            }
+        }
+    }
+
+    /// Ends the communicators on this thread, which may hang.
+    pub(super) fn run_end(&self, how: How) {
+        let comms = std::mem::take(&mut *lock(&self.comms));
+        let result = match how {
+            How::Destroy => self.destroy(&comms),
+            How::Abort => self.abort(&comms),
+        };
+        if let Err(error) = &result {
+            tracing::warn!(%error, "{} did not end as it should", self.what);
+        }
+        *lock(&self.end) = End::Over(result);
+        self.ended.notify_all();
+    }
+
+    fn at(&self, step: &'static str) {
+        *lock(&self.end) = End::At(step);
+    }
+
+    fn destroy(&self, comms: &[Comm]) -> Result<(), NcclError> {
+        self.at("ncclCommDestroy");
+        self.bind();
+        let call = Call {
+            nccl: &self.core.nccl,
+            go_on: &|| true,
+        };
+        comms.iter().fold(Ok(()), |result, comm| {
+            // SAFETY: taken out of the list, so nobody else uses it; its owner is gone, and with it
+            // the thread that issued on it.
+            result.and(unsafe { call.destroy(*comm) })
+        })
+    }
+
+    fn abort(&self, comms: &[Comm]) -> Result<(), NcclError> {
+        self.at("wait for the call that is under way");
+        self.bind();
+        self.core.wait_outside();
+        let nccl = &self.core.nccl;
+        self.at("ncclCommRevoke");
+        let until = Instant::now() + REVOKED_WITHIN;
+        let call = Call {
+            nccl,
+            go_on: &|| Instant::now() < until,
+        };
+        for comm in comms {
+            // SAFETY: taken out of the list; the generation is dead, so the issuing thread does not
+            // call any more, unless it hangs in a call.
+            if let Some(Err(error)) = unsafe { call.revoke(*comm) } {
+                tracing::debug!(%error, "{} was not revoked", self.what);
+            }
+        }
+        self.at("ncclCommAbort");
+        let grouped = nccl.version() >= GROUPS_ABORTS;
+        if grouped {
+            call.group_start()?;
+        }
+        let aborted = comms.iter().fold(Ok(()), |result, comm| {
+            // SAFETY: as above; it is not used again.
+            let aborted = unsafe { call.abort(*comm) };
+            result.and(aborted)
+        });
+        if grouped {
+            // SAFETY: the group has aborts alone, and their communicators are not asked again.
+            let ended = unsafe { call.group_end(&[]) };
+            return aborted.and(ended);
+        }
+        aborted
+    }
+
+    fn bind(&self) {
+        if let Err(error) = self.core.device.bind() {
+            tracing::warn!(%error, "ending communicators without a context");
+        }
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        let left = lock(&self.comms).len();
+        if left > 0 {
+            tracing::warn!(
+                communicators = left,
+                "{} is leaked: nobody ended it",
+                self.what
+            );
+        }
+    }
+}
+
+/// Gives up a generation of communicators, from any thread, at any moment. Clones are for the same
+/// generation.
+#[derive(Clone, Debug)]
+pub struct AbortHandle(Arc<Life>);
+
+impl AbortHandle {
+    pub(super) fn new(life: &Arc<Life>) -> Self {
+        Self(Arc::clone(life))
+    }
+
+    /// Gives the generation up. From now on all that was in flight is an error, whatever the device
+    /// says. On a thread that may be lost, every communicator is revoked where the library can, and
+    /// all are aborted in one group; this waits for it until the deadline. Again: waits again.
+    ///
+    /// # Errors
+    /// [`TransportError::LeftBehind`] when the deadline came first: then end the process soon, since
+    /// kernels may be running yet. What NCCL said, when the abort failed.
+    pub fn abort(&self, why: &str, deadline: Instant) -> Result<(), TransportError> {
+        self.0.kill(why);
+        self.0.finish(How::Abort, deadline)
+    }
+
+    /// Whether the generation was given up, by this or by a failure.
+    #[must_use]
+    pub fn is_aborted(&self) -> bool {
+        self.0.is_dead()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // Every critical section is one assignment or a look.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,42 @@
+//! The NCCL backend: payloads go from device to device, headers beside them on a lane.
+//!
+//! Hazard: NCCL checks nothing. A receive of another size than its send truncates silently or
+//! hangs later, two threads race, a buffer is reused while a send still reads it, a peer that died
+//! is never noticed, and an aborted receive looks like a good one. Guarantee: a receive is posted
+//! only with a matched header, with the size that the header says; one thread issues, in one
+//! order; a slot is written again only when the device has sent it and the peer has given it back,
+//! and given back only when the device says that its readers are done; after an abort nothing that
+//! was in flight is believed.
+//!
+//! Choices: one communicator and one stream for each directed edge, so that no direction waits for
+//! the other. Communicators are made and tried out before the first payload, with a deadline, on a
+//! thread that may be left behind ([`NcclLink::connect`]), and can be given up from any thread
+//! ([`AbortHandle`]). Blocking communicators by default: an operation costs 9 µs on one, 54 µs on a
+//! non-blocking one (H200, NCCL 2.28), and what a non-blocking one allows, leaving a call that
+//! hangs, a thread that may be lost allows too.
+//!
+//! A chunk costs a rank these calls of the driver beside one `ncclSend` and one `ncclRecv`: four
+//! `cuEventRecord` (written, sent, arrived, read), one `cuStreamWaitEvent` (the send waits for what
+//! was written), and one successful `cuEventQuery` each for sent, arrived and read; none of them
+//! allocates, none waits. What the host has seen done needs no wait of a stream: so a receive into
+//! a slot that came back, and the work on a payload that has arrived, wait for nothing.
+
+mod calls;
+mod connect;
+mod group;
+mod id;
+mod issuer;
+mod lease;
+mod life;
+mod link;
+mod slots;
+
+pub use group::{
+    CommOptions, CommitError, Communicator, Group, GroupBuffer, GroupOp, Reduce, Refused,
+};
+pub use id::UniqueId;
+pub use issuer::Issuer;
+pub use lease::{DeviceRx, DeviceTx, Receiving, Sending};
+pub use life::AbortHandle;
+pub use link::{NcclLink, NcclOptions};
+pub use nccl_sys::{LoadError, Nccl, NcclError, Version};
