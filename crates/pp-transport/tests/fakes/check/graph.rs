@@ -24,8 +24,9 @@ pub struct Access {
     pub last: usize,
     pub kind: Kind,
     pub range: Range,
-    /// A send by NCCL.
+    /// A send of a payload by NCCL. (The byte that tries out a connection is anything.)
     pub sends: bool,
+    pub is_trial: bool,
     /// Device memory (what is not allocated by a driver call in the recording counts as the host's).
     pub device: bool,
 }
@@ -147,13 +148,15 @@ impl Builder {
         for (key, kind) in [("r", Kind::Read), ("w", Kind::Write)] {
             for range in line.ranges(key) {
                 let device = process.allocations.iter().any(|a| a.overlaps(range));
-                let sends = line.name == "ncclSend";
+                let is_trial = line.is_transfer() && !line.is_payload();
+                let sends = line.name == "ncclSend" && !is_trial;
                 self.graph.accesses.push(Access {
                     first,
                     last,
                     kind,
                     range,
                     sends,
+                    is_trial,
                     device,
                 });
             }
@@ -233,6 +236,7 @@ impl Builder {
                     kind: Kind::Free,
                     range,
                     sends: false,
+                    is_trial: false,
                     device,
                 });
             }

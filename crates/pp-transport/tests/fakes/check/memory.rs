@@ -95,7 +95,7 @@ impl Checker<'_> {
                 wrong.push((Rule::Race, other));
             }
         }
-        if access.kind == Kind::Read && access.device && cell.write.is_none() {
+        if access.kind == Kind::Read && access.device && !access.is_trial && cell.write.is_none() {
             wrong.push((Rule::Unwritten, index));
         }
         if let (true, Some(before)) = (access.sends, cell.sent) {

@@ -152,20 +152,18 @@ impl Recording {
             .collect()
     }
 
-    /// Where set-up ends and where winding up begins, as indices of lines: from the first payload to the last.
-    /// Outside, threads hand things to each other in ways that a recording does not show.
+    /// Where set-up ends and where winding up begins, as indices of lines: from the note `Mark name=run` or the first
+    /// payload to the note `Mark name=end` or the last one. Outside, threads hand things to each other in ways that a
+    /// recording does not show.
     pub fn run(&self) -> std::ops::Range<usize> {
-        let payload = |line: &Line| line.is_payload();
-        let first = self
-            .lines
-            .iter()
-            .position(payload)
-            .unwrap_or(self.lines.len());
-        let last = self
-            .lines
-            .iter()
-            .rposition(payload)
-            .map_or(first, |at| at + 1);
-        first..last
+        let mark = |name| {
+            let is_it = |line: &Line| line.name == "Mark" && line.text("name") == Some(name);
+            self.lines.iter().position(is_it)
+        };
+        let first = self.lines.iter().position(Line::is_payload);
+        let last = self.lines.iter().rposition(Line::is_payload);
+        let first = mark("run").or(first).unwrap_or(self.lines.len());
+        let last = mark("end").or(last).map_or(first, |at| at + 1);
+        first..last.max(first)
     }
 }
