@@ -46,12 +46,20 @@ pub(crate) enum PluginCommand {
 pub(crate) enum BenchCommand {
     /// How well two stages overlap.
     Overlap(OverlapArgs),
+    /// What the edges carry: one way and round trip, by size.
+    Link(LinkArgs),
+    /// What the CUDA kernels reach on this machine's first GPU.
+    Kernels(KernelsArgs),
 }
 
 /// Where stages get their kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KernelChoice {
+    /// Those that go with the transport.
+    Auto,
     Cpu,
+    /// The built-in CUDA kernels.
+    Ptx,
     File(PathBuf),
 }
 
@@ -60,7 +68,9 @@ impl FromStr for KernelChoice {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text {
+            "auto" => Self::Auto,
             "cpu" => Self::Cpu,
+            "ptx" => Self::Ptx,
             path => Self::File(path.into()),
         })
     }
@@ -73,6 +83,8 @@ pub(crate) enum TransportChoice {
     Auto,
     /// Memory that the ranks of one machine share.
     Host,
+    /// GPU memory over NCCL, on one machine or several.
+    Nccl,
 }
 
 /// What a scene cut does.
@@ -132,8 +144,8 @@ pub(crate) struct RunArgs {
     /// Processes: 2 for the pipeline, 1 to run every stage in one.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) ranks: u32,
-    /// Kernels: built in, or a plugin.
-    #[arg(long, value_name = "cpu|FILE.so", default_value = "cpu")]
+    /// Kernels: built in for the processor or for GPUs, or a plugin; auto goes with the transport.
+    #[arg(long, value_name = "auto|cpu|ptx|FILE.so", default_value = "auto")]
     pub(crate) kernels: KernelChoice,
     /// How payloads travel between the ranks.
     #[arg(long, value_enum, default_value = "auto")]
@@ -191,6 +203,12 @@ pub(crate) enum Simulate {
     Sleep,
     /// Spin all the time: a stage that needs its core.
     Spin,
+    /// A GPU kernel that spins on the GPU's clock (with --transport nccl).
+    GpuSpin,
+    /// bf16 matrix products on the GPU.
+    Gemm,
+    /// Reads and writes of GPU memory.
+    Hbm,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -210,9 +228,12 @@ pub(crate) struct OverlapArgs {
     /// Slots of each edge, which is the most chunks in flight.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
     pub(crate) depth: u32,
-    /// What the stages do with their time.
-    #[arg(long, value_enum, default_value = "sleep")]
-    pub(crate) simulate: Simulate,
+    /// What the stages do with their time; without it they sleep, and on GPUs spin there.
+    #[arg(long, value_enum)]
+    pub(crate) simulate: Option<Simulate>,
+    /// How payloads travel between the ranks.
+    #[arg(long, value_enum, default_value = "host")]
+    pub(crate) transport: TransportChoice,
     /// One chunk at a time: what it costs without overlap.
     #[arg(long)]
     pub(crate) sync: bool,
@@ -229,4 +250,45 @@ pub(crate) struct OverlapArgs {
     /// Draw the last chunks as a picture.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) timeline: Option<PathBuf>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct LinkArgs {
+    /// How payloads travel between the ranks.
+    #[arg(long, value_enum, default_value = "host")]
+    pub(crate) transport: TransportChoice,
+    /// Largest payload; each edge has slots of this size.
+    #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(4..))]
+    pub(crate) max_bytes: u64,
+    /// Slots of each edge.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    pub(crate) depth: u32,
+    /// NCCL communicators that return at once and are asked until they are done.
+    #[arg(long)]
+    pub(crate) non_blocking: bool,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct KernelsArgs {
+    /// Width of the frames.
+    #[arg(long, value_name = "N", default_value_t = 1280, value_parser = clap::value_parser!(u32).range(16..=16384))]
+    pub(crate) width: u32,
+    /// Height of the frames.
+    #[arg(long, value_name = "N", default_value_t = 720, value_parser = clap::value_parser!(u32).range(16..=16384))]
+    pub(crate) height: u32,
+    /// Frames in a chunk.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) frames_per_chunk: u32,
+    /// Denoising passes.
+    #[arg(long, value_name = "N", default_value_t = pp_kernels::cpu::settings::DEFAULT_STEPS, value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub(crate) denoise_steps: u32,
+    /// Runs, of which the median counts.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10000))]
+    pub(crate) runs: u32,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
 }

@@ -12,6 +12,7 @@
 //! | 7 | a rank died |
 //! | 8 | a rank broke the protocol |
 //! | 9 | something did not happen in time |
+//! | 10 | a GPU, its driver or NCCL failed or is not there |
 //! | 130 | interrupted |
 
 use std::io::{ErrorKind, Write};
@@ -111,6 +112,7 @@ pub(crate) fn code_of(kind: FaultKind) -> u8 {
         FaultKind::PeerDied => 7,
         FaultKind::PeerMisbehaved => 8,
         FaultKind::TimedOut => 9,
+        FaultKind::Device => 10,
         FaultKind::Interrupted => 130,
         _ => 1,
     }

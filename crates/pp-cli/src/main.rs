@@ -4,11 +4,13 @@
 //! runtime. What it decides itself is in [`job`] (how ranks start, meet and end together).
 
 mod args;
+mod backend;
 mod bench;
 mod cmd;
 mod exit;
 mod job;
 mod run;
+mod timed;
 mod video;
 
 use std::io::{IsTerminal, Write};
@@ -31,6 +33,8 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Bench(BenchCommand::Overlap(args)) => bench::overlap(args),
+        Command::Bench(BenchCommand::Link(args)) => bench::link(args),
+        Command::Bench(BenchCommand::Kernels(args)) => bench::kernels(args),
         Command::Doctor => cmd::doctor::doctor(),
         Command::Plugin(PluginCommand::Check { file }) => cmd::plugin::check(file),
     };

@@ -1,25 +1,37 @@
 //! `pp bench`: measurements of the runtime itself.
 
 mod hop;
+mod kernels;
+mod link;
+mod on_gpu;
 mod plan;
 mod simulate;
 mod stages;
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use pp_contract::{Manifest, Settings};
+use pp_kernels::synthetic::Rate;
 use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, with_source};
 use pp_runtime::report::{Measures, View};
+use pp_runtime::stage::{FrontStages, PhaseBStages};
 use pp_transport::bell::Bell;
 use pp_transport::launch::Launch;
+use pp_transport::link::Link;
 use serde::Serialize;
 
+pub(crate) use self::kernels::kernels;
+pub(crate) use self::link::link;
+use self::on_gpu::{GpuBenchFront, GpuBenchPhaseB, Stage};
 use self::plan::{BenchPlan, payload};
 use self::simulate::Work;
 use self::stages::{BenchFront, BenchPhaseB};
-use crate::args::OverlapArgs;
+use crate::args::{OverlapArgs, Simulate};
+use crate::backend::{self, Backend};
 use crate::exit::{Failure, print};
-use crate::job::seat::{Edges, Profile, Ready, Seat};
+use crate::job::edges::{Edges, Ready};
+use crate::job::seat::{Profile, Seat};
 use crate::job::{self, FRONT, PHASE_B, heartbeat, signals};
 use crate::run::{one_file_each, write_pictures};
 
@@ -31,6 +43,8 @@ const WARM_UP: u64 = 50;
 struct Overlap {
     transport: &'static str,
     simulate: String,
+    /// The stages waited on the host's clock, and no GPU worked.
+    gpu_idle: bool,
     touch: bool,
     sync: bool,
     bytes: u64,
@@ -43,6 +57,8 @@ struct Overlap {
     period_ms: f64,
     period_mean_ms: f64,
     efficiency: Option<f64>,
+    /// The longer of the two times asked for over the period: what the work was to take.
+    efficiency_asked: Option<f64>,
     overlap_score: Option<f64>,
     max_in_flight: u32,
     phase_b_idle_ms: f64,
@@ -50,6 +66,8 @@ struct Overlap {
     gbytes_per_s: Option<f64>,
     /// Half a round trip of one cache line between two cores, before the run.
     core_hop_us: Option<f64>,
+    /// Device memory of the front's GPU that was taken after the first tenth of the chunks.
+    device_memory_grown_bytes: Option<i64>,
 }
 
 /// Runs the whole job, or this process's rank of it.
@@ -76,18 +94,50 @@ fn chunks(args: &OverlapArgs) -> u64 {
     })
 }
 
-fn work(args: &OverlapArgs, ms: f64) -> Work {
-    Work::new(args.simulate, Duration::from_secs_f64(ms / 1e3))
+/// What the stages do with their time on this backend.
+fn simulate(args: &OverlapArgs, backend: &Backend) -> Result<Simulate, Failure> {
+    let is_gpu_work = |how| matches!(how, Simulate::GpuSpin | Simulate::Gemm | Simulate::Hbm);
+    match (backend, args.simulate) {
+        (Backend::Host, None) => Ok(Simulate::Sleep),
+        (Backend::Host, Some(how)) if is_gpu_work(how) => Err(Failure::Usage(
+            "this work is done on GPUs; use it with --transport nccl, or --simulate sleep or spin"
+                .into(),
+        )),
+        (Backend::Gpu(_), None) => Ok(Simulate::GpuSpin),
+        (Backend::Gpu(_), _) if args.touch => Err(Failure::Usage(
+            "--touch writes and reads host memory; use it with --transport host".into(),
+        )),
+        (Backend::Gpu(_), Some(Simulate::Spin)) => Err(Failure::Usage(
+            "--simulate spin keeps a core busy; on GPUs use gpu-spin, gemm, hbm, or sleep".into(),
+        )),
+        (_, Some(how)) => Ok(how),
+    }
 }
 
-fn take_seat(args: &OverlapArgs, launch: &Launch) -> Result<Seat, Failure> {
+fn milliseconds(ms: f64) -> Duration {
+    Duration::from_secs_f64(ms / 1e3)
+}
+
+/// A rank of the benchmark that has its seat.
+struct Place {
+    seat: Seat,
+    backend: Backend,
+    how: Simulate,
+    bell: Bell,
+}
+
+fn take_place(args: &OverlapArgs, launch: &Launch) -> Result<Place, Failure> {
+    let chosen = backend::choose_transport(args.transport, launch)
+        .and_then(|backend| Ok((simulate(args, &backend)?, backend)));
+    let (how, backend) = chosen.map_err(|failure| Seat::decline(launch, failure))?;
     let mut settings = Settings::new();
     let entries = [
         ("bytes", args.bytes.to_string()),
         ("depth", depth(args).to_string()),
         ("touch", args.touch.to_string()),
         ("phase_b_ms", args.phase_b_ms.to_string()),
-        ("simulate", format!("{:?}", args.simulate)),
+        ("simulate", format!("{how:?}")),
+        ("transport", backend.transport().to_owned()),
         (
             "heartbeat_ms",
             heartbeat()?.map_or(0, |d| d.as_millis()).to_string(),
@@ -101,20 +151,22 @@ fn take_seat(args: &OverlapArgs, launch: &Launch) -> Result<Seat, Failure> {
         chunks: Some(chunks(args)),
         kernels: "none".into(),
         kernels_digest: 0,
+        device: backend.device(),
     };
-    Seat::take::<BenchPlan>(launch, profile)
+    Ok(Place {
+        seat: Seat::take::<BenchPlan>(launch, profile)?,
+        backend,
+        how,
+        bell: Bell::new().map_err(anyhow::Error::new)?,
+    })
 }
 
-fn connect(args: &OverlapArgs, seat: Seat) -> Result<Ready, Failure> {
-    let edges = Edges {
+fn edges(args: &OverlapArgs) -> Edges {
+    Edges {
         depth: depth(args),
         forward_bytes: args.bytes,
         backward_bytes: args.bytes,
-    };
-    let bell = Bell::new().map_err(anyhow::Error::new)?;
-    let ready = seat.connect(edges, bell, heartbeat()?)?;
-    signals::attach(&ready.switch);
-    Ok(ready)
+    }
 }
 
 fn manifest(args: &OverlapArgs) -> Result<Manifest, Failure> {
@@ -126,49 +178,131 @@ fn manifest(args: &OverlapArgs) -> Result<Manifest, Failure> {
 
 fn front(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
     let manifest = manifest(args)?;
-    let seat = take_seat(args, launch)?;
+    let Place {
+        seat,
+        backend,
+        how,
+        bell,
+    } = take_place(args, launch)?;
     let core_hop_us = hop::core_hop_us();
+    let time = milliseconds(args.decode_ms);
+    let (chunks, edges) = (chunks(args), edges(args));
+    let (summary, grown) = match backend {
+        Backend::Host => {
+            let ready = seat.connect_host(edges, bell, heartbeat()?)?;
+            simulate::sharpen_timers();
+            let work = Work::new(how, time);
+            let mut stages = BenchFront::new(manifest, chunks, work, args.touch);
+            (run_front_stages(args, ready, &mut stages)?, None)
+        }
+        Backend::Gpu(gpu) => {
+            let stage = match Stage::open(&gpu, how, time) {
+                Ok(stage) => stage,
+                Err(error) => return Err(seat.give_up(error.into_fault(FRONT).into())),
+            };
+            tell_load("rank 0", &stage);
+            let ready = seat.connect_nccl(&gpu, edges, bell, heartbeat()?)?;
+            let mut stages = GpuBenchFront::new(manifest, chunks, stage);
+            let summary = run_front_stages(args, ready, &mut stages)?;
+            (summary, stages.memory_grown())
+        }
+    };
+    publish(args, how, &summary, core_hop_us, grown)
+}
+
+fn run_front_stages<L, S>(
+    args: &OverlapArgs,
+    ready: Ready<L>,
+    stages: &mut S,
+) -> Result<FrontSummary, Failure>
+where
+    L: Link,
+    S: FrontStages<L::Tx, L::Rx>,
+{
     let Ready {
         link,
         switch,
         watch,
-    } = connect(args, seat)?;
-    simulate::sharpen_timers();
-    let mut stages = BenchFront::new(
-        manifest,
-        chunks(args),
-        work(args, args.decode_ms),
-        args.touch,
-    );
+    } = ready;
+    signals::attach(&switch);
     let options = FrontOptions {
         peer: PHASE_B,
         depth: depth(args),
     };
-    let result = run_front(link, &mut stages, &switch, options);
+    let result = run_front(link, stages, &switch, options);
     watch.close();
-    let summary = result?;
-    publish(args, &summary, core_hop_us)
+    Ok(result?)
 }
 
 fn phase_b(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
-    let seat = take_seat(args, launch)?;
+    let Place {
+        seat,
+        backend,
+        how,
+        bell,
+    } = take_place(args, launch)?;
+    let time = milliseconds(args.phase_b_ms);
+    match backend {
+        Backend::Host => {
+            let ready = seat.connect_host(edges(args), bell, heartbeat()?)?;
+            simulate::sharpen_timers();
+            let work = Work::new(how, time);
+            run_phase_b_stage(args, ready, BenchPhaseB::new(work, args.touch))
+        }
+        Backend::Gpu(gpu) => {
+            let stage = match Stage::open(&gpu, how, time) {
+                Ok(stage) => stage,
+                Err(error) => return Err(seat.give_up(error.into_fault(PHASE_B).into())),
+            };
+            tell_load("rank 1", &stage);
+            let ready = seat.connect_nccl(&gpu, edges(args), bell, heartbeat()?)?;
+            run_phase_b_stage(args, ready, GpuBenchPhaseB::new(stage))
+        }
+    }
+}
+
+fn run_phase_b_stage<L, S>(args: &OverlapArgs, ready: Ready<L>, mut stage: S) -> Result<(), Failure>
+where
+    L: Link,
+    S: PhaseBStages<L::Tx, L::Rx>,
+{
     let Ready {
         link,
         switch,
         watch,
-    } = connect(args, seat)?;
-    simulate::sharpen_timers();
-    let mut stage = BenchPhaseB::new(work(args, args.phase_b_ms), args.touch);
+    } = ready;
+    signals::attach(&switch);
     let result = run_phase_b(link, &mut stage, &switch, FRONT, depth(args));
     watch.close();
     result?;
     Ok(())
 }
 
+/// Says what one piece of simulated work takes on this GPU.
+fn tell_load(who: &str, stage: &Stage) {
+    if let Some(calibration) = stage.calibration() {
+        // Without a standard error nobody wants to read it.
+        let _ = writeln!(
+            std::io::stderr(),
+            "pp: {who}: {:.1} µs of work asked for, {:.1} µs achieved in {} kernels{}",
+            calibration.target.as_secs_f64() * 1e6,
+            calibration.achieved.as_secs_f64() * 1e6,
+            calibration.repetitions,
+            match calibration.rate {
+                Some(Rate::BytesPerSecond(rate)) => format!(" at {:.0} GB/s", rate / 1e9),
+                Some(Rate::FlopsPerSecond(rate)) => format!(" at {:.0} TFLOP/s", rate / 1e12),
+                None => String::new(),
+            }
+        );
+    }
+}
+
 fn publish(
     args: &OverlapArgs,
+    how: Simulate,
     summary: &FrontSummary,
     core_hop_us: Option<f64>,
+    device_memory_grown_bytes: Option<i64>,
 ) -> Result<(), Failure> {
     let recorder = &summary.recorder;
     let chunks = recorder.totals().chunks;
@@ -176,9 +310,12 @@ fn publish(
     let measures = Measures::of(recorder, warm_up);
     // Every payload byte counts once: it was written once and read once.
     let both_ways = 2.0 * args.bytes as f64;
+    let longer_ms = args.decode_ms.max(args.phase_b_ms);
     let result = Overlap {
         transport: summary.transport,
-        simulate: format!("{:?}", args.simulate).to_lowercase(),
+        simulate: clap::ValueEnum::to_possible_value(&how)
+            .map_or_else(String::new, |value| value.get_name().to_owned()),
+        gpu_idle: summary.transport == "nccl" && how == Simulate::Sleep,
         touch: args.touch,
         sync: args.sync,
         bytes: args.bytes,
@@ -191,12 +328,15 @@ fn publish(
         period_ms: measures.period_ms,
         period_mean_ms: measures.period_mean_ms,
         efficiency: measures.efficiency,
+        efficiency_asked: (longer_ms > 0.0 && measures.period_ms > 0.0)
+            .then(|| longer_ms / measures.period_ms),
         overlap_score: measures.overlap_score,
         max_in_flight: measures.max_in_flight,
         phase_b_idle_ms: measures.phase_b_idle_ms,
         gbytes_per_s: (args.bytes > 0 && measures.period_ms > 0.0)
             .then(|| both_ways / measures.period_ms / 1e6),
         core_hop_us,
+        device_memory_grown_bytes,
     };
     let view = View {
         title: format!(
@@ -244,14 +384,22 @@ impl std::fmt::Display for Overlap {
         )?;
         writeln!(
             f,
-            "efficiency {}, overlap score {}, in flight at most {}, phase B idle {:.4} ms a chunk",
+            "efficiency {} ({} of the times asked for), overlap score {}, in flight at most {}, \
+             phase B idle {:.4} ms a chunk",
             ratio(self.efficiency),
+            ratio(self.efficiency_asked),
             ratio(self.overlap_score),
             self.max_in_flight,
             self.phase_b_idle_ms
         )?;
+        if self.gpu_idle {
+            writeln!(f, "the stages slept on the host: the GPUs were idle")?;
+        }
         if let Some(rate) = self.gbytes_per_s.filter(|_| self.touch) {
             writeln!(f, "{rate:.1} GB/s of payload written and read")?;
+        }
+        if let Some(bytes) = self.device_memory_grown_bytes {
+            writeln!(f, "device memory grew by {bytes} bytes after the warm-up")?;
         }
         if let Some(hop) = self.core_hop_us {
             writeln!(

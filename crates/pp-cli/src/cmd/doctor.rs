@@ -1,13 +1,16 @@
 //! `pp doctor`: what this machine has and lacks, and what to do about each.
 
-use std::path::Path;
 use std::process::Command;
 
+use pp_runtime::driver::with_source;
 use pp_transport::bell::Bell;
+use pp_transport::cuda::Device;
 use pp_transport::host::memory::available_bytes;
 use pp_transport::host::{EdgeShape, HostLink};
 use pp_transport::launch::Launch;
+use pp_transport::nccl::Nccl;
 
+use crate::backend::uuid_text;
 use crate::exit::{Failure, print};
 
 /// How a finding is marked.
@@ -28,7 +31,8 @@ pub(crate) fn doctor() -> Result<(), Failure> {
         ("shared memory", shared_memory()),
         ("locked cores", affinity()),
         ("launcher", launcher()),
-        ("gpu", gpu()),
+        ("gpus", gpus()),
+        ("nccl", nccl()),
         ("ffmpeg", ffmpeg()),
     ];
     let mut bad = 0;
@@ -44,7 +48,7 @@ pub(crate) fn doctor() -> Result<(), Failure> {
         }
     }
     if bad == 0 {
-        text += "`pp run` works here, with the host transport and the CPU kernels\n";
+        text += "`pp run` works here; --transport auto says what it chooses\n";
     }
     print(&text)?;
     if bad > 0 {
@@ -134,23 +138,74 @@ fn launcher() -> Finding {
             launch.world_size()
         )),
         Err(error) => Bad(
-            pp_runtime::driver::with_source(&error),
+            with_source(&error),
             "fix the environment, or unset it to let pp start its own ranks",
         ),
     }
 }
 
-fn gpu() -> Finding {
-    if Path::new("/proc/driver/nvidia/version").exists() || Path::new("/dev/nvidia0").exists() {
-        Note(
-            "an NVIDIA driver is here".into(),
-            "this build has no CUDA backend and runs on the CPU",
-        )
-    } else {
-        Note(
-            "none".into(),
-            "pp runs on shared memory and CPU kernels; nothing to do",
-        )
+fn gpus() -> Finding {
+    let count = match Device::count() {
+        Ok(count) => count,
+        Err(error) => {
+            return Note(
+                with_source(&error),
+                "pp runs on shared memory and CPU kernels here",
+            );
+        }
+    };
+    let mut names = Vec::new();
+    for ordinal in 0..count {
+        match Device::open(ordinal) {
+            Ok(device) => {
+                let about = device.about();
+                names.push(format!(
+                    "{} ({}, compute {}.{}, {} MiB)",
+                    about.name,
+                    uuid_text(about.uuid),
+                    about.compute_major,
+                    about.compute_minor,
+                    about.total_bytes >> 20
+                ));
+            }
+            Err(error) => {
+                return Bad(
+                    format!("GPU {ordinal}: {}", with_source(&error)),
+                    "see what nvidia-smi says of it, or hide it with CUDA_VISIBLE_DEVICES",
+                );
+            }
+        }
+    }
+    match names.len() {
+        0 => Note("a driver and no GPU".into(), "check CUDA_VISIBLE_DEVICES"),
+        1 => Note(
+            names.join(", "),
+            "the pipeline has two ranks, each on a GPU of its own; across machines a launcher \
+             starts them",
+        ),
+        _ => Good(names.join(", ")),
+    }
+}
+
+fn nccl() -> Finding {
+    match Nccl::load() {
+        Ok(nccl) => {
+            let missing: Vec<_> = nccl.missing_optional().collect();
+            let missing = match &missing[..] {
+                [] => String::new(),
+                missing => format!(", without {}", missing.join(", ")),
+            };
+            Good(format!(
+                "{} from {}{missing}",
+                nccl.version(),
+                nccl.path().display()
+            ))
+        }
+        Err(error) => Note(
+            with_source(&error),
+            "needed only for --transport nccl: pip install nvidia-nccl-cu13, or name a file in \
+             PP_NCCL_LIB",
+        ),
     }
 }
 

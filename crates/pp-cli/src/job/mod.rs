@@ -1,5 +1,6 @@
 //! A job: how its ranks are started, meet, and end together.
 
+pub(crate) mod edges;
 pub(crate) mod seat;
 pub(crate) mod signals;
 pub(crate) mod supervise;

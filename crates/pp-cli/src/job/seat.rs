@@ -1,4 +1,4 @@
-//! A rank's seat in the job: meet the others, agree, learn the shape of the work, map the edges.
+//! A rank's seat in the job: meet the others, agree, learn the shape of the work.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -6,20 +6,13 @@ use std::time::{Duration, Instant};
 use pp_contract::{
     Fault, FaultKind, Hello, HelloParts, Plan, Rank, Settings, Text, WorldSize, digest,
 };
-use pp_runtime::switch::Switch;
-use pp_runtime::watch::{Watch, WatchOptions};
-use pp_transport::bell::Bell;
-use pp_transport::control::{
-    ControlChannel, ControlError, Message, Peers, RendezvousOptions, SocketKind, agree, rendezvous,
-};
-use pp_transport::error::TransportError;
-use pp_transport::host::{EdgeShape, HostLink, Offer};
+use pp_transport::control::{ControlChannel, Message, Peers, RendezvousOptions, agree, rendezvous};
 use pp_transport::launch::Launch;
 use rustix::process::{Signal, getpid, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{FRONT, GRACE, PHASE_B, supervise};
+use super::{FRONT, PHASE_B, supervise};
 use crate::exit::{Failure, code_of};
 
 /// Time for the ranks to find each other.
@@ -27,11 +20,11 @@ const MEET_WITHIN: Duration = Duration::from_secs(60);
 /// Time that a rank which cannot take part looks for the others to tell them.
 const DECLINE_WITHIN: Duration = Duration::from_secs(2);
 /// Time for one step of setting up, mapping memory included.
-const SET_UP_WITHIN: Duration = Duration::from_secs(30);
+pub(super) const SET_UP_WITHIN: Duration = Duration::from_secs(30);
 /// Time for what a plugin or library does at exit.
 const EXIT_WITHIN: Duration = Duration::from_millis(100);
 /// For what a live input may make as long as it likes.
-const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+pub(super) const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// What a rank says of itself, apart from who it is.
 pub(crate) struct Profile {
@@ -39,38 +32,15 @@ pub(crate) struct Profile {
     pub(crate) chunks: Option<u64>,
     pub(crate) kernels: String,
     pub(crate) kernels_digest: u64,
-}
-
-/// The sizes of both edges.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Edges {
-    pub(crate) depth: u32,
-    pub(crate) forward_bytes: u64,
-    pub(crate) backward_bytes: u64,
-}
-
-impl Edges {
-    fn shapes(self) -> (EdgeShape, EdgeShape) {
-        let shape = |slot_bytes| EdgeShape {
-            depth: self.depth,
-            slot_bytes,
-        };
-        (shape(self.forward_bytes), shape(self.backward_bytes))
-    }
+    /// UUID of the GPU, where payloads lie on one.
+    pub(crate) device: Option<String>,
 }
 
 /// A rank that has met its peer and agreed with it.
 pub(crate) struct Seat {
-    rank: Rank,
-    peer: Rank,
-    channel: ControlChannel,
-}
-
-/// A rank that is ready to run.
-pub(crate) struct Ready {
-    pub(crate) link: HostLink,
-    pub(crate) switch: Switch,
-    pub(crate) watch: Watch,
+    pub(super) rank: Rank,
+    pub(super) peer: Rank,
+    pub(super) channel: ControlChannel,
 }
 
 impl Seat {
@@ -125,23 +95,25 @@ impl Seat {
 
     /// Learns from the front what it found in its input; waits as long as that takes.
     pub(crate) fn hear_shape<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
+        self.hear("learn the shape of the work", |body| {
+            serde_json::from_slice(body).map_err(|e| e.to_string())
+        })
+    }
+
+    /// Takes in the message that the peer sends next; if the peer dies, the channel ends.
+    pub(super) fn hear<T>(
+        &mut self,
+        operation: &str,
+        read: impl FnOnce(&[u8]) -> Result<T, String>,
+    ) -> Result<T, Failure> {
         let peer = self.peer;
-        let refuse = |what: String| {
-            Fault::new(
-                FaultKind::PeerMisbehaved,
-                peer,
-                "learn the shape of the work",
-                what,
-            )
-        };
+        let refuse = |what: String| Fault::new(FaultKind::PeerMisbehaved, peer, operation, what);
         let receiver = self.channel.receiver();
         match receiver.recv_deadline(Instant::now() + FOREVER) {
-            Ok(Message::Frame(body)) => {
-                serde_json::from_slice(body).map_err(|e| refuse(e.to_string()).into())
-            }
+            Ok(Message::Frame(body)) => read(body).map_err(|e| refuse(e).into()),
             Ok(Message::Abort(fault)) => Err(fault.into()),
             Ok(other) => Err(refuse(format!("it sent {other:?} instead")).into()),
-            Err(error) => Err(error.fault("learn the shape of the work").into()),
+            Err(error) => Err(error.fault(operation).into()),
         }
     }
 
@@ -157,101 +129,12 @@ impl Seat {
         failure
     }
 
-    /// Maps the edges that both ranks share and starts the watchdog.
-    pub(crate) fn connect(
-        mut self,
-        edges: Edges,
-        bell: Bell,
-        heartbeat: Option<Duration>,
-    ) -> Result<Ready, Failure> {
-        let link = match self.map_edges(edges, &bell) {
-            Ok(link) => link,
-            Err(failure) => return Err(self.give_up(failure)),
-        };
-        let internal = |e: std::io::Error| Failure::Other(anyhow::Error::new(e));
-        let switch = Switch::new(self.rank, bell).map_err(internal)?;
-        let options = WatchOptions {
-            heartbeat,
-            grace: GRACE,
-            on_stuck: Box::new(end_process),
-        };
-        let watch = Watch::start(vec![self.channel], switch.clone(), options).map_err(internal)?;
-        Ok(Ready {
-            link,
-            switch,
-            watch,
-        })
-    }
-
-    fn map_edges(&mut self, edges: Edges, bell: &Bell) -> Result<HostLink, Failure> {
-        if self.channel.socket_kind() != SocketKind::Unix {
-            return Err(Failure::Fault(Fault::new(
-                FaultKind::HandshakeMismatch,
-                self.peer,
-                "map edges",
-                "the ranks met over TCP and share no memory; the host transport needs both on one \
-                 machine and in one network namespace, and this build has no other transport",
-            )));
-        }
-        let (rank, peer) = (self.rank, self.peer);
-        let own = |error: TransportError| {
-            let kind = match &error {
-                TransportError::NoMemory { .. } | TransportError::BadShape { .. } => {
-                    FaultKind::BadInput
-                }
-                TransportError::BadRegion { .. } => FaultKind::PeerMisbehaved,
-                _ => FaultKind::Internal,
-            };
-            let text = pp_runtime::driver::with_source(&error);
-            Failure::Fault(Fault::new(kind, rank, "map edges", text))
-        };
-        let (up, down) = edges.shapes();
-        if rank == FRONT {
-            let offer = Offer::new(up, down).map_err(own)?;
-            self.send_fds(&[offer.fd(), bell.fd()])?;
-            let [peer_bell] = self.receive_fds()?;
-            let peer_bell = Bell::open(peer_bell).map_err(own)?;
-            Ok(offer.into_link(peer, bell.clone(), peer_bell))
-        } else {
-            let [region, peer_bell] = self.receive_fds()?;
-            let peer_bell = Bell::open(peer_bell).map_err(own)?;
-            let link = HostLink::open(region, up, down, peer, bell.clone(), peer_bell);
-            let link = link.map_err(own)?;
-            self.send_fds(&[bell.fd()])?;
-            Ok(link)
-        }
-    }
-
-    fn send(&self, message: &Message<'_>) -> Result<(), Failure> {
+    pub(super) fn send(&self, message: &Message<'_>) -> Result<(), Failure> {
         let sent = self
             .channel
             .sender()
             .send(message, Instant::now() + SET_UP_WITHIN);
         sent.map_err(|e| e.fault("set up").into())
-    }
-
-    fn send_fds(&self, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<(), Failure> {
-        let deadline = Instant::now() + SET_UP_WITHIN;
-        let sent = self.channel.sender().send_fds(fds, deadline);
-        sent.map_err(|e| e.fault("pass shared memory").into())
-    }
-
-    fn receive_fds<const N: usize>(&mut self) -> Result<[std::os::fd::OwnedFd; N], Failure> {
-        // The peer may load weights before it maps anything; if it dies, the channel ends.
-        let deadline = Instant::now() + FOREVER;
-        let fds = self.channel.receiver().recv_fds(N, deadline);
-        let fds = fds.map_err(|e: ControlError| e.fault("receive shared memory"))?;
-        let count = fds.len();
-        fds.try_into().map_err(|_| {
-            let text = format!("{count} descriptors came where {N} were due");
-            Fault::new(
-                FaultKind::PeerMisbehaved,
-                self.peer,
-                "receive shared memory",
-                text,
-            )
-            .into()
-        })
     }
 }
 
@@ -271,12 +154,20 @@ fn hello<P: Plan>(launch: &Launch, profile: Profile) -> Result<Hello, Failure> {
         settings: profile.settings,
         chunks: profile.chunks,
         host: Text::truncated(&host_name()),
-        device: None,
-        device_given: None,
+        device: profile.device.as_deref().map(Text::truncated),
+        // What a rank that works in host memory was given does not matter.
+        device_given: profile.device.and_then(|_| device_given()),
         kernels: Text::truncated(&profile.kernels),
         kernels_digest: profile.kernels_digest,
     };
     Ok(Hello::new(parts).map_err(anyhow::Error::new)?)
+}
+
+/// The GPU that this rank was given by name, where its environment names just one.
+fn device_given() -> Option<Text<64>> {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok()?;
+    let is_full_uuid = visible.len() == 40 && visible.starts_with("GPU-");
+    is_full_uuid.then(|| Text::truncated(&visible))
 }
 
 fn host_name() -> String {
@@ -286,7 +177,7 @@ fn host_name() -> String {
 
 /// The driver did not come back from a stage after a fault: end the process under it. Nothing is
 /// half written, because unfinished output has no name.
-fn end_process(fault: &Fault) {
+pub(super) fn end_process(fault: &Fault) {
     end_with(fault)
 }
 

@@ -4,23 +4,20 @@ use std::collections::VecDeque;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, VideoPlan};
-use pp_kernels::{
-    Chroma, ChunkShape, FrameView, FrameViewMut, KernelSession, KernelSet, Layout, Payload,
-    PayloadMut, Plan,
-};
+use pp_kernels::{ChunkShape, Layout, Plan};
 use pp_runtime::core::Cut;
 use pp_runtime::driver::with_source;
 use pp_runtime::stage::{Decoded, FrontStages, Offer, Place, Progress, StageError};
 use pp_transport::bell::Bell;
 use pp_transport::host::memory::available_bytes;
-use pp_transport::host::{RxLease, TxLease};
 
+use super::codec::{Codec, Frames, Geometry};
 use super::tensors::{manifest_of, to_contract};
-use super::{Shape, kernel_fault, open_session, slot_bytes, steps};
+use super::{Planes, Shape, kernel_fault, slot_bytes, steps};
 use crate::args::{CutChoice, RunArgs};
 use crate::exit::Failure;
 use crate::job::FRONT;
-use crate::job::seat::Edges;
+use crate::job::edges::Edges;
 use crate::video::header::Header;
 use crate::video::noise::Noise;
 use crate::video::psnr::LumaPsnr;
@@ -58,12 +55,17 @@ pub(super) struct Quality {
     pub(super) after: LumaPsnr,
 }
 
-pub(super) struct VideoFront {
+/// The input, looked at but not read yet.
+pub(super) struct Input {
+    reader: y4m::Reader,
+    header: Header,
+}
+
+pub(super) struct VideoFront<C> {
     source: Source,
     sink: Option<Sink>,
-    session: KernelSession,
+    codec: C,
     header: Header,
-    chroma: Chroma,
     context_frames: u32,
     steps: u32,
     recompute: bool,
@@ -73,6 +75,7 @@ pub(super) struct VideoFront {
     layouts: Vec<Known>,
     offered: Option<Chunk>,
     pending: VecDeque<Pending>,
+    decoding: VecDeque<Pending>,
     /// The plan of the chunk before, and how many frames its epoch has had.
     last: Option<(Plan, u32)>,
     epoch_frames: u32,
@@ -81,9 +84,9 @@ pub(super) struct VideoFront {
     progress: ProgressBar,
 }
 
-impl VideoFront {
-    /// Opens input, output and kernels.
-    pub(super) fn open(args: &RunArgs, kernels: &KernelSet, bell: Bell) -> Result<Self, Failure> {
+impl Input {
+    /// Opens the input and reads what it says of its frames.
+    pub(super) fn open(args: &RunArgs) -> Result<Self, Failure> {
         // Found out now, not when the work is done.
         for path in [&args.report, &args.trace, &args.timeline] {
             path.as_deref().map_or(Ok(()), can_be_created)?;
@@ -104,6 +107,29 @@ impl VideoFront {
             )));
         }
         check_memory(args, &header, reader.name())?;
+        Ok(Self { reader, header })
+    }
+
+    pub(super) fn geometry(&self) -> Geometry {
+        Geometry {
+            width: self.header.width(),
+            height: self.header.height(),
+            chroma: Planes::from(self.header.sampling()).into(),
+            frame_bytes: self.header.frame_bytes(),
+        }
+    }
+}
+
+impl<C: Codec> VideoFront<C> {
+    /// Starts to read, and opens the output.
+    pub(super) fn open(
+        args: &RunArgs,
+        input: Input,
+        mut codec: C,
+        context_frames: u32,
+        bell: Bell,
+    ) -> Result<Self, Failure> {
+        let Input { reader, header } = input;
         let options = SourceOptions {
             frames_per_chunk: args.frames_per_chunk as usize,
             chunks: args.chunks,
@@ -123,21 +149,15 @@ impl VideoFront {
         let source = Source::start(reader, options, move || bell.ring())
             .map_err(|e| anyhow::Error::new(e).context("cannot start the reading thread"))?;
         let mut shape = Shape {
-            width,
-            height,
+            width: header.width(),
+            height: header.height(),
             planes: header.sampling().into(),
+            frame_bytes: header.frame_bytes() as u64,
             forward_bytes: 0,
             backward_bytes: 0,
         };
-        // Encode and decode are light; the cores are Phase B's.
-        let mut session = open_session(args, kernels, shape, FRONT, 1)?;
-        let about = kernels.describe();
-        let context = if args.recompute {
-            about.context_frames
-        } else {
-            0
-        };
-        let largest = session
+        let context = if args.recompute { context_frames } else { 0 };
+        let largest = codec
             .layout(ChunkShape {
                 frames: args.frames_per_chunk,
                 steps: steps(args),
@@ -149,8 +169,7 @@ impl VideoFront {
         Ok(Self {
             source,
             sink,
-            session,
-            chroma: shape.planes.into(),
+            codec,
             header,
             context_frames: context,
             steps: steps(args),
@@ -161,6 +180,7 @@ impl VideoFront {
             layouts: Vec::new(),
             offered: None,
             pending: VecDeque::with_capacity(args.depth as usize),
+            decoding: VecDeque::with_capacity(args.depth as usize),
             last: None,
             epoch_frames: 0,
             frames_built: 0,
@@ -202,9 +222,9 @@ impl VideoFront {
             return Ok(at);
         }
         let layout = self
-            .session
+            .codec
             .layout(shape)
-            .map_err(|e| plugin("layout", &e))?;
+            .map_err(|e| StageError::new(FaultKind::Plugin, "layout", with_source(&e)))?;
         let internal =
             |e: anyhow::Error| StageError::new(FaultKind::Internal, "layout", format!("{e:#}"));
         self.layouts.push(Known {
@@ -214,6 +234,29 @@ impl VideoFront {
             layout,
         });
         Ok(self.layouts.len() - 1)
+    }
+
+    /// The oldest decode is done: its frames go to the sink.
+    fn emit(&mut self, frames: Frames) -> Result<Decoded, StageError> {
+        let pending = self.decoding.pop_front();
+        let pending = pending.expect("a decode was under way");
+        if let (Some(quality), Some(chunk)) = (&mut self.quality, &pending.chunk)
+            && let Some(clean) = chunk.clean()
+        {
+            quality.before.add(&self.header, clean, chunk.data());
+            quality.after.add(&self.header, clean, &frames.bytes);
+        }
+        if let Some(chunk) = pending.chunk {
+            self.source.recycle(chunk);
+        }
+        if let Some(sink) = &mut self.sink {
+            sink.push(frames.bytes)
+                .map_err(|e| StageError::new(FaultKind::Io, "write output", e.to_string()))?;
+        }
+        self.progress.inc(pending.frames as u64);
+        Ok(Decoded {
+            worked: frames.worked,
+        })
     }
 
     fn plan(&self, place: Place, start_frame: u64) -> Plan {
@@ -260,10 +303,6 @@ fn check_memory(args: &RunArgs, header: &Header, name: &str) -> Result<(), Failu
     )))
 }
 
-fn plugin(operation: &'static str, error: &pp_kernels::KernelError) -> StageError {
-    StageError::new(FaultKind::Plugin, operation, with_source(error))
-}
-
 fn progress_bar() -> ProgressBar {
     // Drawn on a terminal only; indicatif sees to that.
     let bar = ProgressBar::new_spinner();
@@ -272,7 +311,7 @@ fn progress_bar() -> ProgressBar {
     bar
 }
 
-impl FrontStages<TxLease, RxLease> for VideoFront {
+impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
     type Plan = VideoPlan;
 
     fn poll_source(&mut self) -> Result<Offer, StageError> {
@@ -296,11 +335,7 @@ impl FrontStages<TxLease, RxLease> for VideoFront {
         })
     }
 
-    fn build(
-        &mut self,
-        place: Place,
-        slot: &mut TxLease,
-    ) -> Result<Envelope<VideoPlan>, StageError> {
+    fn build(&mut self, place: Place, slot: &mut C::Tx) -> Result<Envelope<VideoPlan>, StageError> {
         let chunk = self.offered.take().expect("built only when offered");
         let plan = self.plan(place, chunk.first_frame);
         if place.starts_epoch {
@@ -316,25 +351,14 @@ impl FrontStages<TxLease, RxLease> for VideoFront {
             steps: plan.num_denoise_steps,
             context_frames: context,
         })?;
-        let (width, height) = (self.header.width(), self.header.height());
-        let views: Vec<FrameView<'_>> = chunk
-            .data()
-            .chunks_exact(self.header.frame_bytes())
-            .map(|frame| FrameView::packed(frame, width, height, self.chroma))
-            .collect::<Option<_>>()
-            .expect("the source cuts whole frames");
         let Known {
             layout,
             inputs,
             outputs,
             ..
         } = &self.layouts[known];
-        let refuse =
-            |e: pp_kernels::Failure| StageError::new(FaultKind::Internal, "encode", e.to_string());
-        let mut payload = PayloadMut::new(&layout.inputs, slot.bytes_mut()).map_err(refuse)?;
-        self.session
-            .encode(&views, &plan, &mut payload)
-            .map_err(|e| plugin("encode", &e))?;
+        self.codec
+            .encode(chunk.data(), &plan, &layout.inputs, slot)?;
         let envelope = to_contract(&plan)
             .and_then(|plan| Envelope::new(plan, inputs.clone(), outputs.clone()))
             .map_err(|e| StageError::new(FaultKind::Plugin, "plan", e.to_string()))?;
@@ -359,55 +383,43 @@ impl FrontStages<TxLease, RxLease> for VideoFront {
     }
 
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        Ok(self.sink.as_ref().is_none_or(Sink::is_ready))
+        let room = self
+            .sink
+            .as_ref()
+            .is_none_or(|sink| sink.has_room_beside(self.decoding.len()));
+        Ok(room && self.codec.can_decode())
     }
 
     fn decode(
         &mut self,
         _: ChunkIndex,
         _: &Outcome,
-        payload: Option<RxLease>,
+        payload: Option<C::Rx>,
     ) -> Result<Progress<Decoded>, StageError> {
         let pending = self
             .pending
             .pop_front()
             .expect("decoded only after it was built");
-        let frame_bytes = self.header.frame_bytes();
-        let (width, height) = (self.header.width(), self.header.height());
         let mut frames = self.sink.as_ref().map_or_else(Vec::new, Sink::buffer);
-        frames.resize(pending.frames * frame_bytes, 0);
-        let mut views: Vec<FrameViewMut<'_>> = frames
-            .chunks_exact_mut(frame_bytes)
-            .map(|frame| FrameViewMut::packed(frame, width, height, self.chroma))
-            .collect::<Option<_>>()
-            .expect("the buffer holds whole frames");
-        let list = &self.layouts[pending.known].layout.outputs;
-        let bytes = payload.as_ref().map_or(&[][..], RxLease::bytes);
-        let refuse =
-            |e: pp_kernels::Failure| StageError::new(FaultKind::Internal, "decode", e.to_string());
-        let input = Payload::new(list, bytes).map_err(refuse)?;
-        self.session
-            .decode(&pending.plan, &input, &mut views)
-            .map_err(|e| plugin("decode", &e))?;
-        drop(payload);
-        if let (Some(quality), Some(chunk)) = (&mut self.quality, &pending.chunk)
-            && let Some(clean) = chunk.clean()
-        {
-            quality.before.add(&self.header, clean, chunk.data());
-            quality.after.add(&self.header, clean, &frames);
+        frames.resize(pending.frames * self.header.frame_bytes(), 0);
+        let tensors = &self.layouts[pending.known].layout.outputs;
+        let progress = self.codec.decode(frames, &pending.plan, tensors, payload)?;
+        self.decoding.push_back(pending);
+        match progress {
+            Progress::Done(frames) => self.emit(frames).map(Progress::Done),
+            Progress::UnderWay => Ok(Progress::UnderWay),
         }
-        if let Some(chunk) = pending.chunk {
-            self.source.recycle(chunk);
+    }
+
+    fn poll_decoded(&mut self) -> Result<Option<Decoded>, StageError> {
+        match self.codec.poll_decoded()? {
+            Some(frames) => self.emit(frames).map(Some),
+            None => Ok(None),
         }
-        if let Some(sink) = &mut self.sink {
-            sink.push(frames)
-                .map_err(|e| StageError::new(FaultKind::Io, "write output", e.to_string()))?;
-        }
-        self.progress.inc(pending.frames as u64);
-        Ok(Progress::Done(Decoded::default()))
     }
 
     fn forget(&mut self, _: ChunkIndex) {
+        self.codec.forget();
         if let Some(Pending {
             chunk: Some(chunk), ..
         }) = self.pending.pop_front()

@@ -1,31 +1,41 @@
 //! `pp run`: a video through encode@0 → phase_b@1 → decode@0.
 
+mod codec;
 mod front;
+mod on_gpu;
+mod on_host;
 mod phase_b;
 mod report;
 pub(crate) use self::report::write_pictures;
 mod tensors;
 
+use std::io::Write as _;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pp_contract::{Fault, FaultKind, Rank, Settings, VideoPlan};
-use pp_kernels::{Chroma, KernelError, KernelSession, KernelSet, SessionConfig, guard};
+use pp_kernels::{Chroma, Description, KernelError, KernelSet, SessionConfig, guard};
 use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, with_source};
 use pp_runtime::switch::Switch;
 use pp_transport::bell::Bell;
 use pp_transport::host::{EdgeShape, HostLink};
 use pp_transport::launch::Launch;
+use pp_transport::link::Link;
 use serde::{Deserialize, Serialize};
 
-use self::front::VideoFront;
+use self::codec::{Codec, Generator, Geometry};
+use self::front::{Input, VideoFront};
+use self::on_gpu::{GpuFront, GpuPhaseB};
+use self::on_host::HostKernels;
 use self::phase_b::VideoPhaseB;
 use self::report::Finished;
 use crate::args::{KernelChoice, RunArgs, Strength, TransportChoice};
+use crate::backend::{self, Backend, Choice};
 use crate::exit::Failure;
-use crate::job::seat::{Edges, Profile, Ready, Seat, end_with};
-use crate::job::{self, FRONT, GRACE, PHASE_B, heartbeat, launched, signals};
+use crate::job::edges::{Edges, Ready};
+use crate::job::seat::{Profile, Seat, end_with};
+use crate::job::{self, FRONT, GRACE, PHASE_B, heartbeat, signals};
 use crate::video::header::Sampling;
 use crate::video::staged::is_stdout;
 
@@ -35,6 +45,7 @@ struct Shape {
     width: u32,
     height: u32,
     planes: Planes,
+    frame_bytes: u64,
     forward_bytes: u64,
     backward_bytes: u64,
 }
@@ -45,6 +56,17 @@ enum Planes {
     C420,
     C422,
     C444,
+}
+
+impl Shape {
+    fn geometry(self) -> Geometry {
+        Geometry {
+            width: self.width,
+            height: self.height,
+            chroma: self.planes.into(),
+            frame_bytes: self.frame_bytes as usize,
+        }
+    }
 }
 
 impl From<Sampling> for Planes {
@@ -129,32 +151,118 @@ fn alone_in_the_world() -> Result<(), Failure> {
 }
 
 fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
-    let (kernels, mut seat) = take_seat(args, launch)?;
-    let bell = Bell::new().map_err(anyhow::Error::new)?;
-    let prepared = VideoFront::open(args, &kernels, bell.clone())
-        .and_then(|front| seat.tell_shape(&front.shape()).map(|()| front));
-    let mut front = match prepared {
-        Ok(front) => front,
-        Err(failure) => return Err(seat.give_up(failure)),
+    let (
+        Choice {
+            kernels,
+            backend,
+            said,
+        },
+        seat,
+    ) = take_seat(args, launch)?;
+    if let Some(said) = said {
+        // Without a standard error nobody wants to read it.
+        let _ = writeln!(std::io::stderr(), "pp: {said}");
+    }
+    let about = kernels.describe();
+    let end = FrontEnd {
+        args,
+        about,
     };
-    let ready = seat.connect(front.edges(args.depth), bell, heartbeat()?)?;
-    let Ready {
-        link,
-        switch,
-        watch,
-    } = ready;
-    let finished = run_to_the_end(&mut front, link, &switch, PHASE_B, args.depth);
-    watch.close();
-    finish(args, front, finished?, "host (shared memory, 2 processes)")
+    match backend {
+        Backend::Host => end.run(
+            seat,
+            "host (shared memory, 2 processes)".into(),
+            |geometry| host_kernels(args, &kernels, geometry, FRONT, 1),
+            Seat::connect_host,
+        ),
+        Backend::Gpu(gpu) => end.run(
+            seat,
+            format!("nccl {} (2 processes)", gpu.nccl.version()),
+            |geometry| {
+                GpuFront::open(
+                    &gpu,
+                    &kernels,
+                    &config(args, geometry, 1),
+                    geometry,
+                    args.depth,
+                )
+                .map_err(|e| e.into_fault(FRONT).into())
+            },
+            |seat, edges, bell, heartbeat| seat.connect_nccl(&gpu, edges, bell, heartbeat),
+        ),
+    }
 }
 
-fn run_to_the_end(
-    front: &mut VideoFront,
-    link: HostLink,
+/// The front of a job of two ranks, wherever its kernels run.
+struct FrontEnd<'a> {
+    args: &'a RunArgs,
+    about: &'a Description,
+}
+
+impl FrontEnd<'_> {
+    fn run<C, L>(
+        self,
+        mut seat: Seat,
+        transport: String,
+        open: impl FnOnce(Geometry) -> Result<C, Failure>,
+        connect: impl FnOnce(Seat, Edges, Bell, Option<Duration>) -> Result<Ready<L>, Failure>,
+    ) -> Result<(), Failure>
+    where
+        C: Codec,
+        L: Link<Tx = C::Tx, Rx = C::Rx>,
+    {
+        let Self { args, about } = self;
+        let bell = Bell::new().map_err(anyhow::Error::new)?;
+        let prepared = Input::open(args)
+            .and_then(|input| Ok((open(input.geometry())?, input)))
+            .and_then(|(codec, input)| {
+                VideoFront::open(args, input, codec, about.context_frames, bell.clone())
+            })
+            .and_then(|front| seat.tell_shape(&front.shape()).map(|()| front));
+        let mut front = match prepared {
+            Ok(front) => front,
+            Err(failure) => return Err(seat.give_up(failure)),
+        };
+        let ready = connect(seat, front.edges(args.depth), bell, heartbeat()?)?;
+        let Ready {
+            link,
+            switch,
+            watch,
+        } = ready;
+        let finished = run_to_the_end(&mut front, link, &switch, PHASE_B, args.depth);
+        watch.close();
+        let labels = Labels {
+            transport,
+            kernels: label(args, about),
+        };
+        finish(args, front, finished?, &labels)
+    }
+}
+
+/// What the report calls the parts that were chosen.
+pub(super) struct Labels {
+    transport: String,
+    kernels: String,
+}
+
+fn label(args: &RunArgs, about: &Description) -> String {
+    match &args.kernels {
+        KernelChoice::File(path) => path.display().to_string(),
+        _ => about.name.clone(),
+    }
+}
+
+fn run_to_the_end<C, L>(
+    front: &mut VideoFront<C>,
+    link: L,
     switch: &Switch,
     peer: Rank,
     depth: u32,
-) -> Result<Finished, Failure> {
+) -> Result<Finished, Failure>
+where
+    C: Codec,
+    L: Link<Tx = C::Tx, Rx = C::Rx>,
+{
     signals::attach(switch);
     let start = Instant::now();
     let options = FrontOptions { peer, depth };
@@ -166,26 +274,64 @@ fn run_to_the_end(
     })
 }
 
-fn finish(
+fn finish<C: Codec>(
     args: &RunArgs,
-    mut front: VideoFront,
+    mut front: VideoFront<C>,
     finished: Finished,
-    transport: &str,
+    labels: &Labels,
 ) -> Result<(), Failure> {
     if finished.interrupted && finished.summary.counts.emitted == 0 {
         let what = "interrupted before the first chunk was done; nothing was written";
         return Err(Fault::new(FaultKind::Interrupted, FRONT, "run", what).into());
     }
     let written = front.commit()?;
-    report::publish(args, &front, &finished, written, transport)
+    report::publish(args, &front, &finished, written, labels)
 }
 
 fn run_phase_b_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
-    let (kernels, mut seat) = take_seat(args, launch)?;
+    let (
+        Choice {
+            kernels, backend, ..
+        },
+        mut seat,
+    ) = take_seat(args, launch)?;
     let shape: Shape = seat.hear_shape()?;
-    let session = open_session(args, &kernels, shape, PHASE_B, args.threads);
-    let session = match session {
-        Ok(session) => session,
+    let geometry = shape.geometry();
+    match backend {
+        Backend::Host => phase_b_rank(
+            args,
+            shape,
+            seat,
+            || host_kernels(args, &kernels, geometry, PHASE_B, args.threads),
+            Seat::connect_host,
+        ),
+        Backend::Gpu(gpu) => phase_b_rank(
+            args,
+            shape,
+            seat,
+            || {
+                GpuPhaseB::open(&gpu, &kernels, &config(args, geometry, 1))
+                    .map_err(|e| e.into_fault(PHASE_B).into())
+            },
+            |seat, edges, bell, heartbeat| seat.connect_nccl(&gpu, edges, bell, heartbeat),
+        ),
+    }
+}
+
+/// Phase B of a job of two ranks, wherever its kernels run.
+fn phase_b_rank<G, L>(
+    args: &RunArgs,
+    shape: Shape,
+    seat: Seat,
+    open: impl FnOnce() -> Result<G, Failure>,
+    connect: impl FnOnce(Seat, Edges, Bell, Option<Duration>) -> Result<Ready<L>, Failure>,
+) -> Result<(), Failure>
+where
+    G: Generator,
+    L: Link<Tx = G::Tx, Rx = G::Rx>,
+{
+    let generator = match open() {
+        Ok(generator) => generator,
         Err(failure) => return Err(seat.give_up(failure)),
     };
     let bell = Bell::new().map_err(anyhow::Error::new)?;
@@ -198,9 +344,9 @@ fn run_phase_b_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
         link,
         switch,
         watch,
-    } = seat.connect(edges, bell, heartbeat()?)?;
+    } = connect(seat, edges, bell, heartbeat()?)?;
     signals::attach(&switch);
-    let mut stage = VideoPhaseB::new(session, args.frames_per_chunk);
+    let mut stage = VideoPhaseB::new(generator, args.frames_per_chunk);
     let result = run_phase_b(link, &mut stage, &switch, FRONT, args.depth);
     watch.close();
     result?;
@@ -209,11 +355,15 @@ fn run_phase_b_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
 
 /// Every stage in this process: the same drivers on two threads.
 fn run_alone(args: &RunArgs) -> Result<(), Failure> {
-    let kernels = load(args)?;
+    let kernels = load_for_host(args)?;
+    let about = kernels.describe();
     let bell = Bell::new().map_err(anyhow::Error::new)?;
-    let mut front = VideoFront::open(args, &kernels, bell.clone())?;
+    let input = Input::open(args)?;
+    let geometry = input.geometry();
+    let codec = host_kernels(args, &kernels, geometry, FRONT, 1)?;
+    let mut front = VideoFront::open(args, input, codec, about.context_frames, bell.clone())?;
     let shape = front.shape();
-    let session = open_session(args, &kernels, shape, FRONT, args.threads)?;
+    let generator = host_kernels(args, &kernels, geometry, FRONT, args.threads)?;
     let edge = |slot_bytes| EdgeShape {
         depth: args.depth,
         slot_bytes,
@@ -227,7 +377,7 @@ fn run_alone(args: &RunArgs) -> Result<(), Failure> {
     let finished = std::thread::scope(|scope| {
         let back = scope.spawn(|| {
             let _tell = TellPanic(&switch);
-            let mut stage = VideoPhaseB::new(session, args.frames_per_chunk);
+            let mut stage = VideoPhaseB::new(generator, args.frames_per_chunk);
             let result = run_phase_b(back_link, &mut stage, &back_switch, FRONT, args.depth);
             if let Err(fault) = &result {
                 switch.raise(fault.clone());
@@ -251,7 +401,11 @@ fn run_alone(args: &RunArgs) -> Result<(), Failure> {
         let _ = back.join();
         finished
     });
-    finish(args, front, finished?, "none (1 process)")
+    let labels = Labels {
+        transport: "none (1 process)".into(),
+        kernels: label(args, about),
+    };
+    finish(args, front, finished?, &labels)
 }
 
 /// Ends the other driver when this thread panics: in one process there is no watchdog between them.
@@ -267,9 +421,10 @@ impl Drop for TellPanic<'_> {
     }
 }
 
-fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(KernelSet, Seat), Failure> {
-    let kernels = load(args).map_err(|failure| Seat::decline(launch, failure))?;
-    let about = kernels.describe();
+fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(Choice, Seat), Failure> {
+    let choice = backend::choose(&args.kernels, args.transport, launch)
+        .map_err(|failure| Seat::decline(launch, failure))?;
+    let about = choice.kernels.describe();
     let mut settings = Settings::new();
     let entries = [
         ("depth", args.depth.to_string()),
@@ -279,12 +434,7 @@ fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(KernelSet, Seat), Failu
         ("strength", format!("{:?}", args.strength)),
         ("cuts", format!("{:?}", args.cuts)),
         ("seed", args.seed.to_string()),
-        (
-            "transport",
-            match args.transport {
-                TransportChoice::Auto | TransportChoice::Host => "host".to_owned(),
-            },
-        ),
+        ("transport", choice.backend.transport().to_owned()),
         (
             "heartbeat_ms",
             heartbeat()?.map_or(0, |d| d.as_millis()).to_string(),
@@ -298,9 +448,10 @@ fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(KernelSet, Seat), Failu
         chunks: args.chunks,
         kernels: format!("{} {}", about.name, about.version),
         kernels_digest: about.digest,
+        device: choice.backend.device(),
     };
     let seat = Seat::take::<VideoPlan>(launch, profile)?;
-    Ok((kernels, seat))
+    Ok((choice, seat))
 }
 
 /// The passes to run.
@@ -309,40 +460,54 @@ fn steps(args: &RunArgs) -> u32 {
         .unwrap_or(pp_kernels::cpu::settings::DEFAULT_STEPS)
 }
 
-fn load(args: &RunArgs) -> Result<KernelSet, Failure> {
+/// Kernels for a job of one process.
+fn load_for_host(args: &RunArgs) -> Result<KernelSet, Failure> {
+    let refuse = |what: &str| {
+        Failure::Usage(format!(
+            "{what} needs two ranks on two GPUs; leave --ranks 1 out"
+        ))
+    };
+    if args.transport == TransportChoice::Nccl {
+        return Err(refuse("--transport nccl"));
+    }
     match &args.kernels {
-        KernelChoice::Cpu => Ok(KernelSet::cpu()),
+        KernelChoice::Auto | KernelChoice::Cpu => Ok(KernelSet::cpu()),
+        KernelChoice::Ptx => Err(refuse("--kernels ptx")),
         KernelChoice::File(path) => KernelSet::load(path).map_err(|error| {
             let text = with_source(&error);
-            Fault::new(FaultKind::Plugin, own_rank(), "load kernels", text).into()
+            Fault::new(FaultKind::Plugin, FRONT, "load kernels", text).into()
         }),
     }
 }
 
-fn own_rank() -> Rank {
-    launched()
-        .ok()
-        .flatten()
-        .map_or(FRONT, |launch| launch.rank())
-}
-
-fn open_session(
-    args: &RunArgs,
-    kernels: &KernelSet,
-    shape: Shape,
-    rank: Rank,
-    threads: u32,
-) -> Result<KernelSession, Failure> {
-    let chroma = Chroma::from(shape.planes);
-    let mut config = SessionConfig::host(shape.width, shape.height, chroma, args.frames_per_chunk);
+fn config(args: &RunArgs, geometry: Geometry, threads: u32) -> SessionConfig {
+    let Geometry {
+        width,
+        height,
+        chroma,
+        ..
+    } = geometry;
+    let mut config = SessionConfig::host(width, height, chroma, args.frames_per_chunk);
     config.threads = threads;
     config.noise_sigma = match args.strength {
         Strength::Auto => None,
         Strength::Sigma(sigma) => Some(sigma),
     };
-    kernels
-        .open(&config)
-        .map_err(|e| kernel_fault(&e, rank, "open kernels").into())
+    config
+}
+
+/// A session on host memory. Encode and decode are light; the cores are Phase B's.
+fn host_kernels(
+    args: &RunArgs,
+    kernels: &KernelSet,
+    geometry: Geometry,
+    rank: Rank,
+    threads: u32,
+) -> Result<HostKernels, Failure> {
+    let session = kernels
+        .open(&config(args, geometry, threads))
+        .map_err(|e| kernel_fault(&e, rank, "open kernels"))?;
+    Ok(HostKernels::new(session, geometry))
 }
 
 fn kernel_fault(error: &KernelError, rank: Rank, operation: &str) -> Fault {

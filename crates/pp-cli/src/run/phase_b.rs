@@ -1,11 +1,12 @@
 //! Phase B of `pp run`: the kernels' phase_b, from slot to slot.
 
-use pp_contract::{Envelope, FaultKind, Manifest, Plan as _, VideoPlan};
-use pp_kernels::{KernelSession, Payload, PayloadMut, TensorList};
-use pp_runtime::driver::with_source;
-use pp_runtime::stage::{Computed, PhaseBStages, Place, Progress, StageError};
-use pp_transport::host::{RxLease, TxLease};
+use std::collections::VecDeque;
 
+use pp_contract::{Envelope, FaultKind, Manifest, Plan as _, VideoPlan};
+use pp_kernels::TensorList;
+use pp_runtime::stage::{Computed, PhaseBStages, Place, Progress, StageError};
+
+use super::codec::{Generated, Generator};
 use super::tensors::{list_of, to_kernels};
 
 /// A manifest and the kernels' list for it: the same from chunk to chunk, most of the time.
@@ -22,20 +23,23 @@ impl Cached {
     }
 }
 
-pub(super) struct VideoPhaseB {
-    session: KernelSession,
+pub(super) struct VideoPhaseB<G> {
+    generator: G,
     max_frames: u32,
     inputs: Cached,
     outputs: Cached,
+    /// First frame of each chunk under way, oldest first.
+    started: VecDeque<u64>,
 }
 
-impl VideoPhaseB {
-    pub(super) fn new(session: KernelSession, max_frames: u32) -> Self {
+impl<G: Generator> VideoPhaseB<G> {
+    pub(super) fn new(generator: G, max_frames: u32) -> Self {
         Self {
-            session,
+            generator,
             max_frames,
             inputs: Cached::default(),
             outputs: Cached::default(),
+            started: VecDeque::new(),
         }
     }
 }
@@ -44,15 +48,24 @@ fn refuse(detail: String) -> StageError {
     StageError::new(FaultKind::PeerMisbehaved, "phase_b", detail)
 }
 
-impl PhaseBStages<TxLease, RxLease> for VideoPhaseB {
+fn computed(generated: Generated, start_frame: u64) -> Computed {
+    Computed {
+        observed_calls: generated.calls,
+        start_frame,
+        output_digest: None,
+        worked: generated.worked,
+    }
+}
+
+impl<G: Generator> PhaseBStages<G::Tx, G::Rx> for VideoPhaseB<G> {
     type Plan = VideoPlan;
 
     fn compute(
         &mut self,
         place: Place,
         envelope: &Envelope<VideoPlan>,
-        input: Option<&RxLease>,
-        output: &mut TxLease,
+        input: Option<&G::Rx>,
+        output: &mut G::Tx,
     ) -> Result<Progress<Computed>, StageError> {
         let plan = to_kernels(envelope.plan().parts());
         let frames = envelope
@@ -69,22 +82,29 @@ impl PhaseBStages<TxLease, RxLease> for VideoPhaseB {
         }
         let inputs = self.inputs.list(envelope.inputs())?;
         let outputs = self.outputs.list(envelope.outputs())?;
-        let bytes = input.map_or(&[][..], RxLease::bytes);
-        let input = Payload::new(inputs, bytes).map_err(|e| refuse(e.to_string()))?;
-        let mut output =
-            PayloadMut::new(outputs, output.bytes_mut()).map_err(|e| refuse(e.to_string()))?;
-        let calls = self
-            .session
-            .phase_b(&plan, &input, &mut output)
-            .map_err(|e| {
-                let detail = format!("chunk {}: {}", place.chunk, with_source(&e));
-                StageError::new(FaultKind::Plugin, "phase_b", detail)
+        let progress = self
+            .generator
+            .generate(&plan, inputs, input, outputs, output)
+            .map_err(|mut error| {
+                error.detail = format!("chunk {}: {}", place.chunk, error.detail);
+                error
             })?;
-        Ok(Progress::Done(Computed {
-            observed_calls: calls,
-            start_frame: plan.current_start_frame,
-            output_digest: None,
-            worked: None,
-        }))
+        let start_frame = plan.current_start_frame;
+        Ok(match progress {
+            Progress::Done(generated) => Progress::Done(computed(generated, start_frame)),
+            Progress::UnderWay => {
+                self.started.push_back(start_frame);
+                Progress::UnderWay
+            }
+        })
+    }
+
+    fn poll_computed(&mut self) -> Result<Option<Computed>, StageError> {
+        let Some(generated) = self.generator.poll_generated()? else {
+            return Ok(None);
+        };
+        let start_frame = self.started.pop_front();
+        let start_frame = start_frame.expect("asked only while a chunk is under way");
+        Ok(Some(computed(generated, start_frame)))
     }
 }

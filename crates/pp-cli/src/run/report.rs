@@ -11,9 +11,10 @@ use pp_runtime::report::{
 };
 use serde::Serialize;
 
+use super::codec::Codec;
 use super::front::VideoFront;
-use super::steps;
-use crate::args::{KernelChoice, RunArgs};
+use super::{Labels, steps};
+use crate::args::RunArgs;
 use crate::exit::{Failure, print};
 use crate::video::OutputError;
 use crate::video::staged::{StagedFile, is_stdout};
@@ -45,12 +46,12 @@ struct About<'a> {
 }
 
 /// Prints the summary and writes the files that were asked for.
-pub(super) fn publish(
+pub(super) fn publish<C: Codec>(
     args: &RunArgs,
-    front: &VideoFront,
+    front: &VideoFront<C>,
     finished: &Finished,
     written: Option<u64>,
-    transport: &str,
+    labels: &Labels,
 ) -> Result<(), Failure> {
     let recorder = &finished.summary.recorder;
     let chunks = recorder.totals().chunks;
@@ -61,11 +62,8 @@ pub(super) fn publish(
         output: args.output.as_ref().map(|p| p.display().to_string()),
         width: front.header().width(),
         height: front.header().height(),
-        transport,
-        kernels: match &args.kernels {
-            KernelChoice::Cpu => "cpu".to_owned(),
-            KernelChoice::File(path) => path.display().to_string(),
-        },
+        transport: &labels.transport,
+        kernels: labels.kernels.clone(),
         denoise_steps: steps(args),
         frames_per_chunk: args.frames_per_chunk,
         depth: args.depth,

@@ -85,7 +85,7 @@ impl Sink {
         self.spare.try_recv().unwrap_or_default()
     }
 
-    /// Queues whole frames. Waits while the queue is full; [`Sink::is_ready`] says whether it would.
+    /// Queues whole frames. Waits while the queue is full; [`Sink::has_room_beside`] says whether it would.
     ///
     /// # Errors
     /// An earlier write failed. Handed over once; what is pushed afterwards goes nowhere.
@@ -96,9 +96,10 @@ impl Sink {
         }
     }
 
-    /// Whether [`Sink::push`] would not wait: there is room, or the thread has failed and the push says so.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.has_ended.load(Ordering::Acquire) || self.queued() < self.capacity
+    /// Whether [`Sink::push`] would not wait after so many others that are still to come: there is room, or the thread
+    /// has failed and the push says so.
+    pub(crate) fn has_room_beside(&self, coming: usize) -> bool {
+        self.has_ended.load(Ordering::Acquire) || self.queued() + coming < self.capacity
     }
 
     /// Buffers that wait to be written.

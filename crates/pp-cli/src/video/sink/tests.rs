@@ -198,12 +198,12 @@ fn a_failure_behind_a_full_queue_is_seen_by_who_waits_for_room() {
     let mut sink = open(Path::new(&path), 2);
     drop(write_end);
     // Far more than a pipe holds: the thread is stuck in a write, and the queue fills up.
-    while sink.is_ready() {
+    while sink.has_room_beside(0) {
         sink.push(frames(400, 1)).unwrap();
         thread::sleep(std::time::Duration::from_millis(20));
     }
     drop(read_end);
-    while !sink.is_ready() {
+    while !sink.has_room_beside(0) {
         thread::yield_now();
     }
     let error = sink.push(frames(1, 1)).unwrap_err().to_string();

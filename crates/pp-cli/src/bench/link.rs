@@ -1,0 +1,414 @@
+//! `pp bench link`: what the edges between two ranks carry, as the runtime sees it.
+//!
+//! One run of the drivers with stages that do nothing: for each size a burst of chunks that
+//! travel one way and are answered by a header alone, then chunks one at a time that come back
+//! with as many bytes. A cut before each keeps them apart: nothing is admitted before all before
+//! it was emitted.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, Plan as _, Settings};
+use pp_runtime::core::Cut;
+use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b};
+use pp_runtime::report::ChunkRecord;
+use pp_runtime::stage::{
+    Computed, Decoded, FrontStages, Offer, PhaseBStages, PhaseBWork, Place, Progress, StageError,
+};
+use pp_transport::bell::Bell;
+use pp_transport::launch::Launch;
+use pp_transport::link::Link;
+use serde::Serialize;
+
+use super::plan::{BenchPlan, payload};
+use crate::args::LinkArgs;
+use crate::backend::{self, Backend};
+use crate::exit::{Failure, print};
+use crate::job::edges::{Edges, Ready};
+use crate::job::seat::{Profile, Seat};
+use crate::job::{self, FRONT, PHASE_B, heartbeat, signals};
+
+/// Payload sizes: a word, a page, small, middle, the activations of a video model, and large.
+const SIZES: [u64; 7] = [4, 4096, 65_536, 1 << 20, 22_118_400, 64 << 20, 1 << 30];
+/// Above this a message takes so long that a few are enough.
+const LARGE_BYTES: u64 = 32 << 20;
+
+/// Which way a chunk's bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// To Phase B, as many in flight as the depth allows.
+    One,
+    /// There and back, one at a time.
+    Round,
+}
+
+/// Chunks of one size that go one way.
+#[derive(Clone, Copy, Debug)]
+struct Burst {
+    bytes: u64,
+    way: Way,
+    chunks: u64,
+}
+
+fn bursts(max_bytes: u64) -> Vec<Burst> {
+    let sizes = SIZES.into_iter().filter(|bytes| *bytes <= max_bytes);
+    let burst = |bytes, way| Burst {
+        bytes,
+        way,
+        chunks: match way {
+            Way::One if bytes <= LARGE_BYTES => 600,
+            Way::One => 60,
+            Way::Round if bytes <= LARGE_BYTES => 300,
+            Way::Round => 30,
+        },
+    };
+    sizes
+        .flat_map(|bytes| [burst(bytes, Way::One), burst(bytes, Way::Round)])
+        .collect()
+}
+
+/// What one size gave.
+#[derive(Serialize)]
+struct Figure {
+    bytes: u64,
+    /// Median distance of two messages of a burst one way.
+    one_way_us: f64,
+    /// Bytes over it.
+    one_way_gbytes_per_s: f64,
+    /// Median time from the beginning of a send to the arrival of as many bytes back.
+    round_trip_us: f64,
+    round_trip_p90_us: f64,
+    /// Median time that the sender's thread spent in a send.
+    send_us: f64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    transport: &'static str,
+    /// Whether NCCL's communicators block the thread that calls them.
+    blocking: bool,
+    depth: u32,
+    figures: Vec<Figure>,
+}
+
+/// Runs the whole job, or this process's rank of it.
+pub(crate) fn link(args: &LinkArgs) -> Result<(), Failure> {
+    job::run(|launch| front(args, launch), |launch| phase_b(args, launch))
+}
+
+/// A rank that has its seat.
+fn take_seat(args: &LinkArgs, launch: &Launch) -> Result<(Seat, Backend, Edges), Failure> {
+    let mut backend = backend::choose_transport(args.transport, launch)
+        .map_err(|failure| Seat::decline(launch, failure))?;
+    if let Backend::Gpu(gpu) = &mut backend {
+        gpu.blocking = !args.non_blocking;
+    }
+    let mut settings = Settings::new();
+    let entries = [
+        ("max_bytes", args.max_bytes.to_string()),
+        ("depth", args.depth.to_string()),
+        ("blocking", (!args.non_blocking).to_string()),
+        ("transport", backend.transport().to_owned()),
+        (
+            "heartbeat_ms",
+            heartbeat()?
+                .map_or(0, |d: Duration| d.as_millis())
+                .to_string(),
+        ),
+    ];
+    for (key, value) in entries {
+        settings.set(key, value).map_err(anyhow::Error::new)?;
+    }
+    let profile = Profile {
+        settings,
+        chunks: Some(bursts(args.max_bytes).iter().map(|b| b.chunks).sum()),
+        kernels: "none".into(),
+        kernels_digest: 0,
+        device: backend.device(),
+    };
+    let largest = bursts(args.max_bytes).iter().map(|b| b.bytes).max();
+    let bytes = largest.unwrap_or(0);
+    let edges = Edges {
+        depth: args.depth,
+        forward_bytes: bytes,
+        backward_bytes: bytes,
+    };
+    Ok((Seat::take::<BenchPlan>(launch, profile)?, backend, edges))
+}
+
+fn front(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
+    let (seat, backend, edges) = take_seat(args, launch)?;
+    let bell = Bell::new().map_err(anyhow::Error::new)?;
+    let summary = match backend {
+        Backend::Host => run_sweep(args, seat.connect_host(edges, bell, heartbeat()?)?),
+        Backend::Gpu(gpu) => run_sweep(args, seat.connect_nccl(&gpu, edges, bell, heartbeat()?)?),
+    }?;
+    let records: Vec<&ChunkRecord> = summary.recorder.records().collect();
+    let report = Report {
+        transport: summary.transport,
+        blocking: !args.non_blocking,
+        depth: args.depth,
+        figures: figures(&bursts(args.max_bytes), &records),
+    };
+    if args.json {
+        let text = serde_json::to_string(&report).map_err(anyhow::Error::new)?;
+        return print(&format!("{text}\n"));
+    }
+    print(&report.to_string())
+}
+
+fn run_sweep<L: Link>(args: &LinkArgs, ready: Ready<L>) -> Result<FrontSummary, Failure> {
+    let Ready {
+        link,
+        switch,
+        watch,
+    } = ready;
+    signals::attach(&switch);
+    let options = FrontOptions {
+        peer: PHASE_B,
+        depth: args.depth,
+    };
+    let mut sweep = Sweep::new(bursts(args.max_bytes))?;
+    let result = run_front(link, &mut sweep, &switch, options);
+    watch.close();
+    Ok(result?)
+}
+
+fn phase_b(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
+    let (seat, backend, edges) = take_seat(args, launch)?;
+    let bell = Bell::new().map_err(anyhow::Error::new)?;
+    match backend {
+        Backend::Host => echo(args, seat.connect_host(edges, bell, heartbeat()?)?),
+        Backend::Gpu(gpu) => echo(args, seat.connect_nccl(&gpu, edges, bell, heartbeat()?)?),
+    }
+}
+
+fn echo<L: Link>(args: &LinkArgs, ready: Ready<L>) -> Result<(), Failure> {
+    let Ready {
+        link,
+        switch,
+        watch,
+    } = ready;
+    signals::attach(&switch);
+    let result = run_phase_b(link, &mut Echo, &switch, FRONT, args.depth);
+    watch.close();
+    result?;
+    Ok(())
+}
+
+/// Offers the bursts, chunk by chunk.
+struct Sweep {
+    bursts: Vec<(Burst, Manifest)>,
+    /// The burst, and the chunk of it, that comes next.
+    next: (usize, u64),
+}
+
+impl Sweep {
+    fn new(bursts: Vec<Burst>) -> Result<Self, Failure> {
+        let with_manifest = |burst: Burst| Ok((burst, payload(burst.bytes)?));
+        let bursts: Result<_, pp_contract::ManifestError> =
+            bursts.into_iter().map(with_manifest).collect();
+        Ok(Self {
+            bursts: bursts.map_err(anyhow::Error::new)?,
+            next: (0, 0),
+        })
+    }
+}
+
+impl<Tx, Rx> FrontStages<Tx, Rx> for Sweep {
+    type Plan = BenchPlan;
+
+    fn poll_source(&mut self) -> Result<Offer, StageError> {
+        let Some((burst, _)) = self.bursts.get(self.next.0) else {
+            return Ok(Offer::End);
+        };
+        let alone = burst.way == Way::Round || self.next.1 == 0;
+        Ok(Offer::Chunk(if alone { Cut::Flush } else { Cut::None }))
+    }
+
+    fn build(&mut self, place: Place, _: &mut Tx) -> Result<Envelope<BenchPlan>, StageError> {
+        let (burst, manifest) = &self.bursts[self.next.0];
+        let outputs = match burst.way {
+            Way::One => Manifest::empty(),
+            Way::Round => manifest.clone(),
+        };
+        let envelope = Envelope::new(BenchPlan::new(place.chunk.get()), manifest.clone(), outputs);
+        self.next.1 += 1;
+        if self.next.1 == burst.chunks {
+            self.next = (self.next.0 + 1, 0);
+        }
+        envelope.map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
+    }
+
+    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
+        Ok(true)
+    }
+
+    fn decode(
+        &mut self,
+        _: ChunkIndex,
+        _: &Outcome,
+        _: Option<Rx>,
+    ) -> Result<Progress<Decoded>, StageError> {
+        Ok(Progress::Done(Decoded::default()))
+    }
+
+    fn forget(&mut self, _: ChunkIndex) {}
+
+    fn frames_built(&self) -> u32 {
+        1
+    }
+
+    fn queued(&self) -> (u32, u32) {
+        (1, 0)
+    }
+}
+
+/// Answers at once, with whatever lies in the slot.
+struct Echo;
+
+impl<Tx: Debug, Rx> PhaseBStages<Tx, Rx> for Echo {
+    type Plan = BenchPlan;
+
+    fn compute(
+        &mut self,
+        _: Place,
+        envelope: &Envelope<BenchPlan>,
+        _: Option<&Rx>,
+        _: &mut Tx,
+    ) -> Result<Progress<Computed>, StageError> {
+        Ok(Progress::Done(Computed {
+            observed_calls: 1,
+            start_frame: envelope.plan().start_frame(),
+            output_digest: None,
+            worked: Some(PhaseBWork {
+                compute_ns: 0,
+                idle_ns: 0,
+            }),
+        }))
+    }
+}
+
+/// The figures of each size; the first quarter of every burst warms up.
+fn figures(bursts: &[Burst], records: &[&ChunkRecord]) -> Vec<Figure> {
+    let mut figures: Vec<Figure> = Vec::new();
+    let mut at = 0;
+    for burst in bursts {
+        let end = (at + burst.chunks as usize).min(records.len());
+        let measured = &records[(at + burst.chunks as usize / 4).min(end)..end];
+        at = end;
+        match burst.way {
+            Way::One => {
+                let periods = measured
+                    .windows(2)
+                    .map(|pair| pair[1].emitted_ns.saturating_sub(pair[0].emitted_ns));
+                let one_way_us = quantile(periods.collect(), 0.5);
+                let send = |r: &&ChunkRecord| r.sent_ns.saturating_sub(r.build_end_ns);
+                figures.push(Figure {
+                    bytes: burst.bytes,
+                    one_way_us,
+                    one_way_gbytes_per_s: burst.bytes as f64 / one_way_us / 1e3,
+                    round_trip_us: 0.0,
+                    round_trip_p90_us: 0.0,
+                    send_us: quantile(measured.iter().map(send).collect(), 0.5),
+                });
+            }
+            Way::Round => {
+                let trips = || {
+                    let trip = |r: &&ChunkRecord| r.emitted_ns.saturating_sub(r.build_start_ns);
+                    measured.iter().map(trip).collect()
+                };
+                if let Some(figure) = figures.last_mut() {
+                    figure.round_trip_us = quantile(trips(), 0.5);
+                    figure.round_trip_p90_us = quantile(trips(), 0.9);
+                }
+            }
+        }
+    }
+    figures
+}
+
+/// In microseconds.
+fn quantile(mut ns: Vec<u64>, share: f64) -> f64 {
+    ns.sort_unstable();
+    let at = (ns.len() as f64 * share) as usize;
+    ns.get(at.min(ns.len().saturating_sub(1)))
+        .map_or(f64::NAN, |ns| *ns as f64 / 1e3)
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "transport {}, depth {}", self.transport, self.depth)?;
+        writeln!(
+            f,
+            "{:>12} {:>12} {:>10} {:>14} {:>10} {:>10}",
+            "bytes", "one way µs", "GB/s", "round trip µs", "p90 µs", "send µs"
+        )?;
+        for figure in &self.figures {
+            writeln!(
+                f,
+                "{:>12} {:>12.2} {:>10.2} {:>14.2} {:>10.2} {:>10.2}",
+                figure.bytes,
+                figure.one_way_us,
+                figure.one_way_gbytes_per_s,
+                figure.round_trip_us,
+                figure.round_trip_p90_us,
+                figure.send_us
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_come_from_the_records_of_their_own_burst() {
+        let bursts = [
+            Burst {
+                bytes: 4,
+                way: Way::One,
+                chunks: 4,
+            },
+            Burst {
+                bytes: 4,
+                way: Way::Round,
+                chunks: 4,
+            },
+            Burst {
+                bytes: 9,
+                way: Way::One,
+                chunks: 4,
+            },
+            Burst {
+                bytes: 9,
+                way: Way::Round,
+                chunks: 4,
+            },
+        ];
+        let record = |build_start_ns, emitted_ns| ChunkRecord {
+            build_start_ns,
+            emitted_ns,
+            ..ChunkRecord::default()
+        };
+        let mut records = Vec::new();
+        for scale in [1_000, 3_000] {
+            records.extend((0..4).map(|k| record(0, k * scale)));
+            records.extend((0..4).map(|k| record(k * 100_000, k * 100_000 + 7 * scale)));
+        }
+        let figures = figures(&bursts, &records.iter().collect::<Vec<_>>());
+        let seen: Vec<_> = figures
+            .iter()
+            .map(|f| (f.bytes, f.one_way_us, f.round_trip_us))
+            .collect();
+        assert_eq!(seen, [(4, 1.0, 7.0), (9, 3.0, 21.0)]);
+    }
+
+    #[test]
+    fn no_size_is_above_the_largest_that_was_asked_for() {
+        assert!(bursts(65_536).iter().all(|b| b.bytes <= 65_536));
+        assert!(bursts(1).is_empty());
+    }
+}

@@ -1,0 +1,250 @@
+//! From a seat to a running rank: the edges between the ranks, and the watchdog.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use pp_contract::{Fault, FaultKind, Generation};
+use pp_runtime::driver::with_source;
+use pp_runtime::switch::Switch;
+use pp_runtime::watch::{OnFrame, Watch, WatchOptions};
+use pp_transport::bell::Bell;
+use pp_transport::control::{ControlError, Message, SocketKind};
+use pp_transport::error::TransportError;
+use pp_transport::host::{EdgeShape, HostLink, Offer};
+use pp_transport::lane::{Lane, LaneOffer};
+use pp_transport::nccl::{Issuer, NcclLink, NcclOptions, UniqueId};
+
+use super::seat::{FOREVER, SET_UP_WITHIN, Seat, end_process};
+use super::{FRONT, GRACE};
+use crate::backend::Gpu;
+use crate::exit::Failure;
+
+/// Time for NCCL to connect two ranks; the first connection on a machine reads its topology.
+const CONNECT_WITHIN: Duration = Duration::from_secs(60);
+
+/// The sizes of both edges.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edges {
+    pub(crate) depth: u32,
+    pub(crate) forward_bytes: u64,
+    pub(crate) backward_bytes: u64,
+}
+
+impl Edges {
+    fn shapes(self) -> (EdgeShape, EdgeShape) {
+        let shape = |slot_bytes| EdgeShape {
+            depth: self.depth,
+            slot_bytes,
+        };
+        (shape(self.forward_bytes), shape(self.backward_bytes))
+    }
+}
+
+/// A rank that is ready to run.
+pub(crate) struct Ready<L> {
+    pub(crate) link: L,
+    pub(crate) switch: Switch,
+    pub(crate) watch: Watch,
+}
+
+impl Seat {
+    /// Maps the edges that both ranks share and starts the watchdog.
+    pub(crate) fn connect_host(
+        mut self,
+        edges: Edges,
+        bell: Bell,
+        heartbeat: Option<Duration>,
+    ) -> Result<Ready<HostLink>, Failure> {
+        let link = match self.map_edges(edges, &bell) {
+            Ok(link) => link,
+            Err(failure) => return Err(self.give_up(failure)),
+        };
+        let (switch, watch) = self.watch(bell, heartbeat, None)?;
+        Ok(Ready {
+            link,
+            switch,
+            watch,
+        })
+    }
+
+    /// Connects the GPUs of both ranks, under the eyes of the watchdog: a peer that dies
+    /// meanwhile ends this rank, whatever NCCL waits for.
+    pub(crate) fn connect_nccl(
+        mut self,
+        gpu: &Gpu,
+        edges: Edges,
+        bell: Bell,
+        heartbeat: Option<Duration>,
+    ) -> Result<Ready<NcclLink>, Failure> {
+        let (rank, is_lower) = (self.rank, self.rank == FRONT);
+        let prepared = self.agree_on_ids(gpu).and_then(|ids| {
+            let (lane, on_frame) = self.open_lane(edges.depth, &bell)?;
+            Ok((ids, lane, on_frame))
+        });
+        let (ids, lane, on_frame) = match prepared {
+            Ok(prepared) => prepared,
+            Err(failure) => return Err(self.give_up(failure)),
+        };
+        let (switch, watch) = self.watch(bell, heartbeat, on_frame)?;
+        let (up, down) = edges.shapes();
+        let link = Issuer::open(&gpu.nccl, &gpu.device).and_then(|issuer| {
+            NcclLink::connect(NcclOptions {
+                issuer,
+                lane,
+                is_lower,
+                up,
+                down,
+                ids,
+                deadline: Instant::now() + CONNECT_WITHIN,
+                generation: Generation::new(0),
+                blocking: gpu.blocking,
+            })
+        });
+        match link {
+            Ok(link) => Ok(Ready {
+                link,
+                switch,
+                watch,
+            }),
+            Err(error) => {
+                let text = with_source(&error);
+                let fault = Fault::new(error.fault_kind(), rank, "connect over nccl", text);
+                switch.raise(fault);
+                watch.close();
+                // The first fault counts: perhaps the peer's.
+                Err(switch.fault().expect("just raised").clone().into())
+            }
+        }
+    }
+
+    fn watch(
+        self,
+        bell: Bell,
+        heartbeat: Option<Duration>,
+        on_frame: Option<OnFrame>,
+    ) -> Result<(Switch, Watch), Failure> {
+        let internal = |e: std::io::Error| Failure::Other(anyhow::Error::new(e));
+        let switch = Switch::new(self.rank, bell).map_err(internal)?;
+        let options = WatchOptions {
+            heartbeat,
+            grace: GRACE,
+            on_stuck: Box::new(end_process),
+            on_frame,
+        };
+        let watch = Watch::start(vec![self.channel], switch.clone(), options).map_err(internal)?;
+        Ok((switch, watch))
+    }
+
+    /// The ids of the communicators, one for each edge, made by the front. They are secrets: they
+    /// travel inside the authenticated channel alone.
+    fn agree_on_ids(&mut self, gpu: &Gpu) -> Result<[UniqueId; 2], Failure> {
+        const WHAT: &str = "agree on communicators";
+        let rank = self.rank;
+        if rank == FRONT {
+            let make = || UniqueId::new(&gpu.nccl);
+            let ids = make().and_then(|up| Ok([up, make()?]));
+            let ids = ids.map_err(|e| Fault::new(e.fault_kind(), rank, WHAT, with_source(&e)))?;
+            let body = ids.map(|id| id.to_bytes()).concat();
+            self.send(&Message::Frame(&body))?;
+            return Ok(ids);
+        }
+        self.hear(WHAT, |body| {
+            let (ids, rest) = body.as_chunks::<{ UniqueId::BYTES }>();
+            match (ids, rest) {
+                ([up, down], []) => Ok([*up, *down].map(UniqueId::from_bytes)),
+                _ => Err(format!(
+                    "it sent {} bytes where two ids were due",
+                    body.len()
+                )),
+            }
+        })
+    }
+
+    /// The lane for headers: memory that both ranks share on one host, else the control channel.
+    fn open_lane(&mut self, depth: u32, bell: &Bell) -> Result<(Lane, Option<OnFrame>), Failure> {
+        let own = self.own_fault();
+        if self.channel.socket_kind() != SocketKind::Unix {
+            let sender = self.channel.sender().clone();
+            let lane = Lane::over_channel(sender, bell.clone(), depth, depth);
+            let (lane, inlet) = lane.map_err(own)?;
+            let on_frame: OnFrame = Box::new(move |_, body| inlet.deliver(body));
+            return Ok((lane, Some(on_frame)));
+        }
+        let peer = self.peer;
+        if self.rank == FRONT {
+            let offer = LaneOffer::new(depth, depth).map_err(&own)?;
+            self.send_fds(&[offer.fd(), bell.fd()])?;
+            let [peer_bell] = self.receive_fds()?;
+            let peer_bell = Bell::open(peer_bell).map_err(own)?;
+            return Ok((offer.into_lane(peer, bell.clone(), peer_bell), None));
+        }
+        let [region, peer_bell] = self.receive_fds()?;
+        let peer_bell = Bell::open(peer_bell).map_err(&own)?;
+        let lane = Lane::open(region, depth, depth, peer, bell.clone(), peer_bell);
+        let lane = lane.map_err(own)?;
+        self.send_fds(&[bell.fd()])?;
+        Ok((lane, None))
+    }
+
+    fn map_edges(&mut self, edges: Edges, bell: &Bell) -> Result<HostLink, Failure> {
+        if self.channel.socket_kind() != SocketKind::Unix {
+            return Err(Failure::Fault(Fault::new(
+                FaultKind::HandshakeMismatch,
+                self.peer,
+                "map edges",
+                "the ranks met over TCP and share no memory; the host transport needs both on one \
+                 machine and in one network namespace; between machines use --transport nccl",
+            )));
+        }
+        let own = self.own_fault();
+        let peer = self.peer;
+        let (up, down) = edges.shapes();
+        if self.rank == FRONT {
+            let offer = Offer::new(up, down).map_err(&own)?;
+            self.send_fds(&[offer.fd(), bell.fd()])?;
+            let [peer_bell] = self.receive_fds()?;
+            let peer_bell = Bell::open(peer_bell).map_err(own)?;
+            Ok(offer.into_link(peer, bell.clone(), peer_bell))
+        } else {
+            let [region, peer_bell] = self.receive_fds()?;
+            let peer_bell = Bell::open(peer_bell).map_err(&own)?;
+            let link = HostLink::open(region, up, down, peer, bell.clone(), peer_bell);
+            let link = link.map_err(own)?;
+            self.send_fds(&[bell.fd()])?;
+            Ok(link)
+        }
+    }
+
+    /// An error of this rank while it maps memory.
+    fn own_fault(&self) -> impl Fn(TransportError) -> Failure + use<> {
+        let rank = self.rank;
+        move |error| {
+            let text = with_source(&error);
+            Failure::Fault(Fault::new(error.fault_kind(), rank, "map edges", text))
+        }
+    }
+
+    fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+        let deadline = Instant::now() + SET_UP_WITHIN;
+        let sent = self.channel.sender().send_fds(fds, deadline);
+        sent.map_err(|e| e.fault("pass shared memory").into())
+    }
+
+    fn receive_fds<const N: usize>(&mut self) -> Result<[OwnedFd; N], Failure> {
+        // The peer may load weights before it maps anything; if it dies, the channel ends.
+        let deadline = Instant::now() + FOREVER;
+        let fds = self.channel.receiver().recv_fds(N, deadline);
+        let fds = fds.map_err(|e: ControlError| e.fault("receive shared memory"))?;
+        let count = fds.len();
+        fds.try_into().map_err(|_| {
+            let text = format!("{count} descriptors came where {N} were due");
+            Fault::new(
+                FaultKind::PeerMisbehaved,
+                self.peer,
+                "receive shared memory",
+                text,
+            )
+            .into()
+        })
+    }
+}

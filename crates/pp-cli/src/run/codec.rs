@@ -1,0 +1,121 @@
+//! What the stages of `pp run` ask of kernels, wherever the payloads lie.
+//!
+//! The stages know chunks, plans and cuts; a codec knows the memory that the transport's leases
+//! lie in and how kernels are called on it: at once on a processor, issued to a stream on a GPU.
+
+use std::fmt::Debug;
+
+use pp_kernels::{
+    Chroma, ChunkShape, FrameView, FrameViewMut, KernelError, Layout, Plan, TensorList,
+};
+use pp_runtime::stage::{FrontWork, PhaseBWork, Progress, StageError};
+
+/// Size and format of every frame.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Geometry {
+    pub(super) width: u32,
+    pub(super) height: u32,
+    pub(super) chroma: Chroma,
+    /// Bytes of one frame, its planes back to back.
+    pub(super) frame_bytes: usize,
+}
+
+impl Geometry {
+    /// Whole frames, back to back.
+    pub(super) fn views<'a>(&self, frames: &'a [u8]) -> Vec<FrameView<'a>> {
+        frames
+            .chunks_exact(self.frame_bytes)
+            .map(|frame| FrameView::packed(frame, self.width, self.height, self.chroma))
+            .collect::<Option<_>>()
+            .expect("a chunk holds whole frames")
+    }
+
+    /// The same, to be written.
+    pub(super) fn views_mut<'a>(&self, frames: &'a mut [u8]) -> Vec<FrameViewMut<'a>> {
+        frames
+            .chunks_exact_mut(self.frame_bytes)
+            .map(|frame| FrameViewMut::packed(frame, self.width, self.height, self.chroma))
+            .collect::<Option<_>>()
+            .expect("a chunk holds whole frames")
+    }
+}
+
+/// The kernels of the front.
+pub(super) trait Codec {
+    /// A slot of the edge to Phase B.
+    type Tx: Debug;
+    /// A slot of the edge back.
+    type Rx: Debug;
+
+    /// The tensors of a chunk of this shape.
+    fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError>;
+
+    /// Encodes whole frames into the slot. `frames` is free again when this returns.
+    fn encode(
+        &mut self,
+        frames: &[u8],
+        plan: &Plan,
+        tensors: &TensorList,
+        slot: &mut Self::Tx,
+    ) -> Result<(), StageError>;
+
+    /// Whether another decode can begin.
+    fn can_decode(&self) -> bool;
+
+    /// Decodes into `frames`, which has the right length.
+    fn decode(
+        &mut self,
+        frames: Vec<u8>,
+        plan: &Plan,
+        tensors: &TensorList,
+        payload: Option<Self::Rx>,
+    ) -> Result<Progress<Frames>, StageError>;
+
+    /// The oldest decode under way, once it is done.
+    fn poll_decoded(&mut self) -> Result<Option<Frames>, StageError> {
+        Ok(None)
+    }
+
+    /// The oldest chunk that was encoded will not be decoded.
+    fn forget(&mut self) {}
+}
+
+/// Frames that were decoded.
+#[derive(Debug)]
+pub(super) struct Frames {
+    pub(super) bytes: Vec<u8>,
+    /// What a device worked for this chunk.
+    pub(super) worked: Option<FrontWork>,
+}
+
+/// The kernels of Phase B.
+pub(super) trait Generator {
+    /// A slot of the edge to the front.
+    type Tx: Debug;
+    /// A slot of the edge from it.
+    type Rx: Debug;
+
+    /// Computes from slot to slot.
+    fn generate(
+        &mut self,
+        plan: &Plan,
+        inputs: &TensorList,
+        input: Option<&Self::Rx>,
+        outputs: &TensorList,
+        output: &mut Self::Tx,
+    ) -> Result<Progress<Generated>, StageError>;
+
+    /// The oldest computation under way, once it is done.
+    fn poll_generated(&mut self) -> Result<Option<Generated>, StageError> {
+        Ok(None)
+    }
+}
+
+/// What was computed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Generated {
+    /// Generator calls that were made.
+    pub(super) calls: u32,
+    /// What a device worked for this chunk.
+    pub(super) worked: Option<PhaseBWork>,
+}

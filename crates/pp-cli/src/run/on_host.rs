@@ -1,0 +1,105 @@
+//! Kernels on host memory: the leases' bytes are read and written in place.
+
+use pp_contract::FaultKind;
+use pp_kernels::{
+    ChunkShape, Failure, KernelError, KernelSession, Layout, Payload, PayloadMut, Plan, TensorList,
+};
+use pp_runtime::driver::with_source;
+use pp_runtime::stage::{Progress, StageError};
+use pp_transport::host::{RxLease, TxLease};
+
+use super::codec::{Codec, Frames, Generated, Generator, Geometry};
+
+/// A session of kernels on this machine's processors.
+pub(super) struct HostKernels {
+    session: KernelSession,
+    geometry: Geometry,
+}
+
+impl HostKernels {
+    pub(super) fn new(session: KernelSession, geometry: Geometry) -> Self {
+        Self { session, geometry }
+    }
+}
+
+fn internal(operation: &'static str) -> impl Fn(Failure) -> StageError {
+    move |e| StageError::new(FaultKind::Internal, operation, e.to_string())
+}
+
+fn plugin(operation: &'static str) -> impl Fn(KernelError) -> StageError {
+    move |e| StageError::new(FaultKind::Plugin, operation, with_source(&e))
+}
+
+impl Codec for HostKernels {
+    type Tx = TxLease;
+    type Rx = RxLease;
+
+    fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
+        self.session.layout(shape)
+    }
+
+    fn encode(
+        &mut self,
+        frames: &[u8],
+        plan: &Plan,
+        tensors: &TensorList,
+        slot: &mut TxLease,
+    ) -> Result<(), StageError> {
+        let views = self.geometry.views(frames);
+        let mut payload = PayloadMut::new(tensors, slot.bytes_mut()).map_err(internal("encode"))?;
+        self.session
+            .encode(&views, plan, &mut payload)
+            .map_err(plugin("encode"))
+    }
+
+    fn can_decode(&self) -> bool {
+        true
+    }
+
+    fn decode(
+        &mut self,
+        mut frames: Vec<u8>,
+        plan: &Plan,
+        tensors: &TensorList,
+        payload: Option<RxLease>,
+    ) -> Result<Progress<Frames>, StageError> {
+        let mut views = self.geometry.views_mut(&mut frames);
+        let bytes = payload.as_ref().map_or(&[][..], RxLease::bytes);
+        let input = Payload::new(tensors, bytes).map_err(internal("decode"))?;
+        self.session
+            .decode(plan, &input, &mut views)
+            .map_err(plugin("decode"))?;
+        Ok(Progress::Done(Frames {
+            bytes: frames,
+            worked: None,
+        }))
+    }
+}
+
+impl Generator for HostKernels {
+    type Tx = TxLease;
+    type Rx = RxLease;
+
+    fn generate(
+        &mut self,
+        plan: &Plan,
+        inputs: &TensorList,
+        input: Option<&RxLease>,
+        outputs: &TensorList,
+        output: &mut TxLease,
+    ) -> Result<Progress<Generated>, StageError> {
+        let refuse =
+            |e: Failure| StageError::new(FaultKind::PeerMisbehaved, "phase_b", e.to_string());
+        let bytes = input.map_or(&[][..], RxLease::bytes);
+        let input = Payload::new(inputs, bytes).map_err(refuse)?;
+        let mut output = PayloadMut::new(outputs, output.bytes_mut()).map_err(refuse)?;
+        let calls = self
+            .session
+            .phase_b(plan, &input, &mut output)
+            .map_err(plugin("phase_b"))?;
+        Ok(Progress::Done(Generated {
+            calls,
+            worked: None,
+        }))
+    }
+}
