@@ -4,4 +4,8 @@
 
 #[path = "../fakes/mod.rs"]
 mod fakes;
+mod job;
+#[path = "../conformance/messages.rs"]
+mod messages;
+mod runs;
 mod traces;

@@ -1,0 +1,314 @@
+//! The real transport on the fakes: a front that sends payloads, a second rank that answers each with a copy, each on a
+//! device and a thread of its own, in a process that is started for one case.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::process::Command;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pp_contract::{Composer, Generation, Lockstep, Rank, Requests};
+use pp_transport::bell::Bell;
+use pp_transport::cuda::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
+use pp_transport::error::TransportError;
+use pp_transport::host::EdgeShape;
+use pp_transport::in_flight::{Completion, InFlight};
+use pp_transport::lane::Lane;
+use pp_transport::link::Link;
+use pp_transport::nccl::{DeviceRx, Issuer, Nccl, NcclLink, NcclOptions, UniqueId};
+
+use crate::fakes::Fakes;
+use crate::fakes::check::Recording;
+use crate::fakes::raw::TestKernels;
+use crate::messages::{number, prepare};
+
+/// A job that does not end is a failure, not a hang of the tests.
+const STUCK: Duration = Duration::from_secs(20);
+const LARGEST: usize = 20_000;
+
+/// What a job is to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub(crate) chunks: u64,
+    pub(crate) depth: u32,
+    pub(crate) seed: u64,
+    /// Of the payloads of up to 20,000 bytes, how many a send may leave behind without a receiver.
+    pub(crate) eager: u64,
+    pub(crate) blocking: bool,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.chunks, self.depth, u8::from(self.blocking))
+    }
+}
+
+/// What came of a job.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) recordings: Vec<Recording>,
+    /// It came to its end, and every byte was right.
+    pub(crate) is_right: bool,
+    pub(crate) said: String,
+}
+
+/// Payloads of all kinds: empty ones, small ones, ones beyond every eager limit tried here.
+fn bytes_of(n: u64) -> usize {
+    match n % 5 {
+        0 => 2 + (n as usize * 7919) % 300,
+        3 => 0,
+        4 => LARGEST,
+        _ => 2 + (n as usize * 7919) % (LARGEST - 2),
+    }
+}
+
+/// Runs a job in a process of its own, with faults of the fakes.
+pub(crate) fn run(case: Case, faults: &str) -> Outcome {
+    let fakes = Fakes::build();
+    let directory = tempdir();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "job::child", "--ignored", "--nocapture", "--test-threads=1"])
+        .env("PP_ORDER_CASE", case.to_string())
+        .env("PP_FAKE_RECORD", &directory)
+        .env("PP_FAKE_NCCL_DIR", &directory)
+        .env("PP_FAKE_NCCL_EAGER", case.eager.to_string())
+        .env("PP_FAKE_SEED", case.seed.to_string())
+        .env("PP_FAKE_NCCL_ABORT_MS", "0")
+        .env("PP_FAKE_FAULTS", faults);
+    let output = fakes.give_to(&mut command).output().unwrap();
+    let outcome = Outcome {
+        recordings: Recording::read_all(&directory),
+        is_right: output.status.success(),
+        said: String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+    };
+    std::fs::remove_dir_all(&directory).unwrap();
+    outcome
+}
+
+fn tempdir() -> std::path::PathBuf {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("order-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+/// The process of a job; not a test by itself.
+#[test]
+#[ignore = "the process that the other tests start"]
+fn child() {
+    let case = std::env::var("PP_ORDER_CASE").expect("started by the other tests");
+    let numbers: Vec<u64> = case.split(' ').map(|word| word.parse().unwrap()).collect();
+    let [chunks, depth, blocking] = numbers[..] else {
+        panic!("{case}");
+    };
+    thread::spawn(|| {
+        thread::sleep(STUCK);
+        eprintln!("stuck");
+        std::process::exit(3);
+    });
+    let loaded = Fakes::build().load();
+    let nccl = Nccl::load().unwrap();
+    let ids = [UniqueId::new(&nccl).unwrap(), UniqueId::new(&nccl).unwrap()];
+    let (up, down) = Lane::pair(depth as u32, depth as u32, Bell::new().unwrap()).unwrap();
+    let (connected, finished) = (Barrier::new(2), Barrier::new(2));
+    let wrong: u64 = thread::scope(|scope| {
+        let ranks: Vec<_> = [(0, up), (1, down)].into_iter().map(|(rank, lane)| {
+            let (nccl, connected, finished) = (&nccl, &connected, &finished);
+            scope.spawn(move || {
+                let device = Device::open(rank).unwrap();
+                let shape = EdgeShape { depth: depth as u32, slot_bytes: LARGEST as u64 };
+                let mut link = NcclLink::connect(NcclOptions {
+                    issuer: Issuer::open(nccl, &device).unwrap(),
+                    lane,
+                    is_lower: rank == 0,
+                    up: shape,
+                    down: shape,
+                    ids,
+                    deadline: Instant::now() + STUCK,
+                    generation: Generation::new(0),
+                    blocking: blocking == 1,
+                })
+                .unwrap();
+                let stage = Stage::new(&device);
+                if connected.wait().is_leader() {
+                    loaded.note("Mark name=run");
+                }
+                connected.wait();
+                if rank == 0 {
+                    front(&mut link, &stage, chunks).unwrap();
+                } else {
+                    answer(&mut link, &stage, chunks).unwrap();
+                }
+                if finished.wait().is_leader() {
+                    loaded.note("Mark name=end");
+                }
+                finished.wait();
+                stage.wrong()
+            })
+        }).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).sum()
+    });
+    assert_eq!(wrong, 0, "bytes are wrong");
+}
+
+/// What a rank computes with.
+struct Stage {
+    device: Device,
+    kernels: TestKernels,
+    /// Two, so that the order between them counts.
+    streams: [Stream; 2],
+    wrong: DeviceBuffer,
+}
+
+impl Stage {
+    fn new(device: &Device) -> Self {
+        device.bind().unwrap();
+        let streams = [Stream::new(device).unwrap(), Stream::new(device).unwrap()];
+        let wrong = DeviceBuffer::new(device, 8).unwrap();
+        // SAFETY: the buffer lives as long as the stage, and its stream passes this first.
+        unsafe { streams[0].fill(wrong.ptr(), 0).unwrap() };
+        Self { device: device.clone(), kernels: TestKernels::load(), streams, wrong }
+    }
+
+    /// How many bytes were not what they should have been. After the run: waits.
+    fn wrong(&self) -> u64 {
+        let mut count = PinnedBuffer::new(&self.device, 8).unwrap();
+        let done = Event::new(&self.device).unwrap();
+        // SAFETY: both buffers live until the event is done.
+        unsafe { self.streams[0].download(self.wrong.ptr(), &mut count, 0).unwrap() };
+        done.record(&self.streams[0]).unwrap();
+        while !done.is_done().unwrap() {
+            thread::yield_now();
+        }
+        u64::from_le_bytes(count.bytes().try_into().unwrap())
+    }
+}
+
+/// Sends payloads as fast as slots allow, and compares the answers.
+fn front(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), TransportError> {
+    let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::<Requests>::requests(), Vec::new());
+    let (mut sent, mut checked) = (0, 0);
+    let mut sending = VecDeque::new();
+    let mut receiving = VecDeque::new();
+    while checked < chunks {
+        let bytes = bytes_of(sent);
+        let lease = if sent < chunks && bytes > 0 { link.try_lease()? } else { None };
+        if sent < chunks && (bytes == 0 || lease.is_some()) {
+            let payload = lease
+                .map(|mut lease| {
+                    lease.write_on(&stage.streams[0], |to| {
+                        stage.kernels.fill(stage.streams[0].raw(), to.address, bytes, sent);
+                        Ok::<_, TransportError>(())
+                    })?;
+                    Ok::<_, TransportError>(lease)
+                })
+                .transpose()?;
+            let (message, stamp) = prepare(&mut composer, sent, bytes);
+            let left = link.send(message, stamp, payload).map_err(|rejected| rejected.error)?;
+            // Both ways of letting go of a send: waiting for it, and dropping it.
+            sending.extend(left.payload.filter(|_| sent % 2 == 0));
+            sent += 1;
+        }
+        take_finished(&mut sending)?;
+        if link.poll_frame(&mut inbox)? {
+            let matched = lockstep.admit(&inbox).expect("a frame of this test");
+            let flight = if bytes_of(number(&matched)) > 0 { Some(link.receive(&matched)?) } else { None };
+            receiving.push_back((number(&matched), flight));
+        }
+        if let Some((n, arrived)) = take_arrived(&mut receiving)? {
+            if let Some(arrived) = arrived {
+                // The answers are compared on both streams in turn; the count is on the first one's side.
+                let stream = &stage.streams[0];
+                arrived.read_on(stream, |from| {
+                    stage.kernels.check(stream.raw(), from.address, bytes_of(n), n, stage.wrong.address());
+                    Ok::<_, TransportError>(())
+                })?;
+            }
+            checked += 1;
+        }
+        thread::yield_now();
+    }
+    while !sending.is_empty() {
+        take_finished(&mut sending)?;
+        thread::yield_now();
+    }
+    Ok(())
+}
+
+/// Answers every payload with a copy of it.
+fn answer(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), TransportError> {
+    let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::<Requests>::requests(), Vec::new());
+    let mut receiving = VecDeque::new();
+    let mut waiting: Option<(u64, Option<DeviceRx>)> = None;
+    let mut answered = 0;
+    while answered < chunks {
+        if link.poll_frame(&mut inbox)? {
+            let matched = lockstep.admit(&inbox).expect("a frame of this test");
+            let flight = if bytes_of(number(&matched)) > 0 { Some(link.receive(&matched)?) } else { None };
+            receiving.push_back((number(&matched), flight));
+        }
+        if waiting.is_none() {
+            waiting = take_arrived(&mut receiving)?;
+        }
+        let needs_slot = waiting.as_ref().is_some_and(|(_, input)| input.is_some());
+        let lease = if needs_slot { link.try_lease()? } else { None };
+        if waiting.is_some() && needs_slot == lease.is_some() {
+            let (n, input) = waiting.take().expect("looked at just now");
+            let bytes = bytes_of(n);
+            let output = input.zip(lease).map(|(input, mut output)| {
+                let stream = &stage.streams[n as usize % 2];
+                input.read_on(stream, |from| {
+                    output.write_on(stream, |to| {
+                        stage.kernels.copy(stream.raw(), to.address, from.address, bytes);
+                        Ok::<_, TransportError>(())
+                    })
+                })?;
+                Ok::<_, TransportError>(output)
+            });
+            let output = output.transpose()?;
+            let (message, stamp) = prepare(&mut composer, n, bytes);
+            drop(link.send(message, stamp, output).map_err(|rejected| rejected.error)?.payload);
+            answered += 1;
+        }
+        thread::yield_now();
+    }
+    Ok(())
+}
+
+type Sending = InFlight<<NcclLink as Link>::Sending>;
+type Receiving = InFlight<<NcclLink as Link>::Receiving>;
+
+/// Lets go of the sends at the head that are done.
+fn take_finished(sending: &mut VecDeque<Sending>) -> Result<(), TransportError> {
+    while let Some(first) = sending.pop_front() {
+        match first.complete().map_err(|failed| failed.error)? {
+            Completion::Done(lease) => drop(lease),
+            Completion::Pending(first) => {
+                sending.push_front(first);
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The first message that was announced, if its payload is there.
+fn take_arrived(receiving: &mut VecDeque<(u64, Option<Receiving>)>) -> Result<Option<(u64, Option<DeviceRx>)>, TransportError> {
+    let Some((n, flight)) = receiving.pop_front() else {
+        return Ok(None);
+    };
+    let Some(flight) = flight else {
+        return Ok(Some((n, None)));
+    };
+    match flight.complete().map_err(|failed| failed.error)? {
+        Completion::Done(payload) => Ok(Some((n, Some(payload)))),
+        Completion::Pending(flight) => {
+            receiving.push_front((n, Some(flight)));
+            Ok(None)
+        }
+    }
+}
