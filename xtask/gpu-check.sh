@@ -4,8 +4,9 @@
 #   gpu-check.sh [--out FILE.json] [--only REGEX] [--budget SECONDS] [--runs N] [--list]
 #
 # It lies in the directory that `cargo xtask bundle` makes, beside what it runs, and needs bash and the usual small
-# programs. Where python3 with torch, nvcc or compute-sanitizer are found they are used. PEERS=DIR names a directory with
-# the programs to compare with (a3_pilot.py, link.py, race.py, contention.py, limit.cu, eager.cu, attention.py).
+# programs. Where python3 with torch, nvcc or compute-sanitizer are found they are used. The programs to compare with are
+# those in peers/ of the bundle; PEERS=DIR names more of them (a3_pilot.py, link.py, race.py, contention.py, limit.cu,
+# eager.cu, attention.py).
 #
 # Every step has a limit, and a step that fails does not stop the next. The end is 1 if a required step failed, 2 for a
 # wrong use, else 0. A figure that misses its mark is marked and fails nothing.
@@ -33,7 +34,7 @@ work=$(mktemp -d) || fail "no place for temporary files"
 trap 'rm -rf "$work"' EXIT
 pp=$here/bin/pp
 clip=$here/clip/cup.y4m
-peers=
+peers=$here/peers
 [[ -z ${PEERS:-} ]] || peers=$(cd "$PEERS" && pwd) || fail "PEERS names no directory"
 
 # --- what is here ---------------------------------------------------------------------------------------------------
@@ -266,10 +267,19 @@ once() {
         --bytes 22118400 --decode-ms 0.2 --phase-b-ms 0.2 --chunks 10000 --json
 }
 
+# The file of a peer, if there is one: PEERS comes before the bundle.
+peer() {
+    local place
+    for place in "$peers/$1" "$here/peers/$1"; do
+        [[ -f $place ]] && { echo "$place"; return; }
+    done
+    return 1
+}
+
 # A program of PyTorch for two ranks.
 torch_pair() { # NAME SECONDS FILE
-    local name=$1 limit=$2 file=$peers/$3
-    [[ -f $file ]] || return 0
+    local name=$1 limit=$2 file
+    file=$(peer "$3") || return 0
     if [[ ! $torch ]]; then
         skip "$name" optional "needs python3 with torch and its CUDA"
         return
@@ -279,8 +289,8 @@ torch_pair() { # NAME SECONDS FILE
 
 # A program of PyTorch for one rank.
 torch_alone() { # NAME SECONDS FILE
-    local name=$1 limit=$2 file=$peers/$3
-    [[ -f $file ]] || return 0
+    local name=$1 limit=$2 file
+    file=$(peer "$3") || return 0
     if [[ ! $torch ]]; then
         skip "$name" optional "needs python3 with torch and its CUDA"
         return
@@ -290,19 +300,17 @@ torch_alone() { # NAME SECONDS FILE
 
 # A program in C++ with raw NCCL.
 native_peer() { # NAME SECONDS FILE
-    local name=$1 limit=$2 file=$peers/$3 made=$work/$1
-    [[ -f $file ]] || return 0
+    local name=$1 limit=$2 file made=$work/$1
+    file=$(peer "$3") || return 0
     if [[ ! $nvcc || ! $nccl_root ]]; then
         skip "$name" optional "needs nvcc, and python3 with the package of NCCL"
         return
     fi
-    local library=$nccl_root/lib
     gpu_step 2 "$name" optional "$limit" bash -c '"$0" -O2 -std=c++17 -arch=native "$1" -I"$2/include" -L"$2/lib" \
         -l:libnccl.so.2 -Xlinker -rpath="$2/lib" -o "$3" && exec "$3"' "$nvcc" "$file" "$nccl_root" "$made"
 }
 
 peer_steps() {
-    [[ $peers ]] || return 0
     native_peer peer-limit 90 limit.cu
     torch_pair peer-pilot 120 a3_pilot.py
     torch_pair peer-race 60 race.py

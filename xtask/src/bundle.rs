@@ -65,6 +65,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         stripped(&program, &out.join("tests").join(name))?;
     }
     fs::copy(clip::expanded()?, out.join("clip/cup.y4m"))?;
+    peers(&out.join("peers"))?;
     fs::copy(root().join("xtask/gpu-check.sh"), out.join("gpu-check.sh"))?;
     fs::write(out.join("about.json"), format!("{}\n", about()?))?;
     let bytes = size(&out)?;
@@ -90,7 +91,7 @@ fn prepare(out: &Path) -> Result<()> {
         fs::remove_dir_all(out)?;
     }
     // Recognized as a bundle from now on, also when it is never finished.
-    for part in ["bin", "plugins", "tests", "clip"] {
+    for part in ["bin", "plugins", "tests", "clip", "peers"] {
         fs::create_dir_all(out.join(part))
             .with_context(|| format!("cannot make {}", out.display()))?;
     }
@@ -137,6 +138,15 @@ fn executable(messages: &str, test: &str) -> Option<PathBuf> {
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
         .filter(|message| message["target"]["name"] == test)
         .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+}
+
+/// Copies the programs to compare with.
+fn peers(to: &Path) -> Result<()> {
+    for file in fs::read_dir(root().join("xtask/peers"))? {
+        let file = file?;
+        fs::copy(file.path(), to.join(file.file_name()))?;
+    }
+    Ok(())
 }
 
 /// What the bundle was made of.
