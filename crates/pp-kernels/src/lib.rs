@@ -24,6 +24,7 @@ mod error;
 pub mod export;
 mod frame;
 pub mod guard;
+pub mod measure;
 mod payload;
 mod plan;
 mod plugin;

@@ -14,6 +14,9 @@ use std::time::Duration;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys;
 
+/// The longest that set-up waits for the device.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// Why the driver did not do what was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -98,7 +101,6 @@ macro_rules! call {
         $crate::cuda::driver::judge(stringify!($function), cudarc::driver::sys::$function($($argument),*))
     };
 }
-pub(crate) use call;
 
 pub(crate) fn judge(function: &'static str, status: sys::CUresult) -> Result<(), CudaError> {
     status.result().map_err(|error| {
@@ -293,13 +295,6 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Function {
-    /// Allows more dynamic shared memory than the 48 KiB that every kernel may use.
-    pub(crate) fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function belongs to a loaded module.
-        unsafe { call!(cuFuncSetAttribute(self.0, attribute, bytes as i32)) }
-    }
-
     /// Enqueues the kernel.
     ///
     /// # Safety
@@ -468,6 +463,21 @@ impl Memory {
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// Fills its beginning, and waits for that.
+    pub(crate) fn fill(&self, bytes: &[u8]) -> Result<(), CudaError> {
+        let bytes = bytes[..bytes.len().min(self.bytes)].to_vec();
+        // SAFETY: the range lies within the memory; the bytes live until the wait is over, or are leaked.
+        let sent = unsafe {
+            self.stream
+                .upload(self.address, bytes.as_ptr(), bytes.len())
+        };
+        let waited = self.stream.wait(PATIENCE);
+        if waited.is_err() {
+            std::mem::forget(bytes);
+        }
+        sent.and(waited)
+    }
 }
 
 impl Drop for Memory {
@@ -519,5 +529,51 @@ impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: made once, destroyed once; the driver keeps it until work that records it is done.
         let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
+    }
+}
+
+/// Page-locked host memory, filled with zeros.
+///
+/// # If dropped
+/// It is freed, which waits for the device: for set-up and measurements only.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    data: *mut u8,
+    bytes: usize,
+}
+
+impl Pinned {
+    pub(crate) fn new(_: Driver, bytes: usize) -> Result<Pinned, CudaError> {
+        let mut data = ptr::null_mut();
+        // SAFETY: the driver is there; the pointer is to a local. Flags 0: ordinary, cached memory.
+        unsafe { call!(cuMemHostAlloc(&raw mut data, bytes.max(1), 0)) }?;
+        let data = data.cast::<u8>();
+        // SAFETY: so many bytes were allocated.
+        unsafe { data.write_bytes(0, bytes) };
+        Ok(Pinned { data, bytes })
+    }
+
+    /// For copies by the device.
+    pub(crate) fn data(&self) -> *mut u8 {
+        self.data
+    }
+
+    /// To be looked at when the device does not write to it.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated and filled in `new`.
+        unsafe { std::slice::from_raw_parts(self.data, self.bytes) }
+    }
+
+    /// To be looked at and written when the device does neither.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.data, self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated once, freed once; the driver waits for copies under way.
+        let _ = unsafe { sys::cuMemFreeHost(self.data.cast()) };
     }
 }

@@ -1,7 +1,8 @@
 //! Frames between page-locked host memory and the device, in as few copies as their planes allow.
 //!
-//! On the device the planes of a chunk lie without gaps, frame after frame. Planes that lie so on the host too, as they
-//! do in Y4M, become one copy for the whole chunk; a plane with a stride of its own becomes one copy of rows.
+//! On the device the planes of a frame lie without gaps, and the frames `stride` bytes apart. Planes that lie so on the
+//! host too, as they do in Y4M, become one copy: for the whole chunk where a frame is a multiple of 256 bytes, else for
+//! each frame. A plane with a stride of its own becomes one copy of rows.
 
 use std::ffi::c_void;
 
@@ -10,9 +11,20 @@ use cudarc::driver::sys;
 use super::driver::{CudaError, Stream};
 use crate::frame::{FrameView, FrameViewMut};
 
+/// Frames on the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DeviceFrames {
+    pub(super) address: u64,
+    /// Bytes from one frame to the next.
+    pub(super) stride: usize,
+    /// Planes of a frame.
+    pub(super) planes: usize,
+}
+
 /// One plane in host memory.
 #[derive(Debug, Clone, Copy)]
 struct HostPlane {
+    frame: usize,
     data: *mut u8,
     stride: usize,
     width: usize,
@@ -29,20 +41,20 @@ struct Piece {
     rows: usize,
 }
 
-/// Enqueues the copies of all planes of `frames` to `device`.
+/// Enqueues the copies of all planes of `frames` to the device.
 ///
 /// # Safety
 /// The device memory is large enough for all planes; it and the samples stay allocated until the stream has passed.
 pub(super) unsafe fn upload(
     stream: Stream,
-    device: u64,
+    device: DeviceFrames,
     frames: &[FrameView<'_>],
-    planes: usize,
 ) -> Result<(), CudaError> {
-    let planes = frames.iter().flat_map(|frame| {
-        (0..planes).map(|index| {
+    let planes = frames.iter().enumerate().flat_map(|(number, frame)| {
+        (0..device.planes).map(move |index| {
             let plane = frame.plane(index);
             HostPlane {
+                frame: number,
                 data: plane.as_ptr().cast_mut(),
                 stride: plane.stride(),
                 width: plane.width(),
@@ -70,20 +82,20 @@ pub(super) unsafe fn upload(
     })
 }
 
-/// Enqueues the copies from `device` to all planes of `frames`.
+/// Enqueues the copies from the device to all planes of `frames`.
 ///
 /// # Safety
 /// As [`upload`].
 pub(super) unsafe fn download(
     stream: Stream,
-    device: u64,
+    device: DeviceFrames,
     frames: &mut [FrameViewMut<'_>],
-    planes: usize,
 ) -> Result<(), CudaError> {
-    let planes = frames.iter_mut().flat_map(|frame| {
-        (0..planes).map(|index| {
+    let planes = frames.iter_mut().enumerate().flat_map(|(number, frame)| {
+        (0..device.planes).map(move |index| {
             let plane = frame.plane_mut(index);
             HostPlane {
+                frame: number,
                 stride: plane.stride(),
                 width: plane.width(),
                 height: plane.height(),
@@ -134,18 +146,25 @@ fn rows_of(piece: Piece) -> sys::CUDA_MEMCPY2D {
 
 /// Cuts planes into copies: what lies without gaps on both sides is joined.
 fn pieces<E>(
-    mut device: u64,
+    frames: DeviceFrames,
     planes: impl Iterator<Item = HostPlane>,
     mut copy: impl FnMut(Piece) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut joined: Option<Piece> = None;
+    let (mut frame, mut device) = (0, frames.address);
     for plane in planes.filter(|plane| plane.width > 0 && plane.height > 0) {
+        if plane.frame != frame {
+            frame = plane.frame;
+            device = frames.address + (frame * frames.stride) as u64;
+        }
         let bytes = plane.width * plane.height;
         let is_packed = plane.stride == plane.width || plane.height == 1;
+        let follows = |run: &Piece| {
+            run.host.wrapping_add(run.width) == plane.data
+                && run.device + run.width as u64 == device
+        };
         match &mut joined {
-            Some(run) if is_packed && run.host.wrapping_add(run.width) == plane.data => {
-                run.width += bytes;
-            }
+            Some(run) if is_packed && follows(run) => run.width += bytes,
             _ => {
                 joined.take().map_or(Ok(()), &mut copy)?;
                 let (width, rows) = if is_packed {
@@ -177,10 +196,10 @@ mod tests {
     use super::*;
     use std::convert::Infallible;
 
-    fn plane(at: usize, stride: usize, width: usize, height: usize) -> HostPlane {
-        let data = std::ptr::without_provenance_mut(at);
+    fn plane(frame: usize, at: usize, stride: usize, width: usize, height: usize) -> HostPlane {
         HostPlane {
-            data,
+            frame,
+            data: std::ptr::without_provenance_mut(at),
             stride,
             width,
             height,
@@ -188,9 +207,14 @@ mod tests {
     }
 
     /// Host and device address, width and rows of each copy.
-    fn copies(planes: &[HostPlane]) -> Vec<(usize, u64, usize, usize)> {
+    fn copies(stride: usize, planes: &[HostPlane]) -> Vec<(usize, u64, usize, usize)> {
+        let device = DeviceFrames {
+            address: 1000,
+            stride,
+            planes: 3,
+        };
         let mut found = Vec::new();
-        let Ok(()) = pieces(1000, planes.iter().copied(), |piece| {
+        let Ok(()) = pieces(device, planes.iter().copied(), |piece| {
             found.push((piece.host.addr(), piece.device, piece.width, piece.rows));
             Ok::<_, Infallible>(())
         });
@@ -200,23 +224,37 @@ mod tests {
     #[test]
     fn packed_planes_are_one_copy_and_others_are_rows() {
         let packed = [
-            plane(100, 6, 6, 4),
-            plane(124, 3, 3, 2),
-            plane(130, 3, 3, 2),
+            plane(0, 100, 6, 6, 4),
+            plane(0, 124, 3, 3, 2),
+            plane(0, 130, 3, 3, 2),
         ];
-        assert_eq!(copies(&packed), [(100, 1000, 36, 1)]);
+        assert_eq!(copies(36, &packed), [(100, 1000, 36, 1)]);
 
-        let gap = [plane(100, 6, 6, 4), plane(125, 3, 3, 2)];
-        assert_eq!(copies(&gap), [(100, 1000, 24, 1), (125, 1024, 6, 1)]);
+        let gap = [plane(0, 100, 6, 6, 4), plane(0, 125, 3, 3, 2)];
+        assert_eq!(copies(36, &gap), [(100, 1000, 24, 1), (125, 1024, 6, 1)]);
 
         let strided = [
-            plane(100, 6, 6, 4),
-            plane(124, 8, 3, 2),
-            plane(140, 3, 3, 2),
-            plane(146, 9, 5, 1),
+            plane(0, 100, 6, 6, 4),
+            plane(0, 124, 8, 3, 2),
+            plane(0, 140, 3, 3, 2),
+            plane(0, 146, 9, 5, 1),
         ];
         let expected = [(100, 1000, 24, 1), (124, 1024, 3, 2), (140, 1030, 6 + 5, 1)];
-        assert_eq!(copies(&strided), expected);
-        assert_eq!(copies(&[plane(0, 0, 0, 0)]), []);
+        assert_eq!(copies(64, &strided), expected);
+        assert_eq!(copies(64, &[plane(0, 0, 0, 0, 0)]), []);
+    }
+
+    #[test]
+    fn frames_are_joined_only_where_the_device_has_no_gap_between_them() {
+        let frames = [
+            plane(0, 100, 6, 6, 4),
+            plane(1, 124, 6, 6, 4),
+            plane(2, 148, 6, 6, 4),
+        ];
+        assert_eq!(copies(24, &frames), [(100, 1000, 72, 1)]);
+        assert_eq!(
+            copies(32, &frames),
+            [(100, 1000, 24, 1), (124, 1032, 24, 1), (148, 1064, 24, 1)]
+        );
     }
 }

@@ -74,10 +74,6 @@ impl Core {
         &self.config
     }
 
-    pub(super) fn name(&self) -> &str {
-        &self.caller.name
-    }
-
     pub(super) fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
         const OP: &str = "layout";
         self.check_usable()?;

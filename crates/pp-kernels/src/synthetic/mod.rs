@@ -91,7 +91,7 @@ pub struct Calibration {
     pub target: Duration,
     /// The median of nine launches, by events around each.
     pub achieved: Duration,
-    /// Kernels in one launch.
+    /// Products, or passes over the memory, in one launch.
     pub repetitions: u32,
     /// What they achieve; spinning achieves nothing.
     pub rate: Option<Rate>,
@@ -180,7 +180,9 @@ impl Work {
             }
             (Engine::Gemm(gemm), _) => (0..self.amount).try_for_each(|_| gemm.enqueue(self.stream)),
             (Engine::Hbm { kernels, from, to }, _) => {
-                (0..self.amount).try_for_each(|_| kernels.stream(self.stream, to, from))
+                let (from, to, bytes) = (from.address(), to.address(), to.bytes() as u64);
+                // SAFETY: both memories are as long, and freed behind the stream's work.
+                unsafe { kernels.copy(self.stream, from, to, bytes, self.amount as u32) }
             }
             (Engine::Spin(_), _) => Ok(()),
         }

@@ -1,0 +1,231 @@
+//! Encode and decode: samples between page-locked host memory and tokens on the device.
+//!
+//! All work goes to one stream, so the scratch frames are used again by the next call without a wait. Nothing here
+//! looks at what the device computes.
+
+use super::driver::{CudaError, Driver, Memory, Stream};
+use super::frames::{DeviceFrames, download, upload};
+use super::kernels::{Denoiser, HISTOGRAM_BYTES, SIGMA_BYTES, Sizes};
+use crate::config::SessionConfig;
+use crate::cpu::geometry::Geometry;
+use crate::cpu::settings::CONTEXT_FRAMES;
+use crate::cpu::tensors::{context_count, latents_dims};
+use crate::error::Failure;
+use crate::frame::{FrameView, FrameViewMut};
+use crate::payload::{Payload, PayloadMut};
+use crate::plan::Plan;
+use crate::tensor::DType;
+
+/// The state of encode and decode of one stream.
+#[derive(Debug)]
+pub(super) struct Front {
+    kernels: &'static Denoiser,
+    stream: Stream,
+    sizes: Sizes,
+    geometry: Geometry,
+    /// Frames of samples: the last ones of the chunks before (the newest in the last place), then those of a chunk.
+    samples: Memory,
+    /// How many of the former there are.
+    history: usize,
+    max_frames: u32,
+    /// The noise of each plane, and what its estimate counts with.
+    sigma: Memory,
+    histogram: Memory,
+    noise: Noise,
+}
+
+/// What `sigma` holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Noise {
+    Given,
+    Unknown,
+    Estimated,
+}
+
+impl Front {
+    /// Allocates for the session's largest chunk; waits for the stream.
+    pub(super) fn new(
+        driver: Driver,
+        stream: Stream,
+        kernels: &'static Denoiser,
+        config: &SessionConfig,
+        geometry: &Geometry,
+        sizes: Sizes,
+    ) -> Result<Front, CudaError> {
+        let frames = CONTEXT_FRAMES + config.max_frames as usize;
+        let front = Front {
+            kernels,
+            stream,
+            sizes,
+            geometry: geometry.clone(),
+            samples: Memory::new(driver, stream, frames * sizes.frame_stride)?,
+            history: 0,
+            max_frames: config.max_frames,
+            sigma: Memory::new(driver, stream, SIGMA_BYTES)?,
+            histogram: Memory::new(driver, stream, HISTOGRAM_BYTES)?,
+            noise: match config.noise_sigma {
+                Some(_) => Noise::Given,
+                None => Noise::Unknown,
+            },
+        };
+        front.histogram.fill(&[0; HISTOGRAM_BYTES])?;
+        let given = config.noise_sigma.unwrap_or(0.0).to_le_bytes();
+        front.sigma.fill(&[given; 3].concat())?;
+        Ok(front)
+    }
+
+    /// Where the frame of this number among `samples` lies.
+    fn frame(&self, index: usize) -> u64 {
+        self.samples.address() + (index * self.sizes.frame_stride) as u64
+    }
+
+    /// The chunk's frames on the device.
+    fn chunk(&self) -> DeviceFrames {
+        DeviceFrames {
+            address: self.frame(CONTEXT_FRAMES),
+            stride: self.sizes.frame_stride,
+            planes: self.geometry.planes.len(),
+        }
+    }
+
+    /// Refuses more frames than there is memory for: a caller of the C table may send any number.
+    fn check_count(&self, frames: usize) -> Result<u32, Failure> {
+        match u32::try_from(frames) {
+            Ok(frames) if (1..=self.max_frames).contains(&frames) => Ok(frames),
+            _ => Err(Failure::invalid(format!(
+                "{frames} frames in a chunk, the session takes 1 to {}",
+                self.max_frames
+            ))),
+        }
+    }
+
+    /// Enqueues an encode.
+    ///
+    /// # Safety
+    /// The contract of a call ([`crate::DeviceSession`]).
+    pub(super) unsafe fn encode(
+        &mut self,
+        frames: &[FrameView<'_>],
+        plan: &Plan,
+        input: &PayloadMut<'_>,
+    ) -> Result<(), Failure> {
+        // What can be refused is refused before anything is enqueued or changed.
+        let count = self.check_count(frames.len())?;
+        let is_fresh = plan.init_cache || plan.reset_kv_cache;
+        let history = if is_fresh { 0 } else { self.history };
+        let context = context_count(plan, input.spec("context_frames"))?;
+        if context as usize > history {
+            return Err(Failure::invalid(format!(
+                "context_frames asks for {context} frames, {history} were encoded since the last cut"
+            )));
+        }
+        let tokens = |name, frames| {
+            input.device_tensor(name, DType::Bf16, &latents_dims(&self.geometry, frames))
+        };
+        let latents = tokens("latents_in", count)?;
+        let context_tokens = match context {
+            0 => None,
+            context => Some(tokens("context_frames", context)?),
+        };
+        let planes = self.geometry.planes.len() as u64;
+        let embeds = input.device_tensor("conditioning_embeds", DType::Bf16, &[planes])?;
+        let steps = plan.num_denoise_steps;
+        let list = input.device_tensor("denoising_step_list", DType::I64, &[steps.into()])?;
+
+        let estimates = match self.noise {
+            Noise::Given => false,
+            Noise::Unknown => true,
+            Noise::Estimated => plan.init_cache || plan.reset_crossattn_cache,
+        };
+        let (kernels, stream, sizes) = (self.kernels, self.stream, &self.sizes);
+        // SAFETY: the addresses come from the payload, whose tensors have just been checked, and from this session's
+        // memory, which is as large as its largest chunk and freed behind the stream's work; the rest is the caller's
+        // duty.
+        unsafe {
+            upload(stream, self.chunk(), frames)?;
+            self.history = history;
+            if estimates {
+                self.noise = Noise::Unknown;
+                let middle = self.frame(CONTEXT_FRAMES + frames.len() / 2);
+                let (histogram, sigma) = (self.histogram.address(), self.sigma.address());
+                kernels.estimate(stream, sizes, middle, histogram, sigma)?;
+                self.noise = Noise::Estimated;
+            }
+            if let Some(tokens) = context_tokens {
+                let first = self.frame(CONTEXT_FRAMES - context as usize);
+                kernels.encode(stream, sizes, first, tokens, context)?;
+            }
+            kernels.encode(stream, sizes, self.chunk().address, latents, count)?;
+            kernels.conditioning(stream, sizes, self.sigma.address(), embeds, list, steps)?;
+        }
+        self.remember(frames.len())
+    }
+
+    /// The chunk's last frames become the history.
+    fn remember(&mut self, frames: usize) -> Result<(), Failure> {
+        let stride = self.sizes.frame_stride;
+        // From the oldest to the newest, so that none is overwritten before it has moved.
+        let new = frames.min(CONTEXT_FRAMES);
+        let kept = CONTEXT_FRAMES - new;
+        let moves = [(new, 0, kept), (CONTEXT_FRAMES + frames - new, kept, new)];
+        for (from, to, count) in moves {
+            for index in 0..count {
+                // SAFETY: all places lie within `samples`, and no two of one copy are the same.
+                unsafe {
+                    self.stream
+                        .copy(self.frame(to + index), self.frame(from + index), stride)
+                }?;
+            }
+        }
+        self.history = CONTEXT_FRAMES.min(self.history + frames);
+        Ok(())
+    }
+
+    /// Enqueues a decode.
+    ///
+    /// # Safety
+    /// The contract of a call ([`crate::DeviceSession`]).
+    pub(super) unsafe fn decode(
+        &mut self,
+        output: &Payload<'_>,
+        frames: &mut [FrameViewMut<'_>],
+    ) -> Result<(), Failure> {
+        let count = self.check_count(frames.len())?;
+        let dims = latents_dims(&self.geometry, count);
+        let latents = output.device_tensor("latents_out", DType::Bf16, &dims)?;
+        let chunk = self.chunk();
+        // SAFETY: as in `encode`; the samples of an encode are no longer needed behind it on the same stream.
+        unsafe {
+            self.kernels
+                .decode(self.stream, &self.sizes, latents, chunk.address, count)?;
+            download(self.stream, chunk, frames)?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues the kernel of encode alone, on whatever the scratch frames hold; for measurements.
+    ///
+    /// # Safety
+    /// `tokens` is memory of the context for so many frames, at most those of the largest chunk.
+    pub(super) unsafe fn only_encode(&self, tokens: u64, frames: u32) -> Result<(), CudaError> {
+        let samples = self.chunk().address;
+        // SAFETY: as in `encode`.
+        unsafe {
+            self.kernels
+                .encode(self.stream, &self.sizes, samples, tokens, frames)
+        }
+    }
+
+    /// Enqueues the kernel of decode alone; for measurements.
+    ///
+    /// # Safety
+    /// As [`Front::only_encode`].
+    pub(super) unsafe fn only_decode(&self, tokens: u64, frames: u32) -> Result<(), CudaError> {
+        let samples = self.chunk().address;
+        // SAFETY: as in `encode`.
+        unsafe {
+            self.kernels
+                .decode(self.stream, &self.sizes, tokens, samples, frames)
+        }
+    }
+}

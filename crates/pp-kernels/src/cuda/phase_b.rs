@@ -1,0 +1,320 @@
+//! Phase B on the device: the passes over a chunk, and the frames remembered from earlier ones.
+//!
+//! Frames are kept as the attention reads them, in a ring of scratch frames: two of context, then those of the chunk,
+//! whose last ones are the next chunk's context where they lie. What decides the sequence of kernels (which frames are
+//! known, their numbers) is kept on the host, so no call waits for the device.
+
+use super::driver::{CudaError, Driver, Memory, Stream};
+use super::kernels::{AttendArgument, Denoiser, SIGMA_BYTES, Sizes};
+use crate::config::SessionConfig;
+use crate::cpu::geometry::Geometry;
+use crate::cpu::settings::CONTEXT_FRAMES;
+use crate::cpu::tensors::{check_place, context_count, frame_count, latents_dims};
+use crate::error::Failure;
+use crate::payload::{Payload, PayloadMut};
+use crate::plan::Plan;
+use crate::tensor::DType;
+
+/// Further away than any window reaches: the kernels take narrow numbers.
+const FAR: i64 = 1_000_000;
+
+/// The state of Phase B of one stream.
+#[derive(Debug)]
+pub(super) struct PhaseB {
+    kernels: &'static Denoiser,
+    stream: Stream,
+    sizes: Sizes,
+    geometry: Geometry,
+    max_frames: u32,
+    /// Scratch frames: the ring, and the guides of the second and later passes.
+    ring: Memory,
+    guides: Memory,
+    /// The guides as tokens, from one pass to the next.
+    tokens: Memory,
+    /// The noise of each plane, as last read from the conditioning.
+    sigma: Memory,
+    place: Place,
+    is_conditioned: bool,
+}
+
+/// Which frames the ring holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Place {
+    /// The slot of the next chunk's first frame; context lies in the slots before it.
+    slot: u32,
+    /// How many of the numbers, from the end, are of frames in the ring.
+    context: usize,
+    /// Numbers in the stream, older first.
+    numbers: [u64; CONTEXT_FRAMES],
+}
+
+impl Place {
+    /// What holds behind a chunk.
+    fn after(self, start: u64, frames: u32, slots: u32) -> Place {
+        let mut numbers = self.numbers;
+        for number in start..start + u64::from(frames) {
+            numbers.rotate_left(1);
+            numbers[CONTEXT_FRAMES - 1] = number;
+        }
+        Place {
+            slot: (self.slot + frames) % slots,
+            context: CONTEXT_FRAMES.min(self.context + frames as usize),
+            numbers,
+        }
+    }
+
+    /// What holds once `context` frames right in front of `start` have been rebuilt.
+    fn rebuilt(self, start: u64, context: u32) -> Place {
+        let numbers =
+            std::array::from_fn(|index| start.saturating_sub((CONTEXT_FRAMES - index) as u64));
+        Place {
+            context: context as usize,
+            numbers,
+            ..self
+        }
+    }
+
+    /// How far each known frame lies from the one of this number.
+    fn distances(&self, start: u64) -> [i32; CONTEXT_FRAMES] {
+        self.numbers.map(|number| {
+            let distance = i128::from(number) - i128::from(start);
+            distance.clamp(-i128::from(FAR), i128::from(FAR)) as i32
+        })
+    }
+}
+
+impl PhaseB {
+    /// Allocates for the session's largest chunk.
+    pub(super) fn new(
+        driver: Driver,
+        stream: Stream,
+        kernels: &'static Denoiser,
+        config: &SessionConfig,
+        geometry: &Geometry,
+        sizes: Sizes,
+    ) -> Result<PhaseB, CudaError> {
+        let frames = config.max_frames as usize;
+        let memory = |bytes| Memory::new(driver, stream, bytes);
+        Ok(PhaseB {
+            kernels,
+            stream,
+            sizes,
+            geometry: geometry.clone(),
+            max_frames: config.max_frames,
+            ring: memory((frames + CONTEXT_FRAMES) * sizes.scratch_bytes)?,
+            guides: memory(frames * sizes.scratch_bytes)?,
+            tokens: memory(frames * sizes.token_bytes)?,
+            sigma: memory(SIGMA_BYTES)?,
+            place: Place::default(),
+            is_conditioned: false,
+        })
+    }
+
+    fn slots(&self) -> u32 {
+        self.max_frames + CONTEXT_FRAMES as u32
+    }
+
+    /// Enqueues the generator; gives the number of its calls.
+    ///
+    /// # Safety
+    /// The contract of a call ([`crate::DeviceSession`]).
+    pub(super) unsafe fn run(
+        &mut self,
+        plan: &Plan,
+        input: &Payload<'_>,
+        output: &PayloadMut<'_>,
+    ) -> Result<u32, Failure> {
+        // What can be refused is refused before anything is enqueued or changed.
+        let frames = frame_count(input.spec("latents_in"), self.max_frames)?;
+        let dims = latents_dims(&self.geometry, frames);
+        let latents_in = input.device_tensor("latents_in", DType::Bf16, &dims)?;
+        let latents_out = output.device_tensor("latents_out", DType::Bf16, &dims)?;
+        let planes = self.geometry.planes.len() as u64;
+        let embeds = input.device_tensor("conditioning_embeds", DType::Bf16, &[planes])?;
+        let steps = plan.num_denoise_steps;
+        let list = input.device_tensor("denoising_step_list", DType::I64, &[steps.into()])?;
+        let context = context_count(plan, input.spec("context_frames"))?;
+        check_place(plan, frames, context)?;
+        let context_tokens = match context {
+            0 => None,
+            context => {
+                let dims = latents_dims(&self.geometry, context);
+                Some(input.device_tensor("context_frames", DType::Bf16, &dims)?)
+            }
+        };
+
+        let (kernels, stream, sizes) = (self.kernels, self.stream, self.sizes);
+        let (start, slots) = (plan.current_start_frame, self.slots());
+        if plan.init_cache || plan.reset_kv_cache {
+            self.place.context = 0;
+        }
+        // SAFETY: the addresses come from the payloads, whose tensors have just been checked, and from this session's
+        // memory, which is as large as its largest chunk and freed behind the stream's work; the rest is the caller's
+        // duty.
+        unsafe {
+            if plan.init_cache || plan.reset_crossattn_cache || !self.is_conditioned {
+                kernels.condition(stream, &sizes, embeds, self.sigma.address())?;
+                self.is_conditioned = true;
+            }
+            if let Some(tokens) = context_tokens {
+                let first = (self.place.slot + slots - context) % slots;
+                self.unfold_into_ring(tokens, first, context)?;
+                self.place = self.place.rebuilt(start, context);
+            }
+            if steps == 0 {
+                let bytes = frames as usize * sizes.token_bytes;
+                stream.copy(latents_out, latents_in, bytes)?;
+                let kept = frames.min(CONTEXT_FRAMES as u32);
+                let skipped = frames - kept;
+                let tokens = latents_in + u64::from(skipped) * sizes.token_bytes as u64;
+                self.unfold_into_ring(tokens, (self.place.slot + skipped) % slots, kept)?;
+            } else {
+                self.unfold_into_ring(latents_in, self.place.slot, frames)?;
+                for step in 0..steps {
+                    if step > 0 {
+                        self.unfold_guides(frames)?;
+                    }
+                    let is_last = step + 1 == steps;
+                    let out = if is_last {
+                        latents_out
+                    } else {
+                        self.tokens.address()
+                    };
+                    let strength = list + 8 * u64::from(step);
+                    self.attend(plan, step == 0, is_last, strength, out, frames)?;
+                }
+            }
+        }
+        self.place = self.place.after(start, frames, slots);
+        Ok(steps + u32::from(context > 0))
+    }
+
+    /// # Safety
+    /// `tokens` is memory of the context for so many frames.
+    unsafe fn unfold_into_ring(
+        &self,
+        tokens: u64,
+        slot: u32,
+        frames: u32,
+    ) -> Result<(), CudaError> {
+        let place = [slot as i32, self.slots() as i32];
+        // SAFETY: the caller's duty; the ring has so many slots, and no chunk more frames than fit beside the context.
+        unsafe {
+            self.kernels.unfold(
+                self.stream,
+                &self.sizes,
+                tokens,
+                self.ring.address(),
+                place,
+                frames,
+            )
+        }
+    }
+
+    /// Unfolds what the pass before has left.
+    fn unfold_guides(&self, frames: u32) -> Result<(), CudaError> {
+        let place = [0, self.max_frames as i32];
+        // SAFETY: tokens and guides are this session's, for `max_frames` frames, which no chunk exceeds.
+        unsafe {
+            self.kernels.unfold(
+                self.stream,
+                &self.sizes,
+                self.tokens.address(),
+                self.guides.address(),
+                place,
+                frames,
+            )
+        }
+    }
+
+    /// # Safety
+    /// `strength` and `out` are memory of the context, `out` for so many frames.
+    unsafe fn attend(
+        &self,
+        plan: &Plan,
+        is_first: bool,
+        is_last: bool,
+        strength: u64,
+        out: u64,
+        frames: u32,
+    ) -> Result<(), CudaError> {
+        let pass = AttendArgument {
+            values: self.ring.address(),
+            guides: if is_first { 0 } else { self.guides.address() },
+            out,
+            sigma: self.sigma.address(),
+            step: strength,
+            noise_scale: plan.noise_scale,
+            bias: plan.kv_cache_attention_bias,
+            frames: frames as i32,
+            context: self.place.context as i32,
+            context_at: self.place.distances(plan.current_start_frame),
+            slots: self.slots() as i32,
+            first_slot: self.place.slot as i32,
+            last: i32::from(is_last),
+            reserved: 0,
+            geometry: self.sizes.argument,
+        };
+        // SAFETY: the caller's duty; all else is this session's.
+        unsafe {
+            self.kernels
+                .attend(self.stream, &self.sizes, is_first, pass)
+        }
+    }
+
+    /// Enqueues one kernel alone, on whatever the scratch frames hold after a chunk of two steps; for measurements.
+    ///
+    /// # Safety
+    /// `tokens` is memory of the context for so many frames, `strength` an i64 there.
+    pub(super) unsafe fn only(
+        &self,
+        kernel: Alone,
+        plan: &Plan,
+        tokens: u64,
+        strength: u64,
+        frames: u32,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's duty.
+        unsafe {
+            match kernel {
+                Alone::Unfold => self.unfold_into_ring(tokens, self.place.slot, frames),
+                Alone::First => self.attend(plan, true, false, strength, tokens, frames),
+                Alone::Next => self.attend(plan, false, true, strength, tokens, frames),
+            }
+        }
+    }
+}
+
+/// A kernel of Phase B.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Alone {
+    Unfold,
+    First,
+    Next,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_keeps_the_last_two_frames_and_their_numbers() {
+        let slots = 5; // for chunks of up to three frames
+        let one = Place::default().after(10, 1, slots);
+        assert_eq!((one.slot, one.context, one.numbers[1]), (1, 1, 10));
+        let two = one.after(11, 1, slots);
+        assert_eq!((two.slot, two.context, two.numbers), (2, 2, [10, 11]));
+        let five = two.after(12, 3, slots);
+        assert_eq!((five.slot, five.context, five.numbers), (0, 2, [13, 14]));
+        assert_eq!(five.distances(15), [-2, -1]);
+        assert_eq!(five.distances(u64::MAX), [-1_000_000, -1_000_000]);
+    }
+
+    #[test]
+    fn a_rebuilt_context_is_numbered_from_the_chunk() {
+        let place = Place::default().after(0, 3, 5).rebuilt(40, 1);
+        assert_eq!((place.context, place.distances(40)), (1, [-2, -1]));
+        // One frame in front of the second frame of a stream; the other number is not looked at.
+        assert_eq!(Place::default().rebuilt(1, 1).distances(1)[1], -1);
+    }
+}
