@@ -107,7 +107,7 @@ impl Communicator {
         let place = place_of(name, &members, me)?;
         let ranks = members.len() as u32;
         let core = issuer.core();
-        let tenant = Tenant::new(core);
+        let tenant = Tenant::new(&issuer);
         let life = Arc::new(Life::new(core, format!("group {name}")));
         let turn = core.enter_to_connect()?;
         let made = connect::by(deadline, &life, move |life, progress| {

@@ -31,6 +31,7 @@ static TAKEN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 #[derive(Debug)]
 pub struct Issuer {
     core: Arc<Core>,
+    claim: Arc<Claim>,
     /// Makes it `!Sync`.
     one_thread: PhantomData<Cell<()>>,
 }
@@ -47,27 +48,29 @@ impl Issuer {
             return Err(TransportError::DeviceTaken { ordinal });
         }
         taken.push(ordinal);
-        Ok(Self::over(Arc::new(Core {
+        let core = Arc::new(Core {
             nccl: nccl.clone(),
             device: device.clone(),
             thread: AtomicU64::new(NOBODY),
             tenants: AtomicUsize::new(0),
             inside: AtomicBool::new(false),
             connecting: AtomicBool::new(false),
-        })))
-    }
-
-    fn over(core: Arc<Core>) -> Self {
-        Self {
+        });
+        Ok(Self {
             core,
+            claim: Arc::new(Claim { ordinal }),
             one_thread: PhantomData,
-        }
+        })
     }
 
     /// Another handle for the same thread: a group beside a link.
     #[must_use]
     pub fn share(&self) -> Self {
-        Self::over(Arc::clone(&self.core))
+        Self {
+            core: Arc::clone(&self.core),
+            claim: Arc::clone(&self.claim),
+            one_thread: PhantomData,
+        }
     }
 
     /// The device it issues on.
@@ -84,6 +87,20 @@ impl Issuer {
 
     pub(super) fn core(&self) -> &Arc<Core> {
         &self.core
+    }
+}
+
+/// A device that is taken. Held by issuers, links and communicators; leases that outlive them do
+/// not count, since nothing is issued through a lease.
+#[derive(Debug)]
+struct Claim {
+    ordinal: u32,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.retain(|ordinal| *ordinal != self.ordinal);
     }
 }
 
@@ -158,13 +175,6 @@ impl Core {
     }
 }
 
-impl Drop for Core {
-    fn drop(&mut self) {
-        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.retain(|ordinal| *ordinal != self.device.about().ordinal);
-    }
-}
-
 /// A call under way.
 #[derive(Debug)]
 pub(super) struct Turn<'a>(&'a Core);
@@ -187,19 +197,25 @@ impl Drop for Connecting<'_> {
 
 /// A link or a communicator that uses the issuer.
 #[derive(Debug)]
-pub(super) struct Tenant(Arc<Core>);
+pub(super) struct Tenant {
+    core: Arc<Core>,
+    _claim: Arc<Claim>,
+}
 
 impl Tenant {
-    pub(super) fn new(core: &Arc<Core>) -> Self {
-        core.tenants.fetch_add(1, Ordering::AcqRel);
-        Self(Arc::clone(core))
+    pub(super) fn new(issuer: &Issuer) -> Self {
+        issuer.core.tenants.fetch_add(1, Ordering::AcqRel);
+        Self {
+            core: Arc::clone(&issuer.core),
+            _claim: Arc::clone(&issuer.claim),
+        }
     }
 }
 
 impl Drop for Tenant {
     fn drop(&mut self) {
-        if self.0.tenants.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.thread.store(NOBODY, Ordering::Release);
+        if self.core.tenants.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.core.thread.store(NOBODY, Ordering::Release);
         }
     }
 }

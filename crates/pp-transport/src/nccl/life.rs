@@ -168,11 +168,6 @@ impl Life {
         Ok(())
     }
 
-    /// Whether the communicators have ended, as they should.
-    pub(super) fn is_over(&self) -> bool {
-        matches!(*lock(&self.end), End::Over(Ok(())))
-    }
-
     /// Ends the communicators on a thread of their own, or joins the wait for an end that another
     /// has begun.
     ///

@@ -24,6 +24,11 @@ use crate::in_flight::{InFlight, Rejected};
 use crate::lane::Lane;
 use crate::link::{Capabilities, Link, Sent, check_payload};
 
+/// How long a link that ends waits for the last credits and completions, which come within
+/// microseconds where both ends have done their work.
+const SETTLED_WITHIN: Duration = Duration::from_millis(50);
+/// Time between two looks at them.
+const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// How long the drop of a link waits for communicators that end in order.
 const DESTROYED_WITHIN: Duration = Duration::from_secs(2);
 /// How long it waits for those that are aborted; measured: half a second.
@@ -98,7 +103,7 @@ impl NcclLink {
         check_depth(lane.out().words().depth(), out_shape)?;
         check_depth(lane.incoming().depth(), in_shape)?;
         let core = issuer.core();
-        let tenant = Tenant::new(core);
+        let tenant = Tenant::new(&issuer);
         let peer = lane.peer();
         let life = Arc::new(Life::new(core, format!("the link to rank {peer}")));
         let wanted = Wanted {
@@ -158,8 +163,17 @@ impl NcclLink {
     }
 
     fn end(&self, destroyed: Instant, aborted: Instant) -> Result<(), TransportError> {
+        let settled = Instant::now() + SETTLED_WITHIN;
+        let is_clean = loop {
+            self.rx.sweep();
+            let is_over = self.life.is_dead() || Instant::now() > settled;
+            if self.is_clean() || is_over {
+                break self.is_clean() && !self.life.is_dead();
+            }
+            std::thread::sleep(LOOK_EVERY);
+        };
         self.rx.close();
-        if self.life.is_dead() || !self.is_clean() {
+        if !is_clean {
             self.life.kill("it was dropped with payloads in flight");
             return self.life.finish(How::Abort, aborted);
         }

@@ -9,6 +9,11 @@ struct Host;
 
 impl Backend for Host {
     type Link = HostLink;
+    const SENT_OUTLIVES_SENDER: bool = true;
+
+    fn large() -> usize {
+        1 << 30
+    }
 
     fn pair(depth: u32, slot_bytes: u64) -> (HostLink, HostLink) {
         let up = EdgeShape { depth, slot_bytes };
@@ -19,12 +24,12 @@ impl Backend for Host {
         HostLink::pair(up, down, Bell::new().unwrap()).unwrap()
     }
 
-    fn write(lease: &mut TxLease, at: usize, byte: u8) {
-        lease.bytes_mut()[at] = byte;
+    fn write(lease: &mut TxLease, at: usize, bytes: &[u8]) {
+        lease.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    fn read(lease: &RxLease) -> &[u8] {
-        lease.bytes()
+    fn read(lease: &RxLease) -> Vec<u8> {
+        lease.bytes().to_vec()
     }
 }
 

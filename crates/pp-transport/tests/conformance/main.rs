@@ -2,8 +2,12 @@
 //!
 //! A backend joins by implementing [`suite::Backend`] and naming itself in [`conformance!`].
 
+mod devices;
+#[path = "../fakes/mod.rs"]
+mod fakes;
 mod host;
 mod messages;
+mod nccl;
 mod suite;
 
 macro_rules! conformance {
@@ -21,7 +25,7 @@ macro_rules! conformance {
             there_are_as_many_leases_as_slots
             backpressure_ends_when_the_receiver_lets_go
             payloads_of_every_size_arrive
-            one_gibibyte_arrives
+            a_large_payload_arrives
             a_dropped_lease_is_free_again
             a_send_dropped_in_flight_keeps_its_slot_until_read
             a_forgotten_send_is_leaked_not_reused

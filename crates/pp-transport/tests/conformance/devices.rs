@@ -1,0 +1,185 @@
+//! Two devices and the issuers of each, for the tests of this process: the fake driver's, or with
+//! `PP_TEST_GPU=real` those of the machine.
+
+use std::cell::RefCell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pp_contract::Generation;
+use pp_transport::bell::Bell;
+use pp_transport::cuda::{Device, DevicePtr, Event, PinnedBuffer, Stream};
+use pp_transport::error::TransportError;
+use pp_transport::host::EdgeShape;
+use pp_transport::lane::Lane;
+use pp_transport::nccl::{DeviceRx, DeviceTx, Issuer, Nccl, NcclLink, NcclOptions, UniqueId};
+
+use crate::fakes::{Fakes, Loaded};
+
+/// Far enough away that only a hang reaches it.
+pub(crate) const HANG: Duration = Duration::from_secs(60);
+
+/// Whether the tests run on real devices. Nothing is skipped then: what is missing fails.
+pub(crate) fn is_real() -> bool {
+    std::env::var("PP_TEST_GPU").is_ok_and(|value| value == "real")
+}
+
+/// The fakes, where they are used.
+pub(crate) fn fakes() -> Option<&'static Loaded> {
+    (!is_real()).then(|| Fakes::build().load())
+}
+
+/// Both devices, for one test at a time: a device has one issuer, and an issuer one thread.
+struct Held {
+    issuers: [Issuer; 2],
+    // Last: the next test begins when all of the above is gone.
+    _turn: MutexGuard<'static, ()>,
+}
+
+thread_local! {
+    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+}
+
+fn with<R>(act: impl FnOnce(&mut Held) -> R) -> R {
+    static TURN: Mutex<()> = Mutex::new(());
+    HELD.with_borrow_mut(|held| {
+        let held = held.get_or_insert_with(|| {
+            let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+            Held::new(turn)
+        });
+        act(held)
+    })
+}
+
+impl Held {
+    fn new(turn: MutexGuard<'static, ()>) -> Self {
+        fakes();
+        let nccl = Nccl::load().unwrap();
+        let devices = [0, 1].map(|ordinal| Device::open(ordinal).unwrap());
+        Self {
+            issuers: devices.each_ref().map(|d| Issuer::open(&nccl, d).unwrap()),
+            _turn: turn,
+        }
+    }
+}
+
+/// The issuers of both devices, which belong to the test on this thread.
+pub(crate) fn issuers() -> [Issuer; 2] {
+    with(|held| held.issuers.each_ref().map(Issuer::share))
+}
+
+/// What both ends of a link are made of.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) up: EdgeShape,
+    pub(crate) down: EdgeShape,
+    pub(crate) blocking: bool,
+}
+
+impl Shape {
+    pub(crate) fn up(depth: u32, slot_bytes: u64) -> Self {
+        Self {
+            up: EdgeShape { depth, slot_bytes },
+            down: EdgeShape {
+                depth: 1,
+                slot_bytes: 64,
+            },
+            blocking: true,
+        }
+    }
+}
+
+/// Both ends, the lower on device 0 and the higher on device 1, over these lanes.
+pub(crate) fn connect(
+    shape: Shape,
+    lanes: (Lane, Lane),
+) -> Result<(NcclLink, NcclLink), TransportError> {
+    let [lower, higher] = issuers();
+    let ids = [UniqueId::new(lower.nccl())?, UniqueId::new(lower.nccl())?];
+    let options = |issuer, lane, is_lower| NcclOptions {
+        issuer,
+        lane,
+        is_lower,
+        up: shape.up,
+        down: shape.down,
+        ids,
+        deadline: Instant::now() + HANG,
+        generation: Generation::new(0),
+        blocking: shape.blocking,
+    };
+    let low = options(lower, lanes.0, true);
+    let high = options(higher, lanes.1, false);
+    std::thread::scope(|scope| {
+        let high = scope.spawn(move || NcclLink::connect(high));
+        let low = NcclLink::connect(low)?;
+        Ok((low, high.join().unwrap()?))
+    })
+}
+
+pub(crate) fn pair(shape: Shape) -> (NcclLink, NcclLink) {
+    let bell = Bell::new().unwrap();
+    let lanes = Lane::pair(shape.up.depth, shape.down.depth, bell).unwrap();
+    connect(shape, lanes).unwrap()
+}
+
+/// A stream of the device, of this thread's own.
+fn stream(device: usize) -> Stream {
+    thread_local! {
+        static STREAMS: RefCell<[Option<Stream>; 2]> = const { RefCell::new([None, None]) };
+    }
+    STREAMS.with_borrow_mut(|streams| {
+        streams[device]
+            .get_or_insert_with(|| Stream::new(&Device::open(device as u32).unwrap()).unwrap())
+            .clone()
+    })
+}
+
+/// Issues an upload to a slot of device `on`, and does not wait for it.
+pub(crate) fn upload(on: usize, lease: &mut DeviceTx, at: usize, bytes: &[u8]) {
+    thread_local! {
+        static UPLOADS: RefCell<Vec<(PinnedBuffer, Event)>> = const { RefCell::new(Vec::new()) };
+    }
+    let stream = stream(on);
+    let mut pinned = PinnedBuffer::new(stream.device(), bytes.len()).unwrap();
+    pinned.bytes_mut().copy_from_slice(bytes);
+    let passed = Event::new(stream.device()).unwrap();
+    let issued = lease.write_on(&stream, |slot| -> Result<(), TransportError> {
+        let place = DevicePtr {
+            address: slot.address + at as u64,
+            len: slot.len - at,
+        };
+        // SAFETY: the slot is device memory that only the lease's streams touch, in turn; the
+        // buffer stays until its event is done.
+        unsafe { stream.upload(&pinned, 0..bytes.len(), place) }?;
+        Ok(passed.record(&stream)?)
+    });
+    issued.unwrap();
+    pinned.used_by(&stream).unwrap();
+    UPLOADS.with_borrow_mut(|uploads| {
+        uploads.retain(|(_, passed)| !passed.is_done().unwrap());
+        uploads.push((pinned, passed));
+    });
+}
+
+/// The payload that arrived on device `on`.
+pub(crate) fn download(on: usize, lease: &DeviceRx) -> Vec<u8> {
+    let stream = stream(on);
+    let mut pinned = PinnedBuffer::new(stream.device(), lease.len()).unwrap();
+    let issued = lease.read_on(&stream, |payload| -> Result<(), TransportError> {
+        // SAFETY: the payload is not written while the lease is there; the buffer is looked at only
+        // once the stream has passed the copy.
+        unsafe { stream.download(payload, &mut pinned, 0) }?;
+        Ok(())
+    });
+    issued.unwrap();
+    wait(|| stream.is_idle().unwrap());
+    pinned.bytes().to_vec()
+}
+
+/// Waits until it is so.
+pub(crate) fn wait(is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + HANG;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "it never was so");
+        std::thread::yield_now();
+    }
+}
