@@ -17,7 +17,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "crates/pp-kernels/src/abi.rs",
     // Calls of the CUDA driver and of cublasLt.
     "crates/pp-kernels/src/cuda/",
-    "crates/pp-kernels/src/measure.rs",
+    "crates/pp-kernels/src/measure/",
     "crates/pp-kernels/src/synthetic/",
     "crates/pp-kernels/src/export.rs",
     "crates/pp-kernels/src/plugin.rs",

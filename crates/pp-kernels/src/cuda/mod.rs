@@ -153,6 +153,11 @@ pub(crate) enum Single {
 }
 
 impl PtxSession {
+    /// Bytes of a frame as the attention reads it.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.phase_b.scratch_bytes()
+    }
+
     /// Enqueues one kernel alone, on whatever the session's memory holds.
     ///
     /// # Safety

@@ -110,6 +110,10 @@ impl PhaseB {
         })
     }
 
+    pub(super) fn scratch_bytes(&self) -> usize {
+        self.sizes.scratch_bytes
+    }
+
     fn slots(&self) -> u32 {
         self.max_frames + CONTEXT_FRAMES as u32
     }

@@ -1,0 +1,353 @@
+//! The figures of kernels: the calls of a set as a pipeline makes them, and the built-in kernels one by one.
+
+use std::time::Duration;
+
+use super::{Case, Clock, Figure, MeasureError, PATIENCE};
+use crate::config::ChunkShape;
+use crate::cpu::geometry::Geometry;
+use crate::cpu::settings::{CONTEXT_FRAMES, RADIUS};
+use crate::cuda::driver::{Driver, Memory, Pinned, Stream};
+use crate::cuda::{CudaError, Ptx, Single};
+use crate::export::{Kernels, Session};
+use crate::payload::{Payload, PayloadMut};
+use crate::plan::Plan;
+use crate::plugin::{DeviceSession, KernelSet};
+use crate::tensor::{DType, Layout, TensorList};
+
+/// A payload in device memory of its own.
+struct Slot<'a> {
+    list: &'a TensorList,
+    memory: Memory,
+}
+
+impl<'a> Slot<'a> {
+    fn new(driver: Driver, stream: Stream, list: &'a TensorList) -> Result<Self, CudaError> {
+        let memory = Memory::new(driver, stream, list.payload_bytes())?;
+        Ok(Slot { list, memory })
+    }
+
+    fn read(&self) -> Result<Payload<'_>, MeasureError> {
+        let bytes = self.list.payload_bytes();
+        Ok(Payload::on_device(self.list, self.memory.address(), bytes)?)
+    }
+
+    fn write(&self) -> Result<PayloadMut<'_>, MeasureError> {
+        let bytes = self.list.payload_bytes();
+        Ok(PayloadMut::on_device(
+            self.list,
+            self.memory.address(),
+            bytes,
+        )?)
+    }
+}
+
+/// One stream of chunks through a session, each following the one before.
+struct Chunks<'a> {
+    clock: &'a Clock,
+    case: &'a Case,
+    session: &'a mut DeviceSession,
+    samples: &'a mut Pinned,
+    /// Plan of the chunk before; its seen frames are the next one's start.
+    plan: Plan,
+    input: Slot<'a>,
+    output: Slot<'a>,
+}
+
+/// The times of the three calls.
+struct Times {
+    encode: Vec<Duration>,
+    phase_b: Vec<Duration>,
+    decode: Vec<Duration>,
+}
+
+impl Chunks<'_> {
+    /// The plan of the next chunk.
+    fn next(&mut self, recompute: bool) -> Plan {
+        let start = self.plan.current_start_frame + u64::from(self.case.frames);
+        self.plan = self.plan.following(start, recompute);
+        self.plan
+    }
+
+    /// Runs one chunk through the session and waits.
+    fn run(&mut self, plan: &Plan) -> Result<(), MeasureError> {
+        let views = self.case.views(self.samples.bytes());
+        // SAFETY: whoever measures has promised the context and the stream; slots are freed behind the stream's work,
+        // and the samples live until the wait is over.
+        unsafe {
+            self.session
+                .encode(&views, plan, &mut self.input.write()?)?;
+            self.session
+                .phase_b(plan, &self.input.read()?, &mut self.output.write()?)?;
+        }
+        Ok(self.clock.stream.wait(PATIENCE)?)
+    }
+
+    /// Times each call over so many chunks.
+    fn time(&mut self, recompute: bool) -> Result<Times, MeasureError> {
+        let clock = self.clock;
+        let mut plan = self.next(recompute);
+        let encode = clock.time(self.case.runs, || -> Result<(), MeasureError> {
+            let views = self.case.views(self.samples.bytes());
+            // SAFETY: as in `run`; the clock waits.
+            Ok(unsafe { self.session.encode(&views, &plan, &mut self.input.write()?) }?)
+        })?;
+        let phase_b = clock.time(self.case.runs, || -> Result<(), MeasureError> {
+            // SAFETY: as above.
+            unsafe {
+                self.session
+                    .phase_b(&plan, &self.input.read()?, &mut self.output.write()?)
+            }?;
+            // The frames just seen are the context of the next ones.
+            plan = self.next(recompute);
+            Ok(())
+        })?;
+        let decode = clock.time(self.case.runs, || -> Result<(), MeasureError> {
+            let mut views = self.case.views_mut(self.samples.bytes_mut());
+            // SAFETY: as above.
+            Ok(unsafe { self.session.decode(&plan, &self.output.read()?, &mut views) }?)
+        })?;
+        Ok(Times {
+            encode,
+            phase_b,
+            decode,
+        })
+    }
+}
+
+/// Measures the three calls of a set of kernels, copies included, in the steady state of a stream; and `encode` and
+/// `phase_b` with the context rebuilt, where the kernels have one.
+///
+/// # Safety
+/// As [`KernelSet::open_on_device`].
+///
+/// # Errors
+/// Kernels that do not work on the device, no memory, or a failure.
+pub unsafe fn kernels(
+    set: &KernelSet,
+    case: &Case,
+    context: u64,
+    stream: u64,
+) -> Result<Vec<Figure>, MeasureError> {
+    let driver = Driver::load()?;
+    driver.check_context(context)?;
+    // SAFETY: the caller's duty.
+    let borrowed = unsafe { Stream::borrow(stream) };
+    let clock = Clock::new(driver, borrowed)?;
+    let config = case.config(context, stream);
+    // SAFETY: the caller's duty.
+    let mut session = unsafe { set.open_on_device(&config) }?;
+    let geometry = Geometry::of(&config);
+    let mut samples = Pinned::new(driver, case.samples())?;
+    picture(samples.bytes_mut(), case.width as usize);
+
+    // Whoever rebuilds the context has seen as many frames in one chunk before.
+    let known = set.describe().context_frames.min(case.frames);
+    let mut plan = Plan::first(case.width, case.height, case.steps);
+    let mut figures = Vec::new();
+    let variants = if known > 0 { &[0, known][..] } else { &[0] };
+    for &context_frames in variants {
+        let recompute = context_frames > 0;
+        let layout = session.layout(ChunkShape {
+            frames: case.frames,
+            steps: case.steps,
+            context_frames,
+        })?;
+        let mut chunks = Chunks {
+            clock: &clock,
+            case,
+            session: &mut session,
+            samples: &mut samples,
+            plan,
+            input: Slot::new(driver, borrowed, &layout.inputs)?,
+            output: Slot::new(driver, borrowed, &layout.outputs)?,
+        };
+        if !recompute {
+            chunks.run(&plan)?;
+        }
+        let times = chunks.time(recompute)?;
+        plan = chunks.plan;
+
+        let tokens = |frames: u32| geometry.frame_bytes() as u64 * u64::from(frames);
+        let host_bytes = case.samples() as u64;
+        let sent = tokens(case.frames) + tokens(context_frames);
+        let [encode, phase_b] = match recompute {
+            false => ["encode", "phase_b"],
+            true => ["encode with context", "phase_b with recompute"],
+        };
+        figures.push(Figure {
+            bytes: sent + host_bytes,
+            host_bytes,
+            ..Figure::new(encode, &times.encode)
+        });
+        figures.push(Figure {
+            bytes: sent + tokens(case.frames),
+            flops: attention_flops(&geometry, case, set.describe().context_frames),
+            ..Figure::new(phase_b, &times.phase_b)
+        });
+        if !recompute {
+            figures.push(Figure {
+                bytes: tokens(case.frames) + host_bytes,
+                host_bytes,
+                ..Figure::new("decode", &times.decode)
+            });
+        }
+    }
+    Ok(figures)
+}
+
+/// Measures each kernel of the built-in set alone, with its tensors in device memory.
+///
+/// # Safety
+/// As [`KernelSet::open_on_device`].
+///
+/// # Errors
+/// No driver, a device that cannot run them, no memory, or a failure.
+pub unsafe fn single_kernels(
+    case: &Case,
+    context: u64,
+    stream: u64,
+) -> Result<Vec<Figure>, MeasureError> {
+    let driver = Driver::load()?;
+    driver.check_context(context)?;
+    // SAFETY: the caller's duty.
+    let borrowed = unsafe { Stream::borrow(stream) };
+    let clock = Clock::new(driver, borrowed)?;
+    let config = case.config(context, stream);
+    config.validate()?;
+    let mut session = Ptx::create(&config)?;
+    let geometry = Geometry::of(&config);
+
+    // Two chunks of two steps: then the ring, the context, the guides and the noise are those of a stream.
+    let mut pinned = Pinned::new(driver, case.samples())?;
+    picture(pinned.bytes_mut(), case.width as usize);
+    let views = case.views(pinned.bytes());
+    let Layout { inputs, outputs } = session.layout(ChunkShape {
+        frames: case.frames,
+        steps: 2,
+        context_frames: 0,
+    })?;
+    let input = Slot::new(driver, borrowed, &inputs)?;
+    let output = Slot::new(driver, borrowed, &outputs)?;
+    let mut plan = Plan::first(case.width, case.height, 2);
+    for chunk in 1..=2 {
+        session.encode(&views, &plan, &mut input.write()?)?;
+        session.phase_b(&plan, &input.read()?, &mut output.write()?)?;
+        plan = plan.following(chunk * u64::from(case.frames), false);
+    }
+    borrowed.wait(PATIENCE)?;
+
+    let strength = input
+        .read()?
+        .device_tensor("denoising_step_list", DType::I64, &[2])?;
+    let (latents_in, latents_out) = (input.memory.address(), output.memory.address());
+    let pass = Case { steps: 1, ..*case };
+    let flops = attention_flops(&geometry, &pass, CONTEXT_FRAMES as u32);
+    let frames = u64::from(case.frames);
+    let tokens = geometry.frame_bytes() as u64 * frames;
+    let samples = case.samples() as u64;
+    let scratch = session.scratch_bytes() as u64;
+    // Whatever is read by many blocks counts once.
+    let seen = (frames + CONTEXT_FRAMES as u64) * scratch;
+    let kernels = [
+        (
+            "encode kernel",
+            Single::Encode,
+            latents_in,
+            samples + tokens,
+            0,
+        ),
+        (
+            "decode kernel",
+            Single::Decode,
+            latents_out,
+            tokens + samples,
+            0,
+        ),
+        (
+            "unfold kernel",
+            Single::Unfold,
+            latents_in,
+            tokens + frames * scratch,
+            0,
+        ),
+        (
+            "attend kernel, first pass",
+            Single::AttendFirst,
+            latents_out,
+            seen + tokens,
+            flops,
+        ),
+        (
+            "attend kernel, later pass",
+            Single::AttendNext,
+            latents_out,
+            seen + frames * scratch + tokens,
+            flops,
+        ),
+    ];
+    let mut figures = Vec::new();
+    for (name, kernel, memory, bytes, flops) in kernels {
+        let times = clock.time(case.runs, || {
+            // SAFETY: the memory is that of the session's largest chunk, and freed behind the stream's work.
+            unsafe { session.only(kernel, &plan, memory, strength, case.frames) }
+        })?;
+        figures.push(Figure {
+            bytes,
+            flops,
+            ..Figure::new(name, &times)
+        });
+    }
+    Ok(figures)
+}
+
+/// A gradient with something like noise: what the samples are hardly matters for the time.
+fn picture(samples: &mut [u8], width: usize) {
+    for (index, sample) in samples.iter_mut().enumerate() {
+        let noise = (index as u32).wrapping_mul(2_654_435_761) >> 27;
+        *sample = (40 + index % width / 8 + noise as usize).min(255) as u8;
+    }
+}
+
+/// Operations of all passes: for each query, each key in the window of each frame near enough.
+fn attention_flops(geometry: &Geometry, case: &Case, context: u32) -> u64 {
+    let queries: u64 = geometry
+        .planes
+        .iter()
+        .map(|p| ((p.padded_width() / 4 - 1) * (p.padded_height() / 4 - 1)) as u64)
+        .sum();
+    let first = u64::from(context);
+    let frames = first + u64::from(case.frames);
+    let window = |distance: u64| {
+        let radius = RADIUS.get(distance as usize);
+        radius.map_or(0, |radius| (2 * *radius as u64 + 1).pow(2))
+    };
+    let keys: u64 = (first..frames)
+        .flat_map(|t| (0..frames).map(move |s| t.abs_diff(s)))
+        .map(window)
+        .sum();
+    256 * queries * keys * u64::from(case.steps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Chroma;
+
+    #[test]
+    fn operations_of_a_chunk_are_counted_by_hand() {
+        let case = Case {
+            width: 16,
+            height: 24,
+            chroma: Chroma::Mono,
+            frames: 2,
+            steps: 3,
+            runs: 1,
+        };
+        let geometry = Geometry::new(16, 24, Chroma::Mono);
+        // 3x5 patches. Each frame sees itself (81 places) and the other one (25); the first also both context frames,
+        // the second only the newer one.
+        let keys = [81 + 25 + 2 * 25, 81 + 25 + 25];
+        let expected = 256 * 15 * (keys[0] + keys[1]) * 3;
+        assert_eq!(attention_flops(&geometry, &case, 2), expected);
+    }
+}
