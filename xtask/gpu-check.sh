@@ -314,7 +314,7 @@ peer_steps() {
     native_peer peer-limit 90 limit.cu
     torch_pair peer-pilot 120 a3_pilot.py
     torch_pair peer-race 60 race.py
-    torch_alone peer-attention 60 attention.py
+    torch_alone peer-attention 120 attention.py
     torch_pair peer-contention 60 contention.py
     # Ends badly after its CUDA graph, when it has printed what is of interest.
     torch_pair peer-link 45 link.py

@@ -41,6 +41,14 @@ impl Gpu {
     }
 }
 
+/// The built-in CUDA kernels, or the plugin that `PP_TEST_KERNELS` names, which must compute the same.
+fn kernels() -> KernelSet {
+    match std::env::var_os("PP_TEST_KERNELS") {
+        Some(file) => KernelSet::load(file.as_ref()).expect("PP_TEST_KERNELS names a plugin"),
+        None => KernelSet::ptx(),
+    }
+}
+
 /// Page-locked memory, so that copies are as asynchronous as in production.
 struct Pinned {
     data: *mut u8,
@@ -93,8 +101,8 @@ impl<'a> Session<'a> {
 
     pub fn gpu(gpu: &'a Gpu, config: SessionConfig) -> Session<'a> {
         // SAFETY: context and stream are those of `gpu`, which outlives the session; the context is current.
-        let session = unsafe { KernelSet::ptx().open_on_device(&config) };
-        Session::Gpu(gpu, session.expect("the ptx kernels open"))
+        let session = unsafe { kernels().open_on_device(&config) };
+        Session::Gpu(gpu, session.expect("the kernels open"))
     }
 
     pub fn config(&self) -> SessionConfig {

@@ -4,6 +4,7 @@
 //!
 //! Without `PP_TEST_GPU=real` it says that it is skipped and succeeds; with it, a missing device is a failure. `--small`
 //! runs every case at its smallest sizes, for compute-sanitizer. A NAME runs the cases whose name contains it.
+//! `PP_TEST_KERNELS=FILE.so` takes a plugin in place of the built-in kernels.
 
 #![allow(unreachable_pub)]
 
