@@ -93,6 +93,22 @@ pub(crate) struct Choice {
     pub(crate) said: Option<String>,
 }
 
+/// Refuses kernels and a transport that cannot go together on any machine.
+pub(crate) fn check(kernels: &KernelChoice, transport: TransportChoice) -> Result<(), Failure> {
+    let refuse = |what: &str| Err(Failure::Usage(what.into()));
+    match (kernels, transport) {
+        (KernelChoice::Cpu, TransportChoice::Nccl) => refuse(
+            "--kernels cpu works in host memory, which --transport nccl does not carry; use \
+             --transport host, or --kernels ptx",
+        ),
+        (KernelChoice::Ptx, TransportChoice::Host) => refuse(
+            "--kernels ptx works in GPU memory, which --transport host does not carry; use \
+             --transport nccl, or --kernels cpu",
+        ),
+        _ => Ok(()),
+    }
+}
+
 /// Chooses kernels and transport together: both work on the same memory.
 pub(crate) fn choose(
     kernels: &KernelChoice,
@@ -147,24 +163,26 @@ fn place(
     rank: Rank,
 ) -> Result<(Backend, Option<String>), Failure> {
     let name = &kernels.name;
+    let fault = |kind, what| Err(Fault::new(kind, rank, "choose a transport", what).into());
     match found {
         Ok(gpu) if kernels.cuda => Ok((Backend::Gpu(gpu), None)),
-        Ok(_) if need == Need::Must => Err(Failure::Usage(format!(
-            "the kernels '{name}' work in host memory, which --transport nccl does not carry; use \
-             --transport host, or --kernels ptx"
-        ))),
+        Ok(_) if need == Need::Must => fault(
+            FaultKind::BadInput,
+            format!(
+                "the kernels '{name}' work in host memory, which --transport nccl does not carry; \
+                 use --transport host, or other kernels"
+            ),
+        ),
         Ok(_) => Ok((
             Backend::Host,
             Some(format!("the kernels '{name}' work in host memory")),
         )),
-        Err(reason) if need == Need::Must => {
-            Err(Fault::new(FaultKind::Device, rank, "find a GPU", reason).into())
-        }
+        Err(reason) if need == Need::Must => fault(FaultKind::Device, reason),
         Err(reason) if kernels.host => Ok((Backend::Host, (need != Need::Never).then_some(reason))),
-        Err(reason) => Err(Failure::Usage(format!(
-            "the kernels '{name}' work in GPU memory alone, and {reason}; use --transport nccl on \
-             a machine with GPUs"
-        ))),
+        Err(reason) => fault(
+            FaultKind::BadInput,
+            format!("the kernels '{name}' work in GPU memory alone, and {reason}"),
+        ),
     }
 }
 
@@ -182,7 +200,8 @@ pub(crate) fn choose_transport(
         Ok(gpu) => Ok(Backend::Gpu(gpu)),
         Err(_) if need == Need::IfThere => Ok(Backend::Host),
         Err(reason) => {
-            Err(Fault::new(FaultKind::Device, launch.rank(), "find a GPU", reason).into())
+            let what = "choose a transport";
+            Err(Fault::new(FaultKind::Device, launch.rank(), what, reason).into())
         }
     }
 }

@@ -220,3 +220,56 @@ fn kernels_that_are_none() {
     }
     assert_eq!(folder.names(), ["in.y4m", "text.so"]);
 }
+
+#[test]
+fn kernels_and_transports_that_do_not_go_together() {
+    let folder = Folder::new("wrong_memory");
+    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 4));
+    let output = folder.file("out.y4m");
+    let cases: [(&[&str], &[&str]); 4] = [
+        (
+            &["--kernels", "cpu", "--transport", "nccl"],
+            &["--transport host"],
+        ),
+        (
+            &["--kernels", "ptx", "--transport", "host"],
+            &["--transport nccl"],
+        ),
+        (&["--kernels", "ptx", "--ranks", "1"], &["--ranks 1"]),
+        (&["--transport", "nccl", "--ranks", "1"], &["--ranks 1"]),
+    ];
+    for (more, words) in cases {
+        run(&mut pp(&run_args(&input, &output, more)), None).failed(2, words);
+    }
+    let cases: [(&[&str], &[&str]); 3] = [
+        (&["--simulate", "gemm"], &["--transport nccl"]),
+        (
+            &["--simulate", "spin", "--transport", "nccl"],
+            &["gpu-spin"],
+        ),
+        (&["--touch", "--transport", "nccl"], &["--transport host"]),
+    ];
+    for (more, words) in cases {
+        let args = [&["bench", "overlap"], more].concat();
+        run(&mut pp(&args), None).failed(2, words);
+    }
+    assert_eq!(folder.names(), ["in.y4m"]);
+}
+
+#[test]
+fn a_gpu_that_is_wanted_and_not_there_is_named_once_and_what_is_only_hoped_for_is_told() {
+    let folder = Folder::new("no_gpu");
+    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 4));
+    let output = folder.file("out.y4m");
+    for more in [["--transport", "nccl"], ["--kernels", "ptx"]] {
+        let mut command = pp(&run_args(&input, &output, &more));
+        let ended = run(command.env("CUDA_VISIBLE_DEVICES", ""), None);
+        ended.failed(10, &["device", "choose a transport"]);
+    }
+    let mut command = pp(&run_args(&input, &output, &[]));
+    let ended = run(command.env("CUDA_VISIBLE_DEVICES", ""), None).succeeded();
+    let said = String::from_utf8(ended.stdout).unwrap();
+    let said = said.lines().nth(1).unwrap();
+    assert!(said.starts_with("no GPU: "), "{said}");
+    assert!(said.ends_with("transport host, kernels cpu"), "{said}");
+}

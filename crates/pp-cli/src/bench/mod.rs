@@ -27,7 +27,7 @@ use self::on_gpu::{GpuBenchFront, GpuBenchPhaseB, Stage};
 use self::plan::{BenchPlan, payload};
 use self::simulate::Work;
 use self::stages::{BenchFront, BenchPhaseB};
-use crate::args::{OverlapArgs, Simulate};
+use crate::args::{OverlapArgs, Simulate, TransportChoice};
 use crate::backend::{self, Backend};
 use crate::exit::{Failure, print};
 use crate::job::edges::{Edges, Ready};
@@ -74,6 +74,7 @@ struct Overlap {
 pub(crate) fn overlap(args: &OverlapArgs) -> Result<(), Failure> {
     let (trace, timeline) = (args.trace.as_deref(), args.timeline.as_deref());
     one_file_each(&[("--trace", trace), ("--timeline", timeline)])?;
+    check(args)?;
     job::run(|launch| front(args, launch), |launch| phase_b(args, launch))
 }
 
@@ -94,24 +95,34 @@ fn chunks(args: &OverlapArgs) -> u64 {
     })
 }
 
-/// What the stages do with their time on this backend.
-fn simulate(args: &OverlapArgs, backend: &Backend) -> Result<Simulate, Failure> {
-    let is_gpu_work = |how| matches!(how, Simulate::GpuSpin | Simulate::Gemm | Simulate::Hbm);
-    match (backend, args.simulate) {
-        (Backend::Host, None) => Ok(Simulate::Sleep),
-        (Backend::Host, Some(how)) if is_gpu_work(how) => Err(Failure::Usage(
-            "this work is done on GPUs; use it with --transport nccl, or --simulate sleep or spin"
-                .into(),
-        )),
-        (Backend::Gpu(_), None) => Ok(Simulate::GpuSpin),
-        (Backend::Gpu(_), _) if args.touch => Err(Failure::Usage(
-            "--touch writes and reads host memory; use it with --transport host".into(),
-        )),
-        (Backend::Gpu(_), Some(Simulate::Spin)) => Err(Failure::Usage(
-            "--simulate spin keeps a core busy; on GPUs use gpu-spin, gemm, hbm, or sleep".into(),
-        )),
-        (_, Some(how)) => Ok(how),
+/// Refuses work that cannot be done where the payloads lie.
+fn check(args: &OverlapArgs) -> Result<(), Failure> {
+    let refuse = |what: &str| Err(Failure::Usage(what.into()));
+    match (args.transport, args.simulate) {
+        (TransportChoice::Host, Some(Simulate::GpuSpin | Simulate::Gemm | Simulate::Hbm)) => {
+            refuse(
+                "this work is done on GPUs; use it with --transport nccl, or --simulate sleep or spin",
+            )
+        }
+        (TransportChoice::Nccl, Some(Simulate::Spin)) => {
+            refuse("--simulate spin keeps a core busy; on GPUs use gpu-spin, gemm, hbm, or sleep")
+        }
+        (TransportChoice::Nccl, _) if args.touch => {
+            refuse("--touch writes and reads host memory; use it with --transport host")
+        }
+        (TransportChoice::Auto, _) if args.touch || args.simulate.is_some() => refuse(
+            "--simulate and --touch depend on where payloads lie; say --transport host or nccl",
+        ),
+        _ => Ok(()),
     }
+}
+
+/// What the stages do with their time on this backend.
+fn simulated(args: &OverlapArgs, backend: &Backend) -> Simulate {
+    args.simulate.unwrap_or(match backend {
+        Backend::Host => Simulate::Sleep,
+        Backend::Gpu(_) => Simulate::GpuSpin,
+    })
 }
 
 fn milliseconds(ms: f64) -> Duration {
@@ -127,9 +138,9 @@ struct Place {
 }
 
 fn take_place(args: &OverlapArgs, launch: &Launch) -> Result<Place, Failure> {
-    let chosen = backend::choose_transport(args.transport, launch)
-        .and_then(|backend| Ok((simulate(args, &backend)?, backend)));
-    let (how, backend) = chosen.map_err(|failure| Seat::decline(launch, failure))?;
+    let backend = backend::choose_transport(args.transport, launch)
+        .map_err(|failure| Seat::decline(launch, failure))?;
+    let how = simulated(args, &backend);
     let mut settings = Settings::new();
     let entries = [
         ("bytes", args.bytes.to_string()),

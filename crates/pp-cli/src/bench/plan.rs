@@ -2,7 +2,7 @@
 
 use pp_contract::{DType, Manifest, ManifestError, Plan, PlanError, TensorSpec};
 
-/// Says which chunk it is; the payload is one tensor of bytes, the same size back.
+/// Says which chunk it is; the payload is one tensor of bytes, the same size back, or nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct BenchPlan(u64);
 
@@ -38,6 +38,9 @@ impl Plan for BenchPlan {
     }
 
     fn check_outputs(&self, _: &Manifest, outputs: &Manifest) -> Result<(), PlanError> {
+        if *outputs == Manifest::empty() {
+            return Ok(());
+        }
         outputs.expect_tensors(&[("payload", DType::U8)])
     }
 }

@@ -150,7 +150,7 @@ fn gpus() -> Finding {
         Err(error) => {
             return Note(
                 with_source(&error),
-                "pp runs on shared memory and CPU kernels here",
+                "without it pp runs on shared memory and CPU kernels",
             );
         }
     };
@@ -201,11 +201,7 @@ fn nccl() -> Finding {
                 nccl.path().display()
             ))
         }
-        Err(error) => Note(
-            with_source(&error),
-            "needed only for --transport nccl: pip install nvidia-nccl-cu13, or name a file in \
-             PP_NCCL_LIB",
-        ),
+        Err(error) => Note(with_source(&error), "needed for --transport nccl alone"),
     }
 }
 

@@ -9,7 +9,7 @@ mod report;
 pub(crate) use self::report::write_pictures;
 mod tensors;
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -107,6 +107,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         ("--timeline", args.timeline.as_deref()),
     ];
     one_file_each(&files)?;
+    backend::check(&args.kernels, args.transport)?;
     if args.ranks == 1 {
         alone_in_the_world()?;
         signals::start().context("cannot handle signals")?;
@@ -159,15 +160,12 @@ fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
         },
         seat,
     ) = take_seat(args, launch)?;
-    if let Some(said) = said {
+    if let Some(said) = said.as_deref().filter(|_| std::io::stderr().is_terminal()) {
         // Without a standard error nobody wants to read it.
         let _ = writeln!(std::io::stderr(), "pp: {said}");
     }
     let about = kernels.describe();
-    let end = FrontEnd {
-        args,
-        about,
-    };
+    let end = FrontEnd { args, about, said };
     match backend {
         Backend::Host => end.run(
             seat,
@@ -197,6 +195,7 @@ fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
 struct FrontEnd<'a> {
     args: &'a RunArgs,
     about: &'a Description,
+    said: Option<String>,
 }
 
 impl FrontEnd<'_> {
@@ -211,7 +210,7 @@ impl FrontEnd<'_> {
         C: Codec,
         L: Link<Tx = C::Tx, Rx = C::Rx>,
     {
-        let Self { args, about } = self;
+        let Self { args, about, said } = self;
         let bell = Bell::new().map_err(anyhow::Error::new)?;
         let prepared = Input::open(args)
             .and_then(|input| Ok((open(input.geometry())?, input)))
@@ -234,6 +233,7 @@ impl FrontEnd<'_> {
         let labels = Labels {
             transport,
             kernels: label(args, about),
+            choice: said,
         };
         finish(args, front, finished?, &labels)
     }
@@ -243,6 +243,8 @@ impl FrontEnd<'_> {
 pub(super) struct Labels {
     transport: String,
     kernels: String,
+    /// What was found and chosen, where that was left to us.
+    choice: Option<String>,
 }
 
 fn label(args: &RunArgs, about: &Description) -> String {
@@ -404,6 +406,7 @@ fn run_alone(args: &RunArgs) -> Result<(), Failure> {
     let labels = Labels {
         transport: "none (1 process)".into(),
         kernels: label(args, about),
+        choice: None,
     };
     finish(args, front, finished?, &labels)
 }

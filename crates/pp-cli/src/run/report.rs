@@ -35,6 +35,7 @@ struct About<'a> {
     height: u32,
     transport: &'a str,
     kernels: String,
+    choice: Option<&'a str>,
     denoise_steps: u32,
     frames_per_chunk: u32,
     depth: u32,
@@ -64,6 +65,7 @@ pub(super) fn publish<C: Codec>(
         height: front.header().height(),
         transport: &labels.transport,
         kernels: labels.kernels.clone(),
+        choice: labels.choice.as_deref(),
         denoise_steps: steps(args),
         frames_per_chunk: args.frames_per_chunk,
         depth: args.depth,
@@ -152,6 +154,9 @@ fn summary(
             about.transport,
             about.kernels
         )?;
+        if let Some(choice) = about.choice {
+            writeln!(out, "{choice}")?;
+        }
         if about.interrupted {
             writeln!(out, "interrupted: what was in flight has been finished")?;
         }
