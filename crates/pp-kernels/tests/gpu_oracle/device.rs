@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result};
 use pp_kernels::{
     Chroma, ChunkShape, DeviceSession, FrameView, FrameViewMut, KernelSession, KernelSet, Layout,
-    Payload, PayloadMut, Plan, SessionConfig,
+    Payload, PayloadMut, Plan, PlaneView, PlaneViewMut, SessionConfig,
 };
 
 pub struct Gpu {
@@ -18,7 +18,7 @@ impl Gpu {
     pub fn open() -> Gpu {
         // SAFETY: looking for the driver loads it.
         let is_there = unsafe { cudarc::driver::sys::is_culib_present() };
-        assert!(is_there, "PP_TEST_GPU=real, and libcuda is not found");
+        assert!(is_there, "libcuda is not found: install the NVIDIA driver");
         let context = CudaContext::new(0).expect("device 0 can be opened");
         // SAFETY: this file waits for the stream after everything it does.
         unsafe { context.disable_event_tracking() };
@@ -86,6 +86,74 @@ pub enum Session<'a> {
     Gpu(&'a Gpu, DeviceSession),
 }
 
+/// Bytes behind each row of a frame in page-locked memory.
+#[derive(Clone, Copy)]
+pub struct Pad(pub usize);
+
+impl Pad {
+    /// Where each plane of a frame lies: its start, stride, width and height; and where the frame ends.
+    fn planes(self, config: &SessionConfig) -> (Vec<[usize; 4]>, usize) {
+        let mut end = 0;
+        let planes = (0..config.chroma.planes())
+            .map(|index| {
+                let (w, h) = config.chroma.plane_size(index, config.width, config.height);
+                let (width, height) = (w as usize, h as usize);
+                let place = [end, width + self.0, width, height];
+                end += (width + self.0) * height;
+                place
+            })
+            .collect();
+        (planes, end)
+    }
+
+    fn view<'f>(self, frame: &'f [u8], config: &SessionConfig) -> FrameView<'f> {
+        let mut views = [PlaneView::default(); 3];
+        for (view, [start, stride, width, height]) in views.iter_mut().zip(self.planes(config).0) {
+            *view = PlaneView::new(&frame[start..], stride, width, height).expect("a plane");
+        }
+        FrameView::new(views)
+    }
+
+    fn view_mut<'f>(self, frame: &'f mut [u8], config: &SessionConfig) -> FrameViewMut<'f> {
+        let mut views: [PlaneViewMut<'f>; 3] = Default::default();
+        let mut rest = frame;
+        for (view, [_, stride, width, height]) in views.iter_mut().zip(self.planes(config).0) {
+            let (here, after) = rest.split_at_mut(stride * height);
+            *view = PlaneViewMut::new(here, stride, width, height).expect("a plane");
+            rest = after;
+        }
+        FrameViewMut::new(views)
+    }
+
+    /// A packed frame with the bytes behind its rows put in.
+    fn spread(self, packed: &[u8], config: &SessionConfig, fill: u8) -> Vec<u8> {
+        let mut rest = packed;
+        let mut out = Vec::new();
+        for [_, _, width, height] in self.planes(config).0 {
+            for _ in 0..height {
+                let (row, after) = rest.split_at(width);
+                out.extend_from_slice(row);
+                out.extend(std::iter::repeat_n(fill, self.0));
+                rest = after;
+            }
+        }
+        out
+    }
+
+    /// The packed frame; the bytes behind its rows must be what they were.
+    fn gather(self, spread: &[u8], config: &SessionConfig, fill: u8) -> Vec<u8> {
+        let mut out = Vec::new();
+        for [start, stride, width, height] in self.planes(config).0 {
+            for row in spread[start..][..stride * height].chunks(stride) {
+                out.extend_from_slice(&row[..width]);
+                let is_untouched = row[width..].iter().all(|byte| *byte == fill);
+                assert!(is_untouched, "decode wrote between the rows of a plane");
+            }
+        }
+        out
+    }
+}
+
 impl<'a> Session<'a> {
     pub fn cpu(config: SessionConfig) -> Session<'a> {
         let config = SessionConfig {
@@ -120,14 +188,23 @@ impl<'a> Session<'a> {
         .expect("a layout")
     }
 
-    /// The payload for `phase_b`; bytes between tensors are zeroed, as a device leaves them open.
     pub fn encode(&mut self, frames: &[Vec<u8>], plan: &Plan, layout: &Layout) -> Vec<u8> {
+        self.encode_from(Pad(0), frames, plan, layout)
+    }
+
+    /// The payload for `phase_b`; bytes between tensors are zeroed, as a device leaves them open.
+    pub fn encode_from(
+        &mut self,
+        pad: Pad,
+        frames: &[Vec<u8>],
+        plan: &Plan,
+        layout: &Layout,
+    ) -> Vec<u8> {
         let config = self.config();
-        let view = |f| FrameView::packed(f, config.width, config.height, config.chroma);
         let bytes = layout.inputs.payload_bytes();
         match self {
             Session::Cpu(session) => {
-                let views: Vec<_> = frames.iter().map(|f| view(f).expect("a frame")).collect();
+                let views: Vec<_> = frames.iter().map(|f| Pad(0).view(f, &config)).collect();
                 let mut input = vec![0xAA; bytes];
                 let mut payload = PayloadMut::new(&layout.inputs, &mut input).expect("a payload");
                 session
@@ -136,14 +213,16 @@ impl<'a> Session<'a> {
                 input
             }
             Session::Gpu(gpu, session) => {
-                let mut pinned = Pinned::new(frames.iter().map(Vec::len).sum(), 0);
-                for (place, frame) in pinned.bytes_mut().chunks_mut(frames[0].len()).zip(frames) {
-                    place.copy_from_slice(frame);
-                }
+                let spread: Vec<_> = frames
+                    .iter()
+                    .flat_map(|f| pad.spread(f, &config, 7))
+                    .collect();
+                let mut pinned = Pinned::new(spread.len(), 0);
+                pinned.bytes_mut().copy_from_slice(&spread);
                 let views: Vec<_> = pinned
                     .bytes_mut()
-                    .chunks(frames[0].len())
-                    .map(|f| view(f).expect("a frame"))
+                    .chunks(pad.planes(&config).1)
+                    .map(|f| pad.view(f, &config))
                     .collect();
                 let slot = Slot::new(gpu, &vec![0xAA; bytes]);
                 let mut payload =
@@ -185,7 +264,7 @@ impl<'a> Session<'a> {
                     )
                 };
                 let output = to.read(gpu);
-                assert_eq!(from.read(gpu), input, "phase_b wrote into its input");
+                assert!(from.read(gpu) == input, "phase_b wrote into its input");
                 (output, calls)
             }
         };
@@ -194,8 +273,18 @@ impl<'a> Session<'a> {
         output
     }
 
-    /// The frames; `stride_more` bytes lie behind each row of luma, to see that they stay untouched.
     pub fn decode(&mut self, plan: &Plan, layout: &Layout, output: &[u8]) -> Vec<Vec<u8>> {
+        self.decode_to(Pad(0), plan, layout, output)
+    }
+
+    /// The frames.
+    pub fn decode_to(
+        &mut self,
+        pad: Pad,
+        plan: &Plan,
+        layout: &Layout,
+        output: &[u8],
+    ) -> Vec<Vec<u8>> {
         let config = self.config();
         let frames = layout.outputs.as_slice()[0].dims()[0] as usize;
         let size = config
@@ -204,7 +293,10 @@ impl<'a> Session<'a> {
         match self {
             Session::Cpu(session) => {
                 let mut decoded = vec![vec![0; size]; frames];
-                let mut views: Vec<_> = decoded.iter_mut().map(|f| view_mut(f, &config)).collect();
+                let mut views: Vec<_> = decoded
+                    .iter_mut()
+                    .map(|f| Pad(0).view_mut(f, &config))
+                    .collect();
                 session
                     .decode(
                         plan,
@@ -215,30 +307,27 @@ impl<'a> Session<'a> {
                 decoded
             }
             Session::Gpu(gpu, session) => {
+                let size = pad.planes(&config).1;
                 let mut pinned = Pinned::new(size * frames, 0x55);
                 let slot = Slot::new(gpu, output);
                 let mut views: Vec<_> = pinned
                     .bytes_mut()
                     .chunks_mut(size)
-                    .map(|f| view_mut(f, &config))
+                    .map(|f| pad.view_mut(f, &config))
                     .collect();
                 let payload = Payload::on_device(&layout.outputs, slot.address, output.len())
                     .expect("a payload");
                 // SAFETY: the context is current; slot and frames live beyond `read`, which waits.
                 unsafe { session.decode(plan, &payload, &mut views) }.expect("gpu decode");
-                assert_eq!(slot.read(gpu), output, "decode wrote into its input");
+                assert!(slot.read(gpu) == output, "decode wrote into its input");
                 pinned
                     .bytes_mut()
                     .chunks(size)
-                    .map(<[u8]>::to_vec)
+                    .map(|f| pad.gather(f, &config, 0x55))
                     .collect()
             }
         }
     }
-}
-
-fn view_mut<'f>(frame: &'f mut [u8], config: &SessionConfig) -> FrameViewMut<'f> {
-    FrameViewMut::packed(frame, config.width, config.height, config.chroma).expect("a frame")
 }
 
 /// Device memory with guard bytes behind it.
@@ -252,10 +341,14 @@ const GUARD: [u8; 256] = [0xC3; 256];
 
 impl Slot {
     fn new(gpu: &Gpu, bytes: &[u8]) -> Slot {
+        let bytes_and_guard = [bytes, &GUARD].concat();
         let memory = gpu
             .stream
-            .clone_htod(&[bytes, &GUARD].concat())
+            .clone_htod(&bytes_and_guard)
             .expect("device memory");
+        // The copy may still read them.
+        gpu.stream.synchronize().expect("the stream is sound");
+        drop(bytes_and_guard);
         let address = memory.device_ptr(&gpu.stream).0;
         Slot {
             memory,
@@ -271,9 +364,8 @@ impl Slot {
             .clone_dtoh(&self.memory)
             .expect("the stream has done its work");
         gpu.stream.synchronize().expect("the stream is sound");
-        assert_eq!(
-            bytes.split_off(self.bytes),
-            GUARD,
+        assert!(
+            bytes.split_off(self.bytes) == GUARD,
             "something was written behind the payload"
         );
         bytes

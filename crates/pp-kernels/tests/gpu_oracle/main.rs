@@ -1,15 +1,20 @@
-//! The CUDA kernels against the CPU backend and the f64 oracle, on a real GPU.
+//! The CUDA kernels against the CPU backend and the f64 oracle.
 //!
 //!     PP_TEST_GPU=real gpu_oracle [--small] [NAME ...]
 //!
-//! Without `PP_TEST_GPU=real` it says that it is skipped and succeeds; with it, a missing device is a failure. `--small`
-//! runs every case at its smallest sizes, for compute-sanitizer. A NAME runs the cases whose name contains it.
-//! `PP_TEST_KERNELS=FILE.so` takes a plugin in place of the built-in kernels.
+//! With `PP_TEST_GPU=real` it runs on device 0, and a missing device is a failure. Without it, it runs what the fake
+//! driver can do (everything but attention) and says that the rest is skipped. `--small` runs every case at its
+//! smallest sizes, for compute-sanitizer. A NAME runs the cases whose name contains it.
 
-#![allow(unreachable_pub)]
+#![allow(
+    unreachable_pub,
+    reason = "a program of several files, and the fakes are shared"
+)]
 
 mod cases;
 mod device;
+#[path = "../../../pp-transport/tests/fakes/mod.rs"]
+mod fakes;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -18,30 +23,53 @@ use device::Gpu;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if std::env::var("PP_TEST_GPU").as_deref() != Ok("real") {
-        println!("gpu_oracle: skipped, because PP_TEST_GPU is not \"real\"");
-        return ExitCode::SUCCESS;
-    }
-    let small = arguments.iter().any(|argument| argument == "--small");
+    let is_real = match std::env::var("PP_TEST_GPU").as_deref() {
+        Ok("real") => true,
+        Ok(other) => {
+            println!("gpu_oracle: PP_TEST_GPU is {other:?}, must be \"real\" or not set");
+            return ExitCode::FAILURE;
+        }
+        Err(_) => false,
+    };
+    let small = !is_real || arguments.iter().any(|argument| argument == "--small");
     // Whatever else begins with a dash is meant for the harness that this program does without.
     let names: Vec<_> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
+    let is_wanted = |name: &str| names.is_empty() || names.iter().any(|n| name.contains(*n));
+    if !is_real {
+        fakes::Fakes::build().load();
+    }
     let gpu = Gpu::open();
     println!("gpu_oracle: on {}", gpu.name());
-    let (mut run, mut failed) = (0, 0);
-    for (name, case) in cases::ALL {
-        if !names.is_empty() && !names.iter().any(|wanted| name.contains(wanted.as_str())) {
-            continue;
+
+    let (mut run, mut failed, mut skipped) = (0, 0, 0);
+    let groups = [
+        (cases::WITHOUT_ATTENTION, true),
+        (cases::WITH_ATTENTION, is_real),
+    ];
+    for (group, runs) in groups {
+        for (name, case) in group.iter().filter(|(name, _)| is_wanted(name)) {
+            if !runs {
+                skipped += 1;
+                println!("skipped {name}");
+                continue;
+            }
+            run += 1;
+            let start = Instant::now();
+            // A case that panics has said why, with its place.
+            let outcome =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case(&gpu, small)));
+            let word = if outcome.is_ok() { "ok" } else { "FAILED" };
+            failed += usize::from(outcome.is_err());
+            println!("{word:7} {name} ({:.2} s)", start.elapsed().as_secs_f64());
         }
-        run += 1;
-        let start = Instant::now();
-        // A case that panics has said why, with its place.
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case(&gpu, small)));
-        let word = if outcome.is_ok() { "ok" } else { "FAILED" };
-        failed += usize::from(outcome.is_err());
-        println!("{word:6} {name} ({:.2} s)", start.elapsed().as_secs_f64());
     }
     println!("gpu_oracle: {} of {run} cases passed", run - failed);
-    if failed > 0 || run == 0 {
+    if skipped > 0 {
+        println!(
+            "gpu_oracle: {skipped} cases skipped: they need a GPU, and PP_TEST_GPU=real to ask for it"
+        );
+    }
+    if failed > 0 || (is_real && run == 0) {
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS

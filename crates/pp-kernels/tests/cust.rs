@@ -1,0 +1,226 @@
+//! The plugin on cust does what the built-in CUDA kernels do: the same bytes, and the same launches in the same order,
+//! on a driver that is not real. On a real one, `gpu_oracle` compares what they compute.
+
+mod common;
+#[path = "../../pp-transport/tests/fakes/mod.rs"]
+mod fakes;
+
+use std::fs;
+use std::path::Path;
+
+use common::rust_plugin;
+use fakes::Fakes;
+use fakes::raw::{Handle, ok};
+use pp_kernels::{
+    Chroma, ChunkShape, DeviceSession, FrameView, FrameViewMut, KernelSet, Payload, PayloadMut,
+    Plan, SessionConfig,
+};
+
+const SIZE: (u32, u32) = (52, 38);
+const CHROMA: Chroma = Chroma::C420;
+const MOST_FRAMES: u32 = 5;
+
+/// A device with a stream, current on this thread.
+struct Device {
+    context: Handle,
+    stream: Handle,
+}
+
+impl Device {
+    fn new() -> Device {
+        let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        ok!(init(0));
+        ok!(retain(&mut context, 0));
+        ok!(set_current(context));
+        ok!(stream_create(&mut stream, 1, 0));
+        Device { context, stream }
+    }
+
+    fn open(&self, set: &KernelSet, sigma: Option<f32>) -> DeviceSession {
+        let config = SessionConfig {
+            noise_sigma: sigma,
+            ..SessionConfig::cuda(
+                SIZE.0,
+                SIZE.1,
+                CHROMA,
+                MOST_FRAMES,
+                self.context as u64,
+                self.stream as u64,
+            )
+        };
+        // SAFETY: the context is current and lives, with its stream, as long as the process.
+        unsafe { set.open_on_device(&config) }.unwrap()
+    }
+
+    fn memory(&self, bytes: usize) -> u64 {
+        let mut address = 0;
+        ok!(alloc(&mut address, bytes));
+        ok!(fill(address, 0xAA, bytes, self.stream));
+        address
+    }
+
+    fn read(&self, address: u64, bytes: usize) -> Vec<u8> {
+        let mut read = vec![0; bytes];
+        ok!(download(
+            read.as_mut_ptr().cast(),
+            address,
+            bytes,
+            self.stream
+        ));
+        ok!(stream_synchronize(self.stream));
+        read
+    }
+}
+
+/// Frames that differ from each other.
+fn frames(count: u32) -> Vec<Vec<u8>> {
+    let bytes = CHROMA.packed_frame_bytes(SIZE.0, SIZE.1);
+    let frame = |n: u32| (0..bytes as u32).map(move |i| (i * 7 + i / 52 * 31 + n * 101) as u8);
+    (0..count).map(|n| frame(n).collect()).collect()
+}
+
+/// What one chunk gave: the tensors for Phase B, and the frames decoded from what came of it.
+#[derive(PartialEq)]
+struct Chunk {
+    input: Vec<u8>,
+    calls: u32,
+    decoded: Vec<Vec<u8>>,
+}
+
+fn chunk(
+    device: &Device,
+    (front, back): (&mut DeviceSession, &mut DeviceSession),
+    plan: &Plan,
+    original: &[Vec<u8>],
+    context: u32,
+) -> Chunk {
+    let shape = ChunkShape {
+        frames: original.len() as u32,
+        steps: plan.num_denoise_steps,
+        context_frames: context,
+    };
+    let layout = front.layout(shape).unwrap();
+    assert_eq!(layout, back.layout(shape).unwrap());
+    let (up, down) = (
+        layout.inputs.payload_bytes(),
+        layout.outputs.payload_bytes(),
+    );
+    let (input, output) = (device.memory(up), device.memory(down));
+    let views: Vec<_> = original
+        .iter()
+        .map(|frame| FrameView::packed(frame, SIZE.0, SIZE.1, CHROMA).unwrap())
+        .collect();
+    let mut decoded = vec![vec![0x55; original[0].len()]; original.len()];
+    let mut decoded_views: Vec<_> = decoded
+        .iter_mut()
+        .map(|frame| FrameViewMut::packed(frame, SIZE.0, SIZE.1, CHROMA).unwrap())
+        .collect();
+    // SAFETY: the context is current; payloads and frames live until `read` has waited for the stream.
+    let calls = unsafe {
+        let mut payload = PayloadMut::on_device(&layout.inputs, input, up).unwrap();
+        front.encode(&views, plan, &mut payload).unwrap();
+        let payload = Payload::on_device(&layout.inputs, input, up).unwrap();
+        let mut result = PayloadMut::on_device(&layout.outputs, output, down).unwrap();
+        let calls = back.phase_b(plan, &payload, &mut result).unwrap();
+        let result = Payload::on_device(&layout.outputs, output, down).unwrap();
+        front.decode(plan, &result, &mut decoded_views).unwrap();
+        calls
+    };
+    let input = device.read(input, up);
+    Chunk {
+        input,
+        calls,
+        decoded,
+    }
+}
+
+/// Chunks of all sizes, with and without recompute, after a cut, and with passes.
+fn stream(device: &Device, set: &KernelSet, sigma: Option<f32>, steps: u32) -> Vec<Chunk> {
+    let (mut front, mut back) = (device.open(set, sigma), device.open(set, sigma));
+    let all = frames(20);
+    let first = Plan::first(SIZE.0, SIZE.1, steps);
+    let cut = |start| Plan {
+        reset_kv_cache: true,
+        reset_crossattn_cache: true,
+        ..first.following(start, false)
+    };
+    let chunks = [
+        (first, 0..1, 0),
+        (first.following(1, true), 1..2, 1),
+        (first.following(2, true), 2..7, 2),
+        (first.following(7, false), 7..10, 0),
+        (cut(10), 10..14, 0),
+        (first.following(14, true), 14..19, 1),
+        (first.following(19, false), 19..20, 0),
+    ];
+    chunks
+        .into_iter()
+        .map(|(plan, range, context)| {
+            chunk(device, (&mut front, &mut back), &plan, &all[range], context)
+        })
+        .collect()
+}
+
+/// The launches and copies between two marks of a recording, without addresses.
+fn work(recording: &str, name: &str) -> Vec<String> {
+    let begin = format!("Mark name={name}");
+    let lines = recording.lines().skip_while(|line| !line.contains(&begin));
+    let lines = lines
+        .skip(1)
+        .take_while(|line| !line.contains("Mark name="));
+    lines
+        .filter_map(|line| line.find("cuLaunchKernel").map(|at| &line[at..]))
+        .map(|line| {
+            let words = line.split(' ').filter(|word| !word.starts_with("st="));
+            let words = words.map(|word| match word.split_once('=') {
+                Some((key @ ("r" | "w"), ranges)) => {
+                    let sizes = ranges
+                        .split(',')
+                        .filter_map(|range| range.split(':').nth(1));
+                    format!("{key}={}", sizes.collect::<Vec<_>>().join(","))
+                }
+                _ => word.to_owned(),
+            });
+            words.collect::<Vec<_>>().join(" ")
+        })
+        .collect()
+}
+
+#[test]
+fn the_plugin_launches_and_gives_what_the_built_in_kernels_do() {
+    let loaded = Fakes::build().load();
+    let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cust-records");
+    fs::create_dir_all(&records).unwrap();
+    loaded.set("RECORD", records.to_str().unwrap());
+    let device = Device::new();
+    let ptx = KernelSet::ptx();
+    let cust = KernelSet::load(&rust_plugin("pp-plugin-cust")).unwrap();
+    assert_eq!(cust.describe().digest, ptx.describe().digest);
+    let cases = [(None, 0), (Some(12.5), 0), (None, 2)];
+    for (sigma, steps) in cases {
+        loaded.note(&format!("Mark name=ptx{steps}{sigma:?}"));
+        let ours = stream(&device, &ptx, sigma, steps);
+        loaded.note(&format!("Mark name=cust{steps}{sigma:?}"));
+        let theirs = stream(&device, &cust, sigma, steps);
+        for (index, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+            assert!(
+                ours.input == theirs.input,
+                "tensors of chunk {index}, {sigma:?}"
+            );
+            assert_eq!(ours.calls, theirs.calls);
+            assert!(ours.decoded == theirs.decoded, "frames of chunk {index}");
+        }
+        if steps == 0 {
+            let decoded: Vec<_> = theirs.into_iter().flat_map(|chunk| chunk.decoded).collect();
+            assert!(decoded == frames(20), "zero steps is the identity");
+        }
+    }
+    loaded.note("Mark name=end");
+    let recording = records.join(format!("{}.rec", std::process::id()));
+    let recording = fs::read_to_string(&recording).unwrap();
+    for (sigma, steps) in cases {
+        let ours = work(&recording, &format!("ptx{steps}{sigma:?}"));
+        assert!(ours.len() > 20, "{ours:?}");
+        assert_eq!(ours, work(&recording, &format!("cust{steps}{sigma:?}")));
+    }
+}
