@@ -28,6 +28,11 @@ pub(crate) fn fakes() -> Option<&'static Loaded> {
     (!is_real()).then(|| Fakes::build().load())
 }
 
+/// Enough for communicators that end in order.
+pub(crate) fn within() -> Duration {
+    HANG / 2
+}
+
 /// Both devices, for one test at a time: a device has one issuer, and an issuer one thread.
 struct Held {
     issuers: [Issuer; 2],

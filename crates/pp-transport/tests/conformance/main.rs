@@ -2,12 +2,15 @@
 //!
 //! A backend joins by implementing [`suite::Backend`] and naming itself in [`conformance!`].
 
+#[path = "../control_support/mod.rs"]
+mod control_support;
 mod devices;
 #[path = "../fakes/mod.rs"]
 mod fakes;
 mod host;
 mod messages;
 mod nccl;
+mod nccl_link;
 mod suite;
 
 macro_rules! conformance {

@@ -1,0 +1,482 @@
+//! What only the NCCL backend does: order past what NCCL buffers, ends that are bounded, one thread.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use pp_contract::{Composer, Generation, Lockstep, Rank, Requests};
+use pp_transport::bell::Bell;
+use pp_transport::control::Message;
+use pp_transport::cuda::{Device, Stream};
+use pp_transport::error::TransportError;
+use pp_transport::host::EdgeShape;
+use pp_transport::in_flight::{Completion, InFlight, Submission};
+use pp_transport::lane::Lane;
+use pp_transport::link::Link;
+use pp_transport::nccl::{
+    DeviceRx, DeviceTx, Issuer, Nccl, NcclLink, NcclOptions, Receiving, Sending, UniqueId,
+};
+
+use crate::devices::{
+    HANG, Shape, connect, download, fakes, is_real, issuers, pair, upload, wait, within,
+};
+use crate::fakes::raw::TestKernels;
+use crate::messages::{number, pattern, prepare};
+
+/// More than NCCL sends with no receiver there: 64 MiB on an H200, 1 MiB on the fake.
+fn past_the_buffers() -> usize {
+    if is_real() { 160 << 20 } else { 2 << 20 }
+}
+
+/// One rank, sending and receiving.
+struct End {
+    on: usize,
+    link: NcclLink,
+    composer: Composer,
+    lockstep: Lockstep<Requests>,
+    inbox: Vec<u8>,
+    sent: u64,
+    received: u64,
+    arriving: VecDeque<(u64, InFlight<Receiving>)>,
+}
+
+fn ends((lower, higher): (NcclLink, NcclLink)) -> [End; 2] {
+    let end = |on, link| End {
+        on,
+        link,
+        composer: Composer::new(),
+        lockstep: Lockstep::requests(),
+        inbox: Vec::new(),
+        sent: 0,
+        received: 0,
+        arriving: VecDeque::new(),
+    };
+    [end(0, lower), end(1, higher)]
+}
+
+fn payload(on: usize, n: u64, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|i| pattern(n * 2 + on as u64, i)).collect()
+}
+
+impl End {
+    fn lease(&mut self) -> DeviceTx {
+        let deadline = Instant::now() + HANG;
+        loop {
+            if let Some(lease) = self.link.try_lease().unwrap() {
+                return lease;
+            }
+            assert!(Instant::now() < deadline, "no credit came");
+        }
+    }
+
+    fn try_send(
+        &mut self,
+        bytes: usize,
+        lease: DeviceTx,
+    ) -> Result<InFlight<Sending>, TransportError> {
+        let (message, stamp) = prepare(&mut self.composer, self.sent, bytes);
+        let sent = self.link.send(message, stamp, Some(lease));
+        self.sent += 1;
+        sent.map(|sent| sent.payload.unwrap()).map_err(|r| r.error)
+    }
+
+    fn send(&mut self, bytes: usize) -> InFlight<Sending> {
+        let mut lease = self.lease();
+        upload(self.on, &mut lease, 0, &payload(self.on, self.sent, bytes));
+        self.try_send(bytes, lease).unwrap()
+    }
+
+    /// Posts the receive of the next message, if one is there.
+    fn hear(&mut self) -> bool {
+        if !self.link.poll_frame(&mut self.inbox).unwrap() {
+            return false;
+        }
+        let matched = self.lockstep.admit(&self.inbox).unwrap();
+        let flight = self.link.receive(&matched).unwrap();
+        self.arriving.push_back((number(&matched), flight));
+        true
+    }
+
+    fn hear_one(&mut self) -> (u64, InFlight<Receiving>) {
+        let deadline = Instant::now() + HANG;
+        while !self.hear() {
+            assert!(Instant::now() < deadline, "no frame came");
+        }
+        self.arriving.pop_back().unwrap()
+    }
+
+    /// Reads what has arrived, and checks that it is the next and whole.
+    fn take(&mut self, bytes: usize) {
+        while let Some((n, flight)) = self.arriving.pop_front() {
+            match flight.complete().unwrap() {
+                Completion::Pending(again) => return self.arriving.push_front((n, again)),
+                Completion::Done(lease) => {
+                    assert_eq!(n, self.received);
+                    let wanted = payload(1 - self.on, n, bytes);
+                    assert!(download(self.on, &lease) == wanted, "message {n} is wrong");
+                    self.received += 1;
+                }
+            }
+        }
+    }
+}
+
+fn wait_for<S: Submission>(mut flight: InFlight<S>) -> S::Buffer {
+    let deadline = Instant::now() + HANG;
+    loop {
+        match flight.complete() {
+            Ok(Completion::Done(buffer)) => return buffer,
+            Ok(Completion::Pending(again)) => flight = again,
+            Err(failed) => panic!("{}", failed.error),
+        }
+        assert!(Instant::now() < deadline, "never completed");
+        std::thread::yield_now();
+    }
+}
+
+fn both_ways(depth: u32, bytes: usize) -> Shape {
+    let edge = EdgeShape {
+        depth,
+        slot_bytes: bytes as u64,
+    };
+    Shape {
+        up: edge,
+        down: edge,
+        blocking: true,
+    }
+}
+
+/// Sends this many messages each way at once, all of one thread, and checks each.
+fn talk(ends: &mut [End; 2], bytes: usize, messages: u64) {
+    let deadline = Instant::now() + HANG * 2;
+    let goal = ends[0].sent + messages;
+    while ends.iter().any(|end| end.received < goal) {
+        assert!(Instant::now() < deadline, "the talk stands still");
+        for end in &mut *ends {
+            if end.sent < goal
+                && let Some(mut lease) = end.link.try_lease().unwrap()
+            {
+                upload(end.on, &mut lease, 0, &payload(end.on, end.sent, bytes));
+                drop(end.try_send(bytes, lease).unwrap());
+            }
+            while end.hear() {}
+            end.take(bytes);
+        }
+    }
+}
+
+/// Both directions at once, with payloads that NCCL does not buffer: a wrong order would hang.
+#[test]
+fn payloads_past_the_buffers_keep_their_order_both_ways() {
+    let bytes = past_the_buffers();
+    for depth in [1, 2] {
+        talk(&mut ends(pair(both_ways(depth, bytes))), bytes, 6);
+    }
+}
+
+#[test]
+fn a_link_of_non_blocking_communicators_moves_the_same() {
+    let shape = Shape {
+        blocking: false,
+        ..both_ways(2, 70_000)
+    };
+    talk(&mut ends(pair(shape)), 70_000, 20);
+}
+
+#[test]
+fn a_lane_over_the_control_channel_carries_frames_and_credits() {
+    use crate::control_support;
+    use pp_transport::launch::Via;
+
+    let shape = both_ways(2, 5000);
+    let (zero, one) = control_support::pair(Via::Tcp);
+    let mut lanes = Vec::new();
+    let mut inlets = Vec::new();
+    for channel in [zero, one] {
+        let (sender, mut receiver) = channel.split();
+        let (lane, inlet) = Lane::over_channel(sender, Bell::new().unwrap(), 2, 2).unwrap();
+        lanes.push(lane);
+        inlets.push(std::thread::spawn(move || {
+            loop {
+                let far = Instant::now() + HANG * 2;
+                match receiver.recv_deadline(far) {
+                    Ok(Message::Frame(body)) => inlet.deliver(body).unwrap(),
+                    Ok(other) => panic!("{other:?}"),
+                    // The other end is done.
+                    Err(_) => return,
+                }
+            }
+        }));
+    }
+    let (one, zero) = (lanes.pop().unwrap(), lanes.pop().unwrap());
+    assert_eq!((zero.peer(), one.peer()), (Rank::new(1), Rank::new(0)));
+    let mut ends = ends(connect(shape, (zero, one)).unwrap());
+    talk(&mut ends, 5000, 50);
+    drop(ends);
+}
+
+/// Device memory in use does not grow with the messages.
+#[test]
+fn the_steady_state_allocates_nothing() {
+    let mut ends = ends(pair(both_ways(4, 4096)));
+    talk(&mut ends, 4096, 20);
+    let before = [0, 1].map(|d| Device::open(d).unwrap().memory().unwrap().free);
+    talk(&mut ends, 4096, 200);
+    let after = [0, 1].map(|d| Device::open(d).unwrap().memory().unwrap().free);
+    assert_eq!(before, after);
+}
+
+#[test]
+fn a_slot_goes_back_only_when_its_reader_is_done() {
+    let Some(_) = fakes() else {
+        return;
+    };
+    let mut ends = ends(pair(both_ways(1, 4096)));
+    let kernels = on_device(1);
+    let streams = [0, 1].map(|_| Stream::new(&Device::open(1).unwrap()).unwrap());
+    let flight = ends[0].send(4096);
+    let (_, arriving) = ends[1].hear_one();
+    let payload: DeviceRx = wait_for(arriving);
+    // Two readers; the first takes longer than the second, and must not be forgotten over it.
+    for (stream, us) in streams.iter().zip([400_000, 1000]) {
+        let read = payload.read_on(stream, |_| -> Result<(), TransportError> {
+            kernels.spin(stream.raw(), us);
+            Ok(())
+        });
+        read.unwrap();
+    }
+    drop(payload);
+    ends[1].hear();
+    assert!(!flight.is_done().unwrap(), "given back while it is read");
+    assert!(!streams[0].is_idle().unwrap(), "the readers were too fast");
+    wait(|| streams[0].is_idle().unwrap());
+    let deadline = Instant::now() + HANG;
+    while !flight.is_done().unwrap() {
+        // The link gives it back in any of its calls.
+        ends[1].link.try_lease().unwrap();
+        assert!(Instant::now() < deadline);
+    }
+}
+
+#[test]
+fn a_send_waits_for_what_writes_its_slot() {
+    let Some(_) = fakes() else {
+        return;
+    };
+    let mut ends = ends(pair(both_ways(2, 4096)));
+    let kernels = on_device(0);
+    let streams = [0, 1].map(|_| Stream::new(&Device::open(0).unwrap()).unwrap());
+    let mut lease = ends[0].lease();
+    // The later writer wins, though the first one is slow.
+    for (stream, (us, n)) in streams.iter().zip([(100_000, 7), (0, 0)]) {
+        let written = lease.write_on(stream, |slot| -> Result<(), TransportError> {
+            kernels.spin(stream.raw(), us);
+            kernels.fill(stream.raw(), slot.address, slot.len, n);
+            Ok(())
+        });
+        written.unwrap();
+    }
+    let flight = ends[0].try_send(4096, lease).unwrap();
+    let (_, arriving) = ends[1].hear_one();
+    let got = download(1, &wait_for(arriving));
+    assert!(got == payload(0, 0, 4096), "sent before it was written");
+    drop(flight);
+}
+
+/// The kernels of the fake driver, on this device.
+fn on_device(ordinal: u32) -> TestKernels {
+    Device::open(ordinal).unwrap().bind().unwrap();
+    TestKernels::load()
+}
+
+#[test]
+fn an_abort_ends_what_is_in_flight_and_a_new_generation_works() {
+    let bytes = past_the_buffers();
+    for round in 0..2 {
+        let mut ends = ends(pair(both_ways(1, bytes)));
+        // Nobody receives it, and it is too large to be buffered.
+        let flight = ends[0].send(bytes);
+        let handles = [0, 1].map(|on| ends[on].link.abort_handle());
+        assert!(!handles[0].is_aborted());
+        let deadline = Instant::now() + HANG;
+        let threads = handles.map(|handle| {
+            std::thread::spawn(move || handle.abort("the test gave it up", deadline))
+        });
+        for thread in threads {
+            thread.join().unwrap().unwrap();
+        }
+        // The device lets go and calls it a success; nobody may believe it.
+        std::thread::sleep(Duration::from_millis(50));
+        for error in [
+            flight.is_done().unwrap_err(),
+            ends[0].link.try_lease().unwrap_err(),
+            ends[1].link.poll_frame(&mut Vec::new()).unwrap_err(),
+        ] {
+            let text = error.to_string();
+            assert!(text.contains("the test gave it up"), "{round}: {text}");
+        }
+        drop(flight.complete().unwrap_err().buffer);
+        drop(ends);
+    }
+    talk(&mut ends(pair(both_ways(2, 4096))), 4096, 10);
+}
+
+/// A receive that an abort cuts short: the device says that it succeeded.
+#[test]
+fn an_aborted_receive_is_never_believed() {
+    let Some(_) = fakes() else {
+        return;
+    };
+    let mut ends = ends(pair(both_ways(1, 4096)));
+    let kernels = on_device(0);
+    let stream = Stream::new(&Device::open(0).unwrap()).unwrap();
+    let mut lease = ends[0].lease();
+    let written = lease.write_on(&stream, |_| -> Result<(), TransportError> {
+        kernels.spin(stream.raw(), 300_000);
+        Ok(())
+    });
+    written.unwrap();
+    let _sending = ends[0].try_send(4096, lease).unwrap();
+    let (_, receiving) = ends[1].hear_one();
+    assert!(!receiving.is_done().unwrap());
+    let handle = ends[1].link.abort_handle();
+    handle
+        .abort("its peer is late", Instant::now() + HANG)
+        .unwrap();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(100) {
+        assert!(receiving.is_done().is_err());
+    }
+    drop(receiving.complete().unwrap_err());
+}
+
+#[test]
+fn connecting_alone_ends_at_its_deadline_and_says_where_it_stood() {
+    let [lower, higher] = issuers();
+    let ids = [(); 2].map(|()| UniqueId::new(lower.nccl()).unwrap());
+    let (lane, _other) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
+    let edge = EdgeShape {
+        depth: 1,
+        slot_bytes: 64,
+    };
+    let options = NcclOptions {
+        issuer: lower,
+        lane,
+        is_lower: true,
+        up: edge,
+        down: edge,
+        ids,
+        deadline: Instant::now() + Duration::from_millis(300),
+        generation: Generation::new(3),
+        blocking: false,
+    };
+    let error = NcclLink::connect(options).unwrap_err().to_string();
+    assert!(error.contains("rank 1"), "{error}");
+    assert!(error.contains("communicator of the edge up"), "{error}");
+    drop(higher);
+    // What was given up is in nobody's way.
+    talk(&mut ends(pair(both_ways(1, 64))), 64, 5);
+}
+
+#[test]
+fn one_issuer_per_device_and_one_thread_per_issuer() {
+    let mut ends = ends(pair(both_ways(1, 64)));
+    let nccl = Nccl::load().unwrap();
+    let taken = Issuer::open(&nccl, &Device::open(0).unwrap()).unwrap_err();
+    assert!(matches!(taken, TransportError::DeviceTaken { ordinal: 0 }));
+
+    talk(&mut ends, 64, 1);
+    let [mut first, second] = ends;
+    let first = std::thread::spawn(move || {
+        let lease = first.lease();
+        let error = first.try_send(64, lease).unwrap_err();
+        assert!(
+            matches!(error, TransportError::WrongThread { ordinal: 0 }),
+            "{error}"
+        );
+        first
+    });
+    let mut first = first.join().unwrap();
+    // Refused before anything left: the numbers go on where they were.
+    first.sent -= 1;
+    talk(&mut [first, second], 64, 1);
+}
+
+#[test]
+fn a_send_that_fails_after_its_header_breaks_the_link() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let mut ends = ends(pair(both_ways(2, 64)));
+    talk(&mut ends, 64, 1);
+    let lease = ends[0].lease();
+    fakes.set("FAULTS", "ncclSend:1:3,nothing:1:skip");
+    let error = ends[0].try_send(64, lease).unwrap_err().to_string();
+    fakes.set("FAULTS", "");
+    assert!(
+        error.contains("rank 1") && error.contains("ncclSend"),
+        "{error}"
+    );
+    let after = ends[0].link.try_lease().unwrap_err();
+    assert!(matches!(after, TransportError::Aborted { .. }), "{after}");
+}
+
+#[test]
+fn a_communicator_that_fails_by_itself_is_noticed() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let bytes = past_the_buffers();
+    let mut ends = ends(pair(both_ways(1, bytes)));
+    let flight = ends[0].send(bytes);
+    fakes.set("FAULTS", "asyncError:1:6,nothing:2:skip");
+    let deadline = Instant::now() + HANG;
+    let error = loop {
+        assert!(Instant::now() < deadline, "nobody noticed");
+        // Whoever waits for a credit asks, too.
+        match flight.is_done() {
+            Ok(done) => assert!(!done),
+            Err(error) => break error.to_string(),
+        }
+    };
+    fakes.set("FAULTS", "");
+    assert!(error.contains("ncclRemoteError"), "{error}");
+}
+
+#[test]
+fn a_lease_that_outlives_its_link_while_it_is_read_keeps_its_memory() {
+    let Some(_) = fakes() else {
+        return;
+    };
+    let mut ends = ends(pair(both_ways(1, 4096)));
+    let kernels = on_device(1);
+    let stream = Stream::new(&Device::open(1).unwrap()).unwrap();
+    drop(ends[0].send(4096));
+    let (_, arriving) = ends[1].hear_one();
+    let lease = wait_for(arriving);
+    let [first, second] = ends;
+    let read = lease.read_on(&stream, |_| -> Result<(), TransportError> {
+        kernels.spin(stream.raw(), 200_000);
+        Ok(())
+    });
+    read.unwrap();
+    drop(second);
+    drop(lease);
+    // Nothing gives the slot back any more, and nothing frees it under its reader: the fake driver
+    // ends the process when that happens.
+    wait(|| stream.is_idle().unwrap());
+    drop(first);
+}
+
+#[test]
+fn closing_in_order_is_quick_and_says_so() {
+    let mut ends = ends(pair(both_ways(2, 64)));
+    talk(&mut ends, 64, 3);
+    let [first, second] = ends;
+    let deadline = Instant::now() + within();
+    // Each may wait for the other, so they close at once; both calls end in order.
+    std::thread::scope(|scope| {
+        let first = scope.spawn(move || first.link.close(deadline));
+        second.link.close(deadline).unwrap();
+        first.join().unwrap().unwrap();
+    });
+}
