@@ -80,10 +80,10 @@ quote() {
     printf '"%s"' "$text"
 }
 
-# The JSON objects among the lines of a file, as the inside of an array. Python writes NaN, which JSON does not have.
+# The JSON objects at the ends of lines, as the inside of an array. Python writes NaN, which JSON does not have.
 objects() {
     local found
-    found=$(grep -a '^{.*}$' "$1" | sed -E 's/([:,[ ])-?(NaN|Infinity)/\1null/g')
+    found=$(grep -aoE '\{".*\}$' "$1" | sed -E 's/([:,[ ])-?(NaN|Infinity)/\1null/g')
     printf '%s' "${found//$'\n'/,}"
 }
 
@@ -154,24 +154,25 @@ gpu_step() { # GPUS NAME NEED SECONDS COMMAND...
 figures=()
 rows=()
 
-# Every value of a field in the results of the steps whose name begins so. The first value of each result counts.
-values() { # PREFIX FIELD
+# Every value of a number: from each step whose name begins so, the first one behind the pattern in one object.
+values() { # PREFIX PATTERN FIELD
     local step
     for step in "${steps[@]}"; do
         [[ $step == "{\"name\":\"$1"* ]] || continue
-        grep -oE "\"$2\":-?[0-9][0-9.eE+-]*" <<<"$step" | head -n 1 | cut -d: -f2
+        grep -oE "$2[^}]*\"$3\": ?-?[0-9][0-9.eE+-]*" <<<"$step" | head -n 1 | grep -oE -- '-?[0-9][0-9.eE+-]*$'
     done
 }
-median() { sort -g | sed -n "$(((${1} + 1) / 2))p"; }
+# The middle one of some numbers.
+median() {
+    local all count
+    all=$(sort -g)
+    count=$(wc -l <<<"$all")
+    sed -n "$(((count + 1) / 2))p" <<<"$all"
+}
 
-# figure NAME PREFIX FIELD [min|max MARK]: the median over the runs, and whether it meets the mark.
-figure() {
-    local name=$1 all value number met=null mark=null
-    all=$(values "$2" "$3")
-    [[ $all ]] || return 0
-    number=$(wc -l <<<"$all")
-    value=$(median "$number" <<<"$all")
-    local shown="$value"
+# show NAME VALUE RUNS [min|max MARK]: one figure, and whether it meets its mark.
+show() {
+    local name=$1 value=$2 count=$3 met=null mark=null shown=$2
     if (($# > 3)); then
         mark=$5
         local first
@@ -180,8 +181,32 @@ figure() {
         [[ $value == "$mark" || ($4 == min && $first == "$mark") || ($4 == max && $first == "$value") ]] && met=true
         shown="$value ($4 $mark: $([[ $met == true ]] && echo met || echo MISSED))"
     fi
-    figures+=("{\"name\":\"$name\",\"value\":$value,\"runs\":$number,\"mark\":$mark,\"met\":$met}")
-    rows+=("$(printf '%-42s %s, %s runs' "$name" "$shown" "$number")")
+    figures+=("{\"name\":\"$name\",\"value\":$value,\"runs\":$count,\"mark\":$mark,\"met\":$met}")
+    rows+=("$(printf '%-46s %s, %s runs' "$name" "$shown" "$count")")
+}
+
+# figure NAME PREFIX PATTERN FIELD [min|max MARK]: the median over the runs.
+figure() {
+    local name=$1 all
+    all=$(values "$2" "$3" "$4")
+    shift 4
+    [[ $all ]] || return 0
+    show "$name" "$(median <<<"$all")" "$(wc -l <<<"$all")" "$@"
+}
+
+# ratio NAME PREFIX PATTERN FIELD  PREFIX PATTERN FIELD  [min|max MARK]: the median of the former over that of the latter.
+ratio() {
+    local name=$1 ours theirs
+    ours=$(values "$2" "$3" "$4")
+    theirs=$(values "$5" "$6" "$7")
+    shift 7
+    [[ $ours && $theirs ]] || return 0
+    local over under thousandths
+    printf -v over %.0f "$(median <<<"$ours")e6"
+    printf -v under %.0f "$(median <<<"$theirs")e6"
+    ((under > 0)) || return 0
+    thousandths=$((over * 1000 / under))
+    show "$name" "$((thousandths / 1000)).$(printf %03d $((thousandths % 1000)))" "$(wc -l <<<"$ours")" "$@"
 }
 
 # --- what is done ---------------------------------------------------------------------------------------------------
@@ -199,7 +224,7 @@ correctness() {
         step "plugin-$plugin" required 60 "$pp" plugin check "$here/plugins/$plugin.so"
     done
     gpu_step 2 conformance required 90 env PP_TEST_GPU=real "$here/tests/conformance" --test-threads=1
-    gpu_step 2 race required 90 env PP_TEST_GPU=real "$here/tests/race"
+    gpu_step 2 race required 90 env PP_TEST_GPU=real "$here/tests/race" --nocapture
 }
 
 # The clip through two GPUs, and the same on the processor, whose PSNR it must come near.
@@ -247,7 +272,7 @@ PYTHON
 
 benchmarks() { # RUN
     local run=$1 ms
-    gpu_step 2 "link-$run" optional 60 "$pp" bench link "${nccl[@]}" --json
+    gpu_step 2 "link-$run" optional 60 "$pp" bench link "${nccl[@]}" --max-bytes $((1 << 30)) --json
     for ms in 0.2 1 5 0; do
         gpu_step 2 "overlap-22M-${ms}ms-$run" optional 30 "$pp" bench overlap "${nccl[@]}" "${spin[@]}" \
             --bytes 22118400 --decode-ms "$ms" --phase-b-ms "$ms" --json
@@ -347,12 +372,28 @@ sanitized
 
 # --- what came of it ------------------------------------------------------------------------------------------------
 
-figure "efficiency, 22 MB, stages 0.2 ms" overlap-22M-0.2ms- efficiency min 0.95
-figure "efficiency, 22 MB, stages 1 ms" overlap-22M-1ms- efficiency min 0.985
-figure "efficiency, 22 MB, stages 5 ms" overlap-22M-5ms- efficiency min 0.99
-figure "ms a chunk, 22 MB, no work" overlap-22M-0ms- period_ms max 0.10
-figure "ms a chunk, 64 KiB, no work" overlap-64K-0ms- period_ms max 0.04
-figure "frames a second, 1280x720" job-720p- frames_per_second
+act='"bytes": ?22118400'
+for entry in 0.2:0.95 1:0.985 5:0.99; do
+    ms=${entry%:*}
+    figure "efficiency, 22 MB, stages $ms ms" "overlap-22M-${ms}ms-" '' efficiency min "${entry#*:}"
+    stages="$act, ?\"decode_ms\": ?${ms/./\\.}0*(\.0+)?, ?\"phase_b_ms\": ?${ms/./\\.}0*(\.0+)?,"
+    figure "  the same by hand, all enqueued ahead" peer-limit "\"limit_pipeline\", ?$stages ?\"slots\": ?4," efficiency
+    figure "  the same in PyTorch" peer-pilot "\"act_$stages" efficiency
+done
+figure "ms a chunk, 22 MB, no work" overlap-22M-0ms- '' period_ms max 0.10
+figure "ms a chunk, 64 KiB, no work" overlap-64K-0ms- '' period_ms max 0.04
+for bytes in 22118400 1073741824; do
+    ratio "one way over raw NCCL, $bytes bytes" link- "\"bytes\":$bytes," one_way_us \
+        peer-limit "\"raw_nccl_one_way\",\"bytes\":$bytes," us max 1.02
+done
+ratio "round trip over raw NCCL, 4 bytes" link- '"bytes":4,' round_trip_us \
+    peer-limit '"raw_nccl_round_trip_host","bytes":4,' us max 1.2
+for peer in sdpa flex offsets; do
+    ratio "a pass of attention over PyTorch ($peer)" kernels- '"name":"attend kernel, first pass"' median_us \
+        peer-attention "\"peer\": ?\"$peer\", ?\"frames\": ?4," us max 1
+done
+figure "frames a second, 1280x720" job-720p- '' frames_per_second
+figure "share of the period without Phase B, 1280x720" job-720p- '' phase_b_idle_share
 
 join() { local IFS=,; echo "$*"; }
 about=null

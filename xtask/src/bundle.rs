@@ -19,6 +19,7 @@ const MOST_BYTES: u64 = 40 << 20;
 const TESTS: &[(&str, &str, &str)] = &[
     ("pp-kernels", "gpu_oracle", "gpu_oracle"),
     ("pp-transport", "conformance", "conformance"),
+    ("pp-transport", "race", "race"),
 ];
 /// Plugins in Rust: their packages and names in the bundle.
 const PLUGINS: &[(&str, &str)] = &[

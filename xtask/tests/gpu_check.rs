@@ -95,6 +95,47 @@ fn figures_are_medians_over_the_runs_and_say_whether_they_meet_their_mark() {
 }
 
 #[test]
+fn ours_is_set_beside_the_peer_of_the_same_size() {
+    let bundle = Bundle::new("peers");
+    bundle.program(
+        "bin/pp",
+        r#"[[ $2 == link ]] && echo '{"transport":"nccl","figures":[{"bytes":4,"one_way_us":9.5,"round_trip_us":30.0},{"bytes":22118400,"one_way_us":72.5,"round_trip_us":1}]}'
+: >out.y4m"#,
+    );
+    bundle.program(
+        "path/python3",
+        "[[ $2 == *find_spec* ]] && echo /nowhere/nccl || [[ $2 == *json.load* ]]",
+    );
+    bundle.program(
+        "path/nvcc",
+        r#"while [[ $1 != -o ]]; do shift; done
+cat >"$2" <<'MADE'
+#!/bin/bash
+echo '{"what":"raw_nccl_round_trip_host","bytes":4,"us":24.00}'
+echo '{"what":"raw_nccl_one_way","bytes":22118400,"us":71.90,"GBps":307.6}'
+echo '{"what":"limit_pipeline","bytes":22118400,"decode_ms":0.20,"phase_b_ms":0.20,"slots":2,"period_ms":0.3,"efficiency":0.6667}'
+echo '{"what":"limit_pipeline","bytes":22118400,"decode_ms":0.20,"phase_b_ms":0.20,"slots":4,"period_ms":0.2,"efficiency":0.9773}'
+MADE
+chmod +x "$2""#,
+    );
+    fs::create_dir_all(bundle.0.join("peers")).unwrap();
+    fs::write(bundle.0.join("peers/limit.cu"), "").unwrap();
+    let (output, report) = bundle.run(&["--only", "^(link|peer)", "--runs", "1"]);
+    assert!(output.status.success());
+    let figure = |name: &str| {
+        let figures = report["figures"].as_array().unwrap();
+        let found = figures
+            .iter()
+            .find(|f| f["name"].as_str().unwrap().contains(name));
+        let found = found.unwrap_or_else(|| panic!("no figure {name} in {figures:?}"));
+        (found["value"].as_f64().unwrap(), found["met"].clone())
+    };
+    assert_eq!(figure("22118400 bytes"), (1.008, true.into()));
+    assert_eq!(figure("round trip"), (1.25, false.into()));
+    assert_eq!(figure("by hand"), (0.9773, Value::Null));
+}
+
+#[test]
 fn a_step_that_fails_stops_nothing_and_whatever_it_prints_is_kept_as_json() {
     let bundle = Bundle::new("failure");
     bundle.program(

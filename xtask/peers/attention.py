@@ -1,0 +1,297 @@
+"""The same windowed patch attention in PyTorch, to time beside ours: one pass over a chunk of 1280x720 4:2:0 frames.
+
+    python3 attention.py [--frames 4 8] [--size 1280x720] [--only NAME ...]
+
+Queries, keys, values and windows are those of crates/pp-kernels/src/reference.rs (first pass: the guide is the frame
+itself): 8x8 patches at multiples of 4; keys at every place within 4 samples in the same frame and within 2 in the two
+frames before and after. Three ways to write it, and for each the best that was found:
+
+- sdpa: tiles of 8x8 queries, their common windows gathered as keys and values (bf16), -|k|^2/2 as three more channels,
+  a mask for each query's own window, aten's scaled_dot_product with the log-sum-exp by which overlapping patches merge.
+  It cannot express the floor of the distance, so it does a little less work than ours.
+- flex: the same tiles through a compiled flex_attention, whose score_mod has the floor, the norms and the mask.
+- offsets: no attention call at all; squared differences for all offsets at once, summed over 4x4 cells, weights, and a
+  weighted sum (f32), through torch.compile. Algebraically the same; what a good PyTorch programmer would write.
+
+Each is checked on a small clip against the third one in f64 before it is timed. Prints one JSON object for each line.
+"""
+
+import argparse
+import json
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+FLOOR = 1.1
+STRENGTH = 0.4
+SIGMA = 20.0
+RADIUS = {0: 4, 1: 2, 2: 2}
+PATCH, CELL, TILE = 8, 4, 8
+SCALE = 1.0 / (64 * (STRENGTH * SIGMA) ** 2)
+LIMIT = 64 * FLOOR * 2 * SIGMA**2
+
+
+def mirrored(length, before, after):
+    """Indices of a line with a margin in which it is mirrored, edge sample repeated."""
+    i = torch.arange(-before, length + after) % (2 * length)
+    return torch.minimum(i, 2 * length - 1 - i)
+
+
+def padded(frames, before, after):
+    rows = mirrored(frames.shape[-2], before, after).to(frames.device)
+    columns = mirrored(frames.shape[-1], before, after).to(frames.device)
+    return frames[..., rows, :][..., columns]
+
+
+# --- offsets ---------------------------------------------------------------------------------------------------------
+
+
+def offsets_of_frame_distance(query, key, radius):
+    """Numerators and denominators (by cell) of all queries against keys one fixed time away."""
+    frames, height, width = query.shape
+    side = 2 * radius + 1
+    # [frames, dy, dx, height, width], a view
+    keys = padded(key, radius, radius).unfold(1, height, 1).unfold(2, width, 1)
+    squares = (query[:, None, None] - keys).square()
+    cells = squares.view(frames, side, side, height // CELL, CELL, width // CELL, CELL).sum((4, 6))
+    rows = cells[..., 1:, :] + cells[..., :-1, :]
+    distance = rows[..., 1:] + rows[..., :-1]
+    weight = torch.exp(-torch.clamp(distance - LIMIT, min=0) * SCALE)
+    weight = F.pad(weight, (1, 1, 1, 1))
+    rows = weight[..., 1:, :] + weight[..., :-1, :]
+    cover = rows[..., 1:] + rows[..., :-1]
+    values = keys.view(frames, side, side, height // CELL, CELL, width // CELL, CELL)
+    numerator = (cover[:, :, :, :, None, :, None] * values).sum((1, 2)).view(frames, height, width)
+    return numerator, cover.sum((1, 2))
+
+
+def offsets(frames, part):
+    """`part` is offsets_of_frame_distance, compiled or not."""
+    numerator = torch.zeros_like(frames)
+    denominator = frames.new_zeros(frames.shape[0], frames.shape[1] // CELL, frames.shape[2] // CELL)
+    for distance in range(-2, 3):
+        if abs(distance) >= frames.shape[0]:
+            continue
+        first, last = max(0, -distance), min(frames.shape[0], frames.shape[0] - distance)
+        n, d = part(frames[first:last], frames[first + distance : last + distance], RADIUS[abs(distance)])
+        numerator[first:last] += n
+        denominator[first:last] += d
+    return numerator / denominator.repeat_interleave(CELL, 1).repeat_interleave(CELL, 2)
+
+
+# --- tiles -----------------------------------------------------------------------------------------------------------
+
+
+class Tiles:
+    """Queries in tiles of 8x8 patches, with the windows they have in common."""
+
+    def __init__(self, frames, height, width, device):
+        self.patches = (height // CELL - 1, width // CELL - 1)
+        self.tiles = tuple(-(-n // TILE) for n in self.patches)
+        self.frames, self.height, self.width = frames, height, width
+        self.reach = [(d, RADIUS[abs(d)]) for d in range(-2, 3)]
+        self.sides = [CELL * (TILE - 1) + 2 * r + 1 for _, r in self.reach]
+        self.keys = sum(s * s for s in self.sides)
+        self.padded_keys = -(-self.keys // 128) * 128
+        self.mask = self.make_mask(device)
+
+    def make_mask(self, device):
+        """[64, keys]: which keys lie in each query's own window."""
+        at = torch.arange(TILE, device=device) * CELL
+        parts = []
+        for (_, radius), side in zip(self.reach, self.sides):
+            near = (torch.arange(side, device=device)[None] - radius - at[:, None]).abs() <= radius
+            parts.append((near[:, None, :, None] & near[None, :, None, :]).reshape(TILE * TILE, side * side))
+        mask = torch.cat(parts, 1)
+        return F.pad(mask, (0, self.padded_keys - self.keys))
+
+    def known(self, device):
+        """[frames, keys]: which keys lie in frames of the chunk."""
+        t = torch.arange(self.frames, device=device)
+        parts = [
+            ((t + d >= 0) & (t + d < self.frames))[:, None].expand(-1, side * side)
+            for (d, _), side in zip(self.reach, self.sides)
+        ]
+        return F.pad(torch.cat(parts, 1), (0, self.padded_keys - self.keys))
+
+    def gather(self, frames):
+        """Queries [frames * tiles, 64, 64] and keys [frames * tiles, keys, 64]."""
+        ty, tx = self.tiles
+        step = CELL * TILE
+        big = padded(frames, 4, 4 + step + PATCH)
+        patches = big.unfold(1, PATCH, 1).unfold(2, PATCH, 1)  # [frames, y, x, 8, 8], a view
+        own = patches[:, 4::CELL, 4::CELL][:, : ty * TILE, : tx * TILE]
+        own = own.reshape(self.frames, ty, TILE, tx, TILE, 64).transpose(2, 3).reshape(-1, TILE * TILE, 64)
+        parts = []
+        for (d, radius), side in zip(self.reach, self.sides):
+            moved = patches.roll(-d, 0) if d else patches
+            start = 4 - radius
+            window = moved[:, start:, start:].unfold(1, side, step).unfold(2, side, step)[:, :ty, :tx]
+            # [frames, ty, tx, 8, 8, side, side]
+            parts.append(window.permute(0, 1, 2, 5, 6, 3, 4).reshape(self.frames * ty * tx, side * side, 64))
+        keys = torch.cat(parts, 1)
+        return own, F.pad(keys, (0, 0, 0, self.padded_keys - self.keys))
+
+    def merge(self, out, lse, norms):
+        """Overlapping patches by their softmax denominators; `lse` is relative to each query's own norm."""
+        ty, tx = self.tiles
+        py, px = self.patches
+
+        def place(values):
+            values = values.reshape(self.frames, ty, tx, TILE, TILE, -1).transpose(2, 3)
+            return values.reshape(self.frames, ty * TILE, tx * TILE, -1)[:, :py, :px].reshape(self.frames, py * px, -1)
+
+        weight = torch.exp(lse - norms)[..., None]
+        size = (self.height, self.width)
+        numerator = F.fold(place(out.float() * weight).transpose(1, 2), size, PATCH, stride=CELL)
+        denominator = F.fold(place(weight.expand(-1, -1, 64)).transpose(1, 2), size, PATCH, stride=CELL)
+        return (numerator / denominator)[:, 0]
+
+
+def split(value):
+    """Three bf16 whose sum is `value` (up to 24 bits)."""
+    pieces = []
+    for _ in range(3):
+        piece = value.bfloat16()
+        pieces.append(piece)
+        value = value - piece.float()
+    return pieces
+
+
+def sdpa(frames, tiles, floor=False):
+    own, keys = tiles.gather(frames)
+    half_norm = keys.float().square().sum(-1) / 2
+    pieces = split(half_norm)
+    zero = torch.zeros_like(pieces[0])
+    keys = torch.cat([keys, torch.stack(pieces + [zero] * 5, -1)], -1)
+    ones = torch.full_like(own[..., :3], -1)
+    queries = torch.cat([own, ones, torch.zeros_like(own[..., :5])], -1)
+    mask = tiles.mask[None] & tiles.known(frames.device)[:, None]  # [frames, 64, keys]
+    bias = torch.where(mask, 0.0, float("-inf")).to(queries.dtype)
+    count = tiles.tiles[0] * tiles.tiles[1]
+    shape = (tiles.frames, count)
+    # Tiles take the place of heads, so that the mask of a frame is shared by all of them.
+    result = torch.ops.aten._scaled_dot_product_efficient_attention(
+        queries.view(*shape, 64, 72),
+        keys.view(*shape, -1, 72),
+        keys.view(*shape, -1, 72),
+        bias[:, None].expand(-1, count, -1, -1),
+        True,
+        scale=2 * SCALE,
+    )
+    out = result[0].reshape(-1, 64, 72)[..., :64]
+    lse = result[1][..., :64].reshape(-1, 64)
+    return tiles.merge(out, lse, own.float().square().sum(-1) * SCALE)
+
+
+def make_flex(tiles, device):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+    count = tiles.tiles[0] * tiles.tiles[1]
+    mask, known = tiles.mask, tiles.known(device)
+
+    def run(frames):
+        own, keys = tiles.gather(frames)
+        key_norms = keys.float().square().sum(-1)
+        query_norms = own.float().square().sum(-1)
+
+        def score(value, b, h, q, k):
+            distance = query_norms[b, q] + key_norms[b, k] - 2 * value
+            logit = -torch.clamp(distance - LIMIT, min=0) * SCALE
+            return torch.where(mask[q, k] & known[b // count, k], logit, -float("inf"))
+
+        out, lse = compiled(own[:, None], keys[:, None], keys[:, None], score_mod=score, scale=1.0, return_lse=True)
+        return tiles.merge(out[:, 0], lse[:, 0], torch.zeros_like(lse[:, 0]))
+
+    return run
+
+
+# --- checking and timing ---------------------------------------------------------------------------------------------
+
+
+def clip(frames, height, width, device):
+    generator = torch.Generator(device).manual_seed(5)
+    y = torch.arange(height, device=device)[:, None].float()
+    x = torch.arange(width, device=device)[None].float()
+    all_frames = []
+    for t in range(frames):
+        u, v = x + 0.7 * t, y - 0.4 * t
+        picture = 120 + 60 * torch.sin(u * 0.021) * torch.cos(v * 0.017) + 25 * torch.sin(u * 0.31 + v * 0.11)
+        picture = picture + SIGMA * torch.randn(height, width, generator=generator, device=device)
+        all_frames.append(picture.round().clamp(0, 255))
+    return torch.stack(all_frames)
+
+
+def median_us(work, runs=9):
+    times = []
+    for i in range(runs + 2):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        stop.record()
+        stop.synchronize()
+        if i >= 2:
+            times.append(start.elapsed_time(stop) * 1000)
+    return sorted(times)[len(times) // 2]
+
+
+def variants(frames, height, width, device):
+    """name -> function of bf16 frames [frames, height, width], all sizes multiples of 8."""
+    tiles = Tiles(frames, height, width, device)
+    part = torch.compile(offsets_of_frame_distance, dynamic=False)
+    return {
+        "offsets": lambda planes: offsets(planes.float(), part),
+        "sdpa": lambda planes: sdpa(planes, tiles),
+        "flex": make_flex(tiles, device),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--frames", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--size", default="1280x720")
+    parser.add_argument("--only", nargs="+", default=["offsets", "sdpa", "flex"])
+    args = parser.parse_args()
+    width, height = map(int, args.size.split("x"))
+    device = "cuda"
+    torch._dynamo.config.recompile_limit = 64
+    print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__}), flush=True)
+
+    small = clip(5, 72, 104, device)
+    expected = offsets(small.double(), offsets_of_frame_distance)
+    for name, run in variants(5, 72, 104, device).items():
+        if name in args.only:
+            began = time.monotonic()
+            try:
+                error = (run(small.bfloat16()).double() - expected).abs()
+                line = {"check": name, "worst": error.max().item(), "rms": error.square().mean().sqrt().item()}
+            except Exception as failure:  # report and go on: the others are still worth their time
+                line = {"check": name, "failed": f"{type(failure).__name__}: {failure}"[:300]}
+            print(json.dumps(line | {"seconds": round(time.monotonic() - began, 1)}), flush=True)
+
+    chroma = ((height // 2 + 7) // 8 * 8, (width // 2 + 7) // 8 * 8)
+    for frames in args.frames:
+        sizes = [((height + 7) // 8 * 8, (width + 7) // 8 * 8), chroma]
+        planes = [clip(frames, *size, device).bfloat16() for size in sizes]
+        runs = [variants(frames, *size, device) for size in sizes]
+        for name in args.only:
+            # Phase B takes frames one plane after the other; the tiles of a whole chunk may not fit at once.
+            def work():
+                for plane, run, times in zip(planes, runs, (1, 2)):
+                    for _ in range(times):
+                        run[name](plane)
+
+            try:
+                us = median_us(work)
+                line = {"peer": name, "frames": frames, "us": round(us, 1), "us_per_frame": round(us / frames, 1)}
+            except Exception as failure:
+                line = {"peer": name, "frames": frames, "failed": f"{type(failure).__name__}: {failure}"[:300]}
+            print(json.dumps(line), flush=True)
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
