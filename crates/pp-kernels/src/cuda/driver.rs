@@ -1,128 +1,16 @@
-//! The driver as these kernels use it: modules, launches, copies, events and memory on a raw context and stream.
+//! The driver as these kernels use it: modules, launches, copies and events on a raw context and stream.
 //!
-//! Hazard: cudarc panics when libcuda is missing, so [`Driver::load`] looks for it first, and every other type here is
+//! Hazard: cudarc panics when libcuda is missing, so [`Driver::load`] looks for it first, and everything else here is
 //! made from a [`Driver`]. Nothing here waits, except where the name says so.
-//!
-//! Memory is allocated and freed in the order of a stream. So a free needs no wait (`cuMemFree` waits for the whole
-//! device, for ever behind a stream that hangs), and what a hung stream may still touch is never given away.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CString, c_void};
 use std::ptr;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use cudarc::driver::result::DriverError;
 use cudarc::driver::sys;
 
-/// The longest that set-up waits for the device.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Why the driver did not do what was asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CudaError {
-    /// There is no driver.
-    #[error(
-        "libcuda is not found: install the NVIDIA driver (580 or newer), or run on the CPU with --kernels cpu"
-    )]
-    NoDriver,
-    /// The context of the call is not the one the work belongs to.
-    #[error(
-        "the CUDA context {wanted:#x} must be current on the calling thread, it is {found:#x}; bind the device first"
-    )]
-    WrongContext {
-        /// The context of the session.
-        wanted: u64,
-        /// The context found, 0 for none.
-        found: u64,
-    },
-    /// The device is too old for the kernels.
-    #[error(
-        "the GPU has compute capability {major}.{minor}, these kernels need 8.0 or newer; run on the CPU with \
-         --kernels cpu"
-    )]
-    OldDevice {
-        /// Its major version.
-        major: i32,
-        /// Its minor version.
-        minor: i32,
-    },
-    /// The driver does not take the PTX.
-    #[error("the driver refuses the {arch} PTX ({name}): {log}{remedy}")]
-    Module {
-        /// The architecture it is for.
-        arch: &'static str,
-        /// The driver's code.
-        name: String,
-        /// What its compiler said.
-        log: String,
-        /// What to do about it, where that is known.
-        remedy: &'static str,
-    },
-    /// A library other than the driver is missing.
-    #[error("{library} is not found: {remedy}")]
-    NoLibrary {
-        /// Which one.
-        library: &'static str,
-        /// Where it was looked for, and how to say where it is.
-        remedy: String,
-    },
-    /// A call of a library other than the driver failed.
-    #[error("{function} failed: {status}")]
-    Library {
-        /// The function.
-        function: &'static str,
-        /// Its status.
-        status: String,
-    },
-    /// A number that was asked for is out of its range.
-    #[error("{0}")]
-    Argument(String),
-    /// A wait that has a limit came to it.
-    #[error("the stream is not done after {0:?}")]
-    Late(Duration),
-    /// A call of the driver failed, or work before it did.
-    #[error("{function} failed: {name} ({text})")]
-    Call {
-        /// The function.
-        function: &'static str,
-        /// The name of the code.
-        name: String,
-        /// The driver's words.
-        text: String,
-        /// Whether it is for want of memory.
-        out_of_memory: bool,
-    },
-}
-
-/// Calls a function of the driver; its name goes into the error.
-macro_rules! call {
-    ($function:ident($($argument:expr),* $(,)?)) => {
-        $crate::cuda::driver::judge(stringify!($function), cudarc::driver::sys::$function($($argument),*))
-    };
-}
-
-pub(crate) fn judge(function: &'static str, status: sys::CUresult) -> Result<(), CudaError> {
-    status.result().map_err(|error| {
-        let (name, text) = words(error);
-        CudaError::Call {
-            function,
-            name,
-            text,
-            out_of_memory: status == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-        }
-    })
-}
-
-fn words(error: DriverError) -> (String, String) {
-    let read = |text: Result<&CStr, DriverError>| {
-        text.map_or_else(
-            |_| format!("code {}", error.0 as u32),
-            |t| t.to_string_lossy().into_owned(),
-        )
-    };
-    (read(error.error_name()), read(error.error_string()))
-}
+use super::error::{CudaError, call, judge, words};
 
 /// Proof that libcuda is there and initialized.
 #[derive(Debug, Clone, Copy)]
@@ -423,7 +311,7 @@ impl Stream {
 
     /// Waits until all that was enqueued is done, at most so long.
     pub(crate) fn wait(self, limit: Duration) -> Result<(), CudaError> {
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         while !self.is_done()? {
             if start.elapsed() > limit {
                 return Err(CudaError::Late(limit));
@@ -431,60 +319,6 @@ impl Stream {
             std::thread::sleep(Duration::from_micros(50));
         }
         Ok(())
-    }
-}
-
-/// Device memory that comes and goes in the order of one stream: it may be used by work of that stream only.
-#[derive(Debug)]
-pub(crate) struct Memory {
-    address: u64,
-    bytes: usize,
-    stream: Stream,
-}
-
-impl Memory {
-    /// Allocates in the current context. The address is a multiple of 256.
-    pub(crate) fn new(_: Driver, stream: Stream, bytes: usize) -> Result<Memory, CudaError> {
-        let bytes = bytes.max(1);
-        let mut address = 0;
-        // SAFETY: the driver is there; the stream is alive, as its maker promised.
-        unsafe { call!(cuMemAllocAsync(&raw mut address, bytes, stream.raw())) }?;
-        Ok(Memory {
-            address,
-            bytes,
-            stream,
-        })
-    }
-
-    pub(crate) fn address(&self) -> u64 {
-        self.address
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Fills its beginning, and waits for that.
-    pub(crate) fn fill(&self, bytes: &[u8]) -> Result<(), CudaError> {
-        let bytes = bytes[..bytes.len().min(self.bytes)].to_vec();
-        // SAFETY: the range lies within the memory; the bytes live until the wait is over, or are leaked.
-        let sent = unsafe {
-            self.stream
-                .upload(self.address, bytes.as_ptr(), bytes.len())
-        };
-        let waited = self.stream.wait(PATIENCE);
-        if waited.is_err() {
-            std::mem::forget(bytes);
-        }
-        sent.and(waited)
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // A failure has nobody to hear it, and leaks.
-        // SAFETY: allocated once, freed once, behind all that the stream still does with it.
-        let _ = unsafe { sys::cuMemFreeAsync(self.address, self.stream.raw()) };
     }
 }
 
@@ -529,51 +363,5 @@ impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: made once, destroyed once; the driver keeps it until work that records it is done.
         let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
-    }
-}
-
-/// Page-locked host memory, filled with zeros.
-///
-/// # If dropped
-/// It is freed, which waits for the device: for set-up and measurements only.
-#[derive(Debug)]
-pub(crate) struct Pinned {
-    data: *mut u8,
-    bytes: usize,
-}
-
-impl Pinned {
-    pub(crate) fn new(_: Driver, bytes: usize) -> Result<Pinned, CudaError> {
-        let mut data = ptr::null_mut();
-        // SAFETY: the driver is there; the pointer is to a local. Flags 0: ordinary, cached memory.
-        unsafe { call!(cuMemHostAlloc(&raw mut data, bytes.max(1), 0)) }?;
-        let data = data.cast::<u8>();
-        // SAFETY: so many bytes were allocated.
-        unsafe { data.write_bytes(0, bytes) };
-        Ok(Pinned { data, bytes })
-    }
-
-    /// For copies by the device.
-    pub(crate) fn data(&self) -> *mut u8 {
-        self.data
-    }
-
-    /// To be looked at when the device does not write to it.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated and filled in `new`.
-        unsafe { std::slice::from_raw_parts(self.data, self.bytes) }
-    }
-
-    /// To be looked at and written when the device does neither.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.data, self.bytes) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // SAFETY: allocated once, freed once; the driver waits for copies under way.
-        let _ = unsafe { sys::cuMemFreeHost(self.data.cast()) };
     }
 }

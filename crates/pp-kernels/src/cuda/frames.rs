@@ -8,7 +8,8 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
-use super::driver::{CudaError, Stream};
+use super::driver::Stream;
+use super::error::CudaError;
 use crate::frame::{FrameView, FrameViewMut};
 
 /// Frames on the device.

@@ -3,9 +3,12 @@
 //! All work goes to one stream, so the scratch frames are used again by the next call without a wait. Nothing here
 //! looks at what the device computes.
 
-use super::driver::{CudaError, Driver, Memory, Stream};
+use super::driver::{Driver, Stream};
+use super::error::CudaError;
 use super::frames::{DeviceFrames, download, upload};
-use super::kernels::{Denoiser, HISTOGRAM_BYTES, SIGMA_BYTES, Sizes};
+use super::kernels::{Denoiser, HISTOGRAM_BYTES, SIGMA_BYTES};
+use super::memory::Memory;
+use super::sizes::Sizes;
 use crate::config::SessionConfig;
 use crate::cpu::geometry::Geometry;
 use crate::cpu::settings::CONTEXT_FRAMES;

@@ -8,12 +8,16 @@
 //! strengths outside 1..=10000 are moved to the nearest of these.
 
 pub(crate) mod driver;
+pub(crate) mod error;
 mod frames;
 mod front;
 pub(crate) mod kernels;
+pub(crate) mod memory;
 mod phase_b;
+mod ptx;
+mod sizes;
 
-pub use driver::CudaError;
+pub use error::CudaError;
 
 use crate::config::{Chroma, ChunkShape, Description, SessionConfig, Space};
 use crate::cpu::geometry::Geometry;
@@ -27,8 +31,9 @@ use crate::plan::Plan;
 use crate::tensor::Layout;
 use driver::{Driver, Stream};
 use front::Front;
-use kernels::{Denoiser, Sizes};
+use kernels::Denoiser;
 use phase_b::{Alone, PhaseB};
+use sizes::Sizes;
 
 /// The built-in CUDA kernels.
 #[derive(Debug)]
@@ -75,7 +80,7 @@ impl Kernels for Ptx {
             cuda: true,
             chroma: Chroma::ALL.into(),
             context_frames: CONTEXT_FRAMES as u32,
-            digest: kernels::digest(),
+            digest: ptx::digest(),
         }
     }
 

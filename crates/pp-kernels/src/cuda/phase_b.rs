@@ -4,8 +4,11 @@
 //! whose last ones are the next chunk's context where they lie. What decides the sequence of kernels (which frames are
 //! known, their numbers) is kept on the host, so no call waits for the device.
 
-use super::driver::{CudaError, Driver, Memory, Stream};
-use super::kernels::{AttendArgument, Denoiser, SIGMA_BYTES, Sizes};
+use super::driver::{Driver, Stream};
+use super::error::CudaError;
+use super::kernels::{Denoiser, SIGMA_BYTES};
+use super::memory::Memory;
+use super::sizes::{AttendArgument, Sizes};
 use crate::config::SessionConfig;
 use crate::cpu::geometry::Geometry;
 use crate::cpu::settings::CONTEXT_FRAMES;

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use crate::config::{Chroma, SessionConfig};
 use crate::cuda::CudaError;
-use crate::cuda::driver::{Driver, Event, Memory, Pinned, Stream};
+use crate::cuda::driver::{Driver, Event, Stream};
+use crate::cuda::memory::{Memory, Pinned};
 use crate::error::{Failure, KernelError};
 use crate::frame::{FrameView, FrameViewMut};
 use crate::synthetic::{Kind, Rate, Work, fill_with_noise};

@@ -11,7 +11,8 @@ use cudarc::cublaslt::sys;
 
 use super::cublaslt::CublasLt;
 use crate::cuda::CudaError;
-use crate::cuda::driver::{Driver, Memory, Stream};
+use crate::cuda::driver::{Driver, Stream};
+use crate::cuda::memory::Memory;
 
 /// What the library may use beside the matrices; 32 MiB is what it asks for on Hopper.
 const WORKSPACE: usize = 32 << 20;

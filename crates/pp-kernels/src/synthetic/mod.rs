@@ -9,8 +9,9 @@ pub(crate) mod gemm;
 use std::time::Duration;
 
 use crate::cuda::CudaError;
-use crate::cuda::driver::{Driver, Event, Memory, Stream};
+use crate::cuda::driver::{Driver, Event, Stream};
 use crate::cuda::kernels::Synthetic;
+use crate::cuda::memory::Memory;
 use gemm::Gemm;
 
 /// The longest that a calibration waits for one launch.

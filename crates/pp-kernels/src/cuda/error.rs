@@ -1,0 +1,116 @@
+//! Why something on a device did not work, with the remedy; and the macro through which every call of the driver goes.
+
+use std::ffi::CStr;
+use std::time::Duration;
+
+use cudarc::driver::result::DriverError;
+use cudarc::driver::sys;
+
+/// Why the driver did not do what was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// There is no driver.
+    #[error(
+        "libcuda is not found: install the NVIDIA driver (580 or newer), or run on the CPU with --kernels cpu"
+    )]
+    NoDriver,
+    /// The context of the call is not the one the work belongs to.
+    #[error(
+        "the CUDA context {wanted:#x} must be current on the calling thread, it is {found:#x}; bind the device first"
+    )]
+    WrongContext {
+        /// The context of the session.
+        wanted: u64,
+        /// The context found, 0 for none.
+        found: u64,
+    },
+    /// The device is too old for the kernels.
+    #[error(
+        "the GPU has compute capability {major}.{minor}, these kernels need 8.0 or newer; run on the CPU with \
+         --kernels cpu"
+    )]
+    OldDevice {
+        /// Its major version.
+        major: i32,
+        /// Its minor version.
+        minor: i32,
+    },
+    /// The driver does not take the PTX.
+    #[error("the driver refuses the {arch} PTX ({name}): {log}{remedy}")]
+    Module {
+        /// The architecture it is for.
+        arch: &'static str,
+        /// The driver's code.
+        name: String,
+        /// What its compiler said.
+        log: String,
+        /// What to do about it, where that is known.
+        remedy: &'static str,
+    },
+    /// A library other than the driver is missing.
+    #[error("{library} is not found: {remedy}")]
+    NoLibrary {
+        /// Which one.
+        library: &'static str,
+        /// Where it was looked for, and how to say where it is.
+        remedy: String,
+    },
+    /// A call of a library other than the driver failed.
+    #[error("{function} failed: {status}")]
+    Library {
+        /// The function.
+        function: &'static str,
+        /// Its status.
+        status: String,
+    },
+    /// A number that was asked for is out of its range.
+    #[error("{0}")]
+    Argument(String),
+    /// A wait that has a limit came to it.
+    #[error("the stream is not done after {0:?}")]
+    Late(Duration),
+    /// A call of the driver failed, or work before it did.
+    #[error("{function} failed: {name} ({text})")]
+    Call {
+        /// The function.
+        function: &'static str,
+        /// The name of the code.
+        name: String,
+        /// The driver's words.
+        text: String,
+        /// Whether it is for want of memory.
+        out_of_memory: bool,
+    },
+}
+
+/// Calls a function of the driver; its name goes into the error.
+macro_rules! call {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        $crate::cuda::error::judge(stringify!($function), cudarc::driver::sys::$function($($argument),*))
+    };
+}
+
+pub(crate) fn judge(function: &'static str, status: sys::CUresult) -> Result<(), CudaError> {
+    status.result().map_err(|error| {
+        let (name, text) = words(error);
+        CudaError::Call {
+            function,
+            name,
+            text,
+            out_of_memory: status == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+        }
+    })
+}
+
+pub(super) fn words(error: DriverError) -> (String, String) {
+    let read = |text: Result<&CStr, DriverError>| {
+        text.map_or_else(
+            |_| format!("code {}", error.0 as u32),
+            |t| t.to_string_lossy().into_owned(),
+        )
+    };
+    (read(error.error_name()), read(error.error_string()))
+}
+
+pub(crate) use call;

@@ -1,0 +1,115 @@
+//! Memory of the device and of the host, as long as it is needed.
+//!
+//! Device memory is allocated and freed in the order of a stream. So a free needs no wait (`cuMemFree` waits for the whole
+//! device, for ever behind a stream that hangs), and what a hung stream may still touch is never given away.
+
+use std::ptr;
+use std::time::Duration;
+
+use cudarc::driver::sys;
+
+use super::driver::{Driver, Stream};
+use super::error::{CudaError, call};
+
+/// The longest that set-up waits for the device.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Device memory that comes and goes in the order of one stream: it may be used by work of that stream only.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    address: u64,
+    bytes: usize,
+    stream: Stream,
+}
+
+impl Memory {
+    /// Allocates in the current context. The address is a multiple of 256.
+    pub(crate) fn new(_: Driver, stream: Stream, bytes: usize) -> Result<Memory, CudaError> {
+        let bytes = bytes.max(1);
+        let mut address = 0;
+        // SAFETY: the driver is there; the stream is alive, as its maker promised.
+        unsafe { call!(cuMemAllocAsync(&raw mut address, bytes, stream.raw())) }?;
+        Ok(Memory {
+            address,
+            bytes,
+            stream,
+        })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Fills its beginning, and waits for that.
+    pub(crate) fn fill(&self, bytes: &[u8]) -> Result<(), CudaError> {
+        let bytes = bytes[..bytes.len().min(self.bytes)].to_vec();
+        // SAFETY: the range lies within the memory; the bytes live until the wait is over, or are leaked.
+        let sent = unsafe {
+            self.stream
+                .upload(self.address, bytes.as_ptr(), bytes.len())
+        };
+        let waited = self.stream.wait(PATIENCE);
+        if waited.is_err() {
+            std::mem::forget(bytes);
+        }
+        sent.and(waited)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // A failure has nobody to hear it, and leaks.
+        // SAFETY: allocated once, freed once, behind all that the stream still does with it.
+        let _ = unsafe { sys::cuMemFreeAsync(self.address, self.stream.raw()) };
+    }
+}
+
+/// Page-locked host memory, filled with zeros.
+///
+/// # If dropped
+/// It is freed, which waits for the device: for set-up and measurements only.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    data: *mut u8,
+    bytes: usize,
+}
+
+impl Pinned {
+    pub(crate) fn new(_: Driver, bytes: usize) -> Result<Pinned, CudaError> {
+        let mut data = ptr::null_mut();
+        // SAFETY: the driver is there; the pointer is to a local. Flags 0: ordinary, cached memory.
+        unsafe { call!(cuMemHostAlloc(&raw mut data, bytes.max(1), 0)) }?;
+        let data = data.cast::<u8>();
+        // SAFETY: so many bytes were allocated.
+        unsafe { data.write_bytes(0, bytes) };
+        Ok(Pinned { data, bytes })
+    }
+
+    /// For copies by the device.
+    pub(crate) fn data(&self) -> *mut u8 {
+        self.data
+    }
+
+    /// To be looked at when the device does not write to it.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated and filled in `new`.
+        unsafe { std::slice::from_raw_parts(self.data, self.bytes) }
+    }
+
+    /// To be looked at and written when the device does neither.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.data, self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated once, freed once; the driver waits for copies under way.
+        let _ = unsafe { sys::cuMemFreeHost(self.data.cast()) };
+    }
+}
