@@ -10,13 +10,13 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nccl_sys::{NcclError, ncclDataType_t};
+use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
 
 use super::calls::{Call, Comm};
 use super::id::UniqueId;
 use super::life::{How, Life};
 use super::slots::{DeviceSlots, Slot};
-use crate::cuda::{CudaError, Stream};
+use crate::cuda::{CudaError, DeviceBuffer, DevicePtr, Stream};
 use crate::error::TransportError;
 use crate::host::EdgeShape;
 
@@ -236,6 +236,58 @@ pub(super) fn edges(life: &Life, progress: &Progress, wanted: &Wanted) -> Result
             rx: up_slots,
         }
     })
+}
+
+/// Moves a byte between this member and each other one, both ways, in one group, and reduces one.
+/// Other algorithms, which NCCL chooses for larger reductions, may still connect at their first use.
+pub(super) fn all_pairs(
+    life: &Life,
+    progress: &Progress,
+    comm: Comm,
+    place: u32,
+    ranks: u32,
+) -> Result<(), Stop> {
+    progress.at("connect the members")?;
+    let device = &life.core.device;
+    let stream = Stream::urgent(device)?;
+    let scratch = DeviceBuffer::new(device, 2 * ranks as usize + 1)?;
+    let at = |byte: u32| DevicePtr {
+        address: scratch.address() + u64::from(byte),
+        len: 1,
+    };
+    let call = Call {
+        nccl: &life.core.nccl,
+        go_on: &|| progress.is_wanted(),
+    };
+    let kind = ncclDataType_t::ncclUint8;
+    call.group_start()?;
+    let issued = (0..ranks)
+        .filter(|peer| *peer != place)
+        .try_for_each(|peer| {
+            // SAFETY: the communicator was just made, this thread is the only one that calls for the
+            // device (see `join`); each byte is used once, and the scratch is not freed before the
+            // stream has passed (`used_by`).
+            unsafe {
+                call.send(comm, at(2 * peer), kind, 1, peer, &stream)?;
+                call.recv(comm, at(2 * peer + 1), kind, 1, peer, &stream)
+            }
+        });
+    // SAFETY: as above.
+    let ended = unsafe { call.group_end(&[comm]) };
+    let issued = issued.and(ended).and_then(|()| {
+        let last = at(2 * ranks);
+        // SAFETY: as above.
+        unsafe { call.all_reduce(comm, last, kind, 1, ncclRedOp_t::ncclMax, &stream) }
+    });
+    // Even operations that failed may use it.
+    scratch.used_by(&stream)?;
+    issued?;
+    progress.at("move a byte between the members")?;
+    while !scratch.is_idle()? {
+        progress.at("move a byte between the members")?;
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
 }
 
 /// Issues the first operation of an edge, which connects the ranks.

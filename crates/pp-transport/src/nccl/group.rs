@@ -89,7 +89,8 @@ impl Flights {
 }
 
 impl Communicator {
-    /// Joins the group; every member does at the same time.
+    /// Joins the group and moves a byte between all members, so that no first use is left for
+    /// later; every member does the same at the same time.
     ///
     /// # Errors
     /// [`TransportError::NotInTime`] when a member did not come by the deadline: a thread that waits
@@ -113,7 +114,9 @@ impl Communicator {
         let made = connect::by(deadline, &life, move |life, progress| {
             progress.at("create the communicator")?;
             life.core.device.bind()?;
-            connect::join(life, progress, &id, place, ranks, blocking)
+            let comm = connect::join(life, progress, &id, place, ranks, blocking)?;
+            connect::all_pairs(life, progress, comm, place, ranks)?;
+            Ok(comm)
         });
         drop(turn);
         Ok(Self {

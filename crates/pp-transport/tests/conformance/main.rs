@@ -10,6 +10,7 @@ mod fakes;
 mod host;
 mod messages;
 mod nccl;
+mod nccl_group;
 mod nccl_link;
 mod suite;
 
