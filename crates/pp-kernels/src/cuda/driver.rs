@@ -86,7 +86,7 @@ impl Driver {
 
 /// PTX for one architecture.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ptx {
+pub(crate) struct PtxText {
     pub(crate) arch: &'static str,
     pub(crate) text: &'static str,
 }
@@ -103,7 +103,7 @@ unsafe impl Sync for Module {}
 
 impl Module {
     /// Compiles PTX for the device of the current context.
-    pub(crate) fn load(_: Driver, ptx: Ptx) -> Result<Module, CudaError> {
+    pub(crate) fn load(_: Driver, ptx: PtxText) -> Result<Module, CudaError> {
         use sys::CUjit_option as O;
         let text = CString::new(ptx.text).map_err(|_| CudaError::Module {
             arch: ptx.arch,

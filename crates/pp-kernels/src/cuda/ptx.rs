@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use super::driver::Ptx;
+use super::driver::PtxText;
 use super::error::CudaError;
 use crate::cpu::settings;
 
@@ -16,7 +16,7 @@ macro_rules! modules {
             #[cfg(test)]
             const ALL: &[Source] = &[$(Source::$module),*];
 
-            pub(super) fn ptx(self, arch: Arch) -> Ptx {
+            pub(super) fn ptx(self, arch: Arch) -> PtxText {
                 let [old, new] = match self {
                     $(Source::$module => [
                         include_str!(concat!("../../kernels/ptx/", $file, ".compute_80.ptx")),
@@ -24,8 +24,8 @@ macro_rules! modules {
                     ]),*
                 };
                 match arch {
-                    Arch::Compute80 => Ptx { arch: "compute_80", text: old },
-                    Arch::Compute90a => Ptx { arch: "compute_90a", text: new },
+                    Arch::Compute80 => PtxText { arch: "compute_80", text: old },
+                    Arch::Compute90a => PtxText { arch: "compute_90a", text: new },
                 }
             }
         }

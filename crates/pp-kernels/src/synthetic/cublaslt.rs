@@ -76,7 +76,7 @@ fn open(path: &Path) -> Result<(), String> {
 /// Opens the library of a wheel that the Python on PATH has.
 fn from_wheels() -> Result<(), String> {
     let mut why = String::from("neither the dynamic linker nor a wheel has it");
-    for path in wheels() {
+    for path in in_wheels(&python_says()) {
         match open(&path) {
             Ok(()) if is_present() => return Ok(()),
             Ok(()) => why = format!("{}: it has another soname", path.display()),
@@ -86,19 +86,51 @@ fn from_wheels() -> Result<(), String> {
     Err(why)
 }
 
-/// The places where wheels of CUDA 13 put it, as far as they are there.
-fn wheels() -> Vec<PathBuf> {
-    let script = "import nvidia; print('\\n'.join(nvidia.__path__))";
+/// The directories, one on each line, in which Python finds NVIDIA's wheels; nothing where there are none.
+fn python_says() -> String {
+    let script = "import nvidia; print('\n'.join(nvidia.__path__))";
     let output = Command::new("python3")
         .args(["-c", script])
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .output();
-    let printed = output.map_or_else(|_| Vec::new(), |output| output.stdout);
-    String::from_utf8_lossy(&printed)
+    output.map_or_else(
+        |_| String::new(),
+        |output| String::from_utf8_lossy(&output.stdout).into_owned(),
+    )
+}
+
+/// The places where wheels of CUDA 13 put it, as far as it is there.
+fn in_wheels(roots: &str) -> Vec<PathBuf> {
+    roots
         .lines()
         .flat_map(|root| ["cu13", "cublas"].map(|part| Path::new(root).join(part)))
         .map(|directory| directory.join("lib").join(FILE))
         .filter(|path| path.is_file())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_looked_for_where_the_wheels_of_cuda_13_put_it() {
+        let root = std::env::temp_dir().join(format!("pp-wheels-{}", std::process::id()));
+        let directory = root.join("cu13/lib");
+        std::fs::create_dir_all(&directory).unwrap();
+        let roots = format!("/nowhere\n{}\n", root.display());
+        let before = in_wheels(&roots);
+        std::fs::write(directory.join(FILE), "not a library").unwrap();
+        let found = in_wheels(&roots);
+        let refused = open(&directory.join(FILE));
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(before, [PathBuf::new(); 0]);
+        assert_eq!(found, [directory.join(FILE)]);
+        let reason = refused.unwrap_err();
+        assert!(
+            reason.contains("cu13/lib/libcublasLt.so.13: ") && reason.len() > 60,
+            "{reason}"
+        );
+    }
 }

@@ -6,7 +6,8 @@ use pp_kernels::{Chroma, ChunkShape, Layout, Plan, SessionConfig};
 
 use crate::device::{Gpu, Pad, Session};
 
-type Case = fn(&Gpu, bool);
+/// A case; `true` asks for the smallest sizes.
+pub type Case = fn(&Gpu, bool);
 
 /// What needs no more of a device than that encode, decode and zero steps work: the fake driver does those, too.
 pub const WITHOUT_ATTENTION: &[(&str, Case)] = &[

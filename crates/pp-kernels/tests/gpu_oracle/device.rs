@@ -34,9 +34,13 @@ impl Gpu {
         )
     }
 
+    /// The raw context and stream.
+    pub fn handles(&self) -> (u64, u64) {
+        (self.context.cu_ctx() as u64, self.stream.cu_stream() as u64)
+    }
+
     pub fn config(&self, width: u32, height: u32, chroma: Chroma, frames: u32) -> SessionConfig {
-        let context = self.context.cu_ctx() as u64;
-        let stream = self.stream.cu_stream() as u64;
+        let (context, stream) = self.handles();
         SessionConfig::cuda(width, height, chroma, frames, context, stream)
     }
 }

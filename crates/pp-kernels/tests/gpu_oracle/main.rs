@@ -15,6 +15,7 @@ mod cases;
 mod device;
 #[path = "../../../pp-transport/tests/fakes/mod.rs"]
 mod fakes;
+mod work;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -44,7 +45,9 @@ fn main() -> ExitCode {
     let (mut run, mut failed, mut skipped) = (0, 0, 0);
     let groups = [
         (cases::WITHOUT_ATTENTION, true),
+        (work::WITHOUT_ATTENTION, true),
         (cases::WITH_ATTENTION, is_real),
+        (work::WITH_ATTENTION, is_real),
     ];
     for (group, runs) in groups {
         for (name, case) in group.iter().filter(|(name, _)| is_wanted(name)) {
