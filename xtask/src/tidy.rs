@@ -12,6 +12,9 @@ const UNSAFE_ALLOWED: &[&str] = &[
     // Calls into NCCL that need no communicator.
     "crates/nccl-sys/src/",
     "crates/pp-transport/src/host/",
+    // Calls of the CUDA driver, and of NCCL.
+    "crates/pp-transport/src/cuda/",
+    "crates/pp-transport/src/nccl/",
     // Compiled for loom alone, which checks every access.
     "crates/pp-transport/src/models.rs",
     "crates/pp-kernels/src/abi.rs",

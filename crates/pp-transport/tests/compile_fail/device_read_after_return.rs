@@ -1,0 +1,11 @@
+//! A slot that was given back to the peer is read.
+use pp_transport::cuda::Stream;
+use pp_transport::error::TransportError;
+use pp_transport::nccl::DeviceRx;
+
+fn late(payload: DeviceRx, stream: &Stream) -> Result<(), TransportError> {
+    drop(payload);
+    payload.read_on(stream, |_payload| Ok(()))
+}
+
+fn main() {}

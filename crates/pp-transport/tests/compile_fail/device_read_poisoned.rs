@@ -1,0 +1,12 @@
+//! After an abort the device says that the payload arrived; nobody can read it.
+use pp_transport::cuda::Stream;
+use pp_transport::error::TransportError;
+use pp_transport::in_flight::InFlight;
+use pp_transport::nccl::Receiving;
+
+fn salvage(arriving: InFlight<Receiving>, stream: &Stream) -> Result<(), TransportError> {
+    let poisoned = arriving.abort();
+    poisoned.read_on(stream, |_payload| Ok(()))
+}
+
+fn main() {}

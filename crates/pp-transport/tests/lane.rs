@@ -1,0 +1,96 @@
+//! The lane between ranks of different hosts: what an authenticated peer may still get wrong.
+
+mod control_support;
+
+use pp_transport::bell::Bell;
+use pp_transport::control::ControlReceiver;
+use pp_transport::error::TransportError;
+use pp_transport::host::MAX_DEPTH;
+use pp_transport::lane::{Inlet, Lane};
+use pp_transport::launch::Via;
+
+const FRAME: u8 = 1;
+const CREDIT: u8 = 2;
+
+/// A lane with two slots each way, its inlet, its bell, and the other end of its channel.
+fn lane() -> (Lane, Inlet, Bell, ControlReceiver) {
+    let (zero, one) = control_support::pair(Via::Tcp);
+    let (sender, _) = zero.split();
+    let (_, receiver) = one.split();
+    let bell = Bell::new().unwrap();
+    let (lane, inlet) = Lane::over_channel(sender, bell.clone(), 2, 2).unwrap();
+    (lane, inlet, bell, receiver)
+}
+
+fn message(tag: u8, slot: u32, rest: &[u8]) -> Vec<u8> {
+    [&[tag][..], &slot.to_le_bytes(), rest].concat()
+}
+
+#[track_caller]
+fn assert_refused(inlet: &Inlet, body: &[u8], why: &str) {
+    let error = inlet.deliver(body).unwrap_err();
+    assert!(
+        matches!(error, TransportError::PeerMisbehaved { .. }),
+        "{error}"
+    );
+    let text = error.to_string();
+    assert!(text.contains("rank 1") && text.contains(why), "{text}");
+}
+
+#[test]
+fn messages_that_cannot_be_are_refused() {
+    let (_lane, inlet, _, _other) = lane();
+    assert_refused(&inlet, &[], "0 bytes");
+    assert_refused(&inlet, &[FRAME, 0, 0], "3 bytes");
+    assert_refused(&inlet, &message(9, 0, &[]), "tag 9");
+    assert_refused(&inlet, &message(CREDIT, 0, &[1]), "more behind it");
+    assert_refused(
+        &inlet,
+        &message(CREDIT, 2, &[]),
+        "slot 2, which does not exist",
+    );
+    assert_refused(
+        &inlet,
+        &message(CREDIT, 1, &[]),
+        "slot 1, which it does not have",
+    );
+    assert_refused(
+        &inlet,
+        &message(FRAME, 2, &[7]),
+        "slot 2, which does not exist",
+    );
+    inlet.deliver(&message(FRAME, 1, &[7])).unwrap();
+    assert_refused(&inlet, &message(FRAME, 1, &[7]), "slot 1 handed over twice");
+    let large = vec![0; pp_contract::MAX_FRAME_BYTES + 1];
+    assert_refused(&inlet, &message(FRAME, 0, &large), "are allowed");
+}
+
+#[test]
+fn frames_without_end_are_refused() {
+    let (_lane, inlet, ..) = lane();
+    let frame = message(FRAME, u32::MAX, &[1; 64]);
+    let taken = (0..10_000).take_while(|_| inlet.deliver(&frame).is_ok());
+    assert_eq!(taken.count(), 256);
+    assert_refused(&inlet, &frame, "256 frames wait");
+}
+
+#[test]
+fn a_frame_rings_and_a_lane_that_is_gone_takes_no_harm() {
+    let (lane, inlet, bell, _other) = lane();
+    let ear = bell.listen();
+    inlet.deliver(&message(FRAME, u32::MAX, &[1])).unwrap();
+    assert!(ear.was_rung());
+    drop(lane);
+    inlet.clone().deliver(&message(FRAME, 0, &[1])).unwrap();
+}
+
+#[test]
+fn depths_that_cannot_be_are_refused() {
+    let (zero, _one) = control_support::pair(Via::Tcp);
+    for (out, incoming) in [(0, 1), (1, 0), (MAX_DEPTH + 1, 1), (1, u32::MAX)] {
+        let bell = Bell::new().unwrap();
+        let error = Lane::over_channel(zero.sender().clone(), bell, out, incoming).unwrap_err();
+        assert!(matches!(error, TransportError::BadShape { .. }), "{error}");
+    }
+    assert!(Lane::pair(0, 1, Bell::new().unwrap()).is_err());
+}
