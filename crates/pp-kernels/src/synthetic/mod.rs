@@ -204,17 +204,12 @@ impl Work {
         };
         // The first launches load kernels, fill caches and raise the clock.
         self.time(&clock)?;
-        for _ in 0..4 {
+        // Spinning lasts as long as it is told; what a launch takes on top of it is a cost of the pipeline, not work.
+        let rounds = if matches!(self.kind, Kind::Spin { .. }) { 0 } else { 4 };
+        for _ in 0..rounds {
             let taken = self.median(&clock, 3)?.as_secs_f64();
-            self.amount = match self.kind {
-                Kind::Spin { .. } => {
-                    // What a launch takes on top of the spinning.
-                    let over = taken - self.amount as f64 * 1e-9;
-                    ((wanted - over) * 1e9).max(0.0) as u64
-                }
-                _ => ((self.amount as f64 * wanted / taken.max(1e-9)).round() as u64)
-                    .clamp(1, 1 << 20),
-            };
+            let scaled = (self.amount as f64 * wanted / taken.max(1e-9)).round() as u64;
+            self.amount = scaled.clamp(1, 1 << 20);
         }
         let achieved = self.median(&clock, SAMPLES)?;
         let per_second = |each: f64| each * self.amount as f64 / achieved.as_secs_f64().max(1e-9);
