@@ -27,7 +27,7 @@ static uint64_t bumped[MAX_DEVICES], used[MAX_DEVICES];
 
 static struct allocation *find(address at) {
     for (unsigned i = count; i-- > 0;)
-        if (at >= all[i]->at && at < all[i]->at + (all[i]->bytes ? all[i]->bytes : 1) && !(all[i]->freed && all[i]->device < 0)) return all[i];
+        if (at >= all[i]->at && at < all[i]->at + (all[i]->bytes ? all[i]->bytes : 1)) return all[i];
     return NULL;
 }
 
@@ -62,7 +62,9 @@ static int allocate(int device, uint64_t bytes, address *at) {
 }
 
 static void give_back(struct allocation *a) {
-    if (!a->registered) munmap(a->shadow, a->mapped);
+    /* The address of page-locked memory stays taken, with no access: it must not come back as that of something else. */
+    if (!a->registered && a->device < 0) mmap(a->shadow, a->mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    else if (!a->registered) munmap(a->shadow, a->mapped);
     a->shadow = NULL;
 }
 
@@ -182,7 +184,7 @@ static int end_host(void *host, bool registered, const char *name) {
     ppfake_lock();
     int code = fake_current(&c);
     struct allocation *a = find((address)(uintptr_t)host);
-    if (!code && (!a || a->shadow != host || a->device >= 0 || a->registered != registered)) code = INVALID_VALUE;
+    if (!code && (!a || a->freed || a->shadow != host || a->device >= 0 || a->registered != registered)) code = INVALID_VALUE;
     if (!code) {
         ppfake_record("%s addr=%#llx len=%llu", name, (unsigned long long)a->at, (unsigned long long)a->bytes);
         release(a);

@@ -74,6 +74,7 @@ macro_rules! raw {
         unsafe { ($crate::fakes::raw::Raw::get().$name)($($argument),*) }
     };
 }
+#[allow(unused_imports, reason = "each test uses the part it needs")]
 pub(crate) use raw;
 
 /// As [`raw!`], for calls that must succeed.
@@ -82,6 +83,7 @@ macro_rules! ok {
         assert_eq!($crate::fakes::raw::raw!($name($($argument),*)), 0, stringify!($name))
     };
 }
+#[allow(unused_imports, reason = "each test uses the part it needs")]
 pub(crate) use ok;
 
 const PTX: &str = "

@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::process::Command;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pp_contract::{Composer, Generation, Lockstep, Rank, Requests};
+use pp_contract::{Composer, Generation, Lockstep, Requests};
 use pp_transport::bell::Bell;
 use pp_transport::cuda::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_transport::error::TransportError;
@@ -23,8 +24,9 @@ use crate::fakes::check::Recording;
 use crate::fakes::raw::TestKernels;
 use crate::messages::{number, prepare};
 
-/// A job that does not end is a failure, not a hang of the tests.
-const STUCK: Duration = Duration::from_secs(20);
+/// A job that does not end is a failure, not a hang of the tests. One that was spoiled may well not end.
+const STUCK: Duration = Duration::from_secs(60);
+const SPOILED: Duration = Duration::from_secs(2);
 const LARGEST: usize = 20_000;
 
 /// What a job is to be.
@@ -33,14 +35,20 @@ pub(crate) struct Case {
     pub(crate) chunks: u64,
     pub(crate) depth: u32,
     pub(crate) seed: u64,
-    /// Of the payloads of up to 20,000 bytes, how many a send may leave behind without a receiver.
+    /// Bytes that a send leaves behind without a receiver; payloads have up to 20,000.
     pub(crate) eager: u64,
     pub(crate) blocking: bool,
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.chunks, self.depth, u8::from(self.blocking))
+        write!(
+            f,
+            "{} {} {}",
+            self.chunks,
+            self.depth,
+            u8::from(self.blocking)
+        )
     }
 }
 
@@ -69,7 +77,13 @@ pub(crate) fn run(case: Case, faults: &str) -> Outcome {
     let directory = tempdir();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--exact", "job::child", "--ignored", "--nocapture", "--test-threads=1"])
+        .args([
+            "--exact",
+            "job::child",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env("PP_ORDER_CASE", case.to_string())
         .env("PP_FAKE_RECORD", &directory)
         .env("PP_FAKE_NCCL_DIR", &directory)
@@ -88,9 +102,12 @@ pub(crate) fn run(case: Case, faults: &str) -> Outcome {
 }
 
 fn tempdir() -> std::path::PathBuf {
-    use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("order-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let name = format!(
+        "order-{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    );
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&path).unwrap();
     path
@@ -105,8 +122,10 @@ fn child() {
     let [chunks, depth, blocking] = numbers[..] else {
         panic!("{case}");
     };
-    thread::spawn(|| {
-        thread::sleep(STUCK);
+    let faults = std::env::var("PP_FAKE_FAULTS").unwrap_or_default();
+    let patience = if faults.is_empty() { STUCK } else { SPOILED };
+    thread::spawn(move || {
+        thread::sleep(patience);
         eprintln!("stuck");
         std::process::exit(3);
     });
@@ -115,41 +134,54 @@ fn child() {
     let ids = [UniqueId::new(&nccl).unwrap(), UniqueId::new(&nccl).unwrap()];
     let (up, down) = Lane::pair(depth as u32, depth as u32, Bell::new().unwrap()).unwrap();
     let (connected, finished) = (Barrier::new(2), Barrier::new(2));
+    let busy = AtomicU32::new(2);
     let wrong: u64 = thread::scope(|scope| {
-        let ranks: Vec<_> = [(0, up), (1, down)].into_iter().map(|(rank, lane)| {
-            let (nccl, connected, finished) = (&nccl, &connected, &finished);
-            scope.spawn(move || {
-                let device = Device::open(rank).unwrap();
-                let shape = EdgeShape { depth: depth as u32, slot_bytes: LARGEST as u64 };
-                let mut link = NcclLink::connect(NcclOptions {
-                    issuer: Issuer::open(nccl, &device).unwrap(),
-                    lane,
-                    is_lower: rank == 0,
-                    up: shape,
-                    down: shape,
-                    ids,
-                    deadline: Instant::now() + STUCK,
-                    generation: Generation::new(0),
-                    blocking: blocking == 1,
+        let ranks: Vec<_> = [(0, up), (1, down)]
+            .into_iter()
+            .map(|(rank, lane)| {
+                let (nccl, connected, finished, busy) = (&nccl, &connected, &finished, &busy);
+                scope.spawn(move || {
+                    let device = Device::open(rank).unwrap();
+                    let shape = EdgeShape {
+                        depth: depth as u32,
+                        slot_bytes: LARGEST as u64,
+                    };
+                    let mut link = NcclLink::connect(NcclOptions {
+                        issuer: Issuer::open(nccl, &device).unwrap(),
+                        lane,
+                        is_lower: rank == 0,
+                        up: shape,
+                        down: shape,
+                        ids,
+                        deadline: Instant::now() + STUCK,
+                        generation: Generation::new(0),
+                        blocking: blocking == 1,
+                    })
+                    .unwrap();
+                    let stage = Stage::new(&device);
+                    if connected.wait().is_leader() {
+                        loaded.note("Mark name=run");
+                    }
+                    connected.wait();
+                    if rank == 0 {
+                        front(&mut link, &stage, chunks).unwrap();
+                    } else {
+                        answer(&mut link, &stage, chunks).unwrap();
+                    }
+                    // A slot whose reader was not done when it was let go goes back in a later call.
+                    busy.fetch_sub(1, Ordering::Relaxed);
+                    while busy.load(Ordering::Relaxed) > 0 {
+                        assert!(!link.poll_frame(&mut Vec::new()).unwrap());
+                        thread::yield_now();
+                    }
+                    if finished.wait().is_leader() {
+                        loaded.note("Mark name=end");
+                    }
+                    finished.wait();
+                    stage.wrong()
                 })
-                .unwrap();
-                let stage = Stage::new(&device);
-                if connected.wait().is_leader() {
-                    loaded.note("Mark name=run");
-                }
-                connected.wait();
-                if rank == 0 {
-                    front(&mut link, &stage, chunks).unwrap();
-                } else {
-                    answer(&mut link, &stage, chunks).unwrap();
-                }
-                if finished.wait().is_leader() {
-                    loaded.note("Mark name=end");
-                }
-                finished.wait();
-                stage.wrong()
             })
-        }).collect();
+            .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).sum()
     });
     assert_eq!(wrong, 0, "bytes are wrong");
@@ -159,7 +191,7 @@ fn child() {
 struct Stage {
     device: Device,
     kernels: TestKernels,
-    /// Two, so that the order between them counts.
+    /// The first fills, the second compares; answers are made on both in turn.
     streams: [Stream; 2],
     wrong: DeviceBuffer,
 }
@@ -170,17 +202,22 @@ impl Stage {
         let streams = [Stream::new(device).unwrap(), Stream::new(device).unwrap()];
         let wrong = DeviceBuffer::new(device, 8).unwrap();
         // SAFETY: the buffer lives as long as the stage, and its stream passes this first.
-        unsafe { streams[0].fill(wrong.ptr(), 0).unwrap() };
-        Self { device: device.clone(), kernels: TestKernels::load(), streams, wrong }
+        unsafe { streams[1].fill(wrong.ptr(), 0).unwrap() };
+        Self {
+            device: device.clone(),
+            kernels: TestKernels::load(),
+            streams,
+            wrong,
+        }
     }
 
     /// How many bytes were not what they should have been. After the run: waits.
     fn wrong(&self) -> u64 {
         let mut count = PinnedBuffer::new(&self.device, 8).unwrap();
-        let done = Event::new(&self.device).unwrap();
+        let (stream, done) = (&self.streams[1], Event::new(&self.device).unwrap());
         // SAFETY: both buffers live until the event is done.
-        unsafe { self.streams[0].download(self.wrong.ptr(), &mut count, 0).unwrap() };
-        done.record(&self.streams[0]).unwrap();
+        unsafe { stream.download(self.wrong.ptr(), &mut count, 0).unwrap() };
+        done.record(stream).unwrap();
         while !done.is_done().unwrap() {
             thread::yield_now();
         }
@@ -190,25 +227,37 @@ impl Stage {
 
 /// Sends payloads as fast as slots allow, and compares the answers.
 fn front(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), TransportError> {
-    let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::<Requests>::requests(), Vec::new());
+    let (mut composer, mut lockstep, mut inbox) = (
+        Composer::new(),
+        Lockstep::<Requests>::requests(),
+        Vec::new(),
+    );
     let (mut sent, mut checked) = (0, 0);
     let mut sending = VecDeque::new();
     let mut receiving = VecDeque::new();
     while checked < chunks {
         let bytes = bytes_of(sent);
-        let lease = if sent < chunks && bytes > 0 { link.try_lease()? } else { None };
+        let lease = if sent < chunks && bytes > 0 {
+            link.try_lease()?
+        } else {
+            None
+        };
         if sent < chunks && (bytes == 0 || lease.is_some()) {
             let payload = lease
                 .map(|mut lease| {
                     lease.write_on(&stage.streams[0], |to| {
-                        stage.kernels.fill(stage.streams[0].raw(), to.address, bytes, sent);
+                        stage
+                            .kernels
+                            .fill(stage.streams[0].raw(), to.address, bytes, sent);
                         Ok::<_, TransportError>(())
                     })?;
                     Ok::<_, TransportError>(lease)
                 })
                 .transpose()?;
             let (message, stamp) = prepare(&mut composer, sent, bytes);
-            let left = link.send(message, stamp, payload).map_err(|rejected| rejected.error)?;
+            let left = link
+                .send(message, stamp, payload)
+                .map_err(|rejected| rejected.error)?;
             // Both ways of letting go of a send: waiting for it, and dropping it.
             sending.extend(left.payload.filter(|_| sent % 2 == 0));
             sent += 1;
@@ -216,15 +265,24 @@ fn front(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), Transpor
         take_finished(&mut sending)?;
         if link.poll_frame(&mut inbox)? {
             let matched = lockstep.admit(&inbox).expect("a frame of this test");
-            let flight = if bytes_of(number(&matched)) > 0 { Some(link.receive(&matched)?) } else { None };
+            let flight = if bytes_of(number(&matched)) > 0 {
+                Some(link.receive(&matched)?)
+            } else {
+                None
+            };
             receiving.push_back((number(&matched), flight));
         }
         if let Some((n, arrived)) = take_arrived(&mut receiving)? {
             if let Some(arrived) = arrived {
-                // The answers are compared on both streams in turn; the count is on the first one's side.
-                let stream = &stage.streams[0];
+                let stream = &stage.streams[1];
                 arrived.read_on(stream, |from| {
-                    stage.kernels.check(stream.raw(), from.address, bytes_of(n), n, stage.wrong.address());
+                    stage.kernels.check(
+                        stream.raw(),
+                        from.address,
+                        bytes_of(n),
+                        n,
+                        stage.wrong.address(),
+                    );
                     Ok::<_, TransportError>(())
                 })?;
             }
@@ -241,14 +299,22 @@ fn front(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), Transpor
 
 /// Answers every payload with a copy of it.
 fn answer(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), TransportError> {
-    let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::<Requests>::requests(), Vec::new());
+    let (mut composer, mut lockstep, mut inbox) = (
+        Composer::new(),
+        Lockstep::<Requests>::requests(),
+        Vec::new(),
+    );
     let mut receiving = VecDeque::new();
     let mut waiting: Option<(u64, Option<DeviceRx>)> = None;
     let mut answered = 0;
     while answered < chunks {
         if link.poll_frame(&mut inbox)? {
             let matched = lockstep.admit(&inbox).expect("a frame of this test");
-            let flight = if bytes_of(number(&matched)) > 0 { Some(link.receive(&matched)?) } else { None };
+            let flight = if bytes_of(number(&matched)) > 0 {
+                Some(link.receive(&matched)?)
+            } else {
+                None
+            };
             receiving.push_back((number(&matched), flight));
         }
         if waiting.is_none() {
@@ -263,7 +329,9 @@ fn answer(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), Transpo
                 let stream = &stage.streams[n as usize % 2];
                 input.read_on(stream, |from| {
                     output.write_on(stream, |to| {
-                        stage.kernels.copy(stream.raw(), to.address, from.address, bytes);
+                        stage
+                            .kernels
+                            .copy(stream.raw(), to.address, from.address, bytes);
                         Ok::<_, TransportError>(())
                     })
                 })?;
@@ -271,7 +339,11 @@ fn answer(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), Transpo
             });
             let output = output.transpose()?;
             let (message, stamp) = prepare(&mut composer, n, bytes);
-            drop(link.send(message, stamp, output).map_err(|rejected| rejected.error)?.payload);
+            drop(
+                link.send(message, stamp, output)
+                    .map_err(|rejected| rejected.error)?
+                    .payload,
+            );
             answered += 1;
         }
         thread::yield_now();
@@ -297,7 +369,9 @@ fn take_finished(sending: &mut VecDeque<Sending>) -> Result<(), TransportError> 
 }
 
 /// The first message that was announced, if its payload is there.
-fn take_arrived(receiving: &mut VecDeque<(u64, Option<Receiving>)>) -> Result<Option<(u64, Option<DeviceRx>)>, TransportError> {
+fn take_arrived(
+    receiving: &mut VecDeque<(u64, Option<Receiving>)>,
+) -> Result<Option<(u64, Option<DeviceRx>)>, TransportError> {
     let Some((n, flight)) = receiving.pop_front() else {
         return Ok(None);
     };
