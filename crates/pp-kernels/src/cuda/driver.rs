@@ -183,6 +183,13 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Function {
+    /// Lets launches have so much dynamic shared memory; without it they may have 48 KiB.
+    pub(crate) fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function belongs to a loaded module.
+        unsafe { call!(cuFuncSetAttribute(self.0, attribute, bytes as i32)) }
+    }
+
     /// Enqueues the kernel.
     ///
     /// # Safety

@@ -166,22 +166,22 @@ impl Front {
 
     /// The chunk's last frames become the history.
     fn remember(&mut self, frames: usize) -> Result<(), Failure> {
-        let stride = self.sizes.frame_stride;
-        // From the oldest to the newest, so that none is overwritten before it has moved.
         let new = frames.min(CONTEXT_FRAMES);
-        let kept = CONTEXT_FRAMES - new;
-        let moves = [(new, 0, kept), (CONTEXT_FRAMES + frames - new, kept, new)];
-        for (from, to, count) in moves {
-            for index in 0..count {
-                // SAFETY: all places lie within `samples`, and no two of one copy are the same.
-                unsafe {
-                    self.stream
-                        .copy(self.frame(to + index), self.frame(from + index), stride)
-                }?;
-            }
+        // From the oldest to the newest, so that none is overwritten before it has moved.
+        for index in new..CONTEXT_FRAMES {
+            self.move_frames(index, index - new, 1)?;
         }
+        let newest = CONTEXT_FRAMES + frames - new;
+        self.move_frames(newest, CONTEXT_FRAMES - new, new)?;
         self.history = CONTEXT_FRAMES.min(self.history + frames);
         Ok(())
+    }
+
+    /// Copies `count` of the frames of `samples` to places that none of them has.
+    fn move_frames(&self, from: usize, to: usize, count: usize) -> Result<(), CudaError> {
+        let (from, to) = (self.frame(from), self.frame(to));
+        // SAFETY: frames of a chunk or of the history lie within `samples`; the callers' places do not overlap.
+        unsafe { self.stream.copy(to, from, count * self.sizes.frame_stride) }
     }
 
     /// Enqueues a decode.

@@ -13,8 +13,10 @@ use super::ptx::{Arch, Source};
 use super::sizes::{AttendArgument, Sizes};
 use crate::cpu::settings;
 
-/// Shared memory of the attention for each frame that a block works on.
-const ATTEND_SHARED: u32 = 10_404;
+/// Frames that one block of the attention works on.
+const ATTEND_FRAMES: [u32; 3] = [1, 2, 4];
+/// Bytes of dynamic shared memory of the first pass and of the others, for so many frames.
+const ATTEND_SHARED: [[u32; 3]; 2] = [[69_188, 57_064, 66_608], [101_156, 77_768, 81_680]];
 
 /// The kernels of the denoiser, in one context.
 #[derive(Debug)]
@@ -68,12 +70,14 @@ impl Denoiser {
             let arch = Arch::of(driver.capability()?)?;
             let load = |source: Source| Module::load(driver, source.ptx(arch));
             let (noise, attend) = (load(Source::Noise)?, load(Source::Attend)?);
-            let pass = |name: &str| -> Result<[Function; 3], CudaError> {
-                Ok([
-                    attend.function(&format!("attend_{name}_1"))?,
-                    attend.function(&format!("attend_{name}_2"))?,
-                    attend.function(&format!("attend_{name}_4"))?,
-                ])
+            let pass = |name: &str, shared: [u32; 3]| -> Result<[Function; 3], CudaError> {
+                let mut functions = Vec::with_capacity(ATTEND_FRAMES.len());
+                for (frames, bytes) in ATTEND_FRAMES.into_iter().zip(shared) {
+                    let function = attend.function(&format!("attend_{name}_{frames}"))?;
+                    function.allow_shared(bytes)?;
+                    functions.push(function);
+                }
+                Ok(std::array::from_fn(|index| functions[index]))
             };
             Ok(Denoiser {
                 encode: load(Source::Encode)?.function("encode")?,
@@ -83,7 +87,10 @@ impl Denoiser {
                 conditioning: noise.function("conditioning")?,
                 condition: noise.function("condition")?,
                 unfold: load(Source::Unfold)?.function("unfold")?,
-                attend: [pass("first")?, pass("next")?],
+                attend: [
+                    pass("first", ATTEND_SHARED[0])?,
+                    pass("next", ATTEND_SHARED[1])?,
+                ],
             })
         })
     }
@@ -256,24 +263,23 @@ impl Denoiser {
         pass: AttendArgument,
     ) -> Result<(), CudaError> {
         let frames = pass.frames as u32;
-        let (variant, each) = match frames {
-            1 => (0, 1),
-            2 => (1, 2),
-            _ => (2, 4),
+        let variant = match frames {
+            1 => 0,
+            2 => 1,
+            _ => 2,
         };
+        let kind = usize::from(!is_first);
         let shape = Shape {
-            grid: [sizes.attend_tiles, frames.div_ceil(each), 1],
+            grid: [
+                sizes.attend_tiles,
+                frames.div_ceil(ATTEND_FRAMES[variant]),
+                1,
+            ],
             block: [256, 1, 1],
-            shared: ATTEND_SHARED * each,
+            shared: ATTEND_SHARED[kind][variant],
         };
         // SAFETY: as in `encode`.
-        unsafe {
-            self.attend[usize::from(!is_first)][variant].launch(
-                stream,
-                shape,
-                &mut arguments![pass],
-            )
-        }
+        unsafe { self.attend[kind][variant].launch(stream, shape, &mut arguments![pass]) }
     }
 }
 
@@ -348,6 +354,62 @@ impl Synthetic {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::sizes;
+
+    /// The number behind `name` in a source.
+    fn constant(source: &str, name: &str) -> f64 {
+        let (_, rest) = source
+            .split_once(&format!(" {name} = "))
+            .unwrap_or_else(|| panic!("{name} is not there"));
+        let value = rest.split_once(';').expect("it ends").0;
+        let terms = value
+            .split('+')
+            .map(|term| term.trim().trim_end_matches('f'));
+        terms
+            .map(|term| term.parse::<f64>().expect("a number"))
+            .sum()
+    }
+
+    #[test]
+    fn the_numbers_here_are_those_of_the_sources() {
+        let geometry = include_str!("../../kernels/geometry.cuh");
+        let attend = include_str!("../../kernels/attend.cu");
+        let unfold = include_str!("../../kernels/unfold.cu");
+        let noise = include_str!("../../kernels/noise.cu");
+        let expected = [
+            (geometry, "kPatch", crate::cpu::geometry::PATCH as f64),
+            (geometry, "kBytesPerSample", sizes::SCRATCH_BYTES as f64),
+            (attend, "kTileX", (sizes::TILE[0] + 1) as f64),
+            (attend, "kTileY", (sizes::TILE[1] + 1) as f64),
+            (attend, "kRadius", settings::RADIUS[0] as f64),
+            (attend, "kRadiusFar", settings::RADIUS[1] as f64),
+            (attend, "kReach", settings::CONTEXT_FRAMES as f64),
+            (attend, "kMinH2", 1e-6),
+            (unfold, "kTileX", sizes::UNFOLD_TILE[0] as f64),
+            (unfold, "kTileY", sizes::UNFOLD_TILE[1] as f64),
+            (noise, "kBins", (HISTOGRAM_BYTES / 12) as f64),
+        ];
+        for (source, name, number) in expected {
+            assert_eq!(constant(source, name), number, "{name}");
+        }
+        assert_eq!(settings::RADIUS[1], settings::RADIUS[2]);
+        assert_eq!(constant(attend, "kKeep") as f32, settings::KEEP);
+        assert_eq!(constant(attend, "kFloor") as f32, settings::FLOOR);
+        let margin = constant(geometry, "kMargin") + constant(geometry, "kOverrun");
+        assert_eq!(margin, sizes::SCRATCH_MARGIN as f64);
+    }
+
+    #[test]
+    fn the_attention_has_as_much_shared_memory_as_its_source_says() {
+        let source = include_str!("../../kernels/attend.cu");
+        for (kind, name, is_first) in [(0, "first", "true"), (1, "next", "false")] {
+            for (frames, bytes) in ATTEND_FRAMES.into_iter().zip(ATTEND_SHARED[kind]) {
+                let line =
+                    format!("PP_ATTEND(attend_{name}_{frames}, {frames}, {is_first}, {bytes})");
+                assert!(source.contains(&line), "{line}");
+            }
+        }
+    }
 
     #[test]
     fn two_strengths_make_every_schedule() {

@@ -57,10 +57,12 @@ const _: () = {
 };
 
 /// Samples around a plane in a scratch frame, both sides together; and bytes of scratch for each of its places.
-const SCRATCH_MARGIN: usize = 24;
-const SCRATCH_BYTES: usize = 8;
-/// Patches in a block of the attention.
-const TILE: [usize; 2] = [15, 7];
+pub(super) const SCRATCH_MARGIN: usize = 24;
+pub(super) const SCRATCH_BYTES: usize = 8;
+/// Places in a block that unfolds.
+pub(super) const UNFOLD_TILE: [usize; 2] = [64, 32];
+/// By how many patches blocks of the attention lie apart: they overlap by one.
+pub(super) const TILE: [usize; 2] = [15, 7];
 /// The sizes from which every launch follows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
@@ -109,7 +111,7 @@ impl Sizes {
                 plane.padded_height() + SCRATCH_MARGIN,
             );
             sizes.scratch_bytes += SCRATCH_BYTES * width * height;
-            let unfold = (width.div_ceil(64) * height.div_ceil(32)) as u32;
+            let unfold = (width.div_ceil(UNFOLD_TILE[0]) * height.div_ceil(UNFOLD_TILE[1])) as u32;
             sizes.unfold_tiles = sizes.unfold_tiles.max(unfold);
             let across = |tokens: usize, tile: usize| (2 * tokens - 2).div_ceil(tile).max(1);
             sizes.attend_tiles +=

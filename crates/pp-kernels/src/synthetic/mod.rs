@@ -205,7 +205,11 @@ impl Work {
         // The first launches load kernels, fill caches and raise the clock.
         self.time(&clock)?;
         // Spinning lasts as long as it is told; what a launch takes on top of it is a cost of the pipeline, not work.
-        let rounds = if matches!(self.kind, Kind::Spin { .. }) { 0 } else { 4 };
+        let rounds = if matches!(self.kind, Kind::Spin { .. }) {
+            0
+        } else {
+            4
+        };
         for _ in 0..rounds {
             let taken = self.median(&clock, 3)?.as_secs_f64();
             let scaled = (self.amount as f64 * wanted / taken.max(1e-9)).round() as u64;
