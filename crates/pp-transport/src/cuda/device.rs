@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::ffi::{c_char, c_int};
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::driver::{Driver, Handle, call};
@@ -53,6 +54,8 @@ struct Opened {
     driver: &'static Driver,
     context: usize,
     about: About,
+    /// How many reasons there are to believe that kernels on it wait for what never comes.
+    troubles: AtomicUsize,
 }
 
 thread_local! {
@@ -141,6 +144,7 @@ impl Device {
             driver,
             context: context as usize,
             about,
+            troubles: AtomicUsize::new(0),
         })))
     }
 
@@ -190,6 +194,21 @@ impl Device {
             free: free as u64,
             total: total as u64,
         })
+    }
+
+    /// From now on kernels may wait for what never comes: whatever waits for the device would hang,
+    /// and everybody else who calls the driver behind it.
+    pub(crate) fn begin_trouble(&self) {
+        self.0.troubles.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Those kernels have ended.
+    pub(crate) fn end_trouble(&self) {
+        self.0.troubles.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn is_troubled(&self) -> bool {
+        self.0.troubles.load(Ordering::Acquire) > 0
     }
 
     pub(super) fn driver(&self) -> &'static Driver {

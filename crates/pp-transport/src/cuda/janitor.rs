@@ -1,13 +1,20 @@
 //! Frees what must not be freed where it is dropped.
 //!
-//! Freeing device memory or page-locked memory waits until the device is idle. Behind a kernel
-//! that never ends that is for ever, so the one who drops a buffer must not be the one who waits.
+//! Freeing device memory or page-locked memory waits until the device is idle, and whoever calls
+//! the driver meanwhile waits behind it. Behind a kernel that never ends that is for ever. So
+//! whoever drops a buffer leaves it to a thread of its own, which frees nothing on a device whose
+//! kernels may hang (a communicator that was given up and has not ended yet); later, when they
+//! have ended, or never.
 
 use std::sync::OnceLock;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 use super::device::Device;
 use super::driver::{Address, Handle, call};
+
+/// Time between two looks at a device in trouble.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Memory that nobody uses any more.
 #[derive(Debug)]
@@ -17,6 +24,28 @@ pub(super) enum Waste {
     Pinned(Device, usize),
 }
 
+impl Waste {
+    fn device(&self) -> &Device {
+        match self {
+            Self::Device(device, _) | Self::Pinned(device, _) => device,
+        }
+    }
+
+    fn free(self) {
+        let device = self.device().clone();
+        let driver = device.driver();
+        let freed = device.bind().and_then(|()| match self {
+            // SAFETY: allocated by `DeviceBuffer`, whose only owner gave it up here, once.
+            Self::Device(_, address) => unsafe { call!(driver, cuMemFree_v2(address)) },
+            // SAFETY: likewise, by `PinnedBuffer`.
+            Self::Pinned(_, address) => unsafe { call!(driver, cuMemFreeHost(address as Handle)) },
+        });
+        if let Err(error) = freed {
+            tracing::warn!(%error, "memory was not freed");
+        }
+    }
+}
+
 /// Hands memory over to be freed some time later; leaks it when there is no thread for that.
 pub(super) fn free(waste: Waste) {
     static JANITOR: OnceLock<Option<Sender<Waste>>> = OnceLock::new();
@@ -24,7 +53,7 @@ pub(super) fn free(waste: Waste) {
         let (sender, wastes) = channel();
         std::thread::Builder::new()
             .name("pp-cuda-free".into())
-            .spawn(move || wastes.iter().for_each(collect))
+            .spawn(move || collect(&wastes))
             .ok()
             .map(|_| sender)
     });
@@ -34,18 +63,25 @@ pub(super) fn free(waste: Waste) {
     }
 }
 
-fn collect(waste: Waste) {
-    let device = match &waste {
-        Waste::Device(device, _) | Waste::Pinned(device, _) => device,
-    };
-    let driver = device.driver();
-    let freed = device.bind().and_then(|()| match waste {
-        // SAFETY: allocated by `DeviceBuffer`, whose only owner gave it up here, once.
-        Waste::Device(_, address) => unsafe { call!(driver, cuMemFree_v2(address)) },
-        // SAFETY: likewise, by `PinnedBuffer`.
-        Waste::Pinned(_, address) => unsafe { call!(driver, cuMemFreeHost(address as Handle)) },
-    });
-    if let Err(error) = freed {
-        tracing::warn!(%error, "memory was not freed");
+fn collect(wastes: &Receiver<Waste>) {
+    let mut kept: Vec<Waste> = Vec::new();
+    loop {
+        let next = if kept.is_empty() {
+            wastes.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            wastes.recv_timeout(LOOK_EVERY)
+        };
+        match next {
+            Ok(waste) => kept.push(waste),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        for waste in std::mem::take(&mut kept) {
+            if waste.device().is_troubled() {
+                kept.push(waste);
+            } else {
+                waste.free();
+            }
+        }
     }
 }

@@ -126,8 +126,14 @@ impl Life {
 
     /// Marks the generation dead; the first reason stays.
     pub(super) fn kill(&self, why: &str) {
+        // Under the lock, so that each trouble that begins also ends.
+        let end = lock(&self.end);
         let _ = self.why.set(why.to_owned());
-        self.dead.store(true, Ordering::SeqCst);
+        if !self.dead.swap(true, Ordering::SeqCst) && !matches!(*end, End::Over(_)) {
+            // Its kernels may wait for ever, until an abort ends them: nobody may wait for the
+            // device meanwhile.
+            self.core.device.begin_trouble();
+        }
     }
 
     /// An operation failed after its commitment: nothing of the generation can be relied on.
@@ -223,7 +229,12 @@ impl Life {
         if let Err(error) = &result {
             tracing::warn!(%error, "{} did not end as it should", self.what);
         }
-        *lock(&self.end) = End::Over(result);
+        let mut end = lock(&self.end);
+        if result.is_ok() && self.is_dead() {
+            self.core.device.end_trouble();
+        }
+        *end = End::Over(result);
+        drop(end);
         self.ended.notify_all();
     }
 
@@ -233,21 +244,26 @@ impl Life {
 
     fn destroy(&self, comms: &[Comm]) -> Result<(), NcclError> {
         self.at("ncclCommDestroy");
-        self.bind();
+        if let Err(error) = self.core.device.bind() {
+            tracing::warn!(%error, "{} ends without a context", self.what);
+        }
         let call = Call {
             nccl: &self.core.nccl,
             go_on: &|| true,
         };
-        comms.iter().fold(Ok(()), |result, comm| {
+        let mut result = Ok(());
+        for comm in comms {
             // SAFETY: taken out of the list, so nobody else uses it; its owner is gone, and with it
             // the thread that issued on it.
-            result.and(unsafe { call.destroy(*comm) })
-        })
+            result = result.and(unsafe { call.destroy(*comm) });
+        }
+        result
     }
 
     fn abort(&self, comms: &[Comm]) -> Result<(), NcclError> {
+        // No call of the driver before the abort: one may wait for the very kernels that only the
+        // abort ends. NCCL binds the device itself.
         self.at("wait for the call that is under way");
-        self.bind();
         self.core.wait_outside();
         let nccl = &self.core.nccl;
         self.at("ncclCommRevoke");
@@ -268,23 +284,17 @@ impl Life {
         if grouped {
             call.group_start()?;
         }
-        let aborted = comms.iter().fold(Ok(()), |result, comm| {
+        let mut aborted = Ok(());
+        for comm in comms {
             // SAFETY: as above; it is not used again.
-            let aborted = unsafe { call.abort(*comm) };
-            result.and(aborted)
-        });
+            aborted = aborted.and(unsafe { call.abort(*comm) });
+        }
         if grouped {
             // SAFETY: the group has aborts alone, and their communicators are not asked again.
             let ended = unsafe { call.group_end(&[]) };
             return aborted.and(ended);
         }
         aborted
-    }
-
-    fn bind(&self) {
-        if let Err(error) = self.core.device.bind() {
-            tracing::warn!(%error, "ending communicators without a context");
-        }
     }
 }
 

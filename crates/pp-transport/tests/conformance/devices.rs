@@ -138,46 +138,65 @@ fn stream(device: usize) -> Stream {
     })
 }
 
+/// Page-locked memory, and an event behind the work that uses it.
+type Staging = (PinnedBuffer, Event);
+
+/// Staging memory of each device. Used again and never freed: freeing waits for the device, on
+/// which a test may have left a send that only the test itself can let go on.
+static STAGING: [Mutex<Vec<Staging>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
+
+/// Takes staging memory of at least so many bytes that nothing uses any more.
+fn staging(on: usize, bytes: usize) -> Staging {
+    let device = Device::open(on as u32).unwrap();
+    let mut idle = STAGING[on].lock().unwrap_or_else(PoisonError::into_inner);
+    let fits = |(buffer, passed): &Staging| buffer.len() >= bytes && passed.is_done().unwrap();
+    if let Some(at) = idle.iter().position(fits) {
+        return idle.swap_remove(at);
+    }
+    let room = bytes.next_power_of_two().max(4096);
+    let buffer = PinnedBuffer::new(&device, room).unwrap();
+    (buffer, Event::new(&device).unwrap())
+}
+
+fn give_back(on: usize, staging: Staging) {
+    let mut idle = STAGING[on].lock().unwrap_or_else(PoisonError::into_inner);
+    idle.push(staging);
+}
+
 /// Issues an upload to a slot of device `on`, and does not wait for it.
 pub(crate) fn upload(on: usize, lease: &mut DeviceTx, at: usize, bytes: &[u8]) {
-    thread_local! {
-        static UPLOADS: RefCell<Vec<(PinnedBuffer, Event)>> = const { RefCell::new(Vec::new()) };
-    }
     let stream = stream(on);
-    let mut pinned = PinnedBuffer::new(stream.device(), bytes.len()).unwrap();
-    pinned.bytes_mut().copy_from_slice(bytes);
-    let passed = Event::new(stream.device()).unwrap();
+    let (mut pinned, passed) = staging(on, bytes.len());
+    pinned.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
     let issued = lease.write_on(&stream, |slot| -> Result<(), TransportError> {
         let place = DevicePtr {
             address: slot.address + at as u64,
             len: slot.len - at,
         };
         // SAFETY: the slot is device memory that only the lease's streams touch, in turn; the
-        // buffer stays until its event is done.
+        // buffer is not touched again before its event is done.
         unsafe { stream.upload(&pinned, 0..bytes.len(), place) }?;
         Ok(passed.record(&stream)?)
     });
     issued.unwrap();
-    pinned.used_by(&stream).unwrap();
-    UPLOADS.with_borrow_mut(|uploads| {
-        uploads.retain(|(_, passed)| !passed.is_done().unwrap());
-        uploads.push((pinned, passed));
-    });
+    give_back(on, (pinned, passed));
 }
 
 /// The payload that arrived on device `on`.
 pub(crate) fn download(on: usize, lease: &DeviceRx) -> Vec<u8> {
     let stream = stream(on);
-    let mut pinned = PinnedBuffer::new(stream.device(), lease.len()).unwrap();
+    let (mut pinned, passed) = staging(on, lease.len());
     let issued = lease.read_on(&stream, |payload| -> Result<(), TransportError> {
         // SAFETY: the payload is not written while the lease is there; the buffer is looked at only
         // once the stream has passed the copy.
         unsafe { stream.download(payload, &mut pinned, 0) }?;
-        Ok(())
+        Ok(passed.record(&stream)?)
     });
     issued.unwrap();
     wait(|| stream.is_idle().unwrap());
-    pinned.bytes().to_vec()
+    let bytes = pinned.bytes()[..lease.len()].to_vec();
+    give_back(on, (pinned, passed));
+    bytes
 }
 
 /// Waits until it is so.
