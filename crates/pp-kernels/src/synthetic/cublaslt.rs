@@ -63,12 +63,9 @@ fn open(path: &Path) -> Result<(), String> {
             Ok(())
         }
         Err(error) => {
+            // The cause is the linker's own text, which begins with the path.
             let cause = std::error::Error::source(&error).map(ToString::to_string);
-            Err(format!(
-                "{}: {}",
-                path.display(),
-                cause.unwrap_or_else(|| error.to_string())
-            ))
+            Err(cause.unwrap_or_else(|| format!("{}: {error}", path.display())))
         }
     }
 }
@@ -76,7 +73,7 @@ fn open(path: &Path) -> Result<(), String> {
 /// Opens the library of a wheel that the Python on PATH has.
 fn from_wheels() -> Result<(), String> {
     let mut why = String::from("neither the dynamic linker nor a wheel has it");
-    for path in in_wheels(&python_says()) {
+    for path in in_wheels(&said_by(&mut Command::new("python3"))) {
         match open(&path) {
             Ok(()) if is_present() => return Ok(()),
             Ok(()) => why = format!("{}: it has another soname", path.display()),
@@ -86,10 +83,10 @@ fn from_wheels() -> Result<(), String> {
     Err(why)
 }
 
-/// The directories, one on each line, in which Python finds NVIDIA's wheels; nothing where there are none.
-fn python_says() -> String {
-    let script = "import nvidia; print('\n'.join(nvidia.__path__))";
-    let output = Command::new("python3")
+/// The directories, one on each line, in which a Python finds NVIDIA's wheels; nothing where there are none.
+fn said_by(python: &mut Command) -> String {
+    let script = "import nvidia\nfor path in nvidia.__path__: print(path)";
+    let output = python
         .args(["-c", script])
         .stdin(Stdio::null())
         .stderr(Stdio::null())
@@ -117,14 +114,18 @@ mod tests {
     #[test]
     fn it_is_looked_for_where_the_wheels_of_cuda_13_put_it() {
         let root = std::env::temp_dir().join(format!("pp-wheels-{}", std::process::id()));
-        let directory = root.join("cu13/lib");
+        let directory = root.join("nvidia/cu13/lib");
         std::fs::create_dir_all(&directory).unwrap();
-        let roots = format!("/nowhere\n{}\n", root.display());
+        let nvidia = root.join("nvidia");
+        let roots = said_by(Command::new("python3").env("PYTHONPATH", &root));
+        let roots = format!("/nowhere\n{roots}");
         let before = in_wheels(&roots);
         std::fs::write(directory.join(FILE), "not a library").unwrap();
         let found = in_wheels(&roots);
         let refused = open(&directory.join(FILE));
         std::fs::remove_dir_all(&root).unwrap();
+        let is_listed = roots.lines().any(|line| Path::new(line) == nvidia);
+        assert!(is_listed, "python3 said {roots:?}");
         assert_eq!(before, [PathBuf::new(); 0]);
         assert_eq!(found, [directory.join(FILE)]);
         let reason = refused.unwrap_err();
