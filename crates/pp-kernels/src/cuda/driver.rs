@@ -12,6 +12,10 @@ use cudarc::driver::sys;
 
 use super::error::{CudaError, call, judge, words};
 
+/// The oldest driver that takes PTX of this version (9.0), as the driver counts: 13.0. It has every function that is
+/// called here; a missing one would be a panic of cudarc.
+const NEEDED: i32 = 13_000;
+
 /// Proof that libcuda is there and initialized.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Driver(());
@@ -29,6 +33,16 @@ impl Driver {
         }
         // SAFETY: the library is there; 0 is the only value allowed.
         unsafe { call!(cuInit(0)) }?;
+        let mut version = 0;
+        // SAFETY: the library is there; the pointer is to a local.
+        unsafe { call!(cuDriverGetVersion(&raw mut version)) }?;
+        if version < NEEDED {
+            let text = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
+            return Err(CudaError::OldDriver {
+                found: text(version),
+                needed: text(NEEDED),
+            });
+        }
         Ok(*LOADED.get_or_init(|| Driver(())))
     }
 

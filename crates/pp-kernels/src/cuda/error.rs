@@ -15,6 +15,17 @@ pub enum CudaError {
         "libcuda is not found: install the NVIDIA driver (580 or newer), or run on the CPU with --kernels cpu"
     )]
     NoDriver,
+    /// The driver is older than the PTX, and lacks functions that are called.
+    #[error(
+        "the NVIDIA driver is for CUDA {found}, these kernels need {needed} (driver 580 or newer): update it, or run \
+         on the CPU with --kernels cpu"
+    )]
+    OldDriver {
+        /// What it says of itself.
+        found: String,
+        /// What is needed.
+        needed: String,
+    },
     /// The context of the call is not the one the work belongs to.
     #[error(
         "the CUDA context {wanted:#x} must be current on the calling thread, it is {found:#x}; bind the device first"

@@ -203,6 +203,13 @@ EXPORT int cuCtxPopCurrent_v2(void **context) {
     return cuCtxSetCurrent(NULL);
 }
 
+EXPORT int cuCtxGetId(void *context, unsigned long long *id) {
+    struct context *c = context;
+    if (!c || c->magic != CONTEXT_MAGIC) return INVALID_CONTEXT;
+    *id = (unsigned long long)c->device + 1;
+    return OK;
+}
+
 EXPORT int cuCtxGetDevice(int *device) {
     struct context *c;
     int code = fake_current(&c);
