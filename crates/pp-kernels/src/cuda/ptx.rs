@@ -70,6 +70,82 @@ impl Arch {
 }
 
 /// Changes with any PTX of the denoiser and with the numbers of the formula, whatever the device: both ranks have the
+/// same one.
+pub(super) fn digest() -> u64 {
+    static DIGEST: OnceLock<u64> = OnceLock::new();
+    *DIGEST.get_or_init(|| {
+        let texts = DENOISER
+            .iter()
+            .flat_map(|source| [Arch::Compute80, Arch::Compute90a].map(|arch| source.ptx(arch)))
+            .flat_map(|ptx| ptx.text.as_bytes());
+        fnv1a(texts.chain(&settings::DIGEST.to_le_bytes()))
+    })
+}
+
+/// Source: G. Fowler, L. C. Noll, K.-P. Vo, "The FNV Non-Cryptographic Hash Algorithm"; its 64-bit variant 1a.
+fn fnv1a<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
+    bytes.fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3)
+    })
+}
+
+#[cfg(test)]
+            const ALL: &[Source] = &[$(Source::$module),*];
+
+            pub(super) fn ptx(self, arch: Arch) -> PtxText {
+                let [old, new] = match self {
+                    $(Source::$module => [
+                        include_str!(concat!("../../kernels/ptx/", $file, ".compute_80.ptx")),
+                        include_str!(concat!("../../kernels/ptx/", $file, ".compute_90a.ptx")),
+                    ]),*
+                };
+                match arch {
+                    Arch::Compute80 => PtxText { arch: "compute_80", text: old },
+                    Arch::Compute90a => PtxText { arch: "compute_90a", text: new },
+                }
+            }
+        }
+    };
+}
+
+modules! {
+    Encode = "encode",
+    Decode = "decode",
+    Noise = "noise",
+    Unfold = "unfold",
+    Attend = "attend",
+    Spin = "spin",
+    Hbm = "hbm",
+}
+
+/// What the denoiser's results come from.
+const DENOISER: [Source; 5] = [
+    Source::Encode,
+    Source::Decode,
+    Source::Noise,
+    Source::Unfold,
+    Source::Attend,
+];
+
+/// The architectures with PTX of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Arch {
+    Compute80,
+    Compute90a,
+}
+
+impl Arch {
+    /// `compute_90a` runs on 9.0 alone; `compute_80` on everything from 8.0 on.
+    pub(super) fn of((major, minor): (i32, i32)) -> Result<Arch, CudaError> {
+        match (major, minor) {
+            (9, 0) => Ok(Arch::Compute90a),
+            (8.., _) => Ok(Arch::Compute80),
+            _ => Err(CudaError::OldDevice { major, minor }),
+        }
+    }
+}
+
+/// Changes with any PTX of the denoiser and with the numbers of the formula, whatever the device: both ranks have the
 /// same one. (FNV-1a.)
 pub(super) fn digest() -> u64 {
     static DIGEST: OnceLock<u64> = OnceLock::new();
@@ -101,6 +177,12 @@ mod tests {
             let error = Arch::of(older).unwrap_err().to_string();
             assert!(error.contains("need 8.0 or newer"), "{error}");
         }
+    }
+
+    #[test]
+    fn the_hash_is_the_published_one() {
+        assert_eq!(fnv1a(b"".iter()), 0xCBF2_9CE4_8422_2325);
+        assert_eq!(fnv1a(b"foobar".iter()), 0x8594_4171_F739_67E8);
     }
 
     #[test]
