@@ -37,6 +37,14 @@ pub enum TransportError {
         /// What is wrong with it.
         why: String,
     },
+    /// A lane that was made for another edge.
+    #[error("a lane of {lane} slots does not go with an edge of {edge}")]
+    OtherDepth {
+        /// Slots of the lane.
+        lane: u32,
+        /// Slots of the edge.
+        edge: u32,
+    },
     /// The shape asked for an edge cannot be laid out.
     #[error(
         "an edge of {depth} slots of {slot_bytes} bytes cannot be made: the depth must be 1 to \

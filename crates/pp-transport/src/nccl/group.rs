@@ -6,202 +6,17 @@
 //! [`Group::commit`] gives for each; ranks, sizes and devices are checked against the group before
 //! NCCL sees any of them.
 
-use std::cell::Cell;
-use std::marker::PhantomData;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
 use pp_contract::{DType, Rank};
 
 use super::calls::{Call, Comm};
-use super::connect;
-use super::id::UniqueId;
-use super::issuer::{Issuer, Tenant};
-use super::life::{AbortHandle, How, Life};
+use super::communicator::{Communicator, Flights};
+use super::life::Life;
 use crate::cuda::{DeviceBuffer, Stream};
 use crate::error::TransportError;
 use crate::in_flight::{InFlight, Submission};
-
-/// How long a drop waits for the communicator to end.
-const ENDED_WITHIN: Duration = Duration::from_secs(3);
-
-/// What a communicator is made of. All members give the same, but for `me` and `issuer`.
-#[derive(Debug)]
-pub struct CommOptions {
-    /// Who issues on this rank's device.
-    pub issuer: Issuer,
-    /// Name of the group: `mesh`.
-    pub name: &'static str,
-    /// Its members, in the same order everywhere.
-    pub members: Vec<Rank>,
-    /// This rank.
-    pub me: Rank,
-    /// Made by one member for all.
-    pub id: UniqueId,
-    /// When to give up.
-    pub deadline: Instant,
-    /// As in [`NcclOptions`](super::NcclOptions).
-    pub blocking: bool,
-}
-
-/// The communicator of a group of ranks.
-///
-/// # If dropped
-/// Ends on a thread of its own: in order when nothing is in flight, else by an abort. Waits for
-/// that, 3 seconds at most.
-#[derive(Debug)]
-pub struct Communicator {
-    life: Arc<Life>,
-    comm: Comm,
-    name: &'static str,
-    members: Vec<Rank>,
-    me: Rank,
-    flights: Arc<Flights>,
-    is_closed: bool,
-    _tenant: Tenant,
-    /// Makes it `!Sync`.
-    one_thread: PhantomData<Cell<()>>,
-}
-
-/// What is in flight, for all operations of a communicator.
-#[derive(Debug, Default)]
-struct Flights {
-    /// Operations whose buffers nobody has back.
-    count: AtomicUsize,
-    /// Buffers that nobody waits for any more.
-    orphans: Mutex<Vec<DeviceBuffer>>,
-}
-
-impl Flights {
-    /// Frees the orphans whose operations are over.
-    fn sweep(&self) {
-        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-        orphans.retain(|buffer| {
-            let over = matches!(buffer.is_idle(), Ok(true));
-            if over {
-                self.count.fetch_sub(1, Ordering::AcqRel);
-            }
-            !over
-        });
-    }
-}
-
-impl Communicator {
-    /// Joins the group and moves a byte between all members, so that no first use is left for
-    /// later; every member does the same at the same time.
-    ///
-    /// # Errors
-    /// [`TransportError::NotInTime`] when a member did not come by the deadline: a thread that waits
-    /// inside NCCL is left behind then. This rank is no member; NCCL refuses.
-    pub fn connect(options: CommOptions) -> Result<Self, TransportError> {
-        let CommOptions {
-            issuer,
-            name,
-            members,
-            me,
-            id,
-            deadline,
-            blocking,
-        } = options;
-        let place = place_of(name, &members, me)?;
-        let ranks = members.len() as u32;
-        let core = issuer.core();
-        let tenant = Tenant::new(&issuer);
-        let life = Arc::new(Life::new(core, format!("group {name}")));
-        let turn = core.enter_to_connect()?;
-        let made = connect::by(deadline, &life, move |life, progress| {
-            progress.at("create the communicator")?;
-            life.core.device.bind()?;
-            let comm = connect::join(life, progress, &id, place, ranks, blocking)?;
-            connect::all_pairs(life, progress, comm, place, ranks)?;
-            Ok(comm)
-        });
-        drop(turn);
-        Ok(Self {
-            comm: made?,
-            life,
-            name,
-            members,
-            me,
-            flights: Arc::default(),
-            is_closed: false,
-            _tenant: tenant,
-            one_thread: PhantomData,
-        })
-    }
-
-    /// Its name.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Its members, in the group's order.
-    #[must_use]
-    pub fn members(&self) -> &[Rank] {
-        &self.members
-    }
-
-    /// What gives this communicator up, from any thread.
-    #[must_use]
-    pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle::new(&self.life)
-    }
-
-    /// Begins a group of operations. Nothing is issued before [`Group::commit`].
-    pub fn group(&mut self) -> Group<'_> {
-        self.flights.sweep();
-        Group {
-            comm: self,
-            operations: Vec::new(),
-        }
-    }
-
-    /// Ends the communicator as a drop does, with a bound of the caller's.
-    ///
-    /// # Errors
-    /// It did not end by the deadline, or not as it should.
-    pub fn close(mut self, deadline: Instant) -> Result<(), TransportError> {
-        self.is_closed = true;
-        self.end(deadline)
-    }
-
-    fn end(&self, deadline: Instant) -> Result<(), TransportError> {
-        self.flights.sweep();
-        if self.life.is_dead() || self.flights.count.load(Ordering::Acquire) > 0 {
-            self.life.kill("it was dropped with operations in flight");
-            return self.life.finish(How::Abort, deadline);
-        }
-        self.life.finish(How::Destroy, deadline)
-    }
-}
-
-impl Drop for Communicator {
-    fn drop(&mut self) {
-        if self.is_closed {
-            return;
-        }
-        if let Err(error) = self.end(Instant::now() + ENDED_WITHIN) {
-            tracing::warn!(%error, "a group did not end as it should");
-        }
-    }
-}
-
-fn place_of(group: &'static str, members: &[Rank], rank: Rank) -> Result<u32, TransportError> {
-    let place = members.iter().position(|member| *member == rank);
-    place.map(|place| place as u32).ok_or_else(|| {
-        let all: Vec<String> = members.iter().map(ToString::to_string).collect();
-        TransportError::WrongGroup {
-            group,
-            why: format!(
-                "rank {rank} is none of its members, ranks {}",
-                all.join(", ")
-            ),
-        }
-    })
-}
 
 /// How values of several ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -319,7 +134,14 @@ pub struct Group<'c> {
     operations: Vec<(Kind, GroupBuffer)>,
 }
 
-impl Group<'_> {
+impl<'c> Group<'c> {
+    pub(super) fn new(comm: &'c mut Communicator) -> Self {
+        Self {
+            comm,
+            operations: Vec::new(),
+        }
+    }
+
     /// Sends the buffer to a member.
     ///
     /// # Errors
@@ -359,7 +181,7 @@ impl Group<'_> {
     pub fn broadcast(&mut self, buffer: GroupBuffer, root: Rank) -> Result<(), Box<Refused>> {
         self.add(buffer, |group| {
             Ok(Kind::Broadcast {
-                root: place_of(group.name, &group.members, root)?,
+                root: group.place_of(root)?,
             })
         })
     }
@@ -394,7 +216,7 @@ impl Group<'_> {
             let buffers = operations.into_iter().map(|(_, buffer)| buffer).collect();
             Err(CommitError { buffers, error })
         };
-        let life = Arc::clone(&comm.life);
+        let life = comm.life();
         let on = stream.device().about().ordinal;
         let entered = comm
             .check_device(on, "a stream")
@@ -404,23 +226,22 @@ impl Group<'_> {
             Err(error) => return refuse(operations, error),
         };
         let failed = |source| TransportError::Nccl {
-            doing: format!("operations of group {}", comm.name),
+            doing: format!("operations of group {}", comm.name()),
             source,
         };
         if let Err(source) = life.call(|call| call.group_start()) {
             return refuse(operations, failed(source));
         }
-        let issued = life.call(|call| issue(call, comm.comm, &operations, stream));
+        let issued = life.call(|call| issue(call, comm.raw(), &operations, stream));
         let noted = issued.map_err(failed).and_then(|()| {
             operations
                 .iter()
                 .try_for_each(|(_, buffer)| Ok(buffer.memory.used_by(stream)?))
         });
         let flights = operations.into_iter().map(|(_, buffer)| {
-            comm.flights.count.fetch_add(1, Ordering::AcqRel);
             InFlight::new(GroupOp {
                 life: Arc::clone(&life),
-                flights: Arc::clone(&comm.flights),
+                flights: comm.begin_flight(),
                 buffer,
             })
         });
@@ -468,30 +289,6 @@ fn issue(
     issued.and(ended)
 }
 
-impl Communicator {
-    /// The place of another member.
-    fn other(&self, rank: Rank) -> Result<u32, TransportError> {
-        if rank == self.me {
-            return Err(TransportError::WrongGroup {
-                group: self.name,
-                why: format!("rank {rank} is this rank"),
-            });
-        }
-        place_of(self.name, &self.members, rank)
-    }
-
-    fn check_device(&self, ordinal: u32, what: &str) -> Result<(), TransportError> {
-        let own = self.life.core.device.about().ordinal;
-        if ordinal == own {
-            return Ok(());
-        }
-        Err(TransportError::WrongGroup {
-            group: self.name,
-            why: format!("{what} of device {ordinal}; it issues on device {own}"),
-        })
-    }
-}
-
 /// An operation of a group, with its buffer.
 #[derive(Debug)]
 pub struct GroupOp {
@@ -513,15 +310,12 @@ impl Submission for GroupOp {
     }
 
     fn into_buffer(self) -> GroupBuffer {
-        self.flights.count.fetch_sub(1, Ordering::AcqRel);
+        self.flights.end();
         self.buffer
     }
 
     fn orphan(self) {
-        let orphans = self.flights.orphans.lock();
-        orphans
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(self.buffer.memory);
+        self.flights.adopt(self.buffer.memory);
     }
 
     fn quarantine(self) {

@@ -17,9 +17,9 @@ use super::slots::{Pool, RxPool, TxPool};
 use crate::bell::Bell;
 use crate::cuda::{DevicePtr, Stream};
 use crate::error::TransportError;
+use crate::host::EdgeShape;
 use crate::host::layout::Layout;
 use crate::host::slots::SlotWords;
-use crate::host::{EdgeShape, MAX_DEPTH};
 use crate::in_flight::{InFlight, Rejected};
 use crate::lane::Lane;
 use crate::link::{Capabilities, Link, Sent, check_payload};
@@ -265,11 +265,8 @@ fn check_depth(lane: u32, shape: EdgeShape) -> Result<(), TransportError> {
     if lane == shape.depth {
         return Ok(());
     }
-    Err(TransportError::BadShape {
-        depth: lane,
-        slot_bytes: shape.slot_bytes,
-        max_depth: MAX_DEPTH,
-    })
+    let edge = shape.depth;
+    Err(TransportError::OtherDepth { lane, edge })
 }
 
 impl Link for NcclLink {

@@ -22,6 +22,7 @@
 //! a slot that came back, and the work on a payload that has arrived, wait for nothing.
 
 mod calls;
+mod communicator;
 mod connect;
 mod group;
 mod id;
@@ -31,9 +32,8 @@ mod life;
 mod link;
 mod slots;
 
-pub use group::{
-    CommOptions, CommitError, Communicator, Group, GroupBuffer, GroupOp, Reduce, Refused,
-};
+pub use communicator::{CommOptions, Communicator};
+pub use group::{CommitError, Group, GroupBuffer, GroupOp, Reduce, Refused};
 pub use id::UniqueId;
 pub use issuer::Issuer;
 pub use lease::{DeviceRx, DeviceTx, Receiving, Sending};

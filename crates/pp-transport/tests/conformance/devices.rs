@@ -199,6 +199,19 @@ pub(crate) fn download(on: usize, lease: &DeviceRx) -> Vec<u8> {
     bytes
 }
 
+/// Bytes free on the device, once what earlier tests left to be freed is.
+pub(crate) fn settled_free(device: &Device) -> u64 {
+    let look = || device.memory().unwrap().free;
+    let (mut seen, mut times) = (look(), 0);
+    while times < 20 {
+        std::thread::sleep(Duration::from_millis(5));
+        let now = look();
+        times = if now == seen { times + 1 } else { 0 };
+        seen = now;
+    }
+    seen
+}
+
 /// Waits until it is so.
 pub(crate) fn wait(is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + HANG;

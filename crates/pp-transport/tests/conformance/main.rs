@@ -4,6 +4,7 @@
 
 #[path = "../control_support/mod.rs"]
 mod control_support;
+mod cuda;
 mod devices;
 #[path = "../fakes/mod.rs"]
 mod fakes;

@@ -10,7 +10,7 @@ use pp_transport::nccl::{
     CommOptions, Communicator, GroupBuffer, GroupOp, Issuer, Reduce, UniqueId,
 };
 
-use crate::devices::{HANG, is_real, issuers, wait};
+use crate::devices::{HANG, is_real, issuers, settled_free, wait};
 
 /// Ranks 1 and 2: the mesh of Phase B, of which the front is no member.
 const MEMBERS: [u32; 2] = [1, 2];
@@ -182,7 +182,7 @@ fn what_is_not_of_the_group_is_refused_before_nccl_sees_it() {
 fn a_dropped_operation_keeps_its_buffer_until_it_is_over() {
     let mesh = mesh();
     let device = Device::open(0).unwrap();
-    let before = device.memory().unwrap().free;
+    let before = settled_free(&device);
     let (mut mesh, _) = each(mesh, |_, comm, stream| {
         for round in 0..20 {
             let mut group = comm.group();

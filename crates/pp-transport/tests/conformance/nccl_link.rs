@@ -17,7 +17,8 @@ use pp_transport::nccl::{
 };
 
 use crate::devices::{
-    HANG, Shape, connect, download, fakes, is_real, issuers, pair, upload, wait, within,
+    HANG, Shape, connect, download, fakes, is_real, issuers, pair, settled_free, upload, wait,
+    within,
 };
 use crate::fakes::raw::TestKernels;
 use crate::messages::{number, pattern, prepare};
@@ -219,9 +220,10 @@ fn a_lane_over_the_control_channel_carries_frames_and_credits() {
 fn the_steady_state_allocates_nothing() {
     let mut ends = ends(pair(both_ways(4, 4096)));
     talk(&mut ends, 4096, 20);
-    let before = [0, 1].map(|d| Device::open(d).unwrap().memory().unwrap().free);
+    let free = || [0, 1].map(|ordinal| settled_free(&Device::open(ordinal).unwrap()));
+    let before = free();
     talk(&mut ends, 4096, 200);
-    let after = [0, 1].map(|d| Device::open(d).unwrap().memory().unwrap().free);
+    let after = free();
     assert_eq!(before, after);
 }
 

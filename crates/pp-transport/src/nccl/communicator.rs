@@ -1,0 +1,248 @@
+//! The communicator of a group of ranks.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use pp_contract::Rank;
+
+use super::calls::Comm;
+use super::connect;
+use super::group::Group;
+use super::id::UniqueId;
+use super::issuer::{Issuer, Tenant};
+use super::life::{AbortHandle, How, Life};
+use crate::cuda::DeviceBuffer;
+use crate::error::TransportError;
+
+/// How long a drop waits for the communicator to end.
+const ENDED_WITHIN: Duration = Duration::from_secs(3);
+
+/// What a communicator is made of. All members give the same, but for `me` and `issuer`.
+#[derive(Debug)]
+pub struct CommOptions {
+    /// Who issues on this rank's device.
+    pub issuer: Issuer,
+    /// Name of the group: `mesh`.
+    pub name: &'static str,
+    /// Its members, in the same order everywhere.
+    pub members: Vec<Rank>,
+    /// This rank.
+    pub me: Rank,
+    /// Made by one member for all.
+    pub id: UniqueId,
+    /// When to give up.
+    pub deadline: Instant,
+    /// As in [`NcclOptions`](super::NcclOptions).
+    pub blocking: bool,
+}
+
+/// The communicator of a group of ranks.
+///
+/// # If dropped
+/// Ends on a thread of its own: in order when nothing is in flight, else by an abort. Waits for
+/// that, 3 seconds at most.
+#[derive(Debug)]
+pub struct Communicator {
+    life: Arc<Life>,
+    comm: Comm,
+    name: &'static str,
+    members: Vec<Rank>,
+    me: Rank,
+    flights: Arc<Flights>,
+    is_closed: bool,
+    _tenant: Tenant,
+    /// Makes it `!Sync`.
+    one_thread: PhantomData<Cell<()>>,
+}
+
+/// What is in flight, for all operations of a communicator.
+#[derive(Debug, Default)]
+pub(super) struct Flights {
+    /// Operations whose buffers nobody has back.
+    count: AtomicUsize,
+    /// Buffers that nobody waits for any more.
+    orphans: Mutex<Vec<DeviceBuffer>>,
+}
+
+impl Flights {
+    /// An operation is over, and its buffer is its owner's again.
+    pub(super) fn end(&self) {
+        self.count.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Keeps the buffer of an operation that nobody waits for until it is over.
+    pub(super) fn adopt(&self, buffer: DeviceBuffer) {
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        orphans.push(buffer);
+    }
+
+    /// Frees the orphans whose operations are over.
+    fn sweep(&self) {
+        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
+        orphans.retain(|buffer| {
+            let over = matches!(buffer.is_idle(), Ok(true));
+            if over {
+                self.end();
+            }
+            !over
+        });
+    }
+}
+
+impl Communicator {
+    /// Joins the group and moves a byte between all members, so that no first use is left for
+    /// later; every member does the same at the same time.
+    ///
+    /// # Errors
+    /// [`TransportError::NotInTime`] when a member did not come by the deadline: a thread that waits
+    /// inside NCCL is left behind then. This rank is no member; NCCL refuses.
+    pub fn connect(options: CommOptions) -> Result<Self, TransportError> {
+        let CommOptions {
+            issuer,
+            name,
+            members,
+            me,
+            id,
+            deadline,
+            blocking,
+        } = options;
+        let place = place_of(name, &members, me)?;
+        let ranks = members.len() as u32;
+        let core = issuer.core();
+        let tenant = Tenant::new(&issuer);
+        let life = Arc::new(Life::new(core, format!("group {name}")));
+        let turn = core.enter_to_connect()?;
+        let made = connect::by(deadline, &life, move |life, progress| {
+            progress.at("create the communicator")?;
+            life.core.device.bind()?;
+            let comm = connect::join(life, progress, &id, place, ranks, blocking)?;
+            connect::all_pairs(life, progress, comm, place, ranks)?;
+            Ok(comm)
+        });
+        drop(turn);
+        Ok(Self {
+            comm: made?,
+            life,
+            name,
+            members,
+            me,
+            flights: Arc::default(),
+            is_closed: false,
+            _tenant: tenant,
+            one_thread: PhantomData,
+        })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Its members, in the group's order.
+    #[must_use]
+    pub fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
+    /// What gives this communicator up, from any thread.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle::new(&self.life)
+    }
+
+    /// Begins a group of operations. Nothing is issued before [`Group::commit`].
+    pub fn group(&mut self) -> Group<'_> {
+        self.flights.sweep();
+        Group::new(self)
+    }
+
+    /// Ends the communicator as a drop does, with a bound of the caller's.
+    ///
+    /// # Errors
+    /// It did not end by the deadline, or not as it should.
+    pub fn close(mut self, deadline: Instant) -> Result<(), TransportError> {
+        self.is_closed = true;
+        self.end(deadline)
+    }
+
+    fn end(&self, deadline: Instant) -> Result<(), TransportError> {
+        self.flights.sweep();
+        if self.life.is_dead() || self.flights.count.load(Ordering::Acquire) > 0 {
+            self.life.kill("it was dropped with operations in flight");
+            return self.life.finish(How::Abort, deadline);
+        }
+        self.life.finish(How::Destroy, deadline)
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if self.is_closed {
+            return;
+        }
+        if let Err(error) = self.end(Instant::now() + ENDED_WITHIN) {
+            tracing::warn!(%error, "a group did not end as it should");
+        }
+    }
+}
+
+fn place_of(group: &'static str, members: &[Rank], rank: Rank) -> Result<u32, TransportError> {
+    let place = members.iter().position(|member| *member == rank);
+    place.map(|place| place as u32).ok_or_else(|| {
+        let all: Vec<String> = members.iter().map(ToString::to_string).collect();
+        TransportError::WrongGroup {
+            group,
+            why: format!(
+                "rank {rank} is none of its members, ranks {}",
+                all.join(", ")
+            ),
+        }
+    })
+}
+
+impl Communicator {
+    pub(super) fn life(&self) -> Arc<Life> {
+        Arc::clone(&self.life)
+    }
+
+    pub(super) fn raw(&self) -> Comm {
+        self.comm
+    }
+
+    /// Counts one operation more in flight.
+    pub(super) fn begin_flight(&self) -> Arc<Flights> {
+        self.flights.count.fetch_add(1, Ordering::AcqRel);
+        Arc::clone(&self.flights)
+    }
+
+    /// The place of a member.
+    pub(super) fn place_of(&self, rank: Rank) -> Result<u32, TransportError> {
+        place_of(self.name, &self.members, rank)
+    }
+
+    /// The place of another member.
+    pub(super) fn other(&self, rank: Rank) -> Result<u32, TransportError> {
+        if rank == self.me {
+            return Err(TransportError::WrongGroup {
+                group: self.name,
+                why: format!("rank {rank} is this rank"),
+            });
+        }
+        self.place_of(rank)
+    }
+
+    pub(super) fn check_device(&self, ordinal: u32, what: &str) -> Result<(), TransportError> {
+        let own = self.life.core.device.about().ordinal;
+        if ordinal == own {
+            return Ok(());
+        }
+        Err(TransportError::WrongGroup {
+            group: self.name,
+            why: format!("{what} of device {ordinal}; it issues on device {own}"),
+        })
+    }
+}
