@@ -325,25 +325,28 @@ fn answer(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), Transpo
         if waiting.is_some() && needs_slot == lease.is_some() {
             let (n, input) = waiting.take().expect("looked at just now");
             let bytes = bytes_of(n);
-            let output = input.zip(lease).map(|(input, mut output)| {
-                let stream = &stage.streams[n as usize % 2];
-                input.read_on(stream, |from| {
-                    output.write_on(stream, |to| {
-                        stage
-                            .kernels
-                            .copy(stream.raw(), to.address, from.address, bytes);
-                        Ok::<_, TransportError>(())
-                    })
-                })?;
-                Ok::<_, TransportError>(output)
-            });
-            let output = output.transpose()?;
+            let output = match (&input, lease) {
+                (Some(input), Some(mut output)) => {
+                    let stream = &stage.streams[n as usize % 2];
+                    input.read_on(stream, |from| {
+                        output.write_on(stream, |to| {
+                            let kernels = &stage.kernels;
+                            kernels.copy(stream.raw(), to.address, from.address, bytes);
+                            Ok::<_, TransportError>(())
+                        })
+                    })?;
+                    Some(output)
+                }
+                _ => None,
+            };
             let (message, stamp) = prepare(&mut composer, n, bytes);
             drop(
                 link.send(message, stamp, output)
                     .map_err(|rejected| rejected.error)?
                     .payload,
             );
+            // Not before: its drop looks whether the device has read it, and what it sees would order the send too.
+            drop(input);
             answered += 1;
         }
         thread::yield_now();

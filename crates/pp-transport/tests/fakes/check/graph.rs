@@ -90,9 +90,9 @@ struct Builder {
     graph: Graph,
     timelines: HashMap<Timeline, usize>,
     last: HashMap<usize, usize>,
-    /// Beginnings and ends of launches, in order, for each side of each channel.
-    sends: HashMap<Channel, Vec<(usize, usize)>>,
-    receives: HashMap<Channel, Vec<(usize, usize)>>,
+    /// Beginnings and ends of launches, in order, for each side of each channel; and whether it is a payload.
+    sends: HashMap<Channel, Vec<(usize, usize, bool)>>,
+    receives: HashMap<Channel, Vec<(usize, usize, bool)>>,
     collectives: HashMap<(String, u64), Vec<(usize, usize)>>,
 }
 
@@ -314,14 +314,13 @@ impl Builder {
             match called.name.as_str() {
                 "ncclSend" => {
                     let channel = (uid.clone(), "p2p", rank, peer);
-                    self.sends.entry(channel).or_default().push((first, last));
+                    let sends = self.sends.entry(channel).or_default();
+                    sends.push((first, last, called.is_payload()));
                 }
                 "ncclRecv" => {
                     let channel = (uid.clone(), "p2p", peer, rank);
-                    self.receives
-                        .entry(channel)
-                        .or_default()
-                        .push((first, last));
+                    let receives = self.receives.entry(channel).or_default();
+                    receives.push((first, last, called.is_payload()));
                 }
                 _ => {
                     let all = self.collectives.entry((uid.clone(), rank)).or_default();
@@ -337,7 +336,10 @@ impl Builder {
             let sends = self.sends.get(channel).map_or(&[][..], Vec::as_slice);
             for (send, receive) in sends.iter().zip(receives) {
                 self.graph.nodes[receive.1].after.push(send.0);
-                self.graph.rendezvous.push((receive.0, send.1));
+                // The byte that tries out a connection is always eager.
+                if send.2 {
+                    self.graph.rendezvous.push((receive.0, send.1));
+                }
             }
         }
         for ((uid, rank), mine) in &self.collectives {
