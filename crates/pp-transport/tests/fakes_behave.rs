@@ -157,15 +157,31 @@ fn memory_has_an_end_and_unknown_kernels_an_error() {
     let mut module = null_mut();
     let ptx = c".visible .entry nobody_knows_me(.param .u64 x) {}";
     ok!(module_load(&mut module, ptx.as_ptr()));
-    let mut function = null_mut();
+    let (mut function, mut stream) = (null_mut(), null_mut());
+    let missing = c"not_there";
     assert_eq!(
-        raw!(module_function(
-            &mut function,
-            module,
-            c"nobody_knows_me".as_ptr()
-        )),
+        raw!(module_function(&mut function, module, missing.as_ptr())),
         500
     );
+    let unknown = c"nobody_knows_me";
+    ok!(module_function(&mut function, module, unknown.as_ptr()));
+    ok!(stream_create(&mut stream, 1, 0));
+    let (mut x, none) = (0u64, null_mut());
+    let mut arguments = [std::ptr::from_mut(&mut x).cast()];
+    let launched = raw!(launch(
+        function,
+        1,
+        1,
+        1,
+        1,
+        1,
+        1,
+        0,
+        stream,
+        arguments.as_mut_ptr(),
+        none
+    ));
+    assert_eq!(launched, 801);
 }
 
 /// Runs both ranks of a communicator, each on a thread and a device of its own.

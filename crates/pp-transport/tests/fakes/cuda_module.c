@@ -1,4 +1,4 @@
-/* Modules and launches. A module is a PTX text whose entries are looked up by name among the kernels that the fake knows. */
+/* Modules and launches. A module is a PTX text; what an entry does is looked up by its name among the kernels that the fake knows. */
 #define _GNU_SOURCE
 #include "fake.h"
 
@@ -76,8 +76,7 @@ EXPORT int cuModuleUnload(void *module) {
 EXPORT int cuModuleGetFunction(void **function, void *module, const char *name) {
     FAULT_POINT("cuModuleGetFunction");
     for (struct function *f = ((struct module *)module)->functions; f; f = f->next)
-        if (strcmp(f->name, name) == 0 && f->kernel) return *function = f, OK;
-    ppfake_record("Fault what=unknown_kernel name=%s", name);
+        if (strcmp(f->name, name) == 0) return *function = f, OK;
     return NOT_FOUND;
 }
 
@@ -120,7 +119,11 @@ static int launch(struct function *f, const unsigned grid[3], const unsigned blo
     struct stream *s = code ? NULL : fake_stream(c, handle);
     if (!code && (!s || !f || f->magic != FUNCTION_MAGIC)) code = INVALID_HANDLE;
     if (!code && (!grid[0] || !grid[1] || !grid[2] || block[0] * block[1] * block[2] - 1 >= 1024)) code = INVALID_VALUE;
-    if (!code && (f->count != f->kernel->parameters)) code = INVALID_VALUE;
+    if (!code && !f->kernel) {
+        ppfake_record("Fault what=unknown_kernel name=%s", f->name);
+        code = NOT_SUPPORTED; /* it loads, so that a run may load what it does not need */
+    }
+    if (!code && f->count != f->kernel->parameters) code = INVALID_VALUE;
     if (!code) {
         struct launch *l = calloc(1, sizeof *l);
         l->device = c->device, l->stream = s, l->shared = shared, l->count = f->count;
