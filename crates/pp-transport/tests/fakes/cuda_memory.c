@@ -146,6 +146,48 @@ EXPORT int cuMemFree_v2(address at) {
     return code;
 }
 
+/* In the order of a stream: what is allocated is there from then on, and what is freed is gone when the stream comes to it. */
+EXPORT int cuMemAllocAsync(address *at, size_t bytes, void *stream) {
+    FAULT_POINT("cuMemAllocAsync");
+    struct context *c;
+    ppfake_lock();
+    int code = fake_current(&c);
+    struct stream *s = code ? NULL : fake_stream(c, stream);
+    if (!code && !s) code = INVALID_HANDLE;
+    if (!code) code = allocate(c->device, bytes, at);
+    if (!code) ppfake_record("cuMemAllocAsync addr=%#llx len=%zu dev=%d st=%d", (unsigned long long)*at, bytes, c->device, s->id);
+    ppfake_unlock();
+    return code;
+}
+
+static void release_in_order(struct stream *s, void *argument) {
+    (void)s;
+    ppfake_lock();
+    release(argument);
+    ppfake_unlock();
+}
+
+EXPORT int cuMemFreeAsync(address at, void *stream) {
+    FAULT_POINT("cuMemFreeAsync");
+    if (!at) return OK;
+    struct context *c;
+    ppfake_lock();
+    int code = fake_current(&c);
+    struct stream *s = code ? NULL : fake_stream(c, stream);
+    struct allocation *a = find(at);
+    if (!code && !s) code = INVALID_HANDLE;
+    if (!code && (!a || a->at != at || a->freed || a->device < 0)) {
+        ppfake_record("Fault what=bad_free addr=%#llx", (unsigned long long)at);
+        code = INVALID_VALUE;
+    }
+    if (!code) {
+        ppfake_record("cuMemFreeAsync addr=%#llx len=%llu dev=%d st=%d", (unsigned long long)at, (unsigned long long)a->bytes, a->device, s->id);
+        ppfake_enqueue(s, release_in_order, a);
+    }
+    ppfake_unlock();
+    return code;
+}
+
 EXPORT int cuMemGetInfo_v2(size_t *free, size_t *total) {
     struct context *c;
     ppfake_lock();

@@ -268,6 +268,28 @@ fn a_transfer_without_its_other_side() {
     killed.assert_clean();
 }
 
+/// Memory that comes and goes in the order of a stream is there for that stream, and for whoever waits for it.
+#[test]
+fn memory_in_the_order_of_a_stream() {
+    let judge = |other: &str| {
+        let text = format!(
+            "
+            1 cuMemAllocAsync addr=0x5000 len=64 dev=0 st=1
+            1 cuLaunchKernel st=1 w=0x5000:64
+            {other}
+            1 cuMemFreeAsync addr=0x5000 len=64 dev=0 st=1
+            "
+        );
+        check(&[recording("one", &lines(&text))], EXPECT)
+    };
+    judge("1 cuLaunchKernel st=1 r=0x5000:64").assert_clean();
+    assert!(judge("1 cuLaunchKernel st=2 r=0x5000:64").broke(Rule::Race));
+    assert!(judge("1 cuLaunchKernel st=2 r=0x5000:64").broke(Rule::Lifetime));
+    let nothing_in_it =
+        "1 cuMemAllocAsync addr=0x6000 len=8 dev=0 st=1\n1 cuLaunchKernel st=1 r=0x6000:8";
+    assert_only(&judge(nothing_in_it), Rule::Unwritten);
+}
+
 /// Each rank sends first and receives then, on one stream: it works up to the eager limit and hangs above it.
 #[test]
 fn an_order_that_only_eager_sends_survive() {

@@ -183,12 +183,14 @@ fn launched(recording: &Recording, sides: &mut [Sides; 2], report: &mut Report) 
 /// Between warm-up and the last payload nothing is synchronized, allocated, freed or created, and no copy from or to the
 /// host touches memory that payloads travel in.
 pub fn steady(recordings: &[Recording], warm_up: usize, report: &mut Report) {
-    const NEVER: [&str; 16] = [
+    const NEVER: [&str; 18] = [
         "cuStreamSynchronize",
         "cuCtxSynchronize",
         "cuEventSynchronize",
         "cuMemAlloc",
         "cuMemFree",
+        "cuMemAllocAsync",
+        "cuMemFreeAsync",
         "cuMemHostAlloc",
         "cuMemFreeHost",
         "cuMemHostRegister",

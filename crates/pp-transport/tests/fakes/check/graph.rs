@@ -14,6 +14,8 @@ use super::record::{Line, Range, Recording};
 pub enum Kind {
     Read,
     Write,
+    /// The beginning of an allocation in the order of a stream: nothing is in it yet, and nothing may come before.
+    Begin,
     /// The end of an allocation: a write to all of it that nothing may follow.
     Free,
 }
@@ -163,6 +165,19 @@ impl Builder {
         }
     }
 
+    /// An allocation that begins or ends.
+    fn allocation(&mut self, line: &Line, kind: Kind, node: usize) {
+        self.graph.accesses.push(Access {
+            first: node,
+            last: node,
+            kind,
+            range: line.allocation().expect("an allocation"),
+            sends: false,
+            is_trial: false,
+            device: line.name != "cuMemFreeHost",
+        });
+    }
+
     fn process(&mut self, index: usize, recording: &Recording) {
         let mut process = Process::default();
         let run = recording.run();
@@ -227,18 +242,15 @@ impl Builder {
         let stream = |key| Timeline::Stream(at.0, line.number(key).expect("a stream"));
         match line.name.as_str() {
             "cuMemAlloc" => process.allocations.extend(line.allocation()),
-            "cuMemFree" | "cuMemFreeHost" => {
-                let range = line.allocation().expect("an allocation");
-                let device = line.name == "cuMemFree";
-                self.graph.accesses.push(Access {
-                    first: call,
-                    last: call,
-                    kind: Kind::Free,
-                    range,
-                    sends: false,
-                    is_trial: false,
-                    device,
-                });
+            "cuMemFree" | "cuMemFreeHost" => self.allocation(line, Kind::Free, call),
+            "cuMemAllocAsync" => {
+                process.allocations.extend(line.allocation());
+                let node = self.node(stream("st"), at, vec![call]);
+                self.allocation(line, Kind::Begin, node);
+            }
+            "cuMemFreeAsync" => {
+                let node = self.node(stream("st"), at, vec![call]);
+                self.allocation(line, Kind::Free, node);
             }
             "HostRead" | "HostWrite" => self.accesses(line, process, call, call),
             "cuStreamCreate" => {

@@ -95,7 +95,9 @@ impl Checker<'_> {
                 wrong.push((Rule::Race, other));
             }
         }
-        if access.kind == Kind::Read && access.device && !access.is_trial && cell.write.is_none() {
+        let by_whom = cell.write.map(|write| self.graph.accesses[write].kind);
+        let is_written = by_whom.is_some_and(|kind| kind != Kind::Begin);
+        if access.kind == Kind::Read && access.device && !access.is_trial && !is_written {
             wrong.push((Rule::Unwritten, index));
         }
         if let (true, Some(before)) = (access.sends, cell.sent) {
