@@ -189,7 +189,9 @@ fn work(recording: &str, name: &str) -> Vec<String> {
 #[test]
 fn the_plugin_launches_and_gives_what_the_built_in_kernels_do() {
     let loaded = Fakes::build().load();
-    let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cust-records");
+    let records = format!("cust-records-{}", std::process::id());
+    let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join(records);
+    let _ = fs::remove_dir_all(&records);
     fs::create_dir_all(&records).unwrap();
     loaded.set("RECORD", records.to_str().unwrap());
     let device = Device::new();
@@ -220,7 +222,12 @@ fn the_plugin_launches_and_gives_what_the_built_in_kernels_do() {
     let recording = fs::read_to_string(&recording).unwrap();
     for (sigma, steps) in cases {
         let ours = work(&recording, &format!("ptx{steps}{sigma:?}"));
+        let theirs = work(&recording, &format!("cust{steps}{sigma:?}"));
         assert!(ours.len() > 20, "{ours:?}");
-        assert_eq!(ours, work(&recording, &format!("cust{steps}{sigma:?}")));
+        for (index, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
+            assert_eq!(ours, theirs, "launch {index}");
+        }
+        assert_eq!(ours.len(), theirs.len());
     }
+    fs::remove_dir_all(&records).unwrap();
 }
