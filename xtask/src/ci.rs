@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::process::{cargo, run as run_command};
-use crate::{layers, nccl_bindings, suite, tidy};
+use crate::{kernels, layers, nccl_bindings, suite, tidy};
 
 /// Runs every check, cheapest first, and stops at the first that fails.
 pub(crate) fn run() -> Result<()> {
@@ -11,6 +11,7 @@ pub(crate) fn run() -> Result<()> {
     layers::run()?;
     tidy::run()?;
     nccl_bindings::run(&["--check".to_owned()])?;
+    kernels::run(&["--check".to_owned()])?;
     run_command(&mut cargo(&[
         "clippy",
         "--workspace",

@@ -9,6 +9,7 @@ mod bench;
 mod bundle;
 mod ci;
 mod clip;
+mod kernels;
 mod layers;
 mod nccl_bindings;
 mod process;
@@ -24,9 +25,11 @@ cargo xtask <command>
   test            the whole suite: unit, integration and doc tests, loom models, AddressSanitizer
   layers          who may depend on whom
   tidy            module docs, SAFETY comments, leftovers, long files
+  kernels [--check]
+                  compile the CUDA kernels to the PTX that is checked in, or compare them
   nccl-bindings [--check]
                   make the bindings of crates/nccl-sys from NCCL's header, or compare them
-  ci              fmt, clippy, docs, layers, tidy, nccl-bindings, test
+  ci              fmt, clippy, docs, layers, tidy, nccl-bindings, kernels, test
   bundle [--out DIR]
                   what a machine with GPUs and without Rust needs: programs, plugins, clip, gpu-check.sh
   bench WHAT      overlap | touch | denoise | all: ours beside its peers, interleaved";
@@ -39,6 +42,7 @@ fn main() -> Result<()> {
         Some("test") => suite::run(),
         Some("layers") => layers::run(),
         Some("tidy") => tidy::run(),
+        Some("kernels") => kernels::run(rest),
         Some("nccl-bindings") => nccl_bindings::run(rest),
         Some("ci") => ci::run(),
         Some("bundle") => bundle::run(rest),

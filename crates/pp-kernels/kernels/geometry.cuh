@@ -32,7 +32,9 @@ struct Geometry {
 
 // A scratch frame holds, plane after plane, what the attention reads: the padded plane as raster with a mirrored margin,
 // the same shifted left by one sample (so that a pair of neighbours at any place is one aligned word), and for every
-// place minus half the squared norm of the 8x8 patch whose corner is there.
+// place minus half the squared norm of the 8x8 patch whose corner is there. Samples lie around zero: bf16 then holds
+// every multiple of one half.
+constexpr float kCentre = 128.0f;
 constexpr int kMargin = 4;      // on the left and the top: the largest offset of a key
 constexpr int kOverrun = 20;    // on the right and the bottom: the same, and what tiles read without using it
 constexpr int kBytesPerSample = 2 + 2 + 4;

@@ -1,24 +1,24 @@
 // Patch tokens to scratch frames (see geometry.cuh): rasters with a mirrored margin, and minus half the squared norm of
 // the patch at every place, which the attention adds to the products of queries and keys.
 //
-// Norms are sums of 64 squares in f32: exact for samples that are multiples of one half up to 255, because they then are
-// whole quarters below 2^22.
+// Samples are taken less 128, rounded to multiples of one half (those that encode makes are integers) and kept within
+// -128..=128; NaN becomes -128. Norms are sums of 64 squares in f32, multiples of 1/4 up to 2^20: exact.
 //
 // Frame i goes to scratch slot (first_slot + i) % slots. Grid: (raster tiles of 64 x 32, frames * planes), where x must
 // suffice for the largest plane; block: 256.
 
 #include "geometry.cuh"
 
-using namespace pp;
+namespace pp {
 
 constexpr int kTileX = 64;
 constexpr int kTileY = 32;
 constexpr int kSideX = kTileX + kPatch;  // one more than a patch needs, for the raster that is shifted by one sample
 constexpr int kSideY = kTileY + kPatch - 1;
 
-extern "C" __global__ void __launch_bounds__(256)
-unfold(const __nv_bfloat16* __restrict__ tokens, uint8_t* __restrict__ scratch, const __grid_constant__ Geometry geometry, int32_t first_slot,
-       int32_t slots) {
+// `centre` is what the tokens' samples lie around.
+__device__ inline void write_scratch(const __nv_bfloat16* __restrict__ tokens, uint8_t* __restrict__ scratch,
+                                     const Geometry& geometry, int32_t first_slot, int32_t slots, float centre) {
     const int frame = blockIdx.y / geometry.planes;
     const int index = blockIdx.y % geometry.planes;
     const Plane plane = geometry.plane[index];
@@ -38,7 +38,9 @@ unfold(const __nv_bfloat16* __restrict__ tokens, uint8_t* __restrict__ scratch, 
         const int x = mirrored(left + i % kSideX - kMargin, plane.tokens_x * kPatch);
         const int y = mirrored(top + i / kSideX - kMargin, plane.tokens_y * kPatch);
         const int token = y / kPatch * plane.tokens_x + x / kPatch;
-        samples[i / kSideX][i % kSideX] = tokens[int64_t(token) * kToken + y % kPatch * kPatch + x % kPatch];
+        const float sample = __bfloat162float(tokens[int64_t(token) * kToken + y % kPatch * kPatch + x % kPatch]);
+        const float halves = fminf(fmaxf(rintf(2.0f * (sample - centre)), -2.0f * kCentre), 2.0f * kCentre);
+        samples[i / kSideX][i % kSideX] = __float2bfloat16_rn(0.5f * halves);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < kTileX * kSideY; i += blockDim.x) {
@@ -72,4 +74,22 @@ unfold(const __nv_bfloat16* __restrict__ tokens, uint8_t* __restrict__ scratch, 
         odd[place] = samples[y][x + 1];
         norms[place] = -0.5f * norm;
     }
+}
+
+}  // namespace pp
+
+using namespace pp;
+
+// Tokens as they travel.
+extern "C" __global__ void __launch_bounds__(256)
+unfold(const __nv_bfloat16* __restrict__ tokens, uint8_t* __restrict__ scratch, const __grid_constant__ Geometry geometry,
+       int32_t first_slot, int32_t slots) {
+    write_scratch(tokens, scratch, geometry, first_slot, slots, kCentre);
+}
+
+// Tokens that a pass has left for the next one.
+extern "C" __global__ void __launch_bounds__(256)
+unfold_guides(const __nv_bfloat16* __restrict__ tokens, uint8_t* __restrict__ scratch,
+              const __grid_constant__ Geometry geometry, int32_t first_slot, int32_t slots) {
+    write_scratch(tokens, scratch, geometry, first_slot, slots, 0.0f);
 }

@@ -130,13 +130,13 @@ struct PhaseB {
     ~PhaseB() {
         cudaFree(values), cudaFree(guides), cudaFree(between), cudaFree(sigma);
     }
-    void unfold(const uint16_t* tokens, uint8_t* scratch, int frames, int first_slot, int slot_count) const {
+    void unfold(const char* name, const uint16_t* tokens, uint8_t* scratch, int frames, int first_slot, int slot_count) const {
         int tiles = 0;
         for (int i = 0; i < geometry.planes; ++i) {
             const Plane& p = geometry.plane[i];
             tiles = std::max(tiles, (raster_width(p) + 63) / 64 * ((raster_height(p) + 31) / 32));
         }
-        launch(kernel("unfold", "unfold"), dim3(tiles, frames * geometry.planes), 256, 0, tokens, scratch, geometry,
+        launch(kernel("unfold", name), dim3(tiles, frames * geometry.planes), 256, 0, tokens, scratch, geometry,
                first_slot, slot_count);
     }
     int tiles() const {
@@ -148,29 +148,23 @@ struct PhaseB {
         }
         return total;
     }
-    static constexpr int TILE_X = 16;
-#ifdef PP_TILE_Y
-    static constexpr int TILE_Y = PP_TILE_Y;
-#else
-    static constexpr int TILE_Y = 8;
-#endif
+    static constexpr int TILE_X = 16, TILE_Y = 24;
     void attend(const uint16_t* out, int frames, bool first, bool last, const int64_t* step, float noise_scale, float bias) const {
         Attend a{values, guides, (void*)out, sigma, step, noise_scale, bias, frames, context, {-2, -1}, slots, position, last, 0,
                  geometry};
         const int together = frames == 1 ? 1 : frames == 2 ? 2 : 4;
         const CUfunction f =
             kernel("attend", std::string(first ? "attend_first_" : "attend_next_") + std::to_string(together));
-        const int shared = 4 * together * ((TILE_Y + 1) * 4 * (TILE_X + 1) * 4 + (TILE_Y + 1) * (TILE_X + 1));
-        if (shared > 48 * 1024) {
-            CHECK(cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared));
-        }
-        launch(f, dim3(tiles(), (frames + together - 1) / together), 256, shared, a);
+        const int shared = first ? together == 1 ? 110212 : together == 2 ? 105320 : 145968
+                                 : together == 1 ? 153444 : together == 2 ? 131656 : 163600;
+        CHECK(cuFuncSetAttribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared));
+        launch(f, dim3(tiles(), (frames + together - 1) / together), 384, shared, a);
     }
     void run(const uint16_t* in, uint16_t* out, int frames, int steps, const int64_t* list, float noise_scale, float bias) {
-        unfold(in, values, frames, position, slots);
+        unfold("unfold", in, values, frames, position, slots);
         for (int n = 0; n < steps; ++n) {
             if (n > 0) {
-                unfold(between, guides, frames, 0, max_frames);
+                unfold("unfold_guides", between, guides, frames, 0, max_frames);
             }
             const bool last = n + 1 == steps;
             attend(last ? out : between, frames, n == 0, last, list + n, noise_scale, bias);
@@ -331,6 +325,12 @@ struct Case {
     float sigma, noise_scale, bias;
 };
 
+// docs/kernels.md derives it.
+static double tolerance(double value, double sigma, int steps) {
+    const double rounding = value / 256;
+    return steps <= 1 ? rounding + 0.02 * sigma : rounding + 0.1 * sigma + 0.25;
+}
+
 static bool check(const Case& c) {
     const Geometry g = make_geometry(c.width, c.height, c.colour);
     int total = 0, most = 0;
@@ -390,7 +390,7 @@ static bool check(const Case& c) {
             const auto expected = reference(g.plane[i], noisy, context, n, double(c.sigma) * c.noise_scale, c.bias, steps);
             for (size_t k = 0; k < found.size(); ++k) {
                 const double error = std::abs(found[k] - expected[k]);
-                const double allowed = expected[k] / 256 + (0.1 + 0.02 * c.sigma) * c.steps;
+                const double allowed = tolerance(expected[k], c.sigma * c.noise_scale, c.steps);
                 good &= error <= allowed;  // NaN fails
                 worst = std::max(worst, error);
                 worst_share = std::max(worst_share, std::isnan(error) ? 1e9 : error / allowed);
@@ -497,7 +497,7 @@ static void time_all() {
         CHECK(cudaMemcpy(b.sigma, sigma, sizeof(sigma), cudaMemcpyHostToDevice));
         b.run(tokens, result, n, 2, list, 1, 0);
         b.run(tokens, result, n, 2, list, 1, 0);
-        us = time_us([&] { b.unfold(tokens, b.guides, n, 0, n); });
+        us = time_us([&] { b.unfold("unfold", tokens, b.guides, n, 0, n); });
         std::printf("{\"kernel\": \"unfold\", \"frames\": %d, \"us\": %.2f, \"gb_per_s\": %.0f}\n", n, us,
                     n * (g.tokens * 128.0 + b.scratch_bytes) / us / 1e3);
         double issued, useful;
