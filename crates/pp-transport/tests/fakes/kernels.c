@@ -1,18 +1,32 @@
-/* The kernels that the fake knows, by the name of their entry. Those of the tests are here; those of pp-kernels in kernels_video.c. */
-#include "fake.h"
+/* The kernels that the fake knows, by the name of their entry. Those of the tests are here; those of pp-kernels in kernels_video.c and
+ * kernels_phase_b.c. */
+#include "kernels.h"
 
 #include <string.h>
 #include <unistd.h>
-
-void fake_reads(struct launch *l, address at, uint64_t bytes);
-void fake_writes(struct launch *l, address at, uint64_t bytes);
-const struct kernel *fake_video_kernel(const char *name);
 
 void fake_reads(struct launch *l, address at, uint64_t bytes) {
     if (bytes && l->read_count < MAX_RANGES) l->reads[l->read_count++] = (struct range){at, bytes};
 }
 void fake_writes(struct launch *l, address at, uint64_t bytes) {
     if (bytes && l->write_count < MAX_RANGES) l->writes[l->write_count++] = (struct range){at, bytes};
+}
+
+bool fake_pin_all(struct launch *l, const char *who, uint8_t **reads, uint8_t **writes) {
+    for (unsigned i = 0; i < l->read_count + l->write_count; i++) {
+        bool is_read = i < l->read_count;
+        struct range range = is_read ? l->reads[i] : l->writes[i - l->read_count];
+        uint8_t *at = ppfake_pin(l->device, range.at, range.bytes, who);
+        *(is_read ? &reads[i] : &writes[i - l->read_count]) = at;
+        if (at) continue;
+        while (i-- > 0) ppfake_unpin(i < l->read_count ? l->reads[i].at : l->writes[i - l->read_count].at);
+        return false;
+    }
+    return true;
+}
+void fake_unpin_all(struct launch *l) {
+    for (unsigned i = 0; i < l->read_count; i++) ppfake_unpin(l->reads[i].at);
+    for (unsigned i = 0; i < l->write_count; i++) ppfake_unpin(l->writes[i].at);
 }
 
 /* Byte i of payload n: any mix-up of payloads or offsets shows. The same as `pattern` of the conformance suite. */
@@ -86,5 +100,6 @@ static const struct kernel known[] = {
 const struct kernel *fake_kernel(const char *name) {
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
         if (strcmp(known[i].name, name) == 0) return &known[i];
-    return fake_video_kernel(name);
+    const struct kernel *video = fake_video_kernel(name);
+    return video ? video : fake_phase_b_kernel(name);
 }

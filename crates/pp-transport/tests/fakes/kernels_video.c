@@ -1,33 +1,25 @@
-/* The kernels of pp-kernels that a run of zero steps needs, with the parameters and results of crates/pp-kernels/kernels. */
-#include "fake.h"
+/* The kernels of pp-kernels at the front, and synthetic work, with the parameters and results of crates/pp-kernels/kernels. */
+#include "kernels.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-void fake_reads(struct launch *l, address at, uint64_t bytes);
-void fake_writes(struct launch *l, address at, uint64_t bytes);
-const struct kernel *fake_video_kernel(const char *name);
 
-/* geometry.cuh */
-enum { PATCH = 8, TOKEN_BYTES = 2 * PATCH * PATCH, BINS = 4096 };
-struct plane { int32_t width, height, tokens_x, tokens_y, first_token, offset; };
-struct geometry { int32_t planes, tokens; struct plane plane[3]; };
-
-static struct geometry geometry_of(const struct launch *l, unsigned index) {
+struct geometry fake_geometry(const struct launch *l, unsigned parameter) {
     struct geometry g;
-    memcpy(&g, l->bytes + l->parameter[index], sizeof g);
+    memcpy(&g, l->bytes + l->parameter[parameter], sizeof g);
     return g;
 }
-static uint64_t frame_bytes(const struct geometry *g) {
+uint64_t fake_frame_bytes(const struct geometry *g) {
     uint64_t bytes = 0;
     for (int p = 0; p < g->planes; p++) bytes += (uint64_t)g->plane[p].width * (uint64_t)g->plane[p].height;
     return bytes;
 }
+uint64_t fake_tokens_bytes(const struct geometry *g, int32_t frames) { return (uint64_t)g->tokens * (uint64_t)frames * TOKEN_BYTES; }
 static uint64_t frames_bytes(const struct geometry *g, uint64_t stride, int32_t count) {
-    return count > 0 ? stride * (uint64_t)(count - 1) + frame_bytes(g) : 0;
+    return count > 0 ? stride * (uint64_t)(count - 1) + fake_frame_bytes(g) : 0;
 }
-static uint64_t tokens_bytes(const struct geometry *g, int32_t count) { return (uint64_t)g->tokens * (uint64_t)count * TOKEN_BYTES; }
 
 static float from_bf16(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
@@ -70,61 +62,39 @@ static void convert(struct launch *l, const struct geometry *g, uint8_t *frames,
 
 /* encode(frames, frame_stride, tokens, geometry, frame_count) */
 static void encode_touches(struct launch *l) {
-    struct geometry g = geometry_of(l, 3);
+    struct geometry g = fake_geometry(l, 3);
     fake_reads(l, l->parameter[0], frames_bytes(&g, l->parameter[1], (int32_t)l->parameter[4]));
-    fake_writes(l, l->parameter[2], tokens_bytes(&g, (int32_t)l->parameter[4]));
+    fake_writes(l, l->parameter[2], fake_tokens_bytes(&g, (int32_t)l->parameter[4]));
 }
 /* decode(tokens, frames, frame_stride, geometry, frame_count) */
 static void decode_touches(struct launch *l) {
-    struct geometry g = geometry_of(l, 3);
-    fake_reads(l, l->parameter[0], tokens_bytes(&g, (int32_t)l->parameter[4]));
+    struct geometry g = fake_geometry(l, 3);
+    fake_reads(l, l->parameter[0], fake_tokens_bytes(&g, (int32_t)l->parameter[4]));
     fake_writes(l, l->parameter[1], frames_bytes(&g, l->parameter[2], (int32_t)l->parameter[4]));
 }
 
-/* What a kernel touches, pinned for as long as it runs; false (and nothing pinned) where that is not all live memory. */
-static bool pin_all(struct launch *l, const char *who, uint8_t **reads, uint8_t **writes) {
-    for (unsigned i = 0; i < l->read_count + l->write_count; i++) {
-        bool is_read = i < l->read_count;
-        struct range range = is_read ? l->reads[i] : l->writes[i - l->read_count];
-        uint8_t *at = ppfake_pin(l->device, range.at, range.bytes, who);
-        *(is_read ? &reads[i] : &writes[i - l->read_count]) = at;
-        if (at) continue;
-        while (i-- > 0) ppfake_unpin(i < l->read_count ? l->reads[i].at : l->writes[i - l->read_count].at);
-        return false;
-    }
-    return true;
-}
-static void unpin_all(struct launch *l) {
-    for (unsigned i = 0; i < l->read_count; i++) ppfake_unpin(l->reads[i].at);
-    for (unsigned i = 0; i < l->write_count; i++) ppfake_unpin(l->writes[i].at);
-}
-#define TOUCH(who)                                                                                                                                           \
-    uint8_t *reads[MAX_RANGES], *writes[MAX_RANGES];                                                                                                         \
-    (void)reads, (void)writes;                                                                                                                               \
-    if (!pin_all(l, who, reads, writes)) return;
-
 static void encode_run(struct launch *l) {
     TOUCH("encode")
-    struct geometry g = geometry_of(l, 3);
+    struct geometry g = fake_geometry(l, 3);
     if (l->read_count && l->write_count) convert(l, &g, reads[0], l->parameter[1], writes[0], (int32_t)l->parameter[4], true);
-    unpin_all(l);
+    fake_unpin_all(l);
 }
 static void decode_run(struct launch *l) {
     TOUCH("decode")
-    struct geometry g = geometry_of(l, 3);
+    struct geometry g = fake_geometry(l, 3);
     if (l->read_count && l->write_count) convert(l, &g, writes[0], l->parameter[2], reads[0], (int32_t)l->parameter[4], false);
-    unpin_all(l);
+    fake_unpin_all(l);
 }
 
 /* noise_count(frame, geometry, histogram) */
 static void count_touches(struct launch *l) {
-    struct geometry g = geometry_of(l, 1);
-    fake_reads(l, l->parameter[0], frame_bytes(&g));
+    struct geometry g = fake_geometry(l, 1);
+    fake_reads(l, l->parameter[0], fake_frame_bytes(&g));
     fake_writes(l, l->parameter[2], (uint64_t)g.planes * BINS * 4);
 }
 static void count_run(struct launch *l) {
     TOUCH("noise_count")
-    struct geometry g = geometry_of(l, 1);
+    struct geometry g = fake_geometry(l, 1);
     for (int p = 0; p < g.planes; p++) {
         const struct plane *plane = &g.plane[p];
         uint32_t *bins = (uint32_t *)(void *)(writes[0] + (uint64_t)p * BINS * 4);
@@ -135,7 +105,7 @@ static void count_run(struct launch *l) {
                 bins[abs(a[-1] + a[1] + c[-1] + c[1] - 2 * (a[0] + b[-1] + b[1] + c[0]) + 4 * b[0])]++;
             }
     }
-    unpin_all(l);
+    fake_unpin_all(l);
 }
 
 /* noise_sigma(histogram, sigma): one block for each plane */
@@ -158,7 +128,7 @@ static void sigma_run(struct launch *l) {
         }
         memcpy(writes[1] + 4 * (size_t)p, &sigma, 4);
     }
-    unpin_all(l);
+    fake_unpin_all(l);
 }
 
 /* conditioning(sigma, planes, embeds, steps, step_count, first, rest) */
@@ -176,7 +146,7 @@ static void conditioning_run(struct launch *l) {
         memcpy(writes[0] + 2 * p, &half, 2);
     }
     for (uint64_t i = 0; i < l->parameter[4]; i++) memcpy(writes[1] + 8 * i, &l->parameter[i == 0 ? 5 : 6], 8);
-    unpin_all(l);
+    fake_unpin_all(l);
 }
 
 /* condition(embeds, planes, sigma) */
@@ -194,7 +164,7 @@ static void condition_run(struct launch *l) {
         sigma = sigma > 255 ? 255 : sigma;
         memcpy(writes[0] + 4 * p, &sigma, 4);
     }
-    unpin_all(l);
+    fake_unpin_all(l);
 }
 
 /* spin(nanoseconds) */
@@ -209,13 +179,13 @@ static void copy_touches(struct launch *l) {
 static void copy_run(struct launch *l) {
     TOUCH("hbm_copy")
     memcpy(writes[0], reads[0], 16 * l->parameter[2]);
-    unpin_all(l);
+    fake_unpin_all(l);
 }
 static void read_touches(struct launch *l) { fake_reads(l, l->parameter[0], 16 * l->parameter[2]); }
 static void write_touches(struct launch *l) { fake_writes(l, l->parameter[0], 16 * l->parameter[1]); }
 static void look(struct launch *l) {
     TOUCH("hbm")
-    unpin_all(l);
+    fake_unpin_all(l);
 }
 
 static const struct kernel known[] = {
