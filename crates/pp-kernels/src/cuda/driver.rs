@@ -90,6 +90,12 @@ impl Driver {
         ))
     }
 
+    /// Bytes of shared memory that a block may have at the most, on the device of the current context.
+    pub(crate) fn shared_memory(self) -> Result<u32, CudaError> {
+        let which = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        Ok(self.attribute(which)?.max(0) as u32)
+    }
+
     /// Multiprocessors of the device of the current context.
     pub(crate) fn multiprocessors(self) -> Result<u32, CudaError> {
         let count =

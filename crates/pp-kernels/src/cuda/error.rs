@@ -47,6 +47,17 @@ pub enum CudaError {
         /// Its minor version.
         minor: i32,
     },
+    /// The device has too little shared memory for the kernels.
+    #[error(
+        "a block on the GPU has at most {there_is} bytes of shared memory, these kernels need {needed} (A100, H100 and \
+         H200 have them); run on the CPU with --kernels cpu"
+    )]
+    SmallDevice {
+        /// What a block may have.
+        there_is: u32,
+        /// What it must have.
+        needed: u32,
+    },
     /// The driver does not take the PTX.
     #[error("the driver refuses the {arch} PTX ({name}): {log}{remedy}")]
     Module {

@@ -16,7 +16,9 @@ use crate::cpu::settings;
 /// Frames that one block of the attention works on.
 const ATTEND_FRAMES: [u32; 3] = [1, 2, 4];
 /// Bytes of dynamic shared memory of the first pass and of the others, for so many frames.
-const ATTEND_SHARED: [[u32; 3]; 2] = [[69_188, 57_064, 66_608], [101_156, 77_768, 81_680]];
+const ATTEND_SHARED: [[u32; 3]; 2] = [[110_212, 105_320, 145_968], [153_444, 131_656, 163_600]];
+/// Threads of a block of the attention.
+const ATTEND_THREADS: u32 = 384;
 
 /// The kernels of the denoiser, in one context.
 #[derive(Debug)]
@@ -28,6 +30,7 @@ pub(super) struct Denoiser {
     conditioning: Function,
     condition: Function,
     unfold: Function,
+    unfold_guides: Function,
     /// The first pass and the others, each for blocks of 1, 2 and 4 frames.
     attend: [[Function; 3]; 2],
 }
@@ -68,8 +71,10 @@ impl Denoiser {
         static LOADED: OnceLock<Loaded<Denoiser>> = OnceLock::new();
         once(LOADED.get_or_init(Loaded::default), driver, context, || {
             let arch = Arch::of(driver.capability()?)?;
+            check_shared(driver.shared_memory()?)?;
             let load = |source: Source| Module::load(driver, source.ptx(arch));
             let (noise, attend) = (load(Source::Noise)?, load(Source::Attend)?);
+            let unfold = load(Source::Unfold)?;
             let pass = |name: &str, shared: [u32; 3]| -> Result<[Function; 3], CudaError> {
                 let mut functions = Vec::with_capacity(ATTEND_FRAMES.len());
                 for (frames, bytes) in ATTEND_FRAMES.into_iter().zip(shared) {
@@ -86,7 +91,8 @@ impl Denoiser {
                 noise_sigma: noise.function("noise_sigma")?,
                 conditioning: noise.function("conditioning")?,
                 condition: noise.function("condition")?,
-                unfold: load(Source::Unfold)?.function("unfold")?,
+                unfold: unfold.function("unfold")?,
+                unfold_guides: unfold.function("unfold_guides")?,
                 attend: [
                     pass("first", ATTEND_SHARED[0])?,
                     pass("next", ATTEND_SHARED[1])?,
@@ -222,7 +228,8 @@ impl Denoiser {
         }
     }
 
-    /// Unfolds the tokens of `frames` frames into a ring of `slots` scratch frames, from `first_slot` on.
+    /// Unfolds the tokens of `frames` frames into a ring of `slots` scratch frames, from `first_slot` on. What a pass
+    /// has left for the next one are guides.
     ///
     /// # Safety
     /// As [`Denoiser::encode`].
@@ -230,11 +237,15 @@ impl Denoiser {
         &self,
         stream: Stream,
         sizes: &Sizes,
-        tokens: u64,
+        tokens: Tokens,
         scratch: u64,
         [first_slot, slots]: [i32; 2],
         frames: u32,
     ) -> Result<(), CudaError> {
+        let (function, tokens) = match tokens {
+            Tokens::OfFrames(tokens) => (&self.unfold, tokens),
+            Tokens::OfGuides(tokens) => (&self.unfold_guides, tokens),
+        };
         let geometry = sizes.argument;
         let shape = Shape {
             grid: [sizes.unfold_tiles, frames * geometry.planes as u32, 1],
@@ -243,7 +254,7 @@ impl Denoiser {
         };
         // SAFETY: as in `encode`.
         unsafe {
-            self.unfold.launch(
+            function.launch(
                 stream,
                 shape,
                 &mut arguments![tokens, scratch, geometry, first_slot, slots],
@@ -275,12 +286,28 @@ impl Denoiser {
                 frames.div_ceil(ATTEND_FRAMES[variant]),
                 1,
             ],
-            block: [256, 1, 1],
+            block: [ATTEND_THREADS, 1, 1],
             shared: ATTEND_SHARED[kind][variant],
         };
         // SAFETY: as in `encode`.
         unsafe { self.attend[kind][variant].launch(stream, shape, &mut arguments![pass]) }
     }
+}
+
+/// The address of tokens, and what they are of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tokens {
+    OfFrames(u64),
+    OfGuides(u64),
+}
+
+/// Refuses a device whose blocks cannot have the shared memory that the attention needs.
+fn check_shared(there_is: u32) -> Result<(), CudaError> {
+    let needed = ATTEND_SHARED.into_iter().flatten().max().unwrap_or(0);
+    if there_is < needed {
+        return Err(CudaError::SmallDevice { there_is, needed });
+    }
+    Ok(())
 }
 
 /// Bytes of the counters of the noise's estimate.
@@ -409,6 +436,26 @@ mod tests {
                 assert!(source.contains(&line), "{line}");
             }
         }
+    }
+
+    #[test]
+    fn the_attention_has_as_many_threads_as_it_was_compiled_for() {
+        for arch in [Arch::Compute80, Arch::Compute90a] {
+            let text = Source::Attend.ptx(arch).text;
+            let threads = format!(".maxntid {ATTEND_THREADS}");
+            assert_eq!(text.matches(&threads).count(), 6);
+        }
+    }
+
+    #[test]
+    fn a_device_with_too_little_shared_memory_is_refused() {
+        assert_eq!(check_shared(163_600), Ok(()));
+        // What an RTX card has.
+        let error = check_shared(101_376).unwrap_err().to_string();
+        assert!(
+            error.contains("101376") && error.contains("163600"),
+            "{error}"
+        );
     }
 
     #[test]

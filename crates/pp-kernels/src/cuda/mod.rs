@@ -52,9 +52,10 @@ pub(crate) struct PtxSession {
 impl From<CudaError> for Failure {
     fn from(error: CudaError) -> Failure {
         let status = match &error {
-            CudaError::NoDriver | CudaError::OldDevice { .. } | CudaError::Module { .. } => {
-                Status::Unsupported
-            }
+            CudaError::NoDriver
+            | CudaError::OldDevice { .. }
+            | CudaError::SmallDevice { .. }
+            | CudaError::Module { .. } => Status::Unsupported,
             CudaError::Call {
                 out_of_memory: true,
                 ..

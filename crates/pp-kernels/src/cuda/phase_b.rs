@@ -6,7 +6,7 @@
 
 use super::driver::{Driver, Stream};
 use super::error::CudaError;
-use super::kernels::{Denoiser, SIGMA_BYTES};
+use super::kernels::{Denoiser, SIGMA_BYTES, Tokens};
 use super::memory::Memory;
 use super::sizes::{AttendArgument, Sizes};
 use crate::config::SessionConfig;
@@ -210,7 +210,7 @@ impl PhaseB {
             self.kernels.unfold(
                 self.stream,
                 &self.sizes,
-                tokens,
+                Tokens::OfFrames(tokens),
                 self.ring.address(),
                 place,
                 frames,
@@ -226,7 +226,7 @@ impl PhaseB {
             self.kernels.unfold(
                 self.stream,
                 &self.sizes,
-                self.tokens.address(),
+                Tokens::OfGuides(self.tokens.address()),
                 self.guides.address(),
                 place,
                 frames,

@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn every_kernel_is_in_its_file_with_its_parameters() {
         // Bytes of each parameter, as PTX declares them.
-        let kernels: [(Source, &str, &[usize]); 15] = [
+        let kernels: [(Source, &str, &[usize]); 16] = [
             (Source::Encode, "encode", &[8, 8, 8, 80, 4]),
             (Source::Decode, "decode", &[8, 8, 8, 80, 4]),
             (Source::Noise, "noise_count", &[8, 80, 8]),
@@ -137,6 +137,7 @@ mod tests {
             (Source::Noise, "conditioning", &[8, 4, 8, 8, 4, 8, 8]),
             (Source::Noise, "condition", &[8, 4, 8]),
             (Source::Unfold, "unfold", &[8, 8, 80, 4, 4]),
+            (Source::Unfold, "unfold_guides", &[8, 8, 80, 4, 4]),
             (Source::Attend, "attend_first_1", &[160]),
             (Source::Attend, "attend_first_2", &[160]),
             (Source::Attend, "attend_first_4", &[160]),

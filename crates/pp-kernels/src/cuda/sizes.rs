@@ -62,7 +62,7 @@ pub(super) const SCRATCH_BYTES: usize = 8;
 /// Places in a block that unfolds.
 pub(super) const UNFOLD_TILE: [usize; 2] = [64, 32];
 /// By how many patches blocks of the attention lie apart: they overlap by one.
-pub(super) const TILE: [usize; 2] = [15, 7];
+pub(super) const TILE: [usize; 2] = [15, 23];
 /// The sizes from which every launch follows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(sizes.scratch_bytes, 11_841_024);
         assert_eq!(sizes.scratch_bytes % 256, 0);
         assert_eq!(sizes.argument.plane[2].offset, 1280 * 720 + 640 * 360);
-        let tiles = |tx: u32, ty: u32| (2 * tx - 2).div_ceil(15) * (2 * ty - 2).div_ceil(7);
+        let tiles = |tx: u32, ty: u32| (2 * tx - 2).div_ceil(15) * (2 * ty - 2).div_ceil(23);
         assert_eq!(sizes.attend_tiles, tiles(160, 90) + 2 * tiles(80, 45));
         // The smallest frame has one token in each chroma plane, and a tile is needed for it.
         let smallest = Sizes::new(&Geometry::new(16, 16, Chroma::C420)).unwrap();
