@@ -60,18 +60,32 @@ pub(crate) fn current_context() -> Result<u64, Failure> {
     Ok(context as u64)
 }
 
+/// An attribute of the device of the current context.
+fn attribute(which: sys::CUdevice_attribute) -> Result<i32, Failure> {
+    let (mut device, mut value) = (0, 0);
+    // SAFETY: both write one number to a local.
+    unsafe {
+        judge("cuCtxGetDevice", sys::cuCtxGetDevice(&raw mut device))?;
+        let code = sys::cuDeviceGetAttribute(&raw mut value, which, device);
+        judge("cuDeviceGetAttribute", code)?;
+    }
+    Ok(value)
+}
+
 /// Compute capability of the device of the current context.
 pub(crate) fn capability() -> Result<(i32, i32), Failure> {
-    use cust::device::DeviceAttribute::{ComputeCapabilityMajor, ComputeCapabilityMinor};
-    let device = named(
-        "cuCtxGetDevice",
-        cust::context::legacy::CurrentContext::get_device(),
-    )?;
-    let attribute = |which| named("cuDeviceGetAttribute", device.get_attribute(which));
+    use sys::CUdevice_attribute as A;
     Ok((
-        attribute(ComputeCapabilityMajor)?,
-        attribute(ComputeCapabilityMinor)?,
+        attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
     ))
+}
+
+/// Most shared memory that a block can have on the device of the current context, in bytes.
+pub(crate) fn most_shared() -> Result<u32, Failure> {
+    use sys::CUdevice_attribute as A;
+    let most = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+    Ok(u32::try_from(most).unwrap_or(0))
 }
 
 /// Blocks, threads in a block, and bytes of dynamic shared memory of a launch.
@@ -88,6 +102,24 @@ pub(crate) struct Function(sys::CUfunction);
 
 // SAFETY: a handle of the driver, whose functions may be called from any thread.
 unsafe impl Send for Function {}
+
+impl Function {
+    /// Lets blocks of the kernel have so much dynamic shared memory, of which the device has `most`.
+    pub(crate) fn with_shared(self, bytes: u32, most: u32) -> Result<Function, Failure> {
+        if bytes > most {
+            return Err(Failure::unsupported(format!(
+                "the kernels need {bytes} bytes of shared memory in a block, this GPU has {most}; run on a data-centre \
+                 GPU (A100 or newer), or on the CPU with --kernels cpu"
+            )));
+        }
+        let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the kernel's module is never unloaded.
+        judge("cuFuncSetAttribute", unsafe {
+            sys::cuFuncSetAttribute(self.0, limit, bytes as i32)
+        })?;
+        Ok(self)
+    }
+}
 
 /// Compiles PTX for the device of the current context. The module stays loaded for as long as the context lives.
 pub(crate) fn load(ptx: &str) -> Result<ManuallyDrop<Module>, Failure> {

@@ -34,11 +34,11 @@ const BYTES_PER_SAMPLE: usize = 2 + 2 + 4;
 /// The part of a scratch plane that a block of `unfold` makes.
 const UNFOLD: [usize; 2] = [64, 32];
 /// Patches of a block of `attend`, of which neighbouring blocks share the last.
-const TILE: [usize; 2] = [16, 8];
+const TILE: [usize; 2] = [16, 24];
 /// Frames that a block of `attend` takes together, one kernel for each.
 const TOGETHER: [u32; 3] = [1, 2, 4];
-/// Shared memory of a block for each of its frames: numerators of its samples, denominators of its cells.
-const SUMS: u32 = 4 * ((9 * 4) * (17 * 4) + 9 * 17);
+/// Shared memory of a block of each of those, in the first pass and in the others.
+const SHARED: [[u32; 3]; 2] = [[110_212, 105_320, 145_968], [153_444, 131_656, 163_600]];
 /// Between frames on the device, so that each begins where rows are read in one piece.
 const FRAME_ALIGN: usize = 256;
 
@@ -174,8 +174,8 @@ pub(crate) struct Kernels {
     conditioning: Function,
     condition: Function,
     unfold: Function,
-    attend_first: [Function; 3],
-    attend_next: [Function; 3],
+    unfold_guides: Function,
+    attend: [[Function; 3]; 2],
 }
 
 impl Kernels {
@@ -202,9 +202,12 @@ impl Kernels {
         let noise = ptx!("noise", is_hopper)?;
         let unfold = ptx!("unfold", is_hopper)?;
         let attend = ptx!("attend", is_hopper)?;
-        let passes = |which: &str| -> Result<[Function; 3], Failure> {
-            let [one, two, four] =
-                TOGETHER.map(|frames| gpu::function(&attend, &format!("attend_{which}_{frames}")));
+        let most = gpu::most_shared()?;
+        let pass = |which: usize| -> Result<[Function; 3], Failure> {
+            let [one, two, four] = [0, 1, 2].map(|at| {
+                let name = format!("attend_{}_{}", ["first", "next"][which], TOGETHER[at]);
+                gpu::function(&attend, &name)?.with_shared(SHARED[which][at], most)
+            });
             Ok([one?, two?, four?])
         };
         let kernels = Kernels {
@@ -214,9 +217,9 @@ impl Kernels {
             noise_sigma: gpu::function(&noise, "noise_sigma")?,
             conditioning: gpu::function(&noise, "conditioning")?,
             condition: gpu::function(&noise, "condition")?,
+            unfold_guides: gpu::function(&unfold, "unfold_guides")?,
             unfold: gpu::function(&unfold, "unfold")?,
-            attend_first: passes("first")?,
-            attend_next: passes("next")?,
+            attend: [pass(0)?, pass(1)?],
         };
         loaded.push((context, kernels));
         Ok(kernels)
@@ -311,7 +314,8 @@ impl Kernels {
         unsafe { stream.launch(self.condition, shape([1, 1], 32, 0), &mut arguments) }
     }
 
-    /// Tokens of so many frames to scratch frames, of which `scratch` has `slots`, from slot `first` on.
+    /// Tokens of so many frames to scratch frames, of which `scratch` has `slots`, from slot `first` on; the tokens are
+    /// those of frames, or what a pass has left for the next one.
     ///
     /// # Safety
     /// The tokens are there until the stream has passed.
@@ -319,15 +323,21 @@ impl Kernels {
         &self,
         stream: Stream,
         geometry: Geometry,
+        is_guide: bool,
         tokens: u64,
         count: usize,
         (scratch, first, slots): (&Memory, usize, usize),
     ) -> Result<(), Failure> {
         let (scratch, first, slots) = (scratch.address(), first as i32, slots as i32);
+        let kernel = if is_guide {
+            self.unfold_guides
+        } else {
+            self.unfold
+        };
         let grid = [geometry.unfold_blocks(), geometry.planes() * count as u32];
         let mut arguments = arguments![tokens, scratch, geometry, first, slots];
         // SAFETY: the types are those of unfold.cu; the memory is the caller's duty.
-        unsafe { stream.launch(self.unfold, shape(grid, 256, 0), &mut arguments) }
+        unsafe { stream.launch(kernel, shape(grid, 256, 0), &mut arguments) }
     }
 
     /// One pass of the attention.
@@ -340,21 +350,16 @@ impl Kernels {
         is_first: bool,
         pass: Attend,
     ) -> Result<(), Failure> {
-        let kernels = if is_first {
-            &self.attend_first
-        } else {
-            &self.attend_next
-        };
         // Three frames are taken as four.
-        let which = (pass.frames as usize - 1).min(2);
+        let (later, which) = (usize::from(!is_first), (pass.frames as usize - 1).min(2));
         let grid = [
             pass.geometry.attend_blocks(),
             (pass.frames as u32).div_ceil(TOGETHER[which]),
         ];
-        let shape = shape(grid, 256, SUMS * TOGETHER[which]);
+        let shape = shape(grid, 384, SHARED[later][which]);
         let mut arguments = arguments![pass];
         // SAFETY: the type is that of attend.cu; the memory is the caller's duty.
-        unsafe { stream.launch(kernels[which], shape, &mut arguments) }
+        unsafe { stream.launch(self.attend[later][which], shape, &mut arguments) }
     }
 }
 

@@ -266,7 +266,7 @@ impl CustSession {
             if context > 0 {
                 let place = (&back.values, (position + slots - context) % slots, slots);
                 self.kernels
-                    .unfold(stream, geometry, earlier, context, place)?;
+                    .unfold(stream, geometry, false, earlier, context, place)?;
                 back.context.clear();
                 back.context.extend(start - context as u64..start);
             }
@@ -275,11 +275,12 @@ impl CustSession {
                 let kept = CONTEXT_FRAMES.min(frames);
                 let tokens = latents_in + ((frames - kept) * geometry.token_bytes()) as u64;
                 let place = (&back.values, (position + frames - kept) % slots, slots);
-                self.kernels.unfold(stream, geometry, tokens, kept, place)?;
+                self.kernels
+                    .unfold(stream, geometry, false, tokens, kept, place)?;
             } else {
                 let place = (&back.values, position, slots);
                 self.kernels
-                    .unfold(stream, geometry, latents_in, frames, place)?;
+                    .unfold(stream, geometry, false, latents_in, frames, place)?;
             }
             for step in 0..steps {
                 if step > 0 {
@@ -288,12 +289,12 @@ impl CustSession {
                         (&back.guides, 0, self.max_frames()),
                     );
                     self.kernels
-                        .unfold(stream, geometry, tokens, frames, place)?;
+                        .unfold(stream, geometry, true, tokens, frames, place)?;
                 }
                 let is_last = step + 1 == steps;
                 let pass = Attend {
                     values: back.values.address(),
-                    guides: back.guides.address(),
+                    guides: if step == 0 { 0 } else { back.guides.address() },
                     out: if is_last {
                         latents_out
                     } else {
