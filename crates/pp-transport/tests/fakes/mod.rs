@@ -9,6 +9,10 @@
     unreachable_pub,
     reason = "each test uses the part it needs"
 )]
+#![allow(
+    clippy::missing_transmute_annotations,
+    reason = "a symbol becomes what the field is that it is for"
+)]
 
 pub mod check;
 pub mod raw;
