@@ -1,16 +1,17 @@
 //! `pp bench link`: what the edges between two ranks carry, as the runtime sees it.
 //!
-//! One run of the drivers with stages that do nothing: for each size a burst of chunks that
+//! First the bare operations of NCCL, where it carries them ([`super::operations`]); then messages:
+//! one run of the drivers with stages that do nothing: for each size a burst of chunks that
 //! travel one way and are answered by a header alone, then chunks one at a time that come back
 //! with as many bytes. A cut before each keeps them apart: nothing is admitted before all before
 //! it was emitted.
 
 use std::fmt::Debug;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, Plan as _, Settings};
+use pp_contract::{ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Plan as _, Settings};
 use pp_runtime::core::Cut;
-use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b};
+use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, with_source};
 use pp_runtime::report::ChunkRecord;
 use pp_runtime::stage::{
     Computed, Decoded, FrontStages, Offer, PhaseBStages, PhaseBWork, Place, Progress, StageError,
@@ -20,9 +21,10 @@ use pp_transport::launch::Launch;
 use pp_transport::link::Link;
 use serde::Serialize;
 
+use super::operations::{self, Operations};
 use super::plan::{BenchPlan, payload};
 use crate::args::LinkArgs;
-use crate::backend::{self, Backend};
+use crate::backend::{self, Backend, Gpu};
 use crate::exit::{Failure, print};
 use crate::job::edges::{Edges, Ready};
 use crate::job::seat::{Profile, Seat};
@@ -32,6 +34,8 @@ use crate::job::{self, FRONT, PHASE_B, heartbeat, signals};
 const SIZES: [u64; 7] = [4, 4096, 65_536, 1 << 20, 22_118_400, 64 << 20, 1 << 30];
 /// Above this a message takes so long that a few are enough.
 const LARGE_BYTES: u64 = 32 << 20;
+/// Time for a communicator to end.
+const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
 /// Which way a chunk's bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +84,9 @@ struct Figure {
     round_trip_p90_us: f64,
     /// Median time that the sender's thread spent in a send.
     send_us: f64,
+    /// The same for bare operations, without headers, credits and drivers.
+    operation_one_way_us: Option<f64>,
+    operation_round_trip_us: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -137,18 +144,32 @@ fn take_seat(args: &LinkArgs, launch: &Launch) -> Result<(Seat, Backend, Edges),
 }
 
 fn front(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
-    let (seat, backend, edges) = take_seat(args, launch)?;
+    let (mut seat, backend, edges) = take_seat(args, launch)?;
     let bell = Bell::new().map_err(anyhow::Error::new)?;
-    let summary = match backend {
-        Backend::Host => run_sweep(args, seat.connect_host(edges, bell, heartbeat()?)?),
-        Backend::Gpu(gpu) => run_sweep(args, seat.connect_nccl(&gpu, edges, bell, heartbeat()?)?),
-    }?;
+    let (summary, operations) = match backend {
+        Backend::Host => {
+            let ready = seat.connect_host(edges, bell, heartbeat()?)?;
+            (run_sweep(args, ready)?, Vec::new())
+        }
+        Backend::Gpu(gpu) => {
+            let operations = operations(args, &mut seat, &gpu)?;
+            let ready = seat.connect_nccl(&gpu, edges, bell, heartbeat()?)?;
+            (run_sweep(args, ready)?, operations)
+        }
+    };
     let records: Vec<&ChunkRecord> = summary.recorder.records().collect();
+    let mut figures = figures(&bursts(args.max_bytes), &records);
+    for operation in operations {
+        for figure in figures.iter_mut().filter(|f| f.bytes == operation.bytes) {
+            figure.operation_one_way_us = Some(operation.one_way_us);
+            figure.operation_round_trip_us = Some(operation.round_trip_us);
+        }
+    }
     let report = Report {
         transport: summary.transport,
         blocking: !args.non_blocking,
         depth: args.depth,
-        figures: figures(&bursts(args.max_bytes), &records),
+        figures,
     };
     if args.json {
         let text = serde_json::to_string(&report).map_err(anyhow::Error::new)?;
@@ -175,12 +196,30 @@ fn run_sweep<L: Link>(args: &LinkArgs, ready: Ready<L>) -> Result<FrontSummary, 
 }
 
 fn phase_b(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
-    let (seat, backend, edges) = take_seat(args, launch)?;
+    let (mut seat, backend, edges) = take_seat(args, launch)?;
     let bell = Bell::new().map_err(anyhow::Error::new)?;
     match backend {
         Backend::Host => echo(args, seat.connect_host(edges, bell, heartbeat()?)?),
-        Backend::Gpu(gpu) => echo(args, seat.connect_nccl(&gpu, edges, bell, heartbeat()?)?),
+        Backend::Gpu(gpu) => {
+            operations(args, &mut seat, &gpu)?;
+            echo(args, seat.connect_nccl(&gpu, edges, bell, heartbeat()?)?)
+        }
     }
+}
+
+/// Measures bare operations over a communicator of their own.
+fn operations(args: &LinkArgs, seat: &mut Seat, gpu: &Gpu) -> Result<Vec<Operations>, Failure> {
+    let rank = seat.rank();
+    let sizes: Vec<u64> = SIZES
+        .into_iter()
+        .filter(|bytes| *bytes <= args.max_bytes)
+        .collect();
+    let mut comm = seat.connect_group(gpu, "bench")?;
+    let measured = operations::measure(&mut comm, &gpu.device, &sizes, rank == FRONT);
+    let measured = measured.map_err(|e| Failure::Fault(e.into_fault(rank)))?;
+    let closed = comm.close(Instant::now() + CLOSE_WITHIN);
+    closed.map_err(|e| Fault::new(e.fault_kind(), rank, "measure operations", with_source(&e)))?;
+    Ok(measured)
 }
 
 fn echo<L: Link>(args: &LinkArgs, ready: Ready<L>) -> Result<(), Failure> {
@@ -311,6 +350,8 @@ fn figures(bursts: &[Burst], records: &[&ChunkRecord]) -> Vec<Figure> {
                     round_trip_us: 0.0,
                     round_trip_p90_us: 0.0,
                     send_us: quantile(measured.iter().map(send).collect(), 0.5),
+                    operation_one_way_us: None,
+                    operation_round_trip_us: None,
                 });
             }
             Way::Round => {
@@ -336,16 +377,33 @@ fn quantile(mut ns: Vec<u64>, share: f64) -> f64 {
         .map_or(f64::NAN, |ns| *ns as f64 / 1e3)
 }
 
+impl Report {
+    fn has_operations(&self) -> bool {
+        let has = |f: &Figure| f.operation_one_way_us.is_some();
+        self.figures.iter().any(has)
+    }
+}
+
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "transport {}, depth {}", self.transport, self.depth)?;
         writeln!(
             f,
-            "{:>12} {:>12} {:>10} {:>14} {:>10} {:>10}",
-            "bytes", "one way µs", "GB/s", "round trip µs", "p90 µs", "send µs"
+            "{:>12} {:>12} {:>10} {:>14} {:>10} {:>10}{}",
+            "bytes",
+            "one way µs",
+            "GB/s",
+            "round trip µs",
+            "p90 µs",
+            "send µs",
+            if self.has_operations() {
+                "   operation: one way µs, round trip µs"
+            } else {
+                ""
+            }
         )?;
         for figure in &self.figures {
-            writeln!(
+            write!(
                 f,
                 "{:>12} {:>12.2} {:>10.2} {:>14.2} {:>10.2} {:>10.2}",
                 figure.bytes,
@@ -355,6 +413,12 @@ impl std::fmt::Display for Report {
                 figure.round_trip_p90_us,
                 figure.send_us
             )?;
+            match (figure.operation_one_way_us, figure.operation_round_trip_us) {
+                (Some(one_way), Some(round_trip)) => {
+                    writeln!(f, " {one_way:>22.2} {round_trip:>15.2}")?;
+                }
+                _ => writeln!(f)?,
+            }
         }
         Ok(())
     }

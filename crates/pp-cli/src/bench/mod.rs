@@ -4,6 +4,7 @@ mod hop;
 mod kernels;
 mod link;
 mod on_gpu;
+mod operations;
 mod plan;
 mod simulate;
 mod stages;

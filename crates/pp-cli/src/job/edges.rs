@@ -12,10 +12,10 @@ use pp_transport::control::{ControlError, Message, SocketKind};
 use pp_transport::error::TransportError;
 use pp_transport::host::{EdgeShape, HostLink, Offer};
 use pp_transport::lane::{Lane, LaneOffer};
-use pp_transport::nccl::{Issuer, NcclLink, NcclOptions, UniqueId};
+use pp_transport::nccl::{CommOptions, Communicator, Issuer, NcclLink, NcclOptions, UniqueId};
 
 use super::seat::{FOREVER, SET_UP_WITHIN, Seat, end_process};
-use super::{FRONT, GRACE};
+use super::{FRONT, GRACE, PHASE_B};
 use crate::backend::Gpu;
 use crate::exit::Failure;
 
@@ -117,6 +117,31 @@ impl Seat {
         }
     }
 
+    /// A communicator of both ranks for measurements, before there is a link.
+    pub(crate) fn connect_group(
+        &mut self,
+        gpu: &Gpu,
+        name: &'static str,
+    ) -> Result<Communicator, Failure> {
+        let [id] = self.agree_on_ids(gpu)?;
+        let me = self.rank;
+        let connected = Issuer::open(&gpu.nccl, &gpu.device).and_then(|issuer| {
+            Communicator::connect(CommOptions {
+                issuer,
+                name,
+                members: vec![FRONT, PHASE_B],
+                me,
+                id,
+                deadline: Instant::now() + CONNECT_WITHIN,
+                blocking: gpu.blocking,
+            })
+        });
+        connected.map_err(|e| {
+            let text = with_source(&e);
+            Fault::new(e.fault_kind(), me, "connect over nccl", text).into()
+        })
+    }
+
     fn watch(
         self,
         bell: Bell,
@@ -135,28 +160,24 @@ impl Seat {
         Ok((switch, watch))
     }
 
-    /// The ids of the communicators, one for each edge, made by the front. They are secrets: they
-    /// travel inside the authenticated channel alone.
-    fn agree_on_ids(&mut self, gpu: &Gpu) -> Result<[UniqueId; 2], Failure> {
+    /// The ids of communicators, made by the front. They are secrets: they travel inside the
+    /// authenticated channel alone.
+    fn agree_on_ids<const N: usize>(&mut self, gpu: &Gpu) -> Result<[UniqueId; N], Failure> {
         const WHAT: &str = "agree on communicators";
         let rank = self.rank;
         if rank == FRONT {
-            let make = || UniqueId::new(&gpu.nccl);
-            let ids = make().and_then(|up| Ok([up, make()?]));
+            let ids: Result<Vec<_>, _> = (0..N).map(|_| UniqueId::new(&gpu.nccl)).collect();
             let ids = ids.map_err(|e| Fault::new(e.fault_kind(), rank, WHAT, with_source(&e)))?;
-            let body = ids.map(|id| id.to_bytes()).concat();
+            let body: Vec<u8> = ids.iter().flat_map(UniqueId::to_bytes).collect();
             self.send(&Message::Frame(&body))?;
-            return Ok(ids);
+            return Ok(ids.try_into().expect("as many as were made"));
         }
         self.hear(WHAT, |body| {
             let (ids, rest) = body.as_chunks::<{ UniqueId::BYTES }>();
-            match (ids, rest) {
-                ([up, down], []) => Ok([*up, *down].map(UniqueId::from_bytes)),
-                _ => Err(format!(
-                    "it sent {} bytes where two ids were due",
-                    body.len()
-                )),
-            }
+            let ids: Vec<_> = ids.iter().map(|id| UniqueId::from_bytes(*id)).collect();
+            let count = body.len();
+            let ids = ids.try_into().ok().filter(|_| rest.is_empty());
+            ids.ok_or_else(|| format!("it sent {count} bytes where {N} ids were due"))
         })
     }
 
