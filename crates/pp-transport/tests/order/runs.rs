@@ -17,6 +17,7 @@ fn judge(outcome: &Outcome, complete: bool) -> Report {
         Expect {
             warm_up: 12,
             complete,
+            ..Expect::default()
         },
     )
 }

@@ -1,10 +1,12 @@
 //! Small traces written by hand: two ranks, two slots of one edge, and one change for each rule.
 
-use crate::fakes::check::{Expect, Recording, Report, Rule, check};
+use crate::fakes::check::{Expect, Fresh, Recording, Report, Rule, check};
 
 const EXPECT: Expect = Expect {
     warm_up: 0,
     complete: true,
+    fresh: Fresh::Whole,
+    late_events: 0,
 };
 
 /// Lines of "THREAD NAME key=value ..." as a recording.
@@ -195,6 +197,30 @@ fn a_payload_sent_twice() {
     let mut sender = sender();
     sender.remove(at(&sender, "cuLaunchKernel", 1));
     assert_only(&judge(&sender, &receiver()), Rule::Stale);
+}
+
+/// Where payloads have gaps it is enough that something was written, and it must have been.
+#[test]
+fn payloads_with_gaps() {
+    let expect = Expect {
+        fresh: Fresh::WithGaps,
+        ..EXPECT
+    };
+    let judge = |sender: &[String]| {
+        let all = [
+            recording("sender", sender),
+            recording("receiver", &receiver()),
+        ];
+        check(&all, expect)
+    };
+    let mut gaps = sender();
+    for n in 0..2 {
+        let kernel = at(&gaps, "cuLaunchKernel", n);
+        gaps[kernel] = "1 cuLaunchKernel st=1 w=0x1010:7".into();
+    }
+    judge(&gaps).assert_clean();
+    gaps.remove(at(&gaps, "cuLaunchKernel", 1));
+    assert_only(&judge(&gaps), Rule::Stale);
 }
 
 #[test]

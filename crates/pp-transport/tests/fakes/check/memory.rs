@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::clocks::Clocks;
 use super::graph::{Access, Graph, Kind, describe};
 use super::record::Recording;
-use super::{Report, Rule, Violation};
+use super::{Fresh, Report, Rule, Violation};
 
 /// Bytes that all accesses so far treated alike, from their first to `end`.
 #[derive(Clone, Debug, Default)]
@@ -22,12 +22,19 @@ struct Checker<'a> {
     recordings: &'a [Recording],
     graph: &'a Graph,
     clocks: &'a Clocks,
+    fresh: Fresh,
     /// Processes do not share memory: the first part of the key is the process.
     cells: BTreeMap<(usize, u64), Cell>,
     found: Vec<Violation>,
 }
 
-pub fn check(recordings: &[Recording], graph: &Graph, clocks: &Clocks, report: &mut Report) {
+pub fn check(
+    recordings: &[Recording],
+    graph: &Graph,
+    clocks: &Clocks,
+    fresh: Fresh,
+    report: &mut Report,
+) {
     let mut by_node: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len()];
     for (index, access) in graph.accesses.iter().enumerate() {
         by_node[access.first].push(index);
@@ -36,6 +43,7 @@ pub fn check(recordings: &[Recording], graph: &Graph, clocks: &Clocks, report: &
         recordings,
         graph,
         clocks,
+        fresh,
         cells: BTreeMap::new(),
         found: Vec::new(),
     };
@@ -63,8 +71,11 @@ impl Checker<'_> {
             .collect();
         // One access may lie over many cells: say once what is wrong with it.
         let mut said: Vec<(Rule, usize)> = Vec::new();
+        let (mut any_written, mut any_fresh) = (false, false);
         for key in keys {
             let mut cell = self.cells.remove(&key).expect("listed just now");
+            any_written |= self.is_written(&cell);
+            any_fresh |= self.is_written(&cell) && cell.sent.is_none();
             for (rule, other) in self.judge(index, access, &cell) {
                 if !said.contains(&(rule, other)) {
                     said.push((rule, other));
@@ -73,6 +84,12 @@ impl Checker<'_> {
             }
             self.update(index, access, &mut cell);
             self.cells.insert(key, cell);
+        }
+        let reads = access.kind == Kind::Read && access.device && !access.is_trial;
+        if self.fresh == Fresh::WithGaps && reads && !any_written {
+            self.say(Rule::Unwritten, index, index);
+        } else if self.fresh == Fresh::WithGaps && access.sends && !any_fresh {
+            self.say(Rule::Stale, index, index);
         }
     }
 
@@ -95,15 +112,30 @@ impl Checker<'_> {
                 wrong.push((Rule::Race, other));
             }
         }
-        let by_whom = cell.write.map(|write| self.graph.accesses[write].kind);
-        let is_written = by_whom.is_some_and(|kind| kind != Kind::Begin);
-        if access.kind == Kind::Read && access.device && !access.is_trial && !is_written {
+        let is_read = access.kind == Kind::Read && access.device;
+        if is_read && !self.is_written(cell) && self.is_held_to_it(access) {
             wrong.push((Rule::Unwritten, index));
         }
-        if let (true, Some(before)) = (access.sends, cell.sent) {
+        if let (true, Some(before)) = (access.sends && self.is_held_to_it(access), cell.sent) {
             wrong.push((Rule::Stale, before));
         }
         wrong
+    }
+
+    /// Whether every byte that it reads must have been written: not the byte that tries out a connection.
+    fn is_held_to_it(&self, access: Access) -> bool {
+        let gaps_are_fine = match self.fresh {
+            Fresh::Whole => false,
+            Fresh::WithGaps => true,
+            Fresh::NotPayloads => access.sends,
+        };
+        !access.is_trial && !gaps_are_fine
+    }
+
+    /// Whether anything was written there.
+    fn is_written(&self, cell: &Cell) -> bool {
+        let begins = |write: usize| self.graph.accesses[write].kind == Kind::Begin;
+        cell.write.is_some_and(|write| !begins(write))
     }
 
     fn update(&self, index: usize, access: Access, cell: &mut Cell) {

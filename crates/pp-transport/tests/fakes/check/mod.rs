@@ -53,6 +53,17 @@ impl fmt::Display for Violation {
     }
 }
 
+/// What must be written before it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fresh {
+    /// Every byte.
+    Whole,
+    /// Something of what is read or sent: between tensors and frames are gaps that mean nothing.
+    WithGaps,
+    /// Every byte, but for payloads: a benchmark of the link alone sends what its slots hold.
+    NotPayloads,
+}
+
 /// What is to be expected of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Expect {
@@ -60,6 +71,21 @@ pub struct Expect {
     pub warm_up: usize,
     /// The run ended by itself: every transfer has its other side.
     pub complete: bool,
+    /// What must be written before it is read.
+    pub fresh: Fresh,
+    /// So many events a process may still make in the steady state: a pool that grows to its bound.
+    pub late_events: usize,
+}
+
+impl Default for Expect {
+    fn default() -> Self {
+        Self {
+            warm_up: 0,
+            complete: true,
+            fresh: Fresh::Whole,
+            late_events: 0,
+        }
+    }
 }
 
 /// What was looked at, and what was found.
@@ -107,10 +133,10 @@ pub fn check(recordings: &[Recording], expect: Expect) -> Report {
     calls::faults(recordings, &mut report);
     calls::one_issuer(recordings, &mut report);
     calls::ranks_agree(recordings, expect.complete, &mut report);
-    calls::steady(recordings, expect.warm_up, &mut report);
+    calls::steady(recordings, expect, &mut report);
     let graph = graph::build(recordings);
     match clocks::Clocks::of(&graph) {
-        Ok(clocks) => memory::check(recordings, &graph, &clocks, &mut report),
+        Ok(clocks) => memory::check(recordings, &graph, &clocks, expect.fresh, &mut report),
         Err(line) => report.violations.push(Violation {
             rule: Rule::Deadlock,
             what: format!(
