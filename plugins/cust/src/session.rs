@@ -79,11 +79,11 @@ impl CustSession {
         self.config.max_frames as usize
     }
 
-    /// Refuses more frames than there is memory for.
-    fn check_count(&self, frames: usize) -> Result<(), Failure> {
+    /// Refuses more frames than there is memory for, in whatever they come in.
+    fn check_count(&self, place: &str, frames: usize) -> Result<(), Failure> {
         if frames == 0 || frames > self.max_frames() {
             return Err(Failure::invalid(format!(
-                "{frames} frames in a chunk, this session takes 1 to {}",
+                "{place} holds {frames} frames, this session takes 1 to {}",
                 self.max_frames()
             )));
         }
@@ -232,7 +232,7 @@ impl CustSession {
             .spec("latents_in")
             .and_then(|spec| spec.dims().first());
         let frames = first.map_or(0, |frames| usize::try_from(*frames).unwrap_or(usize::MAX));
-        self.check_count(frames)?;
+        self.check_count("latents_in", frames)?;
         let latents_in = input.device_tensor("latents_in", DType::Bf16, &self.latents(frames))?;
         let latents_out =
             output.device_tensor("latents_out", DType::Bf16, &self.latents(frames))?;
@@ -360,7 +360,7 @@ impl Session for CustSession {
         input: &mut PayloadMut<'_>,
     ) -> Result<(), Failure> {
         check_context(self.context)?;
-        self.check_count(frames.len())?;
+        self.check_count("the chunk", frames.len())?;
         let mut front = self.front()?;
         let result = self.encode_with(&mut front, frames, plan, input);
         self.front = Some(front);

@@ -4,7 +4,8 @@
 //!
 //! With `PP_TEST_GPU=real` it runs on device 0, and a missing device is a failure. Without it, it runs what the fake
 //! driver can do (everything but attention) and says that the rest is skipped. `--small` runs every case at its
-//! smallest sizes, for compute-sanitizer. A NAME runs the cases whose name contains it.
+//! smallest sizes, for compute-sanitizer. A NAME runs the cases whose name contains it. `PP_TEST_KERNELS=FILE.so` takes a
+//! plugin in place of the built-in kernels.
 
 #![allow(
     unreachable_pub,
