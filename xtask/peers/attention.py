@@ -12,8 +12,10 @@ frames before and after. Three ways to write it, and for each the best that was 
 - flex: the same tiles through a compiled flex_attention, whose score_mod has the floor, the norms and the mask.
 - offsets: no attention call at all; squared differences for all offsets at once, summed over 4x4 cells, weights, and a
   weighted sum (f32), through torch.compile. Algebraically the same; what a good PyTorch programmer would write.
+  `written_out` is the same with the sums over cells written out instead of a reduction.
 
-Each is checked on a small clip against the third one in f64 before it is timed (sdpa without the floor). Prints one JSON object for each line.
+Each is checked on a small clip against `offsets` in f64 before it is timed (sdpa without the floor). Prints one JSON
+object for each line.
 """
 
 import argparse
@@ -48,40 +50,65 @@ def padded(frames, before, after):
 # --- offsets ---------------------------------------------------------------------------------------------------------
 
 
-def offsets_of_frame_distance(query, key, radius, limit):
-    """Numerators and denominators (by cell) of all queries against keys one fixed time away."""
-    frames, height, width = query.shape
-    # [frames, dy, dx, height, width], a view
-    keys = padded(key, radius, radius).unfold(1, height, 1).unfold(2, width, 1)
+def windows(big, radius):
+    """[frames, dy, dx, height, width]: padded frames moved by each offset; a view."""
+    height, width = big.shape[1] - 2 * radius, big.shape[2] - 2 * radius
+    return big.unfold(1, height, 1).unfold(2, width, 1)
+
+
+def cells_of(query, big, radius):
+    """Squared differences, summed over 4x4 cells: [frames, dy, dx, rows of cells, cells]."""
+    squares = (query[:, None, None] - windows(big, radius)).square()
+    return squares.unflatten(4, (-1, CELL)).unflatten(3, (-1, CELL)).sum((4, 6))
+
+
+def cells_written_out(query, big, radius):
+    """The same without a reduction."""
+    keys = windows(big, radius)
     cells = 0
     for y in range(CELL):
         for x in range(CELL):
-            # Written out: as a reduction over 4x4 samples it compiles to something much slower.
             cells = cells + (query[:, None, None, y::CELL, x::CELL] - keys[..., y::CELL, x::CELL]).square()
+    return cells
+
+
+def weights_of(cells, known, limit):
+    """Weights of the patches, with a margin of zeros; all zero where a frame is not known."""
     rows = cells[..., 1:, :] + cells[..., :-1, :]
     distance = rows[..., 1:] + rows[..., :-1]
-    weight = torch.exp(-torch.clamp(distance - limit, min=0) * SCALE)
-    weight = F.pad(weight, (1, 1, 1, 1))
+    weight = torch.exp(-torch.clamp(distance - limit, min=0) * SCALE) * known[:, None, None, None, None]
+    return F.pad(weight, (1, 1, 1, 1))
+
+
+def gather_of(weight, big, radius):
+    """Numerators of the samples and denominators of the cells."""
     rows = weight[..., 1:, :] + weight[..., :-1, :]
     cover = rows[..., 1:] + rows[..., :-1]
-    side = 2 * radius + 1
-    values = keys.view(frames, side, side, height // CELL, CELL, width // CELL, CELL)
-    numerator = (cover[:, :, :, :, None, :, None] * values).sum((1, 2)).view(frames, height, width)
-    return numerator, cover.sum((1, 2))
+    values = windows(big, radius).unflatten(4, (-1, CELL)).unflatten(3, (-1, CELL))
+    numerator = (cover[:, :, :, :, None, :, None] * values).sum((1, 2))
+    return numerator.flatten(3, 4).flatten(1, 2), cover.sum((1, 2))
 
 
-def offsets(frames, part, limit=LIMIT):
-    """`part` is offsets_of_frame_distance, compiled or not."""
-    numerator = torch.zeros_like(frames)
-    denominator = frames.new_zeros(frames.shape[0], frames.shape[1] // CELL, frames.shape[2] // CELL)
-    for distance in range(-2, 3):
-        if abs(distance) >= frames.shape[0]:
-            continue
-        first, last = max(0, -distance), min(frames.shape[0], frames.shape[0] - distance)
-        n, d = part(frames[first:last], frames[first + distance : last + distance], RADIUS[abs(distance)], limit)
-        numerator[first:last] += n
-        denominator[first:last] += d
-    return numerator / denominator.repeat_interleave(CELL, 1).repeat_interleave(CELL, 2)
+PLAIN = (cells_of, weights_of, gather_of)
+
+
+def offsets(frames, parts, limit=LIMIT):
+    """`parts` are the three functions above, compiled or not; they are compiled one by one, or their loads multiply."""
+    cells, weights, gather = parts
+    results = []
+    for first in range(0, frames.shape[0], 4):
+        query = frames[first : first + 4]
+        at = torch.arange(first, first + query.shape[0], device=frames.device)
+        numerator, denominator = 0, 0
+        for distance in range(-2, 3):
+            radius = RADIUS[abs(distance)]
+            near = at + distance
+            known = ((near >= 0) & (near < frames.shape[0])).to(frames.dtype)
+            big = padded(frames[near.clamp(0, frames.shape[0] - 1)], radius, radius)
+            n, d = gather(weights(cells(query, big, radius), known, limit), big, radius)
+            numerator, denominator = numerator + n, denominator + d
+        results.append(numerator / denominator.repeat_interleave(CELL, 1).repeat_interleave(CELL, 2))
+    return torch.cat(results)
 
 
 # --- tiles -----------------------------------------------------------------------------------------------------------
@@ -235,9 +262,12 @@ def median_us(work, runs=9):
 def variants(frames, height, width, device):
     """name -> function of bf16 frames [frames, height, width], all sizes multiples of 8."""
     tiles = Tiles(frames, height, width, device)
-    part = torch.compile(offsets_of_frame_distance, dynamic=False)
+    cells, written_out, weights, gather = (
+        torch.compile(part, dynamic=False) for part in (cells_of, cells_written_out, weights_of, gather_of)
+    )
     return {
-        "offsets": lambda planes: offsets(planes.float(), part),
+        "offsets": lambda planes: offsets(planes.float(), (cells, weights, gather)),
+        "written_out": lambda planes: offsets(planes.float(), (written_out, weights, gather)),
         "sdpa": lambda planes: sdpa(planes, tiles),
         "flex": make_flex(tiles, device),
     }
@@ -247,19 +277,19 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--frames", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--size", default="1280x720")
-    parser.add_argument("--only", nargs="+", default=["offsets", "sdpa", "flex"])
+    parser.add_argument("--only", nargs="+", default=["offsets", "sdpa", "flex", "written_out"])
     args = parser.parse_args()
     width, height = map(int, args.size.split("x"))
     device = "cuda"
     torch._dynamo.config.recompile_limit = 64
     print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__}), flush=True)
 
-    small = clip(5, 72, 104, device)
-    for name, run in variants(5, 72, 104, device).items():
+    small = clip(4, 72, 104, device)
+    for name, run in variants(4, 72, 104, device).items():
         if name in args.only:
             began = time.monotonic()
             limit = 0 if name == "sdpa" else LIMIT
-            expected = offsets(small.double(), offsets_of_frame_distance, limit)
+            expected = offsets(small.double(), PLAIN, limit)
             try:
                 error = (run(small.bfloat16()).double() - expected).abs()
                 line = {"check": name, "worst": error.max().item(), "rms": error.square().mean().sqrt().item()}
