@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{Folder, all_gone, finish, pp, ranks, run, signal, video, wait_until_it_runs};
+use common::{Ended, Folder, all_gone, finish, pp, ranks, run, signal, video, wait_until_it_runs};
 use fakes::Fakes;
 use fakes::check::{Expect, Fresh, Recording, check};
 use rustix::process::Signal;
@@ -143,5 +143,165 @@ fn benchmarks_are_in_order_and_take_no_memory() {
             ..EXPECT
         };
         assert_proven(&folder, 800, expect);
+    }
+}
+
+/// A job on the fakes that runs until it is ended.
+fn endless(fakes: &Fakes, folder: &Folder, heartbeat_ms: &str) -> Child {
+    let args = [
+        "bench",
+        "overlap",
+        "--transport",
+        "nccl",
+        "--bytes",
+        "300000",
+        "--chunks",
+        "10000000",
+        "--decode-ms",
+        "0.5",
+        "--phase-b-ms",
+        "0.5",
+    ];
+    pp_on(fakes, folder, &args)
+        .env("PP_HEARTBEAT_MS", heartbeat_ms)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// One reason, behind what the benchmark says of its work.
+#[track_caller]
+fn ended_for(mut ended: Ended, code: i32, words: &[&str]) {
+    let said = |line: &&str| !line.contains("of work asked for");
+    ended.stderr = ended
+        .stderr
+        .lines()
+        .filter(said)
+        .collect::<Vec<_>>()
+        .join("\n");
+    ended.failed(code, words);
+}
+
+/// Payloads are under way in NCCL when a rank dies, or its communicators are being made. NCCL says nothing of it.
+#[test]
+fn a_killed_rank_ends_the_job_whenever_it_dies() {
+    for fakes in [Fakes::build(), Fakes::without_revoke()] {
+        let folder = Folder::new("nccl_killed");
+        for victim in [0, 1] {
+            for after_ms in [5, 40, 80, 300] {
+                let child = endless(&fakes, &folder, "3000");
+                let pids = ranks(child.id());
+                std::thread::sleep(Duration::from_millis(after_ms));
+                signal(pids[victim], Signal::KILL);
+                let words = [format!("rank {victim}"), "SIGKILL".into()];
+                ended_for(finish(child), 7, &words.each_ref().map(String::as_str));
+                all_gone(&pids);
+            }
+        }
+    }
+}
+
+/// What was sent and received up to the death was in order, and so is how the survivor ended.
+#[test]
+fn the_survivor_of_a_killed_rank_ends_in_order() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("nccl_survivor");
+    let child = endless(&fakes, &folder, "3000");
+    let pids = ranks(child.id());
+    wait_until_it_runs(pids[0]);
+    signal(pids[1], Signal::KILL);
+    ended_for(finish(child), 7, &["rank 1", "SIGKILL"]);
+    let report = check(
+        &Recording::read_all(&folder.file("rec")),
+        Expect {
+            complete: false,
+            fresh: Fresh::NotPayloads,
+            ..EXPECT
+        },
+    );
+    report.assert_clean();
+    assert!(report.transfers > 0);
+}
+
+#[test]
+fn a_stopped_rank_is_noticed_by_its_silence() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("nccl_stopped");
+    let child = endless(&fakes, &folder, "250");
+    let pids = ranks(child.id());
+    wait_until_it_runs(pids[0]);
+    signal(pids[1], Signal::STOP);
+    ended_for(finish(child), 9, &["rank 1", "heartbeat"]);
+    all_gone(&pids);
+}
+
+#[test]
+fn what_fails_in_the_driver_or_in_nccl_is_named() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("nccl_failures");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 120));
+    let output = folder.file("out.y4m");
+    let args = run_args(
+        &input,
+        &output,
+        &["--denoise-steps", "0", "--frames-per-chunk", "2"],
+    );
+    for (fault, code, words) in [
+        (
+            "ncclGetUniqueId:1:2",
+            10,
+            &["ncclGetUniqueId", "ncclSystemError"][..],
+        ),
+        (
+            "ncclCommInitRankConfig:1:2",
+            10,
+            &["rank", "ncclCommInitRankConfig"],
+        ),
+        ("ncclSend:20:1", 10, &["ncclSend", "ncclUnhandledCudaError"]),
+        ("ncclRecv:20:3", 10, &["ncclRecv", "ncclInternalError"]),
+        ("asyncError:5:6", 10, &["ncclRemoteError"]),
+        (
+            "cuEventQuery:300:719",
+            10,
+            &["cuEventQuery", "CUDA_ERROR_LAUNCH_FAILED"],
+        ),
+        (
+            "cuLaunchKernel:30:719",
+            5,
+            &["cuLaunchKernel", "CUDA_ERROR_LAUNCH_FAILED"],
+        ),
+    ] {
+        let mut command = pp_on(&fakes, &folder, &args);
+        run(command.env("PP_FAKE_FAULTS", fault), None).failed(code, words);
+        assert!(!output.exists(), "{fault}: half an output has a name");
+    }
+}
+
+#[test]
+fn too_few_gpus_are_refused_and_auto_takes_the_host() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("nccl_none");
+    let input = folder.write("in.y4m", &video(32, 16, "mono", 4));
+    let output = folder.file("out.y4m");
+    let args = run_args(&input, &output, &["--denoise-steps", "0"]);
+    let mut command = pp_on(&fakes, &folder, &args);
+    run(command.env("PP_FAKE_DEVICES", "0"), None).failed(10, &["GPUs", "--transport host"]);
+    let auto = [
+        "run",
+        "--denoise-steps",
+        "0",
+        "--input",
+        text(&input),
+        "--output",
+        text(&output),
+    ];
+    for (devices, transport) in [("0", "transport host"), ("2", "transport nccl")] {
+        let mut command = pp_on(&fakes, &folder, &auto);
+        let ended = run(command.env("PP_FAKE_DEVICES", devices), None).succeeded();
+        let said = String::from_utf8_lossy(&ended.stdout) + &*ended.stderr;
+        assert!(said.contains(transport), "{said}");
+        assert!(std::fs::read(&input).unwrap() == std::fs::read(&output).unwrap());
     }
 }
