@@ -6,7 +6,9 @@
 //! whole, and a receive is posted only with the header that announced it ([`link`]).
 //!
 //! Choices: backends are values behind [`link::Link`]; [`host`] is shared memory between
-//! processes of one machine. [`control`] carries the handshake, descriptors, heartbeats and
+//! processes of one machine, [`nccl`] moves payloads between the GPUs of any. Headers and credits
+//! take a [`lane`] beside the payloads. [`cuda`] has the devices, streams and buffers that stages
+//! and the NCCL backend meet on. [`control`] carries the handshake, descriptors, heartbeats and
 //! faults, authenticated; [`launch`] finds out which rank this process is.
 
 #[cfg(not(loom))]

@@ -10,8 +10,8 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use nccl_sys::{
-    Nccl, NcclError, UNDEFINED_INT, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t,
-    ncclRedOp_t, ncclResult_t,
+    Nccl, NcclError, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t,
+    ncclResult_t,
 };
 
 use super::id::UniqueId;
@@ -96,7 +96,6 @@ impl Call<'_> {
         let number = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
         let mut config = ncclConfig_t {
             blocking: c_int::from(blocking),
-            minCTAs: UNDEFINED_INT,
             ..ncclConfig_t::INITIALIZER
         };
         let mut raw: ncclComm_t = std::ptr::null_mut();

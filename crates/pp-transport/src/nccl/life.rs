@@ -152,14 +152,18 @@ impl Life {
         {
             return Ok(());
         }
+        // A payload may outlive its link, and whoever asks for it then issues nothing.
+        if lock(&self.comms).is_empty() {
+            return Ok(());
+        }
         // From any other thread than the one that issues there is nothing to see.
         let Ok(_turn) = self.enter() else {
             return Ok(());
         };
         let comms = lock(&self.comms).clone();
         for comm in comms {
-            // SAFETY: alive, since the generation is not dead and an abort waits for this turn of
-            // the thread that issues.
+            // SAFETY: alive, since whoever ends communicators takes them out of the list first, and
+            // an abort then waits for this turn of the thread that issues.
             let state = self.call(|call| unsafe { call.asynchronous(comm) });
             if state == ncclResult_t::ncclInProgress {
                 continue;
