@@ -7,11 +7,12 @@ mod fakes;
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use common::{Ended, Folder, all_gone, finish, pp, ranks, run, signal, video, wait_until_it_runs};
 use fakes::Fakes;
-use fakes::check::{Expect, Fresh, Recording, check};
+use fakes::check::{Expect, Fresh, Recording, Rule, check};
 use rustix::process::Signal;
 
 /// `pp` with the fakes, which meet and record in the folder.
@@ -303,5 +304,56 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
         let said = String::from_utf8_lossy(&ended.stdout) + &*ended.stderr;
         assert!(said.contains(transport), "{said}");
         assert!(std::fs::read(&input).unwrap() == std::fs::read(&output).unwrap());
+    }
+}
+
+/// The proof sees what is wrong in `pp` as it does in the transport alone.
+#[test]
+fn a_spoiled_run_is_noticed() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("nccl_spoiled");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 60));
+    let output = folder.file("out.y4m");
+    let args = run_args(
+        &input,
+        &output,
+        &["--denoise-steps", "0", "--frames-per-chunk", "2"],
+    );
+    for (fault, rule) in [
+        ("cuStreamWaitEvent:15:skip", Rule::Race),
+        ("ncclSend:15:thread", Rule::Issuer),
+        ("ncclRecv:15:sync", Rule::Steady),
+        ("ncclRecv:15:half", Rule::Agreement),
+        ("ncclSend:15:free", Rule::Lifetime),
+    ] {
+        let mut command = pp_on(&fakes, &folder, &args);
+        command
+            .env("PP_FAKE_FAULTS", fault)
+            .env("PP_HEARTBEAT_MS", "250");
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = child.spawn().unwrap();
+        // A run that was spoiled may well not end by itself.
+        let (done, ended) = channel();
+        let supervisor = child.id();
+        std::thread::spawn(move || {
+            if ended.recv_timeout(Duration::from_secs(2)) == Err(RecvTimeoutError::Timeout) {
+                signal(supervisor, Signal::KILL);
+            }
+        });
+        child.wait().unwrap();
+        let _ = done.send(());
+        let recordings = Recording::read_all(&folder.file("rec"));
+        std::fs::remove_dir_all(folder.file("rec")).unwrap();
+        let report = check(
+            &recordings,
+            Expect {
+                complete: false,
+                ..EXPECT
+            },
+        );
+        assert!(report.broke(rule), "{fault}: {:?}", report.violations);
     }
 }

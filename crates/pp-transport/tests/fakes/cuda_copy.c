@@ -1,4 +1,5 @@
-/* Copies and fills. The bytes move on the stream's thread, in two halves with a pause between: whoever looks too early sees a torn buffer. */
+/* Copies and fills. The bytes move on the stream's thread, in two halves with a pause between: whoever looks
+ * too early sees a torn buffer. */
 #include "fake.h"
 
 #include <stdio.h>
@@ -11,7 +12,9 @@ struct copy {
     int value; /* -1: copy; else fill */
 };
 
-static uint64_t extent(uint64_t width, uint64_t height, uint64_t pitch) { return height ? pitch * (height - 1) + width : 0; }
+static uint64_t extent(uint64_t width, uint64_t height, uint64_t pitch) {
+    return height ? pitch * (height - 1) + width : 0;
+}
 
 static void rows(const struct copy *c, uint8_t *to, const uint8_t *from, uint64_t first, uint64_t end) {
     for (uint64_t y = first; y < end; y++)
@@ -22,7 +25,9 @@ static void rows(const struct copy *c, uint8_t *to, const uint8_t *from, uint64_
 static void run(struct stream *s, void *argument) {
     struct copy *c = argument;
     uint8_t *to = ppfake_pin(s->device, c->to, extent(c->width, c->height, c->to_pitch), "copy");
-    uint8_t *from = c->value < 0 ? ppfake_pin(s->device, c->from, extent(c->width, c->height, c->from_pitch), "copy") : to;
+    uint8_t *from = c->value < 0
+                        ? ppfake_pin(s->device, c->from, extent(c->width, c->height, c->from_pitch), "copy")
+                        : to;
     if (to && from) {
         struct copy half = *c;
         if (c->height == 1) {
@@ -53,7 +58,8 @@ static int queue(const char *name, struct copy copy, void *handle, bool wait) {
         char reads[64] = "";
         unsigned long long to_bytes = extent(copy.width, copy.height, copy.to_pitch);
         if (copy.value < 0)
-            snprintf(reads, sizeof reads, " r=%#llx:%llu", (unsigned long long)copy.from, (unsigned long long)extent(copy.width, copy.height, copy.from_pitch));
+            snprintf(reads, sizeof reads, " r=%#llx:%llu", (unsigned long long)copy.from,
+                     (unsigned long long)extent(copy.width, copy.height, copy.from_pitch));
         ppfake_record("%s st=%d%s w=%#llx:%llu", name, s->id, reads, (unsigned long long)copy.to, to_bytes);
         struct copy *kept = malloc(sizeof *kept);
         *kept = copy;
@@ -69,8 +75,12 @@ static int queue(const char *name, struct copy copy, void *handle, bool wait) {
     return code;
 }
 
-static struct copy line(address to, address from, uint64_t bytes) { return (struct copy){to, from, bytes, 1, bytes, bytes, -1}; }
-static struct copy fill(address to, unsigned char value, uint64_t bytes) { return (struct copy){to, 0, bytes, 1, bytes, 0, value}; }
+static struct copy line(address to, address from, uint64_t bytes) {
+    return (struct copy){to, from, bytes, 1, bytes, bytes, -1};
+}
+static struct copy fill(address to, unsigned char value, uint64_t bytes) {
+    return (struct copy){to, 0, bytes, 1, bytes, 0, value};
+}
 #define HOST(p) ((address)(uintptr_t)(p))
 
 EXPORT int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t n, void *stream) {
@@ -89,14 +99,22 @@ EXPORT int cuMemcpyAsync(address to, address from, size_t n, void *stream) {
     FAULT_POINT("cuMemcpyAsync");
     return queue("cuMemcpyAsync", line(to, from, n), stream, false);
 }
-EXPORT int cuMemcpyHtoD_v2(address to, const void *from, size_t n) { return queue("cuMemcpyHtoD", line(to, HOST(from), n), NULL, true); }
-EXPORT int cuMemcpyDtoH_v2(void *to, address from, size_t n) { return queue("cuMemcpyDtoH", line(HOST(to), from, n), NULL, true); }
-EXPORT int cuMemcpyDtoD_v2(address to, address from, size_t n) { return queue("cuMemcpyDtoD", line(to, from, n), NULL, true); }
+EXPORT int cuMemcpyHtoD_v2(address to, const void *from, size_t n) {
+    return queue("cuMemcpyHtoD", line(to, HOST(from), n), NULL, true);
+}
+EXPORT int cuMemcpyDtoH_v2(void *to, address from, size_t n) {
+    return queue("cuMemcpyDtoH", line(HOST(to), from, n), NULL, true);
+}
+EXPORT int cuMemcpyDtoD_v2(address to, address from, size_t n) {
+    return queue("cuMemcpyDtoD", line(to, from, n), NULL, true);
+}
 EXPORT int cuMemsetD8Async(address to, unsigned char value, size_t n, void *stream) {
     FAULT_POINT("cuMemsetD8Async");
     return queue("cuMemsetD8Async", fill(to, value, n), stream, false);
 }
-EXPORT int cuMemsetD8_v2(address to, unsigned char value, size_t n) { return queue("cuMemsetD8", fill(to, value, n), NULL, true); }
+EXPORT int cuMemsetD8_v2(address to, unsigned char value, size_t n) {
+    return queue("cuMemsetD8", fill(to, value, n), NULL, true);
+}
 
 /* CUDA_MEMCPY2D, as cuda.h lays it out. */
 struct copy_2d {
@@ -117,8 +135,15 @@ enum { HOST_MEMORY = 1 };
 static struct copy rectangle(const struct copy_2d *d) {
     address to = d->to_type == HOST_MEMORY ? HOST(d->to_host) : d->to_device;
     address from = d->from_type == HOST_MEMORY ? HOST(d->from_host) : d->from_device;
-    uint64_t to_pitch = d->to_pitch ? d->to_pitch : d->width, from_pitch = d->from_pitch ? d->from_pitch : d->width;
-    return (struct copy){to + d->to_y * to_pitch + d->to_x, from + d->from_y * from_pitch + d->from_x, d->width, d->height, to_pitch, from_pitch, -1};
+    uint64_t to_pitch = d->to_pitch ? d->to_pitch : d->width,
+             from_pitch = d->from_pitch ? d->from_pitch : d->width;
+    return (struct copy){to + d->to_y * to_pitch + d->to_x,
+                         from + d->from_y * from_pitch + d->from_x,
+                         d->width,
+                         d->height,
+                         to_pitch,
+                         from_pitch,
+                         -1};
 }
 EXPORT int cuMemcpy2DAsync_v2(const struct copy_2d *d, void *stream) {
     FAULT_POINT("cuMemcpy2DAsync");

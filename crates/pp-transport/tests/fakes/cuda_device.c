@@ -48,7 +48,8 @@ void ppfake_uuid(int device, uint8_t uuid[16]) {
 }
 
 struct context *fake_context_of(int device) {
-    return device >= 0 && device < MAX_DEVICES && contexts[device].magic == CONTEXT_MAGIC ? &contexts[device] : NULL;
+    return device >= 0 && device < MAX_DEVICES && contexts[device].magic == CONTEXT_MAGIC ? &contexts[device]
+                                                                                          : NULL;
 }
 
 int fake_current(struct context **context) {
@@ -86,7 +87,9 @@ EXPORT int cuDeviceGetCount(int *count) {
     return OK;
 }
 
-static int check(int device) { return !initialized ? NOT_INITIALIZED : device < 0 || device >= fake_device_count() ? INVALID_DEVICE : OK; }
+static int check(int device) {
+    return !initialized ? NOT_INITIALIZED : device < 0 || device >= fake_device_count() ? INVALID_DEVICE : OK;
+}
 
 EXPORT int cuDeviceGet(int *device, int ordinal) {
     FAULT_POINT("cuDeviceGet");
@@ -122,27 +125,35 @@ EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device) {
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
     if (check(device)) return check(device);
     switch (attribute) {
-    case 1: case 2: case 3: *value = 1024; break;      /* threads per block; block x, y */
-    case 4: *value = 64; break;                        /* block z */
-    case 5: *value = 0x7fffffff; break;                /* grid x */
-    case 6: case 7: *value = 65535; break;             /* grid y, z */
-    case 8: *value = 49152; break;                     /* shared memory per block */
-    case 10: *value = 32; break;                       /* warp */
-    case 12: *value = 65536; break;                    /* registers per block */
-    case 13: *value = 1980000; break;                  /* clock, kHz */
-    case 16: *value = 132; break;                      /* multiprocessors */
-    case 33: *value = 0x10 + physical(device); break;  /* PCI bus */
-    case 36: *value = 3201000; break;                  /* memory clock, kHz */
-    case 37: *value = 6144; break;                     /* memory bus, bits */
-    case 38: *value = 60 << 20; break;                 /* L2 */
-    case 39: *value = 2048; break;                     /* threads per multiprocessor */
-    case 40: *value = 3; break;                        /* copy engines */
-    case 31: case 41: case 78: case 79: case 95: case 115: *value = 1; break; /* concurrent kernels, unified addressing, priorities, cooperative, pools */
-    case 75: *value = 9; break;                        /* compute capability */
+    case 1:
+    case 2:
+    case 3: *value = 1024; break;       /* threads per block; block x, y */
+    case 4: *value = 64; break;         /* block z */
+    case 5: *value = 0x7fffffff; break; /* grid x */
+    case 6:
+    case 7: *value = 65535; break;                    /* grid y, z */
+    case 8: *value = 49152; break;                    /* shared memory per block */
+    case 10: *value = 32; break;                      /* warp */
+    case 12: *value = 65536; break;                   /* registers per block */
+    case 13: *value = 1980000; break;                 /* clock, kHz */
+    case 16: *value = 132; break;                     /* multiprocessors */
+    case 33: *value = 0x10 + physical(device); break; /* PCI bus */
+    case 36: *value = 3201000; break;                 /* memory clock, kHz */
+    case 37: *value = 6144; break;                    /* memory bus, bits */
+    case 38: *value = 60 << 20; break;                /* L2 */
+    case 39: *value = 2048; break;                    /* threads per multiprocessor */
+    case 40: *value = 3; break;                       /* copy engines */
+    case 31:
+    case 41:
+    case 78:
+    case 79:
+    case 95:
+    case 115: *value = 1; break; /* concurrent kernels, unified addressing, priorities, cooperative, pools */
+    case 75: *value = 9; break;  /* compute capability */
     case 76: *value = 0; break;
-    case 81: *value = 233472; break;                   /* shared memory per multiprocessor */
+    case 81: *value = 233472; break; /* shared memory per multiprocessor */
     case 82: *value = 65536; break;
-    case 97: *value = 232448; break;                   /* shared memory per block, opted in */
+    case 97: *value = 232448; break; /* shared memory per block, opted in */
     default: *value = 0;
     }
     return OK;
@@ -221,7 +232,9 @@ EXPORT int cuCtxSetFlags(unsigned flags) { return (void)flags, OK; }
 EXPORT int cuCtxGetLimit(size_t *value, int limit) { return (void)limit, *value = 0, OK; }
 EXPORT int cuCtxSetLimit(int limit, size_t value) { return (void)limit, (void)value, OK; }
 EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, OK; }
-EXPORT int cuCtxGetApiVersion(void *context, unsigned *version) { return (void)context, *version = 13000, OK; }
+EXPORT int cuCtxGetApiVersion(void *context, unsigned *version) {
+    return (void)context, *version = 13000, OK;
+}
 
 EXPORT int cuCtxSynchronize(void) {
     FAULT_POINT("cuCtxSynchronize");
@@ -244,7 +257,10 @@ EXPORT int cuDeviceCanAccessPeer(int *can, int device, int peer) {
     return OK;
 }
 
-static const struct { int code; const char *name, *text; } errors[] = {
+static const struct {
+    int code;
+    const char *name, *text;
+} errors[] = {
     {OK, "CUDA_SUCCESS", "no error"},
     {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
@@ -254,15 +270,18 @@ static const struct { int code; const char *name, *text; } errors[] = {
     {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
     {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
-    {UNSUPPORTED_PTX, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the provided PTX was compiled with an unsupported toolchain."},
+    {UNSUPPORTED_PTX, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+     "the provided PTX was compiled with an unsupported toolchain."},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
-    {LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"},
+    {LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+     "too many resources requested for launch"},
     {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
-    {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
+    {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+     "system has unsupported display driver / cuda driver combination"},
     {UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 

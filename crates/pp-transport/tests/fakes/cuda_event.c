@@ -1,4 +1,5 @@
-/* Events. A wait and a query mean the recording that was newest when they were called, as CUDA says; a later recording does not move them. */
+/* Events. A wait and a query mean the recording that was newest when they were called, as CUDA says; a later
+ * recording does not move them. */
 #include "fake.h"
 
 #include <stdlib.h>
@@ -175,4 +176,6 @@ EXPORT int cuEventElapsedTime(float *milliseconds, void *start, void *end) {
     ppfake_unlock();
     return code;
 }
-EXPORT int cuEventElapsedTime_v2(float *milliseconds, void *start, void *end) { return cuEventElapsedTime(milliseconds, start, end); }
+EXPORT int cuEventElapsedTime_v2(float *milliseconds, void *start, void *end) {
+    return cuEventElapsedTime(milliseconds, start, end);
+}

@@ -1,5 +1,6 @@
-/* Memory. Device addresses are reserved address space with no access: a host that touches them dies. The bytes live in a shadow only streams can reach.
- * Addresses are never used twice, so a use after free is always seen. */
+/* Memory. Device addresses are reserved address space with no access: a host that touches them dies. The
+ * bytes live in a shadow only streams can reach. Addresses are never used twice, so a use after free is
+ * always seen. */
 #define _GNU_SOURCE
 #include "fake.h"
 
@@ -46,7 +47,8 @@ static uint8_t *map(uint64_t bytes) {
 static int allocate(int device, uint64_t bytes, address *at) {
     if (bytes == 0) return INVALID_VALUE;
     if (!base) {
-        void *span = mmap(NULL, DEVICE_SPAN * MAX_DEVICES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *span = mmap(NULL, DEVICE_SPAN * MAX_DEVICES, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (span == MAP_FAILED) return OUT_OF_MEMORY;
         base = ((address)span + (1u << 20)) & ~((1ull << 20) - 1);
     }
@@ -62,8 +64,10 @@ static int allocate(int device, uint64_t bytes, address *at) {
 }
 
 static void give_back(struct allocation *a) {
-    /* The address of page-locked memory stays taken, with no access: it must not come back as that of something else. */
-    if (!a->registered && a->device < 0) mmap(a->shadow, a->mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    /* The address of page-locked memory stays taken, with no access: it must not come back as that of
+     * something else. */
+    if (!a->registered && a->device < 0)
+        mmap(a->shadow, a->mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     else if (!a->registered) munmap(a->shadow, a->mapped);
     a->shadow = NULL;
 }
@@ -92,7 +96,8 @@ uint8_t *ppfake_pin(int device, address at, uint64_t bytes, const char *who) {
         host = a->shadow + (at - a->at);
     }
     if (wrong) {
-        ppfake_record("Fault what=%s who=%s addr=%#llx len=%llu", wrong, who, (unsigned long long)at, (unsigned long long)bytes);
+        ppfake_record("Fault what=%s who=%s addr=%#llx len=%llu", wrong, who, (unsigned long long)at,
+                      (unsigned long long)bytes);
         fake_poison(device, ILLEGAL_ADDRESS);
     }
     ppfake_unlock();
@@ -110,7 +115,8 @@ void ppfake_free_under(address at) {
     ppfake_lock();
     struct allocation *a = find(at);
     if (a && !a->freed) {
-        ppfake_record("cuMemFree addr=%#llx len=%llu dev=%d", (unsigned long long)a->at, (unsigned long long)a->bytes, a->device);
+        ppfake_record("cuMemFree addr=%#llx len=%llu dev=%d", (unsigned long long)a->at,
+                      (unsigned long long)a->bytes, a->device);
         release(a);
     }
     ppfake_unlock();
@@ -122,7 +128,8 @@ EXPORT int cuMemAlloc_v2(address *at, size_t bytes) {
     ppfake_lock();
     int code = fake_current(&c);
     if (!code) code = allocate(c->device, bytes, at);
-    if (!code) ppfake_record("cuMemAlloc addr=%#llx len=%zu dev=%d", (unsigned long long)*at, bytes, c->device);
+    if (!code)
+        ppfake_record("cuMemAlloc addr=%#llx len=%zu dev=%d", (unsigned long long)*at, bytes, c->device);
     ppfake_unlock();
     return code;
 }
@@ -139,14 +146,16 @@ EXPORT int cuMemFree_v2(address at) {
         ppfake_record("Fault what=bad_free addr=%#llx", (unsigned long long)at);
         code = INVALID_VALUE;
     } else if (!code) {
-        ppfake_record("cuMemFree addr=%#llx len=%llu dev=%d", (unsigned long long)at, (unsigned long long)a->bytes, a->device);
+        ppfake_record("cuMemFree addr=%#llx len=%llu dev=%d", (unsigned long long)at,
+                      (unsigned long long)a->bytes, a->device);
         release(a);
     }
     ppfake_unlock();
     return code;
 }
 
-/* In the order of a stream: what is allocated is there from then on, and what is freed is gone when the stream comes to it. */
+/* In the order of a stream: what is allocated is there from then on, and what is freed is gone when the
+ * stream comes to it. */
 EXPORT int cuMemAllocAsync(address *at, size_t bytes, void *stream) {
     FAULT_POINT("cuMemAllocAsync");
     struct context *c;
@@ -155,7 +164,9 @@ EXPORT int cuMemAllocAsync(address *at, size_t bytes, void *stream) {
     struct stream *s = code ? NULL : fake_stream(c, stream);
     if (!code && !s) code = INVALID_HANDLE;
     if (!code) code = allocate(c->device, bytes, at);
-    if (!code) ppfake_record("cuMemAllocAsync addr=%#llx len=%zu dev=%d st=%d", (unsigned long long)*at, bytes, c->device, s->id);
+    if (!code)
+        ppfake_record("cuMemAllocAsync addr=%#llx len=%zu dev=%d st=%d", (unsigned long long)*at, bytes,
+                      c->device, s->id);
     ppfake_unlock();
     return code;
 }
@@ -181,7 +192,8 @@ EXPORT int cuMemFreeAsync(address at, void *stream) {
         code = INVALID_VALUE;
     }
     if (!code) {
-        ppfake_record("cuMemFreeAsync addr=%#llx len=%llu dev=%d st=%d", (unsigned long long)at, (unsigned long long)a->bytes, a->device, s->id);
+        ppfake_record("cuMemFreeAsync addr=%#llx len=%llu dev=%d st=%d", (unsigned long long)at,
+                      (unsigned long long)a->bytes, a->device, s->id);
         ppfake_enqueue(s, release_in_order, a);
     }
     ppfake_unlock();
@@ -211,8 +223,10 @@ EXPORT int cuMemHostAlloc(void **host, size_t bytes, unsigned flags) {
         uint8_t *p = map(mapped);
         if (!p) code = OUT_OF_MEMORY;
         else {
-            add((struct allocation){.at = (address)(uintptr_t)p, .bytes = bytes, .mapped = mapped, .shadow = p, .device = -1});
-            ppfake_record("cuMemHostAlloc addr=%#llx len=%zu flags=%u", (unsigned long long)(uintptr_t)p, bytes, flags);
+            add((struct allocation){
+                .at = (address)(uintptr_t)p, .bytes = bytes, .mapped = mapped, .shadow = p, .device = -1});
+            ppfake_record("cuMemHostAlloc addr=%#llx len=%zu flags=%u", (unsigned long long)(uintptr_t)p,
+                          bytes, flags);
             *host = p;
         }
     }
@@ -226,9 +240,11 @@ static int end_host(void *host, bool registered, const char *name) {
     ppfake_lock();
     int code = fake_current(&c);
     struct allocation *a = find((address)(uintptr_t)host);
-    if (!code && (!a || a->freed || a->shadow != host || a->device >= 0 || a->registered != registered)) code = INVALID_VALUE;
+    if (!code && (!a || a->freed || a->shadow != host || a->device >= 0 || a->registered != registered))
+        code = INVALID_VALUE;
     if (!code) {
-        ppfake_record("%s addr=%#llx len=%llu", name, (unsigned long long)a->at, (unsigned long long)a->bytes);
+        ppfake_record("%s addr=%#llx len=%llu", name, (unsigned long long)a->at,
+                      (unsigned long long)a->bytes);
         release(a);
     }
     ppfake_unlock();
@@ -246,8 +262,13 @@ EXPORT int cuMemHostRegister_v2(void *host, size_t bytes, unsigned flags) {
     ppfake_lock();
     int code = fake_current(&c);
     if (!code) {
-        add((struct allocation){.at = (address)(uintptr_t)host, .bytes = bytes, .shadow = host, .device = -1, .registered = true});
-        ppfake_record("cuMemHostRegister addr=%#llx len=%zu flags=%u", (unsigned long long)(uintptr_t)host, bytes, flags);
+        add((struct allocation){.at = (address)(uintptr_t)host,
+                                .bytes = bytes,
+                                .shadow = host,
+                                .device = -1,
+                                .registered = true});
+        ppfake_record("cuMemHostRegister addr=%#llx len=%zu flags=%u", (unsigned long long)(uintptr_t)host,
+                      bytes, flags);
     }
     ppfake_unlock();
     return code;

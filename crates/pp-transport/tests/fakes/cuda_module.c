@@ -1,4 +1,5 @@
-/* Modules and launches. A module is a PTX text; what an entry does is looked up by its name among the kernels that the fake knows. */
+/* Modules and launches. A module is a PTX text; what an entry does is looked up by its name among the kernels
+ * that the fake knows. */
 #define _GNU_SOURCE
 #include "fake.h"
 
@@ -16,14 +17,17 @@ struct function {
     unsigned count, size[32];
     struct function *next;
 };
-struct module { struct function *functions; };
+struct module {
+    struct function *functions;
+};
 
 /* Bytes of one `.param` declaration. */
 static unsigned parameter_bytes(const char *text, const char *end) {
     const char *array = memchr(text, '[', (size_t)(end - text));
     unsigned unit = 0;
     for (const char *p = text; p + 4 < end; p++)
-        if (p[0] == '.' && strchr("ubsf", p[1]) && isdigit((unsigned char)p[2])) unit = (unsigned)atoi(p + 2) / 8;
+        if (p[0] == '.' && strchr("ubsf", p[1]) && isdigit((unsigned char)p[2]))
+            unit = (unsigned)atoi(p + 2) / 8;
     return array ? (unsigned)atoi(array + 1) * unit : unit;
 }
 
@@ -55,7 +59,8 @@ EXPORT int cuModuleLoadDataEx(void **module, const void *image, unsigned options
     struct context *c;
     ppfake_lock();
     int code = fake_current(&c);
-    if (!code && !strstr(image, ".entry ")) code = INVALID_PTX; /* a cubin or a fatbin: nothing here can read it */
+    if (!code && !strstr(image, ".entry "))
+        code = INVALID_PTX; /* a cubin or a fatbin: nothing here can read it */
     if (!code) {
         struct module *m = calloc(1, sizeof *m);
         parse(m, image);
@@ -65,7 +70,9 @@ EXPORT int cuModuleLoadDataEx(void **module, const void *image, unsigned options
     ppfake_unlock();
     return code;
 }
-EXPORT int cuModuleLoadData(void **module, const void *image) { return cuModuleLoadDataEx(module, image, 0, NULL, NULL); }
+EXPORT int cuModuleLoadData(void **module, const void *image) {
+    return cuModuleLoadDataEx(module, image, 0, NULL, NULL);
+}
 EXPORT int cuModuleUnload(void *module) {
     ppfake_lock();
     ppfake_record("cuModuleUnload");
@@ -80,19 +87,23 @@ EXPORT int cuModuleGetFunction(void **function, void *module, const char *name) 
     return NOT_FOUND;
 }
 
-EXPORT int cuFuncSetAttribute(void *function, int attribute, int value) { return (void)function, (void)attribute, (void)value, OK; }
+EXPORT int cuFuncSetAttribute(void *function, int attribute, int value) {
+    return (void)function, (void)attribute, (void)value, OK;
+}
 EXPORT int cuFuncSetCacheConfig(void *function, int config) { return (void)function, (void)config, OK; }
 EXPORT int cuFuncGetAttribute(int *value, int attribute, void *function) {
     (void)function;
     *value = attribute == 0 ? 1024 : attribute == 4 ? 32 : 0; /* threads per block; registers */
     return OK;
 }
-EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
+EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads,
+                                                       size_t shared) {
     (void)function, (void)shared;
     *blocks = threads > 0 && threads <= 1024 ? 2048 / threads : 0;
     return OK;
 }
-EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, void *function, int threads, size_t shared, unsigned flags) {
+EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, void *function, int threads,
+                                                                size_t shared, unsigned flags) {
     return (void)flags, cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
 }
 
@@ -108,17 +119,20 @@ static void run(struct stream *s, void *argument) {
 static int list(char *text, size_t room, const char *key, const struct range *ranges, unsigned count) {
     int n = 0;
     for (unsigned i = 0; i < count; i++)
-        n += snprintf(text + n, room - (size_t)n, "%s%#llx:%llu", i ? "," : key, (unsigned long long)ranges[i].at, (unsigned long long)ranges[i].bytes);
+        n += snprintf(text + n, room - (size_t)n, "%s%#llx:%llu", i ? "," : key,
+                      (unsigned long long)ranges[i].at, (unsigned long long)ranges[i].bytes);
     return n;
 }
 
-static int launch(struct function *f, const unsigned grid[3], const unsigned block[3], unsigned shared, void *handle, void **parameters) {
+static int launch(struct function *f, const unsigned grid[3], const unsigned block[3], unsigned shared,
+                  void *handle, void **parameters) {
     struct context *c;
     ppfake_lock();
     int code = fake_current(&c);
     struct stream *s = code ? NULL : fake_stream(c, handle);
     if (!code && (!s || !f || f->magic != FUNCTION_MAGIC)) code = INVALID_HANDLE;
-    if (!code && (!grid[0] || !grid[1] || !grid[2] || block[0] * block[1] * block[2] - 1 >= 1024)) code = INVALID_VALUE;
+    if (!code && (!grid[0] || !grid[1] || !grid[2] || block[0] * block[1] * block[2] - 1 >= 1024))
+        code = INVALID_VALUE;
     if (!code && !f->kernel) {
         ppfake_record("Fault what=unknown_kernel name=%s", f->name);
         code = NOT_SUPPORTED; /* it loads, so that a run may load what it does not need */
@@ -144,15 +158,16 @@ static int launch(struct function *f, const unsigned grid[3], const unsigned blo
         char reads[512] = "", writes[512] = "";
         list(reads, sizeof reads, " r=", l->reads, l->read_count);
         list(writes, sizeof writes, " w=", l->writes, l->write_count);
-        ppfake_record("cuLaunchKernel st=%d fn=%s grid=%u,%u,%u block=%u%s%s", s->id, f->name, grid[0], grid[1], grid[2], block[0], reads, writes);
+        ppfake_record("cuLaunchKernel st=%d fn=%s grid=%u,%u,%u block=%u%s%s", s->id, f->name, grid[0],
+                      grid[1], grid[2], block[0], reads, writes);
         ppfake_enqueue(s, run, l);
     }
     ppfake_unlock();
     return code;
 }
 
-EXPORT int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters,
-                          void **extra) {
+EXPORT int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                          unsigned bz, unsigned shared, void *stream, void **parameters, void **extra) {
     FAULT_POINT("cuLaunchKernel");
     if (extra) return NOT_SUPPORTED;
     return launch(f, (unsigned[3]){gx, gy, gz}, (unsigned[3]){bx, by, bz}, shared, stream, parameters);

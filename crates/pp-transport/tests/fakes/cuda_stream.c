@@ -1,4 +1,5 @@
-/* Streams: first in, first out, each on a thread of its own, with random pauses from a seed. Two streams are ordered by events and by nothing else. */
+/* Streams: first in, first out, each on a thread of its own, with random pauses from a seed. Two streams are
+ * ordered by events and by nothing else. */
 #define _GNU_SOURCE
 #include "fake.h"
 
@@ -72,7 +73,8 @@ static struct stream *create(int device, unsigned flags) {
     s->id = ++stream_count;
     s->device = device;
     s->flags = flags;
-    s->random = (fake_setting_number("SEED", 1) + 1) * 0x9E3779B97F4A7C15ull ^ (uint64_t)s->id * 0xD1B54A32D192ED03ull;
+    s->random = (fake_setting_number("SEED", 1) + 1) * 0x9E3779B97F4A7C15ull ^
+                (uint64_t)s->id * 0xD1B54A32D192ED03ull;
     s->next = streams;
     streams = s;
     pthread_attr_t attributes;
@@ -122,7 +124,9 @@ EXPORT int cuStreamCreateWithPriority(void **stream, unsigned flags, int priorit
     ppfake_unlock();
     return code;
 }
-EXPORT int cuStreamCreate(void **stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
+EXPORT int cuStreamCreate(void **stream, unsigned flags) {
+    return cuStreamCreateWithPriority(stream, flags, 0);
+}
 
 /* The context and the stream of a call, or the code to return. */
 static int enter(void *handle, struct context **c, struct stream **s) {
@@ -189,7 +193,10 @@ EXPORT int cuStreamGetCtx(void *handle, void **context) {
     return code;
 }
 
-struct host_call { void (*call)(void *); void *data; };
+struct host_call {
+    void (*call)(void *);
+    void *data;
+};
 static void run_host_call(struct stream *s, void *argument) {
     (void)s;
     struct host_call *h = argument;

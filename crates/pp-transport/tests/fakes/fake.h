@@ -1,7 +1,8 @@
 /* What the files of the fake driver (and the fake NCCL on top of it) share.
  *
- * The fake driver runs every stream on a thread of its own, keeps "device" memory where the host cannot touch it, and writes one line for every call that
- * matters to order or lifetime. What it promises is less than a GPU promises, never more: nothing that real hardware leaves unordered is ordered here. */
+ * The fake driver runs every stream on a thread of its own, keeps "device" memory where the host cannot touch
+ * it, and writes one line for every call that matters to order or lifetime. What it promises is less than a
+ * GPU promises, never more: nothing that real hardware leaves unordered is ordered here. */
 #ifndef PP_FAKE_H
 #define PP_FAKE_H
 
@@ -15,9 +16,25 @@ typedef uint64_t address;
 
 /* The driver's result codes that the fake uses. */
 enum {
-    OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201,
-    INVALID_PTX = 218, UNSUPPORTED_PTX = 222, FILE_NOT_FOUND = 301, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
-    LAUNCH_OUT_OF_RESOURCES = 701, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801, UNKNOWN = 999,
+    OK = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    INVALID_PTX = 218,
+    UNSUPPORTED_PTX = 222,
+    FILE_NOT_FOUND = 301,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    LAUNCH_OUT_OF_RESOURCES = 701,
+    LAUNCH_FAILED = 719,
+    NOT_SUPPORTED = 801,
+    UNKNOWN = 999,
 };
 
 /* settings.c: what a test asks for, from the environment or from ppfake_set. */
@@ -25,16 +42,29 @@ const char *fake_setting(const char *name);
 uint64_t fake_setting_number(const char *name, uint64_t otherwise);
 
 /* faults.c: what a test wants to go wrong at the k-th call of a function. */
-enum fault_kind { FAULT_NONE, FAULT_CODE, FAULT_SKIP, FAULT_HANG, FAULT_HALF, FAULT_THREAD, FAULT_FREE, FAULT_SWAP, FAULT_SYNC };
-struct fault { enum fault_kind kind; int code; };
+enum fault_kind {
+    FAULT_NONE,
+    FAULT_CODE,
+    FAULT_SKIP,
+    FAULT_HANG,
+    FAULT_HALF,
+    FAULT_THREAD,
+    FAULT_FREE,
+    FAULT_SWAP,
+    FAULT_SYNC
+};
+struct fault {
+    enum fault_kind kind;
+    int code;
+};
 EXPORT struct fault ppfake_fault(const char *function);
 /* Returns from the calling function where a test wants its k-th call to fail, to hang or to do nothing. */
-#define FAULT_POINT(function)                                                                                                                                \
-    do {                                                                                                                                                     \
-        struct fault fault_ = ppfake_fault(function);                                                                                                        \
-        if (fault_.kind == FAULT_CODE) return fault_.code;                                                                                                   \
-        if (fault_.kind == FAULT_SKIP) return OK;                                                                                                            \
-        if (fault_.kind == FAULT_HANG) fake_hang();                                                                                                          \
+#define FAULT_POINT(function)                              \
+    do {                                                   \
+        struct fault fault_ = ppfake_fault(function);      \
+        if (fault_.kind == FAULT_CODE) return fault_.code; \
+        if (fault_.kind == FAULT_SKIP) return OK;          \
+        if (fault_.kind == FAULT_HANG) fake_hang();        \
     } while (0)
 void fake_hang(void);
 
@@ -43,7 +73,8 @@ EXPORT void ppfake_record(const char *format, ...) __attribute__((format(printf,
 EXPORT void ppfake_worker_thread(void);
 EXPORT uint64_t ppfake_now(void);
 
-/* The one lock over all state of both fakes. Recording and queueing happen under it together, so the order of lines is the order of effects. */
+/* The one lock over all state of both fakes. Recording and queueing happen under it together, so the order of
+ * lines is the order of effects. */
 EXPORT void ppfake_lock(void);
 EXPORT void ppfake_unlock(void);
 /* Waits for any change; the lock is released meanwhile. */
@@ -67,9 +98,12 @@ int fake_current(struct context **context);
 void fake_poison(int device, int code);
 
 /* cuda_memory.c */
-struct range { address at; uint64_t bytes; };
-/* Host pointer to device or pinned memory for as long as it is pinned; NULL (and a recorded fault) where [at, at+bytes) is not one live allocation that
- * `device` may touch. */
+struct range {
+    address at;
+    uint64_t bytes;
+};
+/* Host pointer to device or pinned memory for as long as it is pinned; NULL (and a recorded fault) where [at,
+ * at+bytes) is not one live allocation that `device` may touch. */
 EXPORT uint8_t *ppfake_pin(int device, address at, uint64_t bytes, const char *who);
 EXPORT void ppfake_unpin(address at);
 EXPORT bool ppfake_is_device(address at);
@@ -101,7 +135,11 @@ void fake_wait_stream(struct stream *stream, uint64_t operations);
 void fake_wait_device(int device);
 
 /* cuda_event.c: one recording of an event; waits hold the recording, not the event. */
-struct mark { int references; bool done; uint64_t ns; };
+struct mark {
+    int references;
+    bool done;
+    uint64_t ns;
+};
 EXPORT struct mark *ppfake_mark_new(void);
 EXPORT void ppfake_mark_release(struct mark *mark);
 /* Queues "reached" and "wait for" on a stream, under the lock. */

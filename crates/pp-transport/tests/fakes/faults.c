@@ -1,10 +1,11 @@
-/* Faults on purpose: PP_FAKE_FAULTS="ncclSend:3:6,cuStreamWaitEvent:17:skip" = what happens at the k-th call (from 1) of a function in this process.
+/* Faults on purpose: PP_FAKE_FAULTS="ncclSend:3:6,cuStreamWaitEvent:17:skip" = what happens at the k-th call
+ * (from 1) of a function in this process.
  *
  *   a number   the call fails with that code and does nothing        hang    the call never returns
- *   skip       it reports success, does nothing and is not recorded  half    it is done with half the size (transfers)
- *   thread     it is issued from a thread of its own (transfers)     free    its buffer is freed right after it was queued (transfers)
- *   swap       it changes places with the next one of its communicator (transfers)
- *   sync       the stream is synchronized right after it (transfers) */
+ *   skip       it reports success, does nothing and is not recorded  half    it is done with half the size
+ * (transfers) thread     it is issued from a thread of its own (transfers)     free    its buffer is freed
+ * right after it was queued (transfers) swap       it changes places with the next one of its communicator
+ * (transfers) sync       the stream is synchronized right after it (transfers) */
 #include "fake.h"
 
 #include <pthread.h>
@@ -14,14 +15,21 @@
 #include <unistd.h>
 
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
-static struct planned { char function[48]; unsigned long at, seen; struct fault fault; } plan[16];
+static struct planned {
+    char function[48];
+    unsigned long at, seen;
+    struct fault fault;
+} plan[16];
 static unsigned planned_count;
 static char read_from[512];
 
 static struct fault parse(const char *what) {
-    static const struct { const char *name; enum fault_kind kind; } words[] = {
-        {"skip", FAULT_SKIP}, {"hang", FAULT_HANG}, {"half", FAULT_HALF}, {"thread", FAULT_THREAD}, {"free", FAULT_FREE}, {"swap", FAULT_SWAP},
-        {"sync", FAULT_SYNC},
+    static const struct {
+        const char *name;
+        enum fault_kind kind;
+    } words[] = {
+        {"skip", FAULT_SKIP}, {"hang", FAULT_HANG}, {"half", FAULT_HALF}, {"thread", FAULT_THREAD},
+        {"free", FAULT_FREE}, {"swap", FAULT_SWAP}, {"sync", FAULT_SYNC},
     };
     for (unsigned i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(words[i].name, what) == 0) return (struct fault){words[i].kind, 0};
@@ -58,7 +66,8 @@ struct fault ppfake_fault(const char *function) {
     for (unsigned i = 0; i < planned_count; i++)
         if (strcmp(plan[i].function, function) == 0 && ++plan[i].seen == plan[i].at) due = plan[i].fault;
     pthread_mutex_unlock(&guard);
-    if (due.kind != FAULT_NONE && due.kind != FAULT_SKIP) ppfake_record("Injected function=%s kind=%d code=%d", function, due.kind, due.code);
+    if (due.kind != FAULT_NONE && due.kind != FAULT_SKIP)
+        ppfake_record("Injected function=%s kind=%d code=%d", function, due.kind, due.code);
     return due;
 }
 

@@ -1,5 +1,5 @@
-/* The kernels that the fake knows, by the name of their entry. Those of the tests are here; those of pp-kernels in kernels_video.c and
- * kernels_phase_b.c. */
+/* The kernels that the fake knows, by the name of their entry. Those of the tests are here; those of
+ * pp-kernels in kernels_video.c and kernels_phase_b.c. */
 #include "kernels.h"
 
 #include <string.h>
@@ -29,7 +29,8 @@ void fake_unpin_all(struct launch *l) {
     for (unsigned i = 0; i < l->write_count; i++) ppfake_unpin(l->writes[i].at);
 }
 
-/* Byte i of payload n: any mix-up of payloads or offsets shows. The same as `pattern` of the conformance suite. */
+/* Byte i of payload n: any mix-up of payloads or offsets shows. The same as `pattern` of the conformance
+ * suite. */
 static uint8_t pattern(uint64_t n, uint64_t i) { return (uint8_t)(n * 31 ^ i ^ i >> 8 ^ i >> 16); }
 
 /* pp_fake_fill(to, bytes, n): writes payload n. */
@@ -45,7 +46,8 @@ static void fill_run(struct launch *l) {
     ppfake_unpin(l->parameter[0]);
 }
 
-/* pp_fake_check(from, bytes, n, wrong): adds to the u64 at `wrong` how many bytes are not those of payload n. */
+/* pp_fake_check(from, bytes, n, wrong): adds to the u64 at `wrong` how many bytes are not those of payload n.
+ */
 static void check_touches(struct launch *l) {
     fake_reads(l, l->parameter[0], l->parameter[1]);
     fake_writes(l, l->parameter[3], 8);

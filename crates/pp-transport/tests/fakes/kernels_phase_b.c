@@ -1,5 +1,5 @@
-/* Phase B's kernels: what they read and write, in their order, and not what they compute. Where a run has no denoising steps nothing reads their results;
- * with steps every sample becomes grey. */
+/* Phase B's kernels: what they read and write, in their order, and not what they compute. Where a run has no
+ * denoising steps nothing reads their results; with steps every sample becomes grey. */
 #include "kernels.h"
 
 #include <string.h>
@@ -11,14 +11,16 @@ enum { MARGIN = 24, BYTES_PER_SAMPLE = 8 };
 static uint64_t scratch_bytes(const struct geometry *g) {
     uint64_t bytes = 0;
     for (int p = 0; p < g->planes; p++)
-        bytes += BYTES_PER_SAMPLE * (uint64_t)(g->plane[p].tokens_x * PATCH + MARGIN) * (uint64_t)(g->plane[p].tokens_y * PATCH + MARGIN);
+        bytes += BYTES_PER_SAMPLE * (uint64_t)(g->plane[p].tokens_x * PATCH + MARGIN) *
+                 (uint64_t)(g->plane[p].tokens_y * PATCH + MARGIN);
     return bytes;
 }
 
 typedef void (*note)(struct launch *l, address at, uint64_t bytes);
 
 /* `count` scratch frames of a ring, from slot `first` on. */
-static void ring(struct launch *l, note note, address at, const struct geometry *g, int32_t first, int32_t count, int32_t slots) {
+static void ring(struct launch *l, note note, address at, const struct geometry *g, int32_t first,
+                 int32_t count, int32_t slots) {
     int32_t before_end = count < slots - first ? count : slots - first;
     note(l, at + (uint64_t)first * scratch_bytes(g), (uint64_t)before_end * scratch_bytes(g));
     note(l, at, (uint64_t)(count - before_end) * scratch_bytes(g));
@@ -47,7 +49,8 @@ struct attend {
 static void attend_touches(struct launch *l) {
     struct attend a;
     memcpy(&a, l->bytes + l->parameter[0], sizeof a);
-    ring(l, fake_reads, a.values, &a.geometry, (a.first_slot + a.slots - a.context) % a.slots, a.frames + a.context, a.slots);
+    ring(l, fake_reads, a.values, &a.geometry, (a.first_slot + a.slots - a.context) % a.slots,
+         a.frames + a.context, a.slots);
     if (a.guides) fake_reads(l, a.guides, (uint64_t)a.frames * scratch_bytes(&a.geometry));
     fake_reads(l, a.sigma, 4 * (uint64_t)a.geometry.planes);
     fake_reads(l, a.step, 8);
@@ -63,8 +66,9 @@ static void attend_run(struct launch *l) {
 }
 
 static const struct kernel known[] = {
-    {"unfold", 5, unfold_touches, unfold_run},         {"unfold_guides", 5, unfold_touches, unfold_run},  {"attend_first_1", 1, attend_touches, attend_run},
-    {"attend_first_2", 1, attend_touches, attend_run}, {"attend_first_4", 1, attend_touches, attend_run}, {"attend_next_1", 1, attend_touches, attend_run},
+    {"unfold", 5, unfold_touches, unfold_run},         {"unfold_guides", 5, unfold_touches, unfold_run},
+    {"attend_first_1", 1, attend_touches, attend_run}, {"attend_first_2", 1, attend_touches, attend_run},
+    {"attend_first_4", 1, attend_touches, attend_run}, {"attend_next_1", 1, attend_touches, attend_run},
     {"attend_next_2", 1, attend_touches, attend_run},  {"attend_next_4", 1, attend_touches, attend_run},
 };
 

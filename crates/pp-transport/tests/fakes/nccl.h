@@ -1,12 +1,19 @@
-/* What the files of the fake NCCL share. It queues on the fake driver's streams, and moves bytes through a file that the ranks of a communicator map, so
- * ranks may be threads or processes. */
+/* What the files of the fake NCCL share. It queues on the fake driver's streams, and moves bytes through a
+ * file that the ranks of a communicator map, so ranks may be threads or processes. */
 #ifndef PP_FAKE_NCCL_H
 #define PP_FAKE_NCCL_H
 
 #include "fake.h"
 
 enum {
-    NCCL_OK = 0, NCCL_CUDA = 1, NCCL_SYSTEM = 2, NCCL_INTERNAL = 3, NCCL_ARGUMENT = 4, NCCL_USAGE = 5, NCCL_REMOTE = 6, NCCL_IN_PROGRESS = 7,
+    NCCL_OK = 0,
+    NCCL_CUDA = 1,
+    NCCL_SYSTEM = 2,
+    NCCL_INTERNAL = 3,
+    NCCL_ARGUMENT = 4,
+    NCCL_USAGE = 5,
+    NCCL_REMOTE = 6,
+    NCCL_IN_PROGRESS = 7,
 };
 
 #define MAX_RANKS 8
@@ -17,23 +24,27 @@ EXPORT const char *ppfake_setting(const char *name);
 EXPORT void ppfake_hang(void);
 
 /* Like FAULT_POINT, for this library. */
-#define NCCL_FAULT_POINT(function)                                                                                                                           \
-    do {                                                                                                                                                     \
-        struct fault fault_ = ppfake_fault(function);                                                                                                        \
-        if (fault_.kind == FAULT_CODE) return fault_.code;                                                                                                   \
-        if (fault_.kind == FAULT_SKIP) return NCCL_OK;                                                                                                       \
-        if (fault_.kind == FAULT_HANG) ppfake_hang();                                                                                                        \
+#define NCCL_FAULT_POINT(function)                         \
+    do {                                                   \
+        struct fault fault_ = ppfake_fault(function);      \
+        if (fault_.kind == FAULT_CODE) return fault_.code; \
+        if (fault_.kind == FAULT_SKIP) return NCCL_OK;     \
+        if (fault_.kind == FAULT_HANG) ppfake_hang();      \
     } while (0)
 
-struct unique_id { char bytes[128]; };
+struct unique_id {
+    char bytes[128];
+};
 
-/* nccl_wire.c: one byte pipe for each ordered pair of ranks. What fits in a pipe has left the sender, receiver or not: that is the eager limit. */
+/* nccl_wire.c: one byte pipe for each ordered pair of ranks. What fits in a pipe has left the sender,
+ * receiver or not: that is the eager limit. */
 struct wire;
 struct wire *wire_open(const struct unique_id *id, int ranks);
 void wire_close(struct wire *wire);
 /* True once all ranks have come; false when `stop` became true first. */
 int wire_join(struct wire *wire, int rank, const uint8_t uuid[16], const volatile bool *stop);
-/* Blocks the host until both ends of a pipe have used it once, as NCCL connects on first use; false when stopped. */
+/* Blocks the host until both ends of a pipe have used it once, as NCCL connects on first use; false when
+ * stopped. */
 bool wire_connect(struct wire *wire, int from, int to, bool sending, const volatile bool *stop);
 uint32_t wire_bell(struct wire *wire, int rank);
 void wire_wait(struct wire *wire, int rank, uint32_t seen);
@@ -76,7 +87,8 @@ void comm_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* nccl_group.c */
 int group_depth(void);
 struct batch;
-/* The open batch of a communicator in this thread's group (an implicit group of one call where none is open). */
+/* The open batch of a communicator in this thread's group (an implicit group of one call where none is open).
+ */
 struct batch *group_batch(struct comm *comm, struct stream *stream);
 int batch_add(struct batch *batch, struct transfer transfer);
 /* The call that the transfers belong to, for the recording. */

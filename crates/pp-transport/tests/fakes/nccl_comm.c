@@ -12,7 +12,11 @@
 
 #define COMM_MAGIC 0x4E434C43u
 
-struct config { size_t size; unsigned magic, version; int blocking; };
+struct config {
+    size_t size;
+    unsigned magic, version;
+    int blocking;
+};
 
 static int comm_count;
 static char last_error[256];
@@ -59,9 +63,11 @@ int comm_enter(void *handle, const char *function, struct comm **comm) {
         comm_error("%s: the communicator is busy or has failed (%d)", function, c->async);
         return c->async == NCCL_IN_PROGRESS ? NCCL_ARGUMENT : c->async;
     }
-    /* The real one changes the thread's device for the length of the call; a caller that counts on it issues its events somewhere else. */
+    /* The real one changes the thread's device for the length of the call; a caller that counts on it issues
+     * its events somewhere else. */
     if (ppfake_current_device() != c->device) {
-        comm_error("%s: device %d is current, not %d of the communicator", function, ppfake_current_device(), c->device);
+        comm_error("%s: device %d is current, not %d of the communicator", function, ppfake_current_device(),
+                   c->device);
         ppfake_record("Fault what=unbound who=%s dev=%d", function, c->device);
         return NCCL_CUDA;
     }
@@ -100,7 +106,8 @@ static void *join_later(void *argument) {
 
 static int init(void **handle, int ranks, struct unique_id id, int rank, bool blocking) {
     *handle = NULL;
-    if (ranks < 1 || ranks > MAX_RANKS || rank < 0 || rank >= ranks || strncmp(id.bytes, "pp-fake-nccl-", 13) != 0) {
+    if (ranks < 1 || ranks > MAX_RANKS || rank < 0 || rank >= ranks ||
+        strncmp(id.bytes, "pp-fake-nccl-", 13) != 0) {
         comm_error("rank %d of %d, or a unique id that was not made by this library", rank, ranks);
         return NCCL_ARGUMENT;
     }
@@ -109,11 +116,17 @@ static int init(void **handle, int ranks, struct unique_id id, int rank, bool bl
         return NCCL_CUDA;
     }
     struct comm *c = calloc(1, sizeof *c);
-    *c = (struct comm){.magic = COMM_MAGIC, .rank = rank, .ranks = ranks, .device = ppfake_current_device(), .blocking = blocking, .unique = id};
+    *c = (struct comm){.magic = COMM_MAGIC,
+                       .rank = rank,
+                       .ranks = ranks,
+                       .device = ppfake_current_device(),
+                       .blocking = blocking,
+                       .unique = id};
     if (!(c->wire = wire_open(&id, ranks))) return free(c), NCCL_SYSTEM;
     ppfake_lock();
     c->id = ++comm_count;
-    ppfake_record("ncclCommInit comm=%d phase=begin uid=%.40s rank=%d ranks=%d dev=%d blocking=%d", c->id, id.bytes, rank, ranks, c->device, blocking);
+    ppfake_record("ncclCommInit comm=%d phase=begin uid=%.40s rank=%d ranks=%d dev=%d blocking=%d", c->id,
+                  id.bytes, rank, ranks, c->device, blocking);
     ppfake_unlock();
     if (blocking) {
         int code = join(c);
@@ -132,9 +145,11 @@ EXPORT int ncclCommInitRank(void **handle, int ranks, struct unique_id id, int r
     NCCL_FAULT_POINT("ncclCommInitRank");
     return init(handle, ranks, id, rank, true);
 }
-EXPORT int ncclCommInitRankConfig(void **handle, int ranks, struct unique_id id, int rank, const struct config *config) {
+EXPORT int ncclCommInitRankConfig(void **handle, int ranks, struct unique_id id, int rank,
+                                  const struct config *config) {
     NCCL_FAULT_POINT("ncclCommInitRankConfig");
-    if (config && config->magic != 0xcafebeef) return comm_error("the configuration was not initialized"), NCCL_ARGUMENT;
+    if (config && config->magic != 0xcafebeef)
+        return comm_error("the configuration was not initialized"), NCCL_ARGUMENT;
     return init(handle, ranks, id, rank, !config || config->blocking != 0);
 }
 
@@ -165,9 +180,14 @@ EXPORT int ncclCommCuDevice(void *handle, int *device) {
 
 EXPORT const char *ncclGetErrorString(int code) {
     static const char *const text[] = {
-        "no error", "unhandled cuda error (run with NCCL_DEBUG=INFO for details)", "unhandled system error (run with NCCL_DEBUG=INFO for details)",
-        "internal error - please report this issue to the NCCL developers", "invalid argument (run with NCCL_DEBUG=WARN for details)",
-        "invalid usage (run with NCCL_DEBUG=WARN for details)", "remote process exited or there was a network error", "NCCL operation in progress",
+        "no error",
+        "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        "unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        "internal error - please report this issue to the NCCL developers",
+        "invalid argument (run with NCCL_DEBUG=WARN for details)",
+        "invalid usage (run with NCCL_DEBUG=WARN for details)",
+        "remote process exited or there was a network error",
+        "NCCL operation in progress",
     };
     return code >= 0 && code <= NCCL_IN_PROGRESS ? text[code] : "unknown result code";
 }
@@ -175,7 +195,8 @@ EXPORT const char *ncclGetLastError(void *handle) { return (void)handle, last_er
 
 void comm_end(struct comm *c) { close_if_idle(c); }
 
-/* Lets everything that waits in this communicator go; its streams go on and report success, as the real ones do. */
+/* Lets everything that waits in this communicator go; its streams go on and report success, as the real ones
+ * do. */
 void comm_stop(struct comm *c) {
     c->stopped = true;
     if (c->wire) wire_ring(c->wire, c->rank);
@@ -247,4 +268,6 @@ EXPORT int ncclCommRegister(void *handle, void *at, size_t bytes, void **registr
     (void)at, (void)bytes;
     return comm_of(handle) ? (*registration = handle, NCCL_OK) : NCCL_ARGUMENT;
 }
-EXPORT int ncclCommDeregister(void *handle, void *registration) { return comm_of(handle) && registration ? NCCL_OK : NCCL_ARGUMENT; }
+EXPORT int ncclCommDeregister(void *handle, void *registration) {
+    return comm_of(handle) && registration ? NCCL_OK : NCCL_ARGUMENT;
+}

@@ -1,5 +1,6 @@
-/* Groups: what a thread issues between start and end becomes one batch per communicator, and a batch is one operation on a stream in which all transfers
- * make progress together. Batches of one communicator run one after the other, whatever their streams. */
+/* Groups: what a thread issues between start and end becomes one batch per communicator, and a batch is one
+ * operation on a stream in which all transfers make progress together. Batches of one communicator run one
+ * after the other, whatever their streams. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -93,7 +94,8 @@ static void run(struct stream *stream, void *argument) {
     bool complete = false, ready = !stopped;
     for (unsigned i = 0; i < b->count && ready; i++) {
         struct transfer *t = &b->transfer[i];
-        if (t->at && t->bytes) t->host = ppfake_pin(c->device, t->at, t->bytes, t->sending ? "ncclSend" : "ncclRecv");
+        if (t->at && t->bytes)
+            t->host = ppfake_pin(c->device, t->at, t->bytes, t->sending ? "ncclSend" : "ncclRecv");
         ready = t->host || !t->bytes;
     }
     if (ready) {
@@ -146,7 +148,9 @@ static bool connect_all(struct batch *b) {
             /* First say that this end is there, for all; then wait for the others. */
             volatile bool at_once = true;
             int from = t->sending ? b->comm->rank : t->peer, to = t->sending ? t->peer : b->comm->rank;
-            if (!wire_connect(b->comm->wire, from, to, t->sending, pass ? &b->comm->stopped : &at_once) && pass) return false;
+            if (!wire_connect(b->comm->wire, from, to, t->sending, pass ? &b->comm->stopped : &at_once) &&
+                pass)
+                return false;
         }
     return true;
 }
@@ -183,7 +187,8 @@ int group_close(void) {
         else free(b);
         comm_end(c);
         ppfake_changed();
-        if (code == NCCL_OK && !c->blocking) c->polls = (int)ppfake_setting_number("NCCL_POLLS", 2), code = NCCL_IN_PROGRESS;
+        if (code == NCCL_OK && !c->blocking)
+            c->polls = (int)ppfake_setting_number("NCCL_POLLS", 2), code = NCCL_IN_PROGRESS;
         ppfake_unlock();
         if (code == NCCL_IN_PROGRESS && next) code = NCCL_OK;
     }

@@ -22,7 +22,8 @@ static int issue(struct comm *c, struct stream *stream, struct transfer t) {
 
 extern int cuStreamSynchronize(void *stream);
 
-static int transfer(bool sending, address at, size_t count, int type, int peer, void *handle, void *stream_handle, struct fault fault) {
+static int transfer(bool sending, address at, size_t count, int type, int peer, void *handle,
+                    void *stream_handle, struct fault fault) {
     const char *name = sending ? "ncclSend" : "ncclRecv";
     struct comm *c;
     ppfake_lock();
@@ -32,14 +33,16 @@ static int transfer(bool sending, address at, size_t count, int type, int peer, 
         comm_error("%s: bad stream, peer %d, type %d or address", name, peer, type);
         code = NCCL_ARGUMENT;
     }
-    struct transfer t = {.sending = sending, .peer = peer, .type = type, .at = at, .bytes = count * type_bytes(type)};
+    struct transfer t = {
+        .sending = sending, .peer = peer, .type = type, .at = at, .bytes = count * type_bytes(type)};
     struct transfer *held = NULL;
     struct stream *held_stream = NULL;
     if (!code) {
         if (fault.kind == FAULT_HALF) t.bytes /= 2;
         t.id = ++operations;
-        ppfake_record("%s comm=%d peer=%d dt=%d len=%llu st=%d depth=%d op=%d %c=%#llx:%llu", name, c->id, peer, type, (unsigned long long)t.bytes,
-                      ppfake_stream_id(stream), group_depth(), t.id, sending ? 'r' : 'w', (unsigned long long)at, (unsigned long long)t.bytes);
+        ppfake_record("%s comm=%d peer=%d dt=%d len=%llu st=%d depth=%d op=%d %c=%#llx:%llu", name, c->id,
+                      peer, type, (unsigned long long)t.bytes, ppfake_stream_id(stream), group_depth(), t.id,
+                      sending ? 'r' : 'w', (unsigned long long)at, (unsigned long long)t.bytes);
         held = c->held, held_stream = c->held_stream;
         c->held = NULL;
         if (fault.kind == FAULT_SWAP) {
@@ -61,7 +64,13 @@ static int transfer(bool sending, address at, size_t count, int type, int peer, 
 }
 
 /* The fault `thread`: the same call, from a thread that nobody expects. */
-struct call { bool sending; address at; size_t count; int type, peer, device, code; void *comm, *stream; };
+struct call {
+    bool sending;
+    address at;
+    size_t count;
+    int type, peer, device, code;
+    void *comm, *stream;
+};
 extern int cuDevicePrimaryCtxRetain(void **context, int device);
 extern int cuCtxSetCurrent(void *context);
 static void *elsewhere(void *argument) {
@@ -69,7 +78,8 @@ static void *elsewhere(void *argument) {
     void *context;
     cuDevicePrimaryCtxRetain(&context, call->device);
     cuCtxSetCurrent(context);
-    call->code = transfer(call->sending, call->at, call->count, call->type, call->peer, call->comm, call->stream, (struct fault){FAULT_NONE, 0});
+    call->code = transfer(call->sending, call->at, call->count, call->type, call->peer, call->comm,
+                          call->stream, (struct fault){FAULT_NONE, 0});
     return NULL;
 }
 

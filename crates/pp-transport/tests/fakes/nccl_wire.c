@@ -1,4 +1,5 @@
-/* The bytes between ranks: a file mapped by all of them. Nothing here takes a lock that a killed process could keep. */
+/* The bytes between ranks: a file mapped by all of them. Nothing here takes a lock that a killed process
+ * could keep. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -31,12 +32,17 @@ struct wire {
     int ranks;
     char path[256];
 };
-struct header { uint64_t bytes; uint32_t type, magic; };
+struct header {
+    uint64_t bytes;
+    uint32_t type, magic;
+};
 #define HEADER_MAGIC 0x4e43434cu
 
 static struct timespec moment(long ns) { return (struct timespec){0, ns}; }
 
-uint32_t wire_bell(struct wire *w, int rank) { return __atomic_load_n(&w->shared->bell[rank], __ATOMIC_ACQUIRE); }
+uint32_t wire_bell(struct wire *w, int rank) {
+    return __atomic_load_n(&w->shared->bell[rank], __ATOMIC_ACQUIRE);
+}
 /* At most a millisecond: a ring may come from a process that died before it could wake anybody. */
 void wire_wait(struct wire *w, int rank, uint32_t seen) {
     struct timespec t = moment(1000000);
@@ -57,9 +63,12 @@ struct wire *wire_open(const struct unique_id *id, int ranks) {
     w->room = ((w->eager < 65536 ? 65536 : w->eager) + 8191) & ~4095ull;
     uint64_t head = (sizeof(struct shared) + 4095) & ~4095ull;
     w->size = head + w->room * (uint64_t)(ranks * ranks);
-    /* Every rank makes the file the same size, and zeros are its first state: whoever comes first need not be known. */
+    /* Every rank makes the file the same size, and zeros are its first state: whoever comes first need not be
+     * known. */
     int file = open(w->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    void *p = file >= 0 && ftruncate(file, (off_t)w->size) == 0 ? mmap(NULL, w->size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
+    void *p = file >= 0 && ftruncate(file, (off_t)w->size) == 0
+                  ? mmap(NULL, w->size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
+                  : MAP_FAILED;
     if (file >= 0) close(file);
     if (p == MAP_FAILED) {
         comm_error("%s: %s", w->path, strerror(errno));
@@ -131,7 +140,8 @@ static void ring_copy(struct wire *w, uint8_t *ring, uint64_t at, uint8_t *memor
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 static bool move_out(struct wire *w, struct transfer *t, struct pipe *p, uint8_t *ring) {
-    uint64_t written = p->written, read = __atomic_load_n(&p->read, __ATOMIC_ACQUIRE), space = w->room - (written - read);
+    uint64_t written = p->written, read = __atomic_load_n(&p->read, __ATOMIC_ACQUIRE),
+             space = w->room - (written - read);
     if (t->phase == AT_HEADER) {
         struct header h = {t->bytes, (uint32_t)t->type, HEADER_MAGIC};
         if (space < sizeof h) return false;
@@ -165,11 +175,14 @@ static bool move_in(struct wire *w, struct transfer *t, struct pipe *p, uint8_t 
         t->announced = h.bytes;
         t->phase = AT_BODY;
         if (h.bytes != t->bytes || h.type != (uint32_t)t->type)
-            ppfake_record("Fault what=size_mismatch op=%d sent=%llu received=%llu", t->id, (unsigned long long)h.bytes, (unsigned long long)t->bytes);
+            ppfake_record("Fault what=size_mismatch op=%d sent=%llu received=%llu", t->id,
+                          (unsigned long long)h.bytes, (unsigned long long)t->bytes);
     }
     if (t->phase == AT_BODY) {
-        /* A receive that is too small loses the rest without a word, as the real one does; one that is too large never ends. */
-        uint64_t step = least(there, t->announced - t->moved), wanted = t->moved < t->bytes ? least(step, t->bytes - t->moved) : 0;
+        /* A receive that is too small loses the rest without a word, as the real one does; one that is too
+         * large never ends. */
+        uint64_t step = least(there, t->announced - t->moved),
+                 wanted = t->moved < t->bytes ? least(step, t->bytes - t->moved) : 0;
         ring_copy(w, ring, read, wanted ? t->host + t->moved : NULL, wanted ? wanted : step, false);
         read += wanted ? wanted : step;
         t->moved += wanted ? wanted : step;

@@ -1,9 +1,11 @@
-/* The recording: one line per call, written at once, so that it is complete up to the moment a process is killed.
+/* The recording: one line per call, written at once, so that it is complete up to the moment a process is
+ * killed.
  *
  *   SEQUENCE THREAD NANOSECONDS NAME key=value ...
  *
- * Operations on streams carry r=ADDRESS:BYTES,... and w=... for what they read and write when they run. Threads are numbered from 1 in the order of their
- * first call; 0 is a stream's own thread. ThreadStart and ThreadEnd bracket a thread's calls. */
+ * Operations on streams carry r=ADDRESS:BYTES,... and w=... for what they read and write when they run.
+ * Threads are numbered from 1 in the order of their first call; 0 is a stream's own thread. ThreadStart and
+ * ThreadEnd bracket a thread's calls. */
 #define _GNU_SOURCE
 #include "fake.h"
 

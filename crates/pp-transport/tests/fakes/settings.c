@@ -7,7 +7,10 @@
 #include <string.h>
 
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
-static struct { char name[48]; char value[512]; } overrides[64];
+static struct {
+    char name[48];
+    char value[512];
+} overrides[64];
 static unsigned override_count;
 
 /* Sets `name` (without PP_FAKE_) for this process; takes effect for what looks it up afterwards. */
@@ -44,4 +47,6 @@ uint64_t fake_setting_number(const char *name, uint64_t otherwise) {
 
 /* For the fake NCCL, which is another library. */
 EXPORT const char *ppfake_setting(const char *name) { return fake_setting(name); }
-EXPORT uint64_t ppfake_setting_number(const char *name, uint64_t otherwise) { return fake_setting_number(name, otherwise); }
+EXPORT uint64_t ppfake_setting_number(const char *name, uint64_t otherwise) {
+    return fake_setting_number(name, otherwise);
+}
