@@ -2,7 +2,7 @@
 //!
 //! The tensors are those of the CPU backend, shape for shape. `encode` and `decode` give the same bytes; `phase_b`
 //! computes the same formula from bf16 products with f32 sums, and so other bits within the tolerance of
-//! `docs/kernels.md`. Hence a digest of its own: ranks do not mix the two.
+//! `kernels/README.md`. Hence a digest of its own: ranks do not mix the two.
 //!
 //! What the contents of a tensor may be is not checked, which would mean to wait for them: noise outside 0..=255 and
 //! strengths outside 1..=10000 are moved to the nearest of these.
@@ -53,6 +53,7 @@ impl From<CudaError> for Failure {
     fn from(error: CudaError) -> Failure {
         let status = match &error {
             CudaError::NoDriver
+            | CudaError::OldDriver { .. }
             | CudaError::OldDevice { .. }
             | CudaError::SmallDevice { .. }
             | CudaError::Module { .. } => Status::Unsupported,

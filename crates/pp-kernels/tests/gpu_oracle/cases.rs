@@ -27,10 +27,7 @@ pub const WITHOUT_ATTENTION: &[(&str, Case)] = &[
 pub const WITH_ATTENTION: &[(&str, Case)] = &[
     ("phase_b_equals_the_oracle", phase_b_equals_the_oracle),
     ("phase_b_equals_the_cpu", phase_b_equals_the_cpu),
-    (
-        "a_chunk_of_720p_equals_the_cpu",
-        a_chunk_of_720p_equals_the_cpu,
-    ),
+    ("a_film_is_that_of_the_cpu", a_film_is_that_of_the_cpu),
     (
         "the_cache_is_what_the_plan_says",
         the_cache_is_what_the_plan_says,
@@ -113,17 +110,25 @@ fn plane(tokens: &[u8], width: usize, height: usize) -> Vec<f64> {
     (0..width * height).map(sample).collect()
 }
 
-/// The largest error of these kernels at a sample of this value, see `kernels/README.md`.
+/// The largest error of these kernels at a sample of this value; derived in `kernels/README.md`.
 fn tolerance(value: f64, steps: u32) -> f64 {
-    value / 256.0 + 0.5 * f64::from(steps)
+    let first = value / 256.0 + 0.035 * f64::from(SIGMA);
+    first + if steps > 1 { 1.25 } else { 0.0 }
+}
+
+/// The largest difference from the CPU's result, which is off by its own tolerance (`tests/denoiser.rs`), too. Noise
+/// that is estimated on a few hundred samples may come out half as large again.
+fn tolerance_to_cpu(value: f64, steps: u32) -> f64 {
+    let cpu = value / 256.0 + 0.1 * f64::from(steps);
+    tolerance(value, steps) + 0.035 * 0.5 * f64::from(SIGMA) + cpu
 }
 
 /// Fails with the worst sample, and says how close the worst one came.
-fn assert_close(found: &[f64], expected: &[f64], steps: u32, what: &str) -> f64 {
+fn assert_close(found: &[f64], expected: &[f64], limit: impl Fn(f64) -> f64, what: &str) -> f64 {
     assert_eq!(found.len(), expected.len());
     let mut worst = (0.0, 0);
     for (index, (a, b)) in found.iter().zip(expected).enumerate() {
-        let share = (a - b).abs() / tolerance(*b, steps);
+        let share = (a - b).abs() / limit(*b);
         // A NaN is worse than anything.
         if share.is_nan() || share > worst.0 {
             worst = (share, index);
@@ -138,7 +143,7 @@ fn assert_close(found: &[f64], expected: &[f64], steps: u32, what: &str) -> f64 
         "{what}: sample {at} is {}, must be {} ± {}",
         found[at],
         expected[at],
-        tolerance(expected[at], steps)
+        limit(expected[at])
     );
     share
 }
@@ -345,7 +350,8 @@ fn phase_b_equals_the_oracle(gpu: &Gpu, small: bool) {
         for (number, (output, expected)) in outputs.iter().zip(&expected).enumerate() {
             for (t, (found, expected)) in read(output).iter().zip(expected).enumerate() {
                 let what = format!("{what}, chunk {number}, frame {t}");
-                worst = worst.max(assert_close(found, expected, steps, &what));
+                let limit = |value| tolerance(value, steps);
+                worst = worst.max(assert_close(found, expected, limit, &what));
             }
         }
         println!("       {what}: {:.0} % of the tolerance", 100.0 * worst);
@@ -364,25 +370,45 @@ fn phase_b_equals_the_cpu(gpu: &Gpu, small: bool) {
     }
 }
 
-fn a_chunk_of_720p_equals_the_cpu(gpu: &Gpu, small: bool) {
-    if !small {
-        compare_with_cpu(gpu, (1280, 720), Chroma::C420, 8);
-    }
-}
-
 /// Two steps on both; the noise is estimated, and so differs from plane to plane.
 fn compare_with_cpu(gpu: &Gpu, (width, height): (u32, u32), chroma: Chroma, count: u64) {
     let config = gpu.config(width, height, chroma, count as u32);
     let (mut ours, mut cpu) = (Session::gpu(gpu, config), Session::cpu(config));
     let plan = Plan::first(width, height, 2);
     let frames: Vec<_> = (0..count).map(|t| picture(&config, t)).collect();
-    let found = run(&mut ours, &frames, &plan);
-    let expected = run(&mut cpu, &frames, &plan);
-    let (found, expected): (Vec<_>, Vec<_>) =
-        (values(&found).collect(), values(&expected).collect());
+    let found: Vec<_> = values(&run(&mut ours, &frames, &plan)).collect();
+    let expected: Vec<_> = values(&run(&mut cpu, &frames, &plan)).collect();
     let what = format!("{width}x{height} {chroma:?}, {count} frames");
-    // Each is within its tolerance of the oracle, so they are within both of each other.
-    assert_close(&found, &expected, 3, &what);
+    let limit = |value| tolerance_to_cpu(value, 2);
+    assert_close(&found, &expected, limit, &what);
+}
+
+/// What is left of the difference in 8 bits, over enough samples to count shares.
+fn a_film_is_that_of_the_cpu(gpu: &Gpu, small: bool) {
+    let (width, height, count) = if small { (96, 64, 2) } else { (1280, 720, 8) };
+    let config = gpu.config(width, height, Chroma::C420, count as u32);
+    let plan = Plan::first(width, height, 2);
+    let frames: Vec<_> = (0..count).map(|t| picture(&config, t)).collect();
+    let film = |mut session: Session<'_>| {
+        let output = run(&mut session, &frames, &plan);
+        let layout = layout_of(&mut session, frames.len(), &plan, 0);
+        session.decode(&plan, &layout, &output).concat()
+    };
+    let (found, expected) = (film(Session::gpu(gpu, config)), film(Session::cpu(config)));
+    let apart = |by: std::ops::RangeInclusive<u8>| {
+        let pairs = found.iter().zip(&expected);
+        pairs.filter(|(a, b)| by.contains(&a.abs_diff(**b))).count() as f64 / found.len() as f64
+    };
+    let (by_one, by_more) = (apart(1..=1), apart(2..=255));
+    println!(
+        "       {:.3} % differ by one step, {:.4} % by more",
+        100.0 * by_one,
+        100.0 * by_more
+    );
+    assert!(
+        by_one <= 0.04 && by_more <= 0.0001,
+        "{by_one} by one step, {by_more} by more"
+    );
 }
 
 fn the_cache_is_what_the_plan_says(gpu: &Gpu, small: bool) {
