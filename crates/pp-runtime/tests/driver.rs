@@ -76,7 +76,7 @@ impl<T> Device<T> {
     fn poll(&mut self) -> Option<T> {
         assert!(!self.queue.is_empty(), "asked though nothing is under way");
         self.asked += 1;
-        if self.asked % 3 != 0 {
+        if !self.asked.is_multiple_of(3) {
             return None;
         }
         self.queue.pop_front()

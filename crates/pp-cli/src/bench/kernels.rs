@@ -63,7 +63,10 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
     // SAFETY: the context is the device's primary one, bound to this thread above; the stream
     // outlives both calls, which wait for what they issue.
     let figures = unsafe { measure::kernels(&KernelSet::ptx(), &case, context, raw) };
-    let figures = figures.map_err(|e| fault(&e))?;
+    let mut figures = figures.map_err(|e| fault(&e))?;
+    // SAFETY: as above.
+    let single = unsafe { measure::single_kernels(&case, context, raw) };
+    figures.extend(single.map_err(|e| fault(&e))?);
     // SAFETY: as above.
     let ceilings = unsafe { measure::ceilings(context, raw, args.runs) };
     let ceilings = ceilings.map_err(|e| fault(&e))?;
