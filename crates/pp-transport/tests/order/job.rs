@@ -73,8 +73,6 @@ fn bytes_of(n: u64) -> usize {
 
 /// Runs a job in a process of its own, with faults of the fakes.
 pub(crate) fn run(case: Case, faults: &str) -> Outcome {
-    let fakes = Fakes::build();
-    let directory = tempdir();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args([
@@ -85,13 +83,20 @@ pub(crate) fn run(case: Case, faults: &str) -> Outcome {
             "--test-threads=1",
         ])
         .env("PP_ORDER_CASE", case.to_string())
-        .env("PP_FAKE_RECORD", &directory)
-        .env("PP_FAKE_NCCL_DIR", &directory)
         .env("PP_FAKE_NCCL_EAGER", case.eager.to_string())
         .env("PP_FAKE_SEED", case.seed.to_string())
         .env("PP_FAKE_NCCL_ABORT_MS", "0")
         .env("PP_FAKE_FAULTS", faults);
-    let output = fakes.give_to(&mut command).output().unwrap();
+    record(&mut command)
+}
+
+/// Runs a process on the fakes, and gives what it recorded.
+pub(crate) fn record(command: &mut Command) -> Outcome {
+    let directory = tempdir();
+    command
+        .env("PP_FAKE_RECORD", &directory)
+        .env("PP_FAKE_NCCL_DIR", &directory);
+    let output = Fakes::build().give_to(command).output().unwrap();
     let outcome = Outcome {
         recordings: Recording::read_all(&directory),
         is_right: output.status.success(),

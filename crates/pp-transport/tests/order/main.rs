@@ -5,6 +5,7 @@
 #[path = "../fakes/mod.rs"]
 mod fakes;
 mod job;
+mod mesh;
 #[expect(dead_code, reason = "the pattern is the fakes' here")]
 #[path = "../conformance/messages.rs"]
 mod messages;

@@ -350,6 +350,36 @@ fn an_order_that_only_eager_sends_survive() {
     .assert_clean();
 }
 
+/// Three ranks reduce and hand on: what one call reads and writes is in its own hands, and every rank does the same.
+#[test]
+fn collectives_of_a_group() {
+    let member = |rank: u32, reduced: &str, handed: &str| {
+        let text = format!(
+            "
+            1 cuMemAlloc addr=0x1000 len=256 dev={rank}
+            1 ncclCommInit comm=1 phase=begin uid=a rank={rank} ranks=3 dev={rank}
+            1 cuLaunchKernel st=1 w=0x1000:64
+            1 ncclAllReduce comm=1 dt=7 len={reduced} operation=0 root=-1 st=1 op=1 r=0x1000:64 w=0x1000:64
+            1 NcclLaunch comm=1 st=1 ops=1
+            1 ncclBroadcast comm=1 dt=7 len=64 operation=0 root={handed} st=1 op=2 r=0x1000:64 w=0x1000:64
+            1 NcclLaunch comm=1 st=1 ops=2
+            "
+        );
+        recording(&format!("member {rank}"), &lines(&text))
+    };
+    let judge = |last| check(&[member(0, "64", "1"), member(1, "64", "1"), last], EXPECT);
+    judge(member(2, "64", "1")).assert_clean();
+    assert_only(&judge(member(2, "32", "1")), Rule::Agreement);
+    assert_only(&judge(member(2, "64", "0")), Rule::Agreement);
+    let swapped = member(2, "64", "1").lines;
+    let mut swapped = Recording {
+        process: "swapped".into(),
+        lines: swapped,
+    };
+    swapped.lines.swap(4, 6);
+    assert!(judge(swapped).broke(Rule::Agreement));
+}
+
 #[test]
 fn what_the_steady_state_must_not_do() {
     for call in [

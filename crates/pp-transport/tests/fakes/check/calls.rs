@@ -1,6 +1,6 @@
 //! Rules about the calls themselves: who made them, in what order, and which must not be made in the steady state.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::graph::describe;
 use super::record::{Line, Range, Recording};
@@ -89,94 +89,115 @@ struct Side {
     root_or_operation: (u64, u64),
 }
 
-type Sides = HashMap<(String, &'static str, u64, u64), Vec<(Side, String)>>;
+/// Operations in the order of their launches, each with where it was called.
+type Operations = Vec<(Side, String)>;
+
+/// What was launched, by unique id and ranks.
+#[derive(Default)]
+struct Launched {
+    sent: BTreeMap<(String, u64, u64), Operations>,
+    received: BTreeMap<(String, u64, u64), Operations>,
+    collective: BTreeMap<String, BTreeMap<u64, Operations>>,
+}
 
 /// The operations of every communicator, in the order in which they were launched, are the same on its ranks, sizes and
 /// types included.
 pub fn ranks_agree(recordings: &[Recording], complete: bool, report: &mut Report) {
-    let mut sides: [Sides; 2] = Default::default();
+    let mut launched = Launched::default();
     for recording in recordings {
-        launched(recording, &mut sides, report);
+        launched.add(recording, report);
     }
-    let [sent, received] = &sides;
-    let keys: BTreeSet<_> = sent.keys().chain(received.keys()).collect();
-    for key in keys {
-        let none = Vec::new();
-        let (left, right) = (
-            sent.get(key).unwrap_or(&none),
-            received.get(key).unwrap_or(&none),
-        );
-        for (n, (a, b)) in left.iter().zip(right).enumerate() {
-            if a.0 != b.0 {
-                report.violations.push(Violation {
-                    rule: Rule::Agreement,
-                    what: format!("operation {n}: {} {:?} / {} {:?}", a.1, a.0, b.1, b.0),
-                });
-            }
-        }
-        if complete && left.len() != right.len() {
-            report.violations.push(Violation {
-                rule: Rule::Agreement,
-                what: format!(
-                    "{key:?}: {} operations on one side, {} on the other",
-                    left.len(),
-                    right.len()
-                ),
-            });
-        }
+    let none = Vec::new();
+    let (sent, received) = (&launched.sent, &launched.received);
+    let channels: BTreeSet<_> = sent.keys().chain(received.keys()).collect();
+    for channel in channels {
+        let side = |side: &'_ BTreeMap<_, Operations>| side.get(channel).unwrap_or(&none).clone();
+        same(&side(sent), &side(received), complete, report);
+    }
+    for ranks in launched.collective.values() {
+        let mut ranks = ranks.values();
+        let lowest = ranks.next().unwrap_or(&none);
+        ranks.for_each(|other| same(lowest, other, complete, report));
     }
 }
 
-fn launched(recording: &Recording, sides: &mut [Sides; 2], report: &mut Report) {
-    let comms = comms(recording);
-    let mut calls: HashMap<u64, (usize, &Line)> = HashMap::new();
-    for (index, line) in recording.lines.iter().enumerate() {
-        if let Some(op) = line.number("op") {
-            calls.insert(op, (index, line));
-            report.transfers += usize::from(line.is_payload());
+fn same(left: &Operations, right: &Operations, complete: bool, report: &mut Report) {
+    let mut say = |what| {
+        let rule = Rule::Agreement;
+        report.violations.push(Violation { rule, what });
+    };
+    for (n, (a, b)) in left.iter().zip(right).enumerate() {
+        if a.0 != b.0 {
+            say(format!(
+                "operation {n}: {} {:?} / {} {:?}",
+                a.1, a.0, b.1, b.0
+            ));
         }
-        if line.name != "NcclLaunch" {
-            continue;
-        }
-        let Some((uid, rank, _)) = line.number("comm").and_then(|comm| comms.get(&comm)) else {
-            continue;
+    }
+    if complete && left.len() != right.len() {
+        let (long, short) = if left.len() > right.len() {
+            (left, right)
+        } else {
+            (right, left)
         };
-        for op in line.text("ops").unwrap_or_default().split(',') {
-            let Some((index, call)) = op.parse().ok().and_then(|op: u64| calls.get(&op)) else {
+        say(format!("nobody answers {}", long[short.len()].1));
+    }
+}
+
+impl Launched {
+    fn add(&mut self, recording: &Recording, report: &mut Report) {
+        let comms = comms(recording);
+        let mut calls: HashMap<u64, usize> = HashMap::new();
+        for (index, line) in recording.lines.iter().enumerate() {
+            if let Some(op) = line.number("op") {
+                calls.insert(op, index);
+                report.transfers += usize::from(line.is_payload());
+            }
+            if line.name != "NcclLaunch" {
+                continue;
+            }
+            let Some((uid, rank, _)) = line.number("comm").and_then(|comm| comms.get(&comm)) else {
                 continue;
             };
-            let number = |key| call.number(key).unwrap_or(0);
-            let collective = !call.is_transfer();
-            let side = Side {
-                what: match call.name.as_str() {
-                    "ncclAllReduce" => "all-reduce",
-                    "ncclBroadcast" => "broadcast",
-                    _ => "transfer",
-                },
-                len: number("len"),
-                dtype: number("dt"),
-                root_or_operation: (number("root"), number("operation")),
-            };
-            let said = describe(recording, *index);
-            if collective {
-                // The two lowest ranks are compared; every further rank with the lowest.
-                let key = (uid.clone(), "collective", 0, (*rank).max(1));
-                let which = usize::from(*rank > 0);
-                sides[which].entry(key).or_default().push((side, said));
-            } else {
-                let sends = call.name == "ncclSend";
-                let (from, to) = if sends {
-                    (*rank, number("peer"))
-                } else {
-                    (number("peer"), *rank)
-                };
-                let key = (uid.clone(), "p2p", from, to);
-                sides[usize::from(!sends)]
-                    .entry(key)
-                    .or_default()
-                    .push((side, said));
+            let ops = line.text("ops").unwrap_or_default().split(',');
+            for &call in ops.filter_map(|op| calls.get(&op.parse().ok()?)) {
+                let said = describe(recording, call);
+                self.operation(uid, *rank, &recording.lines[call], said);
             }
         }
+    }
+
+    fn operation(&mut self, uid: &str, rank: u64, call: &Line, said: String) {
+        let number = |key| call.number(key).unwrap_or(0);
+        let peer = number("peer");
+        let (what, operations) = match call.name.as_str() {
+            "ncclSend" => (
+                "transfer",
+                self.sent.entry((uid.to_owned(), rank, peer)).or_default(),
+            ),
+            "ncclRecv" => (
+                "transfer",
+                self.received
+                    .entry((uid.to_owned(), peer, rank))
+                    .or_default(),
+            ),
+            name => {
+                let ranks = self.collective.entry(uid.to_owned()).or_default();
+                let what = if name == "ncclBroadcast" {
+                    "broadcast"
+                } else {
+                    "all-reduce"
+                };
+                (what, ranks.entry(rank).or_default())
+            }
+        };
+        let side = Side {
+            what,
+            len: number("len"),
+            dtype: number("dt"),
+            root_or_operation: (number("root"), number("operation")),
+        };
+        operations.push((side, said));
     }
 }
 

@@ -22,6 +22,8 @@ pub enum Kind {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Access {
+    /// The line of the call: what one call reads and writes is in the order that it needs.
+    pub call: usize,
     pub first: usize,
     pub last: usize,
     pub kind: Kind,
@@ -146,13 +148,15 @@ impl Builder {
         self.last.get(timeline).copied()
     }
 
-    fn accesses(&mut self, line: &Line, process: &Process, first: usize, last: usize) {
+    fn accesses(&mut self, call: usize, line: &Line, process: &Process, first: usize, last: usize) {
         for (key, kind) in [("r", Kind::Read), ("w", Kind::Write)] {
             for range in line.ranges(key) {
                 let device = process.allocations.iter().any(|a| a.overlaps(range));
-                let is_trial = line.is_transfer() && !line.is_payload();
+                let is_trial =
+                    line.name.starts_with("nccl") && line.number("len").is_some_and(|len| len <= 1);
                 let sends = line.name == "ncclSend" && !is_trial;
                 self.graph.accesses.push(Access {
+                    call,
                     first,
                     last,
                     kind,
@@ -168,6 +172,7 @@ impl Builder {
     /// An allocation that begins or ends.
     fn allocation(&mut self, line: &Line, kind: Kind, node: usize) {
         self.graph.accesses.push(Access {
+            call: self.graph.nodes[node].at.1,
             first: node,
             last: node,
             kind,
@@ -252,7 +257,7 @@ impl Builder {
                 let node = self.node(stream("st"), at, vec![call]);
                 self.allocation(line, Kind::Free, node);
             }
-            "HostRead" | "HostWrite" => self.accesses(line, process, call, call),
+            "HostRead" | "HostWrite" => self.accesses(at.1, line, process, call, call),
             "cuStreamCreate" => {
                 process.streams.push((
                     line.number("st").unwrap_or(0),
@@ -277,11 +282,11 @@ impl Builder {
             }
             "cuLaunchKernel" | "cuLaunchHostFunc" => {
                 let node = self.node(stream("st"), at, vec![call]);
-                self.accesses(line, process, node, node);
+                self.accesses(at.1, line, process, node, node);
             }
             name if name.starts_with("cuMemcpy") || name.starts_with("cuMemset") => {
                 let node = self.node(stream("st"), at, vec![call]);
-                self.accesses(line, process, node, node);
+                self.accesses(at.1, line, process, node, node);
             }
             "ncclCommInit" if !line.is_end() => {
                 let uid = line.text("uid").unwrap_or_default().to_owned();
@@ -320,8 +325,9 @@ impl Builder {
             let Some(&called) = op.parse().ok().and_then(|op: u64| process.calls.get(&op)) else {
                 continue;
             };
-            let called = &recording.lines[called];
-            self.accesses(called, process, first, last);
+            let call = called;
+            let called = &recording.lines[call];
+            self.accesses(call, called, process, first, last);
             let peer = called.number("peer").unwrap_or(0);
             match called.name.as_str() {
                 "ncclSend" => {

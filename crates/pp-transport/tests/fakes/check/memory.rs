@@ -103,6 +103,9 @@ impl Checker<'_> {
             .filter(|_| access.kind != Kind::Read);
         for other in cell.write.into_iter().chain(reads) {
             let theirs = self.graph.accesses[other];
+            if theirs.call == access.call {
+                continue;
+            }
             let is_ordered = self
                 .clocks
                 .is_ordered(self.graph, theirs.last, access.first);
