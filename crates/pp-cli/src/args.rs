@@ -11,7 +11,8 @@ use pp_transport::host::MAX_DEPTH;
 /// Without a launcher `pp run` and `pp bench` start their own two ranks on this machine. Under
 /// torchrun, srun or mpirun each process is the rank its environment names; the ranks share a
 /// secret in PP_JOB_SECRET or PP_JOB_SECRET_FILE. PP_LOG sets what is logged (like "debug"),
-/// PP_HEARTBEAT_MS the time between heartbeats (250; three missed end the job; 0 for none).
+/// PP_HEARTBEAT_MS the time between heartbeats (250; three missed end the job; 0 for none),
+/// PP_STUCK_MS how long one stage may take before it counts as stuck (120000; 0 for ever).
 #[derive(Debug, Parser)]
 #[command(name = "pp", version, propagate_version = true)]
 pub(crate) struct Cli {

@@ -12,6 +12,7 @@ use pp_transport::nccl::Nccl;
 
 use crate::args::{KernelChoice, TransportChoice};
 use crate::exit::Failure;
+use crate::job::supervise;
 
 /// A GPU, and the library that connects it with others.
 pub(crate) struct Gpu {
@@ -206,18 +207,30 @@ pub(crate) fn choose_transport(
     }
 }
 
+/// Ranks on this machine that see the same GPUs, where that is known: those that we start
+/// ourselves, and those of launchers that say how many they started and hide no GPU.
+fn ranks_here(launch: &Launch) -> Option<u32> {
+    if launch.launcher() == Launcher::Local || supervise::is_supervised() {
+        return Some(launch.world_size().get());
+    }
+    let name = match launch.launcher() {
+        Launcher::Torchrun => "LOCAL_WORLD_SIZE",
+        Launcher::OpenMpi => "OMPI_COMM_WORLD_LOCAL_SIZE",
+        // Slurm may show each task a GPU of its own.
+        _ => return None,
+    };
+    std::env::var(name).ok()?.parse().ok()
+}
+
 /// This rank's GPU and NCCL, or why there is none.
 fn find(launch: &Launch, need: Need) -> Result<Gpu, String> {
     let count = Device::count().map_err(|e| with_source(&e))?;
     let local = launch.local_rank();
     // A launcher may show each rank its own device alone.
     let ordinal = if local < count { local } else { 0 };
-    // Ranks that we start ourselves share what is here.
-    let wanted = match launch.launcher() {
-        Launcher::Local => launch.world_size().get(),
-        _ => 1,
-    };
-    let masked = count == 1 && launch.launcher() != Launcher::Local;
+    let together = ranks_here(launch);
+    let masked = count == 1 && together.is_none();
+    let wanted = together.unwrap_or(1);
     if count < wanted || (local >= count && !masked) {
         let advice = match need {
             Need::Must => "; start fewer ranks here, or use --transport host --kernels cpu",

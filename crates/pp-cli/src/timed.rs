@@ -47,13 +47,17 @@ pub(crate) struct Done<T> {
 }
 
 impl<T> Timed<T> {
-    pub(crate) fn new(stream: Stream) -> Self {
-        Self {
+    /// With events for so many spans open at once; more are made when they are wanted.
+    pub(crate) fn new(stream: Stream, spans: usize) -> Result<Self, CudaError> {
+        // One more is kept to tell how long the stream was idle.
+        let make = |_| Span::new(stream.device());
+        let free = (0..=spans).map(make).collect::<Result<_, _>>()?;
+        Ok(Self {
             stream,
-            free: Vec::new(),
-            under_way: VecDeque::new(),
+            free,
+            under_way: VecDeque::with_capacity(spans),
             last: None,
-        }
+        })
     }
 
     pub(crate) fn stream(&self) -> &Stream {

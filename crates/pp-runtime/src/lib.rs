@@ -16,6 +16,7 @@
 pub mod clock;
 pub mod core;
 pub mod driver;
+pub mod progress;
 pub mod report;
 pub mod stage;
 pub mod switch;

@@ -12,6 +12,8 @@ use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::bell::Bell;
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::progress::Progress;
+
 /// A handle to the switches of one rank; clones are handles to the same ones.
 #[derive(Clone, Debug)]
 pub struct Switch(Arc<Inner>);
@@ -25,6 +27,7 @@ struct Inner {
     drain: AtomicBool,
     peer_left: AtomicBool,
     fault: OnceLock<Fault>,
+    progress: Progress,
 }
 
 impl Switch {
@@ -40,12 +43,18 @@ impl Switch {
             drain: AtomicBool::new(false),
             peer_left: AtomicBool::new(false),
             fault: OnceLock::new(),
+            progress: Progress::default(),
         })))
     }
 
     /// The rank these belong to.
     pub fn rank(&self) -> Rank {
         self.0.rank
+    }
+
+    /// What the driver is doing.
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.0.progress
     }
 
     /// The bell of the driver.

@@ -22,6 +22,7 @@ use pp_transport::control::{ControlChannel, ControlReceiver, ControlSender, Mess
 use pp_transport::error::TransportError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::progress::{Limits, Stall};
 use crate::switch::Switch;
 
 /// Silence of this many heartbeats is a fault.
@@ -39,6 +40,9 @@ pub struct WatchOptions {
     pub heartbeat: Option<Duration>,
     /// Time the driver has to end after a fault.
     pub grace: Duration,
+    /// Time that one operation of the driver may take; `None` lets it take for ever. Looked at
+    /// with each heartbeat.
+    pub limits: Option<Limits>,
     /// Called on the watch thread when the driver did not; must end the process.
     pub on_stuck: Box<dyn FnOnce(&Fault) + Send>,
     /// Takes the headers that came over the control channel, where ranks have no other lane;
@@ -93,6 +97,8 @@ impl Watch {
             stop: Arc::clone(&stop),
             heartbeat: options.heartbeat,
             grace: options.grace,
+            limits: options.limits,
+            stall: Stall::new(Instant::now()),
             on_frame: options.on_frame,
         };
         let thread = std::thread::Builder::new()
@@ -159,6 +165,8 @@ struct Watcher {
     stop: Arc<Stop>,
     heartbeat: Option<Duration>,
     grace: Duration,
+    limits: Option<Limits>,
+    stall: Stall,
     on_frame: Option<OnFrame>,
 }
 
@@ -176,6 +184,7 @@ impl Watcher {
                 next_beat = now + interval;
             }
             self.count_silence(now);
+            self.look_at_driver(now);
             let mut wake_at = self.heartbeat.map(|_| next_beat);
             for peer in self.peers.iter().filter(|p| p.is_there) {
                 // To the moment at which its silence becomes a fault.
@@ -277,12 +286,32 @@ impl Watcher {
             // Whoever was not there himself cannot say that others were silent.
             if late >= interval {
                 peer.heard = now;
+                self.stall.forgive(now);
             }
             if let Err(error) = peer.sender.send(&Message::Heartbeat, now + SEND_WITHIN) {
                 // What the peer last said (why it left) may still lie unread: `listen` takes it
                 // in before a loss is believed. One that stopped reading falls silent.
                 tracing::debug!(rank = %peer.rank(), %error, "heartbeat not sent");
             }
+        }
+    }
+
+    /// A driver that does not come back from an operation has failed.
+    fn look_at_driver(&mut self, now: Instant) {
+        let Some(limits) = self.limits else {
+            return;
+        };
+        let stuck = self.stall.look(self.switch.progress(), limits, now);
+        if let Some((operation, lasted)) = stuck {
+            self.switch.raise(Fault::new(
+                FaultKind::TimedOut,
+                self.switch.rank(),
+                operation,
+                format_args!(
+                    "no progress for {} ms; PP_STUCK_MS sets how long it may take",
+                    lasted.as_millis()
+                ),
+            ));
         }
     }
 

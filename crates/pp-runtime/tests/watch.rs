@@ -3,12 +3,18 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use pp_contract::{Fault, FaultKind, Rank, WorldSize};
+use pp_contract::{
+    ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Plan, PlanError, Rank, WorldSize,
+};
+use pp_runtime::driver::{FrontOptions, run_front};
+use pp_runtime::progress::Limits;
+use pp_runtime::stage::{Decoded, FrontStages, Offer, Place, Progress, StageError};
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{Watch, WatchOptions};
 use pp_transport::bell::Bell;
 use pp_transport::control::{ControlChannel, Message, RendezvousOptions, rendezvous};
 use pp_transport::error::TransportError;
+use pp_transport::host::{EdgeShape, HostLink, RxLease, TxLease};
 use pp_transport::launch::LocalJob;
 
 /// Waiting longer than this is a hang.
@@ -37,6 +43,7 @@ fn watch(channel: ControlChannel, switch: &Switch, heartbeat_ms: u64) -> Watch {
         heartbeat: Some(Duration::from_millis(heartbeat_ms)),
         grace: HANG,
         on_stuck: Box::new(|_| {}),
+        limits: None,
         on_frame: None,
     };
     Watch::start(vec![channel], switch.clone(), options).unwrap()
@@ -133,6 +140,7 @@ fn a_driver_that_does_not_end_after_a_fault_is_ended() {
         heartbeat: None,
         grace: Duration::from_millis(50),
         on_stuck: Box::new(move |fault| say.send(fault.clone()).unwrap()),
+        limits: None,
         on_frame: None,
     };
     let _watch = Watch::start(vec![ours], switch.clone(), options).unwrap();
@@ -171,6 +179,7 @@ fn frames_go_to_their_taker_and_a_bad_one_is_the_fault_of_its_sender() {
         heartbeat: None,
         grace: HANG,
         on_stuck: Box::new(|_| {}),
+        limits: None,
         on_frame: Some(Box::new(move |rank, frame| {
             taken.send((rank, frame.to_vec())).unwrap();
             if frame == b"bad" {
@@ -193,4 +202,109 @@ fn frames_go_to_their_taker_and_a_bad_one_is_the_fault_of_its_sender() {
     let from = Rank::new(1);
     assert_eq!(both, [(from, b"good".to_vec()), (from, b"bad".to_vec())]);
     watch.close();
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Nothing(());
+
+impl Plan for Nothing {
+    const NAME: &'static str = "nothing";
+    const VERSION: u16 = 1;
+    type Parts = ();
+
+    fn from_parts((): ()) -> Result<Self, PlanError> {
+        Ok(Self(()))
+    }
+    fn parts(&self) -> &() {
+        &self.0
+    }
+    fn expected_calls(&self) -> u32 {
+        0
+    }
+    fn start_frame(&self) -> u64 {
+        0
+    }
+    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
+        Ok(())
+    }
+    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
+        Ok(())
+    }
+}
+
+/// A source that does not come back until it is told to.
+struct Stuck(mpsc::Receiver<()>);
+
+impl FrontStages<TxLease, RxLease> for Stuck {
+    type Plan = Nothing;
+
+    fn poll_source(&mut self) -> Result<Offer, StageError> {
+        let _ = self.0.recv();
+        Ok(Offer::End)
+    }
+    fn build(&mut self, _: Place, _: &mut TxLease) -> Result<Envelope<Nothing>, StageError> {
+        unreachable!("nothing is offered")
+    }
+    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
+        Ok(true)
+    }
+    fn decode(
+        &mut self,
+        _: ChunkIndex,
+        _: &Outcome,
+        _: Option<RxLease>,
+    ) -> Result<Progress<Decoded>, StageError> {
+        unreachable!("nothing was built")
+    }
+    fn forget(&mut self, _: ChunkIndex) {}
+    fn frames_built(&self) -> u32 {
+        0
+    }
+    fn queued(&self) -> (u32, u32) {
+        (0, 0)
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_come_back_is_a_fault_that_names_the_operation() {
+    let (ours, theirs) = channel();
+    let edge = EdgeShape {
+        depth: 1,
+        slot_bytes: 64,
+    };
+    let bell = Bell::new().unwrap();
+    let (link, _other) = HostLink::pair(edge, edge, bell.clone()).unwrap();
+    let switch = Switch::new(Rank::new(0), bell).unwrap();
+    let (say, stuck) = mpsc::channel();
+    let options = WatchOptions {
+        heartbeat: Some(Duration::from_millis(20)),
+        grace: Duration::from_millis(20),
+        limits: Some(Limits {
+            transport: HANG,
+            stage: Duration::from_millis(200),
+        }),
+        on_stuck: Box::new(move |fault| say.send(fault.clone()).unwrap()),
+        on_frame: None,
+    };
+    let watching = Watch::start(vec![ours], switch.clone(), options).unwrap();
+    let back = self::switch(1);
+    let beating = watch(theirs, &back, 20);
+    let (release, gate) = mpsc::channel();
+    let fault = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let options = FrontOptions {
+                peer: Rank::new(1),
+                depth: 1,
+            };
+            run_front(link, &mut Stuck(gate), &switch, options).unwrap_err()
+        });
+        let fault = stuck.recv_timeout(HANG).unwrap();
+        release.send(()).unwrap();
+        fault
+    });
+    assert_eq!(
+        (fault.kind, fault.rank, fault.operation.as_str()),
+        (FaultKind::TimedOut, Rank::new(0), "ask the source")
+    );
+    drop((watching, beating));
 }

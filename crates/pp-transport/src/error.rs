@@ -172,7 +172,6 @@ impl TransportError {
     pub fn fault_kind(&self) -> FaultKind {
         match self {
             Self::NoMemory { .. } | Self::BadShape { .. } => FaultKind::BadInput,
-            Self::Cuda(error) if error.is_out_of_memory() => FaultKind::BadInput,
             Self::Cuda(_) | Self::NoNccl(_) | Self::Nccl { .. } => FaultKind::Device,
             Self::PeerMisbehaved { .. } | Self::BadRegion { .. } => FaultKind::PeerMisbehaved,
             Self::NotInTime { .. } | Self::LeftBehind { .. } => FaultKind::TimedOut,

@@ -208,7 +208,7 @@ fn front(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
             (run_front_stages(args, ready, &mut stages)?, None)
         }
         Backend::Gpu(gpu) => {
-            let stage = match Stage::open(&gpu, how, time) {
+            let stage = match Stage::open(&gpu, how, time, depth(args)) {
                 Ok(stage) => stage,
                 Err(error) => return Err(seat.give_up(error.into_fault(FRONT).into())),
             };
@@ -262,7 +262,7 @@ fn phase_b(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
             run_phase_b_stage(args, ready, BenchPhaseB::new(work, args.touch))
         }
         Backend::Gpu(gpu) => {
-            let stage = match Stage::open(&gpu, how, time) {
+            let stage = match Stage::open(&gpu, how, time, depth(args)) {
                 Ok(stage) => stage,
                 Err(error) => return Err(seat.give_up(error.into_fault(PHASE_B).into())),
             };

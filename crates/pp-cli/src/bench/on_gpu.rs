@@ -49,7 +49,12 @@ struct Worked {
 }
 
 impl Stage {
-    pub(super) fn open(gpu: &Gpu, how: Simulate, time: Duration) -> Result<Self, StageError> {
+    pub(super) fn open(
+        gpu: &Gpu,
+        how: Simulate,
+        time: Duration,
+        depth: u32,
+    ) -> Result<Self, StageError> {
         gpu.device.bind().map_err(device)?;
         let stream = Stream::new(&gpu.device).map_err(device)?;
         let kind = match how {
@@ -75,7 +80,7 @@ impl Stage {
         };
         Ok(Self {
             load,
-            timed: Timed::new(stream),
+            timed: Timed::new(stream, depth as usize).map_err(device)?,
             sleeps: VecDeque::new(),
             calibration,
         })

@@ -14,13 +14,13 @@ use pp_transport::host::{EdgeShape, HostLink, Offer};
 use pp_transport::lane::{Lane, LaneOffer};
 use pp_transport::nccl::{CommOptions, Communicator, Issuer, NcclLink, NcclOptions, UniqueId};
 
-use super::seat::{FOREVER, SET_UP_WITHIN, Seat, end_process};
-use super::{FRONT, GRACE, PHASE_B};
+use super::seat::{FOREVER, SET_UP_WITHIN, Seat, end_process, end_with};
+use super::{FRONT, GRACE, PHASE_B, limits};
 use crate::backend::Gpu;
 use crate::exit::Failure;
 
 /// Time for NCCL to connect two ranks; the first connection on a machine reads its topology.
-const CONNECT_WITHIN: Duration = Duration::from_secs(60);
+const CONNECT_WITHIN: Duration = Duration::from_secs(30);
 
 /// The sizes of both edges.
 #[derive(Clone, Copy, Debug)]
@@ -112,7 +112,13 @@ impl Seat {
                 switch.raise(fault);
                 watch.close();
                 // The first fault counts: perhaps the peer's.
-                Err(switch.fault().expect("just raised").clone().into())
+                let first = switch.fault().expect("just raised").clone();
+                if let TransportError::NotInTime { .. } | TransportError::LeftBehind { .. } = error
+                {
+                    // A thread is still inside NCCL, and what runs at exit would wait for it.
+                    end_with(&first);
+                }
+                Err(first.into())
             }
         }
     }
@@ -153,6 +159,7 @@ impl Seat {
         let options = WatchOptions {
             heartbeat,
             grace: GRACE,
+            limits: limits()?,
             on_stuck: Box::new(end_process),
             on_frame,
         };

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use pp_contract::{Fault, FaultKind, Rank};
+use pp_runtime::progress::Limits;
 use pp_transport::launch::Launch;
 
 use crate::exit::Failure;
@@ -20,6 +21,8 @@ pub(crate) const FRONT: Rank = Rank::new(0);
 /// The rank that runs Phase B.
 pub(crate) const PHASE_B: Rank = Rank::new(1);
 
+/// Time for a call of the transport, which issues work and returns.
+const ISSUED_WITHIN: Duration = Duration::from_secs(10);
 /// Time a driver has to end after a fault before its process is ended under it.
 pub(crate) const GRACE: Duration = Duration::from_millis(200);
 
@@ -54,6 +57,7 @@ pub(crate) fn run(
 ) -> Result<(), Failure> {
     // Before there are two ranks that would say the same.
     heartbeat()?;
+    limits()?;
     let Some(launch) = launched()? else {
         return supervise::supervise();
     };
@@ -68,16 +72,29 @@ pub(crate) fn run(
 
 /// The time between heartbeats, from `PP_HEARTBEAT_MS`; 0 switches them off.
 pub(crate) fn heartbeat() -> Result<Option<Duration>, Failure> {
-    const NAME: &str = "PP_HEARTBEAT_MS";
-    let ms = match std::env::var(NAME) {
-        Err(_) => 250,
+    milliseconds("PP_HEARTBEAT_MS", 250, 20)
+}
+
+/// How long one operation of a driver may last, from `PP_STUCK_MS`; 0 is for ever.
+pub(crate) fn limits() -> Result<Option<Limits>, Failure> {
+    let stage = milliseconds("PP_STUCK_MS", 120_000, 1000)?;
+    Ok(stage.map(|stage| Limits {
+        stage,
+        transport: stage.min(ISSUED_WITHIN),
+    }))
+}
+
+fn milliseconds(name: &str, default: u64, least: u64) -> Result<Option<Duration>, Failure> {
+    let ms = match std::env::var(name) {
+        Err(_) => default,
         Ok(text) => text
             .parse::<u64>()
             .ok()
-            .filter(|ms| *ms == 0 || (20..=3_600_000).contains(ms))
+            .filter(|ms| *ms == 0 || (least..=3_600_000).contains(ms))
             .ok_or_else(|| {
                 Failure::Usage(format!(
-                    "{NAME} is {text:?}; it takes milliseconds from 20 to 3600000, or 0 for none"
+                    "{name} is {text:?}; it takes milliseconds from {least} to 3600000, or 0 for \
+                     none"
                 ))
             })?,
     };

@@ -31,6 +31,11 @@ const REPORT_FD: &str = "PP_REPORT_FD";
 /// The process that supervises this rank.
 const SUPERVISOR: &str = "PP_SUPERVISOR_PID";
 
+/// Whether this process is a rank that a supervisor of ours started.
+pub(crate) fn is_supervised() -> bool {
+    std::env::var_os(SUPERVISOR).is_some()
+}
+
 enum Event {
     /// `None` where the kernel does not say how: whoever started us ignores its children.
     Ended(usize, Option<ExitStatus>),

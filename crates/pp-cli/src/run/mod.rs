@@ -312,7 +312,7 @@ fn run_phase_b_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
             shape,
             seat,
             || {
-                GpuPhaseB::open(&gpu, &kernels, &config(args, geometry, 1))
+                GpuPhaseB::open(&gpu, &kernels, &config(args, geometry, 1), args.depth)
                     .map_err(|e| e.into_fault(PHASE_B).into())
             },
             |seat, edges, bell, heartbeat| seat.connect_nccl(&gpu, edges, bell, heartbeat),

@@ -100,7 +100,8 @@ impl GpuFront {
         let depth = depth as usize;
         let mut front = Self {
             session,
-            decoding: Timed::new(stream),
+            // A chunk is timed twice: when it is encoded, and when it is decoded.
+            decoding: Timed::new(stream, 2 * depth).map_err(device("make events"))?,
             geometry,
             chunk_bytes,
             uploads: VecDeque::with_capacity(depth + 1),
@@ -270,12 +271,11 @@ impl GpuPhaseB {
         gpu: &Gpu,
         kernels: &KernelSet,
         config: &SessionConfig,
+        depth: u32,
     ) -> Result<Self, StageError> {
         let (session, stream) = open(gpu, kernels, config)?;
-        Ok(Self {
-            session,
-            under_way: Timed::new(stream),
-        })
+        let under_way = Timed::new(stream, depth as usize).map_err(device("make events"))?;
+        Ok(Self { session, under_way })
     }
 }
 

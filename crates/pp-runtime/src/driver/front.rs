@@ -13,6 +13,7 @@ use super::rest::Rest;
 use super::{Blame, Payload, send};
 use crate::clock::{PeerClock, now_ns};
 use crate::core::{Counts, Facts, FrontAction, FrontCore};
+use crate::progress::Doing;
 use crate::report::{ChunkRecord, PhaseBTimes, Recorder};
 use crate::stage::{Decoded, FrontStages, Offer, Place, Progress};
 use crate::switch::Switch;
@@ -66,6 +67,7 @@ where
         flights: VecDeque::with_capacity(options.depth as usize),
         recorder: Recorder::new(),
         peer_clock: PeerClock::default(),
+        waits_for_sink: false,
         capabilities: link.capabilities(),
         link,
         stages,
@@ -117,6 +119,8 @@ struct Front<'a, L: Link, S> {
     flights: VecDeque<Flight<L>>,
     recorder: Recorder,
     peer_clock: PeerClock,
+    /// The next chunk is here, and whoever takes the output is not.
+    waits_for_sink: bool,
     capabilities: Capabilities,
 }
 
@@ -133,6 +137,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
                 self.core.handle_drain();
             }
             let peer_had_left = self.switch.has_peer_left();
+            self.switch.progress().at(Doing::Looking);
             while self.hear()? {}
             self.look_around()?;
             let emitted = self.finish_decodes()?;
@@ -140,6 +145,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
             let action = self.core.poll(facts);
             if emitted || action != FrontAction::Wait {
                 rest.over();
+                self.switch.progress().awaits(false);
             }
             match action {
                 FrontAction::Build {
@@ -158,7 +164,11 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
                 FrontAction::Finish => return Ok(()),
                 FrontAction::Wait if peer_had_left => return Err(self.blame.left_early()),
                 FrontAction::Wait => {
-                    rest.take(self.core.decoding() > 0, self.core.in_flight() > 0);
+                    let in_flight = self.core.in_flight() > 0;
+                    self.switch
+                        .progress()
+                        .awaits(in_flight && !self.waits_for_sink);
+                    rest.take(self.core.decoding() > 0, in_flight);
                 }
             }
         }
@@ -167,6 +177,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
     /// Asks the source and the edge for what the core can use.
     fn look_around(&mut self) -> Result<(), Fault> {
         if self.core.wants_offer() {
+            self.switch.progress().at(Doing::Source);
             let offer = self.stages.poll_source();
             match offer.map_err(|e| e.into_fault(self.blame.rank))? {
                 Offer::Chunk(cut) => self.core.handle_offer(cut),
@@ -175,6 +186,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
             }
         }
         if self.spare.is_none() {
+            self.switch.progress().at(Doing::Lease);
             let lease = self.link.try_lease();
             self.spare = lease.map_err(|e| self.blame.transport("lease a slot", e))?;
         }
@@ -194,6 +206,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
                 .stages
                 .is_sink_ready()
                 .map_err(|e| e.into_fault(self.blame.rank))?;
+        self.waits_for_sink = arrived && !sink_ready;
         Ok(Facts {
             credit: self.spare.is_some(),
             sink_ready,
@@ -212,6 +225,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
         let header = *matched.header();
         match header.action() {
             Action::Infer => {
+                self.switch.progress().at(Doing::Receive);
                 let payload = post_receive(&mut self.link, &matched, blame)?;
                 let outcome = matched
                     .outcome()
@@ -293,6 +307,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
         let blame = self.blame;
         let mut slot = self.spare.take().expect("the core builds only on a credit");
         let build_start_ns = now_ns();
+        self.switch.progress().at(Doing::Build);
         let envelope = self
             .stages
             .build(place, &mut slot)
@@ -351,6 +366,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> Front<'_, L, S> {
             unreachable!("the core decodes what is back");
         };
         flight.record.decode_start_ns = now_ns();
+        self.switch.progress().at(Doing::Decode);
         let progress = self
             .stages
             .decode(chunk, &outcome, payload.take())

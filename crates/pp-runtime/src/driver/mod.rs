@@ -19,6 +19,7 @@ use pp_transport::link::{Link, Sent};
 
 pub use self::front::{FrontOptions, FrontSummary, run_front};
 pub use self::phase_b::{PhaseBSummary, run_phase_b};
+use crate::progress::Doing;
 use crate::switch::Switch;
 
 /// Time between two looks at a lane that is full, which takes a peer far behind.
@@ -35,17 +36,27 @@ enum Payload<S: Submission> {
 impl<S: Submission> Payload<S> {
     /// True once it can be read.
     fn settle(&mut self) -> Result<bool, TransportError> {
-        if let Self::Arriving(flight) = self {
-            if !flight.is_done()? {
-                return Ok(false);
-            }
-            if let Self::Arriving(flight) = std::mem::replace(self, Self::None)
-                && let Ok(Completion::Done(buffer)) = flight.complete()
-            {
-                *self = Self::Here(buffer);
-            }
+        let Self::Arriving(flight) = self else {
+            return Ok(true);
+        };
+        if !flight.is_done()? {
+            return Ok(false);
         }
-        Ok(true)
+        let Self::Arriving(flight) = std::mem::replace(self, Self::None) else {
+            unreachable!("just seen");
+        };
+        match flight.complete() {
+            Ok(Completion::Done(buffer)) => {
+                *self = Self::Here(buffer);
+                Ok(true)
+            }
+            Ok(Completion::Pending(flight)) => {
+                *self = Self::Arriving(flight);
+                Ok(false)
+            }
+            // Given up between the two looks.
+            Err(failed) => Err(failed.error),
+        }
     }
 
     fn take(&mut self) -> Option<S::Buffer> {
@@ -131,6 +142,7 @@ fn send<L: Link>(
 ) -> Result<Sent<L::Sending>, Fault> {
     loop {
         let prepared = prepare(composer).map_err(|e| blame.own("prepare message", &e))?;
+        switch.progress().at(Doing::Send);
         match link.send(prepared, stamp, payload) {
             Ok(sent) => return Ok(sent),
             Err(rejected) if rejected.error.is_backpressure() => {

@@ -14,6 +14,7 @@ use super::rest::Rest;
 use super::{Blame, Payload, send};
 use crate::clock::now_ns;
 use crate::core::{PhaseBAction, PhaseBCore};
+use crate::progress::Doing;
 use crate::stage::{Computed, PhaseBStages, Place, Progress, StageError};
 use crate::switch::Switch;
 
@@ -117,12 +118,14 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
                 return Err(fault.clone());
             }
             let peer_had_left = self.switch.has_peer_left();
+            self.switch.progress().at(Doing::Looking);
             while self.hear()? {}
             let answered = self.finish_computes()?;
             let can_compute = self.can_compute()?;
             let action = self.core.poll(can_compute);
             if answered || action != PhaseBAction::Wait {
                 rest.over();
+                self.switch.progress().awaits(false);
             }
             match action {
                 PhaseBAction::Compute { .. } => self.compute()?,
@@ -131,8 +134,17 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
                 PhaseBAction::Wait if answered => {}
                 PhaseBAction::Wait if peer_had_left => return Err(self.blame.left_early()),
                 PhaseBAction::Wait => {
+                    let arriving = matches!(
+                        self.queue.front(),
+                        Some(Call {
+                            payload: Payload::Arriving(_),
+                            ..
+                        })
+                    );
+                    let computing = !self.computing.is_empty();
+                    self.switch.progress().awaits(arriving || computing);
                     let in_flight = self.core.unanswered() > 0 || !self.answers.is_empty();
-                    rest.take(!self.computing.is_empty(), in_flight);
+                    rest.take(computing, in_flight);
                 }
             }
         }
@@ -150,6 +162,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             self.answers.pop_front();
         }
         if self.spare.is_none() {
+            self.switch.progress().at(Doing::Lease);
             let lease = self.link.try_lease();
             self.spare = lease.map_err(|e| blame.transport("lease a slot", e))?;
         }
@@ -179,6 +192,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
                 self.core
                     .handle_envelope(header.chunk_index())
                     .map_err(|e| blame.body("receive envelope", &e))?;
+                self.switch.progress().at(Doing::Receive);
                 let payload = post_receive(&mut self.link, &matched, blame)?;
                 self.queue.push_back(Call {
                     header,
@@ -219,6 +233,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
         };
         self.epoch = Some(place.epoch);
         let start_ns = now_ns();
+        self.switch.progress().at(Doing::Compute);
         let progress = self
             .stages
             .compute(place, &call.envelope, input.as_ref(), &mut slot);

@@ -1,0 +1,256 @@
+//! What a driver is doing, so that another thread can tell when it does not come back from it.
+//!
+//! Hazard: a call that never returns (a library that waits for a peer, a stage that loops), while
+//! the rank's heartbeats go on and everybody believes it well. Guarantee: an operation that lasts
+//! longer than its limit is noticed and can be named. The driver pays one store for each
+//! operation; nothing here waits or locks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What a driver can be inside of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Doing {
+    /// Between operations, or asleep for a short time.
+    Looking = 0,
+    Lease = 1,
+    Send = 2,
+    Receive = 3,
+    Source = 4,
+    Build = 5,
+    Compute = 6,
+    Decode = 7,
+}
+
+impl Doing {
+    const ALL: [Self; 8] = [
+        Self::Looking,
+        Self::Lease,
+        Self::Send,
+        Self::Receive,
+        Self::Source,
+        Self::Build,
+        Self::Compute,
+        Self::Decode,
+    ];
+
+    /// The operation's name in a fault.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Looking => "look for work",
+            Self::Lease => "lease a slot",
+            Self::Send => "send",
+            Self::Receive => "receive",
+            Self::Source => "ask the source",
+            Self::Build => "build",
+            Self::Compute => "phase_b",
+            Self::Decode => "decode",
+        }
+    }
+
+    /// Whether a stage is at work, which may take its time, rather than the transport.
+    fn is_stage(self) -> bool {
+        matches!(
+            self,
+            Self::Source | Self::Build | Self::Compute | Self::Decode
+        )
+    }
+}
+
+/// How long an operation may last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// A call of the transport: it issues work and returns.
+    pub transport: Duration,
+    /// A call of a stage, which on a processor does the work, and the wait for a chunk that is in
+    /// flight or with a device.
+    pub stage: Duration,
+}
+
+/// What a fault calls a wait for a chunk that does not come.
+const AWAIT: &str = "wait for a chunk in flight";
+
+/// A driver's side: what it does now.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    operation: AtomicU64,
+    /// Which wait for a chunk in flight this is; even while there is none.
+    wait: AtomicU64,
+}
+
+impl Progress {
+    /// An operation begins. Never waits.
+    pub(crate) fn at(&self, doing: Doing) {
+        // One writer: the driver. The number above the operation tells two of a kind apart.
+        let count = (self.operation.load(Ordering::Relaxed) >> 8).wrapping_add(1);
+        let now = count << 8 | doing as u64;
+        self.operation.store(now, Ordering::Relaxed);
+    }
+
+    /// Whether nothing can be done until the peer, or a device, has done its part. A wait counts
+    /// from the first time that this is said.
+    pub(crate) fn awaits(&self, yes: bool) {
+        let wait = self.wait.load(Ordering::Relaxed);
+        if (wait % 2 == 1) != yes {
+            self.wait.store(wait.wrapping_add(1), Ordering::Relaxed);
+        }
+    }
+}
+
+/// A number that ought to change, and since when it has not.
+#[derive(Debug)]
+struct Still {
+    seen: u64,
+    since: Instant,
+}
+
+impl Still {
+    /// How long it has been this number.
+    fn lasts(&mut self, found: u64, now: Instant) -> Duration {
+        if found != self.seen {
+            self.seen = found;
+            self.since = now;
+        }
+        now.saturating_duration_since(self.since)
+    }
+}
+
+/// The watching side: what the driver was doing when last looked at, and since when.
+#[derive(Debug)]
+pub(crate) struct Stall {
+    operation: Still,
+    wait: Still,
+}
+
+impl Stall {
+    pub(crate) fn new(now: Instant) -> Self {
+        let still = || Still {
+            seen: 0,
+            since: now,
+        };
+        Self {
+            operation: still(),
+            wait: still(),
+        }
+    }
+
+    /// Looks; gives the name of what has lasted too long, and how long it has.
+    pub(crate) fn look(
+        &mut self,
+        progress: &Progress,
+        limits: Limits,
+        now: Instant,
+    ) -> Option<(&'static str, Duration)> {
+        let operation = progress.operation.load(Ordering::Relaxed);
+        let wait = progress.wait.load(Ordering::Relaxed);
+        let lasts = self.operation.lasts(operation, now);
+        let waits = self.wait.lasts(wait, now);
+        // 0: no driver has begun yet.
+        let doing = Doing::ALL
+            .into_iter()
+            .find(|d| operation > 0 && *d as u64 == operation & 0xFF);
+        let limit = |doing: Doing| {
+            if doing.is_stage() {
+                limits.stage
+            } else {
+                limits.transport
+            }
+        };
+        if let Some(doing) = doing.filter(|doing| lasts >= limit(*doing)) {
+            return Some((doing.name(), lasts));
+        }
+        (wait % 2 == 1 && waits >= limits.stage).then_some((AWAIT, waits))
+    }
+
+    /// The looking thread itself was away: what the driver did meanwhile is not known.
+    pub(crate) fn forgive(&mut self, now: Instant) {
+        self.operation.since = now;
+        self.wait.since = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        transport: Duration::from_secs(10),
+        stage: Duration::from_secs(100),
+    };
+
+    #[test]
+    fn what_lasts_too_long_is_named_and_each_kind_has_its_limit() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let progress = Progress::default();
+        let mut stall = Stall::new(start);
+        progress.at(Doing::Send);
+        assert_eq!(stall.look(&progress, LIMITS, at(0)), None);
+        assert_eq!(stall.look(&progress, LIMITS, at(9)), None);
+        let ten = Duration::from_secs(10);
+        assert_eq!(stall.look(&progress, LIMITS, at(10)), Some(("send", ten)));
+        progress.at(Doing::Compute);
+        assert_eq!(stall.look(&progress, LIMITS, at(11)), None);
+        assert_eq!(stall.look(&progress, LIMITS, at(100)), None);
+        let seen = stall
+            .look(&progress, LIMITS, at(111))
+            .map(|(name, _)| name);
+        assert_eq!(seen, Some("phase_b"));
+    }
+
+    #[test]
+    fn the_same_operation_begun_again_is_progress() {
+        let start = Instant::now();
+        let progress = Progress::default();
+        let mut stall = Stall::new(start);
+        for second in 0..100 {
+            progress.at(Doing::Send);
+            let now = start + Duration::from_secs(second);
+            assert_eq!(stall.look(&progress, LIMITS, now), None);
+        }
+    }
+
+    #[test]
+    fn a_wait_counts_from_its_beginning_however_busy_the_driver_looks() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let progress = Progress::default();
+        let mut stall = Stall::new(start);
+        for second in 0..100 {
+            progress.at(Doing::Lease);
+            progress.awaits(true);
+            assert_eq!(stall.look(&progress, LIMITS, at(second)), None);
+        }
+        let seen = stall.look(&progress, LIMITS, at(100)).map(|(name, _)| name);
+        assert_eq!(seen, Some(AWAIT));
+        progress.at(Doing::Lease);
+        progress.awaits(false);
+        progress.awaits(true);
+        assert_eq!(stall.look(&progress, LIMITS, at(101)), None);
+    }
+
+    #[test]
+    fn a_driver_that_has_not_begun_is_not_late() {
+        let start = Instant::now();
+        let progress = Progress::default();
+        let mut stall = Stall::new(start);
+        for hour in 0..3 {
+            let now = start + Duration::from_secs(3600 * hour);
+            assert_eq!(stall.look(&progress, LIMITS, now), None);
+        }
+    }
+
+    #[test]
+    fn a_time_nobody_looked_does_not_count() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let progress = Progress::default();
+        let mut stall = Stall::new(start);
+        progress.at(Doing::Receive);
+        stall.look(&progress, LIMITS, at(0));
+        stall.forgive(at(50));
+        assert_eq!(stall.look(&progress, LIMITS, at(51)), None);
+        assert!(stall.look(&progress, LIMITS, at(60)).is_some());
+    }
+}
