@@ -12,8 +12,8 @@ use common::rust_plugin;
 use fakes::Fakes;
 use fakes::raw::{Handle, ok};
 use pp_kernels::{
-    Chroma, ChunkShape, DeviceSession, FrameView, FrameViewMut, KernelSet, Payload, PayloadMut,
-    Plan, SessionConfig,
+    Chroma, ChunkShape, DType, DeviceSession, FrameView, FrameViewMut, KernelSet, Payload,
+    PayloadMut, Plan, SessionConfig, abi,
 };
 
 const SIZE: (u32, u32) = (52, 38);
@@ -230,4 +230,115 @@ fn the_plugin_launches_and_gives_what_the_built_in_kernels_do() {
         assert_eq!(ours.len(), theirs.len());
     }
     fs::remove_dir_all(&records).unwrap();
+}
+
+/// Calls the plugin's table as a host of another make does, which may check less than ours.
+#[test]
+fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
+    const FRAMES: u32 = MOST_FRAMES + 1;
+    Fakes::build().load();
+    let device = Device::new();
+    let file = rust_plugin("pp-plugin-cust");
+    // SAFETY: the plugin was built just now; its entry has this type, and is never unloaded.
+    let table = unsafe {
+        let library = libloading::os::unix::Library::new(&file).unwrap();
+        let entry = *library.get::<abi::EntryFn>(abi::ENTRY_SYMBOL).unwrap();
+        std::mem::forget(library);
+        &*entry()
+    };
+    let config = abi::SessionConfig {
+        struct_size: abi::size::<abi::SessionConfig>(),
+        space: abi::SPACE_CUDA,
+        width: SIZE.0,
+        height: SIZE.1,
+        chroma: CHROMA as u32,
+        max_frames: MOST_FRAMES,
+        threads: 1,
+        noise_sigma: 12.5,
+        device: device.context as u64,
+        stream: device.stream as u64,
+    };
+    let plan = abi::Plan {
+        struct_size: abi::size::<abi::Plan>(),
+        height: SIZE.1,
+        width: SIZE.0,
+        num_denoise_steps: 0,
+        expected_generator_calls: 0,
+        do_kv_recompute: 0,
+        init_cache: 1,
+        reset_kv_cache: 0,
+        reset_crossattn_cache: 0,
+        kv_cache_attention_bias: 0.0,
+        noise_scale: 1.0,
+        reserved: 0,
+        current_start_frame: 0,
+        base_seed: 0,
+    };
+
+    let tokens = pp_kernels::cpu::geometry::Geometry::new(SIZE.0, SIZE.1, CHROMA).tokens as u64;
+    let dims = [u64::from(FRAMES), tokens, 64, 0, 0, 0, 0, 0];
+    let mut tensor = abi::Tensor {
+        name: [0; 48],
+        dtype: DType::Bf16 as u32,
+        ndim: 3,
+        dims,
+        offset: 0,
+        bytes: 2 * dims[..3].iter().product::<u64>(),
+    };
+    tensor.name[..11].copy_from_slice(b"latents_out");
+    let payload = abi::Payload {
+        struct_size: abi::size::<abi::Payload>(),
+        tensor_count: 1,
+        tensors: &raw const tensor,
+        data: std::ptr::without_provenance_mut(device.memory(tensor.bytes as usize) as usize),
+        bytes: tensor.bytes,
+    };
+    let mut samples = frames(FRAMES);
+    let frames: Vec<_> = samples.iter_mut().map(|frame| raw_frame(frame)).collect();
+    let mut decode = abi::DecodeArgs {
+        struct_size: abi::size::<abi::DecodeArgs>(),
+        frame_count: FRAMES,
+        plan: &raw const plan,
+        output: &raw const payload,
+        frames: frames.as_ptr(),
+    };
+    let mut text = [0; 200];
+    let mut error = abi::ErrorText {
+        struct_size: abi::size::<abi::ErrorText>(),
+        reserved: 0,
+        text: text.as_mut_ptr(),
+        capacity: text.len() as u64,
+        length: 0,
+    };
+    let mut session = std::ptr::null_mut();
+    // SAFETY: context and stream live; so do all structs, the payload's memory and the frames, until the wait below.
+    let (created, status) = unsafe {
+        let created = table.create.unwrap()(&raw const config, &raw mut session, &raw mut error);
+        let status = table.decode.unwrap()(session, &raw mut decode, &raw mut error);
+        table.destroy.unwrap()(session);
+        (created, status)
+    };
+    ok!(stream_synchronize(device.stream));
+    assert_eq!(created, abi::OK);
+    assert_eq!(status, abi::INVALID_ARGUMENT);
+    let said = String::from_utf8_lossy(&text[..error.length as usize]);
+    assert_eq!(said, "the chunk holds 6 frames, this session takes 1 to 5");
+}
+
+/// The planes of a packed frame.
+fn raw_frame(frame: &mut [u8]) -> abi::Frame {
+    let mut rest = frame;
+    abi::Frame {
+        planes: std::array::from_fn(|index| {
+            let (width, height) = CHROMA.plane_size(index, SIZE.0, SIZE.1);
+            let (plane, after) = std::mem::take(&mut rest).split_at_mut((width * height) as usize);
+            rest = after;
+            abi::Plane {
+                data: plane.as_mut_ptr(),
+                stride: width.into(),
+                width,
+                height,
+            }
+        }),
+    }
 }

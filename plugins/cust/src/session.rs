@@ -387,6 +387,7 @@ impl Session for CustSession {
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {
         check_context(self.context)?;
+        self.check_count("the chunk", frames.len())?;
         let tokens =
             output.device_tensor("latents_out", DType::Bf16, &self.latents(frames.len()))?;
         let stride = self.geometry.frame_stride();

@@ -27,8 +27,9 @@ use super::core::{Core, bad_call, raw_payload};
 ///
 /// An error after work was enqueued leaves that work on the stream: the promise holds for a call that failed, too.
 /// # If dropped
-/// The kernels destroy it, which waits for the stream, but not for ever: what a stream that hangs may still touch is
-/// leaked.
+/// The kernels destroy it, with the session's context current on this thread. The built-in ones enqueue their frees behind
+/// the work on the stream and wait for nothing; a plugin may wait for the stream, but not for ever. Either way, what a
+/// stream that hangs may still touch stays allocated.
 #[derive(Debug)]
 pub struct DeviceSession {
     core: Core,
