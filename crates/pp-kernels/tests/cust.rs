@@ -6,11 +6,12 @@ mod common;
 mod fakes;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use common::rust_plugin;
-use fakes::Fakes;
 use fakes::raw::{Handle, ok};
+use fakes::{Fakes, Loaded};
 use pp_kernels::{
     Chroma, ChunkShape, DType, DeviceSession, FrameView, FrameViewMut, KernelSet, Payload,
     PayloadMut, Plan, SessionConfig, abi,
@@ -19,6 +20,21 @@ use pp_kernels::{
 const SIZE: (u32, u32) = (52, 38);
 const CHROMA: Chroma = Chroma::C420;
 const MOST_FRAMES: u32 = 5;
+
+/// The fakes in this process, and the directory of what they record, which is settled before their first use.
+fn recorded() -> (&'static Loaded, &'static Path) {
+    static RECORDS: OnceLock<PathBuf> = OnceLock::new();
+    let loaded = Fakes::build().load();
+    let records = RECORDS.get_or_init(|| {
+        let records = format!("cust-records-{}", std::process::id());
+        let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join(records);
+        let _ = fs::remove_dir_all(&records);
+        fs::create_dir_all(&records).unwrap();
+        loaded.set("RECORD", records.to_str().unwrap());
+        records
+    });
+    (loaded, records)
+}
 
 /// A device with a stream, current on this thread.
 struct Device {
@@ -188,12 +204,7 @@ fn work(recording: &str, name: &str) -> Vec<String> {
 
 #[test]
 fn the_plugin_launches_and_gives_what_the_built_in_kernels_do() {
-    let loaded = Fakes::build().load();
-    let records = format!("cust-records-{}", std::process::id());
-    let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join(records);
-    let _ = fs::remove_dir_all(&records);
-    fs::create_dir_all(&records).unwrap();
-    loaded.set("RECORD", records.to_str().unwrap());
+    let (loaded, records) = recorded();
     let device = Device::new();
     let ptx = KernelSet::ptx();
     let cust = KernelSet::load(&rust_plugin("pp-plugin-cust")).unwrap();
@@ -229,14 +240,14 @@ fn the_plugin_launches_and_gives_what_the_built_in_kernels_do() {
         }
         assert_eq!(ours.len(), theirs.len());
     }
-    fs::remove_dir_all(&records).unwrap();
+    fs::remove_dir_all(records).unwrap();
 }
 
 /// Calls the plugin's table as a host of another make does, which may check less than ours.
 #[test]
 fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
     const FRAMES: u32 = MOST_FRAMES + 1;
-    Fakes::build().load();
+    recorded();
     let device = Device::new();
     let file = rust_plugin("pp-plugin-cust");
     // SAFETY: the plugin was built just now; its entry has this type, and is never unloaded.
