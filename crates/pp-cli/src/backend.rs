@@ -3,7 +3,9 @@
 //! CUDA and NCCL are looked for when they are wanted, in one binary for every machine. What was
 //! found and chosen is said in one line.
 
-use pp_contract::{Fault, FaultKind, Rank};
+use std::io::Write as _;
+
+use pp_contract::{Fault, FaultKind, Rank, digest};
 use pp_kernels::{Description, KernelSet};
 use pp_runtime::driver::with_source;
 use pp_transport::cuda::Device;
@@ -13,6 +15,9 @@ use pp_transport::nccl::Nccl;
 use crate::args::{KernelChoice, TransportChoice};
 use crate::exit::Failure;
 use crate::job::supervise;
+
+/// The operation of a fault while GPUs are looked for.
+const LOOK: &str = "look for GPUs";
 
 /// A GPU, and the library that connects it with others.
 pub(crate) struct Gpu {
@@ -54,6 +59,24 @@ pub(crate) fn uuid_text(uuid: [u8; 16]) -> String {
     )
 }
 
+/// Bytes of a value in the handshake.
+const LONGEST_VALUE: usize = 256;
+
+/// Whether a variable steers how NCCL's ranks talk, rather than what one machine is like or says.
+fn is_for_all(name: &str) -> bool {
+    const OWN: [&str; 8] = [
+        "NCCL_DEBUG",
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_IB_HCA",
+        "NCCL_TOPO",
+        "NCCL_GRAPH",
+        "NCCL_HOSTID",
+        "NCCL_CONF_FILE",
+        "NCCL_HOME",
+    ];
+    name.starts_with("NCCL_") && !OWN.iter().any(|own| name.starts_with(own))
+}
+
 /// Where payloads lie.
 pub(crate) enum Backend {
     Host,
@@ -67,6 +90,31 @@ impl Backend {
             Self::Host => "host",
             Self::Gpu(_) => "nccl",
         }
+    }
+
+    /// What steers the transport and must be the same on all ranks, beside its name: NCCL's
+    /// version, and each of its variables that is about more than this machine.
+    pub(crate) fn settings(&self) -> Vec<(String, String)> {
+        let mut settings = vec![("transport".to_owned(), self.transport().to_owned())];
+        if let Self::Gpu(gpu) = self {
+            settings.push(("nccl_version".into(), gpu.nccl.version().to_string()));
+            let mut variables: Vec<_> = std::env::vars_os()
+                .filter_map(|(name, value)| {
+                    let name = name.into_string().ok()?;
+                    let value = value.to_string_lossy().into_owned();
+                    // What is too long to be a setting is compared by its digest.
+                    let value = if value.len() > LONGEST_VALUE {
+                        format!("digest {:016x}", digest(value.as_bytes()))
+                    } else {
+                        value
+                    };
+                    is_for_all(&name).then_some((name, value))
+                })
+                .collect();
+            variables.sort();
+            settings.extend(variables);
+        }
+        settings
     }
 
     /// UUID of the device, for the handshake.
@@ -136,12 +184,12 @@ pub(crate) fn choose(
         })?,
     };
     let (backend, reason) = place(set.describe(), need, found, rank)?;
-    let is_auto = transport == TransportChoice::Auto || *kernels == KernelChoice::Auto;
-    let said = is_auto.then(|| {
+    // Nothing needs to be said of what was asked for.
+    let said = (transport == TransportChoice::Auto).then(|| {
         let found = match (&backend, reason) {
             (Backend::Gpu(gpu), _) => format!("found {}", gpu.describe()),
-            (Backend::Host, Some(reason)) => format!("no GPU: {reason}"),
-            (Backend::Host, None) => "no GPU is wanted".to_owned(),
+            (Backend::Host, Some(reason)) => format!("no GPUs: {reason}"),
+            (Backend::Host, None) => "--kernels cpu needs no GPU".to_owned(),
         };
         let transport = backend.transport();
         format!(
@@ -164,7 +212,7 @@ fn place(
     rank: Rank,
 ) -> Result<(Backend, Option<String>), Failure> {
     let name = &kernels.name;
-    let fault = |kind, what| Err(Fault::new(kind, rank, "choose a transport", what).into());
+    let fault = |kind, what| Err(Fault::new(kind, rank, LOOK, what).into());
     match found {
         Ok(gpu) if kernels.cuda => Ok((Backend::Gpu(gpu), None)),
         Ok(_) if need == Need::Must => fault(
@@ -187,23 +235,35 @@ fn place(
     }
 }
 
-/// Chooses a transport for work that needs no kernels.
+/// Chooses a transport for work that needs no kernels; and says what was found, where the choice
+/// was left to us.
 pub(crate) fn choose_transport(
     transport: TransportChoice,
     launch: &Launch,
-) -> Result<Backend, Failure> {
+) -> Result<(Backend, Option<String>), Failure> {
     let need = match transport {
-        TransportChoice::Host => return Ok(Backend::Host),
+        TransportChoice::Host => return Ok((Backend::Host, None)),
         TransportChoice::Nccl => Need::Must,
         TransportChoice::Auto => Need::IfThere,
     };
     match find(launch, need) {
-        Ok(gpu) => Ok(Backend::Gpu(gpu)),
-        Err(_) if need == Need::IfThere => Ok(Backend::Host),
-        Err(reason) => {
-            let what = "choose a transport";
-            Err(Fault::new(FaultKind::Device, launch.rank(), what, reason).into())
+        Ok(gpu) => {
+            let said = format!("found {}; transport nccl", gpu.describe());
+            Ok((Backend::Gpu(gpu), (need == Need::IfThere).then_some(said)))
         }
+        Err(reason) if need == Need::IfThere => Ok((
+            Backend::Host,
+            Some(format!("no GPUs: {reason}; transport host")),
+        )),
+        Err(reason) => Err(Fault::new(FaultKind::Device, launch.rank(), LOOK, reason).into()),
+    }
+}
+
+/// Says what was found and chosen; the front alone does.
+pub(crate) fn say(said: Option<&str>) {
+    if let Some(said) = said {
+        // Without a standard error nobody wants to read it.
+        let _ = writeln!(std::io::stderr(), "pp: {said}");
     }
 }
 
@@ -233,11 +293,11 @@ fn find(launch: &Launch, need: Need) -> Result<Gpu, String> {
     let wanted = together.unwrap_or(1);
     if count < wanted || (local >= count && !masked) {
         let advice = match need {
-            Need::Must => "; start fewer ranks here, or use --transport host --kernels cpu",
+            Need::Must => "; start fewer ranks here, or use --transport host",
             _ => "",
         };
         return Err(format!(
-            "{count} of {} GPUs that the ranks of this machine need are visible{advice}",
+            "{count} visible where the ranks of this machine need {}{advice}",
             wanted.max(local + 1)
         ));
     }

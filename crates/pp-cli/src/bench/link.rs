@@ -9,16 +9,20 @@
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-use pp_contract::{ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Plan as _, Settings};
+use pp_contract::{
+    ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Plan as _, Rank, Settings,
+};
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, with_source};
 use pp_runtime::report::ChunkRecord;
 use pp_runtime::stage::{
     Computed, Decoded, FrontStages, Offer, PhaseBStages, PhaseBWork, Place, Progress, StageError,
 };
+use pp_runtime::switch::Switch;
 use pp_transport::bell::Bell;
 use pp_transport::launch::Launch;
 use pp_transport::link::Link;
+use pp_transport::nccl::Communicator;
 use serde::Serialize;
 
 use super::operations::{self, Operations};
@@ -34,6 +38,8 @@ use crate::job::{self, FRONT, PHASE_B, heartbeat, signals};
 const SIZES: [u64; 7] = [4, 4096, 65_536, 1 << 20, 22_118_400, 64 << 20, 1 << 30];
 /// Above this a message takes so long that a few are enough.
 const LARGE_BYTES: u64 = 32 << 20;
+/// Group of the bare operations.
+const GROUP: &str = "bench";
 /// Time for a communicator to end.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -105,8 +111,11 @@ pub(crate) fn link(args: &LinkArgs) -> Result<(), Failure> {
 
 /// A rank that has its seat.
 fn take_seat(args: &LinkArgs, launch: &Launch) -> Result<(Seat, Backend, Edges), Failure> {
-    let mut backend = backend::choose_transport(args.transport, launch)
+    let (mut backend, said) = backend::choose_transport(args.transport, launch)
         .map_err(|failure| Seat::decline(launch, failure))?;
+    if launch.rank() == FRONT {
+        backend::say(said.as_deref());
+    }
     if let Backend::Gpu(gpu) = &mut backend {
         gpu.blocking = !args.non_blocking;
     }
@@ -115,7 +124,6 @@ fn take_seat(args: &LinkArgs, launch: &Launch) -> Result<(Seat, Backend, Edges),
         ("max_bytes", args.max_bytes.to_string()),
         ("depth", args.depth.to_string()),
         ("blocking", (!args.non_blocking).to_string()),
-        ("transport", backend.transport().to_owned()),
         (
             "heartbeat_ms",
             heartbeat()?
@@ -123,8 +131,9 @@ fn take_seat(args: &LinkArgs, launch: &Launch) -> Result<(Seat, Backend, Edges),
                 .to_string(),
         ),
     ];
-    for (key, value) in entries {
-        settings.set(key, value).map_err(anyhow::Error::new)?;
+    let entries = entries.map(|(key, value)| (key.to_owned(), value));
+    for (key, value) in entries.into_iter().chain(backend.settings()) {
+        settings.set(&key, value).map_err(anyhow::Error::new)?;
     }
     let profile = Profile {
         settings,
@@ -144,7 +153,7 @@ fn take_seat(args: &LinkArgs, launch: &Launch) -> Result<(Seat, Backend, Edges),
 }
 
 fn front(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
-    let (mut seat, backend, edges) = take_seat(args, launch)?;
+    let (seat, backend, edges) = take_seat(args, launch)?;
     let bell = Bell::new().map_err(anyhow::Error::new)?;
     let (summary, operations) = match backend {
         Backend::Host => {
@@ -152,8 +161,9 @@ fn front(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
             (run_sweep(args, ready)?, Vec::new())
         }
         Backend::Gpu(gpu) => {
-            let operations = operations(args, &mut seat, &gpu)?;
-            let ready = seat.connect_nccl(&gpu, edges, bell, heartbeat()?)?;
+            let (ready, group) =
+                seat.connect_nccl_and_group(&gpu, GROUP, edges, bell, heartbeat()?)?;
+            let operations = operations(args, &gpu, group, &ready.switch, FRONT)?;
             (run_sweep(args, ready)?, operations)
         }
     };
@@ -196,28 +206,39 @@ fn run_sweep<L: Link>(args: &LinkArgs, ready: Ready<L>) -> Result<FrontSummary, 
 }
 
 fn phase_b(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
-    let (mut seat, backend, edges) = take_seat(args, launch)?;
+    let (seat, backend, edges) = take_seat(args, launch)?;
     let bell = Bell::new().map_err(anyhow::Error::new)?;
     match backend {
         Backend::Host => echo(args, seat.connect_host(edges, bell, heartbeat()?)?),
         Backend::Gpu(gpu) => {
-            operations(args, &mut seat, &gpu)?;
-            echo(args, seat.connect_nccl(&gpu, edges, bell, heartbeat()?)?)
+            let (ready, group) =
+                seat.connect_nccl_and_group(&gpu, GROUP, edges, bell, heartbeat()?)?;
+            operations(args, &gpu, group, &ready.switch, PHASE_B)?;
+            echo(args, ready)
         }
     }
 }
 
 /// Measures bare operations over a communicator of their own.
-fn operations(args: &LinkArgs, seat: &mut Seat, gpu: &Gpu) -> Result<Vec<Operations>, Failure> {
-    let rank = seat.rank();
+fn operations(
+    args: &LinkArgs,
+    gpu: &Gpu,
+    mut group: Communicator,
+    switch: &Switch,
+    rank: Rank,
+) -> Result<Vec<Operations>, Failure> {
     let sizes: Vec<u64> = SIZES
         .into_iter()
         .filter(|bytes| *bytes <= args.max_bytes)
         .collect();
-    let mut comm = seat.connect_group(gpu, "bench")?;
-    let measured = operations::measure(&mut comm, &gpu.device, &sizes, rank == FRONT);
-    let measured = measured.map_err(|e| Failure::Fault(e.into_fault(rank)))?;
-    let closed = comm.close(Instant::now() + CLOSE_WITHIN);
+    let measured = operations::measure(&mut group, &gpu.device, &sizes, switch);
+    // The first fault counts: perhaps the peer's.
+    let measured = measured.map_err(|error| {
+        let own = error.into_fault(rank);
+        switch.raise(own.clone());
+        Failure::Fault(switch.fault().cloned().unwrap_or(own))
+    })?;
+    let closed = group.close(Instant::now() + CLOSE_WITHIN);
     closed.map_err(|e| Fault::new(e.fault_kind(), rank, "measure operations", with_source(&e)))?;
     Ok(measured)
 }
@@ -397,7 +418,7 @@ impl std::fmt::Display for Report {
             "p90 µs",
             "send µs",
             if self.has_operations() {
-                "   operation: one way µs, round trip µs"
+                "   operations: one way, round trip µs"
             } else {
                 ""
             }

@@ -139,8 +139,11 @@ struct Place {
 }
 
 fn take_place(args: &OverlapArgs, launch: &Launch) -> Result<Place, Failure> {
-    let backend = backend::choose_transport(args.transport, launch)
+    let (backend, said) = backend::choose_transport(args.transport, launch)
         .map_err(|failure| Seat::decline(launch, failure))?;
+    if launch.rank() == FRONT {
+        backend::say(said.as_deref());
+    }
     let how = simulated(args, &backend);
     let mut settings = Settings::new();
     let entries = [
@@ -149,14 +152,14 @@ fn take_place(args: &OverlapArgs, launch: &Launch) -> Result<Place, Failure> {
         ("touch", args.touch.to_string()),
         ("phase_b_ms", args.phase_b_ms.to_string()),
         ("simulate", format!("{how:?}")),
-        ("transport", backend.transport().to_owned()),
         (
             "heartbeat_ms",
             heartbeat()?.map_or(0, |d| d.as_millis()).to_string(),
         ),
     ];
-    for (key, value) in entries {
-        settings.set(key, value).map_err(anyhow::Error::new)?;
+    let entries = entries.map(|(key, value)| (key.to_owned(), value));
+    for (key, value) in entries.into_iter().chain(backend.settings()) {
+        settings.set(&key, value).map_err(anyhow::Error::new)?;
     }
     let profile = Profile {
         settings,

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pp_contract::{DType, FaultKind};
 use pp_runtime::driver::with_source;
 use pp_runtime::stage::StageError;
+use pp_runtime::switch::Switch;
 use pp_transport::cuda::{CudaError, Device, DeviceBuffer, Event, Stream};
 use pp_transport::in_flight::{Completion, InFlight};
 use pp_transport::nccl::{Communicator, GroupBuffer, GroupOp};
@@ -48,7 +49,7 @@ enum Way {
 struct Bench<'a> {
     comm: &'a mut Communicator,
     stream: &'a Stream,
-    is_front: bool,
+    switch: &'a Switch,
 }
 
 /// Measures sends and receives of these sizes; both ranks call it with the same ones.
@@ -56,14 +57,14 @@ pub(super) fn measure(
     comm: &mut Communicator,
     device: &Device,
     sizes: &[u64],
-    is_front: bool,
+    switch: &Switch,
 ) -> Result<Vec<Operations>, StageError> {
     device.bind().map_err(device_error)?;
     let stream = Stream::urgent(device).map_err(device_error)?;
     let mut bench = Bench {
         comm,
         stream: &stream,
-        is_front,
+        switch,
     };
     let size = |&bytes: &u64| {
         let buffers = if bytes > LARGE_BYTES { 2 } else { 4 };
@@ -87,8 +88,12 @@ fn buffer(device: &Device, bytes: u64) -> Result<GroupBuffer, StageError> {
 }
 
 impl Bench<'_> {
+    fn is_front(&self) -> bool {
+        self.switch.rank() == FRONT
+    }
+
     fn issue(&mut self, buffer: GroupBuffer, way: Way) -> Result<InFlight<GroupOp>, StageError> {
-        let peer = if self.is_front { PHASE_B } else { FRONT };
+        let peer = if self.is_front() { PHASE_B } else { FRONT };
         let mut group = self.comm.group();
         let added = match way {
             Way::Out => group.send(buffer, peer),
@@ -101,7 +106,7 @@ impl Bench<'_> {
 
     /// Median time of one of many operations in a row.
     fn one_way(&mut self, ring: &mut VecDeque<GroupBuffer>, bytes: u64) -> Result<f64, StageError> {
-        let way = if self.is_front { Way::Out } else { Way::In };
+        let way = if self.is_front() { Way::Out } else { Way::In };
         let operations = if bytes > LARGE_BYTES { 30 } else { 200 };
         let on = self.stream.device().clone();
         let (start, end) = (
@@ -115,18 +120,20 @@ impl Bench<'_> {
             for _ in 0..operations {
                 let free = match ring.pop_front() {
                     Some(free) => free,
-                    None => finish(under_way.pop_front().expect("all buffers are in flight"))?,
+                    None => {
+                        self.finish(under_way.pop_front().expect("all buffers are in flight"))?
+                    }
                 };
                 under_way.push_back(self.issue(free, way)?);
             }
             end.record(self.stream).map_err(device_error)?;
             for operation in under_way {
-                ring.push_back(finish(operation)?);
+                ring.push_back(self.finish(operation)?);
             }
             // The event lies behind operations that are done.
             let deadline = Instant::now() + PATIENCE;
             while !end.is_done().map_err(device_error)? {
-                in_time(deadline)?;
+                self.in_time(deadline)?;
             }
             let ns = end.elapsed_ns(&start).map_err(device_error)?;
             times.push(ns as f64 / 1e3 / f64::from(operations));
@@ -136,7 +143,7 @@ impl Bench<'_> {
 
     /// Median time from issuing a send to seeing the answer.
     fn round_trip(&mut self, ring: &mut VecDeque<GroupBuffer>) -> Result<f64, StageError> {
-        let ways = if self.is_front {
+        let ways = if self.is_front() {
             [Way::Out, Way::In]
         } else {
             [Way::In, Way::Out]
@@ -150,38 +157,38 @@ impl Bench<'_> {
                 under_way.push(self.issue(free, way)?);
             }
             for operation in under_way {
-                ring.push_back(finish(operation)?);
+                ring.push_back(self.finish(operation)?);
             }
             times.push(start.elapsed().as_secs_f64() * 1e6);
         }
         Ok(median(times))
     }
-}
 
-/// Waits for one operation and takes its buffer back.
-fn finish(mut operation: InFlight<GroupOp>) -> Result<GroupBuffer, StageError> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match operation.complete() {
-            Ok(Completion::Done(buffer)) => return Ok(buffer),
-            Ok(Completion::Pending(again)) => operation = again,
-            Err(gone) => return Err(failed(&gone.error)),
+    /// Waits for one operation and takes its buffer back.
+    fn finish(&self, mut operation: InFlight<GroupOp>) -> Result<GroupBuffer, StageError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match operation.complete() {
+                Ok(Completion::Done(buffer)) => return Ok(buffer),
+                Ok(Completion::Pending(again)) => operation = again,
+                Err(gone) => return Err(failed(&gone.error)),
+            }
+            self.in_time(deadline)?;
         }
-        in_time(deadline)?;
     }
-}
 
-fn in_time(deadline: Instant) -> Result<(), StageError> {
-    if Instant::now() < deadline {
-        std::hint::spin_loop();
-        return Ok(());
+    fn in_time(&self, deadline: Instant) -> Result<(), StageError> {
+        let what = match self.switch.fault() {
+            Some(fault) => fault.to_string(),
+            None if Instant::now() < deadline => {
+                std::hint::spin_loop();
+                return Ok(());
+            }
+            None => format!("not done after {PATIENCE:?}; is the other rank there?"),
+        };
+        let kind = FaultKind::TimedOut;
+        Err(StageError::new(kind, "measure operations", what))
     }
-    let what = format!("not done after {PATIENCE:?}; is the other rank there?");
-    Err(StageError::new(
-        FaultKind::TimedOut,
-        "measure operations",
-        what,
-    ))
 }
 
 fn median(mut times: Vec<f64>) -> f64 {

@@ -70,12 +70,50 @@ impl Seat {
     /// Connects the GPUs of both ranks, under the eyes of the watchdog: a peer that dies
     /// meanwhile ends this rank, whatever NCCL waits for.
     pub(crate) fn connect_nccl(
-        mut self,
+        self,
         gpu: &Gpu,
         edges: Edges,
         bell: Bell,
         heartbeat: Option<Duration>,
     ) -> Result<Ready<NcclLink>, Failure> {
+        let connected = self.connect_with(gpu, edges, bell, heartbeat, |_| Ok(()))?;
+        Ok(connected.0)
+    }
+
+    /// The same, and a group of both ranks beside the link.
+    pub(crate) fn connect_nccl_and_group(
+        mut self,
+        gpu: &Gpu,
+        name: &'static str,
+        edges: Edges,
+        bell: Bell,
+        heartbeat: Option<Duration>,
+    ) -> Result<(Ready<NcclLink>, Communicator), Failure> {
+        let [id] = self.agree_on_ids(gpu)?;
+        let me = self.rank;
+        let blocking = gpu.blocking;
+        self.connect_with(gpu, edges, bell, heartbeat, |issuer| {
+            Communicator::connect(CommOptions {
+                issuer,
+                name,
+                members: vec![FRONT, PHASE_B],
+                me,
+                id,
+                deadline: Instant::now() + CONNECT_WITHIN,
+                blocking,
+            })
+        })
+    }
+
+    /// Connects a link, and then whatever else shares its issuer.
+    fn connect_with<T>(
+        mut self,
+        gpu: &Gpu,
+        edges: Edges,
+        bell: Bell,
+        heartbeat: Option<Duration>,
+        more: impl FnOnce(Issuer) -> Result<T, TransportError>,
+    ) -> Result<(Ready<NcclLink>, T), Failure> {
         let (rank, is_lower) = (self.rank, self.rank == FRONT);
         let prepared = self.agree_on_ids(gpu).and_then(|ids| {
             let (lane, on_frame) = self.open_lane(edges.depth, &bell)?;
@@ -87,8 +125,9 @@ impl Seat {
         };
         let (switch, watch) = self.watch(bell, heartbeat, on_frame)?;
         let (up, down) = edges.shapes();
-        let link = Issuer::open(&gpu.nccl, &gpu.device).and_then(|issuer| {
-            NcclLink::connect(NcclOptions {
+        let connected = Issuer::open(&gpu.nccl, &gpu.device).and_then(|issuer| {
+            let shared = issuer.share();
+            let link = NcclLink::connect(NcclOptions {
                 issuer,
                 lane,
                 is_lower,
@@ -98,14 +137,18 @@ impl Seat {
                 deadline: Instant::now() + CONNECT_WITHIN,
                 generation: Generation::new(0),
                 blocking: gpu.blocking,
-            })
+            })?;
+            Ok((link, more(shared)?))
         });
-        match link {
-            Ok(link) => Ok(Ready {
-                link,
-                switch,
-                watch,
-            }),
+        match connected {
+            Ok((link, more)) => {
+                let ready = Ready {
+                    link,
+                    switch,
+                    watch,
+                };
+                Ok((ready, more))
+            }
             Err(error) => {
                 let text = with_source(&error);
                 let fault = Fault::new(error.fault_kind(), rank, "connect over nccl", text);
@@ -121,31 +164,6 @@ impl Seat {
                 Err(first.into())
             }
         }
-    }
-
-    /// A communicator of both ranks for measurements, before there is a link.
-    pub(crate) fn connect_group(
-        &mut self,
-        gpu: &Gpu,
-        name: &'static str,
-    ) -> Result<Communicator, Failure> {
-        let [id] = self.agree_on_ids(gpu)?;
-        let me = self.rank;
-        let connected = Issuer::open(&gpu.nccl, &gpu.device).and_then(|issuer| {
-            Communicator::connect(CommOptions {
-                issuer,
-                name,
-                members: vec![FRONT, PHASE_B],
-                me,
-                id,
-                deadline: Instant::now() + CONNECT_WITHIN,
-                blocking: gpu.blocking,
-            })
-        });
-        connected.map_err(|e| {
-            let text = with_source(&e);
-            Fault::new(e.fault_kind(), me, "connect over nccl", text).into()
-        })
     }
 
     fn watch(

@@ -87,10 +87,6 @@ impl Seat {
         failure
     }
 
-    pub(crate) fn rank(&self) -> Rank {
-        self.rank
-    }
-
     /// Tells the peer what the front found in its input.
     pub(crate) fn tell_shape(&mut self, shape: &impl Serialize) -> Result<(), Failure> {
         let body = serde_json::to_vec(shape).map_err(anyhow::Error::new)?;

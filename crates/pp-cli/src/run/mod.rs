@@ -9,7 +9,7 @@ mod report;
 pub(crate) use self::report::write_pictures;
 mod tensors;
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -160,9 +160,8 @@ fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
         },
         seat,
     ) = take_seat(args, launch)?;
-    if let Some(said) = said.as_deref().filter(|_| std::io::stderr().is_terminal()) {
-        // Without a standard error nobody wants to read it.
-        let _ = writeln!(std::io::stderr(), "pp: {said}");
+    if std::io::stderr().is_terminal() {
+        backend::say(said.as_deref());
     }
     let about = kernels.describe();
     let end = FrontEnd { args, about, said };
@@ -437,14 +436,14 @@ fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(Choice, Seat), Failure>
         ("strength", format!("{:?}", args.strength)),
         ("cuts", format!("{:?}", args.cuts)),
         ("seed", args.seed.to_string()),
-        ("transport", choice.backend.transport().to_owned()),
         (
             "heartbeat_ms",
             heartbeat()?.map_or(0, |d| d.as_millis()).to_string(),
         ),
     ];
-    for (key, value) in entries {
-        settings.set(key, value).map_err(anyhow::Error::new)?;
+    let entries = entries.map(|(key, value)| (key.to_owned(), value));
+    for (key, value) in entries.into_iter().chain(choice.backend.settings()) {
+        settings.set(&key, value).map_err(anyhow::Error::new)?;
     }
     let profile = Profile {
         settings,
