@@ -60,7 +60,8 @@ struct Opened {
 
 thread_local! {
     /// The context that this thread made current last, so that an issuing thread binds once.
-    /// Other libraries that change it (NCCL, kernels) put it back, as the driver's manual asks.
+    /// Libraries that change it (NCCL, kernels) should put it back, and not all do: a stream, an
+    /// event or memory that exists is right all the same, but what is made must not rely on it.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -163,6 +164,12 @@ impl Device {
         if CURRENT.get() == self.0.context {
             return Ok(());
         }
+        self.bind_anew()
+    }
+
+    /// The same for calls that make something in whatever context is current: does not trust that
+    /// nobody else has changed it on this thread.
+    pub(super) fn bind_anew(&self) -> Result<(), CudaError> {
         let context = self.0.context as Handle;
         // SAFETY: a context that is never released.
         unsafe { call!(self.driver(), cuCtxSetCurrent(context)) }?;

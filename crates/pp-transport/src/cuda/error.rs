@@ -60,6 +60,12 @@ pub enum CudaError {
         /// Bytes there are.
         len: usize,
     },
+    /// Work was issued on a slot, and the mark behind it was not.
+    #[error(
+        "work on a slot was issued without an event behind it, so nobody can tell when it ends; \
+         the slot is out of use"
+    )]
+    Unrecorded,
 }
 
 /// Out of device memory.

@@ -29,30 +29,45 @@ impl fmt::Debug for DevicePtr {
 
 /// Which streams use a buffer, and up to where.
 #[derive(Debug, Default)]
-struct Uses(Mutex<Vec<(Stream, Event)>>);
+struct Uses(Mutex<Noted>);
+
+#[derive(Debug, Default)]
+struct Noted {
+    /// Each stream has an event of its own: the use on one is not forgotten over that on another.
+    uses: Vec<(Stream, Event)>,
+    /// A use could not be noted, so nobody can tell when it ends.
+    is_incomplete: bool,
+}
 
 impl Uses {
-    /// Each stream has an event of its own: the use on one is not forgotten over that on another.
     fn note(&self, stream: &Stream) -> Result<(), CudaError> {
-        let mut uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, event)) = uses.iter().find(|(other, _)| other.is_same(stream)) {
-            return event.record(stream);
-        }
-        let event = Event::new(stream.device())?;
-        event.record(stream)?;
-        uses.push((stream.clone(), event));
-        Ok(())
+        let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = noted.note(stream);
+        noted.is_incomplete |= result.is_err();
+        result
     }
 
     /// Whether every use is over.
     fn are_over(&self) -> Result<bool, CudaError> {
-        let uses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for (_, event) in uses.iter() {
+        let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, event) in &noted.uses {
             if !event.is_done()? {
                 return Ok(false);
             }
         }
-        Ok(true)
+        Ok(!noted.is_incomplete)
+    }
+}
+
+impl Noted {
+    fn note(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        if let Some((_, event)) = self.uses.iter().find(|(other, _)| other.is_same(stream)) {
+            return event.record(stream);
+        }
+        let event = Event::new(stream.device())?;
+        event.record(stream)?;
+        self.uses.push((stream.clone(), event));
+        Ok(())
     }
 }
 
@@ -74,7 +89,7 @@ impl DeviceBuffer {
     /// # Errors
     /// The device has no memory left.
     pub fn new(device: &Device, len: usize) -> Result<Self, CudaError> {
-        device.bind()?;
+        device.bind_anew()?;
         let mut address = 0;
         // SAFETY: writes one address to a place that is ours; the context is current. The driver
         // refuses to allocate nothing, so an empty buffer has a byte that nobody sees.
@@ -123,7 +138,7 @@ impl DeviceBuffer {
     /// Notes that what was issued to the stream so far uses this buffer.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver refuses. The buffer then counts as used for good.
     pub fn used_by(&self, stream: &Stream) -> Result<(), CudaError> {
         self.uses.note(stream)
     }
@@ -177,7 +192,7 @@ impl PinnedBuffer {
     /// # Errors
     /// The host has no memory that can be locked.
     pub fn new(device: &Device, len: usize) -> Result<Self, CudaError> {
-        device.bind()?;
+        device.bind_anew()?;
         let mut base: *mut c_void = std::ptr::null_mut();
         let room = len.max(1);
         // SAFETY: writes one address to a place that is ours; the context is current.
@@ -229,7 +244,7 @@ impl PinnedBuffer {
     /// Notes that what was issued to the stream so far uses this buffer.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver refuses. The buffer then counts as used for good.
     pub fn used_by(&self, stream: &Stream) -> Result<(), CudaError> {
         self.uses.note(stream)
     }

@@ -61,7 +61,7 @@ impl Stream {
         device: &Device,
         choose: impl FnOnce(Range<i32>) -> i32,
     ) -> Result<Self, CudaError> {
-        device.bind()?;
+        device.bind_anew()?;
         let driver = device.driver();
         let (mut least, mut greatest) = (0, 0);
         let mut handle: Handle = std::ptr::null_mut();
@@ -265,7 +265,7 @@ impl Event {
     }
 
     fn with_flags(device: &Device, flags: c_uint) -> Result<Self, CudaError> {
-        device.bind()?;
+        device.bind_anew()?;
         let mut handle: Handle = std::ptr::null_mut();
         // SAFETY: writes one handle to an address that is ours; the context is current.
         unsafe { call!(device.driver(), cuEventCreate(&raw mut handle, flags)) }?;

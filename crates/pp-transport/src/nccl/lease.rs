@@ -64,7 +64,7 @@ impl DeviceTx {
     ) -> Result<R, E> {
         let held = self.held.as_mut().expect("held until it is handed over");
         let slot = held.pool.slot(held.slot);
-        slot.work_on(&mut held.writer, stream, true, || issue(slot.ptr()))
+        slot.write_on(&mut held.writer, stream, || issue(slot.ptr()))
     }
 
     /// Whether it is a slot of this edge.
@@ -119,8 +119,9 @@ impl Submission for Sending {
 
     fn is_done(&self) -> Result<bool, TransportError> {
         self.pool.life.check()?;
-        if self.pool.lane.is_back(self.slot) && self.pool.slot(self.slot).has_moved()? {
-            return Ok(true);
+        let slot = self.pool.slot(self.slot);
+        if self.pool.lane.is_back(self.slot) && slot.has_moved()? {
+            return Ok(slot.check().map(|()| true)?);
         }
         self.pool.life.poll().map(|()| false)
     }
@@ -135,6 +136,8 @@ impl Submission for Sending {
     }
 
     fn quarantine(self) {
+        // The memory too: of a transfer that was cut short the device says that it is done.
+        self.pool.slot(self.slot).lose();
         self.pool.lane.quarantine(self.slot);
     }
 }
@@ -188,10 +191,7 @@ impl DeviceRx {
             len: self.len,
             ..slot.ptr()
         };
-        let mut reader = self.reader.take();
-        let issued = slot.work_on(&mut reader, stream, false, || issue(payload));
-        self.reader.replace(reader);
-        issued
+        slot.read_on(&self.reader, stream, || issue(payload))
     }
 }
 
@@ -230,7 +230,9 @@ impl Submission for Receiving {
     fn is_done(&self) -> Result<bool, TransportError> {
         let life = &self.pool.pool.life;
         life.check()?;
-        if self.pool.slot(self.slot).has_moved()? {
+        let slot = self.pool.slot(self.slot);
+        if slot.has_moved()? {
+            slot.check()?;
             // An abort makes the device say that it received what it did not: the mark is set
             // before the device is told, so it is looked at after the device was asked.
             return life.check().map(|()| true);
@@ -252,6 +254,7 @@ impl Submission for Receiving {
     }
 
     fn quarantine(self) {
+        self.pool.slot(self.slot).lose();
         self.pool.pool.lane.quarantine(self.slot);
     }
 }

@@ -250,6 +250,7 @@ impl NcclLink {
         let Some(lease) = lease else {
             return Ok(());
         };
+        self.tx.slot(lease.slot()).check()?;
         let is_other = |writer: &&Stream| !writer.is_same(&self.out.stream);
         if lease.writer().filter(is_other).is_some() {
             let ready = &self.tx.slot(lease.slot()).work;

@@ -5,6 +5,7 @@
 //! `read`, behind whatever reads it. An answer of the device that something is done is kept, so
 //! that it is asked no more.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -25,7 +26,7 @@ pub(super) struct Slot {
     pub(super) moved: Event,
     /// A transfer is under way, as far as the device was asked.
     moving: AtomicBool,
-    /// Something was issued behind which no event could be recorded: never to be used or freed.
+    /// Something may work on it that no event tells of: never to be used or freed.
     lost: AtomicBool,
     /// The stream that worked on it last, while no lease has it.
     worker: Mutex<Option<Stream>>,
@@ -85,44 +86,81 @@ impl Slot {
         *self.worker.lock().unwrap_or_else(PoisonError::into_inner) = stream;
     }
 
-    /// Runs `issue`, which issues work on the slot to `stream`, and records the slot's work event
-    /// behind it. `last` is the stream that worked on it before.
-    ///
-    /// With `orders`, the work itself waits for that of the stream before (one writes after the
-    /// other); without, only the event does (two may read at once, and neither is forgotten).
-    pub(super) fn work_on<R, E: From<TransportError>>(
+    /// Runs `issue`, which issues work that writes the slot to `stream`, behind that of the stream
+    /// that wrote last, and records the slot's work event behind it.
+    pub(super) fn write_on<R, E: From<TransportError>>(
         &self,
         last: &mut Option<Stream>,
         stream: &Stream,
-        orders: bool,
         issue: impl FnOnce() -> Result<R, E>,
     ) -> Result<R, E> {
         let failed = |error: CudaError| E::from(TransportError::from(error));
-        let other = last.as_ref().is_some_and(|last| !last.is_same(stream));
-        if other && orders {
+        let other = is_other(last.as_ref(), stream);
+        if other {
             stream.wait(&self.work).map_err(failed)?;
         }
-        let issued = issue();
+        let unrecorded = Unrecorded(self);
         // Even where it says that it failed it may have issued some of its work.
-        let recorded = match other && !orders {
-            true => stream.wait(&self.work),
-            false => Ok(()),
-        }
-        .and_then(|()| self.work.record(stream));
-        if let Err(error) = recorded {
-            self.lose();
-            return Err(failed(error));
-        }
-        if last.as_ref().is_none_or(|last| !last.is_same(stream)) {
+        let issued = issue();
+        self.work.record(stream).map_err(failed)?;
+        std::mem::forget(unrecorded);
+        if other || last.is_none() {
             *last = Some(stream.clone());
         }
         issued
+    }
+
+    /// The same for work that reads: streams may read at once, and only the work event is ordered
+    /// behind all of them, so that none is forgotten.
+    pub(super) fn read_on<R, E: From<TransportError>>(
+        &self,
+        last: &RefCell<Option<Stream>>,
+        stream: &Stream,
+        issue: impl FnOnce() -> Result<R, E>,
+    ) -> Result<R, E> {
+        let failed = |error: CudaError| E::from(TransportError::from(error));
+        let unrecorded = Unrecorded(self);
+        let issued = issue();
+        // Looked at only now: `issue` may itself have let another stream read.
+        let mut last = last.borrow_mut();
+        let other = is_other(last.as_ref(), stream);
+        if other {
+            stream.wait(&self.work).map_err(failed)?;
+        }
+        self.work.record(stream).map_err(failed)?;
+        std::mem::forget(unrecorded);
+        if other || last.is_none() {
+            *last = Some(stream.clone());
+        }
+        issued
+    }
+
+    /// An error for a slot that something unknown may work on.
+    pub(super) fn check(&self) -> Result<(), CudaError> {
+        if self.is_lost() {
+            return Err(CudaError::Unrecorded);
+        }
+        Ok(())
     }
 
     /// Whether the device says that nothing works on the slot any more.
     fn is_quiet(&self) -> bool {
         let quiet = |done: Result<bool, CudaError>| matches!(done, Ok(true));
         !self.is_lost() && quiet(self.has_moved()) && quiet(self.work.is_done())
+    }
+}
+
+fn is_other(last: Option<&Stream>, stream: &Stream) -> bool {
+    last.is_some_and(|last| !last.is_same(stream))
+}
+
+/// Work may have been issued behind which no event is recorded yet. If that stays so, because
+/// recording fails or whoever issues panics, the slot is lost.
+struct Unrecorded<'a>(&'a Slot);
+
+impl Drop for Unrecorded<'_> {
+    fn drop(&mut self) {
+        self.0.lose();
     }
 }
 
@@ -257,18 +295,32 @@ impl RxPool {
     }
 
     fn sweep_returns(&self) {
-        let mut returns = self.returns.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(returns) = returns.as_mut() else {
-            return;
-        };
-        returns.retain(|&slot| {
-            let quiet = self.slot(slot).is_quiet();
-            if quiet {
+        let mut at = 0;
+        while let Some(slot) = self.next_return(&mut at) {
+            // Outside of the lock: to tell the peer may take time.
+            if self.pool.life.is_dead() {
+                self.pool.lane.quarantine(slot);
+            } else {
                 self.pool.lane.give_back(slot);
             }
-            !quiet
-        });
-        self.waiting.store(returns.len(), Ordering::Release);
+        }
+    }
+
+    /// Takes the next slot, from place `at` on, that waits no more: it is quiet, or its peer is
+    /// given nothing any more.
+    fn next_return(&self, at: &mut usize) -> Option<u32> {
+        let mut returns = self.returns.lock().unwrap_or_else(PoisonError::into_inner);
+        let returns = returns.as_mut()?;
+        let dead = self.pool.life.is_dead();
+        while let Some(&slot) = returns.get(*at) {
+            if dead || self.slot(slot).is_quiet() {
+                returns.swap_remove(*at);
+                self.waiting.store(returns.len(), Ordering::Release);
+                return Some(slot);
+            }
+            *at += 1;
+        }
+        None
     }
 
     /// The link is gone: what is not back by now stays.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use pp_transport::cuda::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
 
 use crate::devices::{HANG, fakes, issuers, settled_free, wait};
-use crate::fakes::raw::TestKernels;
+use crate::fakes::raw::{Handle, TestKernels, raw};
 
 /// Device 0, for this test alone.
 fn device() -> Device {
@@ -149,4 +149,55 @@ fn a_buffer_dropped_in_use_is_leaked_and_one_dropped_after_is_freed() {
         std::thread::yield_now();
     }
     assert_eq!(free(), before - BYTES as u64);
+}
+
+/// A use that could not be noted is one that never ends, even where an earlier one was noted.
+#[test]
+fn a_use_that_cannot_be_noted_keeps_the_buffer_for_good() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let device = device();
+    let stream = Stream::new(&device).unwrap();
+    for notes_before in [0, 1] {
+        let buffer = DeviceBuffer::new(&device, 64).unwrap();
+        for _ in 0..notes_before {
+            buffer.used_by(&stream).unwrap();
+            wait(|| buffer.is_idle().unwrap());
+        }
+        fakes.set("FAULTS", "cuEventRecord:1:999,nothing:3:skip");
+        let noted = buffer.used_by(&stream);
+        fakes.set("FAULTS", "");
+        assert!(noted.is_err());
+        wait(|| stream.is_idle().unwrap());
+        assert!(!buffer.is_idle().unwrap(), "{notes_before}");
+    }
+}
+
+/// Somebody else's library has left another context behind, or none.
+#[test]
+fn what_is_made_is_made_on_its_device_whatever_context_was_left() {
+    if fakes().is_none() {
+        return;
+    }
+    let device = device();
+    let other = Device::open(1).unwrap();
+    for left in [other.raw_context(), 0] {
+        device.bind().unwrap();
+        let lose = || assert_eq!(raw!(set_current(left as Handle)), 0);
+        let before = [&device, &other].map(settled_free);
+        lose();
+        let buffer = DeviceBuffer::new(&device, 1 << 20).unwrap();
+        let after = [&device, &other].map(|d| d.memory().unwrap().free);
+        assert_eq!(after, [before[0] - (1 << 20), before[1]], "{left}");
+        lose();
+        let _pinned = PinnedBuffer::new(&device, 64).unwrap();
+        lose();
+        let stream = Stream::new(&device).unwrap();
+        lose();
+        let event = Event::new(&device).unwrap();
+        // The driver refuses an event of another device.
+        event.record(&stream).unwrap();
+        buffer.used_by(&stream).unwrap();
+    }
 }

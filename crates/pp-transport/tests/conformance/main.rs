@@ -11,6 +11,7 @@ mod fakes;
 mod host;
 mod messages;
 mod nccl;
+mod nccl_faults;
 mod nccl_group;
 mod nccl_link;
 mod suite;

@@ -24,14 +24,14 @@ use crate::fakes::raw::TestKernels;
 use crate::messages::{number, pattern, prepare};
 
 /// More than NCCL sends with no receiver there: 64 MiB on an H200, 1 MiB on the fake.
-fn past_the_buffers() -> usize {
+pub(crate) fn past_the_buffers() -> usize {
     if is_real() { 160 << 20 } else { 2 << 20 }
 }
 
 /// One rank, sending and receiving.
-struct End {
+pub(crate) struct End {
     on: usize,
-    link: NcclLink,
+    pub(crate) link: NcclLink,
     composer: Composer,
     lockstep: Lockstep<Requests>,
     inbox: Vec<u8>,
@@ -40,7 +40,7 @@ struct End {
     arriving: VecDeque<(u64, InFlight<Receiving>)>,
 }
 
-fn ends((lower, higher): (NcclLink, NcclLink)) -> [End; 2] {
+pub(crate) fn ends((lower, higher): (NcclLink, NcclLink)) -> [End; 2] {
     let end = |on, link| End {
         on,
         link,
@@ -59,7 +59,7 @@ fn payload(on: usize, n: u64, bytes: usize) -> Vec<u8> {
 }
 
 impl End {
-    fn lease(&mut self) -> DeviceTx {
+    pub(crate) fn lease(&mut self) -> DeviceTx {
         let deadline = Instant::now() + HANG;
         loop {
             if let Some(lease) = self.link.try_lease().unwrap() {
@@ -69,7 +69,7 @@ impl End {
         }
     }
 
-    fn try_send(
+    pub(crate) fn try_send(
         &mut self,
         bytes: usize,
         lease: DeviceTx,
@@ -80,14 +80,14 @@ impl End {
         sent.map(|sent| sent.payload.unwrap()).map_err(|r| r.error)
     }
 
-    fn send(&mut self, bytes: usize) -> InFlight<Sending> {
+    pub(crate) fn send(&mut self, bytes: usize) -> InFlight<Sending> {
         let mut lease = self.lease();
         upload(self.on, &mut lease, 0, &payload(self.on, self.sent, bytes));
         self.try_send(bytes, lease).unwrap()
     }
 
     /// Posts the receive of the next message, if one is there.
-    fn hear(&mut self) -> bool {
+    pub(crate) fn hear(&mut self) -> bool {
         if !self.link.poll_frame(&mut self.inbox).unwrap() {
             return false;
         }
@@ -97,7 +97,7 @@ impl End {
         true
     }
 
-    fn hear_one(&mut self) -> (u64, InFlight<Receiving>) {
+    pub(crate) fn hear_one(&mut self) -> (u64, InFlight<Receiving>) {
         let deadline = Instant::now() + HANG;
         while !self.hear() {
             assert!(Instant::now() < deadline, "no frame came");
@@ -121,7 +121,7 @@ impl End {
     }
 }
 
-fn wait_for<S: Submission>(mut flight: InFlight<S>) -> S::Buffer {
+pub(crate) fn wait_for<S: Submission>(mut flight: InFlight<S>) -> S::Buffer {
     let deadline = Instant::now() + HANG;
     loop {
         match flight.complete() {
@@ -134,7 +134,7 @@ fn wait_for<S: Submission>(mut flight: InFlight<S>) -> S::Buffer {
     }
 }
 
-fn both_ways(depth: u32, bytes: usize) -> Shape {
+pub(crate) fn both_ways(depth: u32, bytes: usize) -> Shape {
     let edge = EdgeShape {
         depth,
         slot_bytes: bytes as u64,
@@ -147,7 +147,7 @@ fn both_ways(depth: u32, bytes: usize) -> Shape {
 }
 
 /// Sends this many messages each way at once, all of one thread, and checks each.
-fn talk(ends: &mut [End; 2], bytes: usize, messages: u64) {
+pub(crate) fn talk(ends: &mut [End; 2], bytes: usize, messages: u64) {
     let deadline = Instant::now() + HANG * 2;
     let goal = ends[0].sent + messages;
     while ends.iter().any(|end| end.received < goal) {
@@ -290,7 +290,7 @@ fn a_send_waits_for_what_writes_its_slot() {
 }
 
 /// The kernels of the fake driver, on this device.
-fn on_device(ordinal: u32) -> TestKernels {
+pub(crate) fn on_device(ordinal: u32) -> TestKernels {
     Device::open(ordinal).unwrap().bind().unwrap();
     TestKernels::load()
 }
