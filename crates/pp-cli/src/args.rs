@@ -259,7 +259,7 @@ pub(crate) struct LinkArgs {
     #[arg(long, value_enum, default_value = "host")]
     pub(crate) transport: TransportChoice,
     /// Largest payload; each edge has slots of this size.
-    #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(4..))]
+    #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(4..=1 << 30))]
     pub(crate) max_bytes: u64,
     /// Slots of each edge.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]

@@ -6,7 +6,7 @@
 use std::io::Write as _;
 
 use pp_contract::{Fault, FaultKind, Rank, digest};
-use pp_kernels::{Description, KernelSet};
+use pp_kernels::{Description, KernelSet, check_device};
 use pp_runtime::driver::with_source;
 use pp_transport::cuda::Device;
 use pp_transport::launch::{Launch, Launcher};
@@ -174,6 +174,14 @@ pub(crate) fn choose(
         Need::Never => Err("--transport host moves host memory".to_owned()),
         Need::IfThere | Need::Must => find(launch, need),
     };
+    let wants_ptx = matches!(kernels, KernelChoice::Auto | KernelChoice::Ptx);
+    let found = found.and_then(|gpu| {
+        if wants_ptx {
+            gpu.device.bind().map_err(|e| with_source(&e))?;
+            check_device(gpu.device.raw_context()).map_err(|e| with_source(&e))?;
+        }
+        Ok(gpu)
+    });
     let set = match kernels {
         KernelChoice::Cpu => KernelSet::cpu(),
         KernelChoice::Ptx => KernelSet::ptx(),

@@ -270,7 +270,7 @@ fn what_fails_in_the_driver_or_in_nccl_is_named() {
         ),
         (
             "cuLaunchKernel:30:719",
-            5,
+            10,
             &["cuLaunchKernel", "CUDA_ERROR_LAUNCH_FAILED"],
         ),
     ] {
@@ -298,12 +298,40 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
         "--output",
         text(&output),
     ];
-    for (devices, transport) in [("0", "transport host"), ("2", "transport nccl")] {
+    for (variable, value, transport) in [
+        ("PP_FAKE_DEVICES", "0", "transport host"),
+        ("PP_FAKE_DEVICES", "1", "transport host"),
+        ("PP_FAKE_DEVICES", "2", "transport nccl"),
+        // A driver that moves payloads and is too old for the kernels.
+        ("PP_FAKE_DRIVER", "12080", "transport host"),
+    ] {
         let mut command = pp_on(&fakes, &folder, &auto);
-        let ended = run(command.env("PP_FAKE_DEVICES", devices), None).succeeded();
+        let ended = run(command.env(variable, value), None).succeeded();
         let said = String::from_utf8_lossy(&ended.stdout) + &*ended.stderr;
         assert!(said.contains(transport), "{said}");
         assert!(std::fs::read(&input).unwrap() == std::fs::read(&output).unwrap());
+    }
+}
+
+#[test]
+fn a_transfer_that_never_happens_ends_the_job_with_its_name() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("nccl_lost");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 60));
+    let output = folder.file("out.y4m");
+    let args = run_args(
+        &input,
+        &output,
+        &["--denoise-steps", "0", "--frames-per-chunk", "2"],
+    );
+    for fault in ["ncclSend:9:skip", "ncclRecv:9:hang"] {
+        let mut command = pp_on(&fakes, &folder, &args);
+        command
+            .env("PP_FAKE_FAULTS", fault)
+            .env("PP_STUCK_MS", "1000")
+            .env("PP_HEARTBEAT_MS", "100");
+        run(&mut command, None).failed(9, &["no progress", "rank"]);
+        assert!(!output.exists(), "{fault}: half an output has a name");
     }
 }
 

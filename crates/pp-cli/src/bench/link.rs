@@ -27,7 +27,7 @@ use serde::Serialize;
 
 use super::operations::{self, Operations};
 use super::plan::{BenchPlan, payload};
-use crate::args::LinkArgs;
+use crate::args::{LinkArgs, TransportChoice};
 use crate::backend::{self, Backend, Gpu};
 use crate::exit::{Failure, print};
 use crate::job::edges::{Edges, Ready};
@@ -106,6 +106,10 @@ struct Report {
 
 /// Runs the whole job, or this process's rank of it.
 pub(crate) fn link(args: &LinkArgs) -> Result<(), Failure> {
+    if args.non_blocking && args.transport == TransportChoice::Host {
+        let what = "--non-blocking is about NCCL; use it with --transport nccl";
+        return Err(Failure::Usage(what.into()));
+    }
     job::run(|launch| front(args, launch), |launch| phase_b(args, launch))
 }
 

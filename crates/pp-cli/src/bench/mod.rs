@@ -44,6 +44,8 @@ const WARM_UP: u64 = 50;
 struct Overlap {
     transport: &'static str,
     simulate: String,
+    /// The run was ended early; the figures are those of the chunks that were done.
+    interrupted: bool,
     /// The stages waited on the host's clock, and no GPU worked.
     gpu_idle: bool,
     touch: bool,
@@ -320,8 +322,8 @@ fn publish(
     device_memory_grown_bytes: Option<i64>,
 ) -> Result<(), Failure> {
     let recorder = &summary.recorder;
-    let chunks = recorder.totals().chunks;
-    let warm_up = WARM_UP.min(chunks / 4);
+    let measured_chunks = recorder.totals().chunks;
+    let warm_up = WARM_UP.min(measured_chunks / 4);
     let measures = Measures::of(recorder, warm_up);
     // Every payload byte counts once: it was written once and read once.
     let both_ways = 2.0 * args.bytes as f64;
@@ -330,6 +332,7 @@ fn publish(
         transport: summary.transport,
         simulate: clap::ValueEnum::to_possible_value(&how)
             .map_or_else(String::new, |value| value.get_name().to_owned()),
+        interrupted: measured_chunks < chunks(args),
         gpu_idle: summary.transport == "nccl" && how == Simulate::Sleep,
         touch: args.touch,
         sync: args.sync,
@@ -339,10 +342,10 @@ fn publish(
         decode_ms_achieved: measures.stage0_ms,
         phase_b_ms_achieved: measures.stage1_ms,
         depth: depth(args),
-        chunks,
+        chunks: measured_chunks,
         period_ms: measures.period_ms,
         period_mean_ms: measures.period_mean_ms,
-        efficiency: measures.efficiency,
+        efficiency: measures.efficiency.filter(|_| longer_ms > 0.0),
         efficiency_asked: (longer_ms > 0.0 && measures.period_ms > 0.0)
             .then(|| longer_ms / measures.period_ms),
         overlap_score: measures.overlap_score,
@@ -407,6 +410,9 @@ impl std::fmt::Display for Overlap {
             self.max_in_flight,
             self.phase_b_idle_ms
         )?;
+        if self.interrupted {
+            writeln!(f, "interrupted: figures of the chunks that were done")?;
+        }
         if self.gpu_idle {
             writeln!(f, "the stages slept on the host: the GPUs were idle")?;
         }

@@ -160,12 +160,14 @@ fn gpus() -> Finding {
             Ok(device) => {
                 let about = device.about();
                 names.push(format!(
-                    "{} ({}, compute {}.{}, {} MiB)",
+                    "{} ({}, compute {}.{}, {} MiB, driver for CUDA {}.{})",
                     about.name,
                     uuid_text(about.uuid),
                     about.compute_major,
                     about.compute_minor,
-                    about.total_bytes >> 20
+                    about.total_bytes >> 20,
+                    about.driver_version / 1000,
+                    about.driver_version % 1000 / 10
                 ));
             }
             Err(error) => {
@@ -190,10 +192,12 @@ fn gpus() -> Finding {
 fn nccl() -> Finding {
     match Nccl::load() {
         Ok(nccl) => {
-            let missing: Vec<_> = nccl.missing_optional().collect();
-            let missing = match &missing[..] {
-                [] => String::new(),
-                missing => format!(", without {}", missing.join(", ")),
+            // Of what may be missing, this is the one whose lack is felt.
+            let revoke = "ncclCommRevoke";
+            let missing = if nccl.missing_optional().any(|name| name == revoke) {
+                ", without ncclCommRevoke: aborts are less gentle on the peers"
+            } else {
+                ""
             };
             Good(format!(
                 "{} from {}{missing}",

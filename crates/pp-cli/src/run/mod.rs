@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use self::codec::{Codec, Generator, Geometry};
 use self::front::{Input, VideoFront};
-use self::on_gpu::{GpuFront, GpuPhaseB};
+use self::on_gpu::{Blame, GpuFront, GpuPhaseB};
 use self::on_host::HostKernels;
 use self::phase_b::VideoPhaseB;
 use self::report::Finished;
@@ -182,6 +182,7 @@ fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
                     &config(args, geometry, 1),
                     geometry,
                     args.depth,
+                    Blame::of(&args.kernels),
                 )
                 .map_err(|e| e.into_fault(FRONT).into())
             },
@@ -311,8 +312,14 @@ fn run_phase_b_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
             shape,
             seat,
             || {
-                GpuPhaseB::open(&gpu, &kernels, &config(args, geometry, 1), args.depth)
-                    .map_err(|e| e.into_fault(PHASE_B).into())
+                GpuPhaseB::open(
+                    &gpu,
+                    &kernels,
+                    &config(args, geometry, 1),
+                    args.depth,
+                    Blame::of(&args.kernels),
+                )
+                .map_err(|e| e.into_fault(PHASE_B).into())
             },
             |seat, edges, bell, heartbeat| seat.connect_nccl(&gpu, edges, bell, heartbeat),
         ),

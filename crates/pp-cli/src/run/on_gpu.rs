@@ -17,6 +17,7 @@ use pp_transport::cuda::{CudaError, DevicePtr, Event, PinnedBuffer, Stream};
 use pp_transport::nccl::{DeviceRx, DeviceTx};
 
 use super::codec::{Codec, Frames, Generated, Generator, Geometry};
+use crate::args::KernelChoice;
 use crate::backend::Gpu;
 use crate::timed::{Done, Span, Timed};
 
@@ -28,8 +29,21 @@ fn internal(operation: &'static str) -> impl Fn(Failure) -> StageError {
     move |e| StageError::new(FaultKind::Internal, operation, e.to_string())
 }
 
-fn plugin(operation: &'static str) -> impl Fn(KernelError) -> StageError {
-    move |e| StageError::new(FaultKind::Plugin, operation, with_source(&e))
+/// Whose fault it is when kernels fail: a file's, or, for our own, the device's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blame(FaultKind);
+
+impl Blame {
+    pub(super) fn of(kernels: &KernelChoice) -> Self {
+        Self(match kernels {
+            KernelChoice::File(_) => FaultKind::Plugin,
+            _ => FaultKind::Device,
+        })
+    }
+
+    fn on(self, operation: &'static str) -> impl Fn(KernelError) -> StageError {
+        move |e| StageError::new(self.0, operation, with_source(&e))
+    }
 }
 
 /// The payload of a message that has none.
@@ -40,6 +54,7 @@ fn open(
     gpu: &Gpu,
     kernels: &KernelSet,
     config: &SessionConfig,
+    blame: Blame,
 ) -> Result<(DeviceSession, Stream), StageError> {
     let device_error = device("open kernels");
     gpu.device.bind().map_err(&device_error)?;
@@ -56,7 +71,7 @@ fn open(
     // SAFETY: the context is the device's primary one, which lives as long as the process, and was
     // bound to this thread above; the stream is kept beside the session, which is dropped first.
     let session = unsafe { kernels.open_on_device(&on_device) };
-    Ok((session.map_err(plugin("open kernels"))?, stream))
+    Ok((session.map_err(blame.on("open kernels"))?, stream))
 }
 
 /// Page-locked memory that frames are uploaded from.
@@ -74,6 +89,7 @@ struct Decoding {
 
 /// Encode and decode of the front.
 pub(super) struct GpuFront {
+    blame: Blame,
     // Dropped before the stream that it issues to.
     session: DeviceSession,
     decoding: Timed<Decoding>,
@@ -94,11 +110,13 @@ impl GpuFront {
         config: &SessionConfig,
         geometry: Geometry,
         depth: u32,
+        blame: Blame,
     ) -> Result<Self, StageError> {
-        let (session, stream) = open(gpu, kernels, config)?;
+        let (session, stream) = open(gpu, kernels, config, blame)?;
         let chunk_bytes = geometry.frame_bytes * config.max_frames as usize;
         let depth = depth as usize;
         let mut front = Self {
+            blame,
             session,
             // A chunk is timed twice: when it is encoded, and when it is decoded.
             decoding: Timed::new(stream, 2 * depth).map_err(device("make events"))?,
@@ -114,18 +132,25 @@ impl GpuFront {
             front.uploads.push_back(upload);
         }
         for _ in 0..depth {
-            let buffer = PinnedBuffer::new(&gpu.device, chunk_bytes);
-            front.downloads.push(buffer.map_err(device("lock memory"))?);
+            let buffer = front.new_staging().map_err(device("lock memory"))?;
+            front.downloads.push(buffer);
         }
         Ok(front)
     }
 
     fn new_upload(&self) -> Result<Upload, CudaError> {
-        let on = self.decoding.stream().device();
         Ok(Upload {
-            frames: PinnedBuffer::new(on, self.chunk_bytes)?,
-            uploaded: Event::new(on)?,
+            frames: self.new_staging()?,
+            uploaded: Event::new(self.decoding.stream().device())?,
         })
+    }
+
+    fn new_staging(&self) -> Result<PinnedBuffer, CudaError> {
+        let stream = self.decoding.stream();
+        let buffer = PinnedBuffer::new(stream.device(), self.chunk_bytes)?;
+        // Makes the event that follows its uses, now and not with a chunk.
+        buffer.used_by(stream)?;
+        Ok(buffer)
     }
 
     /// Page-locked memory that the GPU has read.
@@ -155,6 +180,7 @@ impl Codec for GpuFront {
         tensors: &TensorList,
         slot: &mut DeviceTx,
     ) -> Result<(), StageError> {
+        let blame = self.blame;
         let on_error = device("encode");
         let mut upload = self.free_upload().map_err(&on_error)?;
         upload.frames.bytes_mut()[..frames.len()].copy_from_slice(frames);
@@ -166,7 +192,7 @@ impl Codec for GpuFront {
                 PayloadMut::on_device(tensors, to.address, to.len).map_err(internal("encode"))?;
             // SAFETY: the link that lives on this thread has bound the context to it; the slot
             // stays leased or in flight, and the frames in `uploads`, until the stream has passed.
-            unsafe { session.encode(&views, plan, &mut payload) }.map_err(plugin("encode"))
+            unsafe { session.encode(&views, plan, &mut payload) }.map_err(blame.on("encode"))
         });
         // Also where that failed: some of it may have been issued.
         upload.frames.used_by(stream).map_err(&on_error)?;
@@ -189,17 +215,18 @@ impl Codec for GpuFront {
         tensors: &TensorList,
         payload: Option<DeviceRx>,
     ) -> Result<Progress<Frames>, StageError> {
+        let blame = self.blame;
         let on_error = device("decode");
         let built = self
             .built
             .pop_front()
             .expect("encoded before it is decoded");
         let span = self.decoding.open().map_err(&on_error)?;
-        let (stream, session) = (self.decoding.stream(), &mut self.session);
         let mut staging = match self.downloads.pop() {
             Some(staging) => staging,
-            None => PinnedBuffer::new(stream.device(), self.chunk_bytes).map_err(&on_error)?,
+            None => self.new_staging().map_err(&on_error)?,
         };
+        let (stream, session) = (self.decoding.stream(), &mut self.session);
         let mut views = self
             .geometry
             .views_mut(&mut staging.bytes_mut()[..frames.len()]);
@@ -209,7 +236,7 @@ impl Codec for GpuFront {
             // SAFETY: the link that lives on this thread has bound the context to it; the slot
             // goes back only behind its read event, and the frames stay in `decoding` until the
             // span's end is done.
-            unsafe { session.decode(plan, &input, &mut views) }.map_err(plugin("decode"))
+            unsafe { session.decode(plan, &input, &mut views) }.map_err(blame.on("decode"))
         };
         let issued = match &payload {
             Some(payload) => payload.read_on(stream, issue),
@@ -260,6 +287,7 @@ impl Codec for GpuFront {
 
 /// Phase B.
 pub(super) struct GpuPhaseB {
+    blame: Blame,
     // Dropped before the stream that it issues to.
     session: DeviceSession,
     /// With the calls that were made.
@@ -272,10 +300,15 @@ impl GpuPhaseB {
         kernels: &KernelSet,
         config: &SessionConfig,
         depth: u32,
+        blame: Blame,
     ) -> Result<Self, StageError> {
-        let (session, stream) = open(gpu, kernels, config)?;
+        let (session, stream) = open(gpu, kernels, config, blame)?;
         let under_way = Timed::new(stream, depth as usize).map_err(device("make events"))?;
-        Ok(Self { session, under_way })
+        Ok(Self {
+            blame,
+            session,
+            under_way,
+        })
     }
 }
 
@@ -291,6 +324,7 @@ impl Generator for GpuPhaseB {
         outputs: &TensorList,
         output: &mut DeviceTx,
     ) -> Result<Progress<Generated>, StageError> {
+        let blame = self.blame;
         let on_error = device("phase_b");
         let span = self.under_way.open().map_err(&on_error)?;
         let (stream, session) = (self.under_way.stream(), &mut self.session);
@@ -302,7 +336,7 @@ impl Generator for GpuPhaseB {
                     PayloadMut::on_device(outputs, to.address, to.len).map_err(&refuse)?;
                 // SAFETY: the link that lives on this thread has bound the context to it; the
                 // slots go on only behind their ready and read events.
-                unsafe { session.phase_b(plan, &input, &mut output) }.map_err(plugin("phase_b"))
+                unsafe { session.phase_b(plan, &input, &mut output) }.map_err(blame.on("phase_b"))
             })
         };
         let calls = match input {

@@ -11,11 +11,13 @@ pub(crate) mod driver;
 pub(crate) mod error;
 mod frames;
 mod front;
+mod functions;
 pub(crate) mod kernels;
 pub(crate) mod memory;
 mod phase_b;
 mod ptx;
 mod sizes;
+pub(crate) mod table;
 
 pub use error::CudaError;
 
@@ -54,6 +56,7 @@ impl From<CudaError> for Failure {
         let status = match &error {
             CudaError::NoDriver
             | CudaError::OldDriver { .. }
+            | CudaError::NoFunction { .. }
             | CudaError::OldDevice { .. }
             | CudaError::SmallDevice { .. }
             | CudaError::Module { .. } => Status::Unsupported,
@@ -69,6 +72,15 @@ impl From<CudaError> for Failure {
             message: error.to_string(),
         }
     }
+}
+
+/// Whether the built-in CUDA kernels run in this context, which must be current: loads them, so that a session that is
+/// opened later finds them there.
+///
+/// # Errors
+/// The driver or the device is too old or too small, or another context is current.
+pub fn check_device(context: u64) -> Result<(), CudaError> {
+    Denoiser::of(Driver::load()?, context).map(|_| ())
 }
 
 impl Kernels for Ptx {
@@ -97,10 +109,10 @@ impl Kernels for Ptx {
         let geometry = Geometry::of(config);
         let sizes = Sizes::new(&geometry)?;
         // SAFETY: whoever makes a session on a device promises that the stream is the context's and outlives it.
-        let stream = unsafe { Stream::borrow(stream) };
+        let stream = unsafe { Stream::borrow(driver, stream) };
         Ok(PtxSession {
-            front: Front::new(driver, stream, kernels, config, &geometry, sizes)?,
-            phase_b: PhaseB::new(driver, stream, kernels, config, &geometry, sizes)?,
+            front: Front::new(stream, kernels, config, &geometry, sizes)?,
+            phase_b: PhaseB::new(stream, kernels, config, &geometry, sizes)?,
             driver,
             context,
             geometry,
