@@ -1,56 +1,24 @@
 //! The driver as these kernels use it: modules, launches, copies and events on a raw context and stream.
 //!
-//! Hazard: cudarc panics when libcuda is missing, so [`Driver::load`] looks for it first, and everything else here is
-//! made from a [`Driver`]. Nothing here waits, except where the name says so.
+//! Everything here is made from a [`Driver`], so there is one. Nothing here waits, except where the name says so.
 
-use std::ffi::{CString, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::ptr;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
-use super::error::{CudaError, call, judge, words};
+use super::error::CudaError;
+use super::functions::call;
 
-/// The oldest driver that takes PTX of this version (9.0), as the driver counts: 13.0. It has every function that is
-/// called here; a missing one would be a panic of cudarc.
-const NEEDED: i32 = 13_000;
-
-/// Proof that libcuda is there and initialized.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Driver(());
+pub(crate) use super::functions::Driver;
 
 impl Driver {
-    /// Finds and initializes the driver. A driver that was missing is looked for again.
-    pub(crate) fn load() -> Result<Driver, CudaError> {
-        static LOADED: OnceLock<Driver> = OnceLock::new();
-        if let Some(driver) = LOADED.get() {
-            return Ok(*driver);
-        }
-        // SAFETY: loading the driver runs its constructors, which is what loading it means.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(CudaError::NoDriver);
-        }
-        // SAFETY: the library is there; 0 is the only value allowed.
-        unsafe { call!(cuInit(0)) }?;
-        let mut version = 0;
-        // SAFETY: the library is there; the pointer is to a local.
-        unsafe { call!(cuDriverGetVersion(&raw mut version)) }?;
-        if version < NEEDED {
-            let text = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
-            return Err(CudaError::OldDriver {
-                found: text(version),
-                needed: text(NEEDED),
-            });
-        }
-        Ok(*LOADED.get_or_init(|| Driver(())))
-    }
-
     /// The context that is current on this thread, 0 for none.
     pub(crate) fn current_context(self) -> Result<u64, CudaError> {
         let mut context = ptr::null_mut();
         // SAFETY: the driver is there (`self`); the pointer is to a local.
-        unsafe { call!(cuCtxGetCurrent(&raw mut context)) }?;
+        unsafe { call!(self, cuCtxGetCurrent(&raw mut context)) }?;
         Ok(context as u64)
     }
 
@@ -66,7 +34,7 @@ impl Driver {
     pub(crate) fn context_id(self, context: u64) -> Result<u64, CudaError> {
         let mut id = 0;
         // SAFETY: the driver is there; the context is current (checked by the callers), so it is alive.
-        unsafe { call!(cuCtxGetId(context as sys::CUcontext, &raw mut id)) }?;
+        unsafe { call!(self, cuCtxGetId(context as sys::CUcontext, &raw mut id)) }?;
         Ok(id)
     }
 
@@ -75,8 +43,8 @@ impl Driver {
         let (mut device, mut value) = (0, 0);
         // SAFETY: the driver is there; the pointers are to locals.
         unsafe {
-            call!(cuCtxGetDevice(&raw mut device))?;
-            call!(cuDeviceGetAttribute(&raw mut value, which, device))?;
+            call!(self, cuCtxGetDevice(&raw mut device))?;
+            call!(self, cuDeviceGetAttribute(&raw mut value, which, device))?;
         }
         Ok(value)
     }
@@ -114,7 +82,10 @@ pub(crate) struct PtxText {
 /// A module, loaded into the context that was current then. Never unloaded: unloading waits for the device, and the
 /// context takes it along.
 #[derive(Debug)]
-pub(crate) struct Module(sys::CUmodule);
+pub(crate) struct Module {
+    driver: Driver,
+    raw: sys::CUmodule,
+}
 
 // SAFETY: a module is a handle of the driver, whose functions may be called from any thread.
 unsafe impl Send for Module {}
@@ -123,7 +94,7 @@ unsafe impl Sync for Module {}
 
 impl Module {
     /// Compiles PTX for the device of the current context.
-    pub(crate) fn load(_: Driver, ptx: PtxText) -> Result<Module, CudaError> {
+    pub(crate) fn load(driver: Driver, ptx: PtxText) -> Result<Module, CudaError> {
         use sys::CUjit_option as O;
         let text = CString::new(ptx.text).map_err(|_| CudaError::Module {
             arch: ptx.arch,
@@ -143,8 +114,8 @@ impl Module {
         ];
         let mut module = ptr::null_mut();
         // SAFETY: the driver is there; text, options and the log buffer live across the call and are as long as said.
-        let status = unsafe {
-            sys::cuModuleLoadDataEx(
+        let code = unsafe {
+            (driver.0.cuModuleLoadDataEx)(
                 &raw mut module,
                 text.as_ptr().cast(),
                 options.len() as u32,
@@ -152,19 +123,22 @@ impl Module {
                 values.as_mut_ptr(),
             )
         };
-        let Err(error) = status.result() else {
-            return Ok(Module(module));
-        };
+        if code == 0 {
+            return Ok(Module {
+                driver,
+                raw: module,
+            });
+        }
         let end = log.iter().position(|b| *b == 0).unwrap_or(log.len());
         let mut said = String::from_utf8_lossy(&log[..end])
             .split_whitespace()
             .collect::<Vec<_>>()
             .join(" ");
-        let (name, text) = words(error);
+        let (name, text) = driver.words(code);
         if said.is_empty() {
             said = text;
         }
-        let is_old = status == sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
+        let is_old = code == sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as c_int;
         Err(CudaError::Module {
             arch: ptx.arch,
             name,
@@ -183,19 +157,24 @@ impl Module {
         let mut function = ptr::null_mut();
         // SAFETY: the module is loaded; name and result live across the call.
         unsafe {
-            call!(cuModuleGetFunction(
-                &raw mut function,
-                self.0,
-                name.as_ptr()
-            ))
+            call!(
+                self.driver,
+                cuModuleGetFunction(&raw mut function, self.raw, name.as_ptr())
+            )
         }?;
-        Ok(Function(function))
+        Ok(Function {
+            driver: self.driver,
+            raw: function,
+        })
     }
 }
 
 /// A kernel.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Function(sys::CUfunction);
+pub(crate) struct Function {
+    driver: Driver,
+    raw: sys::CUfunction,
+}
 
 // SAFETY: a function is a handle of the driver, whose functions may be called from any thread.
 unsafe impl Send for Function {}
@@ -207,7 +186,12 @@ impl Function {
     pub(crate) fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function belongs to a loaded module.
-        unsafe { call!(cuFuncSetAttribute(self.0, attribute, bytes as i32)) }
+        unsafe {
+            call!(
+                self.driver,
+                cuFuncSetAttribute(self.raw, attribute, bytes as i32)
+            )
+        }
     }
 
     /// Enqueues the kernel.
@@ -224,19 +208,22 @@ impl Function {
         let ([gx, gy, gz], [bx, by, bz]) = (shape.grid, shape.block);
         // SAFETY: the caller's duty; the arguments are copied before the call returns.
         unsafe {
-            call!(cuLaunchKernel(
-                self.0,
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                shape.shared,
-                stream.raw(),
-                arguments.as_mut_ptr(),
-                ptr::null_mut(),
-            ))
+            call!(
+                self.driver,
+                cuLaunchKernel(
+                    self.raw,
+                    gx,
+                    gy,
+                    gz,
+                    bx,
+                    by,
+                    bz,
+                    shape.shared,
+                    stream.raw(),
+                    arguments.as_mut_ptr(),
+                    ptr::null_mut(),
+                )
+            )
         }
     }
 }
@@ -267,18 +254,25 @@ impl Shape {
 }
 
 /// Somebody else's stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stream(u64);
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stream {
+    driver: Driver,
+    raw: u64,
+}
 
 impl Stream {
     /// # Safety
     /// `raw` is a live `CUstream` (or 0) of the context that is current wherever the stream is used, and lives as long.
-    pub(crate) unsafe fn borrow(raw: u64) -> Stream {
-        Stream(raw)
+    pub(crate) unsafe fn borrow(driver: Driver, raw: u64) -> Stream {
+        Stream { driver, raw }
+    }
+
+    pub(crate) fn driver(self) -> Driver {
+        self.driver
     }
 
     pub(crate) fn raw(self) -> sys::CUstream {
-        ptr::without_provenance_mut(self.0 as usize)
+        ptr::without_provenance_mut(self.raw as usize)
     }
 
     /// Enqueues a copy from host memory.
@@ -292,7 +286,12 @@ impl Stream {
         bytes: usize,
     ) -> Result<(), CudaError> {
         // SAFETY: the caller's duty.
-        unsafe { call!(cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw())) }
+        unsafe {
+            call!(
+                self.driver,
+                cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw())
+            )
+        }
     }
 
     /// Enqueues a copy to host memory.
@@ -306,7 +305,12 @@ impl Stream {
         bytes: usize,
     ) -> Result<(), CudaError> {
         // SAFETY: the caller's duty.
-        unsafe { call!(cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw())) }
+        unsafe {
+            call!(
+                self.driver,
+                cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw())
+            )
+        }
     }
 
     /// Enqueues a copy within the device.
@@ -315,7 +319,12 @@ impl Stream {
     /// As [`Stream::upload`]; the ranges do not overlap.
     pub(crate) unsafe fn copy(self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: the caller's duty.
-        unsafe { call!(cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw())) }
+        unsafe {
+            call!(
+                self.driver,
+                cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw())
+            )
+        }
     }
 
     /// Enqueues a copy of rows.
@@ -324,16 +333,17 @@ impl Stream {
     /// As [`Stream::upload`], for every row that `copy` names.
     pub(crate) unsafe fn copy_rows(self, copy: &sys::CUDA_MEMCPY2D) -> Result<(), CudaError> {
         // SAFETY: the caller's duty.
-        unsafe { call!(cuMemcpy2DAsync_v2(copy, self.raw())) }
+        unsafe { call!(self.driver, cuMemcpy2DAsync_v2(copy, self.raw())) }
     }
 
     /// Whether all that was enqueued is done.
     pub(crate) fn is_done(self) -> Result<bool, CudaError> {
         // SAFETY: the stream is alive, as its maker promised.
-        match unsafe { sys::cuStreamQuery(self.raw()) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            status => judge("cuStreamQuery", status).map(|()| true),
+        let code = unsafe { (self.driver.0.cuStreamQuery)(self.raw()) };
+        if code == sys::CUresult::CUDA_ERROR_NOT_READY as c_int {
+            return Ok(false);
         }
+        self.driver.judge("cuStreamQuery", code).map(|()| true)
     }
 
     /// Waits until all that was enqueued is done, at most so long.
@@ -351,22 +361,25 @@ impl Stream {
 
 /// A point on a stream with a time.
 #[derive(Debug)]
-pub(crate) struct Event(sys::CUevent);
+pub(crate) struct Event {
+    driver: Driver,
+    raw: sys::CUevent,
+}
 
 // SAFETY: an event is a handle of the driver, whose functions may be called from any thread.
 unsafe impl Send for Event {}
 
 impl Event {
-    pub(crate) fn new(_: Driver) -> Result<Event, CudaError> {
+    pub(crate) fn new(driver: Driver) -> Result<Event, CudaError> {
         let mut event = ptr::null_mut();
         // SAFETY: the driver is there; flags 0 make an event with a time.
-        unsafe { call!(cuEventCreate(&raw mut event, 0)) }?;
-        Ok(Event(event))
+        unsafe { call!(driver, cuEventCreate(&raw mut event, 0)) }?;
+        Ok(Event { driver, raw: event })
     }
 
     pub(crate) fn record(&self, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: both are alive.
-        unsafe { call!(cuEventRecord(self.0, stream.raw())) }
+        unsafe { call!(self.driver, cuEventRecord(self.raw, stream.raw())) }
     }
 
     /// From `start` to here; both must be done.
@@ -374,11 +387,10 @@ impl Event {
         let mut milliseconds = 0f32;
         // SAFETY: both are alive; the pointer is to a local.
         unsafe {
-            call!(cuEventElapsedTime_v2(
-                &raw mut milliseconds,
-                start.0,
-                self.0
-            ))
+            call!(
+                self.driver,
+                cuEventElapsedTime_v2(&raw mut milliseconds, start.raw, self.raw)
+            )
         }?;
         Ok(Duration::from_secs_f64(
             f64::from(milliseconds.max(0.0)) / 1e3,
@@ -389,6 +401,6 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: made once, destroyed once; the driver keeps it until work that records it is done.
-        let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
+        let _ = unsafe { (self.driver.0.cuEventDestroy_v2)(self.raw) };
     }
 }

@@ -1,10 +1,6 @@
-//! Why something on a device did not work, with the remedy; and the macro through which every call of the driver goes.
+//! Why something on a device did not work, with the remedy.
 
-use std::ffi::CStr;
 use std::time::Duration;
-
-use cudarc::driver::result::DriverError;
-use cudarc::driver::sys;
 
 /// Why the driver did not do what was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -15,7 +11,7 @@ pub enum CudaError {
         "libcuda is not found: install the NVIDIA driver (580 or newer), or run on the CPU with --kernels cpu"
     )]
     NoDriver,
-    /// The driver is older than the PTX, and lacks functions that are called.
+    /// The driver is older than the PTX.
     #[error(
         "the NVIDIA driver is for CUDA {found}, these kernels need {needed} (driver 580 or newer): update it, or run \
          on the CPU with --kernels cpu"
@@ -25,6 +21,15 @@ pub enum CudaError {
         found: String,
         /// What is needed.
         needed: String,
+    },
+    /// The driver lacks a function, though it says that it is new enough.
+    #[error(
+        "libcuda has no {function}: install the NVIDIA driver again (580 or newer), or run on the CPU with \
+         --kernels cpu"
+    )]
+    NoFunction {
+        /// Which one.
+        function: &'static str,
     },
     /// The context of the call is not the one the work belongs to.
     #[error(
@@ -105,34 +110,3 @@ pub enum CudaError {
         out_of_memory: bool,
     },
 }
-
-/// Calls a function of the driver; its name goes into the error.
-macro_rules! call {
-    ($function:ident($($argument:expr),* $(,)?)) => {
-        $crate::cuda::error::judge(stringify!($function), cudarc::driver::sys::$function($($argument),*))
-    };
-}
-
-pub(crate) fn judge(function: &'static str, status: sys::CUresult) -> Result<(), CudaError> {
-    status.result().map_err(|error| {
-        let (name, text) = words(error);
-        CudaError::Call {
-            function,
-            name,
-            text,
-            out_of_memory: status == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY,
-        }
-    })
-}
-
-pub(super) fn words(error: DriverError) -> (String, String) {
-    let read = |text: Result<&CStr, DriverError>| {
-        text.map_or_else(
-            |_| format!("code {}", error.0 as u32),
-            |t| t.to_string_lossy().into_owned(),
-        )
-    };
-    (read(error.error_name()), read(error.error_string()))
-}
-
-pub(crate) use call;

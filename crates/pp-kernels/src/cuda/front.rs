@@ -3,7 +3,7 @@
 //! All work goes to one stream, so the scratch frames are used again by the next call without a wait. Nothing here
 //! looks at what the device computes.
 
-use super::driver::{Driver, Stream};
+use super::driver::Stream;
 use super::error::CudaError;
 use super::frames::{DeviceFrames, download, upload};
 use super::kernels::{Denoiser, HISTOGRAM_BYTES, SIGMA_BYTES};
@@ -48,7 +48,6 @@ enum Noise {
 impl Front {
     /// Allocates for the session's largest chunk; waits for the stream.
     pub(super) fn new(
-        driver: Driver,
         stream: Stream,
         kernels: &'static Denoiser,
         config: &SessionConfig,
@@ -61,11 +60,11 @@ impl Front {
             stream,
             sizes,
             geometry: geometry.clone(),
-            samples: Memory::new(driver, stream, frames * sizes.frame_stride)?,
+            samples: Memory::new(stream, frames * sizes.frame_stride)?,
             history: 0,
             max_frames: config.max_frames,
-            sigma: Memory::new(driver, stream, SIGMA_BYTES)?,
-            histogram: Memory::new(driver, stream, HISTOGRAM_BYTES)?,
+            sigma: Memory::new(stream, SIGMA_BYTES)?,
+            histogram: Memory::new(stream, HISTOGRAM_BYTES)?,
             noise: match config.noise_sigma {
                 Some(_) => Noise::Given,
                 None => Noise::Unknown,

@@ -6,10 +6,9 @@
 use std::ptr;
 use std::time::Duration;
 
-use cudarc::driver::sys;
-
-use super::driver::{Driver, Stream};
-use super::error::{CudaError, call};
+use super::driver::Stream;
+use super::error::CudaError;
+use super::functions::call;
 
 /// The longest that set-up waits for the device.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -24,11 +23,16 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Allocates in the current context. The address is a multiple of 256.
-    pub(crate) fn new(_: Driver, stream: Stream, bytes: usize) -> Result<Memory, CudaError> {
+    pub(crate) fn new(stream: Stream, bytes: usize) -> Result<Memory, CudaError> {
         let bytes = bytes.max(1);
         let mut address = 0;
-        // SAFETY: the driver is there; the stream is alive, as its maker promised.
-        unsafe { call!(cuMemAllocAsync(&raw mut address, bytes, stream.raw())) }?;
+        // SAFETY: the pointer is to a local; the stream is alive, as its maker promised.
+        unsafe {
+            call!(
+                stream.driver(),
+                cuMemAllocAsync(&raw mut address, bytes, stream.raw())
+            )
+        }?;
         Ok(Memory {
             address,
             bytes,
@@ -64,29 +68,47 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // A failure has nobody to hear it, and leaks.
         // SAFETY: allocated once, freed once, behind all that the stream still does with it.
-        let _ = unsafe { sys::cuMemFreeAsync(self.address, self.stream.raw()) };
+        let _ = unsafe {
+            call!(
+                self.stream.driver(),
+                cuMemFreeAsync(self.address, self.stream.raw())
+            )
+        };
     }
 }
 
-/// Page-locked host memory, filled with zeros.
+/// Page-locked host memory, filled with zeros, for copies on one stream.
 ///
 /// # If dropped
-/// It is freed, which waits for the device: for set-up and measurements only.
+/// It is freed when all that was enqueued on the stream is done, and leaked otherwise: to free it waits for copies under
+/// way, for ever behind a stream that hangs. For set-up and measurements only, because freeing may wait for other
+/// streams of the device, too.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     data: *mut u8,
     bytes: usize,
+    stream: Stream,
 }
 
 impl Pinned {
-    pub(crate) fn new(_: Driver, bytes: usize) -> Result<Pinned, CudaError> {
+    /// Allocates in the current context, for copies on this stream alone.
+    pub(crate) fn new(stream: Stream, bytes: usize) -> Result<Pinned, CudaError> {
         let mut data = ptr::null_mut();
-        // SAFETY: the driver is there; the pointer is to a local. Flags 0: ordinary, cached memory.
-        unsafe { call!(cuMemHostAlloc(&raw mut data, bytes.max(1), 0)) }?;
+        // SAFETY: the pointer is to a local. Flags 0: ordinary, cached memory.
+        unsafe {
+            call!(
+                stream.driver(),
+                cuMemHostAlloc(&raw mut data, bytes.max(1), 0)
+            )
+        }?;
         let data = data.cast::<u8>();
         // SAFETY: so many bytes were allocated.
         unsafe { data.write_bytes(0, bytes) };
-        Ok(Pinned { data, bytes })
+        Ok(Pinned {
+            data,
+            bytes,
+            stream,
+        })
     }
 
     /// For copies by the device.
@@ -109,7 +131,10 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: allocated once, freed once; the driver waits for copies under way.
-        let _ = unsafe { sys::cuMemFreeHost(self.data.cast()) };
+        if !matches!(self.stream.is_done(), Ok(true)) {
+            return;
+        }
+        // SAFETY: allocated once, freed once, and the stream has passed every copy. A failure has nobody to hear it.
+        let _ = unsafe { call!(self.stream.driver(), cuMemFreeHost(self.data.cast())) };
     }
 }

@@ -4,7 +4,7 @@
 //! whose last ones are the next chunk's context where they lie. What decides the sequence of kernels (which frames are
 //! known, their numbers) is kept on the host, so no call waits for the device.
 
-use super::driver::{Driver, Stream};
+use super::driver::Stream;
 use super::error::CudaError;
 use super::kernels::{Denoiser, SIGMA_BYTES, Tokens};
 use super::memory::Memory;
@@ -89,7 +89,6 @@ impl Place {
 impl PhaseB {
     /// Allocates for the session's largest chunk.
     pub(super) fn new(
-        driver: Driver,
         stream: Stream,
         kernels: &'static Denoiser,
         config: &SessionConfig,
@@ -97,7 +96,7 @@ impl PhaseB {
         sizes: Sizes,
     ) -> Result<PhaseB, CudaError> {
         let frames = config.max_frames as usize;
-        let memory = |bytes| Memory::new(driver, stream, bytes);
+        let memory = |bytes| Memory::new(stream, bytes);
         Ok(PhaseB {
             kernels,
             stream,

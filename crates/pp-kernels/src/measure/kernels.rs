@@ -22,8 +22,8 @@ struct Slot<'a> {
 }
 
 impl<'a> Slot<'a> {
-    fn new(driver: Driver, stream: Stream, list: &'a TensorList) -> Result<Self, CudaError> {
-        let memory = Memory::new(driver, stream, list.payload_bytes())?;
+    fn new(stream: Stream, list: &'a TensorList) -> Result<Self, CudaError> {
+        let memory = Memory::new(stream, list.payload_bytes())?;
         Ok(Slot { list, memory })
     }
 
@@ -73,7 +73,7 @@ impl Chunks<'_> {
     fn run(&mut self, plan: &Plan) -> Result<(), MeasureError> {
         let views = self.case.views(self.samples.bytes());
         // SAFETY: whoever measures has promised the context and the stream; slots are freed behind the stream's work,
-        // and the samples live until the wait is over.
+        // and the samples when the stream is done, or never.
         unsafe {
             self.session
                 .encode(&views, plan, &mut self.input.write()?)?;
@@ -89,7 +89,7 @@ impl Chunks<'_> {
         let mut plan = self.next(recompute);
         let encode = clock.time(self.case.runs, || -> Result<(), MeasureError> {
             let views = self.case.views(self.samples.bytes());
-            // SAFETY: as in `run`; the clock waits.
+            // SAFETY: as in `run`.
             Ok(unsafe { self.session.encode(&views, &plan, &mut self.input.write()?) }?)
         })?;
         let phase_b = clock.time(self.case.runs, || -> Result<(), MeasureError> {
@@ -132,13 +132,13 @@ pub unsafe fn kernels(
     let driver = Driver::load()?;
     driver.check_context(context)?;
     // SAFETY: the caller's duty.
-    let borrowed = unsafe { Stream::borrow(stream) };
-    let clock = Clock::new(driver, borrowed)?;
+    let borrowed = unsafe { Stream::borrow(driver, stream) };
+    let clock = Clock::new(borrowed)?;
     let config = case.config(context, stream);
     // SAFETY: the caller's duty.
     let mut session = unsafe { set.open_on_device(&config) }?;
     let geometry = Geometry::of(&config);
-    let mut samples = Pinned::new(driver, case.samples())?;
+    let mut samples = Pinned::new(borrowed, case.samples())?;
     picture(samples.bytes_mut(), case.width as usize);
 
     // Whoever rebuilds the context has seen as many frames in one chunk before.
@@ -159,8 +159,8 @@ pub unsafe fn kernels(
             session: &mut session,
             samples: &mut samples,
             plan,
-            input: Slot::new(driver, borrowed, &layout.inputs)?,
-            output: Slot::new(driver, borrowed, &layout.outputs)?,
+            input: Slot::new(borrowed, &layout.inputs)?,
+            output: Slot::new(borrowed, &layout.outputs)?,
         };
         if !recompute {
             chunks.run(&plan)?;
@@ -211,15 +211,15 @@ pub unsafe fn single_kernels(
     let driver = Driver::load()?;
     driver.check_context(context)?;
     // SAFETY: the caller's duty.
-    let borrowed = unsafe { Stream::borrow(stream) };
-    let clock = Clock::new(driver, borrowed)?;
+    let borrowed = unsafe { Stream::borrow(driver, stream) };
+    let clock = Clock::new(borrowed)?;
     let config = case.config(context, stream);
     config.validate()?;
     let mut session = Ptx::create(&config)?;
     let geometry = Geometry::of(&config);
 
     // Two chunks of two steps: then the ring, the context, the guides and the noise are those of a stream.
-    let mut pinned = Pinned::new(driver, case.samples())?;
+    let mut pinned = Pinned::new(borrowed, case.samples())?;
     picture(pinned.bytes_mut(), case.width as usize);
     let views = case.views(pinned.bytes());
     let Layout { inputs, outputs } = session.layout(ChunkShape {
@@ -227,8 +227,8 @@ pub unsafe fn single_kernels(
         steps: 2,
         context_frames: 0,
     })?;
-    let input = Slot::new(driver, borrowed, &inputs)?;
-    let output = Slot::new(driver, borrowed, &outputs)?;
+    let input = Slot::new(borrowed, &inputs)?;
+    let output = Slot::new(borrowed, &outputs)?;
     let mut plan = Plan::first(case.width, case.height, 2);
     for chunk in 1..=2 {
         session.encode(&views, &plan, &mut input.write()?)?;

@@ -158,7 +158,8 @@ struct Clock {
 }
 
 impl Clock {
-    fn new(driver: Driver, stream: Stream) -> Result<Clock, CudaError> {
+    fn new(stream: Stream) -> Result<Clock, CudaError> {
+        let driver = stream.driver();
         Ok(Clock {
             stream,
             start: Event::new(driver)?,
@@ -210,20 +211,17 @@ pub unsafe fn ceilings(context: u64, stream: u64, runs: u32) -> Result<Ceilings,
     let driver = Driver::load()?;
     driver.check_context(context)?;
     // SAFETY: the caller's duty.
-    let borrowed = unsafe { Stream::borrow(stream) };
-    let clock = Clock::new(driver, borrowed)?;
-    let (from, to) = (
-        Memory::new(driver, borrowed, COPY)?,
-        Memory::new(driver, borrowed, COPY)?,
-    );
+    let borrowed = unsafe { Stream::borrow(driver, stream) };
+    let clock = Clock::new(borrowed)?;
+    let (from, to) = (Memory::new(borrowed, COPY)?, Memory::new(borrowed, COPY)?);
     fill_with_noise(borrowed, &from, 5)?;
-    let host = Pinned::new(driver, HOST)?;
+    let host = Pinned::new(borrowed, HOST)?;
     let copy = clock.rate(runs, 2.0 * COPY as f64, || {
         // SAFETY: both memories are as long, and freed behind the stream's work.
         unsafe { borrowed.copy(to.address(), from.address(), COPY) }
     })?;
     let upload = clock.rate(runs, HOST as f64, || {
-        // SAFETY: as above; the host memory lives until the clock has waited, or is leaked with a device that hangs.
+        // SAFETY: as above; the host memory lives until the stream is done, and is leaked when that never happens.
         unsafe { borrowed.upload(to.address(), host.data(), HOST) }
     })?;
     let download = clock.rate(runs, HOST as f64, || {

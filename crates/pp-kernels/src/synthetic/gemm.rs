@@ -11,7 +11,7 @@ use cudarc::cublaslt::sys;
 
 use super::cublaslt::CublasLt;
 use crate::cuda::CudaError;
-use crate::cuda::driver::{Driver, Stream};
+use crate::cuda::driver::Stream;
 use crate::cuda::memory::Memory;
 
 /// What the library may use beside the matrices; 32 MiB is what it asks for on Hopper.
@@ -127,16 +127,16 @@ impl Drop for Plan {
 
 impl Gemm {
     /// Plans products of `size`×`size` matrices and fills them; waits for the stream.
-    pub(crate) fn new(driver: Driver, stream: Stream, size: u32) -> Result<Gemm, CudaError> {
+    pub(crate) fn new(stream: Stream, size: u32) -> Result<Gemm, CudaError> {
         let library = CublasLt::load()?;
         let elements = size as usize * size as usize;
-        let matrix = || Memory::new(driver, stream, 2 * elements);
+        let matrix = || Memory::new(stream, 2 * elements);
         let gemm = Gemm {
             plan: Plan::new(library, size)?,
             a: matrix()?,
             b: matrix()?,
             d: matrix()?,
-            workspace: Memory::new(driver, stream, WORKSPACE)?,
+            workspace: Memory::new(stream, WORKSPACE)?,
             size,
         };
         for (seed, matrix) in [(1, &gemm.a), (2, &gemm.b)] {

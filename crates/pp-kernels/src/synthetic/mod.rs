@@ -138,12 +138,12 @@ impl Work {
         let driver = Driver::load()?;
         driver.check_context(context)?;
         // SAFETY: the caller's duty.
-        let stream = unsafe { Stream::borrow(stream) };
+        let stream = unsafe { Stream::borrow(driver, stream) };
         let engine = match kind {
             Kind::Spin { .. } => Engine::Spin(Synthetic::of(driver, context)?),
-            Kind::Gemm { size } => Engine::Gemm(Gemm::new(driver, stream, size)?),
+            Kind::Gemm { size } => Engine::Gemm(Gemm::new(stream, size)?),
             Kind::Hbm { bytes } => {
-                let memory = || Memory::new(driver, stream, bytes as usize);
+                let memory = || Memory::new(stream, bytes as usize);
                 let (from, to) = (memory()?, memory()?);
                 fill_with_noise(stream, &from, 3)?;
                 Engine::Hbm {
