@@ -36,7 +36,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PluginCommand {
-    /// Load a plugin and run the conformance and known-answer tests on it.
+    /// Load a plugin and run the conformance and known-answer tests on it, in host memory.
     Check {
         /// The shared library.
         file: PathBuf,

@@ -335,6 +335,41 @@ fn a_transfer_that_never_happens_ends_the_job_with_its_name() {
     }
 }
 
+#[test]
+fn a_variable_of_nccl_set_on_one_rank_alone_stops_the_job_before_it_begins() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("nccl_settings");
+    let rank = |rank: &str, algorithm: Option<&str>| {
+        let args = [
+            "bench",
+            "link",
+            "--transport",
+            "nccl",
+            "--max-bytes",
+            "4096",
+        ];
+        let mut command = pp(&args);
+        fakes.give_to(&mut command);
+        command
+            .env("PP_FAKE_NCCL_DIR", folder.file(""))
+            .env("PP_JOB_SECRET", "0123456789abcdef0123456789abcdef")
+            .env("PP_JOB_ID", "settings")
+            .env("PP_RENDEZVOUS", "unix")
+            .envs([("WORLD_SIZE", "2"), ("RANK", rank), ("LOCAL_RANK", rank)])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        if let Some(algorithm) = algorithm {
+            command.env("NCCL_ALGO", algorithm);
+        }
+        command.spawn().unwrap()
+    };
+    let ranks = [rank("0", Some("Ring")), rank("1", None)];
+    for ended in ranks.map(finish) {
+        ended.failed(6, &["NCCL_ALGO", "Ring"]);
+    }
+}
+
 /// The proof sees what is wrong in `pp` as it does in the transport alone.
 #[test]
 fn a_spoiled_run_is_noticed() {

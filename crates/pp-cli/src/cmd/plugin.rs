@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use pp_contract::{Fault, FaultKind};
+use pp_kernels::KernelSet;
 use pp_kernels::check::check as check_plugin;
 
 use crate::exit::{Failure, print};
@@ -10,6 +11,17 @@ use crate::job::FRONT;
 
 /// Loads a plugin, runs every check on it and prints them.
 pub(crate) fn check(file: &Path) -> Result<(), Failure> {
+    if let Ok(kernels) = KernelSet::load(file)
+        && !kernels.describe().host
+    {
+        let text = format!(
+            "{}: it loads, and works in GPU memory alone, where nothing is checked here; hold it \
+             against the built-in kernels: pp run --transport nccl --kernels {} and --kernels ptx",
+            file.display(),
+            file.display()
+        );
+        return Err(Fault::new(FaultKind::Plugin, FRONT, "plugin check", text).into());
+    }
     let report = check_plugin(file);
     print(&report.to_string())?;
     if report.passed() {
