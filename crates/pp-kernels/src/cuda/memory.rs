@@ -12,6 +12,8 @@ use super::functions::call;
 
 /// The longest that set-up waits for the device.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long the frees at the end of a measurement may take. A copy that takes longer was waited for before.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Device memory that comes and goes in the order of one stream: it may be used by work of that stream only.
 #[derive(Debug)]
@@ -80,9 +82,9 @@ impl Drop for Memory {
 /// Page-locked host memory, filled with zeros, for copies on one stream.
 ///
 /// # If dropped
-/// It is freed when all that was enqueued on the stream is done, and leaked otherwise: to free it waits for copies under
-/// way, for ever behind a stream that hangs. For set-up and measurements only, because freeing may wait for other
-/// streams of the device, too.
+/// Waits until the stream is done, at most a second, and then frees it; leaks it behind a stream that hangs or failed,
+/// where the driver would wait for ever. For set-up and measurements only, because the driver may wait for other streams
+/// of the device, too.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     data: *mut u8,
@@ -131,7 +133,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if !matches!(self.stream.is_done(), Ok(true)) {
+        if self.stream.wait(GRACE).is_err() {
             return;
         }
         // SAFETY: allocated once, freed once, and the stream has passed every copy. A failure has nobody to hear it.

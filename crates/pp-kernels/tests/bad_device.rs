@@ -1,0 +1,82 @@
+//! A device that fails or hangs, on a driver that is not real.
+
+mod common;
+#[path = "../../pp-transport/tests/fakes/mod.rs"]
+mod fakes;
+
+use std::fs;
+use std::path::Path;
+
+use common::{compile_c_file, root};
+use fakes::Fakes;
+use fakes::raw::{Handle, ok};
+use pp_kernels::{Chroma, KernelSet, SessionConfig, measure};
+
+fn new_stream() -> Handle {
+    let mut stream = std::ptr::null_mut();
+    ok!(stream_create(&mut stream, 1, 0));
+    stream
+}
+
+/// Measures kernels whose encode fails; gives the failure.
+fn measure(variant: &[&str], context: Handle, stream: Handle) -> String {
+    let source = root().join("crates/pp-kernels/tests/plugins/stuck.c");
+    let set = KernelSet::load(&compile_c_file(&source, variant)).unwrap();
+    let case = measure::Case {
+        width: 48,
+        height: 32,
+        chroma: Chroma::Mono,
+        frames: 1,
+        steps: 0,
+        runs: 1,
+    };
+    // SAFETY: context and stream live as long as the process, and the context is current.
+    let outcome = unsafe { measure::kernels(&set, &case, context as u64, stream as u64) };
+    outcome.unwrap_err().to_string()
+}
+
+/// One test, because settings and recordings of the fakes are the process's.
+#[test]
+fn codes_that_nobody_knows_are_errors_and_streams_that_hang_are_not_waited_for() {
+    let loaded = Fakes::build().load();
+    let records = format!("bad-device-records-{}", std::process::id());
+    let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join(records);
+    let _ = fs::remove_dir_all(&records);
+    fs::create_dir_all(&records).unwrap();
+    loaded.set("RECORD", records.to_str().unwrap());
+    let mut context = std::ptr::null_mut();
+    ok!(init(0));
+    ok!(retain(&mut context, 0));
+    ok!(set_current(context));
+
+    // A result code of a driver that is newer than all that this was built with.
+    let stream = new_stream();
+    loaded.set("FAULTS", "cuMemAllocAsync:1:4242");
+    let config = SessionConfig::cuda(48, 32, Chroma::C420, 1, context as u64, stream as u64);
+    // SAFETY: context and stream live as long as the process, and the context is current.
+    let refused = unsafe { KernelSet::ptx().open_on_device(&config) };
+    let reason = refused.unwrap_err().to_string();
+    assert!(
+        reason.contains("cuMemAllocAsync failed: code 4242 (code 4242)"),
+        "{reason}"
+    );
+    loaded.set("FAULTS", "");
+
+    let error = measure(&[], context, stream);
+    assert!(error.contains("no encode today"), "{error}");
+    loaded.note("Mark name=stuck");
+    let error = measure(&["STUCK"], context, stream);
+    assert!(error.contains("no encode today"), "{error}");
+    loaded.note("Mark name=end");
+
+    let recording = records.join(format!("{}.rec", std::process::id()));
+    let recording = fs::read_to_string(recording).unwrap();
+    let (sound, stuck) = recording.split_once("Mark name=stuck").unwrap();
+    for part in [sound, stuck] {
+        assert!(part.contains(" cuMemHostAlloc "), "{part}");
+    }
+    assert!(sound.contains(" cuMemFreeHost "), "{sound}");
+    // The real one would wait for the stream, for ever.
+    assert!(!stuck.contains(" cuMemFreeHost "), "{stuck}");
+    fs::remove_dir_all(&records).unwrap();
+}

@@ -1,0 +1,46 @@
+/* The median plugin as one whose encode fails on a device; with STUCK, behind work that does not end. Built by the tests. */
+#define pp_kernels_entry_v1 sound_entry
+#include "../../../../plugins/median/median.c"
+#undef pp_kernels_entry_v1
+
+static pp_status says_cuda(pp_description *out, pp_error *error) {
+  pp_status status = describe(out, error);
+  out->spaces |= 1u << PP_SPACE_CUDA;
+  return status;
+}
+
+static uint64_t stream;
+
+static pp_status takes_cuda(const pp_session_config *config, pp_session **out, pp_error *error) {
+  pp_session_config host = *config;
+  host.space = PP_SPACE_HOST;
+  stream = config->stream;
+  return create(&host, out, error);
+}
+
+#if defined(STUCK)
+#include <unistd.h>
+
+/* The driver's. */
+int cuLaunchHostFunc(void *stream, void (*call)(void *), void *data);
+
+static void never_ends(void *data) {
+  (void)data;
+  for (;;) sleep(1000);
+}
+#endif
+
+static pp_status encode_fails(pp_session *s, pp_encode_args *args, pp_error *error) {
+  (void)s, (void)args;
+#if defined(STUCK)
+  cuLaunchHostFunc((void *)(uintptr_t)stream, never_ends, NULL);
+#endif
+  return fail(error, PP_ERROR, "no encode today");
+}
+
+const pp_kernels_table *pp_kernels_entry_v1(void) {
+  static pp_kernels_table table;
+  table = *sound_entry();
+  table.describe = says_cuda, table.create = takes_cuda, table.encode = encode_fails;
+  return &table;
+}
