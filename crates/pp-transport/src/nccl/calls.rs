@@ -32,6 +32,16 @@ impl Comm {
     }
 }
 
+/// Whether an abort is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Gone {
+    /// What was in flight has ended.
+    Now,
+    /// It is under way, and there is no communicator any more that could be asked: what was in
+    /// flight may still be.
+    Later,
+}
+
 /// A call on a communicator, with what a wait for it may give up on.
 pub(super) struct Call<'a> {
     pub(super) nccl: &'a Nccl,
@@ -267,14 +277,27 @@ impl Call<'_> {
     ///
     /// # Safety
     /// As [`Call::revoke`]; nobody uses the communicator any more.
-    pub(super) unsafe fn abort(&self, comm: Comm) -> Result<(), NcclError> {
+    pub(super) unsafe fn abort(&self, comm: Comm) -> Result<Gone, NcclError> {
         // SAFETY: the caller's promise.
         let result = unsafe { (self.nccl.functions().ncclCommAbort)(comm.raw()) };
+        self.gone("ncclCommAbort", result)
+    }
+
+    /// Ends a group of aborts alone.
+    ///
+    /// # Safety
+    /// As [`Call::abort`], of each.
+    pub(super) unsafe fn group_end_of_aborts(&self) -> Result<Gone, NcclError> {
+        // SAFETY: the caller's promise.
+        let result = unsafe { (self.nccl.functions().ncclGroupEnd)() };
+        self.gone("ncclGroupEnd", result)
+    }
+
+    fn gone(&self, call: &'static str, result: ncclResult_t) -> Result<Gone, NcclError> {
         if result == ncclResult_t::ncclInProgress {
-            // It is under way, and there is no communicator any more that could be asked.
-            return Ok(());
+            return Ok(Gone::Later);
         }
-        self.nccl.check("ncclCommAbort", result)
+        self.nccl.check(call, result).map(|()| Gone::Now)
     }
 
     /// Lets the communicator finish what it has, then destroys it. It is gone afterwards.

@@ -98,7 +98,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`TransportError::NotInTime`] when a member did not come by the deadline: a thread that waits
-    /// inside NCCL is left behind then. This rank is no member; NCCL refuses.
+    /// inside NCCL is left behind then. This rank is no member, or one is twice; NCCL refuses.
     pub fn connect(options: CommOptions) -> Result<Self, TransportError> {
         let CommOptions {
             issuer,
@@ -110,19 +110,19 @@ impl Communicator {
             blocking,
         } = options;
         let place = place_of(name, &members, me)?;
+        check_once_each(name, &members)?;
         let ranks = members.len() as u32;
         let core = issuer.core();
         let tenant = Tenant::new(&issuer);
         let life = Arc::new(Life::new(core, format!("group {name}")));
-        let turn = core.enter_to_connect()?;
-        let made = connect::by(deadline, &life, move |life, progress| {
+        let beside = core.enter_to_connect(life.what(), deadline)?;
+        let made = connect::by(deadline, &life, beside, move |life, progress| {
             progress.at("create the communicator")?;
             life.core.device.bind()?;
             let comm = connect::join(life, progress, &id, place, ranks, blocking)?;
             connect::all_pairs(life, progress, comm, place, ranks)?;
             Ok(comm)
         });
-        drop(turn);
         Ok(Self {
             comm: made?,
             life,
@@ -187,6 +187,18 @@ impl Drop for Communicator {
         if let Err(error) = self.end(Instant::now() + ENDED_WITHIN) {
             tracing::warn!(%error, "a group did not end as it should");
         }
+    }
+}
+
+/// A rank that stands twice in a group would have to be in two places.
+fn check_once_each(group: &'static str, members: &[Rank]) -> Result<(), TransportError> {
+    let mut places = members.iter().enumerate();
+    match places.find(|(place, rank)| members[..*place].contains(rank)) {
+        None => Ok(()),
+        Some((_, rank)) => Err(TransportError::WrongGroup {
+            group,
+            why: format!("rank {rank} is a member twice"),
+        }),
     }
 }
 

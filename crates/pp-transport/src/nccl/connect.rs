@@ -14,6 +14,7 @@ use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
 
 use super::calls::{Call, Comm};
 use super::id::UniqueId;
+use super::issuer::Beside;
 use super::life::{How, Life};
 use super::slots::{DeviceSlots, Slot};
 use crate::cuda::{CudaError, DeviceBuffer, DevicePtr, Stream};
@@ -44,6 +45,10 @@ impl Progress {
 
     fn is_wanted(&self) -> bool {
         !self.given_up.load(Ordering::Acquire)
+    }
+
+    fn give_up(&self) {
+        self.given_up.store(true, Ordering::Release);
     }
 
     /// Begins a step, unless nobody waits any more.
@@ -77,6 +82,29 @@ impl From<NcclError> for Stop {
     }
 }
 
+/// Communicators that nobody has taken over yet. Whoever drops it ends them, at a panic too.
+struct Unmade {
+    life: Arc<Life>,
+    /// `None` only once they were taken over.
+    beside: Option<Beside>,
+}
+
+impl Unmade {
+    /// They are whole, and somebody has them: the thread that issues may call again.
+    fn taken(mut self) {
+        self.beside = None;
+    }
+}
+
+impl Drop for Unmade {
+    fn drop(&mut self) {
+        if let Some(beside) = self.beside.take() {
+            self.life.kill("it was not made");
+            self.life.run_end(How::Abort, beside);
+        }
+    }
+}
+
 /// Runs `make` on a thread of its own and waits for it until the deadline. What it adds to `life`
 /// is aborted when it fails, or comes too late.
 ///
@@ -85,21 +113,26 @@ impl From<NcclError> for Stop {
 pub(super) fn by<T: Send + 'static>(
     deadline: Instant,
     life: &Arc<Life>,
+    beside: Beside,
     make: impl FnOnce(&Life, &Progress) -> Result<T, Stop> + Send + 'static,
 ) -> Result<T, TransportError> {
     let started = Instant::now();
     let progress = Arc::new(Progress::new());
-    let (sender, made) = sync_channel(1);
+    // It holds nothing: either it is taken, or it stays with the maker, and is ended there.
+    let (sender, made) = sync_channel(0);
     let (own_life, own_progress) = (Arc::clone(life), Arc::clone(&progress));
     let work = move || {
-        let result = make(&own_life, &own_progress);
-        // From here on either the maker or the one who waits ends what was made, not both.
-        let unwanted = own_progress.given_up.swap(true, Ordering::AcqRel);
-        if unwanted || result.is_err() {
-            own_life.kill("it was not made");
-            own_life.run_end(How::Abort);
-        }
-        // Too late there is nobody to take it: it is dropped here.
+        let unmade = Unmade {
+            life: own_life,
+            beside: Some(beside),
+        };
+        let result = match make(&unmade.life, &own_progress) {
+            Ok(made) => Ok((unmade, made)),
+            Err(stop) => {
+                drop(unmade);
+                Err(stop)
+            }
+        };
         let _ = sender.send(result);
     };
     let thread = std::thread::Builder::new().name("pp-nccl-connect".into());
@@ -113,30 +146,25 @@ pub(super) fn by<T: Send + 'static>(
         return Err(late("start a thread"));
     }
     let left = deadline.saturating_duration_since(started);
-    let result = match made.recv_timeout(left) {
-        Ok(result) => result,
-        Err(RecvTimeoutError::Disconnected) => return Err(late("run to its end")),
-        Err(RecvTimeoutError::Timeout) => {
-            let step = progress.step();
-            if !progress.given_up.swap(true, Ordering::AcqRel) {
-                life.kill("it was not made in time");
-                return Err(late(step));
-            }
-            // It was made, or has failed, at this very moment.
-            match made.recv_timeout(LOOK_EVERY * 100) {
-                Ok(result) => result,
-                Err(_) => return Err(late(step)),
-            }
+    match made.recv_timeout(left) {
+        Ok(Ok((unmade, made))) => {
+            unmade.taken();
+            Ok(made)
         }
-    };
-    result.map_err(|stop| match stop {
-        Stop::GivenUp => late(progress.step()),
-        Stop::Cuda(error) => TransportError::Cuda(error),
-        Stop::Nccl(source) => TransportError::Nccl {
+        Ok(Err(Stop::GivenUp)) => Err(late(progress.step())),
+        Ok(Err(Stop::Cuda(error))) => Err(TransportError::Cuda(error)),
+        Ok(Err(Stop::Nccl(source))) => Err(TransportError::Nccl {
             doing: format!("{}: {}", life.what(), progress.step()),
             source,
-        },
-    })
+        }),
+        Err(RecvTimeoutError::Disconnected) => Err(late("run to its end")),
+        Err(RecvTimeoutError::Timeout) => {
+            let step = progress.step();
+            progress.give_up();
+            life.kill("it was not made in time");
+            Err(late(step))
+        }
+    }
 }
 
 /// Joins one communicator and gives it to `life`.
@@ -152,8 +180,8 @@ pub(super) fn join(
         nccl: &life.core.nccl,
         go_on: &|| progress.is_wanted(),
     };
-    // SAFETY: no other thread issues on this device: the one that could waits for this one, or has
-    // given it up and calls no more; the context is current.
+    // SAFETY: no other thread issues on this device while this one is `Beside` it; the context is
+    // current.
     let (comm, joined) = unsafe { call.join(id, rank, ranks, blocking) };
     if let Some(comm) = comm {
         life.add(comm);
@@ -251,6 +279,22 @@ pub(super) fn all_pairs(
     let device = &life.core.device;
     let stream = Stream::urgent(device)?;
     let scratch = DeviceBuffer::new(device, 2 * ranks as usize + 1)?;
+    let exchanged = exchange(life, progress, (comm, place, ranks), &stream, &scratch);
+    if exchanged.is_err() {
+        // What was accepted may be launched later: both stay for good.
+        std::mem::forget((stream, scratch));
+    }
+    exchanged
+}
+
+/// Issues what [`all_pairs`] moves, each byte with a place of its own in `scratch`, and waits for it.
+fn exchange(
+    life: &Life,
+    progress: &Progress,
+    (comm, place, ranks): (Comm, u32, u32),
+    stream: &Stream,
+    scratch: &DeviceBuffer,
+) -> Result<(), Stop> {
     let at = |byte: u32| DevicePtr {
         address: scratch.address() + u64::from(byte),
         len: 1,
@@ -265,23 +309,20 @@ pub(super) fn all_pairs(
         .filter(|peer| *peer != place)
         .try_for_each(|peer| {
             // SAFETY: the communicator was just made, this thread is the only one that calls for the
-            // device (see `join`); each byte is used once, and the scratch is not freed before the
-            // stream has passed (`used_by`).
+            // device (see `join`); each byte is used once, and the scratch is freed only after the
+            // stream has passed, by whoever called.
             unsafe {
-                call.send(comm, at(2 * peer), kind, 1, peer, &stream)?;
-                call.recv(comm, at(2 * peer + 1), kind, 1, peer, &stream)
+                call.send(comm, at(2 * peer), kind, 1, peer, stream)?;
+                call.recv(comm, at(2 * peer + 1), kind, 1, peer, stream)
             }
         });
     // SAFETY: as above.
     let ended = unsafe { call.group_end(&[comm]) };
-    let issued = issued.and(ended).and_then(|()| {
-        let last = at(2 * ranks);
-        // SAFETY: as above.
-        unsafe { call.all_reduce(comm, last, kind, 1, ncclRedOp_t::ncclMax, &stream) }
-    });
-    // Even operations that failed may use it.
-    scratch.used_by(&stream)?;
-    issued?;
+    issued.and(ended)?;
+    let last = at(2 * ranks);
+    // SAFETY: as above.
+    unsafe { call.all_reduce(comm, last, kind, 1, ncclRedOp_t::ncclMax, stream) }?;
+    scratch.used_by(stream)?;
     progress.at("move a byte between the members")?;
     while !scratch.is_idle()? {
         progress.at("move a byte between the members")?;
@@ -307,15 +348,18 @@ fn try_out(
     // SAFETY: the communicator was just made, this thread is the only one that calls for the device
     // (see `join`), and the slot belongs to nobody yet. It has a byte even where the edge carries
     // none, since the driver allocates no less, and it is not freed before the event is done.
-    unsafe {
+    let issued = unsafe {
         if sends {
-            call.send(edge.comm, place, kind, 1, edge.peer, &edge.stream)?;
+            call.send(edge.comm, place, kind, 1, edge.peer, &edge.stream)
         } else {
-            call.recv(edge.comm, place, kind, 1, edge.peer, &edge.stream)?;
+            call.recv(edge.comm, place, kind, 1, edge.peer, &edge.stream)
         }
-    }
-    slot.moved
-        .record(&edge.stream)
-        .inspect_err(|_| slot.lose())?;
-    Ok(())
+    };
+    let issued = issued.map_err(Stop::from);
+    let recorded = issued.and_then(|()| Ok(slot.moved.record(&edge.stream)?));
+    recorded.inspect_err(|_| {
+        // It may have been accepted and be launched later: both stay for good.
+        slot.lose();
+        std::mem::forget(edge.stream.clone());
+    })
 }

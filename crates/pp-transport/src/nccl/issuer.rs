@@ -3,12 +3,13 @@
 //! Hazard: NCCL may not be called by two threads for communicators of one device, not even of
 //! different ones; the calls race, or the two ranks issue in different orders and hang.
 //! Guarantee: one issuer per device and process, bound to the thread that first issues with it;
-//! a call from any other thread is an error before NCCL sees it.
+//! a call from any other thread is an error before NCCL sees it. So is one from the right thread
+//! while another makes or ends communicators, which may be for good when that one hangs in NCCL.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use nccl_sys::Nccl;
@@ -19,6 +20,9 @@ use crate::error::TransportError;
 /// How long an abort waits for a call that is under way: those that are not stuck take
 /// microseconds.
 const CALL_ENDS_WITHIN: Duration = Duration::from_millis(100);
+
+/// Time between two looks at whether a thread is done with NCCL.
+const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// Devices of this process that have an issuer.
 static TAKEN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
@@ -48,17 +52,19 @@ impl Issuer {
             return Err(TransportError::DeviceTaken { ordinal });
         }
         taken.push(ordinal);
+        let claim = Arc::new(Claim { ordinal });
         let core = Arc::new(Core {
             nccl: nccl.clone(),
             device: device.clone(),
+            claim: Arc::downgrade(&claim),
             thread: AtomicU64::new(NOBODY),
-            tenants: AtomicUsize::new(0),
+            tenants: Mutex::new(0),
             inside: AtomicBool::new(false),
-            connecting: AtomicBool::new(false),
+            beside: AtomicUsize::new(0),
         });
         Ok(Self {
             core,
-            claim: Arc::new(Claim { ordinal }),
+            claim,
             one_thread: PhantomData,
         })
     }
@@ -90,8 +96,8 @@ impl Issuer {
     }
 }
 
-/// A device that is taken. Held by issuers, links and communicators; leases that outlive them do
-/// not count, since nothing is issued through a lease.
+/// A device that is taken. Held by issuers, links, communicators and the threads that make or end
+/// them; leases that outlive them do not count, since nothing is issued through a lease.
 #[derive(Debug)]
 struct Claim {
     ordinal: u32,
@@ -118,59 +124,109 @@ thread_local! {
 pub(super) struct Core {
     pub(super) nccl: Nccl,
     pub(super) device: Device,
+    claim: Weak<Claim>,
     /// The thread that issues, once one has.
     thread: AtomicU64,
-    /// Links and communicators there are; with the last the thread is free to change.
-    tenants: AtomicUsize,
-    /// A call into NCCL is under way.
+    /// Links and communicators there are; with the last the thread is free to change, under this
+    /// lock, so that no thread of a new one is unbound by mistake.
+    tenants: Mutex<usize>,
+    /// A call of the thread that issues is under way.
     inside: AtomicBool,
-    /// A thread makes communicators, and the one that issues waits for it.
-    connecting: AtomicBool,
+    /// Threads beside it that make or end communicators.
+    beside: AtomicUsize,
 }
 
 impl Core {
     /// Begins a call: from the thread that issues, with the context bound.
     ///
     /// # Errors
-    /// [`TransportError::WrongThread`]; the context cannot be bound.
+    /// [`TransportError::WrongThread`], also while a thread makes or ends communicators; the
+    /// context cannot be bound.
     #[inline]
     pub(super) fn enter(&self) -> Result<Turn<'_>, TransportError> {
         let this = THIS_THREAD.with(|this| *this);
         if self.thread.load(Ordering::Relaxed) != this {
             self.thread
                 .compare_exchange(NOBODY, this, Ordering::AcqRel, Ordering::Relaxed)
-                .map_err(|_| TransportError::WrongThread {
-                    ordinal: self.device.about().ordinal,
-                })?;
+                .map_err(|_| self.wrong_thread())?;
         }
         self.device.bind()?;
-        // Sequentially consistent, as are the mark of an abort and its look at this: either the
-        // caller sees the mark, or the abort sees the caller.
+        // Sequentially consistent, as are the mark of an abort or of a thread beside this one, and
+        // their look at this: either the caller sees the mark, or they see the caller.
         self.inside.store(true, Ordering::SeqCst);
-        Ok(Turn(self))
+        let turn = Turn(self);
+        if self.beside.load(Ordering::SeqCst) > 0 {
+            return Err(self.wrong_thread());
+        }
+        Ok(turn)
     }
 
-    /// Lets the calling thread stand aside while another makes communicators for it.
+    #[cold]
+    fn wrong_thread(&self) -> TransportError {
+        TransportError::WrongThread {
+            ordinal: self.device.about().ordinal,
+        }
+    }
+
+    /// Lets the calling thread stand aside while another makes communicators for it: `what`. Waits
+    /// for those that still make or end others.
     ///
     /// # Errors
-    /// [`TransportError::WrongThread`] when another thread issues, or makes communicators.
-    pub(super) fn enter_to_connect(&self) -> Result<Connecting<'_>, TransportError> {
+    /// [`TransportError::WrongThread`] when another thread issues; [`TransportError::NotInTime`].
+    pub(super) fn enter_to_connect(
+        self: &Arc<Self>,
+        what: &str,
+        deadline: Instant,
+    ) -> Result<Beside, TransportError> {
         let this = THIS_THREAD.with(|this| *this);
+        let started = Instant::now();
+        let mark = || {
+            self.beside
+                .compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst)
+                .is_ok()
+        };
+        while !mark() {
+            if Instant::now() >= deadline {
+                return Err(TransportError::NotInTime {
+                    what: what.to_owned(),
+                    step: "wait for the thread that makes or ends other communicators",
+                    after: started.elapsed(),
+                });
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        let beside = self.marked();
         let thread = self.thread.load(Ordering::Relaxed);
         let may = thread == NOBODY || thread == this;
-        if !may || self.connecting.swap(true, Ordering::AcqRel) {
-            return Err(TransportError::WrongThread {
-                ordinal: self.device.about().ordinal,
-            });
+        if !may || self.inside.load(Ordering::SeqCst) {
+            return Err(self.wrong_thread());
         }
-        Ok(Connecting(self))
+        Ok(beside)
+    }
+
+    /// Marks that a thread beside the one that issues calls into NCCL, to end communicators: come
+    /// what may, since only that ends what hangs.
+    pub(super) fn enter_to_end(self: &Arc<Self>) -> Beside {
+        self.beside.fetch_add(1, Ordering::SeqCst);
+        self.marked()
+    }
+
+    fn marked(self: &Arc<Self>) -> Beside {
+        Beside {
+            core: Arc::clone(self),
+            _claim: self.claim.upgrade(),
+        }
+    }
+
+    fn tenants(&self) -> MutexGuard<'_, usize> {
+        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits, not for long, until no call is under way.
     pub(super) fn wait_outside(&self) {
         let start = Instant::now();
         while self.inside.load(Ordering::SeqCst) && start.elapsed() < CALL_ENDS_WITHIN {
-            std::thread::sleep(Duration::from_micros(50));
+            std::thread::sleep(LOOK_EVERY);
         }
     }
 }
@@ -185,13 +241,17 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Communicators are being made.
+/// A thread beside the one that issues is in NCCL. Belongs to that thread, so that it lasts as long
+/// as it, even where nobody waits for it any more.
 #[derive(Debug)]
-pub(super) struct Connecting<'a>(&'a Core);
+pub(super) struct Beside {
+    core: Arc<Core>,
+    _claim: Option<Arc<Claim>>,
+}
 
-impl Drop for Connecting<'_> {
+impl Drop for Beside {
     fn drop(&mut self) {
-        self.0.connecting.store(false, Ordering::Release);
+        self.core.beside.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -204,7 +264,7 @@ pub(super) struct Tenant {
 
 impl Tenant {
     pub(super) fn new(issuer: &Issuer) -> Self {
-        issuer.core.tenants.fetch_add(1, Ordering::AcqRel);
+        *issuer.core.tenants() += 1;
         Self {
             core: Arc::clone(&issuer.core),
             _claim: Arc::clone(&issuer.claim),
@@ -214,7 +274,9 @@ impl Tenant {
 
 impl Drop for Tenant {
     fn drop(&mut self) {
-        if self.core.tenants.fetch_sub(1, Ordering::AcqRel) == 1 {
+        let mut tenants = self.core.tenants();
+        *tenants -= 1;
+        if *tenants == 0 {
             self.core.thread.store(NOBODY, Ordering::Release);
         }
     }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::{NcclError, Version, ncclResult_t};
 
-use super::calls::{Call, Comm};
-use super::issuer::{Core, Turn};
+use super::calls::{Call, Comm, Gone};
+use super::issuer::{Beside, Core, Turn};
 use crate::error::TransportError;
 
 /// Aborts of several communicators belong in one group from this version on.
@@ -47,7 +47,7 @@ pub(super) struct Life {
 enum End {
     Alive,
     At(&'static str),
-    Over(Result<(), NcclError>),
+    Over(Result<Gone, NcclError>),
 }
 
 /// How communicators end.
@@ -108,7 +108,11 @@ impl Life {
     /// The generation is dead, or this is not the thread that issues.
     #[inline]
     pub(super) fn enter(&self) -> Result<Turn<'_>, TransportError> {
-        let turn = self.core.enter()?;
+        // That it is dead says more than that the thread which ends it is in the way.
+        let turn = self
+            .core
+            .enter()
+            .or_else(|error| self.check().and(Err(error)))?;
         if self.dead.load(Ordering::SeqCst) {
             return Err(self.aborted());
         }
@@ -163,7 +167,7 @@ impl Life {
         let comms = lock(&self.comms).clone();
         for comm in comms {
             // SAFETY: alive, since whoever ends communicators takes them out of the list first, and
-            // an abort then waits for this turn of the thread that issues.
+            // then waits for this turn of the thread that issues.
             let state = self.call(|call| unsafe { call.asynchronous(comm) });
             if state == ncclResult_t::ncclInProgress {
                 continue;
@@ -192,9 +196,9 @@ impl Life {
         let mut end = lock(&self.end);
         if matches!(*end, End::Alive) {
             *end = End::At("start a thread");
-            let life = Arc::clone(self);
+            let (life, beside) = (Arc::clone(self), self.core.enter_to_end());
             let thread = std::thread::Builder::new().name("pp-nccl-end".into());
-            if let Err(error) = thread.spawn(move || life.run_end(how)) {
+            if let Err(error) = thread.spawn(move || life.run_end(how, beside)) {
                 tracing::warn!(%error, "no thread to end communicators on");
             }
         }
@@ -204,15 +208,16 @@ impl Life {
             .wait_timeout_while(end, left, |end| matches!(end, End::At(_)))
             .unwrap_or_else(PoisonError::into_inner);
         match &*end {
-            End::Over(Ok(())) => Ok(()),
+            End::Over(Ok(Gone::Now)) => Ok(()),
             End::Over(Err(source)) => Err(TransportError::Nccl {
                 doing: format!("end {}", self.what),
                 source: source.clone(),
             }),
-            End::Alive | End::At(_) => {
+            End::Alive | End::At(_) | End::Over(Ok(Gone::Later)) => {
                 let step = match &*end {
                     End::At(step) => *step,
-                    _ => "begin",
+                    End::Over(_) => "what goes on after ncclCommAbort",
+                    End::Alive => "begin",
                 };
                 Err(TransportError::LeftBehind {
                     what: self.what.clone(),
@@ -224,17 +229,19 @@ impl Life {
     }
 
     /// Ends the communicators on this thread, which may hang.
-    pub(super) fn run_end(&self, how: How) {
+    pub(super) fn run_end(&self, how: How, beside: Beside) {
         let comms = std::mem::take(&mut *lock(&self.comms));
         let result = match how {
-            How::Destroy => self.destroy(&comms),
+            How::Destroy => self.destroy(&comms).map(|()| Gone::Now),
             How::Abort => self.abort(&comms),
         };
         if let Err(error) = &result {
             tracing::warn!(%error, "{} did not end as it should", self.what);
         }
+        // Whoever hears that it is over may issue.
+        drop(beside);
         let mut end = lock(&self.end);
-        if result.is_ok() && self.is_dead() {
+        if result == Ok(Gone::Now) && self.is_dead() {
             self.core.device.end_trouble();
         }
         *end = End::Over(result);
@@ -247,6 +254,8 @@ impl Life {
     }
 
     fn destroy(&self, comms: &[Comm]) -> Result<(), NcclError> {
+        self.at("wait for the call that is under way");
+        self.core.wait_outside();
         self.at("ncclCommDestroy");
         if let Err(error) = self.core.device.bind() {
             tracing::warn!(%error, "{} ends without a context", self.what);
@@ -257,14 +266,14 @@ impl Life {
         };
         let mut result = Ok(());
         for comm in comms {
-            // SAFETY: taken out of the list, so nobody else uses it; its owner is gone, and with it
-            // the thread that issued on it.
+            // SAFETY: taken out of the list, so nobody finds it any more; the call that may have
+            // found it before, to ask after it, was waited for.
             result = result.and(unsafe { call.destroy(*comm) });
         }
         result
     }
 
-    fn abort(&self, comms: &[Comm]) -> Result<(), NcclError> {
+    fn abort(&self, comms: &[Comm]) -> Result<Gone, NcclError> {
         // No call of the driver before the abort: one may wait for the very kernels that only the
         // abort ends. NCCL binds the device itself.
         self.at("wait for the call that is under way");
@@ -288,18 +297,25 @@ impl Life {
         if grouped {
             call.group_start()?;
         }
-        let mut aborted = Ok(());
+        let mut aborted = Ok(Gone::Now);
         for comm in comms {
             // SAFETY: as above; it is not used again.
-            aborted = aborted.and(unsafe { call.abort(*comm) });
+            aborted = later(aborted, unsafe { call.abort(*comm) });
         }
         if grouped {
-            // SAFETY: the group has aborts alone, and their communicators are not asked again.
-            let ended = unsafe { call.group_end(&[]) };
-            return aborted.and(ended);
+            // SAFETY: as above; the group has aborts alone.
+            aborted = later(aborted, unsafe { call.group_end_of_aborts() });
         }
         aborted
     }
+}
+
+/// The first error, else whichever comes later.
+fn later(
+    first: Result<Gone, NcclError>,
+    second: Result<Gone, NcclError>,
+) -> Result<Gone, NcclError> {
+    Ok(first?.max(second?))
 }
 
 impl Drop for Life {

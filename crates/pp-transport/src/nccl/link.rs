@@ -113,13 +113,11 @@ impl NcclLink {
             ids,
             blocking,
         };
-        // Holds the thread that issues for as long as another calls into NCCL for its device.
-        let turn = core.enter_to_connect()?;
+        let beside = core.enter_to_connect(life.what(), deadline)?;
         let started = Instant::now();
-        let made = connect::by(deadline, &life, move |life, progress| {
+        let made = connect::by(deadline, &life, beside, move |life, progress| {
             connect::edges(life, progress, &wanted)
         });
-        drop(turn);
         let Edges {
             out,
             incoming,
