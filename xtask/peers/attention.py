@@ -273,6 +273,42 @@ def variants(frames, height, width, device):
     }
 
 
+def failed(failure):
+    """Reported, and no reason to end: the others are still worth their time."""
+    return {"failed": f"{type(failure).__name__}: {failure}"[-400:]}
+
+
+def checked(name, device):
+    """How far one variant is from f64 on a small clip."""
+    began = time.monotonic()
+    small = clip(4, 72, 104, device)
+    expected = offsets(small.double(), PLAIN, 0 if name == "sdpa" else LIMIT)
+    try:
+        error = (variants(4, 72, 104, device)[name](small.bfloat16()).double() - expected).abs()
+        line = {"worst": error.max().item(), "rms": error.square().mean().sqrt().item()}
+    except Exception as failure:
+        line = failed(failure)
+    return {"check": name} | line | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def timed(name, frames, sizes, device):
+    """One variant on a plane of luma and two of chroma."""
+    planes = [clip(frames, *size, device).bfloat16() for size in sizes]
+    runs = [variants(frames, *size, device)[name] for size in sizes]
+
+    def work():
+        for plane, run, times in zip(planes, runs, (1, 2)):
+            for _ in range(times):
+                run(plane)
+
+    try:
+        us = median_us(work)
+        line = {"us": round(us, 1), "us_per_frame": round(us / frames, 1)}
+    except Exception as failure:
+        line = failed(failure)
+    return {"peer": name, "frames": frames} | line
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--frames", type=int, nargs="+", default=[4, 8])
@@ -284,36 +320,13 @@ def main():
     torch._dynamo.config.recompile_limit = 64
     print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__}), flush=True)
 
-    small = clip(4, 72, 104, device)
-    for name, run in variants(4, 72, 104, device).items():
-        if name in args.only:
-            began = time.monotonic()
-            limit = 0 if name == "sdpa" else LIMIT
-            expected = offsets(small.double(), PLAIN, limit)
-            try:
-                error = (run(small.bfloat16()).double() - expected).abs()
-                line = {"check": name, "worst": error.max().item(), "rms": error.square().mean().sqrt().item()}
-            except Exception as failure:  # report and go on: the others are still worth their time
-                line = {"check": name, "failed": f"{type(failure).__name__}: {failure}"[-400:]}
-            print(json.dumps(line | {"seconds": round(time.monotonic() - began, 1)}), flush=True)
-
     chroma = ((height // 2 + 7) // 8 * 8, (width // 2 + 7) // 8 * 8)
-    for frames in args.frames:
-        sizes = [((height + 7) // 8 * 8, (width + 7) // 8 * 8), chroma]
-        planes = [clip(frames, *size, device).bfloat16() for size in sizes]
-        runs = [variants(frames, *size, device) for size in sizes]
-        for name in args.only:
-            def work():
-                for plane, run, times in zip(planes, runs, (1, 2)):
-                    for _ in range(times):
-                        run[name](plane)
-
-            try:
-                us = median_us(work)
-                line = {"peer": name, "frames": frames, "us": round(us, 1), "us_per_frame": round(us / frames, 1)}
-            except Exception as failure:
-                line = {"peer": name, "frames": frames, "failed": f"{type(failure).__name__}: {failure}"[-400:]}
-            print(json.dumps(line), flush=True)
+    sizes = [((height + 7) // 8 * 8, (width + 7) // 8 * 8), chroma]
+    # One after the other, so that whoever ends it early has all of the first.
+    for name in args.only:
+        print(json.dumps(checked(name, device)), flush=True)
+        for frames in args.frames:
+            print(json.dumps(timed(name, frames, sizes, device)), flush=True)
             torch.cuda.empty_cache()
 
 
