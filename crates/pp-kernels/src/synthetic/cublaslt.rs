@@ -1,107 +1,200 @@
-//! Where cublasLt is found: the path in `PP_CUBLASLT_LIB`, the dynamic linker, the wheel of the Python on PATH.
-//!
-//! Hazard: cudarc panics when the library is missing. So it is found, opened and kept here first; the linker then
-//! gives cudarc the same library for its name.
+//! cublasLt: where it is found (the path in `PP_CUBLASLT_LIB`, the dynamic linker, the wheel of the Python on PATH), and
+//! the functions that are called.
 
+use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use cudarc::cublaslt::sys;
-use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use libloading::Library;
 
+use super::python;
 use crate::cuda::CudaError;
+use crate::cuda::table::functions;
 
 /// The variable that says where the library is.
 const VARIABLE: &str = "PP_CUBLASLT_LIB";
-/// The name by which cudarc finds what is already open.
+/// The name of its file in CUDA 13, and one without a version that an installation may have.
 const FILE: &str = "libcublasLt.so.13";
+const ANY: &str = "libcublasLt.so";
 
-/// Proof that cublasLt is there.
+functions! {
+    /// What is called of the library, with the types of cublasLt.h 13.0, which those of older ones are, too.
+    Functions {
+        cublasLtCreate(*mut sys::cublasLtHandle_t);
+        cublasLtDestroy(sys::cublasLtHandle_t);
+        cublasLtMatmulDescCreate(
+            *mut sys::cublasLtMatmulDesc_t,
+            sys::cublasComputeType_t,
+            sys::cudaDataType,
+        );
+        cublasLtMatmulDescDestroy(sys::cublasLtMatmulDesc_t);
+        cublasLtMatrixLayoutCreate(
+            *mut sys::cublasLtMatrixLayout_t,
+            sys::cudaDataType,
+            u64,
+            u64,
+            i64,
+        );
+        cublasLtMatrixLayoutDestroy(sys::cublasLtMatrixLayout_t);
+        cublasLtMatmulPreferenceCreate(*mut sys::cublasLtMatmulPreference_t);
+        cublasLtMatmulPreferenceSetAttribute(
+            sys::cublasLtMatmulPreference_t,
+            sys::cublasLtMatmulPreferenceAttributes_t,
+            *const c_void,
+            usize,
+        );
+        cublasLtMatmulPreferenceDestroy(sys::cublasLtMatmulPreference_t);
+        cublasLtMatmulAlgoGetHeuristic(
+            sys::cublasLtHandle_t,
+            sys::cublasLtMatmulDesc_t,
+            sys::cublasLtMatrixLayout_t,
+            sys::cublasLtMatrixLayout_t,
+            sys::cublasLtMatrixLayout_t,
+            sys::cublasLtMatrixLayout_t,
+            sys::cublasLtMatmulPreference_t,
+            c_int,
+            *mut Choice,
+            *mut c_int,
+        );
+        cublasLtMatmul(
+            sys::cublasLtHandle_t,
+            sys::cublasLtMatmulDesc_t,
+            *const c_void,
+            *const c_void,
+            sys::cublasLtMatrixLayout_t,
+            *const c_void,
+            sys::cublasLtMatrixLayout_t,
+            *const c_void,
+            *const c_void,
+            sys::cublasLtMatrixLayout_t,
+            *mut c_void,
+            sys::cublasLtMatrixLayout_t,
+            *const sys::cublasLtMatmulAlgo_t,
+            *mut c_void,
+            usize,
+            sys::cudaStream_t,
+        );
+    }
+}
+
+/// `cublasLtMatmulHeuristicResult_t`, with the status as the number that it is.
+#[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct CublasLt(());
+pub(super) struct Choice {
+    pub(super) algorithm: sys::cublasLtMatmulAlgo_t,
+    workspace: usize,
+    pub(super) state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+const _: () = assert!(size_of::<Choice>() == size_of::<sys::cublasLtMatmulHeuristicResult_t>());
+
+impl Choice {
+    /// None yet.
+    pub(super) const NONE: Choice = Choice {
+        algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+        workspace: 0,
+        state: 0,
+        waves: 0.0,
+        reserved: [0; 4],
+    };
+}
+
+/// Proof that cublasLt is there, with its functions.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CublasLt(pub(super) &'static Functions);
+
+/// Calls a function of the library; its name goes into the error. The caller's `unsafe` block vouches for the arguments.
+macro_rules! call {
+    ($library:expr, $function:ident($($argument:expr),* $(,)?)) => {{
+        let library: $crate::synthetic::cublaslt::CublasLt = $library;
+        let code = (library.0.$function)($($argument),*);
+        $crate::synthetic::cublaslt::judge(stringify!($function), code)
+    }};
+}
+pub(super) use call;
+
+/// An error unless the code is success.
+pub(super) fn judge(function: &'static str, code: c_int) -> Result<(), CudaError> {
+    let name = match code {
+        0 => return Ok(()),
+        1 => "CUBLAS_STATUS_NOT_INITIALIZED",
+        3 => "CUBLAS_STATUS_ALLOC_FAILED",
+        7 => "CUBLAS_STATUS_INVALID_VALUE",
+        8 => "CUBLAS_STATUS_ARCH_MISMATCH",
+        13 => "CUBLAS_STATUS_EXECUTION_FAILED",
+        14 => "CUBLAS_STATUS_INTERNAL_ERROR",
+        NOT_SUPPORTED => "CUBLAS_STATUS_NOT_SUPPORTED",
+        _ => "cublasStatus_t",
+    };
+    Err(CudaError::Library {
+        function,
+        status: format!("{name} ({code})"),
+    })
+}
+
+/// The status for which there is no algorithm.
+pub(super) const NOT_SUPPORTED: c_int = 15;
 
 impl CublasLt {
     /// Finds the library. It stays open for the life of the process.
     pub(super) fn load() -> Result<CublasLt, CudaError> {
-        static LOADED: OnceLock<CublasLt> = OnceLock::new();
-        if let Some(found) = LOADED.get() {
-            return Ok(*found);
+        static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
+        if let Some(functions) = FUNCTIONS.get() {
+            return Ok(CublasLt(functions));
         }
         let found = match std::env::var_os(VARIABLE) {
-            Some(path) => open(Path::new(&path)).and_then(|()| {
-                is_present().then_some(()).ok_or_else(|| {
-                    format!("its soname is not {FILE}, so it is not cublasLt of CUDA 13")
-                })
-            }),
-            None if is_present() => Ok(()),
-            None => from_wheels(),
+            Some(path) => open(Path::new(&path)),
+            None => open(Path::new(FILE))
+                .or_else(|_| open(Path::new(ANY)))
+                .or_else(|_| from_wheels()),
         };
-        let missing = |why: String| CudaError::NoLibrary {
+        let functions = found.map_err(|why| CudaError::NoLibrary {
             library: FILE,
             remedy: format!(
                 "{why}; set {VARIABLE} to its path, or install the wheel nvidia-cublas of CUDA 13 for the python3 on \
                  PATH"
             ),
-        };
-        found.map_err(missing)?;
-        Ok(*LOADED.get_or_init(|| CublasLt(())))
+        })?;
+        Ok(CublasLt(FUNCTIONS.get_or_init(|| functions)))
     }
 }
 
-fn is_present() -> bool {
+/// Opens a file for good, if it has the functions.
+fn open(path: &Path) -> Result<Functions, String> {
     // SAFETY: loading the library runs its constructors, which is what loading it means.
-    unsafe { sys::is_culib_present() }
-}
-
-/// Opens a file for good.
-fn open(path: &Path) -> Result<(), String> {
-    // SAFETY: as above.
-    match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
-        Ok(library) => {
-            std::mem::forget(library);
-            Ok(())
-        }
-        Err(error) => {
-            // The cause is the linker's own text, which begins with the path.
-            let cause = std::error::Error::source(&error).map(ToString::to_string);
-            Err(cause.unwrap_or_else(|| format!("{}: {error}", path.display())))
-        }
-    }
+    let library = unsafe { Library::new(path) }.map_err(|error| {
+        // The cause is the linker's own text, which begins with the path.
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        cause.unwrap_or_else(|| format!("{}: {error}", path.display()))
+    })?;
+    // SAFETY: the names are the library's own, and it is never unloaded if it has them.
+    let functions = unsafe { Functions::look_up(&library) }
+        .map_err(|missing| format!("{}: it has no {missing}", path.display()))?;
+    std::mem::forget(library);
+    Ok(functions)
 }
 
 /// Opens the library of a wheel that the Python on PATH has.
-fn from_wheels() -> Result<(), String> {
+fn from_wheels() -> Result<Functions, String> {
     let mut why = String::from("neither the dynamic linker nor a wheel has it");
-    for path in in_wheels(&said_by(&mut Command::new("python3"))) {
+    let roots = python::wheels().map_err(|reason| format!("{why} ({reason})"))?;
+    for path in in_wheels(&roots) {
         match open(&path) {
-            Ok(()) if is_present() => return Ok(()),
-            Ok(()) => why = format!("{}: it has another soname", path.display()),
+            Ok(functions) => return Ok(functions),
             Err(reason) => why = reason,
         }
     }
     Err(why)
 }
 
-/// The directories, one on each line, in which a Python finds NVIDIA's wheels; nothing where there are none.
-fn said_by(python: &mut Command) -> String {
-    let script = "import nvidia\nfor path in nvidia.__path__: print(path)";
-    let output = python
-        .args(["-c", script])
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .output();
-    output.map_or_else(
-        |_| String::new(),
-        |output| String::from_utf8_lossy(&output.stdout).into_owned(),
-    )
-}
-
 /// The places where wheels of CUDA 13 put it, as far as it is there.
-fn in_wheels(roots: &str) -> Vec<PathBuf> {
+fn in_wheels(roots: &[PathBuf]) -> Vec<PathBuf> {
     roots
-        .lines()
-        .flat_map(|root| ["cu13", "cublas"].map(|part| Path::new(root).join(part)))
+        .iter()
+        .flat_map(|root| ["cu13", "cublas"].map(|part| root.join(part)))
         .map(|directory| directory.join("lib").join(FILE))
         .filter(|path| path.is_file())
         .collect()
@@ -116,20 +209,12 @@ mod tests {
         let root = std::env::temp_dir().join(format!("pp-wheels-{}", std::process::id()));
         let directory = root.join("nvidia/cu13/lib");
         std::fs::create_dir_all(&directory).unwrap();
-        let nvidia = root.join("nvidia");
-        let mut python = Command::new("python3");
-        let mut roots = format!("/nowhere\n{}", said_by(python.env("PYTHONPATH", &root)));
-        if python.output().is_err() {
-            // A machine without Python has no wheels, and nothing to ask.
-            roots += &format!("{}\n", nvidia.display());
-        }
+        let roots = ["/nowhere".into(), root.join("nvidia")];
         let before = in_wheels(&roots);
         std::fs::write(directory.join(FILE), "not a library").unwrap();
         let found = in_wheels(&roots);
         let refused = open(&directory.join(FILE));
         std::fs::remove_dir_all(&root).unwrap();
-        let is_listed = roots.lines().any(|line| Path::new(line) == nvidia);
-        assert!(is_listed, "python3 said {roots:?}");
         assert!(before.is_empty(), "{before:?}");
         assert_eq!(found, [directory.join(FILE)]);
         let reason = refused.unwrap_err();
@@ -137,5 +222,23 @@ mod tests {
             reason.contains("cu13/lib/libcublasLt.so.13: ") && reason.len() > 60,
             "{reason}"
         );
+    }
+
+    #[test]
+    fn a_library_that_is_another_one_is_refused() {
+        let reason = open(Path::new("libc.so.6")).unwrap_err();
+        assert_eq!(reason, "libc.so.6: it has no cublasLtCreate");
+    }
+
+    #[test]
+    fn a_status_that_nobody_knows_is_an_error() {
+        let status = |code| judge("cublasLtMatmul", code).unwrap_err().to_string();
+        let known = status(NOT_SUPPORTED);
+        assert_eq!(
+            known,
+            "cublasLtMatmul failed: CUBLAS_STATUS_NOT_SUPPORTED (15)"
+        );
+        assert_eq!(status(4242), "cublasLtMatmul failed: cublasStatus_t (4242)");
+        assert!(judge("cublasLtMatmul", 0).is_ok());
     }
 }

@@ -6,10 +6,9 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 
-use super::cublaslt::CublasLt;
+use super::cublaslt::{Choice, CublasLt, NOT_SUPPORTED, call, judge};
 use crate::cuda::CudaError;
 use crate::cuda::driver::Stream;
 use crate::cuda::memory::Memory;
@@ -32,6 +31,7 @@ pub(crate) struct Gemm {
 /// The library's objects, destroyed in the end; what was not made is null.
 #[derive(Debug)]
 struct Plan {
+    library: CublasLt,
     handle: sys::cublasLtHandle_t,
     product: sys::cublasLtMatmulDesc_t,
     layout: sys::cublasLtMatrixLayout_t,
@@ -41,72 +41,84 @@ struct Plan {
 // SAFETY: handles of the library may be used from any thread, one at a time, which `&mut self` of the work sees to.
 unsafe impl Send for Plan {}
 
-fn judge<T>(function: &'static str, outcome: Result<T, CublasError>) -> Result<T, CudaError> {
-    outcome.map_err(|error| CudaError::Library {
-        function,
-        status: error.to_string(),
-    })
-}
-
 impl Plan {
-    fn new(_: CublasLt, size: u32) -> Result<Plan, CudaError> {
+    fn new(library: CublasLt, size: u32) -> Result<Plan, CudaError> {
         let mut plan = Plan {
-            handle: judge("cublasLtCreate", result::create_handle())?,
+            library,
+            handle: ptr::null_mut(),
             product: ptr::null_mut(),
             layout: ptr::null_mut(),
-            algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+            algorithm: Choice::NONE.algorithm,
         };
-        let side = u64::from(size);
-        plan.product = judge(
-            "cublasLtMatmulDescCreate",
-            result::create_matmul_desc(
-                sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
-                sys::cudaDataType::CUDA_R_32F,
-            ),
-        )?;
-        // Square matrices of one type have one layout.
-        plan.layout = judge(
-            "cublasLtMatrixLayoutCreate",
-            result::create_matrix_layout(
-                sys::cudaDataType::CUDA_R_16BF,
-                side,
-                side,
-                i64::from(size),
-            ),
-        )?;
-        let preference = judge(
-            "cublasLtMatmulPreferenceCreate",
-            result::create_matmul_pref(),
-        )?;
+        let (single, half) = (
+            sys::cudaDataType::CUDA_R_32F,
+            sys::cudaDataType::CUDA_R_16BF,
+        );
+        let sums = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let (side, stride) = (u64::from(size), i64::from(size));
+        let mut preference = ptr::null_mut();
+        // SAFETY: each writes one object to a place that is ours. Square matrices of one type have one layout.
+        unsafe {
+            call!(library, cublasLtCreate(&raw mut plan.handle))?;
+            let product = &raw mut plan.product;
+            call!(library, cublasLtMatmulDescCreate(product, sums, single))?;
+            let layout = &raw mut plan.layout;
+            call!(
+                library,
+                cublasLtMatrixLayoutCreate(layout, half, side, side, stride)
+            )?;
+            call!(library, cublasLtMatmulPreferenceCreate(&raw mut preference))?;
+        }
+        let chosen = plan.choose(preference);
+        // SAFETY: made above, destroyed once; only its own memory depends on it.
+        let _ = unsafe { call!(library, cublasLtMatmulPreferenceDestroy(preference)) };
+        plan.algorithm = chosen?;
+        Ok(plan)
+    }
+
+    /// The best algorithm for the workspace.
+    fn choose(
+        &self,
+        preference: sys::cublasLtMatmulPreference_t,
+    ) -> Result<sys::cublasLtMatmulAlgo_t, CudaError> {
+        const FUNCTION: &str = "cublasLtMatmulAlgoGetHeuristic";
         let attribute =
             sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         let bytes = WORKSPACE;
-        // SAFETY: all objects were made above and live across the calls; the attribute is a size_t.
-        let chosen = unsafe {
+        let (mut choice, mut count) = (Choice::NONE, 0);
+        // SAFETY: all objects live across the calls; the attribute is a size_t; there is room for one choice.
+        unsafe {
             let value = (&raw const bytes).cast::<c_void>();
-            let set = result::set_matmul_pref_attribute(
-                preference,
-                attribute,
-                value,
-                size_of_val(&bytes),
-            );
-            let chosen = set.and_then(|()| {
-                result::get_matmul_algo_heuristic(
-                    plan.handle,
-                    plan.product,
-                    plan.layout,
-                    plan.layout,
-                    plan.layout,
-                    plan.layout,
+            let size = size_of_val(&bytes);
+            call!(
+                self.library,
+                cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, size)
+            )?;
+            call!(
+                self.library,
+                cublasLtMatmulAlgoGetHeuristic(
+                    self.handle,
+                    self.product,
+                    self.layout,
+                    self.layout,
+                    self.layout,
+                    self.layout,
                     preference,
+                    1,
+                    &raw mut choice,
+                    &raw mut count,
                 )
-            });
-            // Only the memory of the preference depends on it.
-            let _ = result::destroy_matmul_pref(preference);
-            chosen
-        };
-        plan.algorithm = judge("cublasLtMatmulAlgoGetHeuristic", chosen)?.algo;
-        Ok(plan)
+            )?;
+        }
+        judge(
+            FUNCTION,
+            if count > 0 {
+                choice.state
+            } else {
+                NOT_SUPPORTED
+            },
+        )?;
+        Ok(choice.algorithm)
     }
 }
 
@@ -115,12 +127,14 @@ impl Drop for Plan {
         // SAFETY: each object was made once and is destroyed once; failures have nobody to hear them.
         unsafe {
             if !self.layout.is_null() {
-                let _ = result::destroy_matrix_layout(self.layout);
+                let _ = call!(self.library, cublasLtMatrixLayoutDestroy(self.layout));
             }
             if !self.product.is_null() {
-                let _ = result::destroy_matmul_desc(self.product);
+                let _ = call!(self.library, cublasLtMatmulDescDestroy(self.product));
             }
-            let _ = result::destroy_handle(self.handle);
+            if !self.handle.is_null() {
+                let _ = call!(self.library, cublasLtDestroy(self.handle));
+            }
         }
     }
 }
@@ -158,26 +172,28 @@ impl Gemm {
         let d = pointer(&self.d);
         // SAFETY: all objects of the plan live; the matrices are as large as the layout says, and freed behind all work
         // of this stream; the scalars are read before the call returns (host pointer mode is the default).
-        let status = unsafe {
-            result::matmul(
-                self.plan.handle,
-                self.plan.product,
-                (&raw const one).cast(),
-                (&raw const zero).cast(),
-                pointer(&self.a),
-                self.plan.layout,
-                pointer(&self.b),
-                self.plan.layout,
-                d,
-                self.plan.layout,
-                d,
-                self.plan.layout,
-                &raw const self.plan.algorithm,
-                pointer(&self.workspace),
-                self.workspace.bytes(),
-                stream.raw().cast(),
+        unsafe {
+            call!(
+                self.plan.library,
+                cublasLtMatmul(
+                    self.plan.handle,
+                    self.plan.product,
+                    (&raw const one).cast(),
+                    pointer(&self.a),
+                    self.plan.layout,
+                    pointer(&self.b),
+                    self.plan.layout,
+                    (&raw const zero).cast(),
+                    d,
+                    self.plan.layout,
+                    d,
+                    self.plan.layout,
+                    &raw const self.plan.algorithm,
+                    pointer(&self.workspace),
+                    self.workspace.bytes(),
+                    stream.raw().cast(),
+                )
             )
-        };
-        judge("cublasLtMatmul", status)
+        }
     }
 }

@@ -5,6 +5,7 @@
 
 mod cublaslt;
 pub(crate) mod gemm;
+mod python;
 
 use std::time::Duration;
 
