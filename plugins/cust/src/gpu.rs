@@ -1,12 +1,13 @@
 //! What the session does with a GPU, through cust: modules, launches, copies and memory on a raw stream.
 //!
-//! cust has no type for somebody else's stream, so whatever goes onto the host's stream is called as a function of the
-//! driver (`cust::sys`); modules and their functions are cust's own. Nothing here waits.
+//! cust has no type for somebody else's stream, so whatever goes onto the host's stream is a call of [`crate::driver`];
+//! modules and their functions are cust's own. Nothing here waits.
 //!
-//! Hazard: cust's result codes are a Rust enum of CUDA 11.4. A code that a newer driver invents is not one of its
-//! values; none of the functions called here is documented to return one.
+//! Hazard: loading a module and finding its functions goes through cust, whose result codes are a Rust enum of CUDA
+//! 11.4. A code that a newer driver returned from one of these two would be none of its values, and undefined behaviour.
+//! It happens only while a session is made, and it is what using cust with a newer driver means.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr;
 
@@ -15,21 +16,23 @@ use cust::module::Module;
 use cust::sys;
 use pp_kernels::{Failure, Status};
 
+use crate::driver;
+
 /// Turns the code of a function of the driver into a failure that names the function.
-fn judge(function: &str, code: sys::CUresult) -> Result<(), Failure> {
-    if code == sys::CUresult::CUDA_SUCCESS {
+fn judge(function: &str, code: c_int) -> Result<(), Failure> {
+    if code == 0 {
         return Ok(());
     }
     let mut name = ptr::null();
-    // SAFETY: takes any code; gives a constant text, or leaves the null.
+    // SAFETY: takes any code; gives a constant text, or null.
     let words = unsafe {
-        let _ = sys::cuGetErrorName(code, &raw mut name);
+        let _ = driver::cuGetErrorName(code, &raw mut name);
         match name.is_null() {
-            true => format!("code {}", code as u32),
+            true => format!("code {code}"),
             false => CStr::from_ptr(name).to_string_lossy().into_owned(),
         }
     };
-    let is_memory = code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+    let is_memory = code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int;
     Err(failure(function, &words, is_memory))
 }
 
@@ -55,7 +58,7 @@ pub(crate) fn current_context() -> Result<u64, Failure> {
     let mut context = ptr::null_mut();
     // SAFETY: writes one handle to a local.
     judge("cuCtxGetCurrent", unsafe {
-        sys::cuCtxGetCurrent(&raw mut context)
+        driver::cuCtxGetCurrent(&raw mut context)
     })?;
     Ok(context as u64)
 }
@@ -65,8 +68,8 @@ fn attribute(which: sys::CUdevice_attribute) -> Result<i32, Failure> {
     let (mut device, mut value) = (0, 0);
     // SAFETY: both write one number to a local.
     unsafe {
-        judge("cuCtxGetDevice", sys::cuCtxGetDevice(&raw mut device))?;
-        let code = sys::cuDeviceGetAttribute(&raw mut value, which, device);
+        judge("cuCtxGetDevice", driver::cuCtxGetDevice(&raw mut device))?;
+        let code = driver::cuDeviceGetAttribute(&raw mut value, which, device);
         judge("cuDeviceGetAttribute", code)?;
     }
     Ok(value)
@@ -115,7 +118,7 @@ impl Function {
         let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the kernel's module is never unloaded.
         judge("cuFuncSetAttribute", unsafe {
-            sys::cuFuncSetAttribute(self.0, limit, bytes as i32)
+            driver::cuFuncSetAttribute(self.0, limit, bytes as i32)
         })?;
         Ok(self)
     }
@@ -165,7 +168,7 @@ impl Stream {
         let [x, y, z] = shape.grid;
         // SAFETY: the caller's duty; the driver copies the arguments before it returns.
         judge("cuLaunchKernel", unsafe {
-            sys::cuLaunchKernel(
+            driver::cuLaunchKernel(
                 function.0,
                 x,
                 y,
@@ -188,7 +191,7 @@ impl Stream {
     pub(crate) unsafe fn write(self, to: u64, bytes: &[u8]) -> Result<(), Failure> {
         // SAFETY: the caller's duty.
         judge("cuMemcpyHtoDAsync", unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.0)
+            driver::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.0)
         })
     }
 
@@ -199,7 +202,7 @@ impl Stream {
     pub(crate) unsafe fn copy(self, to: u64, from: u64, bytes: usize) -> Result<(), Failure> {
         // SAFETY: the caller's duty.
         judge("cuMemcpyDtoDAsync", unsafe {
-            sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.0)
+            driver::cuMemcpyDtoDAsync_v2(to, from, bytes, self.0)
         })
     }
 
@@ -238,7 +241,7 @@ impl Stream {
         };
         // SAFETY: the caller's duty; the driver copies the description before it returns.
         judge("cuMemcpy2DAsync", unsafe {
-            sys::cuMemcpy2DAsync_v2(&raw const copy, self.0)
+            driver::cuMemcpy2DAsync_v2(&raw const copy, self.0)
         })
     }
 }
@@ -269,7 +272,7 @@ impl Memory {
         let mut address = 0;
         // SAFETY: writes one address to a local.
         judge("cuMemAllocAsync", unsafe {
-            sys::cuMemAllocAsync(&raw mut address, bytes.max(1), stream.0)
+            driver::cuMemAllocAsync(&raw mut address, bytes.max(1), stream.0)
         })?;
         Ok(Memory { address, stream })
     }
@@ -279,7 +282,7 @@ impl Memory {
         let memory = Memory::new(bytes, stream)?;
         // SAFETY: so many bytes were allocated before this on the same stream.
         judge("cuMemsetD8Async", unsafe {
-            sys::cuMemsetD8Async(memory.address, 0, bytes, stream.0)
+            driver::cuMemsetD8Async(memory.address, 0, bytes, stream.0)
         })?;
         Ok(memory)
     }
@@ -293,6 +296,6 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: allocated once, freed once, behind all work of the stream that uses it. An error has no one to go to:
         // the device is lost then, and the memory with it.
-        let _ = unsafe { sys::cuMemFreeAsync(self.address, self.stream.0) };
+        let _ = unsafe { driver::cuMemFreeAsync(self.address, self.stream.0) };
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! [`build.rs`]: https://doc.rust-lang.org/cargo/reference/build-scripts.html
 
+mod driver;
 mod gpu;
 mod kernels;
 mod session;
