@@ -7,10 +7,10 @@ mod fakes;
 use std::fs;
 use std::path::Path;
 
-use common::{compile_c_file, root};
+use common::{compile_c_file, root, rust_plugin};
 use fakes::Fakes;
 use fakes::raw::{Handle, ok};
-use pp_kernels::{Chroma, KernelSet, SessionConfig, measure};
+use pp_kernels::{Chroma, KernelSet, measure};
 
 fn new_stream() -> Handle {
     let mut stream = std::ptr::null_mut();
@@ -18,10 +18,14 @@ fn new_stream() -> Handle {
     stream
 }
 
-/// Measures kernels whose encode fails; gives the failure.
-fn measure(variant: &[&str], context: Handle, stream: Handle) -> String {
+/// The median plugin whose encode fails, in one way or another.
+fn failing(variant: &[&str]) -> KernelSet {
     let source = root().join("crates/pp-kernels/tests/plugins/stuck.c");
-    let set = KernelSet::load(&compile_c_file(&source, variant)).unwrap();
+    KernelSet::load(&compile_c_file(&source, variant)).unwrap()
+}
+
+/// Measures kernels; gives the failure.
+fn measure(set: &KernelSet, context: Handle, stream: Handle) -> String {
     let case = measure::Case {
         width: 48,
         height: 32,
@@ -31,7 +35,7 @@ fn measure(variant: &[&str], context: Handle, stream: Handle) -> String {
         runs: 1,
     };
     // SAFETY: context and stream live as long as the process, and the context is current.
-    let outcome = unsafe { measure::kernels(&set, &case, context as u64, stream as u64) };
+    let outcome = unsafe { measure::kernels(set, &case, context as u64, stream as u64) };
     outcome.unwrap_err().to_string()
 }
 
@@ -51,26 +55,25 @@ fn codes_that_nobody_knows_are_errors_and_streams_that_hang_are_not_waited_for()
 
     // A result code of a driver that is newer than all that this was built with.
     let stream = new_stream();
-    loaded.set("FAULTS", "cuMemAllocAsync:1:4242");
-    let config = SessionConfig::cuda(48, 32, Chroma::C420, 1, context as u64, stream as u64);
-    // SAFETY: context and stream live as long as the process, and the context is current.
-    let refused = unsafe { KernelSet::ptx().open_on_device(&config) };
-    let reason = refused.unwrap_err().to_string();
-    assert!(
-        reason.contains("cuMemAllocAsync failed: code 4242 (code 4242)"),
-        "{reason}"
-    );
-    loaded.set("FAULTS", "");
+    let cust = KernelSet::load(&rust_plugin("pp-plugin-cust")).unwrap();
+    for (set, code) in [(KernelSet::ptx(), 4242), (cust, 4243)] {
+        loaded.set("FAULTS", &format!("cuLaunchKernel:1:{code}"));
+        let error = measure(&set, context, stream);
+        let expected = format!("cuLaunchKernel failed: code {code}");
+        assert!(error.contains(&expected), "{error}");
+    }
 
-    let error = measure(&[], context, stream);
+    loaded.note("Mark name=sound");
+    let error = measure(&failing(&[]), context, stream);
     assert!(error.contains("no encode today"), "{error}");
     loaded.note("Mark name=stuck");
-    let error = measure(&["STUCK"], context, stream);
+    let error = measure(&failing(&["STUCK"]), context, stream);
     assert!(error.contains("no encode today"), "{error}");
     loaded.note("Mark name=end");
 
     let recording = records.join(format!("{}.rec", std::process::id()));
     let recording = fs::read_to_string(recording).unwrap();
+    let (_, recording) = recording.split_once("Mark name=sound").unwrap();
     let (sound, stuck) = recording.split_once("Mark name=stuck").unwrap();
     for part in [sound, stuck] {
         assert!(part.contains(" cuMemHostAlloc "), "{part}");
