@@ -3,20 +3,20 @@
 #
 #   gpu-check.sh [--out FILE.json] [--only REGEX] [--budget SECONDS] [--runs N] [--list]
 #
-# It lies in the directory that `cargo xtask bundle` makes, beside what it runs, and needs bash and the usual small
-# programs. Where python3 with torch, nvcc or compute-sanitizer are found they are used. The programs to compare with are
-# those in peers/ of the bundle; PEERS=DIR names more of them (a3_pilot.py, link.py, race.py, contention.py, limit.cu,
-# eager.cu, attention.py).
+# It lies in the directory that `cargo xtask bundle` makes, beside what it runs, and needs two GPUs, NCCL,
+# compute-sanitizer, bash and the usual small programs. The programs to compare with, in peers/, need python3 with torch,
+# and nvcc; what is not found is skipped. PEERS=DIR adds every *.cu (built with NCCL) and *.py (two ranks, started by
+# torch.distributed.run) of a directory.
 #
-# Every step has a limit, and a step that fails does not stop the next. The end is 1 if a required step failed, 2 for a
-# wrong use, else 0. A figure that misses its mark is marked and fails nothing.
+# Every step has a limit, and a step that fails does not stop the next. The end is 1 if a required step failed or could
+# not run, 2 for a wrong use, else 0. A figure that misses its mark is marked and fails nothing.
 set -u -o pipefail
 
 usage() { sed -n '2,/^set/{s/^# \{0,1\}//;/^set/d;p}' "$0"; }
 fail() { echo "gpu-check: $*" >&2; exit 2; }
 
 here=$(cd "$(dirname "$0")" && pwd)
-out=gpu-check.json only=. budget=520 runs=3 list=
+out=gpu-check.json only=. budget=530 runs=3 list=
 while (($#)); do
     case $1 in
         --out | --only | --budget | --runs) (($# > 1)) || fail "$1 wants a value" ;;&
@@ -34,8 +34,10 @@ work=$(mktemp -d) || fail "no place for temporary files"
 trap 'rm -rf "$work"' EXIT
 pp=$here/bin/pp
 clip=$here/clip/cup.y4m
-peers=$here/peers
-[[ -z ${PEERS:-} ]] || peers=$(cd "$PEERS" && pwd) || fail "PEERS names no directory"
+more=
+[[ -z ${PEERS:-} ]] || more=$(cd "$PEERS" && pwd) || fail "PEERS names no directory"
+# Nine minutes of work are not to end with this.
+[[ $list ]] || { : >>"$out"; } 2>/dev/null || fail "cannot write $out"
 
 # --- what is here ---------------------------------------------------------------------------------------------------
 
@@ -68,7 +70,7 @@ fi
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 steps=() # one JSON object each
-lost=()  # required steps that failed
+lost=()  # required steps that failed or could not run
 count=0
 
 # Text as a JSON string. What is no ASCII becomes a question mark.
@@ -97,7 +99,7 @@ record() { # NAME NEED STATUS SECONDS CODE [DIRECTORY]
         text=$(quote <<<"$code") code=null
     fi
     steps+=("{\"name\":\"$name\",\"required\":$([[ $need == required ]] && echo true || echo false),\"status\":\"$status\",\"seconds\":$seconds,\"exit\":$code,\"results\":[$results],\"report\":$report,\"text\":$text}")
-    [[ $need == required && $status != passed && $status != skipped ]] && lost+=("$name")
+    [[ $need == required && $status != passed ]] && lost+=("$name")
     printf '%-34s %-9s %6.1f s\n' "$name" "$status" "$seconds"
 }
 
@@ -224,6 +226,7 @@ correctness() {
     done
     gpu_step 2 conformance required 90 env PP_TEST_GPU=real "$here/tests/conformance" --test-threads=1
     gpu_step 2 race required 90 env PP_TEST_GPU=real "$here/tests/race" --nocapture
+    gpu_step 2 race-no-p2p required 90 env PP_TEST_GPU=real NCCL_P2P_DISABLE=1 "$here/tests/race" --nocapture
 }
 
 # The clip through two GPUs, and the same on the processor, whose PSNR it must come near.
@@ -295,41 +298,20 @@ once() {
         --bytes 22118400 --decode-ms 0.2 --phase-b-ms 0.2 --chunks 10000 --json
 }
 
-# The file of a peer, if there is one: PEERS comes before the bundle.
-peer() {
-    local place
-    for place in "$peers/$1" "$here/peers/$1"; do
-        [[ -f $place ]] && { echo "$place"; return; }
-    done
-    return 1
-}
-
-# A program of PyTorch for two ranks.
-torch_pair() { # NAME SECONDS FILE
-    local name=$1 limit=$2 file
-    file=$(peer "$3") || return 0
+# A program of PyTorch.
+torch_peer() { # GPUS NAME SECONDS ARGS...
+    local need=$1 name=$2 limit=$3
+    shift 3
     if [[ ! $torch ]]; then
         skip "$name" optional "needs python3 with torch and its CUDA"
         return
     fi
-    gpu_step 2 "$name" optional "$limit" "$python" -m torch.distributed.run --standalone --nproc-per-node 2 "$file"
-}
-
-# A program of PyTorch for one rank.
-torch_alone() { # NAME SECONDS FILE
-    local name=$1 limit=$2 file
-    file=$(peer "$3") || return 0
-    if [[ ! $torch ]]; then
-        skip "$name" optional "needs python3 with torch and its CUDA"
-        return
-    fi
-    gpu_step 1 "$name" optional "$limit" "$python" "$file"
+    gpu_step "$need" "$name" optional "$limit" "$python" "$@"
 }
 
 # A program in C++ with raw NCCL.
 native_peer() { # NAME SECONDS FILE
-    local name=$1 limit=$2 file made=$work/$1
-    file=$(peer "$3") || return 0
+    local name=$1 limit=$2 file=$3 made=$work/$1
     if [[ ! $nvcc || ! $nccl_root ]]; then
         skip "$name" optional "needs nvcc, and python3 with the package of NCCL"
         return
@@ -338,15 +320,17 @@ native_peer() { # NAME SECONDS FILE
         -l:libnccl.so.2 -Xlinker -rpath="$2/lib" -o "$3" && exec "$3"' "$nvcc" "$file" "$nccl_root" "$made"
 }
 
-peer_steps() {
-    native_peer peer-limit 90 limit.cu
-    torch_pair peer-pilot 120 a3_pilot.py
-    torch_pair peer-race 60 race.py
-    torch_alone peer-attention 120 attention.py
-    torch_pair peer-contention 60 contention.py
-    # Ends badly after its CUDA graph, when it has printed what is of interest.
-    torch_pair peer-link 45 link.py
-    native_peer peer-eager 60 eager.cu
+# What else is to be run beside.
+more_peers() {
+    local file name
+    for file in "$more"/*.cu "$more"/*.py; do
+        name=more-$(basename "$file")
+        case $file in
+            */'*'.*) ;; # there is none
+            *.cu) native_peer "$name" 60 "$file" ;;
+            *.py) torch_peer 2 "$name" 60 -m torch.distributed.run --standalone --nproc-per-node 2 "$file" ;;
+        esac
+    done
 }
 
 # The kernels at small sizes under NVIDIA's checker: reads and writes out of bounds, then races in shared memory.
@@ -354,53 +338,67 @@ sanitized() {
     local tool
     for tool in memcheck racecheck; do
         if [[ ! $sanitizer ]]; then
-            skip "sanitizer-$tool" optional "compute-sanitizer is not found"
+            skip "sanitizer-$tool" required "compute-sanitizer is not found; it comes with the CUDA toolkit"
             continue
         fi
         gpu_step 1 "sanitizer-$tool" required 90 env PP_TEST_GPU=real "$sanitizer" --tool "$tool" --error-exitcode 9 \
-            "$here/tests/gpu_oracle" --small
+            "$here/tests/gpu_oracle" --small encode decode zero rows phase_b film cache remember conditioning
     done
 }
 
-step device required 30 bash -c '(("$1" > 0)) || { echo "no GPU: nvidia-smi is missing or lists none"; exit 1; }
+step device required 30 bash -c '(("$1" >= 2)) || { echo "needs two GPUs; nvidia-smi lists $1, or is missing"; exit 1; }
     "$0" --query-gpu=index,name,memory.total,driver_version,clocks.max.sm,clocks.sm,power.limit --format=csv; "$0" topo -m || true' "${smi:-nvidia-smi}" "$gpus"
 correctness
 job
 sanitized
 benchmarks 1
-peer_steps
+native_peer peer-limit 90 "$here/peers/nccl_limit.cu"
+torch_peer 2 peer-pilot 60 "$here/peers/torch_pilot.py"
 for ((again = 2; again <= runs; again++)); do benchmarks "$again"; done
 once
+# Last, since torch.compile takes as long as it likes.
+torch_peer 1 peer-attention 120 "$here/peers/attention.py" --only sdpa offsets --frames 4
+[[ ! $more ]] || more_peers
 [[ $list ]] && exit 0
 
 # --- what came of it ------------------------------------------------------------------------------------------------
 
-act='"bytes": ?22118400'
+by_hand() { # BYTES MS FIELD: what the limit and the pilot give at one point
+    local stage="${2/./\\.}0*(\.0+)?"
+    local at="\"bytes\": ?$1, ?\"decode_ms\": ?$stage, ?\"phase_b_ms\": ?$stage,"
+    figure "  the same by hand, all enqueued ahead" peer-limit "\"limit_pipeline\", ?$at" "$3"
+    figure "  the same in PyTorch" peer-pilot "\"torch_pilot\", ?$at" "$3"
+}
 for entry in 0.2:0.95 1:0.985 5:0.99; do
     ms=${entry%:*}
     figure "efficiency, 22 MB, stages $ms ms" "overlap-22M-${ms}ms-" '' efficiency_asked min "${entry#*:}"
-    stages="$act, ?\"decode_ms\": ?${ms/./\\.}0*(\.0+)?, ?\"phase_b_ms\": ?${ms/./\\.}0*(\.0+)?,"
-    figure "  the same by hand, all enqueued ahead" peer-limit "\"limit_pipeline\", ?$stages ?\"slots\": ?4," efficiency
-    figure "  the same in PyTorch" peer-pilot "\"act_$stages" efficiency
+    by_hand 22118400 "$ms" efficiency
 done
 figure "ms a chunk, 22 MB, no work" overlap-22M-0ms- '' period_ms max 0.10
+by_hand 22118400 0 period_ms
 figure "ms a chunk, 64 KiB, no work" overlap-64K-0ms- '' period_ms max 0.04
+by_hand 65536 0 period_ms
 # Messages are operations with headers, checks and credits around them; NCCL by hand is operations alone.
 for bytes in 22118400 1073741824; do
     raw=(peer-limit "\"raw_nccl_one_way\",\"bytes\":$bytes," us)
     ratio "one way over raw NCCL, $bytes bytes, operations" link- "\"bytes\":$bytes," operation_one_way_us "${raw[@]}" max 1.0204
     ratio "one way over raw NCCL, $bytes bytes, messages" link- "\"bytes\":$bytes," one_way_us "${raw[@]}" max 1.0204
+    ratio "  the same in PyTorch" peer-pilot "\"torch_one_way\", ?\"bytes\": ?$bytes," us "${raw[@]}"
 done
 raw=(peer-limit '"raw_nccl_round_trip_host","bytes":4,' us)
 ratio "round trip over raw NCCL, 4 bytes, operations" link- '"bytes":4,' operation_round_trip_us "${raw[@]}" max 1.2
 ratio "round trip over raw NCCL, 4 bytes, messages" link- '"bytes":4,' round_trip_us "${raw[@]}"
+ratio "  the same in PyTorch" peer-pilot '"torch_round_trip_host", ?"bytes": ?4,' us "${raw[@]}"
 figure "device memory taken between chunk 1,000 and 10,000" memory '' device_memory_grown_bytes max 0
-for peer in sdpa flex offsets; do
+for peer in sdpa offsets; do
     ratio "a pass of attention over PyTorch ($peer)" kernels- '"name":"attend kernel, first pass"' median_us \
         peer-attention "\"peer\": ?\"$peer\", ?\"frames\": ?4," us max 1
 done
 figure "frames a second, 1280x720" job-720p- '' frames_per_second
-figure "share of the period without Phase B, 1280x720" job-720p- '' phase_b_idle_share
+shares=$(values job-720p- '' efficiency | awk '{ printf "%.4f\n", 1 - $1 }')
+if [[ $shares ]]; then
+    show "share of the period that is neither stage's work, 1280x720" "$(median <<<"$shares")" "$(wc -l <<<"$shares")"
+fi
 
 join() { local IFS=,; echo "$*"; }
 about=null

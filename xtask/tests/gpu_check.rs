@@ -44,6 +44,10 @@ impl Bundle {
     }
 
     fn run(&self, args: &[&str]) -> (Output, Value) {
+        self.run_with(args, None)
+    }
+
+    fn run_with(&self, args: &[&str], peers: Option<&Path>) -> (Output, Value) {
         let report = self.0.join("report.json");
         let path = format!("{}:/usr/bin:/bin", self.0.join("path").display());
         let output = Command::new(self.0.join("gpu-check.sh"))
@@ -53,6 +57,7 @@ impl Bundle {
             .env("PATH", path)
             .env_remove("PEERS")
             .env_remove("CUDA_HOME")
+            .envs(peers.map(|place| ("PEERS", place)))
             .output()
             .unwrap();
         let report = fs::read_to_string(&report).unwrap_or_else(|_| "null".to_owned());
@@ -104,7 +109,18 @@ fn ours_is_set_beside_the_peer_of_the_same_size() {
     );
     bundle.program(
         "path/python3",
-        "[[ $2 == *find_spec* ]] && echo /nowhere/nccl || [[ $2 == *json.load* ]]",
+        r#"case "$*" in
+*find_spec*) echo /nowhere/nccl ;;
+*torch_pilot.py)
+    echo '{"what": "torch_one_way", "bytes": 22118400, "us": 73.0}'
+    echo '{"what": "torch_round_trip_host", "bytes": 4, "us": 81.0}'
+    echo '{"what": "torch_pilot", "bytes": 65536, "decode_ms": 0.2, "phase_b_ms": 0.2, "efficiency": 0.4}'
+    echo '{"what": "torch_pilot", "bytes": 22118400, "decode_ms": 0, "phase_b_ms": 0, "period_ms": 0.67, "efficiency": 0.0}'
+    echo '{"what": "torch_pilot", "bytes": 22118400, "decode_ms": 0.2, "phase_b_ms": 0.2, "efficiency": 0.25}' ;;
+*attention.py*--only*) ;;
+*"import torch"* | *json.load*) ;;
+*) exit 1 ;;
+esac"#,
     );
     bundle.program(
         "path/nvcc",
@@ -113,20 +129,19 @@ cat >"$2" <<'MADE'
 #!/bin/bash
 echo '{"what":"raw_nccl_round_trip_host","bytes":4,"us":24.00}'
 echo '{"what":"raw_nccl_one_way","bytes":22118400,"us":71.90,"GBps":307.6}'
-echo '{"what":"limit_pipeline","bytes":22118400,"decode_ms":0.20,"phase_b_ms":0.20,"slots":2,"period_ms":0.3,"efficiency":0.6667}'
+echo '{"what":"limit_pipeline","bytes":22118400,"decode_ms":0.00,"phase_b_ms":0.00,"slots":4,"period_ms":0.077,"efficiency":0.0000}'
 echo '{"what":"limit_pipeline","bytes":22118400,"decode_ms":0.20,"phase_b_ms":0.20,"slots":4,"period_ms":0.2,"efficiency":0.9773}'
 MADE
 chmod +x "$2""#,
     );
-    fs::create_dir_all(bundle.0.join("peers")).unwrap();
-    fs::write(bundle.0.join("peers/limit.cu"), "").unwrap();
     let (output, report) = bundle.run(&["--only", "^(link|peer)", "--runs", "1"]);
     assert!(output.status.success());
+    let figures = report["figures"].as_array().unwrap();
     let figure = |name: &str| {
-        let figures = report["figures"].as_array().unwrap();
-        let found = figures
+        let mut named = figures
             .iter()
-            .find(|f| f["name"].as_str().unwrap().contains(name));
+            .filter(|f| f["name"].as_str().unwrap().contains(name));
+        let found = named.next();
         let found = found.unwrap_or_else(|| panic!("no figure {name} in {figures:?}"));
         (found["value"].as_f64().unwrap(), found["met"].clone())
     };
@@ -140,7 +155,54 @@ chmod +x "$2""#,
         figure("round trip over raw NCCL, 4 bytes, messages"),
         (1.5, Value::Null)
     );
-    assert_eq!(figure("by hand"), (0.9773, Value::Null));
+    // Stages of 0.2 ms, then none; one way; round trip.
+    let values = |name: &str| -> Vec<f64> {
+        let named = figures
+            .iter()
+            .filter(|f| f["name"].as_str().unwrap().contains(name));
+        named.map(|f| f["value"].as_f64().unwrap()).collect()
+    };
+    assert_eq!(values("by hand"), [0.9773, 0.077]);
+    assert_eq!(values("in PyTorch"), [0.25, 0.67, 1.015, 3.375]);
+}
+
+#[test]
+fn what_the_job_loses_is_what_is_missing_to_an_efficiency_of_one() {
+    let bundle = Bundle::new("share");
+    bundle.program(
+        "bin/pp",
+        r#"echo '{"measures":{"efficiency":0.975,"phase_b_idle_share":0.5,"frames_per_second":900}}' >report.json"#,
+    );
+    let (_, report) = bundle.run(&["--only", "^job-720p"]);
+    let figures = report["figures"].as_array().unwrap();
+    let share = figures
+        .iter()
+        .find(|f| f["name"] == "share of the period that is neither stage's work, 1280x720");
+    let share = share.unwrap_or_else(|| panic!("no share in {figures:?}"));
+    assert_eq!(
+        (&share["value"], &share["runs"]),
+        (&0.025.into(), &3.into())
+    );
+}
+
+#[test]
+fn programs_of_another_directory_run_beside() {
+    let bundle = Bundle::new("more");
+    bundle.program(
+        "path/python3",
+        "[[ $* == *find_spec* ]] && echo /nowhere/nccl || [[ $* == *'import torch'* || $* == *torch.distributed.run*a.py || $* == *json.load* ]]",
+    );
+    bundle.program("path/nvcc", "exit 5");
+    let more = bundle.0.join("more");
+    fs::create_dir_all(&more).unwrap();
+    fs::write(more.join("a.py"), "").unwrap();
+    fs::write(more.join("b.cu"), "").unwrap();
+    let (output, report) = bundle.run_with(&["--only", "^more-"], Some(&more));
+    // What is compared with may fail.
+    assert!(output.status.success());
+    assert_eq!(step(&report, "more-a.py")["status"], "passed");
+    assert_eq!(step(&report, "more-b.cu")["exit"], 5);
+    assert_eq!(report["steps"].as_array().unwrap().len(), 2);
 }
 
 #[test]
@@ -178,14 +240,46 @@ fn a_step_that_hangs_is_ended_with_its_children() {
 }
 
 #[test]
-fn without_gpus_the_device_is_what_fails_and_the_rest_is_skipped() {
+fn a_required_step_that_cannot_run_fails_the_whole() {
     let bundle = Bundle::new("none");
     bundle.program("path/nvidia-smi", "exit 9");
-    let (output, report) = bundle.run(&["--only", "^(device|doctor|race|job)$"]);
+    let (output, report) = bundle.run(&["--only", "^(device|doctor|race|job|link-1)$"]);
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(report["failed"], serde_json::json!(["device"]));
+    let failed = serde_json::json!(["device", "doctor", "race", "job"]);
+    assert_eq!(report["failed"], failed);
     assert_eq!(step(&report, "job")["status"], "skipped");
     assert_eq!(step(&report, "job")["text"], "needs 2 GPUs, here are 0");
+    assert_eq!(step(&report, "link-1")["status"], "skipped");
+    assert_eq!(step(&report, "link-1")["required"], false);
+
+    bundle.program("path/nvidia-smi", "printf '0\\n'");
+    let (output, report) = bundle.run(&["--only", "^(device|doctor)$"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(report["failed"], serde_json::json!(["device"]));
+}
+
+#[test]
+fn both_races_and_both_checkers_are_required() {
+    let bundle = Bundle::new("required");
+    bundle.program("tests/race", "[[ ! ${NCCL_P2P_DISABLE:-} ]]");
+    bundle.program("tests/gpu_oracle", "[[ $1 == --small && $2 == encode ]]");
+    let (output, report) = bundle.run(&["--only", "^(race|sanitizer)"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(report["failed"], serde_json::json!(["race-no-p2p"]));
+    fs::remove_file(bundle.0.join("path/compute-sanitizer")).unwrap();
+    let (_, report) = bundle.run(&["--only", "^sanitizer"]);
+    let failed = serde_json::json!(["sanitizer-memcheck", "sanitizer-racecheck"]);
+    assert_eq!(report["failed"], failed);
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_known_before_the_first_step() {
+    let bundle = Bundle::new("nowhere");
+    let nowhere = bundle.0.join("nowhere/report.json");
+    let (output, _) = bundle.run(&["--out", nowhere.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write"));
 }
 
 #[test]
