@@ -14,7 +14,7 @@ use pp_contract::{MAX_FRAME_BYTES, Rank};
 use super::words::Words;
 use super::{OutSlots, misbehaved};
 use crate::bell::Bell;
-use crate::control::{ControlError, ControlSender, MAX_MESSAGE_BYTES, Message};
+use crate::control::{ControlSender, MAX_MESSAGE_BYTES, Message};
 use crate::error::TransportError;
 use crate::host::ring::NO_SLOT;
 use crate::host::slots::{SlotWords, is_with_consumer, move_to_consumer, move_to_producer};
@@ -39,9 +39,14 @@ struct Shared {
 }
 
 impl Shared {
-    fn send(&self, body: &[u8]) -> Result<(), ControlError> {
+    /// Sends, and breaks the lane when that fails. One that is broken is not waited for again.
+    fn send(&self, body: &[u8]) -> Result<(), TransportError> {
+        self.check()?;
         let deadline = Instant::now() + SEND_WITHIN;
-        self.sender.send(&Message::Frame(body), deadline)
+        if let Err(error) = self.sender.send(&Message::Frame(body), deadline) {
+            let _ = self.broken.set(error.to_string());
+        }
+        self.check()
     }
 
     fn check(&self) -> Result<(), TransportError> {
@@ -80,10 +85,8 @@ impl Credits {
         match self {
             Self::Bell(bell) => bell.ring(),
             Self::Channel(Told(shared)) => {
-                if let Err(error) = shared.send(&message(CREDIT, slot, &[])) {
-                    // The lane says so at its next call; a lease that is dropped cannot.
-                    let _ = shared.broken.set(error.to_string());
-                }
+                // The lane says what is wrong at its next call; a lease that is dropped cannot.
+                let _ = shared.send(&message(CREDIT, slot, &[]));
             }
         }
     }
@@ -128,14 +131,7 @@ impl ChannelFrames {
     }
 
     pub(super) fn push(&self, tag: u32, frame: &[u8]) -> Result<(), TransportError> {
-        self.shared.send(&message(FRAME, tag, frame)).map_err(|e| {
-            let why = e.to_string();
-            let _ = self.shared.broken.set(why.clone());
-            TransportError::Lane {
-                peer: self.peer(),
-                why,
-            }
-        })
+        self.shared.send(&message(FRAME, tag, frame))
     }
 
     pub(super) fn pop(&self, inbox: &mut Vec<u8>) -> Result<Option<u32>, TransportError> {

@@ -14,6 +14,7 @@ mod words;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use pp_contract::{MAX_FRAME_BYTES, Matched, Rank};
 
@@ -26,7 +27,7 @@ use crate::error::TransportError;
 use crate::host::layout::{Direction, EdgeShape, Layout};
 use crate::host::region::{BytesAt, Region, WordsAt};
 use crate::host::ring::{NO_SLOT, RingReceiver, RingSender, RingWords};
-use crate::host::slots::{Consumer, NotOurs, Producer};
+use crate::host::slots::{Consumer, NotOurs, Producer, SlotWords, is_with_consumer};
 
 /// The slots of the outgoing edge, shared by the link and its leases.
 pub(crate) type OutSlots = Producer<Words>;
@@ -35,12 +36,39 @@ pub(crate) type OutSlots = Producer<Words>;
 #[derive(Debug)]
 pub(crate) struct InSlots {
     slots: Consumer<Words>,
+    /// The words again, to see what was handed over and nobody has taken.
+    words: Words,
+    /// Slots that were taken and not given back.
+    taken: AtomicU32,
     credits: Credits,
 }
 
 impl InSlots {
+    fn new(words: Words, credits: Credits) -> Self {
+        Self {
+            slots: Consumer::new(words.clone()),
+            words,
+            taken: AtomicU32::new(0),
+            credits,
+        }
+    }
+
+    fn take(&self, slot: u32) -> Result<(), NotOurs> {
+        self.slots.take(slot)?;
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether the peer handed over a slot that nobody here has taken: its payload is on its way,
+    /// or waits to be received.
+    pub(crate) fn has_untaken(&self) -> bool {
+        let here = (0..self.depth()).filter(|&slot| is_with_consumer(self.words.word(slot)));
+        here.count() as u32 > self.taken.load(Ordering::Relaxed)
+    }
+
     /// Gives the slot back to the peer, who may write it at once. From any thread.
     pub(crate) fn give_back(&self, slot: u32) {
+        self.taken.fetch_sub(1, Ordering::Relaxed);
         self.slots.give_back(slot);
         self.credits.tell(slot);
     }
@@ -177,10 +205,7 @@ impl Lane {
         let out = Arc::new(Producer::new(Words::own(out_depth)));
         let (frames, inlet, credits) =
             ChannelFrames::new(sender, bell.clone(), Arc::clone(&out), in_depth);
-        let incoming = Arc::new(InSlots {
-            slots: Consumer::new(inlet.in_words()),
-            credits,
-        });
+        let incoming = Arc::new(InSlots::new(inlet.in_words(), credits));
         let lane = Self {
             peer: frames.peer(),
             bell,
@@ -209,10 +234,10 @@ impl Lane {
             peer,
             bell,
             out: Arc::new(Producer::new(Words::shared(region, outgoing))),
-            incoming: Arc::new(InSlots {
-                slots: Consumer::new(Words::shared(region, incoming)),
-                credits: Credits::Bell(peer_bell.clone()),
-            }),
+            incoming: Arc::new(InSlots::new(
+                Words::shared(region, incoming),
+                Credits::Bell(peer_bell.clone()),
+            )),
             frames: Frames::Ring {
                 tx: RingSender::new(tx_words, tx_data),
                 rx: RingReceiver::new(rx_words, rx_data, MAX_FRAME_BYTES),
@@ -313,7 +338,7 @@ impl Lane {
                 format!("it announced a payload of {bytes} bytes for a slot of {capacity}"),
             ));
         };
-        self.incoming.slots.take(slot).map_err(|why| {
+        self.incoming.take(slot).map_err(|why| {
             let what = match why {
                 NotOurs::NoSuchSlot => format!("it announced a payload in slot {slot}"),
                 NotOurs::NotHandedOver => format!("it announced slot {slot}, which it still holds"),

@@ -102,6 +102,7 @@ impl NcclLink {
         let (out_shape, in_shape) = if is_lower { (up, down) } else { (down, up) };
         check_depth(lane.out().words().depth(), out_shape)?;
         check_depth(lane.incoming().depth(), in_shape)?;
+        check_queues();
         let core = issuer.core();
         let tenant = Tenant::new(&issuer);
         let peer = lane.peer();
@@ -178,9 +179,12 @@ impl NcclLink {
         self.life.finish(How::Destroy, destroyed)
     }
 
-    /// Whether nothing is in flight, on this side or on its way to the peer.
+    /// Whether nothing is in flight, on this side or on its way from or to the peer.
     fn is_clean(&self) -> bool {
-        self.lane.out().are_all_back() && self.tx.is_still() && self.rx.pool.is_still()
+        !self.lane.incoming().has_untaken()
+            && self.lane.out().are_all_back()
+            && self.tx.is_still()
+            && self.rx.pool.is_still()
     }
 
     /// Issues the send of a slot whose header has left.
@@ -259,6 +263,16 @@ impl NcclLink {
 }
 
 const BYTES: ncclDataType_t = ncclDataType_t::ncclUint8;
+
+/// Streams that share a hardware queue wait for each other.
+fn check_queues() {
+    if std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").is_ok_and(|value| value.trim() == "1") {
+        tracing::warn!(
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams of a device into one queue: a large \
+             payload in one direction may wait for ever for one in the other; unset it, or set 8"
+        );
+    }
+}
 
 fn check_depth(lane: u32, shape: EdgeShape) -> Result<(), TransportError> {
     if lane == shape.depth {

@@ -9,11 +9,14 @@
 //! was in flight is believed.
 //!
 //! Choices: one communicator and one stream for each directed edge, so that no direction waits for
-//! the other. Communicators are made and tried out before the first payload, with a deadline, on a
-//! thread that may be left behind ([`NcclLink::connect`]), and can be given up from any thread
-//! ([`AbortHandle`]). Blocking communicators by default: an operation costs 9 µs on one, 54 µs on a
-//! non-blocking one (H200, NCCL 2.28), and what a non-blocking one allows, leaving a call that
-//! hangs, a thread that may be lost allows too.
+//! the other. With `CUDA_DEVICE_MAX_CONNECTIONS=1` that is not so: both streams may share the one
+//! queue of the device, where a send that is too large for NCCL's buffers waits for its receiver,
+//! and the receive behind it for the send; [`NcclLink::connect`] warns of it. Communicators are
+//! made and tried out before the first payload, with a deadline, on a thread that may be left
+//! behind ([`NcclLink::connect`]), and can be given up from any thread ([`AbortHandle`]). Blocking
+//! communicators by default: an operation costs 9 µs on one, 54 µs on a non-blocking one (H200,
+//! NCCL 2.28), and what a non-blocking one allows, leaving a call that hangs, a thread that may be
+//! lost allows too.
 //!
 //! A chunk costs a rank these calls of the driver beside one `ncclSend` and one `ncclRecv`: four
 //! `cuEventRecord` (written, sent, arrived, read), one `cuStreamWaitEvent` (the send waits for what

@@ -61,8 +61,21 @@ impl Held {
         let nccl = Nccl::load().unwrap();
         let devices = [0, 1].map(|ordinal| Device::open(ordinal).unwrap());
         Self {
-            issuers: devices.each_ref().map(|d| Issuer::open(&nccl, d).unwrap()),
+            issuers: devices.each_ref().map(|device| take(&nccl, device)),
             _turn: turn,
+        }
+    }
+}
+
+/// The device's issuer, once the threads that an earlier test left behind are done with it.
+fn take(nccl: &Nccl, device: &Device) -> Issuer {
+    let deadline = Instant::now() + HANG;
+    loop {
+        match Issuer::open(nccl, device) {
+            Err(TransportError::DeviceTaken { .. }) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            opened => return opened.unwrap(),
         }
     }
 }

@@ -3,12 +3,17 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use pp_contract::{Generation, Rank};
+use pp_transport::bell::Bell;
 use pp_transport::cuda::{Device, Event, Stream};
 use pp_transport::error::TransportError;
+use pp_transport::host::EdgeShape;
+use pp_transport::lane::Lane;
 use pp_transport::link::Link;
+use pp_transport::nccl::{CommOptions, Communicator, Issuer, NcclLink, NcclOptions, UniqueId};
 
-use crate::devices::{HANG, fakes, pair, settled_free, wait};
-use crate::nccl_link::{both_ways, ends, on_device, talk, wait_for};
+use crate::devices::{HANG, fakes, issuers, pair, settled_free, wait};
+use crate::nccl_link::{both_ways, ends, on_device, past_the_buffers, talk, wait_for};
 
 fn stream(on: u32) -> Stream {
     Stream::new(&Device::open(on).unwrap()).unwrap()
@@ -132,4 +137,151 @@ fn the_memory_of_a_transfer_that_was_given_up_is_never_freed() {
     drop(ends);
     let after = devices.each_ref().map(settled_free);
     assert_eq!(after, before.map(|free| free - BYTES));
+}
+
+/// The peer of this end has announced what this end has not received: to end in order would wait
+/// for the peer's send, which waits for this end.
+#[test]
+fn a_link_that_owes_a_receive_does_not_end_in_order() {
+    let bytes = past_the_buffers();
+    for polls in [false, true] {
+        let mut ends = ends(pair(both_ways(1, bytes)));
+        let flight = ends[0].send(bytes);
+        let [first, mut second] = ends;
+        if polls {
+            while !second.link.poll_frame(&mut Vec::new()).unwrap() {}
+        }
+        let handle = second.link.abort_handle();
+        drop(second);
+        assert!(handle.is_aborted(), "it ended in order");
+        drop(first);
+        assert!(flight.is_done().is_err());
+    }
+}
+
+/// Connects one end, which does not come to anything.
+fn connect_in_vain(issuer: Issuer, lane: Lane, ids: [UniqueId; 2]) -> TransportError {
+    let edge = EdgeShape {
+        depth: 1,
+        slot_bytes: 4096,
+    };
+    let is_lower = issuer.device().about().ordinal == 0;
+    let connected = NcclLink::connect(NcclOptions {
+        issuer,
+        lane,
+        is_lower,
+        up: edge,
+        down: edge,
+        ids,
+        deadline: Instant::now() + Duration::from_millis(400),
+        generation: Generation::new(0),
+        blocking: false,
+    });
+    connected.unwrap_err()
+}
+
+fn ids() -> [UniqueId; 2] {
+    [(); 2].map(|()| UniqueId::new(issuers()[0].nccl()).unwrap())
+}
+
+/// NCCL took the first operation of an edge and nobody waits for it any more: it may still begin.
+#[test]
+fn the_memory_of_a_connection_that_was_given_up_is_never_freed() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    drop(pair(both_ways(1, 64)));
+    let devices = [0, 1].map(|on| Device::open(on).unwrap());
+    let before = devices.each_ref().map(settled_free);
+    // What the communicators are asked to do is never done.
+    fakes.set("NCCL_POLLS", "1000000000");
+    let ([first, second], ids) = (issuers(), ids());
+    let (low, high) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
+    let errors = std::thread::scope(|scope| {
+        let high = scope.spawn(move || connect_in_vain(second, high, ids));
+        [connect_in_vain(first, low, ids), high.join().unwrap()]
+    });
+    fakes.set("NCCL_POLLS", "");
+    for error in errors {
+        let text = error.to_string();
+        assert!(text.contains("connect the edge up"), "{text}");
+    }
+    // The next one waits until those who were left behind have ended.
+    drop(pair(both_ways(1, 64)));
+    let after = devices.each_ref().map(settled_free);
+    assert_eq!(after, before.map(|free| free - 4096));
+}
+
+/// A thread that was left behind is still in NCCL: until it has ended, nobody else of its device
+/// may call, neither to issue nor to connect.
+#[test]
+fn nobody_calls_beside_a_thread_that_was_left_behind() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let mut ends = ends(pair(both_ways(1, 64)));
+    talk(&mut ends, 64, 1);
+    // It sees that it was given up, and then takes its time to end.
+    fakes.set("NCCL_ABORT_MS", "1500");
+    let alone = || {
+        let [first, _] = issuers();
+        let (lane, _) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
+        connect_in_vain(first, lane, ids()).to_string()
+    };
+    let error = alone();
+    assert!(error.contains("communicator of the edge up"), "{error}");
+    let lease = ends[0].lease();
+    let error = ends[0].try_send(64, lease).unwrap_err();
+    assert!(
+        matches!(error, TransportError::WrongThread { ordinal: 0 }),
+        "{error}"
+    );
+    let error = alone();
+    assert!(error.contains("wait for the thread"), "{error}");
+    fakes.set("NCCL_ABORT_MS", "");
+    // Refused before anything left: the numbers go on where they were.
+    let deadline = Instant::now() + HANG;
+    loop {
+        ends[0].sent = 1;
+        let lease = ends[0].lease();
+        if ends[0].try_send(64, lease).is_ok() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "it never ended");
+    }
+    let (_, arriving) = ends[1].hear_one();
+    wait_for(arriving);
+}
+
+/// Two threads that share an issuer and have issued nothing yet: one connects, the other may not
+/// issue beside it.
+#[test]
+fn nobody_issues_while_another_thread_connects() {
+    for attempt in 1..=20 {
+        let mut ends = ends(pair(both_ways(1, 64)));
+        let [first, _] = issuers();
+        let id = ids()[0];
+        let connecting = std::thread::spawn(move || {
+            Communicator::connect(CommOptions {
+                issuer: first,
+                name: "mesh",
+                members: vec![Rank::new(0), Rank::new(1)],
+                me: Rank::new(0),
+                id,
+                deadline: Instant::now() + Duration::from_millis(500),
+                blocking: false,
+            })
+        });
+        std::thread::sleep(Duration::from_millis(10 * attempt));
+        let lease = ends[0].lease();
+        let sent = ends[0].try_send(64, lease);
+        connecting.join().unwrap().unwrap_err();
+        match sent {
+            Err(TransportError::WrongThread { ordinal: 0 }) => return,
+            Err(error) => panic!("{error}"),
+            // It had not begun yet.
+            Ok(sending) => drop(sending),
+        }
+    }
+    panic!("nobody was in the way");
 }

@@ -174,6 +174,19 @@ fn what_is_not_of_the_group_is_refused_before_nccl_sees_it() {
     let id = UniqueId::new(first.nccl()).unwrap();
     let stranger = join(first, id, 0).unwrap_err().to_string();
     assert!(stranger.contains("rank 0 is none"), "{stranger}");
+
+    let [first, _] = issuers();
+    let twice = Communicator::connect(CommOptions {
+        issuer: first,
+        name: "mesh",
+        members: [1, 2, 1].map(Rank::new).to_vec(),
+        me: Rank::new(2),
+        id,
+        deadline: Instant::now(),
+        blocking: true,
+    });
+    let twice = twice.unwrap_err().to_string();
+    assert!(twice.contains("rank 1 is a member twice"), "{twice}");
 }
 
 /// Nobody has to wait for an operation: its buffer is kept until it is over. How much of a real

@@ -35,7 +35,7 @@ pub(crate) struct End {
     composer: Composer,
     lockstep: Lockstep<Requests>,
     inbox: Vec<u8>,
-    sent: u64,
+    pub(crate) sent: u64,
     received: u64,
     arriving: VecDeque<(u64, InFlight<Receiving>)>,
 }
