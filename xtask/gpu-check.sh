@@ -61,10 +61,11 @@ torch=
 if [[ $python && -z $list ]] && timeout 60 "$python" -c 'import torch; torch.cuda.is_available() or exit(1)' 2>/dev/null; then
     torch=1
 fi
-# Headers and library of the NCCL that python3 has, for the peers in C++.
-nccl_root=
+# How peers in C++ find NCCL: with that of python3, as PyTorch does, or else as the compiler finds it.
+with_nccl=(-lnccl)
 if [[ $python ]]; then
-    nccl_root=$(timeout 30 "$python" -c 'import importlib.util as u; s = u.find_spec("nvidia.nccl"); print(list(s.submodule_search_locations)[0])' 2>/dev/null) || nccl_root=
+    root=$(timeout 30 "$python" -c 'import importlib.util as u; s = u.find_spec("nvidia.nccl"); print(list(s.submodule_search_locations)[0])' 2>/dev/null) &&
+        with_nccl=(-I"$root/include" -L"$root/lib" -l:libnccl.so.2 -Xlinker "-rpath=$root/lib")
 fi
 
 # --- steps ----------------------------------------------------------------------------------------------------------
@@ -312,12 +313,12 @@ torch_peer() { # GPUS NAME SECONDS ARGS...
 # A program in C++ with raw NCCL.
 native_peer() { # NAME SECONDS FILE
     local name=$1 limit=$2 file=$3 made=$work/$1
-    if [[ ! $nvcc || ! $nccl_root ]]; then
-        skip "$name" optional "needs nvcc, and python3 with the package of NCCL"
+    if [[ ! $nvcc ]]; then
+        skip "$name" optional "needs nvcc"
         return
     fi
-    gpu_step 2 "$name" optional "$limit" bash -c '"$0" -O2 -std=c++17 -arch=native "$1" -I"$2/include" -L"$2/lib" \
-        -l:libnccl.so.2 -Xlinker -rpath="$2/lib" -o "$3" && exec "$3"' "$nvcc" "$file" "$nccl_root" "$made"
+    gpu_step 2 "$name" optional "$limit" bash -c 'made=$1 && shift && "$0" -O2 -std=c++17 -arch=native -o "$made" "$@" && exec "$made"' \
+        "$nvcc" "$made" "$file" "${with_nccl[@]}"
 }
 
 # What else is to be run beside.
@@ -353,7 +354,7 @@ job
 sanitized
 benchmarks 1
 native_peer peer-limit 90 "$here/peers/nccl_limit.cu"
-torch_peer 2 peer-pilot 60 "$here/peers/torch_pilot.py"
+torch_peer 2 peer-pilot 75 "$here/peers/torch_pilot.py"
 for ((again = 2; again <= runs; again++)); do benchmarks "$again"; done
 once
 # Last, since torch.compile takes as long as it likes.

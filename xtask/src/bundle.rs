@@ -1,7 +1,7 @@
 //! `cargo xtask bundle [--out DIR]`: what a machine with GPUs and without Rust needs to check and measure this project.
 //!
-//! The directory is made anew each time: `pp`, the plugins, the test programs that want a device, the sample clip, and
-//! `gpu-check.sh`, which runs them. Programs are built for release and stripped; they need the C library of a system
+//! The directory is made anew each time: `pp`, the plugins, the test programs that want a device, the sample clip, the
+//! programs to compare with, and `gpu-check.sh`, which runs them. Programs are built for release and stripped; they need the C library of a system
 //! at least as new as the one they were built on, and nothing else.
 
 use std::fs;
@@ -145,6 +145,10 @@ fn executable(messages: &str, test: &str) -> Option<PathBuf> {
 fn peers(to: &Path) -> Result<()> {
     for file in fs::read_dir(root().join("xtask/peers"))? {
         let file = file?;
+        // Python leaves a directory where a program was imported.
+        if !file.file_type()?.is_file() {
+            continue;
+        }
         fs::copy(file.path(), to.join(file.file_name()))?;
     }
     Ok(())
