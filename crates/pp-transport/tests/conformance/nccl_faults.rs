@@ -1,11 +1,12 @@
 //! What is left in order when the driver refuses, a stage panics, or a transfer is given up.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Generation, Rank};
 use pp_transport::bell::Bell;
-use pp_transport::cuda::{Device, Event, Stream};
+use pp_transport::cuda::{Device, DeviceBuffer, Event, Stream};
 use pp_transport::error::TransportError;
 use pp_transport::host::EdgeShape;
 use pp_transport::lane::Lane;
@@ -284,4 +285,40 @@ fn nobody_issues_while_another_thread_connects() {
         }
     }
     panic!("nobody was in the way");
+}
+
+/// NCCL aborts in its own time: what was in flight may still be, so the abort is no success, and
+/// nothing is freed on the device. That is for good, so it happens in a process of its own.
+#[test]
+fn an_abort_that_goes_on_is_no_success() {
+    const INSIDE: &str = "PP_TEST_ABORT_GOES_ON";
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    if std::env::var_os(INSIDE).is_none() {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "nccl_faults::an_abort_that_goes_on_is_no_success",
+            ])
+            .env(INSIDE, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success(), "{said}");
+        return;
+    }
+    let ends = ends(pair(both_ways(1, 64)));
+    let device = Device::open(0).unwrap();
+    let handle = ends[0].link.abort_handle();
+    fakes.set("FAULTS", "ncclGroupEnd:1:7,nothing:5:skip");
+    let error = handle.abort("the test", Instant::now() + HANG).unwrap_err();
+    fakes.set("FAULTS", "");
+    assert!(
+        matches!(error, TransportError::LeftBehind { .. }),
+        "{error}"
+    );
+    let before = settled_free(&device);
+    drop(DeviceBuffer::new(&device, 1 << 20).unwrap());
+    assert_eq!(settled_free(&device), before - (1 << 20));
 }
