@@ -10,7 +10,7 @@ use crate::device::{Gpu, Pad, Session};
 pub type Case = fn(&Gpu, bool);
 
 /// What needs no more of a device than that encode, decode and zero steps work: the fake driver does those, too.
-pub const WITHOUT_ATTENTION: &[(&str, Case)] = &[
+pub const ALL: &[(&str, Case)] = &[
     ("layout_is_that_of_the_cpu", layout_is_that_of_the_cpu),
     (
         "encode_gives_the_bytes_of_the_cpu",
@@ -22,9 +22,6 @@ pub const WITHOUT_ATTENTION: &[(&str, Case)] = &[
     ),
     ("zero_steps_is_the_identity", zero_steps_is_the_identity),
     ("rows_may_have_a_stride", rows_may_have_a_stride),
-];
-
-pub const WITH_ATTENTION: &[(&str, Case)] = &[
     ("phase_b_equals_the_oracle", phase_b_equals_the_oracle),
     ("phase_b_equals_the_cpu", phase_b_equals_the_cpu),
     ("a_film_is_that_of_the_cpu", a_film_is_that_of_the_cpu),

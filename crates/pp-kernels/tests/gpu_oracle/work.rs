@@ -8,19 +8,17 @@ use pp_kernels::{Chroma, KernelSet, measure};
 use crate::cases::Case;
 use crate::device::Gpu;
 
-pub const WITHOUT_ATTENTION: &[(&str, Case)] = &[
+pub const ALL: &[(&str, Case)] = &[
     ("synthetic_work_runs", synthetic_work_runs),
     ("calls_are_measured", calls_are_measured),
-];
-
-/// `matrix_products_run` needs cublasLt, too.
-pub const WITH_ATTENTION: &[(&str, Case)] = &[
-    ("matrix_products_run", matrix_products_run),
     (
         "kernels_and_the_device_are_measured",
         kernels_and_the_device_are_measured,
     ),
 ];
+
+/// They need cublasLt, which needs a GPU.
+pub const WITH_CUBLASLT: &[(&str, Case)] = &[("matrix_products_run", matrix_products_run)];
 
 fn work(gpu: &Gpu, kind: Kind) -> Work {
     let (context, stream) = gpu.handles();

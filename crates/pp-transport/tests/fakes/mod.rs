@@ -173,7 +173,7 @@ fn compile(files: &[PathBuf], to: &Path, defines: &[&str]) {
         cc.arg("-L").arg(to);
         cc
     };
-    run(cc("libcuda.so.1").args(of(false)));
+    run(cc("libcuda.so.1").args(of(false)).arg("-lm"));
     // Some loaders ask for the name without a version first, and a real driver may have it: an empty library of that
     // name, through which the fake is found.
     run(cc("libcuda.so").args([
