@@ -322,3 +322,28 @@ fn an_abort_that_goes_on_is_no_success() {
     drop(DeviceBuffer::new(&device, 1 << 20).unwrap());
     assert_eq!(settled_free(&device), before - (1 << 20));
 }
+
+/// A slot that waits for its reader when the generation dies is not given back afterwards.
+#[test]
+fn a_dead_generation_gives_no_slot_back() {
+    let Some(_) = fakes() else {
+        return;
+    };
+    let mut ends = ends(pair(both_ways(1, 4096)));
+    let (reader, kernels) = (stream(1), on_device(1));
+    let flight = ends[0].send(4096);
+    let (_, arriving) = ends[1].hear_one();
+    let payload = wait_for(arriving);
+    let read = payload.read_on(&reader, |_| -> Result<(), TransportError> {
+        kernels.spin(reader.raw(), 100_000);
+        Ok(())
+    });
+    read.unwrap();
+    drop(payload);
+    let handle = ends[1].link.abort_handle();
+    handle.abort("the test", Instant::now() + HANG).unwrap();
+    wait(|| reader.is_idle().unwrap());
+    let [_first, second] = ends;
+    drop(second);
+    assert!(!flight.is_done().unwrap(), "given back after the end");
+}
