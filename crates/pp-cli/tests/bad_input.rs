@@ -264,12 +264,12 @@ fn a_gpu_that_is_wanted_and_not_there_is_named_once_and_what_is_only_hoped_for_i
     for more in [["--transport", "nccl"], ["--kernels", "ptx"]] {
         let mut command = pp(&run_args(&input, &output, &more));
         let ended = run(command.env("CUDA_VISIBLE_DEVICES", ""), None);
-        ended.failed(10, &["device", "choose a transport"]);
+        ended.failed(10, &["device", "look for GPUs"]);
     }
     let mut command = pp(&run_args(&input, &output, &[]));
     let ended = run(command.env("CUDA_VISIBLE_DEVICES", ""), None).succeeded();
     let said = String::from_utf8(ended.stdout).unwrap();
     let said = said.lines().nth(1).unwrap();
-    assert!(said.starts_with("no GPU: "), "{said}");
+    assert!(said.starts_with("no GPUs: "), "{said}");
     assert!(said.ends_with("transport host, kernels cpu"), "{said}");
 }

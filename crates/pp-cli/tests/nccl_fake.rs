@@ -264,7 +264,7 @@ fn what_fails_in_the_driver_or_in_nccl_is_named() {
         ("ncclRecv:20:3", 10, &["ncclRecv", "ncclInternalError"]),
         ("asyncError:5:6", 10, &["ncclRemoteError"]),
         (
-            "cuEventQuery:300:719",
+            "cuEventQuery:100:719",
             10,
             &["cuEventQuery", "CUDA_ERROR_LAUNCH_FAILED"],
         ),

@@ -63,6 +63,8 @@ wire_enum! {
         Interrupted = 4 => "interrupted",
         /// A fault of our own.
         Internal = 5 => "internal error",
+        /// A device, its driver or NCCL failed.
+        Device = 6 => "device failed",
     }
 }
 

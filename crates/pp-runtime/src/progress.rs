@@ -193,9 +193,7 @@ mod tests {
         progress.at(Doing::Compute);
         assert_eq!(stall.look(&progress, LIMITS, at(11)), None);
         assert_eq!(stall.look(&progress, LIMITS, at(100)), None);
-        let seen = stall
-            .look(&progress, LIMITS, at(111))
-            .map(|(name, _)| name);
+        let seen = stall.look(&progress, LIMITS, at(111)).map(|(name, _)| name);
         assert_eq!(seen, Some("phase_b"));
     }
 

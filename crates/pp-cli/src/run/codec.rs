@@ -5,6 +5,7 @@
 
 use std::fmt::Debug;
 
+use crate::video::buffer::{Buffer, FrameMemory};
 use pp_kernels::{
     Chroma, ChunkShape, FrameView, FrameViewMut, KernelError, Layout, Plan, TensorList,
 };
@@ -50,10 +51,19 @@ pub(super) trait Codec {
     /// The tensors of a chunk of this shape.
     fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError>;
 
-    /// Encodes whole frames into the slot. `frames` is free again when this returns.
+    /// Memory that frames are best read into and decoded to, as large as a chunk; `None`: any.
+    fn memory(&self) -> Result<Option<Box<dyn FrameMemory>>, StageError> {
+        Ok(None)
+    }
+
+    /// Whether an encode reads its frames after it returned, until its chunk comes back.
+    const READS_LATER: bool;
+
+    /// Encodes the first frames of the buffer, `bytes` of it, into the slot.
     fn encode(
         &mut self,
-        frames: &[u8],
+        frames: &Buffer,
+        bytes: usize,
         plan: &Plan,
         tensors: &TensorList,
         slot: &mut Self::Tx,
@@ -65,7 +75,7 @@ pub(super) trait Codec {
     /// Decodes into `frames`, which has the right length.
     fn decode(
         &mut self,
-        frames: Vec<u8>,
+        frames: Buffer,
         plan: &Plan,
         tensors: &TensorList,
         payload: Option<Self::Rx>,
@@ -83,7 +93,7 @@ pub(super) trait Codec {
 /// Frames that were decoded.
 #[derive(Debug)]
 pub(super) struct Frames {
-    pub(super) bytes: Vec<u8>,
+    pub(super) bytes: Buffer,
     /// What a device worked for this chunk.
     pub(super) worked: Option<FrontWork>,
 }

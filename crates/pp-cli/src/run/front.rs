@@ -18,6 +18,7 @@ use crate::args::{CutChoice, RunArgs};
 use crate::exit::Failure;
 use crate::job::FRONT;
 use crate::job::edges::Edges;
+use crate::video::buffer::Buffer;
 use crate::video::header::Header;
 use crate::video::noise::Noise;
 use crate::video::psnr::LumaPsnr;
@@ -44,7 +45,7 @@ struct Pending {
     plan: Plan,
     frames: usize,
     known: usize,
-    /// Kept only when its PSNR is wanted.
+    /// Kept only when its PSNR is wanted, or the GPU still reads it.
     chunk: Option<Chunk>,
 }
 
@@ -64,6 +65,8 @@ pub(super) struct Input {
 pub(super) struct VideoFront<C> {
     source: Source,
     sink: Option<Sink>,
+    /// What is decoded into where nothing is written.
+    idle: Vec<Buffer>,
     codec: C,
     header: Header,
     context_frames: u32,
@@ -143,10 +146,16 @@ impl<C: Codec> VideoFront<C> {
             .as_deref()
             .map(|target| {
                 let bell = bell.clone();
-                Sink::open(target, &header, QUEUE, move || bell.ring())
+                // As many as wait to be written, are written and are decoded into.
+                let buffers = buffers(&codec, QUEUE + 2 + args.depth as usize)?;
+                Ok::<_, Failure>(Sink::open(target, &header, QUEUE, buffers, move || {
+                    bell.ring()
+                })?)
             })
             .transpose()?;
-        let source = Source::start(reader, options, move || bell.ring())
+        // As many as are read ahead, are read into and are on their way.
+        let into = buffers(&codec, QUEUE + 3 + args.depth as usize)?;
+        let source = Source::start(reader, options, into, move || bell.ring())
             .map_err(|e| anyhow::Error::new(e).context("cannot start the reading thread"))?;
         let mut shape = Shape {
             width: header.width(),
@@ -168,6 +177,10 @@ impl<C: Codec> VideoFront<C> {
         shape.backward_bytes = slot_bytes(largest.outputs.payload_bytes());
         Ok(Self {
             source,
+            idle: match sink {
+                Some(_) => Vec::new(),
+                None => buffers(&codec, args.depth as usize)?,
+            },
             sink,
             codec,
             header,
@@ -249,9 +262,11 @@ impl<C: Codec> VideoFront<C> {
         if let Some(chunk) = pending.chunk {
             self.source.recycle(chunk);
         }
-        if let Some(sink) = &mut self.sink {
-            sink.push(frames.bytes)
-                .map_err(|e| StageError::new(FaultKind::Io, "write output", e.to_string()))?;
+        match &mut self.sink {
+            Some(sink) => sink
+                .push(frames.bytes)
+                .map_err(|e| StageError::new(FaultKind::Io, "write output", e.to_string()))?,
+            None => self.idle.push(frames.bytes),
         }
         self.progress.inc(pending.frames as u64);
         Ok(Decoded {
@@ -301,6 +316,13 @@ fn check_memory(args: &RunArgs, header: &Header, name: &str) -> Result<(), Failu
             available / 1_000_000
         ),
     )))
+}
+
+/// Memory of the codec's choice for so many chunks.
+fn buffers<C: Codec>(codec: &C, count: usize) -> Result<Vec<Buffer>, Failure> {
+    let make = |_| Ok(codec.memory()?.map_or_else(Buffer::default, Buffer::from));
+    let made: Result<_, StageError> = (0..count).map(make).collect();
+    made.map_err(|e| e.into_fault(FRONT).into())
 }
 
 fn progress_bar() -> ProgressBar {
@@ -357,8 +379,13 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
             outputs,
             ..
         } = &self.layouts[known];
-        self.codec
-            .encode(chunk.data(), &plan, &layout.inputs, slot)?;
+        self.codec.encode(
+            chunk.memory(),
+            chunk.data().len(),
+            &plan,
+            &layout.inputs,
+            slot,
+        )?;
         let envelope = to_contract(&plan)
             .and_then(|plan| Envelope::new(plan, inputs.clone(), outputs.clone()))
             .map_err(|e| StageError::new(FaultKind::Plugin, "plan", e.to_string()))?;
@@ -366,7 +393,7 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
         self.epoch_frames += self.frames_built;
         self.last = Some((plan, self.frames_built));
         let frames = chunk.frames;
-        let keep = self.quality.is_some();
+        let keep = self.quality.is_some() || C::READS_LATER;
         let chunk = if keep {
             Some(chunk)
         } else {
@@ -400,8 +427,11 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
             .pending
             .pop_front()
             .expect("decoded only after it was built");
-        let mut frames = self.sink.as_ref().map_or_else(Vec::new, Sink::buffer);
-        frames.resize(pending.frames * self.header.frame_bytes(), 0);
+        let mut frames = match &self.sink {
+            Some(sink) => sink.buffer(),
+            None => self.idle.pop().unwrap_or_default(),
+        };
+        frames.resize(pending.frames * self.header.frame_bytes());
         let tensors = &self.layouts[pending.known].layout.outputs;
         let progress = self.codec.decode(frames, &pending.plan, tensors, payload)?;
         self.decoding.push_back(pending);

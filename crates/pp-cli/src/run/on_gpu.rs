@@ -1,9 +1,11 @@
 //! Kernels on GPU memory: every call only issues work to a stream.
 //!
 //! The leases order that work against the transfers (ready and read events); here it is ordered
-//! against the host: frames are copied into page-locked memory before the GPU reads them, and out
-//! of it only once an event behind the GPU's last write is done. Nothing waits for the device.
+//! against the host: frames lie in page-locked memory, which is read into again only when its chunk
+//! has come back, and written from only once an event behind the GPU's last write is done. Nothing
+//! waits for the device, and the host copies no frame.
 
+use std::any::Any;
 use std::collections::VecDeque;
 
 use pp_contract::FaultKind;
@@ -13,13 +15,14 @@ use pp_kernels::{
 };
 use pp_runtime::driver::with_source;
 use pp_runtime::stage::{FrontWork, PhaseBWork, Progress, StageError};
-use pp_transport::cuda::{CudaError, DevicePtr, Event, PinnedBuffer, Stream};
+use pp_transport::cuda::{CudaError, DevicePtr, PinnedBuffer, Stream};
 use pp_transport::nccl::{DeviceRx, DeviceTx};
 
 use super::codec::{Codec, Frames, Generated, Generator, Geometry};
 use crate::args::KernelChoice;
 use crate::backend::Gpu;
 use crate::timed::{Done, Span, Timed};
+use crate::video::buffer::{Buffer, FrameMemory};
 
 fn device(operation: &'static str) -> impl Fn(CudaError) -> StageError {
     move |e| StageError::new(FaultKind::Device, operation, with_source(&e))
@@ -74,17 +77,10 @@ fn open(
     Ok((session.map_err(blame.on("open kernels"))?, stream))
 }
 
-/// Page-locked memory that frames are uploaded from.
-struct Upload {
-    frames: PinnedBuffer,
-    uploaded: Event,
-}
-
 /// A decode under way.
 struct Decoding {
     built: Span,
-    staging: PinnedBuffer,
-    frames: Vec<u8>,
+    frames: Buffer,
 }
 
 /// Encode and decode of the front.
@@ -95,9 +91,6 @@ pub(super) struct GpuFront {
     decoding: Timed<Decoding>,
     geometry: Geometry,
     chunk_bytes: usize,
-    /// Oldest use first.
-    uploads: VecDeque<Upload>,
-    downloads: Vec<PinnedBuffer>,
     /// Spans of the chunks encoded and not yet decoded, oldest first.
     built: VecDeque<Span>,
     depth: usize,
@@ -115,54 +108,40 @@ impl GpuFront {
         let (session, stream) = open(gpu, kernels, config, blame)?;
         let chunk_bytes = geometry.frame_bytes * config.max_frames as usize;
         let depth = depth as usize;
-        let mut front = Self {
+        Ok(Self {
             blame,
             session,
             // A chunk is timed twice: when it is encoded, and when it is decoded.
             decoding: Timed::new(stream, 2 * depth).map_err(device("make events"))?,
             geometry,
             chunk_bytes,
-            uploads: VecDeque::with_capacity(depth + 1),
-            downloads: Vec::with_capacity(depth),
             built: VecDeque::with_capacity(depth),
             depth,
-        };
-        for _ in 0..=depth {
-            let upload = front.new_upload().map_err(device("lock memory"))?;
-            front.uploads.push_back(upload);
-        }
-        for _ in 0..depth {
-            let buffer = front.new_staging().map_err(device("lock memory"))?;
-            front.downloads.push(buffer);
-        }
-        Ok(front)
-    }
-
-    fn new_upload(&self) -> Result<Upload, CudaError> {
-        Ok(Upload {
-            frames: self.new_staging()?,
-            uploaded: Event::new(self.decoding.stream().device())?,
         })
     }
+}
 
-    fn new_staging(&self) -> Result<PinnedBuffer, CudaError> {
-        let stream = self.decoding.stream();
-        let buffer = PinnedBuffer::new(stream.device(), self.chunk_bytes)?;
-        // Makes the event that follows its uses, now and not with a chunk.
-        buffer.used_by(stream)?;
-        Ok(buffer)
+/// Page-locked memory, which the GPU reads and writes by itself.
+impl FrameMemory for PinnedBuffer {
+    fn bytes(&self) -> &[u8] {
+        self.bytes()
     }
 
-    /// Page-locked memory that the GPU has read.
-    fn free_upload(&mut self) -> Result<Upload, CudaError> {
-        match self.uploads.front() {
-            Some(oldest) if oldest.uploaded.is_done()? => {
-                Ok(self.uploads.pop_front().expect("just seen"))
-            }
-            // More than the depth: a stream that is far behind.
-            _ => self.new_upload(),
-        }
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.bytes_mut()
     }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Notes that the stream's work up to here uses the buffer, so that it is not freed under it.
+/// Memory of another kind was copied from or to before the call returned.
+fn used_by(buffer: &Buffer, stream: &Stream) -> Result<(), CudaError> {
+    buffer
+        .given::<PinnedBuffer>()
+        .map_or(Ok(()), |memory| memory.used_by(stream))
 }
 
 impl Codec for GpuFront {
@@ -173,33 +152,44 @@ impl Codec for GpuFront {
         self.session.layout(shape)
     }
 
+    fn memory(&self) -> Result<Option<Box<dyn FrameMemory>>, StageError> {
+        let stream = self.decoding.stream();
+        let made = PinnedBuffer::new(stream.device(), self.chunk_bytes).and_then(|buffer| {
+            // Makes the event that follows its uses, now and not with a chunk.
+            buffer.used_by(stream)?;
+            Ok(buffer)
+        });
+        let made = made.map_err(device("lock memory"))?;
+        Ok(Some(Box::new(made)))
+    }
+
+    const READS_LATER: bool = true;
+
     fn encode(
         &mut self,
-        frames: &[u8],
+        frames: &Buffer,
+        bytes: usize,
         plan: &Plan,
         tensors: &TensorList,
         slot: &mut DeviceTx,
     ) -> Result<(), StageError> {
         let blame = self.blame;
         let on_error = device("encode");
-        let mut upload = self.free_upload().map_err(&on_error)?;
-        upload.frames.bytes_mut()[..frames.len()].copy_from_slice(frames);
-        let views = self.geometry.views(&upload.frames.bytes()[..frames.len()]);
+        let views = self.geometry.views(&frames[..bytes]);
         let span = self.decoding.open().map_err(&on_error)?;
         let (stream, session) = (self.decoding.stream(), &mut self.session);
         let issued = slot.write_on(stream, |to| -> Result<(), StageError> {
             let mut payload =
                 PayloadMut::on_device(tensors, to.address, to.len).map_err(internal("encode"))?;
             // SAFETY: the link that lives on this thread has bound the context to it; the slot
-            // stays leased or in flight, and the frames in `uploads`, until the stream has passed.
+            // stays leased or in flight until the stream has passed, and so do the frames: their
+            // chunk is kept until it comes back, and if it is dropped, its memory knows its use.
             unsafe { session.encode(&views, plan, &mut payload) }.map_err(blame.on("encode"))
         });
         // Also where that failed: some of it may have been issued.
-        upload.frames.used_by(stream).map_err(&on_error)?;
+        used_by(frames, stream).map_err(&on_error)?;
         issued?;
         span.close(stream).map_err(&on_error)?;
-        upload.uploaded.record(stream).map_err(&on_error)?;
-        self.uploads.push_back(upload);
         self.built.push_back(span);
         Ok(())
     }
@@ -210,7 +200,7 @@ impl Codec for GpuFront {
 
     fn decode(
         &mut self,
-        frames: Vec<u8>,
+        mut frames: Buffer,
         plan: &Plan,
         tensors: &TensorList,
         payload: Option<DeviceRx>,
@@ -222,14 +212,8 @@ impl Codec for GpuFront {
             .pop_front()
             .expect("encoded before it is decoded");
         let span = self.decoding.open().map_err(&on_error)?;
-        let mut staging = match self.downloads.pop() {
-            Some(staging) => staging,
-            None => self.new_staging().map_err(&on_error)?,
-        };
         let (stream, session) = (self.decoding.stream(), &mut self.session);
-        let mut views = self
-            .geometry
-            .views_mut(&mut staging.bytes_mut()[..frames.len()]);
+        let mut views = self.geometry.views_mut(&mut frames);
         let mut issue = |from: DevicePtr| -> Result<(), StageError> {
             let input =
                 Payload::on_device(tensors, from.address, from.len).map_err(internal("decode"))?;
@@ -243,13 +227,9 @@ impl Codec for GpuFront {
             None => issue(NOTHING),
         };
         // Also where that failed: some of it may have been issued.
-        staging.used_by(stream).map_err(&on_error)?;
+        used_by(&frames, stream).map_err(&on_error)?;
         issued?;
-        let decoding = Decoding {
-            built,
-            staging,
-            frames,
-        };
+        let decoding = Decoding { built, frames };
         self.decoding.close(span, decoding).map_err(&on_error)?;
         Ok(Progress::UnderWay)
     }
@@ -259,18 +239,11 @@ impl Codec for GpuFront {
         let Some(Done { what, work_ns, .. }) = self.decoding.poll().map_err(&on_error)? else {
             return Ok(None);
         };
-        let Decoding {
-            built,
-            staging,
-            mut frames,
-        } = what;
-        let bytes = frames.len();
-        frames.copy_from_slice(&staging.bytes()[..bytes]);
+        let Decoding { built, frames } = what;
         let worked = FrontWork {
             build_ns: built.ns().map_err(&on_error)?,
             decode_ns: work_ns,
         };
-        self.downloads.push(staging);
         self.decoding.recycle(built);
         Ok(Some(Frames {
             bytes: frames,

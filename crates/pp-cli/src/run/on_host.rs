@@ -8,6 +8,8 @@ use pp_runtime::driver::with_source;
 use pp_runtime::stage::{Progress, StageError};
 use pp_transport::host::{RxLease, TxLease};
 
+use crate::video::buffer::Buffer;
+
 use super::codec::{Codec, Frames, Generated, Generator, Geometry};
 
 /// A session of kernels on this machine's processors.
@@ -38,14 +40,17 @@ impl Codec for HostKernels {
         self.session.layout(shape)
     }
 
+    const READS_LATER: bool = false;
+
     fn encode(
         &mut self,
-        frames: &[u8],
+        frames: &Buffer,
+        bytes: usize,
         plan: &Plan,
         tensors: &TensorList,
         slot: &mut TxLease,
     ) -> Result<(), StageError> {
-        let views = self.geometry.views(frames);
+        let views = self.geometry.views(&frames[..bytes]);
         let mut payload = PayloadMut::new(tensors, slot.bytes_mut()).map_err(internal("encode"))?;
         self.session
             .encode(&views, plan, &mut payload)
@@ -58,7 +63,7 @@ impl Codec for HostKernels {
 
     fn decode(
         &mut self,
-        mut frames: Vec<u8>,
+        mut frames: Buffer,
         plan: &Plan,
         tensors: &TensorList,
         payload: Option<RxLease>,

@@ -4,6 +4,7 @@
 //! under its final name, a full disk noticed by nobody. So the reader tells an end from a break and names the frame and
 //! the byte; the writer shows a file only when all of it is there.
 
+pub(crate) mod buffer;
 pub(crate) mod error;
 pub(crate) mod header;
 pub(crate) mod noise;

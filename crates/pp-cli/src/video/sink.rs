@@ -12,6 +12,7 @@ use std::thread::{self, JoinHandle};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::OutputError;
+use super::buffer::Buffer;
 use super::header::Header;
 use super::staged::StagedFile;
 use super::y4m::{write_frame, write_header};
@@ -22,8 +23,8 @@ use super::y4m::{write_frame, write_header};
 /// Without a commit a regular file leaves nothing behind. Nobody waits for the thread: the reader of a pipe may be stuck.
 #[derive(Debug)]
 pub(crate) struct Sink {
-    queue: Option<Sender<Vec<u8>>>,
-    spare: Receiver<Vec<u8>>,
+    queue: Option<Sender<Buffer>>,
+    spare: Receiver<Buffer>,
     /// The thread takes nothing more; what lies in the queue stays there.
     has_ended: Arc<AtomicBool>,
     capacity: usize,
@@ -38,7 +39,7 @@ struct Written {
 }
 
 impl Sink {
-    /// Opens `target` (`-` is standard output) and starts writing. `wake` is called on the writing thread after each
+    /// Opens `target` (`-` is standard output) and starts writing; gives these buffers out first. `wake` is called on the writing thread after each
     /// buffer that it takes, and when it fails.
     ///
     /// # Errors
@@ -47,6 +48,7 @@ impl Sink {
         target: &Path,
         header: &Header,
         queue: usize,
+        buffers: Vec<Buffer>,
         wake: impl Fn() + Send + 'static,
     ) -> Result<Self, OutputError> {
         let file = StagedFile::create(target)?;
@@ -55,7 +57,10 @@ impl Sink {
         let has_ended = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&has_ended);
         // One is being written and one is in the hands of the driver.
-        let (spare_in, spare) = bounded(capacity + 2);
+        let (spare_in, spare) = bounded((capacity + 2).max(buffers.len()));
+        for buffer in buffers {
+            let _ = spare_in.try_send(buffer);
+        }
         let header = header.clone();
         let thread = thread::Builder::new()
             .name("sink".into())
@@ -81,7 +86,7 @@ impl Sink {
     }
 
     /// A buffer that was written before, or an empty one.
-    pub(crate) fn buffer(&self) -> Vec<u8> {
+    pub(crate) fn buffer(&self) -> Buffer {
         self.spare.try_recv().unwrap_or_default()
     }
 
@@ -89,7 +94,7 @@ impl Sink {
     ///
     /// # Errors
     /// An earlier write failed. Handed over once; what is pushed afterwards goes nowhere.
-    pub(crate) fn push(&mut self, frames: Vec<u8>) -> Result<(), OutputError> {
+    pub(crate) fn push(&mut self, frames: Buffer) -> Result<(), OutputError> {
         match self.queue.as_ref().map(|queue| queue.send(frames)) {
             Some(Err(_)) => self.result().map(|_| ()),
             _ => Ok(()),
@@ -132,8 +137,8 @@ impl Sink {
 fn write_all(
     mut file: StagedFile,
     header: &Header,
-    work: &Receiver<Vec<u8>>,
-    spare: &Sender<Vec<u8>>,
+    work: &Receiver<Buffer>,
+    spare: &Sender<Buffer>,
     wake: &impl Fn(),
 ) -> Result<Written, OutputError> {
     let mut frames = 0;

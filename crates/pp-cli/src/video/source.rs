@@ -10,6 +10,7 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 
 use super::InputError;
+use super::buffer::Buffer;
 use super::header::Header;
 use super::noise::Noise;
 use super::scene::CutDetector;
@@ -60,7 +61,7 @@ pub(crate) struct Chunk {
     /// A hard cut lies right before its first frame.
     pub(crate) cut: bool,
     frame_bytes: usize,
-    data: Vec<u8>,
+    data: Buffer,
     clean: Vec<u8>,
 }
 
@@ -68,6 +69,11 @@ impl Chunk {
     /// The frames one after the other, each planar.
     pub(crate) fn data(&self) -> &[u8] {
         &self.data[..self.frames * self.frame_bytes]
+    }
+
+    /// The memory that they lie in; it may hold more.
+    pub(crate) fn memory(&self) -> &Buffer {
+        &self.data
     }
 
     /// The same before noise was added, when the options ask to keep it.
@@ -100,21 +106,35 @@ pub(crate) struct Source {
     /// `None` is the end: without it, the thread has died.
     ready: Receiver<Result<Option<Chunk>, InputError>>,
     spare: Sender<Chunk>,
+    /// Keeps what was recycled when the thread has read everything: to free it takes time.
+    _kept: Receiver<Chunk>,
 }
 
 impl Source {
-    /// Starts reading. `wake` is called on the reading thread after each chunk, after an error and at the end.
+    /// Starts reading, into these buffers first. `wake` is called on the reading thread after each chunk, after an error
+    /// and at the end.
     ///
     /// # Errors
     /// No thread could be started.
     pub(crate) fn start(
         reader: Reader,
         options: SourceOptions,
+        buffers: Vec<Buffer>,
         wake: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
         let (ready_in, ready) = bounded(options.queue.max(1));
         let (spare, spare_out) = bounded(SPARE_CHUNKS);
+        for data in buffers {
+            let chunk = Chunk {
+                data,
+                ..Chunk::default()
+            };
+            // Full: then it is freed.
+            let _ = spare.try_send(chunk);
+        }
+        let kept = spare_out.clone();
         let work = Work {
+            done: spare.clone(),
             header: reader.header().clone(),
             reader,
             options,
@@ -133,7 +153,11 @@ impl Source {
                 drop(ready_in);
                 wake();
             })?;
-        Ok(Self { ready, spare })
+        Ok(Self {
+            ready,
+            spare,
+            _kept: kept,
+        })
     }
 
     /// The next chunk if there is one, without waiting.
@@ -166,6 +190,8 @@ struct Work {
     header: Header,
     options: SourceOptions,
     spare: Receiver<Chunk>,
+    /// For a chunk that stayed empty.
+    done: Sender<Chunk>,
     detector: CutDetector,
     next_frame: u64,
 }
@@ -183,6 +209,8 @@ impl Work {
                     return false;
                 }
                 wake();
+            } else {
+                let _ = self.done.try_send(chunk);
             }
             match end {
                 ChunkEnd::Full => {}
@@ -248,7 +276,7 @@ impl Work {
         chunk.frame_bytes = self.header.frame_bytes();
         chunk
             .data
-            .resize(self.options.frames_per_chunk.max(1) * chunk.frame_bytes, 0);
+            .resize(self.options.frames_per_chunk.max(1) * chunk.frame_bytes);
         (chunk.frames, chunk.cut) = (0, false);
         chunk
     }

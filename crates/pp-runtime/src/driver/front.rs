@@ -490,6 +490,7 @@ fn fault_of(failure: &Failure, blame: Blame) -> Fault {
         FailureCode::BadInput => FaultKind::BadInput,
         FailureCode::Compute => FaultKind::Plugin,
         FailureCode::Interrupted => FaultKind::Interrupted,
+        FailureCode::Device => FaultKind::Device,
         _ => FaultKind::Internal,
     };
     Fault::new(kind, rank, "phase_b", failure.message.as_str())

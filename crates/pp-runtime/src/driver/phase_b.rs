@@ -321,6 +321,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             FaultKind::BadInput => FailureCode::BadInput,
             FaultKind::Interrupted => FailureCode::Interrupted,
             FaultKind::Plugin => FailureCode::Compute,
+            FaultKind::Device => FailureCode::Device,
             FaultKind::PeerMisbehaved => FailureCode::BadMessage,
             _ => FailureCode::Internal,
         };

@@ -11,11 +11,14 @@ fn header() -> Header {
 }
 
 fn open(path: &Path, queue: usize) -> Sink {
-    Sink::open(path, &header(), queue, || {}).unwrap()
+    Sink::open(path, &header(), queue, Vec::new(), || {}).unwrap()
 }
 
-fn frames(count: usize, value: u8) -> Vec<u8> {
-    vec![value; count * header().frame_bytes()]
+fn frames(count: usize, value: u8) -> Buffer {
+    let mut frames = Buffer::default();
+    frames.resize(count * header().frame_bytes());
+    frames.fill(value);
+    frames
 }
 
 fn push_until_error(sink: &mut Sink) -> OutputError {
@@ -68,7 +71,7 @@ fn a_slow_reader_fills_the_queue_and_a_wake_says_when_there_is_room() {
         move || File::open(fifo).unwrap()
     });
     let (tx, woken) = crossbeam_channel::unbounded();
-    let mut sink = Sink::open(&fifo, &header(), 2, move || {
+    let mut sink = Sink::open(&fifo, &header(), 2, Vec::new(), move || {
         let _ = tx.send(());
     })
     .unwrap();
@@ -105,8 +108,8 @@ fn buffers_come_back() {
     let mut fresh = 0;
     for _ in 0..100 {
         let mut buffer = sink.buffer();
-        fresh += u32::from(buffer.capacity() == 0);
-        buffer.resize(header().frame_bytes(), 0);
+        fresh += u32::from(buffer.is_empty());
+        buffer.resize(header().frame_bytes());
         sink.push(buffer).unwrap();
     }
     // One in the queue, one being written, one here.

@@ -26,7 +26,13 @@ fn clip(frames: u64) -> Vec<u8> {
 }
 
 fn start(bytes: impl Read + Send + 'static, options: SourceOptions) -> Source {
-    Source::start(Reader::new(bytes, "clip".into()).unwrap(), options, || {}).unwrap()
+    Source::start(
+        Reader::new(bytes, "clip".into()).unwrap(),
+        options,
+        Vec::new(),
+        || {},
+    )
+    .unwrap()
 }
 
 fn options() -> SourceOptions {
@@ -194,7 +200,7 @@ fn each_chunk_and_the_end_wake_the_driver() {
         ..options()
     };
     let reader = Reader::new(Cursor::new(clip(9)), "clip".into()).unwrap();
-    let source = Source::start(reader, options, move || tx.send(()).unwrap()).unwrap();
+    let source = Source::start(reader, options, Vec::new(), move || tx.send(()).unwrap()).unwrap();
     let mut chunks = 0;
     loop {
         match source.poll().unwrap() {

@@ -1,0 +1,140 @@
+//! Memory for frames: the heap's, or what a GPU reads and writes without a copy.
+
+use std::any::Any;
+use std::ops::{Deref, DerefMut};
+
+/// Memory that somebody else brings.
+pub(crate) trait FrameMemory: Any + Send {
+    fn bytes(&self) -> &[u8];
+    fn bytes_mut(&mut self) -> &mut [u8];
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// Frames one after the other, in memory of either kind.
+///
+/// # If dropped
+/// As the memory in it: a GPU's knows whether it is still in use.
+pub(crate) struct Buffer {
+    memory: Memory,
+    len: usize,
+}
+
+enum Memory {
+    Heap(Vec<u8>),
+    Given(Box<dyn FrameMemory>),
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Self {
+            memory: Memory::Heap(Vec::new()),
+            len: 0,
+        }
+    }
+}
+
+impl From<Box<dyn FrameMemory>> for Buffer {
+    fn from(memory: Box<dyn FrameMemory>) -> Self {
+        Self {
+            memory: Memory::Given(memory),
+            len: 0,
+        }
+    }
+}
+
+impl Buffer {
+    /// Makes it this long; what is in it stays, and is anything where it grows. Memory that was
+    /// given and is too small goes back, and the heap's takes its place.
+    pub(crate) fn resize(&mut self, len: usize) {
+        match &mut self.memory {
+            Memory::Given(memory) if memory.bytes().len() < len => {
+                self.memory = Memory::Heap(vec![0; len]);
+            }
+            Memory::Given(_) => {}
+            Memory::Heap(bytes) if bytes.len() < len => bytes.resize(len, 0),
+            Memory::Heap(_) => {}
+        }
+        self.len = len;
+    }
+
+    /// The memory that was given, if it is a `T`.
+    pub(crate) fn given<T: 'static>(&self) -> Option<&T> {
+        match &self.memory {
+            Memory::Heap(_) => None,
+            Memory::Given(memory) => memory.as_any().downcast_ref(),
+        }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let bytes = match &self.memory {
+            Memory::Heap(bytes) => bytes,
+            Memory::Given(memory) => memory.bytes(),
+        };
+        &bytes[..self.len]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let bytes = match &mut self.memory {
+            Memory::Heap(bytes) => bytes,
+            Memory::Given(memory) => memory.bytes_mut(),
+        };
+        &mut bytes[..self.len]
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = match self.memory {
+            Memory::Heap(_) => "heap",
+            Memory::Given(_) => "given",
+        };
+        write!(f, "Buffer({kind}, {} bytes)", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Four([u8; 4]);
+
+    impl FrameMemory for Four {
+        fn bytes(&self) -> &[u8] {
+            &self.0
+        }
+        fn bytes_mut(&mut self) -> &mut [u8] {
+            &mut self.0
+        }
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+    }
+
+    #[test]
+    fn given_memory_is_used_where_it_is_large_enough() {
+        let mut buffer = Buffer::from(Box::new(Four([1, 2, 3, 4])) as Box<dyn FrameMemory>);
+        buffer.resize(3);
+        assert_eq!(*buffer, [1, 2, 3]);
+        buffer[0] = 9;
+        assert_eq!(buffer.given::<Four>().unwrap().0, [9, 2, 3, 4]);
+        buffer.resize(5);
+        assert!(buffer.given::<Four>().is_none());
+        assert_eq!(buffer.len(), 5);
+    }
+
+    #[test]
+    fn the_heap_keeps_its_memory_when_it_shrinks_and_grows_again() {
+        let mut buffer = Buffer::default();
+        buffer.resize(100);
+        let at = buffer.as_ptr();
+        buffer.resize(10);
+        buffer.resize(100);
+        assert_eq!(buffer.as_ptr(), at);
+    }
+}
