@@ -43,6 +43,8 @@ const LIBRARIES: &[&str] = &[
 ];
 const PRINTING: &[&str] = &["println!", "eprintln!", "print!", "eprint!"];
 const LEFTOVERS: &[&str] = &["dbg!", "todo!", "unimplemented!"];
+/// Stands in a text for a figure that is not there yet.
+const PLACEHOLDER: &str = "@@";
 const LONG_LINES: usize = 400;
 const MOST_LINES: usize = 600;
 /// How far above `unsafe` its reason may begin.
@@ -72,11 +74,16 @@ pub(crate) fn run() -> Result<()> {
                 "{file}: a result of a run or an editor's leftover; remove it"
             ));
         }
-        if !file.ends_with(".rs") {
+        let is_text = file.ends_with(".md");
+        if !is_text && !file.ends_with(".rs") {
             continue;
         }
         let text =
             fs::read_to_string(root().join(file)).with_context(|| format!("cannot read {file}"))?;
+        if is_text {
+            faults.extend(placeholders_of(file, &text));
+            continue;
+        }
         faults.extend(faults_of(file, &text));
         let lines = text.lines().count();
         if lines > LONG_LINES {
@@ -102,6 +109,15 @@ fn is_stray(file: &str) -> bool {
     let endings = [".part", ".orig", ".rej", ".swp", "~", ".y4m", ".so", ".o"];
     endings.iter().any(|ending| name.ends_with(ending))
         || ["report.json", "trace.json", "perf.data", "core"].contains(&name)
+}
+
+/// Places where a figure is still to come.
+fn placeholders_of(file: &str, text: &str) -> Vec<String> {
+    let lines = (1..).zip(text.lines());
+    lines
+        .filter(|(_, line)| line.contains(PLACEHOLDER))
+        .map(|(at, _)| format!("{file}:{at}: {PLACEHOLDER} marks what is still to be filled in"))
+        .collect()
 }
 
 fn faults_of(file: &str, text: &str) -> Vec<String> {
@@ -272,6 +288,15 @@ mod tests {
         let text = |lines: usize| format!("//! A.\n{}", "//\n".repeat(lines - 1));
         assert_eq!(faults(LIBRARY, &text(600)), "");
         assert!(faults(LIBRARY, &text(601)).contains("601 lines"));
+    }
+
+    #[test]
+    fn a_text_with_a_placeholder_is_not_done() {
+        let found = placeholders_of("README.md", "# Figures\n\n@@TABLE@@\na@b.c\n");
+        assert_eq!(
+            found,
+            ["README.md:3: @@ marks what is still to be filled in"]
+        );
     }
 
     #[test]
