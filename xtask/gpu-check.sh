@@ -278,7 +278,9 @@ PYTHON
 
 benchmarks() { # RUN
     local run=$1 ms
-    gpu_step 2 "link-$run" optional 60 "$pp" bench link "${nccl[@]}" --max-bytes $((1 << 30)) --json
+    # Slots of their own size: between slots that lie further apart, addresses take longer to translate.
+    gpu_step 2 "link-$run" optional 60 "$pp" bench link "${nccl[@]}" --max-bytes 22118400 --json
+    gpu_step 2 "large-link-$run" optional 60 "$pp" bench link "${nccl[@]}" --max-bytes $((1 << 30)) --json
     for ms in 0.2 1 5 0; do
         gpu_step 2 "overlap-22M-${ms}ms-$run" optional 30 "$pp" bench overlap "${nccl[@]}" "${spin[@]}" \
             --bytes 22118400 --decode-ms "$ms" --phase-b-ms "$ms" --json
@@ -380,10 +382,12 @@ by_hand 22118400 0 period_ms
 figure "ms a chunk, 64 KiB, no work" overlap-64K-0ms- '' period_ms max 0.04
 by_hand 65536 0 period_ms
 # Messages are operations with headers, checks and credits around them; NCCL by hand is operations alone.
-for bytes in 22118400 1073741824; do
+for entry in 22118400:link- 1073741824:large-link-; do
+    bytes=${entry%:*} ours=${entry#*:}
     raw=(peer-limit "\"raw_nccl_one_way\",\"bytes\":$bytes," us)
-    ratio "one way over raw NCCL, $bytes bytes, operations" link- "\"bytes\":$bytes," operation_one_way_us "${raw[@]}" max 1.0204
-    ratio "one way over raw NCCL, $bytes bytes, messages" link- "\"bytes\":$bytes," one_way_us "${raw[@]}" max 1.0204
+    ratio "one way over raw NCCL, $bytes bytes, operations" "$ours" "\"bytes\":$bytes," operation_one_way_us "${raw[@]}" max 1.0204
+    ratio "one way over raw NCCL, $bytes bytes, messages" "$ours" "\"bytes\":$bytes," one_way_us "${raw[@]}" max 1.0204
+    ratio "  NCCL by hand from four buffers in turn" peer-limit "\"raw_nccl_one_way_in_turn\",\"bytes\":$bytes," us "${raw[@]}"
     ratio "  the same in PyTorch" peer-pilot "\"torch_one_way\", ?\"bytes\": ?$bytes," us "${raw[@]}"
 done
 raw=(peer-limit '"raw_nccl_round_trip_host","bytes":4,' us)

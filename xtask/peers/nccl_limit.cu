@@ -93,8 +93,9 @@ static double median(std::vector<double> values) {
 
 // --- bare operations ------------------------------------------------------------------------------------------------
 
-// Microseconds of one of many sends in a row.
-static double one_way(int rank, char* buffer, size_t bytes, cudaStream_t stream) {
+// Microseconds of one of many sends in a row, from so many buffers in turn: one of 22 MB stays in the GPU's cache, four
+// do not.
+static double one_way(int rank, char* memory, int buffers, size_t bytes, cudaStream_t stream) {
     const int row = bytes > (32 << 20) ? 30 : 200, warm_up = 2, rounds = 9;
     const cudaEvent_t start = make_event(cudaEventDefault), end = make_event(cudaEventDefault);
     std::vector<double> us;
@@ -102,6 +103,7 @@ static double one_way(int rank, char* buffer, size_t bytes, cudaStream_t stream)
         meeting.wait();
         CHECK(cudaEventRecord(start, stream));
         for (int i = 0; i < row; i++) {
+            char* const buffer = memory + i % buffers * bytes;
             if (rank == FRONT) {
                 CHECK(ncclSend(buffer, bytes, ncclUint8, PHASE_B, there[rank], stream));
             } else {
@@ -146,10 +148,15 @@ static void bare_operations(int rank) {
     char* const buffer = make_buffer(LARGEST);
     CHECK(cudaDeviceSynchronize());
     for (const size_t bytes : SIZES) {
-        const double way = one_way(rank, buffer, bytes, stream), trip = round_trip(rank, buffer, bytes, stream);
+        for (const int buffers : {1, SLOTS}) {
+            if (buffers * bytes > LARGEST) continue;
+            const double way = one_way(rank, buffer, buffers, bytes, stream);
+            if (rank != FRONT) continue;
+            std::printf("{\"what\":\"raw_nccl_one_way%s\",\"bytes\":%zu,\"us\":%.2f,\"gbytes_per_s\":%.1f}\n",
+                        buffers == 1 ? "" : "_in_turn", bytes, way, bytes / way / 1e3);
+        }
+        const double trip = round_trip(rank, buffer, bytes, stream);
         if (rank != FRONT) continue;
-        std::printf("{\"what\":\"raw_nccl_one_way\",\"bytes\":%zu,\"us\":%.2f,\"gbytes_per_s\":%.1f}\n", bytes, way,
-                    bytes / way / 1e3);
         std::printf("{\"what\":\"raw_nccl_round_trip_host\",\"bytes\":%zu,\"us\":%.2f}\n", bytes, trip);
         std::fflush(stdout);
     }
