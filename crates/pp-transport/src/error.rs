@@ -105,8 +105,8 @@ pub enum TransportError {
     },
     /// One thread issues for a device, and this is another.
     #[error(
-        "the communicators of device {ordinal} belong to another thread; move the link to it, or \
-         drop them first"
+        "the communicators of device {ordinal} belong to another thread, or one is being made or \
+         ended; issue from one thread, and nothing meanwhile"
     )]
     WrongThread {
         /// The device.

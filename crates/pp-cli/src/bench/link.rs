@@ -13,7 +13,7 @@ use pp_contract::{
     ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Plan as _, Rank, Settings,
 };
 use pp_runtime::core::Cut;
-use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, with_source};
+use pp_runtime::driver::{FrontSummary, with_source};
 use pp_runtime::report::ChunkRecord;
 use pp_runtime::stage::{
     Computed, Decoded, FrontStages, Offer, PhaseBStages, PhaseBWork, Place, Progress, StageError,
@@ -27,12 +27,13 @@ use serde::Serialize;
 
 use super::operations::{self, Operations};
 use super::plan::{BenchPlan, payload};
+use super::{drive_front, drive_phase_b};
 use crate::args::{LinkArgs, TransportChoice};
 use crate::backend::{self, Backend, Gpu};
 use crate::exit::{Failure, print};
 use crate::job::edges::{Edges, Ready};
 use crate::job::seat::{Profile, Seat};
-use crate::job::{self, FRONT, PHASE_B, heartbeat, signals};
+use crate::job::{self, FRONT, PHASE_B, heartbeat};
 
 /// Payload sizes: a word, a page, small, middle, the activations of a video model, and large.
 const SIZES: [u64; 7] = [4, 4096, 65_536, 1 << 20, 22_118_400, 64 << 20, 1 << 30];
@@ -193,32 +194,23 @@ fn front(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
 }
 
 fn run_sweep<L: Link>(args: &LinkArgs, ready: Ready<L>) -> Result<FrontSummary, Failure> {
-    let Ready {
-        link,
-        switch,
-        watch,
-    } = ready;
-    signals::attach(&switch);
-    let options = FrontOptions {
-        peer: PHASE_B,
-        depth: args.depth,
-    };
     let mut sweep = Sweep::new(bursts(args.max_bytes))?;
-    let result = run_front(link, &mut sweep, &switch, options);
-    watch.close();
-    Ok(result?)
+    drive_front(ready, &mut sweep, args.depth)
 }
 
 fn phase_b(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
     let (seat, backend, edges) = take_seat(args, launch)?;
     let bell = Bell::new().map_err(anyhow::Error::new)?;
     match backend {
-        Backend::Host => echo(args, seat.connect_host(edges, bell, heartbeat()?)?),
+        Backend::Host => {
+            let ready = seat.connect_host(edges, bell, heartbeat()?)?;
+            drive_phase_b(ready, &mut Echo, args.depth)
+        }
         Backend::Gpu(gpu) => {
             let (ready, group) =
                 seat.connect_nccl_and_group(&gpu, GROUP, edges, bell, heartbeat()?)?;
             operations(args, &gpu, group, &ready.switch, PHASE_B)?;
-            echo(args, ready)
+            drive_phase_b(ready, &mut Echo, args.depth)
         }
     }
 }
@@ -245,19 +237,6 @@ fn operations(
     let closed = group.close(Instant::now() + CLOSE_WITHIN);
     closed.map_err(|e| Fault::new(e.fault_kind(), rank, "measure operations", with_source(&e)))?;
     Ok(measured)
-}
-
-fn echo<L: Link>(args: &LinkArgs, ready: Ready<L>) -> Result<(), Failure> {
-    let Ready {
-        link,
-        switch,
-        watch,
-    } = ready;
-    signals::attach(&switch);
-    let result = run_phase_b(link, &mut Echo, &switch, FRONT, args.depth);
-    watch.close();
-    result?;
-    Ok(())
 }
 
 /// Offers the bursts, chunk by chunk.

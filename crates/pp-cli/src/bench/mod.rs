@@ -210,7 +210,7 @@ fn front(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
             simulate::sharpen_timers();
             let work = Work::new(how, time);
             let mut stages = BenchFront::new(manifest, chunks, work, args.touch);
-            (run_front_stages(args, ready, &mut stages)?, None)
+            (drive_front(ready, &mut stages, depth(args))?, None)
         }
         Backend::Gpu(gpu) => {
             let stage = match Stage::open(&gpu, how, time, depth(args)) {
@@ -220,18 +220,15 @@ fn front(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
             tell_load("rank 0", &stage);
             let ready = seat.connect_nccl(&gpu, edges, bell, heartbeat()?)?;
             let mut stages = GpuBenchFront::new(manifest, chunks, stage);
-            let summary = run_front_stages(args, ready, &mut stages)?;
+            let summary = drive_front(ready, &mut stages, depth(args))?;
             (summary, stages.memory_grown())
         }
     };
     publish(args, how, &summary, core_hop_us, grown)
 }
 
-fn run_front_stages<L, S>(
-    args: &OverlapArgs,
-    ready: Ready<L>,
-    stages: &mut S,
-) -> Result<FrontSummary, Failure>
+/// Runs the front of a benchmark to its end.
+fn drive_front<L, S>(ready: Ready<L>, stages: &mut S, depth: u32) -> Result<FrontSummary, Failure>
 where
     L: Link,
     S: FrontStages<L::Tx, L::Rx>,
@@ -244,11 +241,29 @@ where
     signals::attach(&switch);
     let options = FrontOptions {
         peer: PHASE_B,
-        depth: depth(args),
+        depth,
     };
     let result = run_front(link, stages, &switch, options);
     watch.close();
     Ok(result?)
+}
+
+/// Runs Phase B of a benchmark to its end.
+fn drive_phase_b<L, S>(ready: Ready<L>, stage: &mut S, depth: u32) -> Result<(), Failure>
+where
+    L: Link,
+    S: PhaseBStages<L::Tx, L::Rx>,
+{
+    let Ready {
+        link,
+        switch,
+        watch,
+    } = ready;
+    signals::attach(&switch);
+    let result = run_phase_b(link, stage, &switch, FRONT, depth);
+    watch.close();
+    result?;
+    Ok(())
 }
 
 fn phase_b(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
@@ -264,7 +279,7 @@ fn phase_b(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
             let ready = seat.connect_host(edges(args), bell, heartbeat()?)?;
             simulate::sharpen_timers();
             let work = Work::new(how, time);
-            run_phase_b_stage(args, ready, BenchPhaseB::new(work, args.touch))
+            drive_phase_b(ready, &mut BenchPhaseB::new(work, args.touch), depth(args))
         }
         Backend::Gpu(gpu) => {
             let stage = match Stage::open(&gpu, how, time, depth(args)) {
@@ -273,26 +288,9 @@ fn phase_b(args: &OverlapArgs, launch: &Launch) -> Result<(), Failure> {
             };
             tell_load("rank 1", &stage);
             let ready = seat.connect_nccl(&gpu, edges(args), bell, heartbeat()?)?;
-            run_phase_b_stage(args, ready, GpuBenchPhaseB::new(stage))
+            drive_phase_b(ready, &mut GpuBenchPhaseB::new(stage), depth(args))
         }
     }
-}
-
-fn run_phase_b_stage<L, S>(args: &OverlapArgs, ready: Ready<L>, mut stage: S) -> Result<(), Failure>
-where
-    L: Link,
-    S: PhaseBStages<L::Tx, L::Rx>,
-{
-    let Ready {
-        link,
-        switch,
-        watch,
-    } = ready;
-    signals::attach(&switch);
-    let result = run_phase_b(link, &mut stage, &switch, FRONT, depth(args));
-    watch.close();
-    result?;
-    Ok(())
 }
 
 /// Says what one piece of simulated work takes on this GPU.
