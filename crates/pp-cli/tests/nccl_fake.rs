@@ -329,7 +329,7 @@ fn a_transfer_that_never_happens_ends_the_job_with_its_name() {
         command
             .env("PP_FAKE_FAULTS", fault)
             .env("PP_STUCK_MS", "1000")
-            .env("PP_HEARTBEAT_MS", "100");
+            .env("PP_HEARTBEAT_MS", "700");
         run(&mut command, None).failed(9, &["no progress", "rank"]);
         assert!(!output.exists(), "{fault}: half an output has a name");
     }
