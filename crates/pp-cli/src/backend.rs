@@ -98,21 +98,16 @@ impl Backend {
         let mut settings = vec![("transport".to_owned(), self.transport().to_owned())];
         if let Self::Gpu(gpu) = self {
             settings.push(("nccl_version".into(), gpu.nccl.version().to_string()));
-            let mut variables: Vec<_> = std::env::vars_os()
-                .filter_map(|(name, value)| {
-                    let name = name.into_string().ok()?;
-                    let value = value.to_string_lossy().into_owned();
-                    // What is too long to be a setting is compared by its digest.
-                    let value = if value.len() > LONGEST_VALUE {
-                        format!("digest {:016x}", digest(value.as_bytes()))
-                    } else {
-                        value
-                    };
-                    is_for_all(&name).then_some((name, value))
-                })
-                .collect();
-            variables.sort();
-            settings.extend(variables);
+            let named = std::env::vars_os()
+                .filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+            for (name, value) in named.filter(|(name, _)| is_for_all(name)) {
+                let mut value = value.to_string_lossy().into_owned();
+                // What is too long to be a setting is compared by its digest.
+                if value.len() > LONGEST_VALUE {
+                    value = format!("digest {:016x}", digest(value.as_bytes()));
+                }
+                settings.push((name, value));
+            }
         }
         settings
     }

@@ -62,6 +62,9 @@ const RUN: [&str; 7] = [
     "IN",
 ];
 
+/// Many small chunks that come out as they went in.
+const COPY: [&str; 4] = ["--denoise-steps", "0", "--frames-per-chunk", "2"];
+
 fn run_args<'a>(input: &'a Path, output: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
     let mut args = RUN.to_vec();
     args[6] = text(input);
@@ -78,8 +81,7 @@ fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
         for (width, height) in [(16, 16), (33, 19)] {
             let input = folder.write("in.y4m", &video(width, height, sampling, 11));
             let output = folder.file("out.y4m");
-            let more = ["--denoise-steps", "0", "--frames-per-chunk", "2"];
-            let mut command = pp_on(&fakes, &folder, &run_args(&input, &output, &more));
+            let mut command = pp_on(&fakes, &folder, &run_args(&input, &output, &COPY));
             run(command.env("PP_FAKE_SEED", seed.to_string()), None).succeeded();
             let same = std::fs::read(&input).unwrap() == std::fs::read(&output).unwrap();
             assert!(same, "{width}x{height} {sampling} changed on its way");
@@ -244,11 +246,7 @@ fn what_fails_in_the_driver_or_in_nccl_is_named() {
     let folder = Folder::new("nccl_failures");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 120));
     let output = folder.file("out.y4m");
-    let args = run_args(
-        &input,
-        &output,
-        &["--denoise-steps", "0", "--frames-per-chunk", "2"],
-    );
+    let args = run_args(&input, &output, &COPY);
     for (fault, code, words) in [
         (
             "ncclGetUniqueId:1:2",
@@ -319,11 +317,7 @@ fn a_transfer_that_never_happens_ends_the_job_with_its_name() {
     let folder = Folder::new("nccl_lost");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 60));
     let output = folder.file("out.y4m");
-    let args = run_args(
-        &input,
-        &output,
-        &["--denoise-steps", "0", "--frames-per-chunk", "2"],
-    );
+    let args = run_args(&input, &output, &COPY);
     for fault in ["ncclSend:9:skip", "ncclRecv:9:hang"] {
         let mut command = pp_on(&fakes, &folder, &args);
         command
@@ -377,11 +371,7 @@ fn a_spoiled_run_is_noticed() {
     let folder = Folder::new("nccl_spoiled");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 60));
     let output = folder.file("out.y4m");
-    let args = run_args(
-        &input,
-        &output,
-        &["--denoise-steps", "0", "--frames-per-chunk", "2"],
-    );
+    let args = run_args(&input, &output, &COPY);
     for (fault, rule) in [
         ("cuStreamWaitEvent:15:skip", Rule::Race),
         ("ncclSend:15:thread", Rule::Issuer),
