@@ -3,8 +3,9 @@
 //! Hazard: the race that six projects shipped. A buffer freed or overwritten while an
 //! asynchronous send still reads it, or read before (or after a failed) receive has filled it.
 //! Guarantee: handing a buffer to a backend moves it into [`InFlight`], which can be neither
-//! read, written nor copied; it comes back only through its completion. After an abort it is
-//! [`Poisoned`], which nothing can read.
+//! read nor written; it comes back only through its completion. After an abort it is
+//! [`Poisoned`], which nothing can read. What was sent, and is not poisoned, can be copied into
+//! another slot ([`Resend`]): everybody else only reads it.
 //!
 //! Choices: `InFlight` is not `Clone` and not `Deref`; dropping it hands the buffer to the
 //! backend's reaper, which gives it out again only when the operation is done; `mem::forget`
@@ -34,6 +35,57 @@ pub trait Submission {
 
     /// The buffer is not to be used again, not even when the operation ends.
     fn quarantine(self);
+}
+
+/// A piece of a payload that was sent, and where it goes in another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its first byte in the payload that was sent.
+    pub from: u64,
+    /// Its first byte in the slot it is copied into.
+    pub to: u64,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+impl Part {
+    /// The two offsets and the length, if they lie inside both slots.
+    pub(crate) fn within(
+        self,
+        sent: usize,
+        slot: usize,
+    ) -> Result<(usize, usize, usize), TransportError> {
+        let Self { from, to, bytes } = self;
+        let ends_in = |start: u64, capacity: usize| {
+            start
+                .checked_add(bytes)
+                .is_some_and(|end| end <= capacity as u64)
+        };
+        if ends_in(from, sent) && ends_in(to, slot) {
+            return Ok((from as usize, to as usize, bytes as usize));
+        }
+        Err(TransportError::PayloadMismatch {
+            payload_bytes: bytes,
+            with: format!(
+                "a copy from byte {from} of a slot of {sent} to byte {to} of a slot of {slot}"
+            ),
+        })
+    }
+}
+
+/// A send whose payload can be sent again, to a peer that was started anew.
+///
+/// Nobody writes a payload that was sent: this side has handed its slot over, the peer and the
+/// device only read. So for as long as the submission is held its bytes are what they were, even
+/// after the generation that sent them was aborted, and nothing has to be kept aside for a restart.
+pub trait Resend: Submission {
+    /// Copies these parts of the payload into a slot, of a later generation most of the time. On a
+    /// device the copy is only issued: the send of `slot` is ordered behind it, and the memory of
+    /// this payload is not used again before it is done.
+    ///
+    /// # Errors
+    /// A part does not lie inside both slots; the driver refuses.
+    fn copy_into(&self, parts: &[Part], slot: &mut Self::Buffer) -> Result<(), TransportError>;
 }
 
 /// A buffer that a backend holds.
@@ -85,6 +137,16 @@ impl<S: Submission> InFlight<S> {
     /// Gives the operation up: whatever it did to the buffer, nobody will read it.
     pub fn abort(self) -> Poisoned<S> {
         Poisoned(Some(self.take()))
+    }
+}
+
+impl<S: Resend> InFlight<S> {
+    /// Copies parts of what was sent into another slot: the one way to look at a buffer in flight.
+    ///
+    /// # Errors
+    /// As [`Resend::copy_into`].
+    pub fn copy_into(&self, parts: &[Part], slot: &mut S::Buffer) -> Result<(), TransportError> {
+        self.submission().copy_into(parts, slot)
     }
 }
 
@@ -206,6 +268,21 @@ mod tests {
         let (op, log) = operation();
         std::mem::forget(op);
         assert_eq!(log.fate.get(), "");
+    }
+
+    #[test]
+    fn a_part_lies_inside_both_slots_or_is_refused() {
+        let part = |from, to, bytes| Part { from, to, bytes };
+        assert_eq!(part(4, 0, 6).within(10, 6).unwrap(), (4, 0, 6));
+        for bad in [
+            part(5, 0, 6),
+            part(0, 1, 6),
+            part(u64::MAX, 0, 2),
+            part(0, u64::MAX, 2),
+        ] {
+            let error = bad.within(10, 6).unwrap_err().to_string();
+            assert!(error.contains("of a slot of 10"), "{error}");
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub use self::layout::{EdgeShape, MAX_DEPTH};
 use self::region::Region;
 use crate::bell::Bell;
 use crate::error::TransportError;
-use crate::in_flight::{InFlight, Rejected, Submission};
+use crate::in_flight::{InFlight, Part, Rejected, Resend, Submission};
 use crate::lane::{InSlots, Lane, LaneOffer, OutSlots, open_region};
 use crate::link::{Capabilities, Link, Sent, check_payload};
 
@@ -125,6 +125,26 @@ impl Submission for Sending {
 
     fn quarantine(self) {
         self.edge.slots.quarantine(self.slot);
+    }
+}
+
+impl Resend for Sending {
+    fn copy_into(&self, parts: &[Part], slot: &mut TxLease) -> Result<(), TransportError> {
+        let place = self.edge.payloads.place;
+        let sent = self.edge.payloads.bytes(self.slot, place.slot_bytes);
+        let into = slot.bytes_mut();
+        for part in parts {
+            let (from, to, len) = part.within(place.slot_bytes, into.len())?;
+            let into = into[to..to + len].as_mut_ptr();
+            // SAFETY: both ranges were just checked. `sent` lies in the region that this
+            // submission keeps mapped, whether its generation lives or not, and its slot is IN
+            // FLIGHT for as long as the submission exists: no lease of this process writes it,
+            // and the peer only reads. A peer that breaks this changes bytes that it is sent once
+            // more, and nothing here refers to them. `into` is borrowed uniquely, of a slot that
+            // is LEASED, so it is another one, and the two do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(sent.as_ptr().add(from), into, len) }
+        }
+        Ok(())
     }
 }
 

@@ -1,0 +1,130 @@
+//! What was sent can be sent again, to the peer of another generation.
+
+use pp_contract::{
+    CacheEpoch, ChunkIndex, Composer, DType, Envelope, Lockstep, Manifest, Plan, PlanError, Stamp,
+    TensorSpec,
+};
+use pp_transport::bell::Bell;
+use pp_transport::error::TransportError;
+use pp_transport::host::{EdgeShape, HostLink, Sending};
+use pp_transport::in_flight::{InFlight, Part};
+use pp_transport::link::Link;
+
+const BYTES: usize = 1000;
+
+#[derive(Clone, Debug, PartialEq)]
+struct Nothing(());
+
+impl Plan for Nothing {
+    const NAME: &'static str = "nothing";
+    const VERSION: u16 = 1;
+    type Parts = ();
+
+    fn from_parts((): ()) -> Result<Self, PlanError> {
+        Ok(Self(()))
+    }
+    fn parts(&self) -> &() {
+        &self.0
+    }
+    fn expected_calls(&self) -> u32 {
+        0
+    }
+    fn start_frame(&self) -> u64 {
+        0
+    }
+    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
+        Ok(())
+    }
+    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
+        Ok(())
+    }
+}
+
+fn pair() -> (HostLink, HostLink) {
+    let edge = EdgeShape {
+        depth: 2,
+        slot_bytes: BYTES as u64,
+    };
+    HostLink::pair(edge, edge, Bell::new().unwrap()).unwrap()
+}
+
+/// Sends a payload whose byte `i` is `i`, modulo 256.
+fn send(link: &mut HostLink) -> InFlight<Sending> {
+    let mut lease = link.try_lease().unwrap().unwrap();
+    for (i, byte) in lease.bytes_mut().iter_mut().enumerate() {
+        *byte = i as u8;
+    }
+    let spec = TensorSpec::new("x", DType::U8, &[BYTES as u64]).unwrap();
+    let manifest = Manifest::new(&[spec]).unwrap();
+    let envelope = Envelope::new(Nothing(()), manifest.clone(), manifest).unwrap();
+    let mut composer = Composer::new();
+    let message = composer.prepare_envelope(&envelope).unwrap();
+    let stamp = Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0));
+    let sent = link.send(message, stamp, Some(lease)).unwrap();
+    sent.payload.unwrap()
+}
+
+#[test]
+fn a_payload_outlives_both_ends_of_its_generation() {
+    let (mut front, back) = pair();
+    let sent = send(&mut front);
+    drop((front, back));
+    let (mut front, _back) = pair();
+    let mut slot = front.try_lease().unwrap().unwrap();
+    slot.bytes_mut().fill(0xFF);
+    let parts = [
+        Part {
+            from: 0,
+            to: 500,
+            bytes: 400,
+        },
+        Part {
+            from: 900,
+            to: 0,
+            bytes: 100,
+        },
+    ];
+    sent.copy_into(&parts, &mut slot).unwrap();
+    let bytes = slot.bytes_mut();
+    assert!((0..400).all(|i| bytes[500 + i] == i as u8));
+    assert!((0..100).all(|i| bytes[i] == (900 + i) as u8));
+    assert!(bytes[100..500].iter().all(|byte| *byte == 0xFF));
+    assert!(bytes[900..].iter().all(|byte| *byte == 0xFF));
+}
+
+#[test]
+fn a_payload_in_flight_keeps_its_slot_though_the_peer_gave_it_back() {
+    let (mut front, mut back) = pair();
+    let sent = send(&mut front);
+    let mut inbox = Vec::new();
+    assert!(back.poll_frame(&mut inbox).unwrap());
+    let mut lockstep = Lockstep::requests();
+    let receive = back.receive(&lockstep.admit(&inbox).unwrap()).unwrap();
+    // Dropping the receive gives the credit back.
+    drop(receive);
+    assert!(sent.is_done().unwrap());
+    let leases: Vec<_> = std::iter::from_fn(|| front.try_lease().unwrap()).collect();
+    assert_eq!(leases.len(), 1, "a kept slot was leased");
+    drop((leases, sent));
+    let leases: Vec<_> = std::iter::from_fn(|| front.try_lease().unwrap()).collect();
+    assert_eq!(leases.len(), 2);
+}
+
+#[test]
+fn a_part_beyond_the_slot_is_refused_and_nothing_is_copied_for_it() {
+    let (mut front, _back) = pair();
+    let sent = send(&mut front);
+    let mut slot = front.try_lease().unwrap().unwrap();
+    slot.bytes_mut().fill(7);
+    let beyond = Part {
+        from: 1,
+        to: 0,
+        bytes: BYTES as u64,
+    };
+    let error = sent.copy_into(&[beyond], &mut slot).unwrap_err();
+    assert!(
+        matches!(error, TransportError::PayloadMismatch { .. }),
+        "{error}"
+    );
+    assert!(slot.bytes_mut().iter().all(|byte| *byte == 7));
+}
