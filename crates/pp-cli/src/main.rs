@@ -8,6 +8,7 @@ mod backend;
 mod bench;
 mod cmd;
 mod exit;
+mod fault;
 mod job;
 mod run;
 mod timed;

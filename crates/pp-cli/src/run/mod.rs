@@ -14,9 +14,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pp_contract::{Fault, FaultKind, Rank, Settings, VideoPlan};
+use pp_contract::{Fault, FaultKind, Generation, Rank, Settings, VideoPlan};
 use pp_kernels::{Chroma, Description, KernelError, KernelSet, SessionConfig, guard};
 use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, with_source};
+use pp_runtime::stage::FrontStages;
 use pp_runtime::switch::Switch;
 use pp_transport::bell::Bell;
 use pp_transport::host::{EdgeShape, HostLink};
@@ -33,6 +34,7 @@ use self::report::Finished;
 use crate::args::{KernelChoice, RunArgs, Strength, TransportChoice};
 use crate::backend::{self, Backend, Choice};
 use crate::exit::Failure;
+use crate::fault::{self, Faulty, FaultyFront, FaultyPhaseB, Hook};
 use crate::job::edges::{Edges, Ready};
 use crate::job::seat::{Profile, Seat, end_with};
 use crate::job::{self, FRONT, GRACE, PHASE_B, heartbeat, signals};
@@ -109,10 +111,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     one_file_each(&files)?;
     backend::check(&args.kernels, args.transport)?;
     if args.ranks == 1 {
+        fault::refuse_alone()?;
         alone_in_the_world()?;
         signals::start().context("cannot handle signals")?;
         return run_alone(args);
     }
+    Hook::from_env()?;
     job::run(
         |launch| run_front_rank(args, launch),
         |launch| run_phase_b_rank(args, launch),
@@ -228,7 +232,15 @@ impl FrontEnd<'_> {
             switch,
             watch,
         } = ready;
-        let finished = run_to_the_end(&mut front, link, &switch, PHASE_B, args.depth);
+        let finished = match Hook::from_env()? {
+            None => run_to_the_end(&mut front, link, &switch, PHASE_B, args.depth),
+            Some(hook) => {
+                let arm = hook.arm(FRONT, Generation::new(0));
+                let mut front = FaultyFront::new(&mut front, &arm);
+                let link = Faulty::new(link, &arm);
+                run_to_the_end(&mut front, link, &switch, PHASE_B, args.depth)
+            }
+        };
         watch.close();
         let labels = Labels {
             transport,
@@ -254,16 +266,16 @@ fn label(args: &RunArgs, about: &Description) -> String {
     }
 }
 
-fn run_to_the_end<C, L>(
-    front: &mut VideoFront<C>,
+fn run_to_the_end<S, L>(
+    front: &mut S,
     link: L,
     switch: &Switch,
     peer: Rank,
     depth: u32,
 ) -> Result<Finished, Failure>
 where
-    C: Codec,
-    L: Link<Tx = C::Tx, Rx = C::Rx>,
+    S: FrontStages<L::Tx, L::Rx>,
+    L: Link,
 {
     signals::attach(switch);
     let start = Instant::now();
@@ -355,7 +367,15 @@ where
     } = connect(seat, edges, bell, heartbeat()?)?;
     signals::attach(&switch);
     let mut stage = VideoPhaseB::new(generator, args.frames_per_chunk);
-    let result = run_phase_b(link, &mut stage, &switch, FRONT, args.depth);
+    let result = match Hook::from_env()? {
+        None => run_phase_b(link, &mut stage, &switch, FRONT, args.depth),
+        Some(hook) => {
+            let arm = hook.arm(PHASE_B, Generation::new(0));
+            let mut stage = FaultyPhaseB::new(&mut stage, &arm);
+            let link = Faulty::new(link, &arm);
+            run_phase_b(link, &mut stage, &switch, FRONT, args.depth)
+        }
+    };
     watch.close();
     result?;
     Ok(())
@@ -449,7 +469,9 @@ fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(Choice, Seat), Failure>
         ),
     ];
     let entries = entries.map(|(key, value)| (key.to_owned(), value));
-    for (key, value) in entries.into_iter().chain(choice.backend.settings()) {
+    let fault = Hook::from_env()?.map(|hook| ("fault".to_owned(), hook.to_string()));
+    let entries = entries.into_iter().chain(fault);
+    for (key, value) in entries.chain(choice.backend.settings()) {
         settings.set(&key, value).map_err(anyhow::Error::new)?;
     }
     let profile = Profile {
