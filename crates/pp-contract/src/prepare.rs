@@ -260,6 +260,9 @@ pub struct Stamp {
 pub enum CallStamp {
     /// A call of its own: the sequencer numbers it. What the front sends.
     Fresh,
+    /// A call of its own under this number, which may be one that was made before, to a Phase B
+    /// that is gone. What a front sends that numbers its calls itself; later ones count from it.
+    Numbered(CallId),
     /// The answer to this call. What Phase B sends.
     Echo(CallId),
 }
@@ -272,6 +275,20 @@ impl Stamp {
             chunk_index,
             cache_epoch,
             call: CallStamp::Fresh,
+        }
+    }
+
+    /// The stamp of a call that the front numbers itself.
+    #[must_use]
+    pub const fn numbered(
+        chunk_index: ChunkIndex,
+        cache_epoch: CacheEpoch,
+        call_id: CallId,
+    ) -> Self {
+        Self {
+            chunk_index,
+            cache_epoch,
+            call: CallStamp::Numbered(call_id),
         }
     }
 
@@ -310,6 +327,10 @@ impl Sequencer {
     fn call(&mut self, stamp: CallStamp) -> CallId {
         match stamp {
             CallStamp::Echo(call) => call,
+            CallStamp::Numbered(call) => {
+                self.next_call = call.next().unwrap_or(call);
+                call
+            }
             CallStamp::Fresh => {
                 let call = self.next_call;
                 self.next_call = call.next().unwrap_or(call);

@@ -248,3 +248,23 @@ fn failure_may_overtake_results_and_ends_the_edge() {
     );
     assert!(waiting().admit(&failing(7, 10)).is_err());
 }
+
+#[test]
+fn calls_sent_again_keep_their_numbers_and_later_ones_go_on_from_there() {
+    let (mut composer, mut sequencer) = (Composer::new(), Sequencer::new());
+    let mut fresh_peer = Lockstep::requests();
+    let numbered =
+        |call| Stamp::numbered(ChunkIndex::new(call), CacheEpoch::new(2), CallId::new(call));
+    for (stamp, call, payload) in [
+        (numbered(41), 41, 0),
+        (numbered(42), 42, 1),
+        (fresh(43, 2), 43, 2),
+    ] {
+        let prepared = composer.prepare_envelope(&envelope()).unwrap();
+        let sent = prepared.commit(&mut sequencer, stamp);
+        let matched = fresh_peer.admit(sent.frame()).unwrap();
+        assert_eq!(matched.header().call_id(), CallId::new(call));
+        // Payloads are counted on the new edge, from its beginning.
+        assert_eq!(matched.header().edge_seq(), EdgeSeq::new(payload).ok());
+    }
+}
