@@ -50,6 +50,25 @@ pub enum CudaError {
         /// The driver's words for it.
         text: String,
     },
+    /// There is no memory left for a buffer.
+    #[error(
+        "{wanted} bytes of {what} memory could not be had{}; lower --depth or --frames-per-chunk, or \
+         end what else uses the GPU: {source}",
+        match left {
+            Some((free, total)) => format!(" ({free} of the device's {total} bytes are free)"),
+            None => String::new(),
+        }
+    )]
+    NoMemory {
+        /// Which memory.
+        what: &'static str,
+        /// Bytes that were asked for.
+        wanted: u64,
+        /// Bytes of the device that are free, and all of them, where the driver says.
+        left: Option<(u64, u64)>,
+        /// What the driver said to it.
+        source: Box<CudaError>,
+    },
     /// A range that does not lie in its buffer.
     #[error("bytes {start} to {end} do not lie in a buffer of {len} bytes")]
     OutOfRange {
@@ -81,6 +100,10 @@ impl CudaError {
     /// Whether the device ran out of memory, so that smaller or fewer slots may help.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(self, Self::Call { code, .. } if *code == OUT_OF_MEMORY)
+        match self {
+            Self::Call { code, .. } => *code == OUT_OF_MEMORY,
+            Self::NoMemory { .. } => true,
+            _ => false,
+        }
     }
 }

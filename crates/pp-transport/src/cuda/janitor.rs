@@ -12,6 +12,9 @@ use std::time::Duration;
 
 use super::device::Device;
 use super::driver::{Address, Handle, call};
+use super::error::CudaError;
+use super::memory::DeviceBuffer;
+use super::stream::{Event, Stream};
 
 /// Time between two looks at a device in trouble.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -22,13 +25,38 @@ pub(super) enum Waste {
     Device(Device, Address),
     /// The address as a number: the memory belongs to nobody.
     Pinned(Device, usize),
+    /// Work may use it until these events are done and this stream is idle.
+    Behind {
+        buffer: DeviceBuffer,
+        events: Vec<Event>,
+        stream: Option<Stream>,
+    },
 }
 
 impl Waste {
     fn device(&self) -> &Device {
         match self {
             Self::Device(device, _) | Self::Pinned(device, _) => device,
+            Self::Behind { buffer, .. } => buffer.device(),
         }
+    }
+
+    /// Whether nothing works on it any more.
+    fn is_quiet(&self) -> Result<bool, CudaError> {
+        let Self::Behind {
+            buffer,
+            events,
+            stream,
+        } = self
+        else {
+            return Ok(true);
+        };
+        for event in events {
+            if !event.is_done()? {
+                return Ok(false);
+            }
+        }
+        Ok(stream.as_ref().map_or(Ok(true), Stream::is_idle)? && buffer.is_idle()?)
     }
 
     fn free(self) {
@@ -39,6 +67,11 @@ impl Waste {
             Self::Device(_, address) => unsafe { call!(driver, cuMemFree_v2(address)) },
             // SAFETY: likewise, by `PinnedBuffer`.
             Self::Pinned(_, address) => unsafe { call!(driver, cuMemFreeHost(address as Handle)) },
+            Self::Behind { buffer, .. } => {
+                // Comes here again, as what it is.
+                drop(buffer);
+                Ok(())
+            }
         });
         if let Err(error) = freed {
             tracing::warn!(%error, "memory was not freed");
@@ -79,8 +112,15 @@ fn collect(wastes: &Receiver<Waste>) {
         for waste in std::mem::take(&mut kept) {
             if waste.device().is_troubled() {
                 kept.push(waste);
-            } else {
-                waste.free();
+                continue;
+            }
+            match waste.is_quiet() {
+                Ok(true) => waste.free(),
+                Ok(false) => kept.push(waste),
+                Err(error) => {
+                    tracing::warn!(%error, "memory is leaked: work that used it failed");
+                    std::mem::forget(waste);
+                }
             }
         }
     }

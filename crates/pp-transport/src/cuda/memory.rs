@@ -93,7 +93,8 @@ impl DeviceBuffer {
         let mut address = 0;
         // SAFETY: writes one address to a place that is ours; the context is current. The driver
         // refuses to allocate nothing, so an empty buffer has a byte that nobody sees.
-        unsafe { call!(device.driver(), cuMemAlloc_v2(&raw mut address, len.max(1))) }?;
+        unsafe { call!(device.driver(), cuMemAlloc_v2(&raw mut address, len.max(1))) }
+            .map_err(|error| with_sizes(error, device, "device", len))?;
         Ok(Self {
             device: device.clone(),
             address,
@@ -152,6 +153,18 @@ impl DeviceBuffer {
     }
 }
 
+impl DeviceBuffer {
+    /// Frees it once these events are done and this stream is idle, on another thread; leaks it
+    /// when the device cannot say so.
+    pub(crate) fn free_behind(self, events: Vec<Event>, stream: Option<Stream>) {
+        janitor::free(Waste::Behind {
+            buffer: self,
+            events,
+            stream,
+        });
+    }
+}
+
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         if matches!(self.uses.are_over(), Ok(true)) {
@@ -196,7 +209,8 @@ impl PinnedBuffer {
         let mut base: *mut c_void = std::ptr::null_mut();
         let room = len.max(1);
         // SAFETY: writes one address to a place that is ours; the context is current.
-        unsafe { call!(device.driver(), cuMemHostAlloc(&raw mut base, room, 0)) }?;
+        unsafe { call!(device.driver(), cuMemHostAlloc(&raw mut base, room, 0)) }
+            .map_err(|error| with_sizes(error, device, "page-locked", len))?;
         let base = NonNull::new(base.cast::<u8>()).expect("a call that succeeded gave memory");
         // SAFETY: `room` bytes that were just allocated and that nobody else knows.
         unsafe { base.write_bytes(0, room) };
@@ -272,6 +286,21 @@ impl Drop for PinnedBuffer {
 impl fmt::Debug for PinnedBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PinnedBuffer({} bytes)", self.len)
+    }
+}
+
+/// An allocation that failed for want of memory, with the numbers.
+#[cold]
+fn with_sizes(error: CudaError, device: &Device, what: &'static str, len: usize) -> CudaError {
+    if !error.is_out_of_memory() {
+        return error;
+    }
+    let left = device.memory().ok();
+    CudaError::NoMemory {
+        what,
+        wanted: len as u64,
+        left: left.map(|left| (left.free, left.total)),
+        source: Box::new(error),
     }
 }
 

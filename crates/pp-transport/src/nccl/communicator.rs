@@ -115,8 +115,9 @@ impl Communicator {
         let core = issuer.core();
         let tenant = Tenant::new(&issuer);
         let life = Arc::new(Life::new(core, format!("group {name}")));
-        let beside = core.enter_to_connect(life.what(), deadline)?;
-        let made = connect::by(deadline, &life, beside, move |life, progress| {
+        let patience = connect::Patience::until(deadline);
+        let beside = core.enter_to_connect(life.what(), &patience)?;
+        let made = connect::by(&patience, &life, beside, move |life, progress| {
             progress.at("create the communicator")?;
             life.core.device.bind()?;
             let comm = connect::join(life, progress, &id, place, ranks, blocking)?;

@@ -15,7 +15,7 @@ use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
 use super::calls::{Call, Comm};
 use super::id::UniqueId;
 use super::issuer::Beside;
-use super::life::{How, Life};
+use super::life::{How, Life, Remains};
 use super::slots::{DeviceSlots, Slot};
 use crate::cuda::{CudaError, DeviceBuffer, DevicePtr, Stream};
 use crate::error::TransportError;
@@ -23,6 +23,34 @@ use crate::host::EdgeShape;
 
 /// Time between two looks at an event while edges are tried out.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
+
+/// Time between two looks at whether a connection is still wanted.
+const ASK_EVERY: Duration = Duration::from_millis(5);
+
+/// How long somebody waits for a connection.
+pub(super) struct Patience<'a> {
+    pub(super) deadline: Instant,
+    pub(super) is_wanted: &'a dyn Fn() -> bool,
+}
+
+impl Patience<'_> {
+    pub(super) fn until(deadline: Instant) -> Self {
+        Self {
+            deadline,
+            is_wanted: &|| true,
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        Instant::now() >= self.deadline || !(self.is_wanted)()
+    }
+
+    /// Until it is asked for again.
+    fn nap(&self) -> Duration {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        left.min(ASK_EVERY)
+    }
+}
 
 /// How far it came, and whether anybody still wants it.
 #[derive(Debug)]
@@ -105,16 +133,16 @@ impl Drop for Unmade {
     }
 }
 
-/// Runs `make` on a thread of its own and waits for it until the deadline. What it adds to `life`
-/// is aborted when it fails, or comes too late.
+/// Runs `make` on a thread of its own and waits for it as long as there is patience. What it adds
+/// to `life` is aborted when it fails, or comes too late.
 ///
 /// # Errors
-/// [`TransportError::NotInTime`] at the deadline; what stopped it.
+/// [`TransportError::NotInTime`] at the deadline, or when it is not wanted; what stopped it.
 pub(super) fn by<T: Send + 'static>(
-    deadline: Instant,
+    patience: &Patience<'_>,
     life: &Arc<Life>,
     beside: Beside,
-    make: impl FnOnce(&Life, &Progress) -> Result<T, Stop> + Send + 'static,
+    make: impl FnOnce(&Arc<Life>, &Progress) -> Result<T, Stop> + Send + 'static,
 ) -> Result<T, TransportError> {
     let started = Instant::now();
     let progress = Arc::new(Progress::new());
@@ -145,8 +173,13 @@ pub(super) fn by<T: Send + 'static>(
     if started_thread.is_err() {
         return Err(late("start a thread"));
     }
-    let left = deadline.saturating_duration_since(started);
-    match made.recv_timeout(left) {
+    let made = loop {
+        match made.recv_timeout(patience.nap()) {
+            Err(RecvTimeoutError::Timeout) if !patience.is_over() => {}
+            other => break other,
+        }
+    };
+    match made {
         Ok(Ok((unmade, made))) => {
             unmade.taken();
             Ok(made)
@@ -220,16 +253,16 @@ pub(super) struct Wanted {
 
 /// Makes both edges and moves a byte over each. Both ranks do the same in the same order: first
 /// the edge from the lower rank to the higher, then the other.
-pub(super) fn edges(life: &Life, progress: &Progress, wanted: &Wanted) -> Result<Edges, Stop> {
+pub(super) fn edges(life: &Arc<Life>, progress: &Progress, wanted: &Wanted) -> Result<Edges, Stop> {
     let device = &life.core.device;
     let (rank, peer) = if wanted.is_lower { (0, 1) } else { (1, 0) };
     progress.at("take device memory for the slots")?;
     device.bind()?;
-    let (up_slots, down_slots) = (
-        DeviceSlots::new(device, wanted.up)?,
-        DeviceSlots::new(device, wanted.down)?,
-    );
     let (up_stream, down_stream) = (Stream::urgent(device)?, Stream::urgent(device)?);
+    let (up_slots, down_slots) = (
+        DeviceSlots::new(life, &up_stream, wanted.up)?,
+        DeviceSlots::new(life, &down_stream, wanted.down)?,
+    );
     let [up_id, down_id] = &wanted.ids;
     progress.at("create the communicator of the edge up")?;
     let up = join(life, progress, up_id, rank, 2, wanted.blocking)?;
@@ -281,8 +314,12 @@ pub(super) fn all_pairs(
     let scratch = DeviceBuffer::new(device, 2 * ranks as usize + 1)?;
     let exchanged = exchange(life, progress, (comm, place, ranks), &stream, &scratch);
     if exchanged.is_err() {
-        // What was accepted may be launched later: both stay for good.
-        std::mem::forget((stream, scratch));
+        // What was accepted may be launched later: both stay until the communicator is gone.
+        life.bury(Remains {
+            buffer: scratch,
+            events: Vec::new(),
+            stream: Some(stream),
+        });
     }
     exchanged
 }
@@ -357,9 +394,7 @@ fn try_out(
     };
     let issued = issued.map_err(Stop::from);
     let recorded = issued.and_then(|()| Ok(slot.moved.record(&edge.stream)?));
-    recorded.inspect_err(|_| {
-        // It may have been accepted and be launched later: both stay for good.
-        slot.lose();
-        std::mem::forget(edge.stream.clone());
-    })
+    // It may have been accepted and be launched later: the slot and its stream stay until the
+    // communicator is gone.
+    recorded.inspect_err(|_| slot.give_up())
 }

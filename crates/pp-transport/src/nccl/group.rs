@@ -13,7 +13,7 @@ use pp_contract::{DType, Rank};
 
 use super::calls::{Call, Comm};
 use super::communicator::{Communicator, Flights};
-use super::life::Life;
+use super::life::{Life, Remains};
 use crate::cuda::{DeviceBuffer, Stream};
 use crate::error::TransportError;
 use crate::in_flight::{InFlight, Submission};
@@ -319,10 +319,11 @@ impl Submission for GroupOp {
     }
 
     fn quarantine(self) {
-        tracing::warn!(
-            bytes = self.buffer.memory.len(),
-            "a buffer of a group is leaked: its operation was given up"
-        );
-        std::mem::forget(self.buffer);
+        // Of an operation that was cut short the device says that it is done.
+        self.life.bury(Remains {
+            buffer: self.buffer.memory,
+            events: Vec::new(),
+            stream: None,
+        });
     }
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::Nccl;
 
+use super::connect::Patience;
 use crate::cuda::Device;
 use crate::error::TransportError;
 
@@ -176,7 +177,7 @@ impl Core {
     pub(super) fn enter_to_connect(
         self: &Arc<Self>,
         what: &str,
-        deadline: Instant,
+        patience: &Patience<'_>,
     ) -> Result<Beside, TransportError> {
         let this = THIS_THREAD.with(|this| *this);
         let started = Instant::now();
@@ -186,7 +187,7 @@ impl Core {
                 .is_ok()
         };
         while !mark() {
-            if Instant::now() >= deadline {
+            if patience.is_over() {
                 return Err(TransportError::NotInTime {
                     what: what.to_owned(),
                     step: "wait for the thread that makes or ends other communicators",

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::slots::{RxPool, TxPool};
 use crate::cuda::{DevicePtr, Stream};
 use crate::error::TransportError;
-use crate::in_flight::Submission;
+use crate::in_flight::{Part, Resend, Submission};
 
 /// A slot of the outgoing edge, to be written by work on a device.
 ///
@@ -120,7 +120,7 @@ impl Submission for Sending {
     fn is_done(&self) -> Result<bool, TransportError> {
         self.pool.life.check()?;
         let slot = self.pool.slot(self.slot);
-        if self.pool.lane.is_back(self.slot) && slot.has_moved()? {
+        if self.pool.lane.has_come_back(self.slot)? && slot.has_moved()? {
             return Ok(slot.check().map(|()| true)?);
         }
         self.pool.life.poll().map(|()| false)
@@ -137,8 +137,36 @@ impl Submission for Sending {
 
     fn quarantine(self) {
         // The memory too: of a transfer that was cut short the device says that it is done.
-        self.pool.slot(self.slot).lose();
+        self.pool.slot(self.slot).give_up();
         self.pool.lane.quarantine(self.slot);
+    }
+}
+
+impl Resend for Sending {
+    fn copy_into(&self, parts: &[Part], slot: &mut DeviceTx) -> Result<(), TransportError> {
+        let (sent, into) = (self.pool.capacity(), slot.capacity());
+        // All of them, before anything is issued.
+        let parts = parts.iter().map(|part| part.within(sent, into));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        // The stream that sends the slot: so its send waits for nothing else.
+        let stream = slot.held().pool.stream().clone();
+        let piece = |whole: DevicePtr, at: usize, len: usize| DevicePtr {
+            address: whole.address + at as u64,
+            len,
+        };
+        self.pool.slot(self.slot).reread_on(&stream, |from| {
+            slot.write_on(&stream, |to| {
+                parts.iter().try_for_each(|&(source, target, len)| {
+                    let (from, to) = (piece(from, source, len), piece(to, target, len));
+                    // SAFETY: both ranges lie inside their slots (checked). The slot that was sent
+                    // is IN FLIGHT for as long as this submission exists, so no lease writes it,
+                    // and NCCL only reads it; its memory is freed only behind `work`, which is
+                    // recorded behind this copy. The other slot is leased, so it is another one,
+                    // and the stream is ordered behind all that wrote it.
+                    Ok(unsafe { stream.copy(from, to) }?)
+                })
+            })
+        })
     }
 }
 
@@ -254,7 +282,7 @@ impl Submission for Receiving {
     }
 
     fn quarantine(self) {
-        self.pool.slot(self.slot).lose();
+        self.pool.slot(self.slot).give_up();
         self.pool.pool.lane.quarantine(self.slot);
     }
 }

@@ -5,7 +5,8 @@
 //! it succeeded. Guarantee: from the moment of an abort nothing of the generation is issued any
 //! more and everything in flight is an error, whatever the device says. All communicators of a
 //! generation end together, on a thread of their own that may be left behind; whoever ends them
-//! waits no longer than the deadline.
+//! waits no longer than the deadline. Memory that an operation of theirs may touch waits here until
+//! they are gone, and is freed then; if they never are, it is leaked.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -15,6 +16,7 @@ use nccl_sys::{NcclError, Version, ncclResult_t};
 
 use super::calls::{Call, Comm, Gone};
 use super::issuer::{Beside, Core, Turn};
+use crate::cuda::{DeviceBuffer, Event, Stream};
 use crate::error::TransportError;
 
 /// Aborts of several communicators belong in one group from this version on.
@@ -40,7 +42,24 @@ pub(super) struct Life {
     comms: Mutex<Vec<Comm>>,
     end: Mutex<End>,
     ended: Condvar,
+    /// Filled and emptied while `end` is held.
+    remains: Mutex<Vec<Remains>>,
     vain_polls: AtomicU32,
+}
+
+/// Memory that operations of a generation may touch until it is gone, and that other work may touch
+/// until these events are done and this stream is idle.
+#[derive(Debug)]
+pub(super) struct Remains {
+    pub(super) buffer: DeviceBuffer,
+    pub(super) events: Vec<Event>,
+    pub(super) stream: Option<Stream>,
+}
+
+impl Remains {
+    fn free(self) {
+        self.buffer.free_behind(self.events, self.stream);
+    }
 }
 
 #[derive(Debug)]
@@ -69,6 +88,7 @@ impl Life {
             comms: Mutex::default(),
             end: Mutex::new(End::Alive),
             ended: Condvar::new(),
+            remains: Mutex::default(),
             vain_polls: AtomicU32::new(0),
         }
     }
@@ -244,9 +264,26 @@ impl Life {
         if result == Ok(Gone::Now) && self.is_dead() {
             self.core.device.end_trouble();
         }
+        let remains = if result == Ok(Gone::Now) {
+            std::mem::take(&mut *lock(&self.remains))
+        } else {
+            Vec::new()
+        };
         *end = End::Over(result);
         drop(end);
         self.ended.notify_all();
+        remains.into_iter().for_each(Remains::free);
+    }
+
+    /// Frees memory once the generation is gone and the device is done with it.
+    pub(super) fn bury(&self, remains: Remains) {
+        let end = lock(&self.end);
+        if !matches!(*end, End::Over(Ok(Gone::Now))) {
+            lock(&self.remains).push(remains);
+            return;
+        }
+        drop(end);
+        remains.free();
     }
 
     fn at(&self, step: &'static str) {
@@ -327,6 +364,14 @@ impl Drop for Life {
                 "{} is leaked: nobody ended it",
                 self.what
             );
+        }
+        for Remains { buffer, stream, .. } in lock(&self.remains).drain(..) {
+            tracing::warn!(
+                bytes = buffer.len(),
+                "memory of {} is leaked: it did not end as it should",
+                self.what
+            );
+            std::mem::forget((buffer, stream));
         }
     }
 }

@@ -87,6 +87,21 @@ impl NcclLink {
     /// that waits inside NCCL is left behind then. The device has no memory for the slots; NCCL
     /// refuses; the lane has other slots than the shapes.
     pub fn connect(options: NcclOptions) -> Result<Self, TransportError> {
+        Self::connect_while(options, &|| true)
+    }
+
+    /// The same for as long as it is wanted, which is asked every few milliseconds: whoever hears
+    /// that the peer is gone need not wait for it until the deadline.
+    ///
+    /// Communicators that block cannot be given up while NCCL waits for the peer: then the thread
+    /// that does stays behind, and no other link of this device can be made.
+    ///
+    /// # Errors
+    /// As [`NcclLink::connect`]; [`TransportError::NotInTime`] also when it is not wanted any more.
+    pub fn connect_while(
+        options: NcclOptions,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Self, TransportError> {
         let NcclOptions {
             issuer,
             lane,
@@ -114,9 +129,13 @@ impl NcclLink {
             ids,
             blocking,
         };
-        let beside = core.enter_to_connect(life.what(), deadline)?;
+        let patience = connect::Patience {
+            deadline,
+            is_wanted,
+        };
+        let beside = core.enter_to_connect(life.what(), &patience)?;
         let started = Instant::now();
-        let made = connect::by(deadline, &life, beside, move |life, progress| {
+        let made = connect::by(&patience, &life, beside, move |life, progress| {
             connect::edges(life, progress, &wanted)
         });
         let Edges {
@@ -204,7 +223,7 @@ impl NcclLink {
         });
         let sent = sent.map_err(|source| self.failed("send to", source));
         sent.and_then(|()| Ok(slot.moved.record(stream)?))
-            .inspect_err(|_| slot.lose())
+            .inspect_err(|_| slot.give_up())
     }
 
     /// Issues the receive into a slot whose header was matched.
@@ -226,7 +245,7 @@ impl NcclLink {
         let posted = posted.map_err(|source| self.failed("receive from", source));
         posted
             .and_then(|()| Ok(slot.moved.record(stream)?))
-            .inspect_err(|_| slot.lose())
+            .inspect_err(|_| slot.give_up())
     }
 
     fn failed(&self, what: &str, source: nccl_sys::NcclError) -> TransportError {

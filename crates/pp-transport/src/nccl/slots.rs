@@ -4,12 +4,17 @@
 //! whatever writes it, and `done`, behind its send. Incoming: `arrived`, behind its receive, and
 //! `read`, behind whatever reads it. An answer of the device that something is done is kept, so
 //! that it is asked no more.
+//!
+//! A process that lives through many generations must not keep the slots of each. Those of a
+//! transfer that was given up are freed once the abort of their communicators is over and the
+//! stream that moved them has run empty; before that the device's word means nothing. Slots that
+//! work without an event may touch are leaked for good.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::life::Life;
+use super::life::{Life, Remains};
 use crate::cuda::{CudaError, Device, DeviceBuffer, DevicePtr, Event, Stream};
 use crate::error::TransportError;
 use crate::host::EdgeShape;
@@ -18,8 +23,7 @@ use crate::lane::{InSlots, OutSlots};
 /// One slot.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// `None` only while it is dropped.
-    buffer: Option<DeviceBuffer>,
+    buffer: DeviceBuffer,
     /// Behind the work of stages: what writes an outgoing slot, what reads an incoming one.
     pub(super) work: Event,
     /// Behind the transfer.
@@ -28,6 +32,8 @@ pub(super) struct Slot {
     moving: AtomicBool,
     /// Something may work on it that no event tells of: never to be used or freed.
     lost: AtomicBool,
+    /// Its transfer was given up: not to be used, nor freed before the communicators are gone.
+    given_up: AtomicBool,
     /// The stream that worked on it last, while no lease has it.
     worker: Mutex<Option<Stream>>,
 }
@@ -35,17 +41,18 @@ pub(super) struct Slot {
 impl Slot {
     fn new(device: &Device, bytes: usize) -> Result<Self, CudaError> {
         Ok(Self {
-            buffer: Some(DeviceBuffer::new(device, bytes)?),
+            buffer: DeviceBuffer::new(device, bytes)?,
             work: Event::new(device)?,
             moved: Event::new(device)?,
             moving: AtomicBool::new(false),
             lost: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
             worker: Mutex::new(None),
         })
     }
 
     pub(super) fn ptr(&self) -> DevicePtr {
-        self.buffer.as_ref().expect("there until dropped").ptr()
+        self.buffer.ptr()
     }
 
     /// Notes that a transfer is about to be issued.
@@ -66,12 +73,18 @@ impl Slot {
         Ok(done)
     }
 
-    pub(super) fn lose(&self) {
+    fn lose(&self) {
         self.lost.store(true, Ordering::Release);
     }
 
+    /// Nobody waits for its transfer any more, or the event behind it is missing.
+    pub(super) fn give_up(&self) {
+        self.given_up.store(true, Ordering::Release);
+    }
+
+    /// Whether it must not be used again.
     pub(super) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Acquire)
+        self.lost.load(Ordering::Acquire) || self.given_up.load(Ordering::Acquire)
     }
 
     /// Takes over from the stream that worked on it last.
@@ -135,6 +148,22 @@ impl Slot {
         issued
     }
 
+    /// Runs `issue`, which issues work that reads to `stream` what the slot was sent with: behind
+    /// the work that wrote it, and before the slot is used for anything else.
+    pub(super) fn reread_on(
+        &self,
+        stream: &Stream,
+        issue: impl FnOnce(DevicePtr) -> Result<(), TransportError>,
+    ) -> Result<(), TransportError> {
+        self.check()?;
+        stream.wait(&self.work)?;
+        let unrecorded = Unrecorded(self);
+        let issued = issue(self.ptr());
+        self.work.record(stream)?;
+        std::mem::forget(unrecorded);
+        issued
+    }
+
     /// An error for a slot that something unknown may work on.
     pub(super) fn check(&self) -> Result<(), CudaError> {
         if self.is_lost() {
@@ -164,28 +193,12 @@ impl Drop for Unrecorded<'_> {
     }
 }
 
-impl Drop for Slot {
-    fn drop(&mut self) {
-        let quiet = self.is_quiet();
-        if let Some(buffer) = self.buffer.take()
-            && !quiet
-        {
-            tracing::warn!(
-                bytes = buffer.len(),
-                "a slot is leaked: the device does not say that nothing works on it"
-            );
-            std::mem::forget(buffer);
-        }
-    }
-}
-
 /// The slots of one direction, with what both kinds share.
 #[derive(Debug)]
 pub(super) struct Pool<S> {
     pub(super) life: Arc<Life>,
     pub(super) lane: Arc<S>,
-    slots: Box<[Slot]>,
-    capacity: usize,
+    slots: DeviceSlots,
 }
 
 /// Slots to be written and sent.
@@ -196,47 +209,95 @@ impl<S> Pool<S> {
         Self {
             life: Arc::clone(life),
             lane: Arc::clone(lane),
-            capacity: slots.capacity,
-            slots: slots.slots,
+            slots,
         }
     }
 
     pub(super) fn slot(&self, slot: u32) -> &Slot {
-        &self.slots[slot as usize]
+        &self.slots.slots[slot as usize]
     }
 
     pub(super) fn capacity(&self) -> usize {
-        self.capacity
+        self.slots.capacity
+    }
+
+    /// The stream that moves their payloads.
+    pub(super) fn stream(&self) -> &Stream {
+        &self.slots.stream
     }
 
     /// Whether no transfer is under way, as the device says.
     pub(super) fn is_still(&self) -> bool {
-        self.slots
-            .iter()
-            .all(|slot| !slot.is_lost() && matches!(slot.has_moved(), Ok(true)))
+        let mut slots = self.slots.slots.iter();
+        slots.all(|slot| !slot.is_lost() && matches!(slot.has_moved(), Ok(true)))
     }
 }
 
-/// Slots that were allocated and belong to no edge yet.
+/// Slots that were allocated, and the stream that moves their payloads.
+///
+/// # If dropped
+/// Never waits. Each is freed some time later when the device says that nothing works on it, and
+/// where their communicators were given up, when those have ended too; else leaked, and said so.
 #[derive(Debug)]
 pub(super) struct DeviceSlots {
-    slots: Box<[Slot]>,
+    slots: Vec<Slot>,
     capacity: usize,
+    life: Arc<Life>,
+    stream: Stream,
 }
 
 impl DeviceSlots {
-    pub(super) fn new(device: &Device, shape: EdgeShape) -> Result<Self, CudaError> {
+    pub(super) fn new(
+        life: &Arc<Life>,
+        stream: &Stream,
+        shape: EdgeShape,
+    ) -> Result<Self, CudaError> {
         // The layout of an edge has checked that it fits.
         let capacity = usize::try_from(shape.slot_bytes).unwrap_or(usize::MAX);
         let slots = (0..shape.depth)
-            .map(|_| Slot::new(device, capacity))
+            .map(|_| Slot::new(&life.core.device, capacity))
             .collect::<Result<_, _>>()?;
-        Ok(Self { slots, capacity })
+        Ok(Self {
+            slots,
+            capacity,
+            life: Arc::clone(life),
+            stream: stream.clone(),
+        })
     }
 
     /// A slot whose memory may be used to try the edge out.
     pub(super) fn first(&self) -> &Slot {
         &self.slots[0]
+    }
+}
+
+impl Drop for DeviceSlots {
+    fn drop(&mut self) {
+        for slot in self.slots.drain(..) {
+            if slot.is_quiet() && !self.life.is_dead() {
+                continue;
+            }
+            let unknown = slot.lost.load(Ordering::Acquire);
+            let Slot {
+                buffer,
+                work,
+                moved,
+                ..
+            } = slot;
+            if unknown {
+                tracing::warn!(
+                    bytes = buffer.len(),
+                    "a slot is leaked: work without an event may use it"
+                );
+                std::mem::forget(buffer);
+                continue;
+            }
+            self.life.bury(Remains {
+                buffer,
+                events: vec![work, moved],
+                stream: Some(self.stream.clone()),
+            });
+        }
     }
 }
 
@@ -254,7 +315,7 @@ pub(super) struct RxPool {
 impl RxPool {
     pub(super) fn new(pool: Pool<InSlots>) -> Self {
         Self {
-            returns: Mutex::new(Some(Vec::with_capacity(pool.slots.len()))),
+            returns: Mutex::new(Some(Vec::with_capacity(pool.slots.slots.len()))),
             pool,
             waiting: AtomicUsize::new(0),
         }

@@ -92,6 +92,9 @@ fn any_thread_may_issue_and_an_error_names_its_call() {
         text.contains("cuMemAlloc_v2") && text.contains("(2)"),
         "{text}"
     );
+    let wanted = "1125899906842624 bytes of device memory could not be had (";
+    assert!(text.starts_with(wanted), "{text}");
+    assert!(text.contains("bytes are free); lower --depth"), "{text}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod host;
 mod messages;
 mod nccl;
 mod nccl_faults;
+mod nccl_generations;
 mod nccl_group;
 mod nccl_link;
 mod suite;

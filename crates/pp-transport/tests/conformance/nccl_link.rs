@@ -36,7 +36,7 @@ pub(crate) struct End {
     lockstep: Lockstep<Requests>,
     inbox: Vec<u8>,
     pub(crate) sent: u64,
-    received: u64,
+    pub(crate) received: u64,
     arriving: VecDeque<(u64, InFlight<Receiving>)>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn ends((lower, higher): (NcclLink, NcclLink)) -> [End; 2] {
     [end(0, lower), end(1, higher)]
 }
 
-fn payload(on: usize, n: u64, bytes: usize) -> Vec<u8> {
+pub(crate) fn payload(on: usize, n: u64, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| pattern(n * 2 + on as u64, i)).collect()
 }
 
@@ -106,7 +106,7 @@ impl End {
     }
 
     /// Reads what has arrived, and checks that it is the next and whole.
-    fn take(&mut self, bytes: usize) {
+    pub(crate) fn take(&mut self, bytes: usize) {
         while let Some((n, flight)) = self.arriving.pop_front() {
             match flight.complete().unwrap() {
                 Completion::Pending(again) => return self.arriving.push_front((n, again)),

@@ -1,0 +1,200 @@
+//! A process that lives on after an abort: what it sent is sent again, and nothing of the dead is kept.
+
+use std::time::{Duration, Instant};
+
+use pp_contract::Generation;
+use pp_transport::bell::Bell;
+use pp_transport::cuda::{Device, Stream};
+use pp_transport::error::TransportError;
+use pp_transport::in_flight::{InFlight, Part};
+use pp_transport::lane::Lane;
+use pp_transport::nccl::{NcclLink, NcclOptions, Sending, UniqueId};
+
+use crate::devices::{HANG, download, fakes, issuers, pair, settled_free};
+use crate::nccl_link::{End, both_ways, ends, on_device, payload, wait_for};
+
+const BYTES: usize = 6000;
+
+fn whole(bytes: usize) -> Part {
+    Part {
+        from: 0,
+        to: 0,
+        bytes: bytes as u64,
+    }
+}
+
+fn abort(ends: [End; 2]) {
+    for end in &ends {
+        let handle = end.link.abort_handle();
+        handle.abort("the test", Instant::now() + HANG).unwrap();
+    }
+}
+
+/// Sends what an earlier generation sent, from slot to slot.
+fn send_again(end: &mut End, old: &InFlight<Sending>) -> InFlight<Sending> {
+    let mut lease = end.lease();
+    old.copy_into(&[whole(BYTES)], &mut lease).unwrap();
+    end.try_send(BYTES, lease).unwrap()
+}
+
+fn receive_all(ends: &mut [End; 2], count: u64) {
+    let deadline = Instant::now() + HANG;
+    while ends[1].received < count {
+        while ends[1].hear() {}
+        ends[1].take(BYTES);
+        assert!(Instant::now() < deadline, "it never came");
+    }
+}
+
+#[test]
+fn what_was_sent_is_sent_again_to_another_generation() {
+    let mut old = ends(pair(both_ways(3, BYTES)));
+    let sent: Vec<_> = (0..3).map(|_| old[0].send(BYTES)).collect();
+    // One of them was being received.
+    let (_, arriving) = old[1].hear_one();
+    drop(arriving.abort());
+    abort(old);
+    let mut new = ends(pair(both_ways(3, BYTES)));
+    let again: Vec<_> = sent
+        .iter()
+        .map(|old| send_again(&mut new[0], old))
+        .collect();
+    // While the copies may still be under way.
+    sent.into_iter().for_each(|sent| drop(sent.abort()));
+    receive_all(&mut new, 3);
+    drop(again);
+}
+
+#[test]
+fn parts_go_where_they_belong_and_not_beyond() {
+    let mut old = ends(pair(both_ways(1, BYTES)));
+    let sent = old[0].send(BYTES);
+    abort(old);
+    let mut new = ends(pair(both_ways(1, BYTES)));
+    let mut lease = new[0].lease();
+    let half = BYTES as u64 / 2;
+    let swapped = [(0, half), (half, 0)].map(|(from, to)| Part {
+        from,
+        to,
+        bytes: half,
+    });
+    let beyond = Part {
+        from: 1,
+        ..whole(BYTES)
+    };
+    let error = sent.copy_into(&[swapped[0], beyond], &mut lease);
+    assert!(
+        matches!(error, Err(TransportError::PayloadMismatch { .. })),
+        "{error:?}"
+    );
+    sent.copy_into(&swapped, &mut lease).unwrap();
+    let flight = new[0].try_send(BYTES, lease).unwrap();
+    let (_, arriving) = new[1].hear_one();
+    let mut wanted = payload(0, 0, BYTES);
+    wanted.rotate_left(BYTES / 2);
+    assert!(download(1, &wait_for(arriving)) == wanted);
+    drop((flight, sent));
+}
+
+/// What a job that lost its peer again and again would keep: each generation ends in the middle of
+/// its work, and the next gets what this one sent.
+#[test]
+fn fifty_generations_leave_no_memory_behind() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    fakes.set("NCCL_ABORT_MS", "1");
+    let devices = [0, 1].map(|on| Device::open(on).unwrap());
+    let kernels = [0, 1].map(on_device);
+    let streams = devices
+        .each_ref()
+        .map(|device| Stream::new(device).unwrap());
+    let mut kept: Option<InFlight<Sending>> = None;
+    let mut free = None;
+    for generation in 0..53 {
+        let mut ends = ends(pair(both_ways(3, BYTES)));
+        let first = match kept.take() {
+            None => ends[0].send(BYTES),
+            Some(old) => {
+                let again = send_again(&mut ends[0], &old);
+                drop(old.abort());
+                again
+            }
+        };
+        receive_all(&mut ends, 1);
+        // Nobody receives it.
+        let unheard = ends[0].send(BYTES);
+        let arriving = (generation % 2 == 0).then(|| {
+            // A receive that is cut short, and a payload that is still read when all is over.
+            let flight = ends[1].send(BYTES);
+            let payload = wait_for(ends[0].hear_one().1);
+            let read = payload.read_on(&streams[0], |_| -> Result<(), TransportError> {
+                kernels[0].spin(streams[0].raw(), 3000);
+                Ok(())
+            });
+            read.unwrap();
+            (flight, payload, ends[1].hear_one())
+        });
+        // A send that waits for what writes it.
+        let mut lease = ends[1].lease();
+        let written = lease.write_on(&streams[1], |_| -> Result<(), TransportError> {
+            kernels[1].spin(streams[1].raw(), 2000);
+            Ok(())
+        });
+        written.unwrap();
+        let unwritten = ends[1].try_send(BYTES, lease).unwrap();
+        abort(ends);
+        if let Some((flight, payload, (_, arriving))) = arriving {
+            drop((flight.abort(), arriving.abort(), payload));
+        }
+        // Poisoned, or simply dropped.
+        if generation % 3 == 0 {
+            drop(unwritten.abort());
+        } else {
+            drop(unwritten);
+        }
+        drop(unheard.abort());
+        kept = Some(first);
+        if generation == 2 {
+            free = Some(devices.each_ref().map(settled_free));
+        }
+    }
+    fakes.set("NCCL_ABORT_MS", "");
+    assert_eq!(devices.each_ref().map(settled_free), free.unwrap());
+}
+
+/// The peer never comes, and somebody says so before the deadline: the thread that waits inside NCCL
+/// ends, and the next generation connects.
+#[test]
+fn a_connection_that_is_not_wanted_any_more_is_given_up_at_once() {
+    let Some(_) = fakes() else {
+        return;
+    };
+    let device = Device::open(0).unwrap();
+    drop(pair(both_ways(1, 64)));
+    let before = settled_free(&device);
+    for _ in 0..3 {
+        let [issuer, _] = issuers();
+        let ids = [(); 2].map(|()| UniqueId::new(issuer.nccl()).unwrap());
+        let (lane, _peer) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
+        let edge = both_ways(1, 64).up;
+        let started = Instant::now();
+        let options = NcclOptions {
+            issuer,
+            lane,
+            is_lower: true,
+            up: edge,
+            down: edge,
+            ids,
+            deadline: started + HANG,
+            generation: Generation::new(1),
+            blocking: false,
+        };
+        let is_wanted = || started.elapsed() < Duration::from_millis(100);
+        let error = NcclLink::connect_while(options, &is_wanted).unwrap_err();
+        assert!(matches!(error, TransportError::NotInTime { .. }), "{error}");
+        assert!(started.elapsed() < HANG / 2);
+    }
+    drop(pair(both_ways(1, 64)));
+    assert_eq!(settled_free(&device), before);
+}
