@@ -13,6 +13,7 @@
 //! | 8 | a rank broke the protocol |
 //! | 9 | something did not happen in time |
 //! | 10 | a GPU, its driver or NCCL failed or is not there |
+//! | 11 | the ranks drifted apart: bytes are not those that were sent |
 //! | 130 | interrupted |
 
 use std::io::{ErrorKind, Write};
@@ -113,6 +114,7 @@ pub(crate) fn code_of(kind: FaultKind) -> u8 {
         FaultKind::PeerMisbehaved => 8,
         FaultKind::TimedOut => 9,
         FaultKind::Device => 10,
+        FaultKind::Drift => 11,
         FaultKind::Interrupted => 130,
         _ => 1,
     }

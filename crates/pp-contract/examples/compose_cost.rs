@@ -18,7 +18,7 @@ fn main() {
         phase_b_us: 15_000,
         idle_us: 3,
         start_frame: 16,
-        output_digest: Some(0x0123_4567_89ab_cdef),
+        seal: None,
         outputs: outputs.clone(),
     };
     let envelope = |chunk| Envelope::new(plan(chunk), inputs.clone(), outputs.clone()).unwrap();

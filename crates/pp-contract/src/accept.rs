@@ -5,14 +5,15 @@
 //! of an epoch that has passed is [`Verdict::Stale`]: it is dropped, and its tensors are not
 //! looked at.
 
-use crate::digest::digest_payload;
+use crate::digest::Digests;
 use crate::dtype::DType;
 use crate::envelope::Envelope;
 use crate::header::Header;
 use crate::ids::{CacheEpoch, CallId, ChunkIndex};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, TensorSpec};
 use crate::outcome::Outcome;
 use crate::plan::Plan;
+use crate::seal::SEAL_TENSOR;
 
 /// What the result of one call must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,8 +81,10 @@ pub enum ResultFault {
         got: u64,
     },
     /// The payload is not the one that was sent.
-    #[error("the digest of the payload is {computed:016x}, the result says {stated:016x}")]
+    #[error("the digest of tensor {tensor} is {computed:016x}, the result says {stated:016x}")]
     Digest {
+        /// The first tensor that differs.
+        tensor: String,
         /// As the sender computed it.
         stated: u64,
         /// Of the bytes that arrived.
@@ -144,7 +147,7 @@ impl<'a> Expectation<'a> {
 }
 
 impl Outcome {
-    /// Reads the whole payload: it has the digest that the outcome states, if it states one, and
+    /// Reads the whole payload: it has the digests that it states, if it is sealed, and
     /// every float in it is finite. For jobs that ask for it; it costs a pass over the memory.
     ///
     /// # Errors
@@ -154,11 +157,14 @@ impl Outcome {
             expected: self.outputs.payload_bytes(),
             got: payload.len() as u64,
         };
-        let Some(computed) = digest_payload(&self.outputs, payload) else {
+        let Some(computed) = Digests::of(&self.outputs.unsealed(), payload) else {
             return Err(short);
         };
-        if let Some(stated) = self.output_digest.filter(|stated| *stated != computed) {
-            return Err(ResultFault::Digest { stated, computed });
+        if self.outputs.is_sealed() {
+            let Some(stated) = self.outputs.stated(payload) else {
+                return Err(short);
+            };
+            self.check_digests(&stated, &computed)?;
         }
         for (_, spec) in self.outputs.iter() {
             let range = self.outputs.range(spec.name());
@@ -171,6 +177,37 @@ impl Outcome {
             }
         }
         Ok(())
+    }
+}
+
+impl Outcome {
+    /// Whether the digests that a payload states are those that its sender computed, and those that were computed of
+    /// what arrived.
+    ///
+    /// # Errors
+    /// [`ResultFault::Digest`]: the tensor of the digests itself, if that is what changed, else the first that differs.
+    pub fn check_digests(&self, stated: &Digests, computed: &Digests) -> Result<(), ResultFault> {
+        if let Some(seal) = self.seal.filter(|seal| seal.digest != stated.seal()) {
+            return Err(ResultFault::Digest {
+                tensor: SEAL_TENSOR.to_owned(),
+                stated: seal.digest,
+                computed: stated.seal(),
+            });
+        }
+        let Some(index) = stated.first_difference(computed) else {
+            return Ok(());
+        };
+        let name = |(_, spec): (u64, &TensorSpec)| spec.name().to_owned();
+        let value = |of: &Digests| of.as_slice().get(index).copied().unwrap_or_default();
+        Err(ResultFault::Digest {
+            tensor: self
+                .outputs
+                .iter()
+                .nth(index)
+                .map_or_else(String::new, name),
+            stated: value(stated),
+            computed: value(computed),
+        })
     }
 }
 

@@ -9,7 +9,8 @@ use crate::plan::{Plan, PlanError};
 /// What the front asks for: a plan, the tensors that come with it, the tensors it wants back.
 ///
 /// The receiver sizes the slot of the result from `outputs`. Plan and tensors agree: the only ways
-/// in are [`Envelope::new`] and decoding, which goes through it.
+/// in are [`Envelope::new`] and decoding, which goes through it. Either manifest may be sealed
+/// ([`Manifest::sealed`]): then that payload carries the digests of its tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Envelope<P: Plan> {
     plan: P,
@@ -23,8 +24,10 @@ impl<P: Plan> Envelope<P> {
     /// # Errors
     /// What [`Plan::check_inputs`] and [`Plan::check_outputs`] say.
     pub fn new(plan: P, inputs: Manifest, outputs: Manifest) -> Result<Self, PlanError> {
-        plan.check_inputs(&inputs)?;
-        plan.check_outputs(&inputs, &outputs)?;
+        // A plan knows nothing of seals.
+        let plain = inputs.unsealed();
+        plan.check_inputs(&plain)?;
+        plan.check_outputs(&plain, &outputs.unsealed())?;
         Ok(Self {
             plan,
             inputs,

@@ -31,6 +31,8 @@ wire_enum! {
         Internal = 9 => "internal error",
         /// A GPU, its driver or NCCL failed or is not there.
         Device = 10 => "device",
+        /// A digest differs: bytes are not those that were sent, or that were there before.
+        Drift = 11 => "drift",
     }
 }
 

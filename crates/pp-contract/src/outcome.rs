@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::bounded::Text;
 use crate::codec::{self, BodyError};
 use crate::manifest::{Manifest, WireManifest};
+use crate::seal::Seal;
 
 /// The result of one chunk. Durations were measured where the work was done, so no clocks need
 /// agree.
@@ -20,8 +21,8 @@ pub struct Outcome {
     pub idle_us: u64,
     /// The first frame of the chunk, as Phase B saw it.
     pub start_frame: u64,
-    /// [`digest_payload`](crate::digest_payload) of the tensors, where the job asks for it.
-    pub output_digest: Option<u64>,
+    /// What is said of a payload that carries digests; none where it does not.
+    pub seal: Option<Seal>,
     /// The tensors of the payload that goes with it.
     pub outputs: Manifest,
 }
@@ -34,7 +35,7 @@ impl Outcome {
             phase_b_us: u64,
             idle_us: u64,
             start_frame: u64,
-            output_digest: Option<u64>,
+            seal: Option<Seal>,
             outputs: WireManifest,
         }
 
@@ -44,7 +45,7 @@ impl Outcome {
             phase_b_us: body.phase_b_us,
             idle_us: body.idle_us,
             start_frame: body.start_frame,
-            output_digest: body.output_digest,
+            seal: body.seal,
             outputs: body.outputs.try_into()?,
         })
     }
@@ -65,6 +66,8 @@ wire_enum! {
         Internal = 5 => "internal error",
         /// A device, its driver or NCCL failed.
         Device = 6 => "device failed",
+        /// A digest differs: bytes are not those that were sent, or that were there before.
+        Drift = 7 => "drift",
     }
 }
 

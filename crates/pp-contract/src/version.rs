@@ -5,7 +5,7 @@
 //! handshake with both versions rather than guessed around.
 
 /// Version of the header, the bodies and the handshake. Raised by any change of any byte.
-pub const WIRE_VERSION: u16 = 1;
+pub const WIRE_VERSION: u16 = 2;
 
 /// Whether a peer that speaks `theirs` can be understood.
 #[must_use]

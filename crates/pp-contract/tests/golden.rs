@@ -128,7 +128,7 @@ fn result_is_as_written_by_hand() {
     let decoded = matched.outcome().unwrap();
     assert_eq!((decoded.observed_calls, decoded.start_frame), (5, 16));
     assert_eq!((decoded.phase_b_us, decoded.idle_us), (15_000, 0));
-    assert_eq!(decoded.output_digest, Some(300));
+    assert_eq!(decoded.seal, outcome().seal);
     assert_eq!(decoded.outputs, outputs());
 }
 

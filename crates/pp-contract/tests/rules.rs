@@ -350,7 +350,7 @@ fn payload_that_was_altered_or_is_not_finite_is_refused() {
     ]);
     let mut outcome = outcome();
     outcome.outputs = manifest.unwrap();
-    outcome.output_digest = None;
+    outcome.seal = None;
     let good = vec![0u8; outcome.outputs.payload_bytes() as usize];
     assert_eq!(outcome.check_payload(&good), Ok(()));
     assert!(matches!(
@@ -374,12 +374,20 @@ fn payload_that_was_altered_or_is_not_finite_is_refused() {
         assert_eq!(outcome.check_payload(&bad), Ok(()));
     }
 
-    outcome.output_digest = digest_payload(&outcome.outputs, &good);
+    outcome.outputs = outcome.outputs.sealed().unwrap();
+    let mut good = good;
+    good.resize(outcome.outputs.payload_bytes() as usize, 0);
+    let digest = outcome.outputs.seal(&mut good).unwrap().seal();
+    outcome.seal = Some(Seal { digest, cost_us: 0 });
     assert_eq!(outcome.check_payload(&good), Ok(()));
-    let mut altered = good;
-    altered[2] ^= 1;
-    let error = outcome.check_payload(&altered).unwrap_err();
-    assert!(matches!(error, ResultFault::Digest { .. }), "{error}");
+    let seal_at = outcome.outputs.range(SEAL_TENSOR).unwrap().start;
+    for (at, name) in [(2, "bytes"), (256 + 3, "b"), (seal_at + 8, SEAL_TENSOR)] {
+        let mut altered = good.clone();
+        altered[at] ^= 1;
+        let error = outcome.check_payload(&altered).unwrap_err();
+        let named = matches!(&error, ResultFault::Digest { tensor, .. } if tensor == name);
+        assert!(named, "{name}: {error}");
+    }
 }
 
 fn expectation(envelope: &Envelope<VideoPlan>) -> Expectation<'_> {

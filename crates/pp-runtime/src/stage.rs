@@ -7,7 +7,7 @@
 //! says [`Progress::UnderWay`]; the driver goes on and asks later. Order between the device's
 //! works is the leases' affair, not the driver's.
 
-use pp_contract::{CacheEpoch, ChunkIndex, Envelope, Fault, FaultKind, Outcome, Plan, Rank};
+use pp_contract::{CacheEpoch, ChunkIndex, Envelope, Fault, FaultKind, Outcome, Plan, Rank, Seal};
 
 use pp_transport::error::TransportError;
 
@@ -24,6 +24,8 @@ pub struct StageError {
     pub operation: &'static str,
     /// What went wrong, and the remedy.
     pub detail: String,
+    /// The rank that the evidence is against, where that is not the one that found it.
+    pub blames: Option<Rank>,
 }
 
 impl StageError {
@@ -34,11 +36,20 @@ impl StageError {
             kind,
             operation,
             detail,
+            blames: None,
         }
     }
 
-    /// The same as a fault of `rank`.
+    /// The same, where the evidence is against that rank.
+    #[must_use]
+    pub fn blaming(mut self, rank: Rank) -> Self {
+        self.blames = Some(rank);
+        self
+    }
+
+    /// The same as a fault of `rank`, unless it blames another.
     pub fn into_fault(self, rank: Rank) -> Fault {
+        let rank = self.blames.unwrap_or(rank);
         Fault::new(self.kind, rank, self.operation, self.detail)
     }
 }
@@ -186,8 +197,8 @@ pub struct Computed {
     pub observed_calls: u32,
     /// The first frame as this side saw it.
     pub start_frame: u64,
-    /// Digest of the outputs, where the job asks for it.
-    pub output_digest: Option<u64>,
+    /// What is said of outputs that carry digests; none where they do not.
+    pub seal: Option<Seal>,
     /// How long a device worked on it, by the device's own clock; else the driver's clock counts.
     pub worked: Option<PhaseBWork>,
 }

@@ -223,7 +223,7 @@ impl PhaseBStages<TxLease, RxLease> for Adder {
         let computed = Computed {
             observed_calls: 1 + u32::from(self.lie_about_calls),
             start_frame: 0,
-            output_digest: None,
+            seal: None,
             worked: None,
         };
         Ok(match &mut self.later {

@@ -117,7 +117,7 @@ impl PhaseBStages<TxLease, RxLease> for Back {
         Ok(Progress::Done(Computed {
             observed_calls: 0,
             start_frame: 0,
-            output_digest: None,
+            seal: None,
             worked: None,
         }))
     }

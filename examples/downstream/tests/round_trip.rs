@@ -62,7 +62,7 @@ fn a_piece_goes_there_and_its_result_comes_back() {
         phase_b_us: 900,
         idle_us: 10,
         start_frame: received.plan().start_frame(),
-        output_digest: None,
+        seal: None,
         outputs: received.outputs().clone(),
     };
     let prepared = phase_b.0.prepare_outcome(&outcome).unwrap();

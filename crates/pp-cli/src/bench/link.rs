@@ -323,7 +323,7 @@ impl<Tx: Debug, Rx> PhaseBStages<Tx, Rx> for Echo {
         Ok(Progress::Done(Computed {
             observed_calls: 1,
             start_frame: envelope.plan().start_frame(),
-            output_digest: None,
+            seal: None,
             worked: Some(PhaseBWork {
                 compute_ns: 0,
                 idle_ns: 0,

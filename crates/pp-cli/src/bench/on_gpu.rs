@@ -287,7 +287,7 @@ fn computed(worked: Worked, start_frame: u64) -> Computed {
     Computed {
         observed_calls: 1,
         start_frame,
-        output_digest: None,
+        seal: None,
         worked: Some(PhaseBWork {
             compute_ns: worked.work_ns,
             idle_ns: worked.idle_ns,

@@ -128,7 +128,7 @@ impl PhaseBStages<TxLease, RxLease> for BenchPhaseB {
         Ok(Progress::Done(Computed {
             observed_calls: 1,
             start_frame: envelope.plan().start_frame(),
-            output_digest: None,
+            seal: None,
             worked: None,
         }))
     }

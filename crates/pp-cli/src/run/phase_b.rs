@@ -52,7 +52,7 @@ fn computed(generated: Generated, start_frame: u64) -> Computed {
     Computed {
         observed_calls: generated.calls,
         start_frame,
-        output_digest: None,
+        seal: None,
         worked: generated.worked,
     }
 }

@@ -52,7 +52,10 @@ pub fn outcome() -> Outcome {
         phase_b_us: 15_000,
         idle_us: 0,
         start_frame: 16,
-        output_digest: Some(300),
+        seal: Some(Seal {
+            digest: 300,
+            cost_us: 1,
+        }),
         outputs: outputs(),
     }
 }

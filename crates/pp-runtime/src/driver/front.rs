@@ -491,6 +491,7 @@ fn fault_of(failure: &Failure, blame: Blame) -> Fault {
         FailureCode::Compute => FaultKind::Plugin,
         FailureCode::Interrupted => FaultKind::Interrupted,
         FailureCode::Device => FaultKind::Device,
+        FailureCode::Drift => FaultKind::Drift,
         _ => FaultKind::Internal,
     };
     Fault::new(kind, rank, "phase_b", failure.message.as_str())

@@ -290,7 +290,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             phase_b_us: phase_b_ns / 1000,
             idle_us: idle_ns / 1000,
             start_frame: computed.start_frame,
-            output_digest: computed.output_digest,
+            seal: computed.seal,
             outputs,
         };
         let payload = if outcome.outputs.payload_bytes() > 0 {
@@ -323,11 +323,12 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             FaultKind::Plugin => FailureCode::Compute,
             FaultKind::Device => FailureCode::Device,
             FaultKind::PeerMisbehaved => FailureCode::BadMessage,
+            FaultKind::Drift => FailureCode::Drift,
             _ => FailureCode::Internal,
         };
         let failure = Failure {
             code,
-            blames: if code == FailureCode::BadMessage {
+            blames: if code == FailureCode::BadMessage || error.blames == Some(self.blame.peer) {
                 Side::Front
             } else {
                 Side::PhaseB
