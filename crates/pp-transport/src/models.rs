@@ -7,6 +7,7 @@ use std::sync::Arc as StdArc;
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
+use pp_contract::Rank;
 
 use crate::bell::{BellWords, Ticket};
 use crate::host::ring::{RingBytes, RingReceiver, RingSender, RingWords};
@@ -99,7 +100,7 @@ fn edge(depth: usize) -> Edge {
     let words: Words = StdArc::new((0..depth).map(|_| SlotWord::default()).collect());
     let (tx, rx) = ring(64, 4);
     Edge {
-        producer: Arc::new(Producer::new(StdArc::clone(&words))),
+        producer: Arc::new(Producer::new(StdArc::clone(&words), Rank::new(1))),
         consumer: Consumer::new(words),
         payload: Arc::new((0..depth).map(|_| UnsafeCell::new(0)).collect()),
         tx,

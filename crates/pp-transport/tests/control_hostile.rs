@@ -13,8 +13,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use control_support::Job;
-use pp_contract::Rank;
-use pp_transport::control::{ControlError, Peers, RendezvousError, rendezvous};
+use pp_contract::{FaultKind, Rank};
+use pp_transport::control::{ControlError, Peers, RendezvousError, TurnedAway, rendezvous};
 use pp_transport::launch::{Address, JobSecret, Launch, Via};
 
 /// What a rank writes first, and what it writes once rank 0 has answered; prefixes included.
@@ -129,18 +129,50 @@ fn lying_length_is_hung_up_on_before_it_is_believed() {
 
 #[test]
 fn rank_with_another_secret_is_not_let_in() {
-    let meeting = Meeting::new(short);
+    let meeting = Meeting::new(|job| job.options.timeout = Duration::from_secs(3));
     let mut other = meeting.job.clone();
     other.secret = "the secret of some other job";
-    other.options.timeout = Duration::from_millis(100);
-    let error = other.start(1).join().unwrap().unwrap_err().to_string();
+    let error = other.start(1).join().unwrap().unwrap_err();
     assert!(
-        error.contains("do PP_JOB_SECRET and PP_JOB_ID agree"),
-        "{error}"
+        matches!(error, RendezvousError::WrongSecret { rank, .. } if rank == Rank::new(1)),
+        "long before its time is over: {error}"
     );
+    let fault = error.fault(Rank::new(1));
+    assert_eq!(fault.kind, FaultKind::HandshakeMismatch);
+    for word in ["PP_JOB_SECRET", "PP_JOB_ID", "tcp:127.0.0.1:"] {
+        assert!(fault.to_string().contains(word), "{fault}");
+    }
     let text = meeting.fails();
     assert!(text.contains("rank 1 of 2 did not join"), "{text}");
-    assert!(text.contains("without the secret of this job"), "{text}");
+    assert!(
+        text.contains("without the secret of this job (the last as rank 1 from 127.0.0.1)"),
+        "{text}"
+    );
+}
+
+#[test]
+fn word_of_a_wrong_secret_is_not_believed_while_rank_0_may_still_come() {
+    // An impostor has the port first and says what rank 0 would say to a wrong secret.
+    let job = Job::new(2, Via::Tcp);
+    let impostor = TcpListener::bind(("127.0.0.1", job.port)).unwrap();
+    let said = std::thread::spawn(move || {
+        for caller in impostor.incoming().take(4) {
+            let mut caller = caller.unwrap();
+            let mut call = [0; CALL_BYTES];
+            caller.read_exact(&mut call).unwrap();
+            caller
+                .write_all(b"\x0b\0\0\0PPC1\x01\0\0\0\0\0\x01")
+                .unwrap();
+            // Reset, so that the port is free at once.
+            rustix::net::sockopt::set_socket_linger(&caller, Some(Duration::ZERO)).unwrap();
+        }
+    });
+    let one = job.start(1);
+    said.join().unwrap();
+    let zero = job.start(0).join().unwrap().unwrap();
+    assert_eq!(zero.len(), 1);
+    assert_eq!(*zero.turned_away(), TurnedAway::default());
+    one.join().unwrap().unwrap();
 }
 
 #[test]

@@ -388,3 +388,20 @@ fn local_job_gives_each_child_its_place() {
     );
     assert!(job.launch(Rank::new(2)).is_err());
 }
+
+#[test]
+fn local_job_keeps_its_secret_out_of_its_childrens_environment() {
+    let job = LocalJob::new(WorldSize::new(2).unwrap());
+    let env = job.env(Rank::new(1));
+    assert!(env.iter().all(|(name, _)| *name != "PP_JOB_SECRET"));
+    let file = env.iter().find(|(name, _)| *name == "PP_JOB_SECRET_FILE");
+    let (_, path) = file.expect("a file in its place");
+    let secret = std::fs::read_to_string(path).unwrap();
+    assert_eq!(secret.len(), 64);
+    assert!(env.iter().all(|(_, value)| !value.contains(&secret)));
+    assert!(!format!("{job:?}").contains(&secret));
+    // Nobody writes into it, and it is gone with the job.
+    assert!(std::fs::write(path, "another secret of many bytes").is_err());
+    drop(job);
+    assert!(std::fs::read_to_string(path).is_err());
+}

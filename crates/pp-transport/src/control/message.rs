@@ -1,10 +1,13 @@
 //! The kinds of message on a control channel.
 
+use std::fmt;
+
 use pp_contract::Fault;
 
 /// One message between two ranks. Bytes are borrowed: from the caller when sent, from the
-/// receiver's buffer when received.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// receiver's buffer when received. `Debug` tells their number alone: a frame may carry an id that
+/// lets its reader in.
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Message<'a> {
     /// An encoded hello of the handshake.
@@ -19,6 +22,18 @@ pub enum Message<'a> {
     Abort(Fault),
     /// The peer leaves in order; nothing follows.
     Bye,
+}
+
+impl fmt::Debug for Message<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hello(body) | Self::Verdict(body) | Self::Frame(body) => {
+                write!(f, "{} of {} bytes", self.name(), body.len())
+            }
+            Self::Abort(fault) => write!(f, "{}: {fault}", self.name()),
+            Self::Heartbeat | Self::Bye => f.write_str(self.name()),
+        }
+    }
 }
 
 /// Kinds on the wire. Those up to `REFUSED` belong to the rendezvous.

@@ -7,7 +7,10 @@
 //! Choices: rank 0 listens on an abstract Unix socket (nothing in the file system, gone with the
 //! process) and on TCP; the others try the first, then the second. One thread and `poll` serve all
 //! callers. A rank counts as joined once a frame sealed with fresh keys has come from it, which no
-//! recording can produce. When all have joined, the listeners close.
+//! recording can produce. When all have joined, the listeners close. Room at the door is shared
+//! out by where callers come from, so a crowd makes room for others by losing its own. Who is told
+//! that its secret is wrong believes it when it has heard nothing else for a while: anybody could
+//! say so once.
 
 mod gather;
 mod join;
@@ -58,10 +61,13 @@ impl Default for RendezvousOptions {
 pub fn rendezvous(launch: &Launch, options: &RendezvousOptions) -> Result<Peers, RendezvousError> {
     let started = Instant::now();
     let key = JobKey::derive(launch);
+    let mut turned_away = TurnedAway::default();
     let channels = if launch.world_size().get() == 1 {
         BTreeMap::new()
     } else if launch.rank() == MEETING_RANK {
-        gather::gather(launch, &key, options, started)?
+        let met = gather::gather(launch, &key, options, started)?;
+        turned_away = met.turned_away;
+        met.channels
     } else {
         let channel = join::join(launch, &key, options, started)?;
         BTreeMap::from([(MEETING_RANK, channel)])
@@ -70,6 +76,7 @@ pub fn rendezvous(launch: &Launch, options: &RendezvousOptions) -> Result<Peers,
         rank: launch.rank(),
         world_size: launch.world_size(),
         channels,
+        turned_away,
     })
 }
 
@@ -79,9 +86,16 @@ pub struct Peers {
     rank: Rank,
     world_size: WorldSize,
     channels: BTreeMap<Rank, ControlChannel>,
+    turned_away: TurnedAway,
 }
 
 impl Peers {
+    /// Who else came while rank 0 waited for its ranks; nobody at any other rank.
+    #[must_use]
+    pub fn turned_away(&self) -> &TurnedAway {
+        &self.turned_away
+    }
+
     /// This process's rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
@@ -145,6 +159,8 @@ pub struct TurnedAway {
     pub garbage: u64,
     /// Do not hold the job's secret.
     pub wrong_secret: u64,
+    /// What the last of them claimed to be, and where it came from.
+    pub last_wrong_secret: Option<String>,
     /// Repeated what another had sent, or could not go on after the first message.
     pub replay: u64,
     /// Speak another version of the protocol.
@@ -159,8 +175,12 @@ pub struct TurnedAway {
 
 impl fmt::Display for TurnedAway {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let wrong_secret = match &self.last_wrong_secret {
+            Some(last) => format!("without the secret of this job (the last {last})"),
+            None => "without the secret of this job".into(),
+        };
         let counts = [
-            (self.wrong_secret, "without the secret of this job"),
+            (self.wrong_secret, wrong_secret.as_str()),
             (self.other_version, "of another protocol version"),
             (self.replay, "with a repeated or broken handshake"),
             (self.garbage, "with garbage"),
@@ -243,6 +263,19 @@ pub enum RendezvousError {
         /// Rank 0's words.
         reason: String,
     },
+    /// Whoever answers in rank 0's place says, again and again, that this rank's proof does not
+    /// hold there.
+    #[error(
+        "rank {rank} was turned away at {at} for {after:.1?}: it does not hold the secret of the job          there; give every rank the same PP_JOB_SECRET or PP_JOB_SECRET_FILE, and the same PP_JOB_ID"
+    )]
+    WrongSecret {
+        /// This rank.
+        rank: Rank,
+        /// Where it called.
+        at: String,
+        /// For how long it was told so.
+        after: Duration,
+    },
     /// Rank 0 went away while this rank waited for the others.
     #[error("rank 0 left before all {world_size} ranks had joined")]
     MeetingLost {
@@ -280,7 +313,9 @@ impl RendezvousError {
             Self::RankLeft { rank, .. } => (FaultKind::PeerDied, *rank),
             Self::MeetingLost { .. } => (FaultKind::PeerDied, MEETING_RANK),
             Self::Unreachable { .. } => (FaultKind::HandshakeMismatch, MEETING_RANK),
-            Self::Incomplete { .. } | Self::Refused { .. } => (FaultKind::HandshakeMismatch, own),
+            Self::Incomplete { .. } | Self::Refused { .. } | Self::WrongSecret { .. } => {
+                (FaultKind::HandshakeMismatch, own)
+            }
             Self::Listen { .. } | Self::Io { .. } => (FaultKind::Io, own),
         };
         Fault::new(kind, rank, "rendezvous", self)

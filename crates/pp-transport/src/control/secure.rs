@@ -41,6 +41,8 @@ pub(crate) const MAX_SEALED_BYTES: usize = KIND_BYTES + MAX_MESSAGE_BYTES + 2 * 
 const MAGIC: [u8; 4] = *b"PPC1";
 const PREAMBLE_BYTES: usize = MAGIC.len() + 2 + 4;
 const EPHEMERAL_BYTES: usize = 32;
+/// Behind a preamble in the clear: the caller's proof does not hold here.
+const NOT_OURS: [u8; 1] = [1];
 /// Longest text in a refusal, in bytes.
 pub(crate) const MAX_REASON_BYTES: usize = 400;
 pub(crate) const MIN_CALL_BYTES: usize = PREAMBLE_BYTES;
@@ -58,6 +60,8 @@ pub(crate) enum Forged {
     Version { theirs: u16 },
     #[error("does not hold the secret of this job")]
     Key,
+    #[error("says that this rank does not hold the secret of its job")]
+    NotOurs,
     #[error("a frame that was altered, repeated or not sealed by the peer")]
     Frame,
 }
@@ -206,6 +210,9 @@ impl Caller {
         if rank != answerer {
             return Err(Forged::Garbage);
         }
+        if noise == NOT_OURS {
+            return Err(Forged::NotOurs);
+        }
         let mut payload = [0; MAX_REASON_BYTES];
         let len = self
             .state
@@ -226,11 +233,14 @@ pub(crate) struct Answerer {
     own: Rank,
     pub(crate) caller: Rank,
     pub(crate) world_size: u32,
+    /// The caller's key of this one handshake: a call with the same one is a copy.
+    pub(crate) ephemeral: [u8; EPHEMERAL_BYTES],
 }
 
 impl Answerer {
     pub(crate) fn new(key: &JobKey, own: Rank, frame: &[u8]) -> Result<Self, Forged> {
         let (caller, noise) = split_preamble(frame)?;
+        let ephemeral = *noise.first_chunk().ok_or(Forged::Key)?;
         let prologue = prologue(caller, own);
         let mut state = builder(key, &prologue)
             .build_responder()
@@ -242,6 +252,7 @@ impl Answerer {
                 own,
                 caller,
                 world_size: u32::from_le_bytes(payload),
+                ephemeral,
             }),
             _ => Err(Forged::Key),
         }
@@ -262,6 +273,17 @@ impl Answerer {
 /// The frame for a caller of another protocol version: our own version, in the clear.
 pub(crate) fn version_frame(own: Rank) -> Vec<u8> {
     framed(&[&preamble(own)])
+}
+
+/// The frame for a caller whose proof does not hold: that, in the clear, and no word more. It can
+/// be forged, so a caller does not believe the first one.
+pub(crate) fn not_ours_frame(own: Rank) -> Vec<u8> {
+    framed(&[&preamble(own), &NOT_OURS])
+}
+
+/// Who the caller claims to be.
+pub(crate) fn claimed_rank(frame: &[u8]) -> Option<Rank> {
+    split_preamble(frame).ok().map(|(rank, _)| rank)
 }
 
 /// A text cut to what fits into a refusal; never empty, which would mean acceptance.

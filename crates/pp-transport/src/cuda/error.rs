@@ -53,7 +53,7 @@ pub enum CudaError {
     /// There is no memory left for a buffer.
     #[error(
         "{wanted} bytes of {what} memory could not be had{}; lower --depth or --frames-per-chunk, or \
-         end what else uses the GPU: {source}",
+         end what else uses the GPU: {said}",
         match left {
             Some((free, total)) => format!(" ({free} of the device's {total} bytes are free)"),
             None => String::new(),
@@ -67,7 +67,7 @@ pub enum CudaError {
         /// Bytes of the device that are free, and all of them, where the driver says.
         left: Option<(u64, u64)>,
         /// What the driver said to it.
-        source: Box<CudaError>,
+        said: Box<CudaError>,
     },
     /// A range that does not lie in its buffer.
     #[error("bytes {start} to {end} do not lie in a buffer of {len} bytes")]

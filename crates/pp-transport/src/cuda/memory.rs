@@ -300,7 +300,7 @@ fn with_sizes(error: CudaError, device: &Device, what: &'static str, len: usize)
         what,
         wanted: len as u64,
         left: left.map(|left| (left.free, left.total)),
-        source: Box::new(error),
+        said: Box::new(error),
     }
 }
 

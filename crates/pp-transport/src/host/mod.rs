@@ -108,7 +108,7 @@ impl Submission for Sending {
     type Buffer = TxLease;
 
     fn is_done(&self) -> Result<bool, TransportError> {
-        Ok(self.edge.slots.is_back(self.slot))
+        Ok(self.edge.slots.has_come_back(self.slot)?)
     }
 
     fn into_buffer(self) -> TxLease {

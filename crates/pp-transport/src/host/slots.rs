@@ -8,6 +8,8 @@
 //! producer's own bookkeeping (leased, in flight, dropped in flight) stays in its own memory,
 //! where no peer can write it.
 
+use pp_contract::Rank;
+
 use crate::sync::{AtomicU32, Ordering};
 
 /// The shared word of one slot, on a cache line of its own.
@@ -59,18 +61,30 @@ const IN_FLIGHT: u32 = 2;
 const ORPHANED: u32 = 3;
 /// Either side: never to be used again.
 const QUARANTINED: u32 = 4;
+/// Producer: handed over and seen to be back, and an in-flight handle has it still.
+const RETURNED: u32 = 5;
+
+/// A word that the protocol cannot have written: the peer did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Nonsense {
+    pub(crate) peer: Rank,
+    pub(crate) slot: u32,
+    pub(crate) word: u32,
+}
 
 /// The producing side of an edge's slots. Shared by the link and its leases, hence `&self`.
 #[derive(Debug)]
 pub(crate) struct Producer<W> {
+    /// Who consumes.
+    peer: Rank,
     words: W,
     own: Box<[AtomicU32]>,
 }
 
 impl<W: SlotWords> Producer<W> {
-    pub(crate) fn new(words: W) -> Self {
+    pub(crate) fn new(words: W, peer: Rank) -> Self {
         let own = (0..words.depth()).map(|_| AtomicU32::new(FREE)).collect();
-        Self { words, own }
+        Self { peer, words, own }
     }
 
     pub(crate) fn words(&self) -> &W {
@@ -116,15 +130,39 @@ impl<W: SlotWords> Producer<W> {
         self.words.word(slot).0.0.load(Ordering::Acquire) == WITH_PRODUCER
     }
 
-    /// The in-flight handle becomes a lease again.
+    /// [`Producer::is_back`] for a slot in flight. What was seen once is remembered where no peer
+    /// can write: the word may say something else a moment later, and changes nothing.
+    ///
+    /// # Errors
+    /// The word holds what no honest peer leaves there.
+    pub(crate) fn has_come_back(&self, slot: u32) -> Result<bool, Nonsense> {
+        let word = self.words.word(slot).0.0.load(Ordering::Acquire);
+        let own = &self.own[slot as usize];
+        match (word, own.load(Ordering::Relaxed)) {
+            (WITH_PRODUCER, RETURNED) => Ok(true),
+            (WITH_PRODUCER, _) => {
+                self.step(slot, IN_FLIGHT, RETURNED);
+                Ok(true)
+            }
+            (WITH_CONSUMER, IN_FLIGHT) => Ok(false),
+            (word, _) => Err(Nonsense {
+                peer: self.peer,
+                slot,
+                word,
+            }),
+        }
+    }
+
+    /// The in-flight handle, whose slot was seen to be back, becomes a lease again.
     pub(crate) fn redeem(&self, slot: u32) {
-        assert!(self.is_back(slot), "slot {slot} redeemed while in flight");
-        self.step(slot, IN_FLIGHT, LEASED);
+        self.step(slot, RETURNED, LEASED);
     }
 
     /// The in-flight handle was dropped.
     pub(crate) fn orphan(&self, slot: u32) {
-        self.step(slot, IN_FLIGHT, ORPHANED);
+        if !self.try_step(slot, RETURNED, FREE) {
+            self.step(slot, IN_FLIGHT, ORPHANED);
+        }
     }
 
     /// Whether every slot is here: free, leased, or given back though nobody waited.
@@ -137,13 +175,23 @@ impl<W: SlotWords> Producer<W> {
 
     /// The slot is given up for good, in flight.
     pub(crate) fn quarantine(&self, slot: u32) {
-        self.step(slot, IN_FLIGHT, QUARANTINED);
+        if !self.try_step(slot, RETURNED, QUARANTINED) {
+            self.step(slot, IN_FLIGHT, QUARANTINED);
+        }
     }
 
+    /// These states lie in this process: one that is wrong is a mistake of this program, and no
+    /// peer can make it.
     fn step(&self, slot: u32, from: u32, to: u32) {
         let own = &self.own[slot as usize];
         own.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
             .unwrap_or_else(|was| panic!("slot {slot} is in state {was}, not {from}"));
+    }
+
+    fn try_step(&self, slot: u32, from: u32, to: u32) -> bool {
+        let own = &self.own[slot as usize];
+        own.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     }
 }
 
@@ -216,9 +264,14 @@ mod tests {
 
     type Words = Arc<Vec<SlotWord>>;
 
+    const PEER: Rank = Rank::new(1);
+
     fn edge(depth: usize) -> (Producer<Words>, Consumer<Words>) {
         let words: Words = Arc::new((0..depth).map(|_| SlotWord::default()).collect());
-        (Producer::new(Arc::clone(&words)), Consumer::new(words))
+        (
+            Producer::new(Arc::clone(&words), PEER),
+            Consumer::new(words),
+        )
     }
 
     #[test]
@@ -239,10 +292,51 @@ mod tests {
         assert!(!tx.is_back(slot));
         rx.take(slot).unwrap();
         assert!(!tx.is_back(slot));
+        assert_eq!(tx.has_come_back(slot), Ok(false));
         rx.give_back(slot);
         assert!(tx.is_back(slot));
+        assert_eq!(tx.has_come_back(slot), Ok(true));
         tx.redeem(slot);
         assert_eq!(tx.lease(), None, "a redeemed slot is a lease, not free");
+    }
+
+    #[test]
+    fn a_peer_that_takes_a_slot_back_or_writes_nonsense_is_an_error_and_no_panic() {
+        let (tx, rx) = edge(1);
+        let slot = tx.lease().unwrap();
+        tx.submit(slot);
+        let word = &tx.words().word(slot).0.0;
+        word.store(77, Ordering::Release);
+        let peer = PEER;
+        let nonsense = |word| Err(Nonsense { peer, slot, word });
+        assert_eq!(tx.has_come_back(slot), nonsense(77));
+        rx.give_back(slot);
+        assert_eq!(tx.has_come_back(slot), Ok(true));
+        word.store(WITH_CONSUMER, Ordering::Release);
+        assert_eq!(tx.has_come_back(slot), nonsense(WITH_CONSUMER));
+        // It was seen to be back before, and that counts.
+        tx.redeem(slot);
+        tx.submit(slot);
+        assert_eq!(tx.has_come_back(slot), Ok(false));
+    }
+
+    #[test]
+    fn a_slot_seen_to_be_back_can_be_dropped_and_given_up_in_flight() {
+        let (tx, _) = edge(2);
+        for is_dropped in [true, false] {
+            let slot = tx.lease().unwrap();
+            tx.submit(slot);
+            move_to_producer(tx.words().word(slot));
+            assert_eq!(tx.has_come_back(slot), Ok(true));
+            if is_dropped {
+                tx.orphan(slot);
+                assert_eq!(tx.lease(), Some(slot));
+                tx.give_up(slot);
+            } else {
+                tx.quarantine(slot);
+                assert_eq!(tx.lease(), Some(1));
+            }
+        }
     }
 
     #[test]
@@ -281,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "redeemed while in flight")]
+    #[should_panic(expected = "slot 0 is in state 2, not 5")]
     fn redeeming_a_slot_in_flight_is_a_bug() {
         let (tx, _) = edge(1);
         let slot = tx.lease().unwrap();

@@ -27,7 +27,7 @@ use crate::error::TransportError;
 use crate::host::layout::{Direction, EdgeShape, Layout};
 use crate::host::region::{BytesAt, Region, WordsAt};
 use crate::host::ring::{NO_SLOT, RingReceiver, RingSender, RingWords};
-use crate::host::slots::{Consumer, NotOurs, Producer, SlotWords, is_with_consumer};
+use crate::host::slots::{Consumer, Nonsense, NotOurs, Producer, SlotWords, is_with_consumer};
 
 /// The slots of the outgoing edge, shared by the link and its leases.
 pub(crate) type OutSlots = Producer<Words>;
@@ -202,7 +202,7 @@ impl Lane {
     ) -> Result<(Self, Inlet), TransportError> {
         // The layout knows what depths there can be.
         Layout::new(bare(out_depth), bare(in_depth))?;
-        let out = Arc::new(Producer::new(Words::own(out_depth)));
+        let out = Arc::new(Producer::new(Words::own(out_depth), sender.peer()));
         let (frames, inlet, credits) =
             ChannelFrames::new(sender, bell.clone(), Arc::clone(&out), in_depth);
         let incoming = Arc::new(InSlots::new(inlet.in_words(), credits));
@@ -233,7 +233,7 @@ impl Lane {
         Self {
             peer,
             bell,
-            out: Arc::new(Producer::new(Words::shared(region, outgoing))),
+            out: Arc::new(Producer::new(Words::shared(region, outgoing), peer)),
             incoming: Arc::new(InSlots::new(
                 Words::shared(region, incoming),
                 Credits::Bell(peer_bell.clone()),
@@ -366,6 +366,16 @@ pub(crate) fn open_region(
     let layout = Layout::new(up, down)?;
     let region = Region::open(fd, layout.len)?;
     Ok((Arc::new(region), layout))
+}
+
+impl From<Nonsense> for TransportError {
+    fn from(nonsense: Nonsense) -> Self {
+        let Nonsense { peer, slot, word } = nonsense;
+        misbehaved(
+            peer,
+            format!("it wrote {word} into the word of slot {slot}, which it does not have"),
+        )
+    }
 }
 
 pub(crate) fn misbehaved(rank: Rank, why: String) -> TransportError {

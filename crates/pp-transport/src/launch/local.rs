@@ -1,6 +1,16 @@
 //! A job that this process starts itself, on this host.
+//!
+//! Hazard: an environment is inherited by everything that a rank starts in turn, and is shown by
+//! every tool that lists processes. Guarantee: the secret is in neither the environment nor the
+//! arguments of a rank. It lies in memory of the process that made the job, which its ranks open
+//! by way of `/proc`: for that the kernel asks for the same user.
+
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use pp_contract::{Rank, WorldSize};
+use rustix::fs::{MemfdFlags, Mode, SealFlags};
 
 use super::{JobSecret, Launch, Via};
 use crate::control::random_bytes;
@@ -12,6 +22,8 @@ pub struct LocalJob {
     world_size: WorldSize,
     id: String,
     secret: JobSecret,
+    /// The secret as a file without a name; absent where the kernel makes none.
+    file: Option<Arc<OwnedFd>>,
 }
 
 impl LocalJob {
@@ -49,22 +61,33 @@ impl LocalJob {
     /// A new job.
     #[must_use]
     pub fn new(world_size: WorldSize) -> Self {
+        let secret = JobSecret::random();
         Self {
             world_size,
             id: format!("local/{}", hex(&random_bytes::<8>())),
-            secret: JobSecret::random(),
+            file: in_memory(&secret).ok().map(Arc::new),
+            secret,
         }
     }
 
-    /// The variables that make a child process this rank of the job.
+    /// The variables that make a child process this rank of the job. They name the file that holds
+    /// the secret, which is there for as long as this value is. Only where the kernel would not
+    /// make that file is the secret itself among them.
     #[must_use]
     pub fn env(&self, rank: Rank) -> Vec<(&'static str, String)> {
+        let secret = match &self.file {
+            Some(file) => (
+                "PP_JOB_SECRET_FILE",
+                format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()),
+            ),
+            None => ("PP_JOB_SECRET", self.secret.as_text()),
+        };
         vec![
+            secret,
             ("RANK", rank.to_string()),
             ("WORLD_SIZE", self.world_size.to_string()),
             ("LOCAL_RANK", rank.to_string()),
             ("PP_JOB_ID", self.id.clone()),
-            ("PP_JOB_SECRET", self.secret.as_text()),
             ("PP_RENDEZVOUS", "unix".into()),
         ]
     }
@@ -84,6 +107,20 @@ impl LocalJob {
             self.secret.clone(),
         )
     }
+}
+
+/// A file without a name that holds the secret: closed on exec, for this user alone, and as it is
+/// for good.
+fn in_memory(secret: &JobSecret) -> std::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("pp-secret", flags)?;
+    rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+    let mut file = std::fs::File::from(fd);
+    file.write_all(secret.bytes())?;
+    let fd = OwnedFd::from(file);
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&fd, seals)?;
+    Ok(fd)
 }
 
 /// Lower-case hexadecimal.

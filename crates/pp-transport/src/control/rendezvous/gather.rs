@@ -1,23 +1,22 @@
 //! Rank 0: listening until every other rank has joined.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Rank, WorldSize};
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::Pid;
 
-use super::listen::Listener;
+use super::listen::{Accepted, Listener, Source};
 use super::{RendezvousError, RendezvousOptions, TurnedAway};
 use crate::control::channel::ControlChannel;
 use crate::control::frame::{FrameError, FrameReader, Progress};
 use crate::control::message::kind as wire;
 use crate::control::secure::{
     Answerer, Forged, JobKey, MAX_CALL_BYTES, MIN_CALL_BYTES, MIN_SEALED_BYTES, Session,
-    version_frame,
+    claimed_rank, not_ours_frame, version_frame,
 };
 use crate::control::socket::{Socket, SocketKind, poll_until};
 use crate::launch::Launch;
@@ -28,17 +27,29 @@ const ACCEPT_AT_ONCE: usize = 16;
 const SMALL_WRITE: Duration = Duration::from_millis(200);
 /// Rest after `accept` failed for want of descriptors or memory.
 const ACCEPT_REST: Duration = Duration::from_millis(10);
+/// Calls that are remembered, to tell a copy before it costs anything. A copy that is older is
+/// answered, and gets no further.
+const CALLS_REMEMBERED: usize = 256;
+
+/// The ranks that came, and who else did.
+pub(super) struct Met {
+    pub(super) channels: BTreeMap<Rank, ControlChannel>,
+    pub(super) turned_away: TurnedAway,
+}
 
 pub(super) fn gather(
     launch: &Launch,
     key: &JobKey,
     options: &RendezvousOptions,
     started: Instant,
-) -> Result<BTreeMap<Rank, ControlChannel>, RendezvousError> {
+) -> Result<Met, RendezvousError> {
     let mut meeting = Meeting {
-        own: launch.rank(),
-        world_size: launch.world_size(),
-        key,
+        door: Door {
+            key,
+            own: launch.rank(),
+            world_size: launch.world_size(),
+            calls: VecDeque::with_capacity(CALLS_REMEMBERED),
+        },
         options,
         started,
         listeners: Listener::open_all(launch, key)?,
@@ -53,13 +64,37 @@ pub(super) fn gather(
     if meeting.turned_away != TurnedAway::default() {
         tracing::info!(callers = %meeting.turned_away, "strangers at the rendezvous");
     }
-    result.map(|()| meeting.joined)
+    result.map(|()| Met {
+        channels: meeting.joined,
+        turned_away: meeting.turned_away,
+    })
+}
+
+/// What a caller is held against.
+struct Door<'a> {
+    key: &'a JobKey,
+    own: Rank,
+    world_size: WorldSize,
+    /// The keys of the calls that were answered, the oldest first.
+    calls: VecDeque<[u8; 32]>,
+}
+
+impl Door<'_> {
+    /// Whether this is the first call with this key; a rank makes a new one for each.
+    fn is_new(&mut self, ephemeral: [u8; 32]) -> bool {
+        if self.calls.contains(&ephemeral) {
+            return false;
+        }
+        if self.calls.len() == CALLS_REMEMBERED {
+            self.calls.pop_front();
+        }
+        self.calls.push_back(ephemeral);
+        true
+    }
 }
 
 struct Meeting<'a> {
-    own: Rank,
-    world_size: WorldSize,
-    key: &'a JobKey,
+    door: Door<'a>,
     options: &'a RendezvousOptions,
     started: Instant,
     listeners: Vec<Listener>,
@@ -73,7 +108,7 @@ struct Meeting<'a> {
 struct Pending {
     socket: Socket,
     kind: SocketKind,
-    pid: Option<Pid>,
+    source: Source,
     deadline: Instant,
     reader: FrameReader,
     stage: Stage,
@@ -103,7 +138,7 @@ enum Why {
 impl Meeting<'_> {
     fn run(&mut self) -> Result<(), RendezvousError> {
         let end = self.started + self.options.timeout;
-        while self.joined.len() + 1 < self.world_size.get() as usize {
+        while self.joined.len() + 1 < self.door.world_size.get() as usize {
             let now = Instant::now();
             if now >= end {
                 return Err(self.missing());
@@ -114,7 +149,7 @@ impl Meeting<'_> {
             if let Some(rank) = ready.left {
                 return Err(RendezvousError::RankLeft {
                     rank,
-                    world_size: self.world_size,
+                    world_size: self.door.world_size,
                 });
             }
             // From the last to the first, so that taking one out leaves the other indices right.
@@ -155,7 +190,11 @@ impl Meeting<'_> {
 
     fn accept(&mut self, listener: usize) {
         for _ in 0..ACCEPT_AT_ONCE {
-            let (socket, kind, pid) = match self.listeners[listener].accept() {
+            let Accepted {
+                socket,
+                kind,
+                source,
+            } = match self.listeners[listener].accept() {
                 Ok(Some(caller)) => caller,
                 Ok(None) => return,
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -165,19 +204,19 @@ impl Meeting<'_> {
                 // The next caller may fare better, once those before it are gone.
                 Err(error) => {
                     tracing::debug!(%error, "a caller could not be accepted");
-                    self.make_room(self.listeners[listener].kind());
+                    self.make_room(self.listeners[listener].kind(), None);
                     std::thread::sleep(ACCEPT_REST);
                     return;
                 }
             };
             let same_kind = self.pending.iter().filter(|caller| caller.kind == kind);
             if same_kind.count() >= self.options.max_pending.max(1) {
-                self.make_room(kind);
+                self.make_room(kind, Some(source));
             }
             self.pending.push(Pending {
                 socket,
                 kind,
-                pid,
+                source,
                 deadline: Instant::now() + self.options.stranger_timeout,
                 reader: FrameReader::new(MIN_CALL_BYTES, MAX_CALL_BYTES),
                 stage: Stage::Calling,
@@ -188,11 +227,28 @@ impl Meeting<'_> {
         }
     }
 
-    /// Drops the oldest caller of a kind; first among those who have said nothing of worth.
-    fn make_room(&mut self, kind: SocketKind) {
+    /// Drops a caller of a kind: of the source that most come from, with the newcomer, the oldest;
+    /// first among those who have said nothing of worth. A crowd from elsewhere so makes room for
+    /// a rank by itself.
+    fn make_room(&mut self, kind: SocketKind, newcomer: Option<Source>) {
+        let mut crowds: HashMap<Source, usize> = HashMap::new();
+        let here = || self.pending.iter().filter(|caller| caller.kind == kind);
+        for source in here().map(|caller| caller.source).chain(newcomer) {
+            *crowds.entry(source).or_default() += 1;
+        }
+        let largest = crowds.values().copied().max().unwrap_or(0);
+        let mut sources = here().map(|caller| caller.source);
+        // A newcomer that is a crowd by itself finds others of one each; then the oldest goes.
+        let source = sources
+            .clone()
+            .find(|source| crowds[source] == largest)
+            .or_else(|| sources.next());
+        let Some(source) = source else { return };
         let oldest = |speaks: bool| {
             self.pending.iter().position(|caller| {
-                caller.kind == kind && matches!(caller.stage, Stage::Answered { .. }) == speaks
+                caller.kind == kind
+                    && caller.source == source
+                    && matches!(caller.stage, Stage::Answered { .. }) == speaks
             })
         };
         if let Some(index) = oldest(false).or_else(|| oldest(true)) {
@@ -210,7 +266,7 @@ impl Meeting<'_> {
     /// Reads what a caller has sent.
     fn hear(&mut self, index: usize) {
         let caller = &mut self.pending[index];
-        match caller.hear(self.key, self.own, self.world_size) {
+        match caller.hear(&mut self.door) {
             Heard::Waiting => {}
             Heard::Joined(rank, session) => {
                 let caller = self.pending.remove(index);
@@ -225,7 +281,11 @@ impl Meeting<'_> {
 
     fn join(&mut self, rank: Rank, caller: Pending, session: Session) {
         let socket = Arc::new(caller.socket);
-        let channel = ControlChannel::new(rank, caller.kind, caller.pid, socket, session);
+        let pid = match caller.source {
+            Source::Process(pid) => Some(pid),
+            Source::Network(_) => None,
+        };
+        let channel = ControlChannel::new(rank, caller.kind, pid, socket, session);
         let tell = |kind: u8, body: &[u8]| {
             let soon = Instant::now() + SMALL_WRITE;
             channel.sender().send_raw(kind, body, None, soon).is_ok()
@@ -250,10 +310,14 @@ impl Meeting<'_> {
         let count = match why {
             Why::Silent => &mut self.turned_away.silent,
             Why::Replay => &mut self.turned_away.replay,
-            Why::Forged(Forged::Key) => &mut self.turned_away.wrong_secret,
+            Why::Forged(Forged::Key) => {
+                let _ = caller.socket.try_write(&not_ours_frame(self.door.own));
+                self.note_wrong_secret(caller);
+                &mut self.turned_away.wrong_secret
+            }
             Why::Forged(Forged::Version { theirs }) => {
                 tracing::debug!(theirs, "a caller of another control version");
-                let _ = caller.socket.try_write(&version_frame(self.own));
+                let _ = caller.socket.try_write(&version_frame(self.door.own));
                 &mut self.turned_away.other_version
             }
             Why::Forged(_) => &mut self.turned_away.garbage,
@@ -263,6 +327,19 @@ impl Meeting<'_> {
             }
         };
         *count += 1;
+    }
+
+    /// Keeps who the caller claims to be, which helps whoever has to find the rank that it may be.
+    fn note_wrong_secret(&mut self, caller: &Pending) {
+        let from = caller.source;
+        let last = match claimed_rank(caller.reader.frame()) {
+            Some(rank) => format!("as rank {rank} from {from}"),
+            None => format!("from {from}"),
+        };
+        if self.turned_away.wrong_secret == 0 {
+            tracing::info!(%last, "a caller does not hold the secret of this job");
+        }
+        self.turned_away.last_wrong_secret = Some(last);
     }
 
     /// All are here: closes the listeners and lets everybody go on.
@@ -276,7 +353,7 @@ impl Meeting<'_> {
                 .send_raw(wire::WELCOME, &[], None, soon)
                 .map_err(|_| RendezvousError::RankLeft {
                     rank: *rank,
-                    world_size: self.world_size,
+                    world_size: self.door.world_size,
                 })?;
         }
         Ok(())
@@ -294,11 +371,14 @@ impl Meeting<'_> {
     }
 
     fn missing(&self) -> RendezvousError {
-        let is_missing = |rank: &Rank| *rank != self.own && !self.joined.contains_key(rank);
+        let Door {
+            own, world_size, ..
+        } = self.door;
+        let is_missing = |rank: &Rank| *rank != own && !self.joined.contains_key(rank);
         let places: Vec<String> = self.listeners.iter().map(ToString::to_string).collect();
         RendezvousError::MissingRanks {
-            missing: self.world_size.ranks().filter(is_missing).collect(),
-            world_size: self.world_size,
+            missing: world_size.ranks().filter(is_missing).collect(),
+            world_size,
             after: self.started.elapsed(),
             listening: places.join(" and "),
             turned_away: Box::new(self.turned_away.clone()),
@@ -314,7 +394,7 @@ struct Ready {
 }
 
 impl Pending {
-    fn hear(&mut self, key: &JobKey, own: Rank, world_size: WorldSize) -> Heard {
+    fn hear(&mut self, door: &mut Door<'_>) -> Heard {
         match self.reader.poll(|buf| self.socket.try_read(buf)) {
             Ok(Progress::Frame) => {}
             Ok(Progress::Pending) => return Heard::Waiting,
@@ -328,11 +408,15 @@ impl Pending {
         }
         match std::mem::replace(&mut self.stage, Stage::Calling) {
             Stage::Calling => {
-                let answerer = match Answerer::new(key, own, self.reader.frame()) {
+                let answerer = match Answerer::new(door.key, door.own, self.reader.frame()) {
                     Ok(answerer) => answerer,
                     Err(forged) => return Heard::Away(Why::Forged(forged)),
                 };
-                self.answer(answerer, own, world_size)
+                // Before any curve arithmetic, which is what an answer costs.
+                if !door.is_new(answerer.ephemeral) {
+                    return Heard::Away(Why::Replay);
+                }
+                self.answer(answerer, door.own, door.world_size)
             }
             Stage::Answered { rank, mut session } => {
                 match session.opener.open(self.reader.frame()) {

@@ -15,7 +15,7 @@ use crate::control::channel::ControlChannel;
 use crate::control::error::ControlError;
 use crate::control::frame::{FrameReader, Progress};
 use crate::control::message::kind as wire;
-use crate::control::secure::{Answer, Caller, JobKey, MAX_ANSWER_BYTES, MIN_ANSWER_BYTES};
+use crate::control::secure::{Answer, Caller, Forged, JobKey, MAX_ANSWER_BYTES, MIN_ANSWER_BYTES};
 use crate::control::socket::{Socket, SocketKind};
 use crate::launch::{Launch, Via};
 
@@ -26,12 +26,20 @@ const GRACE: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
+/// How often, and for how long, and nothing else meanwhile, a rank is told that its proof does not
+/// hold until it believes it. The word is not proven: whoever listens can say it. So rank 0 has
+/// this long to come and say otherwise, should it not be rank 0 who says it.
+const TOLD_OFTEN: u32 = 3;
+const TOLD_FOR: Duration = Duration::from_secs(1);
+
 /// An attempt that did not lead to rank 0.
 enum Failed {
     /// Nobody was found.
     Nobody(String),
     /// Somebody was, who did not prove to be rank 0, or did not let us in yet.
     NotRank0(SocketKind, String),
+    /// Somebody was, who says that our proof does not hold.
+    TurnedAway(String),
     /// Rank 0 itself, proven, said no.
     Refused(String),
 }
@@ -53,6 +61,7 @@ pub(super) fn join(
     let mut pause = FIRST_PAUSE;
     let mut via = launch.via();
     let mut last = None;
+    let mut told: Option<(Instant, u32)> = None;
     loop {
         let until = deadline.min(Instant::now() + ATTEMPT);
         let reason = match attempt(launch, via, key, until) {
@@ -60,11 +69,26 @@ pub(super) fn join(
             Err(Failed::Refused(reason)) => {
                 return Err(RendezvousError::Refused { rank: own, reason });
             }
+            Err(Failed::TurnedAway(reason)) => {
+                let (since, times) = told.unwrap_or((Instant::now(), 0));
+                told = Some((since, times + 1));
+                let after = since.elapsed();
+                if times + 1 >= TOLD_OFTEN && after >= TOLD_FOR {
+                    return Err(RendezvousError::WrongSecret {
+                        rank: own,
+                        at: places(launch, key),
+                        after,
+                    });
+                }
+                reason
+            }
             Err(Failed::Nobody(reason)) => {
+                told = None;
                 via = launch.via();
                 reason
             }
             Err(Failed::NotRank0(kind, reason)) => {
+                told = None;
                 // Where there are two ways and one led nowhere, the other has its turn.
                 via = match (launch.via(), kind) {
                     (Via::Auto, SocketKind::Unix) => Via::Tcp,
@@ -117,7 +141,15 @@ fn attempt(
     let not_rank_0 = |what: String| Failed::NotRank0(kind, what);
     let own = launch.rank();
     let (caller, call) = Caller::new(key, own, MEETING_RANK, launch.world_size().get());
-    let answer = exchange(&socket, caller, &call, deadline).map_err(not_rank_0)?;
+    let answered = exchange(&socket, &call, deadline).map_err(not_rank_0)?;
+    let answer = caller.finish(MEETING_RANK, answered.frame());
+    let answer = answer.map_err(|forged| {
+        let reason = format!("whoever listens there {forged}");
+        match forged {
+            Forged::NotOurs => Failed::TurnedAway(reason),
+            _ => not_rank_0(reason),
+        }
+    })?;
     let session = match answer {
         Answer::Session(session) => session,
         Answer::Refused(reason) => return Err(Failed::Refused(reason)),
@@ -141,12 +173,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn exchange(
-    socket: &Socket,
-    caller: Caller,
-    call: &[u8],
-    deadline: Instant,
-) -> Result<Answer, String> {
+/// Says the call, and reads one frame back.
+fn exchange(socket: &Socket, call: &[u8], deadline: Instant) -> Result<FrameReader, String> {
     let late = |error: io::Error| match error.kind() {
         io::ErrorKind::TimedOut => "connected, but nothing answered".to_owned(),
         _ => error.to_string(),
@@ -155,21 +183,12 @@ fn exchange(
     let mut reader = FrameReader::new(MIN_ANSWER_BYTES, MAX_ANSWER_BYTES);
     loop {
         match reader.poll(|buf| socket.try_read(buf)) {
-            Ok(Progress::Frame) => break,
+            Ok(Progress::Frame) => return Ok(reader),
             Ok(Progress::Pending) => socket.wait(PollFlags::IN, deadline).map_err(late)?,
-            Ok(Progress::Eof { .. }) => {
-                return Err(
-                    "whoever listens there hung up; do PP_JOB_SECRET and PP_JOB_ID agree \
-                            on all ranks?"
-                        .into(),
-                );
-            }
+            Ok(Progress::Eof { .. }) => return Err("whoever listens there hung up".into()),
             Err(error) => return Err(error.to_string()),
         }
     }
-    caller
-        .finish(MEETING_RANK, reader.frame())
-        .map_err(|forged| format!("whoever listens there {forged}"))
 }
 
 /// Rank 0 welcomes all at once, when the last has joined. From here on its clock decides, and it

@@ -14,11 +14,52 @@ use crate::control::secure::JobKey;
 use crate::control::socket::{Socket, SocketKind};
 use crate::launch::{Address, Launch, Via};
 
+/// Callers that the kernel holds until they are accepted; more than a crowd can send while rank 0
+/// looks at those before them. The system's `net.core.somaxconn` caps it.
+const BACKLOG: i32 = 4096;
+
 const PORT_TAKEN: &str = "another program has the port, or another run of this job: set PP_PORT to \
                           a free port on every rank";
 const NAME_TAKEN: &str = "another rank 0 of this job runs on this host: end it, or give this run \
                           its own PP_JOB_ID on every rank";
 const NOT_OURS: &str = "set MASTER_ADDR to an address of rank 0's host, on every rank";
+
+/// Where a caller comes from, as far as the kernel vouches for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    /// A process of this host.
+    Process(Pid),
+    /// An IPv4 address, or an IPv6 network of 64 bits, which one host may have whole.
+    Network(IpAddr),
+}
+
+impl Source {
+    fn of(ip: IpAddr) -> Self {
+        Self::Network(match ip {
+            IpAddr::V4(_) => ip,
+            IpAddr::V6(long) => long.to_ipv4_mapped().map_or_else(
+                || IpAddr::V6(Ipv6Addr::from_bits(long.to_bits() >> 64 << 64)),
+                IpAddr::V4,
+            ),
+        })
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process(pid) => write!(f, "process {}", pid.as_raw_nonzero()),
+            Self::Network(ip) => ip.fmt(f),
+        }
+    }
+}
+
+/// Somebody who was let up to the door.
+pub(super) struct Accepted {
+    pub(super) socket: Socket,
+    pub(super) kind: SocketKind,
+    pub(super) source: Source,
+}
 
 /// A listening socket that does not block.
 #[derive(Debug)]
@@ -50,6 +91,7 @@ impl Listener {
         let open = || {
             let address = std::os::unix::net::SocketAddr::from_abstract_name(&name)?;
             let listener = UnixListener::bind_addr(&address)?;
+            rustix::net::listen(&listener, BACKLOG)?;
             listener.set_nonblocking(true)?;
             Ok(listener)
         };
@@ -77,6 +119,7 @@ impl Listener {
         for at in places(address).map_err(failed)? {
             let open = || {
                 let listener = TcpListener::bind(at)?;
+                rustix::net::listen(&listener, BACKLOG)?;
                 listener.set_nonblocking(true)?;
                 Ok::<_, io::Error>(listener)
             };
@@ -106,17 +149,22 @@ impl Listener {
     }
 
     /// The next caller, if one waits; `PermissionDenied` for another user of this host.
-    pub(super) fn accept(&self) -> io::Result<Option<(Socket, SocketKind, Option<Pid>)>> {
+    pub(super) fn accept(&self) -> io::Result<Option<Accepted>> {
         let accepted = match self {
             Self::Unix { listener, .. } => listener.accept().and_then(|(stream, _)| {
                 let pid = super::trusted_pid(&stream)?.ok_or(io::ErrorKind::PermissionDenied)?;
-                Ok((Socket::new(stream), SocketKind::Unix, Some(pid)))
+                Ok((Socket::new(stream), Source::Process(pid)))
             }),
-            Self::Tcp { listener, .. } => listener.accept().and_then(|(stream, _)| {
+            Self::Tcp { listener, .. } => listener.accept().and_then(|(stream, from)| {
                 stream.set_nodelay(true)?;
-                Ok((Socket::new(stream), SocketKind::Tcp, None))
+                Ok((Socket::new(stream), Source::of(from.ip())))
             }),
         };
+        let accepted = accepted.map(|(socket, source)| Accepted {
+            socket,
+            kind: self.kind(),
+            source,
+        });
         match accepted {
             Ok(caller) => Ok(Some(caller)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
