@@ -9,7 +9,8 @@
 //! processes of one machine, [`nccl`] moves payloads between the GPUs of any. Headers and credits
 //! take a [`lane`] beside the payloads. [`cuda`] has the devices, streams and buffers that stages
 //! and the NCCL backend meet on. [`control`] carries the handshake, descriptors, heartbeats and
-//! faults, authenticated; [`launch`] finds out which rank this process is.
+//! faults, authenticated; [`launch`] finds out which rank this process is; [`flight`] keeps what
+//! this rank did last, for whoever has to find out why it stands still.
 
 #[cfg(not(loom))]
 pub mod bell;
@@ -19,6 +20,8 @@ pub mod control;
 pub mod cuda;
 #[cfg(not(loom))]
 pub mod error;
+#[cfg(not(loom))]
+pub mod flight;
 #[cfg(not(loom))]
 pub mod host;
 #[cfg(not(loom))]
@@ -41,6 +44,11 @@ mod sync;
     reason = "the models use part of what the backend does"
 )]
 mod bell;
+#[cfg(loom)]
+#[allow(dead_code, reason = "the models use part of what the recorder does")]
+mod flight {
+    pub(crate) mod ring;
+}
 #[cfg(loom)]
 #[allow(dead_code, reason = "the models use part of what the backend does")]
 mod host {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use pp_contract::Rank;
+use pp_contract::{Generation, Rank};
 
 use super::calls::Comm;
 use super::connect;
@@ -16,6 +16,7 @@ use super::issuer::{Issuer, Tenant};
 use super::life::{AbortHandle, How, Life};
 use crate::cuda::DeviceBuffer;
 use crate::error::TransportError;
+use crate::flight::{FlightRecorder, GroupLog};
 
 /// How long a drop waits for the communicator to end.
 const ENDED_WITHIN: Duration = Duration::from_secs(3);
@@ -52,6 +53,7 @@ pub struct Communicator {
     members: Vec<Rank>,
     me: Rank,
     flights: Arc<Flights>,
+    pub(super) log: GroupLog,
     is_closed: bool,
     _tenant: Tenant,
     /// Makes it `!Sync`.
@@ -131,6 +133,7 @@ impl Communicator {
             members,
             me,
             flights: Arc::default(),
+            log: GroupLog::off(),
             is_closed: false,
             _tenant: tenant,
             one_thread: PhantomData,
@@ -147,6 +150,11 @@ impl Communicator {
     #[must_use]
     pub fn members(&self) -> &[Rank] {
         &self.members
+    }
+
+    /// Records from now on what this group does. All members begin at the same operation.
+    pub fn record(&mut self, recorder: &FlightRecorder, generation: Generation) {
+        self.log = GroupLog::new(recorder, self.name, self.members.len(), generation);
     }
 
     /// What gives this communicator up, from any thread.

@@ -16,6 +16,7 @@ use super::communicator::{Communicator, Flights};
 use super::life::{Life, Remains};
 use crate::cuda::{DeviceBuffer, Stream};
 use crate::error::TransportError;
+use crate::flight::{self, Record, State};
 use crate::in_flight::{InFlight, Submission};
 
 /// How values of several ranks become one.
@@ -123,6 +124,25 @@ enum Kind {
     Broadcast { root: u32 },
 }
 
+impl Communicator {
+    /// Begins the record of an operation.
+    fn begin_record(&mut self, kind: Kind, buffer: &GroupBuffer) -> Record {
+        let member = |place: u32| {
+            let rank = self.members().get(place as usize).copied();
+            rank.map(|rank| (place as usize, rank))
+        };
+        let (kind, peer) = match kind {
+            Kind::Send { to } => (flight::Kind::GroupSend, member(to)),
+            Kind::Recv { from } => (flight::Kind::GroupReceive, member(from)),
+            Kind::AllReduce(_) => (flight::Kind::AllReduce, None),
+            Kind::Broadcast { root } => (flight::Kind::Broadcast, member(root)),
+        };
+        // As `GroupBuffer::new` has checked.
+        let bytes = buffer.count as u64 * buffer.dtype.size_bytes();
+        self.log.begin(kind, peer, bytes, buffer.dtype)
+    }
+}
+
 /// Operations that begin together. It owns their buffers.
 ///
 /// # If dropped
@@ -225,26 +245,41 @@ impl<'c> Group<'c> {
             Ok(turn) => turn,
             Err(error) => return refuse(operations, error),
         };
+        let name = comm.name();
         let failed = |source| TransportError::Nccl {
-            doing: format!("operations of group {}", comm.name()),
+            doing: format!("operations of group {name}"),
             source,
         };
         if let Err(source) = life.call(|call| call.group_start()) {
             return refuse(operations, failed(source));
         }
+        // Before NCCL has any of them: it may not come back.
+        let records: Vec<Record> = operations
+            .iter()
+            .map(|(kind, buffer)| comm.begin_record(*kind, buffer))
+            .collect();
+        let all = |state: State| records.iter().for_each(|record| record.reached(state));
+        all(State::Committed);
         let issued = life.call(|call| issue(call, comm.raw(), &operations, stream));
         let noted = issued.map_err(failed).and_then(|()| {
             operations
                 .iter()
                 .try_for_each(|(_, buffer)| Ok(buffer.memory.used_by(stream)?))
         });
-        let flights = operations.into_iter().map(|(_, buffer)| {
-            InFlight::new(GroupOp {
-                life: Arc::clone(&life),
-                flights: comm.begin_flight(),
-                buffer,
-            })
-        });
+        if noted.is_ok() {
+            all(State::Started);
+        }
+        let flights = operations
+            .into_iter()
+            .zip(records)
+            .map(|((_, buffer), record)| {
+                InFlight::new(GroupOp {
+                    life: Arc::clone(&life),
+                    flights: comm.begin_flight(),
+                    buffer,
+                    record,
+                })
+            });
         let flights: Vec<_> = flights.collect();
         match noted {
             Ok(()) => Ok(flights),
@@ -295,12 +330,11 @@ pub struct GroupOp {
     life: Arc<Life>,
     flights: Arc<Flights>,
     buffer: GroupBuffer,
+    record: Record,
 }
 
-impl Submission for GroupOp {
-    type Buffer = GroupBuffer;
-
-    fn is_done(&self) -> Result<bool, TransportError> {
+impl GroupOp {
+    fn look(&self) -> Result<bool, TransportError> {
         self.life.check()?;
         if self.buffer.memory.is_idle()? {
             // An abort makes the device say so too, and is marked before.
@@ -308,13 +342,25 @@ impl Submission for GroupOp {
         }
         self.life.poll().map(|()| false)
     }
+}
+
+impl Submission for GroupOp {
+    type Buffer = GroupBuffer;
+
+    fn is_done(&self) -> Result<bool, TransportError> {
+        let done = self.look();
+        self.record.look(&done);
+        done
+    }
 
     fn into_buffer(self) -> GroupBuffer {
+        self.record.end(State::Done);
         self.flights.end();
         self.buffer
     }
 
     fn orphan(self) {
+        self.record.end(State::Left);
         self.flights.adopt(self.buffer.memory);
     }
 

@@ -1,0 +1,253 @@
+//! The recording of one rank, as a file.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0–7 | `PPFLIGHT` |
+//! | 8–9 | version, 1 |
+//! | 10–11 | 0 |
+//! | 12–15 | length of the body |
+//! | 16–23 | XXH3-64 of the body |
+//! | 24– | the body: a [`Recording`] in postcard |
+//!
+//! Numbers are little endian. Nothing follows the body.
+
+use pp_contract::{Fault, List, Rank, Text, WorldSize, digest};
+use serde::{Deserialize, Serialize};
+
+use super::operation::Operation;
+use super::recorder::{FlightRecorder, MAX_GROUPS, MAX_OPERATIONS};
+
+/// The version of the file that this build writes and reads.
+pub const FILE_VERSION: u16 = 1;
+/// The first bytes of a file.
+const MAGIC: [u8; 8] = *b"PPFLIGHT";
+/// Bytes before the body.
+const HEAD_BYTES: usize = 24;
+/// No file is longer. An operation takes up 140 bytes at most, and most take up 50.
+pub const MAX_FILE_BYTES: usize = 16 << 20;
+
+/// A moment on both clocks of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// Nanoseconds on its monotonic clock, as the times of operations are.
+    pub monotonic_ns: u64,
+    /// Nanoseconds since 1970.
+    pub realtime_ns: u64,
+}
+
+/// Why a recording was written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Reason {
+    /// Somebody asked for it, and the rank went on.
+    Asked,
+    /// A fault ended the job, or this generation of it.
+    Fault(Fault),
+    /// A thread panicked.
+    Panic(Text<512>),
+}
+
+/// What the driver of a rank was inside of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Activity {
+    /// Its name.
+    pub operation: Text<64>,
+    /// Whether a stage was at work, rather than the transport.
+    pub is_stage: bool,
+    /// When it began, or was first seen; `None` where nobody looked.
+    pub since_ns: Option<u64>,
+    /// Since when nothing could be done before a peer or a device had done its part.
+    pub waiting_since_ns: Option<u64>,
+}
+
+/// What one rank recorded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recording {
+    /// Digest of the job's id.
+    pub job: u64,
+    /// The rank.
+    pub rank: Rank,
+    /// Ranks of the job.
+    pub world_size: WorldSize,
+    /// The process: a rank that was started again has another.
+    pub pid: u32,
+    /// Name of its host.
+    pub host: Text<64>,
+    /// What tells one start of a host from another; ranks with the same one share a clock.
+    pub boot: Text<64>,
+    /// When it was written.
+    pub written: Moment,
+    /// Why.
+    pub reason: Reason,
+    /// What the driver was inside of; `None` before there was one.
+    pub activity: Option<Activity>,
+    /// The most operations that were kept.
+    pub capacity: u32,
+    /// Operations that there ever were.
+    pub total: u64,
+    /// Names of the groups, by number.
+    pub groups: List<Text<64>, MAX_GROUPS>,
+    /// The operations that were kept, oldest first.
+    pub operations: List<Operation, MAX_OPERATIONS>,
+}
+
+/// Why a file is not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordingError {
+    /// It begins otherwise.
+    #[error("it is no flight recording: it does not begin with PPFLIGHT")]
+    Magic,
+    /// Another version.
+    #[error(
+        "it is of version {theirs}, this program reads version {FILE_VERSION}; read it with the pp \
+         that wrote it"
+    )]
+    Version {
+        /// The version of the file.
+        theirs: u16,
+    },
+    /// Shorter or longer than it says.
+    #[error("it has {got} bytes where it says {stated}; it was cut off or added to: copy it again")]
+    Length {
+        /// Bytes that are there.
+        got: u64,
+        /// Bytes that it says it has.
+        stated: u64,
+    },
+    /// Its content was changed.
+    #[error("it is damaged: its digest is {computed:016x}, it says {stated:016x}; copy it again")]
+    Digest {
+        /// Of the body that is there.
+        computed: u64,
+        /// As it was written.
+        stated: u64,
+    },
+    /// Longer than any.
+    #[error("it has {got} bytes; no recording has more than {MAX_FILE_BYTES}")]
+    TooLong {
+        /// Bytes that are there.
+        got: u64,
+    },
+    /// The digest is right and the content is not.
+    #[error("its content cannot be: {why}")]
+    Malformed {
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl Recording {
+    /// Puts in what `recorder` has kept.
+    #[must_use]
+    pub fn with(mut self, recorder: &FlightRecorder) -> Self {
+        let (operations, total) = recorder.operations();
+        self.capacity = recorder.capacity() as u32;
+        self.total = total;
+        // Neither is ever longer than the bound.
+        self.operations = List::new(operations).unwrap_or_default();
+        let groups = recorder.groups();
+        let groups = groups.iter().map(|name| Text::truncated(name)).collect();
+        self.groups = List::new(groups).unwrap_or_default();
+        self
+    }
+
+    /// The bytes of the file.
+    ///
+    /// # Errors
+    /// [`RecordingError::Malformed`]; a recording always encodes, so none is known to occur.
+    pub fn encode(&self) -> Result<Vec<u8>, RecordingError> {
+        let mut file = vec![0; HEAD_BYTES];
+        file = postcard::to_extend(self, file).map_err(malformed)?;
+        let (head, body) = file.split_at_mut(HEAD_BYTES);
+        head[..8].copy_from_slice(&MAGIC);
+        head[8..10].copy_from_slice(&FILE_VERSION.to_le_bytes());
+        head[12..16].copy_from_slice(&(body.len() as u32).to_le_bytes());
+        head[16..].copy_from_slice(&digest(body).to_le_bytes());
+        Ok(file)
+    }
+
+    /// Reads a file. Takes memory in proportion to it, and no more than for
+    /// [`MAX_OPERATIONS`].
+    ///
+    /// # Errors
+    /// [`RecordingError`]: the version is looked at first, then the length, then the digest.
+    pub fn decode(file: &[u8]) -> Result<Self, RecordingError> {
+        let magic = &file[..file.len().min(MAGIC.len())];
+        if *magic != MAGIC[..magic.len()] || magic.is_empty() {
+            return Err(RecordingError::Magic);
+        }
+        let got = file.len() as u64;
+        if file.len() > MAX_FILE_BYTES {
+            return Err(RecordingError::TooLong { got });
+        }
+        let Some((head, body)) = file.split_first_chunk::<HEAD_BYTES>() else {
+            let stated = HEAD_BYTES as u64;
+            return Err(RecordingError::Length { got, stated });
+        };
+        let [
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            v0,
+            v1,
+            r0,
+            r1,
+            l0,
+            l1,
+            l2,
+            l3,
+            digest_bytes @ ..,
+        ] = *head;
+        let theirs = u16::from_le_bytes([v0, v1]);
+        if theirs != FILE_VERSION {
+            return Err(RecordingError::Version { theirs });
+        }
+        let stated = HEAD_BYTES as u64 + u64::from(u32::from_le_bytes([l0, l1, l2, l3]));
+        if stated != got {
+            return Err(RecordingError::Length { got, stated });
+        }
+        let stated = u64::from_le_bytes(digest_bytes);
+        let computed = digest(body);
+        if computed != stated || [r0, r1] != [0, 0] {
+            return Err(RecordingError::Digest { computed, stated });
+        }
+        let (recording, rest): (Self, _) = postcard::take_from_bytes(body).map_err(malformed)?;
+        if !rest.is_empty() {
+            let why = format!("{} bytes follow it", rest.len());
+            return Err(RecordingError::Malformed { why });
+        }
+        recording.check()
+    }
+
+    /// What no type says.
+    fn check(self) -> Result<Self, RecordingError> {
+        let refuse = |why: String| Err(RecordingError::Malformed { why });
+        if !self.world_size.contains(self.rank) {
+            return refuse(format!("rank {} of {}", self.rank, self.world_size));
+        }
+        let numbers = self.operations.iter().map(|operation| operation.sequence);
+        if !numbers.clone().is_sorted_by(|a, b| a < b) {
+            return refuse("its operations are not in order".into());
+        }
+        if let Some(last) = numbers.last().filter(|last| *last >= self.total) {
+            return refuse(format!("operation {last} of {}", self.total));
+        }
+        let group = |operation: &Operation| operation.group.map(usize::from);
+        let unknown = |group: &usize| *group >= self.groups.len();
+        if let Some(group) = self.operations.iter().filter_map(group).find(unknown) {
+            return refuse(format!("group {group} of {}", self.groups.len()));
+        }
+        Ok(self)
+    }
+}
+
+fn malformed(error: postcard::Error) -> RecordingError {
+    let why = error.to_string();
+    RecordingError::Malformed { why }
+}

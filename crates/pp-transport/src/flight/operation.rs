@@ -1,0 +1,276 @@
+//! One operation of a rank, as it is recorded.
+
+use pp_contract::{
+    Action, BodyKind, CacheEpoch, CallId, ChunkIndex, DType, EdgeSeq, Generation, Header, Rank,
+};
+use serde::{Deserialize, Serialize};
+
+use super::ring::{WORDS, Words};
+
+/// Declares an enumeration that goes into a word by its place in a list.
+macro_rules! packed {
+    ($(#[$doc:meta])* $name:ident { $($(#[$about:meta])* $variant:ident => $text:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[non_exhaustive]
+        pub enum $name { $($(#[$about])* $variant,)+ }
+
+        impl $name {
+            /// Every value there is.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            fn unpack(code: u64) -> Option<Self> {
+                Self::ALL.get(usize::try_from(code).ok()?).copied()
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(match self { $(Self::$variant => $text,)+ })
+            }
+        }
+    };
+}
+
+packed! {
+    /// What kind of operation it is.
+    Kind {
+        /// A message to the peer, with its payload if it has one.
+        Send => "send",
+        /// A message from the peer, with its payload if it has one.
+        Receive => "receive",
+        /// A send to a member of a group.
+        GroupSend => "group send",
+        /// A receive from a member of a group.
+        GroupReceive => "group receive",
+        /// A reduction among all members of a group.
+        AllReduce => "all-reduce",
+        /// A copy from one member of a group to all others.
+        Broadcast => "broadcast",
+    }
+}
+
+impl Kind {
+    /// Whether all members of a group have to take part.
+    #[must_use]
+    pub const fn is_collective(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Broadcast)
+    }
+
+    /// Whether it is an operation of a group rather than of an edge.
+    #[must_use]
+    pub const fn is_of_group(self) -> bool {
+        !matches!(self, Self::Send | Self::Receive)
+    }
+}
+
+packed! {
+    /// How far an operation is. Its times say when it got there.
+    State {
+        /// A send was given to the link; of a receive, the header is here; a group is put together.
+        Prepared => "prepared",
+        /// The header has left; the receive is posted; the group is being entered.
+        Committed => "committed",
+        /// The payload is with the backend, which moves it.
+        Started => "started",
+        /// It is over, and its buffer is its owner's again.
+        Done => "done",
+        /// It failed or was given up.
+        Poisoned => "poisoned",
+        /// Nobody waits for it any more: its slot comes back by itself.
+        Left => "left",
+    }
+}
+
+packed! {
+    /// What a message is.
+    Message {
+        /// Nothing but a sign of life.
+        Noop => "noop",
+        /// Work for the peer.
+        Envelope => "envelope",
+        /// The result of it.
+        Result => "result",
+        /// The sender sends nothing more.
+        Shutdown => "shutdown",
+        /// The sender cannot go on.
+        Failure => "failure",
+    }
+}
+
+impl Message {
+    fn of(header: &Header) -> Self {
+        match (header.action(), header.body_kind()) {
+            (Action::Infer, BodyKind::Result) => Self::Result,
+            (Action::Infer, _) => Self::Envelope,
+            (Action::Shutdown, _) => Self::Shutdown,
+            (Action::Error, _) => Self::Failure,
+            _ => Self::Noop,
+        }
+    }
+}
+
+/// One operation: what it was, and how far it came.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operation {
+    /// Its number in this rank, over all edges and groups.
+    pub sequence: u64,
+    /// What kind of operation it is.
+    pub kind: Kind,
+    /// How far it is.
+    pub state: State,
+    /// What the message is; unknown for operations of a group and before a send is committed.
+    pub message: Option<Message>,
+    /// Which group, as a place in the recording's list.
+    pub group: Option<u8>,
+    /// The other rank; of a broadcast, the one that has the data.
+    pub peer: Option<Rank>,
+    /// The generation of the link or the communicator.
+    pub generation: Generation,
+    /// Its number on the edge, among the collectives of its group, or among the transfers of its
+    /// group between these two ranks in this direction; messages without a payload have none.
+    pub number: Option<u64>,
+    /// Bytes of the payload.
+    pub bytes: u64,
+    /// Type of the elements; `None` for messages, whose payloads are bytes to the link.
+    pub dtype: Option<DType>,
+    /// The call that the message is, or answers; unknown before a send is committed.
+    pub call_id: Option<CallId>,
+    /// The chunk it is about.
+    pub chunk_index: Option<ChunkIndex>,
+    /// The epoch it belongs to.
+    pub cache_epoch: Option<CacheEpoch>,
+    /// When it was prepared, on this host's monotonic clock.
+    pub prepared_ns: u64,
+    /// When it was committed.
+    pub committed_ns: Option<u64>,
+    /// When the backend had it.
+    pub started_ns: Option<u64>,
+    /// When it was done, poisoned or left.
+    pub ended_ns: Option<u64>,
+}
+
+impl Operation {
+    /// Whether nothing more will come of it.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        matches!(self.state, State::Done | State::Poisoned | State::Left)
+    }
+
+    /// When it got to where it is.
+    #[must_use]
+    pub fn since_ns(&self) -> u64 {
+        let later = self.ended_ns.or(self.started_ns).or(self.committed_ns);
+        later.unwrap_or(self.prepared_ns)
+    }
+}
+
+/// Stands for a number that is not there or not known yet.
+const NONE: u64 = u64::MAX;
+/// The same for one byte.
+const NONE_BYTE: u64 = 0xFF;
+
+/// The words of a record. The first is the ring's.
+const STATE: usize = 1;
+const MESSAGE: usize = 2;
+/// Kind, group and type of the elements.
+const ABOUT: usize = 3;
+/// Peer and generation.
+const WHERE: usize = 4;
+const BYTES: usize = 5;
+const CALL: usize = 6;
+const CHUNK: usize = 7;
+const EPOCH: usize = 8;
+const NUMBER: usize = 9;
+const PREPARED: usize = 10;
+const COMMITTED: usize = 11;
+const STARTED: usize = 12;
+const ENDED: usize = 13;
+const _: () = assert!(ENDED + 1 == WORDS);
+
+/// What is known of an operation when it begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Draft {
+    pub(crate) kind: Kind,
+    pub(crate) group: Option<u8>,
+    pub(crate) peer: Option<Rank>,
+    pub(crate) generation: Generation,
+    pub(crate) number: Option<u64>,
+    pub(crate) bytes: u64,
+    pub(crate) dtype: Option<DType>,
+    pub(crate) chunk: Option<(ChunkIndex, CacheEpoch)>,
+}
+
+impl Draft {
+    /// The record of an operation that was prepared now.
+    pub(crate) fn words(&self, now_ns: u64) -> Words {
+        let mut words = [NONE; WORDS];
+        words[STATE] = State::Prepared as u64;
+        let group = self.group.map_or(NONE_BYTE, u64::from);
+        let dtype = self.dtype.map_or(NONE_BYTE, |d| u64::from(d.code()));
+        words[ABOUT] = self.kind as u64 | group << 8 | dtype << 16;
+        // Ranks are small: the highest number stands for none.
+        let peer = self.peer.map_or(u32::MAX, Rank::get);
+        words[WHERE] = u64::from(peer) | u64::from(self.generation.get()) << 32;
+        words[BYTES] = self.bytes;
+        if let Some((chunk, epoch)) = self.chunk {
+            words[CHUNK] = chunk.get();
+            words[EPOCH] = epoch.get();
+        }
+        words[NUMBER] = self.number.unwrap_or(NONE);
+        words[PREPARED] = now_ns;
+        words
+    }
+}
+
+/// A word of a record that changes, and what it becomes.
+pub(crate) type Change = (usize, u64);
+
+/// What a header says of its message.
+pub(crate) fn identified(header: &Header) -> [Change; 3] {
+    [
+        (MESSAGE, Message::of(header) as u64),
+        (CALL, header.call_id().get()),
+        (NUMBER, header.edge_seq().map_or(NONE, EdgeSeq::get)),
+    ]
+}
+
+/// It got this far now; a state that was skipped was reached at the same time.
+pub(crate) fn reached(state: State, now_ns: u64) -> impl Iterator<Item = Change> {
+    let time = match state {
+        State::Prepared => PREPARED,
+        State::Committed => COMMITTED,
+        State::Started => STARTED,
+        State::Done | State::Poisoned | State::Left => ENDED,
+    };
+    [(STATE, state as u64), (time, now_ns)].into_iter()
+}
+
+/// The operation of a record; `None` when its words mean nothing.
+pub(crate) fn unpack(sequence: u64, words: &Words) -> Option<Operation> {
+    let known = |word: u64| (word != NONE).then_some(word);
+    let byte = |word: u64, at: u32| (word >> at) & 0xFF;
+    let about = words[ABOUT];
+    let group = byte(about, 8);
+    let dtype = byte(about, 16);
+    let peer = words[WHERE] as u32;
+    Some(Operation {
+        sequence,
+        kind: Kind::unpack(byte(about, 0))?,
+        state: State::unpack(words[STATE])?,
+        message: Message::unpack(words[MESSAGE]),
+        group: (group != NONE_BYTE).then_some(group as u8),
+        peer: (peer != u32::MAX).then(|| Rank::new(peer)),
+        generation: Generation::new((words[WHERE] >> 32) as u32),
+        number: known(words[NUMBER]),
+        bytes: words[BYTES],
+        dtype: DType::try_from(dtype as u8).ok(),
+        call_id: known(words[CALL]).map(CallId::new),
+        chunk_index: known(words[CHUNK]).map(ChunkIndex::new),
+        cache_epoch: known(words[EPOCH]).map(CacheEpoch::new),
+        prepared_ns: words[PREPARED],
+        committed_ns: known(words[COMMITTED]),
+        started_ns: known(words[STARTED]),
+        ended_ns: known(words[ENDED]),
+    })
+}

@@ -1,0 +1,216 @@
+//! A link whose operations are recorded.
+
+use pp_contract::{Generation, HEADER_BYTES, Header, Matched, Prepared, Rank, Stamp};
+
+use super::operation::{Draft, Kind, State};
+use super::recorder::{Entry, FlightRecorder, Record};
+use crate::bell::Bell;
+use crate::error::TransportError;
+use crate::in_flight::{InFlight, Part, Rejected, Resend, Submission};
+use crate::link::{Capabilities, Link, Sent};
+
+/// A link, and the recorder of what it does. Behaves as the link does.
+#[derive(Debug)]
+pub struct Recorded<L> {
+    link: L,
+    recorder: FlightRecorder,
+    peer: Rank,
+    generation: Generation,
+    /// The message polled last, whose payload is to be received.
+    heard: Option<Entry>,
+    /// A send that was refused for now and will be tried again.
+    refused: Option<Entry>,
+}
+
+impl<L: Link> Recorded<L> {
+    /// Records what this link to `peer`, of this generation, does from now on.
+    pub fn new(link: L, recorder: &FlightRecorder, peer: Rank, generation: Generation) -> Self {
+        Self {
+            link,
+            recorder: recorder.clone(),
+            peer,
+            generation,
+            heard: None,
+            refused: None,
+        }
+    }
+
+    /// The link inside.
+    pub const fn link(&self) -> &L {
+        &self.link
+    }
+
+    fn draft(&self, kind: Kind, bytes: u64) -> Draft {
+        Draft {
+            kind,
+            group: None,
+            peer: Some(self.peer),
+            generation: self.generation,
+            number: None,
+            bytes,
+            dtype: None,
+            chunk: None,
+        }
+    }
+
+    /// Records a message that came.
+    fn hear(&self, frame: &[u8]) -> Option<Entry> {
+        // Once more, and for the record alone: what is wrong with it, its reader will say.
+        let header = Header::decode(frame.first_chunk::<HEADER_BYTES>()?).ok()?;
+        let draft = Draft {
+            chunk: Some((header.chunk_index(), header.cache_epoch())),
+            ..self.draft(Kind::Receive, header.payload_bytes())
+        };
+        let entry = self.recorder.begin(&draft)?;
+        if header.payload_bytes() > 0 {
+            entry.identified(&header);
+            return Some(entry);
+        }
+        entry.left(&header, State::Done);
+        None
+    }
+}
+
+impl<L: Link> Link for Recorded<L> {
+    type Tx = L::Tx;
+    type Rx = L::Rx;
+    type Sending = Tracked<L::Sending>;
+    type Receiving = Tracked<L::Receiving>;
+
+    fn capabilities(&self) -> Capabilities {
+        self.link.capabilities()
+    }
+
+    fn bell(&self) -> &Bell {
+        self.link.bell()
+    }
+
+    fn try_lease(&mut self) -> Result<Option<L::Tx>, TransportError> {
+        self.link.try_lease()
+    }
+
+    fn send(
+        &mut self,
+        message: Prepared<'_>,
+        stamp: Stamp,
+        payload: Option<L::Tx>,
+    ) -> Result<Sent<Self::Sending>, Rejected<L::Tx>> {
+        let draft = Draft {
+            chunk: Some((stamp.chunk_index, stamp.cache_epoch)),
+            ..self.draft(Kind::Send, message.payload_bytes())
+        };
+        let entry = match self.refused.take() {
+            // Not once more for each look at a lane that is full.
+            Some(entry) => {
+                entry.begin_again(&draft);
+                Some(entry)
+            }
+            None => self.recorder.begin(&draft),
+        };
+        match self.link.send(message, stamp, payload) {
+            Ok(Sent { header, payload }) => {
+                if let Some(entry) = &entry {
+                    let last = if payload.is_some() {
+                        State::Started
+                    } else {
+                        State::Done
+                    };
+                    entry.left(&header, last);
+                }
+                let payload = payload.map(|sending| track(sending, entry));
+                Ok(Sent { header, payload })
+            }
+            Err(rejected) => {
+                if rejected.error.is_backpressure() {
+                    self.refused = entry;
+                } else if let Some(entry) = entry {
+                    entry.reached(State::Poisoned);
+                }
+                Err(rejected)
+            }
+        }
+    }
+
+    fn poll_frame(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
+        let polled = self.link.poll_frame(inbox)?;
+        if polled && self.recorder.is_on() {
+            self.heard = self.hear(inbox);
+        }
+        Ok(polled)
+    }
+
+    fn receive(
+        &mut self,
+        header: &Matched<'_>,
+    ) -> Result<InFlight<Self::Receiving>, TransportError> {
+        let entry = self.heard.take();
+        if let Some(entry) = &entry {
+            entry.reached(State::Committed);
+        }
+        match self.link.receive(header) {
+            Ok(receiving) => {
+                if let Some(entry) = &entry {
+                    entry.reached(State::Started);
+                }
+                Ok(track(receiving, entry))
+            }
+            Err(error) => {
+                if let Some(entry) = entry {
+                    entry.reached(State::Poisoned);
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+fn track<S: Submission>(flight: InFlight<S>, entry: Option<Entry>) -> InFlight<Tracked<S>> {
+    let inner = flight.take();
+    let record = Record::of(entry);
+    InFlight::new(Tracked { inner, record })
+}
+
+/// An operation of a backend, and its record.
+#[derive(Debug)]
+pub struct Tracked<S> {
+    inner: S,
+    record: Record,
+}
+
+impl<S: Submission> Submission for Tracked<S> {
+    type Buffer = S::Buffer;
+
+    fn is_done(&self) -> Result<bool, TransportError> {
+        let done = self.inner.is_done();
+        self.record.look(&done);
+        done
+    }
+
+    fn into_buffer(self) -> S::Buffer {
+        self.record.end(State::Done);
+        self.inner.into_buffer()
+    }
+
+    fn orphan(self) {
+        self.record.end(State::Left);
+        self.inner.orphan();
+    }
+
+    fn quarantine(self) {
+        self.record.end(State::Poisoned);
+        self.inner.quarantine();
+    }
+}
+
+impl<S: Resend> Resend for Tracked<S> {
+    fn copy_into(&self, parts: &[Part], slot: &mut S::Buffer) -> Result<(), TransportError> {
+        self.inner.copy_into(parts, slot)
+    }
+
+    fn unsent(buffer: S::Buffer) -> Self {
+        Self {
+            inner: S::unsent(buffer),
+            record: Record::default(),
+        }
+    }
+}

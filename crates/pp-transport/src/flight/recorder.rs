@@ -1,0 +1,184 @@
+//! The recorder of a process, and the handles to operations that go on.
+
+use std::cell::Cell;
+use std::sync::{Arc, OnceLock};
+
+use pp_contract::Header;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::operation::{Change, Draft, Operation, State, identified, reached, unpack};
+use super::ring::Ring;
+use crate::error::TransportError;
+
+/// Operations that are kept where nobody says how many.
+pub const DEFAULT_OPERATIONS: usize = 4096;
+/// The most operations that can be kept.
+pub const MAX_OPERATIONS: usize = 65_536;
+/// Groups that can be named.
+pub const MAX_GROUPS: usize = 16;
+
+/// Nanoseconds on `CLOCK_MONOTONIC`, which all processes of one host share.
+pub(crate) fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    // The clock starts at 0 when the machine does and is never negative.
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// Keeps the latest operations of this process. Clones are handles to the same one; it outlives
+/// links and generations.
+///
+/// Any thread may write and any may read, and none waits for another.
+#[derive(Clone, Debug)]
+pub struct FlightRecorder(Option<Arc<Inner>>);
+
+#[derive(Debug)]
+struct Inner {
+    ring: Ring,
+    groups: [OnceLock<String>; MAX_GROUPS],
+}
+
+impl FlightRecorder {
+    /// Keeps so many operations, [`MAX_OPERATIONS`] at most. Its memory is claimed here, 128 bytes
+    /// an operation; nothing is allocated later. 0 records nothing and costs nothing.
+    #[must_use]
+    pub fn new(operations: usize) -> Self {
+        let inner = |operations: usize| {
+            Arc::new(Inner {
+                ring: Ring::new(operations.min(MAX_OPERATIONS)),
+                groups: Default::default(),
+            })
+        };
+        Self((operations > 0).then(|| inner(operations)))
+    }
+
+    /// One that records nothing.
+    #[must_use]
+    pub const fn off() -> Self {
+        Self(None)
+    }
+
+    /// Whether it records.
+    #[must_use]
+    pub const fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Operations that it keeps.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.0.as_ref().map_or(0, |inner| inner.ring.capacity())
+    }
+
+    /// The operations that it still has, oldest first, and how many there ever were. One that is
+    /// being written just now is left out.
+    #[must_use]
+    pub fn operations(&self) -> (Vec<Operation>, u64) {
+        let Some(inner) = &self.0 else {
+            return (Vec::new(), 0);
+        };
+        let begun = inner.ring.begun();
+        let oldest = begun.saturating_sub(inner.ring.capacity() as u64);
+        let read = |number| unpack(number, &inner.ring.read(number)?);
+        ((oldest..begun).filter_map(read).collect(), begun)
+    }
+
+    /// The names of the groups, in the order of their numbers.
+    #[must_use]
+    pub fn groups(&self) -> Vec<String> {
+        let groups = self.0.iter().flat_map(|inner| &inner.groups);
+        groups.map_while(|name| name.get().cloned()).collect()
+    }
+
+    /// The number of the group with this name; `None` when there are too many.
+    pub(crate) fn group(&self, name: &str) -> Option<u8> {
+        let groups = &self.0.as_ref()?.groups;
+        let at = groups
+            .iter()
+            .position(|place| place.get_or_init(|| name.to_owned()) == name)?;
+        Some(at as u8)
+    }
+
+    /// An operation was prepared.
+    pub(crate) fn begin(&self, draft: &Draft) -> Option<Entry> {
+        let inner = self.0.as_ref()?;
+        let number = inner.ring.append(&draft.words(now_ns()));
+        Some(Entry {
+            inner: Arc::clone(inner),
+            number,
+        })
+    }
+}
+
+/// An operation that goes on.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    inner: Arc<Inner>,
+    number: u64,
+}
+
+impl Entry {
+    fn amend(&self, changes: impl Iterator<Item = Change>) {
+        self.inner.ring.amend(self.number, changes);
+    }
+
+    /// It got this far.
+    pub(crate) fn reached(&self, state: State) {
+        self.amend(reached(state, now_ns()));
+    }
+
+    /// It was committed, and the backend has it: as this header says.
+    pub(crate) fn left(&self, header: &Header, last: State) {
+        let now = now_ns();
+        let until = reached(State::Committed, now).chain(reached(last, now));
+        self.amend(identified(header).into_iter().chain(until));
+    }
+
+    /// What its header says of it.
+    pub(crate) fn identified(&self, header: &Header) {
+        self.amend(identified(header).into_iter());
+    }
+
+    /// It begins anew.
+    pub(crate) fn begin_again(&self, draft: &Draft) {
+        self.amend(draft.words(now_ns()).into_iter().enumerate().skip(1));
+    }
+}
+
+/// The record of an operation until it is over.
+#[derive(Debug, Default)]
+pub(crate) struct Record {
+    entry: Option<Entry>,
+    is_over: Cell<bool>,
+}
+
+impl Record {
+    pub(crate) fn of(entry: Option<Entry>) -> Self {
+        Self {
+            entry,
+            is_over: Cell::new(false),
+        }
+    }
+
+    /// It got this far.
+    pub(crate) fn reached(&self, state: State) {
+        if let Some(entry) = &self.entry {
+            entry.reached(state);
+        }
+    }
+
+    /// How it ended, once.
+    pub(crate) fn end(&self, state: State) {
+        if !self.is_over.replace(true) {
+            self.reached(state);
+        }
+    }
+
+    /// What a look at it found.
+    pub(crate) fn look(&self, done: &Result<bool, TransportError>) {
+        match done {
+            Ok(true) => self.end(State::Done),
+            Ok(false) => {}
+            Err(_) => self.end(State::Poisoned),
+        }
+    }
+}
