@@ -86,6 +86,10 @@ pub trait Resend: Submission {
     /// # Errors
     /// A part does not lie inside both slots; the driver refuses.
     fn copy_into(&self, parts: &[Part], slot: &mut Self::Buffer) -> Result<(), TransportError>;
+
+    /// Holds a buffer that was written, and could not be sent because its link broke, like one
+    /// that was sent. Its slot does not come back.
+    fn unsent(buffer: Self::Buffer) -> Self;
 }
 
 /// A buffer that a backend holds.
@@ -106,7 +110,7 @@ impl<S: Submission> InFlight<S> {
         self.0.as_ref().expect("present until consumed")
     }
 
-    fn take(mut self) -> S {
+    pub(crate) fn take(mut self) -> S {
         self.0.take().expect("present until consumed")
     }
 

@@ -14,7 +14,7 @@ use pp_contract::{Header, Matched, Prepared, Stamp};
 
 use crate::bell::Bell;
 use crate::error::TransportError;
-use crate::in_flight::{InFlight, Rejected, Submission};
+use crate::in_flight::{InFlight, Rejected, Resend, Submission};
 
 /// What a backend says of itself in reports and at the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,8 +42,8 @@ pub trait Link {
     type Tx: Debug;
     /// A slot of the incoming edge, to be read; dropping it gives the credit back.
     type Rx: Debug;
-    /// A send under way.
-    type Sending: Submission<Buffer = Self::Tx> + Debug;
+    /// A send under way, whose payload can be sent again over another link.
+    type Sending: Resend<Buffer = Self::Tx> + Debug;
     /// A receive under way.
     type Receiving: Submission<Buffer = Self::Rx> + Debug;
 

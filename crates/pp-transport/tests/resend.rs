@@ -7,7 +7,7 @@ use pp_contract::{
 use pp_transport::bell::Bell;
 use pp_transport::error::TransportError;
 use pp_transport::host::{EdgeShape, HostLink, Sending};
-use pp_transport::in_flight::{InFlight, Part};
+use pp_transport::in_flight::{InFlight, Part, Resend as _};
 use pp_transport::link::Link;
 
 const BYTES: usize = 1000;
@@ -108,6 +108,25 @@ fn a_payload_in_flight_keeps_its_slot_though_the_peer_gave_it_back() {
     drop((leases, sent));
     let leases: Vec<_> = std::iter::from_fn(|| front.try_lease().unwrap()).collect();
     assert_eq!(leases.len(), 2);
+}
+
+#[test]
+fn a_payload_that_could_not_be_sent_is_held_like_one_that_was() {
+    let (mut front, back) = pair();
+    let mut lease = front.try_lease().unwrap().unwrap();
+    lease.bytes_mut().fill(9);
+    let unsent = InFlight::new(Sending::unsent(lease));
+    drop((front, back));
+    let (mut front, _back) = pair();
+    let mut slot = front.try_lease().unwrap().unwrap();
+    let whole = Part {
+        from: 0,
+        to: 0,
+        bytes: BYTES as u64,
+    };
+    unsent.copy_into(&[whole], &mut slot).unwrap();
+    assert!(slot.bytes_mut().iter().all(|byte| *byte == 9));
+    assert!(!unsent.is_done().unwrap());
 }
 
 #[test]

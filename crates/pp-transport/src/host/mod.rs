@@ -146,6 +146,12 @@ impl Resend for Sending {
         }
         Ok(())
     }
+
+    fn unsent(buffer: TxLease) -> Self {
+        let (edge, slot) = buffer.into_parts();
+        edge.slots.submit(slot);
+        Self { edge, slot }
+    }
 }
 
 /// A slot of the incoming edge, read in place.
@@ -332,11 +338,7 @@ impl Link for HostLink {
             return Err(Rejected { buffer, error });
         }
         // From here on nothing can fail: the header is a commitment.
-        let sending = payload.map(|lease| {
-            let (edge, slot) = lease.into_parts();
-            edge.slots.submit(slot);
-            Sending { edge, slot }
-        });
+        let sending = payload.map(Sending::unsent);
         let committed = message.commit(&mut self.sequencer, stamp);
         self.lane
             .push(sending.as_ref().map(|s| s.slot), committed.frame())

@@ -168,6 +168,11 @@ impl Resend for Sending {
             })
         })
     }
+
+    fn unsent(buffer: DeviceTx) -> Self {
+        // Its work event stands behind what wrote it, as that of a slot that was sent.
+        buffer.into_sending()
+    }
 }
 
 impl fmt::Debug for Sending {
