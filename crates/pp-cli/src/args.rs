@@ -12,7 +12,8 @@ use pp_transport::host::MAX_DEPTH;
 /// torchrun, srun or mpirun each process is the rank its environment names; the ranks share a
 /// secret in PP_JOB_SECRET or PP_JOB_SECRET_FILE. PP_LOG sets what is logged (like "debug"),
 /// PP_HEARTBEAT_MS the time between heartbeats (250; three missed end the job; 0 for none),
-/// PP_STUCK_MS how long one stage may take before it counts as stuck (120000; 0 for ever).
+/// PP_STUCK_MS how long one stage may take before it counts as stuck (120000; 0 for ever),
+/// PP_RESTART_WITHIN_MS how long the front waits for a Phase B that is started again (60000).
 #[derive(Debug, Parser)]
 #[command(name = "pp", version, propagate_version = true)]
 pub(crate) struct Cli {
@@ -171,6 +172,10 @@ pub(crate) struct RunArgs {
     /// Stop after so many chunks.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) chunks: Option<u64>,
+    /// Start Phase B again up to so many times when it dies, falls silent or loses its GPU; the
+    /// output stays the same, bit for bit.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub(crate) restarts: u32,
     /// Send the frames before each chunk again instead of keeping them at Phase B.
     #[arg(long)]
     pub(crate) recompute: bool,

@@ -21,6 +21,7 @@ use std::path::Path;
 
 use pp_contract::{Fault, FaultKind, Rank};
 
+use crate::job::PHASE_B;
 use crate::video::{InputError, OutputError};
 
 /// Why `pp` ends with an error.
@@ -118,4 +119,11 @@ pub(crate) fn code_of(kind: FaultKind) -> u8 {
         FaultKind::Interrupted => 130,
         _ => 1,
     }
+}
+
+/// Whether another Phase B may do what this one could not: it died, fell silent, or its device
+/// failed. What a plugin, the input or the protocol did it would do again.
+pub(crate) fn is_worth_a_restart(fault: &Fault) -> bool {
+    let kinds = [FaultKind::PeerDied, FaultKind::TimedOut, FaultKind::Device];
+    fault.rank == PHASE_B && kinds.contains(&fault.kind)
 }

@@ -3,7 +3,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use pp_contract::{Fault, FaultKind, Generation};
+use pp_contract::{Fault, FaultKind};
 use pp_runtime::driver::with_source;
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{OnFrame, Watch, WatchOptions};
@@ -22,21 +22,27 @@ use crate::exit::Failure;
 /// Time for NCCL to connect two ranks; the first connection on a machine reads its topology.
 const CONNECT_WITHIN: Duration = Duration::from_secs(30);
 
+/// Time between two looks at whether a device is free.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
 /// The sizes of both edges.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edges {
+    /// The most chunks in flight, and the slots of the edge back.
     pub(crate) depth: u32,
+    /// Slots of the edge to Phase B.
+    pub(crate) forward_depth: u32,
     pub(crate) forward_bytes: u64,
     pub(crate) backward_bytes: u64,
 }
 
 impl Edges {
     fn shapes(self) -> (EdgeShape, EdgeShape) {
-        let shape = |slot_bytes| EdgeShape {
-            depth: self.depth,
-            slot_bytes,
-        };
-        (shape(self.forward_bytes), shape(self.backward_bytes))
+        let shape = |depth, slot_bytes| EdgeShape { depth, slot_bytes };
+        (
+            shape(self.forward_depth, self.forward_bytes),
+            shape(self.depth, self.backward_bytes),
+        )
     }
 }
 
@@ -45,6 +51,22 @@ pub(crate) struct Ready<L> {
     pub(crate) link: L,
     pub(crate) switch: Switch,
     pub(crate) watch: Watch,
+}
+
+/// The issuer of the device, once the threads that an earlier generation left behind are done.
+fn open_issuer(
+    gpu: &Gpu,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Issuer, TransportError> {
+    loop {
+        match Issuer::open(&gpu.nccl, &gpu.device) {
+            Err(TransportError::DeviceTaken { .. }) if Instant::now() < deadline && is_wanted() => {
+                std::thread::sleep(LOOK_EVERY);
+            }
+            opened => return opened,
+        }
+    }
 }
 
 impl Seat {
@@ -115,8 +137,9 @@ impl Seat {
         more: impl FnOnce(Issuer) -> Result<T, TransportError>,
     ) -> Result<(Ready<NcclLink>, T), Failure> {
         let (rank, is_lower) = (self.rank, self.rank == FRONT);
+        let (generation, survival) = (self.generation, self.survival.clone());
         let prepared = self.agree_on_ids(gpu).and_then(|ids| {
-            let (lane, on_frame) = self.open_lane(edges.depth, &bell)?;
+            let (lane, on_frame) = self.open_lane(edges, &bell)?;
             Ok((ids, lane, on_frame))
         });
         let (ids, lane, on_frame) = match prepared {
@@ -125,19 +148,26 @@ impl Seat {
         };
         let (switch, watch) = self.watch(bell, heartbeat, on_frame)?;
         let (up, down) = edges.shapes();
-        let connected = Issuer::open(&gpu.nccl, &gpu.device).and_then(|issuer| {
+        let deadline = Instant::now() + CONNECT_WITHIN;
+        // Elsewhere the watchdog ends a process whose peer is gone.
+        let is_wanted = || survival.is_none() || switch.fault().is_none();
+        let connected = open_issuer(gpu, deadline, &is_wanted).and_then(|issuer| {
             let shared = issuer.share();
-            let link = NcclLink::connect(NcclOptions {
+            let options = NcclOptions {
                 issuer,
                 lane,
                 is_lower,
                 up,
                 down,
                 ids,
-                deadline: Instant::now() + CONNECT_WITHIN,
-                generation: Generation::new(0),
+                deadline,
+                generation,
                 blocking: gpu.blocking,
-            })?;
+            };
+            let link = NcclLink::connect_while(options, &is_wanted)?;
+            if let Some(survival) = &survival {
+                survival.hold(link.abort_handle());
+            }
             Ok((link, more(shared)?))
         });
         match connected {
@@ -153,13 +183,19 @@ impl Seat {
                 let text = with_source(&error);
                 let fault = Fault::new(error.fault_kind(), rank, "connect over nccl", text);
                 switch.raise(fault);
+                if let Some(survival) = &survival {
+                    survival.driver_is_back();
+                }
                 watch.close();
                 // The first fault counts: perhaps the peer's.
                 let first = switch.fault().expect("just raised").clone();
                 if let TransportError::NotInTime { .. } | TransportError::LeftBehind { .. } = error
                 {
                     // A thread is still inside NCCL, and what runs at exit would wait for it.
-                    end_with(&first);
+                    match &survival {
+                        None => end_with(&first),
+                        Some(survival) => survival.leave_behind(),
+                    }
                 }
                 Err(first.into())
             }
@@ -178,7 +214,10 @@ impl Seat {
             heartbeat,
             grace: GRACE,
             limits: limits()?,
-            on_stuck: Box::new(end_process),
+            on_stuck: match self.survival {
+                None => Box::new(end_process),
+                Some(survival) => Box::new(move |fault| survival.outlive(fault)),
+            },
             on_frame,
         };
         let watch = Watch::start(vec![self.channel], switch.clone(), options).map_err(internal)?;
@@ -207,18 +246,24 @@ impl Seat {
     }
 
     /// The lane for headers: memory that both ranks share on one host, else the control channel.
-    fn open_lane(&mut self, depth: u32, bell: &Bell) -> Result<(Lane, Option<OnFrame>), Failure> {
+    fn open_lane(&mut self, edges: Edges, bell: &Bell) -> Result<(Lane, Option<OnFrame>), Failure> {
         let own = self.own_fault();
+        let (up, down) = (edges.forward_depth, edges.depth);
         if self.channel.socket_kind() != SocketKind::Unix {
             let sender = self.channel.sender().clone();
-            let lane = Lane::over_channel(sender, bell.clone(), depth, depth);
+            let (out, incoming) = if self.rank == FRONT {
+                (up, down)
+            } else {
+                (down, up)
+            };
+            let lane = Lane::over_channel(sender, bell.clone(), out, incoming);
             let (lane, inlet) = lane.map_err(own)?;
             let on_frame: OnFrame = Box::new(move |_, body| inlet.deliver(body));
             return Ok((lane, Some(on_frame)));
         }
         let peer = self.peer;
         if self.rank == FRONT {
-            let offer = LaneOffer::new(depth, depth).map_err(&own)?;
+            let offer = LaneOffer::new(up, down).map_err(&own)?;
             self.send_fds(&[offer.fd(), bell.fd()])?;
             let [peer_bell] = self.receive_fds()?;
             let peer_bell = Bell::open(peer_bell).map_err(own)?;
@@ -226,7 +271,7 @@ impl Seat {
         }
         let [region, peer_bell] = self.receive_fds()?;
         let peer_bell = Bell::open(peer_bell).map_err(&own)?;
-        let lane = Lane::open(region, depth, depth, peer, bell.clone(), peer_bell);
+        let lane = Lane::open(region, up, down, peer, bell.clone(), peer_bell);
         let lane = lane.map_err(own)?;
         self.send_fds(&[bell.fd()])?;
         Ok((lane, None))

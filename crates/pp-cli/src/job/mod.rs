@@ -1,9 +1,12 @@
 //! A job: how its ranks are started, meet, and end together.
 
 pub(crate) mod edges;
+pub(crate) mod reports;
 pub(crate) mod seat;
 pub(crate) mod signals;
 pub(crate) mod supervise;
+pub(crate) mod survival;
+mod verdict;
 
 use std::time::Duration;
 
@@ -55,11 +58,21 @@ pub(crate) fn run(
     front: impl FnOnce(&Launch) -> Result<(), Failure>,
     phase_b: impl FnOnce(&Launch) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
+    run_with_restarts(0, front, phase_b)
+}
+
+/// The same, for a front that can do with another Phase B so many times.
+pub(crate) fn run_with_restarts(
+    restarts: u32,
+    front: impl FnOnce(&Launch) -> Result<(), Failure>,
+    phase_b: impl FnOnce(&Launch) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     // Before there are two ranks that would say the same.
     heartbeat()?;
     limits()?;
+    let within = restart_within()?;
     let Some(launch) = launched()? else {
-        return supervise::supervise();
+        return supervise::supervise(restarts, within);
     };
     supervise::bind_to_supervisor()?;
     signals::start().context("cannot handle signals")?;
@@ -73,6 +86,15 @@ pub(crate) fn run(
 /// The time between heartbeats, from `PP_HEARTBEAT_MS`; 0 switches them off.
 pub(crate) fn heartbeat() -> Result<Option<Duration>, Failure> {
     milliseconds("PP_HEARTBEAT_MS", 250, 20)
+}
+
+/// How long the front waits for a Phase B that was started again, from `PP_RESTART_WITHIN_MS`.
+pub(crate) fn restart_within() -> Result<Duration, Failure> {
+    const NAME: &str = "PP_RESTART_WITHIN_MS";
+    milliseconds(NAME, 60_000, 100)?.ok_or_else(|| {
+        let what = "is 0; nothing is waited for without end, so it takes 100 to 3600000";
+        Failure::Usage(format!("{NAME} {what}"))
+    })
 }
 
 /// How long one operation of a driver may last, from `PP_STUCK_MS`; 0 is for ever.

@@ -1,22 +1,26 @@
 //! A rank's seat in the job: meet the others, agree, learn the shape of the work.
 
 use std::io::Write;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pp_contract::{
-    Fault, FaultKind, Hello, HelloParts, Plan, Rank, Settings, Text, WorldSize, digest,
+    Fault, FaultKind, Generation, Hello, HelloParts, Plan, Rank, Settings, Text, WorldSize, digest,
 };
-use pp_transport::control::{ControlChannel, Message, Peers, RendezvousOptions, agree, rendezvous};
+use pp_transport::control::{
+    ControlChannel, Message, Peers, RendezvousError, RendezvousOptions, agree, rendezvous,
+};
 use pp_transport::launch::Launch;
 use rustix::process::{Signal, getpid, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::survival::Survival;
 use super::{FRONT, PHASE_B, supervise};
 use crate::exit::{Failure, code_of};
 
 /// Time for the ranks to find each other.
-const MEET_WITHIN: Duration = Duration::from_secs(60);
+pub(crate) const MEET_WITHIN: Duration = Duration::from_secs(60);
 /// Time that a rank which cannot take part looks for the others to tell them.
 const DECLINE_WITHIN: Duration = Duration::from_secs(2);
 /// Time for one step of setting up, mapping memory included.
@@ -41,19 +45,37 @@ pub(crate) struct Seat {
     pub(super) rank: Rank,
     pub(super) peer: Rank,
     pub(super) channel: ControlChannel,
+    /// Which link between the two this will be.
+    pub(super) generation: Generation,
+    /// Set where this rank lives on when its peer is gone.
+    pub(super) survival: Option<Arc<Survival>>,
 }
 
 impl Seat {
     /// Meets the other ranks and compares how they were started.
     pub(crate) fn take<P: Plan>(launch: &Launch, profile: Profile) -> Result<Self, Failure> {
+        Self::take_within::<P>(launch, profile, MEET_WITHIN)
+    }
+
+    /// The same with another time for the ranks to find each other.
+    pub(crate) fn take_within<P: Plan>(
+        launch: &Launch,
+        profile: Profile,
+        within: Duration,
+    ) -> Result<Self, Failure> {
         let rank = launch.rank();
         let options = RendezvousOptions {
-            timeout: MEET_WITHIN,
+            timeout: within,
             ..RendezvousOptions::default()
         };
         let mut peers = rendezvous(launch, &options).map_err(|error| {
             let text = pp_runtime::driver::with_source(&error);
-            Fault::new(FaultKind::HandshakeMismatch, rank, "rendezvous", text)
+            match error {
+                RendezvousError::RankLeft { rank, .. } => {
+                    Fault::new(FaultKind::PeerDied, rank, "rendezvous", text)
+                }
+                _ => Fault::new(FaultKind::HandshakeMismatch, rank, "rendezvous", text),
+            }
         })?;
         let hello = hello::<P>(launch, profile)?;
         agree(&mut peers, &hello, Instant::now() + SET_UP_WITHIN)?;
@@ -63,7 +85,22 @@ impl Seat {
             rank,
             peer,
             channel,
+            generation: Generation::new(0),
+            survival: None,
         })
+    }
+
+    /// The same seat for a link of this generation, at a rank that lives on when its peer is gone.
+    pub(crate) fn surviving(mut self, generation: Generation, survival: &Arc<Survival>) -> Self {
+        self.generation = generation;
+        self.survival = Some(Arc::clone(survival));
+        self
+    }
+
+    /// The peer's process, where it is one of this machine.
+    pub(crate) fn peer_pid(&self) -> Option<u32> {
+        let pid = self.channel.peer_pid()?;
+        Some(pid.as_raw_nonzero().get().cast_unsigned())
     }
 
     /// A rank that cannot take its seat comes all the same, to say why: the others would wait for

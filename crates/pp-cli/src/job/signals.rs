@@ -1,7 +1,8 @@
 //! SIGINT and SIGTERM: the first drains, the second aborts.
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
+use pp_contract::{Fault, FaultKind};
 use pp_runtime::switch::Switch;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -9,8 +10,34 @@ use signal_hook::iterator::Signals;
 use super::seat::end_with;
 use super::{FRONT, GRACE};
 
-/// Where the signal thread finds the switch of this rank, once there is one.
-static SWITCH: OnceLock<Switch> = OnceLock::new();
+/// Who is to hear of a signal.
+#[derive(Debug)]
+enum Hearer {
+    /// Nobody yet: nothing has been admitted that could be drained.
+    Nobody,
+    /// The switch of this rank.
+    Switch(Switch),
+    /// The front, which waits for another Phase B.
+    Between,
+}
+
+/// What the signal thread and the driver's both know.
+#[derive(Debug)]
+struct State {
+    hearer: Hearer,
+    /// A drain was asked for, of whatever switch there was or comes.
+    drain: bool,
+}
+
+static STATE: Mutex<State> = Mutex::new(State {
+    hearer: Hearer::Nobody,
+    drain: false,
+});
+
+fn with_state<R>(act: impl FnOnce(&mut State) -> R) -> R {
+    // Every critical section is one assignment or a look.
+    act(&mut STATE.lock().unwrap_or_else(PoisonError::into_inner))
+}
 
 /// Starts the thread that turns signals into drains and aborts. Until [`attach`] names a switch,
 /// a signal ends the process: nothing has been admitted that could be drained.
@@ -21,31 +48,61 @@ pub(crate) fn start() -> std::io::Result<()> {
         .spawn(move || {
             let mut seen = 0;
             for _ in &mut signals {
-                let Some(switch) = SWITCH.get() else {
-                    std::process::exit(130);
-                };
                 seen += 1;
                 if seen == 1 {
-                    // The other ranks follow the front: it will tell them when it has drained.
-                    if switch.rank() == FRONT {
-                        switch.request_drain();
-                    }
+                    with_state(drain);
                 } else {
-                    switch.abort();
-                    // A rank that is alone has no watchdog that would end a stuck driver.
-                    std::thread::sleep(GRACE * 2);
-                    if let Some(fault) = switch.fault() {
-                        end_with(fault);
-                    }
-                    std::process::exit(130);
+                    abort();
                 }
             }
         })?;
     Ok(())
 }
 
-/// From now on signals go to this switch.
+fn drain(state: &mut State) {
+    match &state.hearer {
+        Hearer::Nobody => std::process::exit(130),
+        // The other ranks follow the front: it will tell them when it has drained.
+        Hearer::Switch(switch) if switch.rank() == FRONT => switch.request_drain(),
+        Hearer::Switch(_) | Hearer::Between => {}
+    }
+    state.drain = true;
+}
+
+fn abort() {
+    let aborted = with_state(|state| match &state.hearer {
+        Hearer::Switch(switch) => {
+            switch.abort();
+            Some(switch.clone())
+        }
+        Hearer::Nobody | Hearer::Between => None,
+    });
+    if let Some(switch) = aborted {
+        // A rank that is alone has no watchdog that would end a stuck driver.
+        std::thread::sleep(GRACE * 2);
+        if let Some(fault) = switch.fault() {
+            end_with(fault);
+        }
+        std::process::exit(130);
+    }
+    // No driver runs that could see it.
+    let what =
+        "aborted by a second interrupt, while Phase B was awaited; what was in flight is lost";
+    end_with(&Fault::new(FaultKind::Interrupted, FRONT, "run", what));
+}
+
+/// From now on signals go to this switch; so does a drain that was asked for before.
 pub(crate) fn attach(switch: &Switch) {
-    // A process has one rank; a second switch (one process that runs all stages) adds nothing.
-    let _ = SWITCH.set(switch.clone());
+    with_state(|state| {
+        if state.drain && switch.rank() == FRONT {
+            switch.request_drain();
+        }
+        state.hearer = Hearer::Switch(switch.clone());
+    });
+}
+
+/// The switch is out of service, and another will come: until then a drain is kept, and an abort
+/// ends the process.
+pub(crate) fn between() {
+    with_state(|state| state.hearer = Hearer::Between);
 }

@@ -1,33 +1,41 @@
-//! `pp` without a launcher: start the ranks on this machine, watch them, end together.
+//! `pp` without a launcher: start the ranks on this machine, watch them, end together; and start
+//! Phase B again where that was asked for.
 //!
 //! Hazard: a rank is killed and the others, or this process, live on; or three processes print
 //! three different reasons. Guarantee: when one rank ends badly the others have [`PATIENCE`] to
 //! end by themselves and are killed then; when this process dies the kernel kills them; and one
 //! line says why, the root cause where it is known.
+//!
+//! Choices: whether a fault is worth a restart is the front's to say, since it alone knows what was
+//! lost. This process starts Phase B again when the front waits for it and it died; it kills it
+//! first when the front gave it up and it lives on, stopped or cut off. The front itself is never
+//! started again: it has the input.
 
-use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pp_contract::{Fault, FaultKind, Rank, WorldSize};
+use pp_contract::{Rank, WorldSize};
 use pp_transport::launch::LocalJob;
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::{FRONT, WORLD};
-use crate::exit::{Failure, code_of};
+use super::reports::{self, REPORT_FD, Report, Word};
+pub(crate) use super::reports::{report, report_internal};
+use super::verdict::{End, Ends, verdict};
+use super::{FRONT, PHASE_B, WORLD};
+use crate::exit::Failure;
 
 /// Time the other ranks have to end by themselves after one ended badly.
 const PATIENCE: Duration = Duration::from_millis(240);
 /// Time the other ranks have after the front ended well.
 const GOODBYE: Duration = Duration::from_secs(5);
-/// The pipe a supervised rank reports its fault on.
-const REPORT_FD: &str = "PP_REPORT_FD";
+/// Time for the last reports, which were written before the ranks ended.
+const REPORTS_WITHIN: Duration = Duration::from_secs(1);
 /// The process that supervises this rank.
 const SUPERVISOR: &str = "PP_SUPERVISOR_PID";
 
@@ -37,78 +45,296 @@ pub(crate) fn is_supervised() -> bool {
 }
 
 enum Event {
-    /// `None` where the kernel does not say how: whoever started us ignores its children.
-    Ended(usize, Option<ExitStatus>),
+    Ended(End),
+    Reported(Report),
+    /// Nobody reports any more.
+    ReportsOver,
     Signal,
 }
 
-/// Runs this same command line once per rank, and ends as they end.
-pub(crate) fn supervise() -> Result<(), Failure> {
+/// Runs this same command line once per rank, and ends as they end. Phase B is started again up to
+/// `restarts` times.
+pub(crate) fn supervise(restarts: u32, within: Duration) -> Result<(), Failure> {
     let (report, write_end) = rustix::pipe::pipe().context("no pipe")?;
-    let ranks = start(&write_end)?;
-    drop(write_end);
-    let pids: Vec<Pid> = ranks.iter().map(Child::pid).collect();
-    let (events, happened) = mpsc::channel();
-    for (index, mut child) in ranks.into_iter().enumerate() {
-        let events = events.clone();
-        std::thread::spawn(move || {
-            let _ = events.send(Event::Ended(index, child.wait().ok()));
-        });
-    }
-    forward_signals(events)?;
-    let (ends, interrupted) = wait(&happened, &pids);
-    let reports = read_reports(report);
-    verdict(&ends, reports, interrupted)
-}
-
-trait ChildPid {
-    fn pid(&self) -> Pid;
-}
-
-impl ChildPid for Child {
-    fn pid(&self) -> Pid {
-        Pid::from_child(self)
-    }
-}
-
-fn start(report: &OwnedFd) -> Result<Vec<Child>, Failure> {
     // The ranks inherit the write end under its number.
-    rustix::io::fcntl_setfd(report, rustix::io::FdFlags::empty()).context("no pipe")?;
-    let world = WorldSize::new(WORLD).context("a world of two ranks")?;
-    let job = LocalJob::new(world);
-    let program = std::env::current_exe().context("this program has no path")?;
-    let mut children: Vec<Child> = Vec::new();
+    rustix::io::fcntl_setfd(&write_end, rustix::io::FdFlags::empty()).context("no pipe")?;
+    let (events, happened) = mpsc::channel();
+    let mut job = Job {
+        local: LocalJob::new(WorldSize::new(WORLD).context("a world of two ranks")?),
+        report: write_end,
+        events: events.clone(),
+        restarts,
+        within,
+        used: 0,
+        running: [None; WORLD as usize],
+        replaced: None,
+        ends: Vec::new(),
+        gone: None,
+        reports: Vec::new(),
+        front_waits: true,
+        has_met: false,
+        signals: 0,
+        deadline: None,
+        is_killing: false,
+    };
     for rank in 0..WORLD {
+        if let Err(failure) = job.start(Rank::new(rank)) {
+            job.kill_all();
+            return Err(failure);
+        }
+    }
+    let reader = events.clone();
+    std::thread::spawn(move || {
+        reports::read(report, |report| {
+            let _ = reader.send(Event::Reported(report));
+        });
+        let _ = reader.send(Event::ReportsOver);
+    });
+    forward_signals(events)?;
+    let outcome = job.run(&happened);
+    if outcome.is_err() {
+        job.kill_all();
+    }
+    outcome?;
+    reports::end(&job.report);
+    job.hear_the_rest(&happened);
+    verdict(&Ends {
+        ends: job.ends,
+        reports: job.reports,
+        interrupted: job.signals > 0,
+        restarts,
+        used: job.used,
+    })
+}
+
+/// A job under supervision.
+struct Job {
+    local: LocalJob,
+    /// The write end of the pipe that the ranks report on.
+    report: OwnedFd,
+    events: Sender<Event>,
+    restarts: u32,
+    /// How long the front may take to say what it makes of Phase B's end.
+    within: Duration,
+    used: u32,
+    /// By rank.
+    running: [Option<Pid>; WORLD as usize],
+    /// The process of Phase B that was killed here because the front gave it up.
+    replaced: Option<Pid>,
+    /// How ranks ended for good.
+    ends: Vec<End>,
+    /// Phase B ended, and the front has not said yet whether it wants another.
+    gone: Option<(End, Instant)>,
+    /// What the ranks reported, in that order, of their ends.
+    reports: Vec<Report>,
+    /// The front is not connected, and takes any Phase B that comes.
+    front_waits: bool,
+    /// The ranks were connected once.
+    has_met: bool,
+    signals: u32,
+    /// When whoever is left is killed.
+    deadline: Option<Instant>,
+    is_killing: bool,
+}
+
+impl Job {
+    /// Starts a rank, and a thread that waits for its end.
+    fn start(&mut self, rank: Rank) -> Result<(), Failure> {
+        let mut child = self.spawn(rank)?;
+        let (pid, events) = (Pid::from_child(&child), self.events.clone());
+        self.running[rank.get() as usize] = Some(pid);
+        std::thread::spawn(move || {
+            let status = child.wait().ok();
+            let _ = events.send(Event::Ended(End {
+                rank,
+                pid,
+                status,
+                by_us: false,
+            }));
+        });
+        Ok(())
+    }
+
+    fn spawn(&self, rank: Rank) -> Result<Child, Failure> {
+        let program = std::env::current_exe().context("this program has no path")?;
         let mut command = Command::new(&program);
         command.args(std::env::args_os().skip(1));
         for name in LocalJob::LAUNCHER_VARIABLES {
             command.env_remove(name);
         }
         command
-            .envs(job.env(Rank::new(rank)))
-            .env(REPORT_FD, report.as_raw_fd().to_string())
+            .envs(self.local.env(rank))
+            .env(REPORT_FD, self.report.as_raw_fd().to_string())
             .env(SUPERVISOR, std::process::id().to_string())
             // A terminal's Ctrl-C must reach the ranks once, through here.
             .process_group(0);
-        if rank != FRONT.get() {
+        if rank != FRONT {
             // The front's alone: what a plugin prints elsewhere must not get into the video.
             command.stdin(Stdio::null()).stdout(std::io::stderr());
         }
-        match command.spawn() {
-            Ok(child) => children.push(child),
-            Err(error) => {
-                for child in &mut children {
-                    let _ = child.kill();
-                }
-                let error = anyhow::Error::new(error);
-                return Err(error.context(format!("cannot start rank {rank}")).into());
+        let spawned = command
+            .spawn()
+            .with_context(|| format!("cannot start rank {rank}"));
+        Ok(spawned?)
+    }
+
+    /// Waits until all ranks have ended for good.
+    fn run(&mut self, happened: &Receiver<Event>) -> Result<(), Failure> {
+        while self.ends.len() < WORLD as usize {
+            let waits = self.gone.as_ref().map(|(_, until)| *until);
+            let deadline = self.deadline.into_iter().chain(waits).min();
+            let event = match deadline {
+                None => happened.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => happened.recv_timeout(at.saturating_duration_since(Instant::now())),
+            };
+            match event {
+                Ok(Event::Ended(end)) => self.ended(end)?,
+                Ok(Event::Reported(report)) => self.reported(report)?,
+                Ok(Event::ReportsOver) => {}
+                Ok(Event::Signal) => self.signalled(),
+                Err(RecvTimeoutError::Timeout) => self.late(),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what the ranks wrote before they ended.
+    fn hear_the_rest(&mut self, happened: &Receiver<Event>) {
+        let until = Instant::now() + REPORTS_WITHIN;
+        loop {
+            match happened.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Event::Reported(report)) => self.note(report),
+                Ok(Event::ReportsOver) | Err(_) => return,
+                Ok(_) => {}
             }
         }
     }
-    Ok(children)
+
+    fn note(&mut self, report: Report) {
+        if let Word::Ends(_) = report.word {
+            self.reports.push(report);
+        }
+    }
+
+    /// Whether Phase B would be started again.
+    fn may_restart(&self) -> bool {
+        let front_runs = self.running[FRONT.get() as usize].is_some();
+        front_runs && self.used < self.restarts && self.signals < 2 && !self.is_killing
+    }
+
+    fn restart(&mut self) -> Result<(), Failure> {
+        self.used += 1;
+        self.replaced = None;
+        self.gone = None;
+        tracing::warn!(used = self.used, of = self.restarts, "Phase B starts again");
+        self.start(PHASE_B)
+    }
+
+    fn ended(&mut self, mut end: End) -> Result<(), Failure> {
+        self.running[end.rank.get() as usize] = None;
+        let was_replaced = self.replaced == Some(end.pid);
+        end.by_us = (self.is_killing || was_replaced) && end.was_killed();
+        if end.rank == PHASE_B && self.may_restart() && (was_replaced || end.is_worth_a_restart()) {
+            if self.front_waits {
+                return self.restart();
+            }
+            self.gone = Some((end, Instant::now() + self.within));
+            return Ok(());
+        }
+        self.settle(end);
+        Ok(())
+    }
+
+    /// A rank ended, and is not started again.
+    fn settle(&mut self, end: End) {
+        // Phase B may be done long before the front has written everything.
+        let patience = match (end.is_good(), end.rank == FRONT) {
+            (false, _) => Some(PATIENCE),
+            (true, true) => Some(GOODBYE),
+            (true, false) => None,
+        };
+        let is_front = end.rank == FRONT;
+        self.ends.push(end);
+        if let Some(patience) = patience {
+            self.end_within(patience);
+        }
+        if is_front && let Some((gone, _)) = self.gone.take() {
+            self.settle(gone);
+        }
+    }
+
+    fn end_within(&mut self, patience: Duration) {
+        let at = Instant::now() + patience;
+        self.deadline = Some(self.deadline.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    fn reported(&mut self, report: Report) -> Result<(), Failure> {
+        match report.word {
+            Word::Ends(_) => self.note(report),
+            Word::Met => (self.front_waits, self.has_met) = (false, true),
+            Word::Lost(pid, fault) => {
+                tracing::warn!(%fault, pid, "the front gave Phase B up");
+                self.front_waits = true;
+                return self.replace(pid);
+            }
+        }
+        Ok(())
+    }
+
+    /// The front wants another process than this one of Phase B.
+    fn replace(&mut self, pid: u32) -> Result<(), Failure> {
+        let is_meant = |other: Pid| other.as_raw_nonzero().get().cast_unsigned() == pid;
+        if self.gone.is_some() {
+            return self.restart();
+        }
+        match self.running[PHASE_B.get() as usize].filter(|pid| is_meant(*pid)) {
+            Some(pid) if self.may_restart() => {
+                // It may be stopped, or cut off: nothing else ends it.
+                self.replaced = Some(pid);
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            // The front waits in vain.
+            Some(_) => self.end_within(PATIENCE),
+            // It was replaced already, or is not to be.
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn signalled(&mut self) {
+        self.signals += 1;
+        // The front drains and tells the others; all must hear of an abort. A Phase B that is about
+        // to join a front which drains must not end at the first.
+        let front_alone = self.signals == 1 && self.restarts > 0 && self.has_met;
+        for (rank, pid) in self.running.iter().enumerate() {
+            if let Some(pid) = pid.filter(|_| rank == FRONT.get() as usize || !front_alone) {
+                let _ = kill_process(pid, Signal::INT);
+            }
+        }
+    }
+
+    /// A deadline has passed.
+    fn late(&mut self) {
+        let now = Instant::now();
+        if let Some((end, _)) = self.gone.take_if(|(_, until)| now >= *until) {
+            self.settle(end);
+        }
+        if self.deadline.is_some_and(|at| now >= at) {
+            self.deadline = None;
+            self.is_killing = true;
+            self.kill_all();
+        }
+    }
+
+    fn kill_all(&self) {
+        for pid in self.running.into_iter().flatten() {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
 }
 
-fn forward_signals(events: mpsc::Sender<Event>) -> Result<(), Failure> {
+fn forward_signals(events: Sender<Event>) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
     std::thread::spawn(move || {
         for _ in &mut signals {
@@ -118,162 +344,6 @@ fn forward_signals(events: mpsc::Sender<Event>) -> Result<(), Failure> {
         }
     });
     Ok(())
-}
-
-/// How a rank ended.
-struct End {
-    rank: Rank,
-    status: Option<ExitStatus>,
-    /// It had to be killed here.
-    by_us: bool,
-}
-
-impl End {
-    fn is_good(&self) -> bool {
-        self.status.is_some_and(|s| s.success())
-    }
-
-    fn signal(&self) -> Option<i32> {
-        self.status.and_then(|s| s.signal())
-    }
-
-    fn code(&self) -> Option<i32> {
-        self.status.and_then(|s| s.code())
-    }
-}
-
-/// Waits until all ranks have ended, and gives them in that order; true when a signal came meanwhile.
-fn wait(happened: &mpsc::Receiver<Event>, pids: &[Pid]) -> (Vec<End>, bool) {
-    let mut ends: Vec<End> = Vec::new();
-    let mut interrupted = false;
-    let mut deadline: Option<Instant> = None;
-    let mut killed = false;
-    while ends.len() < pids.len() {
-        let event = match deadline {
-            None => happened.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(at) => happened.recv_timeout(at.saturating_duration_since(Instant::now())),
-        };
-        let has_ended = |index: usize| ends.iter().any(|end| end.rank.get() as usize == index);
-        match event {
-            Ok(Event::Ended(index, status)) => {
-                let mut end = End {
-                    rank: Rank::new(index as u32),
-                    status,
-                    by_us: false,
-                };
-                end.by_us = killed && end.signal() == Some(Signal::KILL.as_raw());
-                // Phase B may be done long before the front has written everything.
-                let patience = match (end.is_good(), end.rank == FRONT) {
-                    (false, _) => Some(PATIENCE),
-                    (true, true) => Some(GOODBYE),
-                    (true, false) => None,
-                };
-                ends.push(end);
-                let Some(patience) = patience else {
-                    continue;
-                };
-                let at = Instant::now() + patience;
-                deadline = Some(deadline.map_or(at, |earlier| earlier.min(at)));
-            }
-            Ok(Event::Signal) => {
-                interrupted = true;
-                // The front drains and tells the others; all must hear of an abort.
-                for (index, pid) in pids.iter().enumerate() {
-                    if !has_ended(index) {
-                        let _ = kill_process(*pid, Signal::INT);
-                    }
-                }
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                killed = true;
-                deadline = None;
-                for (index, pid) in pids.iter().enumerate() {
-                    if !has_ended(index) {
-                        let _ = kill_process(*pid, Signal::KILL);
-                    }
-                }
-            }
-            Err(RecvTimeoutError::Disconnected) => break,
-        }
-    }
-    (ends, interrupted)
-}
-
-/// One reason for all ranks: the root cause, where it is known.
-fn verdict(ends: &[End], reports: Vec<(Rank, Fault)>, interrupted: bool) -> Result<(), Failure> {
-    if ends.iter().all(End::is_good) {
-        return Ok(());
-    }
-    // A rank that was not yet ready to drain ends at once, and its peer reports that it is gone.
-    let at_once = |end: &End| {
-        end.code() == Some(i32::from(code_of(FaultKind::Interrupted)))
-            || end.signal() == Some(SIGINT)
-    };
-    let is_reported = reports
-        .iter()
-        .any(|(_, fault)| fault.kind == FaultKind::Interrupted);
-    if interrupted && !is_reported && ends.iter().any(at_once) {
-        let what = "interrupted before the ranks were ready";
-        return Err(Fault::new(FaultKind::Interrupted, FRONT, "set up", what).into());
-    }
-    // A rank that somebody killed is the cause of whatever the others report; one that said why it
-    // ends, and crashed on its way out, is not.
-    let has_reported = |rank: Rank| reports.iter().any(|(reporter, _)| *reporter == rank);
-    let killed = ends
-        .iter()
-        .filter(|end| !end.by_us && !has_reported(end.rank));
-    if let Some((rank, signal)) = killed
-        .filter_map(|end| Some((end.rank, end.signal()?)))
-        .next()
-    {
-        let name = signal_name(signal);
-        let what = format!(
-            "the process was ended by {name}; if nobody sent it, look for the kernel's \
-             out-of-memory killer or a crash in a kernel plugin"
-        );
-        return Err(Fault::new(FaultKind::PeerDied, rank, "run", what).into());
-    }
-    if let Some((_, fault)) = reports.into_iter().next() {
-        return Err(fault.into());
-    }
-    // A rank that failed before it could report has printed its own line.
-    if let Some(code) = ends.iter().filter_map(End::code).find(|code| *code != 0) {
-        std::process::exit(code);
-    }
-    let stuck = ends.iter().find(|end| !end.is_good());
-    let rank = stuck.map_or(FRONT, |end| end.rank);
-    let what = "the process did not end in good order after the others had";
-    Err(Fault::new(FaultKind::TimedOut, rank, "end", what).into())
-}
-
-fn signal_name(signal: i32) -> String {
-    let name = signal_hook::low_level::signal_name(signal);
-    name.map_or_else(
-        || format!("signal {signal}"),
-        |name| format!("signal {signal} ({name})"),
-    )
-}
-
-/// What the ranks have reported, in that order, each with the rank that did.
-fn read_reports(pipe: OwnedFd) -> Vec<(Rank, Fault)> {
-    let mut bytes = Vec::new();
-    // All ranks have ended, so all that they said is there, and something that a plugin started
-    // may hold the other end for as long as it likes. A report that cannot be read was not made.
-    let _ = rustix::io::ioctl_fionbio(&pipe, true);
-    let _ = std::fs::File::from(pipe)
-        .take(1 << 20)
-        .read_to_end(&mut bytes);
-    let mut reports = Vec::new();
-    let mut rest = &bytes[..];
-    while let Some((rank, tail)) = rest.split_first_chunk()
-        && let Some((len, tail)) = tail.split_first_chunk()
-        && let Some((report, tail)) = tail.split_at_checked(u32::from_le_bytes(*len) as usize)
-    {
-        let rank = Rank::new(u32::from_le_bytes(*rank));
-        reports.extend(Fault::decode(report).map(|fault| (rank, fault)));
-        rest = tail;
-    }
-    reports
 }
 
 /// Ties this rank to its supervisor, if it has one: it dies with it.
@@ -288,35 +358,4 @@ pub(crate) fn bind_to_supervisor() -> Result<(), Failure> {
         std::process::exit(1);
     }
     Ok(())
-}
-
-/// [`report`] for what no fault was made of.
-pub(crate) fn report_internal(error: &anyhow::Error) -> bool {
-    let rank = std::env::var("RANK")
-        .ok()
-        .and_then(|rank| rank.parse().ok());
-    let rank = Rank::new(rank.unwrap_or(0));
-    let fault = Fault::new(FaultKind::Internal, rank, "run", format_args!("{error:#}"));
-    report(&fault)
-}
-
-/// Gives this rank's fault to the supervisor, who prints one line for all ranks; false when there
-/// is none to give it to.
-pub(crate) fn report(fault: &Fault) -> bool {
-    let variable = |name: &str| std::env::var(name).ok();
-    let (Some(fd), Some(rank)) = (variable(REPORT_FD), variable("RANK")) else {
-        return false;
-    };
-    let (Ok(rank), Ok(body)) = (rank.parse::<u32>(), fault.encode()) else {
-        return false;
-    };
-    let mut message = rank.to_le_bytes().to_vec();
-    message.extend_from_slice(&(body.len() as u32).to_le_bytes());
-    message.extend_from_slice(&body);
-    // One write of less than a page: reports of several ranks do not mix.
-    std::fs::OpenOptions::new()
-        .append(true)
-        .open(format!("/proc/self/fd/{fd}"))
-        .and_then(|mut pipe| std::io::Write::write_all(&mut pipe, &message))
-        .is_ok()
 }

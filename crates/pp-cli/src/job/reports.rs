@@ -1,0 +1,139 @@
+//! What the ranks say to their supervisor, over one pipe.
+//!
+//! Hazard: a report of a process that is gone is taken for that of its successor, or two reports
+//! mix. Guarantee: each names the process that wrote it, and goes out in one write of less than a
+//! page.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+
+use pp_contract::{Fault, FaultKind, Rank};
+
+/// The pipe a supervised rank reports on.
+pub(super) const REPORT_FD: &str = "PP_REPORT_FD";
+
+/// What a rank has to say.
+#[derive(Debug)]
+pub(super) enum Word {
+    /// It ends, because of this.
+    Ends(Fault),
+    /// The front gave this process of Phase B up, because of this, and wants another. The process is
+    /// not always known.
+    Lost(u32, Fault),
+    /// The front and Phase B are connected.
+    Met,
+}
+
+/// One report.
+#[derive(Debug)]
+pub(super) struct Report {
+    /// The process that made it.
+    pub(super) pid: u32,
+    pub(super) rank: Rank,
+    pub(super) word: Word,
+}
+
+const ENDS: u32 = 0;
+const LOST: u32 = 1;
+const MET: u32 = 2;
+/// The supervisor's own: nothing follows.
+const OVER: u32 = 3;
+/// Process, rank, kind, process that is meant, bytes of the fault.
+const HEAD: usize = 5 * 4;
+
+fn encode(rank: Rank, kind: u32, meant: u32, body: &[u8]) -> Vec<u8> {
+    let head = [
+        std::process::id(),
+        rank.get(),
+        kind,
+        meant,
+        body.len() as u32,
+    ];
+    let mut message: Vec<u8> = head.iter().flat_map(|n| n.to_le_bytes()).collect();
+    message.extend_from_slice(body);
+    message
+}
+
+/// Reads reports until the supervisor says that there are no more; calls `take` with each.
+pub(super) fn read(pipe: OwnedFd, mut take: impl FnMut(Report)) {
+    let mut pipe = File::from(pipe);
+    loop {
+        let mut head = [0; HEAD];
+        if pipe.read_exact(&mut head).is_err() {
+            return;
+        }
+        let (numbers, _) = head.as_chunks::<4>();
+        let [pid, rank, kind, meant, len] =
+            std::array::from_fn(|at| u32::from_le_bytes(numbers[at]));
+        // What a plugin wrote into the pipe is no report, and neither is anything behind it.
+        if kind == OVER || len as usize > Fault::MAX_BYTES {
+            return;
+        }
+        let mut body = vec![0; len as usize];
+        if pipe.read_exact(&mut body).is_err() {
+            return;
+        }
+        let word = match (kind, Fault::decode(&body)) {
+            (ENDS, Ok(fault)) => Word::Ends(fault),
+            (LOST, Ok(fault)) => Word::Lost(meant, fault),
+            (MET, _) => Word::Met,
+            // A report that cannot be read was not made.
+            _ => continue,
+        };
+        let rank = Rank::new(rank);
+        take(Report { pid, rank, word });
+    }
+}
+
+/// All ranks have ended: whoever reads the pipe may stop.
+pub(super) fn end(pipe: &OwnedFd) {
+    let over = encode(Rank::new(0), OVER, 0, &[]);
+    // Fails only when nobody reads.
+    let _ = rustix::io::write(pipe, &over);
+}
+
+fn tell(kind: u32, meant: u32, body: &[u8]) -> bool {
+    let variable = |name: &str| std::env::var(name).ok();
+    let (Some(fd), Some(rank)) = (variable(REPORT_FD), variable("RANK")) else {
+        return false;
+    };
+    let Ok(rank) = rank.parse() else {
+        return false;
+    };
+    let message = encode(Rank::new(rank), kind, meant, body);
+    std::fs::OpenOptions::new()
+        .append(true)
+        .open(format!("/proc/self/fd/{fd}"))
+        .and_then(|mut pipe| pipe.write_all(&message))
+        .is_ok()
+}
+
+/// Gives this rank's fault to the supervisor, who prints one line for all ranks; false when there
+/// is none to give it to.
+pub(crate) fn report(fault: &Fault) -> bool {
+    fault.encode().is_ok_and(|body| tell(ENDS, 0, &body))
+}
+
+/// [`report`] for what no fault was made of.
+pub(crate) fn report_internal(error: &anyhow::Error) -> bool {
+    let rank = std::env::var("RANK")
+        .ok()
+        .and_then(|rank| rank.parse().ok());
+    let rank = Rank::new(rank.unwrap_or(0));
+    let fault = Fault::new(FaultKind::Internal, rank, "run", format_args!("{error:#}"));
+    report(&fault)
+}
+
+/// Tells the supervisor, if there is one, that the front gave up this process of Phase B and waits
+/// for another.
+pub(crate) fn lost(pid: Option<u32>, fault: &Fault) {
+    if let Ok(body) = fault.encode() {
+        tell(LOST, pid.unwrap_or(0), &body);
+    }
+}
+
+/// Tells the supervisor, if there is one, that the ranks are connected.
+pub(crate) fn met() {
+    tell(MET, 0, &[]);
+}

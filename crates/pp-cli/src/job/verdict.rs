@@ -1,0 +1,148 @@
+//! How the ranks of a supervised job ended, and the one reason that is given for all of them.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use pp_contract::{Fault, FaultKind, Rank};
+use rustix::process::{Pid, Signal};
+use signal_hook::consts::SIGINT;
+
+use super::FRONT;
+use super::reports::{Report, Word};
+use crate::exit::{Failure, code_of};
+
+/// How a rank ended.
+pub(super) struct End {
+    pub(super) rank: Rank,
+    pub(super) pid: Pid,
+    /// `None` where the kernel does not say how: whoever started us ignores its children.
+    pub(super) status: Option<ExitStatus>,
+    /// It had to be killed here.
+    pub(super) by_us: bool,
+}
+
+impl End {
+    pub(super) fn is_good(&self) -> bool {
+        self.status.is_some_and(|s| s.success())
+    }
+
+    pub(super) fn was_killed(&self) -> bool {
+        self.signal() == Some(Signal::KILL.as_raw())
+    }
+
+    fn signal(&self) -> Option<i32> {
+        self.status.and_then(|s| s.signal())
+    }
+
+    fn code(&self) -> Option<i32> {
+        self.status.and_then(|s| s.code())
+    }
+
+    /// Whether another process in its place may fare better: it was killed, or ended because a rank
+    /// or a device was gone or silent.
+    pub(super) fn is_worth_a_restart(&self) -> bool {
+        let kinds = [FaultKind::PeerDied, FaultKind::TimedOut, FaultKind::Device];
+        let is_worth = |code| kinds.iter().any(|kind| code == i32::from(code_of(*kind)));
+        self.signal().is_some() || self.code().is_some_and(is_worth)
+    }
+}
+
+/// What is known of a job that is over.
+pub(super) struct Ends {
+    /// In the order in which they ended for good.
+    pub(super) ends: Vec<End>,
+    pub(super) reports: Vec<Report>,
+    pub(super) interrupted: bool,
+    pub(super) restarts: u32,
+    pub(super) used: u32,
+}
+
+/// One reason for all ranks: the root cause, where it is known.
+pub(super) fn verdict(job: &Ends) -> Result<(), Failure> {
+    let Ends {
+        ends,
+        interrupted,
+        restarts,
+        used,
+        ..
+    } = job;
+    let front_is_good = ends.iter().any(|end| end.rank == FRONT && end.is_good());
+    // A front that can do without Phase B had everything of it when it ended well.
+    if ends.iter().all(End::is_good) || (*restarts > 0 && front_is_good) {
+        return Ok(());
+    }
+    let suffix = if *used == 0 {
+        String::new()
+    } else {
+        format!("; {used} of {restarts} restarts were used")
+    };
+    let because = |kind, rank, operation: &str, what: &str| {
+        let detail = format!("{what}{suffix}");
+        Err(Fault::new(kind, rank, operation, detail).into())
+    };
+    // Those of processes that were replaced are of no interest any more.
+    let is_last = |report: &&Report| {
+        let pid = |end: &End| end.pid.as_raw_nonzero().get().cast_unsigned();
+        ends.iter().any(|end| pid(end) == report.pid)
+    };
+    let reports = job.reports.iter().filter(is_last);
+    let reports = reports.filter_map(|report| match &report.word {
+        Word::Ends(fault) => Some((report.rank, fault)),
+        Word::Lost(..) | Word::Met => None,
+    });
+    let reports: Vec<_> = reports.collect();
+    // A rank that was not yet ready to drain ends at once, and its peer reports that it is gone.
+    let at_once = |end: &End| {
+        end.code() == Some(i32::from(code_of(FaultKind::Interrupted)))
+            || end.signal() == Some(SIGINT)
+    };
+    let is_reported = reports
+        .iter()
+        .any(|(_, fault)| fault.kind == FaultKind::Interrupted);
+    if *interrupted && !is_reported && ends.iter().any(at_once) {
+        let what = "interrupted before the ranks were ready";
+        return because(FaultKind::Interrupted, FRONT, "set up", what);
+    }
+    // A rank that somebody killed is the cause of whatever the others report; one that said why it
+    // ends, and crashed on its way out, is not.
+    let has_reported = |rank: Rank| reports.iter().any(|(reporter, _)| *reporter == rank);
+    let killed = ends
+        .iter()
+        .filter(|end| !end.by_us && !has_reported(end.rank));
+    if let Some((rank, signal)) = killed
+        .filter_map(|end| Some((end.rank, end.signal()?)))
+        .next()
+    {
+        let name = signal_name(signal);
+        let what = format!(
+            "the process was ended by {name}; if nobody sent it, look for the kernel's \
+             out-of-memory killer or a crash in a kernel plugin"
+        );
+        return because(FaultKind::PeerDied, rank, "run", &what);
+    }
+    if let Some((_, fault)) = reports.into_iter().next() {
+        let Fault {
+            kind,
+            rank,
+            operation,
+            detail,
+        } = fault;
+        return because(*kind, *rank, operation.as_str(), detail.as_str());
+    }
+    // A rank that failed before it could report has printed its own line.
+    if let Some(code) = ends.iter().filter_map(End::code).find(|code| *code != 0) {
+        std::process::exit(code);
+    }
+    let stuck = ends.iter().find(|end| !end.is_good());
+    let rank = stuck.map_or(FRONT, |end| end.rank);
+    let what = "the process did not end in good order after the others had";
+    because(FaultKind::TimedOut, rank, "end", what)
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = signal_hook::low_level::signal_name(signal);
+    name.map_or_else(
+        || format!("signal {signal}"),
+        |name| format!("signal {signal} ({name})"),
+    )
+}
