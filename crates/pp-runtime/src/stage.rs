@@ -7,9 +7,12 @@
 //! says [`Progress::UnderWay`]; the driver goes on and asks later. Order between the device's
 //! works is the leases' affair, not the driver's.
 
-use pp_contract::{CacheEpoch, ChunkIndex, Envelope, Fault, FaultKind, Outcome, Plan, Rank, Seal};
+use pp_contract::{
+    CacheEpoch, ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Plan, Rank, Seal,
+};
 
 use pp_transport::error::TransportError;
+use pp_transport::in_flight::Part;
 
 use crate::core::Cut;
 use crate::driver::with_source;
@@ -70,6 +73,24 @@ pub struct Place {
     pub epoch: CacheEpoch,
     /// True for the first chunk of its epoch: nothing before it may influence it.
     pub starts_epoch: bool,
+    /// True for the first chunk that a Phase B gets which was started anew: what it must know of
+    /// the chunks before has to come with this one. Only the front is told.
+    pub rebuilds: bool,
+}
+
+/// The payloads that were sent and are still there: of the chunk that is sent again, and of those
+/// before it in its epoch.
+pub trait Kept<Tx> {
+    /// What lies in the payload that was sent so many chunks before, 0 being the chunk itself;
+    /// `None` if that is not kept.
+    fn inputs(&self, chunks_back: usize) -> Option<&Manifest>;
+
+    /// Copies parts of that payload into the slot.
+    ///
+    /// # Errors
+    /// It is not kept, or a part lies outside it or outside the slot.
+    fn copy(&self, chunks_back: usize, parts: &[Part], slot: &mut Tx)
+    -> Result<(), TransportError>;
 }
 
 /// What the source says when asked.
@@ -122,11 +143,26 @@ pub trait FrontStages<Tx, Rx> {
     fn poll_source(&mut self) -> Result<Offer, StageError>;
 
     /// Encodes the offered chunk into the slot and says what lies there, or will: a device may
-    /// still work on it, and the link then sends it when it is done.
+    /// still work on it, and the link then sends it when it is done. Nobody writes the slot after
+    /// that: it may be read again.
     ///
     /// # Errors
     /// The chunk cannot be encoded.
     fn build(&mut self, place: Place, slot: &mut Tx) -> Result<Envelope<Self::Plan>, StageError>;
+
+    /// Composes a chunk again, into the slot, for a Phase B that was started anew and gets this one
+    /// first. `sent` is what was asked for it before. Where Phase B needs to know nothing of the
+    /// chunks before, that is what is asked for again: [`send_as_it_was`].
+    ///
+    /// # Errors
+    /// It cannot be composed.
+    fn rebuild(
+        &mut self,
+        place: Place,
+        sent: &Envelope<Self::Plan>,
+        kept: &dyn Kept<Tx>,
+        slot: &mut Tx,
+    ) -> Result<Envelope<Self::Plan>, StageError>;
 
     /// Whether the sink would take a decoded chunk now; the bell rings when that changes.
     ///
@@ -161,6 +197,26 @@ pub trait FrontStages<Tx, Rx> {
 
     /// Chunks waiting in the source's and in the sink's queue, for the records.
     fn queued(&self) -> (u32, u32);
+}
+
+/// Copies a payload as it was, for a [`FrontStages::rebuild`] that has nothing to change.
+///
+/// # Errors
+/// As [`Kept::copy`].
+pub fn send_as_it_was<P: Plan, Tx>(
+    sent: &Envelope<P>,
+    kept: &dyn Kept<Tx>,
+    slot: &mut Tx,
+) -> Result<Envelope<P>, StageError> {
+    let whole = Part {
+        from: 0,
+        to: 0,
+        bytes: sent.inputs().payload_bytes(),
+    };
+    if whole.bytes > 0 {
+        kept.copy(0, &[whole], slot)?;
+    }
+    Ok(sent.clone())
 }
 
 /// The heavy stage in the middle.

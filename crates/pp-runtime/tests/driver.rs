@@ -9,7 +9,8 @@ use pp_contract::{
 use pp_runtime::core::{Counts, Cut};
 use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
+    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError,
+    send_as_it_was,
 };
 use pp_runtime::switch::Switch;
 use pp_transport::bell::Bell;
@@ -132,6 +133,16 @@ impl FrontStages<TxLease, RxLease> for Counting {
         };
         slot.bytes_mut()[..bytes].fill(chunk as u8);
         Ok(Envelope::new(Add(7), manifest(bytes), manifest(bytes)).unwrap())
+    }
+
+    fn rebuild(
+        &mut self,
+        _: Place,
+        sent: &Envelope<Add>,
+        kept: &dyn Kept<TxLease>,
+        slot: &mut TxLease,
+    ) -> Result<Envelope<Add>, StageError> {
+        send_as_it_was(sent, kept, slot)
     }
 
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {
@@ -269,10 +280,7 @@ fn run(
         });
         let (front_seen, back_seen) = (&front_switch, &back_switch);
         scope.spawn(move || meanwhile(front_seen, back_seen));
-        let options = FrontOptions {
-            peer: Rank::new(1),
-            depth,
-        };
+        let options = FrontOptions::new(Rank::new(1), depth);
         let front = run_front(front_link, &mut stages, &front_switch, options);
         if let Err(fault) = &front {
             back_switch.raise(fault.clone());

@@ -7,7 +7,8 @@ use pp_contract::{
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
+    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError,
+    send_as_it_was,
 };
 use pp_runtime::switch::Switch;
 use pp_transport::bell::Bell;
@@ -76,6 +77,16 @@ impl FrontStages<TxLease, RxLease> for Front {
         let (inputs, outputs) = (self.manifest.clone(), self.manifest.clone());
         Ok(Envelope::new(Nothing(()), inputs, outputs).unwrap())
     }
+    fn rebuild(
+        &mut self,
+        _: Place,
+        sent: &Envelope<Nothing>,
+        kept: &dyn Kept<TxLease>,
+        slot: &mut TxLease,
+    ) -> Result<Envelope<Nothing>, StageError> {
+        send_as_it_was(sent, kept, slot)
+    }
+
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {
         Ok(true)
     }
@@ -143,10 +154,7 @@ fn resident_size_at_chunk_100_000_is_what_it_was_at_chunk_1_000() {
     };
     std::thread::scope(|scope| {
         scope.spawn(|| run_phase_b(back_link, &mut Back, &back_switch, Rank::new(0), 4).unwrap());
-        let options = FrontOptions {
-            peer: Rank::new(1),
-            depth: 4,
-        };
+        let options = FrontOptions::new(Rank::new(1), 4);
         run_front(front_link, &mut front, &front_switch, options).unwrap();
     });
     assert_eq!(front.decoded, CHUNKS);

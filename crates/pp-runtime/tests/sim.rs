@@ -162,7 +162,7 @@ impl World {
                 self.front.handle_shutdown_sent();
             }
             FrontAction::Finish => self.finished.0 = true,
-            FrontAction::Wait => unreachable!(),
+            FrontAction::SendAgain { .. } | FrontAction::Wait => unreachable!(),
         }
     }
 

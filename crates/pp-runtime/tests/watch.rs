@@ -8,7 +8,7 @@ use pp_contract::{
 };
 use pp_runtime::driver::{FrontOptions, run_front};
 use pp_runtime::progress::Limits;
-use pp_runtime::stage::{Decoded, FrontStages, Offer, Place, Progress, StageError};
+use pp_runtime::stage::{Decoded, FrontStages, Kept, Offer, Place, Progress, StageError, send_as_it_was};
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{Watch, WatchOptions};
 use pp_transport::bell::Bell;
@@ -43,6 +43,7 @@ fn watch(channel: ControlChannel, switch: &Switch, heartbeat_ms: u64) -> Watch {
         heartbeat: Some(Duration::from_millis(heartbeat_ms)),
         grace: HANG,
         on_stuck: Box::new(|_| {}),
+        on_fault: None,
         limits: None,
         on_frame: None,
     };
@@ -140,6 +141,7 @@ fn a_driver_that_does_not_end_after_a_fault_is_ended() {
         heartbeat: None,
         grace: Duration::from_millis(50),
         on_stuck: Box::new(move |fault| say.send(fault.clone()).unwrap()),
+        on_fault: None,
         limits: None,
         on_frame: None,
     };
@@ -179,6 +181,7 @@ fn frames_go_to_their_taker_and_a_bad_one_is_the_fault_of_its_sender() {
         heartbeat: None,
         grace: HANG,
         on_stuck: Box::new(|_| {}),
+        on_fault: None,
         limits: None,
         on_frame: Some(Box::new(move |rank, frame| {
             taken.send((rank, frame.to_vec())).unwrap();
@@ -245,6 +248,16 @@ impl FrontStages<TxLease, RxLease> for Stuck {
     fn build(&mut self, _: Place, _: &mut TxLease) -> Result<Envelope<Nothing>, StageError> {
         unreachable!("nothing is offered")
     }
+    fn rebuild(
+        &mut self,
+        _: Place,
+        sent: &Envelope<Nothing>,
+        kept: &dyn Kept<TxLease>,
+        slot: &mut TxLease,
+    ) -> Result<Envelope<Nothing>, StageError> {
+        send_as_it_was(sent, kept, slot)
+    }
+
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {
         Ok(true)
     }
@@ -279,6 +292,7 @@ fn a_driver_that_does_not_come_back_is_a_fault_that_names_the_operation() {
     let options = WatchOptions {
         heartbeat: Some(Duration::from_millis(20)),
         grace: Duration::from_millis(20),
+        on_fault: None,
         limits: Some(Limits {
             transport: HANG,
             stage: Duration::from_millis(200),
@@ -292,10 +306,7 @@ fn a_driver_that_does_not_come_back_is_a_fault_that_names_the_operation() {
     let (release, gate) = mpsc::channel();
     let fault = std::thread::scope(|scope| {
         scope.spawn(|| {
-            let options = FrontOptions {
-                peer: Rank::new(1),
-                depth: 1,
-            };
+            let options = FrontOptions::new(Rank::new(1), 1);
             run_front(link, &mut Stuck(gate), &switch, options).unwrap_err()
         });
         let fault = stuck.recv_timeout(HANG).unwrap();

@@ -16,8 +16,7 @@ use pp_runtime::core::Cut;
 use pp_runtime::driver::{FrontSummary, with_source};
 use pp_runtime::report::ChunkRecord;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Offer, PhaseBStages, PhaseBWork, Place, Progress, StageError,
-};
+    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, PhaseBWork, Place, Progress, StageError, send_as_it_was};
 use pp_runtime::switch::Switch;
 use pp_transport::bell::Bell;
 use pp_transport::launch::Launch;
@@ -151,6 +150,7 @@ fn take_seat(args: &LinkArgs, launch: &Launch) -> Result<(Seat, Backend, Edges),
     let bytes = largest.unwrap_or(0);
     let edges = Edges {
         depth: args.depth,
+        forward_depth: args.depth,
         forward_bytes: bytes,
         backward_bytes: bytes,
     };
@@ -281,6 +281,16 @@ impl<Tx, Rx> FrontStages<Tx, Rx> for Sweep {
             self.next = (self.next.0 + 1, 0);
         }
         envelope.map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
+    }
+
+    fn rebuild(
+        &mut self,
+        _: Place,
+        sent: &Envelope<BenchPlan>,
+        kept: &dyn Kept<Tx>,
+        slot: &mut Tx,
+    ) -> Result<Envelope<BenchPlan>, StageError> {
+        send_as_it_was(sent, kept, slot)
     }
 
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {

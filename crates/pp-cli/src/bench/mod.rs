@@ -181,6 +181,7 @@ fn take_place(args: &OverlapArgs, launch: &Launch) -> Result<Place, Failure> {
 fn edges(args: &OverlapArgs) -> Edges {
     Edges {
         depth: depth(args),
+        forward_depth: depth(args),
         forward_bytes: args.bytes,
         backward_bytes: args.bytes,
     }
@@ -239,10 +240,7 @@ where
         watch,
     } = ready;
     signals::attach(&switch);
-    let options = FrontOptions {
-        peer: PHASE_B,
-        depth,
-    };
+    let options = FrontOptions::new(PHASE_B, depth);
     let result = run_front(link, stages, &switch, options);
     watch.close();
     Ok(result?)

@@ -9,9 +9,8 @@ use pp_kernels::synthetic::{Calibration, Kind, Work};
 use pp_runtime::core::Cut;
 use pp_runtime::driver::with_source;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, FrontWork, Offer, PhaseBStages, PhaseBWork, Place, Progress,
-    StageError,
-};
+    Computed, Decoded, FrontStages, Kept, FrontWork, Offer, PhaseBStages, PhaseBWork, Place, Progress,
+    StageError, send_as_it_was};
 use pp_transport::cuda::{CudaError, DevicePtr, Stream};
 use pp_transport::nccl::{DeviceRx, DeviceTx};
 
@@ -224,6 +223,16 @@ impl FrontStages<DeviceTx, DeviceRx> for GpuBenchFront {
         let plan = BenchPlan::new(place.chunk.get());
         Envelope::new(plan, self.manifest.clone(), self.manifest.clone())
             .map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
+    }
+
+    fn rebuild(
+        &mut self,
+        _: Place,
+        sent: &Envelope<BenchPlan>,
+        kept: &dyn Kept<DeviceTx>,
+        slot: &mut DeviceTx,
+    ) -> Result<Envelope<BenchPlan>, StageError> {
+        send_as_it_was(sent, kept, slot)
     }
 
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {

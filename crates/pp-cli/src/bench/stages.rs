@@ -3,8 +3,7 @@
 use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, Plan as _};
 use pp_runtime::core::Cut;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
-};
+    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError, send_as_it_was};
 use pp_transport::host::{RxLease, TxLease};
 
 use super::plan::BenchPlan;
@@ -61,6 +60,16 @@ impl FrontStages<TxLease, RxLease> for BenchFront {
             self.manifest.clone(),
         )
         .map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
+    }
+
+    fn rebuild(
+        &mut self,
+        _: Place,
+        sent: &Envelope<BenchPlan>,
+        kept: &dyn Kept<TxLease>,
+        slot: &mut TxLease,
+    ) -> Result<Envelope<BenchPlan>, StageError> {
+        send_as_it_was(sent, kept, slot)
     }
 
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {

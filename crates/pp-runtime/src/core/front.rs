@@ -39,6 +39,20 @@ pub enum FrontAction {
         epoch: CacheEpoch,
         /// True for the first chunk of an epoch.
         starts_epoch: bool,
+        /// True for the first chunk that a Phase B gets which was started anew.
+        rebuilds: bool,
+    },
+    /// Send a chunk again whose result went down with a Phase B, to the next one. Then
+    /// [`FrontCore::handle_sent_again`].
+    SendAgain {
+        /// Its index.
+        chunk: ChunkIndex,
+        /// The epoch it belongs to.
+        epoch: CacheEpoch,
+        /// True for the first chunk of an epoch.
+        starts_epoch: bool,
+        /// True for the first chunk that the new Phase B gets.
+        rebuilds: bool,
     },
     /// Begin to decode the oldest result that waits. Then [`FrontCore::handle_decode_started`],
     /// and [`FrontCore::handle_decoded`] once it is with the sink.
@@ -77,12 +91,15 @@ enum Closing {
 struct Flight {
     chunk: ChunkIndex,
     epoch: CacheEpoch,
+    starts_epoch: bool,
     leg: Leg,
 }
 
 /// How far a chunk is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Leg {
+    /// It went down with a Phase B and is to be sent again.
+    Lost,
     /// At Phase B, or on the way there or back.
     Away,
     Back,
@@ -134,6 +151,8 @@ impl std::fmt::Display for Due {
 }
 
 /// The front's state. At most `depth` chunks are between admission and the end of their decode.
+///
+/// In `flights`, oldest first: what is being decoded, what is back, what is away, what is lost.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FrontCore {
     depth: u32,
@@ -143,6 +162,8 @@ pub struct FrontCore {
     epoch: CacheEpoch,
     next: ChunkIndex,
     flights: VecDeque<Flight>,
+    /// Phase B was started anew and was sent nothing yet.
+    rebuilds: bool,
     counts: Counts,
 }
 
@@ -161,6 +182,7 @@ impl FrontCore {
             epoch: CacheEpoch::new(0),
             next: ChunkIndex::new(0),
             flights: VecDeque::with_capacity(depth as usize),
+            rebuilds: false,
             counts: Counts::default(),
         }
     }
@@ -201,6 +223,15 @@ impl FrontCore {
             return FrontAction::Drop { chunk: stale.chunk };
         }
         // Feed Phase B before decoding: the other order leaves it idle for as long as a decode.
+        let lost = self.flights.iter().find(|f| f.leg == Leg::Lost);
+        if let Some(lost) = lost.filter(|_| facts.credit) {
+            return FrontAction::SendAgain {
+                chunk: lost.chunk,
+                epoch: lost.epoch,
+                starts_epoch: lost.starts_epoch,
+                rebuilds: self.rebuilds,
+            };
+        }
         if let Some(build) = self.next_build(facts) {
             return build;
         }
@@ -220,7 +251,10 @@ impl FrontCore {
         };
         let is_first = self.next == ChunkIndex::new(0);
         let waits_for_flush = cut == Cut::Flush && !self.flights.is_empty();
+        // A lost chunk that waits for a credit comes before any new one.
+        let are_lost = self.flights.back().is_some_and(|f| f.leg == Leg::Lost);
         if self.drain
+            || are_lost
             || !facts.credit
             || self.flights.len() >= self.depth as usize
             || waits_for_flush
@@ -234,6 +268,7 @@ impl FrontCore {
             chunk: self.next,
             epoch: if raises { raised } else { self.epoch },
             starts_epoch: raises || is_first,
+            rebuilds: self.rebuilds,
         })
     }
 
@@ -241,16 +276,49 @@ impl FrontCore {
     /// stale.
     pub fn handle_sent(&mut self, chunk: ChunkIndex, epoch: CacheEpoch) {
         debug_assert_eq!(chunk, self.next);
+        let starts_epoch = epoch != self.epoch || chunk == ChunkIndex::new(0);
         self.source = Source::Unknown;
         self.epoch = epoch;
         self.next = chunk.next().unwrap_or(chunk);
+        self.rebuilds = false;
         self.flights.push_back(Flight {
             chunk,
             epoch,
+            starts_epoch,
             leg: Leg::Away,
         });
         self.counts.admitted += 1;
         self.counts.max_in_flight = self.counts.max_in_flight.max(self.in_flight());
+    }
+
+    /// Phase B is gone, with everything that had not come back from it. Of the results of the
+    /// oldest `arrived` chunks everything is here, payload and all; they stay. The next Phase B
+    /// gets the others again, but for those that a hard cut overtook: nobody would decode them.
+    pub fn handle_lost(&mut self, arrived: usize) {
+        debug_assert!(arrived >= self.decoding());
+        for flight in self.flights.iter_mut().skip(arrived) {
+            // Stale: back with nothing, so that it is dropped in its turn.
+            flight.leg = if flight.epoch == self.epoch {
+                Leg::Lost
+            } else {
+                Leg::Back
+            };
+        }
+        self.rebuilds = true;
+        if self.closing == Closing::ShutdownSent {
+            // All is emitted; there is nobody left to say goodbye to.
+            self.closing = Closing::Closed;
+        }
+    }
+
+    /// The chunk of a [`FrontAction::SendAgain`] has left.
+    pub fn handle_sent_again(&mut self, chunk: ChunkIndex) {
+        let lost = self.flights.iter_mut().find(|f| f.leg == Leg::Lost);
+        debug_assert!(lost.as_ref().is_some_and(|f| f.chunk == chunk));
+        if let Some(flight) = lost {
+            flight.leg = Leg::Away;
+        }
+        self.rebuilds = false;
     }
 
     /// A result arrived. Results come back in the order of their envelopes.
@@ -309,6 +377,11 @@ impl FrontCore {
     /// The shutdown header has left.
     pub fn handle_shutdown_sent(&mut self) {
         self.closing = Closing::ShutdownSent;
+    }
+
+    /// Whether all is emitted and only the goodbye is left.
+    pub fn is_closing(&self) -> bool {
+        self.closing != Closing::Open
     }
 
     /// Phase B has answered the shutdown; false if none was sent.

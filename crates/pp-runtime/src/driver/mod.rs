@@ -12,12 +12,14 @@ mod rest;
 
 use std::time::{Duration, Instant};
 
-use pp_contract::{Composer, Fault, FaultKind, LockstepError, PrepareError, Prepared, Rank, Stamp};
+use pp_contract::{
+    Composer, Fault, FaultKind, Header, LockstepError, Matched, PrepareError, Prepared, Rank, Stamp,
+};
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::{Completion, InFlight, Submission};
 use pp_transport::link::{Link, Sent};
 
-pub use self::front::{FrontOptions, FrontSummary, run_front};
+pub use self::front::{Driven, FrontOptions, FrontRun, FrontSummary, Restart, run_front};
 pub use self::phase_b::{PhaseBSummary, run_phase_b};
 use crate::progress::Doing;
 use crate::switch::Switch;
@@ -130,34 +132,66 @@ pub fn with_source(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// Sends one message, waiting while the lane is full.
+/// Posts the receive that a header announces, if it announces one.
+fn post_receive<L: Link>(
+    link: &mut L,
+    matched: &Matched<'_>,
+    blame: Blame,
+) -> Result<Payload<L::Receiving>, Fault> {
+    let header = matched.header();
+    if header.payload_bytes() == 0 {
+        return Ok(Payload::None);
+    }
+    let receive = link
+        .receive(matched)
+        .map_err(|e| blame.transport("post receive", e))?;
+    log_commitment("receive posted", header, blame.peer);
+    Ok(Payload::Arriving(receive))
+}
+
+/// One record for each point of no return, as every rank logs it.
+fn log_commitment(what: &'static str, header: &Header, peer: Rank) {
+    tracing::debug!(
+        call_id = header.call_id().get(),
+        chunk_index = header.chunk_index().get(),
+        cache_epoch = header.cache_epoch().get(),
+        group = "pp",
+        peer = peer.get(),
+        bytes = header.payload_bytes(),
+        "{what}"
+    );
+}
+
+/// Sends one message, waiting while the lane is full. Where that fails the payload stays in
+/// `payload`, unless the link lost it.
 fn send<L: Link>(
     link: &mut L,
     switch: &Switch,
     blame: Blame,
     composer: &mut Composer,
     stamp: Stamp,
-    mut payload: Option<L::Tx>,
+    payload: &mut Option<L::Tx>,
     prepare: impl for<'a> Fn(&'a mut Composer) -> Result<Prepared<'a>, PrepareError>,
 ) -> Result<Sent<L::Sending>, Fault> {
     loop {
         let prepared = prepare(composer).map_err(|e| blame.own("prepare message", &e))?;
         switch.progress().at(Doing::Send);
-        match link.send(prepared, stamp, payload) {
+        let rejected = match link.send(prepared, stamp, payload.take()) {
             Ok(sent) => return Ok(sent),
-            Err(rejected) if rejected.error.is_backpressure() => {
-                if let Some(fault) = switch.fault() {
-                    return Err(fault.clone());
-                }
-                if switch.has_peer_left() {
-                    return Err(blame.left_early());
-                }
-                payload = rejected.buffer;
-                // Room in the ring has no bell of its own; a peer that is behind rings for the
-                // credits it gives back on its way.
-                link.bell().listen().wait(Instant::now() + FULL_LANE_RETRY);
-            }
-            Err(rejected) => return Err(blame.transport("send", rejected.error)),
+            Err(rejected) => rejected,
+        };
+        *payload = rejected.buffer;
+        if !rejected.error.is_backpressure() {
+            return Err(blame.transport("send", rejected.error));
         }
+        if let Some(fault) = switch.fault() {
+            return Err(fault.clone());
+        }
+        if switch.has_peer_left() {
+            return Err(blame.left_early());
+        }
+        // Room in the ring has no bell of its own; a peer that is behind rings for the credits it
+        // gives back on its way.
+        link.bell().listen().wait(Instant::now() + FULL_LANE_RETRY);
     }
 }

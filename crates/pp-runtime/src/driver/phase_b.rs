@@ -9,9 +9,8 @@ use pp_contract::{
 use pp_transport::in_flight::InFlight;
 use pp_transport::link::Link;
 
-use super::front::{log_commitment, post_receive};
 use super::rest::Rest;
-use super::{Blame, Payload, send};
+use super::{Blame, Payload, log_commitment, post_receive, send};
 use crate::clock::now_ns;
 use crate::core::{PhaseBAction, PhaseBCore};
 use crate::progress::Doing;
@@ -230,6 +229,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             chunk: call.header.chunk_index(),
             epoch: call.header.cache_epoch(),
             starts_epoch: self.epoch != Some(call.header.cache_epoch()),
+            rebuilds: false,
         };
         self.epoch = Some(place.epoch);
         let start_ns = now_ns();
@@ -293,7 +293,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             seal: computed.seal,
             outputs,
         };
-        let payload = if outcome.outputs.payload_bytes() > 0 {
+        let mut payload = if outcome.outputs.payload_bytes() > 0 {
             Some(slot)
         } else {
             self.spare = Some(slot);
@@ -305,7 +305,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             blame,
             &mut self.composer,
             Stamp::echo(&header),
-            payload,
+            &mut payload,
             |composer| composer.prepare_outcome(&outcome),
         )?;
         log_commitment("result sent", &sent.header, blame.peer);
@@ -342,7 +342,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             self.blame,
             &mut self.composer,
             stamp,
-            None,
+            &mut None,
             |composer| composer.prepare_failure(&failure),
         );
         // Untold, the front learns it from the abort that follows.
@@ -365,7 +365,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             self.blame,
             &mut self.composer,
             Stamp::echo(&header),
-            None,
+            &mut None,
             |composer| Ok(composer.prepare_bare(Bare::Shutdown)),
         )?;
         log_commitment("shutdown answered", &header, self.blame.peer);

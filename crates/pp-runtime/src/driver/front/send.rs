@@ -1,0 +1,156 @@
+//! What the front sends: new chunks, lost ones again, and the goodbye.
+
+use pp_contract::{Bare, ChunkIndex, Envelope, Fault, Stamp};
+use pp_transport::in_flight::{InFlight, Resend as _};
+use pp_transport::link::Link;
+
+use super::super::{log_commitment, send};
+use super::flight::{Flight, Leg, Sources};
+use super::on_link::OnLink;
+use crate::clock::now_ns;
+use crate::progress::Doing;
+use crate::report::ChunkRecord;
+use crate::stage::{FrontStages, Place, send_as_it_was};
+
+impl<L, S> OnLink<'_, '_, L, S>
+where
+    L: Link,
+    S: FrontStages<L::Tx, L::Rx>,
+{
+    pub(super) fn build(&mut self, place: Place) -> Result<(), Fault> {
+        let mut slot = self.spare.take().expect("the core builds only on a credit");
+        let build_start_ns = now_ns();
+        self.switch.progress().at(Doing::Build);
+        let envelope = self.run.stages.build(place, &mut slot);
+        let envelope = self.of_stage(envelope)?;
+        let build_end_ns = now_ns();
+        let mut payload = self.payload_of(&envelope, slot);
+        let call_id = self.run.next_call;
+        let sent = send(
+            &mut self.link,
+            self.switch,
+            self.blame,
+            &mut self.run.composer,
+            Stamp::numbered(place.chunk, place.epoch, call_id),
+            &mut payload,
+            |composer| composer.prepare_envelope(&envelope),
+        );
+        self.run.count_call();
+        if place.starts_epoch {
+            // Nothing from before may influence it.
+            self.run.kept.clear();
+        }
+        self.run.core.handle_sent(place.chunk, place.epoch);
+        self.run.flights.push_back(Flight {
+            place,
+            call_id,
+            sending: None,
+            leg: Leg::Away,
+            record: ChunkRecord {
+                chunk_index: place.chunk.get(),
+                call_id: call_id.get(),
+                cache_epoch: place.epoch.get(),
+                frames: self.run.stages.frames_built(),
+                build_start_ns,
+                build_end_ns,
+                sent_ns: now_ns(),
+                forward_bytes: envelope.inputs().payload_bytes(),
+                source_queue: self.run.stages.queued().0,
+                in_flight: self.run.core.in_flight(),
+                ..ChunkRecord::default()
+            },
+            envelope,
+        });
+        let flight = self.run.flights.back_mut().expect("just put there");
+        match sent {
+            Ok(sent) => {
+                self.lockstep.expect(&sent.header);
+                flight.sending = sent.payload;
+                log_commitment("envelope sent", &sent.header, self.blame.peer);
+                self.run.note_sent(place.chunk, false);
+                Ok(())
+            }
+            // It was built, and the next Phase B gets it: a stage builds a chunk only once.
+            Err(fault) => {
+                self.is_broken = payload.is_none() && flight.record.forward_bytes > 0;
+                let unsent = |slot| InFlight::new(L::Sending::unsent(slot));
+                flight.sending = payload.map(unsent);
+                Err(fault)
+            }
+        }
+    }
+
+    /// Sends a chunk again that went down with a Phase B, under the numbers it had.
+    pub(super) fn send_again(&mut self, chunk: ChunkIndex, rebuilds: bool) -> Result<(), Fault> {
+        let mut slot = self.spare.take().expect("the core sends only on a credit");
+        let at = self.run.flights.iter().position(|f| f.place.chunk == chunk);
+        let at = at.expect("the core sends again what is there");
+        self.switch.progress().at(Doing::Build);
+        let flight = &self.run.flights[at];
+        let place = Place {
+            rebuilds,
+            ..flight.place
+        };
+        let sources = Sources {
+            flight,
+            kept: &self.run.kept,
+        };
+        let envelope = if rebuilds {
+            self.run
+                .stages
+                .rebuild(place, &flight.envelope, &sources, &mut slot)
+        } else {
+            send_as_it_was(&flight.envelope, &sources, &mut slot)
+        };
+        let envelope = self.of_stage(envelope)?;
+        let mut payload = self.payload_of(&envelope, slot);
+        let call_id = self.run.flights[at].call_id;
+        let sent = send(
+            &mut self.link,
+            self.switch,
+            self.blame,
+            &mut self.run.composer,
+            Stamp::numbered(place.chunk, place.epoch, call_id),
+            &mut payload,
+            |composer| composer.prepare_envelope(&envelope),
+        )?;
+        self.lockstep.expect(&sent.header);
+        self.run.core.handle_sent_again(chunk);
+        log_commitment("envelope sent again", &sent.header, self.blame.peer);
+        let flight = &mut self.run.flights[at];
+        flight.record.sent_ns = now_ns();
+        flight.record.forward_bytes = envelope.inputs().payload_bytes();
+        flight.envelope = envelope;
+        // What it was copied from goes back to its pool when the copy is done.
+        flight.sending = sent.payload;
+        self.run.note_sent(chunk, true);
+        Ok(())
+    }
+
+    /// A message without a payload needs no slot.
+    fn payload_of(&mut self, envelope: &Envelope<S::Plan>, slot: L::Tx) -> Option<L::Tx> {
+        if envelope.inputs().payload_bytes() > 0 {
+            return Some(slot);
+        }
+        self.spare = Some(slot);
+        None
+    }
+
+    pub(super) fn send_shutdown(&mut self) -> Result<(), Fault> {
+        let chunk = ChunkIndex::new(self.run.core.counts().admitted);
+        let sent = send(
+            &mut self.link,
+            self.switch,
+            self.blame,
+            &mut self.run.composer,
+            Stamp::numbered(chunk, self.run.core.epoch(), self.run.next_call),
+            &mut None,
+            |composer| Ok(composer.prepare_bare(Bare::Shutdown)),
+        )?;
+        self.run.count_call();
+        self.lockstep.expect(&sent.header);
+        self.run.core.handle_shutdown_sent();
+        log_commitment("shutdown sent", &sent.header, self.blame.peer);
+        Ok(())
+    }
+}
