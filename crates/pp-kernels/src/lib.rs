@@ -33,7 +33,7 @@ pub mod synthetic;
 mod tensor;
 
 pub use config::{Chroma, ChunkShape, Description, SessionConfig, Space};
-pub use cuda::{CudaError, check_device};
+pub use cuda::{CudaError, DeviceDigests, DeviceTensor, check_device};
 pub use error::{Failure, KernelError, LoadError, Status};
 pub use export::{Kernels, Session};
 pub use frame::{FrameView, FrameViewMut, PlaneView, PlaneViewMut};

@@ -44,10 +44,10 @@ pub(crate) struct Synthetic {
 }
 
 /// What has been loaded, by the number of the context.
-type Loaded<T> = Mutex<HashMap<u64, &'static T>>;
+pub(super) type Loaded<T> = Mutex<HashMap<u64, &'static T>>;
 
 /// Loads once for the context, which is current.
-fn once<T>(
+pub(super) fn once<T>(
     loaded: &Loaded<T>,
     driver: Driver,
     context: u64,

@@ -7,6 +7,7 @@
 //! What the contents of a tensor may be is not checked, which would mean to wait for them: noise outside 0..=255 and
 //! strengths outside 1..=10000 are moved to the nearest of these.
 
+mod digest;
 pub(crate) mod driver;
 pub(crate) mod error;
 mod frames;
@@ -19,6 +20,7 @@ mod ptx;
 mod sizes;
 pub(crate) mod table;
 
+pub use digest::{DeviceDigests, DeviceTensor};
 pub use error::CudaError;
 
 use crate::config::{Chroma, ChunkShape, Description, SessionConfig, Space};

@@ -40,6 +40,7 @@ modules! {
     Attend = "attend",
     Spin = "spin",
     Hbm = "hbm",
+    Digest = "digest",
 }
 
 /// What the denoiser's results come from.
@@ -129,7 +130,7 @@ mod tests {
     #[test]
     fn every_kernel_is_in_its_file_with_its_parameters() {
         // Bytes of each parameter, as PTX declares them.
-        let kernels: [(Source, &str, &[usize]); 16] = [
+        let kernels: [(Source, &str, &[usize]); 18] = [
             (Source::Encode, "encode", &[8, 8, 8, 80, 4]),
             (Source::Decode, "decode", &[8, 8, 8, 80, 4]),
             (Source::Noise, "noise_count", &[8, 80, 8]),
@@ -146,6 +147,8 @@ mod tests {
             (Source::Attend, "attend_next_4", &[160]),
             (Source::Spin, "spin", &[8]),
             (Source::Hbm, "hbm_copy", &[8, 8, 8, 4]),
+            (Source::Digest, "digest_blocks", &[400, 8]),
+            (Source::Digest, "digest_tree", &[400, 8, 8, 8]),
         ];
         for (source, name, expected) in kernels {
             for arch in [Arch::Compute80, Arch::Compute90a] {

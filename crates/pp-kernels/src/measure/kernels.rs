@@ -8,7 +8,7 @@ use crate::cpu::geometry::Geometry;
 use crate::cpu::settings::{CONTEXT_FRAMES, RADIUS};
 use crate::cuda::driver::{Driver, Stream};
 use crate::cuda::memory::{Memory, Pinned};
-use crate::cuda::{CudaError, Ptx, Single};
+use crate::cuda::{CudaError, DeviceDigests, DeviceTensor, Ptx, Single};
 use crate::export::{Kernels, Session};
 use crate::payload::{Payload, PayloadMut};
 use crate::plan::Plan;
@@ -298,7 +298,36 @@ pub unsafe fn single_kernels(
             ..Figure::new(name, &times)
         });
     }
+    figures.push(digest(&clock, case, context, stream, &input)?);
     Ok(figures)
+}
+
+/// The digests of all tensors of an input, which is read once.
+fn digest(
+    clock: &Clock,
+    case: &Case,
+    context: u64,
+    stream: u64,
+    input: &Slot<'_>,
+) -> Result<Figure, MeasureError> {
+    let bytes = input.list.payload_bytes() as u64;
+    // SAFETY: whoever measures has promised the context and the stream, which outlive this function.
+    let digests = unsafe { DeviceDigests::new(context, stream, bytes) }?;
+    let tensors: Vec<DeviceTensor> = (input.list.as_slice().iter())
+        .map(|spec| DeviceTensor {
+            address: input.memory.address() + spec.offset() as u64,
+            bytes: spec.bytes() as u64,
+        })
+        .collect();
+    let out = Memory::new(clock.stream, 8 * tensors.len())?;
+    let times = clock.time(case.runs, || {
+        // SAFETY: slot and results are freed behind the stream's work.
+        unsafe { digests.enqueue(&tensors, out.address()) }
+    })?;
+    Ok(Figure {
+        bytes,
+        ..Figure::new("digests of the input", &times)
+    })
 }
 
 /// A gradient with something like noise: what the samples are hardly matters for the time.

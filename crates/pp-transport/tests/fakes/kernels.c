@@ -1,5 +1,5 @@
 /* The kernels that the fake knows, by the name of their entry. Those of the tests are here; those of
- * pp-kernels in kernels_video.c and kernels_phase_b.c. */
+ * pp-kernels in kernels_video.c, kernels_phase_b.c and kernels_digest.c. */
 #include "kernels.h"
 
 #include <string.h>
@@ -103,5 +103,7 @@ const struct kernel *fake_kernel(const char *name) {
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
         if (strcmp(known[i].name, name) == 0) return &known[i];
     const struct kernel *video = fake_video_kernel(name);
-    return video ? video : fake_phase_b_kernel(name);
+    if (video) return video;
+    const struct kernel *digest = fake_digest_kernel(name);
+    return digest ? digest : fake_phase_b_kernel(name);
 }

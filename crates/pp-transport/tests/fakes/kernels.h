@@ -18,6 +18,7 @@ void fake_unpin_all(struct launch *l);
 
 const struct kernel *fake_video_kernel(const char *name);
 const struct kernel *fake_phase_b_kernel(const char *name);
+const struct kernel *fake_digest_kernel(const char *name);
 
 /* geometry.cuh */
 enum { PATCH = 8, TOKEN_BYTES = 2 * PATCH * PATCH, BINS = 4096 };
