@@ -4,18 +4,18 @@
 mod control_support;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use control_support::Job;
+use control_support::{Job, call_through, connect, relay};
 use pp_contract::{FaultKind, Rank};
-use pp_transport::control::{ControlError, Peers, RendezvousError, TurnedAway, rendezvous};
-use pp_transport::launch::{Address, JobSecret, Launch, Via};
+use pp_transport::control::{ControlError, Peers, RendezvousError, TurnedAway};
+use pp_transport::launch::Via;
 
 /// What a rank writes first, and what it writes once rank 0 has answered; prefixes included.
 const CALL_BYTES: usize = 66;
@@ -56,23 +56,6 @@ impl Meeting {
     /// Nobody joins: what rank 0 says of those who tried.
     fn fails(self) -> String {
         self.zero.join().unwrap().unwrap_err().to_string()
-    }
-}
-
-/// A connection, once somebody listens.
-fn connect(port: u16) -> TcpStream {
-    let end = Instant::now() + Duration::from_secs(30);
-    loop {
-        match TcpStream::connect(("127.0.0.1", port)) {
-            Ok(stream) => {
-                stream
-                    .set_read_timeout(Some(Duration::from_secs(30)))
-                    .unwrap();
-                return stream;
-            }
-            Err(error) => assert!(Instant::now() < end, "{error}"),
-        }
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -271,59 +254,6 @@ fn silent_caller_is_dropped_after_its_time() {
     meeting.succeeds();
 }
 
-/// A relay that writes down what the caller says; can cut the connection after so many bytes.
-fn relay(to: u16, cut_after: usize) -> (u16, Arc<Mutex<Vec<u8>>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let said = Arc::new(Mutex::new(Vec::new()));
-    let record = Arc::clone(&said);
-    std::thread::spawn(move || {
-        for caller in listener.incoming() {
-            let mut caller = caller.unwrap();
-            let mut server = connect(to);
-            let (mut from, mut back) = (server.try_clone().unwrap(), caller.try_clone().unwrap());
-            std::thread::spawn(move || {
-                let _ = std::io::copy(&mut from, &mut back);
-                let _ = back.shutdown(Shutdown::Both);
-            });
-            let mut left = cut_after;
-            let mut bytes = [0; 1024];
-            while let Ok(read @ 1..) = caller.read(&mut bytes) {
-                let read = read.min(left);
-                left -= read;
-                record.lock().unwrap().extend_from_slice(&bytes[..read]);
-                if server.write_all(&bytes[..read]).is_err() || left == 0 {
-                    break;
-                }
-            }
-            let _ = server.shutdown(Shutdown::Both);
-        }
-    });
-    (port, said)
-}
-
-/// Rank 1, calling at another port.
-fn call_through(job: &Job, port: u16, timeout: Duration) -> Result<Peers, RendezvousError> {
-    let address = Address {
-        host: "127.0.0.1".into(),
-        port,
-    };
-    let launch = Launch::new(
-        Rank::new(1),
-        control_support::world(job.ranks),
-        1,
-        Some(address),
-        Via::Tcp,
-        job.id.clone(),
-        JobSecret::new(job.secret).unwrap(),
-    );
-    let options = pp_transport::control::RendezvousOptions {
-        timeout,
-        ..job.options.clone()
-    };
-    rendezvous(&launch.unwrap(), &options)
-}
-
 #[test]
 fn recorded_rank_is_not_let_in_again() {
     // A whole join of rank 1 is recorded on its way to a first rank 0 ...
@@ -508,7 +438,7 @@ fn of_two_callers_of_one_rank_the_first_to_confirm_is_it() {
 fn unix_socket_that_leads_nowhere_leaves_the_port() {
     let mut job = Job::new(2, Via::Auto);
     // Rank 0 over TCP only; a stranger of our own user has the Unix name.
-    let name = unix_name(&job);
+    let name = job.unix_name();
     job.via = Via::Tcp;
     let zero = job.start(0);
     let address = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
@@ -519,19 +449,10 @@ fn unix_socket_that_leads_nowhere_leaves_the_port() {
     zero.join().unwrap().unwrap();
 }
 
-/// The name of the job's Unix socket, as a rank without a rank 0 tells it.
-fn unix_name(job: &Job) -> String {
-    let mut job = job.clone();
-    job.options.timeout = Duration::ZERO;
-    let text = job.start(1).join().unwrap().unwrap_err().to_string();
-    let (_, rest) = text.split_once("unix:@").unwrap();
-    rest.split_once(' ').unwrap().0.to_owned()
-}
-
 #[test]
 fn strangers_on_the_unix_socket_are_turned_away_too() {
     let job = Job::new(2, Via::Unix);
-    let address = std::os::unix::net::SocketAddr::from_abstract_name(unix_name(&job)).unwrap();
+    let address = std::os::unix::net::SocketAddr::from_abstract_name(job.unix_name()).unwrap();
     let zero = job.start(0);
     let mut strangers = Vec::new();
     while strangers.len() < 100 {
