@@ -260,7 +260,7 @@ impl Drop for Beside {
 #[derive(Debug)]
 pub(super) struct Tenant {
     core: Arc<Core>,
-    _claim: Arc<Claim>,
+    claim: Arc<Claim>,
 }
 
 impl Tenant {
@@ -268,7 +268,16 @@ impl Tenant {
         *issuer.core.tenants() += 1;
         Self {
             core: Arc::clone(&issuer.core),
-            _claim: Arc::clone(&issuer.claim),
+            claim: Arc::clone(&issuer.claim),
+        }
+    }
+
+    /// A handle for the thread that issues.
+    pub(super) fn issuer(&self) -> Issuer {
+        Issuer {
+            core: Arc::clone(&self.core),
+            claim: Arc::clone(&self.claim),
+            one_thread: PhantomData,
         }
     }
 }

@@ -74,7 +74,7 @@ pub struct NcclLink {
     rx: Arc<RxPool>,
     sequencer: Sequencer,
     is_closed: bool,
-    _tenant: Tenant,
+    tenant: Tenant,
     /// Makes it `!Sync`.
     one_thread: PhantomData<Cell<()>>,
 }
@@ -160,9 +160,15 @@ impl NcclLink {
             incoming,
             sequencer: Sequencer::new(),
             is_closed: false,
-            _tenant: tenant,
+            tenant,
             one_thread: PhantomData,
         })
+    }
+
+    /// Another handle of its issuer, for a group that is made later.
+    #[must_use]
+    pub fn issuer(&self) -> Issuer {
+        self.tenant.issuer()
     }
 
     /// What gives this link's communicators up, from any thread.
