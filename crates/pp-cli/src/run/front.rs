@@ -3,16 +3,17 @@
 use std::collections::VecDeque;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, VideoPlan};
+use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, Rank, VideoPlan};
 use pp_kernels::{ChunkShape, Layout, Plan};
 use pp_runtime::core::Cut;
-use pp_runtime::driver::with_source;
-use pp_runtime::stage::{Decoded, FrontStages, Offer, Place, Progress, StageError};
+use pp_runtime::driver::{FrontOptions, with_source};
+use pp_runtime::stage::{Decoded, FrontStages, Kept, Offer, Place, Progress, StageError};
 use pp_transport::bell::Bell;
 use pp_transport::host::memory::available_bytes;
 
+use super::again::envelope_of;
 use super::codec::{Codec, Frames, Geometry};
-use super::tensors::{manifest_of, to_contract};
+use super::tensors::manifest_of;
 use super::{Planes, Shape, kernel_fault, slot_bytes, steps};
 use crate::args::{CutChoice, RunArgs};
 use crate::exit::Failure;
@@ -69,9 +70,14 @@ pub(super) struct VideoFront<C> {
     idle: Vec<Buffer>,
     codec: C,
     header: Header,
+    /// Frames of context that a payload may carry.
     context_frames: u32,
     steps: u32,
     recompute: bool,
+    depth: u32,
+    restarts: u32,
+    /// Chunks before one that hold its context.
+    context_chunks: u32,
     cuts: CutChoice,
     seed: u64,
     shape: Shape,
@@ -157,15 +163,25 @@ impl<C: Codec> VideoFront<C> {
         let into = buffers(&codec, QUEUE + 3 + args.depth as usize)?;
         let source = Source::start(reader, options, into, move || bell.ring())
             .map_err(|e| anyhow::Error::new(e).context("cannot start the reading thread"))?;
+        let context = if args.recompute || args.restarts > 0 {
+            context_frames
+        } else {
+            0
+        };
+        // With recompute every payload has its context with it.
+        let context_chunks = match args.recompute {
+            true => 0,
+            false => context.div_ceil(args.frames_per_chunk),
+        };
         let mut shape = Shape {
             width: header.width(),
             height: header.height(),
             planes: header.sampling().into(),
             frame_bytes: header.frame_bytes() as u64,
+            forward_slots: args.depth + context_chunks,
             forward_bytes: 0,
             backward_bytes: 0,
         };
-        let context = if args.recompute { context_frames } else { 0 };
         let largest = codec
             .layout(ChunkShape {
                 frames: args.frames_per_chunk,
@@ -187,6 +203,9 @@ impl<C: Codec> VideoFront<C> {
             context_frames: context,
             steps: steps(args),
             recompute: args.recompute,
+            depth: args.depth,
+            restarts: args.restarts,
+            context_chunks,
             cuts: args.cuts,
             seed: args.seed,
             shape,
@@ -214,9 +233,19 @@ impl<C: Codec> VideoFront<C> {
         self.quality.as_ref()
     }
 
+    /// How the front is to be driven, and with it how many slots the edges need.
+    pub(super) fn options(&self, peer: Rank) -> FrontOptions {
+        FrontOptions {
+            restarts: self.restarts,
+            context_chunks: self.context_chunks,
+            ..FrontOptions::new(peer, self.depth)
+        }
+    }
+
     pub(super) fn edges(&self, depth: u32) -> Edges {
         Edges {
             depth,
+            forward_depth: self.shape.forward_slots,
             forward_bytes: self.shape.forward_bytes,
             backward_bytes: self.shape.backward_bytes,
         }
@@ -227,6 +256,17 @@ impl<C: Codec> VideoFront<C> {
     pub(super) fn commit(&mut self) -> Result<Option<u64>, OutputError> {
         self.progress.finish_and_clear();
         self.sink.take().map(Sink::commit).transpose()
+    }
+
+    /// Frames of context that Phase B needs where it remembers none.
+    pub(super) fn context_frames(&self) -> u32 {
+        self.context_frames
+    }
+
+    /// The tensors that go with a chunk like this.
+    pub(super) fn inputs_of(&mut self, shape: ChunkShape) -> Result<Manifest, StageError> {
+        let known = self.layout(shape)?;
+        Ok(self.layouts[known].inputs.clone())
     }
 
     /// The place in `layouts` of the layout for a chunk like this.
@@ -276,7 +316,8 @@ impl<C: Codec> VideoFront<C> {
 
     fn plan(&self, place: Place, start_frame: u64) -> Plan {
         let (width, height) = (self.header.width(), self.header.height());
-        let recompute = self.recompute && !place.starts_epoch && self.context_frames > 0;
+        let brings_context = self.recompute || place.rebuilds;
+        let recompute = brings_context && !place.starts_epoch && self.context_frames > 0;
         let mut plan = match &self.last {
             None => Plan::first(width, height, self.steps),
             Some((last, _)) => last.following(start_frame, recompute),
@@ -298,7 +339,13 @@ fn check_memory(args: &RunArgs, header: &Header, name: &str) -> Result<(), Failu
     // Two bytes a sample in each slot, both ways; queues and chunks in flight of one byte a
     // sample; and a few copies in four bytes for the kernels, on both ranks.
     let chunk = frame.saturating_mul(frames);
-    let copies = 4 * depth + 2 * (QUEUE as u64 + depth) + 24;
+    // With restarts a few chunks more are kept, and while one goes on there are the slots of two
+    // generations.
+    let slots = match args.restarts {
+        0 => 4 * depth,
+        _ => 2 * (4 * depth + 4),
+    };
+    let copies = slots + 2 * (QUEUE as u64 + depth) + 24;
     let wanted = chunk.saturating_mul(copies);
     let Some(available) = available_bytes().filter(|available| wanted > *available) else {
         return Ok(());
@@ -386,9 +433,12 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
             &layout.inputs,
             slot,
         )?;
-        let envelope = to_contract(&plan)
-            .and_then(|plan| Envelope::new(plan, inputs.clone(), outputs.clone()))
-            .map_err(|e| StageError::new(FaultKind::Plugin, "plan", e.to_string()))?;
+        // To the kernels here it is a chunk like any other; for Phase B it is the first.
+        let asked = Plan {
+            init_cache: plan.init_cache || place.rebuilds,
+            ..plan
+        };
+        let envelope = envelope_of(&asked, inputs.clone(), outputs.clone())?;
         self.frames_built = chunk.frames as u32;
         self.epoch_frames += self.frames_built;
         self.last = Some((plan, self.frames_built));
@@ -407,6 +457,16 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
             chunk,
         });
         Ok(envelope)
+    }
+
+    fn rebuild(
+        &mut self,
+        place: Place,
+        sent: &Envelope<VideoPlan>,
+        kept: &dyn Kept<C::Tx>,
+        slot: &mut C::Tx,
+    ) -> Result<Envelope<VideoPlan>, StageError> {
+        self.compose_again(place, sent, kept, slot)
     }
 
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {
