@@ -9,6 +9,7 @@ mod bench;
 mod cmd;
 mod exit;
 mod fault;
+mod flight;
 mod job;
 mod run;
 mod timed;
@@ -49,7 +50,8 @@ fn main() -> ExitCode {
             };
             if !told {
                 // Without a standard error nobody wants to read it.
-                let _ = writeln!(std::io::stderr(), "pp: error: {failure}");
+                let hint = flight::hint();
+                let _ = writeln!(std::io::stderr(), "pp: error: {failure}{hint}");
             }
             ExitCode::from(failure.code())
         }

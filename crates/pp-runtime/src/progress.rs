@@ -2,11 +2,17 @@
 //!
 //! Hazard: a call that never returns (a library that waits for a peer, a stage that loops), while
 //! the rank's heartbeats go on and everybody believes it well. Guarantee: an operation that lasts
-//! longer than its limit is noticed and can be named. The driver pays one store for each
-//! operation; nothing here waits or locks.
+//! longer than its limit is noticed and can be named, and whoever asks learns since when it goes on.
+//! The driver pays two stores for each operation, and a look at the clock for a stage's, which take
+//! long; nothing here waits or locks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use pp_contract::Text;
+use pp_transport::flight::Activity;
+
+use crate::clock::now_ns;
 
 /// What a driver can be inside of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +40,12 @@ impl Doing {
         Self::Compute,
         Self::Decode,
     ];
+
+    /// What a driver's word says; 0 that no driver has begun yet.
+    fn of(operation: u64) -> Option<Self> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|doing| operation > 0 && *doing as u64 == operation & 0xFF)
+    }
 
     /// The operation's name in a fault.
     pub(crate) fn name(self) -> &'static str {
@@ -75,8 +87,12 @@ const AWAIT: &str = "wait for a chunk in flight";
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     operation: AtomicU64,
+    /// When it began; 0 where nobody looked at the clock.
+    began_ns: AtomicU64,
     /// Which wait for a chunk in flight this is; even while there is none.
     wait: AtomicU64,
+    /// When it began.
+    waits_since_ns: AtomicU64,
 }
 
 impl Progress {
@@ -85,7 +101,10 @@ impl Progress {
         // One writer: the driver. The number above the operation tells two of a kind apart.
         let count = (self.operation.load(Ordering::Relaxed) >> 8).wrapping_add(1);
         let now = count << 8 | doing as u64;
-        self.operation.store(now, Ordering::Relaxed);
+        let is_work = doing.is_stage() && doing != Doing::Source;
+        let began_ns = if is_work { now_ns() } else { 0 };
+        self.began_ns.store(began_ns, Ordering::Relaxed);
+        self.operation.store(now, Ordering::Release);
     }
 
     /// Whether nothing can be done until the peer, or a device, has done its part. A wait counts
@@ -93,8 +112,28 @@ impl Progress {
     pub(crate) fn awaits(&self, yes: bool) {
         let wait = self.wait.load(Ordering::Relaxed);
         if (wait % 2 == 1) != yes {
-            self.wait.store(wait.wrapping_add(1), Ordering::Relaxed);
+            if yes {
+                self.waits_since_ns.store(now_ns(), Ordering::Relaxed);
+            }
+            self.wait.store(wait.wrapping_add(1), Ordering::Release);
         }
+    }
+
+    /// What the driver is inside of now; `None` before it has begun. Never waits.
+    pub(crate) fn activity(&self) -> Option<Activity> {
+        let operation = self.operation.load(Ordering::Acquire);
+        let began_ns = self.began_ns.load(Ordering::Acquire);
+        let wait = self.wait.load(Ordering::Acquire);
+        let waits_since_ns = self.waits_since_ns.load(Ordering::Acquire);
+        // A time is that of this operation if no other has begun since.
+        let is_same = self.operation.load(Ordering::Relaxed) == operation;
+        let doing = Doing::of(operation)?;
+        Some(Activity {
+            operation: Text::truncated(doing.name()),
+            is_stage: doing.is_stage(),
+            since_ns: (is_same && began_ns > 0).then_some(began_ns),
+            waiting_since_ns: (wait % 2 == 1).then_some(waits_since_ns),
+        })
     }
 }
 
@@ -146,10 +185,7 @@ impl Stall {
         let wait = progress.wait.load(Ordering::Relaxed);
         let lasts = self.operation.lasts(operation, now);
         let waits = self.wait.lasts(wait, now);
-        // 0: no driver has begun yet.
-        let doing = Doing::ALL
-            .into_iter()
-            .find(|d| operation > 0 && *d as u64 == operation & 0xFF);
+        let doing = Doing::of(operation);
         let limit = |doing: Doing| {
             if doing.is_stage() {
                 limits.stage
@@ -226,6 +262,29 @@ mod tests {
         progress.awaits(false);
         progress.awaits(true);
         assert_eq!(stall.look(&progress, LIMITS, at(101)), None);
+    }
+
+    #[test]
+    fn what_goes_on_is_told_with_its_beginning() {
+        let progress = Progress::default();
+        assert_eq!(progress.activity(), None);
+        progress.at(Doing::Send);
+        let sending = progress.activity().unwrap();
+        assert_eq!((&*sending.operation, sending.is_stage), ("send", false));
+        assert_eq!((sending.since_ns, sending.waiting_since_ns), (None, None));
+        let before = now_ns();
+        progress.at(Doing::Compute);
+        progress.awaits(true);
+        let computing = progress.activity().unwrap();
+        assert_eq!(
+            (&*computing.operation, computing.is_stage),
+            ("phase_b", true)
+        );
+        let until = before..=now_ns();
+        assert!(until.contains(&computing.since_ns.unwrap()));
+        assert!(until.contains(&computing.waiting_since_ns.unwrap()));
+        progress.awaits(false);
+        assert_eq!(progress.activity().unwrap().waiting_since_ns, None);
     }
 
     #[test]

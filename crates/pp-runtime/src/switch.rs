@@ -2,7 +2,9 @@
 //!
 //! Hazard: a fault seen by a thread that can do nothing about it, while the one that can sleeps.
 //! Guarantee: the first fault wins and is never lost, and whoever raises one rings the bell.
-//! Nothing here takes a lock that a stuck thread could hold.
+//! Nothing here takes a lock that a stuck thread could hold: a fault is moved into its place, which
+//! another thread may be at for as long as that takes; a bell is a word and a wake-up; an alarm is a
+//! write that does not wait.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::bell::Bell;
+use pp_transport::flight::Activity;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::progress::Progress;
@@ -50,6 +53,11 @@ impl Switch {
     /// The rank these belong to.
     pub fn rank(&self) -> Rank {
         self.0.rank
+    }
+
+    /// What the driver is inside of just now; `None` before it has begun.
+    pub fn activity(&self) -> Option<Activity> {
+        self.0.progress.activity()
     }
 
     /// What the driver is doing.

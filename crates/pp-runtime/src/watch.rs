@@ -6,14 +6,25 @@
 //! peers; and if the driver has not ended within the grace after a fault, `on_stuck` ends the
 //! process.
 //!
-//! Choices: the thread sleeps in `poll` and holds no lock that a stage can hold. Silence counts
-//! only while this thread itself ran on time, so a machine that was suspended is no dead peer.
-//! What it does not do: touch a payload, a device, or the order of frames.
+//! Choices: the thread sleeps in `poll`. Silence counts only while this thread itself ran on time,
+//! so a machine that was suspended is no dead peer. What it does not do: touch a payload, a device,
+//! or the order of frames.
+//!
+//! Nothing that is stuck holds this thread up. It was looked at, call by call:
+//! - sockets: every wait has a deadline of [`SEND_WITHIN`]; a sender that another thread uses just now
+//!   is waited for no longer. Its lock is held to take or give back a value, never while writing;
+//! - the fault, the bell and the alarm of [`Switch`] wait for nobody, nor does the driver's progress;
+//! - `on_frame` puts a header into a queue that refuses when it is full;
+//! - standard error, and with it `tracing`, can be held for ever by a thread that writes into a full
+//!   pipe, and a disk can be away: so [`Aside`] logs, and writes what `on_fault` writes;
+//! - no call goes to CUDA or NCCL;
+//! - memory is allocated: the allocator's locks are held inside it alone.
 
 use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -43,12 +54,19 @@ pub struct WatchOptions {
     /// Time that one operation of the driver may take; `None` lets it take for ever. Looked at
     /// with each heartbeat.
     pub limits: Option<Limits>,
-    /// Called on the watch thread when the driver did not; must end the process.
+    /// Called on the watch thread when the driver did not; must end the process, and wait neither
+    /// for standard error nor for a disk.
     pub on_stuck: Box<dyn FnOnce(&Fault) + Send>,
+    /// Called once, on a thread of its own, when there is a fault: to write down what happened. The
+    /// grace is all the time it has.
+    pub on_fault: Option<OnFault>,
     /// Takes the headers that came over the control channel, where ranks have no other lane;
     /// without it they are a fault.
     pub on_frame: Option<OnFrame>,
 }
+
+/// What is done about a fault beside ending for it.
+pub type OnFault = Box<dyn FnOnce(&Fault) + Send>;
 
 /// What is done with a header from this peer. Must not block; an error is the peer's fault.
 pub type OnFrame = Box<dyn FnMut(Rank, &[u8]) -> Result<(), TransportError> + Send>;
@@ -92,6 +110,7 @@ impl Watch {
         let stop = Arc::new(Stop::default());
         let peers = channels.into_iter().map(Peer::new).collect();
         let mut watcher = Watcher {
+            aside: Aside::start(switch.rank(), options.on_fault)?,
             peers,
             switch: switch.clone(),
             stop: Arc::clone(&stop),
@@ -159,7 +178,54 @@ impl Peer {
     }
 }
 
+/// A thread that waits for the first fault, to do about it what may take as long as it likes. It is
+/// there from the beginning: a machine that is in trouble may have no thread to give.
+struct Aside {
+    fault: Option<SyncSender<Fault>>,
+    done: Receiver<()>,
+}
+
+impl Aside {
+    fn start(rank: Rank, on_fault: Option<OnFault>) -> std::io::Result<Self> {
+        let (fault, faults) = sync_channel::<Fault>(1);
+        let (say, done) = sync_channel(1);
+        std::thread::Builder::new()
+            .name("pp-aside".into())
+            .spawn(move || {
+                // The other end is dropped where there was no fault.
+                let Ok(fault) = faults.recv() else {
+                    return;
+                };
+                if let Some(on_fault) = on_fault {
+                    on_fault(&fault);
+                }
+                let _ = say.send(());
+                tracing::error!(%rank, %fault, "the run ends");
+            })?;
+        Ok(Self {
+            fault: Some(fault),
+            done,
+        })
+    }
+
+    /// Begins, unless it has.
+    fn begin(&mut self, fault: &Fault) {
+        if let Some(place) = self.fault.take() {
+            // There is room for one, and one is sent.
+            let _ = place.try_send(fault.clone());
+        }
+    }
+
+    /// Waits until what was begun is done, or the time is up.
+    fn finish(&self, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // A thread that panicked is done.
+        let _ = self.done.recv_timeout(left);
+    }
+}
+
 struct Watcher {
+    aside: Aside,
     peers: Vec<Peer>,
     switch: Switch,
     stop: Arc<Stop>,
@@ -196,6 +262,7 @@ impl Watcher {
             if let Some(fault) = self.switch.fault() {
                 let fault = fault.clone();
                 self.tell(&fault);
+                self.aside.begin(&fault);
                 let since = *fault_since.get_or_insert(now);
                 let deadline = since + self.grace;
                 if now >= deadline
@@ -212,6 +279,12 @@ impl Watcher {
         }
         if self.stop.politely.load(Ordering::Acquire) {
             self.say_goodbye();
+        }
+        // The driver may have ended before this thread had seen its fault.
+        if let Some(fault) = self.switch.fault() {
+            self.aside.begin(fault);
+            let since = fault_since.unwrap_or_else(Instant::now);
+            self.aside.finish(since + self.grace);
         }
     }
 
@@ -275,9 +348,7 @@ impl Watcher {
 
     fn lose(&mut self, peer: usize, fault: &Fault) {
         self.peers[peer].is_there = false;
-        if self.switch.raise(fault.clone()) {
-            tracing::error!(rank = %self.peers[peer].rank(), %fault, "lost a peer");
-        }
+        self.switch.raise(fault.clone());
     }
 
     /// Sends a heartbeat to each peer. `late`: how much later than planned this thread came to it.
@@ -288,11 +359,10 @@ impl Watcher {
                 peer.heard = now;
                 self.stall.forgive(now);
             }
-            if let Err(error) = peer.sender.send(&Message::Heartbeat, now + SEND_WITHIN) {
-                // What the peer last said (why it left) may still lie unread: `listen` takes it
-                // in before a loss is believed. One that stopped reading falls silent.
-                tracing::debug!(rank = %peer.rank(), %error, "heartbeat not sent");
-            }
+            // One that cannot be sent says nothing yet: what the peer last said (why it left) may
+            // still lie unread, and `listen` takes it in before a loss is believed. One that
+            // stopped reading falls silent.
+            let _ = peer.sender.send(&Message::Heartbeat, now + SEND_WITHIN);
         }
     }
 

@@ -10,13 +10,16 @@ use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use pp_contract::{
-    ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Plan as _, Rank, Settings,
+    ChunkIndex, Envelope, Fault, FaultKind, Generation, Manifest, Outcome, Plan as _, Rank,
+    Settings,
 };
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{FrontSummary, with_source};
 use pp_runtime::report::ChunkRecord;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, PhaseBWork, Place, Progress, StageError, send_as_it_was};
+    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, PhaseBWork, Place, Progress,
+    StageError, send_as_it_was,
+};
 use pp_runtime::switch::Switch;
 use pp_transport::bell::Bell;
 use pp_transport::launch::Launch;
@@ -30,6 +33,7 @@ use super::{drive_front, drive_phase_b};
 use crate::args::{LinkArgs, TransportChoice};
 use crate::backend::{self, Backend, Gpu};
 use crate::exit::{Failure, print};
+use crate::flight;
 use crate::job::edges::{Edges, Ready};
 use crate::job::seat::{Profile, Seat};
 use crate::job::{self, FRONT, PHASE_B, heartbeat};
@@ -227,6 +231,7 @@ fn operations(
         .into_iter()
         .filter(|bytes| *bytes <= args.max_bytes)
         .collect();
+    group.record(&flight::recorder(), Generation::new(0));
     let measured = operations::measure(&mut group, &gpu.device, &sizes, switch);
     // The first fault counts: perhaps the peer's.
     let measured = measured.map_err(|error| {

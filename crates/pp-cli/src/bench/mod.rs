@@ -12,12 +12,13 @@ mod stages;
 use std::io::Write as _;
 use std::time::Duration;
 
-use pp_contract::{Manifest, Settings};
+use pp_contract::{Generation, Manifest, Settings};
 use pp_kernels::synthetic::Rate;
 use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, with_source};
 use pp_runtime::report::{Measures, View};
 use pp_runtime::stage::{FrontStages, PhaseBStages};
 use pp_transport::bell::Bell;
+use pp_transport::flight::Recorded;
 use pp_transport::launch::Launch;
 use pp_transport::link::Link;
 use serde::Serialize;
@@ -31,6 +32,7 @@ use self::stages::{BenchFront, BenchPhaseB};
 use crate::args::{OverlapArgs, Simulate, TransportChoice};
 use crate::backend::{self, Backend};
 use crate::exit::{Failure, print};
+use crate::flight;
 use crate::job::edges::{Edges, Ready};
 use crate::job::seat::{Profile, Seat};
 use crate::job::{self, FRONT, PHASE_B, heartbeat, signals};
@@ -241,6 +243,7 @@ where
     } = ready;
     signals::attach(&switch);
     let options = FrontOptions::new(PHASE_B, depth);
+    let link = Recorded::new(link, &flight::recorder(), PHASE_B, Generation::new(0));
     let result = run_front(link, stages, &switch, options);
     watch.close();
     Ok(result?)
@@ -258,6 +261,7 @@ where
         watch,
     } = ready;
     signals::attach(&switch);
+    let link = Recorded::new(link, &flight::recorder(), FRONT, Generation::new(0));
     let result = run_phase_b(link, stage, &switch, FRONT, depth);
     watch.close();
     result?;

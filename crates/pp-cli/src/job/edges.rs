@@ -18,6 +18,7 @@ use super::seat::{FOREVER, SET_UP_WITHIN, Seat, end_process, end_with};
 use super::{FRONT, GRACE, PHASE_B, limits};
 use crate::backend::Gpu;
 use crate::exit::Failure;
+use crate::flight;
 
 /// Time for NCCL to connect two ranks; the first connection on a machine reads its topology.
 const CONNECT_WITHIN: Duration = Duration::from_secs(30);
@@ -218,8 +219,10 @@ impl Seat {
                 None => Box::new(end_process),
                 Some(survival) => Box::new(move |fault| survival.outlive(fault)),
             },
+            on_fault: Some(Box::new(flight::write_for_fault)),
             on_frame,
         };
+        flight::follow(&switch);
         let watch = Watch::start(vec![self.channel], switch.clone(), options).map_err(internal)?;
         Ok((switch, watch))
     }

@@ -16,6 +16,7 @@ use pp_runtime::progress::Limits;
 use pp_transport::launch::Launch;
 
 use crate::exit::Failure;
+use crate::flight;
 
 /// Ranks of the shipped pipeline: the front, and Phase B.
 pub(crate) const WORLD: u32 = 2;
@@ -70,11 +71,13 @@ pub(crate) fn run_with_restarts(
     // Before there are two ranks that would say the same.
     heartbeat()?;
     limits()?;
+    flight::operations()?;
     let within = restart_within()?;
     let Some(launch) = launched()? else {
         return supervise::supervise(restarts, within);
     };
     supervise::bind_to_supervisor()?;
+    flight::open(&launch)?;
     signals::start().context("cannot handle signals")?;
     if launch.rank() == FRONT {
         front(&launch)

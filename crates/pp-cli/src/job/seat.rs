@@ -18,6 +18,7 @@ use serde::de::DeserializeOwned;
 use super::survival::Survival;
 use super::{FRONT, PHASE_B, supervise};
 use crate::exit::{Failure, code_of};
+use crate::flight;
 
 /// Time for the ranks to find each other.
 pub(crate) const MEET_WITHIN: Duration = Duration::from_secs(60);
@@ -46,7 +47,7 @@ pub(crate) struct Seat {
     pub(super) peer: Rank,
     pub(super) channel: ControlChannel,
     /// Which link between the two this will be.
-    pub(super) generation: Generation,
+    pub(crate) generation: Generation,
     /// Set where this rank lives on when its peer is gone.
     pub(super) survival: Option<Arc<Survival>>,
 }
@@ -220,14 +221,23 @@ pub(super) fn end_process(fault: &Fault) {
 
 /// Ends this process with what is known of the fault.
 pub(crate) fn end_with(fault: &Fault) -> ! {
-    if !supervise::report(fault) {
-        // Without a standard error nobody wants to read it.
-        let _ = writeln!(std::io::stderr(), "pp: error: {fault}");
-    }
-    let code = i32::from(code_of(fault.kind));
-    // What runs at exit may wait for the stage that does not come back.
-    std::thread::spawn(move || std::process::exit(code));
+    let fault = fault.clone();
+    // On a thread of its own: standard error may be held by whoever is stuck, and what runs at exit
+    // may wait for the stage that does not come back. If there is no thread to be had, the end comes
+    // without them.
+    let last = std::thread::Builder::new().name("pp-end".into());
+    let _ = last.spawn(move || {
+        if !supervise::report(&fault) {
+            // Without a standard error nobody wants to read it.
+            let hint = flight::hint();
+            let _ = writeln!(std::io::stderr(), "pp: error: {fault}{hint}");
+        }
+        std::process::exit(i32::from(code_of(fault.kind)))
+    });
     std::thread::sleep(EXIT_WITHIN);
     let _ = kill_process(getpid(), Signal::KILL);
-    std::process::exit(code)
+    // The kernel is about to.
+    loop {
+        std::thread::park();
+    }
 }

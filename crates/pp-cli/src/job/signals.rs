@@ -1,14 +1,16 @@
-//! SIGINT and SIGTERM: the first drains, the second aborts.
+//! SIGINT and SIGTERM: the first drains, the second aborts. SIGUSR1 writes a flight recording, and
+//! the job goes on.
 
 use std::sync::{Mutex, PoisonError};
 
 use pp_contract::{Fault, FaultKind};
 use pp_runtime::switch::Switch;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use super::seat::end_with;
 use super::{FRONT, GRACE};
+use crate::flight;
 
 /// Who is to hear of a signal.
 #[derive(Debug)]
@@ -42,12 +44,18 @@ fn with_state<R>(act: impl FnOnce(&mut State) -> R) -> R {
 /// Starts the thread that turns signals into drains and aborts. Until [`attach`] names a switch,
 /// a signal ends the process: nothing has been admitted that could be drained.
 pub(crate) fn start() -> std::io::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
     std::thread::Builder::new()
         .name("pp-signals".into())
         .spawn(move || {
             let mut seen = 0;
-            for _ in &mut signals {
+            for signal in &mut signals {
+                if signal == SIGUSR1 {
+                    // On a thread of its own: a disk that is away must not keep an abort waiting.
+                    let asked = std::thread::Builder::new().name("pp-flight".into());
+                    let _ = asked.spawn(flight::write_on_request);
+                    continue;
+                }
                 seen += 1;
                 if seen == 1 {
                     with_state(drain);

@@ -21,7 +21,7 @@ use anyhow::Context;
 use pp_contract::{Rank, WorldSize};
 use pp_transport::launch::LocalJob;
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use super::reports::{self, REPORT_FD, Report, Word};
@@ -29,6 +29,7 @@ pub(crate) use super::reports::{report, report_internal};
 use super::verdict::{End, Ends, verdict};
 use super::{FRONT, PHASE_B, WORLD};
 use crate::exit::Failure;
+use crate::flight;
 
 /// Time the other ranks have to end by themselves after one ended badly.
 const PATIENCE: Duration = Duration::from_millis(240);
@@ -37,7 +38,7 @@ const GOODBYE: Duration = Duration::from_secs(5);
 /// Time for the last reports, which were written before the ranks ended.
 const REPORTS_WITHIN: Duration = Duration::from_secs(1);
 /// The process that supervises this rank.
-const SUPERVISOR: &str = "PP_SUPERVISOR_PID";
+pub(crate) const SUPERVISOR: &str = "PP_SUPERVISOR_PID";
 
 /// Whether this process is a rank that a supervisor of ours started.
 pub(crate) fn is_supervised() -> bool {
@@ -50,6 +51,8 @@ enum Event {
     /// Nobody reports any more.
     ReportsOver,
     Signal,
+    /// Somebody wants to know what the ranks do.
+    Asked,
 }
 
 /// Runs this same command line once per rank, and ends as they end. Phase B is started again up to
@@ -77,6 +80,8 @@ pub(crate) fn supervise(restarts: u32, within: Duration) -> Result<(), Failure> 
         deadline: None,
         is_killing: false,
     };
+    let own = job.local.launch(FRONT).map_err(anyhow::Error::new)?;
+    flight::supervise(own.job_id());
     for rank in 0..WORLD {
         if let Err(failure) = job.start(Rank::new(rank)) {
             job.kill_all();
@@ -192,6 +197,7 @@ impl Job {
                 Ok(Event::Reported(report)) => self.reported(report)?,
                 Ok(Event::ReportsOver) => {}
                 Ok(Event::Signal) => self.signalled(),
+                Ok(Event::Asked) => self.pass_on(Signal::USR1),
                 Err(RecvTimeoutError::Timeout) => self.late(),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -314,6 +320,13 @@ impl Job {
         }
     }
 
+    /// A signal for all ranks that run.
+    fn pass_on(&self, signal: Signal) {
+        for pid in self.running.into_iter().flatten() {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
     /// A deadline has passed.
     fn late(&mut self) {
         let now = Instant::now();
@@ -335,10 +348,15 @@ impl Job {
 }
 
 fn forward_signals(events: Sender<Event>) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
+    let mut signals =
+        Signals::new([SIGINT, SIGTERM, SIGUSR1]).context("cannot handle signals")?;
     std::thread::spawn(move || {
-        for _ in &mut signals {
-            if events.send(Event::Signal).is_err() {
+        for signal in &mut signals {
+            let event = match signal {
+                SIGUSR1 => Event::Asked,
+                _ => Event::Signal,
+            };
+            if events.send(event).is_err() {
                 return;
             }
         }
