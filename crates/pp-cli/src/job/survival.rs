@@ -48,10 +48,6 @@ impl Survival {
         let _ = self.abort.set(handle);
     }
 
-    pub(crate) fn within(&self) -> Duration {
-        self.within
-    }
-
     pub(super) fn leave_behind(&self) {
         self.left_behind.store(true, Ordering::Release);
     }

@@ -1,16 +1,19 @@
 //! `pp run`: a video through encode@0 → phase_b@1 → decode@0.
 
+mod again;
 mod codec;
 mod front;
 mod on_gpu;
 mod on_host;
 mod phase_b;
 mod report;
+mod restart;
 pub(crate) use self::report::write_pictures;
 mod tensors;
 
 use std::io::IsTerminal as _;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -31,13 +34,15 @@ use self::on_gpu::{Blame, GpuFront, GpuPhaseB};
 use self::on_host::HostKernels;
 use self::phase_b::VideoPhaseB;
 use self::report::Finished;
+use self::restart::{Met, Missed};
 use crate::args::{KernelChoice, RunArgs, Strength, TransportChoice};
 use crate::backend::{self, Backend, Choice};
-use crate::exit::Failure;
-use crate::fault::{self, Faulty, FaultyFront, FaultyPhaseB, Hook};
+use crate::exit::{Failure, is_worth_a_restart};
+use crate::fault::{self, Breakable, Faulty, FaultyFront, FaultyPhaseB, Hook};
 use crate::job::edges::{Edges, Ready};
-use crate::job::seat::{Profile, Seat, end_with};
-use crate::job::{self, FRONT, GRACE, PHASE_B, heartbeat, signals};
+use crate::job::seat::{MEET_WITHIN, Profile, Seat, end_with};
+use crate::job::survival::Survival;
+use crate::job::{self, FRONT, GRACE, PHASE_B, heartbeat, restart_within, signals};
 use crate::video::header::Sampling;
 use crate::video::staged::is_stdout;
 
@@ -48,6 +53,8 @@ struct Shape {
     height: u32,
     planes: Planes,
     frame_bytes: u64,
+    /// Slots of the edge to Phase B: with restarts more than are ever in flight.
+    forward_slots: u32,
     forward_bytes: u64,
     backward_bytes: u64,
 }
@@ -111,13 +118,19 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     one_file_each(&files)?;
     backend::check(&args.kernels, args.transport)?;
     if args.ranks == 1 {
+        if args.restarts > 0 {
+            return Err(Failure::Usage(
+                "--restarts starts the process of Phase B again; leave --ranks 1 out".into(),
+            ));
+        }
         fault::refuse_alone()?;
         alone_in_the_world()?;
         signals::start().context("cannot handle signals")?;
         return run_alone(args);
     }
     Hook::from_env()?;
-    job::run(
+    job::run_with_restarts(
+        args.restarts,
         |launch| run_front_rank(args, launch),
         |launch| run_phase_b_rank(args, launch),
     )
@@ -156,20 +169,30 @@ fn alone_in_the_world() -> Result<(), Failure> {
 }
 
 fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
-    let (
-        Choice {
-            kernels,
-            backend,
-            said,
-        },
-        seat,
-    ) = take_seat(args, launch)?;
+    let Choice {
+        kernels,
+        backend,
+        said,
+    } = choose(args, launch)?;
+    let about = kernels.describe();
+    let seat = match take_seat(args, launch, &backend, about, MEET_WITHIN) {
+        // It came and went; another may come while the input is looked at.
+        Err(Failure::Fault(fault)) if args.restarts > 0 && is_worth_a_restart(&fault) => None,
+        seat => Some(seat?),
+    };
     if std::io::stderr().is_terminal() {
         backend::say(said.as_deref());
     }
-    let about = kernels.describe();
-    let end = FrontEnd { args, about, said };
-    match backend {
+    let within = restart_within()?;
+    let again = || take_seat(args, launch, &backend, about, within);
+    let end = FrontEnd {
+        args,
+        about,
+        said,
+        launch,
+        again: &again,
+    };
+    match &backend {
         Backend::Host => end.run(
             seat,
             "host (shared memory, 2 processes)".into(),
@@ -181,7 +204,7 @@ fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
             format!("nccl {} (2 processes)", gpu.nccl.version()),
             |geometry| {
                 GpuFront::open(
-                    &gpu,
+                    gpu,
                     &kernels,
                     &config(args, geometry, 1),
                     geometry,
@@ -190,7 +213,7 @@ fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
                 )
                 .map_err(|e| e.into_fault(FRONT).into())
             },
-            |seat, edges, bell, heartbeat| seat.connect_nccl(&gpu, edges, bell, heartbeat),
+            |seat, edges, bell, heartbeat| seat.connect_nccl(gpu, edges, bell, heartbeat),
         ),
     }
 }
@@ -200,48 +223,72 @@ struct FrontEnd<'a> {
     args: &'a RunArgs,
     about: &'a Description,
     said: Option<String>,
+    launch: &'a Launch,
+    /// Meets another Phase B.
+    again: &'a dyn Fn() -> Result<Seat, Failure>,
 }
 
 impl FrontEnd<'_> {
     fn run<C, L>(
         self,
-        mut seat: Seat,
+        mut seat: Option<Seat>,
         transport: String,
         open: impl FnOnce(Geometry) -> Result<C, Failure>,
-        connect: impl FnOnce(Seat, Edges, Bell, Option<Duration>) -> Result<Ready<L>, Failure>,
+        connect: impl Fn(Seat, Edges, Bell, Option<Duration>) -> Result<Ready<L>, Failure>,
     ) -> Result<(), Failure>
     where
         C: Codec,
-        L: Link<Tx = C::Tx, Rx = C::Rx>,
+        L: Breakable<Tx = C::Tx, Rx = C::Rx>,
     {
-        let Self { args, about, said } = self;
+        let Self {
+            args,
+            about,
+            said,
+            launch,
+            again,
+        } = self;
         let bell = Bell::new().map_err(anyhow::Error::new)?;
         let prepared = Input::open(args)
             .and_then(|input| Ok((open(input.geometry())?, input)))
             .and_then(|(codec, input)| {
                 VideoFront::open(args, input, codec, about.context_frames, bell.clone())
-            })
-            .and_then(|front| seat.tell_shape(&front.shape()).map(|()| front));
+            });
         let mut front = match prepared {
             Ok(front) => front,
-            Err(failure) => return Err(seat.give_up(failure)),
+            Err(failure) => {
+                return Err(match seat {
+                    Some(seat) => seat.give_up(failure),
+                    None => Seat::decline(launch, failure),
+                });
+            }
         };
-        let ready = connect(seat, front.edges(args.depth), bell, heartbeat()?)?;
-        let Ready {
-            link,
-            switch,
-            watch,
-        } = ready;
+        let (shape, edges) = (front.shape(), front.edges(args.depth));
+        let heartbeat = heartbeat()?;
+        let meet = |generation: Generation, survival: Option<&Arc<Survival>>| {
+            let mut seat = seat.take().map_or_else(again, Ok)?;
+            if let Some(survival) = survival {
+                seat = seat.surviving(generation, survival);
+            }
+            let peer_pid = seat.peer_pid();
+            let missed = |failure| Missed { failure, peer_pid };
+            if let Err(failure) = seat.tell_shape(&(generation.get(), shape)) {
+                return Err(missed(seat.give_up(failure)));
+            }
+            let ready = connect(seat, edges, bell.clone(), heartbeat).map_err(missed)?;
+            Ok(Met { ready, peer_pid })
+        };
+        let options = front.options(PHASE_B);
+        let within = restart_within()?;
         let finished = match Hook::from_env()? {
-            None => run_to_the_end(&mut front, link, &switch, PHASE_B, args.depth),
+            None => restart::run(&mut front, options, within, meet, |link, _| link),
             Some(hook) => {
                 let arm = hook.arm(FRONT, Generation::new(0));
                 let mut front = FaultyFront::new(&mut front, &arm);
-                let link = Faulty::new(link, &arm);
-                run_to_the_end(&mut front, link, &switch, PHASE_B, args.depth)
+                restart::run(&mut front, options, within, meet, |link, generation| {
+                    Faulty::new(link, &hook.arm(FRONT, generation))
+                })
             }
         };
-        watch.close();
         let labels = Labels {
             transport,
             kernels: label(args, about),
@@ -279,10 +326,11 @@ where
 {
     signals::attach(switch);
     let start = Instant::now();
-    let options = FrontOptions { peer, depth };
+    let options = FrontOptions::new(peer, depth);
     let summary: FrontSummary = run_front(link, front, switch, options)?;
     Ok(Finished {
         summary,
+        restarts: 0,
         wall: start.elapsed(),
         interrupted: switch.is_draining(),
     })
@@ -303,13 +351,13 @@ fn finish<C: Codec>(
 }
 
 fn run_phase_b_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
-    let (
-        Choice {
-            kernels, backend, ..
-        },
-        mut seat,
-    ) = take_seat(args, launch)?;
-    let shape: Shape = seat.hear_shape()?;
+    let Choice {
+        kernels, backend, ..
+    } = choose(args, launch)?;
+    let mut seat = take_seat(args, launch, &backend, kernels.describe(), MEET_WITHIN)?;
+    let (generation, shape): (u32, Shape) = seat.hear_shape()?;
+    let generation = Generation::new(generation);
+    seat.generation = generation;
     let geometry = shape.geometry();
     match backend {
         Backend::Host => phase_b_rank(
@@ -348,8 +396,9 @@ fn phase_b_rank<G, L>(
 ) -> Result<(), Failure>
 where
     G: Generator,
-    L: Link<Tx = G::Tx, Rx = G::Rx>,
+    L: Breakable<Tx = G::Tx, Rx = G::Rx>,
 {
+    let generation = seat.generation;
     let generator = match open() {
         Ok(generator) => generator,
         Err(failure) => return Err(seat.give_up(failure)),
@@ -357,6 +406,7 @@ where
     let bell = Bell::new().map_err(anyhow::Error::new)?;
     let edges = Edges {
         depth: args.depth,
+        forward_depth: shape.forward_slots,
         forward_bytes: shape.forward_bytes,
         backward_bytes: shape.backward_bytes,
     };
@@ -370,7 +420,7 @@ where
     let result = match Hook::from_env()? {
         None => run_phase_b(link, &mut stage, &switch, FRONT, args.depth),
         Some(hook) => {
-            let arm = hook.arm(PHASE_B, Generation::new(0));
+            let arm = hook.arm(PHASE_B, generation);
             let mut stage = FaultyPhaseB::new(&mut stage, &arm);
             let link = Faulty::new(link, &arm);
             run_phase_b(link, &mut stage, &switch, FRONT, args.depth)
@@ -450,15 +500,32 @@ impl Drop for TellPanic<'_> {
     }
 }
 
-fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(Choice, Seat), Failure> {
-    let choice = backend::choose(&args.kernels, args.transport, launch)
+/// Chooses kernels and transport.
+fn choose(args: &RunArgs, launch: &Launch) -> Result<Choice, Failure> {
+    let mut choice = backend::choose(&args.kernels, args.transport, launch)
         .map_err(|failure| Seat::decline(launch, failure))?;
-    let about = choice.kernels.describe();
+    if let Backend::Gpu(gpu) = &mut choice.backend {
+        // Only communicators that do not block can be given up while they are made, when a Phase B
+        // that has come again goes again.
+        gpu.blocking = args.restarts == 0;
+    }
+    Ok(choice)
+}
+
+/// Meets the other rank, with what was chosen before.
+fn take_seat(
+    args: &RunArgs,
+    launch: &Launch,
+    backend: &Backend,
+    about: &Description,
+    within: Duration,
+) -> Result<Seat, Failure> {
     let mut settings = Settings::new();
     let entries = [
         ("depth", args.depth.to_string()),
         ("frames_per_chunk", args.frames_per_chunk.to_string()),
         ("denoise_steps", steps(args).to_string()),
+        ("restarts", args.restarts.to_string()),
         ("recompute", args.recompute.to_string()),
         ("strength", format!("{:?}", args.strength)),
         ("cuts", format!("{:?}", args.cuts)),
@@ -471,7 +538,7 @@ fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(Choice, Seat), Failure>
     let entries = entries.map(|(key, value)| (key.to_owned(), value));
     let fault = Hook::from_env()?.map(|hook| ("fault".to_owned(), hook.to_string()));
     let entries = entries.into_iter().chain(fault);
-    for (key, value) in entries.chain(choice.backend.settings()) {
+    for (key, value) in entries.chain(backend.settings()) {
         settings.set(&key, value).map_err(anyhow::Error::new)?;
     }
     let profile = Profile {
@@ -479,10 +546,9 @@ fn take_seat(args: &RunArgs, launch: &Launch) -> Result<(Choice, Seat), Failure>
         chunks: args.chunks,
         kernels: format!("{} {}", about.name, about.version),
         kernels_digest: about.digest,
-        device: choice.backend.device(),
+        device: backend.device(),
     };
-    let seat = Seat::take::<VideoPlan>(launch, profile)?;
-    Ok((choice, seat))
+    Seat::take_within::<VideoPlan>(launch, profile, within)
 }
 
 /// The passes to run.

@@ -4,7 +4,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use pp_runtime::driver::FrontSummary;
+use pp_runtime::driver::{FrontSummary, Restart};
 use pp_runtime::report::{
     Measures, Recorder, View, default_warm_up, write_chrome_trace, write_json, write_svg,
     write_text,
@@ -22,6 +22,8 @@ use crate::video::staged::{StagedFile, is_stdout};
 /// A run that came to its end.
 pub(super) struct Finished {
     pub(super) summary: FrontSummary,
+    /// How often another Phase B was awaited.
+    pub(super) restarts: u32,
     pub(super) wall: Duration,
     pub(super) interrupted: bool,
 }
@@ -41,9 +43,39 @@ struct About<'a> {
     depth: u32,
     recompute: bool,
     interrupted: bool,
+    restarts: u32,
+    restarts_allowed: u32,
+    /// A Phase B that came and went before it was given a chunk has none of its own.
+    recoveries: Vec<Recovery>,
     wall_seconds: f64,
     psnr_before_db: Option<f64>,
     psnr_after_db: Option<f64>,
+}
+
+/// A Phase B that was lost, and what it took to go on.
+#[derive(Serialize)]
+struct Recovery {
+    cause: String,
+    /// The first chunk that the new Phase B was given.
+    chunk: Option<u64>,
+    chunks_sent_again: u32,
+    /// From the loss being noticed to that chunk being sent.
+    ms_to_sent: Option<f64>,
+    /// From the loss being noticed to the first result of the new Phase B.
+    ms_to_served: Option<f64>,
+}
+
+impl Recovery {
+    fn of(restart: &Restart) -> Self {
+        let ms = |at: u64| at.saturating_sub(restart.lost_ns) as f64 / 1e6;
+        Self {
+            cause: restart.fault.to_string(),
+            chunk: restart.chunk.map(|chunk| chunk.get()),
+            chunks_sent_again: restart.sent_again,
+            ms_to_sent: restart.sent_ns.map(ms),
+            ms_to_served: restart.served_ns.map(ms),
+        }
+    }
 }
 
 /// Prints the summary and writes the files that were asked for.
@@ -71,6 +103,9 @@ pub(super) fn publish<C: Codec>(
         depth: args.depth,
         recompute: args.recompute,
         interrupted: finished.interrupted,
+        restarts: finished.restarts,
+        restarts_allowed: args.restarts,
+        recoveries: finished.summary.restarts.iter().map(Recovery::of).collect(),
         wall_seconds: finished.wall.as_secs_f64(),
         psnr_before_db: quality.and_then(|q| q.before.db()),
         psnr_after_db: quality.and_then(|q| q.after.db()),
@@ -169,6 +204,7 @@ fn summary(
                 after - before
             )?;
         }
+        write_restarts(out, about)?;
         write_text(out, measures)?;
         let files = [
             ("video", &args.output),
@@ -187,4 +223,36 @@ fn summary(
     };
     write(&mut out).map_err(anyhow::Error::new)?;
     Ok(String::from_utf8(out).map_err(anyhow::Error::new)?)
+}
+
+/// The most recoveries that are told one by one; the report has them all.
+const TOLD: usize = 8;
+
+fn write_restarts(out: &mut Vec<u8>, about: &About<'_>) -> std::io::Result<()> {
+    if about.restarts == 0 {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "Phase B was started again {} of {} times",
+        about.restarts, about.restarts_allowed
+    )?;
+    for recovery in about.recoveries.iter().take(TOLD) {
+        let Recovery {
+            cause,
+            chunk,
+            chunks_sent_again: again,
+            ms_to_served,
+            ..
+        } = recovery;
+        let at = chunk.map_or_else(|| "at the end".into(), |chunk| format!("at chunk {chunk}"));
+        let ms =
+            ms_to_served.map_or_else(String::new, |ms| format!(", served again in {ms:.0} ms"));
+        writeln!(out, "{at:>12}: {again} chunks sent again{ms}; {cause}")?;
+    }
+    let more = about.recoveries.len().saturating_sub(TOLD);
+    if more > 0 {
+        writeln!(out, "{more:>12} more; --report has them all")?;
+    }
+    Ok(())
 }

@@ -1,0 +1,155 @@
+//! The front over as many links as it takes: when Phase B is lost, it meets the next one.
+//!
+//! Hazard: a front that waits for a Phase B that never comes, tries again what fails again, or ends
+//! with the reason of the last attempt where the first one was the cause. Guarantee: every wait has
+//! an end, there are no more attempts than restarts, and only what another process may do better is
+//! tried again.
+//!
+//! Choices: who starts Phase B again is not decided here: a supervisor is told, a launcher sees it by
+//! itself. The front waits where the ranks met the first time.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pp_contract::{Fault, Generation};
+use pp_runtime::driver::{Driven, FrontOptions, FrontRun};
+use pp_runtime::stage::FrontStages;
+use pp_transport::link::Link;
+
+use super::report::Finished;
+use crate::exit::{Failure, is_worth_a_restart};
+use crate::job::edges::Ready;
+use crate::job::seat::end_with;
+use crate::job::survival::Survival;
+use crate::job::{reports, signals, supervise};
+
+/// Two ranks that are connected.
+pub(super) struct Met<L> {
+    pub(super) ready: Ready<L>,
+    /// Phase B's process, where it is one of this machine.
+    pub(super) peer_pid: Option<u32>,
+}
+
+/// Two ranks that did not come to be connected.
+pub(super) struct Missed {
+    pub(super) failure: Failure,
+    /// Phase B's process, where that much is known.
+    pub(super) peer_pid: Option<u32>,
+}
+
+impl From<Failure> for Missed {
+    fn from(failure: Failure) -> Self {
+        Self {
+            failure,
+            peer_pid: None,
+        }
+    }
+}
+
+/// Runs the front to its end. `meet` connects the ranks for each generation, `dress` puts around
+/// the link what belongs around it.
+pub(super) fn run<L, D, S>(
+    stages: &mut S,
+    options: FrontOptions,
+    within: Duration,
+    mut meet: impl FnMut(Generation, Option<&Arc<Survival>>) -> Result<Met<L>, Missed>,
+    dress: impl Fn(L, Generation) -> D,
+) -> Result<Finished, Failure>
+where
+    D: Link,
+    S: FrontStages<D::Tx, D::Rx>,
+{
+    let restarts = options.restarts;
+    let mut run = FrontRun::new(stages, options);
+    let mut start = None;
+    // Why each generation so far was lost.
+    let mut causes: Vec<Fault> = Vec::new();
+    loop {
+        let generation = Generation::new(causes.len() as u32);
+        let survival = (restarts > 0).then(|| Survival::new(within));
+        let survival = survival.as_ref();
+        let (fault, peer_pid) = match meet(generation, survival) {
+            Ok(Met { ready, peer_pid }) => {
+                let Ready {
+                    link,
+                    switch,
+                    watch,
+                } = ready;
+                signals::attach(&switch);
+                reports::met();
+                let start = *start.get_or_insert_with(Instant::now);
+                let driven = run.drive(dress(link, generation), &switch);
+                if let Some(survival) = survival {
+                    survival.driver_is_back();
+                }
+                watch.close();
+                match driven.map_err(|fault| used_up(fault, &causes, restarts))? {
+                    Driven::Finished => {
+                        return Ok(Finished {
+                            summary: run.finish(),
+                            restarts: causes.len() as u32,
+                            wall: start.elapsed(),
+                            interrupted: switch.is_draining(),
+                        });
+                    }
+                    Driven::Lost(fault) => {
+                        signals::between();
+                        (fault, peer_pid)
+                    }
+                }
+            }
+            Err(Missed { failure, peer_pid }) => (again(failure, &causes, restarts)?, peer_pid),
+        };
+        let is_over = survival.is_none() || causes.len() as u64 >= u64::from(restarts);
+        if let Some(survival) = survival {
+            if let Err(error) = survival.abort("Phase B is lost") {
+                tracing::error!(%error, "nothing else can be connected");
+                end_with(&used_up(fault, &causes, restarts));
+            }
+            if is_over && survival.has_left_behind() {
+                // A thread is inside NCCL, and what runs at exit would wait for it.
+                end_with(&used_up(fault, &causes, restarts));
+            }
+        }
+        if is_over {
+            return Err(used_up(fault, &causes, restarts).into());
+        }
+        tracing::warn!(%fault, generation = generation.get(), "Phase B is lost; another is awaited");
+        reports::lost(peer_pid, &fault);
+        causes.push(fault);
+    }
+}
+
+/// The fault of a meeting that another Phase B may make up for.
+///
+/// # Errors
+/// It is none of those. If nobody came, the cause is why the one before was lost.
+fn again(failure: Failure, causes: &[Fault], restarts: u32) -> Result<Fault, Failure> {
+    let Failure::Fault(fault) = failure else {
+        return Err(failure);
+    };
+    if is_worth_a_restart(&fault) {
+        return Ok(fault);
+    }
+    let nobody_came = fault.operation.as_str() == "rendezvous";
+    match causes.last() {
+        Some(cause) if nobody_came => {
+            let what = format!("{}; and no other came: {}", cause.detail, fault.detail);
+            let operation = cause.operation.as_str();
+            let cause = Fault::new(cause.kind, cause.rank, operation, what);
+            Err(used_up(cause, causes, restarts).into())
+        }
+        _ => Err(used_up(fault, causes, restarts).into()),
+    }
+}
+
+/// The fault that ends the run, and how many restarts there were before it; a supervisor says that
+/// by itself.
+fn used_up(fault: Fault, causes: &[Fault], restarts: u32) -> Fault {
+    let used = causes.len();
+    if used == 0 || supervise::is_supervised() {
+        return fault;
+    }
+    let detail = format!("{}; {used} of {restarts} restarts were used", fault.detail);
+    Fault::new(fault.kind, fault.rank, fault.operation.as_str(), detail)
+}
