@@ -68,6 +68,7 @@ pub use manifest::{
     TensorSpec,
 };
 pub use outcome::{Failure, FailureCode, Outcome, Side};
+pub use plan::fields::plan_digest;
 pub use plan::video::{VideoPlan, VideoPlanParts};
 pub use plan::{Plan, PlanError};
 pub use prepare::{Bare, CallStamp, Committed, Composer, PrepareError, Prepared, Sequencer, Stamp};

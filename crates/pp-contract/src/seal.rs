@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub const SEAL_TENSOR: &str = "digests";
 
 /// What the sender of a sealed result says of it in its header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Seal {
     /// [`Digests::seal`] of the digests as they were computed: whether it is they that changed on the way.
     pub digest: u64,

@@ -5,6 +5,7 @@
 //! *Guarantee.* The plan decides. It is checked when it is made, with the tensors when the
 //! envelope is made, and again, by the same functions, when it arrives.
 
+pub(crate) mod fields;
 pub(crate) mod video;
 
 use core::fmt::Debug;
