@@ -403,6 +403,11 @@ impl Watcher {
                         silence.as_millis()
                     ),
                 );
+                self.switch.raise(fault.clone());
+                // One that was stopped learns, when it goes on, why the others have left.
+                if let Some(first) = self.switch.fault().cloned() {
+                    self.tell(&first);
+                }
                 self.lose(i, &fault);
             }
         }

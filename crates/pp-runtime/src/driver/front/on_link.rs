@@ -1,5 +1,7 @@
 //! The front while it has one link: the loop that admits, receives and decodes.
 
+use std::collections::VecDeque;
+
 use pp_contract::{
     Action, ChunkIndex, Expectation, Failure, FailureCode, Fault, FaultKind, Header, Lockstep,
     Outcome, Plan, Replies, Side, Verdict,
@@ -11,7 +13,7 @@ use super::super::{Blame, Payload, post_receive};
 use super::FrontRun;
 use super::flight::{Flight, Leg};
 use crate::clock::now_ns;
-use crate::core::{Facts, FrontAction};
+use crate::core::{Facts, FrontAction, FrontCore};
 use crate::progress::Doing;
 use crate::report::PhaseBTimes;
 use crate::stage::{Decoded, FrontStages, Offer, Place, Progress, StageError};
@@ -144,12 +146,15 @@ where
         let header = *matched.header();
         match header.action() {
             Action::Infer => {
-                self.switch.progress().at(Doing::Receive);
-                let payload = post_receive(&mut self.link, &matched, blame)?;
+                // Judged before the receive is posted: nothing is received for a bad result.
                 let outcome = matched
                     .outcome()
                     .map_err(|e| blame.body("decode result", &e))?;
-                self.take_result(&header, outcome, payload)?;
+                let (core, flights) = (&mut self.run.core, &self.run.flights);
+                let verdict = judge(core, flights, &header, &outcome, blame)?;
+                self.switch.progress().at(Doing::Receive);
+                let payload = post_receive(&mut self.link, &matched, blame)?;
+                self.take_result(&header, outcome, payload, verdict);
             }
             Action::Shutdown => {
                 self.run.core.handle_peer_closed();
@@ -170,27 +175,10 @@ where
         header: &Header,
         outcome: Outcome,
         payload: Payload<L::Receiving>,
-    ) -> Result<(), Fault> {
-        let blame = self.blame;
-        self.run
-            .core
-            .handle_result(header.chunk_index(), header.cache_epoch())
-            .map_err(|e| blame.body("receive result", &e))?;
-        let epoch = self.run.core.epoch();
-        let is_due = |f: &&mut Flight<L, S::Plan>| matches!(f.leg, Leg::Away);
-        let due = self.run.flights.iter_mut().find(is_due);
-        let flight = due.expect("the core has as many flights without a result");
-        let expectation = Expectation {
-            call_id: flight.call_id,
-            chunk_index: flight.place.chunk,
-            cache_epoch: flight.place.epoch,
-            expected_calls: flight.envelope.plan().expected_calls(),
-            start_frame: flight.envelope.plan().start_frame(),
-            outputs: flight.envelope.outputs(),
-        };
-        let verdict = expectation
-            .judge(header, &outcome, epoch)
-            .map_err(|e| blame.body("judge result", &e))?;
+        verdict: Verdict,
+    ) {
+        let due = self.run.flights.iter_mut().find(|flight| is_due(flight));
+        let flight = due.expect("judged against it");
         if !self.run.options.keeps() {
             // The envelope was consumed: its slot is back, or is reaped when it comes.
             flight.sending = None;
@@ -223,7 +211,6 @@ where
         });
         flight.leg = Leg::Back(outcome, payload);
         self.run.note_served();
-        Ok(())
     }
 
     fn decode(&mut self, chunk: ChunkIndex) -> Result<(), Fault> {
@@ -318,4 +305,34 @@ fn fault_of(failure: &Failure, blame: Blame) -> Fault {
         _ => FaultKind::Internal,
     };
     Fault::new(kind, rank, "phase_b", failure.message.as_str())
+}
+
+/// The result that is due is that of the oldest flight without one.
+fn is_due<L: Link, P: Plan>(flight: &Flight<L, P>) -> bool {
+    matches!(flight.leg, Leg::Away)
+}
+
+/// Whether a result is the one that is due, and what was asked for; or has come too late.
+fn judge<L: Link, P: Plan>(
+    core: &mut FrontCore,
+    flights: &VecDeque<Flight<L, P>>,
+    header: &Header,
+    outcome: &Outcome,
+    blame: Blame,
+) -> Result<Verdict, Fault> {
+    core.handle_result(header.chunk_index(), header.cache_epoch())
+        .map_err(|e| blame.body("receive result", &e))?;
+    let due = flights.iter().find(|flight| is_due(flight));
+    let flight = due.expect("the core has as many flights without a result");
+    let expectation = Expectation {
+        call_id: flight.call_id,
+        chunk_index: flight.place.chunk,
+        cache_epoch: flight.place.epoch,
+        expected_calls: flight.envelope.plan().expected_calls(),
+        start_frame: flight.envelope.plan().start_frame(),
+        outputs: flight.envelope.outputs(),
+    };
+    expectation
+        .judge(header, outcome, core.epoch())
+        .map_err(|e| blame.body("judge result", &e))
 }
