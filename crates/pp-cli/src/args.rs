@@ -6,6 +6,8 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use pp_transport::host::MAX_DEPTH;
 
+use crate::cmd::faults::Transport;
+
 /// A pipeline-parallel runtime for real-time generative models.
 ///
 /// Without a launcher `pp run` and `pp bench` start their own two ranks on this machine. Under
@@ -33,6 +35,8 @@ pub(crate) enum Command {
     /// Kernel plugins.
     #[command(subcommand)]
     Plugin(PluginCommand),
+    /// Break each rule of the protocol on purpose, in real jobs, and see what the ranks do.
+    Faults(FaultsArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -273,6 +277,26 @@ pub(crate) struct LinkArgs {
     #[arg(long)]
     pub(crate) non_blocking: bool,
     /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+#[group(id = "what", required = true, args = ["list", "run", "all"])]
+pub(crate) struct FaultsArgs {
+    /// Say what there is, and do nothing.
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Make this fault; may be given more than once.
+    #[arg(long, value_name = "ID")]
+    pub(crate) run: Vec<String>,
+    /// Make all of them.
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// What carries the payloads of the jobs.
+    #[arg(long, value_enum, default_value = "host")]
+    pub(crate) transport: Transport,
+    /// Print JSON instead of text.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         Command::Bench(BenchCommand::Kernels(args)) => bench::kernels(args),
         Command::Doctor => cmd::doctor::doctor(),
         Command::Plugin(PluginCommand::Check { file }) => cmd::plugin::check(file),
+        Command::Faults(args) => cmd::faults::faults(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,4 +1,5 @@
 //! The small commands.
 
 pub(crate) mod doctor;
+pub(crate) mod faults;
 pub(crate) mod plugin;

@@ -1,21 +1,122 @@
-//! The faults that can be made in a run, by name.
+//! The faults that can be made in a run, by name, and how far each may be felt.
 
 /// A fault that a hook makes.
+///
+/// A correct sender cannot make most of what a link may get: the frame is altered by the rank that
+/// receives it, as if it had been sent so, and its checksums are made right again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Break {
-    /// The rank kills itself.
+    /// The rank kills itself, in a stage.
     Kill,
-    /// The rank stops itself.
+    /// The rank stops itself, in a stage.
     Stop,
+    /// The process ends with success in its stage, without a word.
+    Leave,
+    /// The same where it waits for what to do.
+    LeaveIdle,
     /// Phase B sleeps in its stage.
     StallCompute,
+    /// A plan that refuses to be serialized.
+    UnserializablePlan,
+    /// A plan over the bound of a body.
+    HugePlan,
+    /// A tensor of a type that the plan does not call for.
+    UnsupportedDtype,
+    /// A tensor that no slot holds.
+    OversizeTensor,
+    /// A plan with recompute, and no context.
+    MissingContext,
+    /// Phase B leaves out the recompute that the plan calls for.
+    SkippedRecompute,
+    /// A payload that no manifest describes.
+    SideTransfer,
+    /// A slot of another link.
+    ForeignSlot,
+    /// An operation with a rank that is no member of the group.
+    WrongGroup,
+    /// A second thread that calls the one issuer.
+    SecondThread,
+    /// Received: another version.
+    WrongVersion,
+    /// Received: a body whose checksum is wrong.
+    DamagedBody,
+    /// Received: a header that announces another body than follows.
+    LyingBody,
+    /// Received: a header that announces another payload than the manifest describes.
+    LyingPayload,
+    /// Received: the first half of a frame.
+    TruncatedFrame,
+    /// Received: the same frame twice.
+    Duplicated,
+    /// Received: nothing, where a frame was sent.
+    Skipped,
+    /// Received: two frames in the wrong order.
+    Swapped,
+    /// Received: a plan that counts its calls wrongly.
+    WrongCalls,
+    /// Received: a manifest with another shape.
+    AlteredManifest,
+    /// Received: a tensor more.
+    ExtraTensor,
+    /// Received: a tensor less.
+    MissingTensor,
+    /// Received: recompute asked for, and no context.
+    LostContext,
+    /// Received: context, and no recompute asked for.
+    StaleContext,
+    /// Results are kept back until a hard cut has passed them.
+    LateResult,
+}
+
+/// From which chunk on a stage must not see anything, counted from the chunk of the hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Felt {
+    /// Nothing is said of it.
+    Anywhere,
+    /// No stage computes these chunks, so none decodes them.
+    NotComputed,
+    /// The same of the chunks behind the one of the hook.
+    NextNotComputed,
+    /// No stage decodes these chunks.
+    NotDecoded,
+    /// The same of the chunks behind the one of the hook.
+    NextNotDecoded,
+    /// Its result is not decoded; the run goes on.
+    Dropped,
 }
 
 /// Name, and the ranks on which it can happen, the usual one first.
-const ALL: [(Break, &str, &[u32]); 3] = [
+const ALL: [(Break, &str, &[u32]); 30] = [
     (Break::Kill, "kill", &[1, 0]),
     (Break::Stop, "stop", &[1, 0]),
+    (Break::Leave, "leave", &[1]),
+    (Break::LeaveIdle, "leave-idle", &[1]),
     (Break::StallCompute, "stall-compute", &[1]),
+    (Break::UnserializablePlan, "unserializable-plan", &[0]),
+    (Break::HugePlan, "huge-plan", &[0]),
+    (Break::UnsupportedDtype, "unsupported-dtype", &[0]),
+    (Break::OversizeTensor, "oversize-tensor", &[0]),
+    (Break::MissingContext, "missing-context", &[0]),
+    (Break::SkippedRecompute, "skipped-recompute", &[1]),
+    (Break::SideTransfer, "side-transfer", &[0, 1]),
+    (Break::ForeignSlot, "foreign-slot", &[0, 1]),
+    (Break::WrongGroup, "wrong-group", &[1, 0]),
+    (Break::SecondThread, "second-thread", &[0, 1]),
+    (Break::WrongVersion, "wrong-version", &[1, 0]),
+    (Break::DamagedBody, "damaged-body", &[1, 0]),
+    (Break::LyingBody, "lying-body", &[1, 0]),
+    (Break::LyingPayload, "lying-payload", &[1, 0]),
+    (Break::TruncatedFrame, "truncated-frame", &[1, 0]),
+    (Break::Duplicated, "duplicated", &[1, 0]),
+    (Break::Skipped, "skipped", &[1, 0]),
+    (Break::Swapped, "swapped", &[1, 0]),
+    (Break::WrongCalls, "wrong-calls", &[1]),
+    (Break::AlteredManifest, "altered-manifest", &[1, 0]),
+    (Break::ExtraTensor, "extra-tensor", &[1, 0]),
+    (Break::MissingTensor, "missing-tensor", &[1]),
+    (Break::LostContext, "lost-context", &[1]),
+    (Break::StaleContext, "stale-context", &[1]),
+    (Break::LateResult, "late-result", &[0]),
 ];
 
 impl Break {
@@ -36,5 +137,64 @@ impl Break {
     /// The ranks on which it can happen, the usual one first.
     pub(crate) fn ranks(self) -> &'static [u32] {
         self.entry().2
+    }
+
+    /// Whether it is a frame that a rank hears, for which it must post no receive.
+    pub(crate) fn is_heard(self) -> bool {
+        matches!(
+            self,
+            Self::WrongVersion
+                | Self::DamagedBody
+                | Self::LyingBody
+                | Self::LyingPayload
+                | Self::TruncatedFrame
+                | Self::Skipped
+                | Self::Swapped
+                | Self::WrongCalls
+                | Self::AlteredManifest
+                | Self::ExtraTensor
+                | Self::MissingTensor
+                | Self::LostContext
+                | Self::StaleContext
+        )
+    }
+
+    /// How far it may be felt when it happens on this rank.
+    pub(crate) fn felt(self, rank: u32) -> Felt {
+        match (self, rank) {
+            // A rank that is started again computes what its forerunner did not.
+            (Self::Kill | Self::Stop | Self::Leave | Self::LeaveIdle | Self::StallCompute, _) => {
+                Felt::Anywhere
+            }
+            (Self::LateResult, _) => Felt::Dropped,
+            // What was in order before the copy came may be used.
+            (Self::Duplicated, 1) => Felt::NextNotComputed,
+            (Self::Duplicated, _) => Felt::NextNotDecoded,
+            // These happen when Phase B has computed, or while it does.
+            (
+                Self::SkippedRecompute
+                | Self::SideTransfer
+                | Self::ForeignSlot
+                | Self::WrongGroup
+                | Self::SecondThread,
+                1,
+            ) => Felt::NotDecoded,
+            // The front builds, and Phase B hears from it.
+            (
+                Self::UnserializablePlan
+                | Self::HugePlan
+                | Self::UnsupportedDtype
+                | Self::OversizeTensor
+                | Self::MissingContext
+                | Self::SideTransfer
+                | Self::ForeignSlot
+                | Self::WrongGroup
+                | Self::SecondThread,
+                _,
+            )
+            | (_, 1) => Felt::NotComputed,
+            // The front hears from Phase B.
+            _ => Felt::NotDecoded,
+        }
     }
 }

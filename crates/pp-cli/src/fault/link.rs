@@ -1,31 +1,214 @@
 //! A link that breaks the rules between two ranks.
+//!
+//! What is sent wrongly goes through the inner link as any message does, which has to refuse it.
+//! What is received wrongly was sent right: the frame is altered where it is polled.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 
-use pp_contract::{Matched, Prepared, Stamp};
+use pp_contract::{
+    Bare, CacheEpoch, Composer, DType, Envelope, HEADER_BYTES, Manifest, Matched, Plan, Prepared,
+    Stamp, TensorSpec,
+};
 use pp_transport::bell::Bell;
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::{InFlight, Rejected};
 use pp_transport::link::{Capabilities, Link, Sent};
 
-use super::Arm;
+use super::breakable::Breakable;
+use super::frame::{self, altered, longer, manifest, specs, with_envelope, with_inputs};
+use super::plan::{AnyParts, AnyPlan, unchecked};
+use super::{Arm, Break};
 
 /// A link with a hook.
 #[derive(Debug)]
 pub(crate) struct Faulty<L> {
     inner: L,
-    #[expect(dead_code, reason = "no fault of a link is made yet")]
     arm: Rc<Arm>,
+    /// Frames to be heard before any other.
+    first: VecDeque<Vec<u8>>,
+    /// The chunk that was sent last, and its epoch.
+    sent: Option<(u64, CacheEpoch)>,
+    /// Chunks of which something was heard.
+    heard: u64,
+    /// Nothing is heard before something of a later epoch than this was sent.
+    deaf: Option<CacheEpoch>,
 }
 
-impl<L: Link> Faulty<L> {
+impl<L: Breakable> Faulty<L> {
     pub(crate) fn new(inner: L, arm: &Rc<Arm>) -> Self {
-        let arm = Rc::clone(arm);
-        Self { inner, arm }
+        Self {
+            inner,
+            arm: Rc::clone(arm),
+            first: VecDeque::new(),
+            sent: None,
+            heard: 0,
+            deaf: None,
+        }
+    }
+
+    /// Whether results are kept back: from when that of the hook's chunk is the next one due until
+    /// a cut has passed it.
+    fn is_deaf(&mut self) -> bool {
+        let Some((chunk, epoch)) = self.sent else {
+            return false;
+        };
+        if self.heard == self.arm.hook.chunk && self.arm.strikes(Break::LateResult, chunk) {
+            self.deaf = Some(epoch);
+        }
+        self.deaf = self.deaf.filter(|old| *old == epoch);
+        self.deaf.is_some()
+    }
+
+    /// What must not be sent, before the message that is due: what the inner link says of it.
+    fn send_wrongly(
+        &mut self,
+        stamp: Stamp,
+        payload: &mut Option<L::Tx>,
+    ) -> Result<(), Rejected<L::Tx>> {
+        let chunk = stamp.chunk_index.get();
+        if self.arm.strikes(Break::WrongGroup, chunk) {
+            let called = self.inner.call_a_stranger(self.arm.me);
+            called.map_err(|error| Rejected {
+                buffer: None,
+                error,
+            })?;
+            self.arm.misses("it was not refused");
+        }
+        if self.arm.strikes(Break::SideTransfer, chunk) {
+            let mut composer = Composer::new();
+            let noop = composer.prepare_bare(Bare::Noop);
+            self.inner.send(noop, stamp, payload.take())?;
+            self.arm.misses("it was not refused");
+        }
+        Ok(())
+    }
+
+    /// What the peer is made to have sent in place of this frame.
+    fn alter(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
+        let Some(chunk) = frame::chunk_of(inbox) else {
+            return Ok(true);
+        };
+        let what = self.arm.hook.what;
+        if !self.arm.is_due(what, chunk) {
+            return Ok(true);
+        }
+        match what {
+            Break::Duplicated => self.first.push_back(inbox.clone()),
+            Break::Skipped => {
+                self.arm.strike();
+                return self.inner.poll_frame(inbox);
+            }
+            Break::Swapped => {
+                let mut next = Vec::new();
+                self.arm.strike();
+                // They come one after the other, as fast as the peer is.
+                while !self.inner.poll_frame(&mut next)? {
+                    std::thread::yield_now();
+                }
+                self.first.push_back(std::mem::replace(inbox, next));
+                return Ok(true);
+            }
+            Break::TruncatedFrame => {
+                inbox.truncate(HEADER_BYTES + (inbox.len() - HEADER_BYTES) / 2)
+            }
+            Break::DamagedBody => inbox[HEADER_BYTES] ^= 1,
+            Break::WrongVersion => {
+                frame::put(
+                    inbox,
+                    frame::VERSION,
+                    &(pp_contract::WIRE_VERSION + 1).to_le_bytes(),
+                );
+                frame::seal(inbox);
+            }
+            Break::LyingBody => {
+                let body = (inbox.len() - HEADER_BYTES) as u32 + 8;
+                frame::put(inbox, frame::BODY_LEN, &body.to_le_bytes());
+                frame::seal(inbox);
+            }
+            Break::LyingPayload => {
+                let bytes = frame::get(inbox, frame::PAYLOAD_BYTES) / 2 + 1;
+                frame::put(inbox, frame::PAYLOAD_BYTES, &bytes.to_le_bytes());
+                frame::seal(inbox);
+            }
+            other => match altered_body(other, self.arm.me.get(), inbox) {
+                Some(frame) => *inbox = frame,
+                // No fault of what is heard, or not of such a message.
+                None => return Ok(true),
+            },
+        }
+        self.arm.strike();
+        Ok(true)
     }
 }
 
-impl<L: Link> Link for Faulty<L> {
+/// The frame with a body that breaks a rule, as the rank that hears it gets it.
+fn altered_body(what: Break, me: u32, frame: &[u8]) -> Option<Vec<u8>> {
+    if me == 0 {
+        return frame::with_outcome(frame, what == Break::ExtraTensor, |mut outcome| {
+            outcome.outputs = match what {
+                Break::AlteredManifest => {
+                    altered(&outcome.outputs, "latents_out", |spec| longer(spec, 2))
+                }
+                Break::ExtraTensor => with_extra(&outcome.outputs),
+                _ => return outcome,
+            };
+            outcome
+        })
+        .filter(|_| matches!(what, Break::AlteredManifest | Break::ExtraTensor));
+    }
+    match what {
+        Break::WrongCalls => with_envelope(frame, true, |envelope| {
+            with_parts(&envelope, |any| any.parts.expected_generator_calls += 1)
+        }),
+        Break::AlteredManifest => with_envelope(frame, false, |envelope| {
+            let inputs = altered(envelope.inputs(), "latents_in", |spec| longer(spec, 2));
+            with_inputs(&envelope, inputs)
+        }),
+        Break::ExtraTensor => with_envelope(frame, true, |envelope| {
+            with_inputs(&envelope, with_extra(envelope.inputs()))
+        }),
+        Break::MissingTensor => with_envelope(frame, true, |envelope| {
+            let inputs = without(envelope.inputs(), "conditioning_embeds");
+            with_inputs(&envelope, inputs)
+        }),
+        Break::LostContext => with_envelope(frame, true, |envelope| {
+            let inputs = without(envelope.inputs(), "context_frames");
+            with_inputs(&envelope, inputs)
+        }),
+        Break::StaleContext => with_envelope(frame, true, |envelope| {
+            with_parts(&envelope, |any| {
+                any.parts.do_kv_recompute = false;
+                any.parts.expected_generator_calls = any.parts.planned_calls();
+            })
+        }),
+        _ => None,
+    }
+}
+
+/// The same tensors without one.
+fn without(inner: &Manifest, name: &str) -> Manifest {
+    let mut tensors = specs(inner);
+    tensors.retain(|spec| spec.name() != name);
+    manifest(&tensors)
+}
+
+/// The same envelope with another plan.
+fn with_parts(envelope: &Envelope<AnyPlan>, alter: fn(&mut AnyParts)) -> Envelope<AnyPlan> {
+    let mut parts = envelope.plan().parts().clone();
+    alter(&mut parts);
+    let (inputs, outputs) = (envelope.inputs().clone(), envelope.outputs().clone());
+    unchecked(AnyPlan(parts), inputs, outputs)
+}
+
+/// The same tensors, and one that no plan calls for.
+fn with_extra(inner: &Manifest) -> Manifest {
+    let mut tensors = specs(inner);
+    tensors.push(TensorSpec::new("side", DType::U8, &[256]).expect("a small tensor"));
+    manifest(&tensors)
+}
+
+impl<L: Breakable> Link for Faulty<L> {
     type Tx = L::Tx;
     type Rx = L::Rx;
     type Sending = L::Sending;
@@ -47,16 +230,45 @@ impl<L: Link> Link for Faulty<L> {
         &mut self,
         message: Prepared<'_>,
         stamp: Stamp,
-        payload: Option<L::Tx>,
+        mut payload: Option<L::Tx>,
     ) -> Result<Sent<L::Sending>, Rejected<L::Tx>> {
+        let chunk = stamp.chunk_index.get();
+        self.sent = Some((chunk, stamp.cache_epoch));
+        if payload.is_some() {
+            self.send_wrongly(stamp, &mut payload)?;
+            if self.arm.strikes(Break::ForeignSlot, chunk) {
+                payload = self.inner.slot_of_another();
+            }
+            if self.arm.strikes(Break::SecondThread, chunk) {
+                return self.inner.send_elsewhere(message, stamp, payload);
+            }
+        }
         self.inner.send(message, stamp, payload)
     }
 
     fn poll_frame(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
-        self.inner.poll_frame(inbox)
+        if self.is_deaf() {
+            return Ok(false);
+        }
+        if let Some(frame) = self.first.pop_front() {
+            *inbox = frame;
+            return Ok(true);
+        }
+        if !self.inner.poll_frame(inbox)? {
+            if self
+                .sent
+                .is_some_and(|(chunk, _)| self.arm.strikes(Break::LeaveIdle, chunk))
+            {
+                std::process::exit(0);
+            }
+            return Ok(false);
+        }
+        self.heard += u64::from(frame::chunk_of(inbox).is_some());
+        self.alter(inbox)
     }
 
     fn receive(&mut self, header: &Matched<'_>) -> Result<InFlight<L::Receiving>, TransportError> {
+        self.arm.sees_receive(header.header().chunk_index().get());
         self.inner.receive(header)
     }
 }

@@ -8,10 +8,13 @@
 //! none can happen. Guarantee: everything here decorates what a run is made of, a link or the
 //! stages, and the driver between them is the one of every run.
 
+mod breakable;
+mod frame;
 mod front;
 mod kinds;
 mod link;
 mod phase_b;
+mod plan;
 
 use std::cell::Cell;
 use std::fmt;
@@ -24,8 +27,9 @@ use rustix::process::{Signal, getpid, kill_process};
 
 use crate::exit::Failure;
 
+pub(crate) use self::breakable::Breakable;
 pub(crate) use self::front::FaultyFront;
-pub(crate) use self::kinds::Break;
+use self::kinds::{Break, Felt};
 pub(crate) use self::link::Faulty;
 pub(crate) use self::phase_b::FaultyPhaseB;
 
@@ -33,6 +37,10 @@ pub(crate) use self::phase_b::FaultyPhaseB;
 pub(crate) const VARIABLE: &str = "PP_FAULT";
 /// The chunk at which a fault happens when nobody says.
 const CHUNK: u64 = 3;
+/// How each line of a hook begins.
+pub(crate) const SAYS: &str = "pp: fault hook: ";
+/// In every line that says that a fault was not stopped where it must be.
+pub(crate) const AFTER: &str = "after the fault";
 /// How long a fault lasts that lasts, when nobody says: longer than anybody waits.
 const LASTS: Duration = Duration::from_secs(60);
 
@@ -97,6 +105,7 @@ impl Hook {
     pub(crate) fn arm(self, me: Rank, generation: Generation) -> Rc<Arm> {
         Rc::new(Arm {
             hook: self,
+            me,
             is_mine: self.rank == me && generation.get() < self.times,
             struck: Cell::new(false),
         })
@@ -127,6 +136,7 @@ impl fmt::Display for Hook {
 #[derive(Debug)]
 pub(crate) struct Arm {
     hook: Hook,
+    me: Rank,
     /// This is the rank, and the generation, in which it strikes.
     is_mine: bool,
     struck: Cell<bool>,
@@ -154,6 +164,49 @@ impl Arm {
         say(&format!("{} at chunk {chunk}", what.id()));
     }
 
+    /// Says that the fault had not the effect that it must have.
+    fn misses(&self, what: &str) {
+        say(&format!("{}: {what} {AFTER}", self.hook.what.id()));
+    }
+
+    /// A chunk is about to be computed here.
+    fn sees_compute(&self, chunk: u64) {
+        let first = match self.felt() {
+            Felt::NotComputed => self.hook.chunk,
+            Felt::NextNotComputed => self.hook.chunk + 1,
+            _ => return,
+        };
+        if chunk >= first {
+            self.misses(&format!("chunk {chunk} was computed"));
+        }
+    }
+
+    /// A chunk is about to be decoded here.
+    fn sees_decode(&self, chunk: u64) {
+        let Hook { chunk: at, .. } = self.hook;
+        let is_wrong = match self.felt() {
+            Felt::Anywhere => false,
+            Felt::NotComputed | Felt::NotDecoded => chunk >= at,
+            Felt::NextNotComputed | Felt::NextNotDecoded => chunk > at,
+            Felt::Dropped => chunk == at,
+        };
+        if is_wrong {
+            self.misses(&format!("chunk {chunk} was decoded"));
+        }
+    }
+
+    /// A receive is about to be posted here.
+    fn sees_receive(&self, chunk: u64) {
+        let heard_here = self.is_mine && self.struck.get() && self.hook.what.is_heard();
+        if heard_here && chunk >= self.hook.chunk {
+            self.misses(&format!("a receive was posted for chunk {chunk}"));
+        }
+    }
+
+    fn felt(&self) -> Felt {
+        self.hook.what.felt(self.hook.rank.get())
+    }
+
     /// The faults that any stage may have: a process that dies, or is stopped.
     fn happen_to_process(&self, chunk: u64) {
         for (what, signal) in [(Break::Kill, Signal::KILL), (Break::Stop, Signal::STOP)] {
@@ -166,7 +219,12 @@ impl Arm {
 
 /// One line on standard error, which nobody may want to read.
 fn say(what: &str) {
-    let _ = writeln!(std::io::stderr(), "pp: fault hook: {what}");
+    let _ = writeln!(std::io::stderr(), "{SAYS}{what}");
+}
+
+/// The rank on which a hook strikes.
+pub(crate) fn rank_of(text: &str) -> Option<u32> {
+    Hook::parse(text).ok().map(|hook| hook.rank.get())
 }
 
 /// Refuses a hook where there are no two ranks.

@@ -2,9 +2,10 @@
 
 use std::rc::Rc;
 
-use pp_contract::{Envelope, VideoPlan};
+use pp_contract::{Envelope, Plan as _, VideoPlan};
 use pp_runtime::stage::{Computed, PhaseBStages, Place, Progress, StageError};
 
+use super::frame::{manifest, specs};
 use super::{Arm, Break};
 
 /// Phase B's stages with a hook.
@@ -35,9 +36,19 @@ where
         output: &mut Tx,
     ) -> Result<Progress<Computed>, StageError> {
         let chunk = place.chunk.get();
+        self.arm.sees_compute(chunk);
         self.arm.happen_to_process(chunk);
+        if self.arm.strikes(Break::Leave, chunk) {
+            std::process::exit(0);
+        }
         if self.arm.strikes(Break::StallCompute, chunk) {
             std::thread::sleep(self.arm.hook.lasts);
+        }
+        if envelope.plan().parts().do_kv_recompute
+            && self.arm.strikes(Break::SkippedRecompute, chunk)
+        {
+            let envelope = without_recompute(envelope);
+            return self.inner.compute(place, &envelope, input, output);
         }
         self.inner.compute(place, envelope, input, output)
     }
@@ -45,4 +56,17 @@ where
     fn poll_computed(&mut self) -> Result<Option<Computed>, StageError> {
         self.inner.poll_computed()
     }
+}
+
+/// The same work as a rank sees it that thinks its cache is good.
+fn without_recompute(envelope: &Envelope<VideoPlan>) -> Envelope<VideoPlan> {
+    let mut parts = *envelope.plan().parts();
+    parts.do_kv_recompute = false;
+    parts.expected_generator_calls = parts.planned_calls();
+    let plan = VideoPlan::new(parts).expect("the plan without its recompute");
+    // The context lies behind all other tensors: without it they lie where they were.
+    let mut tensors = specs(&envelope.inputs().unsealed());
+    tensors.retain(|spec| spec.name() != "context_frames");
+    Envelope::new(plan, manifest(&tensors), envelope.outputs().clone())
+        .expect("the tensors of the plan without its recompute")
 }

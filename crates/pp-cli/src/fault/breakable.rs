@@ -1,0 +1,96 @@
+//! What can be tried with a link that a correct run never tries.
+
+use std::time::{Duration, Instant};
+
+use pp_contract::{DType, Prepared, Rank, Stamp};
+use pp_transport::bell::Bell;
+use pp_transport::cuda::DeviceBuffer;
+use pp_transport::error::TransportError;
+use pp_transport::host::{EdgeShape, HostLink};
+use pp_transport::in_flight::Rejected;
+use pp_transport::link::{Link, Sent};
+use pp_transport::nccl::{CommOptions, Communicator, GroupBuffer, NcclLink, UniqueId};
+
+/// Time to make a group of one rank.
+const GROUP_WITHIN: Duration = Duration::from_secs(10);
+
+/// A backend's link, in the hands of somebody who breaks rules.
+pub(crate) trait Breakable: Link {
+    /// A slot of another link of the same kind, where a process can have two.
+    fn slot_of_another(&self) -> Option<Self::Tx>;
+
+    /// Asks for an operation with a rank that is no member of its group.
+    fn call_a_stranger(&mut self, me: Rank) -> Result<(), TransportError>;
+
+    /// Sends from a thread that is not the link's.
+    fn send_elsewhere(
+        &mut self,
+        message: Prepared<'_>,
+        stamp: Stamp,
+        payload: Option<Self::Tx>,
+    ) -> Result<Sent<Self::Sending>, Rejected<Self::Tx>>;
+}
+
+impl Breakable for HostLink {
+    fn slot_of_another(&self) -> Option<Self::Tx> {
+        let edge = EdgeShape {
+            depth: 1,
+            slot_bytes: 1 << 20,
+        };
+        let (mut other, _) = Self::pair(edge, edge, Bell::new().ok()?).ok()?;
+        other.try_lease().ok()?
+    }
+
+    fn call_a_stranger(&mut self, _: Rank) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    fn send_elsewhere(
+        &mut self,
+        message: Prepared<'_>,
+        stamp: Stamp,
+        payload: Option<Self::Tx>,
+    ) -> Result<Sent<Self::Sending>, Rejected<Self::Tx>> {
+        self.send(message, stamp, payload)
+    }
+}
+
+impl Breakable for NcclLink {
+    fn slot_of_another(&self) -> Option<Self::Tx> {
+        None
+    }
+
+    /// The group "mesh", of this rank alone, is asked to take part in what the whole world does.
+    fn call_a_stranger(&mut self, me: Rank) -> Result<(), TransportError> {
+        let issuer = self.issuer();
+        let memory = DeviceBuffer::new(issuer.device(), 256)?;
+        let id = UniqueId::new(issuer.nccl())?;
+        let mut mesh = Communicator::connect(CommOptions {
+            issuer,
+            name: "mesh",
+            members: vec![me],
+            me,
+            id,
+            deadline: Instant::now() + GROUP_WITHIN,
+            blocking: true,
+        })?;
+        let peer = Rank::new(1 - me.get());
+        let buffer = GroupBuffer::new(memory, DType::U8, 256).expect("as large as its memory");
+        let mut group = mesh.group();
+        group
+            .broadcast(buffer, peer)
+            .map_err(|refused| refused.error)
+    }
+
+    fn send_elsewhere(
+        &mut self,
+        message: Prepared<'_>,
+        stamp: Stamp,
+        payload: Option<Self::Tx>,
+    ) -> Result<Sent<Self::Sending>, Rejected<Self::Tx>> {
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| self.send(message, stamp, payload));
+            second.join().expect("a send does not panic")
+        })
+    }
+}
