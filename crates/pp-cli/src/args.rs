@@ -30,6 +30,8 @@ pub(crate) enum Command {
     /// Measure.
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Read what the ranks of a job did last: who waited for whom, and who never came.
+    Flight(FlightArgs),
     /// Say what this machine has and lacks, and what to do about it.
     Doctor,
     /// Kernel plugins.
@@ -321,4 +323,18 @@ pub(crate) struct KernelsArgs {
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct FlightArgs {
+    /// The recordings of one job, one of each rank that left one. A fault, a panic and SIGUSR1 write
+    /// them to the folder PP_FLIGHT_DIR.
+    #[arg(required = true, value_name = "FILES")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write a Chrome/Perfetto trace with all ranks on one clock.
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) trace: Option<PathBuf>,
 }

@@ -37,6 +37,7 @@ fn main() -> ExitCode {
         Command::Bench(BenchCommand::Overlap(args)) => bench::overlap(args),
         Command::Bench(BenchCommand::Link(args)) => bench::link(args),
         Command::Bench(BenchCommand::Kernels(args)) => bench::kernels(args),
+        Command::Flight(args) => cmd::flight::flight(args),
         Command::Doctor => cmd::doctor::doctor(),
         Command::Plugin(PluginCommand::Check { file }) => cmd::plugin::check(file),
         Command::Faults(args) => cmd::faults::faults(args),

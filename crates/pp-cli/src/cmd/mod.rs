@@ -1,5 +1,6 @@
 //! The small commands.
 
 pub(crate) mod doctor;
+pub(crate) mod flight;
 pub(crate) mod faults;
 pub(crate) mod plugin;

@@ -25,7 +25,7 @@ pub use record::{ChunkRecord, PhaseBTimes};
 pub use recorder::{RING_RECORDS, Recorder, Totals};
 pub use svg::write_svg;
 pub use text::write_text;
-pub use trace::write_chrome_trace;
+pub use trace::{TraceEvents, write_chrome_trace};
 
 /// How a timeline or trace is to be labelled and cut.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -32,23 +32,16 @@ pub fn write_chrome_trace(
         .map(|r| r.build_start_ns)
         .min()
         .unwrap_or(0);
-    let mut events = Events {
-        out,
-        first: true,
-        origin_ns,
-    };
-    events
-        .out
-        .write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+    let mut events = TraceEvents::begin(out, origin_ns)?;
     name_lanes(&mut events, view.phase_b_rank)?;
     for record in recorder.records() {
         stages(&mut events, record, view.phase_b_rank)?;
         transfers(&mut events, record, view.phase_b_rank)?;
     }
-    events.out.write_all(b"\n]}\n")
+    events.end()
 }
 
-fn name_lanes(events: &mut Events<'_, impl Write>, phase_b_rank: u32) -> io::Result<()> {
+fn name_lanes(events: &mut TraceEvents<'_, impl Write>, phase_b_rank: u32) -> io::Result<()> {
     let mut name = |kind: &str, pid: u32, tid: u32, name: &str| {
         events
             .put(&json!({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}))
@@ -67,7 +60,7 @@ fn name_lanes(events: &mut Events<'_, impl Write>, phase_b_rank: u32) -> io::Res
     name("thread_name", phase_b_rank, PHASE_B, "phase_b")
 }
 
-fn stages(events: &mut Events<'_, impl Write>, r: &ChunkRecord, rank: u32) -> io::Result<()> {
+fn stages(events: &mut TraceEvents<'_, impl Write>, r: &ChunkRecord, rank: u32) -> io::Result<()> {
     let k = r.chunk_index;
     let args = json!({
         "chunk_index": k, "call_id": r.call_id, "cache_epoch": r.cache_epoch, "frames": r.frames,
@@ -116,7 +109,11 @@ fn stages(events: &mut Events<'_, impl Write>, r: &ChunkRecord, rank: u32) -> io
     }))
 }
 
-fn transfers(events: &mut Events<'_, impl Write>, r: &ChunkRecord, rank: u32) -> io::Result<()> {
+fn transfers(
+    events: &mut TraceEvents<'_, impl Write>,
+    r: &ChunkRecord,
+    rank: u32,
+) -> io::Result<()> {
     let Some(b) = r.phase_b else { return Ok(()) };
     let mut transfer = |name: &str, pid: u32, tid: u32, bytes: u64, from_ns: u64, to_ns: u64| {
         for (ph, at_ns) in [("b", from_ns), ("e", to_ns.max(from_ns))] {
@@ -134,23 +131,49 @@ fn transfers(events: &mut Events<'_, impl Write>, r: &ChunkRecord, rank: u32) ->
 }
 
 /// Writes events one after the other, commas between them.
-struct Events<'a, W> {
+#[derive(Debug)]
+pub struct TraceEvents<'a, W> {
     out: &'a mut W,
     first: bool,
     origin_ns: u64,
 }
 
-impl<W: Write> Events<'_, W> {
+impl<'a, W: Write> TraceEvents<'a, W> {
+    /// Begins a trace whose time is counted from `origin_ns`.
+    ///
+    /// # Errors
+    /// Whatever `out` returns.
+    pub fn begin(out: &'a mut W, origin_ns: u64) -> io::Result<Self> {
+        out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+        Ok(Self {
+            out,
+            first: true,
+            origin_ns,
+        })
+    }
+
     /// Microseconds since the first build, the unit of the format. A rank whose clock lies before it gives 0.
-    fn us(&self, at_ns: u64) -> f64 {
+    pub fn us(&self, at_ns: u64) -> f64 {
         at_ns.saturating_sub(self.origin_ns) as f64 / 1e3
     }
 
-    fn put(&mut self, event: &Value) -> io::Result<()> {
+    /// Writes one event.
+    ///
+    /// # Errors
+    /// Whatever `out` returns.
+    pub fn put(&mut self, event: &Value) -> io::Result<()> {
         self.out
             .write_all(if self.first { b"\n" } else { b",\n" })?;
         self.first = false;
         serde_json::to_writer(&mut *self.out, event).map_err(io::Error::from)
+    }
+
+    /// Ends the trace.
+    ///
+    /// # Errors
+    /// Whatever `out` returns.
+    pub fn end(self) -> io::Result<()> {
+        self.out.write_all(b"\n]}\n")
     }
 }
 

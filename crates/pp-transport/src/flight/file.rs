@@ -17,6 +17,9 @@ use serde::{Deserialize, Serialize};
 use super::operation::Operation;
 use super::recorder::{FlightRecorder, MAX_GROUPS, MAX_OPERATIONS};
 
+/// Members of a group that are written down.
+pub const MAX_MEMBERS: usize = 1024;
+
 /// The version of the file that this build writes and reads.
 pub const FILE_VERSION: u16 = 1;
 /// The first bytes of a file.
@@ -60,6 +63,15 @@ pub struct Activity {
     pub waiting_since_ns: Option<u64>,
 }
 
+/// Ranks that have operations in common.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// Its name.
+    pub name: Text<64>,
+    /// Its members; none where there are more than can be written down.
+    pub members: List<Rank, MAX_MEMBERS>,
+}
+
 /// What one rank recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recording {
@@ -85,8 +97,8 @@ pub struct Recording {
     pub capacity: u32,
     /// Operations that there ever were.
     pub total: u64,
-    /// Names of the groups, by number.
-    pub groups: List<Text<64>, MAX_GROUPS>,
+    /// The groups, by number.
+    pub groups: List<Group, MAX_GROUPS>,
     /// The operations that were kept, oldest first.
     pub operations: List<Operation, MAX_OPERATIONS>,
 }
@@ -146,9 +158,7 @@ impl Recording {
         self.total = total;
         // Neither is ever longer than the bound.
         self.operations = List::new(operations).unwrap_or_default();
-        let groups = recorder.groups();
-        let groups = groups.iter().map(|name| Text::truncated(name)).collect();
-        self.groups = List::new(groups).unwrap_or_default();
+        self.groups = List::new(recorder.groups()).unwrap_or_default();
         self
     }
 

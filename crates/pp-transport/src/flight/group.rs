@@ -19,22 +19,22 @@ pub(crate) struct GroupLog {
 
 impl GroupLog {
     pub(crate) fn off() -> Self {
-        Self::new(&FlightRecorder::off(), "", 0, Generation::new(0))
+        Self::new(&FlightRecorder::off(), "", &[], Generation::new(0))
     }
 
     pub(crate) fn new(
         recorder: &FlightRecorder,
         name: &str,
-        members: usize,
+        members: &[Rank],
         generation: Generation,
     ) -> Self {
         Self {
             recorder: recorder.clone(),
-            group: recorder.group(name),
+            group: recorder.group(name, members),
             generation,
             collectives: 0,
-            sent: vec![0; members],
-            received: vec![0; members],
+            sent: vec![0; members.len()],
+            received: vec![0; members.len()],
         }
     }
 

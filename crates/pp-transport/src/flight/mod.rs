@@ -18,7 +18,8 @@ mod recorder;
 pub(crate) mod ring;
 
 pub use self::file::{
-    Activity, FILE_VERSION, MAX_FILE_BYTES, Moment, Reason, Recording, RecordingError,
+    Activity, FILE_VERSION, Group, MAX_FILE_BYTES, MAX_MEMBERS, Moment, Reason, Recording,
+    RecordingError,
 };
 pub(crate) use self::group::GroupLog;
 pub use self::operation::{Kind, Message, Operation, State};

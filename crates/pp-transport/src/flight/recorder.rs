@@ -3,9 +3,10 @@
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
-use pp_contract::Header;
+use pp_contract::{Header, List, Rank, Text};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::file::Group;
 use super::operation::{Change, Draft, Operation, State, identified, reached, unpack};
 use super::ring::Ring;
 use crate::error::TransportError;
@@ -34,7 +35,7 @@ pub struct FlightRecorder(Option<Arc<Inner>>);
 #[derive(Debug)]
 struct Inner {
     ring: Ring,
-    groups: [OnceLock<String>; MAX_GROUPS],
+    groups: [OnceLock<(String, Vec<Rank>)>; MAX_GROUPS],
 }
 
 impl FlightRecorder {
@@ -82,19 +83,25 @@ impl FlightRecorder {
         ((oldest..begun).filter_map(read).collect(), begun)
     }
 
-    /// The names of the groups, in the order of their numbers.
+    /// The groups, in the order of their numbers.
     #[must_use]
-    pub fn groups(&self) -> Vec<String> {
+    pub fn groups(&self) -> Vec<Group> {
         let groups = self.0.iter().flat_map(|inner| &inner.groups);
-        groups.map_while(|name| name.get().cloned()).collect()
+        let named = groups.map_while(OnceLock::get);
+        named
+            .map(|(name, members)| Group {
+                name: Text::truncated(name),
+                members: List::new(members.clone()).unwrap_or_default(),
+            })
+            .collect()
     }
 
-    /// The number of the group with this name; `None` when there are too many.
-    pub(crate) fn group(&self, name: &str) -> Option<u8> {
+    /// The number of the group with this name and these members; `None` when there are too many.
+    pub(crate) fn group(&self, name: &str, members: &[Rank]) -> Option<u8> {
         let groups = &self.0.as_ref()?.groups;
-        let at = groups
-            .iter()
-            .position(|place| place.get_or_init(|| name.to_owned()) == name)?;
+        let own = || (name.to_owned(), members.to_vec());
+        let is_own = |place: &OnceLock<(String, Vec<Rank>)>| *place.get_or_init(own) == own();
+        let at = groups.iter().position(is_own)?;
         Some(at as u8)
     }
 

@@ -154,7 +154,7 @@ impl Communicator {
 
     /// Records from now on what this group does. All members begin at the same operation.
     pub fn record(&mut self, recorder: &FlightRecorder, generation: Generation) {
-        self.log = GroupLog::new(recorder, self.name, self.members.len(), generation);
+        self.log = GroupLog::new(recorder, self.name, &self.members, generation);
     }
 
     /// What gives this communicator up, from any thread.

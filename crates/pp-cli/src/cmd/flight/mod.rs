@@ -1,0 +1,203 @@
+//! `pp flight`: what the recordings of a job's ranks say together.
+//!
+//! Hazard: each rank knows only its own half of an operation, and on a clock of its own; and a file
+//! that was cut off tells a story that is not true. Guarantee: files that are damaged or of another
+//! job are refused by name; an operation is held against its other half by what both ranks know of
+//! it, never by its time; and what the recordings cannot show is said, not guessed.
+
+mod clocks;
+mod pairs;
+mod picture;
+mod tell;
+mod waits;
+
+use std::fs::File;
+use std::io::{BufWriter, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use pp_contract::{Fault, FaultKind};
+use pp_transport::flight::{MAX_FILE_BYTES, Recording};
+use serde::Serialize;
+
+use self::clocks::Clock;
+use self::pairs::Findings;
+use self::waits::Wait;
+use crate::args::FlightArgs;
+use crate::exit::{Failure, output_fault, print};
+use crate::job::FRONT;
+use crate::video::OutputError;
+
+/// A recording, beside all others of its job.
+struct Ranked {
+    file: PathBuf,
+    recording: Recording,
+    clock: Clock,
+}
+
+impl Ranked {
+    fn rank(&self) -> u32 {
+        self.recording.rank.get()
+    }
+
+    /// A time of this rank on the clock of all.
+    fn at(&self, ns: u64) -> i128 {
+        i128::from(ns) + self.clock.offset_ns
+    }
+
+    /// How long before the recording was written.
+    fn before_ns(&self, ns: u64) -> u64 {
+        self.recording.written.monotonic_ns.saturating_sub(ns)
+    }
+}
+
+/// All that is said, in both forms.
+#[derive(Serialize)]
+struct Told {
+    job: String,
+    ranks: Vec<Rank>,
+    /// Ranks of the job without a recording.
+    missing: Vec<u32>,
+    #[serde(flatten)]
+    findings: Findings,
+    verdict: String,
+}
+
+/// What one recording says.
+#[derive(Serialize)]
+struct Rank {
+    rank: u32,
+    pid: u32,
+    host: String,
+    file: String,
+    written_because: String,
+    operations: usize,
+    operations_ever: u64,
+    /// What it was inside of when it was written.
+    inside: Option<String>,
+    wait: Wait,
+    clock: Clock,
+}
+
+/// Reads the files, and says what they say together.
+pub(crate) fn flight(args: &FlightArgs) -> Result<(), Failure> {
+    let files: Result<Vec<_>, _> = args.files.iter().map(|file| read(file)).collect();
+    let ranked = together(files?)?;
+    let told = told(&ranked);
+    if let Some(path) = &args.trace {
+        draw(&ranked, path)?;
+    }
+    if args.json {
+        let text = serde_json::to_string(&told).map_err(anyhow::Error::new)?;
+        return print(&format!("{text}\n"));
+    }
+    print(&told.to_string())
+}
+
+fn refuse(file: &Path, why: impl std::fmt::Display) -> Failure {
+    let text = format!("{}: {why}", file.display());
+    Fault::new(FaultKind::BadInput, FRONT, "read recording", text).into()
+}
+
+fn read(file: &Path) -> Result<(PathBuf, Recording), Failure> {
+    let mut bytes = Vec::new();
+    // One byte more than any has, so that one which is longer shows.
+    File::open(file)
+        .and_then(|open| open.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
+        .map_err(|e| refuse(file, e))?;
+    let recording = Recording::decode(&bytes).map_err(|e| refuse(file, e))?;
+    Ok((file.to_owned(), recording))
+}
+
+/// Puts recordings of one job beside each other, in the order of their ranks.
+fn together(mut files: Vec<(PathBuf, Recording)>) -> Result<Vec<Ranked>, Failure> {
+    files.sort_by_key(|(_, recording)| (recording.rank, recording.written.realtime_ns));
+    for pair in files.windows(2) {
+        let [(first, a), (second, b)] = pair else {
+            continue;
+        };
+        if a.job != b.job {
+            let why = format!(
+                "it is of job {:016x}, and {} of job {:016x}; give the files of one job",
+                b.job,
+                first.display(),
+                a.job
+            );
+            return Err(refuse(second, why));
+        }
+        if a.world_size != b.world_size {
+            let why = format!(
+                "it says that the job has {} ranks, and {} says {}",
+                b.world_size,
+                first.display(),
+                a.world_size
+            );
+            return Err(refuse(second, why));
+        }
+        if (a.rank, a.pid, &a.host) == (b.rank, b.pid, &b.host) {
+            let why = format!(
+                "it is of the same process as {}; give one of them",
+                first.display()
+            );
+            return Err(refuse(second, why));
+        }
+    }
+    let clocks = clocks::align(files.iter().map(|(_, recording)| recording).collect());
+    let ranked = files.into_iter().zip(clocks);
+    Ok(ranked
+        .map(|((file, recording), clock)| Ranked {
+            file,
+            recording,
+            clock,
+        })
+        .collect())
+}
+
+fn told(ranked: &[Ranked]) -> Told {
+    let findings = pairs::find(ranked);
+    let waits: Vec<Wait> = ranked.iter().map(|r| waits::of(r, ranked)).collect();
+    let world = ranked
+        .first()
+        .map_or(0, |first| first.recording.world_size.get());
+    let is_there = |rank: &u32| ranked.iter().any(|r| r.rank() == *rank);
+    let missing: Vec<u32> = (0..world).filter(|rank| !is_there(rank)).collect();
+    let verdict = waits::verdict(ranked, &waits, &missing, &findings);
+    let ranks = ranked.iter().zip(waits).map(|(r, wait)| Rank {
+        rank: r.rank(),
+        pid: r.recording.pid,
+        host: r.recording.host.to_string(),
+        file: r.file.display().to_string(),
+        written_because: tell::reason(&r.recording.reason),
+        operations: r.recording.operations.len(),
+        operations_ever: r.recording.total,
+        inside: tell::activity(r),
+        wait,
+        clock: r.clock.clone(),
+    });
+    let job = ranked.first().map_or(0, |first| first.recording.job);
+    Told {
+        job: format!("{job:016x}"),
+        ranks: ranks.collect(),
+        missing,
+        findings,
+        verdict,
+    }
+}
+
+fn draw(ranked: &[Ranked], path: &Path) -> Result<(), Failure> {
+    let failed = |source| {
+        let path = path.into();
+        let bytes = 0;
+        output_fault(&OutputError::Write {
+            path,
+            bytes,
+            source,
+        })
+    };
+    let mut out = File::create(path).map(BufWriter::new).map_err(failed)?;
+    picture::draw(&mut out, ranked).map_err(failed)?;
+    out.flush().map_err(failed)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
