@@ -21,6 +21,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "crates/pp-cli/src/bench/kernels.rs",
     "crates/pp-cli/src/bench/on_gpu.rs",
     "crates/pp-cli/src/run/on_gpu.rs",
+    "crates/pp-cli/src/run/verify/gpu.rs",
     "crates/pp-kernels/src/abi.rs",
     // Calls of the CUDA driver and of cublasLt.
     "crates/pp-kernels/src/cuda/",

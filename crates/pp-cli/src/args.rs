@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -34,6 +35,13 @@ pub(crate) enum Command {
     Flight(FlightArgs),
     /// Say what this machine has and lacks, and what to do about it.
     Doctor,
+    /// Compare the digests in the reports of two runs with --verify: the first chunk and tensor that differ.
+    Verify {
+        /// The report of one run.
+        first: PathBuf,
+        /// The report of the other.
+        second: PathBuf,
+    },
     /// Kernel plugins.
     #[command(subcommand)]
     Plugin(PluginCommand),
@@ -127,6 +135,43 @@ impl FromStr for Strength {
     }
 }
 
+/// How often chunks are verified by digests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verify {
+    Off,
+    /// One chunk in so many, the first among them.
+    Every(NonZeroU64),
+}
+
+impl Verify {
+    pub(crate) fn is_due(self, chunk: u64) -> bool {
+        matches!(self, Self::Every(every) if chunk % every == 0)
+    }
+}
+
+impl std::fmt::Display for Verify {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Every(every) => write!(f, "every={every}"),
+        }
+    }
+}
+
+impl FromStr for Verify {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        let every = text.strip_prefix("every=").and_then(|n| n.parse().ok());
+        every
+            .map(Self::Every)
+            .ok_or_else(|| "it takes 'off', or 'every=N' for one chunk in N".into())
+    }
+}
+
 fn sigma(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(sigma) if (0.0..=255.0).contains(&sigma) => Ok(sigma),
@@ -197,6 +242,9 @@ pub(crate) struct RunArgs {
     /// Threads for Phase B; 0 takes all cores.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub(crate) threads: u32,
+    /// Compare digests of all tensors between the ranks, in one chunk of N; the report has them.
+    #[arg(long, value_name = "every=N|off", default_value = "off")]
+    pub(crate) verify: Verify,
     /// Write the run, its measures and every chunk as JSON.
     #[arg(long, value_name = "FILE.json")]
     pub(crate) report: Option<PathBuf>,

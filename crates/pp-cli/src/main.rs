@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         Command::Bench(BenchCommand::Kernels(args)) => bench::kernels(args),
         Command::Flight(args) => cmd::flight::flight(args),
         Command::Doctor => cmd::doctor::doctor(),
+        Command::Verify { first, second } => cmd::verify::verify(first, second),
         Command::Plugin(PluginCommand::Check { file }) => cmd::plugin::check(file),
         Command::Faults(args) => cmd::faults::faults(args),
     };

@@ -4,3 +4,4 @@ pub(crate) mod doctor;
 pub(crate) mod flight;
 pub(crate) mod faults;
 pub(crate) mod plugin;
+pub(crate) mod verify;

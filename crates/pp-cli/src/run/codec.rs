@@ -5,6 +5,7 @@
 
 use std::fmt::Debug;
 
+use super::verify::Notary;
 use crate::video::buffer::{Buffer, FrameMemory};
 use pp_kernels::{
     Chroma, ChunkShape, FrameView, FrameViewMut, KernelError, Layout, Plan, TensorList,
@@ -47,6 +48,11 @@ pub(super) trait Codec {
     type Tx: Debug;
     /// A slot of the edge back.
     type Rx: Debug;
+    /// Who digests such slots.
+    type Notary: Notary<Tx = Self::Tx, Rx = Self::Rx>;
+
+    /// Digests slots, in order with the kernels' work.
+    fn notary(&mut self) -> &mut Self::Notary;
 
     /// The tensors of a chunk of this shape.
     fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError>;
@@ -104,6 +110,11 @@ pub(super) trait Generator {
     type Tx: Debug;
     /// A slot of the edge from it.
     type Rx: Debug;
+    /// Who digests such slots.
+    type Notary: Notary<Tx = Self::Tx, Rx = Self::Rx>;
+
+    /// Digests slots, in order with the kernels' work.
+    fn notary(&mut self) -> &mut Self::Notary;
 
     /// Computes from slot to slot.
     fn generate(

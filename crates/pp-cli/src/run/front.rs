@@ -14,6 +14,7 @@ use pp_transport::host::memory::available_bytes;
 use super::again::envelope_of;
 use super::codec::{Codec, Frames, Geometry};
 use super::tensors::manifest_of;
+use super::verify::{FrontCheck, FrontVerifier, Notary, Verified, prepared, seal_again};
 use super::{Planes, Shape, kernel_fault, slot_bytes, steps};
 use crate::args::{CutChoice, RunArgs};
 use crate::exit::Failure;
@@ -39,15 +40,21 @@ struct Known {
     layout: Layout,
     inputs: Manifest,
     outputs: Manifest,
+    /// The same two with digests, where some chunks have those.
+    sealed: Option<[Manifest; 2]>,
 }
 
+/// What is known of the digests of a chunk that is verified.
+type Check<C> = FrontCheck<<<C as Codec>::Notary as Notary>::Sheet>;
+
 /// A chunk between its encode and its decode.
-struct Pending {
+struct Pending<K> {
     plan: Plan,
     frames: usize,
     known: usize,
     /// Kept only when its PSNR is wanted, or the GPU still reads it.
     chunk: Option<Chunk>,
+    check: Option<K>,
 }
 
 /// Luma PSNR of the input and of the output against the clean clip.
@@ -63,7 +70,7 @@ pub(super) struct Input {
     header: Header,
 }
 
-pub(super) struct VideoFront<C> {
+pub(super) struct VideoFront<C: Codec> {
     source: Source,
     sink: Option<Sink>,
     /// What is decoded into where nothing is written.
@@ -83,8 +90,9 @@ pub(super) struct VideoFront<C> {
     shape: Shape,
     layouts: Vec<Known>,
     offered: Option<Chunk>,
-    pending: VecDeque<Pending>,
-    decoding: VecDeque<Pending>,
+    pending: VecDeque<Pending<Check<C>>>,
+    decoding: VecDeque<Pending<Check<C>>>,
+    verifier: FrontVerifier,
     /// The plan of the chunk before, and how many frames its epoch has had.
     last: Option<(Plan, u32)>,
     epoch_frames: u32,
@@ -189,8 +197,11 @@ impl<C: Codec> VideoFront<C> {
                 context_frames: context,
             })
             .map_err(|e| kernel_fault(&e, FRONT, "lay out a chunk"))?;
-        shape.forward_bytes = slot_bytes(largest.inputs.payload_bytes());
-        shape.backward_bytes = slot_bytes(largest.outputs.payload_bytes());
+        let verifier = FrontVerifier::new(args.verify, args.ranks);
+        let room = verifier.room();
+        shape.forward_bytes = slot_bytes(largest.inputs.payload_bytes() + room);
+        shape.backward_bytes = slot_bytes(largest.outputs.payload_bytes() + room);
+        let codec = prepared(codec, C::notary, args, shape.largest(), FRONT)?;
         Ok(Self {
             source,
             idle: match sink {
@@ -213,6 +224,7 @@ impl<C: Codec> VideoFront<C> {
             offered: None,
             pending: VecDeque::with_capacity(args.depth as usize),
             decoding: VecDeque::with_capacity(args.depth as usize),
+            verifier,
             last: None,
             epoch_frames: 0,
             frames_built: 0,
@@ -251,6 +263,11 @@ impl<C: Codec> VideoFront<C> {
         }
     }
 
+    /// What was verified, for the report; `None` where nothing was to be.
+    pub(super) fn verified(&self) -> Option<Verified<'_>> {
+        self.verifier.verified()
+    }
+
     /// Waits until everything is written and gives the output its name; the number of frames in
     /// it, if there is an output.
     pub(super) fn commit(&mut self) -> Result<Option<u64>, OutputError> {
@@ -280,10 +297,13 @@ impl<C: Codec> VideoFront<C> {
             .map_err(|e| StageError::new(FaultKind::Plugin, "layout", with_source(&e)))?;
         let internal =
             |e: anyhow::Error| StageError::new(FaultKind::Internal, "layout", format!("{e:#}"));
+        let inputs = manifest_of(&layout.inputs).map_err(internal)?;
+        let outputs = manifest_of(&layout.outputs).map_err(internal)?;
         self.layouts.push(Known {
             shape,
-            inputs: manifest_of(&layout.inputs).map_err(internal)?,
-            outputs: manifest_of(&layout.outputs).map_err(internal)?,
+            sealed: self.verifier.sealed(&inputs, &outputs)?,
+            inputs,
+            outputs,
             layout,
         });
         Ok(self.layouts.len() - 1)
@@ -292,7 +312,9 @@ impl<C: Codec> VideoFront<C> {
     /// The oldest decode is done: its frames go to the sink.
     fn emit(&mut self, frames: Frames) -> Result<Decoded, StageError> {
         let pending = self.decoding.pop_front();
-        let pending = pending.expect("a decode was under way");
+        let mut pending = pending.expect("a decode was under way");
+        let notary = self.codec.notary();
+        self.verifier.conclude(notary, &mut pending.check)?;
         if let (Some(quality), Some(chunk)) = (&mut self.quality, &pending.chunk)
             && let Some(clean) = chunk.clean()
         {
@@ -420,19 +442,25 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
             steps: plan.num_denoise_steps,
             context_frames: context,
         })?;
-        let Known {
-            layout,
-            inputs,
-            outputs,
-            ..
-        } = &self.layouts[known];
+        let known_layout = &self.layouts[known];
+        let is_due = self.verifier.is_due(place.chunk);
+        let [inputs, outputs] = match &known_layout.sealed {
+            Some([inputs, outputs]) if is_due => [inputs, outputs],
+            _ => [&known_layout.inputs, &known_layout.outputs],
+        };
         self.codec.encode(
             chunk.memory(),
             chunk.data().len(),
             &plan,
-            &layout.inputs,
+            &known_layout.layout.inputs,
             slot,
         )?;
+        let check = if is_due {
+            let notary = self.codec.notary();
+            Some(FrontCheck::seal(notary, place.chunk, inputs, slot)?)
+        } else {
+            None
+        };
         // To the kernels here it is a chunk like any other; for Phase B it is the first.
         let asked = Plan {
             init_cache: plan.init_cache || place.rebuilds,
@@ -455,6 +483,7 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
             frames,
             known,
             chunk,
+            check,
         });
         Ok(envelope)
     }
@@ -466,7 +495,8 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
         kept: &dyn Kept<C::Tx>,
         slot: &mut C::Tx,
     ) -> Result<Envelope<VideoPlan>, StageError> {
-        self.compose_again(place, sent, kept, slot)
+        let envelope = self.compose_again(place, sent, kept, slot)?;
+        seal_again(self.codec.notary(), sent, envelope, slot)
     }
 
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {
@@ -480,13 +510,14 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
     fn decode(
         &mut self,
         _: ChunkIndex,
-        _: &Outcome,
+        outcome: &Outcome,
         payload: Option<C::Rx>,
     ) -> Result<Progress<Decoded>, StageError> {
-        let pending = self
-            .pending
-            .pop_front()
-            .expect("decoded only after it was built");
+        let pending = self.pending.pop_front();
+        let mut pending = pending.expect("decoded only after it was built");
+        let (notary, received) = (self.codec.notary(), payload.as_ref());
+        self.verifier
+            .examine(notary, &mut pending.check, outcome, received)?;
         let mut frames = match &self.sink {
             Some(sink) => sink.buffer(),
             None => self.idle.pop().unwrap_or_default(),
@@ -510,10 +541,11 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
 
     fn forget(&mut self, _: ChunkIndex) {
         self.codec.forget();
-        if let Some(Pending {
-            chunk: Some(chunk), ..
-        }) = self.pending.pop_front()
-        {
+        let Some(Pending { chunk, check, .. }) = self.pending.pop_front() else {
+            return;
+        };
+        FrontCheck::forget(self.codec.notary(), check);
+        if let Some(chunk) = chunk {
             self.source.recycle(chunk);
         }
     }

@@ -10,6 +10,7 @@ mod report;
 mod restart;
 pub(crate) use self::report::write_pictures;
 mod tensors;
+mod verify;
 
 use std::io::IsTerminal as _;
 use std::path::Path;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pp_contract::{Fault, FaultKind, Generation, Rank, Settings, VideoPlan};
+use pp_contract::{Fault, FaultKind, Generation, Rank, Settings, VideoPlan, plan_digest};
 use pp_kernels::{Chroma, Description, KernelError, KernelSet, SessionConfig, guard};
 use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, with_source};
 use pp_runtime::stage::FrontStages;
@@ -35,6 +36,7 @@ use self::on_host::HostKernels;
 use self::phase_b::VideoPhaseB;
 use self::report::Finished;
 use self::restart::{Met, Missed};
+use self::verify::{digest_of_kernels, prepared};
 use crate::args::{KernelChoice, RunArgs, Strength, TransportChoice};
 use crate::backend::{self, Backend, Choice};
 use crate::exit::{Failure, is_worth_a_restart};
@@ -68,6 +70,11 @@ enum Planes {
 }
 
 impl Shape {
+    /// Bytes of the largest slot.
+    fn largest(self) -> u64 {
+        self.forward_bytes.max(self.backward_bytes)
+    }
+
     fn geometry(self) -> Geometry {
         Geometry {
             width: self.width,
@@ -399,7 +406,8 @@ where
     L: Breakable<Tx = G::Tx, Rx = G::Rx>,
 {
     let generation = seat.generation;
-    let generator = match open() {
+    let prepare = |generator| prepared(generator, G::notary, args, shape.largest(), PHASE_B);
+    let generator = match open().and_then(prepare) {
         Ok(generator) => generator,
         Err(failure) => return Err(seat.give_up(failure)),
     };
@@ -416,7 +424,7 @@ where
         watch,
     } = connect(seat, edges, bell, heartbeat()?)?;
     signals::attach(&switch);
-    let mut stage = VideoPhaseB::new(generator, args.frames_per_chunk);
+    let mut stage = VideoPhaseB::new(generator, args.frames_per_chunk, args.verify);
     let result = match Hook::from_env()? {
         None => run_phase_b(link, &mut stage, &switch, FRONT, args.depth),
         Some(hook) => {
@@ -455,7 +463,7 @@ fn run_alone(args: &RunArgs) -> Result<(), Failure> {
     let finished = std::thread::scope(|scope| {
         let back = scope.spawn(|| {
             let _tell = TellPanic(&switch);
-            let mut stage = VideoPhaseB::new(generator, args.frames_per_chunk);
+            let mut stage = VideoPhaseB::new(generator, args.frames_per_chunk, args.verify);
             let result = run_phase_b(back_link, &mut stage, &back_switch, FRONT, args.depth);
             if let Err(fault) = &result {
                 switch.raise(fault.clone());
@@ -530,6 +538,11 @@ fn take_seat(
         ("strength", format!("{:?}", args.strength)),
         ("cuts", format!("{:?}", args.cuts)),
         ("seed", args.seed.to_string()),
+        ("verify", args.verify.to_string()),
+        (
+            "plan_fields",
+            format!("{:016x}", plan_digest::<VideoPlan>()),
+        ),
         (
             "heartbeat_ms",
             heartbeat()?.map_or(0, |d| d.as_millis()).to_string(),
@@ -545,7 +558,7 @@ fn take_seat(
         settings,
         chunks: args.chunks,
         kernels: format!("{} {}", about.name, about.version),
-        kernels_digest: about.digest,
+        kernels_digest: digest_of_kernels(&args.kernels, about)?,
         device: backend.device(),
     };
     Seat::take_within::<VideoPlan>(launch, profile, within)

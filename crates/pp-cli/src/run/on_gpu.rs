@@ -19,6 +19,7 @@ use pp_transport::cuda::{CudaError, DevicePtr, PinnedBuffer, Stream};
 use pp_transport::nccl::{DeviceRx, DeviceTx};
 
 use super::codec::{Codec, Frames, Generated, Generator, Geometry};
+use super::verify::gpu::GpuNotary;
 use crate::args::KernelChoice;
 use crate::backend::Gpu;
 use crate::timed::{Done, Span, Timed};
@@ -86,8 +87,9 @@ struct Decoding {
 /// Encode and decode of the front.
 pub(super) struct GpuFront {
     blame: Blame,
-    // Dropped before the stream that it issues to.
+    // Dropped before the stream that they issue to.
     session: DeviceSession,
+    notary: GpuNotary,
     decoding: Timed<Decoding>,
     geometry: Geometry,
     chunk_bytes: usize,
@@ -111,6 +113,7 @@ impl GpuFront {
         Ok(Self {
             blame,
             session,
+            notary: GpuNotary::new(&stream),
             // A chunk is timed twice: when it is encoded, and when it is decoded.
             decoding: Timed::new(stream, 2 * depth).map_err(device("make events"))?,
             geometry,
@@ -147,6 +150,11 @@ fn used_by(buffer: &Buffer, stream: &Stream) -> Result<(), CudaError> {
 impl Codec for GpuFront {
     type Tx = DeviceTx;
     type Rx = DeviceRx;
+    type Notary = GpuNotary;
+
+    fn notary(&mut self) -> &mut GpuNotary {
+        &mut self.notary
+    }
 
     fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
         self.session.layout(shape)
@@ -261,8 +269,9 @@ impl Codec for GpuFront {
 /// Phase B.
 pub(super) struct GpuPhaseB {
     blame: Blame,
-    // Dropped before the stream that it issues to.
+    // Dropped before the stream that they issue to.
     session: DeviceSession,
+    notary: GpuNotary,
     /// With the calls that were made.
     under_way: Timed<u32>,
 }
@@ -280,6 +289,7 @@ impl GpuPhaseB {
         Ok(Self {
             blame,
             session,
+            notary: GpuNotary::new(under_way.stream()),
             under_way,
         })
     }
@@ -288,6 +298,11 @@ impl GpuPhaseB {
 impl Generator for GpuPhaseB {
     type Tx = DeviceTx;
     type Rx = DeviceRx;
+    type Notary = GpuNotary;
+
+    fn notary(&mut self) -> &mut GpuNotary {
+        &mut self.notary
+    }
 
     fn generate(
         &mut self,

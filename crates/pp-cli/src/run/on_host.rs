@@ -11,16 +11,22 @@ use pp_transport::host::{RxLease, TxLease};
 use crate::video::buffer::Buffer;
 
 use super::codec::{Codec, Frames, Generated, Generator, Geometry};
+use super::verify::host::HostNotary;
 
 /// A session of kernels on this machine's processors.
 pub(super) struct HostKernels {
     session: KernelSession,
     geometry: Geometry,
+    notary: HostNotary,
 }
 
 impl HostKernels {
     pub(super) fn new(session: KernelSession, geometry: Geometry) -> Self {
-        Self { session, geometry }
+        Self {
+            session,
+            geometry,
+            notary: HostNotary,
+        }
     }
 }
 
@@ -35,6 +41,11 @@ fn plugin(operation: &'static str) -> impl Fn(KernelError) -> StageError {
 impl Codec for HostKernels {
     type Tx = TxLease;
     type Rx = RxLease;
+    type Notary = HostNotary;
+
+    fn notary(&mut self) -> &mut HostNotary {
+        &mut self.notary
+    }
 
     fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
         self.session.layout(shape)
@@ -84,6 +95,11 @@ impl Codec for HostKernels {
 impl Generator for HostKernels {
     type Tx = TxLease;
     type Rx = RxLease;
+    type Notary = HostNotary;
+
+    fn notary(&mut self) -> &mut HostNotary {
+        &mut self.notary
+    }
 
     fn generate(
         &mut self,

@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 
-use pp_contract::{Envelope, FaultKind, Manifest, Plan as _, VideoPlan};
+use pp_contract::{Envelope, FaultKind, Manifest, Plan as _, Seal, VideoPlan};
 use pp_kernels::TensorList;
 use pp_runtime::stage::{Computed, PhaseBStages, Place, Progress, StageError};
 
 use super::codec::{Generated, Generator};
 use super::tensors::{list_of, to_kernels};
+use super::verify::{Notary, PhaseBCheck, check_due};
+use crate::args::Verify;
 
 /// A manifest and the kernels' list for it: the same from chunk to chunk, most of the time.
 #[derive(Default)]
@@ -23,24 +25,45 @@ impl Cached {
     }
 }
 
-pub(super) struct VideoPhaseB<G> {
+/// A chunk under way.
+struct Started<S> {
+    first_frame: u64,
+    check: Option<PhaseBCheck<S>>,
+}
+
+type Sheet<G> = <<G as Generator>::Notary as Notary>::Sheet;
+
+pub(super) struct VideoPhaseB<G: Generator> {
     generator: G,
     max_frames: u32,
+    verify: Verify,
     inputs: Cached,
     outputs: Cached,
-    /// First frame of each chunk under way, oldest first.
-    started: VecDeque<u64>,
+    /// Oldest first.
+    started: VecDeque<Started<Sheet<G>>>,
 }
 
 impl<G: Generator> VideoPhaseB<G> {
-    pub(super) fn new(generator: G, max_frames: u32) -> Self {
+    pub(super) fn new(generator: G, max_frames: u32, verify: Verify) -> Self {
         Self {
             generator,
             max_frames,
+            verify,
             inputs: Cached::default(),
             outputs: Cached::default(),
             started: VecDeque::new(),
         }
+    }
+
+    /// The kernels are done with the chunk.
+    fn computed(
+        &mut self,
+        generated: Generated,
+        started: Started<Sheet<G>>,
+    ) -> Result<Computed, StageError> {
+        let conclude = |check: PhaseBCheck<_>| check.conclude(self.generator.notary());
+        let seal = started.check.map_or(Ok(None), conclude)?;
+        Ok(computed(generated, started.first_frame, seal))
     }
 }
 
@@ -48,11 +71,11 @@ fn refuse(detail: String) -> StageError {
     StageError::new(FaultKind::PeerMisbehaved, "phase_b", detail)
 }
 
-fn computed(generated: Generated, start_frame: u64) -> Computed {
+fn computed(generated: Generated, start_frame: u64, seal: Option<Seal>) -> Computed {
     Computed {
         observed_calls: generated.calls,
         start_frame,
-        seal: None,
+        seal,
         worked: generated.worked,
     }
 }
@@ -80,8 +103,11 @@ impl<G: Generator> PhaseBStages<G::Tx, G::Rx> for VideoPhaseB<G> {
                 "{frames} frames in a chunk of at most {most}"
             )));
         }
-        let inputs = self.inputs.list(envelope.inputs())?;
-        let outputs = self.outputs.list(envelope.outputs())?;
+        check_due(self.verify, place.chunk, envelope)?;
+        let inputs = self.inputs.list(&envelope.inputs().unsealed())?;
+        let outputs = self.outputs.list(&envelope.outputs().unsealed())?;
+        let notary = self.generator.notary();
+        let mut check = PhaseBCheck::begin(notary, place.chunk, envelope, input)?;
         let progress = self
             .generator
             .generate(&plan, inputs, input, outputs, output)
@@ -89,22 +115,28 @@ impl<G: Generator> PhaseBStages<G::Tx, G::Rx> for VideoPhaseB<G> {
                 error.detail = format!("chunk {}: {}", place.chunk, error.detail);
                 error
             })?;
-        let start_frame = plan.current_start_frame;
-        Ok(match progress {
-            Progress::Done(generated) => Progress::Done(computed(generated, start_frame)),
+        if let Some(check) = &mut check {
+            check.end(self.generator.notary(), envelope, input, output)?;
+        }
+        let started = Started {
+            first_frame: plan.current_start_frame,
+            check,
+        };
+        match progress {
+            Progress::Done(generated) => self.computed(generated, started).map(Progress::Done),
             Progress::UnderWay => {
-                self.started.push_back(start_frame);
-                Progress::UnderWay
+                self.started.push_back(started);
+                Ok(Progress::UnderWay)
             }
-        })
+        }
     }
 
     fn poll_computed(&mut self) -> Result<Option<Computed>, StageError> {
         let Some(generated) = self.generator.poll_generated()? else {
             return Ok(None);
         };
-        let start_frame = self.started.pop_front();
-        let start_frame = start_frame.expect("asked only while a chunk is under way");
-        Ok(Some(computed(generated, start_frame)))
+        let started = self.started.pop_front();
+        let started = started.expect("asked only while a chunk is under way");
+        self.computed(generated, started).map(Some)
     }
 }

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::codec::Codec;
 use super::front::VideoFront;
+use super::verify::Verified;
 use super::{Labels, steps};
 use crate::args::RunArgs;
 use crate::exit::{Failure, print};
@@ -50,6 +51,7 @@ struct About<'a> {
     wall_seconds: f64,
     psnr_before_db: Option<f64>,
     psnr_after_db: Option<f64>,
+    verify: Option<Verified<'a>>,
 }
 
 /// A Phase B that was lost, and what it took to go on.
@@ -109,6 +111,7 @@ pub(super) fn publish<C: Codec>(
         wall_seconds: finished.wall.as_secs_f64(),
         psnr_before_db: quality.and_then(|q| q.before.db()),
         psnr_after_db: quality.and_then(|q| q.after.db()),
+        verify: front.verified(),
     };
     let view = View {
         title: format!(
@@ -205,6 +208,9 @@ fn summary(
             )?;
         }
         write_restarts(out, about)?;
+        if let Some(verified) = &about.verify {
+            writeln!(out, "{verified}")?;
+        }
         write_text(out, measures)?;
         let files = [
             ("video", &args.output),

@@ -1,0 +1,230 @@
+//! Digests in device memory: kernels on the stage's stream, and a copy of their results to page-locked memory.
+//!
+//! Everything is ordered by that one stream: a sheet can be read once anything issued behind it is done. Nothing waits.
+
+use pp_contract::{Digests, FaultKind, MAX_TENSORS, Manifest};
+use pp_kernels::{DeviceDigests, DeviceTensor};
+use pp_runtime::driver::with_source;
+use pp_runtime::stage::StageError;
+use pp_transport::cuda::{CudaError, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
+use pp_transport::nccl::{DeviceRx, DeviceTx};
+
+use super::{Found, Notary};
+
+/// Bytes of the digests of one payload, at the most.
+const ROOM: usize = 8 * MAX_TENSORS;
+
+/// Digests leases on one stream.
+pub(in super::super) struct GpuNotary {
+    /// Made only where chunks are verified. Dropped before the stream that it issues to.
+    digests: Option<DeviceDigests>,
+    free: Vec<Row>,
+    stream: Stream,
+}
+
+/// Where the digests of one payload go.
+pub(in super::super) struct Row {
+    /// Those of the seal, then those that were computed.
+    host: PinnedBuffer,
+    computed: DeviceBuffer,
+    start: Event,
+    end: Event,
+}
+
+/// Digests under way.
+pub(in super::super) struct Sheet {
+    row: Row,
+    count: usize,
+    /// A seal that was just written is what was computed.
+    is_own: bool,
+}
+
+fn device(e: CudaError) -> StageError {
+    StageError::new(FaultKind::Device, "verify", with_source(&e))
+}
+
+fn kernels(e: pp_kernels::CudaError) -> StageError {
+    StageError::new(FaultKind::Device, "verify", with_source(&e))
+}
+
+fn internal(detail: &str) -> StageError {
+    StageError::new(FaultKind::Internal, "verify", detail)
+}
+
+impl Row {
+    fn new(stream: &Stream) -> Result<Self, CudaError> {
+        let on = stream.device();
+        let row = Self {
+            host: PinnedBuffer::new(on, 2 * ROOM)?,
+            computed: DeviceBuffer::new(on, ROOM)?,
+            start: Event::timed(on)?,
+            end: Event::timed(on)?,
+        };
+        // Makes the events that follow their uses, now and not with a chunk.
+        row.is_used_by(stream)?;
+        Ok(row)
+    }
+
+    fn is_used_by(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.host.used_by(stream)?;
+        self.computed.used_by(stream)
+    }
+}
+
+/// The tensors in front of the seal, and where the seal lies, in a payload that begins at `at`.
+fn places(
+    manifest: &Manifest,
+    at: DevicePtr,
+) -> Result<(Vec<DeviceTensor>, DevicePtr), StageError> {
+    if !manifest.is_sealed() || (at.len as u64) < manifest.payload_bytes() {
+        return Err(internal("a payload without room for its digests"));
+    }
+    let mut tensors: Vec<DeviceTensor> = manifest
+        .iter()
+        .map(|(offset, spec)| DeviceTensor {
+            address: at.address + offset,
+            bytes: spec.bytes(),
+        })
+        .collect();
+    let seal = tensors.pop().expect("the last tensor is the seal");
+    let seal = DevicePtr {
+        address: seal.address,
+        len: seal.bytes as usize,
+    };
+    Ok((tensors, seal))
+}
+
+impl GpuNotary {
+    /// One that digests nothing before it is prepared.
+    pub(in super::super) fn new(stream: &Stream) -> Self {
+        Self {
+            digests: None,
+            free: Vec::new(),
+            stream: stream.clone(),
+        }
+    }
+
+    /// Runs `issue` on a row, between its events.
+    fn sheet(
+        &mut self,
+        manifest: &Manifest,
+        is_own: bool,
+        issue: impl FnOnce(&DeviceDigests, &mut Row, &Stream) -> Result<(), StageError>,
+    ) -> Result<Sheet, StageError> {
+        let digests = self.digests.as_ref();
+        let digests = digests.ok_or_else(|| internal("digests were asked for and not prepared"))?;
+        let mut row = match self.free.pop() {
+            Some(row) => row,
+            None => Row::new(&self.stream).map_err(device)?,
+        };
+        row.start.record(&self.stream).map_err(device)?;
+        let issued = issue(digests, &mut row, &self.stream);
+        // Also where that failed: some of it may have been issued.
+        row.is_used_by(&self.stream).map_err(device)?;
+        issued?;
+        row.end.record(&self.stream).map_err(device)?;
+        Ok(Sheet {
+            row,
+            count: manifest.len().saturating_sub(1),
+            is_own,
+        })
+    }
+}
+
+impl Notary for GpuNotary {
+    type Tx = DeviceTx;
+    type Rx = DeviceRx;
+    type Sheet = Sheet;
+
+    const AT_ONCE: bool = false;
+
+    fn prepare(&mut self, most_bytes: u64, sheets: usize) -> Result<(), StageError> {
+        let on = self.stream.device();
+        on.bind().map_err(device)?;
+        let (context, stream) = (on.raw_context(), self.stream.raw());
+        // SAFETY: the context is the device's primary one, which lives as long as the process, and was bound to this
+        // thread above; the stream is kept beside it, and dropped after it.
+        let digests = unsafe { DeviceDigests::new(context, stream, most_bytes) };
+        self.digests = Some(digests.map_err(kernels)?);
+        for _ in 0..sheets {
+            self.free.push(Row::new(&self.stream).map_err(device)?);
+        }
+        Ok(())
+    }
+
+    fn seal(&mut self, manifest: &Manifest, slot: &mut DeviceTx) -> Result<Sheet, StageError> {
+        self.sheet(manifest, true, |digests, row, stream| {
+            slot.write_on(stream, |to| {
+                let (tensors, seal) = places(manifest, to)?;
+                if tensors.is_empty() {
+                    return Ok(());
+                }
+                // SAFETY: the link that lives on this thread has bound the context to it; the slot stays leased or in
+                // flight until the stream has passed, and nobody writes it behind this; the row is kept until it is
+                // read, and if it is dropped, its memory knows its use.
+                unsafe {
+                    digests.enqueue(&tensors, seal.address).map_err(kernels)?;
+                    stream.download(seal, &mut row.host, 0).map_err(device)
+                }
+            })
+        })
+    }
+
+    fn examine(
+        &mut self,
+        manifest: &Manifest,
+        payload: Option<&DeviceRx>,
+    ) -> Result<Sheet, StageError> {
+        self.sheet(manifest, false, |digests, row, stream| {
+            let Some(payload) = payload else {
+                return Ok(());
+            };
+            payload.read_on(stream, |from| {
+                let (tensors, seal) = places(manifest, from)?;
+                if tensors.is_empty() {
+                    return Ok(());
+                }
+                let computed = DevicePtr {
+                    len: seal.len,
+                    ..row.computed.ptr()
+                };
+                // SAFETY: as in `seal`; the slot goes back only behind its read event.
+                unsafe {
+                    stream.download(seal, &mut row.host, 0).map_err(device)?;
+                    digests
+                        .enqueue(&tensors, computed.address)
+                        .map_err(kernels)?;
+                    stream
+                        .download(computed, &mut row.host, ROOM)
+                        .map_err(device)
+                }
+            })
+        })
+    }
+
+    fn read(&mut self, sheet: Sheet) -> Result<Found, StageError> {
+        let Sheet { row, count, is_own } = sheet;
+        if !row.end.is_done().map_err(device)? {
+            return Err(internal("digests were read before they were there"));
+        }
+        let cost_ns = row.end.elapsed_ns(&row.start).map_err(device)?;
+        let part = |at: usize| Digests::from_bytes(&row.host.bytes()[at..][..8 * count]);
+        let stated = part(0).unwrap_or_default();
+        let computed = if is_own {
+            stated
+        } else {
+            part(ROOM).unwrap_or_default()
+        };
+        self.free.push(row);
+        Ok(Found {
+            stated,
+            computed,
+            cost_ns,
+        })
+    }
+
+    fn drop_unread(&mut self, sheet: Sheet) {
+        // Work that still writes it is on the one stream, in front of what its next user issues.
+        self.free.push(sheet.row);
+    }
+}
