@@ -18,7 +18,6 @@ use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, wit
 use pp_runtime::report::{Measures, View};
 use pp_runtime::stage::{FrontStages, PhaseBStages};
 use pp_transport::bell::Bell;
-use pp_transport::flight::Recorded;
 use pp_transport::launch::Launch;
 use pp_transport::link::Link;
 use serde::Serialize;
@@ -243,7 +242,7 @@ where
     } = ready;
     signals::attach(&switch);
     let options = FrontOptions::new(PHASE_B, depth);
-    let link = Recorded::new(link, &flight::recorder(), PHASE_B, Generation::new(0));
+    let link = flight::record(link, PHASE_B, Generation::new(0));
     let result = run_front(link, stages, &switch, options);
     watch.close();
     Ok(result?)
@@ -261,7 +260,7 @@ where
         watch,
     } = ready;
     signals::attach(&switch);
-    let link = Recorded::new(link, &flight::recorder(), FRONT, Generation::new(0));
+    let link = flight::record(link, FRONT, Generation::new(0));
     let result = run_phase_b(link, stage, &switch, FRONT, depth);
     watch.close();
     result?;

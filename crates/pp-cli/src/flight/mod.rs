@@ -17,13 +17,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use pp_contract::{Fault, List, Rank, Text, WorldSize, digest};
+use pp_contract::{Fault, Generation, List, Rank, Text, WorldSize, digest};
 use pp_runtime::clock::now_ns;
 use pp_runtime::switch::Switch;
 use pp_transport::flight::{
-    DEFAULT_OPERATIONS, FlightRecorder, MAX_OPERATIONS, Moment, Reason, Recording,
+    DEFAULT_OPERATIONS, FlightRecorder, MAX_OPERATIONS, Moment, Reason, Recorded, Recording,
 };
 use pp_transport::launch::Launch;
+use pp_transport::link::Link;
 
 use crate::exit::Failure;
 
@@ -94,6 +95,11 @@ pub(crate) fn operations() -> Result<usize, Failure> {
 pub(crate) fn recorder() -> FlightRecorder {
     OWN.get()
         .map_or_else(FlightRecorder::off, |own| own.recorder.clone())
+}
+
+/// A link to this peer whose operations this process records.
+pub(crate) fn record<L: Link>(link: L, peer: Rank, generation: Generation) -> Recorded<L> {
+    Recorded::new(link, &recorder(), peer, generation)
 }
 
 /// From now on a recording says what the driver of this switch is inside of.

@@ -41,6 +41,7 @@ use crate::args::{KernelChoice, RunArgs, Strength, TransportChoice};
 use crate::backend::{self, Backend, Choice};
 use crate::exit::{Failure, is_worth_a_restart};
 use crate::fault::{self, Breakable, Faulty, FaultyFront, FaultyPhaseB, Hook};
+use crate::flight;
 use crate::job::edges::{Edges, Ready};
 use crate::job::seat::{MEET_WITHIN, Profile, Seat, end_with};
 use crate::job::survival::Survival;
@@ -287,12 +288,15 @@ impl FrontEnd<'_> {
         let options = front.options(PHASE_B);
         let within = restart_within()?;
         let finished = match Hook::from_env()? {
-            None => restart::run(&mut front, options, within, meet, |link, _| link),
+            None => restart::run(&mut front, options, within, meet, |link, generation| {
+                flight::record(link, PHASE_B, generation)
+            }),
             Some(hook) => {
                 let arm = hook.arm(FRONT, Generation::new(0));
                 let mut front = FaultyFront::new(&mut front, &arm);
                 restart::run(&mut front, options, within, meet, |link, generation| {
-                    Faulty::new(link, &hook.arm(FRONT, generation))
+                    let link = Faulty::new(link, &hook.arm(FRONT, generation));
+                    flight::record(link, PHASE_B, generation)
                 })
             }
         };
@@ -426,11 +430,14 @@ where
     signals::attach(&switch);
     let mut stage = VideoPhaseB::new(generator, args.frames_per_chunk, args.verify);
     let result = match Hook::from_env()? {
-        None => run_phase_b(link, &mut stage, &switch, FRONT, args.depth),
+        None => {
+            let link = flight::record(link, FRONT, generation);
+            run_phase_b(link, &mut stage, &switch, FRONT, args.depth)
+        }
         Some(hook) => {
             let arm = hook.arm(PHASE_B, generation);
             let mut stage = FaultyPhaseB::new(&mut stage, &arm);
-            let link = Faulty::new(link, &arm);
+            let link = flight::record(Faulty::new(link, &arm), FRONT, generation);
             run_phase_b(link, &mut stage, &switch, FRONT, args.depth)
         }
     };
