@@ -75,11 +75,14 @@ impl Doing {
 pub struct Limits {
     /// A call of the transport: it issues work and returns.
     pub transport: Duration,
-    /// A call of a stage, which on a processor does the work, and the wait for a chunk that is in
-    /// flight or with a device.
+    /// A call of a stage, which on a processor does the work. The wait for a chunk that is in flight
+    /// or with a device may last twice as long.
     pub stage: Duration,
 }
 
+/// How many times as long a wait may last: a peer whose stage is stuck notices that itself, and says
+/// so first.
+const PEER_FIRST: u32 = 2;
 /// What a fault calls a wait for a chunk that does not come.
 const AWAIT: &str = "wait for a chunk in flight";
 
@@ -196,7 +199,7 @@ impl Stall {
         if let Some(doing) = doing.filter(|doing| lasts >= limit(*doing)) {
             return Some((doing.name(), lasts));
         }
-        (wait % 2 == 1 && waits >= limits.stage).then_some((AWAIT, waits))
+        (wait % 2 == 1 && waits >= PEER_FIRST * limits.stage).then_some((AWAIT, waits))
     }
 
     /// The looking thread itself was away: what the driver did meanwhile is not known.
@@ -251,17 +254,17 @@ mod tests {
         let at = |s| start + Duration::from_secs(s);
         let progress = Progress::default();
         let mut stall = Stall::new(start);
-        for second in 0..100 {
+        for second in 0..200 {
             progress.at(Doing::Lease);
             progress.awaits(true);
             assert_eq!(stall.look(&progress, LIMITS, at(second)), None);
         }
-        let seen = stall.look(&progress, LIMITS, at(100)).map(|(name, _)| name);
+        let seen = stall.look(&progress, LIMITS, at(200)).map(|(name, _)| name);
         assert_eq!(seen, Some(AWAIT));
         progress.at(Doing::Lease);
         progress.awaits(false);
         progress.awaits(true);
-        assert_eq!(stall.look(&progress, LIMITS, at(101)), None);
+        assert_eq!(stall.look(&progress, LIMITS, at(201)), None);
     }
 
     #[test]
