@@ -27,12 +27,15 @@ pub(crate) struct Faulty<L> {
     arm: Rc<Arm>,
     /// Frames to be heard before any other.
     first: VecDeque<Vec<u8>>,
+    /// A frame that lets the next one go first.
+    held: Option<Vec<u8>>,
     /// The chunk that was sent last, and its epoch.
     sent: Option<(u64, CacheEpoch)>,
     /// Chunks of which something was heard.
     heard: u64,
-    /// Nothing is heard before something of a later epoch than this was sent.
-    deaf: Option<CacheEpoch>,
+    /// The epoch in which the chunk of the hook was sent.
+    epoch_of_hook: Option<CacheEpoch>,
+    keeps_back: bool,
 }
 
 impl<L: Breakable> Faulty<L> {
@@ -41,23 +44,25 @@ impl<L: Breakable> Faulty<L> {
             inner,
             arm: Rc::clone(arm),
             first: VecDeque::new(),
+            held: None,
             sent: None,
             heard: 0,
-            deaf: None,
+            epoch_of_hook: None,
+            keeps_back: false,
         }
     }
 
-    /// Whether results are kept back: from when that of the hook's chunk is the next one due until
-    /// a cut has passed it.
+    /// Whether results are kept back: when that of the hook's chunk is the next one due, until
+    /// something of a later epoch was sent.
     fn is_deaf(&mut self) -> bool {
-        let Some((chunk, epoch)) = self.sent else {
+        let (Some((_, now)), Some(epoch)) = (self.sent, self.epoch_of_hook) else {
             return false;
         };
-        if self.heard == self.arm.hook.chunk && self.arm.strikes(Break::LateResult, chunk) {
-            self.deaf = Some(epoch);
+        let chunk = self.arm.hook.chunk;
+        if self.heard == chunk {
+            self.keeps_back |= self.arm.strikes(Break::LateResult, chunk);
         }
-        self.deaf = self.deaf.filter(|old| *old == epoch);
-        self.deaf.is_some()
+        self.keeps_back && now == epoch
     }
 
     /// What must not be sent, before the message that is due: what the inner link says of it.
@@ -84,6 +89,15 @@ impl<L: Breakable> Faulty<L> {
         Ok(())
     }
 
+    /// The next frame of the inner link, in front of the one that is held back.
+    fn poll_next(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
+        let is_there = self.inner.poll_frame(inbox)?;
+        if is_there {
+            self.first.extend(self.held.take());
+        }
+        Ok(is_there)
+    }
+
     /// What the peer is made to have sent in place of this frame.
     fn alter(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
         let Some(chunk) = frame::chunk_of(inbox) else {
@@ -100,14 +114,9 @@ impl<L: Breakable> Faulty<L> {
                 return self.inner.poll_frame(inbox);
             }
             Break::Swapped => {
-                let mut next = Vec::new();
                 self.arm.strike();
-                // They come one after the other, as fast as the peer is.
-                while !self.inner.poll_frame(&mut next)? {
-                    std::thread::yield_now();
-                }
-                self.first.push_back(std::mem::replace(inbox, next));
-                return Ok(true);
+                self.held = Some(std::mem::take(inbox));
+                return self.poll_next(inbox);
             }
             Break::TruncatedFrame => {
                 inbox.truncate(HEADER_BYTES + (inbox.len() - HEADER_BYTES) / 2)
@@ -234,6 +243,9 @@ impl<L: Breakable> Link for Faulty<L> {
     ) -> Result<Sent<L::Sending>, Rejected<L::Tx>> {
         let chunk = stamp.chunk_index.get();
         self.sent = Some((chunk, stamp.cache_epoch));
+        if chunk == self.arm.hook.chunk {
+            self.epoch_of_hook = Some(stamp.cache_epoch);
+        }
         if payload.is_some() {
             self.send_wrongly(stamp, &mut payload)?;
             if self.arm.strikes(Break::ForeignSlot, chunk) {
