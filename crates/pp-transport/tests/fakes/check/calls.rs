@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::graph::describe;
-use super::record::{Line, Range, Recording};
+use super::record::{Connector, Line, Range, Recording};
 use super::{Expect, Report, Rule, Violation};
 
 /// What the fakes themselves complained about.
@@ -45,8 +45,8 @@ fn comms(recording: &Recording) -> HashMap<u64, (String, u64, u64)> {
         .collect()
 }
 
-/// From the first payload on, one thread issues every operation of all communicators of a device. Before it another one
-/// may have set up the connections.
+/// From the first payload on, one thread issues every operation of all communicators of a device. Others may set up
+/// connections, before it or while it stands aside.
 pub fn one_issuer(recordings: &[Recording], report: &mut Report) {
     const ISSUED: [&str; 5] = [
         "ncclSend",
@@ -57,6 +57,7 @@ pub fn one_issuer(recordings: &[Recording], report: &mut Report) {
     ];
     for recording in recordings {
         let comms = comms(recording);
+        let connectors = recording.connectors();
         let mut issuers: HashMap<u64, u32> = HashMap::new();
         let mut has_begun = false;
         for (index, line) in recording.lines.iter().enumerate() {
@@ -66,7 +67,15 @@ pub fn one_issuer(recordings: &[Recording], report: &mut Report) {
             }
             let comm = line.number("comm").unwrap_or(0);
             let device = comms.get(&comm).map_or(0, |comm| comm.2);
+            let others = connectors.iter().filter(|other| other.device == device);
+            let connects = |at: &&Connector| at.first < index && index < at.last;
+            let meanwhile = others.clone().filter(connects);
+            if others.clone().any(|other| other.thread == line.thread) {
+                continue;
+            }
+            let beside = meanwhile.map(|other| other.thread).next();
             let issuer = *issuers.entry(device).or_insert(line.thread);
+            let issuer = beside.unwrap_or(issuer);
             if issuer != line.thread {
                 report.violations.push(Violation {
                     rule: Rule::Issuer,

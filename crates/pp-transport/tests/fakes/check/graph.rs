@@ -3,11 +3,12 @@
 //! Timelines are threads and streams; each is a chain. Between them:
 //! a call happens before the operation it queues; a recording of an event before the waits that were called while it was
 //! the newest, and before whatever a thread calls after it has seen the event done; a send's beginning before the end of
-//! its receive. Outside the run (set-up, winding up) the calls of all threads of a process count as one chain.
+//! its receive. Outside the run (set-up, winding up) the calls of all threads of a process count as one chain; within it
+//! a thread that makes communicators belongs between the calls of the one that issues on its device.
 
 use std::collections::HashMap;
 
-use super::record::{Line, Range, Recording};
+use super::record::{Connector, Line, Range, Recording};
 
 /// What an operation does to memory between its first and its last node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +114,11 @@ struct Process {
     /// What a synchronization waits for, by thread.
     waits: HashMap<u32, Vec<usize>>,
     chain: Option<usize>,
+    /// Threads that make communicators, and whether the one that issues has called since.
+    connectors: Vec<(Connector, bool)>,
+    /// Who issues on each device.
+    issuers: HashMap<u64, u32>,
+    devices: HashMap<u64, u64>,
 }
 
 pub fn build(recordings: &[Recording]) -> Graph {
@@ -184,7 +190,11 @@ impl Builder {
     }
 
     fn process(&mut self, index: usize, recording: &Recording) {
-        let mut process = Process::default();
+        let connectors = recording.connectors().into_iter();
+        let mut process = Process {
+            connectors: connectors.map(|connector| (connector, false)).collect(),
+            ..Process::default()
+        };
         let run = recording.run();
         for (number, line) in recording.lines.iter().enumerate() {
             if line.thread == 0 {
@@ -194,12 +204,43 @@ impl Builder {
             let mut after = self.seen_done(index, line, &mut process);
             let in_run = run.contains(&number);
             after.extend(process.chain);
+            after.extend(self.beside(at, line, &mut process));
             let call = self.node(Timeline::Thread(index, line.thread), at, after);
             if !in_run {
                 process.chain = Some(call);
             }
             self.effect(at, line, &mut process, recording, call);
         }
+    }
+
+    /// What comes before this call where one thread makes communicators for another.
+    fn beside(&self, at: (usize, usize), line: &Line, process: &mut Process) -> Vec<usize> {
+        let comm = line.number("comm").unwrap_or(0);
+        if line.name == "ncclCommInit"
+            && let Some(device) = line.number("dev")
+        {
+            process.devices.insert(comm, device);
+        }
+        if line.is_payload() {
+            let device = process.devices.get(&comm).copied().unwrap_or(0);
+            process.issuers.insert(device, line.thread);
+        }
+        let end_of = |thread: u32| {
+            let timeline = self.timelines.get(&Timeline::Thread(at.0, thread))?;
+            self.last.get(timeline).copied()
+        };
+        let mut before = Vec::new();
+        for (connector, is_joined) in &mut process.connectors {
+            let issuer = process.issuers.get(&connector.device).copied();
+            if connector.first == at.1 {
+                before.extend(issuer.and_then(end_of));
+            }
+            if !*is_joined && connector.last < at.1 && issuer == Some(line.thread) {
+                *is_joined = true;
+                before.extend(end_of(connector.thread));
+            }
+        }
+        before
     }
 
     /// The operations that this call has found to be done.

@@ -110,6 +110,17 @@ fn to_number(text: &str) -> Option<u64> {
     }
 }
 
+/// A thread that makes communicators for the one that issues, which stands aside meanwhile: started by it, and waited
+/// for. A recording does not show that; it does show whether the other one called meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct Connector {
+    pub thread: u32,
+    pub device: u64,
+    /// Its lines, from the first to the last.
+    pub first: usize,
+    pub last: usize,
+}
+
 /// What one process called.
 #[derive(Clone, Debug)]
 pub struct Recording {
@@ -165,5 +176,30 @@ impl Recording {
         let first = mark("run").or(first).unwrap_or(self.lines.len());
         let last = mark("end").or(last).map_or(first, |at| at + 1);
         first..last.max(first)
+    }
+
+    /// The threads that made communicators, and issued nothing but the bytes that try them out.
+    pub fn connectors(&self) -> Vec<Connector> {
+        let begins = self
+            .lines
+            .iter()
+            .filter(|line| line.name == "ncclCommInit" && !line.is_end());
+        let mut found: Vec<Connector> = Vec::new();
+        for begin in begins {
+            let thread = begin.thread;
+            // It may end long after it has handed over what it made.
+            let is_own = |line: &Line| line.thread == thread && line.name != "ThreadEnd";
+            let issues = |line: &Line| is_own(line) && line.is_payload();
+            if found.iter().any(|other| other.thread == thread) || self.lines.iter().any(issues) {
+                continue;
+            }
+            found.push(Connector {
+                thread,
+                device: begin.number("dev").unwrap_or(0),
+                first: self.lines.iter().position(is_own).expect("it began"),
+                last: self.lines.iter().rposition(is_own).expect("it began"),
+            });
+        }
+        found
     }
 }

@@ -1,0 +1,432 @@
+//! `pp run --restarts`: Phase B dies, falls silent or is stopped, and the output is the same, bit for
+//! bit.
+
+mod common;
+#[path = "../../pp-transport/tests/fakes/mod.rs"]
+mod fakes;
+mod restart_support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::{Folder, all_gone, children, finish, pp, run, signal, video};
+use fakes::Fakes;
+use fakes::check::{Expect, Fresh, Recording, check};
+use restart_support::{Dice, Held, Strike, report};
+use rustix::process::Signal;
+
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+fn median(folder: &Folder) -> PathBuf {
+    let out = folder.file("median.so");
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    let status = Command::new(compiler)
+        .args(["-std=c11", "-shared", "-fPIC", "-O1", "-o"])
+        .arg(&out)
+        .arg("-I")
+        .arg(root().join("crates/pp-kernels/include"))
+        .arg(root().join("plugins/median/median.c"))
+        .status()
+        .expect("a C compiler can be run");
+    assert!(status.success());
+    out
+}
+
+fn temporal() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--offline", "--package"])
+        .args(["pp-plugin-temporal", "--target-dir"])
+        .arg(target)
+        .current_dir(root())
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .status()
+        .unwrap();
+    assert!(status.success());
+    target.join("debug/libpp_plugin_temporal.so")
+}
+
+/// A clip whose every third part is another scene.
+fn cut_video(frames: usize) -> Vec<u8> {
+    let mut file = video(64, 48, "mono", frames);
+    let header = file.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    let frame = 64 * 48 + b"FRAME\n".len();
+    for (at, picture) in file[header..].chunks_mut(frame).enumerate() {
+        if at / (frames / 3).max(1) % 2 == 1 {
+            picture[6..].iter_mut().for_each(|byte| *byte = 255 - *byte);
+        }
+    }
+    file
+}
+
+/// A command that reads and writes a video through this process.
+fn through(args: &[&str]) -> Command {
+    let fixed = [
+        "run",
+        "--input",
+        "-",
+        "--output",
+        "-",
+        "--frames-per-chunk",
+        "2",
+    ];
+    pp(&[&fixed[..], args].concat())
+}
+
+fn host(args: &[&str]) -> Command {
+    through(&[&["--transport", "host", "--denoise-steps", "2"], args].concat())
+}
+
+/// The clip through an undisturbed run.
+fn calm(mut command: Command, input: &[u8]) -> Vec<u8> {
+    run(&mut command, Some(input.to_vec())).succeeded().stdout
+}
+
+/// Strikes a run, and holds its output against that of a calm one.
+#[track_caller]
+fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[Strike]) -> u64 {
+    let folder = Folder::new(&format!("unmoved_{}", wanted.len() as u64 + strikes[0].at));
+    let json = folder.file("report.json");
+    command.args(["--restarts", "100", "--report"]).arg(&json);
+    let mut held = Held::start(&mut command, input.to_vec());
+    strikes.iter().for_each(|strike| held.strike(*strike));
+    let ranks = children(held.child.id());
+    let ended = held.finish();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    all_gone(&ranks);
+    assert!(
+        ended.output == wanted,
+        "the output is another: {}",
+        ended.stderr
+    );
+    let report = report(&json);
+    let used = report["restarts"].as_u64().unwrap();
+    assert!((1..=strikes.len() as u64).contains(&used), "{report}");
+    for recovery in report["recoveries"].as_array().unwrap() {
+        assert!(recovery["cause"].as_str().unwrap().contains("rank 1"));
+    }
+    used
+}
+
+#[test]
+fn killed_at_random_moments_it_goes_on_as_if_nothing_had_been() {
+    let folder = Folder::new("restart_kills");
+    let (plain, cut) = (video(64, 48, "mono", 120), cut_video(120));
+    let (median, temporal) = (median(&folder), temporal());
+    let file = |path: &PathBuf| path.to_str().unwrap().to_owned();
+    let variants = [
+        (vec![], &plain),
+        (vec!["--recompute".to_owned()], &plain),
+        (vec!["--cuts".into(), "flush".into()], &cut),
+        (vec!["--kernels".into(), file(&temporal)], &cut),
+        (vec!["--kernels".into(), file(&median)], &plain),
+    ];
+    let mut dice = Dice(7);
+    for (args, input) in variants {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let wanted = calm(host(&args), input);
+        assert!(wanted != *input, "{args:?} changes nothing");
+        let strikes = dice.kills(3, input.len() as u64 * 3 / 4);
+        assert_unmoved(host(&args), input, &wanted, &strikes);
+    }
+}
+
+#[test]
+fn a_phase_b_that_is_stopped_is_replaced() {
+    let input = video(64, 48, "mono", 80);
+    let wanted = calm(host(&[]), &input);
+    let strike = Strike {
+        at: input.len() as u64 / 3,
+        after: Duration::from_micros(700),
+        signal: Signal::STOP,
+    };
+    let mut command = host(&[]);
+    command.env("PP_HEARTBEAT_MS", "250");
+    assert_unmoved(command, &input, &wanted, &[strike]);
+}
+
+/// Kills that fall upon ranks that have just been started, and have not met anybody.
+#[test]
+fn killed_again_before_it_has_come_up_it_comes_all_the_same() {
+    let input = video(64, 48, "mono", 80);
+    let wanted = calm(host(&[]), &input);
+    let at = input.len() as u64 / 2;
+    let strikes = [0, 0, 1, 2, 3, 5, 8, 13].map(|ms| Strike {
+        at,
+        after: Duration::from_millis(ms),
+        signal: Signal::KILL,
+    });
+    assert_unmoved(host(&[]), &input, &wanted, &strikes);
+}
+
+#[test]
+fn restarts_that_are_used_up_end_the_job_with_its_cause() {
+    let input = video(64, 48, "mono", 200);
+    let mut command = host(&["--restarts", "2"]);
+    let mut held = Held::start(&mut command, input);
+    for at in [20_000, 60_000, 100_000] {
+        held.strike(Strike {
+            at,
+            after: Duration::ZERO,
+            signal: Signal::KILL,
+        });
+    }
+    let ranks = children(held.child.id());
+    let ended = held.finish();
+    assert_eq!(ended.code, Some(7), "{}", ended.stderr);
+    assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+    for words in ["rank 1", "SIGKILL", "2 of 2 restarts"] {
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    }
+    all_gone(&ranks);
+}
+
+#[test]
+fn what_would_fail_again_is_not_started_again() {
+    let folder = Folder::new("restart_plugin");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
+    let plugin = folder.file("faulty.so");
+    let status = Command::new("cc")
+        .args(["-std=c11", "-shared", "-fPIC", "-DFAULT_ERROR", "-o"])
+        .arg(&plugin)
+        .arg("-I")
+        .arg(root().join("crates/pp-kernels/include"))
+        .arg(root().join("crates/pp-kernels/tests/plugins/faulty.c"))
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let mut command = pp(&["run", "--restarts", "5", "--kernels"]);
+    command.arg(&plugin).arg("--input").arg(&input);
+    let ended = run(&mut command, None).failed(5, &["rank 1", "phase_b"]);
+    assert!(!ended.stderr.contains("restarts"), "{}", ended.stderr);
+}
+
+#[test]
+fn one_process_has_nobody_to_restart() {
+    let args = ["run", "--ranks", "1", "--restarts", "1", "--input", "x.y4m"];
+    let ended = run(&mut pp(&args), None);
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("--restarts"), "{}", ended.stderr);
+}
+
+/// The first interrupt comes while there is no Phase B: what is in flight is finished by the next.
+#[test]
+fn a_drain_asked_for_between_two_phase_bs_drains() {
+    let input = video(64, 48, "mono", 400);
+    let wanted = calm(host(&[]), &input);
+    let mut held = Held::start(&mut host(&["--restarts", "3"]), input);
+    held.strike(Strike {
+        at: 60_000,
+        after: Duration::ZERO,
+        signal: Signal::KILL,
+    });
+    // The next one is held up before it can do anything for the front.
+    let next = held.rank(1);
+    signal(next, Signal::STOP);
+    signal(held.child.id(), Signal::INT);
+    std::thread::sleep(Duration::from_millis(100));
+    signal(next, Signal::CONT);
+    let ended = held.finish();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
+    assert!(ended.output.len() > 60_000 && ended.output.len() < wanted.len());
+    assert!(wanted.starts_with(&ended.output), "the output is another");
+}
+
+/// The second interrupt does not wait for anybody.
+#[test]
+fn an_abort_asked_for_between_two_phase_bs_aborts() {
+    let mut held = Held::start(&mut host(&["--restarts", "3"]), video(64, 48, "mono", 400));
+    held.strike(Strike {
+        at: 60_000,
+        after: Duration::ZERO,
+        signal: Signal::KILL,
+    });
+    let next = held.rank(1);
+    signal(next, Signal::STOP);
+    let ranks = children(held.child.id());
+    for _ in 0..2 {
+        signal(held.child.id(), Signal::INT);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let ended = held.finish();
+    assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+    all_gone(&ranks);
+}
+
+/// The front has the input: it is not started again, and takes Phase B along, whatever that does.
+#[test]
+fn a_killed_front_takes_phase_b_along() {
+    for between in [false, true] {
+        let mut held = Held::start(&mut host(&["--restarts", "9"]), video(64, 48, "mono", 400));
+        held.wait_for(60_000);
+        if between {
+            let strike = Strike {
+                at: 0,
+                after: Duration::ZERO,
+                signal: Signal::KILL,
+            };
+            held.strike(strike);
+        }
+        let ranks = [held.rank(0), held.rank(1)];
+        signal(ranks[0], Signal::KILL);
+        let ended = held.finish();
+        assert_eq!(ended.code, Some(7), "{}", ended.stderr);
+        for words in ["rank 0", "SIGKILL"] {
+            assert!(ended.stderr.contains(words), "{}", ended.stderr);
+        }
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+        all_gone(&ranks);
+    }
+}
+
+/// A rank as a launcher would start it.
+fn rank(rank: u32, port: u16, more: &[&str]) -> Command {
+    let mut command = host(more);
+    command
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", "2")
+        .env("LOCAL_RANK", rank.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env("PP_JOB_SECRET", "a secret of more than sixteen bytes")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn free_port() -> u16 {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap().port()
+}
+
+/// Whoever started the ranks starts one of them again; nobody tells the front.
+#[test]
+fn a_launcher_that_starts_phase_b_again_is_waited_for() {
+    let input = video(64, 48, "mono", 120);
+    let wanted = calm(host(&[]), &input);
+    let port = free_port();
+    let back = || rank(1, port, &["--restarts", "5"]).spawn().unwrap();
+    let mut held = Held::start(&mut rank(0, port, &["--restarts", "5"]), input);
+    let mut phase_b = back();
+    for at in [40_000, 130_000] {
+        held.wait_for(at);
+        phase_b.kill().unwrap();
+        phase_b.wait().unwrap();
+        // A launcher takes its time.
+        std::thread::sleep(Duration::from_millis(150));
+        phase_b = back();
+    }
+    let ended = held.finish();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.output == wanted, "the output is another");
+    assert!(ended.stderr.contains("2 of 5 times"), "{}", ended.stderr);
+    finish(phase_b).succeeded();
+}
+
+#[test]
+fn a_launcher_that_starts_nobody_is_not_waited_for_for_ever() {
+    let port = free_port();
+    let mut front = rank(0, port, &["--restarts", "5"]);
+    front.env("PP_RESTART_WITHIN_MS", "400");
+    let mut held = Held::start(&mut front, video(64, 48, "mono", 120));
+    let mut phase_b = rank(1, port, &["--restarts", "5"]).spawn().unwrap();
+    held.wait_for(40_000);
+    phase_b.kill().unwrap();
+    phase_b.wait().unwrap();
+    let ended = held.finish();
+    assert_eq!(ended.code, Some(7), "{}", ended.stderr);
+    assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+    for words in ["rank 1", "no other came"] {
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    }
+}
+
+/// A Phase B that a launcher started ends with its front, and is started in vain.
+#[test]
+fn a_phase_b_of_a_launcher_ends_with_its_front() {
+    let port = free_port();
+    let mut held = Held::start(
+        &mut rank(0, port, &["--restarts", "5"]),
+        video(64, 48, "mono", 120),
+    );
+    let phase_b = rank(1, port, &["--restarts", "5"]).spawn().unwrap();
+    held.wait_for(40_000);
+    signal(held.child.id(), Signal::KILL);
+    held.finish();
+    finish(phase_b).failed(7, &["rank 0"]);
+}
+
+/// On the fakes of two GPUs.
+fn on_gpus(fakes: &Fakes, folder: &Folder, args: &[&str]) -> Command {
+    let mut command = through(&[&["--transport", "nccl", "--kernels", "ptx"], args].concat());
+    fakes.give_to(&mut command);
+    command.env("PP_FAKE_NCCL_DIR", folder.file("meet"));
+    std::fs::create_dir_all(folder.file("meet")).unwrap();
+    command
+}
+
+/// Zero steps: every byte of every payload is in the output. More: whatever was kept at Phase B.
+#[test]
+fn on_gpus_it_goes_on_as_well() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("restart_nccl");
+    let input = video(64, 48, "mono", 120);
+    let mut dice = Dice(11);
+    for (steps, kills) in [("0", 5), ("1", 3)] {
+        let args = ["--denoise-steps", steps];
+        let wanted = if steps == "0" {
+            input.clone()
+        } else {
+            calm(on_gpus(&fakes, &folder, &args), &input)
+        };
+        let strikes = dice.kills(kills, input.len() as u64 * 3 / 4);
+        assert_unmoved(on_gpus(&fakes, &folder, &args), &input, &wanted, &strikes);
+    }
+}
+
+#[test]
+fn on_gpus_a_phase_b_that_is_stopped_is_replaced() {
+    let fakes = Fakes::without_revoke();
+    let folder = Folder::new("restart_nccl_stopped");
+    let input = video(64, 48, "mono", 80);
+    let strike = Strike {
+        at: input.len() as u64 / 3,
+        after: Duration::from_micros(700),
+        signal: Signal::STOP,
+    };
+    let mut command = on_gpus(&fakes, &folder, &["--denoise-steps", "0"]);
+    command.env("PP_HEARTBEAT_MS", "250");
+    assert_unmoved(command, &input, &input, &[strike]);
+}
+
+/// What the survivor did in all its generations was ordered: copies out of slots of the dead ones too.
+#[test]
+fn on_gpus_what_is_sent_again_is_in_order() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("restart_nccl_order");
+    std::fs::create_dir_all(folder.file("rec")).unwrap();
+    let input = video(64, 48, "mono", 60);
+    let mut command = on_gpus(&fakes, &folder, &["--denoise-steps", "0"]);
+    command.env("PP_FAKE_RECORD", folder.file("rec"));
+    let strikes = Dice(5).kills(2, input.len() as u64 * 2 / 3);
+    assert_unmoved(command, &input, &input, &strikes);
+    let recordings = Recording::read_all(&folder.file("rec"));
+    let report = check(
+        &recordings,
+        Expect {
+            // Each generation makes events, streams and slots of its own.
+            warm_up: usize::MAX,
+            complete: false,
+            fresh: Fresh::WithGaps,
+            late_events: 0,
+        },
+    );
+    report.assert_clean();
+    assert!(report.transfers > 60);
+}

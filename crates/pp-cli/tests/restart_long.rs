@@ -1,0 +1,124 @@
+//! One run that loses its Phase B hundreds of times: the output is the same, bit for bit, and the
+//! front grows in nothing. Too long for every day:
+//!
+//! `PP_TEST_KILLS=200 cargo test -p pp-cli --test restart_long -- --ignored --nocapture`
+
+mod common;
+#[path = "../../pp-transport/tests/fakes/mod.rs"]
+mod fakes;
+mod restart_support;
+
+use std::process::Command;
+
+use common::{Folder, all_gone, children, pp, run, video};
+use fakes::Fakes;
+use restart_support::{Dice, Footprint, Held, report};
+
+/// Kills before the front is measured for the first time.
+const WARM_UP: usize = 20;
+/// What the front may grow by, from then on: noise of the allocator, not one slot a restart.
+const GROWS_KIB: u64 = 16 * 1024;
+
+fn kills() -> u64 {
+    let text = std::env::var("PP_TEST_KILLS").unwrap_or_else(|_| "200".into());
+    text.parse().expect("PP_TEST_KILLS is a number")
+}
+
+fn through(args: &[&str]) -> Command {
+    let fixed = [
+        "run",
+        "--input",
+        "-",
+        "--output",
+        "-",
+        "--frames-per-chunk",
+        "2",
+    ];
+    pp(&[&fixed[..], args].concat())
+}
+
+/// The value below which so many of a hundred lie.
+fn percentile(sorted: &[f64], percent: usize) -> f64 {
+    sorted[(sorted.len() - 1) * percent / 100]
+}
+
+fn survive(name: &str, mut command: Command, input: Vec<u8>, wanted: &[u8]) {
+    let folder = Folder::new(&format!("restart_long_{name}"));
+    let json = folder.file("report.json");
+    command
+        .args(["--restarts", "1000000", "--report"])
+        .arg(&json);
+    let kills = kills();
+    let strikes = Dice(kills).kills(kills, input.len() as u64 * 9 / 10);
+    let mut held = Held::start(&mut command, input);
+    let front = held.rank(0);
+    let mut before = None;
+    for (count, strike) in strikes.iter().enumerate() {
+        held.strike(*strike);
+        if count == WARM_UP.min(strikes.len() / 2) {
+            before = Some(Footprint::of(front));
+        }
+    }
+    // Until the last one is made up for.
+    held.wait_for(wanted.len() as u64 * 19 / 20);
+    let (before, after) = (before.unwrap(), Footprint::of(front));
+    let ranks = children(held.child.id());
+    let ended = held.finish();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    all_gone(&ranks);
+    let report = report(&json);
+    let recoveries = report["recoveries"].as_array().unwrap();
+    let served = recoveries.iter().filter_map(|r| r["ms_to_served"].as_f64());
+    let mut served: Vec<f64> = served.collect();
+    served.sort_by(f64::total_cmp);
+    println!(
+        "{name}: {kills} kills, {} losses of a link, {} served again: median {:.1} ms, p99 {:.1} ms, \
+         max {:.1} ms; the front {before:?} -> {after:?}",
+        recoveries.len(),
+        served.len(),
+        percentile(&served, 50),
+        percentile(&served, 99),
+        percentile(&served, 100),
+    );
+    assert!(ended.output == wanted, "the output is another");
+    assert!(after.rss_kib <= before.rss_kib + GROWS_KIB);
+    // One generation of a link is there at either moment, or none.
+    assert!(after.threads <= before.threads + 6, "threads grow");
+    assert!(
+        after.descriptors <= before.descriptors + 12,
+        "descriptors grow"
+    );
+    assert!(after.mappings <= before.mappings + 60, "mappings grow");
+}
+
+#[test]
+#[ignore = "minutes long; PP_TEST_KILLS says how many kills"]
+fn on_the_host() {
+    let input = video(64, 48, "mono", 120 + 60 * kills() as usize);
+    let args = ["--transport", "host", "--denoise-steps", "2"];
+    let wanted = run(&mut through(&args), Some(input.clone()))
+        .succeeded()
+        .stdout;
+    survive("host", through(&args), input, &wanted);
+}
+
+#[test]
+#[ignore = "minutes long; PP_TEST_KILLS says how many kills"]
+fn on_the_fakes_of_two_gpus() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("restart_long_meet");
+    let input = video(64, 48, "mono", 120 + 20 * kills() as usize);
+    let args = [
+        "--transport",
+        "nccl",
+        "--kernels",
+        "ptx",
+        "--denoise-steps",
+        "0",
+    ];
+    let mut command = through(&args);
+    fakes.give_to(&mut command);
+    command.env("PP_FAKE_NCCL_DIR", folder.file(""));
+    let wanted = input.clone();
+    survive("fakes", command, input, &wanted);
+}
