@@ -240,6 +240,10 @@ impl Watcher {
     fn run(&mut self, on_stuck: Box<dyn FnOnce(&Fault) + Send>) {
         let mut on_stuck = Some(on_stuck);
         let mut next_beat = Instant::now();
+        // This thread may have come to run long after it was made.
+        for peer in &mut self.peers {
+            peer.heard = next_beat;
+        }
         let mut fault_since = None;
         while !self.stop.asked.load(Ordering::Acquire) {
             let now = Instant::now();
