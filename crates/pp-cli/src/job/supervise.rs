@@ -12,7 +12,9 @@
 //! started again: it has the input.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -161,8 +163,7 @@ impl Job {
     }
 
     fn spawn(&self, rank: Rank) -> Result<Child, Failure> {
-        let program = std::env::current_exe().context("this program has no path")?;
-        let mut command = Command::new(&program);
+        let mut command = Command::new(program().context("this program has no path")?);
         command.args(std::env::args_os().skip(1));
         for name in LocalJob::LAUNCHER_VARIABLES {
             command.env_remove(name);
@@ -347,9 +348,18 @@ impl Job {
     }
 }
 
+/// This program: another that was installed in its place meanwhile would be refused by the ranks
+/// that run.
+fn program() -> std::io::Result<PathBuf> {
+    const SELF: &str = "/proc/self/exe";
+    let path = std::env::current_exe()?;
+    let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino()));
+    let is_same = file(&path).is_ok_and(|here| file(Path::new(SELF)).is_ok_and(|own| own == here));
+    Ok(if is_same { path } else { SELF.into() })
+}
+
 fn forward_signals(events: Sender<Event>) -> Result<(), Failure> {
-    let mut signals =
-        Signals::new([SIGINT, SIGTERM, SIGUSR1]).context("cannot handle signals")?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1]).context("cannot handle signals")?;
     std::thread::spawn(move || {
         for signal in &mut signals {
             let event = match signal {
