@@ -7,6 +7,8 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use pp_transport::host::MAX_DEPTH;
 
+use crate::cmd::shutdown::ShutdownArgs;
+
 use crate::cmd::faults::Transport;
 
 /// A pipeline-parallel runtime for real-time generative models.
@@ -45,6 +47,8 @@ pub(crate) enum Command {
     /// Kernel plugins.
     #[command(subcommand)]
     Plugin(PluginCommand),
+    /// End real jobs in every state, while the peer works, leaves, dies, stops or is cut off.
+    Shutdown(ShutdownArgs),
     /// Break each rule of the protocol on purpose, in real jobs, and see what the ranks do.
     Faults(FaultsArgs),
 }

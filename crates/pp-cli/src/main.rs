@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         Command::Bench(BenchCommand::Link(args)) => bench::link(args),
         Command::Bench(BenchCommand::Kernels(args)) => bench::kernels(args),
         Command::Flight(args) => cmd::flight::flight(args),
+        Command::Shutdown(args) => cmd::shutdown::shutdown(args),
         Command::Doctor => cmd::doctor::doctor(),
         Command::Verify { first, second } => cmd::verify::verify(first, second),
         Command::Plugin(PluginCommand::Check { file }) => cmd::plugin::check(file),

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use pp_contract::{
     Bare, CacheEpoch, Composer, DType, Envelope, HEADER_BYTES, Manifest, Matched, Plan, Prepared,
@@ -20,6 +21,9 @@ use super::frame::{self, altered, longer, manifest, specs, with_envelope, with_i
 use super::plan::{AnyParts, AnyPlan, unchecked};
 use super::{Arm, Break};
 
+/// A link that has sent nothing for so long, and hears nothing, is idle.
+const IDLE_AFTER: Duration = Duration::from_millis(100);
+
 /// A link with a hook.
 #[derive(Debug)]
 pub(crate) struct Faulty<L> {
@@ -31,6 +35,8 @@ pub(crate) struct Faulty<L> {
     held: Option<Vec<u8>>,
     /// The chunk that was sent last, and its epoch.
     sent: Option<(u64, CacheEpoch)>,
+    /// When.
+    sent_at: Instant,
     /// Chunks of which something was heard.
     heard: u64,
     /// The epoch in which the chunk of the hook was sent.
@@ -46,6 +52,7 @@ impl<L: Breakable> Faulty<L> {
             first: VecDeque::new(),
             held: None,
             sent: None,
+            sent_at: Instant::now(),
             heard: 0,
             epoch_of_hook: None,
             keeps_back: false,
@@ -243,6 +250,7 @@ impl<L: Breakable> Link for Faulty<L> {
     ) -> Result<Sent<L::Sending>, Rejected<L::Tx>> {
         let chunk = stamp.chunk_index.get();
         self.sent = Some((chunk, stamp.cache_epoch));
+        self.sent_at = Instant::now();
         if chunk == self.arm.hook.chunk {
             self.epoch_of_hook = Some(stamp.cache_epoch);
         }
@@ -267,10 +275,10 @@ impl<L: Breakable> Link for Faulty<L> {
             return Ok(true);
         }
         if !self.inner.poll_frame(inbox)? {
-            if self
-                .sent
-                .is_some_and(|(chunk, _)| self.arm.strikes(Break::LeaveIdle, chunk))
-            {
+            // What it has sent is on its way no longer.
+            let is_idle = self.sent_at.elapsed() >= IDLE_AFTER;
+            let sent = self.sent.filter(|_| is_idle);
+            if sent.is_some_and(|(chunk, _)| self.arm.strikes(Break::LeaveIdle, chunk)) {
                 std::process::exit(0);
             }
             return Ok(false);

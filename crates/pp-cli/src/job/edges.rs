@@ -8,13 +8,13 @@ use pp_runtime::driver::with_source;
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{OnFrame, Watch, WatchOptions};
 use pp_transport::bell::Bell;
-use pp_transport::control::{ControlError, Message, SocketKind};
+use pp_transport::control::{Message, SocketKind};
 use pp_transport::error::TransportError;
 use pp_transport::host::{EdgeShape, HostLink, Offer};
 use pp_transport::lane::{Lane, LaneOffer};
 use pp_transport::nccl::{CommOptions, Communicator, Issuer, NcclLink, NcclOptions, UniqueId};
 
-use super::seat::{FOREVER, SET_UP_WITHIN, Seat, end_process, end_with};
+use super::seat::{SET_UP_WITHIN, Seat, end_process, end_with};
 use super::{FRONT, GRACE, PHASE_B, limits};
 use crate::backend::Gpu;
 use crate::exit::Failure;
@@ -223,7 +223,8 @@ impl Seat {
             on_frame,
         };
         flight::follow(&switch);
-        let watch = Watch::start(vec![self.channel], switch.clone(), options).map_err(internal)?;
+        let channel = self.set_up.finish()?;
+        let watch = Watch::start(vec![channel], switch.clone(), options).map_err(internal)?;
         Ok((switch, watch))
     }
 
@@ -252,8 +253,8 @@ impl Seat {
     fn open_lane(&mut self, edges: Edges, bell: &Bell) -> Result<(Lane, Option<OnFrame>), Failure> {
         let own = self.own_fault();
         let (up, down) = (edges.forward_depth, edges.depth);
-        if self.channel.socket_kind() != SocketKind::Unix {
-            let sender = self.channel.sender().clone();
+        if self.set_up.socket_kind() != SocketKind::Unix {
+            let sender = self.set_up.sender().clone();
             let (out, incoming) = if self.rank == FRONT {
                 (up, down)
             } else {
@@ -281,7 +282,7 @@ impl Seat {
     }
 
     fn map_edges(&mut self, edges: Edges, bell: &Bell) -> Result<HostLink, Failure> {
-        if self.channel.socket_kind() != SocketKind::Unix {
+        if self.set_up.socket_kind() != SocketKind::Unix {
             return Err(Failure::Fault(Fault::new(
                 FaultKind::HandshakeMismatch,
                 self.peer,
@@ -320,15 +321,13 @@ impl Seat {
 
     fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         let deadline = Instant::now() + SET_UP_WITHIN;
-        let sent = self.channel.sender().send_fds(fds, deadline);
-        sent.map_err(|e| e.fault("pass shared memory").into())
+        let sent = self.set_up.sender().send_fds(fds, deadline);
+        sent.map_err(|e| self.lost(e.fault("pass shared memory")).into())
     }
 
     fn receive_fds<const N: usize>(&mut self) -> Result<[OwnedFd; N], Failure> {
-        // The peer may load weights before it maps anything; if it dies, the channel ends.
-        let deadline = Instant::now() + FOREVER;
-        let fds = self.channel.receiver().recv_fds(N, deadline);
-        let fds = fds.map_err(|e: ControlError| e.fault("receive shared memory"))?;
+        // The peer may load weights before it maps anything.
+        let fds = self.set_up.descriptors("receive shared memory")?;
         let count = fds.len();
         fds.try_into().map_err(|_| {
             let text = format!("{count} descriptors came where {N} were due");

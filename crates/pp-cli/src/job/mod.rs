@@ -3,6 +3,7 @@
 pub(crate) mod edges;
 pub(crate) mod reports;
 pub(crate) mod seat;
+mod set_up;
 pub(crate) mod signals;
 pub(crate) mod supervise;
 pub(crate) mod survival;

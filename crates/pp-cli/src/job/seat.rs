@@ -11,12 +11,12 @@ use pp_transport::control::{
     ControlChannel, Message, Peers, RendezvousError, RendezvousOptions, agree, rendezvous,
 };
 use pp_transport::launch::Launch;
-use rustix::process::{Signal, getpid, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::set_up::SetUp;
 use super::survival::Survival;
-use super::{FRONT, PHASE_B, supervise};
+use super::{FRONT, PHASE_B, heartbeat, signals, supervise};
 use crate::exit::{Failure, code_of};
 use crate::flight;
 
@@ -28,9 +28,6 @@ const DECLINE_WITHIN: Duration = Duration::from_secs(2);
 pub(super) const SET_UP_WITHIN: Duration = Duration::from_secs(30);
 /// Time for what a plugin or library does at exit.
 const EXIT_WITHIN: Duration = Duration::from_millis(100);
-/// For what a live input may make as long as it likes.
-pub(super) const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-
 /// What a rank says of itself, apart from who it is.
 pub(crate) struct Profile {
     pub(crate) settings: Settings,
@@ -45,7 +42,8 @@ pub(crate) struct Profile {
 pub(crate) struct Seat {
     pub(super) rank: Rank,
     pub(super) peer: Rank,
-    pub(super) channel: ControlChannel,
+    pub(super) set_up: SetUp,
+    peer_pid: Option<u32>,
     /// Which link between the two this will be.
     pub(crate) generation: Generation,
     /// Set where this rank lives on when its peer is gone.
@@ -82,10 +80,14 @@ impl Seat {
         agree(&mut peers, &hello, Instant::now() + SET_UP_WITHIN)?;
         let peer = if rank == FRONT { PHASE_B } else { FRONT };
         let channel = only_peer(peers, peer)?;
+        let pid = channel.peer_pid();
+        let set_up = SetUp::start(channel, heartbeat()?).map_err(anyhow::Error::new)?;
+        signals::set_up(rank, set_up.sender());
         Ok(Self {
             rank,
             peer,
-            channel,
+            set_up,
+            peer_pid: pid.map(|pid| pid.as_raw_nonzero().get().cast_unsigned()),
             generation: Generation::new(0),
             survival: None,
         })
@@ -95,13 +97,18 @@ impl Seat {
     pub(crate) fn surviving(mut self, generation: Generation, survival: &Arc<Survival>) -> Self {
         self.generation = generation;
         self.survival = Some(Arc::clone(survival));
+        self.live_on();
         self
+    }
+
+    /// From now on this rank lives on when its peer is gone.
+    pub(crate) fn live_on(&self) {
+        self.set_up.live_on();
     }
 
     /// The peer's process, where it is one of this machine.
     pub(crate) fn peer_pid(&self) -> Option<u32> {
-        let pid = self.channel.peer_pid()?;
-        Some(pid.as_raw_nonzero().get().cast_unsigned())
+        self.peer_pid
     }
 
     /// A rank that cannot take its seat comes all the same, to say why: the others would wait for
@@ -138,21 +145,15 @@ impl Seat {
         })
     }
 
-    /// Takes in the message that the peer sends next; if the peer dies, the channel ends.
+    /// Takes in the message that the peer sends next; waits as long as the peer is there.
     pub(super) fn hear<T>(
         &mut self,
         operation: &str,
         read: impl FnOnce(&[u8]) -> Result<T, String>,
     ) -> Result<T, Failure> {
-        let peer = self.peer;
-        let refuse = |what: String| Fault::new(FaultKind::PeerMisbehaved, peer, operation, what);
-        let receiver = self.channel.receiver();
-        match receiver.recv_deadline(Instant::now() + FOREVER) {
-            Ok(Message::Frame(body)) => read(body).map_err(|e| refuse(e).into()),
-            Ok(Message::Abort(fault)) => Err(fault.into()),
-            Ok(other) => Err(refuse(format!("it sent {other:?} instead")).into()),
-            Err(error) => Err(error.fault(operation).into()),
-        }
+        let body = self.set_up.frame(operation)?;
+        let refuse = |what| Fault::new(FaultKind::PeerMisbehaved, self.peer, operation, what);
+        read(&body).map_err(|what| refuse(what).into())
     }
 
     /// Ends the job before it began: tells the peer why.
@@ -163,16 +164,21 @@ impl Seat {
         };
         let deadline = Instant::now() + Duration::from_millis(200);
         // A peer that cannot be told notices the end of the connection.
-        let _ = self.channel.sender().send(&Message::Abort(fault), deadline);
+        let _ = self.set_up.sender().send(&Message::Abort(fault), deadline);
         failure
     }
 
     pub(super) fn send(&self, message: &Message<'_>) -> Result<(), Failure> {
         let sent = self
-            .channel
+            .set_up
             .sender()
             .send(message, Instant::now() + SET_UP_WITHIN);
-        sent.map_err(|e| e.fault("set up").into())
+        sent.map_err(|e| self.lost(e.fault("set up")).into())
+    }
+
+    /// Why the peer was lost, if more is known of it.
+    pub(super) fn lost(&self, otherwise: Fault) -> Fault {
+        self.set_up.fault().unwrap_or(otherwise)
     }
 }
 
@@ -222,6 +228,7 @@ pub(super) fn end_process(fault: &Fault) {
 /// Ends this process with what is known of the fault.
 pub(crate) fn end_with(fault: &Fault) -> ! {
     let fault = fault.clone();
+    let code = i32::from(code_of(fault.kind));
     // On a thread of its own: standard error may be held by whoever is stuck, and what runs at exit
     // may wait for the stage that does not come back. If there is no thread to be had, the end comes
     // without them.
@@ -232,12 +239,8 @@ pub(crate) fn end_with(fault: &Fault) -> ! {
             let hint = flight::hint();
             let _ = writeln!(std::io::stderr(), "pp: error: {fault}{hint}");
         }
-        std::process::exit(i32::from(code_of(fault.kind)))
+        std::process::exit(code)
     });
     std::thread::sleep(EXIT_WITHIN);
-    let _ = kill_process(getpid(), Signal::KILL);
-    // The kernel is about to.
-    loop {
-        std::thread::park();
-    }
+    signal_hook::low_level::exit(code)
 }

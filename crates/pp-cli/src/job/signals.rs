@@ -2,9 +2,11 @@
 //! the job goes on.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use pp_contract::{Fault, FaultKind};
+use pp_contract::{Fault, FaultKind, Rank};
 use pp_runtime::switch::Switch;
+use pp_transport::control::{ControlSender, Message};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
@@ -12,11 +14,16 @@ use super::seat::end_with;
 use super::{FRONT, GRACE};
 use crate::flight;
 
+/// Time for a peer to take in why this rank ends.
+const TOLD_WITHIN: Duration = Duration::from_millis(50);
+
 /// Who is to hear of a signal.
 #[derive(Debug)]
 enum Hearer {
     /// Nobody yet: nothing has been admitted that could be drained.
     Nobody,
+    /// The peer, with which nothing has been admitted either.
+    Peer(Rank, ControlSender),
     /// The switch of this rank.
     Switch(Switch),
     /// The front, which waits for another Phase B.
@@ -69,7 +76,15 @@ pub(crate) fn start() -> std::io::Result<()> {
 
 fn drain(state: &mut State) {
     match &state.hearer {
-        Hearer::Nobody => std::process::exit(130),
+        Hearer::Nobody => signal_hook::low_level::exit(130),
+        Hearer::Peer(rank, peer) => {
+            let what = "interrupted before the ranks were ready";
+            let fault = Fault::new(FaultKind::Interrupted, *rank, "set up", what);
+            let deadline = Instant::now() + TOLD_WITHIN;
+            // One that cannot be told notices the end of the connection.
+            let _ = peer.send(&Message::Abort(fault.clone()), deadline);
+            end_with(&fault);
+        }
         // The other ranks follow the front: it will tell them when it has drained.
         Hearer::Switch(switch) if switch.rank() == FRONT => switch.request_drain(),
         Hearer::Switch(_) | Hearer::Between => {}
@@ -83,7 +98,7 @@ fn abort() {
             switch.abort();
             Some(switch.clone())
         }
-        Hearer::Nobody | Hearer::Between => None,
+        Hearer::Nobody | Hearer::Peer(..) | Hearer::Between => None,
     });
     if let Some(switch) = aborted {
         // A rank that is alone has no watchdog that would end a stuck driver.
@@ -97,6 +112,16 @@ fn abort() {
     let what =
         "aborted by a second interrupt, while Phase B was awaited; what was in flight is lost";
     end_with(&Fault::new(FaultKind::Interrupted, FRONT, "run", what));
+}
+
+/// Until [`attach`] names a switch, a signal ends the process, and the peer is told.
+pub(super) fn set_up(rank: Rank, peer: &ControlSender) {
+    with_state(|state| {
+        // A front that waits for another Phase B has something to drain.
+        if matches!(state.hearer, Hearer::Nobody) {
+            state.hearer = Hearer::Peer(rank, peer.clone());
+        }
+    });
 }
 
 /// From now on signals go to this switch; so does a drain that was asked for before.

@@ -188,6 +188,9 @@ fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
         Err(Failure::Fault(fault)) if args.restarts > 0 && is_worth_a_restart(&fault) => None,
         seat => Some(seat?),
     };
+    if let Some(seat) = seat.as_ref().filter(|_| args.restarts > 0) {
+        seat.live_on();
+    }
     if std::io::stderr().is_terminal() {
         backend::say(said.as_deref());
     }

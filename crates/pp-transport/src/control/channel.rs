@@ -378,21 +378,40 @@ impl ControlReceiver {
                 other => misbehaved(format!("{} in place of {count} descriptors", other.name())),
             });
         }
-        let ticket = Ticket::decode(body)
-            .ok_or_else(|| misbehaved(format!("a ticket that is not {TICKET_BYTES} bytes")))?;
+        let ticket = ticket(rank, body)?;
         if ticket.count() != count {
             return Err(misbehaved(format!(
                 "{} descriptors announced, {count} expected",
                 ticket.count()
             )));
         }
-        let started = Instant::now();
-        fds::recv(&self.socket, &ticket, deadline).map_err(|error| match error.kind() {
-            io::ErrorKind::TimedOut => self.late(started),
-            io::ErrorKind::UnexpectedEof => ControlError::PeerLost { rank, source: None },
-            io::ErrorKind::InvalidData => misbehaved(error.to_string()),
-            _ => ControlError::socket(rank, error),
-        })
+        redeem(rank, &self.socket, &ticket, deadline)
+    }
+
+    /// What comes, descriptors too, for one who listens to a peer whatever it has to say. Never
+    /// waits, but for descriptors that were announced and are right behind.
+    ///
+    /// # Errors
+    /// As [`ControlReceiver::try_recv`]; [`ControlError::TimedOut`] when announced descriptors have
+    /// not come by the deadline.
+    pub fn try_recv_any(
+        &mut self,
+        deadline: Instant,
+    ) -> Result<Option<Received<'_>>, ControlError> {
+        if !self.fill()? {
+            return Ok(None);
+        }
+        let (rank, kind) = (self.peer, self.kind);
+        let (message, body) = open(rank, &mut self.opener, &self.reader)?;
+        if message == wire::FDS && kind == SocketKind::Unix {
+            let ticket = ticket(rank, body)?;
+            let fds = redeem(rank, &self.socket, &ticket, deadline)?;
+            return Ok(Some(Received::Descriptors(fds)));
+        }
+        let message = Message::parse(message, body)
+            .map_err(|what| ControlError::PeerMisbehaved { rank, what })?;
+        self.ended = message == Message::Bye;
+        Ok(Some(Received::Message(message)))
     }
 
     /// The next message as kind and body, for the rendezvous.
@@ -443,12 +462,51 @@ impl ControlReceiver {
     }
 
     fn late(&self, started: Instant) -> ControlError {
-        ControlError::TimedOut {
-            what: "waiting for a message from",
-            rank: self.peer,
-            after: started.elapsed(),
-        }
+        late(self.peer, started)
     }
+}
+
+/// What a peer may send, to one who expects anything.
+#[derive(Debug)]
+pub enum Received<'a> {
+    /// A message.
+    Message(Message<'a>),
+    /// Descriptors, closed on exec.
+    Descriptors(Vec<OwnedFd>),
+}
+
+fn late(rank: Rank, started: Instant) -> ControlError {
+    ControlError::TimedOut {
+        what: "waiting for a message from",
+        rank,
+        after: started.elapsed(),
+    }
+}
+
+fn ticket(rank: Rank, body: &[u8]) -> Result<Ticket, ControlError> {
+    Ticket::decode(body).ok_or_else(|| ControlError::PeerMisbehaved {
+        rank,
+        what: format!("a ticket that is not {TICKET_BYTES} bytes"),
+    })
+}
+
+/// The descriptors that a ticket has announced.
+fn redeem(
+    rank: Rank,
+    socket: &Socket,
+    ticket: &Ticket,
+    deadline: Instant,
+) -> Result<Vec<OwnedFd>, ControlError> {
+    let started = Instant::now();
+    fds::recv(socket, ticket, deadline).map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => late(rank, started),
+        io::ErrorKind::UnexpectedEof => ControlError::PeerLost { rank, source: None },
+        io::ErrorKind::InvalidData => ControlError::PeerMisbehaved {
+            rank,
+            what: error.to_string(),
+        },
+        _ => ControlError::socket(rank, error),
+    })
 }
 
 fn open<'a>(

@@ -21,7 +21,7 @@ mod rendezvous;
 mod secure;
 mod socket;
 
-pub use channel::{ControlChannel, ControlReceiver, ControlSender};
+pub use channel::{ControlChannel, ControlReceiver, ControlSender, Received};
 pub use error::ControlError;
 pub use fds::MAX_FDS;
 pub use handshake::agree;

@@ -1,0 +1,482 @@
+//! One cell from its beginning to its end: start the ranks, bring them into the state, do it, and
+//! take the times.
+
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use pp_contract::{Rank, WorldSize};
+use pp_runtime::clock::now_ns;
+use pp_transport::flight::{Reason, Recording};
+use pp_transport::launch::LocalJob;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::cell::{Cell, Event, Ground, Side, Wish};
+use super::left;
+use super::net::{self, Net};
+use super::rank::Process;
+use super::scene::{Picture, Scene, Sign};
+
+/// Time for a state to be reached: programs are loaded, GPUs found and connected.
+const REACHED_WITHIN: Duration = Duration::from_secs(60);
+/// Whoever has not ended after this does not end.
+const ENDS_WITHIN: Duration = Duration::from_secs(45);
+/// Between two interrupts of an abort, and how many there are at most.
+const APART: Duration = Duration::from_millis(15);
+const ABORTS: u32 = 20;
+/// From a sign to the moment after it: the last record is written before the thing is done.
+const SETTLES: Duration = Duration::from_millis(30);
+/// The parts of a cell's folder: what ranks record, and where stand-ins meet.
+const FLIGHT: &str = "flight";
+const MEET: &str = "meet";
+const LOG: &str = "error,pp_runtime=debug,pp_transport::control=debug";
+
+/// What all cells of a run share.
+pub(super) struct Common {
+    pub(super) program: PathBuf,
+    pub(super) ground: Ground,
+    /// Where each cell has a directory of its own, of this user alone.
+    pub(super) work: PathBuf,
+}
+
+/// What was seen of a cell.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Played {
+    /// Exit codes: ours, the peer's; of the supervisor alone where it is one. Signals are negative.
+    pub(super) codes: Vec<Option<i32>>,
+    /// From the event to the moment at which we knew of a fault.
+    pub(super) noticed: Option<Duration>,
+    /// From the event to our end.
+    pub(super) gone: Option<Duration>,
+    /// From the event to the end of the last rank that can end.
+    pub(super) all_gone: Option<Duration>,
+    /// A peer that was stopped goes on: from there to its end.
+    pub(super) resumed: Option<Duration>,
+    /// What we said at the end.
+    pub(super) said: String,
+    /// What was left of the job.
+    pub(super) left: Vec<String>,
+}
+
+/// Why there is nothing to tell of a cell.
+#[derive(Clone, Debug)]
+pub(super) enum Unplayed {
+    /// It cannot be here.
+    NotHere(String),
+    /// It should have been, and the state was not reached.
+    NotReached(String),
+}
+
+/// Plays one cell.
+pub(super) fn play(cell: Cell, common: &Common) -> Result<Played, Unplayed> {
+    let scene = Scene::of(cell, common.ground);
+    let mut stage = Stage::set(cell, &scene, common)?;
+    let played = stage.reach(&scene).map(|()| stage.act(&scene));
+    played.map_err(|why| Unplayed::NotReached(why + &stage.logs()))
+}
+
+/// The processes of a cell.
+struct Stage {
+    cell: Cell,
+    /// What tells these ranks from others.
+    id: String,
+    /// The secret is there as long as this is.
+    _job: LocalJob,
+    /// In order of rank, or the supervisor alone.
+    processes: Vec<Process>,
+    /// Of the ranks, in order.
+    pids: [Pid; 2],
+    net: Option<Net>,
+    folder: PathBuf,
+    picture: Picture,
+    /// The peer was stopped to come into the state.
+    held_since: Option<Instant>,
+}
+
+impl Stage {
+    fn set(cell: Cell, scene: &Scene, common: &Common) -> Result<Self, Unplayed> {
+        let net = match cell.event {
+            Event::Cut => Some(Net::new().map_err(Unplayed::NotHere)?),
+            _ => None,
+        };
+        let world = WorldSize::new(2).expect("a world of two");
+        let job = LocalJob::new(world);
+        let folder = common.work.join(cell.to_string().replace('/', "-"));
+        let broken = |what: &str, error: std::io::Error| {
+            Unplayed::NotReached(format!("cannot {what}: {error}"))
+        };
+        for part in [FLIGHT, MEET] {
+            let made = make_own(&folder.join(part));
+            made.map_err(|e| broken("make a folder", e))?;
+        }
+        let mut processes = Vec::new();
+        let mut id = String::new();
+        for rank in if cell.supervised { 0..1 } else { 0..2 } {
+            let program = common.program.as_os_str();
+            let mut command = match &net {
+                Some(net) => net.command(rank, program),
+                None => Command::new(program),
+            };
+            prepare(&mut command, scene, common.ground, &folder);
+            if cell.supervised {
+                // As a terminal's: it starts the ranks itself.
+            } else {
+                let env = job.env(Rank::new(rank as u32));
+                let named = env.iter().find(|(name, _)| *name == "PP_JOB_ID");
+                id = named.map(|(_, id)| id.clone()).unwrap_or_default();
+                command.envs(env);
+                // It dies with us.
+                command.env("PP_SUPERVISOR_PID", std::process::id().to_string());
+                if let Some(faults) = scene.fakes[rank] {
+                    command.env("PP_FAKE_FAULTS", faults);
+                }
+            }
+            if net.is_some() {
+                over_tcp(&mut command, common.ground);
+            }
+            let process = Process::start(&mut command).map_err(|e| broken("start a rank", e))?;
+            processes.push(process);
+        }
+        let pids = match &processes[..] {
+            [front, back] => [front.pid(), back.pid()],
+            _ => supervised(&processes[0])?,
+        };
+        Ok(Self {
+            cell,
+            id,
+            _job: job,
+            processes,
+            pids,
+            net,
+            folder,
+            picture: scene.picture,
+            held_since: None,
+        })
+    }
+
+    /// Us: the rank, or whoever supervises both.
+    fn us(&self) -> &Process {
+        let ours = self.cell.side.rank();
+        self.processes.get(ours).unwrap_or(&self.processes[0])
+    }
+
+    /// Who says what this rank says.
+    fn voice(&self, side: Side) -> &Process {
+        let found = self.processes.get(side.rank());
+        found.unwrap_or(&self.processes[0])
+    }
+
+    fn signal(&self, side: Side, signal: Signal) {
+        match self.processes.get(side.rank()) {
+            Some(process) if !self.cell.supervised => process.signal(signal),
+            _ => {
+                let _ = kill_process(self.pids[side.rank()], signal);
+            }
+        }
+    }
+
+    fn logs(&self) -> String {
+        let logs = self.processes.iter().map(Process::log);
+        logs.fold(String::new(), |all, log| all + "\n--- " + &log)
+    }
+
+    /// Brings the ranks into the state.
+    fn reach(&mut self, scene: &Scene) -> Result<(), String> {
+        let deadline = Instant::now() + REACHED_WITHIN;
+        if scene.chunks > 0 {
+            let (picture, and_half) = (self.picture, scene.and_half);
+            let frames = scene.chunks * picture.frames_per_chunk;
+            self.processes[0].give(move |input| {
+                let frame = picture.frame();
+                input.write_all(&picture.header())?;
+                for _ in 0..frames {
+                    input.write_all(&frame)?;
+                }
+                if and_half {
+                    input.write_all(&frame[..frame.len() / 2])?;
+                }
+                input.flush()
+            });
+        }
+        for (count, sign) in scene.signs.iter().enumerate() {
+            self.await_sign(sign, deadline)?;
+            if count == 0 && scene.holds_peer {
+                self.held_since = Some(Instant::now());
+                self.signal(self.cell.side.peer(), Signal::STOP);
+            }
+        }
+        if self.cell.event == Event::Left && scene.fault.as_deref().is_some_and(is_leave) {
+            return Ok(());
+        }
+        std::thread::sleep(SETTLES);
+        Ok(())
+    }
+
+    fn await_sign(&self, sign: &Sign, deadline: Instant) -> Result<(), String> {
+        match sign {
+            Sign::Says(side, words) => {
+                let words: Vec<&str> = words.iter().map(String::as_str).collect();
+                let found = self.voice(*side).says(&words, deadline);
+                let missing = || format!("rank {} never said {words:?}", side.rank());
+                found.map(drop).ok_or_else(missing)
+            }
+            Sign::Frames(count) => {
+                let frame = self.picture.frame().len() as u64;
+                let wanted = self.picture.header().len() as u64 + count * frame - 1;
+                self.poll(deadline, "no frames came out", || {
+                    self.processes[0].output_bytes() >= wanted
+                })
+            }
+            Sign::Thread(side, name) => {
+                let pid = self.pids[side.rank()].as_raw_nonzero().get() as u32;
+                self.poll(deadline, "no thread connects", || {
+                    left::threads(pid).iter().any(|thread| thread == name)
+                })
+            }
+        }
+    }
+
+    fn poll(&self, deadline: Instant, what: &str, is_so: impl Fn() -> bool) -> Result<(), String> {
+        while !is_so() {
+            let has_ended = self.processes.iter().any(|p| p.ended().is_some());
+            if has_ended || Instant::now() > deadline {
+                return Err(what.to_owned());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// The event, the wish, and what comes of them.
+    fn act(&mut self, scene: &Scene) -> Played {
+        let mut played = Played::default();
+        let began = self.happen(scene).unwrap_or_else(|(began, error)| {
+            played.left.push(error);
+            began
+        });
+        match self.cell.wish {
+            Wish::GoOn => {}
+            Wish::Drain => self.drain(),
+            Wish::Abort => {
+                // Two that come before the process has run again are one: as a person would, again.
+                for _ in 0..ABORTS {
+                    self.us().signal(Signal::INT);
+                    if self.us().ends_by(Instant::now() + APART) {
+                        break;
+                    }
+                }
+            }
+        }
+        let deadline = began + ENDS_WITHIN;
+        let ours = self.us().ends(deadline);
+        let since = |at: Instant| at.saturating_duration_since(began);
+        played.gone = ours.map(|(at, _)| since(at));
+        played.noticed = self.noticed(began);
+        played.said = self.us().last_words();
+        played.codes.push(ours.map(|(_, code)| code));
+        if self.cell.supervised {
+            played.all_gone = self.until_all_gone(deadline).map(since);
+        } else {
+            self.end_of_peer(&mut played, began, deadline);
+        }
+        if ours.is_none() {
+            played.left.push("we did not end".into());
+        }
+        self.clean_up(&mut played);
+        played
+    }
+
+    /// Lets the peer do its thing; since when it has.
+    fn happen(&self, scene: &Scene) -> Result<Instant, (Instant, String)> {
+        let peer = self.cell.side.peer();
+        let began = Instant::now();
+        match self.cell.event {
+            Event::Computing => {}
+            Event::Left if scene.fault.as_deref().is_some_and(is_leave) => {
+                let deadline = began + REACHED_WITHIN;
+                let left = self.voice(peer).says(&["fault hook: leave"], deadline);
+                return left.ok_or((began, "the peer never left".into()));
+            }
+            Event::Left => self.signal(peer, Signal::INT),
+            Event::Killed => self.signal(peer, Signal::KILL),
+            Event::Stopped => {
+                self.signal(peer, Signal::STOP);
+                return Ok(self.held_since.unwrap_or(began));
+            }
+            Event::Cut => {
+                let cut = self.net.as_ref().map_or(Ok(()), Net::cut);
+                cut.map_err(|error| (began, error))?;
+            }
+        }
+        if scene.holds_peer {
+            self.signal(peer, Signal::CONT);
+        }
+        Ok(began)
+    }
+
+    /// One interrupt, as whoever wants the job to end sends it: to Phase B it means that the front
+    /// is about to end the job, which it does if it can.
+    fn drain(&self) {
+        self.us().signal(Signal::INT);
+        let peer_is_well = self.cell.event == Event::Computing && !self.cell.supervised;
+        if peer_is_well && self.cell.side == Side::PhaseB {
+            self.signal(Side::Front, Signal::INT);
+        }
+    }
+
+    fn end_of_peer(&self, played: &mut Played, began: Instant, deadline: Instant) {
+        let peer = &self.processes[self.cell.side.peer().rank()];
+        if self.cell.event == Event::Stopped {
+            // It cannot end, and keeps nobody: what it does when it goes on is looked at then.
+            played.all_gone = played.gone;
+            let resumed = Instant::now();
+            peer.signal(Signal::CONT);
+            let ended = peer.ends(deadline);
+            played.resumed = ended.map(|(at, _)| at.saturating_duration_since(resumed));
+            played.codes.push(ended.map(|(_, code)| code));
+        } else {
+            let ended = peer.ends(deadline);
+            let at = ended.map(|(at, _)| at.saturating_duration_since(began));
+            played.all_gone = at.zip(played.gone).map(|(peer, us)| peer.max(us));
+            played.codes.push(ended.map(|(_, code)| code));
+        }
+        if played.codes.last() == Some(&None) {
+            played.left.push("the peer did not end".into());
+        }
+    }
+
+    /// When we knew of a fault: our flight recording says it.
+    fn noticed(&self, began: Instant) -> Option<Duration> {
+        let began_ns = now_ns().saturating_sub(began.elapsed().as_nanos() as u64);
+        let files = std::fs::read_dir(self.folder.join(FLIGHT)).ok()?;
+        let bytes = files.filter_map(|file| std::fs::read(file.ok()?.path()).ok());
+        let recordings = bytes.filter_map(|bytes| Recording::decode(&bytes).ok());
+        let ours = recordings.filter(|recording| {
+            let is_of_us = recording.rank.get() as usize == self.cell.side.rank();
+            (is_of_us || self.cell.supervised) && matches!(recording.reason, Reason::Fault(_))
+        });
+        let first = ours.map(|recording| recording.written.monotonic_ns).min()?;
+        Some(Duration::from_nanos(first.saturating_sub(began_ns)))
+    }
+
+    fn until_all_gone(&self, deadline: Instant) -> Option<Instant> {
+        let has_ended = |pid: &Pid| left::has_ended(pid.as_raw_nonzero().get() as u32);
+        while !self.pids.iter().all(has_ended) {
+            if Instant::now() > deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Some(Instant::now())
+    }
+
+    fn clean_up(&self, played: &mut Played) {
+        if !self.id.is_empty() {
+            let alive = left::processes_of(&self.id);
+            played
+                .left
+                .extend(alive.iter().map(|pid| format!("process {pid}")));
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if self.cell.supervised {
+            for pid in self.pids {
+                // A rank that was stopped goes with its supervisor; this is for one that did not.
+                if !left::has_ended(pid.as_raw_nonzero().get() as u32) {
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+            }
+        }
+        self.processes.clear();
+        // What ranks recorded, and what stand-ins leave that were killed on their way.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Makes a folder of this user alone, as recordings want it.
+pub(super) fn make_own(folder: &Path) -> std::io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(folder)
+}
+
+fn is_leave(fault: &str) -> bool {
+    fault.starts_with("leave")
+}
+
+/// What every rank of a cell is started with.
+fn prepare(command: &mut Command, scene: &Scene, ground: Ground, folder: &Path) {
+    let Picture {
+        frames_per_chunk, ..
+    } = scene.picture;
+    command.args(["run", "--input", "-", "--output", "-", "--cuts", "off"]);
+    command.args(["--denoise-steps", "0", "--threads", "1"]);
+    command.args(["--frames-per-chunk", &frames_per_chunk.to_string()]);
+    command.args(["--depth", &scene.depth.to_string()]);
+    command.args::<_, &OsStr>(match ground {
+        Ground::Host => [
+            "--transport".as_ref(),
+            "host".as_ref(),
+            "--kernels".as_ref(),
+            "cpu".as_ref(),
+        ],
+        Ground::Fakes | Ground::Gpus => [
+            "--transport".as_ref(),
+            "nccl".as_ref(),
+            "--kernels".as_ref(),
+            "ptx".as_ref(),
+        ],
+    });
+    for name in LocalJob::LAUNCHER_VARIABLES {
+        command.env_remove(name);
+    }
+    command.env("PP_LOG", LOG);
+    command.env_remove("PP_FAULT");
+    if let Some(fault) = &scene.fault {
+        command.env("PP_FAULT", fault);
+    }
+    if let Some(ms) = scene.stuck_ms {
+        command.env("PP_STUCK_MS", ms.to_string());
+    }
+    command.env("PP_FLIGHT_DIR", folder.join(FLIGHT));
+    if ground == Ground::Fakes {
+        command.env("PP_FAKE_NCCL_DIR", folder.join(MEET));
+        // Every send waits for its receiver.
+        command.env("PP_FAKE_NCCL_EAGER", "0");
+    }
+}
+
+/// As between two machines.
+fn over_tcp(command: &mut Command, ground: Ground) {
+    command
+        .env("MASTER_ADDR", net::ADDRESS)
+        .env("MASTER_PORT", "29555")
+        .env("PP_RENDEZVOUS", "tcp");
+    if ground == Ground::Gpus {
+        command.env("NCCL_SOCKET_IFNAME", format!("={}", net::DEVICE));
+    }
+}
+
+/// The ranks that a supervisor has started.
+fn supervised(supervisor: &Process) -> Result<[Pid; 2], Unplayed> {
+    let deadline = Instant::now() + REACHED_WITHIN;
+    let own = supervisor.pid().as_raw_nonzero().get() as u32;
+    while Instant::now() < deadline && supervisor.ended().is_none() {
+        if let Some(ranks) = left::ranks_of(own) {
+            let pid = |rank: u32| Pid::from_raw(rank as i32);
+            if let (Some(front), Some(back)) = (pid(ranks[0]), pid(ranks[1])) {
+                return Ok([front, back]);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Err(Unplayed::NotReached(format!(
+        "the supervisor started no ranks: {}",
+        supervisor.log()
+    )))
+}
