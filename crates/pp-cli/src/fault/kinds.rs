@@ -10,6 +10,8 @@ pub(crate) enum Break {
     Kill,
     /// The rank stops itself, in a stage.
     Stop,
+    /// Its stage panics.
+    Panic,
     /// The process ends with success in its stage, without a word.
     Leave,
     /// The same where it waits for what to do.
@@ -86,9 +88,10 @@ pub(crate) enum Felt {
 }
 
 /// Name, and the ranks on which it can happen, the usual one first.
-const ALL: [(Break, &str, &[u32]); 30] = [
+const ALL: [(Break, &str, &[u32]); 31] = [
     (Break::Kill, "kill", &[1, 0]),
     (Break::Stop, "stop", &[1, 0]),
+    (Break::Panic, "panic", &[1, 0]),
     (Break::Leave, "leave", &[1]),
     (Break::LeaveIdle, "leave-idle", &[1]),
     (Break::StallCompute, "stall-compute", &[1]),
@@ -163,9 +166,15 @@ impl Break {
     pub(crate) fn felt(self, rank: u32) -> Felt {
         match (self, rank) {
             // A rank that is started again computes what its forerunner did not.
-            (Self::Kill | Self::Stop | Self::Leave | Self::LeaveIdle | Self::StallCompute, _) => {
-                Felt::Anywhere
-            }
+            (
+                Self::Kill
+                | Self::Stop
+                | Self::Panic
+                | Self::Leave
+                | Self::LeaveIdle
+                | Self::StallCompute,
+                _,
+            ) => Felt::Anywhere,
             (Self::LateResult, _) => Felt::Dropped,
             // What was in order before the copy came may be used.
             (Self::Duplicated, 1) => Felt::NextNotComputed,

@@ -214,6 +214,7 @@ impl Arm {
                 let _ = kill_process(getpid(), signal);
             }
         }
+        assert!(!self.strikes(Break::Panic, chunk), "asked for by {VARIABLE}");
     }
 }
 
