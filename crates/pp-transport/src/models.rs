@@ -10,6 +10,7 @@ use loom::thread;
 use pp_contract::Rank;
 
 use crate::bell::{BellWords, Ticket};
+use crate::flight::ring::{Ring, WORDS};
 use crate::host::ring::{RingBytes, RingReceiver, RingSender, RingWords};
 use crate::host::slots::{Consumer, Producer, SlotWord};
 use crate::sync::{AtomicU32, Ordering};
@@ -259,5 +260,44 @@ fn a_shutdown_wakes_a_driver_that_waits_for_a_credit() {
         }
         peer.join().unwrap();
         watch.join().unwrap();
+    });
+}
+
+/// The recorder's ring: what a reader takes for a record is one, whoever writes meanwhile.
+#[test]
+fn a_record_is_read_whole_or_not_at_all() {
+    check(|| {
+        let ring = Arc::new(Ring::new(1));
+        let writing = Arc::clone(&ring);
+        let writer = thread::spawn(move || {
+            let first = writing.append(&[1; WORDS]);
+            // Two words that change together.
+            writing.amend(first, [(1, 2), (2, 2)]);
+            writing.append(&[3; WORDS]);
+        });
+        for number in 0..2 {
+            if let Some(words) = ring.read(number) {
+                assert_eq!(words[1], words[2]);
+                assert_eq!(words[1] == 3, number == 1);
+            }
+        }
+        writer.join().unwrap();
+        assert_eq!(ring.read(1).map(|words| words[1]), Some(3));
+    });
+}
+
+/// Two writers at one slot: one of them drops what it has to say, and no record is a mixture.
+#[test]
+fn two_writers_of_a_slot_do_not_mix() {
+    check(|| {
+        let ring = Arc::new(Ring::new(1));
+        let other = Arc::clone(&ring);
+        let racing = thread::spawn(move || other.append(&[1; WORDS]));
+        ring.append(&[2; WORDS]);
+        racing.join().unwrap();
+        let kept = (0..2).filter_map(|number| ring.read(number));
+        for words in kept {
+            assert!(words[1..].iter().all(|word| *word == words[1]));
+        }
     });
 }

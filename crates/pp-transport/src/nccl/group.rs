@@ -139,6 +139,17 @@ impl Communicator {
         };
         // As `GroupBuffer::new` has checked.
         let bytes = buffer.count as u64 * buffer.dtype.size_bytes();
+        let what = if kind.is_collective() {
+            "collective entered"
+        } else {
+            "transfer of a group issued"
+        };
+        tracing::debug!(
+            group = self.name(),
+            peer = peer.map(|(_, rank)| rank.get()),
+            bytes,
+            "{what}"
+        );
         self.log.begin(kind, peer, bytes, buffer.dtype)
     }
 }

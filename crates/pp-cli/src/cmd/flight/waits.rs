@@ -248,11 +248,6 @@ pub(super) fn verdict(
                  or stopped, or its file was not given"
             );
         }
-        if let Some(late) = wait.on.iter().find(|rank| findings.absent.contains(rank)) {
-            let theirs = place(*late).map(|at| &waits[at]);
-            let what = theirs.map_or(String::new(), |w| format!("; there, {}", w.what));
-            return format!("rank {rank} waited for rank {late}, which never came{what}");
-        }
         let next = wait.on.iter().find_map(|rank| place(*rank));
         match next {
             None => {
@@ -261,6 +256,12 @@ pub(super) fn verdict(
             }
             Some(next) if waits[next].is_idle => {
                 let other = ranked[next].rank();
+                if findings.absent.contains(&other) {
+                    let theirs = &waits[next].what;
+                    return format!(
+                        "rank {rank} waited for rank {other}, which never came; there, {theirs}"
+                    );
+                }
                 return format!(
                     "rank {rank} waited for rank {other}, which had nothing to do: look at what was \
                      between them"

@@ -1,0 +1,327 @@
+//! The flight recorder around a real link, and its file.
+
+#[path = "conformance/messages.rs"]
+#[allow(dead_code, reason = "each test uses its part")]
+mod messages;
+
+use messages::prepare;
+use pp_contract::{
+    Bare, CacheEpoch, ChunkIndex, Composer, Fault, FaultKind, Generation, List, Lockstep,
+    MAX_FRAME_BYTES, Rank, Stamp, Text, WorldSize, digest,
+};
+use pp_transport::bell::Bell;
+use pp_transport::flight::{
+    Activity, FlightRecorder, Kind, Message, Moment, Operation, Reason, Recorded, Recording,
+    RecordingError, State,
+};
+use pp_transport::host::{EdgeShape, HostLink};
+use pp_transport::in_flight::Completion;
+use pp_transport::link::Link;
+use proptest::prelude::*;
+
+const BYTES: usize = 1024;
+
+/// Both ends of a link, each recorded.
+fn recorded(
+    operations: usize,
+) -> (
+    Recorded<HostLink>,
+    Recorded<HostLink>,
+    FlightRecorder,
+    FlightRecorder,
+) {
+    let edge = EdgeShape {
+        depth: 2,
+        slot_bytes: BYTES as u64,
+    };
+    let (low, high) = HostLink::pair(edge, edge, Bell::new().unwrap()).unwrap();
+    let (ours, theirs) = (
+        FlightRecorder::new(operations),
+        FlightRecorder::new(operations),
+    );
+    let generation = Generation::new(3);
+    (
+        Recorded::new(low, &ours, Rank::new(1), generation),
+        Recorded::new(high, &theirs, Rank::new(0), generation),
+        ours,
+        theirs,
+    )
+}
+
+fn send(link: &mut Recorded<HostLink>, composer: &mut Composer, n: u64) -> Option<Kept> {
+    let lease = link.try_lease().unwrap()?;
+    let (message, stamp) = prepare(composer, n, BYTES);
+    link.send(message, stamp, Some(lease)).unwrap().payload
+}
+
+type Kept = pp_transport::in_flight::InFlight<<Recorded<HostLink> as Link>::Sending>;
+
+fn only(recorder: &FlightRecorder) -> Operation {
+    let (operations, total) = recorder.operations();
+    assert_eq!((operations.len(), total), (1, 1));
+    operations.into_iter().next().unwrap()
+}
+
+#[test]
+fn both_halves_of_a_message_are_recorded_state_by_state() {
+    let (mut low, mut high, ours, theirs) = recorded(16);
+    let mut composer = Composer::new();
+    let sending = send(&mut low, &mut composer, 7).unwrap();
+    let sent = only(&ours);
+    assert_eq!((sent.kind, sent.state), (Kind::Send, State::Started));
+    assert_eq!(sent.peer, Some(Rank::new(1)));
+    assert_eq!(sent.message, Some(Message::Envelope));
+    assert_eq!(sent.call_id.unwrap().get(), 0);
+    assert_eq!(sent.chunk_index, Some(ChunkIndex::new(7)));
+    assert_eq!(sent.cache_epoch, Some(CacheEpoch::new(0)));
+    assert_eq!((sent.number, sent.bytes), (Some(0), BYTES as u64));
+    assert_eq!(sent.generation, Generation::new(3));
+    assert!(sent.prepared_ns <= sent.committed_ns.unwrap() && sent.ended_ns.is_none());
+
+    let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
+    let mut lockstep = Lockstep::requests();
+    assert!(high.poll_frame(&mut inbox).unwrap());
+    let heard = only(&theirs);
+    assert_eq!((heard.kind, heard.state), (Kind::Receive, State::Prepared));
+    assert_eq!(heard.call_id, sent.call_id);
+    let receiving = high.receive(&lockstep.admit(&inbox).unwrap()).unwrap();
+    assert_eq!(only(&theirs).state, State::Started);
+    let Ok(Completion::Done(lease)) = receiving.complete() else {
+        panic!("on the host a payload comes with its header");
+    };
+    let taken = only(&theirs);
+    assert_eq!((taken.state, taken.bytes), (State::Done, sent.bytes));
+    assert!(taken.prepared_ns >= sent.prepared_ns);
+    drop(lease);
+    assert!(sending.is_done().unwrap());
+    let done = only(&ours);
+    assert_eq!(done.state, State::Done);
+    assert!(done.ended_ns.unwrap() >= taken.ended_ns.unwrap());
+}
+
+#[test]
+fn what_was_given_up_is_poisoned_and_what_was_left_is_left() {
+    let (mut low, mut high, ours, theirs) = recorded(16);
+    let mut composer = Composer::new();
+    drop(send(&mut low, &mut composer, 0).unwrap().abort());
+    drop(send(&mut low, &mut composer, 1).unwrap());
+    let (operations, _) = ours.operations();
+    let states: Vec<_> = operations.iter().map(|o| o.state).collect();
+    assert_eq!(states, [State::Poisoned, State::Left]);
+
+    let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
+    assert!(high.poll_frame(&mut inbox).unwrap());
+    let mut lockstep = Lockstep::requests();
+    let receiving = high.receive(&lockstep.admit(&inbox).unwrap()).unwrap();
+    drop(receiving.abort());
+    assert_eq!(only(&theirs).state, State::Poisoned);
+}
+
+#[test]
+fn a_message_without_a_payload_is_done_when_it_left_and_when_it_came() {
+    let (mut low, mut high, ours, theirs) = recorded(16);
+    let mut composer = Composer::new();
+    let stamp = Stamp::fresh(ChunkIndex::new(4), CacheEpoch::new(0));
+    low.send(composer.prepare_bare(Bare::Shutdown), stamp, None)
+        .unwrap();
+    let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
+    assert!(high.poll_frame(&mut inbox).unwrap());
+    for recorder in [&ours, &theirs] {
+        let operation = only(recorder);
+        assert_eq!(operation.message, Some(Message::Shutdown));
+        assert_eq!((operation.state, operation.number), (State::Done, None));
+    }
+}
+
+#[test]
+fn a_send_that_is_tried_again_is_one_operation() {
+    let (mut low, _high, ours, _) = recorded(4096);
+    let mut composer = Composer::new();
+    let stamp = Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0));
+    let mut sent = 0;
+    // Until the lane is full, and then a hundred times more.
+    let mut refused = 0;
+    while refused < 100 {
+        match low.send(composer.prepare_bare(Bare::Noop), stamp, None) {
+            Ok(_) => sent += 1,
+            Err(rejected) => {
+                assert!(rejected.error.is_backpressure());
+                refused += 1;
+            }
+        }
+    }
+    let (operations, total) = ours.operations();
+    assert_eq!(total, sent + 1);
+    assert_eq!(operations.last().unwrap().state, State::Prepared);
+}
+
+#[test]
+fn the_ring_keeps_the_latest_and_says_how_many_there_were() {
+    let (mut low, mut high, ours, _) = recorded(8);
+    let mut composer = Composer::new();
+    let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
+    let mut lockstep = Lockstep::requests();
+    for n in 0..100 {
+        drop(send(&mut low, &mut composer, n).unwrap());
+        assert!(high.poll_frame(&mut inbox).unwrap());
+        let receiving = high.receive(&lockstep.admit(&inbox).unwrap()).unwrap();
+        assert!(matches!(receiving.complete(), Ok(Completion::Done(_))));
+    }
+    let (operations, total) = ours.operations();
+    assert_eq!(total, 100);
+    let chunks: Vec<_> = operations
+        .iter()
+        .map(|o| o.chunk_index.unwrap().get())
+        .collect();
+    assert_eq!(chunks, (92..100).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_recorder_that_is_off_keeps_nothing() {
+    let (mut low, _high, ours, _) = recorded(0);
+    let mut composer = Composer::new();
+    drop(send(&mut low, &mut composer, 0));
+    assert!(!ours.is_on());
+    assert_eq!(ours.operations(), (Vec::new(), 0));
+}
+
+#[test]
+fn a_reader_beside_a_link_at_work_sees_operations_that_make_sense() {
+    let (mut low, mut high, ours, _) = recorded(4);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut seen = 0_u64;
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                for operation in ours.operations().0 {
+                    seen += 1;
+                    // Chunk, call and payload count alike in this job.
+                    let chunk = operation.chunk_index.unwrap().get();
+                    assert_eq!(operation.sequence, chunk);
+                    assert!(operation.call_id.is_none_or(|call| call.get() == chunk));
+                    assert_eq!(operation.is_over(), operation.ended_ns.is_some());
+                }
+            }
+            seen
+        });
+        let mut composer = Composer::new();
+        let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
+        let mut lockstep = Lockstep::requests();
+        for n in 0..50_000 {
+            drop(send(&mut low, &mut composer, n).unwrap());
+            assert!(high.poll_frame(&mut inbox).unwrap());
+            let receiving = high.receive(&lockstep.admit(&inbox).unwrap()).unwrap();
+            assert!(matches!(receiving.complete(), Ok(Completion::Done(_))));
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        reader.join().unwrap()
+    });
+    assert!(seen > 0);
+}
+
+fn recording() -> Recording {
+    let (mut low, _high, ours, _) = recorded(16);
+    let mut composer = Composer::new();
+    drop(send(&mut low, &mut composer, 0));
+    let empty = Recording {
+        job: 0xABCD,
+        rank: Rank::new(1),
+        world_size: WorldSize::new(2).unwrap(),
+        pid: 77,
+        host: Text::truncated("host"),
+        boot: Text::truncated("boot"),
+        written: Moment {
+            monotonic_ns: u64::MAX / 2,
+            realtime_ns: 1,
+        },
+        reason: Reason::Fault(Fault::new(
+            FaultKind::TimedOut,
+            Rank::new(0),
+            "phase_b",
+            "no progress",
+        )),
+        activity: Some(Activity {
+            operation: Text::truncated("phase_b"),
+            is_stage: true,
+            since_ns: Some(1),
+            waiting_since_ns: None,
+        }),
+        capacity: 0,
+        total: 0,
+        groups: List::default(),
+        operations: List::default(),
+    };
+    empty.with(&ours)
+}
+
+#[test]
+fn a_file_gives_back_what_was_written() {
+    let recording = recording();
+    assert_eq!(recording.operations.len(), 1);
+    assert_eq!(
+        Recording::decode(&recording.encode().unwrap()),
+        Ok(recording)
+    );
+}
+
+#[test]
+fn a_file_that_is_cut_off_damaged_or_of_another_version_says_so() {
+    let file = recording().encode().unwrap();
+    for len in 1..file.len() {
+        let refused = Recording::decode(&file[..len]).unwrap_err();
+        assert!(
+            matches!(refused, RecordingError::Length { .. }),
+            "cut to {len}: {refused}"
+        );
+    }
+    assert_eq!(Recording::decode(&[]), Err(RecordingError::Magic));
+    assert_eq!(Recording::decode(b"PNG"), Err(RecordingError::Magic));
+    let mut longer = file.clone();
+    longer.push(0);
+    assert!(matches!(
+        Recording::decode(&longer),
+        Err(RecordingError::Length { .. })
+    ));
+    for at in 24..file.len() {
+        let mut damaged = file.clone();
+        damaged[at] ^= 1;
+        assert!(matches!(
+            Recording::decode(&damaged),
+            Err(RecordingError::Digest { .. })
+        ));
+    }
+    let mut newer = file;
+    newer[8] = 2;
+    assert_eq!(
+        Recording::decode(&newer),
+        Err(RecordingError::Version { theirs: 2 })
+    );
+}
+
+/// A file whose digest is right, around any body.
+fn sealed(body: &[u8]) -> Vec<u8> {
+    let mut file = b"PPFLIGHT\x01\0\0\0".to_vec();
+    file.extend_from_slice(&(body.len() as u32).to_le_bytes());
+    file.extend_from_slice(&digest(body).to_le_bytes());
+    file.extend_from_slice(body);
+    file
+}
+
+proptest! {
+    #[test]
+    fn no_body_is_too_much_for_the_decoder(body in proptest::collection::vec(any::<u8>(), 0..400)) {
+        let _ = Recording::decode(&sealed(&body));
+    }
+
+    #[test]
+    fn no_change_of_a_body_is(at in 0_usize..200, to in any::<u8>()) {
+        let file = recording().encode().unwrap();
+        let mut body = file[24..].to_vec();
+        let at = at % body.len();
+        body[at] = to;
+        if let Ok(recording) = Recording::decode(&sealed(&body)) {
+            // What is taken can be written again.
+            prop_assert!(recording.encode().is_ok());
+        }
+    }
+}
