@@ -41,6 +41,8 @@ pub(super) struct VideoPhaseB<G: Generator> {
     outputs: Cached,
     /// Oldest first.
     started: VecDeque<Started<Sheet<G>>>,
+    /// What the kernels have done and whose digests may still be on their way.
+    generated: Option<Generated>,
 }
 
 impl<G: Generator> VideoPhaseB<G> {
@@ -52,6 +54,7 @@ impl<G: Generator> VideoPhaseB<G> {
             inputs: Cached::default(),
             outputs: Cached::default(),
             started: VecDeque::new(),
+            generated: None,
         }
     }
 
@@ -132,9 +135,19 @@ impl<G: Generator> PhaseBStages<G::Tx, G::Rx> for VideoPhaseB<G> {
     }
 
     fn poll_computed(&mut self) -> Result<Option<Computed>, StageError> {
-        let Some(generated) = self.generator.poll_generated()? else {
+        if self.generated.is_none() {
+            self.generated = self.generator.poll_generated()?;
+        }
+        let Some(generated) = self.generated else {
             return Ok(None);
         };
+        let started = self.started.front();
+        let check = started.and_then(|started| started.check.as_ref());
+        // Its digests were issued behind it.
+        if !check.map_or(Ok(true), |check| check.is_there(self.generator.notary()))? {
+            return Ok(None);
+        }
+        self.generated = None;
         let started = self.started.pop_front();
         let started = started.expect("asked only while a chunk is under way");
         self.computed(generated, started).map(Some)

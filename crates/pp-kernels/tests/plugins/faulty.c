@@ -95,6 +95,14 @@ static pp_status skips_a_call(pp_session *s, pp_phase_b_args *args, pp_error *er
 }
 #endif
 
+#if defined(FAULT_WRITES_INPUT)
+static pp_status writes_its_input(pp_session *s, pp_phase_b_args *args, pp_error *error) {
+  pp_status status = phase_b(s, args, error);
+  args->input->data[0] ^= 1;
+  return status;
+}
+#endif
+
 #if defined(FAULT_IDENTITY)
 static pp_status changes_a_sample(pp_session *s, pp_decode_args *args, pp_error *error) {
   pp_status status = decode(s, args, error);
@@ -144,6 +152,8 @@ const pp_kernels_table *pp_kernels_entry_v1(void) {
   table.describe = bad_describe;
 #elif defined(FAULT_CALLS)
   table.phase_b = skips_a_call;
+#elif defined(FAULT_WRITES_INPUT)
+  table.phase_b = writes_its_input;
 #elif defined(FAULT_IDENTITY)
   table.decode = changes_a_sample;
 #elif defined(FAULT_NO_SESSION)

@@ -1,6 +1,7 @@
 //! Digests in device memory: kernels on the stage's stream, and a copy of their results to page-locked memory.
 //!
-//! Everything is ordered by that one stream: a sheet can be read once anything issued behind it is done. Nothing waits.
+//! Everything is ordered by that one stream, and nothing waits. The host never touches a payload: what it reads was copied
+//! out of it by the device.
 
 use pp_contract::{Digests, FaultKind, MAX_TENSORS, Manifest};
 use pp_kernels::{DeviceDigests, DeviceTensor};
@@ -22,11 +23,11 @@ pub(in super::super) struct GpuNotary {
     stream: Stream,
 }
 
-/// Where the digests of one payload go.
+/// Where the digests of one payload go: those of its seal, and behind them those that were computed. Of a seal that is
+/// being made there are only the latter.
 pub(in super::super) struct Row {
-    /// Those of the seal, then those that were computed.
     host: PinnedBuffer,
-    computed: DeviceBuffer,
+    on_device: DeviceBuffer,
     start: Event,
     end: Event,
 }
@@ -56,7 +57,7 @@ impl Row {
         let on = stream.device();
         let row = Self {
             host: PinnedBuffer::new(on, 2 * ROOM)?,
-            computed: DeviceBuffer::new(on, ROOM)?,
+            on_device: DeviceBuffer::new(on, 2 * ROOM)?,
             start: Event::timed(on)?,
             end: Event::timed(on)?,
         };
@@ -67,7 +68,13 @@ impl Row {
 
     fn is_used_by(&self, stream: &Stream) -> Result<(), CudaError> {
         self.host.used_by(stream)?;
-        self.computed.used_by(stream)
+        self.on_device.used_by(stream)
+    }
+
+    /// Part of the digests on the device.
+    fn part(&self, at: usize, len: usize) -> DevicePtr {
+        let address = self.on_device.address() + at as u64;
+        DevicePtr { address, len }
     }
 }
 
@@ -163,8 +170,10 @@ impl Notary for GpuNotary {
                 // flight until the stream has passed, and nobody writes it behind this; the row is kept until it is
                 // read, and if it is dropped, its memory knows its use.
                 unsafe {
-                    digests.enqueue(&tensors, seal.address).map_err(kernels)?;
-                    stream.download(seal, &mut row.host, 0).map_err(device)
+                    let made = row.part(0, seal.len);
+                    digests.enqueue(&tensors, made.address).map_err(kernels)?;
+                    stream.copy(made, seal).map_err(device)?;
+                    stream.download(made, &mut row.host, 0).map_err(device)
                 }
             })
         })
@@ -184,36 +193,35 @@ impl Notary for GpuNotary {
                 if tensors.is_empty() {
                     return Ok(());
                 }
-                let computed = DevicePtr {
-                    len: seal.len,
-                    ..row.computed.ptr()
-                };
+                let computed = row.part(seal.len, seal.len);
                 // SAFETY: as in `seal`; the slot goes back only behind its read event.
                 unsafe {
-                    stream.download(seal, &mut row.host, 0).map_err(device)?;
+                    stream.copy(seal, row.part(0, seal.len)).map_err(device)?;
                     digests
                         .enqueue(&tensors, computed.address)
                         .map_err(kernels)?;
-                    stream
-                        .download(computed, &mut row.host, ROOM)
-                        .map_err(device)
+                    let both = row.part(0, 2 * seal.len);
+                    stream.download(both, &mut row.host, 0).map_err(device)
                 }
             })
         })
     }
 
+    fn is_there(&self, sheet: &Sheet) -> Result<bool, StageError> {
+        sheet.row.end.is_done().map_err(device)
+    }
+
     fn read(&mut self, sheet: Sheet) -> Result<Found, StageError> {
-        let Sheet { row, count, is_own } = sheet;
-        if !row.end.is_done().map_err(device)? {
+        if !self.is_there(&sheet)? {
             return Err(internal("digests were read before they were there"));
         }
+        let Sheet { row, count, is_own } = sheet;
         let cost_ns = row.end.elapsed_ns(&row.start).map_err(device)?;
-        let part = |at: usize| Digests::from_bytes(&row.host.bytes()[at..][..8 * count]);
+        let part = |at: usize| Digests::from_bytes(&row.host.bytes()[8 * at..][..8 * count]);
         let stated = part(0).unwrap_or_default();
-        let computed = if is_own {
-            stated
-        } else {
-            part(ROOM).unwrap_or_default()
+        let computed = match is_own {
+            true => stated,
+            false => part(count).unwrap_or_default(),
         };
         self.free.push(row);
         Ok(Found {

@@ -5,7 +5,7 @@
 //! *Guarantee.* In a chunk that is verified every tensor is compared with the digest its sender computed, before its
 //! result is used; a difference names the rank, the tensor and the chunk. Chunks that are not verified cost nothing.
 //! *Choices.* Digests are computed where the payload lies and travel in it (`docs/wire-format.md`, *Seals*). A stage on a
-//! device only issues that; [`Notary::read`] is asked when the work behind it is done anyway.
+//! device only issues that, and nothing waits for it.
 
 pub(super) mod gpu;
 pub(super) mod host;
@@ -55,7 +55,10 @@ pub(super) trait Notary {
         payload: Option<&Self::Rx>,
     ) -> Result<Self::Sheet, StageError>;
 
-    /// What was found. What was issued before the sheet must be done.
+    /// Whether the sheet can be read.
+    fn is_there(&self, sheet: &Self::Sheet) -> Result<bool, StageError>;
+
+    /// What was found, once it is there.
     fn read(&mut self, sheet: Self::Sheet) -> Result<Found, StageError>;
 
     /// The sheet is not read any more.
@@ -412,7 +415,14 @@ impl<S> PhaseBCheck<S> {
         Ok(())
     }
 
-    /// Compares, when the stage is done; gives what the result says of its seal.
+    /// Whether all that was issued for it is done.
+    pub(super) fn is_there<N: Notary<Sheet = S>>(&self, notary: &N) -> Result<bool, StageError> {
+        // What was issued last.
+        let last = self.sealed.as_ref().or(self.after.as_ref());
+        last.map_or(Ok(true), |sheet| notary.is_there(sheet))
+    }
+
+    /// Compares, when that is done; gives what the result says of its seal.
     pub(super) fn conclude<N: Notary<Sheet = S>>(
         self,
         notary: &mut N,

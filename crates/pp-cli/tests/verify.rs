@@ -1,0 +1,271 @@
+//! `--verify`: bytes that change are found and named by rank, tensor and chunk, on both transports; a run in which
+//! nothing changes is what it is without.
+
+mod common;
+#[path = "../../pp-transport/tests/fakes/mod.rs"]
+mod fakes;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::{Ended, Folder, finish, pp, run, video};
+use fakes::Fakes;
+use fakes::check::{Expect, Fresh, Recording, check};
+use serde_json::Value;
+
+const TRANSPORTS: [&str; 2] = ["host", "nccl"];
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A run of two ranks in chunks of two frames; `nccl` is on the fakes.
+fn job(folder: &Folder, transport: &str, input: &Path, more: &[&str]) -> Command {
+    let kernels = if transport == "nccl" { "ptx" } else { "cpu" };
+    let mut args = vec!["run", "--transport", transport, "--kernels", kernels];
+    args.extend(["--frames-per-chunk", "2", "--input", text(input)]);
+    args.extend(more);
+    let mut command = pp(&args);
+    if transport == "nccl" {
+        Fakes::build().give_to(&mut command);
+        for (name, folder) in [
+            ("PP_FAKE_NCCL_DIR", folder.file("meet")),
+            ("PP_FAKE_RECORD", folder.file("rec")),
+        ] {
+            let _ = std::fs::remove_dir_all(&folder);
+            std::fs::create_dir_all(&folder).unwrap();
+            command.env(name, folder);
+        }
+    }
+    command
+}
+
+/// The report's part about digests.
+fn verified(report: &Path) -> Value {
+    let report: Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
+    report["run"]["verify"].clone()
+}
+
+fn chunks(verified: &Value) -> Vec<u64> {
+    let chunks = verified["chunks"].as_array().unwrap();
+    chunks
+        .iter()
+        .map(|chunk| chunk["chunk"].as_u64().unwrap())
+        .collect()
+}
+
+/// Runs with these arguments; the output and the report.
+fn made(folder: &Folder, transport: &str, input: &Path, name: &str, more: &[&str]) -> [PathBuf; 2] {
+    let files = ["y4m", "json"].map(|end| folder.file(&format!("{name}_{transport}.{end}")));
+    let mut args = more.to_vec();
+    args.extend(["--output", text(&files[0]), "--report", text(&files[1])]);
+    run(&mut job(folder, transport, input, &args), None).succeeded();
+    files
+}
+
+#[test]
+fn verified_run_gives_the_same_film_and_checks_one_chunk_in_so_many() {
+    let folder = Folder::new("verify_same");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 13));
+    for transport in TRANSPORTS {
+        for more in [
+            &["--denoise-steps", "1"][..],
+            &["--recompute", "--cuts", "hard"],
+        ] {
+            let film = |verify: &str| {
+                let args = [more, &["--verify", verify]].concat();
+                made(&folder, transport, &input, verify, &args)
+            };
+            let [plain, unverified] = film("off");
+            assert_eq!(verified(&unverified), Value::Null);
+            for (every, expected) in [
+                ("every=1", &[0, 1, 2, 3, 4, 5, 6][..]),
+                ("every=3", &[0, 3, 6]),
+            ] {
+                let [output, report] = film(every);
+                let same = std::fs::read(&plain).unwrap() == std::fs::read(output).unwrap();
+                assert!(same, "{transport} {every}: another film");
+                assert_eq!(chunks(&verified(&report)), expected, "{transport} {every}");
+            }
+        }
+    }
+}
+
+/// Host and device compute the same digests of the same bytes: those of an encode are the same, and zero steps copy.
+#[test]
+fn both_transports_have_the_same_digests_and_runs_can_be_compared() {
+    let folder = Folder::new("verify_compare");
+    let input = folder.write("in.y4m", &video(80, 48, "420jpeg", 12));
+    let run_of = |transport: &str, steps: &str| {
+        let more = ["--verify", "every=1", "--denoise-steps", steps];
+        let [_, report] = made(&folder, transport, &input, steps, &more);
+        report
+    };
+    let (host, nccl) = (run_of("host", "0"), run_of("nccl", "0"));
+    let compare = |a: &Path, b: &Path| run(&mut pp(&["verify", text(a), text(b)]), None);
+    let ended = compare(&host, &nccl).succeeded();
+    assert_eq!(ended.stdout, b"6 verified chunks are the same\n");
+    // Another number of steps is another list of steps.
+    let other = run_of("host", "1");
+    let words = ["rank 0", "chunk 0", "tensor denoising_step_list"];
+    compare(&host, &other).failed(11, &words);
+    let [_, without] = made(&folder, "host", &input, "off", &[]);
+    compare(&host, &without).failed(2, &["no digests", "--verify"]);
+    compare(&input, &host).failed(2, &["no report"]);
+}
+
+/// On GPUs digests are issued like everything else: nothing waits for them, and nothing is read too early.
+#[test]
+fn digests_on_a_gpu_are_in_order() {
+    let folder = Folder::new("verify_order");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 24));
+    for depth in ["1", "4"] {
+        let more = [
+            "--verify",
+            "every=2",
+            "--depth",
+            depth,
+            "--denoise-steps",
+            "1",
+        ];
+        run(&mut job(&folder, "nccl", &input, &more), None).succeeded();
+        let recordings = Recording::read_all(&folder.file("rec"));
+        let expect = Expect {
+            warm_up: 4,
+            complete: true,
+            fresh: Fresh::WithGaps,
+            late_events: 0,
+        };
+        let report = check(&recordings, expect);
+        report.assert_clean();
+        assert_eq!(report.transfers, 48);
+    }
+}
+
+/// `PP_FAULT` says where: it changes a tensor behind its digest, before it is sent.
+fn with_fault(folder: &Folder, transport: &str, input: &Path, fault: &str, verify: &str) -> Ended {
+    let output = folder.file("out.y4m");
+    let _ = std::fs::remove_file(&output);
+    let args = [
+        "--denoise-steps",
+        "0",
+        "--verify",
+        verify,
+        "--output",
+        text(&output),
+    ];
+    let mut ended = run(
+        job(folder, transport, input, &args).env("PP_FAULT", fault),
+        None,
+    );
+    assert_eq!(
+        output.exists(),
+        ended.code == Some(0),
+        "{fault}: {}",
+        ended.stderr
+    );
+    let said = |line: &&str| !line.contains("fault hook");
+    ended.stderr = ended.stderr.lines().filter(said).collect();
+    ended
+}
+
+#[test]
+fn changed_tensor_is_named_with_its_rank_and_chunk() {
+    let folder = Folder::new("verify_changed");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 12));
+    for transport in TRANSPORTS {
+        for (rank, tensor) in [(0, "tensor latents_in"), (1, "tensor latents_out")] {
+            let blamed = format!("drift: rank {rank}");
+            let fault = format!("changed-tensor@{rank}:chunk=3");
+            for verify in ["every=1", "every=3"] {
+                with_fault(&folder, transport, &input, &fault, verify)
+                    .failed(11, &[&blamed, tensor, "chunk 3"]);
+            }
+            // Chunks between are not looked at.
+            with_fault(&folder, transport, &input, &fault, "every=2").succeeded();
+            with_fault(&folder, transport, &input, &fault, "off").succeeded();
+        }
+    }
+}
+
+/// Compiles the plugin of the faults.
+fn plugin(folder: &Folder, define: &str) -> PathBuf {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let out = folder.file(&format!("{define}.so"));
+    let status = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()))
+        .args(["-std=c11", "-shared", "-fPIC", "-O1", "-o"])
+        .arg(&out)
+        .arg(format!("-D{define}"))
+        .arg("-I")
+        .arg(root.join("crates/pp-kernels/include"))
+        .arg("-I")
+        .arg(root.join("plugins/median"))
+        .arg(root.join("crates/pp-kernels/tests/plugins/faulty.c"))
+        .status()
+        .expect("a C compiler can be run");
+    assert!(status.success());
+    out
+}
+
+#[test]
+fn stage_that_writes_its_input_is_to_blame_itself() {
+    let folder = Folder::new("verify_writes");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 8));
+    let plugin = plugin(&folder, "FAULT_WRITES_INPUT");
+    let run_with = |verify: &str, ranks: &str| {
+        let mut command = pp(&["run", "--frames-per-chunk", "2", "--input", text(&input)]);
+        command.args(["--transport", "host", "--verify", verify, "--ranks", ranks]);
+        run(command.arg("--kernels").arg(&plugin), None)
+    };
+    let words = [
+        "drift: rank 1",
+        "tensor latents_in",
+        "chunk 0",
+        "afterwards",
+    ];
+    run_with("every=1", "2").failed(11, &words);
+    run_with("every=1", "1").failed(11, &["drift: rank 0", "tensor latents_in", "afterwards"]);
+    run_with("off", "2").succeeded();
+}
+
+/// Two ranks as a launcher starts them, each with arguments of its own.
+fn ranks_with(input: &Path, arguments: [&[&str]; 2]) -> [Ended; 2] {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = socket.local_addr().unwrap().port().to_string();
+    drop(socket);
+    let start = |rank: usize| {
+        let number = rank.to_string();
+        let mut command = pp(&["run", "--transport", "host", "--input", text(input)]);
+        command
+            .args(arguments[rank])
+            .envs([
+                ("RANK", &*number),
+                ("LOCAL_RANK", &*number),
+                ("WORLD_SIZE", "2"),
+            ])
+            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)])
+            .env("PP_JOB_SECRET", "a secret of more than sixteen bytes")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let (back, front) = (start(1), start(0));
+    [finish(front), finish(back)]
+}
+
+#[test]
+fn ranks_that_verify_differently_or_have_other_kernels_stop_before_they_begin() {
+    let folder = Folder::new("verify_handshake");
+    let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
+    for ended in ranks_with(&input, [&["--verify", "every=2"], &[]]) {
+        ended.failed(6, &["settings.verify", "every=2", "off"]);
+    }
+    // Two builds of one plugin that say the same of themselves.
+    let [ours, theirs] =
+        ["FAULT_IDENTITY", "FAULT_WRITES_INPUT"].map(|fault| plugin(&folder, fault));
+    let arguments = [["--kernels", text(&ours)], ["--kernels", text(&theirs)]];
+    for ended in ranks_with(&input, [&arguments[0], &arguments[1]]) {
+        ended.failed(6, &["kernels_digest differs"]);
+    }
+}
