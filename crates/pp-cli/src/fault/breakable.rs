@@ -14,10 +14,17 @@ use pp_transport::nccl::{CommOptions, Communicator, GroupBuffer, NcclLink, Uniqu
 /// Time to make a group of one rank.
 const GROUP_WITHIN: Duration = Duration::from_secs(10);
 
+/// The byte of a payload that is changed, and what it becomes where it cannot be read.
+const CHANGED: usize = 1;
+const UNLIKELY: u8 = 0xa5;
+
 /// A backend's link, in the hands of somebody who breaks rules.
 pub(crate) trait Breakable: Link {
     /// A slot of another link of the same kind, where a process can have two.
     fn slot_of_another(&self) -> Option<Self::Tx>;
+
+    /// Changes one byte of a slot that is about to be sent.
+    fn change_byte(slot: &mut Self::Tx) -> Result<(), TransportError>;
 
     /// Asks for an operation with a rank that is no member of its group.
     fn call_a_stranger(&mut self, me: Rank) -> Result<(), TransportError>;
@@ -41,6 +48,11 @@ impl Breakable for HostLink {
         other.try_lease().ok()?
     }
 
+    fn change_byte(slot: &mut Self::Tx) -> Result<(), TransportError> {
+        slot.bytes_mut()[CHANGED] ^= 1;
+        Ok(())
+    }
+
     fn call_a_stranger(&mut self, _: Rank) -> Result<(), TransportError> {
         Ok(())
     }
@@ -58,6 +70,10 @@ impl Breakable for HostLink {
 impl Breakable for NcclLink {
     fn slot_of_another(&self) -> Option<Self::Tx> {
         None
+    }
+
+    fn change_byte(slot: &mut Self::Tx) -> Result<(), TransportError> {
+        slot.set_byte(CHANGED, UNLIKELY)
     }
 
     /// The group "mesh", of this rank alone, is asked to take part in what the whole world does.

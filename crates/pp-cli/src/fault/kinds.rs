@@ -30,6 +30,10 @@ pub(crate) enum Break {
     MissingContext,
     /// Phase B leaves out the recompute that the plan calls for.
     SkippedRecompute,
+    /// A byte of a payload changes behind its digest.
+    ChangedTensor,
+    /// The rank says that it has other kernels.
+    ChangedWeights,
     /// A payload that no manifest describes.
     SideTransfer,
     /// A slot of another link.
@@ -88,7 +92,7 @@ pub(crate) enum Felt {
 }
 
 /// Name, and the ranks on which it can happen, the usual one first.
-const ALL: [(Break, &str, &[u32]); 31] = [
+const ALL: [(Break, &str, &[u32]); 33] = [
     (Break::Kill, "kill", &[1, 0]),
     (Break::Stop, "stop", &[1, 0]),
     (Break::Panic, "panic", &[1, 0]),
@@ -101,6 +105,8 @@ const ALL: [(Break, &str, &[u32]); 31] = [
     (Break::OversizeTensor, "oversize-tensor", &[0]),
     (Break::MissingContext, "missing-context", &[0]),
     (Break::SkippedRecompute, "skipped-recompute", &[1]),
+    (Break::ChangedTensor, "changed-tensor", &[0, 1]),
+    (Break::ChangedWeights, "changed-weights", &[1, 0]),
     (Break::SideTransfer, "side-transfer", &[0, 1]),
     (Break::ForeignSlot, "foreign-slot", &[0, 1]),
     (Break::WrongGroup, "wrong-group", &[1, 0]),
@@ -176,6 +182,9 @@ impl Break {
                 _,
             ) => Felt::Anywhere,
             (Self::LateResult, _) => Felt::Dropped,
+            // A device may have been given work on it before its digests are compared.
+            (Self::ChangedTensor, 1) => Felt::Anywhere,
+            (Self::ChangedTensor, _) => Felt::NotDecoded,
             // What was in order before the copy came may be used.
             (Self::Duplicated, 1) => Felt::NextNotComputed,
             (Self::Duplicated, _) => Felt::NextNotDecoded,

@@ -256,6 +256,13 @@ impl<L: Breakable> Link for Faulty<L> {
         }
         if payload.is_some() {
             self.send_wrongly(stamp, &mut payload)?;
+            if let Some(slot) = &mut payload
+                && self.arm.strikes(Break::ChangedTensor, chunk)
+                && let Err(error) = L::change_byte(slot)
+            {
+                let buffer = payload;
+                return Err(Rejected { buffer, error });
+            }
             if self.arm.strikes(Break::ForeignSlot, chunk) {
                 payload = self.inner.slot_of_another();
             }

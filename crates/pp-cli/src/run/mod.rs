@@ -568,7 +568,10 @@ fn take_seat(
         settings,
         chunks: args.chunks,
         kernels: format!("{} {}", about.name, about.version),
-        kernels_digest: digest_of_kernels(&args.kernels, about)?,
+        kernels_digest: fault::digest_of_kernels(
+            digest_of_kernels(&args.kernels, about)?,
+            launch.rank(),
+        )?,
         device: backend.device(),
     };
     Seat::take_within::<VideoPlan>(launch, profile, within)

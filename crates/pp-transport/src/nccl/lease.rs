@@ -67,6 +67,31 @@ impl DeviceTx {
         slot.write_on(&mut held.writer, stream, || issue(slot.ptr()))
     }
 
+    /// Sets one byte, behind all that was issued to write the slot: for whoever tests what finds a
+    /// byte that is not what it was.
+    ///
+    /// # Errors
+    /// The byte lies outside the slot; the driver refuses.
+    pub fn set_byte(&mut self, at: usize, byte: u8) -> Result<(), TransportError> {
+        let capacity = self.capacity();
+        if at >= capacity {
+            return Err(TransportError::PayloadMismatch {
+                payload_bytes: at as u64 + 1,
+                with: format!("a slot of {capacity} bytes"),
+            });
+        }
+        let stream = self.held().pool.stream().clone();
+        self.write_on(&stream, |whole| {
+            let place = DevicePtr {
+                address: whole.address + at as u64,
+                len: 1,
+            };
+            // SAFETY: the byte lies inside the slot (checked), which is leased, so nobody else
+            // uses it, and the stream is ordered behind all that wrote it.
+            Ok(unsafe { stream.fill(place, byte) }?)
+        })
+    }
+
     /// Whether it is a slot of this edge.
     pub(super) fn is_of(&self, pool: &Arc<TxPool>) -> bool {
         Arc::ptr_eq(&self.held().pool, pool)

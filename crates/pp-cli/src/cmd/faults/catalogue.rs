@@ -2,7 +2,7 @@
 
 use pp_contract::FaultKind;
 use pp_contract::FaultKind::{
-    Device, HandshakeMismatch, Internal, PeerDied, PeerMisbehaved, Plugin, TimedOut,
+    Device, Drift, HandshakeMismatch, Internal, PeerDied, PeerMisbehaved, Plugin, TimedOut,
 };
 use serde::Serialize;
 
@@ -144,6 +144,9 @@ const ORDER: &str = "Messages are heard once each, in the order in which they we
 const ISSUER: &str = "One thread for each device makes every call of all its communicators.";
 const DEVICES: &str = "Each rank is on a device of its own, the one that it was given.";
 
+const DRIFT: &str = "Digests of tensors and of kernels catch ranks that drift apart.";
+
+const VERIFY: &[&str] = &["--verify", "every=1"];
 const RECOMPUTE: &[&str] = &["--recompute"];
 /// Three heartbeats missed end a job; where silence is the fault they come faster.
 const SILENCE: &[(&str, &str)] = &[("PP_HEARTBEAT_MS", "300")];
@@ -314,6 +317,30 @@ pub(super) const ALL: &[Entry] = &[
     )
     .with(RECOMPUTE),
     Entry::new(
+        "OM-11.input",
+        DRIFT,
+        "a byte of the front's tensors changes on its way",
+        How::Hook("changed-tensor@0"),
+        both(Drift, 0, "verify"),
+    )
+    .with(VERIFY),
+    Entry::new(
+        "OM-11.output",
+        DRIFT,
+        "a byte of Phase B's tensors changes on its way",
+        How::Hook("changed-tensor@1"),
+        both(Drift, 1, "verify"),
+    )
+    .with(VERIFY),
+    Entry::new(
+        "OM-12.weights",
+        DRIFT,
+        "one rank has other kernels",
+        How::Hook("changed-weights"),
+        both(HandshakeMismatch, 1, "handshake"),
+    )
+    .says(&["kernels_digest differs"]),
+    Entry::new(
         "OM-13.kill-front",
         OUTLIVE,
         "the front is killed",
@@ -472,7 +499,7 @@ pub(super) const ALL: &[Entry] = &[
         DEVICES,
         "LOCAL_RANK gives both ranks the same GPU",
         How::Variable(1, "LOCAL_RANK", "0"),
-        both(HandshakeMismatch, 1, "handshake"),
+        both(HandshakeMismatch, 0, "handshake"),
     )
     .on(NCCL)
     .says(&["are both on"]),
