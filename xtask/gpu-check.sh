@@ -9,7 +9,8 @@
 # torch.distributed.run) of a directory.
 #
 # Every step has a limit, and a step that fails does not stop the next. The end is 1 if a required step failed or could
-# not run, 2 for a wrong use, else 0. A figure that misses its mark is marked and fails nothing.
+# not run, or one of the faults at the end failed, 2 for a wrong use, else 0. A figure that misses its mark is marked and
+# fails nothing. The faults take four minutes of their own, for which the budget is too short: --only '^fault'.
 set -u -o pipefail
 
 usage() { sed -n '2,/^set/{s/^# \{0,1\}//;/^set/d;p}' "$0"; }
@@ -62,10 +63,11 @@ if [[ $python && -z $list ]] && timeout 60 "$python" -c 'import torch; torch.cud
     torch=1
 fi
 # How peers in C++ find NCCL: with that of python3, as PyTorch does, or else as the compiler finds it.
-with_nccl=(-lnccl)
+with_nccl=(-lnccl) wheel=
 if [[ $python ]]; then
     root=$(timeout 30 "$python" -c 'import importlib.util as u; s = u.find_spec("nvidia.nccl"); print(list(s.submodule_search_locations)[0])' 2>/dev/null) &&
-        with_nccl=(-I"$root/include" -L"$root/lib" -l:libnccl.so.2 -Xlinker "-rpath=$root/lib")
+        with_nccl=(-I"$root/include" -L"$root/lib" -l:libnccl.so.2 -Xlinker "-rpath=$root/lib") wheel=$root/lib/libnccl.so.2
+    [[ -f $wheel ]] || wheel=
 fi
 
 # --- steps ----------------------------------------------------------------------------------------------------------
@@ -100,7 +102,11 @@ record() { # NAME NEED STATUS SECONDS CODE [DIRECTORY]
         text=$(quote <<<"$code") code=null
     fi
     steps+=("{\"name\":\"$name\",\"required\":$([[ $need == required ]] && echo true || echo false),\"status\":\"$status\",\"seconds\":$seconds,\"exit\":$code,\"results\":[$results],\"report\":$report,\"text\":$text}")
-    [[ $need == required && $status != passed ]] && lost+=("$name")
+    # What is "held" need not run; if it does, it must pass.
+    case $need:$status in
+        required:passed) ;;
+        required:* | held:failed | held:"timed out") lost+=("$name") ;;
+    esac
     printf '%-34s %-9s %6.1f s\n' "$name" "$status" "$seconds"
 }
 
@@ -112,7 +118,7 @@ skip() { # NAME NEED WHY
     record "$1" "$2" skipped 0 "$3"
 }
 
-# step NAME required|optional SECONDS COMMAND...: runs the command in a directory of its own.
+# step NAME required|held|optional SECONDS COMMAND...: runs the command in a directory of its own.
 step() {
     local name=$1 need=$2 limit=$3 code status began ended
     shift 3
@@ -301,6 +307,30 @@ once() {
         --bytes 22118400 --decode-ms 0.2 --phase-b-ms 0.2 --chunks 10000 --json
 }
 
+# What happens when something breaks. The steps look after themselves, so each has a bound of its own beside this one.
+faults() {
+    # Every fault that can be made, in a real job, and what its ranks do.
+    gpu_step 2 fault-rules held 240 "$pp" faults --all "${nccl[@]}" --json
+    # Every state of ours against everything that may become of the peer.
+    gpu_step 2 fault-shutdown held 240 "$pp" shutdown --transport nccl --jobs 8 --json report.json
+    # Phase B dies three times, and the film is the undisturbed one.
+    gpu_step 2 fault-restart held 90 bash -c '"$0" run --transport nccl --kernels ptx --input "$1" --output calm.y4m &&
+        PP_FAULT=kill@1:chunk=2:times=3 "$0" run --transport nccl --kernels ptx --input "$1" --restarts 5 --output again.y4m --report report.json &&
+        cmp calm.y4m again.y4m' "$pp" "$clip"
+    # Digests of all tensors of every chunk, on both sides, and what that costs beside a run without.
+    local how
+    for how in off every=1; do
+        gpu_step 2 "fault-verify-${how#every=}" held 60 "$pp" run "${nccl[@]}" --kernels ptx --input "$clip" --cuts off --verify "$how" --report report.json
+    done
+    # An NCCL that can revoke, if python3 brings one: what is aborted, and what is connected again.
+    if [[ ! $wheel ]]; then
+        skip fault-revoke optional "needs the NCCL that comes with python3's packages"
+    else
+        gpu_step 2 fault-revoke held 150 env PP_TEST_GPU=real PP_NCCL_LIB="$wheel" "$here/tests/conformance" --test-threads=1 abort generation
+    fi
+    torch_peer 2 fault-torch 180 "$here/peers/torch_faults.py" --jobs 12
+}
+
 # A program of PyTorch.
 torch_peer() { # GPUS NAME SECONDS ARGS...
     local need=$1 name=$2 limit=$3
@@ -359,6 +389,7 @@ native_peer peer-limit 90 "$here/peers/nccl_limit.cu"
 torch_peer 2 peer-pilot 75 "$here/peers/torch_pilot.py"
 for ((again = 2; again <= runs; again++)); do benchmarks "$again"; done
 once
+faults
 # Last, since torch.compile takes as long as it likes.
 torch_peer 1 peer-attention 120 "$here/peers/attention.py" --only sdpa offsets --frames 4
 [[ ! $more ]] || more_peers
@@ -404,6 +435,8 @@ shares=$(values job-720p- '' efficiency | awk '{ printf "%.4f\n", 1 - $1 }')
 if [[ $shares ]]; then
     show "share of the period that is neither stage's work, 1280x720" "$(median <<<"$shares")" "$(wc -l <<<"$shares")"
 fi
+
+ratio "frames a second with every tensor's digest over without" fault-verify-1 '' frames_per_second fault-verify-off '' frames_per_second
 
 join() { local IFS=,; echo "$*"; }
 about=null

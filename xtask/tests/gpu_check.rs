@@ -23,7 +23,10 @@ impl Bundle {
         fs::write(place.join("about.json"), "{\"commit\":\"abc\"}\n").unwrap();
         let bundle = Bundle(place);
         fs::write(bundle.0.join("clip/cup.y4m"), "").unwrap();
-        bundle.program("bin/pp", ": >out.y4m; : >ptx.y4m; : >cust.so.y4m");
+        bundle.program(
+            "bin/pp",
+            ": >out.y4m; : >ptx.y4m; : >cust.so.y4m; : >calm.y4m; : >again.y4m",
+        );
         bundle.program("path/nvidia-smi", "printf '0\\n1\\n'");
         // A Python without torch or NCCL that takes every file for JSON: serde looks at it here.
         bundle.program("path/python3", "[[ $2 == *json.load* ]]");
@@ -80,7 +83,7 @@ fn figures_are_medians_over_the_runs_and_say_whether_they_meet_their_mark() {
         "bin/pp",
         r#"n=$(cat "$0.runs" 2>/dev/null || echo 0)
 [[ "$*" == *22118400*"--decode-ms 0.2"*json && "$*" != *10000* ]] && { echo $((n + 1)) >"$0.runs"; echo "{\"efficiency_asked\":0.9$((3 + 3 * n)),\"period_ms\":0.2}"; }
-: >out.y4m; : >ptx.y4m; : >cust.so.y4m"#,
+: >out.y4m; : >ptx.y4m; : >cust.so.y4m; : >calm.y4m; : >again.y4m"#,
     );
     let (output, report) = bundle.run(&[]);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -105,7 +108,7 @@ fn ours_is_set_beside_the_peer_of_the_same_size() {
     bundle.program(
         "bin/pp",
         r#"[[ $2 == link ]] && echo '{"transport":"nccl","figures":[{"bytes":4,"one_way_us":9.5,"round_trip_us":36.0,"operation_one_way_us":9,"operation_round_trip_us":30.0},{"bytes":22118400,"one_way_us":73.4,"round_trip_us":1,"operation_one_way_us":72.5}]}'
-: >out.y4m; : >ptx.y4m; : >cust.so.y4m"#,
+: >out.y4m; : >ptx.y4m; : >cust.so.y4m; : >calm.y4m; : >again.y4m"#,
     );
     bundle.program(
         "path/python3",
@@ -270,6 +273,55 @@ fn both_races_and_both_checkers_are_required() {
     let (_, report) = bundle.run(&["--only", "^sanitizer"]);
     let failed = serde_json::json!(["sanitizer-memcheck", "sanitizer-racecheck"]);
     assert_eq!(report["failed"], failed);
+}
+
+#[test]
+fn a_fault_that_is_felt_fails_the_whole_and_one_without_time_does_not() {
+    let bundle = Bundle::new("faults");
+    // The film after three deaths is another one.
+    bundle.program(
+        "bin/pp",
+        r#"case "$*" in
+*--restarts*) [[ $PP_FAULT == kill@1:* ]] && echo other >again.y4m ;;
+shutdown*--json*report.json) echo '{"what":"shutdown","cells":[]}' >report.json ;;
+"faults --all"*) echo '{"faults":[{"id":"kill"},{"id":"stop"}]}' ;;
+*) : >calm.y4m ;;
+esac"#,
+    );
+    let (output, report) = bundle.run(&["--only", "^fault-"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(report["failed"], serde_json::json!(["fault-restart"]));
+    assert_eq!(
+        step(&report, "fault-shutdown")["report"]["what"],
+        "shutdown"
+    );
+    assert_eq!(
+        step(&report, "fault-rules")["results"][0]["faults"][1]["id"],
+        "stop"
+    );
+    assert_eq!(step(&report, "fault-revoke")["status"], "skipped");
+    let (output, report) = bundle.run(&["--only", "^fault-", "--budget", "0"]);
+    assert!(output.status.success());
+    assert_eq!(step(&report, "fault-restart")["status"], "no time");
+}
+
+#[test]
+fn nccl_of_the_wheel_is_aborted_with_too() {
+    let bundle = Bundle::new("wheel");
+    let wheel = bundle.0.join("nccl/lib");
+    fs::create_dir_all(&wheel).unwrap();
+    fs::write(wheel.join("libnccl.so.2"), "").unwrap();
+    let script = format!(
+        r#"case "$*" in *find_spec*) echo {} ;; *json.load*) ;; *) exit 1 ;; esac"#,
+        bundle.0.join("nccl").display()
+    );
+    bundle.program("path/python3", &script);
+    bundle.program("tests/conformance", r#"echo "$PP_NCCL_LIB $*""#);
+    let (output, report) = bundle.run(&["--only", "^fault-revoke$"]);
+    assert!(output.status.success());
+    let text = step(&report, "fault-revoke")["text"].as_str().unwrap();
+    assert!(text.contains("nccl/lib/libnccl.so.2 "), "{text}");
+    assert!(text.contains("abort"), "{text}");
 }
 
 #[test]
