@@ -12,9 +12,8 @@
 //! started again: it has the input.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -163,8 +162,16 @@ impl Job {
     }
 
     fn spawn(&self, rank: Rank) -> Result<Child, Failure> {
-        let mut command = Command::new(program().context("this program has no path")?);
-        command.args(std::env::args_os().skip(1));
+        let path = std::env::current_exe().context("this program has no path")?;
+        // What lies at its path by the time of a restart may be another program, which the ranks
+        // that run would refuse.
+        let program = if self.used > 0 {
+            Path::new("/proc/self/exe")
+        } else {
+            &path
+        };
+        let mut command = Command::new(program);
+        command.arg0(&path).args(std::env::args_os().skip(1));
         for name in LocalJob::LAUNCHER_VARIABLES {
             command.env_remove(name);
         }
@@ -346,16 +353,6 @@ impl Job {
             let _ = kill_process(pid, Signal::KILL);
         }
     }
-}
-
-/// This program: another that was installed in its place meanwhile would be refused by the ranks
-/// that run.
-fn program() -> std::io::Result<PathBuf> {
-    const SELF: &str = "/proc/self/exe";
-    let path = std::env::current_exe()?;
-    let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino()));
-    let is_same = file(&path).is_ok_and(|here| file(Path::new(SELF)).is_ok_and(|own| own == here));
-    Ok(if is_same { path } else { SELF.into() })
 }
 
 fn forward_signals(events: Sender<Event>) -> Result<(), Failure> {
