@@ -8,6 +8,8 @@
 //! launcher first (torchrun under `srun` is torchrun). The secret comes from the environment or a
 //! file, never from arguments, and is printed by nothing here.
 
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 mod local;
 mod parse;
 mod secret;

@@ -22,6 +22,8 @@ pub mod cuda;
 pub mod error;
 #[cfg(not(loom))]
 pub mod flight;
+#[cfg(all(any(test, feature = "fuzz"), not(loom)))]
+pub mod fuzz;
 #[cfg(not(loom))]
 pub mod host;
 #[cfg(not(loom))]

@@ -15,6 +15,8 @@ mod channel;
 mod error;
 mod fds;
 mod frame;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 mod handshake;
 mod message;
 mod rendezvous;

@@ -13,6 +13,8 @@
 //! say so once.
 
 mod gather;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) use gather::fuzz;
 mod join;
 mod listen;
 

@@ -389,7 +389,7 @@ impl Opener {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzz"))]
 pub(super) mod testing;
 #[cfg(test)]
 mod tests;

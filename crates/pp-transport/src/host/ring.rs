@@ -176,6 +176,9 @@ impl<W: Deref<Target = RingWords>, D: RingBytes> RingReceiver<W, D> {
     }
 }
 
+#[cfg(all(any(test, feature = "fuzz"), not(loom)))]
+pub(crate) mod fuzz;
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::cell::RefCell;

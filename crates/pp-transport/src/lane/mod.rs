@@ -10,6 +10,8 @@
 //! control channel, where a tag byte says whether a message is a frame or a credit.
 
 mod channel;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 mod words;
 
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
+use rustix::fs::{Mode, OFlags};
+
 use super::parse::Env;
 use super::{LaunchError, Launcher};
 use crate::control::random_bytes;
@@ -84,10 +86,18 @@ impl JobSecret {
             why: format!("PP_JOB_SECRET_FILE={path:?}: {why}"),
             remedy: "name a regular file that this user can read, with 16 bytes or more".into(),
         };
-        let file = File::open(path).map_err(|error| broken(error.to_string()))?;
+        // A pipe in its place must not keep this rank waiting.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = rustix::fs::open(path, flags, Mode::empty())
+            .map(File::from)
+            .map_err(|error| broken(std::io::Error::from(error).to_string()))?;
         let meta = file.metadata().map_err(|error| broken(error.to_string()))?;
         if !meta.is_file() {
             return Err(broken("not a regular file".into()));
+        }
+        let owner = meta.uid();
+        if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+            return Err(broken(format!("it belongs to user {owner}, who knows it")));
         }
         if meta.mode() & 0o007 != 0 {
             return Err(LaunchError::Secret {

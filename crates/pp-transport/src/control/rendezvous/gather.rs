@@ -213,14 +213,9 @@ impl Meeting<'_> {
             if same_kind.count() >= self.options.max_pending.max(1) {
                 self.make_room(kind, Some(source));
             }
-            self.pending.push(Pending {
-                socket,
-                kind,
-                source,
-                deadline: Instant::now() + self.options.stranger_timeout,
-                reader: FrameReader::new(MIN_CALL_BYTES, MAX_CALL_BYTES),
-                stage: Stage::Calling,
-            });
+            let patience = self.options.stranger_timeout;
+            self.pending
+                .push(Pending::new(socket, kind, source, patience));
             // A rank's call is there already, more often than not; once it is answered, the rank
             // does not make room for a crowd that says nothing.
             self.hear(self.pending.len() - 1);
@@ -394,6 +389,17 @@ struct Ready {
 }
 
 impl Pending {
+    fn new(socket: Socket, kind: SocketKind, source: Source, patience: Duration) -> Self {
+        Self {
+            socket,
+            kind,
+            source,
+            deadline: Instant::now() + patience,
+            reader: FrameReader::new(MIN_CALL_BYTES, MAX_CALL_BYTES),
+            stage: Stage::Calling,
+        }
+    }
+
     fn hear(&mut self, door: &mut Door<'_>) -> Heard {
         match self.reader.poll(|buf| self.socket.try_read(buf)) {
             Ok(Progress::Frame) => {}
@@ -460,3 +466,6 @@ impl Pending {
 fn duplicate(rank: Rank) -> String {
     format!("rank {rank} has joined already; give each process a rank of its own")
 }
+
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;

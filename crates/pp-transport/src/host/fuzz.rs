@@ -1,0 +1,252 @@
+//! A region that a peer writes as it likes: see [`crate::fuzz`].
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use pp_contract::{
+    CacheEpoch, ChunkIndex, Composer, DType, Envelope, Lockstep, Manifest, Plan, PlanError,
+    TensorSpec,
+};
+
+use super::*;
+use crate::fuzz::Script;
+use crate::in_flight::Completion;
+
+pub use super::ring::fuzz::ring;
+
+const DEPTH: u32 = 2;
+const SLOT_BYTES: u64 = 64;
+
+/// A plan that says nothing but its number.
+#[derive(Clone, Debug, PartialEq)]
+struct Blob(u64);
+
+impl Plan for Blob {
+    const NAME: &'static str = "blob";
+    const VERSION: u16 = 1;
+    type Parts = u64;
+
+    fn from_parts(parts: u64) -> Result<Self, PlanError> {
+        Ok(Self(parts))
+    }
+    fn parts(&self) -> &u64 {
+        &self.0
+    }
+    fn expected_calls(&self) -> u32 {
+        1
+    }
+    fn start_frame(&self) -> u64 {
+        self.0
+    }
+    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
+        Ok(())
+    }
+    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
+        Ok(())
+    }
+}
+
+/// One rank, and all that it holds.
+struct End {
+    link: HostLink,
+    composer: Composer,
+    lockstep: Lockstep,
+    sent: u64,
+    inbox: Vec<u8>,
+    leases: Vec<TxLease>,
+    sendings: Vec<InFlight<Sending>>,
+    received: Vec<RxLease>,
+}
+
+/// The job would end here.
+struct Ended;
+
+impl<E: std::error::Error> From<E> for Ended {
+    fn from(error: E) -> Self {
+        assert!(!error.to_string().is_empty());
+        Self
+    }
+}
+
+impl End {
+    fn new(link: HostLink) -> Self {
+        Self {
+            link,
+            composer: Composer::new(),
+            lockstep: Lockstep::requests(),
+            sent: 0,
+            inbox: Vec::new(),
+            leases: Vec::new(),
+            sendings: Vec::new(),
+            received: Vec::new(),
+        }
+    }
+
+    fn step(&mut self, step: u8) -> Result<(), Ended> {
+        match step % 10 {
+            0 | 1 => {
+                if let Some(mut lease) = self.link.try_lease()? {
+                    assert!(self.leases.iter().all(|other| other.slot != lease.slot));
+                    lease.bytes_mut().fill(step);
+                    self.leases.push(lease);
+                }
+            }
+            2 | 3 => self.send()?,
+            4 | 5 => {
+                if self.link.poll_frame(&mut self.inbox)? {
+                    let matched = self.lockstep.admit(&self.inbox)?;
+                    let receiving = self.link.receive(&matched)?;
+                    let Ok(Completion::Done(lease)) = receiving.complete() else {
+                        panic!("on this backend the payload is there");
+                    };
+                    assert!(self.received.iter().all(|other| other.slot != lease.slot));
+                    assert!(lease.bytes().len() <= SLOT_BYTES as usize);
+                    self.received.push(lease);
+                }
+            }
+            6 => {
+                if let Some(sending) = self.sendings.pop() {
+                    match sending.complete() {
+                        Ok(Completion::Done(lease)) => self.leases.push(lease),
+                        Ok(Completion::Pending(sending)) => self.sendings.push(sending),
+                        Err(failed) => return Err(failed.error.into()),
+                    }
+                }
+            }
+            7 => drop(self.sendings.pop()),
+            8 => drop(self.sendings.pop().map(InFlight::abort)),
+            _ => drop(self.received.pop()),
+        }
+        Ok(())
+    }
+
+    fn send(&mut self) -> Result<(), Ended> {
+        let Some(lease) = self.leases.pop() else {
+            return Ok(());
+        };
+        let spec = TensorSpec::new("blob", DType::U8, &[SLOT_BYTES])?;
+        let envelope = Envelope::new(Blob(self.sent), Manifest::new(&[spec])?, Manifest::empty())?;
+        let stamp = Stamp::fresh(ChunkIndex::new(self.sent), CacheEpoch::new(0));
+        let prepared = self.composer.prepare_envelope(&envelope)?;
+        match self.link.send(prepared, stamp, Some(lease)) {
+            Ok(sent) => {
+                self.sent += 1;
+                self.sendings.extend(sent.payload);
+                Ok(())
+            }
+            Err(rejected) if rejected.error.is_backpressure() => {
+                self.leases.extend(rejected.buffer);
+                Ok(())
+            }
+            Err(rejected) => Err(rejected.error.into()),
+        }
+    }
+}
+
+/// A rank that sends and gets its slots back, while its peer writes the word of one of them all
+/// the time, from another thread: between any look at it and the next.
+#[cfg(test)]
+pub(crate) fn word_that_never_rests() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let shape = EdgeShape {
+        depth: 1,
+        slot_bytes: SLOT_BYTES,
+    };
+    let layout = Layout::new(shape, shape).expect("a shape that there can be");
+    let offer = Offer::new(shape, shape).expect("memory");
+    let raw = File::from(offer.fd().try_clone_to_owned().expect("a descriptor"));
+    let (low, high) = (Bell::new().expect("a bell"), Bell::new().expect("a bell"));
+    let end = End::new(offer.into_link(Rank::new(1), low, high));
+    let stop = AtomicBool::new(false);
+    /// Ends the other thread, also when this one panics.
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let mut back = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for word in [0_u32, 1] {
+                    let at = layout.up.slot_words as u64;
+                    let _ = raw.write_at(&word.to_le_bytes(), at);
+                }
+            }
+        });
+        let _stop = Stop(&stop);
+        while back < 20_000 && std::time::Instant::now() < until {
+            let Some(lease) = end.link.tx.slots.lease() else {
+                continue;
+            };
+            let edge = Arc::clone(&end.link.tx);
+            let sending = InFlight::new(Sending::unsent(TxLease { edge, slot: lease }));
+            let mut sending = Some(sending);
+            while let Some(waiting) = sending.take() {
+                // Looks at no fixed time after the word was written.
+                for _ in 0..back * 7 % 199 {
+                    std::hint::spin_loop();
+                }
+                match waiting.complete() {
+                    Ok(Completion::Done(lease)) => {
+                        back += 1;
+                        drop(lease);
+                    }
+                    Ok(Completion::Pending(waiting)) => sending = Some(waiting),
+                    Err(failed) => panic!("{}", failed.error),
+                }
+            }
+        }
+    });
+    assert!(back > 0, "the word never said that the slot was back");
+}
+
+/// Two honest ranks over one region, and somebody who writes into words, headers and payloads
+/// between any two of their steps, and after the last.
+pub fn region(bytes: &[u8]) {
+    let shape = EdgeShape {
+        depth: DEPTH,
+        slot_bytes: SLOT_BYTES,
+    };
+    let layout = Layout::new(shape, shape).expect("a shape that there can be");
+    let offer = Offer::new(shape, shape).expect("memory");
+    let fd = || offer.fd().try_clone_to_owned().expect("a descriptor");
+    let raw = File::from(fd());
+    let (low, high) = (Bell::new().expect("a bell"), Bell::new().expect("a bell"));
+    let (zero, one) = (Rank::new(0), Rank::new(1));
+    let other = HostLink::open(fd(), shape, shape, zero, high.clone(), low.clone());
+    let mut ends = [
+        End::new(offer.into_link(one, low, high)),
+        End::new(other.expect("the region that was agreed")),
+    ];
+    let mut script = Script::new(bytes);
+    while !script.is_over() {
+        let step = script.byte();
+        if step < 192 {
+            if ends[usize::from(step / 96)].step(step).is_err() {
+                return;
+            }
+            continue;
+        }
+        let direction = if step.is_multiple_of(2) {
+            layout.up
+        } else {
+            layout.down
+        };
+        let near = u64::from(script.byte());
+        let (at, what) = match step / 2 % 4 {
+            // Head or tail, near the start or anywhere.
+            0 => (direction.ring_words + 128 * (near as usize % 2), near * 8),
+            1 => (direction.ring_words, script.number()),
+            2 => (
+                direction.slot_words + size_of::<slots::SlotWord>() * (near as usize % 2),
+                u64::from(script.byte() % 4),
+            ),
+            _ => (direction.ring_data + near as usize, script.number()),
+        };
+        raw.write_at(&what.to_le_bytes(), at as u64)
+            .expect("a region may be written");
+    }
+}
