@@ -335,16 +335,16 @@ impl<'a> Session<'a> {
 }
 
 /// Device memory with guard bytes behind it.
-struct Slot {
+pub struct Slot {
     memory: cudarc::driver::CudaSlice<u8>,
-    address: u64,
+    pub address: u64,
     bytes: usize,
 }
 
 const GUARD: [u8; 256] = [0xC3; 256];
 
 impl Slot {
-    fn new(gpu: &Gpu, bytes: &[u8]) -> Slot {
+    pub fn new(gpu: &Gpu, bytes: &[u8]) -> Slot {
         let bytes_and_guard = [bytes, &GUARD].concat();
         let memory = gpu
             .stream
@@ -362,7 +362,7 @@ impl Slot {
     }
 
     /// Waits for the stream and reads.
-    fn read(&self, gpu: &Gpu) -> Vec<u8> {
+    pub fn read(&self, gpu: &Gpu) -> Vec<u8> {
         let mut bytes = gpu
             .stream
             .clone_dtoh(&self.memory)

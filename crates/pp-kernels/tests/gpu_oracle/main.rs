@@ -15,6 +15,7 @@
 
 mod cases;
 mod device;
+mod digests;
 #[path = "../../../pp-transport/tests/fakes/mod.rs"]
 mod fakes;
 mod work;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
     let (mut run, mut failed, mut skipped) = (0, 0, 0);
     let groups = [
         (cases::ALL, true),
+        (digests::ALL, true),
         (work::ALL, true),
         (work::WITH_CUBLASLT, is_real),
     ];

@@ -147,7 +147,7 @@ EXPORT void ppfake_mark_record(struct stream *stream, struct mark *mark);
 EXPORT void ppfake_mark_wait(struct stream *stream, struct mark *mark);
 
 /* kernels.c: what a kernel reads, writes and does, by name. */
-#define MAX_RANGES 8
+#define MAX_RANGES 18
 struct launch {
     int device;
     struct stream *stream;
