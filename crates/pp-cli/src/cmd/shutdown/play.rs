@@ -187,22 +187,13 @@ impl Stage {
     fn reach(&mut self, scene: &Scene) -> Result<(), String> {
         let deadline = Instant::now() + REACHED_WITHIN;
         if scene.chunks > 0 {
-            let (picture, and_half) = (self.picture, scene.and_half);
-            let frames = scene.chunks * picture.frames_per_chunk;
-            self.processes[0].give(move |input| {
-                let frame = picture.frame();
-                input.write_all(&picture.header())?;
-                for _ in 0..frames {
-                    input.write_all(&frame)?;
-                }
-                if and_half {
-                    input.write_all(&frame[..frame.len() / 2])?;
-                }
-                input.flush()
-            });
+            self.give(scene.chunks, scene.and_half, true);
         }
         for (count, sign) in scene.signs.iter().enumerate() {
             self.await_sign(sign, deadline)?;
+            if count == 0 && scene.later > 0 {
+                self.give(scene.later, false, false);
+            }
             if count == 0 && scene.holds_peer {
                 self.held_since = Some(Instant::now());
                 self.signal(self.cell.side.peer(), Signal::STOP);
@@ -213,6 +204,24 @@ impl Stage {
         }
         std::thread::sleep(SETTLES);
         Ok(())
+    }
+
+    /// Gives the front's input so many chunks.
+    fn give(&self, chunks: usize, and_half: bool, with_header: bool) {
+        let picture = self.picture;
+        self.processes[0].give(move |input| {
+            let frame = picture.frame();
+            if with_header {
+                input.write_all(&picture.header())?;
+            }
+            for _ in 0..chunks * picture.frames_per_chunk {
+                input.write_all(&frame)?;
+            }
+            if and_half {
+                input.write_all(&frame[..frame.len() / 2])?;
+            }
+            input.flush()
+        });
     }
 
     fn await_sign(&self, sign: &Sign, deadline: Instant) -> Result<(), String> {
@@ -297,7 +306,8 @@ impl Stage {
             Event::Computing => {}
             Event::Left if scene.fault.as_deref().is_some_and(is_leave) => {
                 let deadline = began + REACHED_WITHIN;
-                let left = self.voice(peer).says(&["fault hook: leave"], deadline);
+                // It has left when its process has ended: what a driver does at exit takes time.
+                let left = self.voice(peer).ends(deadline).map(|(at, _)| at);
                 return left.ok_or((began, "the peer never left".into()));
             }
             Event::Left => self.signal(peer, Signal::INT),

@@ -50,6 +50,8 @@ pub(super) struct Scene {
     pub(super) depth: u32,
     /// Chunks that the front's input gives; without any not even the header.
     pub(super) chunks: usize,
+    /// And so many more once the first sign is there.
+    pub(super) later: usize,
     /// And half of the next.
     pub(super) and_half: bool,
     /// `PP_FAULT` of the job.
@@ -105,6 +107,7 @@ impl Scene {
     /// Phase B ends in good order, in its stage or once it has nothing to do.
     fn leaves(&mut self, ours: Ours) {
         self.fakes = [None; 2];
+        self.chunks += std::mem::take(&mut self.later);
         self.fault = Some("leave@1:chunk=1".into());
         // That it leaves is the event: the state is reached when it does.
         self.signs = match ours {
@@ -126,6 +129,7 @@ impl Scene {
             picture: small,
             depth: 2,
             chunks: 2,
+            later: 0,
             and_half: false,
             fault: None,
             fakes: [None; 2],
@@ -152,7 +156,8 @@ impl Scene {
                 ..scene
             },
             (Ours::Queued, Side::PhaseB) => Self {
-                chunks: 3,
+                depth: 3,
+                later: 1,
                 fault: stall(LONG),
                 signs: vec![
                     marker("stall-compute"),
@@ -163,7 +168,8 @@ impl Scene {
             },
             (Ours::Send, Side::Front) => Self {
                 picture: big_enough(ground, small),
-                chunks: 3,
+                depth: 3,
+                later: 1,
                 fault: stall(LONG),
                 signs: vec![marker("stall-compute"), record(side, "envelope sent", 2)],
                 means: match ground {

@@ -1,0 +1,133 @@
+//! Every state of ours against everything that may become of the peer: how it ends, and that it does. `pp shutdown`
+//! judges the exit codes and what is left; the milliseconds are for `docs/shutdown.md`.
+
+mod common;
+#[path = "../../pp-transport/tests/fakes/mod.rs"]
+mod fakes;
+
+use std::process::{Command, Stdio};
+
+use common::{Folder, finish, pp};
+use fakes::Fakes;
+use serde_json::Value;
+
+/// Cells mostly wait, for a silence that lasts three heartbeats above all.
+const JOBS: &str = "12";
+
+/// `pp shutdown` with the heartbeat of a machine that has other things to do.
+fn matrix(args: &[&str]) -> Command {
+    let mut command = pp(&["shutdown", "--jobs", JOBS]);
+    command.args(args).env("PP_HEARTBEAT_MS", "500");
+    command
+}
+
+/// Runs it to its end, which must be a good one, and gives its report.
+#[track_caller]
+fn report_of(mut command: Command, folder: &Folder) -> Value {
+    let report = folder.file("report.json");
+    let child = command
+        .arg("--json")
+        .arg(&report)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let ended = finish(child);
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let wrong: Vec<&str> = said
+        .lines()
+        .filter(|line| !line.contains(" noticed "))
+        .collect();
+    assert_eq!(
+        ended.code,
+        Some(0),
+        "{}\n{}",
+        wrong.join("\n"),
+        ended.stderr
+    );
+    serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap()
+}
+
+fn must_run() -> bool {
+    std::env::var_os("PP_TESTS_MUST_RUN").is_some_and(|value| value == "1")
+}
+
+/// Every cell was run, but those with a reason that is one.
+#[track_caller]
+fn assert_all_ran(report: &Value, may_be_left: &str) {
+    let cells = report["cells"].as_array().unwrap();
+    for cell in cells {
+        if let Some(why) = cell["not_run"].as_str() {
+            assert!(why.contains(may_be_left), "{}: {why}", cell["cell"]);
+        }
+    }
+    let ran = cells
+        .iter()
+        .filter(|cell| cell["not_run"].is_null())
+        .count();
+    assert!(ran >= 100, "{ran} cells ran");
+}
+
+#[test]
+fn every_cell_ends_as_it_should_on_shared_memory() {
+    let folder = Folder::new("shutdown_host");
+    let report = report_of(matrix(&[]), &folder);
+    assert_all_ran(&report, "no network between them");
+}
+
+#[test]
+fn every_cell_ends_as_it_should_over_nccl() {
+    let folder = Folder::new("shutdown_nccl");
+    let mut command = matrix(&["--transport", "nccl", "--fakes"]);
+    Fakes::build().give_to(&mut command);
+    let report = report_of(command, &folder);
+    let allowed = if must_run() { "nothing" } else { "network" };
+    assert_all_ran(&report, allowed);
+    let cells = report["cells"].as_array().unwrap();
+    if let Some(why) = cells.iter().find_map(|cell| cell["not_run"].as_str()) {
+        eprintln!("skipped: cells whose network is cut: {why}");
+    }
+}
+
+/// The judge sees what is wrong: here a job that goes on as if nothing had been, because nothing was.
+#[test]
+fn a_state_that_is_not_reached_is_no_success() {
+    let folder = Folder::new("shutdown_wrong");
+    let mut command = matrix(&["--only", "front/idle/killed/go-on"]);
+    // No rank accepts it, so none comes into its state.
+    let child = command
+        .env("PP_STUCK_MS", "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let ended = finish(child);
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert_eq!(ended.code, Some(1), "{said}");
+    assert!(
+        said.contains("the state was not reached") && said.contains("PP_STUCK_MS"),
+        "{said}"
+    );
+    assert_eq!(folder.names(), Vec::<String>::new());
+}
+
+#[test]
+fn cells_are_named_and_chosen() {
+    let listed = |args: &[&str]| {
+        let mut command = pp(&["shutdown", "--list"]);
+        let output = common::output(command.args(args));
+        (
+            output.status.code(),
+            String::from_utf8(output.stdout).unwrap().lines().count(),
+        )
+    };
+    // Five states on shared memory, one more on NCCL; a peer that computes is met by no "go on".
+    let supervised = 14;
+    assert_eq!(listed(&[]), (Some(0), 2 * 5 * (3 * 5 - 1) + supervised));
+    let nccl = ["--transport", "nccl"];
+    assert_eq!(listed(&nccl), (Some(0), 2 * 6 * (3 * 5 - 1) + supervised));
+    assert_eq!(listed(&["--only", "phase_b/send/killed/"]), (Some(0), 3));
+    assert_eq!(listed(&["--only", "nonsense"]), (Some(2), 0));
+}
