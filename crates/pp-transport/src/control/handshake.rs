@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use pp_contract::{Fault, FaultKind, Hello, Rank, check_devices, compare};
+use pp_contract::{DeviceClash, Fault, FaultKind, Hello, Rank, check_devices, compare};
 use rustix::event::{PollFd, PollFlags};
 
 use super::channel::ControlChannel;
@@ -149,8 +149,18 @@ fn judge(hellos: &[Hello]) -> Result<(), Fault> {
             compare(first, hello).map_err(|error| mismatch(hello.rank(), error.to_string()))?;
         }
     }
-    check_devices(hellos).map_err(|error| mismatch(MEETING_RANK, error.to_string()))?;
-    Ok(())
+    check_devices(hellos)
+        .map_err(|error| mismatch(misplaced(&error.clash), error.to_string()))
+        .map(|_| ())
+}
+
+/// The rank that is to be started differently.
+fn misplaced(clash: &DeviceClash) -> Rank {
+    match clash {
+        DeviceClash::Shared { second, .. } => *second,
+        DeviceClash::NotAsGiven { rank, .. } | DeviceClash::RankTwice { rank } => *rank,
+        _ => MEETING_RANK,
+    }
 }
 
 fn encode(hellos: &[Hello]) -> Result<Vec<Vec<u8>>, Fault> {
