@@ -7,6 +7,8 @@
 
 mod catalogue;
 mod clip;
+mod entries_by_name;
+mod entries_by_number;
 mod job;
 mod judge;
 mod log;
@@ -22,7 +24,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 pub(crate) use self::catalogue::Transport;
-use self::catalogue::{ALL, Entry, How};
+use self::catalogue::{Entry, How, all};
 use self::job::Start;
 use self::judge::Said;
 use self::print::Verdict;
@@ -64,11 +66,11 @@ pub(crate) fn faults(args: &FaultsArgs) -> Result<(), Failure> {
 /// The entries of these ids; all, where none is given.
 fn chosen(ids: &[String]) -> Result<Vec<&'static Entry>, Failure> {
     if ids.is_empty() {
-        return Ok(ALL.iter().collect());
+        return Ok(all().collect());
     }
     ids.iter()
         .map(|id| {
-            ALL.iter().find(|entry| entry.id == id).ok_or_else(|| {
+            all().find(|entry| entry.id == id).ok_or_else(|| {
                 Failure::Usage(format!(
                     "there is no fault {id:?}; `pp faults --list` says which there are"
                 ))

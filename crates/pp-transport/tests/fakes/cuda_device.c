@@ -19,12 +19,13 @@ void ppfake_unlock(void) { pthread_mutex_unlock(&lock); }
 void ppfake_wait(void) { pthread_cond_wait(&change, &lock); }
 void ppfake_changed(void) { pthread_cond_broadcast(&change); }
 
-/* The physical device behind an ordinal: CUDA_VISIBLE_DEVICES with plain numbers is honoured. */
+/* The physical device behind an ordinal: CUDA_VISIBLE_DEVICES with plain numbers is honoured, unless the driver is to
+   open other devices than those (IGNORE_VISIBLE). */
 static int physical(int ordinal) {
     int all = (int)fake_setting_number("DEVICES", 2), seen = 0;
     if (all > MAX_DEVICES) all = MAX_DEVICES;
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    if (!visible) return ordinal < all ? ordinal : -1;
+    if (!visible || fake_setting_number("IGNORE_VISIBLE", 0)) return ordinal < all ? ordinal : -1;
     char copy[128], *rest = copy, *item;
     snprintf(copy, sizeof copy, "%s", visible);
     while ((item = strsep(&rest, ","))) {

@@ -21,7 +21,7 @@ use crate::fault::VARIABLE;
 use crate::job::{WORLD, supervise};
 
 /// A job that has not ended by then never will.
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 /// Time between two looks at the ranks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Variables of this program that would change what a rank does.

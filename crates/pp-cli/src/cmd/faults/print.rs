@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::json;
 
-use super::catalogue::{ALL, Entry, How, Transport};
+use super::catalogue::{Entry, How, Transport, all};
 use super::judge::Said;
 use crate::exit::{Failure, print};
 
@@ -95,7 +95,7 @@ fn ends(entry: &Entry) -> [String; 2] {
 /// Prints the catalogue.
 pub(super) fn list(as_json: bool) -> Result<(), Failure> {
     if as_json {
-        let entries = ALL.iter().map(|entry| {
+        let entries = all().map(|entry| {
             json!({
                 "id": entry.id,
                 "rule": entry.rule,
@@ -112,7 +112,7 @@ pub(super) fn list(as_json: bool) -> Result<(), Failure> {
         return print(&format!("{}\n", json!(entries)));
     }
     let mut text = String::new();
-    for entry in ALL {
+    for entry in all() {
         let [front, phase_b] = ends(entry);
         let on: Vec<_> = entry.transports.iter().map(|t| format!("{t:?}")).collect();
         let on = on.join(", ").to_lowercase();
