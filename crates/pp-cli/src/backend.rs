@@ -262,6 +262,30 @@ pub(crate) fn choose_transport(
     }
 }
 
+/// A refusal of the handshake, with why this rank chose what it chose, where that was left to it:
+/// the ranks may have found different machines.
+pub(crate) fn explain(failure: Failure, launch: &Launch, said: Option<&str>) -> Failure {
+    match (failure, said) {
+        (Failure::Fault(fault), Some(said)) if is_about_the_choice(&fault) => {
+            let detail = format!(
+                "{}; rank {} chose by itself: {said}",
+                fault.detail,
+                launch.rank()
+            );
+            Fault::new(fault.kind, fault.rank, &fault.operation, detail).into()
+        }
+        (failure, _) => failure,
+    }
+}
+
+fn is_about_the_choice(fault: &Fault) -> bool {
+    let differs = |key: &str| fault.detail.contains(key);
+    fault.kind == FaultKind::HandshakeMismatch
+        && ["kernels", "settings.transport", "settings.nccl"]
+            .into_iter()
+            .any(differs)
+}
+
 /// Says what was found and chosen; the front alone does.
 pub(crate) fn say(said: Option<&str>) {
     if let Some(said) = said {
@@ -311,4 +335,37 @@ fn find(launch: &Launch, need: Need) -> Result<Gpu, String> {
         nccl,
         blocking: true,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pp_contract::WorldSize;
+    use pp_transport::launch::LocalJob;
+
+    #[test]
+    fn a_rank_that_chose_by_itself_says_why_when_another_chose_otherwise() {
+        let job = LocalJob::new(WorldSize::new(2).expect("two"));
+        let launch = job.launch(Rank::new(1)).expect("a rank of it");
+        let fault = |kind, detail: &str| Fault::new(kind, Rank::new(1), "handshake", detail).into();
+        let said = Some("no GPUs: there is no CUDA driver; transport host, kernels cpu");
+        let mismatch = "settings.transport is \"nccl\" on rank 0 and \"host\" on rank 1";
+        let text =
+            explain(fault(FaultKind::HandshakeMismatch, mismatch), &launch, said).to_string();
+        assert!(
+            text.contains(mismatch) && text.contains("rank 1 chose by itself: no GPUs"),
+            "{text}"
+        );
+        for (kind, detail, said) in [
+            (FaultKind::HandshakeMismatch, "settings.depth is 3", said),
+            (FaultKind::PeerDied, "its kernels died", said),
+            (FaultKind::HandshakeMismatch, mismatch, None),
+        ] {
+            let plain = fault(kind, detail).to_string();
+            assert_eq!(
+                explain(fault(kind, detail), &launch, said).to_string(),
+                plain
+            );
+        }
+    }
 }

@@ -172,7 +172,8 @@ fn take_place(args: &OverlapArgs, launch: &Launch) -> Result<Place, Failure> {
         device: backend.device(),
     };
     Ok(Place {
-        seat: Seat::take::<BenchPlan>(launch, profile)?,
+        seat: Seat::take::<BenchPlan>(launch, profile)
+            .map_err(|failure| backend::explain(failure, launch, said.as_deref()))?,
         backend,
         how,
         bell: Bell::new().map_err(anyhow::Error::new)?,

@@ -7,6 +7,7 @@ mod on_gpu;
 mod on_host;
 mod phase_b;
 mod report;
+mod shape;
 mod restart;
 pub(crate) use self::report::write_pictures;
 mod tensors;
@@ -27,7 +28,6 @@ use pp_transport::bell::Bell;
 use pp_transport::host::{EdgeShape, HostLink};
 use pp_transport::launch::Launch;
 use pp_transport::link::Link;
-use serde::{Deserialize, Serialize};
 
 use self::codec::{Codec, Generator, Geometry};
 use self::front::{Input, VideoFront};
@@ -35,6 +35,7 @@ use self::on_gpu::{Blame, GpuFront, GpuPhaseB};
 use self::on_host::HostKernels;
 use self::phase_b::VideoPhaseB;
 use self::report::Finished;
+use self::shape::{Planes, Shape};
 use self::restart::{Met, Missed};
 use self::verify::{digest_of_kernels, prepared};
 use crate::args::{KernelChoice, RunArgs, Strength, TransportChoice};
@@ -48,27 +49,6 @@ use crate::job::survival::Survival;
 use crate::job::{self, FRONT, GRACE, PHASE_B, heartbeat, restart_within, signals};
 use crate::video::header::Sampling;
 use crate::video::staged::is_stdout;
-
-/// What the front found in its input, and Phase B must know before its first chunk.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Shape {
-    width: u32,
-    height: u32,
-    planes: Planes,
-    frame_bytes: u64,
-    /// Slots of the edge to Phase B: with restarts more than are ever in flight.
-    forward_slots: u32,
-    forward_bytes: u64,
-    backward_bytes: u64,
-}
-
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-enum Planes {
-    Mono,
-    C420,
-    C422,
-    C444,
-}
 
 impl Shape {
     /// Bytes of the largest slot.
@@ -186,7 +166,10 @@ fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
     let seat = match take_seat(args, launch, &backend, about, MEET_WITHIN) {
         // It came and went; another may come while the input is looked at.
         Err(Failure::Fault(fault)) if args.restarts > 0 && is_worth_a_restart(&fault) => None,
-        seat => Some(seat?),
+        seat => {
+            let explained = |failure| backend::explain(failure, launch, said.as_deref());
+            Some(seat.map_err(explained)?)
+        }
     };
     if let Some(seat) = seat.as_ref().filter(|_| args.restarts > 0) {
         seat.live_on();
@@ -366,9 +349,12 @@ fn finish<C: Codec>(
 
 fn run_phase_b_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
     let Choice {
-        kernels, backend, ..
+        kernels,
+        backend,
+        said,
     } = choose(args, launch)?;
-    let mut seat = take_seat(args, launch, &backend, kernels.describe(), MEET_WITHIN)?;
+    let mut seat = take_seat(args, launch, &backend, kernels.describe(), MEET_WITHIN)
+        .map_err(|failure| backend::explain(failure, launch, said.as_deref()))?;
     let (generation, shape): (u32, Shape) = seat.hear_shape()?;
     let generation = Generation::new(generation);
     seat.generation = generation;

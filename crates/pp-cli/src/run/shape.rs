@@ -1,0 +1,153 @@
+//! The shape of the work, as the front tells it to Phase B.
+//!
+//! Hazard: it comes from a peer, and sizes what Phase B allocates. Guarantee: a value of [`Shape`]
+//! has sides, slots and sizes that there can be, however it was made; what cannot be is refused
+//! with its number before anything is allocated for it.
+
+use pp_contract::MAX_PAYLOAD_BYTES;
+use pp_transport::host::MAX_DEPTH;
+use serde::{Deserialize, Serialize};
+
+/// Longest side of a frame that is read.
+const MAX_SIDE: u32 = 16_384;
+/// What may lie behind a payload in its slot.
+const BESIDE_PAYLOAD: u64 = 1 << 16;
+
+/// What the front found in its input, and Phase B must know before its first chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Told")]
+pub(super) struct Shape {
+    pub(super) width: u32,
+    pub(super) height: u32,
+    pub(super) planes: Planes,
+    pub(super) frame_bytes: u64,
+    /// Slots of the edge to Phase B: with restarts more than are ever in flight.
+    pub(super) forward_slots: u32,
+    pub(super) forward_bytes: u64,
+    pub(super) backward_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Planes {
+    Mono,
+    C420,
+    C422,
+    C444,
+}
+
+/// A shape as it was told, by whomever.
+#[derive(Deserialize)]
+struct Told {
+    width: u32,
+    height: u32,
+    planes: Planes,
+    frame_bytes: u64,
+    forward_slots: u32,
+    forward_bytes: u64,
+    backward_bytes: u64,
+}
+
+impl TryFrom<Told> for Shape {
+    type Error = String;
+
+    fn try_from(told: Told) -> Result<Self, String> {
+        let Told {
+            width,
+            height,
+            planes,
+            frame_bytes,
+            forward_slots,
+            forward_bytes,
+            backward_bytes,
+        } = told;
+        let most = MAX_PAYLOAD_BYTES + BESIDE_PAYLOAD;
+        let is = |what: &str, value: u64, most: u64| {
+            if (1..=most).contains(&value) {
+                return Ok(());
+            }
+            Err(format!("{what} of {value}; 1 to {most} can be"))
+        };
+        is("a width", width.into(), MAX_SIDE.into())?;
+        is("a height", height.into(), MAX_SIDE.into())?;
+        is("a number of slots", forward_slots.into(), MAX_DEPTH.into())?;
+        is("a payload", forward_bytes, most)?;
+        is("a payload", backward_bytes, most)?;
+        let expected = planes.frame_bytes(width, height);
+        if frame_bytes != expected {
+            return Err(format!(
+                "{frame_bytes} bytes in a frame of {width}x{height} {planes:?}, which has {expected}"
+            ));
+        }
+        Ok(Self {
+            width,
+            height,
+            planes,
+            frame_bytes,
+            forward_slots,
+            forward_bytes,
+            backward_bytes,
+        })
+    }
+}
+
+impl Planes {
+    /// Bytes of a frame whose sides were checked.
+    fn frame_bytes(self, width: u32, height: u32) -> u64 {
+        let [width, height] = [width, height].map(u64::from);
+        let half = |side: u64| side.div_ceil(2);
+        width * height
+            + 2 * match self {
+                Self::Mono => 0,
+                Self::C420 => half(width) * half(height),
+                Self::C422 => half(width) * height,
+                Self::C444 => width * height,
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOLD: &str = r#"[0,{"width":352,"height":289,"planes":"C420","frame_bytes":152768,"forward_slots":4,"forward_bytes":900000,"backward_bytes":600000}]"#;
+
+    fn hear(text: &str) -> Result<(u32, Shape), String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_shape_survives_and_what_cannot_be_is_refused_with_its_number() {
+        let (generation, shape) = hear(TOLD).unwrap();
+        assert_eq!(
+            hear(&serde_json::to_string(&(generation, shape)).unwrap()),
+            Ok((0, shape))
+        );
+        let other = |from: &str, to: &str| {
+            assert!(TOLD.contains(from));
+            hear(&TOLD.replace(from, to)).unwrap_err()
+        };
+        for (from, to, words) in [
+            ("352", "0", "a width of 0"),
+            ("289", "20000", "a height of 20000; 1 to 16384"),
+            (
+                "152768",
+                "152767",
+                "152767 bytes in a frame of 352x289 C420, which has 152768",
+            ),
+            (
+                "\"forward_slots\":4",
+                "\"forward_slots\":65",
+                "slots of 65; 1 to 64",
+            ),
+            (
+                "900000",
+                "18446744073709551615",
+                "a payload of 18446744073709551615",
+            ),
+            ("600000", "0", "a payload of 0"),
+        ] {
+            let error = other(from, to);
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
