@@ -149,6 +149,27 @@ fn a_phase_b_that_is_stopped_is_replaced() {
     assert_unmoved(command, &input, &wanted, &[strike]);
 }
 
+/// It was started and stopped at once, so it never comes: after a while another is asked for.
+#[test]
+fn a_phase_b_that_never_comes_is_replaced_too() {
+    let input = video(64, 48, "mono", 80);
+    let wanted = calm(host(&[]), &input);
+    let mut command = host(&["--restarts", "3"]);
+    command.env("PP_RESTART_WITHIN_MS", "1000");
+    let mut held = Held::start(&mut command, input);
+    for kind in [Signal::KILL, Signal::STOP] {
+        held.strike(Strike {
+            at: 60_000,
+            after: Duration::ZERO,
+            signal: kind,
+        });
+    }
+    let ended = held.finish();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.output == wanted, "the output is another");
+    assert!(ended.stderr.contains("2 of 3 times"), "{}", ended.stderr);
+}
+
 /// Kills that fall upon ranks that have just been started, and have not met anybody.
 #[test]
 fn killed_again_before_it_has_come_up_it_comes_all_the_same() {

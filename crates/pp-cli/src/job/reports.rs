@@ -18,11 +18,38 @@ pub(super) const REPORT_FD: &str = "PP_REPORT_FD";
 pub(super) enum Word {
     /// It ends, because of this.
     Ends(Fault),
-    /// The front gave this process of Phase B up, because of this, and wants another. The process is
-    /// not always known.
-    Lost(u32, Fault),
+    /// The front gave this process of Phase B up, because of this, and wants another.
+    Lost(Meant, Fault),
     /// The front and Phase B are connected.
     Met,
+}
+
+/// Which process of Phase B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Meant {
+    /// One that came and went, and did not say which it is.
+    Unknown,
+    This(u32),
+    /// Whichever there is: it did not come.
+    Any,
+}
+
+impl Meant {
+    fn to_wire(self) -> u32 {
+        match self {
+            Self::Unknown => 0,
+            Self::This(pid) => pid,
+            Self::Any => u32::MAX,
+        }
+    }
+
+    fn from_wire(number: u32) -> Self {
+        match number {
+            0 => Self::Unknown,
+            u32::MAX => Self::Any,
+            pid => Self::This(pid),
+        }
+    }
 }
 
 /// One report.
@@ -76,7 +103,7 @@ pub(super) fn read(pipe: OwnedFd, mut take: impl FnMut(Report)) {
         }
         let word = match (kind, Fault::decode(&body)) {
             (ENDS, Ok(fault)) => Word::Ends(fault),
-            (LOST, Ok(fault)) => Word::Lost(meant, fault),
+            (LOST, Ok(fault)) => Word::Lost(Meant::from_wire(meant), fault),
             (MET, _) => Word::Met,
             // A report that cannot be read was not made.
             _ => continue,
@@ -127,9 +154,9 @@ pub(crate) fn report_internal(error: &anyhow::Error) -> bool {
 
 /// Tells the supervisor, if there is one, that the front gave up this process of Phase B and waits
 /// for another.
-pub(crate) fn lost(pid: Option<u32>, fault: &Fault) {
+pub(crate) fn lost(meant: Meant, fault: &Fault) {
     if let Ok(body) = fault.encode() {
-        tell(LOST, pid.unwrap_or(0), &body);
+        tell(LOST, meant.to_wire(), &body);
     }
 }
 

@@ -25,7 +25,7 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-use super::reports::{self, REPORT_FD, Report, Word};
+use super::reports::{self, Meant, REPORT_FD, Report, Word};
 pub(crate) use super::reports::{report, report_internal};
 use super::verdict::{End, Ends, verdict};
 use super::{FRONT, PHASE_B, WORLD};
@@ -287,18 +287,22 @@ impl Job {
         match report.word {
             Word::Ends(_) => self.note(report),
             Word::Met => (self.front_waits, self.has_met) = (false, true),
-            Word::Lost(pid, fault) => {
-                tracing::warn!(%fault, pid, "the front gave Phase B up");
+            Word::Lost(meant, fault) => {
+                tracing::warn!(%fault, ?meant, "the front gave Phase B up");
                 self.front_waits = true;
-                return self.replace(pid);
+                return self.replace(meant);
             }
         }
         Ok(())
     }
 
     /// The front wants another process than this one of Phase B.
-    fn replace(&mut self, pid: u32) -> Result<(), Failure> {
-        let is_meant = |other: Pid| other.as_raw_nonzero().get().cast_unsigned() == pid;
+    fn replace(&mut self, meant: Meant) -> Result<(), Failure> {
+        let is_meant = |pid: Pid| match meant {
+            Meant::Unknown => false,
+            Meant::This(meant) => pid.as_raw_nonzero().get().cast_unsigned() == meant,
+            Meant::Any => true,
+        };
         if self.gone.is_some() {
             return self.restart();
         }

@@ -44,6 +44,7 @@ use crate::exit::{Failure, is_worth_a_restart};
 use crate::fault::{self, Breakable, Faulty, FaultyFront, FaultyPhaseB, Hook};
 use crate::flight;
 use crate::job::edges::{Edges, Ready};
+use crate::job::reports::Meant;
 use crate::job::seat::{MEET_WITHIN, Profile, Seat, end_with};
 use crate::job::survival::Survival;
 use crate::job::{self, FRONT, GRACE, PHASE_B, heartbeat, restart_within, signals};
@@ -263,13 +264,13 @@ impl FrontEnd<'_> {
             if let Some(survival) = survival {
                 seat = seat.surviving(generation, survival);
             }
-            let peer_pid = seat.peer_pid();
-            let missed = |failure| Missed { failure, peer_pid };
+            let phase_b = seat.peer_pid().map_or(Meant::Unknown, Meant::This);
+            let missed = |failure| Missed { failure, phase_b };
             if let Err(failure) = seat.tell_shape(&(generation.get(), shape)) {
                 return Err(missed(seat.give_up(failure)));
             }
             let ready = connect(seat, edges, bell.clone(), heartbeat).map_err(missed)?;
-            Ok(Met { ready, peer_pid })
+            Ok(Met { ready, phase_b })
         };
         let options = front.options(PHASE_B);
         let within = restart_within()?;

@@ -19,29 +19,28 @@ use pp_transport::link::Link;
 use super::report::Finished;
 use crate::exit::{Failure, is_worth_a_restart};
 use crate::job::edges::Ready;
+use crate::job::reports::{self, Meant};
 use crate::job::seat::end_with;
 use crate::job::survival::Survival;
-use crate::job::{reports, signals, supervise};
+use crate::job::{signals, supervise};
 
 /// Two ranks that are connected.
 pub(super) struct Met<L> {
     pub(super) ready: Ready<L>,
-    /// Phase B's process, where it is one of this machine.
-    pub(super) peer_pid: Option<u32>,
+    pub(super) phase_b: Meant,
 }
 
 /// Two ranks that did not come to be connected.
 pub(super) struct Missed {
     pub(super) failure: Failure,
-    /// Phase B's process, where that much is known.
-    pub(super) peer_pid: Option<u32>,
+    pub(super) phase_b: Meant,
 }
 
 impl From<Failure> for Missed {
     fn from(failure: Failure) -> Self {
         Self {
             failure,
-            peer_pid: None,
+            phase_b: Meant::Unknown,
         }
     }
 }
@@ -68,8 +67,8 @@ where
         let generation = Generation::new(causes.len() as u32);
         let survival = (restarts > 0).then(|| Survival::new(within));
         let survival = survival.as_ref();
-        let (fault, peer_pid) = match meet(generation, survival) {
-            Ok(Met { ready, peer_pid }) => {
+        let (fault, phase_b) = match meet(generation, survival) {
+            Ok(Met { ready, phase_b }) => {
                 let Ready {
                     link,
                     switch,
@@ -94,11 +93,11 @@ where
                     }
                     Driven::Lost(fault) => {
                         signals::between();
-                        (fault, peer_pid)
+                        (fault, phase_b)
                     }
                 }
             }
-            Err(Missed { failure, peer_pid }) => (again(failure, &causes, restarts)?, peer_pid),
+            Err(missed) => again(missed, &causes, restarts)?,
         };
         let is_over = survival.is_none() || causes.len() as u64 >= u64::from(restarts);
         if let Some(survival) = survival {
@@ -115,7 +114,7 @@ where
             return Err(used_up(fault, &causes, restarts).into());
         }
         tracing::warn!(%fault, generation = generation.get(), "Phase B is lost; another is awaited");
-        reports::lost(peer_pid, &fault);
+        reports::lost(phase_b, &fault);
         causes.push(fault);
     }
 }
@@ -124,15 +123,18 @@ where
 ///
 /// # Errors
 /// It is none of those. If nobody came, the cause is why the one before was lost.
-fn again(failure: Failure, causes: &[Fault], restarts: u32) -> Result<Fault, Failure> {
+fn again(missed: Missed, causes: &[Fault], restarts: u32) -> Result<(Fault, Meant), Failure> {
+    let Missed { failure, phase_b } = missed;
     let Failure::Fault(fault) = failure else {
         return Err(failure);
     };
     if is_worth_a_restart(&fault) {
-        return Ok(fault);
+        return Ok((fault, phase_b));
     }
     let nobody_came = fault.operation.as_str() == "rendezvous";
     match causes.last() {
+        // Whoever was started for it is stopped, or does not come up: that can be ended.
+        Some(cause) if nobody_came && supervise::is_supervised() => Ok((cause.clone(), Meant::Any)),
         Some(cause) if nobody_came => {
             let what = format!("{}; and no other came: {}", cause.detail, fault.detail);
             let operation = cause.operation.as_str();
