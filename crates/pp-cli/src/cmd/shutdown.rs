@@ -15,7 +15,7 @@ mod scene;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -122,6 +122,7 @@ pub(crate) fn shutdown(args: &ShutdownArgs) -> Result<(), Failure> {
     let common = Common {
         program: std::env::current_exe().context("this program has no path")?,
         ground,
+        no_networks: OnceLock::new(),
         work: std::env::temp_dir().join(format!("pp-shutdown-{}", std::process::id())),
     };
     play::make_own(&common.work).context("no folder for temporary files")?;

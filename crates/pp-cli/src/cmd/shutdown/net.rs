@@ -3,6 +3,7 @@
 //! The namespaces have no names. Each is held open by a process that ends when this one does, so
 //! nothing is left of them whatever happens here.
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -45,9 +46,20 @@ impl Net {
         Ok(net)
     }
 
-    /// A command that will run in the namespace of this rank, under the process id it is started
-    /// with.
-    pub(super) fn command(&self, rank: usize, program: &std::ffi::OsStr) -> Command {
+    /// A rank's program, which will run in its namespace under the process id it is started with.
+    /// It has a host name of its own, where one can be had: NCCL takes ranks with the same one for
+    /// neighbours, and goes around the network.
+    pub(super) fn command(&self, rank: usize, program: &OsStr) -> Command {
+        let mut command = self.inside(rank, "unshare".as_ref());
+        command
+            .args(["--uts", "sh", "-c"])
+            .arg("{ echo \"pp-rank-$0\" >/proc/sys/kernel/hostname; } 2>/dev/null; exec \"$@\"")
+            .arg(rank.to_string())
+            .arg(program);
+        command
+    }
+
+    fn inside(&self, rank: usize, program: &OsStr) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(self.flag(rank)).arg("--").arg(program);
         command
@@ -64,7 +76,7 @@ impl Net {
     }
 
     fn configure(&self, rank: usize, lines: &str) -> Result<(), String> {
-        let mut command = self.command(rank, "ip".as_ref());
+        let mut command = self.inside(rank, "ip".as_ref());
         let piped = command.args(["-batch", "-"]).stdin(Stdio::piped());
         let piped = piped.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = piped.spawn().map_err(|e| format!("nsenter: {e}"))?;

@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Rank, WorldSize};
@@ -40,6 +41,8 @@ pub(super) struct Common {
     pub(super) ground: Ground,
     /// Where each cell has a directory of its own, of this user alone.
     pub(super) work: PathBuf,
+    /// Why ranks in networks of their own do not come up here, once one has not.
+    pub(super) no_networks: OnceLock<String>,
 }
 
 /// What was seen of a cell.
@@ -72,10 +75,22 @@ pub(super) enum Unplayed {
 
 /// Plays one cell.
 pub(super) fn play(cell: Cell, common: &Common) -> Result<Played, Unplayed> {
+    let may_fail = cell.event == Event::Cut && common.ground == Ground::Gpus;
+    if let Some(why) = common.no_networks.get().filter(|_| may_fail) {
+        return Err(Unplayed::NotHere(why.clone()));
+    }
     let scene = Scene::of(cell, common.ground);
     let mut stage = Stage::set(cell, &scene, common)?;
     let played = stage.reach(&scene).map(|()| stage.act(&scene));
-    played.map_err(|why| Unplayed::NotReached(why + &stage.logs()))
+    played.map_err(|why| {
+        if may_fail {
+            // NCCL's own ways between two networks of one machine are not for us to mend.
+            let said = stage.us().last_words();
+            let why = format!("NCCL did not connect two networks of this machine: {why}; {said}");
+            return Unplayed::NotHere(common.no_networks.get_or_init(|| why).clone());
+        }
+        Unplayed::NotReached(why + &stage.logs())
+    })
 }
 
 /// The processes of a cell.
