@@ -22,7 +22,7 @@ use super::plan::{AnyParts, AnyPlan, unchecked};
 use super::{Arm, Break};
 
 /// A link that has sent nothing for so long, and hears nothing, is idle.
-const IDLE_AFTER: Duration = Duration::from_millis(100);
+const IDLE_AFTER: Duration = Duration::from_millis(500);
 
 /// A link with a hook.
 #[derive(Debug)]

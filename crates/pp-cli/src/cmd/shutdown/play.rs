@@ -25,6 +25,8 @@ use super::scene::{Picture, Scene, Sign};
 const REACHED_WITHIN: Duration = Duration::from_secs(60);
 /// Whoever has not ended after this does not end.
 const ENDS_WITHIN: Duration = Duration::from_secs(45);
+/// For the last words of ranks that did not come into their state.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// Between two interrupts of an abort, and how many there are at most.
 const APART: Duration = Duration::from_millis(15);
 const ABORTS: u32 = 20;
@@ -83,6 +85,11 @@ pub(super) fn play(cell: Cell, common: &Common) -> Result<Played, Unplayed> {
     let mut stage = Stage::set(cell, &scene, common)?;
     let played = stage.reach(&scene).map(|()| stage.act(&scene));
     played.map_err(|why| {
+        // Whoever is about to end says why.
+        let soon = Instant::now() + LAST_WORDS;
+        for process in &stage.processes {
+            process.ends(soon);
+        }
         if may_fail {
             // NCCL's own ways between two networks of one machine are not for us to mend.
             let said = stage.us().last_words();
