@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::process::{cargo, run as run_command};
+use crate::process::{cargo, run as run_command, target};
 use crate::{kernels, layers, nccl_bindings, suite, tidy};
 
 /// Runs every check, cheapest first, and stops at the first that fails.
@@ -20,6 +20,15 @@ pub(crate) fn run() -> Result<()> {
         "--deny",
         "warnings",
     ]))?;
+    // The fuzz targets are a workspace of their own; without libFuzzer they need no nightly.
+    let mut fuzz = cargo(&[
+        "check",
+        "--manifest-path",
+        "fuzz/Cargo.toml",
+        "--no-default-features",
+        "--locked",
+    ]);
+    run_command(fuzz.env("CARGO_TARGET_DIR", target().join("fuzz")))?;
     let mut doc = cargo(&[
         "doc",
         "--workspace",

@@ -38,7 +38,8 @@ cargo xtask <command>
                   long jobs whose Phase B is killed and stopped all the time; the film must stay the same
   shutdown [--jobs N | --gpu FILE.json]
                   end jobs in every state, here or on a machine with GPUs, and write it into docs/shutdown.md
-  bench WHAT      overlap | touch | denoise | all: ours beside its peers, interleaved";
+  bench WHAT      overlap | touch | denoise | all: ours beside its peers, interleaved;
+                  door: a job beside somebody who attacks the place where its ranks meet";
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();

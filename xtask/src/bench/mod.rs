@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 
 mod clips;
 mod denoise;
+mod door;
 mod overlap;
 mod peers;
 mod quality;
@@ -20,11 +21,14 @@ const ROUNDS: usize = 5;
 /// Runs the named benchmark.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     let what = args.first().map_or("all", String::as_str);
-    if !["overlap", "touch", "denoise", "all"].contains(&what) {
-        bail!("no benchmark {what:?}: overlap, touch, denoise or all");
+    if !["overlap", "touch", "denoise", "door", "all"].contains(&what) {
+        bail!("no benchmark {what:?}: overlap, touch, denoise, door or all");
     }
     let contenders = peers::Contenders::build()?;
     print_conditions(&contenders)?;
+    if what == "door" {
+        door::run()?;
+    }
     if matches!(what, "overlap" | "all") {
         overlap::run(&contenders)?;
     }

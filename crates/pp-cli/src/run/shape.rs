@@ -150,4 +150,20 @@ mod tests {
             assert!(error.contains(words), "{error}");
         }
     }
+
+    #[test]
+    fn any_change_of_a_byte_is_refused_or_survives() {
+        for at in 0..TOLD.len() {
+            for byte in [b'0', b'9', b'-', b'.', b'"', b'}', b'e', 0, 0xff] {
+                let mut bytes = TOLD.as_bytes().to_vec();
+                bytes[at] = byte;
+                for bytes in [&bytes[..], &bytes[..at]] {
+                    if let Ok(told) = serde_json::from_slice::<(u32, Shape)>(bytes) {
+                        let again = serde_json::to_vec(&told).unwrap();
+                        assert_eq!(serde_json::from_slice(&again).ok(), Some(told));
+                    }
+                }
+            }
+        }
+    }
 }
