@@ -1,0 +1,271 @@
+//! Every interleaving of small pipelines: both cores, two lanes, slots, a source, a drain, an
+//! abort, and a Phase B that dies at any moment.
+//!
+//! The [`world`] delivers frames and carries out actions in every possible order. A state that was
+//! seen is not walked again, so the walk is complete and ends. That the walk sees what it ought to
+//! is held by [`bugs`]: with any one of them it has to end at the property that the bug breaks.
+
+mod bugs;
+mod world;
+
+use std::collections::HashSet;
+
+use pp_contract::{CacheEpoch, ChunkIndex};
+use pp_runtime::core::{Cut, Facts, FrontAction, FrontCore, PhaseBCore};
+
+use crate::bugs::Bug;
+use crate::world::{Shape, Step, World};
+
+/// Walks everything reachable; gives the number of states and of distinct ends.
+fn explore(shape: Shape, script: &[Cut]) -> Step<(usize, usize)> {
+    let mut seen = HashSet::new();
+    let mut ends = 0;
+    let mut open = vec![World::new(shape, script)];
+    while let Some(world) = open.pop() {
+        world.check(shape)?;
+        let next = world.next(shape)?;
+        // A drain or a death may come at any time or never: an end without it is an end too.
+        if next.is_empty() || world.is_over() {
+            ends += 1;
+            world.check_end(shape, script)?;
+        }
+        for world in next {
+            if seen.insert(world.clone()) {
+                open.push(world);
+            }
+        }
+    }
+    Ok((seen.len(), ends))
+}
+
+const PLAIN: Shape = Shape {
+    depth: 1,
+    slots: 1,
+    context: 1,
+    restarts: 0,
+    may_drain: false,
+    may_abort: false,
+    bug: None,
+};
+
+/// Walks these shapes for all scripts up to a length; gives states and ends.
+fn explore_all(shapes: &[Shape], longest: usize) -> Step<(usize, usize)> {
+    let mut sum = (0, 0);
+    for script in (0..=longest).flat_map(scripts) {
+        for shape in shapes {
+            let (states, ends) = explore(*shape, &script)?;
+            sum = (sum.0 + states, sum.1 + ends);
+        }
+    }
+    Ok(sum)
+}
+
+fn of_depth(depth: u32) -> Shape {
+    Shape {
+        depth,
+        slots: depth,
+        ..PLAIN
+    }
+}
+
+/// All scripts of `len` cuts.
+fn scripts(len: usize) -> Vec<Vec<Cut>> {
+    let mut all = vec![Vec::new()];
+    for _ in 0..len {
+        all = all
+            .into_iter()
+            .flat_map(|script: Vec<Cut>| {
+                [Cut::None, Cut::Flush, Cut::Hard].map(|cut| {
+                    let mut longer = script.clone();
+                    longer.push(cut);
+                    longer
+                })
+            })
+            .collect();
+    }
+    all
+}
+
+#[test]
+fn every_interleaving_of_small_pipelines_ends_well() {
+    let drains = [false, true];
+    let with = |depth| {
+        drains.map(|may_drain| Shape {
+            may_drain,
+            may_abort: depth < 3,
+            ..of_depth(depth)
+        })
+    };
+    let shapes: Vec<Shape> = (1..=3).flat_map(with).collect();
+    let (states, ends) = explore_all(&shapes, 4).unwrap_or_else(|found| panic!("{found:?}"));
+    println!("{states} states, {ends} ends");
+    assert!(
+        states > 100_000,
+        "the walk is not complete: {states} states"
+    );
+    assert!(ends > 500, "{ends} ends");
+}
+
+#[test]
+fn a_phase_b_that_dies_at_any_moment_does_no_harm() {
+    let mut shapes = Vec::new();
+    for depth in 1..=3 {
+        for context in 0..=2 {
+            shapes.push(Shape {
+                context,
+                restarts: 1,
+                ..of_depth(depth)
+            });
+        }
+    }
+    let (states, ends) = explore_all(&shapes, 3).unwrap_or_else(|found| panic!("{found:?}"));
+    println!("{states} states, {ends} ends");
+    assert!(
+        states > 100_000,
+        "the walk is not complete: {states} states"
+    );
+    assert!(ends > 500, "{ends} ends");
+}
+
+#[test]
+fn nor_does_it_when_it_dies_twice_or_the_run_drains() {
+    let twice = |depth| Shape {
+        restarts: 2,
+        ..of_depth(depth)
+    };
+    let drained = |depth| Shape {
+        restarts: 1,
+        may_drain: true,
+        ..of_depth(depth)
+    };
+    let shapes = [twice(1), twice(2), drained(1), drained(2)];
+    let (states, ends) = explore_all(&shapes, 3).unwrap_or_else(|found| panic!("{found:?}"));
+    println!("{states} states, {ends} ends");
+}
+
+#[test]
+fn fewer_slots_than_the_depth_slow_down_but_never_stop() {
+    for slots in 1..3 {
+        for restarts in [0, 1] {
+            let shape = Shape {
+                depth: 4,
+                slots,
+                restarts,
+                ..PLAIN
+            };
+            explore_all(&[shape], 3).unwrap_or_else(|found| panic!("{found:?}"));
+        }
+    }
+}
+
+/// The property that the walk finds broken, over the smallest pipelines that show it.
+fn property_broken_by(bug: Bug) -> &'static str {
+    let shape = |depth, restarts| Shape {
+        slots: 2,
+        restarts,
+        may_drain: restarts == 0,
+        may_abort: restarts == 0,
+        bug: Some(bug),
+        ..of_depth(depth)
+    };
+    let scarce = Shape {
+        slots: 1,
+        ..shape(3, 0)
+    };
+    let shapes = [shape(1, 0), shape(2, 0), scarce, shape(2, 1)];
+    match explore_all(&shapes, 3) {
+        Ok((states, _)) => panic!("{bug:?} was not found in {states} states"),
+        Err(found) => {
+            println!("{bug:?}: {}: {}", found.property, found.detail);
+            found.property
+        }
+    }
+}
+
+macro_rules! found {
+    ($($test:ident: $bug:ident breaks $property:literal;)*) => {$(
+        #[test]
+        fn $test() {
+            assert_eq!(property_broken_by(Bug::$bug), $property);
+        }
+    )*};
+}
+
+found! {
+    a_chunk_beyond_the_depth_is_found: AdmitsOneMore breaks "in flight stays within the depth";
+    a_flush_that_does_not_wait_is_found: FlushDoesNotWait breaks "only a hard cut drops";
+    a_credit_given_twice_is_found: CreditTwice breaks "a slot has one payload at a time";
+    a_credit_that_never_comes_is_found: CreditLost breaks "nobody waits for ever";
+    context_that_is_given_up_is_found: ContextGivenUp breaks "a chunk is computed with what came before it";
+    a_drain_that_forgets_is_found: DrainForgets breaks "nothing is lost or doubled";
+    a_drain_that_admits_is_found: DrainAdmits breaks "a drain admits nothing";
+    a_decode_after_an_abort_is_found: DecodesAfterAbort breaks "nothing is decoded after an abort";
+    an_accepted_chunk_sent_again_is_found: SendsAcceptedAgain breaks "nothing is computed again that was accepted";
+    a_lost_chunk_not_sent_again_is_found: ForgetsToSendAgain breaks "nobody waits for ever";
+    half_a_result_taken_for_whole_is_found: TakesHalfAResult breaks "a chunk is computed with what came before it";
+    a_restart_without_context_is_found: BringsNoContext breaks "a chunk is computed with what came before it";
+    a_new_chunk_before_a_lost_one_is_found: NewBeforeLost breaks "calls go in order";
+    a_frame_of_the_dead_is_found: HearsTheDead breaks "only what is due is answered";
+    a_stale_decode_is_found: DecodesStale breaks "nothing is decoded after its epoch ended";
+    a_stale_chunk_sent_again_is_found: SendsStaleAgain breaks "nothing of an old epoch is sent";
+    a_cut_that_is_none_is_found: CutIsNoCut breaks "every cut begins an epoch";
+}
+
+#[test]
+fn a_hard_cut_drops_exactly_what_was_in_flight() {
+    // Depth 3: two chunks leave, then the cut; both come back stale.
+    let mut front = FrontCore::new(3);
+    let facts = Facts {
+        credit: true,
+        sink_ready: true,
+    };
+    for (chunk, cut) in [Cut::None, Cut::None, Cut::Hard].into_iter().enumerate() {
+        front.handle_offer(cut);
+        let FrontAction::Build { epoch, .. } = front.poll(facts) else {
+            panic!("chunk {chunk} is not built");
+        };
+        front.handle_sent(ChunkIndex::new(chunk as u64), epoch);
+    }
+    for chunk in 0..3 {
+        let epoch = CacheEpoch::new(u64::from(chunk == 2));
+        front.handle_result(ChunkIndex::new(chunk), epoch).unwrap();
+    }
+    front.handle_source_end();
+    let drop = |chunk| FrontAction::Drop {
+        chunk: ChunkIndex::new(chunk),
+    };
+    assert_eq!(front.poll(facts), drop(0));
+    front.handle_dropped();
+    assert_eq!(front.poll(facts), drop(1));
+    front.handle_dropped();
+    let chunk = ChunkIndex::new(2);
+    assert_eq!(front.poll(facts), FrontAction::Decode { chunk });
+}
+
+#[test]
+fn a_result_that_was_not_due_is_refused() {
+    let mut front = FrontCore::new(2);
+    let error = front.handle_result(ChunkIndex::new(7), CacheEpoch::new(0));
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .ends_with("where nothing was due")
+    );
+    front.handle_offer(Cut::None);
+    front.handle_sent(ChunkIndex::new(0), CacheEpoch::new(0));
+    let error = front.handle_result(ChunkIndex::new(0), CacheEpoch::new(1));
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .contains("chunk 0 of epoch 0 was due")
+    );
+}
+
+#[test]
+fn phase_b_refuses_more_than_the_depth() {
+    let mut back = PhaseBCore::new(1);
+    back.handle_envelope(ChunkIndex::new(0)).unwrap();
+    assert!(back.handle_envelope(ChunkIndex::new(1)).is_err());
+}

@@ -1,0 +1,121 @@
+//! What reaches the two sides: frames, payloads, and the death of Phase B.
+
+use pp_contract::ChunkIndex;
+
+use super::{Back, Frame, Returned, Shape, Step, World, hold};
+use crate::bugs::Bug;
+
+impl World {
+    pub(super) fn hear_back(&mut self) -> Step<()> {
+        match self.to_back.pop_front().unwrap() {
+            Frame::Call(call) => {
+                let taken = self.back.core.handle_envelope(ChunkIndex::new(call.chunk));
+                hold(taken.is_ok(), "in flight stays within the depth", || {
+                    format!("{call:?}: {taken:?}")
+                })?;
+                self.back.queue.push_back(call);
+            }
+            Frame::Shutdown => self.back.core.handle_shutdown(),
+            Frame::Answer(..) => unreachable!("the front answers nothing"),
+        }
+        Ok(())
+    }
+
+    pub(super) fn hear_front(&mut self, shape: Shape) -> Step<()> {
+        match self.to_front.pop_front().unwrap() {
+            Frame::Answer(chunk, epoch) => {
+                let core = &mut self.front.core;
+                let taken = core.handle_result(ChunkIndex::new(chunk), epoch);
+                hold(taken.is_ok(), "only what is due is answered", || {
+                    format!("{taken:?}")
+                })?;
+                self.returned.push_back(Returned {
+                    chunk,
+                    epoch,
+                    generation: self.generation,
+                    is_whole: false,
+                });
+                if shape.restarts == 0 {
+                    // Nothing is kept: its slot is free with its header.
+                    self.held.retain(|held| held.call.chunk != chunk);
+                }
+            }
+            Frame::Shutdown => {
+                let closed = self.front.core.handle_peer_closed();
+                hold(closed, "only what is due is answered", || "shutdown".into())?;
+            }
+            Frame::Call(_) => unreachable!("Phase B calls nobody"),
+        }
+        Ok(())
+    }
+
+    /// The payload of the oldest result that was announced is here: it is accepted.
+    pub(super) fn payload_arrives(&mut self, shape: Shape) -> Step<()> {
+        let result = self.returned.iter_mut().find(|result| !result.is_whole);
+        let result = result.unwrap();
+        result.is_whole = true;
+        let (chunk, epoch) = (result.chunk, result.epoch);
+        hold(
+            !self.accepted.contains(&chunk),
+            "a result is accepted once",
+            || format!("chunk {chunk}"),
+        )?;
+        self.accepted.push(chunk);
+        let at = self.held.iter().position(|held| held.call.chunk == chunk);
+        let held = at.and_then(|at| self.held.remove(at));
+        match shape.bug {
+            Some(Bug::CreditTwice) => self.free_by_mistake += 1,
+            Some(Bug::CreditLost) => self.leaked += 1,
+            _ => {}
+        }
+        let wanted = shape.context - usize::from(shape.bug == Some(Bug::ContextGivenUp));
+        if let Some(held) = held.filter(|_| epoch == self.newest() && wanted > 0) {
+            if self.kept.len() == wanted {
+                self.kept.pop_front();
+            }
+            self.kept.push_back(held);
+        }
+        Ok(())
+    }
+
+    /// Phase B is gone, with both lanes; the next one is there.
+    pub(super) fn lose_phase_b(&mut self, shape: Shape) -> Step<()> {
+        self.restarts -= 1;
+        self.generation += 1;
+        let whole = self.returned.iter().take_while(|r| r.is_whole).count();
+        let with_half = self.returned.len();
+        let decoding = self.decoding.len();
+        if shape.bug == Some(Bug::SendsAcceptedAgain) {
+            self.returned.clear();
+        } else if shape.bug != Some(Bug::TakesHalfAResult) {
+            self.returned.truncate(whole);
+        }
+        self.front
+            .handle_lost(decoding + whole, decoding + with_half);
+        self.back = Back::new(shape);
+        self.to_back.clear();
+        if shape.bug != Some(Bug::HearsTheDead) {
+            self.to_front.clear();
+        }
+        self.last_call = None;
+        (self.free_by_mistake, self.leaked) = (0, 0);
+        if shape.bug == Some(Bug::SendsAcceptedAgain) {
+            // The driver that makes this mistake keeps their payloads too.
+            for chunk in self.accepted.clone() {
+                let kept = self.kept.iter().find(|held| held.call.chunk == chunk);
+                if let Some(held) = kept.cloned() {
+                    self.held.push_front(held);
+                }
+            }
+        }
+        let newest = self.newest();
+        let stale = self.held.iter().find(|held| held.call.epoch < newest);
+        if shape.bug == Some(Bug::SendsStaleAgain)
+            && let Some(stale) = stale.cloned()
+        {
+            self.held.retain(|held| held.call.chunk != stale.call.chunk);
+            self.send(shape, stale.call)?;
+        }
+        Ok(())
+    }
+}
