@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use pp_contract::{DType, Prepared, Rank, Stamp};
+use pp_contract::{CallStamp, DType, Prepared, Rank, Stamp};
 use pp_transport::bell::Bell;
-use pp_transport::cuda::DeviceBuffer;
+use pp_transport::cuda::{DeviceBuffer, Stream};
 use pp_transport::error::TransportError;
 use pp_transport::host::{EdgeShape, HostLink};
 use pp_transport::in_flight::Rejected;
@@ -18,6 +18,9 @@ const GROUP_WITHIN: Duration = Duration::from_secs(10);
 const CHANGED: usize = 1;
 const UNLIKELY: u8 = 0xa5;
 
+/// Bytes that a group of one rank broadcasts.
+const BROADCAST: usize = 256;
+
 /// A backend's link, in the hands of somebody who breaks rules.
 pub(crate) trait Breakable: Link {
     /// A slot of another link of the same kind, where a process can have two.
@@ -26,8 +29,10 @@ pub(crate) trait Breakable: Link {
     /// Changes one byte of a slot that is about to be sent.
     fn change_byte(slot: &mut Self::Tx) -> Result<(), TransportError>;
 
-    /// Asks for an operation with a rank that is no member of its group.
-    fn call_a_stranger(&mut self, me: Rank) -> Result<(), TransportError>;
+    /// Broadcasts from `root` in a group of this rank alone, as a part of the call that is about to
+    /// be answered, and waits until that is done.
+    fn broadcast_alone(&mut self, me: Rank, root: Rank, stamp: Stamp)
+    -> Result<(), TransportError>;
 
     /// Sends from a thread that is not the link's.
     fn send_elsewhere(
@@ -53,7 +58,7 @@ impl Breakable for HostLink {
         Ok(())
     }
 
-    fn call_a_stranger(&mut self, _: Rank) -> Result<(), TransportError> {
+    fn broadcast_alone(&mut self, _: Rank, _: Rank, _: Stamp) -> Result<(), TransportError> {
         Ok(())
     }
 
@@ -76,26 +81,46 @@ impl Breakable for NcclLink {
         slot.set_byte(CHANGED, UNLIKELY)
     }
 
-    /// The group "mesh", of this rank alone, is asked to take part in what the whole world does.
-    fn call_a_stranger(&mut self, me: Rank) -> Result<(), TransportError> {
+    fn broadcast_alone(
+        &mut self,
+        me: Rank,
+        root: Rank,
+        stamp: Stamp,
+    ) -> Result<(), TransportError> {
         let issuer = self.issuer();
-        let memory = DeviceBuffer::new(issuer.device(), 256)?;
+        let stream = Stream::new(issuer.device())?;
+        let memory = DeviceBuffer::new(issuer.device(), BROADCAST)?;
         let id = UniqueId::new(issuer.nccl())?;
+        let deadline = Instant::now() + GROUP_WITHIN;
         let mut mesh = Communicator::connect(CommOptions {
             issuer,
             name: "mesh",
             members: vec![me],
             me,
             id,
-            deadline: Instant::now() + GROUP_WITHIN,
+            deadline,
             blocking: true,
         })?;
-        let peer = Rank::new(1 - me.get());
-        let buffer = GroupBuffer::new(memory, DType::U8, 256).expect("as large as its memory");
+        let buffer = GroupBuffer::new(memory, DType::U8, BROADCAST);
+        let buffer = buffer.expect("as large as its memory");
         let mut group = mesh.group();
+        if let CallStamp::Echo(call) | CallStamp::Numbered(call) = stamp.call {
+            group.about(call, stamp.chunk_index, stamp.cache_epoch);
+        }
         group
-            .broadcast(buffer, peer)
-            .map_err(|refused| refused.error)
+            .broadcast(buffer, root)
+            .map_err(|refused| refused.error)?;
+        let flights = group.commit(&stream).map_err(|refused| refused.error)?;
+        while !flights
+            .iter()
+            .all(|flight| matches!(flight.is_done(), Ok(true)))
+        {
+            if Instant::now() > deadline {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
     }
 
     fn send_elsewhere(

@@ -40,6 +40,8 @@ pub(crate) enum Break {
     ForeignSlot,
     /// An operation with a rank that is no member of the group.
     WrongGroup,
+    /// A collective of a group of its own, in order.
+    LoneCollective,
     /// A second thread that calls the one issuer.
     SecondThread,
     /// Received: another version.
@@ -92,7 +94,7 @@ pub(crate) enum Felt {
 }
 
 /// Name, and the ranks on which it can happen, the usual one first.
-const ALL: [(Break, &str, &[u32]); 33] = [
+const ALL: &[(Break, &str, &[u32])] = &[
     (Break::Kill, "kill", &[1, 0]),
     (Break::Stop, "stop", &[1, 0]),
     (Break::Panic, "panic", &[1, 0]),
@@ -110,6 +112,7 @@ const ALL: [(Break, &str, &[u32]); 33] = [
     (Break::SideTransfer, "side-transfer", &[0, 1]),
     (Break::ForeignSlot, "foreign-slot", &[0, 1]),
     (Break::WrongGroup, "wrong-group", &[1, 0]),
+    (Break::LoneCollective, "lone-collective", &[1]),
     (Break::SecondThread, "second-thread", &[0, 1]),
     (Break::WrongVersion, "wrong-version", &[1, 0]),
     (Break::DamagedBody, "damaged-body", &[1, 0]),
@@ -182,6 +185,7 @@ impl Break {
                 _,
             ) => Felt::Anywhere,
             (Self::LateResult, _) => Felt::Dropped,
+            (Self::LoneCollective, _) => Felt::Anywhere,
             // A device may have been given work on it before its digests are compared.
             (Self::ChangedTensor, 1) => Felt::Anywhere,
             (Self::ChangedTensor, _) => Felt::NotDecoded,

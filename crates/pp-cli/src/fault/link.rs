@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{
     Bare, CacheEpoch, Composer, DType, Envelope, HEADER_BYTES, Manifest, Matched, Plan, Prepared,
-    Stamp, TensorSpec,
+    Rank, Stamp, TensorSpec,
 };
 use pp_transport::bell::Bell;
 use pp_transport::error::TransportError;
@@ -79,12 +79,18 @@ impl<L: Breakable> Faulty<L> {
         payload: &mut Option<L::Tx>,
     ) -> Result<(), Rejected<L::Tx>> {
         let chunk = stamp.chunk_index.get();
+        let me = self.arm.me;
+        let refuse = |error| Rejected {
+            buffer: None,
+            error,
+        };
+        if self.arm.strikes(Break::LoneCollective, chunk) {
+            self.inner.broadcast_alone(me, me, stamp).map_err(refuse)?;
+        }
         if self.arm.strikes(Break::WrongGroup, chunk) {
-            let called = self.inner.call_a_stranger(self.arm.me);
-            called.map_err(|error| Rejected {
-                buffer: None,
-                error,
-            })?;
+            let peer = Rank::new(1 - me.get());
+            let asked = self.inner.broadcast_alone(me, peer, stamp);
+            asked.map_err(refuse)?;
             self.arm.misses("it was not refused");
         }
         if self.arm.strikes(Break::SideTransfer, chunk) {

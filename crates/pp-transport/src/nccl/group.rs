@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
-use pp_contract::{DType, Rank};
+use pp_contract::{CacheEpoch, CallId, ChunkIndex, DType, Rank};
 
 use super::calls::{Call, Comm};
 use super::communicator::{Communicator, Flights};
@@ -126,7 +126,7 @@ enum Kind {
 
 impl Communicator {
     /// Begins the record of an operation.
-    fn begin_record(&mut self, kind: Kind, buffer: &GroupBuffer) -> Record {
+    fn begin_record(&mut self, kind: Kind, buffer: &GroupBuffer, about: Option<About>) -> Record {
         let member = |place: u32| {
             let rank = self.members().get(place as usize).copied();
             rank.map(|rank| (place as usize, rank))
@@ -145,8 +145,11 @@ impl Communicator {
             "transfer of a group issued"
         };
         tracing::debug!(
+            call_id = about.map(|(call, ..)| call.get()),
+            chunk_index = about.map(|(_, chunk, _)| chunk.get()),
+            cache_epoch = about.map(|(.., epoch)| epoch.get()),
             group = self.name(),
-            peer = peer.map(|(_, rank)| rank.get()),
+            peer = %peer.map_or_else(|| "all".to_owned(), |(_, rank)| rank.to_string()),
             bytes,
             "{what}"
         );
@@ -163,14 +166,24 @@ impl Communicator {
 pub struct Group<'c> {
     comm: &'c mut Communicator,
     operations: Vec<(Kind, GroupBuffer)>,
+    about: Option<About>,
 }
+
+/// The call that operations are a part of.
+type About = (CallId, ChunkIndex, CacheEpoch);
 
 impl<'c> Group<'c> {
     pub(super) fn new(comm: &'c mut Communicator) -> Self {
         Self {
             comm,
             operations: Vec::new(),
+            about: None,
         }
+    }
+
+    /// Says of which call the operations are a part, for the log.
+    pub fn about(&mut self, call: CallId, chunk: ChunkIndex, epoch: CacheEpoch) {
+        self.about = Some((call, chunk, epoch));
     }
 
     /// Sends the buffer to a member.
@@ -242,7 +255,11 @@ impl<'c> Group<'c> {
     /// The buffers come back if nothing was issued. If something may have been, the generation is
     /// given up.
     pub fn commit(self, stream: &Stream) -> Result<Vec<InFlight<GroupOp>>, CommitError> {
-        let Self { comm, operations } = self;
+        let Self {
+            comm,
+            operations,
+            about,
+        } = self;
         let refuse = |operations: Vec<(Kind, GroupBuffer)>, error| {
             let buffers = operations.into_iter().map(|(_, buffer)| buffer).collect();
             Err(CommitError { buffers, error })
@@ -267,7 +284,7 @@ impl<'c> Group<'c> {
         // Before NCCL has any of them: it may not come back.
         let records: Vec<Record> = operations
             .iter()
-            .map(|(kind, buffer)| comm.begin_record(*kind, buffer))
+            .map(|(kind, buffer)| comm.begin_record(*kind, buffer, about))
             .collect();
         let all = |state: State| records.iter().for_each(|record| record.reached(state));
         all(State::Committed);

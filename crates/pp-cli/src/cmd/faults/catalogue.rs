@@ -3,6 +3,7 @@
 use pp_contract::FaultKind;
 use serde::Serialize;
 
+use super::log::Point;
 use super::{entries_by_name, entries_by_number};
 
 /// What carries the payloads of a job.
@@ -63,8 +64,8 @@ pub(super) struct Entry {
     pub(super) words: &'static [&'static str],
     /// An output is there when the job is done.
     pub(super) writes: bool,
-    /// The log is looked at.
-    pub(super) logs: bool,
+    /// What has to stand in the log, where that is looked at.
+    pub(super) logs: &'static [Point],
 }
 
 impl Entry {
@@ -87,7 +88,7 @@ impl Entry {
             ends,
             words: &[],
             writes: true,
-            logs: false,
+            logs: &[],
         }
     }
 

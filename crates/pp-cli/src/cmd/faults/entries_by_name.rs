@@ -3,11 +3,15 @@
 use pp_contract::FaultKind::{Device, HandshakeMismatch, Internal, PeerMisbehaved};
 
 use super::catalogue::{End, Entry, How, NCCL, both};
+use super::log::{POINTS, WITH_COLLECTIVE};
 
 const SIZE: &str = "Size, type and number of a transfer agree before its receive is posted.";
 const ORDER: &str = "Messages are heard once each, in the order in which they were sent.";
 const ISSUER: &str = "One thread for each device makes every call of all its communicators.";
 const DEVICES: &str = "Each rank is on a device of its own, the one that it was given.";
+
+const LOG: &str = "Every point of no return is one record with call_id, chunk_index, cache_epoch, group, \
+     peer and bytes.";
 
 /// The entries.
 pub(super) const ALL: &[Entry] = &[
@@ -163,14 +167,26 @@ pub(super) const ALL: &[Entry] = &[
     )
     .says(&["chunks differs"]),
     Entry {
-        logs: true,
+        logs: POINTS,
         ..Entry::new(
             "log",
-            "Every point of no return is one record with call_id, chunk_index, cache_epoch, group, peer and bytes.",
+            LOG,
             "nothing; the log of both ranks is read",
             How::Nothing,
             [End::Done; 2],
         )
+        .env(&[("PP_LOG", "debug")])
+    },
+    Entry {
+        logs: WITH_COLLECTIVE,
+        ..Entry::new(
+            "log.collective",
+            LOG,
+            "nothing; Phase B broadcasts in a group of its own, and the log is read",
+            How::Hook("lone-collective"),
+            [End::Done; 2],
+        )
+        .on(NCCL)
         .env(&[("PP_LOG", "debug")])
     },
 ];

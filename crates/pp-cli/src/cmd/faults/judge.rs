@@ -79,8 +79,8 @@ pub(super) fn judge(entry: &Entry, outcome: &Outcome, folder: &Path) -> Vec<Stri
     if entry.is_hooked() && !is_hooked(&outcome.ranks) {
         wrong.push("the fault was never made".into());
     }
-    if entry.logs {
-        wrong.extend(log::check(&outcome.ranks));
+    if !entry.logs.is_empty() {
+        wrong.extend(log::check(entry.logs, &outcome.ranks));
     }
     for word in entry.words {
         let has_word = |ended: &Ended| ended.lines.iter().any(|line| line.contains(word));

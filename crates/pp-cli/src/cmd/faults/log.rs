@@ -15,17 +15,26 @@ const FIELDS: [&str; 6] = [
     "peer",
     "bytes",
 ];
-/// The points of no return of each rank, and how many a job has.
-const POINTS: [(usize, &str, u64); 6] = [
-    (0, "envelope sent", CHUNKS),
-    (0, "receive posted", CHUNKS),
-    (0, "shutdown sent", 1),
-    (1, "receive posted", CHUNKS),
-    (1, "result sent", CHUNKS),
-    (1, "shutdown answered", 1),
+/// A point of no return: the rank, what it logs, and how often.
+pub(super) type Point = (usize, &'static str, u64);
+
+/// Those of every job.
+pub(super) const POINTS: &[Point] = &[
+    (0, "driver: envelope sent", CHUNKS),
+    (0, "driver: receive posted", CHUNKS),
+    (0, "driver: shutdown sent", 1),
+    (1, "driver: receive posted", CHUNKS),
+    (1, "driver: result sent", CHUNKS),
+    (1, "driver: shutdown answered", 1),
 ];
-/// Where the driver of both ranks logs.
-const TARGET: &str = "pp_runtime::driver: ";
+/// Those of a job with one collective of Phase B's.
+pub(super) const WITH_COLLECTIVE: &[Point] = &[
+    (0, "driver: envelope sent", CHUNKS),
+    (0, "driver: receive posted", CHUNKS),
+    (1, "driver: receive posted", CHUNKS),
+    (1, "driver: result sent", CHUNKS),
+    (1, "group: collective entered", 1),
+];
 
 /// The values of the fields, in their order; `None` for one that is not there.
 type Record = Vec<Option<String>>;
@@ -42,14 +51,14 @@ fn record(line: &str, point: &str) -> Option<Record> {
 
 /// The records of one point on one rank.
 fn records(ended: &Ended, point: &str) -> Vec<Record> {
-    let lines = ended.lines.iter().filter(|line| line.contains(TARGET));
+    let lines = ended.lines.iter();
     lines.filter_map(|line| record(line, point)).collect()
 }
 
 /// What is wrong with the records of both ranks.
-pub(super) fn check(ranks: &[Ended; WORLD as usize]) -> Vec<String> {
+pub(super) fn check(points: &[Point], ranks: &[Ended; WORLD as usize]) -> Vec<String> {
     let mut wrong = Vec::new();
-    for (rank, point, wanted) in POINTS {
+    for &(rank, point, wanted) in points {
         let found = records(&ranks[rank], point);
         if found.len() as u64 != wanted {
             let count = found.len();
@@ -66,8 +75,8 @@ pub(super) fn check(ranks: &[Ended; WORLD as usize]) -> Vec<String> {
     }
     // What one side sends the other receives: the same call, chunk, epoch and size, in one order.
     let pairs = [
-        (0, "envelope sent", 1, "receive posted"),
-        (1, "result sent", 0, "receive posted"),
+        (0, "driver: envelope sent", 1, "driver: receive posted"),
+        (1, "driver: result sent", 0, "driver: receive posted"),
     ];
     for (from, sent, to, received) in pairs {
         let of = |rank: usize, point| {
