@@ -333,15 +333,11 @@ pub(super) fn digest_of_kernels(
 pub(super) struct PhaseBCheck<S> {
     chunk: ChunkIndex,
     inputs: Manifest,
-    before: Option<Before<S>>,
+    /// What the inputs were before the stage: known, or asked for.
+    known: Option<Found>,
+    before: Option<S>,
     after: Option<S>,
     sealed: Option<S>,
-}
-
-/// What the inputs were before the stage.
-enum Before<S> {
-    Asked(S),
-    Known(Found),
 }
 
 /// Refuses an envelope that has no seal although its chunk is to be verified: both ranks were started with the same
@@ -354,15 +350,12 @@ pub(super) fn check_due<P: Plan>(
     if every.is_due(chunk.get()) == envelope.outputs().is_sealed() {
         return Ok(());
     }
-    let detail = format!(
-        "chunk {chunk} asks for {} digests, and --verify is {every}",
-        if envelope.outputs().is_sealed() {
-            ""
-        } else {
-            "no"
-        }
-    );
-    let detail = detail.replace("  ", " ");
+    let has = if envelope.outputs().is_sealed() {
+        "asks for"
+    } else {
+        "has no"
+    };
+    let detail = format!("chunk {chunk} {has} digests, and --verify is {every}");
     Err(StageError::new(FaultKind::PeerMisbehaved, "verify", detail).blaming(FRONT))
 }
 
@@ -378,24 +371,23 @@ impl<S> PhaseBCheck<S> {
         if !inputs.is_sealed() && !outputs.is_sealed() {
             return Ok(None);
         }
-        let mut before = None;
-        if inputs.is_sealed() {
-            let sheet = notary.examine(inputs, input)?;
-            before = Some(if N::AT_ONCE {
-                let found = notary.read(sheet)?;
-                check_arrival(chunk, inputs, &found)?;
-                Before::Known(found)
-            } else {
-                Before::Asked(sheet)
-            });
-        }
-        Ok(Some(Self {
+        let mut check = Self {
             chunk,
             inputs: inputs.clone(),
-            before,
+            known: None,
+            before: None,
             after: None,
             sealed: None,
-        }))
+        };
+        if inputs.is_sealed() {
+            let sheet = notary.examine(inputs, input)?;
+            if N::AT_ONCE {
+                check.known = Some(check.arrived(notary.read(sheet)?)?);
+            } else {
+                check.before = Some(sheet);
+            }
+        }
+        Ok(Some(check))
     }
 
     /// Looks at the inputs behind the stage, and seals its outputs.
@@ -406,7 +398,7 @@ impl<S> PhaseBCheck<S> {
         input: Option<&N::Rx>,
         output: &mut N::Tx,
     ) -> Result<(), StageError> {
-        if self.before.is_some() {
+        if self.inputs.is_sealed() {
             self.after = Some(notary.examine(&self.inputs, input)?);
         }
         if envelope.outputs().is_sealed() {
@@ -424,37 +416,24 @@ impl<S> PhaseBCheck<S> {
 
     /// Compares, when that is done; gives what the result says of its seal.
     pub(super) fn conclude<N: Notary<Sheet = S>>(
-        self,
+        mut self,
         notary: &mut N,
     ) -> Result<Option<Seal>, StageError> {
-        let Self {
-            chunk,
-            inputs,
-            before,
-            after,
-            sealed,
-        } = self;
-        let mut cost_ns = 0;
-        let before = match before {
-            None => None,
-            Some(Before::Known(found)) => Some(found),
-            Some(Before::Asked(sheet)) => {
-                let found = notary.read(sheet)?;
-                check_arrival(chunk, &inputs, &found)?;
-                Some(found)
-            }
+        let before = match self.before.take() {
+            Some(sheet) => Some(self.arrived(notary.read(sheet)?)?),
+            None => self.known,
         };
-        if let (Some(before), Some(after)) = (before, after) {
+        let mut cost_ns = 0;
+        if let (Some(before), Some(after)) = (before, self.after.take()) {
             let after = notary.read(after)?;
             cost_ns += before.cost_ns + after.cost_ns;
-            if let Some(difference) =
-                Difference::between(chunk, &inputs, &before.computed, &after.computed)
-            {
+            let (before, after) = (&before.computed, &after.computed);
+            if let Some(difference) = Difference::between(self.chunk, &self.inputs, before, after) {
                 let what = "before phase B computed with it, and afterwards";
                 return Err(difference.told("phase_b", what));
             }
         }
-        let Some(sealed) = sealed else {
+        let Some(sealed) = self.sealed else {
             return Ok(None);
         };
         let found = notary.read(sealed)?;
@@ -464,15 +443,19 @@ impl<S> PhaseBCheck<S> {
             cost_us: cost_ns / 1000,
         }))
     }
-}
 
-/// Whether a payload arrived as its sender sealed it.
-fn check_arrival(chunk: ChunkIndex, inputs: &Manifest, found: &Found) -> Result<(), StageError> {
-    match Difference::between(chunk, inputs, &found.stated, &found.computed) {
-        None => Ok(()),
-        Some(difference) => {
-            let what = "when the front had encoded it, and on arrival";
-            Err(difference.told("phase_b", what).blaming(FRONT))
+    /// Whether the inputs arrived as the front sealed them.
+    fn arrived(&self, found: Found) -> Result<Found, StageError> {
+        let (stated, computed) = (&found.stated, &found.computed);
+        match Difference::between(self.chunk, &self.inputs, stated, computed) {
+            None => Ok(found),
+            Some(difference) => {
+                let what = "when the front had encoded it, and on arrival";
+                Err(difference.told("phase_b", what).blaming(FRONT))
+            }
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
