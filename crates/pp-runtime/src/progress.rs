@@ -83,6 +83,14 @@ pub struct Limits {
 /// How many times as long a wait may last: a peer whose stage is stuck notices that itself, and says
 /// so first.
 const PEER_FIRST: u32 = 2;
+impl Limits {
+    /// Time between two looks at the driver: short against both, so that of two ranks the one whose
+    /// limit passed first is the one that says so.
+    pub(crate) fn look_every(self) -> Duration {
+        (self.stage.min(self.transport) / 8).max(Duration::from_millis(1))
+    }
+}
+
 /// What a fault calls a wait for a chunk that does not come.
 const AWAIT: &str = "wait for a chunk in flight";
 

@@ -52,7 +52,7 @@ pub struct WatchOptions {
     /// Time the driver has to end after a fault.
     pub grace: Duration,
     /// Time that one operation of the driver may take; `None` lets it take for ever. Looked at
-    /// with each heartbeat.
+    /// several times within it, heartbeats or none.
     pub limits: Option<Limits>,
     /// Called on the watch thread when the driver did not; must end the process, and wait neither
     /// for standard error nor for a disk.
@@ -255,7 +255,9 @@ impl Watcher {
             }
             self.count_silence(now);
             self.look_at_driver(now);
-            let mut wake_at = self.heartbeat.map(|_| next_beat);
+            let next_look = self.limits.map(|limits| now + limits.look_every());
+            let next_beat_due = self.heartbeat.map(|_| next_beat);
+            let mut wake_at = next_look.into_iter().chain(next_beat_due).min();
             for peer in self.peers.iter().filter(|p| p.is_there) {
                 // To the moment at which its silence becomes a fault.
                 let due = self

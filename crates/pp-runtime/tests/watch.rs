@@ -8,7 +8,9 @@ use pp_contract::{
 };
 use pp_runtime::driver::{FrontOptions, run_front};
 use pp_runtime::progress::Limits;
-use pp_runtime::stage::{Decoded, FrontStages, Kept, Offer, Place, Progress, StageError, send_as_it_was};
+use pp_runtime::stage::{
+    Decoded, FrontStages, Kept, Offer, Place, Progress, StageError, send_as_it_was,
+};
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{Watch, WatchOptions};
 use pp_transport::bell::Bell;
@@ -280,6 +282,13 @@ impl FrontStages<TxLease, RxLease> for Stuck {
 
 #[test]
 fn a_driver_that_does_not_come_back_is_a_fault_that_names_the_operation() {
+    // Also where no heartbeat makes the watch look.
+    for heartbeat in [Some(Duration::from_millis(20)), None] {
+        stick(heartbeat);
+    }
+}
+
+fn stick(heartbeat: Option<Duration>) {
     let (ours, theirs) = channel();
     let edge = EdgeShape {
         depth: 1,
@@ -290,7 +299,7 @@ fn a_driver_that_does_not_come_back_is_a_fault_that_names_the_operation() {
     let switch = Switch::new(Rank::new(0), bell).unwrap();
     let (say, stuck) = mpsc::channel();
     let options = WatchOptions {
-        heartbeat: Some(Duration::from_millis(20)),
+        heartbeat,
         grace: Duration::from_millis(20),
         on_fault: None,
         limits: Some(Limits {
@@ -302,7 +311,9 @@ fn a_driver_that_does_not_come_back_is_a_fault_that_names_the_operation() {
     };
     let watching = Watch::start(vec![ours], switch.clone(), options).unwrap();
     let back = self::switch(1);
-    let beating = watch(theirs, &back, 20);
+    // One that hears no heartbeats must expect none.
+    let ms = heartbeat.map_or(HANG.as_millis() as u64, |_| 20);
+    let beating = watch(theirs, &back, ms);
     let (release, gate) = mpsc::channel();
     let fault = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -318,4 +329,63 @@ fn a_driver_that_does_not_come_back_is_a_fault_that_names_the_operation() {
         (FaultKind::TimedOut, Rank::new(0), "ask the source")
     );
     drop((watching, beating));
+}
+
+/// A watch whose end of the process, and what it does about a fault, are the test's.
+fn watch_with(
+    switch: &Switch,
+    grace: Duration,
+    on_stuck: impl FnOnce(&Fault) + Send + 'static,
+    on_fault: impl FnOnce(&Fault) + Send + 'static,
+) -> Watch {
+    let options = WatchOptions {
+        heartbeat: None,
+        grace,
+        on_stuck: Box::new(on_stuck),
+        on_fault: Some(Box::new(on_fault)),
+        limits: None,
+        on_frame: None,
+    };
+    let (ours, _) = channel();
+    Watch::start(vec![ours], switch.clone(), options).unwrap()
+}
+
+#[test]
+fn what_is_to_be_done_about_a_fault_is_done_when_the_watch_is_closed() {
+    for late in [Duration::ZERO, Duration::from_millis(100)] {
+        let switch = switch(0);
+        let (say, heard) = mpsc::channel();
+        let watch = watch_with(
+            &switch,
+            HANG,
+            |_| {},
+            move |fault| {
+                std::thread::sleep(late);
+                say.send(fault.clone()).unwrap();
+            },
+        );
+        // The peer that is gone raises one of its own: whichever came first counts.
+        switch.abort();
+        let fault = switch.fault().cloned();
+        watch.close();
+        assert_eq!(heard.try_recv().ok(), fault);
+        assert!(heard.try_recv().is_err(), "it was done twice");
+    }
+}
+
+#[test]
+fn what_hangs_about_a_fault_keeps_no_stuck_driver_alive() {
+    let switch = switch(0);
+    let (say, heard) = mpsc::channel();
+    let (_keep, never) = mpsc::channel::<()>();
+    let grace = Duration::from_millis(50);
+    let watch = watch_with(
+        &switch,
+        grace,
+        move |_| say.send(()).unwrap(),
+        move |_| drop(never.recv()),
+    );
+    switch.abort();
+    heard.recv_timeout(HANG).expect("the process would live on");
+    watch.close();
 }

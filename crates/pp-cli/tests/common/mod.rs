@@ -77,6 +77,9 @@ pub(crate) fn video(width: usize, height: usize, sampling: &str, frames: usize) 
 pub(crate) fn pp<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pp"));
     command.args(args).env_remove("PP_LOG");
+    // Not among the files of whoever runs the tests, and not where they look for leftovers.
+    let recordings = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("flight");
+    command.env("PP_FLIGHT_DIR", recordings);
     // Tests run side by side on few cores: a rank that gets none for a while is not silent.
     command.env("PP_HEARTBEAT_MS", "3000");
     command

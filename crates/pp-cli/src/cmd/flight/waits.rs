@@ -225,6 +225,19 @@ pub(super) fn verdict(
     missing: &[u32],
     findings: &Findings,
 ) -> String {
+    if let Some((own, wait)) = ranked
+        .iter()
+        .zip(waits)
+        .next_back()
+        .filter(|_| !missing.is_empty())
+    {
+        return format!(
+            "{} left no recording: killed, stopped, or the file was not given; rank {}: {}",
+            tell::ranks(missing),
+            own.rank(),
+            wait.what
+        );
+    }
     let place = |rank: u32| ranked.iter().rposition(|r| r.rank() == rank);
     // Who waits longest is asked first, and then whoever it waits for.
     let longest = waits
@@ -234,20 +247,11 @@ pub(super) fn verdict(
         .max_by_key(|(_, wait)| wait.for_ns)
         .map(|(at, _)| at);
     let Some(mut at) = longest else {
-        return match missing {
-            [] => "no rank had begun what it had not ended".into(),
-            missing => format!("{} left no recording", tell::ranks(missing)),
-        };
+        return "no rank had begun what it had not ended".into();
     };
     let mut seen = vec![at];
     loop {
         let (rank, wait) = (ranked[at].rank(), &waits[at]);
-        if let Some(gone) = wait.on.iter().find(|rank| missing.contains(rank)) {
-            return format!(
-                "rank {rank} waited for rank {gone}, of which there is no recording: it was killed \
-                 or stopped, or its file was not given"
-            );
-        }
         let next = wait.on.iter().find_map(|rank| place(*rank));
         match next {
             None => {

@@ -1,0 +1,398 @@
+//! What ranks leave behind when a job ends badly, and what is read in it.
+
+mod common;
+#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[allow(dead_code, reason = "each test file uses its part")]
+mod fakes;
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Ended, Folder, finish, pp, ranks, run, signal, video, wait, wait_until_it_runs};
+use fakes::Fakes;
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// `pp` that leaves its recordings in the folder.
+fn pp_in(folder: &Folder, args: &[&str]) -> Command {
+    let mut command = pp(args);
+    command.env("PP_FLIGHT_DIR", folder.file("rec"));
+    command
+}
+
+fn recordings(folder: &Folder) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder.file("rec")).into_iter().flatten();
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+/// What `pp flight` says of all recordings in the folder.
+fn told(folder: &Folder) -> Value {
+    let mut command = pp(&["flight", "--json"]);
+    let ended = run(command.args(recordings(folder)), None).succeeded();
+    serde_json::from_slice(&ended.stdout).unwrap()
+}
+
+/// The line that ends a job, and no other but those of its hook.
+#[track_caller]
+fn ended_with(mut ended: Ended, code: i32, words: &[&str]) -> String {
+    let is_other = |line: &&str| !line.starts_with("pp: fault hook") && line.starts_with("pp: ");
+    let lines: Vec<_> = ended.stderr.lines().filter(is_other).collect();
+    let text = lines.join("\n");
+    ended.stderr.clone_from(&text);
+    ended.failed(code, words);
+    text
+}
+
+fn clip(folder: &Folder) -> PathBuf {
+    folder.write("in.y4m", &video(48, 32, "420jpeg", 24))
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn endless(folder: &Folder) -> Child {
+    let args = [
+        "bench",
+        "overlap",
+        "--decode-ms",
+        "1",
+        "--phase-b-ms",
+        "1",
+        "--bytes",
+        "100000",
+        "--chunks",
+        "10000000",
+    ];
+    pp_in(folder, &args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits until there are so many recordings.
+fn wait_for(folder: &Folder, count: usize) -> Vec<PathBuf> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let files = recordings(folder);
+        let is_hidden = |file: &PathBuf| text(file.file_name().unwrap().as_ref()).starts_with('.');
+        if files.len() == count && !files.iter().any(is_hidden) {
+            return files;
+        }
+        assert!(Instant::now() < deadline, "{files:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_stage_that_does_not_come_back_is_named_with_its_chunk() {
+    let folder = Folder::new("flight_stuck");
+    let input = clip(&folder);
+    let mut command = pp_in(
+        &folder,
+        &["run", "--kernels", "cpu", "--input", text(&input)],
+    );
+    command
+        .env("PP_FAULT", "stall-compute@1:chunk=2:ms=60000")
+        .env("PP_STUCK_MS", "1000");
+    let line = ended_with(
+        run(&mut command, None),
+        9,
+        &["rank 1", "phase_b", "pp flight"],
+    );
+    // What the line says can be called as it stands there.
+    let (_, call) = line.split_once("pp flight ").unwrap();
+    let folder_of = Path::new(call.trim_end_matches(')')).parent().unwrap();
+    assert_eq!(folder_of, folder.file("rec"));
+    assert_eq!(wait_for(&folder, 2).len(), 2);
+
+    let told = told(&folder);
+    let verdict = told["verdict"].as_str().unwrap();
+    assert!(
+        verdict.contains("at rank 1") && verdict.contains("phase_b"),
+        "{verdict}"
+    );
+    assert!(verdict.contains("chunk 2"), "{verdict}");
+    let back = &told["ranks"][1]["wait"];
+    assert!(back["for_ns"].as_u64().unwrap() >= 1_000_000_000, "{back}");
+    let front = &told["ranks"][0];
+    let waited = front["wait"]["what"].as_str().unwrap();
+    assert!(waited.contains("result of chunk 2"), "{waited}");
+    assert_eq!(front["wait"]["on"], serde_json::json!([1]));
+    assert_eq!(told["disagreement"], Value::Null);
+    assert!(
+        front["written_because"]
+            .as_str()
+            .unwrap()
+            .contains("no progress")
+    );
+}
+
+#[test]
+fn of_a_killed_rank_the_other_tells() {
+    let folder = Folder::new("flight_killed");
+    let child = endless(&folder);
+    let pids = ranks(child.id());
+    wait_until_it_runs(pids[0]);
+    signal(pids[1], Signal::KILL);
+    ended_with(finish(child), 7, &["rank 1", "SIGKILL", "rec"]);
+    wait_for(&folder, 1);
+    let told = told(&folder);
+    assert_eq!(told["missing"], serde_json::json!([1]));
+    let verdict = told["verdict"].as_str().unwrap();
+    assert!(
+        verdict.contains("rank 1") && verdict.contains("left no recording"),
+        "{verdict}"
+    );
+}
+
+#[test]
+fn a_job_that_is_asked_goes_on_and_its_output_is_the_same() {
+    let folder = Folder::new("flight_asked");
+    let film = video(48, 32, "420jpeg", 32);
+    let job = |output: &Path| {
+        let args = [
+            "run",
+            "--kernels",
+            "cpu",
+            "--frames-per-chunk",
+            "2",
+            "--strength",
+            "10",
+        ];
+        let mut command = pp_in(&folder, &args);
+        command.args(["--input", "-", "--output", text(output)]);
+        command
+    };
+    let undisturbed = folder.file("undisturbed.y4m");
+    run(&mut job(&undisturbed), Some(film.clone())).succeeded();
+    assert_eq!(recordings(&folder), [PathBuf::new(); 0]);
+
+    let asked = folder.file("asked.y4m");
+    let mut child = job(&asked)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    // The job cannot end before it has the rest.
+    let (first, rest) = film.split_at(film.len() / 2);
+    input.write_all(first).unwrap();
+    let pids = ranks(child.id());
+    pids.iter().for_each(|pid| wait_until_it_runs(*pid));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let told = loop {
+        // The supervisor passes it on.
+        signal(child.id(), Signal::USR1);
+        wait_for(&folder, 2);
+        let told = told(&folder);
+        let ever = |rank: usize| told["ranks"][rank]["operations_ever"].as_u64().unwrap();
+        if ever(0) > 0 && ever(1) > 0 {
+            break told;
+        }
+        assert!(Instant::now() < deadline, "{told}");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(told["ranks"][0]["written_because"], "asked for");
+    assert_eq!(told["disagreement"], Value::Null);
+    // A rank takes it by itself as well.
+    signal(pids[1], Signal::USR1);
+    input.write_all(rest).unwrap();
+    drop(input);
+    let ended = finish(child).succeeded();
+    assert!(
+        ended.stderr.contains("rank 0: flight recording: "),
+        "{}",
+        ended.stderr
+    );
+    let same = std::fs::read(undisturbed).unwrap() == std::fs::read(asked).unwrap();
+    assert!(same, "asking changed the output");
+}
+
+#[test]
+fn a_panic_in_a_stage_leaves_its_words() {
+    let folder = Folder::new("flight_panic");
+    let input = clip(&folder);
+    let mut command = pp_in(
+        &folder,
+        &["run", "--kernels", "cpu", "--input", text(&input)],
+    );
+    command.env("PP_FAULT", "panic@1:chunk=1");
+    let ended = run(&mut command, None);
+    assert_ne!(ended.code, Some(0), "{}", ended.stderr);
+    wait_for(&folder, 2);
+    let told = told(&folder);
+    let because = told["ranks"][1]["written_because"].as_str().unwrap();
+    assert!(
+        because.contains("panic: asked for by PP_FAULT"),
+        "{because}"
+    );
+    let inside = told["ranks"][1]["inside"].as_str().unwrap();
+    assert!(inside.starts_with("phase_b"), "{inside}");
+}
+
+#[test]
+fn a_call_of_nccl_that_does_not_come_back_is_found_in_the_recording() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("flight_nccl");
+    let input = clip(&folder);
+    std::fs::create_dir_all(folder.file("meet")).unwrap();
+    let args = [
+        "run",
+        "--transport",
+        "nccl",
+        "--kernels",
+        "ptx",
+        "--denoise-steps",
+        "0",
+    ];
+    let mut command = pp_in(&folder, &args);
+    fakes.give_to(&mut command);
+    command
+        .args(["--frames-per-chunk", "2", "--input", text(&input)])
+        .env("PP_FAKE_NCCL_DIR", folder.file("meet"))
+        .env("PP_FAKE_FAULTS", "ncclRecv:5:hang")
+        .env("PP_STUCK_MS", "1000");
+    ended_with(run(&mut command, None), 9, &["no progress", "pp flight"]);
+    wait_for(&folder, 2);
+    let told = told(&folder);
+    let verdict = told["verdict"].as_str().unwrap();
+    assert!(
+        verdict.contains("inside the call that receives"),
+        "{verdict}"
+    );
+}
+
+#[test]
+fn a_ring_that_has_turned_says_so() {
+    let folder = Folder::new("flight_turned");
+    let mut child = pp_in(
+        &folder,
+        &[
+            "bench",
+            "overlap",
+            "--decode-ms",
+            "0",
+            "--phase-b-ms",
+            "0",
+            "--bytes",
+            "64",
+        ],
+    )
+    .args(["--chunks", "10000000"])
+    .env("PP_FLIGHT_OPS", "16")
+    .stdin(Stdio::null())
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .unwrap();
+    let pids = ranks(child.id());
+    pids.iter().for_each(|pid| wait_until_it_runs(*pid));
+    // Until the ring has turned: a loaded machine may take its time to begin.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        signal(child.id(), Signal::USR1);
+        wait_for(&folder, 2);
+        let told = told(&folder);
+        let of = |rank: usize, what: &str| told["ranks"][rank][what].as_u64().unwrap();
+        if (0..2).all(|rank| of(rank, "operations_ever") > 1000) {
+            for rank in 0..2 {
+                // One may be in the making when it is looked at.
+                assert!((14..=16).contains(&of(rank, "operations")), "{told}");
+            }
+            assert_eq!(told["disagreement"], Value::Null, "{told}");
+            break;
+        }
+        assert!(Instant::now() < deadline, "{told}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn files_that_are_cut_off_or_not_there_or_no_recordings_are_named() {
+    let folder = Folder::new("flight_files");
+    let input = clip(&folder);
+    let mut command = pp_in(
+        &folder,
+        &["run", "--kernels", "cpu", "--input", text(&input)],
+    );
+    run(command.env("PP_FAULT", "panic@1:chunk=1"), None);
+    let file = wait_for(&folder, 2).remove(0);
+    let whole = std::fs::read(&file).unwrap();
+    let cut = folder.write("cut", &whole[..whole.len() - 7]);
+    let mut damaged = whole.clone();
+    damaged[40] ^= 4;
+    let damaged = folder.write("damaged", &damaged);
+    let mut newer = whole;
+    newer[8] = 9;
+    let newer = folder.write("newer", &newer);
+    let missing = folder.file("missing");
+    for (bad, words) in [
+        (&cut, "cut off"),
+        (&damaged, "damaged"),
+        (&newer, "version 9"),
+        (&input, "no flight recording"),
+        (&missing, "No such file"),
+    ] {
+        let mut command = pp(&["flight"]);
+        let ended = run(command.arg(&file).arg(bad), None);
+        ended.failed(3, &[words, text(bad)]);
+    }
+    let mut twice = pp(&["flight"]);
+    run(twice.arg(&file).arg(&file), None).failed(3, &["the same process"]);
+}
+
+#[test]
+fn nothing_is_recorded_where_nobody_wants_it() {
+    let folder = Folder::new("flight_off");
+    let input = clip(&folder);
+    let args = ["run", "--kernels", "cpu", "--input", text(&input)];
+    let mut command = pp_in(&folder, &args);
+    command
+        .env("PP_FLIGHT_OPS", "0")
+        .env("PP_FAULT", "kill@1:chunk=1");
+    let line = ended_with(run(&mut command, None), 7, &["SIGKILL"]);
+    assert!(!line.contains("pp flight"), "{line}");
+    assert_eq!(recordings(&folder), [PathBuf::new(); 0]);
+    let mut command = pp_in(&folder, &args);
+    run(command.env("PP_FLIGHT_OPS", "many"), None).failed(2, &["PP_FLIGHT_OPS", "many"]);
+}
+
+/// The driver logs into a pipe that nobody empties, and holds standard error for ever.
+#[test]
+fn a_standard_error_that_is_stuck_keeps_no_rank_from_ending_nor_from_recording() {
+    let folder = Folder::new("flight_stderr");
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = socket.local_addr().unwrap().port().to_string();
+    drop(socket);
+    let start = |rank: &str| {
+        let args = ["bench", "overlap", "--decode-ms", "0", "--phase-b-ms", "0"];
+        pp_in(&folder, &args)
+            .args(["--bytes", "64", "--chunks", "10000000"])
+            .envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2")])
+            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)])
+            .env("PP_JOB_SECRET", "a secret of more than sixteen bytes")
+            .env("PP_LOG", "debug")
+            .env("PP_STUCK_MS", "1000")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let mut ranks = ["1", "0"].map(start);
+    for rank in &mut ranks {
+        // Its standard error is kept open, and not read.
+        assert_ne!(wait(rank), Some(0));
+    }
+    assert_eq!(wait_for(&folder, 2).len(), 2);
+}
