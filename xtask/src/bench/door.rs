@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{ROUNDS, median, spread};
+use super::{median, spread};
 use crate::process::{build_pp, cargo, command, output, run as run_command, target};
 
 /// How long an attack goes on; longer than any of the jobs.
-const ATTACK_SECONDS: &str = "4";
+const ATTACK_SECONDS: &str = "2.5";
+/// An attack takes its time in each round.
+const ROUNDS: usize = 3;
 /// From the beginning of an attack, and of rank 0, to the beginning of rank 1.
 const HEAD_START: Duration = Duration::from_millis(300);
 /// Stage in milliseconds, bytes each way, chunks.
