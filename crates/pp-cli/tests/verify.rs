@@ -188,6 +188,37 @@ fn changed_tensor_is_named_with_its_rank_and_chunk() {
     }
 }
 
+/// What is sent again has digests, too, and the same results.
+#[test]
+fn run_that_went_on_with_another_phase_b_has_the_digests_of_an_undisturbed_one() {
+    let folder = Folder::new("verify_restart");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 14));
+    for transport in TRANSPORTS {
+        let plain = ["--verify", "every=1", "--denoise-steps", "1"];
+        let [film, undisturbed] = made(&folder, transport, &input, "undisturbed", &plain);
+        let (output, report) = (folder.file("again.y4m"), folder.file("again.json"));
+        let more = [
+            "--restarts",
+            "1",
+            "--output",
+            text(&output),
+            "--report",
+            text(&report),
+        ];
+        let args = [&plain[..], &more].concat();
+        let mut command = job(&folder, transport, &input, &args);
+        run(command.env("PP_FAULT", "kill@1:chunk=3"), None).succeeded();
+        let same = std::fs::read(&film).unwrap() == std::fs::read(&output).unwrap();
+        assert!(same, "{transport}: another film");
+        let compared = run(
+            &mut pp(&["verify", text(&undisturbed), text(&report)]),
+            None,
+        );
+        let words = String::from_utf8(compared.succeeded().stdout).unwrap();
+        assert_eq!(words, "7 verified chunks are the same\n", "{transport}");
+    }
+}
+
 /// Compiles the plugin of the faults.
 fn plugin(folder: &Folder, define: &str) -> PathBuf {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));

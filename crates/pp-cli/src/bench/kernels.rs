@@ -33,6 +33,8 @@ struct Report {
     frames: u32,
     steps: u32,
     kernels: Vec<Kernel>,
+    /// What `--verify` adds to a chunk of Phase B, over what that takes: its input twice, its output once.
+    verify_share_of_phase_b: f64,
     copy_gbytes_per_s: f64,
     upload_gbytes_per_s: f64,
     download_gbytes_per_s: f64,
@@ -102,11 +104,23 @@ fn report(device: &Device, case: &Case, figures: &[Figure], ceilings: Ceilings) 
                 tflops: figure.flops_per_second() / 1e12,
             })
             .collect(),
+        verify_share_of_phase_b: verify_share(figures),
         copy_gbytes_per_s: ceilings.copy_bytes_per_second / 1e9,
         upload_gbytes_per_s: ceilings.upload_bytes_per_second / 1e9,
         download_gbytes_per_s: ceilings.download_bytes_per_second / 1e9,
         gemm_tflops: gemm,
         gemm_missing: missing,
+    }
+}
+
+/// An output is about as large as an input.
+fn verify_share(figures: &[Figure]) -> f64 {
+    let median = |name| figures.iter().find(|figure| figure.name == name);
+    match (median(measure::DIGESTS), median("phase_b")) {
+        (Some(digests), Some(phase_b)) => {
+            3.0 * digests.median.as_secs_f64() / phase_b.median.as_secs_f64().max(1e-9)
+        }
+        _ => 0.0,
     }
 }
 
@@ -134,6 +148,11 @@ impl std::fmt::Display for Report {
             f,
             "this GPU: copies {:.0} GB/s (read and written), to it {:.1} GB/s, from it {:.1} GB/s",
             self.copy_gbytes_per_s, self.upload_gbytes_per_s, self.download_gbytes_per_s
+        )?;
+        writeln!(
+            f,
+            "--verify adds {:.1} % to a chunk of phase B that is verified",
+            100.0 * self.verify_share_of_phase_b
         )?;
         match (&self.gemm_tflops, &self.gemm_missing) {
             (Some(rate), _) => writeln!(f, "bf16 matrix products {rate:.0} TFLOP/s"),

@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use pp_contract::{VideoPlan, WIRE_VERSION, plan_digest};
+use pp_kernels::KernelSet;
 use pp_runtime::driver::with_source;
 use pp_transport::bell::Bell;
 use pp_transport::cuda::Device;
@@ -33,6 +35,7 @@ pub(crate) fn doctor() -> Result<(), Failure> {
         ("launcher", launcher()),
         ("gpus", gpus()),
         ("nccl", nccl()),
+        ("kernels", kernels()),
         ("ffmpeg", ffmpeg()),
     ];
     let mut bad = 0;
@@ -62,6 +65,19 @@ pub(crate) fn doctor() -> Result<(), Failure> {
         )));
     }
     Ok(())
+}
+
+/// What ranks compare before they begin: on two machines these must be the same.
+fn kernels() -> Finding {
+    let digest = |set: KernelSet| {
+        let about = set.describe();
+        format!("{} {:016x}", about.name, about.digest)
+    };
+    let fields = plan_digest::<VideoPlan>();
+    let sets = [KernelSet::cpu(), KernelSet::ptx()].map(digest).join(", ");
+    Good(format!(
+        "{sets}; plan {fields:016x}; wire version {WIRE_VERSION}"
+    ))
 }
 
 fn cores() -> Finding {

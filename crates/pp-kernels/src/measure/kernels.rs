@@ -302,6 +302,9 @@ pub unsafe fn single_kernels(
     Ok(figures)
 }
 
+/// The name of the figure of digests.
+pub const DIGESTS: &str = "digests of the input";
+
 /// The digests of all tensors of an input, which is read once.
 fn digest(
     clock: &Clock,
@@ -326,7 +329,7 @@ fn digest(
     })?;
     Ok(Figure {
         bytes,
-        ..Figure::new("digests of the input", &times)
+        ..Figure::new(DIGESTS, &times)
     })
 }
 

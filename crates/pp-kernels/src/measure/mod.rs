@@ -4,7 +4,7 @@
 
 mod kernels;
 
-pub use kernels::{kernels, single_kernels};
+pub use kernels::{DIGESTS, kernels, single_kernels};
 
 use std::time::Duration;
 
