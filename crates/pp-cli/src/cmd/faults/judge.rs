@@ -141,3 +141,81 @@ fn check_files(folder: &Path, is_done: bool) -> Vec<String> {
     }
     vec![format!("files {names:?}, not {wanted:?}")]
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    use super::super::catalogue::all;
+    use super::*;
+
+    const ERROR_8: &str = "pp: error: peer misbehaved: rank 0: receive header: half a frame";
+
+    fn ended(code: i32, lines: &[&str]) -> Ended {
+        Ended {
+            status: Some(ExitStatus::from_raw(code << 8)),
+            lines: lines.iter().map(|&line| line.to_owned()).collect(),
+            by_us: false,
+        }
+    }
+
+    /// What both ranks do about half a frame when all is well, and what is wrong after a change.
+    fn wrong_after(change: impl FnOnce(&mut Outcome)) -> Vec<String> {
+        let entry = all().find(|entry| entry.id == "size.truncated").unwrap();
+        let hook = format!("{}truncated-frame at chunk 3", crate::fault::SAYS);
+        let mut outcome = Outcome {
+            ranks: [ended(8, &[ERROR_8]), ended(8, &[&hook, ERROR_8])],
+            took: Duration::from_millis(3),
+            left_behind: false,
+        };
+        change(&mut outcome);
+        judge(entry, &outcome, Path::new("/no/such/folder"))
+    }
+
+    #[test]
+    fn a_job_that_ends_as_it_must_behaves() {
+        assert_eq!(wrong_after(|_| ()), [""; 0]);
+    }
+
+    #[test]
+    fn each_thing_that_is_wrong_is_found() {
+        type Change = fn(&mut Outcome);
+        let changes: [(&str, Change); 9] = [
+            ("rank 0: exit 0", |o| o.ranks[0] = ended(0, &[])),
+            ("rank 0: it said", |o| o.ranks[0].lines.clear()),
+            ("rank 0: it said", |o| {
+                o.ranks[0] = ended(8, &[ERROR_8, ERROR_8]);
+            }),
+            ("rank 1: it said", |o| {
+                o.ranks[1].lines[1] = ERROR_8.replace("rank 0", "rank 1");
+            }),
+            ("rank 1: it said", |o| {
+                o.ranks[1].lines[1] = ERROR_8.replace("header", "payload");
+            }),
+            ("deadline", |o| o.ranks[1].by_us = true),
+            ("outlived", |o| o.left_behind = true),
+            ("10000 ms", |o| o.took = Duration::from_secs(11)),
+            ("never made", |o| drop(o.ranks[1].lines.remove(0))),
+        ];
+        for (word, change) in changes {
+            let wrong = wrong_after(change);
+            assert!(wrong.iter().any(|w| w.contains(word)), "{word}: {wrong:?}");
+        }
+        let misread = format!("{}chunk 3 was decoded {AFTER}", crate::fault::SAYS);
+        let wrong = wrong_after(|o| o.ranks[0].lines.push(misread.clone()));
+        assert_eq!(wrong, [format!("rank 0: {misread}")]);
+    }
+
+    #[test]
+    fn a_file_that_is_left_is_found() {
+        let folder = std::env::temp_dir().join(format!("pp-judge-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("flight")).unwrap();
+        assert_eq!(check_files(&folder, false), [""; 0]);
+        assert_eq!(check_files(&folder, true).len(), 1);
+        std::fs::write(folder.join("out.y4m"), b"").unwrap();
+        assert_eq!(check_files(&folder, true), [""; 0]);
+        assert_eq!(check_files(&folder, false).len(), 1);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
