@@ -58,6 +58,13 @@ fn survive(name: &str, mut command: Command, input: Vec<u8>, wanted: &[u8]) {
         if count == WARM_UP.min(strikes.len() / 2) {
             before = Some(Footprint::of(front));
         }
+        if count % 100 == 99 {
+            println!(
+                "{name}: after {} kills {:?}",
+                count + 1,
+                Footprint::of(front)
+            );
+        }
     }
     // Until the last one is made up for.
     held.wait_for(wanted.len() as u64 * 19 / 20);

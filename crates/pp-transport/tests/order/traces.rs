@@ -240,6 +240,75 @@ fn used_after_it_was_freed() {
     assert!(report.broke(Rule::Lifetime));
 }
 
+/// A second generation: another thread makes the communicator and tries it out, then the first goes on.
+fn with_another_generation(mut lines_so_far: Vec<String>, rank: u32, other: &str) -> Vec<String> {
+    let free = lines_so_far.pop().unwrap();
+    let (call, direction) = if rank == 0 {
+        ("ncclSend", "r")
+    } else {
+        ("ncclRecv", "w")
+    };
+    let peer = 1 - rank;
+    lines_so_far.extend(lines(&format!(
+        "
+        2 ncclCommInit comm=2 phase=begin uid=b rank={rank} ranks=2 dev={rank}
+        2 {call} comm=2 peer={peer} dt=1 len=1 st=3 depth=0 op=3 {direction}=0x1000:1
+        2 NcclLaunch comm=2 st=3 ops=3
+        2 cuEventRecord ev=3 st=3
+        2 cuEventQuery ev=3 rc=0
+        {other}
+        1 {call} comm=2 peer={peer} dt=1 len=100 st=3 depth=0 op=4 {direction}=0x1000:100
+        1 NcclLaunch comm=2 st=3 ops=4
+        1 cuEventRecord ev=3 st=3
+        1 cuEventQuery ev=3 rc=0
+        {free}
+    "
+    )));
+    lines_so_far
+}
+
+fn two_generations() -> (Vec<String>, Vec<String>) {
+    let fills = "1 cuLaunchKernel st=1 w=0x1000:100
+        1 cuEventRecord ev=1 st=1
+        1 cuStreamWaitEvent ev=1 st=3";
+    (
+        with_another_generation(sender(), 0, fills),
+        with_another_generation(receiver(), 1, ""),
+    )
+}
+
+#[test]
+fn a_thread_that_connects_while_the_issuer_stands_aside() {
+    let (sender, receiver) = two_generations();
+    // To connect is no work of the steady state.
+    let expect = Expect {
+        warm_up: usize::MAX,
+        ..EXPECT
+    };
+    let recordings = [
+        recording("sender", &sender),
+        recording("receiver", &receiver),
+    ];
+    check(&recordings, expect).assert_clean();
+}
+
+#[test]
+fn an_issuer_that_calls_beside_the_thread_that_connects() {
+    let (mut sender, receiver) = two_generations();
+    let last = sender.remove(at(&sender, "2 cuEventQuery ev=3", 0));
+    let launch = at(&sender, "NcclLaunch comm=2 st=3 ops=4", 0);
+    sender.insert(launch, last);
+    assert!(judge(&sender, &receiver).broke(Rule::Issuer));
+}
+
+/// The thread that connected did not see the byte sent: whoever writes there next may be too early.
+#[test]
+fn a_connection_that_is_handed_over_before_it_was_tried_out() {
+    let (mut sender, receiver) = two_generations();
+    sender.remove(at(&sender, "2 cuEventQuery ev=3", 0));
+    assert!(judge(&sender, &receiver).broke(Rule::Race));
+}
+
 #[test]
 fn a_second_issuer() {
     let mut sender = sender();
