@@ -195,7 +195,7 @@ mod tests {
             }),
             ("deadline", |o| o.ranks[1].by_us = true),
             ("outlived", |o| o.left_behind = true),
-            ("10000 ms", |o| o.took = Duration::from_secs(11)),
+            ("11000 ms", |o| o.took = Duration::from_secs(11)),
             ("never made", |o| drop(o.ranks[1].lines.remove(0))),
         ];
         for (word, change) in changes {
