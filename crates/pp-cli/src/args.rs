@@ -18,7 +18,8 @@ use crate::cmd::faults::Transport;
 /// secret in PP_JOB_SECRET or PP_JOB_SECRET_FILE. PP_LOG sets what is logged (like "debug"),
 /// PP_HEARTBEAT_MS the time between heartbeats (250; three missed end the job; 0 for none),
 /// PP_STUCK_MS how long one stage may take before it counts as stuck (120000; 0 for ever),
-/// PP_RESTART_WITHIN_MS how long the front waits for a Phase B that is started again (60000).
+/// PP_RESTART_WITHIN_MS how long the front waits for a Phase B that is started again (60000),
+/// PP_FLIGHT_OPS how many operations each rank keeps for `pp flight` (4096; 0 for none).
 #[derive(Debug, Parser)]
 #[command(name = "pp", version, propagate_version = true)]
 pub(crate) struct Cli {

@@ -13,6 +13,7 @@ use crate::link::{Capabilities, Link, Sent};
 #[derive(Debug)]
 pub struct Recorded<L> {
     link: L,
+    payload_moves: bool,
     recorder: FlightRecorder,
     peer: Rank,
     generation: Generation,
@@ -26,6 +27,7 @@ impl<L: Link> Recorded<L> {
     /// Records what this link to `peer`, of this generation, does from now on.
     pub fn new(link: L, recorder: &FlightRecorder, peer: Rank, generation: Generation) -> Self {
         Self {
+            payload_moves: link.capabilities().payload_moves,
             link,
             recorder: recorder.clone(),
             peer,
@@ -61,13 +63,7 @@ impl<L: Link> Recorded<L> {
             chunk: Some((header.chunk_index(), header.cache_epoch())),
             ..self.draft(Kind::Receive, header.payload_bytes())
         };
-        let entry = self.recorder.begin(&draft)?;
-        if header.payload_bytes() > 0 {
-            entry.identified(&header);
-            return Some(entry);
-        }
-        entry.left(&header, State::Done);
-        None
+        self.recorder.heard(&draft, &header)
     }
 }
 
@@ -144,13 +140,17 @@ impl<L: Link> Link for Recorded<L> {
         header: &Matched<'_>,
     ) -> Result<InFlight<Self::Receiving>, TransportError> {
         let entry = self.heard.take();
-        if let Some(entry) = &entry {
+        let moves = self.payload_moves;
+        // Where the payload is there with its header, nothing is called that may not come back.
+        if let Some(entry) = entry.as_ref().filter(|_| moves) {
             entry.reached(State::Committed);
         }
         match self.link.receive(header) {
             Ok(receiving) => {
-                if let Some(entry) = &entry {
-                    entry.reached(State::Started);
+                match &entry {
+                    Some(entry) if moves => entry.reached(State::Started),
+                    Some(entry) => entry.started(),
+                    None => {}
                 }
                 Ok(track(receiving, entry))
             }

@@ -114,6 +114,24 @@ impl FlightRecorder {
             number,
         })
     }
+
+    /// A message was taken in. One with a payload goes on.
+    pub(crate) fn heard(&self, draft: &Draft, header: &Header) -> Option<Entry> {
+        let inner = self.0.as_ref()?;
+        let now = now_ns();
+        let mut words = draft.words(now);
+        let is_over = header.payload_bytes() == 0;
+        let until = reached(State::Committed, now).chain(reached(State::Done, now));
+        let changes = identified(header).into_iter();
+        for (at, word) in changes.chain(until.filter(|_| is_over)) {
+            words[at] = word;
+        }
+        let number = inner.ring.append(&words);
+        (!is_over).then(|| Entry {
+            inner: Arc::clone(inner),
+            number,
+        })
+    }
 }
 
 /// An operation that goes on.
@@ -140,9 +158,10 @@ impl Entry {
         self.amend(identified(header).into_iter().chain(until));
     }
 
-    /// What its header says of it.
-    pub(crate) fn identified(&self, header: &Header) {
-        self.amend(identified(header).into_iter());
+    /// It was committed, and the backend has it.
+    pub(crate) fn started(&self) {
+        let now = now_ns();
+        self.amend(reached(State::Committed, now).chain(reached(State::Started, now)));
     }
 
     /// It begins anew.
