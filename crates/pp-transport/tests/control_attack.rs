@@ -287,8 +287,10 @@ fn ten_thousand_connections_at_once_keep_nobody_out() {
 
 /// A connection that comes from another address of this host.
 fn connect_from(last: u8, port: u16) -> TcpStream {
-    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+    // The ranks that other tests start must not inherit it.
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
     bind(&socket, &SocketAddr::from(([127, 0, 0, last], 0))).unwrap();
     connect(&socket, &SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
     TcpStream::from(socket)

@@ -131,7 +131,9 @@ impl Attacks {
                 .env("MASTER_ADDR", "127.0.0.1")
                 .env("MASTER_PORT", port.to_string())
                 .env("PP_JOB_ID", &id)
-                .env("PP_JOB_SECRET", secret);
+                .env("PP_JOB_SECRET", secret)
+                // On two cores with three programs a rank may get none for a while.
+                .env("PP_HEARTBEAT_MS", "3000");
             started(&mut pp, &self.pp)
         };
         let front = rank("0")?;
