@@ -3,6 +3,8 @@
 //! Every test gets a session of its own and runs through the same table as production. Slots are embedded in guard
 //! bytes on both sides, as are the planes that decode writes.
 
+mod again;
+
 use std::fmt;
 use std::path::Path;
 
@@ -78,7 +80,7 @@ pub fn check_set(set: &KernelSet) -> Report {
 }
 
 fn run_checks(set: &KernelSet, report: &mut Report) {
-    let checks: [(&'static str, Test); 9] = [
+    let checks: [(&'static str, Test); 11] = [
         ("self test passes", |b| Ok(b.set.self_test()?)),
         (
             "description is complete and does not change",
@@ -96,6 +98,14 @@ fn run_checks(set: &KernelSet, report: &mut Report) {
         ("the same calls give the same bytes", is_deterministic),
         ("sessions do not disturb each other", sessions_are_apart),
         ("a second chunk and a recompute work", continues),
+        (
+            "context_frames are the frames that were sent before",
+            again::context_is_what_was_sent,
+        ),
+        (
+            "a Phase B that is started anew goes on as the old one",
+            again::begins_anywhere,
+        ),
         (
             "bad arguments give an error and leave the session usable",
             refuses,

@@ -203,6 +203,40 @@ fn the_check_names_what_a_faulty_plugin_does() {
 }
 
 #[test]
+fn the_check_holds_context_against_what_was_sent() {
+    let source = root().join("crates/pp-kernels/tests/plugins/context.c");
+    let sound = check(&compile_c_file(&source, &["NO_FAULT_CONTEXT"]));
+    assert!(sound.passed(), "{sound}");
+    let cases = [
+        (
+            "FAULT_CONTEXT_FILTERED",
+            "context_frames are the frames that were sent before",
+            "context_frames of chunk 1 are not the last 1 frames of latents_in",
+        ),
+        (
+            "FAULT_CONTEXT_OTHER",
+            "context_frames are the frames that were sent before",
+            "context_frames of chunk 1 are not the last 1 frames of latents_in",
+        ),
+        (
+            "FAULT_HIDDEN_STATE",
+            "a Phase B that is started anew goes on as the old one",
+            "a session that begins with chunk 1,",
+        ),
+    ];
+    for (fault, name, reason) in cases {
+        let failed = failed_checks(&compile_c_file(&source, &[fault]));
+        let [(check, why)] = &failed[..] else {
+            panic!("{fault}: {failed:?}");
+        };
+        assert!(
+            *check == name && why.contains(reason),
+            "{fault}: {failed:?}"
+        );
+    }
+}
+
+#[test]
 fn a_panic_is_an_error_and_ends_the_session() {
     let set = KernelSet::load(&rust_plugin("pp-plugin-panicking")).unwrap();
     let open = |width| set.open(&SessionConfig::host(width, 16, Chroma::Mono, 1));
