@@ -123,6 +123,10 @@ impl Breakable for NcclLink {
         Ok(())
     }
 
+    #[expect(
+        clippy::result_large_err,
+        reason = "the payload comes back with its error, as from any send"
+    )]
     fn send_elsewhere(
         &mut self,
         message: Prepared<'_>,
