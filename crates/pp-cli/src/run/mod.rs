@@ -5,10 +5,11 @@ mod codec;
 mod front;
 mod on_gpu;
 mod on_host;
+mod open;
 mod phase_b;
 mod report;
-mod shape;
 mod restart;
+mod shape;
 pub(crate) use self::report::write_pictures;
 mod tensors;
 mod verify;
@@ -20,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pp_contract::{Fault, FaultKind, Generation, Rank, Settings, VideoPlan, plan_digest};
-use pp_kernels::{Chroma, Description, KernelError, KernelSet, SessionConfig, guard};
-use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, with_source};
+use pp_kernels::{Chroma, Description};
+use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b};
 use pp_runtime::stage::FrontStages;
 use pp_runtime::switch::Switch;
 use pp_transport::bell::Bell;
@@ -32,13 +33,13 @@ use pp_transport::link::Link;
 use self::codec::{Codec, Generator, Geometry};
 use self::front::{Input, VideoFront};
 use self::on_gpu::{Blame, GpuFront, GpuPhaseB};
-use self::on_host::HostKernels;
+use self::open::{config, host_kernels, kernel_fault, load_for_host, slot_bytes, steps};
 use self::phase_b::VideoPhaseB;
 use self::report::Finished;
-use self::shape::{Planes, Shape};
 use self::restart::{Met, Missed};
+use self::shape::{Planes, Shape};
 use self::verify::{digest_of_kernels, prepared};
-use crate::args::{KernelChoice, RunArgs, Strength, TransportChoice};
+use crate::args::{KernelChoice, RunArgs};
 use crate::backend::{self, Backend, Choice};
 use crate::exit::{Failure, is_worth_a_restart};
 use crate::fault::{self, Breakable, Faulty, FaultyFront, FaultyPhaseB, Hook};
@@ -562,69 +563,4 @@ fn take_seat(
         device: backend.device(),
     };
     Seat::take_within::<VideoPlan>(launch, profile, within)
-}
-
-/// The passes to run.
-fn steps(args: &RunArgs) -> u32 {
-    args.denoise_steps
-        .unwrap_or(pp_kernels::cpu::settings::DEFAULT_STEPS)
-}
-
-/// Kernels for a job of one process.
-fn load_for_host(args: &RunArgs) -> Result<KernelSet, Failure> {
-    let refuse = |what: &str| {
-        Failure::Usage(format!(
-            "{what} needs two ranks on two GPUs; leave --ranks 1 out"
-        ))
-    };
-    if args.transport == TransportChoice::Nccl {
-        return Err(refuse("--transport nccl"));
-    }
-    match &args.kernels {
-        KernelChoice::Auto | KernelChoice::Cpu => Ok(KernelSet::cpu()),
-        KernelChoice::Ptx => Err(refuse("--kernels ptx")),
-        KernelChoice::File(path) => KernelSet::load(path).map_err(|error| {
-            let text = with_source(&error);
-            Fault::new(FaultKind::Plugin, FRONT, "load kernels", text).into()
-        }),
-    }
-}
-
-fn config(args: &RunArgs, geometry: Geometry, threads: u32) -> SessionConfig {
-    let Geometry {
-        width,
-        height,
-        chroma,
-        ..
-    } = geometry;
-    let mut config = SessionConfig::host(width, height, chroma, args.frames_per_chunk);
-    config.threads = threads;
-    config.noise_sigma = match args.strength {
-        Strength::Auto => None,
-        Strength::Sigma(sigma) => Some(sigma),
-    };
-    config
-}
-
-/// A session on host memory. Encode and decode are light; the cores are Phase B's.
-fn host_kernels(
-    args: &RunArgs,
-    kernels: &KernelSet,
-    geometry: Geometry,
-    rank: Rank,
-    threads: u32,
-) -> Result<HostKernels, Failure> {
-    let session = kernels
-        .open(&config(args, geometry, threads))
-        .map_err(|e| kernel_fault(&e, rank, "open kernels"))?;
-    Ok(HostKernels::new(session, geometry))
-}
-
-fn kernel_fault(error: &KernelError, rank: Rank, operation: &str) -> Fault {
-    Fault::new(FaultKind::Plugin, rank, operation, with_source(error))
-}
-
-/// Bytes of a slot for a payload: behind it lies the guard that catches kernels which write on.
-fn slot_bytes(payload: usize) -> u64 {
-    (payload + guard::GUARD_BYTES) as u64
 }
