@@ -51,6 +51,8 @@ pub(crate) enum Command {
     /// End real jobs in every state, while the peer works, leaves, dies, stops or is cut off.
     Shutdown(ShutdownArgs),
     /// Break each rule of the protocol on purpose, in real jobs, and see what the ranks do.
+    ///
+    /// PP_FAULT makes one such fault in any `pp run`; docs/faults.md says how.
     Faults(FaultsArgs),
 }
 
