@@ -7,6 +7,7 @@
 
 mod cell;
 mod judge;
+mod launch;
 mod left;
 mod net;
 mod play;
@@ -125,7 +126,7 @@ pub(crate) fn shutdown(args: &ShutdownArgs) -> Result<(), Failure> {
         no_networks: OnceLock::new(),
         work: std::env::temp_dir().join(format!("pp-shutdown-{}", std::process::id())),
     };
-    play::make_own(&common.work).context("no folder for temporary files")?;
+    launch::make_own(&common.work).context("no folder for temporary files")?;
     let started = Instant::now();
     let with_gpus = ground == Ground::Gpus;
     let before = Machine::look(with_gpus);

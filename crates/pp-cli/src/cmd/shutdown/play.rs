@@ -1,10 +1,8 @@
 //! One cell from its beginning to its end: start the ranks, bring them into the state, do it, and
 //! take the times.
 
-use std::ffi::OsStr;
 use std::io::Write as _;
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -16,8 +14,9 @@ use pp_transport::launch::LocalJob;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::cell::{Cell, Event, Ground, Side, Wish};
+use super::launch::{FLIGHT, MEET, make_own, over_tcp, prepare, ranks_of};
 use super::left;
-use super::net::{self, Net};
+use super::net::Net;
 use super::rank::Process;
 use super::scene::{Picture, Scene, Sign};
 
@@ -32,10 +31,6 @@ const APART: Duration = Duration::from_millis(15);
 const ABORTS: u32 = 20;
 /// From a sign to the moment after it: the last record is written before the thing is done.
 const SETTLES: Duration = Duration::from_millis(30);
-/// The parts of a cell's folder: what ranks record, and where stand-ins meet.
-const FLIGHT: &str = "flight";
-const MEET: &str = "meet";
-const LOG: &str = "error,pp_runtime=debug,pp_transport::control=debug";
 
 /// What all cells of a run share.
 pub(super) struct Common {
@@ -164,7 +159,7 @@ impl Stage {
         }
         let pids = match &processes[..] {
             [front, back] => [front.pid(), back.pid()],
-            _ => supervised(&processes[0])?,
+            _ => ranks_of(&processes[0], REACHED_WITHIN).map_err(Unplayed::NotReached)?,
         };
         Ok(Self {
             cell,
@@ -431,84 +426,6 @@ impl Drop for Stage {
     }
 }
 
-/// Makes a folder of this user alone, as recordings want it.
-pub(super) fn make_own(folder: &Path) -> std::io::Result<()> {
-    let mut builder = std::fs::DirBuilder::new();
-    builder.recursive(true).mode(0o700).create(folder)
-}
-
 fn is_leave(fault: &str) -> bool {
     fault.starts_with("leave")
-}
-
-/// What every rank of a cell is started with.
-fn prepare(command: &mut Command, scene: &Scene, ground: Ground, folder: &Path) {
-    let Picture {
-        frames_per_chunk, ..
-    } = scene.picture;
-    command.args(["run", "--input", "-", "--output", "-", "--cuts", "off"]);
-    command.args(["--denoise-steps", "0", "--threads", "1"]);
-    command.args(["--frames-per-chunk", &frames_per_chunk.to_string()]);
-    command.args(["--depth", &scene.depth.to_string()]);
-    command.args::<_, &OsStr>(match ground {
-        Ground::Host => [
-            "--transport".as_ref(),
-            "host".as_ref(),
-            "--kernels".as_ref(),
-            "cpu".as_ref(),
-        ],
-        Ground::Fakes | Ground::Gpus => [
-            "--transport".as_ref(),
-            "nccl".as_ref(),
-            "--kernels".as_ref(),
-            "ptx".as_ref(),
-        ],
-    });
-    for name in LocalJob::LAUNCHER_VARIABLES {
-        command.env_remove(name);
-    }
-    command.env("PP_LOG", LOG);
-    command.env_remove("PP_FAULT");
-    if let Some(fault) = &scene.fault {
-        command.env("PP_FAULT", fault);
-    }
-    if let Some(ms) = scene.stuck_ms {
-        command.env("PP_STUCK_MS", ms.to_string());
-    }
-    command.env("PP_FLIGHT_DIR", folder.join(FLIGHT));
-    if ground == Ground::Fakes {
-        command.env("PP_FAKE_NCCL_DIR", folder.join(MEET));
-        // Every send waits for its receiver.
-        command.env("PP_FAKE_NCCL_EAGER", "0");
-    }
-}
-
-/// As between two machines.
-fn over_tcp(command: &mut Command, ground: Ground) {
-    command
-        .env("MASTER_ADDR", net::ADDRESS)
-        .env("MASTER_PORT", "29555")
-        .env("PP_RENDEZVOUS", "tcp");
-    if ground == Ground::Gpus {
-        command.env("NCCL_SOCKET_IFNAME", format!("={}", net::DEVICE));
-    }
-}
-
-/// The ranks that a supervisor has started.
-fn supervised(supervisor: &Process) -> Result<[Pid; 2], Unplayed> {
-    let deadline = Instant::now() + REACHED_WITHIN;
-    let own = supervisor.pid().as_raw_nonzero().get() as u32;
-    while Instant::now() < deadline && supervisor.ended().is_none() {
-        if let Some(ranks) = left::ranks_of(own) {
-            let pid = |rank: u32| Pid::from_raw(rank as i32);
-            if let (Some(front), Some(back)) = (pid(ranks[0]), pid(ranks[1])) {
-                return Ok([front, back]);
-            }
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    Err(Unplayed::NotReached(format!(
-        "the supervisor started no ranks: {}",
-        supervisor.log()
-    )))
 }
