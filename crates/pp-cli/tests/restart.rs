@@ -307,7 +307,10 @@ fn a_killed_front_takes_phase_b_along() {
 
 /// A rank as a launcher would start it.
 fn rank(rank: u32, port: u16, more: &[&str]) -> Command {
-    let mut command = host(more);
+    as_rank(host(more), rank, port)
+}
+
+fn as_rank(mut command: Command, rank: u32, port: u16) -> Command {
     command
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", "2")
@@ -450,4 +453,32 @@ fn on_gpus_what_is_sent_again_is_in_order() {
     );
     report.assert_clean();
     assert!(report.transfers > 60);
+}
+
+/// Its GPU fails, it says so and ends; another process has a GPU that does not.
+#[test]
+fn on_gpus_a_phase_b_whose_device_fails_is_replaced() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("restart_nccl_device");
+    let input = video(64, 48, "mono", 60);
+    let port = free_port();
+    let start = |number| {
+        let args = ["--denoise-steps", "0", "--restarts", "2"];
+        as_rank(on_gpus(&fakes, &folder, &args), number, port)
+    };
+    let mut held = Held::start(&mut start(0), input.clone());
+    let mut bad = start(1);
+    bad.env("PP_FAKE_FAULTS", "cuLaunchKernel:12:719");
+    let first = bad.spawn().unwrap();
+    held.wait_for(1);
+    let first = finish(first);
+    assert_eq!(first.code, Some(10), "{}", first.stderr);
+    let second = start(1).spawn().unwrap();
+    let ended = held.finish();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.output == input, "the output is another");
+    for words in ["1 of 2 times", "device: rank 1"] {
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    }
+    finish(second).succeeded();
 }
