@@ -98,6 +98,38 @@ fn secret_of_a_job_is_in_no_argument_environment_log_or_recording() {
     }
 }
 
+/// A rank as a launcher would start it, with this secret.
+fn rank(number: &str, port: u16, secret: &str) -> Command {
+    let mut command = pp(&["bench", "overlap", "--chunks", "20", "--json"]);
+    command
+        .env("RANK", number)
+        .env("WORLD_SIZE", "2")
+        .env("LOCAL_RANK", number)
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env("PP_JOB_SECRET", secret)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn rank_with_a_wrong_secret_ends_at_once_and_the_right_one_still_gets_in() {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = socket.local_addr().unwrap().port();
+    drop(socket);
+    let right = "a secret of more than sixteen bytes";
+    let front = rank("0", port, right).spawn().unwrap();
+    // Long before the minute that a rank waits for another.
+    let wrong = "another secret of many bytes";
+    let ended = finish(rank("1", port, wrong).spawn().unwrap());
+    assert!(!ended.stderr.contains(wrong));
+    ended.failed(6, &["rank 1", "PP_JOB_SECRET", "PP_JOB_ID"]);
+    finish(rank("1", port, right).spawn().unwrap()).succeeded();
+    finish(front).succeeded();
+}
+
 #[test]
 fn ids_of_communicators_are_in_no_argument_environment_log_or_recording() {
     let fakes = Fakes::build();
@@ -121,7 +153,7 @@ fn ids_of_communicators_are_in_no_argument_environment_log_or_recording() {
     let ended = finish(child);
     all_gone(&pids);
     assert!(
-        ended.stderr.contains("communicator"),
+        ended.stderr.contains("joined"),
         "nothing was logged: {}",
         ended.stderr
     );
