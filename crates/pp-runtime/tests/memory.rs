@@ -136,12 +136,26 @@ impl PhaseBStages<TxLease, RxLease> for Back {
 
 #[test]
 fn resident_size_at_chunk_100_000_is_what_it_was_at_chunk_1_000() {
-    let edge = EdgeShape {
-        depth: 4,
+    let plain = FrontOptions::new(Rank::new(1), 4);
+    // Payloads are kept for a restart, and nothing for them.
+    let keeping = FrontOptions {
+        restarts: 1,
+        context_chunks: 2,
+        ..plain
+    };
+    for options in [plain, keeping] {
+        run_long(options);
+    }
+}
+
+fn run_long(options: FrontOptions) {
+    let edge = |depth| EdgeShape {
+        depth,
         slot_bytes: 4096,
     };
     let bell = Bell::new().unwrap();
-    let (front_link, back_link) = HostLink::pair(edge, edge, bell.clone()).unwrap();
+    let (up, down) = (edge(options.forward_slots()), edge(4));
+    let (front_link, back_link) = HostLink::pair(up, down, bell.clone()).unwrap();
     let front_switch = Switch::new(Rank::new(0), bell).unwrap();
     let back_switch = Switch::new(Rank::new(1), back_link.bell().clone()).unwrap();
     let spec = TensorSpec::new("x", DType::U8, &[4096]).unwrap();
@@ -154,7 +168,6 @@ fn resident_size_at_chunk_100_000_is_what_it_was_at_chunk_1_000() {
     };
     std::thread::scope(|scope| {
         scope.spawn(|| run_phase_b(back_link, &mut Back, &back_switch, Rank::new(0), 4).unwrap());
-        let options = FrontOptions::new(Rank::new(1), 4);
         run_front(front_link, &mut front, &front_switch, options).unwrap();
     });
     assert_eq!(front.decoded, CHUNKS);
