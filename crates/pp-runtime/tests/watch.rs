@@ -383,7 +383,9 @@ fn what_hangs_about_a_fault_keeps_no_stuck_driver_alive() {
         &switch,
         grace,
         move |_| say.send(()).unwrap(),
-        move |_| drop(never.recv()),
+        move |_| {
+            let _ = never.recv();
+        },
     );
     switch.abort();
     heard.recv_timeout(HANG).expect("the process would live on");

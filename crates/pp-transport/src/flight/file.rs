@@ -245,7 +245,7 @@ impl Recording {
         if !numbers.clone().is_sorted_by(|a, b| a < b) {
             return refuse("its operations are not in order".into());
         }
-        if let Some(last) = numbers.last().filter(|last| *last >= self.total) {
+        if let Some(last) = numbers.max().filter(|last| *last >= self.total) {
             return refuse(format!("operation {last} of {}", self.total));
         }
         let group = |operation: &Operation| operation.group.map(usize::from);

@@ -12,14 +12,18 @@
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Words of a record. The first is the ring's own: the record's number, plus one.
+#[cfg(not(loom))]
 pub(crate) const WORDS: usize = 14;
+/// As few as can be torn: a model walks through every value that each of them may have.
+#[cfg(loom)]
+pub(crate) const WORDS: usize = 3;
 /// The words of one record.
 pub(crate) type Words = [u64; WORDS];
 
 /// Where the number of a record stands.
 const NUMBER: usize = 0;
 /// Looks at a slot that is being written before a reader gives up.
-const TRIES: usize = 16;
+const TRIES: usize = if cfg!(loom) { 1 } else { 16 };
 
 /// Two cache lines: the version is odd while the words change.
 #[derive(Debug)]
