@@ -191,7 +191,7 @@ impl Runner {
                     "--frames-per-chunk",
                     clip::FRAMES_PER_CHUNK,
                     "--denoise-steps",
-                    "2",
+                    "1",
                 ]
                 .map(str::to_owned),
             );
