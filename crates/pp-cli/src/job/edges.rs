@@ -23,7 +23,9 @@ use crate::flight;
 /// Time for NCCL to connect two ranks; the first connection on a machine reads its topology.
 const CONNECT_WITHIN: Duration = Duration::from_secs(30);
 
-/// Time between two looks at whether a device is free.
+/// Time for the watchdog to say that the peer is gone, once NCCL has failed.
+const VERDICT_WITHIN: Duration = Duration::from_secs(1);
+/// Time between two looks at what another thread does.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// The sizes of both edges.
@@ -183,10 +185,15 @@ impl Seat {
             Err(error) => {
                 let text = with_source(&error);
                 let fault = Fault::new(error.fault_kind(), rank, "connect over nccl", text);
-                switch.raise(fault);
                 if let Some(survival) = &survival {
+                    // NCCL may learn first that the peer is gone, and says it in words of its own.
+                    let deadline = Instant::now() + VERDICT_WITHIN;
+                    while switch.fault().is_none() && Instant::now() < deadline {
+                        std::thread::sleep(LOOK_EVERY);
+                    }
                     survival.driver_is_back();
                 }
+                switch.raise(fault);
                 watch.close();
                 // The first fault counts: perhaps the peer's.
                 let first = switch.fault().expect("just raised").clone();
