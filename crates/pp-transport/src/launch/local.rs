@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use pp_contract::{Rank, WorldSize};
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
+use rustix::process::DumpableBehavior;
 
 use super::{JobSecret, Launch, Via};
 use crate::control::random_bytes;
@@ -72,7 +73,7 @@ impl LocalJob {
 
     /// The variables that make a child process this rank of the job. They name the file that holds
     /// the secret, which is there for as long as this value is. Only where the kernel would not
-    /// make that file is the secret itself among them.
+    /// make or show that file is the secret itself among them.
     #[must_use]
     pub fn env(&self, rank: Rank) -> Vec<(&'static str, String)> {
         let secret = match &self.file {
@@ -112,6 +113,10 @@ impl LocalJob {
 /// A file without a name that holds the secret: closed on exec, for this user alone, and as it is
 /// for good.
 fn in_memory(secret: &JobSecret) -> std::io::Result<OwnedFd> {
+    // A process whose program this user cannot read shows its descriptors to nobody.
+    if rustix::process::dumpable_behavior()? != DumpableBehavior::Dumpable {
+        return Err(std::io::ErrorKind::PermissionDenied.into());
+    }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("pp-secret", flags)?;
     rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
