@@ -104,6 +104,19 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Ends this process. What libraries do at exit is done only where none of them is at work: while
+/// NCCL ends communicators on a thread that was left behind, their exit handlers would take from it
+/// what it uses, and the process would end by a signal instead of with its code.
+pub(crate) fn leave(code: u8) -> ! {
+    let code = i32::from(code);
+    if pp_transport::nccl::is_at_rest() {
+        std::process::exit(code)
+    }
+    // Nobody else flushes it. Whoever closed the pipe does not want to read it.
+    let _ = std::io::stdout().flush();
+    signal_hook::low_level::exit(code)
+}
+
 /// The exit code of a kind of fault.
 pub(crate) fn code_of(kind: FaultKind) -> u8 {
     match kind {

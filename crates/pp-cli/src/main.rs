@@ -16,7 +16,6 @@ mod timed;
 mod video;
 
 use std::io::{IsTerminal, Write};
-use std::process::ExitCode;
 
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
@@ -24,7 +23,7 @@ use tracing_subscriber::EnvFilter;
 use crate::args::{BenchCommand, Cli, Command, PluginCommand};
 use crate::exit::Failure;
 
-fn main() -> ExitCode {
+fn main() {
     let cli = Cli::parse();
     let log = EnvFilter::try_from_env("PP_LOG").unwrap_or_else(|_| EnvFilter::new("off"));
     tracing_subscriber::fmt()
@@ -44,8 +43,8 @@ fn main() -> ExitCode {
         Command::Plugin(PluginCommand::Check { file }) => cmd::plugin::check(file),
         Command::Faults(args) => cmd::faults::faults(args),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
+    let code = match result {
+        Ok(()) => 0,
         Err(failure) => {
             let told = match &failure {
                 Failure::Fault(fault) => job::supervise::report(fault),
@@ -57,7 +56,8 @@ fn main() -> ExitCode {
                 let hint = flight::hint();
                 let _ = writeln!(std::io::stderr(), "pp: error: {failure}{hint}");
             }
-            ExitCode::from(failure.code())
+            failure.code()
         }
-    }
+    };
+    exit::leave(code)
 }

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use super::set_up::SetUp;
 use super::survival::Survival;
 use super::{FRONT, PHASE_B, heartbeat, signals, supervise};
-use crate::exit::{Failure, code_of};
+use crate::exit::{Failure, code_of, leave};
 use crate::flight;
 
 /// Time for the ranks to find each other.
@@ -228,7 +228,7 @@ pub(super) fn end_process(fault: &Fault) {
 /// Ends this process with what is known of the fault.
 pub(crate) fn end_with(fault: &Fault) -> ! {
     let fault = fault.clone();
-    let code = i32::from(code_of(fault.kind));
+    let code = code_of(fault.kind);
     // On a thread of its own: standard error may be held by whoever is stuck, and what runs at exit
     // may wait for the stage that does not come back. If there is no thread to be had, the end comes
     // without them.
@@ -239,8 +239,8 @@ pub(crate) fn end_with(fault: &Fault) -> ! {
             let hint = flight::hint();
             let _ = writeln!(std::io::stderr(), "pp: error: {fault}{hint}");
         }
-        std::process::exit(code)
+        leave(code)
     });
     std::thread::sleep(EXIT_WITHIN);
-    signal_hook::low_level::exit(code)
+    signal_hook::low_level::exit(code.into())
 }

@@ -12,6 +12,7 @@ use signal_hook::iterator::Signals;
 
 use super::seat::end_with;
 use super::{FRONT, GRACE};
+use crate::exit::{code_of, leave};
 use crate::flight;
 
 /// Time for a peer to take in why this rank ends.
@@ -106,7 +107,7 @@ fn abort() {
         if let Some(fault) = switch.fault() {
             end_with(fault);
         }
-        std::process::exit(130);
+        leave(code_of(FaultKind::Interrupted));
     }
     // No driver runs that could see it.
     let what =

@@ -8,7 +8,7 @@
 //! waits no longer than the deadline. Memory that an operation of theirs may touch waits here until
 //! they are gone, and is freed then; if they never are, it is leaked.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,17 @@ const GROUPS_ABORTS: Version = Version {
 const REVOKED_WITHIN: Duration = Duration::from_secs(1);
 /// Completions asked for in vain between two looks at the communicators themselves.
 const LOOK_AFTER_POLLS: u32 = 1 << 14;
+
+/// Generations of this process that have begun and not ended.
+static AT_WORK: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether every generation of communicators that this process began has also ended. While one has
+/// not, threads of NCCL are at work, and what libraries do at exit would pull the ground from under
+/// them: such a process ends without it.
+#[must_use]
+pub fn is_at_rest() -> bool {
+    AT_WORK.load(Ordering::SeqCst) == 0
+}
 
 /// Communicators that live and end together.
 #[derive(Debug)]
@@ -80,6 +91,7 @@ pub(super) enum How {
 
 impl Life {
     pub(super) fn new(core: &Arc<Core>, what: String) -> Self {
+        AT_WORK.fetch_add(1, Ordering::SeqCst);
         Self {
             core: Arc::clone(core),
             what,
@@ -264,7 +276,9 @@ impl Life {
         if result == Ok(Gone::Now) && self.is_dead() {
             self.core.device.end_trouble();
         }
-        let remains = if result == Ok(Gone::Now) {
+        let is_gone = result == Ok(Gone::Now);
+        let remains = if is_gone {
+            AT_WORK.fetch_sub(1, Ordering::SeqCst);
             std::mem::take(&mut *lock(&self.remains))
         } else {
             Vec::new()

@@ -40,6 +40,6 @@ pub use group::{CommitError, Group, GroupBuffer, GroupOp, Reduce, Refused};
 pub use id::UniqueId;
 pub use issuer::Issuer;
 pub use lease::{DeviceRx, DeviceTx, Receiving, Sending};
-pub use life::AbortHandle;
+pub use life::{AbortHandle, is_at_rest};
 pub use link::{NcclLink, NcclOptions};
 pub use nccl_sys::{LoadError, Nccl, NcclError, Version};
