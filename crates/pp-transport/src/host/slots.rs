@@ -158,6 +158,12 @@ impl<W: SlotWords> Producer<W> {
         self.step(slot, RETURNED, LEASED);
     }
 
+    /// The slot was handed over and its frame did not leave, or the generation ended under it: it
+    /// is a lease again, though the consumer did not give it back. Of a generation that is over.
+    pub(crate) fn recall(&self, slot: u32) {
+        self.step(slot, IN_FLIGHT, LEASED);
+    }
+
     /// The in-flight handle was dropped.
     pub(crate) fn orphan(&self, slot: u32) {
         if !self.try_step(slot, RETURNED, FREE) {

@@ -139,6 +139,19 @@ pub struct Sending {
     slot: u32,
 }
 
+impl Sending {
+    pub(super) fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// The lease again, where its send failed and the generation is over with it: to be read from,
+    /// since nobody wrote it.
+    pub(super) fn recall(self) -> DeviceTx {
+        self.pool.lane.recall(self.slot);
+        DeviceTx::new(&self.pool, self.slot)
+    }
+}
+
 impl Submission for Sending {
     type Buffer = DeviceTx;
 

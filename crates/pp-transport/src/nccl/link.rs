@@ -366,8 +366,8 @@ impl Link for NcclLink {
         self.rx.sweep();
         // From here on nothing may fail: the header is a commitment. What fails all the same ends
         // the generation, since the peer waits for what cannot come.
-        let sending = payload.map(|lease| (lease.slot(), InFlight::new(lease.into_sending())));
-        let slot = sending.as_ref().map(|(slot, _)| *slot);
+        let sending = payload.map(DeviceTx::into_sending);
+        let slot = sending.as_ref().map(Sending::slot);
         let committed = message.commit(&mut self.sequencer, stamp);
         let mut left = self.lane.push(slot, committed.frame());
         if let (Ok(()), Some(slot)) = (&left, slot) {
@@ -375,16 +375,15 @@ impl Link for NcclLink {
             left = self.issue_send(slot, bytes as usize);
         }
         drop(turn);
-        let payload = sending.map(|(_, sending)| sending);
         match left {
             Ok(()) => Ok(Sent {
                 header: *committed.header(),
-                payload,
+                payload: sending.map(InFlight::new),
             }),
             Err(error) => {
                 self.life.break_off(&error);
-                drop(payload.map(InFlight::abort));
-                let buffer = None;
+                // The next generation may send it.
+                let buffer = sending.map(Sending::recall);
                 Err(Rejected { buffer, error })
             }
         }

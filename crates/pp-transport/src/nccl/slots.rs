@@ -149,13 +149,16 @@ impl Slot {
     }
 
     /// Runs `issue`, which issues work that reads to `stream` what the slot was sent with: behind
-    /// the work that wrote it, and before the slot is used for anything else.
+    /// the work that wrote it, and before the slot is used for anything else. That its transfer was
+    /// given up is no harm: it only reads.
     pub(super) fn reread_on(
         &self,
         stream: &Stream,
         issue: impl FnOnce(DevicePtr) -> Result<(), TransportError>,
     ) -> Result<(), TransportError> {
-        self.check()?;
+        if self.lost.load(Ordering::Acquire) {
+            return Err(CudaError::Unrecorded.into());
+        }
         stream.wait(&self.work)?;
         let unrecorded = Unrecorded(self);
         let issued = issue(self.ptr());

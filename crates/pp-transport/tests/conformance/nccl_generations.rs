@@ -6,7 +6,7 @@ use pp_contract::Generation;
 use pp_transport::bell::Bell;
 use pp_transport::cuda::{Device, Stream};
 use pp_transport::error::TransportError;
-use pp_transport::in_flight::{InFlight, Part};
+use pp_transport::in_flight::{InFlight, Part, Resend as _};
 use pp_transport::lane::Lane;
 use pp_transport::nccl::{NcclLink, NcclOptions, Sending, UniqueId};
 
@@ -62,6 +62,25 @@ fn what_was_sent_is_sent_again_to_another_generation() {
     // While the copies may still be under way.
     sent.into_iter().for_each(|sent| drop(sent.abort()));
     receive_all(&mut new, 3);
+    drop(again);
+}
+
+/// A send that failed after its header left: the peer is gone, and the payload is not.
+#[test]
+fn what_could_not_be_sent_is_sent_to_the_next_generation() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let mut old = ends(pair(both_ways(3, BYTES)));
+    fakes.set("FAULTS", "ncclSend:1:6,nothing:4:skip");
+    let unsent = old[0].fail_to_send(BYTES);
+    fakes.set("FAULTS", "");
+    let unsent = InFlight::new(Sending::unsent(unsent));
+    abort(old);
+    let mut new = ends(pair(both_ways(3, BYTES)));
+    let again = send_again(&mut new[0], &unsent);
+    drop(unsent.abort());
+    receive_all(&mut new, 1);
     drop(again);
 }
 

@@ -80,6 +80,15 @@ impl End {
         sent.map(|sent| sent.payload.unwrap()).map_err(|r| r.error)
     }
 
+    /// A send that fails: its payload comes back.
+    pub(crate) fn fail_to_send(&mut self, bytes: usize) -> DeviceTx {
+        let mut lease = self.lease();
+        upload(self.on, &mut lease, 0, &payload(self.on, self.sent, bytes));
+        let (message, stamp) = prepare(&mut self.composer, self.sent, bytes);
+        let sent = self.link.send(message, stamp, Some(lease));
+        sent.unwrap_err().buffer.expect("the payload comes back")
+    }
+
     pub(crate) fn send(&mut self, bytes: usize) -> InFlight<Sending> {
         let mut lease = self.lease();
         upload(self.on, &mut lease, 0, &payload(self.on, self.sent, bytes));
