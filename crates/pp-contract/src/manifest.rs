@@ -223,6 +223,16 @@ impl Manifest {
         }
     }
 
+    /// The first `count` of these tensors.
+    pub(crate) fn first(&self, count: usize) -> Self {
+        let tensors: Arc<[_]> = self.tensors.iter().take(count).copied().collect();
+        let end = |(offset, spec): &(u64, TensorSpec)| offset + spec.bytes();
+        Self {
+            payload_bytes: tensors.last().map_or(0, end),
+            tensors,
+        }
+    }
+
     /// Size of the payload: the end of its last tensor, 0 if there is none.
     #[must_use]
     pub const fn payload_bytes(&self) -> u64 {

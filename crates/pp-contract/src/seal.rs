@@ -49,15 +49,11 @@ impl Manifest {
     /// The tensors in front of the seal; all, where there is none.
     #[must_use]
     pub fn unsealed(&self) -> Self {
-        if !self.is_sealed() {
-            return self.clone();
+        if self.is_sealed() {
+            self.first(self.len() - 1)
+        } else {
+            self.clone()
         }
-        let specs: Vec<TensorSpec> = self.iter().map(|(_, spec)| *spec).collect();
-        // The first tensors of a manifest are one.
-        specs
-            .split_last()
-            .and_then(|(_, others)| Self::new(others).ok())
-            .unwrap_or_default()
     }
 
     /// The digests that a sealed payload states; `None` when it has no seal, or is shorter than that.
