@@ -9,8 +9,9 @@ use pp_kernels::synthetic::{Calibration, Kind, Work};
 use pp_runtime::core::Cut;
 use pp_runtime::driver::with_source;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Kept, FrontWork, Offer, PhaseBStages, PhaseBWork, Place, Progress,
-    StageError, send_as_it_was};
+    Computed, Decoded, FrontStages, FrontWork, Kept, Offer, PhaseBStages, PhaseBWork, Place,
+    Progress, StageError, send_as_it_was,
+};
 use pp_transport::cuda::{CudaError, DevicePtr, Stream};
 use pp_transport::nccl::{DeviceRx, DeviceTx};
 

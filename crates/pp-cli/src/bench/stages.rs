@@ -3,7 +3,9 @@
 use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, Plan as _};
 use pp_runtime::core::Cut;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError, send_as_it_was};
+    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError,
+    send_as_it_was,
+};
 use pp_transport::host::{RxLease, TxLease};
 
 use super::plan::BenchPlan;
