@@ -80,9 +80,9 @@ impl Survival {
         if !is_worth_a_restart(fault) {
             return end_process(fault);
         }
-        if let Err(error) = self.abort("the peer is lost") {
-            tracing::warn!(%error, "communicators were not given up");
-        }
+        // That they were not given up is remembered, and told by whoever drives. Not here: this is the
+        // watch thread, and standard error may be held by who is stuck.
+        let _ = self.abort("the peer is lost");
         let deadline = Instant::now() + self.within;
         while !self.is_back.load(Ordering::Acquire) {
             if Instant::now() > deadline {
