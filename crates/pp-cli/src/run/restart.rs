@@ -65,9 +65,17 @@ where
     let mut causes: Vec<Fault> = Vec::new();
     loop {
         let generation = Generation::new(causes.len() as u32);
+        let is_over = causes.len() as u64 >= u64::from(restarts);
+        // Said at once: the next Phase B loads what it needs while the communicators end.
+        let ask_for_another = |phase_b: &Meant, fault: &Fault| {
+            if !is_over {
+                tracing::warn!(%fault, generation = generation.get(), "Phase B is lost; another is awaited");
+                reports::lost(*phase_b, fault);
+            }
+        };
         let survival = (restarts > 0).then(|| Survival::new(within));
         let survival = survival.as_ref();
-        let (fault, phase_b) = match meet(generation, survival) {
+        let fault = match meet(generation, survival) {
             Ok(Met { ready, phase_b }) => {
                 let Ready {
                     link,
@@ -81,6 +89,9 @@ where
                 if let Some(survival) = survival {
                     survival.driver_is_back();
                 }
+                if let Ok(Driven::Lost(fault)) = &driven {
+                    ask_for_another(&phase_b, fault);
+                }
                 watch.close();
                 match driven.map_err(|fault| used_up(fault, &causes, restarts))? {
                     Driven::Finished => {
@@ -93,13 +104,16 @@ where
                     }
                     Driven::Lost(fault) => {
                         signals::between();
-                        (fault, phase_b)
+                        fault
                     }
                 }
             }
-            Err(missed) => again(missed, &causes, restarts)?,
+            Err(missed) => {
+                let (fault, phase_b) = again(missed, &causes, restarts)?;
+                ask_for_another(&phase_b, &fault);
+                fault
+            }
         };
-        let is_over = survival.is_none() || causes.len() as u64 >= u64::from(restarts);
         if let Some(survival) = survival {
             if let Err(error) = survival.abort("Phase B is lost") {
                 tracing::error!(%error, "nothing else can be connected");
@@ -110,11 +124,11 @@ where
                 end_with(&used_up(fault, &causes, restarts));
             }
         }
+        // Its communicators are gone by now: a link that is dropped with a dead peer would wait for it.
+        run.drop_link();
         if is_over {
             return Err(used_up(fault, &causes, restarts).into());
         }
-        tracing::warn!(%fault, generation = generation.get(), "Phase B is lost; another is awaited");
-        reports::lost(phase_b, &fault);
         causes.push(fault);
     }
 }

@@ -153,6 +153,8 @@ pub struct FrontRun<'s, L: Link, S: FrontStages<L::Tx, L::Rx>> {
     waits_for_sink: bool,
     transport: &'static str,
     restarts: Vec<Restart>,
+    /// The link to the Phase B that was lost.
+    old_link: Option<L>,
 }
 
 impl<'s, L, S> FrontRun<'s, L, S>
@@ -175,14 +177,17 @@ where
             waits_for_sink: false,
             transport: "none",
             restarts: Vec::new(),
+            old_link: None,
             options,
         }
     }
 
     /// Runs over this link until everything is emitted, or Phase B is lost and may be started anew.
     ///
-    /// The switch then has the fault, and the link is gone; the next call needs a new one of each,
-    /// of a new generation. A drain that was asked for stays asked for.
+    /// The switch then has the fault; the next call needs a new link and a new switch, of a new
+    /// generation. The old link is kept until then, or until [`FrontRun::drop_link`], since to end it
+    /// may take its time, and who is to start another Phase B should hear of it before. A drain that
+    /// was asked for stays asked for.
     ///
     /// # Errors
     /// The fault that ended the run: the first that any thread or rank of the job raised. What was
@@ -192,6 +197,7 @@ where
             rank: switch.rank(),
             peer: self.options.peer,
         };
+        self.drop_link();
         let capabilities = link.capabilities();
         self.transport = capabilities.name;
         let mut on_link = OnLink {
@@ -228,7 +234,14 @@ where
         if switch.is_draining() {
             run.core.handle_drain();
         }
+        let OnLink { run, link, .. } = on_link;
+        run.old_link = Some(link);
         Ok(Driven::Lost(fault))
+    }
+
+    /// Ends the link to the Phase B that was lost, if there is one.
+    pub fn drop_link(&mut self) {
+        self.old_link = None;
     }
 
     /// What the run came to, once it has finished.
