@@ -312,7 +312,7 @@ faults() {
     # Every fault that can be made, in a real job, and what its ranks do.
     gpu_step 2 fault-rules held 240 "$pp" faults --all "${nccl[@]}" --json
     # Every state of ours against everything that may become of the peer.
-    gpu_step 2 fault-shutdown held 240 "$pp" shutdown --transport nccl --jobs 8 --json report.json
+    gpu_step 2 fault-shutdown held 300 "$pp" shutdown --transport nccl --jobs 3 --json report.json
     # Phase B dies three times, and the film is the undisturbed one.
     gpu_step 2 fault-restart held 90 bash -c '"$0" run --transport nccl --kernels ptx --input "$1" --output calm.y4m &&
         PP_FAULT=kill@1:chunk=2:times=3 "$0" run --transport nccl --kernels ptx --input "$1" --restarts 5 --output again.y4m --report report.json &&

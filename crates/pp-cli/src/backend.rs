@@ -4,13 +4,14 @@
 //! found and chosen is said in one line.
 
 use std::io::Write as _;
+use std::time::Instant;
 
 use pp_contract::{Fault, FaultKind, Rank, digest};
 use pp_kernels::{Description, KernelSet, check_device};
 use pp_runtime::driver::with_source;
 use pp_transport::cuda::Device;
 use pp_transport::launch::{Launch, Launcher};
-use pp_transport::nccl::Nccl;
+use pp_transport::nccl::{Issuer, Nccl, warm_up};
 
 use crate::args::{KernelChoice, TransportChoice};
 use crate::exit::Failure;
@@ -38,6 +39,17 @@ impl Gpu {
             self.nccl.version(),
             self.nccl.path().display()
         )
+    }
+
+    /// Begins to load what NCCL needs on the device, for a rank that may have to wait for its peer.
+    /// Gives the issuer that it is to connect with. What fails here fails there again, and is told
+    /// there.
+    pub(crate) fn warm_up(&self) -> Option<Issuer> {
+        let issuer = Issuer::open(&self.nccl, &self.device).ok()?;
+        if let Err(error) = warm_up(&issuer, Instant::now()) {
+            tracing::debug!(%error, "NCCL is not loaded ahead");
+        }
+        Some(issuer)
     }
 
     /// The device's name in the handshake.

@@ -141,6 +141,7 @@ impl Seat {
     ) -> Result<(Ready<NcclLink>, T), Failure> {
         let (rank, is_lower) = (self.rank, self.rank == FRONT);
         let (generation, survival) = (self.generation, self.survival.clone());
+        let issuer = self.issuer.take();
         let prepared = self.agree_on_ids(gpu).and_then(|ids| {
             let (lane, on_frame) = self.open_lane(edges, &bell)?;
             Ok((ids, lane, on_frame))
@@ -154,7 +155,8 @@ impl Seat {
         let deadline = Instant::now() + CONNECT_WITHIN;
         // Elsewhere the watchdog ends a process whose peer is gone.
         let is_wanted = || survival.is_none() || switch.fault().is_none();
-        let connected = open_issuer(gpu, deadline, &is_wanted).and_then(|issuer| {
+        let issuer = issuer.map_or_else(|| open_issuer(gpu, deadline, &is_wanted), Ok);
+        let connected = issuer.and_then(|issuer| {
             let shared = issuer.share();
             let options = NcclOptions {
                 issuer,

@@ -11,6 +11,7 @@ use pp_transport::control::{
     ControlChannel, Message, Peers, RendezvousError, RendezvousOptions, agree, rendezvous,
 };
 use pp_transport::launch::Launch;
+use pp_transport::nccl::Issuer;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -48,6 +49,8 @@ pub(crate) struct Seat {
     pub(crate) generation: Generation,
     /// Set where this rank lives on when its peer is gone.
     pub(super) survival: Option<Arc<Survival>>,
+    /// What to connect with, where something was made ready with it.
+    pub(crate) issuer: Option<Issuer>,
 }
 
 impl Seat {
@@ -90,6 +93,7 @@ impl Seat {
             peer_pid: pid.map(|pid| pid.as_raw_nonzero().get().cast_unsigned()),
             generation: Generation::new(0),
             survival: None,
+            issuer: None,
         })
     }
 

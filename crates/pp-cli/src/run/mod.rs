@@ -355,11 +355,16 @@ fn run_phase_b_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
         backend,
         said,
     } = choose(args, launch)?;
+    let issuer = match &backend {
+        Backend::Gpu(gpu) if args.restarts > 0 => gpu.warm_up(),
+        _ => None,
+    };
     let mut seat = take_seat(args, launch, &backend, kernels.describe(), MEET_WITHIN)
         .map_err(|failure| backend::explain(failure, launch, said.as_deref()))?;
     let (generation, shape): (u32, Shape) = seat.hear_shape()?;
     let generation = Generation::new(generation);
     seat.generation = generation;
+    seat.issuer = issuer;
     let geometry = shape.geometry();
     match backend {
         Backend::Host => phase_b_rank(

@@ -21,6 +21,8 @@ use crate::cuda::{DevicePtr, Stream};
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 /// Looks without a pause, since an operation settles within microseconds.
 const EAGER_LOOKS: u32 = 10_000;
+/// The call that makes a communicator.
+const JOIN: &str = "ncclCommInitRankConfig";
 
 /// The address of a communicator: a number until a function here uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,20 +91,19 @@ impl Call<'_> {
         if asked.is_success() { state } else { asked }
     }
 
-    /// Joins the communicator that the id names; waits for the other ranks.
-    ///
-    /// Gives the communicator even when it failed, if there is one, so that it can be aborted.
+    /// Begins to join the communicator that the id names: a blocking one waits here for the other
+    /// ranks, any other goes on by itself until [`Call::joined`]. `None` once the library has taken
+    /// back what it made.
     ///
     /// # Safety
     /// As the module says, 2; the context of its device is current.
-    pub(super) unsafe fn join(
+    pub(super) unsafe fn begin_to_join(
         &self,
         id: &UniqueId,
         rank: u32,
         ranks: u32,
         blocking: bool,
-    ) -> (Option<Comm>, Result<(), NcclError>) {
-        const CALL: &str = "ncclCommInitRankConfig";
+    ) -> Result<Option<Comm>, NcclError> {
         let number = |n: u32| c_int::try_from(n).unwrap_or(c_int::MAX);
         let mut config = ncclConfig_t {
             blocking: c_int::from(blocking),
@@ -120,17 +121,25 @@ impl Call<'_> {
                 &raw mut config,
             )
         };
-        if raw.is_null() {
-            return (None, self.nccl.check(CALL, result));
-        }
-        let comm = Comm(raw as usize);
-        if result.is_success() || result == ncclResult_t::ncclInProgress {
-            // SAFETY: a communicator that NCCL just made.
-            let settled = unsafe { self.settle(CALL, comm, result) };
-            return (Some(comm), settled);
+        let is_made = result.is_success() || result == ncclResult_t::ncclInProgress;
+        if is_made && !raw.is_null() {
+            return Ok(Some(Comm(raw as usize)));
         }
         // A blocking call that failed has freed what it made.
-        (None, self.nccl.check(CALL, result))
+        self.nccl.check(JOIN, result)?;
+        Ok(None)
+    }
+
+    /// Waits until a communicator is joined that was begun.
+    ///
+    /// # Safety
+    /// As the module says, 1 and 2.
+    pub(super) unsafe fn joined(&self, comm: Comm) -> Result<(), NcclError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let state = self.asynchronous(comm);
+            self.settle(JOIN, comm, state)
+        }
     }
 
     /// Issues a send of the bytes.

@@ -60,7 +60,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             step: Mutex::new("start a thread"),
             given_up: AtomicBool::new(false),
@@ -111,15 +111,26 @@ impl From<NcclError> for Stop {
 }
 
 /// Communicators that nobody has taken over yet. Whoever drops it ends them, at a panic too.
-struct Unmade {
+pub(super) struct Unmade {
     life: Arc<Life>,
     /// `None` only once they were taken over.
     beside: Option<Beside>,
 }
 
 impl Unmade {
+    pub(super) fn new(life: Arc<Life>, beside: Beside) -> Self {
+        Self {
+            life,
+            beside: Some(beside),
+        }
+    }
+
+    pub(super) fn life(&self) -> &Arc<Life> {
+        &self.life
+    }
+
     /// They are whole, and somebody has them: the thread that issues may call again.
-    fn taken(mut self) {
+    pub(super) fn taken(mut self) {
         self.beside = None;
     }
 }
@@ -150,10 +161,7 @@ pub(super) fn by<T: Send + 'static>(
     let (sender, made) = sync_channel(0);
     let (own_life, own_progress) = (Arc::clone(life), Arc::clone(&progress));
     let work = move || {
-        let unmade = Unmade {
-            life: own_life,
-            beside: Some(beside),
-        };
+        let unmade = Unmade::new(own_life, beside);
         let result = match make(&unmade.life, &own_progress) {
             Ok(made) => Ok((unmade, made)),
             Err(stop) => {
@@ -200,27 +208,33 @@ pub(super) fn by<T: Send + 'static>(
     }
 }
 
-/// Joins one communicator and gives it to `life`.
-pub(super) fn join(
+/// Joins communicators that are independent of each other, at once where they do not block, and
+/// gives them to `life`.
+pub(super) fn join<const N: usize>(
     life: &Life,
     progress: &Progress,
-    id: &UniqueId,
-    rank: u32,
-    ranks: u32,
+    ids: [&UniqueId; N],
+    (rank, ranks): (u32, u32),
     blocking: bool,
-) -> Result<Comm, Stop> {
+) -> Result<[Comm; N], Stop> {
     let call = Call {
         nccl: &life.core.nccl,
         go_on: &|| progress.is_wanted(),
     };
-    // SAFETY: no other thread issues on this device while this one is `Beside` it; the context is
-    // current.
-    let (comm, joined) = unsafe { call.join(id, rank, ranks, blocking) };
-    if let Some(comm) = comm {
+    let mut comms = Vec::with_capacity(N);
+    for id in ids {
+        // SAFETY: no other thread issues on this device while this one is `Beside` it; the context
+        // is current.
+        let comm = unsafe { call.begin_to_join(id, rank, ranks, blocking) }?;
+        let comm = comm.ok_or(Stop::GivenUp)?;
         life.add(comm);
+        comms.push(comm);
     }
-    joined?;
-    comm.ok_or(Stop::GivenUp)
+    for comm in &comms {
+        // SAFETY: as above; it was just made.
+        unsafe { call.joined(*comm) }?;
+    }
+    comms.try_into().map_err(|_| Stop::GivenUp)
 }
 
 /// What a link needs of its two edges.
@@ -263,11 +277,9 @@ pub(super) fn edges(life: &Arc<Life>, progress: &Progress, wanted: &Wanted) -> R
         DeviceSlots::new(life, &up_stream, wanted.up)?,
         DeviceSlots::new(life, &down_stream, wanted.down)?,
     );
-    let [up_id, down_id] = &wanted.ids;
-    progress.at("create the communicator of the edge up")?;
-    let up = join(life, progress, up_id, rank, 2, wanted.blocking)?;
-    progress.at("create the communicator of the edge down")?;
-    let down = join(life, progress, down_id, rank, 2, wanted.blocking)?;
+    progress.at("create the communicators of both edges")?;
+    let ids = wanted.ids.each_ref();
+    let [up, down] = join(life, progress, ids, (rank, 2), wanted.blocking)?;
 
     let edge = |comm, stream| Edge { comm, stream, peer };
     let (up, down) = (edge(up, up_stream), edge(down, down_stream));

@@ -26,7 +26,7 @@ const GROUPS_ABORTS: Version = Version {
     patch: 0,
 };
 /// How long a communicator that is revoked may be at it before it is aborted all the same.
-const REVOKED_WITHIN: Duration = Duration::from_secs(1);
+const REVOKED_WITHIN: Duration = Duration::from_millis(100);
 /// Completions asked for in vain between two looks at the communicators themselves.
 const LOOK_AFTER_POLLS: u32 = 1 << 14;
 

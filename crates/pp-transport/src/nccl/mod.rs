@@ -34,6 +34,7 @@ mod lease;
 mod life;
 mod link;
 mod slots;
+mod warm_up;
 
 pub use communicator::{CommOptions, Communicator};
 pub use group::{CommitError, Group, GroupBuffer, GroupOp, Reduce, Refused};
@@ -43,3 +44,4 @@ pub use lease::{DeviceRx, DeviceTx, Receiving, Sending};
 pub use life::{AbortHandle, is_at_rest};
 pub use link::{NcclLink, NcclOptions};
 pub use nccl_sys::{LoadError, Nccl, NcclError, Version};
+pub use warm_up::warm_up;

@@ -236,7 +236,7 @@ fn nobody_calls_beside_a_thread_that_was_left_behind() {
         connect_in_vain(first, lane, ids()).to_string()
     };
     let error = alone();
-    assert!(error.contains("communicator of the edge up"), "{error}");
+    assert!(error.contains("communicators of both edges"), "{error}");
     let lease = ends[0].lease();
     let error = ends[0].try_send(64, lease).unwrap_err();
     assert!(

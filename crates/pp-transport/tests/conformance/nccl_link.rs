@@ -387,7 +387,7 @@ fn connecting_alone_ends_at_its_deadline_and_says_where_it_stood() {
     };
     let error = NcclLink::connect(options).unwrap_err().to_string();
     assert!(error.contains("rank 1"), "{error}");
-    assert!(error.contains("communicator of the edge up"), "{error}");
+    assert!(error.contains("communicators of both edges"), "{error}");
     drop(higher);
     // What was given up is in nobody's way.
     talk(&mut ends(pair(both_ways(1, 64))), 64, 5);

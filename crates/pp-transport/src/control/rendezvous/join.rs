@@ -24,7 +24,7 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 /// How much longer than rank 0 a rank that has joined waits for its word.
 const GRACE: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// How often, and for how long, and nothing else meanwhile, a rank is told that its proof does not
 /// hold until it believes it. The word is not proven: whoever listens can say it. So rank 0 has
