@@ -15,6 +15,7 @@ mod nccl_bindings;
 mod process;
 mod run_pp;
 mod shutdown;
+mod soak;
 mod suite;
 mod tidy;
 mod wheels;
@@ -33,6 +34,8 @@ cargo xtask <command>
   ci              fmt, clippy, docs, layers, tidy, nccl-bindings, kernels, test
   bundle [--out DIR]
                   what a machine with GPUs and without Rust needs: programs, plugins, clip, gpu-check.sh
+  soak [--minutes N] [--seed S]
+                  long jobs whose Phase B is killed and stopped all the time; the film must stay the same
   shutdown [--jobs N | --gpu FILE.json]
                   end jobs in every state, here or on a machine with GPUs, and write it into docs/shutdown.md
   bench WHAT      overlap | touch | denoise | all: ours beside its peers, interleaved;
@@ -50,6 +53,7 @@ fn main() -> Result<()> {
         Some("nccl-bindings") => nccl_bindings::run(rest),
         Some("ci") => ci::run(),
         Some("bundle") => bundle::run(rest),
+        Some("soak") => soak::run(rest),
         Some("shutdown") => shutdown::run(rest),
         Some("bench") => bench::run(rest),
         None | Some("help" | "--help" | "-h") => {
