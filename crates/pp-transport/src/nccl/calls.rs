@@ -1,7 +1,7 @@
 //! The calls into NCCL: the only place where a communicator's address is used.
 //!
 //! Each function is `unsafe` for the same reasons, which its callers answer for:
-//! 1. the communicator is alive: made by [`Call::join`] and not destroyed or aborted yet;
+//! 1. the communicator is alive: made by [`Call::begin_to_join`] and not destroyed or aborted yet;
 //! 2. the thread is the one that issues on its device, or no other thread calls into NCCL for it;
 //! 3. memory that is handed over stays allocated, and is touched by nobody who is not ordered by
 //!    the stream, until the stream has passed the operation.
