@@ -200,6 +200,11 @@ fn a_job_that_is_asked_goes_on_and_its_output_is_the_same() {
         std::thread::sleep(Duration::from_millis(50));
     };
     assert_eq!(told["ranks"][0]["written_because"], "asked for");
+    let verdict = told["verdict"].as_str().unwrap();
+    assert!(
+        verdict.starts_with("the job was running when it was asked"),
+        "{verdict}"
+    );
     assert_eq!(told["disagreement"], Value::Null);
     // A rank takes it by itself as well.
     signal(pids[1], Signal::USR1);
@@ -228,6 +233,9 @@ fn a_panic_in_a_stage_leaves_its_words() {
     assert_ne!(ended.code, Some(0), "{}", ended.stderr);
     wait_for(&folder, 2);
     let told = told(&folder);
+    let verdict = told["verdict"].as_str().unwrap();
+    let begins = "rank 1 panicked: asked for by PP_FAULT";
+    assert!(verdict.starts_with(begins), "{verdict}");
     let because = told["ranks"][1]["written_because"].as_str().unwrap();
     assert!(
         because.contains("panic: asked for by PP_FAULT"),

@@ -6,8 +6,10 @@
 //! it, never by its time; and what the recordings cannot show is said, not guessed.
 
 mod clocks;
+mod lives;
 mod pairs;
 mod picture;
+mod story;
 mod tell;
 mod waits;
 
@@ -57,8 +59,14 @@ struct Told {
     ranks: Vec<Rank>,
     /// Ranks of the job without a recording.
     missing: Vec<u32>,
+    /// Files of earlier launches under the same job id.
+    left_out: Vec<PathBuf>,
     #[serde(flatten)]
     findings: Findings,
+    /// What one rank had not taken in yet when a job that was running was asked.
+    under_way: Vec<String>,
+    /// The job was asked while it ran, and nothing was wrong with it.
+    running: bool,
     verdict: String,
 }
 
@@ -81,8 +89,8 @@ struct Rank {
 /// Reads the files, and says what they say together.
 pub(crate) fn flight(args: &FlightArgs) -> Result<(), Failure> {
     let files: Result<Vec<_>, _> = args.files.iter().map(|file| read(file)).collect();
-    let ranked = together(files?)?;
-    let told = told(&ranked);
+    let (ranked, left_out) = together(files?)?;
+    let told = told(&ranked, left_out);
     if let Some(path) = &args.trace {
         draw(&ranked, path)?;
     }
@@ -109,7 +117,7 @@ fn read(file: &Path) -> Result<(PathBuf, Recording), Failure> {
 }
 
 /// Puts recordings of one job beside each other, in the order of their ranks.
-fn together(mut files: Vec<(PathBuf, Recording)>) -> Result<Vec<Ranked>, Failure> {
+fn together(mut files: Vec<(PathBuf, Recording)>) -> Result<(Vec<Ranked>, Vec<PathBuf>), Failure> {
     files.sort_by_key(|(_, recording)| (recording.rank, recording.written.realtime_ns));
     for pair in files.windows(2) {
         let [(first, a), (second, b)] = pair else {
@@ -141,26 +149,36 @@ fn together(mut files: Vec<(PathBuf, Recording)>) -> Result<Vec<Ranked>, Failure
             return Err(refuse(second, why));
         }
     }
+    let (files, left_out) = lives::of_the_newest_run(files);
     let clocks = clocks::align(files.iter().map(|(_, recording)| recording).collect());
     let ranked = files.into_iter().zip(clocks);
-    Ok(ranked
-        .map(|((file, recording), clock)| Ranked {
-            file,
-            recording,
-            clock,
-        })
-        .collect())
+    let ranked = ranked.map(|((file, recording), clock)| Ranked {
+        file,
+        recording,
+        clock,
+    });
+    Ok((ranked.collect(), left_out))
 }
 
-fn told(ranked: &[Ranked]) -> Told {
-    let findings = pairs::find(ranked);
+fn told(ranked: &[Ranked], left_out: Vec<PathBuf>) -> Told {
+    let mut findings = pairs::find(ranked);
     let waits: Vec<Wait> = ranked.iter().map(|r| waits::of(r, ranked)).collect();
     let world = ranked
         .first()
         .map_or(0, |first| first.recording.world_size.get());
     let is_there = |rank: &u32| ranked.iter().any(|r| r.rank() == *rank);
     let missing: Vec<u32> = (0..world).filter(|rank| !is_there(rank)).collect();
-    let verdict = waits::verdict(ranked, &waits, &missing, &findings);
+    let story = story::story(ranked, &waits, &missing, &findings);
+    let mut under_way = Vec::new();
+    if story.is_running {
+        // What was between the ranks when they wrote, one after the other, is not lost.
+        let not_yet = |what: String| {
+            let what = what.replace(" never took in ", " had not yet taken in ");
+            what.replace(" never entered ", " had not yet entered ")
+        };
+        let between = std::mem::take(&mut findings.never_came);
+        under_way.extend(between.into_iter().map(not_yet));
+    }
     let ranks = ranked.iter().zip(waits).map(|(r, wait)| Rank {
         rank: r.rank(),
         pid: r.recording.pid,
@@ -178,8 +196,11 @@ fn told(ranked: &[Ranked]) -> Told {
         job: format!("{job:016x}"),
         ranks: ranks.collect(),
         missing,
+        left_out,
         findings,
-        verdict,
+        under_way,
+        running: story.is_running,
+        verdict: story.verdict,
     }
 }
 

@@ -53,10 +53,20 @@ impl fmt::Display for Told {
             job,
             ranks: all,
             missing,
+            left_out,
             findings,
+            under_way,
+            running: _,
             verdict,
         } = self;
         writeln!(f, "job {job}: {verdict}")?;
+        for file in left_out {
+            let file = file.display();
+            writeln!(
+                f,
+                "left out: {file}: of an earlier launch under the same job id"
+            )?;
+        }
         for rank in all {
             writeln!(
                 f,
@@ -100,6 +110,9 @@ impl fmt::Display for Told {
         }
         for what in &findings.never_came {
             writeln!(f, "never came: {what}")?;
+        }
+        for what in under_way {
+            writeln!(f, "under way: {what}")?;
         }
         match &findings.disagreement {
             Some(what) => writeln!(f, "first disagreement: {what}"),

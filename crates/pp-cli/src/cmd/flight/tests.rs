@@ -90,11 +90,12 @@ fn mesh(rank: u32, operations: Vec<Operation>) -> Recording {
 
 fn ranked(recordings: Vec<Recording>) -> Vec<Ranked> {
     let file = |r: &Recording| PathBuf::from(format!("rank{}-{}", r.rank, r.pid));
-    together(recordings.into_iter().map(|r| (file(&r), r)).collect()).unwrap()
+    let files = recordings.into_iter().map(|r| (file(&r), r));
+    together(files.collect()).unwrap().0
 }
 
 fn tell(recordings: Vec<Recording>) -> Told {
-    told(&ranked(recordings))
+    told(&ranked(recordings), Vec::new())
 }
 
 use Kind::{Receive, Send};
@@ -156,8 +157,8 @@ fn a_rank_without_a_recording_is_who_never_came() {
     assert_eq!(told.missing, [1]);
     assert_eq!(
         told.verdict,
-        "rank 1 left no recording: killed, stopped, or the file was not given; rank 0: it waited \
-         for the result of chunk 1 (call 1)"
+        "rank 1 left no recording: killed, stopped, or the file was not given; rank 0 waited \
+         for the result of chunk 1 (call 1) for 9.000 s"
     );
 }
 
@@ -335,4 +336,102 @@ fn the_trace_has_every_operation_and_an_arrow_for_every_pair() {
             .iter()
             .all(|e| e["ts"].as_f64().is_none_or(|ts| ts >= 0.0))
     );
+}
+
+fn failed(recording: Recording, kind: FaultKind, rank: u32, operation: &str) -> Recording {
+    let fault = Fault::new(kind, ContractRank::new(rank), operation, "so it is");
+    Recording {
+        reason: Reason::Fault(fault),
+        ..recording
+    }
+}
+
+/// Chunks of a second each, the last of which is with Phase B for half of one.
+#[test]
+fn a_job_that_runs_when_it_is_asked_does_not_stand_still() {
+    let slow = |operations: Vec<Operation>, last: u64| {
+        let at = |(n, o): (usize, Operation)| Operation {
+            prepared_ns: (7 + n as u64) * SECOND + last,
+            ..o
+        };
+        operations.into_iter().enumerate().map(at).collect()
+    };
+    let mut theirs = computing(slow(phase_b(), SECOND / 2));
+    if let Some(activity) = &mut theirs.activity {
+        activity.since_ns = Some(9 * SECOND + SECOND / 2);
+    }
+    let mut ours = front();
+    ours.push(message(Send, 1, Envelope, 2, 3));
+    let told = tell(vec![recording(0, 2, slow(ours, 0)), theirs]);
+    assert_eq!(
+        told.verdict,
+        "the job was running when it was asked; rank 1 was inside phase_b, with chunk 1 (call 1) \
+         unanswered for 500.0 ms"
+    );
+    assert!(told.running && told.findings.never_came.is_empty());
+}
+
+#[test]
+fn a_panic_and_then_a_fault_come_before_where_the_ranks_were() {
+    let broken = |rank, operations| {
+        let own = recording(rank, 2, operations);
+        failed(own, FaultKind::PeerMisbehaved, 0, "receive header")
+    };
+    let told_of = |second| tell(vec![broken(0, front()), second]).verdict;
+    let verdict = told_of(broken(1, phase_b()));
+    let begins = "peer misbehaved: rank 0: receive header: so it is; rank 0 waited for the result";
+    assert!(verdict.starts_with(begins), "{verdict}");
+    assert!(verdict.contains("; rank 1: chunk 1"), "{verdict}");
+    let panicked = Recording {
+        reason: Reason::Panic(Text::truncated("words")),
+        ..recording(1, 2, phase_b())
+    };
+    let verdict = told_of(panicked);
+    assert!(
+        verdict.starts_with("rank 1 panicked: words; rank 0 waited"),
+        "{verdict}"
+    );
+    // What ran out of time is told by where it stood.
+    let late = failed(computing(phase_b()), FaultKind::TimedOut, 1, "phase_b");
+    let verdict = tell(vec![recording(0, 2, front()), late]).verdict;
+    assert!(verdict.starts_with("it stood still at rank 1"), "{verdict}");
+}
+
+#[test]
+fn of_two_launches_under_one_id_the_newest_is_told_and_the_other_named() {
+    let launch = |pid: u32, seconds: u64, rank: u32| {
+        let operations = if rank == 0 { front() } else { phase_b() };
+        let mut one = recording(rank, 2, operations);
+        one.pid = pid;
+        one.written.realtime_ns += seconds * SECOND;
+        let file = PathBuf::from(format!("rank{rank}-{pid}"));
+        (file, one)
+    };
+    // Out of order, and the first launch has a rank more.
+    let files = vec![
+        launch(30, 60, 0),
+        launch(11, 0, 1),
+        launch(31, 60, 1),
+        launch(10, 0, 0),
+    ];
+    let (kept, left_out) = together(files).unwrap();
+    let pids: Vec<u32> = kept.iter().map(|r| r.recording.pid).collect();
+    assert_eq!(pids, [30, 31]);
+    assert_eq!(
+        left_out,
+        [PathBuf::from("rank0-10"), PathBuf::from("rank1-11")]
+    );
+    let text = told(&kept, left_out).to_string();
+    assert!(
+        text.contains("left out: rank1-11: of an earlier launch"),
+        "{text}"
+    );
+    // What is left of the newest alone does not borrow a rank of the one before.
+    let (kept, left_out) =
+        together(vec![launch(30, 60, 0), launch(11, 0, 1), launch(10, 0, 0)]).unwrap();
+    assert_eq!((kept.len(), left_out.len()), (1, 2));
+    // Without a front the generations tell.
+    let (kept, _) = together(vec![launch(11, 0, 1), launch(31, 60, 1)]).unwrap();
+    assert_eq!(kept[0].recording.pid, 31);
+    assert_eq!(kept.len(), 1);
 }

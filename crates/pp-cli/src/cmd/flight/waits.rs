@@ -1,10 +1,9 @@
-//! What each rank waited for, and where it all stood still.
+//! What each rank waited for when its recording was written.
 
 use pp_transport::flight::{Kind, Message, Operation, State};
 use serde::Serialize;
 
-use super::pairs::Findings;
-use super::{Ranked, tell};
+use super::Ranked;
 
 /// What a rank waited for when its recording was written.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -215,70 +214,5 @@ fn for_a_message(own: &Ranked) -> Wait {
         on,
         for_ns: last.map(|o| own.before_ns(o.since_ns())),
         is_idle: true,
-    }
-}
-
-/// Where it stood still, in one sentence.
-pub(super) fn verdict(
-    ranked: &[Ranked],
-    waits: &[Wait],
-    missing: &[u32],
-    findings: &Findings,
-) -> String {
-    if let Some((own, wait)) = ranked
-        .iter()
-        .zip(waits)
-        .next_back()
-        .filter(|_| !missing.is_empty())
-    {
-        return format!(
-            "{} left no recording: killed, stopped, or the file was not given; rank {}: {}",
-            tell::ranks(missing),
-            own.rank(),
-            wait.what
-        );
-    }
-    let place = |rank: u32| ranked.iter().rposition(|r| r.rank() == rank);
-    // Who waits longest is asked first, and then whoever it waits for.
-    let longest = waits
-        .iter()
-        .enumerate()
-        .filter(|(_, wait)| !wait.is_idle)
-        .max_by_key(|(_, wait)| wait.for_ns)
-        .map(|(at, _)| at);
-    let Some(mut at) = longest else {
-        return "no rank had begun what it had not ended".into();
-    };
-    let mut seen = vec![at];
-    loop {
-        let (rank, wait) = (ranked[at].rank(), &waits[at]);
-        let next = wait.on.iter().find_map(|rank| place(*rank));
-        match next {
-            None => {
-                let lasted = tell::lasting(wait.for_ns);
-                return format!("it stood still at rank {rank}: {}{lasted}", wait.what);
-            }
-            Some(next) if waits[next].is_idle => {
-                let other = ranked[next].rank();
-                if findings.absent.contains(&other) {
-                    let theirs = &waits[next].what;
-                    return format!(
-                        "rank {rank} waited for rank {other}, which never came; there, {theirs}"
-                    );
-                }
-                return format!(
-                    "rank {rank} waited for rank {other}, which had nothing to do: look at what was \
-                     between them"
-                );
-            }
-            Some(next) if seen.contains(&next) => {
-                let all: Vec<u32> = seen.iter().map(|at| ranked[*at].rank()).collect();
-                return format!("{} waited for each other", tell::ranks(&all));
-            }
-            Some(next) => {
-                seen.push(next);
-                at = next;
-            }
-        }
     }
 }
