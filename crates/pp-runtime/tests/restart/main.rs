@@ -4,6 +4,7 @@
 //! epoch. So a chunk that is lost, doubled, or computed without its context shows in the output.
 
 mod links;
+mod overtaken;
 mod stages;
 
 use std::mem::ManuallyDrop;

@@ -33,6 +33,8 @@ pub(super) enum Leg<L: Link> {
     Away,
     Back(Outcome, Payload<L::Receiving>),
     Decoding,
+    /// Lost with Phase B, and overtaken by a hard cut before: nothing comes for it any more.
+    Gone,
 }
 
 impl<L: Link, P: Plan> Flight<L, P> {
@@ -40,7 +42,7 @@ impl<L: Link, P: Plan> Flight<L, P> {
     pub(super) fn take_result(&mut self) -> Option<(Outcome, Payload<L::Receiving>)> {
         match std::mem::replace(&mut self.leg, Leg::Decoding) {
             Leg::Back(outcome, payload) => Some((outcome, payload)),
-            Leg::Away | Leg::Decoding => None,
+            Leg::Away | Leg::Decoding | Leg::Gone => None,
         }
     }
 

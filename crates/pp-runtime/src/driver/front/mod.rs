@@ -264,8 +264,13 @@ where
             self.accept(arrived);
             arrived += 1;
         }
+        let epoch = self.core.epoch();
         for flight in self.flights.iter_mut().skip(arrived) {
             flight.lose_result();
+            // As the core has it: it is dropped in its turn, and no result is due for it.
+            if flight.place.epoch != epoch {
+                flight.leg = Leg::Gone;
+            }
         }
         self.core.handle_lost(arrived);
         self.waits_for_sink = false;

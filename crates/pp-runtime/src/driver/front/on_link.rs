@@ -268,6 +268,8 @@ where
         let mut flight = flight.expect("the core drops what is there");
         // Not poisoned: what still moves is reaped when it is done.
         drop((flight.take_result(), flight.sending.take()));
+        // Of one whose result never came nobody has said so.
+        flight.record.dropped = true;
         tracing::debug!(
             call_id = flight.call_id.get(),
             chunk_index = chunk.get(),

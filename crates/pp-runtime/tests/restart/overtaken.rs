@@ -1,0 +1,202 @@
+//! A hard cut, then the death of Phase B, while an older chunk is still being decoded.
+//!
+//! What the cut overtook went down with Phase B and waits behind that decode to be dropped. The new
+//! Phase B owes nothing for it: its first result is that of the chunk behind the cut.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use pp_contract::{ChunkIndex, Envelope, FaultKind, Outcome};
+use pp_runtime::core::Cut;
+use pp_runtime::driver::{Driven, FrontOptions, FrontRun, run_phase_b};
+use pp_runtime::stage::{
+    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError,
+};
+use pp_runtime::switch::Switch;
+use pp_transport::bell::Bell;
+use pp_transport::host::{EdgeShape, HostLink, RxLease, TxLease};
+use pp_transport::link::Link as _;
+
+use crate::stages::{CONTEXT_CHUNKS, Front, Mixer, Remember, expected};
+use crate::{FRONT, PHASE_B, TellPanic, died};
+
+/// The last chunk, which begins with a hard cut.
+const CUT_AT: u64 = 2;
+const CUTS: [Cut; 3] = [Cut::None, Cut::None, Cut::Hard];
+/// Longer than a result is on its way.
+const A_WHILE: Duration = Duration::from_millis(50);
+
+/// How far both ranks are.
+#[derive(Default)]
+struct Scene {
+    decoding: AtomicBool,
+    built: AtomicU64,
+    /// The second Phase B has computed what came behind the cut.
+    computed: AtomicBool,
+}
+
+/// A front that decodes its first chunk for as long as it takes the others to come back.
+struct Slow<'a> {
+    front: Front,
+    scene: &'a Scene,
+    waited: bool,
+}
+
+impl FrontStages<TxLease, RxLease> for Slow<'_> {
+    type Plan = Remember;
+
+    fn poll_source(&mut self) -> Result<Offer, StageError> {
+        // The cut comes once a chunk before it is being decoded, and cannot be dropped any more.
+        let is_cut = self.scene.built.load(Ordering::SeqCst) == CUT_AT;
+        if is_cut && !self.scene.decoding.load(Ordering::SeqCst) {
+            return Ok(Offer::Later);
+        }
+        self.front.poll_source()
+    }
+    fn build(
+        &mut self,
+        place: Place,
+        slot: &mut TxLease,
+    ) -> Result<Envelope<Remember>, StageError> {
+        let built = self.front.build(place, slot);
+        self.scene.built.fetch_add(1, Ordering::SeqCst);
+        built
+    }
+    fn rebuild(
+        &mut self,
+        place: Place,
+        sent: &Envelope<Remember>,
+        kept: &dyn Kept<TxLease>,
+        slot: &mut TxLease,
+    ) -> Result<Envelope<Remember>, StageError> {
+        self.front.rebuild(place, sent, kept, slot)
+    }
+    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
+        self.front.is_sink_ready()
+    }
+    fn decode(
+        &mut self,
+        chunk: ChunkIndex,
+        outcome: &Outcome,
+        payload: Option<RxLease>,
+    ) -> Result<Progress<Decoded>, StageError> {
+        let decoded = self.front.decode(chunk, outcome, payload)?;
+        if chunk.get() > 0 {
+            return Ok(decoded);
+        }
+        self.scene.decoding.store(true, Ordering::SeqCst);
+        Ok(Progress::UnderWay)
+    }
+    fn poll_decoded(&mut self) -> Result<Option<Decoded>, StageError> {
+        if !self.scene.computed.load(Ordering::SeqCst) {
+            return Ok(None);
+        }
+        if !self.waited {
+            // The driver looks at what came in before it asks again.
+            std::thread::sleep(A_WHILE);
+            self.waited = true;
+            return Ok(None);
+        }
+        Ok(Some(Decoded::default()))
+    }
+    fn forget(&mut self, chunk: ChunkIndex) {
+        self.front.forget(chunk);
+    }
+    fn frames_built(&self) -> u32 {
+        self.front.frames_built()
+    }
+    fn queued(&self) -> (u32, u32) {
+        self.front.queued()
+    }
+}
+
+/// A Phase B whose first life ends in its second chunk, once what overtakes that was sent.
+struct Mortal<'a> {
+    mixer: Mixer,
+    scene: &'a Scene,
+    /// The front's switch, in the life that ends.
+    ends: Option<&'a Switch>,
+}
+
+impl PhaseBStages<TxLease, RxLease> for Mortal<'_> {
+    type Plan = Remember;
+
+    fn compute(
+        &mut self,
+        place: Place,
+        envelope: &Envelope<Remember>,
+        input: Option<&RxLease>,
+        output: &mut TxLease,
+    ) -> Result<Progress<Computed>, StageError> {
+        let computed = self.mixer.compute(place, envelope, input, output);
+        let Some(front) = self.ends.filter(|_| place.chunk.get() > 0) else {
+            let is_last = place.chunk.get() == CUT_AT;
+            self.scene.computed.store(is_last, Ordering::SeqCst);
+            return computed;
+        };
+        while self.scene.built.load(Ordering::SeqCst) <= CUT_AT {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        front.raise(died());
+        Err(StageError::new(FaultKind::Device, "phase_b", "it dies"))
+    }
+}
+
+#[test]
+fn a_chunk_that_a_cut_overtook_is_not_due_from_the_next_phase_b() {
+    let scene = Scene::default();
+    let mut stages = Slow {
+        front: Front::new(&CUTS),
+        scene: &scene,
+        waited: false,
+    };
+    let options = FrontOptions {
+        restarts: 1,
+        context_chunks: CONTEXT_CHUNKS,
+        ..FrontOptions::new(PHASE_B, 3)
+    };
+    let edge = |depth| EdgeShape {
+        depth,
+        slot_bytes: 512,
+    };
+    let bell = Bell::new().unwrap();
+    let mut front = FrontRun::new(&mut stages, options);
+    for is_last in [false, true] {
+        let (up, down) = (edge(options.forward_slots()), edge(3));
+        let (link, back) = HostLink::pair(up, down, bell.clone()).unwrap();
+        let switch = Switch::new(FRONT, bell.clone()).unwrap();
+        let back_switch = Switch::new(PHASE_B, back.bell().clone()).unwrap();
+        let driven = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut mortal = Mortal {
+                    mixer: Mixer::default(),
+                    scene: &scene,
+                    ends: (!is_last).then_some(&switch),
+                };
+                let ended = run_phase_b(back, &mut mortal, &back_switch, FRONT, 3);
+                assert_eq!(ended.is_ok(), is_last, "{ended:?}");
+            });
+            let _tell = TellPanic(&back_switch);
+            let driven = front.drive(link, &switch);
+            if driven != Ok(Driven::Finished) {
+                back_switch.raise(died());
+            }
+            driven
+        });
+        let wanted = match is_last {
+            false => Driven::Lost(died()),
+            true => Driven::Finished,
+        };
+        assert_eq!(driven, Ok(wanted));
+    }
+    let summary = front.finish();
+    assert_eq!((summary.counts.emitted, summary.counts.dropped), (2, 1));
+    let overtaken = summary.recorder.records().find(|record| record.dropped);
+    assert_eq!(overtaken.map(|record| record.chunk_index), Some(1));
+    let all = expected(&CUTS);
+    assert_eq!(
+        stages.front.emitted,
+        [(0, all[0].clone()), (2, all[2].clone())]
+    );
+    assert_eq!(stages.front.forgotten, [1]);
+}
