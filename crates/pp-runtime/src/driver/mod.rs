@@ -33,18 +33,22 @@ enum Payload<S: Submission> {
     None,
     Arriving(InFlight<S>),
     Here(S::Buffer),
+    /// It was announced, and given up: it never comes.
+    Lost,
 }
 
 impl<S: Submission> Payload<S> {
     /// True once it can be read.
     fn settle(&mut self) -> Result<bool, TransportError> {
-        let Self::Arriving(flight) = self else {
-            return Ok(true);
+        let flight = match self {
+            Self::None | Self::Here(_) => return Ok(true),
+            Self::Lost => return Err(lost()),
+            Self::Arriving(flight) => flight,
         };
         if !flight.is_done()? {
             return Ok(false);
         }
-        let Self::Arriving(flight) = std::mem::replace(self, Self::None) else {
+        let Self::Arriving(flight) = std::mem::replace(self, Self::Lost) else {
             unreachable!("just seen");
         };
         match flight.complete() {
@@ -66,6 +70,13 @@ impl<S: Submission> Payload<S> {
             Self::Here(buffer) => Some(buffer),
             _ => None,
         }
+    }
+}
+
+fn lost() -> TransportError {
+    TransportError::Aborted {
+        what: "a payload".into(),
+        why: "its receive failed before".into(),
     }
 }
 
@@ -193,5 +204,37 @@ fn send<L: Link>(
         // Room in the ring has no bell of its own; a peer that is behind rings for the credits it
         // gives back on its way.
         link.bell().listen().wait(Instant::now() + FULL_LANE_RETRY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Done at the first look, and given up at any later one.
+    struct GivenUp(Cell<bool>);
+
+    impl Submission for GivenUp {
+        type Buffer = ();
+        fn is_done(&self) -> Result<bool, TransportError> {
+            match self.0.replace(true) {
+                false => Ok(true),
+                true => Err(lost()),
+            }
+        }
+        fn into_buffer(self) {}
+        fn orphan(self) {}
+        fn quarantine(self) {}
+    }
+
+    #[test]
+    fn a_payload_that_was_given_up_never_counts_as_arrived() {
+        let mut payload = Payload::Arriving(InFlight::new(GivenUp(Cell::default())));
+        for _ in 0..3 {
+            payload.settle().unwrap_err();
+        }
+        assert_eq!(payload.take(), None);
     }
 }
