@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use pp_transport::host::MAX_DEPTH;
 
 use crate::cmd::shutdown::ShutdownArgs;
@@ -19,7 +19,10 @@ use crate::cmd::faults::Transport;
 /// PP_HEARTBEAT_MS the time between heartbeats (250; three missed end the job; 0 for none),
 /// PP_STUCK_MS how long one stage may take before it counts as stuck (120000; 0 for ever),
 /// PP_RESTART_WITHIN_MS how long the front waits for a Phase B that is started again (60000),
-/// PP_FLIGHT_OPS how many operations each rank keeps for `pp flight` (4096; 0 for none).
+/// PP_FLIGHT_OPS how many operations each rank keeps for `pp flight` (4096; 0 for none),
+/// PP_FLIGHT_DIR the folder they are written to at a fault (pp-flight-UID in the folder for temporary
+/// files), PP_RENDEZVOUS=tcp that ranks of one machine meet as those of several do, and
+/// PP_FAULT=NAME a fault that is made on purpose (`pp faults --hooks` has the names).
 #[derive(Debug, Parser)]
 #[command(name = "pp", version, propagate_version = true)]
 pub(crate) struct Cli {
@@ -52,7 +55,7 @@ pub(crate) enum Command {
     Shutdown(ShutdownArgs),
     /// Break each rule of the protocol on purpose, in real jobs, and see what the ranks do.
     ///
-    /// PP_FAULT makes one such fault in any `pp run`; docs/faults.md says how.
+    /// PP_FAULT=NAME makes one such fault in any `pp run`: --hooks has the names.
     Faults(FaultsArgs),
 }
 
@@ -339,11 +342,15 @@ pub(crate) struct LinkArgs {
 }
 
 #[derive(Args, Clone, Debug)]
-#[group(id = "what", required = true, args = ["list", "run", "all"])]
+#[group(skip)]
+#[command(group = ArgGroup::new("what").required(true).args(["list", "hooks", "run", "all"]))]
 pub(crate) struct FaultsArgs {
     /// Say what there is, and do nothing.
     #[arg(long)]
     pub(crate) list: bool,
+    /// Name the hooks of PP_FAULT, with their ranks and what each needs.
+    #[arg(long)]
+    pub(crate) hooks: bool,
     /// Make this fault; may be given more than once.
     #[arg(long, value_name = "ID")]
     pub(crate) run: Vec<String>,
@@ -383,7 +390,7 @@ pub(crate) struct KernelsArgs {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct FlightArgs {
     /// The recordings of one job, one of each rank that left one. A fault, a panic and SIGUSR1 write
-    /// them to the folder PP_FLIGHT_DIR.
+    /// them to the folder PP_FLIGHT_DIR; without it to pp-flight-UID in the folder for temporary files.
     #[arg(required = true, value_name = "FILES")]
     pub(crate) files: Vec<PathBuf>,
     /// Print one JSON object instead of text.

@@ -86,12 +86,69 @@ fn what_cannot_be_made_is_refused_and_named() {
         ("no-such-fault", &[], ["PP_FAULT", "no-such-fault"]),
         ("kill@1:chunk=x", &[], ["PP_FAULT", "\"x\""]),
         ("kill@1", &["--ranks", "1"], ["PP_FAULT", "--ranks 1"]),
+        ("no-such-fault", &[], ["NAME[@RANK]", "pp faults --hooks"]),
+        // What cannot strike in this run is not waited for.
+        (
+            "second-thread",
+            &["--transport", "host"],
+            ["second-thread", "--transport nccl"],
+        ),
+        ("missing-context", &[], ["missing-context", "--recompute"]),
+        ("late-result", &[], ["late-result", "--cuts hard"]),
     ] {
         let args = [&["run", "--input", input][..], more].concat();
         let mut command = pp(&args);
         run(command.env("PP_FAULT", fault), None).failed(2, &words);
     }
     run(&mut pp(&["faults", "--run", "OM-99"]), None).failed(2, &["OM-99", "--list"]);
+    // What to do is asked for, also where the answer is to be JSON.
+    for args in [&["faults"][..], &["faults", "--json"]] {
+        assert_eq!(run(&mut pp(args), None).code, Some(2));
+    }
+}
+
+#[test]
+fn hooks_are_named_and_one_that_did_not_strike_says_so() {
+    let ended = run(&mut pp(&["faults", "--hooks"]), None).succeeded();
+    let text = String::from_utf8(ended.stdout).unwrap();
+    for words in ["kill ", "rank 1 or 0", "second-thread", "needs --recompute"] {
+        assert!(text.contains(words), "{text}");
+    }
+    let folder = Folder::new("faults_vain");
+    let input = folder.write("in.y4m", &video(32, 32, "mono", 8));
+    let args = [
+        "run",
+        "--kernels",
+        "cpu",
+        "--input",
+        input.to_str().unwrap(),
+    ];
+    for (fault, strikes) in [
+        ("swapped:chunk=1000", false),
+        ("stall-compute:chunk=1:ms=1", true),
+    ] {
+        let ended = run(pp(&args).env("PP_FAULT", fault), None).succeeded();
+        let in_vain = ended
+            .stderr
+            .contains("pp: fault hook: swapped did not strike");
+        assert_eq!(in_vain, !strikes, "{}", ended.stderr);
+        let said = ended.stderr.matches("pp: fault hook: ").count();
+        assert_eq!(said, 1, "{}", ended.stderr);
+    }
+}
+
+/// Each job would say so again.
+#[test]
+fn without_gpus_nothing_is_begun() {
+    for command in [
+        &["faults", "--all", "--transport", "nccl"][..],
+        &["shutdown", "--transport", "nccl"],
+    ] {
+        let mut command = pp(command);
+        let ended = run(command.env("CUDA_VISIBLE_DEVICES", ""), None);
+        assert!(ended.stdout.is_empty(), "{:?}", ended.stdout);
+        ended.failed(10, &["look for GPUs", "pp doctor"]);
+    }
 }
 
 /// The fault and the table name each other, and people can read both.

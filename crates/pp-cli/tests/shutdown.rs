@@ -6,9 +6,11 @@ mod common;
 mod fakes;
 
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use common::{Folder, finish, pp};
 use fakes::Fakes;
+use rustix::process::Signal;
 use serde_json::Value;
 
 /// Cells mostly wait, for a silence that lasts three heartbeats above all.
@@ -114,6 +116,62 @@ fn a_state_that_is_not_reached_is_no_success() {
 }
 
 #[test]
+fn a_report_that_cannot_be_written_is_known_before_any_cell() {
+    let mut command = matrix(&["--json", "/no/such/folder/report.json"]);
+    let ended = common::run(&mut command, None);
+    assert!(ended.stdout.is_empty(), "{:?}", ended.stdout);
+    ended.failed(4, &["/no/such/folder/report.json"]);
+}
+
+#[test]
+fn an_interrupt_ends_the_ranks_and_removes_their_folder() {
+    let folder = Folder::new("shutdown_interrupted");
+    for signal in [Signal::INT, Signal::TERM] {
+        let child = matrix(&["--only", "queued/stopped/go-on"])
+            .env("TMPDIR", folder.file(""))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let ranks = loop {
+            // Four cells of two ranks, two of which have a supervisor.
+            let ranks = children(child.id());
+            if ranks.len() >= 4 {
+                break ranks;
+            }
+            assert!(Instant::now() < deadline, "no ranks");
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        common::signal(child.id(), signal);
+        let ended = finish(child);
+        assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+        assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
+        assert_eq!(folder.names(), Vec::<String>::new());
+        let alive: Vec<_> = ranks.into_iter().filter(|pid| is_alive(*pid)).collect();
+        assert_eq!(alive, Vec::<u32>::new());
+    }
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter();
+    let lists = tasks
+        .flatten()
+        .flatten()
+        .map(|task| std::fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    let lists: Vec<String> = lists.collect();
+    let pids = lists.iter().flat_map(|list| list.split_whitespace());
+    pids.filter_map(|pid| pid.parse().ok()).collect()
+}
+
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+#[test]
 fn cells_are_named_and_chosen() {
     let listed = |args: &[&str]| {
         let mut command = pp(&["shutdown", "--list"]);
@@ -130,4 +188,9 @@ fn cells_are_named_and_chosen() {
     assert_eq!(listed(&nccl), (Some(0), 2 * 6 * (3 * 5 - 1) + supervised));
     assert_eq!(listed(&["--only", "phase_b/send/killed/"]), (Some(0), 3));
     assert_eq!(listed(&["--only", "nonsense"]), (Some(2), 0));
+    // What cannot be run here says so.
+    let list = common::output(&mut pp(&["shutdown", "--list"])).stdout;
+    let list = String::from_utf8(list).unwrap();
+    let not_run = list.lines().filter(|line| line.contains("not run: "));
+    assert_eq!(not_run.filter(|line| line.contains("/cut/")).count(), 30);
 }

@@ -20,8 +20,6 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 pub(crate) use self::catalogue::Transport;
 use self::catalogue::{Entry, How, all};
@@ -42,13 +40,20 @@ pub(crate) fn faults(args: &FaultsArgs) -> Result<(), Failure> {
     if args.list {
         return print::list(args.json);
     }
+    if args.hooks {
+        return print::hooks(args.json);
+    }
     let entries = chosen(&args.run)?;
+    let has_fakes = has_fakes();
+    if args.transport == Transport::Nccl && !has_fakes {
+        super::need_gpus()?;
+    }
     let folder = Folder::new()?;
     let clip = folder.0.join("in.y4m");
     clip::write(&clip).context("cannot write the clip")?;
     let runner = Runner {
         transport: args.transport,
-        has_fakes: has_fakes(),
+        has_fakes,
         clip,
         folder: folder.0.clone(),
     };
@@ -88,7 +93,7 @@ fn has_fakes() -> bool {
 struct Folder(PathBuf);
 
 impl Folder {
-    fn new() -> anyhow::Result<Self> {
+    fn new() -> Result<Self, Failure> {
         let path = std::env::temp_dir().join(format!("pp-faults-{}", std::process::id()));
         let mut builder = std::fs::DirBuilder::new();
         builder
@@ -96,14 +101,11 @@ impl Folder {
             .create(&path)
             .with_context(|| format!("cannot make the folder {} to work in", path.display()))?;
         let gone = path.clone();
-        let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
-        std::thread::spawn(move || {
-            if signals.forever().next().is_some() {
-                // The kernel ends the ranks with this process.
-                let _ = std::fs::remove_dir_all(&gone);
-                std::process::exit(130);
-            }
-        });
+        // The kernel ends the ranks with this process.
+        super::when_interrupted(move || {
+            let _ = std::fs::remove_dir_all(&gone);
+            "the jobs that were running end, and nothing is judged".into()
+        })?;
         Ok(Self(path))
     }
 }

@@ -1,4 +1,4 @@
-//! The small commands.
+//! The small commands, and what those that run jobs have in common.
 
 pub(crate) mod doctor;
 pub(crate) mod faults;
@@ -6,3 +6,49 @@ pub(crate) mod flight;
 pub(crate) mod plugin;
 pub(crate) mod shutdown;
 pub(crate) mod verify;
+
+use std::io::Write as _;
+
+use anyhow::Context;
+use pp_contract::{Fault, FaultKind};
+use pp_runtime::driver::with_source;
+use pp_transport::cuda::Device;
+use pp_transport::nccl::Nccl;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::exit::{Failure, code_of};
+use crate::job::{FRONT, WORLD};
+
+/// Refuses a machine without the GPUs and the NCCL that jobs on NCCL need: each job would say so again.
+pub(crate) fn need_gpus() -> Result<(), Failure> {
+    let refuse = |why: String| {
+        let why =
+            format!("{why}; `pp doctor` says what is missing, and --transport host needs none");
+        Err(Fault::new(FaultKind::Device, FRONT, "look for GPUs", why).into())
+    };
+    match Device::count() {
+        Ok(count) if count < WORLD => refuse(format!("{count} visible, and a job needs {WORLD}")),
+        Ok(_) => match Nccl::load() {
+            Ok(_) => Ok(()),
+            Err(error) => refuse(with_source(&error)),
+        },
+        Err(error) => refuse(with_source(&error)),
+    }
+}
+
+/// At an interrupt, cleans up, says what became of the jobs, and ends this process.
+pub(crate) fn when_interrupted(
+    clean_up: impl FnOnce() -> String + Send + 'static,
+) -> Result<(), Failure> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
+    std::thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            let said = clean_up();
+            // Without a standard error nobody wants to read it.
+            let _ = writeln!(std::io::stderr(), "pp: error: interrupted: {said}");
+            std::process::exit(code_of(FaultKind::Interrupted).into());
+        }
+    });
+    Ok(())
+}

@@ -5,6 +5,7 @@
 //! says, seen to be there by a sign and not by a guess; how it ended, how long that took and what
 //! was left is measured from outside.
 
+mod again;
 mod cell;
 mod judge;
 mod launch;
@@ -15,7 +16,9 @@ mod rank;
 mod scene;
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +33,7 @@ use self::scene::Scene;
 use crate::args::TransportChoice;
 use crate::exit::{Failure, print};
 use crate::job;
+use crate::video::OutputError;
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ShutdownArgs {
@@ -45,9 +49,12 @@ pub(crate) struct ShutdownArgs {
     /// Write what was seen as JSON.
     #[arg(long, value_name = "FILE.json")]
     json: Option<PathBuf>,
-    /// Name the cells and run none.
+    /// Name the cells, and those that cannot be run here with the reason; run none.
     #[arg(long)]
     list: bool,
+    /// Judge the cells of a report by what is expected now, and print it; run none.
+    #[arg(long, value_name = "FILE.json", hide = true)]
+    judge_again: Option<PathBuf>,
     /// The driver and NCCL are the stand-ins of this project's tests.
     #[arg(long, hide = true)]
     fakes: bool,
@@ -92,6 +99,9 @@ struct Report {
 
 /// Runs the matrix.
 pub(crate) fn shutdown(args: &ShutdownArgs) -> Result<(), Failure> {
+    if let Some(report) = &args.judge_again {
+        return again::judge_again(report);
+    }
     let ground = match (args.transport, args.fakes) {
         (TransportChoice::Nccl, true) => Ground::Fakes,
         (TransportChoice::Nccl, false) => Ground::Gpus,
@@ -114,12 +124,24 @@ pub(crate) fn shutdown(args: &ShutdownArgs) -> Result<(), Failure> {
         )));
     }
     if args.list {
-        let names: String = cells.iter().map(|cell| format!("{cell}\n")).collect();
-        return print(&names);
+        let line = |cell: &Cell| match cell.impossible(ground) {
+            Some(why) => format!("{:<40} not run: {why}\n", cell.to_string()),
+            None => format!("{cell}\n"),
+        };
+        return print(&cells.iter().map(line).collect::<String>());
     }
     let heartbeat = job::heartbeat()?.ok_or_else(|| {
         Failure::Usage("PP_HEARTBEAT_MS=0: without heartbeats nobody notices a stop".into())
     })?;
+    if ground == Ground::Gpus {
+        super::need_gpus()?;
+    }
+    // Before minutes go by: a report that cannot be written is not worth them.
+    let mut report_file = None;
+    if let Some(path) = &args.json {
+        let open = OpenOptions::new().create(true).append(true).open(path);
+        report_file = Some(open.map_err(|source| not_written(path, source))?);
+    }
     let common = Common {
         program: std::env::current_exe().context("this program has no path")?,
         ground,
@@ -127,6 +149,12 @@ pub(crate) fn shutdown(args: &ShutdownArgs) -> Result<(), Failure> {
         work: std::env::temp_dir().join(format!("pp-shutdown-{}", std::process::id())),
     };
     launch::make_own(&common.work).context("no folder for temporary files")?;
+    let work = common.work.clone();
+    super::when_interrupted(move || {
+        rank::end_all();
+        let _ = std::fs::remove_dir_all(&work);
+        "the cells that were running were given up, and their ranks ended".into()
+    })?;
     let started = Instant::now();
     let with_gpus = ground == Ground::Gpus;
     let before = Machine::look(with_gpus);
@@ -142,7 +170,12 @@ pub(crate) fn shutdown(args: &ShutdownArgs) -> Result<(), Failure> {
         left: Machine::left_since(&before, with_gpus),
         seconds: started.elapsed().as_secs_f64(),
     };
-    finish(args, &report)
+    finish(args.json.as_deref().zip(report_file), &report)
+}
+
+fn not_written(path: &Path, source: std::io::Error) -> Failure {
+    let path = path.into();
+    OutputError::Create { path, source }.into()
 }
 
 /// Runs the cells, some at a time, and tells of them in their order.
@@ -201,7 +234,7 @@ fn tell(cell: Cell, common: &Common, heartbeat: Duration) -> Told {
     match result {
         Ok(played) => {
             told.wrong = judge::wrong(cell, ground, &played);
-            told.missed = judge::missed(cell, heartbeat, &played);
+            told.missed = judge::missed(cell, ground, heartbeat, &played);
             let Played {
                 codes,
                 noticed,
@@ -254,11 +287,16 @@ fn line(told: &Told) -> String {
     line
 }
 
-fn finish(args: &ShutdownArgs, report: &Report) -> Result<(), Failure> {
-    if let Some(path) = &args.json {
+fn finish(json: Option<(&Path, File)>, report: &Report) -> Result<(), Failure> {
+    if let Some((path, mut file)) = json {
         let text = serde_json::to_string(report).context("cannot write the report")?;
-        std::fs::write(path, text + "\n")
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        let emptied = match file.metadata() {
+            // A pipe or a device has no length to set.
+            Ok(about) if about.is_file() => file.set_len(0),
+            _ => Ok(()),
+        };
+        let written = emptied.and_then(|()| writeln!(file, "{text}"));
+        written.map_err(|source| not_written(path, source))?;
     }
     let cells = &report.cells;
     let count = |is: fn(&Told) -> bool| cells.iter().filter(|told| is(told)).count();

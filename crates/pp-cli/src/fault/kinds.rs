@@ -76,6 +76,27 @@ pub(crate) enum Break {
     LateResult,
 }
 
+/// What a run must be for a fault to happen in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    Host,
+    Nccl,
+    Recompute,
+    HardCuts,
+}
+
+impl Need {
+    /// As the command line has it.
+    pub(crate) fn option(self) -> &'static str {
+        match self {
+            Self::Host => "--transport host",
+            Self::Nccl => "--transport nccl",
+            Self::Recompute => "--recompute",
+            Self::HardCuts => "--cuts hard",
+        }
+    }
+}
+
 /// From which chunk on a stage must not see anything, counted from the chunk of the hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Felt {
@@ -149,6 +170,25 @@ impl Break {
     /// The ranks on which it can happen, the usual one first.
     pub(crate) fn ranks(self) -> &'static [u32] {
         self.entry().2
+    }
+
+    /// All of them, in the order of the table.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        ALL.iter().map(|(what, ..)| *what)
+    }
+
+    /// What a run must be, or it never strikes.
+    pub(crate) fn need(self) -> Option<Need> {
+        match self {
+            Self::WrongGroup | Self::LoneCollective | Self::SecondThread => Some(Need::Nccl),
+            Self::ForeignSlot => Some(Need::Host),
+            Self::MissingContext
+            | Self::SkippedRecompute
+            | Self::LostContext
+            | Self::StaleContext => Some(Need::Recompute),
+            Self::LateResult => Some(Need::HardCuts),
+            _ => None,
+        }
     }
 
     /// Whether it is a frame that a rank hears, for which it must post no receive.

@@ -164,6 +164,12 @@ impl<L: Breakable> Faulty<L> {
     }
 }
 
+impl<L> Drop for Faulty<L> {
+    fn drop(&mut self) {
+        self.arm.ends();
+    }
+}
+
 /// The frame with a body that breaks a rule, as the rank that hears it gets it.
 fn altered_body(what: Break, me: u32, frame: &[u8]) -> Option<Vec<u8>> {
     if me == 0 {

@@ -1,6 +1,6 @@
 //! Faults made on purpose, so that everybody can see what a job does about them.
 //!
-//! `PP_FAULT=ID[@RANK][:chunk=N][:ms=T][:times=N]` names one fault of the job; what each does is in
+//! `PP_FAULT=NAME[@RANK][:chunk=N][:ms=T][:times=N]` names one fault of the job; what each does is in
 //! docs/faults.md. It is a setting: the handshake compares it, so it cannot be on for one rank
 //! alone. Without it no code of this folder runs.
 //!
@@ -29,7 +29,7 @@ use crate::exit::Failure;
 
 pub(crate) use self::breakable::Breakable;
 pub(crate) use self::front::FaultyFront;
-use self::kinds::{Break, Felt};
+use self::kinds::{Break, Felt, Need};
 pub(crate) use self::link::Faulty;
 pub(crate) use self::phase_b::FaultyPhaseB;
 
@@ -63,20 +63,20 @@ impl Hook {
         let text = text.to_string_lossy();
         Self::parse(&text).map(Some).map_err(|why| {
             Failure::Usage(format!(
-                "{VARIABLE} is {text:?}: {why}; it takes ID[@RANK][:chunk=N][:ms=T][:times=N], and \
-                 `pp faults --list` says which there are"
+                "{VARIABLE} is {text:?}: {why}; it takes NAME[@RANK][:chunk=N][:ms=T][:times=N], and \
+                 `pp faults --hooks` has the names"
             ))
         })
     }
 
     fn parse(text: &str) -> Result<Self, String> {
         let mut parts = text.split(':');
-        let name = parts.next().unwrap_or_default();
-        let (id, rank) = match name.split_once('@') {
-            None => (name, None),
+        let place = parts.next().unwrap_or_default();
+        let (id, rank) = match place.split_once('@') {
+            None => (place, None),
             Some((id, rank)) => (id, Some(number::<u32>("the rank", rank)?)),
         };
-        let what = Break::named(id).ok_or_else(|| format!("there is no fault {id:?}"))?;
+        let what = Break::named(id).ok_or_else(|| format!("there is no hook {id:?}"))?;
         let ranks = what.ranks();
         let rank = Rank::new(rank.unwrap_or(ranks[0]));
         if !ranks.contains(&rank.get()) {
@@ -164,6 +164,15 @@ impl Arm {
         say(&format!("{} at chunk {chunk}", what.id()));
     }
 
+    /// The run is over on this rank; says so where nothing was made that was asked for.
+    fn ends(&self) {
+        // What is said at the handshake was made before there was a link.
+        let is_of_link = self.hook.what != Break::ChangedWeights;
+        if self.is_mine && is_of_link && !self.struck.get() && !std::thread::panicking() {
+            say(&format!("{} did not strike", self.hook.what.id()));
+        }
+    }
+
     /// Says that the fault had not the effect that it must have.
     fn misses(&self, what: &str) {
         say(&format!("{}: {what} {AFTER}", self.hook.what.id()));
@@ -239,6 +248,44 @@ pub(crate) fn digest_of_kernels(digest: u64, me: Rank) -> Result<u64, Failure> {
 /// The rank on which a hook strikes.
 pub(crate) fn rank_of(text: &str) -> Option<u32> {
     Hook::parse(text).ok().map(|hook| hook.rank.get())
+}
+
+/// Whether a line of a rank says that its hook struck, rather than that it did not, or what came of it.
+pub(crate) fn is_strike(line: &str) -> bool {
+    let said = line.strip_prefix(SAYS);
+    said.is_some_and(|said| said.contains(" at chunk ") && !said.contains(AFTER))
+}
+
+/// Refuses a hook that cannot strike in this run. What carries the payloads may not be known yet.
+pub(crate) fn refuse_in_vain(
+    transport: Option<&str>,
+    recompute: bool,
+    hard_cuts: bool,
+) -> Result<(), Failure> {
+    let need = Hook::from_env()?.and_then(|hook| Some((hook.what, hook.what.need()?)));
+    let Some((what, need)) = need else {
+        return Ok(());
+    };
+    let is_met = match need {
+        Need::Host => transport.is_none_or(|transport| transport == "host"),
+        Need::Nccl => transport.is_none_or(|transport| transport == "nccl"),
+        Need::Recompute => recompute,
+        Need::HardCuts => hard_cuts,
+    };
+    if is_met {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "{VARIABLE}={} cannot strike in this run: it needs {}",
+        what.id(),
+        need.option()
+    )))
+}
+
+/// The hooks: name, ranks with the usual one first, and what a run must be.
+pub(crate) fn hooks() -> impl Iterator<Item = (&'static str, &'static [u32], Option<&'static str>)>
+{
+    Break::all().map(|what| (what.id(), what.ranks(), what.need().map(Need::option)))
 }
 
 /// Refuses a hook where there are no two ranks.

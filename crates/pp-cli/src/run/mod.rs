@@ -39,7 +39,7 @@ use self::report::Finished;
 use self::restart::{Met, Missed};
 use self::shape::{Planes, Shape};
 use self::verify::{digest_of_kernels, prepared};
-use crate::args::{KernelChoice, RunArgs};
+use crate::args::{CutChoice, KernelChoice, RunArgs, TransportChoice};
 use crate::backend::{self, Backend, Choice};
 use crate::exit::{Failure, is_worth_a_restart};
 use crate::fault::{self, Breakable, Faulty, FaultyFront, FaultyPhaseB, Hook};
@@ -118,7 +118,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         signals::start().context("cannot handle signals")?;
         return run_alone(args);
     }
-    Hook::from_env()?;
+    let transport = match (args.transport, &args.kernels) {
+        (TransportChoice::Host, _) | (TransportChoice::Auto, KernelChoice::Cpu) => Some("host"),
+        (TransportChoice::Nccl, _) | (TransportChoice::Auto, KernelChoice::Ptx) => Some("nccl"),
+        (TransportChoice::Auto, _) => None,
+    };
+    fault::refuse_in_vain(transport, args.recompute, args.cuts == CutChoice::Hard)?;
     job::run_with_restarts(
         args.restarts,
         |launch| run_front_rank(args, launch),

@@ -230,7 +230,7 @@ fn collect(heard: &Receiver<Line>) -> ([Vec<String>; WORLD as usize], Option<Ins
     let mut said = [Vec::new(), Vec::new()];
     let mut fault_at = None;
     for (rank, at, line) in heard.iter() {
-        if line.starts_with(crate::fault::SAYS) && fault_at.is_none() {
+        if crate::fault::is_strike(&line) && fault_at.is_none() {
             fault_at = Some(at);
         }
         said[rank].push(line);

@@ -93,7 +93,7 @@ pub(super) fn judge(entry: &Entry, outcome: &Outcome, folder: &Path) -> Vec<Stri
 
 fn is_hooked(ranks: &[Ended; WORLD as usize]) -> bool {
     let mut lines = ranks.iter().flat_map(|ended| &ended.lines);
-    lines.any(|line| line.starts_with(crate::fault::SAYS))
+    lines.any(|line| crate::fault::is_strike(line))
 }
 
 fn check_end(end: &End, ended: &Ended) -> Result<(), String> {
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn each_thing_that_is_wrong_is_found() {
         type Change = fn(&mut Outcome);
-        let changes: [(&str, Change); 9] = [
+        let changes: [(&str, Change); 10] = [
             ("rank 0: exit 0", |o| o.ranks[0] = ended(0, &[])),
             ("rank 0: it said", |o| o.ranks[0].lines.clear()),
             ("rank 0: it said", |o| {
@@ -197,6 +197,10 @@ mod tests {
             ("outlived", |o| o.left_behind = true),
             ("11000 ms", |o| o.took = Duration::from_secs(11)),
             ("never made", |o| drop(o.ranks[1].lines.remove(0))),
+            ("never made", |o| {
+                o.ranks[1].lines[0] =
+                    format!("{}truncated-frame did not strike", crate::fault::SAYS);
+            }),
         ];
         for (word, change) in changes {
             let wrong = wrong_after(change);

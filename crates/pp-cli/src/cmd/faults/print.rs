@@ -133,6 +133,23 @@ pub(super) fn list(as_json: bool) -> Result<(), Failure> {
     print(&text)
 }
 
+/// Prints the hooks of `PP_FAULT`.
+pub(super) fn hooks(as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        let hooks: Vec<_> = crate::fault::hooks()
+            .map(|(name, ranks, needs)| json!({"name": name, "ranks": ranks, "needs": needs}))
+            .collect();
+        return print(&format!("{}\n", json!(hooks)));
+    }
+    let mut text = "PP_FAULT=NAME[@RANK][:chunk=N][:ms=T][:times=N]\n".to_owned();
+    for (name, ranks, needs) in crate::fault::hooks() {
+        let ranks: Vec<_> = ranks.iter().map(ToString::to_string).collect();
+        let needs = needs.map_or(String::new(), |needs| format!(", needs {needs}"));
+        let _ = writeln!(text, "{name:26} rank {}{needs}", ranks.join(" or "));
+    }
+    print(&text)
+}
+
 /// Prints what became of the entries that were run.
 pub(super) fn verdicts(
     as_json: bool,

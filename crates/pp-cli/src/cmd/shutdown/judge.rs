@@ -14,11 +14,15 @@ const HEARTBEATS: u32 = 3;
 const LATE: Duration = Duration::from_millis(25);
 /// From the moment a rank knows until every rank is gone.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
+/// A drain on GPUs ends in good order, which is no fault's end: NCCL destroys its communicators, which takes it
+/// half a second, and longer while other jobs on the same GPUs do.
+const DESTROY: Duration = Duration::from_millis(700);
 
 /// Exit codes, as `exit.rs` has them.
 const DONE: i32 = 0;
 const DIED: i32 = 7;
 const LATE_CODE: i32 = 9;
+const DEVICE: i32 = 10;
 const INTERRUPTED: i32 = 130;
 const KILLED: i32 = -9;
 
@@ -45,6 +49,10 @@ pub(super) fn expected(cell: Cell, ground: Ground) -> Expected {
         Event::Killed => (vec![DIED], vec![KILLED]),
         // A stopped peer that goes on is told, or finds that nobody is there.
         Event::Stopped => (vec![LATE_CODE], vec![LATE_CODE, DIED]),
+        // NCCL itself may be the first to say that its network is gone.
+        Event::Cut if cell.ours == Ours::Connect && ground == Ground::Gpus => {
+            (vec![LATE_CODE, DEVICE], vec![LATE_CODE, DEVICE])
+        }
         Event::Cut => (vec![LATE_CODE], vec![LATE_CODE]),
     };
     let ends_at_once = match cell.wish {
@@ -115,7 +123,12 @@ pub(super) fn wrong(cell: Cell, ground: Ground, played: &Played) -> Vec<String> 
 }
 
 /// Which bounds were missed, and by what.
-pub(super) fn missed(cell: Cell, heartbeat: Duration, played: &Played) -> Vec<String> {
+pub(super) fn missed(
+    cell: Cell,
+    ground: Ground,
+    heartbeat: Duration,
+    played: &Played,
+) -> Vec<String> {
     let mut missed = Vec::new();
     let silence = heartbeat * HEARTBEATS + LATE;
     let bound = match cell.event {
@@ -141,6 +154,9 @@ pub(super) fn missed(cell: Cell, heartbeat: Duration, played: &Played) -> Vec<St
     }
     if from.is_zero() && matches!(cell.event, Event::Computing | Event::Left) {
         within += SHORT;
+        if ground == Ground::Gpus && cell.wish == Wish::Drain {
+            within += DESTROY;
+        }
     }
     if let Some(all_gone) = played.all_gone
         && all_gone > from + within
@@ -157,4 +173,50 @@ pub(super) fn missed(cell: Cell, heartbeat: Duration, played: &Played) -> Vec<St
         missed.push(format!("it went on for {} ms", resumed.as_millis()));
     }
     missed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(event: Event, ours: Ours, wish: Wish) -> Cell {
+        Cell {
+            side: Side::Front,
+            ours,
+            event,
+            wish,
+            supervised: false,
+        }
+    }
+
+    #[test]
+    fn nccl_may_say_first_that_its_network_is_gone_while_it_connects() {
+        let ended = |ours, ground, codes: [i32; 2]| {
+            let played = Played {
+                codes: codes.map(Some).into(),
+                ..Played::default()
+            };
+            wrong(cell(Event::Cut, ours, Wish::GoOn), ground, &played).len()
+        };
+        assert_eq!(ended(Ours::Connect, Ground::Gpus, [10, 10]), 0);
+        assert_eq!(ended(Ours::Connect, Ground::Gpus, [9, 10]), 0);
+        assert_eq!(ended(Ours::Connect, Ground::Fakes, [10, 10]), 2);
+        assert_eq!(ended(Ours::Receive, Ground::Gpus, [10, 10]), 2);
+    }
+
+    #[test]
+    fn only_a_drain_on_gpus_has_the_time_that_nccl_takes_to_end() {
+        let late = |event, wish, ground| {
+            let played = Played {
+                all_gone: Some(Duration::from_millis(1800)),
+                ..Played::default()
+            };
+            let heartbeat = Duration::from_millis(250);
+            missed(cell(event, Ours::Send, wish), ground, heartbeat, &played).len()
+        };
+        assert_eq!(late(Event::Computing, Wish::Drain, Ground::Gpus), 0);
+        assert_eq!(late(Event::Computing, Wish::Drain, Ground::Fakes), 1);
+        assert_eq!(late(Event::Computing, Wish::Abort, Ground::Gpus), 1);
+        assert_eq!(late(Event::Killed, Wish::Drain, Ground::Gpus), 1);
+    }
 }

@@ -1,5 +1,6 @@
 //! One rank as a process of its own: what it says and when, and when it ends.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
@@ -8,6 +9,31 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+
+/// The processes that have not ended, until nobody may start any more.
+static ALIVE: Mutex<Option<BTreeSet<u32>>> = Mutex::new(Some(BTreeSet::new()));
+
+/// The ranks of ranks end with them; that is waited for no longer than this.
+const END_WITHIN: Duration = Duration::from_secs(2);
+
+fn alive() -> MutexGuard<'static, Option<BTreeSet<u32>>> {
+    // Each change is one call.
+    ALIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends every process that was started here, and keeps others from being started.
+pub(super) fn end_all() {
+    let all = alive().take().unwrap_or_default();
+    for pid in &all {
+        if let Some(pid) = Pid::from_raw(*pid as i32) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+    let deadline = Instant::now() + END_WITHIN;
+    while !all.iter().all(|pid| super::left::has_ended(*pid)) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
 
 /// A process, and everything seen of it so far.
 pub(super) struct Process {
@@ -35,11 +61,18 @@ struct Now {
 impl Process {
     /// Starts it, with pipes to all sides that are read at all times.
     pub(super) fn start(command: &mut Command) -> std::io::Result<Self> {
-        let mut child = command
+        command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+            .stderr(Stdio::piped());
+        let mut child = {
+            let mut alive = alive();
+            let alive = alive.as_mut();
+            let alive = alive.ok_or_else(|| std::io::Error::other("interrupted"))?;
+            let child = command.spawn()?;
+            alive.insert(child.id());
+            child
+        };
         let seen = Arc::new(Seen::default());
         let pid = Pid::from_child(&child);
         let input = Arc::new(Mutex::new(child.stdin.take()));
@@ -55,6 +88,9 @@ impl Process {
             let seen = Arc::clone(&seen);
             std::thread::spawn(move || {
                 if let Ok(status) = child.wait() {
+                    if let Some(alive) = alive().as_mut() {
+                        alive.remove(&child.id());
+                    }
                     seen.lock().ended = Some((Instant::now(), status));
                     seen.changed.notify_all();
                 }
