@@ -232,7 +232,9 @@ impl Arm {
 
 /// One line on standard error, which nobody may want to read.
 fn say(what: &str) {
-    let _ = writeln!(std::io::stderr(), "{SAYS}{what}");
+    // In one piece: the other rank may write to the same place.
+    let line = format!("{SAYS}{what}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// The digest of the kernels, as a rank says it.
