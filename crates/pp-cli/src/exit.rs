@@ -16,6 +16,7 @@
 //! | 11 | the ranks drifted apart: bytes are not those that were sent |
 //! | 130 | interrupted |
 
+use std::any::Any;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
@@ -79,6 +80,14 @@ impl From<OutputError> for Failure {
     }
 }
 
+/// What a panic says of itself; where it was stands in the message that the panic printed.
+pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Failure {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let what = text.unwrap_or("it does not say why");
+    Failure::Other(anyhow::anyhow!("the rank panicked: {what}"))
+}
+
 /// An input error is always the front's: it alone reads.
 pub(crate) fn input_fault(error: &InputError) -> Fault {
     Fault::new(FaultKind::BadInput, Rank::new(0), "read input", error)
@@ -104,17 +113,22 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Ends this process. What libraries do at exit is done only where none of them is at work: while
+/// Ends this process, from the thread that did its work. What libraries do at exit is done only where none of them is at work: while
 /// NCCL ends communicators on a thread that was left behind, their exit handlers would take from it
 /// what it uses, and the process would end by a signal instead of with its code.
 pub(crate) fn leave(code: u8) -> ! {
-    let code = i32::from(code);
     if pp_transport::nccl::is_at_rest() {
-        std::process::exit(code)
+        std::process::exit(code.into())
     }
+    end_now(code)
+}
+
+/// Ends this process beside a thread that goes on: what libraries do at exit would take from it what
+/// it uses.
+pub(crate) fn end_now(code: u8) -> ! {
     // Nobody else flushes it. Whoever closed the pipe does not want to read it.
     let _ = std::io::stdout().flush();
-    signal_hook::low_level::exit(code)
+    signal_hook::low_level::exit(code.into())
 }
 
 /// The exit code of a kind of fault.

@@ -16,6 +16,7 @@ mod timed;
 mod video;
 
 use std::io::{IsTerminal, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
@@ -31,18 +32,9 @@ fn main() {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
-    let result = match &cli.command {
-        Command::Run(args) => run::run(args),
-        Command::Bench(BenchCommand::Overlap(args)) => bench::overlap(args),
-        Command::Bench(BenchCommand::Link(args)) => bench::link(args),
-        Command::Bench(BenchCommand::Kernels(args)) => bench::kernels(args),
-        Command::Flight(args) => cmd::flight::flight(args),
-        Command::Shutdown(args) => cmd::shutdown::shutdown(args),
-        Command::Doctor => cmd::doctor::doctor(),
-        Command::Verify { first, second } => cmd::verify::verify(first, second),
-        Command::Plugin(PluginCommand::Check { file }) => cmd::plugin::check(file),
-        Command::Faults(args) => cmd::faults::faults(args),
-    };
+    // One that panics says so where its other faults are said: its peer only sees that it died.
+    let result = catch_unwind(AssertUnwindSafe(|| perform(&cli.command)));
+    let result = result.unwrap_or_else(|panic| Err(exit::panicked(&*panic)));
     let code = match result {
         Ok(()) => 0,
         Err(failure) => {
@@ -60,4 +52,19 @@ fn main() {
         }
     };
     exit::leave(code)
+}
+
+fn perform(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Run(args) => run::run(args),
+        Command::Bench(BenchCommand::Overlap(args)) => bench::overlap(args),
+        Command::Bench(BenchCommand::Link(args)) => bench::link(args),
+        Command::Bench(BenchCommand::Kernels(args)) => bench::kernels(args),
+        Command::Flight(args) => cmd::flight::flight(args),
+        Command::Shutdown(args) => cmd::shutdown::shutdown(args),
+        Command::Doctor => cmd::doctor::doctor(),
+        Command::Verify { first, second } => cmd::verify::verify(first, second),
+        Command::Plugin(PluginCommand::Check { file }) => cmd::plugin::check(file),
+        Command::Faults(args) => cmd::faults::faults(args),
+    }
 }

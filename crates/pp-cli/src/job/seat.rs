@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use super::set_up::SetUp;
 use super::survival::Survival;
 use super::{FRONT, PHASE_B, heartbeat, signals, supervise};
-use crate::exit::{Failure, code_of, leave};
+use crate::exit::{Failure, code_of, end_now};
 use crate::flight;
 
 /// Time for the ranks to find each other.
@@ -27,7 +27,7 @@ pub(crate) const MEET_WITHIN: Duration = Duration::from_secs(60);
 const DECLINE_WITHIN: Duration = Duration::from_secs(2);
 /// Time for one step of setting up, mapping memory included.
 pub(super) const SET_UP_WITHIN: Duration = Duration::from_secs(30);
-/// Time for what a plugin or library does at exit.
+/// Time to say why.
 const EXIT_WITHIN: Duration = Duration::from_millis(100);
 /// What a rank says of itself, apart from who it is.
 pub(crate) struct Profile {
@@ -233,9 +233,8 @@ pub(super) fn end_process(fault: &Fault) {
 pub(crate) fn end_with(fault: &Fault) -> ! {
     let fault = fault.clone();
     let code = code_of(fault.kind);
-    // On a thread of its own: standard error may be held by whoever is stuck, and what runs at exit
-    // may wait for the stage that does not come back. If there is no thread to be had, the end comes
-    // without them.
+    // On a thread of its own: standard error may be held by whoever is stuck. If there is no thread to
+    // be had, the end comes without a word. Nothing runs at exit: the driver may be in a stage.
     let last = std::thread::Builder::new().name("pp-end".into());
     let _ = last.spawn(move || {
         if !supervise::report(&fault) {
@@ -243,7 +242,7 @@ pub(crate) fn end_with(fault: &Fault) -> ! {
             let hint = flight::hint();
             let _ = writeln!(std::io::stderr(), "pp: error: {fault}{hint}");
         }
-        leave(code)
+        end_now(code)
     });
     std::thread::sleep(EXIT_WITHIN);
     signal_hook::low_level::exit(code.into())

@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM: the first drains, the second aborts. SIGUSR1 writes a flight recording, and
-//! the job goes on.
+//! SIGINT, SIGTERM and SIGHUP: the first drains, the second aborts. SIGUSR1 writes a flight recording,
+//! and the job goes on. SIGHUP stays without effect where whoever started this process wants it so.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_runtime::switch::Switch;
 use pp_transport::control::{ControlSender, Message};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use super::seat::end_with;
 use super::{FRONT, GRACE};
-use crate::exit::{code_of, leave};
+use crate::exit::{code_of, end_now};
 use crate::flight;
 
 /// Time for a peer to take in why this rank ends.
@@ -49,10 +49,27 @@ fn with_state<R>(act: impl FnOnce(&mut State) -> R) -> R {
     act(&mut STATE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// The signals that this process does something about.
+pub(super) fn heard() -> Vec<i32> {
+    let mut heard = vec![SIGINT, SIGTERM, SIGUSR1];
+    if !ignores_hangup() {
+        heard.push(SIGHUP);
+    }
+    heard
+}
+
+/// Whether this process was started so that it outlives its terminal, as `nohup` does it.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask & (1 << (SIGHUP - 1)) != 0)
+}
+
 /// Starts the thread that turns signals into drains and aborts. Until [`attach`] names a switch,
 /// a signal ends the process: nothing has been admitted that could be drained.
 pub(crate) fn start() -> std::io::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
+    let mut signals = Signals::new(heard())?;
     std::thread::Builder::new()
         .name("pp-signals".into())
         .spawn(move || {
@@ -107,7 +124,7 @@ fn abort() {
         if let Some(fault) = switch.fault() {
             end_with(fault);
         }
-        leave(code_of(FaultKind::Interrupted));
+        end_now(code_of(FaultKind::Interrupted));
     }
     // No driver runs that could see it.
     let what =
@@ -118,8 +135,9 @@ fn abort() {
 /// Until [`attach`] names a switch, a signal ends the process, and the peer is told.
 pub(super) fn set_up(rank: Rank, peer: &ControlSender) {
     with_state(|state| {
-        // A front that waits for another Phase B has something to drain.
-        if matches!(state.hearer, Hearer::Nobody) {
+        // A front that waits for another Phase B has something to drain. One that met a Phase B which
+        // went before they were connected has met another since.
+        if matches!(state.hearer, Hearer::Nobody | Hearer::Peer(..)) {
             state.hearer = Hearer::Peer(rank, peer.clone());
         }
     });
