@@ -12,6 +12,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -210,6 +211,20 @@ fn tell(state: &mut State) -> Option<Fault> {
     state.fault.clone()
 }
 
+/// Does this on a thread of its own, and waits for it until then: a disk may be away. Whoever drops
+/// the set-up waits for the watch thread, and gives what is written this time too.
+fn aside(deadline: Instant, act: impl FnOnce() + Send + 'static) {
+    let (say, done) = sync_channel::<()>(1);
+    let thread = std::thread::Builder::new().name("pp-aside".into());
+    let started = thread.spawn(move || {
+        act();
+        let _ = say.send(());
+    });
+    if started.is_ok() {
+        let _ = done.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+    }
+}
+
 struct Watcher {
     shared: Arc<Shared>,
     channel: ControlChannel,
@@ -326,8 +341,9 @@ impl Watcher {
         }
         drop(state);
         self.shared.changed.notify_all();
-        flight::write_for_fault(&fault);
         let deadline = Instant::now() + GRACE;
+        let recorded = fault.clone();
+        aside(deadline, move || flight::write_for_fault(&recorded));
         loop {
             let state = self.shared.lock();
             if state.is_told || state.is_over || state.lives_on {
@@ -341,5 +357,23 @@ impl Watcher {
             drop(waited.unwrap_or_else(PoisonError::into_inner));
         }
         end_with(&fault);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_come_back_is_waited_for_no_longer_than_was_said() {
+        let (begun, begins) = sync_channel(1);
+        aside(Instant::now() + Duration::from_secs(30), move || {
+            begun.send(()).unwrap();
+        });
+        begins.try_recv().expect("done before it came back");
+        let (_kept, never) = sync_channel::<()>(1);
+        aside(Instant::now() + GRACE, move || {
+            let _ = never.recv();
+        });
     }
 }
