@@ -80,6 +80,7 @@ pub(crate) fn run_with_restarts(
     supervise::bind_to_supervisor()?;
     flight::open(&launch)?;
     signals::start().context("cannot handle signals")?;
+    reports::hears();
     if launch.rank() == FRONT {
         front(&launch)
     } else {
@@ -89,38 +90,41 @@ pub(crate) fn run_with_restarts(
 
 /// The time between heartbeats, from `PP_HEARTBEAT_MS`; 0 switches them off.
 pub(crate) fn heartbeat() -> Result<Option<Duration>, Failure> {
-    milliseconds("PP_HEARTBEAT_MS", 250, 20)
+    milliseconds("PP_HEARTBEAT_MS", 250, 20, true)
 }
 
 /// How long the front waits for a Phase B that was started again, from `PP_RESTART_WITHIN_MS`.
 pub(crate) fn restart_within() -> Result<Duration, Failure> {
-    const NAME: &str = "PP_RESTART_WITHIN_MS";
-    milliseconds(NAME, 60_000, 100)?.ok_or_else(|| {
-        let what = "is 0; nothing is waited for without end, so it takes 100 to 3600000";
-        Failure::Usage(format!("{NAME} {what}"))
-    })
+    // Nothing is waited for without end.
+    let within = milliseconds("PP_RESTART_WITHIN_MS", 60_000, 100, false)?;
+    Ok(within.expect("more than none"))
 }
 
 /// How long one operation of a driver may last, from `PP_STUCK_MS`; 0 is for ever.
 pub(crate) fn limits() -> Result<Option<Limits>, Failure> {
-    let stage = milliseconds("PP_STUCK_MS", 120_000, 1000)?;
+    let stage = milliseconds("PP_STUCK_MS", 120_000, 1000, true)?;
     Ok(stage.map(|stage| Limits {
         stage,
         transport: stage.min(ISSUED_WITHIN),
     }))
 }
 
-fn milliseconds(name: &str, default: u64, least: u64) -> Result<Option<Duration>, Failure> {
+fn milliseconds(
+    name: &str,
+    default: u64,
+    least: u64,
+    takes_none: bool,
+) -> Result<Option<Duration>, Failure> {
+    let none = if takes_none { ", or 0 for none" } else { "" };
     let ms = match std::env::var(name) {
         Err(_) => default,
         Ok(text) => text
             .parse::<u64>()
             .ok()
-            .filter(|ms| *ms == 0 || (least..=3_600_000).contains(ms))
+            .filter(|ms| (takes_none && *ms == 0) || (least..=3_600_000).contains(ms))
             .ok_or_else(|| {
                 Failure::Usage(format!(
-                    "{name} is {text:?}; it takes milliseconds from {least} to 3600000, or 0 for \
-                     none"
+                    "{name} is {text:?}; it takes milliseconds from {least} to 3600000{none}"
                 ))
             })?,
     };

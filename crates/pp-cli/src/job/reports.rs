@@ -22,6 +22,8 @@ pub(super) enum Word {
     Lost(Meant, Fault),
     /// The front and Phase B are connected.
     Met,
+    /// This rank takes signals.
+    Hears,
 }
 
 /// Which process of Phase B.
@@ -66,6 +68,7 @@ const LOST: u32 = 1;
 const MET: u32 = 2;
 /// The supervisor's own: nothing follows.
 const OVER: u32 = 3;
+const HEARS: u32 = 4;
 /// Process, rank, kind, process that is meant, bytes of the fault.
 const HEAD: usize = 5 * 4;
 
@@ -105,6 +108,7 @@ pub(super) fn read(pipe: OwnedFd, mut take: impl FnMut(Report)) {
             (ENDS, Ok(fault)) => Word::Ends(fault),
             (LOST, Ok(fault)) => Word::Lost(Meant::from_wire(meant), fault),
             (MET, _) => Word::Met,
+            (HEARS, _) => Word::Hears,
             // A report that cannot be read was not made.
             _ => continue,
         };
@@ -163,4 +167,10 @@ pub(crate) fn lost(meant: Meant, fault: &Fault) {
 /// Tells the supervisor, if there is one, that the ranks are connected.
 pub(crate) fn met() {
     tell(MET, 0, &[]);
+}
+
+/// Tells the supervisor, if there is one, that this rank takes signals: it is not ended by one that
+/// only asks what it does.
+pub(crate) fn hears() {
+    tell(HEARS, 0, &[]);
 }

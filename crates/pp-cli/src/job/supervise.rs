@@ -21,12 +21,17 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use pp_contract::{Rank, WorldSize};
 use pp_transport::launch::LocalJob;
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, kill_process, set_parent_process_death_signal, waitid,
+};
+use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
 use super::reports::{self, Meant, REPORT_FD, Report, Word};
 pub(crate) use super::reports::{report, report_internal};
+use super::signals::heard;
 use super::verdict::{End, Ends, verdict};
 use super::{FRONT, PHASE_B, WORLD};
 use crate::exit::Failure;
@@ -38,6 +43,10 @@ const PATIENCE: Duration = Duration::from_millis(240);
 const GOODBYE: Duration = Duration::from_secs(5);
 /// Time for the last reports, which were written before the ranks ended.
 const REPORTS_WITHIN: Duration = Duration::from_secs(1);
+/// Time the ranks have to end by themselves after a second interrupt.
+const ABORTED_WITHIN: Duration = Duration::from_secs(1);
+/// Time the front has to say that it is there after all, where Phase B ended because of it.
+const CONTRADICTED_WITHIN: Duration = Duration::from_secs(1);
 /// The process that supervises this rank.
 pub(crate) const SUPERVISOR: &str = "PP_SUPERVISOR_PID";
 
@@ -47,7 +56,8 @@ pub(crate) fn is_supervised() -> bool {
 }
 
 enum Event {
-    Ended(End),
+    /// This rank has ended, and was not reaped: nobody else has its number until it is.
+    Ended(Rank, Child),
     Reported(Report),
     /// Nobody reports any more.
     ReportsOver,
@@ -59,8 +69,8 @@ enum Event {
 /// Runs this same command line once per rank, and ends as they end. Phase B is started again up to
 /// `restarts` times.
 pub(crate) fn supervise(restarts: u32, within: Duration) -> Result<(), Failure> {
-    let (report, write_end) = rustix::pipe::pipe().context("no pipe")?;
-    // The ranks inherit the write end under its number.
+    let (report, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).context("no pipe")?;
+    // The ranks inherit the write end under its number, and that end alone.
     rustix::io::fcntl_setfd(&write_end, rustix::io::FdFlags::empty()).context("no pipe")?;
     let (events, happened) = mpsc::channel();
     let mut job = Job {
@@ -71,6 +81,8 @@ pub(crate) fn supervise(restarts: u32, within: Duration) -> Result<(), Failure> 
         within,
         used: 0,
         running: [None; WORLD as usize],
+        hears: [false; WORLD as usize],
+        is_asked: [false; WORLD as usize],
         replaced: None,
         ends: Vec::new(),
         gone: None,
@@ -78,25 +90,26 @@ pub(crate) fn supervise(restarts: u32, within: Duration) -> Result<(), Failure> 
         front_waits: true,
         has_met: false,
         signals: 0,
+        aborted_after: None,
         deadline: None,
         is_killing: false,
     };
     let own = job.local.launch(FRONT).map_err(anyhow::Error::new)?;
     flight::supervise(own.job_id());
+    // Before there is a rank that would live on without us.
+    forward_signals(events.clone())?;
     for rank in 0..WORLD {
         if let Err(failure) = job.start(Rank::new(rank)) {
             job.kill_all();
             return Err(failure);
         }
     }
-    let reader = events.clone();
     std::thread::spawn(move || {
         reports::read(report, |report| {
-            let _ = reader.send(Event::Reported(report));
+            let _ = events.send(Event::Reported(report));
         });
-        let _ = reader.send(Event::ReportsOver);
+        let _ = events.send(Event::ReportsOver);
     });
-    forward_signals(events)?;
     let outcome = job.run(&happened);
     if outcome.is_err() {
         job.kill_all();
@@ -108,6 +121,7 @@ pub(crate) fn supervise(restarts: u32, within: Duration) -> Result<(), Failure> 
         ends: job.ends,
         reports: job.reports,
         interrupted: job.signals > 0,
+        aborted_after: job.aborted_after,
         restarts,
         used: job.used,
     })
@@ -125,6 +139,10 @@ struct Job {
     used: u32,
     /// By rank.
     running: [Option<Pid>; WORLD as usize],
+    /// By rank: the process that runs has said that it takes signals.
+    hears: [bool; WORLD as usize],
+    /// By rank: it is to say what it does, as soon as it takes signals.
+    is_asked: [bool; WORLD as usize],
     /// The process of Phase B that was killed here because the front gave it up.
     replaced: Option<Pid>,
     /// How ranks ended for good.
@@ -138,6 +156,8 @@ struct Job {
     /// The ranks were connected once.
     has_met: bool,
     signals: u32,
+    /// How many reports there were when a second interrupt came.
+    aborted_after: Option<usize>,
     /// When whoever is left is killed.
     deadline: Option<Instant>,
     is_killing: bool,
@@ -146,17 +166,16 @@ struct Job {
 impl Job {
     /// Starts a rank, and a thread that waits for its end.
     fn start(&mut self, rank: Rank) -> Result<(), Failure> {
-        let mut child = self.spawn(rank)?;
+        let child = self.spawn(rank)?;
         let (pid, events) = (Pid::from_child(&child), self.events.clone());
-        self.running[rank.get() as usize] = Some(pid);
+        let at = rank.get() as usize;
+        self.running[at] = Some(pid);
+        (self.hears[at], self.is_asked[at]) = (false, false);
         std::thread::spawn(move || {
-            let status = child.wait().ok();
-            let _ = events.send(Event::Ended(End {
-                rank,
-                pid,
-                status,
-                by_us: false,
-            }));
+            // Reaped by the thread that sends signals: none goes to somebody who got its number.
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            while let Err(Errno::INTR) = waitid(WaitId::Pid(pid), options) {}
+            let _ = events.send(Event::Ended(rank, child));
         });
         Ok(())
     }
@@ -201,11 +220,11 @@ impl Job {
                 Some(at) => happened.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
             match event {
-                Ok(Event::Ended(end)) => self.ended(end)?,
+                Ok(Event::Ended(rank, child)) => self.ended(rank, child)?,
                 Ok(Event::Reported(report)) => self.reported(report)?,
                 Ok(Event::ReportsOver) => {}
                 Ok(Event::Signal) => self.signalled(),
-                Ok(Event::Asked) => self.pass_on(Signal::USR1),
+                Ok(Event::Asked) => self.asked(),
                 Err(RecvTimeoutError::Timeout) => self.late(),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -245,15 +264,34 @@ impl Job {
         self.start(PHASE_B)
     }
 
-    fn ended(&mut self, mut end: End) -> Result<(), Failure> {
-        self.running[end.rank.get() as usize] = None;
-        let was_replaced = self.replaced == Some(end.pid);
+    fn ended(&mut self, rank: Rank, mut child: Child) -> Result<(), Failure> {
+        self.running[rank.get() as usize] = None;
+        let pid = Pid::from_child(&child);
+        let was_replaced = self.replaced == Some(pid);
+        let mut end = End {
+            rank,
+            pid,
+            status: child.wait().ok(),
+            by_us: false,
+        };
         end.by_us = (self.is_killing || was_replaced) && end.was_killed();
-        if end.rank == PHASE_B && self.may_restart() && (was_replaced || end.is_worth_a_restart()) {
+        let is_worth_it = was_replaced || end.is_worth_a_restart();
+        let may_be_missed = is_worth_it || end.is_silent();
+        if rank == PHASE_B && self.may_restart() && may_be_missed {
             if self.front_waits {
-                return self.restart();
+                if is_worth_it || self.has_met {
+                    return self.restart();
+                }
+                self.settle(end);
+                return Ok(());
             }
-            self.gone = Some((end, Instant::now() + self.within));
+            let is_blamed = self.reports.iter().any(|report| blames_front(report, pid));
+            let within = if is_blamed {
+                CONTRADICTED_WITHIN.min(self.within)
+            } else {
+                self.within
+            };
+            self.gone = Some((end, Instant::now() + within));
             return Ok(());
         }
         self.settle(end);
@@ -285,7 +323,16 @@ impl Job {
 
     fn reported(&mut self, report: Report) -> Result<(), Failure> {
         match report.word {
-            Word::Ends(_) => self.note(report),
+            Word::Ends(_) => {
+                // The front is stopped or cut off, and would not say for a minute what it makes of it.
+                if let Some((end, until)) = &mut self.gone
+                    && blames_front(&report, end.pid)
+                {
+                    *until = (*until).min(Instant::now() + CONTRADICTED_WITHIN);
+                }
+                self.note(report);
+            }
+            Word::Hears => self.hears(report.rank, report.pid),
             Word::Met => (self.front_waits, self.has_met) = (false, true),
             Word::Lost(meant, fault) => {
                 tracing::warn!(%fault, ?meant, "the front gave Phase B up");
@@ -300,11 +347,14 @@ impl Job {
     fn replace(&mut self, meant: Meant) -> Result<(), Failure> {
         let is_meant = |pid: Pid| match meant {
             Meant::Unknown => false,
-            Meant::This(meant) => pid.as_raw_nonzero().get().cast_unsigned() == meant,
+            Meant::This(meant) => number(pid) == meant,
             Meant::Any => true,
         };
-        if self.gone.is_some() {
-            return self.restart();
+        if let Some((end, _)) = self.gone.take() {
+            if self.may_restart() {
+                return self.restart();
+            }
+            self.settle(end);
         }
         match self.running[PHASE_B.get() as usize].filter(|pid| is_meant(*pid)) {
             Some(pid) if self.may_restart() => {
@@ -314,7 +364,9 @@ impl Job {
             }
             // The front waits in vain.
             Some(_) => self.end_within(PATIENCE),
-            // It was replaced already, or is not to be.
+            // It ended for good, and none comes in its place: the same.
+            None if self.ends.iter().any(|end| end.rank == PHASE_B) => self.end_within(PATIENCE),
+            // It was replaced already.
             None => {}
         }
         Ok(())
@@ -322,6 +374,16 @@ impl Job {
 
     fn signalled(&mut self) {
         self.signals += 1;
+        if self.signals == 2 {
+            self.aborted_after = Some(self.reports.len());
+            if let Some((mut end, _)) = self.gone.take() {
+                // Another would have come: it is the interrupt that ends the job.
+                end.by_us = true;
+                self.ends.push(end);
+            }
+            // A rank that is stopped does not hear it.
+            self.end_within(ABORTED_WITHIN);
+        }
         // The front drains and tells the others; all must hear of an abort. A Phase B that is about
         // to join a front which drains must not end at the first.
         let front_alone = self.signals == 1 && self.restarts > 0 && self.has_met;
@@ -332,10 +394,29 @@ impl Job {
         }
     }
 
-    /// A signal for all ranks that run.
-    fn pass_on(&self, signal: Signal) {
-        for pid in self.running.into_iter().flatten() {
-            let _ = kill_process(pid, signal);
+    /// All ranks that run are to say what they do: those that would not die of it at once.
+    fn asked(&mut self) {
+        for (rank, pid) in self.running.iter().enumerate() {
+            match pid {
+                Some(pid) if self.hears[rank] => {
+                    let _ = kill_process(*pid, Signal::USR1);
+                }
+                _ => self.is_asked[rank] = true,
+            }
+        }
+    }
+
+    /// This process of a rank takes signals from now on.
+    fn hears(&mut self, rank: Rank, pid: u32) {
+        let at = rank.get() as usize;
+        let Some(running) = self.running.get(at).copied().flatten() else {
+            return;
+        };
+        if number(running) == pid {
+            self.hears[at] = true;
+            if std::mem::take(&mut self.is_asked[at]) {
+                let _ = kill_process(running, Signal::USR1);
+            }
         }
     }
 
@@ -359,8 +440,18 @@ impl Job {
     }
 }
 
+/// Whether this process of Phase B ended because of the front.
+fn blames_front(report: &Report, phase_b: Pid) -> bool {
+    let is_blamed = |word: &Word| matches!(word, Word::Ends(fault) if fault.rank == FRONT);
+    report.pid == number(phase_b) && is_blamed(&report.word)
+}
+
+fn number(pid: Pid) -> u32 {
+    pid.as_raw_nonzero().get().cast_unsigned()
+}
+
 fn forward_signals(events: Sender<Event>) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1]).context("cannot handle signals")?;
+    let mut signals = Signals::new(heard()).context("cannot handle signals")?;
     std::thread::spawn(move || {
         for signal in &mut signals {
             let event = match signal {

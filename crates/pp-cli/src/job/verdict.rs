@@ -38,6 +38,12 @@ impl End {
         self.status.and_then(|s| s.code())
     }
 
+    /// Whether the front may not know why: it ended well, because it was told to or because a plugin
+    /// calls `exit`; or it panicked.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_good() || self.code() == Some(i32::from(code_of(FaultKind::Internal)))
+    }
+
     /// Whether another process in its place may fare better: it was killed, or ended because a rank
     /// or a device was gone or silent.
     pub(super) fn is_worth_a_restart(&self) -> bool {
@@ -53,15 +59,18 @@ pub(super) struct Ends {
     pub(super) ends: Vec<End>,
     pub(super) reports: Vec<Report>,
     pub(super) interrupted: bool,
+    /// How many reports there were when a second interrupt came. What came later came of it.
+    pub(super) aborted_after: Option<usize>,
     pub(super) restarts: u32,
     pub(super) used: u32,
 }
 
 /// One reason for all ranks: the root cause, where it is known.
-pub(super) fn verdict(job: &Ends) -> Result<(), Failure> {
+pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
     let Ends {
         ends,
         interrupted,
+        aborted_after,
         restarts,
         used,
         ..
@@ -85,12 +94,11 @@ pub(super) fn verdict(job: &Ends) -> Result<(), Failure> {
         let pid = |end: &End| end.pid.as_raw_nonzero().get().cast_unsigned();
         ends.iter().any(|end| pid(end) == report.pid)
     };
-    let reports = job.reports.iter().filter(is_last);
-    let reports = reports.filter_map(|report| match &report.word {
-        Word::Ends(fault) => Some((report.rank, fault)),
-        Word::Lost(..) | Word::Met => None,
-    });
-    let reports: Vec<_> = reports.collect();
+    let told = |(at, report): (usize, &'a Report)| match &report.word {
+        Word::Ends(fault) if is_last(&report) => Some((at, report.rank, fault)),
+        _ => None,
+    };
+    let reports: Vec<_> = job.reports.iter().enumerate().filter_map(told).collect();
     // A rank that was not yet ready to drain ends at once, and its peer reports that it is gone.
     let at_once = |end: &End| {
         end.code() == Some(i32::from(code_of(FaultKind::Interrupted)))
@@ -98,14 +106,14 @@ pub(super) fn verdict(job: &Ends) -> Result<(), Failure> {
     };
     let is_reported = reports
         .iter()
-        .any(|(_, fault)| fault.kind == FaultKind::Interrupted);
+        .any(|(_, _, fault)| fault.kind == FaultKind::Interrupted);
     if *interrupted && !is_reported && ends.iter().any(at_once) {
         let what = "interrupted before the ranks were ready";
         return because(FaultKind::Interrupted, FRONT, "set up", what);
     }
     // A rank that somebody killed is the cause of whatever the others report; one that said why it
     // ends, and crashed on its way out, is not.
-    let has_reported = |rank: Rank| reports.iter().any(|(reporter, _)| *reporter == rank);
+    let has_reported = |rank: Rank| reports.iter().any(|(_, reporter, _)| *reporter == rank);
     let killed = ends
         .iter()
         .filter(|end| !end.by_us && !has_reported(end.rank));
@@ -120,7 +128,12 @@ pub(super) fn verdict(job: &Ends) -> Result<(), Failure> {
         );
         return because(FaultKind::PeerDied, rank, "run", &what);
     }
-    if let Some((_, fault)) = reports.into_iter().next() {
+    let counts = |at: usize, fault: &Fault| {
+        aborted_after.is_none_or(|before| at < before) || fault.kind == FaultKind::Interrupted
+    };
+    let mut reports = reports;
+    reports.retain(|(at, _, fault)| counts(*at, fault));
+    if let Some(fault) = cause(&reports) {
         let Fault {
             kind,
             rank,
@@ -128,6 +141,10 @@ pub(super) fn verdict(job: &Ends) -> Result<(), Failure> {
             detail,
         } = fault;
         return because(*kind, *rank, operation.as_str(), detail.as_str());
+    }
+    if aborted_after.is_some() {
+        let what = "aborted by a second interrupt; what was in flight is lost";
+        return because(FaultKind::Interrupted, FRONT, "run", what);
     }
     // A rank that failed before it could report has printed its own line.
     if let Some(code) = ends.iter().filter_map(End::code).find(|code| *code != 0) {
@@ -137,6 +154,18 @@ pub(super) fn verdict(job: &Ends) -> Result<(), Failure> {
     let rank = stuck.map_or(FRONT, |end| end.rank);
     let what = "the process did not end in good order after the others had";
     because(FaultKind::TimedOut, rank, "end", what)
+}
+
+/// The first fault that was reported. A rank that ends with a fault of its own may be slower to say so
+/// than its peer is to say that it died; its words count then.
+fn cause<'a>(reports: &[(usize, Rank, &'a Fault)]) -> Option<&'a Fault> {
+    let (_, _, first) = reports.first()?;
+    let own = reports.iter().find(|(_, reporter, fault)| {
+        first.kind == FaultKind::PeerDied
+            && *reporter == first.rank
+            && fault.kind != FaultKind::PeerDied
+    });
+    Some(own.map_or(first, |(_, _, fault)| fault))
 }
 
 fn signal_name(signal: i32) -> String {

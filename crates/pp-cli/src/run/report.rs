@@ -260,5 +260,14 @@ fn write_restarts(out: &mut Vec<u8>, about: &About<'_>) -> std::io::Result<()> {
     if more > 0 {
         writeln!(out, "{more:>12} more; --report has them all")?;
     }
+    writeln!(
+        out,
+        "the measures below span {}: the chunks around it are no steady state",
+        if about.restarts == 1 {
+            "a restart"
+        } else {
+            "restarts"
+        }
+    )?;
     Ok(())
 }

@@ -8,6 +8,7 @@
 //! Choices: who starts Phase B again is not decided here: a supervisor is told, a launcher sees it by
 //! itself. The front waits where the ranks met the first time.
 
+use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -71,6 +72,9 @@ where
             if !is_over {
                 tracing::warn!(%fault, generation = generation.get(), "Phase B is lost; another is awaited");
                 reports::lost(*phase_b, fault);
+                if !supervise::is_supervised() {
+                    say_that_it_is_awaited(fault, within);
+                }
             }
         };
         let survival = (restarts > 0).then(|| Survival::new(within));
@@ -131,6 +135,20 @@ where
         }
         causes.push(fault);
     }
+}
+
+/// For whoever started the ranks, and now has to start one again. On a thread of its own: standard
+/// error may be held by whoever does not read it.
+fn say_that_it_is_awaited(fault: &Fault, within: Duration) {
+    let line = format!(
+        "pp: Phase B is gone ({fault}); waiting up to {} s for rank 1 to be started again; the first \
+         Ctrl-C finishes what is in flight once it is there, the second ends at once",
+        within.as_secs_f64().ceil()
+    );
+    let say = std::thread::Builder::new().name("pp-say".into());
+    let _ = say.spawn(move || {
+        let _ = writeln!(std::io::stderr(), "{line}");
+    });
 }
 
 /// The fault of a meeting that another Phase B may make up for.

@@ -1,0 +1,256 @@
+//! How a job that may start Phase B again ends all the same: with its front stopped, by interrupts, by
+//! a plugin that ends its process; and what it says meanwhile.
+
+mod common;
+mod restart_support;
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{all_gone, children, finish, is_alive, pp, run, signal, video};
+use restart_support::{Held, Strike};
+use rustix::process::Signal;
+
+/// Less than a front may be waited for, and more than anything here takes on a machine that is busy.
+const SOON: Duration = Duration::from_secs(30);
+
+const KILL: Strike = Strike {
+    at: 60_000,
+    after: Duration::ZERO,
+    signal: Signal::KILL,
+};
+
+fn through(more: &[&str]) -> Command {
+    let fixed = [
+        "run",
+        "--input",
+        "-",
+        "--output",
+        "-",
+        "--frames-per-chunk",
+        "2",
+        "--transport",
+        "host",
+        "--denoise-steps",
+        "2",
+    ];
+    pp(&[&fixed[..], more].concat())
+}
+
+fn clip() -> Vec<u8> {
+    video(64, 48, "mono", 400)
+}
+
+#[test]
+fn a_stopped_front_is_not_waited_for() {
+    let mut command = through(&["--restarts", "3"]);
+    command.env("PP_HEARTBEAT_MS", "250");
+    let mut held = Held::start(&mut command, clip());
+    held.wait_for(60_000);
+    let ranks = children(held.child.id());
+    let front = held.rank(0);
+    let began = Instant::now();
+    signal(front, Signal::STOP);
+    let ended = held.finish();
+    assert!(began.elapsed() < SOON, "{}", ended.stderr);
+    assert_eq!(ended.code, Some(9), "{}", ended.stderr);
+    for words in ["rank 0", "heartbeat"] {
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    }
+    all_gone(&ranks);
+}
+
+/// Nobody notices that the front is stopped, so nothing but the interrupt ends the job.
+#[test]
+fn a_second_interrupt_ends_a_job_whose_ranks_are_stopped() {
+    for (restarts, is_killed) in [("0", false), ("3", false), ("3", true)] {
+        let mut command = through(&["--restarts", restarts]);
+        command.env("PP_HEARTBEAT_MS", "0");
+        let mut held = Held::start(&mut command, clip());
+        held.wait_for(60_000);
+        let ranks = [held.rank(0), held.rank(1)];
+        signal(ranks[0], Signal::STOP);
+        if is_killed {
+            held.strike(KILL);
+        } else {
+            signal(ranks[1], Signal::STOP);
+        }
+        let began = Instant::now();
+        for _ in 0..2 {
+            // Signals of one kind that come together are one.
+            std::thread::sleep(Duration::from_millis(200));
+            signal(held.child.id(), Signal::INT);
+        }
+        let ended = held.finish();
+        assert!(began.elapsed() < SOON, "{}", ended.stderr);
+        assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+        assert!(
+            ended.stderr.contains("second interrupt"),
+            "{}",
+            ended.stderr
+        );
+        all_gone(&ranks);
+    }
+}
+
+/// As a plugin does it that calls `exit`: the process of Phase B ends well, long before its time. Or a
+/// library of ours panics.
+#[test]
+fn a_phase_b_that_ends_without_a_word_is_missed() {
+    let wanted = run(&mut through(&[]), Some(clip())).succeeded().stdout;
+    for (restarts, hook) in [
+        ("2", "leave@1:chunk=5"),
+        ("1", "leave@1:chunk=0"),
+        ("1", "panic@1"),
+    ] {
+        let mut command = through(&["--restarts", restarts]);
+        command.env("PP_FAULT", hook);
+        let began = Instant::now();
+        let ended = run(&mut command, Some(clip()));
+        assert!(began.elapsed() < SOON, "{}", ended.stderr);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert!(ended.stdout == wanted, "the output is another");
+        assert!(ended.stderr.contains("1 of "), "{}", ended.stderr);
+        assert!(ended.stderr.contains("span a restart"));
+    }
+}
+
+/// A rank that takes no signals yet would die of it, and so would a supervisor.
+#[test]
+fn whoever_asks_too_early_what_the_ranks_do_ends_none_of_them() {
+    for _ in 0..5 {
+        let mut held = Held::start(&mut through(&["--restarts", "9"]), clip());
+        let until = Instant::now() + Duration::from_millis(300);
+        let supervisor = held.child.id();
+        while Instant::now() < until {
+            // Its own start is not of interest: it takes signals once it has a rank.
+            if !children(supervisor).is_empty() {
+                signal(supervisor, Signal::USR1);
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        held.wait_for(1);
+        let ended = held.finish();
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        for words in ["rank 0: flight", "rank 1: flight"] {
+            assert!(ended.stderr.contains(words), "{}", ended.stderr);
+        }
+        assert!(!ended.stderr.contains(" times"), "{}", ended.stderr);
+    }
+}
+
+/// Its terminal is closed: what is in flight is finished. With `nohup` nothing happens at all.
+#[test]
+fn a_hangup_drains_unless_it_is_ignored() {
+    let whole = run(&mut through(&[]), Some(clip())).succeeded().stdout;
+    for is_ignored in [false, true] {
+        let plain = through(&["--restarts", "1"]);
+        let mut command = plain;
+        if is_ignored {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]);
+            shell.arg(command.get_program()).args(command.get_args());
+            for (name, value) in command.get_envs() {
+                match value {
+                    Some(value) => shell.env(name, value),
+                    None => shell.env_remove(name),
+                };
+            }
+            command = shell;
+        }
+        let mut held = Held::start(&mut command, clip());
+        held.wait_for(60_000);
+        signal(held.child.id(), Signal::HUP);
+        std::thread::sleep(Duration::from_millis(100));
+        let ended = held.finish();
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert_eq!(ended.stderr.contains("interrupted"), !is_ignored);
+        assert_eq!(ended.output == whole, is_ignored, "{}", ended.stderr);
+        assert!(whole.starts_with(&ended.output), "the output is another");
+    }
+}
+
+/// A rank that could read what the others report would take the reports away from the supervisor.
+#[test]
+fn ranks_have_one_end_of_the_pipe_on_which_they_report() {
+    let mut held = Held::start(&mut through(&[]), clip());
+    held.wait_for(60_000);
+    for rank in [0, 1] {
+        let pid = held.rank(rank);
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
+        let environment = String::from_utf8_lossy(&environment).into_owned();
+        let number = environment
+            .split('\0')
+            .find_map(|entry| entry.strip_prefix("PP_REPORT_FD="))
+            .unwrap();
+        let folder = format!("/proc/{pid}/fd");
+        let pipe = std::fs::read_link(format!("{folder}/{number}")).unwrap();
+        let ends = std::fs::read_dir(&folder).unwrap().flatten();
+        let ends = ends.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == pipe));
+        assert_eq!(ends.count(), 1, "rank {rank}");
+    }
+    assert_eq!(held.finish().code, Some(0));
+}
+
+/// Its peer may be quicker to say that it died than it is to say why.
+#[test]
+fn a_panic_is_named_by_the_rank_that_panicked() {
+    for (rank, restarts) in [("0", "0"), ("0", "1"), ("1", "0")] {
+        let mut command = through(&["--restarts", restarts]);
+        command.env("PP_FAULT", format!("panic@{rank}:chunk=3"));
+        let ended = run(&mut command, Some(clip()));
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        let last = ended.stderr.lines().last().unwrap_or_default();
+        for words in ["pp: error", &format!("rank {rank}"), "panicked: "] {
+            assert!(last.contains(words), "{words}: {}", ended.stderr);
+        }
+    }
+}
+
+#[test]
+fn a_time_that_cannot_be_none_is_not_offered() {
+    let mut command = through(&["--restarts", "1"]);
+    command.env("PP_RESTART_WITHIN_MS", "0");
+    let ended = run(&mut command, Some(Vec::new())).failed(2, &["from 100 to"]);
+    assert!(!ended.stderr.contains("for none"), "{}", ended.stderr);
+}
+
+/// As a launcher starts them: nobody but the front can say that it waits.
+#[test]
+fn a_front_that_waits_says_so_and_ends_at_a_second_interrupt() {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = socket.local_addr().unwrap().port();
+    drop(socket);
+    let as_rank = |rank: &str| {
+        let mut command = through(&["--restarts", "2"]);
+        command
+            .env("RANK", rank)
+            .env("LOCAL_RANK", rank)
+            .env("WORLD_SIZE", "2")
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .env("PP_JOB_SECRET", "a secret of more than sixteen bytes")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    };
+    let mut held = Held::start(&mut as_rank("0"), clip());
+    let mut phase_b = as_rank("1").spawn().unwrap();
+    held.wait_for(60_000);
+    phase_b.kill().unwrap();
+    finish(phase_b);
+    std::thread::sleep(Duration::from_millis(500));
+    let front = held.child.id();
+    signal(front, Signal::INT);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(is_alive(front), "the first interrupt waits for Phase B");
+    let began = Instant::now();
+    signal(front, Signal::INT);
+    let ended = held.finish();
+    assert!(began.elapsed() < SOON, "{}", ended.stderr);
+    assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+    for words in ["Phase B is gone", "up to 60 s", "second interrupt"] {
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    }
+}
