@@ -109,9 +109,35 @@ fn both_transports_have_the_same_digests_and_runs_can_be_compared() {
     let other = run_of("host", "1");
     let words = ["rank 0", "chunk 0", "tensor denoising_step_list"];
     compare(&host, &other).failed(11, &words);
-    let [_, without] = made(&folder, "host", &input, "off", &[]);
-    compare(&host, &without).failed(2, &["no digests", "--verify"]);
-    compare(&input, &host).failed(2, &["no report"]);
+}
+
+/// What one run alone verified is no success, and neither is what cannot be compared.
+#[test]
+fn runs_that_verified_other_chunks_are_not_the_same() {
+    let folder = Folder::new("verify_other_chunks");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 12));
+    let compare = |a: &Path, b: &Path| run(&mut pp(&["verify", text(a), text(b)]), None);
+    let of = |name: &str, more: &[&str]| {
+        let args = [&["--denoise-steps", "0"], more].concat();
+        let [_, report] = made(&folder, "host", &input, name, &args);
+        report
+    };
+    let host = of("all", &["--verify", "every=1"]);
+    compare(&host, &host).succeeded();
+    let without = of("off", &[]);
+    compare(&host, &without).failed(3, &["no digests", "--verify"]);
+    compare(&input, &host).failed(3, &["no report"]);
+    compare(&folder.file("missing"), &host).failed(4, &["missing"]);
+    let rarer = of("rarer", &["--verify", "every=2"]);
+    let words = [
+        "compared 3 chunks",
+        "(every=1) has 3 more, chunks 1, 3, 5",
+        "(every=2) has no other",
+    ];
+    compare(&host, &rarer).failed(3, &words);
+    compare(&rarer, &host).failed(3, &words);
+    let shorter = of("shorter", &["--verify", "every=1", "--chunks", "4"]);
+    compare(&host, &shorter).failed(3, &["compared 4 chunks", "2 more, chunks 4, 5"]);
 }
 
 /// On GPUs digests are issued like everything else: nothing waits for them, and nothing is read too early.

@@ -1,9 +1,8 @@
 //! `pp verify A.json B.json`: where two runs with `--verify` began to differ.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use anyhow::Context as _;
 use pp_contract::{Fault, FaultKind, Rank};
 use serde::Deserialize;
 
@@ -23,8 +22,16 @@ struct Run {
 
 #[derive(Deserialize)]
 struct Verified {
+    every: Option<String>,
+    #[serde(default)]
+    chunks_verified: u64,
+    #[serde(default)]
+    all_outputs: String,
     chunks: Vec<Chunk>,
 }
+
+/// Chunks that are named where runs verified different ones.
+const NAMED: usize = 5;
 
 /// Digests by tensor.
 type Digests = BTreeMap<String, String>;
@@ -43,33 +50,83 @@ struct Difference {
     detail: String,
 }
 
-/// Compares the chunks that both runs verified.
+/// Compares the chunks that both runs verified. Done is only when they verified the same ones.
 pub(crate) fn verify(first: &Path, second: &Path) -> Result<(), Failure> {
     let (a, b) = (read(first)?, read(second)?);
-    match compare(&a, &b) {
-        Ok(0) => Err(Failure::Usage(format!(
-            "{} and {} have no verified chunk in common; run both with the same --verify every=N",
-            first.display(),
-            second.display()
-        ))),
-        Ok(chunks) => print(&format!("{chunks} verified chunks are the same\n")),
-        Err(Difference { rank, detail }) => {
-            Err(Fault::new(FaultKind::Drift, rank, "compare runs", detail).into())
-        }
+    let same = compare(&a.chunks, &b.chunks).map_err(|Difference { rank, detail }| {
+        Fault::new(FaultKind::Drift, rank, "compare runs", detail)
+    })?;
+    if same == 0 {
+        let why = "they have no verified chunk in common; run both with the same --verify every=N";
+        return Err(refuse(second, format!("beside {}: {why}", first.display())));
     }
+    let [only_a, only_b] = [alone(&a.chunks, &b.chunks), alone(&b.chunks, &a.chunks)];
+    if !only_a.is_empty() || !only_b.is_empty() {
+        let has = |path: &Path, run: &Verified, only: &[u64]| {
+            let every = run.every.as_deref().unwrap_or("?");
+            let path = path.display();
+            format!("{path} ({every}) has {}", named(only))
+        };
+        let why = format!(
+            "compared {same} chunks, which are the same; {}; {}",
+            has(first, &a, &only_a),
+            has(second, &b, &only_b)
+        );
+        return Err(Fault::new(FaultKind::BadInput, FRONT, "compare runs", why).into());
+    }
+    let older = |run: &Verified| run.chunks_verified.saturating_sub(run.chunks.len() as u64);
+    if (a.chunks_verified, &a.all_outputs) != (b.chunks_verified, &b.all_outputs) {
+        let why = format!(
+            "the {same} chunks of the reports are the same, but older ones, of which only the digest of all outputs \
+             was kept, are not: {} of {} chunks and {} of {}",
+            a.all_outputs, a.chunks_verified, b.all_outputs, b.chunks_verified
+        );
+        return Err(Fault::new(FaultKind::Drift, PHASE_B, "compare runs", why).into());
+    }
+    let kept = match older(&a) {
+        0 => String::new(),
+        older => format!("; so are the outputs of {older} older ones together"),
+    };
+    print(&format!("{same} verified chunks are the same{kept}\n"))
 }
 
-fn read(path: &Path) -> Result<Vec<Chunk>, Failure> {
-    let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let report: Report = serde_json::from_slice(&text)
-        .map_err(|e| Failure::Usage(format!("{} is no report of pp run: {e}", path.display())))?;
-    let verified = report.run.verify.ok_or_else(|| {
-        Failure::Usage(format!(
-            "{} has no digests; make it with pp run --verify every=N --report",
-            path.display()
-        ))
+fn refuse(path: &Path, why: impl std::fmt::Display) -> Failure {
+    let text = format!("{}: {why}", path.display());
+    Fault::new(FaultKind::BadInput, FRONT, "read report", text).into()
+}
+
+fn read(path: &Path) -> Result<Verified, Failure> {
+    let text = std::fs::read(path).map_err(|e| {
+        let text = format!("{}: {e}", path.display());
+        Fault::new(FaultKind::Io, FRONT, "read report", text)
     })?;
-    Ok(verified.chunks)
+    let report: Report = serde_json::from_slice(&text)
+        .map_err(|e| refuse(path, format!("it is no report of pp run: {e}")))?;
+    report.run.verify.ok_or_else(|| {
+        let why = "it has no digests; make it with pp run --verify every=N --report";
+        refuse(path, why)
+    })
+}
+
+/// The chunks that one run verified and the other did not.
+fn alone(own: &[Chunk], other: &[Chunk]) -> Vec<u64> {
+    let other: BTreeSet<u64> = other.iter().map(|chunk| chunk.chunk).collect();
+    let own = own.iter().map(|chunk| chunk.chunk);
+    own.filter(|chunk| !other.contains(chunk)).collect()
+}
+
+/// How many chunks, and the first of them.
+fn named(chunks: &[u64]) -> String {
+    let first: Vec<_> = chunks.iter().take(NAMED).map(ToString::to_string).collect();
+    let (first, more) = (
+        first.join(", "),
+        if chunks.len() > NAMED { ", …" } else { "" },
+    );
+    match chunks.len() {
+        0 => "no other".into(),
+        1 => format!("1 more, chunk {first}"),
+        n => format!("{n} more, chunks {first}{more}"),
+    }
 }
 
 /// How many chunks both have, if all are the same. Inputs come first: outputs of other inputs differ for a reason.
@@ -137,6 +194,12 @@ mod tests {
         let b = [chunk(0, "1", "2"), chunk(2, "8", "8")];
         assert_eq!(compare(&a, &b), Ok(1));
         assert_eq!(compare(&a[1..], &b[1..]), Ok(0));
+        assert_eq!([alone(&a, &b), alone(&b, &a)], [[1], [2]]);
+        assert_eq!(named(&[1]), "1 more, chunk 1");
+        assert_eq!(
+            named(&[1, 2, 3, 4, 5, 6]),
+            "6 more, chunks 1, 2, 3, 4, 5, …"
+        );
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub(in super::super) struct Verified<'a> {
     /// What digests cost each rank, the mean of a chunk that is verified.
     front_ms: f64,
     phase_b_ms: f64,
-    /// Digest of the digests of all outputs, in their order.
+    /// Digest of the digests of the outputs of all verified chunks, in their order.
     all_outputs: String,
     chunks: Vec<Line<'a>>,
 }
@@ -75,7 +75,7 @@ impl fmt::Display for Verified<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "verified {} chunks ({}): {:.2} ms at the front and {:.2} ms at phase B for each; all outputs {}",
+            "verified {} chunks ({}): {:.2} ms at the front and {:.2} ms at phase B for each; outputs of the verified chunks together {}",
             self.chunks_verified, self.every, self.front_ms, self.phase_b_ms, self.all_outputs
         )
     }
