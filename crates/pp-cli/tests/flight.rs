@@ -374,6 +374,35 @@ fn nothing_is_recorded_where_nobody_wants_it() {
     run(command.env("PP_FLIGHT_OPS", "many"), None).failed(2, &["PP_FLIGHT_OPS", "many"]);
 }
 
+#[test]
+fn a_recording_that_cannot_be_written_is_said_behind_the_fault() {
+    let folder = Folder::new("flight_refused");
+    let input = clip(&folder);
+    let args = ["run", "--kernels", "cpu", "--input", text(&input)];
+    let mut command = pp(&args);
+    command
+        .env("PP_FLIGHT_DIR", "/dev/null/recordings")
+        .env("PP_FAULT", "swapped");
+    ended_with(
+        run(&mut command, None),
+        8,
+        &["peer misbehaved", "(no recording: /dev/null/recordings"],
+    );
+    // A path with a blank can be called as it stands there.
+    let mut command = pp(&args);
+    command
+        .env("PP_FLIGHT_DIR", folder.file("my rec"))
+        .env("PP_FAULT", "swapped");
+    let line = ended_with(run(&mut command, None), 8, &["my rec'/"]);
+    let (_, call) = line.split_once("pp flight ").unwrap();
+    let call = format!("\"$0\" flight {}", call.trim_end_matches(')'));
+    let mut shell = Command::new("sh");
+    let shell = shell.args(["-c", &call, env!("CARGO_BIN_EXE_pp")]);
+    let told = run(shell, None).succeeded();
+    let told = String::from_utf8(told.stdout).unwrap();
+    assert!(told.contains(": peer misbehaved: rank "), "{told}");
+}
+
 /// The driver logs into a pipe that nobody empties, and holds standard error for ever.
 #[test]
 fn a_standard_error_that_is_stuck_keeps_no_rank_from_ending_nor_from_recording() {

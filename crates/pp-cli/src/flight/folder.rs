@@ -47,6 +47,39 @@ pub(super) fn of_job(folder: &Path, job: u64) -> Option<PathBuf> {
         .then(|| folder.join(format!("{ranks}*{SUFFIX}")))
 }
 
+/// A path as a shell takes it; what its last part has of a pattern stays one.
+pub(super) fn for_a_shell(path: &Path) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=@%:,".contains(c);
+    let folder = path.parent().unwrap_or(Path::new("")).to_string_lossy();
+    if folder.chars().all(is_plain) {
+        return path.display().to_string();
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    format!("'{}'/{name}", folder.replace('\'', "'\\''"))
+}
+
+/// Why nothing can be written there, if so.
+pub(super) fn refusal(folder: &Path) -> Option<String> {
+    // Ranks make it where it is not there: whether they can shows at what is.
+    let there = folder.ancestors().find(|part| part.exists())?;
+    let wanted = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    let refused = rustix::fs::access(there, wanted).map_err(io::Error::from);
+    let refused = refused.and_then(|()| match there == folder {
+        true => try_out(folder),
+        false if there.is_dir() => Ok(()),
+        false => Err(io::ErrorKind::NotADirectory.into()),
+    });
+    let why = refused.err()?;
+    Some(format!("{}: {why}", folder.display()))
+}
+
+/// Writes as much as a recording may need, and removes it.
+fn try_out(folder: &Path) -> io::Result<()> {
+    let file = folder.join(format!(".try-{}", std::process::id()));
+    write(&file, &[0; 64 << 10])?;
+    std::fs::remove_file(&file)
+}
+
 /// Writes a file that is there whole or not at all.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
@@ -87,6 +120,23 @@ fn make(folder: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_with_blanks_is_quoted_and_the_pattern_is_not() {
+        let shown = |path: &str| for_a_shell(Path::new(path));
+        assert_eq!(shown("/tmp/a-1/x-rank*.flight"), "/tmp/a-1/x-rank*.flight");
+        assert_eq!(shown("/tmp/my job/x*.f"), "'/tmp/my job'/x*.f");
+        assert_eq!(shown("/tmp/it's/x*.f"), "'/tmp/it'\\''s'/x*.f");
+    }
+
+    #[test]
+    fn a_folder_that_takes_nothing_says_why() {
+        let never = std::env::temp_dir().join(format!("pp-never-{}", std::process::id()));
+        assert_eq!(refusal(&never), None);
+        assert!(!never.exists());
+        let why = refusal(Path::new("/dev/null/recordings")).unwrap();
+        assert!(why.starts_with("/dev/null/recordings: "), "{why}");
+    }
 
     #[test]
     fn a_recording_replaces_the_one_before_and_leaves_nothing_beside_it() {

@@ -50,6 +50,8 @@ struct Own {
     busy: AtomicBool,
     /// There is a file.
     written: AtomicBool,
+    /// Why there is none, though there was a fault.
+    failed: OnceLock<String>,
 }
 
 /// Opens the recorder of this rank.
@@ -65,6 +67,7 @@ pub(crate) fn open(launch: &Launch) -> Result<(), Failure> {
         switch: Mutex::new(None),
         busy: AtomicBool::new(false),
         written: AtomicBool::new(false),
+        failed: OnceLock::new(),
     };
     if OWN.set(own).is_ok() {
         write_on_panic();
@@ -114,20 +117,24 @@ pub(crate) fn follow(switch: &Switch) {
 /// Writes down what happened before a fault. For the thread beside the watchdog.
 pub(crate) fn write_for_fault(fault: &Fault) {
     if let Some(own) = OWN.get() {
-        // The fault itself is what has to be told; that it could not be recorded is not.
-        let _ = own.write(Reason::Fault(fault.clone()));
+        // The fault itself is what has to be told; that it could not be recorded is said behind it.
+        if let Err(why) = own.write(Reason::Fault(fault.clone()))
+            && own.recorder.is_on()
+        {
+            let _ = own.failed.set(why);
+        }
     }
 }
 
 /// Writes down what goes on, and says where.
 pub(crate) fn write_on_request() {
-    let Some(own) = OWN.get() else {
-        return;
-    };
-    let rank = own.rank;
-    let said = match own.write(Reason::Asked) {
-        Ok(path) => format!("pp: rank {rank}: flight recording: {}", path.display()),
-        Err(why) => format!("pp: rank {rank}: no flight recording: {why}"),
+    let said = match OWN.get().map(|own| (own.rank, own.write(Reason::Asked))) {
+        Some((rank, Ok(path))) => {
+            format!("pp: rank {rank}: flight recording: {}", path.display())
+        }
+        Some((rank, Err(why))) => format!("pp: rank {rank}: no flight recording: {why}"),
+        None => "pp: no flight recording: one process that runs every stage sends nothing that could be recorded"
+            .to_owned(),
     };
     // Without a standard error nobody wants to read it.
     let _ = writeln!(std::io::stderr(), "{said}");
@@ -150,17 +157,27 @@ fn write_on_panic() {
     }));
 }
 
-/// What to add to the line that tells a fault: how to read what the ranks recorded. Empty where
-/// nothing was.
+/// What to add to the line that tells a fault: how to read what the ranks recorded, or why they could
+/// not. Empty where nothing was to be.
 pub(crate) fn hint() -> String {
-    let written = match (SUPERVISED.get(), OWN.get()) {
-        (Some((job, folder)), _) => folder::of_job(folder, *job),
-        (None, Some(own)) if own.written.load(Ordering::Acquire) => Some(own.path()),
-        _ => None,
+    let (written, failed) = match (SUPERVISED.get(), OWN.get()) {
+        (Some((job, folder)), _) => match folder::of_job(folder, *job) {
+            // Which rank tried is not known here; that none could is.
+            None if operations().is_ok_and(|n| n > 0) => (None, folder::refusal(folder)),
+            written => (written, None),
+        },
+        (None, Some(own)) if own.written.load(Ordering::Acquire) => (Some(own.path()), None),
+        (None, Some(own)) => (None, own.failed.get().cloned()),
+        (None, None) => (None, None),
     };
-    written.map_or_else(String::new, |path| {
-        format!(" (what the ranks did last: pp flight {})", path.display())
-    })
+    match (written, failed) {
+        (Some(path), _) => {
+            let path = folder::for_a_shell(&path);
+            format!(" (what the ranks did last: pp flight {path})")
+        }
+        (None, Some(why)) => format!(" (no recording: {why})"),
+        (None, None) => String::new(),
+    }
 }
 
 impl Own {
