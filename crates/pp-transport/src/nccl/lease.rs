@@ -56,7 +56,8 @@ impl DeviceTx {
     /// good for work issued to `stream` inside `issue`, and for nothing else.
     ///
     /// # Errors
-    /// What `issue` says; the driver refuses.
+    /// What `issue` says; the driver refuses. The slot came back from a send that failed, and NCCL
+    /// may read it yet: it can only be sent again, from a copy.
     pub fn write_on<R, E: From<TransportError>>(
         &mut self,
         stream: &Stream,
@@ -64,6 +65,7 @@ impl DeviceTx {
     ) -> Result<R, E> {
         let held = self.held.as_mut().expect("held until it is handed over");
         let slot = held.pool.slot(held.slot);
+        slot.check().map_err(TransportError::from)?;
         slot.write_on(&mut held.writer, stream, || issue(slot.ptr()))
     }
 
@@ -145,7 +147,8 @@ impl Sending {
     }
 
     /// The lease again, where its send failed and the generation is over with it: to be read from,
-    /// since nobody wrote it.
+    /// since nobody wrote it. If NCCL may have taken it, its slot was given up, and refuses to be
+    /// written.
     pub(super) fn recall(self) -> DeviceTx {
         self.pool.lane.recall(self.slot);
         DeviceTx::new(&self.pool, self.slot)
@@ -198,9 +201,11 @@ impl Resend for Sending {
                     let (from, to) = (piece(from, source, len), piece(to, target, len));
                     // SAFETY: both ranges lie inside their slots (checked). The slot that was sent
                     // is IN FLIGHT for as long as this submission exists, so no lease writes it,
-                    // and NCCL only reads it; its memory is freed only behind `work`, which is
-                    // recorded behind this copy. The other slot is leased, so it is another one,
-                    // and the stream is ordered behind all that wrote it.
+                    // and NCCL only reads it. Once it is leased again, whoever writes it is ordered
+                    // behind `work`, since this stream is left as its worker, and its memory is
+                    // freed only behind `work`, which is recorded behind this copy. The other slot
+                    // is leased, so it is another one, and the stream is ordered behind all that
+                    // wrote it.
                     Ok(unsafe { stream.copy(from, to) }?)
                 })
             })

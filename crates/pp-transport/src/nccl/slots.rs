@@ -149,8 +149,8 @@ impl Slot {
     }
 
     /// Runs `issue`, which issues work that reads to `stream` what the slot was sent with: behind
-    /// the work that wrote it, and before the slot is used for anything else. That its transfer was
-    /// given up is no harm: it only reads.
+    /// the work that wrote it, and before the slot is used for anything else, since whoever leases
+    /// it next takes over from `stream`. That its transfer was given up is no harm: it only reads.
     pub(super) fn reread_on(
         &self,
         stream: &Stream,
@@ -164,6 +164,7 @@ impl Slot {
         let issued = issue(self.ptr());
         self.work.record(stream)?;
         std::mem::forget(unrecorded);
+        self.leave_worker(Some(stream.clone()));
         issued
     }
 
