@@ -119,6 +119,7 @@ pub(super) struct Unmade {
 
 impl Unmade {
     pub(super) fn new(life: Arc<Life>, beside: Beside) -> Self {
+        life.begin();
         Self {
             life,
             beside: Some(beside),

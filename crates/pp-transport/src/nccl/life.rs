@@ -30,7 +30,7 @@ const REVOKED_WITHIN: Duration = Duration::from_millis(100);
 /// Completions asked for in vain between two looks at the communicators themselves.
 const LOOK_AFTER_POLLS: u32 = 1 << 14;
 
-/// Generations of this process that have begun and not ended.
+/// Generations of this process that a thread began to make and none has ended.
 static AT_WORK: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether every generation of communicators that this process began has also ended. While one has
@@ -91,7 +91,6 @@ pub(super) enum How {
 
 impl Life {
     pub(super) fn new(core: &Arc<Core>, what: String) -> Self {
-        AT_WORK.fetch_add(1, Ordering::SeqCst);
         Self {
             core: Arc::clone(core),
             what,
@@ -103,6 +102,11 @@ impl Life {
             remains: Mutex::default(),
             vain_polls: AtomicU32::new(0),
         }
+    }
+
+    /// A thread begins to make the communicators, and answers for their end. Once.
+    pub(super) fn begin(&self) {
+        AT_WORK.fetch_add(1, Ordering::SeqCst);
     }
 
     pub(super) fn what(&self) -> &str {
@@ -230,9 +234,9 @@ impl Life {
             *end = End::At("start a thread");
             let (life, beside) = (Arc::clone(self), self.core.enter_to_end());
             let thread = std::thread::Builder::new().name("pp-nccl-end".into());
-            if let Err(error) = thread.spawn(move || life.run_end(how, beside)) {
-                tracing::warn!(%error, "no thread to end communicators on");
-            }
+            // Without a thread it stays where it is, and that is the error. Nothing is logged: this may
+            // be the watch thread, and standard error may be held by whoever is stuck.
+            let _ = thread.spawn(move || life.run_end(how, beside));
         }
         let left = deadline.saturating_duration_since(started);
         let (end, _) = self

@@ -1,17 +1,20 @@
 //! A process that lives on after an abort: what it sent is sent again, and nothing of the dead is kept.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pp_contract::Generation;
+use pp_contract::{Generation, Rank};
 use pp_transport::bell::Bell;
 use pp_transport::cuda::{Device, Stream};
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::{InFlight, Part, Resend as _};
 use pp_transport::lane::Lane;
-use pp_transport::nccl::{NcclLink, NcclOptions, Sending, UniqueId};
+use pp_transport::nccl::{
+    CommOptions, Communicator, NcclLink, NcclOptions, Sending, UniqueId, is_at_rest,
+};
 
-use crate::devices::{HANG, download, fakes, issuers, pair, settled_free};
-use crate::nccl_link::{End, both_ways, ends, on_device, payload, wait_for};
+use crate::devices::{HANG, download, fakes, issuers, pair, settled_free, upload, wait};
+use crate::nccl_link::{End, both_ways, ends, on_device, payload, talk, wait_for};
 
 const BYTES: usize = 6000;
 
@@ -73,8 +76,11 @@ fn what_could_not_be_sent_is_sent_to_the_next_generation() {
     };
     let mut old = ends(pair(both_ways(3, BYTES)));
     fakes.set("FAULTS", "ncclSend:1:6,nothing:4:skip");
-    let unsent = old[0].fail_to_send(BYTES);
+    let mut unsent = old[0].fail_to_send(BYTES);
     fakes.set("FAULTS", "");
+    // NCCL may have taken it all the same, and read it yet.
+    let error = unsent.set_byte(0, 77).unwrap_err().to_string();
+    assert!(error.contains("out of use"), "{error}");
     let unsent = InFlight::new(Sending::unsent(unsent));
     abort(old);
     let mut new = ends(pair(both_ways(3, BYTES)));
@@ -82,6 +88,75 @@ fn what_could_not_be_sent_is_sent_to_the_next_generation() {
     drop(unsent.abort());
     receive_all(&mut new, 1);
     drop(again);
+}
+
+/// The slot is leased again while the copy waits for its turn.
+#[test]
+fn a_slot_that_is_copied_from_is_not_written_before_the_copy_is_done() {
+    let Some(_) = fakes() else {
+        return;
+    };
+    let mut ends = ends(pair(both_ways(2, BYTES)));
+    let sent = ends[0].send(BYTES);
+    receive_all(&mut ends, 1);
+    wait(|| sent.is_done().unwrap());
+    let mut lease = ends[0].lease();
+    let (writer, kernels) = (
+        Stream::new(&Device::open(0).unwrap()).unwrap(),
+        on_device(0),
+    );
+    let written = lease.write_on(&writer, |_| -> Result<(), TransportError> {
+        kernels.spin(writer.raw(), 200_000);
+        Ok(())
+    });
+    written.unwrap();
+    sent.copy_into(&[whole(BYTES)], &mut lease).unwrap();
+    upload(0, &mut wait_for(sent), 0, &[0xFF; BYTES]);
+    let flight = ends[0].try_send(BYTES, lease).unwrap();
+    let (_, arriving) = ends[1].hear_one();
+    assert!(download(1, &wait_for(arriving)) == payload(0, 0, BYTES));
+    drop(flight);
+}
+
+/// A process that has nothing more to do with NCCL ends as any other: also after a connection that
+/// was refused before anything was made for it. Of the whole process, so in one of its own.
+#[test]
+fn a_connection_that_never_began_leaves_the_process_at_rest() {
+    const INSIDE: &str = "PP_TEST_AT_REST";
+    const NAME: &str = "nccl_generations::a_connection_that_never_began_leaves_the_process_at_rest";
+    if std::env::var_os(INSIDE).is_none() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let output = child.args(["--exact", NAME]).env(INSIDE, "1").output();
+        let output = output.unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{said}");
+        return;
+    }
+    assert!(is_at_rest());
+    let mut ends = ends(pair(both_ways(1, 64)));
+    assert!(!is_at_rest());
+    talk(&mut ends, 64, 1);
+    let [issuer, _] = issuers();
+    let id = UniqueId::new(issuer.nccl()).unwrap();
+    let connecting = std::thread::spawn(move || {
+        Communicator::connect(CommOptions {
+            issuer,
+            name: "mesh",
+            members: vec![Rank::new(0), Rank::new(1)],
+            me: Rank::new(0),
+            id,
+            deadline: Instant::now() + HANG,
+            blocking: false,
+        })
+    });
+    let error = connecting.join().unwrap().unwrap_err();
+    assert!(
+        matches!(error, TransportError::WrongThread { .. }),
+        "{error}"
+    );
+    assert!(!is_at_rest());
+    drop(ends);
+    wait(is_at_rest);
 }
 
 #[test]
