@@ -171,6 +171,25 @@ fn two_threads_never_lease_the_same_slot() {
     });
 }
 
+#[test]
+fn two_threads_may_ask_after_the_same_slot_in_flight() {
+    check(|| {
+        let Edge {
+            producer, consumer, ..
+        } = edge(1);
+        let slot = producer.lease().unwrap();
+        producer.submit(slot);
+        let other = Arc::clone(&producer);
+        let asking = thread::spawn(move || other.has_come_back(slot).unwrap());
+        let giving = thread::spawn(move || consumer.give_back(slot));
+        producer.has_come_back(slot).unwrap();
+        asking.join().unwrap();
+        giving.join().unwrap();
+        assert!(producer.has_come_back(slot).unwrap());
+        producer.redeem(slot);
+    });
+}
+
 /// A futex as the kernel gives it: compares and sleeps in one step.
 struct Futex {
     words: BellWords,

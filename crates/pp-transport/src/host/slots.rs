@@ -136,12 +136,17 @@ impl<W: SlotWords> Producer<W> {
     /// # Errors
     /// The word holds what no honest peer leaves there.
     pub(crate) fn has_come_back(&self, slot: u32) -> Result<bool, Nonsense> {
+        // In this order, with what another thread has seen before the word: where that thread saw
+        // the slot come back, so does this one, unless the peer took it again.
+        let own = self.own[slot as usize].load(Ordering::Acquire);
         let word = self.words.word(slot).0.0.load(Ordering::Acquire);
-        let own = &self.own[slot as usize];
-        match (word, own.load(Ordering::Relaxed)) {
+        match (word, own) {
             (WITH_PRODUCER, RETURNED) => Ok(true),
             (WITH_PRODUCER, _) => {
-                self.step(slot, IN_FLIGHT, RETURNED);
+                if !self.try_step(slot, IN_FLIGHT, RETURNED) {
+                    // Another thread saw it at the same moment, and nothing else may have happened.
+                    self.step(slot, RETURNED, RETURNED);
+                }
                 Ok(true)
             }
             (WITH_CONSUMER, IN_FLIGHT) => Ok(false),
@@ -324,6 +329,30 @@ mod tests {
         tx.redeem(slot);
         tx.submit(slot);
         assert_eq!(tx.has_come_back(slot), Ok(false));
+    }
+
+    #[test]
+    fn any_number_of_threads_may_ask_after_a_slot_in_flight() {
+        let (tx, rx) = edge(1);
+        let gate = std::sync::Barrier::new(3);
+        for _ in 0..2000 {
+            let slot = tx.lease().unwrap();
+            tx.submit(slot);
+            std::thread::scope(|scope| {
+                let ask = || {
+                    gate.wait();
+                    while !tx.has_come_back(slot).unwrap() {
+                        std::hint::spin_loop();
+                    }
+                };
+                scope.spawn(ask);
+                scope.spawn(ask);
+                gate.wait();
+                rx.give_back(slot);
+            });
+            tx.redeem(slot);
+            tx.give_up(slot);
+        }
     }
 
     #[test]
