@@ -5,6 +5,7 @@
 
 mod links;
 mod overtaken;
+mod recorded;
 mod stages;
 
 use std::mem::ManuallyDrop;

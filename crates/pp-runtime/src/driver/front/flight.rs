@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use pp_contract::{CallId, Envelope, Manifest, Outcome, Plan};
+use pp_contract::{CallId, ChunkIndex, Envelope, Manifest, Outcome, Plan};
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::{InFlight, Part};
 use pp_transport::link::Link;
@@ -65,6 +65,7 @@ impl<L: Link, P: Plan> Drop for Flight<L, P> {
 
 /// The payload of a chunk whose result was accepted, kept because it is context of later chunks.
 pub(super) struct Kept<L: Link> {
+    pub(super) chunk: ChunkIndex,
     pub(super) inputs: Manifest,
     pub(super) sending: InFlight<L::Sending>,
 }
@@ -77,7 +78,13 @@ pub(super) struct Sources<'a, L: Link, P: Plan> {
 
 impl<L: Link, P: Plan> Sources<'_, L, P> {
     fn kept(&self, chunks_back: usize) -> Option<&Kept<L>> {
-        self.kept.get(self.kept.len().checked_sub(chunks_back)?)
+        let kept = self.kept.get(self.kept.len().checked_sub(chunks_back)?)?;
+        // Each is accepted before the one behind it, so none is missing between them.
+        debug_assert_eq!(
+            kept.chunk.get() + chunks_back as u64,
+            self.flight.place.chunk.get()
+        );
+        Some(kept)
     }
 }
 
