@@ -3,7 +3,7 @@
 //! The first communicator of a process loads NCCL's kernels onto the device, which takes 0.3 s of
 //! the 0.5 that connecting does. Where a rank has to wait for its peer anyway, one of its own alone
 //! does that meanwhile. It is never ended, since NCCL takes half a second for it: it goes with the
-//! process.
+//! process, which is therefore never at rest again and leaves without what libraries do at exit.
 
 use std::sync::Arc;
 use std::time::Instant;
