@@ -14,6 +14,17 @@ use serde_json::Value;
 use crate::process::{build_pp, command, root, run as run_command, target};
 
 const DOCUMENT: &str = "docs/shutdown.md";
+/// The heads of sections that are there only when they have something to say.
+const ON_GPUS: &str = "## NCCL, on two GPUs\n\n";
+const PYTORCH: &str = "\
+## PyTorch beside it
+
+`xtask/peers/torch_faults.py`: two ranks that send and receive over NCCL with a timeout of 10 s. Rank 0 is in the
+state; the event is rank 1's. `defaults` sets no variable; `best` sets those that are documented for ending early.
+*Computing* is a peer that is busy for longer than the timeout; *idle* is a rank 0 that has nothing under way, so
+that no timeout runs. A cell says when rank 0 first said something of it, and when its process ended and how.
+
+";
 const EVENTS: [&str; 5] = ["computing", "left", "killed", "stopped", "cut"];
 
 /// Runs the matrix, or takes one that was run elsewhere.
@@ -68,10 +79,23 @@ fn take(file: &Path) -> Result<()> {
         "{} has no report of pp shutdown",
         file.display()
     );
-    write("gpus", &tables(report)?)?;
+    // What was seen there is judged by what is expected here.
+    let seen = target().join("shutdown-gpus.json");
+    fs::write(&seen, report.to_string())?;
+    let judged = command(build_pp()?)
+        .args(["shutdown", "--judge-again"])
+        .arg(&seen)
+        .output()?;
+    ensure!(
+        judged.status.success(),
+        "pp shutdown --judge-again: {}",
+        String::from_utf8_lossy(&judged.stderr)
+    );
+    let judged = serde_json::from_slice(&judged.stdout).context("no JSON of pp")?;
+    write("gpus", &(ON_GPUS.to_owned() + &tables(&judged)?))?;
     if let Some(step) = step("fault-torch") {
         let cases = step["results"].as_array().map_or(&[][..], Vec::as_slice);
-        write("pytorch", &torch(cases)?)?;
+        write("pytorch", &(PYTORCH.to_owned() + &torch(cases)?))?;
     }
     Ok(())
 }
@@ -246,41 +270,104 @@ fn summary(report: &Value, cells: &[Value]) -> String {
     text
 }
 
-/// What PyTorch did in the same cells.
+/// What PyTorch did in the same cells: a column for each of its settings.
 fn torch(cases: &[Value]) -> Result<String> {
     let mut text = String::new();
-    if let Some(about) = cases
-        .iter()
-        .find(|case| case["what"] == "torch_faults_about")
-    {
-        writeln!(text, "PyTorch {}.\n", string(about, "torch"))?;
+    let about = cases.iter().find(|c| c["what"] == "torch_faults_about");
+    if let Some(about) = about {
+        writeln!(text, "PyTorch {}.\n", versions(string(about, "torch")))?;
     }
-    text += "| settings | state | event | rank 0 ended after | exit | it first said something of it after | what |\n";
-    text += "|---|---|---|---|---|---|---|\n";
-    let seconds = |case: &Value, field: &str| {
-        let value = case[field].as_f64();
-        value.map_or("–".to_owned(), |s| format!("{s:.1} s"))
-    };
-    for case in cases.iter().filter(|case| case["what"] == "torch_fault") {
-        let ended = match case["failed"].as_str() {
-            Some(why) => format!("not run: {}", plain(why)),
-            None if case["ended_after_s"].is_null() => "not within 45 s".into(),
-            None => seconds(case, "ended_after_s"),
-        };
-        writeln!(
-            text,
-            "| {} | {} | {} | {ended} | {} | {} | {} |",
+    let ran: Vec<&Value> = (cases.iter())
+        .filter(|case| case["what"] == "torch_fault")
+        .collect();
+    let mut settings: Vec<&str> = Vec::new();
+    let mut rows: Vec<(&str, &str)> = Vec::new();
+    for case in &ran {
+        let (setting, row) = (
             string(case, "settings"),
-            string(case, "state"),
-            string(case, "event"),
-            case["exit"]
-                .as_i64()
-                .map_or("–".into(), |code| code.to_string()),
-            seconds(case, "first_told_after_s"),
-            plain(case["first_told"].as_str().unwrap_or("–")),
-        )?;
+            (string(case, "state"), string(case, "event")),
+        );
+        if !settings.contains(&setting) {
+            settings.push(setting);
+        }
+        if !rows.contains(&row) {
+            rows.push(row);
+        }
+    }
+    if settings.contains(&"blocking") {
+        text += "`blocking` makes each wait one that can time out.\n\n";
+    }
+    writeln!(text, "| state | event | {} |", settings.join(" | "))?;
+    writeln!(text, "|---|---|{}", "---|".repeat(settings.len()))?;
+    let mut messages: Vec<String> = Vec::new();
+    for (state, event) in rows {
+        write!(text, "| {state} | {event} |")?;
+        for setting in &settings {
+            let case = ran.iter().find(|case| {
+                case["settings"] == *setting && case["state"] == state && case["event"] == event
+            });
+            let cell = case.map_or(String::new(), |case| ended(case));
+            write!(text, " {cell} |")?;
+            let told = case.and_then(|case| case["first_told"].as_str());
+            let told = told.map(|told| plain(&words(told)));
+            messages.extend(told.filter(|told| !messages.contains(told)));
+        }
+        text.push('\n');
+    }
+    if !messages.is_empty() {
+        text += "\nThe first words:\n\n";
+    }
+    for message in messages {
+        writeln!(text, "- `{}`", message.replace('`', "'"))?;
     }
     Ok(text.trim_end().to_owned())
+}
+
+/// `2.11.0 13.0 (2, 28, 9) NVIDIA H200`, with names.
+fn versions(text: &str) -> String {
+    let named = || {
+        let (torch, rest) = text.split_once(' ')?;
+        let (cuda, rest) = rest.split_once(" (")?;
+        let (nccl, gpu) = rest.split_once(") ")?;
+        let nccl = nccl.replace(", ", ".");
+        Some(format!("{torch}, CUDA {cuda}, NCCL {nccl}, {gpu}"))
+    };
+    named().unwrap_or_else(|| text.to_owned())
+}
+
+/// One cell of PyTorch: its first word, and its end.
+fn ended(case: &Value) -> String {
+    if let Some(why) = case["failed"].as_str() {
+        // What a server could not listen on says nothing of PyTorch.
+        let is_port = why.contains("EADDRINUSE");
+        let why = if is_port { "its port was taken" } else { why };
+        return format!("not run: {}", plain(why));
+    }
+    let seconds = |field: &str| case[field].as_f64().map(|s| format!("{s:.1} s"));
+    let first = seconds("first_told_after_s");
+    let first = first.map_or("silent".to_owned(), |at| format!("first word {at}"));
+    let Some(at) = seconds("ended_after_s") else {
+        return format!("{first}, **not ended in 45 s**");
+    };
+    let how = match case["exit"].as_i64() {
+        Some(-6) => "SIGABRT".to_owned(),
+        Some(signal) if signal < 0 => format!("signal {}", -signal),
+        Some(code) => format!("exit {code}"),
+        None => "?".to_owned(),
+    };
+    format!("{first}, ended {at}, {how}")
+}
+
+/// What a log line says without when and where, and with its numbers cut off.
+fn words(line: &str) -> String {
+    let said = line.split_once(".cpp:").map_or(line, |(_, rest)| rest);
+    let said = said.split_once("] ").map_or(said, |(_, rest)| rest);
+    let end = said.find(", NumelIn").unwrap_or(said.len());
+    let rest = &said[end..];
+    let timeout = rest.find("Timeout(ms)").map_or("", |at| &rest[at..]);
+    let timeout = timeout.split_once(')').and_then(|(_, r)| r.split_once(')'));
+    let timeout = timeout.map_or(String::new(), |(ms, _)| format!(", Timeout(ms){ms})"));
+    format!("{}{timeout}", &said[..end])
 }
 
 /// What goes into a table.
@@ -388,6 +475,33 @@ mod tests {
         assert!(text.contains("3 cells, 2 run on host"), "{text}");
         assert!(text.contains("Not run: no network."), "{text}");
         assert!(text.contains("- *idle*: nothing."), "{text}");
+    }
+
+    #[test]
+    fn settings_of_pytorch_stand_side_by_side() {
+        let case = |settings: &str, first: Option<f64>, ended: Option<f64>, exit: Option<i64>| {
+            json!({"what": "torch_fault", "settings": settings, "state": "recv", "event": "killed",
+                "first_told_after_s": first, "ended_after_s": ended, "exit": exit,
+                "first_told": first.map(|_| "[rank0]:[E1 18:19:02 P.cpp:689] [Rank 0] caught: WorkNCCL(SeqNum=7, NumelIn=4, Timeout(ms)=10000) ran for 10056 ms.")})
+        };
+        let mut taken = case("blocking", None, None, None);
+        taken["failed"] = json!("rank 0 was never ready: EADDRINUSE");
+        let cases = [
+            case("defaults", Some(9.56), None, None),
+            case("best", Some(9.5), Some(10.64), Some(-6)),
+            taken,
+        ];
+        let text = torch(&cases).unwrap();
+        let about = versions("2.11.0 13.0 (2, 28, 9) NVIDIA H200");
+        assert_eq!(about, "2.11.0, CUDA 13.0, NCCL 2.28.9, NVIDIA H200");
+        for line in [
+            "| state | event | defaults | best | blocking |",
+            "| recv | killed | first word 9.6 s, **not ended in 45 s** | first word 9.5 s, ended 10.6 s, SIGABRT | not run: its port was taken |",
+            "- `[Rank 0] caught: WorkNCCL(SeqNum=7, Timeout(ms)=10000)`",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        assert_eq!(text.matches("- `").count(), 1, "{text}");
     }
 
     #[test]
