@@ -32,15 +32,22 @@ pub(crate) enum Failure {
     Usage(String),
     /// A rank's fault.
     Fault(Fault),
+    /// The same of a command that is no rank: which one the fault names says nothing.
+    Local(Fault),
     /// Anything else.
     Other(anyhow::Error),
 }
 
 impl Failure {
+    /// A fault of a command that is no rank.
+    pub(crate) fn local(kind: FaultKind, operation: &str, detail: impl std::fmt::Display) -> Self {
+        Self::Local(Fault::new(kind, Rank::new(0), operation, detail))
+    }
+
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
-            Self::Fault(fault) => code_of(fault.kind),
+            Self::Fault(fault) | Self::Local(fault) => code_of(fault.kind),
             Self::Other(_) => 1,
         }
     }
@@ -51,6 +58,9 @@ impl std::fmt::Display for Failure {
         match self {
             Self::Usage(text) => f.write_str(text),
             Self::Fault(fault) => write!(f, "{fault}"),
+            Self::Local(fault) => {
+                write!(f, "{}: {}: {}", fault.kind, fault.operation, fault.detail)
+            }
             Self::Other(error) => write!(f, "{error:#}"),
         }
     }

@@ -41,7 +41,7 @@ fn main() {
             let told = match &failure {
                 Failure::Fault(fault) => job::supervise::report(fault),
                 Failure::Other(error) => job::supervise::report_internal(error),
-                Failure::Usage(_) => false,
+                Failure::Usage(_) | Failure::Local(_) => false,
             };
             if !told {
                 // Without a standard error nobody wants to read it.

@@ -10,7 +10,7 @@ pub(crate) mod verify;
 use std::io::Write as _;
 
 use anyhow::Context;
-use pp_contract::{Fault, FaultKind};
+use pp_contract::FaultKind;
 use pp_runtime::driver::with_source;
 use pp_transport::cuda::Device;
 use pp_transport::nccl::Nccl;
@@ -18,14 +18,14 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::exit::{Failure, code_of};
-use crate::job::{FRONT, WORLD};
+use crate::job::WORLD;
 
 /// Refuses a machine without the GPUs and the NCCL that jobs on NCCL need: each job would say so again.
 pub(crate) fn need_gpus() -> Result<(), Failure> {
     let refuse = |why: String| {
         let why =
             format!("{why}; `pp doctor` says what is missing, and --transport host needs none");
-        Err(Fault::new(FaultKind::Device, FRONT, "look for GPUs", why).into())
+        Err(Failure::local(FaultKind::Device, "look for GPUs", why))
     };
     match Device::count() {
         Ok(count) if count < WORLD => refuse(format!("{count} visible, and a job needs {WORLD}")),

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
+use pp_contract::FaultKind;
 use serde::Serialize;
 
 use self::cell::{Cell, Ground};
@@ -175,7 +176,8 @@ pub(crate) fn shutdown(args: &ShutdownArgs) -> Result<(), Failure> {
 
 fn not_written(path: &Path, source: std::io::Error) -> Failure {
     let path = path.into();
-    OutputError::Create { path, source }.into()
+    let error = OutputError::Create { path, source };
+    Failure::local(FaultKind::Io, "write report", error)
 }
 
 /// Runs the cells, some at a time, and tells of them in their order.

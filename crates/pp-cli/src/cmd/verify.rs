@@ -72,7 +72,7 @@ pub(crate) fn verify(first: &Path, second: &Path) -> Result<(), Failure> {
             has(first, &a, &only_a),
             has(second, &b, &only_b)
         );
-        return Err(Fault::new(FaultKind::BadInput, FRONT, "compare runs", why).into());
+        return Err(Failure::local(FaultKind::BadInput, "compare runs", why));
     }
     let older = |run: &Verified| run.chunks_verified.saturating_sub(run.chunks.len() as u64);
     if (a.chunks_verified, &a.all_outputs) != (b.chunks_verified, &b.all_outputs) {
@@ -92,13 +92,13 @@ pub(crate) fn verify(first: &Path, second: &Path) -> Result<(), Failure> {
 
 fn refuse(path: &Path, why: impl std::fmt::Display) -> Failure {
     let text = format!("{}: {why}", path.display());
-    Fault::new(FaultKind::BadInput, FRONT, "read report", text).into()
+    Failure::local(FaultKind::BadInput, "read report", text)
 }
 
 fn read(path: &Path) -> Result<Verified, Failure> {
     let text = std::fs::read(path).map_err(|e| {
         let text = format!("{}: {e}", path.display());
-        Fault::new(FaultKind::Io, FRONT, "read report", text)
+        Failure::local(FaultKind::Io, "read report", text)
     })?;
     let report: Report = serde_json::from_slice(&text)
         .map_err(|e| refuse(path, format!("it is no report of pp run: {e}")))?;

@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io::{BufWriter, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use pp_contract::{Fault, FaultKind};
+use pp_contract::FaultKind;
 use pp_transport::flight::{MAX_FILE_BYTES, Recording};
 use serde::Serialize;
 
@@ -25,8 +25,7 @@ use self::clocks::Clock;
 use self::pairs::Findings;
 use self::waits::Wait;
 use crate::args::FlightArgs;
-use crate::exit::{Failure, output_fault, print};
-use crate::job::FRONT;
+use crate::exit::{Failure, print};
 use crate::video::OutputError;
 
 /// A recording, beside all others of its job.
@@ -103,7 +102,7 @@ pub(crate) fn flight(args: &FlightArgs) -> Result<(), Failure> {
 
 fn refuse(file: &Path, why: impl std::fmt::Display) -> Failure {
     let text = format!("{}: {why}", file.display());
-    Fault::new(FaultKind::BadInput, FRONT, "read recording", text).into()
+    Failure::local(FaultKind::BadInput, "read recording", text)
 }
 
 fn read(file: &Path) -> Result<(PathBuf, Recording), Failure> {
@@ -208,11 +207,12 @@ fn draw(ranked: &[Ranked], path: &Path) -> Result<(), Failure> {
     let failed = |source| {
         let path = path.into();
         let bytes = 0;
-        output_fault(&OutputError::Write {
+        let error = OutputError::Write {
             path,
             bytes,
             source,
-        })
+        };
+        Failure::local(FaultKind::Io, "write trace", error)
     };
     let mut out = File::create(path).map(BufWriter::new).map_err(failed)?;
     picture::draw(&mut out, ranked).map_err(failed)?;

@@ -1,7 +1,8 @@
 //! Recordings made by hand, and what is said of them.
 
 use pp_contract::{
-    CacheEpoch, CallId, ChunkIndex, DType, Generation, List, Rank as ContractRank, Text, WorldSize,
+    CacheEpoch, CallId, ChunkIndex, DType, Fault, Generation, List, Rank as ContractRank, Text,
+    WorldSize,
 };
 use pp_transport::flight::{Activity, Group, Kind, Message, Moment, Operation, Reason, State};
 
