@@ -67,14 +67,27 @@ impl Row {
     }
 
     fn is_used_by(&self, stream: &Stream) -> Result<(), CudaError> {
-        self.host.used_by(stream)?;
-        self.on_device.used_by(stream)
+        let host = self.host.used_by(stream);
+        // Both know, also where the driver refuses one of them.
+        self.on_device.used_by(stream).and(host)
     }
 
     /// Part of the digests on the device.
     fn part(&self, at: usize, len: usize) -> DevicePtr {
         let address = self.on_device.address() + at as u64;
         DevicePtr { address, len }
+    }
+}
+
+/// Work on a row is being issued. If whoever does it panics, the row's memory knows its use all the same.
+struct Issuing<'a>(Option<Row>, &'a Stream);
+
+impl Drop for Issuing<'_> {
+    fn drop(&mut self) {
+        if let Some(row) = &self.0 {
+            // Where the driver refuses, it counts as used for good.
+            let _ = row.is_used_by(self.1);
+        }
     }
 }
 
@@ -120,12 +133,15 @@ impl GpuNotary {
     ) -> Result<Sheet, StageError> {
         let digests = self.digests.as_ref();
         let digests = digests.ok_or_else(|| internal("digests were asked for and not prepared"))?;
-        let mut row = match self.free.pop() {
+        let row = match self.free.pop() {
             Some(row) => row,
             None => Row::new(&self.stream).map_err(device)?,
         };
         row.start.record(&self.stream).map_err(device)?;
-        let issued = issue(digests, &mut row, &self.stream);
+        let mut issuing = Issuing(Some(row), &self.stream);
+        let row = issuing.0.as_mut().expect("just put there");
+        let issued = issue(digests, row, &self.stream);
+        let row = issuing.0.take().expect("nobody took it");
         // Also where that failed: some of it may have been issued.
         row.is_used_by(&self.stream).map_err(device)?;
         issued?;
