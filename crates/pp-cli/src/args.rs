@@ -42,6 +42,10 @@ pub(crate) enum Command {
     /// Say what this machine has and lacks, and what to do about it.
     Doctor,
     /// Compare the digests in the reports of two runs with --verify: the first chunk and tensor that differ.
+    ///
+    /// Exit code 0: both verified the same chunks, and all are alike. 11: a chunk differs. 3: one run
+    /// verified chunks that the other did not, or a file is no report with digests. 4: a file cannot
+    /// be read.
     Verify {
         /// The report of one run.
         first: PathBuf,

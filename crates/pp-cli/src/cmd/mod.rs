@@ -19,6 +19,7 @@ use signal_hook::iterator::Signals;
 
 use crate::exit::{Failure, code_of};
 use crate::job::WORLD;
+use crate::job::signals::ignores_hangup;
 
 /// Refuses a machine without the GPUs and the NCCL that jobs on NCCL need: each job would say so again.
 pub(crate) fn need_gpus() -> Result<(), Failure> {
@@ -41,7 +42,11 @@ pub(crate) fn need_gpus() -> Result<(), Failure> {
 pub(crate) fn when_interrupted(
     clean_up: impl FnOnce() -> String + Send + 'static,
 ) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
+    let mut heard = vec![SIGINT, SIGTERM];
+    if !ignores_hangup() {
+        heard.push(SIGHUP);
+    }
+    let mut signals = Signals::new(heard).context("cannot handle signals")?;
     std::thread::spawn(move || {
         if signals.forever().next().is_some() {
             let said = clean_up();
