@@ -3,7 +3,8 @@
 //! Hazard: the driver is inside a stage, or in a call of NCCL that only an abort ends, when the peer
 //! dies; the watchdog would end the process, and with it everything that could be sent again.
 //! Guarantee: where Phase B may come back, the watchdog gives the communicators up instead, and ends
-//! the process only when the driver does not come back within the time for a restart.
+//! the process only when the driver does not come back within the time for a restart. Once no restart
+//! is left it ends the process as it does where there never was one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -32,12 +33,15 @@ pub(crate) struct Survival {
     is_back: AtomicBool,
     /// A thread may be inside NCCL for good.
     left_behind: AtomicBool,
+    /// In the last generation, which has nothing to live on for: how the fault's detail ends.
+    last: Option<String>,
 }
 
 impl Survival {
-    pub(crate) fn new(within: Duration) -> Arc<Self> {
+    pub(crate) fn new(within: Duration, last: Option<String>) -> Arc<Self> {
         Arc::new(Self {
             within,
+            last,
             abort: OnceLock::new(),
             is_back: AtomicBool::new(false),
             left_behind: AtomicBool::new(false),
@@ -77,6 +81,11 @@ impl Survival {
 
     /// What the watchdog does when the driver has not come back within its grace.
     pub(super) fn outlive(&self, fault: &Fault) {
+        if let Some(ending) = &self.last {
+            let detail = format!("{}{ending}", fault.detail);
+            let operation = fault.operation.as_str();
+            return end_process(&Fault::new(fault.kind, fault.rank, operation, detail));
+        }
         if !is_worth_a_restart(fault) {
             return end_process(fault);
         }

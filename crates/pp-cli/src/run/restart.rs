@@ -77,7 +77,8 @@ where
                 }
             }
         };
-        let survival = (restarts > 0).then(|| Survival::new(within));
+        let last = is_over.then(|| ending(&causes, restarts));
+        let survival = (restarts > 0).then(|| Survival::new(within, last));
         let survival = survival.as_ref();
         let fault = match meet(generation, survival) {
             Ok(Met { ready, phase_b }) => {
@@ -177,13 +178,21 @@ fn again(missed: Missed, causes: &[Fault], restarts: u32) -> Result<(Fault, Mean
     }
 }
 
-/// The fault that ends the run, and how many restarts there were before it; a supervisor says that
-/// by itself.
+/// The fault that ends the run, and how many restarts there were before it.
 fn used_up(fault: Fault, causes: &[Fault], restarts: u32) -> Fault {
-    let used = causes.len();
-    if used == 0 || supervise::is_supervised() {
+    let ending = ending(causes, restarts);
+    if ending.is_empty() {
         return fault;
     }
-    let detail = format!("{}; {used} of {restarts} restarts were used", fault.detail);
+    let detail = format!("{}{ending}", fault.detail);
     Fault::new(fault.kind, fault.rank, fault.operation.as_str(), detail)
+}
+
+/// How many restarts there were, if any; a supervisor says that by itself.
+fn ending(causes: &[Fault], restarts: u32) -> String {
+    let used = causes.len();
+    if used == 0 || supervise::is_supervised() {
+        return String::new();
+    }
+    format!("; {used} of {restarts} restarts were used")
 }
