@@ -19,6 +19,8 @@
 use std::any::Any;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 
 use pp_contract::{Fault, FaultKind, Rank};
 
@@ -131,6 +133,27 @@ pub(crate) fn leave(code: u8) -> ! {
         std::process::exit(code.into())
     }
     end_now(code)
+}
+
+/// Time for the last line of a process, where whoever reads standard error is slow, or stuck.
+const SAID_WITHIN: Duration = Duration::from_secs(2);
+
+/// Writes a line to standard error; false when nobody takes it in time. Without a standard error nobody
+/// wants to read it.
+pub(crate) fn say(line: String) -> bool {
+    let (say, said) = sync_channel(1);
+    let again = line.clone();
+    let thread = std::thread::Builder::new().name("pp-say".into());
+    let started = thread.spawn(move || {
+        let _ = writeln!(std::io::stderr(), "{line}");
+        let _ = say.send(());
+    });
+    if started.is_err() {
+        // No thread is to be had, and the line is worth the wait.
+        let _ = writeln!(std::io::stderr(), "{again}");
+        return true;
+    }
+    said.recv_timeout(SAID_WITHIN).is_ok()
 }
 
 /// Ends this process beside a thread that goes on: what libraries do at exit would take from it what

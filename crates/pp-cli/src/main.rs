@@ -15,7 +15,7 @@ mod run;
 mod timed;
 mod video;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use clap::Parser;
@@ -44,9 +44,12 @@ fn main() {
                 Failure::Usage(_) | Failure::Local(_) => false,
             };
             if !told {
-                // Without a standard error nobody wants to read it.
                 let hint = flight::hint();
-                let _ = writeln!(std::io::stderr(), "pp: error: {failure}{hint}");
+                let line = format!("pp: error: {failure}{hint}");
+                if !exit::say(line) {
+                    // What runs at exit may wait for whoever holds standard error.
+                    exit::end_now(failure.code());
+                }
             }
             failure.code()
         }
