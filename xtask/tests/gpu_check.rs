@@ -4,7 +4,8 @@ use std::env;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
@@ -19,7 +20,10 @@ impl Bundle {
             fs::create_dir_all(place.join(part)).unwrap();
         }
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu-check.sh");
-        fs::copy(script, place.join("gpu-check.sh")).unwrap();
+        {
+            let _alone = alone();
+            fs::copy(script, place.join("gpu-check.sh")).unwrap();
+        }
         fs::write(place.join("about.json"), "{\"commit\":\"abc\"}\n").unwrap();
         let bundle = Bundle(place);
         fs::write(bundle.0.join("clip/cup.y4m"), "").unwrap();
@@ -42,6 +46,7 @@ impl Bundle {
 
     fn program(&self, name: &str, body: &str) {
         let path = self.0.join(name);
+        let _alone = alone();
         fs::write(&path, format!("#!/bin/bash\n{body}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -53,7 +58,8 @@ impl Bundle {
     fn run_with(&self, args: &[&str], peers: Option<&Path>) -> (Output, Value) {
         let report = self.0.join("report.json");
         let path = format!("{}:/usr/bin:/bin", self.0.join("path").display());
-        let output = Command::new(self.0.join("gpu-check.sh"))
+        let mut check = Command::new(self.0.join("gpu-check.sh"));
+        check
             .arg("--out")
             .arg(&report)
             .args(args)
@@ -61,12 +67,24 @@ impl Bundle {
             .env_remove("PEERS")
             .env_remove("CUDA_HOME")
             .envs(peers.map(|place| ("PEERS", place)))
-            .output()
-            .unwrap();
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let started = {
+            let _alone = alone();
+            check.spawn().unwrap()
+        };
+        let output = started.wait_with_output().unwrap();
         let report = fs::read_to_string(&report).unwrap_or_else(|_| "null".to_owned());
         let report = serde_json::from_str(&report).unwrap_or_else(|e| panic!("{e}: {report}"));
         (output, report)
     }
+}
+
+/// Held while a program is written and while one is started: a child that is forked in between would
+/// hold the file open for writing, and nobody could run it.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn step<'a>(report: &'a Value, name: &str) -> &'a Value {
