@@ -58,6 +58,7 @@ pub(crate) fn faults(args: &FaultsArgs) -> Result<(), Failure> {
         folder: folder.0.clone(),
     };
     let verdicts = runner.run_all(&entries);
+    super::give_way_to_interrupt();
     drop(folder);
     print::verdicts(args.json, args.transport, &verdicts)?;
     let bad = verdicts.iter().filter(|v| v.is_bad()).count();

@@ -8,6 +8,7 @@ pub(crate) mod shutdown;
 pub(crate) mod verify;
 
 use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use pp_contract::FaultKind;
@@ -38,6 +39,16 @@ pub(crate) fn need_gpus() -> Result<(), Failure> {
     }
 }
 
+/// An interrupt came, and its thread ends this process.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Leaves the end of this process to the interrupt, if one came: what jobs did since is its doing.
+pub(crate) fn give_way_to_interrupt() {
+    while INTERRUPTED.load(Ordering::SeqCst) {
+        std::thread::park();
+    }
+}
+
 /// At an interrupt, cleans up, says what became of the jobs, and ends this process.
 pub(crate) fn when_interrupted(
     clean_up: impl FnOnce() -> String + Send + 'static,
@@ -49,6 +60,7 @@ pub(crate) fn when_interrupted(
     let mut signals = Signals::new(heard).context("cannot handle signals")?;
     std::thread::spawn(move || {
         if signals.forever().next().is_some() {
+            INTERRUPTED.store(true, Ordering::SeqCst);
             let said = clean_up();
             // Without a standard error nobody wants to read it.
             let _ = writeln!(std::io::stderr(), "pp: error: interrupted: {said}");

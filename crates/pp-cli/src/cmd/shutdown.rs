@@ -160,6 +160,7 @@ pub(crate) fn shutdown(args: &ShutdownArgs) -> Result<(), Failure> {
     let with_gpus = ground == Ground::Gpus;
     let before = Machine::look(with_gpus);
     let told = run_all(&cells, args.jobs, &common, heartbeat);
+    super::give_way_to_interrupt();
     // Each cell has removed its own.
     let _ = std::fs::remove_dir(&common.work);
     let report = Report {
