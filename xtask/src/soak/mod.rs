@@ -156,9 +156,13 @@ impl Settings {
     }
 }
 
-/// Heartbeats that a machine full of jobs can keep.
-fn patience() -> [(&'static str, String); 1] {
-    [("PP_HEARTBEAT_MS", "250".to_owned())]
+/// Heartbeats that a machine full of jobs can keep; and no minute's wait for a Phase B that was
+/// stopped before it had come.
+fn patience() -> [(&'static str, String); 2] {
+    [
+        ("PP_HEARTBEAT_MS", "250".to_owned()),
+        ("PP_RESTART_WITHIN_MS", "3000".to_owned()),
+    ]
 }
 
 fn one_round(pp: &Path, seed: u64, totals: &mut Totals) -> Result<()> {
