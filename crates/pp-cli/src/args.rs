@@ -4,12 +4,13 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
-use pp_transport::host::MAX_DEPTH;
-
 use crate::cmd::shutdown::ShutdownArgs;
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::cmd::faults::Transport;
+
+/// The most chunks in flight.
+const MAX_DEPTH: u32 = 64;
 
 /// A pipeline-parallel runtime for real-time generative models.
 ///

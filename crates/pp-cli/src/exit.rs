@@ -6,7 +6,7 @@
 //! | 1 | a fault of `pp` itself |
 //! | 2 | wrong usage |
 //! | 3 | bad input |
-//! | 4 | reading or writing failed |
+//! | 4 | reading or writing failed, or the system refused a thread, a descriptor or memory |
 //! | 5 | a kernel plugin failed or was refused |
 //! | 6 | the ranks could not meet, or were started differently |
 //! | 7 | a rank died |
@@ -14,7 +14,7 @@
 //! | 9 | something did not happen in time |
 //! | 10 | a GPU, its driver or NCCL failed or is not there |
 //! | 11 | the ranks drifted apart: bytes are not those that were sent |
-//! | 130 | interrupted |
+//! | 130, 143, 129 | interrupted by SIGINT, SIGTERM, SIGHUP |
 
 use std::any::Any;
 use std::io::{ErrorKind, Write};
@@ -23,9 +23,11 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use pp_contract::{Fault, FaultKind, Rank};
+use pp_transport::error::lift_limit;
+use rustix::io::Errno;
 
-use crate::job::PHASE_B;
-use crate::video::{InputError, OutputError};
+use crate::job::{PHASE_B, signals};
+use crate::video::{InputError, OutputError, staged};
 
 /// Why `pp` ends with an error.
 #[derive(Debug)]
@@ -36,6 +38,10 @@ pub(crate) enum Failure {
     Fault(Fault),
     /// The same of a command that is no rank: which one the fault names says nothing.
     Local(Fault),
+    /// A signal with this number ended the job early: what was in flight is done, and said.
+    Interrupted(u8),
+    /// The system refused what every process needs: a thread, a descriptor, memory.
+    Refused(String),
     /// Anything else.
     Other(anyhow::Error),
 }
@@ -46,10 +52,23 @@ impl Failure {
         Self::Local(Fault::new(kind, Rank::new(0), operation, detail))
     }
 
+    /// What the other ranks are told of it.
+    pub(crate) fn fault(&self, rank: Rank, operation: &str) -> Fault {
+        match self {
+            Self::Fault(fault) | Self::Local(fault) => fault.clone(),
+            Self::Refused(text) => Fault::new(FaultKind::Io, rank, operation, text),
+            Self::Usage(_) | Self::Interrupted(_) | Self::Other(_) => {
+                Fault::new(FaultKind::Internal, rank, operation, self)
+            }
+        }
+    }
+
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
             Self::Fault(fault) | Self::Local(fault) => code_of(fault.kind),
+            Self::Interrupted(signal) => 128 + signal,
+            Self::Refused(_) => code_of(FaultKind::Io),
             Self::Other(_) => 1,
         }
     }
@@ -63,6 +82,8 @@ impl std::fmt::Display for Failure {
             Self::Local(fault) => {
                 write!(f, "{}: {}: {}", fault.kind, fault.operation, fault.detail)
             }
+            Self::Interrupted(signal) => write!(f, "interrupted by {}", signals::name(*signal)),
+            Self::Refused(text) => f.write_str(text),
             Self::Other(error) => write!(f, "{error:#}"),
         }
     }
@@ -76,7 +97,24 @@ impl From<Fault> for Failure {
 
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
-        Self::Other(error)
+        let errno = |cause: &(dyn std::error::Error + 'static)| {
+            let io = cause.downcast_ref::<std::io::Error>();
+            let errno = io.and_then(Errno::from_io_error);
+            errno.or_else(|| cause.downcast_ref::<Errno>().copied())
+        };
+        match error.chain().find_map(errno).and_then(lift_limit) {
+            Some(remedy) => {
+                let text = format!("{error:#}");
+                // Some errors name the remedy themselves.
+                let is_named = text.contains(remedy);
+                Self::Refused(if is_named {
+                    text
+                } else {
+                    format!("{text}; {remedy}")
+                })
+            }
+            None => Self::Other(error),
+        }
     }
 }
 
@@ -102,7 +140,7 @@ pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Failure {
 
 /// An input error is always the front's: it alone reads.
 pub(crate) fn input_fault(error: &InputError) -> Fault {
-    Fault::new(FaultKind::BadInput, Rank::new(0), "read input", error)
+    Fault::new(error.kind(), Rank::new(0), "read input", error)
 }
 
 /// An output error is always the front's: it alone writes.
@@ -129,10 +167,30 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 /// NCCL ends communicators on a thread that was left behind, their exit handlers would take from it
 /// what it uses, and the process would end by a signal instead of with its code.
 pub(crate) fn leave(code: u8) -> ! {
+    discard_files();
     if pp_transport::nccl::is_at_rest() {
         std::process::exit(code.into())
     }
     end_now(code)
+}
+
+/// Time for a disk to remove the files that were not finished.
+const DISCARDED_WITHIN: Duration = Duration::from_millis(200);
+
+/// Removes files that were not finished and have a name: a thread that is left behind drops nothing.
+fn discard_files() {
+    if staged::has_hidden() {
+        let (done, is_done) = sync_channel::<()>(1);
+        // On a thread of its own: the disk may be away.
+        let thread = std::thread::Builder::new().name("pp-discard".into());
+        let started = thread.spawn(move || {
+            staged::discard_hidden(Path::new(""));
+            drop(done);
+        });
+        if started.is_ok() {
+            let _ = is_done.recv_timeout(DISCARDED_WITHIN);
+        }
+    }
 }
 
 /// Time for the last line of a process, where whoever reads standard error is slow, or stuck.
@@ -156,9 +214,17 @@ pub(crate) fn say(line: String) -> bool {
     said.recv_timeout(SAID_WITHIN).is_ok()
 }
 
+/// Writes a line to standard error without waiting: a program that does not read it may hold standard error.
+pub(crate) fn say_aside(line: String) {
+    let thread = std::thread::Builder::new().name("pp-say".into());
+    // Without a thread to be had the line is lost, and the work goes on.
+    let _ = thread.spawn(move || writeln!(std::io::stderr(), "{line}"));
+}
+
 /// Ends this process beside a thread that goes on: what libraries do at exit would take from it what
 /// it uses.
 pub(crate) fn end_now(code: u8) -> ! {
+    discard_files();
     // Nobody else flushes it. Whoever closed the pipe does not want to read it.
     let _ = std::io::stdout().flush();
     signal_hook::low_level::exit(code.into())
@@ -176,7 +242,7 @@ pub(crate) fn code_of(kind: FaultKind) -> u8 {
         FaultKind::TimedOut => 9,
         FaultKind::Device => 10,
         FaultKind::Drift => 11,
-        FaultKind::Interrupted => 130,
+        FaultKind::Interrupted => signals::interrupted_code(),
         _ => 1,
     }
 }

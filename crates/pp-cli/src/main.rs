@@ -11,6 +11,7 @@ mod exit;
 mod fault;
 mod flight;
 mod job;
+mod limits;
 mod run;
 mod timed;
 mod video;
@@ -24,7 +25,11 @@ use tracing_subscriber::EnvFilter;
 use crate::args::{BenchCommand, Cli, Command, PluginCommand};
 use crate::exit::Failure;
 
+#[global_allocator]
+static ALLOCATOR: limits::Allocator = limits::Allocator;
+
 fn main() {
+    limits::take_file_size_errors();
     let cli = Cli::parse();
     let log = EnvFilter::try_from_env("PP_LOG").unwrap_or_else(|_| EnvFilter::new("off"));
     tracing_subscriber::fmt()
@@ -40,8 +45,9 @@ fn main() {
         Err(failure) => {
             let told = match &failure {
                 Failure::Fault(fault) => job::supervise::report(fault),
-                Failure::Other(error) => job::supervise::report_internal(error),
+                Failure::Refused(_) | Failure::Other(_) => job::supervise::report_own(&failure),
                 Failure::Usage(_) | Failure::Local(_) => false,
+                Failure::Interrupted(_) => true,
             };
             if !told {
                 let hint = flight::hint();
@@ -58,6 +64,9 @@ fn main() {
 }
 
 fn perform(command: &Command) -> Result<(), Failure> {
+    if let Command::Run(_) | Command::Bench(_) = command {
+        limits::check_address_space()?;
+    }
     match command {
         Command::Run(args) => run::run(args),
         Command::Bench(BenchCommand::Overlap(args)) => bench::overlap(args),

@@ -348,13 +348,16 @@ fn files_that_are_cut_off_or_not_there_or_no_recordings_are_named() {
         (&damaged, "damaged"),
         (&newer, "version 9"),
         (&input, "no flight recording"),
-        (&missing, "No such file"),
     ] {
         let mut command = pp(&["flight"]);
         let ended = run(command.arg(&file).arg(bad), None);
         // Who reads a file is no rank.
         ended.failed(3, &["bad input: read recording: ", words, text(bad)]);
     }
+    run(pp(&["flight"]).arg(&file).arg(&missing), None).failed(
+        4,
+        &["i/o: read recording: ", "No such file", text(&missing)],
+    );
     let mut twice = pp(&["flight"]);
     run(twice.arg(&file).arg(&file), None).failed(3, &["the same process"]);
 }

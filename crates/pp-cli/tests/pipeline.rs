@@ -3,12 +3,9 @@
 mod common;
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::Path;
-use std::process::Stdio;
 
-use common::{Folder, finish, pp, ranks, run, signal, video, wait_until_it_runs};
-use rustix::process::Signal;
+use common::{Folder, pp, run, video};
 
 fn args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];
@@ -29,6 +26,25 @@ fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
             let same = std::fs::read(&input).unwrap() == std::fs::read(&output).unwrap();
             assert!(same, "{width}x{height} {sampling} changed on its way");
         }
+    }
+}
+
+#[test]
+fn zero_steps_keep_the_parameters_of_frames() {
+    let folder = Folder::new("parameters");
+    let plain = video(32, 16, "420jpeg", 11);
+    let stride = 6 + 32 * 16 * 3 / 2;
+    let mut film = plain.clone();
+    for frame in [9, 4, 0] {
+        let at = plain.len() - (11 - frame) * stride + 5;
+        film.splice(at..at, format!(" Ip Xnumber={frame}").into_bytes());
+    }
+    let input = folder.write("in.y4m", &film);
+    let output = folder.file("out.y4m");
+    for ranks in ["1", "2"] {
+        let more = ["--denoise-steps", "0", "--ranks", ranks];
+        run(&mut pp(&args(&input, &output, &more)), None).succeeded();
+        assert!(std::fs::read(&output).unwrap() == film, "{ranks} ranks");
     }
 }
 
@@ -145,56 +161,6 @@ fn reports_are_written_whole_and_say_what_was_run() {
             .unwrap()
             .starts_with("<svg")
     );
-}
-
-#[test]
-fn an_interrupt_finishes_what_is_in_flight_and_writes_it() {
-    let folder = Folder::new("interrupt");
-    let output = folder.file("out.y4m");
-    let whole = video(32, 16, "mono", 40);
-    let header = whole.iter().position(|b| *b == b'\n').unwrap() + 1;
-    let frame = 6 + 32 * 16;
-    let more = ["--denoise-steps", "0", "--frames-per-chunk", "2"];
-    let mut child = pp(&args(Path::new("-"), &output, &more))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // Twenty frames come, and then the source stays open and silent.
-    let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(&whole[..header + 20 * frame]).unwrap();
-    // Until the front runs, a signal ends it: then there is nothing to finish.
-    wait_until_it_runs(ranks(child.id())[0]);
-    signal(child.id(), Signal::INT);
-    let ended = finish(child).succeeded();
-    assert!(String::from_utf8_lossy(&ended.stdout).contains("interrupted"));
-    let got = std::fs::read(&output).unwrap();
-    assert!(whole.starts_with(&got), "what was written is not the input");
-    assert_eq!((got.len() - header) % frame, 0, "half a frame");
-}
-
-#[test]
-fn a_second_interrupt_aborts_and_leaves_no_output() {
-    let folder = Folder::new("abort");
-    let input = folder.write("in.y4m", &video(352, 288, "420jpeg", 8));
-    let output = folder.file("out.y4m");
-    // Far more passes than the test has time for.
-    let more = ["--denoise-steps", "1024"];
-    let child = pp(&args(&input, &output, &more))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let pids = ranks(child.id());
-    wait_until_it_runs(pids[0]);
-    signal(child.id(), Signal::INT);
-    std::thread::sleep(std::time::Duration::from_millis(100));
-    signal(child.id(), Signal::INT);
-    finish(child).failed(130, &["interrupted"]);
-    common::all_gone(&pids);
-    assert_eq!(folder.names(), ["in.y4m"]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod common;
 mod restart_support;
 
+use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -139,37 +140,6 @@ fn whoever_asks_too_early_what_the_ranks_do_ends_none_of_them() {
     }
 }
 
-/// Its terminal is closed: what is in flight is finished. With `nohup` nothing happens at all.
-#[test]
-fn a_hangup_drains_unless_it_is_ignored() {
-    let whole = run(&mut through(&[]), Some(clip())).succeeded().stdout;
-    for is_ignored in [false, true] {
-        let plain = through(&["--restarts", "1"]);
-        let mut command = plain;
-        if is_ignored {
-            let mut shell = Command::new("sh");
-            shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]);
-            shell.arg(command.get_program()).args(command.get_args());
-            for (name, value) in command.get_envs() {
-                match value {
-                    Some(value) => shell.env(name, value),
-                    None => shell.env_remove(name),
-                };
-            }
-            command = shell;
-        }
-        let mut held = Held::start(&mut command, clip());
-        held.wait_for(60_000);
-        signal(held.child.id(), Signal::HUP);
-        std::thread::sleep(Duration::from_millis(100));
-        let ended = held.finish();
-        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-        assert_eq!(ended.stderr.contains("interrupted"), !is_ignored);
-        assert_eq!(ended.output == whole, is_ignored, "{}", ended.stderr);
-        assert!(whole.starts_with(&ended.output), "the output is another");
-    }
-}
-
 /// A rank that could read what the others report would take the reports away from the supervisor.
 #[test]
 fn ranks_have_one_end_of_the_pipe_on_which_they_report() {
@@ -252,5 +222,66 @@ fn a_front_that_waits_says_so_and_ends_at_a_second_interrupt() {
     assert_eq!(ended.code, Some(130), "{}", ended.stderr);
     for words in ["Phase B is gone", "up to 60 s", "second interrupt"] {
         assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    }
+}
+
+/// The reader of the output is slow, and Phase B dies when its last result is at the front.
+#[test]
+fn a_phase_b_that_is_needed_no_more_may_die() {
+    const FRAMES: usize = 400;
+    const STRIDE: usize = 6 + 64 * 48;
+    let whole = clip();
+    let args = [
+        "run",
+        "--denoise-steps",
+        "0",
+        "--input",
+        "-",
+        "--output",
+        "-",
+        "--depth",
+        "64",
+    ];
+    for restarts in ["0", "1"] {
+        let mut command = pp(&[
+            &args[..],
+            &[
+                "--frames-per-chunk",
+                "4",
+                "--chunks",
+                "20",
+                "--restarts",
+                restarts,
+            ],
+        ]
+        .concat());
+        let mut child = command
+            .env("PP_LOG", "debug")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let input = whole.clone();
+        std::thread::spawn(move || {
+            // It reads no more than it was asked for.
+            let _ = stdin.write_all(&input);
+        });
+        let (said, reading) = restart_support::lines(child.stderr.take().unwrap());
+        let phase_b = common::ranks(child.id())[1];
+        assert!(
+            said.iter()
+                .any(|line| line.contains("all results are here")),
+            "it ended"
+        );
+        signal(phase_b, Signal::KILL);
+        all_gone(&[phase_b]);
+        let ended = finish(child);
+        let told = reading.join().unwrap();
+        assert_eq!(ended.code, Some(0), "{told}");
+        assert!(!told.contains("starts again"), "{told}");
+        let header = whole.len() - FRAMES * STRIDE;
+        assert!(ended.stdout == whole[..header + 80 * STRIDE], "{told}");
     }
 }

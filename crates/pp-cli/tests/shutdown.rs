@@ -126,7 +126,7 @@ fn a_report_that_cannot_be_written_is_known_before_any_cell() {
 #[test]
 fn an_interrupt_ends_the_ranks_and_removes_their_folder() {
     let folder = Folder::new("shutdown_interrupted");
-    for signal in [Signal::INT, Signal::TERM] {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let child = matrix(&["--only", "queued/stopped/go-on"])
             .env("TMPDIR", folder.file(""))
             .stdin(Stdio::null())
@@ -146,7 +146,7 @@ fn an_interrupt_ends_the_ranks_and_removes_their_folder() {
         };
         common::signal(child.id(), signal);
         let ended = finish(child);
-        assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
         assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
         assert_eq!(folder.names(), Vec::<String>::new());
         let alive: Vec<_> = ranks.into_iter().filter(|pid| is_alive(*pid)).collect();

@@ -192,6 +192,9 @@ pub trait FrontStages<Tx, Rx> {
     /// The chunk's result was dropped after a hard cut; whatever was kept for it can go.
     fn forget(&mut self, chunk: ChunkIndex);
 
+    /// Called once when Phase B is needed no more: the results of all chunks are here, and no chunk comes any more.
+    fn served(&mut self) {}
+
     /// Video frames (or whatever is counted) in the chunk that was built last.
     fn frames_built(&self) -> u32;
 

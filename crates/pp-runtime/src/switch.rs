@@ -7,7 +7,7 @@
 //! write that does not wait.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use pp_contract::{Fault, FaultKind, Rank};
@@ -27,8 +27,11 @@ struct Inner {
     bell: Bell,
     /// Readable once something happened that the watch thread must see.
     alarm: OwnedFd,
-    drain: AtomicBool,
+    /// The signal that asked for a drain; 0 where none has.
+    drain: AtomicU8,
     peer_left: AtomicBool,
+    /// The driver needs nothing more of its peer.
+    served: AtomicBool,
     fault: OnceLock<Fault>,
     progress: Progress,
 }
@@ -43,8 +46,9 @@ impl Switch {
             rank,
             bell,
             alarm: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            drain: AtomicBool::new(false),
+            drain: AtomicU8::new(0),
             peer_left: AtomicBool::new(false),
+            served: AtomicBool::new(false),
             fault: OnceLock::new(),
             progress: Progress::default(),
         })))
@@ -70,15 +74,27 @@ impl Switch {
         &self.0.bell
     }
 
-    /// Take nothing new and finish what is in flight.
-    pub fn request_drain(&self) {
-        self.0.drain.store(true, Ordering::Release);
-        self.0.bell.ring();
+    /// Take nothing new and finish what is in flight, because this signal (SIGINT is 2) came to a rank of the job. The
+    /// watch thread tells the other ranks. The first signal stays.
+    pub fn request_drain(&self, signal: u8) {
+        let none = self
+            .0
+            .drain
+            .compare_exchange(0, signal, Ordering::AcqRel, Ordering::Acquire);
+        if none.is_ok() {
+            self.0.bell.ring();
+            self.sound_alarm();
+        }
+    }
+
+    /// The signal that asked for a drain, if one has.
+    pub fn drain_signal(&self) -> Option<u8> {
+        Some(self.0.drain.load(Ordering::Acquire)).filter(|signal| *signal != 0)
     }
 
     /// Whether a drain was asked for.
     pub fn is_draining(&self) -> bool {
-        self.0.drain.load(Ordering::Acquire)
+        self.drain_signal().is_some()
     }
 
     /// Ends the run with this fault, unless another came first; true if this one counts.
@@ -126,7 +142,16 @@ impl Switch {
         self.0.bell.ring();
     }
 
-    /// Whether the peer has closed its side in good order.
+    /// The driver needs nothing more of its peer: from now on its loss is no fault.
+    pub(crate) fn set_served(&self) {
+        self.0.served.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_served(&self) -> bool {
+        self.0.served.load(Ordering::Acquire)
+    }
+
+    /// Whether the peer has closed its side in good order, or was lost when it was needed no more.
     pub(crate) fn has_peer_left(&self) -> bool {
         self.0.peer_left.load(Ordering::Acquire)
     }
@@ -156,7 +181,8 @@ mod tests {
         let switch = Switch::new(Rank::new(0), Bell::new().unwrap()).unwrap();
         let other = switch.clone();
         assert!(!other.is_draining());
-        switch.request_drain();
-        assert!(other.is_draining());
+        switch.request_drain(15);
+        switch.request_drain(2);
+        assert_eq!(other.drain_signal(), Some(15));
     }
 }

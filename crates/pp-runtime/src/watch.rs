@@ -119,6 +119,7 @@ impl Watch {
             limits: options.limits,
             stall: Stall::new(Instant::now()),
             on_frame: options.on_frame,
+            drain_is_told: false,
         };
         let thread = std::thread::Builder::new()
             .name("pp-watch".into())
@@ -234,6 +235,7 @@ struct Watcher {
     limits: Option<Limits>,
     stall: Stall,
     on_frame: Option<OnFrame>,
+    drain_is_told: bool,
 }
 
 impl Watcher {
@@ -255,6 +257,7 @@ impl Watcher {
             }
             self.count_silence(now);
             self.look_at_driver(now);
+            self.tell_drain();
             let next_look = self.limits.map(|limits| now + limits.look_every());
             let next_beat_due = self.heartbeat.map(|_| next_beat);
             let mut wake_at = next_look.into_iter().chain(next_beat_due).min();
@@ -323,6 +326,7 @@ impl Watcher {
                         peer.heard = Instant::now();
                         match message {
                             Message::Heartbeat => {}
+                            Message::Drain(signal) => self.switch.request_drain(signal),
                             Message::Bye => {
                                 peer.is_there = false;
                                 self.switch.set_peer_left();
@@ -330,7 +334,7 @@ impl Watcher {
                             Message::Abort(fault) => {
                                 // It knows already.
                                 peer.told = true;
-                                self.switch.raise(fault);
+                                self.raise_for_peer(fault);
                             }
                             Message::Frame(body) => {
                                 let taken = self.on_frame.as_mut().map(|take| take(rank, body));
@@ -354,7 +358,16 @@ impl Watcher {
 
     fn lose(&mut self, peer: usize, fault: &Fault) {
         self.peers[peer].is_there = false;
-        self.switch.raise(fault.clone());
+        self.raise_for_peer(fault.clone());
+    }
+
+    /// A peer that has failed ends the run, unless it is needed no more.
+    fn raise_for_peer(&self, fault: Fault) {
+        if self.switch.is_served() {
+            self.switch.set_peer_left();
+        } else {
+            self.switch.raise(fault);
+        }
     }
 
     /// Sends a heartbeat to each peer. `late`: how much later than planned this thread came to it.
@@ -409,7 +422,7 @@ impl Watcher {
                         silence.as_millis()
                     ),
                 );
-                self.switch.raise(fault.clone());
+                self.raise_for_peer(fault.clone());
                 // One that was stopped learns, when it goes on, why the others have left.
                 if let Some(first) = self.switch.fault().cloned() {
                     self.tell(&first);
@@ -429,7 +442,23 @@ impl Watcher {
         }
     }
 
+    /// Tells the peers, once, that a rank of the job was asked to drain: a launcher may have asked this one alone.
+    fn tell_drain(&mut self) {
+        let Some(signal) = self.switch.drain_signal() else {
+            return;
+        };
+        if !std::mem::replace(&mut self.drain_is_told, true) {
+            // A peer that has said goodbye listens until it has heard ours.
+            for peer in &mut self.peers {
+                let deadline = Instant::now() + SEND_WITHIN;
+                // A peer that cannot be told is stopped or gone, which is noticed elsewhere.
+                let _ = peer.sender.send(&Message::Drain(signal), deadline);
+            }
+        }
+    }
+
     fn say_goodbye(&mut self) {
+        self.tell_drain();
         if let Some(fault) = self.switch.fault() {
             let fault = fault.clone();
             self.tell(&fault);
@@ -444,6 +473,9 @@ impl Watcher {
         }
         for peer in self.peers.iter_mut().filter(|p| p.is_there) {
             while let Ok(message) = peer.receiver.recv_deadline(deadline) {
+                if let Message::Drain(signal) = message {
+                    self.switch.request_drain(signal);
+                }
                 if matches!(message, Message::Bye) || Instant::now() > deadline {
                     break;
                 }

@@ -1,10 +1,11 @@
 //! Both drivers over the host backend, in one process: what goes in comes out, once, in order.
 
 use std::sync::mpsc;
+use std::time::Duration;
 
 use pp_contract::{
     ChunkIndex, DType, Envelope, Fault, FaultKind, Manifest, Outcome, Plan, PlanError, Rank,
-    TensorSpec,
+    TensorSpec, WorldSize,
 };
 use pp_runtime::core::{Counts, Cut};
 use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
@@ -13,8 +14,11 @@ use pp_runtime::stage::{
     send_as_it_was,
 };
 use pp_runtime::switch::Switch;
+use pp_runtime::watch::{Watch, WatchOptions};
 use pp_transport::bell::Bell;
+use pp_transport::control::{RendezvousOptions, rendezvous};
 use pp_transport::host::{EdgeShape, HostLink, RxLease, TxLease};
+use pp_transport::launch::LocalJob;
 use pp_transport::link::Link;
 
 const BYTES: usize = 1000;
@@ -96,6 +100,30 @@ struct Counting {
     later: Option<Device<Decoded>>,
     /// Taken before the first decode: the test decides when it may go on.
     gate: Option<mpsc::Receiver<()>>,
+    /// The sink takes nothing before all results are here and the test says so.
+    hold: Option<Hold>,
+}
+
+/// Holds a front back that needs its peer no more.
+struct Hold {
+    /// Told when the results of all chunks are here.
+    served: mpsc::Sender<()>,
+    /// Taken from the moment on at which the front is to go on.
+    go_on: mpsc::Receiver<()>,
+    is_served: bool,
+}
+
+impl Hold {
+    /// With what the test hears, and what it says.
+    fn new() -> (Self, mpsc::Receiver<()>, mpsc::Sender<()>) {
+        let ((served, is_served), (say, go_on)) = (mpsc::channel(), mpsc::channel());
+        let hold = Self {
+            served,
+            go_on,
+            is_served: false,
+        };
+        (hold, is_served, say)
+    }
 }
 
 impl Counting {
@@ -109,6 +137,7 @@ impl Counting {
             fail_decode_at: None,
             later: None,
             gate: None,
+            hold: None,
         }
     }
 }
@@ -146,7 +175,21 @@ impl FrontStages<TxLease, RxLease> for Counting {
     }
 
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        Ok(true)
+        if self
+            .hold
+            .take_if(|hold| hold.is_served && hold.go_on.try_recv().is_ok())
+            .is_some()
+        {
+            return Ok(true);
+        }
+        Ok(self.hold.is_none())
+    }
+
+    fn served(&mut self) {
+        if let Some(hold) = &mut self.hold {
+            hold.is_served = true;
+            hold.served.send(()).unwrap();
+        }
     }
 
     fn decode(
@@ -381,7 +424,7 @@ fn a_drain_finishes_what_is_in_flight() {
     let (open, gate) = mpsc::channel();
     stages.gate = Some(gate);
     let ends = run(4, stages, Adder::new(), move |front, _| {
-        front.request_drain();
+        front.request_drain(2);
         open.send(()).unwrap();
     });
     let counts = ends.front.unwrap();
@@ -450,5 +493,65 @@ fn an_abort_ends_both_while_a_stage_waits() {
         open.send(()).unwrap();
     });
     assert_eq!(ends.front.unwrap_err().kind, FaultKind::Interrupted);
+    assert!(ends.back.is_err());
+}
+
+/// All results are here when the abort comes, and the first is being decoded: none of the others is decoded.
+#[test]
+fn nothing_is_decoded_after_an_abort() {
+    let mut stages = Counting::new(vec![Cut::None; 4]);
+    let (hold, served, go_on) = Hold::new();
+    stages.hold = Some(hold);
+    let (open, gate) = mpsc::channel();
+    stages.gate = Some(gate);
+    let ends = run(4, stages, Adder::new(), move |front, _| {
+        served.recv().unwrap();
+        go_on.send(()).unwrap();
+        front.bell().ring();
+        front.abort();
+        open.send(()).unwrap();
+    });
+    assert_eq!(ends.front.unwrap_err().kind, FaultKind::Interrupted);
+    // The abort may have come before the first, too.
+    assert!(ends.stages.emitted.len() <= 1, "{:?}", ends.stages.emitted);
+}
+
+/// The sink is slow, and Phase B dies once all its results are here.
+#[test]
+fn a_front_that_has_all_results_finishes_without_its_peer() {
+    let job = LocalJob::new(WorldSize::new(2).unwrap());
+    let meet = |rank: u32| {
+        let launch = job.launch(Rank::new(rank)).unwrap();
+        let mut peers = rendezvous(&launch, &RendezvousOptions::default()).unwrap();
+        peers.take(Rank::new(1 - rank)).unwrap()
+    };
+    let (ours, theirs) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| meet(1));
+        (meet(0), other.join().unwrap())
+    });
+    let mut stages = Counting::new(vec![Cut::None; 4]);
+    let (hold, served, go_on) = Hold::new();
+    stages.hold = Some(hold);
+    let (keep, kept) = mpsc::channel();
+    let ends = run(4, stages, Adder::new(), move |front, back| {
+        let options = WatchOptions {
+            heartbeat: None,
+            grace: Duration::from_secs(60),
+            limits: None,
+            on_stuck: Box::new(|_| {}),
+            on_fault: None,
+            on_frame: None,
+        };
+        let watch = Watch::start(vec![ours], front.clone(), options).unwrap();
+        served.recv().unwrap();
+        // As the end of its process: the channel breaks, and its driver comes to no answer.
+        back.abort();
+        drop(theirs);
+        go_on.send(()).unwrap();
+        front.bell().ring();
+        keep.send(watch).unwrap();
+    });
+    kept.recv().unwrap().close();
+    assert_eq!(ends.front.unwrap().emitted, 4);
     assert!(ends.back.is_err());
 }

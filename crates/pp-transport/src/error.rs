@@ -13,7 +13,7 @@ use crate::cuda::CudaError;
 #[non_exhaustive]
 pub enum TransportError {
     /// The kernel would not give shared memory.
-    #[error("{what}; lower --depth or --frames-per-chunk, or free memory")]
+    #[error("{what}; {}", of_shared_memory(*source))]
     Shared {
         /// What was wanted, with its size.
         what: String,
@@ -48,7 +48,7 @@ pub enum TransportError {
     /// The shape asked for an edge cannot be laid out.
     #[error(
         "an edge of {depth} slots of {slot_bytes} bytes cannot be made: the depth must be 1 to \
-         {max_depth} and the whole must fit the address space"
+         {max_slots} and the whole must fit the address space"
     )]
     BadShape {
         /// Slots asked for.
@@ -56,7 +56,7 @@ pub enum TransportError {
         /// Bytes asked for in each.
         slot_bytes: u64,
         /// The most slots an edge has.
-        max_depth: u32,
+        max_slots: u32,
     },
     /// The payload does not fit the slot, or does not go with the message.
     #[error("a payload of {payload_bytes} bytes does not go with {with}")]
@@ -172,11 +172,36 @@ impl TransportError {
     pub fn fault_kind(&self) -> FaultKind {
         match self {
             Self::NoMemory { .. } | Self::BadShape { .. } => FaultKind::BadInput,
+            Self::Shared { .. } => FaultKind::Io,
             Self::Cuda(_) | Self::NoNccl(_) | Self::Nccl { .. } => FaultKind::Device,
             Self::PeerMisbehaved { .. } | Self::BadRegion { .. } => FaultKind::PeerMisbehaved,
             Self::NotInTime { .. } | Self::LeftBehind { .. } => FaultKind::TimedOut,
             Self::Lane { .. } => FaultKind::PeerDied,
             _ => FaultKind::Internal,
         }
+    }
+}
+
+/// What to do where the system refuses something because of a limit on this process; `None` for any other error.
+#[must_use]
+pub fn lift_limit(error: Errno) -> Option<&'static str> {
+    Some(match error {
+        Errno::MFILE => "raise the limit on open files (ulimit -n)",
+        Errno::NFILE => "the system has no open file left; end other programs",
+        Errno::AGAIN => {
+            "raise the limit on threads and processes (ulimit -u, a container's pids limit) or on memory (ulimit -v)"
+        }
+        Errno::NOMEM => "free memory, or raise the limit on it (ulimit -v)",
+        Errno::FBIG => {
+            "raise the limit on file sizes (ulimit -f), which holds for shared memory too"
+        }
+        _ => return None,
+    })
+}
+
+fn of_shared_memory(error: Errno) -> &'static str {
+    match error {
+        Errno::NOMEM => "lower --depth or --frames-per-chunk, or free memory",
+        other => lift_limit(other).unwrap_or("lower --depth or --frames-per-chunk, or free memory"),
     }
 }

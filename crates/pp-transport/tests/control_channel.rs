@@ -52,6 +52,7 @@ fn every_kind_of_message_arrives_as_it_was_sent() {
             Message::Heartbeat,
             Message::Frame(&frame),
             Message::Frame(b""),
+            Message::Drain(15),
             Message::Abort(fault),
             Message::Bye,
         ];

@@ -5,7 +5,7 @@ mod control_support;
 use pp_transport::bell::Bell;
 use pp_transport::control::ControlReceiver;
 use pp_transport::error::TransportError;
-use pp_transport::host::MAX_DEPTH;
+use pp_transport::host::MAX_SLOTS;
 use pp_transport::lane::{Inlet, Lane};
 use pp_transport::launch::Via;
 
@@ -87,7 +87,7 @@ fn a_frame_rings_and_a_lane_that_is_gone_takes_no_harm() {
 #[test]
 fn depths_that_cannot_be_are_refused() {
     let (zero, _one) = control_support::pair(Via::Tcp);
-    for (out, incoming) in [(0, 1), (1, 0), (MAX_DEPTH + 1, 1), (1, u32::MAX)] {
+    for (out, incoming) in [(0, 1), (1, 0), (MAX_SLOTS + 1, 1), (1, u32::MAX)] {
         let bell = Bell::new().unwrap();
         let error = Lane::over_channel(zero.sender().clone(), bell, out, incoming).unwrap_err();
         assert!(matches!(error, TransportError::BadShape { .. }), "{error}");

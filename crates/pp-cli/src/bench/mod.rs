@@ -35,7 +35,8 @@ use crate::flight;
 use crate::job::edges::{Edges, Ready};
 use crate::job::seat::{Profile, Seat};
 use crate::job::{self, FRONT, PHASE_B, heartbeat, signals};
-use crate::run::{one_file_each, write_pictures};
+use crate::run::write_pictures;
+use crate::video::place::one_file_each;
 
 /// Chunks that warm the pipeline up and are not counted, at most.
 const WARM_UP: u64 = 50;
@@ -77,7 +78,7 @@ struct Overlap {
 /// Runs the whole job, or this process's rank of it.
 pub(crate) fn overlap(args: &OverlapArgs) -> Result<(), Failure> {
     let (trace, timeline) = (args.trace.as_deref(), args.timeline.as_deref());
-    one_file_each(&[("--trace", trace), ("--timeline", timeline)])?;
+    one_file_each(&[], &[("--trace", trace), ("--timeline", timeline)])?;
     check(args)?;
     job::run(|launch| front(args, launch), |launch| phase_b(args, launch))
 }

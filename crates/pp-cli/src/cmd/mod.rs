@@ -15,12 +15,10 @@ use pp_contract::FaultKind;
 use pp_runtime::driver::with_source;
 use pp_transport::cuda::Device;
 use pp_transport::nccl::Nccl;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::exit::{Failure, code_of};
-use crate::job::WORLD;
-use crate::job::signals::ignores_hangup;
+use crate::job::{WORLD, signals};
 
 /// Refuses a machine without the GPUs and the NCCL that jobs on NCCL need: each job would say so again.
 pub(crate) fn need_gpus() -> Result<(), Failure> {
@@ -53,19 +51,18 @@ pub(crate) fn give_way_to_interrupt() {
 pub(crate) fn when_interrupted(
     clean_up: impl FnOnce() -> String + Send + 'static,
 ) -> Result<(), Failure> {
-    let mut heard = vec![SIGINT, SIGTERM];
-    if !ignores_hangup() {
-        heard.push(SIGHUP);
-    }
-    let mut signals = Signals::new(heard).context("cannot handle signals")?;
-    std::thread::spawn(move || {
-        if signals.forever().next().is_some() {
+    let mut heard = Signals::new(signals::asking()).context("cannot handle signals")?;
+    let thread = std::thread::Builder::new().name("pp-signals".into());
+    let wait = move || {
+        if let Some(signal) = heard.forever().next() {
+            signals::note(signal);
             INTERRUPTED.store(true, Ordering::SeqCst);
             let said = clean_up();
             // Without a standard error nobody wants to read it.
             let _ = writeln!(std::io::stderr(), "pp: error: interrupted: {said}");
             std::process::exit(code_of(FaultKind::Interrupted).into());
         }
-    });
+    };
+    thread.spawn(wait).context("cannot start a thread")?;
     Ok(())
 }

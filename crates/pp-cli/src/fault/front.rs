@@ -133,6 +133,10 @@ impl<Tx, Rx, S: FrontStages<Tx, Rx, Plan = VideoPlan>> FrontStages<Tx, Rx> for F
         self.inner.forget(chunk);
     }
 
+    fn served(&mut self) {
+        self.inner.served();
+    }
+
     fn frames_built(&self) -> u32 {
         self.inner.frames_built()
     }

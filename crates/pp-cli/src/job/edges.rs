@@ -218,7 +218,7 @@ impl Seat {
         heartbeat: Option<Duration>,
         on_frame: Option<OnFrame>,
     ) -> Result<(Switch, Watch), Failure> {
-        let internal = |e: std::io::Error| Failure::Other(anyhow::Error::new(e));
+        let internal = |e: std::io::Error| Failure::from(anyhow::Error::new(e));
         let switch = Switch::new(self.rank, bell).map_err(internal)?;
         let options = WatchOptions {
             heartbeat,
@@ -232,7 +232,10 @@ impl Seat {
             on_frame,
         };
         flight::follow(&switch);
-        let channel = self.set_up.finish()?;
+        let (channel, drain) = self.set_up.finish()?;
+        if let Some(signal) = drain {
+            switch.request_drain(signal);
+        }
         let watch = Watch::start(vec![channel], switch.clone(), options).map_err(internal)?;
         Ok((switch, watch))
     }

@@ -1,6 +1,7 @@
 //! A job: how its ranks are started, meet, and end together.
 
 pub(crate) mod edges;
+mod missed;
 pub(crate) mod reports;
 pub(crate) mod seat;
 mod set_up;
@@ -69,6 +70,8 @@ pub(crate) fn run_with_restarts(
     front: impl FnOnce(&Launch) -> Result<(), Failure>,
     phase_b: impl FnOnce(&Launch) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
+    // First, so that a rank whose supervisor is gone says nothing.
+    supervise::bind_to_supervisor()?;
     // Before there are two ranks that would say the same.
     heartbeat()?;
     limits()?;
@@ -77,14 +80,27 @@ pub(crate) fn run_with_restarts(
     let Some(launch) = launched()? else {
         return supervise::supervise(restarts, within);
     };
-    supervise::bind_to_supervisor()?;
+    reports::prepare_out_of_memory(launch.rank());
+    reports::live()?;
     flight::open(&launch)?;
     signals::start().context("cannot handle signals")?;
     reports::hears();
-    if launch.rank() == FRONT {
+    let done = if launch.rank() == FRONT {
         front(&launch)
     } else {
         phase_b(&launch)
+    };
+    done.and_then(unless_interrupted)
+}
+
+/// The end of a rank that has done its work, or as much of it as a signal allowed.
+///
+/// # Errors
+/// [`Failure::Interrupted`] where a signal ended the job early, at whichever rank it came.
+pub(crate) fn unless_interrupted((): ()) -> Result<(), Failure> {
+    match signals::interrupted_by() {
+        Some(signal) => Err(Failure::Interrupted(signal)),
+        None => Ok(()),
     }
 }
 

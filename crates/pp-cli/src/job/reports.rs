@@ -4,14 +4,25 @@
 //! mix. Guarantee: each names the process that wrote it, and goes out in one write of less than a
 //! page.
 
-use std::fs::File;
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::OnceLock;
+use std::time::Duration;
 
+use anyhow::Context;
 use pp_contract::{Fault, FaultKind, Rank};
+use rustix::fs::{Mode, OFlags};
+
+use super::heartbeat;
+use crate::exit::Failure;
 
 /// The pipe a supervised rank reports on.
 pub(super) const REPORT_FD: &str = "PP_REPORT_FD";
+/// Time between two signs of life.
+const BEAT_EVERY: Duration = Duration::from_secs(1);
 
 /// What a rank has to say.
 #[derive(Debug)]
@@ -24,6 +35,10 @@ pub(super) enum Word {
     Met,
     /// This rank takes signals.
     Hears,
+    /// The front has everything that it wants of Phase B.
+    Served,
+    /// This rank runs, whatever it waits for or loads.
+    Lives,
 }
 
 /// Which process of Phase B.
@@ -69,6 +84,8 @@ const MET: u32 = 2;
 /// The supervisor's own: nothing follows.
 const OVER: u32 = 3;
 const HEARS: u32 = 4;
+const SERVED: u32 = 5;
+const LIVES: u32 = 6;
 /// Process, rank, kind, process that is meant, bytes of the fault.
 const HEAD: usize = 5 * 4;
 
@@ -109,6 +126,8 @@ pub(super) fn read(pipe: OwnedFd, mut take: impl FnMut(Report)) {
             (LOST, Ok(fault)) => Word::Lost(Meant::from_wire(meant), fault),
             (MET, _) => Word::Met,
             (HEARS, _) => Word::Hears,
+            (SERVED, _) => Word::Served,
+            (LIVES, _) => Word::Lives,
             // A report that cannot be read was not made.
             _ => continue,
         };
@@ -125,6 +144,10 @@ pub(super) fn end(pipe: &OwnedFd) {
 }
 
 fn tell(kind: u32, meant: u32, body: &[u8]) -> bool {
+    tell_with(OFlags::empty(), kind, meant, body)
+}
+
+fn tell_with(flags: OFlags, kind: u32, meant: u32, body: &[u8]) -> bool {
     let variable = |name: &str| std::env::var(name).ok();
     let (Some(fd), Some(rank)) = (variable(REPORT_FD), variable("RANK")) else {
         return false;
@@ -133,8 +156,9 @@ fn tell(kind: u32, meant: u32, body: &[u8]) -> bool {
         return false;
     };
     let message = encode(Rank::new(rank), kind, meant, body);
-    std::fs::OpenOptions::new()
+    OpenOptions::new()
         .append(true)
+        .custom_flags(flags.bits().cast_signed())
         .open(format!("/proc/self/fd/{fd}"))
         .and_then(|mut pipe| pipe.write_all(&message))
         .is_ok()
@@ -147,13 +171,12 @@ pub(crate) fn report(fault: &Fault) -> bool {
 }
 
 /// [`report`] for what no fault was made of.
-pub(crate) fn report_internal(error: &anyhow::Error) -> bool {
+pub(crate) fn report_own(failure: &Failure) -> bool {
     let rank = std::env::var("RANK")
         .ok()
         .and_then(|rank| rank.parse().ok());
     let rank = Rank::new(rank.unwrap_or(0));
-    let fault = Fault::new(FaultKind::Internal, rank, "run", format_args!("{error:#}"));
-    report(&fault)
+    report(&failure.fault(rank, "run"))
 }
 
 /// Tells the supervisor, if there is one, that the front gave up this process of Phase B and waits
@@ -173,4 +196,59 @@ pub(crate) fn met() {
 /// only asks what it does.
 pub(crate) fn hears() {
     tell(HEARS, 0, &[]);
+}
+
+/// Tells the supervisor, if there is one, that Phase B may go: its results are all here, and there is no more input.
+pub(crate) fn served() {
+    tell(SERVED, 0, &[]);
+}
+
+/// What this rank reports when it has no memory left to compose a report.
+struct OutOfMemory {
+    pipe: CString,
+    report: Vec<u8>,
+}
+
+static OUT_OF_MEMORY: OnceLock<OutOfMemory> = OnceLock::new();
+
+/// Composes ahead what this rank, if it has a supervisor, reports when there is no memory left.
+pub(super) fn prepare_out_of_memory(rank: Rank) {
+    let detail = "out of memory; free memory, raise the limit on it (ulimit -v), or lower --depth";
+    let fault = Fault::new(FaultKind::Io, rank, "run", detail);
+    let pipe = std::env::var(REPORT_FD).ok();
+    let pipe = pipe.and_then(|fd| CString::new(format!("/proc/self/fd/{fd}")).ok());
+    if let (Some(pipe), Ok(fault)) = (pipe, fault.encode()) {
+        let report = encode(rank, ENDS, 0, &fault);
+        let _ = OUT_OF_MEMORY.set(OutOfMemory { pipe, report });
+    }
+}
+
+/// Tells the supervisor, if there is one, that this rank ends because it has no memory left. Allocates nothing.
+pub(crate) fn report_out_of_memory() -> bool {
+    let Some(OutOfMemory { pipe, report }) = OUT_OF_MEMORY.get() else {
+        return false;
+    };
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
+    let pipe = rustix::fs::open(pipe.as_c_str(), flags, Mode::empty());
+    pipe.is_ok_and(|pipe| rustix::io::write(pipe, report).is_ok())
+}
+
+/// Begins to give the supervisor signs of life, unless there are no heartbeats in this job.
+///
+/// # Errors
+/// No thread is to be had.
+pub(super) fn live() -> Result<(), Failure> {
+    if heartbeat()?.is_none() || std::env::var_os(REPORT_FD).is_none() {
+        return Ok(());
+    }
+    let thread = std::thread::Builder::new().name("pp-lives".into());
+    let beat = || {
+        loop {
+            // A pipe that is full has signs enough in it.
+            tell_with(OFlags::NONBLOCK, LIVES, 0, &[]);
+            std::thread::sleep(BEAT_EVERY);
+        }
+    };
+    thread.spawn(beat).context("cannot start a thread")?;
+    Ok(())
 }

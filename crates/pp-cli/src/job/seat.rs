@@ -162,10 +162,7 @@ impl Seat {
 
     /// Ends the job before it began: tells the peer why.
     pub(crate) fn give_up(self, failure: Failure) -> Failure {
-        let fault = match &failure {
-            Failure::Fault(fault) => fault.clone(),
-            other => Fault::new(FaultKind::Internal, self.rank, "set up", other),
-        };
+        let fault = failure.fault(self.rank, "set up");
         let deadline = Instant::now() + Duration::from_millis(200);
         // A peer that cannot be told notices the end of the connection.
         let _ = self.set_up.sender().send(&Message::Abort(fault), deadline);

@@ -43,6 +43,8 @@ enum Item {
 #[derive(Default)]
 struct State {
     items: VecDeque<Item>,
+    /// The signal because of which the peer, which runs already, was asked to drain.
+    drain: Option<u8>,
     fault: Option<Fault>,
     /// Somebody has been given the fault, and will end the rank.
     is_told: bool,
@@ -174,22 +176,24 @@ impl SetUp {
         tell(&mut self.shared.lock())
     }
 
-    /// Gives the channel to whoever watches from now on.
+    /// Gives the channel to the watchdog, with the signal because of which the peer was asked to drain.
     ///
     /// # Errors
     /// The peer is lost, or ahead of us.
-    pub(super) fn finish(mut self) -> Result<ControlChannel, Fault> {
+    pub(super) fn finish(mut self) -> Result<(ControlChannel, Option<u8>), Fault> {
         let channel = self.join();
+        let drain = self.shared.lock().drain;
         if let Some(fault) = self.fault() {
             return Err(fault);
         }
         if !self.shared.lock().items.is_empty() {
             return Err(self.misplaced("set up", "it sent more than was due"));
         }
-        channel.ok_or_else(|| {
+        let channel = channel.ok_or_else(|| {
             let what = "the thread that watches over the set-up is gone";
             Fault::new(FaultKind::Internal, self.peer, "set up", what)
-        })
+        })?;
+        Ok((channel, drain))
     }
 
     fn join(&mut self) -> Option<ControlChannel> {
@@ -291,6 +295,10 @@ impl Watcher {
             let item = match received.map_err(|error| error.fault(OPERATION))? {
                 None => return Ok(()),
                 Some(Received::Message(Message::Heartbeat)) => None,
+                Some(Received::Message(Message::Drain(signal))) => {
+                    self.shared.lock().drain = Some(signal);
+                    None
+                }
                 Some(Received::Message(Message::Frame(body))) => Some(Item::Frame(body.to_vec())),
                 Some(Received::Descriptors(fds)) => Some(Item::Descriptors(fds)),
                 Some(Received::Message(Message::Abort(fault))) => return Err(fault),

@@ -1,5 +1,8 @@
-//! SIGINT, SIGTERM and SIGHUP: the first drains, the second aborts. SIGUSR1 writes a flight recording,
-//! and the job goes on. SIGHUP stays without effect where whoever started this process wants it so.
+//! SIGINT, SIGTERM and SIGHUP: the first drains the job, the second aborts it. SIGUSR1 writes a flight recording,
+//! and the job goes on.
+//!
+//! A signal that was ignored when this process began stays ignored, as `nohup` wants it of SIGHUP and a shell of the
+//! SIGINT of its background jobs. A process has signals once, so what is known of them is known to the process.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,15 +14,16 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use super::seat::end_with;
+use super::supervise::is_supervised;
 use super::{FRONT, GRACE};
-use crate::exit::{code_of, end_now};
+use crate::exit::{code_of, end_now, say_aside};
 use crate::flight;
 
 /// Time for a peer to take in why this rank ends.
 const TOLD_WITHIN: Duration = Duration::from_millis(50);
 
 /// Who is to hear of a signal.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Hearer {
     /// Nobody yet: nothing has been admitted that could be drained.
     Nobody,
@@ -35,35 +39,72 @@ enum Hearer {
 #[derive(Debug)]
 struct State {
     hearer: Hearer,
-    /// A drain was asked for, of whatever switch there was or comes.
-    drain: bool,
+    /// The first signal. It asks for a drain, of whatever switch there is or comes.
+    first: Option<u8>,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
     hearer: Hearer::Nobody,
-    drain: false,
+    first: None,
 });
 
 fn with_state<R>(act: impl FnOnce(&mut State) -> R) -> R {
-    // Every critical section is one assignment or a look.
+    // Every critical section is a few assignments, or a look.
     act(&mut STATE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The signals that this process does something about.
 pub(super) fn heard() -> Vec<i32> {
-    let mut heard = vec![SIGINT, SIGTERM, SIGUSR1];
-    if !ignores_hangup() {
-        heard.push(SIGHUP);
-    }
+    let mut heard = asking();
+    heard.push(SIGUSR1);
     heard
 }
 
-/// Whether this process was started so that it outlives its terminal, as `nohup` does it.
-pub(crate) fn ignores_hangup() -> bool {
+/// Those that ask for an end and were not ignored when this process began.
+pub(crate) fn asking() -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    ignored.is_some_and(|mask| mask & (1 << (SIGHUP - 1)) != 0)
+    let is_ignored = |signal: &i32| ignored.unwrap_or(0) & (1 << (signal - 1)) != 0;
+    let mut asking = vec![SIGINT, SIGTERM, SIGHUP];
+    asking.retain(|signal| !is_ignored(signal));
+    asking
+}
+
+/// As it is written everywhere: `SIGTERM`.
+pub(crate) fn name(signal: u8) -> String {
+    let name = signal_hook::low_level::signal_name(signal.into());
+    name.map_or_else(|| format!("signal {signal}"), str::to_owned)
+}
+
+/// Notes a signal that asks for an end; true for the first.
+pub(crate) fn note(signal: i32) -> bool {
+    with_state(|state| {
+        let is_first = state.first.is_none();
+        state.first = state.first.or(u8::try_from(signal).ok());
+        is_first
+    })
+}
+
+/// The signal that ended the job early, if one has: it came to this rank, or to another.
+pub(crate) fn interrupted_by() -> Option<u8> {
+    with_state(|state| match &state.hearer {
+        Hearer::Switch(switch) => switch.drain_signal(),
+        Hearer::Nobody | Hearer::Peer(..) | Hearer::Between => state.first,
+    })
+}
+
+/// Exit code of a process that a signal interrupted: of the first that came to it, or of a Ctrl-C that came elsewhere.
+pub(crate) fn interrupted_code() -> u8 {
+    128 + interrupted_by().unwrap_or(SIGINT as u8)
+}
+
+/// Says at the first signal what happens now.
+pub(super) fn say_that_it_drains(signal: u8) {
+    say_aside(format!(
+        "pp: {}: finishing the chunks in flight; a second signal ends at once",
+        name(signal)
+    ));
 }
 
 /// Starts the thread that turns signals into drains and aborts. Until [`attach`] names a switch,
@@ -73,17 +114,13 @@ pub(crate) fn start() -> std::io::Result<()> {
     std::thread::Builder::new()
         .name("pp-signals".into())
         .spawn(move || {
-            let mut seen = 0;
             for signal in &mut signals {
                 if signal == SIGUSR1 {
                     // On a thread of its own: a disk that is away must not keep an abort waiting.
                     let asked = std::thread::Builder::new().name("pp-flight".into());
                     let _ = asked.spawn(flight::write_on_request);
-                    continue;
-                }
-                seen += 1;
-                if seen == 1 {
-                    with_state(drain);
+                } else if note(signal) {
+                    drain(signal as u8);
                 } else {
                     abort();
                 }
@@ -92,33 +129,37 @@ pub(crate) fn start() -> std::io::Result<()> {
     Ok(())
 }
 
-fn drain(state: &mut State) {
-    match &state.hearer {
-        Hearer::Nobody => signal_hook::low_level::exit(130),
-        Hearer::Peer(rank, peer) => {
-            let what = "interrupted before the ranks were ready";
-            let fault = Fault::new(FaultKind::Interrupted, *rank, "set up", what);
-            let deadline = Instant::now() + TOLD_WITHIN;
-            // One that cannot be told notices the end of the connection.
-            let _ = peer.send(&Message::Abort(fault.clone()), deadline);
-            end_with(&fault);
+fn drain(signal: u8) {
+    let (rank, peer) = match with_state(|state| state.hearer.clone()) {
+        Hearer::Nobody => (FRONT, None),
+        Hearer::Peer(rank, peer) => (rank, Some(peer)),
+        // The watch thread tells the other ranks: the front drains, and they follow it.
+        Hearer::Switch(switch) => {
+            switch.request_drain(signal);
+            return say_once(signal, switch.rank());
         }
-        // The other ranks follow the front: it will tell them when it has drained.
-        Hearer::Switch(switch) if switch.rank() == FRONT => switch.request_drain(),
-        Hearer::Switch(_) | Hearer::Between => {}
+        Hearer::Between => return say_once(signal, FRONT),
+    };
+    let what = "interrupted before the ranks were ready";
+    let fault = Fault::new(FaultKind::Interrupted, rank, "set up", what);
+    if let Some(peer) = peer {
+        let deadline = Instant::now() + TOLD_WITHIN;
+        // One that cannot be told notices the end of the connection.
+        let _ = peer.send(&Message::Abort(fault.clone()), deadline);
     }
-    state.drain = true;
+    end_with(&fault);
+}
+
+/// The front says it for all ranks, and a supervisor for its front.
+fn say_once(signal: u8, rank: Rank) {
+    if rank == FRONT && !is_supervised() {
+        say_that_it_drains(signal);
+    }
 }
 
 fn abort() {
-    let aborted = with_state(|state| match &state.hearer {
-        Hearer::Switch(switch) => {
-            switch.abort();
-            Some(switch.clone())
-        }
-        Hearer::Nobody | Hearer::Peer(..) | Hearer::Between => None,
-    });
-    if let Some(switch) = aborted {
+    if let Hearer::Switch(switch) = with_state(|state| state.hearer.clone()) {
+        switch.abort();
         // A rank that is alone has no watchdog that would end a stuck driver.
         std::thread::sleep(GRACE * 2);
         if let Some(fault) = switch.fault() {
@@ -146,8 +187,8 @@ pub(super) fn set_up(rank: Rank, peer: &ControlSender) {
 /// From now on signals go to this switch; so does a drain that was asked for before.
 pub(crate) fn attach(switch: &Switch) {
     with_state(|state| {
-        if state.drain && switch.rank() == FRONT {
-            switch.request_drain();
+        if let Some(signal) = state.first {
+            switch.request_drain(signal);
         }
         state.hearer = Hearer::Switch(switch.clone());
     });
@@ -156,5 +197,10 @@ pub(crate) fn attach(switch: &Switch) {
 /// The switch is out of service, and another will come: until then a drain is kept, and an abort
 /// ends the process.
 pub(crate) fn between() {
-    with_state(|state| state.hearer = Hearer::Between);
+    with_state(|state| {
+        if let Hearer::Switch(switch) = &state.hearer {
+            state.first = state.first.or(switch.drain_signal());
+        }
+        state.hearer = Hearer::Between;
+    });
 }

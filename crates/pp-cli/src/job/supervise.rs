@@ -19,7 +19,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pp_contract::{Rank, WorldSize};
+use pp_contract::{Fault, FaultKind, Rank, WorldSize};
 use pp_transport::launch::LocalJob;
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
@@ -29,11 +29,12 @@ use rustix::process::{
 use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
+use super::missed::{Look, look};
 use super::reports::{self, Meant, REPORT_FD, Report, Word};
-pub(crate) use super::reports::{report, report_internal};
-use super::signals::heard;
+pub(crate) use super::reports::{report, report_own};
+use super::signals::{self, heard};
 use super::verdict::{End, Ends, verdict};
-use super::{FRONT, PHASE_B, WORLD};
+use super::{FRONT, PHASE_B, WORLD, heartbeat};
 use crate::exit::Failure;
 use crate::flight;
 
@@ -61,7 +62,7 @@ enum Event {
     Reported(Report),
     /// Nobody reports any more.
     ReportsOver,
-    Signal,
+    Signal(i32),
     /// Somebody wants to know what the ranks do.
     Asked,
 }
@@ -89,6 +90,11 @@ pub(crate) fn supervise(restarts: u32, within: Duration) -> Result<(), Failure> 
         reports: Vec::new(),
         front_waits: true,
         has_met: false,
+        is_served: false,
+        signs: [None; WORLD as usize],
+        looked: Instant::now(),
+        look_at: heartbeat()?.map(|_| Instant::now()),
+        missed: None,
         signals: 0,
         aborted_after: None,
         deadline: None,
@@ -104,13 +110,13 @@ pub(crate) fn supervise(restarts: u32, within: Duration) -> Result<(), Failure> 
             return Err(failure);
         }
     }
-    std::thread::spawn(move || {
+    let read = move || {
         reports::read(report, |report| {
             let _ = events.send(Event::Reported(report));
         });
         let _ = events.send(Event::ReportsOver);
-    });
-    let outcome = job.run(&happened);
+    };
+    let outcome = aside(read).and_then(|()| job.run(&happened));
     if outcome.is_err() {
         job.kill_all();
     }
@@ -122,9 +128,17 @@ pub(crate) fn supervise(restarts: u32, within: Duration) -> Result<(), Failure> 
         reports: job.reports,
         interrupted: job.signals > 0,
         aborted_after: job.aborted_after,
+        missed: job.missed,
         restarts,
         used: job.used,
     })
+}
+
+/// Runs this on a thread of its own.
+fn aside(act: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    let thread = std::thread::Builder::new().name("pp-supervise".into());
+    thread.spawn(act).context("cannot start a thread")?;
+    Ok(())
 }
 
 /// A job under supervision.
@@ -155,6 +169,15 @@ struct Job {
     front_waits: bool,
     /// The ranks were connected once.
     has_met: bool,
+    /// The front has everything of Phase B, which may end as it likes.
+    is_served: bool,
+    /// By rank: when the process that runs was last heard of.
+    signs: [Option<Instant>; WORLD as usize],
+    /// When those were looked at, and when they are again; `None` without heartbeats.
+    looked: Instant,
+    look_at: Option<Instant>,
+    /// What is said of a rank that was missed and is not replaced.
+    missed: Option<Fault>,
     signals: u32,
     /// How many reports there were when a second interrupt came.
     aborted_after: Option<usize>,
@@ -170,14 +193,14 @@ impl Job {
         let (pid, events) = (Pid::from_child(&child), self.events.clone());
         let at = rank.get() as usize;
         self.running[at] = Some(pid);
+        self.signs[at] = Some(Instant::now());
         (self.hears[at], self.is_asked[at]) = (false, false);
-        std::thread::spawn(move || {
+        aside(move || {
             // Reaped by the thread that sends signals: none goes to somebody who got its number.
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
             while let Err(Errno::INTR) = waitid(WaitId::Pid(pid), options) {}
             let _ = events.send(Event::Ended(rank, child));
-        });
-        Ok(())
+        })
     }
 
     fn spawn(&self, rank: Rank) -> Result<Child, Failure> {
@@ -214,7 +237,12 @@ impl Job {
     fn run(&mut self, happened: &Receiver<Event>) -> Result<(), Failure> {
         while self.ends.len() < WORLD as usize {
             let waits = self.gone.as_ref().map(|(_, until)| *until);
-            let deadline = self.deadline.into_iter().chain(waits).min();
+            let deadline = self
+                .deadline
+                .into_iter()
+                .chain(waits)
+                .chain(self.look_at)
+                .min();
             let event = match deadline {
                 None => happened.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => happened.recv_timeout(at.saturating_duration_since(Instant::now())),
@@ -223,7 +251,7 @@ impl Job {
                 Ok(Event::Ended(rank, child)) => self.ended(rank, child)?,
                 Ok(Event::Reported(report)) => self.reported(report)?,
                 Ok(Event::ReportsOver) => {}
-                Ok(Event::Signal) => self.signalled(),
+                Ok(Event::Signal(signal)) => self.signalled(signal),
                 Ok(Event::Asked) => self.asked(),
                 Err(RecvTimeoutError::Timeout) => self.late(),
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -266,6 +294,7 @@ impl Job {
 
     fn ended(&mut self, rank: Rank, mut child: Child) -> Result<(), Failure> {
         self.running[rank.get() as usize] = None;
+        self.signs[rank.get() as usize] = None;
         let pid = Pid::from_child(&child);
         let was_replaced = self.replaced == Some(pid);
         let mut end = End {
@@ -277,7 +306,7 @@ impl Job {
         end.by_us = (self.is_killing || was_replaced) && end.was_killed();
         let is_worth_it = was_replaced || end.is_worth_a_restart();
         let may_be_missed = is_worth_it || end.is_silent();
-        if rank == PHASE_B && self.may_restart() && may_be_missed {
+        if rank == PHASE_B && self.may_restart() && may_be_missed && !self.is_served {
             if self.front_waits {
                 if is_worth_it || self.has_met {
                     return self.restart();
@@ -301,7 +330,15 @@ impl Job {
     /// A rank ended, and is not started again.
     fn settle(&mut self, end: End) {
         // Phase B may be done long before the front has written everything.
-        let patience = match (end.is_good(), end.rank == FRONT) {
+        let has_failed = self
+            .reports
+            .iter()
+            .any(|report| report.pid == number(end.pid));
+        let is_harmless = match end.rank {
+            FRONT => end.is_good() && !has_failed,
+            _ => self.is_served || (end.is_good() && !has_failed),
+        };
+        let patience = match (is_harmless, end.rank == FRONT) {
             (false, _) => Some(PATIENCE),
             (true, true) => Some(GOODBYE),
             (true, false) => None,
@@ -322,6 +359,11 @@ impl Job {
     }
 
     fn reported(&mut self, report: Report) -> Result<(), Failure> {
+        let at = report.rank.get() as usize;
+        let is_of = |pid: Pid| number(pid) == report.pid;
+        if self.running.get(at).copied().flatten().is_some_and(is_of) {
+            self.signs[at] = Some(Instant::now());
+        }
         match report.word {
             Word::Ends(_) => {
                 // The front is stopped or cut off, and would not say for a minute what it makes of it.
@@ -333,10 +375,15 @@ impl Job {
                 self.note(report);
             }
             Word::Hears => self.hears(report.rank, report.pid),
-            Word::Met => (self.front_waits, self.has_met) = (false, true),
+            Word::Lives => {}
+            Word::Served => self.is_served = true,
+            Word::Met => {
+                (self.front_waits, self.has_met, self.look_at) = (false, true, None);
+            }
             Word::Lost(meant, fault) => {
                 tracing::warn!(%fault, ?meant, "the front gave Phase B up");
                 self.front_waits = true;
+                self.watch()?;
                 return self.replace(meant);
             }
         }
@@ -372,8 +419,11 @@ impl Job {
         Ok(())
     }
 
-    fn signalled(&mut self) {
+    fn signalled(&mut self, signal: i32) {
         self.signals += 1;
+        if signals::note(signal) && self.has_met {
+            signals::say_that_it_drains(signal as u8);
+        }
         if self.signals == 2 {
             self.aborted_after = Some(self.reports.len());
             if let Some((mut end, _)) = self.gone.take() {
@@ -387,9 +437,10 @@ impl Job {
         // The front drains and tells the others; all must hear of an abort. A Phase B that is about
         // to join a front which drains must not end at the first.
         let front_alone = self.signals == 1 && self.restarts > 0 && self.has_met;
+        let signal = Signal::from_named_raw(signal).unwrap_or(Signal::INT);
         for (rank, pid) in self.running.iter().enumerate() {
             if let Some(pid) = pid.filter(|_| rank == FRONT.get() as usize || !front_alone) {
-                let _ = kill_process(pid, Signal::INT);
+                let _ = kill_process(pid, signal);
             }
         }
     }
@@ -420,9 +471,62 @@ impl Job {
         }
     }
 
+    /// From now on the ranks are to give signs of life, in a job that has heartbeats.
+    fn watch(&mut self) -> Result<(), Failure> {
+        if heartbeat()?.is_some() {
+            let now = Instant::now();
+            (self.looked, self.look_at) = (now, Some(now));
+            self.forgive(now);
+        }
+        Ok(())
+    }
+
+    /// Counts the silence of each rank from now.
+    fn forgive(&mut self, now: Instant) {
+        for sign in self.signs.iter_mut().flatten() {
+            *sign = now;
+        }
+    }
+
+    /// Looks whether a rank is missed, where that is due.
+    fn look(&mut self, now: Instant) {
+        if self.look_at.is_none_or(|at| now < at) {
+            return;
+        }
+        let looked = std::mem::replace(&mut self.looked, now);
+        let seen = look(now, looked, &self.signs);
+        self.look_at = Some(now);
+        match seen {
+            Look::Again(at) => self.look_at = Some(at),
+            Look::Forgive => self.forgive(now),
+            Look::Missed(rank, silence) => self.miss(Rank::new(rank as u32), silence),
+        }
+    }
+
+    /// Ends a rank that gives no sign of life; another takes the place of Phase B, where there may be one.
+    fn miss(&mut self, rank: Rank, silence: Duration) {
+        let at = rank.get() as usize;
+        self.signs[at] = None;
+        let Some(pid) = self.running[at] else {
+            return;
+        };
+        let what = format!(
+            "no sign of life for {:.1} s before the ranks were connected; is its process stopped?",
+            silence.as_secs_f64()
+        );
+        let fault = Fault::new(FaultKind::TimedOut, rank, "start", what);
+        tracing::warn!(%fault, "a rank is missed");
+        if rank != PHASE_B || !self.may_restart() {
+            self.missed.get_or_insert(fault);
+        }
+        self.replaced = Some(pid);
+        let _ = kill_process(pid, Signal::KILL);
+    }
+
     /// A deadline has passed.
     fn late(&mut self) {
         let now = Instant::now();
+        self.look(now);
         if let Some((end, _)) = self.gone.take_if(|(_, until)| now >= *until) {
             self.settle(end);
         }
@@ -452,18 +556,17 @@ fn number(pid: Pid) -> u32 {
 
 fn forward_signals(events: Sender<Event>) -> Result<(), Failure> {
     let mut signals = Signals::new(heard()).context("cannot handle signals")?;
-    std::thread::spawn(move || {
+    aside(move || {
         for signal in &mut signals {
             let event = match signal {
                 SIGUSR1 => Event::Asked,
-                _ => Event::Signal,
+                signal => Event::Signal(signal),
             };
             if events.send(event).is_err() {
                 return;
             }
         }
-    });
-    Ok(())
+    })
 }
 
 /// Ties this rank to its supervisor, if it has one: it dies with it.

@@ -5,7 +5,7 @@ use std::process::ExitStatus;
 
 use pp_contract::{Fault, FaultKind, Rank};
 use rustix::process::{Pid, Signal};
-use signal_hook::consts::SIGINT;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::FRONT;
 use super::reports::{Report, Word};
@@ -22,8 +22,17 @@ pub(super) struct End {
 }
 
 impl End {
+    /// Whether it did its work, or as much of it as a signal allowed.
     pub(super) fn is_good(&self) -> bool {
-        self.status.is_some_and(|s| s.success())
+        self.code() == Some(0) || self.interrupted_by().is_some()
+    }
+
+    /// The signal that ended its job early, as its exit code says.
+    fn interrupted_by(&self) -> Option<u8> {
+        let signal = u8::try_from(self.code()? - 128).ok()?;
+        [SIGINT, SIGTERM, SIGHUP]
+            .contains(&signal.into())
+            .then_some(signal)
     }
 
     pub(super) fn was_killed(&self) -> bool {
@@ -61,6 +70,8 @@ pub(super) struct Ends {
     pub(super) interrupted: bool,
     /// How many reports there were when a second interrupt came. What came later came of it.
     pub(super) aborted_after: Option<usize>,
+    /// Why a rank that gave no sign of life was ended.
+    pub(super) missed: Option<Fault>,
     pub(super) restarts: u32,
     pub(super) used: u32,
 }
@@ -75,11 +86,6 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
         used,
         ..
     } = job;
-    let front_is_good = ends.iter().any(|end| end.rank == FRONT && end.is_good());
-    // A front that can do without Phase B had everything of it when it ended well.
-    if ends.iter().all(End::is_good) || (*restarts > 0 && front_is_good) {
-        return Ok(());
-    }
     let suffix = if *used == 0 {
         String::new()
     } else {
@@ -99,10 +105,19 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
         _ => None,
     };
     let reports: Vec<_> = job.reports.iter().enumerate().filter_map(told).collect();
-    // A rank that was not yet ready to drain ends at once, and its peer reports that it is gone.
+    let has_reported = |rank: Rank| reports.iter().any(|(_, reporter, _)| *reporter == rank);
+    // The front writes the result. Where it ended well, it had everything of Phase B.
+    let front = ends.iter().find(|end| end.rank == FRONT);
+    if let Some(front) = front.filter(|front| front.is_good() && !has_reported(FRONT)) {
+        return match front.interrupted_by() {
+            Some(signal) => Err(Failure::Interrupted(signal)),
+            None => Ok(()),
+        };
+    }
+    // A rank that did not handle signals yet is ended by one, and its peer reports that it is gone.
     let at_once = |end: &End| {
-        end.code() == Some(i32::from(code_of(FaultKind::Interrupted)))
-            || end.signal() == Some(SIGINT)
+        let asks = |signal| [SIGINT, SIGTERM, SIGHUP].contains(&signal);
+        end.signal().is_some_and(asks)
     };
     let is_reported = reports
         .iter()
@@ -111,9 +126,17 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
         let what = "interrupted before the ranks were ready";
         return because(FaultKind::Interrupted, FRONT, "set up", what);
     }
+    if let Some(Fault {
+        kind,
+        rank,
+        operation,
+        detail,
+    }) = &job.missed
+    {
+        return because(*kind, *rank, operation.as_str(), detail.as_str());
+    }
     // A rank that somebody killed is the cause of whatever the others report; one that said why it
     // ends, and crashed on its way out, is not.
-    let has_reported = |rank: Rank| reports.iter().any(|(_, reporter, _)| *reporter == rank);
     let killed = ends
         .iter()
         .filter(|end| !end.by_us && !has_reported(end.rank));

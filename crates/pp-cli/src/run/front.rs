@@ -3,36 +3,32 @@
 use std::collections::VecDeque;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, Rank, VideoPlan};
+use pp_contract::{ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Rank, VideoPlan};
 use pp_kernels::{ChunkShape, Layout, Plan};
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{FrontOptions, with_source};
 use pp_runtime::stage::{Decoded, FrontStages, Kept, Offer, Place, Progress, StageError};
 use pp_transport::bell::Bell;
-use pp_transport::host::memory::available_bytes;
+use pp_transport::host::MAX_SLOTS;
 
 use super::again::envelope_of;
-use super::codec::{Codec, Frames, Geometry};
+use super::codec::{Codec, Frames};
+use super::input::{Input, QUEUE, io_threads};
 use super::tensors::manifest_of;
 use super::verify::{FrontCheck, FrontVerifier, Notary, Verified, prepared, seal_again};
-use super::{Planes, Shape, kernel_fault, slot_bytes, steps};
+use super::{Shape, kernel_fault, slot_bytes, steps};
 use crate::args::{CutChoice, RunArgs};
 use crate::exit::Failure;
-use crate::job::FRONT;
 use crate::job::edges::Edges;
+use crate::job::{FRONT, reports};
 use crate::video::buffer::Buffer;
 use crate::video::header::Header;
 use crate::video::noise::Noise;
 use crate::video::psnr::LumaPsnr;
-use crate::video::sink::Sink;
+use crate::video::sink::{Sink, SinkOptions};
 use crate::video::source::{Chunk, Polled, Source, SourceOptions};
-use crate::video::staged::can_be_created;
-use crate::video::{OutputError, y4m};
-
-/// Chunks read ahead, and decoded chunks that wait to be written.
-const QUEUE: usize = 4;
-/// The smallest frame that the kernels take.
-const SMALLEST: u32 = 16;
+use crate::video::y4m::Params;
+use crate::video::{InputError, OutputError};
 
 /// A layout with its manifests; depends on the number of frames and of context frames alone.
 struct Known {
@@ -54,6 +50,7 @@ struct Pending<K> {
     known: usize,
     /// Kept only when its PSNR is wanted, or the GPU still reads it.
     chunk: Option<Chunk>,
+    params: Params,
     check: Option<K>,
 }
 
@@ -62,12 +59,6 @@ struct Pending<K> {
 pub(super) struct Quality {
     pub(super) before: LumaPsnr,
     pub(super) after: LumaPsnr,
-}
-
-/// The input, looked at but not read yet.
-pub(super) struct Input {
-    reader: y4m::Reader,
-    header: Header,
 }
 
 pub(super) struct VideoFront<C: Codec> {
@@ -99,42 +90,9 @@ pub(super) struct VideoFront<C: Codec> {
     frames_built: u32,
     quality: Option<Quality>,
     progress: ProgressBar,
-}
-
-impl Input {
-    /// Opens the input and reads what it says of its frames.
-    pub(super) fn open(args: &RunArgs) -> Result<Self, Failure> {
-        // Found out now, not when the work is done.
-        for path in [&args.report, &args.trace, &args.timeline] {
-            path.as_deref().map_or(Ok(()), can_be_created)?;
-        }
-        let reader = y4m::Reader::open(&args.input)?;
-        let header = reader.header().clone();
-        let (width, height) = (header.width(), header.height());
-        if width < SMALLEST || height < SMALLEST {
-            return Err(Failure::Fault(pp_contract::Fault::new(
-                FaultKind::BadInput,
-                FRONT,
-                "read input",
-                format_args!(
-                    "{}: frames of {width}x{height} are below {SMALLEST}x{SMALLEST}, the smallest \
-                     the kernels take; scale or pad them first",
-                    reader.name()
-                ),
-            )));
-        }
-        check_memory(args, &header, reader.name())?;
-        Ok(Self { reader, header })
-    }
-
-    pub(super) fn geometry(&self) -> Geometry {
-        Geometry {
-            width: self.header.width(),
-            height: self.header.height(),
-            chroma: Planes::from(self.header.sampling()).into(),
-            frame_bytes: self.header.frame_bytes(),
-        }
-    }
+    /// Why the input ended before its end, behind whole frames.
+    broken: Option<InputError>,
+    frames_in_input: Option<u64>,
 }
 
 impl<C: Codec> VideoFront<C> {
@@ -147,6 +105,10 @@ impl<C: Codec> VideoFront<C> {
         bell: Bell,
     ) -> Result<Self, Failure> {
         let Input { reader, header } = input;
+        let frames_in_input = match args.chunks {
+            Some(_) => None,
+            None => reader.plain_frames().and_then(|frames| frames.count()),
+        };
         let options = SourceOptions {
             frames_per_chunk: args.frames_per_chunk as usize,
             chunks: args.chunks,
@@ -154,21 +116,25 @@ impl<C: Codec> VideoFront<C> {
             keep_clean: args.add_noise.is_some(),
             scene_cuts: args.cuts != CutChoice::Off,
             queue: QUEUE,
+            threads: io_threads(),
         };
         let sink = args
             .output
             .as_deref()
             .map(|target| {
                 let bell = bell.clone();
+                let options = SinkOptions {
+                    queue: QUEUE,
+                    threads: io_threads(),
+                };
                 // As many as wait to be written, are written and are decoded into.
-                let buffers = buffers(&codec, QUEUE + 2 + args.depth as usize)?;
-                Ok::<_, Failure>(Sink::open(target, &header, QUEUE, buffers, move || {
-                    bell.ring()
-                })?)
+                let buffers = buffers(&codec, QUEUE + 2 + 2 * io_threads() + args.depth as usize)?;
+                let wake = move || bell.ring();
+                Ok::<_, Failure>(Sink::open(target, &header, options, buffers, wake)?)
             })
             .transpose()?;
         // As many as are read ahead, are read into and are on their way.
-        let into = buffers(&codec, QUEUE + 3 + args.depth as usize)?;
+        let into = buffers(&codec, QUEUE + 3 + io_threads() + args.depth as usize)?;
         let source = Source::start(reader, options, into, move || bell.ring())
             .map_err(|e| anyhow::Error::new(e).context("cannot start the reading thread"))?;
         let context = if args.recompute || args.restarts > 0 {
@@ -181,12 +147,21 @@ impl<C: Codec> VideoFront<C> {
             true => 0,
             false => context.div_ceil(args.frames_per_chunk),
         };
+        let forward_slots = args.depth + context_chunks;
+        if forward_slots > MAX_SLOTS {
+            let what = format!(
+                "--depth {} and the {context_chunks} chunks of context that --restarts keeps take {forward_slots} \
+                 slots, and an edge has {MAX_SLOTS} at most; lower --depth or raise --frames-per-chunk",
+                args.depth
+            );
+            return Err(Fault::new(FaultKind::BadInput, FRONT, "lay out the edges", what).into());
+        }
         let mut shape = Shape {
             width: header.width(),
             height: header.height(),
             planes: header.sampling().into(),
             frame_bytes: header.frame_bytes() as u64,
-            forward_slots: args.depth + context_chunks,
+            forward_slots,
             forward_bytes: 0,
             backward_bytes: 0,
         };
@@ -230,7 +205,19 @@ impl<C: Codec> VideoFront<C> {
             frames_built: 0,
             quality: args.add_noise.map(|_| Quality::default()),
             progress: progress_bar(),
+            broken: None,
+            frames_in_input,
         })
+    }
+
+    /// How many frames there are to read, where the input is a file and all of it was asked for.
+    pub(super) fn frames_in_input(&self) -> Option<u64> {
+        self.frames_in_input
+    }
+
+    /// Why the input ended before its end, if whole frames came before.
+    pub(super) fn broken(&self) -> Option<&InputError> {
+        self.broken.as_ref()
     }
 
     pub(super) fn shape(&self) -> Shape {
@@ -326,7 +313,7 @@ impl<C: Codec> VideoFront<C> {
         }
         match &mut self.sink {
             Some(sink) => sink
-                .push(frames.bytes)
+                .push(frames.bytes, pending.params)
                 .map_err(|e| StageError::new(FaultKind::Io, "write output", e.to_string()))?,
             None => self.idle.push(frames.bytes),
         }
@@ -352,41 +339,6 @@ impl<C: Codec> VideoFront<C> {
     }
 }
 
-/// Refuses frames so large that the job would drive the machine out of memory: a header may claim
-/// any size, and the kernel kills at random to serve it.
-fn check_memory(args: &RunArgs, header: &Header, name: &str) -> Result<(), Failure> {
-    let frame = header.frame_bytes() as u64;
-    let frames = u64::from(args.frames_per_chunk);
-    let depth = u64::from(args.depth);
-    // Two bytes a sample in each slot, both ways; queues and chunks in flight of one byte a
-    // sample; and a few copies in four bytes for the kernels, on both ranks.
-    let chunk = frame.saturating_mul(frames);
-    // With restarts a few chunks more are kept, and while one goes on there are the slots of two
-    // generations.
-    let slots = match args.restarts {
-        0 => 4 * depth,
-        _ => 2 * (4 * depth + 4),
-    };
-    let copies = slots + 2 * (QUEUE as u64 + depth) + 24;
-    let wanted = chunk.saturating_mul(copies);
-    let Some(available) = available_bytes().filter(|available| wanted > *available) else {
-        return Ok(());
-    };
-    Err(Failure::Fault(pp_contract::Fault::new(
-        FaultKind::BadInput,
-        FRONT,
-        "read input",
-        format_args!(
-            "{name}: {frames} frames of {}x{} a chunk at depth {depth} take about {} MB, and {} MB \
-             are available; lower --frames-per-chunk or --depth, or scale the video",
-            header.width(),
-            header.height(),
-            wanted / 1_000_000,
-            available / 1_000_000
-        ),
-    )))
-}
-
 /// Memory of the codec's choice for so many chunks.
 fn buffers<C: Codec>(codec: &C, count: usize) -> Result<Vec<Buffer>, Failure> {
     let make = |_| Ok(codec.memory()?.map_or_else(Buffer::default, Buffer::from));
@@ -406,10 +358,13 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
     type Plan = VideoPlan;
 
     fn poll_source(&mut self) -> Result<Offer, StageError> {
-        let polled = self
-            .source
-            .poll()
-            .map_err(|e| StageError::new(FaultKind::BadInput, "read input", e.to_string()))?;
+        let polled = match self.source.poll() {
+            Err(error) if error.follows_frames() => {
+                self.broken = Some(error);
+                Polled::End
+            }
+            polled => polled.map_err(|e| StageError::new(e.kind(), "read input", e.to_string()))?,
+        };
         Ok(match polled {
             Polled::Later => Offer::Later,
             Polled::End => Offer::End,
@@ -427,7 +382,7 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
     }
 
     fn build(&mut self, place: Place, slot: &mut C::Tx) -> Result<Envelope<VideoPlan>, StageError> {
-        let chunk = self.offered.take().expect("built only when offered");
+        let mut chunk = self.offered.take().expect("built only when offered");
         let plan = self.plan(place, chunk.first_frame);
         if place.starts_epoch {
             self.epoch_frames = 0;
@@ -471,6 +426,7 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
         self.epoch_frames += self.frames_built;
         self.last = Some((plan, self.frames_built));
         let frames = chunk.frames;
+        let params = std::mem::take(&mut chunk.params);
         let keep = self.quality.is_some() || C::READS_LATER;
         let chunk = if keep {
             Some(chunk)
@@ -483,6 +439,7 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
             frames,
             known,
             chunk,
+            params,
             check,
         });
         Ok(envelope)
@@ -548,6 +505,10 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
         if let Some(chunk) = chunk {
             self.source.recycle(chunk);
         }
+    }
+
+    fn served(&mut self) {
+        reports::served();
     }
 
     fn frames_built(&self) -> u32 {

@@ -3,6 +3,7 @@
 mod again;
 mod codec;
 mod front;
+mod input;
 mod on_gpu;
 mod on_host;
 mod open;
@@ -15,7 +16,6 @@ mod tensors;
 mod verify;
 
 use std::io::IsTerminal as _;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,8 @@ use pp_transport::launch::Launch;
 use pp_transport::link::Link;
 
 use self::codec::{Codec, Generator, Geometry};
-use self::front::{Input, VideoFront};
+use self::front::VideoFront;
+use self::input::Input;
 use self::on_gpu::{Blame, GpuFront, GpuPhaseB};
 use self::open::{config, host_kernels, kernel_fault, load_for_host, slot_bytes, steps};
 use self::phase_b::VideoPhaseB;
@@ -41,16 +42,17 @@ use self::shape::{Planes, Shape};
 use self::verify::{digest_of_kernels, prepared};
 use crate::args::{CutChoice, KernelChoice, RunArgs, TransportChoice};
 use crate::backend::{self, Backend, Choice};
-use crate::exit::{Failure, is_worth_a_restart};
+use crate::exit::{Failure, is_worth_a_restart, say};
 use crate::fault::{self, Breakable, Faulty, FaultyFront, FaultyPhaseB, Hook};
-use crate::flight;
 use crate::job::edges::{Edges, Ready};
 use crate::job::reports::Meant;
 use crate::job::seat::{MEET_WITHIN, Profile, Seat, end_with};
 use crate::job::survival::Survival;
-use crate::job::{self, FRONT, GRACE, PHASE_B, heartbeat, restart_within, signals};
+use crate::job::{self, FRONT, GRACE, PHASE_B, heartbeat, restart_within, signals, supervise};
+use crate::video::error::Shown;
 use crate::video::header::Sampling;
-use crate::video::staged::is_stdout;
+use crate::video::place::one_file_each;
+use crate::{flight, limits};
 
 impl Shape {
     /// Bytes of the largest slot.
@@ -92,20 +94,22 @@ impl From<Planes> for Chroma {
 
 /// Runs the whole job, or this process's rank of it.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
-    if args.input.as_os_str() == "-" && rustix::termios::isatty(std::io::stdin()) {
-        return Err(Failure::Usage(
-            "no --input, and standard input is a terminal; name a .y4m file, or pipe one in: \
-             ffmpeg -i VIDEO -pix_fmt yuv420p -f yuv4mpegpipe - | pp run --input - --output OUT.y4m"
-                .into(),
-        ));
-    }
-    let files = [
+    let plugin = match &args.kernels {
+        KernelChoice::File(path) => Some(&**path),
+        _ => None,
+    };
+    let sources = [("--input", Some(&*args.input)), ("--kernels", plugin)];
+    let results = [
         ("--output", args.output.as_deref()),
         ("--report", args.report.as_deref()),
         ("--trace", args.trace.as_deref()),
         ("--timeline", args.timeline.as_deref()),
     ];
-    one_file_each(&files)?;
+    // A supervisor has checked it for its ranks, whose standard streams are others.
+    if !supervise::is_supervised() {
+        limits::check_streams(&args.input, &results)?;
+        one_file_each(&sources, &results)?;
+    }
     backend::check(&args.kernels, args.transport)?;
     if args.ranks == 1 {
         if args.restarts > 0 {
@@ -116,7 +120,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         fault::refuse_alone()?;
         alone_in_the_world()?;
         signals::start().context("cannot handle signals")?;
-        return run_alone(args);
+        return run_alone(args).and_then(job::unless_interrupted);
     }
     let transport = match (args.transport, &args.kernels) {
         (TransportChoice::Host, _) | (TransportChoice::Auto, KernelChoice::Cpu) => Some("host"),
@@ -129,25 +133,6 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         |launch| run_front_rank(args, launch),
         |launch| run_phase_b_rank(args, launch),
     )
-}
-
-/// Refuses two results that would overwrite each other or mix.
-pub(crate) fn one_file_each(files: &[(&str, Option<&Path>)]) -> Result<(), Failure> {
-    for (at, (flag, path)) in files.iter().enumerate() {
-        let same = |other: &&(&str, Option<&Path>)| {
-            let (Some(path), Some(other)) = (path, other.1) else {
-                return false;
-            };
-            let sink = Path::new("/dev/null");
-            (*path == other && other != sink) || (is_stdout(path) && is_stdout(other))
-        };
-        if let Some((earlier, _)) = files[..at].iter().find(same) {
-            return Err(Failure::Usage(format!(
-                "{earlier} and {flag} name the same place; give each its own file"
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// Refuses to run the whole pipeline once for each process that a launcher started.
@@ -336,7 +321,7 @@ where
         summary,
         restarts: 0,
         wall: start.elapsed(),
-        interrupted: switch.is_draining(),
+        interrupted: switch.drain_signal(),
     })
 }
 
@@ -346,12 +331,30 @@ fn finish<C: Codec>(
     finished: Finished,
     labels: &Labels,
 ) -> Result<(), Failure> {
-    if finished.interrupted && finished.summary.counts.emitted == 0 {
+    if finished.interrupted.is_some() && finished.summary.counts.emitted == 0 {
         let what = "interrupted before the first chunk was done; nothing was written";
         return Err(Fault::new(FaultKind::Interrupted, FRONT, "run", what).into());
     }
     let written = front.commit()?;
-    report::publish(args, &front, &finished, written, labels)
+    report::publish(args, &front, &finished, written, labels)?;
+    let done = written.unwrap_or(finished.summary.recorder.totals().frames);
+    let what_became = match &args.output {
+        Some(path) => format!("frames were written to {}", Shown::from(&**path)),
+        None => "frames were processed".into(),
+    };
+    if let Some(error) = front.broken() {
+        let detail = format_args!("{error}; {done} {what_became}");
+        return Err(Fault::new(error.kind(), FRONT, "read input", detail).into());
+    }
+    if let Some(signal) = finished.interrupted {
+        let of = front.frames_in_input();
+        let of = of.map_or_else(String::new, |frames| format!(" of {frames}"));
+        let name = signals::name(signal);
+        say(format!(
+            "pp: interrupted by {name}: {done}{of} {what_became}"
+        ));
+    }
+    Ok(())
 }
 
 fn run_phase_b_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {

@@ -1,6 +1,6 @@
 //! What a finished run prints and writes.
 
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ use super::{Labels, steps};
 use crate::args::RunArgs;
 use crate::exit::{Failure, print};
 use crate::video::OutputError;
-use crate::video::staged::{StagedFile, is_stdout};
+use crate::video::place::is_stdout;
+use crate::video::staged::write_file;
 
 /// A run that came to its end.
 pub(super) struct Finished {
@@ -26,7 +27,8 @@ pub(super) struct Finished {
     /// How often another Phase B was awaited.
     pub(super) restarts: u32,
     pub(super) wall: Duration,
-    pub(super) interrupted: bool,
+    /// The signal that ended it before the end of its input.
+    pub(super) interrupted: Option<u8>,
 }
 
 /// What was run, for the JSON report.
@@ -104,7 +106,7 @@ pub(super) fn publish<C: Codec>(
         frames_per_chunk: args.frames_per_chunk,
         depth: args.depth,
         recompute: args.recompute,
-        interrupted: finished.interrupted,
+        interrupted: finished.interrupted.is_some(),
         restarts: finished.restarts,
         restarts_allowed: args.restarts,
         recoveries: finished.summary.restarts.iter().map(Recovery::of).collect(),
@@ -121,9 +123,9 @@ pub(super) fn publish<C: Codec>(
         phase_b_rank: args.ranks - 1,
         ..View::default()
     };
-    write_file(args.report.as_deref(), |out| {
-        write_json(out, &about, &measures, recorder)
-    })?;
+    if let Some(path) = &args.report {
+        write_file(path, |out| write_json(out, &about, &measures, recorder))?;
+    }
     write_pictures(
         args.trace.as_deref(),
         args.timeline.as_deref(),
@@ -150,23 +152,13 @@ pub(crate) fn write_pictures(
     measures: &Measures,
     view: &View,
 ) -> Result<(), OutputError> {
-    write_file(trace, |out| write_chrome_trace(out, recorder, view))?;
-    write_file(timeline, |out| write_svg(out, recorder, measures, view))
-}
-
-fn write_file(
-    path: Option<&Path>,
-    write: impl FnOnce(&mut BufWriter<&mut StagedFile>) -> std::io::Result<()>,
-) -> Result<(), OutputError> {
-    let Some(path) = path else {
-        return Ok(());
-    };
-    let mut file = StagedFile::create(path)?;
-    let mut out = BufWriter::new(&mut file);
-    let written = write(&mut out).and_then(|()| out.flush());
-    drop(out);
-    written.map_err(|e| file.write_error(e))?;
-    file.commit()
+    if let Some(path) = trace {
+        write_file(path, |out| write_chrome_trace(out, recorder, view))?;
+    }
+    if let Some(path) = timeline {
+        write_file(path, |out| write_svg(out, recorder, measures, view))?;
+    }
+    Ok(())
 }
 
 fn summary(

@@ -8,7 +8,6 @@
 //! Choices: who starts Phase B again is not decided here: a supervisor is told, a launcher sees it by
 //! itself. The front waits where the ranks met the first time.
 
-use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ use pp_runtime::stage::FrontStages;
 use pp_transport::link::Link;
 
 use super::report::Finished;
-use crate::exit::{Failure, is_worth_a_restart};
+use crate::exit::{Failure, is_worth_a_restart, say_aside};
 use crate::job::edges::Ready;
 use crate::job::reports::{self, Meant};
 use crate::job::seat::end_with;
@@ -104,7 +103,7 @@ where
                             summary: run.finish(),
                             restarts: causes.len() as u32,
                             wall: start.elapsed(),
-                            interrupted: switch.is_draining(),
+                            interrupted: switch.drain_signal(),
                         });
                     }
                     Driven::Lost(fault) => {
@@ -138,18 +137,14 @@ where
     }
 }
 
-/// For whoever started the ranks, and now has to start one again. On a thread of its own: standard
-/// error may be held by whoever does not read it.
+/// For the launcher that started the ranks, and now has to start one again.
 fn say_that_it_is_awaited(fault: &Fault, within: Duration) {
     let line = format!(
         "pp: Phase B is gone ({fault}); waiting up to {} s for rank 1 to be started again; the first \
          Ctrl-C finishes what is in flight once it is there, the second ends at once",
         within.as_secs_f64().ceil()
     );
-    let say = std::thread::Builder::new().name("pp-say".into());
-    let _ = say.spawn(move || {
-        let _ = writeln!(std::io::stderr(), "{line}");
-    });
+    say_aside(line);
 }
 
 /// The fault of a meeting that another Phase B may make up for.

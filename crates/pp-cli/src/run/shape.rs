@@ -5,7 +5,7 @@
 //! with its number before anything is allocated for it.
 
 use pp_contract::MAX_PAYLOAD_BYTES;
-use pp_transport::host::MAX_DEPTH;
+use pp_transport::host::MAX_SLOTS;
 use serde::{Deserialize, Serialize};
 
 /// Longest side of a frame that is read.
@@ -69,7 +69,7 @@ impl TryFrom<Told> for Shape {
         };
         is("a width", width.into(), MAX_SIDE.into())?;
         is("a height", height.into(), MAX_SIDE.into())?;
-        is("a number of slots", forward_slots.into(), MAX_DEPTH.into())?;
+        is("a number of slots", forward_slots.into(), MAX_SLOTS.into())?;
         is("a payload", forward_bytes, most)?;
         is("a payload", backward_bytes, most)?;
         let expected = planes.frame_bytes(width, height);
@@ -136,8 +136,8 @@ mod tests {
             ),
             (
                 "\"forward_slots\":4",
-                "\"forward_slots\":65",
-                "slots of 65; 1 to 64",
+                "\"forward_slots\":129",
+                "slots of 129; 1 to 128",
             ),
             (
                 "900000",

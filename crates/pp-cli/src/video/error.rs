@@ -3,6 +3,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use pp_contract::FaultKind;
+use pp_transport::error::lift_limit;
+use rustix::io::Errno;
+
+use super::place::is_stdout;
+
 /// The command that turns anything ffmpeg can read into what we read.
 const CONVERT: &str = "ffmpeg -i INPUT -pix_fmt yuv420p -f yuv4mpegpipe - | pp run --input -";
 
@@ -12,8 +18,10 @@ const CONVERT: &str = "ffmpeg -i INPUT -pix_fmt yuv420p -f yuv4mpegpipe - | pp r
 pub(crate) enum InputError {
     #[error("the reading thread is gone; its last words stand above")]
     ReaderDied,
-    #[error("{name}: cannot be opened: {source}")]
+    #[error("{name}: cannot be opened: {source}; {}", remedy_of_input(source))]
     Open { name: String, source: io::Error },
+    #[error("{name}: is a directory; name a .y4m file in it")]
+    IsDirectory { name: String },
     #[error("{name}: reading failed at byte {offset} (frame {frame}): {source}")]
     Read {
         name: String,
@@ -33,7 +41,7 @@ pub(crate) enum InputError {
     Unsupported { name: String, what: String },
     #[error(
         "{name}: truncated: frame {frame} ends after {have} of {want} bytes, at byte {offset}; \
-         the first {frame} frames are whole, ask for fewer chunks or get the whole file"
+         check the program that should have written all of it"
     )]
     Truncated {
         name: String,
@@ -54,6 +62,33 @@ pub(crate) enum InputError {
     },
 }
 
+impl InputError {
+    /// Whose fault it is: the file's place, its contents, or ours.
+    pub(crate) fn kind(&self) -> FaultKind {
+        match self {
+            Self::ReaderDied => FaultKind::Internal,
+            Self::Open { .. } | Self::IsDirectory { .. } | Self::Read { .. } => FaultKind::Io,
+            Self::Empty { .. }
+            | Self::NoFrames { .. }
+            | Self::Foreign { .. }
+            | Self::Header { .. }
+            | Self::Unsupported { .. }
+            | Self::Truncated { .. }
+            | Self::NoMarker { .. } => FaultKind::BadInput,
+        }
+    }
+
+    /// Whether whole frames came before it, which can be processed all the same.
+    pub(crate) fn follows_frames(&self) -> bool {
+        match self {
+            Self::Read { frame, .. }
+            | Self::Truncated { frame, .. }
+            | Self::NoMarker { frame, .. } => *frame > 0,
+            _ => false,
+        }
+    }
+}
+
 /// Why an output cannot be written. The fault lies with the place it should go to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -62,6 +97,10 @@ pub(crate) enum OutputError {
     Create { path: Shown, source: io::Error },
     #[error("{path}: is a directory; name a file in it")]
     IsDirectory { path: Shown },
+    #[error(
+        "{path}: is a socket; name a file, or pipe --output - into a program that connects to it"
+    )]
+    IsSocket { path: Shown },
     #[error(
         "{path}: writing failed after {bytes} bytes: {source}; {}",
         remedy(source)
@@ -72,13 +111,13 @@ pub(crate) enum OutputError {
         source: io::Error,
     },
     #[error(
-        "{path}: complete, but cannot be given its name: {source}; {}",
+        "{path}: complete, but cannot be stored under its name: {source}; {}",
         remedy(source)
     )]
     Commit { path: Shown, source: io::Error },
 }
 
-/// A path in a message; `-` reads as what it stands for.
+/// A path in a message. A name of standard output reads as what it stands for.
 #[derive(Clone, Debug)]
 pub(crate) struct Shown(PathBuf);
 
@@ -90,7 +129,7 @@ impl From<&Path> for Shown {
 
 impl std::fmt::Display for Shown {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.0.as_os_str() == "-" {
+        if is_stdout(&self.0) {
             return f.write_str("standard output");
         }
         self.0.display().fmt(f)
@@ -110,6 +149,18 @@ fn remedy(error: &io::Error) -> &'static str {
         io::ErrorKind::FileTooLarge => {
             "lift the limit on file sizes (ulimit -f) or choose another place"
         }
-        _ => "choose another place",
+        _ => Errno::from_io_error(error)
+            .and_then(lift_limit)
+            .unwrap_or("choose another place"),
+    }
+}
+
+fn remedy_of_input(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "check its name",
+        io::ErrorKind::PermissionDenied => "choose a file that you may read",
+        _ => Errno::from_io_error(error)
+            .and_then(lift_limit)
+            .unwrap_or("choose another file"),
     }
 }

@@ -8,6 +8,7 @@ pub(crate) mod buffer;
 pub(crate) mod error;
 pub(crate) mod header;
 pub(crate) mod noise;
+pub(crate) mod place;
 pub(crate) mod psnr;
 pub(crate) mod scene;
 pub(crate) mod sink;

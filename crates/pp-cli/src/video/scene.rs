@@ -12,7 +12,8 @@ const LEAST_CHANGE: f32 = 20.0;
 /// How many times the usual change a cut must show.
 const OVER_USUAL: f32 = 2.5;
 
-type Grid = [f32; GRID * GRID];
+/// Mean luma of each cell of a picture.
+pub(crate) type Grid = [f32; GRID * GRID];
 
 /// Watches the luma of successive frames.
 #[derive(Debug, Default)]
@@ -23,9 +24,8 @@ pub(crate) struct CutDetector {
 }
 
 impl CutDetector {
-    /// Whether a hard cut lies between the frame seen before and this one. The first frame is none.
-    pub(crate) fn is_cut(&mut self, header: &Header, frame: &[u8]) -> bool {
-        let now = grid(&frame[..header.luma_bytes()], header.width() as usize);
+    /// Whether a hard cut lies between the frame seen before and the one that has this grid. The first frame is none.
+    pub(crate) fn is_cut(&mut self, now: Grid) -> bool {
         let Some(last) = self.last.replace(now) else {
             return false;
         };
@@ -40,7 +40,9 @@ impl CutDetector {
     }
 }
 
-fn grid(luma: &[u8], width: usize) -> Grid {
+/// The grid of a frame.
+pub(crate) fn grid(header: &Header, frame: &[u8]) -> Grid {
+    let (luma, width) = (&frame[..header.luma_bytes()], header.width() as usize);
     let height = luma.len() / width;
     let (mut sums, mut counts) = ([0u32; GRID * GRID], [0u32; GRID * GRID]);
     // Every other row says enough.
@@ -83,7 +85,7 @@ mod tests {
         let mut detector = CutDetector::default();
         let found = frames.into_iter().enumerate();
         found
-            .filter(|(_, f)| detector.is_cut(&header, f))
+            .filter(|(_, f)| detector.is_cut(grid(&header, f)))
             .map(|(k, _)| k)
             .collect()
     }
@@ -127,7 +129,7 @@ mod tests {
     fn pictures_smaller_than_the_grid_are_handled() {
         let header = Header::new(3, 5, Sampling::Mono).unwrap();
         let mut detector = CutDetector::default();
-        assert!(!detector.is_cut(&header, &[0; 15]));
-        assert!(!detector.is_cut(&header, &[0; 15]));
+        assert!(!detector.is_cut(grid(&header, &[0; 15])));
+        assert!(!detector.is_cut(grid(&header, &[0; 15])));
     }
 }

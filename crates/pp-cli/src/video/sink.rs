@@ -1,29 +1,51 @@
-//! The sink: a thread that writes decoded frames behind the driver.
+//! The sink: threads that write decoded frames behind the driver.
 //!
-//! The queue is bounded and being full is a normal answer. A write that fails ends the thread; the next push hands the
+//! The queue is bounded and being full is a normal answer. A write that fails ends the writing; the next push hands the
 //! error over. A regular file appears under its name only at [`Sink::commit`], when every frame is in it.
+//!
+//! One thread writes, in order. A file in memory would keep that thread busy with copies, so several threads fill it,
+//! each a chunk at a place that the first thread has reserved: a disk that is full is found there, and not by a signal in
+//! the middle of a copy.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use memmap2::MmapOptions;
 
 use super::OutputError;
 use super::buffer::Buffer;
 use super::header::Header;
 use super::staged::StagedFile;
-use super::y4m::{write_frame, write_header};
+use super::y4m::{Frames, Params, write_header};
 
-/// The driver's end of the writing thread.
+/// Threads from which on filling a file in memory is faster than writing it.
+const THREADS_THAT_PAY: usize = 4;
+
+/// Whole frames with their parameters.
+type Batch = (Buffer, Params);
+
+/// How the sink writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SinkOptions {
+    /// Batches of frames that wait to be written.
+    pub(crate) queue: usize,
+    /// Threads that fill a file in memory; each has one batch more.
+    pub(crate) threads: usize,
+}
+
+/// The driver's end of the writing threads.
 ///
 /// # If dropped
-/// Without a commit a regular file leaves nothing behind. Nobody waits for the thread: the reader of a pipe may be stuck.
+/// Without a commit a regular file leaves nothing behind. The drop does not wait for the threads: the reader of a pipe may
+/// be stuck.
 #[derive(Debug)]
 pub(crate) struct Sink {
-    queue: Option<Sender<Buffer>>,
+    queue: Option<Sender<Batch>>,
     spare: Receiver<Buffer>,
     /// The thread takes nothing more; what lies in the queue stays there.
     has_ended: Arc<AtomicBool>,
@@ -39,20 +61,20 @@ struct Written {
 }
 
 impl Sink {
-    /// Opens `target` (`-` is standard output) and starts writing; gives these buffers out first. `wake` is called on the writing thread after each
-    /// buffer that it takes, and when it fails.
+    /// Opens `target` (`-` is standard output) and starts writing; gives these buffers out first. `wake` is called on the
+    /// writing thread after each batch that it takes, and when it fails.
     ///
     /// # Errors
     /// The target cannot be written to, or no thread could be started.
     pub(crate) fn open(
         target: &Path,
         header: &Header,
-        queue: usize,
+        options: SinkOptions,
         buffers: Vec<Buffer>,
         wake: impl Fn() + Send + 'static,
     ) -> Result<Self, OutputError> {
         let file = StagedFile::create(target)?;
-        let capacity = queue.max(1);
+        let capacity = options.queue.max(1);
         let (queue, work) = bounded(capacity);
         let has_ended = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&has_ended);
@@ -61,21 +83,32 @@ impl Sink {
         for buffer in buffers {
             let _ = spare_in.try_send(buffer);
         }
-        let header = header.clone();
-        let thread = thread::Builder::new()
-            .name("sink".into())
-            .spawn(move || {
-                let result = write_all(file, &header, &work, &spare_in, &wake);
-                // A failure must be visible before the driver is told to look.
-                drop(work);
-                ended.store(true, Ordering::Release);
-                wake();
-                result
-            })
-            .map_err(|source| OutputError::Create {
-                path: target.into(),
-                source,
-            })?;
+        let mut writer = Writer {
+            file,
+            header: header.clone(),
+            spare: spare_in,
+            frames: 0,
+        };
+        let thread = thread::Builder::new().name("sink".into());
+        let started = thread.spawn(move || {
+            let batches = work.iter().inspect(|_| wake());
+            let result = writer.write_all(batches, options.threads);
+            // A failure must be visible before the driver is told to look.
+            drop(work);
+            ended.store(true, Ordering::Release);
+            wake();
+            match result {
+                Ok(()) => Ok(Written {
+                    file: writer.file,
+                    frames: writer.frames,
+                }),
+                Err(error) => Err(writer.file.write_error(error)),
+            }
+        });
+        let thread = started.map_err(|source| OutputError::Create {
+            path: target.into(),
+            source,
+        })?;
         Ok(Self {
             queue: Some(queue),
             spare,
@@ -94,8 +127,12 @@ impl Sink {
     ///
     /// # Errors
     /// An earlier write failed. Handed over once; what is pushed afterwards goes nowhere.
-    pub(crate) fn push(&mut self, frames: Buffer) -> Result<(), OutputError> {
-        match self.queue.as_ref().map(|queue| queue.send(frames)) {
+    pub(crate) fn push(&mut self, frames: Buffer, params: Params) -> Result<(), OutputError> {
+        match self
+            .queue
+            .as_ref()
+            .map(|queue| queue.send((frames, params)))
+        {
             Some(Err(_)) => self.result().map(|_| ()),
             _ => Ok(()),
         }
@@ -107,7 +144,7 @@ impl Sink {
         self.has_ended.load(Ordering::Acquire) || self.queued() + coming < self.capacity
     }
 
-    /// Buffers that wait to be written.
+    /// Batches that wait to be written.
     pub(crate) fn queued(&self) -> usize {
         self.queue.as_ref().map_or(0, Sender::len)
     }
@@ -134,29 +171,100 @@ impl Sink {
     }
 }
 
-fn write_all(
-    mut file: StagedFile,
-    header: &Header,
-    work: &Receiver<Buffer>,
-    spare: &Sender<Buffer>,
-    wake: &impl Fn(),
-) -> Result<Written, OutputError> {
-    let mut frames = 0;
-    let result = write_header(&mut file, header).and_then(|()| {
-        for buffer in work {
-            wake();
-            for frame in buffer.chunks_exact(header.frame_bytes()) {
-                write_frame(&mut file, frame)?;
-                frames += 1;
-            }
-            // Full: then it is freed.
-            let _ = spare.try_send(buffer);
+/// The writing thread.
+struct Writer {
+    file: StagedFile,
+    header: Header,
+    spare: Sender<Buffer>,
+    frames: u64,
+}
+
+impl Writer {
+    fn write_all(
+        &mut self,
+        batches: impl Iterator<Item = Batch>,
+        threads: usize,
+    ) -> io::Result<()> {
+        write_header(&mut self.file, &self.header)?;
+        let in_memory = self.file.in_memory().map(File::try_clone);
+        match in_memory.filter(|_| threads >= THREADS_THAT_PAY) {
+            Some(file) => self.fill_in(&file?, batches, threads),
+            None => self.write_in_turn(batches),
         }
-        file.flush()
-    });
-    match result {
-        Ok(()) => Ok(Written { file, frames }),
-        Err(error) => Err(file.write_error(error)),
+    }
+
+    fn write_in_turn(&mut self, batches: impl Iterator<Item = Batch>) -> io::Result<()> {
+        for (buffer, params) in batches {
+            let frames = frames(&self.header, &buffer, &params);
+            frames.write(&mut self.file)?;
+            self.frames += frames.count();
+            // Full: then it is freed.
+            let _ = self.spare.try_send(buffer);
+        }
+        self.file.flush()
+    }
+
+    /// Lets several threads write, each batch into memory that has been reserved for it.
+    fn fill_in(
+        &mut self,
+        file: &File,
+        batches: impl Iterator<Item = Batch>,
+        threads: usize,
+    ) -> io::Result<()> {
+        let (header, spare) = (self.header.clone(), self.spare.clone());
+        let fill = |to_do: Receiver<(u64, Batch)>| {
+            for (at, (buffer, params)) in to_do {
+                let frames = frames(&header, &buffer, &params);
+                let mut options = MmapOptions::new();
+                options.offset(at).len(frames.file_bytes() as usize);
+                // SAFETY: the file has no name, so that this process alone has it (`StagedFile::in_memory`), and it is
+                // never cut: the range lies inside it, its pages exist (`extend`), and no other thread has the range.
+                let mut map = unsafe { options.map_mut(file) }?;
+                frames.write(&mut &mut map[..])?;
+                // Full: then it is freed.
+                let _ = spare.try_send(buffer);
+            }
+            Ok(())
+        };
+        let fill = &fill;
+        // The channel is made inside: whatever ends the closure ends the threads.
+        thread::scope(|scope| {
+            let (jobs, to_do) = bounded(threads);
+            let start = |_| {
+                let to_do = to_do.clone();
+                thread::Builder::new().spawn_scoped(scope, move || fill(to_do))
+            };
+            let filling: Vec<_> = (0..threads).map(start).collect::<io::Result<_>>()?;
+            drop(to_do);
+            let mut reserved = Ok(());
+            for (buffer, params) in batches {
+                let frames = frames(&self.header, &buffer, &params);
+                let (count, bytes) = (frames.count(), frames.file_bytes());
+                reserved = self.file.extend(bytes).and_then(|at| {
+                    self.frames += count;
+                    let job = (at, (buffer, params));
+                    jobs.send(job).map_err(|_| io::ErrorKind::Other.into())
+                });
+                // A thread ends early only when it has failed.
+                if reserved.is_err() || filling.iter().any(|thread| thread.is_finished()) {
+                    break;
+                }
+            }
+            drop(jobs);
+            let filled = filling.into_iter().map(|thread| match thread.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            filled.fold(Ok(()), io::Result::and).and(reserved)
+        })
+    }
+}
+
+fn frames<'a>(header: &Header, buffer: &'a Buffer, params: &'a Params) -> Frames<'a> {
+    Frames {
+        bytes: buffer,
+        frame_bytes: header.frame_bytes(),
+        params,
     }
 }
 

@@ -1,22 +1,30 @@
-//! The source: a thread that reads frames into chunks ahead of the driver.
+//! The source: threads that read frames into chunks ahead of the driver.
 //!
 //! The queue is bounded, so a fast file cannot fill memory; buffers come back through [`Source::recycle`], so a long run
-//! allocates no more than the queue and the driver hold at once. Errors travel in the queue behind the chunks that were
-//! read before them, so what was wrong is said at its place and not before. A hard cut always begins a chunk.
+//! allocates no more than the queue, the readers and the driver hold at once. Errors travel in the queue behind the chunks
+//! that were read before them. A hard cut always begins a chunk.
+//!
+//! One thread decides where chunks begin. A pipe it reads itself. Of a file other threads read whole chunks ahead of it
+//! ([`ahead`]), as long as frames follow each other without parameters: from the first that does not, this thread reads
+//! on, so that an end, a break and a parameter are seen in one place.
+
+mod ahead;
 
 use std::io;
+use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 
+use self::ahead::Ahead;
 use super::InputError;
 use super::buffer::Buffer;
 use super::header::Header;
 use super::noise::Noise;
-use super::scene::CutDetector;
-use super::y4m::Reader;
+use super::scene::{CutDetector, Grid, grid};
+use super::y4m::{Params, Reader};
 
-/// Buffers that may lie between recycling and reuse; more are freed.
+/// Buffers that may lie between recycling and reuse, at least; more are freed.
 const SPARE_CHUNKS: usize = 64;
 
 /// What the source does besides reading.
@@ -32,21 +40,10 @@ pub(crate) struct SourceOptions {
     pub(crate) keep_clean: bool,
     /// Look for hard cuts.
     pub(crate) scene_cuts: bool,
-    /// Chunks read ahead.
+    /// Chunks that wait to be taken.
     pub(crate) queue: usize,
-}
-
-impl Default for SourceOptions {
-    fn default() -> Self {
-        Self {
-            frames_per_chunk: 4,
-            chunks: None,
-            noise: None,
-            keep_clean: false,
-            scene_cuts: true,
-            queue: 4,
-        }
-    }
+    /// Threads that read a file; each has one chunk more.
+    pub(crate) threads: usize,
 }
 
 /// Some successive frames, as they lie in the file.
@@ -60,9 +57,13 @@ pub(crate) struct Chunk {
     pub(crate) frames: usize,
     /// A hard cut lies right before its first frame.
     pub(crate) cut: bool,
+    /// The parameters of its frames.
+    pub(crate) params: Params,
     frame_bytes: usize,
     data: Buffer,
     clean: Vec<u8>,
+    /// The grids of its frames, where it was read ahead and cuts are looked for.
+    grids: Vec<Grid>,
 }
 
 impl Chunk {
@@ -97,21 +98,24 @@ pub(crate) enum Polled {
     End,
 }
 
-/// The driver's end of the reading thread.
+/// What the reading threads say, in the order of the input.
+type Next = Result<Option<Chunk>, InputError>;
+
+/// The driver's end of the reading threads.
 ///
 /// # If dropped
-/// The thread ends at its next chunk. Nobody waits for it: a pipe may never give another byte.
+/// The threads end at their next chunk. The drop does not wait for them: a pipe may never give another byte.
 #[derive(Debug)]
 pub(crate) struct Source {
     /// `None` is the end: without it, the thread has died.
-    ready: Receiver<Result<Option<Chunk>, InputError>>,
+    ready: Receiver<Next>,
     spare: Sender<Chunk>,
-    /// Keeps what was recycled when the thread has read everything: to free it takes time.
+    /// Keeps what was recycled when everything has been read: to free it takes time.
     _kept: Receiver<Chunk>,
 }
 
 impl Source {
-    /// Starts reading, into these buffers first. `wake` is called on the reading thread after each chunk, after an error
+    /// Starts reading, into these buffers first. `wake` is called on a reading thread after each chunk, after an error
     /// and at the end.
     ///
     /// # Errors
@@ -123,30 +127,42 @@ impl Source {
         wake: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
         let (ready_in, ready) = bounded(options.queue.max(1));
-        let (spare, spare_out) = bounded(SPARE_CHUNKS);
+        let (spare, spare_out) = bounded(SPARE_CHUNKS.max(buffers.len()));
         for data in buffers {
             let chunk = Chunk {
                 data,
                 ..Chunk::default()
             };
-            // Full: then it is freed.
+            // There is room for as many.
             let _ = spare.try_send(chunk);
         }
+        let intake = Arc::new(Intake {
+            header: reader.header().clone(),
+            frames_per_chunk: options.frames_per_chunk.max(1),
+            noise: options.noise,
+            keep_clean: options.keep_clean,
+            scene_cuts: options.scene_cuts,
+        });
+        let ahead = match reader.plain_frames() {
+            Some(frames) => Some(Ahead::start(frames, &intake, options.threads)?),
+            None => None,
+        };
         let kept = spare_out.clone();
         let work = Work {
-            done: spare.clone(),
-            header: reader.header().clone(),
             reader,
-            options,
+            intake,
+            chunks: options.chunks,
+            done: spare.clone(),
             spare: spare_out,
             detector: CutDetector::default(),
+            begins_at_cut: false,
             next_frame: 0,
         };
         thread::Builder::new()
             .name("source".into())
             .spawn(move || {
-                if work.run(&ready_in, &wake) {
-                    // Without a receiver nobody wants to know.
+                if work.run(ahead, &ready_in, &wake) {
+                    // Without a receiver the driver has ended.
                     let _ = ready_in.send(Ok(None));
                 }
                 // The end must be visible before the driver is told to look.
@@ -166,7 +182,7 @@ impl Source {
     /// The input broke behind the last chunk, or the reading thread is gone. Nothing comes after it.
     pub(crate) fn poll(&self) -> Result<Polled, InputError> {
         match self.ready.try_recv() {
-            Ok(result) => Ok(result?.map_or(Polled::End, Polled::Ready)),
+            Ok(next) => Ok(next?.map_or(Polled::End, Polled::Ready)),
             Err(TryRecvError::Empty) => Ok(Polled::Later),
             Err(TryRecvError::Disconnected) => Err(InputError::ReaderDied),
         }
@@ -184,62 +200,191 @@ impl Source {
     }
 }
 
-/// The reading thread.
+/// What happens to every frame, whichever thread has read it.
+struct Intake {
+    header: Header,
+    frames_per_chunk: usize,
+    noise: Option<Noise>,
+    keep_clean: bool,
+    scene_cuts: bool,
+}
+
+impl Intake {
+    /// A chunk without frames, with room for all it may hold.
+    fn empty(&self, mut chunk: Chunk) -> Chunk {
+        chunk.frame_bytes = self.header.frame_bytes();
+        chunk.data.resize(self.frames_per_chunk * chunk.frame_bytes);
+        (chunk.frames, chunk.cut) = (0, false);
+        chunk.params.clear();
+        chunk.grids.clear();
+        chunk
+    }
+
+    /// What shows whether there is a cut before the frame behind those that the chunk holds, where cuts are looked for.
+    fn grid(&self, chunk: &mut Chunk) -> Option<Grid> {
+        let k = chunk.frames;
+        self.scene_cuts
+            .then(|| grid(&self.header, chunk.frame_mut(k)))
+    }
+
+    /// Counts frame `number`, which lies behind those the chunk holds, after keeping a copy and adding noise.
+    fn take_in(&self, chunk: &mut Chunk, number: u64) {
+        let k = chunk.frames;
+        if k == 0 {
+            chunk.first_frame = number;
+        }
+        if self.keep_clean {
+            let range = k * chunk.frame_bytes..(k + 1) * chunk.frame_bytes;
+            chunk.clean.resize(chunk.data.len(), 0);
+            chunk.clean[range.clone()].copy_from_slice(&chunk.data[range]);
+        }
+        if let Some(noise) = &self.noise {
+            noise.add(number, chunk.frame_mut(k));
+        }
+        chunk.frames += 1;
+    }
+}
+
+/// The thread that decides where chunks begin.
 struct Work {
     reader: Reader,
-    header: Header,
-    options: SourceOptions,
+    intake: Arc<Intake>,
+    /// Stop after so many.
+    chunks: Option<u64>,
     spare: Receiver<Chunk>,
     /// For a chunk that stayed empty.
     done: Sender<Chunk>,
     detector: CutDetector,
+    /// The next frame was looked at already, and there is a cut before it.
+    begins_at_cut: bool,
     next_frame: u64,
 }
 
+/// The driver is gone.
+struct Closed;
+
 impl Work {
     /// Reads to the end; false when it did not get there.
-    fn run(mut self, ready: &Sender<Result<Option<Chunk>, InputError>>, wake: &impl Fn()) -> bool {
+    fn run(mut self, ahead: Option<Ahead>, ready: &Sender<Next>, wake: &impl Fn()) -> bool {
+        let mut give = |chunk: Chunk| {
+            ready.send(Ok(Some(chunk))).map_err(|_| Closed)?;
+            wake();
+            Ok(())
+        };
+        let read = match ahead {
+            Some(mut ahead) => {
+                let read = self.read_ahead(&mut ahead, &mut give);
+                // Not freed: the memory may be a GPU's, and to free that takes time.
+                ahead.stop(|chunk| drop(self.done.try_send(chunk)));
+                read
+            }
+            None => Ok(Behind::default()),
+        };
+        match read.and_then(|behind| self.read_on(behind, &mut give)) {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                // Without a receiver the driver has ended.
+                let _ = ready.send(Err(error));
+                false
+            }
+            Err(Closed) => false,
+        }
+    }
+
+    /// Gives whole chunks of plain frames, which other threads read, up to the first that is not.
+    fn read_ahead(
+        &mut self,
+        ahead: &mut Ahead,
+        give: &mut impl FnMut(Chunk) -> Result<(), Closed>,
+    ) -> Result<Behind, Closed> {
         let mut index = 0;
-        let mut begun = None;
-        while self.options.chunks.is_none_or(|limit| index < limit) {
-            let (chunk, end) = self.read_chunk(index, begun.take());
+        ahead.go_to(0, || self.empty_chunk(), |_| {});
+        while self.wants(index) {
+            let mut chunk = ahead.next(|| self.empty_chunk()).ok_or(Closed)?;
+            chunk.index = index;
+            let mut cuts = (0..chunk.grids.len()).filter(|k| self.is_cut(Some(chunk.grids[*k])));
+            let mut cut = cuts.next();
+            if cut == Some(0) {
+                chunk.cut = true;
+                cut = cuts.next();
+            }
+            if let Some(frames) = cut {
+                chunk.frames = frames;
+                self.begins_at_cut = true;
+            }
+            self.next_frame += chunk.frames as u64;
+            if cut.is_none() && chunk.frames < self.intake.frames_per_chunk {
+                let skipped = self.reader.skip(ahead.frames(), self.next_frame);
+                return Ok(Behind {
+                    index,
+                    begun: Some(chunk),
+                    broken: skipped.err(),
+                });
+            }
+            index += 1;
+            give(chunk)?;
+            if cut.is_some() {
+                // What was read behind it begins elsewhere now.
+                let recycle = |chunk| drop(self.done.try_send(chunk));
+                ahead.go_to(self.next_frame, || self.empty_chunk(), recycle);
+            }
+        }
+        Ok(Behind {
+            index,
+            ..Behind::default()
+        })
+    }
+
+    /// Gives everything behind what was read ahead.
+    fn read_on(
+        &mut self,
+        behind: Behind,
+        give: &mut impl FnMut(Chunk) -> Result<(), Closed>,
+    ) -> Result<Result<(), InputError>, Closed> {
+        let Behind {
+            mut index,
+            mut begun,
+            mut broken,
+        } = behind;
+        while self.wants(index) {
+            let (mut chunk, end) = match broken.take() {
+                None => self.read_chunk(begun.take()),
+                Some(error) => (begun.take().unwrap_or_default(), ChunkEnd::Broken(error)),
+            };
+            chunk.index = index;
             index += 1;
             if chunk.frames > 0 {
-                if ready.send(Ok(Some(chunk))).is_err() {
-                    return false;
-                }
-                wake();
+                give(chunk)?;
             } else {
                 let _ = self.done.try_send(chunk);
             }
             match end {
                 ChunkEnd::Full => {}
                 ChunkEnd::Cut(next) => begun = Some(next),
-                ChunkEnd::Input => return true,
-                ChunkEnd::Broken(error) => {
-                    // Without a receiver nobody wants to know.
-                    let _ = ready.send(Err(error));
-                    return false;
-                }
+                ChunkEnd::Input => return Ok(Ok(())),
+                ChunkEnd::Broken(error) => return Ok(Err(error)),
             }
         }
-        true
+        Ok(Ok(()))
+    }
+
+    fn wants(&self, index: u64) -> bool {
+        self.chunks.is_none_or(|limit| index < limit)
     }
 
     /// Reads until the chunk is full, the input ends, or a cut belongs to the next chunk. `begun` is a chunk that already
-    /// holds its first frame.
-    fn read_chunk(&mut self, index: u64, begun: Option<Chunk>) -> (Chunk, ChunkEnd) {
+    /// holds its first frames.
+    fn read_chunk(&mut self, begun: Option<Chunk>) -> (Chunk, ChunkEnd) {
         let mut chunk = begun.unwrap_or_else(|| self.empty_chunk());
-        chunk.index = index;
-        while chunk.frames < self.options.frames_per_chunk.max(1) {
+        while chunk.frames < self.intake.frames_per_chunk {
             let k = chunk.frames;
             match self.reader.read_frame(chunk.frame_mut(k)) {
                 Ok(true) => {}
                 Ok(false) => return (chunk, ChunkEnd::Input),
                 Err(error) => return (chunk, ChunkEnd::Broken(error)),
             }
-            let cut =
-                self.options.scene_cuts && self.detector.is_cut(&self.header, chunk.frame_mut(k));
+            let grid = self.intake.grid(&mut chunk);
+            let cut = self.is_cut(grid);
             if cut && k > 0 {
                 let mut next = self.empty_chunk();
                 next.frame_mut(0).copy_from_slice(chunk.frame_mut(k));
@@ -253,33 +398,36 @@ impl Work {
         (chunk, ChunkEnd::Full)
     }
 
-    /// Counts the frame that was read behind those the chunk holds, after keeping a copy and adding noise.
+    /// Whether there is a cut before the next frame, which has this grid.
+    fn is_cut(&mut self, grid: Option<Grid>) -> bool {
+        let is_known = std::mem::take(&mut self.begins_at_cut);
+        is_known || grid.is_some_and(|grid| self.detector.is_cut(grid))
+    }
+
+    /// Counts the frame that was just read.
     fn take_in(&mut self, chunk: &mut Chunk) {
-        let k = chunk.frames;
-        if k == 0 {
-            chunk.first_frame = self.next_frame;
+        let params = self.reader.params();
+        if !params.is_empty() {
+            chunk.params.push((chunk.frames, params.to_vec()));
         }
-        if self.options.keep_clean {
-            let range = k * chunk.frame_bytes..(k + 1) * chunk.frame_bytes;
-            chunk.clean.resize(chunk.data.len(), 0);
-            chunk.clean[range.clone()].copy_from_slice(&chunk.data[range]);
-        }
-        if let Some(noise) = &self.options.noise {
-            noise.add(self.next_frame, chunk.frame_mut(k));
-        }
-        chunk.frames += 1;
+        self.intake.take_in(chunk, self.next_frame);
         self.next_frame += 1;
     }
 
     fn empty_chunk(&self) -> Chunk {
-        let mut chunk = self.spare.try_recv().unwrap_or_default();
-        chunk.frame_bytes = self.header.frame_bytes();
-        chunk
-            .data
-            .resize(self.options.frames_per_chunk.max(1) * chunk.frame_bytes);
-        (chunk.frames, chunk.cut) = (0, false);
-        chunk
+        self.intake.empty(self.spare.try_recv().unwrap_or_default())
     }
+}
+
+/// Where reading goes on behind what was read ahead.
+#[derive(Default)]
+struct Behind {
+    /// Number of the next chunk.
+    index: u64,
+    /// That chunk, if it has frames already.
+    begun: Option<Chunk>,
+    /// Why nothing can be read from there.
+    broken: Option<InputError>,
 }
 
 enum ChunkEnd {

@@ -1,27 +1,62 @@
-//! A file that appears under its name only when it is complete.
+//! A file that appears under its name only when it is complete and stored.
 //!
-//! It is written without any name (`O_TMPFILE`), so a process that is killed leaves nothing; at commit it gets a hidden
-//! name beside the final one and is renamed over it. Where the file system has no unnamed files it carries the hidden
-//! name from the start, which a drop removes and only a kill can leave behind. FIFOs, devices and standard output have
-//! nothing to hide and are written directly.
+//! It is written without any name (`O_TMPFILE`), so a process that is killed leaves nothing. A commit syncs it, links it
+//! to a hidden name beside the final one, and renames it. Where the file system has no unnamed files the file has the
+//! hidden name from the start: a drop removes it, [`discard_hidden`] does so where a process ends without drops, and only
+//! a kill leaves it behind. FIFOs, devices and standard output are written directly. Sockets have no writer by name and
+//! are refused.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::OutputError;
+use super::place::{is_stdout, resolve};
 
-/// Whether this path is standard output, as far as its name says.
-pub(crate) fn is_stdout(path: &Path) -> bool {
-    ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"]
-        .iter()
-        .any(|name| path == Path::new(name))
+/// The hidden files of this process. A process has one end, so there is one list.
+static HIDDEN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn hidden() -> MutexGuard<'static, Vec<PathBuf>> {
+    // Each critical section changes the list in one step.
+    HIDDEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes the hidden files of this process below `folder`: for an end of it that drops nothing.
+pub(crate) fn discard_hidden(folder: &Path) {
+    for path in hidden().extract_if(.., |path| path.starts_with(folder)) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Whether there is a hidden file to remove.
+pub(crate) fn has_hidden() -> bool {
+    !hidden().is_empty()
+}
+
+/// The file system type of tmpfs, from `linux/magic.h`.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// Writes a whole file, or leaves what was there.
+///
+/// # Errors
+/// As those of [`StagedFile`].
+pub(crate) fn write_file(
+    target: &Path,
+    write: impl FnOnce(&mut BufWriter<&mut StagedFile>) -> io::Result<()>,
+) -> Result<(), OutputError> {
+    let mut file = StagedFile::create(target)?;
+    let mut out = BufWriter::new(&mut file);
+    let written = write(&mut out).and_then(|()| out.flush());
+    drop(out);
+    written.map_err(|e| file.write_error(e))?;
+    file.commit()
 }
 
 /// Whether a file could be written there; leaves nothing behind.
@@ -52,14 +87,22 @@ pub(crate) struct StagedFile {
 enum Stage {
     /// No name yet; the hidden one it will have in between.
     Unnamed(PathBuf),
-    /// Under its hidden name.
+    /// Under its hidden name, which stands in [`HIDDEN`].
     Hidden(PathBuf),
     /// Written directly, or committed.
     Direct,
 }
 
+impl Stage {
+    fn hidden(path: PathBuf) -> Self {
+        hidden().push(path.clone());
+        Self::Hidden(path)
+    }
+}
+
 impl StagedFile {
-    /// Opens the way to `target`, where `-` is standard output. A symbolic link is followed.
+    /// Opens the way to `target`, where `-` is standard output. A symbolic link is followed, also one to a file that
+    /// does not exist yet.
     ///
     /// # Errors
     /// A directory, or one that cannot be written to: before any work is done, not after.
@@ -68,14 +111,19 @@ impl StagedFile {
             path: target.into(),
             source,
         };
-        if target.as_os_str() == "-" {
+        if is_stdout(target) {
             let stdout = io::stdout().as_fd().try_clone_to_owned().map_err(failed)?;
             return Ok(Self::direct(File::from(stdout), target));
         }
-        let final_path = fs::canonicalize(target).unwrap_or_else(|_| target.to_path_buf());
+        let final_path = resolve(target);
         match fs::metadata(&final_path) {
             Ok(there) if there.is_dir() => {
                 return Err(OutputError::IsDirectory {
+                    path: target.into(),
+                });
+            }
+            Ok(there) if there.file_type().is_socket() => {
+                return Err(OutputError::IsSocket {
                     path: target.into(),
                 });
             }
@@ -102,6 +150,17 @@ impl StagedFile {
         })
     }
 
+    /// A file without a name, made elsewhere.
+    #[cfg(test)]
+    pub(crate) fn unnamed(file: File, target: &Path) -> Self {
+        Self {
+            file,
+            target: target.to_path_buf(),
+            stage: Stage::Unnamed(hidden_name(target).unwrap()),
+            written: 0,
+        }
+    }
+
     fn direct(file: File, target: &Path) -> Self {
         Self {
             file,
@@ -111,7 +170,10 @@ impl StagedFile {
         }
     }
 
-    /// Gives the file its name, in place of what had it.
+    /// Syncs the file and gives it its name, in place of what had it.
+    ///
+    /// # Errors
+    /// The file cannot be stored or named; what had the name still has it.
     pub(crate) fn commit(mut self) -> Result<(), OutputError> {
         self.name_it().map_err(|source| OutputError::Commit {
             path: self.target.as_path().into(),
@@ -120,19 +182,43 @@ impl StagedFile {
     }
 
     fn name_it(&mut self) -> io::Result<()> {
+        if !matches!(self.stage, Stage::Direct) {
+            // Some file systems find out only now that they have no room, and a power cut must not leave a name without
+            // its bytes.
+            self.file.sync_all()?;
+        }
         if let Stage::Unnamed(hidden) = &self.stage {
             let hidden = hidden.clone();
             // Left by a killed process with our id, if at all.
             let _ = fs::remove_file(&hidden);
             let unnamed = format!("/proc/self/fd/{}", self.file.as_raw_fd());
             rustix::fs::linkat(CWD, unnamed, CWD, &hidden, AtFlags::SYMLINK_FOLLOW)?;
-            self.stage = Stage::Hidden(hidden);
+            self.stage = Stage::hidden(hidden);
         }
-        if let Stage::Hidden(hidden) = &self.stage {
-            fs::rename(hidden, &self.target)?;
+        if let Stage::Hidden(path) = &self.stage {
+            fs::rename(path, &self.target)?;
+            hidden().retain(|other| other != path);
             self.stage = Stage::Direct;
         }
         Ok(())
+    }
+
+    /// The file, where it lies in memory and only this process can reach it: such a file can be mapped and written by
+    /// several threads.
+    pub(crate) fn in_memory(&self) -> Option<&File> {
+        let is_tmpfs = |file: &&File| {
+            rustix::fs::fstatfs(file).is_ok_and(|about| about.f_type as u64 == TMPFS_MAGIC)
+        };
+        let is_unnamed = matches!(self.stage, Stage::Unnamed(_));
+        Some(&self.file).filter(|_| is_unnamed).filter(is_tmpfs)
+    }
+
+    /// Makes the file longer by so many bytes, all of which have room from then on, and says where they begin.
+    pub(crate) fn extend(&mut self, bytes: u64) -> io::Result<u64> {
+        let at = self.written;
+        rustix::fs::fallocate(&self.file, FallocateFlags::empty(), at, bytes)?;
+        self.written += bytes;
+        Ok(at)
     }
 
     /// An error of a write to this file, with its name and how far it came.
@@ -159,9 +245,10 @@ impl Write for StagedFile {
 
 impl Drop for StagedFile {
     fn drop(&mut self) {
-        if let Stage::Hidden(hidden) = &self.stage {
-            // Nobody is left to hear of a failure, and a hidden leftover harms nobody.
-            let _ = fs::remove_file(hidden);
+        if let Stage::Hidden(path) = &self.stage {
+            // A leftover would be hidden, and there is nowhere to report it.
+            let _ = fs::remove_file(path);
+            hidden().retain(|other| other != path);
         }
     }
 }
@@ -187,7 +274,7 @@ fn open_unseen(path: &Path, hidden: PathBuf) -> io::Result<(File, Stage)> {
     let mode = Mode::from_raw_mode(0o666);
     match rustix::fs::open(
         directory,
-        OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC,
+        OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC,
         mode,
     ) {
         Ok(fd) => Ok((File::from(fd), Stage::Unnamed(hidden))),
@@ -199,7 +286,7 @@ fn open_unseen(path: &Path, hidden: PathBuf) -> io::Result<(File, Stage)> {
 fn open_hidden(hidden: PathBuf) -> io::Result<(File, Stage)> {
     let _ = fs::remove_file(&hidden);
     let file = File::options().write(true).create_new(true).open(&hidden)?;
-    Ok((file, Stage::Hidden(hidden)))
+    Ok((file, Stage::hidden(hidden)))
 }
 
 #[cfg(test)]
@@ -249,6 +336,10 @@ mod tests {
         assert_eq!(scratch.names().len(), 1);
         drop(dropped);
         assert!(scratch.names().is_empty());
+        let ended = staged(b"half");
+        discard_hidden(scratch.as_ref());
+        assert!(scratch.names().is_empty());
+        drop(ended);
         staged(b"whole").commit().unwrap();
         assert_eq!(fs::read(&target).unwrap(), b"whole");
         assert_eq!(scratch.names(), ["out.y4m"]);
@@ -265,6 +356,39 @@ mod tests {
         staged.commit().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"newer");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_stored_leaves_what_was_there() {
+        let scratch = Scratch::new();
+        let target = scratch.path("out.y4m");
+        fs::write(&target, b"older").unwrap();
+        // A pipe takes bytes and cannot be synced.
+        let (_reader, pipe) = io::pipe().unwrap();
+        let pipe = File::from(std::os::fd::OwnedFd::from(pipe));
+        let message = StagedFile::unnamed(pipe, &target)
+            .commit()
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("out.y4m: complete, but cannot be stored"),
+            "{message}"
+        );
+        assert_eq!(fs::read(&target).unwrap(), b"older");
+        assert_eq!(scratch.names(), ["out.y4m"]);
+    }
+
+    #[test]
+    fn a_link_to_a_file_that_does_not_exist_is_followed_and_a_socket_is_refused() {
+        let scratch = Scratch::new();
+        let (link, socket) = (scratch.path("link"), scratch.path("socket"));
+        std::os::unix::fs::symlink("new", &link).unwrap();
+        StagedFile::create(&link).unwrap().commit().unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let message = StagedFile::create(&socket).unwrap_err().to_string();
+        assert!(message.contains("socket: is a socket"), "{message}");
+        assert_eq!(scratch.names(), ["link", "new", "socket"]);
     }
 
     #[test]

@@ -1,8 +1,20 @@
-//! Scratch space for the tests of this module.
+//! What the tests of this module share: scratch space, and frames in files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::y4m::Frames;
+
+/// Writes one frame without parameters.
+pub(crate) fn write_frame(out: &mut impl std::io::Write, frame: &[u8]) {
+    let frames = Frames {
+        bytes: frame,
+        frame_bytes: frame.len(),
+        params: &Vec::new(),
+    };
+    frames.write(out).unwrap();
+}
 
 /// A directory of its own that a drop removes.
 pub(crate) struct Scratch(PathBuf);

@@ -5,14 +5,18 @@
 //! every line and size before it acts on them.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::InputError;
 use super::header::{Header, HeaderFault, MAGIC, MAX_HEADER_BYTES};
 
 const FRAME: &[u8] = b"FRAME";
+/// The line in front of a frame without parameters.
+const PLAIN: [u8; 6] = *b"FRAME\n";
 /// Longest accepted line in front of a frame.
 const MAX_FRAME_LINE_BYTES: usize = 256;
 const BUFFER_BYTES: usize = 256 << 10;
@@ -26,6 +30,44 @@ pub(crate) struct Reader {
     frame: u64,
     /// Bytes consumed so far.
     offset: u64,
+    /// What stood behind `FRAME` in front of the frame read last.
+    params: Vec<u8>,
+    /// The input again, where it is a file of known length, and where in it this stream begins.
+    file: Option<(Arc<File>, u64)>,
+}
+
+/// The plain frames of a file, found by their numbers: for threads that read at once.
+#[derive(Clone)]
+pub(crate) struct PlainFrames {
+    file: Arc<File>,
+    /// Where the marker of the first frame begins.
+    start: u64,
+    frame_bytes: usize,
+}
+
+impl PlainFrames {
+    /// Bytes from one frame to the next.
+    fn stride(&self) -> u64 {
+        (PLAIN.len() + self.frame_bytes) as u64
+    }
+
+    /// Reads frame `number`; false where there is no such frame, it is cut off, or it or one before it has parameters.
+    pub(crate) fn read(&self, number: u64, frame: &mut [u8]) -> bool {
+        let at = self.start + number * self.stride();
+        let mut marker = [0; PLAIN.len()];
+        self.file.read_exact_at(&mut marker, at).is_ok()
+            && marker == PLAIN
+            && self
+                .file
+                .read_exact_at(frame, at + PLAIN.len() as u64)
+                .is_ok()
+    }
+
+    /// How many frames the file has room for.
+    pub(crate) fn count(&self) -> Option<u64> {
+        let bytes = self.file.metadata().ok()?.len().checked_sub(self.start)?;
+        Some(bytes / self.stride())
+    }
 }
 
 impl Reader {
@@ -42,13 +84,53 @@ impl Reader {
                         name: name.clone(),
                         source,
                     })?;
-            return Self::new(File::from(stdin), name);
+            return Self::of(File::from(stdin), name);
         }
         let name = path.display().to_string();
         match File::open(path) {
-            Ok(file) => Self::new(file, name),
+            Ok(file) => Self::of(file, name),
             Err(source) => Err(InputError::Open { name, source }),
         }
+    }
+
+    /// Reads the header of a file or whatever else a descriptor stands for.
+    pub(super) fn of(mut file: File, name: String) -> Result<Self, InputError> {
+        let about = file.metadata().ok();
+        if about.as_ref().is_some_and(|about| about.is_dir()) {
+            return Err(InputError::IsDirectory { name });
+        }
+        // Standard input may be a file of which another program has read the beginning.
+        let start = file.stream_position().ok();
+        let start = start.filter(|_| about.is_some_and(|about| about.is_file()));
+        let file = Arc::new(file);
+        let mut reader = Self::new(Arc::clone(&file), name)?;
+        reader.file = start.map(|start| (file, start));
+        Ok(reader)
+    }
+
+    /// The frames by number, where the input is a file of which no frame was read yet.
+    pub(crate) fn plain_frames(&self) -> Option<PlainFrames> {
+        let (file, start) = self.file.as_ref()?;
+        Some(PlainFrames {
+            file: Arc::clone(file),
+            start: start + self.offset,
+            frame_bytes: self.header.frame_bytes(),
+        })
+    }
+
+    /// Goes on behind the first `count` of these frames, all of which are plain.
+    ///
+    /// # Errors
+    /// The file cannot be read from there.
+    pub(crate) fn skip(&mut self, frames: &PlainFrames, count: u64) -> Result<(), InputError> {
+        let begin = self.file.as_ref().map_or(0, |(_, start)| *start);
+        let at = frames.start + count * frames.stride();
+        (self.frame, self.offset) = (count, at - begin);
+        let mut file = Arc::clone(&frames.file);
+        let sought = file.seek(SeekFrom::Start(at));
+        sought.map_err(|source| self.failed(source))?;
+        self.input = BufReader::with_capacity(BUFFER_BYTES, Box::new(file));
+        Ok(())
     }
 
     /// Reads the header of any stream; `name` is what errors call it.
@@ -91,6 +173,8 @@ impl Reader {
                 header,
                 frame: 0,
                 offset,
+                params: Vec::new(),
+                file: None,
             }),
             Err(HeaderFault::Malformed(what)) => Err(InputError::Header { name, what }),
             Err(HeaderFault::Unsupported(what)) => Err(InputError::Unsupported { name, what }),
@@ -136,7 +220,12 @@ impl Reader {
         Ok(true)
     }
 
-    /// Reads the line `FRAME…`; its parameters are accepted and not passed on. False at the end of the stream.
+    /// What stood behind `FRAME` in front of the frame read last; empty for most.
+    pub(crate) fn params(&self) -> &[u8] {
+        &self.params
+    }
+
+    /// Reads the line `FRAME…`. False at the end of the stream.
     fn read_marker(&mut self) -> Result<bool, InputError> {
         let mut line = [0u8; MAX_FRAME_LINE_BYTES];
         for len in 0..line.len() {
@@ -159,6 +248,8 @@ impl Reader {
             }
             if byte == b'\n' {
                 self.offset += len as u64 + 1;
+                self.params.clear();
+                self.params.extend_from_slice(&line[FRAME.len()..len]);
                 return Ok(true);
             }
         }
@@ -234,10 +325,40 @@ pub(crate) fn write_header(out: &mut impl Write, header: &Header) -> io::Result<
     out.write_all(b"\n")
 }
 
-/// Writes one frame.
-pub(crate) fn write_frame(out: &mut impl Write, frame: &[u8]) -> io::Result<()> {
-    out.write_all(b"FRAME\n")?;
-    out.write_all(frame)
+/// What stood behind `FRAME` in front of some frames of a chunk: the number of the frame in the chunk, and the text.
+pub(crate) type Params = Vec<(usize, Vec<u8>)>;
+
+/// Whole frames, one after the other, as a file has them: each behind a line of its own.
+pub(crate) struct Frames<'a> {
+    pub(crate) bytes: &'a [u8],
+    pub(crate) frame_bytes: usize,
+    pub(crate) params: &'a Params,
+}
+
+impl Frames<'_> {
+    /// How many frames they are.
+    pub(crate) fn count(&self) -> u64 {
+        (self.bytes.len() / self.frame_bytes) as u64
+    }
+
+    /// Bytes in a file.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        let lines = self.count() * PLAIN.len() as u64;
+        let params: usize = self.params.iter().map(|(_, text)| text.len()).sum();
+        self.bytes.len() as u64 + lines + params as u64
+    }
+
+    /// Writes them.
+    pub(crate) fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        for (k, frame) in self.bytes.chunks_exact(self.frame_bytes).enumerate() {
+            match self.params.iter().find(|(at, _)| *at == k) {
+                None => out.write_all(&PLAIN)?,
+                Some((_, text)) => out.write_all(&[FRAME, text, b"\n"].concat())?,
+            }
+            out.write_all(frame)?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -82,7 +83,60 @@ pub(crate) fn pp<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
     command.env("PP_FLIGHT_DIR", recordings);
     // Tests run side by side on few cores: a rank that gets none for a while is not silent.
     command.env("PP_HEARTBEAT_MS", "3000");
+    heed_signals(&mut command);
     command
+}
+
+/// Gives the signals that tests send their default effect: a test run in the background of a shell ignores SIGINT, and
+/// what it starts would, too.
+fn heed_signals(command: &mut Command) {
+    let heed = || {
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            // SAFETY: the call changes nothing but a disposition, and may be made between fork and exec.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes system calls only, allocates nothing and takes no lock.
+    unsafe { command.pre_exec(heed) };
+}
+
+/// The same command, started by a shell with these words before it: `ulimit -n 10`, `trap '' INT`.
+pub(crate) fn after(shell_words: &str, command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{shell_words}; exec \"$0\" \"$@\"")]);
+    shell.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        shell.current_dir(folder);
+    }
+    heed_signals(&mut shell);
+    shell
+}
+
+/// Compiles a C library from this text, and from these sources of the repository.
+pub(crate) fn c_library(folder: &Folder, text: &str, sources: &[&str]) -> PathBuf {
+    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let (source, library) = (
+        folder.write("library.c", text.as_bytes()),
+        folder.file("library.so"),
+    );
+    let mut compile = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()));
+    compile
+        .args(["-std=gnu11", "-shared", "-fPIC", "-O1", "-o"])
+        .arg(&library)
+        .arg(source);
+    compile
+        .arg("-I")
+        .arg(root.join("crates/pp-kernels/include"));
+    compile.args(sources.iter().map(|source| root.join(source)));
+    assert!(compile.status().expect("a C compiler").success());
+    library
 }
 
 pub(crate) struct Ended {
@@ -98,14 +152,28 @@ impl Ended {
         self
     }
 
-    /// One line, this code, and these words in it.
+    /// This code, and one line that says why, with these words in it; beside it nothing but notes of `pp`.
     #[track_caller]
     pub(crate) fn failed(self, code: i32, words: &[&str]) -> Self {
         assert_eq!(self.code, Some(code), "stderr: {}", self.stderr);
-        let lines: Vec<_> = self.stderr.lines().collect();
+        let notes: fn(&&str) -> bool = |line| line.starts_with("pp: ") && !line.contains("error");
+        let lines: Vec<_> = self.stderr.lines().filter(|line| !notes(line)).collect();
         assert_eq!(lines.len(), 1, "one line: {}", self.stderr);
         for word in words {
             assert!(lines[0].contains(word), "{word:?} is not in: {}", lines[0]);
+        }
+        self
+    }
+
+    /// A signal ended it early: this code, and a line that says how many frames there are, and where.
+    #[track_caller]
+    pub(crate) fn was_interrupted(self, code: i32, words: &[&str]) -> Self {
+        assert_eq!(self.code, Some(code), "stderr: {}", self.stderr);
+        let mut lines = self.stderr.lines();
+        let line = lines.find(|line| line.starts_with("pp: interrupted by "));
+        let line = line.unwrap_or_else(|| panic!("{}", self.stderr));
+        for word in words {
+            assert!(line.contains(word), "{word:?} is not in: {line}");
         }
         self
     }

@@ -3,10 +3,11 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -169,6 +170,24 @@ impl Held {
             output: self.output.join().unwrap(),
         }
     }
+}
+
+/// The lines that a process says, one by one, and all of them once it has ended.
+pub(crate) fn lines(
+    from: impl std::io::Read + Send + 'static,
+) -> (Receiver<String>, JoinHandle<String>) {
+    let (say, said) = channel();
+    let reading = std::thread::spawn(move || {
+        let mut all = String::new();
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            all += &line;
+            all.push('\n');
+            // The test may have heard enough.
+            let _ = say.send(line);
+        }
+        all
+    });
+    (said, reading)
 }
 
 /// What a run reports of itself.

@@ -244,7 +244,8 @@ impl Denoiser {
         let (own, others) = sums.split_first_mut().expect("at least one thread");
         std::thread::scope(|scope| {
             for sums in others {
-                scope.spawn(|| work(sums));
+                // Where no thread is to be had, the others take its share.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, || work(sums));
             }
             work(own);
         });

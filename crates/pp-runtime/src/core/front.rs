@@ -211,9 +211,9 @@ impl FrontCore {
     /// What to do now.
     pub fn poll(&self, facts: Facts) -> FrontAction {
         match self.closing {
-            Closing::Closed => return FrontAction::Finish,
+            Closing::Closed if self.flights.is_empty() => return FrontAction::Finish,
             Closing::ShutdownSent => return FrontAction::Wait,
-            Closing::Open => {}
+            Closing::Closed | Closing::Open => {}
         }
         let decoding = self.decoding();
         let back = self.flights.get(decoding).filter(|f| f.leg == Leg::Back);
@@ -238,8 +238,7 @@ impl FrontCore {
         if let Some(back) = back.filter(|f| facts.sink_ready && f.epoch == self.epoch) {
             return FrontAction::Decode { chunk: back.chunk };
         }
-        let no_more = self.drain || self.source == Source::Ended;
-        if no_more && self.flights.is_empty() {
+        if self.admits_no_more() && self.flights.is_empty() {
             return FrontAction::SendShutdown;
         }
         FrontAction::Wait
@@ -382,6 +381,22 @@ impl FrontCore {
     /// Whether all is emitted and only the goodbye is left.
     pub fn is_closing(&self) -> bool {
         self.closing != Closing::Open
+    }
+
+    /// Whether Phase B has given back everything that it will ever be sent: its headers at least.
+    pub fn is_served(&self) -> bool {
+        let is_back = |f: &Flight| matches!(f.leg, Leg::Back | Leg::Decoding);
+        self.admits_no_more() && self.flights.iter().all(is_back)
+    }
+
+    fn admits_no_more(&self) -> bool {
+        self.drain || self.source == Source::Ended
+    }
+
+    /// Phase B is gone, and nothing is missed of it: what is back is decoded, and there is no goodbye.
+    pub fn handle_peer_gone(&mut self) {
+        debug_assert!(self.is_served());
+        self.closing = Closing::Closed;
     }
 
     /// Phase B has answered the shutdown; false if none was sent.

@@ -391,7 +391,7 @@ fn a_drain_that_was_asked_for_before_the_death_is_still_one_after_it() {
             };
             let died_of = run_phase_b(link, &mut Mixer::default(), &back_switch, FRONT, 2);
             died_of.unwrap_err();
-            switch.request_drain();
+            switch.request_drain(2);
             switch.raise(died());
         });
         assert_eq!(front.drive(link, &switch), Ok(Driven::Lost(died())));

@@ -92,11 +92,7 @@ impl Front {
     pub(crate) fn poll(&self, facts: Facts) -> FrontAction {
         let action = self.core.poll(facts);
         match (self.bug, action) {
-            (Some(Bug::DrainForgets), FrontAction::Wait)
-                if self.drained && !self.core.is_closing() =>
-            {
-                FrontAction::SendShutdown
-            }
+            (Some(Bug::DrainForgets), FrontAction::Wait) if self.drained => FrontAction::Finish,
             (Some(Bug::DecodesStale), FrontAction::Drop { chunk }) if facts.sink_ready => {
                 FrontAction::Decode { chunk }
             }

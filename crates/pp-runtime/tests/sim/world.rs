@@ -179,6 +179,13 @@ impl World {
         if self.restarts > 0 && !self.finished && !self.back.finished {
             add(&|w| w.lose_phase_b(shape))?;
         }
+        let is_here = self.returned.iter().all(|result| result.is_whole);
+        if self.front.core.is_served() && is_here && !self.finished && !self.back.finished {
+            add(&|w| {
+                w.let_phase_b_go();
+                Ok(())
+            })?;
+        }
         // The sink may or may not be ready at this moment.
         for sink_ready in [true, false] {
             let action = self.front.poll(self.facts(shape, sink_ready));

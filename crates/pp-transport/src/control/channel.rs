@@ -153,6 +153,7 @@ impl ControlSender {
         let body = match message {
             Message::Hello(bytes) | Message::Verdict(bytes) | Message::Frame(bytes) => *bytes,
             Message::Heartbeat | Message::Bye => &[],
+            Message::Drain(signal) => std::slice::from_ref(signal),
             Message::Abort(fault) => {
                 abort = fault
                     .encode()

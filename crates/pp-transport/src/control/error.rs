@@ -4,6 +4,9 @@ use std::io;
 use std::time::Duration;
 
 use pp_contract::{Fault, FaultKind, Rank};
+use rustix::io::Errno;
+
+use crate::error::lift_limit;
 
 /// Why a control channel did not do what was asked. Every case names the rank at the other end.
 #[derive(Debug, thiserror::Error)]
@@ -64,13 +67,18 @@ pub enum ControlError {
         fault: Fault,
     },
     /// The socket failed in a way that blames nobody.
-    #[error("control channel to rank {rank}: {source}")]
+    #[error("control channel to rank {rank}: {source}{}", remedy(source))]
     Io {
         /// The peer.
         rank: Rank,
         /// What the socket said.
         source: io::Error,
     },
+}
+
+fn remedy(source: &io::Error) -> String {
+    let remedy = Errno::from_io_error(source).and_then(lift_limit);
+    remedy.map_or_else(String::new, |remedy| format!("; {remedy}"))
 }
 
 impl ControlError {

@@ -11,6 +11,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::event::PollFlags;
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -122,7 +123,13 @@ pub(super) fn recv(
         return match received.bytes {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             NONCE_BYTES if nonce == ticket.nonce => {
-                if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() != ticket.count() {
+                let is_short = fds.len() < ticket.count();
+                if received.flags.contains(ReturnFlags::CTRUNC) && is_short {
+                    // There was room for all: this process may have no more descriptors.
+                    Err(Errno::MFILE.into())
+                } else if received.flags.contains(ReturnFlags::CTRUNC)
+                    || fds.len() != ticket.count()
+                {
                     Err(refused(format!(
                         "{} descriptors came, {} were announced",
                         fds.len(),

@@ -108,6 +108,7 @@ fn survives(message: &Message<'_>) {
     let body = match message {
         Message::Hello(body) | Message::Verdict(body) | Message::Frame(body) => *body,
         Message::Heartbeat | Message::Bye => &[],
+        Message::Drain(signal) => std::slice::from_ref(signal),
         Message::Abort(fault) => {
             encoded = fault.encode().expect("it came over the wire");
             &encoded

@@ -18,6 +18,8 @@ pub enum Message<'a> {
     Heartbeat,
     /// A header frame, for a pair of ranks with no ring between them.
     Frame(&'a [u8]),
+    /// A signal with this number asked the sender to finish what is in flight, and end.
+    Drain(u8),
     /// The job is over, and why.
     Abort(Fault),
     /// The peer leaves in order; nothing follows.
@@ -31,10 +33,14 @@ impl fmt::Debug for Message<'_> {
                 write!(f, "{} of {} bytes", self.name(), body.len())
             }
             Self::Abort(fault) => write!(f, "{}: {fault}", self.name()),
+            Self::Drain(signal) => write!(f, "{} after signal {signal}", self.name()),
             Self::Heartbeat | Self::Bye => f.write_str(self.name()),
         }
     }
 }
+
+/// Signals have numbers up to this one.
+const MAX_SIGNAL: u8 = 64;
 
 /// Kinds on the wire. Those up to `REFUSED` belong to the rendezvous.
 pub(super) mod kind {
@@ -49,6 +55,7 @@ pub(super) mod kind {
     pub(crate) const FRAME: u8 = 20;
     pub(crate) const ABORT: u8 = 21;
     pub(crate) const BYE: u8 = 22;
+    pub(crate) const DRAIN: u8 = 23;
 }
 
 impl<'a> Message<'a> {
@@ -58,6 +65,7 @@ impl<'a> Message<'a> {
             Self::Verdict(_) => kind::VERDICT,
             Self::Heartbeat => kind::HEARTBEAT,
             Self::Frame(_) => kind::FRAME,
+            Self::Drain(_) => kind::DRAIN,
             Self::Abort(_) => kind::ABORT,
             Self::Bye => kind::BYE,
         }
@@ -70,6 +78,7 @@ impl<'a> Message<'a> {
             Self::Verdict(_) => "a verdict",
             Self::Heartbeat => "a heartbeat",
             Self::Frame(_) => "a header frame",
+            Self::Drain(_) => "a drain",
             Self::Abort(_) => "an abort",
             Self::Bye => "a goodbye",
         }
@@ -91,6 +100,10 @@ impl<'a> Message<'a> {
                 Err(error) => Err(error.to_string()),
             },
             kind::BYE => empty(Self::Bye),
+            kind::DRAIN => match *body {
+                [signal @ 1..=MAX_SIGNAL] => Ok(Self::Drain(signal)),
+                _ => Err(format!("a drain of {} bytes names no signal", body.len())),
+            },
             kind::FDS => Err("file descriptors came when none were expected".into()),
             _ => Err(format!("message kind {kind} is not one of this version")),
         }

@@ -8,7 +8,7 @@ use super::slots::SlotWord;
 use crate::error::TransportError;
 
 /// The most slots an edge may have.
-pub const MAX_DEPTH: u32 = 64;
+pub const MAX_SLOTS: u32 = 128;
 /// Bytes of header ring in each direction; holds three frames of the largest size.
 const RING_BYTES: usize = 256 * 1024;
 const PAGE: usize = 4096;
@@ -16,7 +16,7 @@ const PAGE: usize = 4096;
 /// Depth and size of one directed edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EdgeShape {
-    /// Number of slots, 1 to [`MAX_DEPTH`].
+    /// Number of slots, 1 to [`MAX_SLOTS`].
     pub depth: u32,
     /// Bytes in each slot; may be 0 for an edge that carries headers alone.
     pub slot_bytes: u64,
@@ -57,9 +57,9 @@ fn direction(shape: EdgeShape, end: &mut usize) -> Result<Direction, TransportEr
     let bad = || TransportError::BadShape {
         depth: shape.depth,
         slot_bytes: shape.slot_bytes,
-        max_depth: MAX_DEPTH,
+        max_slots: MAX_SLOTS,
     };
-    if !(1..=MAX_DEPTH).contains(&shape.depth) {
+    if !(1..=MAX_SLOTS).contains(&shape.depth) {
         return Err(bad());
     }
     let depth = shape.depth as usize;
@@ -117,7 +117,7 @@ mod tests {
     fn shapes_that_cannot_be_are_errors() {
         for bad in [
             shape(0, 1),
-            shape(65, 1),
+            shape(MAX_SLOTS + 1, 1),
             shape(1, u64::MAX),
             shape(64, 1 << 58),
         ] {

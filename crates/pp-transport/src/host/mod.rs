@@ -22,7 +22,7 @@ use std::sync::Arc;
 use pp_contract::{Matched, Prepared, Rank, Sequencer, Stamp};
 
 use self::layout::{Direction, Layout};
-pub use self::layout::{EdgeShape, MAX_DEPTH};
+pub use self::layout::{EdgeShape, MAX_SLOTS};
 use self::region::Region;
 use crate::bell::Bell;
 use crate::error::TransportError;
@@ -265,8 +265,10 @@ impl HostLink {
     /// As [`Offer::new`] and [`HostLink::open`].
     pub fn pair(up: EdgeShape, down: EdgeShape, low: Bell) -> Result<(Self, Self), TransportError> {
         let dup = |fd: BorrowedFd<'_>| {
-            fd.try_clone_to_owned()
-                .map_err(|e| TransportError::BadRegion { why: e.to_string() })
+            rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(|source| TransportError::Shared {
+                what: "cannot open shared memory a second time".into(),
+                source,
+            })
         };
         let high = Bell::new()?;
         let offer = Offer::new(up, down)?;

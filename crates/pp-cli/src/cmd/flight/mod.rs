@@ -14,7 +14,7 @@ mod tell;
 mod waits;
 
 use std::fs::File;
-use std::io::{BufWriter, Read as _, Write as _};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use pp_contract::FaultKind;
@@ -26,7 +26,8 @@ use self::pairs::Findings;
 use self::waits::Wait;
 use crate::args::FlightArgs;
 use crate::exit::{Failure, print};
-use crate::video::OutputError;
+use crate::video::place::one_file_each;
+use crate::video::staged::write_file;
 
 /// A recording, beside all others of its job.
 struct Ranked {
@@ -87,11 +88,18 @@ struct Rank {
 
 /// Reads the files, and says what they say together.
 pub(crate) fn flight(args: &FlightArgs) -> Result<(), Failure> {
+    let sources: Vec<_> = args
+        .files
+        .iter()
+        .map(|file| ("FILES", Some(&**file)))
+        .collect();
+    one_file_each(&sources, &[("--trace", args.trace.as_deref())])?;
     let files: Result<Vec<_>, _> = args.files.iter().map(|file| read(file)).collect();
     let (ranked, left_out) = together(files?)?;
     let told = told(&ranked, left_out);
     if let Some(path) = &args.trace {
-        draw(&ranked, path)?;
+        write_file(path, |out| picture::draw(out, &ranked))
+            .map_err(|error| Failure::local(FaultKind::Io, "write trace", error))?;
     }
     if args.json {
         let text = serde_json::to_string(&told).map_err(anyhow::Error::new)?;
@@ -110,7 +118,10 @@ fn read(file: &Path) -> Result<(PathBuf, Recording), Failure> {
     // One byte more than any has, so that one which is longer shows.
     File::open(file)
         .and_then(|open| open.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
-        .map_err(|e| refuse(file, e))?;
+        .map_err(|e| {
+            let text = format!("{}: {e}", file.display());
+            Failure::local(FaultKind::Io, "read recording", text)
+        })?;
     let recording = Recording::decode(&bytes).map_err(|e| refuse(file, e))?;
     Ok((file.to_owned(), recording))
 }
@@ -201,23 +212,6 @@ fn told(ranked: &[Ranked], left_out: Vec<PathBuf>) -> Told {
         running: story.is_running,
         verdict: story.verdict,
     }
-}
-
-fn draw(ranked: &[Ranked], path: &Path) -> Result<(), Failure> {
-    let failed = |source| {
-        let path = path.into();
-        let bytes = 0;
-        let error = OutputError::Write {
-            path,
-            bytes,
-            source,
-        };
-        Failure::local(FaultKind::Io, "write trace", error)
-    };
-    let mut out = File::create(path).map(BufWriter::new).map_err(failed)?;
-    picture::draw(&mut out, ranked).map_err(failed)?;
-    out.flush().map_err(failed)?;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ mod tests {
         };
         let report = json!({"ground": "nccl, GPUs", "heartbeat_ms": 250, "cells": [
             cell("front/connect/cut/go-on", 10, 400.0, &["we ended with 10, not [9]", "process 7"]),
-            cell("front/send/computing/drain", 0, 1786.0, &[]),
+            cell("front/send/computing/drain", 130, 1786.0, &[]),
             cell("front/send/computing/drain", 3, 9000.0, &[]),
         ]});
         let judged = judged(report).unwrap();

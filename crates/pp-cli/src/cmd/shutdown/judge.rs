@@ -39,13 +39,16 @@ pub(super) fn expected(cell: Cell, ground: Ground) -> Expected {
     let begun = !cell.ours.is_before_the_first_chunk();
     // The fakes' transfer that hangs: nothing can drain, so somebody's time is up.
     let hangs = cell.ours == Ours::Receive && ground == Ground::Fakes;
+    let asked = cell.wish != Wish::GoOn;
+    let done = if asked { INTERRUPTED } else { DONE };
     // What the event alone leads to.
     let (mut ours, mut peers) = match cell.event {
         Event::Computing if hangs => (vec![LATE_CODE], vec![LATE_CODE]),
-        Event::Computing => (vec![DONE], vec![DONE]),
+        Event::Computing => (vec![done], vec![done]),
         Event::Left if !begun => (vec![DIED, INTERRUPTED], vec![INTERRUPTED]),
         Event::Left if cell.side == Side::Front => (vec![DIED], vec![DONE]),
-        Event::Left => (vec![DONE], vec![DONE]),
+        // It leaves because it was interrupted, or by itself.
+        Event::Left => (vec![DONE, INTERRUPTED], vec![DONE, INTERRUPTED]),
         Event::Killed => (vec![DIED], vec![KILLED]),
         // A stopped peer that goes on is told, or finds that nobody is there.
         Event::Stopped => (vec![LATE_CODE], vec![LATE_CODE, DIED]),
@@ -77,14 +80,12 @@ pub(super) fn expected(cell: Cell, ground: Ground) -> Expected {
             peers.push(LATE_CODE);
         }
     }
-    if cell.ours == Ours::Idle && cell.side == Side::Front && cell.wish != Wish::GoOn {
-        // With nothing in flight a drain is done before the second interrupt comes, and a peer that
-        // goes on finds that it was told to shut down.
-        if cell.event == Event::Computing {
-            ours.push(DONE);
-        }
+    if cell.ours == Ours::Idle && cell.side == Side::Front && asked {
+        // With nothing in flight a drain is done at once, whatever becomes of the peer; one that goes on finds that it
+        // was told to drain.
+        ours.push(INTERRUPTED);
         if matches!(cell.event, Event::Computing | Event::Stopped) {
-            peers.push(DONE);
+            peers.push(INTERRUPTED);
         }
     }
     Expected { ours, peers }
@@ -97,7 +98,7 @@ fn supervised(cell: Cell) -> Expected {
         Event::Stopped => vec![LATE_CODE],
         _ => vec![DONE],
     };
-    if cell.wish == Wish::Abort {
+    if cell.wish == Wish::Abort || (cell.wish == Wish::Drain && cell.event == Event::Computing) {
         ours = vec![INTERRUPTED];
     }
     let peers = vec![];

@@ -10,8 +10,12 @@ fn header() -> Header {
     Header::new(19, 16, Sampling::S422).unwrap()
 }
 
+fn options(queue: usize) -> SinkOptions {
+    SinkOptions { queue, threads: 1 }
+}
+
 fn open(path: &Path, queue: usize) -> Sink {
-    Sink::open(path, &header(), queue, Vec::new(), || {}).unwrap()
+    Sink::open(path, &header(), options(queue), Vec::new(), || {}).unwrap()
 }
 
 fn frames(count: usize, value: u8) -> Buffer {
@@ -23,7 +27,7 @@ fn frames(count: usize, value: u8) -> Buffer {
 
 fn push_until_error(sink: &mut Sink) -> OutputError {
     loop {
-        match sink.push(frames(8, 1)) {
+        match sink.push(frames(8, 1), Params::new()) {
             Ok(()) => {}
             Err(error) => return error,
         }
@@ -36,7 +40,7 @@ fn frames_are_written_in_order_and_counted() {
     let path = scratch.path("out.y4m");
     let mut sink = open(&path, 2);
     for (count, value) in [(4, 1), (4, 2), (1, 3)] {
-        sink.push(frames(count, value)).unwrap();
+        sink.push(frames(count, value), Params::new()).unwrap();
     }
     assert!(!path.exists());
     assert_eq!(sink.commit().unwrap(), 9);
@@ -57,7 +61,7 @@ fn frames_are_written_in_order_and_counted() {
 fn without_a_commit_nothing_is_left() {
     let scratch = Scratch::new();
     let mut sink = open(&scratch.path("out.y4m"), 2);
-    sink.push(frames(4, 1)).unwrap();
+    sink.push(frames(4, 1), Params::new()).unwrap();
     drop(sink);
     assert!(scratch.names().is_empty());
 }
@@ -71,7 +75,7 @@ fn a_slow_reader_fills_the_queue_and_a_wake_says_when_there_is_room() {
         move || File::open(fifo).unwrap()
     });
     let (tx, woken) = crossbeam_channel::unbounded();
-    let mut sink = Sink::open(&fifo, &header(), 2, Vec::new(), move || {
+    let mut sink = Sink::open(&fifo, &header(), options(2), Vec::new(), move || {
         let _ = tx.send(());
     })
     .unwrap();
@@ -80,7 +84,7 @@ fn a_slow_reader_fills_the_queue_and_a_wake_says_when_there_is_room() {
     // Nobody reads: the pipe fills up, then the queue.
     let mut pushed = 0;
     while sink.queued() < 2 {
-        sink.push(frames(200, 7)).unwrap();
+        sink.push(frames(200, 7), Params::new()).unwrap();
         pushed += 200;
     }
     while woken.try_recv().is_ok() {}
@@ -110,7 +114,7 @@ fn buffers_come_back() {
         let mut buffer = sink.buffer();
         fresh += u32::from(buffer.is_empty());
         buffer.resize(header().frame_bytes());
-        sink.push(buffer).unwrap();
+        sink.push(buffer, Params::new()).unwrap();
     }
     // One in the queue, one being written, one here.
     assert!(fresh <= 3, "{fresh} new buffers");
@@ -126,7 +130,7 @@ fn a_full_disk_is_named_and_leaves_nothing() {
         "{message}"
     );
     // The error was handed over; what follows goes nowhere.
-    sink.push(frames(1, 1)).unwrap();
+    sink.push(frames(1, 1), Params::new()).unwrap();
 
     let sink = open(Path::new("/dev/full"), 2);
     assert!(
@@ -160,6 +164,65 @@ fn a_full_file_system_is_named_and_leaves_nothing() {
         "{error}"
     );
     assert!(names.is_empty(), "{names:?}");
+}
+
+/// A file in memory, and another handle of it.
+fn in_memory(target: &Path) -> (StagedFile, File) {
+    let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let file = File::from(rustix::fs::memfd_create("film", flags).unwrap());
+    let again = file.try_clone().unwrap();
+    (StagedFile::unnamed(file, target), again)
+}
+
+fn writer(file: StagedFile) -> Writer {
+    Writer {
+        file,
+        header: header(),
+        spare: bounded(1).0,
+        frames: 0,
+    }
+}
+
+#[test]
+fn a_file_in_memory_is_the_same_film_whether_one_thread_writes_it_or_several() {
+    let batches = || {
+        (0..40).map(|n| {
+            let params = vec![(0, b" Xkey=1".to_vec())];
+            let params = if n % 7 == 0 { params } else { Params::new() };
+            (frames(1 + n % 3, n as u8), params)
+        })
+    };
+    let film = |threads| {
+        let (staged, mut file) = in_memory(Path::new("film"));
+        assert!(staged.in_memory().is_some());
+        let mut writer = writer(staged);
+        writer.write_all(batches(), threads).unwrap();
+        assert_eq!(writer.frames, (0..40).map(|n| 1 + n % 3).sum::<u64>());
+        let mut film = Vec::new();
+        io::Seek::rewind(&mut file).unwrap();
+        file.read_to_end(&mut film).unwrap();
+        film
+    };
+    let expected = film(1);
+    assert!(expected.starts_with(header().line()));
+    for threads in [THREADS_THAT_PAY, 2 * THREADS_THAT_PAY] {
+        assert!(film(threads) == expected, "{threads} threads");
+    }
+}
+
+#[test]
+fn a_file_in_memory_that_cannot_grow_is_an_error() {
+    let (staged, file) = in_memory(Path::new("film"));
+    let mut writer = writer(staged);
+    let batches = (0..1000).map(|n| {
+        if n == 20 {
+            rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::GROW).unwrap();
+        }
+        (frames(1, 1), Params::new())
+    });
+    let error = writer.write_all(batches, THREADS_THAT_PAY).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+    assert_eq!(writer.frames, 20);
 }
 
 #[test]
@@ -202,13 +265,16 @@ fn a_failure_behind_a_full_queue_is_seen_by_who_waits_for_room() {
     drop(write_end);
     // Far more than a pipe holds: the thread is stuck in a write, and the queue fills up.
     while sink.has_room_beside(0) {
-        sink.push(frames(400, 1)).unwrap();
+        sink.push(frames(400, 1), Params::new()).unwrap();
         thread::sleep(std::time::Duration::from_millis(20));
     }
     drop(read_end);
     while !sink.has_room_beside(0) {
         thread::yield_now();
     }
-    let error = sink.push(frames(1, 1)).unwrap_err().to_string();
+    let error = sink
+        .push(frames(1, 1), Params::new())
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("pipe"), "{error}");
 }

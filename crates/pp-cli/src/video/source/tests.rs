@@ -3,7 +3,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::header::Sampling;
-use super::super::y4m::{write_frame, write_header};
+use super::super::testing::{Scratch, write_frame};
+use super::super::y4m::write_header;
 use super::*;
 
 fn header() -> Header {
@@ -21,7 +22,7 @@ fn frame(k: u64) -> Vec<u8> {
 fn clip(frames: u64) -> Vec<u8> {
     let mut out = Vec::new();
     write_header(&mut out, &header()).unwrap();
-    (0..frames).for_each(|k| write_frame(&mut out, &frame(k)).unwrap());
+    (0..frames).for_each(|k| write_frame(&mut out, &frame(k)));
     out
 }
 
@@ -37,8 +38,13 @@ fn start(bytes: impl Read + Send + 'static, options: SourceOptions) -> Source {
 
 fn options() -> SourceOptions {
     SourceOptions {
+        frames_per_chunk: 4,
+        chunks: None,
+        noise: None,
+        keep_clean: false,
         scene_cuts: false,
-        ..SourceOptions::default()
+        queue: 4,
+        threads: 1,
     }
 }
 
@@ -91,7 +97,7 @@ fn a_cut_begins_a_chunk_wherever_it_falls() {
         let options = SourceOptions {
             frames_per_chunk,
             scene_cuts: true,
-            ..SourceOptions::default()
+            ..options()
         };
         let (chunks, _) = drain(&start(Cursor::new(clip(35)), options));
         let cuts: Vec<_> = chunks
@@ -131,7 +137,7 @@ fn noise_does_not_depend_on_the_chunks_and_the_clean_frames_are_kept() {
             noise: Some(Noise::new(20.0, 3)),
             keep_clean: true,
             scene_cuts: true,
-            ..SourceOptions::default()
+            ..options()
         };
         let (chunks, _) = drain(&start(Cursor::new(clip(25)), options));
         let clean: Vec<u8> = chunks
@@ -260,4 +266,84 @@ fn a_reader_that_panics_is_an_error_and_no_end() {
         }
     };
     assert!(matches!(end, InputError::ReaderDied), "{end}");
+}
+
+/// What a driver sees of a chunk.
+fn seen(chunk: &Chunk) -> impl PartialEq + std::fmt::Debug + use<> {
+    let clean = chunk.clean().map(<[u8]>::to_vec);
+    let place = (chunk.index, chunk.first_frame, chunk.frames, chunk.cut);
+    (place, chunk.data().to_vec(), clean, chunk.params.clone())
+}
+
+#[test]
+fn a_file_gives_what_a_pipe_gives_however_many_threads_read_it() {
+    let scratch = Scratch::new();
+    let path = scratch.path("in.y4m");
+    let whole = clip(43);
+    let stride = header().frame_bytes() + 6;
+    let first = whole.len() - 43 * stride;
+    let mut with_params = whole.clone();
+    let at = first + 29 * stride + 5;
+    with_params.splice(at..at, *b" Xkey=1");
+    let mut without_marker = whole.clone();
+    without_marker[first + 33 * stride] = b'X';
+    let cases = [
+        ("whole", &whole[..]),
+        ("one frame", &whole[..first + stride]),
+        ("no frame", &whole[..first]),
+        ("cut in a frame", &whole[..first + 21 * stride + 99]),
+        ("cut in a marker", &whole[..first + 12 * stride + 3]),
+        ("parameters", &with_params),
+        ("no marker", &without_marker),
+    ];
+    for (name, bytes) in cases {
+        std::fs::write(&path, bytes).unwrap();
+        for (frames_per_chunk, chunks) in
+            [(1, None), (3, None), (4, Some(6)), (10, None), (50, None)]
+        {
+            for scene_cuts in [false, true] {
+                let read = |reader: Reader, threads| {
+                    let options = SourceOptions {
+                        frames_per_chunk,
+                        chunks,
+                        noise: Some(Noise::new(9.0, 1)),
+                        keep_clean: true,
+                        scene_cuts,
+                        threads,
+                        ..options()
+                    };
+                    let source = Source::start(reader, options, Vec::new(), || {}).unwrap();
+                    let (chunks, error) = drain(&source);
+                    let error =
+                        error.map(|e| e.to_string().replace(path.to_str().unwrap(), "clip"));
+                    (chunks.iter().map(seen).collect::<Vec<_>>(), error)
+                };
+                let pipe = Reader::new(Cursor::new(bytes.to_vec()), "clip".into()).unwrap();
+                let expected = read(pipe, 1);
+                for threads in [1, 2, 5] {
+                    let got = read(Reader::open(&path).unwrap(), threads);
+                    assert!(
+                        got == expected,
+                        "{name}: {frames_per_chunk} frames a chunk, {threads} threads, cuts {scene_cuts}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_that_was_begun_is_read_from_there() {
+    let scratch = Scratch::new();
+    let path = scratch.path("in.y4m");
+    std::fs::write(&path, [b"something else".to_vec(), clip(9)].concat()).unwrap();
+    let mut file = std::fs::File::open(&path).unwrap();
+    io::Seek::seek(&mut file, io::SeekFrom::Start(14)).unwrap();
+    let reader = Reader::of(file, "clip".into()).unwrap();
+    assert_eq!(reader.plain_frames().unwrap().count(), Some(9));
+    let source = Source::start(reader, options(), Vec::new(), || {}).unwrap();
+    let (chunks, error) = drain(&source);
+    assert!(error.is_none());
+    let all: Vec<u8> = chunks.iter().flat_map(|c| c.data().to_vec()).collect();
+    assert_eq!(all, (0..9).flat_map(frame).collect::<Vec<u8>>());
 }

@@ -208,6 +208,7 @@ where
             spare: None,
             capabilities,
             is_broken: false,
+            is_alone: false,
             link,
         };
         let Err(fault) = on_link.run() else {

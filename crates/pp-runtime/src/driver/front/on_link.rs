@@ -32,6 +32,8 @@ pub(super) struct OnLink<'a, 's, L: Link, S: FrontStages<L::Tx, L::Rx>> {
     /// A stage failed, or a payload is lost: what is left of the chunks under way is not enough to
     /// go on with.
     pub(super) is_broken: bool,
+    /// The peer is gone, and needed no more: the link is not asked for anything.
+    pub(super) is_alone: bool,
 }
 
 impl<L, S> OnLink<'_, '_, L, S>
@@ -52,10 +54,21 @@ where
             }
             let peer_had_left = self.switch.has_peer_left();
             self.switch.progress().at(Doing::Looking);
-            while self.hear()? {}
-            self.look_around()?;
+            if !self.is_alone {
+                while self.hear()? {}
+                self.look_around()?;
+            }
             let emitted = self.finish_decodes()?;
             let facts = self.facts()?;
+            if !self.switch.is_served() && self.is_served()? {
+                self.switch.set_served();
+                self.run.stages.served();
+                tracing::debug!(peer = self.blame.peer.get(), "all results are here");
+            }
+            if peer_had_left && !self.is_alone && self.switch.is_served() {
+                self.run.core.handle_peer_gone();
+                self.is_alone = true;
+            }
             let action = self.run.core.poll(facts);
             if emitted || action != FrontAction::Wait {
                 rest.over();
@@ -81,7 +94,9 @@ where
                 FrontAction::Drop { chunk } => self.drop_stale(chunk),
                 FrontAction::SendShutdown => self.send_shutdown()?,
                 FrontAction::Finish => return Ok(()),
-                FrontAction::Wait if peer_had_left => return Err(self.blame.left_early()),
+                FrontAction::Wait if peer_had_left && !self.is_alone => {
+                    return Err(self.blame.left_early());
+                }
                 FrontAction::Wait => {
                     let in_flight = self.run.core.in_flight() > 0;
                     self.switch
@@ -132,6 +147,22 @@ where
             credit: self.spare.is_some(),
             sink_ready,
         })
+    }
+
+    /// Whether Phase B is needed no more: every result is here, payload and all, and none will be asked for.
+    fn is_served(&mut self) -> Result<bool, Fault> {
+        if !self.run.core.is_served() {
+            return Ok(false);
+        }
+        for flight in &mut self.run.flights {
+            if let Leg::Back(_, payload) = &mut flight.leg {
+                let settled = payload.settle();
+                if !settled.map_err(|e| self.blame.transport("receive payload", e))? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
     }
 
     /// Takes in one frame; false when there is none.

@@ -78,6 +78,14 @@ impl World {
         Ok(())
     }
 
+    /// Phase B is gone, and nothing is missed of it.
+    pub(super) fn let_phase_b_go(&mut self) {
+        self.to_back.clear();
+        self.to_front.clear();
+        self.back.finished = true;
+        self.front.core.handle_peer_gone();
+    }
+
     /// Phase B is gone, with both lanes; the next one is there.
     pub(super) fn lose_phase_b(&mut self, shape: Shape) -> Step<()> {
         self.restarts -= 1;

@@ -1,0 +1,101 @@
+//! The input of a run, looked at before anything is made for it.
+
+use pp_contract::{Fault, FaultKind};
+use pp_transport::host::memory::available_bytes;
+
+use super::codec::Geometry;
+use super::shape::Planes;
+use crate::args::RunArgs;
+use crate::exit::Failure;
+use crate::job::FRONT;
+use crate::video::header::Header;
+use crate::video::staged::can_be_created;
+use crate::video::y4m;
+
+/// Chunks read ahead, and decoded chunks that wait to be written.
+pub(super) const QUEUE: usize = 4;
+/// The smallest frame that the kernels take.
+const SMALLEST: u32 = 16;
+
+/// The input, looked at but not read yet.
+pub(super) struct Input {
+    pub(super) reader: y4m::Reader,
+    pub(super) header: Header,
+}
+
+impl Input {
+    /// Opens the input and reads what it says of its frames.
+    pub(super) fn open(args: &RunArgs) -> Result<Self, Failure> {
+        // Found out now, not when the work is done.
+        for path in [&args.report, &args.trace, &args.timeline] {
+            path.as_deref().map_or(Ok(()), can_be_created)?;
+        }
+        let reader = y4m::Reader::open(&args.input)?;
+        let header = reader.header().clone();
+        let (width, height) = (header.width(), header.height());
+        if width < SMALLEST || height < SMALLEST {
+            return Err(Failure::Fault(Fault::new(
+                FaultKind::BadInput,
+                FRONT,
+                "read input",
+                format_args!(
+                    "{}: frames of {width}x{height} are below {SMALLEST}x{SMALLEST}, the smallest \
+                     the kernels take; scale or pad them first",
+                    reader.name()
+                ),
+            )));
+        }
+        check_memory(args, &header, reader.name())?;
+        Ok(Self { reader, header })
+    }
+
+    pub(super) fn geometry(&self) -> Geometry {
+        Geometry {
+            width: self.header.width(),
+            height: self.header.height(),
+            chroma: Planes::from(self.header.sampling()).into(),
+            frame_bytes: self.header.frame_bytes(),
+        }
+    }
+}
+
+/// Refuses frames so large that the job would drive the machine out of memory: a header may claim
+/// any size, and the kernel kills at random to serve it.
+fn check_memory(args: &RunArgs, header: &Header, name: &str) -> Result<(), Failure> {
+    let frame = header.frame_bytes() as u64;
+    let frames = u64::from(args.frames_per_chunk);
+    let depth = u64::from(args.depth);
+    // Two bytes a sample in each slot, both ways; queues and chunks in flight of one byte a
+    // sample; and a few copies in four bytes for the kernels, on both ranks.
+    let chunk = frame.saturating_mul(frames);
+    // With restarts a few chunks more are kept, and while one goes on there are the slots of two
+    // generations.
+    let slots = match args.restarts {
+        0 => 4 * depth,
+        _ => 2 * (4 * depth + 4),
+    };
+    let copies = slots + 2 * (QUEUE as u64 + depth) + 3 * io_threads() as u64 + 24;
+    let wanted = chunk.saturating_mul(copies);
+    let Some(available) = available_bytes().filter(|available| wanted > *available) else {
+        return Ok(());
+    };
+    Err(Failure::Fault(Fault::new(
+        FaultKind::BadInput,
+        FRONT,
+        "read input",
+        format_args!(
+            "{name}: {frames} frames of {}x{} a chunk at depth {depth} take about {} MB, and {} MB \
+             are available; lower --frames-per-chunk or --depth, or scale the video",
+            header.width(),
+            header.height(),
+            wanted / 1_000_000,
+            available / 1_000_000
+        ),
+    )))
+}
+
+/// Threads that read, and as many that write: a few, since the other cores are the kernels'.
+pub(super) fn io_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / 4).clamp(1, 8)
+}

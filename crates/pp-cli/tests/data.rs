@@ -1,0 +1,277 @@
+//! Nobody loses data: no result replaces a file that the command needs, what was whole before a break is written, and
+//! what the system refuses is an error that leaves everything as it was.
+
+mod common;
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Stdio;
+
+use common::{Folder, after, c_library, finish, pp, run, video};
+
+fn run_args(input: &Path, more: &[&str]) -> Vec<OsString> {
+    let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];
+    args.extend(
+        ["--denoise-steps", "0"]
+            .iter()
+            .chain(more)
+            .map(OsString::from),
+    );
+    args
+}
+
+#[test]
+fn no_result_replaces_another_file_of_the_command() {
+    let folder = Folder::new("clashes");
+    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
+    folder.write("plugin.so", b"no library");
+    folder.write("a.flight", b"no recording");
+    symlink("in.y4m", folder.file("soft")).unwrap();
+    fs::hard_link(&input, folder.file("hard")).unwrap();
+    symlink("new.y4m", folder.file("dangling")).unwrap();
+    let before = contents(&folder);
+    let run = [
+        "run",
+        "--denoise-steps",
+        "0",
+        "--ranks",
+        "1",
+        "--input",
+        "in.y4m",
+    ];
+    let bench = ["bench", "overlap", "--chunks", "9"];
+    let flight = ["flight", "a.flight"];
+    let cases: [(&[&str], &[&str]); 13] = [
+        (&run, &["--report", "in.y4m"]),
+        (&run, &["--trace", "./in.y4m"]),
+        (&run, &["--timeline", "../clashes/in.y4m"]),
+        (&run, &["--report", "soft"]),
+        (&run, &["--report", "hard"]),
+        (&run, &["--output", "in.y4m"]),
+        (&run, &["--output", "soft"]),
+        (&run, &["--output", "plugin.so", "--kernels", "./plugin.so"]),
+        (&run, &["--output", "new.y4m", "--report", "./new.y4m"]),
+        (&run, &["--output", "dangling", "--timeline", "new.y4m"]),
+        (&run, &["--output", "-", "--report", "/dev/stdout"]),
+        (&bench, &["--trace", "x.json", "--timeline", "./x.json"]),
+        (&flight, &["--trace", "./a.flight"]),
+    ];
+    for (command, more) in cases {
+        let mut command = pp(&[command, more].concat());
+        let ended = common::run(command.current_dir(folder.file("")), None);
+        ended.failed(2, &["name the same place", more[0]]);
+        assert!(contents(&folder) == before, "{more:?}: a file has changed");
+    }
+}
+
+fn contents(folder: &Folder) -> Vec<(String, Option<Vec<u8>>)> {
+    let read = |name: String| {
+        let bytes = fs::read(folder.file(&name)).ok();
+        (name, bytes)
+    };
+    folder.names().into_iter().map(read).collect()
+}
+
+#[test]
+fn a_link_to_a_file_that_does_not_exist_yet_is_followed() {
+    let folder = Folder::new("dangling");
+    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
+    let link = folder.file("link.y4m");
+    symlink("target.y4m", &link).unwrap();
+    let args = run_args(
+        &input,
+        &["--ranks", "1", "--output", link.to_str().unwrap()],
+    );
+    run(&mut pp(&args), None).succeeded();
+    assert!(link.is_symlink(), "the link was replaced");
+    assert_eq!(
+        fs::read(folder.file("target.y4m")).unwrap(),
+        fs::read(&input).unwrap()
+    );
+}
+
+#[test]
+fn whole_frames_before_a_break_are_written_and_counted() {
+    let folder = Folder::new("breaks");
+    let output = folder.file("out.y4m");
+    let good = video(32, 16, "420jpeg", 40);
+    let stride = 6 + 32 * 16 * 3 / 2;
+    let end_of = |frames: usize| good.len() - (40 - frames) * stride;
+    let mut no_marker = good.clone();
+    no_marker[end_of(30)] = b'X';
+    let cases = [
+        ("truncated", 39, good[..good.len() - 100].to_vec()),
+        ("truncated", 1, good[..end_of(1) + 3].to_vec()),
+        ("no FRAME marker", 30, no_marker),
+    ];
+    for (word, whole, bytes) in &cases {
+        let input = folder.write("in.y4m", bytes);
+        for ranks in ["1", "2"] {
+            for (from, stdin) in [(&*input, None), (Path::new("-"), Some(bytes.clone()))] {
+                let _ = fs::remove_file(&output);
+                let report = folder.file("report.json");
+                let more = ["--ranks", ranks, "--output", output.to_str().unwrap()];
+                let args = run_args(
+                    from,
+                    &[&more[..], &["--report", report.to_str().unwrap()]].concat(),
+                );
+                let frames = format!("; {whole} frames were written to");
+                run(&mut pp(&args), stdin).failed(3, &[word, &frames]);
+                assert!(
+                    fs::read(&output).unwrap() == good[..end_of(*whole)],
+                    "{word} {from:?}"
+                );
+                let report: serde_json::Value =
+                    serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+                assert_eq!(report["measures"]["frames"], *whole);
+            }
+        }
+    }
+}
+
+/// Stands in for the function of the C library.
+const NO_ROOM: &str =
+    "#include <errno.h>\nint fsync(int fd) { (void)fd; errno = ENOSPC; return -1; }\n";
+
+#[test]
+fn an_error_that_shows_only_when_a_file_is_stored_leaves_the_old_one() {
+    let folder = Folder::new("unstored");
+    let library = c_library(&folder, NO_ROOM, &[]);
+    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
+    let result = folder.write("result", b"older");
+    for flag in ["--output", "--report"] {
+        for ranks in ["1", "2"] {
+            let args = run_args(&input, &["--ranks", ranks, flag, result.to_str().unwrap()]);
+            let ended = run(pp(&args).env("LD_PRELOAD", &library), None);
+            ended.failed(4, &["result: complete, but cannot be stored", "space"]);
+            assert_eq!(fs::read(&result).unwrap(), b"older");
+        }
+    }
+    assert_eq!(
+        folder.names(),
+        ["in.y4m", "library.c", "library.so", "result"]
+    );
+}
+
+/// What is left of a job shows by a variable that all its processes inherit.
+fn assert_none_has(mark: &str) {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let environments =
+        processes.filter_map(|process| fs::read(process.path().join("environ")).ok());
+    let with_mark = |environment: &Vec<u8>| {
+        environment
+            .windows(mark.len())
+            .any(|part| part == mark.as_bytes())
+    };
+    assert_eq!(
+        environments.filter(with_mark).count(),
+        0,
+        "a process lives on"
+    );
+}
+
+#[test]
+fn limits_of_the_system_are_named() {
+    let folder = Folder::new("limits");
+    let input = folder.write("in.y4m", &video(64, 64, "420jpeg", 40));
+    let output = folder.write("out.y4m", b"older");
+    let limited = |limit: &str, ranks: &str| {
+        let args = run_args(
+            &input,
+            &["--ranks", ranks, "--output", output.to_str().unwrap()],
+        );
+        let mark = format!("PP_TEST_MARK={limit} {}", std::process::id());
+        let mut command = pp(&args);
+        command.env("PP_TEST_MARK", &mark["PP_TEST_MARK=".len()..]);
+        let ended = run(&mut after(limit, &command), None);
+        assert_none_has(&mark);
+        let is_older = fs::read(&output).unwrap() == b"older";
+        assert_eq!(is_older, ended.code != Some(0), "{limit}: {}", ended.stderr);
+        fs::write(&output, b"older").unwrap();
+        ended
+    };
+    for ranks in ["1", "2"] {
+        limited("ulimit -f 2", ranks).failed(4, &["ulimit -f"]);
+        // From where no process can start to where all is well.
+        for files in 6..24 {
+            let ended = limited(&format!("ulimit -n {files}"), ranks);
+            // Below that the loader itself ends the process.
+            if ended.code != Some(0) && !ended.stderr.contains("shared libraries") {
+                ended.failed(4, &["ulimit -n"]);
+            }
+        }
+        for kib in (20_000..300_000).step_by(20_000) {
+            let ended = limited(&format!("ulimit -v {kib}"), ranks);
+            if ended.code != Some(0) && !ended.stderr.contains("shared libraries") {
+                ended.failed(4, &["ulimit -v"]);
+            }
+        }
+    }
+}
+
+#[test]
+fn standard_streams_that_are_closed_or_a_terminal_are_refused() {
+    let folder = Folder::new("streams");
+    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
+    let output = folder.file("out.y4m");
+    let to_stdout = pp(&run_args(&input, &["--output", "-"]));
+    let report = pp(&run_args(&input, &["--report", "/dev/stdout"]));
+    for command in [to_stdout, report] {
+        run(&mut after("exec >&-", &command), None).failed(4, &["standard output is closed"]);
+    }
+    let from_stdin = pp(&run_args(
+        Path::new("-"),
+        &["--output", output.to_str().unwrap()],
+    ));
+    run(&mut after("exec <&-", &from_stdin), None).failed(4, &["standard input is closed"]);
+
+    let (mut main, mut other) = (0, 0);
+    let null = std::ptr::null_mut();
+    // SAFETY: both places hold a descriptor; what is null is not asked for.
+    let opened =
+        unsafe { libc::openpty(&mut main, &mut other, null, null as *mut _, null as *mut _) };
+    assert_eq!(opened, 0);
+    // SAFETY: both were just opened, and are owned by nothing else.
+    let [main, terminal] = [main, other].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    let mut command = pp(&run_args(&input, &["--output", "-"]));
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(terminal)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(command);
+    finish(child).failed(2, &["terminal", "pipe it"]);
+    // Nothing was written; the other end is closed, which a terminal says with an error.
+    let mut seen = Vec::new();
+    let _ = File::from(main.as_fd().try_clone_to_owned().unwrap()).read_to_end(&mut seen);
+    assert!(seen.is_empty(), "{seen:?}");
+    assert_eq!(folder.names(), ["in.y4m"]);
+}
+
+#[test]
+fn the_largest_depth_goes_with_restarts() {
+    let folder = Folder::new("deepest");
+    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 12));
+    let output = folder.file("out.y4m");
+    for (depth, frames) in [("64", "4"), ("63", "1"), ("64", "1")] {
+        let more = [
+            "--restarts",
+            "1",
+            "--depth",
+            depth,
+            "--frames-per-chunk",
+            frames,
+        ];
+        let args = run_args(
+            &input,
+            &[&more[..], &["--output", output.to_str().unwrap()]].concat(),
+        );
+        run(&mut pp(&args), None).succeeded();
+        assert_eq!(fs::read(&output).unwrap(), fs::read(&input).unwrap());
+    }
+}

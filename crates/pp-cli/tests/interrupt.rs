@@ -1,0 +1,264 @@
+//! SIGINT, SIGTERM and SIGHUP: a run that is interrupted keeps what it has done, says how much that is, and does not pass
+//! for one that is complete.
+
+mod common;
+mod restart_support;
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Folder, after, finish, pp, ranks, signal, video};
+use restart_support::{Held, report};
+use rustix::process::Signal;
+
+const SIGNALS: [(Signal, i32, &str); 3] = [
+    (Signal::INT, 130, "SIGINT"),
+    (Signal::TERM, 143, "SIGTERM"),
+    (Signal::HUP, 129, "SIGHUP"),
+];
+/// Frames of the clip.
+const FRAMES: usize = 400;
+/// So much of the output is there when the signal comes; more is in pipes and queues.
+const BEGUN: u64 = 30_000;
+
+fn clip() -> Vec<u8> {
+    video(64, 48, "mono", FRAMES)
+}
+
+fn stride() -> usize {
+    6 + 64 * 48
+}
+
+fn header(clip: &[u8]) -> usize {
+    clip.len() - FRAMES * stride()
+}
+
+/// A run whose output the test holds up.
+fn held(command: &mut Command) -> Held {
+    let mut held = Held::start(command, Vec::new());
+    held.wait_for(BEGUN);
+    held
+}
+
+#[test]
+fn what_is_done_is_kept_and_counted_and_the_exit_code_names_the_signal() {
+    let folder = Folder::new("interrupted");
+    let whole = clip();
+    let input = folder.write("in.y4m", &whole);
+    let path = folder.file("report.json");
+    for (how, code, name) in SIGNALS {
+        for ranks in ["1", "2"] {
+            let mut command = pp(&[
+                "run",
+                "--denoise-steps",
+                "0",
+                "--output",
+                "-",
+                "--ranks",
+                ranks,
+            ]);
+            command
+                .arg("--input")
+                .arg(&input)
+                .arg("--report")
+                .arg(&path);
+            let held = held(&mut command);
+            signal(held.child.id(), how);
+            let ended = held.finish();
+            let written = (ended.output.len() - header(&whole)) / stride();
+            assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+            let lines: Vec<&str> = ended.stderr.lines().collect();
+            assert!(lines[0].starts_with(&format!("pp: {name}: ")), "{lines:?}");
+            assert!(
+                lines[0].contains("a second signal ends at once"),
+                "{lines:?}"
+            );
+            let told =
+                format!("pp: interrupted by {name}: {written} of {FRAMES} frames were written");
+            assert!(
+                lines.iter().any(|line| line.starts_with(&told)),
+                "{told} is not in {lines:?}"
+            );
+            assert!(written < FRAMES && whole.starts_with(&ended.output));
+            assert_eq!(
+                (ended.output.len() - header(&whole)) % stride(),
+                0,
+                "half a frame"
+            );
+            assert_eq!(report(&path)["interrupted"], true);
+        }
+    }
+}
+
+#[test]
+fn a_result_that_is_named_at_the_end_is_named() {
+    let folder = Folder::new("interrupted_file");
+    let (whole, output) = (clip(), folder.file("out.y4m"));
+    let mut child = pp(&["run", "--denoise-steps", "0", "--input", "-", "--output"])
+        .arg(&output)
+        .env("PP_LOG", "debug")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Twenty frames come, and then the source stays open and silent.
+    let mut stdin = child.stdin.take().unwrap();
+    stdin
+        .write_all(&whole[..header(&whole) + 20 * stride()])
+        .unwrap();
+    let (said, reading) = restart_support::lines(child.stderr.take().unwrap());
+    // The fifth chunk is back at the front.
+    let is_back = |line: &String| {
+        line.contains("receive posted") && line.contains("chunk_index=4") && line.contains("peer=1")
+    };
+    assert!(said.iter().any(|line| is_back(&line)), "it ended");
+    signal(child.id(), Signal::TERM);
+    let ended = finish(child);
+    assert_eq!(ended.code, Some(143));
+    let told = reading.join().unwrap();
+    assert!(told.contains(": 20 frames were written to"), "{told}");
+    assert!(std::fs::read(&output).unwrap() == whole[..header(&whole) + 20 * stride()]);
+}
+
+#[test]
+fn a_second_signal_aborts_and_leaves_no_output() {
+    let folder = Folder::new("abort");
+    let input = folder.write("in.y4m", &video(352, 288, "420jpeg", 8));
+    let output = folder.file("out.y4m");
+    for (first, second, code) in [
+        (Signal::INT, Signal::INT, 130),
+        (Signal::TERM, Signal::INT, 143),
+    ] {
+        // Far more passes than the test has time for.
+        let mut command = pp(&["run", "--denoise-steps", "1024", "--input"]);
+        command
+            .arg(&input)
+            .arg("--output")
+            .arg(&output)
+            .env("PP_LOG", "debug");
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pids = ranks(child.id());
+        let (said, reading) = restart_support::lines(child.stderr.take().unwrap());
+        assert!(
+            said.iter().any(|line| line.contains("envelope sent")),
+            "it ended"
+        );
+        signal(child.id(), first);
+        assert!(
+            said.iter().any(|line| line.contains("a second signal")),
+            "it ended"
+        );
+        signal(child.id(), second);
+        assert_eq!(finish(child).code, Some(code));
+        let told = reading.join().unwrap();
+        assert!(told.contains("error: interrupted"), "{told}");
+        common::all_gone(&pids);
+        assert_eq!(folder.names(), ["in.y4m"]);
+    }
+}
+
+#[test]
+fn a_signal_to_any_rank_of_a_launcher_ends_the_job() {
+    let folder = Folder::new("launched");
+    let whole = clip();
+    let input = folder.write("in.y4m", &whole);
+    for target in [0, 1] {
+        let port = {
+            let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            socket.local_addr().unwrap().port()
+        };
+        let start = |rank: u32| {
+            let mut command = pp(&["run", "--denoise-steps", "0", "--output", "-", "--input"]);
+            command
+                .arg(&input)
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", "2")
+                .env("LOCAL_RANK", rank.to_string())
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", port.to_string())
+                .env("PP_JOB_SECRET", "a secret of more than sixteen bytes");
+            command
+        };
+        let back = start(1)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let front = held(&mut start(0));
+        signal([front.child.id(), back.id()][target], Signal::TERM);
+        let back = finish(back);
+        assert_eq!(back.code, Some(143), "{}", back.stderr);
+        let front = front.finish();
+        assert_eq!(front.code, Some(143), "{}", front.stderr);
+        assert!(
+            front.stderr.contains("pp: interrupted by SIGTERM: "),
+            "{}",
+            front.stderr
+        );
+        assert!(whole.starts_with(&front.output) && front.output.len() < whole.len());
+    }
+}
+
+/// Whether a process does something about SIGINT.
+fn handles_interrupts(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    caught.unwrap_or(0) & (1 << (libc::SIGINT - 1)) != 0
+}
+
+#[test]
+fn an_interrupt_before_the_first_chunk_says_so() {
+    let folder = Folder::new("too_early");
+    for count in ["1", "2"] {
+        for (how, code, _) in SIGNALS {
+            // Standard input stays open and silent.
+            let child = pp(&["run", "--input", "-", "--ranks", count, "--output"])
+                .arg(folder.file("out.y4m"))
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let mut pids = vec![child.id()];
+            if count == "2" {
+                pids.extend(ranks(child.id()));
+            }
+            while !pids.iter().all(|pid| handles_interrupts(*pid)) {
+                assert!(Instant::now() < deadline, "it never heard signals");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            signal(child.id(), how);
+            finish(child).failed(code, &["interrupted"]);
+            assert_eq!(folder.names(), Vec::<String>::new());
+        }
+    }
+}
+
+#[test]
+fn a_signal_that_was_ignored_stays_ignored_in_ranks_too() {
+    let folder = Folder::new("ignored");
+    let whole = clip();
+    let input = folder.write("in.y4m", &whole);
+    for (how, _, name) in [SIGNALS[0], SIGNALS[2]] {
+        let mut command = pp(&["run", "--denoise-steps", "0", "--output", "-", "--input"]);
+        command.arg(&input);
+        let held = held(&mut after(&format!("trap '' {}", &name[3..]), &command));
+        for pid in [&[held.child.id()][..], &ranks(held.child.id())].concat() {
+            signal(pid, how);
+        }
+        let ended = held.finish();
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert!(ended.output == whole, "{name} was not ignored");
+        assert!(!ended.stderr.contains("interrupted"), "{}", ended.stderr);
+    }
+}
