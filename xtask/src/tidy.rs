@@ -20,6 +20,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     // Kernels that issue to a stream.
     "crates/pp-cli/src/bench/kernels.rs",
     "crates/pp-cli/src/bench/on_gpu.rs",
+    "crates/pp-cli/src/cmd/plugin/worker.rs",
     "crates/pp-cli/src/run/on_gpu.rs",
     "crates/pp-cli/src/run/verify/gpu.rs",
     "crates/pp-kernels/src/abi.rs",
