@@ -231,6 +231,7 @@ correctness() {
     for plugin in median temporal; do
         step "plugin-$plugin" required 60 "$pp" plugin check "$here/plugins/$plugin.so"
     done
+    gpu_step 1 plugin-cust required 60 "$pp" plugin check "$here/plugins/cust.so"
     gpu_step 2 conformance required 90 env PP_TEST_GPU=real "$here/tests/conformance" --test-threads=1
     gpu_step 2 race required 90 env PP_TEST_GPU=real "$here/tests/race" --nocapture
     gpu_step 2 race-no-p2p required 90 env PP_TEST_GPU=real NCCL_P2P_DISABLE=1 "$here/tests/race" --nocapture

@@ -66,10 +66,22 @@ pub(crate) enum Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PluginCommand {
-    /// Load a plugin and run the conformance and known-answer tests on it, in host memory.
+    /// Test a plugin against the ABI, in host memory and in GPU memory, as far as the plugin works there.
+    ///
+    /// Prints each check when it begins and when it ends. A child process loads the plugin and runs the
+    /// checks; what the plugin prints goes to standard error. A check fails if the plugin crashes in it,
+    /// calls exit, or takes longer than PP_STUCK_MS (120000; 0 for ever); the next check then begins in
+    /// a new process. GPU memory is that of the first GPU (CUDA_VISIBLE_DEVICES). Without a GPU a plugin
+    /// for both is checked in host memory alone, and the report says why.
+    ///
+    /// Exit code 0: every check passed. 5: a check failed. 10: the plugin works in GPU memory alone, and
+    /// there is no GPU.
     Check {
         /// The shared library.
         file: PathBuf,
+        /// Be the child process, from this check on.
+        #[arg(long, value_name = "N", hide = true)]
+        worker_from: Option<usize>,
     },
 }
 

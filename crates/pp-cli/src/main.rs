@@ -76,7 +76,9 @@ fn perform(command: &Command) -> Result<(), Failure> {
         Command::Shutdown(args) => cmd::shutdown::shutdown(args),
         Command::Doctor => cmd::doctor::doctor(),
         Command::Verify { first, second } => cmd::verify::verify(first, second),
-        Command::Plugin(PluginCommand::Check { file }) => cmd::plugin::check(file),
+        Command::Plugin(PluginCommand::Check { file, worker_from }) => {
+            cmd::plugin::check(file, *worker_from)
+        }
         Command::Faults(args) => cmd::faults::faults(args),
     }
 }

@@ -1,11 +1,16 @@
 //! Kernels swapped in with `--kernels`: good ones do their work, bad ones end the job by name.
 
 mod common;
+#[path = "../../pp-transport/tests/fakes/mod.rs"]
+mod fakes;
 
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use common::{Folder, pp, run, video};
+use common::{Folder, all_gone, children, pp, run, signal, video};
+use fakes::Fakes;
+use rustix::process::Signal;
 
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
@@ -53,6 +58,28 @@ fn rust_plugin(package: &str) -> PathBuf {
     target.join("debug").join(format!("lib{name}.so"))
 }
 
+/// The C plugin of the tests with this fault.
+fn faulty(folder: &Folder, fault: &str) -> PathBuf {
+    c_plugin(
+        folder,
+        "crates/pp-kernels/tests/plugins/faulty.c",
+        Some(fault),
+    )
+}
+
+fn plugin_check(plugin: &Path) -> Command {
+    let mut command = pp(&["plugin", "check"]);
+    command.arg(plugin);
+    command
+}
+
+/// The lines of a report that do not say "ok".
+fn not_ok(checked: &common::Ended) -> Vec<&str> {
+    let report = std::str::from_utf8(&checked.stdout).unwrap();
+    let lines = report.lines();
+    lines.filter(|line| !line.ends_with(" ... ok")).collect()
+}
+
 fn denoise(input: &Path, output: &Path, kernels: &Path, more: &[&str]) -> common::Ended {
     let mut command = pp(&["run", "--frames-per-chunk", "2"]);
     command
@@ -76,8 +103,8 @@ fn example_plugins_pass_their_check_and_do_their_work() {
     ];
     let mut results = Vec::new();
     for plugin in &plugins {
-        let checked = run(pp(&["plugin", "check"]).arg(plugin), None).succeeded();
-        assert!(!checked.stdout.is_empty());
+        let checked = run(&mut plugin_check(plugin), None).succeeded();
+        assert_eq!(not_ok(&checked), [] as [&str; 0]);
 
         denoise(&input, &two, plugin, &["--denoise-steps", "0"]).succeeded();
         assert!(
@@ -112,11 +139,7 @@ fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
         ("FAULT_NO_ENTRY", "pp_kernels_entry_v1"),
     ];
     for (fault, words) in faults {
-        let plugin = c_plugin(
-            &folder,
-            "crates/pp-kernels/tests/plugins/faulty.c",
-            Some(fault),
-        );
+        let plugin = faulty(&folder, fault);
         for ranks in ["1", "2"] {
             let ended = denoise(&input, &output, &plugin, &["--ranks", ranks]);
             assert!(
@@ -133,7 +156,7 @@ fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
             );
             assert!(!output.exists(), "{fault} left an output");
         }
-        let checked = run(pp(&["plugin", "check"]).arg(&plugin), None);
+        let checked = run(&mut plugin_check(&plugin), None);
         assert_eq!(checked.code, Some(5), "{fault} passed its check");
     }
 }
@@ -158,4 +181,110 @@ fn a_plugin_that_panics_is_stopped_at_the_border() {
             assert!(!output.exists());
         }
     }
+}
+
+const IDENTITY: &str = "host memory: zero steps is the identity, bit for bit, at every size ... ";
+const LAST: &str = "the process that used it ends without a fault ... ";
+
+#[test]
+fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
+    let folder = Folder::new("checked_plugins");
+    let sound = run(&mut plugin_check(&faulty(&folder, "NO_FAULT")), None).succeeded();
+    let lines = sound.stdout.split(|byte| *byte == b'\n').count();
+    for (fault, check, why) in [
+        ("FAULT_CRASH", IDENTITY, "crashed, signal: 11 (SIGSEGV)"),
+        ("FAULT_EXIT", IDENTITY, "called exit, exit status: 3"),
+        ("FAULT_AT_EXIT", LAST, "crashed, signal: 6 (SIGABRT)"),
+    ] {
+        let checked = run(&mut plugin_check(&faulty(&folder, fault)), None);
+        assert_eq!(checked.code, Some(5), "{fault}: {}", checked.stderr);
+        let [failed] = &not_ok(&checked)[..] else {
+            panic!("{fault}: {:?}", not_ok(&checked));
+        };
+        let failed = failed.strip_suffix(" (core dumped)").unwrap_or(failed);
+        assert_eq!(failed, format!("{check}FAILED: the plugin {why}"));
+        assert_eq!(checked.stdout.split(|byte| *byte == b'\n').count(), lines);
+        // What the plugin prints is no part of the report.
+        let said = checked.stderr.contains("the plugin says good-bye");
+        assert_eq!(said, fault == "FAULT_EXIT");
+    }
+}
+
+#[test]
+fn a_check_that_hangs_is_named_and_the_others_run() {
+    let folder = Folder::new("hanging_plugin");
+    let mut command = plugin_check(&faulty(&folder, "FAULT_HANG"));
+    let checked = run(command.env("PP_STUCK_MS", "5000"), None);
+    assert_eq!(checked.code, Some(5), "{}", checked.stderr);
+    let failed = not_ok(&checked);
+    let expected = format!("{IDENTITY}FAILED: not done after 5 s; PP_STUCK_MS sets");
+    assert!(failed[0].starts_with(&expected), "{failed:?}");
+    let report = String::from_utf8(checked.stdout).unwrap();
+    assert!(report.lines().last().unwrap().starts_with(LAST), "{report}");
+}
+
+#[test]
+fn no_process_is_left_when_the_check_is_ended_by_a_signal() {
+    let folder = Folder::new("killed_check");
+    let plugin = faulty(&folder, "FAULT_HANG");
+    for end in [Signal::TERM, Signal::KILL] {
+        let mut command = plugin_check(&plugin);
+        let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut check = command.stderr(Stdio::null()).spawn().unwrap();
+        let mut report = Vec::new();
+        let mut bytes = BufReader::new(check.stdout.take().unwrap()).bytes();
+        while !report.ends_with(IDENTITY.as_bytes()) {
+            report.push(bytes.next().expect("the check hangs").unwrap());
+        }
+        let workers = children(check.id());
+        assert_eq!(workers.len(), 1);
+        signal(check.id(), end);
+        assert_eq!(common::wait(&mut check), None, "it ends by the signal");
+        all_gone(&workers);
+    }
+}
+
+#[test]
+fn gpu_memory_is_checked_where_there_is_a_gpu() {
+    let folder = Folder::new("gpu_plugins");
+    let fakes = Fakes::build();
+    let on_gpus = |plugin: &Path, gpus: &str| {
+        let mut command = plugin_check(plugin);
+        fakes.give_to(&mut command).env("PP_FAKE_DEVICES", gpus);
+        run(&mut command, None)
+    };
+    let cust = rust_plugin("pp-plugin-cust");
+    let checked = on_gpus(&cust, "1").succeeded();
+    assert_eq!(not_ok(&checked), [] as [&str; 0]);
+    let report = String::from_utf8(checked.stdout).unwrap();
+    assert!(
+        report.contains("GPU memory: ") && !report.contains("host memory"),
+        "{report}"
+    );
+    on_gpus(&cust, "0").failed(10, &["in GPU memory alone", "no CUDA device"]);
+    // Without a driver, or with one that shows no device.
+    let mut command = plugin_check(&cust);
+    run(command.env("CUDA_VISIBLE_DEVICES", ""), None).failed(10, &["libpp_plugin_cust.so"]);
+
+    // It claims both memories, and refuses a session on a device.
+    let both = faulty(&folder, "NO_FAULT_CUDA");
+    let checked = on_gpus(&both, "0").succeeded();
+    let [note] = &not_ok(&checked)[..] else {
+        panic!("{:?}", not_ok(&checked));
+    };
+    assert!(
+        note.starts_with("GPU memory: not checked, there is no CUDA device"),
+        "{note}"
+    );
+    let checked = on_gpus(&both, "1");
+    assert_eq!(checked.code, Some(5), "{}", checked.stderr);
+    let failed = not_ok(&checked);
+    assert!(
+        failed.iter().all(|line| line.starts_with("GPU memory: ")),
+        "{failed:?}"
+    );
+    assert!(
+        failed[0].contains("median works on host memory only"),
+        "{failed:?}"
+    );
 }

@@ -233,9 +233,21 @@ pub enum LoadError {
     },
 }
 
+impl LoadError {
+    /// Whether the file needs the NVIDIA driver, which this machine does not have.
+    #[must_use]
+    pub fn lacks_driver(&self) -> bool {
+        matches!(self, LoadError::NeedsLibrary { library, .. } if is_driver(library))
+    }
+}
+
+fn is_driver(library: &str) -> bool {
+    library.starts_with("libcuda.so")
+}
+
 /// How to come by a library that is missing.
 fn remedy_for(library: &str) -> &'static str {
-    if library.starts_with("libcuda.so") {
+    if is_driver(library) {
         "it comes with the NVIDIA driver; install that (580 or newer), or run on the CPU with --kernels cpu"
     } else {
         "install it, or add its directory to LD_LIBRARY_PATH"

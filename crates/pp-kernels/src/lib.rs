@@ -12,7 +12,7 @@
 //!
 //! - To call kernels: [`KernelSet`] and [`KernelSession`].
 //! - To write kernels in Rust: [`Kernels`], [`Session`] and [`export_kernels!`].
-//! - To test a plugin: [`check::check`].
+//! - To test a plugin: [`check::CHECKS`].
 //! - What the default kernels compute: [`cpu`], and plainly in [`mod@reference`].
 
 pub mod abi;

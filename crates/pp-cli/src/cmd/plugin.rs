@@ -1,37 +1,243 @@
-//! `pp plugin check`.
+//! `pp plugin check`: tests a plugin against the ABI, check by check.
+//!
+//! Hazard: a plugin that is being written crashes, hangs or calls `exit`, and takes along the process that loaded it.
+//! So this process does not load the plugin. It starts a worker, a child process that loads the plugin and runs the
+//! checks; the worker says which check begins and how it ended, and this process prints that at once. A check that
+//! fails, crashes or takes too long ends its worker, and the next check begins in a new worker: no check sees what a
+//! failed one left behind, and a sound plugin is loaded once.
+//!
+//! This process handles no signal. When it ends, for whatever reason, the kernel kills the worker.
 
+mod worker;
+
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
-use pp_contract::{Fault, FaultKind};
-use pp_kernels::KernelSet;
-use pp_kernels::check::check as check_plugin;
+use anyhow::Context;
+use pp_contract::FaultKind;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use crate::exit::{Failure, print};
-use crate::job::FRONT;
+use crate::job::limits;
+use crate::job::supervise::SUPERVISOR;
+use worker::Word;
 
-/// Loads a plugin, runs every check on it and prints them.
-pub(crate) fn check(file: &Path) -> Result<(), Failure> {
-    if let Ok(kernels) = KernelSet::load(file)
-        && !kernels.describe().host
-    {
-        let text = format!(
-            "{}: it loads, and works in GPU memory alone, where nothing is checked here; hold it \
-             against the built-in kernels: pp run --transport nccl --kernels {} and --kernels ptx",
-            file.display(),
-            file.display()
-        );
-        return Err(Fault::new(FaultKind::Plugin, FRONT, "plugin check", text).into());
+/// Checks a plugin; in a worker, from the check with this number on.
+pub(crate) fn check(file: &Path, worker_from: Option<usize>) -> Result<(), Failure> {
+    if let Some(from) = worker_from {
+        return worker::work(file, from);
     }
-    let report = check_plugin(file);
-    print(&report.to_string())?;
-    if report.passed() {
-        return Ok(());
+    let refuse = |kind, why: String| Err(Failure::local(kind, "plugin check", why));
+    let limit = limits()?.map(|limits| limits.stage);
+    let mut report = Report::default();
+    loop {
+        match watch(file, limit, &mut report)? {
+            Outcome::Again => {}
+            Outcome::NoGpu(why) => return refuse(FaultKind::Device, why),
+            Outcome::Done if report.failed == 0 => return Ok(()),
+            Outcome::Done => {
+                let (file, failed, all) = (file.display(), report.failed, report.ended);
+                let why = format!("{file}: {failed} of {all} checks failed");
+                return refuse(FaultKind::Plugin, why);
+            }
+        }
     }
-    let failed = report.checks.iter().filter(|c| c.outcome.is_err()).count();
-    let text = format!(
-        "{}: {failed} of {} checks failed",
-        file.display(),
-        report.checks.len()
-    );
-    Err(Fault::new(FaultKind::Plugin, FRONT, "plugin check", text).into())
+}
+
+/// How a worker ended.
+enum Outcome {
+    /// Checks may be left.
+    Again,
+    Done,
+    /// The plugin needs a GPU, and there is none.
+    NoGpu(String),
+}
+
+/// Starts a worker and prints what it does, until its end.
+fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Outcome, Failure> {
+    let from = report.begun;
+    let mut worker = Worker::start(file, from)?;
+    report.otherwise = "load, once more";
+    if from == 0 {
+        report.begin("load")?;
+    }
+    let mut is_last = false;
+    let failure = loop {
+        match worker.hear(limit)? {
+            Heard::Word(Word::Loaded) => {
+                report.otherwise = "between two checks";
+                if from == 0 {
+                    report.end(Ok(()))?;
+                }
+            }
+            Heard::Word(Word::Begins(check)) => {
+                report.begun += 1;
+                report.begin(&check)?;
+            }
+            Heard::Word(Word::Passed) => report.end(Ok(()))?,
+            Heard::Word(Word::Failed(why)) => report.end(Err(why))?,
+            Heard::Word(Word::Note(text)) => print(&format!("{text}\n"))?,
+            Heard::Word(Word::NoGpu(why)) => {
+                if report.is_open {
+                    report.end(Err("the NVIDIA driver is missing".into()))?;
+                }
+                return Ok(Outcome::NoGpu(why));
+            }
+            Heard::Word(Word::Ends) => {
+                is_last = true;
+                report.begin("the process that used it ends without a fault")?;
+            }
+            Heard::Ended(status) if status.success() && (is_last || !report.is_open) => {
+                if is_last {
+                    report.end(Ok(()))?;
+                }
+                break None;
+            }
+            Heard::Ended(status) if status.signal().is_some() => {
+                break Some(format!("the plugin crashed, {status}"));
+            }
+            Heard::Ended(status) => break Some(format!("the plugin called exit, {status}")),
+            Heard::Late(limit) => {
+                let seconds = limit.as_secs_f64();
+                break Some(format!(
+                    "not done after {seconds} s; PP_STUCK_MS sets how long a check may take"
+                ));
+            }
+        }
+    };
+    if let Some(why) = failure {
+        report.end(Err(why))?;
+    }
+    if is_last {
+        return Ok(Outcome::Done);
+    }
+    if report.begun == from {
+        // The next worker would get no further.
+        print("the other checks were not run\n")?;
+        return Ok(Outcome::Done);
+    }
+    Ok(Outcome::Again)
+}
+
+/// What was printed.
+#[derive(Default)]
+struct Report {
+    /// Checks that a worker began.
+    begun: usize,
+    /// Lines with an outcome, and those of them that say of a failure.
+    ended: usize,
+    failed: usize,
+    /// The last line has no outcome yet.
+    is_open: bool,
+    /// What an outcome is of when no line is open.
+    otherwise: &'static str,
+}
+
+impl Report {
+    fn begin(&mut self, check: &str) -> Result<(), Failure> {
+        self.is_open = true;
+        print(&format!("{check} ... "))
+    }
+
+    fn end(&mut self, outcome: Result<(), String>) -> Result<(), Failure> {
+        if !self.is_open {
+            self.begin(self.otherwise)?;
+        }
+        self.is_open = false;
+        self.ended += 1;
+        match outcome {
+            Ok(()) => print("ok\n"),
+            Err(why) => {
+                self.failed += 1;
+                print(&format!("FAILED: {why}\n"))
+            }
+        }
+    }
+}
+
+/// The process that loads the plugin.
+struct Worker {
+    process: Child,
+    pipe: ChildStdout,
+    /// Bytes that came and are no whole line yet.
+    bytes: Vec<u8>,
+}
+
+enum Heard {
+    Word(Word),
+    Ended(ExitStatus),
+    /// The worker did not say a word for so long, and was killed.
+    Late(Duration),
+}
+
+impl Worker {
+    fn start(file: &Path, from: usize) -> Result<Self, Failure> {
+        let mut process = Command::new("/proc/self/exe")
+            .args(["plugin", "check", "--worker-from", &from.to_string(), "--"])
+            .arg(file)
+            .env(SUPERVISOR, std::process::id().to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start a process for the plugin")?;
+        let pipe = process.stdout.take().context("the child has no pipe")?;
+        Ok(Self {
+            process,
+            pipe,
+            bytes: Vec::new(),
+        })
+    }
+
+    /// The worker's next word, or its end.
+    fn hear(&mut self, limit: Option<Duration>) -> Result<Heard, Failure> {
+        let until = limit.map(|limit| Instant::now() + limit);
+        loop {
+            if let Some(end) = self.bytes.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.bytes.drain(..=end).collect();
+                match serde_json::from_slice(&line) {
+                    Ok(word) => return Ok(Heard::Word(word)),
+                    // What the plugin wrote into the pipe is no word.
+                    Err(_) => continue,
+                }
+            }
+            if !self.is_readable(until)? {
+                // Where a child of the plugin holds the pipe, the worker may have ended.
+                let ended = self.process.try_wait().context("cannot wait")?;
+                let status = self.end()?;
+                return Ok(match (ended, limit) {
+                    (None, Some(limit)) => Heard::Late(limit),
+                    _ => Heard::Ended(status),
+                });
+            }
+            let mut block = [0; 4096];
+            match self.pipe.read(&mut block).context("cannot read")? {
+                0 => return Ok(Heard::Ended(self.end()?)),
+                bytes => self.bytes.extend_from_slice(&block[..bytes]),
+            }
+        }
+    }
+
+    /// Waits for bytes or the end of the pipe; false when neither came in time.
+    fn is_readable(&self, until: Option<Instant>) -> Result<bool, Failure> {
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let mut pipe = [PollFd::new(&self.pipe, PollFlags::IN)];
+            match poll(&mut pipe, left.as_ref()) {
+                Ok(ready) => return Ok(ready > 0),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(anyhow::Error::new(error).into()),
+            }
+        }
+    }
+
+    /// How the process ended. A process that did not is killed; the status of one that is about to end stays its own.
+    fn end(&mut self) -> Result<ExitStatus, Failure> {
+        let _ = self.process.kill();
+        Ok(self.process.wait().context("cannot wait")?)
+    }
 }

@@ -1,7 +1,7 @@
 //! What a restart of Phase B builds on: a session that begins in the middle of a stream gives what the old one would
 //! have given, if it gets the frames before its first chunk, taken from what was sent.
 
-use super::{Bench, Outcome, Slot, Stream, fail};
+use super::{Bench, Outcome, Stream, fail};
 use crate::config::ChunkShape;
 use crate::plan::Plan;
 use crate::tensor::{Layout, TensorList, TensorSpec};
@@ -40,7 +40,7 @@ fn bytes_of<'a>(
 /// A few chunks, each with as much context as `context` says.
 fn pass(bench: &Bench<'_>, context: u32) -> Outcome<Vec<Passed>> {
     let config = bench.config();
-    let mut stream = Stream::open(bench.set, &config)?;
+    let mut stream = Stream::open(bench, &config)?;
     let mut passed = Vec::new();
     for chunk in 0..CHUNKS {
         let start = chunk * FRAMES as usize;
@@ -99,9 +99,9 @@ pub(super) fn begins_anywhere(bench: &Bench<'_>) -> Outcome {
     for (chunk, old) in passed.iter().enumerate() {
         let start = chunk as u32 * FRAMES;
         let context = most.min(start);
-        let mut session = bench.set.open(&config)?;
+        let mut session = bench.open(&config)?;
         let layout = session.layout(shape(context))?;
-        let mut input = Slot::new(&layout.inputs);
+        let mut input = vec![0; layout.inputs.payload_bytes()];
         for tensor in layout.inputs.as_slice() {
             let tail_bytes;
             let from = match tensor.name() {
@@ -119,19 +119,14 @@ pub(super) fn begins_anywhere(bench: &Bench<'_>) -> Outcome {
                     from.len()
                 ));
             }
-            input.bytes[input.start + tensor.offset()..][..from.len()].copy_from_slice(from);
+            input[tensor.offset()..][..from.len()].copy_from_slice(from);
         }
         let plan = Plan {
             init_cache: true,
             ..Plan::first(config.width, config.height, STEPS).following(start.into(), context > 0)
         };
-        let mut output = Slot::new(&layout.outputs);
-        session.phase_b(
-            &plan,
-            &input.payload(&layout.inputs)?,
-            &mut output.payload_mut(&layout.outputs)?,
-        )?;
-        if output.bytes[output.start..][..old.output.len()] != old.output {
+        let (output, _) = session.phase_b(&plan, &layout, &input)??;
+        if output != old.output {
             return fail(format!(
                 "a session that begins with chunk {chunk}, with the {context} frames sent before it as context, gives \
                  another result than one that saw the chunks before"

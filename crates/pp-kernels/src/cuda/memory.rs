@@ -64,6 +64,23 @@ impl Memory {
         }
         sent.and(waited)
     }
+
+    /// What it holds when the stream has passed all that was enqueued; waits for that, at most so long.
+    pub(crate) fn read(&self, limit: Duration) -> Result<Vec<u8>, CudaError> {
+        let mut bytes = vec![0; self.bytes];
+        // SAFETY: both ranges are as long; the bytes live until the wait is over, or are leaked.
+        let sent = unsafe {
+            self.stream
+                .download(bytes.as_mut_ptr(), self.address, bytes.len())
+        };
+        match sent.and(self.stream.wait(limit)) {
+            Ok(()) => Ok(bytes),
+            Err(error) => {
+                std::mem::forget(bytes);
+                Err(error)
+            }
+        }
+    }
 }
 
 impl Drop for Memory {

@@ -7,12 +7,22 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use pp_kernels::check::{Bench, CHECKS};
+
 /// The workspace's root.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
         .canonicalize()
         .expect("the workspace is there")
+}
+
+/// The checks that fail, and why.
+pub fn failed_checks(bench: &Bench<'_>) -> Vec<(&'static str, String)> {
+    let outcomes = CHECKS.iter().map(|check| (check.name(), check.run(bench)));
+    outcomes
+        .filter_map(|(name, outcome)| Some((name, outcome.err()?)))
+        .collect()
 }
 
 /// A path of its own for a file that a test makes.

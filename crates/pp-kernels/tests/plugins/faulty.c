@@ -3,6 +3,24 @@
 #include "../../../../plugins/median/median.c"
 #undef pp_kernels_entry_v1
 
+#if defined(FAULT_CRASH) || defined(FAULT_HANG) || defined(FAULT_EXIT)
+#include <stdio.h>
+#include <unistd.h>
+
+/* In chunks of no steps alone. */
+static pp_status never_returns(pp_session *s, pp_phase_b_args *args, pp_error *error) {
+  if (args->plan->num_denoise_steps) return phase_b(s, args, error);
+#if defined(FAULT_CRASH)
+  volatile int *volatile nowhere = NULL;
+  *nowhere = 1;
+#elif defined(FAULT_EXIT)
+  puts("the plugin says good-bye");
+  exit(3);
+#endif
+  for (;;) pause();
+}
+#endif
+
 #if defined(FAULT_UNRESOLVED)
 extern int a_symbol_that_is_nowhere(void);
 #endif
@@ -136,6 +154,10 @@ const pp_kernels_table *pp_kernels_entry_v1(void) {
   table.decode = NULL;
 #elif defined(FAULT_UNRESOLVED)
   table.minor = (uint16_t)a_symbol_that_is_nowhere();
+#elif defined(FAULT_CRASH) || defined(FAULT_HANG) || defined(FAULT_EXIT)
+  table.phase_b = never_returns;
+#elif defined(FAULT_AT_EXIT)
+  atexit(abort);
 #elif defined(FAULT_OVERRUN)
   table.phase_b = overrun;
 #elif defined(FAULT_GAP)

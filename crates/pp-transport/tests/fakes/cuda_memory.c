@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 
 #define DEVICE_SPAN (1ull << 38)
+/* Less than the span, so that all devices fit behind a base that is rounded up. */
+#define DEVICE_USED (DEVICE_SPAN - (1ull << 20))
 #define PAGE 4096ull
 
 struct allocation {
@@ -56,7 +58,7 @@ static int allocate(int device, uint64_t bytes, address *at) {
     if (used[device] + mapped > fake_setting_number("MEMORY", 1u << 30)) return OUT_OF_MEMORY;
     uint8_t *shadow = map(mapped);
     if (!shadow) return OUT_OF_MEMORY;
-    *at = base + (uint64_t)device * (DEVICE_SPAN - (1u << 20)) + bumped[device];
+    *at = base + (uint64_t)device * DEVICE_USED + bumped[device];
     bumped[device] += mapped + PAGE; /* a page between neighbours: overruns miss */
     used[device] += mapped;
     add((struct allocation){.at = *at, .bytes = bytes, .mapped = mapped, .shadow = shadow, .device = device});
@@ -79,7 +81,7 @@ static void release(struct allocation *a) {
     else give_back(a);
 }
 
-bool ppfake_is_device(address at) { return base && at >= base && at < base + DEVICE_SPAN * MAX_DEVICES; }
+bool ppfake_is_device(address at) { return base && at >= base && at < base + DEVICE_USED * MAX_DEVICES; }
 
 uint8_t *ppfake_pin(int device, address at, uint64_t bytes, const char *who) {
     ppfake_lock();

@@ -1,0 +1,110 @@
+//! The child process of `pp plugin check`, which loads the plugin and runs the checks.
+
+use std::fs::File;
+use std::io::Write;
+use std::mem::ManuallyDrop;
+use std::path::Path;
+
+use anyhow::Context;
+use pp_kernels::KernelSet;
+use pp_kernels::check::{Bench, CHECKS};
+use pp_runtime::driver::with_source;
+use pp_transport::cuda::{Device, Stream};
+use serde::{Deserialize, Serialize};
+
+use crate::exit::{Failure, end_now};
+use crate::job::supervise::bind_to_supervisor;
+
+/// What a worker says, one JSON value a line.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Word {
+    /// The plugin is loaded.
+    Loaded,
+    /// This check begins.
+    Begins(String),
+    /// The check under way passed.
+    Passed,
+    /// The check under way failed, or the plugin does not load.
+    Failed(String),
+    /// A line for the report.
+    Note(String),
+    /// The plugin needs a GPU, and there is none.
+    NoGpu(String),
+    /// All checks were begun; the worker ends, and with it the plugin's part in it.
+    Ends,
+}
+
+/// Loads the plugin and runs the checks from this one on, up to the first that fails.
+pub(super) fn work(file: &Path, from: usize) -> Result<(), Failure> {
+    bind_to_supervisor()?;
+    let mut parent = Parent::open()?;
+    let set = match KernelSet::load_untested(file) {
+        Ok(set) => set,
+        Err(error) if error.lacks_driver() => {
+            return parent.tell(&Word::NoGpu(with_source(&error)));
+        }
+        Err(error) => return parent.tell(&Word::Failed(with_source(&error))),
+    };
+    parent.tell(&Word::Loaded)?;
+
+    let about = set.describe();
+    let gpu = about.cuda.then(|| on_gpu(&set));
+    let host = about.host.then(|| Bench::on_host(&set));
+    let why_not = match &gpu {
+        Some(Err(error)) => Some(format!("{error:#}")),
+        _ => None,
+    };
+    if let (None, Some(why)) = (&host, &why_not) {
+        let why = format!("{} works in GPU memory alone, and {why}", file.display());
+        return parent.tell(&Word::NoGpu(why));
+    }
+    let host = host.iter().map(|bench| ("host memory", bench));
+    let gpu = gpu.iter().flatten().map(|(bench, _)| ("GPU memory", bench));
+    let checks = host
+        .chain(gpu)
+        .flat_map(|(memory, bench)| CHECKS.iter().map(move |check| (memory, bench, check)));
+    for (memory, bench, check) in checks.skip(from) {
+        parent.tell(&Word::Begins(format!("{memory}: {}", check.name())))?;
+        if let Err(why) = check.run(bench) {
+            parent.tell(&Word::Failed(why))?;
+            // What runs at exit runs below, after all checks.
+            end_now(0);
+        }
+        parent.tell(&Word::Passed)?;
+    }
+    if let Some(why) = why_not {
+        parent.tell(&Word::Note(format!("GPU memory: not checked, {why}")))?;
+    }
+    parent.tell(&Word::Ends)
+}
+
+/// The first GPU, and a stream that outlives the bench.
+fn on_gpu(set: &KernelSet) -> anyhow::Result<(Bench<'_>, Stream)> {
+    let device = Device::open(0)?;
+    device.bind()?;
+    let stream = Stream::new(&device)?;
+    // SAFETY: the context is the device's primary one, which lives as long as the process, and is current on this
+    // thread, which runs all checks. The stream is kept beside the bench.
+    let bench = unsafe { Bench::on_device(set, device.raw_context(), stream.raw()) }?;
+    Ok((bench, stream))
+}
+
+/// The way to the process that prints. The pipe is closed when this process ends, and not before: so the parent sees
+/// its end.
+struct Parent(ManuallyDrop<File>);
+
+impl Parent {
+    /// Takes the pipe away from standard output. What the plugin prints there goes to standard error.
+    fn open() -> Result<Self, Failure> {
+        let pipe = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)
+            .context("cannot keep the pipe")?;
+        rustix::stdio::dup2_stdout(rustix::stdio::stderr()).context("no standard error")?;
+        Ok(Self(ManuallyDrop::new(File::from(pipe))))
+    }
+
+    fn tell(&mut self, word: &Word) -> Result<(), Failure> {
+        let mut line = serde_json::to_vec(word).map_err(anyhow::Error::new)?;
+        line.push(b'\n');
+        Ok(self.0.write_all(&line).context("the parent is gone")?)
+    }
+}

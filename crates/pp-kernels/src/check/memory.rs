@@ -1,0 +1,360 @@
+//! Sessions on host memory or on a device, called alike: bytes go in, bytes come out, and the work is done.
+//!
+//! Hazard: kernels write where they should not. So each payload and each frame has memory of its own between guard
+//! bytes, on a device too, and whatever a call may only read is compared with what it was before.
+//!
+//! The wait for a device has no bound: a check takes as long as the kernels do.
+
+use std::time::Duration;
+
+use super::{Outcome, fail};
+use crate::config::{ChunkShape, SessionConfig, Space};
+use crate::cuda::CudaError;
+use crate::cuda::driver::{Driver, Stream};
+use crate::cuda::memory::{Memory, Pinned};
+use crate::error::KernelError;
+use crate::frame::{FrameView, FrameViewMut};
+use crate::guard::{self, GUARD_BYTES};
+use crate::payload::{Payload, PayloadMut};
+use crate::plan::Plan;
+use crate::plugin::{DeviceSession, KernelSession, KernelSet};
+use crate::tensor::{Layout, TensorList};
+
+/// Where payloads lie.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Place {
+    Host,
+    Device { context: u64, stream: Stream },
+}
+
+impl Place {
+    /// # Safety
+    /// As [`super::Bench::on_device`].
+    pub(super) unsafe fn device(context: u64, stream: u64) -> Result<Place, CudaError> {
+        let driver = Driver::load()?;
+        driver.check_context(context)?;
+        // SAFETY: the caller's duty.
+        let stream = unsafe { Stream::borrow(driver, stream) };
+        Ok(Place::Device { context, stream })
+    }
+
+    pub(super) fn space(self) -> Space {
+        match self {
+            Place::Host => Space::Host,
+            Place::Device { context, stream } => Space::Cuda {
+                context,
+                stream: stream.raw() as u64,
+            },
+        }
+    }
+
+    /// Opens a session for a configuration of [`Place::space`].
+    pub(super) fn open(self, set: &KernelSet, config: &SessionConfig) -> Outcome<Session> {
+        Ok(match self {
+            Place::Host => Session::Host(set.open(config)?),
+            Place::Device { stream, .. } => {
+                // SAFETY: context and stream are those of `Place::device`, whose caller promised them.
+                let session = unsafe { set.open_on_device(config) }?;
+                Session::Device(session, stream)
+            }
+        })
+    }
+}
+
+/// A session of the kernels. The outer error of a call is a rule that the kernels broke, or a device that failed; the
+/// inner one is the kernels' own.
+pub(super) enum Session {
+    Host(KernelSession),
+    Device(DeviceSession, Stream),
+}
+
+impl Session {
+    pub(super) fn config(&self) -> &SessionConfig {
+        match self {
+            Session::Host(session) => session.config(),
+            Session::Device(session, _) => session.config(),
+        }
+    }
+
+    pub(super) fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
+        match self {
+            Session::Host(session) => session.layout(shape),
+            Session::Device(session, _) => session.layout(shape),
+        }
+    }
+
+    /// The stream of a device.
+    fn stream(&self) -> Option<Stream> {
+        match self {
+            Session::Host(_) => None,
+            Session::Device(_, stream) => Some(*stream),
+        }
+    }
+
+    /// Frames to the bytes of these tensors.
+    pub(super) fn encode(
+        &mut self,
+        frames: &[Vec<u8>],
+        plan: &Plan,
+        inputs: &TensorList,
+    ) -> Outcome<Result<Vec<u8>, KernelError>> {
+        let (stream, config) = (self.stream(), *self.config());
+        let mut slot = Slot::new(stream, inputs, &[])?;
+        let samples = Samples::new(stream, frames)?;
+        let before = samples.bytes().to_vec();
+        let views = samples.views(&config);
+        let result = match self {
+            Session::Host(session) => session.encode(&views, plan, &mut slot.write()?),
+            // SAFETY: the bench promised context and stream. Slot and samples are freed when the stream has passed the
+            // call, or are leaked, and nothing touches them before `read` has waited for that.
+            Session::Device(session, _) => unsafe {
+                session.encode(&views, plan, &mut slot.write()?)
+            },
+        };
+        finish(result, |()| {
+            slot.read()?;
+            if samples.bytes() != before {
+                return fail("encode wrote into its frames");
+            }
+            slot.payload("encode")
+        })
+    }
+
+    /// The bytes of the input to those of the output, and the number of generator calls.
+    pub(super) fn phase_b(
+        &mut self,
+        plan: &Plan,
+        layout: &Layout,
+        input: &[u8],
+    ) -> Outcome<Result<(Vec<u8>, u32), KernelError>> {
+        let mut from = Slot::new(self.stream(), &layout.inputs, input)?;
+        let mut to = Slot::new(self.stream(), &layout.outputs, &[])?;
+        let before = from.image.clone();
+        let result = match self {
+            Session::Host(session) => session.phase_b(plan, &from.given()?, &mut to.write()?),
+            // SAFETY: as in `encode`, for both slots, which are memory of their own.
+            Session::Device(session, _) => unsafe {
+                session.phase_b(plan, &from.given()?, &mut to.write()?)
+            },
+        };
+        finish(result, |calls| {
+            from.read()?;
+            to.read()?;
+            if from.image != before {
+                return fail("phase_b wrote into its input");
+            }
+            Ok((to.payload("phase_b")?, calls))
+        })
+    }
+
+    /// The bytes of these tensors to so many frames.
+    pub(super) fn decode(
+        &mut self,
+        plan: &Plan,
+        outputs: &TensorList,
+        output: &[u8],
+        count: usize,
+    ) -> Outcome<Result<Vec<Vec<u8>>, KernelError>> {
+        let (stream, config) = (self.stream(), *self.config());
+        let size = config
+            .chroma
+            .packed_frame_bytes(config.width, config.height);
+        let mut slot = Slot::new(stream, outputs, output)?;
+        let mut samples = Samples::new(stream, &vec![vec![0; size]; count])?;
+        let before = slot.image.clone();
+        let mut views = samples.views_mut(&config);
+        let result = match self {
+            Session::Host(session) => session.decode(plan, &slot.given()?, &mut views),
+            // SAFETY: as in `encode`.
+            Session::Device(session, _) => unsafe {
+                session.decode(plan, &slot.given()?, &mut views)
+            },
+        };
+        finish(result, |()| {
+            slot.read()?;
+            if slot.image != before {
+                return fail("decode wrote into its input");
+            }
+            samples.frames()
+        })
+    }
+}
+
+/// Judges what a call left behind, unless the kernels refused it.
+fn finish<T, U>(
+    result: Result<T, KernelError>,
+    judge: impl FnOnce(T) -> Outcome<U>,
+) -> Outcome<Result<U, KernelError>> {
+    match result {
+        Ok(value) => judge(value).map(Ok),
+        Err(error) => Ok(Err(error)),
+    }
+}
+
+/// A payload of its own: guard bytes, the tensors from a multiple of 256 on, guard bytes.
+struct Slot<'a> {
+    list: &'a TensorList,
+    /// Host memory that the kernels work on; of a device, what was last known of its memory.
+    image: Vec<u8>,
+    start: usize,
+    device: Option<Memory>,
+}
+
+impl<'a> Slot<'a> {
+    /// Begins with these bytes; the rest of the payload is zero.
+    fn new(stream: Option<Stream>, list: &'a TensorList, bytes: &[u8]) -> Outcome<Slot<'a>> {
+        let mut image = vec![0; list.payload_bytes() + 3 * GUARD_BYTES];
+        // Memory of a device starts at a multiple of 256 by itself.
+        let start = match stream {
+            None => GUARD_BYTES + image.as_ptr().addr().wrapping_neg() % GUARD_BYTES,
+            Some(_) => GUARD_BYTES,
+        };
+        let end = start + list.payload_bytes();
+        image.truncate(end + GUARD_BYTES);
+        guard::arm(&mut image[..start]);
+        guard::arm(&mut image[end..]);
+        image[start..][..bytes.len()].copy_from_slice(bytes);
+        let device = match stream {
+            None => None,
+            Some(stream) => {
+                let memory = Memory::new(stream, image.len())?;
+                memory.fill(&image)?;
+                Some(memory)
+            }
+        };
+        Ok(Slot {
+            list,
+            image,
+            start,
+            device,
+        })
+    }
+
+    fn address(&self, memory: &Memory) -> u64 {
+        memory.address() + self.start as u64
+    }
+
+    /// For a call that reads it.
+    fn given(&self) -> Outcome<Payload<'_>> {
+        let bytes = self.list.payload_bytes();
+        Ok(match &self.device {
+            None => Payload::new(self.list, &self.image[self.start..])?,
+            Some(memory) => Payload::on_device(self.list, self.address(memory), bytes)?,
+        })
+    }
+
+    /// For a call that writes it.
+    fn write(&mut self) -> Outcome<PayloadMut<'_>> {
+        let bytes = self.list.payload_bytes();
+        Ok(match &self.device {
+            None => PayloadMut::new(self.list, &mut self.image[self.start..])?,
+            Some(memory) => PayloadMut::on_device(self.list, self.address(memory), bytes)?,
+        })
+    }
+
+    /// Waits for a device, and takes its memory into the image.
+    fn read(&mut self) -> Outcome {
+        if let Some(memory) = &self.device {
+            self.image = memory.read(Duration::MAX)?;
+        }
+        Ok(())
+    }
+
+    /// The bytes that a call wrote, if it wrote nothing else.
+    fn payload(&self, call: &str) -> Outcome<Vec<u8>> {
+        let (front, rest) = self.image.split_at(self.start);
+        let (payload, behind) = rest.split_at(self.list.payload_bytes());
+        if let Err(at) = guard::check(front) {
+            let bytes = self.start - at;
+            return fail(format!(
+                "{call} wrote {bytes} bytes in front of the payload"
+            ));
+        }
+        if let Err(tensor) = guard::check_gaps(self.list.as_slice(), payload) {
+            let name = tensor.name();
+            return fail(format!("{call} wrote past the end of tensor {name}"));
+        }
+        if let Err(at) = guard::check(behind) {
+            return fail(format!(
+                "{call} wrote past the end of the payload (byte {at} behind it)"
+            ));
+        }
+        Ok(payload.to_vec())
+    }
+}
+
+/// Frames of one size, each behind guard bytes, and guard bytes behind the last.
+struct Samples {
+    memory: SampleMemory,
+    /// Bytes from one frame's guard bytes to the next one's.
+    stride: usize,
+}
+
+enum SampleMemory {
+    Host(Vec<u8>),
+    /// Page-locked, for a device.
+    Pinned(Pinned),
+}
+
+impl Samples {
+    fn new(stream: Option<Stream>, frames: &[Vec<u8>]) -> Outcome<Samples> {
+        let mut guard = [0; GUARD_BYTES];
+        guard::arm(&mut guard);
+        let mut image = Vec::new();
+        for frame in frames {
+            image.extend_from_slice(&guard);
+            image.extend_from_slice(frame);
+        }
+        image.extend_from_slice(&guard);
+        let memory = match stream {
+            None => SampleMemory::Host(image),
+            Some(stream) => {
+                let mut pinned = Pinned::new(stream, image.len())?;
+                pinned.bytes_mut().copy_from_slice(&image);
+                SampleMemory::Pinned(pinned)
+            }
+        };
+        let stride = GUARD_BYTES + frames.first().map_or(0, Vec::len);
+        Ok(Samples { memory, stride })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match &self.memory {
+            SampleMemory::Host(bytes) => bytes,
+            SampleMemory::Pinned(pinned) => pinned.bytes(),
+        }
+    }
+
+    fn views(&self, config: &SessionConfig) -> Vec<FrameView<'_>> {
+        let (width, height, chroma) = (config.width, config.height, config.chroma);
+        let frames = self.bytes().chunks_exact(self.stride);
+        frames
+            .filter_map(|frame| FrameView::packed(&frame[GUARD_BYTES..], width, height, chroma))
+            .collect()
+    }
+
+    fn views_mut(&mut self, config: &SessionConfig) -> Vec<FrameViewMut<'_>> {
+        let (width, height, chroma) = (config.width, config.height, config.chroma);
+        let bytes = match &mut self.memory {
+            SampleMemory::Host(bytes) => bytes,
+            SampleMemory::Pinned(pinned) => pinned.bytes_mut(),
+        };
+        bytes
+            .chunks_exact_mut(self.stride)
+            .filter_map(|frame| {
+                FrameViewMut::packed(&mut frame[GUARD_BYTES..], width, height, chroma)
+            })
+            .collect()
+    }
+
+    /// The frames that decode wrote, if it wrote nothing else.
+    fn frames(&self) -> Outcome<Vec<Vec<u8>>> {
+        let frames = self.bytes().chunks_exact(self.stride);
+        let behind = frames.remainder();
+        let mut guards = frames.clone().map(|frame| &frame[..GUARD_BYTES]);
+        if guards.any(|bytes| guard::check(bytes).is_err()) || guard::check(behind).is_err() {
+            return fail("decode wrote outside the frame's planes");
+        }
+        Ok(frames.map(|frame| frame[GUARD_BYTES..].to_vec()).collect())
+    }
+}

@@ -1,0 +1,78 @@
+//! The checks of `pp plugin check` in the memory of a device, on a driver that is not real.
+
+mod common;
+#[path = "../../pp-transport/tests/fakes/mod.rs"]
+mod fakes;
+
+use std::fs;
+use std::path::Path;
+
+use common::{compile_c_file, failed_checks, root, rust_plugin};
+use fakes::Fakes;
+use fakes::raw::{Handle, ok};
+use pp_kernels::KernelSet;
+use pp_kernels::check::Bench;
+
+/// One test, because recordings of the fakes are the process's.
+#[test]
+fn sound_kernels_pass_on_a_device_each_fault_is_named_and_all_memory_is_freed() {
+    let loaded = Fakes::build().load();
+    let records = format!("check-device-records-{}", std::process::id());
+    let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join(records);
+    let _ = fs::remove_dir_all(&records);
+    fs::create_dir_all(&records).unwrap();
+    loaded.set("RECORD", records.to_str().unwrap());
+
+    let (mut context, mut stream): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
+    ok!(init(0));
+    ok!(retain(&mut context, 0));
+    ok!(set_current(context));
+    ok!(stream_create(&mut stream, 1, 0));
+    let failed = |set: &KernelSet| {
+        // SAFETY: the context is current on this thread, and lives as long as the process, with its stream.
+        let bench = unsafe { Bench::on_device(set, context as u64, stream as u64) };
+        failed_checks(&bench.expect("the context is current"))
+    };
+    let source = root().join("crates/pp-kernels/tests/plugins/device.c");
+    let variant = |fault| KernelSet::load(&compile_c_file(&source, &[fault])).unwrap();
+
+    assert_eq!(failed(&KernelSet::ptx()), []);
+    let cust = KernelSet::load(&rust_plugin("pp-plugin-cust")).unwrap();
+    assert_eq!(failed(&cust), []);
+    let both = variant("NO_FAULT");
+    assert_eq!(failed(&both), []);
+    assert_eq!(failed_checks(&Bench::on_host(&both)), []);
+    for (fault, reason) in [
+        (
+            "FAULT_FRONT",
+            "phase_b wrote 1 bytes in front of the payload",
+        ),
+        (
+            "FAULT_BEHIND",
+            "phase_b wrote past the end of the payload (byte 0 behind it)",
+        ),
+        (
+            "FAULT_GAP",
+            "encode wrote past the end of tensor conditioning_embeds",
+        ),
+        ("FAULT_WRITES_INPUT", "phase_b wrote into its input"),
+        ("FAULT_WRITES_FRAMES", "encode wrote into its frames"),
+        ("FAULT_OUTSIDE", "decode wrote outside the frame's planes"),
+    ] {
+        let failed = failed(&variant(fault));
+        assert!(
+            failed.iter().any(|(_, why)| why == reason),
+            "{fault}: {failed:?}"
+        );
+    }
+
+    ok!(stream_synchronize(stream));
+    let recording = records.join(format!("{}.rec", std::process::id()));
+    let recording = fs::read_to_string(recording).unwrap();
+    let count = |call: &str| recording.matches(&format!(" {call} ")).count();
+    assert!(count("cuMemAllocAsync") > 100 && count("cuMemHostAlloc") > 100);
+    assert_eq!(count("cuMemAllocAsync"), count("cuMemFreeAsync"));
+    assert_eq!(count("cuMemHostAlloc"), count("cuMemFreeHost"));
+    assert_eq!(count("Fault"), 0);
+    fs::remove_dir_all(&records).unwrap();
+}

@@ -1,0 +1,110 @@
+/* The median plugin on either memory, sound or with one fault on a device; built by the tests. It computes on the host,
+ * and so it waits in its calls, which a real one must not do. */
+#define pp_kernels_entry_v1 sound_entry
+#include "../../../../plugins/median/median.c"
+#undef pp_kernels_entry_v1
+
+/* The driver's. */
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream);
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream);
+int cuStreamSynchronize(void *stream);
+
+static int on_device;
+static void *stream;
+
+static pp_status says_both(pp_description *out, pp_error *error) {
+  pp_status status = describe(out, error);
+  out->spaces |= 1u << PP_SPACE_CUDA;
+  return status;
+}
+
+static pp_status takes_both(const pp_session_config *config, pp_session **out, pp_error *error) {
+  pp_session_config host = *config;
+  host.space = PP_SPACE_HOST;
+  on_device = config->space == PP_SPACE_CUDA;
+  stream = (void *)(uintptr_t)config->stream;
+  return create(&host, out, error);
+}
+
+static void get(void *to, const uint8_t *from, uint64_t bytes) {
+  if (bytes) cuMemcpyDtoHAsync_v2(to, (uint64_t)(uintptr_t)from, bytes, stream);
+  cuStreamSynchronize(stream);
+}
+
+static void put(uint8_t *to, const void *from, uint64_t bytes) {
+  if (bytes) cuMemcpyHtoDAsync_v2((uint64_t)(uintptr_t)to, from, bytes, stream);
+  cuStreamSynchronize(stream);
+}
+
+/* Changes a byte on the device. */
+static inline void poke(uint8_t *at) {
+  uint8_t byte;
+  get(&byte, at, 1);
+  byte ^= 1;
+  put(at, &byte, 1);
+}
+
+static pp_payload fetched(const pp_payload *payload) {
+  pp_payload copy = *payload;
+  copy.data = malloc(payload->bytes + 1);
+  get(copy.data, payload->data, payload->bytes);
+  return copy;
+}
+
+static pp_status encode_either(pp_session *s, pp_encode_args *args, pp_error *error) {
+  if (!on_device) return encode(s, args, error);
+  pp_payload input = fetched(args->input);
+  pp_encode_args host = *args;
+  host.input = &input;
+  pp_status status = encode(s, &host, error);
+  put(args->input->data, input.data, input.bytes);
+  free(input.data);
+#if defined(FAULT_GAP)
+  const pp_tensor *t = &args->input->tensors[1];
+  if (status == PP_OK) poke(args->input->data + t->offset + t->bytes);
+#endif
+#if defined(FAULT_WRITES_FRAMES)
+  if (status == PP_OK) args->frames[0].planes[0].data[0] ^= 1;
+#endif
+  return status;
+}
+
+static pp_status phase_b_either(pp_session *s, pp_phase_b_args *args, pp_error *error) {
+  if (!on_device) return phase_b(s, args, error);
+  pp_payload input = fetched(args->input), output = fetched(args->output);
+  pp_phase_b_args host = *args;
+  host.input = &input, host.output = &output;
+  pp_status status = phase_b(s, &host, error);
+  args->observed_generator_calls = host.observed_generator_calls;
+  put(args->output->data, output.data, output.bytes);
+  free(input.data), free(output.data);
+#if defined(FAULT_FRONT)
+  if (status == PP_OK) poke(args->output->data - 1);
+#elif defined(FAULT_BEHIND)
+  if (status == PP_OK) poke(args->output->data + args->output->bytes);
+#elif defined(FAULT_WRITES_INPUT)
+  if (status == PP_OK) poke(args->input->data);
+#endif
+  return status;
+}
+
+static pp_status decode_either(pp_session *s, pp_decode_args *args, pp_error *error) {
+  if (!on_device) return decode(s, args, error);
+  pp_payload output = fetched(args->output);
+  pp_decode_args host = *args;
+  host.output = &output;
+  pp_status status = decode(s, &host, error);
+  free(output.data);
+#if defined(FAULT_OUTSIDE)
+  if (status == PP_OK) args->frames[0].planes[0].data[-1] ^= 1;
+#endif
+  return status;
+}
+
+const pp_kernels_table *pp_kernels_entry_v1(void) {
+  static pp_kernels_table table;
+  table = *sound_entry();
+  table.describe = says_both, table.create = takes_both;
+  table.encode = encode_either, table.phase_b = phase_b_either, table.decode = decode_either;
+  return &table;
+}
