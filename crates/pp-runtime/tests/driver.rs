@@ -8,6 +8,7 @@ use pp_contract::{
 };
 use pp_runtime::core::{Counts, Cut};
 use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
+use pp_runtime::report::ChunkRecord;
 use pp_runtime::stage::{
     Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError,
     send_as_it_was,
@@ -96,6 +97,8 @@ struct Counting {
     later: Option<Device<Decoded>>,
     /// Taken before the first decode: the test decides when it may go on.
     gate: Option<mpsc::Receiver<()>>,
+    /// Says when the frames of a chunk were read: chunk `n` from `n` to `n + 1` ns.
+    tells_reads: bool,
 }
 
 impl Counting {
@@ -109,6 +112,7 @@ impl Counting {
             fail_decode_at: None,
             later: None,
             gate: None,
+            tells_reads: false,
         }
     }
 }
@@ -184,6 +188,11 @@ impl FrontStages<TxLease, RxLease> for Counting {
         1
     }
 
+    fn read_ns(&self) -> Option<(u64, u64)> {
+        let chunk = self.built.len() as u64 - 1;
+        self.tells_reads.then_some((chunk, chunk + 1))
+    }
+
     fn queued(&self) -> (u32, u32) {
         (0, 0)
     }
@@ -253,6 +262,7 @@ impl PhaseBStages<TxLease, RxLease> for Adder {
 
 struct Ends {
     front: Result<Counts, Fault>,
+    records: Vec<ChunkRecord>,
     back: Result<u64, Fault>,
     stages: Counting,
     adder: Adder,
@@ -273,7 +283,7 @@ fn run(
     let (front_link, back_link) = HostLink::pair(edge, edge, bell.clone()).unwrap();
     let front_switch = Switch::new(Rank::new(0), bell).unwrap();
     let back_switch = Switch::new(Rank::new(1), back_link.bell().clone()).unwrap();
-    let (front, back) = std::thread::scope(|scope| {
+    let ((front, records), back) = std::thread::scope(|scope| {
         let back = scope.spawn(|| {
             let result = run_phase_b(back_link, &mut adder, &back_switch, Rank::new(0), depth);
             result.map(|summary| summary.answered)
@@ -285,10 +295,18 @@ fn run(
         if let Err(fault) = &front {
             back_switch.raise(fault.clone());
         }
-        (front.map(|summary| summary.counts), back.join().unwrap())
+        let front = match front {
+            Ok(summary) => {
+                let records = summary.recorder.records().copied().collect();
+                (Ok(summary.counts), records)
+            }
+            Err(fault) => (Err(fault), Vec::new()),
+        };
+        (front, back.join().unwrap())
     });
     Ends {
         front,
+        records,
         back,
         stages,
         adder,
@@ -313,6 +331,47 @@ fn every_chunk_comes_back_once_and_in_order_at_every_depth() {
         assert_eq!(ends.back, Ok(200));
         let expected: Vec<_> = (0..200).map(|n| (n, (n as u8).wrapping_add(7))).collect();
         assert_eq!(ends.stages.emitted, expected, "depth {depth}");
+        for record in ends.records {
+            let b = record.phase_b.unwrap();
+            let order = [
+                record.first_read_ns,
+                record.last_read_ns,
+                record.build_start_ns,
+                record.build_end_ns,
+                record.sent_ns,
+                b.recv_ns,
+                b.compute_start_ns,
+                b.compute_end_ns,
+                b.sent_ns,
+                record.received_ns,
+                record.decode_start_ns,
+                record.decode_end_ns,
+                record.emitted_ns,
+            ];
+            assert!(order.is_sorted(), "{record:?}");
+            // A source that reads nothing counts from the admission.
+            assert_eq!(record.first_read_ns, record.build_start_ns);
+            assert_eq!(record.last_read_ns, record.build_start_ns);
+        }
+    }
+}
+
+#[test]
+fn a_record_has_when_the_frames_of_its_chunk_were_read() {
+    let mut stages = Counting::new(vec![Cut::None; 50]);
+    stages.tells_reads = true;
+    let ends = run(4, stages, Adder::new(), |_, _| {});
+    assert_eq!(ends.records.len(), 50);
+    for (chunk, record) in (0..).zip(&ends.records) {
+        assert_eq!(
+            (record.first_read_ns, record.last_read_ns),
+            (chunk, chunk + 1)
+        );
+        assert_eq!(record.latency_ns(), Some(record.emitted_ns - chunk));
+        assert_eq!(
+            record.added_latency_ns(),
+            Some(record.emitted_ns - chunk - 1)
+        );
     }
 }
 

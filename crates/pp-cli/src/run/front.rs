@@ -97,6 +97,7 @@ pub(super) struct VideoFront<C: Codec> {
     last: Option<(Plan, u32)>,
     epoch_frames: u32,
     frames_built: u32,
+    read_ns: Option<(u64, u64)>,
     quality: Option<Quality>,
     progress: ProgressBar,
 }
@@ -228,6 +229,7 @@ impl<C: Codec> VideoFront<C> {
             last: None,
             epoch_frames: 0,
             frames_built: 0,
+            read_ns: None,
             quality: args.add_noise.map(|_| Quality::default()),
             progress: progress_bar(),
         })
@@ -468,6 +470,7 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
         };
         let envelope = envelope_of(&asked, inputs.clone(), outputs.clone())?;
         self.frames_built = chunk.frames as u32;
+        self.read_ns = Some(chunk.read_ns);
         self.epoch_frames += self.frames_built;
         self.last = Some((plan, self.frames_built));
         let frames = chunk.frames;
@@ -552,6 +555,10 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
 
     fn frames_built(&self) -> u32 {
         self.frames_built
+    }
+
+    fn read_ns(&self) -> Option<(u64, u64)> {
+        self.read_ns
     }
 
     fn queued(&self) -> (u32, u32) {

@@ -8,6 +8,7 @@ use std::io;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use pp_runtime::clock::now_ns;
 
 use super::InputError;
 use super::buffer::Buffer;
@@ -60,6 +61,8 @@ pub(crate) struct Chunk {
     pub(crate) frames: usize,
     /// A hard cut lies right before its first frame.
     pub(crate) cut: bool,
+    /// When its first and its last frame had been read, in nanoseconds of the monotonic clock.
+    pub(crate) read_ns: (u64, u64),
     frame_bytes: usize,
     data: Buffer,
     clean: Vec<u8>,
@@ -238,27 +241,30 @@ impl Work {
                 Ok(false) => return (chunk, ChunkEnd::Input),
                 Err(error) => return (chunk, ChunkEnd::Broken(error)),
             }
+            let read_ns = now_ns();
             let cut =
                 self.options.scene_cuts && self.detector.is_cut(&self.header, chunk.frame_mut(k));
             if cut && k > 0 {
                 let mut next = self.empty_chunk();
                 next.frame_mut(0).copy_from_slice(chunk.frame_mut(k));
                 next.cut = true;
-                self.take_in(&mut next);
+                self.take_in(&mut next, read_ns);
                 return (chunk, ChunkEnd::Cut(next));
             }
             chunk.cut |= cut;
-            self.take_in(&mut chunk);
+            self.take_in(&mut chunk, read_ns);
         }
         (chunk, ChunkEnd::Full)
     }
 
     /// Counts the frame that was read behind those the chunk holds, after keeping a copy and adding noise.
-    fn take_in(&mut self, chunk: &mut Chunk) {
+    fn take_in(&mut self, chunk: &mut Chunk, read_ns: u64) {
         let k = chunk.frames;
         if k == 0 {
             chunk.first_frame = self.next_frame;
+            chunk.read_ns.0 = read_ns;
         }
+        chunk.read_ns.1 = read_ns;
         if self.options.keep_clean {
             let range = k * chunk.frame_bytes..(k + 1) * chunk.frame_bytes;
             chunk.clean.resize(chunk.data.len(), 0);
