@@ -142,6 +142,11 @@ fn reports_are_written_whole_and_say_what_was_run() {
     assert_eq!(report["run"]["depth"], 3);
     let command = report["run"]["command"].as_array().unwrap();
     assert!(command.iter().any(|word| word == "--add-noise"));
+    // Noise of 20 was added to a clip that has little of its own.
+    let noise = &report["run"]["noise_sigma_estimated"];
+    let luma = noise["first"][0].as_f64().unwrap();
+    assert!((10.0..40.0).contains(&luma), "{noise}");
+    assert!(text.contains(&format!("sigma {luma:.1}, ")), "{text}");
     assert_keys_are_documented(&report);
     assert_eq!(report["measures"]["frames"], 12);
     assert!(report["measures"]["max_in_flight"].as_u64().unwrap() <= 3);
@@ -196,6 +201,7 @@ fn clips_that_are_identical_have_no_psnr_and_nothing_is_infinite() {
         assert_eq!(report["run"][format!("{key}_why_null")], "identical");
     }
     assert_eq!(report["run"]["strength"], 7.0);
+    assert!(report["run"]["noise_sigma_estimated"].is_null());
     // One chunk has no period, and says so.
     assert!(report["measures"]["period_ms"].is_null());
     assert!(report["measures"]["efficiency_why_null"].is_string());

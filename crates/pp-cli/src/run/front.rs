@@ -13,6 +13,7 @@ use pp_transport::host::memory::available_bytes;
 
 use super::again::envelope_of;
 use super::codec::{Codec, Frames, Geometry};
+use super::noise::Estimates;
 use super::tensors::manifest_of;
 use super::verify::{FrontCheck, FrontVerifier, Notary, Verified, prepared, seal_again};
 use super::{Planes, Shape, kernel_fault, slot_bytes, steps};
@@ -98,6 +99,7 @@ pub(super) struct VideoFront<C: Codec> {
     epoch_frames: u32,
     frames_built: u32,
     read_ns: Option<(u64, u64)>,
+    noise: Estimates,
     quality: Option<Quality>,
     progress: ProgressBar,
 }
@@ -230,6 +232,7 @@ impl<C: Codec> VideoFront<C> {
             epoch_frames: 0,
             frames_built: 0,
             read_ns: None,
+            noise: Estimates::default(),
             quality: args.add_noise.map(|_| Quality::default()),
             progress: progress_bar(),
         })
@@ -245,6 +248,11 @@ impl<C: Codec> VideoFront<C> {
 
     pub(super) fn quality(&self) -> Option<&Quality> {
         self.quality.as_ref()
+    }
+
+    /// The noise that the kernels estimated, as far as it is known.
+    pub(super) fn noise(&self) -> &Estimates {
+        &self.noise
     }
 
     /// How the front is to be driven, and with it how many slots the edges need.
@@ -315,6 +323,7 @@ impl<C: Codec> VideoFront<C> {
     fn emit(&mut self, frames: Frames) -> Result<Decoded, StageError> {
         let pending = self.decoding.pop_front();
         let mut pending = pending.expect("a decode was under way");
+        self.noise.take_from(&mut self.codec);
         let notary = self.codec.notary();
         self.verifier.conclude(notary, &mut pending.check)?;
         if let (Some(quality), Some(chunk)) = (&mut self.quality, &pending.chunk)
@@ -457,6 +466,7 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
             &known_layout.layout.inputs,
             slot,
         )?;
+        self.noise.take_from(&mut self.codec);
         let check = if is_due {
             let notary = self.codec.notary();
             Some(FrontCheck::seal(notary, place.chunk, inputs, slot)?)

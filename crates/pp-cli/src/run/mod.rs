@@ -3,6 +3,7 @@
 mod again;
 mod codec;
 mod front;
+mod noise;
 mod on_gpu;
 mod on_host;
 mod open;

@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use super::codec::Codec;
 use super::front::VideoFront;
+use super::noise::Estimates;
 use super::verify::Verified;
 use super::{Labels, steps};
 use crate::args::{RunArgs, Strength};
@@ -50,6 +51,7 @@ struct About<'a> {
     choice: Option<&'a str>,
     denoise_steps: u32,
     strength: Value,
+    noise_sigma_estimated: Option<&'a Estimates>,
     frames_per_chunk: u32,
     depth: u32,
     chunks_at_most: Option<u64>,
@@ -128,6 +130,7 @@ pub(super) fn publish<C: Codec>(
     let quality = front.quality();
     let (psnr_before_db, psnr_before_why_null) = psnr(quality.and_then(|q| q.before.db()));
     let (psnr_after_db, psnr_after_why_null) = psnr(quality.and_then(|q| q.after.db()));
+    let noise = Some(front.noise()).filter(|noise| !noise.are_unknown());
     let command = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let about = About {
@@ -148,6 +151,7 @@ pub(super) fn publish<C: Codec>(
             Strength::Auto => "auto".into(),
             Strength::Sigma(sigma) => sigma.into(),
         },
+        noise_sigma_estimated: noise.filter(|_| args.strength == Strength::Auto),
         frames_per_chunk: args.frames_per_chunk,
         depth: args.depth,
         chunks_at_most: args.chunks,
@@ -265,6 +269,9 @@ fn summary(
             out,
             "{fps:.1} frames per second over the whole run, which begins when the ranks are connected"
         )?;
+        if let Some(noise) = about.noise_sigma_estimated {
+            writeln!(out, "estimated noise of each plane: {noise}")?;
+        }
         if about.psnr_after_why_null != Some(NOT_COMPARED) {
             write_psnr(out, about.psnr_before_db, about.psnr_after_db)?;
         }
