@@ -314,3 +314,26 @@ fn the_overlap_benchmark_prints_its_keys() {
     assert_eq!(result["chunks"], 60);
     assert!(result["max_in_flight"].as_u64().unwrap() <= 2);
 }
+
+/// In shared memory a payload is handed over: no byte moves, so nothing has a rate.
+#[test]
+fn what_is_handed_over_has_no_bandwidth() {
+    let link = ["bench", "link", "--max-bytes", "65536"];
+    let text = run(&mut pp(&link), None).succeeded().stdout;
+    let text = String::from_utf8(text).unwrap();
+    let rows: Vec<&str> = text.lines().skip(3).take(3).collect();
+    assert_eq!(rows.len(), 3, "{text}");
+    assert!(rows.iter().all(|row| row.contains("handed over")), "{text}");
+    let json = |args: &[&str]| -> serde_json::Value {
+        let ended = run(&mut pp(&[args, &["--json"]].concat()), None).succeeded();
+        serde_json::from_slice(&ended.stdout).unwrap()
+    };
+    for figure in json(&link)["figures"].as_array().unwrap() {
+        assert!(figure["one_way_us"].is_number() && figure["one_way_mean_us"].is_number());
+        assert!(figure["one_way_gbytes_per_s"].is_null(), "{figure}");
+    }
+    let untouched = ["bench", "overlap", "--decode-ms", "0", "--phase-b-ms", "0"];
+    let overlap = json(&[&untouched[..], &["--chunks", "60"]].concat());
+    assert!(overlap["gbytes_per_s"].is_null(), "{overlap}");
+    assert_eq!(overlap["efficiency_why_null"], "a stage had no work");
+}
