@@ -224,12 +224,15 @@ int main(int argc, char **argv) {
     rank_0(decode, chunks, periods, &decode_ms);
     waitpid(child, NULL, 0);
 
+    double mean = 0;
+    for (uint32_t k = 0; k < chunks - WARM_UP; k++) mean += periods[k] / (chunks - WARM_UP);
     double period = median(periods, (int)(chunks - WARM_UP));
     double slower = decode_ms > shared->phase_b_ms ? decode_ms : shared->phase_b_ms;
     printf("{\"transport\": \"shm_pilot\", \"bytes\": %zu, \"decode_ms\": %g, \"phase_b_ms\": %g, "
            "\"decode_ms_achieved\": %.5f, \"phase_b_ms_achieved\": %.5f, \"depth\": %d, \"chunks\": %u, "
-           "\"period_ms\": %.5f, \"efficiency\": %.4f, \"phase_b_idle_ms\": %.5f}\n",
-           bytes, decode, phase_b, decode_ms, shared->phase_b_ms, depth, chunks, period, slower / period,
-           shared->idle_ms);
+           "\"period_ms\": %.5f, \"period_mean_ms\": %.5f, \"efficiency\": %.4f, \"efficiency_by_mean\": %.4f, "
+           "\"phase_b_idle_ms\": %.5f}\n",
+           bytes, decode, phase_b, decode_ms, shared->phase_b_ms, depth, chunks, period, mean, slower / period,
+           slower / mean, shared->idle_ms);
     return 0;
 }

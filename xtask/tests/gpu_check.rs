@@ -100,7 +100,7 @@ fn figures_are_medians_over_the_runs_and_say_whether_they_meet_their_mark() {
     bundle.program(
         "bin/pp",
         r#"n=$(cat "$0.runs" 2>/dev/null || echo 0)
-[[ "$*" == *22118400*"--decode-ms 0.2"*json && "$*" != *10000* ]] && { echo $((n + 1)) >"$0.runs"; echo "{\"efficiency_asked\":0.9$((3 + 3 * n)),\"period_ms\":0.2}"; }
+[[ "$*" == *22118400*"--decode-ms 0.2"*json && "$*" != *10000* ]] && { echo $((n + 1)) >"$0.runs"; echo "{\"efficiency_asked\":0.9$((3 + 3 * n)),\"efficiency_asked_by_mean\":0.9,\"period_ms\":0.2}"; }
 : >out.y4m; : >ptx.y4m; : >cust.so.y4m; : >calm.y4m; : >again.y4m"#,
     );
     let (output, report) = bundle.run(&[]);
@@ -115,6 +115,12 @@ fn figures_are_medians_over_the_runs_and_say_whether_they_meet_their_mark() {
     assert_eq!(figure["runs"], 3);
     assert_eq!(figure["met"], true);
     assert!(text.contains("0.96 (min 0.95: met), 3 runs"), "{text}");
+    let by_mean = &report["figures"][1];
+    assert_eq!(by_mean["name"], "  over the mean period");
+    assert_eq!(
+        (&by_mean["value"], &by_mean["mark"]),
+        (&0.9.into(), &Value::Null)
+    );
     let (_, report) = bundle.run(&["--runs", "1"]);
     // The fourth call of the stand-in gives 0.912.
     assert_eq!(report["figures"][0]["met"], false);
@@ -192,18 +198,24 @@ fn what_the_job_loses_is_what_is_missing_to_an_efficiency_of_one() {
     let bundle = Bundle::new("share");
     bundle.program(
         "bin/pp",
-        r#"echo '{"measures":{"efficiency":0.975,"phase_b_idle_share":0.5,"frames_per_second":900}}' >report.json"#,
+        r#"n=$(cat "$0.runs" 2>/dev/null || echo 0)
+echo $((n + 1)) >"$0.runs"
+((n)) && efficiency=0.975 || efficiency=null
+echo '{"measures":{"efficiency":'$efficiency',"efficiency_by_mean":0.95,"frames_per_second":900}}' >report.json"#,
     );
     let (_, report) = bundle.run(&["--only", "^job-720p"]);
     let figures = report["figures"].as_array().unwrap();
-    let share = figures
-        .iter()
-        .find(|f| f["name"] == "share of the period that is neither stage's work, 1280x720");
-    let share = share.unwrap_or_else(|| panic!("no share in {figures:?}"));
+    let share = |name: &str| {
+        let share = figures.iter().find(|f| f["name"] == name);
+        let share = share.unwrap_or_else(|| panic!("no {name} in {figures:?}"));
+        (share["value"].clone(), share["runs"].clone())
+    };
+    // The first run gave none by the median.
     assert_eq!(
-        (&share["value"], &share["runs"]),
-        (&0.025.into(), &3.into())
+        share("share of the period that is neither stage's work, 1280x720"),
+        (0.025.into(), 2.into())
     );
+    assert_eq!(share("  of the mean period"), (0.05.into(), 3.into()));
 }
 
 #[test]

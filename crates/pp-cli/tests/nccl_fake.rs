@@ -115,6 +115,41 @@ fn every_depth_is_in_order() {
     }
 }
 
+/// Copied out of the payload behind the encode, in every epoch, with nothing waited for.
+#[test]
+fn the_noise_that_was_estimated_is_that_of_the_host() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("nccl_noise");
+    let mut clip = video(48, 32, "420jpeg", 24);
+    // From the thirteenth frame on another scene, whose samples all have the upper half of their range.
+    let frame = b"FRAME\n".len() + 48 * 32 * 3 / 2;
+    let scene = clip.len() - 12 * frame;
+    for picture in clip[scene..].chunks_mut(frame) {
+        picture[6..]
+            .iter_mut()
+            .for_each(|sample| *sample = 128 + *sample / 2);
+    }
+    let input = folder.write("in.y4m", &clip);
+    let output = folder.file("out.y4m");
+    let report = folder.file("report.json");
+    let noise = || {
+        let report: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
+        report["run"]["noise_sigma_estimated"].clone()
+    };
+    let more = ["--frames-per-chunk", "2", "--report", text(&report)];
+    let mut command = pp_on(&fakes, &folder, &run_args(&input, &output, &more));
+    run(&mut command, None).succeeded();
+    assert_proven(&folder, 48, EXPECT);
+    let on_gpu = noise();
+    let mut on_host = run_args(&input, &output, &more);
+    (on_host[2], on_host[4]) = ("host", "cpu");
+    run(&mut pp(&on_host), None).succeeded();
+    assert_eq!(on_gpu, noise());
+    assert_eq!(on_gpu["epochs"], 2);
+    assert_ne!(on_gpu["least"], on_gpu["most"]);
+}
+
 #[test]
 fn benchmarks_are_in_order_and_take_no_memory() {
     let fakes = Fakes::build();

@@ -5,7 +5,7 @@ mod common;
 use std::ffi::OsString;
 use std::path::Path;
 
-use common::{Folder, pp, run, video};
+use common::{Folder, assert_keys_are_documented, pp, run, video};
 
 fn args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];
@@ -137,7 +137,10 @@ fn reports_are_written_whole_and_say_what_was_run() {
         "--timeline",
         timeline,
     ];
-    let ended = run(&mut pp(&args(&input, &output, &more)), None).succeeded();
+    let mut command = pp(&args(&input, &output, &more));
+    // A hook that never strikes: what is around the stages then hands everything on.
+    command.env("PP_FAULT", "kill@1:chunk=1000");
+    let ended = run(&mut command, None).succeeded();
     let text = String::from_utf8(ended.stdout).unwrap();
     for word in [
         "frames per second",
@@ -149,10 +152,25 @@ fn reports_are_written_whole_and_say_what_was_run() {
     }
     let report: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&names[0]).unwrap()).unwrap();
+    assert_eq!(report["schema"], 1);
     assert_eq!(report["run"]["depth"], 3);
+    let command = report["run"]["command"].as_array().unwrap();
+    assert!(command.iter().any(|word| word == "--add-noise"));
+    // Noise of 20 was added to a clip that has little of its own.
+    let noise = &report["run"]["noise_sigma_estimated"];
+    let luma = noise["first"][0].as_f64().unwrap();
+    assert!((10.0..40.0).contains(&luma), "{noise}");
+    assert!(text.contains(&format!("sigma {luma:.1}, ")), "{text}");
+    assert_keys_are_documented(&report);
     assert_eq!(report["measures"]["frames"], 12);
     assert!(report["measures"]["max_in_flight"].as_u64().unwrap() <= 3);
-    assert_eq!(report["chunks"].as_array().unwrap().len(), 6);
+    let chunks = report["chunks"].as_array().unwrap();
+    assert_eq!(chunks.len(), 6);
+    for chunk in chunks {
+        let at = |key: &str| chunk[key].as_u64().unwrap();
+        assert!(at("first_read_ns") < at("last_read_ns"), "{chunk}");
+        assert!(at("last_read_ns") < at("build_start_ns"), "{chunk}");
+    }
     let trace: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&names[1]).unwrap()).unwrap();
     assert!(trace["traceEvents"].as_array().unwrap().len() > 12);
@@ -161,6 +179,48 @@ fn reports_are_written_whole_and_say_what_was_run() {
             .unwrap()
             .starts_with("<svg")
     );
+}
+
+#[test]
+fn clips_that_are_identical_have_no_psnr_and_nothing_is_infinite() {
+    let folder = Folder::new("identical");
+    let input = folder.write("in.y4m", &video(32, 32, "420jpeg", 1));
+    let report = folder.file("report.json");
+    let more = [
+        "--add-noise",
+        "0",
+        "--denoise-steps",
+        "0",
+        "--strength",
+        "7",
+        "--verify",
+        "every=1",
+        "--report",
+        report.to_str().unwrap(),
+    ];
+    let ended = run(&mut pp(&args(&input, &folder.file("out.y4m"), &more)), None).succeeded();
+    let text = String::from_utf8(ended.stdout).unwrap();
+    for words in [
+        "luma PSNR identical before, identical after\n",
+        "1 frame in 1 chunk\n",
+    ] {
+        assert!(text.contains(words), "{text}");
+    }
+    assert!(!text.contains("NaN") && !text.contains("inf "), "{text}");
+    assert_eq!(text.matches("transport").count(), 1, "{text}");
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
+    for key in ["psnr_before", "psnr_after"] {
+        assert!(report["run"][format!("{key}_db")].is_null());
+        assert_eq!(report["run"][format!("{key}_why_null")], "identical");
+    }
+    assert_eq!(report["run"]["strength"], 7.0);
+    assert!(report["run"]["noise_sigma_estimated"].is_null());
+    // One chunk has no period, and says so.
+    assert!(report["measures"]["period_ms"].is_null());
+    assert!(report["measures"]["efficiency_why_null"].is_string());
+    assert!(report["measures"]["latency_ms"].is_number());
+    assert_keys_are_documented(&report);
 }
 
 #[test]
@@ -193,13 +253,51 @@ fn the_overlap_benchmark_prints_its_keys() {
         "depth",
         "chunks",
         "period_ms",
-        "efficiency",
-        "overlap_score",
+        "period_mean_ms",
+        "gbytes_per_s",
+        "latency_ms",
+        "latency_p99_ms",
+        "latency_max_ms",
         "max_in_flight",
         "phase_b_idle_ms",
     ] {
         assert!(!result[key].is_null(), "{key} is missing in {result}");
     }
+    // On a machine with other work chunks may come in bursts: then there is a reason instead.
+    for key in [
+        "efficiency",
+        "efficiency_by_mean",
+        "efficiency_asked",
+        "efficiency_asked_by_mean",
+        "overlap_score",
+    ] {
+        let (figure, why) = (&result[key], &result[format!("{key}_why_null")]);
+        let share = figure.as_f64().filter(|share| (0.0..=1.0).contains(share));
+        assert!(share.is_some() != why.is_string(), "{key} in {result}");
+    }
     assert_eq!(result["chunks"], 60);
     assert!(result["max_in_flight"].as_u64().unwrap() <= 2);
+}
+
+/// In shared memory a payload is handed over: no byte moves, so nothing has a rate.
+#[test]
+fn what_is_handed_over_has_no_bandwidth() {
+    let link = ["bench", "link", "--max-bytes", "65536"];
+    let text = run(&mut pp(&link), None).succeeded().stdout;
+    let text = String::from_utf8(text).unwrap();
+    let rows: Vec<&str> = text.lines().skip(3).take(3).collect();
+    assert_eq!(rows.len(), 3, "{text}");
+    assert!(rows.iter().all(|row| row.contains("handed over")), "{text}");
+    let json = |args: &[&str]| -> serde_json::Value {
+        let ended = run(&mut pp(&[args, &["--json"]].concat()), None).succeeded();
+        serde_json::from_slice(&ended.stdout).unwrap()
+    };
+    for figure in json(&link)["figures"].as_array().unwrap() {
+        assert!(figure["one_way_us"].is_number() && figure["one_way_mean_us"].is_number());
+        assert!(figure["one_way_gbytes_per_s"].is_null(), "{figure}");
+    }
+    let untouched = ["bench", "overlap", "--decode-ms", "0", "--phase-b-ms", "0"];
+    let overlap = json(&[&untouched[..], &["--chunks", "60"]].concat());
+    assert!(overlap["gbytes_per_s"].is_null(), "{overlap}");
+    assert_eq!(overlap["efficiency_why_null"], "a stage had no work");
 }

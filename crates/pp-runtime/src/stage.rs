@@ -198,6 +198,13 @@ pub trait FrontStages<Tx, Rx> {
     /// Video frames (or whatever is counted) in the chunk that was built last.
     fn frames_built(&self) -> u32;
 
+    /// When the first and when the last frame of the chunk that was built last had been read, in
+    /// nanoseconds of [`crate::clock::now_ns`]. `None` where nothing is read: then its latency
+    /// counts from the beginning of its build.
+    fn read_ns(&self) -> Option<(u64, u64)> {
+        None
+    }
+
     /// Chunks waiting in the source's and in the sink's queue, for the records.
     fn queued(&self) -> (u32, u32);
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{median, spread};
+use super::{mark, median, print_mark, spread};
 use crate::process::{build_pp, cargo, command, output, run as run_command, target};
 
 /// How long an attack goes on; longer than any of the jobs.
@@ -36,6 +36,7 @@ struct Attacks {
 #[derive(Debug)]
 struct Seen {
     period_ms: f64,
+    period_mean_ms: f64,
     start_ms: f64,
     connections: u64,
     refused: u64,
@@ -72,8 +73,8 @@ impl Attacks {
         let (stage, bytes, chunks) = case;
         println!(
             "\nThe door, stages of {stage} ms that sleep, {bytes} bytes each way, {chunks} chunks, {ROUNDS} rounds\n\
-             {:>14} {:>22} {:>10} {:>16} {:>24}",
-            "", "period ms", "of alone", "start ms", "got in / refused"
+             {:>14} {:>22} {:>10}   {:>10} {:>16} {:>24}",
+            "", "period ms, median", "mean", "of alone", "start ms", "got in / refused"
         );
         let kinds: Vec<Option<&str>> = std::iter::once(None)
             .chain(self.kinds.iter().map(|kind| Some(kind.as_str())))
@@ -89,12 +90,15 @@ impl Attacks {
         let alone = median(&mut of(&seen[0], |run| run.period_ms));
         for (kind, runs) in kinds.iter().zip(&seen) {
             let mut periods = of(runs, |run| run.period_ms);
+            let mean = median(&mut of(runs, |run| run.period_mean_ms));
+            let period = median(&mut periods);
             let last = runs.last().context("no round was run")?;
             println!(
-                "{:>14} {:>22} {:>10.3} {:>16} {:>24}",
+                "{:>14} {:>22} {mean:>10.5} {:<1} {:>10.3} {:>16} {:>24}",
                 kind.unwrap_or("alone"),
                 spread(&mut periods, 5),
-                median(&mut periods) / alone,
+                mark(period, mean),
+                period / alone,
                 spread(&mut of(runs, |run| run.start_ms), 0),
                 match kind {
                     Some(_) => format!("{} / {}", last.connections, last.refused),
@@ -102,6 +106,7 @@ impl Attacks {
                 },
             );
         }
+        print_mark();
         Ok(())
     }
 
@@ -150,9 +155,11 @@ impl Attacks {
             Some(attacker) => counts(&ended(attacker)?)?,
             None => (0, 0),
         };
-        let worked_ms = number("period_mean_ms")? * chunks as f64;
+        let period_mean_ms = number("period_mean_ms")?;
+        let worked_ms = period_mean_ms * chunks as f64;
         Ok(Seen {
             period_ms: number("period_ms")?,
+            period_mean_ms,
             // Starting, meeting, agreeing, and ending: all that is not chunks.
             start_ms: (wall.as_secs_f64() * 1e3 - worked_ms).max(0.0),
             connections,

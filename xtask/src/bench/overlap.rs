@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result};
 
+use super::far::are_far_apart;
 use super::peers::{Case, Contender, Contenders, DEPTH};
-use super::{ROUNDS, spread};
+use super::{ROUNDS, mark, median, print_mark, spread};
 
 const FRAME_BYTES: usize = 22_118_400;
 /// Decode and phase B in milliseconds.
@@ -16,8 +17,8 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
         "\nOverlap, {FRAME_BYTES} bytes each way, stages that sleep and then spin to their mark, {ROUNDS} rounds"
     );
     println!(
-        "{:>14}  {:<8} {:>20} {:>20}",
-        "decode/phase B", "", "period ms", "efficiency"
+        "{:>14}  {:<8} {:>20} {:>14}   {:>20} {:>20}",
+        "decode/phase B", "", "period ms, median", "mean", "efficiency", "by the mean"
     );
     for [decode_ms, phase_b_ms] in STAGES {
         let chunks = (2_000.0 / decode_ms.max(phase_b_ms)) as usize;
@@ -33,14 +34,14 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
             contenders,
             &case,
             &format!("{decode_ms}/{phase_b_ms} ms"),
-            "period_ms",
             1.0,
             3,
         )?;
     }
+    print_mark();
     println!(
-        "\nHand-over alone, no work in the stages\n{:>14}  {:<8} {:>20}",
-        "bytes", "", "us a chunk"
+        "\nHand-over alone, no work in the stages, {DEPTH} slots\n{:>14}  {:<8} {:>20} {:>14}",
+        "bytes", "", "us, median", "mean"
     );
     for bytes in HAND_OVERS {
         let case = Case {
@@ -51,43 +52,64 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
             chunks: 20_000,
             depth: DEPTH,
         };
-        rows(contenders, &case, &bytes.to_string(), "period_ms", 1e3, 2)?;
+        rows(contenders, &case, &bytes.to_string(), 1e3, 2)?;
     }
+    print_mark();
     Ok(())
+}
+
+/// What the rounds of one contender gave.
+#[derive(Default)]
+struct Seen {
+    periods: Vec<f64>,
+    means: Vec<f64>,
+    efficiencies: Vec<f64>,
+    by_mean: Vec<f64>,
 }
 
 fn rows(
     contenders: &Contenders,
     case: &Case,
     label: &str,
-    key: &str,
     scale: f64,
     digits: usize,
 ) -> Result<()> {
     let names = contenders.names();
-    let mut periods = vec![Vec::new(); names.len()];
-    let mut efficiencies = vec![Vec::new(); names.len()];
+    let mut seen: Vec<Seen> = names.iter().map(|_| Seen::default()).collect();
     for _ in 0..ROUNDS {
-        for (i, &name) in names.iter().enumerate() {
+        for (&name, seen) in names.iter().zip(&mut seen) {
             let result = contenders.run(name, case)?;
-            let period = result[key]
-                .as_f64()
-                .with_context(|| format!("{name:?} printed no {key}"))?;
-            periods[i].push(period * scale);
-            efficiencies[i].extend(result["efficiency"].as_f64());
+            let period = |key: &str| {
+                let ms = result[key].as_f64();
+                ms.with_context(|| format!("{name:?} printed no {key}"))
+            };
+            let (median, mean) = (period("period_ms")?, period("period_mean_ms")?);
+            seen.periods.push(median * scale);
+            seen.means.push(mean * scale);
+            // The same rule for all: ours gives none where it means nothing.
+            let efficiency = result["efficiency"].as_f64();
+            let is_even = !are_far_apart(median, mean);
+            seen.efficiencies.extend(efficiency.filter(|_| is_even));
+            seen.by_mean.extend(result["efficiency_by_mean"].as_f64());
         }
     }
-    for (i, &name) in names.iter().enumerate() {
+    for (&name, seen) in names.iter().zip(&mut seen) {
         let label = if name == Contender::Pp { label } else { "" };
-        let efficiency = match case.decode_ms > 0.0 {
-            true => spread(&mut efficiencies[i], 4),
-            false => String::new(),
-        };
-        println!(
-            "{label:>14}  {:<8} {:>20} {efficiency:>20}",
+        let (period, mean) = (median(&mut seen.periods), median(&mut seen.means));
+        print!(
+            "{label:>14}  {:<8} {:>20} {mean:>14.digits$} {:<1}",
             format!("{name:?}").to_lowercase(),
-            spread(&mut periods[i], digits)
+            spread(&mut seen.periods, digits),
+            mark(period, mean)
         );
+        match case.decode_ms > 0.0 {
+            true => println!(
+                " {:>20} {:>20}",
+                spread(&mut seen.efficiencies, 4),
+                spread(&mut seen.by_mean, 4)
+            ),
+            false => println!(),
+        }
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 
 use super::peers::{Case, Contender, Contenders, DEPTH};
-use super::{ROUNDS, median, spread};
+use super::{ROUNDS, mark, median, print_mark, spread};
 
 const SIZES: [usize; 3] = [65_536, 1_048_576, 22_118_400];
 
@@ -12,8 +12,8 @@ const SIZES: [usize; 3] = [65_536, 1_048_576, 22_118_400];
 pub(super) fn run(contenders: &Contenders) -> Result<()> {
     println!("\nTouch, fresh bytes written and every byte read, both directions, {ROUNDS} rounds");
     println!(
-        "{:>14}  {:<8} {:>20} {:>10} {:>10}",
-        "bytes", "", "GB/s", "of limit", "hop us"
+        "{:>14} {:>6}  {:<8} {:>20} {:>14}   {:>10} {:>10}",
+        "bytes", "slots", "", "GB/s by the median", "by the mean", "of limit", "hop us"
     );
     for bytes in SIZES {
         let chunks = (8_000_000_000 / bytes).clamp(300, 20_000);
@@ -26,28 +26,53 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
             // Deep enough that neither side waits for the other's last write to leave its cache.
             depth: if bytes > 4 << 20 { DEPTH } else { 16 },
         };
-        let (mut ours, mut limit, mut hops) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut ours, mut limit, mut hops) = (Rates::default(), Rates::default(), Vec::new());
         for _ in 0..ROUNDS {
-            ours.push(gigabytes_per_second(contenders, Contender::Pp, &case)?);
-            limit.push(gigabytes_per_second(contenders, Contender::Limit, &case)?);
+            ours.add(contenders, Contender::Pp, &case)?;
+            limit.add(contenders, Contender::Limit, &case)?;
             hops.push(contenders.hop_us()?);
         }
-        let of_limit = median(&mut ours) / median(&mut limit);
+        let of_limit = median(&mut ours.by_median) / median(&mut limit.by_median);
         let hop = median(&mut hops);
         println!(
-            "{bytes:>14}  {:<8} {:>20} {of_limit:>10.2} {hop:>10.3}",
+            "{bytes:>14} {:>6}  {:<8} {} {of_limit:>10.2} {hop:>10.3}",
+            case.depth,
             "pp",
-            spread(&mut ours, 1)
+            ours.columns()
         );
-        println!("{:>14}  {:<8} {:>20}", "", "limit", spread(&mut limit, 1));
+        println!("{:>14} {:>6}  {:<8} {}", "", "", "limit", limit.columns());
     }
+    print_mark();
     Ok(())
 }
 
-fn gigabytes_per_second(contenders: &Contenders, contender: Contender, case: &Case) -> Result<f64> {
-    let result = contenders.run(contender, case)?;
-    let period_ms = result["period_ms"]
-        .as_f64()
-        .with_context(|| format!("{contender:?} printed no period_ms"))?;
-    Ok(2.0 * case.bytes as f64 / (period_ms * 1e6))
+/// Gigabytes a second of the rounds of one contender.
+#[derive(Default)]
+struct Rates {
+    by_median: Vec<f64>,
+    by_mean: Vec<f64>,
+}
+
+impl Rates {
+    fn add(&mut self, contenders: &Contenders, contender: Contender, case: &Case) -> Result<()> {
+        let result = contenders.run(contender, case)?;
+        let rate = |key: &str| {
+            let period_ms = result[key].as_f64();
+            let period_ms = period_ms.with_context(|| format!("{contender:?} printed no {key}"))?;
+            anyhow::Ok(2.0 * case.bytes as f64 / (period_ms * 1e6))
+        };
+        self.by_median.push(rate("period_ms")?);
+        self.by_mean.push(rate("period_mean_ms")?);
+        Ok(())
+    }
+
+    fn columns(&mut self) -> String {
+        let (rate, by_mean) = (median(&mut self.by_median), median(&mut self.by_mean));
+        // Of the periods, of which these are the reciprocals.
+        let mark = mark(1.0 / rate, 1.0 / by_mean);
+        format!(
+            "{:>20} {by_mean:>14.1} {mark:<1}",
+            spread(&mut self.by_median, 1)
+        )
+    }
 }

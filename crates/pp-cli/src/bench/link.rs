@@ -15,7 +15,7 @@ use pp_contract::{
 };
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{FrontSummary, with_source};
-use pp_runtime::report::ChunkRecord;
+use pp_runtime::report::{ChunkRecord, FAR, are_far_apart};
 use pp_runtime::stage::{
     Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, PhaseBWork, Place, Progress,
     StageError, send_as_it_was,
@@ -86,14 +86,16 @@ fn bursts(max_bytes: u64) -> Vec<Burst> {
 struct Figure {
     bytes: u64,
     /// Median distance of two messages of a burst one way.
-    one_way_us: f64,
-    /// Bytes over it.
-    one_way_gbytes_per_s: f64,
+    one_way_us: Option<f64>,
+    /// Its mean.
+    one_way_mean_us: Option<f64>,
+    /// Bytes over the median; none where payloads are handed over, since no byte moves.
+    one_way_gbytes_per_s: Option<f64>,
     /// Median time from the beginning of a send to the arrival of as many bytes back.
-    round_trip_us: f64,
-    round_trip_p90_us: f64,
+    round_trip_us: Option<f64>,
+    round_trip_p90_us: Option<f64>,
     /// Median time that the sender's thread spent in a send.
-    send_us: f64,
+    send_us: Option<f64>,
     /// The same for bare operations, without headers, credits and drivers.
     operation_one_way_us: Option<f64>,
     operation_round_trip_us: Option<f64>,
@@ -104,6 +106,8 @@ struct Report {
     transport: &'static str,
     /// Whether NCCL's communicators block the thread that calls them.
     blocking: bool,
+    /// Whether payloads move. In shared memory they are handed over.
+    payload_moves: bool,
     depth: u32,
     figures: Vec<Figure>,
 }
@@ -164,6 +168,7 @@ fn take_seat(args: &LinkArgs, launch: &Launch) -> Result<(Seat, Backend, Edges),
 fn front(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
     let (seat, backend, edges) = take_seat(args, launch)?;
     let bell = Bell::new().map_err(anyhow::Error::new)?;
+    let payload_moves = matches!(backend, Backend::Gpu(_));
     let (summary, operations) = match backend {
         Backend::Host => {
             let ready = seat.connect_host(edges, bell, heartbeat()?)?;
@@ -177,7 +182,7 @@ fn front(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
         }
     };
     let records: Vec<&ChunkRecord> = summary.recorder.records().collect();
-    let mut figures = figures(&bursts(args.max_bytes), &records);
+    let mut figures = figures(&bursts(args.max_bytes), &records, payload_moves);
     for operation in operations {
         for figure in figures.iter_mut().filter(|f| f.bytes == operation.bytes) {
             figure.operation_one_way_us = Some(operation.one_way_us);
@@ -187,6 +192,7 @@ fn front(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
     let report = Report {
         transport: summary.transport,
         blocking: !args.non_blocking,
+        payload_moves,
         depth: args.depth,
         figures,
     };
@@ -348,7 +354,7 @@ impl<Tx: Debug, Rx> PhaseBStages<Tx, Rx> for Echo {
 }
 
 /// The figures of each size; the first quarter of every burst warms up.
-fn figures(bursts: &[Burst], records: &[&ChunkRecord]) -> Vec<Figure> {
+fn figures(bursts: &[Burst], records: &[&ChunkRecord], payload_moves: bool) -> Vec<Figure> {
     let mut figures: Vec<Figure> = Vec::new();
     let mut at = 0;
     for burst in bursts {
@@ -360,14 +366,20 @@ fn figures(bursts: &[Burst], records: &[&ChunkRecord]) -> Vec<Figure> {
                 let periods = measured
                     .windows(2)
                     .map(|pair| pair[1].emitted_ns.saturating_sub(pair[0].emitted_ns));
-                let one_way_us = quantile(periods.collect(), 0.5);
+                let periods: Vec<u64> = periods.collect();
+                let sum: u64 = periods.iter().sum();
+                let mean = sum as f64 / 1e3 / periods.len().max(1) as f64;
+                let one_way_mean_us = (!periods.is_empty()).then_some(mean);
+                let one_way_us = quantile(periods, 0.5);
+                let moved_in_us = one_way_us.filter(|us| *us > 0.0 && payload_moves);
                 let send = |r: &&ChunkRecord| r.sent_ns.saturating_sub(r.build_end_ns);
                 figures.push(Figure {
                     bytes: burst.bytes,
                     one_way_us,
-                    one_way_gbytes_per_s: burst.bytes as f64 / one_way_us / 1e3,
-                    round_trip_us: 0.0,
-                    round_trip_p90_us: 0.0,
+                    one_way_mean_us,
+                    one_way_gbytes_per_s: moved_in_us.map(|us| burst.bytes as f64 / us / 1e3),
+                    round_trip_us: None,
+                    round_trip_p90_us: None,
                     send_us: quantile(measured.iter().map(send).collect(), 0.5),
                     operation_one_way_us: None,
                     operation_round_trip_us: None,
@@ -389,11 +401,11 @@ fn figures(bursts: &[Burst], records: &[&ChunkRecord]) -> Vec<Figure> {
 }
 
 /// In microseconds.
-fn quantile(mut ns: Vec<u64>, share: f64) -> f64 {
+fn quantile(mut ns: Vec<u64>, share: f64) -> Option<f64> {
     ns.sort_unstable();
     let at = (ns.len() as f64 * share) as usize;
-    ns.get(at.min(ns.len().saturating_sub(1)))
-        .map_or(f64::NAN, |ns| *ns as f64 / 1e3)
+    let ns = ns.get(at.min(ns.len().saturating_sub(1)))?;
+    Some(*ns as f64 / 1e3)
 }
 
 impl Report {
@@ -406,41 +418,82 @@ impl Report {
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "transport {}, depth {}", self.transport, self.depth)?;
-        writeln!(
-            f,
-            "{:>12} {:>12} {:>10} {:>14} {:>10} {:>10}{}",
-            "bytes",
+        let messages = "messages, with headers, credits and drivers:";
+        match self.has_operations() {
+            true => writeln!(f, "{:>12} {messages:<86}bare operations of NCCL:", "")?,
+            false => writeln!(f, "{:>12} {messages}", "")?,
+        }
+        let columns = [
             "one way µs",
+            "mean µs",
             "GB/s",
             "round trip µs",
-            "p90 µs",
+            "its p90 µs",
             "send µs",
-            if self.has_operations() {
-                "   operations: one way, round trip µs"
-            } else {
-                ""
-            }
-        )?;
+        ];
+        write_row(f, "bytes", columns.map(Cell::Text))?;
+        match self.has_operations() {
+            true => writeln!(f, "{:>13} {:>14}", "one way µs", "round trip µs")?,
+            false => writeln!(f)?,
+        }
         for figure in &self.figures {
-            write!(
-                f,
-                "{:>12} {:>12.2} {:>10.2} {:>14.2} {:>10.2} {:>10.2}",
-                figure.bytes,
-                figure.one_way_us,
-                figure.one_way_gbytes_per_s,
-                figure.round_trip_us,
-                figure.round_trip_p90_us,
-                figure.send_us
-            )?;
-            match (figure.operation_one_way_us, figure.operation_round_trip_us) {
-                (Some(one_way), Some(round_trip)) => {
-                    writeln!(f, " {one_way:>22.2} {round_trip:>15.2}")?;
-                }
-                _ => writeln!(f)?,
+            let rate = match self.payload_moves {
+                true => Cell::Figure(figure.one_way_gbytes_per_s),
+                false => Cell::Text("handed over"),
+            };
+            let mean = match figure.one_way_us.zip(figure.one_way_mean_us) {
+                Some((median, mean)) if are_far_apart(median, mean) => Cell::Far(mean),
+                _ => Cell::Figure(figure.one_way_mean_us),
+            };
+            let cells = [
+                Cell::Figure(figure.one_way_us),
+                mean,
+                rate,
+                Cell::Figure(figure.round_trip_us),
+                Cell::Figure(figure.round_trip_p90_us),
+                Cell::Figure(figure.send_us),
+            ];
+            write_row(f, figure.bytes, cells)?;
+            match figure
+                .operation_one_way_us
+                .zip(figure.operation_round_trip_us)
+            {
+                Some((one_way, round_trip)) => writeln!(f, "{one_way:>13.2} {round_trip:>14.2}")?,
+                None => writeln!(f)?,
             }
         }
-        Ok(())
+        writeln!(
+            f,
+            "{:>12} ! the mean differs by more than {:.0} % from the median",
+            "",
+            100.0 * FAR
+        )
     }
+}
+
+/// What stands in a column.
+enum Cell {
+    Text(&'static str),
+    Figure(Option<f64>),
+    /// A mean that is far from the median beside it.
+    Far(f64),
+}
+
+fn write_row(
+    f: &mut std::fmt::Formatter<'_>,
+    bytes: impl std::fmt::Display,
+    cells: [Cell; 6],
+) -> std::fmt::Result {
+    write!(f, "{bytes:>12}")?;
+    for cell in cells {
+        match cell {
+            Cell::Text(text) => write!(f, " {text:>13}")?,
+            Cell::Figure(Some(figure)) => write!(f, " {figure:>13.2}")?,
+            Cell::Figure(None) => write!(f, " {:>13}", "n/a")?,
+            Cell::Far(mean) => write!(f, " {mean:>12.2}!")?,
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -481,12 +534,40 @@ mod tests {
             records.extend((0..4).map(|k| record(0, k * scale)));
             records.extend((0..4).map(|k| record(k * 100_000, k * 100_000 + 7 * scale)));
         }
-        let figures = figures(&bursts, &records.iter().collect::<Vec<_>>());
-        let seen: Vec<_> = figures
+        let records: Vec<_> = records.iter().collect();
+        let figures = |moves| figures(&bursts, &records, moves);
+        let seen: Vec<_> = figures(true)
             .iter()
             .map(|f| (f.bytes, f.one_way_us, f.round_trip_us))
             .collect();
-        assert_eq!(seen, [(4, 1.0, 7.0), (9, 3.0, 21.0)]);
+        assert_eq!(
+            seen,
+            [(4, Some(1.0), Some(7.0)), (9, Some(3.0), Some(21.0))]
+        );
+        // No byte moves where payloads are handed over, however long that took.
+        let rates = |moves| [0, 1].map(|at| figures(moves)[at].one_way_gbytes_per_s);
+        assert_eq!(rates(true), [Some(0.004), Some(0.003)]);
+        assert_eq!(rates(false), [None, None]);
+    }
+
+    #[test]
+    fn a_burst_that_was_cut_short_has_no_figures_and_no_nan() {
+        let bursts = bursts(4);
+        let report = Report {
+            transport: "host",
+            blocking: true,
+            payload_moves: false,
+            depth: 4,
+            figures: figures(&bursts, &[], false),
+        };
+        let text = report.to_string();
+        let row = text.lines().nth(3).unwrap();
+        let words: Vec<_> = row.split_whitespace().collect();
+        assert_eq!(
+            words,
+            ["4", "n/a", "n/a", "handed", "over", "n/a", "n/a", "n/a"]
+        );
+        assert!(!text.contains("operations"));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::time::Duration;
 use pp_contract::{Generation, Manifest, Settings};
 use pp_kernels::synthetic::Rate;
 use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, with_source};
-use pp_runtime::report::{Measures, View};
+use pp_runtime::report::{Count, Measures, View, WhyNull, are_far_apart};
 use pp_runtime::stage::{FrontStages, PhaseBStages};
 use pp_transport::bell::Bell;
 use pp_transport::launch::Launch;
@@ -55,20 +55,37 @@ struct Overlap {
     bytes: u64,
     decode_ms: f64,
     phase_b_ms: f64,
-    decode_ms_achieved: f64,
-    phase_b_ms_achieved: f64,
+    decode_ms_achieved: Option<f64>,
+    phase_b_ms_achieved: Option<f64>,
     depth: u32,
     chunks: u64,
-    period_ms: f64,
-    period_mean_ms: f64,
+    period_ms: Option<f64>,
+    period_mean_ms: Option<f64>,
     efficiency: Option<f64>,
+    efficiency_why_null: Option<WhyNull>,
+    /// The same over the mean period.
+    efficiency_by_mean: Option<f64>,
+    efficiency_by_mean_why_null: Option<WhyNull>,
     /// The longer of the two times asked for over the period: what the work was to take.
     efficiency_asked: Option<f64>,
+    efficiency_asked_why_null: Option<WhyNull>,
+    efficiency_asked_by_mean: Option<f64>,
+    efficiency_asked_by_mean_why_null: Option<WhyNull>,
     overlap_score: Option<f64>,
+    overlap_score_why_null: Option<WhyNull>,
+    /// From the admission of a chunk to its end: the source has nothing to read.
+    latency_ms: Option<f64>,
+    latency_p99_ms: Option<f64>,
+    latency_max_ms: Option<f64>,
     max_in_flight: u32,
-    phase_b_idle_ms: f64,
-    /// Payload bytes, both ways, over the median period; absent without a payload.
+    phase_b_idle_ms: Option<f64>,
+    /// Payload bytes, both ways, over the median period; none where payloads are handed over and nobody touches them.
     gbytes_per_s: Option<f64>,
+    /// The same over the mean period.
+    gbytes_per_s_by_mean: Option<f64>,
+    /// Which ratios are null, and why, for the text.
+    #[serde(skip)]
+    missing: Vec<String>,
     /// Half a round trip of one cache line between two cores, before the run.
     core_hop_us: Option<f64>,
     /// Device memory of the front's GPU that was taken after the first tenth of the chunks.
@@ -325,10 +342,19 @@ fn publish(
     let recorder = &summary.recorder;
     let measured_chunks = recorder.totals().chunks;
     let warm_up = WARM_UP.min(measured_chunks / 4);
-    let measures = Measures::of(recorder, warm_up);
-    // Every payload byte counts once: it was written once and read once.
-    let both_ways = 2.0 * args.bytes as f64;
+    let mut measures = Measures::of(recorder, warm_up, &[]);
     let longer_ms = args.decode_ms.max(args.phase_b_ms);
+    if longer_ms == 0.0 {
+        measures.forget_work();
+    }
+    let asked = measures.over_median(longer_ms);
+    let asked_by_mean = measures.over_mean(longer_ms);
+    // Every payload byte counts once: it was written once and read once.
+    let moves = args.touch || summary.transport != "host";
+    let rate = |period_ms: Option<f64>| {
+        let period_ms = period_ms.filter(|ms| *ms > 0.0 && moves && args.bytes > 0)?;
+        Some(2.0 * args.bytes as f64 / period_ms / 1e6)
+    };
     let result = Overlap {
         transport: summary.transport,
         simulate: clap::ValueEnum::to_possible_value(&how)
@@ -346,14 +372,24 @@ fn publish(
         chunks: measured_chunks,
         period_ms: measures.period_ms,
         period_mean_ms: measures.period_mean_ms,
-        efficiency: measures.efficiency.filter(|_| longer_ms > 0.0),
-        efficiency_asked: (longer_ms > 0.0 && measures.period_ms > 0.0)
-            .then(|| longer_ms / measures.period_ms),
+        efficiency: measures.efficiency,
+        efficiency_why_null: measures.efficiency_why_null,
+        efficiency_by_mean: measures.efficiency_by_mean,
+        efficiency_by_mean_why_null: measures.efficiency_by_mean_why_null,
+        efficiency_asked: asked.ok(),
+        efficiency_asked_why_null: asked.err(),
+        efficiency_asked_by_mean: asked_by_mean.ok(),
+        efficiency_asked_by_mean_why_null: asked_by_mean.err(),
         overlap_score: measures.overlap_score,
+        overlap_score_why_null: measures.overlap_score_why_null,
+        latency_ms: measures.latency_ms,
+        latency_p99_ms: measures.latency_p99_ms,
+        latency_max_ms: measures.latency_max_ms,
         max_in_flight: measures.max_in_flight,
         phase_b_idle_ms: measures.phase_b_idle_ms,
-        gbytes_per_s: (args.bytes > 0 && measures.period_ms > 0.0)
-            .then(|| both_ways / measures.period_ms / 1e6),
+        gbytes_per_s: rate(measures.period_ms),
+        gbytes_per_s_by_mean: rate(measures.period_mean_ms),
+        missing: measures.missing_ratios(),
         core_hop_us,
         device_memory_grown_bytes,
     };
@@ -384,32 +420,53 @@ fn publish(
 
 impl std::fmt::Display for Overlap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ratio = |value: Option<f64>| value.map_or("-".into(), |v| format!("{v:.4}"));
+        let figure = |value: Option<f64>| value.map_or("n/a".into(), |v| format!("{v:.4}"));
+        let payloads = format!("{} bytes each way at depth {}", self.bytes, self.depth);
         writeln!(
             f,
-            "transport {}, {} bytes each way, depth {}, {} chunks, stages {} ms and {} ms ({})",
+            "transport {}, {payloads}, {}, stages {} ms and {} ms ({})",
             self.transport,
-            self.bytes,
-            self.depth,
-            self.chunks,
+            Count(self.chunks, "chunk"),
             self.decode_ms,
             self.phase_b_ms,
             self.simulate
         )?;
+        let period = self.period_ms.zip(self.period_mean_ms);
+        let is_uneven = period.is_some_and(|(median, mean)| are_far_apart(median, mean));
         writeln!(
             f,
-            "period {:.4} ms (median), stages achieved {:.4} ms and {:.4} ms",
-            self.period_ms, self.decode_ms_achieved, self.phase_b_ms_achieved
+            "period {} ms median, {} ms mean{} ({payloads}), stages achieved {} ms and {} ms",
+            figure(self.period_ms),
+            figure(self.period_mean_ms),
+            if is_uneven { ", far apart" } else { "" },
+            figure(self.decode_ms_achieved),
+            figure(self.phase_b_ms_achieved)
         )?;
         writeln!(
             f,
-            "efficiency {} ({} of the times asked for), overlap score {}, in flight at most {}, \
-             phase B idle {:.4} ms a chunk",
-            ratio(self.efficiency),
-            ratio(self.efficiency_asked),
-            ratio(self.overlap_score),
+            "efficiency {} ({} by the mean), of the times asked for {} ({} by the mean), overlap score {} \
+             ({payloads})",
+            figure(self.efficiency),
+            figure(self.efficiency_by_mean),
+            figure(self.efficiency_asked),
+            figure(self.efficiency_asked_by_mean),
+            figure(self.overlap_score)
+        )?;
+        for missing in &self.missing {
+            writeln!(f, "{missing}")?;
+        }
+        writeln!(
+            f,
+            "latency from admission to the end of the decode {} ms median, p99 {} ms, worst {} ms",
+            figure(self.latency_ms),
+            figure(self.latency_p99_ms),
+            figure(self.latency_max_ms)
+        )?;
+        writeln!(
+            f,
+            "in flight at most {}, phase B idle {} ms a chunk",
             self.max_in_flight,
-            self.phase_b_idle_ms
+            figure(self.phase_b_idle_ms)
         )?;
         if self.interrupted {
             writeln!(f, "interrupted: figures of the chunks that were done")?;
@@ -417,8 +474,12 @@ impl std::fmt::Display for Overlap {
         if self.gpu_idle {
             writeln!(f, "the stages slept on the host: the GPUs were idle")?;
         }
-        if let Some(rate) = self.gbytes_per_s.filter(|_| self.touch) {
-            writeln!(f, "{rate:.1} GB/s of payload written and read")?;
+        let rates = self.gbytes_per_s.zip(self.gbytes_per_s_by_mean);
+        if let Some((rate, by_mean)) = rates.filter(|_| self.touch) {
+            writeln!(
+                f,
+                "{rate:.1} GB/s of payload written and read, {by_mean:.1} by the mean period ({payloads})"
+            )?;
         }
         if let Some(bytes) = self.device_memory_grown_bytes {
             writeln!(f, "device memory grew by {bytes} bytes after the warm-up")?;

@@ -141,6 +141,10 @@ impl<Tx, Rx, S: FrontStages<Tx, Rx, Plan = VideoPlan>> FrontStages<Tx, Rx> for F
         self.inner.frames_built()
     }
 
+    fn read_ns(&self) -> Option<(u64, u64)> {
+        self.inner.read_ns()
+    }
+
     fn queued(&self) -> (u32, u32) {
         self.inner.queued()
     }

@@ -13,7 +13,8 @@ mod verdict;
 use std::time::Duration;
 
 use anyhow::Context;
-use pp_contract::{Fault, FaultKind, Rank};
+use pp_contract::Rank;
+use pp_runtime::driver::with_source;
 use pp_runtime::progress::Limits;
 use pp_transport::launch::Launch;
 
@@ -27,6 +28,8 @@ pub(crate) const FRONT: Rank = Rank::new(0);
 /// The rank that runs Phase B.
 pub(crate) const PHASE_B: Rank = Rank::new(1);
 
+/// The longest time that a setting may name, in milliseconds: nothing is waited for without end.
+const LONGEST_MS: u64 = 3_600_000;
 /// Time for a call of the transport, which issues work and returns.
 const ISSUED_WITHIN: Duration = Duration::from_secs(10);
 /// Time a driver has to end after a fault before its process is ended under it.
@@ -35,20 +38,18 @@ pub(crate) const GRACE: Duration = Duration::from_millis(200);
 /// The place of this process in a job that somebody else started, if any.
 pub(crate) fn launched() -> Result<Option<Launch>, Failure> {
     let launch = Launch::from_env(|name| std::env::var(name).ok()).map_err(|error| {
-        let error: &dyn std::error::Error = &error;
-        Failure::Fault(Fault::new(
-            FaultKind::HandshakeMismatch,
-            FRONT,
-            "read launcher's environment",
-            pp_runtime::driver::with_source(error),
+        // Which rank this is may be what is wrong.
+        Failure::Usage(format!(
+            "the launcher's environment: {}",
+            with_source(&error)
         ))
     })?;
     if let Some(launch) = &launch
         && launch.world_size().get() != WORLD
     {
         return Err(Failure::Usage(format!(
-            "the launcher started {} ranks, the pipeline encode@0 → phase_b@1 → decode@0 has {WORLD}; \
-             start {WORLD}",
+            "the launcher started {} ranks, and the pipeline encode@0 → phase_b@1 → decode@0 has {WORLD}; start \
+             {WORLD}, or unset RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK) to let pp start its own",
             launch.world_size()
         )));
     }
@@ -77,6 +78,7 @@ pub(crate) fn run_with_restarts(
     limits()?;
     flight::operations()?;
     let within = restart_within()?;
+    meet_within()?;
     let Some(launch) = launched()? else {
         return supervise::supervise(restarts, within);
     };
@@ -109,10 +111,28 @@ pub(crate) fn heartbeat() -> Result<Option<Duration>, Failure> {
     milliseconds("PP_HEARTBEAT_MS", 250, 20, true)
 }
 
+/// How long the ranks of a launcher wait for each other, from `PP_MEET_WITHIN_MS`.
+pub(crate) fn meet_within() -> Result<Duration, Failure> {
+    within("PP_MEET_WITHIN_MS")
+}
+
 /// How long the front waits for a Phase B that was started again, from `PP_RESTART_WITHIN_MS`.
+pub(crate) fn rejoin_within() -> Result<Duration, Failure> {
+    within("PP_RESTART_WITHIN_MS")
+}
+
+/// Time for what a restart takes besides the start of the other rank, from `PP_RESTART_WITHIN_MS`.
 pub(crate) fn restart_within() -> Result<Duration, Failure> {
-    // Nothing is waited for without end.
     let within = milliseconds("PP_RESTART_WITHIN_MS", 60_000, 100, false)?;
+    Ok(within.expect("more than none"))
+}
+
+/// How long a rank waits for another. A supervisor misses ranks that give it no sign of life, so that those it started
+/// are waited for while they load, unless the variable says otherwise.
+fn within(name: &str) -> Result<Duration, Failure> {
+    let is_watched = supervise::is_supervised() && heartbeat()?.is_some();
+    let default = if is_watched { LONGEST_MS } else { 60_000 };
+    let within = milliseconds(name, default, 100, false)?;
     Ok(within.expect("more than none"))
 }
 
@@ -137,10 +157,10 @@ fn milliseconds(
         Ok(text) => text
             .parse::<u64>()
             .ok()
-            .filter(|ms| (takes_none && *ms == 0) || (least..=3_600_000).contains(ms))
+            .filter(|ms| (takes_none && *ms == 0) || (least..=LONGEST_MS).contains(ms))
             .ok_or_else(|| {
                 Failure::Usage(format!(
-                    "{name} is {text:?}; it takes milliseconds from {least} to 3600000{none}"
+                    "{name} is {text:?}; it takes milliseconds from {least} to {LONGEST_MS}{none}"
                 ))
             })?,
     };

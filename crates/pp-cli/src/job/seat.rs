@@ -8,7 +8,7 @@ use pp_contract::{
     Fault, FaultKind, Generation, Hello, HelloParts, Plan, Rank, Settings, Text, WorldSize, digest,
 };
 use pp_transport::control::{
-    ControlChannel, Message, Peers, RendezvousError, RendezvousOptions, agree, rendezvous,
+    ControlChannel, Message, Peers, RendezvousOptions, Tell, agree, rendezvous,
 };
 use pp_transport::launch::Launch;
 use pp_transport::nccl::Issuer;
@@ -17,12 +17,14 @@ use serde::de::DeserializeOwned;
 
 use super::set_up::SetUp;
 use super::survival::Survival;
-use super::{FRONT, PHASE_B, heartbeat, signals, supervise};
-use crate::exit::{Failure, code_of, end_now};
+use super::{FRONT, PHASE_B, heartbeat, meet_within, signals, supervise};
+use crate::exit::{Failure, code_of, end_now, say_aside};
 use crate::flight;
 
-/// Time for the ranks to find each other.
-pub(crate) const MEET_WITHIN: Duration = Duration::from_secs(60);
+/// Time between two lines of a rank that waits for another.
+const TELL_EVERY: Duration = Duration::from_secs(5);
+/// The same where a supervisor watches the ranks, which may load for long.
+const TELL_EVERY_SUPERVISED: Duration = Duration::from_secs(60);
 /// Time that a rank which cannot take part looks for the others to tell them.
 const DECLINE_WITHIN: Duration = Duration::from_secs(2);
 /// Time for one step of setting up, mapping memory included.
@@ -53,10 +55,26 @@ pub(crate) struct Seat {
     pub(crate) issuer: Option<Issuer>,
 }
 
+/// Why a rank did not take its seat.
+pub(crate) struct Unmet {
+    pub(crate) failure: Failure,
+    /// The time was over, and the other rank had not come.
+    pub(crate) is_timeout: bool,
+}
+
+impl<F: Into<Failure>> From<F> for Unmet {
+    fn from(failure: F) -> Self {
+        Self {
+            failure: failure.into(),
+            is_timeout: false,
+        }
+    }
+}
+
 impl Seat {
     /// Meets the other ranks and compares how they were started.
     pub(crate) fn take<P: Plan>(launch: &Launch, profile: Profile) -> Result<Self, Failure> {
-        Self::take_within::<P>(launch, profile, MEET_WITHIN)
+        Self::take_within::<P>(launch, profile, meet_within()?).map_err(|unmet| unmet.failure)
     }
 
     /// The same with another time for the ranks to find each other.
@@ -64,20 +82,24 @@ impl Seat {
         launch: &Launch,
         profile: Profile,
         within: Duration,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, Unmet> {
         let rank = launch.rank();
+        let is_supervised = supervise::is_supervised();
         let options = RendezvousOptions {
             timeout: within,
+            tell: Some(Tell {
+                every: if is_supervised {
+                    TELL_EVERY_SUPERVISED
+                } else {
+                    TELL_EVERY
+                },
+                take: |line| say_aside(format!("pp: {line}")),
+            }),
             ..RendezvousOptions::default()
         };
-        let mut peers = rendezvous(launch, &options).map_err(|error| {
-            let text = pp_runtime::driver::with_source(&error);
-            match error {
-                RendezvousError::RankLeft { rank, .. } => {
-                    Fault::new(FaultKind::PeerDied, rank, "rendezvous", text)
-                }
-                _ => Fault::new(FaultKind::HandshakeMismatch, rank, "rendezvous", text),
-            }
+        let mut peers = rendezvous(launch, &options).map_err(|error| Unmet {
+            failure: error.fault(rank).into(),
+            is_timeout: error.is_timeout(),
         })?;
         let hello = hello::<P>(launch, profile)?;
         agree(&mut peers, &hello, Instant::now() + SET_UP_WITHIN)?;

@@ -75,6 +75,9 @@ pub(super) trait Codec {
         slot: &mut Self::Tx,
     ) -> Result<(), StageError>;
 
+    /// The noise that the kernels estimated when they encoded a chunk, once it is known; each is given once.
+    fn estimated_noise(&mut self) -> Option<Vec<f32>>;
+
     /// Whether another decode can begin.
     fn can_decode(&self) -> bool;
 

@@ -14,6 +14,7 @@ use pp_transport::host::MAX_SLOTS;
 use super::again::envelope_of;
 use super::codec::{Codec, Frames};
 use super::input::{Input, QUEUE, io_threads};
+use super::noise::Estimates;
 use super::tensors::manifest_of;
 use super::verify::{FrontCheck, FrontVerifier, Notary, Verified, prepared, seal_again};
 use super::{Shape, kernel_fault, slot_bytes, steps};
@@ -88,6 +89,8 @@ pub(super) struct VideoFront<C: Codec> {
     last: Option<(Plan, u32)>,
     epoch_frames: u32,
     frames_built: u32,
+    read_ns: Option<(u64, u64)>,
+    noise: Estimates,
     quality: Option<Quality>,
     progress: ProgressBar,
     /// Why the input ended before its end, behind whole frames.
@@ -203,6 +206,8 @@ impl<C: Codec> VideoFront<C> {
             last: None,
             epoch_frames: 0,
             frames_built: 0,
+            read_ns: None,
+            noise: Estimates::default(),
             quality: args.add_noise.map(|_| Quality::default()),
             progress: progress_bar(),
             broken: None,
@@ -230,6 +235,11 @@ impl<C: Codec> VideoFront<C> {
 
     pub(super) fn quality(&self) -> Option<&Quality> {
         self.quality.as_ref()
+    }
+
+    /// The noise that the kernels estimated, as far as it is known.
+    pub(super) fn noise(&self) -> &Estimates {
+        &self.noise
     }
 
     /// How the front is to be driven, and with it how many slots the edges need.
@@ -300,6 +310,7 @@ impl<C: Codec> VideoFront<C> {
     fn emit(&mut self, frames: Frames) -> Result<Decoded, StageError> {
         let pending = self.decoding.pop_front();
         let mut pending = pending.expect("a decode was under way");
+        self.noise.take_from(&mut self.codec);
         let notary = self.codec.notary();
         self.verifier.conclude(notary, &mut pending.check)?;
         if let (Some(quality), Some(chunk)) = (&mut self.quality, &pending.chunk)
@@ -410,6 +421,7 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
             &known_layout.layout.inputs,
             slot,
         )?;
+        self.noise.take_from(&mut self.codec);
         let check = if is_due {
             let notary = self.codec.notary();
             Some(FrontCheck::seal(notary, place.chunk, inputs, slot)?)
@@ -423,6 +435,7 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
         };
         let envelope = envelope_of(&asked, inputs.clone(), outputs.clone())?;
         self.frames_built = chunk.frames as u32;
+        self.read_ns = Some(chunk.read_ns);
         self.epoch_frames += self.frames_built;
         self.last = Some((plan, self.frames_built));
         let frames = chunk.frames;
@@ -513,6 +526,10 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
 
     fn frames_built(&self) -> u32 {
         self.frames_built
+    }
+
+    fn read_ns(&self) -> Option<(u64, u64)> {
+        self.read_ns
     }
 
     fn queued(&self) -> (u32, u32) {

@@ -4,6 +4,7 @@ mod again;
 mod codec;
 mod front;
 mod input;
+mod noise;
 mod on_gpu;
 mod on_host;
 mod open;
@@ -46,9 +47,12 @@ use crate::exit::{Failure, is_worth_a_restart, say};
 use crate::fault::{self, Breakable, Faulty, FaultyFront, FaultyPhaseB, Hook};
 use crate::job::edges::{Edges, Ready};
 use crate::job::reports::Meant;
-use crate::job::seat::{MEET_WITHIN, Profile, Seat, end_with};
+use crate::job::seat::{Profile, Seat, Unmet, end_with};
 use crate::job::survival::Survival;
-use crate::job::{self, FRONT, GRACE, PHASE_B, heartbeat, restart_within, signals, supervise};
+use crate::job::{
+    self, FRONT, GRACE, PHASE_B, heartbeat, meet_within, rejoin_within, restart_within, signals,
+    supervise,
+};
 use crate::video::error::Shown;
 use crate::video::header::Sampling;
 use crate::video::place::one_file_each;
@@ -155,11 +159,14 @@ fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
         said,
     } = choose(args, launch)?;
     let about = kernels.describe();
-    let seat = match take_seat(args, launch, &backend, about, MEET_WITHIN) {
+    let seat = match take_seat(args, launch, &backend, about, meet_within()?) {
         // It came and went; another may come while the input is looked at.
-        Err(Failure::Fault(fault)) if args.restarts > 0 && is_worth_a_restart(&fault) => None,
+        Err(Unmet {
+            failure: Failure::Fault(fault),
+            is_timeout: false,
+        }) if args.restarts > 0 && is_worth_a_restart(&fault) => None,
         seat => {
-            let explained = |failure| backend::explain(failure, launch, said.as_deref());
+            let explained = |unmet: Unmet| backend::explain(unmet.failure, launch, said.as_deref());
             Some(seat.map_err(explained)?)
         }
     };
@@ -169,7 +176,7 @@ fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
     if std::io::stderr().is_terminal() {
         backend::say(said.as_deref());
     }
-    let within = restart_within()?;
+    let within = rejoin_within()?;
     let again = || take_seat(args, launch, &backend, about, within);
     let end = FrontEnd {
         args,
@@ -211,7 +218,7 @@ struct FrontEnd<'a> {
     said: Option<String>,
     launch: &'a Launch,
     /// Meets another Phase B.
-    again: &'a dyn Fn() -> Result<Seat, Failure>,
+    again: &'a dyn Fn() -> Result<Seat, Unmet>,
 }
 
 impl FrontEnd<'_> {
@@ -256,7 +263,10 @@ impl FrontEnd<'_> {
                 seat = seat.surviving(generation, survival);
             }
             let phase_b = seat.peer_pid().map_or(Meant::Unknown, Meant::This);
-            let missed = |failure| Missed { failure, phase_b };
+            let missed = |failure: Failure| Missed {
+                unmet: failure.into(),
+                phase_b,
+            };
             if let Err(failure) = seat.tell_shape(&(generation.get(), shape)) {
                 return Err(missed(seat.give_up(failure)));
             }
@@ -367,8 +377,8 @@ fn run_phase_b_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
         Backend::Gpu(gpu) if args.restarts > 0 => gpu.warm_up(),
         _ => None,
     };
-    let mut seat = take_seat(args, launch, &backend, kernels.describe(), MEET_WITHIN)
-        .map_err(|failure| backend::explain(failure, launch, said.as_deref()))?;
+    let mut seat = take_seat(args, launch, &backend, kernels.describe(), meet_within()?)
+        .map_err(|unmet| backend::explain(unmet.failure, launch, said.as_deref()))?;
     let (generation, shape): (u32, Shape) = seat.hear_shape()?;
     let generation = Generation::new(generation);
     seat.generation = generation;
@@ -538,7 +548,7 @@ fn take_seat(
     backend: &Backend,
     about: &Description,
     within: Duration,
-) -> Result<Seat, Failure> {
+) -> Result<Seat, Unmet> {
     let mut settings = Settings::new();
     let entries = [
         ("depth", args.depth.to_string()),

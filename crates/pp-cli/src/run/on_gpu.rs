@@ -15,10 +15,11 @@ use pp_kernels::{
 };
 use pp_runtime::driver::with_source;
 use pp_runtime::stage::{FrontWork, PhaseBWork, Progress, StageError};
-use pp_transport::cuda::{CudaError, DevicePtr, PinnedBuffer, Stream};
+use pp_transport::cuda::{CudaError, DeviceBuffer, DevicePtr, PinnedBuffer, Stream};
 use pp_transport::nccl::{DeviceRx, DeviceTx};
 
 use super::codec::{Codec, Frames, Generated, Generator, Geometry};
+use super::noise;
 use super::verify::gpu::GpuNotary;
 use crate::args::KernelChoice;
 use crate::backend::Gpu;
@@ -78,9 +79,62 @@ fn open(
     Ok((session.map_err(blame.on("open kernels"))?, stream))
 }
 
+/// Bytes of the noise of a frame: bf16 for each of three planes at most.
+const NOISE_BYTES: usize = 6;
+
+/// Where the GPU copies the noise to that it estimated: out of the payload, which the host does not touch, and from
+/// there to the host.
+struct NoiseCopy {
+    on_device: DeviceBuffer,
+    host: PinnedBuffer,
+}
+
+impl NoiseCopy {
+    fn new(stream: &Stream) -> Result<Self, CudaError> {
+        let copy = Self {
+            on_device: DeviceBuffer::new(stream.device(), NOISE_BYTES)?,
+            host: PinnedBuffer::new(stream.device(), NOISE_BYTES)?,
+        };
+        // Makes the events that follow their uses, now and not with a chunk.
+        copy.is_used_by(stream)?;
+        Ok(copy)
+    }
+
+    fn is_used_by(&self, stream: &Stream) -> Result<(), CudaError> {
+        let host = self.host.used_by(stream);
+        // Both know, also where the driver refuses one of them.
+        self.on_device.used_by(stream).and(host)
+    }
+
+    /// Issues both copies of what lies there in a payload.
+    ///
+    /// # Safety
+    /// Until the stream has passed them, nobody writes `from`, and this value is neither read nor given to another
+    /// stream.
+    unsafe fn issue(&mut self, stream: &Stream, from: DevicePtr) -> Result<(), CudaError> {
+        let DevicePtr { address, .. } = self.on_device.ptr();
+        let to = DevicePtr {
+            address,
+            len: from.len.min(NOISE_BYTES),
+        };
+        // SAFETY: the caller's promise; the buffer on the device is this value's own.
+        unsafe {
+            stream.copy(from, to)?;
+            stream.download(to, &mut self.host, 0)
+        }
+    }
+}
+
+/// A chunk that was encoded.
+struct Built {
+    span: Span,
+    /// The noise that was estimated in it, and how many bytes it has.
+    noise: Option<(NoiseCopy, usize)>,
+}
+
 /// A decode under way.
 struct Decoding {
-    built: Span,
+    built: Built,
     frames: Buffer,
 }
 
@@ -93,8 +147,11 @@ pub(super) struct GpuFront {
     decoding: Timed<Decoding>,
     geometry: Geometry,
     chunk_bytes: usize,
-    /// Spans of the chunks encoded and not yet decoded, oldest first.
-    built: VecDeque<Span>,
+    /// The chunks encoded and not yet decoded, oldest first.
+    built: VecDeque<Built>,
+    /// For noise that is estimated. Where all are in use, an estimate is not looked at.
+    noises: Vec<NoiseCopy>,
+    estimated_noise: Option<Vec<f32>>,
     depth: usize,
 }
 
@@ -110,7 +167,10 @@ impl GpuFront {
         let (session, stream) = open(gpu, kernels, config, blame)?;
         let chunk_bytes = geometry.frame_bytes * config.max_frames as usize;
         let depth = depth as usize;
+        let noises: Result<_, _> = (0..depth).map(|_| NoiseCopy::new(&stream)).collect();
         Ok(Self {
+            noises: noises.map_err(device("lock memory"))?,
+            estimated_noise: None,
             blame,
             session,
             notary: GpuNotary::new(&stream),
@@ -184,6 +244,9 @@ impl Codec for GpuFront {
         let blame = self.blame;
         let on_error = device("encode");
         let views = self.geometry.views(&frames[..bytes]);
+        let place = noise::place(tensors, self.geometry.chroma);
+        let place = place.filter(|_| noise::is_estimated(plan));
+        let mut noise = place.and_then(|place| Some((self.noises.pop()?, place)));
         let span = self.decoding.open().map_err(&on_error)?;
         let (stream, session) = (self.decoding.stream(), &mut self.session);
         let issued = slot.write_on(stream, |to| -> Result<(), StageError> {
@@ -192,14 +255,32 @@ impl Codec for GpuFront {
             // SAFETY: the link that lives on this thread has bound the context to it; the slot
             // stays leased or in flight until the stream has passed, and so do the frames: their
             // chunk is kept until it comes back, and if it is dropped, its memory knows its use.
-            unsafe { session.encode(&views, plan, &mut payload) }.map_err(blame.on("encode"))
+            unsafe { session.encode(&views, plan, &mut payload) }.map_err(blame.on("encode"))?;
+            let Some((copy, place)) = &mut noise else {
+                return Ok(());
+            };
+            let from = DevicePtr {
+                address: to.address + place.start as u64,
+                len: place.len(),
+            };
+            // SAFETY: the range lies in the slot, which nobody writes there behind the encode before the stream has
+            // passed; the copy is read once its chunk's decode is done, which is behind this on the same stream, and
+            // if it is dropped, its memory knows its use.
+            unsafe { copy.issue(stream, from) }.map_err(device("encode"))
         });
         // Also where that failed: some of it may have been issued.
+        let noted = noise.as_ref().map(|(copy, _)| copy.is_used_by(stream));
         used_by(frames, stream).map_err(&on_error)?;
+        noted.transpose().map_err(&on_error)?;
         issued?;
         span.close(stream).map_err(&on_error)?;
-        self.built.push_back(span);
+        let noise = noise.map(|(copy, place)| (copy, place.len()));
+        self.built.push_back(Built { span, noise });
         Ok(())
+    }
+
+    fn estimated_noise(&mut self) -> Option<Vec<f32>> {
+        self.estimated_noise.take()
     }
 
     fn can_decode(&self) -> bool {
@@ -249,10 +330,14 @@ impl Codec for GpuFront {
         };
         let Decoding { built, frames } = what;
         let worked = FrontWork {
-            build_ns: built.ns().map_err(&on_error)?,
+            build_ns: built.span.ns().map_err(&on_error)?,
             decode_ns: work_ns,
         };
-        self.decoding.recycle(built);
+        self.decoding.recycle(built.span);
+        if let Some((copy, bytes)) = built.noise {
+            self.estimated_noise = noise::sigmas(&copy.host.bytes()[..bytes]);
+            self.noises.push(copy);
+        }
         Ok(Some(Frames {
             bytes: frames,
             worked: Some(worked),
@@ -260,8 +345,10 @@ impl Codec for GpuFront {
     }
 
     fn forget(&mut self) {
-        if let Some(span) = self.built.pop_front() {
-            self.decoding.recycle(span);
+        if let Some(built) = self.built.pop_front() {
+            self.decoding.recycle(built.span);
+            // A copy that is under way is on the one stream, in front of what its next user issues.
+            self.noises.extend(built.noise.map(|(copy, _)| copy));
         }
     }
 }

@@ -11,6 +11,7 @@ use pp_transport::host::{RxLease, TxLease};
 use crate::video::buffer::Buffer;
 
 use super::codec::{Codec, Frames, Generated, Generator, Geometry};
+use super::noise;
 use super::verify::host::HostNotary;
 
 /// A session of kernels on this machine's processors.
@@ -18,6 +19,7 @@ pub(super) struct HostKernels {
     session: KernelSession,
     geometry: Geometry,
     notary: HostNotary,
+    estimated_noise: Option<Vec<f32>>,
 }
 
 impl HostKernels {
@@ -26,6 +28,7 @@ impl HostKernels {
             session,
             geometry,
             notary: HostNotary,
+            estimated_noise: None,
         }
     }
 }
@@ -65,7 +68,16 @@ impl Codec for HostKernels {
         let mut payload = PayloadMut::new(tensors, slot.bytes_mut()).map_err(internal("encode"))?;
         self.session
             .encode(&views, plan, &mut payload)
-            .map_err(plugin("encode"))
+            .map_err(plugin("encode"))?;
+        let place = noise::place(tensors, self.geometry.chroma);
+        if let Some(place) = place.filter(|_| noise::is_estimated(plan)) {
+            self.estimated_noise = noise::sigmas(&slot.bytes_mut()[place]);
+        }
+        Ok(())
+    }
+
+    fn estimated_noise(&mut self) -> Option<Vec<f32>> {
+        self.estimated_noise.take()
     }
 
     fn can_decode(&self) -> bool {

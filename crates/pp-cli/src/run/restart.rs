@@ -20,7 +20,7 @@ use super::report::Finished;
 use crate::exit::{Failure, is_worth_a_restart, say_aside};
 use crate::job::edges::Ready;
 use crate::job::reports::{self, Meant};
-use crate::job::seat::end_with;
+use crate::job::seat::{Unmet, end_with};
 use crate::job::survival::Survival;
 use crate::job::{signals, supervise};
 
@@ -32,14 +32,14 @@ pub(super) struct Met<L> {
 
 /// Two ranks that did not come to be connected.
 pub(super) struct Missed {
-    pub(super) failure: Failure,
+    pub(super) unmet: Unmet,
     pub(super) phase_b: Meant,
 }
 
-impl From<Failure> for Missed {
-    fn from(failure: Failure) -> Self {
+impl From<Unmet> for Missed {
+    fn from(unmet: Unmet) -> Self {
         Self {
-            failure,
+            unmet,
             phase_b: Meant::Unknown,
         }
     }
@@ -152,14 +152,14 @@ fn say_that_it_is_awaited(fault: &Fault, within: Duration) {
 /// # Errors
 /// It is none of those. If nobody came, the cause is why the one before was lost.
 fn again(missed: Missed, causes: &[Fault], restarts: u32) -> Result<(Fault, Meant), Failure> {
-    let Missed { failure, phase_b } = missed;
-    let Failure::Fault(fault) = failure else {
-        return Err(failure);
+    let Missed { unmet, phase_b } = missed;
+    let nobody_came = unmet.is_timeout;
+    let Failure::Fault(fault) = unmet.failure else {
+        return Err(unmet.failure);
     };
-    if is_worth_a_restart(&fault) {
+    if !nobody_came && is_worth_a_restart(&fault) {
         return Ok((fault, phase_b));
     }
-    let nobody_came = fault.operation.as_str() == "rendezvous";
     match causes.last() {
         // Whoever was started for it is stopped, or does not come up: that can be ended.
         Some(cause) if nobody_came && supervise::is_supervised() => Ok((cause.clone(), Meant::Any)),

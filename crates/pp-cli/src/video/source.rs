@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use pp_runtime::clock::now_ns;
 
 use self::ahead::Ahead;
 use super::InputError;
@@ -59,6 +60,8 @@ pub(crate) struct Chunk {
     pub(crate) cut: bool,
     /// The parameters of its frames.
     pub(crate) params: Params,
+    /// When its first and its last frame had been read, in nanoseconds of the monotonic clock.
+    pub(crate) read_ns: (u64, u64),
     frame_bytes: usize,
     data: Buffer,
     clean: Vec<u8>,
@@ -228,11 +231,13 @@ impl Intake {
     }
 
     /// Counts frame `number`, which lies behind those the chunk holds, after keeping a copy and adding noise.
-    fn take_in(&self, chunk: &mut Chunk, number: u64) {
+    fn take_in(&self, chunk: &mut Chunk, number: u64, read_ns: u64) {
         let k = chunk.frames;
         if k == 0 {
             chunk.first_frame = number;
+            chunk.read_ns.0 = read_ns;
         }
+        chunk.read_ns.1 = read_ns;
         if self.keep_clean {
             let range = k * chunk.frame_bytes..(k + 1) * chunk.frame_bytes;
             chunk.clean.resize(chunk.data.len(), 0);
@@ -383,17 +388,18 @@ impl Work {
                 Ok(false) => return (chunk, ChunkEnd::Input),
                 Err(error) => return (chunk, ChunkEnd::Broken(error)),
             }
+            let read_ns = now_ns();
             let grid = self.intake.grid(&mut chunk);
             let cut = self.is_cut(grid);
             if cut && k > 0 {
                 let mut next = self.empty_chunk();
                 next.frame_mut(0).copy_from_slice(chunk.frame_mut(k));
                 next.cut = true;
-                self.take_in(&mut next);
+                self.take_in(&mut next, read_ns);
                 return (chunk, ChunkEnd::Cut(next));
             }
             chunk.cut |= cut;
-            self.take_in(&mut chunk);
+            self.take_in(&mut chunk, read_ns);
         }
         (chunk, ChunkEnd::Full)
     }
@@ -405,12 +411,12 @@ impl Work {
     }
 
     /// Counts the frame that was just read.
-    fn take_in(&mut self, chunk: &mut Chunk) {
+    fn take_in(&mut self, chunk: &mut Chunk, read_ns: u64) {
         let params = self.reader.params();
         if !params.is_empty() {
             chunk.params.push((chunk.frames, params.to_vec()));
         }
-        self.intake.take_in(chunk, self.next_frame);
+        self.intake.take_in(chunk, self.next_frame, read_ns);
         self.next_frame += 1;
     }
 

@@ -343,3 +343,24 @@ pub(crate) fn leftovers() -> Vec<PathBuf> {
 pub(crate) fn output(command: &mut Command) -> Output {
     command.stdin(Stdio::null()).output().unwrap()
 }
+
+/// Every key of a report stands in the document of the report file.
+pub(crate) fn assert_keys_are_documented(value: &serde_json::Value) {
+    const DOCUMENT: &str = include_str!("../../../../docs/report.md");
+    match value {
+        serde_json::Value::Object(object) => {
+            for (key, value) in object {
+                assert!(
+                    DOCUMENT.contains(&format!("`{key}`")),
+                    "{key} is not in docs/report.md"
+                );
+                // Digests have the names of tensors.
+                if !["inputs", "outputs"].contains(&key.as_str()) {
+                    assert_keys_are_documented(value);
+                }
+            }
+        }
+        serde_json::Value::Array(list) => list.iter().for_each(assert_keys_are_documented),
+        _ => {}
+    }
+}

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::common::{children, is_alive, rank_of, signal, wait};
+use crate::common::{assert_keys_are_documented, children, is_alive, rank_of, signal, wait};
 
 /// Nothing here takes so long unless it hangs.
 pub(crate) const HANG: Duration = Duration::from_secs(120);
@@ -194,6 +194,7 @@ pub(crate) fn lines(
 pub(crate) fn report(path: &PathBuf) -> serde_json::Value {
     let text = std::fs::read(path).unwrap();
     let whole: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    assert_keys_are_documented(&whole);
     whole["run"].clone()
 }
 

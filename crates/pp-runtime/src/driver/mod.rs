@@ -19,7 +19,7 @@ use pp_transport::error::TransportError;
 use pp_transport::in_flight::{Completion, InFlight, Submission};
 use pp_transport::link::{Link, Sent};
 
-pub use self::front::{Driven, FrontOptions, FrontRun, FrontSummary, Restart, run_front};
+pub use self::front::{Driven, FrontOptions, FrontRun, FrontSummary, run_front};
 pub use self::phase_b::{PhaseBSummary, run_phase_b};
 use crate::progress::Doing;
 use crate::switch::Switch;

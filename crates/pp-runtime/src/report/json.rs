@@ -6,7 +6,11 @@ use serde::{Serialize, Serializer};
 
 use super::{Measures, Recorder};
 
-/// Writes `{"run": …, "measures": …, "chunks": [ … ]}`, where `run` is whatever the caller has to say about the run.
+/// The version of the file. It rises when a key goes, or means something else; `docs/report.md` has all keys.
+pub const SCHEMA: u32 = 1;
+
+/// Writes `{"schema": …, "run": …, "measures": …, "chunks": [ … ]}`, where `run` is whatever the caller has to say about
+/// the run.
 ///
 /// Streams: the size of the report never lies in memory as one piece.
 ///
@@ -19,6 +23,7 @@ pub fn write_json(
     recorder: &Recorder,
 ) -> io::Result<()> {
     let document = Document {
+        schema: SCHEMA,
         run,
         measures,
         chunks: Records(recorder),
@@ -28,6 +33,7 @@ pub fn write_json(
 
 #[derive(Serialize)]
 struct Document<'a, T> {
+    schema: u32,
     run: &'a T,
     measures: &'a Measures,
     chunks: Records<'a>,
@@ -50,7 +56,7 @@ mod tests {
     #[test]
     fn the_report_parses_and_holds_run_measures_and_chunks() {
         let recorder = synthetic::overlapped(6);
-        let measures = Measures::of(&recorder, 0);
+        let measures = Measures::of(&recorder, 0, &[]);
         let mut out = Vec::new();
         write_json(
             &mut out,
@@ -61,6 +67,7 @@ mod tests {
         .unwrap();
 
         let parsed: Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(parsed["schema"], SCHEMA);
         assert_eq!(parsed["run"]["transport"], "host");
         assert_eq!(parsed["measures"]["chunks"], 6);
         assert_eq!(parsed["measures"]["period_ms"], json!(measures.period_ms));
@@ -68,6 +75,10 @@ mod tests {
         assert_eq!(chunks.len(), 6);
         assert_eq!(chunks[5]["chunk_index"], 5);
         assert!(chunks[5]["phase_b"]["compute_start_ns"].is_u64());
+        // Durations are milliseconds, whatever the record counts in.
+        let last = recorder.records().last().unwrap();
+        assert_eq!(chunks[5]["phase_b_ms"], last.phase_b_us as f64 / 1e3);
+        assert_eq!(chunks[5]["idle_ms"], last.idle_us as f64 / 1e3);
     }
 
     #[test]

@@ -9,14 +9,17 @@
 //! hidden_k      = max(0, stage0_k + stage1_k - period_k)
 //! overlap_score = median over k of hidden_k / min(stage0_k, stage1_k)
 //! efficiency    = max(median stage0, median stage1) / median period
+//! latency_k     = emitted_k - first frame of k read
 //! ```
 //!
 //! A chunk is measured when it and the one before it were emitted, and it is past the warm-up. A dropped chunk emits
-//! nothing, so the distance between its neighbours is not a period of the pipeline.
+//! nothing, so the distance between its neighbours is not a period of the pipeline. Latency needs no chunk before.
+//! Figures of which there are none, and ratios that mean nothing (see [`super::ratio`]), are null.
 
 use serde::Serialize;
 
-use super::{ChunkRecord, Recorder};
+use super::ratio::WhyNull;
+use super::{ChunkRecord, Recorder, Restart};
 
 /// Chunks left out at the start of a long run: the first ones pay for cold caches and an empty pipeline.
 pub const DEFAULT_WARM_UP: u64 = 16;
@@ -43,55 +46,78 @@ pub struct Measures {
     pub wall_ms: f64,
     /// Frames emitted over that time.
     pub frames_per_second: f64,
+    /// Phase B was lost and started again between the first measured chunk and the last.
+    pub spans_restart: bool,
     /// Median distance of two emitted chunks.
-    pub period_ms: f64,
+    pub period_ms: Option<f64>,
     /// Mean distance. Where it is far from the median, chunks come in bursts and no ratio of medians can be trusted.
-    pub period_mean_ms: f64,
+    pub period_mean_ms: Option<f64>,
     /// Tenth percentile of it.
-    pub period_p10_ms: f64,
+    pub period_p10_ms: Option<f64>,
     /// Ninetieth percentile of it.
-    pub period_p90_ms: f64,
+    pub period_p90_ms: Option<f64>,
     /// The largest.
-    pub period_max_ms: f64,
+    pub period_max_ms: Option<f64>,
     /// Median of stage A.
-    pub build_ms: f64,
+    pub build_ms: Option<f64>,
     /// Median of stage C.
-    pub decode_ms: f64,
+    pub decode_ms: Option<f64>,
     /// Median of the front's whole work on a chunk.
-    pub stage0_ms: f64,
+    pub stage0_ms: Option<f64>,
     /// Median of phase B.
-    pub stage1_ms: f64,
-    /// Median of the time that was hidden.
-    pub hidden_ms: f64,
-    /// 1 when the shorter stage disappears behind the longer; 0 when they take turns. None when a stage takes no time.
+    pub stage1_ms: Option<f64>,
+    /// Median of the time that was hidden; none where there is no overlap score.
+    pub hidden_ms: Option<f64>,
+    /// 1 when the shorter stage disappears behind the longer; 0 when they take turns.
     pub overlap_score: Option<f64>,
-    /// 1 when the slower stage never waits. None when nothing was measured.
+    /// Why there is none.
+    pub overlap_score_why_null: Option<WhyNull>,
+    /// 1 when the slower stage never waits.
     pub efficiency: Option<f64>,
+    /// Why there is none.
+    pub efficiency_why_null: Option<WhyNull>,
+    /// The same over the mean period.
+    pub efficiency_by_mean: Option<f64>,
+    /// Why there is none.
+    pub efficiency_by_mean_why_null: Option<WhyNull>,
+    /// Median time from when the first frame of a chunk had been read until the chunk was handed to the sink.
+    pub latency_ms: Option<f64>,
+    /// Its 99th percentile.
+    pub latency_p99_ms: Option<f64>,
+    /// The longest.
+    pub latency_max_ms: Option<f64>,
+    /// Median of the part of it after the last frame of the chunk had been read.
+    pub added_latency_ms: Option<f64>,
+    /// Its 99th percentile.
+    pub added_latency_p99_ms: Option<f64>,
+    /// The longest.
+    pub added_latency_max_ms: Option<f64>,
     /// Median time that phase B waited for a chunk.
-    pub phase_b_idle_ms: f64,
+    pub phase_b_idle_ms: Option<f64>,
     /// Share of the measured time that phase B waited, from 0 to 1.
-    pub phase_b_idle_share: f64,
+    pub phase_b_idle_share: Option<f64>,
     /// Most chunks in flight at once.
     pub max_in_flight: u32,
     /// Mean length of the source queue.
-    pub source_queue_mean: f64,
+    pub source_queue_mean: Option<f64>,
     /// Longest source queue.
-    pub source_queue_max: u32,
+    pub source_queue_max: Option<u32>,
     /// Mean length of the sink queue.
-    pub sink_queue_mean: f64,
+    pub sink_queue_mean: Option<f64>,
     /// Longest sink queue.
-    pub sink_queue_max: u32,
+    pub sink_queue_max: Option<u32>,
     /// Median payload sent to phase B, per chunk.
-    pub forward_bytes: u64,
+    pub forward_bytes: Option<u64>,
     /// Median payload received from it, per chunk.
-    pub back_bytes: u64,
+    pub back_bytes: Option<u64>,
 }
 
 impl Measures {
-    /// Measures what the ring of `recorder` holds, leaving out the first `warm_up` chunks of the run.
+    /// Measures what the ring of `recorder` holds, leaving out the first `warm_up` chunks of the run. `restarts` are
+    /// those of the run.
     ///
     /// Allocates a few vectors of the ring's length: call it at the end or for a status line, not per chunk.
-    pub fn of(recorder: &Recorder, warm_up: u64) -> Self {
+    pub fn of(recorder: &Recorder, warm_up: u64, restarts: &[Restart]) -> Self {
         let totals = recorder.totals();
         let forgotten = totals.chunks - recorder.len() as u64;
         let measured: Vec<Pair<'_>> = recorder
@@ -104,6 +130,12 @@ impl Measures {
             .map(|((before, now), _)| Pair { before, now })
             .collect();
         let columns = |f: fn(&Pair<'_>) -> u64| Sorted::new(measured.iter().map(f));
+        let warm = || {
+            let numbered = recorder.records().zip(forgotten..);
+            numbered.filter_map(|(record, ordinal)| (ordinal >= warm_up).then_some(record))
+        };
+        let latency = Sorted::new(warm().filter_map(ChunkRecord::latency_ns));
+        let added_latency = Sorted::new(warm().filter_map(ChunkRecord::added_latency_ns));
 
         let period = columns(|p| p.period_ns());
         let stage0 = columns(|p| p.now.stage0_ns());
@@ -113,20 +145,21 @@ impl Measures {
         let period_ns: f64 = measured.iter().map(|p| p.period_ns() as f64).sum();
         let mean = |f: fn(&ChunkRecord) -> u32| {
             let sum: u64 = measured.iter().map(|p| u64::from(f(p.now))).sum();
-            sum as f64 / (measured.len().max(1)) as f64
+            ratio(sum as f64, measured.len() as f64)
         };
-        let max = |f: fn(&ChunkRecord) -> u32| measured.iter().map(|p| f(p.now)).max().unwrap_or(0);
+        let max = |f: fn(&ChunkRecord) -> u32| measured.iter().map(|p| f(p.now)).max();
 
-        Self {
+        let mut m = Self {
             chunks: totals.chunks,
             dropped: totals.dropped,
             frames: totals.frames,
             measured: measured.len() as u64,
             warm_up: warm_up.min(totals.chunks),
-            wall_ms: ms(wall_ns as f64),
+            wall_ms: wall_ns as f64 / 1e6,
             frames_per_second: ratio(totals.frames as f64 * 1e9, wall_ns as f64).unwrap_or(0.0),
+            spans_restart: restarts.iter().any(|restart| spans(&measured, restart)),
             period_ms: ms(period.median()),
-            period_mean_ms: ms(period_ns / measured.len().max(1) as f64),
+            period_mean_ms: ms(ratio(period_ns, measured.len() as f64)),
             period_p10_ms: ms(period.quantile(0.1)),
             period_p90_ms: ms(period.quantile(0.9)),
             period_max_ms: ms(period.quantile(1.0)),
@@ -135,31 +168,64 @@ impl Measures {
             stage0_ms: ms(stage0.median()),
             stage1_ms: ms(stage1.median()),
             hidden_ms: ms(columns(|p| p.hidden_ns()).median()),
-            overlap_score: overlap_score(&measured),
-            efficiency: ratio(stage0.median().max(stage1.median()), period.median()),
+            latency_ms: ms(latency.median()),
+            latency_p99_ms: ms(latency.quantile(0.99)),
+            latency_max_ms: ms(latency.quantile(1.0)),
+            added_latency_ms: ms(added_latency.median()),
+            added_latency_p99_ms: ms(added_latency.quantile(0.99)),
+            added_latency_max_ms: ms(added_latency.quantile(1.0)),
             phase_b_idle_ms: ms(columns(|p| p.idle_ns()).median()),
-            phase_b_idle_share: ratio(idle_ns, period_ns).unwrap_or(0.0),
+            phase_b_idle_share: ratio(idle_ns, period_ns),
             max_in_flight: totals.max_in_flight,
             source_queue_mean: mean(|r| r.source_queue),
             source_queue_max: max(|r| r.source_queue),
             sink_queue_mean: mean(|r| r.sink_queue),
             sink_queue_max: max(|r| r.sink_queue),
-            forward_bytes: columns(|p| p.now.forward_bytes).median() as u64,
-            back_bytes: columns(|p| p.now.back_bytes).median() as u64,
-        }
+            forward_bytes: columns(|p| p.now.forward_bytes).median().map(|b| b as u64),
+            back_bytes: columns(|p| p.now.back_bytes).median().map(|b| b as u64),
+            ..Self::default()
+        };
+        m.add_ratios(overlap_score(&measured));
+        m
+    }
+
+    fn add_ratios(&mut self, score: Option<f64>) {
+        let of = |value: Option<f64>| value.unwrap_or(0.0);
+        let (stage0, stage1) = (of(self.stage0_ms), of(self.stage1_ms));
+        let scatter = of(self.period_p90_ms) - of(self.period_p10_ms);
+        let score = self.score(score, stage0.min(stage1), scatter);
+        let efficiency = self.over_median(stage0.max(stage1));
+        let by_mean = self.over_mean(stage0.max(stage1));
+        (self.overlap_score, self.overlap_score_why_null) = (score.ok(), score.err());
+        self.hidden_ms = self.hidden_ms.filter(|_| score.is_ok());
+        (self.efficiency, self.efficiency_why_null) = (efficiency.ok(), efficiency.err());
+        (self.efficiency_by_mean, self.efficiency_by_mean_why_null) = (by_mean.ok(), by_mean.err());
     }
 
     /// Whether the times bear the mark of a scheduling fault: phase B waits as long as a decode takes, little is hidden
     /// and both queues are near empty. Then each envelope was sent only after the decode of the chunk before.
     pub fn looks_serial(&self) -> bool {
-        let waits_for_decode =
-            (self.phase_b_idle_ms - self.decode_ms).abs() <= 0.2 * self.decode_ms;
-        self.decode_ms > 0.0
+        let (Some(idle_ms), Some(decode_ms)) = (self.phase_b_idle_ms, self.decode_ms) else {
+            return false;
+        };
+        let waits_for_decode = (idle_ms - decode_ms).abs() <= 0.2 * decode_ms;
+        decode_ms > 0.0
             && waits_for_decode
             && self.overlap_score.is_some_and(|score| score < 0.3)
-            && self.source_queue_mean < 1.0
-            && self.sink_queue_mean < 1.0
+            && self.source_queue_mean < Some(1.0)
+            && self.sink_queue_mean < Some(1.0)
     }
+}
+
+/// Whether Phase B was lost, or not yet there again, between the first of these chunks and the last.
+fn spans(measured: &[Pair<'_>], restart: &Restart) -> bool {
+    let (Some(first), Some(last)) = (measured.first(), measured.last()) else {
+        return false;
+    };
+    restart.lost_ns <= last.now.emitted_ns
+        && restart
+            .served_ns
+            .is_none_or(|at| at >= first.before.emitted_ns)
 }
 
 /// A measured chunk and the one emitted before it.
@@ -206,26 +272,22 @@ impl Sorted {
         Self(values)
     }
 
-    /// Mean of the two middle values; 0 when empty.
-    fn median(&self) -> f64 {
+    /// Mean of the two middle values.
+    fn median(&self) -> Option<f64> {
         let n = self.0.len();
-        if n == 0 {
-            return 0.0;
-        }
-        (self.0[(n - 1) / 2] as f64 + self.0[n / 2] as f64) / 2.0
+        let middle = self.0.get(n.checked_sub(1)? / 2..=n / 2)?;
+        Some((middle[0] as f64 + middle[middle.len() - 1] as f64) / 2.0)
     }
 
-    /// The smallest value that at least the share `q` does not exceed; 0 when empty.
-    fn quantile(&self, q: f64) -> f64 {
+    /// The smallest value that at least the share `q` does not exceed.
+    fn quantile(&self, q: f64) -> Option<f64> {
         let rank = (q * self.0.len() as f64).ceil() as usize;
-        self.0
-            .get(rank.max(1) - 1)
-            .map_or(0.0, |value| *value as f64)
+        self.0.get(rank.max(1) - 1).map(|value| *value as f64)
     }
 }
 
-fn ms(ns: f64) -> f64 {
-    ns / 1e6
+fn ms(ns: Option<f64>) -> Option<f64> {
+    ns.map(|ns| ns / 1e6)
 }
 
 fn ratio(numerator: f64, denominator: f64) -> Option<f64> {

@@ -8,8 +8,10 @@
 //! holds the latest of them ([`Recorder`]), and pure functions from there: [`Measures`], and its forms as text, JSON, a
 //! Chrome/Perfetto trace and an SVG timeline. Nothing here reads a clock, starts a thread or allocates per chunk.
 
+mod far;
 mod json;
 mod measures;
+mod ratio;
 mod record;
 mod recorder;
 mod svg;
@@ -19,12 +21,14 @@ mod trace;
 #[cfg(test)]
 mod synthetic;
 
-pub use json::write_json;
+pub use far::{FAR, are_far_apart};
+pub use json::{SCHEMA, write_json};
 pub use measures::{DEFAULT_WARM_UP, Measures, default_warm_up};
-pub use record::{ChunkRecord, PhaseBTimes};
+pub use ratio::{MEASUREMENT_ERROR, WhyNull};
+pub use record::{ChunkRecord, PhaseBTimes, Restart};
 pub use recorder::{RING_RECORDS, Recorder, Totals};
 pub use svg::write_svg;
-pub use text::write_text;
+pub use text::{Count, write_text};
 pub use trace::{TraceEvents, write_chrome_trace};
 
 /// How a timeline or trace is to be labelled and cut.
@@ -36,6 +40,8 @@ pub struct View {
     pub phase_b_rank: u32,
     /// How many chunks, counted back from the last, the SVG timeline shows.
     pub chunks: usize,
+    /// Every time that Phase B was lost and the run went on.
+    pub restarts: Vec<Restart>,
 }
 
 impl Default for View {
@@ -44,6 +50,7 @@ impl Default for View {
             title: String::from("pipeline timeline"),
             phase_b_rank: 1,
             chunks: 12,
+            restarts: Vec::new(),
         }
     }
 }

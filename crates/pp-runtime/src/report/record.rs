@@ -3,7 +3,8 @@
 //! It is a plain `Copy` value with public fields because it carries no invariant: times come from two processes, one of
 //! which may be wrong, so every reader subtracts with saturation and none may panic on any content.
 
-use serde::Serialize;
+use pp_contract::{ChunkIndex, Fault};
+use serde::{Serialize, Serializer};
 
 /// Times of one chunk at the phase B side, in nanoseconds of the front's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -18,7 +19,8 @@ pub struct PhaseBTimes {
     pub sent_ns: u64,
 }
 
-/// Everything measured about one chunk. Times are nanoseconds of one monotonic clock, the front's.
+/// Everything measured about one chunk. Times are nanoseconds of one monotonic clock, the front's. In JSON durations are
+/// milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ChunkRecord {
     /// Place of the chunk in the output order.
@@ -30,6 +32,10 @@ pub struct ChunkRecord {
     /// Video frames in the chunk; a hard cut makes a chunk shorter.
     pub frames: u32,
 
+    /// The first frame of the chunk had been read. Where the source reads nothing, stage A began.
+    pub first_read_ns: u64,
+    /// The last frame of the chunk had been read. Where the source reads nothing, stage A began.
+    pub last_read_ns: u64,
     /// Stage A (encode into the slot) began.
     pub build_start_ns: u64,
     /// Stage A ended.
@@ -46,8 +52,10 @@ pub struct ChunkRecord {
     pub emitted_ns: u64,
 
     /// Duration of phase B as the phase B side measured it.
+    #[serde(rename = "phase_b_ms", serialize_with = "as_ms")]
     pub phase_b_us: u64,
     /// How long phase B had waited for this chunk, as the phase B side measured it.
+    #[serde(rename = "idle_ms", serialize_with = "as_ms")]
     pub idle_us: u64,
     /// Times of the phase B side, where they are known. The measures do without them; the pictures do not.
     pub phase_b: Option<PhaseBTimes>,
@@ -86,6 +94,38 @@ impl ChunkRecord {
     pub fn stage1_ns(&self) -> u64 {
         self.phase_b_us.saturating_mul(1_000)
     }
+
+    /// From the moment when the first frame of the chunk had been read until the chunk was handed to the sink. None for
+    /// a dropped chunk.
+    pub fn latency_ns(&self) -> Option<u64> {
+        (!self.dropped).then(|| self.emitted_ns.saturating_sub(self.first_read_ns))
+    }
+
+    /// The part of it after the last frame of the chunk had been read: what the pipeline adds to gathering the frames.
+    pub fn added_latency_ns(&self) -> Option<u64> {
+        (!self.dropped).then(|| self.emitted_ns.saturating_sub(self.last_read_ns))
+    }
+}
+
+fn as_ms<S: Serializer>(us: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(*us as f64 / 1e3)
+}
+
+/// A Phase B that was lost, and the one that took its place. Times are of the monotonic clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restart {
+    /// Why the old one was given up.
+    pub fault: Fault,
+    /// When.
+    pub lost_ns: u64,
+    /// The first chunk that the new one got; `None` if there was none left for it.
+    pub chunk: Option<ChunkIndex>,
+    /// When that chunk was sent.
+    pub sent_ns: Option<u64>,
+    /// When its result was there.
+    pub served_ns: Option<u64>,
+    /// Chunks that were sent a second time.
+    pub sent_again: u32,
 }
 
 #[cfg(test)]

@@ -2,12 +2,14 @@
 //!
 //! Four lanes on one time axis: the front, the edge forward, phase B, the edge back. A stage is a bar with its chunk's
 //! number, waiting is hatched, so a pipeline that overlaps shows a phase B lane without gaps. On an edge the dark part is
-//! the transfer and the pale part the time that the payload then lay in its slot. Colours follow the viewer's light or
-//! dark preference; the file has no script and refers to nothing outside itself.
+//! the transfer and the pale part the time that the payload then lay in its slot. A band over all lanes is the time from
+//! the loss of a Phase B to the first result of the next one. Colours follow the viewer's light or dark preference; the
+//! file has no script and refers to nothing outside itself.
 
 use std::io::{self, Write};
 
-use super::{ChunkRecord, Measures, Recorder, View};
+use super::text::{Latency, Millis, Period, Ratio};
+use super::{ChunkRecord, Measures, Recorder, Restart, View};
 use lane::{Lane, back, forward};
 
 mod lane;
@@ -15,7 +17,8 @@ mod lane;
 const WIDTH: f64 = 1200.0;
 const LEFT: f64 = 118.0;
 const RIGHT: f64 = 20.0;
-const TOP: f64 = 92.0;
+const TOP: f64 = 110.0;
+const LEGEND: f64 = 95.0;
 const LANE_GAP: f64 = 14.0;
 
 const STYLE: &str = "\
@@ -24,7 +27,7 @@ text{font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;fon
 .title{font-size:17px;font-weight:600}.dim,.small{fill:#59636e}.small{font-size:11px}\
 .num{fill:#ffffff;font-size:11px;font-weight:600;text-anchor:middle}.mid{text-anchor:middle}.end{text-anchor:end}\
 .encode{fill:#2f6fb5}.phase_b{fill:#c2621b}.decode{fill:#2c8a5b}.dropped{fill:#8a929c}\
-.transfer{fill:#6b4fa3}.slot{fill:#cfc5e6}\
+.transfer{fill:#6b4fa3}.slot{fill:#cfc5e6}.lost{fill:#c0392b;fill-opacity:.3}\
 .hatch{stroke:#c0392b;stroke-width:1.4;opacity:.55}.idle{fill:url(#idle)}\
 @media(prefers-color-scheme:dark){text{fill:#e6edf3}.bg{fill:#0d1117}.lane{fill:#171c24}.grid{stroke:#2b323b}\
 .dim,.small{fill:#9198a1}.num{fill:#ffffff}.slot{fill:#413566}.transfer{fill:#9a7fd6}}";
@@ -59,28 +62,69 @@ pub fn write_svg(
          <line class=\"hatch\" x1=\"0\" y1=\"0\" x2=\"0\" y2=\"6\"/></pattern></defs>\n\
          <rect class=\"bg\" width=\"{WIDTH}\" height=\"{height}\" rx=\"6\"/>\n\
          <text class=\"title\" x=\"20\" y=\"32\">{title}</text>\n\
-         <text class=\"dim\" x=\"20\" y=\"53\">{}</text>",
+         <text class=\"dim\" x=\"20\" y=\"53\">{}</text>\n\
+         <text class=\"dim\" x=\"20\" y=\"71\">latency {}</text>",
         headline(measures),
+        Latency(measures),
         title = escape(&view.title),
     )?;
-    legend(out)?;
+    let lost: Vec<_> = view
+        .restarts
+        .iter()
+        .filter(|r| is_shown(r, &scale))
+        .collect();
+    legend(out, !lost.is_empty())?;
     axis(out, &scale, TOP + lanes_height)?;
     let mut y = TOP;
     for lane in &lanes {
         lane.draw(out, &scale, y)?;
         y += lane.height() + LANE_GAP;
     }
+    for restart in lost {
+        draw_lost(out, restart, &scale, lanes_height)?;
+    }
+    writeln!(
+        out,
+        "<text class=\"small\" x=\"20\" y=\"{}\">{}</text>",
+        TOP + lanes_height + 33.0,
+        measures.missing_ratios().join(" · ")
+    )?;
     writeln!(out, "</svg>")
 }
 
+fn is_shown(restart: &Restart, scale: &Scale) -> bool {
+    restart.lost_ns < scale.to_ns && restart.served_ns.is_none_or(|at| at > scale.from_ns)
+}
+
+fn draw_lost(
+    out: &mut impl Write,
+    restart: &Restart,
+    scale: &Scale,
+    height: f64,
+) -> io::Result<()> {
+    let served_ns = restart.served_ns.unwrap_or(u64::MAX);
+    let (x0, x1) = (scale.x(restart.lost_ns), scale.x(served_ns));
+    let served = restart.served_ns.map_or_else(String::new, |served_ns| {
+        let took_ns = served_ns.saturating_sub(restart.lost_ns);
+        format!(", served again after {}", millis(took_ns))
+    });
+    writeln!(
+        out,
+        "<rect class=\"lost\" x=\"{x0:.1}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{:.1}\"><title>Phase B lost{served}: {}</title></rect>",
+        (x1 - x0).max(2.0),
+        height - LANE_GAP,
+        escape(&restart.fault.to_string())
+    )
+}
+
 fn headline(m: &Measures) -> String {
-    let share = |value: Option<f64>| value.map_or_else(|| "n/a".into(), |v| format!("{v:.3}"));
     format!(
-        "period {:.2} ms · efficiency {} · overlap score {} · phase B idle {:.2} ms a chunk · at most {} in flight",
-        m.period_ms,
-        share(m.efficiency),
-        share(m.overlap_score),
-        m.phase_b_idle_ms,
+        "period {} · efficiency {} ({} by the mean) · overlap score {} · phase B idle {} a chunk · at most {} in flight",
+        Period(m),
+        Ratio(m.efficiency),
+        Ratio(m.efficiency_by_mean),
+        Ratio(m.overlap_score),
+        Millis(m.phase_b_idle_ms),
         m.max_in_flight
     )
 }
@@ -116,7 +160,7 @@ impl Scale {
     }
 }
 
-fn legend(out: &mut impl Write) -> io::Result<()> {
+fn legend(out: &mut impl Write, with_lost: bool) -> io::Result<()> {
     let entries = [
         ("encode", "encode"),
         ("phase_b", "phase B"),
@@ -124,20 +168,22 @@ fn legend(out: &mut impl Write) -> io::Result<()> {
         ("transfer", "transfer"),
         ("slot", "waits in its slot"),
         ("idle", "idle"),
+        ("lost", "phase B lost"),
     ];
     let mut x = LEFT;
-    for (class, label) in entries {
+    for (class, label) in &entries[..entries.len() - usize::from(!with_lost)] {
         writeln!(
             out,
-            "<rect class=\"{class}\" x=\"{x}\" y=\"67\" width=\"16\" height=\"11\" rx=\"2\"/>\
-             <text class=\"small\" x=\"{}\" y=\"77\">{label}</text>",
+            "<rect class=\"{class}\" x=\"{x}\" y=\"{}\" width=\"16\" height=\"11\" rx=\"2\"/>\
+             <text class=\"small\" x=\"{}\" y=\"{LEGEND}\">{label}</text>",
+            LEGEND - 10.0,
             x + 22.0
         )?;
         x += 46.0 + 6.4 * label.len() as f64;
     }
     writeln!(
         out,
-        "<text class=\"small end\" x=\"{}\" y=\"77\">numbers are chunks</text>",
+        "<text class=\"small end\" x=\"{}\" y=\"{LEGEND}\">numbers are chunks</text>",
         WIDTH - RIGHT
     )
 }
@@ -204,7 +250,13 @@ mod tests {
 
     fn svg(recorder: &Recorder, view: &View) -> String {
         let mut out = Vec::new();
-        write_svg(&mut out, recorder, &Measures::of(recorder, 2), view).unwrap();
+        write_svg(
+            &mut out,
+            recorder,
+            &Measures::of(recorder, 2, &view.restarts),
+            view,
+        )
+        .unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -274,6 +326,36 @@ mod tests {
             ..View::default()
         };
         assert!(svg(&recorder, &view).contains("a&lt;b &amp; &quot;c&quot; </title>"));
+    }
+
+    #[test]
+    fn a_restart_is_a_band_with_a_legend_where_it_is_shown() {
+        let recorder = synthetic::overlapped(40);
+        let with = |chunks, restarts| {
+            let view = View {
+                chunks,
+                restarts,
+                ..View::default()
+            };
+            svg(&recorder, &view)
+        };
+        let bands = |svg: &str| {
+            [
+                count(svg, "class=\"lost\""),
+                count(svg, "phase B lost</text>"),
+            ]
+        };
+        let all = with(40, vec![synthetic::restart()]);
+        // The band, and the legend's.
+        assert_eq!(bands(&all), [2, 1]);
+        let title = "<title>Phase B lost, served again after 2.00 ms: ";
+        assert_eq!(count(&all, title), 1);
+        assert!(all.contains(
+            "efficiency, efficiency by the mean, overlap score n/a: the measured chunks span"
+        ));
+        assert_eq!(bands(&with(40, Vec::new())), [0, 0]);
+        // It was over long before the last chunks.
+        assert_eq!(bands(&with(4, vec![synthetic::restart()])), [0, 0]);
     }
 
     #[test]

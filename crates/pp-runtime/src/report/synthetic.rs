@@ -1,6 +1,20 @@
 //! Records of made-up runs for the tests of the outputs.
 
-use super::{ChunkRecord, PhaseBTimes, Recorder};
+use pp_contract::{ChunkIndex, Fault, FaultKind, Rank};
+
+use super::{ChunkRecord, PhaseBTimes, Recorder, Restart};
+
+/// A Phase B that is killed 20 ms after the beginning of [`overlapped`], and served again 2 ms later.
+pub(crate) fn restart() -> Restart {
+    Restart {
+        fault: Fault::new(FaultKind::PeerDied, Rank::new(1), "run", "ended by SIGKILL"),
+        lost_ns: 1_020_000_000,
+        chunk: Some(ChunkIndex::new(9)),
+        sent_ns: Some(1_021_000_000),
+        served_ns: Some(1_022_000_000),
+        sent_again: 2,
+    }
+}
 
 /// A run with depth 4 whose front takes 1.2 ms to encode and 2.1 ms to decode, and whose phase B takes 4 ms.
 pub(crate) fn overlapped(chunks: u64) -> Recorder {
@@ -32,6 +46,8 @@ pub(crate) fn run(
                 chunk_index: built,
                 call_id: built + 1,
                 frames: 4,
+                first_read_ns: front_us * 1_000,
+                last_read_ns: front_us * 1_000,
                 build_start_ns: front_us * 1_000,
                 forward_bytes: 22_118_400,
                 back_bytes: 22_118_400,

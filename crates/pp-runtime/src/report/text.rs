@@ -1,36 +1,38 @@
 //! The measures as a few lines for a person.
 
+use std::fmt;
 use std::io::{self, Write};
 
 use super::Measures;
 
-/// Writes the summary, five short lines, and a sixth when the times look like a scheduling fault.
+/// Writes the summary: six short lines, and more where a ratio is not given or the times look like a scheduling fault.
 ///
 /// # Errors
 /// Whatever `out` returns.
 pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
     writeln!(
         out,
-        "chunks       {} in {:.2} s ({} frames, {:.1} frames/s), {} measured after {} of warm-up, {} dropped",
+        "chunks       {} ({}), {:.1} frames/s from the first encode to the last frame out in {:.2} s, \
+         {} measured after {} of warm-up, {} dropped",
         m.chunks,
-        m.wall_ms / 1e3,
-        m.frames,
+        Count(m.frames, "frame"),
         m.frames_per_second,
+        m.wall_ms / 1e3,
         m.measured,
         m.warm_up,
         m.dropped
     )?;
     if m.measured == 0 {
-        return writeln!(
+        writeln!(
             out,
             "             too few chunks for periods and overlap; smaller chunks or a longer video give more"
-        );
+        )?;
+        return write_latency(out, m);
     }
     writeln!(
         out,
-        "period       {} (mean {}, p10 {}, p90 {}, max {})",
-        Millis(m.period_ms),
-        Millis(m.period_mean_ms),
+        "period       {} (p10 {}, p90 {}, max {})",
+        Period(m),
         Millis(m.period_p10_ms),
         Millis(m.period_p90_ms),
         Millis(m.period_max_ms)
@@ -43,26 +45,28 @@ pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
         Millis(m.decode_ms),
         Millis(m.stage1_ms)
     )?;
-    write!(out, "overlap      efficiency {}, ", Share(m.efficiency))?;
-    // What can be hidden at most is the shorter stage; below the scatter of the periods it cannot be seen.
-    let shorter = m.stage0_ms.min(m.stage1_ms);
-    if shorter < m.period_p90_ms - m.period_p10_ms {
-        let scatter = "the shorter stage is below the scatter of the periods";
-        writeln!(out, "score n/a ({scatter})")?;
-    } else {
-        let (score, hidden) = (Share(m.overlap_score), Millis(m.hidden_ms));
-        writeln!(out, "score {score}, hidden {hidden} a chunk")?;
+    writeln!(
+        out,
+        "overlap      efficiency {} ({} by the mean), score {}, hidden {} a chunk",
+        Ratio(m.efficiency),
+        Ratio(m.efficiency_by_mean),
+        Ratio(m.overlap_score),
+        Millis(m.hidden_ms)
+    )?;
+    for missing in m.missing_ratios() {
+        writeln!(out, "             {missing}")?;
     }
+    write_latency(out, m)?;
     writeln!(
         out,
         "pipeline     phase B idle {} a chunk ({:.1} %), in flight at most {}, queues source {:.1} (max {}) sink {:.1} (max {})",
         Millis(m.phase_b_idle_ms),
-        100.0 * m.phase_b_idle_share,
+        100.0 * m.phase_b_idle_share.unwrap_or(0.0),
         m.max_in_flight,
-        m.source_queue_mean,
-        m.source_queue_max,
-        m.sink_queue_mean,
-        m.sink_queue_max
+        m.source_queue_mean.unwrap_or(0.0),
+        m.source_queue_max.unwrap_or(0),
+        m.sink_queue_mean.unwrap_or(0.0),
+        m.sink_queue_max.unwrap_or(0)
     )?;
     if m.looks_serial() {
         writeln!(
@@ -73,27 +77,76 @@ pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
     Ok(())
 }
 
-/// Milliseconds with as many digits as the size of the value deserves.
-struct Millis(f64);
+fn write_latency(out: &mut impl Write, m: &Measures) -> io::Result<()> {
+    match m.latency_ms {
+        Some(_) => writeln!(out, "latency      {}", Latency(m)),
+        None => Ok(()),
+    }
+}
 
-impl std::fmt::Display for Millis {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ms = self.0;
-        match ms {
-            _ if ms >= 100.0 => write!(f, "{ms:.0} ms"),
-            _ if ms >= 1.0 => write!(f, "{ms:.2} ms"),
-            _ => write!(f, "{:.1} µs", ms * 1e3),
+/// Median and mean of the period, and whether they are far apart.
+pub(super) struct Period<'a>(pub(super) &'a Measures);
+
+impl fmt::Display for Period<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(m) = self;
+        let (median, mean) = (Millis(m.period_ms), Millis(m.period_mean_ms));
+        let mark = if m.is_uneven() { ", far apart" } else { "" };
+        write!(f, "{median} median, {mean} mean{mark}")
+    }
+}
+
+/// Both latencies.
+pub(super) struct Latency<'a>(pub(super) &'a Measures);
+
+impl fmt::Display for Latency<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(m) = self;
+        write!(
+            f,
+            "first frame in to chunk out {} (p99 {}, worst {}), of it after its last frame {} (p99 {}, worst {})",
+            Millis(m.latency_ms),
+            Millis(m.latency_p99_ms),
+            Millis(m.latency_max_ms),
+            Millis(m.added_latency_ms),
+            Millis(m.added_latency_p99_ms),
+            Millis(m.added_latency_max_ms)
+        )
+    }
+}
+
+/// A number of things, for a person: `1 chunk`, `2 chunks`.
+#[derive(Clone, Copy, Debug)]
+pub struct Count<'a>(pub u64, pub &'a str);
+
+impl fmt::Display for Count<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(count, what) = self;
+        write!(f, "{count} {what}{}", if *count == 1 { "" } else { "s" })
+    }
+}
+
+/// Milliseconds, if known, with as many digits as the size of the value deserves.
+pub(super) struct Millis(pub(super) Option<f64>);
+
+impl fmt::Display for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(ms) if ms >= 100.0 => write!(f, "{ms:.0} ms"),
+            Some(ms) if ms >= 1.0 => write!(f, "{ms:.2} ms"),
+            Some(ms) => write!(f, "{:.1} µs", ms * 1e3),
+            None => f.write_str("n/a"),
         }
     }
 }
 
-/// A share that may be unknown.
-struct Share(Option<f64>);
+/// A ratio, if it means something.
+pub(super) struct Ratio(pub(super) Option<f64>);
 
-impl std::fmt::Display for Share {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Some(share) => write!(f, "{share:.3}"),
+            Some(ratio) => write!(f, "{ratio:.3}"),
             None => f.write_str("n/a"),
         }
     }
@@ -101,6 +154,7 @@ impl std::fmt::Display for Share {
 
 #[cfg(test)]
 mod tests {
+    use super::super::WhyNull;
     use super::*;
 
     fn text(m: &Measures) -> String {
@@ -111,7 +165,7 @@ mod tests {
 
     #[test]
     fn the_summary_reads_as_written_here() {
-        let m = Measures {
+        let mut m = Measures {
             chunks: 100,
             dropped: 1,
             frames: 396,
@@ -119,58 +173,80 @@ mod tests {
             warm_up: 16,
             wall_ms: 2_010.0,
             frames_per_second: 197.01,
-            period_ms: 20.04,
-            period_mean_ms: 20.15,
-            period_p10_ms: 19.99,
-            period_p90_ms: 20.3,
-            period_max_ms: 120.6,
-            build_ms: 0.9996,
-            decode_ms: 4.0,
-            stage0_ms: 5.0,
-            stage1_ms: 20.0,
-            hidden_ms: 4.96,
+            period_ms: Some(20.04),
+            period_mean_ms: Some(20.15),
+            period_p10_ms: Some(19.99),
+            period_p90_ms: Some(20.3),
+            period_max_ms: Some(120.6),
+            build_ms: Some(0.9996),
+            decode_ms: Some(4.0),
+            stage0_ms: Some(5.0),
+            stage1_ms: Some(20.0),
+            hidden_ms: Some(4.96),
             overlap_score: Some(0.992),
             efficiency: Some(0.998),
-            phase_b_idle_ms: 0.0123,
-            phase_b_idle_share: 0.0006,
+            efficiency_by_mean: Some(0.993),
+            latency_ms: Some(98.4),
+            latency_p99_ms: Some(149.2),
+            latency_max_ms: Some(160.0),
+            added_latency_ms: Some(25.1),
+            added_latency_p99_ms: Some(29.0),
+            added_latency_max_ms: Some(125.0),
+            phase_b_idle_ms: Some(0.0123),
+            phase_b_idle_share: Some(0.0006),
             max_in_flight: 4,
-            source_queue_mean: 3.5,
-            source_queue_max: 4,
+            source_queue_mean: Some(3.5),
+            source_queue_max: Some(4),
+            sink_queue_mean: Some(0.0),
+            sink_queue_max: Some(0),
             ..Measures::default()
         };
         assert_eq!(
             text(&m),
-            "chunks       100 in 2.01 s (396 frames, 197.0 frames/s), 82 measured after 16 of warm-up, 1 dropped\n\
-             period       20.04 ms (mean 20.15 ms, p10 19.99 ms, p90 20.30 ms, max 121 ms)\n\
+            "chunks       100 (396 frames), 197.0 frames/s from the first encode to the last frame out in 2.01 s, 82 measured after 16 of warm-up, 1 dropped\n\
+             period       20.04 ms median, 20.15 ms mean (p10 19.99 ms, p90 20.30 ms, max 121 ms)\n\
              stages       front 5.00 ms (encode 999.6 µs + decode 4.00 ms), phase B 20.00 ms\n\
-             overlap      efficiency 0.998, score 0.992, hidden 4.96 ms a chunk\n\
+             overlap      efficiency 0.998 (0.993 by the mean), score 0.992, hidden 4.96 ms a chunk\n\
+             latency      first frame in to chunk out 98.40 ms (p99 149 ms, worst 160 ms), of it after its last frame 25.10 ms (p99 29.00 ms, worst 125 ms)\n\
              pipeline     phase B idle 12.3 µs a chunk (0.1 %), in flight at most 4, queues source 3.5 (max 4) sink 0.0 (max 0)\n"
+        );
+
+        m.period_mean_ms = Some(25.0);
+        (m.efficiency, m.efficiency_why_null) = (None, Some(WhyNull::Bursts));
+        (m.overlap_score, m.overlap_score_why_null) = (None, Some(WhyNull::Bursts));
+        m.efficiency_by_mean = Some(0.8);
+        m.hidden_ms = None;
+        let text = text(&m);
+        let lines: Vec<_> = text.lines().collect();
+        assert!(lines[1].starts_with("period       20.04 ms median, 25.00 ms mean, far apart ("));
+        assert_eq!(
+            lines[3..5],
+            [
+                "overlap      efficiency n/a (0.800 by the mean), score n/a, hidden n/a a chunk",
+                "             efficiency, overlap score n/a: chunks came in bursts: median and mean of the period differ by more than 5 %",
+            ]
         );
     }
 
     #[test]
     fn what_is_not_known_says_so_and_a_serial_schedule_warns() {
-        assert!(text(&Measures::default()).contains("too few chunks"));
-        let unknown = Measures {
-            measured: 1,
+        let short = Measures {
+            chunks: 1,
+            frames: 1,
+            latency_ms: Some(7.0),
             ..Measures::default()
         };
-        assert!(text(&unknown).contains("efficiency n/a, score n/a"));
-        let scattered = Measures {
-            measured: 9,
-            stage0_ms: 1.0,
-            stage1_ms: 60.0,
-            period_p10_ms: 55.0,
-            period_p90_ms: 66.0,
-            overlap_score: Some(7.6),
-            ..Measures::default()
-        };
-        assert!(text(&scattered).contains("score n/a (the shorter stage is below"));
+        let short = text(&short);
+        assert!(short.starts_with("chunks       1 (1 frame), "), "{short}");
+        assert!(short.contains("too few chunks") && short.contains("chunk out 7.00 ms (p99 n/a"));
+        assert!(!text(&Measures::default()).contains("latency"));
         let serial = Measures {
             measured: 10,
-            decode_ms: 4.0,
-            phase_b_idle_ms: 4.1,
+            decode_ms: Some(4.0),
+            phase_b_idle_ms: Some(4.1),
             overlap_score: Some(0.01),
+            source_queue_mean: Some(0.0),
+            sink_queue_mean: Some(0.0),
             ..Measures::default()
         };
         assert!(text(&serial).contains("warning"));

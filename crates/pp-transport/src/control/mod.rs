@@ -28,7 +28,7 @@ pub use error::ControlError;
 pub use fds::MAX_FDS;
 pub use handshake::agree;
 pub use message::Message;
-pub use rendezvous::{Peers, RendezvousError, RendezvousOptions, TurnedAway, rendezvous};
+pub use rendezvous::{Peers, RendezvousError, RendezvousOptions, Tell, TurnedAway, rendezvous};
 pub use secure::MAX_MESSAGE_BYTES;
 pub(crate) use secure::random_bytes;
 pub use socket::SocketKind;

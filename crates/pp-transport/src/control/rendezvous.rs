@@ -43,6 +43,58 @@ pub struct RendezvousOptions {
     pub stranger_timeout: Duration,
     /// Callers that have not yet done so, per kind of socket; one more drops the oldest.
     pub max_pending: usize,
+    /// Told again and again while the ranks have not met: for whom this rank waits, and who was turned away.
+    pub tell: Option<Tell>,
+}
+
+/// Who is told what a waiting rank waits for, and how often.
+#[derive(Debug, Clone, Copy)]
+pub struct Tell {
+    /// Time between two lines.
+    pub every: Duration,
+    /// Takes a line; must not block for long, since callers wait meanwhile.
+    pub take: fn(String),
+}
+
+/// Tells what a rank waits for, when it is time.
+struct Waiting {
+    tell: Option<Tell>,
+    started: Instant,
+    timeout: Duration,
+    next: Option<Instant>,
+}
+
+impl Waiting {
+    fn new(options: &RendezvousOptions, started: Instant) -> Self {
+        Self {
+            tell: options.tell,
+            started,
+            timeout: options.timeout,
+            next: options.tell.map(|tell| started + tell.every),
+        }
+    }
+
+    /// When [`Waiting::look`] has something to tell.
+    fn next(&self) -> Option<Instant> {
+        self.next
+    }
+
+    /// `what` is who is awaited and where, and why nobody is there yet.
+    fn look(&mut self, rank: Rank, what: impl FnOnce() -> String) {
+        let now = Instant::now();
+        if let (Some(tell), Some(next)) = (self.tell, self.next)
+            && now >= next
+        {
+            self.next = Some(now + tell.every);
+            let (waited, of) = (now - self.started, self.timeout);
+            (tell.take)(format!(
+                "rank {rank} has waited {:.0} s of {:.0} s for {}",
+                waited.as_secs_f64(),
+                of.as_secs_f64(),
+                what()
+            ));
+        }
+    }
 }
 
 impl Default for RendezvousOptions {
@@ -51,6 +103,7 @@ impl Default for RendezvousOptions {
             timeout: Duration::from_secs(60),
             stranger_timeout: Duration::from_secs(2),
             max_pending: 64,
+            tell: None,
         }
     }
 }
@@ -182,7 +235,7 @@ impl fmt::Display for TurnedAway {
             None => "without the secret of this job".into(),
         };
         let counts = [
-            (self.wrong_secret, wrong_secret.as_str()),
+            (self.wrong_secret, &*wrong_secret),
             (self.other_version, "of another protocol version"),
             (self.replay, "with a repeated or broken handshake"),
             (self.garbage, "with garbage"),
@@ -192,7 +245,8 @@ impl fmt::Display for TurnedAway {
         ];
         let mut separator = "; turned away: ";
         for (count, who) in counts.iter().filter(|(count, _)| *count > 0) {
-            write!(f, "{separator}{count} {who}")?;
+            let calls = if *count == 1 { "call" } else { "calls" };
+            write!(f, "{separator}{count} {calls} {who}")?;
             separator = ", ";
         }
         match &self.refused {
@@ -305,20 +359,32 @@ pub enum RendezvousError {
 }
 
 impl RendezvousError {
+    /// Whether time ran out before the ranks had met.
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        match self {
+            Self::MissingRanks { .. } | Self::Unreachable { .. } | Self::Incomplete { .. } => true,
+            Self::RankLeft { .. }
+            | Self::Refused { .. }
+            | Self::WrongSecret { .. }
+            | Self::MeetingLost { .. }
+            | Self::Listen { .. }
+            | Self::Io { .. } => false,
+        }
+    }
+
     /// The fault this is. `own` is blamed when no other rank can be.
     #[must_use]
     pub fn fault(&self, own: Rank) -> Fault {
         let (kind, rank) = match self {
-            Self::MissingRanks { missing, .. } => (
-                FaultKind::HandshakeMismatch,
-                missing.first().copied().unwrap_or(own),
-            ),
+            Self::MissingRanks { missing, .. } => {
+                (FaultKind::TimedOut, missing.first().copied().unwrap_or(own))
+            }
             Self::RankLeft { rank, .. } => (FaultKind::PeerDied, *rank),
             Self::MeetingLost { .. } => (FaultKind::PeerDied, MEETING_RANK),
-            Self::Unreachable { .. } => (FaultKind::HandshakeMismatch, MEETING_RANK),
-            Self::Incomplete { .. } | Self::Refused { .. } | Self::WrongSecret { .. } => {
-                (FaultKind::HandshakeMismatch, own)
-            }
+            Self::Unreachable { .. } => (FaultKind::TimedOut, MEETING_RANK),
+            Self::Incomplete { .. } => (FaultKind::TimedOut, own),
+            Self::Refused { .. } | Self::WrongSecret { .. } => (FaultKind::HandshakeMismatch, own),
             Self::Listen { .. } | Self::Io { .. } => (FaultKind::Io, own),
         };
         Fault::new(kind, rank, "rendezvous", self)

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use pp_contract::{Digest, Digests, Manifest};
+use pp_runtime::report::Count;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
@@ -75,8 +76,12 @@ impl fmt::Display for Verified<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "verified {} chunks ({}): {:.2} ms at the front and {:.2} ms at phase B for each; outputs of the verified chunks together {}",
-            self.chunks_verified, self.every, self.front_ms, self.phase_b_ms, self.all_outputs
+            "verified {} ({}): {:.2} ms at the front and {:.2} ms at phase B for each; outputs of the verified chunks together {}",
+            Count(self.chunks_verified, "chunk"),
+            self.every,
+            self.front_ms,
+            self.phase_b_ms,
+            self.all_outputs
         )
     }
 }
@@ -86,8 +91,8 @@ struct Line<'a> {
     chunk: u64,
     inputs: Named<'a>,
     outputs: Named<'a>,
-    front_us: u64,
-    phase_b_us: u64,
+    front_ms: f64,
+    phase_b_ms: f64,
 }
 
 impl<'a> Line<'a> {
@@ -96,8 +101,8 @@ impl<'a> Line<'a> {
             chunk: entry.chunk,
             inputs: Named(&entry.inputs),
             outputs: Named(&entry.outputs),
-            front_us: entry.front_us,
-            phase_b_us: entry.phase_b_us,
+            front_ms: entry.front_us as f64 / 1e3,
+            phase_b_ms: entry.phase_b_us as f64 / 1e3,
         }
     }
 }

@@ -190,8 +190,8 @@ fn what_does_not_change_is_in_the_report() {
         assert_eq!(report["chunks_verified"], 1);
         let line = &report["chunks"][0];
         assert_eq!(
-            (line["chunk"].as_u64(), line["front_us"].as_u64()),
-            (Some(7), Some(2))
+            (line["chunk"].as_u64(), line["front_ms"].as_f64()),
+            (Some(7), Some(0.002))
         );
         assert_eq!(line["inputs"].as_object().unwrap().len(), 3);
         assert!(line["outputs"]["latents_out"].is_string(), "{line}");

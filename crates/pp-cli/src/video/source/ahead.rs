@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use pp_runtime::clock::now_ns;
 
 use super::super::y4m::PlainFrames;
 use super::{Chunk, Intake};
@@ -116,9 +117,10 @@ fn fill(frames: &PlainFrames, intake: &Intake, first: u64, mut chunk: Chunk) -> 
         if !frames.read(number, chunk.frame_mut(k)) {
             break;
         }
+        let read_ns = now_ns();
         let grid = intake.grid(&mut chunk);
         chunk.grids.extend(grid);
-        intake.take_in(&mut chunk, number);
+        intake.take_in(&mut chunk, number, read_ns);
     }
     chunk
 }

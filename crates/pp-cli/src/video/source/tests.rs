@@ -79,6 +79,12 @@ fn frames_come_in_order_in_chunks_and_the_last_is_shorter() {
     let starts: Vec<_> = chunks.iter().map(|c| (c.index, c.first_frame)).collect();
     assert_eq!(starts, [(0, 0), (1, 4), (2, 8)]);
     assert!(chunks.iter().all(|c| c.clean().is_none() && !c.cut));
+    // Each frame was read after the one before it.
+    let reads: Vec<u64> = chunks
+        .iter()
+        .flat_map(|c| [c.read_ns.0, c.read_ns.1])
+        .collect();
+    assert!(reads[0] > 0 && reads.is_sorted(), "{reads:?}");
 }
 
 #[test]

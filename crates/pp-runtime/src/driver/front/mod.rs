@@ -25,7 +25,7 @@ use self::on_link::OnLink;
 use super::Blame;
 use crate::clock::{PeerClock, now_ns};
 use crate::core::{Counts, FrontCore};
-use crate::report::Recorder;
+use crate::report::{Recorder, Restart};
 use crate::stage::FrontStages;
 use crate::switch::Switch;
 
@@ -81,23 +81,6 @@ pub struct FrontSummary {
     pub transport: &'static str,
     /// Every time that Phase B was lost and the run went on.
     pub restarts: Vec<Restart>,
-}
-
-/// A Phase B that was lost, and the one that took its place. Times are of the monotonic clock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Restart {
-    /// Why the old one was given up.
-    pub fault: Fault,
-    /// When.
-    pub lost_ns: u64,
-    /// The first chunk that the new one got; `None` if there was none left for it.
-    pub chunk: Option<ChunkIndex>,
-    /// When that chunk was sent.
-    pub sent_ns: Option<u64>,
-    /// When its result was there.
-    pub served_ns: Option<u64>,
-    /// Chunks that were sent a second time.
-    pub sent_again: u32,
 }
 
 /// How a run over one link ended.

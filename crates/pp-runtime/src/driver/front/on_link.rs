@@ -15,7 +15,6 @@ use super::flight::{Flight, Leg};
 use crate::clock::now_ns;
 use crate::core::{Facts, FrontAction, FrontCore};
 use crate::progress::Doing;
-use crate::report::PhaseBTimes;
 use crate::stage::{Decoded, FrontStages, Offer, Place, Progress, StageError};
 use crate::switch::Switch;
 
@@ -220,26 +219,15 @@ where
         record.idle_us = outcome.idle_us;
         record.back_bytes = header.payload_bytes();
         record.dropped = verdict == Verdict::Stale;
-        let (start, end) = self.run.peer_clock.place(
-            record.sent_ns,
-            record.received_ns,
-            outcome.idle_us,
-            outcome.phase_b_us,
-        );
-        // Neither side looks while it computes, so nobody saw a payload arrive. Where payloads
-        // are handed over they were there at once; where they move, no later than this.
-        let recv_ns = if self.capabilities.payload_moves {
-            start.saturating_sub(outcome.idle_us.saturating_mul(1000))
-        } else {
-            record.received_ns = end;
-            0
-        };
-        record.phase_b = Some(PhaseBTimes {
-            recv_ns: recv_ns.max(record.sent_ns),
-            compute_start_ns: start,
-            compute_end_ns: end,
-            sent_ns: end,
-        });
+        let payload_moves = self.capabilities.payload_moves;
+        let times =
+            self.run
+                .peer_clock
+                .place(record.sent_ns, record.received_ns, &outcome, payload_moves);
+        if !payload_moves {
+            record.received_ns = times.compute_end_ns;
+        }
+        record.phase_b = Some(times);
         flight.leg = Leg::Back(outcome, payload);
         self.run.note_served();
     }

@@ -24,6 +24,8 @@ where
         let envelope = self.run.stages.build(place, &mut slot);
         let envelope = self.of_stage(envelope)?;
         let build_end_ns = now_ns();
+        let read = self.run.stages.read_ns();
+        let (first_read_ns, last_read_ns) = read.unwrap_or((build_start_ns, build_start_ns));
         let mut payload = self.payload_of(&envelope, slot);
         let call_id = self.run.next_call;
         let sent = send(
@@ -51,6 +53,8 @@ where
                 call_id: call_id.get(),
                 cache_epoch: place.epoch.get(),
                 frames: self.run.stages.frames_built(),
+                first_read_ns,
+                last_read_ns,
                 build_start_ns,
                 build_end_ns,
                 sent_ns: now_ns(),

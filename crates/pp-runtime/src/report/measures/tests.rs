@@ -1,3 +1,5 @@
+use pp_contract::{Fault, FaultKind, Rank};
+
 use super::*;
 
 const MS: u64 = 1_000_000;
@@ -17,6 +19,11 @@ fn chunk(k: u64, emit_ms: u64, build: u64, decode: u64, phase_b: u64) -> ChunkRe
     }
 }
 
+/// The measures of a run without restarts.
+fn of(recorder: &Recorder, warm_up: u64) -> Measures {
+    Measures::of(recorder, warm_up, &[])
+}
+
 fn recorder(records: impl IntoIterator<Item = ChunkRecord>) -> Recorder {
     let mut recorder = Recorder::with_capacity(64);
     records.into_iter().for_each(|r| recorder.push(r));
@@ -26,10 +33,16 @@ fn recorder(records: impl IntoIterator<Item = ChunkRecord>) -> Recorder {
 #[test]
 fn perfect_overlap_by_hand() {
     // Stage 0 takes 1 + 3 = 4 ms, stage 1 takes 6 ms, a chunk comes every 6 ms: 4 + 6 - 6 = 4 hidden of 4.
-    let m = Measures::of(&recorder((0..10).map(|k| chunk(k, 20 + 6 * k, 1, 3, 6))), 0);
+    let m = of(&recorder((0..10).map(|k| chunk(k, 20 + 6 * k, 1, 3, 6))), 0);
     assert_eq!(m.measured, 9);
-    assert_eq!((m.period_ms, m.stage0_ms, m.stage1_ms), (6.0, 4.0, 6.0));
-    assert_eq!((m.build_ms, m.decode_ms, m.hidden_ms), (1.0, 3.0, 4.0));
+    assert_eq!(
+        [m.period_ms, m.stage0_ms, m.stage1_ms],
+        [6.0, 4.0, 6.0].map(Some)
+    );
+    assert_eq!(
+        [m.build_ms, m.decode_ms, m.hidden_ms],
+        [1.0, 3.0, 4.0].map(Some)
+    );
     assert_eq!(m.overlap_score, Some(1.0));
     assert_eq!(m.efficiency, Some(1.0));
     // 40 frames between 0 and 74 ms.
@@ -39,38 +52,121 @@ fn perfect_overlap_by_hand() {
 
 #[test]
 fn stages_that_take_turns_score_zero() {
-    let m = Measures::of(&recorder((0..5).map(|k| chunk(k, 20 + 12 * k, 2, 4, 5))), 0);
-    assert_eq!(m.hidden_ms, 0.0);
+    let m = of(&recorder((0..5).map(|k| chunk(k, 20 + 12 * k, 2, 4, 5))), 0);
+    assert_eq!(m.hidden_ms, Some(0.0));
     assert_eq!(m.overlap_score, Some(0.0));
     assert_eq!(m.efficiency, Some(0.5));
 }
 
 #[test]
 fn medians_not_means_and_not_medians_of_sums() {
-    // Periods 10, 10, 40; stage 0 = 8, 8, 8; stage 1 = 4, 6, 8.
-    let m = Measures::of(
+    // Periods 10, 10, 10; stage 0 = 8, 8, 8; stage 1 = 4, 6, 8.
+    let m = of(
         &recorder([
             chunk(0, 10, 4, 4, 9),
             chunk(1, 20, 4, 4, 4),
             chunk(2, 30, 4, 4, 6),
-            chunk(3, 70, 4, 4, 8),
+            chunk(3, 40, 4, 4, 8),
         ]),
         0,
     );
-    assert_eq!((m.period_ms, m.period_mean_ms), (10.0, 20.0));
-    assert_eq!(
-        (m.period_p10_ms, m.period_p90_ms, m.period_max_ms),
-        (10.0, 40.0, 40.0)
+    // Hidden 2, 4, 6 of 4, 6, 8: shares 1/2, 2/3, 3/4.
+    assert_eq!(m.hidden_ms, Some(4.0));
+    assert_eq!(m.overlap_score, Some(4.0 / 6.0));
+    assert_eq!([m.efficiency, m.efficiency_by_mean], [Some(0.8); 2]);
+}
+
+#[test]
+fn chunks_in_bursts_have_no_ratio_of_medians() {
+    // Periods 10, 10, 40.
+    let emitted = [10, 20, 30, 70];
+    let m = of(
+        &recorder((0..4).map(|k| chunk(k, emitted[k as usize], 4, 4, 8))),
+        0,
     );
-    // Hidden 2, 4, 0 of 4, 6, 8: shares 1/2, 2/3, 0.
-    assert_eq!(m.hidden_ms, 2.0);
-    assert_eq!(m.overlap_score, Some(0.5));
-    assert_eq!(m.efficiency, Some(0.8));
+    assert_eq!(
+        [m.period_ms, m.period_mean_ms, m.period_p10_ms],
+        [10.0, 20.0, 10.0].map(Some)
+    );
+    assert_eq!([m.period_p90_ms, m.period_max_ms], [Some(40.0); 2]);
+    let why = Some(WhyNull::Bursts);
+    assert_eq!((m.efficiency, m.efficiency_why_null), (None, why));
+    assert_eq!((m.overlap_score, m.overlap_score_why_null), (None, why));
+    assert_eq!(m.hidden_ms, None);
+    assert_eq!(
+        (m.efficiency_by_mean, m.efficiency_by_mean_why_null),
+        (Some(0.4), None)
+    );
+}
+
+#[test]
+fn a_restart_counts_where_it_lies_between_measured_chunks() {
+    let recorder = recorder((0..10).map(|k| chunk(k, 20 + 6 * k, 1, 3, 6)));
+    let lost = |lost_ms: u64, served_ms: Option<u64>| Restart {
+        fault: Fault::new(FaultKind::PeerDied, Rank::new(1), "run", "gone"),
+        lost_ns: lost_ms * MS,
+        chunk: None,
+        sent_ns: None,
+        served_ns: served_ms.map(|ms| ms * MS),
+        sent_again: 0,
+    };
+    // With a warm-up of 4 the measured periods lie between 38 and 74 ms.
+    for (restart, spans) in [
+        (lost(10, Some(37)), false),
+        (lost(10, Some(38)), true),
+        (lost(40, Some(50)), true),
+        (lost(70, Some(90)), true),
+        (lost(70, None), true),
+        (lost(75, None), false),
+    ] {
+        let m = Measures::of(&recorder, 4, &[lost(1, Some(2)), restart.clone()]);
+        assert_eq!(m.spans_restart, spans, "{restart:?}");
+        let why = spans.then_some(WhyNull::SpansRestart);
+        assert_eq!(m.efficiency_why_null, why);
+        assert_eq!(m.efficiency, (!spans).then_some(1.0));
+    }
+}
+
+#[test]
+fn latencies_against_numbers_counted_by_hand() {
+    // Chunk k is emitted 1 ms after the last of its frames was read; its first was read another k ms earlier.
+    let late = |k: u64| ChunkRecord {
+        first_read_ns: (1_000 + 10 * k - 1 - k) * MS,
+        last_read_ns: (1_000 + 10 * k - 1) * MS,
+        ..chunk(k, 1_000 + 10 * k, 0, 0, 1)
+    };
+    let all = |records: Vec<ChunkRecord>, warm_up| {
+        let mut recorder = Recorder::with_capacity(256);
+        records.into_iter().for_each(|r| recorder.push(r));
+        let m = of(&recorder, warm_up);
+        let first = [m.latency_ms, m.latency_p99_ms, m.latency_max_ms];
+        let last = [
+            m.added_latency_ms,
+            m.added_latency_p99_ms,
+            m.added_latency_max_ms,
+        ];
+        (first, last)
+    };
+    // 1 to 200 ms: the middle two are 100 and 101; 198 of 200 are not above 198.
+    let (first, last) = all((0..200).map(late).collect(), 0);
+    assert_eq!(first, [100.5, 198.0, 200.0].map(Some));
+    assert_eq!(last, [1.0; 3].map(Some));
+    // The warm-up goes: 101 to 200 ms. 99 of 100 are not above 199.
+    let (first, _) = all((0..200).map(late).collect(), 100);
+    assert_eq!(first, [150.5, 199.0, 200.0].map(Some));
+    // One chunk has a latency and no period; a dropped one has none.
+    let (first, _) = all(vec![late(6)], 0);
+    assert_eq!(first, [7.0; 3].map(Some));
+    let dropped = ChunkRecord {
+        dropped: true,
+        ..late(6)
+    };
+    assert_eq!(all(vec![dropped], 0), ([None; 3], [None; 3]));
 }
 
 #[test]
 fn an_even_count_takes_the_mean_of_the_middle_two() {
-    let m = Measures::of(
+    let m = of(
         &recorder([
             chunk(0, 10, 1, 1, 1),
             chunk(1, 12, 1, 1, 1),
@@ -78,7 +174,7 @@ fn an_even_count_takes_the_mean_of_the_middle_two() {
         ]),
         0,
     );
-    assert_eq!(m.period_ms, 3.5);
+    assert_eq!(m.period_ms, Some(3.5));
 }
 
 #[test]
@@ -96,14 +192,14 @@ fn warm_up_counts_from_the_start_of_the_run_even_after_the_ring_wrapped() {
             4,
         )
     };
-    let m = Measures::of(&recorder((0..9).map(slow_start)), 4);
-    assert_eq!((m.warm_up, m.measured, m.period_ms), (4, 5, 5.0));
+    let m = of(&recorder((0..9).map(slow_start)), 4);
+    assert_eq!((m.warm_up, m.measured, m.period_ms), (4, 5, Some(5.0)));
 
     let mut small = Recorder::with_capacity(3);
     (0..9).for_each(|k| small.push(slow_start(k)));
-    assert_eq!(Measures::of(&small, 4).measured, 2);
-    assert_eq!(Measures::of(&small, 8).measured, 1);
-    assert_eq!(Measures::of(&small, 9).measured, 0);
+    assert_eq!(of(&small, 4).measured, 2);
+    assert_eq!(of(&small, 8).measured, 1);
+    assert_eq!(of(&small, 9).measured, 0);
 }
 
 #[test]
@@ -111,17 +207,17 @@ fn a_dropped_chunk_takes_its_neighbours_period_with_it() {
     let mut records: Vec<_> = (0..6).map(|k| chunk(k, 10 + 5 * k, 1, 1, 5)).collect();
     records[2].dropped = true;
     records[2].emitted_ns = 0;
-    let m = Measures::of(&recorder(records), 0);
+    let m = of(&recorder(records), 0);
     // 0-1, 3-4 and 4-5 remain.
     assert_eq!(
         (m.measured, m.dropped, m.frames, m.period_ms),
-        (3, 1, 20, 5.0)
+        (3, 1, 20, Some(5.0))
     );
 }
 
 #[test]
 fn idle_queues_and_bytes() {
-    let m = Measures::of(
+    let m = of(
         &recorder((0..5).map(|k| ChunkRecord {
             idle_us: [9_000, 0, 2_000, 1_000, 1_000][k as usize],
             source_queue: k as u32,
@@ -133,25 +229,31 @@ fn idle_queues_and_bytes() {
         })),
         0,
     );
-    assert_eq!(m.phase_b_idle_ms, 1.0);
-    assert_eq!(m.phase_b_idle_share, 0.1);
-    assert_eq!((m.source_queue_mean, m.source_queue_max), (2.5, 4));
-    assert_eq!((m.sink_queue_mean, m.sink_queue_max), (1.0, 1));
+    assert_eq!(m.phase_b_idle_ms, Some(1.0));
+    assert_eq!(m.phase_b_idle_share, Some(0.1));
+    assert_eq!(
+        (m.source_queue_mean, m.source_queue_max),
+        (Some(2.5), Some(4))
+    );
+    assert_eq!((m.sink_queue_mean, m.sink_queue_max), (Some(1.0), Some(1)));
     assert_eq!(
         (m.forward_bytes, m.back_bytes, m.max_in_flight),
-        (100, 7, 2)
+        (Some(100), Some(7), 2)
     );
 }
 
 #[test]
-fn stages_without_work_have_no_score_but_an_efficiency() {
-    let m = Measures::of(&recorder((0..5).map(|k| chunk(k, 10 + k, 0, 0, 0))), 0);
-    assert_eq!((m.overlap_score, m.efficiency), (None, Some(0.0)));
-    let empty = Measures::of(&recorder([]), 0);
+fn stages_without_work_have_no_ratio_and_no_chunks_no_figure() {
+    let m = of(&recorder((0..5).map(|k| chunk(k, 10 + k, 0, 0, 0))), 0);
+    assert_eq!((m.overlap_score, m.efficiency), (None, None));
+    assert_eq!(m.overlap_score_why_null, Some(WhyNull::NoWork));
+    assert_eq!(m.efficiency_why_null, Some(WhyNull::NoWork));
+    let empty = of(&recorder([]), 0);
     assert_eq!(
-        (empty.overlap_score, empty.efficiency, empty.measured),
+        (empty.period_ms, empty.phase_b_idle_share, empty.measured),
         (None, None, 0)
     );
+    assert_eq!(empty.efficiency_why_null, Some(WhyNull::NothingMeasured));
 }
 
 #[test]
@@ -160,13 +262,13 @@ fn the_mark_of_a_serial_schedule_is_seen() {
         idle_us: 4_000,
         ..chunk(k, 20 + 9 * k, 0, 4, 5)
     };
-    assert!(Measures::of(&recorder((0..9).map(serial)), 0).looks_serial());
+    assert!(of(&recorder((0..9).map(serial)), 0).looks_serial());
     // Overlapped with the same waits, because the front is the slower side: no fault.
     let overlapped = |k: u64| ChunkRecord {
         idle_us: 4_000,
         ..chunk(k, 20 + 5 * k, 1, 4, 1)
     };
-    assert!(!Measures::of(&recorder((0..9).map(overlapped)), 0).looks_serial());
+    assert!(!of(&recorder((0..9).map(overlapped)), 0).looks_serial());
 }
 
 #[test]

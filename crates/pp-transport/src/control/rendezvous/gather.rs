@@ -10,7 +10,7 @@ use pp_contract::{Rank, WorldSize};
 use rustix::event::{PollFd, PollFlags};
 
 use super::listen::{Accepted, Listener, Source};
-use super::{RendezvousError, RendezvousOptions, TurnedAway};
+use super::{RendezvousError, RendezvousOptions, TurnedAway, Waiting, list};
 use crate::control::channel::ControlChannel;
 use crate::control::frame::{FrameError, FrameReader, Progress};
 use crate::control::message::kind as wire;
@@ -138,13 +138,16 @@ enum Why {
 impl Meeting<'_> {
     fn run(&mut self) -> Result<(), RendezvousError> {
         let end = self.started + self.options.timeout;
+        let mut waiting = Waiting::new(self.options, self.started);
         while self.joined.len() + 1 < self.door.world_size.get() as usize {
             let now = Instant::now();
             if now >= end {
                 return Err(self.missing());
             }
             self.drop_late(now);
-            let wake = self.pending.iter().map(|caller| caller.deadline).min();
+            waiting.look(self.door.own, || self.awaited());
+            let deadlines = self.pending.iter().map(|caller| caller.deadline);
+            let wake = deadlines.chain(waiting.next()).min();
             let ready = self.wait(wake.map_or(end, |wake| wake.min(end)))?;
             if let Some(rank) = ready.left {
                 return Err(RendezvousError::RankLeft {
@@ -365,17 +368,36 @@ impl Meeting<'_> {
         }
     }
 
-    fn missing(&self) -> RendezvousError {
-        let Door {
-            own, world_size, ..
-        } = self.door;
+    /// The ranks that have not joined.
+    fn missing_ranks(&self) -> Vec<Rank> {
+        let own = self.door.own;
         let is_missing = |rank: &Rank| *rank != own && !self.joined.contains_key(rank);
+        self.door.world_size.ranks().filter(is_missing).collect()
+    }
+
+    fn places(&self) -> String {
         let places: Vec<String> = self.listeners.iter().map(ToString::to_string).collect();
+        places.join(" and ")
+    }
+
+    /// Who is waited for, and where.
+    fn awaited(&self) -> String {
+        let missing = self.missing_ranks();
+        let ranks = if missing.len() == 1 { "rank" } else { "ranks" };
+        format!(
+            "{ranks} {} at {}{}",
+            list(&missing),
+            self.places(),
+            self.turned_away
+        )
+    }
+
+    fn missing(&self) -> RendezvousError {
         RendezvousError::MissingRanks {
-            missing: world_size.ranks().filter(is_missing).collect(),
-            world_size,
+            missing: self.missing_ranks(),
+            world_size: self.door.world_size,
             after: self.started.elapsed(),
-            listening: places.join(" and "),
+            listening: self.places(),
             turned_away: Box::new(self.turned_away.clone()),
         }
     }

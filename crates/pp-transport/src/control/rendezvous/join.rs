@@ -10,7 +10,7 @@ use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Pid;
 
-use super::{MEETING_RANK, RendezvousError, RendezvousOptions};
+use super::{MEETING_RANK, RendezvousError, RendezvousOptions, Waiting};
 use crate::control::channel::ControlChannel;
 use crate::control::error::ControlError;
 use crate::control::frame::{FrameReader, Progress};
@@ -62,6 +62,7 @@ pub(super) fn join(
     let mut via = launch.via();
     let mut last = None;
     let mut told: Option<(Instant, u32)> = None;
+    let mut waiting = Waiting::new(options, started);
     loop {
         let until = deadline.min(Instant::now() + ATTEMPT);
         let reason = match attempt(launch, via, key, until) {
@@ -98,6 +99,9 @@ pub(super) fn join(
             }
         };
         tracing::debug!(rank = own.get(), %reason, "rank 0 not reached yet");
+        waiting.look(own, || {
+            format!("rank 0 at {}: {reason}", places(launch, key))
+        });
         let left = deadline.saturating_duration_since(Instant::now());
         // An attempt that the end cut short says less than the one before it.
         if last.is_none() || !left.is_zero() {
