@@ -28,7 +28,7 @@ pub(crate) fn run() -> Result<()> {
         "--no-default-features",
         "--locked",
     ]);
-    run_command(fuzz.env("CARGO_TARGET_DIR", target().join("fuzz")))?;
+    run_command(fuzz.env("CARGO_TARGET_DIR", target()?.join("fuzz")))?;
     let mut doc = cargo(&[
         "doc",
         "--workspace",

@@ -3,6 +3,8 @@
 //! What continuous integration checks is what a person can check here, with the same words: `cargo xtask ci` is the whole
 //! gate. Each command is one file.
 
+use std::process::ExitCode;
+
 use anyhow::{Result, bail};
 
 mod bench;
@@ -41,8 +43,18 @@ cargo xtask <command>
   bench WHAT      overlap | touch | denoise | all: ours beside its peers, interleaved;
                   door: a job beside somebody who attacks the place where its ranks meet";
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &[String]) -> Result<()> {
     let rest = args.get(1..).unwrap_or_default();
     match args.first().map(String::as_str) {
         Some("run-pp") => run_pp::run(rest),
@@ -60,6 +72,6 @@ fn main() -> Result<()> {
             println!("{HELP}");
             Ok(())
         }
-        Some(other) => bail!("no command {other:?}\n\n{HELP}"),
+        Some(other) => bail!("no command {other:?}; cargo xtask help lists them"),
     }
 }
