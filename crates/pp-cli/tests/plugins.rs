@@ -1,57 +1,13 @@
 //! Kernels swapped in with `--kernels`: good ones do their work, bad ones end the job by name.
 
+#[path = "../../pp-kernels/tests/common/mod.rs"]
+mod build;
 mod common;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
+use build::{compile_c_file, median, root, rust_plugin};
 use common::{Folder, pp, run, video};
-
-fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
-}
-
-/// Compiles a C plugin of this repository.
-fn c_plugin(folder: &Folder, source: &str, define: Option<&str>) -> PathBuf {
-    let out = folder.file(&format!("{}.so", define.unwrap_or("plugin")));
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    let status = Command::new(compiler)
-        .args(["-std=c11", "-shared", "-fPIC", "-O1", "-o"])
-        .arg(&out)
-        .args(define.map(|define| format!("-D{define}")))
-        .arg("-I")
-        .arg(root().join("crates/pp-kernels/include"))
-        .arg("-I")
-        .arg(root().join("plugins/median"))
-        .arg(root().join(source))
-        .status()
-        .expect("a C compiler can be run");
-    assert!(status.success());
-    out
-}
-
-/// Builds a plugin of this workspace with the cargo that runs the tests.
-fn rust_plugin(package: &str) -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let status = Command::new(env!("CARGO"))
-        .args([
-            "build",
-            "--quiet",
-            "--offline",
-            "--package",
-            package,
-            "--target-dir",
-        ])
-        .arg(target)
-        .current_dir(root())
-        .env_remove("RUSTFLAGS")
-        .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .status()
-        .unwrap();
-    assert!(status.success());
-    let name = package.replace('-', "_");
-    target.join("debug").join(format!("lib{name}.so"))
-}
 
 fn denoise(input: &Path, output: &Path, kernels: &Path, more: &[&str]) -> common::Ended {
     let mut command = pp(&["run", "--frames-per-chunk", "2"]);
@@ -70,10 +26,7 @@ fn example_plugins_pass_their_check_and_do_their_work() {
     let original = video(48, 32, "420jpeg", 9);
     let input = folder.write("in.y4m", &original);
     let (alone, two) = (folder.file("alone.y4m"), folder.file("two.y4m"));
-    let plugins = [
-        c_plugin(&folder, "plugins/median/median.c", None),
-        rust_plugin("pp-plugin-temporal"),
-    ];
+    let plugins = [median(), rust_plugin("pp-plugin-temporal")];
     let mut results = Vec::new();
     for plugin in &plugins {
         let checked = run(pp(&["plugin", "check"]).arg(plugin), None).succeeded();
@@ -112,11 +65,8 @@ fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
         ("FAULT_NO_ENTRY", "pp_kernels_entry_v1"),
     ];
     for (fault, words) in faults {
-        let plugin = c_plugin(
-            &folder,
-            "crates/pp-kernels/tests/plugins/faulty.c",
-            Some(fault),
-        );
+        let source = root().join("crates/pp-kernels/tests/plugins/faulty.c");
+        let plugin = compile_c_file(&source, &[fault]);
         for ranks in ["1", "2"] {
             let ended = denoise(&input, &output, &plugin, &["--ranks", ranks]);
             assert!(

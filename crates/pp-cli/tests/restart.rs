@@ -1,54 +1,23 @@
 //! `pp run --restarts`: Phase B dies, falls silent or is stopped, and the output is the same, bit for
 //! bit.
 
+#[path = "../../pp-kernels/tests/common/mod.rs"]
+mod build;
 mod common;
 #[path = "../../pp-transport/tests/fakes/mod.rs"]
 mod fakes;
 mod restart_support;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use build::{compile_c_file, median, root, rust_plugin};
 use common::{Folder, all_gone, children, finish, pp, run, signal, video};
 use fakes::Fakes;
 use fakes::check::{Expect, Fresh, Recording, check};
 use restart_support::{Dice, Held, Strike, report};
 use rustix::process::Signal;
-
-fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
-}
-
-fn median(folder: &Folder) -> PathBuf {
-    let out = folder.file("median.so");
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    let status = Command::new(compiler)
-        .args(["-std=c11", "-shared", "-fPIC", "-O1", "-o"])
-        .arg(&out)
-        .arg("-I")
-        .arg(root().join("crates/pp-kernels/include"))
-        .arg(root().join("plugins/median/median.c"))
-        .status()
-        .expect("a C compiler can be run");
-    assert!(status.success());
-    out
-}
-
-fn temporal() -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--offline", "--package"])
-        .args(["pp-plugin-temporal", "--target-dir"])
-        .arg(target)
-        .current_dir(root())
-        .env_remove("RUSTFLAGS")
-        .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .status()
-        .unwrap();
-    assert!(status.success());
-    target.join("debug/libpp_plugin_temporal.so")
-}
 
 /// A clip whose every third part is another scene.
 fn cut_video(frames: usize) -> Vec<u8> {
@@ -114,9 +83,8 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
 
 #[test]
 fn killed_at_random_moments_it_goes_on_as_if_nothing_had_been() {
-    let folder = Folder::new("restart_kills");
     let (plain, cut) = (video(64, 48, "mono", 120), cut_video(120));
-    let (median, temporal) = (median(&folder), temporal());
+    let (median, temporal) = (median(), rust_plugin("pp-plugin-temporal"));
     let file = |path: &PathBuf| path.to_str().unwrap().to_owned();
     let variants = [
         (vec![], &plain),
@@ -210,16 +178,8 @@ fn restarts_that_are_used_up_end_the_job_with_its_cause() {
 fn what_would_fail_again_is_not_started_again() {
     let folder = Folder::new("restart_plugin");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
-    let plugin = folder.file("faulty.so");
-    let status = Command::new("cc")
-        .args(["-std=c11", "-shared", "-fPIC", "-DFAULT_ERROR", "-o"])
-        .arg(&plugin)
-        .arg("-I")
-        .arg(root().join("crates/pp-kernels/include"))
-        .arg(root().join("crates/pp-kernels/tests/plugins/faulty.c"))
-        .status()
-        .unwrap();
-    assert!(status.success());
+    let source = root().join("crates/pp-kernels/tests/plugins/faulty.c");
+    let plugin = compile_c_file(&source, &["FAULT_ERROR"]);
     let mut command = pp(&["run", "--restarts", "5", "--kernels"]);
     command.arg(&plugin).arg("--input").arg(&input);
     let ended = run(&mut command, None).failed(5, &["rank 1", "phase_b"]);
