@@ -137,3 +137,23 @@ fn json_of(program: &mut Command) -> Result<Value> {
     let printed = output(program)?;
     serde_json::from_str(&printed).with_context(|| format!("no JSON: {printed}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pilot_needs_no_vectors_of_the_processor() {
+        let mut cc = command("cc");
+        cc.args([
+            "-O3",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-c",
+            "-o",
+            "/dev/null",
+        ]);
+        output(cc.arg("xtask/peers/shm_pilot.c")).unwrap();
+    }
+}
