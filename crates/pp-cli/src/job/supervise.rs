@@ -45,7 +45,7 @@ const GOODBYE: Duration = Duration::from_secs(5);
 const REPORTS_WITHIN: Duration = Duration::from_secs(1);
 /// Time the ranks have to end by themselves after a second interrupt.
 const ABORTED_WITHIN: Duration = Duration::from_secs(1);
-/// Time the front has to say that it is there after all, where Phase B ended because of it.
+/// Time the front has to say that it is there after all, where Phase B ended because of it or before the ranks met.
 const CONTRADICTED_WITHIN: Duration = Duration::from_secs(1);
 /// The process that supervises this rank.
 pub(crate) const SUPERVISOR: &str = "PP_SUPERVISOR_PID";
@@ -73,27 +73,7 @@ pub(crate) fn supervise(restarts: u32, within: Duration) -> Result<(), Failure> 
     // The ranks inherit the write end under its number, and that end alone.
     rustix::io::fcntl_setfd(&write_end, rustix::io::FdFlags::empty()).context("no pipe")?;
     let (events, happened) = mpsc::channel();
-    let mut job = Job {
-        local: LocalJob::new(WorldSize::new(WORLD).context("a world of two ranks")?),
-        report: write_end,
-        events: events.clone(),
-        restarts,
-        within,
-        used: 0,
-        running: [None; WORLD as usize],
-        hears: [false; WORLD as usize],
-        is_asked: [false; WORLD as usize],
-        replaced: None,
-        ends: Vec::new(),
-        gone: None,
-        reports: Vec::new(),
-        front_waits: true,
-        has_met: false,
-        signals: 0,
-        aborted_after: None,
-        deadline: None,
-        is_killing: false,
-    };
+    let mut job = Job::new(write_end, events.clone(), restarts, within)?;
     let own = job.local.launch(FRONT).map_err(anyhow::Error::new)?;
     flight::supervise(own.job_id());
     // Before there is a rank that would live on without us.
@@ -164,6 +144,35 @@ struct Job {
 }
 
 impl Job {
+    fn new(
+        report: OwnedFd,
+        events: Sender<Event>,
+        restarts: u32,
+        within: Duration,
+    ) -> Result<Self, Failure> {
+        Ok(Self {
+            local: LocalJob::new(WorldSize::new(WORLD).context("a world of two ranks")?),
+            report,
+            events,
+            restarts,
+            within,
+            used: 0,
+            running: [None; WORLD as usize],
+            hears: [false; WORLD as usize],
+            is_asked: [false; WORLD as usize],
+            replaced: None,
+            ends: Vec::new(),
+            gone: None,
+            reports: Vec::new(),
+            front_waits: true,
+            has_met: false,
+            signals: 0,
+            aborted_after: None,
+            deadline: None,
+            is_killing: false,
+        })
+    }
+
     /// Starts a rank, and a thread that waits for its end.
     fn start(&mut self, rank: Rank) -> Result<(), Failure> {
         let child = self.spawn(rank)?;
@@ -278,15 +287,13 @@ impl Job {
         let is_worth_it = was_replaced || end.is_worth_a_restart();
         let may_be_missed = is_worth_it || end.is_silent();
         if rank == PHASE_B && self.may_restart() && may_be_missed {
-            if self.front_waits {
-                if is_worth_it || self.has_met {
-                    return self.restart();
-                }
-                self.settle(end);
-                return Ok(());
+            if self.front_waits && (is_worth_it || self.has_met) {
+                return self.restart();
             }
             let is_blamed = self.reports.iter().any(|report| blames_front(report, pid));
-            let within = if is_blamed {
+            // That the ranks have met is read by another thread, which may be behind.
+            let is_unheard = self.front_waits && !end.is_good();
+            let within = if is_blamed || is_unheard {
                 CONTRADICTED_WITHIN.min(self.within)
             } else {
                 self.within
@@ -478,4 +485,25 @@ pub(crate) fn bind_to_supervisor() -> Result<(), Failure> {
         std::process::exit(1);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The report that the ranks have met and the end of Phase B come by two threads.
+    #[test]
+    fn a_phase_b_that_ended_before_the_front_was_heard_may_still_be_missed() {
+        for program in ["true", "false"] {
+            let (_, report) = rustix::pipe::pipe().unwrap();
+            let (events, _happened) = mpsc::channel();
+            let within = Duration::from_secs(3600);
+            let mut job = Job::new(report, events, 1, within).unwrap();
+            job.running[FRONT.get() as usize] = Some(rustix::process::getpid());
+            let child = Command::new(program).spawn().unwrap();
+            job.ended(PHASE_B, child).unwrap();
+            assert!(job.ends.is_empty() && job.deadline.is_none(), "{program}");
+            assert!(job.gone.is_some(), "{program}");
+        }
+    }
 }
