@@ -181,7 +181,7 @@ fn a_second_interrupt_aborts_and_leaves_no_output() {
     let output = folder.file("out.y4m");
     // Far more passes than the test has time for.
     let more = ["--denoise-steps", "1024"];
-    let child = pp(&args(&input, &output, &more))
+    let mut child = pp(&args(&input, &output, &more))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -189,9 +189,7 @@ fn a_second_interrupt_aborts_and_leaves_no_output() {
         .unwrap();
     let pids = ranks(child.id());
     wait_until_it_runs(pids[0]);
-    signal(child.id(), Signal::INT);
-    std::thread::sleep(std::time::Duration::from_millis(100));
-    signal(child.id(), Signal::INT);
+    common::abort(&mut child);
     finish(child).failed(130, &["interrupted"]);
     common::all_gone(&pids);
     assert_eq!(folder.names(), ["in.y4m"]);

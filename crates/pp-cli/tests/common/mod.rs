@@ -259,6 +259,16 @@ pub(crate) fn signal(pid: u32, signal: rustix::process::Signal) {
     let _ = rustix::process::kill_process(pid, signal);
 }
 
+/// Interrupts a process until it ends: two signals that come before it has run again are one.
+pub(crate) fn abort(child: &mut Child) {
+    let deadline = Instant::now() + HANG;
+    while child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "it takes no interrupt");
+        signal(child.id(), rustix::process::Signal::INT);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Names in a folder that belong to `pp`.
 pub(crate) fn leftovers() -> Vec<PathBuf> {
     ["/dev/shm", "/tmp"]
