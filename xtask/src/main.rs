@@ -11,6 +11,7 @@ mod bench;
 mod bundle;
 mod ci;
 mod clip;
+mod fuzz;
 mod kernels;
 mod layers;
 mod nccl_bindings;
@@ -36,6 +37,8 @@ cargo xtask <command>
   ci              fmt, clippy, docs, layers, tidy, nccl-bindings, kernels, test
   bundle [--out DIR]
                   what a machine with GPUs and without Rust needs: programs, plugins, clip, gpu-check.sh
+  fuzz [--inputs N] [TARGET...]
+                  every decoder that a stranger, a peer or a file reaches, under libFuzzer
   soak [--minutes N] [--seed S]
                   long jobs whose Phase B is killed and stopped all the time; the film must stay the same
   shutdown [--jobs N | --gpu FILE.json]
@@ -64,6 +67,7 @@ fn run(args: &[String]) -> Result<()> {
         Some("kernels") => kernels::run(rest),
         Some("nccl-bindings") => nccl_bindings::run(rest),
         Some("ci") => ci::run(),
+        Some("fuzz") => fuzz::run(rest),
         Some("bundle") => bundle::run(rest),
         Some("soak") => soak::run(rest),
         Some("shutdown") => shutdown::run(rest),
