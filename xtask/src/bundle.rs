@@ -11,7 +11,9 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::clip;
-use crate::process::{build_pp, built, cargo, command, output, root, run as run_command, target};
+use crate::process::{
+    build_pp, built, cargo, command, git, output, root, run as run_command, target,
+};
 
 /// What still travels easily.
 const MOST_BYTES: u64 = 40 << 20;
@@ -117,10 +119,6 @@ fn peers(to: &Path) -> Result<()> {
 
 /// What the bundle was made of.
 fn about() -> Result<Value> {
-    let git = |args: &[&str]| {
-        let mut git = command("git");
-        output(git.args(["-c", "safe.directory=*"]).args(args)).map(|text| text.trim().to_owned())
-    };
     let commit = git(&["rev-parse", "HEAD"]).ok();
     let changed = git(&["status", "--porcelain"])
         .ok()

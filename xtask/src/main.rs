@@ -39,8 +39,8 @@ cargo xtask <command>
                   what a machine with GPUs and without Rust needs: programs, plugins, clip, gpu-check.sh
   fuzz [--inputs N] [TARGET...]
                   every decoder that a stranger, a peer or a file reaches, under libFuzzer
-  soak [--minutes N] [--seed S]
-                  long jobs whose Phase B is killed and stopped all the time; the film must stay the same
+  soak [--chunks N] [--minutes N] [--seed S]
+                  long jobs whose Phase B is killed and stopped all the time; no frame may be lost or changed
   shutdown [--jobs N | --gpu FILE.json]
                   end jobs in every state, here or on a machine with GPUs, and write it into docs/shutdown.md
   bench WHAT      overlap | touch | denoise | all: ours beside its peers, interleaved;

@@ -114,6 +114,12 @@ fn shown(command: &Command) -> String {
     words.join(" ")
 }
 
+/// What git says of this repository, whoever owns it.
+pub(crate) fn git(args: &[&str]) -> Result<String> {
+    let mut git = command("git");
+    output(git.args(["-c", "safe.directory=*"]).args(args)).map(|text| text.trim().to_owned())
+}
+
 /// Runs a cargo command that builds the target `name`, and gives the program or shared library that cargo says it made.
 pub(crate) fn built(cargo: &mut Command, name: &str) -> Result<PathBuf> {
     cargo.args(["--quiet", "--message-format=json-render-diagnostics"]);
