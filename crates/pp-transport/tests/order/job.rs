@@ -27,8 +27,10 @@ use crate::messages::{number, prepare};
 
 /// A job that does not end is a failure, not a hang of the tests.
 pub(crate) const STUCK: Duration = Duration::from_secs(60);
-/// One that was spoiled may well not end. This is time of the processor, of which a machine that is busy gives less.
+/// One that was spoiled may well not end. The first is time of the processor, of which a machine that is busy gives less;
+/// the second is for those that sleep.
 const SPOILED: Duration = Duration::from_secs(2);
+const ASLEEP: Duration = Duration::from_secs(10);
 const LARGEST: usize = 20_000;
 
 /// What a job is to be.
@@ -112,8 +114,9 @@ pub(crate) fn record(command: &mut Command) -> Outcome {
 pub(crate) fn end_when_stuck(is_spoiled: bool) {
     let began = Instant::now();
     let used = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap();
+    let patience = if is_spoiled { ASLEEP } else { STUCK };
     thread::spawn(move || {
-        while began.elapsed() < STUCK && !(is_spoiled && used() > SPOILED) {
+        while began.elapsed() < patience && !(is_spoiled && used() > SPOILED) {
             thread::sleep(Duration::from_millis(20));
         }
         eprintln!("stuck");
