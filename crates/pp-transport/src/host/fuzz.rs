@@ -216,11 +216,13 @@ pub fn region(bytes: &[u8]) {
             offer.expect("a shape that there can be, and memory").into_region()
         };
         static BELLS: [Bell; 2] = [(); 2].map(|()| Bell::new().expect("a bell"));
+        static ZEROS: Vec<u8> = vec![0; MEMORY.with(|(_, layout)| layout.len)];
     }
     let (region, layout) = MEMORY.with(Clone::clone);
     let [low, high] = BELLS.with(Clone::clone);
     let raw = File::from(region.fd().try_clone_to_owned().expect("a descriptor"));
-    raw.write_all_at(&vec![0; layout.len], 0)
+    ZEROS
+        .with(|zeros| raw.write_all_at(zeros, 0))
         .expect("a region may be written");
     let (zero, one) = (Rank::new(0), Rank::new(1));
     let Layout { up, down, .. } = layout;
