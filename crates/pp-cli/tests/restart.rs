@@ -10,6 +10,7 @@ mod restart_support;
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use build::{compile_c_file, median, root, rust_plugin};
@@ -58,7 +59,11 @@ fn calm(mut command: Command, input: &[u8]) -> Vec<u8> {
 /// Strikes a run, and holds its output against that of a calm one.
 #[track_caller]
 fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[Strike]) -> u64 {
-    let folder = Folder::new(&format!("unmoved_{}", wanted.len() as u64 + strikes[0].at));
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let folder = Folder::new(&format!(
+        "unmoved_{}",
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    ));
     let json = folder.file("report.json");
     command.args(["--restarts", "100", "--report"]).arg(&json);
     let mut held = Held::start(&mut command, input.to_vec());
