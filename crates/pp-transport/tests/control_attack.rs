@@ -338,7 +338,8 @@ fn impostor_that_listens_first_gets_nothing_it_can_use() {
         let mut bytes = vec![0; CALL_BYTES];
         caller.read_exact(&mut bytes).unwrap();
         caller.write_all(answer).unwrap();
-        caller.shutdown(std::net::Shutdown::Write).unwrap();
+        // The rank may have read it, and hung up.
+        let _ = caller.shutdown(std::net::Shutdown::Write);
         let _ = caller.read_to_end(&mut bytes);
         said.push(bytes);
     }
