@@ -6,10 +6,9 @@
  *
  * Two processes, one ring of DEPTH slots in each direction. A send hands over a slot: zero copy. A waiting side spins for
  * a moment and then sleeps on a futex. A stage sleeps until shortly before its mark and then spins to it. With touch the
- * producer writes the slot with non-temporal stores and the consumer reads every byte. Prints one JSON object with the
+ * producer writes the slot, with non-temporal stores where there is AVX2, and the consumer reads every byte. Prints one JSON object with the
  * keys of `pp bench overlap --json`. Build: cc -O3 -march=native shm_pilot.c */
 #define _GNU_SOURCE
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -23,6 +22,9 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 enum { SPINS = 2000, WARM_UP = 16, MAX_DEPTH = 64, LINE = 64 };
 
@@ -47,6 +49,15 @@ static size_t bytes, stride;
 static int depth, touch;
 static volatile uint64_t sink;
 
+/* Tells the processor that this is a loop that waits. */
+static void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 static double now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -70,7 +81,7 @@ static void raise_to(struct counter *c, uint32_t value) {
 static void wait_past(struct counter *c, uint32_t past) {
     for (int i = 0; i < SPINS; i++) {
         if ((int32_t)(atomic_load_explicit(&c->value, memory_order_acquire) - past) > 0) return;
-        _mm_pause();
+        relax();
     }
     uint32_t seen;
     while ((int32_t)((seen = atomic_load(&c->value)) - past) <= 0) {
@@ -86,16 +97,21 @@ static void stage(double ms) {
         struct timespec t = {(time_t)(early / 1e3), (long)(early * 1e6) % 1000000000L};
         nanosleep(&t, NULL);
     }
-    while (ms > 0 && now_ms() < mark) _mm_pause();
+    while (ms > 0 && now_ms() < mark) relax();
 }
 
 static void fill(uint8_t *slot, uint64_t seed) {
-    __m256i v = _mm256_set1_epi64x((long long)seed), step = _mm256_set1_epi64x(0x0101010101010101);
+    const uint64_t step = 0x0101010101010101;
+#ifdef __AVX2__
+    __m256i v = _mm256_set1_epi64x((long long)seed), steps = _mm256_set1_epi64x((long long)step);
     for (size_t i = 0; i + 32 <= bytes; i += 32) {
         _mm256_stream_si256((__m256i *)(slot + i), v);
-        v = _mm256_add_epi64(v, step);
+        v = _mm256_add_epi64(v, steps);
     }
     _mm_sfence();
+#else
+    for (size_t i = 0; i + 8 <= bytes; i += 8) *(uint64_t *)(slot + i) = seed + i / 32 * step;
+#endif
 }
 
 static uint64_t read_all(const uint8_t *slot) {
@@ -173,7 +189,7 @@ static int hop(void) {
     if (!child) {
         pin(1);
         for (uint32_t i = 1; i <= TRIPS; i++) {
-            while (atomic_load_explicit(&shared->ball[0], memory_order_acquire) != i) _mm_pause();
+            while (atomic_load_explicit(&shared->ball[0], memory_order_acquire) != i) relax();
             atomic_store_explicit(&shared->ball[LINE], i, memory_order_release);
         }
         _exit(0);
@@ -182,7 +198,7 @@ static int hop(void) {
     for (uint32_t i = 1; i <= TRIPS; i++) {
         double began = now_ms();
         atomic_store_explicit(&shared->ball[0], i, memory_order_release);
-        while (atomic_load_explicit(&shared->ball[LINE], memory_order_acquire) != i) _mm_pause();
+        while (atomic_load_explicit(&shared->ball[LINE], memory_order_acquire) != i) relax();
         half[i - 1] = (now_ms() - began) * 1e3 / 2;
     }
     waitpid(child, NULL, 0);

@@ -5,21 +5,23 @@
 //! at least as new as the one they were built on, and nothing else.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::clip;
-use crate::process::{cargo, command, output, root, run as run_command, target};
+use crate::process::{
+    build_pp, built, cargo, command, git, output, root, run as run_command, target,
+};
 
 /// What still travels easily.
 const MOST_BYTES: u64 = 40 << 20;
-/// Packages and test programs that run on a device, and their names in the bundle.
-const TESTS: &[(&str, &str, &str)] = &[
-    ("pp-kernels", "gpu_oracle", "gpu_oracle"),
-    ("pp-transport", "conformance", "conformance"),
-    ("pp-transport", "race", "race"),
+/// Packages and their test programs that run on a device.
+const TESTS: &[(&str, &str)] = &[
+    ("pp-kernels", "gpu_oracle"),
+    ("pp-transport", "conformance"),
+    ("pp-transport", "race"),
 ];
 /// Plugins in Rust: their packages and names in the bundle.
 const PLUGINS: &[(&str, &str)] = &[
@@ -30,21 +32,16 @@ const PLUGINS: &[(&str, &str)] = &[
 /// Makes the bundle and says how large it is.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     let out = match args {
-        [] => target().join("bundle"),
+        [] => target()?.join("bundle"),
         [option, directory] if option == "--out" => std::path::absolute(directory)?,
         _ => bail!("cargo xtask bundle takes --out DIR and nothing else"),
     };
     prepare(&out)?;
-    let packages = PLUGINS.iter().map(|(package, _)| *package);
-    build(["pp-cli"].into_iter().chain(packages))?;
-    let release = target().join("release");
-    stripped(&release.join("pp"), &out.join("bin/pp"))?;
+    stripped(&build_pp()?, &out.join("bin/pp"))?;
     for (package, name) in PLUGINS {
-        let library = format!("lib{}.so", package.replace('-', "_"));
-        stripped(
-            &release.join(library),
-            &out.join(format!("plugins/{name}.so")),
-        )?;
+        let mut build = cargo(&["build", "--release", "--package", package]);
+        let library = built(&mut build, &package.replace('-', "_"))?;
+        stripped(&library, &out.join(format!("plugins/{name}.so")))?;
     }
     let median = out.join("plugins/median.so");
     run_command(
@@ -62,8 +59,10 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
             .arg("plugins/median/median.c"),
     )?;
     stripped(&median, &median)?;
-    for (name, program) in tests()? {
-        stripped(&program, &out.join("tests").join(name))?;
+    for (package, test) in TESTS {
+        let mut build = cargo(&["test", "--release", "--no-run", "--package", package]);
+        let program = built(build.args(["--test", test]), test)?;
+        stripped(&program, &out.join("tests").join(test))?;
     }
     fs::copy(clip::expanded()?, out.join("clip/cup.y4m"))?;
     peers(&out.join("peers"))?;
@@ -100,45 +99,9 @@ fn prepare(out: &Path) -> Result<()> {
     Ok(())
 }
 
-fn build<'a>(packages: impl Iterator<Item = &'a str>) -> Result<()> {
-    let mut build = cargo(&["build", "--release", "--quiet"]);
-    for package in packages {
-        build.args(["--package", package]);
-    }
-    run_command(&mut build)
-}
-
 /// Copies a program or library without its symbols.
 fn stripped(from: &Path, to: &Path) -> Result<()> {
     run_command(command("strip").arg("-o").arg(to).arg(from))
-}
-
-/// Builds the test programs and says where they are.
-fn tests() -> Result<Vec<(&'static str, PathBuf)>> {
-    let mut found = Vec::new();
-    for (package, test, name) in TESTS {
-        let mut build = cargo(&["test", "--release", "--quiet", "--no-run"]);
-        build.args([
-            "--message-format=json",
-            "--package",
-            package,
-            "--test",
-            test,
-        ]);
-        let program = executable(&output(&mut build)?, test)
-            .with_context(|| format!("cargo built no test program {test} of {package}"))?;
-        found.push((*name, program));
-    }
-    Ok(found)
-}
-
-/// The program that cargo says it has built for a test target.
-fn executable(messages: &str, test: &str) -> Option<PathBuf> {
-    messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|message| message["target"]["name"] == test)
-        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
 }
 
 /// Copies the programs to compare with.
@@ -156,10 +119,6 @@ fn peers(to: &Path) -> Result<()> {
 
 /// What the bundle was made of.
 fn about() -> Result<Value> {
-    let git = |args: &[&str]| {
-        let mut git = command("git");
-        output(git.args(["-c", "safe.directory=*"]).args(args)).map(|text| text.trim().to_owned())
-    };
     let commit = git(&["rev-parse", "HEAD"]).ok();
     let changed = git(&["status", "--porcelain"])
         .ok()

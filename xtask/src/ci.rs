@@ -20,7 +20,7 @@ pub(crate) fn run() -> Result<()> {
         "--deny",
         "warnings",
     ]))?;
-    // The fuzz targets are a workspace of their own; without libFuzzer they need no nightly.
+    // The fuzz targets are a workspace of their own; without libFuzzer they need no C++ compiler.
     let mut fuzz = cargo(&[
         "check",
         "--manifest-path",
@@ -28,7 +28,7 @@ pub(crate) fn run() -> Result<()> {
         "--no-default-features",
         "--locked",
     ]);
-    run_command(fuzz.env("CARGO_TARGET_DIR", target().join("fuzz")))?;
+    run_command(fuzz.env("CARGO_TARGET_DIR", target()?.join("fuzz")))?;
     let mut doc = cargo(&[
         "doc",
         "--workspace",

@@ -11,13 +11,14 @@ const BYTES: usize = 7_299_440;
 
 /// Expands the clip into the target directory, unless it is there, and says where.
 pub(crate) fn expanded() -> Result<PathBuf> {
-    let path = target().join("clip/cup.y4m");
+    let folder = target()?.join("clip");
+    let path = folder.join("cup.y4m");
     if fs::metadata(&path).is_ok_and(|there| there.len() == BYTES as u64) {
         return Ok(path);
     }
     let packed = root().join("assets/cup.y4m.zlib");
     let packed = fs::read(&packed).with_context(|| format!("cannot read {}", packed.display()))?;
-    fs::create_dir_all(target().join("clip"))?;
+    fs::create_dir_all(&folder)?;
     let part = path.with_extension("part");
     fs::write(&part, expand(&packed)?)?;
     fs::rename(&part, &path)?;

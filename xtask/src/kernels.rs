@@ -38,7 +38,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     };
     let sources = root().join("crates/pp-kernels/kernels");
     let toolkit = Toolkit::find(&sources)?;
-    let scratch = target().join(format!("kernels.{}", std::process::id()));
+    let scratch = target()?.join(format!("kernels.{}", std::process::id()));
     fs::create_dir_all(&scratch)?;
     let made = build(&toolkit, &sources, &scratch);
     fs::remove_dir_all(&scratch)?;
@@ -158,7 +158,7 @@ fn build(toolkit: &Toolkit, sources: &Path, scratch: &Path) -> Result<BTreeMap<S
             format!("ptx/{name}"),
             without_header(&ptx, kernel, compute)?,
         );
-        for line in used(&text, sm).with_context(|| format!("ptxas on {name} printed\n{text}"))? {
+        for line in used(&text, sm).with_context(|| format!("ptxas on {name}"))? {
             table += &line;
             table.push('\n');
         }
@@ -186,11 +186,10 @@ fn all(commands: impl Iterator<Item = Command>) -> Result<Vec<String>> {
             let output = child.wait_with_output()?;
             let text = String::from_utf8_lossy(&output.stdout).into_owned()
                 + &String::from_utf8_lossy(&output.stderr);
-            ensure!(
-                output.status.success(),
-                "{command:?} ended with {}\n{text}",
-                output.status
-            );
+            if !output.status.success() {
+                eprint!("{text}");
+                bail!("{command:?} ended with {}", output.status);
+            }
             Ok(text)
         })
         .collect()
@@ -282,8 +281,8 @@ fn compare(made: &BTreeMap<String, String>, there: &BTreeMap<String, String>) ->
     }
     ensure!(
         faults.is_empty(),
-        "crates/pp-kernels/kernels is not what its sources give:\n  {}\nrun cargo xtask kernels",
-        faults.join("\n  ")
+        "crates/pp-kernels/kernels is not what its sources give: {}; run cargo xtask kernels",
+        faults.join(", ")
     );
     println!("kernels: {} files as generated", made.len());
     Ok(())

@@ -115,8 +115,8 @@ pub(crate) fn run() -> Result<()> {
     }
     ensure!(
         breaches.is_empty(),
-        "layers broken:\n  {}",
-        breaches.join("\n  ")
+        "layers broken: {}",
+        breaches.join(", ")
     );
     println!("layers: {} crates keep to their layer", LAYERS.len());
     Ok(())

@@ -3,12 +3,15 @@
 //! What continuous integration checks is what a person can check here, with the same words: `cargo xtask ci` is the whole
 //! gate. Each command is one file.
 
+use std::process::ExitCode;
+
 use anyhow::{Result, bail};
 
 mod bench;
 mod bundle;
 mod ci;
 mod clip;
+mod fuzz;
 mod kernels;
 mod layers;
 mod nccl_bindings;
@@ -34,15 +37,27 @@ cargo xtask <command>
   ci              fmt, clippy, docs, layers, tidy, nccl-bindings, kernels, test
   bundle [--out DIR]
                   what a machine with GPUs and without Rust needs: programs, plugins, clip, gpu-check.sh
-  soak [--minutes N] [--seed S]
-                  long jobs whose Phase B is killed and stopped all the time; the film must stay the same
+  fuzz [--inputs N] [TARGET...]
+                  every decoder that a stranger, a peer or a file reaches, under libFuzzer
+  soak [--chunks N] [--minutes N] [--seed S]
+                  long jobs whose Phase B is killed and stopped all the time; no frame may be lost or changed
   shutdown [--jobs N | --gpu FILE.json]
                   end jobs in every state, here or on a machine with GPUs, and write it into docs/shutdown.md
   bench WHAT      overlap | touch | denoise | all: ours beside its peers, interleaved;
                   door: a job beside somebody who attacks the place where its ranks meet";
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &[String]) -> Result<()> {
     let rest = args.get(1..).unwrap_or_default();
     match args.first().map(String::as_str) {
         Some("run-pp") => run_pp::run(rest),
@@ -52,6 +67,7 @@ fn main() -> Result<()> {
         Some("kernels") => kernels::run(rest),
         Some("nccl-bindings") => nccl_bindings::run(rest),
         Some("ci") => ci::run(),
+        Some("fuzz") => fuzz::run(rest),
         Some("bundle") => bundle::run(rest),
         Some("soak") => soak::run(rest),
         Some("shutdown") => shutdown::run(rest),
@@ -60,6 +76,6 @@ fn main() -> Result<()> {
             println!("{HELP}");
             Ok(())
         }
-        Some(other) => bail!("no command {other:?}\n\n{HELP}"),
+        Some(other) => bail!("no command {other:?}; cargo xtask help lists them"),
     }
 }

@@ -88,7 +88,7 @@ fn bindings(crate_dir: &Path) -> Result<String> {
 
 /// The bindgen of our version, built once.
 fn bindgen() -> Result<PathBuf> {
-    let tools = target().join("tools");
+    let tools = target()?.join("tools");
     let program = tools.join("bin/bindgen");
     let there = output(command(&program).arg("--version"));
     if there.is_ok_and(|version| version.trim() == format!("bindgen {BINDGEN}")) {

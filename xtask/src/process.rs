@@ -3,8 +3,11 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
 
 /// The root of the workspace.
 pub(crate) fn root() -> &'static Path {
@@ -13,9 +16,28 @@ pub(crate) fn root() -> &'static Path {
         .expect("xtask lies in the workspace")
 }
 
-/// The directory of everything that is built.
-pub(crate) fn target() -> PathBuf {
-    root().join("target")
+/// Cargo's target directory: the environment and cargo's configuration files may move it. Cargo is asked once.
+pub(crate) fn target() -> Result<&'static Path> {
+    static TARGET: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(known) = TARGET.get() {
+        return Ok(known);
+    }
+    let asked = target_of(&mut cargo(&[
+        "metadata",
+        "--no-deps",
+        "--format-version",
+        "1",
+    ]))?;
+    Ok(TARGET.get_or_init(|| asked))
+}
+
+fn target_of(metadata: &mut Command) -> Result<PathBuf> {
+    let metadata: Value =
+        serde_json::from_str(&output(metadata)?).context("cargo metadata printed no JSON")?;
+    let target = metadata["target_directory"].as_str();
+    Ok(target
+        .context("cargo metadata printed no target_directory")?
+        .into())
 }
 
 /// A program that starts in the root and reads nothing.
@@ -32,34 +54,42 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     cargo
 }
 
-/// Runs `command` to its end, saying on standard error what is run.
+/// Runs `command` to its end, saying on standard error what is run and how long it took.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
+    told(command, |command| {
+        let status = command
+            .status()
+            .with_context(|| format!("cannot start {}", shown(command)))?;
+        ensure!(status.success(), "{} ended with {status}", shown(command));
+        Ok(())
+    })
+}
+
+fn told<T>(command: &mut Command, run: impl FnOnce(&mut Command) -> Result<T>) -> Result<T> {
     let (bold, plain) = if std::io::stderr().is_terminal() {
         ("\x1b[1m", "\x1b[0m")
     } else {
         ("", "")
     };
     eprintln!("{bold}$ {}{plain}", shown(command));
-    let status = command
-        .status()
-        .with_context(|| format!("cannot start {}", shown(command)))?;
-    ensure!(status.success(), "{} ended with {status}", shown(command));
-    Ok(())
+    let started = Instant::now();
+    let done = run(command)?;
+    let seconds = started.elapsed().as_secs();
+    if seconds > 0 {
+        eprintln!("{bold}$ took {seconds} s{plain}");
+    }
+    Ok(done)
 }
 
-/// What `command` prints, which must be text and end well.
+/// What `command` prints, which must be text. The standard error of a command that fails is passed on.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command
-        .stderr(Stdio::piped())
         .output()
         .with_context(|| format!("cannot start {}", shown(command)))?;
-    ensure!(
-        output.status.success(),
-        "{} ended with {}\n{}",
-        shown(command),
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
+    if !output.status.success() {
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
+        bail!("{} ended with {}", shown(command), output.status);
+    }
     String::from_utf8(output.stdout).with_context(|| format!("{} printed no text", shown(command)))
 }
 
@@ -84,14 +114,64 @@ fn shown(command: &Command) -> String {
     words.join(" ")
 }
 
+/// What git says of this repository, whoever owns it.
+pub(crate) fn git(args: &[&str]) -> Result<String> {
+    let mut git = command("git");
+    output(git.args(["-c", "safe.directory=*"]).args(args)).map(|text| text.trim().to_owned())
+}
+
+/// Runs a cargo command that builds the target `name`, and gives the program or shared library that cargo says it made.
+pub(crate) fn built(cargo: &mut Command, name: &str) -> Result<PathBuf> {
+    cargo.args(["--quiet", "--message-format=json-render-diagnostics"]);
+    let messages = told(cargo.stderr(Stdio::inherit()), output)?;
+    artifact(&messages, name).with_context(|| format!("cargo built no {name}"))
+}
+
+fn artifact(messages: &str, name: &str) -> Option<PathBuf> {
+    let messages = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let of_target = messages.filter(|message| message["target"]["name"] == name);
+    let mut files = of_target.flat_map(|message| match &message["executable"] {
+        Value::String(program) => vec![program.clone()],
+        _ => serde_json::from_value(message["filenames"].clone()).unwrap_or_default(),
+    });
+    files
+        .find(|file| !file.ends_with(".rlib") && !file.ends_with(".rmeta"))
+        .map(PathBuf::from)
+}
+
 /// Builds `pp` in release mode and says where it is.
 pub(crate) fn build_pp() -> Result<PathBuf> {
-    run(&mut cargo(&[
-        "build",
-        "--release",
-        "--quiet",
-        "--package",
-        "pp-cli",
-    ]))?;
-    Ok(target().join("release/pp"))
+    built(
+        &mut cargo(&["build", "--release", "--package", "pp-cli"]),
+        "pp",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargo_says_where_the_target_directory_is() {
+        let place = |directory: &str| {
+            let mut metadata = cargo(&["metadata", "--no-deps", "--format-version", "1"]);
+            target_of(metadata.env("CARGO_TARGET_DIR", directory)).unwrap()
+        };
+        assert_eq!(place("/somewhere/else"), Path::new("/somewhere/else"));
+        assert_eq!(place("near"), root().join("near"));
+    }
+
+    #[test]
+    fn cargo_says_where_a_file_that_it_built_is() {
+        let messages = r#"{"target":{"name":"build-script-build"},"executable":"/t/build","filenames":["/t/build"]}
+{"target":{"name":"pp"},"executable":"/t/triple/release/pp","filenames":["/t/triple/release/pp"]}
+{"target":{"name":"pp_plugin"},"executable":null,"filenames":["/t/libpp_plugin.rlib","/t/libpp_plugin.so"]}
+{"reason":"build-finished","success":true}"#;
+        let place = |name| artifact(messages, name);
+        assert_eq!(place("pp"), Some("/t/triple/release/pp".into()));
+        assert_eq!(place("pp_plugin"), Some("/t/libpp_plugin.so".into()));
+        assert_eq!(place("other"), None);
+    }
 }

@@ -40,7 +40,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
 fn run_here(jobs: &str) -> Result<()> {
     let pp = build_pp()?;
     let fakes = fakes()?;
-    let json = target().join("shutdown.json");
+    let json = target()?.join("shutdown.json");
     for (name, on_fakes) in [("host", false), ("stand-ins", true)] {
         let mut matrix = command(&pp);
         matrix
@@ -80,7 +80,7 @@ fn take(file: &Path) -> Result<()> {
         file.display()
     );
     // What was seen there is judged by what is expected here.
-    let seen = target().join("shutdown-gpus.json");
+    let seen = target()?.join("shutdown-gpus.json");
     fs::write(&seen, report.to_string())?;
     let judged = command(build_pp()?)
         .args(["shutdown", "--judge-again"])
@@ -392,7 +392,7 @@ fn ms(cell: &Value, field: &str) -> String {
 /// Builds the stand-ins for the CUDA driver and NCCL, as the tests do.
 fn fakes() -> Result<PathBuf> {
     let sources = root().join("crates/pp-transport/tests/fakes");
-    let to = target().join("fakes");
+    let to = target()?.join("fakes");
     fs::create_dir_all(&to)?;
     let mut driver = Vec::new();
     let mut nccl = Vec::new();

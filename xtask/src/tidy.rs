@@ -105,7 +105,10 @@ pub(crate) fn run() -> Result<()> {
             long.join("\n  ")
         );
     }
-    ensure!(faults.is_empty(), "untidy:\n  {}", faults.join("\n  "));
+    for fault in &faults {
+        eprintln!("{fault}");
+    }
+    ensure!(faults.is_empty(), "{} places are untidy", faults.len());
     println!("tidy: {} files are in order", files.len());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Packages from PyPI, each pinned by its hash, unpacked under `target/`.
+//! Packages from PyPI, each pinned by its hash, unpacked in the target directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,11 +7,11 @@ use anyhow::{Context, Result};
 
 use crate::process::{command, run, target};
 
-/// Unpacks what the file `requirements` lists into `target/wheels/NAME`, unless it is there, and says where.
+/// Unpacks what the file `requirements` lists into `wheels/NAME` of the target directory, unless it is there, and says where.
 ///
 /// Nothing of it is built and nothing depends on the Python: the packages hold libraries, headers and programs.
 pub(crate) fn unpacked(name: &str, requirements: &Path) -> Result<PathBuf> {
-    let place = target().join("wheels").join(name);
+    let place = target()?.join("wheels").join(name);
     let listed = fs::read_to_string(requirements)
         .with_context(|| format!("cannot read {}", requirements.display()))?;
     // Written last, so a directory that has it is whole.

@@ -85,7 +85,7 @@ fn all_ranks_killed_at_once_leave_nothing() {
 
 #[test]
 fn a_stopped_rank_is_noticed_by_its_silence() {
-    let child = endless_with_heartbeat("250");
+    let child = endless_with_heartbeat("1000");
     let pids = ranks(child.id());
     wait_until_it_runs(pids[0]);
     signal(pids[1], Signal::STOP);

@@ -1,5 +1,7 @@
 //! Kernels swapped in with `--kernels`: good ones do their work, bad ones end the job by name.
 
+#[path = "../../pp-kernels/tests/common/mod.rs"]
+mod build;
 mod common;
 #[path = "../../pp-transport/tests/fakes/mod.rs"]
 mod fakes;
@@ -8,62 +10,16 @@ use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use build::{compile_c_file, median, root, rust_plugin};
 use common::{Folder, all_gone, children, pp, run, signal, video};
 use fakes::Fakes;
 use rustix::process::Signal;
 
-fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
-}
-
-/// Compiles a C plugin of this repository.
-fn c_plugin(folder: &Folder, source: &str, define: Option<&str>) -> PathBuf {
-    let out = folder.file(&format!("{}.so", define.unwrap_or("plugin")));
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    let status = Command::new(compiler)
-        .args(["-std=c11", "-shared", "-fPIC", "-O1", "-o"])
-        .arg(&out)
-        .args(define.map(|define| format!("-D{define}")))
-        .arg("-I")
-        .arg(root().join("crates/pp-kernels/include"))
-        .arg("-I")
-        .arg(root().join("plugins/median"))
-        .arg(root().join(source))
-        .status()
-        .expect("a C compiler can be run");
-    assert!(status.success());
-    out
-}
-
-/// Builds a plugin of this workspace with the cargo that runs the tests.
-fn rust_plugin(package: &str) -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let status = Command::new(env!("CARGO"))
-        .args([
-            "build",
-            "--quiet",
-            "--offline",
-            "--package",
-            package,
-            "--target-dir",
-        ])
-        .arg(target)
-        .current_dir(root())
-        .env_remove("RUSTFLAGS")
-        .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .status()
-        .unwrap();
-    assert!(status.success());
-    let name = package.replace('-', "_");
-    target.join("debug").join(format!("lib{name}.so"))
-}
-
 /// The C plugin of the tests with this fault.
-fn faulty(folder: &Folder, fault: &str) -> PathBuf {
-    c_plugin(
-        folder,
-        "crates/pp-kernels/tests/plugins/faulty.c",
-        Some(fault),
+fn faulty(fault: &str) -> PathBuf {
+    compile_c_file(
+        &root().join("crates/pp-kernels/tests/plugins/faulty.c"),
+        &[fault],
     )
 }
 
@@ -97,10 +53,7 @@ fn example_plugins_pass_their_check_and_do_their_work() {
     let original = video(48, 32, "420jpeg", 9);
     let input = folder.write("in.y4m", &original);
     let (alone, two) = (folder.file("alone.y4m"), folder.file("two.y4m"));
-    let plugins = [
-        c_plugin(&folder, "plugins/median/median.c", None),
-        rust_plugin("pp-plugin-temporal"),
-    ];
+    let plugins = [median(), rust_plugin("pp-plugin-temporal")];
     let mut results = Vec::new();
     for plugin in &plugins {
         let checked = run(&mut plugin_check(plugin), None).succeeded();
@@ -139,7 +92,7 @@ fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
         ("FAULT_NO_ENTRY", "pp_kernels_entry_v1"),
     ];
     for (fault, words) in faults {
-        let plugin = faulty(&folder, fault);
+        let plugin = faulty(fault);
         for ranks in ["1", "2"] {
             let ended = denoise(&input, &output, &plugin, &["--ranks", ranks]);
             assert!(
@@ -188,15 +141,14 @@ const LAST: &str = "the process that used it ends without a fault ... ";
 
 #[test]
 fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
-    let folder = Folder::new("checked_plugins");
-    let sound = run(&mut plugin_check(&faulty(&folder, "NO_FAULT")), None).succeeded();
+    let sound = run(&mut plugin_check(&faulty("NO_FAULT")), None).succeeded();
     let lines = sound.stdout.split(|byte| *byte == b'\n').count();
     for (fault, check, why) in [
         ("FAULT_CRASH", IDENTITY, "crashed, signal: 11 (SIGSEGV)"),
         ("FAULT_EXIT", IDENTITY, "called exit, exit status: 3"),
         ("FAULT_AT_EXIT", LAST, "crashed, signal: 6 (SIGABRT)"),
     ] {
-        let checked = run(&mut plugin_check(&faulty(&folder, fault)), None);
+        let checked = run(&mut plugin_check(&faulty(fault)), None);
         assert_eq!(checked.code, Some(5), "{fault}: {}", checked.stderr);
         let [failed] = &not_ok(&checked)[..] else {
             panic!("{fault}: {:?}", not_ok(&checked));
@@ -212,8 +164,7 @@ fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
 
 #[test]
 fn a_check_that_hangs_is_named_and_the_others_run() {
-    let folder = Folder::new("hanging_plugin");
-    let mut command = plugin_check(&faulty(&folder, "FAULT_HANG"));
+    let mut command = plugin_check(&faulty("FAULT_HANG"));
     let checked = run(command.env("PP_STUCK_MS", "5000"), None);
     assert_eq!(checked.code, Some(5), "{}", checked.stderr);
     let failed = not_ok(&checked);
@@ -225,8 +176,7 @@ fn a_check_that_hangs_is_named_and_the_others_run() {
 
 #[test]
 fn no_process_is_left_when_the_check_is_ended_by_a_signal() {
-    let folder = Folder::new("killed_check");
-    let plugin = faulty(&folder, "FAULT_HANG");
+    let plugin = faulty("FAULT_HANG");
     for end in [Signal::TERM, Signal::KILL] {
         let mut command = plugin_check(&plugin);
         let command = command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -246,7 +196,6 @@ fn no_process_is_left_when_the_check_is_ended_by_a_signal() {
 
 #[test]
 fn gpu_memory_is_checked_where_there_is_a_gpu() {
-    let folder = Folder::new("gpu_plugins");
     let fakes = Fakes::build();
     let on_gpus = |plugin: &Path, gpus: &str| {
         let mut command = plugin_check(plugin);
@@ -267,7 +216,7 @@ fn gpu_memory_is_checked_where_there_is_a_gpu() {
     run(command.env("CUDA_VISIBLE_DEVICES", ""), None).failed(10, &["libpp_plugin_cust.so"]);
 
     // It claims both memories, and refuses a session on a device.
-    let both = faulty(&folder, "NO_FAULT_CUDA");
+    let both = faulty("NO_FAULT_CUDA");
     let checked = on_gpus(&both, "0").succeeded();
     let [note] = &not_ok(&checked)[..] else {
         panic!("{:?}", not_ok(&checked));

@@ -12,8 +12,8 @@ use common::{all_gone, children, finish, is_alive, pp, run, signal, video};
 use restart_support::{Held, Strike};
 use rustix::process::Signal;
 
-/// Less than a front may be waited for, and more than anything here takes on a machine that is busy.
-const SOON: Duration = Duration::from_secs(30);
+/// How long another Phase B is waited for: who waits for one that does not come hangs.
+const WITHIN_MS: &str = "3600000";
 
 const KILL: Strike = Strike {
     at: 60_000,
@@ -35,7 +35,9 @@ fn through(more: &[&str]) -> Command {
         "--denoise-steps",
         "2",
     ];
-    pp(&[&fixed[..], more].concat())
+    let mut command = pp(&[&fixed[..], more].concat());
+    command.env("PP_RESTART_WITHIN_MS", WITHIN_MS);
+    command
 }
 
 fn clip() -> Vec<u8> {
@@ -45,15 +47,13 @@ fn clip() -> Vec<u8> {
 #[test]
 fn a_stopped_front_is_not_waited_for() {
     let mut command = through(&["--restarts", "3"]);
-    command.env("PP_HEARTBEAT_MS", "250");
+    command.env("PP_HEARTBEAT_MS", "1000");
     let mut held = Held::start(&mut command, clip());
     held.wait_for(60_000);
     let ranks = children(held.child.id());
     let front = held.rank(0);
-    let began = Instant::now();
     signal(front, Signal::STOP);
     let ended = held.finish();
-    assert!(began.elapsed() < SOON, "{}", ended.stderr);
     assert_eq!(ended.code, Some(9), "{}", ended.stderr);
     for words in ["rank 0", "heartbeat"] {
         assert!(ended.stderr.contains(words), "{}", ended.stderr);
@@ -76,14 +76,7 @@ fn a_second_interrupt_ends_a_job_whose_ranks_are_stopped() {
         } else {
             signal(ranks[1], Signal::STOP);
         }
-        let began = Instant::now();
-        for _ in 0..2 {
-            // Signals of one kind that come together are one.
-            std::thread::sleep(Duration::from_millis(200));
-            signal(held.child.id(), Signal::INT);
-        }
-        let ended = held.finish();
-        assert!(began.elapsed() < SOON, "{}", ended.stderr);
+        let ended = held.aborted();
         assert_eq!(ended.code, Some(130), "{}", ended.stderr);
         assert!(
             ended.stderr.contains("second interrupt"),
@@ -107,9 +100,7 @@ fn a_phase_b_that_ends_without_a_word_is_missed() {
     ] {
         let mut command = through(&["--restarts", restarts]);
         command.env("PP_FAULT", hook);
-        let began = Instant::now();
         let ended = run(&mut command, Some(clip()));
-        assert!(began.elapsed() < SOON, "{}", ended.stderr);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         assert!(ended.stdout == wanted, "the output is another");
         assert!(ended.stderr.contains("1 of "), "{}", ended.stderr);
@@ -212,17 +203,14 @@ fn a_front_that_waits_says_so_and_ends_at_a_second_interrupt() {
     held.wait_for(60_000);
     phase_b.kill().unwrap();
     finish(phase_b);
-    std::thread::sleep(Duration::from_millis(500));
+    held.wait_until_it_says("Phase B is gone");
     let front = held.child.id();
     signal(front, Signal::INT);
     std::thread::sleep(Duration::from_millis(500));
     assert!(is_alive(front), "the first interrupt waits for Phase B");
-    let began = Instant::now();
-    signal(front, Signal::INT);
-    let ended = held.finish();
-    assert!(began.elapsed() < SOON, "{}", ended.stderr);
+    let ended = held.aborted();
     assert_eq!(ended.code, Some(130), "{}", ended.stderr);
-    for words in ["Phase B is gone", "up to 60 s", "second interrupt"] {
+    for words in ["up to 3600 s", "second interrupt"] {
         assert!(ended.stderr.contains(words), "{}", ended.stderr);
     }
 }

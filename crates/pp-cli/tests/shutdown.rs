@@ -1,5 +1,5 @@
 //! Every state of ours against everything that may become of the peer: how it ends, and that it does. `pp shutdown`
-//! judges the exit codes and what is left; the milliseconds are for `docs/shutdown.md`.
+//! judges the exit codes and what is left, and beside that the times, which nothing here looks at.
 
 mod common;
 #[path = "../../pp-transport/tests/fakes/mod.rs"]
@@ -16,6 +16,9 @@ use serde_json::Value;
 /// Cells mostly wait, for a silence that lasts three heartbeats above all.
 const JOBS: &str = "12";
 
+/// Every cell ended as it should, and some later than their bound.
+const LATE: i32 = 9;
+
 /// `pp shutdown` with the heartbeat of a machine that has other things to do.
 fn matrix(args: &[&str]) -> Command {
     let mut command = pp(&["shutdown", "--jobs", JOBS]);
@@ -23,7 +26,7 @@ fn matrix(args: &[&str]) -> Command {
     command
 }
 
-/// Runs it to its end, which must be a good one, and gives its report.
+/// Runs it to its end, which must be a good one, early or late, and gives its report.
 #[track_caller]
 fn report_of(mut command: Command, folder: &Folder) -> Value {
     let report = folder.file("report.json");
@@ -41,18 +44,17 @@ fn report_of(mut command: Command, folder: &Folder) -> Value {
         .lines()
         .filter(|line| !line.contains(" noticed "))
         .collect();
-    assert_eq!(
-        ended.code,
-        Some(0),
-        "{}\n{}",
-        wrong.join("\n"),
-        ended.stderr
-    );
-    serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap()
+    let why = format!("{}\n{}", wrong.join("\n"), ended.stderr);
+    assert!(matches!(ended.code, Some(0 | LATE)), "{why}");
+    let report: Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
+    let is_late = |cell: &Value| cell["missed"].as_array().is_some_and(|m| !m.is_empty());
+    let any_is_late = report["cells"].as_array().unwrap().iter().any(is_late);
+    assert_eq!(ended.code == Some(LATE), any_is_late, "{why}");
+    report
 }
 
 fn must_run() -> bool {
-    std::env::var_os("PP_TESTS_MUST_RUN").is_some_and(|value| value == "1")
+    std::env::var_os("PP_TESTS_MUST_RUN").is_some()
 }
 
 /// Every cell was run, but those with a reason that is one.

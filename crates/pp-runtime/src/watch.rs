@@ -37,7 +37,7 @@ use crate::progress::{Limits, Stall};
 use crate::switch::Switch;
 
 /// Silence of this many heartbeats is a fault.
-const MISSED_HEARTBEATS: u32 = 3;
+pub const MISSED_HEARTBEATS: u32 = 3;
 /// Messages taken in from one peer before the others, and the clock, get their turn.
 const AT_ONCE: u32 = 64;
 /// A peer that does not take a message within this is busy dying or stopped.

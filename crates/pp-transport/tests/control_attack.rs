@@ -23,6 +23,8 @@ const RANK_0: &str = "PP_TEST_ATTACKED";
 const SAYS: &str = "rank 0: ";
 /// How long a stranger is at it before the rank comes.
 const HEAD_START: Duration = Duration::from_millis(300);
+/// And so many callers at least; less than half of them are counted below.
+const FEWEST: u64 = 60;
 /// Most that rank 0 may grow by while it is attacked, resident.
 const MOST_GROWTH_KIB: u64 = 6 << 10;
 /// Most descriptors of rank 0: 64 callers of each kind, the listeners, and what a process has.
@@ -187,17 +189,17 @@ fn under(attack: Attack, via: Via) -> String {
         _ => Vec::new(),
     };
     let attacker = Attacker::start(attack, &door.target(), calls);
-    let until = Instant::now() + HEAD_START;
+    let (head_start, hang) = (Instant::now() + HEAD_START, later());
     let mut most_fds = 0;
-    while Instant::now() < until {
+    while Instant::now() < head_start || attacker.connected() <= FEWEST {
         most_fds = most_fds.max(door.fds());
+        assert!(
+            Instant::now() < hang,
+            "{attack}: {} callers are no attack",
+            attacker.connected()
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(
-        attacker.connected() > 30,
-        "{attack}: {} callers are no attack",
-        attacker.connected()
-    );
     assert!(most_fds <= MOST_FDS, "{attack}: {most_fds} descriptors");
     let said = door.rank_enters(format_args!("{attack} over {via:?}"));
     attacker.stop();
@@ -322,7 +324,7 @@ fn impostor_that_listens_first_gets_nothing_it_can_use() {
     let port = impostor.local_addr().unwrap().port();
     let rank = {
         let job = job.clone();
-        std::thread::spawn(move || call_through(&job, port, Duration::from_secs(3)))
+        std::thread::spawn(move || call_through(&job, port, Duration::from_secs(10)))
     };
     // It hangs up, says nonsense, or says what a rank 0 of another secret says; and listens on.
     let answers = [
@@ -336,7 +338,8 @@ fn impostor_that_listens_first_gets_nothing_it_can_use() {
         let mut bytes = vec![0; CALL_BYTES];
         caller.read_exact(&mut bytes).unwrap();
         caller.write_all(answer).unwrap();
-        caller.shutdown(std::net::Shutdown::Write).unwrap();
+        // The rank may have read it, and hung up.
+        let _ = caller.shutdown(std::net::Shutdown::Write);
         let _ = caller.read_to_end(&mut bytes);
         said.push(bytes);
     }

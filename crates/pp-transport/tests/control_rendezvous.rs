@@ -3,7 +3,7 @@
 mod control_support;
 
 use std::net::TcpListener;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use control_support::{Job, later, world};
 use pp_contract::{FaultKind, Rank, WorldSize};
@@ -75,7 +75,7 @@ fn listeners_are_closed_once_all_have_joined() {
 #[test]
 fn missing_ranks_are_named_with_the_place_and_the_wait() {
     let mut job = Job::new(4, Via::Auto);
-    job.options.timeout = Duration::from_millis(400);
+    job.options.timeout = Duration::from_secs(4);
     let one = job.start(1);
     std::thread::sleep(Duration::from_millis(100));
     let zero = job.start(0);
@@ -139,15 +139,22 @@ fn duplicate_rank_is_refused_by_name() {
 
 #[test]
 fn second_rank_0_is_refused_by_name() {
-    let mut job = Job::new(2, Via::Unix);
+    let job = Job::new(2, Via::Unix);
+    let name = job.unix_name();
     let first = job.start(0);
-    std::thread::sleep(Duration::from_millis(100));
+    let hang = later();
+    while !std::fs::read_to_string("/proc/net/unix")
+        .unwrap()
+        .contains(&name)
+    {
+        assert!(Instant::now() < hang, "rank 0 does not listen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let error = job.start(0).join().unwrap().unwrap_err();
     assert!(
         error.to_string().contains("another rank 0 of this job"),
         "{error}"
     );
-    job.options.timeout = Duration::from_secs(5);
     job.start(1).join().unwrap().unwrap();
     first.join().unwrap().unwrap();
 }
@@ -188,7 +195,7 @@ fn wrong_world_size_is_refused_by_name() {
 fn rank_that_joins_and_leaves_ends_the_wait() {
     let mut job = Job::new(3, Via::Unix);
     let zero = job.start(0);
-    job.options.timeout = Duration::from_millis(200);
+    job.options.timeout = Duration::from_secs(3);
     let one = job.start(1).join().unwrap().unwrap_err();
     assert!(matches!(one, RendezvousError::Incomplete { .. }), "{one}");
     let error = zero.join().unwrap().unwrap_err();
@@ -200,7 +207,7 @@ fn rank_that_joins_and_leaves_ends_the_wait() {
 fn end_of_rank_0_ends_the_wait_of_the_others() {
     let mut job = Job::new(3, Via::Tcp);
     let one = job.start(1);
-    job.options.timeout = Duration::from_millis(300);
+    job.options.timeout = Duration::from_secs(3);
     // Rank 0 gives up and is gone.
     job.start(0).join().unwrap().unwrap_err();
     let error = one.join().unwrap().unwrap_err();

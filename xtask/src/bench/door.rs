@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{mark, median, print_mark, spread};
-use crate::process::{build_pp, cargo, command, output, run as run_command, target};
+use crate::process::{build_pp, built, cargo, command, output};
 
 /// How long an attack goes on; longer than any of the jobs.
 const ATTACK_SECONDS: &str = "3.5";
@@ -45,16 +45,8 @@ struct Seen {
 /// Prints a row per attack and case.
 pub(super) fn run() -> Result<()> {
     let pp = build_pp()?;
-    run_command(&mut cargo(&[
-        "build",
-        "--release",
-        "--quiet",
-        "--package",
-        "pp-transport",
-        "--example",
-        "attack",
-    ]))?;
-    let attack = target().join("release/examples/attack");
+    let example = ["build", "--release", "--package", "pp-transport"];
+    let attack = built(cargo(&example).args(["--example", "attack"]), "attack")?;
     let listed = output(&mut command(&attack))?;
     let attacks = Attacks {
         pp,

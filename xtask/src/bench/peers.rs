@@ -44,7 +44,7 @@ impl Contenders {
     /// Builds ours and the C pilot, and looks for a Python with torch.
     pub(super) fn build() -> Result<Self> {
         let pp = build_pp()?;
-        let directory = target().join("peers");
+        let directory = target()?.join("peers");
         fs::create_dir_all(&directory)?;
         let pilot = directory.join("shm_pilot");
         let source = root().join("xtask/peers/shm_pilot.c");
@@ -58,9 +58,11 @@ impl Contenders {
             |python: &PathBuf| succeeds(command(python).args(["-c", "import torch.distributed"]));
         let python = [venv, "python3".into()].into_iter().find(with_torch);
         if python.is_none() {
+            let venv = directory.join("venv");
+            let venv = venv.display();
             println!(
-                "skipped: gloo, no Python with torch; to have it: python3 -m venv target/peers/venv && \
-                 target/peers/venv/bin/pip install torch numpy"
+                "skipped: gloo, no Python with torch; to have it: python3 -m venv {venv} && \
+                 {venv}/bin/pip install torch numpy"
             );
         }
         Ok(Self { pp, pilot, python })
@@ -134,4 +136,24 @@ impl Contenders {
 fn json_of(program: &mut Command) -> Result<Value> {
     let printed = output(program)?;
     serde_json::from_str(&printed).with_context(|| format!("no JSON: {printed}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pilot_needs_no_vectors_of_the_processor() {
+        let mut cc = command("cc");
+        cc.args([
+            "-O3",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-c",
+            "-o",
+            "/dev/null",
+        ]);
+        output(cc.arg("xtask/peers/shm_pilot.c")).unwrap();
+    }
 }

@@ -100,8 +100,11 @@ fn simd() -> Finding {
             return Good("AVX2 and FMA".into());
         }
     }
+    if cfg!(target_arch = "aarch64") {
+        return Good("NEON".into());
+    }
     Note(
-        "no AVX2".into(),
+        "no AVX2 and no NEON".into(),
         "the CPU kernels run their portable version, several times slower",
     )
 }

@@ -1,9 +1,9 @@
 //! `pp faults`: break each rule of the protocol in a real job, and see what its ranks do.
 //!
 //! Each entry of the catalogue runs two ranks of this program on a small clip, in a folder of its
-//! own. It behaved when every rank ended in time with one line that names kind, rank and
-//! operation, when nothing was computed or decoded behind the fault, and when no process, no
-//! output and no other file is left.
+//! own. It behaved when every rank ended with one line that names kind, rank and operation, when
+//! nothing was computed or decoded behind the fault, and when no process, no output and no other
+//! file is left. Whether it ended within its bound is a verdict of its own.
 
 mod catalogue;
 mod clip;
@@ -18,8 +18,10 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::Context;
+use pp_runtime::watch::MISSED_HEARTBEATS;
 
 pub(crate) use self::catalogue::Transport;
 use self::catalogue::{Entry, How, all};
@@ -31,7 +33,9 @@ use crate::exit::Failure;
 use crate::fault::VARIABLE;
 
 /// Time between heartbeats: a rank that gets no core for a while is not silent.
-const HEARTBEAT_MS: &str = "1000";
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// When a rank that says nothing is noticed.
+const SILENCE: Duration = HEARTBEAT.saturating_mul(MISSED_HEARTBEATS);
 /// Jobs side by side, at most.
 const MOST_JOBS: usize = 4;
 
@@ -61,12 +65,15 @@ pub(crate) fn faults(args: &FaultsArgs) -> Result<(), Failure> {
     super::give_way_to_interrupt();
     drop(folder);
     print::verdicts(args.json, args.transport, &verdicts)?;
+    let all = verdicts.len();
     let bad = verdicts.iter().filter(|v| v.is_bad()).count();
     if bad > 0 {
-        let all = verdicts.len();
         return Err(anyhow::anyhow!("{bad} of {all} faults did not end as they must").into());
     }
-    Ok(())
+    match verdicts.iter().filter(|v| v.is_late()).count() {
+        0 => Ok(()),
+        late => Err(super::late(&format!("{late} of {all} faults"))),
+    }
 }
 
 /// The entries of these ids; all, where none is given.
@@ -205,7 +212,7 @@ impl Runner {
             let mut set = |name: &str, value: &str| {
                 start.env.push((name.to_owned(), value.to_owned()));
             };
-            set("PP_HEARTBEAT_MS", HEARTBEAT_MS);
+            set("PP_HEARTBEAT_MS", &HEARTBEAT.as_millis().to_string());
             for (name, value) in entry.env {
                 set(name, value);
             }

@@ -9,6 +9,7 @@ pub(crate) mod verify;
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::Context;
 use pp_contract::FaultKind;
@@ -19,6 +20,9 @@ use signal_hook::iterator::Signals;
 
 use crate::exit::{Failure, code_of};
 use crate::job::{WORLD, signals};
+
+/// From the moment at which a rank notices a fault to the end of the last rank.
+pub(crate) const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// Refuses a machine without the GPUs and the NCCL that jobs on NCCL need: each job would say so again.
 pub(crate) fn need_gpus() -> Result<(), Failure> {
@@ -35,6 +39,12 @@ pub(crate) fn need_gpus() -> Result<(), Failure> {
         },
         Err(error) => refuse(with_source(&error)),
     }
+}
+
+/// Everything ended as it must, and these took longer than their bound.
+pub(crate) fn late(which: &str) -> Failure {
+    let why = format!("{which} took longer than their bound; run them where nothing else runs");
+    Failure::local(FaultKind::TimedOut, "end jobs", why)
 }
 
 /// An interrupt came, and its thread ends this process.

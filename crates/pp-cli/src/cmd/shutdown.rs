@@ -28,6 +28,7 @@ use pp_contract::FaultKind;
 use serde::Serialize;
 
 use self::cell::{Cell, Ground};
+use self::judge::Times;
 use self::left::Machine;
 use self::play::{Common, Played, Unplayed, play};
 use self::scene::Scene;
@@ -80,11 +81,31 @@ struct Told {
     gone_ms: Option<f64>,
     all_gone_ms: Option<f64>,
     resumed_ms: Option<f64>,
+    bounds_ms: BoundsMs,
     /// The whole cell, its set-up included.
     took_ms: f64,
     said: String,
     wrong: Vec<String>,
+    /// The bounds that were not kept.
     missed: Vec<String>,
+}
+
+/// What `noticed_ms`, `all_gone_ms` and `resumed_ms` may be at most, where they have a bound.
+#[derive(Debug, Default, Serialize)]
+struct BoundsMs {
+    noticed: Option<f64>,
+    all_gone: Option<f64>,
+    resumed: Option<f64>,
+}
+
+impl BoundsMs {
+    fn of(bounds: Times) -> Self {
+        Self {
+            noticed: bounds.noticed.map(milliseconds),
+            all_gone: bounds.all_gone.map(milliseconds),
+            resumed: bounds.resumed.map(milliseconds),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -223,6 +244,7 @@ fn tell(cell: Cell, common: &Common, heartbeat: Duration) -> Told {
         gone_ms: None,
         all_gone_ms: None,
         resumed_ms: None,
+        bounds_ms: BoundsMs::default(),
         took_ms: 0.0,
         said: String::new(),
         wrong: Vec::new(),
@@ -237,7 +259,10 @@ fn tell(cell: Cell, common: &Common, heartbeat: Duration) -> Told {
     match result {
         Ok(played) => {
             told.wrong = judge::wrong(cell, ground, &played);
-            told.missed = judge::missed(cell, ground, heartbeat, &played);
+            let seen = Times::of(&played);
+            let bounds = judge::bounds(cell, ground, heartbeat, seen);
+            told.bounds_ms = BoundsMs::of(bounds);
+            told.missed = judge::missed(seen, bounds);
             let Played {
                 codes,
                 noticed,
@@ -272,14 +297,17 @@ fn line(told: &Told) -> String {
         return format!("{name:<40} not run: {why}\n");
     }
     let ms = |time: Option<f64>| time.map_or("-".into(), |ms| format!("{ms:.0}"));
+    let of = |bound: Option<f64>| bound.map_or(String::new(), |ms| format!(" of {ms:.0}"));
     let code = |code: &Option<i32>| code.map_or("?".into(), |code| code.to_string());
     let codes: Vec<String> = told.codes.iter().map(code).collect();
     let mut line = format!(
-        "{name:<40} {:<8} noticed {:>5} ms, gone {:>5} ms, all gone {:>5} ms\n",
+        "{name:<40} {:<8} noticed {:>5}{} ms, gone {:>5} ms, all gone {:>5}{} ms\n",
         codes.join(","),
         ms(told.noticed_ms),
+        of(told.bounds_ms.noticed),
         ms(told.gone_ms),
         ms(told.all_gone_ms),
+        of(told.bounds_ms.all_gone),
     );
     for what in &told.wrong {
         line += &format!("    WRONG: {what}\n");
@@ -304,12 +332,12 @@ fn finish(json: Option<(&Path, File)>, report: &Report) -> Result<(), Failure> {
     let cells = &report.cells;
     let count = |is: fn(&Told) -> bool| cells.iter().filter(|told| is(told)).count();
     let wrong = count(|told| !told.wrong.is_empty());
+    let missed = count(|told| !told.missed.is_empty());
     print(&format!(
-        "{} cells on {}: {} run, {wrong} ended otherwise than they should, {} missed a bound; {:.1} s\n",
+        "{} cells on {}: {} run, {wrong} ended otherwise than they should, {missed} missed a bound; {:.1} s\n",
         cells.len(),
         report.ground,
         count(|told| told.not_run.is_none()),
-        count(|told| !told.missed.is_empty()),
         report.seconds,
     ))?;
     for what in &report.left {
@@ -320,6 +348,9 @@ fn finish(json: Option<(&Path, File)>, report: &Report) -> Result<(), Failure> {
             "{wrong} cells ended otherwise than they should, and {} things were left",
             report.left.len()
         )));
+    }
+    if missed > 0 {
+        return Err(super::late(&format!("{missed} of {} cells", cells.len())));
     }
     Ok(())
 }

@@ -5,24 +5,103 @@
 
 use std::time::{Duration, Instant};
 
+use pp_contract::Rank;
+
+use super::WORLD;
+
 /// Silence of a rank that is missed.
-pub(super) const MISSED_AFTER: Duration = Duration::from_secs(5);
+const MISSED_AFTER: Duration = Duration::from_secs(5);
 /// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// The watch over ranks that are not connected.
+pub(super) struct Vigil {
+    /// The job has heartbeats.
+    is_on: bool,
+    /// By rank: the last sign of life of the process that runs.
+    signs: [Option<Instant>; WORLD as usize],
+    looked: Instant,
+    /// When to look again; `None` while the ranks are connected.
+    due: Option<Instant>,
+}
+
+impl Vigil {
+    /// A vigil over ranks that have not begun.
+    pub(super) fn new(is_on: bool, now: Instant) -> Self {
+        Self {
+            is_on,
+            signs: [None; WORLD as usize],
+            looked: now,
+            due: is_on.then_some(now),
+        }
+    }
+
+    /// A rank has begun, or has given a sign of life.
+    pub(super) fn heard(&mut self, rank: Rank, now: Instant) {
+        if let Some(sign) = self.signs.get_mut(rank.get() as usize) {
+            *sign = Some(now);
+        }
+    }
+
+    /// A rank does not run any more.
+    pub(super) fn ended(&mut self, rank: Rank) {
+        self.signs[rank.get() as usize] = None;
+    }
+
+    /// The ranks are connected: they watch each other.
+    pub(super) fn pause(&mut self) {
+        self.due = None;
+    }
+
+    /// The ranks are connected no more.
+    pub(super) fn resume(&mut self, now: Instant) {
+        self.looked = now;
+        self.due = self.is_on.then_some(now);
+        self.forgive(now);
+    }
+
+    /// When [`Vigil::look`] has something to do.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// The rank that is missed now, and for how long it was silent.
+    pub(super) fn look(&mut self, now: Instant) -> Option<(Rank, Duration)> {
+        if self.due.is_none_or(|due| now < due) {
+            return None;
+        }
+        let looked = std::mem::replace(&mut self.looked, now);
+        self.due = Some(now + LOOK_EVERY);
+        match look(now, looked, &self.signs) {
+            Look::AllWell => None,
+            Look::Forgive => {
+                self.forgive(now);
+                None
+            }
+            Look::Missed(place, silence) => Some((Rank::new(place as u32), silence)),
+        }
+    }
+
+    /// Counts the silence of each rank from now.
+    fn forgive(&mut self, now: Instant) {
+        for sign in self.signs.iter_mut().flatten() {
+            *sign = now;
+        }
+    }
+}
+
 /// What a look at the ranks shows.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Look {
-    /// All have given a sign in time; look again then.
-    Again(Instant),
-    /// The supervisor itself was away: it cannot say that others were silent. Count their silence from now.
+enum Look {
+    AllWell,
+    /// The supervisor itself was away: it cannot say that others were silent.
     Forgive,
     /// The rank at this place has given no sign for so long.
     Missed(usize, Duration),
 }
 
-/// Looks at the last sign of each rank that runs and is not connected. `looked` is when that was done before.
-pub(super) fn look(now: Instant, looked: Instant, signs: &[Option<Instant>]) -> Look {
+/// Looks at the last sign of each rank that runs. `looked` is when that was done before.
+fn look(now: Instant, looked: Instant, signs: &[Option<Instant>]) -> Look {
     if now.saturating_duration_since(looked) > 2 * LOOK_EVERY {
         return Look::Forgive;
     }
@@ -32,7 +111,7 @@ pub(super) fn look(now: Instant, looked: Instant, signs: &[Option<Instant>]) -> 
     });
     match silences.max_by_key(|(_, silence)| *silence) {
         Some((place, silence)) => Look::Missed(place, silence),
-        None => Look::Again(now + LOOK_EVERY),
+        None => Look::AllWell,
     }
 }
 
@@ -47,20 +126,19 @@ mod tests {
         let now = at(100_000);
         let ago = |ms: u64| at(100_000 - ms);
         let silent = |ms: u64| Some(ago(ms));
-        let again = || Look::Again(at(101_000));
         let missed = |place, ms| Look::Missed(place, Duration::from_millis(ms));
         let cases = [
             (
                 "both have just begun",
                 1000,
                 [silent(0), silent(0)],
-                again(),
+                Look::AllWell,
             ),
             (
                 "a sign that is late",
                 1000,
                 [silent(4999), silent(0)],
-                again(),
+                Look::AllWell,
             ),
             ("no sign", 1000, [silent(5000), silent(0)], missed(0, 5000)),
             (
@@ -75,7 +153,7 @@ mod tests {
                 [None, silent(9000)],
                 missed(1, 9000),
             ),
-            ("none runs", 1000, [None, None], again()),
+            ("none runs", 1000, [None, None], Look::AllWell),
             (
                 "a look that is late",
                 2000,

@@ -29,8 +29,8 @@ const TELL_EVERY_SUPERVISED: Duration = Duration::from_secs(60);
 const DECLINE_WITHIN: Duration = Duration::from_secs(2);
 /// Time for one step of setting up, mapping memory included.
 pub(super) const SET_UP_WITHIN: Duration = Duration::from_secs(30);
-/// Time to say why.
-const EXIT_WITHIN: Duration = Duration::from_millis(100);
+/// Time to say why. Only a standard error that nobody reads takes all of it, and a machine so busy that a thread waits.
+const EXIT_WITHIN: Duration = Duration::from_millis(500);
 /// What a rank says of itself, apart from who it is.
 pub(crate) struct Profile {
     pub(crate) settings: Settings,

@@ -18,6 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind, Rank};
+use pp_runtime::watch::MISSED_HEARTBEATS;
 use pp_transport::control::{ControlChannel, ControlSender, Message, Received, SocketKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -25,8 +26,6 @@ use super::GRACE;
 use super::seat::end_with;
 use crate::flight;
 
-/// Silence of this many heartbeats is a fault, as it is to the watchdog.
-const MISSED_HEARTBEATS: u32 = 3;
 /// A peer that does not take a message within this is busy dying or stopped.
 const SEND_WITHIN: Duration = Duration::from_millis(50);
 /// Descriptors that were announced are right behind.

@@ -29,7 +29,7 @@ use rustix::process::{
 use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
-use super::missed::{Look, look};
+use super::missed::Vigil;
 use super::reports::{self, Meant, REPORT_FD, Report, Word};
 pub(crate) use super::reports::{report, report_own};
 use super::signals::{self, heard};
@@ -46,7 +46,7 @@ const GOODBYE: Duration = Duration::from_secs(5);
 const REPORTS_WITHIN: Duration = Duration::from_secs(1);
 /// Time the ranks have to end by themselves after a second interrupt.
 const ABORTED_WITHIN: Duration = Duration::from_secs(1);
-/// Time the front has to say that it is there after all, where Phase B ended because of it.
+/// Time the front has to say that it is there after all, where Phase B ended because of it or before the ranks met.
 const CONTRADICTED_WITHIN: Duration = Duration::from_secs(1);
 /// The process that supervises this rank.
 pub(crate) const SUPERVISOR: &str = "PP_SUPERVISOR_PID";
@@ -74,32 +74,7 @@ pub(crate) fn supervise(restarts: u32, within: Duration) -> Result<(), Failure> 
     // The ranks inherit the write end under its number, and that end alone.
     rustix::io::fcntl_setfd(&write_end, rustix::io::FdFlags::empty()).context("no pipe")?;
     let (events, happened) = mpsc::channel();
-    let mut job = Job {
-        local: LocalJob::new(WorldSize::new(WORLD).context("a world of two ranks")?),
-        report: write_end,
-        events: events.clone(),
-        restarts,
-        within,
-        used: 0,
-        running: [None; WORLD as usize],
-        hears: [false; WORLD as usize],
-        is_asked: [false; WORLD as usize],
-        replaced: None,
-        ends: Vec::new(),
-        gone: None,
-        reports: Vec::new(),
-        front_waits: true,
-        has_met: false,
-        is_served: false,
-        signs: [None; WORLD as usize],
-        looked: Instant::now(),
-        look_at: heartbeat()?.map(|_| Instant::now()),
-        missed: None,
-        signals: 0,
-        aborted_after: None,
-        deadline: None,
-        is_killing: false,
-    };
+    let mut job = Job::new(write_end, events.clone(), restarts, within)?;
     let own = job.local.launch(FRONT).map_err(anyhow::Error::new)?;
     flight::supervise(own.job_id());
     // Before there is a rank that would live on without us.
@@ -171,11 +146,8 @@ struct Job {
     has_met: bool,
     /// The front has everything of Phase B, which may end as it likes.
     is_served: bool,
-    /// By rank: when the process that runs was last heard of.
-    signs: [Option<Instant>; WORLD as usize],
-    /// When those were looked at, and when they are again; `None` without heartbeats.
-    looked: Instant,
-    look_at: Option<Instant>,
+    /// Over ranks that are not connected.
+    vigil: Vigil,
     /// What is said of a rank that was missed and is not replaced.
     missed: Option<Fault>,
     signals: u32,
@@ -187,13 +159,45 @@ struct Job {
 }
 
 impl Job {
+    fn new(
+        report: OwnedFd,
+        events: Sender<Event>,
+        restarts: u32,
+        within: Duration,
+    ) -> Result<Self, Failure> {
+        Ok(Self {
+            local: LocalJob::new(WorldSize::new(WORLD).context("a world of two ranks")?),
+            report,
+            events,
+            restarts,
+            within,
+            used: 0,
+            running: [None; WORLD as usize],
+            hears: [false; WORLD as usize],
+            is_asked: [false; WORLD as usize],
+            replaced: None,
+            ends: Vec::new(),
+            gone: None,
+            reports: Vec::new(),
+            front_waits: true,
+            has_met: false,
+            is_served: false,
+            vigil: Vigil::new(heartbeat()?.is_some(), Instant::now()),
+            missed: None,
+            signals: 0,
+            aborted_after: None,
+            deadline: None,
+            is_killing: false,
+        })
+    }
+
     /// Starts a rank, and a thread that waits for its end.
     fn start(&mut self, rank: Rank) -> Result<(), Failure> {
         let child = self.spawn(rank)?;
         let (pid, events) = (Pid::from_child(&child), self.events.clone());
         let at = rank.get() as usize;
         self.running[at] = Some(pid);
-        self.signs[at] = Some(Instant::now());
+        self.vigil.heard(rank, Instant::now());
         (self.hears[at], self.is_asked[at]) = (false, false);
         aside(move || {
             // Reaped by the thread that sends signals: none goes to somebody who got its number.
@@ -241,7 +245,7 @@ impl Job {
                 .deadline
                 .into_iter()
                 .chain(waits)
-                .chain(self.look_at)
+                .chain(self.vigil.due())
                 .min();
             let event = match deadline {
                 None => happened.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -294,7 +298,7 @@ impl Job {
 
     fn ended(&mut self, rank: Rank, mut child: Child) -> Result<(), Failure> {
         self.running[rank.get() as usize] = None;
-        self.signs[rank.get() as usize] = None;
+        self.vigil.ended(rank);
         let pid = Pid::from_child(&child);
         let was_replaced = self.replaced == Some(pid);
         let mut end = End {
@@ -307,15 +311,13 @@ impl Job {
         let is_worth_it = was_replaced || end.is_worth_a_restart();
         let may_be_missed = is_worth_it || end.is_silent();
         if rank == PHASE_B && self.may_restart() && may_be_missed && !self.is_served {
-            if self.front_waits {
-                if is_worth_it || self.has_met {
-                    return self.restart();
-                }
-                self.settle(end);
-                return Ok(());
+            if self.front_waits && (is_worth_it || self.has_met) {
+                return self.restart();
             }
             let is_blamed = self.reports.iter().any(|report| blames_front(report, pid));
-            let within = if is_blamed {
+            // That the ranks have met is read by another thread, which may be behind.
+            let is_unheard = self.front_waits && !end.is_good();
+            let within = if is_blamed || is_unheard {
                 CONTRADICTED_WITHIN.min(self.within)
             } else {
                 self.within
@@ -362,7 +364,7 @@ impl Job {
         let at = report.rank.get() as usize;
         let is_of = |pid: Pid| number(pid) == report.pid;
         if self.running.get(at).copied().flatten().is_some_and(is_of) {
-            self.signs[at] = Some(Instant::now());
+            self.vigil.heard(report.rank, Instant::now());
         }
         match report.word {
             Word::Ends(_) => {
@@ -378,12 +380,13 @@ impl Job {
             Word::Lives => {}
             Word::Served => self.is_served = true,
             Word::Met => {
-                (self.front_waits, self.has_met, self.look_at) = (false, true, None);
+                (self.front_waits, self.has_met) = (false, true);
+                self.vigil.pause();
             }
             Word::Lost(meant, fault) => {
                 tracing::warn!(%fault, ?meant, "the front gave Phase B up");
                 self.front_waits = true;
-                self.watch()?;
+                self.vigil.resume(Instant::now());
                 return self.replace(meant);
             }
         }
@@ -471,43 +474,10 @@ impl Job {
         }
     }
 
-    /// From now on the ranks are to give signs of life, in a job that has heartbeats.
-    fn watch(&mut self) -> Result<(), Failure> {
-        if heartbeat()?.is_some() {
-            let now = Instant::now();
-            (self.looked, self.look_at) = (now, Some(now));
-            self.forgive(now);
-        }
-        Ok(())
-    }
-
-    /// Counts the silence of each rank from now.
-    fn forgive(&mut self, now: Instant) {
-        for sign in self.signs.iter_mut().flatten() {
-            *sign = now;
-        }
-    }
-
-    /// Looks whether a rank is missed, where that is due.
-    fn look(&mut self, now: Instant) {
-        if self.look_at.is_none_or(|at| now < at) {
-            return;
-        }
-        let looked = std::mem::replace(&mut self.looked, now);
-        let seen = look(now, looked, &self.signs);
-        self.look_at = Some(now);
-        match seen {
-            Look::Again(at) => self.look_at = Some(at),
-            Look::Forgive => self.forgive(now),
-            Look::Missed(rank, silence) => self.miss(Rank::new(rank as u32), silence),
-        }
-    }
-
     /// Ends a rank that gives no sign of life; another takes the place of Phase B, where there may be one.
     fn miss(&mut self, rank: Rank, silence: Duration) {
-        let at = rank.get() as usize;
-        self.signs[at] = None;
-        let Some(pid) = self.running[at] else {
+        self.vigil.ended(rank);
+        let Some(pid) = self.running[rank.get() as usize] else {
             return;
         };
         let what = format!(
@@ -526,7 +496,9 @@ impl Job {
     /// A deadline has passed.
     fn late(&mut self) {
         let now = Instant::now();
-        self.look(now);
+        if let Some((rank, silence)) = self.vigil.look(now) {
+            self.miss(rank, silence);
+        }
         if let Some((end, _)) = self.gone.take_if(|(_, until)| now >= *until) {
             self.settle(end);
         }
@@ -581,4 +553,25 @@ pub(crate) fn bind_to_supervisor() -> Result<(), Failure> {
         std::process::exit(1);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The report that the ranks have met and the end of Phase B come by two threads.
+    #[test]
+    fn a_phase_b_that_ended_before_the_front_was_heard_may_still_be_missed() {
+        for program in ["true", "false"] {
+            let (_, report) = rustix::pipe::pipe().unwrap();
+            let (events, _happened) = mpsc::channel();
+            let within = Duration::from_secs(3600);
+            let mut job = Job::new(report, events, 1, within).unwrap();
+            job.running[FRONT.get() as usize] = Some(rustix::process::getpid());
+            let child = Command::new(program).spawn().unwrap();
+            job.ended(PHASE_B, child).unwrap();
+            assert!(job.ends.is_empty() && job.deadline.is_none(), "{program}");
+            assert!(job.gone.is_some(), "{program}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A test that takes this long has hung.
-const HANG: Duration = Duration::from_secs(120);
+pub(crate) const HANG: Duration = Duration::from_secs(120);
 
 /// A folder of its own for each test, removed when the test passes.
 pub(crate) struct Folder(PathBuf);
@@ -325,6 +325,16 @@ pub(crate) fn all_gone(pids: &[u32]) {
 pub(crate) fn signal(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
     let _ = rustix::process::kill_process(pid, signal);
+}
+
+/// Interrupts a process until it ends: two signals that come before it has run again are one.
+pub(crate) fn abort(child: &mut Child) {
+    let deadline = Instant::now() + HANG;
+    while child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "it takes no interrupt");
+        signal(child.id(), rustix::process::Signal::INT);
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Names in a folder that belong to `pp`.

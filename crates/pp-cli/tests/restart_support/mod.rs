@@ -7,14 +7,14 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::common::{assert_keys_are_documented, children, is_alive, rank_of, signal, wait};
+use crate::common::{abort, assert_keys_are_documented, children, is_alive, rank_of, signal, wait};
 
 /// Nothing here takes so long unless it hangs.
 pub(crate) const HANG: Duration = Duration::from_secs(120);
@@ -70,8 +70,11 @@ pub(crate) struct Held {
     seen: Arc<AtomicU64>,
     gate: Arc<AtomicU64>,
     output: JoinHandle<Vec<u8>>,
-    errors: JoinHandle<Vec<u8>>,
+    said: Arc<Mutex<Vec<u8>>>,
+    errors: JoinHandle<()>,
     struck: Mutex<Vec<u32>>,
+    /// The input does not end before this is dropped.
+    open: Option<Sender<()>>,
 }
 
 impl Held {
@@ -83,9 +86,11 @@ impl Held {
             .spawn()
             .unwrap();
         let mut stdin = child.stdin.take().unwrap();
+        let (open, is_closed) = channel::<()>();
         std::thread::spawn(move || {
             // Whoever stops reading early has a reason that the test looks at.
             let _ = stdin.write_all(&input);
+            let _ = is_closed.recv();
         });
         let (seen, gate) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let mut stdout = child.stdout.take().unwrap();
@@ -104,18 +109,37 @@ impl Held {
             }
         });
         let mut stderr = child.stderr.take().unwrap();
+        let said = Arc::<Mutex<Vec<u8>>>::default();
+        let all = Arc::clone(&said);
         let errors = std::thread::spawn(move || {
-            let mut all = Vec::new();
-            let _ = stderr.read_to_end(&mut all);
-            all
+            let mut piece = [0; 4096];
+            while let Ok(count @ 1..) = stderr.read(&mut piece) {
+                all.lock().unwrap().extend_from_slice(&piece[..count]);
+            }
         });
         Self {
             child,
             seen,
             gate,
             output,
+            said,
             errors,
             struck: Mutex::default(),
+            open: Some(open),
+        }
+    }
+
+    /// Waits until it has said these words.
+    pub(crate) fn wait_until_it_says(&self, words: &str) {
+        let deadline = Instant::now() + HANG;
+        let said = || String::from_utf8_lossy(&self.said.lock().unwrap()).into_owned();
+        while !said().contains(words) {
+            assert!(
+                Instant::now() < deadline,
+                "never said {words:?}: {}",
+                said()
+            );
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -162,13 +186,27 @@ impl Held {
 
     /// Lets it run to its end.
     pub(crate) fn finish(mut self) -> Disturbed {
+        self.open = None;
+        self.drained()
+    }
+
+    /// Lets it run to its end while its input stays open: something else has to end it.
+    pub(crate) fn drained(mut self) -> Disturbed {
         self.gate.store(u64::MAX, Ordering::Release);
         let code = wait(&mut self.child);
+        self.errors.join().unwrap();
+        let said = self.said.lock().unwrap();
         Disturbed {
             code,
-            stderr: String::from_utf8_lossy(&self.errors.join().unwrap()).into_owned(),
+            stderr: String::from_utf8_lossy(&said).into_owned(),
             output: self.output.join().unwrap(),
         }
+    }
+
+    /// Interrupts it until it ends. While the output is held up, nothing else ends it.
+    pub(crate) fn aborted(mut self) -> Disturbed {
+        abort(&mut self.child);
+        self.drained()
     }
 }
 

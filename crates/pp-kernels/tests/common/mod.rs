@@ -8,6 +8,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use pp_kernels::check::{Bench, CHECKS};
+use serde_json::Value;
 
 /// The workspace's root.
 pub fn root() -> PathBuf {
@@ -50,7 +51,7 @@ pub fn compile_c_file(source: &Path, defines: &[&str]) -> PathBuf {
         ])
         .args(defines.iter().map(|define| format!("-D{define}")))
         .arg("-I")
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("include"))
+        .arg(root().join("crates/pp-kernels/include"))
         .arg("-o")
         .arg(&out)
         .arg(source)
@@ -76,30 +77,36 @@ pub fn median() -> PathBuf {
     compile_c_file(&root().join("plugins/median/median.c"), &[])
 }
 
-/// A `cdylib` of the workspace, built by cargo if it is not there yet.
+/// A `cdylib` of the workspace, built by the cargo that runs the tests if it is not there yet.
 pub fn rust_plugin(package: &str) -> PathBuf {
-    // Cargo has let go of its lock by the time tests run, so its directory serves again.
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR"))
-        .parent()
-        .expect("tmp lies in the target directory");
-    let status = Command::new(env!("CARGO"))
-        .args([
-            "build",
-            "--quiet",
-            "--offline",
-            "--package",
-            package,
-            "--target-dir",
-        ])
-        .arg(target)
+    let output = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--offline", "--package", package])
+        .arg("--message-format=json-render-diagnostics")
         .current_dir(root())
-        // A sanitizer of the tests is not for build scripts, which this cargo would build with the same flags.
+        // A sanitizer of the tests is not for plugins: cargo would build its scripts with the same flags.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .status()
+        .env_remove("RUSTC_BOOTSTRAP")
+        .output()
         .expect("cargo can be run");
-    assert!(status.success(), "cargo build --package {package} failed");
-    target
-        .join("debug")
-        .join(format!("lib{}.so", package.replace('-', "_")))
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    // Cargo says where its target directory is.
+    let library = format!("lib{}.so", package.replace('-', "_"));
+    let messages = String::from_utf8(output.stdout).expect("cargo prints text");
+    let messages = messages
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("cargo prints JSON"));
+    let files: Vec<String> = messages
+        .filter_map(|message| serde_json::from_value(message["filenames"].clone()).ok())
+        .flat_map(|files: Vec<String>| files)
+        .collect();
+    let found = files.iter().map(PathBuf::from);
+    let mut found = found.filter(|file| file.ends_with(&library));
+    found
+        .next()
+        .unwrap_or_else(|| panic!("cargo built no {library}: {files:?}"))
 }

@@ -4,14 +4,14 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::channel::ControlChannel;
 use super::fds::{self, MAX_FDS, Ticket};
 use super::frame::{FrameReader, Progress};
 use super::message::{Message, kind as wire};
 pub use super::rendezvous::fuzz::call;
-use super::secure::testing::{ONE, ZERO, ours, session};
+use super::secure::testing::{ONE, ZERO, ours, session_of_known_keys};
 use super::secure::{
     Answer, Caller, MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, MIN_ANSWER_BYTES, Sealer,
 };
@@ -53,7 +53,7 @@ pub fn answer(bytes: &[u8]) {
 pub(crate) fn channel() -> (ControlChannel, UnixStream) {
     let (socket, peer) = UnixStream::pair().expect("a pair of sockets");
     peer.set_nonblocking(true).expect("a socket");
-    let (_, session) = session();
+    let (_, session) = session_of_known_keys();
     let socket = Arc::new(Socket::new(socket));
     let channel = ControlChannel::new(ONE, SocketKind::Unix, None, socket, session);
     (channel, peer)
@@ -64,7 +64,7 @@ pub(crate) fn channel() -> (ControlChannel, UnixStream) {
 pub fn messages(bytes: &[u8]) {
     let (socket, other) = UnixStream::pair().expect("a pair of sockets");
     other.set_nonblocking(true).expect("a socket");
-    let (session_one, session_zero) = session();
+    let (session_one, session_zero) = session_of_known_keys();
     let socket = Arc::new(Socket::new(socket));
     let mut channel = ControlChannel::new(ONE, SocketKind::Unix, None, socket, session_zero);
     let mut peer = Peer {
@@ -76,10 +76,11 @@ pub fn messages(bytes: &[u8]) {
     while !script.is_over() {
         let wants_fds = peer.step(&mut script);
         loop {
-            let soon = Instant::now() + Duration::from_micros(200);
+            // What was sent is there.
+            let now = Instant::now();
             let receiver = channel.receiver();
             let result = match wants_fds {
-                Some(count) => receiver.recv_fds(count, soon).map(|fds| {
+                Some(count) => receiver.recv_fds(count, now).map(|fds| {
                     assert_eq!(fds.len(), count);
                     None
                 }),
@@ -146,7 +147,6 @@ impl Peer {
             }
             // Descriptors: announced, sent and expected as it comes.
             step @ 96..160 => {
-                let soon = Instant::now() + Duration::from_micros(200);
                 let announced = Ticket::new(usize::from(script.byte()) % (MAX_FDS + 2));
                 let _ = self
                     .raw
@@ -157,7 +157,7 @@ impl Peer {
                 let other = Ticket::new(count);
                 let ticket = if step < 128 { &announced } else { &other };
                 if count > 0 {
-                    let _ = fds::send(&self.socket, ticket, &sent, soon);
+                    let _ = fds::send(&self.socket, ticket, &sent, Instant::now());
                 }
                 (step % 4 != 0).then_some(1 + usize::from(step) % 3)
             }

@@ -308,8 +308,11 @@ impl Session {
         let state = state
             .into_stateless_transport_mode()
             .map_err(|_| Forged::Garbage)?;
-        let keys = Arc::new(state);
-        Ok(Self {
+        Ok(Self::with(Arc::new(state)))
+    }
+
+    fn with(keys: Arc<StatelessTransportState>) -> Self {
+        Self {
             sealer: Sealer {
                 keys: Arc::clone(&keys),
                 nonce: 0,
@@ -321,7 +324,7 @@ impl Session {
                 nonce: 0,
                 plain: Vec::new(),
             },
-        })
+        }
     }
 }
 

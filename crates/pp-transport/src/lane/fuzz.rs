@@ -7,8 +7,11 @@ use crate::fuzz::Script;
 /// What a peer on another host says on the lane, between what this side does meanwhile.
 pub fn lane(bytes: &[u8]) {
     const DEPTH: u32 = 3;
+    thread_local! {
+        static BELL: Bell = Bell::new().expect("a bell");
+    }
     let (channel, mut peer) = channel();
-    let bell = Bell::new().expect("a bell");
+    let bell = BELL.with(Clone::clone);
     let sender = channel.sender().clone();
     let (mut lane, inlet) =
         Lane::over_channel(sender, bell, DEPTH, DEPTH).expect("a depth that there can be");

@@ -226,7 +226,7 @@ pub(crate) fn settled_free(device: &Device) -> u64 {
 }
 
 /// Waits until it is so.
-pub(crate) fn wait(is_so: impl Fn() -> bool) {
+pub(crate) fn wait(mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + HANG;
     while !is_so() {
         assert!(Instant::now() < deadline, "it never was so");

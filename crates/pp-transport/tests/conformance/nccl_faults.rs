@@ -44,13 +44,13 @@ fn a_reader_within_a_reader_is_not_forgotten() {
     });
     read.unwrap();
     drop(payload);
-    let start = Instant::now();
-    while start.elapsed() < A_WHILE {
+    wait(|| {
         ends[1].hear();
-        assert!(!flight.is_done().unwrap(), "given back while it is read");
-    }
-    assert!(!passed.is_done().unwrap(), "the reader was too fast");
-    wait(|| passed.is_done().unwrap());
+        let is_back = flight.is_done().unwrap();
+        let is_read = passed.is_done().unwrap();
+        assert!(is_read || !is_back, "given back while it is read");
+        is_read
+    });
     let deadline = Instant::now() + HANG;
     while !flight.is_done().unwrap() {
         ends[1].link.try_lease().unwrap();
@@ -179,7 +179,7 @@ fn connect_in_vain(issuer: Issuer, lane: Lane, ids: [UniqueId; 2]) -> TransportE
         up: edge,
         down: edge,
         ids,
-        deadline: Instant::now() + Duration::from_millis(400),
+        deadline: Instant::now() + Duration::from_secs(1),
         generation: Generation::new(0),
         blocking: false,
     });
@@ -229,7 +229,7 @@ fn nobody_calls_beside_a_thread_that_was_left_behind() {
     let mut ends = ends(pair(both_ways(1, 64)));
     talk(&mut ends, 64, 1);
     // It sees that it was given up, and then takes its time to end.
-    fakes.set("NCCL_ABORT_MS", "1500");
+    fakes.set("NCCL_ABORT_MS", "5000");
     let alone = || {
         let [first, _] = issuers();
         let (lane, _) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();

@@ -18,15 +18,19 @@ use pp_transport::in_flight::{Completion, InFlight};
 use pp_transport::lane::Lane;
 use pp_transport::link::Link;
 use pp_transport::nccl::{DeviceRx, Issuer, Nccl, NcclLink, NcclOptions, UniqueId};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::fakes::Fakes;
 use crate::fakes::check::Recording;
 use crate::fakes::raw::TestKernels;
 use crate::messages::{number, prepare};
 
-/// A job that does not end is a failure, not a hang of the tests. One that was spoiled may well not end.
-const STUCK: Duration = Duration::from_secs(60);
+/// A job that does not end is a failure, not a hang of the tests.
+pub(crate) const STUCK: Duration = Duration::from_secs(60);
+/// One that was spoiled may well not end. The first is time of the processor, of which a machine that is busy gives less;
+/// the second is for those that sleep.
 const SPOILED: Duration = Duration::from_secs(2);
+const ASLEEP: Duration = Duration::from_secs(10);
 const LARGEST: usize = 20_000;
 
 /// What a job is to be.
@@ -106,6 +110,20 @@ pub(crate) fn record(command: &mut Command) -> Outcome {
     outcome
 }
 
+/// Ends this process when its job does not end.
+pub(crate) fn end_when_stuck(is_spoiled: bool) {
+    let began = Instant::now();
+    let used = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap();
+    let patience = if is_spoiled { ASLEEP } else { STUCK };
+    thread::spawn(move || {
+        while began.elapsed() < patience && !(is_spoiled && used() > SPOILED) {
+            thread::sleep(Duration::from_millis(20));
+        }
+        eprintln!("stuck");
+        std::process::exit(3);
+    });
+}
+
 fn tempdir() -> std::path::PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!(
@@ -128,12 +146,7 @@ fn child() {
         panic!("{case}");
     };
     let faults = std::env::var("PP_FAKE_FAULTS").unwrap_or_default();
-    let patience = if faults.is_empty() { STUCK } else { SPOILED };
-    thread::spawn(move || {
-        thread::sleep(patience);
-        eprintln!("stuck");
-        std::process::exit(3);
-    });
+    end_when_stuck(!faults.is_empty());
     let loaded = Fakes::build().load();
     let nccl = Nccl::load().unwrap();
     let ids = [UniqueId::new(&nccl).unwrap(), UniqueId::new(&nccl).unwrap()];

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::sync::Barrier;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pp_contract::{DType, Rank};
 use pp_transport::cuda::{Device, DeviceBuffer, Stream};
@@ -13,13 +13,11 @@ use pp_transport::nccl::{CommOptions, Communicator, GroupBuffer, Issuer, Nccl, R
 use crate::fakes::Fakes;
 use crate::fakes::check::{Expect, Fresh, Rule, check};
 use crate::fakes::raw::TestKernels;
-use crate::job::{Outcome, record};
+use crate::job::{Outcome, STUCK, end_when_stuck, record};
 
 const RANKS: u32 = 3;
 const ROUNDS: u64 = 20;
 const BYTES: usize = 4096;
-const STUCK: Duration = Duration::from_secs(60);
-const SPOILED: Duration = Duration::from_secs(2);
 
 fn run(seed: u32, faults: &str) -> Outcome {
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -37,10 +35,7 @@ fn run(seed: u32, faults: &str) -> Outcome {
 #[ignore = "the process that the other tests start"]
 fn child() {
     let faults = std::env::var("PP_FAKE_FAULTS").expect("started by the other tests");
-    thread::spawn(move || {
-        thread::sleep(if faults.is_empty() { STUCK } else { SPOILED });
-        std::process::exit(3);
-    });
+    end_when_stuck(!faults.is_empty());
     let loaded = Fakes::build().load();
     let nccl = Nccl::load().unwrap();
     let id = UniqueId::new(&nccl).unwrap();

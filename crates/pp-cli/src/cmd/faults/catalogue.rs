@@ -1,10 +1,13 @@
 //! What the catalogue says of one way to break one rule.
 
+use std::time::Duration;
+
 use pp_contract::FaultKind;
 use serde::Serialize;
 
 use super::log::Point;
 use super::{entries_by_name, entries_by_number};
+use crate::cmd::ENDS_WITHIN;
 
 /// What carries the payloads of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -60,6 +63,8 @@ pub(super) struct Entry {
     pub(super) args: &'static [&'static str],
     pub(super) env: &'static [(&'static str, &'static str)],
     pub(super) ends: [End; 2],
+    /// When the fault is noticed, counted from the moment at which it was made.
+    pub(super) noticed_after: Duration,
     /// What some rank must say.
     pub(super) words: &'static [&'static str],
     /// An output is there when the job is done.
@@ -86,6 +91,7 @@ impl Entry {
             args: &[],
             env: &[],
             ends,
+            noticed_after: Duration::ZERO,
             words: &[],
             writes: true,
             logs: &[],
@@ -107,6 +113,11 @@ impl Entry {
         self
     }
 
+    pub(super) const fn noticed_after(mut self, time: Duration) -> Self {
+        self.noticed_after = time;
+        self
+    }
+
     pub(super) const fn says(mut self, words: &'static [&'static str]) -> Self {
         self.words = words;
         self
@@ -114,6 +125,13 @@ impl Entry {
 
     pub(super) fn is_hooked(&self) -> bool {
         matches!(self.how, How::Hook(_))
+    }
+
+    /// How long after the fault the last rank may end. Without a hook the moment of the fault is not known; a job that
+    /// goes on has no bound.
+    pub(super) fn bound(&self) -> Option<Duration> {
+        let goes_on = self.ends.iter().all(|end| matches!(end, End::Done));
+        (self.is_hooked() && !goes_on).then(|| self.noticed_after + ENDS_WITHIN)
     }
 
     /// The rank on which something is broken, where it is one.

@@ -1,9 +1,12 @@
 //! What breaks the rules OM-01 to OM-13.
 
+use std::time::Duration;
+
 use pp_contract::FaultKind::{
     Drift, HandshakeMismatch, Internal, PeerDied, PeerMisbehaved, Plugin, TimedOut,
 };
 
+use super::SILENCE;
 use super::catalogue::{End, Entry, HOST, How, NCCL, both};
 
 const BEFORE: &str = "Everything that can fail happens before the header leaves.";
@@ -17,8 +20,9 @@ const OUTLIVE: &str = "No rank outlives another by more than the watchdog's time
 const DRIFT: &str = "Digests of tensors and of kernels catch ranks that drift apart.";
 const VERIFY: &[&str] = &["--verify", "every=1"];
 const RECOMPUTE: &[&str] = &["--recompute"];
-/// Three heartbeats missed end a job; where silence is the fault they come faster.
-const SILENCE: &[(&str, &str)] = &[("PP_HEARTBEAT_MS", "300")];
+/// How long a stage may take in the entry of one that does not come back.
+const STUCK: Duration = Duration::from_secs(3);
+const STUCK_MS: &str = "3000";
 
 /// The entries.
 pub(super) const ALL: &[Entry] = &[
@@ -237,7 +241,7 @@ pub(super) const ALL: &[Entry] = &[
         How::Hook("stop@0"),
         both(TimedOut, 0, "heartbeat"),
     )
-    .env(SILENCE),
+    .noticed_after(SILENCE),
     Entry::new(
         "OM-13.stop-phase-b",
         OUTLIVE,
@@ -245,7 +249,7 @@ pub(super) const ALL: &[Entry] = &[
         How::Hook("stop@1"),
         both(TimedOut, 1, "heartbeat"),
     )
-    .env(SILENCE),
+    .noticed_after(SILENCE),
     Entry::new(
         "OM-13.stuck",
         OUTLIVE,
@@ -253,5 +257,6 @@ pub(super) const ALL: &[Entry] = &[
         How::Hook("stall-compute"),
         both(TimedOut, 1, "phase_b"),
     )
-    .env(&[("PP_STUCK_MS", "1000"), ("PP_HEARTBEAT_MS", "500")]),
+    .env(&[("PP_STUCK_MS", STUCK_MS)])
+    .noticed_after(STUCK),
 ];

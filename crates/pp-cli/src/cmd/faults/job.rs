@@ -42,7 +42,7 @@ pub(super) struct Start {
 }
 
 /// How one rank ended, and what it said.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Ended {
     pub(super) status: Option<ExitStatus>,
     /// Each line of its standard error.

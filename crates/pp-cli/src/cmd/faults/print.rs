@@ -20,6 +20,9 @@ pub(super) struct Verdict {
     why: Vec<String>,
     /// From the fault to the end of the last process.
     ms: Option<u128>,
+    /// The bound of that, where there is one, and whether it was kept.
+    bound_ms: Option<u128>,
+    in_time: Option<bool>,
     ranks: Vec<Said>,
 }
 
@@ -29,21 +32,21 @@ const SKIPPED: &str = "skipped";
 
 impl Verdict {
     pub(super) fn skipped(entry: &Entry, why: &str) -> Self {
-        Self {
-            id: entry.id,
-            result: SKIPPED,
-            why: vec![why.to_owned()],
-            ms: None,
-            ranks: Vec::new(),
-        }
+        Self::without_times(entry, SKIPPED, vec![why.to_owned()])
     }
 
     pub(super) fn failed(entry: &Entry, why: String) -> Self {
+        Self::without_times(entry, MISBEHAVED, vec![why])
+    }
+
+    fn without_times(entry: &Entry, result: &'static str, why: Vec<String>) -> Self {
         Self {
             id: entry.id,
-            result: MISBEHAVED,
-            why: vec![why],
+            result,
+            why,
             ms: None,
+            bound_ms: None,
+            in_time: None,
             ranks: Vec::new(),
         }
     }
@@ -54,17 +57,23 @@ impl Verdict {
         said: [Said; 2],
         took: Duration,
     ) -> Self {
+        let result = match wrong.is_empty() {
+            true => BEHAVED,
+            false => MISBEHAVED,
+        };
+        let bound = entry.bound();
         Self {
-            id: entry.id,
-            result: if wrong.is_empty() {
-                BEHAVED
-            } else {
-                MISBEHAVED
-            },
-            why: wrong,
             ms: Some(took.as_millis()),
+            bound_ms: bound.map(|bound| bound.as_millis()),
+            in_time: bound.map(|bound| took <= bound),
             ranks: said.into(),
+            ..Self::without_times(entry, result, wrong)
         }
+    }
+
+    /// It took longer than its bound.
+    pub(super) fn is_late(&self) -> bool {
+        self.in_time == Some(false)
     }
 
     pub(super) fn is_bad(&self) -> bool {
@@ -158,37 +167,71 @@ pub(super) fn verdicts(
 ) -> Result<(), Failure> {
     let count = |result: &str| verdicts.iter().filter(|v| v.result == result).count();
     let (behaved, misbehaved, skipped) = (count(BEHAVED), count(MISBEHAVED), count(SKIPPED));
+    let late = verdicts.iter().filter(|v| v.is_late()).count();
     if as_json {
         let report = json!({
             "transport": transport,
             "behaved": behaved,
             "misbehaved": misbehaved,
             "skipped": skipped,
+            "late": late,
             "faults": verdicts,
         });
         return print(&format!("{report}\n"));
     }
     let mut text = String::new();
-    for Verdict {
-        id,
-        result,
-        why,
-        ms,
-        ranks,
-    } in verdicts
-    {
-        let ms = ms.map_or(String::new(), |ms| format!("{ms} ms"));
-        let _ = writeln!(text, "{id:26} {result:10} {ms:>8}");
-        for said in ranks {
+    for verdict in verdicts {
+        let (id, result) = (verdict.id, verdict.result);
+        let ms = verdict.ms.map_or(String::new(), |ms| format!("{ms} ms"));
+        let bound = verdict.bound_ms;
+        let bound = bound.map_or(String::new(), |bound| format!(" of {bound} ms"));
+        let late = if verdict.is_late() { " LATE" } else { "" };
+        let _ = writeln!(text, "{id:26} {result:10} {ms:>8}{bound}{late}");
+        for said in &verdict.ranks {
             let _ = writeln!(text, "{:26} {said}", "");
         }
-        for why in why {
+        for why in &verdict.why {
             let _ = writeln!(text, "{:26} ! {why}", "");
         }
     }
     let _ = writeln!(
         text,
-        "{behaved} behaved, {misbehaved} misbehaved, {skipped} skipped"
+        "{behaved} behaved, {misbehaved} misbehaved, {skipped} skipped; {late} late"
     );
     print(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::job::Ended;
+    use super::*;
+
+    fn entry(id: &str) -> &'static Entry {
+        all().find(|entry| entry.id == id).unwrap()
+    }
+
+    #[test]
+    fn the_bound_is_a_second_after_the_fault_is_noticed() {
+        let bound = |id| entry(id).bound().map(|bound| bound.as_secs());
+        assert_eq!(bound("OM-13.kill-front"), Some(1));
+        assert_eq!(bound("OM-13.stop-front"), Some(3 + 1));
+        assert_eq!(bound("OM-13.stuck"), Some(3 + 1));
+        // Nothing says when it was made; the job goes on.
+        assert_eq!(bound("OM-04.setting"), None);
+        assert_eq!(bound("OM-09"), None);
+    }
+
+    #[test]
+    fn a_late_end_is_told_beside_the_outcome() {
+        let verdict = |seconds, wrong: &[&str]| {
+            let wrong = wrong.iter().map(|&what| what.to_owned()).collect();
+            let said = [0, 1].map(|rank| Said::of(rank, &Ended::default()));
+            let took = Duration::from_secs(seconds);
+            Verdict::judged(entry("OM-13.kill-front"), wrong, said, took)
+        };
+        let result = |verdict: &Verdict| (verdict.is_bad(), verdict.is_late());
+        assert_eq!(result(&verdict(1, &[])), (false, false));
+        assert_eq!(result(&verdict(11, &[])), (false, true));
+        assert_eq!(result(&verdict(1, &["it was silent"])), (true, false));
+    }
 }

@@ -9,8 +9,9 @@ use std::time::Duration;
 use anyhow::Context;
 use serde_json::{Value, json};
 
+use super::BoundsMs;
 use super::cell::{Cell, Ground};
-use super::judge;
+use super::judge::{self, Times};
 use super::play::Played;
 use crate::exit::{Failure, print};
 
@@ -61,7 +62,10 @@ fn judged(mut report: Value) -> anyhow::Result<Value> {
             left: seen.map(str::to_owned).collect(),
         };
         told["wrong"] = json!(judge::wrong(cell, ground, &played));
-        told["missed"] = json!(judge::missed(cell, ground, heartbeat, &played));
+        let seen = Times::of(&played);
+        let bounds = judge::bounds(cell, ground, heartbeat, seen);
+        told["bounds_ms"] = json!(BoundsMs::of(bounds));
+        told["missed"] = json!(judge::missed(seen, bounds));
     }
     Ok(report)
 }

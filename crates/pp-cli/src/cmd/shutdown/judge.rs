@@ -2,18 +2,17 @@
 
 use std::time::Duration;
 
+use pp_runtime::watch::MISSED_HEARTBEATS;
+
 use super::cell::{Cell, Event, Ground, Ours, Side, Wish};
 use super::play::Played;
 use super::scene::SHORT;
+use crate::cmd::ENDS_WITHIN;
 
 /// A death is seen as soon as a socket says so.
 const DEATH_WITHIN: Duration = Duration::from_millis(100);
-/// Silence of this many heartbeats is a fault.
-const HEARTBEATS: u32 = 3;
 /// How late a sleep may end, and a line be read here.
 const LATE: Duration = Duration::from_millis(25);
-/// From the moment a rank knows until every rank is gone.
-const GONE_WITHIN: Duration = Duration::from_secs(1);
 /// A drain on GPUs ends in good order, which is no fault's end: NCCL destroys its communicators, which takes it
 /// half a second, and longer while other jobs on the same GPUs do.
 const DESTROY: Duration = Duration::from_millis(700);
@@ -123,32 +122,48 @@ pub(super) fn wrong(cell: Cell, ground: Ground, played: &Played) -> Vec<String> 
     wrong
 }
 
-/// Which bounds were missed, and by what.
-pub(super) fn missed(
-    cell: Cell,
-    ground: Ground,
-    heartbeat: Duration,
-    played: &Played,
-) -> Vec<String> {
-    let mut missed = Vec::new();
-    let silence = heartbeat * HEARTBEATS + LATE;
-    let bound = match cell.event {
+/// The times of a cell, or their bounds: each from the event, but the last from the moment at which a stopped peer goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Times {
+    pub(super) noticed: Option<Duration>,
+    pub(super) all_gone: Option<Duration>,
+    pub(super) resumed: Option<Duration>,
+}
+
+impl Times {
+    pub(super) fn of(played: &Played) -> Self {
+        Self {
+            noticed: played.noticed,
+            all_gone: played.all_gone,
+            resumed: played.resumed,
+        }
+    }
+
+    fn named(self) -> [(&'static str, Option<Duration>); 3] {
+        let Self {
+            noticed,
+            all_gone,
+            resumed,
+        } = self;
+        [
+            ("noticed", noticed),
+            ("all gone", all_gone),
+            ("gone after it went on", resumed),
+        ]
+    }
+}
+
+/// The bounds of what was seen.
+pub(super) fn bounds(cell: Cell, ground: Ground, heartbeat: Duration, seen: Times) -> Times {
+    let silence = heartbeat * MISSED_HEARTBEATS + LATE;
+    let noticed = match cell.event {
         Event::Computing => None,
         Event::Left | Event::Killed => Some(DEATH_WITHIN),
         Event::Stopped | Event::Cut => Some(silence),
     };
-    if let (Some(noticed), Some(bound)) = (played.noticed, bound)
-        && noticed > bound
-    {
-        missed.push(format!(
-            "noticed after {} ms, bound {} ms",
-            noticed.as_millis(),
-            bound.as_millis()
-        ));
-    }
     // Where nobody noticed anything, an interrupt or the peer's good end came at the beginning.
-    let mut from = played.noticed.unwrap_or_default();
-    let mut within = GONE_WITHIN;
+    let mut from = seen.noticed.unwrap_or_default();
+    let mut within = ENDS_WITHIN;
     if cell.event == Event::Cut {
         // Each side finds out for itself.
         from = from.max(silence);
@@ -159,21 +174,24 @@ pub(super) fn missed(
             within += DESTROY;
         }
     }
-    if let Some(all_gone) = played.all_gone
-        && all_gone > from + within
-    {
-        missed.push(format!(
-            "all gone {} ms later, bound {} ms",
-            (all_gone - from).as_millis(),
-            within.as_millis()
-        ));
+    Times {
+        noticed: seen.noticed.and(noticed),
+        all_gone: seen.all_gone.map(|_| from + within),
+        resumed: seen.resumed.map(|_| ENDS_WITHIN),
     }
-    if let Some(resumed) = played.resumed
-        && resumed > GONE_WITHIN
-    {
-        missed.push(format!("it went on for {} ms", resumed.as_millis()));
-    }
-    missed
+}
+
+/// Which bounds were missed, and by what.
+pub(super) fn missed(seen: Times, bounds: Times) -> Vec<String> {
+    let both = seen.named().into_iter().zip(bounds.named());
+    let late = both.filter_map(|((what, seen), (_, bound))| {
+        let (seen, bound) = (seen?, bound?);
+        (seen > bound).then(|| {
+            let (seen, bound) = (seen.as_millis(), bound.as_millis());
+            format!("{what} after {seen} ms, bound {bound} ms")
+        })
+    });
+    late.collect()
 }
 
 #[cfg(test)]
@@ -208,12 +226,13 @@ mod tests {
     #[test]
     fn only_a_drain_on_gpus_has_the_time_that_nccl_takes_to_end() {
         let late = |event, wish, ground| {
-            let played = Played {
+            let seen = Times {
                 all_gone: Some(Duration::from_millis(1800)),
-                ..Played::default()
+                ..Times::default()
             };
             let heartbeat = Duration::from_millis(250);
-            missed(cell(event, Ours::Send, wish), ground, heartbeat, &played).len()
+            let bounds = bounds(cell(event, Ours::Send, wish), ground, heartbeat, seen);
+            missed(seen, bounds).len()
         };
         assert_eq!(late(Event::Computing, Wish::Drain, Ground::Gpus), 0);
         assert_eq!(late(Event::Computing, Wish::Drain, Ground::Fakes), 1);

@@ -26,7 +26,7 @@ impl Machine {
     /// What is there now and was not before. Waits for it to go away, a little: the driver of a GPU
     /// takes back the memory of a process behind its end.
     pub(super) fn left_since(before: &Self, with_gpus: bool) -> Vec<String> {
-        let deadline = Instant::now() + Duration::from_secs(2);
+        let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             let left = before.compare(&Self::look(with_gpus));
             if left.is_empty() || Instant::now() > deadline {

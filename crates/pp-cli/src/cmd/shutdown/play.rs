@@ -26,9 +26,8 @@ const REACHED_WITHIN: Duration = Duration::from_secs(60);
 const ENDS_WITHIN: Duration = Duration::from_secs(45);
 /// For the last words of ranks that did not come into their state.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// Between two interrupts of an abort, and how many there are at most.
+/// Between two interrupts of an abort.
 const APART: Duration = Duration::from_millis(15);
-const ABORTS: u32 = 20;
 /// From a sign to the moment after it: the last record is written before the thing is done.
 const SETTLES: Duration = Duration::from_millis(30);
 
@@ -288,7 +287,7 @@ impl Stage {
             Wish::Drain => self.drain(),
             Wish::Abort => {
                 // Two that come before the process has run again are one: as a person would, again.
-                for _ in 0..ABORTS {
+                while Instant::now() < began + ENDS_WITHIN {
                     self.us().signal(Signal::INT);
                     if self.us().ends_by(Instant::now() + APART) {
                         break;

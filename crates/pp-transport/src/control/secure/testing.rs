@@ -1,5 +1,7 @@
 //! Keys and sessions for tests.
 
+use std::sync::OnceLock;
+
 use pp_contract::WorldSize;
 
 use super::*;
@@ -29,4 +31,12 @@ pub(crate) fn session() -> (Session, Session) {
         panic!("the handshake of two honest ranks");
     };
     (one, zero)
+}
+
+/// The same with the keys of one handshake, which costs more than what fuzzing does with a session.
+pub(crate) fn session_of_known_keys() -> (Session, Session) {
+    static KEYS: OnceLock<(Session, Session)> = OnceLock::new();
+    let (one, zero) = KEYS.get_or_init(session);
+    let again = |session: &Session| Session::with(Arc::clone(&session.opener.keys));
+    (again(one), again(zero))
 }

@@ -1,0 +1,29 @@
+//! `cargo xtask` as a program: what it says when it cannot do something.
+
+use std::process::Command;
+
+#[test]
+fn an_error_is_one_line_and_no_backtrace() {
+    for (args, words) in [
+        (&["nonsense"][..], "no command \"nonsense\""),
+        (&["soak", "--seed", "many"], "--seed is \"many\""),
+        (
+            &["shutdown", "--gpu", "/no/such/file"],
+            "cannot read /no/such/file: No such file",
+        ),
+    ] {
+        let mut xtask = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        let ended = xtask
+            .args(args)
+            .env("RUST_BACKTRACE", "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(
+            said.starts_with("error: ") && said.contains(words),
+            "{said}"
+        );
+    }
+}
