@@ -107,7 +107,7 @@ fn lying_length_is_hung_up_on_before_it_is_believed() {
     stranger.write_all(&u32::MAX.to_le_bytes()).unwrap();
     assert!(is_hung_up_on(stranger));
     let text = meeting.fails();
-    assert!(text.contains("1 with garbage"), "{text}");
+    assert!(text.contains("1 call with garbage"), "{text}");
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn recorded_rank_is_not_let_in_again() {
     );
     let text = meeting.fails();
     assert!(
-        text.contains("1 with a repeated or broken handshake"),
+        text.contains("1 call with a repeated or broken handshake"),
         "{text}"
     );
     assert!(text.contains("rank 1 of 2 did not join"), "{text}");

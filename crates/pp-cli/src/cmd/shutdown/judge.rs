@@ -49,7 +49,8 @@ pub(super) fn expected(cell: Cell, ground: Ground) -> Expected {
         // It leaves because it was interrupted, or by itself.
         Event::Left => (vec![DONE, INTERRUPTED], vec![DONE, INTERRUPTED]),
         Event::Killed => (vec![DIED], vec![KILLED]),
-        // A stopped peer that goes on is told, or finds that nobody is there.
+        // A stopped peer that goes on was told to drain, or why we ended, or finds us gone.
+        Event::Stopped if asked => (vec![LATE_CODE], vec![LATE_CODE, DIED, INTERRUPTED]),
         Event::Stopped => (vec![LATE_CODE], vec![LATE_CODE, DIED]),
         // NCCL itself may be the first to say that its network is gone.
         Event::Cut if cell.ours == Ours::Connect && ground == Ground::Gpus => {
