@@ -97,13 +97,18 @@ impl End {
 
     /// Posts the receive of the next message, if one is there.
     pub(crate) fn hear(&mut self) -> bool {
-        if !self.link.poll_frame(&mut self.inbox).unwrap() {
-            return false;
+        self.try_hear(|| ()).unwrap()
+    }
+
+    pub(crate) fn try_hear(&mut self, before: impl FnOnce()) -> Result<bool, TransportError> {
+        if !self.link.poll_frame(&mut self.inbox)? {
+            return Ok(false);
         }
         let matched = self.lockstep.admit(&self.inbox).unwrap();
-        let flight = self.link.receive(&matched).unwrap();
+        before();
+        let flight = self.link.receive(&matched)?;
         self.arriving.push_back((number(&matched), flight));
-        true
+        Ok(true)
     }
 
     pub(crate) fn hear_one(&mut self) -> (u64, InFlight<Receiving>) {
