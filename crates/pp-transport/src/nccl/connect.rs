@@ -4,8 +4,12 @@
 //! inside NCCL, for ever if it never comes. Guarantee: whoever connects waits until its deadline
 //! and learns how far it came; both edges are tried out before the first payload, so no first use
 //! is left for the steady state. A thread that comes back after all, too late, ends what it made.
+//! One that does not come back at once is freed by an abort of what it has made so far, so that the
+//! device can be connected again. Nothing can be aborted while ncclCommInitRankConfig of a blocking
+//! communicator waits for the peer: it has given no handle yet, so that thread, and the device,
+//! are lost until the peer comes.
 
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +29,10 @@ const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// Time between two looks at whether a connection is still wanted.
 const ASK_EVERY: Duration = Duration::from_millis(5);
+
+/// How long a thread whose connection was given up may take to come back before what it has made is
+/// aborted under it.
+const COMES_BACK_WITHIN: Duration = Duration::from_millis(100);
 
 /// How long somebody waits for a connection.
 pub(super) struct Patience<'a> {
@@ -193,9 +201,25 @@ pub(super) fn by<T: Send + 'static>(
         Err(RecvTimeoutError::Timeout) => {
             let step = progress.step();
             life.kill("it was not made in time");
+            call_back(life, receiver);
             Err(late(step))
         }
     }
+}
+
+/// Sees to it that a thread whose connection was given up comes back: by itself, or because what
+/// it has made so far is aborted. What it brings is dropped here, and so ended.
+fn call_back<T: Send + 'static>(life: &Arc<Life>, made: Receiver<T>) {
+    let (life, beside) = (Arc::clone(life), life.core.enter_to_end());
+    let thread = std::thread::Builder::new().name("pp-nccl-back".into());
+    // Without a thread the other may be lost.
+    let _ = thread.spawn(move || {
+        if let Err(RecvTimeoutError::Timeout) = made.recv_timeout(COMES_BACK_WITHIN) {
+            // The thread that makes them answers for their end, and says how it went.
+            let _ = life.end_all(How::Abort);
+        }
+        drop(beside);
+    });
 }
 
 /// Joins communicators that are independent of each other, at once where they do not block, and
