@@ -202,6 +202,7 @@ impl NcclLink {
             self.life.kill("it was dropped with payloads in flight");
             return self.life.finish(How::Abort, aborted);
         }
+        self.lane.flush(destroyed);
         self.life.finish(How::Destroy, destroyed)
     }
 
