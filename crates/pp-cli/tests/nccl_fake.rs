@@ -366,7 +366,7 @@ fn a_transfer_that_never_happens_ends_the_job_with_its_name() {
 fn a_variable_of_nccl_set_on_one_rank_alone_stops_the_job_before_it_begins() {
     let fakes = Fakes::build();
     let folder = Folder::new("nccl_settings");
-    let rank = |rank: &str, algorithm: Option<&str>| {
+    let rank = |rank: &str, variables: &[(String, &str)]| {
         let args = [
             "bench",
             "link",
@@ -386,14 +386,22 @@ fn a_variable_of_nccl_set_on_one_rank_alone_stops_the_job_before_it_begins() {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        if let Some(algorithm) = algorithm {
-            command.env("NCCL_ALGO", algorithm);
-        }
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
         command.spawn().unwrap()
     };
-    let ranks = [rank("0", Some("Ring")), rank("1", None)];
+    let ranks = [rank("0", &[("NCCL_ALGO".into(), "Ring")]), rank("1", &[])];
     for ended in ranks.map(finish) {
         ended.failed(6, &["NCCL_ALGO", "Ring"]);
+    }
+    // More than the handshake has room for, and a name that is too long for it.
+    let mut many: Vec<_> = (0..100).map(|n| (format!("NCCL_V{n:02}"), "1")).collect();
+    many.push((format!("NCCL_{}", "X".repeat(80)), "1"));
+    for ended in [rank("0", &many), rank("1", &many)].map(finish) {
+        ended.succeeded();
+    }
+    let other = [&many[..99], &[("NCCL_V99".into(), "2")], &many[100..]].concat();
+    for ended in [rank("0", &many), rank("1", &other)].map(finish) {
+        ended.failed(6, &["other_nccl_variables", "of 69: NCCL_V32 NCCL_V33"]);
     }
 }
 

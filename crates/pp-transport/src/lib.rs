@@ -57,5 +57,10 @@ mod host {
     pub(crate) mod ring;
     pub(crate) mod slots;
 }
+#[cfg(loom)]
+#[allow(dead_code, reason = "as above")]
+mod nccl {
+    pub(crate) mod gate;
+}
 #[cfg(all(test, loom))]
 mod models;

@@ -13,6 +13,7 @@ use crate::bell::{BellWords, Ticket};
 use crate::flight::ring::{Ring, WORDS};
 use crate::host::ring::{RingBytes, RingReceiver, RingSender, RingWords};
 use crate::host::slots::{Consumer, Producer, SlotWord};
+use crate::nccl::gate::{Calling, Gate};
 use crate::sync::{AtomicU32, Ordering};
 
 /// Walks every interleaving with at most this many preemptions; a fault in such protocols needs
@@ -279,6 +280,70 @@ fn a_shutdown_wakes_a_driver_that_waits_for_a_credit() {
         }
         peer.join().unwrap();
         watch.join().unwrap();
+    });
+}
+
+/// A communicator whose end loom checks against every use.
+struct Communicator {
+    gate: Gate,
+    memory: UnsafeCell<bool>,
+}
+
+impl Communicator {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            gate: Gate::default(),
+            memory: UnsafeCell::new(true),
+        })
+    }
+
+    fn touch(&self) {
+        // SAFETY: loom reports an end that is not ordered with this use.
+        assert!(
+            self.memory.with(|alive| unsafe { *alive }),
+            "used after its end"
+        );
+    }
+
+    /// Closes the gate, waits for the call that is under way, and ends the communicator.
+    fn end(&self) {
+        self.gate.close();
+        while self.gate.call().is_some() {
+            thread::yield_now();
+        }
+        // SAFETY: loom reports a use that is not ordered with this.
+        self.memory.with_mut(|alive| unsafe { *alive = false });
+    }
+}
+
+#[test]
+fn a_communicator_is_not_used_after_its_end() {
+    check(|| {
+        let communicator = Communicator::new();
+        let ending = Arc::clone(&communicator);
+        let ender = thread::spawn(move || ending.end());
+        for _ in 0..2 {
+            if let Some(_pass) = communicator.gate.enter(Calling::Prompt) {
+                communicator.touch();
+            }
+        }
+        ender.join().unwrap();
+    });
+}
+
+/// A group is ended once it was begun, so it passes the gate once.
+#[test]
+fn a_group_that_was_begun_ends_before_its_communicator() {
+    check(|| {
+        let communicator = Communicator::new();
+        let ending = Arc::clone(&communicator);
+        let ender = thread::spawn(move || ending.end());
+        if let Some(pass) = communicator.gate.enter(Calling::Prompt) {
+            communicator.touch();
+            pass.may_hang();
+            communicator.touch();
+        }
+        ender.join().unwrap();
     });
 }
 

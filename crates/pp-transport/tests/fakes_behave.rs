@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 use std::thread;
 use std::time::Duration;
 
-use fakes::raw::{Handle, TestKernels, UniqueId, ok, raw};
+use fakes::raw::{Config, Handle, IN_PROGRESS, TestKernels, UniqueId, ok, raw};
 use fakes::{Fakes, Loaded};
 
 /// One test at a time: the fakes' settings are of the process.
@@ -186,6 +186,10 @@ fn memory_has_an_end_and_unknown_kernels_an_error() {
 
 /// Runs both ranks of a communicator, each on a thread and a device of its own.
 fn ranks(body: impl Fn(c_int, Handle, Handle) + Sync) {
+    ranks_of(&Config::new(true), body);
+}
+
+fn ranks_of(config: &Config, body: impl Fn(c_int, Handle, Handle) + Sync) {
     let mut id: UniqueId = [0 as c_char; 128];
     ok!(unique_id(&mut id));
     thread::scope(|scope| {
@@ -194,11 +198,29 @@ fn ranks(body: impl Fn(c_int, Handle, Handle) + Sync) {
             scope.spawn(move || {
                 let stream = device(rank);
                 let mut comm = null_mut();
-                ok!(comm_init(&mut comm, 2, id, rank));
+                raw!(comm_init(&mut comm, 2, id, rank, config));
+                assert_eq!(settled(comm), 0);
                 body(rank, comm, stream);
             });
         }
     });
+}
+
+/// What the communicator says of itself.
+fn state(comm: Handle) -> c_int {
+    let mut state = 0;
+    ok!(comm_error(comm, &mut state));
+    state
+}
+
+/// The same, once it is not in progress any more.
+fn settled(comm: Handle) -> c_int {
+    loop {
+        match state(comm) {
+            IN_PROGRESS => thread::yield_now(),
+            state => return state,
+        }
+    }
 }
 
 #[test]
@@ -317,7 +339,8 @@ fn two_ranks_on_one_device_are_refused() {
             scope.spawn(move || {
                 device(0);
                 let mut comm = null_mut();
-                assert_eq!(raw!(comm_init(&mut comm, 2, id, rank)), 5);
+                let config = Config::new(true);
+                assert_eq!(raw!(comm_init(&mut comm, 2, id, rank, &config)), 5);
             });
         }
     });
@@ -340,6 +363,33 @@ fn an_abort_frees_a_caller_that_connects() {
         } else {
             ok!(comm_abort(comm));
         }
+    });
+}
+
+/// Without blocking the caller is never held: the first operation is in progress until the peer uses its connection,
+/// and an abort ends it.
+#[test]
+fn a_first_operation_that_does_not_block_is_in_progress_until_the_peer_is_there() {
+    let _alone = alone();
+    let issued = std::sync::Barrier::new(2);
+    ranks_of(&Config::new(false), |rank, comm, stream| {
+        let payload = alloc(16);
+        if rank == 0 {
+            assert_eq!(raw!(send(payload, 16, 1, 1, comm, stream)), IN_PROGRESS);
+            assert_eq!(state(comm), IN_PROGRESS);
+        }
+        issued.wait();
+        if rank == 1 {
+            assert_eq!(raw!(recv(payload, 16, 1, 0, comm, stream)), IN_PROGRESS);
+        }
+        assert_eq!(settled(comm), 0);
+        ok!(stream_synchronize(stream));
+        if rank == 0 {
+            // The other direction, which the peer never uses.
+            assert_eq!(raw!(recv(payload, 16, 1, 1, comm, stream)), IN_PROGRESS);
+            assert_eq!(state(comm), IN_PROGRESS);
+        }
+        ok!(comm_abort(comm));
     });
 }
 

@@ -2,8 +2,11 @@
 //! least significant first, and for a frame the frame.
 //!
 //! Hazard: the peer is authenticated but may still be wrong: a credit for a slot it does not
-//! have, a slot handed over twice, frames without end. Guarantee: each is an error that names
-//! the peer, and what waits to be read is bounded.
+//! have, a slot handed over twice, frames without end. Or it does not read, and whoever writes to it
+//! waits. Guarantee: each of the first is an error that names the peer, and what waits to be read is
+//! bounded. A thread of the lane's own writes, so no call of the driver waits for the peer, nor does
+//! the drop of a lease; what waits to be written is bounded, and the lane is broken when the peer
+//! takes nothing for [`SEND_WITHIN`].
 
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -24,27 +27,40 @@ const CREDIT: u8 = 2;
 const PREFIX_BYTES: usize = 5;
 const _: () = assert!(PREFIX_BYTES + MAX_FRAME_BYTES <= MAX_MESSAGE_BYTES);
 
-/// Frames that may wait to be read. There are at most as many with a payload as slots, and a
-/// handful without.
+/// Messages that may wait to be read, and to be written. There are at most as many frames with a
+/// payload, and as many credits, as slots, and a handful of frames without.
 const MOST_WAITING: usize = 256;
 /// How long the peer's host may refuse a few hundred bytes before the lane counts as broken.
-const SEND_WITHIN: Duration = Duration::from_secs(2);
+const SEND_WITHIN: Duration = Duration::from_secs(10);
 
 /// What both directions of the lane share with leases and the receiving thread.
 #[derive(Debug)]
 struct Shared {
-    sender: ControlSender,
-    /// Why the lane cannot be used any more.
-    broken: OnceLock<String>,
+    peer: Rank,
+    /// To the thread that writes, which ends with the last of these.
+    queue: SyncSender<Job>,
+    broken: Arc<Broken>,
+}
+
+/// Why the lane cannot be used any more.
+type Broken = OnceLock<String>;
+
+/// What the thread that writes does next.
+#[derive(Debug)]
+enum Job {
+    Send(Vec<u8>),
+    /// Say that all before this was done.
+    Answer(SyncSender<()>),
 }
 
 impl Shared {
-    /// Sends, and breaks the lane when that fails. One that is broken is not waited for again.
-    fn send(&self, body: &[u8]) -> Result<(), TransportError> {
+    /// Leaves a message to the thread that writes.
+    fn send(&self, body: Vec<u8>) -> Result<(), TransportError> {
         self.check()?;
-        let deadline = Instant::now() + SEND_WITHIN;
-        if let Err(error) = self.sender.send(&Message::Frame(body), deadline) {
-            let _ = self.broken.set(error.to_string());
+        if self.queue.try_send(Job::Send(body)).is_err() {
+            let _ = self
+                .broken
+                .set(format!("{MOST_WAITING} messages wait to be sent"));
         }
         self.check()
     }
@@ -52,10 +68,27 @@ impl Shared {
     fn check(&self) -> Result<(), TransportError> {
         self.broken.get().map_or(Ok(()), |why| {
             Err(TransportError::Lane {
-                peer: self.sender.peer(),
+                peer: self.peer,
                 why: why.clone(),
             })
         })
+    }
+}
+
+/// Writes messages in their order, until one fails.
+fn write(queue: &Receiver<Job>, sender: &ControlSender, broken: &Broken, bell: &Bell) {
+    for job in queue {
+        match job {
+            Job::Send(_) if broken.get().is_some() => {}
+            Job::Send(body) => {
+                let deadline = Instant::now() + SEND_WITHIN;
+                if let Err(error) = sender.send(&Message::Frame(&body), deadline) {
+                    let _ = broken.set(error.to_string());
+                    bell.ring();
+                }
+            }
+            Job::Answer(to) => drop(to.send(())),
+        }
     }
 }
 
@@ -86,7 +119,7 @@ impl Credits {
             Self::Bell(bell) => bell.ring(),
             Self::Channel(Told(shared)) => {
                 // The lane says what is wrong at its next call; a lease that is dropped cannot.
-                let _ = shared.send(&message(CREDIT, slot, &[]));
+                let _ = shared.send(message(CREDIT, slot, &[]));
             }
         }
     }
@@ -105,10 +138,13 @@ impl ChannelFrames {
         bell: Bell,
         out: Arc<OutSlots>,
         in_depth: u32,
-    ) -> (Self, Inlet, Credits) {
+    ) -> Result<(Self, Inlet, Credits), TransportError> {
+        let (queue, jobs) = sync_channel(MOST_WAITING);
+        let broken = Arc::new(Broken::new());
         let shared = Arc::new(Shared {
-            sender,
-            broken: OnceLock::new(),
+            peer: sender.peer(),
+            queue,
+            broken: Arc::clone(&broken),
         });
         let (queue, waiting) = sync_channel(MOST_WAITING);
         let inlet = Inlet {
@@ -116,14 +152,21 @@ impl ChannelFrames {
             queue,
             out,
             incoming: Words::own(in_depth),
-            bell,
+            bell: bell.clone(),
         };
         let credits = Credits::Channel(Told(Arc::clone(&shared)));
-        (Self { shared, waiting }, inlet, credits)
+        std::thread::Builder::new()
+            .name("pp-lane".into())
+            .spawn(move || write(&jobs, &sender, &broken, &bell))
+            .map_err(|error| TransportError::Lane {
+                peer: shared.peer,
+                why: format!("no thread for it: {error}"),
+            })?;
+        Ok((Self { shared, waiting }, inlet, credits))
     }
 
     pub(super) fn peer(&self) -> Rank {
-        self.shared.sender.peer()
+        self.shared.peer
     }
 
     pub(super) fn check(&self) -> Result<(), TransportError> {
@@ -131,7 +174,16 @@ impl ChannelFrames {
     }
 
     pub(super) fn push(&self, tag: u32, frame: &[u8]) -> Result<(), TransportError> {
-        self.shared.send(&message(FRAME, tag, frame))
+        self.shared.send(message(FRAME, tag, frame))
+    }
+
+    /// Waits until everything that was pushed and told so far was written, or cannot be.
+    pub(super) fn flush(&self, deadline: Instant) {
+        let (say, done) = sync_channel(1);
+        if self.shared.queue.try_send(Job::Answer(say)).is_ok() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let _ = done.recv_timeout(left);
+        }
     }
 
     pub(super) fn pop(&self, inbox: &mut Vec<u8>) -> Result<Option<u32>, TransportError> {
@@ -167,7 +219,7 @@ impl Inlet {
     /// # Errors
     /// The peer broke the rules of the lane; nothing of the message was used.
     pub fn deliver(&self, body: &[u8]) -> Result<(), TransportError> {
-        let wrong = |why: String| misbehaved(self.shared.sender.peer(), why);
+        let wrong = |why: String| misbehaved(self.shared.peer, why);
         let Some((prefix, frame)) = body.split_first_chunk::<PREFIX_BYTES>() else {
             return Err(wrong(format!("a lane message of {} bytes", body.len())));
         };

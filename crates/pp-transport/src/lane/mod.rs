@@ -17,6 +17,7 @@ mod words;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use pp_contract::{MAX_FRAME_BYTES, Matched, Rank};
 
@@ -195,7 +196,7 @@ impl Lane {
     /// [`Message::Frame`](crate::control::Message::Frame).
     ///
     /// # Errors
-    /// A depth is 0 or too large.
+    /// A depth is 0 or too large, or there is no thread for the lane.
     pub fn over_channel(
         sender: ControlSender,
         bell: Bell,
@@ -206,7 +207,7 @@ impl Lane {
         Layout::new(bare(out_depth), bare(in_depth))?;
         let out = Arc::new(Producer::new(Words::own(out_depth), sender.peer()));
         let (frames, inlet, credits) =
-            ChannelFrames::new(sender, bell.clone(), Arc::clone(&out), in_depth);
+            ChannelFrames::new(sender, bell.clone(), Arc::clone(&out), in_depth)?;
         let incoming = Arc::new(InSlots::new(inlet.in_words(), credits));
         let lane = Self {
             peer: frames.peer(),
@@ -297,6 +298,14 @@ impl Lane {
                 Ok(())
             }
             Frames::Channel(frames) => frames.push(tag, frame),
+        }
+    }
+
+    /// Waits until everything that was pushed has left, the credits too, or cannot leave: nothing
+    /// does any more once this rank says goodbye on the channel that carries them.
+    pub(crate) fn flush(&self, deadline: Instant) {
+        if let Frames::Channel(frames) = &self.frames {
+            frames.flush(deadline);
         }
     }
 

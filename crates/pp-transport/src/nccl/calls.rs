@@ -1,7 +1,9 @@
 //! The calls into NCCL: the only place where a communicator's address is used.
 //!
 //! Each function is `unsafe` for the same reasons, which its callers answer for:
-//! 1. the communicator is alive: made by [`Call::begin_to_join`] and not destroyed or aborted yet;
+//! 1. the communicator was made by [`Call::begin_to_join`], and whoever ends it closes the gate of
+//!    this [`Call`] first and then waits for the call that is under way; or it is the one who ends it.
+//!    Every call passes the gate, so it finds the communicator alive, or is not made;
 //! 2. the thread is the one that issues on its device, or no other thread calls into NCCL for it;
 //! 3. memory that is handed over stays allocated, and is touched by nobody who is not ordered by
 //!    the stream, until the stream has passed the operation.
@@ -14,6 +16,7 @@ use nccl_sys::{
     ncclResult_t,
 };
 
+use super::gate::{Calling, Gate, Pass};
 use super::id::UniqueId;
 use crate::cuda::{DevicePtr, Stream};
 
@@ -45,13 +48,43 @@ pub(super) enum Gone {
 }
 
 /// A call on a communicator, with what a wait for it may give up on.
+#[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) nccl: &'a Nccl,
+    /// Passed by every call.
+    pub(super) gate: &'a Gate,
     /// Asked while a non-blocking communicator is still at it; false gives up.
     pub(super) go_on: &'a dyn Fn() -> bool,
 }
 
-impl Call<'_> {
+/// A group of operations that was begun.
+pub(super) struct OpenGroup<'a> {
+    /// The call that it is a part of.
+    call: Call<'a>,
+    pass: Pass<'a>,
+    /// For the operations in the group, which has passed the gate for all of them.
+    gate: Gate,
+}
+
+impl OpenGroup<'_> {
+    /// Adds operations to the group. Nothing is issued before its end, so nothing is waited for.
+    pub(super) fn add<R>(&self, operations: impl FnOnce(&Call<'_>) -> R) -> R {
+        operations(&Call {
+            gate: &self.gate,
+            ..self.call
+        })
+    }
+}
+
+impl<'a> Call<'a> {
+    /// Makes a call, unless the gate is closed: then the communicator counts as in progress for good.
+    fn pass(&self, calling: Calling, call: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
+        match self.gate.enter(calling) {
+            Some(_pass) => call(),
+            None => ncclResult_t::ncclInProgress,
+        }
+    }
+
     /// The result of a call that is over: of a non-blocking communicator it may come later.
     ///
     /// # Safety
@@ -85,9 +118,11 @@ impl Call<'_> {
     /// As the module says, 1 and 2.
     pub(super) unsafe fn asynchronous(&self, comm: Comm) -> ncclResult_t {
         let mut state = ncclResult_t::ncclSuccess;
+        let ask = self.nccl.functions().ncclCommGetAsyncError;
         // SAFETY: a live communicator; writes one number to an address that is ours.
-        let asked =
-            unsafe { (self.nccl.functions().ncclCommGetAsyncError)(comm.raw(), &raw mut state) };
+        let asked = self.pass(Calling::Prompt, || unsafe {
+            ask(comm.raw(), &raw mut state)
+        });
         if asked.is_success() { state } else { asked }
     }
 
@@ -110,17 +145,18 @@ impl Call<'_> {
             ..ncclConfig_t::INITIALIZER
         };
         let mut raw: ncclComm_t = std::ptr::null_mut();
+        let join = self.nccl.functions().ncclCommInitRankConfig;
         // SAFETY: the id and the configuration are copied during the call; it writes one address to
         // a place that is ours.
-        let result = unsafe {
-            (self.nccl.functions().ncclCommInitRankConfig)(
+        let result = self.pass(Calling::MayHang, || unsafe {
+            join(
                 &raw mut raw,
                 number(ranks),
                 id.raw(),
                 number(rank),
                 &raw mut config,
             )
-        };
+        });
         let is_made = result.is_success() || result == ncclResult_t::ncclInProgress;
         if is_made && !raw.is_null() {
             return Ok(Some(Comm(raw as usize)));
@@ -155,9 +191,10 @@ impl Call<'_> {
         to: u32,
         stream: &Stream,
     ) -> Result<(), NcclError> {
+        let send = self.nccl.functions().ncclSend;
         // SAFETY: the caller's promise.
-        let result = unsafe {
-            (self.nccl.functions().ncclSend)(
+        let result = self.pass(Calling::MayHang, || unsafe {
+            send(
                 from.address as *const c_void,
                 count,
                 kind,
@@ -165,7 +202,7 @@ impl Call<'_> {
                 comm.raw(),
                 stream.raw() as cudaStream_t,
             )
-        };
+        });
         // SAFETY: the caller's promise.
         unsafe { self.settle("ncclSend", comm, result) }
     }
@@ -183,9 +220,10 @@ impl Call<'_> {
         from: u32,
         stream: &Stream,
     ) -> Result<(), NcclError> {
+        let recv = self.nccl.functions().ncclRecv;
         // SAFETY: the caller's promise.
-        let result = unsafe {
-            (self.nccl.functions().ncclRecv)(
+        let result = self.pass(Calling::MayHang, || unsafe {
+            recv(
                 into.address as *mut c_void,
                 count,
                 kind,
@@ -193,7 +231,7 @@ impl Call<'_> {
                 comm.raw(),
                 stream.raw() as cudaStream_t,
             )
-        };
+        });
         // SAFETY: the caller's promise.
         unsafe { self.settle("ncclRecv", comm, result) }
     }
@@ -213,11 +251,11 @@ impl Call<'_> {
     ) -> Result<(), NcclError> {
         let place = place.address as *mut c_void;
         let stream = stream.raw() as cudaStream_t;
-        let functions = self.nccl.functions();
+        let all_reduce = self.nccl.functions().ncclAllReduce;
         // SAFETY: the caller's promise; source and destination may be the same.
-        let result = unsafe {
-            (functions.ncclAllReduce)(place, place, count, kind, reduce, comm.raw(), stream)
-        };
+        let result = self.pass(Calling::MayHang, || unsafe {
+            all_reduce(place, place, count, kind, reduce, comm.raw(), stream)
+        });
         // SAFETY: the caller's promise.
         unsafe { self.settle("ncclAllReduce", comm, result) }
     }
@@ -237,29 +275,43 @@ impl Call<'_> {
     ) -> Result<(), NcclError> {
         let place = place.address as *mut c_void;
         let stream = stream.raw() as cudaStream_t;
-        let functions = self.nccl.functions();
+        let broadcast = self.nccl.functions().ncclBroadcast;
         // SAFETY: the caller's promise; source and destination may be the same.
-        let result = unsafe {
-            (functions.ncclBroadcast)(place, place, count, kind, root as c_int, comm.raw(), stream)
-        };
+        let result = self.pass(Calling::MayHang, || unsafe {
+            broadcast(place, place, count, kind, root as c_int, comm.raw(), stream)
+        });
         // SAFETY: the caller's promise.
         unsafe { self.settle("ncclBroadcast", comm, result) }
     }
 
-    /// Begins a group of operations of this thread.
-    pub(super) fn group_start(&self) -> Result<(), NcclError> {
-        // SAFETY: no arguments; the group is the thread's own.
-        let result = unsafe { (self.nccl.functions().ncclGroupStart)() };
-        self.nccl.check("ncclGroupStart", result)
+    /// Begins a group of operations, which [`Call::end_group`] must end: it is the thread's, and takes
+    /// in what the thread issues for other communicators too. It passes the gate as a whole, and nothing
+    /// in it hangs before its end. `None` when the gate is closed.
+    pub(super) fn begin_group(&self) -> Result<Option<OpenGroup<'a>>, NcclError> {
+        let Some(pass) = self.gate.enter(Calling::Prompt) else {
+            return Ok(None);
+        };
+        self.group_start()?;
+        Ok(Some(OpenGroup {
+            call: *self,
+            pass,
+            gate: Gate::default(),
+        }))
     }
 
     /// Ends the group and issues what is in it; the communicators are those it touched.
     ///
     /// # Safety
     /// As the module says, of every operation in the group.
-    pub(super) unsafe fn group_end(&self, comms: &[Comm]) -> Result<(), NcclError> {
+    pub(super) unsafe fn end_group(
+        &self,
+        group: OpenGroup<'_>,
+        comms: &[Comm],
+    ) -> Result<(), NcclError> {
+        group.pass.may_hang();
         // SAFETY: the caller's promise.
         let result = unsafe { (self.nccl.functions().ncclGroupEnd)() };
+        drop(group);
         if result != ncclResult_t::ncclInProgress {
             return self.nccl.check("ncclGroupEnd", result);
         }
@@ -267,6 +319,13 @@ impl Call<'_> {
             // SAFETY: the caller's promise.
             unsafe { self.settle("ncclGroupEnd", *comm, result) }
         })
+    }
+
+    /// Begins a group of aborts.
+    pub(super) fn group_start(&self) -> Result<(), NcclError> {
+        // SAFETY: no arguments; the group is the thread's own.
+        let result = unsafe { (self.nccl.functions().ncclGroupStart)() };
+        self.nccl.check("ncclGroupStart", result)
     }
 
     /// Takes the communicator out of service; `None` where the library cannot.

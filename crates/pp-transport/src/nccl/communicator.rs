@@ -122,7 +122,7 @@ impl Communicator {
         let made = connect::by(&patience, &life, beside, move |life, progress| {
             progress.at("create the communicator")?;
             life.core.device.bind()?;
-            let [comm] = connect::join(life, progress, [&id], (place, ranks), blocking)?;
+            let [comm] = connect::join(life, [&id], (place, ranks), blocking)?;
             connect::all_pairs(life, progress, comm, place, ranks)?;
             Ok(comm)
         });

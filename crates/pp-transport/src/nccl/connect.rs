@@ -4,15 +4,18 @@
 //! inside NCCL, for ever if it never comes. Guarantee: whoever connects waits until its deadline
 //! and learns how far it came; both edges are tried out before the first payload, so no first use
 //! is left for the steady state. A thread that comes back after all, too late, ends what it made.
+//! One that does not come back at once is freed by an abort of what it has made so far, so that the
+//! device can be connected again. Nothing can be aborted while ncclCommInitRankConfig of a blocking
+//! communicator waits for the peer: it has given no handle yet, so that thread, and the device,
+//! are lost until the peer comes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
 
-use super::calls::{Call, Comm};
+use super::calls::Comm;
 use super::id::UniqueId;
 use super::issuer::Beside;
 use super::life::{How, Life, Remains};
@@ -26,6 +29,10 @@ const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// Time between two looks at whether a connection is still wanted.
 const ASK_EVERY: Duration = Duration::from_millis(5);
+
+/// How long a thread whose connection was given up may take to come back before what it has made is
+/// aborted under it.
+const COMES_BACK_WITHIN: Duration = Duration::from_millis(100);
 
 /// How long somebody waits for a connection.
 pub(super) struct Patience<'a> {
@@ -52,18 +59,18 @@ impl Patience<'_> {
     }
 }
 
-/// How far it came, and whether anybody still wants it.
+/// How far it came.
 #[derive(Debug)]
 pub(super) struct Progress {
+    life: Arc<Life>,
     step: Mutex<&'static str>,
-    given_up: AtomicBool,
 }
 
 impl Progress {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(life: &Arc<Life>) -> Self {
         Self {
+            life: Arc::clone(life),
             step: Mutex::new("start a thread"),
-            given_up: AtomicBool::new(false),
         }
     }
 
@@ -71,22 +78,13 @@ impl Progress {
         *self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_wanted(&self) -> bool {
-        !self.given_up.load(Ordering::Acquire)
-    }
-
-    fn give_up(&self) {
-        self.given_up.store(true, Ordering::Release);
-    }
-
-    /// Begins a step, unless nobody waits any more.
+    /// Begins a step, unless it was given up.
     pub(super) fn at(&self, step: &'static str) -> Result<(), Stop> {
         *self.step.lock().unwrap_or_else(PoisonError::into_inner) = step;
-        if self.is_wanted() {
-            Ok(())
-        } else {
-            Err(Stop::GivenUp)
+        if self.life.is_dead() {
+            return Err(Stop::GivenUp);
         }
+        Ok(())
     }
 }
 
@@ -157,9 +155,9 @@ pub(super) fn by<T: Send + 'static>(
     make: impl FnOnce(&Arc<Life>, &Progress) -> Result<T, Stop> + Send + 'static,
 ) -> Result<T, TransportError> {
     let started = Instant::now();
-    let progress = Arc::new(Progress::new());
+    let progress = Arc::new(Progress::new(life));
     // It holds nothing: either it is taken, or it stays with the maker, and is ended there.
-    let (sender, made) = sync_channel(0);
+    let (sender, receiver) = sync_channel(0);
     let (own_life, own_progress) = (Arc::clone(life), Arc::clone(&progress));
     let work = move || {
         let unmade = Unmade::new(own_life, beside);
@@ -183,7 +181,7 @@ pub(super) fn by<T: Send + 'static>(
         return Err(late("start a thread"));
     }
     let made = loop {
-        match made.recv_timeout(patience.nap()) {
+        match receiver.recv_timeout(patience.nap()) {
             Err(RecvTimeoutError::Timeout) if !patience.is_over() => {}
             other => break other,
         }
@@ -202,40 +200,52 @@ pub(super) fn by<T: Send + 'static>(
         Err(RecvTimeoutError::Disconnected) => Err(late("run to its end")),
         Err(RecvTimeoutError::Timeout) => {
             let step = progress.step();
-            progress.give_up();
             life.kill("it was not made in time");
+            call_back(life, receiver);
             Err(late(step))
         }
     }
+}
+
+/// Sees to it that a thread whose connection was given up comes back: by itself, or because what
+/// it has made so far is aborted. What it brings is dropped here, and so ended.
+fn call_back<T: Send + 'static>(life: &Arc<Life>, made: Receiver<T>) {
+    let (life, beside) = (Arc::clone(life), life.core.enter_to_end());
+    let thread = std::thread::Builder::new().name("pp-nccl-back".into());
+    // Without a thread the other may be lost.
+    let _ = thread.spawn(move || {
+        if let Err(RecvTimeoutError::Timeout) = made.recv_timeout(COMES_BACK_WITHIN) {
+            // The thread that makes them answers for their end, and says how it went.
+            let _ = life.end_all(How::Abort);
+        }
+        drop(beside);
+    });
 }
 
 /// Joins communicators that are independent of each other, at once where they do not block, and
 /// gives them to `life`.
 pub(super) fn join<const N: usize>(
     life: &Life,
-    progress: &Progress,
     ids: [&UniqueId; N],
     (rank, ranks): (u32, u32),
     blocking: bool,
 ) -> Result<[Comm; N], Stop> {
-    let call = Call {
-        nccl: &life.core.nccl,
-        go_on: &|| progress.is_wanted(),
-    };
-    let mut comms = Vec::with_capacity(N);
-    for id in ids {
-        // SAFETY: no other thread issues on this device while this one is `Beside` it; the context
-        // is current.
-        let comm = unsafe { call.begin_to_join(id, rank, ranks, blocking) }?;
-        let comm = comm.ok_or(Stop::GivenUp)?;
-        life.add(comm);
-        comms.push(comm);
-    }
-    for comm in &comms {
-        // SAFETY: as above; it was just made.
-        unsafe { call.joined(*comm) }?;
-    }
-    comms.try_into().map_err(|_| Stop::GivenUp)
+    life.call(|call| {
+        let mut comms = Vec::with_capacity(N);
+        for id in ids {
+            // SAFETY: no other thread issues on this device while this one is `Beside` it; the context
+            // is current.
+            let comm = unsafe { call.begin_to_join(id, rank, ranks, blocking) }?;
+            let comm = comm.ok_or(Stop::GivenUp)?;
+            life.add(comm);
+            comms.push(comm);
+        }
+        for comm in &comms {
+            // SAFETY: as above; it was just made.
+            unsafe { call.joined(*comm) }?;
+        }
+        comms.try_into().map_err(|_| Stop::GivenUp)
+    })
 }
 
 /// What a link needs of its two edges.
@@ -280,14 +290,14 @@ pub(super) fn edges(life: &Arc<Life>, progress: &Progress, wanted: &Wanted) -> R
     );
     progress.at("create the communicators of both edges")?;
     let ids = wanted.ids.each_ref();
-    let [up, down] = join(life, progress, ids, (rank, 2), wanted.blocking)?;
+    let [up, down] = join(life, ids, (rank, 2), wanted.blocking)?;
 
     let edge = |comm, stream| Edge { comm, stream, peer };
     let (up, down) = (edge(up, up_stream), edge(down, down_stream));
     progress.at("connect the edge up")?;
-    try_out(life, progress, &up, up_slots.first(), wanted.is_lower)?;
+    try_out(life, &up, up_slots.first(), wanted.is_lower)?;
     progress.at("connect the edge down")?;
-    try_out(life, progress, &down, down_slots.first(), !wanted.is_lower)?;
+    try_out(life, &down, down_slots.first(), !wanted.is_lower)?;
     progress.at("move a byte over each edge")?;
     for slot in [up_slots.first(), down_slots.first()] {
         while !slot.has_moved()? {
@@ -349,29 +359,29 @@ fn exchange(
         address: scratch.address() + u64::from(byte),
         len: 1,
     };
-    let call = Call {
-        nccl: &life.core.nccl,
-        go_on: &|| progress.is_wanted(),
-    };
     let kind = ncclDataType_t::ncclUint8;
-    call.group_start()?;
-    let issued = (0..ranks)
-        .filter(|peer| *peer != place)
-        .try_for_each(|peer| {
-            // SAFETY: the communicator was just made, this thread is the only one that calls for the
-            // device (see `join`); each byte is used once, and the scratch is freed only after the
-            // stream has passed, by whoever called.
-            unsafe {
-                call.send(comm, at(2 * peer), kind, 1, peer, stream)?;
-                call.recv(comm, at(2 * peer + 1), kind, 1, peer, stream)
-            }
+    life.call(|call| {
+        let group = call.begin_group()?.ok_or(Stop::GivenUp)?;
+        let mut peers = (0..ranks).filter(|peer| *peer != place);
+        let added = group.add(|call| {
+            peers.try_for_each(|peer| {
+                // SAFETY: the communicator was just made, this thread is the only one that calls for
+                // the device (see `join`); each byte is used once, and the scratch is freed only after
+                // the stream has passed, by whoever called.
+                unsafe {
+                    call.send(comm, at(2 * peer), kind, 1, peer, stream)?;
+                    call.recv(comm, at(2 * peer + 1), kind, 1, peer, stream)
+                }
+            })
         });
-    // SAFETY: as above.
-    let ended = unsafe { call.group_end(&[comm]) };
-    issued.and(ended)?;
-    let last = at(2 * ranks);
-    // SAFETY: as above.
-    unsafe { call.all_reduce(comm, last, kind, 1, ncclRedOp_t::ncclMax, stream) }?;
+        // SAFETY: as above.
+        let ended = unsafe { call.end_group(group, &[comm]) };
+        added.and(ended)?;
+        let last = at(2 * ranks);
+        // SAFETY: as above.
+        let reduced = unsafe { call.all_reduce(comm, last, kind, 1, ncclRedOp_t::ncclMax, stream) };
+        reduced.map_err(Stop::from)
+    })?;
     scratch.used_by(stream)?;
     progress.at("move a byte between the members")?;
     while !scratch.is_idle()? {
@@ -382,29 +392,22 @@ fn exchange(
 }
 
 /// Issues the first operation of an edge, which connects the ranks.
-fn try_out(
-    life: &Life,
-    progress: &Progress,
-    edge: &Edge,
-    slot: &Slot,
-    sends: bool,
-) -> Result<(), Stop> {
-    let call = Call {
-        nccl: &life.core.nccl,
-        go_on: &|| progress.is_wanted(),
-    };
+fn try_out(life: &Life, edge: &Edge, slot: &Slot, sends: bool) -> Result<(), Stop> {
     let (kind, place) = (ncclDataType_t::ncclUint8, slot.ptr());
     slot.begin_move();
-    // SAFETY: the communicator was just made, this thread is the only one that calls for the device
-    // (see `join`), and the slot belongs to nobody yet. It has a byte even where the edge carries
-    // none, since the driver allocates no less, and it is not freed before the event is done.
-    let issued = unsafe {
-        if sends {
-            call.send(edge.comm, place, kind, 1, edge.peer, &edge.stream)
-        } else {
-            call.recv(edge.comm, place, kind, 1, edge.peer, &edge.stream)
+    let issued = life.call(|call| {
+        // SAFETY: the communicator was just made, this thread is the only one that calls for the
+        // device (see `join`), and the slot belongs to nobody yet. It has a byte even where the edge
+        // carries none, since the driver allocates no less, and it is not freed before the event is
+        // done.
+        unsafe {
+            if sends {
+                call.send(edge.comm, place, kind, 1, edge.peer, &edge.stream)
+            } else {
+                call.recv(edge.comm, place, kind, 1, edge.peer, &edge.stream)
+            }
         }
-    };
+    });
     let issued = issued.map_err(Stop::from);
     let recorded = issued.and_then(|()| Ok(slot.moved.record(&edge.stream)?));
     // It may have been accepted and be launched later: the slot and its stream stay until the

@@ -278,10 +278,8 @@ impl<'c> Group<'c> {
             doing: format!("operations of group {name}"),
             source,
         };
-        if let Err(source) = life.call(|call| call.group_start()) {
-            return refuse(operations, failed(source));
-        }
-        // Before NCCL has any of them: it may not come back.
+        // Before NCCL has any of them: it may not come back. And before the group begins: whoever ends
+        // the communicator waits for what is between its begin and its end.
         let records: Vec<Record> = operations
             .iter()
             .map(|(kind, buffer)| comm.begin_record(*kind, buffer, about))
@@ -289,11 +287,16 @@ impl<'c> Group<'c> {
         let all = |state: State| records.iter().for_each(|record| record.reached(state));
         all(State::Committed);
         let issued = life.call(|call| issue(call, comm.raw(), &operations, stream));
-        let noted = issued.map_err(failed).and_then(|()| {
-            operations
+        let noted = match issued {
+            Ok(Begun::No) => {
+                all(State::Poisoned);
+                return refuse(operations, life.aborted());
+            }
+            Ok(Begun::Yes) => operations
                 .iter()
-                .try_for_each(|(_, buffer)| Ok(buffer.memory.used_by(stream)?))
-        });
+                .try_for_each(|(_, buffer)| Ok(buffer.memory.used_by(stream)?)),
+            Err(source) => Err(life.explain(failed(source))),
+        };
         if noted.is_ok() {
             all(State::Started);
         }
@@ -323,33 +326,47 @@ impl<'c> Group<'c> {
     }
 }
 
-/// Issues the operations of a group that was begun, and ends it whatever happens.
+/// Whether NCCL has anything of a group.
+enum Begun {
+    Yes,
+    /// The communicator was given up before.
+    No,
+}
+
+/// Issues the operations as a group, which is ended whatever happens.
 fn issue(
     call: &Call<'_>,
     comm: Comm,
     operations: &[(Kind, GroupBuffer)],
     stream: &Stream,
-) -> Result<(), NcclError> {
-    let issued = operations.iter().try_for_each(|(kind, buffer)| {
-        let (place, count) = (buffer.memory.ptr(), buffer.count);
-        let dtype = raw_type(buffer.dtype);
-        // SAFETY: in the turn of the thread that issues, and the generation is not dead. The buffer
-        // has room for the elements (checked by `GroupBuffer::new`) and is owned by the operation
-        // until the stream has passed it.
-        unsafe {
-            match *kind {
-                Kind::Send { to } => call.send(comm, place, dtype, count, to, stream),
-                Kind::Recv { from } => call.recv(comm, place, dtype, count, from, stream),
-                Kind::AllReduce(reduce) => {
-                    call.all_reduce(comm, place, dtype, count, reduce.raw(), stream)
+) -> Result<Begun, NcclError> {
+    let Some(group) = call.begin_group()? else {
+        return Ok(Begun::No);
+    };
+    let added = group.add(|call| {
+        operations.iter().try_for_each(|(kind, buffer)| {
+            let (place, count) = (buffer.memory.ptr(), buffer.count);
+            let dtype = raw_type(buffer.dtype);
+            // SAFETY: in the turn of the thread that issues, and whoever ends the communicator waits
+            // for the end of the group. The buffer has room for the elements (checked by
+            // `GroupBuffer::new`) and is owned by the operation until the stream has passed it.
+            unsafe {
+                match *kind {
+                    Kind::Send { to } => call.send(comm, place, dtype, count, to, stream),
+                    Kind::Recv { from } => call.recv(comm, place, dtype, count, from, stream),
+                    Kind::AllReduce(reduce) => {
+                        call.all_reduce(comm, place, dtype, count, reduce.raw(), stream)
+                    }
+                    Kind::Broadcast { root } => {
+                        call.broadcast(comm, place, dtype, count, root, stream)
+                    }
                 }
-                Kind::Broadcast { root } => call.broadcast(comm, place, dtype, count, root, stream),
             }
-        }
+        })
     });
     // SAFETY: as above, of every operation in the group.
-    let ended = unsafe { call.group_end(&[comm]) };
-    issued.and(ended)
+    let ended = unsafe { call.end_group(group, &[comm]) };
+    added.and(ended).map(|()| Begun::Yes)
 }
 
 /// An operation of a group, with its buffer.

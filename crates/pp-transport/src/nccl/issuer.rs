@@ -18,12 +18,8 @@ use super::connect::Patience;
 use crate::cuda::Device;
 use crate::error::TransportError;
 
-/// How long an abort waits for a call that is under way: those that are not stuck take
-/// microseconds.
-const CALL_ENDS_WITHIN: Duration = Duration::from_millis(100);
-
 /// Time between two looks at whether a thread is done with NCCL.
-const LOOK_EVERY: Duration = Duration::from_micros(50);
+pub(super) const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// Devices of this process that have an issuer.
 static TAKEN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
@@ -223,12 +219,9 @@ impl Core {
         self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits, not for long, until no call is under way.
-    pub(super) fn wait_outside(&self) {
-        let start = Instant::now();
-        while self.inside.load(Ordering::SeqCst) && start.elapsed() < CALL_ENDS_WITHIN {
-            std::thread::sleep(LOOK_EVERY);
-        }
+    /// Whether the thread that issues is in its turn.
+    pub(super) fn is_inside(&self) -> bool {
+        self.inside.load(Ordering::SeqCst)
     }
 }
 

@@ -7,6 +7,16 @@
 //! generation end together, on a thread of their own that may be left behind; whoever ends them
 //! waits no longer than the deadline. Memory that an operation of theirs may touch waits here until
 //! they are gone, and is freed then; if they never are, it is leaked.
+//!
+//! Two threads meet here: the one that issues (or connects) calls NCCL with a communicator, the one
+//! that ends it frees it. Every call passes the gate ([`Gate`]), which whoever ends closes first, so
+//! that no call begins any more. For a call that is under way it waits. One that waits for nothing
+//! is waited for as long as it takes, whatever its thread is doing: an abort that frees a
+//! communicator under it would be a use after free. One that may hang is waited for until
+//! [`HANGS_AFTER`], because only an abort ends it: NCCL allows ncclCommAbort from another thread
+//! for that. Before the abort the communicator is revoked, where the library can; that frees nothing,
+//! and makes the call return, which is waited for in the same way. What is between two calls
+//! needs no wait: the next one finds the gate closed.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -15,7 +25,8 @@ use std::time::{Duration, Instant};
 use nccl_sys::{NcclError, Version, ncclResult_t};
 
 use super::calls::{Call, Comm, Gone};
-use super::issuer::{Beside, Core, Turn};
+use super::gate::{Calling, Gate};
+use super::issuer::{Beside, Core, LOOK_EVERY, Turn};
 use crate::cuda::{DeviceBuffer, Event, Stream};
 use crate::error::TransportError;
 
@@ -25,6 +36,9 @@ const GROUPS_ABORTS: Version = Version {
     minor: 22,
     patch: 0,
 };
+/// Looks at a call that may hang until it counts as one that does: 100 ms and more. Looks and not
+/// time, so that a process that was stopped meanwhile has not waited.
+const HANGS_AFTER: u32 = 2000;
 /// How long a communicator that is revoked may be at it before it is aborted all the same.
 const REVOKED_WITHIN: Duration = Duration::from_millis(100);
 /// Completions asked for in vain between two looks at the communicators themselves.
@@ -50,7 +64,11 @@ pub(super) struct Life {
     /// Nothing is issued any more, and nothing in flight is believed.
     dead: AtomicBool,
     why: OnceLock<String>,
+    /// Closed before any communicator ends.
+    gate: Gate,
     comms: Mutex<Vec<Comm>>,
+    /// Held while communicators end: how those did that have.
+    gone: Mutex<Result<Gone, NcclError>>,
     end: Mutex<End>,
     ended: Condvar,
     /// Filled and emptied while `end` is held.
@@ -96,7 +114,9 @@ impl Life {
             what,
             dead: AtomicBool::new(false),
             why: OnceLock::new(),
+            gate: Gate::default(),
             comms: Mutex::default(),
+            gone: Mutex::new(Ok(Gone::Now)),
             end: Mutex::new(End::Alive),
             ended: Condvar::new(),
             remains: Mutex::default(),
@@ -130,8 +150,13 @@ impl Life {
         self.dead.load(Ordering::Acquire)
     }
 
+    /// What an error of NCCL means: after an abort it is no reason.
+    pub(super) fn explain(&self, error: TransportError) -> TransportError {
+        self.check().err().unwrap_or(error)
+    }
+
     #[cold]
-    fn aborted(&self) -> TransportError {
+    pub(super) fn aborted(&self) -> TransportError {
         TransportError::Aborted {
             what: self.what.clone(),
             why: self.why.get().cloned().unwrap_or_default(),
@@ -155,12 +180,13 @@ impl Life {
         Ok(turn)
     }
 
-    /// Runs calls into NCCL that a death of the generation interrupts.
+    /// Runs calls into NCCL, none of which begins once the communicators are about to end; those
+    /// that wait give up then.
     pub(super) fn call<R>(&self, calls: impl FnOnce(&Call<'_>) -> R) -> R {
-        let go_on = || !self.dead.load(Ordering::Acquire);
         calls(&Call {
             nccl: &self.core.nccl,
-            go_on: &go_on,
+            gate: &self.gate,
+            go_on: &|| self.gate.is_open(),
         })
     }
 
@@ -169,6 +195,7 @@ impl Life {
         // Under the lock, so that each trouble that begins also ends.
         let end = lock(&self.end);
         let _ = self.why.set(why.to_owned());
+        self.gate.close();
         if !self.dead.swap(true, Ordering::SeqCst) && !matches!(*end, End::Over(_)) {
             // Its kernels may wait for ever, until an abort ends them: nobody may wait for the
             // device meanwhile.
@@ -202,8 +229,8 @@ impl Life {
         };
         let comms = lock(&self.comms).clone();
         for comm in comms {
-            // SAFETY: alive, since whoever ends communicators takes them out of the list first, and
-            // then waits for this turn of the thread that issues.
+            // SAFETY: it was made, the call passes the gate, and this is the turn of the thread that
+            // issues.
             let state = self.call(|call| unsafe { call.asynchronous(comm) });
             if state == ncclResult_t::ncclInProgress {
                 continue;
@@ -266,11 +293,7 @@ impl Life {
 
     /// Ends the communicators on this thread, which may hang.
     pub(super) fn run_end(&self, how: How, beside: Beside) {
-        let comms = std::mem::take(&mut *lock(&self.comms));
-        let result = match how {
-            How::Destroy => self.destroy(&comms).map(|()| Gone::Now),
-            How::Abort => self.abort(&comms),
-        };
+        let result = self.end_all(how);
         if let Err(error) = &result {
             tracing::warn!(%error, "{} did not end as it should", self.what);
         }
@@ -293,6 +316,21 @@ impl Life {
         remains.into_iter().for_each(Remains::free);
     }
 
+    /// Ends the communicators that there are: for good by the thread that answers for their end, or
+    /// before that by one which frees a thread that they hold. How all ended so far.
+    pub(super) fn end_all(&self, how: How) -> Result<Gone, NcclError> {
+        let mut gone = lock(&self.gone);
+        self.gate.close();
+        let comms = std::mem::take(&mut *lock(&self.comms));
+        let result = match how {
+            _ if comms.is_empty() => Ok(Gone::Now),
+            How::Destroy => self.destroy(&comms).map(|()| Gone::Now),
+            How::Abort => self.abort(&comms),
+        };
+        *gone = later(gone.clone(), result);
+        gone.clone()
+    }
+
     /// Frees memory once the generation is gone and the device is done with it.
     pub(super) fn bury(&self, remains: Remains) {
         let end = lock(&self.end);
@@ -305,24 +343,44 @@ impl Life {
     }
 
     fn at(&self, step: &'static str) {
-        *lock(&self.end) = End::At(step);
+        let mut end = lock(&self.end);
+        if !matches!(*end, End::Over(_)) {
+            *end = End::At(step);
+        }
+    }
+
+    /// Waits for the call that is under way, and for the turn of the thread that issues, which may
+    /// call NCCL for other communicators of the device. Not for what hangs.
+    fn wait_for_calls(&self) {
+        self.at("wait for the call that is under way");
+        let mut looks = 0;
+        loop {
+            match self.gate.call() {
+                None if !self.core.is_inside() => return,
+                Some(Calling::Prompt) => looks = 0,
+                _ if looks == HANGS_AFTER => return,
+                _ => looks += 1,
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
     }
 
     fn destroy(&self, comms: &[Comm]) -> Result<(), NcclError> {
-        self.at("wait for the call that is under way");
-        self.core.wait_outside();
+        self.wait_for_calls();
         self.at("ncclCommDestroy");
         if let Err(error) = self.core.device.bind() {
             tracing::warn!(%error, "{} ends without a context", self.what);
         }
         let call = Call {
             nccl: &self.core.nccl,
+            gate: &Gate::default(),
             go_on: &|| true,
         };
         let mut result = Ok(());
         for comm in comms {
-            // SAFETY: taken out of the list, so nobody finds it any more; the call that may have
-            // found it before, to ask after it, was waited for.
+            // SAFETY: taken out of the list, so this thread alone ends it. The gate is closed. The only
+            // call that can have been under way is a look of `poll`, since whoever could issue ends the
+            // communicators by this; it was waited for.
             result = result.and(unsafe { call.destroy(*comm) });
         }
         result
@@ -331,21 +389,25 @@ impl Life {
     fn abort(&self, comms: &[Comm]) -> Result<Gone, NcclError> {
         // No call of the driver before the abort: one may wait for the very kernels that only the
         // abort ends. NCCL binds the device itself.
-        self.at("wait for the call that is under way");
-        self.core.wait_outside();
+        self.wait_for_calls();
         let nccl = &self.core.nccl;
         self.at("ncclCommRevoke");
         let until = Instant::now() + REVOKED_WITHIN;
         let call = Call {
             nccl,
+            gate: &Gate::default(),
             go_on: &|| Instant::now() < until,
         };
         for comm in comms {
-            // SAFETY: taken out of the list; the generation is dead, so the issuing thread does not
-            // call any more, unless it hangs in a call.
+            // SAFETY: taken out of the list, so this thread alone ends it. The gate is closed, and the
+            // call that was under way is over, or hangs.
             if let Some(Err(error)) = unsafe { call.revoke(*comm) } {
                 tracing::debug!(%error, "{} was not revoked", self.what);
             }
+        }
+        if self.gate.call().is_some() {
+            // One that hung returns now, where the library can revoke.
+            self.wait_for_calls();
         }
         self.at("ncclCommAbort");
         let grouped = nccl.version() >= GROUPS_ABORTS;
@@ -424,6 +486,7 @@ impl AbortHandle {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // Every critical section is one assignment or a look.
+    // Every critical section is one assignment or a look, but for that of `gone`, whose value stays
+    // what it was if its holder panics.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

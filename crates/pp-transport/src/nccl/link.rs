@@ -93,8 +93,9 @@ impl NcclLink {
     /// The same for as long as it is wanted, which is asked every few milliseconds: whoever hears
     /// that the peer is gone need not wait for it until the deadline.
     ///
-    /// Communicators that block cannot be given up while NCCL waits for the peer: then the thread
-    /// that does stays behind, and no other link of this device can be made.
+    /// A communicator that blocks cannot be given up while it is created, since NCCL has given no
+    /// handle to abort: if the peer does not join, the thread that waits for it stays behind, and no
+    /// other link of this device can be made.
     ///
     /// # Errors
     /// As [`NcclLink::connect`]; [`TransportError::NotInTime`] also when it is not wanted any more.
@@ -201,6 +202,7 @@ impl NcclLink {
             self.life.kill("it was dropped with payloads in flight");
             return self.life.finish(How::Abort, aborted);
         }
+        self.lane.flush(destroyed);
         self.life.finish(How::Destroy, destroyed)
     }
 
@@ -222,8 +224,8 @@ impl NcclLink {
         };
         slot.begin_move();
         let sent = self.life.call(|call| {
-            // SAFETY: in the turn of the thread that issues, and the generation is not dead. The
-            // slot has room for the bytes (checked), is not written (its lease was moved in), and
+            // SAFETY: in the turn of the thread that issues, and the call passes the gate. The slot
+            // has room for the bytes (checked), is not written (its lease was moved in), and
             // is neither leased again nor freed before `moved`, recorded below, is done.
             unsafe { call.send(*comm, payload, BYTES, bytes, *peer, stream) }
         });
@@ -242,8 +244,8 @@ impl NcclLink {
         };
         slot.begin_move();
         let posted = self.life.call(|call| {
-            // SAFETY: in the turn of the thread that issues, and the generation is not dead. The
-            // slot has room for the bytes (checked); its last reader was done, as the device said,
+            // SAFETY: in the turn of the thread that issues, and the call passes the gate. The slot
+            // has room for the bytes (checked); its last reader was done, as the device said,
             // before it went back to the peer; it is neither read nor freed before `moved`,
             // recorded below, is done.
             unsafe { call.recv(*comm, payload, BYTES, bytes, *peer, stream) }
@@ -255,10 +257,10 @@ impl NcclLink {
     }
 
     fn failed(&self, what: &str, source: nccl_sys::NcclError) -> TransportError {
-        TransportError::Nccl {
+        self.life.explain(TransportError::Nccl {
             doing: format!("{what} rank {}", self.peer()),
             source,
-        }
+        })
     }
 
     fn peer(&self) -> Rank {
@@ -353,6 +355,7 @@ impl Link for NcclLink {
     ) -> Result<Sent<Sending>, Rejected<DeviceTx>> {
         let life = Arc::clone(&self.life);
         let bytes = message.payload_bytes();
+        self.rx.sweep();
         let ready = life
             .enter()
             .and_then(|turn| self.ready(bytes, payload.as_ref()).map(|()| turn));
@@ -363,7 +366,6 @@ impl Link for NcclLink {
                 return Err(Rejected { buffer, error });
             }
         };
-        self.rx.sweep();
         // From here on nothing may fail: the header is a commitment. What fails all the same ends
         // the generation, since the peer waits for what cannot come.
         let sending = payload.map(DeviceTx::into_sending);
@@ -397,8 +399,8 @@ impl Link for NcclLink {
 
     fn receive(&mut self, header: &Matched<'_>) -> Result<InFlight<Receiving>, TransportError> {
         let life = Arc::clone(&self.life);
-        let _turn = life.enter()?;
         self.rx.sweep();
+        let _turn = life.enter()?;
         let (slot, len) = self.lane.take_announced(header, self.rx.pool.capacity())?;
         let receiving = Receiving::new(&self.rx, slot, len);
         match self.issue_receive(slot, len) {

@@ -27,6 +27,7 @@
 mod calls;
 mod communicator;
 mod connect;
+mod gate;
 mod group;
 mod id;
 mod issuer;

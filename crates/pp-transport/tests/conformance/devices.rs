@@ -2,6 +2,8 @@
 //! `PP_TEST_GPU=real` those of the machine.
 
 use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,6 +28,45 @@ pub(crate) fn is_real() -> bool {
 /// The fakes, where they are used.
 pub(crate) fn fakes() -> Option<&'static Loaded> {
     (!is_real()).then(|| Fakes::build().load())
+}
+
+/// Where calls and kernels of the fakes wait: the fault `wait`, and a kernel that spins for ever.
+pub(crate) struct Gate {
+    path: PathBuf,
+    reached: PathBuf,
+}
+
+impl Gate {
+    /// One that lets everything through, and counts it.
+    pub(crate) fn open(fakes: &Loaded) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("gate-{}-{count}", std::process::id());
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let reached = path.with_extension("reached");
+        fakes.set("GATE", path.to_str().unwrap());
+        Self { path, reached }
+    }
+
+    /// One that lets nothing through before it is dropped.
+    pub(crate) fn closed(fakes: &Loaded) -> Self {
+        let gate = Self::open(fakes);
+        std::fs::write(&gate.path, []).unwrap();
+        gate
+    }
+
+    /// Whether so many have come to it.
+    pub(crate) fn was_reached_by(&self, count: u64) -> bool {
+        std::fs::metadata(&self.reached).is_ok_and(|file| file.len() >= count)
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        // Neither may be there.
+        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(&self.reached);
+    }
 }
 
 /// Enough for communicators that end in order.

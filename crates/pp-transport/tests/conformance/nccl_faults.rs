@@ -11,10 +11,12 @@ use pp_transport::error::TransportError;
 use pp_transport::host::EdgeShape;
 use pp_transport::lane::Lane;
 use pp_transport::link::Link;
-use pp_transport::nccl::{CommOptions, Communicator, Issuer, NcclLink, NcclOptions, UniqueId};
+use pp_transport::nccl::{
+    AbortHandle, CommOptions, Communicator, Issuer, NcclLink, NcclOptions, UniqueId,
+};
 
-use crate::devices::{HANG, fakes, issuers, pair, settled_free, wait};
-use crate::nccl_link::{both_ways, ends, on_device, past_the_buffers, talk, wait_for};
+use crate::devices::{Gate, HANG, fakes, issuers, pair, settled_free, upload, wait};
+use crate::nccl_link::{both_ways, ends, on_device, past_the_buffers, payload, talk, wait_for};
 
 fn stream(on: u32) -> Stream {
     Stream::new(&Device::open(on).unwrap()).unwrap()
@@ -352,4 +354,102 @@ fn a_dead_generation_gives_no_slot_back() {
     let [_first, second] = ends;
     drop(second);
     assert!(!flight.is_done().unwrap(), "given back after the end");
+}
+
+/// Gives the generation up once so many have come to the gate, and opens it.
+fn abort_at(gate: Gate, count: u64, handle: &AbortHandle) {
+    wait(|| gate.was_reached_by(count));
+    handle.abort("the test", Instant::now() + HANG).unwrap();
+    drop(gate);
+}
+
+/// The same where a communicator is in use at the gate: the abort waits until that is over.
+pub(crate) fn abort_waits_at(gate: Gate, handle: &AbortHandle) {
+    wait(|| gate.was_reached_by(1));
+    let soon = Instant::now() + Duration::from_millis(500);
+    let error = handle.abort("the test", soon).unwrap_err();
+    assert!(
+        matches!(error, TransportError::LeftBehind { .. }),
+        "{error}"
+    );
+    drop(gate);
+    handle.abort("the test", Instant::now() + HANG).unwrap();
+}
+
+/// A send that is held up before NCCL has it, until the communicators are gone.
+#[test]
+fn nothing_is_sent_after_an_abort() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let mut ends = ends(pair(both_ways(2, 64)));
+    let mut lease = ends[0].lease();
+    upload(0, &mut lease, 0, &payload(0, 0, 64));
+    let (gate, handle) = (Gate::closed(fakes), ends[0].link.abort_handle());
+    fakes.set("FAULTS", "cuStreamWaitEvent:1:wait");
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| abort_at(gate, 1, &handle));
+        ends[0].try_send(64, lease).unwrap_err().to_string()
+    });
+    fakes.set("FAULTS", "");
+    assert!(error.contains("the test"), "{error}");
+}
+
+/// The same for a receive, which looks after a slot that waits for its reader.
+#[test]
+fn nothing_is_received_after_an_abort() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let mut ends = ends(pair(both_ways(2, 64)));
+    let (reader, kernels) = (stream(1), on_device(1));
+    let first = ends[0].send(64);
+    let payload = wait_for(ends[1].hear_one().1);
+    let (gate, handle) = (Gate::closed(fakes), ends[1].link.abort_handle());
+    let read = payload.read_on(&reader, |_| -> Result<(), TransportError> {
+        kernels.spin(reader.raw(), u64::MAX);
+        Ok(())
+    });
+    read.unwrap();
+    drop(payload);
+    wait(|| gate.was_reached_by(1));
+    let second = ends[0].send(64);
+    // What earlier tests left to be freed is asked after as well.
+    settled_free(&Device::open(1).unwrap());
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| abort_at(gate, 2, &handle));
+        loop {
+            let begin = || fakes.set("FAULTS", "cuEventQuery:1:wait");
+            if let Err(error) = ends[1].try_hear(begin) {
+                break error.to_string();
+            }
+        }
+    });
+    fakes.set("FAULTS", "");
+    assert!(error.contains("the test"), "{error}");
+    drop((first, second));
+}
+
+/// A thread that is in the middle of a look at the communicators: an abort waits for it, for as long
+/// as the look takes.
+#[test]
+fn communicators_are_not_freed_while_they_are_looked_at() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let bytes = past_the_buffers();
+    let mut ends = ends(pair(both_ways(1, bytes)));
+    let flight = ends[0].send(bytes);
+    let (gate, handle) = (Gate::closed(fakes), ends[0].link.abort_handle());
+    fakes.set("FAULTS", "ncclCommGetAsyncError:1:wait");
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| abort_waits_at(gate, &handle));
+        loop {
+            if let Err(error) = flight.is_done() {
+                break error.to_string();
+            }
+        }
+    });
+    fakes.set("FAULTS", "");
+    assert!(error.contains("the test"), "{error}");
 }

@@ -13,7 +13,8 @@ use pp_transport::nccl::{
     CommOptions, Communicator, NcclLink, NcclOptions, Sending, UniqueId, is_at_rest,
 };
 
-use crate::devices::{HANG, download, fakes, issuers, pair, settled_free, upload, wait};
+use crate::devices::{Gate, HANG, download, fakes, issuers, pair, settled_free, upload, wait};
+use crate::fakes::raw::{Config, Handle, ok};
 use crate::nccl_link::{End, both_ways, ends, on_device, payload, talk, wait_for};
 
 const BYTES: usize = 6000;
@@ -291,4 +292,57 @@ fn a_connection_that_is_not_wanted_any_more_is_given_up_at_once() {
     }
     drop(pair(both_ways(1, 64)));
     assert_eq!(settled_free(&device), before);
+}
+
+/// The peer joins both communicators and never uses them: the thread that connects hangs inside NCCL,
+/// also where NCCL lets its caller wait. It is freed, with all that it made, and the next generation
+/// connects.
+#[test]
+fn a_first_operation_that_hangs_is_given_up_and_the_next_generation_connects() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let device = Device::open(0).unwrap();
+    drop(pair(both_ways(1, 64)));
+    let (before, was_at_rest) = (settled_free(&device), is_at_rest());
+    for blocking in [false, true] {
+        let [issuer, _] = issuers();
+        let ids = [(); 2].map(|()| UniqueId::new(issuer.nccl()).unwrap());
+        let peer = std::thread::spawn(move || {
+            Device::open(1).unwrap().bind().unwrap();
+            ids.map(|id| {
+                let (mut comm, id) = (std::ptr::null_mut(), id.to_bytes().map(u8::cast_signed));
+                ok!(comm_init(&mut comm, 2, id, 1, &Config::new(true)));
+                comm as usize
+            })
+        });
+        let (lane, _peer) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
+        let edge = both_ways(1, 64).up;
+        let options = NcclOptions {
+            issuer,
+            lane,
+            is_lower: true,
+            up: edge,
+            down: edge,
+            ids,
+            deadline: Instant::now() + HANG,
+            generation: Generation::new(1),
+            blocking,
+        };
+        let sends = Gate::open(fakes);
+        fakes.set("FAULTS", &format!("ncclSend:1:wait,{blocking}:1:skip"));
+        let is_wanted = || !sends.was_reached_by(1);
+        let error = NcclLink::connect_while(options, &is_wanted).unwrap_err();
+        fakes.set("FAULTS", "");
+        let text = error.to_string();
+        assert!(text.contains("connect the edge up"), "{text}");
+        drop(pair(both_ways(1, 64)));
+        for comm in peer.join().unwrap() {
+            ok!(comm_abort(comm as Handle));
+        }
+    }
+    assert_eq!(settled_free(&device), before);
+    if was_at_rest {
+        wait(is_at_rest);
+    }
 }

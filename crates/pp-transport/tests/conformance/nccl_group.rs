@@ -10,7 +10,8 @@ use pp_transport::nccl::{
     CommOptions, Communicator, GroupBuffer, GroupOp, Issuer, Reduce, UniqueId,
 };
 
-use crate::devices::{HANG, is_real, issuers, settled_free, wait};
+use crate::devices::{Gate, HANG, fakes, is_real, issuers, settled_free, wait};
+use crate::nccl_faults::abort_waits_at;
 
 /// Ranks 1 and 2: the mesh of Phase B, of which the front is no member.
 const MEMBERS: [u32; 2] = [1, 2];
@@ -243,4 +244,26 @@ fn an_aborted_group_gives_no_buffer_back() {
     }
     let refused = mesh[1].group().commit(&stream).unwrap_err();
     assert!(refused.error.to_string().contains("mesh"), "{refused}");
+}
+
+/// A thread that has begun a group has to end it: until then the communicator is there.
+#[test]
+fn a_communicator_is_not_freed_while_a_group_is_begun() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let [mut first, _second] = mesh();
+    let (stream, handle) = (stream(0), first.abort_handle());
+    let mut group = first.group();
+    let one = of_floats(&stream, &[1.0]);
+    group.all_reduce(one, Reduce::Sum).unwrap();
+    let gate = Gate::closed(fakes);
+    fakes.set("FAULTS", "ncclAllReduce:1:wait");
+    let issued = std::thread::scope(|scope| {
+        scope.spawn(|| abort_waits_at(gate, &handle));
+        group.commit(&stream).unwrap()
+    });
+    fakes.set("FAULTS", "");
+    let error = issued[0].is_done().unwrap_err().to_string();
+    assert!(error.contains("the test"), "{error}");
 }

@@ -1,21 +1,24 @@
 //! What only the NCCL backend does: order past what NCCL buffers, ends that are bounded, one thread.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Generation, Lockstep, Rank, Requests};
 use pp_transport::bell::Bell;
-use pp_transport::control::Message;
+use pp_transport::control::{ControlError, ControlSender, Message};
 use pp_transport::cuda::{Device, Event, Stream};
 use pp_transport::error::TransportError;
 use pp_transport::host::EdgeShape;
 use pp_transport::in_flight::{Completion, InFlight, Submission};
 use pp_transport::lane::Lane;
+use pp_transport::launch::Via;
 use pp_transport::link::Link;
 use pp_transport::nccl::{
     DeviceRx, DeviceTx, Issuer, Nccl, NcclLink, NcclOptions, Receiving, Sending, UniqueId,
 };
 
+use crate::control_support;
 use crate::devices::{
     HANG, Shape, connect, download, fakes, is_real, issuers, pair, settled_free, upload, wait,
     within,
@@ -97,13 +100,18 @@ impl End {
 
     /// Posts the receive of the next message, if one is there.
     pub(crate) fn hear(&mut self) -> bool {
-        if !self.link.poll_frame(&mut self.inbox).unwrap() {
-            return false;
+        self.try_hear(|| ()).unwrap()
+    }
+
+    pub(crate) fn try_hear(&mut self, before: impl FnOnce()) -> Result<bool, TransportError> {
+        if !self.link.poll_frame(&mut self.inbox)? {
+            return Ok(false);
         }
         let matched = self.lockstep.admit(&self.inbox).unwrap();
-        let flight = self.link.receive(&matched).unwrap();
+        before();
+        let flight = self.link.receive(&matched)?;
         self.arriving.push_back((number(&matched), flight));
-        true
+        Ok(true)
     }
 
     pub(crate) fn hear_one(&mut self) -> (u64, InFlight<Receiving>) {
@@ -192,36 +200,98 @@ fn a_link_of_non_blocking_communicators_moves_the_same() {
     talk(&mut ends(pair(shape)), 70_000, 20);
 }
 
-#[test]
-fn a_lane_over_the_control_channel_carries_frames_and_credits() {
-    use crate::control_support;
-    use pp_transport::launch::Via;
-
-    let shape = both_ways(2, 5000);
+/// Both ends of a link whose lane goes over the control channel; whoever holds the lock of a rank
+/// keeps it from reading there.
+fn over_the_channel(shape: Shape) -> ([End; 2], [ControlSender; 2], [Arc<Mutex<()>>; 2]) {
     let (zero, one) = control_support::pair(Via::Tcp);
+    let reading = [(); 2].map(|()| Arc::<Mutex<()>>::default());
     let mut lanes = Vec::new();
-    let mut inlets = Vec::new();
-    for channel in [zero, one] {
+    let mut senders = Vec::new();
+    for (channel, reading) in [zero, one].into_iter().zip(reading.clone()) {
         let (sender, mut receiver) = channel.split();
-        let (lane, inlet) = Lane::over_channel(sender, Bell::new().unwrap(), 2, 2).unwrap();
+        let bell = Bell::new().unwrap();
+        let (lane, inlet) = Lane::over_channel(sender.clone(), bell, 2, 2).unwrap();
         lanes.push(lane);
-        inlets.push(std::thread::spawn(move || {
+        senders.push(sender);
+        std::thread::spawn(move || {
             loop {
-                let far = Instant::now() + HANG * 2;
-                match receiver.recv_deadline(far) {
+                let may = reading.lock();
+                let soon = Instant::now() + Duration::from_millis(5);
+                match receiver.recv_deadline(soon) {
                     Ok(Message::Frame(body)) => inlet.deliver(body).unwrap(),
-                    Ok(other) => panic!("{other:?}"),
+                    Ok(_) | Err(ControlError::TimedOut { .. }) => {}
                     // The other end is done.
                     Err(_) => return,
                 }
+                drop(may);
+                std::thread::yield_now();
             }
-        }));
+        });
     }
     let (one, zero) = (lanes.pop().unwrap(), lanes.pop().unwrap());
     assert_eq!((zero.peer(), one.peer()), (Rank::new(1), Rank::new(0)));
-    let mut ends = ends(connect(shape, (zero, one)).unwrap());
+    let senders = senders.try_into().unwrap();
+    (ends(connect(shape, (zero, one)).unwrap()), senders, reading)
+}
+
+#[test]
+fn a_lane_over_the_control_channel_carries_frames_and_credits() {
+    let (mut ends, ..) = over_the_channel(both_ways(2, 5000));
     talk(&mut ends, 5000, 50);
-    drop(ends);
+}
+
+/// Sends to a peer that does not read, until nothing more goes.
+fn fill(sender: &ControlSender) {
+    // Small enough to fit where there is any room, so that none is cut short.
+    let filler = Message::Hello(&[0; 500]);
+    let soon = || Instant::now() + Duration::from_millis(500);
+    while sender.send(&filler, soon()).is_ok() {}
+}
+
+/// The socket to a peer that does not read is full: sends and credits wait there, and nobody waits
+/// with them.
+#[test]
+fn a_peer_that_does_not_read_holds_up_no_call() {
+    let (mut ends, [sender, _], [_, reading]) = over_the_channel(both_ways(2, 5000));
+    talk(&mut ends, 5000, 5);
+    drop(ends[1].send(5000));
+    let payload = wait_for(ends[0].hear_one().1);
+    ends[0].received += 1;
+    let mut leases = Vec::new();
+    while leases.len() < 2 {
+        leases.extend(ends[0].link.try_lease().unwrap());
+        ends[1].hear();
+    }
+    let stopped = reading.lock().unwrap();
+    fill(&sender);
+    drop(payload);
+    for mut lease in leases {
+        let bytes = crate::nccl_link::payload(0, ends[0].sent, 5000);
+        upload(0, &mut lease, 0, &bytes);
+        drop(ends[0].try_send(5000, lease).unwrap());
+    }
+    assert!(!ends[1].hear());
+    drop(stopped);
+    talk(&mut ends, 5000, 5);
+}
+
+/// A rank says goodbye once its link has ended: what it sent has left by then.
+#[test]
+fn a_link_ends_behind_its_last_words() {
+    let ([mut first, mut second], [sender, _], [_, reading]) = over_the_channel(both_ways(2, 64));
+    let stopped = reading.lock().unwrap();
+    fill(&sender);
+    let (message, stamp) = prepare(&mut first.composer, 0, 0);
+    assert!(first.link.send(message, stamp, None).is_ok());
+    let closing = std::thread::spawn(move || first.link.close(Instant::now() + HANG));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!closing.is_finished(), "its last word is not sent");
+    drop(stopped);
+    closing.join().unwrap().unwrap();
+    let deadline = Instant::now() + HANG;
+    while !second.link.poll_frame(&mut second.inbox).unwrap() {
+        assert!(Instant::now() < deadline, "its last word was lost");
+    }
 }
 
 /// Device memory in use does not grow with the messages.

@@ -51,7 +51,8 @@ enum fault_kind {
     FAULT_THREAD,
     FAULT_FREE,
     FAULT_SWAP,
-    FAULT_SYNC
+    FAULT_SYNC,
+    FAULT_WAIT
 };
 struct fault {
     enum fault_kind kind;
@@ -67,10 +68,14 @@ EXPORT struct fault ppfake_fault(const char *function);
         if (fault_.kind == FAULT_HANG) fake_hang();        \
     } while (0)
 void fake_hang(void);
+void fake_wait_at_gate(void);
 
 /* record.c: one line per call: sequence number, thread, nanoseconds, name, fields. */
 EXPORT void ppfake_record(const char *format, ...) __attribute__((format(printf, 1, 2)));
 EXPORT void ppfake_worker_thread(void);
+/* The number of the calling thread in the recording; and what a thread that acts for another one calls first. */
+EXPORT int ppfake_thread(void);
+EXPORT void ppfake_act_for(int thread);
 EXPORT uint64_t ppfake_now(void);
 
 /* The one lock over all state of both fakes. Recording and queueing happen under it together, so the order of

@@ -1,13 +1,19 @@
 /* Faults on purpose: PP_FAKE_FAULTS="ncclSend:3:6,cuStreamWaitEvent:17:skip" = what happens at the k-th call
  * (from 1) of a function in this process.
  *
- *   a number   the call fails with that code and does nothing        hang    the call never returns
- *   skip       it reports success, does nothing and is not recorded  half    it is done with half the size
- * (transfers) thread     it is issued from a thread of its own (transfers)     free    its buffer is freed
- * right after it was queued (transfers) swap       it changes places with the next one of its communicator
- * (transfers) sync       the stream is synchronized right after it (transfers) */
+ *   a number   the call fails with that code and does nothing
+ *   skip       it reports success, does nothing and is not recorded
+ *   hang       it never returns
+ *   wait       it begins only when the file PP_FAKE_GATE is gone
+ * and for transfers:
+ *   half       it is done with half the size
+ *   thread     it is issued from a thread of its own
+ *   free       its buffer is freed right after it was queued
+ *   swap       it changes places with the next one of its communicator
+ *   sync       the stream is synchronized right after it */
 #include "fake.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +35,7 @@ static struct fault parse(const char *what) {
         enum fault_kind kind;
     } words[] = {
         {"skip", FAULT_SKIP}, {"hang", FAULT_HANG}, {"half", FAULT_HALF}, {"thread", FAULT_THREAD},
-        {"free", FAULT_FREE}, {"swap", FAULT_SWAP}, {"sync", FAULT_SYNC},
+        {"free", FAULT_FREE}, {"swap", FAULT_SWAP}, {"sync", FAULT_SYNC}, {"wait", FAULT_WAIT},
     };
     for (unsigned i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(words[i].name, what) == 0) return (struct fault){words[i].kind, 0};
@@ -68,7 +74,25 @@ struct fault ppfake_fault(const char *function) {
     pthread_mutex_unlock(&guard);
     if (due.kind != FAULT_NONE && due.kind != FAULT_SKIP)
         ppfake_record("Injected function=%s kind=%d code=%d", function, due.kind, due.code);
-    return due;
+    if (due.kind != FAULT_WAIT) return due;
+    fake_wait_at_gate();
+    return (struct fault){FAULT_NONE, 0};
+}
+
+/* Waits until the file PP_FAKE_GATE is gone. Each thread that comes to the gate adds a byte to the file
+ * PP_FAKE_GATE.reached. */
+void fake_wait_at_gate(void) {
+    char gate[512], reached[528];
+    const char *set = fake_setting("GATE");
+    snprintf(gate, sizeof gate, "%s", set ? set : "");
+    snprintf(reached, sizeof reached, "%s.reached", gate);
+    int file = open(reached, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (file < 0 || write(file, "", 1) != 1) {
+        fprintf(stderr, "fake: PP_FAKE_GATE: %s cannot be written\n", reached);
+        abort();
+    }
+    close(file);
+    while (access(gate, F_OK) == 0) usleep(500);
 }
 
 void fake_hang(void) {

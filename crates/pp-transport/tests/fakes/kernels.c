@@ -88,9 +88,12 @@ static void copy_run(struct launch *l) {
     if (from) ppfake_unpin(l->parameter[1]);
 }
 
-/* pp_fake_spin(microseconds) */
+/* pp_fake_spin(microseconds): the largest number waits at the gate of faults.c. */
 static void no_touches(struct launch *l) { (void)l; }
-static void spin_run(struct launch *l) { usleep((useconds_t)l->parameter[0]); }
+static void spin_run(struct launch *l) {
+    if (l->parameter[0] == UINT64_MAX) fake_wait_at_gate();
+    else usleep((useconds_t)l->parameter[0]);
+}
 
 static const struct kernel known[] = {
     {"pp_fake_fill", 3, fill_touches, fill_run},

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "nccl.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@ struct batch {
     uint64_t number;
     void (*then)(void *argument, bool complete);
     void *argument;
+    int thread; /* that issued it, for the recording */
     struct batch *next;
 };
 
@@ -139,20 +141,58 @@ static void launch(struct batch *b) {
     }
 }
 
-/* The first use of a connection waits, on the host, for the peer's first use. */
-static bool connect_all(struct batch *b) {
+/* Says for each connection of the batch that this end is there, and waits for the other ends; false when it was
+ * stopped before they all were there. */
+static bool connect_all(struct batch *b, const volatile bool *stop) {
     if (ppfake_setting_number("NCCL_LAZY", 1) == 0) return true;
-    for (int pass = 0; pass < 2; pass++)
-        for (unsigned i = 0; i < b->count; i++) {
-            struct transfer *t = &b->transfer[i];
-            /* First say that this end is there, for all; then wait for the others. */
-            volatile bool at_once = true;
-            int from = t->sending ? b->comm->rank : t->peer, to = t->sending ? t->peer : b->comm->rank;
-            if (!wire_connect(b->comm->wire, from, to, t->sending, pass ? &b->comm->stopped : &at_once) &&
-                pass)
-                return false;
-        }
-    return true;
+    bool all = true;
+    for (unsigned i = 0; i < b->count; i++) {
+        struct transfer *t = &b->transfer[i];
+        int from = t->sending ? b->comm->rank : t->peer, to = t->sending ? t->peer : b->comm->rank;
+        all &= wire_connect(b->comm->wire, from, to, t->sending, stop);
+    }
+    return all;
+}
+
+/* The first use of a connection waits for the peer's first use; then the batch is launched. */
+static int connect_and_launch(struct batch *b) {
+    struct comm *c = b->comm;
+    bool connected = connect_all(b, &c->stopped);
+    if (!connected) comm_error("the communicator was aborted while it connected");
+    ppfake_lock();
+    if (!c->blocking) c->polls = (int)ppfake_setting_number("NCCL_POLLS", 2);
+    if (c->async == NCCL_IN_PROGRESS) c->async = connected ? NCCL_OK : NCCL_INTERNAL;
+    if (connected && b->streams) launch(b);
+    else free(b);
+    c->running--;
+    comm_end(c);
+    ppfake_changed();
+    ppfake_unlock();
+    return connected ? NCCL_OK : NCCL_INTERNAL;
+}
+
+static void *connect_later(void *batch) {
+    ppfake_act_for(((struct batch *)batch)->thread);
+    connect_and_launch(batch);
+    return NULL;
+}
+
+/* Issues a batch. A communicator that does not block never waits here for its peer: it is in progress until the
+ * peer's end is there. */
+static int issue(struct batch *b) {
+    struct comm *c = b->comm;
+    const volatile bool at_once = true;
+    ppfake_lock();
+    c->running++; /* it must not go away while this waits */
+    bool later = !connect_all(b, &at_once) && !c->blocking;
+    if (later) c->async = NCCL_IN_PROGRESS;
+    b->thread = ppfake_thread();
+    ppfake_unlock();
+    int code = NCCL_OK;
+    pthread_t thread;
+    if (!later || pthread_create(&thread, NULL, connect_later, b) != 0) code = connect_and_launch(b);
+    else pthread_detach(thread);
+    return code == NCCL_OK && !c->blocking ? NCCL_IN_PROGRESS : code;
 }
 
 static void end_aborts(void) {
@@ -173,24 +213,12 @@ int group_close(void) {
     int code = NCCL_OK;
     for (struct batch *b = first, *next; b; b = next) {
         next = b->next;
-        struct comm *c = b->comm;
-        ppfake_lock();
-        c->running++; /* it must not go away while this waits */
-        ppfake_unlock();
-        if (code == NCCL_OK && !connect_all(b)) {
-            comm_error("the communicator was aborted while it connected");
-            code = NCCL_INTERNAL;
+        if (code != NCCL_OK && code != NCCL_IN_PROGRESS) {
+            free(b);
+            continue;
         }
-        ppfake_lock();
-        c->running--;
-        if (code == NCCL_OK && b->streams) launch(b);
-        else free(b);
-        comm_end(c);
-        ppfake_changed();
-        if (code == NCCL_OK && !c->blocking)
-            c->polls = (int)ppfake_setting_number("NCCL_POLLS", 2), code = NCCL_IN_PROGRESS;
-        ppfake_unlock();
-        if (code == NCCL_IN_PROGRESS && next) code = NCCL_OK;
+        int issued = issue(b);
+        if (issued != NCCL_OK) code = issued;
     }
     first = NULL;
     end_aborts();

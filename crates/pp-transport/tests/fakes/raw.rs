@@ -9,6 +9,29 @@ use super::{Fakes, address_of};
 pub type Handle = *mut c_void;
 /// `ncclUniqueId`.
 pub type UniqueId = [c_char; 128];
+/// `ncclInProgress`.
+pub const IN_PROGRESS: c_int = 7;
+
+/// `ncclConfig_t`, as far as the fake reads it.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+}
+
+impl Config {
+    pub fn new(blocking: bool) -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: 0xcafe_beef,
+            version: 22809,
+            blocking: blocking.into(),
+        }
+    }
+}
 
 macro_rules! functions {
     ($($name:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
@@ -54,7 +77,7 @@ functions! {
         Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
     );
     unique_id = c"ncclGetUniqueId": fn(*mut UniqueId);
-    comm_init = c"ncclCommInitRank": fn(*mut Handle, c_int, UniqueId, c_int);
+    comm_init = c"ncclCommInitRankConfig": fn(*mut Handle, c_int, UniqueId, c_int, *const Config);
     comm_abort = c"ncclCommAbort": fn(Handle);
     comm_destroy = c"ncclCommDestroy": fn(Handle);
     comm_error = c"ncclCommGetAsyncError": fn(Handle, *mut c_int);

@@ -69,6 +69,8 @@ static void start(void) {
 }
 
 void ppfake_worker_thread(void) { thread_number = 0; }
+int ppfake_thread(void) { return thread_number; }
+void ppfake_act_for(int thread) { thread_number = thread; }
 
 void ppfake_record(const char *format, ...) {
     pthread_once(&once, start);

@@ -187,12 +187,17 @@ impl Cell {
         }
         // Whoever only goes on while the peer works on does not end.
         cells.retain(|cell| cell.wish != Wish::GoOn || cell.event != Event::Computing);
-        cells.extend(Self::supervised());
+        cells.extend(Self::supervised(ground));
         cells
     }
 
+    /// Whether Phase B is started again, and the job goes on.
+    pub(crate) fn restarts(self) -> bool {
+        self.supervised && self.ours == Ours::Connect
+    }
+
     /// The supervisor's own path: a few.
-    fn supervised() -> impl Iterator<Item = Self> {
+    fn supervised(ground: Ground) -> Vec<Self> {
         let events = [
             (Event::Computing, Wish::Drain),
             (Event::Computing, Wish::Abort),
@@ -202,15 +207,19 @@ impl Cell {
             (Event::Stopped, Wish::Drain),
             (Event::Stopped, Wish::Abort),
         ];
-        Side::ALL.into_iter().flat_map(move |side| {
-            events.map(|(event, wish)| Self {
-                side,
-                ours: Ours::Queued,
-                event,
-                wish,
-                supervised: true,
-            })
-        })
+        let cell = |side, ours, event, wish| Self {
+            side,
+            ours,
+            event,
+            wish,
+            supervised: true,
+        };
+        let queued = |side| events.map(|(event, wish)| cell(side, Ours::Queued, event, wish));
+        let mut cells: Vec<Self> = Side::ALL.into_iter().flat_map(queued).collect();
+        if !ground.is_host() {
+            cells.push(cell(Side::Front, Ours::Connect, Event::Killed, Wish::GoOn));
+        }
+        cells
     }
 
     /// Why it cannot be run on this ground, if so.

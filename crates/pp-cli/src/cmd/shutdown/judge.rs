@@ -94,6 +94,7 @@ pub(super) fn expected(cell: Cell, ground: Ground) -> Expected {
 /// The one code of a job: that of the supervisor.
 fn supervised(cell: Cell) -> Expected {
     let mut ours = match cell.event {
+        Event::Killed if cell.restarts() => vec![DONE],
         Event::Killed => vec![DIED],
         Event::Stopped => vec![LATE_CODE],
         _ => vec![DONE],

@@ -18,6 +18,11 @@ use super::scene::{Picture, Scene};
 /// The parts of a cell's folder: what ranks record, and where stand-ins meet.
 pub(super) const FLIGHT: &str = "flight";
 pub(super) const MEET: &str = "meet";
+/// Calls of the stand-ins wait while this file is there, and then the other one is, too.
+pub(super) const GATE: &str = "gate";
+pub(super) const AT_GATE: &str = "gate.reached";
+/// Where the film goes that is looked at.
+pub(super) const FILM: &str = "film.y4m";
 /// What signs are read from.
 const LOG: &str = "error,pp_runtime=debug,pp_transport::control=debug";
 
@@ -32,7 +37,12 @@ pub(super) fn prepare(command: &mut Command, scene: &Scene, ground: Ground, fold
     let Picture {
         frames_per_chunk, ..
     } = scene.picture;
-    command.args(["run", "--input", "-", "--output", "-", "--cuts", "off"]);
+    command.args(["run", "--input", "-", "--cuts", "off", "--output"]);
+    if scene.restarts {
+        command.arg(folder.join(FILM)).args(["--restarts", "1"]);
+    } else {
+        command.arg("-");
+    }
     command.args(["--denoise-steps", "0", "--threads", "1"]);
     command.args(["--frames-per-chunk", &frames_per_chunk.to_string()]);
     command.args(["--depth", &scene.depth.to_string()]);
@@ -64,6 +74,7 @@ pub(super) fn prepare(command: &mut Command, scene: &Scene, ground: Ground, fold
     command.env("PP_FLIGHT_DIR", folder.join(FLIGHT));
     if ground == Ground::Fakes {
         command.env("PP_FAKE_NCCL_DIR", folder.join(MEET));
+        command.env("PP_FAKE_GATE", folder.join(GATE));
         // Every send waits for its receiver.
         command.env("PP_FAKE_NCCL_EAGER", "0");
     }

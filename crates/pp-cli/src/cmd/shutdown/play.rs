@@ -14,7 +14,7 @@ use pp_transport::launch::LocalJob;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::cell::{Cell, Event, Ground, Side, Wish};
-use super::launch::{FLIGHT, MEET, make_own, over_tcp, prepare, ranks_of};
+use super::launch::{AT_GATE, FILM, FLIGHT, GATE, MEET, make_own, over_tcp, prepare, ranks_of};
 use super::left;
 use super::net::Net;
 use super::rank::Process;
@@ -128,6 +128,10 @@ impl Stage {
             let made = make_own(&folder.join(part));
             made.map_err(|e| broken("make a folder", e))?;
         }
+        if scene.signs.contains(&Sign::AtGate) {
+            let made = std::fs::write(folder.join(GATE), []);
+            made.map_err(|e| broken("make a gate", e))?;
+        }
         let mut processes = Vec::new();
         let mut id = String::new();
         for rank in if cell.supervised { 0..1 } else { 0..2 } {
@@ -146,9 +150,9 @@ impl Stage {
                 command.envs(env);
                 // It dies with us.
                 command.env("PP_SUPERVISOR_PID", std::process::id().to_string());
-                if let Some(faults) = scene.fakes[rank] {
-                    command.env("PP_FAKE_FAULTS", faults);
-                }
+            }
+            if let Some(faults) = scene.fakes[rank] {
+                command.env("PP_FAKE_FAULTS", faults);
             }
             if net.is_some() {
                 over_tcp(&mut command, common.ground);
@@ -225,7 +229,7 @@ impl Stage {
     /// Gives the front's input so many chunks.
     fn give(&self, chunks: usize, and_half: bool, with_header: bool) {
         let picture = self.picture;
-        self.processes[0].give(move |input| {
+        self.processes[0].give(self.cell.restarts(), move |input| {
             let frame = picture.frame();
             if with_header {
                 input.write_all(&picture.header())?;
@@ -254,6 +258,10 @@ impl Stage {
                 self.poll(deadline, "no frames came out", || {
                     self.processes[0].output_bytes() >= wanted
                 })
+            }
+            Sign::AtGate => {
+                let reached = self.folder.join(AT_GATE);
+                self.poll(deadline, "no call came to the gate", || reached.exists())
             }
             Sign::Thread(side, name) => {
                 let pid = self.pids[side.rank()].as_raw_nonzero().get() as u32;
@@ -302,7 +310,10 @@ impl Stage {
         played.noticed = self.noticed(began);
         played.said = self.us().last_words();
         played.codes.push(ours.map(|(_, code)| code));
-        if self.cell.supervised {
+        if scene.restarts {
+            // How long it goes on is the work's affair.
+            played.left.extend(self.wrong_film(scene));
+        } else if self.cell.supervised {
             played.all_gone = self.until_all_gone(deadline).map(since);
         } else {
             self.end_of_peer(&mut played, began, deadline);
@@ -327,7 +338,11 @@ impl Stage {
                 return left.ok_or((began, "the peer never left".into()));
             }
             Event::Left => self.signal(peer, Signal::INT),
-            Event::Killed => self.signal(peer, Signal::KILL),
+            Event::Killed => {
+                self.signal(peer, Signal::KILL);
+                // For whoever comes after it.
+                let _ = std::fs::remove_file(self.folder.join(GATE));
+            }
             Event::Stopped => {
                 self.signal(peer, Signal::STOP);
                 return Ok(self.held_since.unwrap_or(began));
@@ -397,6 +412,15 @@ impl Stage {
             std::thread::sleep(Duration::from_millis(1));
         }
         Some(Instant::now())
+    }
+
+    /// The film has to be the input, since nothing was to be done to it.
+    fn wrong_film(&self, scene: &Scene) -> Option<String> {
+        let mut input = self.picture.header();
+        let frames = scene.chunks * self.picture.frames_per_chunk;
+        input.extend(self.picture.frame().repeat(frames));
+        let film = std::fs::read(self.folder.join(FILM));
+        (film.ok() != Some(input)).then(|| "another film than the input".into())
     }
 
     fn clean_up(&self, played: &mut Played) {

@@ -103,10 +103,10 @@ impl Process {
         self.pid
     }
 
-    /// Writes its input, on a thread of its own: it may read as late as it likes. The input does
-    /// not end.
+    /// Writes its input, on a thread of its own: it may read as late as it likes.
     pub(super) fn give(
         &self,
+        and_ends: bool,
         write: impl FnOnce(&mut ChildStdin) -> std::io::Result<()> + Send + 'static,
     ) {
         let input = Arc::clone(&self.input);
@@ -115,6 +115,9 @@ impl Process {
             if let Some(pipe) = input.as_mut() {
                 // Whoever has ended reads nothing more.
                 let _ = write(pipe);
+            }
+            if and_ends {
+                *input = None;
             }
         });
     }

@@ -21,6 +21,8 @@ pub(super) enum Sign {
     Frames(u64),
     /// A rank has a thread of this name.
     Thread(Side, &'static str),
+    /// A call waits at the gate of the stand-ins.
+    AtGate,
 }
 
 /// Frames of a size.
@@ -64,6 +66,8 @@ pub(super) struct Scene {
     /// The peer is stopped once the first sign is there, so that it takes nothing in, and goes on
     /// (if it may) when the cell begins.
     pub(super) holds_peer: bool,
+    /// Phase B is started again: the input ends, and the output is a file.
+    pub(super) restarts: bool,
     /// Said in the table: what the state is here.
     pub(super) means: &'static str,
 }
@@ -85,6 +89,9 @@ impl Scene {
     pub(super) fn of(cell: Cell, ground: Ground) -> Self {
         let mut scene = Self::before(cell.ours, cell.side, ground);
         let stalls = scene.fault.is_some();
+        if cell.restarts() {
+            scene.goes_on(ground);
+        }
         match (cell.event, cell.side) {
             (Event::Computing, _) if stalls && !scene.holds_peer => scene.fault = stall(SHORT),
             // Phase B has no reason to leave before the front does: it is made to, in its stage.
@@ -119,6 +126,15 @@ impl Scene {
         };
     }
 
+    /// Phase B is lost when it has joined the communicators and not used them, which the front does.
+    fn goes_on(&mut self, ground: Ground) {
+        self.restarts = true;
+        if ground == Ground::Fakes {
+            self.fakes = [Some("ncclRecv:1:wait"); 2];
+            self.signs = vec![Sign::AtGate];
+        }
+    }
+
     fn before(ours: Ours, side: Side, ground: Ground) -> Self {
         let small = Picture {
             width: 96,
@@ -136,6 +152,7 @@ impl Scene {
             stuck_ms: None,
             signs: vec![Sign::Frames(2)],
             holds_peer: false,
+            restarts: false,
             means: "",
         };
         match (ours, side) {
