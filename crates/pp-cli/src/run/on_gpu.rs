@@ -194,6 +194,10 @@ impl FrameMemory for PinnedBuffer {
         self.bytes_mut()
     }
 
+    fn is_idle(&self) -> bool {
+        matches!(self.is_idle(), Ok(true))
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

@@ -7,6 +7,8 @@ use std::ops::{Deref, DerefMut};
 pub(crate) trait FrameMemory: Any + Send {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
+    /// Whether nothing else reads or writes it any more.
+    fn is_idle(&self) -> bool;
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -55,6 +57,14 @@ impl Buffer {
             Memory::Heap(_) => {}
         }
         self.len = len;
+    }
+
+    /// Whether nothing but its owner reads or writes it.
+    pub(crate) fn is_idle(&self) -> bool {
+        match &self.memory {
+            Memory::Heap(_) => true,
+            Memory::Given(memory) => memory.is_idle(),
+        }
     }
 
     /// The memory that was given, if it is a `T`.
@@ -110,6 +120,9 @@ mod tests {
         }
         fn bytes_mut(&mut self) -> &mut [u8] {
             &mut self.0
+        }
+        fn is_idle(&self) -> bool {
+            true
         }
         fn as_any(&self) -> &dyn Any {
             self

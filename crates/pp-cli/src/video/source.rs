@@ -196,7 +196,7 @@ impl Source {
         self.ready.len()
     }
 
-    /// Gives the buffers of a chunk back for reuse.
+    /// Gives the buffers of a chunk back for reuse; a device may still read them.
     pub(crate) fn recycle(&self, chunk: Chunk) {
         // Full, or the thread has ended: then it is freed.
         let _ = self.spare.try_send(chunk);
@@ -421,7 +421,18 @@ impl Work {
     }
 
     fn empty_chunk(&self) -> Chunk {
-        self.intake.empty(self.spare.try_recv().unwrap_or_default())
+        self.intake.empty(self.spare_chunk())
+    }
+
+    /// Buffers that were given back and that no device reads any more, or new ones.
+    fn spare_chunk(&self) -> Chunk {
+        for chunk in self.spare.try_iter().take(self.spare.len()) {
+            if chunk.data.is_idle() {
+                return chunk;
+            }
+            let _ = self.done.try_send(chunk);
+        }
+        Chunk::default()
     }
 }
 

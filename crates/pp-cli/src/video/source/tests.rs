@@ -1,7 +1,9 @@
+use std::any::Any;
 use std::io::{Cursor, Read};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::super::buffer::FrameMemory;
 use super::super::header::Sampling;
 use super::super::testing::{Scratch, write_frame};
 use super::super::y4m::write_header;
@@ -352,4 +354,55 @@ fn a_file_that_was_begun_is_read_from_there() {
     assert!(error.is_none());
     let all: Vec<u8> = chunks.iter().flat_map(|c| c.data().to_vec()).collect();
     assert_eq!(all, (0..9).flat_map(frame).collect::<Vec<u8>>());
+}
+
+/// Memory of a device that says when it is done with it.
+struct Shared {
+    bytes: Vec<u8>,
+    is_idle: Arc<AtomicBool>,
+}
+
+impl FrameMemory for Shared {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        assert!(
+            self.is_idle.load(Ordering::Acquire),
+            "written while it is read"
+        );
+        &mut self.bytes
+    }
+    fn is_idle(&self) -> bool {
+        self.is_idle.load(Ordering::Acquire)
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[test]
+fn memory_that_a_device_still_reads_is_not_read_into() {
+    let is_idle = Arc::new(AtomicBool::new(true));
+    let memory: Box<dyn FrameMemory> = Box::new(Shared {
+        bytes: vec![0; 4 * header().frame_bytes()],
+        is_idle: Arc::clone(&is_idle),
+    });
+    let reader = Reader::new(Cursor::new(clip(80)), "clip".into()).unwrap();
+    let options = SourceOptions {
+        queue: 1,
+        ..options()
+    };
+    let source = Source::start(reader, options, vec![memory.into()], || {}).unwrap();
+    let is_shared = |chunk: &Chunk| chunk.memory().given::<Shared>().is_some();
+    let first = wait(&source).unwrap().unwrap();
+    assert!(is_shared(&first));
+    is_idle.store(false, Ordering::Release);
+    source.recycle(first);
+    for _ in 0..6 {
+        assert!(!is_shared(&wait(&source).unwrap().unwrap()));
+    }
+    is_idle.store(true, Ordering::Release);
+    let (rest, _) = drain(&source);
+    assert!(rest.iter().any(is_shared), "lost");
 }
