@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Checks and measures pp on a machine with NVIDIA GPUs and writes one JSON file.
 #
-#   gpu-check.sh [--out FILE.json] [--only REGEX] [--budget SECONDS] [--runs N] [--list]
+#   gpu-check.sh [--out FILE.json] [--only REGEX] [--budget SECONDS] [--runs N] [--memory DIR] [--list]
 #
 # It lies in the directory that `cargo xtask bundle` makes, beside what it runs, and needs two GPUs, NCCL,
 # compute-sanitizer, bash and the usual small programs. The programs to compare with, in peers/, need python3 with torch,
 # and nvcc; what is not found is skipped. PEERS=DIR adds every *.cu (built with NCCL) and *.py (two ranks, started by
-# torch.distributed.run) of a directory.
+# torch.distributed.run) of a directory. --memory names a file system in memory with 12 GB free (/dev/shm unless told): one
+# that is mounted with huge=always lets several threads write at once, where small pages let the kernel fill 4 to 5 GB/s.
 #
 # Every step has a limit, and a step that fails does not stop the next. The end is 1 if a required step failed or could
 # not run, or one of the faults at the end failed, 2 for a wrong use, else 0. A figure that misses its mark is marked and
@@ -17,14 +18,15 @@ usage() { sed -n '2,/^set/{s/^# \{0,1\}//;/^set/d;p}' "$0"; }
 fail() { echo "gpu-check: $*" >&2; exit 2; }
 
 here=$(cd "$(dirname "$0")" && pwd)
-out=gpu-check.json only=. budget=530 runs=3 list=
+out=gpu-check.json only=. budget=530 runs=3 memory=/dev/shm list=
 while (($#)); do
     case $1 in
-        --out | --only | --budget | --runs) (($# > 1)) || fail "$1 wants a value" ;;&
+        --out | --only | --budget | --runs | --memory) (($# > 1)) || fail "$1 wants a value" ;;&
         --out) out=$2; shift 2 ;;
         --only) only=$2; shift 2 ;;
         --budget) budget=$2; shift 2 ;;
         --runs) runs=$2; shift 2 ;;
+        --memory) memory=$2; shift 2 ;;
         --list) list=1; shift ;;
         -h | --help) usage; exit 0 ;;
         *) fail "no option $1; --help says which there are" ;;
@@ -32,7 +34,8 @@ while (($#)); do
 done
 [[ $budget =~ ^[0-9]+$ && $runs =~ ^[1-9]$ ]] || fail "--budget wants seconds, --runs a number from 1 to 9"
 work=$(mktemp -d) || fail "no place for temporary files"
-trap 'rm -rf "$work"' EXIT
+films=$(mktemp -d -p "$memory") || fail "--memory names a directory to write to, such as /dev/shm"
+trap 'rm -rf "$work" "$films"' EXIT
 pp=$here/bin/pp
 clip=$here/clip/cup.y4m
 more=
@@ -249,7 +252,7 @@ job() {
         '"$0" run --transport nccl --kernels ptx --denoise-steps 0 --input "$1" --output out.y4m && cmp "$1" out.y4m' "$pp" "$clip"
     step job-host optional 90 "$pp" run --transport host --kernels cpu "${noisy[@]}"
     if [[ ! $python ]]; then
-        skip job-720p optional "needs python3 to make the clip"
+        skip 720p optional "needs python3 to make the clip"
         return
     fi
     # The sample clip, tiled to 1280x720 and repeated.
@@ -268,19 +271,20 @@ for f in frames:
     made.append(b"FRAME\n" + tiled(y, w, h, 1280, 720) + tiled(u, w // 2, h // 2, 640, 360) + tiled(v, w // 2, h // 2, 640, 360))
 with open(sys.argv[2], "wb") as out:
     out.write(b"YUV4MPEG2 W1280 H720 F25:1 Ip A1:1 C420jpeg\n")
-    for again in range(5):
-        for frame in made:
-            out.write(frame)
+    for k in range(4000):
+        out.write(made[k % len(made)])
 PYTHON
-    if ((gpus >= 2)) && [[ ! $list ]] && wanted job-720p; then
-        timeout 60 "$python" "$work/tile.py" "$clip" "$work/720p.y4m"
+    if ((gpus >= 2)) && [[ ! $list ]] && { wanted 720p-unwritten-1 || wanted 720p-written-1 || wanted video-720p || wanted 720p-restarts-1; }; then
+        timeout 90 "$python" "$work/tile.py" "$clip" "$films/in.y4m"
     fi
-    local run
+    local run film=("${nccl[@]}" --kernels ptx --cuts off --frames-per-chunk 8 --input "$films/in.y4m" --report report.json)
+    step video-720p optional 90 "$pp" bench video --input "$films/in.y4m" --output "$films/out.y4m" --frames-per-chunk 8 --json
     for ((run = 1; run <= runs; run++)); do
-        gpu_step 2 "job-720p-$run" optional 60 "$pp" run "${nccl[@]}" --kernels ptx --cuts off --frames-per-chunk 8 \
-            --input "$work/720p.y4m" --report report.json
+        gpu_step 2 "720p-unwritten-$run" optional 60 "$pp" run "${film[@]}"
+        gpu_step 2 "720p-written-$run" optional 60 "$pp" run "${film[@]}" --output "$films/out.y4m"
+        gpu_step 2 "720p-restarts-$run" optional 60 "$pp" run "${film[@]}" --restarts 3
     done
-    rm -f "$work/720p.y4m"
+    rm -f "$films"/*
 }
 
 benchmarks() { # RUN
@@ -392,7 +396,7 @@ for ((again = 2; again <= runs; again++)); do benchmarks "$again"; done
 once
 faults
 # Last, since torch.compile takes as long as it likes.
-torch_peer 1 peer-attention 120 "$here/peers/attention.py" --only sdpa offsets --frames 4
+torch_peer 1 peer-attention 200 "$here/peers/attention.py" --frames 4
 [[ ! $more ]] || more_peers
 [[ $list ]] && exit 0
 
@@ -430,19 +434,24 @@ ratio "round trip over raw NCCL, 4 bytes, operations" link- '"bytes":4,' operati
 ratio "round trip over raw NCCL, 4 bytes, messages" link- '"bytes":4,' round_trip_us "${raw[@]}"
 ratio "  the same in PyTorch" peer-pilot '"torch_round_trip_host", ?"bytes": ?4,' us "${raw[@]}"
 figure "device memory taken between chunk 1,000 and 10,000" memory '' device_memory_grown_bytes max 0
-for peer in sdpa offsets; do
+for peer in sdpa offsets flex written_out; do
     ratio "a pass of attention over PyTorch ($peer)" kernels- '"name":"attend kernel, first pass"' median_us \
         peer-attention "\"peer\": ?\"$peer\", ?\"frames\": ?4," us max 1
 done
-figure "frames a second, 1280x720" job-720p- '' frames_per_second
-share() { # NAME FIELD: what is missing to an efficiency of 1
-    local shares
-    shares=$(values job-720p- '' "$2" | awk '{ printf "%.4f\n", 1 - $1 }')
-    [[ $shares ]] || return 0
-    show "$1" "$(median <<<"$shares")" "$(wc -l <<<"$shares")"
-}
-share "share of the period that is neither stage's work, 1280x720" efficiency
-share "  of the mean period" efficiency_by_mean
+for side in source sink; do
+    figure "GB/s of the $side alone, 1280x720" video-720p "${side}_gbytes_per_s" median min 10
+    figure "  the worst run" video-720p "${side}_gbytes_per_s" worst
+done
+for how in unwritten written restarts; do
+    mark=(max 0.02)
+    [[ $how == restarts ]] && mark=()
+    figure "frames a second, 1280x720, $how" "720p-$how-" '' frames_per_second
+    figure "  ms a chunk of 8" "720p-$how-" '' period_ms
+    figure "  the mean" "720p-$how-" '' period_mean_ms
+    figure "  share of the time that Phase B is idle" "720p-$how-" '' phase_b_idle_share "${mark[@]}"
+    figure "  ms from frame in to chunk out" "720p-$how-" '' latency_ms
+    figure "  the 99th percentile" "720p-$how-" '' latency_p99_ms
+done
 
 ratio "frames a second with every tensor's digest over without" fault-verify-1 '' frames_per_second fault-verify-off '' frames_per_second
 

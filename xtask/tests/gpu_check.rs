@@ -194,28 +194,29 @@ chmod +x "$2""#,
 }
 
 #[test]
-fn what_the_job_loses_is_what_is_missing_to_an_efficiency_of_one() {
+fn runs_without_a_figure_do_not_count_and_a_figure_over_its_mark_is_marked() {
     let bundle = Bundle::new("share");
     bundle.program(
         "bin/pp",
         r#"n=$(cat "$0.runs" 2>/dev/null || echo 0)
 echo $((n + 1)) >"$0.runs"
-((n)) && efficiency=0.975 || efficiency=null
-echo '{"measures":{"efficiency":'$efficiency',"efficiency_by_mean":0.95,"frames_per_second":900}}' >report.json"#,
+((n)) && idle=0.025 || idle=null
+echo '{"measures":{"phase_b_idle_share":'$idle',"frames_per_second":900}}' >report.json"#,
     );
-    let (_, report) = bundle.run(&["--only", "^job-720p"]);
+    let (_, report) = bundle.run(&["--only", "^720p-written"]);
     let figures = report["figures"].as_array().unwrap();
-    let share = |name: &str| {
-        let share = figures.iter().find(|f| f["name"] == name);
-        let share = share.unwrap_or_else(|| panic!("no {name} in {figures:?}"));
-        (share["value"].clone(), share["runs"].clone())
+    let figure = |name: &str| {
+        let figure = figures.iter().find(|f| f["name"] == name);
+        let figure = figure.unwrap_or_else(|| panic!("no {name} in {figures:?}"));
+        let part = |key: &str| figure[key].clone();
+        serde_json::json!([part("value"), part("runs"), part("met")])
     };
-    // The first run gave none by the median.
     assert_eq!(
-        share("share of the period that is neither stage's work, 1280x720"),
-        (0.025.into(), 2.into())
+        figure("  share of the time that Phase B is idle"),
+        serde_json::json!([0.025, 2, false])
     );
-    assert_eq!(share("  of the mean period"), (0.05.into(), 3.into()));
+    let frames = figure("frames a second, 1280x720, written");
+    assert_eq!(frames, serde_json::json!([900, 3, null]));
 }
 
 #[test]

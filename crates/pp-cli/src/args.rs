@@ -93,6 +93,8 @@ pub(crate) enum BenchCommand {
     Link(LinkArgs),
     /// What the CUDA kernels reach on this machine's first GPU.
     Kernels(KernelsArgs),
+    /// How fast a clip is read and written, without stages between.
+    Video(VideoArgs),
 }
 
 /// Where stages get their kernels.
@@ -398,6 +400,25 @@ pub(crate) struct KernelsArgs {
     pub(crate) denoise_steps: u32,
     /// Runs, of which the median counts.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10000))]
+    pub(crate) runs: u32,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct VideoArgs {
+    /// Y4M video to read, a file.
+    #[arg(long, value_name = "FILE.y4m")]
+    pub(crate) input: PathBuf,
+    /// Where to write as many frames as Y4M; without it only reading is measured.
+    #[arg(long, value_name = "FILE.y4m")]
+    pub(crate) output: Option<PathBuf>,
+    /// Frames that travel together.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) frames_per_chunk: u32,
+    /// Runs, of which the median counts.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) runs: u32,
     /// Print one JSON object instead of text.
     #[arg(long)]

@@ -72,6 +72,7 @@ fn perform(command: &Command) -> Result<(), Failure> {
         Command::Bench(BenchCommand::Overlap(args)) => bench::overlap(args),
         Command::Bench(BenchCommand::Link(args)) => bench::link(args),
         Command::Bench(BenchCommand::Kernels(args)) => bench::kernels(args),
+        Command::Bench(BenchCommand::Video(args)) => bench::video(args),
         Command::Flight(args) => cmd::flight::flight(args),
         Command::Shutdown(args) => cmd::shutdown::shutdown(args),
         Command::Doctor => cmd::doctor::doctor(),

@@ -45,7 +45,8 @@ fn no_result_replaces_another_file_of_the_command() {
     ];
     let bench = ["bench", "overlap", "--chunks", "9"];
     let flight = ["flight", "a.flight"];
-    let cases: [(&[&str], &[&str]); 13] = [
+    let copy = ["bench", "video", "--input", "in.y4m"];
+    let cases: [(&[&str], &[&str]); 14] = [
         (&run, &["--report", "in.y4m"]),
         (&run, &["--trace", "./in.y4m"]),
         (&run, &["--timeline", "../clashes/in.y4m"]),
@@ -58,6 +59,7 @@ fn no_result_replaces_another_file_of_the_command() {
         (&run, &["--output", "dangling", "--timeline", "new.y4m"]),
         (&run, &["--output", "-", "--report", "/dev/stdout"]),
         (&bench, &["--trace", "x.json", "--timeline", "./x.json"]),
+        (&copy, &["--output", "./in.y4m"]),
         (&flight, &["--trace", "./a.flight"]),
     ];
     for (command, more) in cases {

@@ -224,6 +224,32 @@ fn clips_that_are_identical_have_no_psnr_and_nothing_is_infinite() {
 }
 
 #[test]
+fn the_video_benchmark_reads_and_writes_the_whole_clip() {
+    let folder = Folder::new("bench_video");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 11));
+    let output = folder.file("out.y4m");
+    let more = ["bench", "video", "--runs", "2", "--json", "--input"];
+    let files = [
+        input.to_str().unwrap(),
+        "--output",
+        output.to_str().unwrap(),
+    ];
+    let ended = run(&mut pp(&[&more[..], &files].concat()), None).succeeded();
+    let result: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
+    assert_eq!(result["frames"], 11);
+    for side in ["source_gbytes_per_s", "sink_gbytes_per_s"] {
+        assert!(
+            result[side]["worst"]
+                .as_f64()
+                .is_some_and(|rate| rate > 0.0),
+            "{result}"
+        );
+    }
+    let bytes = |path| std::fs::metadata(path).unwrap().len();
+    assert_eq!(bytes(&output), bytes(&input));
+}
+
+#[test]
 fn the_overlap_benchmark_prints_its_keys() {
     let more = [
         "bench",

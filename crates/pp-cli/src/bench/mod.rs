@@ -8,6 +8,7 @@ mod operations;
 mod plan;
 mod simulate;
 mod stages;
+mod video;
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -28,6 +29,7 @@ use self::on_gpu::{GpuBenchFront, GpuBenchPhaseB, Stage};
 use self::plan::{BenchPlan, payload};
 use self::simulate::Work;
 use self::stages::{BenchFront, BenchPhaseB};
+pub(crate) use self::video::video;
 use crate::args::{OverlapArgs, Simulate, TransportChoice};
 use crate::backend::{self, Backend};
 use crate::exit::{Failure, print};

@@ -13,7 +13,7 @@ use crate::video::staged::can_be_created;
 use crate::video::y4m;
 
 /// Chunks read ahead, and decoded chunks that wait to be written.
-pub(super) const QUEUE: usize = 4;
+pub(crate) const QUEUE: usize = 4;
 /// The smallest frame that the kernels take.
 const SMALLEST: u32 = 16;
 
@@ -95,7 +95,7 @@ fn check_memory(args: &RunArgs, header: &Header, name: &str) -> Result<(), Failu
 }
 
 /// Threads that read, and as many that write: a few, since the other cores are the kernels'.
-pub(super) fn io_threads() -> usize {
+pub(crate) fn io_threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / 4).clamp(1, 8)
 }

@@ -12,6 +12,7 @@ mod phase_b;
 mod report;
 mod restart;
 mod shape;
+pub(crate) use self::input::{QUEUE, io_threads};
 pub(crate) use self::report::write_pictures;
 mod tensors;
 mod verify;
