@@ -1,13 +1,20 @@
 //! The command line.
 
+use std::error::Error as _;
+use std::fmt::Display;
 use std::num::NonZeroU64;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::cmd::shutdown::ShutdownArgs;
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgGroup, Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum};
+use pp_kernels::cpu::settings::DEFAULT_STEPS;
 
 use crate::cmd::faults::Transport;
+use crate::cmd::shutdown::ShutdownArgs;
+use crate::exit::{Failure, say};
+use crate::job::WORLD;
 
 /// The most chunks in flight.
 const MAX_DEPTH: u32 = 64;
@@ -24,11 +31,61 @@ const MAX_DEPTH: u32 = 64;
 /// PP_FLIGHT_DIR the folder they are written to at a fault (pp-flight-UID in the folder for temporary
 /// files), PP_RENDEZVOUS=tcp that ranks of one machine meet as those of several do, and
 /// PP_FAULT=NAME a fault that is made on purpose (`pp faults --hooks` has the names).
-#[derive(Debug, Parser)]
+#[derive(Debug, clap::Parser)]
 #[command(name = "pp", version, propagate_version = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// The command line of this process. One that cannot be, `--help` and `--version` end the process.
+pub(crate) fn parse() -> Cli {
+    let parsed = command().try_get_matches();
+    let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.unwrap_or_else(|error| {
+        let Some(refusal) = refusal(&error) else {
+            error.exit();
+        };
+        let failure = Failure::Usage(refusal);
+        say(format!("pp: error: {failure}"));
+        std::process::exit(failure.code().into())
+    })
+}
+
+fn command() -> clap::Command {
+    prepare(Cli::command())
+}
+
+/// Gives a command and those below it the version of `pp`, and lets each option refuse negative numbers by itself.
+fn prepare(command: clap::Command) -> clap::Command {
+    let with_negative = |arg: clap::Arg| {
+        let takes_value = arg.get_action().takes_values() && !arg.is_positional();
+        arg.allow_negative_numbers(takes_value)
+    };
+    let command = command.display_name("pp").mut_args(with_negative);
+    command.mut_subcommands(prepare)
+}
+
+/// One line for a value that its option does not take.
+fn refusal(error: &clap::Error) -> Option<String> {
+    let text = |kind| match error.get(kind)? {
+        ContextValue::String(text) => Some(text.as_str()),
+        _ => None,
+    };
+    if error.kind() != ErrorKind::ValueValidation {
+        return None;
+    }
+    // As in the usage: `--depth <N>`.
+    let flag = text(ContextKind::InvalidArg)?.split(' ').next()?;
+    let value = text(ContextKind::InvalidValue)?;
+    let is_plain =
+        !value.is_empty() && !value.contains(|c: char| c.is_whitespace() || c.is_control());
+    let why = error.source()?;
+    Some(if is_plain {
+        format!("{flag} {value}: {why}")
+    } else {
+        format!("{flag} {value:?}: {why}")
+    })
 }
 
 #[derive(Debug, Subcommand)]
@@ -164,6 +221,15 @@ impl FromStr for Strength {
     }
 }
 
+impl Display for Strength {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Sigma(sigma) => sigma.fmt(f),
+        }
+    }
+}
+
 /// How often chunks are verified by digests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verify {
@@ -178,7 +244,7 @@ impl Verify {
     }
 }
 
-impl std::fmt::Display for Verify {
+impl Display for Verify {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Off => f.write_str("off"),
@@ -195,10 +261,34 @@ impl FromStr for Verify {
             return Ok(Self::Off);
         }
         let every = text.strip_prefix("every=").and_then(|n| n.parse().ok());
-        every
-            .map(Self::Every)
-            .ok_or_else(|| "it takes 'off', or 'every=N' for one chunk in N".into())
+        every.map(Self::Every).ok_or_else(|| {
+            format!(
+                "it takes 'off', or 'every=N' for one chunk in N, from 1 to {}",
+                u64::MAX
+            )
+        })
     }
+}
+
+/// Parses a whole number of a range.
+pub(crate) fn whole<T>(
+    range: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
+{
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        number.ok_or_else(|| {
+            let (least, most) = (range.start(), range.end());
+            format!("it takes a whole number from {least} to {most}")
+        })
+    }
+}
+
+fn ranks(text: &str) -> Result<u32, String> {
+    let refuse = |what| format!("{what}, since a pipeline has one or two ranks today");
+    whole(1..=WORLD)(text).map_err(refuse)
 }
 
 fn sigma(text: &str) -> Result<f32, String> {
@@ -217,14 +307,14 @@ fn milliseconds(text: &str) -> Result<f64, String> {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RunArgs {
-    /// Y4M video to read; "-" is standard input.
+    /// Y4M video to read; "-" is standard input. 8 bits, 4:2:0, 4:2:2, 4:4:4 or mono, frames of 16x16 to 16384x16384.
     #[arg(long, value_name = "FILE.y4m|-", default_value = "-")]
     pub(crate) input: PathBuf,
     /// Where to write the result as Y4M; "-" is standard output. Without it nothing is written.
     #[arg(long, value_name = "FILE.y4m|-")]
     pub(crate) output: Option<PathBuf>,
-    /// Processes: 2 for the pipeline, 1 to run every stage in one.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=2))]
+    /// Processes, 1 to 2: two for the pipeline, one to run every stage in one.
+    #[arg(long, default_value_t = 2, value_parser = ranks)]
     pub(crate) ranks: u32,
     /// Kernels: built in for the processor or for GPUs, or a plugin; auto goes with the transport.
     #[arg(long, value_name = "auto|cpu|ptx|FILE.so", default_value = "auto")]
@@ -232,29 +322,24 @@ pub(crate) struct RunArgs {
     /// How payloads travel between the ranks.
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) transport: TransportChoice,
-    /// Denoising passes; 0 copies the input, bit for bit.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
-    pub(crate) denoise_steps: Option<u32>,
-    /// Standard deviation of the noise to remove; auto estimates it from the clip.
-    #[arg(
-        long,
-        value_name = "auto|S",
-        default_value = "auto",
-        allow_negative_numbers = true
-    )]
+    /// Denoising passes, 0 to 1024; 0 copies the input, bit for bit.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, value_parser = whole(0..=1024_u32))]
+    pub(crate) denoise_steps: u32,
+    /// Standard deviation of the noise to remove, 0 to 255; auto estimates it from the clip.
+    #[arg(long, value_name = "auto|S", default_value = "auto")]
     pub(crate) strength: Strength,
-    /// Frames that travel together.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
+    /// Frames that travel together, 1 to 256.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=256_u32))]
     pub(crate) frames_per_chunk: u32,
-    /// Slots of each edge, which is the most chunks in flight.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    /// Slots of each edge, which is the most chunks in flight, 1 to 64.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=MAX_DEPTH))]
     pub(crate) depth: u32,
-    /// Stop after so many chunks.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Stop after so many chunks, 1 to 18446744073709551615; by default at the end of the input.
+    #[arg(long, value_name = "N", value_parser = whole(1..=u64::MAX))]
     pub(crate) chunks: Option<u64>,
-    /// Start Phase B again up to so many times when it dies, falls silent or loses its GPU; the
-    /// output stays the same, bit for bit.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    /// Start Phase B again up to so many times, 0 to 1000000, when it dies, falls silent or loses its GPU; the output
+    /// stays the same, bit for bit.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=1_000_000_u32))]
     pub(crate) restarts: u32,
     /// Send the frames before each chunk again instead of keeping them at Phase B.
     #[arg(long)]
@@ -262,16 +347,18 @@ pub(crate) struct RunArgs {
     /// What a scene cut does.
     #[arg(long, value_enum, default_value = "flush")]
     pub(crate) cuts: CutChoice,
-    /// Add Gaussian noise of this standard deviation first, and report PSNR against the clean clip.
-    #[arg(long, value_name = "SIGMA", value_parser = sigma, allow_negative_numbers = true)]
+    /// Add Gaussian noise of this standard deviation, 0 to 255, first, and report PSNR against the clean clip; by
+    /// default none.
+    #[arg(long, value_name = "SIGMA", value_parser = sigma)]
     pub(crate) add_noise: Option<f32>,
-    /// Seed of the noise.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    /// Seed of the noise, 0 to 18446744073709551615.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(0..=u64::MAX))]
     pub(crate) seed: u64,
-    /// Threads for Phase B; 0 takes all cores.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
+    /// Threads for Phase B, 0 to 1024; 0 takes one for each core.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=1024_u32))]
     pub(crate) threads: u32,
-    /// Compare digests of all tensors between the ranks, in one chunk of N; the report has them.
+    /// Compare digests of all tensors between the ranks, in one chunk of N (1 to 18446744073709551615); the report has
+    /// them.
     #[arg(long, value_name = "every=N|off", default_value = "off")]
     pub(crate) verify: Verify,
     /// Write the run, its measures and every chunk as JSON.
@@ -302,20 +389,20 @@ pub(crate) enum Simulate {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct OverlapArgs {
-    /// Duration of the front's stage.
-    #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds, allow_negative_numbers = true)]
+    /// Duration of the front's stage in milliseconds, 0 to 60000.
+    #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds)]
     pub(crate) decode_ms: f64,
-    /// Duration of Phase B.
-    #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds, allow_negative_numbers = true)]
+    /// Duration of Phase B in milliseconds, 0 to 60000.
+    #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds)]
     pub(crate) phase_b_ms: f64,
-    /// Payload bytes, each way.
-    #[arg(long, value_name = "N", default_value_t = 22_118_400)]
+    /// Payload bytes each way, 0 to 18446744073709551615, as far as there is memory.
+    #[arg(long, value_name = "N", default_value_t = 22_118_400, value_parser = whole(0..=u64::MAX))]
     pub(crate) bytes: u64,
-    /// Chunks to run; the first ones warm up. Without it, about two seconds' worth.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
+    /// Chunks to run, 2 to 18446744073709551615, the first of them to warm up; by default about two seconds' worth.
+    #[arg(long, value_name = "N", value_parser = whole(2..=u64::MAX))]
     pub(crate) chunks: Option<u64>,
-    /// Slots of each edge, which is the most chunks in flight.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    /// Slots of each edge, which is the most chunks in flight, 1 to 64.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=MAX_DEPTH))]
     pub(crate) depth: u32,
     /// What the stages do with their time; without it they sleep, and on GPUs spin there.
     #[arg(long, value_enum)]
@@ -346,11 +433,11 @@ pub(crate) struct LinkArgs {
     /// How payloads travel between the ranks.
     #[arg(long, value_enum, default_value = "host")]
     pub(crate) transport: TransportChoice,
-    /// Largest payload; each edge has slots of this size.
-    #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(4..=1 << 30))]
+    /// Largest payload in bytes, 4 to 1073741824; each edge has slots of this size.
+    #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = whole(4..=1_u64 << 30))]
     pub(crate) max_bytes: u64,
-    /// Slots of each edge.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    /// Slots of each edge, 1 to 64.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=MAX_DEPTH))]
     pub(crate) depth: u32,
     /// NCCL communicators that return at once and are asked until they are done.
     #[arg(long)]
@@ -386,20 +473,20 @@ pub(crate) struct FaultsArgs {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct KernelsArgs {
-    /// Width of the frames.
-    #[arg(long, value_name = "N", default_value_t = 1280, value_parser = clap::value_parser!(u32).range(16..=16384))]
+    /// Width of the frames, 16 to 16384.
+    #[arg(long, value_name = "N", default_value_t = 1280, value_parser = whole(16..=16384_u32))]
     pub(crate) width: u32,
-    /// Height of the frames.
-    #[arg(long, value_name = "N", default_value_t = 720, value_parser = clap::value_parser!(u32).range(16..=16384))]
+    /// Height of the frames, 16 to 16384.
+    #[arg(long, value_name = "N", default_value_t = 720, value_parser = whole(16..=16384_u32))]
     pub(crate) height: u32,
-    /// Frames in a chunk.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
+    /// Frames in a chunk, 1 to 256.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=256_u32))]
     pub(crate) frames_per_chunk: u32,
-    /// Denoising passes.
-    #[arg(long, value_name = "N", default_value_t = pp_kernels::cpu::settings::DEFAULT_STEPS, value_parser = clap::value_parser!(u32).range(0..=1024))]
+    /// Denoising passes, 0 to 1024.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, value_parser = whole(0..=1024_u32))]
     pub(crate) denoise_steps: u32,
-    /// Runs, of which the median counts.
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10000))]
+    /// Runs, 1 to 10000, of which the median counts.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = whole(1..=10000_u32))]
     pub(crate) runs: u32,
     /// Print one JSON object instead of text.
     #[arg(long)]
@@ -437,4 +524,64 @@ pub(crate) struct FlightArgs {
     /// Write a Chrome/Perfetto trace with all ranks on one clock.
     #[arg(long, value_name = "FILE.json")]
     pub(crate) trace: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The command at the end of `path`, and those below it, with their paths.
+    fn walk(path: &[String], command: &clap::Command, see: &mut impl FnMut(&[String], &clap::Arg)) {
+        for arg in command
+            .get_arguments()
+            .filter(|arg| !arg.is_positional() && !arg.is_hide_set())
+        {
+            see(path, arg);
+        }
+        for below in command.get_subcommands() {
+            let path = [path, &[below.get_name().to_owned()]].concat();
+            walk(&path, below, see);
+        }
+    }
+
+    #[test]
+    fn help_names_the_limits_and_the_default_of_every_number() {
+        let mut numbers = 0;
+        walk(&["pp".into()], &command(), &mut |path, arg| {
+            let Some(flag) = arg.get_long().filter(|_| arg.get_action().takes_values()) else {
+                return;
+            };
+            for value in ["x", "", "-1e30"] {
+                let flag = format!("--{flag}");
+                let line = [path, &[flag.clone(), value.into()]].concat();
+                let Some(said) = command()
+                    .try_get_matches_from(line)
+                    .err()
+                    .and_then(|error| refusal(&error))
+                else {
+                    return;
+                };
+                numbers += 1;
+                let shown = if value.is_empty() { "\"\"" } else { value };
+                assert!(
+                    said.starts_with(&format!("{flag} {shown}: it takes ")),
+                    "{said}"
+                );
+                let help = arg.get_help().unwrap().to_string();
+                let (_, range) = said.rsplit_once("from ").expect("limits");
+                let range = range.split(',').next().unwrap();
+                assert!(help.contains(range), "{flag}: {range:?} is not in {help:?}");
+                let has_default = !arg.get_default_values().is_empty();
+                assert!(has_default || help.contains("by default"), "{flag}: {help}");
+            }
+        });
+        assert!(numbers >= 60, "{numbers}");
+    }
+
+    #[test]
+    fn the_strength_reads_as_it_was_typed() {
+        for text in ["auto", "10", "2.5"] {
+            assert_eq!(text.parse::<Strength>().unwrap().to_string(), text);
+        }
+    }
 }

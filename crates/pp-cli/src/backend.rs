@@ -3,7 +3,7 @@
 //! CUDA and NCCL are looked for when they are wanted, in one binary for every machine. What was
 //! found and chosen is said in one line.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::time::Instant;
 
 use pp_contract::{Fault, FaultKind, Rank, digest};
@@ -193,6 +193,19 @@ pub(crate) fn check(kernels: &KernelChoice, transport: TransportChoice) -> Resul
             "--kernels ptx works in GPU memory, which --transport host does not carry; use \
              --transport nccl, or --kernels cpu",
         ),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses kernels whose name is neither one of those built in nor the path of a file.
+pub(crate) fn find_plugin(kernels: &KernelChoice) -> Result<(), Failure> {
+    let KernelChoice::File(path) = kernels else {
+        return Ok(());
+    };
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(Failure::Usage(format!(
+            "--kernels {path:?}: there is no such file; it takes auto, cpu, ptx, or the path of a plugin"
+        ))),
         _ => Ok(()),
     }
 }

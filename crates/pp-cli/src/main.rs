@@ -19,10 +19,9 @@ mod video;
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{BenchCommand, Cli, Command, PluginCommand};
+use crate::args::{BenchCommand, Command, PluginCommand};
 use crate::exit::Failure;
 
 #[global_allocator]
@@ -30,7 +29,7 @@ static ALLOCATOR: limits::Allocator = limits::Allocator;
 
 fn main() {
     limits::take_file_size_errors();
-    let cli = Cli::parse();
+    let cli = args::parse();
     let log = EnvFilter::try_from_env("PP_LOG").unwrap_or_else(|_| EnvFilter::new("off"));
     tracing_subscriber::fmt()
         .with_env_filter(log)

@@ -28,7 +28,7 @@ fn inputs_that_are_not_what_they_should_be() {
     let mut no_marker = good.clone();
     no_marker[header] = b'X';
     let with_header = |line: &str| [line.as_bytes(), &good[header..]].concat();
-    let cases: [(&str, Vec<u8>, &[&str]); 9] = [
+    let cases: [(&str, Vec<u8>, &[&str]); 11] = [
         ("empty", Vec::new(), &["empty"]),
         ("header only", good[..header].to_vec(), &["no frame"]),
         (
@@ -47,6 +47,16 @@ fn inputs_that_are_not_what_they_should_be() {
             "ten bits",
             with_header("YUV4MPEG2 W32 H16 F25:1 C420p10\n"),
             &["420p10", "ffmpeg"],
+        ),
+        (
+            "mixed fields",
+            with_header("YUV4MPEG2 W32 H16 F25:1 Im\n"),
+            &["convert its source: ffmpeg -i ORIGINAL -vf yadif"],
+        ),
+        (
+            "unknown fields",
+            with_header("YUV4MPEG2 W32 H16 F25:1 Iz\n"),
+            &["Iz", "Ip, It, Ib and I?"],
         ),
         (
             "no width",
@@ -89,11 +99,33 @@ fn an_input_that_is_not_there_or_too_small() {
 }
 
 #[test]
+fn fields_are_filtered_as_one_picture_and_one_note_says_so() {
+    let folder = Folder::new("interlaced");
+    let output = folder.file("out.y4m");
+    for (tag, notes) in [("It", 1), ("Ib", 1), ("Ip", 0), ("I?", 0)] {
+        let text = String::from_utf8_lossy(&video(32, 16, "420jpeg", 0)).replace("Ip", tag);
+        let frames = video(32, 16, "420jpeg", 6);
+        let bytes = [text.as_bytes(), &frames[text.len()..]].concat();
+        let input = folder.write("in.y4m", &bytes);
+        for ranks in ["1", "2"] {
+            let mut command = pp(&run_args(&input, &output, &["--ranks", ranks]));
+            let ended = run(&mut command, None).succeeded();
+            let said = ended.stderr.matches("in.y4m: interlaced").count();
+            assert_eq!(said, notes, "{tag}: {}", ended.stderr);
+            assert_eq!(std::fs::read(&output).unwrap(), bytes, "{tag}");
+        }
+    }
+}
+
+#[test]
 fn outputs_that_cannot_be_written() {
     let folder = Folder::new("bad_outputs");
     let input = folder.write("in.y4m", &video(64, 64, "420jpeg", 40));
     let nowhere = folder.file("no/such/folder/out.y4m");
     run(&mut pp(&run_args(&input, &nowhere, &[])), None).failed(4, &["no/such/folder"]);
+    let no_new_files = Path::new("/proc/out.y4m");
+    run(&mut pp(&run_args(&input, no_new_files, &[])), None)
+        .failed(4, &["/proc/out.y4m", "takes no new files"]);
     let folder_itself = folder.file("");
     run(&mut pp(&run_args(&input, &folder_itself, &[])), None).failed(4, &["directory"]);
     let full = PathBuf::from("/dev/full");
@@ -120,10 +152,54 @@ fn a_reader_that_leaves_is_an_output_error() {
 
 #[test]
 fn command_lines_that_cannot_be() {
-    let cases: [(&[&str], &str); 10] = [
-        (&["run", "--input", "x", "--depth", "0"], "--depth"),
-        (&["run", "--input", "x", "--chunks", "0"], "--chunks"),
-        (&["run", "--input", "x", "--strength", "-3"], "auto"),
+    let depth = "it takes a whole number from 1 to 64";
+    let cases: [(&[&str], &str); 18] = [
+        (&["run", "--depth", "0"], &format!("--depth 0: {depth}")),
+        (&["run", "--depth", "65"], &format!("--depth 65: {depth}")),
+        (&["run", "--depth", "-1"], &format!("--depth -1: {depth}")),
+        (&["run", "--depth=-1.5"], &format!("--depth -1.5: {depth}")),
+        (&["run", "--depth", "1.5"], &format!("--depth 1.5: {depth}")),
+        (
+            &["run", "--depth", "four"],
+            &format!("--depth four: {depth}"),
+        ),
+        (&["run", "--depth", ""], &format!("--depth \"\": {depth}")),
+        (
+            &["run", "--depth", "99999999999999999999"],
+            &format!("--depth 99999999999999999999: {depth}"),
+        ),
+        (
+            &["run", "--chunks", "0"],
+            "--chunks 0: it takes a whole number from 1 to ",
+        ),
+        (
+            &["run", "--strength", "-3"],
+            "--strength -3: it takes 'auto', or ",
+        ),
+        (
+            &["run", "--strength", "very"],
+            "--strength very: it takes 'auto', or ",
+        ),
+        (
+            &["run", "--ranks", "3"],
+            "from 1 to 2, since a pipeline has one or two ranks today",
+        ),
+        (
+            &["run", "--seed", "-1"],
+            "--seed -1: it takes a whole number from 0 to ",
+        ),
+        (
+            &["bench", "overlap", "--decode-ms", "-1"],
+            "--decode-ms -1: it takes milliseconds",
+        ),
+        (
+            &["bench", "overlap", "--bytes", "many"],
+            "--bytes many: it takes a whole number",
+        ),
+        (
+            &["shutdown", "--jobs", "65"],
+            &format!("--jobs 65: {depth}"),
+        ),
         (
             &["run", "--output", "x", "--report", "x"],
             "--output and --report name the same place",
@@ -132,19 +208,18 @@ fn command_lines_that_cannot_be() {
             &["run", "--trace", "-", "--output", "/dev/stdout"],
             "the same place",
         ),
-        (&["run", "--input", "x", "--depth", "65"], "--depth"),
-        (&["run", "--input", "x", "--ranks", "3"], "--ranks"),
-        (&["run", "--input", "x", "--strength", "very"], "auto"),
-        (
-            &["run", "--input", "x", "--frames-per-chunk", "0"],
-            "--frames-per-chunk",
-        ),
-        (&["bench", "overlap", "--decode-ms=-1"], "--decode-ms"),
     ];
     for (args, word) in cases {
-        let ended = run(&mut pp(args), None);
-        assert_eq!(ended.code, Some(2), "{args:?}: {}", ended.stderr);
-        assert!(ended.stderr.contains(word), "{args:?}: {}", ended.stderr);
+        run(&mut pp(args), Some(Vec::new())).failed(2, &[word]);
+    }
+}
+
+#[test]
+fn every_command_has_the_version_of_pp() {
+    let version = run(&mut pp(&["--version"]), None).succeeded().stdout;
+    for command in [&["run"] as &[&str], &["bench", "link"], &["doctor"]] {
+        let ended = run(&mut pp(&[command, &["--version"]].concat()), None).succeeded();
+        assert_eq!(ended.stdout, version, "{command:?}");
     }
 }
 
@@ -197,6 +272,8 @@ fn one_process_for_everything_started_twice() {
         ("PP_JOB_SECRET", "0123456789abcdef0123"),
     ];
     run(command.envs(world), None).failed(2, &["--ranks 1", "started 2"]);
+    // Two processes would write one output, secret or none.
+    run(command.env_remove("PP_JOB_SECRET"), None).failed(2, &["--ranks 1", "started 2"]);
     assert_eq!(folder.names(), ["in.y4m"]);
 }
 
@@ -215,9 +292,14 @@ fn kernels_that_are_none() {
     let text = folder.write("text.so", b"this is no shared library");
     for ranks in ["1", "2"] {
         let more = ["--ranks", ranks, "--kernels", text.to_str().unwrap()];
-        run(&mut pp(&run_args(&input, &output, &more)), None).failed(5, &["text.so"]);
-        let more = ["--ranks", ranks, "--kernels", "/no/such/plugin.so"];
-        run(&mut pp(&run_args(&input, &output, &more)), None).failed(5, &["/no/such/plugin.so"]);
+        let words = ["rank 0: load kernels", "text.so"];
+        run(&mut pp(&run_args(&input, &output, &more)), None).failed(5, &words);
+        for name in ["cpu2", "", "/no/such/plugin.so"] {
+            let more = ["--ranks", ranks, "--kernels", name];
+            let shown = format!("--kernels {name:?}: ");
+            let words = [&shown, "it takes auto, cpu, ptx, or the path of a plugin"];
+            run(&mut pp(&run_args(&input, &output, &more)), None).failed(2, &words);
+        }
     }
     assert_eq!(folder.names(), ["in.y4m", "text.so"]);
 }

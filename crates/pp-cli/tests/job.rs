@@ -207,6 +207,22 @@ fn a_world_of_another_size_is_refused() {
     let mut front = rank(0, free_port(), &BENCH);
     front.env("WORLD_SIZE", "3");
     run(&mut front, None).failed(2, &["3 ranks"]);
+    // Nothing else need be there.
+    front.env("WORLD_SIZE", "1");
+    front.env_remove("PP_JOB_SECRET").env_remove("MASTER_ADDR");
+    let words = [
+        "1 rank,",
+        "or unset RANK and WORLD_SIZE",
+        "to let pp start its own ranks",
+    ];
+    run(&mut front, None).failed(2, &words);
+}
+
+#[test]
+fn an_unknown_way_to_meet_is_refused_without_a_launcher_too() {
+    let mut job = pp(&BENCH);
+    job.env("PP_RENDEZVOUS", "udp");
+    run(&mut job, None).failed(2, &["PP_RENDEZVOUS=\"udp\"", "auto, unix or tcp"]);
 }
 
 #[test]

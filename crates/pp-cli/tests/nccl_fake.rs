@@ -90,6 +90,20 @@ fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
     }
 }
 
+#[test]
+fn a_driver_too_old_for_the_built_in_kernels_is_refused_with_what_they_need() {
+    let fakes = Fakes::build();
+    let folder = Folder::new("nccl_old_driver");
+    let input = folder.write("in.y4m", &video(32, 16, "mono", 2));
+    let output = folder.file("out.y4m");
+    let mut command = pp_on(&fakes, &folder, &run_args(&input, &output, &[]));
+    let words = [
+        "rank 0: look for GPUs: ",
+        "for CUDA 12.8, and the built-in PTX needs 13.0; update the driver to 580 or newer",
+    ];
+    run(command.env("PP_FAKE_DRIVER", "12080"), None).failed(10, &words);
+}
+
 /// Every order of the denoiser's kernels, whatever they compute; payloads on both sides of the eager limit.
 #[test]
 fn every_depth_is_in_order() {

@@ -208,6 +208,16 @@ impl Launch {
         }))
     }
 
+    /// How many ranks the launcher started; `Ok(None)` when there is no launcher. Looks at nothing else.
+    ///
+    /// # Errors
+    /// The number of ranks is missing, or cannot be.
+    pub fn world_from_env(
+        env: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<WorldSize>, LaunchError> {
+        parse::world_size(&Env::new(&env))
+    }
+
     /// The same place, met over other sockets.
     ///
     /// # Errors

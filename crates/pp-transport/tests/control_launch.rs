@@ -232,6 +232,10 @@ fn half_set_and_impossible_variables_are_named() {
             &["PP_RENDEZVOUS=\"udp\"", "unix"],
         ),
         (
+            vec![("PP_RENDEZVOUS", "udp")],
+            &["PP_RENDEZVOUS=\"udp\"", "unix"],
+        ),
+        (
             with(
                 TORCHRUN,
                 &[

@@ -69,7 +69,8 @@ fn a_missing_driver_is_an_error_with_the_remedy() {
     let said = run(|_| {});
     assert_eq!(Device::count(), Err(CudaError::NoDriver));
     assert!(
-        said.contains("there is no CUDA driver") && said.contains("install the NVIDIA driver"),
+        said.contains("there is no CUDA driver")
+            && said.contains("install the NVIDIA driver (580 or newer for the built-in kernels)"),
         "{said}"
     );
 }
@@ -82,7 +83,9 @@ fn an_old_driver_is_an_error_with_both_versions() {
             .env("PP_FAKE_DRIVER", "11080");
     });
     assert!(
-        said.contains("version 11.8") && said.contains("12.0 or newer"),
+        said.contains("version 11.8")
+            && said.contains("12.0 or newer")
+            && said.contains("for the built-in kernels to 580 or newer"),
         "{said}"
     );
 }

@@ -32,7 +32,7 @@ use self::judge::Times;
 use self::left::Machine;
 use self::play::{Common, Played, Unplayed, play};
 use self::scene::Scene;
-use crate::args::TransportChoice;
+use crate::args::{TransportChoice, whole};
 use crate::exit::{Failure, print};
 use crate::job;
 use crate::video::OutputError;
@@ -45,8 +45,8 @@ pub(crate) struct ShutdownArgs {
     /// Only the cells whose name has one of these in it, like "front/idle" or "/killed/".
     #[arg(long, value_name = "TEXT", num_args = 1..)]
     only: Vec<String>,
-    /// Cells at a time; they mostly wait.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    /// Cells at a time, 1 to 64; they mostly wait.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=64_u32))]
     jobs: u32,
     /// Write what was seen as JSON.
     #[arg(long, value_name = "FILE.json")]

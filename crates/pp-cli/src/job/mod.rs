@@ -13,10 +13,10 @@ mod verdict;
 use std::time::Duration;
 
 use anyhow::Context;
-use pp_contract::Rank;
+use pp_contract::{Rank, WorldSize};
 use pp_runtime::driver::with_source;
 use pp_runtime::progress::Limits;
-use pp_transport::launch::Launch;
+use pp_transport::launch::{Launch, LaunchError};
 
 use crate::exit::Failure;
 use crate::flight;
@@ -37,23 +37,27 @@ pub(crate) const GRACE: Duration = Duration::from_millis(200);
 
 /// The place of this process in a job that somebody else started, if any.
 pub(crate) fn launched() -> Result<Option<Launch>, Failure> {
-    let launch = Launch::from_env(|name| std::env::var(name).ok()).map_err(|error| {
-        // Which rank this is may be what is wrong.
-        Failure::Usage(format!(
-            "the launcher's environment: {}",
-            with_source(&error)
-        ))
-    })?;
-    if let Some(launch) = &launch
-        && launch.world_size().get() != WORLD
-    {
+    // First, since what else is missing does not matter in a world of another size.
+    if let Some(world) = world()?.filter(|world| *world != WORLD) {
+        let ranks = if world == 1 { "rank" } else { "ranks" };
         return Err(Failure::Usage(format!(
-            "the launcher started {} ranks, and the pipeline encode@0 → phase_b@1 → decode@0 has {WORLD}; start \
-             {WORLD}, or unset RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK) to let pp start its own",
-            launch.world_size()
+            "the launcher started {world} {ranks}, and the pipeline encode@0 → phase_b@1 → decode@0 has {WORLD}; start \
+             {WORLD}, or unset RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK) to let pp start its own ranks",
         )));
     }
-    Ok(launch)
+    Launch::from_env(|name| std::env::var(name).ok()).map_err(refused)
+}
+
+/// The number of ranks that somebody else started, if any.
+pub(crate) fn world() -> Result<Option<u32>, Failure> {
+    let world = Launch::world_from_env(|name| std::env::var(name).ok()).map_err(refused)?;
+    Ok(world.map(WorldSize::get))
+}
+
+/// Names no rank: which one this is may be what is wrong.
+fn refused(error: LaunchError) -> Failure {
+    let why = with_source(&error);
+    Failure::Usage(format!("the launcher's environment: {why}"))
 }
 
 /// Runs the job: as its supervisor when nobody else started the ranks, else as the rank that this

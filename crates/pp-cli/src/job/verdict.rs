@@ -180,7 +180,8 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
 }
 
 /// The first fault that was reported. A rank that ends with a fault of its own may be slower to say so
-/// than its peer is to say that it died; its words count then.
+/// than its peer is to say that it died; its words count then. Of ranks that failed alike, each by itself,
+/// the lowest is named, whichever was first.
 fn cause<'a>(reports: &[(usize, Rank, &'a Fault)]) -> Option<&'a Fault> {
     let (_, _, first) = reports.first()?;
     let own = reports.iter().find(|(_, reporter, fault)| {
@@ -188,7 +189,15 @@ fn cause<'a>(reports: &[(usize, Rank, &'a Fault)]) -> Option<&'a Fault> {
             && *reporter == first.rank
             && fault.kind != FaultKind::PeerDied
     });
-    Some(own.map_or(first, |(_, _, fault)| fault))
+    let first = own.map_or(first, |(_, _, fault)| fault);
+    let what = |fault: &Fault| (fault.kind, fault.operation.clone(), fault.detail.clone());
+    let own = reports
+        .iter()
+        .filter(|(_, reporter, fault)| fault.rank == *reporter);
+    let alike = own
+        .map(|(_, _, fault)| *fault)
+        .filter(|fault| what(fault) == what(first));
+    alike.min_by_key(|fault| fault.rank).or(Some(first))
 }
 
 fn signal_name(signal: i32) -> String {
@@ -197,4 +206,26 @@ fn signal_name(signal: i32) -> String {
         || format!("signal {signal}"),
         |name| format!("signal {signal} ({name})"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::PHASE_B;
+
+    #[test]
+    fn of_ranks_that_fail_alike_the_lowest_is_named_whichever_was_first() {
+        let fault = |rank, detail| Fault::new(FaultKind::Plugin, rank, "load kernels", detail);
+        let (front, back) = (fault(FRONT, "no plugin"), fault(PHASE_B, "no plugin"));
+        let other = fault(PHASE_B, "no memory");
+        let named = |reports: &[(usize, Rank, &Fault)]| cause(reports).cloned();
+        let [early, late] = [(0, PHASE_B, &back), (1, FRONT, &front)];
+        assert_eq!(named(&[early, late]), Some(front.clone()));
+        assert_eq!(named(&[late, early]), Some(front.clone()));
+        assert_eq!(named(&[early]), Some(back.clone()));
+        // Two reasons: the first counts.
+        assert_eq!(named(&[(0, PHASE_B, &other), late]), Some(other.clone()));
+        // What the front was told of Phase B is no failure of its own.
+        assert_eq!(named(&[(0, FRONT, &back), early]), Some(back.clone()));
+    }
 }

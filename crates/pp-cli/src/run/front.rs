@@ -17,7 +17,7 @@ use super::input::{Input, QUEUE, io_threads};
 use super::noise::Estimates;
 use super::tensors::manifest_of;
 use super::verify::{FrontCheck, FrontVerifier, Notary, Verified, prepared, seal_again};
-use super::{Shape, kernel_fault, slot_bytes, steps};
+use super::{Shape, kernel_fault, slot_bytes};
 use crate::args::{CutChoice, RunArgs};
 use crate::exit::Failure;
 use crate::job::edges::Edges;
@@ -171,7 +171,7 @@ impl<C: Codec> VideoFront<C> {
         let largest = codec
             .layout(ChunkShape {
                 frames: args.frames_per_chunk,
-                steps: steps(args),
+                steps: args.denoise_steps,
                 context_frames: context,
             })
             .map_err(|e| kernel_fault(&e, FRONT, "lay out a chunk"))?;
@@ -190,7 +190,7 @@ impl<C: Codec> VideoFront<C> {
             codec,
             header,
             context_frames: context,
-            steps: steps(args),
+            steps: args.denoise_steps,
             recompute: args.recompute,
             depth: args.depth,
             restarts: args.restarts,

@@ -6,7 +6,7 @@ use pp_transport::host::memory::available_bytes;
 use super::codec::Geometry;
 use super::shape::Planes;
 use crate::args::RunArgs;
-use crate::exit::Failure;
+use crate::exit::{Failure, say};
 use crate::job::FRONT;
 use crate::video::header::Header;
 use crate::video::staged::can_be_created;
@@ -46,6 +46,12 @@ impl Input {
             )));
         }
         check_memory(args, &header, reader.name())?;
+        if header.is_interlaced() {
+            say(format!(
+                "pp: {}: interlaced; the two fields of a frame are filtered as one picture",
+                reader.name()
+            ));
+        }
         Ok(Self { reader, header })
     }
 

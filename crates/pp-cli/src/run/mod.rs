@@ -36,7 +36,7 @@ use self::codec::{Codec, Generator, Geometry};
 use self::front::VideoFront;
 use self::input::Input;
 use self::on_gpu::{Blame, GpuFront, GpuPhaseB};
-use self::open::{config, host_kernels, kernel_fault, load_for_host, slot_bytes, steps};
+use self::open::{config, host_kernels, kernel_fault, load_for_host, slot_bytes};
 use self::phase_b::VideoPhaseB;
 use self::report::Finished;
 use self::restart::{Met, Missed};
@@ -124,6 +124,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         }
         fault::refuse_alone()?;
         alone_in_the_world()?;
+        backend::find_plugin(&args.kernels)?;
         signals::start().context("cannot handle signals")?;
         return run_alone(args).and_then(job::unless_interrupted);
     }
@@ -133,6 +134,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         (TransportChoice::Auto, _) => None,
     };
     fault::refuse_in_vain(transport, args.recompute, args.cuts == CutChoice::Hard)?;
+    // A rank of a launcher tells its peer, whose machine may have the file.
+    if job::world()?.is_none() {
+        backend::find_plugin(&args.kernels)?;
+    }
     job::run_with_restarts(
         args.restarts,
         |launch| run_front_rank(args, launch),
@@ -143,9 +148,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
 /// Refuses to run the whole pipeline once for each process that a launcher started.
 fn alone_in_the_world() -> Result<(), Failure> {
     // A world that cannot be read is no reason to refuse: this process needs no other.
-    let launch = Launch::from_env(|name| std::env::var(name).ok());
-    match launch.ok().flatten().map(|launch| launch.world_size()) {
-        Some(world) if world.get() > 1 => Err(Failure::Usage(format!(
+    match job::world().ok().flatten() {
+        Some(world) if world > 1 => Err(Failure::Usage(format!(
             "--ranks 1 runs everything in one process, and the launcher started {world}, which \
              would all write the same output; start one, or leave --ranks out"
         ))),
@@ -554,10 +558,10 @@ fn take_seat(
     let entries = [
         ("depth", args.depth.to_string()),
         ("frames_per_chunk", args.frames_per_chunk.to_string()),
-        ("denoise_steps", steps(args).to_string()),
+        ("denoise_steps", args.denoise_steps.to_string()),
         ("restarts", args.restarts.to_string()),
         ("recompute", args.recompute.to_string()),
-        ("strength", format!("{:?}", args.strength)),
+        ("strength", format!("--strength {}", args.strength)),
         ("cuts", format!("{:?}", args.cuts)),
         ("seed", args.seed.to_string()),
         ("verify", args.verify.to_string()),

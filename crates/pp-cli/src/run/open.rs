@@ -10,12 +10,6 @@ use crate::args::{KernelChoice, RunArgs, Strength, TransportChoice};
 use crate::exit::Failure;
 use crate::job::FRONT;
 
-/// The passes to run.
-pub(super) fn steps(args: &RunArgs) -> u32 {
-    args.denoise_steps
-        .unwrap_or(pp_kernels::cpu::settings::DEFAULT_STEPS)
-}
-
 /// Kernels for a job of one process.
 pub(super) fn load_for_host(args: &RunArgs) -> Result<KernelSet, Failure> {
     let refuse = |what: &str| {

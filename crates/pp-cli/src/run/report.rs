@@ -15,11 +15,11 @@ use rustix::system::uname;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::Labels;
 use super::codec::Codec;
 use super::front::VideoFront;
 use super::noise::Estimates;
 use super::verify::Verified;
-use super::{Labels, steps};
 use crate::args::{RunArgs, Strength};
 use crate::exit::{Failure, print};
 use crate::video::OutputError;
@@ -148,7 +148,7 @@ pub(super) fn publish<C: Codec>(
         transport: &labels.transport,
         kernels: labels.kernels.clone(),
         choice: labels.choice.as_deref(),
-        denoise_steps: steps(args),
+        denoise_steps: args.denoise_steps,
         strength: match args.strength {
             Strength::Auto => "auto".into(),
             Strength::Sigma(sigma) => sigma.into(),

@@ -40,6 +40,11 @@ pub(crate) enum InputError {
     #[error("{name}: {what} is not supported; convert it: {CONVERT}")]
     Unsupported { name: String, what: String },
     #[error(
+        "{name}: interlacing mixed from frame to frame (Im) is not supported, and ffmpeg cannot read such a file; convert \
+         its source: ffmpeg -i ORIGINAL -vf yadif -pix_fmt yuv420p -f yuv4mpegpipe - | pp run --input -"
+    )]
+    Mixed { name: String },
+    #[error(
         "{name}: truncated: frame {frame} ends after {have} of {want} bytes, at byte {offset}; \
          check the program that should have written all of it"
     )]
@@ -73,6 +78,7 @@ impl InputError {
             | Self::Foreign { .. }
             | Self::Header { .. }
             | Self::Unsupported { .. }
+            | Self::Mixed { .. }
             | Self::Truncated { .. }
             | Self::NoMarker { .. } => FaultKind::BadInput,
         }
@@ -95,6 +101,10 @@ impl InputError {
 pub(crate) enum OutputError {
     #[error("{path}: cannot be created: {source}; {}", remedy(source))]
     Create { path: Shown, source: io::Error },
+    #[error(
+        "{path}: cannot be created: {source}; the file system there takes no new files, choose another place"
+    )]
+    NoNewFiles { path: Shown, source: io::Error },
     #[error("{path}: is a directory; name a file in it")]
     IsDirectory { path: Shown },
     #[error(

@@ -42,6 +42,7 @@ pub(crate) struct Header {
     width: u32,
     height: u32,
     sampling: Sampling,
+    is_interlaced: bool,
 }
 
 /// What is wrong with a header: malformed, or well formed and beyond us.
@@ -49,6 +50,8 @@ pub(crate) struct Header {
 pub(crate) enum HeaderFault {
     Malformed(String),
     Unsupported(String),
+    /// Interlacing that changes from frame to frame, which ffmpeg cannot read either.
+    Mixed,
 }
 
 impl Header {
@@ -76,6 +79,7 @@ impl Header {
         }
         let (mut width, mut height) = (None, None);
         let mut sampling = Sampling::S420;
+        let mut is_interlaced = false;
         for word in words {
             let mut rest = word.chars();
             let tag = rest.next();
@@ -84,11 +88,7 @@ impl Header {
                 Some('W') => width = Some(side("width", value)?),
                 Some('H') => height = Some(side("height", value)?),
                 Some('C') => sampling = colour_space(value)?,
-                Some('I') if value == "m" => {
-                    return Err(HeaderFault::Unsupported(
-                        "interlacing mixed from frame to frame (Im)".into(),
-                    ));
-                }
+                Some('I') => is_interlaced = interlacing(value)?,
                 _ => {}
             }
         }
@@ -97,6 +97,7 @@ impl Header {
             width: width.ok_or_else(|| HeaderFault::Malformed("no width (W)".into()))?,
             height: height.ok_or_else(|| HeaderFault::Malformed("no height (H)".into()))?,
             sampling,
+            is_interlaced,
         })
     }
 
@@ -110,6 +111,11 @@ impl Header {
 
     pub(crate) fn sampling(&self) -> Sampling {
         self.sampling
+    }
+
+    /// Whether each frame is two fields of different times.
+    pub(crate) fn is_interlaced(&self) -> bool {
+        self.is_interlaced
     }
 
     /// The header as it came, without its newline.
@@ -148,6 +154,19 @@ fn side(name: &str, value: &str) -> Result<u32, HeaderFault> {
         Ok(n) if (1..=MAX_SIDE).contains(&n) => Ok(n),
         _ => Err(HeaderFault::Malformed(format!(
             "{name} {value:?} is not a number from 1 to {MAX_SIDE}"
+        ))),
+    }
+}
+
+/// Whether frames are two fields. What is not known (`I?`) counts as progressive.
+fn interlacing(value: &str) -> Result<bool, HeaderFault> {
+    match value {
+        "p" | "?" => Ok(false),
+        "t" | "b" => Ok(true),
+        "m" => Err(HeaderFault::Mixed),
+        other => Err(HeaderFault::Malformed(format!(
+            "interlacing {:?} is none of Ip, It, Ib and I?",
+            format!("I{other}")
         ))),
     }
 }
@@ -199,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_and_missing_sizes_are_refused() {
+    fn absurd_and_missing_values_are_refused() {
         for line in [
             "YUV4MPEG2 W0 H2",
             "YUV4MPEG2 W2 H16385",
@@ -210,6 +229,9 @@ mod tests {
             "YUV4MPEG2",
             "YUV4MPEG W2 H2",
             "YUV4MPEG2 W H2",
+            "YUV4MPEG2 W2 H2 Iz",
+            "YUV4MPEG2 W2 H2 I",
+            "YUV4MPEG2 W2 H2 Itb",
         ] {
             assert!(
                 matches!(
@@ -222,16 +244,24 @@ mod tests {
     }
 
     #[test]
-    fn depth_alpha_and_other_subsampling_are_named() {
-        for tag in [
-            "C420p10",
-            "C422p16",
-            "C444alpha",
-            "C411",
-            "Cmono16",
-            "C",
-            "Im",
+    fn fields_are_told_from_whole_pictures() {
+        for (tag, is_interlaced) in [
+            ("", false),
+            ("Ip", false),
+            ("I?", false),
+            ("It", true),
+            ("Ib", true),
         ] {
+            let header = Header::parse(format!("YUV4MPEG2 W2 H2 {tag}").as_bytes()).unwrap();
+            assert_eq!(header.is_interlaced(), is_interlaced, "{tag}");
+        }
+        let mixed = Header::parse(b"YUV4MPEG2 W2 H2 Im").unwrap_err();
+        assert_eq!(mixed, HeaderFault::Mixed);
+    }
+
+    #[test]
+    fn depth_alpha_and_other_subsampling_are_named() {
+        for tag in ["C420p10", "C422p16", "C444alpha", "C411", "Cmono16", "C"] {
             let fault = Header::parse(format!("YUV4MPEG2 W2 H2 {tag}").as_bytes()).unwrap_err();
             let HeaderFault::Unsupported(what) = fault else {
                 panic!("{tag}: {fault:?}")

@@ -137,7 +137,16 @@ impl StagedFile {
             _ => {}
         }
         let hidden = hidden_name(&final_path).ok_or_else(|| failed(Errno::INVAL.into()))?;
-        let (file, stage) = open_unseen(&final_path, hidden).map_err(failed)?;
+        let refused = |source: io::Error| {
+            let is_missing = source.kind() == io::ErrorKind::NotFound;
+            // Where the folder is there, it is the file system that makes no entry in it.
+            if is_missing && folder_of(&final_path).is_dir() {
+                let path = target.into();
+                return OutputError::NoNewFiles { path, source };
+            }
+            failed(source)
+        };
+        let (file, stage) = open_unseen(&final_path, hidden).map_err(refused)?;
         if let Ok(there) = fs::metadata(&final_path) {
             // What was closed to others stays closed. Refused where the file is not ours.
             let _ = file.set_permissions(there.permissions());
@@ -266,14 +275,17 @@ fn hidden_name(path: &Path) -> Option<PathBuf> {
     Some(path.with_file_name(name))
 }
 
-fn open_unseen(path: &Path, hidden: PathBuf) -> io::Result<(File, Stage)> {
-    let directory = match path.parent() {
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
-    };
+    }
+}
+
+fn open_unseen(path: &Path, hidden: PathBuf) -> io::Result<(File, Stage)> {
     let mode = Mode::from_raw_mode(0o666);
     match rustix::fs::open(
-        directory,
+        folder_of(path),
         OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC,
         mode,
     ) {

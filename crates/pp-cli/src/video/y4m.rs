@@ -178,6 +178,7 @@ impl Reader {
             }),
             Err(HeaderFault::Malformed(what)) => Err(InputError::Header { name, what }),
             Err(HeaderFault::Unsupported(what)) => Err(InputError::Unsupported { name, what }),
+            Err(HeaderFault::Mixed) => Err(InputError::Mixed { name }),
         }
     }
 

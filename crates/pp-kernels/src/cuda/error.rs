@@ -8,13 +8,13 @@ use std::time::Duration;
 pub enum CudaError {
     /// There is no driver.
     #[error(
-        "libcuda is not found: install the NVIDIA driver (580 or newer), or run on the CPU with --kernels cpu"
+        "libcuda.so.1 was not found; install the NVIDIA driver, 580 or newer, or run on the CPU with --kernels cpu"
     )]
     NoDriver,
     /// The driver is older than the PTX.
     #[error(
-        "the NVIDIA driver is for CUDA {found}, these kernels need {needed} (driver 580 or newer): update it, or run \
-         on the CPU with --kernels cpu"
+        "the NVIDIA driver is for CUDA {found}, and the built-in PTX needs {needed}; update the driver to 580 or newer, \
+         or run on the CPU with --kernels cpu"
     )]
     OldDriver {
         /// What it says of itself.

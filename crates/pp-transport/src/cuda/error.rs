@@ -6,14 +6,14 @@
 pub enum CudaError {
     /// The driver's library is not there.
     #[error(
-        "there is no CUDA driver: libcuda.so.1 was not found; install the NVIDIA driver, or in a \
-         container start it with access to the GPUs"
+        "there is no CUDA driver: libcuda.so.1 was not found; install the NVIDIA driver (580 or newer for \
+         the built-in kernels), or in a container start it with access to the GPUs"
     )]
     NoDriver,
     /// The driver is too old.
     #[error(
         "the CUDA driver is for version {}.{}, and {}.{} or newer is needed; update the NVIDIA \
-         driver", found / 1000, found % 1000 / 10, needed / 1000, needed % 1000 / 10
+         driver, for the built-in kernels to 580 or newer", found / 1000, found % 1000 / 10, needed / 1000, needed % 1000 / 10
     )]
     OldDriver {
         /// What it says, as 1000 × major + 10 × minor.

@@ -73,7 +73,8 @@ const SLURM: Names = Names {
     how: "srun sets both; start the ranks with srun",
 };
 
-pub(super) fn place(env: &Env<'_>) -> Result<Option<Place>, LaunchError> {
+/// The launcher that started this process, with the number of ranks and the variable that says it.
+fn world(env: &Env<'_>) -> Result<Option<(Names, &'static str, WorldSize)>, LaunchError> {
     let names = if env.first(&["RANK", "WORLD_SIZE"]).is_some() {
         TORCHRUN
     } else if env.first(&[OPEN_MPI.rank, OPEN_MPI.size[0]]).is_some() {
@@ -87,12 +88,26 @@ pub(super) fn place(env: &Env<'_>) -> Result<Option<Place>, LaunchError> {
         Some((name, value)) => (name, number::<u32>(name, &value, names.how)?),
         None => return Err(missing(env, names.rank, names.size[0], names.how)),
     };
+    let world_size = WorldSize::new(world_size)
+        .map_err(|error| bad(size_name, "0", &error.to_string(), names.how))?;
+    Ok(Some((names, size_name, world_size)))
+}
+
+/// How many ranks the launcher started, if there is one.
+pub(super) fn world_size(env: &Env<'_>) -> Result<Option<WorldSize>, LaunchError> {
+    Ok(world(env)?.map(|(_, _, size)| size))
+}
+
+pub(super) fn place(env: &Env<'_>) -> Result<Option<Place>, LaunchError> {
+    // A wrong value is refused without a launcher, too.
+    let via = via(env)?;
+    let Some((names, size_name, world_size)) = world(env)? else {
+        return Ok(None);
+    };
     let Some(rank_text) = env.get(names.rank) else {
         return Err(missing(env, size_name, names.rank, names.how));
     };
     let rank = number::<u32>(names.rank, &rank_text, names.how)?;
-    let world_size = WorldSize::new(world_size)
-        .map_err(|error| bad(size_name, "0", &error.to_string(), names.how))?;
     if !world_size.contains(Rank::new(rank)) {
         return Err(LaunchError::Contradiction {
             first: format!("{}={rank}", names.rank),
@@ -112,7 +127,6 @@ pub(super) fn place(env: &Env<'_>) -> Result<Option<Place>, LaunchError> {
                 .into(),
         });
     }
-    let via = via(env)?;
     let address = match via {
         Via::Unix => None,
         Via::Auto | Via::Tcp => Some(address(env, &names, world_size)?),
