@@ -102,9 +102,14 @@ impl Parent {
         Ok(Self(ManuallyDrop::new(File::from(pipe))))
     }
 
+    /// Does not return when the parent is gone.
     fn tell(&mut self, word: &Word) -> Result<(), Failure> {
         let mut line = serde_json::to_vec(word).map_err(anyhow::Error::new)?;
         line.push(b'\n');
-        Ok(self.0.write_all(&line).context("the parent is gone")?)
+        if self.0.write_all(&line).is_err() {
+            // The parent has ended, and has said why.
+            end_now(1);
+        }
+        Ok(())
     }
 }
