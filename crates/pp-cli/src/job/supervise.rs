@@ -277,8 +277,10 @@ impl Job {
     }
 
     fn note(&mut self, report: Report) {
-        if let Word::Ends(_) = report.word {
-            self.reports.push(report);
+        match report.word {
+            Word::Ends(_) => self.reports.push(report),
+            Word::NotRecorded(why) => flight::not_recorded(why.detail.to_string()),
+            _ => {}
         }
     }
 
@@ -377,6 +379,7 @@ impl Job {
                 self.note(report);
             }
             Word::Hears => self.hears(report.rank, report.pid),
+            Word::NotRecorded(_) => self.note(report),
             Word::Lives => {}
             Word::Served => self.is_served = true,
             Word::Met => {
