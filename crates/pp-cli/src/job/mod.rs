@@ -16,6 +16,7 @@ use anyhow::Context;
 use pp_contract::Rank;
 use pp_runtime::driver::with_source;
 use pp_runtime::progress::Limits;
+use pp_runtime::report::Count;
 use pp_transport::launch::Launch;
 
 use crate::exit::Failure;
@@ -48,9 +49,9 @@ pub(crate) fn launched() -> Result<Option<Launch>, Failure> {
         && launch.world_size().get() != WORLD
     {
         return Err(Failure::Usage(format!(
-            "the launcher started {} ranks, and the pipeline encode@0 → phase_b@1 → decode@0 has {WORLD}; start \
+            "the launcher started {}, and the pipeline encode@0 → phase_b@1 → decode@0 has {WORLD}; start \
              {WORLD}, or unset RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK) to let pp start its own",
-            launch.world_size()
+            Count(launch.world_size().get().into(), "rank")
         )));
     }
     Ok(launch)
@@ -80,8 +81,11 @@ pub(crate) fn run_with_restarts(
     let within = restart_within()?;
     meet_within()?;
     let Some(launch) = launched()? else {
-        return supervise::supervise(restarts, within);
+        let done = supervise::supervise(restarts, within);
+        tracing::info!("the job ends");
+        return done;
     };
+    tracing::info!(pid = std::process::id(), "the rank starts");
     reports::prepare_out_of_memory(launch.rank());
     reports::live()?;
     flight::open(&launch)?;
@@ -92,6 +96,7 @@ pub(crate) fn run_with_restarts(
     } else {
         phase_b(&launch)
     };
+    tracing::info!("the rank ends");
     done.and_then(unless_interrupted)
 }
 

@@ -20,7 +20,7 @@ use super::heartbeat;
 use crate::exit::Failure;
 
 /// The pipe a supervised rank reports on.
-pub(super) const REPORT_FD: &str = "PP_REPORT_FD";
+pub(crate) const REPORT_FD: &str = "PP_REPORT_FD";
 /// Time between two signs of life.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
 
