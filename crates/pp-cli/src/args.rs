@@ -23,16 +23,10 @@ const MAX_DEPTH: u32 = 64;
 ///
 /// Without a launcher `pp run` and `pp bench` start their own two ranks on this machine. Under
 /// torchrun, srun or mpirun each process is the rank its environment names; the ranks share a
-/// secret in PP_JOB_SECRET or PP_JOB_SECRET_FILE. PP_LOG sets what is logged (like "debug"),
-/// PP_HEARTBEAT_MS the time between heartbeats (250; three missed end the job; 0 for none),
-/// PP_STUCK_MS how long one stage may take before it counts as stuck (120000; 0 for ever),
-/// PP_RESTART_WITHIN_MS how long the front waits for a Phase B that is started again (60000),
-/// PP_FLIGHT_OPS how many operations each rank keeps for `pp flight` (4096; 0 for none),
-/// PP_FLIGHT_DIR the folder they are written to at a fault (pp-flight-UID in the folder for temporary
-/// files), PP_RENDEZVOUS=tcp that ranks of one machine meet as those of several do, and
-/// PP_FAULT=NAME a fault that is made on purpose (`pp faults --hooks` has the names).
+/// secret in PP_JOB_SECRET or PP_JOB_SECRET_FILE.
 #[derive(Debug, clap::Parser)]
 #[command(name = "pp", version, propagate_version = true)]
+#[command(after_long_help = crate::env::help())]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -9,7 +9,7 @@ use std::time::Instant;
 use pp_contract::{Fault, FaultKind, Rank, digest};
 use pp_kernels::{Description, KernelSet, check_device};
 use pp_runtime::driver::with_source;
-use pp_transport::cuda::Device;
+use pp_transport::cuda::{CudaError, Device};
 use pp_transport::launch::{Launch, Launcher};
 use pp_transport::nccl::{Issuer, Nccl, warm_up};
 
@@ -177,7 +177,7 @@ enum Need {
 pub(crate) struct Choice {
     pub(crate) kernels: KernelSet,
     pub(crate) backend: Backend,
-    /// What was found and chosen, where the choice was left to us.
+    /// What was found, where the choice was left to us.
     pub(crate) said: Option<String>,
 }
 
@@ -245,17 +245,10 @@ pub(crate) fn choose(
     };
     let (backend, reason) = place(set.describe(), need, found, rank)?;
     // Nothing needs to be said of what was asked for.
-    let said = (transport == TransportChoice::Auto).then(|| {
-        let found = match (&backend, reason) {
-            (Backend::Gpu(gpu), _) => format!("found {}", gpu.describe()),
-            (Backend::Host, Some(reason)) => format!("no GPUs: {reason}"),
-            (Backend::Host, None) => "--kernels cpu needs no GPU".to_owned(),
-        };
-        let transport = backend.transport();
-        format!(
-            "{found}; transport {transport}, kernels {}",
-            set.describe().name
-        )
+    let said = (transport == TransportChoice::Auto).then(|| match (&backend, reason) {
+        (Backend::Gpu(gpu), _) => format!("found {}", gpu.describe()),
+        (Backend::Host, Some(reason)) => format!("on CPUs: {reason}"),
+        (Backend::Host, None) => "--kernels cpu needs no GPU".to_owned(),
     });
     Ok(Choice {
         kernels: set,
@@ -313,7 +306,7 @@ pub(crate) fn choose_transport(
         }
         Err(reason) if need == Need::IfThere => Ok((
             Backend::Host,
-            Some(format!("no GPUs: {reason}; transport host")),
+            Some(format!("on CPUs: {reason}; transport host")),
         )),
         Err(reason) => Err(Fault::new(FaultKind::Device, launch.rank(), LOOK, reason).into()),
     }
@@ -368,7 +361,11 @@ fn ranks_here(launch: &Launch) -> Option<u32> {
 
 /// This rank's GPU and NCCL, or why there is none.
 fn find(launch: &Launch, need: Need) -> Result<Gpu, String> {
-    let count = Device::count().map_err(|e| with_source(&e))?;
+    let count = Device::count().map_err(|error| match (need, error) {
+        // Where a GPU is only hoped for, `pp doctor` gives the advice.
+        (Need::IfThere, CudaError::NoDriver) => "no NVIDIA driver was found".into(),
+        (_, error) => with_source(&error),
+    })?;
     let local = launch.local_rank();
     // A launcher may show each rank its own device alone.
     let ordinal = if local < count { local } else { 0 };
@@ -440,12 +437,12 @@ mod tests {
         let job = LocalJob::new(WorldSize::new(2).expect("two"));
         let launch = job.launch(Rank::new(1)).expect("a rank of it");
         let fault = |kind, detail: &str| Fault::new(kind, Rank::new(1), "handshake", detail).into();
-        let said = Some("no GPUs: there is no CUDA driver; transport host, kernels cpu");
+        let said = Some("on CPUs: no NVIDIA driver was found");
         let mismatch = "settings.transport is \"nccl\" on rank 0 and \"host\" on rank 1";
         let text =
             explain(fault(FaultKind::HandshakeMismatch, mismatch), &launch, said).to_string();
         assert!(
-            text.contains(mismatch) && text.contains("rank 1 chose by itself: no GPUs"),
+            text.contains(mismatch) && text.contains("rank 1 chose by itself: on CPUs"),
             "{text}"
         );
         for (kind, detail, said) in [

@@ -17,10 +17,11 @@
 //! | 130, 143, 129 | interrupted by SIGINT, SIGTERM, SIGHUP |
 
 use std::any::Any;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal as _, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::error::lift_limit;
@@ -168,6 +169,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 /// what it uses, and the process would end by a signal instead of with its code.
 pub(crate) fn leave(code: u8) -> ! {
     discard_files();
+    wait_for_unsaid();
     if pp_transport::nccl::is_at_rest() {
         std::process::exit(code.into())
     }
@@ -214,11 +216,35 @@ pub(crate) fn say(line: String) -> bool {
     said.recv_timeout(SAID_WITHIN).is_ok()
 }
 
+/// Lines that were given to [`say_aside`] and are not written yet.
+static UNSAID: AtomicUsize = AtomicUsize::new(0);
+
 /// Writes a line to standard error without waiting: a program that does not read it may hold standard error.
 pub(crate) fn say_aside(line: String) {
+    // A progress bar may stand in the last row of a terminal.
+    let clear = match std::io::stderr().is_terminal() {
+        true => "\r\x1b[K",
+        false => "",
+    };
+    UNSAID.fetch_add(1, Ordering::Relaxed);
     let thread = std::thread::Builder::new().name("pp-say".into());
-    // Without a thread to be had the line is lost, and the work goes on.
-    let _ = thread.spawn(move || writeln!(std::io::stderr(), "{line}"));
+    let started = thread.spawn(move || {
+        // In one piece: another process may write to the same place.
+        let _ = std::io::stderr().write_all(format!("{clear}{line}\n").as_bytes());
+        UNSAID.fetch_sub(1, Ordering::Relaxed);
+    });
+    if started.is_err() {
+        // Without a thread to be had the line is lost, and the work goes on.
+        UNSAID.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Waits for the lines of [`say_aside`], for a bounded time.
+fn wait_for_unsaid() {
+    let until = Instant::now() + SAID_WITHIN;
+    while UNSAID.load(Ordering::Relaxed) > 0 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Ends this process beside a thread that goes on: what libraries do at exit would take from it what

@@ -7,19 +7,20 @@ mod args;
 mod backend;
 mod bench;
 mod cmd;
+mod env;
 mod exit;
 mod fault;
 mod flight;
 mod job;
 mod limits;
+mod log;
 mod run;
 mod timed;
 mod video;
 
-use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tracing_subscriber::EnvFilter;
+use pp_transport::launch::Launch;
 
 use crate::args::{BenchCommand, Command, PluginCommand};
 use crate::exit::Failure;
@@ -30,14 +31,16 @@ static ALLOCATOR: limits::Allocator = limits::Allocator;
 fn main() {
     limits::take_file_size_errors();
     let cli = args::parse();
-    let log = EnvFilter::try_from_env("PP_LOG").unwrap_or_else(|_| EnvFilter::new("off"));
-    tracing_subscriber::fmt()
-        .with_env_filter(log)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+    let launch = Launch::from_env(|name| std::env::var(name).ok());
+    let launched_as = launch.ok().flatten().map(|launch| launch.rank());
+    if let Command::Run(_) | Command::Bench(_) = cli.command {
+        env::note_unknown(launched_as);
+    }
     // One that panics says so where its other faults are said: its peer only sees that it died.
-    let result = catch_unwind(AssertUnwindSafe(|| perform(&cli.command)));
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        log::start(&cli.command, launched_as)?;
+        perform(&cli.command)
+    }));
     let result = result.unwrap_or_else(|panic| Err(exit::panicked(&*panic)));
     let code = match result {
         Ok(()) => 0,

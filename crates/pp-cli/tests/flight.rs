@@ -379,6 +379,48 @@ fn nothing_is_recorded_where_nobody_wants_it() {
     run(command.env("PP_FLIGHT_OPS", "many"), None).failed(2, &["PP_FLIGHT_OPS", "many"]);
 }
 
+/// Nor does such a fault look for a folder: the default one is not there and cannot be made.
+#[test]
+fn a_fault_before_the_first_operation_leaves_no_recording_and_gives_no_hint() {
+    let folder = Folder::new("flight_early");
+    let input = folder.file("missing.y4m");
+    let cut = folder.write("cut.y4m", &video(48, 32, "420jpeg", 1)[..200]);
+    let temporary = folder.file("temporary");
+    for (input, code) in [(&input, 4), (&cut, 3)] {
+        let args = ["run", "--kernels", "cpu", "--input", text(input)];
+        let ended = run(&mut pp_in(&folder, &args), None);
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        assert!(!ended.stderr.contains("pp flight"), "{}", ended.stderr);
+        assert_eq!(recordings(&folder), Vec::<PathBuf>::new());
+        let mut command = pp(&args);
+        command
+            .env_remove("PP_FLIGHT_DIR")
+            .env("TMPDIR", &temporary);
+        let ended = run(&mut command, None);
+        assert!(!ended.stderr.contains("recording"), "{}", ended.stderr);
+        assert!(!temporary.exists());
+    }
+}
+
+#[test]
+fn the_default_folder_is_not_made_where_its_parent_is_not_there() {
+    let folder = Folder::new("flight_parent");
+    let (input, temporary) = (clip(&folder), folder.file("temporary"));
+    let args = ["run", "--kernels", "cpu", "--input", text(&input)];
+    let job = || {
+        let mut command = pp(&args);
+        command
+            .env_remove("PP_FLIGHT_DIR")
+            .env("TMPDIR", &temporary)
+            .env("PP_FAULT", "swapped");
+        run(&mut command, None)
+    };
+    ended_with(job(), 8, &["(no recording: ", text(&temporary)]);
+    assert!(!temporary.exists());
+    std::fs::create_dir(&temporary).unwrap();
+    ended_with(job(), 8, &["pp flight ", text(&temporary)]);
+}
+
 #[test]
 fn a_recording_that_cannot_be_written_is_said_behind_the_fault() {
     let folder = Folder::new("flight_refused");

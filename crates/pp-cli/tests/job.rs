@@ -231,3 +231,53 @@ fn half_an_environment_is_named() {
     front.env_remove("WORLD_SIZE");
     run(&mut front, None).failed(2, &["WORLD_SIZE"]);
 }
+
+#[test]
+fn what_pp_does_not_know_in_its_environment_is_said() {
+    let args = ["bench", "link", "--max-bytes", "4096"];
+    let mut command = pp(&args);
+    command.env("PP_LOGG", "debug").env("PP_TEST_OTHER", "1");
+    let ended = run(&mut command, None).succeeded();
+    let notes = ended.stderr.lines().filter(|line| line.contains("note"));
+    let notes: Vec<_> = notes.collect();
+    assert_eq!(notes.len(), 1, "{}", ended.stderr);
+    assert!(
+        notes[0].starts_with("pp: note: PP_LOGG is not a variable"),
+        "{}",
+        notes[0]
+    );
+
+    for wrong in ["bogus", "pp_runtime", "info,bogus", "pp_runtime=loud"] {
+        let mut command = pp(&args);
+        let ended = run(command.env("PP_LOG", wrong), None);
+        ended.failed(2, &["PP_LOG", wrong, "debug"]);
+    }
+}
+
+#[test]
+fn the_log_names_the_process_of_each_line_and_tells_the_life_of_a_job() {
+    let mut command = pp(&["bench", "link", "--max-bytes", "4096"]);
+    let ended = run(command.env("PP_LOG", "info"), None).succeeded();
+    let mut events = Vec::new();
+    for line in ended
+        .stderr
+        .lines()
+        .filter(|line| !line.starts_with("pp: "))
+    {
+        let (time, rest) = line.split_once(' ').unwrap();
+        assert!(time.ends_with('Z'), "{line}");
+        let (who, what) = rest.split_once("INFO").unwrap();
+        events.push((who.trim().to_owned(), what.to_owned()));
+    }
+    for (who, what) in [
+        ("supervisor", "a rank starts rank=1"),
+        ("supervisor", "the job ends"),
+        ("rank 0", "the rank starts"),
+        ("rank 1", "the ranks are connected"),
+        ("rank 0", "the ranks are connected"),
+        ("rank 1", "the rank ends"),
+    ] {
+        let is_it = |(by, said): &(String, String)| by == who && said.contains(what);
+        assert!(events.iter().any(is_it), "{who}: {what}: {}", ended.stderr);
+    }
+}

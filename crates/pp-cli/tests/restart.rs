@@ -175,8 +175,15 @@ fn restarts_that_are_used_up_end_the_job_with_its_cause() {
     let ranks = children(held.child.id());
     let ended = held.finish();
     assert_eq!(ended.code, Some(7), "{}", ended.stderr);
-    assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
-    for words in ["rank 1", "SIGKILL", "2 of 2 restarts"] {
+    // A line for each restart, and one for the end.
+    assert_eq!(ended.stderr.lines().count(), 3, "{}", ended.stderr);
+    for words in [
+        "rank 1",
+        "SIGKILL",
+        "; restart 1 of 2\n",
+        "; restart 2 of 2\n",
+        "2 of 2 restarts",
+    ] {
         assert!(ended.stderr.contains(words), "{}", ended.stderr);
     }
     all_gone(&ranks);
@@ -265,7 +272,8 @@ fn a_killed_front_takes_phase_b_along() {
         for words in ["rank 0", "SIGKILL"] {
             assert!(ended.stderr.contains(words), "{}", ended.stderr);
         }
-        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+        let lines = 1 + usize::from(between);
+        assert_eq!(ended.stderr.lines().count(), lines, "{}", ended.stderr);
         all_gone(&ranks);
     }
 }

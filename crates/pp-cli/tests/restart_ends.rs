@@ -97,6 +97,7 @@ fn a_phase_b_that_ends_without_a_word_is_missed() {
         ("2", "leave@1:chunk=50", true),
         ("1", "leave@1:chunk=0", false),
         ("1", "panic@1", false),
+        ("3", "kill@1:chunk=2", false),
     ] {
         let mut command = through(&["--restarts", restarts]);
         command.env("PP_FAULT", hook);
@@ -106,6 +107,22 @@ fn a_phase_b_that_ends_without_a_word_is_missed() {
         assert!(ended.stderr.contains("1 of "), "{}", ended.stderr);
         let spans = ended.stderr.contains("span a restart");
         assert_eq!(spans, is_measured, "{}", ended.stderr);
+        // Said when it happens, and not only at the end.
+        let why = match hook.split('@').next() {
+            Some("leave") => "ended with exit code 0",
+            Some("kill") => "killed by signal 9 (SIGKILL)",
+            _ => "asked for by PP_FAULT",
+        };
+        let mut lines = ended.stderr.lines();
+        let line = lines.find(|line| line.starts_with("pp: Phase B (rank 1) is gone: "));
+        let line = line.unwrap_or_else(|| panic!("{}", ended.stderr));
+        // The front may notice the end first, and then it says why.
+        let whys = [why, "its control channel ended"];
+        assert!(whys.iter().any(|why| line.contains(why)), "{line}");
+        assert!(
+            line.ends_with(&format!("; restart 1 of {restarts}")),
+            "{line}"
+        );
     }
 }
 

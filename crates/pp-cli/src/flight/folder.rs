@@ -1,17 +1,25 @@
 //! Where recordings lie.
 //!
 //! The default folder is below one that everybody can write: it is used only if it is this user's
-//! own and closed to others, so that nobody can put a link there to have a file written elsewhere.
+//! own and closed to others, so that nobody can put a link there to have a file written elsewhere. It
+//! keeps the recordings of the last jobs; a folder that the user named keeps all of them.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use pp_contract::Rank;
 
 /// What all recordings end with.
 const SUFFIX: &str = ".flight";
+/// What stands between the job and the rank in the name of a recording.
+const RANK: &str = "-rank";
+/// Jobs whose recordings the default folder keeps.
+const KEPT: usize = 20;
 
 /// The folder for the recordings of this process.
 pub(super) fn path() -> PathBuf {
@@ -34,7 +42,63 @@ pub(super) fn name(job: u64, rank: Rank, pid: u32) -> String {
 }
 
 fn of_ranks(job: u64) -> String {
-    format!("{job:016x}-rank")
+    format!("{job:016x}{RANK}")
+}
+
+/// The job and the process of the recording with this name; `None` where another file has it.
+fn parse(name: &str) -> Option<(u64, u32)> {
+    let (job, rest) = name.strip_suffix(SUFFIX)?.split_once(RANK)?;
+    let (rank, pid) = rest.split_once('-')?;
+    let job = u64::from_str_radix(job, 16).ok()?;
+    let (rank, pid) = (Rank::new(rank.parse().ok()?), pid.parse().ok()?);
+    (self::name(job, rank, pid) == name).then_some((job, pid))
+}
+
+/// Writes a recording; from the default folder, those of the oldest jobs go.
+pub(super) fn keep(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let is_default = given().is_none();
+    make(folder, is_default)?;
+    write(path, bytes)?;
+    if is_default {
+        remove_old(folder, KEPT, |pid| {
+            Path::new(&format!("/proc/{pid}")).exists()
+        });
+    }
+    Ok(())
+}
+
+/// Removes the recordings of the oldest jobs but for so many, and but for jobs with a process that runs.
+fn remove_old(folder: &Path, kept: usize, runs: impl Fn(u32) -> bool) {
+    #[derive(Default)]
+    struct Job {
+        written: Option<SystemTime>,
+        files: Vec<PathBuf>,
+        runs: bool,
+    }
+    let mut jobs: HashMap<u64, Job> = HashMap::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if let Some((job, pid)) = entry.file_name().to_str().and_then(parse)
+            && let Ok(about) = entry.metadata()
+            && about.is_file()
+        {
+            let job = jobs.entry(job).or_default();
+            job.written = job.written.max(about.modified().ok());
+            job.files.push(entry.path());
+            job.runs |= runs(pid);
+        }
+    }
+    let mut jobs: Vec<Job> = jobs.into_values().collect();
+    jobs.sort_by_key(|job| Reverse(job.written));
+    for file in jobs
+        .iter()
+        .skip(kept)
+        .filter(|job| !job.runs)
+        .flat_map(|job| &job.files)
+    {
+        // Another rank may have removed it.
+        let _ = std::fs::remove_file(file);
+    }
 }
 
 /// A pattern for the recordings of a job, if there is one.
@@ -58,32 +122,9 @@ pub(super) fn for_a_shell(path: &Path) -> String {
     format!("'{}'/{name}", folder.replace('\'', "'\\''"))
 }
 
-/// Why nothing can be written there, if so.
-pub(super) fn refusal(folder: &Path) -> Option<String> {
-    // Ranks make it where it is not there: whether they can shows at what is.
-    let there = folder.ancestors().find(|part| part.exists())?;
-    let wanted = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
-    let refused = rustix::fs::access(there, wanted).map_err(io::Error::from);
-    let refused = refused.and_then(|()| match there == folder {
-        true => try_out(folder),
-        false if there.is_dir() => Ok(()),
-        false => Err(io::ErrorKind::NotADirectory.into()),
-    });
-    let why = refused.err()?;
-    Some(format!("{}: {why}", folder.display()))
-}
-
-/// Writes as much as a recording may need, and removes it.
-fn try_out(folder: &Path) -> io::Result<()> {
-    let file = folder.join(format!(".try-{}", std::process::id()));
-    write(&file, &[0; 64 << 10])?;
-    std::fs::remove_file(&file)
-}
-
 /// Writes a file that is there whole or not at all.
-pub(super) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    make(folder)?;
     let mut hidden = std::ffi::OsString::from(".");
     hidden.push(path.file_name().unwrap_or_default());
     let hidden = folder.join(hidden);
@@ -101,11 +142,16 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     })
 }
 
-fn make(folder: &Path) -> io::Result<()> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made?;
-    if given().is_some() {
-        return Ok(());
+fn make(folder: &Path, is_default: bool) -> io::Result<()> {
+    // The default folder lies in one that is there: `TMPDIR` may be mistyped.
+    let made = DirBuilder::new()
+        .recursive(!is_default)
+        .mode(0o700)
+        .create(folder);
+    match made {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ if !is_default => return Ok(()),
+        _ => {}
     }
     let about = std::fs::symlink_metadata(folder)?;
     let is_own = about.uid() == rustix::process::getuid().as_raw();
@@ -119,6 +165,9 @@ fn make(folder: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -130,19 +179,11 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_takes_nothing_says_why() {
-        let never = std::env::temp_dir().join(format!("pp-never-{}", std::process::id()));
-        assert_eq!(refusal(&never), None);
-        assert!(!never.exists());
-        let why = refusal(Path::new("/dev/null/recordings")).unwrap();
-        assert!(why.starts_with("/dev/null/recordings: "), "{why}");
-    }
-
-    #[test]
     fn a_recording_replaces_the_one_before_and_leaves_nothing_beside_it() {
         let folder = std::env::temp_dir().join(format!("pp-folder-test-{}", std::process::id()));
         let path = folder.join(name(7, Rank::new(1), 42));
         assert_eq!(of_job(&folder, 7), None);
+        make(&folder, true).unwrap();
         write(&path, b"first").unwrap();
         // As if a process had been killed in the middle of it.
         std::fs::write(folder.join(".0000000000000007-rank1-42.flight"), b"half").unwrap();
@@ -153,6 +194,40 @@ mod tests {
         let pattern = folder.join("0000000000000007-rank*.flight");
         assert_eq!(of_job(&folder, 7), Some(pattern));
         assert_eq!(of_job(&folder, 8), None);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn the_oldest_jobs_go_but_for_those_that_run_and_other_files() {
+        let folder = std::env::temp_dir().join(format!("pp-folder-old-{}", std::process::id()));
+        make(&folder, true).unwrap();
+        let put = |name: String, age: u64| {
+            let file = std::fs::File::create(folder.join(&name)).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 - age))
+                .unwrap();
+            name
+        };
+        let recording = |job, rank, pid, age| put(name(job, Rank::new(rank), pid), age);
+        // Job 1 is the oldest, but its other rank wrote last of all; a process of job 2 runs.
+        let kept = [
+            recording(1, 0, 10, 100),
+            recording(1, 1, 11, 0),
+            recording(2, 0, 12, 90),
+            recording(2, 1, 13, 95),
+            recording(3, 0, 14, 10),
+            put("0000000000000004-rank0-x.flight".into(), 200),
+            put("4-rank0-15.flight".into(), 200),
+            put("0000000000000004-rank0-15.flight.txt".into(), 200),
+            put("notes".into(), 200),
+        ];
+        recording(5, 0, 16, 20);
+        recording(5, 1, 17, 80);
+        recording(6, 0, 18, 30);
+        remove_old(&folder, 2, |pid| pid == 13);
+        let entries = std::fs::read_dir(&folder).unwrap();
+        let left = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let left: BTreeSet<String> = left.collect();
+        assert_eq!(left, kept.into_iter().collect());
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

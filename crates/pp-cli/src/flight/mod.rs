@@ -27,6 +27,7 @@ use pp_transport::launch::Launch;
 use pp_transport::link::Link;
 
 use crate::exit::Failure;
+use crate::job::reports;
 
 /// How long a writer waits for another one of this process.
 const TURN_WITHIN: Duration = Duration::from_millis(100);
@@ -35,6 +36,8 @@ const TURN_WITHIN: Duration = Duration::from_millis(100);
 static OWN: OnceLock<Own> = OnceLock::new();
 /// The job whose ranks this process supervises, and where their recordings lie.
 static SUPERVISED: OnceLock<(u64, PathBuf)> = OnceLock::new();
+/// Why a rank, this one or one that this process supervises, could not write its recording.
+static FAILED: OnceLock<String> = OnceLock::new();
 
 struct Own {
     recorder: FlightRecorder,
@@ -50,8 +53,6 @@ struct Own {
     busy: AtomicBool,
     /// There is a file.
     written: AtomicBool,
-    /// Why there is none, though there was a fault.
-    failed: OnceLock<String>,
 }
 
 /// Opens the recorder of this rank.
@@ -67,7 +68,6 @@ pub(crate) fn open(launch: &Launch) -> Result<(), Failure> {
         switch: Mutex::new(None),
         busy: AtomicBool::new(false),
         written: AtomicBool::new(false),
-        failed: OnceLock::new(),
     };
     if OWN.set(own).is_ok() {
         write_on_panic();
@@ -114,16 +114,27 @@ pub(crate) fn follow(switch: &Switch) {
     }
 }
 
-/// Writes down what happened before a fault. For the thread beside the watchdog.
+/// What is logged once this process knows of a fault.
+pub(crate) const NOTICED: &str = "a fault is noticed";
+
+/// Writes down what happened before a fault, if an operation has begun. For the thread beside the watchdog.
 pub(crate) fn write_for_fault(fault: &Fault) {
-    if let Some(own) = OWN.get() {
-        // The fault itself is what has to be told; that it could not be recorded is said behind it.
-        if let Err(why) = own.write(Reason::Fault(fault.clone()))
-            && own.recorder.is_on()
-        {
-            let _ = own.failed.set(why);
-        }
+    let at_ns = now_ns();
+    if let Some(own) = OWN.get().filter(|own| own.recorder.begun() > 0)
+        && let Err(why) = own.write(Reason::Fault(fault.clone()))
+    {
+        // The line that tells the fault says it, in the supervisor if there is one.
+        reports::not_recorded(own.rank, &why);
+        not_recorded(why);
     }
+    // Last: standard error may be held by a thread that is stuck.
+    tracing::error!(at_ns, %fault, NOTICED);
+}
+
+/// A recording could not be written.
+pub(crate) fn not_recorded(why: String) {
+    // The first reason is as good as another.
+    let _ = FAILED.set(why);
 }
 
 /// Writes down what goes on, and says where.
@@ -144,7 +155,7 @@ pub(crate) fn write_on_request() {
 fn write_on_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        if let Some(own) = OWN.get() {
+        if let Some(own) = OWN.get().filter(|own| own.recorder.begun() > 0) {
             let place = info.location().map(ToString::to_string);
             let what = info.payload_as_str().unwrap_or("a panic");
             let text = format!(
@@ -160,17 +171,12 @@ fn write_on_panic() {
 /// What to add to the line that tells a fault: how to read what the ranks recorded, or why they could
 /// not. Empty where nothing was to be.
 pub(crate) fn hint() -> String {
-    let (written, failed) = match (SUPERVISED.get(), OWN.get()) {
-        (Some((job, folder)), _) => match folder::of_job(folder, *job) {
-            // Which rank tried is not known here; that none could is.
-            None if operations().is_ok_and(|n| n > 0) => (None, folder::refusal(folder)),
-            written => (written, None),
-        },
-        (None, Some(own)) if own.written.load(Ordering::Acquire) => (Some(own.path()), None),
-        (None, Some(own)) => (None, own.failed.get().cloned()),
-        (None, None) => (None, None),
+    let written = match (SUPERVISED.get(), OWN.get()) {
+        (Some((job, folder)), _) => folder::of_job(folder, *job),
+        (None, Some(own)) if own.written.load(Ordering::Acquire) => Some(own.path()),
+        (None, _) => None,
     };
-    match (written, failed) {
+    match (written, FAILED.get()) {
         (Some(path), _) => {
             let path = folder::for_a_shell(&path);
             format!(" (what the ranks did last: pp flight {path})")
@@ -193,7 +199,7 @@ impl Own {
         let _turn = Turn::take(&self.busy).ok_or("another thread is writing it")?;
         let bytes = self.recording(reason).encode().map_err(|e| e.to_string())?;
         let path = self.path();
-        folder::write(&path, &bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+        folder::keep(&path, &bytes).map_err(|e| format!("{}: {e}", path.display()))?;
         self.written.store(true, Ordering::Release);
         Ok(path)
     }

@@ -16,6 +16,7 @@ use anyhow::Context;
 use pp_contract::{Rank, WorldSize};
 use pp_runtime::driver::with_source;
 use pp_runtime::progress::Limits;
+use pp_runtime::report::Count;
 use pp_transport::launch::{Launch, LaunchError};
 
 use crate::exit::Failure;
@@ -39,10 +40,10 @@ pub(crate) const GRACE: Duration = Duration::from_millis(200);
 pub(crate) fn launched() -> Result<Option<Launch>, Failure> {
     // First, since what else is missing does not matter in a world of another size.
     if let Some(world) = world()?.filter(|world| *world != WORLD) {
-        let ranks = if world == 1 { "rank" } else { "ranks" };
         return Err(Failure::Usage(format!(
-            "the launcher started {world} {ranks}, and the pipeline encode@0 → phase_b@1 → decode@0 has {WORLD}; start \
+            "the launcher started {}, and the pipeline encode@0 → phase_b@1 → decode@0 has {WORLD}; start \
              {WORLD}, or unset RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK) to let pp start its own ranks",
+            Count(world.into(), "rank")
         )));
     }
     Launch::from_env(|name| std::env::var(name).ok()).map_err(refused)
@@ -84,8 +85,11 @@ pub(crate) fn run_with_restarts(
     let within = restart_within()?;
     meet_within()?;
     let Some(launch) = launched()? else {
-        return supervise::supervise(restarts, within);
+        let done = supervise::supervise(restarts, within);
+        tracing::info!("the job ends");
+        return done;
     };
+    tracing::info!(pid = std::process::id(), "the rank starts");
     reports::prepare_out_of_memory(launch.rank());
     reports::live()?;
     flight::open(&launch)?;
@@ -96,6 +100,7 @@ pub(crate) fn run_with_restarts(
     } else {
         phase_b(&launch)
     };
+    tracing::info!("the rank ends");
     done.and_then(unless_interrupted)
 }
 

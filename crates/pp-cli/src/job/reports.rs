@@ -20,7 +20,7 @@ use super::heartbeat;
 use crate::exit::Failure;
 
 /// The pipe a supervised rank reports on.
-pub(super) const REPORT_FD: &str = "PP_REPORT_FD";
+pub(crate) const REPORT_FD: &str = "PP_REPORT_FD";
 /// Time between two signs of life.
 const BEAT_EVERY: Duration = Duration::from_secs(1);
 
@@ -39,6 +39,8 @@ pub(super) enum Word {
     Served,
     /// This rank runs, whatever it waits for or loads.
     Lives,
+    /// This rank could not write its flight recording, because of this.
+    NotRecorded(Fault),
 }
 
 /// Which process of Phase B.
@@ -86,6 +88,7 @@ const OVER: u32 = 3;
 const HEARS: u32 = 4;
 const SERVED: u32 = 5;
 const LIVES: u32 = 6;
+const NOT_RECORDED: u32 = 7;
 /// Process, rank, kind, process that is meant, bytes of the fault.
 const HEAD: usize = 5 * 4;
 
@@ -128,6 +131,7 @@ pub(super) fn read(pipe: OwnedFd, mut take: impl FnMut(Report)) {
             (HEARS, _) => Word::Hears,
             (SERVED, _) => Word::Served,
             (LIVES, _) => Word::Lives,
+            (NOT_RECORDED, Ok(fault)) => Word::NotRecorded(fault),
             // A report that cannot be read was not made.
             _ => continue,
         };
@@ -184,6 +188,14 @@ pub(crate) fn report_own(failure: &Failure) -> bool {
 pub(crate) fn lost(meant: Meant, fault: &Fault) {
     if let Ok(body) = fault.encode() {
         tell(LOST, meant.to_wire(), &body);
+    }
+}
+
+/// Tells the supervisor, if there is one, that this rank could not write its flight recording.
+pub(crate) fn not_recorded(rank: Rank, why: &str) {
+    let fault = Fault::new(FaultKind::Io, rank, "write a flight recording", why);
+    if let Ok(body) = fault.encode() {
+        tell(NOT_RECORDED, 0, &body);
     }
 }
 

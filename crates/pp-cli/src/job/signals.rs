@@ -186,6 +186,7 @@ pub(super) fn set_up(rank: Rank, peer: &ControlSender) {
 
 /// From now on signals go to this switch; so does a drain that was asked for before.
 pub(crate) fn attach(switch: &Switch) {
+    tracing::info!("the ranks are connected");
     with_state(|state| {
         if let Some(signal) = state.first {
             switch.request_drain(signal);

@@ -35,7 +35,7 @@ pub(crate) use super::reports::{report, report_own};
 use super::signals::{self, heard};
 use super::verdict::{End, Ends, verdict};
 use super::{FRONT, PHASE_B, WORLD, heartbeat};
-use crate::exit::Failure;
+use crate::exit::{Failure, say_aside};
 use crate::flight;
 
 /// Time the other ranks have to end by themselves after one ended badly.
@@ -134,6 +134,8 @@ struct Job {
     is_asked: [bool; WORLD as usize],
     /// The process of Phase B that was killed here because the front gave it up.
     replaced: Option<Pid>,
+    /// Why Phase B was given up, by the front or here.
+    given_up: Option<Fault>,
     /// How ranks ended for good.
     ends: Vec<End>,
     /// Phase B ended, and the front has not said yet whether it wants another.
@@ -176,6 +178,7 @@ impl Job {
             hears: [false; WORLD as usize],
             is_asked: [false; WORLD as usize],
             replaced: None,
+            given_up: None,
             ends: Vec::new(),
             gone: None,
             reports: Vec::new(),
@@ -195,6 +198,7 @@ impl Job {
     fn start(&mut self, rank: Rank) -> Result<(), Failure> {
         let child = self.spawn(rank)?;
         let (pid, events) = (Pid::from_child(&child), self.events.clone());
+        tracing::info!(rank = rank.get(), pid = number(pid), "a rank starts");
         let at = rank.get() as usize;
         self.running[at] = Some(pid);
         self.vigil.heard(rank, Instant::now());
@@ -277,8 +281,10 @@ impl Job {
     }
 
     fn note(&mut self, report: Report) {
-        if let Word::Ends(_) = report.word {
-            self.reports.push(report);
+        match report.word {
+            Word::Ends(_) => self.reports.push(report),
+            Word::NotRecorded(why) => flight::not_recorded(why.detail.to_string()),
+            _ => {}
         }
     }
 
@@ -288,11 +294,17 @@ impl Job {
         front_runs && self.used < self.restarts && self.signals < 2 && !self.is_killing
     }
 
-    fn restart(&mut self) -> Result<(), Failure> {
+    /// Starts another process in the place of this one of Phase B.
+    fn restart(&mut self, lost: &End) -> Result<(), Failure> {
         self.used += 1;
         self.replaced = None;
         self.gone = None;
-        tracing::warn!(used = self.used, of = self.restarts, "Phase B starts again");
+        let (used, of) = (self.used, self.restarts);
+        let why = lost.why(&self.reports, self.given_up.take());
+        say_aside(format!(
+            "pp: Phase B (rank {PHASE_B}) is gone: {why}; restart {used} of {of}"
+        ));
+        tracing::warn!(used, of, "Phase B starts again");
         self.start(PHASE_B)
     }
 
@@ -312,7 +324,7 @@ impl Job {
         let may_be_missed = is_worth_it || end.is_silent();
         if rank == PHASE_B && self.may_restart() && may_be_missed && !self.is_served {
             if self.front_waits && (is_worth_it || self.has_met) {
-                return self.restart();
+                return self.restart(&end);
             }
             let is_blamed = self.reports.iter().any(|report| blames_front(report, pid));
             // That the ranks have met is read by another thread, which may be behind.
@@ -377,6 +389,7 @@ impl Job {
                 self.note(report);
             }
             Word::Hears => self.hears(report.rank, report.pid),
+            Word::NotRecorded(_) => self.note(report),
             Word::Lives => {}
             Word::Served => self.is_served = true,
             Word::Met => {
@@ -386,15 +399,16 @@ impl Job {
             Word::Lost(meant, fault) => {
                 tracing::warn!(%fault, ?meant, "the front gave Phase B up");
                 self.front_waits = true;
+                self.given_up = Some(fault);
                 self.vigil.resume(Instant::now());
-                return self.replace(meant);
+                return self.replace(meant, report.pid);
             }
         }
         Ok(())
     }
 
     /// The front wants another process than this one of Phase B.
-    fn replace(&mut self, meant: Meant) -> Result<(), Failure> {
+    fn replace(&mut self, meant: Meant, front: u32) -> Result<(), Failure> {
         let is_meant = |pid: Pid| match meant {
             Meant::Unknown => false,
             Meant::This(meant) => number(pid) == meant,
@@ -402,7 +416,7 @@ impl Job {
         };
         if let Some((end, _)) = self.gone.take() {
             if self.may_restart() {
-                return self.restart();
+                return self.restart(&end);
             }
             self.settle(end);
         }
@@ -413,13 +427,24 @@ impl Job {
                 let _ = kill_process(pid, Signal::KILL);
             }
             // The front waits in vain.
-            Some(_) => self.end_within(PATIENCE),
+            Some(_) => self.end_in_vain(front),
             // It ended for good, and none comes in its place: the same.
-            None if self.ends.iter().any(|end| end.rank == PHASE_B) => self.end_within(PATIENCE),
+            None if self.ends.iter().any(|end| end.rank == PHASE_B) => self.end_in_vain(front),
             // It was replaced already.
             None => {}
         }
         Ok(())
+    }
+
+    /// No Phase B comes to this process of the front any more: what it lost the last one to ends the job.
+    fn end_in_vain(&mut self, front: u32) {
+        self.reports
+            .extend(self.given_up.take().map(|fault| Report {
+                pid: front,
+                rank: FRONT,
+                word: Word::Ends(fault),
+            }));
+        self.end_within(PATIENCE);
     }
 
     fn signalled(&mut self, signal: i32) {
@@ -488,6 +513,8 @@ impl Job {
         tracing::warn!(%fault, "a rank is missed");
         if rank != PHASE_B || !self.may_restart() {
             self.missed.get_or_insert(fault);
+        } else {
+            self.given_up = Some(fault);
         }
         self.replaced = Some(pid);
         let _ = kill_process(pid, Signal::KILL);
@@ -556,22 +583,4 @@ pub(crate) fn bind_to_supervisor() -> Result<(), Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The report that the ranks have met and the end of Phase B come by two threads.
-    #[test]
-    fn a_phase_b_that_ended_before_the_front_was_heard_may_still_be_missed() {
-        for program in ["true", "false"] {
-            let (_, report) = rustix::pipe::pipe().unwrap();
-            let (events, _happened) = mpsc::channel();
-            let within = Duration::from_secs(3600);
-            let mut job = Job::new(report, events, 1, within).unwrap();
-            job.running[FRONT.get() as usize] = Some(rustix::process::getpid());
-            let child = Command::new(program).spawn().unwrap();
-            job.ended(PHASE_B, child).unwrap();
-            assert!(job.ends.is_empty() && job.deadline.is_none(), "{program}");
-            assert!(job.gone.is_some(), "{program}");
-        }
-    }
-}
+mod tests;

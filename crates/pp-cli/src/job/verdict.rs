@@ -39,6 +39,26 @@ impl End {
         self.signal() == Some(Signal::KILL.as_raw())
     }
 
+    /// How it ended, for a person.
+    fn how(&self) -> String {
+        match (self.signal(), self.code()) {
+            (Some(signal), _) => format!("killed by {}", signal_name(signal)),
+            (None, Some(code)) => format!("ended with exit code {code}"),
+            (None, None) => "ended".into(),
+        }
+    }
+
+    /// Why Phase B is gone: what it reported itself, or why it was given up and killed here, or how it ended.
+    pub(super) fn why(&self, reports: &[Report], given_up: Option<Fault>) -> String {
+        let pid = self.pid.as_raw_nonzero().get().cast_unsigned();
+        let reported = reports.iter().find_map(|report| match &report.word {
+            Word::Ends(fault) if report.pid == pid => Some(fault.clone()),
+            _ => None,
+        });
+        let fault = reported.or(given_up.filter(|_| self.by_us));
+        fault.map_or_else(|| self.how(), |fault| fault.to_string())
+    }
+
     fn signal(&self) -> Option<i32> {
         self.status.and_then(|s| s.signal())
     }

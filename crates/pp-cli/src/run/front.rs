@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use pp_contract::{ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Rank, VideoPlan};
 use pp_kernels::{ChunkShape, Layout, Plan};
 use pp_runtime::core::Cut;
@@ -15,6 +14,7 @@ use super::again::envelope_of;
 use super::codec::{Codec, Frames};
 use super::input::{Input, QUEUE, io_threads};
 use super::noise::Estimates;
+use super::progress::FrameProgress;
 use super::tensors::manifest_of;
 use super::verify::{FrontCheck, FrontVerifier, Notary, Verified, prepared, seal_again};
 use super::{Shape, kernel_fault, slot_bytes};
@@ -92,7 +92,7 @@ pub(super) struct VideoFront<C: Codec> {
     read_ns: Option<(u64, u64)>,
     noise: Estimates,
     quality: Option<Quality>,
-    progress: ProgressBar,
+    progress: FrameProgress,
     /// Why the input ended before its end, behind whole frames.
     broken: Option<InputError>,
     frames_in_input: Option<u64>,
@@ -108,10 +108,13 @@ impl<C: Codec> VideoFront<C> {
         bell: Bell,
     ) -> Result<Self, Failure> {
         let Input { reader, header } = input;
-        let frames_in_input = match args.chunks {
-            Some(_) => None,
-            None => reader.plain_frames().and_then(|frames| frames.count()),
-        };
+        let in_file = reader.plain_frames().and_then(|frames| frames.count());
+        let asked_for = args
+            .chunks
+            .map(|n| n.saturating_mul(args.frames_per_chunk.into()));
+        // Where both are known the run ends with the first.
+        let total = in_file.into_iter().chain(asked_for).min();
+        let frames_in_input = in_file.filter(|_| args.chunks.is_none());
         let options = SourceOptions {
             frames_per_chunk: args.frames_per_chunk as usize,
             chunks: args.chunks,
@@ -209,7 +212,7 @@ impl<C: Codec> VideoFront<C> {
             read_ns: None,
             noise: Estimates::default(),
             quality: args.add_noise.map(|_| Quality::default()),
-            progress: progress_bar(),
+            progress: FrameProgress::new(total),
             broken: None,
             frames_in_input,
         })
@@ -268,7 +271,7 @@ impl<C: Codec> VideoFront<C> {
     /// Waits until everything is written and gives the output its name; the number of frames in
     /// it, if there is an output.
     pub(super) fn commit(&mut self) -> Result<Option<u64>, OutputError> {
-        self.progress.finish_and_clear();
+        self.progress.end();
         self.sink.take().map(Sink::commit).transpose()
     }
 
@@ -328,7 +331,7 @@ impl<C: Codec> VideoFront<C> {
                 .map_err(|e| StageError::new(FaultKind::Io, "write output", e.to_string()))?,
             None => self.idle.push(frames.bytes),
         }
-        self.progress.inc(pending.frames as u64);
+        self.progress.add(pending.frames as u64);
         Ok(Decoded {
             worked: frames.worked,
         })
@@ -355,14 +358,6 @@ fn buffers<C: Codec>(codec: &C, count: usize) -> Result<Vec<Buffer>, Failure> {
     let make = |_| Ok(codec.memory()?.map_or_else(Buffer::default, Buffer::from));
     let made: Result<_, StageError> = (0..count).map(make).collect();
     made.map_err(|e| e.into_fault(FRONT).into())
-}
-
-fn progress_bar() -> ProgressBar {
-    // Drawn on a terminal only; indicatif sees to that.
-    let bar = ProgressBar::new_spinner();
-    let style = ProgressStyle::with_template("{spinner} {pos} frames, {per_sec}, {elapsed}");
-    bar.set_style(style.expect("the template is a constant that parses"));
-    bar
 }
 
 impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {

@@ -9,6 +9,7 @@ mod on_gpu;
 mod on_host;
 mod open;
 mod phase_b;
+mod progress;
 mod report;
 mod restart;
 mod shape;

@@ -244,15 +244,15 @@ fn summary(
             Count(measures.frames, "frame"),
             Count(measures.chunks, "chunk")
         )?;
-        // On a terminal the choice was said at the beginning.
-        match about.choice.filter(|_| !std::io::stderr().is_terminal()) {
-            Some(choice) => writeln!(out, "{choice}")?,
-            None => writeln!(
-                out,
-                "transport {}; kernels {}",
-                about.transport, about.kernels
-            )?,
-        }
+        // On a terminal what was found was said at the beginning.
+        let found = about.choice.filter(|_| !std::io::stderr().is_terminal());
+        writeln!(
+            out,
+            "transport {}; kernels {}{}",
+            about.transport,
+            about.kernels,
+            found.map_or_else(String::new, |found| format!("; {found}"))
+        )?;
         if about.interrupted {
             writeln!(out, "interrupted: what was in flight has been finished")?;
         }
@@ -281,7 +281,8 @@ fn summary(
         for (what, path) in files {
             if let Some(path) = path.as_ref().filter(|p| !is_stdout(p)) {
                 let frames = written.filter(|_| what == "video");
-                let count = frames.map_or_else(String::new, |n| format!(" ({n} frames)"));
+                let count =
+                    frames.map_or_else(String::new, |n| format!(" ({})", Count(n, "frame")));
                 writeln!(out, "{what:>9}: {}{count}", path.display())?;
             }
         }

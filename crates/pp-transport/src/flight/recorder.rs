@@ -70,6 +70,12 @@ impl FlightRecorder {
         self.0.as_ref().map_or(0, |inner| inner.ring.capacity())
     }
 
+    /// How many operations there ever were.
+    #[must_use]
+    pub fn begun(&self) -> u64 {
+        self.0.as_ref().map_or(0, |inner| inner.ring.begun())
+    }
+
     /// The operations that it still has, oldest first, and how many there ever were. One that is
     /// being written just now is left out.
     #[must_use]

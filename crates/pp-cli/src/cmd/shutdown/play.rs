@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{Rank, WorldSize};
 use pp_runtime::clock::now_ns;
-use pp_transport::flight::{Reason, Recording};
 use pp_transport::launch::LocalJob;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -19,6 +18,7 @@ use super::left;
 use super::net::Net;
 use super::rank::Process;
 use super::scene::{Picture, Scene, Sign};
+use crate::flight::NOTICED;
 
 /// Time for a state to be reached: programs are loaded, GPUs found and connected.
 const REACHED_WITHIN: Duration = Duration::from_secs(60);
@@ -389,18 +389,14 @@ impl Stage {
         }
     }
 
-    /// When we knew of a fault: our flight recording says it.
+    /// When we knew of a fault: our log says it.
     fn noticed(&self, began: Instant) -> Option<Duration> {
         let began_ns = now_ns().saturating_sub(began.elapsed().as_nanos() as u64);
-        let files = std::fs::read_dir(self.folder.join(FLIGHT)).ok()?;
-        let bytes = files.filter_map(|file| std::fs::read(file.ok()?.path()).ok());
-        let recordings = bytes.filter_map(|bytes| Recording::decode(&bytes).ok());
-        let ours = recordings.filter(|recording| {
-            let is_of_us = recording.rank.get() as usize == self.cell.side.rank();
-            (is_of_us || self.cell.supervised) && matches!(recording.reason, Reason::Fault(_))
-        });
-        let first = ours.map(|recording| recording.written.monotonic_ns).min()?;
-        Some(Duration::from_nanos(first.saturating_sub(began_ns)))
+        let log = self.us().log();
+        let (_, line) = log.split_once(NOTICED)?;
+        let (_, at) = line.split_once("at_ns=")?;
+        let at_ns = at.split_whitespace().next()?.parse::<u64>().ok()?;
+        Some(Duration::from_nanos(at_ns.saturating_sub(began_ns)))
     }
 
     fn until_all_gone(&self, deadline: Instant) -> Option<Instant> {

@@ -1,0 +1,72 @@
+//! The log on standard error, which `PP_LOG` switches on.
+
+use std::fmt;
+use std::io::IsTerminal as _;
+
+use pp_contract::Rank;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime as Clock};
+
+use crate::args::{BenchCommand, Command};
+use crate::exit::Failure;
+
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// How each line begins: the time, and which process of the job this is.
+struct Head(String);
+
+impl FormatTime for Head {
+    fn format_time(&self, to: &mut Writer<'_>) -> fmt::Result {
+        Clock.format_time(to)?;
+        write!(to, " {}", self.0)
+    }
+}
+
+/// Begins to log, if `PP_LOG` says so.
+///
+/// # Errors
+/// `PP_LOG` is no level.
+pub(crate) fn start(command: &Command, launched_as: Option<Rank>) -> Result<(), Failure> {
+    let Some(text) = std::env::var_os("PP_LOG").filter(|text| !text.is_empty()) else {
+        return Ok(());
+    };
+    let filter = text
+        .to_str()
+        .filter(|text| text.split(',').all(is_directive))
+        .and_then(|text| EnvFilter::try_new(text).ok());
+    let filter = filter.ok_or_else(|| {
+        Failure::Usage(format!(
+            "PP_LOG is {text:?}; it takes {}, or TARGET=LEVEL (pp_transport=debug), or several of these with commas \
+             between them",
+            LEVELS.join(", ")
+        ))
+    })?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_timer(Head(process(command, launched_as)))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    Ok(())
+}
+
+/// `LEVEL` or `TARGET=LEVEL`: a target without a level would be everything of a target that is not there.
+fn is_directive(text: &str) -> bool {
+    let level = text.rsplit_once('=').map_or(text, |(_, level)| level);
+    LEVELS.contains(&level.to_ascii_lowercase().as_str())
+}
+
+/// What the process is called in the log.
+fn process(command: &Command, launched_as: Option<Rank>) -> String {
+    let has_ranks = match command {
+        Command::Run(args) => args.ranks > 1,
+        Command::Bench(BenchCommand::Overlap(_) | BenchCommand::Link(_)) => true,
+        _ => false,
+    };
+    match launched_as.filter(|_| has_ranks) {
+        Some(rank) => format!("rank {rank}"),
+        None if has_ranks => "supervisor".into(),
+        None => "pp".into(),
+    }
+}
