@@ -495,11 +495,11 @@ pub(crate) struct VideoArgs {
     /// Where to write as many frames as Y4M; without it only reading is measured.
     #[arg(long, value_name = "FILE.y4m")]
     pub(crate) output: Option<PathBuf>,
-    /// Frames that travel together.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
+    /// Frames that travel together, from 1 to 256.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=256_u32))]
     pub(crate) frames_per_chunk: u32,
-    /// Runs, of which the median counts.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// Runs, of which the median counts, from 1 to 1000.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000_u32))]
     pub(crate) runs: u32,
     /// Print one JSON object instead of text.
     #[arg(long)]

@@ -17,7 +17,9 @@
 //! | 130, 143, 129 | interrupted by SIGINT, SIGTERM, SIGHUP |
 
 use std::any::Any;
+use std::fs::File;
 use std::io::{ErrorKind, IsTerminal as _, Write};
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -28,6 +30,7 @@ use pp_transport::error::lift_limit;
 use rustix::io::Errno;
 
 use crate::job::{PHASE_B, signals};
+use crate::patient::Patient;
 use crate::video::{InputError, OutputError, staged};
 
 /// Why `pp` ends with an error.
@@ -152,8 +155,9 @@ pub(crate) fn output_fault(error: &OutputError) -> Fault {
 /// Prints what a command found on standard output. Whoever closed the pipe does not want to read
 /// it; a full disk is a failure.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    let copy = std::io::stdout().as_fd().try_clone_to_owned();
+    let written = copy.and_then(|out| Patient(File::from(out)).write_all(text.as_bytes()));
+    match written {
         Err(source) if source.kind() != ErrorKind::BrokenPipe => Err(OutputError::Write {
             path: Path::new("-").into(),
             bytes: 0,

@@ -14,6 +14,7 @@ mod flight;
 mod job;
 mod limits;
 mod log;
+mod patient;
 mod run;
 mod timed;
 mod video;

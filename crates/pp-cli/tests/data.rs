@@ -7,7 +7,8 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -76,6 +77,62 @@ fn contents(folder: &Folder) -> Vec<(String, Option<Vec<u8>>)> {
         (name, bytes)
     };
     folder.names().into_iter().map(read).collect()
+}
+
+#[test]
+fn a_file_that_is_open_already_is_not_replaced() {
+    let folder = Folder::new("descriptor");
+    folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
+    let log = folder.write("log", b"before\n");
+    for (path, open) in [("/dev/fd/5", "5>>log"), ("/dev/stderr", "2>>log")] {
+        let script = format!(
+            "{} run --ranks 1 --input in.y4m --report {path} {open}",
+            env!("CARGO_BIN_EXE_pp")
+        );
+        let mut shell = std::process::Command::new("sh");
+        let ended = run(
+            shell.args(["-c", &script]).current_dir(folder.file("")),
+            None,
+        );
+        assert_eq!(ended.code, Some(4), "{}", ended.stderr);
+        let said = format!("{}{}", ended.stderr, fs::read_to_string(&log).unwrap());
+        assert!(
+            said.starts_with("before") || said.contains("before\n"),
+            "{said}"
+        );
+        assert!(said.contains("open already"), "{said}");
+    }
+}
+
+/// Everybody may replace what is in the folder, but for what is protected.
+#[test]
+fn what_this_user_may_not_write_is_not_replaced() {
+    let folder = Folder::new("protected");
+    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
+    let kept = folder.write("kept.y4m", b"precious");
+    fs::set_permissions(&kept, fs::Permissions::from_mode(0o444)).unwrap();
+    // Root may write everything: the program runs as somebody else, who can reach none of these files by their names.
+    let program = fs::File::open(env!("CARGO_BIN_EXE_pp")).unwrap();
+    let place = std::env::temp_dir().join(format!("pp-protected-{}", std::process::id()));
+    fs::create_dir(&place).unwrap();
+    fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
+    let [copy, target, clip] = ["pp", "kept.y4m", "in.y4m"].map(|name| place.join(name));
+    std::io::copy(&mut &program, &mut fs::File::create(&copy).unwrap()).unwrap();
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::copy(&kept, &target).unwrap();
+    fs::copy(&input, &clip).unwrap();
+    let mut command = std::process::Command::new(&copy);
+    if rustix::process::geteuid().is_root() {
+        command.uid(65534).gid(65534);
+    }
+    command
+        .current_dir("/")
+        .args(["run", "--ranks", "1", "--input"]);
+    let ended = run(command.arg(&clip).arg("--output").arg(&target), None);
+    let left = fs::read(&target).unwrap();
+    fs::remove_dir_all(&place).unwrap();
+    ended.failed(4, &["kept.y4m", "make it writable"]);
+    assert_eq!(left, b"precious");
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn a_second_signal_aborts_and_leaves_no_output() {
     let input = folder.write("in.y4m", &video(352, 288, "420jpeg", 8));
     let output = folder.file("out.y4m");
     for (first, second, code) in [
-        (Signal::INT, Signal::INT, 130),
+        (Signal::INT, Signal::TERM, 130),
         (Signal::TERM, Signal::INT, 143),
     ] {
         // Far more passes than the test has time for.

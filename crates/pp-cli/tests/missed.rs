@@ -6,7 +6,7 @@ use std::process::Command;
 
 use common::{Folder, c_library, pp, run, video};
 
-/// When it is loaded it keeps the process of one rank: stopped, until somebody lets it go on, or asleep.
+/// When it is loaded it keeps the process of one rank: stopped, until somebody lets it go on, or asleep; or it ends it.
 const KEEPS_A_RANK: &str = r#"
 #include <fcntl.h>
 #include <signal.h>
@@ -18,6 +18,7 @@ __attribute__((constructor)) static void keep(void) {
     const char *rank = getenv("RANK"), *kept = getenv("KEPT_RANK"), *once = getenv("KEPT_ONCE");
     if (!rank || !kept || strcmp(rank, kept)) return;
     if (once && open(once, O_CREAT | O_EXCL, 0600) < 0) return;
+    if (getenv("KEPT_ENDS")) _exit(0);
     if (getenv("KEPT_ASLEEP")) sleep(atoi(getenv("KEPT_ASLEEP")));
     else raise(SIGSTOP);
 }
@@ -64,4 +65,11 @@ fn a_rank_that_loads_for_long_is_waited_for() {
     let mut command = job(&folder, "1", &[]);
     // Longer than a rank may be silent.
     run(command.env("KEPT_ASLEEP", "7"), None).succeeded();
+}
+
+#[test]
+fn a_front_that_a_plugin_ends_with_success_is_no_success() {
+    let folder = Folder::new("missed_ends");
+    let words = ["peer died", "rank 0", "before its work was done"];
+    run(job(&folder, "0", &[]).env("KEPT_ENDS", "1"), None).failed(7, &words);
 }

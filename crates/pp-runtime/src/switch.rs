@@ -4,11 +4,11 @@
 //! Guarantee: the first fault wins and is never lost, and whoever raises one rings the bell.
 //! Nothing here takes a lock that a stuck thread could hold: a fault is moved into its place, which
 //! another thread may be at for as long as that takes; a bell is a word and a wake-up; an alarm is a
-//! write that does not wait.
+//! write that does not wait; and the one lock is held over no more than these.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::bell::Bell;
@@ -32,6 +32,8 @@ struct Inner {
     peer_left: AtomicBool,
     /// The driver needs nothing more of its peer.
     served: AtomicBool,
+    /// Taken by whoever sets `served`, or raises a fault because it is not set.
+    losing: Mutex<()>,
     fault: OnceLock<Fault>,
     progress: Progress,
 }
@@ -49,6 +51,7 @@ impl Switch {
             drain: AtomicU8::new(0),
             peer_left: AtomicBool::new(false),
             served: AtomicBool::new(false),
+            losing: Mutex::new(()),
             fault: OnceLock::new(),
             progress: Progress::default(),
         })))
@@ -142,13 +145,31 @@ impl Switch {
         self.0.bell.ring();
     }
 
-    /// The driver needs nothing more of its peer: from now on its loss is no fault.
-    pub(crate) fn set_served(&self) {
-        self.0.served.store(true, Ordering::Release);
+    /// The driver needs nothing more of its peer: from now on the loss of the peer is no fault. False if there is a fault
+    /// already.
+    pub(crate) fn set_served(&self) -> bool {
+        let _losing = self.losing();
+        let is_served = self.fault().is_none();
+        self.0.served.store(is_served, Ordering::Release);
+        is_served
     }
 
     pub(crate) fn is_served(&self) -> bool {
         self.0.served.load(Ordering::Acquire)
+    }
+
+    /// The peer is lost, which ends the run with this fault if the driver still needs the peer.
+    pub(crate) fn lose_peer(&self, fault: Fault) {
+        let _losing = self.losing();
+        if self.is_served() {
+            self.set_peer_left();
+        } else {
+            self.raise(fault);
+        }
+    }
+
+    fn losing(&self) -> MutexGuard<'_, ()> {
+        self.0.losing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the peer has closed its side in good order, or was lost when it was needed no more.
@@ -174,6 +195,18 @@ mod tests {
         assert!(!switch.raise(fault("second")));
         assert_eq!(switch.fault(), Some(&fault("first")));
         assert!(ear.was_rung());
+    }
+
+    #[test]
+    fn a_peer_that_is_lost_ends_the_run_unless_it_is_needed_no_more() {
+        let [needed, served] =
+            [(); 2].map(|()| Switch::new(Rank::new(0), Bell::new().unwrap()).unwrap());
+        needed.lose_peer(fault("lost"));
+        assert!(!needed.set_served() && !needed.is_served() && !needed.has_peer_left());
+        assert_eq!(needed.fault(), Some(&fault("lost")));
+        assert!(served.set_served());
+        served.lose_peer(fault("lost"));
+        assert!(served.fault().is_none() && served.has_peer_left());
     }
 
     #[test]

@@ -119,7 +119,6 @@ impl Watch {
             limits: options.limits,
             stall: Stall::new(Instant::now()),
             on_frame: options.on_frame,
-            drain_is_told: false,
         };
         let thread = std::thread::Builder::new()
             .name("pp-watch".into())
@@ -159,7 +158,10 @@ struct Peer {
     heard: Instant,
     /// False once it said goodbye or was lost.
     is_there: bool,
+    /// It knows of the fault.
     told: bool,
+    /// It knows of the drain.
+    drains: bool,
 }
 
 impl Peer {
@@ -171,6 +173,7 @@ impl Peer {
             heard: Instant::now(),
             is_there: true,
             told: false,
+            drains: false,
         }
     }
 
@@ -235,7 +238,6 @@ struct Watcher {
     limits: Option<Limits>,
     stall: Stall,
     on_frame: Option<OnFrame>,
-    drain_is_told: bool,
 }
 
 impl Watcher {
@@ -334,7 +336,7 @@ impl Watcher {
                             Message::Abort(fault) => {
                                 // It knows already.
                                 peer.told = true;
-                                self.raise_for_peer(fault);
+                                self.switch.lose_peer(fault);
                             }
                             Message::Frame(body) => {
                                 let taken = self.on_frame.as_mut().map(|take| take(rank, body));
@@ -358,16 +360,7 @@ impl Watcher {
 
     fn lose(&mut self, peer: usize, fault: &Fault) {
         self.peers[peer].is_there = false;
-        self.raise_for_peer(fault.clone());
-    }
-
-    /// A peer that has failed ends the run, unless it is needed no more.
-    fn raise_for_peer(&self, fault: Fault) {
-        if self.switch.is_served() {
-            self.switch.set_peer_left();
-        } else {
-            self.switch.raise(fault);
-        }
+        self.switch.lose_peer(fault.clone());
     }
 
     /// Sends a heartbeat to each peer. `late`: how much later than planned this thread came to it.
@@ -422,7 +415,7 @@ impl Watcher {
                         silence.as_millis()
                     ),
                 );
-                self.raise_for_peer(fault.clone());
+                self.switch.lose_peer(fault.clone());
                 // One that was stopped learns, when it goes on, why the others have left.
                 if let Some(first) = self.switch.fault().cloned() {
                     self.tell(&first);
@@ -435,10 +428,12 @@ impl Watcher {
     /// Tells the fault to every peer that has not heard of it.
     fn tell(&mut self, fault: &Fault) {
         for peer in self.peers.iter_mut().filter(|p| p.is_there && !p.told) {
-            peer.told = true;
             let deadline = Instant::now() + SEND_WITHIN;
-            // A peer that cannot be told will notice by itself.
-            let _ = peer.sender.send(&Message::Abort(fault.clone()), deadline);
+            // A peer that cannot be told is told at the next look, or notices by itself.
+            peer.told = peer
+                .sender
+                .send(&Message::Abort(fault.clone()), deadline)
+                .is_ok();
         }
     }
 
@@ -447,13 +442,11 @@ impl Watcher {
         let Some(signal) = self.switch.drain_signal() else {
             return;
         };
-        if !std::mem::replace(&mut self.drain_is_told, true) {
-            // A peer that has said goodbye listens until it has heard ours.
-            for peer in &mut self.peers {
-                let deadline = Instant::now() + SEND_WITHIN;
-                // A peer that cannot be told is stopped or gone, which is noticed elsewhere.
-                let _ = peer.sender.send(&Message::Drain(signal), deadline);
-            }
+        // A peer that has said goodbye listens until it has heard ours.
+        for peer in self.peers.iter_mut().filter(|peer| !peer.drains) {
+            let deadline = Instant::now() + SEND_WITHIN;
+            // A peer that is busy is told at the next look; one that is stopped or gone is noticed elsewhere.
+            peer.drains = peer.sender.send(&Message::Drain(signal), deadline).is_ok();
         }
     }
 

@@ -86,6 +86,9 @@ pub trait Link {
         &mut self,
         header: &Matched<'_>,
     ) -> Result<InFlight<Self::Receiving>, TransportError>;
+
+    /// The peer will not take part in the end of this link: a drop does not wait for it.
+    fn peer_is_gone(&mut self);
 }
 
 /// Whether a payload goes with a message of so many payload bytes: whether its slot is one of this

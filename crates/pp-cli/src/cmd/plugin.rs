@@ -65,7 +65,7 @@ fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Ou
     if from == 0 {
         report.begin("load")?;
     }
-    let mut is_last = false;
+    let (mut is_last, mut has_failed) = (false, false);
     let failure = loop {
         match worker.hear(limit)? {
             Heard::Word(Word::Loaded) => {
@@ -79,7 +79,10 @@ fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Ou
                 report.begin(&check)?;
             }
             Heard::Word(Word::Passed) => report.end(Ok(()))?,
-            Heard::Word(Word::Failed(why)) => report.end(Err(why))?,
+            Heard::Word(Word::Failed(why)) => {
+                has_failed = true;
+                report.end(Err(why))?;
+            }
             Heard::Word(Word::Note(text)) => print(&format!("{text}\n"))?,
             Heard::Word(Word::NoGpu(why)) => {
                 if report.is_open {
@@ -91,7 +94,7 @@ fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Ou
                 is_last = true;
                 report.begin("the process that used it ends without a fault")?;
             }
-            Heard::Ended(status) if status.success() && (is_last || !report.is_open) => {
+            Heard::Ended(status) if status.success() && (is_last || has_failed) => {
                 if is_last {
                     report.end(Ok(()))?;
                 }

@@ -254,6 +254,10 @@ impl<L: Breakable> Link for Faulty<L> {
         self.inner.try_lease()
     }
 
+    fn peer_is_gone(&mut self) {
+        self.inner.peer_is_gone();
+    }
+
     fn send(
         &mut self,
         message: Prepared<'_>,

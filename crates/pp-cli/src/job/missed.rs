@@ -48,6 +48,11 @@ impl Vigil {
         self.signs[rank.get() as usize] = None;
     }
 
+    /// Ranks cannot be heard any more, so none is missed.
+    pub(super) fn end(&mut self) {
+        (self.is_on, self.due) = (false, None);
+    }
+
     /// The ranks are connected: they watch each other.
     pub(super) fn pause(&mut self) {
         self.due = None;

@@ -96,12 +96,26 @@ pub(crate) fn run_with_restarts(
     signals::start().context("cannot handle signals")?;
     reports::hears();
     let done = if launch.rank() == FRONT {
-        front(&launch)
+        front(&launch).inspect(|()| reports::finished())
     } else {
         phase_b(&launch)
     };
     tracing::info!("the rank ends");
     done.and_then(unless_interrupted)
+}
+
+/// Starts a thread and waits until it works. A thread takes a lock of the C library's loader when it begins: without the
+/// wait one that comes to run late would stand still while a library is loaded, however long that takes.
+fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let (begins, begun) = crossbeam_channel::bounded(1);
+    let thread = std::thread::Builder::new().name(name.into());
+    thread.spawn(move || {
+        let _ = begins.send(());
+        work();
+    })?;
+    // An error is a thread that has ended already.
+    let _ = begun.recv();
+    Ok(())
 }
 
 /// The end of a rank that has done its work, or as much of it as a signal allowed.

@@ -16,7 +16,7 @@ use anyhow::Context;
 use pp_contract::{Fault, FaultKind, Rank};
 use rustix::fs::{Mode, OFlags};
 
-use super::heartbeat;
+use super::{heartbeat, start_thread};
 use crate::exit::Failure;
 
 /// The pipe a supervised rank reports on.
@@ -37,6 +37,8 @@ pub(super) enum Word {
     Hears,
     /// The front has everything that it wants of Phase B.
     Served,
+    /// The front has done its work: what it was to write is written.
+    Finished,
     /// This rank runs, whatever it waits for or loads.
     Lives,
     /// This rank could not write its flight recording, because of this.
@@ -89,6 +91,7 @@ const HEARS: u32 = 4;
 const SERVED: u32 = 5;
 const LIVES: u32 = 6;
 const NOT_RECORDED: u32 = 7;
+const FINISHED: u32 = 8;
 /// Process, rank, kind, process that is meant, bytes of the fault.
 const HEAD: usize = 5 * 4;
 
@@ -130,6 +133,7 @@ pub(super) fn read(pipe: OwnedFd, mut take: impl FnMut(Report)) {
             (MET, _) => Word::Met,
             (HEARS, _) => Word::Hears,
             (SERVED, _) => Word::Served,
+            (FINISHED, _) => Word::Finished,
             (LIVES, _) => Word::Lives,
             (NOT_RECORDED, Ok(fault)) => Word::NotRecorded(fault),
             // A report that cannot be read was not made.
@@ -215,6 +219,11 @@ pub(crate) fn served() {
     tell(SERVED, 0, &[]);
 }
 
+/// Tells the supervisor, if there is one, that the front has done its work.
+pub(super) fn finished() {
+    tell(FINISHED, 0, &[]);
+}
+
 /// What this rank reports when it has no memory left to compose a report.
 struct OutOfMemory {
     pipe: CString,
@@ -253,7 +262,6 @@ pub(super) fn live() -> Result<(), Failure> {
     if heartbeat()?.is_none() || std::env::var_os(REPORT_FD).is_none() {
         return Ok(());
     }
-    let thread = std::thread::Builder::new().name("pp-lives".into());
     let beat = || {
         loop {
             // A pipe that is full has signs enough in it.
@@ -261,6 +269,6 @@ pub(super) fn live() -> Result<(), Failure> {
             std::thread::sleep(BEAT_EVERY);
         }
     };
-    thread.spawn(beat).context("cannot start a thread")?;
+    start_thread("pp-lives", beat).context("cannot start a thread")?;
     Ok(())
 }

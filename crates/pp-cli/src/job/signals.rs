@@ -15,7 +15,7 @@ use signal_hook::iterator::Signals;
 
 use super::seat::end_with;
 use super::supervise::is_supervised;
-use super::{FRONT, GRACE};
+use super::{FRONT, GRACE, start_thread};
 use crate::exit::{code_of, end_now, say_aside};
 use crate::flight;
 
@@ -33,6 +33,8 @@ enum Hearer {
     Switch(Switch),
     /// The front, which waits for another Phase B.
     Between,
+    /// The front, whose last frame is on its way into the output. This signal ended the job early, if any.
+    Finished(Option<u8>),
 }
 
 /// What the signal thread and the driver's both know.
@@ -41,11 +43,14 @@ struct State {
     hearer: Hearer,
     /// The first signal. It asks for a drain, of whatever switch there is or comes.
     first: Option<u8>,
+    /// When that came.
+    since: Option<Instant>,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
     hearer: Hearer::Nobody,
     first: None,
+    since: None,
 });
 
 fn with_state<R>(act: impl FnOnce(&mut State) -> R) -> R {
@@ -81,15 +86,34 @@ pub(crate) fn name(signal: u8) -> String {
 pub(crate) fn note(signal: i32) -> bool {
     with_state(|state| {
         let is_first = state.first.is_none();
-        state.first = state.first.or(u8::try_from(signal).ok());
+        if is_first {
+            (state.first, state.since) = (u8::try_from(signal).ok(), Some(Instant::now()));
+        }
         is_first
     })
+}
+
+/// How long after the first signal the same one counts as that one.
+const ECHO_WITHIN: Duration = Duration::from_millis(50);
+
+/// Whether this is the first signal again: `timeout` and others send one to a process, and at once to its group.
+pub(super) fn is_echo(signal: i32) -> bool {
+    with_state(|state| {
+        let since = state.since.map(|since| since.elapsed());
+        is_echo_of(state.first, since, signal)
+    })
+}
+
+fn is_echo_of(first: Option<u8>, since: Option<Duration>, signal: i32) -> bool {
+    first.is_some_and(|first| signal == i32::from(first))
+        && since.is_some_and(|since| since < ECHO_WITHIN)
 }
 
 /// The signal that ended the job early, if one has: it came to this rank, or to another.
 pub(crate) fn interrupted_by() -> Option<u8> {
     with_state(|state| match &state.hearer {
         Hearer::Switch(switch) => switch.drain_signal(),
+        Hearer::Finished(signal) => *signal,
         Hearer::Nobody | Hearer::Peer(..) | Hearer::Between => state.first,
     })
 }
@@ -111,22 +135,20 @@ pub(super) fn say_that_it_drains(signal: u8) {
 /// a signal ends the process: nothing has been admitted that could be drained.
 pub(crate) fn start() -> std::io::Result<()> {
     let mut signals = Signals::new(heard())?;
-    std::thread::Builder::new()
-        .name("pp-signals".into())
-        .spawn(move || {
-            for signal in &mut signals {
-                if signal == SIGUSR1 {
-                    // On a thread of its own: a disk that is away must not keep an abort waiting.
-                    let asked = std::thread::Builder::new().name("pp-flight".into());
-                    let _ = asked.spawn(flight::write_on_request);
-                } else if note(signal) {
-                    drain(signal as u8);
-                } else {
-                    abort();
+    start_thread("pp-signals", move || {
+        for signal in &mut signals {
+            if signal == SIGUSR1 {
+                // On a thread of its own: a disk that is away must not keep an abort waiting.
+                let asked = std::thread::Builder::new().name("pp-flight".into());
+                let _ = asked.spawn(flight::write_on_request);
+            } else if !is_echo(signal) {
+                match note(signal) {
+                    true => drain(signal as u8),
+                    false => abort(),
                 }
             }
-        })?;
-    Ok(())
+        }
+    })
 }
 
 fn drain(signal: u8) {
@@ -135,10 +157,11 @@ fn drain(signal: u8) {
         Hearer::Peer(rank, peer) => (rank, Some(peer)),
         // The watch thread tells the other ranks: the front drains, and they follow it.
         Hearer::Switch(switch) => {
-            switch.request_drain(signal);
-            return say_once(signal, switch.rank());
+            // First: the drain may be done, and the process over, in no time.
+            say_once(signal, switch.rank());
+            return switch.request_drain(signal);
         }
-        Hearer::Between => return say_once(signal, FRONT),
+        Hearer::Between | Hearer::Finished(_) => return say_once(signal, FRONT),
     };
     let what = "interrupted before the ranks were ready";
     let fault = Fault::new(FaultKind::Interrupted, rank, "set up", what);
@@ -158,7 +181,8 @@ fn say_once(signal: u8, rank: Rank) {
 }
 
 fn abort() {
-    if let Hearer::Switch(switch) = with_state(|state| state.hearer.clone()) {
+    let hearer = with_state(|state| state.hearer.clone());
+    if let Hearer::Switch(switch) = hearer {
         switch.abort();
         // A rank that is alone has no watchdog that would end a stuck driver.
         std::thread::sleep(GRACE * 2);
@@ -168,8 +192,10 @@ fn abort() {
         end_now(code_of(FaultKind::Interrupted));
     }
     // No driver runs that could see it.
-    let what =
-        "aborted by a second interrupt, while Phase B was awaited; what was in flight is lost";
+    let what = match hearer {
+        Hearer::Finished(_) => "aborted by a second interrupt, before the output had its name",
+        _ => "aborted by a second interrupt, while Phase B was awaited; what was in flight is lost",
+    };
     end_with(&Fault::new(FaultKind::Interrupted, FRONT, "run", what));
 }
 
@@ -195,6 +221,11 @@ pub(crate) fn attach(switch: &Switch) {
     });
 }
 
+/// The front has emitted its last frame, early because of this signal, if any: a first signal that comes now changes nothing.
+pub(crate) fn finished(interrupted: Option<u8>) {
+    with_state(|state| state.hearer = Hearer::Finished(interrupted));
+}
+
 /// The switch is out of service, and another will come: until then a drain is kept, and an abort
 /// ends the process.
 pub(crate) fn between() {
@@ -204,4 +235,20 @@ pub(crate) fn between() {
         }
         state.hearer = Hearer::Between;
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_signal_at_once_is_one() {
+        let at = |ms| Some(Duration::from_millis(ms));
+        let term = Some(15);
+        assert!(is_echo_of(term, at(0), SIGTERM));
+        assert!(is_echo_of(term, at(49), SIGTERM));
+        assert!(!is_echo_of(term, at(50), SIGTERM));
+        assert!(!is_echo_of(term, at(0), SIGINT));
+        assert!(!is_echo_of(None, None, SIGTERM));
+    }
 }

@@ -44,6 +44,8 @@ const PATIENCE: Duration = Duration::from_millis(240);
 const GOODBYE: Duration = Duration::from_secs(5);
 /// Time for the last reports, which were written before the ranks ended.
 const REPORTS_WITHIN: Duration = Duration::from_secs(1);
+/// Time a process that was killed has to end.
+const KILLED_WITHIN: Duration = Duration::from_secs(10);
 /// Time the ranks have to end by themselves after a second interrupt.
 const ABORTED_WITHIN: Duration = Duration::from_secs(1);
 /// Time the front has to say that it is there after all, where Phase B ended because of it or before the ranks met.
@@ -98,15 +100,7 @@ pub(crate) fn supervise(restarts: u32, within: Duration) -> Result<(), Failure> 
     outcome?;
     reports::end(&job.report);
     job.hear_the_rest(&happened);
-    verdict(&Ends {
-        ends: job.ends,
-        reports: job.reports,
-        interrupted: job.signals > 0,
-        aborted_after: job.aborted_after,
-        missed: job.missed,
-        restarts,
-        used: job.used,
-    })
+    verdict(&job.over())
 }
 
 /// Runs this on a thread of its own.
@@ -148,11 +142,15 @@ struct Job {
     has_met: bool,
     /// The front has everything of Phase B, which may end as it likes.
     is_served: bool,
+    /// The front has done its work.
+    is_finished: bool,
     /// Over ranks that are not connected.
     vigil: Vigil,
     /// What is said of a rank that was missed and is not replaced.
     missed: Option<Fault>,
     signals: u32,
+    /// The first signal, until it was said what it does.
+    drains: Option<u8>,
     /// How many reports there were when a second interrupt came.
     aborted_after: Option<usize>,
     /// When whoever is left is killed.
@@ -185,13 +183,30 @@ impl Job {
             front_waits: true,
             has_met: false,
             is_served: false,
+            is_finished: false,
             vigil: Vigil::new(heartbeat()?.is_some(), Instant::now()),
             missed: None,
             signals: 0,
+            drains: None,
             aborted_after: None,
             deadline: None,
             is_killing: false,
         })
+    }
+
+    /// What is known of it when it is over.
+    fn over(self) -> Ends {
+        Ends {
+            ends: self.ends,
+            reports: self.reports,
+            interrupted: self.signals > 0,
+            aborted_after: self.aborted_after,
+            missed: self.missed,
+            is_served: self.is_served,
+            is_finished: self.is_finished,
+            restarts: self.restarts,
+            used: self.used,
+        }
     }
 
     /// Starts a rank, and a thread that waits for its end.
@@ -258,10 +273,11 @@ impl Job {
             match event {
                 Ok(Event::Ended(rank, child)) => self.ended(rank, child)?,
                 Ok(Event::Reported(report)) => self.reported(report)?,
-                Ok(Event::ReportsOver) => {}
+                // Something else wrote into the pipe: no rank is heard any more.
+                Ok(Event::ReportsOver) => self.vigil.end(),
                 Ok(Event::Signal(signal)) => self.signalled(signal),
                 Ok(Event::Asked) => self.asked(),
-                Err(RecvTimeoutError::Timeout) => self.late(),
+                Err(RecvTimeoutError::Timeout) => self.late()?,
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
@@ -284,6 +300,8 @@ impl Job {
         match report.word {
             Word::Ends(_) => self.reports.push(report),
             Word::NotRecorded(why) => flight::not_recorded(why.detail.to_string()),
+            Word::Served => self.is_served = true,
+            Word::Finished => self.is_finished = true,
             _ => {}
         }
     }
@@ -389,12 +407,20 @@ impl Job {
                 self.note(report);
             }
             Word::Hears => self.hears(report.rank, report.pid),
-            Word::NotRecorded(_) => self.note(report),
+            Word::NotRecorded(_) | Word::Finished => self.note(report),
             Word::Lives => {}
-            Word::Served => self.is_served = true,
+            Word::Served => {
+                self.note(report);
+                // Phase B ended badly, and that this does no harm was read late.
+                let is_harmless = self.ends.iter().all(|end| end.rank == PHASE_B);
+                if is_harmless && self.signals < 2 && !self.is_killing {
+                    self.deadline = None;
+                }
+            }
             Word::Met => {
                 (self.front_waits, self.has_met) = (false, true);
                 self.vigil.pause();
+                self.say_that_it_drains();
             }
             Word::Lost(meant, fault) => {
                 tracing::warn!(%fault, ?meant, "the front gave Phase B up");
@@ -448,9 +474,13 @@ impl Job {
     }
 
     fn signalled(&mut self, signal: i32) {
+        if signals::is_echo(signal) {
+            return;
+        }
         self.signals += 1;
-        if signals::note(signal) && self.has_met {
-            signals::say_that_it_drains(signal as u8);
+        if signals::note(signal) {
+            self.drains = Some(signal as u8);
+            self.say_that_it_drains();
         }
         if self.signals == 2 {
             self.aborted_after = Some(self.reports.len());
@@ -470,6 +500,13 @@ impl Job {
             if let Some(pid) = pid.filter(|_| rank == FRONT.get() as usize || !front_alone) {
                 let _ = kill_process(pid, signal);
             }
+        }
+    }
+
+    /// Before the ranks are connected a signal ends them, and that they are is read by another thread.
+    fn say_that_it_drains(&mut self) {
+        if let Some(signal) = self.drains.take_if(|_| self.has_met) {
+            signals::say_that_it_drains(signal);
         }
     }
 
@@ -521,7 +558,7 @@ impl Job {
     }
 
     /// A deadline has passed.
-    fn late(&mut self) {
+    fn late(&mut self) -> Result<(), Failure> {
         let now = Instant::now();
         if let Some((rank, silence)) = self.vigil.look(now) {
             self.miss(rank, silence);
@@ -530,10 +567,17 @@ impl Job {
             self.settle(end);
         }
         if self.deadline.is_some_and(|at| now >= at) {
-            self.deadline = None;
+            let left = self.running.iter().position(Option::is_some);
+            if let Some(rank) = left.filter(|_| self.is_killing) {
+                let what = "its process was killed and does not end; the kernel waits for a disk or a device in it";
+                let fault = Fault::new(FaultKind::TimedOut, Rank::new(rank as u32), "end", what);
+                return Err(fault.into());
+            }
+            self.deadline = Some(now + KILLED_WITHIN);
             self.is_killing = true;
             self.kill_all();
         }
+        Ok(())
     }
 
     fn kill_all(&self) {

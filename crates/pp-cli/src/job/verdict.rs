@@ -7,8 +7,9 @@ use pp_contract::{Fault, FaultKind, Rank};
 use rustix::process::{Pid, Signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::FRONT;
 use super::reports::{Report, Word};
+use super::signals;
+use super::{FRONT, PHASE_B};
 use crate::exit::{Failure, code_of};
 
 /// How a rank ended.
@@ -92,6 +93,10 @@ pub(super) struct Ends {
     pub(super) aborted_after: Option<usize>,
     /// Why a rank that gave no sign of life was ended.
     pub(super) missed: Option<Fault>,
+    /// The front had everything of Phase B.
+    pub(super) is_served: bool,
+    /// The front has done its work.
+    pub(super) is_finished: bool,
     pub(super) restarts: u32,
     pub(super) used: u32,
 }
@@ -112,6 +117,12 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
         format!("; {used} of {restarts} restarts were used")
     };
     let because = |kind, rank, operation: &str, what: &str| {
+        // A launcher or a person may have sent the signal to a rank alone.
+        if let Some(signal) = ends.iter().find_map(End::interrupted_by)
+            && kind == FaultKind::Interrupted
+        {
+            signals::note(signal.into());
+        }
         let detail = format!("{what}{suffix}");
         Err(Fault::new(kind, rank, operation, detail).into())
     };
@@ -126,9 +137,10 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
     };
     let reports: Vec<_> = job.reports.iter().enumerate().filter_map(told).collect();
     let has_reported = |rank: Rank| reports.iter().any(|(_, reporter, _)| *reporter == rank);
-    // The front writes the result. Where it ended well, it had everything of Phase B.
+    // The front writes the result. Where it has done so, it had everything of Phase B.
     let front = ends.iter().find(|end| end.rank == FRONT);
-    if let Some(front) = front.filter(|front| front.is_good() && !has_reported(FRONT)) {
+    let front = front.filter(|front| front.is_good() && !has_reported(FRONT));
+    if let Some(front) = front.filter(|_| job.is_finished) {
         return match front.interrupted_by() {
             Some(signal) => Err(Failure::Interrupted(signal)),
             None => Ok(()),
@@ -156,10 +168,13 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
         return because(*kind, *rank, operation.as_str(), detail.as_str());
     }
     // A rank that somebody killed is the cause of whatever the others report; one that said why it
-    // ends, and crashed on its way out, is not.
+    // ends, and crashed on its way out, is not; nor is a Phase B that was needed no more.
+    let is_needed = |rank| rank != PHASE_B || !job.is_served;
+    // Nor is one that did not handle signals yet when a signal came for all.
     let killed = ends
         .iter()
-        .filter(|end| !end.by_us && !has_reported(end.rank));
+        .filter(|end| !end.by_us && !has_reported(end.rank) && is_needed(end.rank))
+        .filter(|end| !*interrupted || !at_once(end));
     if let Some((rank, signal)) = killed
         .filter_map(|end| Some((end.rank, end.signal()?)))
         .next()
@@ -170,6 +185,10 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
              out-of-memory killer or a crash in a kernel plugin"
         );
         return because(FaultKind::PeerDied, rank, "run", &what);
+    }
+    if front.is_some() && aborted_after.is_none() {
+        let what = "the process ended before its work was done; does a kernel plugin call exit?";
+        return because(FaultKind::PeerDied, FRONT, "run", what);
     }
     let counts = |at: usize, fault: &Fault| {
         aborted_after.is_none_or(|before| at < before) || fault.kind == FaultKind::Interrupted
@@ -231,7 +250,50 @@ fn signal_name(signal: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::PHASE_B;
+
+    #[test]
+    fn what_the_front_says_of_its_work_counts_more_than_how_the_processes_ended() {
+        const SEGV: i32 = 11;
+        let full = Fault::new(FaultKind::Io, FRONT, "write output", "the disk is full");
+        let (exit_0, exit_4, exit_130) = (0, 4 << 8, 130 << 8);
+        // How the front ended and what it reported, how Phase B ended, what the front had of it, and the code of the job.
+        let cases = [
+            (exit_0, None, exit_0, [true, true], None),
+            (exit_0, None, SEGV, [true, true], None),
+            (exit_130, None, exit_130, [true, true], Some(130)),
+            // A plugin called exit.
+            (exit_0, None, exit_0, [false, false], Some(7)),
+            (exit_130, None, exit_0, [true, false], Some(7)),
+            (exit_4, Some(&full), SEGV, [true, false], Some(4)),
+            (exit_4, Some(&full), SEGV, [false, false], Some(7)),
+        ];
+        for (front, report, back, [is_served, is_finished], code) in cases {
+            let end = |rank, number, status| End {
+                rank,
+                pid: Pid::from_raw(number).unwrap(),
+                status: Some(ExitStatus::from_raw(status)),
+                by_us: false,
+            };
+            let report = report.map(|fault| Report {
+                pid: 10,
+                rank: FRONT,
+                word: Word::Ends(fault.clone()),
+            });
+            let ends = Ends {
+                ends: vec![end(PHASE_B, 11, back), end(FRONT, 10, front)],
+                reports: report.into_iter().collect(),
+                interrupted: false,
+                aborted_after: None,
+                missed: None,
+                is_served,
+                is_finished,
+                restarts: 0,
+                used: 0,
+            };
+            let ended = verdict(&ends).err().map(|failure| failure.code());
+            assert_eq!(ended, code, "{front} {back} {is_served} {is_finished}");
+        }
+    }
 
     #[test]
     fn of_ranks_that_fail_alike_the_lowest_is_named_whichever_was_first() {

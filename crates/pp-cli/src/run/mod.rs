@@ -19,6 +19,7 @@ mod tensors;
 mod verify;
 
 use std::io::IsTerminal as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -104,15 +105,22 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         KernelChoice::File(path) => Some(&**path),
         _ => None,
     };
-    let sources = [("--input", Some(&*args.input)), ("--kernels", plugin)];
+    let secret = std::env::var_os("PP_JOB_SECRET_FILE").map(PathBuf::from);
+    let sources = [
+        ("--input", Some(&*args.input)),
+        ("--kernels", plugin),
+        ("PP_JOB_SECRET_FILE", secret.as_deref()),
+    ];
     let results = [
         ("--output", args.output.as_deref()),
         ("--report", args.report.as_deref()),
         ("--trace", args.trace.as_deref()),
         ("--timeline", args.timeline.as_deref()),
     ];
-    // A supervisor has checked it for its ranks, whose standard streams are others.
-    if !supervise::is_supervised() {
+    // A supervisor has checked it for its ranks, whose standard streams are others; and of a launcher's ranks only the
+    // front reads and writes.
+    let is_elsewhere = std::env::var("RANK").is_ok_and(|rank| rank != FRONT.get().to_string());
+    if !supervise::is_supervised() && !is_elsewhere {
         limits::check_streams(&args.input, &results)?;
         one_file_each(&sources, &results)?;
     }
@@ -347,6 +355,7 @@ fn finish<C: Codec>(
     finished: Finished,
     labels: &Labels,
 ) -> Result<(), Failure> {
+    signals::finished(finished.interrupted);
     if finished.interrupted.is_some() && finished.summary.counts.emitted == 0 {
         let what = "interrupted before the first chunk was done; nothing was written";
         return Err(Fault::new(FaultKind::Interrupted, FRONT, "run", what).into());

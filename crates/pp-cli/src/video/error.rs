@@ -56,6 +56,15 @@ pub(crate) enum InputError {
         want: usize,
     },
     #[error(
+        "{name}: became shorter while it was read: it had {had} bytes, and ends at byte {offset} behind frame {frame}"
+    )]
+    Shrunk {
+        name: String,
+        frame: u64,
+        offset: u64,
+        had: u64,
+    },
+    #[error(
         "{name}: no FRAME marker at byte {offset}, where frame {frame} should begin, but {found}; \
          the header's size or colour space may be wrong, or bytes were lost"
     )]
@@ -80,6 +89,7 @@ impl InputError {
             | Self::Unsupported { .. }
             | Self::Mixed { .. }
             | Self::Truncated { .. }
+            | Self::Shrunk { .. }
             | Self::NoMarker { .. } => FaultKind::BadInput,
         }
     }
@@ -89,6 +99,7 @@ impl InputError {
         match self {
             Self::Read { frame, .. }
             | Self::Truncated { frame, .. }
+            | Self::Shrunk { frame, .. }
             | Self::NoMarker { frame, .. } => *frame > 0,
             _ => false,
         }
@@ -107,6 +118,10 @@ pub(crate) enum OutputError {
     NoNewFiles { path: Shown, source: io::Error },
     #[error("{path}: is a directory; name a file in it")]
     IsDirectory { path: Shown },
+    #[error("{path}: is a file that is open already; name the file, or - for standard output")]
+    IsDescriptor { path: Shown },
+    #[error("{path}: this user may not replace it; make it writable, or choose another name")]
+    Protected { path: Shown },
     #[error(
         "{path}: is a socket; name a file, or pipe --output - into a program that connects to it"
     )]

@@ -23,6 +23,24 @@ pub(crate) fn is_stdout(path: &Path) -> bool {
         .any(|name| path == Path::new(name))
 }
 
+/// Whether this path leads through a descriptor of a process, as `/dev/fd/5` and `/dev/stderr` do.
+pub(crate) fn is_descriptor(path: &Path) -> bool {
+    let mut path = path.to_path_buf();
+    for _ in 0..MAX_LINKS {
+        let folder = path
+            .parent()
+            .and_then(|folder| fs::canonicalize(folder).ok());
+        if folder.is_some_and(|folder| folder.starts_with("/proc") && folder.ends_with("fd")) {
+            return true;
+        }
+        let Ok(target) = fs::read_link(&path) else {
+            return false;
+        };
+        path = path.parent().unwrap_or(Path::new("")).join(target);
+    }
+    false
+}
+
 /// The path behind all symbolic links, also where the last one leads to a file that does not exist yet.
 pub(crate) fn resolve(path: &Path) -> PathBuf {
     let mut path = path.to_path_buf();

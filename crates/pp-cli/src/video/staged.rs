@@ -10,15 +10,16 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::OutputError;
-use super::place::{is_stdout, resolve};
+use super::place::{is_descriptor, is_stdout, resolve};
+use crate::patient::Patient;
 
 /// The hidden files of this process. A process has one end, so there is one list.
 static HIDDEN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -77,7 +78,7 @@ pub(crate) fn can_be_created(target: &Path) -> Result<(), OutputError> {
 /// What was written to a regular file is gone. What went to a pipe or device has gone there.
 #[derive(Debug)]
 pub(crate) struct StagedFile {
-    file: File,
+    file: Patient<File>,
     target: PathBuf,
     stage: Stage,
     written: u64,
@@ -134,6 +135,16 @@ impl StagedFile {
                     .map_err(failed)?;
                 return Ok(Self::direct(file, target));
             }
+            Ok(there) if is_descriptor(target) && there.is_file() => {
+                return Err(OutputError::IsDescriptor {
+                    path: target.into(),
+                });
+            }
+            Ok(there) if !may_be_replaced(&final_path, &there) => {
+                return Err(OutputError::Protected {
+                    path: target.into(),
+                });
+            }
             _ => {}
         }
         let hidden = hidden_name(&final_path).ok_or_else(|| failed(Errno::INVAL.into()))?;
@@ -152,7 +163,7 @@ impl StagedFile {
             let _ = file.set_permissions(there.permissions());
         }
         Ok(Self {
-            file,
+            file: Patient(file),
             target: final_path,
             stage,
             written: 0,
@@ -163,7 +174,7 @@ impl StagedFile {
     #[cfg(test)]
     pub(crate) fn unnamed(file: File, target: &Path) -> Self {
         Self {
-            file,
+            file: Patient(file),
             target: target.to_path_buf(),
             stage: Stage::Unnamed(hidden_name(target).unwrap()),
             written: 0,
@@ -172,7 +183,7 @@ impl StagedFile {
 
     fn direct(file: File, target: &Path) -> Self {
         Self {
-            file,
+            file: Patient(file),
             target: target.to_path_buf(),
             stage: Stage::Direct,
             written: 0,
@@ -194,15 +205,16 @@ impl StagedFile {
         if !matches!(self.stage, Stage::Direct) {
             // Some file systems find out only now that they have no room, and a power cut must not leave a name without
             // its bytes.
-            self.file.sync_all()?;
+            self.file.0.sync_all()?;
         }
         if let Stage::Unnamed(hidden) = &self.stage {
             let hidden = hidden.clone();
             // Left by a killed process with our id, if at all.
             let _ = fs::remove_file(&hidden);
-            let unnamed = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+            let unnamed = format!("/proc/self/fd/{}", self.file.0.as_raw_fd());
+            // Before it is there, so that it is removed whenever this process ends.
+            self.stage = Stage::hidden(hidden.clone());
             rustix::fs::linkat(CWD, unnamed, CWD, &hidden, AtFlags::SYMLINK_FOLLOW)?;
-            self.stage = Stage::hidden(hidden);
         }
         if let Stage::Hidden(path) = &self.stage {
             fs::rename(path, &self.target)?;
@@ -219,13 +231,13 @@ impl StagedFile {
             rustix::fs::fstatfs(file).is_ok_and(|about| about.f_type as u64 == TMPFS_MAGIC)
         };
         let is_unnamed = matches!(self.stage, Stage::Unnamed(_));
-        Some(&self.file).filter(|_| is_unnamed).filter(is_tmpfs)
+        Some(&self.file.0).filter(|_| is_unnamed).filter(is_tmpfs)
     }
 
     /// Makes the file longer by so many bytes, all of which have room from then on, and says where they begin.
     pub(crate) fn extend(&mut self, bytes: u64) -> io::Result<u64> {
         let at = self.written;
-        rustix::fs::fallocate(&self.file, FallocateFlags::empty(), at, bytes)?;
+        rustix::fs::fallocate(&self.file.0, FallocateFlags::empty(), at, bytes)?;
         self.written += bytes;
         Ok(at)
     }
@@ -265,6 +277,19 @@ impl Drop for StagedFile {
 fn is_direct(metadata: &fs::Metadata) -> bool {
     let kind = metadata.file_type();
     kind.is_fifo() || kind.is_char_device() || kind.is_block_device()
+}
+
+/// Whether this user may replace the file. A rename asks the folder alone, so a write-protected file would go, too; and in a
+/// folder with the sticky bit the kernel would say so only when all work is done.
+fn may_be_replaced(path: &Path, there: &fs::Metadata) -> bool {
+    let denied = rustix::fs::access(path, Access::WRITE_OK).err();
+    if matches!(denied, Some(Errno::ACCESS | Errno::PERM)) {
+        return false;
+    }
+    let me = rustix::process::geteuid();
+    let is_mine = |about: &fs::Metadata| about.uid() == me.as_raw();
+    let is_kept = |folder: fs::Metadata| folder.mode() & 0o1000 != 0 && !is_mine(&folder);
+    me.is_root() || is_mine(there) || !fs::metadata(folder_of(path)).is_ok_and(is_kept)
 }
 
 /// `.NAME.PID.part` beside `NAME`.
@@ -338,7 +363,7 @@ mod tests {
             let (mut file, stage) = open_hidden(hidden_name(&target).unwrap()).unwrap();
             file.write_all(contents).unwrap();
             StagedFile {
-                file,
+                file: Patient(file),
                 target: target.clone(),
                 stage,
                 written: 0,

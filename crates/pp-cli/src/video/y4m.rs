@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use super::InputError;
 use super::header::{Header, HeaderFault, MAGIC, MAX_HEADER_BYTES};
+use crate::patient::Patient;
 
 const FRAME: &[u8] = b"FRAME";
 /// The line in front of a frame without parameters.
@@ -34,6 +35,8 @@ pub(crate) struct Reader {
     params: Vec<u8>,
     /// The input again, where it is a file of known length, and where in it this stream begins.
     file: Option<(Arc<File>, u64)>,
+    /// How long that file was, from there.
+    had: u64,
 }
 
 /// The plain frames of a file, found by their numbers: for threads that read at once.
@@ -101,10 +104,14 @@ impl Reader {
         }
         // Standard input may be a file of which another program has read the beginning.
         let start = file.stream_position().ok();
-        let start = start.filter(|_| about.is_some_and(|about| about.is_file()));
+        let about = about.filter(|about| about.is_file());
+        let start = start.filter(|_| about.is_some());
         let file = Arc::new(file);
-        let mut reader = Self::new(Arc::clone(&file), name)?;
-        reader.file = start.map(|start| (file, start));
+        let mut reader = Self::new(Patient(Arc::clone(&file)), name)?;
+        if let (Some(start), Some(about)) = (start, about) {
+            reader.had = about.len().saturating_sub(start);
+            reader.file = Some((file, start));
+        }
         Ok(reader)
     }
 
@@ -175,6 +182,7 @@ impl Reader {
                 offset,
                 params: Vec::new(),
                 file: None,
+                had: 0,
             }),
             Err(HeaderFault::Malformed(what)) => Err(InputError::Header { name, what }),
             Err(HeaderFault::Unsupported(what)) => Err(InputError::Unsupported { name, what }),
@@ -200,6 +208,13 @@ impl Reader {
             return if self.frame == 0 {
                 Err(InputError::NoFrames {
                     name: self.name.clone(),
+                })
+            } else if self.offset < self.had {
+                Err(InputError::Shrunk {
+                    name: self.name.clone(),
+                    frame: self.frame,
+                    offset: self.offset,
+                    had: self.had,
                 })
             } else {
                 Ok(false)

@@ -87,6 +87,9 @@ impl Link for Fails {
     fn bell(&self) -> &Bell {
         self.link.bell()
     }
+    fn peer_is_gone(&mut self) {
+        self.link.peer_is_gone();
+    }
     fn try_lease(&mut self) -> Result<Option<TxLease>, TransportError> {
         let lease = self.link.try_lease()?;
         // Looking in vain is no operation: how often that happens is chance.

@@ -85,6 +85,10 @@ impl<L: Link> Link for Recorded<L> {
         self.link.try_lease()
     }
 
+    fn peer_is_gone(&mut self) {
+        self.link.peer_is_gone();
+    }
+
     fn send(
         &mut self,
         message: Prepared<'_>,

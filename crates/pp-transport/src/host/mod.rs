@@ -319,6 +319,9 @@ impl Link for HostLink {
         self.lane.bell()
     }
 
+    /// Nothing here waits for a peer.
+    fn peer_is_gone(&mut self) {}
+
     fn try_lease(&mut self) -> Result<Option<TxLease>, TransportError> {
         Ok(self.tx.slots.lease().map(|slot| TxLease {
             edge: Arc::clone(&self.tx),

@@ -3,7 +3,8 @@
 //! Each function is `unsafe` for the same reasons, which its callers answer for:
 //! 1. the communicator was made by [`Call::begin_to_join`], and whoever ends it closes the gate of
 //!    this [`Call`] first and then waits for the call that is under way; or it is the one who ends it.
-//!    Every call passes the gate, so it finds the communicator alive, or is not made;
+//!    Every call passes the gate, so it finds the communicator alive, or is not made. A call that may wait
+//!    for the peer and does not come back (`HANGS_AFTER`) is not waited for: NCCL's abort is what ends it;
 //! 2. the thread is the one that issues on its device, or no other thread calls into NCCL for it;
 //! 3. memory that is handed over stays allocated, and is touched by nobody who is not ordered by
 //!    the stream, until the stream has passed the operation.

@@ -29,6 +29,8 @@ use crate::link::{Capabilities, Link, Sent, check_payload};
 const SETTLED_WITHIN: Duration = Duration::from_millis(50);
 /// Time between two looks at them.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
+/// How long a link that ends waits until its last words were written.
+const FLUSHED_WITHIN: Duration = Duration::from_millis(200);
 /// How long the drop of a link waits for communicators that end in order.
 const DESTROYED_WITHIN: Duration = Duration::from_secs(2);
 /// How long it waits for those that are aborted; measured: half a second.
@@ -202,7 +204,8 @@ impl NcclLink {
             self.life.kill("it was dropped with payloads in flight");
             return self.life.finish(How::Abort, aborted);
         }
-        self.lane.flush(destroyed);
+        self.lane
+            .flush(destroyed.min(Instant::now() + FLUSHED_WITHIN));
         self.life.finish(How::Destroy, destroyed)
     }
 
@@ -321,6 +324,11 @@ impl Link for NcclLink {
             payload_moves: true,
             completions_ring: false,
         }
+    }
+
+    /// NCCL ends communicators in order together with the peer, and waits for it.
+    fn peer_is_gone(&mut self) {
+        self.life.kill("its peer is gone");
     }
 
     fn bell(&self) -> &Bell {

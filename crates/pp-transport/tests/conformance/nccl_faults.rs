@@ -90,6 +90,23 @@ fn a_stage_that_panics_costs_its_slot_and_nothing_else() {
     }
 }
 
+/// NCCL would wait for the peer if communicators ended in order.
+#[test]
+fn a_link_whose_peer_is_gone_ends_by_an_abort() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let mut ends = ends(pair(both_ways(2, 64)));
+    talk(&mut ends, 64, 3);
+    let [mut first, second] = ends;
+    fakes.set("FAULTS", "ncclCommFinalize:1:3,ncclCommDestroy:1:3");
+    first.link.peer_is_gone();
+    let closed = first.link.close(Instant::now() + HANG);
+    fakes.set("FAULTS", "");
+    closed.unwrap();
+    drop(second);
+}
+
 /// The driver takes the work and refuses the event behind it.
 #[test]
 fn a_slot_whose_event_was_refused_is_not_sent() {

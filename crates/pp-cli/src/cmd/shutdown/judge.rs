@@ -166,20 +166,23 @@ pub(super) fn bounds(cell: Cell, ground: Ground, heartbeat: Duration, seen: Time
     // Where nobody noticed anything, an interrupt or the peer's good end came at the beginning.
     let mut from = seen.noticed.unwrap_or_default();
     let mut within = ENDS_WITHIN;
-    if cell.event == Event::Cut {
-        // Each side finds out for itself.
+    let waits_for_the_answer = cell.event == Event::Stopped
+        && (cell.side, cell.ours, cell.wish) == (Side::Front, Ours::Idle, Wish::Drain);
+    if cell.event == Event::Cut || waits_for_the_answer {
+        // Each side finds out for itself; a front that has every result waits for the answer to its shutdown.
         from = from.max(silence);
     }
+    let in_order = match (ground, cell.wish) {
+        (Ground::Gpus, Wish::Drain) => DESTROY,
+        _ => Duration::ZERO,
+    };
     if from.is_zero() && matches!(cell.event, Event::Computing | Event::Left) {
-        within += SHORT;
-        if ground == Ground::Gpus && cell.wish == Wish::Drain {
-            within += DESTROY;
-        }
+        within += SHORT + in_order;
     }
     Times {
         noticed: seen.noticed.and(noticed),
         all_gone: seen.all_gone.map(|_| from + within),
-        resumed: seen.resumed.map(|_| ENDS_WITHIN),
+        resumed: seen.resumed.map(|_| ENDS_WITHIN + in_order),
     }
 }
 
@@ -240,5 +243,21 @@ mod tests {
         assert_eq!(late(Event::Computing, Wish::Drain, Ground::Fakes), 1);
         assert_eq!(late(Event::Computing, Wish::Abort, Ground::Gpus), 1);
         assert_eq!(late(Event::Killed, Wish::Drain, Ground::Gpus), 1);
+        assert_eq!(late(Event::Stopped, Wish::Drain, Ground::Gpus), 1);
+    }
+
+    #[test]
+    fn a_front_that_has_every_result_waits_for_its_peer_until_that_is_missed() {
+        let heartbeat = Duration::from_millis(250);
+        let bound = |ours| {
+            let seen = Times {
+                all_gone: Some(Duration::ZERO),
+                ..Times::default()
+            };
+            let cell = cell(Event::Stopped, ours, Wish::Drain);
+            bounds(cell, Ground::Gpus, heartbeat, seen).all_gone
+        };
+        assert_eq!(bound(Ours::Idle), Some(Duration::from_millis(1775)));
+        assert_eq!(bound(Ours::SetUp), Some(Duration::from_millis(1000)));
     }
 }

@@ -38,17 +38,24 @@ fn a_front_that_asks_for_one_restart_too_many_gives_the_reason() {
     job.is_killing = true;
     front.kill().unwrap();
     job.ended(FRONT, front).unwrap();
-    let ends = Ends {
-        ends: job.ends,
-        reports: job.reports,
-        interrupted: false,
-        aborted_after: None,
-        missed: None,
-        restarts: 1,
-        used: 1,
-    };
-    let failure = verdict(&ends).unwrap_err();
+    let failure = verdict(&job.over()).unwrap_err();
     let words = "the connection ended; 1 of 1 restarts were used";
     assert!(failure.to_string().contains(words), "{failure}");
     assert_eq!(failure.code(), 7);
+}
+
+/// That the front needs it no more is read by another thread than its end.
+#[test]
+fn a_phase_b_that_crashed_when_it_was_needed_no_more_hurries_nobody() {
+    let (_, pipe) = rustix::pipe::pipe().unwrap();
+    let (events, _happened) = mpsc::channel();
+    let mut job = Job::new(pipe, events, 0, Duration::from_secs(3600)).unwrap();
+    let me = rustix::process::getpid();
+    job.running[FRONT.get() as usize] = Some(me);
+    job.ended(PHASE_B, Command::new("false").spawn().unwrap())
+        .unwrap();
+    assert!(job.deadline.is_some());
+    let (rank, pid, word) = (FRONT, number(me), Word::Served);
+    job.reported(Report { pid, rank, word }).unwrap();
+    assert!(job.deadline.is_none());
 }

@@ -1,5 +1,5 @@
 use super::super::header::Sampling;
-use super::super::testing::write_frame;
+use super::super::testing::{Scratch, write_frame};
 use super::*;
 use std::io::Cursor;
 
@@ -169,4 +169,33 @@ fn a_missing_file_and_a_directory_are_named() {
     );
     let directory = Reader::open(Path::new("/")).err().unwrap();
     assert!(directory.to_string().contains("directory"), "{directory}");
+}
+
+#[test]
+fn a_file_that_becomes_shorter_while_it_is_read_is_broken() {
+    let scratch = Scratch::new();
+    let header = Header::new(640, 480, Sampling::S420).unwrap();
+    let mut clip = Vec::new();
+    write_header(&mut clip, &header).unwrap();
+    let begin = clip.len();
+    let frame = vec![100; header.frame_bytes()];
+    (0..4).for_each(|_| write_frame(&mut clip, &frame));
+    let path = scratch.path("clip.y4m");
+    std::fs::write(&path, &clip).unwrap();
+    let mut reader = Reader::open(&path).unwrap();
+    let mut into = frame.clone();
+    assert!(reader.read_frame(&mut into).unwrap());
+    let two = (begin + 2 * (PLAIN.len() + header.frame_bytes())) as u64;
+    File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(two)
+        .unwrap();
+    assert!(reader.read_frame(&mut into).unwrap());
+    let error = reader.read_frame(&mut into).unwrap_err();
+    assert!(
+        matches!(error, InputError::Shrunk { frame: 2, .. }),
+        "{error}"
+    );
 }

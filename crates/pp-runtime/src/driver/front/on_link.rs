@@ -54,19 +54,17 @@ where
             let peer_had_left = self.switch.has_peer_left();
             self.switch.progress().at(Doing::Looking);
             if !self.is_alone {
-                while self.hear()? {}
-                self.look_around()?;
+                let listened = self.listen();
+                self.unless_served(listened)?;
             }
             let emitted = self.finish_decodes()?;
             let facts = self.facts()?;
-            if !self.switch.is_served() && self.is_served()? {
-                self.switch.set_served();
+            if !self.switch.is_served() && self.is_served()? && self.switch.set_served() {
                 self.run.stages.served();
                 tracing::debug!(peer = self.blame.peer.get(), "all results are here");
             }
             if peer_had_left && !self.is_alone && self.switch.is_served() {
-                self.run.core.handle_peer_gone();
-                self.is_alone = true;
+                self.go_alone();
             }
             let action = self.run.core.poll(facts);
             if emitted || action != FrontAction::Wait {
@@ -91,8 +89,16 @@ where
                 FrontAction::Decode { chunk } => self.decode(chunk)?,
                 FrontAction::Wait if emitted => {}
                 FrontAction::Drop { chunk } => self.drop_stale(chunk),
-                FrontAction::SendShutdown => self.send_shutdown()?,
-                FrontAction::Finish => return Ok(()),
+                FrontAction::SendShutdown => {
+                    let sent = self.send_shutdown();
+                    self.unless_served(sent)?;
+                }
+                FrontAction::Finish => {
+                    if self.is_alone {
+                        self.link.peer_is_gone();
+                    }
+                    return Ok(());
+                }
                 FrontAction::Wait if peer_had_left && !self.is_alone => {
                     return Err(self.blame.left_early());
                 }
@@ -105,6 +111,29 @@ where
                 }
             }
         }
+    }
+
+    fn listen(&mut self) -> Result<(), Fault> {
+        while self.hear()? {}
+        self.look_around()
+    }
+
+    /// Goes on without the peer where its loss is why this failed, and it is needed no more.
+    fn unless_served(&mut self, done: Result<(), Fault>) -> Result<(), Fault> {
+        let losses = [FaultKind::PeerDied, FaultKind::TimedOut, FaultKind::Device];
+        match done {
+            Err(fault) if self.switch.is_served() && losses.contains(&fault.kind) => {
+                tracing::debug!(%fault, "the peer is gone, and needed no more");
+                self.go_alone();
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    fn go_alone(&mut self) {
+        self.run.core.handle_peer_gone();
+        self.is_alone = true;
     }
 
     /// Asks the source and the edge for what the core can use.
