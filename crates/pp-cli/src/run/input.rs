@@ -1,14 +1,18 @@
 //! The input of a run, looked at before anything is made for it.
 
+use std::path::PathBuf;
+
 use pp_contract::{Fault, FaultKind};
 use pp_transport::host::memory::available_bytes;
 
 use super::codec::Geometry;
 use super::shape::Planes;
-use crate::args::RunArgs;
+use crate::args::{KernelChoice, RunArgs};
 use crate::exit::{Failure, say};
-use crate::job::FRONT;
+use crate::job::{FRONT, supervise};
+use crate::limits;
 use crate::video::header::Header;
+use crate::video::place::one_file_each;
 use crate::video::staged::can_be_created;
 use crate::video::y4m;
 
@@ -63,6 +67,34 @@ impl Input {
             frame_bytes: self.header.frame_bytes(),
         }
     }
+}
+
+/// Refuses standard streams that cannot serve, and results that would replace another file of the command.
+pub(super) fn check_files(args: &RunArgs) -> Result<(), Failure> {
+    let plugin = match &args.kernels {
+        KernelChoice::File(path) => Some(&**path),
+        _ => None,
+    };
+    let secret = std::env::var_os("PP_JOB_SECRET_FILE").map(PathBuf::from);
+    let sources = [
+        ("--input", Some(&*args.input)),
+        ("--kernels", plugin),
+        ("PP_JOB_SECRET_FILE", secret.as_deref()),
+    ];
+    let results = [
+        ("--output", args.output.as_deref()),
+        ("--report", args.report.as_deref()),
+        ("--trace", args.trace.as_deref()),
+        ("--timeline", args.timeline.as_deref()),
+    ];
+    // A supervisor has checked it for its ranks, whose standard streams are others; and of a launcher's ranks only the
+    // front reads and writes.
+    let is_elsewhere = std::env::var("RANK").is_ok_and(|rank| rank != FRONT.get().to_string());
+    if !supervise::is_supervised() && !is_elsewhere {
+        limits::check_streams(&args.input, &results)?;
+        one_file_each(&sources, &results)?;
+    }
+    Ok(())
 }
 
 /// Refuses frames so large that the job would drive the machine out of memory: a header may claim

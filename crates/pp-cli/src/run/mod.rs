@@ -19,7 +19,6 @@ mod tensors;
 mod verify;
 
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -48,18 +47,16 @@ use crate::args::{CutChoice, KernelChoice, RunArgs, TransportChoice};
 use crate::backend::{self, Backend, Choice};
 use crate::exit::{Failure, is_worth_a_restart, say};
 use crate::fault::{self, Breakable, Faulty, FaultyFront, FaultyPhaseB, Hook};
+use crate::flight;
 use crate::job::edges::{Edges, Ready};
 use crate::job::reports::Meant;
 use crate::job::seat::{Profile, Seat, Unmet, end_with};
 use crate::job::survival::Survival;
 use crate::job::{
     self, FRONT, GRACE, PHASE_B, heartbeat, meet_within, rejoin_within, restart_within, signals,
-    supervise,
 };
 use crate::video::error::Shown;
 use crate::video::header::Sampling;
-use crate::video::place::one_file_each;
-use crate::{flight, limits};
 
 impl Shape {
     /// Bytes of the largest slot.
@@ -101,29 +98,7 @@ impl From<Planes> for Chroma {
 
 /// Runs the whole job, or this process's rank of it.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
-    let plugin = match &args.kernels {
-        KernelChoice::File(path) => Some(&**path),
-        _ => None,
-    };
-    let secret = std::env::var_os("PP_JOB_SECRET_FILE").map(PathBuf::from);
-    let sources = [
-        ("--input", Some(&*args.input)),
-        ("--kernels", plugin),
-        ("PP_JOB_SECRET_FILE", secret.as_deref()),
-    ];
-    let results = [
-        ("--output", args.output.as_deref()),
-        ("--report", args.report.as_deref()),
-        ("--trace", args.trace.as_deref()),
-        ("--timeline", args.timeline.as_deref()),
-    ];
-    // A supervisor has checked it for its ranks, whose standard streams are others; and of a launcher's ranks only the
-    // front reads and writes.
-    let is_elsewhere = std::env::var("RANK").is_ok_and(|rank| rank != FRONT.get().to_string());
-    if !supervise::is_supervised() && !is_elsewhere {
-        limits::check_streams(&args.input, &results)?;
-        one_file_each(&sources, &results)?;
-    }
+    input::check_files(args)?;
     backend::check(&args.kernels, args.transport)?;
     if args.ranks == 1 {
         if args.restarts > 0 {
