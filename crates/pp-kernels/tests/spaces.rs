@@ -95,7 +95,7 @@ fn ptx_describes_itself_anywhere_and_needs_a_driver_to_open() {
     let error = on_device(&ptx, &CUDA()).to_string();
     if !has_driver {
         assert!(
-            error.contains("libcuda is not found") && error.contains("--kernels cpu"),
+            error.contains("libcuda.so.1 was not found") && error.contains("--kernels cpu"),
             "{error}"
         );
     }

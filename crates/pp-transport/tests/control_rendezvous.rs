@@ -90,7 +90,7 @@ fn missing_ranks_are_named_with_the_place_and_the_wait() {
         "{text}"
     );
     assert!(text.contains("unix:@pp-"), "{text}");
-    assert_eq!(error.fault(Rank::new(0)).kind, FaultKind::HandshakeMismatch);
+    assert_eq!(error.fault(Rank::new(0)).kind, FaultKind::TimedOut);
     // Who has joined hears the same, whichever of the two started first.
     match one.join().unwrap().unwrap_err() {
         RendezvousError::Refused { reason, .. } => assert_eq!(reason, text),
