@@ -220,7 +220,7 @@ pub(crate) fn say(line: String) -> bool {
     said.recv_timeout(SAID_WITHIN).is_ok()
 }
 
-/// Lines that were given to [`say_aside`] and are not written yet.
+/// Lines that were given to [`aside`] and are not written yet.
 static UNSAID: AtomicUsize = AtomicUsize::new(0);
 
 /// Writes a line to standard error without waiting: a program that does not read it may hold standard error.
@@ -230,11 +230,24 @@ pub(crate) fn say_aside(line: String) {
         true => "\r\x1b[K",
         false => "",
     };
+    aside(move || {
+        // In one piece: another process may write to the same place.
+        let _ = std::io::stderr().write_all(format!("{clear}{line}\n").as_bytes());
+    });
+}
+
+/// Logs, without waiting, on a thread that nothing watches: a program that does not read it may hold standard error.
+pub(crate) fn log_aside(log: impl FnOnce() + Send + 'static) {
+    if tracing::enabled!(tracing::Level::INFO) {
+        aside(log);
+    }
+}
+
+fn aside(write: impl FnOnce() + Send + 'static) {
     UNSAID.fetch_add(1, Ordering::Relaxed);
     let thread = std::thread::Builder::new().name("pp-say".into());
     let started = thread.spawn(move || {
-        // In one piece: another process may write to the same place.
-        let _ = std::io::stderr().write_all(format!("{clear}{line}\n").as_bytes());
+        write();
         UNSAID.fetch_sub(1, Ordering::Relaxed);
     });
     if started.is_err() {
@@ -243,7 +256,7 @@ pub(crate) fn say_aside(line: String) {
     }
 }
 
-/// Waits for the lines of [`say_aside`], for a bounded time.
+/// Waits for the lines of [`aside`], for a bounded time.
 fn wait_for_unsaid() {
     let until = Instant::now() + SAID_WITHIN;
     while UNSAID.load(Ordering::Relaxed) > 0 && Instant::now() < until {

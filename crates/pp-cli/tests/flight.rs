@@ -451,6 +451,24 @@ fn a_recording_that_cannot_be_written_is_said_behind_the_fault() {
 }
 
 /// The driver logs into a pipe that nobody empties, and holds standard error for ever.
+/// The log of a job's life is written by no thread that the job needs.
+#[test]
+fn a_log_that_is_not_read_holds_up_no_process() {
+    let folder = Folder::new("flight_log");
+    let (_from, into) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+    let mut into = std::fs::File::from(into);
+    while std::io::Write::write(&mut into, &[b'x'; 4096]).is_ok() {}
+    rustix::fs::fcntl_setfl(&into, rustix::fs::OFlags::empty()).unwrap();
+    let mut job = pp_in(&folder, &["bench", "overlap", "--chunks", "9"])
+        .env("PP_LOG", "info")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(into)
+        .spawn()
+        .unwrap();
+    assert_eq!(wait(&mut job), Some(0));
+}
+
 #[test]
 fn a_standard_error_that_is_stuck_keeps_no_rank_from_ending_nor_from_recording() {
     let folder = Folder::new("flight_stderr");

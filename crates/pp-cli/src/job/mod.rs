@@ -19,7 +19,7 @@ use pp_runtime::progress::Limits;
 use pp_runtime::report::Count;
 use pp_transport::launch::{Launch, LaunchError};
 
-use crate::exit::Failure;
+use crate::exit::{Failure, log_aside};
 use crate::flight;
 
 /// Ranks of the shipped pipeline: the front, and Phase B.
@@ -86,10 +86,10 @@ pub(crate) fn run_with_restarts(
     meet_within()?;
     let Some(launch) = launched()? else {
         let done = supervise::supervise(restarts, within);
-        tracing::info!("the job ends");
+        log_aside(|| tracing::info!("the job ends"));
         return done;
     };
-    tracing::info!(pid = std::process::id(), "the rank starts");
+    log_aside(|| tracing::info!(pid = std::process::id(), "the rank starts"));
     reports::prepare_out_of_memory(launch.rank());
     reports::live()?;
     flight::open(&launch)?;
@@ -100,7 +100,7 @@ pub(crate) fn run_with_restarts(
     } else {
         phase_b(&launch)
     };
-    tracing::info!("the rank ends");
+    log_aside(|| tracing::info!("the rank ends"));
     done.and_then(unless_interrupted)
 }
 

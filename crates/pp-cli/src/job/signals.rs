@@ -16,7 +16,7 @@ use signal_hook::iterator::Signals;
 use super::seat::end_with;
 use super::supervise::is_supervised;
 use super::{FRONT, GRACE, start_thread};
-use crate::exit::{code_of, end_now, say_aside};
+use crate::exit::{code_of, end_now, log_aside, say_aside};
 use crate::flight;
 
 /// Time for a peer to take in why this rank ends.
@@ -212,7 +212,7 @@ pub(super) fn set_up(rank: Rank, peer: &ControlSender) {
 
 /// From now on signals go to this switch; so does a drain that was asked for before.
 pub(crate) fn attach(switch: &Switch) {
-    tracing::info!("the ranks are connected");
+    log_aside(|| tracing::info!("the ranks are connected"));
     with_state(|state| {
         if let Some(signal) = state.first {
             switch.request_drain(signal);

@@ -37,7 +37,7 @@ pub(crate) use super::reports::{report, report_own};
 use super::signals::heard;
 use super::verdict::{End, Ends, verdict};
 use super::{FRONT, PHASE_B, WORLD, heartbeat};
-use crate::exit::{Failure, say_aside};
+use crate::exit::{Failure, log_aside, say_aside};
 use crate::flight;
 
 /// Time the other ranks have to end by themselves after one ended badly.
@@ -215,7 +215,7 @@ impl Job {
     fn start(&mut self, rank: Rank) -> Result<(), Failure> {
         let child = self.spawn(rank)?;
         let (pid, events) = (Pid::from_child(&child), self.events.clone());
-        tracing::info!(rank = rank.get(), pid = number(pid), "a rank starts");
+        log_aside(move || tracing::info!(rank = rank.get(), pid = number(pid), "a rank starts"));
         let at = rank.get() as usize;
         self.running[at] = Some(pid);
         self.vigil.heard(rank, Instant::now());
@@ -324,7 +324,7 @@ impl Job {
         say_aside(format!(
             "pp: Phase B (rank {PHASE_B}) is gone: {why}; restart {used} of {of}"
         ));
-        tracing::warn!(used, of, "Phase B starts again");
+        log_aside(move || tracing::warn!(used, of, "Phase B starts again"));
         self.start(PHASE_B)
     }
 
@@ -425,7 +425,10 @@ impl Job {
                 self.say_that_it_drains();
             }
             Word::Lost(meant, fault) => {
-                tracing::warn!(%fault, ?meant, "the front gave Phase B up");
+                let why = fault.clone();
+                log_aside(
+                    move || tracing::warn!(fault = %why, ?meant, "the front gave Phase B up"),
+                );
                 self.front_waits = true;
                 self.given_up = Some(fault);
                 self.vigil.resume(Instant::now());
@@ -486,7 +489,8 @@ impl Job {
             silence.as_secs_f64()
         );
         let fault = Fault::new(FaultKind::TimedOut, rank, "start", what);
-        tracing::warn!(%fault, "a rank is missed");
+        let why = fault.clone();
+        log_aside(move || tracing::warn!(fault = %why, "a rank is missed"));
         if rank != PHASE_B || !self.may_restart() {
             self.missed.get_or_insert(fault);
         } else {
