@@ -128,7 +128,7 @@ pub(crate) fn write_for_fault(fault: &Fault) {
         not_recorded(why);
     }
     // Last: standard error may be held by a thread that is stuck.
-    tracing::error!(at_ns, %fault, NOTICED);
+    tracing::error!(at_ns, %fault, "{NOTICED}");
 }
 
 /// A recording could not be written.
