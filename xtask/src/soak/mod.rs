@@ -364,8 +364,7 @@ fn end_otherwise(
     let ended = job.end().with_context(|| how.to_owned())?;
     // Two signals may arrive as one, and a fast job may be done before any.
     let expected: &[i32] = match how {
-        "drain" => &[0],
-        "abort" => &[0, 130],
+        "drain" | "abort" => &[0, 130],
         _ => &[0, 7],
     };
     ensure!(
