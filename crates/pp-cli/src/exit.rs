@@ -238,7 +238,8 @@ pub(crate) fn say_aside(line: String) {
 
 /// Logs, without waiting, on a thread that nothing watches: a program that does not read it may hold standard error.
 pub(crate) fn log_aside(log: impl FnOnce() + Send + 'static) {
-    if tracing::enabled!(tracing::Level::INFO) {
+    // The level and the module are those of the event, which the closure alone knows.
+    if tracing::dispatcher::has_been_set() {
         aside(log);
     }
 }

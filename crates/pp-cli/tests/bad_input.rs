@@ -134,6 +134,13 @@ fn outputs_that_cannot_be_written() {
     let more = ["--report", report.to_str().unwrap()];
     let output = folder.file("out.y4m");
     run(&mut pp(&run_args(&input, &output, &more)), None).failed(4, &["report.json"]);
+    // A report that fails at the end takes nothing from the video.
+    let more = ["--report", "/dev/full"];
+    let ended = run(&mut pp(&run_args(&input, &output, &more)), None);
+    let ended = ended.failed(4, &["/dev/full", "space"]);
+    let said = String::from_utf8(ended.stdout).unwrap();
+    assert!(said.contains("out.y4m (40 frames)"), "{said}");
+    assert!(output.exists() && !said.contains("/dev/full"), "{said}");
 }
 
 #[test]

@@ -66,6 +66,7 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
     ));
     let json = folder.file("report.json");
     command.args(["--restarts", "100", "--report"]).arg(&json);
+    command.env("PP_LOG", "warn");
     let mut held = Held::start(&mut command, input.to_vec());
     strikes.iter().for_each(|strike| held.strike(*strike));
     let ranks = children(held.child.id());
@@ -83,6 +84,8 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
     for recovery in report["recoveries"].as_array().unwrap() {
         assert!(recovery["cause"].as_str().unwrap().contains("rank 1"));
     }
+    let logged = ended.stderr.matches("Phase B starts again").count();
+    assert_eq!(logged as u64, used, "{}", ended.stderr);
     used
 }
 

@@ -141,7 +141,8 @@ pub(crate) fn start() -> std::io::Result<()> {
                 // On a thread of its own: a disk that is away must not keep an abort waiting.
                 let asked = std::thread::Builder::new().name("pp-flight".into());
                 let _ = asked.spawn(flight::write_on_request);
-            } else if !is_echo(signal) {
+            // A supervisor has left out what is an echo. What it passes on counts, however late the first was heard.
+            } else if is_supervised() || !is_echo(signal) {
                 match note(signal) {
                     true => drain(signal as u8),
                     false => abort(),

@@ -185,25 +185,22 @@ pub(super) fn publish<C: Codec>(
         restarts: restarts.clone(),
         ..View::default()
     };
-    if let Some(path) = &args.report {
-        write_file(path, |out| write_json(out, &about, &measures, recorder))?;
-    }
-    write_pictures(
-        args.trace.as_deref(),
-        args.timeline.as_deref(),
-        recorder,
-        &measures,
-        &view,
-    )?;
-    let text = summary(args, &about, &measures, written)?;
+    let write_report =
+        |path: &Path| write_file(path, |out| write_json(out, &about, &measures, recorder));
+    let report = args.report.as_deref().map_or(Ok(()), write_report);
+    let (trace, timeline) = (args.trace.as_deref(), args.timeline.as_deref());
+    let stored = report.and_then(|()| write_pictures(trace, timeline, recorder, &measures, &view));
+    // Without them the video is there all the same, and the summary says so.
+    let text = summary(args, &about, &measures, written, stored.is_ok())?;
     // The result may go to standard output; the summary must not get into it.
     let files = [&args.output, &args.report, &args.trace, &args.timeline];
     if files.into_iter().flatten().any(|path| is_stdout(path)) {
         // Without a standard error nobody wants to read it.
         let _ = std::io::stderr().write_all(text.as_bytes());
-        return Ok(());
+    } else {
+        print(&text)?;
     }
-    print(&text)
+    Ok(stored?)
 }
 
 /// Writes the trace and the timeline, where asked for.
@@ -228,6 +225,7 @@ fn summary(
     about: &About<'_>,
     measures: &Measures,
     written: Option<u64>,
+    has_stored: bool,
 ) -> Result<String, Failure> {
     let mut out = Vec::new();
     let input = match about.input.as_str() {
@@ -278,7 +276,10 @@ fn summary(
             ("trace", &args.trace),
             ("timeline", &args.timeline),
         ];
-        for (what, path) in files {
+        for (what, path) in files
+            .into_iter()
+            .filter(|(what, _)| has_stored || *what == "video")
+        {
             if let Some(path) = path.as_ref().filter(|p| !is_stdout(p)) {
                 let frames = written.filter(|_| what == "video");
                 let count =
