@@ -64,7 +64,10 @@ fn no_result_replaces_another_file_of_the_command() {
         (&flight, &["--trace", "./a.flight"]),
     ];
     for (command, more) in cases {
+        let is_run = command[0] == "run";
         let mut command = pp(&[command, more].concat());
+        // It stands alone, without the rest of a launcher's environment.
+        command.envs(is_run.then_some(("RANK", "1")));
         let ended = common::run(command.current_dir(folder.file("")), None);
         ended.failed(2, &["name the same place", more[0]]);
         assert!(contents(&folder) == before, "{more:?}: a file has changed");
@@ -112,12 +115,14 @@ fn what_this_user_may_not_write_is_not_replaced() {
     let kept = folder.write("kept.y4m", b"precious");
     fs::set_permissions(&kept, fs::Permissions::from_mode(0o444)).unwrap();
     // Root may write everything: the program runs as somebody else, who can reach none of these files by their names.
-    let program = fs::File::open(env!("CARGO_BIN_EXE_pp")).unwrap();
     let place = std::env::temp_dir().join(format!("pp-protected-{}", std::process::id()));
     fs::create_dir(&place).unwrap();
     fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
     let [copy, target, clip] = ["pp", "kept.y4m", "in.y4m"].map(|name| place.join(name));
-    std::io::copy(&mut &program, &mut fs::File::create(&copy).unwrap()).unwrap();
+    // By another process: a child of this one that inherits a descriptor for writing keeps the copy from being run.
+    let mut copying = std::process::Command::new("cp");
+    copying.arg(env!("CARGO_BIN_EXE_pp")).arg(&copy);
+    run(&mut copying, None).succeeded();
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
     fs::copy(&kept, &target).unwrap();
     fs::copy(&input, &clip).unwrap();

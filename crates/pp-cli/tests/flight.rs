@@ -450,7 +450,6 @@ fn a_recording_that_cannot_be_written_is_said_behind_the_fault() {
     assert!(told.contains(": peer misbehaved: rank "), "{told}");
 }
 
-/// The driver logs into a pipe that nobody empties, and holds standard error for ever.
 /// The log of a job's life is written by no thread that the job needs.
 #[test]
 fn a_log_that_is_not_read_holds_up_no_process() {
@@ -469,6 +468,7 @@ fn a_log_that_is_not_read_holds_up_no_process() {
     assert_eq!(wait(&mut job), Some(0));
 }
 
+/// The driver logs into a pipe that nobody empties, and holds standard error for ever.
 #[test]
 fn a_standard_error_that_is_stuck_keeps_no_rank_from_ending_nor_from_recording() {
     let folder = Folder::new("flight_stderr");

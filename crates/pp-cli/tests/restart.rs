@@ -85,7 +85,8 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
         assert!(recovery["cause"].as_str().unwrap().contains("rank 1"));
     }
     let logged = ended.stderr.matches("Phase B starts again").count();
-    assert_eq!(logged as u64, used, "{}", ended.stderr);
+    let said = ended.stderr.matches("; restart ").count();
+    assert!(logged == said && said > 0, "{}", ended.stderr);
     used
 }
 

@@ -13,7 +13,8 @@
 //! Nothing that is stuck holds this thread up. It was looked at, call by call:
 //! - sockets: every wait has a deadline of `SEND_WITHIN`; a sender that another thread uses just now
 //!   is waited for no longer. Its lock is held to take or give back a value, never while writing;
-//! - the fault, the bell and the alarm of [`Switch`] wait for nobody, nor does the driver's progress;
+//! - the fault, the bell and the alarm of [`Switch`] wait for a lock at most that the driver holds for an assignment;
+//!   the driver's progress waits for nobody;
 //! - `on_frame` puts a header into a queue that refuses when it is full;
 //! - standard error, and with it `tracing`, can be held for ever by a thread that writes into a full
 //!   pipe, and a disk can be away: so `Aside` logs, and writes what `on_fault` writes;

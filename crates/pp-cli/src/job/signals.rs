@@ -182,7 +182,13 @@ fn say_once(signal: u8, rank: Rank) {
 }
 
 fn abort() {
-    let hearer = with_state(|state| state.hearer.clone());
+    let hearer = with_state(|state| {
+        if let Hearer::Finished(signal) = &mut state.hearer {
+            // No signal ended the work early. These end what is left of it, and the code says so.
+            *signal = signal.or(state.first);
+        }
+        state.hearer.clone()
+    });
     if let Hearer::Switch(switch) = hearer {
         switch.abort();
         // A rank that is alone has no watchdog that would end a stuck driver.
@@ -194,7 +200,7 @@ fn abort() {
     }
     // No driver runs that could see it.
     let what = match hearer {
-        Hearer::Finished(_) => "aborted by a second interrupt, before the output had its name",
+        Hearer::Finished(_) => "aborted by a second interrupt while the results were written",
         _ => "aborted by a second interrupt, while Phase B was awaited; what was in flight is lost",
     };
     end_with(&Fault::new(FaultKind::Interrupted, FRONT, "run", what));

@@ -275,8 +275,12 @@ impl Job {
             match event {
                 Ok(Event::Ended(rank, child)) => self.ended(rank, child)?,
                 Ok(Event::Reported(report)) => self.reported(report)?,
-                // Something else wrote into the pipe: no rank is heard any more.
-                Ok(Event::ReportsOver) => self.vigil.end(),
+                Ok(Event::ReportsOver) => {
+                    // Something else wrote into the pipe: no rank is heard any more, and the front's exit code
+                    // alone says whether it has done its work.
+                    self.vigil.end();
+                    self.is_finished = true;
+                }
                 Ok(Event::Signal(signal)) => self.signalled(signal),
                 Ok(Event::Asked) => self.asked(),
                 Err(RecvTimeoutError::Timeout) => self.late()?,
@@ -388,6 +392,10 @@ impl Job {
     }
 
     fn end_within(&mut self, patience: Duration) {
+        if self.is_killing {
+            // Ranks that were killed have their own time.
+            return;
+        }
         let at = Instant::now() + patience;
         self.deadline = Some(self.deadline.map_or(at, |earlier| earlier.min(at)));
     }

@@ -9,7 +9,7 @@ use super::codec::Geometry;
 use super::shape::Planes;
 use crate::args::{KernelChoice, RunArgs};
 use crate::exit::{Failure, say};
-use crate::job::{FRONT, supervise};
+use crate::job::{self, FRONT, supervise};
 use crate::limits;
 use crate::video::header::Header;
 use crate::video::place::one_file_each;
@@ -89,7 +89,8 @@ pub(super) fn check_files(args: &RunArgs) -> Result<(), Failure> {
     ];
     // A supervisor has checked it for its ranks, whose standard streams are others; and of a launcher's ranks only the
     // front reads and writes.
-    let is_elsewhere = std::env::var("RANK").is_ok_and(|rank| rank != FRONT.get().to_string());
+    let launched = job::launched().ok().flatten();
+    let is_elsewhere = args.ranks > 1 && launched.is_some_and(|launch| launch.rank() != FRONT);
     if !supervise::is_supervised() && !is_elsewhere {
         limits::check_streams(&args.input, &results)?;
         one_file_each(&sources, &results)?;

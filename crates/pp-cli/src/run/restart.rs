@@ -17,7 +17,7 @@ use pp_runtime::stage::FrontStages;
 use pp_transport::link::Link;
 
 use super::report::Finished;
-use crate::exit::{Failure, is_worth_a_restart, say_aside};
+use crate::exit::{Failure, is_worth_a_restart, log_aside, say_aside};
 use crate::job::edges::Ready;
 use crate::job::reports::{self, Meant};
 use crate::job::seat::{Unmet, end_with};
@@ -69,8 +69,11 @@ where
         // Said at once: the next Phase B loads what it needs while the communicators end.
         let ask_for_another = |phase_b: &Meant, fault: &Fault| {
             if !is_over {
-                tracing::warn!(%fault, generation = generation.get(), "Phase B is lost; another is awaited");
                 reports::lost(*phase_b, fault);
+                let (why, generation) = (fault.clone(), generation.get());
+                log_aside(move || {
+                    tracing::warn!(fault = %why, generation, "Phase B is lost; another is awaited");
+                });
                 if !supervise::is_supervised() {
                     say_that_it_is_awaited(fault, within);
                 }
@@ -120,7 +123,7 @@ where
         };
         if let Some(survival) = survival {
             if let Err(error) = survival.abort("Phase B is lost") {
-                tracing::error!(%error, "nothing else can be connected");
+                log_aside(move || tracing::error!(%error, "nothing else can be connected"));
                 end_with(&used_up(fault, &causes, restarts));
             }
             if is_over && survival.has_left_behind() {

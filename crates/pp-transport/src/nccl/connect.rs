@@ -336,14 +336,13 @@ pub(super) fn all_pairs(
     let stream = Stream::urgent(device)?;
     let scratch = DeviceBuffer::new(device, 2 * ranks as usize + 1)?;
     let exchanged = exchange(life, progress, (comm, place, ranks), &stream, &scratch);
-    if exchanged.is_err() {
-        // What was accepted may be launched later: both stay until the communicator is gone.
-        life.bury(Remains {
-            buffer: scratch,
-            events: Vec::new(),
-            stream: Some(stream),
-        });
-    }
+    // Both stay until the communicator is gone: what was accepted may be launched after an error, and memory that is
+    // freed stops the device, which has other work by then.
+    life.bury(Remains {
+        buffer: scratch,
+        events: Vec::new(),
+        stream: Some(stream),
+    });
     exchanged
 }
 

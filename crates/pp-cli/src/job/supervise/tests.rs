@@ -44,6 +44,33 @@ fn a_front_that_asks_for_one_restart_too_many_gives_the_reason() {
     assert_eq!(failure.code(), 7);
 }
 
+/// A kernel plugin wrote into the pipe on which ranks report.
+#[test]
+fn a_front_that_is_not_heard_any_more_has_done_its_work_if_it_ends_well() {
+    let (_, pipe) = rustix::pipe::pipe().unwrap();
+    let (events, happened) = mpsc::channel();
+    let mut job = Job::new(pipe, events.clone(), 0, Duration::from_secs(3600)).unwrap();
+    events.send(Event::ReportsOver).unwrap();
+    for rank in [FRONT, PHASE_B] {
+        let child = Command::new("true").spawn().unwrap();
+        events.send(Event::Ended(rank, child)).unwrap();
+    }
+    job.run(&happened).unwrap();
+    verdict(&job.over()).unwrap();
+}
+
+#[test]
+fn a_rank_that_was_killed_has_its_time_to_end() {
+    let (_, pipe) = rustix::pipe::pipe().unwrap();
+    let (events, _happened) = mpsc::channel();
+    let mut job = Job::new(pipe, events, 0, Duration::from_secs(3600)).unwrap();
+    let due = Instant::now() + Duration::from_secs(3600);
+    (job.is_killing, job.deadline) = (true, Some(due));
+    let front = Command::new("false").spawn().unwrap();
+    job.ended(FRONT, front).unwrap();
+    assert_eq!(job.deadline, Some(due));
+}
+
 /// That the front needs it no more is read by another thread than its end.
 #[test]
 fn a_phase_b_that_crashed_when_it_was_needed_no_more_hurries_nobody() {

@@ -208,6 +208,7 @@ where
         let is_lost = may_go_on && is_worth_a_restart(&fault, run.options.peer);
         if is_lost && run.core.is_closing() {
             // It had only to say goodbye.
+            on_link.link.peer_is_gone();
             return Ok(Driven::Finished);
         }
         if !is_lost || run.restarts.len() >= run.options.restarts as usize {
