@@ -202,8 +202,8 @@ fn a_link_of_non_blocking_communicators_moves_the_same() {
 
 /// Both ends of a link whose lane goes over the control channel; whoever holds the lock of a rank
 /// keeps it from reading there.
-fn over_the_channel(shape: Shape) -> ([End; 2], [ControlSender; 2], [Arc<Mutex<()>>; 2]) {
-    let (zero, one) = control_support::pair(Via::Tcp);
+fn over_the_channel(via: Via, shape: Shape) -> ([End; 2], [ControlSender; 2], [Arc<Mutex<()>>; 2]) {
+    let (zero, one) = control_support::pair(via);
     let reading = [(); 2].map(|()| Arc::<Mutex<()>>::default());
     let mut lanes = Vec::new();
     let mut senders = Vec::new();
@@ -236,11 +236,12 @@ fn over_the_channel(shape: Shape) -> ([End; 2], [ControlSender; 2], [Arc<Mutex<(
 
 #[test]
 fn a_lane_over_the_control_channel_carries_frames_and_credits() {
-    let (mut ends, ..) = over_the_channel(both_ways(2, 5000));
+    let (mut ends, ..) = over_the_channel(Via::Tcp, both_ways(2, 5000));
     talk(&mut ends, 5000, 50);
 }
 
-/// Sends to a peer that does not read, until nothing more goes.
+/// Sends to a peer that does not read, until nothing more goes. A Unix socket holds little; to fill one of TCP may take
+/// half a minute.
 fn fill(sender: &ControlSender) {
     // Small enough to fit where there is any room, so that none is cut short.
     let filler = Message::Hello(&[0; 500]);
@@ -252,7 +253,7 @@ fn fill(sender: &ControlSender) {
 /// with them.
 #[test]
 fn a_peer_that_does_not_read_holds_up_no_call() {
-    let (mut ends, [sender, _], [_, reading]) = over_the_channel(both_ways(2, 5000));
+    let (mut ends, [sender, _], [_, reading]) = over_the_channel(Via::Unix, both_ways(2, 5000));
     talk(&mut ends, 5000, 5);
     drop(ends[1].send(5000));
     let payload = wait_for(ends[0].hear_one().1);
@@ -278,7 +279,8 @@ fn a_peer_that_does_not_read_holds_up_no_call() {
 /// A rank says goodbye once its link has ended: what it sent has left by then.
 #[test]
 fn a_link_ends_behind_its_last_words() {
-    let ([mut first, mut second], [sender, _], [_, reading]) = over_the_channel(both_ways(2, 64));
+    let ([mut first, mut second], [sender, _], [_, reading]) =
+        over_the_channel(Via::Unix, both_ways(2, 64));
     let stopped = reading.lock().unwrap();
     fill(&sender);
     let (message, stamp) = prepare(&mut first.composer, 0, 0);
