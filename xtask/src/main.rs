@@ -14,6 +14,7 @@ mod clip;
 mod fuzz;
 mod kernels;
 mod layers;
+mod mutants;
 mod nccl_bindings;
 mod process;
 mod run_pp;
@@ -35,6 +36,8 @@ cargo xtask <command>
   nccl-bindings [--check]
                   make the bindings of crates/nccl-sys from NCCL's header, or compare them
   ci              fmt, clippy, docs, layers, tidy, nccl-bindings, kernels, test
+  mutants [NAME...]
+                  put mistakes into the product, one at a time: which test finds each
   bundle [--out DIR]
                   what a machine with GPUs and without Rust needs: programs, plugins, clip, gpu-check.sh
   fuzz [--inputs N] [TARGET...]
@@ -64,6 +67,7 @@ fn run(args: &[String]) -> Result<()> {
         Some("test") => suite::run(),
         Some("layers") => layers::run(),
         Some("tidy") => tidy::run(),
+        Some("mutants") => mutants::run(rest),
         Some("kernels") => kernels::run(rest),
         Some("nccl-bindings") => nccl_bindings::run(rest),
         Some("ci") => ci::run(),

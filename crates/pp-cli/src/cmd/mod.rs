@@ -65,7 +65,7 @@ pub(crate) fn when_interrupted(
     let thread = std::thread::Builder::new().name("pp-signals".into());
     let wait = move || {
         if let Some(signal) = heard.forever().next() {
-            signals::note(signal);
+            signals::note(signal as u8);
             INTERRUPTED.store(true, Ordering::SeqCst);
             let said = clean_up();
             // Without a standard error nobody wants to read it.

@@ -15,6 +15,7 @@ const MISSED_AFTER: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The watch over ranks that are not connected.
+#[derive(Clone, Debug)]
 pub(super) struct Vigil {
     /// The job has heartbeats.
     is_on: bool,

@@ -25,7 +25,7 @@ pub(crate) const REPORT_FD: &str = "PP_REPORT_FD";
 const BEAT_EVERY: Duration = Duration::from_secs(1);
 
 /// What a rank has to say.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Word {
     /// It ends, because of this.
     Ends(Fault),
@@ -74,7 +74,7 @@ impl Meant {
 }
 
 /// One report.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Report {
     /// The process that made it.
     pub(super) pid: u32,

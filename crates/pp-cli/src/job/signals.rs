@@ -83,30 +83,28 @@ pub(crate) fn name(signal: u8) -> String {
 }
 
 /// Notes a signal that asks for an end; true for the first.
-pub(crate) fn note(signal: i32) -> bool {
+pub(crate) fn note(signal: u8) -> bool {
     with_state(|state| {
         let is_first = state.first.is_none();
         if is_first {
-            (state.first, state.since) = (u8::try_from(signal).ok(), Some(Instant::now()));
+            (state.first, state.since) = (Some(signal), Some(Instant::now()));
         }
         is_first
     })
 }
 
+/// The first signal that asked for an end, and how long ago it came.
+fn first() -> Option<(u8, Duration)> {
+    with_state(|state| Some((state.first?, state.since?.elapsed())))
+}
+
 /// How long after the first signal the same one counts as that one.
 const ECHO_WITHIN: Duration = Duration::from_millis(50);
 
-/// Whether this is the first signal again: `timeout` and others send one to a process, and at once to its group.
-pub(super) fn is_echo(signal: i32) -> bool {
-    with_state(|state| {
-        let since = state.since.map(|since| since.elapsed());
-        is_echo_of(state.first, since, signal)
-    })
-}
-
-fn is_echo_of(first: Option<u8>, since: Option<Duration>, signal: i32) -> bool {
-    first.is_some_and(|first| signal == i32::from(first))
-        && since.is_some_and(|since| since < ECHO_WITHIN)
+/// Whether this is the first signal again: `timeout` and others send one to a process, and at once to its group. `first`
+/// is that signal, and how long ago it came.
+pub(super) fn is_echo_of(first: Option<(u8, Duration)>, signal: u8) -> bool {
+    first.is_some_and(|(first, since)| signal == first && since < ECHO_WITHIN)
 }
 
 /// The signal that ended the job early, if one has: it came to this rank, or to another.
@@ -142,8 +140,8 @@ pub(crate) fn start() -> std::io::Result<()> {
                 let asked = std::thread::Builder::new().name("pp-flight".into());
                 let _ = asked.spawn(flight::write_on_request);
             // A supervisor has left out what is an echo. What it passes on counts, however late the first was heard.
-            } else if is_supervised() || !is_echo(signal) {
-                match note(signal) {
+            } else if is_supervised() || !is_echo_of(first(), signal as u8) {
+                match note(signal as u8) {
                     true => drain(signal as u8),
                     false => abort(),
                 }
@@ -250,12 +248,11 @@ mod tests {
 
     #[test]
     fn the_same_signal_at_once_is_one() {
-        let at = |ms| Some(Duration::from_millis(ms));
-        let term = Some(15);
-        assert!(is_echo_of(term, at(0), SIGTERM));
-        assert!(is_echo_of(term, at(49), SIGTERM));
-        assert!(!is_echo_of(term, at(50), SIGTERM));
-        assert!(!is_echo_of(term, at(0), SIGINT));
-        assert!(!is_echo_of(None, None, SIGTERM));
+        let term = |ms| Some((15, Duration::from_millis(ms)));
+        assert!(is_echo_of(term(0), 15));
+        assert!(is_echo_of(term(49), 15));
+        assert!(!is_echo_of(term(50), 15));
+        assert!(!is_echo_of(term(0), 2));
+        assert!(!is_echo_of(None, 15));
     }
 }

@@ -4,18 +4,21 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use pp_contract::{Fault, FaultKind, Rank};
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::reports::{Report, Word};
-use super::signals;
 use super::{FRONT, PHASE_B};
-use crate::exit::{Failure, code_of};
+use crate::exit::code_of;
+
+/// What is said of a rank that ended well, and too early.
+const EARLY: &str = "the process ended before its work was done; does a kernel plugin call exit?";
 
 /// How a rank ended.
+#[derive(Clone, Debug)]
 pub(super) struct End {
     pub(super) rank: Rank,
-    pub(super) pid: Pid,
+    pub(super) pid: u32,
     /// `None` where the kernel does not say how: whoever started us ignores its children.
     pub(super) status: Option<ExitStatus>,
     /// It had to be killed here.
@@ -51,9 +54,8 @@ impl End {
 
     /// Why Phase B is gone: what it reported itself, or why it was given up and killed here, or how it ended.
     pub(super) fn why(&self, reports: &[Report], given_up: Option<Fault>) -> String {
-        let pid = self.pid.as_raw_nonzero().get().cast_unsigned();
         let reported = reports.iter().find_map(|report| match &report.word {
-            Word::Ends(fault) if report.pid == pid => Some(fault.clone()),
+            Word::Ends(fault) if report.pid == self.pid => Some(fault.clone()),
             _ => None,
         });
         let fault = reported.or(given_up.filter(|_| self.by_us));
@@ -101,8 +103,20 @@ pub(super) struct Ends {
     pub(super) used: u32,
 }
 
+/// How a job ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Done,
+    /// A signal ended it early, in good order.
+    Interrupted(u8),
+    /// It failed. If a signal was the reason, this is the one that a rank got.
+    Fault(Fault, Option<u8>),
+    /// It failed with this exit code, and a rank has said why.
+    Told(i32),
+}
+
 /// One reason for all ranks: the root cause, where it is known.
-pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
+pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
     let Ends {
         ends,
         interrupted,
@@ -118,19 +132,13 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
     };
     let because = |kind, rank, operation: &str, what: &str| {
         // A launcher or a person may have sent the signal to a rank alone.
-        if let Some(signal) = ends.iter().find_map(End::interrupted_by)
-            && kind == FaultKind::Interrupted
-        {
-            signals::note(signal.into());
-        }
+        let signal = ends.iter().find_map(End::interrupted_by);
+        let signal = signal.filter(|_| kind == FaultKind::Interrupted);
         let detail = format!("{what}{suffix}");
-        Err(Fault::new(kind, rank, operation, detail).into())
+        Verdict::Fault(Fault::new(kind, rank, operation, detail), signal)
     };
     // Those of processes that were replaced are of no interest any more.
-    let is_last = |report: &&Report| {
-        let pid = |end: &End| end.pid.as_raw_nonzero().get().cast_unsigned();
-        ends.iter().any(|end| pid(end) == report.pid)
-    };
+    let is_last = |report: &&Report| ends.iter().any(|end| end.pid == report.pid);
     let told = |(at, report): (usize, &'a Report)| match &report.word {
         Word::Ends(fault) if is_last(&report) => Some((at, report.rank, fault)),
         _ => None,
@@ -142,8 +150,8 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
     let front = front.filter(|front| front.is_good() && !has_reported(FRONT));
     if let Some(front) = front.filter(|_| job.is_finished) {
         return match front.interrupted_by() {
-            Some(signal) => Err(Failure::Interrupted(signal)),
-            None => Ok(()),
+            Some(signal) => Verdict::Interrupted(signal),
+            None => Verdict::Done,
         };
     }
     // A rank that did not handle signals yet is ended by one, and its peer reports that it is gone.
@@ -187,8 +195,7 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
         return because(FaultKind::PeerDied, rank, "run", &what);
     }
     if front.is_some() && aborted_after.is_none() {
-        let what = "the process ended before its work was done; does a kernel plugin call exit?";
-        return because(FaultKind::PeerDied, FRONT, "run", what);
+        return because(FaultKind::PeerDied, FRONT, "run", EARLY);
     }
     let counts = |at: usize, fault: &Fault| {
         aborted_after.is_none_or(|before| at < before) || fault.kind == FaultKind::Interrupted
@@ -210,7 +217,11 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Result<(), Failure> {
     }
     // A rank that failed before it could report has printed its own line.
     if let Some(code) = ends.iter().filter_map(End::code).find(|code| *code != 0) {
-        std::process::exit(code);
+        return Verdict::Told(code);
+    }
+    let phase_b = ends.iter().find(|end| end.rank == PHASE_B);
+    if phase_b.is_some_and(End::is_good) && !job.is_served {
+        return because(FaultKind::PeerDied, PHASE_B, "run", EARLY);
     }
     let stuck = ends.iter().find(|end| !end.is_good());
     let rank = stuck.map_or(FRONT, |end| end.rank);
@@ -270,7 +281,7 @@ mod tests {
         for (front, report, back, [is_served, is_finished], code) in cases {
             let end = |rank, number, status| End {
                 rank,
-                pid: Pid::from_raw(number).unwrap(),
+                pid: number,
                 status: Some(ExitStatus::from_raw(status)),
                 by_us: false,
             };
@@ -290,7 +301,12 @@ mod tests {
                 restarts: 0,
                 used: 0,
             };
-            let ended = verdict(&ends).err().map(|failure| failure.code());
+            let ended = match verdict(&ends) {
+                Verdict::Done => None,
+                Verdict::Interrupted(signal) => Some(128 + signal),
+                Verdict::Fault(fault, _) => Some(code_of(fault.kind)),
+                Verdict::Told(code) => panic!("{code}"),
+            };
             assert_eq!(ended, code, "{front} {back} {is_served} {is_finished}");
         }
     }

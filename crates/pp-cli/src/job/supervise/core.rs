@@ -1,0 +1,528 @@
+//! What a supervisor does when ranks start, report, end or fall silent, and when signals come.
+//!
+//! Hazard: the order of these events is not the order in which they happened. Reports, ends and signals come by threads
+//! of their own, and a stopped process says nothing. Guarantee: whatever the order, the job ends, no rank is left, the
+//! front is started once, and one fault is named.
+//!
+//! Choices: nothing here starts, kills or waits for a process, and the time is an argument, so that a test walks every
+//! order of small cases. [`super`] carries out what [`Core::handle`] wants.
+
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use pp_contract::{Fault, FaultKind, Rank};
+
+use super::super::missed::Vigil;
+use super::super::reports::{Meant, Report, Word};
+use super::super::signals::is_echo_of;
+use super::super::verdict::{End, Ends, Verdict, verdict};
+use super::super::{FRONT, PHASE_B, WORLD};
+
+/// Time the other ranks have to end by themselves after one ended badly.
+pub(super) const PATIENCE: Duration = Duration::from_millis(240);
+/// Time the other ranks have after the front ended well.
+const GOODBYE: Duration = Duration::from_secs(5);
+/// Time a process that was killed has to end.
+const KILLED_WITHIN: Duration = Duration::from_secs(10);
+/// Time the ranks have to end by themselves after a second interrupt.
+const ABORTED_WITHIN: Duration = Duration::from_secs(1);
+/// Time the front has to say that it is there after all, where Phase B ended because of it or before the ranks met.
+const CONTRADICTED_WITHIN: Duration = Duration::from_secs(1);
+
+/// What has happened.
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    /// This process of a rank runs.
+    Started(Rank, u32),
+    /// The process of this rank that ran has ended.
+    Ended(Rank, Option<ExitStatus>),
+    Reported(Report),
+    /// No report comes any more, and a rank still runs: something else wrote into the pipe.
+    ReportsOver,
+    /// A signal that asks for an end.
+    Signal(u8),
+    /// All ranks are to say what they do.
+    Asked,
+    /// Time has passed.
+    Tick,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Start(Rank),
+    /// End this process at once.
+    Kill(u32),
+    /// Pass a signal that asks for an end on to this process.
+    Pass(u32, u8),
+    /// Have this process say what it does.
+    Ask(u32),
+    /// Tell the user.
+    Say(String),
+    /// Tell the user that the job drains because of this signal.
+    SayDrain(u8),
+    Log(String),
+    /// A rank could not write its flight recording, because of this.
+    NotRecorded(String),
+}
+
+/// A rank that runs.
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    pid: u32,
+    /// It has said that it takes signals.
+    hears: bool,
+    /// It is to say what it does, as soon as it takes signals.
+    is_asked: bool,
+}
+
+/// What a supervisor knows of its job.
+#[derive(Clone, Debug)]
+pub(super) struct Core {
+    restarts: u32,
+    /// How long the front may take to say what it makes of Phase B's end.
+    within: Duration,
+    used: u32,
+    /// By rank.
+    running: [Option<Running>; WORLD as usize],
+    /// The process of Phase B that was killed here because the front gave it up.
+    replaced: Option<u32>,
+    /// Why Phase B was given up, by the front or here.
+    given_up: Option<Fault>,
+    /// How ranks ended for good.
+    ends: Vec<End>,
+    /// Phase B ended, and the front has not said yet whether it wants another.
+    gone: Option<(End, Instant)>,
+    /// What the ranks reported, in that order, of their ends.
+    reports: Vec<Report>,
+    /// The front is not connected, and takes any Phase B that comes.
+    front_waits: bool,
+    /// The ranks were connected once.
+    has_met: bool,
+    /// The front has everything of Phase B, which may end as it likes.
+    is_served: bool,
+    /// The front has done its work, or cannot say so any more.
+    is_finished: bool,
+    /// Over ranks that are not connected.
+    vigil: Vigil,
+    /// What is said of a rank that was missed and is not replaced.
+    missed: Option<Fault>,
+    signals: u32,
+    /// The first signal, and when it came.
+    first_signal: Option<(u8, Instant)>,
+    /// The first signal, until it was said what it does.
+    drains: Option<u8>,
+    /// How many reports there were when a second interrupt came.
+    aborted_after: Option<usize>,
+    /// When the ranks that are left are killed, or given up once they were killed.
+    deadline: Option<Instant>,
+    is_killing: bool,
+    /// A process that was killed does not end.
+    stuck: Option<Fault>,
+    actions: Vec<Action>,
+}
+
+impl Core {
+    /// A job without ranks. `watches` where ranks give signs of life.
+    pub(super) fn new(restarts: u32, within: Duration, watches: bool, now: Instant) -> Self {
+        Self {
+            restarts,
+            within,
+            used: 0,
+            running: [None; WORLD as usize],
+            replaced: None,
+            given_up: None,
+            ends: Vec::new(),
+            gone: None,
+            reports: Vec::new(),
+            front_waits: true,
+            has_met: false,
+            is_served: false,
+            is_finished: false,
+            vigil: Vigil::new(watches, now),
+            missed: None,
+            signals: 0,
+            first_signal: None,
+            drains: None,
+            aborted_after: None,
+            deadline: None,
+            is_killing: false,
+            stuck: None,
+            actions: Vec::new(),
+        }
+    }
+
+    /// Takes in what happened, and gives what is to be done, in that order.
+    pub(super) fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
+        match event {
+            Event::Started(rank, pid) => self.started(rank, pid, now),
+            Event::Ended(rank, status) => self.ended(rank, status, now),
+            Event::Reported(report) => self.reported(report, now),
+            Event::ReportsOver => {
+                // The front's exit code alone says whether it has done its work.
+                self.vigil.end();
+                self.is_finished = true;
+            }
+            Event::Signal(signal) => self.signalled(signal, now),
+            Event::Asked => self.asked(),
+            Event::Tick => self.late(now),
+        }
+        std::mem::take(&mut self.actions)
+    }
+
+    /// All ranks have ended for good, or one never will.
+    pub(super) fn is_over(&self) -> bool {
+        self.ends.len() == WORLD as usize || self.stuck.is_some()
+    }
+
+    /// When [`Event::Tick`] has something to do.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let gone = self.gone.as_ref().map(|(_, until)| *until);
+        let times = [self.deadline, gone, self.vigil.due()];
+        times.into_iter().flatten().min()
+    }
+
+    /// The processes that run.
+    pub(super) fn pids(&self) -> impl Iterator<Item = u32> {
+        self.running.iter().flatten().map(|running| running.pid)
+    }
+
+    /// One reason for all ranks, once [`Core::is_over`].
+    pub(super) fn verdict(self) -> Verdict {
+        if let Some(stuck) = self.stuck {
+            return Verdict::Fault(stuck, None);
+        }
+        verdict(&Ends {
+            ends: self.ends,
+            reports: self.reports,
+            interrupted: self.signals > 0,
+            aborted_after: self.aborted_after,
+            missed: self.missed,
+            is_served: self.is_served,
+            is_finished: self.is_finished,
+            restarts: self.restarts,
+            used: self.used,
+        })
+    }
+
+    fn at(&mut self, rank: Rank) -> Option<&mut Option<Running>> {
+        self.running.get_mut(rank.get() as usize)
+    }
+
+    fn pid(&self, rank: Rank) -> Option<u32> {
+        let running = self.running.get(rank.get() as usize).copied().flatten();
+        running.map(|running| running.pid)
+    }
+
+    fn started(&mut self, rank: Rank, pid: u32, now: Instant) {
+        self.vigil.heard(rank, now);
+        if let Some(place) = self.at(rank) {
+            *place = Some(Running {
+                pid,
+                hears: false,
+                is_asked: false,
+            });
+        }
+    }
+
+    /// Whether Phase B would be started again.
+    fn may_restart(&self) -> bool {
+        let front_runs = self.pid(FRONT).is_some();
+        front_runs && self.used < self.restarts && self.signals < 2 && !self.is_killing
+    }
+
+    /// Starts another process in the place of this one of Phase B.
+    fn restart(&mut self, lost: &End) {
+        self.used += 1;
+        self.replaced = None;
+        self.gone = None;
+        let (used, of) = (self.used, self.restarts);
+        let why = lost.why(&self.reports, self.given_up.take());
+        self.actions.extend([
+            Action::Say(format!(
+                "pp: Phase B (rank {PHASE_B}) is gone: {why}; restart {used} of {of}"
+            )),
+            Action::Log(format!("Phase B starts again used={used} of={of}")),
+            Action::Start(PHASE_B),
+        ]);
+    }
+
+    fn ended(&mut self, rank: Rank, status: Option<ExitStatus>, now: Instant) {
+        let Some(Running { pid, .. }) = self.at(rank).and_then(Option::take) else {
+            return;
+        };
+        self.vigil.ended(rank);
+        let was_replaced = self.replaced == Some(pid);
+        let mut end = End {
+            rank,
+            pid,
+            status,
+            by_us: false,
+        };
+        end.by_us = (self.is_killing || was_replaced) && end.was_killed();
+        let is_worth_it = was_replaced || end.is_worth_a_restart();
+        let may_be_missed = is_worth_it || end.is_silent();
+        if rank == PHASE_B && self.may_restart() && may_be_missed && !self.is_served {
+            if self.front_waits && (is_worth_it || self.has_met) {
+                return self.restart(&end);
+            }
+            let is_blamed = self.reports.iter().any(|report| blames_front(report, pid));
+            // That the ranks have met is read by another thread, which may be behind.
+            let is_unheard = self.front_waits && !end.is_good();
+            let within = if is_blamed || is_unheard {
+                CONTRADICTED_WITHIN.min(self.within)
+            } else {
+                self.within
+            };
+            self.gone = Some((end, now + within));
+            return;
+        }
+        self.settle(end, now);
+    }
+
+    /// A rank ended, and is not started again.
+    fn settle(&mut self, end: End, now: Instant) {
+        // Phase B may be done long before the front has written everything.
+        let has_failed = self.reports.iter().any(|report| report.pid == end.pid);
+        let is_harmless = match end.rank {
+            FRONT => end.is_good() && !has_failed,
+            _ => self.is_served || (end.is_good() && !has_failed),
+        };
+        let is_front = end.rank == FRONT;
+        self.ends.push(end);
+        match (is_harmless, is_front) {
+            (false, _) => self.end_within(PATIENCE, now),
+            (true, true) => self.end_within(GOODBYE, now),
+            // No rank watches the front any more.
+            (true, false) if self.is_served || self.is_finished => self.vigil.resume(now),
+            // The front may need it. That it does not was reported before.
+            (true, false) => self.end_within(CONTRADICTED_WITHIN, now),
+        }
+        if is_front && let Some((gone, _)) = self.gone.take() {
+            self.settle(gone, now);
+        }
+    }
+
+    fn end_within(&mut self, patience: Duration, now: Instant) {
+        if self.is_killing {
+            // Ranks that were killed have their own time.
+            return;
+        }
+        let at = now + patience;
+        self.deadline = Some(self.deadline.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    fn reported(&mut self, report: Report, now: Instant) {
+        if self.pid(report.rank) == Some(report.pid) {
+            self.vigil.heard(report.rank, now);
+        }
+        let is_news = !self.is_served;
+        match &report.word {
+            Word::Ends(_) => {
+                // The front is stopped or cut off, and would not say for a minute what it makes of it.
+                if let Some((end, until)) = &mut self.gone
+                    && blames_front(&report, end.pid)
+                {
+                    *until = (*until).min(now + CONTRADICTED_WITHIN);
+                }
+            }
+            Word::Hears => self.hears(report.rank, report.pid),
+            Word::Met => {
+                self.has_met = true;
+                // One that runs and has not said yet that it takes signals came after this report was made.
+                let phase_b = self.running[PHASE_B.get() as usize];
+                if phase_b.is_some_and(|phase_b| phase_b.hears) {
+                    self.front_waits = false;
+                    self.vigil.pause();
+                }
+                self.say_that_it_drains();
+            }
+            Word::Lost(meant, fault) => {
+                self.actions.push(Action::Log(format!(
+                    "the front gave Phase B up fault={fault} meant={meant:?}"
+                )));
+                self.front_waits = true;
+                self.given_up = Some(fault.clone());
+                self.vigil.resume(now);
+                self.replace(*meant, report.pid, now);
+            }
+            _ => {}
+        }
+        let unrecorded = self.note(report);
+        self.actions.extend(unrecorded.map(Action::NotRecorded));
+        // Phase B ended badly, and that this does no harm was read late.
+        let is_harmless = self.ends.iter().all(|end| end.rank == PHASE_B);
+        if is_news && self.is_served && is_harmless && self.signals < 2 && !self.is_killing {
+            self.deadline = None;
+            if !self.ends.is_empty() {
+                self.vigil.resume(now);
+            }
+        }
+    }
+
+    /// Takes in a report that changes nothing any more but the verdict; why a recording could not be written, if it
+    /// says so.
+    pub(super) fn note(&mut self, report: Report) -> Option<String> {
+        match &report.word {
+            Word::Ends(_) => self.reports.push(report),
+            Word::NotRecorded(why) => return Some(why.detail.to_string()),
+            Word::Served => self.is_served = true,
+            Word::Finished => self.is_finished = true,
+            _ => {}
+        }
+        None
+    }
+
+    /// The front wants another process than this one of Phase B.
+    fn replace(&mut self, meant: Meant, front: u32, now: Instant) {
+        let is_meant = |pid: u32| match meant {
+            Meant::Unknown => false,
+            Meant::This(meant) => pid == meant,
+            Meant::Any => true,
+        };
+        let was_last =
+            |end: &End| end.rank == PHASE_B && (meant == Meant::Unknown || is_meant(end.pid));
+        if let Some((end, _)) = self.gone.take() {
+            if self.may_restart() {
+                return self.restart(&end);
+            }
+            self.settle(end, now);
+        }
+        match self.pid(PHASE_B).filter(|pid| is_meant(*pid)) {
+            Some(pid) if self.may_restart() => {
+                // It may be stopped, or cut off: nothing else ends it.
+                self.replaced = Some(pid);
+                self.actions.push(Action::Kill(pid));
+            }
+            // The front waits in vain.
+            Some(_) => self.end_in_vain(front, now),
+            // It ended for good, and none comes in its place: the same.
+            None if self.ends.iter().any(was_last) => self.end_in_vain(front, now),
+            // It was replaced already.
+            None => {}
+        }
+    }
+
+    /// No Phase B comes to this process of the front any more: what it lost the last one to ends the job.
+    fn end_in_vain(&mut self, front: u32, now: Instant) {
+        self.reports
+            .extend(self.given_up.take().map(|fault| Report {
+                pid: front,
+                rank: FRONT,
+                word: Word::Ends(fault),
+            }));
+        self.end_within(PATIENCE, now);
+    }
+
+    /// Ends a rank that gives no sign of life; another takes the place of Phase B, where there may be one.
+    fn miss(&mut self, rank: Rank, silence: Duration) {
+        self.vigil.ended(rank);
+        let Some(pid) = self.pid(rank) else {
+            return;
+        };
+        let what = format!(
+            "no sign of life for {:.1} s before the ranks were connected; is its process stopped?",
+            silence.as_secs_f64()
+        );
+        let fault = Fault::new(FaultKind::TimedOut, rank, "start", what);
+        self.actions
+            .push(Action::Log(format!("a rank is missed fault={fault}")));
+        if rank != PHASE_B || !self.may_restart() {
+            self.missed.get_or_insert(fault);
+        } else {
+            self.given_up = Some(fault);
+        }
+        self.replaced = Some(pid);
+        self.actions.push(Action::Kill(pid));
+    }
+
+    /// Time has passed.
+    fn late(&mut self, now: Instant) {
+        if let Some((rank, silence)) = self.vigil.look(now) {
+            self.miss(rank, silence);
+        }
+        if let Some((end, _)) = self.gone.take_if(|(_, until)| now >= *until) {
+            self.settle(end, now);
+        }
+        if self.deadline.is_some_and(|at| now >= at) {
+            let left = self.running.iter().position(Option::is_some);
+            if let Some(rank) = left.filter(|_| self.is_killing) {
+                let what = "its process was killed and does not end; the kernel waits for a disk or a device in it";
+                let fault = Fault::new(FaultKind::TimedOut, Rank::new(rank as u32), "end", what);
+                self.stuck = Some(fault);
+                return;
+            }
+            self.deadline = Some(now + KILLED_WITHIN);
+            self.is_killing = true;
+            let kills: Vec<_> = self.pids().map(Action::Kill).collect();
+            self.actions.extend(kills);
+        }
+    }
+
+    fn signalled(&mut self, signal: u8, now: Instant) {
+        let since = self.first_signal.map(|(first, at)| (first, now - at));
+        if is_echo_of(since, signal) {
+            return;
+        }
+        self.signals += 1;
+        if self.first_signal.is_none() {
+            self.first_signal = Some((signal, now));
+            self.drains = Some(signal);
+            self.say_that_it_drains();
+        }
+        if self.signals == 2 {
+            self.aborted_after = Some(self.reports.len());
+            if let Some((mut end, _)) = self.gone.take() {
+                // Another would have come: it is the interrupt that ends the job.
+                end.by_us = true;
+                self.ends.push(end);
+            }
+            // A rank that is stopped does not hear it.
+            self.end_within(ABORTED_WITHIN, now);
+        }
+        // The front drains and tells the others; all must hear of an abort. A Phase B that is about
+        // to join a front which drains must not end at the first.
+        let front_alone = self.signals == 1 && self.restarts > 0 && self.has_met;
+        for rank in [FRONT, PHASE_B] {
+            if let Some(pid) = self.pid(rank).filter(|_| rank == FRONT || !front_alone) {
+                self.actions.push(Action::Pass(pid, signal));
+            }
+        }
+    }
+
+    /// Before the ranks are connected a signal ends them, and that they are is read by another thread.
+    fn say_that_it_drains(&mut self) {
+        if let Some(signal) = self.drains.take_if(|_| self.has_met) {
+            self.actions.push(Action::SayDrain(signal));
+        }
+    }
+
+    /// All ranks that run are to say what they do: those that would not die of it at once.
+    fn asked(&mut self) {
+        for running in self.running.iter_mut().flatten() {
+            if running.hears {
+                self.actions.push(Action::Ask(running.pid));
+            } else {
+                running.is_asked = true;
+            }
+        }
+    }
+
+    /// This process of a rank takes signals from now on.
+    fn hears(&mut self, rank: Rank, pid: u32) {
+        let running = self.at(rank).and_then(Option::as_mut);
+        let Some(running) = running.filter(|running| running.pid == pid) else {
+            return;
+        };
+        running.hears = true;
+        if std::mem::take(&mut running.is_asked) {
+            self.actions.push(Action::Ask(pid));
+        }
+    }
+}
+
+/// Whether this process of Phase B ended because of the front.
+fn blames_front(report: &Report, phase_b: u32) -> bool {
+    let is_blamed = |word: &Word| matches!(word, Word::Ends(fault) if fault.rank == FRONT);
+    report.pid == phase_b && is_blamed(&report.word)
+}
