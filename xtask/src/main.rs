@@ -18,7 +18,6 @@ mod mutants;
 mod nccl_bindings;
 mod process;
 mod run_pp;
-mod shutdown;
 mod soak;
 mod suite;
 mod tidy;
@@ -44,8 +43,6 @@ cargo xtask <command>
                   every decoder that a stranger, a peer or a file reaches, under libFuzzer
   soak [--chunks N] [--minutes N] [--seed S]
                   long jobs whose Phase B is killed and stopped all the time; no frame may be lost or changed
-  shutdown [--jobs N | --gpu FILE.json]
-                  end jobs in every state, here or on a machine with GPUs, and write it into docs/shutdown.md
   bench WHAT      overlap | touch | denoise | all: ours beside its peers, interleaved;
                   door: a job beside somebody who attacks the place where its ranks meet";
 
@@ -74,7 +71,6 @@ fn run(args: &[String]) -> Result<()> {
         Some("fuzz") => fuzz::run(rest),
         Some("bundle") => bundle::run(rest),
         Some("soak") => soak::run(rest),
-        Some("shutdown") => shutdown::run(rest),
         Some("bench") => bench::run(rest),
         None | Some("help" | "--help" | "-h") => {
             println!("{HELP}");

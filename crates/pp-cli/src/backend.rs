@@ -313,10 +313,10 @@ pub(crate) fn choose_transport(
 }
 
 /// A refusal of the handshake, with why this rank chose what it chose, where that was left to it:
-/// the ranks may have found different machines.
+/// the ranks may have found different machines. Whether that is why they differ is for a person to read.
 pub(crate) fn explain(failure: Failure, launch: &Launch, said: Option<&str>) -> Failure {
     match (failure, said) {
-        (Failure::Fault(fault), Some(said)) if is_about_the_choice(&fault) => {
+        (Failure::Fault(fault), Some(said)) if fault.kind == FaultKind::HandshakeMismatch => {
             let detail = format!(
                 "{}; rank {} chose by itself: {said}",
                 fault.detail,
@@ -326,14 +326,6 @@ pub(crate) fn explain(failure: Failure, launch: &Launch, said: Option<&str>) -> 
         }
         (failure, _) => failure,
     }
-}
-
-fn is_about_the_choice(fault: &Fault) -> bool {
-    let differs = |key: &str| fault.detail.contains(key);
-    fault.kind == FaultKind::HandshakeMismatch
-        && ["kernels", "settings.transport", "settings.nccl"]
-            .into_iter()
-            .any(differs)
 }
 
 /// Says what was found and chosen; the front alone does.
@@ -446,7 +438,6 @@ mod tests {
             "{text}"
         );
         for (kind, detail, said) in [
-            (FaultKind::HandshakeMismatch, "settings.depth is 3", said),
             (FaultKind::PeerDied, "its kernels died", said),
             (FaultKind::HandshakeMismatch, mismatch, None),
         ] {

@@ -5,7 +5,6 @@
 //! says, seen to be there by a sign and not by a guess; how it ended, how long that took and what
 //! was left is measured from outside.
 
-mod again;
 mod cell;
 mod judge;
 mod launch;
@@ -54,9 +53,6 @@ pub(crate) struct ShutdownArgs {
     /// Name the cells, and those that cannot be run here with the reason; run none.
     #[arg(long)]
     list: bool,
-    /// Judge the cells of a report by what is expected now, and print it; run none.
-    #[arg(long, value_name = "FILE.json", hide = true)]
-    judge_again: Option<PathBuf>,
     /// The driver and NCCL are the stand-ins of this project's tests.
     #[arg(long, hide = true)]
     fakes: bool,
@@ -121,9 +117,6 @@ struct Report {
 
 /// Runs the matrix.
 pub(crate) fn shutdown(args: &ShutdownArgs) -> Result<(), Failure> {
-    if let Some(report) = &args.judge_again {
-        return again::judge_again(report);
-    }
     let ground = match (args.transport, args.fakes) {
         (TransportChoice::Nccl, true) => Ground::Fakes,
         (TransportChoice::Nccl, false) => Ground::Gpus,
