@@ -18,6 +18,7 @@
 pub mod abi;
 pub mod check;
 mod config;
+mod convert;
 pub mod cpu;
 mod cuda;
 mod error;
@@ -26,18 +27,16 @@ mod frame;
 pub mod guard;
 pub mod measure;
 mod payload;
-mod plan;
 mod plugin;
 pub mod reference;
 pub mod synthetic;
-mod tensor;
 
-pub use config::{Chroma, ChunkShape, Description, SessionConfig, Space};
+pub use config::{Chroma, ChunkShape, Description, Layout, SessionConfig, Space};
+// What the traits speak of.
 pub use cuda::{CudaError, DeviceDigests, DeviceTensor, check_device};
 pub use error::{Failure, KernelError, LoadError, Status};
 pub use export::{Kernels, Session};
 pub use frame::{FrameView, FrameViewMut, PlaneView, PlaneViewMut};
 pub use payload::{Payload, PayloadMut};
-pub use plan::Plan;
 pub use plugin::{DeviceSession, KernelSession, KernelSet};
-pub use tensor::{DType, Layout, TensorList, TensorSpec};
+pub use pp_contract::{DType, Manifest, TensorSpec, VideoPlanParts};

@@ -15,7 +15,6 @@ mod restart;
 mod shape;
 pub(crate) use self::input::{QUEUE, io_threads};
 pub(crate) use self::report::write_pictures;
-mod tensors;
 mod verify;
 
 use std::io::IsTerminal as _;

@@ -24,13 +24,13 @@ pub(crate) use noise::StreamNoise;
 pub use noise::{add_gaussian, estimate_sigma};
 pub(crate) use plane::mirrored;
 
-use crate::config::{Chroma, ChunkShape, Description, SessionConfig, Space};
+use pp_contract::{DType, VideoPlanParts};
+
+use crate::config::{Chroma, ChunkShape, Description, Layout, SessionConfig, Space};
 use crate::error::Failure;
 use crate::export::{Kernels, Session};
 use crate::frame::{FrameView, FrameViewMut};
 use crate::payload::{Payload, PayloadMut};
-use crate::plan::Plan;
-use crate::tensor::{DType, Layout};
 use denoise::Denoiser;
 use geometry::{Geometry, TOKEN};
 use settings::CONTEXT_FRAMES;
@@ -131,7 +131,7 @@ impl Session for CpuSession {
     fn encode(
         &mut self,
         frames: &[FrameView<'_>],
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &mut PayloadMut<'_>,
     ) -> Result<(), Failure> {
         let bytes = self.geometry.frame_bytes();
@@ -183,7 +183,7 @@ impl Session for CpuSession {
 
     fn phase_b(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, Failure> {
@@ -249,7 +249,7 @@ impl Session for CpuSession {
 
     fn decode(
         &mut self,
-        _plan: &Plan,
+        _plan: &VideoPlanParts,
         output: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {

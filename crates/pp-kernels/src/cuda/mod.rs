@@ -23,7 +23,9 @@ pub(crate) mod table;
 pub use digest::{DeviceDigests, DeviceTensor};
 pub use error::CudaError;
 
-use crate::config::{Chroma, ChunkShape, Description, SessionConfig, Space};
+use pp_contract::VideoPlanParts;
+
+use crate::config::{Chroma, ChunkShape, Description, Layout, SessionConfig, Space};
 use crate::cpu::geometry::Geometry;
 use crate::cpu::settings::CONTEXT_FRAMES;
 use crate::cpu::tensors;
@@ -31,8 +33,6 @@ use crate::error::{Failure, Status};
 use crate::export::{Kernels, Session};
 use crate::frame::{FrameView, FrameViewMut};
 use crate::payload::{Payload, PayloadMut};
-use crate::plan::Plan;
-use crate::tensor::Layout;
 use driver::{Driver, Stream};
 use front::Front;
 use kernels::Denoiser;
@@ -132,7 +132,7 @@ impl Session for PtxSession {
     fn encode(
         &mut self,
         frames: &[FrameView<'_>],
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &mut PayloadMut<'_>,
     ) -> Result<(), Failure> {
         self.driver.check_context(self.context)?;
@@ -142,7 +142,7 @@ impl Session for PtxSession {
 
     fn phase_b(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, Failure> {
@@ -153,7 +153,7 @@ impl Session for PtxSession {
 
     fn decode(
         &mut self,
-        _: &Plan,
+        _: &VideoPlanParts,
         output: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {
@@ -187,7 +187,7 @@ impl PtxSession {
     pub(crate) unsafe fn only(
         &self,
         kernel: Single,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         tokens: u64,
         strength: u64,
         frames: u32,
