@@ -1,12 +1,13 @@
 //! What a session is made for: size, chroma format, memory, threads; and what kernels say about themselves.
 
 use pp_contract::Manifest;
+use serde::{Deserialize, Serialize};
 
 use crate::abi;
 use crate::error::Failure;
 
 /// How the chroma planes are subsampled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum Chroma {
     /// Luma only.

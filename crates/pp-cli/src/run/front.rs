@@ -164,7 +164,7 @@ impl<C: Codec> VideoFront<C> {
         let mut shape = Shape {
             width: header.width(),
             height: header.height(),
-            planes: header.sampling().into(),
+            planes: header.chroma(),
             frame_bytes: header.frame_bytes() as u64,
             forward_slots,
             forward_bytes: 0,
