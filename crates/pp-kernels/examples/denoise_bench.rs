@@ -12,7 +12,7 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use pp_kernels::cpu::add_gaussian;
+use pp_kernels::denoise::cpu::add_gaussian;
 use pp_kernels::{
     Chroma, ChunkShape, FrameView, FrameViewMut, KernelSet, Payload, PayloadMut, SessionConfig,
     VideoPlanParts,

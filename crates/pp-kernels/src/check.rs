@@ -163,7 +163,7 @@ fn picture(config: &SessionConfig, frame: usize, seed: u64) -> Vec<u8> {
         let edge = if x > width / 2 { 60 } else { 0 };
         *byte = ((x * 3 + y * 2) % 120 + edge + (x / 3 + y / 5) % 2 * 20) as u8;
     }
-    crate::cpu::add_gaussian(&mut bytes, 8.0, seed, frame as u64, 0);
+    crate::denoise::cpu::add_gaussian(&mut bytes, 8.0, seed, frame as u64, 0);
     bytes
 }
 

@@ -515,7 +515,7 @@ unsafe fn write_frames<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::Cpu;
+    use crate::denoise::cpu::Cpu;
 
     #[test]
     fn a_struct_that_is_too_short_is_refused_and_the_text_is_cut_to_the_buffer() {

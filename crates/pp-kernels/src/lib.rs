@@ -13,14 +13,14 @@
 //! - To call kernels: [`KernelSet`] and [`KernelSession`].
 //! - To write kernels in Rust: [`Kernels`], [`Session`] and [`export_kernels!`].
 //! - To test a plugin: [`check::CHECKS`].
-//! - What the default kernels compute: [`cpu`], and plainly in [`mod@reference`].
+//! - What the default kernels compute: [`denoise`], and plainly in [`mod@denoise::reference`].
 
 pub mod abi;
 pub mod check;
 mod config;
 mod convert;
-pub mod cpu;
 mod cuda;
+pub mod denoise;
 mod error;
 pub mod export;
 mod frame;
@@ -28,12 +28,12 @@ pub mod guard;
 pub mod measure;
 mod payload;
 mod plugin;
-pub mod reference;
 pub mod synthetic;
 
 pub use config::{Chroma, ChunkShape, Description, Layout, SessionConfig, Space};
 // What the traits speak of.
-pub use cuda::{CudaError, DeviceDigests, DeviceTensor, check_device};
+pub use cuda::{CudaError, DeviceDigests, DeviceTensor};
+pub use denoise::cuda::check_device;
 pub use error::{Failure, KernelError, LoadError, Status};
 pub use export::{Kernels, Session};
 pub use frame::{FrameView, FrameViewMut, PlaneView, PlaneViewMut};

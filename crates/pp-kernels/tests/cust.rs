@@ -286,7 +286,7 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
         base_seed: 0,
     };
 
-    let tokens = pp_kernels::cpu::geometry::Geometry::new(SIZE.0, SIZE.1, CHROMA).tokens as u64;
+    let tokens = pp_kernels::denoise::geometry::Geometry::new(SIZE.0, SIZE.1, CHROMA).tokens as u64;
     let dims = [u64::from(FRAMES), tokens, 64, 0, 0, 0, 0, 0];
     let mut tensor = abi::Tensor {
         name: [0; 48],

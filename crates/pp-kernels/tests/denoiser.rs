@@ -1,7 +1,10 @@
 //! The CPU backend against the oracle, and what its plan's fields do.
 
-use pp_kernels::cpu::{add_gaussian, estimate_sigma, settings};
-use pp_kernels::reference::{self, Chunk};
+use pp_kernels::denoise::reference::{self, Chunk};
+use pp_kernels::denoise::{
+    cpu::{add_gaussian, estimate_sigma},
+    settings,
+};
 use pp_kernels::{
     Chroma, ChunkShape, DType, FrameView, FrameViewMut, KernelError, KernelSession, KernelSet,
     Layout, Payload, PayloadMut, PlaneView, SessionConfig, VideoPlanParts,

@@ -3,8 +3,8 @@
 //! Every call only enqueues. Memory is allocated by the first call that needs it, in the order of the stream, so a
 //! session of the front has none of Phase B's.
 
-use pp_kernels::cpu::geometry::TOKEN;
-use pp_kernels::cpu::settings::{CONTEXT_FRAMES, schedule};
+use pp_kernels::denoise::geometry::TOKEN;
+use pp_kernels::denoise::settings::{CONTEXT_FRAMES, schedule};
 use pp_kernels::{
     ChunkShape, DType, Failure, FrameView, FrameViewMut, Layout, Manifest, Payload, PayloadMut,
     Session, SessionConfig, TensorSpec, VideoPlanParts,

@@ -10,7 +10,8 @@
 use half::bf16;
 use pp_kernels::{
     Chroma, ChunkShape, DType, Description, Failure, FrameView, FrameViewMut, Kernels, Layout,
-    Manifest, Payload, PayloadMut, Session, SessionConfig, Space, TensorSpec, VideoPlanParts, cpu,
+    Manifest, Payload, PayloadMut, Session, SessionConfig, Space, TensorSpec, VideoPlanParts,
+    denoise::cpu,
 };
 
 /// The kernels of this plugin.

@@ -6,11 +6,12 @@ use pp_contract::{DType, Manifest, VideoPlanParts};
 
 use super::{Case, Clock, Figure, MeasureError, PATIENCE};
 use crate::config::{ChunkShape, Layout};
-use crate::cpu::geometry::Geometry;
-use crate::cpu::settings::{CONTEXT_FRAMES, RADIUS};
 use crate::cuda::driver::{Driver, Stream};
 use crate::cuda::memory::{Memory, Pinned};
-use crate::cuda::{CudaError, DeviceDigests, DeviceTensor, Ptx, Single};
+use crate::cuda::{CudaError, DeviceDigests, DeviceTensor};
+use crate::denoise::cuda::{Ptx, Single};
+use crate::denoise::geometry::Geometry;
+use crate::denoise::settings::{CONTEXT_FRAMES, RADIUS};
 use crate::export::{Kernels, Session};
 use crate::payload::{Payload, PayloadMut};
 use crate::plugin::{DeviceSession, KernelSet};

@@ -1,7 +1,7 @@
 //! What must hold, one function each; every one panics when it does not.
 
-use pp_kernels::cpu::{add_gaussian, settings};
-use pp_kernels::reference::{self, Chunk};
+use pp_kernels::denoise::reference::{self, Chunk};
+use pp_kernels::denoise::{cpu::add_gaussian, settings};
 use pp_kernels::{Chroma, ChunkShape, Layout, SessionConfig, VideoPlanParts};
 
 use crate::device::{Gpu, Pad, Session};

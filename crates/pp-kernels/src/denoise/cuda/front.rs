@@ -5,16 +5,16 @@
 
 use pp_contract::{DType, VideoPlanParts};
 
-use super::driver::Stream;
-use super::error::CudaError;
 use super::frames::{DeviceFrames, download, upload};
 use super::kernels::{Denoiser, HISTOGRAM_BYTES, SIGMA_BYTES};
-use super::memory::Memory;
 use super::sizes::Sizes;
 use crate::config::SessionConfig;
-use crate::cpu::geometry::Geometry;
-use crate::cpu::settings::CONTEXT_FRAMES;
-use crate::cpu::tensors::{context_count, latents_dims};
+use crate::cuda::driver::Stream;
+use crate::cuda::error::CudaError;
+use crate::cuda::memory::Memory;
+use crate::denoise::geometry::Geometry;
+use crate::denoise::settings::CONTEXT_FRAMES;
+use crate::denoise::tensors::{context_count, latents_dims};
 use crate::error::Failure;
 use crate::frame::{FrameView, FrameViewMut};
 use crate::payload::{Payload, PayloadMut};

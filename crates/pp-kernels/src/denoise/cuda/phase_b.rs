@@ -6,15 +6,15 @@
 
 use pp_contract::{DType, VideoPlanParts};
 
-use super::driver::Stream;
-use super::error::CudaError;
 use super::kernels::{Denoiser, SIGMA_BYTES, Tokens};
-use super::memory::Memory;
 use super::sizes::{AttendArgument, Sizes};
 use crate::config::SessionConfig;
-use crate::cpu::geometry::Geometry;
-use crate::cpu::settings::CONTEXT_FRAMES;
-use crate::cpu::tensors::{check_place, context_count, frame_count, latents_dims};
+use crate::cuda::driver::Stream;
+use crate::cuda::error::CudaError;
+use crate::cuda::memory::Memory;
+use crate::denoise::geometry::Geometry;
+use crate::denoise::settings::CONTEXT_FRAMES;
+use crate::denoise::tensors::{check_place, context_count, frame_count, latents_dims};
 use crate::error::Failure;
 use crate::payload::{Payload, PayloadMut};
 

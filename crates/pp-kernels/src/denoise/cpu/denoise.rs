@@ -8,9 +8,9 @@ use std::sync::Mutex;
 use pp_contract::VideoPlanParts;
 
 use super::attention::{Attend, BAND, Sums, attend};
-use super::geometry::{Geometry, TOKEN};
 use super::plane::{CELL, PlaneLayout};
-use super::settings::{CONTEXT_FRAMES, FLOOR, KEEP, RADIUS};
+use crate::denoise::geometry::{Geometry, TOKEN};
+use crate::denoise::settings::{CONTEXT_FRAMES, FLOOR, KEEP, RADIUS};
 
 /// Keeps the logit finite where there is no noise: only equal patches then have weight.
 pub(crate) const MIN_H2: f32 = 1e-6;
