@@ -2,7 +2,7 @@
 
     python3 attention.py [--frames 4 8] [--size 1280x720] [--only NAME ...]
 
-Queries, keys, values and windows are those of crates/pp-kernels/src/reference.rs (first pass: the guide is the frame
+Queries, keys, values and windows are those of crates/pp-kernels/src/denoise/reference.rs (first pass: the guide is the frame
 itself): 8x8 patches at multiples of 4; keys at every place within 4 samples in the same frame and within 2 in the two
 frames before and after. Three ways to write it, and for each the best that was found:
 

@@ -30,6 +30,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "crates/pp-kernels/src/abi.rs",
     // Calls of the CUDA driver and of cublasLt.
     "crates/pp-kernels/src/cuda/",
+    "crates/pp-kernels/src/denoise/cuda/",
     "crates/pp-kernels/src/measure/",
     "crates/pp-kernels/src/synthetic/",
     // Sessions on a device.

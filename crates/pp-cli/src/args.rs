@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgGroup, Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum};
-use pp_kernels::cpu::settings::DEFAULT_STEPS;
+use pp_kernels::denoise::settings::DEFAULT_STEPS;
 
 use crate::cmd::faults::Transport;
 use crate::cmd::shutdown::ShutdownArgs;

@@ -12,10 +12,10 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use pp_kernels::cpu::add_gaussian;
+use pp_kernels::denoise::cpu::add_gaussian;
 use pp_kernels::{
-    Chroma, ChunkShape, FrameView, FrameViewMut, KernelSet, Payload, PayloadMut, Plan,
-    SessionConfig,
+    Chroma, ChunkShape, FrameView, FrameViewMut, KernelSet, Payload, PayloadMut, SessionConfig,
+    VideoPlanParts,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -173,9 +173,9 @@ fn main() -> Result<()> {
         steps,
         context_frames: 0,
     })?;
-    let mut input = vec![0; layout.inputs.payload_bytes()];
-    let mut output = vec![0; layout.outputs.payload_bytes()];
-    let mut plan = Plan::first(clean.width, clean.height, steps);
+    let mut input = vec![0; layout.inputs.payload_bytes() as usize];
+    let mut output = vec![0; layout.outputs.payload_bytes() as usize];
+    let mut plan = VideoPlanParts::first(clean.width, clean.height, steps);
     let (mut total, mut phase_b) = (Duration::ZERO, Duration::ZERO);
     let (width, height, chroma) = (clean.width, clean.height, clean.chroma);
     for (chunk, frames) in noisy.frames.chunks(per_chunk).enumerate() {

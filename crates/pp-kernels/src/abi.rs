@@ -10,6 +10,8 @@
 
 use std::mem::{offset_of, size_of};
 
+use pp_contract::DType;
+
 /// "PPKRNLS1" in memory order.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PPKRNLS1");
 /// A table of another major version is refused.
@@ -230,6 +232,12 @@ pub const TABLE_REQUIRED_BYTES: u32 = offset_of!(Table, self_test) as u32;
 #[must_use]
 pub const fn size<T>() -> u32 {
     size_of::<T>() as u32
+}
+
+/// `PP_DTYPE_*`: the wire counts its codes from 1, the ABI from 0.
+#[must_use]
+pub const fn dtype_code(dtype: DType) -> u32 {
+    dtype.code() as u32 - 1
 }
 
 const _: () = {

@@ -9,12 +9,12 @@
 mod again;
 mod memory;
 
-use crate::config::{Chroma, ChunkShape, SessionConfig};
+use pp_contract::{Manifest, Plan as _, VideoPlan, VideoPlanParts};
+
+use crate::config::{Chroma, ChunkShape, Layout, SessionConfig};
 use crate::cuda::CudaError;
 use crate::error::KernelError;
-use crate::plan::Plan;
 use crate::plugin::KernelSet;
-use crate::tensor::{DType, Layout, TensorList};
 use memory::{Place, Session};
 
 /// One claim about a set of kernels.
@@ -163,7 +163,7 @@ fn picture(config: &SessionConfig, frame: usize, seed: u64) -> Vec<u8> {
         let edge = if x > width / 2 { 60 } else { 0 };
         *byte = ((x * 3 + y * 2) % 120 + edge + (x / 3 + y / 5) % 2 * 20) as u8;
     }
-    crate::cpu::add_gaussian(&mut bytes, 8.0, seed, frame as u64, 0);
+    crate::denoise::cpu::add_gaussian(&mut bytes, 8.0, seed, frame as u64, 0);
     bytes
 }
 
@@ -198,8 +198,9 @@ impl Stream {
         };
         let layout = self.front.layout(shape)?;
         let plan = match self.seen {
-            0 => Plan::first(config.width, config.height, steps),
-            seen => Plan::first(config.width, config.height, steps).following(seen, context > 0),
+            0 => VideoPlanParts::first(config.width, config.height, steps),
+            seen => VideoPlanParts::first(config.width, config.height, steps)
+                .following(seen, context > 0),
         };
         self.seen += frames.len() as u64;
 
@@ -267,7 +268,8 @@ fn describes_itself(bench: &Bench<'_>) -> Outcome {
 }
 
 fn lays_out(bench: &Bench<'_>) -> Outcome {
-    let mut session = bench.open(&bench.config())?;
+    let config = bench.config();
+    let mut session = bench.open(&config)?;
     let context = bench.set.describe().context_frames.min(3);
     for (frames, steps, context_frames) in [(1, 0, 0), (3, 2, 0), (3, 2, context)] {
         let shape = ChunkShape {
@@ -276,44 +278,21 @@ fn lays_out(bench: &Bench<'_>) -> Outcome {
             context_frames,
         };
         let layout = session.layout(shape)?;
-        let wanted = [
-            ("latents_in", DType::Bf16),
-            ("conditioning_embeds", DType::Bf16),
-            ("denoising_step_list", DType::I64),
-            ("context_frames", DType::Bf16),
-        ];
-        let count = if context_frames > 0 { 4 } else { 3 };
-        let found: Vec<_> = layout
-            .inputs
-            .as_slice()
-            .iter()
-            .map(|t| (t.name(), t.dtype()))
-            .collect();
-        if found != wanted[..count] {
-            return fail(format!(
-                "the input tensors are {found:?}, must be {:?} for {shape:?}",
-                &wanted[..count]
-            ));
+        let Layout { inputs, outputs } = &layout;
+        let first = VideoPlanParts::first(config.width, config.height, steps);
+        let tensors = VideoPlan::new(first.following(3, context_frames > 0)).and_then(|plan| {
+            plan.check_inputs(inputs)?;
+            plan.check_outputs(inputs, outputs)
+        });
+        if let Err(error) = tensors {
+            return fail(format!("for {shape:?} {error}"));
         }
-        let [latents, _, list, context @ ..] = layout.inputs.as_slice() else {
-            return fail("three input tensors are needed");
-        };
-        let [out] = layout.outputs.as_slice() else {
-            return fail("one output tensor is needed");
-        };
-        if out.name() != "latents_out" || out.dtype() != DType::Bf16 || out.dims() != latents.dims()
-        {
-            return fail(format!("{out:?} must be latents_out and like {latents:?}"));
-        }
-        let leading = [(Some(latents), frames), (context.first(), context_frames)];
-        let bad = leading
-            .into_iter()
-            .find(|(t, dim)| t.is_some_and(|t| t.dims().first() != Some(&u64::from(*dim))));
-        if let Some((Some(tensor), dim)) = bad {
-            return fail(format!("{tensor:?} must start with the dimension {dim}"));
-        }
-        if list.dims() != [u64::from(steps)] {
-            return fail(format!("{list:?} must have {steps} elements"));
+        for (name, count) in [("latents_in", frames), ("context_frames", context_frames)] {
+            if let Some((_, tensor)) = inputs.get(name)
+                && tensor.shape().dims().first() != Some(&count.into())
+            {
+                return fail(format!("{tensor} must start with the dimension {count}"));
+            }
         }
         if session.layout(shape)? != layout {
             return fail("a second layout of the same chunk differs");
@@ -402,7 +381,7 @@ fn continues(bench: &Bench<'_>) -> Outcome {
 fn refuses(bench: &Bench<'_>) -> Outcome {
     let config = bench.config();
     let mut session = bench.open(&config)?;
-    let plan = Plan::first(config.width, config.height, 1);
+    let plan = VideoPlanParts::first(config.width, config.height, 1);
     let layout = session.layout(ChunkShape {
         frames: 2,
         steps: 1,
@@ -411,7 +390,7 @@ fn refuses(bench: &Bench<'_>) -> Outcome {
     let frames = bench.pictures(&config, 0, 2);
     let input = session.encode(&frames, &plan, &layout.inputs)??;
 
-    let nothing = TensorList::default();
+    let nothing = Manifest::empty();
     let without_input = Layout {
         inputs: nothing.clone(),
         outputs: layout.outputs.clone(),

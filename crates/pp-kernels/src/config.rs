@@ -1,10 +1,13 @@
 //! What a session is made for: size, chroma format, memory, threads; and what kernels say about themselves.
 
+use pp_contract::Manifest;
+use serde::{Deserialize, Serialize};
+
 use crate::abi;
 use crate::error::Failure;
 
 /// How the chroma planes are subsampled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum Chroma {
     /// Luma only.
@@ -203,6 +206,15 @@ pub struct ChunkShape {
     /// Frames in the tensor `context_frames`: 0 exactly when the plan has no recompute; otherwise at most
     /// [`Description::context_frames`] and at most the frames seen since the last hard cut.
     pub context_frames: u32,
+}
+
+/// The tensors that travel to `phase_b` and those that come back.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Written by `encode`, read by `phase_b`.
+    pub inputs: Manifest,
+    /// Written by `phase_b`, read by `decode`.
+    pub outputs: Manifest,
 }
 
 /// What a set of kernels says about itself.

@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 
+use pp_contract::{ManifestError, PlanError};
+
 use crate::abi;
 
 /// The status codes of the ABI.
@@ -58,6 +60,22 @@ pub struct Failure {
     pub status: Status,
     /// One line for a person.
     pub message: String,
+}
+
+impl From<ManifestError> for Failure {
+    fn from(error: ManifestError) -> Failure {
+        let message = match std::error::Error::source(&error) {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        };
+        Failure::invalid(message)
+    }
+}
+
+impl From<PlanError> for Failure {
+    fn from(error: PlanError) -> Failure {
+        Failure::invalid(error.to_string())
+    }
 }
 
 impl Failure {

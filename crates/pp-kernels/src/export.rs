@@ -7,13 +7,14 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use pp_contract::{Manifest, VideoPlanParts};
+
 use crate::abi::{self, OpaqueSession, Table, TableHead};
-use crate::config::{ChunkShape, Description, SessionConfig, Space};
+use crate::config::{ChunkShape, Description, Layout, SessionConfig, Space};
+use crate::convert::{self, RawTensors};
 use crate::error::{Failure, Status};
 use crate::frame::{FrameView, FrameViewMut, PlaneView, PlaneViewMut};
 use crate::payload::{Payload, PayloadMut};
-use crate::plan::Plan;
-use crate::tensor::{Layout, TensorSpec};
 
 /// A set of kernels, as its author writes it. Put it behind the C table with [`crate::export_kernels!`].
 pub trait Kernels: 'static {
@@ -58,7 +59,7 @@ pub trait Session: Send {
     fn encode(
         &mut self,
         frames: &[FrameView<'_>],
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &mut PayloadMut<'_>,
     ) -> Result<(), Failure>;
 
@@ -69,7 +70,7 @@ pub trait Session: Send {
     /// What could not be done.
     fn phase_b(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, Failure>;
@@ -80,7 +81,7 @@ pub trait Session: Send {
     /// What could not be done.
     fn decode(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         output: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure>;
@@ -184,20 +185,17 @@ unsafe extern "C" fn layout<K: Kernels>(
                 steps: args.steps,
                 context_frames: args.context_frames,
             })?;
-            let write = |list: &[TensorSpec], out: *mut abi::Tensor| {
-                if list.len() > args.capacity as usize {
-                    return Err(Failure::invalid(format!(
-                        "no room for {} tensors",
-                        list.len()
-                    )));
+            let write = |list: &Manifest, out: *mut abi::Tensor| {
+                let count = list.len();
+                if count > args.capacity as usize {
+                    return Err(Failure::invalid(format!("no room for {count} tensors")));
                 }
-                for (index, spec) in list.iter().enumerate() {
-                    out.add(index).write(*spec.as_abi());
-                }
-                Ok(list.len() as u32)
+                let raw = RawTensors::new(list)?;
+                std::ptr::copy_nonoverlapping(raw.as_slice().as_ptr(), out, count);
+                Ok(count as u32)
             };
-            args.input_count = write(layout.inputs.as_slice(), args.inputs)?;
-            args.output_count = write(layout.outputs.as_slice(), args.outputs)?;
+            args.input_count = write(&layout.inputs, args.inputs)?;
+            args.output_count = write(&layout.outputs, args.outputs)?;
             Ok(())
         })
     }
@@ -343,21 +341,19 @@ unsafe fn held<'a, K: Kernels>(session: *mut OpaqueSession) -> &'a mut Held<K::S
 
 /// # Safety
 /// `raw` is valid for the call.
-unsafe fn plan(raw: *const abi::Plan) -> Result<Plan, Failure> {
+unsafe fn plan(raw: *const abi::Plan) -> Result<VideoPlanParts, Failure> {
     // SAFETY: the caller's duty; the size is read first.
     unsafe {
         sized(raw, (*raw).struct_size)?;
-        Plan::from_abi(&*raw)
+        convert::plan(&*raw)
     }
 }
 
 /// The tensors of a payload, each checked to lie within it.
 ///
 /// # Safety
-/// `raw` is valid for as long as the result lives, with `tensor_count` tensors and `bytes` bytes behind its pointers.
-unsafe fn payload<'a>(
-    raw: *const abi::Payload,
-) -> Result<(&'a [TensorSpec], *mut u8, usize), Failure> {
+/// `raw` is valid for the call, with `tensor_count` tensors and `bytes` bytes behind its pointers.
+unsafe fn payload(raw: *const abi::Payload) -> Result<(Manifest, *mut u8, usize), Failure> {
     // SAFETY: the caller's duty; the size is read first.
     let raw = unsafe {
         sized(raw, (*raw).struct_size)?;
@@ -375,25 +371,30 @@ unsafe fn payload<'a>(
         // SAFETY: the caller's duty; the count was bounded above.
         unsafe { std::slice::from_raw_parts(raw.tensors, raw.tensor_count as usize) }
     };
-    for tensor in tensors {
-        let spec = TensorSpec::from_abi(*tensor)?;
-        let end = tensor.offset.checked_add(tensor.bytes);
-        if spec.as_abi().bytes != tensor.bytes || end.is_none_or(|end| end > raw.bytes) {
+    let manifest = convert::manifest(tensors)?;
+    for (tensor, (offset, spec)) in tensors.iter().zip(manifest.iter()) {
+        if (tensor.offset, tensor.bytes) != (offset, spec.bytes()) {
             return Err(Failure::invalid(format!(
-                "tensor {spec:?} of {} bytes does not lie within a payload of {} bytes",
-                tensor.bytes, raw.bytes
+                "tensor {spec} of {} bytes at {}, must be {} at {offset}",
+                tensor.bytes,
+                tensor.offset,
+                spec.bytes()
             )));
         }
     }
-    // SAFETY: `TensorSpec` is a transparent wrapper of `abi::Tensor`, and each element was checked above.
-    let specs =
-        unsafe { std::slice::from_raw_parts(tensors.as_ptr().cast::<TensorSpec>(), tensors.len()) };
+    if manifest.payload_bytes() > raw.bytes {
+        return Err(Failure::invalid(format!(
+            "the tensors need {} bytes, the payload has {}",
+            manifest.payload_bytes(),
+            raw.bytes
+        )));
+    }
     let data = if raw.bytes == 0 {
         std::ptr::NonNull::dangling().as_ptr()
     } else {
         raw.data
     };
-    Ok((specs, data, raw.bytes as usize))
+    Ok((manifest, data, raw.bytes as usize))
 }
 
 /// The payload of a session's space, to be read. A device address becomes a number, never a slice.
@@ -406,12 +407,13 @@ unsafe fn read_payload<'a>(
 ) -> Result<Payload<'a>, Failure> {
     // SAFETY: the caller's duty.
     unsafe {
-        let (specs, data, bytes) = payload(raw)?;
+        let (tensors, data, bytes) = payload(raw)?;
         Ok(match config.space {
-            Space::Host => {
-                Payload::from_checked(specs, std::slice::from_raw_parts(data.cast_const(), bytes))
-            }
-            Space::Cuda { .. } => Payload::from_checked_device(specs, data.addr() as u64, bytes),
+            Space::Host => Payload::from_checked(
+                tensors,
+                std::slice::from_raw_parts(data.cast_const(), bytes),
+            ),
+            Space::Cuda { .. } => Payload::from_checked_device(tensors, data.addr() as u64, bytes),
         })
     }
 }
@@ -426,12 +428,14 @@ unsafe fn write_payload<'a>(
 ) -> Result<PayloadMut<'a>, Failure> {
     // SAFETY: the caller's duty.
     unsafe {
-        let (specs, data, bytes) = payload(raw)?;
+        let (tensors, data, bytes) = payload(raw)?;
         Ok(match config.space {
             Space::Host => {
-                PayloadMut::from_checked(specs, std::slice::from_raw_parts_mut(data, bytes))
+                PayloadMut::from_checked(tensors, std::slice::from_raw_parts_mut(data, bytes))
             }
-            Space::Cuda { .. } => PayloadMut::from_checked_device(specs, data.addr() as u64, bytes),
+            Space::Cuda { .. } => {
+                PayloadMut::from_checked_device(tensors, data.addr() as u64, bytes)
+            }
         })
     }
 }
@@ -511,7 +515,7 @@ unsafe fn write_frames<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::Cpu;
+    use crate::denoise::cpu::Cpu;
 
     #[test]
     fn a_struct_that_is_too_short_is_refused_and_the_text_is_cut_to_the_buffer() {

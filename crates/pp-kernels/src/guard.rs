@@ -4,7 +4,7 @@
 //! payload is the same byte for byte, run after run) and the bytes behind the payload are filled with a pattern; after
 //! it, both must be what they were. A write further away than [`GUARD_BYTES`] is not found.
 
-use crate::tensor::TensorSpec;
+use pp_contract::{Manifest, TensorSpec};
 
 /// Bytes that a slot should have behind its payload.
 pub const GUARD_BYTES: usize = 256;
@@ -33,26 +33,25 @@ fn pattern(index: usize) -> u8 {
 }
 
 /// Zeroes the bytes between the tensors of a payload.
-pub(crate) fn zero_gaps(tensors: &[TensorSpec], data: &mut [u8]) {
+pub(crate) fn zero_gaps(tensors: &Manifest, data: &mut [u8]) {
     for (_, gap) in gaps(tensors) {
         data[gap].fill(0);
     }
 }
 
 /// The tensor in front of the first gap that is not zero.
-pub(crate) fn check_gaps<'a>(tensors: &'a [TensorSpec], data: &[u8]) -> Result<(), &'a TensorSpec> {
+pub(crate) fn check_gaps<'a>(tensors: &'a Manifest, data: &[u8]) -> Result<(), &'a TensorSpec> {
     match gaps(tensors).find(|(_, gap)| data[gap.clone()].iter().any(|b| *b != 0)) {
         None => Ok(()),
         Some((spec, _)) => Err(spec),
     }
 }
 
-fn gaps(tensors: &[TensorSpec]) -> impl Iterator<Item = (&TensorSpec, std::ops::Range<usize>)> {
-    tensors.windows(2).map(|pair| {
-        (
-            &pair[0],
-            pair[0].offset() + pair[0].bytes()..pair[1].offset(),
-        )
+fn gaps(tensors: &Manifest) -> impl Iterator<Item = (&TensorSpec, std::ops::Range<usize>)> {
+    let next = tensors.iter().skip(1);
+    tensors.iter().zip(next).map(|((at, spec), (next, _))| {
+        let end = at + spec.bytes();
+        (spec, end as usize..next as usize)
     })
 }
 

@@ -13,31 +13,30 @@
 //! - To call kernels: [`KernelSet`] and [`KernelSession`].
 //! - To write kernels in Rust: [`Kernels`], [`Session`] and [`export_kernels!`].
 //! - To test a plugin: [`check::CHECKS`].
-//! - What the default kernels compute: [`cpu`], and plainly in [`mod@reference`].
+//! - What the default kernels compute: [`denoise`], and plainly in [`mod@denoise::reference`].
 
 pub mod abi;
 pub mod check;
 mod config;
-pub mod cpu;
+mod convert;
 mod cuda;
+pub mod denoise;
 mod error;
 pub mod export;
 mod frame;
 pub mod guard;
 pub mod measure;
 mod payload;
-mod plan;
 mod plugin;
-pub mod reference;
 pub mod synthetic;
-mod tensor;
 
-pub use config::{Chroma, ChunkShape, Description, SessionConfig, Space};
-pub use cuda::{CudaError, DeviceDigests, DeviceTensor, check_device};
+pub use config::{Chroma, ChunkShape, Description, Layout, SessionConfig, Space};
+// What the traits speak of.
+pub use cuda::{CudaError, DeviceDigests, DeviceTensor};
+pub use denoise::cuda::check_device;
 pub use error::{Failure, KernelError, LoadError, Status};
 pub use export::{Kernels, Session};
 pub use frame::{FrameView, FrameViewMut, PlaneView, PlaneViewMut};
 pub use payload::{Payload, PayloadMut};
-pub use plan::Plan;
 pub use plugin::{DeviceSession, KernelSession, KernelSet};
-pub use tensor::{DType, Layout, TensorList, TensorSpec};
+pub use pp_contract::{DType, Manifest, TensorSpec, VideoPlanParts};

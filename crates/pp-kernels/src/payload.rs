@@ -4,9 +4,12 @@
 //! reads through a device address on the host, so such a payload gives addresses ([`Payload::device_tensor`]) and
 //! refuses to give slices.
 
+use std::ops::Range;
+
+use pp_contract::{DType, Manifest, TensorSpec};
+
 use crate::abi::TENSOR_ALIGN;
 use crate::error::Failure;
-use crate::tensor::{DType, TensorList, TensorSpec, expect, find};
 
 /// Where a payload lies on a device.
 #[derive(Debug, Clone, Copy)]
@@ -16,7 +19,7 @@ struct DeviceRange {
 }
 
 impl DeviceRange {
-    fn new(list: &TensorList, address: u64, len: usize) -> Result<DeviceRange, Failure> {
+    fn new(list: &Manifest, address: u64, len: usize) -> Result<DeviceRange, Failure> {
         check_length(list, len)?;
         if !address.is_multiple_of(TENSOR_ALIGN) || (address == 0 && list.payload_bytes() > 0) {
             return Err(Failure::invalid(format!(
@@ -25,19 +28,39 @@ impl DeviceRange {
         }
         Ok(DeviceRange {
             address,
-            bytes: list.payload_bytes(),
+            bytes: list.payload_bytes() as usize,
         })
     }
 }
 
-fn check_length(tensors: &TensorList, len: usize) -> Result<(), Failure> {
-    if len < tensors.payload_bytes() {
+fn check_length(tensors: &Manifest, len: usize) -> Result<(), Failure> {
+    if (len as u64) < tensors.payload_bytes() {
         return Err(Failure::invalid(format!(
             "the tensors need {} bytes, the buffer has {len}",
             tensors.payload_bytes()
         )));
     }
     Ok(())
+}
+
+/// The range of the tensor of that name, which must have this element type and shape.
+fn expect(
+    tensors: &Manifest,
+    name: &str,
+    dtype: DType,
+    dims: &[u64],
+) -> Result<Range<usize>, Failure> {
+    let (Some((_, spec)), Some(range)) = (tensors.get(name), tensors.range(name)) else {
+        return Err(Failure::invalid(format!("the tensor {name} is missing")));
+    };
+    if spec.dtype() != dtype || spec.shape().dims() != dims {
+        return Err(Failure::invalid(format!(
+            "the tensor {name} is {:?} {}, must be {dtype:?} {dims:?}",
+            spec.dtype(),
+            spec.shape()
+        )));
+    }
+    Ok(range)
 }
 
 fn on_device() -> Failure {
@@ -49,9 +72,9 @@ fn on_host() -> Failure {
 }
 
 /// Tensors to read.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Payload<'a> {
-    tensors: &'a [TensorSpec],
+    tensors: Manifest,
     memory: Memory<'a>,
 }
 
@@ -66,10 +89,10 @@ impl<'a> Payload<'a> {
     ///
     /// # Errors
     /// A buffer that is too short.
-    pub fn new(list: &'a TensorList, data: &'a [u8]) -> Result<Payload<'a>, Failure> {
+    pub fn new(list: &Manifest, data: &'a [u8]) -> Result<Payload<'a>, Failure> {
         check_length(list, data.len())?;
-        let data = &data[..list.payload_bytes()];
-        Ok(Payload::from_checked(list.as_slice(), data))
+        let data = &data[..list.payload_bytes() as usize];
+        Ok(Payload::from_checked(list.clone(), data))
     }
 
     /// The tensors of `list`, which lie in the `len` bytes of device memory at `address`.
@@ -79,16 +102,16 @@ impl<'a> Payload<'a> {
     ///
     /// # Errors
     /// A buffer that is too short, or an address that is not a multiple of 256.
-    pub fn on_device(list: &'a TensorList, address: u64, len: usize) -> Result<Self, Failure> {
+    pub fn on_device(list: &Manifest, address: u64, len: usize) -> Result<Self, Failure> {
         let range = DeviceRange::new(list, address, len)?;
         Ok(Payload {
-            tensors: list.as_slice(),
+            tensors: list.clone(),
             memory: Memory::Device(range),
         })
     }
 
     /// The caller has checked that every tensor lies within `data`.
-    pub(crate) fn from_checked(tensors: &'a [TensorSpec], data: &'a [u8]) -> Payload<'a> {
+    pub(crate) fn from_checked(tensors: Manifest, data: &'a [u8]) -> Payload<'a> {
         Payload {
             tensors,
             memory: Memory::Host(data),
@@ -97,7 +120,7 @@ impl<'a> Payload<'a> {
 
     /// The caller has checked that every tensor lies within the `bytes` at `address`.
     pub(crate) fn from_checked_device(
-        tensors: &'a [TensorSpec],
+        tensors: Manifest,
         address: u64,
         bytes: usize,
     ) -> Payload<'a> {
@@ -109,14 +132,14 @@ impl<'a> Payload<'a> {
 
     /// The description of a tensor, if there is one of that name.
     #[must_use]
-    pub fn spec(&self, name: &str) -> Option<&'a TensorSpec> {
-        find(self.tensors, name)
+    pub fn spec(&self, name: &str) -> Option<&TensorSpec> {
+        self.tensors.get(name).map(|(_, spec)| spec)
     }
 
-    /// All descriptions, in their order.
+    /// All tensors, in their order.
     #[must_use]
-    pub fn specs(&self) -> &'a [TensorSpec] {
-        self.tensors
+    pub fn tensors(&self) -> &Manifest {
+        &self.tensors
     }
 
     /// The bytes of a tensor that must have this element type and shape.
@@ -124,9 +147,9 @@ impl<'a> Payload<'a> {
     /// # Errors
     /// No such tensor, or another type or shape; both are named. A payload in device memory.
     pub fn tensor(&self, name: &str, dtype: DType, dims: &[u64]) -> Result<&'a [u8], Failure> {
-        let spec = expect(self.tensors, name, dtype, dims)?;
+        let range = expect(&self.tensors, name, dtype, dims)?;
         match self.memory {
-            Memory::Host(data) => Ok(&data[spec.offset()..][..spec.bytes()]),
+            Memory::Host(data) => Ok(&data[range]),
             Memory::Device(_) => Err(on_device()),
         }
     }
@@ -136,10 +159,10 @@ impl<'a> Payload<'a> {
     /// # Errors
     /// No such tensor, or another type or shape; both are named. A payload in host memory.
     pub fn device_tensor(&self, name: &str, dtype: DType, dims: &[u64]) -> Result<u64, Failure> {
-        let spec = expect(self.tensors, name, dtype, dims)?;
+        let range = expect(&self.tensors, name, dtype, dims)?;
         match self.memory {
             Memory::Host(_) => Err(on_host()),
-            Memory::Device(range) => Ok(range.address + spec.offset() as u64),
+            Memory::Device(memory) => Ok(memory.address + range.start as u64),
         }
     }
 
@@ -162,7 +185,7 @@ impl<'a> Payload<'a> {
 /// Tensors to write.
 #[derive(Debug)]
 pub struct PayloadMut<'a> {
-    tensors: &'a [TensorSpec],
+    tensors: Manifest,
     memory: MemoryMut<'a>,
 }
 
@@ -183,12 +206,12 @@ impl<'a> PayloadMut<'a> {
     ///
     /// # Errors
     /// A buffer that is too short.
-    pub fn new(list: &'a TensorList, data: &'a mut [u8]) -> Result<PayloadMut<'a>, Failure> {
+    pub fn new(list: &Manifest, data: &'a mut [u8]) -> Result<PayloadMut<'a>, Failure> {
         check_length(list, data.len())?;
-        let (data, tail) = data.split_at_mut(list.payload_bytes());
+        let (data, tail) = data.split_at_mut(list.payload_bytes() as usize);
         let guarded = tail.len().min(crate::guard::GUARD_BYTES);
         Ok(PayloadMut {
-            tensors: list.as_slice(),
+            tensors: list.clone(),
             memory: MemoryMut::Host {
                 data,
                 tail: &mut tail[..guarded],
@@ -201,16 +224,16 @@ impl<'a> PayloadMut<'a> {
     ///
     /// # Errors
     /// A buffer that is too short, or an address that is not a multiple of 256.
-    pub fn on_device(list: &'a TensorList, address: u64, len: usize) -> Result<Self, Failure> {
+    pub fn on_device(list: &Manifest, address: u64, len: usize) -> Result<Self, Failure> {
         let range = DeviceRange::new(list, address, len)?;
         Ok(PayloadMut {
-            tensors: list.as_slice(),
+            tensors: list.clone(),
             memory: MemoryMut::Device(range),
         })
     }
 
     /// The caller has checked that every tensor lies within `data`.
-    pub(crate) fn from_checked(tensors: &'a [TensorSpec], data: &'a mut [u8]) -> PayloadMut<'a> {
+    pub(crate) fn from_checked(tensors: Manifest, data: &'a mut [u8]) -> PayloadMut<'a> {
         PayloadMut {
             tensors,
             memory: MemoryMut::Host {
@@ -222,7 +245,7 @@ impl<'a> PayloadMut<'a> {
 
     /// The caller has checked that every tensor lies within the `bytes` at `address`.
     pub(crate) fn from_checked_device(
-        tensors: &'a [TensorSpec],
+        tensors: Manifest,
         address: u64,
         bytes: usize,
     ) -> PayloadMut<'a> {
@@ -234,14 +257,14 @@ impl<'a> PayloadMut<'a> {
 
     /// The description of a tensor, if there is one of that name.
     #[must_use]
-    pub fn spec(&self, name: &str) -> Option<&'a TensorSpec> {
-        find(self.tensors, name)
+    pub fn spec(&self, name: &str) -> Option<&TensorSpec> {
+        self.tensors.get(name).map(|(_, spec)| spec)
     }
 
-    /// All descriptions, in their order.
+    /// All tensors, in their order.
     #[must_use]
-    pub fn specs(&self) -> &'a [TensorSpec] {
-        self.tensors
+    pub fn tensors(&self) -> &Manifest {
+        &self.tensors
     }
 
     /// The bytes of a tensor that must have this element type and shape.
@@ -254,9 +277,9 @@ impl<'a> PayloadMut<'a> {
         dtype: DType,
         dims: &[u64],
     ) -> Result<&mut [u8], Failure> {
-        let spec = expect(self.tensors, name, dtype, dims)?;
+        let range = expect(&self.tensors, name, dtype, dims)?;
         match &mut self.memory {
-            MemoryMut::Host { data, .. } => Ok(&mut data[spec.offset()..][..spec.bytes()]),
+            MemoryMut::Host { data, .. } => Ok(&mut data[range]),
             MemoryMut::Device(_) => Err(on_device()),
         }
     }
@@ -266,10 +289,10 @@ impl<'a> PayloadMut<'a> {
     /// # Errors
     /// No such tensor, or another type or shape; both are named. A payload in host memory.
     pub fn device_tensor(&self, name: &str, dtype: DType, dims: &[u64]) -> Result<u64, Failure> {
-        let spec = expect(self.tensors, name, dtype, dims)?;
+        let range = expect(&self.tensors, name, dtype, dims)?;
         match self.memory {
             MemoryMut::Host { .. } => Err(on_host()),
-            MemoryMut::Device(range) => Ok(range.address + spec.offset() as u64),
+            MemoryMut::Device(memory) => Ok(memory.address + range.start as u64),
         }
     }
 
@@ -288,9 +311,9 @@ impl<'a> PayloadMut<'a> {
     }
 
     /// List, payload and guard bytes of a payload in host memory; `None` on a device.
-    pub(crate) fn guarded(&mut self) -> Option<(&'a [TensorSpec], &mut [u8], &mut [u8])> {
+    pub(crate) fn guarded(&mut self) -> Option<(&Manifest, &mut [u8], &mut [u8])> {
         match &mut self.memory {
-            MemoryMut::Host { data, tail } => Some((self.tensors, data, tail)),
+            MemoryMut::Host { data, tail } => Some((&self.tensors, data, tail)),
             MemoryMut::Device(_) => None,
         }
     }

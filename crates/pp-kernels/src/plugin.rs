@@ -51,7 +51,7 @@ impl KernelSet {
     /// Never: its table and description are constants, and a test loads them.
     #[must_use]
     pub fn cpu() -> KernelSet {
-        let table = export::table::<crate::cpu::Cpu>();
+        let table = export::table::<crate::denoise::cpu::Cpu>();
         Self::from_table(table).expect("the built-in kernels describe themselves")
     }
 
@@ -62,7 +62,7 @@ impl KernelSet {
     /// Never, as [`KernelSet::cpu`].
     #[must_use]
     pub fn ptx() -> KernelSet {
-        let table = export::table::<crate::cuda::Ptx>();
+        let table = export::table::<crate::denoise::cuda::Ptx>();
         Self::from_table(table).expect("the built-in kernels describe themselves")
     }
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use pp_kernels::abi;
+use pp_kernels::{DType, abi};
 use std::fmt::Write;
 use std::mem::{offset_of, size_of};
 
@@ -78,12 +78,12 @@ fn header_and_mirror_have_the_same_layout() {
         ("PP_CHROMA_420", abi::CHROMA_420.into()),
         ("PP_CHROMA_422", abi::CHROMA_422.into()),
         ("PP_CHROMA_444", abi::CHROMA_444.into()),
-        ("PP_DTYPE_U8", pp_kernels::DType::U8 as u64),
-        ("PP_DTYPE_I32", pp_kernels::DType::I32 as u64),
-        ("PP_DTYPE_I64", pp_kernels::DType::I64 as u64),
-        ("PP_DTYPE_BF16", pp_kernels::DType::Bf16 as u64),
-        ("PP_DTYPE_F16", pp_kernels::DType::F16 as u64),
-        ("PP_DTYPE_F32", pp_kernels::DType::F32 as u64),
+        ("PP_DTYPE_U8", abi::dtype_code(DType::U8).into()),
+        ("PP_DTYPE_I32", abi::dtype_code(DType::I32).into()),
+        ("PP_DTYPE_I64", abi::dtype_code(DType::I64).into()),
+        ("PP_DTYPE_BF16", abi::dtype_code(DType::Bf16).into()),
+        ("PP_DTYPE_F16", abi::dtype_code(DType::F16).into()),
+        ("PP_DTYPE_F32", abi::dtype_code(DType::F32).into()),
     ] {
         writeln!(c, "_Static_assert({name} == {value}ull, \"value\");").unwrap();
     }

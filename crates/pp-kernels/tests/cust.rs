@@ -14,7 +14,7 @@ use fakes::raw::{Handle, ok};
 use fakes::{Fakes, Loaded};
 use pp_kernels::{
     Chroma, ChunkShape, DType, DeviceSession, FrameView, FrameViewMut, KernelSet, Payload,
-    PayloadMut, Plan, SessionConfig, abi,
+    PayloadMut, SessionConfig, VideoPlanParts, abi,
 };
 
 const SIZE: (u32, u32) = (52, 38);
@@ -106,7 +106,7 @@ struct Chunk {
 fn chunk(
     device: &Device,
     (front, back): (&mut DeviceSession, &mut DeviceSession),
-    plan: &Plan,
+    plan: &VideoPlanParts,
     original: &[Vec<u8>],
     context: u32,
 ) -> Chunk {
@@ -118,8 +118,8 @@ fn chunk(
     let layout = front.layout(shape).unwrap();
     assert_eq!(layout, back.layout(shape).unwrap());
     let (up, down) = (
-        layout.inputs.payload_bytes(),
-        layout.outputs.payload_bytes(),
+        layout.inputs.payload_bytes() as usize,
+        layout.outputs.payload_bytes() as usize,
     );
     let (input, output) = (device.memory(up), device.memory(down));
     let views: Vec<_> = original
@@ -154,8 +154,8 @@ fn chunk(
 fn stream(device: &Device, set: &KernelSet, sigma: Option<f32>, steps: u32) -> Vec<Chunk> {
     let (mut front, mut back) = (device.open(set, sigma), device.open(set, sigma));
     let all = frames(20);
-    let first = Plan::first(SIZE.0, SIZE.1, steps);
-    let cut = |start| Plan {
+    let first = VideoPlanParts::first(SIZE.0, SIZE.1, steps);
+    let cut = |start| VideoPlanParts {
         reset_kv_cache: true,
         reset_crossattn_cache: true,
         ..first.following(start, false)
@@ -286,11 +286,11 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
         base_seed: 0,
     };
 
-    let tokens = pp_kernels::cpu::geometry::Geometry::new(SIZE.0, SIZE.1, CHROMA).tokens as u64;
+    let tokens = pp_kernels::denoise::geometry::Geometry::new(SIZE.0, SIZE.1, CHROMA).tokens as u64;
     let dims = [u64::from(FRAMES), tokens, 64, 0, 0, 0, 0, 0];
     let mut tensor = abi::Tensor {
         name: [0; 48],
-        dtype: DType::Bf16 as u32,
+        dtype: abi::dtype_code(DType::Bf16),
         ndim: 3,
         dims,
         offset: 0,

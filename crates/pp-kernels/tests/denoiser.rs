@@ -1,10 +1,13 @@
 //! The CPU backend against the oracle, and what its plan's fields do.
 
-use pp_kernels::cpu::{add_gaussian, estimate_sigma, settings};
-use pp_kernels::reference::{self, Chunk};
+use pp_kernels::denoise::reference::{self, Chunk};
+use pp_kernels::denoise::{
+    cpu::{add_gaussian, estimate_sigma},
+    settings,
+};
 use pp_kernels::{
     Chroma, ChunkShape, DType, FrameView, FrameViewMut, KernelError, KernelSession, KernelSet,
-    Layout, Payload, PayloadMut, Plan, PlaneView, SessionConfig,
+    Layout, Payload, PayloadMut, PlaneView, SessionConfig, VideoPlanParts,
 };
 
 const SIGMA: f32 = 20.0;
@@ -44,7 +47,7 @@ impl Stream {
         }
     }
 
-    fn layout(&mut self, frames: usize, plan: &Plan) -> Layout {
+    fn layout(&mut self, frames: usize, plan: &VideoPlanParts) -> Layout {
         let context_frames = if plan.do_kv_recompute {
             settings::CONTEXT_FRAMES as u32
         } else {
@@ -59,14 +62,14 @@ impl Stream {
     }
 
     /// The payload that goes to Phase B.
-    fn encode(&mut self, frames: &[Vec<u8>], plan: &Plan) -> Vec<u8> {
+    fn encode(&mut self, frames: &[Vec<u8>], plan: &VideoPlanParts) -> Vec<u8> {
         let layout = self.layout(frames.len(), plan);
         let config = self.config;
         let views: Vec<_> = frames
             .iter()
             .map(|f| FrameView::packed(f, config.width, config.height, config.chroma).unwrap())
             .collect();
-        let mut input = vec![0xAA; layout.inputs.payload_bytes()];
+        let mut input = vec![0xAA; layout.inputs.payload_bytes() as usize];
         self.session
             .encode(
                 &views,
@@ -77,9 +80,9 @@ impl Stream {
         input
     }
 
-    fn phase_b(&mut self, frames: usize, plan: &Plan, input: &[u8]) -> Vec<u8> {
+    fn phase_b(&mut self, frames: usize, plan: &VideoPlanParts, input: &[u8]) -> Vec<u8> {
         let layout = self.layout(frames, plan);
-        let mut output = vec![0xAA; layout.outputs.payload_bytes()];
+        let mut output = vec![0xAA; layout.outputs.payload_bytes() as usize];
         let calls = self
             .session
             .phase_b(
@@ -92,12 +95,12 @@ impl Stream {
         output
     }
 
-    fn run(&mut self, frames: &[Vec<u8>], plan: &Plan) -> Vec<u8> {
+    fn run(&mut self, frames: &[Vec<u8>], plan: &VideoPlanParts) -> Vec<u8> {
         let input = self.encode(frames, plan);
         self.phase_b(frames.len(), plan, &input)
     }
 
-    fn decode(&mut self, frames: usize, plan: &Plan, output: &[u8]) -> Vec<Vec<u8>> {
+    fn decode(&mut self, frames: usize, plan: &VideoPlanParts, output: &[u8]) -> Vec<Vec<u8>> {
         let layout = self.layout(frames, plan);
         let config = self.config;
         let mut decoded = vec![
@@ -174,10 +177,10 @@ fn cpu_equals_the_oracle_over_two_chunks() {
         );
         let frames: Vec<_> = (0..6).map(|t| noisy(width, height, t)).collect();
         let mut stream = Stream::new(width as u32, height as u32, Chroma::Mono);
-        let first = Plan {
+        let first = VideoPlanParts {
             noise_scale,
             kv_cache_attention_bias: bias,
-            ..Plan::first(width as u32, height as u32, steps)
+            ..VideoPlanParts::first(width as u32, height as u32, steps)
         };
         let second = first.following(4, recompute);
         let outputs = [
@@ -195,7 +198,7 @@ fn cpu_equals_the_oracle_over_two_chunks() {
                 .collect()
         };
         let mut tokens = Stream::new(width as u32, height as u32, Chroma::Mono);
-        let identity = Plan::first(width as u32, height as u32, 0);
+        let identity = VideoPlanParts::first(width as u32, height as u32, 0);
         let mut inputs = read(&tokens.run(&frames[..4], &identity));
         inputs.extend(read(&tokens.run(&frames[4..], &identity)));
 
@@ -240,7 +243,7 @@ fn planes_are_denoised_each_on_its_own() {
             frame.extend(noisy(cw as usize, ch as usize, t + 200));
             frame
         };
-        let plan = Plan::first(width, height, 2);
+        let plan = VideoPlanParts::first(width, height, 2);
         let output = colour.run(&[frame(0), frame(1)], &plan);
         let decoded = colour.decode(2, &plan, &output);
 
@@ -248,7 +251,7 @@ fn planes_are_denoised_each_on_its_own() {
         for (index, offset) in [0, 100, 200].into_iter().enumerate() {
             let (w, h) = chroma.plane_size(index, width, height);
             let mut alone = Stream::new(w, h, Chroma::Mono);
-            let plan = Plan::first(w, h, 2);
+            let plan = VideoPlanParts::first(w, h, 2);
             let frames = [0, 1].map(|t| noisy(w as usize, h as usize, t + offset));
             let output = alone.run(&frames, &plan);
             let expected = alone.decode(2, &plan, &output);
@@ -271,9 +274,9 @@ fn the_cache_is_what_the_plan_says() {
     let frames: Vec<_> = (0..6)
         .map(|t| noisy(width as usize, height as usize, t))
         .collect();
-    let first = Plan::first(width, height, 1);
+    let first = VideoPlanParts::first(width, height, 1);
     let second = first.following(3, false);
-    let run = |plan: Plan| {
+    let run = |plan: VideoPlanParts| {
         let mut stream = Stream::new(width, height, Chroma::Mono);
         stream.run(&frames[..3], &first);
         stream.run(&frames[3..], &plan)
@@ -288,7 +291,7 @@ fn the_cache_is_what_the_plan_says() {
         "a recompute gives what the cache held"
     );
     assert_eq!(
-        run(Plan {
+        run(VideoPlanParts {
             reset_kv_cache: true,
             ..second
         }),
@@ -296,7 +299,7 @@ fn the_cache_is_what_the_plan_says() {
         "a reset forgets"
     );
     assert_eq!(
-        run(Plan {
+        run(VideoPlanParts {
             init_cache: true,
             ..second
         }),
@@ -304,7 +307,7 @@ fn the_cache_is_what_the_plan_says() {
         "a new beginning forgets"
     );
     assert_ne!(
-        run(Plan {
+        run(VideoPlanParts {
             kv_cache_attention_bias: -1.0,
             ..second
         }),
@@ -312,7 +315,7 @@ fn the_cache_is_what_the_plan_says() {
         "the bias counts"
     );
     assert_eq!(
-        run(Plan {
+        run(VideoPlanParts {
             kv_cache_attention_bias: -80.0,
             ..second
         }),
@@ -320,7 +323,7 @@ fn the_cache_is_what_the_plan_says() {
         "a bias can shut the cache out"
     );
     assert_ne!(
-        run(Plan {
+        run(VideoPlanParts {
             noise_scale: 1.5,
             ..second
         }),
@@ -341,22 +344,22 @@ fn conditioning_is_read_when_the_plan_says_so() {
     let frames: Vec<_> = (0..2)
         .map(|t| noisy(width as usize, height as usize, t))
         .collect();
-    let plan = Plan::first(width, height, 1);
+    let plan = VideoPlanParts::first(width, height, 1);
     let later = plan.following(2, false);
-    let run = |plan: Plan| {
+    let run = |plan: VideoPlanParts| {
         let mut stream = Stream::new(width, height, Chroma::Mono);
-        let input = stream.encode(&frames, &Plan::first(width, height, 1));
-        stream.phase_b(2, &Plan::first(width, height, 1), &input);
+        let input = stream.encode(&frames, &VideoPlanParts::first(width, height, 1));
+        stream.phase_b(2, &VideoPlanParts::first(width, height, 1), &input);
         let layout = stream.layout(2, &plan);
         let mut changed = stream.encode(&frames, &plan);
-        let spec = *layout.inputs.get("conditioning_embeds").unwrap();
-        assert_eq!((spec.dtype(), spec.dims()), (DType::Bf16, &[1][..]));
-        changed[spec.offset()..][..2].copy_from_slice(&[0x20, 0x41]); // 10.0
+        let (offset, spec) = layout.inputs.get("conditioning_embeds").unwrap();
+        assert_eq!((spec.dtype(), spec.shape().dims()), (DType::Bf16, &[1][..]));
+        changed[offset as usize..][..2].copy_from_slice(&[0x20, 0x41]); // 10.0
         (
             stream.phase_b(2, &plan, &input),
             stream.phase_b(
                 2,
-                &Plan {
+                &VideoPlanParts {
                     reset_kv_cache: true,
                     ..plan
                 },
@@ -365,12 +368,12 @@ fn conditioning_is_read_when_the_plan_says_so() {
         )
     };
     let (_, held) = run(later);
-    let (_, reread) = run(Plan {
+    let (_, reread) = run(VideoPlanParts {
         reset_crossattn_cache: true,
         ..later
     });
     assert_ne!(held, reread);
-    let (fresh, _) = run(Plan {
+    let (fresh, _) = run(VideoPlanParts {
         reset_kv_cache: true,
         ..later
     });
@@ -388,7 +391,7 @@ fn chunks_of_one_frame_remember_across_chunks() {
         .collect();
     let outputs = [false, true].map(|recompute| {
         let mut stream = Stream::new(width, height, Chroma::Mono);
-        let first = Plan::first(width, height, 1);
+        let first = VideoPlanParts::first(width, height, 1);
         let mut all = Vec::new();
         for (t, frame) in frames.iter().enumerate() {
             // Two frames of context are known from the third chunk on.
@@ -416,7 +419,7 @@ fn noise_is_removed_and_its_strength_is_estimated() {
     );
 
     let mut stream = Stream::new(width as u32, height as u32, Chroma::Mono);
-    let plan = Plan::first(width as u32, height as u32, 2);
+    let plan = VideoPlanParts::first(width as u32, height as u32, 2);
     let output = stream.run(&frames, &plan);
     let decoded = stream.decode(4, &plan, &output);
     let error = |frames: &[Vec<u8>]| -> f64 {
@@ -445,7 +448,7 @@ fn a_clean_flat_picture_stays_as_it_is() {
         session: KernelSet::cpu().open(&config).unwrap(),
         config,
     };
-    let plan = Plan::first(40, 24, 2);
+    let plan = VideoPlanParts::first(40, 24, 2);
     let output = stream.run(&frames, &plan);
     assert_eq!(stream.decode(2, &plan, &output), frames);
 }
@@ -453,28 +456,28 @@ fn a_clean_flat_picture_stays_as_it_is() {
 #[test]
 fn arguments_that_do_not_fit_the_session_never_reach_the_kernels() {
     let mut stream = Stream::new(40, 24, Chroma::C420);
-    let plan = Plan::first(40, 24, 1);
+    let plan = VideoPlanParts::first(40, 24, 1);
     let layout = stream.layout(1, &plan);
-    let mut input = vec![0; layout.inputs.payload_bytes()];
+    let mut input = vec![0; layout.inputs.payload_bytes() as usize];
     let pixels = vec![0; Chroma::C420.packed_frame_bytes(40, 24)];
     let frame = FrameView::packed(&pixels, 40, 24, Chroma::C420).unwrap();
     let mono = FrameView::packed(&pixels[..40 * 24], 40, 24, Chroma::Mono).unwrap();
-    let cases: [(&[FrameView<'_>], Plan, &str); 5] = [
+    let cases: [(&[FrameView<'_>], VideoPlanParts, &str); 5] = [
         (&[], plan, "0 frames in a chunk, the session takes 1 to 4"),
         (&[frame; 5], plan, "5 frames in a chunk"),
         (&[mono], plan, "plane 1 of frame 0 is 0x0, must be 20x12"),
         (
             &[frame],
-            Plan { width: 48, ..plan },
+            VideoPlanParts { width: 48, ..plan },
             "the plan is for 48x24, the session for 40x24",
         ),
         (
             &[frame],
-            Plan {
+            VideoPlanParts {
                 expected_generator_calls: 3,
                 ..plan
             },
-            "1 steps and 0 recompute make 1",
+            "1 steps without recompute take 1",
         ),
     ];
     for (frames, plan, reason) in cases {

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use common::{compile_c, compile_c_file, median, root, rust_plugin, scratch};
 use pp_kernels::check::Bench;
 use pp_kernels::{
-    Chroma, ChunkShape, FrameView, KernelError, KernelSet, LoadError, Payload, PayloadMut, Plan,
-    SessionConfig,
+    Chroma, ChunkShape, FrameView, KernelError, KernelSet, LoadError, Payload, PayloadMut,
+    SessionConfig, VideoPlanParts,
 };
 
 fn faulty(fault: &str) -> PathBuf {
@@ -172,12 +172,12 @@ fn the_check_names_what_a_faulty_plugin_does() {
         ("FAULT_ERROR_TEXT", calls, "failed in phase_b: x xxx"),
         ("FAULT_LAYOUT_COUNT", layout, "17 input tensors, at most 16"),
         ("FAULT_LAYOUT_DTYPE", layout, "unknown dtype 99"),
-        ("FAULT_LAYOUT_SIZE", layout, "is too large"),
         (
-            "FAULT_LAYOUT_NAME",
+            "FAULT_LAYOUT_SIZE",
             layout,
-            "tensor name \"\" is not made of",
+            "more than 68719476736 elements",
         ),
+        ("FAULT_LAYOUT_NAME", layout, "tensor name \"\" is not 1 to"),
         (
             "FAULT_CALLS",
             calls,
@@ -250,7 +250,7 @@ fn a_panic_is_an_error_and_ends_the_session() {
             context_frames: 0,
         };
         let layout = session.layout(shape).unwrap();
-        let plan = Plan::first(width, 16, 0);
+        let plan = VideoPlanParts::first(width, 16, 0);
         let frame = vec![0; width as usize * 16];
         let frame = FrameView::packed(&frame, width, 16, Chroma::Mono).unwrap();
         let (mut input, mut output) = (vec![0; 300], vec![0; 300]);

@@ -4,8 +4,8 @@ mod common;
 
 use common::{compile_c_file, root};
 use pp_kernels::{
-    Chroma, ChunkShape, KernelError, KernelSet, Payload, PayloadMut, Plan, SessionConfig,
-    TensorList,
+    Chroma, ChunkShape, KernelError, KernelSet, Manifest, Payload, PayloadMut, SessionConfig,
+    VideoPlanParts,
 };
 
 const HOST: fn() -> SessionConfig = || SessionConfig::host(40, 24, Chroma::Mono, 2);
@@ -112,10 +112,10 @@ fn a_payload_of_the_other_memory_is_refused() {
         context_frames: 0,
     };
     let layout = session.layout(shape).expect("a layout");
-    let plan = Plan::first(40, 24, 0);
-    let bytes = layout.inputs.payload_bytes();
+    let plan = VideoPlanParts::first(40, 24, 0);
+    let bytes = layout.inputs.payload_bytes() as usize;
     let on_device = Payload::on_device(&layout.inputs, 4096, bytes).expect("numbers fit");
-    let mut output = vec![0; layout.outputs.payload_bytes()];
+    let mut output = vec![0; layout.outputs.payload_bytes() as usize];
     let mut output = PayloadMut::new(&layout.outputs, &mut output).expect("bytes fit");
     let refused = [
         session.phase_b(&plan, &on_device, &mut output).map(|_| ()),
@@ -123,7 +123,7 @@ fn a_payload_of_the_other_memory_is_refused() {
         session
             .phase_b(
                 &plan,
-                &Payload::new(&TensorList::default(), &[]).expect("nothing fits"),
+                &Payload::new(&Manifest::empty(), &[]).expect("nothing fits"),
                 &mut PayloadMut::on_device(&layout.outputs, 4096, bytes).expect("numbers fit"),
             )
             .map(|_| ()),
@@ -145,7 +145,7 @@ fn a_device_payload_gives_addresses_and_no_bytes() {
         TensorSpec::new("a", DType::U8, &[3]).unwrap(),
         TensorSpec::new("b", DType::Bf16, &[2]).unwrap(),
     ];
-    let list = TensorList::new(specs).unwrap();
+    let list = Manifest::new(&specs).unwrap();
     let payload = Payload::on_device(&list, 0x7000, 260).unwrap();
     assert_eq!(payload.device_tensor("b", DType::Bf16, &[2]), Ok(0x7100));
     assert!(payload.tensor("b", DType::Bf16, &[2]).is_err());

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use pp_kernels::cpu::geometry::{self, PATCH, TOKEN};
+use pp_kernels::denoise::geometry::{self, PATCH, TOKEN};
 use pp_kernels::{Failure, SessionConfig};
 
 use crate::gpu::{self, Function, Memory, Shape, Stream, arguments};

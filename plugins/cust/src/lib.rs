@@ -14,7 +14,7 @@ mod session;
 
 pub use session::CustSession;
 
-use pp_kernels::cpu::settings::CONTEXT_FRAMES;
+use pp_kernels::denoise::settings::CONTEXT_FRAMES;
 use pp_kernels::{Chroma, Description, Failure, KernelSet, SessionConfig, Space};
 
 /// The kernels of this plugin.

@@ -3,11 +3,11 @@
 //! Every call only enqueues. Memory is allocated by the first call that needs it, in the order of the stream, so a
 //! session of the front has none of Phase B's.
 
-use pp_kernels::cpu::geometry::TOKEN;
-use pp_kernels::cpu::settings::{CONTEXT_FRAMES, schedule};
+use pp_kernels::denoise::geometry::TOKEN;
+use pp_kernels::denoise::settings::{CONTEXT_FRAMES, schedule};
 use pp_kernels::{
-    ChunkShape, DType, Failure, FrameView, FrameViewMut, Layout, Payload, PayloadMut, Plan,
-    Session, SessionConfig, TensorList, TensorSpec,
+    ChunkShape, DType, Failure, FrameView, FrameViewMut, Layout, Manifest, Payload, PayloadMut,
+    Session, SessionConfig, TensorSpec, VideoPlanParts,
 };
 
 use crate::gpu::{self, Memory, Rows, Stream};
@@ -142,7 +142,7 @@ impl CustSession {
         &self,
         front: &mut Front,
         frames: &[FrameView<'_>],
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &PayloadMut<'_>,
     ) -> Result<(), Failure> {
         let planes = self.geometry.planes();
@@ -221,7 +221,7 @@ impl CustSession {
     fn phase_b_with(
         &self,
         back: &mut Back,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &Payload<'_>,
         output: &PayloadMut<'_>,
     ) -> Result<u32, Failure> {
@@ -230,7 +230,7 @@ impl CustSession {
         // Everything that can be refused is refused before the first change of state.
         let first = input
             .spec("latents_in")
-            .and_then(|spec| spec.dims().first());
+            .and_then(|spec| spec.shape().dims().first());
         let frames = first.map_or(0, |frames| usize::try_from(*frames).unwrap_or(usize::MAX));
         self.check_count("latents_in", frames)?;
         let latents_in = input.device_tensor("latents_in", DType::Bf16, &self.latents(frames))?;
@@ -348,15 +348,15 @@ impl Session for CustSession {
             inputs.push(latents("context_frames", shape.context_frames)?);
         }
         Ok(Layout {
-            inputs: TensorList::new(inputs)?,
-            outputs: TensorList::new([latents("latents_out", shape.frames)?])?,
+            inputs: Manifest::new(&inputs)?,
+            outputs: Manifest::new(&[latents("latents_out", shape.frames)?])?,
         })
     }
 
     fn encode(
         &mut self,
         frames: &[FrameView<'_>],
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &mut PayloadMut<'_>,
     ) -> Result<(), Failure> {
         check_context(self.context)?;
@@ -369,7 +369,7 @@ impl Session for CustSession {
 
     fn phase_b(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, Failure> {
@@ -382,7 +382,7 @@ impl Session for CustSession {
 
     fn decode(
         &mut self,
-        _plan: &Plan,
+        _plan: &VideoPlanParts,
         output: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {
@@ -433,9 +433,9 @@ fn check_context(wanted: u64) -> Result<(), Failure> {
 }
 
 /// Frames in `context_frames`, which must be there exactly when the plan says so.
-fn context_frames(plan: &Plan, spec: Option<&TensorSpec>) -> Result<usize, Failure> {
+fn context_frames(plan: &VideoPlanParts, spec: Option<&TensorSpec>) -> Result<usize, Failure> {
     let frames = spec
-        .and_then(|spec| spec.dims().first().copied())
+        .and_then(|spec| spec.shape().dims().first().copied())
         .unwrap_or(0);
     if spec.is_some() != plan.do_kv_recompute || (spec.is_some() && frames == 0) {
         return Err(Failure::invalid(

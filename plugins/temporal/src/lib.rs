@@ -10,7 +10,8 @@
 use half::bf16;
 use pp_kernels::{
     Chroma, ChunkShape, DType, Description, Failure, FrameView, FrameViewMut, Kernels, Layout,
-    Payload, PayloadMut, Plan, Session, SessionConfig, Space, TensorList, TensorSpec, cpu,
+    Manifest, Payload, PayloadMut, Session, SessionConfig, Space, TensorSpec, VideoPlanParts,
+    denoise::cpu,
 };
 
 /// The kernels of this plugin.
@@ -92,15 +93,15 @@ impl Session for Stream {
             inputs.push(latents("context_frames", 1)?);
         }
         Ok(Layout {
-            inputs: TensorList::new(inputs)?,
-            outputs: TensorList::new([latents("latents_out", shape.frames)?])?,
+            inputs: Manifest::new(&inputs)?,
+            outputs: Manifest::new(&[latents("latents_out", shape.frames)?])?,
         })
     }
 
     fn encode(
         &mut self,
         frames: &[FrameView<'_>],
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &mut PayloadMut<'_>,
     ) -> Result<(), Failure> {
         if plan.init_cache || plan.reset_kv_cache {
@@ -149,13 +150,13 @@ impl Session for Stream {
 
     fn phase_b(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, Failure> {
         let frames = input
             .spec("latents_in")
-            .and_then(|spec| spec.dims().first().copied())
+            .and_then(|spec| spec.shape().dims().first().copied())
             .unwrap_or(0);
         let dims = [frames, self.samples as u64];
         let latents = input.tensor("latents_in", DType::Bf16, &dims)?;
@@ -203,7 +204,7 @@ impl Session for Stream {
 
     fn decode(
         &mut self,
-        _plan: &Plan,
+        _plan: &VideoPlanParts,
         output: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {

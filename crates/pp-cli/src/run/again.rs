@@ -6,14 +6,15 @@
 //! output is the undisturbed one, byte for byte. Every kernel keeps the rule that makes this true:
 //! `context_frames` are the last frames of `latents_in` of the chunks before, as they were sent.
 
-use pp_contract::{Envelope, FaultKind, Manifest, Plan as _, VideoPlan};
-use pp_kernels::{ChunkShape, Plan};
+use pp_contract::{
+    Envelope, FaultKind, Manifest, Plan as _, TensorSpec, VideoPlan, VideoPlanParts,
+};
+use pp_kernels::ChunkShape;
 use pp_runtime::stage::{Kept, Place, StageError, send_as_it_was};
 use pp_transport::in_flight::Part;
 
 use super::codec::Codec;
 use super::front::VideoFront;
-use super::tensors::{to_contract, to_kernels};
 
 /// The last frames of a payload that was sent.
 struct Tail {
@@ -29,11 +30,11 @@ fn internal(detail: String) -> StageError {
 
 /// What is asked for, of these tensors.
 pub(super) fn envelope_of(
-    plan: &Plan,
+    plan: VideoPlanParts,
     inputs: Manifest,
     outputs: Manifest,
 ) -> Result<Envelope<VideoPlan>, StageError> {
-    to_contract(plan)
+    VideoPlan::new(plan)
         .and_then(|plan| Envelope::new(plan, inputs, outputs))
         .map_err(|e| StageError::new(FaultKind::Plugin, "plan", e.to_string()))
 }
@@ -72,7 +73,7 @@ fn tails<Tx>(kept: &dyn Kept<Tx>, wanted: u32) -> Vec<Tail> {
 
 /// The parts that put every tensor of `old` where `new` has it.
 fn moved(old: &Manifest, new: &Manifest) -> Result<Vec<Part>, StageError> {
-    let part = |(from, spec): (u64, &pp_contract::TensorSpec)| match new.get(spec.name()) {
+    let part = |(from, spec): (u64, &TensorSpec)| match new.get(spec.name()) {
         Some((to, same)) if same == spec => Ok(Part {
             from,
             to,
@@ -94,7 +95,7 @@ impl<C: Codec> VideoFront<C> {
         kept: &dyn Kept<C::Tx>,
         slot: &mut C::Tx,
     ) -> Result<Envelope<VideoPlan>, StageError> {
-        let mut plan = to_kernels(sent.plan().parts());
+        let mut plan = *sent.plan().parts();
         plan.init_cache = true;
         let wanted = if plan.do_kv_recompute || place.starts_epoch {
             0
@@ -104,7 +105,7 @@ impl<C: Codec> VideoFront<C> {
         if wanted == 0 {
             // It needs no context, or has it.
             send_as_it_was(sent, kept, slot)?;
-            return envelope_of(&plan, sent.inputs().clone(), sent.outputs().clone());
+            return envelope_of(plan, sent.inputs().clone(), sent.outputs().clone());
         }
         let tails = tails(kept, wanted);
         let context: u32 = tails.iter().map(|tail| tail.frames).sum();
@@ -138,6 +139,6 @@ impl<C: Codec> VideoFront<C> {
                 "{context} frames of latents_in do not fill {spec}"
             )));
         }
-        envelope_of(&plan, inputs, sent.outputs().clone())
+        envelope_of(plan, inputs, sent.outputs().clone())
     }
 }

@@ -7,9 +7,8 @@ use std::fmt::Debug;
 
 use super::verify::Notary;
 use crate::video::buffer::{Buffer, FrameMemory};
-use pp_kernels::{
-    Chroma, ChunkShape, FrameView, FrameViewMut, KernelError, Layout, Plan, TensorList,
-};
+use pp_contract::{Manifest, VideoPlanParts};
+use pp_kernels::{Chroma, ChunkShape, FrameView, FrameViewMut, KernelError, Layout};
 use pp_runtime::stage::{FrontWork, PhaseBWork, Progress, StageError};
 
 /// Size and format of every frame.
@@ -70,8 +69,8 @@ pub(super) trait Codec {
         &mut self,
         frames: &Buffer,
         bytes: usize,
-        plan: &Plan,
-        tensors: &TensorList,
+        plan: &VideoPlanParts,
+        tensors: &Manifest,
         slot: &mut Self::Tx,
     ) -> Result<(), StageError>;
 
@@ -85,8 +84,8 @@ pub(super) trait Codec {
     fn decode(
         &mut self,
         frames: Buffer,
-        plan: &Plan,
-        tensors: &TensorList,
+        plan: &VideoPlanParts,
+        tensors: &Manifest,
         payload: Option<Self::Rx>,
     ) -> Result<Progress<Frames>, StageError>;
 
@@ -122,10 +121,10 @@ pub(super) trait Generator {
     /// Computes from slot to slot.
     fn generate(
         &mut self,
-        plan: &Plan,
-        inputs: &TensorList,
+        plan: &VideoPlanParts,
+        inputs: &Manifest,
         input: Option<&Self::Rx>,
-        outputs: &TensorList,
+        outputs: &Manifest,
         output: &mut Self::Tx,
     ) -> Result<Progress<Generated>, StageError>;
 

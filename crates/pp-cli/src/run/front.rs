@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 
-use pp_contract::{ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Rank, VideoPlan};
-use pp_kernels::{ChunkShape, Layout, Plan};
+use pp_contract::{
+    ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Rank, VideoPlan, VideoPlanParts,
+};
+use pp_kernels::{ChunkShape, Layout};
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{FrontOptions, with_source};
 use pp_runtime::stage::{Decoded, FrontStages, Kept, Offer, Place, Progress, StageError};
@@ -15,7 +17,6 @@ use super::codec::{Codec, Frames};
 use super::input::{Input, QUEUE, io_threads};
 use super::noise::Estimates;
 use super::progress::FrameProgress;
-use super::tensors::manifest_of;
 use super::verify::{FrontCheck, FrontVerifier, Notary, Verified, prepared, seal_again};
 use super::{Shape, kernel_fault, slot_bytes};
 use crate::args::{CutChoice, RunArgs};
@@ -31,12 +32,10 @@ use crate::video::source::{Chunk, Polled, Source, SourceOptions};
 use crate::video::y4m::Params;
 use crate::video::{InputError, OutputError};
 
-/// A layout with its manifests; depends on the number of frames and of context frames alone.
+/// A layout; depends on the number of frames and of context frames alone.
 struct Known {
     shape: ChunkShape,
     layout: Layout,
-    inputs: Manifest,
-    outputs: Manifest,
     /// The same two with digests, where some chunks have those.
     sealed: Option<[Manifest; 2]>,
 }
@@ -46,7 +45,7 @@ type Check<C> = FrontCheck<<<C as Codec>::Notary as Notary>::Sheet>;
 
 /// A chunk between its encode and its decode.
 struct Pending<K> {
-    plan: Plan,
+    plan: VideoPlanParts,
     frames: usize,
     known: usize,
     /// Kept only when its PSNR is wanted, or the GPU still reads it.
@@ -86,7 +85,7 @@ pub(super) struct VideoFront<C: Codec> {
     decoding: VecDeque<Pending<Check<C>>>,
     verifier: FrontVerifier,
     /// The plan of the chunk before, and how many frames its epoch has had.
-    last: Option<(Plan, u32)>,
+    last: Option<(VideoPlanParts, u32)>,
     epoch_frames: u32,
     frames_built: u32,
     read_ns: Option<(u64, u64)>,
@@ -165,7 +164,7 @@ impl<C: Codec> VideoFront<C> {
         let mut shape = Shape {
             width: header.width(),
             height: header.height(),
-            planes: header.sampling().into(),
+            planes: header.chroma(),
             frame_bytes: header.frame_bytes() as u64,
             forward_slots,
             forward_bytes: 0,
@@ -283,7 +282,7 @@ impl<C: Codec> VideoFront<C> {
     /// The tensors that go with a chunk like this.
     pub(super) fn inputs_of(&mut self, shape: ChunkShape) -> Result<Manifest, StageError> {
         let known = self.layout(shape)?;
-        Ok(self.layouts[known].inputs.clone())
+        Ok(self.layouts[known].layout.inputs.clone())
     }
 
     /// The place in `layouts` of the layout for a chunk like this.
@@ -295,15 +294,9 @@ impl<C: Codec> VideoFront<C> {
             .codec
             .layout(shape)
             .map_err(|e| StageError::new(FaultKind::Plugin, "layout", with_source(&e)))?;
-        let internal =
-            |e: anyhow::Error| StageError::new(FaultKind::Internal, "layout", format!("{e:#}"));
-        let inputs = manifest_of(&layout.inputs).map_err(internal)?;
-        let outputs = manifest_of(&layout.outputs).map_err(internal)?;
         self.layouts.push(Known {
             shape,
-            sealed: self.verifier.sealed(&inputs, &outputs)?,
-            inputs,
-            outputs,
+            sealed: self.verifier.sealed(&layout.inputs, &layout.outputs)?,
             layout,
         });
         Ok(self.layouts.len() - 1)
@@ -337,12 +330,12 @@ impl<C: Codec> VideoFront<C> {
         })
     }
 
-    fn plan(&self, place: Place, start_frame: u64) -> Plan {
+    fn plan(&self, place: Place, start_frame: u64) -> VideoPlanParts {
         let (width, height) = (self.header.width(), self.header.height());
         let brings_context = self.recompute || place.rebuilds;
         let recompute = brings_context && !place.starts_epoch && self.context_frames > 0;
         let mut plan = match &self.last {
-            None => Plan::first(width, height, self.steps),
+            None => VideoPlanParts::first(width, height, self.steps),
             Some((last, _)) => last.following(start_frame, recompute),
         };
         plan.current_start_frame = start_frame;
@@ -407,7 +400,7 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
         let is_due = self.verifier.is_due(place.chunk);
         let [inputs, outputs] = match &known_layout.sealed {
             Some([inputs, outputs]) if is_due => [inputs, outputs],
-            _ => [&known_layout.inputs, &known_layout.outputs],
+            _ => [&known_layout.layout.inputs, &known_layout.layout.outputs],
         };
         self.codec.encode(
             chunk.memory(),
@@ -424,11 +417,11 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
             None
         };
         // To the kernels here it is a chunk like any other; for Phase B it is the first.
-        let asked = Plan {
+        let asked = VideoPlanParts {
             init_cache: plan.init_cache || place.rebuilds,
             ..plan
         };
-        let envelope = envelope_of(&asked, inputs.clone(), outputs.clone())?;
+        let envelope = envelope_of(asked, inputs.clone(), outputs.clone())?;
         self.frames_built = chunk.frames as u32;
         self.read_ns = Some(chunk.read_ns);
         self.epoch_frames += self.frames_built;

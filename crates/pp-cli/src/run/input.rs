@@ -6,7 +6,6 @@ use pp_contract::{Fault, FaultKind};
 use pp_transport::host::memory::available_bytes;
 
 use super::codec::Geometry;
-use super::shape::Planes;
 use crate::args::{KernelChoice, RunArgs};
 use crate::exit::{Failure, say};
 use crate::job::{self, FRONT, supervise};
@@ -63,7 +62,7 @@ impl Input {
         Geometry {
             width: self.header.width(),
             height: self.header.height(),
-            chroma: Planes::from(self.header.sampling()).into(),
+            chroma: self.header.chroma(),
             frame_bytes: self.header.frame_bytes(),
         }
     }

@@ -15,7 +15,6 @@ mod restart;
 mod shape;
 pub(crate) use self::input::{QUEUE, io_threads};
 pub(crate) use self::report::write_pictures;
-mod tensors;
 mod verify;
 
 use std::io::IsTerminal as _;
@@ -24,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pp_contract::{Fault, FaultKind, Generation, Rank, Settings, VideoPlan, plan_digest};
-use pp_kernels::{Chroma, Description};
+use pp_kernels::Description;
 use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b};
 use pp_runtime::stage::FrontStages;
 use pp_runtime::switch::Switch;
@@ -41,7 +40,7 @@ use self::open::{config, host_kernels, kernel_fault, load_for_host, slot_bytes};
 use self::phase_b::VideoPhaseB;
 use self::report::Finished;
 use self::restart::{Met, Missed};
-use self::shape::{Planes, Shape};
+use self::shape::Shape;
 use self::verify::{digest_of_kernels, prepared};
 use crate::args::{CutChoice, KernelChoice, RunArgs, TransportChoice};
 use crate::backend::{self, Backend, Choice};
@@ -56,7 +55,6 @@ use crate::job::{
     self, FRONT, GRACE, PHASE_B, heartbeat, meet_within, rejoin_within, restart_within, signals,
 };
 use crate::video::error::Shown;
-use crate::video::header::Sampling;
 
 impl Shape {
     /// Bytes of the largest slot.
@@ -68,30 +66,8 @@ impl Shape {
         Geometry {
             width: self.width,
             height: self.height,
-            chroma: self.planes.into(),
+            chroma: self.planes,
             frame_bytes: self.frame_bytes as usize,
-        }
-    }
-}
-
-impl From<Sampling> for Planes {
-    fn from(sampling: Sampling) -> Self {
-        match sampling {
-            Sampling::Mono => Self::Mono,
-            Sampling::S420 => Self::C420,
-            Sampling::S422 => Self::C422,
-            Sampling::S444 => Self::C444,
-        }
-    }
-}
-
-impl From<Planes> for Chroma {
-    fn from(planes: Planes) -> Self {
-        match planes {
-            Planes::Mono => Self::Mono,
-            Planes::C420 => Self::C420,
-            Planes::C422 => Self::C422,
-            Planes::C444 => Self::C444,
         }
     }
 }

@@ -2,21 +2,22 @@
 
 use std::ops::Range;
 
-use pp_kernels::{Chroma, DType, Plan, TensorList};
+use pp_contract::{DType, Manifest, VideoPlanParts};
+use pp_kernels::Chroma;
 use serde::Serialize;
 
 use super::codec::Codec;
 
 /// Where a payload says how much noise its frames have: the standard deviation of each plane. The built-in kernels put it
 /// there; `None` where a plugin lays the tensor out in another way.
-pub(super) fn place(tensors: &TensorList, chroma: Chroma) -> Option<Range<usize>> {
-    let spec = tensors.get("conditioning_embeds")?;
-    let is_known = spec.dtype() == DType::Bf16 && spec.dims() == [chroma.planes() as u64];
-    is_known.then(|| spec.offset()..spec.offset() + spec.bytes())
+pub(super) fn place(tensors: &Manifest, chroma: Chroma) -> Option<Range<usize>> {
+    let (_, spec) = tensors.get("conditioning_embeds")?;
+    let is_known = spec.dtype() == DType::Bf16 && spec.shape().dims() == [chroma.planes() as u64];
+    tensors.range(spec.name()).filter(|_| is_known)
 }
 
 /// Whether the kernels estimate the noise anew in this chunk.
-pub(super) fn is_estimated(plan: &Plan) -> bool {
+pub(super) fn is_estimated(plan: &VideoPlanParts) -> bool {
     plan.init_cache || plan.reset_crossattn_cache
 }
 
@@ -85,7 +86,7 @@ impl std::fmt::Display for Estimates {
 
 #[cfg(test)]
 mod tests {
-    use pp_kernels::TensorSpec;
+    use pp_contract::TensorSpec;
 
     use super::*;
 
@@ -106,7 +107,7 @@ mod tests {
                 TensorSpec::new("latents_in", DType::U8, &[9]).unwrap(),
                 TensorSpec::new("conditioning_embeds", dtype, dims).unwrap(),
             ];
-            let tensors = TensorList::new(specs).unwrap();
+            let tensors = Manifest::new(&specs).unwrap();
             assert_eq!(
                 place(&tensors, Chroma::C420),
                 expected,

@@ -8,10 +8,10 @@
 use std::any::Any;
 use std::collections::VecDeque;
 
-use pp_contract::FaultKind;
+use pp_contract::{FaultKind, Manifest, VideoPlanParts};
 use pp_kernels::{
-    ChunkShape, DeviceSession, Failure, KernelError, KernelSet, Layout, Payload, PayloadMut, Plan,
-    SessionConfig, TensorList,
+    ChunkShape, DeviceSession, Failure, KernelError, KernelSet, Layout, Payload, PayloadMut,
+    SessionConfig,
 };
 use pp_runtime::driver::with_source;
 use pp_runtime::stage::{FrontWork, PhaseBWork, Progress, StageError};
@@ -241,8 +241,8 @@ impl Codec for GpuFront {
         &mut self,
         frames: &Buffer,
         bytes: usize,
-        plan: &Plan,
-        tensors: &TensorList,
+        plan: &VideoPlanParts,
+        tensors: &Manifest,
         slot: &mut DeviceTx,
     ) -> Result<(), StageError> {
         let blame = self.blame;
@@ -294,8 +294,8 @@ impl Codec for GpuFront {
     fn decode(
         &mut self,
         mut frames: Buffer,
-        plan: &Plan,
-        tensors: &TensorList,
+        plan: &VideoPlanParts,
+        tensors: &Manifest,
         payload: Option<DeviceRx>,
     ) -> Result<Progress<Frames>, StageError> {
         let blame = self.blame;
@@ -397,10 +397,10 @@ impl Generator for GpuPhaseB {
 
     fn generate(
         &mut self,
-        plan: &Plan,
-        inputs: &TensorList,
+        plan: &VideoPlanParts,
+        inputs: &Manifest,
         input: Option<&DeviceRx>,
-        outputs: &TensorList,
+        outputs: &Manifest,
         output: &mut DeviceTx,
     ) -> Result<Progress<Generated>, StageError> {
         let blame = self.blame;

@@ -1,9 +1,7 @@
 //! Kernels on host memory: the leases' bytes are read and written in place.
 
-use pp_contract::FaultKind;
-use pp_kernels::{
-    ChunkShape, Failure, KernelError, KernelSession, Layout, Payload, PayloadMut, Plan, TensorList,
-};
+use pp_contract::{FaultKind, Manifest, VideoPlanParts};
+use pp_kernels::{ChunkShape, Failure, KernelError, KernelSession, Layout, Payload, PayloadMut};
 use pp_runtime::driver::with_source;
 use pp_runtime::stage::{Progress, StageError};
 use pp_transport::host::{RxLease, TxLease};
@@ -60,8 +58,8 @@ impl Codec for HostKernels {
         &mut self,
         frames: &Buffer,
         bytes: usize,
-        plan: &Plan,
-        tensors: &TensorList,
+        plan: &VideoPlanParts,
+        tensors: &Manifest,
         slot: &mut TxLease,
     ) -> Result<(), StageError> {
         let views = self.geometry.views(&frames[..bytes]);
@@ -87,8 +85,8 @@ impl Codec for HostKernels {
     fn decode(
         &mut self,
         mut frames: Buffer,
-        plan: &Plan,
-        tensors: &TensorList,
+        plan: &VideoPlanParts,
+        tensors: &Manifest,
         payload: Option<RxLease>,
     ) -> Result<Progress<Frames>, StageError> {
         let mut views = self.geometry.views_mut(&mut frames);
@@ -115,10 +113,10 @@ impl Generator for HostKernels {
 
     fn generate(
         &mut self,
-        plan: &Plan,
-        inputs: &TensorList,
+        plan: &VideoPlanParts,
+        inputs: &Manifest,
         input: Option<&RxLease>,
-        outputs: &TensorList,
+        outputs: &Manifest,
         output: &mut TxLease,
     ) -> Result<Progress<Generated>, StageError> {
         let refuse =

@@ -67,6 +67,6 @@ pub(super) fn kernel_fault(error: &KernelError, rank: Rank, operation: &str) -> 
 }
 
 /// Bytes of a slot for a payload: behind it lies the guard that catches kernels which write on.
-pub(super) fn slot_bytes(payload: usize) -> u64 {
-    (payload + guard::GUARD_BYTES) as u64
+pub(super) fn slot_bytes(payload: u64) -> u64 {
+    payload + guard::GUARD_BYTES as u64
 }

@@ -2,28 +2,12 @@
 
 use std::collections::VecDeque;
 
-use pp_contract::{Envelope, FaultKind, Manifest, Plan as _, Seal, VideoPlan};
-use pp_kernels::TensorList;
+use pp_contract::{Envelope, FaultKind, Plan as _, Seal, VideoPlan};
 use pp_runtime::stage::{Computed, PhaseBStages, Place, Progress, StageError};
 
 use super::codec::{Generated, Generator};
-use super::tensors::{list_of, to_kernels};
 use super::verify::{Notary, PhaseBCheck, check_due};
 use crate::args::Verify;
-
-/// A manifest and the kernels' list for it: the same from chunk to chunk, most of the time.
-#[derive(Default)]
-struct Cached(Option<(Manifest, TensorList)>);
-
-impl Cached {
-    fn list(&mut self, manifest: &Manifest) -> Result<&TensorList, StageError> {
-        if self.0.as_ref().is_none_or(|(known, _)| known != manifest) {
-            let list = list_of(manifest).map_err(|e| refuse(e.to_string()))?;
-            self.0 = Some((manifest.clone(), list));
-        }
-        Ok(&self.0.as_ref().expect("just put there").1)
-    }
-}
 
 /// A chunk under way.
 struct Started<S> {
@@ -37,8 +21,6 @@ pub(super) struct VideoPhaseB<G: Generator> {
     generator: G,
     max_frames: u32,
     verify: Verify,
-    inputs: Cached,
-    outputs: Cached,
     /// Oldest first.
     started: VecDeque<Started<Sheet<G>>>,
     /// What the kernels have done and whose digests may still be on their way.
@@ -51,8 +33,6 @@ impl<G: Generator> VideoPhaseB<G> {
             generator,
             max_frames,
             verify,
-            inputs: Cached::default(),
-            outputs: Cached::default(),
             started: VecDeque::new(),
             generated: None,
         }
@@ -93,7 +73,7 @@ impl<G: Generator> PhaseBStages<G::Tx, G::Rx> for VideoPhaseB<G> {
         input: Option<&G::Rx>,
         output: &mut G::Tx,
     ) -> Result<Progress<Computed>, StageError> {
-        let plan = to_kernels(envelope.plan().parts());
+        let plan = envelope.plan().parts();
         let frames = envelope
             .inputs()
             .get("latents_in")
@@ -107,13 +87,13 @@ impl<G: Generator> PhaseBStages<G::Tx, G::Rx> for VideoPhaseB<G> {
             )));
         }
         check_due(self.verify, place.chunk, envelope)?;
-        let inputs = self.inputs.list(&envelope.inputs().unsealed())?;
-        let outputs = self.outputs.list(&envelope.outputs().unsealed())?;
+        let inputs = envelope.inputs().unsealed();
+        let outputs = envelope.outputs().unsealed();
         let notary = self.generator.notary();
         let mut check = PhaseBCheck::begin(notary, place.chunk, envelope, input)?;
         let progress = self
             .generator
-            .generate(&plan, inputs, input, outputs, output)
+            .generate(plan, &inputs, input, &outputs, output)
             .map_err(|mut error| {
                 error.detail = format!("chunk {}: {}", place.chunk, error.detail);
                 error

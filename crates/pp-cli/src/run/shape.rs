@@ -5,6 +5,7 @@
 //! with its number before anything is allocated for it.
 
 use pp_contract::MAX_PAYLOAD_BYTES;
+use pp_kernels::Chroma;
 use pp_transport::host::MAX_SLOTS;
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +20,7 @@ const BESIDE_PAYLOAD: u64 = 1 << 16;
 pub(super) struct Shape {
     pub(super) width: u32,
     pub(super) height: u32,
-    pub(super) planes: Planes,
+    pub(super) planes: Chroma,
     pub(super) frame_bytes: u64,
     /// Slots of the edge to Phase B: with restarts more than are ever in flight.
     pub(super) forward_slots: u32,
@@ -27,20 +28,12 @@ pub(super) struct Shape {
     pub(super) backward_bytes: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Planes {
-    Mono,
-    C420,
-    C422,
-    C444,
-}
-
 /// A shape as it was told, by whomever.
 #[derive(Deserialize)]
 struct Told {
     width: u32,
     height: u32,
-    planes: Planes,
+    planes: Chroma,
     frame_bytes: u64,
     forward_slots: u32,
     forward_bytes: u64,
@@ -72,7 +65,7 @@ impl TryFrom<Told> for Shape {
         is("a number of slots", forward_slots.into(), MAX_SLOTS.into())?;
         is("a payload", forward_bytes, most)?;
         is("a payload", backward_bytes, most)?;
-        let expected = planes.frame_bytes(width, height);
+        let expected = planes.packed_frame_bytes(width, height) as u64;
         if frame_bytes != expected {
             return Err(format!(
                 "{frame_bytes} bytes in a frame of {width}x{height} {planes:?}, which has {expected}"
@@ -87,21 +80,6 @@ impl TryFrom<Told> for Shape {
             forward_bytes,
             backward_bytes,
         })
-    }
-}
-
-impl Planes {
-    /// Bytes of a frame whose sides were checked.
-    fn frame_bytes(self, width: u32, height: u32) -> u64 {
-        let [width, height] = [width, height].map(u64::from);
-        let half = |side: u64| side.div_ceil(2);
-        width * height
-            + 2 * match self {
-                Self::Mono => 0,
-                Self::C420 => half(width) * half(height),
-                Self::C422 => half(width) * height,
-                Self::C444 => width * height,
-            }
     }
 }
 

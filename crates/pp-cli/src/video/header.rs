@@ -2,37 +2,13 @@
 //!
 //! Source: the man page yuv4mpeg(5) of mjpegtools, and what ffmpeg writes.
 
+use pp_kernels::Chroma;
+
 /// Longest accepted stream header, far above what any writer makes.
 pub(crate) const MAX_HEADER_BYTES: usize = 1024;
 /// Largest accepted width and height.
 pub(crate) const MAX_SIDE: u32 = 16_384;
 pub(crate) const MAGIC: &[u8] = b"YUV4MPEG2";
-
-/// How the chroma planes relate to the luma plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sampling {
-    /// Luma alone.
-    Mono,
-    /// Chroma of half the width and half the height.
-    S420,
-    /// Chroma of half the width.
-    S422,
-    /// Chroma as large as luma.
-    S444,
-}
-
-/// Size of one plane in samples of one byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Plane {
-    pub(crate) width: usize,
-    pub(crate) height: usize,
-}
-
-impl Plane {
-    pub(crate) fn bytes(self) -> usize {
-        self.width * self.height
-    }
-}
 
 /// A header whose sizes were checked. The line is kept as it came, so that rate, interlacing, aspect, siting and comments
 /// pass through to the output untouched.
@@ -41,7 +17,7 @@ pub(crate) struct Header {
     line: Vec<u8>,
     width: u32,
     height: u32,
-    sampling: Sampling,
+    chroma: Chroma,
     is_interlaced: bool,
 }
 
@@ -57,12 +33,12 @@ pub(crate) enum HeaderFault {
 impl Header {
     /// A header of our own, at 25 frames a second.
     #[cfg(test)]
-    pub(crate) fn new(width: u32, height: u32, sampling: Sampling) -> Result<Self, HeaderFault> {
-        let tag = match sampling {
-            Sampling::Mono => "mono",
-            Sampling::S420 => "420jpeg",
-            Sampling::S422 => "422",
-            Sampling::S444 => "444",
+    pub(crate) fn new(width: u32, height: u32, chroma: Chroma) -> Result<Self, HeaderFault> {
+        let tag = match chroma {
+            Chroma::Mono => "mono",
+            Chroma::C420 => "420jpeg",
+            Chroma::C422 => "422",
+            Chroma::C444 => "444",
         };
         Self::parse(format!("YUV4MPEG2 W{width} H{height} F25:1 Ip A1:1 C{tag}").as_bytes())
     }
@@ -78,7 +54,7 @@ impl Header {
             ));
         }
         let (mut width, mut height) = (None, None);
-        let mut sampling = Sampling::S420;
+        let mut chroma = Chroma::C420;
         let mut is_interlaced = false;
         for word in words {
             let mut rest = word.chars();
@@ -87,7 +63,7 @@ impl Header {
             match tag {
                 Some('W') => width = Some(side("width", value)?),
                 Some('H') => height = Some(side("height", value)?),
-                Some('C') => sampling = colour_space(value)?,
+                Some('C') => chroma = colour_space(value)?,
                 Some('I') => is_interlaced = interlacing(value)?,
                 _ => {}
             }
@@ -96,7 +72,7 @@ impl Header {
             line: line.to_vec(),
             width: width.ok_or_else(|| HeaderFault::Malformed("no width (W)".into()))?,
             height: height.ok_or_else(|| HeaderFault::Malformed("no height (H)".into()))?,
-            sampling,
+            chroma,
             is_interlaced,
         })
     }
@@ -109,8 +85,8 @@ impl Header {
         self.height
     }
 
-    pub(crate) fn sampling(&self) -> Sampling {
-        self.sampling
+    pub(crate) fn chroma(&self) -> Chroma {
+        self.chroma
     }
 
     /// Whether each frame is two fields of different times.
@@ -123,29 +99,14 @@ impl Header {
         &self.line
     }
 
-    /// The planes of a frame in file order: luma, then chroma if there is any. Odd sizes round chroma up.
-    pub(crate) fn planes(&self) -> impl Iterator<Item = Plane> + use<> {
-        let (w, h) = (self.width as usize, self.height as usize);
-        let chroma = match self.sampling {
-            Sampling::Mono => None,
-            Sampling::S420 => Some((w.div_ceil(2), h.div_ceil(2))),
-            Sampling::S422 => Some((w.div_ceil(2), h)),
-            Sampling::S444 => Some((w, h)),
-        };
-        [Some((w, h)), chroma, chroma]
-            .into_iter()
-            .flatten()
-            .map(|(width, height)| Plane { width, height })
-    }
-
     /// Bytes of the luma plane, which comes first in a frame.
     pub(crate) fn luma_bytes(&self) -> usize {
         self.width as usize * self.height as usize
     }
 
-    /// Bytes of a whole frame.
+    /// Bytes of a whole frame: luma, then chroma if there is any. Odd sizes round chroma up.
     pub(crate) fn frame_bytes(&self) -> usize {
-        self.planes().map(Plane::bytes).sum()
+        self.chroma.packed_frame_bytes(self.width, self.height)
     }
 }
 
@@ -171,12 +132,12 @@ fn interlacing(value: &str) -> Result<bool, HeaderFault> {
     }
 }
 
-fn colour_space(value: &str) -> Result<Sampling, HeaderFault> {
+fn colour_space(value: &str) -> Result<Chroma, HeaderFault> {
     match value {
-        "420" | "420jpeg" | "420mpeg2" | "420paldv" => Ok(Sampling::S420),
-        "422" => Ok(Sampling::S422),
-        "444" => Ok(Sampling::S444),
-        "mono" => Ok(Sampling::Mono),
+        "420" | "420jpeg" | "420mpeg2" | "420paldv" => Ok(Chroma::C420),
+        "422" => Ok(Chroma::C422),
+        "444" => Ok(Chroma::C444),
+        "mono" => Ok(Chroma::Mono),
         other => Err(HeaderFault::Unsupported(format!(
             "colour space C{other} (supported are 8-bit 420, 422, 444 and mono)"
         ))),
@@ -189,11 +150,11 @@ mod tests {
 
     #[test]
     fn sizes_of_odd_pictures_round_chroma_up() {
-        let bytes = |sampling| Header::new(17, 33, sampling).unwrap().frame_bytes();
-        assert_eq!(bytes(Sampling::Mono), 561);
-        assert_eq!(bytes(Sampling::S420), 561 + 2 * 9 * 17);
-        assert_eq!(bytes(Sampling::S422), 561 + 2 * 9 * 33);
-        assert_eq!(bytes(Sampling::S444), 3 * 561);
+        let bytes = |chroma| Header::new(17, 33, chroma).unwrap().frame_bytes();
+        assert_eq!(bytes(Chroma::Mono), 561);
+        assert_eq!(bytes(Chroma::C420), 561 + 2 * 9 * 17);
+        assert_eq!(bytes(Chroma::C422), 561 + 2 * 9 * 33);
+        assert_eq!(bytes(Chroma::C444), 3 * 561);
     }
 
     #[test]
@@ -201,19 +162,19 @@ mod tests {
         let line = b"YUV4MPEG2 W352 H288 F30000:1001 It A128:117 C420mpeg2 XYSCSS=420MPEG2 XCOLORRANGE=LIMITED";
         let header = Header::parse(line).unwrap();
         assert_eq!((header.width(), header.height()), (352, 288));
-        assert_eq!(header.sampling(), Sampling::S420);
+        assert_eq!(header.chroma(), Chroma::C420);
         assert_eq!(header.line(), line);
-        for (tag, sampling) in [
-            ("", Sampling::S420),
-            ("C420", Sampling::S420),
-            ("C420jpeg", Sampling::S420),
-            ("C420paldv", Sampling::S420),
-            ("C422", Sampling::S422),
-            ("C444", Sampling::S444),
-            ("Cmono", Sampling::Mono),
+        for (tag, chroma) in [
+            ("", Chroma::C420),
+            ("C420", Chroma::C420),
+            ("C420jpeg", Chroma::C420),
+            ("C420paldv", Chroma::C420),
+            ("C422", Chroma::C422),
+            ("C444", Chroma::C444),
+            ("Cmono", Chroma::Mono),
         ] {
             let header = Header::parse(format!("YUV4MPEG2 W2 H2 {tag}").as_bytes()).unwrap();
-            assert_eq!(header.sampling(), sampling, "{tag}");
+            assert_eq!(header.chroma(), chroma, "{tag}");
         }
     }
 

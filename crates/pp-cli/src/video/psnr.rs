@@ -45,12 +45,12 @@ fn squares(a: &[u8], b: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::header::Sampling;
     use super::*;
+    use pp_kernels::Chroma;
 
     #[test]
     fn known_errors_give_known_decibels() {
-        let header = Header::new(256, 256, Sampling::Mono).unwrap();
+        let header = Header::new(256, 256, Chroma::Mono).unwrap();
         let black = vec![0; 2 * header.frame_bytes()];
         let db = |level: u8| {
             let mut psnr = LumaPsnr::default();
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn chroma_does_not_count_and_frames_weigh_the_same() {
-        let header = Header::new(3, 3, Sampling::S420).unwrap();
+        let header = Header::new(3, 3, Chroma::C420).unwrap();
         let (luma, frame) = (header.luma_bytes(), header.frame_bytes());
         let reference = vec![100; 2 * frame];
         let mut decoded = reference.clone();

@@ -59,9 +59,9 @@ pub(crate) fn grid(header: &Header, frame: &[u8]) -> Grid {
 
 #[cfg(test)]
 mod tests {
-    use super::super::header::Sampling;
     use super::super::noise::Noise;
     use super::*;
+    use pp_kernels::Chroma;
 
     const WIDTH: usize = 96;
     const HEIGHT: usize = 80;
@@ -81,7 +81,7 @@ mod tests {
     }
 
     fn cuts(frames: impl IntoIterator<Item = Vec<u8>>) -> Vec<usize> {
-        let header = Header::new(WIDTH as u32, HEIGHT as u32, Sampling::Mono).unwrap();
+        let header = Header::new(WIDTH as u32, HEIGHT as u32, Chroma::Mono).unwrap();
         let mut detector = CutDetector::default();
         let found = frames.into_iter().enumerate();
         found
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn pictures_smaller_than_the_grid_are_handled() {
-        let header = Header::new(3, 5, Sampling::Mono).unwrap();
+        let header = Header::new(3, 5, Chroma::Mono).unwrap();
         let mut detector = CutDetector::default();
         assert!(!detector.is_cut(grid(&header, &[0; 15])));
         assert!(!detector.is_cut(grid(&header, &[0; 15])));

@@ -39,6 +39,38 @@ pub struct VideoPlanParts {
 }
 
 impl VideoPlanParts {
+    /// For the first chunk of a stream: `steps` passes, no recompute, everything fresh.
+    #[must_use]
+    pub const fn first(width: u32, height: u32, steps: u32) -> Self {
+        Self {
+            height,
+            width,
+            current_start_frame: 0,
+            do_kv_recompute: false,
+            num_denoise_steps: steps,
+            expected_generator_calls: steps,
+            init_cache: true,
+            reset_kv_cache: false,
+            reset_crossattn_cache: false,
+            base_seed: 0,
+            kv_cache_attention_bias: 0.0,
+            noise_scale: 1.0,
+        }
+    }
+
+    /// For a later chunk that starts at frame `start`, with or without recompute.
+    #[must_use]
+    pub const fn following(self, start: u64, recompute: bool) -> Self {
+        let mut plan = self;
+        plan.current_start_frame = start;
+        plan.do_kv_recompute = recompute;
+        plan.expected_generator_calls = plan.planned_calls();
+        plan.init_cache = false;
+        plan.reset_kv_cache = false;
+        plan.reset_crossattn_cache = false;
+        plan
+    }
+
     /// What `expected_generator_calls` must be.
     #[must_use]
     pub const fn planned_calls(&self) -> u32 {
@@ -147,18 +179,9 @@ mod tests {
     use super::*;
 
     const GOOD: VideoPlanParts = VideoPlanParts {
-        height: 16,
-        width: 16,
-        current_start_frame: 0,
-        do_kv_recompute: false,
-        num_denoise_steps: 0,
-        expected_generator_calls: 0,
-        init_cache: true,
-        reset_kv_cache: false,
-        reset_crossattn_cache: false,
-        base_seed: 0,
         kv_cache_attention_bias: -1.0,
         noise_scale: 0.0,
+        ..VideoPlanParts::first(16, 16, 0)
     };
 
     #[test]

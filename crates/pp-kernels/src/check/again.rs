@@ -1,10 +1,10 @@
 //! What a restart of Phase B builds on: a session that begins in the middle of a stream gives what the old one would
 //! have given, if it gets the frames before its first chunk, taken from what was sent.
 
+use pp_contract::{Manifest, VideoPlanParts};
+
 use super::{Bench, Outcome, Stream, fail};
-use crate::config::ChunkShape;
-use crate::plan::Plan;
-use crate::tensor::{Layout, TensorList, TensorSpec};
+use crate::config::{ChunkShape, Layout};
 
 /// Frames of each chunk; a context may span two.
 const FRAMES: u32 = 2;
@@ -26,13 +26,9 @@ fn shape(context_frames: u32) -> ChunkShape {
     }
 }
 
-fn bytes_of<'a>(
-    list: &TensorList,
-    payload: &'a [u8],
-    name: &str,
-) -> Outcome<(TensorSpec, &'a [u8])> {
-    match list.as_slice().iter().find(|t| t.name() == name) {
-        Some(tensor) => Ok((*tensor, &payload[tensor.offset()..][..tensor.bytes()])),
+fn bytes_of<'a>(tensors: &Manifest, payload: &'a [u8], name: &str) -> Outcome<&'a [u8]> {
+    match tensors.range(name) {
+        Some(range) => Ok(&payload[range]),
         None => fail(format!("there is no tensor {name}")),
     }
 }
@@ -48,7 +44,7 @@ fn pass(bench: &Bench<'_>, context: u32) -> Outcome<Vec<Passed>> {
         let layout = stream.front.layout(shape(context))?;
         let frames = bench.pictures(&config, start, FRAMES as usize);
         let (_, mut bytes) = stream.chunk(&frames, STEPS, context)?;
-        let output = bytes.split_off(layout.inputs.payload_bytes());
+        let output = bytes.split_off(layout.inputs.payload_bytes() as usize);
         passed.push(Passed {
             layout,
             input: bytes,
@@ -63,8 +59,8 @@ fn tail(passed: &[Passed], chunk: usize, context: u32) -> Outcome<Vec<u8>> {
     let mut latents = Vec::new();
     let mut frame = 0;
     for before in &passed[..chunk] {
-        let (tensor, bytes) = bytes_of(&before.layout.inputs, &before.input, "latents_in")?;
-        frame = tensor.bytes() / FRAMES as usize;
+        let bytes = bytes_of(&before.layout.inputs, &before.input, "latents_in")?;
+        frame = bytes.len() / FRAMES as usize;
         latents.extend_from_slice(bytes);
     }
     Ok(latents.split_off(latents.len() - context as usize * frame))
@@ -82,7 +78,7 @@ pub(super) fn context_is_what_was_sent(bench: &Bench<'_>) -> Outcome {
     let passed = pass(bench, most)?;
     for (chunk, now) in passed.iter().enumerate().skip(1) {
         let context = most.min(chunk as u32 * FRAMES);
-        let (_, found) = bytes_of(&now.layout.inputs, &now.input, "context_frames")?;
+        let found = bytes_of(&now.layout.inputs, &now.input, "context_frames")?;
         if found != tail(&passed, chunk, context)? {
             return fail(format!(
                 "context_frames of chunk {chunk} are not the last {context} frames of latents_in that were sent before it"
@@ -101,17 +97,17 @@ pub(super) fn begins_anywhere(bench: &Bench<'_>) -> Outcome {
         let context = most.min(start);
         let mut session = bench.open(&config)?;
         let layout = session.layout(shape(context))?;
-        let mut input = vec![0; layout.inputs.payload_bytes()];
-        for tensor in layout.inputs.as_slice() {
+        let mut input = vec![0; layout.inputs.payload_bytes() as usize];
+        for (offset, tensor) in layout.inputs.iter() {
             let tail_bytes;
             let from = match tensor.name() {
                 "context_frames" => {
                     tail_bytes = tail(&passed, chunk, context)?;
                     &tail_bytes[..]
                 }
-                name => bytes_of(&old.layout.inputs, &old.input, name)?.1,
+                name => bytes_of(&old.layout.inputs, &old.input, name)?,
             };
-            if from.len() != tensor.bytes() {
+            if from.len() as u64 != tensor.bytes() {
                 return fail(format!(
                     "{} has {} bytes with context and {} without",
                     tensor.name(),
@@ -119,11 +115,12 @@ pub(super) fn begins_anywhere(bench: &Bench<'_>) -> Outcome {
                     from.len()
                 ));
             }
-            input[tensor.offset()..][..from.len()].copy_from_slice(from);
+            input[offset as usize..][..from.len()].copy_from_slice(from);
         }
-        let plan = Plan {
+        let plan = VideoPlanParts {
             init_cache: true,
-            ..Plan::first(config.width, config.height, STEPS).following(start.into(), context > 0)
+            ..VideoPlanParts::first(config.width, config.height, STEPS)
+                .following(start.into(), context > 0)
         };
         let (output, _) = session.phase_b(&plan, &layout, &input)??;
         if output != old.output {

@@ -7,8 +7,10 @@
 
 use std::time::Duration;
 
+use pp_contract::{Manifest, VideoPlanParts};
+
 use super::{Outcome, fail};
-use crate::config::{ChunkShape, SessionConfig, Space};
+use crate::config::{ChunkShape, Layout, SessionConfig, Space};
 use crate::cuda::CudaError;
 use crate::cuda::driver::{Driver, Stream};
 use crate::cuda::memory::{Memory, Pinned};
@@ -16,9 +18,7 @@ use crate::error::KernelError;
 use crate::frame::{FrameView, FrameViewMut};
 use crate::guard::{self, GUARD_BYTES};
 use crate::payload::{Payload, PayloadMut};
-use crate::plan::Plan;
 use crate::plugin::{DeviceSession, KernelSession, KernelSet};
-use crate::tensor::{Layout, TensorList};
 
 /// Where payloads lie.
 #[derive(Debug, Clone, Copy)]
@@ -95,8 +95,8 @@ impl Session {
     pub(super) fn encode(
         &mut self,
         frames: &[Vec<u8>],
-        plan: &Plan,
-        inputs: &TensorList,
+        plan: &VideoPlanParts,
+        inputs: &Manifest,
     ) -> Outcome<Result<Vec<u8>, KernelError>> {
         let (stream, config) = (self.stream(), *self.config());
         let mut slot = Slot::new(stream, inputs, &[])?;
@@ -123,7 +123,7 @@ impl Session {
     /// The bytes of the input to those of the output, and the number of generator calls.
     pub(super) fn phase_b(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         layout: &Layout,
         input: &[u8],
     ) -> Outcome<Result<(Vec<u8>, u32), KernelError>> {
@@ -150,8 +150,8 @@ impl Session {
     /// The bytes of these tensors to so many frames.
     pub(super) fn decode(
         &mut self,
-        plan: &Plan,
-        outputs: &TensorList,
+        plan: &VideoPlanParts,
+        outputs: &Manifest,
         output: &[u8],
         count: usize,
     ) -> Outcome<Result<Vec<Vec<u8>>, KernelError>> {
@@ -193,7 +193,7 @@ fn finish<T, U>(
 
 /// A payload of its own: guard bytes, the tensors from a multiple of 256 on, guard bytes.
 struct Slot<'a> {
-    list: &'a TensorList,
+    list: &'a Manifest,
     /// Host memory that the kernels work on; of a device, what was last known of its memory.
     image: Vec<u8>,
     start: usize,
@@ -202,14 +202,14 @@ struct Slot<'a> {
 
 impl<'a> Slot<'a> {
     /// Begins with these bytes; the rest of the payload is zero.
-    fn new(stream: Option<Stream>, list: &'a TensorList, bytes: &[u8]) -> Outcome<Slot<'a>> {
-        let mut image = vec![0; list.payload_bytes() + 3 * GUARD_BYTES];
+    fn new(stream: Option<Stream>, list: &'a Manifest, bytes: &[u8]) -> Outcome<Slot<'a>> {
+        let mut image = vec![0; list.payload_bytes() as usize + 3 * GUARD_BYTES];
         // Memory of a device starts at a multiple of 256 by itself.
         let start = match stream {
             None => GUARD_BYTES + image.as_ptr().addr().wrapping_neg() % GUARD_BYTES,
             Some(_) => GUARD_BYTES,
         };
-        let end = start + list.payload_bytes();
+        let end = start + list.payload_bytes() as usize;
         image.truncate(end + GUARD_BYTES);
         guard::arm(&mut image[..start]);
         guard::arm(&mut image[end..]);
@@ -236,7 +236,7 @@ impl<'a> Slot<'a> {
 
     /// For a call that reads it.
     fn given(&self) -> Outcome<Payload<'_>> {
-        let bytes = self.list.payload_bytes();
+        let bytes = self.list.payload_bytes() as usize;
         Ok(match &self.device {
             None => Payload::new(self.list, &self.image[self.start..])?,
             Some(memory) => Payload::on_device(self.list, self.address(memory), bytes)?,
@@ -245,7 +245,7 @@ impl<'a> Slot<'a> {
 
     /// For a call that writes it.
     fn write(&mut self) -> Outcome<PayloadMut<'_>> {
-        let bytes = self.list.payload_bytes();
+        let bytes = self.list.payload_bytes() as usize;
         Ok(match &self.device {
             None => PayloadMut::new(self.list, &mut self.image[self.start..])?,
             Some(memory) => PayloadMut::on_device(self.list, self.address(memory), bytes)?,
@@ -263,14 +263,14 @@ impl<'a> Slot<'a> {
     /// The bytes that a call wrote, if it wrote nothing else.
     fn payload(&self, call: &str) -> Outcome<Vec<u8>> {
         let (front, rest) = self.image.split_at(self.start);
-        let (payload, behind) = rest.split_at(self.list.payload_bytes());
+        let (payload, behind) = rest.split_at(self.list.payload_bytes() as usize);
         if let Err(at) = guard::check(front) {
             let bytes = self.start - at;
             return fail(format!(
                 "{call} wrote {bytes} bytes in front of the payload"
             ));
         }
-        if let Err(tensor) = guard::check_gaps(self.list.as_slice(), payload) {
+        if let Err(tensor) = guard::check_gaps(self.list, payload) {
             let name = tensor.name();
             return fail(format!("{call} wrote past the end of tensor {name}"));
         }

@@ -6,9 +6,9 @@ use std::sync::OnceLock;
 
 use super::driver::{Driver, Function, Module, Shape, Stream, arguments};
 use super::error::CudaError;
-use super::kernels::{Loaded, once};
 use super::memory::Memory;
 use super::ptx::{Arch, Source};
+use super::{Loaded, once};
 
 /// Most tensors in one launch.
 const MOST_TENSORS: usize = 16;

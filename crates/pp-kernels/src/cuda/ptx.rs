@@ -4,19 +4,19 @@ use std::sync::OnceLock;
 
 use super::driver::PtxText;
 use super::error::CudaError;
-use crate::cpu::settings;
+use crate::denoise::settings;
 
 /// The modules with the PTX for compute_80 and for compute_90a, from the files of those names.
 macro_rules! modules {
     ($($module:ident = $file:literal),* $(,)?) => {
         #[derive(Debug, Clone, Copy)]
-        pub(super) enum Source { $($module),* }
+        pub(crate) enum Source { $($module),* }
 
         impl Source {
             #[cfg(test)]
             const ALL: &[Source] = &[$(Source::$module),*];
 
-            pub(super) fn ptx(self, arch: Arch) -> PtxText {
+            pub(crate) fn ptx(self, arch: Arch) -> PtxText {
                 let [old, new] = match self {
                     $(Source::$module => [
                         include_str!(concat!("../../kernels/ptx/", $file, ".compute_80.ptx")),
@@ -54,14 +54,14 @@ const DENOISER: [Source; 5] = [
 
 /// The architectures with PTX of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Arch {
+pub(crate) enum Arch {
     Compute80,
     Compute90a,
 }
 
 impl Arch {
     /// `compute_90a` runs on 9.0 alone; `compute_80` on everything from 8.0 on.
-    pub(super) fn of((major, minor): (i32, i32)) -> Result<Arch, CudaError> {
+    pub(crate) fn of((major, minor): (i32, i32)) -> Result<Arch, CudaError> {
         match (major, minor) {
             (9, 0) => Ok(Arch::Compute90a),
             (8.., _) => Ok(Arch::Compute80),
@@ -72,7 +72,7 @@ impl Arch {
 
 /// Changes with any PTX of the denoiser and with the numbers of the formula, whatever the device: both ranks have the
 /// same one.
-pub(super) fn digest() -> u64 {
+pub(crate) fn digest() -> u64 {
     static DIGEST: OnceLock<u64> = OnceLock::new();
     *DIGEST.get_or_init(|| {
         let texts = DENOISER

@@ -2,38 +2,39 @@
 
 use std::time::Duration;
 
+use pp_contract::{DType, Manifest, VideoPlanParts};
+
 use super::{Case, Clock, Figure, MeasureError, PATIENCE};
-use crate::config::ChunkShape;
-use crate::cpu::geometry::Geometry;
-use crate::cpu::settings::{CONTEXT_FRAMES, RADIUS};
+use crate::config::{ChunkShape, Layout};
 use crate::cuda::driver::{Driver, Stream};
 use crate::cuda::memory::{Memory, Pinned};
-use crate::cuda::{CudaError, DeviceDigests, DeviceTensor, Ptx, Single};
+use crate::cuda::{CudaError, DeviceDigests, DeviceTensor};
+use crate::denoise::cuda::{Ptx, Single};
+use crate::denoise::geometry::Geometry;
+use crate::denoise::settings::{CONTEXT_FRAMES, RADIUS};
 use crate::export::{Kernels, Session};
 use crate::payload::{Payload, PayloadMut};
-use crate::plan::Plan;
 use crate::plugin::{DeviceSession, KernelSet};
-use crate::tensor::{DType, Layout, TensorList};
 
 /// A payload in device memory of its own.
 struct Slot<'a> {
-    list: &'a TensorList,
+    list: &'a Manifest,
     memory: Memory,
 }
 
 impl<'a> Slot<'a> {
-    fn new(stream: Stream, list: &'a TensorList) -> Result<Self, CudaError> {
-        let memory = Memory::new(stream, list.payload_bytes())?;
+    fn new(stream: Stream, list: &'a Manifest) -> Result<Self, CudaError> {
+        let memory = Memory::new(stream, list.payload_bytes() as usize)?;
         Ok(Slot { list, memory })
     }
 
     fn read(&self) -> Result<Payload<'_>, MeasureError> {
-        let bytes = self.list.payload_bytes();
+        let bytes = self.list.payload_bytes() as usize;
         Ok(Payload::on_device(self.list, self.memory.address(), bytes)?)
     }
 
     fn write(&self) -> Result<PayloadMut<'_>, MeasureError> {
-        let bytes = self.list.payload_bytes();
+        let bytes = self.list.payload_bytes() as usize;
         Ok(PayloadMut::on_device(
             self.list,
             self.memory.address(),
@@ -49,7 +50,7 @@ struct Chunks<'a> {
     session: &'a mut DeviceSession,
     samples: &'a mut Pinned,
     /// Plan of the chunk before; its seen frames are the next one's start.
-    plan: Plan,
+    plan: VideoPlanParts,
     input: Slot<'a>,
     output: Slot<'a>,
 }
@@ -63,14 +64,14 @@ struct Times {
 
 impl Chunks<'_> {
     /// The plan of the next chunk.
-    fn next(&mut self, recompute: bool) -> Plan {
+    fn next(&mut self, recompute: bool) -> VideoPlanParts {
         let start = self.plan.current_start_frame + u64::from(self.case.frames);
         self.plan = self.plan.following(start, recompute);
         self.plan
     }
 
     /// Runs one chunk through the session and waits.
-    fn run(&mut self, plan: &Plan) -> Result<(), MeasureError> {
+    fn run(&mut self, plan: &VideoPlanParts) -> Result<(), MeasureError> {
         let views = self.case.views(self.samples.bytes());
         // SAFETY: whoever measures has promised the context and the stream; slots are freed behind the stream's work,
         // and the samples when the stream is done, or never.
@@ -143,7 +144,7 @@ pub unsafe fn kernels(
 
     // Whoever rebuilds the context has seen as many frames in one chunk before.
     let known = set.describe().context_frames.min(case.frames);
-    let mut plan = Plan::first(case.width, case.height, case.steps);
+    let mut plan = VideoPlanParts::first(case.width, case.height, case.steps);
     let mut figures = Vec::new();
     let variants = if known > 0 { &[0, known][..] } else { &[0] };
     for &context_frames in variants {
@@ -229,7 +230,7 @@ pub unsafe fn single_kernels(
     })?;
     let input = Slot::new(borrowed, &inputs)?;
     let output = Slot::new(borrowed, &outputs)?;
-    let mut plan = Plan::first(case.width, case.height, 2);
+    let mut plan = VideoPlanParts::first(case.width, case.height, 2);
     for chunk in 1..=2 {
         session.encode(&views, &plan, &mut input.write()?)?;
         session.phase_b(&plan, &input.read()?, &mut output.write()?)?;
@@ -313,13 +314,13 @@ fn digest(
     stream: u64,
     input: &Slot<'_>,
 ) -> Result<Figure, MeasureError> {
-    let bytes = input.list.payload_bytes() as u64;
+    let bytes = input.list.payload_bytes();
     // SAFETY: whoever measures has promised the context and the stream, which outlive this function.
     let digests = unsafe { DeviceDigests::new(context, stream, bytes) }?;
-    let tensors: Vec<DeviceTensor> = (input.list.as_slice().iter())
-        .map(|spec| DeviceTensor {
-            address: input.memory.address() + spec.offset() as u64,
-            bytes: spec.bytes() as u64,
+    let tensors: Vec<DeviceTensor> = (input.list.iter())
+        .map(|(offset, spec)| DeviceTensor {
+            address: input.memory.address() + offset,
+            bytes: spec.bytes(),
         })
         .collect();
     let out = Memory::new(clock.stream, 8 * tensors.len())?;

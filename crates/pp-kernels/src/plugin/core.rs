@@ -3,12 +3,13 @@
 //! Hazard: a raw pointer that crosses the border carries no length that anyone enforces. So the host checks every
 //! argument against the session before the call, and after it the counts and the texts.
 
+use pp_contract::{Manifest, VideoPlan, VideoPlanParts};
+
 use crate::abi::{self, OpaqueSession};
-use crate::config::{ChunkShape, SessionConfig};
+use crate::config::{ChunkShape, Layout, SessionConfig};
+use crate::convert::{self, RawTensors, raw_plan};
 use crate::error::KernelError;
 use crate::frame::{FrameView, FrameViewMut};
-use crate::plan::Plan;
-use crate::tensor::{Layout, TensorList, TensorSpec};
 
 use super::caller::{Caller, ErrorBuffer};
 
@@ -78,16 +79,8 @@ impl Core {
         const OP: &str = "layout";
         self.check_usable()?;
         self.check_frames(OP, shape.frames as usize)?;
-        const EMPTY: abi::Tensor = abi::Tensor {
-            name: [0; 48],
-            dtype: 0,
-            ndim: 0,
-            dims: [0; 8],
-            offset: 0,
-            bytes: 0,
-        };
-        let mut inputs = [EMPTY; abi::MAX_TENSORS];
-        let mut outputs = [EMPTY; abi::MAX_TENSORS];
+        let mut inputs = RawTensors::EMPTY;
+        let mut outputs = RawTensors::EMPTY;
         let mut args = abi::LayoutArgs {
             struct_size: abi::size::<abi::LayoutArgs>(),
             frames: shape.frames,
@@ -108,15 +101,12 @@ impl Core {
             .error
             .with(|error| unsafe { layout(raw, &raw mut args, error) });
         self.judge(OP, status)?;
-        let read = |raw: &[abi::Tensor], count: u32, which: &str| {
+        let read = |raw: &RawTensors, count: u32, which: &str| {
             let written = raw
+                .as_slice()
                 .get(..count as usize)
                 .ok_or_else(|| format!("{count} {which} tensors, at most {}", abi::MAX_TENSORS))?;
-            let specs: Result<Vec<_>, _> =
-                written.iter().map(|t| TensorSpec::from_abi(*t)).collect();
-            specs
-                .and_then(TensorList::new)
-                .map_err(|failure| failure.message)
+            convert::manifest(written).map_err(|failure| failure.message)
         };
         let lists = read(&inputs, args.input_count, "input")
             .and_then(|i| Ok((i, read(&outputs, args.output_count, "output")?)));
@@ -169,8 +159,8 @@ impl Core {
     /// # Safety
     /// The frames taken up are those of this call, readable, and `input` covers its tensors and may be written; for
     /// a session on a device until its stream has passed the call, otherwise until this returns.
-    pub(super) unsafe fn encode(&mut self, plan: &Plan, input: &abi::Payload) -> Status {
-        let plan = plan.to_abi();
+    pub(super) unsafe fn encode(&mut self, plan: &VideoPlanParts, input: &abi::Payload) -> Status {
+        let plan = raw_plan(plan);
         let mut args = abi::EncodeArgs {
             struct_size: abi::size::<abi::EncodeArgs>(),
             frame_count: self.frames.len() as u32,
@@ -194,12 +184,12 @@ impl Core {
     /// [`Core::encode`].
     pub(super) unsafe fn phase_b(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &abi::Payload,
         output: &abi::Payload,
         observed: &mut u32,
     ) -> Status {
-        let plan = plan.to_abi();
+        let plan = raw_plan(plan);
         let mut args = abi::PhaseBArgs {
             struct_size: abi::size::<abi::PhaseBArgs>(),
             observed_generator_calls: 0,
@@ -222,8 +212,8 @@ impl Core {
     /// # Safety
     /// The frames taken up are those of this call and may be written, `output` covers its tensors and may be read; as
     /// long as for [`Core::encode`].
-    pub(super) unsafe fn decode(&mut self, plan: &Plan, output: &abi::Payload) -> Status {
-        let plan = plan.to_abi();
+    pub(super) unsafe fn decode(&mut self, plan: &VideoPlanParts, output: &abi::Payload) -> Status {
+        let plan = raw_plan(plan);
         let mut args = abi::DecodeArgs {
             struct_size: abi::size::<abi::DecodeArgs>(),
             frame_count: self.frames.len() as u32,
@@ -273,7 +263,7 @@ impl Core {
     pub(super) fn check_call(
         &self,
         operation: &'static str,
-        plan: &Plan,
+        plan: &VideoPlanParts,
     ) -> Result<(), KernelError> {
         self.check_usable()?;
         if (plan.width, plan.height) != (self.config.width, self.config.height) {
@@ -285,8 +275,8 @@ impl Core {
                 ),
             ));
         }
-        plan.validate()
-            .map_err(|failure| bad_call(operation, failure.message))
+        VideoPlan::new(*plan).map_err(|error| bad_call(operation, error.to_string()))?;
+        Ok(())
     }
 
     fn check_frames(&self, operation: &'static str, frames: usize) -> Result<(), KernelError> {
@@ -348,13 +338,9 @@ fn raw_plane(data: *mut u8, stride: usize, width: usize, height: usize) -> abi::
     }
 }
 
-/// A payload as it crosses the border.
-pub(super) fn raw_payload(tensors: &[TensorSpec], (data, bytes): (*mut u8, u64)) -> abi::Payload {
-    abi::Payload {
-        struct_size: abi::size::<abi::Payload>(),
-        tensor_count: tensors.len() as u32,
-        tensors: tensors.as_ptr().cast(),
-        data,
-        bytes,
-    }
+pub(super) fn raw_tensors(
+    operation: &'static str,
+    tensors: &Manifest,
+) -> Result<RawTensors, KernelError> {
+    RawTensors::new(tensors).map_err(|failure| bad_call(operation, failure.message))
 }

@@ -3,15 +3,15 @@
 //! Hazard: the device reads and writes after the call has returned, so no borrow can hold the memory. The caller
 //! promises instead, in one contract for all three calls ([`DeviceSession`]).
 
-use crate::config::{ChunkShape, SessionConfig};
+use pp_contract::VideoPlanParts;
+
+use crate::config::{ChunkShape, Layout, SessionConfig};
 use crate::error::KernelError;
 use crate::frame::{FrameView, FrameViewMut};
 use crate::payload::{Payload, PayloadMut};
-use crate::plan::Plan;
-use crate::tensor::Layout;
 
 use super::caller::Caller;
-use super::core::{Core, bad_call, raw_payload};
+use super::core::{Core, bad_call, raw_tensors};
 
 /// One session of a set of kernels, on the stream and in the context of its configuration.
 ///
@@ -69,14 +69,15 @@ impl DeviceSession {
     pub unsafe fn encode(
         &mut self,
         frames: &[FrameView<'_>],
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &mut PayloadMut<'_>,
     ) -> Result<(), KernelError> {
         const OP: &str = "encode";
         self.core.check_call(OP, plan)?;
         check_on_device(OP, input.is_on_device())?;
         self.core.take_frames(OP, frames)?;
-        let input = raw_payload(input.specs(), input.raw());
+        let input_tensors = raw_tensors(OP, input.tensors())?;
+        let input = input_tensors.payload(input.raw());
         // SAFETY: the frames were taken up just now; the rest is the caller's duty.
         let status = unsafe { self.core.encode(plan, &input) }?;
         self.core.judge(OP, status)
@@ -91,15 +92,17 @@ impl DeviceSession {
     /// A plan of another size, a payload in host memory, or a failure of the kernels to issue the work.
     pub unsafe fn phase_b(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, KernelError> {
         const OP: &str = "phase_b";
         self.core.check_call(OP, plan)?;
         check_on_device(OP, input.is_on_device() && output.is_on_device())?;
-        let input = raw_payload(input.specs(), input.raw());
-        let output = raw_payload(output.specs(), output.raw());
+        let input_tensors = raw_tensors(OP, input.tensors())?;
+        let input = input_tensors.payload(input.raw());
+        let output_tensors = raw_tensors(OP, output.tensors())?;
+        let output = output_tensors.payload(output.raw());
         let mut observed = 0;
         // SAFETY: the caller's duty.
         let status = unsafe { self.core.phase_b(plan, &input, &output, &mut observed) }?;
@@ -116,7 +119,7 @@ impl DeviceSession {
     /// Frames or plan of another size, a payload in host memory, or a failure of the kernels to issue the work.
     pub unsafe fn decode(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         output: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), KernelError> {
@@ -124,7 +127,8 @@ impl DeviceSession {
         self.core.check_call(OP, plan)?;
         check_on_device(OP, output.is_on_device())?;
         self.core.take_frames_mut(OP, frames)?;
-        let output = raw_payload(output.specs(), output.raw());
+        let output_tensors = raw_tensors(OP, output.tensors())?;
+        let output = output_tensors.payload(output.raw());
         // SAFETY: the frames were taken up just now; the rest is the caller's duty.
         let status = unsafe { self.core.decode(plan, &output) }?;
         self.core.judge(OP, status)

@@ -1,16 +1,16 @@
 //! A session on host memory: safe calls on slices, with guard bytes around what the kernels write.
 
+use pp_contract::VideoPlanParts;
+
 use crate::abi;
-use crate::config::{ChunkShape, SessionConfig};
+use crate::config::{ChunkShape, Layout, SessionConfig};
 use crate::error::KernelError;
 use crate::frame::{FrameView, FrameViewMut};
 use crate::guard;
 use crate::payload::{Payload, PayloadMut};
-use crate::plan::Plan;
-use crate::tensor::Layout;
 
 use super::caller::Caller;
-use super::core::{Core, Status, bad_call, raw_payload};
+use super::core::{Core, Status, bad_call, raw_tensors};
 
 /// One session of a set of kernels, on host memory.
 ///
@@ -51,7 +51,7 @@ impl KernelSession {
     pub fn encode(
         &mut self,
         frames: &[FrameView<'_>],
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &mut PayloadMut<'_>,
     ) -> Result<(), KernelError> {
         const OP: &str = "encode";
@@ -67,14 +67,15 @@ impl KernelSession {
     /// A plan of another size, a failure of the kernels, or a write past a tensor.
     pub fn phase_b(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, KernelError> {
         const OP: &str = "phase_b";
         self.core.check_call(OP, plan)?;
         check_on_host(OP, input.is_on_device())?;
-        let input = raw_payload(input.specs(), input.raw());
+        let input_tensors = raw_tensors(OP, input.tensors())?;
+        let input = input_tensors.payload(input.raw());
         let mut observed = 0;
         // SAFETY: both payloads are borrowed across the call, the output exclusively.
         self.write(OP, output, |core, output| unsafe {
@@ -89,7 +90,7 @@ impl KernelSession {
     /// Frames or plan of another size, or a failure of the kernels.
     pub fn decode(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         output: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), KernelError> {
@@ -97,7 +98,8 @@ impl KernelSession {
         self.core.check_call(OP, plan)?;
         check_on_host(OP, output.is_on_device())?;
         self.core.take_frames_mut(OP, frames)?;
-        let output = raw_payload(output.specs(), output.raw());
+        let output_tensors = raw_tensors(OP, output.tensors())?;
+        let output = output_tensors.payload(output.raw());
         // SAFETY: the planes are borrowed exclusively across the call; the payload is borrowed and covers its tensors.
         let status = unsafe { self.core.decode(plan, &output) }?;
         self.core.judge(OP, status)
@@ -110,14 +112,15 @@ impl KernelSession {
         payload: &mut PayloadMut<'_>,
         call: impl FnOnce(&mut Core, &abi::Payload) -> Status,
     ) -> Result<(), KernelError> {
-        let Some((specs, data, tail)) = payload.guarded() else {
+        let Some((tensors, data, tail)) = payload.guarded() else {
             return check_on_host(operation, true);
         };
-        guard::zero_gaps(specs, data);
+        let raw_tensors = raw_tensors(operation, tensors)?;
+        guard::zero_gaps(tensors, data);
         guard::arm(tail);
-        let raw = raw_payload(specs, (data.as_mut_ptr(), data.len() as u64));
+        let raw = raw_tensors.payload((data.as_mut_ptr(), data.len() as u64));
         let status = call(&mut self.core, &raw)?;
-        let overrun = match (guard::check_gaps(specs, data), guard::check(tail)) {
+        let overrun = match (guard::check_gaps(tensors, data), guard::check(tail)) {
             (Ok(()), Ok(())) => return self.core.judge(operation, status),
             (Err(spec), _) => format!("tensor {}", spec.name()),
             (_, Err(index)) => format!("the payload (byte {index} behind it)"),

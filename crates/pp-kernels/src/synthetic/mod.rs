@@ -5,15 +5,16 @@
 
 mod cublaslt;
 pub(crate) mod gemm;
+mod kernels;
 mod python;
 
 use std::time::Duration;
 
 use crate::cuda::CudaError;
 use crate::cuda::driver::{Driver, Event, Stream};
-use crate::cuda::kernels::Synthetic;
 use crate::cuda::memory::Memory;
 use gemm::Gemm;
+use kernels::Synthetic;
 
 /// The longest that a calibration waits for one launch.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,8 +1,8 @@
 //! What must hold, one function each; every one panics when it does not.
 
-use pp_kernels::cpu::{add_gaussian, settings};
-use pp_kernels::reference::{self, Chunk};
-use pp_kernels::{Chroma, ChunkShape, Layout, Plan, SessionConfig};
+use pp_kernels::denoise::reference::{self, Chunk};
+use pp_kernels::denoise::{cpu::add_gaussian, settings};
+use pp_kernels::{Chroma, ChunkShape, Layout, SessionConfig, VideoPlanParts};
 
 use crate::device::{Gpu, Pad, Session};
 
@@ -74,7 +74,12 @@ fn known_noise(config: SessionConfig) -> SessionConfig {
     }
 }
 
-fn layout_of(session: &mut Session<'_>, frames: usize, plan: &Plan, context: u32) -> Layout {
+fn layout_of(
+    session: &mut Session<'_>,
+    frames: usize,
+    plan: &VideoPlanParts,
+    context: u32,
+) -> Layout {
     session.layout(ChunkShape {
         frames: frames as u32,
         steps: plan.num_denoise_steps,
@@ -85,7 +90,7 @@ fn layout_of(session: &mut Session<'_>, frames: usize, plan: &Plan, context: u32
 const CONTEXT: u32 = settings::CONTEXT_FRAMES as u32;
 
 /// Encodes and runs Phase B in one session.
-fn run(session: &mut Session<'_>, frames: &[Vec<u8>], plan: &Plan) -> Vec<u8> {
+fn run(session: &mut Session<'_>, frames: &[Vec<u8>], plan: &VideoPlanParts) -> Vec<u8> {
     let layout = layout_of(session, frames.len(), plan, CONTEXT);
     let input = session.encode(frames, plan, &layout);
     session.phase_b(plan, &layout, &input)
@@ -184,7 +189,7 @@ fn encode_gives_the_bytes_of_the_cpu(gpu: &Gpu, small: bool) {
             // The noise is estimated: on the host, by the same code.
             let config = gpu.config(width, height, chroma, 3);
             let (mut ours, mut cpu) = (Session::gpu(gpu, config), Session::cpu(config));
-            let mut plan = Plan::first(width, height, 5);
+            let mut plan = VideoPlanParts::first(width, height, 5);
             // One frame of history, then two, then a recompute from both; then from chunks of several frames.
             for (start, count, context) in [(0, 1, 0), (1, 1, 1), (2, 1, 2), (3, 3, 2), (6, 2, 2)] {
                 if start > 0 {
@@ -197,8 +202,8 @@ fn encode_gives_the_bytes_of_the_cpu(gpu: &Gpu, small: bool) {
                 let what = format!("{width}x{height} {chroma:?}, frame {start}");
                 let found = ours.encode(&frames, &plan, &layout);
                 let expected = cpu.encode(&frames, &plan, &layout);
-                for tensor in layout.inputs.as_slice() {
-                    let range = tensor.offset()..tensor.offset() + tensor.bytes();
+                for (_, tensor) in layout.inputs.iter() {
+                    let range = layout.inputs.range(tensor.name()).expect("a tensor");
                     let same = found[range.clone()] == expected[range];
                     assert!(same, "{what}: {} differs", tensor.name());
                 }
@@ -214,9 +219,9 @@ fn decode_gives_the_samples_of_the_cpu(gpu: &Gpu, small: bool) {
         for chroma in Chroma::ALL {
             let config = gpu.config(width, height, chroma, 3);
             let (mut ours, mut cpu) = (Session::gpu(gpu, config), Session::cpu(config));
-            let plan = Plan::first(width, height, 1);
+            let plan = VideoPlanParts::first(width, height, 1);
             let layout = layout_of(&mut ours, 3, &plan, 0);
-            let bytes = layout.outputs.payload_bytes();
+            let bytes = layout.outputs.payload_bytes() as usize;
             let output: Vec<u8> = every.iter().copied().cycle().take(bytes).collect();
             let found = ours.decode(&plan, &layout, &output);
             let expected = cpu.decode(&plan, &layout, &output);
@@ -238,7 +243,7 @@ fn zero_steps_is_the_identity(gpu: &Gpu, small: bool) {
         for chroma in Chroma::ALL {
             let config = gpu.config(width, height, chroma, 4);
             let mut session = Session::gpu(gpu, config);
-            let plan = Plan::first(width, height, 0);
+            let plan = VideoPlanParts::first(width, height, 0);
             for count in [1, 4] {
                 let mut frames: Vec<_> = (0..count).map(|t| picture(&config, t)).collect();
                 // Every value of a sample occurs.
@@ -267,7 +272,7 @@ fn rows_may_have_a_stride(gpu: &Gpu, small: bool) {
         for (chroma, pad) in [(Chroma::Mono, 1), (Chroma::C420, 3), (Chroma::C444, 64)] {
             let config = gpu.config(width, height, chroma, 3);
             let mut session = Session::gpu(gpu, config);
-            let plan = Plan::first(width, height, 0);
+            let plan = VideoPlanParts::first(width, height, 0);
             let frames: Vec<_> = (0..3).map(|t| picture(&config, t)).collect();
             let layout = layout_of(&mut session, 3, &plan, 0);
             let input = session.encode_from(Pad(pad), &frames, &plan, &layout);
@@ -301,10 +306,10 @@ fn phase_b_equals_the_oracle(gpu: &Gpu, small: bool) {
         let (w, h) = (width as u32, height as u32);
         let frames: Vec<_> = (0..6).map(|t| noisy(width, height, t)).collect();
         let mut session = Session::gpu(gpu, known_noise(gpu.config(w, h, Chroma::Mono, 4)));
-        let first = Plan {
+        let first = VideoPlanParts {
             noise_scale,
             kv_cache_attention_bias: bias,
-            ..Plan::first(w, h, steps)
+            ..VideoPlanParts::first(w, h, steps)
         };
         let outputs = [
             run(&mut session, &frames[..4], &first),
@@ -319,7 +324,7 @@ fn phase_b_equals_the_oracle(gpu: &Gpu, small: bool) {
         };
         // The oracle's input comes from the CPU's tokens, read by this file's own code.
         let mut tokens = Session::cpu(known_noise(gpu.config(w, h, Chroma::Mono, 4)));
-        let identity = Plan::first(w, h, 0);
+        let identity = VideoPlanParts::first(w, h, 0);
         let mut inputs = read(&run(&mut tokens, &frames[..4], &identity));
         inputs.extend(read(&run(&mut tokens, &frames[4..], &identity)));
         let strengths: Vec<_> = settings::schedule(steps)
@@ -371,7 +376,7 @@ fn phase_b_equals_the_cpu(gpu: &Gpu, small: bool) {
 fn compare_with_cpu(gpu: &Gpu, (width, height): (u32, u32), chroma: Chroma, count: u64) {
     let config = gpu.config(width, height, chroma, count as u32);
     let (mut ours, mut cpu) = (Session::gpu(gpu, config), Session::cpu(config));
-    let plan = Plan::first(width, height, 2);
+    let plan = VideoPlanParts::first(width, height, 2);
     let frames: Vec<_> = (0..count).map(|t| picture(&config, t)).collect();
     let found: Vec<_> = values(&run(&mut ours, &frames, &plan)).collect();
     let expected: Vec<_> = values(&run(&mut cpu, &frames, &plan)).collect();
@@ -384,7 +389,7 @@ fn compare_with_cpu(gpu: &Gpu, (width, height): (u32, u32), chroma: Chroma, coun
 fn a_film_is_that_of_the_cpu(gpu: &Gpu, small: bool) {
     let (width, height, count) = if small { (96, 64, 2) } else { (1280, 720, 8) };
     let config = gpu.config(width, height, Chroma::C420, count as u32);
-    let plan = Plan::first(width, height, 2);
+    let plan = VideoPlanParts::first(width, height, 2);
     let frames: Vec<_> = (0..count).map(|t| picture(&config, t)).collect();
     let film = |mut session: Session<'_>| {
         let output = run(&mut session, &frames, &plan);
@@ -412,9 +417,9 @@ fn the_cache_is_what_the_plan_says(gpu: &Gpu, small: bool) {
     let (width, height) = if small { (24, 16) } else { (72, 40) };
     let config = known_noise(gpu.config(width, height, Chroma::C420, 3));
     let frames: Vec<_> = (0..6).map(|t| picture(&config, t)).collect();
-    let first = Plan::first(width, height, 2);
+    let first = VideoPlanParts::first(width, height, 2);
     let second = first.following(3, false);
-    let after_first = |plan: Plan| {
+    let after_first = |plan: VideoPlanParts| {
         let mut session = Session::gpu(gpu, config);
         run(&mut session, &frames[..3], &first);
         run(&mut session, &frames[3..], &plan)
@@ -428,27 +433,31 @@ fn the_cache_is_what_the_plan_says(gpu: &Gpu, small: bool) {
     );
     // A chunk of no steps is remembered like any other.
     let mut session = Session::gpu(gpu, config);
-    run(&mut session, &frames[..3], &Plan::first(width, height, 0));
+    run(
+        &mut session,
+        &frames[..3],
+        &VideoPlanParts::first(width, height, 0),
+    );
     assert!(
         run(&mut session, &frames[3..], &second) == kept,
         "zero steps remember what two steps do"
     );
-    let reset = Plan {
+    let reset = VideoPlanParts {
         reset_kv_cache: true,
         ..second
     };
     assert!(after_first(reset) == alone, "a reset forgets");
-    let fresh = Plan {
+    let fresh = VideoPlanParts {
         init_cache: true,
         ..second
     };
     assert!(after_first(fresh) == alone, "a new beginning forgets");
-    let biased = |bias| Plan {
+    let biased = |bias| VideoPlanParts {
         kv_cache_attention_bias: bias,
         ..second
     };
     assert!(after_first(biased(-1.0)) != kept, "the bias counts");
-    let scaled = Plan {
+    let scaled = VideoPlanParts {
         noise_scale: 1.5,
         ..second
     };
@@ -462,7 +471,7 @@ fn the_cache_is_what_the_plan_says(gpu: &Gpu, small: bool) {
     run(&mut session, &frames[3..4], &reset);
     let continued = run(&mut session, &frames[4..], &first.following(4, false));
     let mut other = Session::gpu(gpu, config);
-    let begin = Plan {
+    let begin = VideoPlanParts {
         current_start_frame: 3,
         ..first
     };
@@ -479,7 +488,7 @@ fn chunks_of_one_frame_remember(gpu: &Gpu, _: bool) {
     let frames: Vec<_> = (0..5).map(|t| picture(&config, t)).collect();
     let outputs = [false, true].map(|recompute| {
         let mut session = Session::gpu(gpu, config);
-        let first = Plan::first(24, 24, 1);
+        let first = VideoPlanParts::first(24, 24, 1);
         let mut all = Vec::new();
         for (t, frame) in frames.iter().enumerate() {
             // Two frames of context are known from the third chunk on.
@@ -497,15 +506,15 @@ fn chunks_of_one_frame_remember(gpu: &Gpu, _: bool) {
 fn conditioning_is_held(gpu: &Gpu, _: bool) {
     let config = known_noise(gpu.config(40, 24, Chroma::Mono, 2));
     let frames: Vec<_> = (0..2).map(|t| picture(&config, t)).collect();
-    let first = Plan::first(40, 24, 1);
+    let first = VideoPlanParts::first(40, 24, 1);
     let after_change = |reset_crossattn_cache| {
         let mut session = Session::gpu(gpu, config);
         let layout = layout_of(&mut session, 2, &first, 0);
         let mut input = session.encode(&frames, &first, &layout);
         session.phase_b(&first, &layout, &input);
-        let spec = *layout.inputs.get("conditioning_embeds").expect("a tensor");
-        input[spec.offset()..][..2].copy_from_slice(&[0x20, 0x41]); // 10.0
-        let plan = Plan {
+        let (offset, _) = layout.inputs.get("conditioning_embeds").expect("a tensor");
+        input[offset as usize..][..2].copy_from_slice(&[0x20, 0x41]); // 10.0
+        let plan = VideoPlanParts {
             reset_kv_cache: true,
             reset_crossattn_cache,
             ..first.following(2, false)
@@ -527,7 +536,7 @@ fn the_same_calls_give_the_same_bytes(gpu: &Gpu, small: bool) {
     let (width, height) = if small { (40, 24) } else { (320, 180) };
     let config = known_noise(gpu.config(width, height, Chroma::C420, 8));
     let frames: Vec<_> = (0..8).map(|t| picture(&config, t)).collect();
-    let plan = Plan::first(width, height, 2);
+    let plan = VideoPlanParts::first(width, height, 2);
     let once = run(&mut Session::gpu(gpu, config), &frames, &plan);
     for _ in 0..3 {
         let again = run(&mut Session::gpu(gpu, config), &frames, &plan);
@@ -538,13 +547,13 @@ fn the_same_calls_give_the_same_bytes(gpu: &Gpu, small: bool) {
 fn bad_calls_leave_the_session_usable(gpu: &Gpu, _: bool) {
     let config = known_noise(gpu.config(40, 24, Chroma::Mono, 2));
     let frames: Vec<_> = (0..2).map(|t| picture(&config, t)).collect();
-    let plan = Plan::first(40, 24, 1);
+    let plan = VideoPlanParts::first(40, 24, 1);
     let mut session = Session::gpu(gpu, config);
     let before = run(&mut session, &frames, &plan);
     let Session::Gpu(_, raw) = &mut session else {
         unreachable!("made above")
     };
-    let empty = pp_kernels::TensorList::default();
+    let empty = pp_kernels::Manifest::empty();
     let nothing = || pp_kernels::Payload::on_device(&empty, 0, 0).expect("no tensors fit anywhere");
     let mut no_output =
         pp_kernels::PayloadMut::on_device(&empty, 0, 0).expect("no tensors fit anywhere");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result};
 use pp_kernels::{
     Chroma, ChunkShape, DeviceSession, FrameView, FrameViewMut, KernelSession, KernelSet, Layout,
-    Payload, PayloadMut, Plan, PlaneView, PlaneViewMut, SessionConfig,
+    Payload, PayloadMut, PlaneView, PlaneViewMut, SessionConfig, VideoPlanParts,
 };
 
 pub struct Gpu {
@@ -192,7 +192,12 @@ impl<'a> Session<'a> {
         .expect("a layout")
     }
 
-    pub fn encode(&mut self, frames: &[Vec<u8>], plan: &Plan, layout: &Layout) -> Vec<u8> {
+    pub fn encode(
+        &mut self,
+        frames: &[Vec<u8>],
+        plan: &VideoPlanParts,
+        layout: &Layout,
+    ) -> Vec<u8> {
         self.encode_from(Pad(0), frames, plan, layout)
     }
 
@@ -201,11 +206,11 @@ impl<'a> Session<'a> {
         &mut self,
         pad: Pad,
         frames: &[Vec<u8>],
-        plan: &Plan,
+        plan: &VideoPlanParts,
         layout: &Layout,
     ) -> Vec<u8> {
         let config = self.config();
-        let bytes = layout.inputs.payload_bytes();
+        let bytes = layout.inputs.payload_bytes() as usize;
         match self {
             Session::Cpu(session) => {
                 let views: Vec<_> = frames.iter().map(|f| Pad(0).view(f, &config)).collect();
@@ -234,17 +239,17 @@ impl<'a> Session<'a> {
                 // SAFETY: the context is current; slot and frames live beyond `read`, which waits.
                 unsafe { session.encode(&views, plan, &mut payload) }.expect("gpu encode");
                 let mut input = slot.read(gpu);
-                let tensors = layout.inputs.as_slice();
-                for pair in tensors.windows(2) {
-                    input[pair[0].offset() + pair[0].bytes()..pair[1].offset()].fill(0);
+                let tensors = &layout.inputs;
+                for ((at, spec), (next, _)) in tensors.iter().zip(tensors.iter().skip(1)) {
+                    input[(at + spec.bytes()) as usize..next as usize].fill(0);
                 }
                 input
             }
         }
     }
 
-    pub fn phase_b(&mut self, plan: &Plan, layout: &Layout, input: &[u8]) -> Vec<u8> {
-        let bytes = layout.outputs.payload_bytes();
+    pub fn phase_b(&mut self, plan: &VideoPlanParts, layout: &Layout, input: &[u8]) -> Vec<u8> {
+        let bytes = layout.outputs.payload_bytes() as usize;
         let (output, calls) = match self {
             Session::Cpu(session) => {
                 let mut output = vec![0xAA; bytes];
@@ -277,7 +282,12 @@ impl<'a> Session<'a> {
         output
     }
 
-    pub fn decode(&mut self, plan: &Plan, layout: &Layout, output: &[u8]) -> Vec<Vec<u8>> {
+    pub fn decode(
+        &mut self,
+        plan: &VideoPlanParts,
+        layout: &Layout,
+        output: &[u8],
+    ) -> Vec<Vec<u8>> {
         self.decode_to(Pad(0), plan, layout, output)
     }
 
@@ -285,12 +295,19 @@ impl<'a> Session<'a> {
     pub fn decode_to(
         &mut self,
         pad: Pad,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         layout: &Layout,
         output: &[u8],
     ) -> Vec<Vec<u8>> {
         let config = self.config();
-        let frames = layout.outputs.as_slice()[0].dims()[0] as usize;
+        let frames = layout
+            .outputs
+            .iter()
+            .next()
+            .expect("an output")
+            .1
+            .shape()
+            .dims()[0] as usize;
         let size = config
             .chroma
             .packed_frame_bytes(config.width, config.height);

@@ -145,8 +145,8 @@ impl FrontVerifier {
     }
 
     /// Bytes of a slot behind its tensors, for the seal and what lies in front of it.
-    pub(super) fn room(&self) -> usize {
-        let seal = 8 * MAX_TENSORS + TENSOR_ALIGN_BYTES as usize;
+    pub(super) fn room(&self) -> u64 {
+        let seal = 8 * MAX_TENSORS as u64 + TENSOR_ALIGN_BYTES;
         if self.is_on() { seal } else { 0 }
     }
 

@@ -1,13 +1,13 @@
 use std::fs::{self, File};
 use std::io::Read;
 
-use super::super::header::Sampling;
 use super::super::testing::Scratch;
 use super::super::y4m::Reader;
 use super::*;
+use pp_kernels::Chroma;
 
 fn header() -> Header {
-    Header::new(19, 16, Sampling::S422).unwrap()
+    Header::new(19, 16, Chroma::C422).unwrap()
 }
 
 fn options(queue: usize) -> SinkOptions {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::buffer::FrameMemory;
-use super::super::header::Sampling;
 use super::super::testing::{Scratch, write_frame};
 use super::super::y4m::write_header;
 use super::*;
+use pp_kernels::Chroma;
 
 fn header() -> Header {
-    Header::new(18, 17, Sampling::S420).unwrap()
+    Header::new(18, 17, Chroma::C420).unwrap()
 }
 
 /// Frame `k` of the test clip: a scene of its own for every ten frames.

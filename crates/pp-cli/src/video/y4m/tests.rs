@@ -1,6 +1,6 @@
-use super::super::header::Sampling;
 use super::super::testing::{Scratch, write_frame};
 use super::*;
+use pp_kernels::Chroma;
 use std::io::Cursor;
 
 fn stream(header: &Header, frames: &[Vec<u8>]) -> Vec<u8> {
@@ -48,14 +48,9 @@ impl Read for OneByteAtATime {
 
 #[test]
 fn what_is_written_is_read_back_in_every_format_and_odd_size() {
-    for sampling in [
-        Sampling::Mono,
-        Sampling::S420,
-        Sampling::S422,
-        Sampling::S444,
-    ] {
+    for chroma in [Chroma::Mono, Chroma::C420, Chroma::C422, Chroma::C444] {
         for (width, height) in [(16, 16), (17, 16), (16, 19), (23, 31), (1, 1)] {
-            let header = Header::new(width, height, sampling).unwrap();
+            let header = Header::new(width, height, chroma).unwrap();
             let frames = frames_of(&header, 3);
             let (read_header, read_frames) = read_all(stream(&header, &frames)).unwrap();
             assert_eq!(read_header, header);
@@ -73,7 +68,7 @@ fn parameters_of_a_frame_are_accepted() {
 
 #[test]
 fn a_cut_at_any_byte_is_an_error_except_between_frames() {
-    let header = Header::new(5, 3, Sampling::S420).unwrap();
+    let header = Header::new(5, 3, Chroma::C420).unwrap();
     let whole = stream(&header, &frames_of(&header, 2));
     let header_bytes = header.line().len() + 1;
     let frame_bytes = header.frame_bytes() + 6;
@@ -149,7 +144,7 @@ fn markers_that_only_look_right_are_refused() {
 
 #[test]
 fn a_frame_header_that_lies_about_the_size_is_seen_at_the_next_marker() {
-    let header = Header::new(4, 4, Sampling::Mono).unwrap();
+    let header = Header::new(4, 4, Chroma::Mono).unwrap();
     let mut bytes = stream(&header, &frames_of(&header, 3));
     let at = bytes.windows(2).position(|w| w == b"W4").unwrap();
     bytes[at + 1] = b'3';
@@ -174,7 +169,7 @@ fn a_missing_file_and_a_directory_are_named() {
 #[test]
 fn a_file_that_becomes_shorter_while_it_is_read_is_broken() {
     let scratch = Scratch::new();
-    let header = Header::new(640, 480, Sampling::S420).unwrap();
+    let header = Header::new(640, 480, Chroma::C420).unwrap();
     let mut clip = Vec::new();
     write_header(&mut clip, &header).unwrap();
     let begin = clip.len();

@@ -2,7 +2,7 @@
 
 use pp_kernels::{
     Chroma, ChunkShape, DType, Description, Failure, FrameView, FrameViewMut, Kernels, Layout,
-    Payload, PayloadMut, Plan, Session, SessionConfig, TensorList, TensorSpec,
+    Manifest, Payload, PayloadMut, Session, SessionConfig, TensorSpec, VideoPlanParts,
 };
 
 enum Panicking {}
@@ -48,15 +48,15 @@ impl Session for Stream {
     fn layout(&self, _: ChunkShape) -> Result<Layout, Failure> {
         let tensor = TensorSpec::new("latents_in", DType::U8, &[1])?;
         Ok(Layout {
-            inputs: TensorList::new([tensor])?,
-            outputs: TensorList::new([tensor])?,
+            inputs: Manifest::new(&[tensor])?,
+            outputs: Manifest::new(&[tensor])?,
         })
     }
 
     fn encode(
         &mut self,
         _: &[FrameView<'_>],
-        _: &Plan,
+        _: &VideoPlanParts,
         _: &mut PayloadMut<'_>,
     ) -> Result<(), Failure> {
         match self.width {
@@ -67,7 +67,7 @@ impl Session for Stream {
 
     fn phase_b(
         &mut self,
-        _: &Plan,
+        _: &VideoPlanParts,
         _: &Payload<'_>,
         _: &mut PayloadMut<'_>,
     ) -> Result<u32, Failure> {
@@ -79,7 +79,7 @@ impl Session for Stream {
 
     fn decode(
         &mut self,
-        _: &Plan,
+        _: &VideoPlanParts,
         _: &Payload<'_>,
         _: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {

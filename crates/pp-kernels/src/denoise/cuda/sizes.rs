@@ -3,8 +3,8 @@
 //! Hazard: a launch passes raw bytes. So the structures mirror those of `kernels/geometry.cuh` and `kernels/attend.cu`,
 //! and their sizes are asserted here and against the PTX.
 
-use super::driver::Shape;
-use crate::cpu::geometry::{Geometry, PATCH};
+use crate::cuda::driver::Shape;
+use crate::denoise::geometry::{Geometry, PATCH};
 use crate::error::Failure;
 
 /// One plane, as the kernels take it.

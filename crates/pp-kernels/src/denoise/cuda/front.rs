@@ -3,21 +3,21 @@
 //! All work goes to one stream, so the scratch frames are used again by the next call without a wait. Nothing here
 //! looks at what the device computes.
 
-use super::driver::Stream;
-use super::error::CudaError;
+use pp_contract::{DType, VideoPlanParts};
+
 use super::frames::{DeviceFrames, download, upload};
 use super::kernels::{Denoiser, HISTOGRAM_BYTES, SIGMA_BYTES};
-use super::memory::Memory;
 use super::sizes::Sizes;
 use crate::config::SessionConfig;
-use crate::cpu::geometry::Geometry;
-use crate::cpu::settings::CONTEXT_FRAMES;
-use crate::cpu::tensors::{context_count, latents_dims};
+use crate::cuda::driver::Stream;
+use crate::cuda::error::CudaError;
+use crate::cuda::memory::Memory;
+use crate::denoise::geometry::Geometry;
+use crate::denoise::settings::CONTEXT_FRAMES;
+use crate::denoise::tensors::{context_count, latents_dims};
 use crate::error::Failure;
 use crate::frame::{FrameView, FrameViewMut};
 use crate::payload::{Payload, PayloadMut};
-use crate::plan::Plan;
-use crate::tensor::DType;
 
 /// The state of encode and decode of one stream.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl Front {
     pub(super) unsafe fn encode(
         &mut self,
         frames: &[FrameView<'_>],
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &PayloadMut<'_>,
     ) -> Result<(), Failure> {
         // What can be refused is refused before anything is enqueued or changed.

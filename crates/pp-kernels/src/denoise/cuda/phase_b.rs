@@ -4,19 +4,19 @@
 //! whose last ones are the next chunk's context where they lie. What decides the sequence of kernels (which frames are
 //! known, their numbers) is kept on the host, so no call waits for the device.
 
-use super::driver::Stream;
-use super::error::CudaError;
+use pp_contract::{DType, VideoPlanParts};
+
 use super::kernels::{Denoiser, SIGMA_BYTES, Tokens};
-use super::memory::Memory;
 use super::sizes::{AttendArgument, Sizes};
 use crate::config::SessionConfig;
-use crate::cpu::geometry::Geometry;
-use crate::cpu::settings::CONTEXT_FRAMES;
-use crate::cpu::tensors::{check_place, context_count, frame_count, latents_dims};
+use crate::cuda::driver::Stream;
+use crate::cuda::error::CudaError;
+use crate::cuda::memory::Memory;
+use crate::denoise::geometry::Geometry;
+use crate::denoise::settings::CONTEXT_FRAMES;
+use crate::denoise::tensors::{check_place, context_count, frame_count, latents_dims};
 use crate::error::Failure;
 use crate::payload::{Payload, PayloadMut};
-use crate::plan::Plan;
-use crate::tensor::DType;
 
 /// Further away than any window reaches: the kernels take narrow numbers.
 const FAR: i64 = 1_000_000;
@@ -126,7 +126,7 @@ impl PhaseB {
     /// The contract of a call ([`crate::DeviceSession`]).
     pub(super) unsafe fn run(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &Payload<'_>,
         output: &PayloadMut<'_>,
     ) -> Result<u32, Failure> {
@@ -237,7 +237,7 @@ impl PhaseB {
     /// `strength` and `out` are memory of the context, `out` for so many frames.
     unsafe fn attend(
         &self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         is_first: bool,
         is_last: bool,
         strength: u64,
@@ -275,7 +275,7 @@ impl PhaseB {
     pub(super) unsafe fn only(
         &self,
         kernel: Alone,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         tokens: u64,
         strength: u64,
         frames: u32,

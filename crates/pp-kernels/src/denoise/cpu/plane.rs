@@ -7,8 +7,8 @@
 //! Around the plane lies a margin in which it is mirrored (the edge sample is repeated: index −1 is 0, −2 is 1), so
 //! that every key of the window exists.
 
-use super::geometry::{PATCH, PlaneGeometry, TOKEN};
 use super::tokens;
+use crate::denoise::geometry::{PATCH, PlaneGeometry, TOKEN};
 
 /// Side of a cell.
 pub(super) const CELL: usize = 4;
@@ -115,7 +115,7 @@ pub(crate) fn mirrored(x: isize, length: isize) -> isize {
 mod tests {
     use super::*;
     use crate::config::Chroma;
-    use crate::cpu::geometry::Geometry;
+    use crate::denoise::geometry::Geometry;
 
     #[test]
     fn mirror_repeats_the_edge_and_folds_as_often_as_needed() {

@@ -4,14 +4,14 @@
 //!
 //! Modules are loaded once for a context and stay: unloading would wait for the device.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
-use super::driver::{Driver, Function, Module, Shape, Stream, arguments};
-use super::error::CudaError;
-use super::ptx::{Arch, Source};
 use super::sizes::{AttendArgument, Sizes};
-use crate::cpu::settings;
+use crate::cuda::driver::{Driver, Function, Module, Shape, Stream, arguments};
+use crate::cuda::error::CudaError;
+use crate::cuda::ptx::{Arch, Source};
+use crate::cuda::{Loaded, once};
+use crate::denoise::settings;
 
 /// Frames that one block of the attention works on.
 const ATTEND_FRAMES: [u32; 3] = [1, 2, 4];
@@ -33,36 +33,6 @@ pub(super) struct Denoiser {
     unfold_guides: Function,
     /// The first pass and the others, each for blocks of 1, 2 and 4 frames.
     attend: [[Function; 3]; 2],
-}
-
-/// The kernels of synthetic work, in one context.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Synthetic {
-    spin: Function,
-    copy: Function,
-    blocks: u32,
-}
-
-/// What has been loaded, by the number of the context.
-pub(super) type Loaded<T> = Mutex<HashMap<u64, &'static T>>;
-
-/// Loads once for the context, which is current.
-pub(super) fn once<T>(
-    loaded: &Loaded<T>,
-    driver: Driver,
-    context: u64,
-    load: impl FnOnce() -> Result<T, CudaError>,
-) -> Result<&'static T, CudaError> {
-    driver.check_context(context)?;
-    let id = driver.context_id(context)?;
-    // A thread that panicked here left the map as it was.
-    let mut loaded = loaded.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(found) = loaded.get(&id) {
-        return Ok(found);
-    }
-    let made: &'static T = Box::leak(Box::new(load()?));
-    loaded.insert(id, made);
-    Ok(made)
 }
 
 impl Denoiser {
@@ -321,67 +291,10 @@ fn strengths() -> [i64; 2] {
     std::array::from_fn(|_| schedule.next().unwrap_or(0))
 }
 
-impl Synthetic {
-    /// The kernels in the context, which is current.
-    pub(crate) fn of(driver: Driver, context: u64) -> Result<Synthetic, CudaError> {
-        static LOADED: OnceLock<Loaded<Synthetic>> = OnceLock::new();
-        once(LOADED.get_or_init(Loaded::default), driver, context, || {
-            let arch = Arch::of(driver.capability()?)?;
-            let load = |source: Source| Module::load(driver, source.ptx(arch));
-            Ok(Synthetic {
-                spin: load(Source::Spin)?.function("spin")?,
-                copy: load(Source::Hbm)?.function("hbm_copy")?,
-                blocks: 4 * driver.multiprocessors()?,
-            })
-        })
-        .copied()
-    }
-
-    /// Blocks that spin for so many nanoseconds.
-    pub(crate) fn spin(
-        &self,
-        stream: Stream,
-        blocks: u32,
-        nanoseconds: u64,
-    ) -> Result<(), CudaError> {
-        // SAFETY: this is the kernel's only parameter, and it touches no memory.
-        unsafe {
-            self.spin.launch(
-                stream,
-                Shape::line(blocks, 32),
-                &mut arguments![nanoseconds],
-            )
-        }
-    }
-
-    /// Copies memory, again and again.
-    ///
-    /// # Safety
-    /// Both addresses are memory of the context, of `bytes` (a multiple of 16), until the stream has passed.
-    pub(crate) unsafe fn copy(
-        &self,
-        stream: Stream,
-        from: u64,
-        to: u64,
-        bytes: u64,
-        repeats: u32,
-    ) -> Result<(), CudaError> {
-        let words = bytes / 16;
-        // SAFETY: these are the kernel's parameters in their order; the memory is the caller's duty.
-        unsafe {
-            self.copy.launch(
-                stream,
-                Shape::line(self.blocks, 512),
-                &mut arguments![from, to, words, repeats],
-            )
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::sizes;
     use super::*;
-    use crate::cuda::sizes;
 
     /// The number behind `name` in a source.
     fn constant(source: &str, name: &str) -> f64 {
@@ -399,12 +312,12 @@ mod tests {
 
     #[test]
     fn the_numbers_here_are_those_of_the_sources() {
-        let geometry = include_str!("../../kernels/geometry.cuh");
-        let attend = include_str!("../../kernels/attend.cu");
-        let unfold = include_str!("../../kernels/unfold.cu");
-        let noise = include_str!("../../kernels/noise.cu");
+        let geometry = include_str!("../../../kernels/geometry.cuh");
+        let attend = include_str!("../../../kernels/attend.cu");
+        let unfold = include_str!("../../../kernels/unfold.cu");
+        let noise = include_str!("../../../kernels/noise.cu");
         let expected = [
-            (geometry, "kPatch", crate::cpu::geometry::PATCH as f64),
+            (geometry, "kPatch", crate::denoise::geometry::PATCH as f64),
             (geometry, "kBytesPerSample", sizes::SCRATCH_BYTES as f64),
             (attend, "kTileX", (sizes::TILE[0] + 1) as f64),
             (attend, "kTileY", (sizes::TILE[1] + 1) as f64),
@@ -428,7 +341,7 @@ mod tests {
 
     #[test]
     fn the_attention_has_as_much_shared_memory_as_its_source_says() {
-        let source = include_str!("../../kernels/attend.cu");
+        let source = include_str!("../../../kernels/attend.cu");
         for (kind, name, is_first) in [(0, "first", "true"), (1, "next", "false")] {
             for (frames, bytes) in ATTEND_FRAMES.into_iter().zip(ATTEND_SHARED[kind]) {
                 let line =

@@ -5,7 +5,7 @@
 
 use half::bf16;
 
-use super::geometry::{PATCH, PlaneGeometry, TOKEN};
+use crate::denoise::geometry::{PATCH, PlaneGeometry, TOKEN};
 use crate::frame::{PlaneView, PlaneViewMut};
 
 /// Bytes of one row of a token.
@@ -84,7 +84,7 @@ pub(super) fn write_row(token: &mut [u8], dy: usize, samples: &[f32; PATCH]) {
 mod tests {
     use super::*;
     use crate::config::Chroma;
-    use crate::cpu::geometry::Geometry;
+    use crate::denoise::geometry::Geometry;
 
     #[test]
     fn every_sample_value_survives_and_padding_repeats_the_edge() {

@@ -1,8 +1,9 @@
 //! Noise: how much of it a frame holds, and how to add it on purpose.
 
+use pp_contract::VideoPlanParts;
+
 use crate::config::SessionConfig;
 use crate::frame::{FrameView, PlaneView};
-use crate::plan::Plan;
 
 /// The noise of each plane of a stream: given, or estimated from a chunk's middle frame when the clip begins or is cut.
 #[derive(Debug)]
@@ -22,7 +23,7 @@ impl StreamNoise {
     }
 
     /// The standard deviation for each plane of this chunk.
-    pub(crate) fn of_chunk(&mut self, frames: &[FrameView<'_>], plan: &Plan) -> &[f32] {
+    pub(crate) fn of_chunk(&mut self, frames: &[FrameView<'_>], plan: &VideoPlanParts) -> &[f32] {
         if self.sigma.is_empty() || plan.init_cache || plan.reset_crossattn_cache {
             let frame = &frames[frames.len() / 2];
             let given = self.given;

@@ -32,8 +32,8 @@
 //! (search in neighbouring frames without motion compensation); T. Dao et al., "FlashAttention", NeurIPS 2022 (merging
 //! by denominators).
 
-use crate::cpu::mirrored;
-use crate::cpu::settings::{FLOOR, KEEP, RADIUS};
+use crate::denoise::cpu::mirrored;
+use crate::denoise::settings::{FLOOR, KEEP, RADIUS};
 
 /// One plane of a chunk, and all that its result depends on.
 #[derive(Debug, Clone)]
@@ -88,7 +88,7 @@ fn pass(
     let sigma = chunk.sigma * chunk.noise_scale;
     let h2 = (strength * sigma)
         .powi(2)
-        .max(f64::from(crate::cpu::MIN_H2));
+        .max(f64::from(crate::denoise::cpu::MIN_H2));
     let mut numerator = vec![0.0; chunk.width * chunk.height];
     let mut denominator = numerator.clone();
 

@@ -8,8 +8,8 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
-use super::driver::Stream;
-use super::error::CudaError;
+use crate::cuda::driver::Stream;
+use crate::cuda::error::CudaError;
 use crate::frame::{FrameView, FrameViewMut};
 
 /// Frames on the device.

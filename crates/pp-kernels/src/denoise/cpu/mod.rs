@@ -1,20 +1,9 @@
-//! The built-in kernels: a streaming video denoiser on the CPU, without learned weights.
-//!
-//! Encode cuts frames into 8×8 patch tokens in bf16 and estimates the noise, Phase B runs `num_denoise_steps` passes
-//! of windowed patch attention over the chunk and the frames before it, decode puts the patches back. Zero steps is
-//! the identity, bit for bit. [`crate::reference`] says the formula; [`settings`] holds its numbers.
-//!
-//! The tensors: `latents_in` and `latents_out` bf16 `[frames, tokens, 64]`; `conditioning_embeds` bf16 `[planes]`, the
-//! noise's standard deviation; `denoising_step_list` i64 `[steps]`, the strength of each pass in thousandths;
-//! `context_frames` bf16 `[frames, tokens, 64]`, exactly with recompute.
+//! The denoiser on the CPU.
 
 mod attention;
 mod denoise;
-pub mod geometry;
 mod noise;
 mod plane;
-pub mod settings;
-pub(crate) mod tensors;
 mod tokens;
 
 use half::bf16;
@@ -24,17 +13,17 @@ pub(crate) use noise::StreamNoise;
 pub use noise::{add_gaussian, estimate_sigma};
 pub(crate) use plane::mirrored;
 
-use crate::config::{Chroma, ChunkShape, Description, SessionConfig, Space};
+use pp_contract::{DType, VideoPlanParts};
+
+use crate::config::{Chroma, ChunkShape, Description, Layout, SessionConfig, Space};
+use crate::denoise::geometry::{Geometry, TOKEN};
+use crate::denoise::settings::CONTEXT_FRAMES;
+use crate::denoise::tensors::{check_place, context_count, frame_count, latents_dims};
 use crate::error::Failure;
 use crate::export::{Kernels, Session};
 use crate::frame::{FrameView, FrameViewMut};
 use crate::payload::{Payload, PayloadMut};
-use crate::plan::Plan;
-use crate::tensor::{DType, Layout};
 use denoise::Denoiser;
-use geometry::{Geometry, TOKEN};
-use settings::CONTEXT_FRAMES;
-use tensors::{check_place, context_count, frame_count, latents_dims};
 
 /// The built-in kernels.
 #[derive(Debug)]
@@ -65,7 +54,7 @@ impl Kernels for Cpu {
             cuda: false,
             chroma: Chroma::ALL.into(),
             context_frames: CONTEXT_FRAMES as u32,
-            digest: settings::DIGEST,
+            digest: crate::denoise::settings::DIGEST,
         }
     }
 
@@ -125,13 +114,13 @@ impl CpuSession {
 
 impl Session for CpuSession {
     fn layout(&self, shape: ChunkShape) -> Result<Layout, Failure> {
-        tensors::layout(&self.geometry, shape)
+        crate::denoise::tensors::layout(&self.geometry, shape)
     }
 
     fn encode(
         &mut self,
         frames: &[FrameView<'_>],
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &mut PayloadMut<'_>,
     ) -> Result<(), Failure> {
         let bytes = self.geometry.frame_bytes();
@@ -174,7 +163,7 @@ impl Session for CpuSession {
         }
         let steps = plan.num_denoise_steps;
         let list = input.tensor_mut("denoising_step_list", DType::I64, &[steps.into()])?;
-        for (step, out) in settings::schedule(steps).zip(list.chunks_exact_mut(8)) {
+        for (step, out) in crate::denoise::settings::schedule(steps).zip(list.chunks_exact_mut(8)) {
             out.copy_from_slice(&step.to_le_bytes());
         }
         self.remember(frames);
@@ -183,7 +172,7 @@ impl Session for CpuSession {
 
     fn phase_b(
         &mut self,
-        plan: &Plan,
+        plan: &VideoPlanParts,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, Failure> {
@@ -215,7 +204,8 @@ impl Session for CpuSession {
         self.strengths.clear();
         for step in list.chunks_exact(8) {
             let step = i64::from_le_bytes(step.try_into().unwrap_or_default());
-            self.strengths.push(settings::strength(step)?);
+            self.strengths
+                .push(crate::denoise::settings::strength(step)?);
         }
         let context = context_count(plan, input.spec("context_frames"))?;
         check_place(plan, frames, context)?;
@@ -249,7 +239,7 @@ impl Session for CpuSession {
 
     fn decode(
         &mut self,
-        _plan: &Plan,
+        _plan: &VideoPlanParts,
         output: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {

@@ -5,11 +5,12 @@
 
 use std::sync::Mutex;
 
+use pp_contract::VideoPlanParts;
+
 use super::attention::{Attend, BAND, Sums, attend};
-use super::geometry::{Geometry, TOKEN};
 use super::plane::{CELL, PlaneLayout};
-use super::settings::{CONTEXT_FRAMES, FLOOR, KEEP, RADIUS};
-use crate::plan::Plan;
+use crate::denoise::geometry::{Geometry, TOKEN};
+use crate::denoise::settings::{CONTEXT_FRAMES, FLOOR, KEEP, RADIUS};
 
 /// Keeps the logit finite where there is no noise: only equal patches then have weight.
 pub(crate) const MIN_H2: f32 = 1e-6;
@@ -99,7 +100,13 @@ impl Denoiser {
     }
 
     /// Runs the passes over a chunk, and remembers its last frames.
-    pub(super) fn run(&mut self, plan: &Plan, strengths: &[f32], input: &[u8], output: &mut [u8]) {
+    pub(super) fn run(
+        &mut self,
+        plan: &VideoPlanParts,
+        strengths: &[f32],
+        input: &[u8],
+        output: &mut [u8],
+    ) {
         let frames = input.len() / self.geometry.frame_bytes();
         let start = plan.current_start_frame;
         if strengths.is_empty() {
@@ -161,7 +168,14 @@ impl Denoiser {
 
     /// One generator call: every frame of the chunk attends to its neighbours in time. Of the noisy samples, `keep`
     /// stays in what it leaves for the next one.
-    fn pass(&mut self, plan: &Plan, strength: f32, first: bool, keep: f32, frames: usize) {
+    fn pass(
+        &mut self,
+        plan: &VideoPlanParts,
+        strength: f32,
+        first: bool,
+        keep: f32,
+        frames: usize,
+    ) {
         let Denoiser {
             layouts,
             slots,

@@ -1,4 +1,4 @@
-//! The numbers of the denoiser: window, passes, schedule. The formula they enter stands in [`crate::reference`].
+//! The numbers of the denoiser: window, passes, schedule. The formula they enter stands in [`crate::denoise::reference`].
 //!
 //! They were chosen on four natural clips at σ = 20. The mean gain is flat around them: h a quarter smaller or one
 //! eighth larger, or a floor of 1.05 to 1.15, changes it by less than 0.15 dB. A floor below 1 costs 0.7 dB, because

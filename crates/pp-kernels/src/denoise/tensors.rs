@@ -1,11 +1,11 @@
 //! The tensors of the built-in kernels, on any device: which there are, and what a call must find in them.
 
+use pp_contract::{DType, Manifest, TensorSpec, VideoPlanParts};
+
 use super::geometry::{Geometry, TOKEN};
 use super::settings::CONTEXT_FRAMES;
-use crate::config::ChunkShape;
+use crate::config::{ChunkShape, Layout};
 use crate::error::Failure;
-use crate::plan::Plan;
-use crate::tensor::{DType, Layout, TensorList, TensorSpec};
 
 /// Shape of the tokens of so many frames.
 pub(crate) fn latents_dims(geometry: &Geometry, frames: u32) -> [u64; 3] {
@@ -35,15 +35,15 @@ pub(crate) fn layout(geometry: &Geometry, shape: ChunkShape) -> Result<Layout, F
         inputs.push(latents("context_frames", shape.context_frames)?);
     }
     Ok(Layout {
-        inputs: TensorList::new(inputs)?,
-        outputs: TensorList::new([latents("latents_out", shape.frames)?])?,
+        inputs: Manifest::new(&inputs)?,
+        outputs: Manifest::new(&[latents("latents_out", shape.frames)?])?,
     })
 }
 
 /// Frames in `latents_in`, which must be within what the session takes.
 pub(crate) fn frame_count(spec: Option<&TensorSpec>, max_frames: u32) -> Result<u32, Failure> {
     let frames = spec
-        .and_then(|spec| spec.dims().first().copied())
+        .and_then(|spec| spec.shape().dims().first().copied())
         .unwrap_or(0);
     match u32::try_from(frames) {
         Ok(frames) if frames > 0 && frames <= max_frames => Ok(frames),
@@ -54,10 +54,13 @@ pub(crate) fn frame_count(spec: Option<&TensorSpec>, max_frames: u32) -> Result<
 }
 
 /// Frames in `context_frames`, which must be there exactly when the plan says so.
-pub(crate) fn context_count(plan: &Plan, spec: Option<&TensorSpec>) -> Result<u32, Failure> {
+pub(crate) fn context_count(
+    plan: &VideoPlanParts,
+    spec: Option<&TensorSpec>,
+) -> Result<u32, Failure> {
     match (plan.do_kv_recompute, spec) {
         (false, None) => Ok(0),
-        (true, Some(spec)) => match spec.dims() {
+        (true, Some(spec)) => match spec.shape().dims() {
             [frames, ..] if *frames > 0 => Ok(u32::try_from(*frames).unwrap_or(u32::MAX)),
             _ => Err(Failure::invalid("context_frames holds no frame")),
         },
@@ -72,7 +75,7 @@ pub(crate) fn context_count(plan: &Plan, spec: Option<&TensorSpec>) -> Result<u3
 
 /// Refuses context frames in front of the stream's first one, more of them than are looked at, and a chunk whose frame
 /// numbers overflow.
-pub(crate) fn check_place(plan: &Plan, frames: u32, context: u32) -> Result<(), Failure> {
+pub(crate) fn check_place(plan: &VideoPlanParts, frames: u32, context: u32) -> Result<(), Failure> {
     if u64::from(context) > plan.current_start_frame || context as usize > CONTEXT_FRAMES {
         return Err(Failure::invalid(format!(
             "{context} context frames in front of frame {}, at most {CONTEXT_FRAMES}",

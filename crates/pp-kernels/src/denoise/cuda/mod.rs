@@ -1,0 +1,176 @@
+//! The built-in kernels on CUDA devices: the denoiser of [`crate::denoise::cpu`], from embedded PTX.
+//!
+//! The tensors are those of the CPU backend, shape for shape. `encode` and `decode` give the same bytes; `phase_b`
+//! computes the same formula from bf16 products with f32 sums, and so other bits within the tolerance of
+//! `kernels/README.md`. Hence a digest of its own: ranks do not mix the two.
+//!
+//! What the contents of a tensor may be is not checked, which would mean to wait for them: noise outside 0..=255 and
+//! strengths outside 1..=10000 are moved to the nearest of these.
+
+mod frames;
+mod front;
+mod kernels;
+mod phase_b;
+mod sizes;
+
+use pp_contract::VideoPlanParts;
+
+use crate::config::{Chroma, ChunkShape, Description, Layout, SessionConfig, Space};
+use crate::cuda::driver::{Driver, Stream};
+use crate::cuda::{CudaError, ptx};
+use crate::denoise::geometry::Geometry;
+use crate::denoise::settings::CONTEXT_FRAMES;
+use crate::denoise::tensors;
+use crate::error::Failure;
+use crate::export::{Kernels, Session};
+use crate::frame::{FrameView, FrameViewMut};
+use crate::payload::{Payload, PayloadMut};
+use front::Front;
+use kernels::Denoiser;
+use phase_b::{Alone, PhaseB};
+use sizes::Sizes;
+
+/// The built-in CUDA kernels.
+#[derive(Debug)]
+pub(crate) enum Ptx {}
+
+/// One stream through the built-in CUDA kernels.
+#[derive(Debug)]
+pub(crate) struct PtxSession {
+    driver: Driver,
+    context: u64,
+    geometry: Geometry,
+    front: Front,
+    phase_b: PhaseB,
+}
+
+/// Whether the built-in CUDA kernels run in this context, which must be current: loads them, so that a session that is
+/// opened later finds them there.
+///
+/// # Errors
+/// The driver or the device is too old or too small, or another context is current.
+pub fn check_device(context: u64) -> Result<(), CudaError> {
+    Denoiser::of(Driver::load()?, context).map(|_| ())
+}
+
+impl Kernels for Ptx {
+    type Session = PtxSession;
+
+    fn describe() -> Description {
+        Description {
+            name: "ptx".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            host: false,
+            cuda: true,
+            chroma: Chroma::ALL.into(),
+            context_frames: CONTEXT_FRAMES as u32,
+            digest: ptx::digest(),
+        }
+    }
+
+    fn create(config: &SessionConfig) -> Result<PtxSession, Failure> {
+        let Space::Cuda { context, stream } = config.space else {
+            return Err(Failure::unsupported(
+                "the ptx kernels work in CUDA memory only",
+            ));
+        };
+        let driver = Driver::load()?;
+        let kernels = Denoiser::of(driver, context)?;
+        let geometry = Geometry::of(config);
+        let sizes = Sizes::new(&geometry)?;
+        // SAFETY: whoever makes a session on a device promises that the stream is the context's and outlives it.
+        let stream = unsafe { Stream::borrow(driver, stream) };
+        Ok(PtxSession {
+            front: Front::new(stream, kernels, config, &geometry, sizes)?,
+            phase_b: PhaseB::new(stream, kernels, config, &geometry, sizes)?,
+            driver,
+            context,
+            geometry,
+        })
+    }
+}
+
+/// The trait's functions are safe, but a session on a device is reached through [`crate::DeviceSession`] or the C table
+/// alone, whose callers promise the contract of a call.
+impl Session for PtxSession {
+    fn layout(&self, shape: ChunkShape) -> Result<Layout, Failure> {
+        tensors::layout(&self.geometry, shape)
+    }
+
+    fn encode(
+        &mut self,
+        frames: &[FrameView<'_>],
+        plan: &VideoPlanParts,
+        input: &mut PayloadMut<'_>,
+    ) -> Result<(), Failure> {
+        self.driver.check_context(self.context)?;
+        // SAFETY: the contract of a call, by which this function is reached.
+        unsafe { self.front.encode(frames, plan, input) }
+    }
+
+    fn phase_b(
+        &mut self,
+        plan: &VideoPlanParts,
+        input: &Payload<'_>,
+        output: &mut PayloadMut<'_>,
+    ) -> Result<u32, Failure> {
+        self.driver.check_context(self.context)?;
+        // SAFETY: the contract of a call, by which this function is reached.
+        unsafe { self.phase_b.run(plan, input, output) }
+    }
+
+    fn decode(
+        &mut self,
+        _: &VideoPlanParts,
+        output: &Payload<'_>,
+        frames: &mut [FrameViewMut<'_>],
+    ) -> Result<(), Failure> {
+        self.driver.check_context(self.context)?;
+        // SAFETY: the contract of a call, by which this function is reached.
+        unsafe { self.front.decode(output, frames) }
+    }
+}
+
+/// A kernel that can be measured alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Single {
+    Encode,
+    Decode,
+    Unfold,
+    AttendFirst,
+    AttendNext,
+}
+
+impl PtxSession {
+    /// Bytes of a frame as the attention reads it.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.phase_b.scratch_bytes()
+    }
+
+    /// Enqueues one kernel alone, on whatever the session's memory holds.
+    ///
+    /// # Safety
+    /// The contract of a call; `tokens` is memory of the context for so many frames, at most those of the largest
+    /// chunk, and `strength` an i64 there.
+    pub(crate) unsafe fn only(
+        &self,
+        kernel: Single,
+        plan: &VideoPlanParts,
+        tokens: u64,
+        strength: u64,
+        frames: u32,
+    ) -> Result<(), CudaError> {
+        self.driver.check_context(self.context)?;
+        let alone = match kernel {
+            // SAFETY: the caller's duty.
+            Single::Encode => return unsafe { self.front.only_encode(tokens, frames) },
+            // SAFETY: the caller's duty.
+            Single::Decode => return unsafe { self.front.only_decode(tokens, frames) },
+            Single::Unfold => Alone::Unfold,
+            Single::AttendFirst => Alone::First,
+            Single::AttendNext => Alone::Next,
+        };
+        // SAFETY: the caller's duty.
+        unsafe { self.phase_b.only(alone, plan, tokens, strength, frames) }
+    }
+}

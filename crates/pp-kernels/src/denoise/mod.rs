@@ -1,0 +1,16 @@
+//! The built-in filter: a streaming video denoiser without learned weights, on the CPU and on CUDA devices.
+//!
+//! Encode cuts frames into 8×8 patch tokens in bf16 and estimates the noise, Phase B runs `num_denoise_steps` passes
+//! of windowed patch attention over the chunk and the frames before it, decode puts the patches back. Zero steps is
+//! the identity, bit for bit. [`mod@reference`] says the formula; [`settings`] holds its numbers.
+//!
+//! The tensors: `latents_in` and `latents_out` bf16 `[frames, tokens, 64]`; `conditioning_embeds` bf16 `[planes]`, the
+//! noise's standard deviation; `denoising_step_list` i64 `[steps]`, the strength of each pass in thousandths;
+//! `context_frames` bf16 `[frames, tokens, 64]`, exactly with recompute.
+
+pub mod cpu;
+pub(crate) mod cuda;
+pub mod geometry;
+pub mod reference;
+pub mod settings;
+pub(crate) mod tensors;
