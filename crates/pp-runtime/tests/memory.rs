@@ -7,8 +7,7 @@ use pp_contract::{
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError,
-    send_as_it_was,
+    Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
 };
 use pp_runtime::switch::Switch;
 use pp_transport::bell::Bell;
@@ -77,19 +76,6 @@ impl FrontStages<TxLease, RxLease> for Front {
         let (inputs, outputs) = (self.manifest.clone(), self.manifest.clone());
         Ok(Envelope::new(Nothing(()), inputs, outputs).unwrap())
     }
-    fn rebuild(
-        &mut self,
-        _: Place,
-        sent: &Envelope<Nothing>,
-        kept: &dyn Kept<TxLease>,
-        slot: &mut TxLease,
-    ) -> Result<Envelope<Nothing>, StageError> {
-        send_as_it_was(sent, kept, slot)
-    }
-
-    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        Ok(true)
-    }
     fn decode(
         &mut self,
         _: ChunkIndex,
@@ -103,13 +89,6 @@ impl FrontStages<TxLease, RxLease> for Front {
             _ => {}
         }
         Ok(Progress::Done(Decoded::default()))
-    }
-    fn forget(&mut self, _: ChunkIndex) {}
-    fn frames_built(&self) -> u32 {
-        1
-    }
-    fn queued(&self) -> (u32, u32) {
-        (0, 0)
     }
 }
 

@@ -8,9 +8,7 @@ use pp_contract::{
 };
 use pp_runtime::driver::{FrontOptions, run_front};
 use pp_runtime::progress::Limits;
-use pp_runtime::stage::{
-    Decoded, FrontStages, Kept, Offer, Place, Progress, StageError, send_as_it_was,
-};
+use pp_runtime::stage::{Decoded, FrontStages, Offer, Place, Progress, StageError};
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{Watch, WatchOptions};
 use pp_transport::bell::Bell;
@@ -251,19 +249,6 @@ impl FrontStages<TxLease, RxLease> for Stuck {
     fn build(&mut self, _: Place, _: &mut TxLease) -> Result<Envelope<Nothing>, StageError> {
         unreachable!("nothing is offered")
     }
-    fn rebuild(
-        &mut self,
-        _: Place,
-        sent: &Envelope<Nothing>,
-        kept: &dyn Kept<TxLease>,
-        slot: &mut TxLease,
-    ) -> Result<Envelope<Nothing>, StageError> {
-        send_as_it_was(sent, kept, slot)
-    }
-
-    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        Ok(true)
-    }
     fn decode(
         &mut self,
         _: ChunkIndex,
@@ -271,13 +256,6 @@ impl FrontStages<TxLease, RxLease> for Stuck {
         _: Option<RxLease>,
     ) -> Result<Progress<Decoded>, StageError> {
         unreachable!("nothing was built")
-    }
-    fn forget(&mut self, _: ChunkIndex) {}
-    fn frames_built(&self) -> u32 {
-        0
-    }
-    fn queued(&self) -> (u32, u32) {
-        (0, 0)
     }
 }
 

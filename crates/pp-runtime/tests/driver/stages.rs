@@ -10,8 +10,7 @@ use pp_runtime::core::{Counts, Cut};
 use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
 use pp_runtime::report::ChunkRecord;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError,
-    send_as_it_was,
+    Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
 };
 use pp_runtime::switch::Switch;
 use pp_transport::bell::Bell;
@@ -164,16 +163,6 @@ impl FrontStages<TxLease, RxLease> for Counting {
         Ok(Envelope::new(Add(7), manifest(bytes), manifest(bytes)).unwrap())
     }
 
-    fn rebuild(
-        &mut self,
-        _: Place,
-        sent: &Envelope<Add>,
-        kept: &dyn Kept<TxLease>,
-        slot: &mut TxLease,
-    ) -> Result<Envelope<Add>, StageError> {
-        send_as_it_was(sent, kept, slot)
-    }
-
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {
         if self
             .hold
@@ -223,17 +212,9 @@ impl FrontStages<TxLease, RxLease> for Counting {
         self.forgotten.push(chunk.get());
     }
 
-    fn frames_built(&self) -> u32 {
-        1
-    }
-
     fn read_ns(&self) -> Option<(u64, u64)> {
         let chunk = self.built.len() as u64 - 1;
         self.tells_reads.then_some((chunk, chunk + 1))
-    }
-
-    fn queued(&self) -> (u32, u32) {
-        (0, 0)
     }
 }
 

@@ -71,9 +71,6 @@ impl FrontStages<TxLease, RxLease> for Slow<'_> {
     ) -> Result<Envelope<Remember>, StageError> {
         self.front.rebuild(place, sent, kept, slot)
     }
-    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        self.front.is_sink_ready()
-    }
     fn decode(
         &mut self,
         chunk: ChunkIndex,
@@ -104,9 +101,6 @@ impl FrontStages<TxLease, RxLease> for Slow<'_> {
     }
     fn frames_built(&self) -> u32 {
         self.front.frames_built()
-    }
-    fn queued(&self) -> (u32, u32) {
-        self.front.queued()
     }
 }
 

@@ -207,10 +207,6 @@ impl FrontStages<TxLease, RxLease> for Front {
         Ok(envelope)
     }
 
-    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        Ok(true)
-    }
-
     fn decode(
         &mut self,
         chunk: ChunkIndex,
@@ -230,10 +226,6 @@ impl FrontStages<TxLease, RxLease> for Front {
 
     fn frames_built(&self) -> u32 {
         FRAMES as u32
-    }
-
-    fn queued(&self) -> (u32, u32) {
-        (0, 0)
     }
 }
 
