@@ -58,9 +58,10 @@ const CLI: &[&str] = &["pp-cli"];
 const DEVICE: &[&str] = &["cudarc", "cust", "cust_raw", "nccl-sys", "libloading"];
 const KERNELS: &[&str] = &["pp-kernels"];
 const RUNTIME: &[&str] = &["pp-runtime"];
+const TESTING: &[&str] = &["pp-testing"];
 const WIRE: &[&str] = &["pp-transport", "nccl-sys", "snow"];
 
-/// The whole table. pp-cli joins everything and may know everything.
+/// The whole table. pp-cli joins everything and may know everything but what tests share.
 const LAYERS: &[Layer] = &[
     Layer {
         name: "nccl-sys",
@@ -77,32 +78,38 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "pp-transport",
         allowed: None,
-        banned: &[RUNTIME, KERNELS, CLI],
+        banned: &[RUNTIME, KERNELS, CLI, TESTING],
         hidden: &[],
     },
     // Devices are behind the traits of pp-transport.
     Layer {
         name: "pp-runtime",
         allowed: None,
-        banned: &[KERNELS, CLI],
+        banned: &[KERNELS, CLI, TESTING],
         hidden: &[DEVICE],
     },
     Layer {
         name: "pp-kernels",
         allowed: None,
-        banned: &[WIRE, RUNTIME, CLI],
+        banned: &[WIRE, RUNTIME, CLI, TESTING],
         hidden: &[],
     },
     Layer {
         name: "pp-plugin-cust",
         allowed: None,
-        banned: &[WIRE, RUNTIME, CLI],
+        banned: &[WIRE, RUNTIME, CLI, TESTING],
+        hidden: &[],
+    },
+    Layer {
+        name: "pp-cli",
+        allowed: None,
+        banned: &[TESTING],
         hidden: &[],
     },
     Layer {
         name: "downstream",
         allowed: None,
-        banned: &[DEVICE, WIRE, RUNTIME, KERNELS, CLI],
+        banned: &[DEVICE, WIRE, RUNTIME, KERNELS, CLI, TESTING],
         hidden: &[],
     },
 ];

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use common::{Folder, pp, run, video};
+use common::{folder, pp, run, spawn, video};
 
 fn run_args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];
@@ -69,7 +69,7 @@ fn inputs_that_are_not_what_they_should_be() {
             &["header"],
         ),
     ];
-    let folder = Folder::new("bad_inputs");
+    let folder = folder("bad_inputs");
     let output = folder.file("out.y4m");
     for (name, bytes, words) in cases {
         let input = folder.write("in.y4m", &bytes);
@@ -85,7 +85,7 @@ fn inputs_that_are_not_what_they_should_be() {
 
 #[test]
 fn an_input_that_is_not_there_or_too_small() {
-    let folder = Folder::new("missing_input");
+    let folder = folder("missing_input");
     let output = folder.file("out.y4m");
     let missing = folder.file("missing.y4m");
     run(&mut pp(&run_args(&missing, &output, &[])), None).failed(4, &["missing.y4m", "opened"]);
@@ -100,7 +100,7 @@ fn an_input_that_is_not_there_or_too_small() {
 
 #[test]
 fn fields_are_filtered_as_one_picture_and_one_note_says_so() {
-    let folder = Folder::new("interlaced");
+    let folder = folder("interlaced");
     let output = folder.file("out.y4m");
     for (tag, notes) in [("It", 1), ("Ib", 1), ("Ip", 0), ("I?", 0)] {
         let text = String::from_utf8_lossy(&video(32, 16, "420jpeg", 0)).replace("Ip", tag);
@@ -119,7 +119,7 @@ fn fields_are_filtered_as_one_picture_and_one_note_says_so() {
 
 #[test]
 fn outputs_that_cannot_be_written() {
-    let folder = Folder::new("bad_outputs");
+    let folder = folder("bad_outputs");
     let input = folder.write("in.y4m", &video(64, 64, "420jpeg", 40));
     let nowhere = folder.file("no/such/folder/out.y4m");
     run(&mut pp(&run_args(&input, &nowhere, &[])), None).failed(4, &["no/such/folder"]);
@@ -145,14 +145,9 @@ fn outputs_that_cannot_be_written() {
 
 #[test]
 fn a_reader_that_leaves_is_an_output_error() {
-    let folder = Folder::new("broken_pipe");
+    let folder = folder("broken_pipe");
     let input = folder.write("in.y4m", &video(64, 64, "420jpeg", 200));
-    let mut child = pp(&run_args(&input, Path::new("-"), &[]))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = spawn(&mut pp(&run_args(&input, Path::new("-"), &[])));
     drop(child.stdout.take());
     common::finish(child).failed(4, &["standard output", "pipe"]);
 }
@@ -249,7 +244,7 @@ fn results_that_cannot_be_printed() {
 
 #[test]
 fn reports_that_cannot_be_written_are_refused_before_the_work() {
-    let folder = Folder::new("bad_report");
+    let folder = folder("bad_report");
     let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
     let output = folder.file("out.y4m");
     for flag in ["--report", "--trace", "--timeline"] {
@@ -262,7 +257,7 @@ fn reports_that_cannot_be_written_are_refused_before_the_work() {
 
 #[test]
 fn one_process_for_everything_started_twice() {
-    let folder = Folder::new("twice");
+    let folder = folder("twice");
     let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
     let mut command = pp(&run_args(
         &input,
@@ -293,7 +288,7 @@ fn payloads_that_fit_no_memory() {
 
 #[test]
 fn kernels_that_are_none() {
-    let folder = Folder::new("bad_kernels");
+    let folder = folder("bad_kernels");
     let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
     let output = folder.file("out.y4m");
     let text = folder.write("text.so", b"this is no shared library");
@@ -313,7 +308,7 @@ fn kernels_that_are_none() {
 
 #[test]
 fn kernels_and_transports_that_do_not_go_together() {
-    let folder = Folder::new("wrong_memory");
+    let folder = folder("wrong_memory");
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 4));
     let output = folder.file("out.y4m");
     let cases: [(&[&str], &[&str]); 4] = [
@@ -348,7 +343,7 @@ fn kernels_and_transports_that_do_not_go_together() {
 
 #[test]
 fn a_gpu_that_is_wanted_and_not_there_is_named_once_and_what_is_only_hoped_for_is_told() {
-    let folder = Folder::new("no_gpu");
+    let folder = folder("no_gpu");
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 4));
     let output = folder.file("out.y4m");
     for more in [["--transport", "nccl"], ["--kernels", "ptx"]] {

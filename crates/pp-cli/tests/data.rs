@@ -12,7 +12,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{Folder, after, c_library, finish, pp, run, video};
+use common::{after, c_library, finish, folder, pp, run, video};
+use pp_testing::Folder;
 
 fn run_args(input: &Path, more: &[&str]) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];
@@ -27,7 +28,7 @@ fn run_args(input: &Path, more: &[&str]) -> Vec<OsString> {
 
 #[test]
 fn no_result_replaces_another_file_of_the_command() {
-    let folder = Folder::new("clashes");
+    let folder = folder("clashes");
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
     folder.write("plugin.so", b"no library");
     folder.write("a.flight", b"no recording");
@@ -84,7 +85,7 @@ fn contents(folder: &Folder) -> Vec<(String, Option<Vec<u8>>)> {
 
 #[test]
 fn a_file_that_is_open_already_is_not_replaced() {
-    let folder = Folder::new("descriptor");
+    let folder = folder("descriptor");
     folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
     let log = folder.write("log", b"before\n");
     for (path, open) in [("/dev/fd/5", "5>>log"), ("/dev/stderr", "2>>log")] {
@@ -110,7 +111,7 @@ fn a_file_that_is_open_already_is_not_replaced() {
 /// Everybody may replace what is in the folder, but for what is protected.
 #[test]
 fn what_this_user_may_not_write_is_not_replaced() {
-    let folder = Folder::new("protected");
+    let folder = folder("protected");
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
     let kept = folder.write("kept.y4m", b"precious");
     fs::set_permissions(&kept, fs::Permissions::from_mode(0o444)).unwrap();
@@ -142,7 +143,7 @@ fn what_this_user_may_not_write_is_not_replaced() {
 
 #[test]
 fn a_link_to_a_file_that_does_not_exist_yet_is_followed() {
-    let folder = Folder::new("dangling");
+    let folder = folder("dangling");
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
     let link = folder.file("link.y4m");
     symlink("target.y4m", &link).unwrap();
@@ -160,7 +161,7 @@ fn a_link_to_a_file_that_does_not_exist_yet_is_followed() {
 
 #[test]
 fn whole_frames_before_a_break_are_written_and_counted() {
-    let folder = Folder::new("breaks");
+    let folder = folder("breaks");
     let output = folder.file("out.y4m");
     let good = video(32, 16, "420jpeg", 40);
     let stride = 6 + 32 * 16 * 3 / 2;
@@ -203,7 +204,7 @@ const NO_ROOM: &str =
 
 #[test]
 fn an_error_that_shows_only_when_a_file_is_stored_leaves_the_old_one() {
-    let folder = Folder::new("unstored");
+    let folder = folder("unstored");
     let library = c_library(&folder, NO_ROOM, &[]);
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
     let result = folder.write("result", b"older");
@@ -240,7 +241,7 @@ fn assert_none_has(mark: &str) {
 
 #[test]
 fn limits_of_the_system_are_named() {
-    let folder = Folder::new("limits");
+    let folder = folder("limits");
     let input = folder.write("in.y4m", &video(64, 64, "420jpeg", 40));
     let output = folder.write("out.y4m", b"older");
     let limited = |limit: &str, ranks: &str| {
@@ -279,7 +280,7 @@ fn limits_of_the_system_are_named() {
 
 #[test]
 fn standard_streams_that_are_closed_or_a_terminal_are_refused() {
-    let folder = Folder::new("streams");
+    let folder = folder("streams");
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
     let output = folder.file("out.y4m");
     let to_stdout = pp(&run_args(&input, &["--output", "-"]));
@@ -319,7 +320,7 @@ fn standard_streams_that_are_closed_or_a_terminal_are_refused() {
 
 #[test]
 fn the_largest_depth_goes_with_restarts() {
-    let folder = Folder::new("deepest");
+    let folder = folder("deepest");
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 12));
     let output = folder.file("out.y4m");
     for (depth, frames) in [("64", "4"), ("63", "1"), ("64", "1")] {

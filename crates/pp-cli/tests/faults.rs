@@ -7,7 +7,7 @@ mod fakes;
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use common::{Folder, pp, run, video};
+use common::{folder, pp, run, video};
 use fakes::Fakes;
 use serde_json::Value;
 
@@ -61,7 +61,7 @@ fn every_fault_ends_as_it_must_on_the_host() {
 #[test]
 fn every_fault_ends_as_it_must_over_nccl() {
     let fakes = Fakes::build();
-    let folder = Folder::new("faults_nccl");
+    let folder = folder("faults_nccl");
     let mut command = pp(&["faults", "--all", "--transport", "nccl", "--json"]);
     fakes.give_to(&mut command);
     command.env("PP_FAKE_NCCL_DIR", folder.file(""));
@@ -87,7 +87,7 @@ fn every_rule_is_broken_somewhere() {
 
 #[test]
 fn what_cannot_be_made_is_refused_and_named() {
-    let folder = Folder::new("faults_refused");
+    let folder = folder("faults_refused");
     let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
     let input = input.to_str().unwrap();
     for (fault, more, words) in [
@@ -123,7 +123,7 @@ fn hooks_are_named_and_one_that_did_not_strike_says_so() {
     for words in ["kill ", "rank 1 or 0", "second-thread", "needs --recompute"] {
         assert!(text.contains(words), "{text}");
     }
-    let folder = Folder::new("faults_vain");
+    let folder = folder("faults_vain");
     let input = folder.write("in.y4m", &video(32, 32, "mono", 8));
     let args = [
         "run",

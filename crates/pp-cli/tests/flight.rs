@@ -11,9 +11,11 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use common::{
-    Ended, Folder, HANG, finish, pp, ranks, run, signal, video, wait, wait_until_it_runs,
+    Ended, HANG, as_rank, finish, folder, free_port, pp, ranks, run, signal, spawn,
+    spawn_with_input, video, wait, wait_until_it_runs,
 };
 use fakes::Fakes;
+use pp_testing::Folder;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -58,24 +60,7 @@ fn text(path: &Path) -> &str {
 }
 
 fn endless(folder: &Folder) -> Child {
-    let args = [
-        "bench",
-        "overlap",
-        "--decode-ms",
-        "1",
-        "--phase-b-ms",
-        "1",
-        "--bytes",
-        "100000",
-        "--chunks",
-        "10000000",
-    ];
-    pp_in(folder, &args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+    spawn(common::endless("100000", "1").env("PP_FLIGHT_DIR", folder.file("rec")))
 }
 
 /// Waits until there are so many recordings.
@@ -94,7 +79,7 @@ fn wait_for(folder: &Folder, count: usize) -> Vec<PathBuf> {
 
 #[test]
 fn a_stage_that_does_not_come_back_is_named_with_its_chunk() {
-    let folder = Folder::new("flight_stuck");
+    let folder = folder("flight_stuck");
     let input = clip(&folder);
     let mut command = pp_in(
         &folder,
@@ -138,7 +123,7 @@ fn a_stage_that_does_not_come_back_is_named_with_its_chunk() {
 
 #[test]
 fn of_a_killed_rank_the_other_tells() {
-    let folder = Folder::new("flight_killed");
+    let folder = folder("flight_killed");
     let child = endless(&folder);
     let pids = ranks(child.id());
     wait_until_it_runs(pids[0]);
@@ -156,7 +141,7 @@ fn of_a_killed_rank_the_other_tells() {
 
 #[test]
 fn a_job_that_is_asked_goes_on_and_its_output_is_the_same() {
-    let folder = Folder::new("flight_asked");
+    let folder = folder("flight_asked");
     let film = video(48, 32, "420jpeg", 32);
     let job = |output: &Path| {
         let args = [
@@ -177,12 +162,7 @@ fn a_job_that_is_asked_goes_on_and_its_output_is_the_same() {
     assert!(recordings(&folder).is_empty());
 
     let asked = folder.file("asked.y4m");
-    let mut child = job(&asked)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = spawn_with_input(&mut job(&asked));
     let mut input = child.stdin.take().unwrap();
     // The job cannot end before it has the rest.
     let (first, rest) = film.split_at(film.len() / 2);
@@ -225,7 +205,7 @@ fn a_job_that_is_asked_goes_on_and_its_output_is_the_same() {
 
 #[test]
 fn a_panic_in_a_stage_leaves_its_words() {
-    let folder = Folder::new("flight_panic");
+    let folder = folder("flight_panic");
     let input = clip(&folder);
     let mut command = pp_in(
         &folder,
@@ -251,7 +231,7 @@ fn a_panic_in_a_stage_leaves_its_words() {
 #[test]
 fn a_call_of_nccl_that_does_not_come_back_is_found_in_the_recording() {
     let fakes = Fakes::build();
-    let folder = Folder::new("flight_nccl");
+    let folder = folder("flight_nccl");
     let input = clip(&folder);
     std::fs::create_dir_all(folder.file("meet")).unwrap();
     let args = [
@@ -283,17 +263,14 @@ fn a_call_of_nccl_that_does_not_come_back_is_found_in_the_recording() {
 #[test]
 fn a_ring_that_has_turned_says_so() {
     const OPERATIONS: u64 = 16;
-    let folder = Folder::new("flight_turned");
+    let folder = folder("flight_turned");
     let film = video(16, 16, "mono", 300);
     let args = ["run", "--kernels", "cpu", "--denoise-steps", "0"];
-    let mut child = pp_in(&folder, &args)
-        .args(["--frames-per-chunk", "1", "--input", "-", "--output", "-"])
-        .env("PP_FLIGHT_OPS", OPERATIONS.to_string())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = spawn_with_input(
+        pp_in(&folder, &args)
+            .args(["--frames-per-chunk", "1", "--input", "-", "--output", "-"])
+            .env("PP_FLIGHT_OPS", OPERATIONS.to_string()),
+    );
     let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let bytes = film.len();
     let (all_out, is_all_out) = mpsc::channel();
@@ -327,7 +304,7 @@ fn a_ring_that_has_turned_says_so() {
 
 #[test]
 fn files_that_are_cut_off_or_not_there_or_no_recordings_are_named() {
-    let folder = Folder::new("flight_files");
+    let folder = folder("flight_files");
     let input = clip(&folder);
     let mut command = pp_in(
         &folder,
@@ -365,7 +342,7 @@ fn files_that_are_cut_off_or_not_there_or_no_recordings_are_named() {
 
 #[test]
 fn nothing_is_recorded_where_nobody_wants_it() {
-    let folder = Folder::new("flight_off");
+    let folder = folder("flight_off");
     let input = clip(&folder);
     let args = ["run", "--kernels", "cpu", "--input", text(&input)];
     let mut command = pp_in(&folder, &args);
@@ -382,7 +359,7 @@ fn nothing_is_recorded_where_nobody_wants_it() {
 /// Nor does such a fault look for a folder: the default one is not there and cannot be made.
 #[test]
 fn a_fault_before_the_first_operation_leaves_no_recording_and_gives_no_hint() {
-    let folder = Folder::new("flight_early");
+    let folder = folder("flight_early");
     let input = folder.file("missing.y4m");
     let cut = folder.write("cut.y4m", &video(48, 32, "420jpeg", 1)[..200]);
     let temporary = folder.file("temporary");
@@ -404,7 +381,7 @@ fn a_fault_before_the_first_operation_leaves_no_recording_and_gives_no_hint() {
 
 #[test]
 fn the_default_folder_is_not_made_where_its_parent_is_not_there() {
-    let folder = Folder::new("flight_parent");
+    let folder = folder("flight_parent");
     let (input, temporary) = (clip(&folder), folder.file("temporary"));
     let args = ["run", "--kernels", "cpu", "--input", text(&input)];
     let job = || {
@@ -423,7 +400,7 @@ fn the_default_folder_is_not_made_where_its_parent_is_not_there() {
 
 #[test]
 fn a_recording_that_cannot_be_written_is_said_behind_the_fault() {
-    let folder = Folder::new("flight_refused");
+    let folder = folder("flight_refused");
     let input = clip(&folder);
     let args = ["run", "--kernels", "cpu", "--input", text(&input)];
     let mut command = pp(&args);
@@ -453,7 +430,7 @@ fn a_recording_that_cannot_be_written_is_said_behind_the_fault() {
 /// The log of a job's life is written by no thread that the job needs.
 #[test]
 fn a_log_that_is_not_read_holds_up_no_process() {
-    let folder = Folder::new("flight_log");
+    let folder = folder("flight_log");
     let (_from, into) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
     let mut into = std::fs::File::from(into);
     while std::io::Write::write(&mut into, &[b'x'; 4096]).is_ok() {}
@@ -471,17 +448,12 @@ fn a_log_that_is_not_read_holds_up_no_process() {
 /// The driver logs into a pipe that nobody empties, and holds standard error for ever.
 #[test]
 fn a_standard_error_that_is_stuck_keeps_no_rank_from_ending_nor_from_recording() {
-    let folder = Folder::new("flight_stderr");
-    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = socket.local_addr().unwrap().port().to_string();
-    drop(socket);
-    let start = |rank: &str| {
+    let folder = folder("flight_stderr");
+    let port = free_port();
+    let start = |rank| {
         let args = ["bench", "overlap", "--decode-ms", "0", "--phase-b-ms", "0"];
-        pp_in(&folder, &args)
+        as_rank(pp_in(&folder, &args), rank, port)
             .args(["--bytes", "64", "--chunks", "10000000"])
-            .envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2")])
-            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)])
-            .env("PP_JOB_SECRET", "a secret of more than sixteen bytes")
             .env("PP_LOG", "debug")
             .env("PP_STUCK_MS", "1000")
             .stdin(Stdio::null())
@@ -490,7 +462,7 @@ fn a_standard_error_that_is_stuck_keeps_no_rank_from_ending_nor_from_recording()
             .spawn()
             .unwrap()
     };
-    let mut ranks = ["1", "0"].map(start);
+    let mut ranks = [1, 0].map(start);
     for rank in &mut ranks {
         // Its standard error is kept open, and not read.
         assert_ne!(wait(rank), Some(0));

@@ -5,10 +5,12 @@ mod common;
 mod restart_support;
 
 use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Folder, after, finish, pp, ranks, signal, video};
+use common::{
+    after, as_rank, finish, folder, free_port, pp, ranks, signal, spawn, spawn_with_input, video,
+};
 use restart_support::{Held, report};
 use rustix::process::Signal;
 
@@ -43,7 +45,7 @@ fn held(command: &mut Command) -> Held {
 
 #[test]
 fn what_is_done_is_kept_and_counted_and_the_exit_code_names_the_signal() {
-    let folder = Folder::new("interrupted");
+    let folder = folder("interrupted");
     let whole = clip();
     let input = folder.write("in.y4m", &whole);
     let path = folder.file("report.json");
@@ -95,16 +97,13 @@ fn what_is_done_is_kept_and_counted_and_the_exit_code_names_the_signal() {
 
 #[test]
 fn a_result_that_is_named_at_the_end_is_named() {
-    let folder = Folder::new("interrupted_file");
+    let folder = folder("interrupted_file");
     let (whole, output) = (clip(), folder.file("out.y4m"));
-    let mut child = pp(&["run", "--denoise-steps", "0", "--input", "-", "--output"])
-        .arg(&output)
-        .env("PP_LOG", "debug")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = spawn_with_input(
+        pp(&["run", "--denoise-steps", "0", "--input", "-", "--output"])
+            .arg(&output)
+            .env("PP_LOG", "debug"),
+    );
     // Twenty frames come, and then the source stays open and silent.
     let mut stdin = child.stdin.take().unwrap();
     stdin
@@ -126,7 +125,7 @@ fn a_result_that_is_named_at_the_end_is_named() {
 
 #[test]
 fn a_second_signal_aborts_and_leaves_no_output() {
-    let folder = Folder::new("abort");
+    let folder = folder("abort");
     let input = folder.write("in.y4m", &video(352, 288, "420jpeg", 8));
     let output = folder.file("out.y4m");
     for (first, second, code) in [
@@ -140,12 +139,7 @@ fn a_second_signal_aborts_and_leaves_no_output() {
             .arg("--output")
             .arg(&output)
             .env("PP_LOG", "debug");
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = spawn(&mut command);
         let pids = ranks(child.id());
         let (said, reading) = restart_support::lines(child.stderr.take().unwrap());
         assert!(
@@ -168,32 +162,17 @@ fn a_second_signal_aborts_and_leaves_no_output() {
 
 #[test]
 fn a_signal_to_any_rank_of_a_launcher_ends_the_job() {
-    let folder = Folder::new("launched");
+    let folder = folder("launched");
     let whole = clip();
     let input = folder.write("in.y4m", &whole);
     for target in [0, 1] {
-        let port = {
-            let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            socket.local_addr().unwrap().port()
-        };
-        let start = |rank: u32| {
+        let port = free_port();
+        let start = |rank| {
             let mut command = pp(&["run", "--denoise-steps", "0", "--output", "-", "--input"]);
-            command
-                .arg(&input)
-                .env("RANK", rank.to_string())
-                .env("WORLD_SIZE", "2")
-                .env("LOCAL_RANK", rank.to_string())
-                .env("MASTER_ADDR", "127.0.0.1")
-                .env("MASTER_PORT", port.to_string())
-                .env("PP_JOB_SECRET", "a secret of more than sixteen bytes");
-            command
+            command.arg(&input);
+            as_rank(command, rank, port)
         };
-        let back = start(1)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let back = spawn(&mut start(1));
         let front = held(&mut start(0));
         signal([front.child.id(), back.id()][target], Signal::TERM);
         let back = finish(back);
@@ -219,17 +198,14 @@ fn handles_interrupts(pid: u32) -> bool {
 
 #[test]
 fn an_interrupt_before_the_first_chunk_says_so() {
-    let folder = Folder::new("too_early");
+    let folder = folder("too_early");
     for count in ["1", "2"] {
         for (how, code, _) in SIGNALS {
             // Standard input stays open and silent.
-            let child = pp(&["run", "--input", "-", "--ranks", count, "--output"])
-                .arg(folder.file("out.y4m"))
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap();
+            let child = spawn_with_input(
+                pp(&["run", "--input", "-", "--ranks", count, "--output"])
+                    .arg(folder.file("out.y4m")),
+            );
             let deadline = Instant::now() + Duration::from_secs(60);
             let mut pids = vec![child.id()];
             if count == "2" {
@@ -248,7 +224,7 @@ fn an_interrupt_before_the_first_chunk_says_so() {
 
 #[test]
 fn a_signal_that_was_ignored_stays_ignored_in_ranks_too() {
-    let folder = Folder::new("ignored");
+    let folder = folder("ignored");
     let whole = clip();
     let input = folder.write("in.y4m", &whole);
     for (how, _, name) in [SIGNALS[0], SIGNALS[2]] {

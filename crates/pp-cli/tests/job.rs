@@ -2,39 +2,17 @@
 
 mod common;
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use common::{
-    Folder, all_gone, finish, leftovers, pp, ranks, run, signal, video, wait_until_it_runs,
+    all_gone, as_rank, finish, folder, free_port, leftovers, pp, ranks, run, signal, spawn, video,
+    wait_until_it_runs,
 };
 use rustix::process::Signal;
 
-/// A job that runs until it is ended.
 fn endless() -> Child {
-    endless_with_heartbeat("3000")
-}
-
-fn endless_with_heartbeat(ms: &str) -> Child {
-    let args = [
-        "bench",
-        "overlap",
-        "--decode-ms",
-        "1",
-        "--phase-b-ms",
-        "1",
-        "--bytes",
-        "1000000",
-        "--chunks",
-        "10000000",
-    ];
-    pp(&args)
-        .env("PP_HEARTBEAT_MS", ms)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+    spawn(&mut common::endless("1000000", "1"))
 }
 
 #[test]
@@ -85,7 +63,7 @@ fn all_ranks_killed_at_once_leave_nothing() {
 
 #[test]
 fn a_stopped_rank_is_noticed_by_its_silence() {
-    let child = endless_with_heartbeat("1000");
+    let child = spawn(common::endless("1000000", "1").env("PP_HEARTBEAT_MS", "1000"));
     let pids = ranks(child.id());
     wait_until_it_runs(pids[0]);
     signal(pids[1], Signal::STOP);
@@ -95,19 +73,16 @@ fn a_stopped_rank_is_noticed_by_its_silence() {
 
 #[test]
 fn a_killed_rank_leaves_no_output_behind() {
-    let folder = Folder::new("killed_output");
+    let folder = folder("killed_output");
     let input = folder.write("in.y4m", &video(352, 288, "420jpeg", 8));
     let output = folder.file("out.y4m");
     for victim in [0, 1] {
-        let child = pp(&["run", "--denoise-steps", "1024", "--input"])
-            .arg(&input)
-            .arg("--output")
-            .arg(&output)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let child = spawn(
+            pp(&["run", "--denoise-steps", "1024", "--input"])
+                .arg(&input)
+                .arg("--output")
+                .arg(&output),
+        );
         let pids = ranks(child.id());
         std::thread::sleep(Duration::from_millis(300));
         signal(pids[victim], Signal::KILL);
@@ -119,23 +94,7 @@ fn a_killed_rank_leaves_no_output_behind() {
 
 /// A rank as a launcher would start it.
 fn rank(rank: u32, port: u16, args: &[&str]) -> Command {
-    let mut command = pp(args);
-    command
-        .env("RANK", rank.to_string())
-        .env("WORLD_SIZE", "2")
-        .env("LOCAL_RANK", rank.to_string())
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", port.to_string())
-        .env("PP_JOB_SECRET", "a secret of more than sixteen bytes")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-fn free_port() -> u16 {
-    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    socket.local_addr().unwrap().port()
+    as_rank(pp(args), rank, port)
 }
 
 const BENCH: [&str; 9] = [
@@ -153,8 +112,8 @@ const BENCH: [&str; 9] = [
 #[test]
 fn ranks_of_a_launcher_meet_and_run() {
     let port = free_port();
-    let back = rank(1, port, &BENCH).spawn().unwrap();
-    let front = rank(0, port, &BENCH).spawn().unwrap();
+    let back = spawn(&mut rank(1, port, &BENCH));
+    let front = spawn(&mut rank(0, port, &BENCH));
     let ended = finish(front).succeeded();
     assert!(String::from_utf8_lossy(&ended.stdout).contains("\"chunks\":50"));
     finish(back).succeeded();
@@ -164,8 +123,8 @@ fn ranks_of_a_launcher_meet_and_run() {
 fn ranks_started_differently_stop_before_the_first_transfer() {
     let port = free_port();
     let with = |depth| [&BENCH[..], &["--depth", depth]].concat();
-    let back = rank(1, port, &with("2")).spawn().unwrap();
-    let front = rank(0, port, &with("3")).spawn().unwrap();
+    let back = spawn(&mut rank(1, port, &with("2")));
+    let front = spawn(&mut rank(0, port, &with("3")));
     for ended in [finish(front), finish(back)] {
         ended.failed(6, &["depth", "3", "2", "rank 0", "rank 1"]);
     }
@@ -173,7 +132,7 @@ fn ranks_started_differently_stop_before_the_first_transfer() {
 
 #[test]
 fn a_rank_that_cannot_load_its_kernels_tells_the_other() {
-    let folder = Folder::new("declined");
+    let folder = folder("declined");
     let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
     for bad in [0, 1] {
         let port = free_port();
@@ -184,7 +143,7 @@ fn a_rank_that_cannot_load_its_kernels_tells_the_other() {
                 "cpu"
             };
             let mut command = rank(number, port, &["run", "--kernels", kernels, "--input"]);
-            command.arg(&input).spawn().unwrap()
+            spawn(command.arg(&input))
         };
         let (back, front) = (start(1), start(0));
         let blamed = format!("rank {bad}");

@@ -4,7 +4,8 @@ mod common;
 
 use std::process::Command;
 
-use common::{Folder, c_library, pp, run, video};
+use common::{c_library, folder, pp, run, video};
+use pp_testing::Folder;
 
 /// When it is loaded it keeps the process of one rank: stopped, until somebody lets it go on, or asleep; or it ends it.
 const KEEPS_A_RANK: &str = r#"
@@ -36,7 +37,7 @@ fn job(folder: &Folder, rank: &str, more: &[&str]) -> Command {
 #[test]
 fn a_rank_that_is_stopped_before_the_ranks_have_met_is_missed() {
     for rank in ["0", "1"] {
-        let folder = Folder::new(&format!("missed_{rank}"));
+        let folder = folder(&format!("missed_{rank}"));
         let words = ["timed out", &format!("rank {rank}"), "no sign of life"];
         run(&mut job(&folder, rank, &[]), None).failed(9, &words);
     }
@@ -44,7 +45,7 @@ fn a_rank_that_is_stopped_before_the_ranks_have_met_is_missed() {
 
 #[test]
 fn a_phase_b_that_is_stopped_before_the_ranks_have_met_is_replaced() {
-    let folder = Folder::new("missed_replaced");
+    let folder = folder("missed_replaced");
     let calm = run(&mut job(&folder, "2", &[]), None).succeeded();
     let mut command = job(&folder, "1", &["--restarts", "1"]);
     command.env("KEPT_ONCE", folder.file("once"));
@@ -61,7 +62,7 @@ fn a_phase_b_that_is_stopped_before_the_ranks_have_met_is_replaced() {
 
 #[test]
 fn a_rank_that_loads_for_long_is_waited_for() {
-    let folder = Folder::new("missed_none");
+    let folder = folder("missed_none");
     let mut command = job(&folder, "1", &[]);
     // Longer than a rank may be silent.
     run(command.env("KEPT_ASLEEP", "7"), None).succeeded();
@@ -69,7 +70,7 @@ fn a_rank_that_loads_for_long_is_waited_for() {
 
 #[test]
 fn a_front_that_a_plugin_ends_with_success_is_no_success() {
-    let folder = Folder::new("missed_ends");
+    let folder = folder("missed_ends");
     let words = ["peer died", "rank 0", "before its work was done"];
     run(job(&folder, "0", &[]).env("KEPT_ENDS", "1"), None).failed(7, &words);
 }

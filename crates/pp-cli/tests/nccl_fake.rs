@@ -6,17 +6,23 @@ mod common;
 mod fakes;
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::{Ended, Folder, all_gone, finish, pp, ranks, run, signal, video, wait_until_it_runs};
+use common::{
+    Ended, all_gone, finish, folder, pp, ranks, run, signal, spawn, video, wait_until_it_runs,
+};
 use fakes::Fakes;
 use fakes::check::{Expect, Fresh, Recording, Rule, check};
+use pp_testing::Folder;
 use rustix::process::Signal;
 
 /// `pp` with the fakes, which meet and record in the folder.
 fn pp_on(fakes: &Fakes, folder: &Folder, args: &[&str]) -> Command {
-    let mut command = pp(args);
+    on_fakes(pp(args), fakes, folder)
+}
+
+fn on_fakes(mut command: Command, fakes: &Fakes, folder: &Folder) -> Command {
     fakes.give_to(&mut command);
     command
         .env("PP_FAKE_NCCL_DIR", folder.file("meet"))
@@ -75,7 +81,7 @@ fn run_args<'a>(input: &'a Path, output: &'a Path, more: &[&'a str]) -> Vec<&'a 
 #[test]
 fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
     let fakes = Fakes::build();
-    let folder = Folder::new("nccl_identity");
+    let folder = folder("nccl_identity");
     for (seed, sampling) in ["mono", "420jpeg", "422", "444"].into_iter().enumerate() {
         for (width, height) in [(16, 16), (33, 19)] {
             let input = folder.write("in.y4m", &video(width, height, sampling, 11));
@@ -93,7 +99,7 @@ fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
 #[test]
 fn a_driver_too_old_for_the_built_in_kernels_is_refused_with_what_they_need() {
     let fakes = Fakes::build();
-    let folder = Folder::new("nccl_old_driver");
+    let folder = folder("nccl_old_driver");
     let input = folder.write("in.y4m", &video(32, 16, "mono", 2));
     let output = folder.file("out.y4m");
     let mut command = pp_on(&fakes, &folder, &run_args(&input, &output, &[]));
@@ -108,7 +114,7 @@ fn a_driver_too_old_for_the_built_in_kernels_is_refused_with_what_they_need() {
 #[test]
 fn every_depth_is_in_order() {
     let fakes = Fakes::build();
-    let folder = Folder::new("nccl_depths");
+    let folder = folder("nccl_depths");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 24));
     let output = folder.file("out.y4m");
     for depth in ["1", "2", "8"] {
@@ -132,7 +138,7 @@ fn every_depth_is_in_order() {
 #[test]
 fn the_noise_that_was_estimated_is_that_of_the_host() {
     let fakes = Fakes::build();
-    let folder = Folder::new("nccl_noise");
+    let folder = folder("nccl_noise");
     let mut clip = video(48, 32, "420jpeg", 24);
     // From the thirteenth frame on another scene, whose samples all have the upper half of their range.
     let frame = b"FRAME\n".len() + 48 * 32 * 3 / 2;
@@ -166,7 +172,7 @@ fn the_noise_that_was_estimated_is_that_of_the_host() {
 #[test]
 fn benchmarks_are_in_order_and_take_no_memory() {
     let fakes = Fakes::build();
-    let folder = Folder::new("nccl_bench");
+    let folder = folder("nccl_bench");
     let args = [
         "bench",
         "overlap",
@@ -199,27 +205,9 @@ fn benchmarks_are_in_order_and_take_no_memory() {
 
 /// A job on the fakes that runs until it is ended.
 fn endless(fakes: &Fakes, folder: &Folder, heartbeat_ms: &str) -> Child {
-    let args = [
-        "bench",
-        "overlap",
-        "--transport",
-        "nccl",
-        "--bytes",
-        "300000",
-        "--chunks",
-        "10000000",
-        "--decode-ms",
-        "0.5",
-        "--phase-b-ms",
-        "0.5",
-    ];
-    pp_on(fakes, folder, &args)
-        .env("PP_HEARTBEAT_MS", heartbeat_ms)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+    let mut command = on_fakes(common::endless("300000", "0.5"), fakes, folder);
+    command.args(["--transport", "nccl"]);
+    spawn(command.env("PP_HEARTBEAT_MS", heartbeat_ms))
 }
 
 /// One reason, behind what the benchmark says of its work.
@@ -239,7 +227,7 @@ fn ended_for(mut ended: Ended, code: i32, words: &[&str]) {
 #[test]
 fn a_killed_rank_ends_the_job_whenever_it_dies() {
     for fakes in [Fakes::build(), Fakes::without_revoke()] {
-        let folder = Folder::new("nccl_killed");
+        let folder = folder("nccl_killed");
         for victim in [0, 1] {
             for after_ms in [5, 40, 80, 300] {
                 let child = endless(&fakes, &folder, "3000");
@@ -258,7 +246,7 @@ fn a_killed_rank_ends_the_job_whenever_it_dies() {
 #[test]
 fn the_survivor_of_a_killed_rank_ends_in_order() {
     let fakes = Fakes::build();
-    let folder = Folder::new("nccl_survivor");
+    let folder = folder("nccl_survivor");
     let child = endless(&fakes, &folder, "3000");
     let pids = ranks(child.id());
     wait_until_it_runs(pids[0]);
@@ -279,7 +267,7 @@ fn the_survivor_of_a_killed_rank_ends_in_order() {
 #[test]
 fn a_stopped_rank_is_noticed_by_its_silence() {
     let fakes = Fakes::build();
-    let folder = Folder::new("nccl_stopped");
+    let folder = folder("nccl_stopped");
     let child = endless(&fakes, &folder, "1000");
     let pids = ranks(child.id());
     wait_until_it_runs(pids[0]);
@@ -291,7 +279,7 @@ fn a_stopped_rank_is_noticed_by_its_silence() {
 #[test]
 fn what_fails_in_the_driver_or_in_nccl_is_named() {
     let fakes = Fakes::build();
-    let folder = Folder::new("nccl_failures");
+    let folder = folder("nccl_failures");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 120));
     let output = folder.file("out.y4m");
     let args = run_args(&input, &output, &COPY);
@@ -329,7 +317,7 @@ fn what_fails_in_the_driver_or_in_nccl_is_named() {
 #[test]
 fn too_few_gpus_are_refused_and_auto_takes_the_host() {
     let fakes = Fakes::build();
-    let folder = Folder::new("nccl_none");
+    let folder = folder("nccl_none");
     let input = folder.write("in.y4m", &video(32, 16, "mono", 4));
     let output = folder.file("out.y4m");
     let args = run_args(&input, &output, &["--denoise-steps", "0"]);
@@ -362,7 +350,7 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
 #[test]
 fn a_transfer_that_never_happens_ends_the_job_with_its_name() {
     let fakes = Fakes::build();
-    let folder = Folder::new("nccl_lost");
+    let folder = folder("nccl_lost");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 60));
     let output = folder.file("out.y4m");
     let args = run_args(&input, &output, &COPY);
@@ -379,7 +367,7 @@ fn a_transfer_that_never_happens_ends_the_job_with_its_name() {
 #[test]
 fn a_variable_of_nccl_set_on_one_rank_alone_stops_the_job_before_it_begins() {
     let fakes = Fakes::build();
-    let folder = Folder::new("nccl_settings");
+    let folder = folder("nccl_settings");
     let rank = |rank: &str, variables: &[(String, &str)]| {
         let args = [
             "bench",
@@ -396,12 +384,8 @@ fn a_variable_of_nccl_set_on_one_rank_alone_stops_the_job_before_it_begins() {
             .env("PP_JOB_SECRET", "0123456789abcdef0123456789abcdef")
             .env("PP_JOB_ID", "settings")
             .env("PP_RENDEZVOUS", "unix")
-            .envs([("WORLD_SIZE", "2"), ("RANK", rank), ("LOCAL_RANK", rank)])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command.envs(variables.iter().map(|(name, value)| (name, value)));
-        command.spawn().unwrap()
+            .envs([("WORLD_SIZE", "2"), ("RANK", rank), ("LOCAL_RANK", rank)]);
+        spawn(command.envs(variables.iter().map(|(name, value)| (name, value))))
     };
     let ranks = [rank("0", &[("NCCL_ALGO".into(), "Ring")]), rank("1", &[])];
     for ended in ranks.map(finish) {
@@ -423,7 +407,7 @@ fn a_variable_of_nccl_set_on_one_rank_alone_stops_the_job_before_it_begins() {
 #[test]
 fn a_spoiled_run_is_noticed() {
     let fakes = Fakes::build();
-    let folder = Folder::new("nccl_spoiled");
+    let folder = folder("nccl_spoiled");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 60));
     let output = folder.file("out.y4m");
     let args = run_args(&input, &output, &COPY);

@@ -5,7 +5,7 @@ mod common;
 use std::ffi::OsString;
 use std::path::Path;
 
-use common::{Folder, assert_keys_are_documented, pp, run, video};
+use common::{assert_keys_are_documented, folder, pp, run, video};
 
 fn args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];
@@ -16,7 +16,7 @@ fn args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
 
 #[test]
 fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
-    let folder = Folder::new("identity");
+    let folder = folder("identity");
     for sampling in ["mono", "420jpeg", "422", "444"] {
         for (width, height) in [(16, 16), (17, 19), (64, 48), (33, 16)] {
             let input = folder.write("in.y4m", &video(width, height, sampling, 7));
@@ -31,7 +31,7 @@ fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
 
 #[test]
 fn zero_steps_keep_the_parameters_of_frames() {
-    let folder = Folder::new("parameters");
+    let folder = folder("parameters");
     let plain = video(32, 16, "420jpeg", 11);
     let stride = 6 + 32 * 16 * 3 / 2;
     let mut film = plain.clone();
@@ -50,7 +50,7 @@ fn zero_steps_keep_the_parameters_of_frames() {
 
 #[test]
 fn two_ranks_give_what_one_gives_at_every_depth() {
-    let folder = Folder::new("ranks");
+    let folder = folder("ranks");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 11));
     for recompute in [&[][..], &["--recompute"]] {
         let mut more = vec!["--ranks", "1", "--frames-per-chunk", "2"];
@@ -97,7 +97,7 @@ fn pipes_in_and_out_carry_the_same_bytes() {
 
 #[test]
 fn fewer_chunks_end_early_and_well() {
-    let folder = Folder::new("chunks");
+    let folder = folder("chunks");
     let video = video(16, 16, "mono", 10);
     let input = folder.write("in.y4m", &video);
     let output = folder.file("out.y4m");
@@ -118,7 +118,7 @@ fn fewer_chunks_end_early_and_well() {
 
 #[test]
 fn reports_are_written_whole_and_say_what_was_run() {
-    let folder = Folder::new("reports");
+    let folder = folder("reports");
     let input = folder.write("in.y4m", &video(32, 32, "420jpeg", 12));
     let output = folder.file("out.y4m");
     let names = ["report.json", "trace.json", "timeline.svg"].map(|n| folder.file(n));
@@ -183,7 +183,7 @@ fn reports_are_written_whole_and_say_what_was_run() {
 
 #[test]
 fn clips_that_are_identical_have_no_psnr_and_nothing_is_infinite() {
-    let folder = Folder::new("identical");
+    let folder = folder("identical");
     let input = folder.write("in.y4m", &video(32, 32, "420jpeg", 1));
     let report = folder.file("report.json");
     let more = [
@@ -225,7 +225,7 @@ fn clips_that_are_identical_have_no_psnr_and_nothing_is_infinite() {
 
 #[test]
 fn the_video_benchmark_reads_and_writes_the_whole_clip() {
-    let folder = Folder::new("bench_video");
+    let folder = folder("bench_video");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 11));
     let output = folder.file("out.y4m");
     let more = ["bench", "video", "--runs", "2", "--json", "--input"];

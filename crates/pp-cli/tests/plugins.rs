@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use build::{compile_c_file, median, root, rust_plugin};
-use common::{Folder, all_gone, children, pp, run, signal, video};
+use common::{all_gone, children, folder, pp, run, signal, video};
 use fakes::Fakes;
 use rustix::process::Signal;
 
@@ -49,7 +49,7 @@ fn denoise(input: &Path, output: &Path, kernels: &Path, more: &[&str]) -> common
 
 #[test]
 fn example_plugins_pass_their_check_and_do_their_work() {
-    let folder = Folder::new("plugins");
+    let folder = folder("plugins");
     let original = video(48, 32, "420jpeg", 9);
     let input = folder.write("in.y4m", &original);
     let (alone, two) = (folder.file("alone.y4m"), folder.file("two.y4m"));
@@ -78,7 +78,7 @@ fn example_plugins_pass_their_check_and_do_their_work() {
 
 #[test]
 fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
-    let folder = Folder::new("faulty_plugins");
+    let folder = folder("faulty_plugins");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
     let output = folder.file("out.y4m");
     let faults = [
@@ -116,7 +116,7 @@ fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
 
 #[test]
 fn a_plugin_that_panics_is_stopped_at_the_border() {
-    let folder = Folder::new("panicking_plugin");
+    let folder = folder("panicking_plugin");
     let output = folder.file("out.y4m");
     let plugin = rust_plugin("pp-plugin-panicking");
     // The plugin panics by frame width: 20 when a session is made, 21 in encode.

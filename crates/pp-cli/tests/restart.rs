@@ -9,15 +9,18 @@ mod fakes;
 mod restart_support;
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use build::{compile_c_file, median, root, rust_plugin};
-use common::{Folder, all_gone, children, finish, pp, run, signal, video};
+use common::{
+    all_gone, as_rank, children, finish, folder, free_port, pp, run, signal, spawn, video,
+};
 use fakes::Fakes;
 use fakes::check::{Expect, Fresh, Recording, check};
-use restart_support::{Dice, Held, Strike, report};
+use pp_testing::Folder;
+use restart_support::{Dice, Held, KILL, Strike, host, report, through};
 use rustix::process::Signal;
 
 /// A clip whose every third part is another scene.
@@ -33,24 +36,6 @@ fn cut_video(frames: usize) -> Vec<u8> {
     file
 }
 
-/// A command that reads and writes a video through this process.
-fn through(args: &[&str]) -> Command {
-    let fixed = [
-        "run",
-        "--input",
-        "-",
-        "--output",
-        "-",
-        "--frames-per-chunk",
-        "2",
-    ];
-    pp(&[&fixed[..], args].concat())
-}
-
-fn host(args: &[&str]) -> Command {
-    through(&[&["--transport", "host", "--denoise-steps", "2"], args].concat())
-}
-
 /// The clip through an undisturbed run.
 fn calm(mut command: Command, input: &[u8]) -> Vec<u8> {
     run(&mut command, Some(input.to_vec())).succeeded().stdout
@@ -60,7 +45,7 @@ fn calm(mut command: Command, input: &[u8]) -> Vec<u8> {
 #[track_caller]
 fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[Strike]) -> u64 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    let folder = Folder::new(&format!(
+    let folder = folder(&format!(
         "unmoved_{}",
         COUNT.fetch_add(1, Ordering::Relaxed)
     ));
@@ -195,7 +180,7 @@ fn restarts_that_are_used_up_end_the_job_with_its_cause() {
 
 #[test]
 fn what_would_fail_again_is_not_started_again() {
-    let folder = Folder::new("restart_plugin");
+    let folder = folder("restart_plugin");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
     let source = root().join("crates/pp-kernels/tests/plugins/faulty.c");
     let plugin = compile_c_file(&source, &["FAULT_ERROR"]);
@@ -219,11 +204,7 @@ fn a_drain_asked_for_between_two_phase_bs_drains() {
     let input = video(64, 48, "mono", 400);
     let wanted = calm(host(&[]), &input);
     let mut held = Held::start(&mut host(&["--restarts", "3"]), input);
-    held.strike(Strike {
-        at: 60_000,
-        after: Duration::ZERO,
-        signal: Signal::KILL,
-    });
+    held.strike(KILL);
     // The next one is held up before it can do anything for the front.
     let next = held.rank(1);
     signal(next, Signal::STOP);
@@ -242,11 +223,7 @@ fn a_drain_asked_for_between_two_phase_bs_drains() {
 #[test]
 fn an_abort_asked_for_between_two_phase_bs_aborts() {
     let mut held = Held::start(&mut host(&["--restarts", "3"]), video(64, 48, "mono", 400));
-    held.strike(Strike {
-        at: 60_000,
-        after: Duration::ZERO,
-        signal: Signal::KILL,
-    });
+    held.strike(KILL);
     let next = held.rank(1);
     signal(next, Signal::STOP);
     let ranks = children(held.child.id());
@@ -287,32 +264,13 @@ fn rank(rank: u32, port: u16, more: &[&str]) -> Command {
     as_rank(host(more), rank, port)
 }
 
-fn as_rank(mut command: Command, rank: u32, port: u16) -> Command {
-    command
-        .env("RANK", rank.to_string())
-        .env("WORLD_SIZE", "2")
-        .env("LOCAL_RANK", rank.to_string())
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", port.to_string())
-        .env("PP_JOB_SECRET", "a secret of more than sixteen bytes")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-fn free_port() -> u16 {
-    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    socket.local_addr().unwrap().port()
-}
-
 /// Whoever started the ranks starts one of them again; nobody tells the front.
 #[test]
 fn a_launcher_that_starts_phase_b_again_is_waited_for() {
     let input = video(64, 48, "mono", 120);
     let wanted = calm(host(&[]), &input);
     let port = free_port();
-    let back = || rank(1, port, &["--restarts", "5"]).spawn().unwrap();
+    let back = || spawn(&mut rank(1, port, &["--restarts", "5"]));
     let mut held = Held::start(&mut rank(0, port, &["--restarts", "5"]), input);
     let mut phase_b = back();
     for at in [40_000, 130_000] {
@@ -336,7 +294,7 @@ fn a_launcher_that_starts_nobody_is_not_waited_for_for_ever() {
     let mut front = rank(0, port, &["--restarts", "5"]);
     front.env("PP_RESTART_WITHIN_MS", "400");
     let mut held = Held::start(&mut front, video(64, 48, "mono", 120));
-    let mut phase_b = rank(1, port, &["--restarts", "5"]).spawn().unwrap();
+    let mut phase_b = spawn(&mut rank(1, port, &["--restarts", "5"]));
     held.wait_for(40_000);
     phase_b.kill().unwrap();
     phase_b.wait().unwrap();
@@ -357,7 +315,7 @@ fn a_phase_b_of_a_launcher_ends_with_its_front() {
         &mut rank(0, port, &["--restarts", "5"]),
         video(64, 48, "mono", 120),
     );
-    let phase_b = rank(1, port, &["--restarts", "5"]).spawn().unwrap();
+    let phase_b = spawn(&mut rank(1, port, &["--restarts", "5"]));
     held.wait_for(40_000);
     signal(held.child.id(), Signal::KILL);
     held.finish();
@@ -377,7 +335,7 @@ fn on_gpus(fakes: &Fakes, folder: &Folder, args: &[&str]) -> Command {
 #[test]
 fn on_gpus_it_goes_on_as_well() {
     let fakes = Fakes::build();
-    let folder = Folder::new("restart_nccl");
+    let folder = folder("restart_nccl");
     let input = video(64, 48, "mono", 120);
     let mut dice = Dice(11);
     for (steps, kills) in [("0", 5), ("1", 3)] {
@@ -395,7 +353,7 @@ fn on_gpus_it_goes_on_as_well() {
 #[test]
 fn on_gpus_a_phase_b_that_is_stopped_is_replaced() {
     let fakes = Fakes::without_revoke();
-    let folder = Folder::new("restart_nccl_stopped");
+    let folder = folder("restart_nccl_stopped");
     let input = video(64, 48, "mono", 80);
     let strike = Strike {
         at: input.len() as u64 / 3,
@@ -411,7 +369,7 @@ fn on_gpus_a_phase_b_that_is_stopped_is_replaced() {
 #[test]
 fn on_gpus_what_is_sent_again_is_in_order() {
     let fakes = Fakes::build();
-    let folder = Folder::new("restart_nccl_order");
+    let folder = folder("restart_nccl_order");
     std::fs::create_dir_all(folder.file("rec")).unwrap();
     let input = video(64, 48, "mono", 60);
     let mut command = on_gpus(&fakes, &folder, &["--denoise-steps", "0"]);
@@ -437,7 +395,7 @@ fn on_gpus_what_is_sent_again_is_in_order() {
 #[test]
 fn on_gpus_a_phase_b_whose_device_fails_is_replaced() {
     let fakes = Fakes::build();
-    let folder = Folder::new("restart_nccl_device");
+    let folder = folder("restart_nccl_device");
     let input = video(64, 48, "mono", 60);
     let port = free_port();
     let start = |number| {
@@ -447,11 +405,11 @@ fn on_gpus_a_phase_b_whose_device_fails_is_replaced() {
     let mut held = Held::start(&mut start(0), input.clone());
     let mut bad = start(1);
     bad.env("PP_FAKE_FAULTS", "cuLaunchKernel:12:719");
-    let first = bad.spawn().unwrap();
+    let first = spawn(&mut bad);
     held.wait_for(1);
     let first = finish(first);
     assert_eq!(first.code, Some(10), "{}", first.stderr);
-    let second = start(1).spawn().unwrap();
+    let second = spawn(&mut start(1));
     let ended = held.finish();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(ended.output == input, "the output is another");

@@ -5,37 +5,21 @@ mod common;
 mod restart_support;
 
 use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{all_gone, children, finish, is_alive, pp, run, signal, video};
-use restart_support::{Held, Strike};
+use common::{
+    all_gone, as_rank, children, finish, free_port, is_alive, pp, run, signal, spawn,
+    spawn_with_input, video,
+};
+use restart_support::{Held, KILL, host};
 use rustix::process::Signal;
 
 /// How long another Phase B is waited for: who waits for one that does not come hangs.
 const WITHIN_MS: &str = "3600000";
 
-const KILL: Strike = Strike {
-    at: 60_000,
-    after: Duration::ZERO,
-    signal: Signal::KILL,
-};
-
 fn through(more: &[&str]) -> Command {
-    let fixed = [
-        "run",
-        "--input",
-        "-",
-        "--output",
-        "-",
-        "--frames-per-chunk",
-        "2",
-        "--transport",
-        "host",
-        "--denoise-steps",
-        "2",
-    ];
-    let mut command = pp(&[&fixed[..], more].concat());
+    let mut command = host(more);
     command.env("PP_RESTART_WITHIN_MS", WITHIN_MS);
     command
 }
@@ -199,25 +183,10 @@ fn a_time_that_cannot_be_none_is_not_offered() {
 /// As a launcher starts them: nobody but the front can say that it waits.
 #[test]
 fn a_front_that_waits_says_so_and_ends_at_a_second_interrupt() {
-    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = socket.local_addr().unwrap().port();
-    drop(socket);
-    let as_rank = |rank: &str| {
-        let mut command = through(&["--restarts", "2"]);
-        command
-            .env("RANK", rank)
-            .env("LOCAL_RANK", rank)
-            .env("WORLD_SIZE", "2")
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string())
-            .env("PP_JOB_SECRET", "a secret of more than sixteen bytes")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command
-    };
-    let mut held = Held::start(&mut as_rank("0"), clip());
-    let mut phase_b = as_rank("1").spawn().unwrap();
+    let port = free_port();
+    let start = |rank| as_rank(through(&["--restarts", "2"]), rank, port);
+    let mut held = Held::start(&mut start(0), clip());
+    let mut phase_b = spawn(&mut start(1));
     held.wait_for(60_000);
     phase_b.kill().unwrap();
     finish(phase_b);
@@ -263,13 +232,7 @@ fn a_phase_b_that_is_needed_no_more_may_die() {
             ],
         ]
         .concat());
-        let mut child = command
-            .env("PP_LOG", "debug")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = spawn_with_input(command.env("PP_LOG", "debug"));
         let mut stdin = child.stdin.take().unwrap();
         let input = whole.clone();
         std::thread::spawn(move || {

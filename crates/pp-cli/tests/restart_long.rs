@@ -10,9 +10,9 @@ mod restart_support;
 
 use std::process::Command;
 
-use common::{Folder, all_gone, children, pp, run, video};
+use common::{all_gone, children, folder, run, video};
 use fakes::Fakes;
-use restart_support::{Dice, Footprint, Held, report};
+use restart_support::{Dice, Footprint, Held, host, report, through};
 
 /// Kills before the front is measured for the first time.
 const WARM_UP: usize = 20;
@@ -24,26 +24,13 @@ fn kills() -> u64 {
     text.parse().expect("PP_TEST_KILLS is a number")
 }
 
-fn through(args: &[&str]) -> Command {
-    let fixed = [
-        "run",
-        "--input",
-        "-",
-        "--output",
-        "-",
-        "--frames-per-chunk",
-        "2",
-    ];
-    pp(&[&fixed[..], args].concat())
-}
-
 /// The value below which so many of a hundred lie.
 fn percentile(sorted: &[f64], percent: usize) -> f64 {
     sorted[(sorted.len() - 1) * percent / 100]
 }
 
 fn survive(name: &str, mut command: Command, input: Vec<u8>, wanted: &[u8]) {
-    let folder = Folder::new(&format!("restart_long_{name}"));
+    let folder = folder(&format!("restart_long_{name}"));
     let json = folder.file("report.json");
     command
         .args(["--restarts", "1000000", "--report"])
@@ -102,18 +89,15 @@ fn survive(name: &str, mut command: Command, input: Vec<u8>, wanted: &[u8]) {
 #[ignore = "minutes long; PP_TEST_KILLS says how many kills"]
 fn on_the_host() {
     let input = video(64, 48, "mono", 120 + 60 * kills() as usize);
-    let args = ["--transport", "host", "--denoise-steps", "2"];
-    let wanted = run(&mut through(&args), Some(input.clone()))
-        .succeeded()
-        .stdout;
-    survive("host", through(&args), input, &wanted);
+    let wanted = run(&mut host(&[]), Some(input.clone())).succeeded();
+    survive("host", host(&[]), input, &wanted.stdout);
 }
 
 #[test]
 #[ignore = "minutes long; PP_TEST_KILLS says how many kills"]
 fn on_the_fakes_of_two_gpus() {
     let fakes = Fakes::build();
-    let folder = Folder::new("restart_long_meet");
+    let folder = folder("restart_long_meet");
     let input = video(64, 48, "mono", 120 + 20 * kills() as usize);
     let args = [
         "--transport",

@@ -5,24 +5,25 @@ mod common;
 #[path = "../../pp-transport/tests/fakes/mod.rs"]
 mod fakes;
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 
-use common::{Folder, all_gone, finish, pp, ranks, signal, video, wait_until_it_runs};
+use common::{
+    all_gone, as_rank, finish, folder, free_port, pp, ranks, signal, spawn, video,
+    wait_until_it_runs,
+};
 use fakes::Fakes;
+use pp_testing::Folder;
 use rustix::process::Signal;
 
 /// What every id of a communicator begins with, on the library of the tests.
 const ID: &[u8] = b"pp-fake-nccl-";
 
 fn start(command: &mut Command, folder: &Folder) -> Child {
-    command
-        .env("PP_LOG", "trace")
-        .env("PP_FLIGHT_DIR", folder.file("flight"))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+    spawn(
+        command
+            .env("PP_LOG", "trace")
+            .env("PP_FLIGHT_DIR", folder.file("flight")),
+    )
 }
 
 fn proc(pid: u32, what: &str) -> Vec<u8> {
@@ -66,7 +67,7 @@ fn recordings(folder: &Folder) -> Vec<Vec<u8>> {
 
 #[test]
 fn secret_of_a_job_is_in_no_argument_environment_log_or_recording() {
-    let folder = Folder::new("secret_of_a_job");
+    let folder = folder("secret_of_a_job");
     let args = [
         "bench", "overlap", "--bytes", "4096", "--chunks", "10000000",
     ];
@@ -99,41 +100,29 @@ fn secret_of_a_job_is_in_no_argument_environment_log_or_recording() {
 }
 
 /// A rank as a launcher would start it, with this secret.
-fn rank(number: &str, port: u16, secret: &str) -> Command {
-    let mut command = pp(&["bench", "overlap", "--chunks", "20", "--json"]);
-    command
-        .env("RANK", number)
-        .env("WORLD_SIZE", "2")
-        .env("LOCAL_RANK", number)
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", port.to_string())
-        .env("PP_JOB_SECRET", secret)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
+fn rank(number: u32, port: u16, secret: &str) -> Child {
+    let command = pp(&["bench", "overlap", "--chunks", "20", "--json"]);
+    spawn(as_rank(command, number, port).env("PP_JOB_SECRET", secret))
 }
 
 #[test]
 fn rank_with_a_wrong_secret_ends_at_once_and_the_right_one_still_gets_in() {
-    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = socket.local_addr().unwrap().port();
-    drop(socket);
+    let port = free_port();
     let right = "a secret of more than sixteen bytes";
-    let front = rank("0", port, right).spawn().unwrap();
+    let front = rank(0, port, right);
     // Long before the minute that a rank waits for another.
     let wrong = "another secret of many bytes";
-    let ended = finish(rank("1", port, wrong).spawn().unwrap());
+    let ended = finish(rank(1, port, wrong));
     assert!(!ended.stderr.contains(wrong));
     ended.failed(6, &["rank 1", "PP_JOB_SECRET", "PP_JOB_ID"]);
-    finish(rank("1", port, right).spawn().unwrap()).succeeded();
+    finish(rank(1, port, right)).succeeded();
     finish(front).succeeded();
 }
 
 #[test]
 fn ids_of_communicators_are_in_no_argument_environment_log_or_recording() {
     let fakes = Fakes::build();
-    let folder = Folder::new("secret_ids");
+    let folder = folder("secret_ids");
     let input = folder.write("in.y4m", &video(64, 64, "mono", 3000));
     let mut command = pp(&["run", "--transport", "nccl", "--kernels", "ptx", "--input"]);
     fakes.give_to(&mut command);

@@ -5,11 +5,12 @@ mod common;
 #[path = "../../pp-transport/tests/fakes/mod.rs"]
 mod fakes;
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Folder, finish, pp};
+use common::{children, finish, folder, is_alive, pp, run, spawn};
 use fakes::Fakes;
+use pp_testing::Folder;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -30,15 +31,7 @@ fn matrix(args: &[&str]) -> Command {
 #[track_caller]
 fn report_of(mut command: Command, folder: &Folder) -> Value {
     let report = folder.file("report.json");
-    let child = command
-        .arg("--json")
-        .arg(&report)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let ended = finish(child);
+    let ended = run(command.arg("--json").arg(&report), None);
     let said = String::from_utf8_lossy(&ended.stdout).into_owned();
     let wrong: Vec<&str> = said
         .lines()
@@ -75,14 +68,14 @@ fn assert_all_ran(report: &Value, may_be_left: &str) {
 
 #[test]
 fn every_cell_ends_as_it_should_on_shared_memory() {
-    let folder = Folder::new("shutdown_host");
+    let folder = folder("shutdown_host");
     let report = report_of(matrix(&[]), &folder);
     assert_all_ran(&report, "no network between them");
 }
 
 #[test]
 fn every_cell_ends_as_it_should_over_nccl() {
-    let folder = Folder::new("shutdown_nccl");
+    let folder = folder("shutdown_nccl");
     let mut command = matrix(&["--transport", "nccl", "--fakes"]);
     Fakes::build().give_to(&mut command);
     let report = report_of(command, &folder);
@@ -97,17 +90,10 @@ fn every_cell_ends_as_it_should_over_nccl() {
 /// The judge sees what is wrong: here a job that goes on as if nothing had been, because nothing was.
 #[test]
 fn a_state_that_is_not_reached_is_no_success() {
-    let folder = Folder::new("shutdown_wrong");
+    let folder = folder("shutdown_wrong");
     let mut command = matrix(&["--only", "front/idle/killed/go-on"]);
     // No rank accepts it, so none comes into its state.
-    let child = command
-        .env("PP_STUCK_MS", "1")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let ended = finish(child);
+    let ended = run(command.env("PP_STUCK_MS", "1"), None);
     let said = String::from_utf8_lossy(&ended.stdout).into_owned();
     assert_eq!(ended.code, Some(1), "{said}");
     assert!(
@@ -120,22 +106,17 @@ fn a_state_that_is_not_reached_is_no_success() {
 #[test]
 fn a_report_that_cannot_be_written_is_known_before_any_cell() {
     let mut command = matrix(&["--json", "/no/such/folder/report.json"]);
-    let ended = common::run(&mut command, None);
+    let ended = run(&mut command, None);
     assert!(ended.stdout.is_empty(), "{:?}", ended.stdout);
     ended.failed(4, &["/no/such/folder/report.json"]);
 }
 
 #[test]
 fn an_interrupt_ends_the_ranks_and_removes_their_folder() {
-    let folder = Folder::new("shutdown_interrupted");
+    let folder = folder("shutdown_interrupted");
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
-        let child = matrix(&["--only", "queued/stopped/go-on"])
-            .env("TMPDIR", folder.file(""))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let child =
+            spawn(matrix(&["--only", "queued/stopped/go-on"]).env("TMPDIR", folder.file("")));
         let deadline = Instant::now() + Duration::from_secs(60);
         let ranks = loop {
             // Four cells of two ranks, two of which have a supervisor.
@@ -154,23 +135,6 @@ fn an_interrupt_ends_the_ranks_and_removes_their_folder() {
         let alive: Vec<_> = ranks.into_iter().filter(|pid| is_alive(*pid)).collect();
         assert_eq!(alive, Vec::<u32>::new());
     }
-}
-
-fn children(pid: u32) -> Vec<u32> {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter();
-    let lists = tasks
-        .flatten()
-        .flatten()
-        .map(|task| std::fs::read_to_string(task.path().join("children")).unwrap_or_default());
-    let lists: Vec<String> = lists.collect();
-    let pids = lists.iter().flat_map(|list| list.split_whitespace());
-    pids.filter_map(|pid| pid.parse().ok()).collect()
-}
-
-fn is_alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ")
-        .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 #[test]

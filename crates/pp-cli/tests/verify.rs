@@ -6,11 +6,12 @@ mod common;
 mod fakes;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use common::{Ended, Folder, finish, pp, run, video};
+use common::{Ended, as_rank, finish, folder, free_port, pp, run, spawn, video};
 use fakes::Fakes;
 use fakes::check::{Expect, Fresh, Recording, check};
+use pp_testing::Folder;
 use serde_json::Value;
 
 const TRANSPORTS: [&str; 2] = ["host", "nccl"];
@@ -65,7 +66,7 @@ fn made(folder: &Folder, transport: &str, input: &Path, name: &str, more: &[&str
 
 #[test]
 fn verified_run_gives_the_same_film_and_checks_one_chunk_in_so_many() {
-    let folder = Folder::new("verify_same");
+    let folder = folder("verify_same");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 13));
     for transport in TRANSPORTS {
         for more in [
@@ -94,7 +95,7 @@ fn verified_run_gives_the_same_film_and_checks_one_chunk_in_so_many() {
 /// Host and device compute the same digests of the same bytes: those of an encode are the same, and zero steps copy.
 #[test]
 fn both_transports_have_the_same_digests_and_runs_can_be_compared() {
-    let folder = Folder::new("verify_compare");
+    let folder = folder("verify_compare");
     let input = folder.write("in.y4m", &video(80, 48, "420jpeg", 12));
     let run_of = |transport: &str, steps: &str| {
         let more = ["--verify", "every=1", "--denoise-steps", steps];
@@ -114,7 +115,7 @@ fn both_transports_have_the_same_digests_and_runs_can_be_compared() {
 /// What one run alone verified is no success, and neither is what cannot be compared.
 #[test]
 fn runs_that_verified_other_chunks_are_not_the_same() {
-    let folder = Folder::new("verify_other_chunks");
+    let folder = folder("verify_other_chunks");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 12));
     let compare = |a: &Path, b: &Path| run(&mut pp(&["verify", text(a), text(b)]), None);
     let of = |name: &str, more: &[&str]| {
@@ -143,7 +144,7 @@ fn runs_that_verified_other_chunks_are_not_the_same() {
 /// On GPUs digests are issued like everything else: nothing waits for them, and nothing is read too early.
 #[test]
 fn digests_on_a_gpu_are_in_order() {
-    let folder = Folder::new("verify_order");
+    let folder = folder("verify_order");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 24));
     for depth in ["1", "4"] {
         let more = [
@@ -197,7 +198,7 @@ fn with_fault(folder: &Folder, transport: &str, input: &Path, fault: &str, verif
 
 #[test]
 fn changed_tensor_is_named_with_its_rank_and_chunk() {
-    let folder = Folder::new("verify_changed");
+    let folder = folder("verify_changed");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 12));
     for transport in TRANSPORTS {
         for (rank, tensor) in [(0, "tensor latents_in"), (1, "tensor latents_out")] {
@@ -217,7 +218,7 @@ fn changed_tensor_is_named_with_its_rank_and_chunk() {
 /// What is sent again has digests, too, and the same results.
 #[test]
 fn run_that_went_on_with_another_phase_b_has_the_digests_of_an_undisturbed_one() {
-    let folder = Folder::new("verify_restart");
+    let folder = folder("verify_restart");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 14));
     for transport in TRANSPORTS {
         let plain = ["--verify", "every=1", "--denoise-steps", "1"];
@@ -266,7 +267,7 @@ fn plugin(folder: &Folder, define: &str) -> PathBuf {
 
 #[test]
 fn stage_that_writes_its_input_is_to_blame_itself() {
-    let folder = Folder::new("verify_writes");
+    let folder = folder("verify_writes");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 8));
     let plugin = plugin(&folder, "FAULT_WRITES_INPUT");
     let run_with = |verify: &str, ranks: &str| {
@@ -287,25 +288,10 @@ fn stage_that_writes_its_input_is_to_blame_itself() {
 
 /// Two ranks as a launcher starts them, each with arguments of its own.
 fn ranks_with(input: &Path, arguments: [&[&str]; 2]) -> [Ended; 2] {
-    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = socket.local_addr().unwrap().port().to_string();
-    drop(socket);
-    let start = |rank: usize| {
-        let number = rank.to_string();
-        let mut command = pp(&["run", "--transport", "host", "--input", text(input)]);
-        command
-            .args(arguments[rank])
-            .envs([
-                ("RANK", &*number),
-                ("LOCAL_RANK", &*number),
-                ("WORLD_SIZE", "2"),
-            ])
-            .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)])
-            .env("PP_JOB_SECRET", "a secret of more than sixteen bytes")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command.spawn().unwrap()
+    let port = free_port();
+    let start = |rank: u32| {
+        let command = pp(&["run", "--transport", "host", "--input", text(input)]);
+        spawn(as_rank(command, rank, port).args(arguments[rank as usize]))
     };
     let (back, front) = (start(1), start(0));
     [finish(front), finish(back)]
@@ -313,7 +299,7 @@ fn ranks_with(input: &Path, arguments: [&[&str]; 2]) -> [Ended; 2] {
 
 #[test]
 fn ranks_that_verify_differently_or_have_other_kernels_stop_before_they_begin() {
-    let folder = Folder::new("verify_handshake");
+    let folder = folder("verify_handshake");
     let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
     for ended in ranks_with(&input, [&["--verify", "every=2"], &[]]) {
         ended.failed(6, &["settings.verify", "every=2", "off"]);

@@ -6,6 +6,7 @@ mod support;
 
 use decoders::{Counting, allocated};
 use pp_contract::*;
+use pp_testing::Toy;
 use proptest::prelude::*;
 use support::*;
 
@@ -179,34 +180,6 @@ fn admitting_allocates_nothing() {
     assert_eq!(bytes, 0);
 }
 
-/// The video plan's parts with whatever tensors.
-#[derive(Debug, Clone, PartialEq)]
-struct AnyTensors(VideoPlanParts);
-
-impl Plan for AnyTensors {
-    const NAME: &'static str = "video";
-    const VERSION: u16 = 1;
-    type Parts = VideoPlanParts;
-    fn from_parts(parts: VideoPlanParts) -> Result<Self, PlanError> {
-        Ok(Self(parts))
-    }
-    fn parts(&self) -> &VideoPlanParts {
-        &self.0
-    }
-    fn expected_calls(&self) -> u32 {
-        0
-    }
-    fn start_frame(&self) -> u64 {
-        0
-    }
-    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-}
-
 // A plan sees the tensors without their seal, which is a manifest more.
 #[test]
 fn largest_sealed_manifests_are_decoded_within_the_bound() {
@@ -214,7 +187,7 @@ fn largest_sealed_manifests_are_decoded_within_the_bound() {
         .map(|n| tensor(&format!("{n:048}"), DType::U8, &[1; MAX_DIMS]))
         .collect();
     let sealed = || Manifest::new(&specs).unwrap().sealed().unwrap();
-    let envelope = Envelope::new(AnyTensors(plan_parts()), sealed(), sealed()).unwrap();
+    let envelope = Envelope::new(Toy(plan_parts()), sealed(), sealed()).unwrap();
     let mut composer = Composer::new();
     let prepared = composer.prepare_envelope(&envelope).unwrap();
     let sent = prepared.commit(&mut Sequencer::new(), fresh(0, 0));

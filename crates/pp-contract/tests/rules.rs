@@ -3,13 +3,11 @@
 mod support;
 
 use pp_contract::*;
+use pp_testing::{Toy, ToyParts};
 use serde::{Deserialize, Serialize};
 use support::*;
 
 /// A plan that can be told to be too large, or to refuse to be serialized.
-#[derive(Debug, Clone, PartialEq)]
-struct Awkward(AwkwardParts);
-
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 struct AwkwardParts {
     ballast: Vec<u8>,
@@ -25,33 +23,11 @@ impl Serialize for AwkwardParts {
     }
 }
 
-impl Plan for Awkward {
-    const NAME: &'static str = "awkward";
-    const VERSION: u16 = 1;
-    type Parts = AwkwardParts;
-    fn from_parts(parts: AwkwardParts) -> Result<Self, PlanError> {
-        Ok(Self(parts))
-    }
-    fn parts(&self) -> &AwkwardParts {
-        &self.0
-    }
-    fn expected_calls(&self) -> u32 {
-        1
-    }
-    fn start_frame(&self) -> u64 {
-        0
-    }
-    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-}
+impl ToyParts for AwkwardParts {}
 
-fn awkward(ballast: usize, refuse: bool) -> Envelope<Awkward> {
+fn awkward(ballast: usize, refuse: bool) -> Envelope<Toy<AwkwardParts>> {
     let ballast = vec![7; ballast];
-    let plan = Awkward(AwkwardParts { ballast, refuse });
+    let plan = Toy(AwkwardParts { ballast, refuse });
     Envelope::new(plan, Manifest::empty(), Manifest::empty()).unwrap()
 }
 
@@ -102,7 +78,7 @@ fn largest_plan_that_fits_travels() {
     assert_eq!(sent.frame().len(), MAX_FRAME_BYTES);
     let mut lockstep = Lockstep::requests();
     let matched = lockstep.admit(sent.frame()).unwrap();
-    assert_eq!(matched.envelope::<Awkward>().unwrap(), largest);
+    assert_eq!(matched.envelope::<Toy<AwkwardParts>>().unwrap(), largest);
     assert!(
         composer
             .prepare_envelope(&awkward(MAX_BODY_BYTES - 5, false))
@@ -225,39 +201,11 @@ fn body_of_another_kind_is_not_decoded() {
     assert!(matched.failure().is_err());
 }
 
-/// The parts of the video plan without its rules: what a peer sends that does not keep them.
-#[derive(Debug, Clone, PartialEq)]
-struct Lax(VideoPlanParts);
-
-impl Plan for Lax {
-    const NAME: &'static str = "video";
-    const VERSION: u16 = 1;
-    type Parts = VideoPlanParts;
-    fn from_parts(parts: VideoPlanParts) -> Result<Self, PlanError> {
-        Ok(Self(parts))
-    }
-    fn parts(&self) -> &VideoPlanParts {
-        &self.0
-    }
-    fn expected_calls(&self) -> u32 {
-        self.0.expected_generator_calls
-    }
-    fn start_frame(&self) -> u64 {
-        self.0.current_start_frame
-    }
-    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-}
-
 // OM-07: the receiver checks the whole envelope, whatever the sender checked.
 #[test]
 fn envelope_that_breaks_a_rule_is_refused_where_it_arrives() {
     let received = |inputs: Manifest, outputs: Manifest| {
-        let envelope = Envelope::new(Lax(plan_parts()), inputs, outputs).unwrap();
+        let envelope = Envelope::new(Toy(plan_parts()), inputs, outputs).unwrap();
         let mut composer = Composer::new();
         let prepared = composer.prepare_envelope(&envelope).unwrap();
         let sent = prepared.commit(&mut Sequencer::new(), fresh(0, 0));

@@ -5,12 +5,12 @@ mod common;
 mod fakes;
 
 use std::fs;
-use std::path::Path;
 
 use common::{compile_c_file, root, rust_plugin};
 use fakes::Fakes;
 use fakes::raw::{Handle, ok};
 use pp_kernels::{Chroma, KernelSet, measure};
+use pp_testing::Folder;
 
 fn new_stream() -> Handle {
     let mut stream = std::ptr::null_mut();
@@ -43,11 +43,8 @@ fn measure(set: &KernelSet, context: Handle, stream: Handle) -> String {
 #[test]
 fn codes_that_nobody_knows_are_errors_and_streams_that_hang_are_not_waited_for() {
     let loaded = Fakes::build().load();
-    let records = format!("bad-device-records-{}", std::process::id());
-    let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join(records);
-    let _ = fs::remove_dir_all(&records);
-    fs::create_dir_all(&records).unwrap();
-    loaded.set("RECORD", records.to_str().unwrap());
+    let records = Folder::new(env!("CARGO_TARGET_TMPDIR"), "bad-device-records");
+    loaded.set("RECORD", records.path().to_str().unwrap());
     let mut context = std::ptr::null_mut();
     ok!(init(0));
     ok!(retain(&mut context, 0));
@@ -71,7 +68,7 @@ fn codes_that_nobody_knows_are_errors_and_streams_that_hang_are_not_waited_for()
     assert!(error.contains("no encode today"), "{error}");
     loaded.note("Mark name=end");
 
-    let recording = records.join(format!("{}.rec", std::process::id()));
+    let recording = records.file(&format!("{}.rec", std::process::id()));
     let recording = fs::read_to_string(recording).unwrap();
     let (_, recording) = recording.split_once("Mark name=sound").unwrap();
     let (sound, stuck) = recording.split_once("Mark name=stuck").unwrap();
@@ -81,5 +78,4 @@ fn codes_that_nobody_knows_are_errors_and_streams_that_hang_are_not_waited_for()
     assert!(sound.contains(" cuMemFreeHost "), "{sound}");
     // The real one would wait for the stream, for ever.
     assert!(!stuck.contains(" cuMemFreeHost "), "{stuck}");
-    fs::remove_dir_all(&records).unwrap();
 }

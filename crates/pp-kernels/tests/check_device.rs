@@ -5,23 +5,20 @@ mod common;
 mod fakes;
 
 use std::fs;
-use std::path::Path;
 
 use common::{compile_c_file, failed_checks, root, rust_plugin};
 use fakes::Fakes;
 use fakes::raw::{Handle, ok};
 use pp_kernels::KernelSet;
 use pp_kernels::check::Bench;
+use pp_testing::Folder;
 
 /// One test, because recordings of the fakes are the process's.
 #[test]
 fn sound_kernels_pass_on_a_device_each_fault_is_named_and_all_memory_is_freed() {
     let loaded = Fakes::build().load();
-    let records = format!("check-device-records-{}", std::process::id());
-    let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join(records);
-    let _ = fs::remove_dir_all(&records);
-    fs::create_dir_all(&records).unwrap();
-    loaded.set("RECORD", records.to_str().unwrap());
+    let records = Folder::new(env!("CARGO_TARGET_TMPDIR"), "check-device-records");
+    loaded.set("RECORD", records.path().to_str().unwrap());
 
     let (mut context, mut stream): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
     ok!(init(0));
@@ -67,12 +64,11 @@ fn sound_kernels_pass_on_a_device_each_fault_is_named_and_all_memory_is_freed() 
     }
 
     ok!(stream_synchronize(stream));
-    let recording = records.join(format!("{}.rec", std::process::id()));
+    let recording = records.file(&format!("{}.rec", std::process::id()));
     let recording = fs::read_to_string(recording).unwrap();
     let count = |call: &str| recording.matches(&format!(" {call} ")).count();
     assert!(count("cuMemAllocAsync") > 100 && count("cuMemHostAlloc") > 100);
     assert_eq!(count("cuMemAllocAsync"), count("cuMemFreeAsync"));
     assert_eq!(count("cuMemHostAlloc"), count("cuMemFreeHost"));
     assert_eq!(count("Fault"), 0);
-    fs::remove_dir_all(&records).unwrap();
 }

@@ -6,7 +6,7 @@ mod common;
 mod fakes;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use common::rust_plugin;
@@ -16,6 +16,7 @@ use pp_kernels::{
     Chroma, ChunkShape, DType, DeviceSession, FrameView, FrameViewMut, KernelSet, Payload,
     PayloadMut, SessionConfig, VideoPlanParts, abi,
 };
+use pp_testing::Folder;
 
 const SIZE: (u32, u32) = (52, 38);
 const CHROMA: Chroma = Chroma::C420;
@@ -23,17 +24,14 @@ const MOST_FRAMES: u32 = 5;
 
 /// The fakes in this process, and the directory of what they record, which is settled before their first use.
 fn recorded() -> (&'static Loaded, &'static Path) {
-    static RECORDS: OnceLock<PathBuf> = OnceLock::new();
+    static RECORDS: OnceLock<Folder> = OnceLock::new();
     let loaded = Fakes::build().load();
     let records = RECORDS.get_or_init(|| {
-        let records = format!("cust-records-{}", std::process::id());
-        let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join(records);
-        let _ = fs::remove_dir_all(&records);
-        fs::create_dir_all(&records).unwrap();
-        loaded.set("RECORD", records.to_str().unwrap());
+        let records = Folder::new(env!("CARGO_TARGET_TMPDIR"), "cust-records");
+        loaded.set("RECORD", records.path().to_str().unwrap());
         records
     });
-    (loaded, records)
+    (loaded, records.path())
 }
 
 /// A device with a stream, current on this thread.

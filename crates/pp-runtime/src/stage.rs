@@ -151,24 +151,28 @@ pub trait FrontStages<Tx, Rx> {
     fn build(&mut self, place: Place, slot: &mut Tx) -> Result<Envelope<Self::Plan>, StageError>;
 
     /// Composes a chunk again, into the slot, for a Phase B that was started anew and gets this one
-    /// first. `sent` is what was asked for it before. Where Phase B needs to know nothing of the
-    /// chunks before, that is what is asked for again: [`send_as_it_was`].
+    /// first. `sent` is what was asked for it before. Without an implementation the same is asked for
+    /// again: enough where Phase B needs to know nothing of the chunks before.
     ///
     /// # Errors
     /// It cannot be composed.
     fn rebuild(
         &mut self,
-        place: Place,
+        _place: Place,
         sent: &Envelope<Self::Plan>,
         kept: &dyn Kept<Tx>,
         slot: &mut Tx,
-    ) -> Result<Envelope<Self::Plan>, StageError>;
+    ) -> Result<Envelope<Self::Plan>, StageError> {
+        send_as_it_was(sent, kept, slot)
+    }
 
     /// Whether the sink would take a decoded chunk now; the bell rings when that changes.
     ///
     /// # Errors
     /// The sink is broken.
-    fn is_sink_ready(&mut self) -> Result<bool, StageError>;
+    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
+        Ok(true)
+    }
 
     /// Decodes a result and gives it to the sink. Dropping `payload` frees its slot.
     ///
@@ -190,13 +194,15 @@ pub trait FrontStages<Tx, Rx> {
     }
 
     /// The chunk's result was dropped after a hard cut; whatever was kept for it can go.
-    fn forget(&mut self, chunk: ChunkIndex);
+    fn forget(&mut self, _chunk: ChunkIndex) {}
 
     /// Called once when Phase B is needed no more: the results of all chunks are here, and no chunk comes any more.
     fn served(&mut self) {}
 
     /// Video frames (or whatever is counted) in the chunk that was built last.
-    fn frames_built(&self) -> u32;
+    fn frames_built(&self) -> u32 {
+        1
+    }
 
     /// When the first and when the last frame of the chunk that was built last had been read, in
     /// nanoseconds of [`crate::clock::now_ns`]. `None` where nothing is read: then its latency
@@ -206,7 +212,9 @@ pub trait FrontStages<Tx, Rx> {
     }
 
     /// Chunks waiting in the source's and in the sink's queue, for the records.
-    fn queued(&self) -> (u32, u32);
+    fn queued(&self) -> (u32, u32) {
+        (0, 0)
+    }
 }
 
 /// Copies a payload as it was, for a [`FrontStages::rebuild`] that has nothing to change.

@@ -3,38 +3,16 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use pp_contract::{
-    ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Plan, PlanError, Rank, WorldSize,
-};
+use pp_contract::{Fault, FaultKind, Rank};
 use pp_runtime::driver::{FrontOptions, run_front};
 use pp_runtime::progress::Limits;
-use pp_runtime::stage::{
-    Decoded, FrontStages, Kept, Offer, Place, Progress, StageError, send_as_it_was,
-};
+use pp_runtime::stage::Offer;
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{Watch, WatchOptions};
+use pp_testing::{HANG, Pair, ToyFront, channels, edge};
 use pp_transport::bell::Bell;
-use pp_transport::control::{ControlChannel, Message, RendezvousOptions, rendezvous};
+use pp_transport::control::{ControlChannel, Message};
 use pp_transport::error::TransportError;
-use pp_transport::host::{EdgeShape, HostLink, RxLease, TxLease};
-use pp_transport::launch::LocalJob;
-
-/// Waiting longer than this is a hang.
-const HANG: Duration = Duration::from_secs(60);
-
-/// The two ends of one control channel.
-fn channel() -> (ControlChannel, ControlChannel) {
-    let job = LocalJob::new(WorldSize::new(2).unwrap());
-    let meet = |rank: u32| {
-        let launch = job.launch(Rank::new(rank)).unwrap();
-        let mut peers = rendezvous(&launch, &RendezvousOptions::default()).unwrap();
-        peers.take(Rank::new(1 - rank)).unwrap()
-    };
-    std::thread::scope(|scope| {
-        let other = scope.spawn(|| meet(1));
-        (meet(0), other.join().unwrap())
-    })
-}
 
 fn switch(rank: u32) -> Switch {
     Switch::new(Rank::new(rank), Bell::new().unwrap()).unwrap()
@@ -67,7 +45,7 @@ fn fault(switch: &Switch) -> Fault {
 
 #[test]
 fn a_peer_that_dies_is_a_fault_that_names_it() {
-    let (ours, theirs) = channel();
+    let (ours, theirs) = channels();
     let switch = switch(0);
     let watch = watch(ours, &switch, 60_000);
     drop(theirs);
@@ -81,7 +59,7 @@ fn a_peer_that_dies_is_a_fault_that_names_it() {
 
 #[test]
 fn a_silent_peer_is_a_fault_and_a_beating_one_is_not() {
-    let (ours, theirs) = channel();
+    let (ours, theirs) = channels();
     let (front, back) = (switch(0), switch(1));
     // A watch that gets no core for a while is not silent yet.
     let watching = watch(ours, &front, 1000);
@@ -90,7 +68,7 @@ fn a_silent_peer_is_a_fault_and_a_beating_one_is_not() {
     assert_eq!((front.fault(), back.fault()), (None, None));
     drop((watching, beating));
 
-    let (ours, _silent) = channel();
+    let (ours, _silent) = channels();
     let switch = switch(0);
     let watch = watch(ours, &switch, 30);
     let fault = fault(&switch);
@@ -104,7 +82,7 @@ fn a_silent_peer_is_a_fault_and_a_beating_one_is_not() {
 
 #[test]
 fn a_fault_travels_to_the_peer_with_its_reason() {
-    let (ours, theirs) = channel();
+    let (ours, theirs) = channels();
     let (front, back) = (switch(0), switch(1));
     let _watching = watch(ours, &front, 60_000);
     let _watched = watch(theirs, &back, 60_000);
@@ -115,7 +93,7 @@ fn a_fault_travels_to_the_peer_with_its_reason() {
 
 #[test]
 fn a_goodbye_is_no_fault() {
-    let (ours, theirs) = channel();
+    let (ours, theirs) = channels();
     let (front, back) = (switch(0), switch(1));
     let watching = watch(ours, &front, 60_000);
     let watched = watch(theirs, &back, 60_000);
@@ -128,7 +106,7 @@ fn a_goodbye_is_no_fault() {
 
 #[test]
 fn a_watch_that_is_dropped_has_died_to_its_peers() {
-    let (ours, theirs) = channel();
+    let (ours, theirs) = channels();
     let (front, back) = (switch(0), switch(1));
     let _watching = watch(ours, &front, 60_000);
     drop(watch(theirs, &back, 60_000));
@@ -137,7 +115,7 @@ fn a_watch_that_is_dropped_has_died_to_its_peers() {
 
 #[test]
 fn a_driver_that_does_not_end_after_a_fault_is_ended() {
-    let (ours, _theirs) = channel();
+    let (ours, _theirs) = channels();
     let switch = switch(0);
     let (say, heard) = mpsc::channel();
     let options = WatchOptions {
@@ -160,7 +138,7 @@ fn a_driver_that_does_not_end_after_a_fault_is_ended() {
 
 #[test]
 fn a_handshake_message_after_the_handshake_is_misbehaviour() {
-    let (ours, theirs) = channel();
+    let (ours, theirs) = channels();
     let switch = switch(0);
     let _watch = watch(ours, &switch, 60_000);
     let message = Message::Hello(b"again");
@@ -177,7 +155,7 @@ fn a_handshake_message_after_the_handshake_is_misbehaviour() {
 
 #[test]
 fn frames_go_to_their_taker_and_a_bad_one_is_the_fault_of_its_sender() {
-    let (ours, theirs) = channel();
+    let (ours, theirs) = channels();
     let switch = switch(0);
     let (taken, frames) = mpsc::channel();
     let options = WatchOptions {
@@ -210,77 +188,6 @@ fn frames_go_to_their_taker_and_a_bad_one_is_the_fault_of_its_sender() {
     watch.close();
 }
 
-#[derive(Clone, Debug, PartialEq)]
-struct Nothing(());
-
-impl Plan for Nothing {
-    const NAME: &'static str = "nothing";
-    const VERSION: u16 = 1;
-    type Parts = ();
-
-    fn from_parts((): ()) -> Result<Self, PlanError> {
-        Ok(Self(()))
-    }
-    fn parts(&self) -> &() {
-        &self.0
-    }
-    fn expected_calls(&self) -> u32 {
-        0
-    }
-    fn start_frame(&self) -> u64 {
-        0
-    }
-    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-}
-
-/// A source that does not come back until it is told to.
-struct Stuck(mpsc::Receiver<()>);
-
-impl FrontStages<TxLease, RxLease> for Stuck {
-    type Plan = Nothing;
-
-    fn poll_source(&mut self) -> Result<Offer, StageError> {
-        let _ = self.0.recv();
-        Ok(Offer::End)
-    }
-    fn build(&mut self, _: Place, _: &mut TxLease) -> Result<Envelope<Nothing>, StageError> {
-        unreachable!("nothing is offered")
-    }
-    fn rebuild(
-        &mut self,
-        _: Place,
-        sent: &Envelope<Nothing>,
-        kept: &dyn Kept<TxLease>,
-        slot: &mut TxLease,
-    ) -> Result<Envelope<Nothing>, StageError> {
-        send_as_it_was(sent, kept, slot)
-    }
-
-    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        Ok(true)
-    }
-    fn decode(
-        &mut self,
-        _: ChunkIndex,
-        _: &Outcome,
-        _: Option<RxLease>,
-    ) -> Result<Progress<Decoded>, StageError> {
-        unreachable!("nothing was built")
-    }
-    fn forget(&mut self, _: ChunkIndex) {}
-    fn frames_built(&self) -> u32 {
-        0
-    }
-    fn queued(&self) -> (u32, u32) {
-        (0, 0)
-    }
-}
-
 #[test]
 fn a_driver_that_does_not_come_back_is_a_fault_that_names_the_operation() {
     // Also where no heartbeat makes the watch look.
@@ -290,14 +197,13 @@ fn a_driver_that_does_not_come_back_is_a_fault_that_names_the_operation() {
 }
 
 fn stick(heartbeat: Option<Duration>) {
-    let (ours, theirs) = channel();
-    let edge = EdgeShape {
-        depth: 1,
-        slot_bytes: 64,
-    };
-    let bell = Bell::new().unwrap();
-    let (link, _other) = HostLink::pair(edge, edge, bell.clone()).unwrap();
-    let switch = Switch::new(Rank::new(0), bell).unwrap();
+    let (ours, theirs) = channels();
+    let Pair {
+        front: link,
+        back: _back,
+        front_switch: switch,
+        ..
+    } = Pair::new(edge(1, 64), edge(1, 64), Bell::new().unwrap());
     let (say, stuck) = mpsc::channel();
     let options = WatchOptions {
         heartbeat,
@@ -316,10 +222,20 @@ fn stick(heartbeat: Option<Duration>) {
     let every = heartbeat.unwrap_or(HANG);
     let beating = watch(theirs, &back, every.as_millis() as u64);
     let (release, gate) = mpsc::channel();
+    let driver = &switch;
     let fault = std::thread::scope(|scope| {
-        scope.spawn(|| {
+        scope.spawn(move || {
+            // A source that does not come back until it is told to.
+            let mut front = ToyFront::new(
+                || {
+                    let _ = gate.recv();
+                    Offer::End
+                },
+                |_| unreachable!("nothing is offered"),
+                |_| unreachable!("nothing was built"),
+            );
             let options = FrontOptions::new(Rank::new(1), 1);
-            run_front(link, &mut Stuck(gate), &switch, options).unwrap_err()
+            run_front(link, &mut front, driver, options).unwrap_err()
         });
         let fault = stuck.recv_timeout(HANG).unwrap();
         release.send(()).unwrap();
@@ -347,7 +263,7 @@ fn watch_with(
         limits: None,
         on_frame: None,
     };
-    let (ours, _) = channel();
+    let (ours, _) = channels();
     Watch::start(vec![ours], switch.clone(), options).unwrap()
 }
 

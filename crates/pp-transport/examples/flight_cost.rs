@@ -9,46 +9,18 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use pp_contract::{
-    Bare, CacheEpoch, ChunkIndex, Composer, DType, Envelope, Generation, Lockstep, MAX_FRAME_BYTES,
-    Manifest, Plan, PlanError, Rank, Stamp, TensorSpec,
+    Bare, CacheEpoch, ChunkIndex, Composer, Envelope, Generation, Lockstep, MAX_FRAME_BYTES, Rank,
+    Stamp,
 };
+use pp_testing::{Toy, edge, envelope};
 use pp_transport::bell::Bell;
 use pp_transport::flight::{DEFAULT_OPERATIONS, FlightRecorder, Recorded};
-use pp_transport::host::{EdgeShape, HostLink};
+use pp_transport::host::HostLink;
 use pp_transport::in_flight::Completion;
 use pp_transport::link::Link;
 
 const ROUNDS: usize = 400;
 const MESSAGES: u64 = 1000;
-
-/// A plan that says nothing.
-#[derive(Clone, Debug, PartialEq)]
-struct Nothing;
-
-impl Plan for Nothing {
-    const NAME: &'static str = "nothing";
-    const VERSION: u16 = 1;
-    type Parts = ();
-
-    fn from_parts((): ()) -> Result<Self, PlanError> {
-        Ok(Self)
-    }
-    fn parts(&self) -> &() {
-        &()
-    }
-    fn expected_calls(&self) -> u32 {
-        0
-    }
-    fn start_frame(&self) -> u64 {
-        0
-    }
-    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-}
 
 /// Both ends, and what goes over them.
 struct Pair {
@@ -57,27 +29,19 @@ struct Pair {
     composer: Composer,
     lockstep: Lockstep<pp_contract::Requests>,
     inbox: Vec<u8>,
-    envelope: Option<Envelope<Nothing>>,
+    envelope: Option<Envelope<Toy>>,
     next: u64,
 }
 
 impl Pair {
     /// Two recorders, as two ranks have.
     fn new(bytes: u64, operations: usize) -> Self {
-        let edge = EdgeShape {
-            depth: 4,
-            slot_bytes: bytes.max(1),
-        };
+        let edge = edge(4, bytes.max(1));
         let bell = Bell::new().expect("a bell");
         let (low, high) = HostLink::pair(edge, edge, bell).expect("a link");
         let record = |link, peer| {
             let recorder = FlightRecorder::new(operations);
             Recorded::new(link, &recorder, Rank::new(peer), Generation::new(0))
-        };
-        let payload = |bytes| {
-            let spec = TensorSpec::new("bytes", DType::U8, &[bytes]).expect("a tensor");
-            let inputs = Manifest::new(&[spec]).expect("a manifest");
-            Envelope::new(Nothing, inputs, Manifest::empty()).expect("an envelope")
         };
         Self {
             low: record(low, 1),
@@ -85,7 +49,7 @@ impl Pair {
             composer: Composer::new(),
             lockstep: Lockstep::requests(),
             inbox: Vec::with_capacity(MAX_FRAME_BYTES),
-            envelope: (bytes > 0).then(|| payload(bytes)),
+            envelope: (bytes > 0).then(|| envelope(0, bytes as usize)),
             next: 0,
         }
     }

@@ -1,14 +1,10 @@
 //! The flight recorder around a real link, and its file.
 
-#[path = "conformance/messages.rs"]
-#[allow(dead_code, reason = "each test uses its part")]
-mod messages;
-
-use messages::prepare;
 use pp_contract::{
     Bare, CacheEpoch, ChunkIndex, Composer, Fault, FaultKind, Generation, List, Lockstep,
     MAX_FRAME_BYTES, Rank, Stamp, Text, WorldSize, digest,
 };
+use pp_testing::prepare;
 use pp_transport::bell::Bell;
 use pp_transport::flight::{
     Activity, FlightRecorder, Kind, Message, Moment, Operation, Reason, Recorded, Recording,

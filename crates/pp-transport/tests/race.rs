@@ -10,14 +10,10 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use nccl_sys::{Nccl as RawNccl, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
-use pp_contract::{
-    CacheEpoch, ChunkIndex, Composer, DType, Envelope, Generation, Lockstep, Manifest, Plan,
-    PlanError, Stamp, TensorSpec,
-};
+use pp_contract::{Composer, Generation, Lockstep};
+use pp_testing::{edge, prepare, wait_for};
 use pp_transport::bell::Bell;
 use pp_transport::cuda::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
-use pp_transport::host::EdgeShape;
-use pp_transport::in_flight::{Completion, InFlight, Submission};
 use pp_transport::lane::Lane;
 use pp_transport::link::Link;
 use pp_transport::nccl::{DeviceRx, Issuer, Nccl, NcclLink, NcclOptions, UniqueId};
@@ -170,35 +166,6 @@ fn raw_receiver(nccl: &RawNccl, id: ncclUniqueId, barrier: &Barrier) -> u32 {
     corrupted
 }
 
-/// The smallest plan there is.
-#[derive(Clone, Debug, PartialEq)]
-struct Number(u64);
-
-impl Plan for Number {
-    const NAME: &'static str = "number";
-    const VERSION: u16 = 1;
-    type Parts = u64;
-
-    fn from_parts(parts: u64) -> Result<Self, PlanError> {
-        Ok(Self(parts))
-    }
-    fn parts(&self) -> &u64 {
-        &self.0
-    }
-    fn expected_calls(&self) -> u32 {
-        1
-    }
-    fn start_frame(&self) -> u64 {
-        self.0
-    }
-    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-}
-
 /// Runs in which the receiver got something else than was sent, and how long all took.
 fn safe_corrupted() -> (u64, f64) {
     let nccl = Nccl::load().unwrap();
@@ -207,20 +174,12 @@ fn safe_corrupted() -> (u64, f64) {
     let connect = |ordinal: u32, lane: Lane| {
         let device = Device::open(ordinal).unwrap();
         device.bind().unwrap();
-        let up = EdgeShape {
-            depth: 1,
-            slot_bytes: BYTES as u64,
-        };
-        let down = EdgeShape {
-            depth: 1,
-            slot_bytes: 64,
-        };
         let link = NcclLink::connect(NcclOptions {
             issuer: Issuer::open(&nccl, &device).unwrap(),
             lane,
             is_lower: ordinal == 0,
-            up,
-            down,
+            up: edge(1, BYTES as u64),
+            down: edge(1, 64),
             ids,
             deadline: Instant::now() + HANG,
             generation: Generation::new(0),
@@ -260,11 +219,7 @@ fn safe_sender(mut link: NcclLink, device: &Device) {
                     .map_err(pp_transport::error::TransportError::from)
             })
             .unwrap();
-        let spec = TensorSpec::new("x", DType::U8, &[BYTES as u64]).unwrap();
-        let inputs = Manifest::new(&[spec]).unwrap();
-        let envelope = Envelope::new(Number(run), inputs, Manifest::empty()).unwrap();
-        let message = composer.prepare_envelope(&envelope).unwrap();
-        let stamp = Stamp::fresh(ChunkIndex::new(run), CacheEpoch::new(0));
+        let (message, stamp) = prepare(&mut composer, run, BYTES);
         // Dropped in flight: the slot is given out again only once it is done.
         drop(link.send(message, stamp, Some(lease)).unwrap());
     }
@@ -290,7 +245,7 @@ fn safe_receiver(mut link: NcclLink, device: &Device) -> u64 {
             LATE / 1000
         };
         std::thread::sleep(late);
-        let arrived: DeviceRx = complete(link.receive(&matched).unwrap(), deadline);
+        let arrived: DeviceRx = wait_for(link.receive(&matched).unwrap());
         let seen = arrived.read_on(&stream, |from| {
             Ok::<_, pp_transport::error::TransportError>(differs(
                 device,
@@ -308,15 +263,4 @@ fn safe_receiver(mut link: NcclLink, device: &Device) -> u64 {
         let _ = link.try_lease();
     }
     corrupted
-}
-
-fn complete<S: Submission>(mut flight: InFlight<S>, deadline: Instant) -> S::Buffer {
-    loop {
-        match flight.complete() {
-            Ok(Completion::Done(buffer)) => return buffer,
-            Ok(Completion::Pending(again)) => flight = again,
-            Err(failed) => panic!("{}", failed.error),
-        }
-        assert!(Instant::now() < deadline, "never completed");
-    }
 }

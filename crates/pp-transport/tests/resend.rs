@@ -1,50 +1,17 @@
 //! What was sent can be sent again, to the peer of another generation.
 
-use pp_contract::{
-    CacheEpoch, ChunkIndex, Composer, DType, Envelope, Lockstep, Manifest, Plan, PlanError, Stamp,
-    TensorSpec,
-};
+use pp_contract::{Composer, Lockstep};
+use pp_testing::{edge, prepare};
 use pp_transport::bell::Bell;
 use pp_transport::error::TransportError;
-use pp_transport::host::{EdgeShape, HostLink, Sending};
+use pp_transport::host::{HostLink, Sending};
 use pp_transport::in_flight::{InFlight, Part, Resend as _};
 use pp_transport::link::Link;
 
 const BYTES: usize = 1000;
 
-#[derive(Clone, Debug, PartialEq)]
-struct Nothing(());
-
-impl Plan for Nothing {
-    const NAME: &'static str = "nothing";
-    const VERSION: u16 = 1;
-    type Parts = ();
-
-    fn from_parts((): ()) -> Result<Self, PlanError> {
-        Ok(Self(()))
-    }
-    fn parts(&self) -> &() {
-        &self.0
-    }
-    fn expected_calls(&self) -> u32 {
-        0
-    }
-    fn start_frame(&self) -> u64 {
-        0
-    }
-    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-}
-
 fn pair() -> (HostLink, HostLink) {
-    let edge = EdgeShape {
-        depth: 2,
-        slot_bytes: BYTES as u64,
-    };
+    let edge = edge(2, BYTES as u64);
     HostLink::pair(edge, edge, Bell::new().unwrap()).unwrap()
 }
 
@@ -54,12 +21,8 @@ fn send(link: &mut HostLink) -> InFlight<Sending> {
     for (i, byte) in lease.bytes_mut().iter_mut().enumerate() {
         *byte = i as u8;
     }
-    let spec = TensorSpec::new("x", DType::U8, &[BYTES as u64]).unwrap();
-    let manifest = Manifest::new(&[spec]).unwrap();
-    let envelope = Envelope::new(Nothing(()), manifest.clone(), manifest).unwrap();
     let mut composer = Composer::new();
-    let message = composer.prepare_envelope(&envelope).unwrap();
-    let stamp = Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0));
+    let (message, stamp) = prepare(&mut composer, 0, BYTES);
     let sent = link.send(message, stamp, Some(lease)).unwrap();
     sent.payload.unwrap()
 }

@@ -17,8 +17,7 @@ use pp_runtime::core::Cut;
 use pp_runtime::driver::{FrontSummary, with_source};
 use pp_runtime::report::{ChunkRecord, FAR, are_far_apart};
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, PhaseBWork, Place, Progress,
-    StageError, send_as_it_was,
+    Computed, Decoded, FrontStages, Offer, PhaseBStages, PhaseBWork, Place, Progress, StageError,
 };
 use pp_runtime::switch::Switch;
 use pp_transport::bell::Bell;
@@ -294,20 +293,6 @@ impl<Tx, Rx> FrontStages<Tx, Rx> for Sweep {
         envelope.map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
     }
 
-    fn rebuild(
-        &mut self,
-        _: Place,
-        sent: &Envelope<BenchPlan>,
-        kept: &dyn Kept<Tx>,
-        slot: &mut Tx,
-    ) -> Result<Envelope<BenchPlan>, StageError> {
-        send_as_it_was(sent, kept, slot)
-    }
-
-    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        Ok(true)
-    }
-
     fn decode(
         &mut self,
         _: ChunkIndex,
@@ -315,12 +300,6 @@ impl<Tx, Rx> FrontStages<Tx, Rx> for Sweep {
         _: Option<Rx>,
     ) -> Result<Progress<Decoded>, StageError> {
         Ok(Progress::Done(Decoded::default()))
-    }
-
-    fn forget(&mut self, _: ChunkIndex) {}
-
-    fn frames_built(&self) -> u32 {
-        1
     }
 
     fn queued(&self) -> (u32, u32) {

@@ -9,8 +9,8 @@ use pp_kernels::synthetic::{Calibration, Kind, Work};
 use pp_runtime::core::Cut;
 use pp_runtime::driver::with_source;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, FrontWork, Kept, Offer, PhaseBStages, PhaseBWork, Place,
-    Progress, StageError, send_as_it_was,
+    Computed, Decoded, FrontStages, FrontWork, Offer, PhaseBStages, PhaseBWork, Place, Progress,
+    StageError,
 };
 use pp_transport::cuda::{CudaError, DevicePtr, Stream};
 use pp_transport::nccl::{DeviceRx, DeviceTx};
@@ -226,20 +226,6 @@ impl FrontStages<DeviceTx, DeviceRx> for GpuBenchFront {
             .map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
     }
 
-    fn rebuild(
-        &mut self,
-        _: Place,
-        sent: &Envelope<BenchPlan>,
-        kept: &dyn Kept<DeviceTx>,
-        slot: &mut DeviceTx,
-    ) -> Result<Envelope<BenchPlan>, StageError> {
-        send_as_it_was(sent, kept, slot)
-    }
-
-    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        Ok(true)
-    }
-
     fn decode(
         &mut self,
         _: ChunkIndex,
@@ -264,12 +250,6 @@ impl FrontStages<DeviceTx, DeviceRx> for GpuBenchFront {
 
     fn poll_decoded(&mut self) -> Result<Option<Decoded>, StageError> {
         Ok(self.stage.poll()?.map(decoded))
-    }
-
-    fn forget(&mut self, _: ChunkIndex) {}
-
-    fn frames_built(&self) -> u32 {
-        1
     }
 
     fn queued(&self) -> (u32, u32) {

@@ -3,8 +3,7 @@
 use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, Plan as _};
 use pp_runtime::core::Cut;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError,
-    send_as_it_was,
+    Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
 };
 use pp_transport::host::{RxLease, TxLease};
 
@@ -64,20 +63,6 @@ impl FrontStages<TxLease, RxLease> for BenchFront {
         .map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
     }
 
-    fn rebuild(
-        &mut self,
-        _: Place,
-        sent: &Envelope<BenchPlan>,
-        kept: &dyn Kept<TxLease>,
-        slot: &mut TxLease,
-    ) -> Result<Envelope<BenchPlan>, StageError> {
-        send_as_it_was(sent, kept, slot)
-    }
-
-    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        Ok(true)
-    }
-
     fn decode(
         &mut self,
         chunk: ChunkIndex,
@@ -91,12 +76,6 @@ impl FrontStages<TxLease, RxLease> for BenchFront {
         }
         self.work.run();
         Ok(Progress::Done(Decoded::default()))
-    }
-
-    fn forget(&mut self, _: ChunkIndex) {}
-
-    fn frames_built(&self) -> u32 {
-        1
     }
 
     fn queued(&self) -> (u32, u32) {

@@ -147,7 +147,7 @@ pub(crate) fn one_file_each(
 mod tests {
     use std::os::unix::fs::symlink;
 
-    use super::super::testing::Scratch;
+    use super::super::testing::{fifo, scratch};
     use super::*;
 
     fn clash(source: &Path, results: &[&Path]) -> Option<String> {
@@ -158,17 +158,17 @@ mod tests {
 
     #[test]
     fn spellings_and_links_of_one_file_are_one_place() {
-        let scratch = Scratch::new();
-        let there = scratch.path("there");
+        let scratch = scratch();
+        let there = scratch.file("there");
         fs::write(&there, b"").unwrap();
-        fs::create_dir(scratch.path("folder")).unwrap();
-        symlink("there", scratch.path("soft")).unwrap();
-        fs::hard_link(&there, scratch.path("hard")).unwrap();
-        symlink("new", scratch.path("dangling")).unwrap();
-        symlink("dangling", scratch.path("chain")).unwrap();
-        let none = scratch.path("none");
+        fs::create_dir(scratch.file("folder")).unwrap();
+        symlink("there", scratch.file("soft")).unwrap();
+        fs::hard_link(&there, scratch.file("hard")).unwrap();
+        symlink("new", scratch.file("dangling")).unwrap();
+        symlink("dangling", scratch.file("chain")).unwrap();
+        let none = scratch.file("none");
         for name in ["there", "folder/../there", "./there", "soft", "hard"] {
-            let path = scratch.path(name);
+            let path = scratch.file(name);
             let said = clash(&there, &[&path]).unwrap();
             assert!(
                 said.contains("--in and --out name the same place"),
@@ -177,19 +177,19 @@ mod tests {
             assert!(clash(&none, &[&there, &path]).is_some(), "{name}");
         }
         for name in ["new", "folder/../new", "dangling", "chain"] {
-            let new = scratch.path("new");
+            let new = scratch.file("new");
             assert!(
-                clash(&there, &[&new, &scratch.path(name)]).is_some(),
+                clash(&there, &[&new, &scratch.file(name)]).is_some(),
                 "{name}"
             );
         }
-        assert!(clash(&there, &[&none, &scratch.path("new")]).is_none());
+        assert!(clash(&there, &[&none, &scratch.file("new")]).is_none());
     }
 
     #[test]
     fn what_holds_no_bytes_may_be_read_and_written_but_two_results_do_not_mix_in_it() {
-        let scratch = Scratch::new();
-        let (fifo, null) = (scratch.fifo(), Path::new("/dev/null"));
+        let scratch = scratch();
+        let (fifo, null) = (fifo(&scratch), Path::new("/dev/null"));
         assert!(clash(&fifo, &[&fifo]).is_none());
         assert!(clash(null, &[null, null]).is_none());
         assert!(clash(null, &[&fifo, &fifo]).is_some());
@@ -198,8 +198,8 @@ mod tests {
 
     #[test]
     fn links_in_a_circle_end() {
-        let scratch = Scratch::new();
-        let path = scratch.path("circle");
+        let scratch = scratch();
+        let path = scratch.file("circle");
         symlink("circle", &path).unwrap();
         assert_eq!(resolve(&path), path);
     }

@@ -328,13 +328,13 @@ fn open_hidden(hidden: PathBuf) -> io::Result<(File, Stage)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Scratch;
+    use super::super::testing::scratch;
     use super::*;
 
     #[test]
     fn nothing_is_seen_before_the_commit_and_nothing_but_the_file_after() {
-        let scratch = Scratch::new();
-        let path = scratch.path("out.y4m");
+        let scratch = scratch();
+        let path = scratch.file("out.y4m");
         let mut staged = StagedFile::create(&path).unwrap();
         staged.write_all(b"all of it").unwrap();
         assert!(!path.exists());
@@ -345,8 +345,8 @@ mod tests {
 
     #[test]
     fn a_drop_leaves_nothing_and_what_was_there_before_stays() {
-        let scratch = Scratch::new();
-        let path = scratch.path("out.y4m");
+        let scratch = scratch();
+        let path = scratch.file("out.y4m");
         fs::write(&path, b"older").unwrap();
         let mut staged = StagedFile::create(&path).unwrap();
         staged.write_all(b"half").unwrap();
@@ -357,8 +357,8 @@ mod tests {
 
     #[test]
     fn where_unnamed_files_are_missing_a_hidden_one_is_used_and_removed() {
-        let scratch = Scratch::new();
-        let target = scratch.path("out.y4m");
+        let scratch = scratch();
+        let target = scratch.file("out.y4m");
         let staged = |contents: &[u8]| {
             let (mut file, stage) = open_hidden(hidden_name(&target).unwrap()).unwrap();
             file.write_all(contents).unwrap();
@@ -374,7 +374,7 @@ mod tests {
         drop(dropped);
         assert!(scratch.names().is_empty());
         let ended = staged(b"half");
-        discard_hidden(scratch.as_ref());
+        discard_hidden(scratch.path());
         assert!(scratch.names().is_empty());
         drop(ended);
         staged(b"whole").commit().unwrap();
@@ -384,8 +384,8 @@ mod tests {
 
     #[test]
     fn an_existing_file_is_replaced_also_through_a_link() {
-        let scratch = Scratch::new();
-        let (path, link) = (scratch.path("out.y4m"), scratch.path("link"));
+        let scratch = scratch();
+        let (path, link) = (scratch.file("out.y4m"), scratch.file("link"));
         fs::write(&path, b"older").unwrap();
         std::os::unix::fs::symlink(&path, &link).unwrap();
         let mut staged = StagedFile::create(&link).unwrap();
@@ -397,8 +397,8 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_stored_leaves_what_was_there() {
-        let scratch = Scratch::new();
-        let target = scratch.path("out.y4m");
+        let scratch = scratch();
+        let target = scratch.file("out.y4m");
         fs::write(&target, b"older").unwrap();
         // A pipe takes bytes and cannot be synced.
         let (_reader, pipe) = io::pipe().unwrap();
@@ -417,8 +417,8 @@ mod tests {
 
     #[test]
     fn a_link_to_a_file_that_does_not_exist_is_followed_and_a_socket_is_refused() {
-        let scratch = Scratch::new();
-        let (link, socket) = (scratch.path("link"), scratch.path("socket"));
+        let scratch = scratch();
+        let (link, socket) = (scratch.file("link"), scratch.file("socket"));
         std::os::unix::fs::symlink("new", &link).unwrap();
         StagedFile::create(&link).unwrap().commit().unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
@@ -431,8 +431,8 @@ mod tests {
     #[test]
     fn what_was_closed_to_others_stays_closed() {
         use std::os::unix::fs::PermissionsExt;
-        let scratch = Scratch::new();
-        let path = scratch.path("out.y4m");
+        let scratch = scratch();
+        let path = scratch.file("out.y4m");
         fs::write(&path, b"older").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         StagedFile::create(&path).unwrap().commit().unwrap();
@@ -461,12 +461,12 @@ mod tests {
 
     #[test]
     fn places_that_cannot_be_written_are_refused_at_once() {
-        let scratch = Scratch::new();
+        let scratch = scratch();
         let message = |path: &Path| StagedFile::create(path).unwrap_err().to_string();
-        assert!(message(&scratch.path("")).ends_with("is a directory; name a file in it"));
-        assert!(message(&scratch.path("no/such/dir.y4m")).ends_with("create its directory first"));
-        fs::write(scratch.path("file"), b"").unwrap();
-        assert!(message(&scratch.path("file/in/file")).contains("Not a directory"));
+        assert!(message(&scratch.file("")).ends_with("is a directory; name a file in it"));
+        assert!(message(&scratch.file("no/such/dir.y4m")).ends_with("create its directory first"));
+        fs::write(scratch.file("file"), b"").unwrap();
+        assert!(message(&scratch.file("file/in/file")).contains("Not a directory"));
         // Not even root may create a file there.
         assert!(message(Path::new("/proc/out.y4m")).contains("/proc/out.y4m: cannot be created"));
     }

@@ -9,46 +9,14 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use pp_testing::Folder;
+
 /// A test that takes this long has hung.
 pub(crate) const HANG: Duration = Duration::from_secs(120);
 
-/// A folder of its own for each test, removed when the test passes.
-pub(crate) struct Folder(PathBuf);
-
-impl Folder {
-    pub(crate) fn new(test: &str) -> Self {
-        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(test);
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    pub(crate) fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
-        let path = self.file(name);
-        std::fs::write(&path, bytes).unwrap();
-        path
-    }
-
-    pub(crate) fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.0).unwrap();
-        let mut names: Vec<_> = entries
-            .map(|e| e.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
+/// The folder of a test.
+pub(crate) fn folder(test: &str) -> Folder {
+    Folder::new(env!("CARGO_TARGET_TMPDIR"), test)
 }
 
 /// A Y4M file: a gradient that moves, with some noise; every byte depends on its place.
@@ -119,6 +87,39 @@ pub(crate) fn after(shell_words: &str, command: &Command) -> Command {
     shell
 }
 
+/// A benchmark that runs until it is ended.
+pub(crate) fn endless(bytes: &str, stage_ms: &str) -> Command {
+    let mut command = pp(&["bench", "overlap", "--chunks", "10000000"]);
+    command.args([
+        "--bytes",
+        bytes,
+        "--decode-ms",
+        stage_ms,
+        "--phase-b-ms",
+        stage_ms,
+    ]);
+    command
+}
+
+/// The command as a rank that a launcher starts.
+pub(crate) fn as_rank(mut command: Command, rank: u32, port: u16) -> Command {
+    let (rank, port) = (rank.to_string(), port.to_string());
+    command
+        .envs([
+            ("RANK", &rank),
+            ("LOCAL_RANK", &rank),
+            ("MASTER_PORT", &port),
+        ])
+        .envs([("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")])
+        .env("PP_JOB_SECRET", "a secret of more than sixteen bytes");
+    command
+}
+
+pub(crate) fn free_port() -> u16 {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap().port()
+}
+
 /// Compiles a C library from this text, and from these sources of the repository.
 pub(crate) fn c_library(folder: &Folder, text: &str, sources: &[&str]) -> PathBuf {
     let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
@@ -179,19 +180,27 @@ impl Ended {
     }
 }
 
+/// Starts a command without input whose output is piped.
+pub(crate) fn spawn(command: &mut Command) -> Child {
+    spawn_with(command, Stdio::null())
+}
+
+/// Starts a command whose input and output are piped.
+pub(crate) fn spawn_with_input(command: &mut Command) -> Child {
+    spawn_with(command, Stdio::piped())
+}
+
+fn spawn_with(command: &mut Command, stdin: Stdio) -> Child {
+    let command = command.stdin(stdin).stdout(Stdio::piped());
+    command.stderr(Stdio::piped()).spawn().unwrap()
+}
+
 /// Runs to the end with this standard input.
 pub(crate) fn run(command: &mut Command, input: Option<Vec<u8>>) -> Ended {
-    let stdin = if input.is_some() {
-        Stdio::piped()
-    } else {
-        Stdio::null()
+    let mut child = match input {
+        Some(_) => spawn_with_input(command),
+        None => spawn(command),
     };
-    let mut child = command
-        .stdin(stdin)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
     if let (Some(bytes), Some(mut pipe)) = (input, child.stdin.take()) {
         std::thread::spawn(move || {
             // Whoever stops reading early has a reason that the test looks at.
@@ -303,14 +312,9 @@ pub(crate) fn wait_until_it_runs(pid: u32) {
 
 /// True while the process runs (a zombie has ended).
 pub(crate) fn is_alive(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        !stat
-            .rsplit(')')
-            .next()
-            .unwrap_or("")
-            .trim_start()
-            .starts_with('Z')
-    })
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ");
+    state.is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
 }
 
 #[track_caller]

@@ -5,7 +5,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::common::{abort, assert_keys_are_documented, children, is_alive, rank_of, signal, wait};
+use crate::common::{
+    HANG, abort, assert_keys_are_documented, children, is_alive, pp, rank_of, signal,
+    spawn_with_input, wait,
+};
 
-/// Nothing here takes so long unless it hangs.
-pub(crate) const HANG: Duration = Duration::from_secs(120);
 /// How far the output may run ahead of the next strike.
 const AHEAD: u64 = 40_000;
 
@@ -29,6 +30,27 @@ pub(crate) struct Strike {
     /// And so long after that.
     pub(crate) after: Duration,
     pub(crate) signal: Signal,
+}
+
+/// Death well within the run.
+pub(crate) const KILL: Strike = Strike {
+    at: 60_000,
+    after: Duration::ZERO,
+    signal: Signal::KILL,
+};
+
+/// A command that reads and writes a video through this process.
+pub(crate) fn through(args: &[&str]) -> Command {
+    let mut command = pp(&["run", "--input", "-", "--output", "-"]);
+    command.args(["--frames-per-chunk", "2"]).args(args);
+    command
+}
+
+/// The same on shared memory.
+pub(crate) fn host(args: &[&str]) -> Command {
+    let mut command = through(&["--transport", "host", "--denoise-steps", "2"]);
+    command.args(args);
+    command
 }
 
 /// Numbers that look random and are the same each time.
@@ -79,12 +101,7 @@ pub(crate) struct Held {
 
 impl Held {
     pub(crate) fn start(command: &mut Command, input: Vec<u8>) -> Self {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = spawn_with_input(command);
         let mut stdin = child.stdin.take().unwrap();
         let (open, is_closed) = channel::<()>();
         std::thread::spawn(move || {

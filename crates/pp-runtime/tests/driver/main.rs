@@ -5,11 +5,10 @@ mod stages;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use pp_contract::{FaultKind, Rank, WorldSize};
+use pp_contract::{FaultKind, Rank};
 use pp_runtime::core::Cut;
 use pp_runtime::watch::{Watch, WatchOptions};
-use pp_transport::control::{RendezvousOptions, rendezvous};
-use pp_transport::launch::LocalJob;
+use pp_testing::channels;
 
 use self::stages::*;
 
@@ -235,16 +234,7 @@ fn nothing_is_decoded_after_an_abort() {
 /// The sink is slow, and Phase B dies once all its results are here.
 #[test]
 fn a_front_that_has_all_results_finishes_without_its_peer() {
-    let job = LocalJob::new(WorldSize::new(2).unwrap());
-    let meet = |rank: u32| {
-        let launch = job.launch(Rank::new(rank)).unwrap();
-        let mut peers = rendezvous(&launch, &RendezvousOptions::default()).unwrap();
-        peers.take(Rank::new(1 - rank)).unwrap()
-    };
-    let (ours, theirs) = std::thread::scope(|scope| {
-        let other = scope.spawn(|| meet(1));
-        (meet(0), other.join().unwrap())
-    });
+    let (ours, theirs) = channels();
     let mut stages = Counting::new(vec![Cut::None; 4]);
     let (hold, served, go_on) = Hold::new();
     stages.hold = Some(hold);

@@ -2,56 +2,21 @@
 
 use std::sync::mpsc;
 
-use pp_contract::{
-    ChunkIndex, DType, Envelope, Fault, FaultKind, Manifest, Outcome, Plan, PlanError, Rank,
-    TensorSpec,
-};
+use pp_contract::{ChunkIndex, Envelope, Fault, FaultKind, Outcome, Rank};
 use pp_runtime::core::{Counts, Cut};
 use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
 use pp_runtime::report::ChunkRecord;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError,
-    send_as_it_was,
+    Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
 };
 use pp_runtime::switch::Switch;
+use pp_testing::{Pair, Toy, bytes, computed, edge};
 use pp_transport::bell::Bell;
-use pp_transport::host::{EdgeShape, HostLink, RxLease, TxLease};
-use pp_transport::link::Link;
+use pp_transport::host::{RxLease, TxLease};
 
 pub(crate) const BYTES: usize = 1000;
-
-/// A number that Phase B adds to every byte.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Add(u8);
-
-impl Plan for Add {
-    const NAME: &'static str = "add";
-    const VERSION: u16 = 1;
-    type Parts = u8;
-
-    fn from_parts(parts: u8) -> Result<Self, PlanError> {
-        Ok(Self(parts))
-    }
-    fn parts(&self) -> &u8 {
-        &self.0
-    }
-    fn expected_calls(&self) -> u32 {
-        1
-    }
-    fn start_frame(&self) -> u64 {
-        0
-    }
-    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-}
-
-pub(crate) fn manifest(bytes: usize) -> Manifest {
-    Manifest::new(&[TensorSpec::new("x", DType::U8, &[bytes as u64]).unwrap()]).unwrap()
-}
+/// What Phase B adds to every byte: its plan's number.
+const ADDED: u64 = 7;
 
 /// Works for as long as it is asked three times, and counts how much it had to do at once.
 pub(crate) struct Device<T> {
@@ -143,7 +108,7 @@ impl Counting {
 }
 
 impl FrontStages<TxLease, RxLease> for Counting {
-    type Plan = Add;
+    type Plan = Toy;
 
     fn poll_source(&mut self) -> Result<Offer, StageError> {
         let cut = self.cuts.get(self.offered).copied();
@@ -151,7 +116,7 @@ impl FrontStages<TxLease, RxLease> for Counting {
         Ok(cut.map_or(Offer::End, Offer::Chunk))
     }
 
-    fn build(&mut self, place: Place, slot: &mut TxLease) -> Result<Envelope<Add>, StageError> {
+    fn build(&mut self, place: Place, slot: &mut TxLease) -> Result<Envelope<Toy>, StageError> {
         let chunk = place.chunk.get();
         self.built.push(place.epoch.get());
         // Every third chunk is shorter, every seventh empty.
@@ -161,17 +126,7 @@ impl FrontStages<TxLease, RxLease> for Counting {
             _ => BYTES,
         };
         slot.bytes_mut()[..bytes].fill(chunk as u8);
-        Ok(Envelope::new(Add(7), manifest(bytes), manifest(bytes)).unwrap())
-    }
-
-    fn rebuild(
-        &mut self,
-        _: Place,
-        sent: &Envelope<Add>,
-        kept: &dyn Kept<TxLease>,
-        slot: &mut TxLease,
-    ) -> Result<Envelope<Add>, StageError> {
-        send_as_it_was(sent, kept, slot)
+        Ok(Envelope::new(Toy(ADDED), self::bytes(bytes), self::bytes(bytes)).unwrap())
     }
 
     fn is_sink_ready(&mut self) -> Result<bool, StageError> {
@@ -223,17 +178,9 @@ impl FrontStages<TxLease, RxLease> for Counting {
         self.forgotten.push(chunk.get());
     }
 
-    fn frames_built(&self) -> u32 {
-        1
-    }
-
     fn read_ns(&self) -> Option<(u64, u64)> {
         let chunk = self.built.len() as u64 - 1;
         self.tells_reads.then_some((chunk, chunk + 1))
-    }
-
-    fn queued(&self) -> (u32, u32) {
-        (0, 0)
     }
 }
 
@@ -256,12 +203,12 @@ impl Adder {
 }
 
 impl PhaseBStages<TxLease, RxLease> for Adder {
-    type Plan = Add;
+    type Plan = Toy;
 
     fn compute(
         &mut self,
         place: Place,
-        envelope: &Envelope<Add>,
+        envelope: &Envelope<Toy>,
         input: Option<&RxLease>,
         output: &mut TxLease,
     ) -> Result<Progress<Computed>, StageError> {
@@ -277,14 +224,10 @@ impl PhaseBStages<TxLease, RxLease> for Adder {
         }
         let input = input.map_or(&[][..], RxLease::bytes);
         for (out, byte) in output.bytes_mut().iter_mut().zip(input) {
-            *out = byte.wrapping_add(envelope.plan().0);
+            *out = byte.wrapping_add(envelope.plan().0 as u8);
         }
-        let computed = Computed {
-            observed_calls: 1 + u32::from(self.lie_about_calls),
-            start_frame: 0,
-            seal: None,
-            worked: None,
-        };
+        let mut computed = computed(envelope.plan());
+        computed.observed_calls += u32::from(self.lie_about_calls);
         Ok(match &mut self.later {
             Some(device) => device.begin(computed),
             None => Progress::Done(computed),
@@ -314,23 +257,22 @@ pub(crate) fn run(
     mut adder: Adder,
     meanwhile: impl FnOnce(&Switch, &Switch) + Send,
 ) -> Ends {
-    let edge = EdgeShape {
-        depth,
-        slot_bytes: BYTES as u64,
-    };
-    let bell = Bell::new().unwrap();
-    let (front_link, back_link) = HostLink::pair(edge, edge, bell.clone()).unwrap();
-    let front_switch = Switch::new(Rank::new(0), bell).unwrap();
-    let back_switch = Switch::new(Rank::new(1), back_link.bell().clone()).unwrap();
+    let edge = edge(depth, BYTES as u64);
+    let Pair {
+        front,
+        back,
+        front_switch,
+        back_switch,
+    } = Pair::new(edge, edge, Bell::new().unwrap());
     let ((front, records), back) = std::thread::scope(|scope| {
         let back = scope.spawn(|| {
-            let result = run_phase_b(back_link, &mut adder, &back_switch, Rank::new(0), depth);
+            let result = run_phase_b(back, &mut adder, &back_switch, Rank::new(0), depth);
             result.map(|summary| summary.answered)
         });
         let (front_seen, back_seen) = (&front_switch, &back_switch);
         scope.spawn(move || meanwhile(front_seen, back_seen));
         let options = FrontOptions::new(Rank::new(1), depth);
-        let front = run_front(front_link, &mut stages, &front_switch, options);
+        let front = run_front(front, &mut stages, &front_switch, options);
         if let Err(fault) = &front {
             back_switch.raise(fault.clone());
         }

@@ -45,14 +45,14 @@ impl Submission for Late {
 /// A link that fails at one of its operations, after it was done or instead. What it shares with
 /// the peer stays as it is, as when a process is killed.
 pub(crate) struct Fails {
-    pub(crate) link: ManuallyDrop<HostLink>,
-    pub(crate) is_dead: Arc<AtomicBool>,
+    link: ManuallyDrop<HostLink>,
+    is_dead: Arc<AtomicBool>,
     /// Operations that are still done.
-    pub(crate) left: usize,
+    left: usize,
     /// Operations that were done.
     pub(crate) done: Arc<AtomicUsize>,
     /// What happens when it fails.
-    pub(crate) at_the_end: Box<dyn Fn() -> TransportError + Send>,
+    at_the_end: Box<dyn Fn() -> TransportError + Send>,
 }
 
 impl Drop for Fails {
@@ -62,6 +62,20 @@ impl Drop for Fails {
 }
 
 impl Fails {
+    pub(crate) fn new(
+        link: HostLink,
+        left: usize,
+        at_the_end: impl Fn() -> TransportError + Send + 'static,
+    ) -> Self {
+        Self {
+            link: ManuallyDrop::new(link),
+            is_dead: Arc::default(),
+            left,
+            done: Arc::default(),
+            at_the_end: Box::new(at_the_end),
+        }
+    }
+
     fn step(&mut self) -> Result<(), TransportError> {
         if self.left == 0 {
             return Err((self.at_the_end)());

@@ -8,7 +8,6 @@ mod overtaken;
 mod recorded;
 mod stages;
 
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -17,10 +16,9 @@ use pp_contract::{Fault, FaultKind, Rank};
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{Driven, FrontOptions, FrontRun, FrontSummary, run_phase_b};
 use pp_runtime::switch::Switch;
+use pp_testing::{Pair, edge};
 use pp_transport::bell::Bell;
 use pp_transport::error::TransportError;
-use pp_transport::host::{EdgeShape, HostLink};
-use pp_transport::link::Link as _;
 
 use crate::links::{Fails, broken};
 use crate::stages::{CONTEXT_CHUNKS, Front, Mixer, expected};
@@ -54,6 +52,22 @@ const WHOLE: Life = Life {
     front: usize::MAX,
 };
 
+/// A front whose Phase B remembers.
+fn options(restarts: u32, depth: u32) -> FrontOptions {
+    FrontOptions {
+        restarts,
+        context_chunks: CONTEXT_CHUNKS,
+        ..FrontOptions::new(PHASE_B, depth)
+    }
+}
+
+/// A link with room for what the front holds.
+fn pair(options: FrontOptions, bell: &Bell) -> Pair {
+    let edge = |depth| edge(depth, 512);
+    let (up, down) = (edge(options.forward_slots()), edge(options.depth));
+    Pair::new(up, down, bell.clone())
+}
+
 struct End {
     result: Result<FrontSummary, Fault>,
     stages: Front,
@@ -64,15 +78,7 @@ struct End {
 /// Runs a front over one Phase B after the other; the last one lives.
 fn run(cuts: &[Cut], depth: u32, restarts: u32, lives: &[Life]) -> End {
     let mut stages = Front::new(cuts);
-    let options = FrontOptions {
-        restarts,
-        context_chunks: CONTEXT_CHUNKS,
-        ..FrontOptions::new(PHASE_B, depth)
-    };
-    let edge = |depth| EdgeShape {
-        depth,
-        slot_bytes: 512,
-    };
+    let options = options(restarts, depth);
     let bell = Bell::new().unwrap();
     let counts: Vec<_> = (0..lives.len())
         .map(|_| <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default())
@@ -80,19 +86,16 @@ fn run(cuts: &[Cut], depth: u32, restarts: u32, lives: &[Life]) -> End {
     let mut front = FrontRun::new(&mut stages, options);
     let mut result = Err(died());
     for (life, (phase_b_done, front_done)) in lives.iter().zip(&counts) {
-        let (up, down) = (edge(options.forward_slots()), edge(depth));
-        let (front_link, back_link) = HostLink::pair(up, down, bell.clone()).unwrap();
-        let switch = Switch::new(FRONT, bell.clone()).unwrap();
-        let back_switch = Switch::new(PHASE_B, back_link.bell().clone()).unwrap();
+        let Pair {
+            front: front_link,
+            back: back_link,
+            front_switch: switch,
+            back_switch,
+        } = pair(options, &bell);
         let driven = std::thread::scope(|scope| {
             let phase_b = scope.spawn(|| {
-                let link = Fails {
-                    link: ManuallyDrop::new(back_link),
-                    is_dead: Arc::default(),
-                    left: life.phase_b,
-                    done: Arc::clone(phase_b_done),
-                    at_the_end: Box::new(broken),
-                };
+                let mut link = Fails::new(back_link, life.phase_b, broken);
+                link.done = Arc::clone(phase_b_done);
                 let mut mixer = Mixer::default();
                 let result = run_phase_b(link, &mut mixer, &back_switch, FRONT, depth);
                 // What the watch thread of the front would say.
@@ -106,13 +109,8 @@ fn run(cuts: &[Cut], depth: u32, restarts: u32, lives: &[Life]) -> End {
                 seen.raise(died());
                 broken()
             };
-            let link = Fails {
-                link: ManuallyDrop::new(front_link),
-                is_dead: Arc::default(),
-                left: life.front,
-                done: Arc::clone(front_done),
-                at_the_end: Box::new(gone),
-            };
+            let mut link = Fails::new(front_link, life.front, gone);
+            link.done = Arc::clone(front_done);
             let _tell = TellPanic(&back_switch);
             let driven = front.drive(link, &switch);
             // A front that has finished has said goodbye; Phase B leaves by itself, and soon.
@@ -294,56 +292,30 @@ fn what_would_happen_again_is_no_reason_to_start_again() {
 /// One chunk, and this fault before anything is answered.
 fn drive_with(fault: &Fault) -> Result<Driven, Fault> {
     let mut stages = Front::new(&[Cut::None]);
-    let edge = EdgeShape {
-        depth: 3,
-        slot_bytes: 512,
-    };
-    let bell = Bell::new().unwrap();
-    let (link, _back) = HostLink::pair(edge, edge, bell.clone()).unwrap();
-    let switch = Switch::new(FRONT, bell).unwrap();
-    let options = FrontOptions {
-        restarts: 1,
-        context_chunks: CONTEXT_CHUNKS,
-        ..FrontOptions::new(PHASE_B, 1)
-    };
-    switch.raise(fault.clone());
-    FrontRun::new(&mut stages, options).drive(link, &switch)
+    let options = options(1, 1);
+    let pair = pair(options, &Bell::new().unwrap());
+    pair.front_switch.raise(fault.clone());
+    FrontRun::new(&mut stages, options).drive(pair.front, &pair.front_switch)
 }
 
 #[test]
 fn a_link_that_fails_first_waits_for_the_verdict_on_its_peer() {
     let mut stages = Front::new(&SIX);
-    let edge = EdgeShape {
-        depth: 3,
-        slot_bytes: 512,
-    };
-    let bell = Bell::new().unwrap();
-    let (link, _back) = HostLink::pair(edge, edge, bell.clone()).unwrap();
-    let switch = Switch::new(FRONT, bell).unwrap();
-    let options = FrontOptions {
-        restarts: 1,
-        context_chunks: CONTEXT_CHUNKS,
-        ..FrontOptions::new(PHASE_B, 1)
-    };
+    let options = options(1, 1);
+    let pair = pair(options, &Bell::new().unwrap());
     let late = || TransportError::NotInTime {
         what: "the link".into(),
         step: "poll",
         after: Duration::from_secs(1),
     };
-    let link = Fails {
-        link: ManuallyDrop::new(link),
-        is_dead: Arc::default(),
-        left: 1,
-        done: Arc::default(),
-        at_the_end: Box::new(late),
-    };
+    let link = Fails::new(pair.front, 1, late);
     let mut front = FrontRun::new(&mut stages, options);
     let driven = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(50));
-            switch.raise(died());
+            pair.front_switch.raise(died());
         });
-        front.drive(link, &switch)
+        front.drive(link, &pair.front_switch)
     });
     assert_eq!(driven, Ok(Driven::Lost(died())));
 }
@@ -365,43 +337,27 @@ fn a_death_after_the_last_chunk_was_emitted_ends_the_run_well() {
 fn a_drain_that_was_asked_for_before_the_death_is_still_one_after_it() {
     let cuts = [Cut::None; 200];
     let mut stages = Front::new(&cuts);
-    let options = FrontOptions {
-        restarts: 1,
-        context_chunks: CONTEXT_CHUNKS,
-        ..FrontOptions::new(PHASE_B, 2)
-    };
+    let options = options(1, 2);
     let bell = Bell::new().unwrap();
-    let edge = |depth| EdgeShape {
-        depth,
-        slot_bytes: 512,
-    };
-    let pair = || HostLink::pair(edge(4), edge(2), bell.clone()).unwrap();
     let mut front = FrontRun::new(&mut stages, options);
-    let (link, back) = pair();
-    let switch = Switch::new(FRONT, bell.clone()).unwrap();
+    let first = pair(options, &bell);
+    let (link, switch) = (first.front, first.front_switch);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let back_switch = Switch::new(PHASE_B, back.bell().clone()).unwrap();
-            let link = Fails {
-                link: ManuallyDrop::new(back),
-                is_dead: Arc::default(),
-                left: 20,
-                done: Arc::default(),
-                at_the_end: Box::new(broken),
-            };
-            let died_of = run_phase_b(link, &mut Mixer::default(), &back_switch, FRONT, 2);
+            let link = Fails::new(first.back, 20, broken);
+            let died_of = run_phase_b(link, &mut Mixer::default(), &first.back_switch, FRONT, 2);
             died_of.unwrap_err();
             switch.request_drain(2);
             switch.raise(died());
         });
         assert_eq!(front.drive(link, &switch), Ok(Driven::Lost(died())));
     });
-    let (link, back) = pair();
-    let switch = Switch::new(FRONT, bell.clone()).unwrap();
+    let second = pair(options, &bell);
+    let (link, switch) = (second.front, second.front_switch);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let back_switch = Switch::new(PHASE_B, back.bell().clone()).unwrap();
-            let ended = run_phase_b(back, &mut Mixer::default(), &back_switch, FRONT, 2);
+            let mut mixer = Mixer::default();
+            let ended = run_phase_b(second.back, &mut mixer, &second.back_switch, FRONT, 2);
             if ended.is_err() {
                 switch.raise(died());
             }

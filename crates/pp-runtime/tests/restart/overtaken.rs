@@ -8,17 +8,16 @@ use std::time::Duration;
 
 use pp_contract::{ChunkIndex, Envelope, FaultKind, Outcome};
 use pp_runtime::core::Cut;
-use pp_runtime::driver::{Driven, FrontOptions, FrontRun, run_phase_b};
+use pp_runtime::driver::{Driven, FrontRun, run_phase_b};
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError,
+    Decoded, FrontStages, Kept, Offer, PhaseBStages as _, Place, Progress, StageError,
 };
-use pp_runtime::switch::Switch;
+use pp_testing::ToyPhaseB;
 use pp_transport::bell::Bell;
-use pp_transport::host::{EdgeShape, HostLink, RxLease, TxLease};
-use pp_transport::link::Link as _;
+use pp_transport::host::{RxLease, TxLease};
 
-use crate::stages::{CONTEXT_CHUNKS, Front, Mixer, Remember, expected};
-use crate::{FRONT, PHASE_B, TellPanic, died};
+use crate::stages::{Front, Mixer, Remember, expected};
+use crate::{FRONT, TellPanic, died, options, pair};
 
 /// The last chunk, which begins with a hard cut.
 const CUT_AT: u64 = 2;
@@ -71,9 +70,6 @@ impl FrontStages<TxLease, RxLease> for Slow<'_> {
     ) -> Result<Envelope<Remember>, StageError> {
         self.front.rebuild(place, sent, kept, slot)
     }
-    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        self.front.is_sink_ready()
-    }
     fn decode(
         &mut self,
         chunk: ChunkIndex,
@@ -105,41 +101,6 @@ impl FrontStages<TxLease, RxLease> for Slow<'_> {
     fn frames_built(&self) -> u32 {
         self.front.frames_built()
     }
-    fn queued(&self) -> (u32, u32) {
-        self.front.queued()
-    }
-}
-
-/// A Phase B whose first life ends in its second chunk, once what overtakes that was sent.
-struct Mortal<'a> {
-    mixer: Mixer,
-    scene: &'a Scene,
-    /// The front's switch, in the life that ends.
-    ends: Option<&'a Switch>,
-}
-
-impl PhaseBStages<TxLease, RxLease> for Mortal<'_> {
-    type Plan = Remember;
-
-    fn compute(
-        &mut self,
-        place: Place,
-        envelope: &Envelope<Remember>,
-        input: Option<&RxLease>,
-        output: &mut TxLease,
-    ) -> Result<Progress<Computed>, StageError> {
-        let computed = self.mixer.compute(place, envelope, input, output);
-        let Some(front) = self.ends.filter(|_| place.chunk.get() > 0) else {
-            let is_last = place.chunk.get() == CUT_AT;
-            self.scene.computed.store(is_last, Ordering::SeqCst);
-            return computed;
-        };
-        while self.scene.built.load(Ordering::SeqCst) <= CUT_AT {
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        front.raise(died());
-        Err(StageError::new(FaultKind::Device, "phase_b", "it dies"))
-    }
 }
 
 #[test]
@@ -150,36 +111,35 @@ fn a_chunk_that_a_cut_overtook_is_not_due_from_the_next_phase_b() {
         scene: &scene,
         waited: false,
     };
-    let options = FrontOptions {
-        restarts: 1,
-        context_chunks: CONTEXT_CHUNKS,
-        ..FrontOptions::new(PHASE_B, 3)
-    };
-    let edge = |depth| EdgeShape {
-        depth,
-        slot_bytes: 512,
-    };
+    let options = options(1, 3);
     let bell = Bell::new().unwrap();
     let mut front = FrontRun::new(&mut stages, options);
     for is_last in [false, true] {
-        let (up, down) = (edge(options.forward_slots()), edge(3));
-        let (link, back) = HostLink::pair(up, down, bell.clone()).unwrap();
-        let switch = Switch::new(FRONT, bell.clone()).unwrap();
-        let back_switch = Switch::new(PHASE_B, back.bell().clone()).unwrap();
+        let pair = pair(options, &bell);
         let driven = std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut mortal = Mortal {
-                    mixer: Mixer::default(),
-                    scene: &scene,
-                    ends: (!is_last).then_some(&switch),
-                };
-                let ended = run_phase_b(back, &mut mortal, &back_switch, FRONT, 3);
+                // The first one ends in its second chunk, once what overtakes that was sent.
+                let mut mixer = Mixer::default();
+                let mut mortal = ToyPhaseB::new(|place, envelope: &_, input, output: &mut _| {
+                    let computed = mixer.compute(place, envelope, input, output);
+                    if is_last || place.chunk.get() == 0 {
+                        let is_cut = place.chunk.get() == CUT_AT;
+                        scene.computed.store(is_cut, Ordering::SeqCst);
+                        return computed;
+                    }
+                    while scene.built.load(Ordering::SeqCst) <= CUT_AT {
+                        std::thread::sleep(Duration::from_micros(100));
+                    }
+                    pair.front_switch.raise(died());
+                    Err(StageError::new(FaultKind::Device, "phase_b", "it dies"))
+                });
+                let ended = run_phase_b(pair.back, &mut mortal, &pair.back_switch, FRONT, 3);
                 assert_eq!(ended.is_ok(), is_last, "{ended:?}");
             });
-            let _tell = TellPanic(&back_switch);
-            let driven = front.drive(link, &switch);
+            let _tell = TellPanic(&pair.back_switch);
+            let driven = front.drive(pair.front, &pair.front_switch);
             if driven != Ok(Driven::Finished) {
-                back_switch.raise(died());
+                pair.back_switch.raise(died());
             }
             driven
         });

@@ -1,35 +1,26 @@
 //! What a flight recorder tells of payloads that are kept for a restart.
 
 use pp_contract::Generation;
-use pp_runtime::driver::{Driven, FrontOptions, FrontRun, run_phase_b};
-use pp_runtime::switch::Switch;
+use pp_runtime::driver::{Driven, FrontRun, run_phase_b};
+use pp_testing::Pair;
 use pp_transport::bell::Bell;
 use pp_transport::flight::{FlightRecorder, Message, Recorded, State};
-use pp_transport::host::{EdgeShape, HostLink};
-use pp_transport::link::Link as _;
 
-use crate::stages::{CONTEXT_CHUNKS, Front, Mixer};
-use crate::{FRONT, PHASE_B, SIX, TellPanic};
+use crate::stages::{Front, Mixer};
+use crate::{FRONT, PHASE_B, SIX, TellPanic, options, pair};
 
 #[test]
 fn a_send_that_is_kept_is_recorded_as_done() {
     let mut stages = Front::new(&SIX);
-    let options = FrontOptions {
-        restarts: 1,
-        context_chunks: CONTEXT_CHUNKS,
-        ..FrontOptions::new(PHASE_B, 2)
-    };
-    let edge = |depth| EdgeShape {
-        depth,
-        slot_bytes: 512,
-    };
-    let (up, down) = (edge(options.forward_slots()), edge(2));
-    let bell = Bell::new().unwrap();
-    let (link, back) = HostLink::pair(up, down, bell.clone()).unwrap();
+    let options = options(1, 2);
+    let Pair {
+        front: link,
+        back,
+        front_switch: switch,
+        back_switch,
+    } = pair(options, &Bell::new().unwrap());
     let recorder = FlightRecorder::new(64);
     let link = Recorded::new(link, &recorder, PHASE_B, Generation::new(0));
-    let switch = Switch::new(FRONT, bell).unwrap();
-    let back_switch = Switch::new(PHASE_B, back.bell().clone()).unwrap();
     let mut front = FrontRun::new(&mut stages, options);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -2,16 +2,16 @@
 
 use std::collections::VecDeque;
 
-use pp_contract::{
-    ChunkIndex, DType, Envelope, FaultKind, Manifest, Outcome, Plan, PlanError, TensorSpec,
-};
+use pp_contract::{ChunkIndex, DType, Envelope, FaultKind, Manifest, Outcome, TensorSpec};
 use pp_runtime::core::Cut;
 use pp_runtime::stage::{
     Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError,
     send_as_it_was,
 };
+use pp_testing::{Toy, ToyParts, computed};
 use pp_transport::host::{RxLease, TxLease};
 use pp_transport::in_flight::Part;
+use serde::{Deserialize, Serialize};
 
 /// Frames of a chunk, and bytes of a frame.
 const FRAMES: usize = 2;
@@ -21,34 +21,19 @@ const CONTEXT: usize = 3;
 pub(crate) const CONTEXT_CHUNKS: u32 = 2;
 
 /// First chunk of a session, and how many frames of context come with it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Remember((bool, u32));
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Session {
+    begins: bool,
+    context: u32,
+}
 
-impl Plan for Remember {
-    const NAME: &'static str = "remember";
-    const VERSION: u16 = 1;
-    type Parts = (bool, u32);
-
-    fn from_parts(parts: (bool, u32)) -> Result<Self, PlanError> {
-        Ok(Self(parts))
-    }
-    fn parts(&self) -> &(bool, u32) {
-        &self.0
-    }
+impl ToyParts for Session {
     fn expected_calls(&self) -> u32 {
-        1 + u32::from(self.0.1 > 0)
-    }
-    fn start_frame(&self) -> u64 {
-        0
-    }
-    fn check_inputs(&self, inputs: &Manifest) -> Result<(), PlanError> {
-        assert_eq!(inputs.get("context").is_some(), self.0.1 > 0);
-        Ok(())
-    }
-    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
+        1 + u32::from(self.context > 0)
     }
 }
+
+pub(crate) type Remember = Toy<Session>;
 
 fn manifest(frames: usize, context: usize) -> Manifest {
     let tensor = |name, frames: usize| {
@@ -127,9 +112,12 @@ impl Front {
     }
 }
 
-fn envelope(init: bool, context: usize) -> Envelope<Remember> {
-    let plan = Remember((init, context as u32));
-    Envelope::new(plan, manifest(FRAMES, context), manifest(FRAMES, 0)).unwrap()
+fn envelope(begins: bool, context: usize) -> Envelope<Remember> {
+    let session = Session {
+        begins,
+        context: context as u32,
+    };
+    Envelope::new(Toy(session), manifest(FRAMES, context), manifest(FRAMES, 0)).unwrap()
 }
 
 impl FrontStages<TxLease, RxLease> for Front {
@@ -177,7 +165,7 @@ impl FrontStages<TxLease, RxLease> for Front {
     ) -> Result<Envelope<Remember>, StageError> {
         self.rebuilt += 1;
         slot.bytes_mut().fill(0xEE);
-        let of_sent = sent.plan().0.1 as usize;
+        let of_sent = sent.plan().0.context as usize;
         if place.starts_epoch || of_sent > 0 {
             send_as_it_was(sent, kept, slot)?;
             return Ok(envelope(true, of_sent));
@@ -207,10 +195,6 @@ impl FrontStages<TxLease, RxLease> for Front {
         Ok(envelope)
     }
 
-    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        Ok(true)
-    }
-
     fn decode(
         &mut self,
         chunk: ChunkIndex,
@@ -231,10 +215,6 @@ impl FrontStages<TxLease, RxLease> for Front {
     fn frames_built(&self) -> u32 {
         FRAMES as u32
     }
-
-    fn queued(&self) -> (u32, u32) {
-        (0, 0)
-    }
 }
 
 /// Phase B: it knows nothing until it is told to begin.
@@ -253,10 +233,11 @@ impl PhaseBStages<TxLease, RxLease> for Mixer {
         input: Option<&RxLease>,
         output: &mut TxLease,
     ) -> Result<Progress<Computed>, StageError> {
-        let Remember((init, _)) = *envelope.plan();
+        let Session { begins, context } = envelope.plan().0;
+        assert_eq!(envelope.inputs().get("context").is_some(), context > 0);
         let input = input.unwrap().bytes();
-        if init || place.starts_epoch {
-            if self.history.is_none() && !init {
+        if begins || place.starts_epoch {
+            if self.history.is_none() && !begins {
                 let text = format!(
                     "chunk {} is the first here and does not say so",
                     place.chunk
@@ -278,11 +259,6 @@ impl PhaseBStages<TxLease, RxLease> for Mixer {
             out.copy_from_slice(&mixed(&frame, history));
             remember(history, frame);
         }
-        Ok(Progress::Done(Computed {
-            observed_calls: envelope.plan().expected_calls(),
-            start_frame: 0,
-            seal: None,
-            worked: None,
-        }))
+        Ok(Progress::Done(computed(envelope.plan())))
     }
 }

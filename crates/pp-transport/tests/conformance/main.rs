@@ -9,7 +9,6 @@ mod devices;
 #[path = "../fakes/mod.rs"]
 mod fakes;
 mod host;
-mod messages;
 mod nccl;
 mod nccl_faults;
 mod nccl_generations;

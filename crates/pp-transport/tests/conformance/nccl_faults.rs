@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Generation, Rank};
+use pp_testing::wait_for;
 use pp_transport::bell::Bell;
 use pp_transport::cuda::{Device, DeviceBuffer, Event, Stream};
 use pp_transport::error::TransportError;
@@ -16,7 +17,7 @@ use pp_transport::nccl::{
 };
 
 use crate::devices::{Gate, HANG, fakes, issuers, pair, settled_free, upload, wait};
-use crate::nccl_link::{both_ways, ends, on_device, past_the_buffers, payload, talk, wait_for};
+use crate::nccl_link::{both_ways, ends, on_device, past_the_buffers, payload, talk};
 
 fn stream(on: u32) -> Stream {
     Stream::new(&Device::open(on).unwrap()).unwrap()
@@ -46,18 +47,7 @@ fn a_reader_within_a_reader_is_not_forgotten() {
     });
     read.unwrap();
     drop(payload);
-    wait(|| {
-        ends[1].hear();
-        let is_back = flight.is_done().unwrap();
-        let is_read = passed.is_done().unwrap();
-        assert!(is_read || !is_back, "given back while it is read");
-        is_read
-    });
-    let deadline = Instant::now() + HANG;
-    while !flight.is_done().unwrap() {
-        ends[1].link.try_lease().unwrap();
-        assert!(Instant::now() < deadline);
-    }
+    ends[1].assert_back_once(&passed, &flight);
 }
 
 /// What a stage issued before it panicked has no event behind it: its slot is never used again.

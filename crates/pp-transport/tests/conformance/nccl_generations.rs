@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Generation, Rank};
+use pp_testing::wait_for;
 use pp_transport::bell::Bell;
 use pp_transport::cuda::{Device, Stream};
 use pp_transport::error::TransportError;
@@ -15,7 +16,7 @@ use pp_transport::nccl::{
 
 use crate::devices::{Gate, HANG, download, fakes, issuers, pair, settled_free, upload, wait};
 use crate::fakes::raw::{Config, Handle, ok};
-use crate::nccl_link::{End, both_ways, ends, on_device, payload, talk, wait_for};
+use crate::nccl_link::{End, both_ways, ends, on_device, payload, talk};
 
 const BYTES: usize = 6000;
 

@@ -3,12 +3,10 @@
 use std::time::Instant;
 
 use pp_contract::{DType, Rank};
+use pp_testing::wait_for;
 use pp_transport::cuda::{Device, DeviceBuffer, PinnedBuffer, Stream};
 use pp_transport::error::TransportError;
-use pp_transport::in_flight::{Completion, InFlight};
-use pp_transport::nccl::{
-    CommOptions, Communicator, GroupBuffer, GroupOp, Issuer, Reduce, UniqueId,
-};
+use pp_transport::nccl::{CommOptions, Communicator, GroupBuffer, Issuer, Reduce, UniqueId};
 
 use crate::devices::{Gate, HANG, fakes, is_real, issuers, settled_free, wait};
 use crate::nccl_faults::abort_waits_at;
@@ -67,19 +65,6 @@ fn floats(values: &[f32]) -> Vec<u8> {
 
 fn of_floats(stream: &Stream, values: &[f32]) -> GroupBuffer {
     GroupBuffer::new(filled(stream, &floats(values)), DType::F32, values.len()).unwrap()
-}
-
-fn wait_for(mut flight: InFlight<GroupOp>) -> GroupBuffer {
-    let deadline = Instant::now() + HANG;
-    loop {
-        match flight.complete() {
-            Ok(Completion::Done(buffer)) => return buffer,
-            Ok(Completion::Pending(again)) => flight = again,
-            Err(failed) => panic!("{}", failed.error),
-        }
-        assert!(Instant::now() < deadline, "never completed");
-        std::thread::yield_now();
-    }
 }
 
 /// Runs one rank's part on a thread of its own, as ranks do: the first use of an algorithm may wait

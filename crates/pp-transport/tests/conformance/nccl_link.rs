@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Generation, Lockstep, Rank, Requests};
+use pp_testing::{number, pattern, prepare, wait_for};
 use pp_transport::bell::Bell;
 use pp_transport::control::{ControlError, ControlSender, Message};
 use pp_transport::cuda::{Device, Event, Stream};
 use pp_transport::error::TransportError;
 use pp_transport::host::EdgeShape;
-use pp_transport::in_flight::{Completion, InFlight, Submission};
+use pp_transport::in_flight::{Completion, InFlight};
 use pp_transport::lane::Lane;
 use pp_transport::launch::Via;
 use pp_transport::link::Link;
@@ -24,7 +25,6 @@ use crate::devices::{
     within,
 };
 use crate::fakes::raw::TestKernels;
-use crate::messages::{number, pattern, prepare};
 
 /// More than NCCL sends with no receiver there: 64 MiB on an H200, 1 MiB on the fake.
 pub(crate) fn past_the_buffers() -> usize {
@@ -122,6 +122,23 @@ impl End {
         self.arriving.pop_back().unwrap()
     }
 
+    /// Waits until a slot comes back, which must not be before its reader is done.
+    pub(crate) fn assert_back_once(&mut self, read: &Event, sent: &InFlight<Sending>) {
+        wait(|| {
+            self.hear();
+            let is_back = sent.is_done().unwrap();
+            let is_read = read.is_done().unwrap();
+            assert!(is_read || !is_back, "given back while it is read");
+            is_read
+        });
+        let deadline = Instant::now() + HANG;
+        while !sent.is_done().unwrap() {
+            // The link gives it back in any of its calls.
+            self.link.try_lease().unwrap();
+            assert!(Instant::now() < deadline);
+        }
+    }
+
     /// Reads what has arrived, and checks that it is the next and whole.
     pub(crate) fn take(&mut self, bytes: usize) {
         while let Some((n, flight)) = self.arriving.pop_front() {
@@ -135,19 +152,6 @@ impl End {
                 }
             }
         }
-    }
-}
-
-pub(crate) fn wait_for<S: Submission>(mut flight: InFlight<S>) -> S::Buffer {
-    let deadline = Instant::now() + HANG;
-    loop {
-        match flight.complete() {
-            Ok(Completion::Done(buffer)) => return buffer,
-            Ok(Completion::Pending(again)) => flight = again,
-            Err(failed) => panic!("{}", failed.error),
-        }
-        assert!(Instant::now() < deadline, "never completed");
-        std::thread::yield_now();
     }
 }
 
@@ -332,19 +336,7 @@ fn a_slot_goes_back_only_when_its_reader_is_done() {
     }
     wait(|| passed[1].is_done().unwrap());
     drop(payload);
-    wait(|| {
-        ends[1].hear();
-        let is_back = flight.is_done().unwrap();
-        let is_read = passed[0].is_done().unwrap();
-        assert!(is_read || !is_back, "given back while it is read");
-        is_read
-    });
-    let deadline = Instant::now() + HANG;
-    while !flight.is_done().unwrap() {
-        // The link gives it back in any of its calls.
-        ends[1].link.try_lease().unwrap();
-        assert!(Instant::now() < deadline);
-    }
+    ends[1].assert_back_once(&passed[0], &flight);
 }
 
 #[test]

@@ -3,11 +3,10 @@
 use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Lockstep, Requests};
+use pp_testing::{number, pattern, prepare, wait_for};
 use pp_transport::bell::Listening;
-use pp_transport::in_flight::{Completion, InFlight, Submission};
+use pp_transport::in_flight::InFlight;
 use pp_transport::link::Link;
-
-use crate::messages::{number, pattern, prepare};
 
 /// What the suite needs to know of a backend.
 pub(crate) trait Backend: 'static {
@@ -135,19 +134,6 @@ impl<B: Backend> Receiver<B> {
         }
         let flight = self.link.receive(&matched).unwrap();
         (n, Some(wait_for(flight)))
-    }
-}
-
-fn wait_for<S: Submission>(mut flight: InFlight<S>) -> S::Buffer {
-    let deadline = Instant::now() + HANG;
-    loop {
-        match flight.complete() {
-            Ok(Completion::Done(buffer)) => return buffer,
-            Ok(Completion::Pending(again)) => flight = again,
-            Err(failed) => panic!("{}", failed.error),
-        }
-        assert!(Instant::now() < deadline, "never completed");
-        std::thread::yield_now();
     }
 }
 

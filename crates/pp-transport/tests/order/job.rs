@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Generation, Lockstep, Requests};
+use pp_testing::{Folder, number, prepare};
 use pp_transport::bell::Bell;
 use pp_transport::cuda::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_transport::error::TransportError;
@@ -23,7 +24,6 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::fakes::Fakes;
 use crate::fakes::check::Recording;
 use crate::fakes::raw::TestKernels;
-use crate::messages::{number, prepare};
 
 /// A job that does not end is a failure, not a hang of the tests.
 pub(crate) const STUCK: Duration = Duration::from_secs(60);
@@ -96,18 +96,18 @@ pub(crate) fn run(case: Case, faults: &str) -> Outcome {
 
 /// Runs a process on the fakes, and gives what it recorded.
 pub(crate) fn record(command: &mut Command) -> Outcome {
-    let directory = tempdir();
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    let folder = Folder::new(env!("CARGO_TARGET_TMPDIR"), &format!("order-{next}"));
     command
-        .env("PP_FAKE_RECORD", &directory)
-        .env("PP_FAKE_NCCL_DIR", &directory);
+        .env("PP_FAKE_RECORD", folder.path())
+        .env("PP_FAKE_NCCL_DIR", folder.path());
     let output = Fakes::build().give_to(command).output().unwrap();
-    let outcome = Outcome {
-        recordings: Recording::read_all(&directory),
+    Outcome {
+        recordings: Recording::read_all(folder.path()),
         is_right: output.status.success(),
         said: String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
-    };
-    std::fs::remove_dir_all(&directory).unwrap();
-    outcome
+    }
 }
 
 /// Ends this process when its job does not end.
@@ -122,18 +122,6 @@ pub(crate) fn end_when_stuck(is_spoiled: bool) {
         eprintln!("stuck");
         std::process::exit(3);
     });
-}
-
-fn tempdir() -> std::path::PathBuf {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!(
-        "order-{}-{}",
-        std::process::id(),
-        NEXT.fetch_add(1, Ordering::Relaxed)
-    );
-    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::create_dir_all(&path).unwrap();
-    path
 }
 
 /// The process of a job; not a test by itself.

@@ -6,8 +6,5 @@
 mod fakes;
 mod job;
 mod mesh;
-#[expect(dead_code, reason = "the pattern is the fakes' here")]
-#[path = "../conformance/messages.rs"]
-mod messages;
 mod runs;
 mod traces;

@@ -1,7 +1,7 @@
 use std::fs::{self, File};
 use std::io::Read;
 
-use super::super::testing::Scratch;
+use super::super::testing::{fifo, scratch};
 use super::super::y4m::Reader;
 use super::*;
 use pp_kernels::Chroma;
@@ -36,8 +36,8 @@ fn push_until_error(sink: &mut Sink) -> OutputError {
 
 #[test]
 fn frames_are_written_in_order_and_counted() {
-    let scratch = Scratch::new();
-    let path = scratch.path("out.y4m");
+    let scratch = scratch();
+    let path = scratch.file("out.y4m");
     let mut sink = open(&path, 2);
     for (count, value) in [(4, 1), (4, 2), (1, 3)] {
         sink.push(frames(count, value), Params::new()).unwrap();
@@ -59,8 +59,8 @@ fn frames_are_written_in_order_and_counted() {
 
 #[test]
 fn without_a_commit_nothing_is_left() {
-    let scratch = Scratch::new();
-    let mut sink = open(&scratch.path("out.y4m"), 2);
+    let scratch = scratch();
+    let mut sink = open(&scratch.file("out.y4m"), 2);
     sink.push(frames(4, 1), Params::new()).unwrap();
     drop(sink);
     assert!(scratch.names().is_empty());
@@ -68,8 +68,8 @@ fn without_a_commit_nothing_is_left() {
 
 #[test]
 fn a_slow_reader_fills_the_queue_and_a_wake_says_when_there_is_room() {
-    let scratch = Scratch::new();
-    let fifo = scratch.fifo();
+    let scratch = scratch();
+    let fifo = fifo(&scratch);
     let reading = thread::spawn({
         let fifo = fifo.clone();
         move || File::open(fifo).unwrap()
@@ -107,8 +107,8 @@ fn a_slow_reader_fills_the_queue_and_a_wake_says_when_there_is_room() {
 
 #[test]
 fn buffers_come_back() {
-    let scratch = Scratch::new();
-    let mut sink = open(&scratch.path("out.y4m"), 1);
+    let scratch = scratch();
+    let mut sink = open(&scratch.file("out.y4m"), 1);
     let mut fresh = 0;
     for _ in 0..100 {
         let mut buffer = sink.buffer();
@@ -143,20 +143,20 @@ fn a_full_disk_is_named_and_leaves_nothing() {
 
 #[test]
 fn a_full_file_system_is_named_and_leaves_nothing() {
-    let scratch = Scratch::new();
+    let scratch = scratch();
     let mount = std::process::Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"])
-        .arg(scratch.as_ref())
+        .arg(scratch.path())
         .stderr(std::process::Stdio::null())
         .status();
     if !mount.is_ok_and(|status| status.success()) {
         return; // Only root may mount; `/dev/full` above covers the rest.
     }
-    let path = scratch.path("out.y4m");
+    let path = scratch.file("out.y4m");
     let error = push_until_error(&mut open(&path, 2)).to_string();
     let names = scratch.names();
     std::process::Command::new("umount")
-        .arg(scratch.as_ref())
+        .arg(scratch.path())
         .status()
         .unwrap();
     assert!(
@@ -227,8 +227,8 @@ fn a_file_in_memory_that_cannot_grow_is_an_error() {
 
 #[test]
 fn a_broken_pipe_is_named_with_its_remedy() {
-    let scratch = Scratch::new();
-    let fifo = scratch.fifo();
+    let scratch = scratch();
+    let fifo = fifo(&scratch);
     let reading = thread::spawn({
         let fifo = fifo.clone();
         move || {
@@ -249,8 +249,8 @@ fn a_broken_pipe_is_named_with_its_remedy() {
 
 #[test]
 fn a_clip_without_frames_is_a_header() {
-    let scratch = Scratch::new();
-    let path = scratch.path("out.y4m");
+    let scratch = scratch();
+    let path = scratch.file("out.y4m");
     assert_eq!(open(&path, 1).commit().unwrap(), 0);
     assert_eq!(fs::read(path).unwrap(), [header().line(), b"\n"].concat());
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::buffer::FrameMemory;
-use super::super::testing::{Scratch, write_frame};
+use super::super::testing::{scratch, write_frame};
 use super::super::y4m::write_header;
 use super::*;
 use pp_kernels::Chroma;
@@ -285,8 +285,8 @@ fn seen(chunk: &Chunk) -> impl PartialEq + std::fmt::Debug + use<> {
 
 #[test]
 fn a_file_gives_what_a_pipe_gives_however_many_threads_read_it() {
-    let scratch = Scratch::new();
-    let path = scratch.path("in.y4m");
+    let scratch = scratch();
+    let path = scratch.file("in.y4m");
     let whole = clip(43);
     let stride = header().frame_bytes() + 6;
     let first = whole.len() - 43 * stride;
@@ -342,8 +342,8 @@ fn a_file_gives_what_a_pipe_gives_however_many_threads_read_it() {
 
 #[test]
 fn a_file_that_was_begun_is_read_from_there() {
-    let scratch = Scratch::new();
-    let path = scratch.path("in.y4m");
+    let scratch = scratch();
+    let path = scratch.file("in.y4m");
     std::fs::write(&path, [b"something else".to_vec(), clip(9)].concat()).unwrap();
     let mut file = std::fs::File::open(&path).unwrap();
     io::Seek::seek(&mut file, io::SeekFrom::Start(14)).unwrap();

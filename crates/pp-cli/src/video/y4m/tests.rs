@@ -1,4 +1,4 @@
-use super::super::testing::{Scratch, write_frame};
+use super::super::testing::{scratch, write_frame};
 use super::*;
 use pp_kernels::Chroma;
 use std::io::Cursor;
@@ -168,14 +168,14 @@ fn a_missing_file_and_a_directory_are_named() {
 
 #[test]
 fn a_file_that_becomes_shorter_while_it_is_read_is_broken() {
-    let scratch = Scratch::new();
+    let scratch = scratch();
     let header = Header::new(640, 480, Chroma::C420).unwrap();
     let mut clip = Vec::new();
     write_header(&mut clip, &header).unwrap();
     let begin = clip.len();
     let frame = vec![100; header.frame_bytes()];
     (0..4).for_each(|_| write_frame(&mut clip, &frame));
-    let path = scratch.path("clip.y4m");
+    let path = scratch.file("clip.y4m");
     std::fs::write(&path, &clip).unwrap();
     let mut reader = Reader::open(&path).unwrap();
     let mut into = frame.clone();
