@@ -1,7 +1,8 @@
 //! What a restart of Phase B builds on: a session that begins in the middle of a stream gives what the old one would
 //! have given, if it gets the frames before its first chunk, taken from what was sent.
 
-use super::{Bench, Outcome, Stream, fail};
+use super::bench::{Bench, Stream};
+use super::outcome::{Outcome, fail};
 use crate::config::ChunkShape;
 use crate::plan::Plan;
 use crate::tensor::{Layout, TensorList, TensorSpec};

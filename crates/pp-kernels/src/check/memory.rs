@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::{Outcome, fail};
+use super::outcome::{Outcome, fail};
 use crate::config::{ChunkShape, SessionConfig, Space};
 use crate::cuda::CudaError;
 use crate::cuda::driver::{Driver, Stream};
