@@ -1,10 +1,9 @@
 //! Kernels on host memory: the leases' bytes are read and written in place.
 
-use pp_contract::FaultKind;
+use pp_contract::{FaultKind, with_source};
 use pp_kernels::{
     ChunkShape, Failure, KernelError, KernelSession, Layout, Payload, PayloadMut, Plan, TensorList,
 };
-use pp_runtime::driver::with_source;
 use pp_runtime::stage::{Progress, StageError};
 use pp_transport::host::{RxLease, TxLease};
 
