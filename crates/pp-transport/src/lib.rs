@@ -40,13 +40,6 @@ mod sync;
 
 // The models see the protocols alone, without the kernel.
 #[cfg(loom)]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "the models use part of what the backend does"
-)]
-mod bell;
-#[cfg(loom)]
 #[allow(dead_code, reason = "the models use part of what the recorder does")]
 mod flight {
     pub(crate) mod ring;
@@ -54,6 +47,7 @@ mod flight {
 #[cfg(loom)]
 #[allow(dead_code, reason = "the models use part of what the backend does")]
 mod host {
+    pub(crate) mod bell_words;
     pub(crate) mod ring;
     pub(crate) mod slots;
 }
