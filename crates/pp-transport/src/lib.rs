@@ -36,6 +36,8 @@ pub mod launch;
 pub mod link;
 #[cfg(not(loom))]
 pub mod nccl;
+#[cfg(not(loom))]
+mod random;
 mod sync;
 
 // The models see the protocols alone, without the kernel.
