@@ -1,4 +1,5 @@
-//! `cargo xtask layers`: who may depend on whom, checked against what cargo resolves.
+//! `cargo xtask layers`: who may depend on whom, checked against what cargo resolves, and no circles inside a crate
+//! ([`circles`]).
 //!
 //! The tree is read as cargo prints it and must contain the crate itself, so a misspelt name or a cargo that fails is a
 //! failure here too; `! cargo tree --invert x` would pass on both.
@@ -7,6 +8,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::circles;
 use crate::process::{cargo, output};
 
 struct Layer {
@@ -125,7 +127,12 @@ pub(crate) fn run() -> Result<()> {
         "layers broken: {}",
         breaches.join(", ")
     );
-    println!("layers: {} crates keep to their layer", LAYERS.len());
+    let (circles, crates) = circles::find()?;
+    ensure!(circles.is_empty(), "{}", circles.join("\n"));
+    println!(
+        "layers: {} crates keep to their layer; no circle in {crates} crates",
+        LAYERS.len()
+    );
     Ok(())
 }
 

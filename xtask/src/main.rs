@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 mod bench;
 mod bundle;
 mod ci;
+mod circles;
 mod clip;
 mod fuzz;
 mod kernels;
@@ -28,7 +29,7 @@ cargo xtask <command>
 
   run-pp [args]   build pp in release mode and run it; without arguments: denoise the clip in assets/
   test            the whole suite: unit, integration and doc tests, loom models, AddressSanitizer
-  layers          who may depend on whom
+  layers          who may depend on whom, and no circles inside a crate
   tidy            module docs, SAFETY comments, leftovers, long files
   kernels [--check]
                   compile the CUDA kernels to the PTX that is checked in, or compare them

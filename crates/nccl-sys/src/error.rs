@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::bindings::ncclResult_t;
-use crate::load::{LIBRARY_VARIABLE, MINIMUM, Origin, Version};
+use crate::library::{LIBRARY_VARIABLE, MINIMUM, Origin, Version};
 
 /// No usable NCCL.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

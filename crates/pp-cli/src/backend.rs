@@ -6,9 +6,8 @@
 use std::io::{ErrorKind, Write as _};
 use std::time::Instant;
 
-use pp_contract::{Fault, FaultKind, Rank, digest};
+use pp_contract::{Fault, FaultKind, Rank, digest, with_source};
 use pp_kernels::{Description, KernelSet, check_device};
-use pp_runtime::driver::with_source;
 use pp_transport::cuda::{CudaError, Device};
 use pp_transport::launch::{Launch, Launcher};
 use pp_transport::nccl::{Issuer, Nccl, warm_up};

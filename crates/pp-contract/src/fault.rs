@@ -93,3 +93,20 @@ impl fmt::Display for Fault {
         write!(f, "{kind}: rank {rank}: {operation}: {detail}")
     }
 }
+
+/// An error and the chain of its causes, on one line.
+#[must_use]
+pub fn with_source(error: &(dyn core::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        // Some errors name their cause themselves.
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -51,7 +51,7 @@ pub use codes::UnknownCode;
 pub use digest::{DIGEST_BLOCK_BYTES, Digest, Digests, digest, tensor_digest};
 pub use dtype::{DType, MAX_DIMS, MAX_ELEMENTS, Shape, ShapeError};
 pub use envelope::Envelope;
-pub use fault::{Fault, FaultKind};
+pub use fault::{Fault, FaultKind, with_source};
 pub use handshake::{
     DeviceClash, DeviceConflict, DeviceMap, HELLO_HEADER_BYTES, HandshakeError, Hello, HelloParts,
     MAX_HELLO_BYTES, MAX_SETTINGS, Mismatch, Settings, check_devices, compare,

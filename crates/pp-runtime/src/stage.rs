@@ -9,13 +9,13 @@
 
 use pp_contract::{
     CacheEpoch, ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Plan, Rank, Seal,
+    with_source,
 };
 
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::Part;
 
 use crate::core::Cut;
-use crate::driver::with_source;
 
 /// Why a stage cannot go on; becomes a [`Fault`] that names this rank.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -10,279 +10,199 @@
 //! cache line that nobody writes; the counter is moved only for a listener, and the system call is
 //! paid only for a sleeper.
 
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::sync::{AtomicU32, Ordering, fence};
+use rustix::thread::futex;
 
-/// What [`BellWords::listen`] saw of the counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket(u32);
+use crate::error::TransportError;
+use crate::host::bell_words::{BellWords, Ticket};
+use crate::host::region::Region;
+use crate::sync::AtomicU32;
 
-/// The words of a bell, wherever they lie.
-#[derive(Debug)]
-#[repr(C, align(64))]
-pub struct BellWords {
-    /// Raised by a ring that somebody listens for.
-    rings: AtomicU32,
-    /// How many listen: they look for work, spin or sleep.
-    listeners: AtomicU32,
-    /// How many of them sleep, or are about to.
-    sleepers: AtomicU32,
+/// How long a driver spins before it sleeps. A sleeper costs about 20 µs to wake on another
+/// core, so spinning for as long as that at most doubles the wait.
+const SPIN: Duration = Duration::from_micros(20);
+
+/// A handle to a bell: this process's own, or that of a peer on the same host.
+///
+/// Cloning gives another handle to the same bell. Dropping the last one unmaps it.
+#[derive(Clone, Debug)]
+pub struct Bell {
+    region: Arc<Region>,
+    spin: Duration,
 }
 
-impl Default for BellWords {
-    fn default() -> Self {
+impl Bell {
+    /// Makes the bell of this rank.
+    ///
+    /// # Errors
+    /// The kernel refuses the memfd or its mapping.
+    pub fn new() -> Result<Self, TransportError> {
+        Ok(Self::over(Region::create(
+            "pp-bell",
+            size_of::<BellWords>(),
+        )?))
+    }
+
+    /// Maps the bell of a peer from the descriptor it passed.
+    ///
+    /// # Errors
+    /// The descriptor is no sealed memfd of a bell's size.
+    pub fn open(fd: std::os::fd::OwnedFd) -> Result<Self, TransportError> {
+        Ok(Self::over(Region::open(fd, size_of::<BellWords>())?))
+    }
+
+    fn over(region: Region) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
-            rings: AtomicU32::new(0),
-            listeners: AtomicU32::new(0),
-            sleepers: AtomicU32::new(0),
+            region: Arc::new(region),
+            spin: if cores > 1 { SPIN } else { Duration::ZERO },
         }
+    }
+
+    /// The descriptor to pass to a peer that is to ring this bell.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.region.fd()
+    }
+
+    fn words(&self) -> &BellWords {
+        self.region.words(0)
+    }
+
+    /// Begins to listen: look for work after this, and wait for a ring if there was none.
+    pub fn listen(&self) -> Listening<'_> {
+        Listening {
+            ticket: self.words().listen(),
+            bell: self,
+        }
+    }
+
+    /// Wakes whoever waits. Safe to call from any thread, at any time, as often as wanted.
+    pub fn ring(&self) {
+        if self.words().strike() {
+            // A failed wake leaves the sleeper to its timeout; there is nobody to tell.
+            let _ = futex::wake(self.futex_word(), futex::Flags::empty(), u32::MAX >> 1);
+        }
+    }
+
+    fn futex_word(&self) -> &AtomicU32 {
+        &self.words().rings
     }
 }
 
-impl BellWords {
-    /// Begins to listen. Look for work after this, then sleep; [`BellWords::unlisten`] must follow.
-    pub fn listen(&self) -> Ticket {
-        self.listeners.fetch_add(1, Ordering::SeqCst);
-        let ticket = Ticket(self.rings.load(Ordering::SeqCst));
-        // Pairs with the first fence in `strike`: either the ringer sees the listener, or the
-        // listener sees what the ringer has done before.
-        fence(Ordering::SeqCst);
-        ticket
-    }
-
-    /// Ends what [`BellWords::listen`] began.
-    pub fn unlisten(&self) {
-        self.listeners.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// True while no ring came since the ticket was taken.
-    pub fn is_silent_since(&self, ticket: Ticket) -> bool {
-        self.rings.load(Ordering::Acquire) == ticket.0
-    }
-
-    /// Announces a sleeper and says whether it may sleep; [`BellWords::leave`] must follow.
-    pub fn enter(&self, ticket: Ticket) -> bool {
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        // Pairs with the second fence in `strike`: either the ringer sees the sleeper, or the
-        // sleeper sees the ring.
-        fence(Ordering::SeqCst);
-        self.is_silent_since(ticket)
-    }
-
-    /// Takes back what [`BellWords::enter`] announced.
-    pub fn leave(&self) {
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Rings, if anybody listens; true when a sleeper must be woken.
-    pub fn strike(&self) -> bool {
-        fence(Ordering::SeqCst);
-        if self.listeners.load(Ordering::SeqCst) == 0 {
-            return false;
-        }
-        self.rings.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        self.sleepers.load(Ordering::SeqCst) != 0
-    }
+/// One who listens to a bell.
+///
+/// # If dropped
+/// Stops listening.
+#[derive(Debug)]
+#[must_use = "a ring is kept for as long as somebody listens"]
+pub struct Listening<'a> {
+    ticket: Ticket,
+    bell: &'a Bell,
 }
 
-#[cfg(not(loom))]
-mod shared {
-    use std::os::fd::BorrowedFd;
-    use std::sync::Arc;
-
-    use rustix::thread::futex;
-
-    use super::{AtomicU32, BellWords, Duration, Instant, Ticket};
-    use crate::error::TransportError;
-    use crate::host::region::Region;
-
-    /// How long a driver spins before it sleeps. A sleeper costs about 20 µs to wake on another
-    /// core, so spinning for as long as that at most doubles the wait.
-    const SPIN: Duration = Duration::from_micros(20);
-
-    /// A handle to a bell: this process's own, or that of a peer on the same host.
-    ///
-    /// Cloning gives another handle to the same bell. Dropping the last one unmaps it.
-    #[derive(Clone, Debug)]
-    pub struct Bell {
-        region: Arc<Region>,
-        spin: Duration,
+impl Listening<'_> {
+    /// Whether the bell was rung since the listening began.
+    pub fn was_rung(&self) -> bool {
+        !self.bell.words().is_silent_since(self.ticket)
     }
 
-    impl Bell {
-        /// Makes the bell of this rank.
-        ///
-        /// # Errors
-        /// The kernel refuses the memfd or its mapping.
-        pub fn new() -> Result<Self, TransportError> {
-            Ok(Self::over(Region::create(
-                "pp-bell",
-                size_of::<BellWords>(),
-            )?))
-        }
-
-        /// Maps the bell of a peer from the descriptor it passed.
-        ///
-        /// # Errors
-        /// The descriptor is no sealed memfd of a bell's size.
-        pub fn open(fd: std::os::fd::OwnedFd) -> Result<Self, TransportError> {
-            Ok(Self::over(Region::open(fd, size_of::<BellWords>())?))
-        }
-
-        fn over(region: Region) -> Self {
-            let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            Self {
-                region: Arc::new(region),
-                spin: if cores > 1 { SPIN } else { Duration::ZERO },
-            }
-        }
-
-        /// The descriptor to pass to a peer that is to ring this bell.
-        pub fn fd(&self) -> BorrowedFd<'_> {
-            self.region.fd()
-        }
-
-        fn words(&self) -> &BellWords {
-            self.region.bell_words()
-        }
-
-        /// Begins to listen: look for work after this, and wait for a ring if there was none.
-        pub fn listen(&self) -> Listening<'_> {
-            Listening {
-                ticket: self.words().listen(),
-                bell: self,
-            }
-        }
-
-        /// Wakes whoever waits. Safe to call from any thread, at any time, as often as wanted.
-        pub fn ring(&self) {
-            if self.words().strike() {
-                // A failed wake leaves the sleeper to its timeout; there is nobody to tell.
-                let _ = futex::wake(self.futex_word(), futex::Flags::empty(), u32::MAX >> 1);
-            }
-        }
-
-        fn futex_word(&self) -> &AtomicU32 {
-            &self.words().rings
-        }
-    }
-
-    /// One who listens to a bell.
-    ///
-    /// # If dropped
-    /// Stops listening.
-    #[derive(Debug)]
-    #[must_use = "a ring is kept for as long as somebody listens"]
-    pub struct Listening<'a> {
-        ticket: Ticket,
-        bell: &'a Bell,
-    }
-
-    impl Listening<'_> {
-        /// Whether the bell was rung since the listening began.
-        pub fn was_rung(&self) -> bool {
-            !self.bell.words().is_silent_since(self.ticket)
-        }
-
-        /// Waits until the bell was rung since the listening began, or until `deadline`; spins a
-        /// little first. Returns early for no reason now and then: look for work and listen again.
-        pub fn wait(self, deadline: Instant) {
-            let words = self.bell.words();
-            let start = Instant::now();
-            while start.elapsed() < self.bell.spin {
-                for _ in 0..32 {
-                    if self.was_rung() {
-                        return;
-                    }
-                    std::hint::spin_loop();
+    /// Waits until the bell was rung since the listening began, or until `deadline`; spins a
+    /// little first. Returns early for no reason now and then: look for work and listen again.
+    pub fn wait(self, deadline: Instant) {
+        let words = self.bell.words();
+        let start = Instant::now();
+        while start.elapsed() < self.bell.spin {
+            for _ in 0..32 {
+                if self.was_rung() {
+                    return;
                 }
+                std::hint::spin_loop();
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            if words.enter(self.ticket) {
-                let timeout = futex::Timespec {
-                    tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                    tv_nsec: i64::from(left.subsec_nanos()),
-                };
-                // Every outcome (woken, changed meanwhile, timed out, interrupted) means the
-                // same to the caller: look again.
-                let _ = futex::wait(
-                    self.bell.futex_word(),
-                    futex::Flags::empty(),
-                    self.ticket.0,
-                    Some(&timeout),
-                );
-            }
-            words.leave();
         }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        if words.enter(self.ticket) {
+            let timeout = futex::Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(left.subsec_nanos()),
+            };
+            // Every outcome (woken, changed meanwhile, timed out, interrupted) means the
+            // same to the caller: look again.
+            let _ = futex::wait(
+                self.bell.futex_word(),
+                futex::Flags::empty(),
+                self.ticket.0,
+                Some(&timeout),
+            );
+        }
+        words.leave();
+    }
+}
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        self.bell.words().unlisten();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_before_the_wait_is_not_lost() {
+        let bell = Bell::new().unwrap();
+        let ear = bell.listen();
+        bell.ring();
+        assert!(ear.was_rung());
+        // Would sleep for an hour if the ring were lost.
+        ear.wait(Instant::now() + Duration::from_secs(3600));
     }
 
-    impl Drop for Listening<'_> {
-        fn drop(&mut self) {
-            self.bell.words().unlisten();
-        }
-    }
-
-    #[cfg(test)]
-    mod tests {
-        use super::*;
-
-        #[test]
-        fn a_ring_before_the_wait_is_not_lost() {
-            let bell = Bell::new().unwrap();
+    #[test]
+    fn a_ring_from_another_mapping_wakes_a_sleeper() {
+        let bell = Bell::new().unwrap();
+        let other = Bell::open(bell.fd().try_clone_to_owned().unwrap()).unwrap();
+        std::thread::scope(|scope| {
             let ear = bell.listen();
-            bell.ring();
-            assert!(ear.was_rung());
-            // Would sleep for an hour if the ring were lost.
-            ear.wait(Instant::now() + Duration::from_secs(3600));
-        }
-
-        #[test]
-        fn a_ring_from_another_mapping_wakes_a_sleeper() {
-            let bell = Bell::new().unwrap();
-            let other = Bell::open(bell.fd().try_clone_to_owned().unwrap()).unwrap();
-            std::thread::scope(|scope| {
-                let ear = bell.listen();
-                scope.spawn(move || {
-                    std::thread::sleep(Duration::from_millis(50));
-                    other.ring();
-                });
-                let far = Instant::now() + Duration::from_secs(3600);
-                let mut ear = Some(ear);
-                while let Some(listening) = ear.take() {
-                    if !listening.was_rung() {
-                        listening.wait(far);
-                        // Woken: by the ring, or for nothing, and then it still comes.
-                        break;
-                    }
-                }
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(50));
+                other.ring();
             });
-        }
-
-        #[test]
-        fn a_wait_nobody_rings_ends_at_its_deadline() {
-            let bell = Bell::new().unwrap();
-            let deadline = Instant::now() + Duration::from_millis(30);
-            while Instant::now() < deadline {
-                let ear = bell.listen();
-                assert!(!ear.was_rung());
-                ear.wait(deadline);
+            let far = Instant::now() + Duration::from_secs(3600);
+            let mut ear = Some(ear);
+            while let Some(listening) = ear.take() {
+                if !listening.was_rung() {
+                    listening.wait(far);
+                    // Woken: by the ring, or for nothing, and then it still comes.
+                    break;
+                }
             }
-        }
+        });
+    }
 
-        #[test]
-        fn nobody_listening_costs_no_ring() {
-            let bell = Bell::new().unwrap();
-            drop(bell.listen());
-            bell.ring();
-            assert!(!bell.words().strike());
-            assert!(!bell.listen().was_rung());
+    #[test]
+    fn a_wait_nobody_rings_ends_at_its_deadline() {
+        let bell = Bell::new().unwrap();
+        let deadline = Instant::now() + Duration::from_millis(30);
+        while Instant::now() < deadline {
+            let ear = bell.listen();
+            assert!(!ear.was_rung());
+            ear.wait(deadline);
         }
     }
+
+    #[test]
+    fn nobody_listening_costs_no_ring() {
+        let bell = Bell::new().unwrap();
+        drop(bell.listen());
+        bell.ring();
+        assert!(!bell.words().strike());
+        assert!(!bell.listen().was_rung());
+    }
 }
-#[cfg(not(loom))]
-pub use shared::{Bell, Listening};

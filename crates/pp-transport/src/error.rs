@@ -162,6 +162,10 @@ pub enum TransportError {
     },
 }
 
+pub(crate) fn misbehaved(rank: Rank, why: String) -> TransportError {
+    TransportError::PeerMisbehaved { rank, why }
+}
+
 impl TransportError {
     /// True when the caller should try again after a ring of the bell, and nothing is broken.
     pub fn is_backpressure(&self) -> bool {

@@ -5,6 +5,9 @@
 //! was accepted is what an honest peer could have said. Compiled for tests and with the feature
 //! `fuzz` alone.
 
+mod script;
+
+pub(crate) use self::script::Script;
 pub use crate::control::fuzz::{answer, call, messages};
 pub use crate::host::fuzz::{region, ring};
 pub use crate::lane::fuzz::lane;
@@ -23,37 +26,6 @@ pub const TARGETS: [(&str, Target); 7] = [
     ("region", region),
     ("launch", launch),
 ];
-
-/// Bytes that are read as a script of steps; 0 when there are no more.
-pub(crate) struct Script<'a>(&'a [u8]);
-
-impl<'a> Script<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Self {
-        Self(bytes)
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(crate) fn byte(&mut self) -> u8 {
-        self.bytes(1).first().copied().unwrap_or(0)
-    }
-
-    pub(crate) fn number(&mut self) -> u64 {
-        let mut number = [0; 8];
-        let bytes = self.bytes(8);
-        number[..bytes.len()].copy_from_slice(bytes);
-        u64::from_le_bytes(number)
-    }
-
-    /// So many, or what is left.
-    pub(crate) fn bytes(&mut self, count: usize) -> &'a [u8] {
-        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
-        self.0 = rest;
-        taken
-    }
-}
 
 #[cfg(test)]
 mod tests;

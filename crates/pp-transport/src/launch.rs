@@ -8,122 +8,20 @@
 //! launcher first (torchrun under `srun` is torchrun). The secret comes from the environment or a
 //! file, never from arguments, and is printed by nothing here.
 
+mod error;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod fuzz;
 mod local;
 mod parse;
 mod secret;
 
-use std::fmt;
-
 use pp_contract::{Rank, WorldSize};
 
+pub use error::LaunchError;
 pub use local::LocalJob;
-pub use secret::JobSecret;
-
 use parse::Env;
-
-/// What started this rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Launcher {
-    /// RANK and WORLD_SIZE: torchrun, or whatever sets the same variables.
-    Torchrun,
-    /// Open MPI's `mpirun`.
-    OpenMpi,
-    /// Slurm's `srun`.
-    Slurm,
-    /// Our own supervisor, or a program that made the [`Launch`] itself.
-    Local,
-}
-
-impl fmt::Display for Launcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Torchrun => "torchrun",
-            Self::OpenMpi => "Open MPI",
-            Self::Slurm => "Slurm",
-            Self::Local => "pp",
-        })
-    }
-}
-
-/// Over which sockets the ranks meet (`PP_RENDEZVOUS`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Via {
-    /// Unix socket where the ranks share a host, TCP otherwise.
-    #[default]
-    Auto,
-    /// Unix socket only: no port is opened.
-    Unix,
-    /// TCP only.
-    Tcp,
-}
-
-/// Where rank 0 listens for TCP.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Address {
-    /// Name or address of the host, without brackets.
-    pub host: String,
-    /// TCP port, never 0.
-    pub port: u16,
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "{}:{}", self.host, self.port)
-        }
-    }
-}
-
-/// Why the environment does not say who we are.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LaunchError {
-    /// A launcher's variable is there and its companion is not.
-    #[error("{present} is set but {missing} is not; {remedy}")]
-    Missing {
-        /// The variable that is there, with its value.
-        present: String,
-        /// The variable that is not.
-        missing: String,
-        /// What to do.
-        remedy: String,
-    },
-    /// A variable holds something that cannot be.
-    #[error("{name}={value:?} {why}; {remedy}")]
-    BadValue {
-        /// The variable.
-        name: String,
-        /// Its value, cut to a readable length.
-        value: String,
-        /// What is wrong with it.
-        why: String,
-        /// What to do.
-        remedy: String,
-    },
-    /// Two variables cannot both be true.
-    #[error("{first} contradicts {second}; {remedy}")]
-    Contradiction {
-        /// One variable and value.
-        first: String,
-        /// The other.
-        second: String,
-        /// What to do.
-        remedy: String,
-    },
-    /// The job secret is missing or unfit. The text never holds any of it.
-    #[error("{why}; {remedy}")]
-    Secret {
-        /// What is wrong.
-        why: String,
-        /// What to do.
-        remedy: String,
-    },
-}
+pub use parse::{Address, Launcher, Via};
+pub use secret::JobSecret;
 
 /// A rank's place in its job: who it is, where rank 0 is met, and the secret they share.
 #[derive(Debug, Clone)]

@@ -36,16 +36,11 @@ pub mod launch;
 pub mod link;
 #[cfg(not(loom))]
 pub mod nccl;
+#[cfg(not(loom))]
+mod random;
 mod sync;
 
 // The models see the protocols alone, without the kernel.
-#[cfg(loom)]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "the models use part of what the backend does"
-)]
-mod bell;
 #[cfg(loom)]
 #[allow(dead_code, reason = "the models use part of what the recorder does")]
 mod flight {
@@ -54,6 +49,7 @@ mod flight {
 #[cfg(loom)]
 #[allow(dead_code, reason = "the models use part of what the backend does")]
 mod host {
+    pub(crate) mod bell_words;
     pub(crate) mod ring;
     pub(crate) mod slots;
 }

@@ -9,8 +9,8 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use pp_contract::Rank;
 
-use crate::bell::{BellWords, Ticket};
 use crate::flight::ring::{Ring, WORDS};
+use crate::host::bell_words::{BellWords, Ticket};
 use crate::host::ring::{RingBytes, RingReceiver, RingSender, RingWords};
 use crate::host::slots::{Consumer, Producer, SlotWord};
 use crate::nccl::gate::{Calling, Gate};

@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
+use super::clips;
+use super::figures::{ROUNDS, median};
 use super::quality::luma_psnr_db;
-use super::{ROUNDS, clips, median};
 use crate::process::{command, output, succeeds, target};
 
 const SIGMA: &str = "20";

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{mark, median, print_mark, spread};
+use super::figures::{mark, median, print_mark, spread};
 use crate::process::{build_pp, built, cargo, command, output};
 
 /// How long an attack goes on; longer than any of the jobs.

@@ -11,16 +11,11 @@ use anyhow::{Result, bail};
 mod clips;
 mod denoise;
 mod door;
-// The rule of the program that is measured.
-#[path = "../../../crates/pp-runtime/src/report/far.rs"]
-#[allow(unreachable_pub, reason = "it is public there")]
-mod far;
+mod figures;
 mod overlap;
 mod peers;
 mod quality;
 mod touch;
-
-const ROUNDS: usize = 5;
 
 /// Runs the named benchmark.
 pub(crate) fn run(args: &[String]) -> Result<()> {
@@ -70,58 +65,4 @@ fn print_conditions(contenders: &peers::Contenders) -> Result<()> {
         },
     );
     Ok(())
-}
-
-/// The middle one of the rounds that gave a value; NaN where none did.
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => f64::NAN,
-        n => (values[(n - 1) / 2] + values[n / 2]) / 2.0,
-    }
-}
-
-/// Median and half the distance of the quartiles, as text; `n/a` where no round gave a value.
-fn spread(values: &mut [f64], digits: usize) -> String {
-    if values.is_empty() {
-        return "n/a".into();
-    }
-    let middle = median(values);
-    let quartile = |share: f64| values[(share * values.len() as f64) as usize];
-    format!(
-        "{middle:.digits$} ±{:.digits$}",
-        (quartile(0.75) - quartile(0.25)) / 2.0
-    )
-}
-
-/// `!` behind a median that is far from the mean beside it: no ratio of medians can be trusted.
-fn mark(median: f64, mean: f64) -> &'static str {
-    match far::are_far_apart(median, mean) {
-        true => "!",
-        false => "",
-    }
-}
-
-/// What the mark means, below a table.
-fn print_mark() {
-    println!(
-        "{:>14}  ! median and mean differ by more than {:.0} %: chunks came in bursts",
-        "",
-        100.0 * far::FAR
-    );
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn medians_and_quartiles() {
-        assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&mut [4.0, 1.0]), 2.5);
-        assert!(median(&mut []).is_nan());
-        assert_eq!(spread(&mut [], 1), "n/a");
-        assert_eq!([mark(10.0, 10.4), mark(10.0, 9.4)], ["", "!"]);
-        assert_eq!(spread(&mut [5.0, 1.0, 2.0, 3.0, 4.0], 1), "3.0 ±1.0");
-    }
 }

@@ -2,9 +2,9 @@
 
 use anyhow::{Context, Result};
 
-use super::far::are_far_apart;
+use super::figures::far::are_far_apart;
+use super::figures::{ROUNDS, mark, median, print_mark, spread};
 use super::peers::{Case, Contender, Contenders, DEPTH};
-use super::{ROUNDS, mark, median, print_mark, spread};
 
 const FRAME_BYTES: usize = 22_118_400;
 /// Decode and phase B in milliseconds.

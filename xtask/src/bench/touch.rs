@@ -3,8 +3,8 @@
 
 use anyhow::{Context, Result};
 
+use super::figures::{ROUNDS, mark, median, print_mark, spread};
 use super::peers::{Case, Contender, Contenders, DEPTH};
-use super::{ROUNDS, mark, median, print_mark, spread};
 
 const SIZES: [usize; 3] = [65_536, 1_048_576, 22_118_400];
 

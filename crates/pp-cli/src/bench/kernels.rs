@@ -1,9 +1,8 @@
 //! `pp bench kernels`: what the CUDA kernels reach on the first GPU, beside what the GPU can do.
 
-use pp_contract::{Fault, FaultKind};
+use pp_contract::{Fault, FaultKind, with_source};
 use pp_kernels::measure::{self, Case, Ceilings, Figure};
 use pp_kernels::{Chroma, KernelSet};
-use pp_runtime::driver::with_source;
 use pp_transport::cuda::{Device, Stream};
 use serde::Serialize;
 

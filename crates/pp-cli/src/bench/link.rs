@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{
     ChunkIndex, Envelope, Fault, FaultKind, Generation, Manifest, Outcome, Plan as _, Rank,
-    Settings,
+    Settings, with_source,
 };
 use pp_runtime::core::Cut;
-use pp_runtime::driver::{FrontSummary, with_source};
+use pp_runtime::driver::FrontSummary;
 use pp_runtime::report::{ChunkRecord, FAR, are_far_apart};
 use pp_runtime::stage::{
     Computed, Decoded, FrontStages, Offer, PhaseBStages, PhaseBWork, Place, Progress, StageError,

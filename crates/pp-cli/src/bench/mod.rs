@@ -13,9 +13,9 @@ mod video;
 use std::io::Write as _;
 use std::time::Duration;
 
-use pp_contract::{Generation, Manifest, Settings};
+use pp_contract::{Generation, Manifest, Settings, with_source};
 use pp_kernels::synthetic::Rate;
-use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b, with_source};
+use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b};
 use pp_runtime::report::{Count, Measures, View, WhyNull, are_far_apart};
 use pp_runtime::stage::{FrontStages, PhaseBStages};
 use pp_transport::bell::Bell;

@@ -4,10 +4,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, Plan as _};
+use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, Plan as _, with_source};
 use pp_kernels::synthetic::{Calibration, Kind, Work};
 use pp_runtime::core::Cut;
-use pp_runtime::driver::with_source;
 use pp_runtime::stage::{
     Computed, Decoded, FrontStages, FrontWork, Offer, PhaseBStages, PhaseBWork, Place, Progress,
     StageError,

@@ -4,8 +4,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use pp_contract::{DType, FaultKind};
-use pp_runtime::driver::with_source;
+use pp_contract::{DType, FaultKind, with_source};
 use pp_runtime::stage::StageError;
 use pp_runtime::switch::Switch;
 use pp_transport::cuda::{CudaError, Device, DeviceBuffer, Event, Stream};

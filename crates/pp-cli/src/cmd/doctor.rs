@@ -2,9 +2,8 @@
 
 use std::process::Command;
 
-use pp_contract::{VideoPlan, WIRE_VERSION, plan_digest};
+use pp_contract::{VideoPlan, WIRE_VERSION, plan_digest, with_source};
 use pp_kernels::KernelSet;
-use pp_runtime::driver::with_source;
 use pp_transport::bell::Bell;
 use pp_transport::cuda::Device;
 use pp_transport::host::memory::available_bytes;

@@ -12,8 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use pp_contract::FaultKind;
-use pp_runtime::driver::with_source;
+use pp_contract::{FaultKind, with_source};
 use pp_transport::cuda::Device;
 use pp_transport::nccl::Nccl;
 use signal_hook::iterator::Signals;

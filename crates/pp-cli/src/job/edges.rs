@@ -3,8 +3,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use pp_contract::{Fault, FaultKind};
-use pp_runtime::driver::with_source;
+use pp_contract::{Fault, FaultKind, with_source};
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{OnFrame, Watch, WatchOptions};
 use pp_transport::bell::Bell;

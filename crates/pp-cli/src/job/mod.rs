@@ -13,8 +13,7 @@ mod verdict;
 use std::time::Duration;
 
 use anyhow::Context;
-use pp_contract::{Rank, WorldSize};
-use pp_runtime::driver::with_source;
+use pp_contract::{Rank, WorldSize, with_source};
 use pp_runtime::progress::Limits;
 use pp_runtime::report::Count;
 use pp_transport::launch::{Launch, LaunchError};

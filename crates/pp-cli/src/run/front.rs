@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 
 use pp_contract::{
     ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Rank, VideoPlan, VideoPlanParts,
+    with_source,
 };
 use pp_kernels::{ChunkShape, Layout};
 use pp_runtime::core::Cut;
-use pp_runtime::driver::{FrontOptions, with_source};
+use pp_runtime::driver::FrontOptions;
 use pp_runtime::stage::{Decoded, FrontStages, Kept, Offer, Place, Progress, StageError};
 use pp_transport::bell::Bell;
 use pp_transport::host::MAX_SLOTS;

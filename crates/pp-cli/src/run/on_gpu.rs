@@ -8,12 +8,11 @@
 use std::any::Any;
 use std::collections::VecDeque;
 
-use pp_contract::{FaultKind, Manifest, VideoPlanParts};
+use pp_contract::{FaultKind, Manifest, VideoPlanParts, with_source};
 use pp_kernels::{
     ChunkShape, DeviceSession, Failure, KernelError, KernelSet, Layout, Payload, PayloadMut,
     SessionConfig,
 };
-use pp_runtime::driver::with_source;
 use pp_runtime::stage::{FrontWork, PhaseBWork, Progress, StageError};
 use pp_transport::cuda::{CudaError, DeviceBuffer, DevicePtr, PinnedBuffer, Stream};
 use pp_transport::nccl::{DeviceRx, DeviceTx};

@@ -1,8 +1,7 @@
 //! Kernels on host memory: the leases' bytes are read and written in place.
 
-use pp_contract::{FaultKind, Manifest, VideoPlanParts};
+use pp_contract::{FaultKind, Manifest, VideoPlanParts, with_source};
 use pp_kernels::{ChunkShape, Failure, KernelError, KernelSession, Layout, Payload, PayloadMut};
-use pp_runtime::driver::with_source;
 use pp_runtime::stage::{Progress, StageError};
 use pp_transport::host::{RxLease, TxLease};
 

@@ -1,8 +1,7 @@
 //! Kernels opened for a run, as its arguments ask for them.
 
-use pp_contract::{Fault, FaultKind, Rank};
+use pp_contract::{Fault, FaultKind, Rank, with_source};
 use pp_kernels::{KernelError, KernelSet, SessionConfig, guard};
-use pp_runtime::driver::with_source;
 
 use super::codec::Geometry;
 use super::on_host::HostKernels;

@@ -3,7 +3,8 @@
 
 use pp_contract::{Manifest, VideoPlanParts};
 
-use super::{Bench, Outcome, Stream, fail};
+use super::bench::{Bench, Stream};
+use super::outcome::{Outcome, fail};
 use crate::config::{ChunkShape, Layout};
 
 /// Frames of each chunk; a context may span two.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pp_contract::{Manifest, VideoPlanParts};
 
-use super::{Outcome, fail};
+use super::outcome::{Outcome, fail};
 use crate::config::{ChunkShape, Layout, SessionConfig, Space};
 use crate::cuda::CudaError;
 use crate::cuda::driver::{Driver, Stream};

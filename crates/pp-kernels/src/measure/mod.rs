@@ -11,10 +11,10 @@ use std::time::Duration;
 use crate::config::{Chroma, SessionConfig};
 use crate::cuda::CudaError;
 use crate::cuda::driver::{Driver, Event, Stream};
-use crate::cuda::memory::{Memory, Pinned};
+use crate::cuda::memory::{Memory, Pinned, fill_with_noise};
 use crate::error::{Failure, KernelError};
 use crate::frame::{FrameView, FrameViewMut};
-use crate::synthetic::{Kind, Rate, Work, fill_with_noise};
+use crate::synthetic::{Kind, Rate, Work};
 
 /// The longest that one measurement waits.
 const PATIENCE: Duration = Duration::from_secs(20);

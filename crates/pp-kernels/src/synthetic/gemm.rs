@@ -11,7 +11,7 @@ use cudarc::cublaslt::sys;
 use super::cublaslt::{Choice, CublasLt, NOT_SUPPORTED, call, judge};
 use crate::cuda::CudaError;
 use crate::cuda::driver::Stream;
-use crate::cuda::memory::Memory;
+use crate::cuda::memory::{Memory, fill_with_noise};
 
 /// What the library may use beside the matrices; 32 MiB is what it asks for on Hopper.
 const WORKSPACE: usize = 32 << 20;
@@ -154,7 +154,7 @@ impl Gemm {
             size,
         };
         for (seed, matrix) in [(1, &gemm.a), (2, &gemm.b)] {
-            super::fill_with_noise(stream, matrix, seed)?;
+            fill_with_noise(stream, matrix, seed)?;
         }
         Ok(gemm)
     }

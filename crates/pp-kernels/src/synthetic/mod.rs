@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::cuda::CudaError;
 use crate::cuda::driver::{Driver, Event, Stream};
-use crate::cuda::memory::Memory;
+use crate::cuda::memory::{Memory, fill_with_noise};
 use gemm::Gemm;
 use kernels::Synthetic;
 
@@ -255,30 +255,4 @@ impl Work {
         times.sort_unstable();
         Ok(times[samples / 2])
     }
-}
-
-/// Fills memory with bf16 numbers between −1 and 1, because work on zeros takes less power and so less time; waits.
-pub(crate) fn fill_with_noise(stream: Stream, memory: &Memory, seed: u64) -> Result<(), CudaError> {
-    let mut state = seed;
-    let mut block = Vec::with_capacity(memory.bytes().min(4 << 20));
-    while block.len() < block.capacity() {
-        // SplitMix64, its upper 53 bits as a number in 0..2.
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut bits = (state ^ state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        bits = (bits ^ bits >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        let number = (bits >> 11) as f64 * 2f64.powi(-52);
-        block.extend(half::bf16::from_f64(number - 1.0).to_le_bytes());
-    }
-    let sent = (0..memory.bytes())
-        .step_by(block.len())
-        .try_for_each(|start| {
-            let bytes = block.len().min(memory.bytes() - start);
-            // SAFETY: the range lies within the memory; the block lives until the wait below is over, or is leaked.
-            unsafe { stream.upload(memory.address() + start as u64, block.as_ptr(), bytes) }
-        });
-    let waited = stream.wait(PATIENCE);
-    if waited.is_err() {
-        std::mem::forget(block);
-    }
-    sent.and(waited)
 }

@@ -13,7 +13,8 @@ mod rest;
 use std::time::{Duration, Instant};
 
 use pp_contract::{
-    Composer, Fault, FaultKind, Header, LockstepError, Matched, PrepareError, Prepared, Rank, Stamp,
+    Composer, Fault, FaultKind, Header, LockstepError, Matched, PrepareError, Prepared, Rank,
+    Stamp, with_source,
 };
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::{Completion, InFlight, Submission};
@@ -125,22 +126,6 @@ impl Blame {
         let detail = "it left before the job was done";
         Fault::new(FaultKind::PeerDied, self.peer, "receive header", detail)
     }
-}
-
-/// An error and the chain of its causes, on one line.
-pub fn with_source(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        // Some errors name their cause themselves.
-        if !text.contains(&said) {
-            text.push_str(": ");
-            text.push_str(&said);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Posts the receive that a header announces, if it announces one.

@@ -16,9 +16,11 @@
 //! nothing, so the distance between its neighbours is not a period of the pipeline. Latency needs no chunk before.
 //! Figures of which there are none, and ratios that mean nothing (see [`super::ratio`]), are null.
 
-use serde::Serialize;
+use std::fmt;
 
-use super::ratio::WhyNull;
+use serde::{Serialize, Serializer};
+
+use super::far::FAR;
 use super::{ChunkRecord, Recorder, Restart};
 
 /// Chunks left out at the start of a long run: the first ones pay for cold caches and an empty pipeline.
@@ -110,6 +112,50 @@ pub struct Measures {
     pub forward_bytes: Option<u64>,
     /// Median payload received from it, per chunk.
     pub back_bytes: Option<u64>,
+}
+
+/// Why a ratio is not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WhyNull {
+    /// No distance of two chunks was measured.
+    NothingMeasured,
+    /// Phase B was lost and started again between the first measured chunk and the last.
+    SpansRestart,
+    /// A stage had no work: there was nothing to hide, or nothing to keep busy.
+    NoWork,
+    /// The median of the period is far from its mean.
+    Bursts,
+    /// The shorter stage is below the scatter of the periods.
+    Scatter,
+    /// The ratio is above 1 by more than the error of measurement.
+    AboveOne,
+}
+
+impl fmt::Display for WhyNull {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NothingMeasured => f.write_str("too few chunks were measured"),
+            Self::SpansRestart => f.write_str("the measured chunks span a restart of Phase B"),
+            Self::NoWork => f.write_str("a stage had no work"),
+            Self::Bursts => write!(
+                f,
+                "chunks came in bursts: median and mean of the period differ by more than {:.0} %",
+                100.0 * FAR
+            ),
+            Self::Scatter => f.write_str("the shorter stage is below the scatter of the periods"),
+            Self::AboveOne => f.write_str(
+                "it is above 1: results had piled up and left faster than they are made",
+            ),
+        }
+    }
+}
+
+/// As text.
+impl Serialize for WhyNull {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
 
 impl Measures {

@@ -1,59 +1,11 @@
 //! The one rule for ratios that mean nothing. The text, the picture, the JSON and the benchmarks share it.
 
-use std::fmt;
-
-use serde::{Serialize, Serializer};
-
-use super::Measures;
-use super::far::{FAR, are_far_apart};
+use super::far::are_far_apart;
+use super::measures::{Measures, WhyNull};
 
 /// A ratio that is this little above 1 is 1: durations of Phase B are whole microseconds, and the medians of a stage and
 /// of the period come from different chunks.
 pub const MEASUREMENT_ERROR: f64 = 0.02;
-
-/// Why a ratio is not given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum WhyNull {
-    /// No distance of two chunks was measured.
-    NothingMeasured,
-    /// Phase B was lost and started again between the first measured chunk and the last.
-    SpansRestart,
-    /// A stage had no work: there was nothing to hide, or nothing to keep busy.
-    NoWork,
-    /// The median of the period is far from its mean.
-    Bursts,
-    /// The shorter stage is below the scatter of the periods.
-    Scatter,
-    /// The ratio is above 1 by more than the error of measurement.
-    AboveOne,
-}
-
-impl fmt::Display for WhyNull {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NothingMeasured => f.write_str("too few chunks were measured"),
-            Self::SpansRestart => f.write_str("the measured chunks span a restart of Phase B"),
-            Self::NoWork => f.write_str("a stage had no work"),
-            Self::Bursts => write!(
-                f,
-                "chunks came in bursts: median and mean of the period differ by more than {:.0} %",
-                100.0 * FAR
-            ),
-            Self::Scatter => f.write_str("the shorter stage is below the scatter of the periods"),
-            Self::AboveOne => f.write_str(
-                "it is above 1: results had piled up and left faster than they are made",
-            ),
-        }
-    }
-}
-
-/// As text.
-impl Serialize for WhyNull {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
 
 impl Measures {
     /// Work of so many milliseconds a chunk over the median period.

@@ -11,12 +11,11 @@ use std::io::{self, Write};
 use super::text::{Latency, Millis, Period, Ratio};
 use super::{ChunkRecord, Measures, Recorder, Restart, View};
 use lane::{Lane, back, forward};
+use scale::{LEFT, RIGHT, Scale, WIDTH, millis};
 
 mod lane;
+mod scale;
 
-const WIDTH: f64 = 1200.0;
-const LEFT: f64 = 118.0;
-const RIGHT: f64 = 20.0;
 const TOP: f64 = 110.0;
 const LEGEND: f64 = 95.0;
 const LANE_GAP: f64 = 14.0;
@@ -129,37 +128,6 @@ fn headline(m: &Measures) -> String {
     )
 }
 
-/// Maps the window of time that is shown to the width of the lanes.
-struct Scale {
-    from_ns: u64,
-    to_ns: u64,
-}
-
-impl Scale {
-    fn over(shown: &[&ChunkRecord]) -> Self {
-        let from_ns = shown.iter().map(|r| r.build_start_ns).min().unwrap_or(0);
-        let last = |r: &&ChunkRecord| r.decode_end_ns.max(r.emitted_ns).max(r.received_ns);
-        let to_ns = shown.iter().map(last).max().unwrap_or(0);
-        Self {
-            from_ns,
-            to_ns: to_ns.max(from_ns.saturating_add(1_000)),
-        }
-    }
-
-    fn length_ns(&self) -> u64 {
-        self.to_ns - self.from_ns
-    }
-
-    fn x(&self, at_ns: u64) -> f64 {
-        let inside = at_ns.clamp(self.from_ns, self.to_ns) - self.from_ns;
-        LEFT + (WIDTH - LEFT - RIGHT) * inside as f64 / self.length_ns() as f64
-    }
-
-    fn shows(&self, from_ns: u64, to_ns: u64) -> bool {
-        from_ns < to_ns && from_ns < self.to_ns && to_ns > self.from_ns
-    }
-}
-
 fn legend(out: &mut impl Write, with_lost: bool) -> io::Result<()> {
     let entries = [
         ("encode", "encode"),
@@ -218,16 +186,6 @@ fn tick_ns(length_ns: u64) -> u64 {
         .into_iter()
         .find(|&step| step >= least)
         .unwrap_or_else(|| power.saturating_mul(10))
-}
-
-/// Three digits that count.
-fn millis(ns: u64) -> String {
-    let ms = ns as f64 / 1e6;
-    match ms {
-        _ if ms >= 100.0 => format!("{ms:.0} ms"),
-        _ if ms >= 10.0 => format!("{ms:.1} ms"),
-        _ => format!("{ms:.2} ms"),
-    }
 }
 
 fn escape(text: &str) -> String {

@@ -17,8 +17,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use super::secure::random_bytes;
 use super::socket::{Socket, retry};
+use crate::random::random_bytes;
 
 /// Most descriptors passed at once.
 pub const MAX_FDS: usize = 16;

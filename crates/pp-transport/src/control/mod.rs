@@ -30,5 +30,4 @@ pub use handshake::agree;
 pub use message::Message;
 pub use rendezvous::{Peers, RendezvousError, RendezvousOptions, Tell, TurnedAway, rendezvous};
 pub use secure::MAX_MESSAGE_BYTES;
-pub(crate) use secure::random_bytes;
 pub use socket::SocketKind;

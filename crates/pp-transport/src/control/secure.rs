@@ -115,17 +115,6 @@ fn hmac(hash: &mut dyn Hash, key: &[u8], data: &[u8]) -> [u8; 32] {
     out
 }
 
-/// Random bytes of the system.
-pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    DefaultResolver
-        .resolve_rng()
-        .expect("snow is built with the system's random numbers")
-        .try_fill_bytes(&mut bytes)
-        .expect("the system gives random numbers");
-    bytes
-}
-
 fn preamble(rank: Rank) -> [u8; PREAMBLE_BYTES] {
     let mut bytes = [0; PREAMBLE_BYTES];
     bytes[..4].copy_from_slice(&MAGIC);

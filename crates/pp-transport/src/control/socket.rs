@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use rustix::process::Pid;
 
 /// Which kind of socket joins two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,4 +105,12 @@ pub(crate) fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::R
             other => return Ok(other?),
         }
     }
+}
+
+/// The process at the other end of a Unix socket, if it is of our user or root; `None` for any
+/// other user's. This is the kernel's word: of who connected, or of who called `listen`.
+pub(crate) fn trusted_pid(fd: impl AsFd) -> io::Result<Option<Pid>> {
+    let peer = rustix::net::sockopt::socket_peercred(fd)?;
+    let trusted = peer.uid.is_root() || peer.uid == rustix::process::geteuid();
+    Ok(trusted.then_some(peer.pid))
 }

@@ -13,10 +13,10 @@
 //! from `cuMemAlloc`: plain memory that NCCL and every kernel can use. Freeing waits for the
 //! device, so a thread of its own does that.
 
+mod copy;
 mod device;
 mod driver;
 mod error;
-mod janitor;
 mod memory;
 mod stream;
 

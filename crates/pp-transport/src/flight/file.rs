@@ -15,10 +15,7 @@ use pp_contract::{Fault, List, Rank, Text, WorldSize, digest};
 use serde::{Deserialize, Serialize};
 
 use super::operation::Operation;
-use super::recorder::{FlightRecorder, MAX_GROUPS, MAX_OPERATIONS};
-
-/// Members of a group that are written down.
-pub const MAX_MEMBERS: usize = 1024;
+use super::recorder::{FlightRecorder, Group, MAX_GROUPS, MAX_OPERATIONS};
 
 /// The version of the file that this build writes and reads.
 pub const FILE_VERSION: u16 = 1;
@@ -61,15 +58,6 @@ pub struct Activity {
     pub since_ns: Option<u64>,
     /// Since when nothing could be done before a peer or a device had done its part.
     pub waiting_since_ns: Option<u64>,
-}
-
-/// Ranks that have operations in common.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Group {
-    /// Its name.
-    pub name: Text<64>,
-    /// Its members; none where there are more than can be written down.
-    pub members: List<Rank, MAX_MEMBERS>,
 }
 
 /// What one rank recorded.

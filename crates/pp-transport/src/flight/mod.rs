@@ -18,11 +18,12 @@ mod recorder;
 pub(crate) mod ring;
 
 pub use self::file::{
-    Activity, FILE_VERSION, Group, MAX_FILE_BYTES, MAX_MEMBERS, Moment, Reason, Recording,
-    RecordingError,
+    Activity, FILE_VERSION, MAX_FILE_BYTES, Moment, Reason, Recording, RecordingError,
 };
 pub(crate) use self::group::GroupLog;
 pub use self::operation::{Kind, Message, Operation, State};
 pub use self::recorded::{Recorded, Tracked};
 pub(crate) use self::recorder::Record;
-pub use self::recorder::{DEFAULT_OPERATIONS, FlightRecorder, MAX_GROUPS, MAX_OPERATIONS};
+pub use self::recorder::{
+    DEFAULT_OPERATIONS, FlightRecorder, Group, MAX_GROUPS, MAX_MEMBERS, MAX_OPERATIONS,
+};

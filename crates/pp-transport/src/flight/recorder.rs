@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use pp_contract::{Header, List, Rank, Text};
 use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 
-use super::file::Group;
 use super::operation::{Change, Draft, Operation, State, identified, reached, unpack};
 use super::ring::Ring;
 use crate::error::TransportError;
@@ -17,12 +17,23 @@ pub const DEFAULT_OPERATIONS: usize = 4096;
 pub const MAX_OPERATIONS: usize = 65_536;
 /// Groups that can be named.
 pub const MAX_GROUPS: usize = 16;
+/// Members of a group that are written down.
+pub const MAX_MEMBERS: usize = 1024;
 
 /// Nanoseconds on `CLOCK_MONOTONIC`, which all processes of one host share.
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     // The clock starts at 0 when the machine does and is never negative.
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// Ranks that have operations in common.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// Its name.
+    pub name: Text<64>,
+    /// Its members; none where there are more than can be written down.
+    pub members: List<Rank, MAX_MEMBERS>,
 }
 
 /// Keeps the latest operations of this process. Clones are handles to the same one; it outlives

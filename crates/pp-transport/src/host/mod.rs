@@ -7,6 +7,7 @@
 //! The region is made by the lower of the two ranks and passed, with the bells, over their
 //! authenticated control channel. The kernel frees it with the last process, however that ends.
 
+pub(crate) mod bell_words;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod fuzz;
 pub(crate) mod layout;

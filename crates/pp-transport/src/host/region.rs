@@ -17,10 +17,10 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::bell_words::BellWords;
 use super::memory::available_bytes;
 use super::ring::{RingBytes, RingWords};
 use super::slots::SlotWord;
-use crate::bell::BellWords;
 use crate::error::TransportError;
 
 /// Marks the types that may be referenced in memory another process writes.
@@ -126,10 +126,6 @@ impl Region {
     /// The descriptor to pass to a peer on this host.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-
-    pub(crate) fn bell_words(&self) -> &BellWords {
-        self.words(0)
     }
 
     /// The atomics at `offset`.
@@ -275,8 +271,9 @@ mod tests {
     fn both_mappings_see_the_same_words() {
         let ours = Region::create("pp-test", 4096).unwrap();
         let theirs = Region::open(ours.fd().try_clone_to_owned().unwrap(), 4096).unwrap();
-        let ticket = theirs.bell_words().listen();
-        ours.bell_words().strike();
-        assert!(!theirs.bell_words().is_silent_since(ticket));
+        let (ours, theirs) = (ours.words::<BellWords>(0), theirs.words::<BellWords>(0));
+        let ticket = theirs.listen();
+        ours.strike();
+        assert!(!theirs.is_silent_since(ticket));
     }
 }

@@ -14,11 +14,10 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{MAX_FRAME_BYTES, Rank};
 
-use super::words::Words;
-use super::{OutSlots, misbehaved};
+use super::words::{OutSlots, Words};
 use crate::bell::Bell;
 use crate::control::{ControlSender, MAX_MESSAGE_BYTES, Message};
-use crate::error::TransportError;
+use crate::error::{TransportError, misbehaved};
 use crate::host::ring::NO_SLOT;
 use crate::host::slots::{SlotWords, is_with_consumer, move_to_consumer, move_to_producer};
 

@@ -23,17 +23,14 @@ use pp_contract::{MAX_FRAME_BYTES, Matched, Rank};
 
 pub use self::channel::Inlet;
 use self::channel::{ChannelFrames, Credits};
-pub(crate) use self::words::Words;
+pub(crate) use self::words::{OutSlots, Words};
 use crate::bell::Bell;
 use crate::control::ControlSender;
-use crate::error::TransportError;
+use crate::error::{TransportError, misbehaved};
 use crate::host::layout::{Direction, EdgeShape, Layout};
 use crate::host::region::{BytesAt, Region, WordsAt};
 use crate::host::ring::{NO_SLOT, RingReceiver, RingSender, RingWords};
 use crate::host::slots::{Consumer, Nonsense, NotOurs, Producer, SlotWords, is_with_consumer};
-
-/// The slots of the outgoing edge, shared by the link and its leases.
-pub(crate) type OutSlots = Producer<Words>;
 
 /// The slots of the incoming edge, and how the peer learns that it has one back.
 #[derive(Debug)]
@@ -387,8 +384,4 @@ impl From<Nonsense> for TransportError {
             format!("it wrote {word} into the word of slot {slot}, which it does not have"),
         )
     }
-}
-
-pub(crate) fn misbehaved(rank: Rank, why: String) -> TransportError {
-    TransportError::PeerMisbehaved { rank, why }
 }

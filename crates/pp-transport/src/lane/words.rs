@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use crate::host::layout::Direction;
 use crate::host::region::Region;
-use crate::host::slots::{SlotWord, SlotWords};
+use crate::host::slots::{Producer, SlotWord, SlotWords};
+
+/// The slots of the outgoing edge, shared by the link and its leases.
+pub(crate) type OutSlots = Producer<Words>;
 
 /// The slot words of one direction.
 #[derive(Clone, Debug)]

@@ -13,8 +13,9 @@ use pp_contract::{Rank, WorldSize};
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::process::DumpableBehavior;
 
+use super::secret::hex;
 use super::{JobSecret, Launch, Via};
-use crate::control::random_bytes;
+use crate::random::random_bytes;
 
 /// A job of ranks on this host, met over a Unix socket: no port is opened, and its random id and
 /// secret keep it apart from every other.
@@ -126,9 +127,4 @@ fn in_memory(secret: &JobSecret) -> std::io::Result<OwnedFd> {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&fd, seals)?;
     Ok(fd)
-}
-
-/// Lower-case hexadecimal.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -7,9 +7,9 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::{Mode, OFlags};
 
-use super::parse::Env;
-use super::{LaunchError, Launcher};
-use crate::control::random_bytes;
+use super::error::LaunchError;
+use super::parse::{Env, Launcher};
+use crate::random::random_bytes;
 
 /// Fewer bytes than this could be guessed.
 const MIN_SECRET_BYTES: usize = 16;
@@ -43,7 +43,7 @@ impl JobSecret {
     /// A fresh secret from the system's random numbers.
     #[must_use]
     pub fn random() -> Self {
-        Self(super::local::hex(&random_bytes::<32>()).into_bytes())
+        Self(hex(&random_bytes::<32>()).into_bytes())
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -130,4 +130,9 @@ fn unfit(what: &str, bytes: usize) -> LaunchError {
         why: format!("{what} holds {bytes} bytes, not {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}"),
         remedy: "make one with: openssl rand -hex 32".into(),
     }
+}
+
+/// Lower-case hexadecimal.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -10,9 +10,8 @@ use pp_contract::{Generation, Rank};
 
 use super::calls::Comm;
 use super::connect;
-use super::group::Group;
 use super::id::UniqueId;
-use super::issuer::{Issuer, Tenant};
+use super::issuer::{Issuer, Patience, Tenant};
 use super::life::{AbortHandle, How, Life};
 use crate::cuda::DeviceBuffer;
 use crate::error::TransportError;
@@ -52,7 +51,7 @@ pub struct Communicator {
     name: &'static str,
     members: Vec<Rank>,
     me: Rank,
-    flights: Arc<Flights>,
+    pub(super) flights: Arc<Flights>,
     pub(super) log: GroupLog,
     is_closed: bool,
     _tenant: Tenant,
@@ -82,7 +81,7 @@ impl Flights {
     }
 
     /// Frees the orphans whose operations are over.
-    fn sweep(&self) {
+    pub(super) fn sweep(&self) {
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
         orphans.retain(|buffer| {
             let over = matches!(buffer.is_idle(), Ok(true));
@@ -117,7 +116,7 @@ impl Communicator {
         let core = issuer.core();
         let tenant = Tenant::new(&issuer);
         let life = Arc::new(Life::new(core, format!("group {name}")));
-        let patience = connect::Patience::until(deadline);
+        let patience = Patience::until(deadline);
         let beside = core.enter_to_connect(life.what(), &patience)?;
         let made = connect::by(&patience, &life, beside, move |life, progress| {
             progress.at("create the communicator")?;
@@ -161,12 +160,6 @@ impl Communicator {
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle::new(&self.life)
-    }
-
-    /// Begins a group of operations. Nothing is issued before [`Group::commit`].
-    pub fn group(&mut self) -> Group<'_> {
-        self.flights.sweep();
-        Group::new(self)
     }
 
     /// Ends the communicator as a drop does, with a bound of the caller's.

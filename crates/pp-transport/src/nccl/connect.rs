@@ -17,7 +17,7 @@ use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
 
 use super::calls::Comm;
 use super::id::UniqueId;
-use super::issuer::Beside;
+use super::issuer::{Beside, Patience};
 use super::life::{How, Life, Remains};
 use super::slots::{DeviceSlots, Slot};
 use crate::cuda::{CudaError, DeviceBuffer, DevicePtr, Stream};
@@ -27,37 +27,9 @@ use crate::host::EdgeShape;
 /// Time between two looks at an event while edges are tried out.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
-/// Time between two looks at whether a connection is still wanted.
-const ASK_EVERY: Duration = Duration::from_millis(5);
-
 /// How long a thread whose connection was given up may take to come back before what it has made is
 /// aborted under it.
 const COMES_BACK_WITHIN: Duration = Duration::from_millis(100);
-
-/// How long somebody waits for a connection.
-pub(super) struct Patience<'a> {
-    pub(super) deadline: Instant,
-    pub(super) is_wanted: &'a dyn Fn() -> bool,
-}
-
-impl Patience<'_> {
-    pub(super) fn until(deadline: Instant) -> Self {
-        Self {
-            deadline,
-            is_wanted: &|| true,
-        }
-    }
-
-    pub(super) fn is_over(&self) -> bool {
-        Instant::now() >= self.deadline || !(self.is_wanted)()
-    }
-
-    /// Until it is asked for again.
-    fn nap(&self) -> Duration {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        left.min(ASK_EVERY)
-    }
-}
 
 /// How far it came.
 #[derive(Debug)]

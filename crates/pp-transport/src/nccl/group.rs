@@ -125,6 +125,12 @@ enum Kind {
 }
 
 impl Communicator {
+    /// Begins a group of operations. Nothing is issued before [`Group::commit`].
+    pub fn group(&mut self) -> Group<'_> {
+        self.flights.sweep();
+        Group::new(self)
+    }
+
     /// Begins the record of an operation.
     fn begin_record(&mut self, kind: Kind, buffer: &GroupBuffer, about: Option<About>) -> Record {
         let member = |place: u32| {

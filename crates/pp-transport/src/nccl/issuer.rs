@@ -14,15 +14,42 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::Nccl;
 
-use super::connect::Patience;
 use crate::cuda::Device;
 use crate::error::TransportError;
 
 /// Time between two looks at whether a thread is done with NCCL.
 pub(super) const LOOK_EVERY: Duration = Duration::from_micros(50);
 
+/// Time between two looks at whether a connection is still wanted.
+const ASK_EVERY: Duration = Duration::from_millis(5);
+
 /// Devices of this process that have an issuer.
 static TAKEN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+/// How long somebody waits for a connection.
+pub(super) struct Patience<'a> {
+    pub(super) deadline: Instant,
+    pub(super) is_wanted: &'a dyn Fn() -> bool,
+}
+
+impl Patience<'_> {
+    pub(super) fn until(deadline: Instant) -> Self {
+        Self {
+            deadline,
+            is_wanted: &|| true,
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        Instant::now() >= self.deadline || !(self.is_wanted)()
+    }
+
+    /// Until it is asked for again.
+    pub(super) fn nap(&self) -> Duration {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        left.min(ASK_EVERY)
+    }
+}
 
 /// The right to issue NCCL operations on one device. It can move to another thread, and cannot be
 /// used from two.

@@ -10,7 +10,7 @@ use pp_contract::{Generation, Matched, Prepared, Rank, Sequencer, Stamp};
 
 use super::connect::{self, Edge, Edges, Wanted};
 use super::id::UniqueId;
-use super::issuer::{Issuer, Tenant};
+use super::issuer::{Issuer, Patience, Tenant};
 use super::lease::{DeviceRx, DeviceTx, Receiving, Sending};
 use super::life::{AbortHandle, How, Life};
 use super::slots::{Pool, RxPool, TxPool};
@@ -132,7 +132,7 @@ impl NcclLink {
             ids,
             blocking,
         };
-        let patience = connect::Patience {
+        let patience = Patience {
             deadline,
             is_wanted,
         };

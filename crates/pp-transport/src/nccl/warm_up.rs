@@ -8,9 +8,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::connect::{Patience, Progress, Unmade, all_pairs, join};
+use super::connect::{Progress, Unmade, all_pairs, join};
 use super::id::UniqueId;
-use super::issuer::Issuer;
+use super::issuer::{Issuer, Patience};
 use super::life::Life;
 use crate::error::TransportError;
 

@@ -6,9 +6,9 @@ use std::mem::ManuallyDrop;
 use std::path::Path;
 
 use anyhow::Context;
+use pp_contract::with_source;
 use pp_kernels::KernelSet;
 use pp_kernels::check::{Bench, CHECKS};
-use pp_runtime::driver::with_source;
 use pp_transport::cuda::{Device, Stream};
 use serde::{Deserialize, Serialize};
 

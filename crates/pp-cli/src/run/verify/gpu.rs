@@ -3,9 +3,8 @@
 //! Everything is ordered by that one stream, and nothing waits. The host never touches a payload: what it reads was copied
 //! out of it by the device.
 
-use pp_contract::{Digests, FaultKind, MAX_TENSORS, Manifest};
+use pp_contract::{Digests, FaultKind, MAX_TENSORS, Manifest, with_source};
 use pp_kernels::{DeviceDigests, DeviceTensor};
-use pp_runtime::driver::with_source;
 use pp_runtime::stage::StageError;
 use pp_transport::cuda::{CudaError, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
 use pp_transport::nccl::{DeviceRx, DeviceTx};

@@ -17,10 +17,9 @@ use std::io::Read as _;
 use anyhow::Context as _;
 use pp_contract::{
     ChunkIndex, Digest, Digests, Envelope, FaultKind, MAX_TENSORS, Manifest, Outcome, Plan, Rank,
-    SEAL_TENSOR, Seal, TENSOR_ALIGN_BYTES, VideoPlan,
+    SEAL_TENSOR, Seal, TENSOR_ALIGN_BYTES, VideoPlan, with_source,
 };
 use pp_kernels::Description;
-use pp_runtime::driver::with_source;
 use pp_runtime::stage::StageError;
 
 use self::log::Log;

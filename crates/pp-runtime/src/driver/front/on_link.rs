@@ -10,8 +10,8 @@ use pp_transport::link::{Capabilities, Link};
 
 use super::super::rest::Rest;
 use super::super::{Blame, Payload, post_receive};
-use super::FrontRun;
 use super::flight::{Flight, Leg};
+use super::run::FrontRun;
 use crate::clock::now_ns;
 use crate::core::{Facts, FrontAction, FrontCore};
 use crate::progress::Doing;

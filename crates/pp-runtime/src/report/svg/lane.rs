@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{LEFT, RIGHT, Scale, WIDTH, millis};
+use super::scale::{LEFT, RIGHT, Scale, WIDTH, millis};
 use crate::report::ChunkRecord;
 
 const STAGE_HEIGHT: f64 = 40.0;

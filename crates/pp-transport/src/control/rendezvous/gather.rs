@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use pp_contract::{Rank, WorldSize};
 use rustix::event::{PollFd, PollFlags};
 
+use super::error::{RendezvousError, TurnedAway, list};
 use super::listen::{Accepted, Listener, Source};
-use super::{RendezvousError, RendezvousOptions, TurnedAway, Waiting, list};
+use super::waiting::{RendezvousOptions, Waiting};
 use crate::control::channel::ControlChannel;
 use crate::control::frame::{FrameError, FrameReader, Progress};
 use crate::control::message::kind as wire;

@@ -10,13 +10,14 @@ use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Pid;
 
-use super::{MEETING_RANK, RendezvousError, RendezvousOptions, Waiting};
+use super::error::{MEETING_RANK, RendezvousError};
+use super::waiting::{RendezvousOptions, Waiting};
 use crate::control::channel::ControlChannel;
 use crate::control::error::ControlError;
 use crate::control::frame::{FrameReader, Progress};
 use crate::control::message::kind as wire;
 use crate::control::secure::{Answer, Caller, Forged, JobKey, MAX_ANSWER_BYTES, MIN_ANSWER_BYTES};
-use crate::control::socket::{Socket, SocketKind};
+use crate::control::socket::{Socket, SocketKind, trusted_pid};
 use crate::launch::{Launch, Via};
 
 /// One attempt's time for a connection, and for rank 0's answer.
@@ -254,8 +255,8 @@ fn connect_unix(key: &JobKey) -> io::Result<Connected> {
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // A full backlog is an error here, not a wait.
     rustix::net::connect(&fd, &name)?;
-    let pid = super::trusted_pid(&fd)?
-        .ok_or_else(|| io::Error::other("another user listens under our name"))?;
+    let pid =
+        trusted_pid(&fd)?.ok_or_else(|| io::Error::other("another user listens under our name"))?;
     Ok(Connected {
         socket: Socket::new(fd),
         kind: SocketKind::Unix,

@@ -9,9 +9,9 @@ use std::os::unix::net::UnixListener;
 
 use rustix::process::Pid;
 
-use super::RendezvousError;
+use super::error::RendezvousError;
 use crate::control::secure::JobKey;
-use crate::control::socket::{Socket, SocketKind};
+use crate::control::socket::{Socket, SocketKind, trusted_pid};
 use crate::launch::{Address, Launch, Via};
 
 /// Callers that the kernel holds until they are accepted; more than a crowd can send while rank 0
@@ -152,7 +152,7 @@ impl Listener {
     pub(super) fn accept(&self) -> io::Result<Option<Accepted>> {
         let accepted = match self {
             Self::Unix { listener, .. } => listener.accept().and_then(|(stream, _)| {
-                let pid = super::trusted_pid(&stream)?.ok_or(io::ErrorKind::PermissionDenied)?;
+                let pid = trusted_pid(&stream)?.ok_or(io::ErrorKind::PermissionDenied)?;
                 Ok((Socket::new(stream), Source::Process(pid)))
             }),
             Self::Tcp { listener, .. } => listener.accept().and_then(|(stream, from)| {

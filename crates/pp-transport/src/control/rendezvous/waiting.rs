@@ -1,0 +1,79 @@
+//! How long a rank waits for the others, and what it says meanwhile.
+
+use std::time::{Duration, Instant};
+
+use pp_contract::Rank;
+
+/// How long to wait, and for how many.
+#[derive(Debug, Clone)]
+pub struct RendezvousOptions {
+    /// Until all ranks have joined.
+    pub timeout: Duration,
+    /// For a caller to prove that it is of the job.
+    pub stranger_timeout: Duration,
+    /// Callers that have not yet done so, per kind of socket; one more drops the oldest.
+    pub max_pending: usize,
+    /// Told again and again while the ranks have not met: for whom this rank waits, and who was turned away.
+    pub tell: Option<Tell>,
+}
+
+/// Who is told what a waiting rank waits for, and how often.
+#[derive(Debug, Clone, Copy)]
+pub struct Tell {
+    /// Time between two lines.
+    pub every: Duration,
+    /// Takes a line; must not block for long, since callers wait meanwhile.
+    pub take: fn(String),
+}
+
+/// Tells what a rank waits for, when it is time.
+pub(super) struct Waiting {
+    tell: Option<Tell>,
+    started: Instant,
+    timeout: Duration,
+    next: Option<Instant>,
+}
+
+impl Waiting {
+    pub(super) fn new(options: &RendezvousOptions, started: Instant) -> Self {
+        Self {
+            tell: options.tell,
+            started,
+            timeout: options.timeout,
+            next: options.tell.map(|tell| started + tell.every),
+        }
+    }
+
+    /// When [`Waiting::look`] has something to tell.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.next
+    }
+
+    /// `what` is who is awaited and where, and why nobody is there yet.
+    pub(super) fn look(&mut self, rank: Rank, what: impl FnOnce() -> String) {
+        let now = Instant::now();
+        if let (Some(tell), Some(next)) = (self.tell, self.next)
+            && now >= next
+        {
+            self.next = Some(now + tell.every);
+            let (waited, of) = (now - self.started, self.timeout);
+            (tell.take)(format!(
+                "rank {rank} has waited {:.0} s of {:.0} s for {}",
+                waited.as_secs_f64(),
+                of.as_secs_f64(),
+                what()
+            ));
+        }
+    }
+}
+
+impl Default for RendezvousOptions {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(60),
+            stranger_timeout: Duration::from_secs(2),
+            max_pending: 64,
+            tell: None,
+        }
+    }
+}

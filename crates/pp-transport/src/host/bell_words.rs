@@ -1,0 +1,76 @@
+//! The words of a bell ([`crate::bell`]): who listens, who sleeps, and how often it rang.
+
+use crate::sync::{AtomicU32, Ordering, fence};
+
+/// What [`BellWords::listen`] saw of the counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket(pub(crate) u32);
+
+/// The words of a bell, wherever they lie.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct BellWords {
+    /// Raised by a ring that somebody listens for; what sleepers wait on.
+    pub(crate) rings: AtomicU32,
+    /// How many listen: they look for work, spin or sleep.
+    listeners: AtomicU32,
+    /// How many of them sleep, or are about to.
+    sleepers: AtomicU32,
+}
+
+impl Default for BellWords {
+    fn default() -> Self {
+        Self {
+            rings: AtomicU32::new(0),
+            listeners: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+        }
+    }
+}
+
+impl BellWords {
+    /// Begins to listen. Look for work after this, then sleep; [`BellWords::unlisten`] must follow.
+    pub(crate) fn listen(&self) -> Ticket {
+        self.listeners.fetch_add(1, Ordering::SeqCst);
+        let ticket = Ticket(self.rings.load(Ordering::SeqCst));
+        // Pairs with the first fence in `strike`: either the ringer sees the listener, or the
+        // listener sees what the ringer has done before.
+        fence(Ordering::SeqCst);
+        ticket
+    }
+
+    /// Ends what [`BellWords::listen`] began.
+    pub(crate) fn unlisten(&self) {
+        self.listeners.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// True while no ring came since the ticket was taken.
+    pub(crate) fn is_silent_since(&self, ticket: Ticket) -> bool {
+        self.rings.load(Ordering::Acquire) == ticket.0
+    }
+
+    /// Announces a sleeper and says whether it may sleep; [`BellWords::leave`] must follow.
+    pub(crate) fn enter(&self, ticket: Ticket) -> bool {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        // Pairs with the second fence in `strike`: either the ringer sees the sleeper, or the
+        // sleeper sees the ring.
+        fence(Ordering::SeqCst);
+        self.is_silent_since(ticket)
+    }
+
+    /// Takes back what [`BellWords::enter`] announced.
+    pub(crate) fn leave(&self) {
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Rings, if anybody listens; true when a sleeper must be woken.
+    pub(crate) fn strike(&self) -> bool {
+        fence(Ordering::SeqCst);
+        if self.listeners.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
+        self.rings.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.sleepers.load(Ordering::SeqCst) != 0
+    }
+}

@@ -1,0 +1,111 @@
+use super::*;
+
+/// The shortest circle of a crate whose root is the first of these files.
+fn circle(files: &[(&str, &str)]) -> Option<String> {
+    let read = |wanted: &str| {
+        let found = files.iter().find(|(file, _)| *file == wanted);
+        found.map(|(_, text)| (*text).to_owned())
+    };
+    let uses = Tree::read(files[0].0, &read).unwrap().uses();
+    shortest_circle(&uses).map(|circle| in_words(&uses, &circle))
+}
+
+#[test]
+fn a_circle_of_two_is_named_with_the_lines() {
+    let found = circle(&[
+        ("src/lib.rs", "mod a;\npub mod b;"),
+        (
+            "src/a.rs",
+            "//! A.\n\nuse crate::b::{self, B};\npub struct A(b::B, B);",
+        ),
+        (
+            "src/b/mod.rs",
+            "pub struct B;\nfn f() { vec![crate::a::A::new()]; }",
+        ),
+    ]);
+    let words = "a circle of 2 files:\n  src/a.rs:3 uses crate::b::B of src/b/mod.rs\n  \
+                 src/b/mod.rs:2 uses crate::a::A::new of src/a.rs";
+    assert_eq!(found.as_deref(), Some(words));
+}
+
+#[test]
+fn the_shortest_of_two_circles_is_named() {
+    let files = [
+        ("src/main.rs", "mod a; mod b; mod c; fn main() { a::f(); }"),
+        ("src/a.rs", "pub fn f() { super::b::f() }"),
+        ("src/b.rs", "use super::c::f as next; pub fn f() { next() }"),
+        ("src/c.rs", "pub fn f() { crate::a::f() }"),
+    ];
+    assert!(circle(&files).unwrap().starts_with("a circle of 3 files:"));
+    let mut files = files;
+    files[3].1 = "pub fn f() { crate::a::f(); super::b::f() }";
+    let found = circle(&files).unwrap();
+    assert!(found.starts_with("a circle of 2 files:") && !found.contains("src/a.rs"));
+}
+
+#[test]
+fn a_parent_that_uses_its_child_must_not_be_used_by_it() {
+    let lib = ("src/lib.rs", "mod a;");
+    let child = ("src/a/b.rs", "use super::Size; pub struct B(Size);");
+    let uses = ("src/a.rs", "mod b; pub struct Size; fn f(b: b::B) {}");
+    let re_exports = ("src/a.rs", "mod b; pub use b::B; pub struct Size;");
+    let both = (
+        "src/a.rs",
+        "mod b; pub use b::B; pub struct Size; fn f(b: B) {}",
+    );
+    assert!(circle(&[lib, uses, child]).is_some());
+    assert_eq!(circle(&[lib, re_exports, child]), None);
+    assert!(circle(&[lib, both, child]).is_some());
+}
+
+#[test]
+fn a_re_export_stands_for_the_file_behind_it() {
+    let through = |used: &'static str| {
+        circle(&[
+            ("src/lib.rs", "mod a; mod other;"),
+            ("src/a/mod.rs", "mod b; mod c; pub use b::*; pub use c::C;"),
+            ("src/a/b.rs", "use crate::other::O; pub struct B(O);"),
+            ("src/a/c.rs", "pub struct C;"),
+            ("src/other.rs", used),
+        ])
+    };
+    assert_eq!(through("use crate::a::C; pub struct O(C);"), None);
+    assert!(through("use crate::a::B; pub struct O(Box<B>);").is_some());
+}
+
+#[test]
+fn tests_comments_and_other_crates_do_not_count() {
+    let found = circle(&[
+        (
+            "src/lib.rs",
+            "mod a; mod b; #[cfg(all(test, unix))] mod models; #[cfg(loom)] mod b { }",
+        ),
+        (
+            "src/a.rs",
+            "/// As [`crate::b::B`].\n#[cfg(test)]\nimpl<S, T> From<crate::b::B> for Vec<(S, T)> { }\n\
+             struct A { #[cfg(test)] b: Vec<crate::b::B>, pub c: u8 }\n#[cfg(test)] use crate::b::{B};\n\
+             #[cfg(test)] mod tests { use crate::b::B; }",
+        ),
+        ("src/b.rs", "use crate::a::A; use a::B; pub struct B(A);"),
+    ]);
+    assert_eq!(found, None);
+    let with_feature = "#[cfg(any(test, feature = \"fuzz\"))] use crate::b::B; pub struct A;";
+    let files = [
+        ("src/lib.rs", "mod a; mod b;"),
+        ("src/a.rs", with_feature),
+        ("src/b.rs", "use crate::a::A; pub struct B(A);"),
+    ];
+    assert!(circle(&files).is_some());
+}
+
+#[test]
+fn a_file_that_is_missing_or_is_no_rust_is_an_error() {
+    let read = |file: &str| (file == "src/lib.rs").then(|| "mod a;".to_owned());
+    assert!(Tree::read("src/lib.rs", &read).is_err());
+    assert!(Tree::read("src/lib.rs", &|_| Some("fn (".into())).is_err());
+}
+
+#[test]
+fn no_crate_has_a_circle() {
+    assert_eq!(find().unwrap().0, Vec::<String>::new());
+}
