@@ -14,8 +14,10 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::process::{command, output, root, target};
 use crate::wheels;
 
-/// What PTX is made for, and what ptxas assembles it for.
-const ARCHITECTURES: [(&str, &str); 2] = [("compute_80", "sm_80"), ("compute_90a", "sm_90a")];
+/// What PTX is made for: the oldest device that runs it. On an H200 PTX for compute_90a was no faster.
+const COMPUTE: &str = "compute_80";
+/// What ptxas assembles it for.
+const SM: &str = "sm_80";
 /// The nvcc whose bytes are checked in, as it prints itself.
 const RELEASE: &str = "release 13.0";
 /// The newest PTX that a driver 580 takes.
@@ -128,37 +130,33 @@ fn build(toolkit: &Toolkit, sources: &Path, scratch: &Path) -> Result<BTreeMap<S
     );
     let jobs: Vec<_> = kernels
         .iter()
-        .flat_map(|kernel| ARCHITECTURES.map(|(compute, sm)| (kernel, compute, sm)))
-        .map(|(kernel, compute, sm)| (format!("{kernel}.{compute}.ptx"), kernel, compute, sm))
+        .map(|kernel| (format!("{kernel}.ptx"), kernel))
         .collect();
     // Names of sources are relative, so that no path of this machine gets into the text.
-    all(jobs.iter().map(|(name, kernel, compute, _)| {
+    all(jobs.iter().map(|(name, kernel)| {
         let mut nvcc = Command::new(&toolkit.nvcc);
         nvcc.current_dir(sources)
             .args(["-ptx", "-std=c++17", "-O3"])
-            .arg(format!("-arch={compute}"))
+            .arg(format!("-arch={COMPUTE}"))
             .arg(format!("{kernel}.cu"))
             .arg("-o")
             .arg(scratch.join(name));
         nvcc
     }))?;
-    let texts = all(jobs.iter().map(|(name, _, _, sm)| {
+    let texts = all(jobs.iter().map(|(name, _)| {
         let mut ptxas = Command::new(&toolkit.ptxas);
         ptxas
             .arg("-v")
-            .arg(format!("-arch={sm}"))
+            .arg(format!("-arch={SM}"))
             .arg(scratch.join(name))
             .arg("-o")
             .arg(scratch.join(format!("{name}.cubin")));
         ptxas
     }))?;
-    for ((name, kernel, compute, sm), text) in jobs.iter().zip(texts) {
+    for ((name, kernel), text) in jobs.iter().zip(texts) {
         let ptx = fs::read_to_string(scratch.join(name))?;
-        made.insert(
-            format!("ptx/{name}"),
-            without_header(&ptx, kernel, compute)?,
-        );
-        for line in used(&text, sm).with_context(|| format!("ptxas on {name}"))? {
+        made.insert(format!("ptx/{name}"), without_header(&ptx, kernel)?);
+        for line in used(&text, SM).with_context(|| format!("ptxas on {name}"))? {
             table += &line;
             table.push('\n');
         }
@@ -196,7 +194,7 @@ fn all(commands: impl Iterator<Item = Command>) -> Result<Vec<String>> {
 }
 
 /// The compiler's header tells its build; ours tells where the text comes from.
-fn without_header(ptx: &str, kernel: &str, compute: &str) -> Result<String> {
+fn without_header(ptx: &str, kernel: &str) -> Result<String> {
     let body = ptx
         .find(".version")
         .map(|at| &ptx[at..])
@@ -207,7 +205,7 @@ fn without_header(ptx: &str, kernel: &str, compute: &str) -> Result<String> {
         body.lines().next().unwrap_or_default()
     );
     Ok(format!(
-        "// {kernel}.cu for {compute}; made by `cargo xtask kernels`.\n{body}"
+        "// {kernel}.cu for {COMPUTE}; made by `cargo xtask kernels`.\n{body}"
     ))
 }
 
@@ -328,9 +326,9 @@ mod tests {
 
     #[test]
     fn newer_ptx_is_refused() {
-        assert!(without_header("//\n.version 9.1\n", "a", "compute_80").is_err());
+        assert!(without_header("//\n.version 9.1\n", "a").is_err());
         assert_eq!(
-            without_header("// build\n.version 9.0\n.target sm_80\n", "a", "compute_80").unwrap(),
+            without_header("// build\n.version 9.0\n.target sm_80\n", "a").unwrap(),
             "// a.cu for compute_80; made by `cargo xtask kernels`.\n.version 9.0\n.target sm_80\n"
         );
     }

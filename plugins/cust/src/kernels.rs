@@ -7,22 +7,14 @@ use pp_kernels::{Failure, SessionConfig};
 
 use crate::gpu::{self, Function, Memory, Shape, Stream, arguments};
 
-/// The device code, the same files that the built-in kernels embed: for capability 9.0, and for 8.0 and newer.
+/// The device code, the same files that the built-in kernels embed.
 macro_rules! ptx {
-    ($name:literal, $is_hopper:expr) => {
-        gpu::load(if $is_hopper {
-            include_str!(concat!(
-                "../../../crates/pp-kernels/kernels/ptx/",
-                $name,
-                ".compute_90a.ptx"
-            ))
-        } else {
-            include_str!(concat!(
-                "../../../crates/pp-kernels/kernels/ptx/",
-                $name,
-                ".compute_80.ptx"
-            ))
-        })
+    ($name:literal) => {
+        gpu::load(include_str!(concat!(
+            "../../../crates/pp-kernels/kernels/ptx/",
+            $name,
+            ".ptx"
+        )))
     };
 }
 
@@ -196,12 +188,11 @@ impl Kernels {
                 capability.0, capability.1
             )));
         }
-        let is_hopper = capability == (9, 0);
-        let encode = ptx!("encode", is_hopper)?;
-        let decode = ptx!("decode", is_hopper)?;
-        let noise = ptx!("noise", is_hopper)?;
-        let unfold = ptx!("unfold", is_hopper)?;
-        let attend = ptx!("attend", is_hopper)?;
+        let encode = ptx!("encode")?;
+        let decode = ptx!("decode")?;
+        let noise = ptx!("noise")?;
+        let unfold = ptx!("unfold")?;
+        let attend = ptx!("attend")?;
         let most = gpu::most_shared()?;
         let pass = |which: usize| -> Result<[Function; 3], Failure> {
             let [one, two, four] = [0, 1, 2].map(|at| {

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use super::driver::{Driver, Function, Module, Shape, Stream, arguments};
 use super::error::CudaError;
 use super::memory::Memory;
-use super::ptx::{Arch, Source};
+use super::ptx::{Source, check_device};
 use super::{Loaded, once};
 
 /// Most tensors in one launch.
@@ -34,8 +34,8 @@ impl Digesters {
     fn of(driver: Driver, context: u64) -> Result<Digesters, CudaError> {
         static LOADED: OnceLock<Loaded<Digesters>> = OnceLock::new();
         once(LOADED.get_or_init(Loaded::default), driver, context, || {
-            let arch = Arch::of(driver.capability()?)?;
-            let module = Module::load(driver, Source::Digest.ptx(arch))?;
+            check_device(driver)?;
+            let module = Module::load(driver, Source::Digest.ptx())?;
             Ok(Digesters {
                 blocks: module.function("digest_blocks")?,
                 tree: module.function("digest_tree")?,

@@ -72,13 +72,6 @@ impl Driver {
     }
 }
 
-/// PTX for one architecture.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PtxText {
-    pub(crate) arch: &'static str,
-    pub(crate) text: &'static str,
-}
-
 /// A module, loaded into the context that was current then. Never unloaded: unloading waits for the device, and the
 /// context takes it along.
 #[derive(Debug)]
@@ -94,10 +87,9 @@ unsafe impl Sync for Module {}
 
 impl Module {
     /// Compiles PTX for the device of the current context.
-    pub(crate) fn load(driver: Driver, ptx: PtxText) -> Result<Module, CudaError> {
+    pub(crate) fn load(driver: Driver, ptx: &str) -> Result<Module, CudaError> {
         use sys::CUjit_option as O;
-        let text = CString::new(ptx.text).map_err(|_| CudaError::Module {
-            arch: ptx.arch,
+        let text = CString::new(ptx).map_err(|_| CudaError::Module {
             name: "CUDA_ERROR_INVALID_PTX".into(),
             log: "it holds a NUL".into(),
             remedy: "",
@@ -140,7 +132,6 @@ impl Module {
         }
         let is_old = code == sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as c_int;
         Err(CudaError::Module {
-            arch: ptx.arch,
             name,
             log: said,
             remedy: if is_old {

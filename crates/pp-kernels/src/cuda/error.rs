@@ -64,10 +64,8 @@ pub enum CudaError {
         needed: u32,
     },
     /// The driver does not take the PTX.
-    #[error("the driver refuses the {arch} PTX ({name}): {log}{remedy}")]
+    #[error("the driver refuses the PTX ({name}): {log}{remedy}")]
     Module {
-        /// The architecture it is for.
-        arch: &'static str,
         /// The driver's code.
         name: String,
         /// What its compiler said.

@@ -1,12 +1,12 @@
-//! The embedded PTX of `kernels/*.cu`: which there is, which of it a device runs, and its digest.
+//! The embedded PTX of `kernels/*.cu`: which there is, which devices run it, and its digest.
 
 use std::sync::OnceLock;
 
-use super::driver::PtxText;
+use super::driver::Driver;
 use super::error::CudaError;
 use crate::denoise::settings;
 
-/// The modules with the PTX for compute_80 and for compute_90a, from the files of those names.
+/// The modules, from the files of those names.
 macro_rules! modules {
     ($($module:ident = $file:literal),* $(,)?) => {
         #[derive(Debug, Clone, Copy)]
@@ -16,16 +16,10 @@ macro_rules! modules {
             #[cfg(test)]
             const ALL: &[Source] = &[$(Source::$module),*];
 
-            pub(crate) fn ptx(self, arch: Arch) -> PtxText {
-                let [old, new] = match self {
-                    $(Source::$module => [
-                        include_str!(concat!("../../kernels/ptx/", $file, ".compute_80.ptx")),
-                        include_str!(concat!("../../kernels/ptx/", $file, ".compute_90a.ptx")),
-                    ]),*
-                };
-                match arch {
-                    Arch::Compute80 => PtxText { arch: "compute_80", text: old },
-                    Arch::Compute90a => PtxText { arch: "compute_90a", text: new },
+            /// PTX for compute_80, which the driver compiles for every device from 8.0 on.
+            pub(crate) fn ptx(self) -> &'static str {
+                match self {
+                    $(Source::$module => include_str!(concat!("../../kernels/ptx/", $file, ".ptx"))),*
                 }
             }
         }
@@ -52,21 +46,18 @@ const DENOISER: [Source; 5] = [
     Source::Attend,
 ];
 
-/// The architectures with PTX of their own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Arch {
-    Compute80,
-    Compute90a,
+/// Refuses a device that is too old for the PTX.
+///
+/// # Errors
+/// [`CudaError::OldDevice`]
+pub(crate) fn check_device(driver: Driver) -> Result<(), CudaError> {
+    runs_on(driver.capability()?)
 }
 
-impl Arch {
-    /// `compute_90a` runs on 9.0 alone; `compute_80` on everything from 8.0 on.
-    pub(crate) fn of((major, minor): (i32, i32)) -> Result<Arch, CudaError> {
-        match (major, minor) {
-            (9, 0) => Ok(Arch::Compute90a),
-            (8.., _) => Ok(Arch::Compute80),
-            _ => Err(CudaError::OldDevice { major, minor }),
-        }
+fn runs_on((major, minor): (i32, i32)) -> Result<(), CudaError> {
+    match major {
+        8.. => Ok(()),
+        _ => Err(CudaError::OldDevice { major, minor }),
     }
 }
 
@@ -75,10 +66,7 @@ impl Arch {
 pub(crate) fn digest() -> u64 {
     static DIGEST: OnceLock<u64> = OnceLock::new();
     *DIGEST.get_or_init(|| {
-        let texts = DENOISER
-            .iter()
-            .flat_map(|source| [Arch::Compute80, Arch::Compute90a].map(|arch| source.ptx(arch)))
-            .flat_map(|ptx| ptx.text.as_bytes());
+        let texts = DENOISER.iter().flat_map(|source| source.ptx().as_bytes());
         fnv1a(texts.chain(&settings::DIGEST.to_le_bytes()))
     })
 }
@@ -95,13 +83,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_device_gets_the_ptx_that_runs_on_it() {
-        assert_eq!(Arch::of((9, 0)), Ok(Arch::Compute90a));
-        for newer in [(8, 0), (8, 6), (8, 9), (9, 1), (10, 0), (12, 1)] {
-            assert_eq!(Arch::of(newer), Ok(Arch::Compute80), "{newer:?}");
+    fn devices_that_are_too_old_are_refused() {
+        for device in [(8, 0), (8, 6), (9, 0), (10, 0), (12, 1)] {
+            assert_eq!(runs_on(device), Ok(()), "{device:?}");
         }
         for older in [(7, 5), (7, 0), (6, 1)] {
-            let error = Arch::of(older).unwrap_err().to_string();
+            let error = runs_on(older).unwrap_err().to_string();
             assert!(error.contains("need 8.0 or newer"), "{error}");
         }
     }
@@ -113,17 +100,9 @@ mod tests {
     }
 
     #[test]
-    fn every_file_holds_ptx_for_what_its_name_says() {
+    fn every_file_holds_ptx_for_the_oldest_device() {
         for source in Source::ALL {
-            for (arch, target) in [
-                (Arch::Compute80, ".target sm_80\n"),
-                (Arch::Compute90a, ".target sm_90a\n"),
-            ] {
-                assert!(
-                    source.ptx(arch).text.contains(target),
-                    "{source:?} {arch:?}"
-                );
-            }
+            assert!(source.ptx().contains(".target sm_80\n"), "{source:?}");
         }
     }
 
@@ -151,14 +130,11 @@ mod tests {
             (Source::Digest, "digest_tree", &[400, 8, 8, 8]),
         ];
         for (source, name, expected) in kernels {
-            for arch in [Arch::Compute80, Arch::Compute90a] {
-                let text = source.ptx(arch).text;
-                let entry = text.split_once(&format!(".entry {name}("));
-                let (_, rest) = entry.unwrap_or_else(|| panic!("{name} is not in {source:?}"));
-                let list = rest.split_once(')').expect("the list ends").0;
-                let found: Vec<usize> = list.split(',').map(parameter_bytes).collect();
-                assert_eq!(found, expected, "{name} {arch:?}");
-            }
+            let entry = source.ptx().split_once(&format!(".entry {name}("));
+            let (_, rest) = entry.unwrap_or_else(|| panic!("{name} is not in {source:?}"));
+            let list = rest.split_once(')').expect("the list ends").0;
+            let found: Vec<usize> = list.split(',').map(parameter_bytes).collect();
+            assert_eq!(found, expected, "{name}");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use crate::cuda::driver::{Driver, Function, Module, Shape, Stream, arguments};
-use crate::cuda::ptx::{Arch, Source};
+use crate::cuda::ptx::{Source, check_device};
 use crate::cuda::{CudaError, Loaded, once};
 
 /// The kernels of synthetic work, in one context.
@@ -19,8 +19,8 @@ impl Synthetic {
     pub(super) fn of(driver: Driver, context: u64) -> Result<Synthetic, CudaError> {
         static LOADED: OnceLock<Loaded<Synthetic>> = OnceLock::new();
         once(LOADED.get_or_init(Loaded::default), driver, context, || {
-            let arch = Arch::of(driver.capability()?)?;
-            let load = |source: Source| Module::load(driver, source.ptx(arch));
+            check_device(driver)?;
+            let load = |source: Source| Module::load(driver, source.ptx());
             Ok(Synthetic {
                 spin: load(Source::Spin)?.function("spin")?,
                 copy: load(Source::Hbm)?.function("hbm_copy")?,

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use super::sizes::{AttendArgument, Sizes};
 use crate::cuda::driver::{Driver, Function, Module, Shape, Stream, arguments};
 use crate::cuda::error::CudaError;
-use crate::cuda::ptx::{Arch, Source};
+use crate::cuda::ptx::{Source, check_device};
 use crate::cuda::{Loaded, once};
 use crate::denoise::settings;
 
@@ -40,9 +40,9 @@ impl Denoiser {
     pub(super) fn of(driver: Driver, context: u64) -> Result<&'static Denoiser, CudaError> {
         static LOADED: OnceLock<Loaded<Denoiser>> = OnceLock::new();
         once(LOADED.get_or_init(Loaded::default), driver, context, || {
-            let arch = Arch::of(driver.capability()?)?;
+            check_device(driver)?;
             check_shared(driver.shared_memory()?)?;
-            let load = |source: Source| Module::load(driver, source.ptx(arch));
+            let load = |source: Source| Module::load(driver, source.ptx());
             let (noise, attend) = (load(Source::Noise)?, load(Source::Attend)?);
             let unfold = load(Source::Unfold)?;
             let pass = |name: &str, shared: [u32; 3]| -> Result<[Function; 3], CudaError> {
@@ -353,11 +353,8 @@ mod tests {
 
     #[test]
     fn the_attention_has_as_many_threads_as_it_was_compiled_for() {
-        for arch in [Arch::Compute80, Arch::Compute90a] {
-            let text = Source::Attend.ptx(arch).text;
-            let threads = format!(".maxntid {ATTEND_THREADS}");
-            assert_eq!(text.matches(&threads).count(), 6);
-        }
+        let threads = format!(".maxntid {ATTEND_THREADS}");
+        assert_eq!(Source::Attend.ptx().matches(&threads).count(), 6);
     }
 
     #[test]
