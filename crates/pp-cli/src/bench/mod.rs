@@ -36,7 +36,7 @@ use crate::exit::{Failure, print};
 use crate::flight;
 use crate::job::edges::{Edges, Ready};
 use crate::job::seat::{Profile, Seat};
-use crate::job::{self, FRONT, PHASE_B, heartbeat, signals};
+use crate::job::{self, FRONT, PHASE_B, heartbeat, reports, signals};
 use crate::run::write_pictures;
 use crate::video::place::one_file_each;
 
@@ -262,6 +262,7 @@ where
         watch,
     } = ready;
     signals::attach(&switch);
+    reports::met();
     let options = FrontOptions::new(PHASE_B, depth);
     let link = flight::record(link, PHASE_B, Generation::new(0));
     let result = run_front(link, stages, &switch, options);

@@ -152,24 +152,22 @@ pub(super) fn end(pipe: &OwnedFd) {
 }
 
 fn tell(kind: u32, meant: u32, body: &[u8]) -> bool {
-    tell_with(OFlags::empty(), kind, meant, body)
+    own_pipe(OFlags::empty()).is_some_and(|(mut pipe, rank)| {
+        let message = encode(rank, kind, meant, body);
+        pipe.write_all(&message).is_ok()
+    })
 }
 
-fn tell_with(flags: OFlags, kind: u32, meant: u32, body: &[u8]) -> bool {
+/// The pipe to the supervisor, if there is one, and this rank.
+fn own_pipe(flags: OFlags) -> Option<(File, Rank)> {
     let variable = |name: &str| std::env::var(name).ok();
-    let (Some(fd), Some(rank)) = (variable(REPORT_FD), variable("RANK")) else {
-        return false;
-    };
-    let Ok(rank) = rank.parse() else {
-        return false;
-    };
-    let message = encode(Rank::new(rank), kind, meant, body);
-    OpenOptions::new()
+    let (fd, rank) = (variable(REPORT_FD)?, variable("RANK")?.parse().ok()?);
+    let mut options = OpenOptions::new();
+    options
         .append(true)
-        .custom_flags(flags.bits().cast_signed())
-        .open(format!("/proc/self/fd/{fd}"))
-        .and_then(|mut pipe| pipe.write_all(&message))
-        .is_ok()
+        .custom_flags(flags.bits().cast_signed());
+    let pipe = options.open(format!("/proc/self/fd/{fd}")).ok()?;
+    Some((pipe, Rank::new(rank)))
 }
 
 /// Gives this rank's fault to the supervisor, who prints one line for all ranks; false when there
@@ -259,13 +257,18 @@ pub(crate) fn report_out_of_memory() -> bool {
 /// # Errors
 /// No thread is to be had.
 pub(super) fn live() -> Result<(), Failure> {
-    if heartbeat()?.is_none() || std::env::var_os(REPORT_FD).is_none() {
+    if heartbeat()?.is_none() {
         return Ok(());
     }
-    let beat = || {
+    // Opened once: later there may be no descriptor left.
+    let Some((mut pipe, rank)) = own_pipe(OFlags::NONBLOCK) else {
+        return Ok(());
+    };
+    let beat = move || {
+        let sign = encode(rank, LIVES, 0, &[]);
         loop {
             // A pipe that is full has signs enough in it.
-            tell_with(OFlags::NONBLOCK, LIVES, 0, &[]);
+            let _ = pipe.write_all(&sign);
             std::thread::sleep(BEAT_EVERY);
         }
     };

@@ -85,6 +85,8 @@ pub(super) struct Core {
     used: u32,
     /// By rank.
     running: [Option<Running>; WORLD as usize],
+    /// The process of Phase B that ended last, and whether it had said that it takes signals.
+    last: Option<(u32, bool)>,
     /// The process of Phase B that was killed here because the front gave it up.
     replaced: Option<u32>,
     /// Why Phase B was given up, by the front or here.
@@ -130,6 +132,7 @@ impl Core {
             within,
             used: 0,
             running: [None; WORLD as usize],
+            last: None,
             replaced: None,
             given_up: None,
             ends: Vec::new(),
@@ -248,9 +251,12 @@ impl Core {
     }
 
     fn ended(&mut self, rank: Rank, status: Option<ExitStatus>, now: Instant) {
-        let Some(Running { pid, .. }) = self.at(rank).and_then(Option::take) else {
+        let Some(Running { pid, hears, .. }) = self.at(rank).and_then(Option::take) else {
             return;
         };
+        if rank == PHASE_B {
+            self.last = Some((pid, hears));
+        }
         self.vigil.ended(rank);
         let was_replaced = self.replaced == Some(pid);
         let mut end = End {
@@ -293,10 +299,12 @@ impl Core {
         match (is_harmless, is_front) {
             (false, _) => self.end_within(PATIENCE, now),
             (true, true) => self.end_within(GOODBYE, now),
-            // No rank watches the front any more.
-            (true, false) if self.is_served || self.is_finished => self.vigil.resume(now),
-            // The front may need it. That it does not was reported before.
-            (true, false) => self.end_within(CONTRADICTED_WITHIN, now),
+            // The front waits for it and cannot know. That they have met may not be read yet.
+            (true, false) if self.front_waits && !self.is_served && !self.is_finished => {
+                self.end_within(CONTRADICTED_WITHIN, now);
+            }
+            // A front that was connected knows by itself. No rank watches it any more.
+            (true, false) => self.vigil.resume(now),
         }
         if is_front && let Some((gone, _)) = self.gone.take() {
             self.settle(gone, now);
@@ -316,7 +324,7 @@ impl Core {
         if self.pid(report.rank) == Some(report.pid) {
             self.vigil.heard(report.rank, now);
         }
-        let is_news = !self.is_served;
+        let before = (self.is_served, self.is_finished);
         match &report.word {
             Word::Ends(_) => {
                 // The front is stopped or cut off, and would not say for a minute what it makes of it.
@@ -329,11 +337,21 @@ impl Core {
             Word::Hears => self.hears(report.rank, report.pid),
             Word::Met => {
                 self.has_met = true;
-                // One that runs and has not said yet that it takes signals came after this report was made.
-                let phase_b = self.running[PHASE_B.get() as usize];
-                if phase_b.is_some_and(|phase_b| phase_b.hears) {
-                    self.front_waits = false;
-                    self.vigil.pause();
+                match self.running[PHASE_B.get() as usize] {
+                    Some(phase_b) if phase_b.hears => {
+                        self.front_waits = false;
+                        self.vigil.pause();
+                    }
+                    // It came after this report was made.
+                    Some(_) => {}
+                    None if self.last.is_some_and(|(_, hears)| hears) => {
+                        self.front_waits = false;
+                        // Otherwise the front is to end, too.
+                        if self.ends.iter().all(End::is_good) {
+                            self.spare_the_front(now);
+                        }
+                    }
+                    None => {}
                 }
                 self.say_that_it_drains();
             }
@@ -350,9 +368,18 @@ impl Core {
         }
         let unrecorded = self.note(report);
         self.actions.extend(unrecorded.map(Action::NotRecorded));
-        // Phase B ended badly, and that this does no harm was read late.
+        if before != (self.is_served, self.is_finished) {
+            if let Some((end, _)) = self.gone.take_if(|_| self.is_served) {
+                self.settle(end, now);
+            }
+            self.spare_the_front(now);
+        }
+    }
+
+    /// Phase B ended, and that this does the front no harm was read late.
+    fn spare_the_front(&mut self, now: Instant) {
         let is_harmless = self.ends.iter().all(|end| end.rank == PHASE_B);
-        if is_news && self.is_served && is_harmless && self.signals < 2 && !self.is_killing {
+        if is_harmless && self.signals < 2 && !self.is_killing {
             self.deadline = None;
             if !self.ends.is_empty() {
                 self.vigil.resume(now);
@@ -415,20 +442,24 @@ impl Core {
     }
 
     /// Ends a rank that gives no sign of life; another takes the place of Phase B, where there may be one.
-    fn miss(&mut self, rank: Rank, silence: Duration) {
+    fn miss(&mut self, rank: Rank, silence: Duration, now: Instant) {
         self.vigil.ended(rank);
         let Some(pid) = self.pid(rank) else {
             return;
         };
-        let what = format!(
-            "no sign of life for {:.1} s before the ranks were connected; is its process stopped?",
-            silence.as_secs_f64()
-        );
-        let fault = Fault::new(FaultKind::TimedOut, rank, "start", what);
+        let (operation, when) = if self.ends.iter().any(|end| end.rank == PHASE_B) {
+            ("end", "after Phase B had ended")
+        } else {
+            ("start", "before the ranks were connected")
+        };
+        let silence = silence.as_secs_f64();
+        let what = format!("no sign of life for {silence:.1} s {when}; is its process stopped?");
+        let fault = Fault::new(FaultKind::TimedOut, rank, operation, what);
         self.actions
             .push(Action::Log(format!("a rank is missed fault={fault}")));
         if rank != PHASE_B || !self.may_restart() {
             self.missed.get_or_insert(fault);
+            self.end_within(PATIENCE, now);
         } else {
             self.given_up = Some(fault);
         }
@@ -439,7 +470,7 @@ impl Core {
     /// Time has passed.
     fn late(&mut self, now: Instant) {
         if let Some((rank, silence)) = self.vigil.look(now) {
-            self.miss(rank, silence);
+            self.miss(rank, silence, now);
         }
         if let Some((end, _)) = self.gone.take_if(|(_, until)| now >= *until) {
             self.settle(end, now);
@@ -510,6 +541,9 @@ impl Core {
 
     /// This process of a rank takes signals from now on.
     fn hears(&mut self, rank: Rank, pid: u32) {
+        if let Some((_, hears)) = self.last.as_mut().filter(|(last, _)| *last == pid) {
+            *hears = true;
+        }
         let running = self.at(rank).and_then(Option::as_mut);
         let Some(running) = running.filter(|running| running.pid == pid) else {
             return;
