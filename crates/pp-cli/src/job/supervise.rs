@@ -271,4 +271,4 @@ pub(crate) fn bind_to_supervisor() -> Result<(), Failure> {
 }
 
 #[cfg(test)]
-mod sim;
+mod tests;
