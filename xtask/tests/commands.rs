@@ -8,8 +8,8 @@ fn an_error_is_one_line_and_no_backtrace() {
         (&["nonsense"][..], "no command \"nonsense\""),
         (&["soak", "--seed", "many"], "--seed is \"many\""),
         (
-            &["shutdown", "--gpu", "/no/such/file"],
-            "cannot read /no/such/file: No such file",
+            &["mutants", "no_such_mistake"],
+            "no mutant is called no_such_mistake",
         ),
     ] {
         let mut xtask = Command::new(env!("CARGO_BIN_EXE_xtask"));

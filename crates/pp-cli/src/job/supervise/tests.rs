@@ -567,3 +567,22 @@ fn a_front_that_asks_for_one_restart_too_many_gives_the_reason() {
     let words = "the connection ended; 1 of 1 restarts were used";
     assert!(fault.to_string().contains(words), "{fault}");
 }
+
+/// The walk knows no process that takes time to die.
+#[test]
+fn a_rank_that_was_killed_has_its_time_to_end() {
+    let mut world = World::new(0, true, Budget { signals: 2, ..CALM });
+    world.make(Move::GoOn(0));
+    world.make(Move::GoOn(1));
+    world.make(Move::Signal);
+    world.make(Move::Signal);
+    while world.was_killed != [true; 2] {
+        world.make(Move::Time);
+    }
+    world.make(Move::HearEnd(0));
+    for (seconds, is_over) in [(9, false), (11, true)] {
+        let later = world.now + Duration::from_secs(seconds);
+        world.core.handle(Event::Tick, later);
+        assert_eq!(world.core.is_over(), is_over, "after {seconds} s");
+    }
+}
