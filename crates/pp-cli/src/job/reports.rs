@@ -152,22 +152,24 @@ pub(super) fn end(pipe: &OwnedFd) {
 }
 
 fn tell(kind: u32, meant: u32, body: &[u8]) -> bool {
-    own_pipe(OFlags::empty()).is_some_and(|(mut pipe, rank)| {
-        let message = encode(rank, kind, meant, body);
-        pipe.write_all(&message).is_ok()
-    })
+    tell_with(OFlags::empty(), kind, meant, body)
 }
 
-/// The pipe to the supervisor, if there is one, and this rank.
-fn own_pipe(flags: OFlags) -> Option<(File, Rank)> {
+fn tell_with(flags: OFlags, kind: u32, meant: u32, body: &[u8]) -> bool {
     let variable = |name: &str| std::env::var(name).ok();
-    let (fd, rank) = (variable(REPORT_FD)?, variable("RANK")?.parse().ok()?);
-    let mut options = OpenOptions::new();
-    options
+    let (Some(fd), Some(rank)) = (variable(REPORT_FD), variable("RANK")) else {
+        return false;
+    };
+    let Ok(rank) = rank.parse() else {
+        return false;
+    };
+    let message = encode(Rank::new(rank), kind, meant, body);
+    OpenOptions::new()
         .append(true)
-        .custom_flags(flags.bits().cast_signed());
-    let pipe = options.open(format!("/proc/self/fd/{fd}")).ok()?;
-    Some((pipe, Rank::new(rank)))
+        .custom_flags(flags.bits().cast_signed())
+        .open(format!("/proc/self/fd/{fd}"))
+        .and_then(|mut pipe| pipe.write_all(&message))
+        .is_ok()
 }
 
 /// Gives this rank's fault to the supervisor, who prints one line for all ranks; false when there
@@ -257,18 +259,13 @@ pub(crate) fn report_out_of_memory() -> bool {
 /// # Errors
 /// No thread is to be had.
 pub(super) fn live() -> Result<(), Failure> {
-    if heartbeat()?.is_none() {
+    if heartbeat()?.is_none() || std::env::var_os(REPORT_FD).is_none() {
         return Ok(());
     }
-    // Opened once: later there may be no descriptor left.
-    let Some((mut pipe, rank)) = own_pipe(OFlags::NONBLOCK) else {
-        return Ok(());
-    };
-    let beat = move || {
-        let sign = encode(rank, LIVES, 0, &[]);
+    let beat = || {
         loop {
             // A pipe that is full has signs enough in it.
-            let _ = pipe.write_all(&sign);
+            tell_with(OFlags::NONBLOCK, LIVES, 0, &[]);
             std::thread::sleep(BEAT_EVERY);
         }
     };
