@@ -1,22 +1,14 @@
 //! How a check ends.
 
+use pp_contract::with_source;
+
 /// A reason that anything readable turns into.
 pub(super) struct Why(pub(super) String);
 
-impl<E: std::error::Error> From<E> for Why {
+impl<E: std::error::Error + 'static> From<E> for Why {
     fn from(error: E) -> Why {
-        Why(chain(&error))
+        Why(with_source(&error))
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 pub(super) type Outcome<T = ()> = Result<T, Why>;

@@ -6,7 +6,9 @@
 
 use std::time::{Duration, Instant};
 
-use pp_contract::{DeviceClash, Fault, FaultKind, Hello, Rank, check_devices, compare};
+use pp_contract::{
+    DeviceClash, Fault, FaultKind, Hello, Rank, check_devices, compare, with_source,
+};
 use rustix::event::{PollFd, PollFlags};
 
 use super::channel::ControlChannel;
@@ -98,7 +100,10 @@ fn hear(channel: &mut ControlChannel) -> Result<Option<Hello>, Fault> {
         }
     };
     let hello = hello.map_err(|error| {
-        let what = format!("the hello of rank {rank} is refused: {}", chain(&error));
+        let what = format!(
+            "the hello of rank {rank} is refused: {}",
+            with_source(&error)
+        );
         Fault::new(FaultKind::HandshakeMismatch, rank, OPERATION, what)
     })?;
     if hello.rank() != rank {
@@ -188,12 +193,15 @@ fn attend(peers: &mut Peers, hello: &Hello, deadline: Instant) -> Result<Vec<Hel
         let received = channel.receiver().recv_deadline(deadline + GRACE);
         match received.map_err(|error| sent.as_ref().err().unwrap_or(&error).fault(OPERATION))? {
             Message::Hello(bytes) if hellos.len() < world_size => {
-                let hello = Hello::decode(bytes).map_err(|error| misbehaved(chain(&error)))?;
+                let hello =
+                    Hello::decode(bytes).map_err(|error| misbehaved(with_source(&error)))?;
                 hellos.push(hello);
             }
             Message::Verdict([]) if hellos.len() == world_size => return Ok(hellos),
             Message::Verdict(body) => {
-                return Err(Fault::decode(body).unwrap_or_else(|error| misbehaved(chain(&error))));
+                return Err(
+                    Fault::decode(body).unwrap_or_else(|error| misbehaved(with_source(&error)))
+                );
             }
             Message::Abort(fault) => return Err(fault),
             other => {
@@ -204,16 +212,4 @@ fn attend(peers: &mut Peers, hello: &Hello, deadline: Instant) -> Result<Vec<Hel
             }
         }
     }
-}
-
-/// An error and its causes on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

@@ -52,20 +52,7 @@ impl<const AT_ONCE: bool> Notary for Paper<AT_ONCE> {
 }
 
 fn envelope() -> Envelope<VideoPlan> {
-    let plan = VideoPlan::new(VideoPlanParts {
-        height: 16,
-        width: 16,
-        current_start_frame: 0,
-        do_kv_recompute: false,
-        num_denoise_steps: 1,
-        expected_generator_calls: 1,
-        init_cache: true,
-        reset_kv_cache: false,
-        reset_crossattn_cache: false,
-        base_seed: 0,
-        kv_cache_attention_bias: 0.0,
-        noise_scale: 1.0,
-    });
+    let plan = VideoPlan::new(VideoPlanParts::first(16, 16, 1));
     let spec = |name, dtype, dims: &[u64]| TensorSpec::new(name, dtype, dims).unwrap();
     let inputs = Manifest::new(&[
         spec("latents_in", DType::Bf16, &[300]),
