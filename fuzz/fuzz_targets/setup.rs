@@ -1,12 +1,8 @@
 //! The generation and the shape of the work, as the front tells them to Phase B.
 #![no_main]
 
-#[path = "../../crates/pp-cli/src/run/shape.rs"]
-#[allow(dead_code)]
-mod shape;
-
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    if let Ok(told) = serde_json::from_slice::<(u32, shape::Shape)>(bytes) {
+    if let Ok(told) = serde_json::from_slice::<(u32, pp_cli::Shape)>(bytes) {
         let again = serde_json::to_vec(&told).expect("it came as JSON");
         assert_eq!(serde_json::from_slice(&again).ok(), Some(told));
     }

@@ -1,4 +1,4 @@
-"""How a pipeline in PyTorch ends when its peer fails: the cells that `pp shutdown` has, in PyTorch's own means.
+"""How a pipeline in PyTorch ends when its peer fails: the cells that `pp-trials shutdown` has, in PyTorch's own means.
 
     python3 torch_faults.py [--settings NAME...] [--states NAME...] [--events NAME...] [--jobs N] [--patience S] [--backend nccl|gloo]
     python3 torch_faults.py --dry-run      names the cases and runs none; needs no PyTorch

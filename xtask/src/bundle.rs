@@ -1,6 +1,6 @@
 //! `cargo xtask bundle [--out DIR]`: what a machine with GPUs and without Rust needs to check and measure this project.
 //!
-//! The directory is made anew each time: `pp`, the plugins, the test programs that want a device, the sample clip, the
+//! The directory is made anew each time: `pp`, `pp-trials`, the plugins, the test programs that want a device, the sample clip, the
 //! programs to compare with, and `gpu-check.sh`, which runs them. Programs are built for release and stripped; they need the C library of a system
 //! at least as new as the one they were built on, and nothing else.
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::clip;
 use crate::process::{
-    build_pp, built, cargo, command, git, output, root, run as run_command, target,
+    build_pp, build_program, built, cargo, command, git, output, root, run as run_command, target,
 };
 
 /// What still travels easily.
@@ -38,6 +38,8 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     };
     prepare(&out)?;
     stripped(&build_pp()?, &out.join("bin/pp"))?;
+    let trials = build_program("pp-trials", "pp-trials")?;
+    stripped(&trials, &out.join("bin/pp-trials"))?;
     for (package, name) in PLUGINS {
         let mut build = cargo(&["build", "--release", "--package", package]);
         let library = built(&mut build, &package.replace('-', "_"))?;

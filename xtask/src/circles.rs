@@ -18,9 +18,6 @@ use syn::{Item, Meta, Token, UseTree, Visibility};
 
 use crate::process::root;
 
-/// Crates that are not checked.
-// pp-cli: the code behind its circles is about to move to a library of its own.
-const UNCHECKED: &[&str] = &["crates/pp-cli"];
 /// Imports of imports are followed so far; `use name::name` of a foreign crate never ends.
 const DEEPEST: usize = 8;
 
@@ -30,7 +27,6 @@ pub(crate) fn find() -> Result<(Vec<String>, usize)> {
     for entry in fs::read_dir(root().join("crates"))? {
         crates.push(format!("crates/{}", entry?.file_name().to_string_lossy()));
     }
-    crates.retain(|name| !UNCHECKED.contains(&name.as_str()));
     crates.sort();
     let read = |file: &str| fs::read_to_string(root().join(file)).ok();
     let mut found = Vec::new();

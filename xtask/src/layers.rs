@@ -56,14 +56,24 @@ const NCCL: &[&str] = &[
     "unicode-ident",
 ];
 
-const CLI: &[&str] = &["pp-cli"];
-const DEVICE: &[&str] = &["cudarc", "cust", "cust_raw", "nccl-sys", "libloading"];
+const CLI: &[&str] = &["pp-cli", "pp-trials"];
+const JOB: &[&str] = &["pp-job"];
+const MESSAGES: &[&str] = &["pp-contract"];
+const DEVICE: &[&str] = &[
+    "pp-device",
+    "cudarc",
+    "cust",
+    "cust_raw",
+    "nccl-sys",
+    "libloading",
+];
 const KERNELS: &[&str] = &["pp-kernels"];
 const RUNTIME: &[&str] = &["pp-runtime"];
-const TESTING: &[&str] = &["pp-testing"];
+/// What tests and trials share, and the trials.
+const TESTING: &[&str] = &["pp-testing", "pp-trials"];
 const WIRE: &[&str] = &["pp-transport", "nccl-sys", "snow"];
 
-/// The whole table. pp-cli joins everything and may know everything but what tests share.
+/// The whole table. pp-cli joins everything and may know everything but what tests share; pp-trials may know that, too.
 const LAYERS: &[Layer] = &[
     Layer {
         name: "nccl-sys",
@@ -78,14 +88,26 @@ const LAYERS: &[Layer] = &[
         hidden: &[],
     },
     Layer {
+        name: "pp-device",
+        allowed: None,
+        banned: &[MESSAGES, WIRE, RUNTIME, KERNELS, CLI, TESTING],
+        hidden: &[],
+    },
+    Layer {
         name: "pp-transport",
         allowed: None,
-        banned: &[RUNTIME, KERNELS, CLI, TESTING],
+        banned: &[RUNTIME, JOB, KERNELS, CLI, TESTING],
         hidden: &[],
     },
     // Devices are behind the traits of pp-transport.
     Layer {
         name: "pp-runtime",
+        allowed: None,
+        banned: &[JOB, KERNELS, CLI, TESTING],
+        hidden: &[DEVICE],
+    },
+    Layer {
+        name: "pp-job",
         allowed: None,
         banned: &[KERNELS, CLI, TESTING],
         hidden: &[DEVICE],
@@ -105,14 +127,20 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "pp-cli",
         allowed: None,
-        banned: &[TESTING],
+        banned: &[TESTING, &["pp-trials"]],
         hidden: &[],
     },
     Layer {
-        name: "downstream",
+        name: "pp-example-contract",
         allowed: None,
-        banned: &[DEVICE, WIRE, RUNTIME, KERNELS, CLI, TESTING],
+        banned: &[DEVICE, WIRE, RUNTIME, JOB, KERNELS, CLI, TESTING],
         hidden: &[],
+    },
+    Layer {
+        name: "pp-example-downstream",
+        allowed: None,
+        banned: &[KERNELS, CLI, TESTING],
+        hidden: &[DEVICE],
     },
 ];
 

@@ -38,6 +38,7 @@ cargo xtask <command>
   ci              fmt, clippy, docs, layers, tidy, nccl-bindings, kernels, test
   mutants [NAME...]
                   put mistakes into the product, one at a time: which test finds each
+  walk            every order of events in larger cases than the suite walks: cores, watchdog, supervisor (minutes)
   bundle [--out DIR]
                   what a machine with GPUs and without Rust needs: programs, plugins, clip, gpu-check.sh
   fuzz [--inputs N] [TARGET...]
@@ -66,6 +67,7 @@ fn run(args: &[String]) -> Result<()> {
         Some("layers") => layers::run(),
         Some("tidy") => tidy::run(),
         Some("mutants") => mutants::run(rest),
+        Some("walk") => mutants::walk(),
         Some("kernels") => kernels::run(rest),
         Some("nccl-bindings") => nccl_bindings::run(rest),
         Some("ci") => ci::run(),

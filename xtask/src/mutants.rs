@@ -2,15 +2,18 @@
 //!
 //! Each file in `xtask/mutants` is one mistake: a line `test: ARGUMENTS OF cargo test`, what the mistake is, and a patch
 //! of the product. The command applies each patch to a copy of the tree and runs the tests that are named. A mutant that
-//! they let live is a failure, and so is a patch that does not apply.
+//! they let live is a failure, and so is a patch that does not apply. A test that does not end has found its mutant.
 
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::process::{cargo, command, output, root, target};
+use crate::process::{self, cargo, command, output, root, target};
+
+/// How long tests may run. Rust's test harness names those that take more than 60 s.
+const LIMIT_S: &str = "75";
 
 /// A mutant, and how its tests are run.
 struct Mutant {
@@ -18,6 +21,20 @@ struct Mutant {
     /// The arguments of `cargo test`.
     test: Vec<String>,
     patch: String,
+}
+
+/// Walks larger cases than the suite does: both cores of the drivers, the watchdog's, and the supervisor's.
+pub(crate) fn walk() -> Result<()> {
+    let mut walks = cargo(&["test", "--release", "--package", "pp-runtime"]);
+    walks.args([
+        "--package",
+        "pp-job",
+        "--lib",
+        "--test",
+        "sim",
+        "larger_walk",
+    ]);
+    process::run(walks.args(["--", "--ignored", "--nocapture"]))
 }
 
 /// Runs all mutants, or those whose names are given.
@@ -105,13 +122,27 @@ fn copy_tree(to: &Path) -> Result<()> {
 
 /// The test that fails because of the mutant, if one does.
 fn killer(mutant: &Mutant, tree: &Path, target: &Path) -> Result<Option<String>> {
-    let mut test = cargo(&["test", "--quiet", "--no-fail-fast"]);
-    test.args(&mutant.test)
-        .current_dir(tree)
-        .env("CARGO_TARGET_DIR", target)
-        .env("RUST_BACKTRACE", "0")
-        .stderr(Stdio::piped());
-    let ran = test.output().context("cannot start cargo")?;
+    let in_tree = |test: &mut Command| {
+        test.args(&mutant.test)
+            .current_dir(tree)
+            .env("CARGO_TARGET_DIR", target)
+            .env("RUST_BACKTRACE", "0")
+            .stderr(Stdio::piped())
+            .output()
+            .context("cannot start cargo")
+    };
+    let built = in_tree(&mut cargo(&["test", "--quiet", "--no-run"]))?;
+    let errors = String::from_utf8_lossy(&built.stderr);
+    ensure!(
+        built.status.success(),
+        "{} does not build: {errors}",
+        mutant.name
+    );
+    let mut test = command("timeout");
+    test.args(["--kill-after=5", LIMIT_S])
+        .arg(cargo(&[]).get_program())
+        .args(["test", "--quiet", "--no-fail-fast"]);
+    let ran = in_tree(&mut test)?;
     let said = String::from_utf8_lossy(&ran.stdout);
     if ran.status.success() {
         ensure!(
@@ -121,11 +152,15 @@ fn killer(mutant: &Mutant, tree: &Path, target: &Path) -> Result<Option<String>>
         );
         return Ok(None);
     }
+    let mut lines = said.lines();
+    let endless = lines.find_map(|line| line.split_once(" has been running for"));
+    if let (Some(124), Some((test, _))) = (ran.status.code(), endless) {
+        let name = test.trim_start_matches("test ");
+        return Ok(Some(format!("{name}, which does not end")));
+    }
     // The list of failures: one name a line, indented.
-    let (_, list) = said.rsplit_once("failures:").with_context(|| {
-        let errors = String::from_utf8_lossy(&ran.stderr);
-        format!("{} does not build: {errors}", mutant.name)
-    })?;
+    let list = said.rsplit_once("failures:");
+    let (_, list) = list.with_context(|| format!("{}: {said}", mutant.name))?;
     let failed = list.lines().find(|line| line.starts_with("    "));
     Ok(failed.map(|name| name.trim().to_owned()))
 }

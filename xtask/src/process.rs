@@ -143,9 +143,14 @@ fn artifact(messages: &str, name: &str) -> Option<PathBuf> {
 
 /// Builds `pp` in release mode and says where it is.
 pub(crate) fn build_pp() -> Result<PathBuf> {
+    build_program("pp-cli", "pp")
+}
+
+/// Builds a program of the workspace in release mode and says where it is.
+pub(crate) fn build_program(package: &str, name: &str) -> Result<PathBuf> {
     built(
-        &mut cargo(&["build", "--release", "--package", "pp-cli"]),
-        "pp",
+        &mut cargo(&["build", "--release", "--package", package]),
+        name,
     )
 }
 

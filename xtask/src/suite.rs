@@ -11,7 +11,14 @@ use crate::process::{cargo, command, output, run as run_command, target};
 /// Set on build machines: there a check that cannot run has failed.
 const MUST_RUN: &str = "PP_TESTS_MUST_RUN";
 /// Crates with unsafe code, and so with something for a sanitizer to find.
-const UNSAFE_CRATES: [&str; 4] = ["--package", "pp-transport", "--package", "pp-kernels"];
+const UNSAFE_CRATES: [&str; 6] = [
+    "--package",
+    "pp-device",
+    "--package",
+    "pp-transport",
+    "--package",
+    "pp-kernels",
+];
 
 /// Runs the suite and stops at the first part that fails.
 pub(crate) fn run() -> Result<()> {

@@ -6,7 +6,6 @@ use std::process::Command;
 fn an_error_is_one_line_and_no_backtrace() {
     for (args, words) in [
         (&["nonsense"][..], "no command \"nonsense\""),
-        (&["soak", "--seed", "many"], "--seed is \"many\""),
         (
             &["mutants", "no_such_mistake"],
             "no mutant is called no_such_mistake",

@@ -27,10 +27,8 @@ impl Bundle {
         fs::write(place.join("about.json"), "{\"commit\":\"abc\"}\n").unwrap();
         let bundle = Bundle(place);
         fs::write(bundle.0.join("clip/cup.y4m"), "").unwrap();
-        bundle.program(
-            "bin/pp",
-            ": >out.y4m; : >ptx.y4m; : >cust.so.y4m; : >calm.y4m; : >again.y4m",
-        );
+        bundle.program("bin/pp", ": >out.y4m; : >ptx.y4m; : >cust.so.y4m");
+        bundle.program("bin/pp-trials", ": >calm.y4m; : >again.y4m");
         bundle.program("path/nvidia-smi", "printf '0\\n1\\n'");
         // A Python without torch or NCCL that takes every file for JSON: serde looks at it here.
         bundle.program("path/python3", "[[ $2 == *json.load* ]]");
@@ -311,7 +309,7 @@ fn a_fault_that_is_felt_fails_the_whole_and_one_without_time_does_not() {
     let bundle = Bundle::new("faults");
     // The film after three deaths is another one.
     bundle.program(
-        "bin/pp",
+        "bin/pp-trials",
         r#"case "$*" in
 *--restarts*) [[ $PP_FAULT == kill@1:* ]] && echo other >again.y4m ;;
 shutdown*--json*report.json) echo '{"what":"shutdown","cells":[]}' >report.json ;;

@@ -64,10 +64,6 @@ functions! {
         ) -> ncclResult_t;
     }
     optional {
-        ncclMemAlloc: fn(*mut *mut c_void, usize) -> ncclResult_t;
-        ncclMemFree: fn(*mut c_void) -> ncclResult_t;
-        ncclCommRegister: fn(ncclComm_t, *mut c_void, usize, *mut *mut c_void) -> ncclResult_t;
-        ncclCommDeregister: fn(ncclComm_t, *mut c_void) -> ncclResult_t;
         ncclCommRevoke: fn(ncclComm_t, c_int) -> ncclResult_t;
     }
 }

@@ -1,8 +1,8 @@
 //! NCCL by its C interface, found and loaded at run time.
 //!
 //! [`Nccl::load`] finds a library, checks that it can be used, and never unloads it. [`Nccl::functions`] then has every
-//! function this project needs as a plain pointer, and those that only newer libraries have as an `Option`;
-//! [`Nccl::symbols`] has all of the header, each as a `Result`. Nothing here panics when a library or a symbol is missing.
+//! function this project needs as a plain pointer, and those that only newer libraries have as an `Option`. Nothing here
+//! panics when a library or a symbol is missing.
 //!
 //! Types and constants keep the names of `nccl.h`. Enums are newtypes over integers, so that a value which a newer library
 //! returns is a value here too, and no undefined behaviour.

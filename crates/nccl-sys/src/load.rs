@@ -28,7 +28,6 @@ const RTLD_NODELETE: c_int = 0x1000;
 pub struct Nccl(Arc<Loaded>);
 
 struct Loaded {
-    symbols: Symbols,
     functions: Functions,
     path: PathBuf,
     origin: Origin,
@@ -101,23 +100,10 @@ impl Nccl {
         self.0.version
     }
 
-    /// Functions of the 2.28 header that the library does not have. None of them is needed.
-    pub fn missing_optional(&self) -> impl Iterator<Item = &'static str> {
-        let all = self.0.symbols.each();
-        all.filter(|(_, error)| error.is_some())
-            .map(|(name, _)| name)
-    }
-
     /// What this project calls.
     #[must_use]
     pub fn functions(&self) -> &Functions {
         &self.0.functions
-    }
-
-    /// Everything in the header.
-    #[must_use]
-    pub fn symbols(&self) -> &Symbols {
-        &self.0.symbols
     }
 
     /// A new identifier for one communicator. Whoever has it can join: it must not be shown.
@@ -207,7 +193,6 @@ fn open(library: &OsStr, origin: Origin) -> Result<Loaded, Reason> {
         .and_then(|maps| mapped_at(&maps, address))
         .unwrap_or_else(|| library.into());
     Ok(Loaded {
-        symbols,
         functions,
         path,
         origin,

@@ -18,11 +18,6 @@ macro_rules! table {
                     }
                 }
             }
-
-            /// Every function of the header by name, with the reason if the library does not have it.
-            pub fn each(&self) -> impl Iterator<Item = (&'static str, Option<&::libloading::Error>)> {
-                [$((stringify!($symbol), self.$symbol.as_ref().err())),*].into_iter()
-            }
         }
     };
 }

@@ -2,19 +2,16 @@
 
 use std::error::Error as _;
 use std::fmt::Display;
-use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgGroup, Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum};
+use pp_job::{Error, WORLD, say};
+use pp_kernels::KernelSet;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
-
-use crate::cmd::faults::Transport;
-use crate::cmd::shutdown::ShutdownArgs;
-use crate::exit::{Failure, say};
-use crate::job::WORLD;
+use pp_runtime::drift::Verify;
 
 /// The most chunks in flight.
 const MAX_DEPTH: u32 = 64;
@@ -33,31 +30,30 @@ pub(crate) struct Cli {
 }
 
 /// The command line of this process. One that cannot be, `--help` and `--version` end the process.
-pub(crate) fn parse() -> Cli {
-    let parsed = command().try_get_matches();
-    let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
+pub(crate) fn parse<C: CommandFactory + FromArgMatches>() -> C {
+    let command = C::command();
+    let name = command.get_name().to_owned();
+    let parsed = prepare(command, &name).try_get_matches();
+    let parsed = parsed.and_then(|matches| C::from_arg_matches(&matches));
     parsed.unwrap_or_else(|error| {
         let Some(refusal) = refusal(&error) else {
             error.exit();
         };
-        let failure = Failure::Usage(refusal);
+        let failure = Error::Usage(refusal);
         say(format!("pp: error: {failure}"));
         std::process::exit(failure.code().into())
     })
 }
 
-fn command() -> clap::Command {
-    prepare(Cli::command())
-}
-
-/// Gives a command and those below it the version of `pp`, and lets each option refuse negative numbers by itself.
-fn prepare(command: clap::Command) -> clap::Command {
+/// Lets a command and those below it show the version as that of the program, and each option refuse negative numbers by
+/// itself.
+fn prepare(command: clap::Command, name: &str) -> clap::Command {
     let with_negative = |arg: clap::Arg| {
         let takes_value = arg.get_action().takes_values() && !arg.is_positional();
         arg.allow_negative_numbers(takes_value)
     };
-    let command = command.display_name("pp").mut_args(with_negative);
-    command.mut_subcommands(prepare)
+    let command = command.display_name(name).mut_args(with_negative);
+    command.mut_subcommands(|below| prepare(below, name))
 }
 
 /// One line for a value that its option does not take.
@@ -82,8 +78,9 @@ fn refusal(error: &clap::Error) -> Option<String> {
     })
 }
 
+/// The commands of `pp`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub enum Command {
     /// Denoise a video through the pipeline encode@0 → phase_b@1 → decode@0.
     Run(RunArgs),
     /// Measure.
@@ -107,16 +104,11 @@ pub(crate) enum Command {
     /// Kernel plugins.
     #[command(subcommand)]
     Plugin(PluginCommand),
-    /// End real jobs in every state, while the peer works, leaves, dies, stops or is cut off.
-    Shutdown(ShutdownArgs),
-    /// Break each rule of the protocol on purpose, in real jobs, and see what the ranks do.
-    ///
-    /// PP_FAULT=NAME makes one such fault in any `pp run`: --hooks has the names.
-    Faults(FaultsArgs),
 }
 
+/// The commands of `pp plugin`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum PluginCommand {
+pub enum PluginCommand {
     /// Test a plugin against the ABI, in host memory and in GPU memory, as far as the plugin works there.
     ///
     /// Prints each check when it begins and when it ends. A child process loads the plugin and runs the
@@ -136,8 +128,9 @@ pub(crate) enum PluginCommand {
     },
 }
 
+/// The commands of `pp bench`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum BenchCommand {
+pub enum BenchCommand {
     /// How well two stages overlap.
     Overlap(OverlapArgs),
     /// What the edges carry: one way and round trip, by size.
@@ -149,13 +142,13 @@ pub(crate) enum BenchCommand {
 }
 
 /// Where stages get their kernels.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum KernelChoice {
+#[derive(Clone, Debug)]
+pub enum KernelChoice {
     /// Those that go with the transport.
     Auto,
-    Cpu,
-    /// The built-in CUDA kernels.
-    Ptx,
+    /// A built-in set.
+    BuiltIn(Box<KernelSet>),
+    /// A plugin.
     File(PathBuf),
 }
 
@@ -165,16 +158,17 @@ impl FromStr for KernelChoice {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text {
             "auto" => Self::Auto,
-            "cpu" => Self::Cpu,
-            "ptx" => Self::Ptx,
-            path => Self::File(path.into()),
+            name => match KernelSet::named(name) {
+                Some(set) => Self::BuiltIn(set.into()),
+                None => Self::File(name.into()),
+            },
         })
     }
 }
 
 /// How payloads travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TransportChoice {
+pub enum TransportChoice {
     /// The best there is here; prints which.
     Auto,
     /// Memory that the ranks of one machine share.
@@ -185,7 +179,7 @@ pub(crate) enum TransportChoice {
 
 /// What a scene cut does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CutChoice {
+pub enum CutChoice {
     /// Begin a new epoch once everything before it is written: every frame counts.
     Flush,
     /// Begin a new epoch at once and drop what is in flight: the newest picture counts.
@@ -208,10 +202,8 @@ impl FromStr for Strength {
         if text == "auto" {
             return Ok(Self::Auto);
         }
-        match text.parse::<f32>() {
-            Ok(sigma) if (0.0..=255.0).contains(&sigma) => Ok(Self::Sigma(sigma)),
-            _ => Err("it takes 'auto', or the noise's standard deviation from 0 to 255".into()),
-        }
+        let refuse = |_| "it takes 'auto', or the noise's standard deviation from 0 to 255".into();
+        sigma(text).map(Self::Sigma).map_err(refuse)
     }
 }
 
@@ -224,48 +216,8 @@ impl Display for Strength {
     }
 }
 
-/// How often chunks are verified by digests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verify {
-    Off,
-    /// One chunk in so many, the first among them.
-    Every(NonZeroU64),
-}
-
-impl Verify {
-    pub(crate) fn is_due(self, chunk: u64) -> bool {
-        matches!(self, Self::Every(every) if chunk % every == 0)
-    }
-}
-
-impl Display for Verify {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Off => f.write_str("off"),
-            Self::Every(every) => write!(f, "every={every}"),
-        }
-    }
-}
-
-impl FromStr for Verify {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "off" {
-            return Ok(Self::Off);
-        }
-        let every = text.strip_prefix("every=").and_then(|n| n.parse().ok());
-        every.map(Self::Every).ok_or_else(|| {
-            format!(
-                "it takes 'off', or 'every=N' for one chunk in N, from 1 to {}",
-                u64::MAX
-            )
-        })
-    }
-}
-
 /// Parses a whole number of a range.
-pub(crate) fn whole<T>(
+pub fn whole<T>(
     range: RangeInclusive<T>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
 where
@@ -286,21 +238,18 @@ fn ranks(text: &str) -> Result<u32, String> {
 }
 
 fn sigma(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(sigma) if (0.0..=255.0).contains(&sigma) => Ok(sigma),
-        _ => Err("it takes a standard deviation from 0 to 255".into()),
-    }
+    let sigma = text.parse().ok().filter(|s| (0.0..=255.0).contains(s));
+    sigma.ok_or_else(|| "it takes a standard deviation from 0 to 255".into())
 }
 
 fn milliseconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(ms) if (0.0..=60_000.0).contains(&ms) => Ok(ms),
-        _ => Err("it takes milliseconds from 0 to 60000".into()),
-    }
+    let ms = text.parse().ok().filter(|ms| (0.0..=60_000.0).contains(ms));
+    ms.ok_or_else(|| "it takes milliseconds from 0 to 60000".into())
 }
 
+/// The arguments of `pp run`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct RunArgs {
+pub struct RunArgs {
     /// Y4M video to read; "-" is standard input. 8 bits, 4:2:0, 4:2:2, 4:4:4 or mono, frames of 16x16 to 16384x16384.
     #[arg(long, value_name = "FILE.y4m|-", default_value = "-")]
     pub(crate) input: PathBuf,
@@ -312,10 +261,10 @@ pub(crate) struct RunArgs {
     pub(crate) ranks: u32,
     /// Kernels: built in for the processor or for GPUs, or a plugin; auto goes with the transport.
     #[arg(long, value_name = "auto|cpu|ptx|FILE.so", default_value = "auto")]
-    pub(crate) kernels: KernelChoice,
+    pub kernels: KernelChoice,
     /// How payloads travel between the ranks.
     #[arg(long, value_enum, default_value = "auto")]
-    pub(crate) transport: TransportChoice,
+    pub transport: TransportChoice,
     /// Denoising passes, 0 to 1024; 0 copies the input, bit for bit.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, value_parser = whole(0..=1024_u32))]
     pub(crate) denoise_steps: u32,
@@ -334,13 +283,13 @@ pub(crate) struct RunArgs {
     /// Start Phase B again up to so many times, 0 to 1000000, when it dies, falls silent or loses its GPU; the output
     /// stays the same, bit for bit.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=1_000_000_u32))]
-    pub(crate) restarts: u32,
+    pub restarts: u32,
     /// Send the frames before each chunk again instead of keeping them at Phase B.
     #[arg(long)]
-    pub(crate) recompute: bool,
+    pub recompute: bool,
     /// What a scene cut does.
     #[arg(long, value_enum, default_value = "flush")]
-    pub(crate) cuts: CutChoice,
+    pub cuts: CutChoice,
     /// Add Gaussian noise of this standard deviation, 0 to 255, first, and report PSNR against the clean clip; by
     /// default none.
     #[arg(long, value_name = "SIGMA", value_parser = sigma)]
@@ -381,8 +330,9 @@ pub(crate) enum Simulate {
     Hbm,
 }
 
+/// The arguments of `pp bench overlap`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct OverlapArgs {
+pub struct OverlapArgs {
     /// Duration of the front's stage in milliseconds, 0 to 60000.
     #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds)]
     pub(crate) decode_ms: f64,
@@ -422,8 +372,9 @@ pub(crate) struct OverlapArgs {
     pub(crate) timeline: Option<PathBuf>,
 }
 
+/// The arguments of `pp bench link`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct LinkArgs {
+pub struct LinkArgs {
     /// How payloads travel between the ranks.
     #[arg(long, value_enum, default_value = "host")]
     pub(crate) transport: TransportChoice,
@@ -441,32 +392,9 @@ pub(crate) struct LinkArgs {
     pub(crate) json: bool,
 }
 
+/// The arguments of `pp bench kernels`.
 #[derive(Args, Clone, Debug)]
-#[group(skip)]
-#[command(group = ArgGroup::new("what").required(true).args(["list", "hooks", "run", "all"]))]
-pub(crate) struct FaultsArgs {
-    /// Say what there is, and do nothing.
-    #[arg(long)]
-    pub(crate) list: bool,
-    /// Name the hooks of PP_FAULT, with their ranks and what each needs.
-    #[arg(long)]
-    pub(crate) hooks: bool,
-    /// Make this fault; may be given more than once.
-    #[arg(long, value_name = "ID")]
-    pub(crate) run: Vec<String>,
-    /// Make all of them.
-    #[arg(long)]
-    pub(crate) all: bool,
-    /// What carries the payloads of the jobs.
-    #[arg(long, value_enum, default_value = "host")]
-    pub(crate) transport: Transport,
-    /// Print JSON instead of text.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Args, Clone, Debug)]
-pub(crate) struct KernelsArgs {
+pub struct KernelsArgs {
     /// Width of the frames, 16 to 16384.
     #[arg(long, value_name = "N", default_value_t = 1280, value_parser = whole(16..=16384_u32))]
     pub(crate) width: u32,
@@ -487,8 +415,9 @@ pub(crate) struct KernelsArgs {
     pub(crate) json: bool,
 }
 
+/// The arguments of `pp bench video`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct VideoArgs {
+pub struct VideoArgs {
     /// Y4M video to read, a file.
     #[arg(long, value_name = "FILE.y4m")]
     pub(crate) input: PathBuf,
@@ -506,8 +435,9 @@ pub(crate) struct VideoArgs {
     pub(crate) json: bool,
 }
 
+/// The arguments of `pp flight`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct FlightArgs {
+pub struct FlightArgs {
     /// The recordings of one job, one of each rank that left one. A fault, a panic and SIGUSR1 write
     /// them to the folder PP_FLIGHT_DIR; without it to pp-flight-UID in the folder for temporary files.
     #[arg(required = true, value_name = "FILES")]
@@ -523,6 +453,10 @@ pub(crate) struct FlightArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn command() -> clap::Command {
+        prepare(Cli::command(), "pp")
+    }
 
     /// The command at the end of `path`, and those below it, with their paths.
     fn walk(path: &[String], command: &clap::Command, see: &mut impl FnMut(&[String], &clap::Arg)) {

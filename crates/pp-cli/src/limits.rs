@@ -8,14 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pp_contract::FaultKind;
+use pp_job::{Error, code_of, report_out_of_memory};
 use rustix::fs::{AtFlags, CWD, statat};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use signal_hook::consts::SIGXFSZ;
 
-use crate::exit::{Failure, code_of};
-use crate::job::reports::report_out_of_memory;
-use crate::video::place::is_stdout;
+use pp_job::output::is_stdout;
 
 /// Whether standard input and output were closed when this process began.
 static CLOSED: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
@@ -49,7 +48,7 @@ const LEAST_ADDRESS_SPACE: u64 = 128 << 20;
 ///
 /// # Errors
 /// What is there, what is needed, and the remedy.
-pub(crate) fn check_address_space() -> Result<(), Failure> {
+pub(crate) fn check_address_space() -> Result<(), Error> {
     let Some(limit) = getrlimit(Resource::As).current else {
         return Ok(());
     };
@@ -61,7 +60,7 @@ pub(crate) fn check_address_space() -> Result<(), Failure> {
     let mapped = pages.unwrap_or(0) * rustix::param::page_size() as u64;
     let left = limit.saturating_sub(mapped);
     if left < LEAST_ADDRESS_SPACE {
-        return Err(Failure::Refused(format!(
+        return Err(Error::Refused(format!(
             "this process may map {} MB of memory more, and a rank needs {} at least; raise the limit (ulimit -v)",
             left >> 20,
             LEAST_ADDRESS_SPACE >> 20
@@ -80,18 +79,15 @@ pub(crate) fn check_address_space() -> Result<(), Failure> {
 ///
 /// # Errors
 /// What is wrong, and the remedy.
-pub(crate) fn check_streams(
-    input: &Path,
-    results: &[(&str, Option<&Path>)],
-) -> Result<(), Failure> {
+pub(crate) fn check_streams(input: &Path, results: &[(&str, Option<&Path>)]) -> Result<(), Error> {
     let is_closed = |stream: usize| CLOSED[stream].load(Ordering::Relaxed);
     if input == Path::new("-") {
         if is_closed(0) {
             let what = "standard input is closed; name a file, or pipe one in";
-            return Err(Failure::local(FaultKind::Io, "read input", what));
+            return Err(Error::local(FaultKind::Io, "read input", what));
         }
         if rustix::termios::isatty(std::io::stdin()) {
-            return Err(Failure::Usage(
+            return Err(Error::Usage(
                 "no --input, and standard input is a terminal; name a .y4m file, or pipe one in: \
                  ffmpeg -i VIDEO -pix_fmt yuv420p -f yuv4mpegpipe - | pp run --input - --output OUT.y4m"
                     .into(),
@@ -106,10 +102,10 @@ pub(crate) fn check_streams(
             let what = format!(
                 "{flag}: standard output is closed; name a file, or pipe it into a program"
             );
-            return Err(Failure::local(FaultKind::Io, "write output", what));
+            return Err(Error::local(FaultKind::Io, "write output", what));
         }
         if *flag == "--output" && rustix::termios::isatty(std::io::stdout()) {
-            return Err(Failure::Usage(
+            return Err(Error::Usage(
                 "--output is standard output, and that is a terminal; name a .y4m file, or pipe it into a program: \
                  pp run --input IN.y4m --output - | ffmpeg -i - OUT.mp4"
                     .into(),

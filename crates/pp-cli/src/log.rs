@@ -4,12 +4,13 @@ use std::fmt;
 use std::io::IsTerminal as _;
 
 use pp_contract::Rank;
+use pp_job::Error;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime as Clock};
 
 use crate::args::{BenchCommand, Command};
-use crate::exit::Failure;
+use crate::env::Env;
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
@@ -27,8 +28,8 @@ impl FormatTime for Head {
 ///
 /// # Errors
 /// `PP_LOG` is no level.
-pub(crate) fn start(command: &Command, launched_as: Option<Rank>) -> Result<(), Failure> {
-    let Some(text) = std::env::var_os("PP_LOG").filter(|text| !text.is_empty()) else {
+pub(crate) fn start(command: &Command, env: &Env) -> Result<(), Error> {
+    let Some(text) = env.get("PP_LOG").filter(|text| !text.is_empty()) else {
         return Ok(());
     };
     let filter = text
@@ -36,7 +37,7 @@ pub(crate) fn start(command: &Command, launched_as: Option<Rank>) -> Result<(), 
         .filter(|text| text.split(',').all(is_directive))
         .and_then(|text| EnvFilter::try_new(text).ok());
     let filter = filter.ok_or_else(|| {
-        Failure::Usage(format!(
+        Error::Usage(format!(
             "PP_LOG is {text:?}; it takes {}, or TARGET=LEVEL (pp_transport=debug), or several of these with commas \
              between them",
             LEVELS.join(", ")
@@ -44,7 +45,7 @@ pub(crate) fn start(command: &Command, launched_as: Option<Rank>) -> Result<(), 
     })?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_timer(Head(process(command, launched_as)))
+        .with_timer(Head(process(command, env.rank())))
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();

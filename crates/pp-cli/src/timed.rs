@@ -1,8 +1,7 @@
 //! Work on one stream of a GPU, timed by the GPU, and asked after without waiting.
 
-use std::collections::VecDeque;
-
-use pp_transport::cuda::{CudaError, Device, Event, Stream};
+use pp_device::{CudaError, Device, Event, Stream};
+use pp_runtime::stage::Progress;
 
 /// Two events around some work.
 pub(crate) struct Span {
@@ -29,24 +28,21 @@ impl Span {
     }
 }
 
-/// A stream with the work that was issued to it, oldest first. Events are made once and used
-/// again.
-pub(crate) struct Timed<T> {
-    stream: Stream,
+/// A stream whose work is timed. Events are made once and used again.
+pub(crate) struct Timed {
+    pub(crate) stream: Stream,
     free: Vec<Span>,
-    under_way: VecDeque<(Span, T)>,
     last: Option<Span>,
 }
 
 /// Work that is done.
-pub(crate) struct Done<T> {
-    pub(crate) what: T,
+pub(crate) struct Done {
     pub(crate) work_ns: u64,
     /// Between the end of the work before and the beginning of this.
     pub(crate) idle_ns: u64,
 }
 
-impl<T> Timed<T> {
+impl Timed {
     /// With events for so many spans open at once; more are made when they are wanted.
     pub(crate) fn new(stream: Stream, spans: usize) -> Result<Self, CudaError> {
         // One more is kept to tell how long the stream was idle.
@@ -55,18 +51,8 @@ impl<T> Timed<T> {
         Ok(Self {
             stream,
             free,
-            under_way: VecDeque::with_capacity(spans),
             last: None,
         })
-    }
-
-    pub(crate) fn stream(&self) -> &Stream {
-        &self.stream
-    }
-
-    /// Work issued and not yet seen done.
-    pub(crate) fn len(&self) -> usize {
-        self.under_way.len()
     }
 
     /// A span that begins here.
@@ -79,33 +65,23 @@ impl<T> Timed<T> {
         Ok(span)
     }
 
-    /// The work of this span has been issued; [`Timed::poll`] says when it is done.
-    pub(crate) fn close(&mut self, span: Span, what: T) -> Result<(), CudaError> {
-        span.close(&self.stream)?;
-        self.under_way.push_back((span, what));
-        Ok(())
-    }
-
     /// A span that is not asked after any more.
     pub(crate) fn recycle(&mut self, span: Span) {
         self.free.push(span);
     }
 
-    /// The oldest work, if it is done.
-    pub(crate) fn poll(&mut self) -> Result<Option<Done<T>>, CudaError> {
-        let oldest = self.under_way.front();
-        if !oldest.map_or(Ok(false), |(span, _)| span.end.is_done())? {
-            return Ok(None);
+    /// How far the work of a span is that was closed: the oldest that was not seen done.
+    pub(crate) fn poll(&mut self, span: Span) -> Result<Progress<Done, Span>, CudaError> {
+        if !span.end.is_done()? {
+            return Ok(Progress::UnderWay(span));
         }
-        let (span, what) = self.under_way.pop_front().expect("just seen");
         let idle = self
             .last
             .as_ref()
             .map(|last| span.start.elapsed_ns(&last.end));
         let work_ns = span.ns()?;
         self.free.extend(self.last.replace(span));
-        Ok(Some(Done {
-            what,
+        Ok(Progress::Done(Done {
             work_ns,
             idle_ns: idle.transpose()?.unwrap_or(0),
         }))

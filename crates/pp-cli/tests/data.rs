@@ -12,8 +12,12 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{after, c_library, finish, folder, pp, run, video};
-use pp_testing::Folder;
+use common::{folder, pp};
+use pp_testing::{
+    Folder, c_library,
+    process::{after, finish, run},
+    video,
+};
 
 fn run_args(input: &Path, more: &[&str]) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];
@@ -36,7 +40,7 @@ fn no_result_replaces_another_file_of_the_command() {
     fs::hard_link(&input, folder.file("hard")).unwrap();
     symlink("new.y4m", folder.file("dangling")).unwrap();
     let before = contents(&folder);
-    let run = [
+    let job = [
         "run",
         "--denoise-steps",
         "0",
@@ -49,17 +53,17 @@ fn no_result_replaces_another_file_of_the_command() {
     let flight = ["flight", "a.flight"];
     let copy = ["bench", "video", "--input", "in.y4m"];
     let cases: [(&[&str], &[&str]); 14] = [
-        (&run, &["--report", "in.y4m"]),
-        (&run, &["--trace", "./in.y4m"]),
-        (&run, &["--timeline", "../clashes/in.y4m"]),
-        (&run, &["--report", "soft"]),
-        (&run, &["--report", "hard"]),
-        (&run, &["--output", "in.y4m"]),
-        (&run, &["--output", "soft"]),
-        (&run, &["--output", "plugin.so", "--kernels", "./plugin.so"]),
-        (&run, &["--output", "new.y4m", "--report", "./new.y4m"]),
-        (&run, &["--output", "dangling", "--timeline", "new.y4m"]),
-        (&run, &["--output", "-", "--report", "/dev/stdout"]),
+        (&job, &["--report", "in.y4m"]),
+        (&job, &["--trace", "./in.y4m"]),
+        (&job, &["--timeline", "../clashes/in.y4m"]),
+        (&job, &["--report", "soft"]),
+        (&job, &["--report", "hard"]),
+        (&job, &["--output", "in.y4m"]),
+        (&job, &["--output", "soft"]),
+        (&job, &["--output", "plugin.so", "--kernels", "./plugin.so"]),
+        (&job, &["--output", "new.y4m", "--report", "./new.y4m"]),
+        (&job, &["--output", "dangling", "--timeline", "new.y4m"]),
+        (&job, &["--output", "-", "--report", "/dev/stdout"]),
         (&bench, &["--trace", "x.json", "--timeline", "./x.json"]),
         (&copy, &["--output", "./in.y4m"]),
         (&flight, &["--trace", "./a.flight"]),
@@ -69,7 +73,7 @@ fn no_result_replaces_another_file_of_the_command() {
         let mut command = pp(&[command, more].concat());
         // It stands alone, without the rest of a launcher's environment.
         command.envs(is_run.then_some(("RANK", "1")));
-        let ended = common::run(command.current_dir(folder.file("")), None);
+        let ended = run(command.current_dir(folder.file("")), None);
         ended.failed(2, &["name the same place", more[0]]);
         assert!(contents(&folder) == before, "{more:?}: a file has changed");
     }
@@ -205,7 +209,7 @@ const NO_ROOM: &str =
 #[test]
 fn an_error_that_shows_only_when_a_file_is_stored_leaves_the_old_one() {
     let folder = folder("unstored");
-    let library = c_library(&folder, NO_ROOM, &[]);
+    let library = c_library(&folder, "library", NO_ROOM, &[]);
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 5));
     let result = folder.write("result", b"older");
     for flag in ["--output", "--report"] {

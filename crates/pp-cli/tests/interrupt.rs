@@ -8,10 +8,15 @@ use std::io::Write as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{
-    after, as_rank, finish, folder, free_port, pp, ranks, signal, spawn, spawn_with_input, video,
+use common::{folder, pp};
+use pp_testing::{
+    process::{
+        Ended, HANG, Held, Output, Process, after, all_gone, as_rank, finish, free_port, ranks,
+        signal, spawn, spawn_with_input,
+    },
+    video,
 };
-use restart_support::{Held, report};
+use restart_support::report;
 use rustix::process::Signal;
 
 const SIGNALS: [(Signal, i32, &str); 3] = [
@@ -38,7 +43,7 @@ fn header(clip: &[u8]) -> usize {
 
 /// A run whose output the test holds up.
 fn held(command: &mut Command) -> Held {
-    let mut held = Held::start(command, Vec::new());
+    let held = Held::start(command, Vec::new());
     held.wait_for(BEGUN);
     held
 }
@@ -66,9 +71,9 @@ fn what_is_done_is_kept_and_counted_and_the_exit_code_names_the_signal() {
                 .arg("--report")
                 .arg(&path);
             let held = held(&mut command);
-            signal(held.child.id(), how);
+            signal(held.id(), how);
             let ended = held.finish();
-            let written = (ended.output.len() - header(&whole)) / stride();
+            let written = (ended.stdout.len() - header(&whole)) / stride();
             assert_eq!(ended.code, Some(code), "{}", ended.stderr);
             let lines: Vec<&str> = ended.stderr.lines().collect();
             // Written by a thread that nothing waits for, so that it may come later than others.
@@ -84,9 +89,9 @@ fn what_is_done_is_kept_and_counted_and_the_exit_code_names_the_signal() {
                 lines.iter().any(|line| line.starts_with(&told)),
                 "{told} is not in {lines:?}"
             );
-            assert!(written < FRAMES && whole.starts_with(&ended.output));
+            assert!(written < FRAMES && whole.starts_with(&ended.stdout));
             assert_eq!(
-                (ended.output.len() - header(&whole)) % stride(),
+                (ended.stdout.len() - header(&whole)) % stride(),
                 0,
                 "half a frame"
             );
@@ -99,26 +104,26 @@ fn what_is_done_is_kept_and_counted_and_the_exit_code_names_the_signal() {
 fn a_result_that_is_named_at_the_end_is_named() {
     let folder = folder("interrupted_file");
     let (whole, output) = (clip(), folder.file("out.y4m"));
-    let mut child = spawn_with_input(
+    let child = Process::start(
         pp(&["run", "--denoise-steps", "0", "--input", "-", "--output"])
             .arg(&output)
             .env("PP_LOG", "debug"),
+        Output::Kept,
     );
+    let child = child.unwrap();
     // Twenty frames come, and then the source stays open and silent.
-    let mut stdin = child.stdin.take().unwrap();
-    stdin
-        .write_all(&whole[..header(&whole) + 20 * stride()])
-        .unwrap();
-    let (said, reading) = restart_support::lines(child.stderr.take().unwrap());
+    let twenty = whole[..header(&whole) + 20 * stride()].to_vec();
+    child.give(false, move |pipe| pipe.write_all(&twenty));
     // The fifth chunk is back at the front.
-    let is_back = |line: &String| {
-        line.contains("receive posted") && line.contains("chunk_index=4") && line.contains("peer=1")
-    };
-    assert!(said.iter().any(|line| is_back(&line)), "it ended");
-    signal(child.id(), Signal::TERM);
-    let ended = finish(child);
+    let is_back = child.says(
+        &["receive posted", "chunk_index=4", "peer=1"],
+        Instant::now() + HANG,
+    );
+    assert!(is_back.is_some(), "it ended");
+    child.signal(Signal::TERM);
+    let ended = Ended::of(&child);
     assert_eq!(ended.code, Some(143));
-    let told = reading.join().unwrap();
+    let told = ended.stderr;
     assert!(told.contains(": 20 frames were written to"), "{told}");
     assert!(std::fs::read(&output).unwrap() == whole[..header(&whole) + 20 * stride()]);
 }
@@ -139,23 +144,18 @@ fn a_second_signal_aborts_and_leaves_no_output() {
             .arg("--output")
             .arg(&output)
             .env("PP_LOG", "debug");
-        let mut child = spawn(&mut command);
+        let child = Process::start(&mut command, Output::Kept).unwrap();
         let pids = ranks(child.id());
-        let (said, reading) = restart_support::lines(child.stderr.take().unwrap());
-        assert!(
-            said.iter().any(|line| line.contains("envelope sent")),
-            "it ended"
-        );
-        signal(child.id(), first);
-        assert!(
-            said.iter().any(|line| line.contains("a second signal")),
-            "it ended"
-        );
-        signal(child.id(), second);
-        assert_eq!(finish(child).code, Some(code));
-        let told = reading.join().unwrap();
+        for (words, then) in [("envelope sent", first), ("a second signal", second)] {
+            let said = child.says(&[words], Instant::now() + HANG);
+            assert!(said.is_some(), "it ended");
+            child.signal(then);
+        }
+        let ended = Ended::of(&child);
+        assert_eq!(ended.code, Some(code));
+        let told = ended.stderr;
         assert!(told.contains("error: interrupted"), "{told}");
-        common::all_gone(&pids);
+        all_gone(&pids);
         assert_eq!(folder.names(), ["in.y4m"]);
     }
 }
@@ -174,17 +174,17 @@ fn a_signal_to_any_rank_of_a_launcher_ends_the_job() {
         };
         let back = spawn(&mut start(1));
         let front = held(&mut start(0));
-        signal([front.child.id(), back.id()][target], Signal::TERM);
-        let back = finish(back);
-        assert_eq!(back.code, Some(143), "{}", back.stderr);
+        signal([front.id(), back.id()][target], Signal::TERM);
         let front = front.finish();
         assert_eq!(front.code, Some(143), "{}", front.stderr);
+        let back = finish(back);
+        assert_eq!(back.code, Some(143), "{}", back.stderr);
         assert!(
             front.stderr.contains("pp: interrupted by SIGTERM: "),
             "{}",
             front.stderr
         );
-        assert!(whole.starts_with(&front.output) && front.output.len() < whole.len());
+        assert!(whole.starts_with(&front.stdout) && front.stdout.len() < whole.len());
     }
 }
 
@@ -231,12 +231,12 @@ fn a_signal_that_was_ignored_stays_ignored_in_ranks_too() {
         let mut command = pp(&["run", "--denoise-steps", "0", "--output", "-", "--input"]);
         command.arg(&input);
         let held = held(&mut after(&format!("trap '' {}", &name[3..]), &command));
-        for pid in [&[held.child.id()][..], &ranks(held.child.id())].concat() {
+        for pid in [&[held.id()][..], &ranks(held.id())].concat() {
             signal(pid, how);
         }
         let ended = held.finish();
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-        assert!(ended.output == whole, "{name} was not ignored");
+        assert!(ended.stdout == whole, "{name} was not ignored");
         assert!(!ended.stderr.contains("interrupted"), "{}", ended.stderr);
     }
 }

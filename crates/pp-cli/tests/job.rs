@@ -5,9 +5,12 @@ mod common;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::{
-    all_gone, as_rank, finish, folder, free_port, leftovers, pp, ranks, run, signal, spawn, video,
-    wait_until_it_runs,
+use common::{folder, leftovers, pp};
+use pp_testing::{
+    process::{
+        all_gone, as_rank, finish, free_port, ranks, run, signal, spawn, wait_until_it_runs,
+    },
+    video,
 };
 use rustix::process::Signal;
 

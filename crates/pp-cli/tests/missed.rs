@@ -4,8 +4,8 @@ mod common;
 
 use std::process::Command;
 
-use common::{c_library, folder, pp, run, video};
-use pp_testing::Folder;
+use common::{folder, pp};
+use pp_testing::{Folder, c_library, process::run, video};
 
 /// When it is loaded it keeps the process of one rank: stopped, until somebody lets it go on, or asleep; or it ends it.
 const KEEPS_A_RANK: &str = r#"
@@ -26,7 +26,12 @@ __attribute__((constructor)) static void keep(void) {
 "#;
 
 fn job(folder: &Folder, rank: &str, more: &[&str]) -> Command {
-    let kernels = c_library(folder, KEEPS_A_RANK, &["plugins/median/median.c"]);
+    let kernels = c_library(
+        folder,
+        "library",
+        KEEPS_A_RANK,
+        &["plugins/median/median.c"],
+    );
     let input = folder.write("in.y4m", &video(32, 32, "mono", 8));
     let mut command = pp(&["run", "--output", "-", "--input"]);
     command.arg(input).arg("--kernels").arg(kernels).args(more);

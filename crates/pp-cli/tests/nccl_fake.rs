@@ -9,12 +9,14 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::{
-    Ended, all_gone, finish, folder, pp, ranks, run, signal, spawn, video, wait_until_it_runs,
-};
+use common::{folder, pp};
 use fakes::Fakes;
 use fakes::check::{Expect, Fresh, Recording, Rule, check};
-use pp_testing::Folder;
+use pp_testing::{
+    Folder,
+    process::{Ended, all_gone, finish, ranks, run, signal, spawn, wait_until_it_runs},
+    video,
+};
 use rustix::process::Signal;
 
 /// `pp` with the fakes, which meet and record in the folder.

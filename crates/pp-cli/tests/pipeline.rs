@@ -5,7 +5,8 @@ mod common;
 use std::ffi::OsString;
 use std::path::Path;
 
-use common::{assert_keys_are_documented, folder, pp, run, video};
+use common::{assert_keys_are_documented, folder, pp};
+use pp_testing::{process::run, video};
 
 fn args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];
@@ -138,8 +139,6 @@ fn reports_are_written_whole_and_say_what_was_run() {
         timeline,
     ];
     let mut command = pp(&args(&input, &output, &more));
-    // A hook that never strikes: what is around the stages then hands everything on.
-    command.env("PP_FAULT", "kill@1:chunk=1000");
     let ended = run(&mut command, None).succeeded();
     let text = String::from_utf8(ended.stdout).unwrap();
     for word in [

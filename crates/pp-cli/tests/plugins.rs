@@ -11,8 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use build::{compile_c_file, median, root, rust_plugin};
-use common::{all_gone, children, folder, pp, run, signal, video};
+use common::{folder, pp};
 use fakes::Fakes;
+use pp_testing::{
+    process::{Ended, all_gone, children, run, signal, wait},
+    video,
+};
 use rustix::process::Signal;
 
 /// The C plugin of the tests with this fault.
@@ -30,13 +34,13 @@ fn plugin_check(plugin: &Path) -> Command {
 }
 
 /// The lines of a report that do not say "ok".
-fn not_ok(checked: &common::Ended) -> Vec<&str> {
+fn not_ok(checked: &Ended) -> Vec<&str> {
     let report = std::str::from_utf8(&checked.stdout).unwrap();
     let lines = report.lines();
     lines.filter(|line| !line.ends_with(" ... ok")).collect()
 }
 
-fn denoise(input: &Path, output: &Path, kernels: &Path, more: &[&str]) -> common::Ended {
+fn denoise(input: &Path, output: &Path, kernels: &Path, more: &[&str]) -> Ended {
     let mut command = pp(&["run", "--frames-per-chunk", "2"]);
     command
         .args(more)
@@ -189,7 +193,7 @@ fn no_process_is_left_when_the_check_is_ended_by_a_signal() {
         let workers = children(check.id());
         assert_eq!(workers.len(), 1);
         signal(check.id(), end);
-        assert_eq!(common::wait(&mut check), None, "it ends by the signal");
+        assert_eq!(wait(&mut check), None, "it ends by the signal");
         all_gone(&workers);
     }
 }

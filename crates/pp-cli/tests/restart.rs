@@ -14,13 +14,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use build::{compile_c_file, median, root, rust_plugin};
-use common::{
-    all_gone, as_rank, children, finish, folder, free_port, pp, run, signal, spawn, video,
-};
+use common::{folder, pp};
 use fakes::Fakes;
 use fakes::check::{Expect, Fresh, Recording, check};
-use pp_testing::Folder;
-use restart_support::{Dice, Held, KILL, Strike, host, report, through};
+use pp_testing::{
+    Folder, Random,
+    process::{
+        Held, KILL, Strike, all_gone, as_rank, children, finish, free_port, run, signal, spawn,
+    },
+    video,
+};
+use restart_support::{host, kills, report, through};
 use rustix::process::Signal;
 
 /// A clip whose every third part is another scene.
@@ -54,12 +58,12 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
     command.env("PP_LOG", "warn");
     let mut held = Held::start(&mut command, input.to_vec());
     strikes.iter().for_each(|strike| held.strike(*strike));
-    let ranks = children(held.child.id());
+    let ranks = children(held.id());
     let ended = held.finish();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     all_gone(&ranks);
     assert!(
-        ended.output == wanted,
+        ended.stdout == wanted,
         "the output is another: {}",
         ended.stderr
     );
@@ -87,12 +91,12 @@ fn killed_at_random_moments_it_goes_on_as_if_nothing_had_been() {
         (vec!["--kernels".into(), file(&temporal)], &cut),
         (vec!["--kernels".into(), file(&median)], &plain),
     ];
-    let mut dice = Dice(7);
+    let mut random = Random::new(7);
     for (args, input) in variants {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let wanted = calm(host(&args), input);
         assert!(wanted != *input, "{args:?} changes nothing");
-        let strikes = dice.kills(3, input.len() as u64 * 3 / 4);
+        let strikes = kills(&mut random, 3, input.len() as u64 * 3 / 4);
         assert_unmoved(host(&args), input, &wanted, &strikes);
     }
 }
@@ -129,7 +133,7 @@ fn a_phase_b_that_never_comes_is_replaced_too() {
     }
     let ended = held.finish();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(ended.output == wanted, "the output is another");
+    assert!(ended.stdout == wanted, "the output is another");
     let (before, _) = ended.stderr.split_once(" of 100 times").unwrap();
     let used: u32 = before.rsplit(' ').next().unwrap().parse().unwrap();
     assert!(used >= 2, "{}", ended.stderr);
@@ -161,7 +165,7 @@ fn restarts_that_are_used_up_end_the_job_with_its_cause() {
             signal: Signal::KILL,
         });
     }
-    let ranks = children(held.child.id());
+    let ranks = children(held.id());
     let ended = held.finish();
     assert_eq!(ended.code, Some(7), "{}", ended.stderr);
     // A line for each restart, and one for the end.
@@ -208,15 +212,15 @@ fn a_drain_asked_for_between_two_phase_bs_drains() {
     // The next one is held up before it can do anything for the front.
     let next = held.rank(1);
     signal(next, Signal::STOP);
-    signal(held.child.id(), Signal::INT);
+    signal(held.id(), Signal::INT);
     // Most of the time the front has heard it by then.
     std::thread::sleep(Duration::from_millis(100));
     signal(next, Signal::CONT);
     let ended = held.drained();
     assert_eq!(ended.code, Some(130), "{}", ended.stderr);
     assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
-    assert!(ended.output.len() > 60_000);
-    assert!(wanted.starts_with(&ended.output), "the output is another");
+    assert!(ended.stdout.len() > 60_000);
+    assert!(wanted.starts_with(&ended.stdout), "the output is another");
 }
 
 /// The second interrupt does not wait for anybody.
@@ -226,7 +230,7 @@ fn an_abort_asked_for_between_two_phase_bs_aborts() {
     held.strike(KILL);
     let next = held.rank(1);
     signal(next, Signal::STOP);
-    let ranks = children(held.child.id());
+    let ranks = children(held.id());
     let ended = held.aborted();
     assert_eq!(ended.code, Some(130), "{}", ended.stderr);
     all_gone(&ranks);
@@ -271,7 +275,7 @@ fn a_launcher_that_starts_phase_b_again_is_waited_for() {
     let wanted = calm(host(&[]), &input);
     let port = free_port();
     let back = || spawn(&mut rank(1, port, &["--restarts", "5"]));
-    let mut held = Held::start(&mut rank(0, port, &["--restarts", "5"]), input);
+    let held = Held::start(&mut rank(0, port, &["--restarts", "5"]), input);
     let mut phase_b = back();
     for at in [40_000, 130_000] {
         held.wait_for(at);
@@ -283,7 +287,7 @@ fn a_launcher_that_starts_phase_b_again_is_waited_for() {
     }
     let ended = held.finish();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(ended.output == wanted, "the output is another");
+    assert!(ended.stdout == wanted, "the output is another");
     assert!(ended.stderr.contains("2 of 5 times"), "{}", ended.stderr);
     finish(phase_b).succeeded();
 }
@@ -293,7 +297,7 @@ fn a_launcher_that_starts_nobody_is_not_waited_for_for_ever() {
     let port = free_port();
     let mut front = rank(0, port, &["--restarts", "5"]);
     front.env("PP_RESTART_WITHIN_MS", "400");
-    let mut held = Held::start(&mut front, video(64, 48, "mono", 120));
+    let held = Held::start(&mut front, video(64, 48, "mono", 120));
     let mut phase_b = spawn(&mut rank(1, port, &["--restarts", "5"]));
     held.wait_for(40_000);
     phase_b.kill().unwrap();
@@ -311,13 +315,13 @@ fn a_launcher_that_starts_nobody_is_not_waited_for_for_ever() {
 #[test]
 fn a_phase_b_of_a_launcher_ends_with_its_front() {
     let port = free_port();
-    let mut held = Held::start(
+    let held = Held::start(
         &mut rank(0, port, &["--restarts", "5"]),
         video(64, 48, "mono", 120),
     );
     let phase_b = spawn(&mut rank(1, port, &["--restarts", "5"]));
     held.wait_for(40_000);
-    signal(held.child.id(), Signal::KILL);
+    signal(held.id(), Signal::KILL);
     held.finish();
     finish(phase_b).failed(7, &["rank 0"]);
 }
@@ -337,15 +341,15 @@ fn on_gpus_it_goes_on_as_well() {
     let fakes = Fakes::build();
     let folder = folder("restart_nccl");
     let input = video(64, 48, "mono", 120);
-    let mut dice = Dice(11);
-    for (steps, kills) in [("0", 5), ("1", 3)] {
+    let mut random = Random::new(11);
+    for (steps, count) in [("0", 5), ("1", 3)] {
         let args = ["--denoise-steps", steps];
         let wanted = if steps == "0" {
             input.clone()
         } else {
             calm(on_gpus(&fakes, &folder, &args), &input)
         };
-        let strikes = dice.kills(kills, input.len() as u64 * 3 / 4);
+        let strikes = kills(&mut random, count, input.len() as u64 * 3 / 4);
         assert_unmoved(on_gpus(&fakes, &folder, &args), &input, &wanted, &strikes);
     }
 }
@@ -374,7 +378,7 @@ fn on_gpus_what_is_sent_again_is_in_order() {
     let input = video(64, 48, "mono", 60);
     let mut command = on_gpus(&fakes, &folder, &["--denoise-steps", "0"]);
     command.env("PP_FAKE_RECORD", folder.file("rec"));
-    let strikes = Dice(5).kills(2, input.len() as u64 * 2 / 3);
+    let strikes = kills(&mut Random::new(5), 2, input.len() as u64 * 2 / 3);
     assert_unmoved(command, &input, &input, &strikes);
     let recordings = Recording::read_all(&folder.file("rec"));
     let report = check(
@@ -402,7 +406,7 @@ fn on_gpus_a_phase_b_whose_device_fails_is_replaced() {
         let args = ["--denoise-steps", "0", "--restarts", "2"];
         as_rank(on_gpus(&fakes, &folder, &args), number, port)
     };
-    let mut held = Held::start(&mut start(0), input.clone());
+    let held = Held::start(&mut start(0), input.clone());
     let mut bad = start(1);
     bad.env("PP_FAKE_FAULTS", "cuLaunchKernel:12:719");
     let first = spawn(&mut bad);
@@ -412,7 +416,7 @@ fn on_gpus_a_phase_b_whose_device_fails_is_replaced() {
     let second = spawn(&mut start(1));
     let ended = held.finish();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(ended.output == input, "the output is another");
+    assert!(ended.stdout == input, "the output is another");
     for words in ["1 of 2 times", "device: rank 1"] {
         assert!(ended.stderr.contains(words), "{}", ended.stderr);
     }

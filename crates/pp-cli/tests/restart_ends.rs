@@ -8,11 +8,15 @@ use std::io::Write as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{
-    all_gone, as_rank, children, finish, free_port, is_alive, pp, run, signal, spawn,
-    spawn_with_input, video,
+use common::pp;
+use pp_testing::{
+    process::{
+        Ended, HANG, Held, KILL, Output, Process, all_gone, as_rank, children, finish, free_port,
+        is_alive, ranks, run, signal, spawn,
+    },
+    video,
 };
-use restart_support::{Held, KILL, host};
+use restart_support::host;
 use rustix::process::Signal;
 
 /// How long another Phase B is waited for: who waits for one that does not come hangs.
@@ -32,9 +36,9 @@ fn clip() -> Vec<u8> {
 fn a_stopped_front_is_not_waited_for() {
     let mut command = through(&["--restarts", "3"]);
     command.env("PP_HEARTBEAT_MS", "1000");
-    let mut held = Held::start(&mut command, clip());
+    let held = Held::start(&mut command, clip());
     held.wait_for(60_000);
-    let ranks = children(held.child.id());
+    let ranks = children(held.id());
     let front = held.rank(0);
     signal(front, Signal::STOP);
     let ended = held.finish();
@@ -71,53 +75,13 @@ fn a_second_interrupt_ends_a_job_whose_ranks_are_stopped() {
     }
 }
 
-/// As a plugin does it that calls `exit`: the process of Phase B ends well, long before its time. Or a
-/// library of ours panics.
-#[test]
-fn a_phase_b_that_ends_without_a_word_is_missed() {
-    let wanted = run(&mut through(&[]), Some(clip())).succeeded().stdout;
-    // The first 16 chunks warm up: a restart among them leaves the measures what they are.
-    for (restarts, hook, is_measured) in [
-        ("2", "leave@1:chunk=50", true),
-        ("1", "leave@1:chunk=0", false),
-        ("1", "panic@1", false),
-        ("3", "kill@1:chunk=2", false),
-    ] {
-        let mut command = through(&["--restarts", restarts]);
-        command.env("PP_FAULT", hook);
-        let ended = run(&mut command, Some(clip()));
-        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-        assert!(ended.stdout == wanted, "the output is another");
-        assert!(ended.stderr.contains("1 of "), "{}", ended.stderr);
-        let spans = ended.stderr.contains("span a restart");
-        assert_eq!(spans, is_measured, "{}", ended.stderr);
-        // Said when it happens, and not only at the end.
-        let why = match hook.split('@').next() {
-            Some("leave") => "ended with exit code 0",
-            Some("kill") => "killed by signal 9 (SIGKILL)",
-            _ => "asked for by PP_FAULT",
-        };
-        let mut lines = ended.stderr.lines();
-        let line = lines.find(|line| line.starts_with("pp: Phase B (rank 1) is gone: "));
-        let line = line.unwrap_or_else(|| panic!("{}", ended.stderr));
-        // The front may notice the end first, and then it says why; and what a rank reports of its panic is read by another
-        // thread than its end.
-        let whys = [why, "its control channel ended", "ended with exit code 1"];
-        assert!(whys.iter().any(|why| line.contains(why)), "{line}");
-        assert!(
-            line.ends_with(&format!("; restart 1 of {restarts}")),
-            "{line}"
-        );
-    }
-}
-
 /// A rank that takes no signals yet would die of it, and so would a supervisor.
 #[test]
 fn whoever_asks_too_early_what_the_ranks_do_ends_none_of_them() {
     for _ in 0..5 {
-        let mut held = Held::start(&mut through(&["--restarts", "9"]), clip());
+        let held = Held::start(&mut through(&["--restarts", "9"]), clip());
         let until = Instant::now() + Duration::from_millis(300);
-        let supervisor = held.child.id();
+        let supervisor = held.id();
         while Instant::now() < until {
             // Its own start is not of interest: it takes signals once it has a rank.
             if !children(supervisor).is_empty() {
@@ -138,7 +102,7 @@ fn whoever_asks_too_early_what_the_ranks_do_ends_none_of_them() {
 /// A rank that could read what the others report would take the reports away from the supervisor.
 #[test]
 fn ranks_have_one_end_of_the_pipe_on_which_they_report() {
-    let mut held = Held::start(&mut through(&[]), clip());
+    let held = Held::start(&mut through(&[]), clip());
     held.wait_for(60_000);
     for rank in [0, 1] {
         let pid = held.rank(rank);
@@ -157,21 +121,6 @@ fn ranks_have_one_end_of_the_pipe_on_which_they_report() {
     assert_eq!(held.finish().code, Some(0));
 }
 
-/// Its peer may be quicker to say that it died than it is to say why.
-#[test]
-fn a_panic_is_named_by_the_rank_that_panicked() {
-    for (rank, restarts) in [("0", "0"), ("0", "1"), ("1", "0")] {
-        let mut command = through(&["--restarts", restarts]);
-        command.env("PP_FAULT", format!("panic@{rank}:chunk=3"));
-        let ended = run(&mut command, Some(clip()));
-        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
-        let last = ended.stderr.lines().last().unwrap_or_default();
-        for words in ["pp: error", &format!("rank {rank}"), "panicked: "] {
-            assert!(last.contains(words), "{words}: {}", ended.stderr);
-        }
-    }
-}
-
 #[test]
 fn a_time_that_cannot_be_none_is_not_offered() {
     let mut command = through(&["--restarts", "1"]);
@@ -185,13 +134,13 @@ fn a_time_that_cannot_be_none_is_not_offered() {
 fn a_front_that_waits_says_so_and_ends_at_a_second_interrupt() {
     let port = free_port();
     let start = |rank| as_rank(through(&["--restarts", "2"]), rank, port);
-    let mut held = Held::start(&mut start(0), clip());
+    let held = Held::start(&mut start(0), clip());
     let mut phase_b = spawn(&mut start(1));
     held.wait_for(60_000);
     phase_b.kill().unwrap();
     finish(phase_b);
     held.wait_until_it_says("Phase B is gone");
-    let front = held.child.id();
+    let front = held.id();
     signal(front, Signal::INT);
     std::thread::sleep(Duration::from_millis(500));
     assert!(is_alive(front), "the first interrupt waits for Phase B");
@@ -232,24 +181,16 @@ fn a_phase_b_that_is_needed_no_more_may_die() {
             ],
         ]
         .concat());
-        let mut child = spawn_with_input(command.env("PP_LOG", "debug"));
-        let mut stdin = child.stdin.take().unwrap();
+        let child = Process::start(command.env("PP_LOG", "debug"), Output::Kept).unwrap();
         let input = whole.clone();
-        std::thread::spawn(move || {
-            // It reads no more than it was asked for.
-            let _ = stdin.write_all(&input);
-        });
-        let (said, reading) = restart_support::lines(child.stderr.take().unwrap());
-        let phase_b = common::ranks(child.id())[1];
-        assert!(
-            said.iter()
-                .any(|line| line.contains("all results are here")),
-            "it ended"
-        );
+        child.give(true, move |pipe| pipe.write_all(&input));
+        let phase_b = ranks(child.id())[1];
+        let said = child.says(&["all results are here"], Instant::now() + HANG);
+        assert!(said.is_some(), "it ended");
         signal(phase_b, Signal::KILL);
         all_gone(&[phase_b]);
-        let ended = finish(child);
-        let told = reading.join().unwrap();
+        let ended = Ended::of(&child);
+        let told = &ended.stderr;
         assert_eq!(ended.code, Some(0), "{told}");
         assert!(!told.contains("starts again"), "{told}");
         let header = whole.len() - FRAMES * STRIDE;

@@ -10,9 +10,14 @@ mod restart_support;
 
 use std::process::Command;
 
-use common::{all_gone, children, folder, run, video};
+use common::folder;
 use fakes::Fakes;
-use restart_support::{Dice, Footprint, Held, host, report, through};
+use pp_testing::{
+    Random,
+    process::{Footprint, Held, all_gone, children, run},
+    video,
+};
+use restart_support::{host, report, through};
 
 /// Kills before the front is measured for the first time.
 const WARM_UP: usize = 20;
@@ -36,14 +41,15 @@ fn survive(name: &str, mut command: Command, input: Vec<u8>, wanted: &[u8]) {
         .args(["--restarts", "1000000", "--report"])
         .arg(&json);
     let kills = kills();
-    let strikes = Dice(kills).kills(kills, input.len() as u64 * 9 / 10);
+    let strikes =
+        restart_support::kills(&mut Random::new(kills), kills, input.len() as u64 * 9 / 10);
     let mut held = Held::start(&mut command, input);
     let front = held.rank(0);
     let mut before = None;
     for (count, strike) in strikes.iter().enumerate() {
         held.strike(*strike);
         if count == WARM_UP.min(strikes.len() / 2) {
-            before = Some(Footprint::of(front));
+            before = Footprint::of(front);
         }
         if count % 100 == 99 {
             println!(
@@ -55,8 +61,8 @@ fn survive(name: &str, mut command: Command, input: Vec<u8>, wanted: &[u8]) {
     }
     // Until the last one is made up for.
     held.wait_for(wanted.len() as u64 * 19 / 20);
-    let (before, after) = (before.unwrap(), Footprint::of(front));
-    let ranks = children(held.child.id());
+    let (before, after) = (before.unwrap(), Footprint::of(front).unwrap());
+    let ranks = children(held.id());
     let ended = held.finish();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     all_gone(&ranks);
@@ -74,7 +80,7 @@ fn survive(name: &str, mut command: Command, input: Vec<u8>, wanted: &[u8]) {
         percentile(&served, 99),
         percentile(&served, 100),
     );
-    assert!(ended.output == wanted, "the output is another");
+    assert!(ended.stdout == wanted, "the output is another");
     assert!(after.rss_kib <= before.rss_kib + GROWS_KIB);
     // One generation of a link is there at either moment, or none.
     assert!(after.threads <= before.threads + 6, "threads grow");

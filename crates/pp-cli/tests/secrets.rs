@@ -7,12 +7,13 @@ mod fakes;
 
 use std::process::{Child, Command};
 
-use common::{
-    all_gone, as_rank, finish, folder, free_port, pp, ranks, signal, spawn, video,
-    wait_until_it_runs,
-};
+use common::{folder, pp};
 use fakes::Fakes;
-use pp_testing::Folder;
+use pp_testing::{
+    Folder,
+    process::{all_gone, as_rank, finish, free_port, ranks, signal, spawn, wait_until_it_runs},
+    video,
+};
 use rustix::process::Signal;
 
 /// What every id of a communicator begins with, on the library of the tests.

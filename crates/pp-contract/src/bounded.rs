@@ -21,9 +21,9 @@ pub struct TooLong {
     pub max: usize,
 }
 
-/// UTF-8 text of at most `MAX` bytes.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize)]
-#[serde(transparent)]
+/// UTF-8 text of at most `MAX` bytes. It decodes from a format that lends its text, as postcard does.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(try_from = "&str")]
 pub struct Text<const MAX: usize>(String);
 
 impl<const MAX: usize> Text<MAX> {
@@ -71,22 +71,6 @@ impl<const MAX: usize> TryFrom<&str> for Text<MAX> {
     fn try_from(text: &str) -> Result<Self, TooLong> {
         check_len(text.len(), MAX)?;
         Ok(Self(text.to_owned()))
-    }
-}
-
-impl<'de, const MAX: usize> Deserialize<'de> for Text<MAX> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TextVisitor<const MAX: usize>;
-        impl<const MAX: usize> Visitor<'_> for TextVisitor<MAX> {
-            type Value = Text<MAX>;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "text of at most {MAX} bytes")
-            }
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                Text::try_from(text).map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_str(TextVisitor)
     }
 }
 

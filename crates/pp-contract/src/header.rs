@@ -11,8 +11,12 @@ use core::fmt;
 use crate::codes::UnknownCode;
 use crate::ids::{CacheEpoch, CallId, ChunkIndex, EdgeSeq};
 use crate::manifest::MAX_PAYLOAD_BYTES;
-use crate::version::{WIRE_VERSION, is_compatible};
 
+/// Version of the header, the bodies and the handshake. Raised by any change of any byte.
+///
+/// Both ends speak the same version: all ranks of a job are one binary, so a rank of another version is a mistake in the
+/// deployment. The handshake names both versions.
+pub const WIRE_VERSION: u16 = 2;
 /// Size of a header.
 pub const HEADER_BYTES: usize = 64;
 /// Most bytes of a body.
@@ -157,7 +161,7 @@ impl Header {
             return Err(HeaderError::Magic { got });
         }
         let theirs = u16::from_le_bytes(array(bytes, 4));
-        if !is_compatible(theirs) {
+        if theirs != WIRE_VERSION {
             return Err(HeaderError::Version { theirs });
         }
         let stated = u32::from_le_bytes(array(bytes, 60));
@@ -295,8 +299,8 @@ impl fmt::Display for Header {
     }
 }
 
-/// The `N` bytes from `at`, which lie within the header at every call.
-fn array<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
+/// The `N` bytes from `at`, which lie within a header at every call.
+pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out

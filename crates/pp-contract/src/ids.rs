@@ -87,10 +87,6 @@ full_range! {
     Rank: u32
 }
 full_range! {
-    /// One stage of the pipeline, or one slice of a model.
-    StageId: u16
-}
-full_range! {
     /// Number of a message from the front, strictly increasing over all actions. A reply echoes it.
     CallId: u64
 }
@@ -179,7 +175,6 @@ mod tests {
     fn next_never_wraps() {
         assert_eq!(CallId::new(7).next(), Some(CallId::new(8)));
         assert_eq!(CallId::new(u64::MAX).next(), None);
-        assert_eq!(StageId::new(u16::MAX).next(), None);
     }
 
     #[test]

@@ -42,7 +42,6 @@ mod outcome;
 mod plan;
 mod prepare;
 mod seal;
-mod version;
 
 pub use accept::{Expectation, ResultFault, Verdict};
 pub use bounded::{List, Text, TooLong};
@@ -58,10 +57,9 @@ pub use handshake::{
 };
 pub use header::{
     Action, BodyKind, HEADER_BYTES, Header, HeaderError, MAGIC, MAX_BODY_BYTES, MAX_FRAME_BYTES,
+    WIRE_VERSION,
 };
-pub use ids::{
-    CacheEpoch, CallId, ChunkIndex, EdgeSeq, Generation, IdError, Rank, StageId, WorldSize,
-};
+pub use ids::{CacheEpoch, CallId, ChunkIndex, EdgeSeq, Generation, IdError, Rank, WorldSize};
 pub use lockstep::{Lockstep, LockstepError, Matched, Replies, Requests};
 pub use manifest::{
     MAX_PAYLOAD_BYTES, MAX_TENSORS, Manifest, ManifestError, TENSOR_ALIGN_BYTES, TensorName,
@@ -73,4 +71,3 @@ pub use plan::video::{VideoPlan, VideoPlanParts};
 pub use plan::{Plan, PlanError};
 pub use prepare::{Bare, CallStamp, Committed, Composer, PrepareError, Prepared, Sequencer, Stamp};
 pub use seal::{SEAL_TENSOR, Seal};
-pub use version::{WIRE_VERSION, is_compatible};

@@ -7,8 +7,7 @@ use core::fmt;
 use core::ops::Range;
 use std::sync::Arc;
 
-use serde::de::Visitor;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::bounded::{List, TooLong, check_len};
 use crate::dtype::{DType, Shape, ShapeError};
@@ -57,7 +56,8 @@ pub enum ManifestError {
 }
 
 /// Name of a tensor: 1 to 48 bytes of `a-z`, `0-9`, `_` and `.`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[serde(try_from = "&str")]
 pub struct TensorName {
     /// Those past `len` are 0, so that equal names compare equal.
     bytes: [u8; MAX_NAME_BYTES],
@@ -110,19 +110,10 @@ impl Serialize for TensorName {
     }
 }
 
-impl<'de> Deserialize<'de> for TensorName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct NameVisitor;
-        impl Visitor<'_> for NameVisitor {
-            type Value = TensorName;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a tensor name")
-            }
-            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<TensorName, E> {
-                TensorName::new(name).map_err(|_| E::custom("tensor name"))
-            }
-        }
-        deserializer.deserialize_str(NameVisitor)
+impl TryFrom<&str> for TensorName {
+    type Error = ManifestError;
+    fn try_from(name: &str) -> Result<Self, ManifestError> {
+        Self::new(name)
     }
 }
 
@@ -187,6 +178,14 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// The manifest of one tensor.
+    ///
+    /// # Errors
+    /// As [`TensorSpec::new`].
+    pub fn single(name: &str, dtype: DType, dims: &[u64]) -> Result<Self, ManifestError> {
+        Self::new(&[TensorSpec::new(name, dtype, dims)?])
+    }
+
     /// The manifest of these tensors, in this order.
     ///
     /// # Errors

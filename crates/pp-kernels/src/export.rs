@@ -5,6 +5,7 @@
 //! count is checked before it becomes a slice. The traits themselves see only slices and values.
 
 use std::any::Any;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pp_contract::{Manifest, VideoPlanParts};
@@ -13,8 +14,8 @@ use crate::abi::{self, OpaqueSession, Table, TableHead};
 use crate::config::{ChunkShape, Description, Layout, SessionConfig, Space};
 use crate::convert::{self, RawTensors};
 use crate::error::{Failure, Status};
-use crate::frame::{FrameView, FrameViewMut, PlaneView, PlaneViewMut};
-use crate::payload::{Payload, PayloadMut};
+use crate::frame::{Frame, FrameView, FrameViewMut, Plane};
+use crate::payload::{HostMut, Payload, PayloadMut, TensorsIn};
 
 /// A set of kernels, as its author writes it. Put it behind the C table with [`crate::export_kernels!`].
 pub trait Kernels: 'static {
@@ -213,8 +214,8 @@ unsafe extern "C" fn encode<K: Kernels>(
             sized(args, (*args).struct_size)?;
             let (held, args) = (held::<K>(session), &*args);
             let plan = plan(args.plan)?;
-            let frames = read_frames(args.frames, args.frame_count, &held.config)?;
-            let mut input = write_payload(args.input, &held.config)?;
+            let frames = frames(args.frames, args.frame_count, &held.config, shared)?;
+            let mut input = payload(args.input, &held.config, unguarded)?;
             held.session.encode(&frames, &plan, &mut input)
         })
     }
@@ -232,8 +233,8 @@ unsafe extern "C" fn phase_b<K: Kernels>(
             sized(args, (*args).struct_size)?;
             let (held, args) = (held::<K>(session), &mut *args);
             let plan = plan(args.plan)?;
-            let input = read_payload(args.input, &held.config)?;
-            let mut output = write_payload(args.output, &held.config)?;
+            let input = payload(args.input, &held.config, shared)?;
+            let mut output = payload(args.output, &held.config, unguarded)?;
             args.observed_generator_calls = held.session.phase_b(&plan, &input, &mut output)?;
             Ok(())
         })
@@ -252,8 +253,8 @@ unsafe extern "C" fn decode<K: Kernels>(
             sized(args, (*args).struct_size)?;
             let (held, args) = (held::<K>(session), &*args);
             let plan = plan(args.plan)?;
-            let mut frames = write_frames(args.frames, args.frame_count, &held.config)?;
-            let output = read_payload(args.output, &held.config)?;
+            let mut frames = frames(args.frames, args.frame_count, &held.config, exclusive)?;
+            let output = payload(args.output, &held.config, shared)?;
             held.session.decode(&plan, &output, &mut frames)
         })
     }
@@ -353,7 +354,7 @@ unsafe fn plan(raw: *const abi::Plan) -> Result<VideoPlanParts, Failure> {
 ///
 /// # Safety
 /// `raw` is valid for the call, with `tensor_count` tensors and `bytes` bytes behind its pointers.
-unsafe fn payload(raw: *const abi::Payload) -> Result<(Manifest, *mut u8, usize), Failure> {
+unsafe fn tensors(raw: *const abi::Payload) -> Result<(Manifest, *mut u8, usize), Failure> {
     // SAFETY: the caller's duty; the size is read first.
     let raw = unsafe {
         sized(raw, (*raw).struct_size)?;
@@ -397,46 +398,48 @@ unsafe fn payload(raw: *const abi::Payload) -> Result<(Manifest, *mut u8, usize)
     Ok((manifest, data, raw.bytes as usize))
 }
 
-/// The payload of a session's space, to be read. A device address becomes a number, never a slice.
+/// The payload of a session's space, in host memory as `host` gives it. A device address becomes a number, never a slice.
 ///
 /// # Safety
-/// As [`payload`], and nothing writes the bytes for as long as the result lives.
-unsafe fn read_payload<'a>(
+/// As [`tensors`], and for as long as the result lives the bytes are used as `host` asks for.
+unsafe fn payload<H>(
     raw: *const abi::Payload,
     config: &SessionConfig,
-) -> Result<Payload<'a>, Failure> {
+    host: unsafe fn(*mut u8, usize) -> H,
+) -> Result<TensorsIn<H>, Failure> {
     // SAFETY: the caller's duty.
     unsafe {
-        let (tensors, data, bytes) = payload(raw)?;
+        let (tensors, data, bytes) = tensors(raw)?;
         Ok(match config.space {
-            Space::Host => Payload::from_checked(
-                tensors,
-                std::slice::from_raw_parts(data.cast_const(), bytes),
-            ),
-            Space::Cuda { .. } => Payload::from_checked_device(tensors, data.addr() as u64, bytes),
+            Space::Host => TensorsIn::from_checked(tensors, host(data, bytes)),
+            Space::Cuda { .. } => {
+                TensorsIn::from_checked_device(tensors, data.addr() as u64, bytes)
+            }
         })
     }
 }
 
-/// As [`read_payload`], to be written.
-///
 /// # Safety
-/// As [`payload`], and nothing else uses the bytes for as long as the result lives.
-unsafe fn write_payload<'a>(
-    raw: *const abi::Payload,
-    config: &SessionConfig,
-) -> Result<PayloadMut<'a>, Failure> {
+/// So many bytes that nothing writes for as long as the result lives.
+unsafe fn shared<'a>(data: *mut u8, bytes: usize) -> &'a [u8] {
     // SAFETY: the caller's duty.
-    unsafe {
-        let (tensors, data, bytes) = payload(raw)?;
-        Ok(match config.space {
-            Space::Host => {
-                PayloadMut::from_checked(tensors, std::slice::from_raw_parts_mut(data, bytes))
-            }
-            Space::Cuda { .. } => {
-                PayloadMut::from_checked_device(tensors, data.addr() as u64, bytes)
-            }
-        })
+    unsafe { std::slice::from_raw_parts(data, bytes) }
+}
+
+/// # Safety
+/// So many bytes that nothing else uses for as long as the result lives.
+unsafe fn exclusive<'a>(data: *mut u8, bytes: usize) -> &'a mut [u8] {
+    // SAFETY: the caller's duty.
+    unsafe { std::slice::from_raw_parts_mut(data, bytes) }
+}
+
+/// # Safety
+/// As [`exclusive`].
+unsafe fn unguarded<'a>(data: *mut u8, bytes: usize) -> HostMut<'a> {
+    HostMut {
+        // SAFETY: the caller's duty.
+        data: unsafe { exclusive(data, bytes) },
+        tail: &mut [],
     }
 }
 
@@ -457,57 +460,31 @@ fn plane_bytes(plane: &abi::Plane, index: usize, config: &SessionConfig) -> Resu
     }
 }
 
+/// The frames of a call, the memory of each plane as `host` gives it.
+///
 /// # Safety
-/// `frames` points to `count` frames whose planes are readable as they say for as long as the result lives.
-unsafe fn read_frames<'a>(
-    frames: *const abi::Frame,
+/// `raw` points to `count` frames, and for as long as the result lives their planes are used as `host` asks for.
+unsafe fn frames<D: Default + Deref<Target = [u8]>>(
+    raw: *const abi::Frame,
     count: u32,
     config: &SessionConfig,
-) -> Result<Vec<FrameView<'a>>, Failure> {
+    host: unsafe fn(*mut u8, usize) -> D,
+) -> Result<Vec<Frame<Plane<D>>>, Failure> {
     let mut views = Vec::with_capacity(count as usize);
     for number in 0..count as usize {
-        let mut planes = [PlaneView::default(); 3];
+        let mut planes = <[Plane<D>; 3]>::default();
         for (index, view) in planes.iter_mut().enumerate().take(config.chroma.planes()) {
             // SAFETY: the caller's duty, and the plane's own numbers were checked.
             let (plane, data) = unsafe {
-                let plane = (*frames.add(number)).planes[index];
+                let plane = (*raw.add(number)).planes[index];
                 let bytes = plane_bytes(&plane, index, config)?;
-                (
-                    plane,
-                    std::slice::from_raw_parts(plane.data.cast_const(), bytes),
-                )
+                (plane, host(plane.data, bytes))
             };
             let (width, height) = (plane.width as usize, plane.height as usize);
-            *view = PlaneView::new(data, plane.stride as usize, width, height)
+            *view = Plane::new(data, plane.stride as usize, width, height)
                 .ok_or_else(|| Failure::invalid("a plane is too short"))?;
         }
-        views.push(FrameView::new(planes));
-    }
-    Ok(views)
-}
-
-/// # Safety
-/// As [`read_frames`], and the planes are writable and do not overlap.
-unsafe fn write_frames<'a>(
-    frames: *const abi::Frame,
-    count: u32,
-    config: &SessionConfig,
-) -> Result<Vec<FrameViewMut<'a>>, Failure> {
-    let mut views = Vec::with_capacity(count as usize);
-    for number in 0..count as usize {
-        let mut planes: [PlaneViewMut<'a>; 3] = Default::default();
-        for (index, view) in planes.iter_mut().enumerate().take(config.chroma.planes()) {
-            // SAFETY: the caller's duty, and the plane's own numbers were checked.
-            let (plane, data) = unsafe {
-                let plane = (*frames.add(number)).planes[index];
-                let bytes = plane_bytes(&plane, index, config)?;
-                (plane, std::slice::from_raw_parts_mut(plane.data, bytes))
-            };
-            let (width, height) = (plane.width as usize, plane.height as usize);
-            *view = PlaneViewMut::new(data, plane.stride as usize, width, height)
-                .ok_or_else(|| Failure::invalid("a plane is too short"))?;
-        }
-        views.push(FrameViewMut::new(planes));
+        views.push(Frame::new(planes));
     }
     Ok(views)
 }

@@ -1,21 +1,28 @@
 //! Borrowed views of 8-bit frames: where decoded video enters and leaves, without a copy.
 
+use std::ops::{Deref, Range};
+
 use crate::config::Chroma;
 
-/// One plane to read. Row `y` starts at `data[y * stride]`.
+/// One plane of samples in `D`. Row `y` starts at `data[y * stride]`.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct PlaneView<'a> {
-    data: &'a [u8],
+pub struct Plane<D> {
+    data: D,
     stride: usize,
     width: usize,
     height: usize,
 }
 
-impl<'a> PlaneView<'a> {
+/// One plane to read.
+pub type PlaneView<'a> = Plane<&'a [u8]>;
+/// One plane to write.
+pub type PlaneViewMut<'a> = Plane<&'a mut [u8]>;
+
+impl<D: Deref<Target = [u8]>> Plane<D> {
     /// `None` where `data` is too short for `height` rows, or the rows overlap.
     #[must_use]
-    pub fn new(data: &'a [u8], stride: usize, width: usize, height: usize) -> Option<Self> {
-        fits(data.len(), stride, width, height).then_some(PlaneView {
+    pub fn new(data: D, stride: usize, width: usize, height: usize) -> Option<Self> {
+        fits(data.len(), stride, width, height).then_some(Plane {
             data,
             stride,
             width,
@@ -41,14 +48,22 @@ impl<'a> PlaneView<'a> {
         self.stride
     }
 
+    /// The bytes of row `y`.
+    fn range(&self, y: usize) -> Range<usize> {
+        assert!(y < self.height, "row {y} of {}", self.height);
+        let start = y * self.stride;
+        start..start + self.width
+    }
+}
+
+impl<'a> PlaneView<'a> {
     /// The samples of row `y`.
     ///
     /// # Panics
     /// When `y` is not below the height.
     #[must_use]
     pub fn row(&self, y: usize) -> &'a [u8] {
-        assert!(y < self.height, "row {y} of {}", self.height);
-        &self.data[y * self.stride..][..self.width]
+        &self.data[self.range(y)]
     }
 
     pub(crate) fn as_ptr(&self) -> *const u8 {
@@ -56,52 +71,14 @@ impl<'a> PlaneView<'a> {
     }
 }
 
-/// One plane to write.
-#[derive(Debug, Default)]
-pub struct PlaneViewMut<'a> {
-    data: &'a mut [u8],
-    stride: usize,
-    width: usize,
-    height: usize,
-}
-
-impl<'a> PlaneViewMut<'a> {
-    /// `None` where `data` is too short for `height` rows, or the rows overlap.
-    #[must_use]
-    pub fn new(data: &'a mut [u8], stride: usize, width: usize, height: usize) -> Option<Self> {
-        fits(data.len(), stride, width, height).then_some(PlaneViewMut {
-            data,
-            stride,
-            width,
-            height,
-        })
-    }
-
-    /// Samples in a row.
-    #[must_use]
-    pub fn width(&self) -> usize {
-        self.width
-    }
-
-    /// Rows.
-    #[must_use]
-    pub fn height(&self) -> usize {
-        self.height
-    }
-
-    /// Bytes from one row to the next.
-    #[must_use]
-    pub fn stride(&self) -> usize {
-        self.stride
-    }
-
+impl PlaneViewMut<'_> {
     /// The samples of row `y`.
     ///
     /// # Panics
     /// When `y` is not below the height.
     pub fn row_mut(&mut self, y: usize) -> &mut [u8] {
-        assert!(y < self.height, "row {y} of {}", self.height);
-        &mut self.data[y * self.stride..][..self.width]
+        let range = self.range(y);
+        &mut self.data[range]
     }
 
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
@@ -120,31 +97,33 @@ fn fits(len: usize, stride: usize, width: usize, height: usize) -> bool {
         }
 }
 
-/// One frame to read: 1 plane (mono) or 3.
+/// One frame: 1 plane (mono) or 3.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct FrameView<'a> {
-    planes: [PlaneView<'a>; 3],
+pub struct Frame<P> {
+    planes: [P; 3],
+}
+
+/// One frame to read.
+pub type FrameView<'a> = Frame<PlaneView<'a>>;
+/// One frame to write.
+pub type FrameViewMut<'a> = Frame<PlaneViewMut<'a>>;
+
+impl<P> Frame<P> {
+    /// A frame of the given planes; mono leaves the last two empty (`Plane::default()`).
+    #[must_use]
+    pub fn new(planes: [P; 3]) -> Self {
+        Frame { planes }
+    }
 }
 
 impl<'a> FrameView<'a> {
-    /// A frame of the given planes; mono leaves the last two empty (`PlaneView::default()`).
-    #[must_use]
-    pub fn new(planes: [PlaneView<'a>; 3]) -> Self {
-        FrameView { planes }
-    }
-
     /// A frame whose planes lie one after the other without gaps, as in Y4M.
     /// `None` where `data` has another length.
     #[must_use]
     pub fn packed(data: &'a [u8], width: u32, height: u32, chroma: Chroma) -> Option<Self> {
-        let mut frame = FrameView::default();
         let mut rest = data;
-        for (index, plane) in frame.planes.iter_mut().enumerate().take(chroma.planes()) {
-            let (w, h) = chroma.plane_size(index, width, height);
-            let (here, after) = rest.split_at_checked(w as usize * h as usize)?;
-            *plane = PlaneView::new(here, w as usize, w as usize, h as usize)?;
-            rest = after;
-        }
+        let take = |bytes| rest.split_off(..bytes);
+        let frame = packed(take, width, height, chroma)?;
         rest.is_empty().then_some(frame)
     }
 
@@ -155,37 +134,14 @@ impl<'a> FrameView<'a> {
     }
 }
 
-/// One frame to write.
-#[derive(Debug, Default)]
-pub struct FrameViewMut<'a> {
-    planes: [PlaneViewMut<'a>; 3],
-}
-
 impl<'a> FrameViewMut<'a> {
-    /// A frame of the given planes; mono leaves the last two empty (`PlaneViewMut::default()`).
-    #[must_use]
-    pub fn new(planes: [PlaneViewMut<'a>; 3]) -> Self {
-        FrameViewMut { planes }
-    }
-
-    /// A frame whose planes lie one after the other without gaps, as in Y4M.
-    /// `None` where `data` has another length.
+    /// As [`FrameView::packed`].
     #[must_use]
     pub fn packed(data: &'a mut [u8], width: u32, height: u32, chroma: Chroma) -> Option<Self> {
-        let mut frame = FrameViewMut::default();
         let mut rest = data;
-        for (index, plane) in frame.planes.iter_mut().enumerate().take(chroma.planes()) {
-            let (w, h) = chroma.plane_size(index, width, height);
-            let (here, after) = rest.split_at_mut_checked(w as usize * h as usize)?;
-            *plane = PlaneViewMut::new(here, w as usize, w as usize, h as usize)?;
-            rest = after;
-        }
+        let take = |bytes| rest.split_off_mut(..bytes);
+        let frame = packed(take, width, height, chroma)?;
         rest.is_empty().then_some(frame)
-    }
-
-    /// Plane 0 is luma, 1 and 2 chroma.
-    pub fn plane_mut(&mut self, index: usize) -> &mut PlaneViewMut<'a> {
-        &mut self.planes[index]
     }
 
     /// Plane 0 is luma, 1 and 2 chroma.
@@ -193,6 +149,27 @@ impl<'a> FrameViewMut<'a> {
     pub fn plane(&self, index: usize) -> &PlaneViewMut<'a> {
         &self.planes[index]
     }
+
+    /// Plane 0 is luma, 1 and 2 chroma.
+    pub fn plane_mut(&mut self, index: usize) -> &mut PlaneViewMut<'a> {
+        &mut self.planes[index]
+    }
+}
+
+/// The frame of planes that `take` gives, each of so many bytes.
+fn packed<D: Default + Deref<Target = [u8]>>(
+    mut take: impl FnMut(usize) -> Option<D>,
+    width: u32,
+    height: u32,
+    chroma: Chroma,
+) -> Option<Frame<Plane<D>>> {
+    let mut frame = Frame::<Plane<D>>::default();
+    for (index, plane) in frame.planes.iter_mut().enumerate().take(chroma.planes()) {
+        let (w, h) = chroma.plane_size(index, width, height);
+        let (w, h) = (w as usize, h as usize);
+        *plane = Plane::new(take(w * h)?, w, w, h)?;
+    }
+    Some(frame)
 }
 
 impl Chroma {

@@ -32,11 +32,11 @@ pub mod synthetic;
 
 pub use config::{Chroma, ChunkShape, Description, Layout, SessionConfig, Space};
 // What the traits speak of.
-pub use cuda::{CudaError, DeviceDigests, DeviceTensor};
+pub use cuda::{DeviceDigests, DeviceTensor};
 pub use denoise::cuda::check_device;
 pub use error::{Failure, KernelError, LoadError, Status};
 pub use export::{Kernels, Session};
-pub use frame::{FrameView, FrameViewMut, PlaneView, PlaneViewMut};
-pub use payload::{Payload, PayloadMut};
-pub use plugin::{DeviceSession, KernelSession, KernelSet};
+pub use frame::{Frame, FrameView, FrameViewMut, Plane, PlaneView, PlaneViewMut};
+pub use payload::{HostMut, Payload, PayloadMut, TensorsIn};
+pub use plugin::{KernelSession, KernelSet, RawSession};
 pub use pp_contract::{DType, Manifest, TensorSpec, VideoPlanParts};

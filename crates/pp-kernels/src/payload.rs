@@ -71,60 +71,60 @@ fn on_host() -> Failure {
     Failure::invalid("the payload lies in host memory, it has no device address")
 }
 
-/// Tensors to read.
+/// Tensors, and the memory in which they lie: `H` on the host.
 #[derive(Debug)]
-pub struct Payload<'a> {
+pub struct TensorsIn<H> {
     tensors: Manifest,
-    memory: Memory<'a>,
+    memory: Memory<H>,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Memory<'a> {
-    Host(&'a [u8]),
+/// Tensors to read.
+pub type Payload<'a> = TensorsIn<&'a [u8]>;
+/// Tensors to write.
+pub type PayloadMut<'a> = TensorsIn<HostMut<'a>>;
+
+#[derive(Debug)]
+enum Memory<H> {
+    Host(H),
     Device(DeviceRange),
 }
 
-impl<'a> Payload<'a> {
-    /// The tensors of `list`, which lie in `data`.
-    ///
-    /// # Errors
-    /// A buffer that is too short.
-    pub fn new(list: &Manifest, data: &'a [u8]) -> Result<Payload<'a>, Failure> {
-        check_length(list, data.len())?;
-        let data = &data[..list.payload_bytes() as usize];
-        Ok(Payload::from_checked(list.clone(), data))
-    }
+/// Memory of the host to be written.
+#[derive(Debug)]
+pub struct HostMut<'a> {
+    pub(crate) data: &'a mut [u8],
+    /// Bytes behind the payload that the caller gave for guarding, empty where it gave none.
+    pub(crate) tail: &'a mut [u8],
+}
 
-    /// The tensors of `list`, which lie in the `len` bytes of device memory at `address`.
+impl<H> TensorsIn<H> {
+    /// The tensors of `list`, which lie in the `len` bytes of device memory at `address`. There are no guard bytes on a
+    /// device: looking at them would mean to wait.
     ///
     /// This is a number only: what must be true of the memory is part of the call to which the payload is given
-    /// ([`crate::DeviceSession`]).
+    /// ([`crate::RawSession`]).
     ///
     /// # Errors
     /// A buffer that is too short, or an address that is not a multiple of 256.
     pub fn on_device(list: &Manifest, address: u64, len: usize) -> Result<Self, Failure> {
         let range = DeviceRange::new(list, address, len)?;
-        Ok(Payload {
+        Ok(TensorsIn {
             tensors: list.clone(),
             memory: Memory::Device(range),
         })
     }
 
-    /// The caller has checked that every tensor lies within `data`.
-    pub(crate) fn from_checked(tensors: Manifest, data: &'a [u8]) -> Payload<'a> {
-        Payload {
+    /// The caller has checked that every tensor lies within the memory of the host.
+    pub(crate) fn from_checked(tensors: Manifest, host: H) -> Self {
+        TensorsIn {
             tensors,
-            memory: Memory::Host(data),
+            memory: Memory::Host(host),
         }
     }
 
     /// The caller has checked that every tensor lies within the `bytes` at `address`.
-    pub(crate) fn from_checked_device(
-        tensors: Manifest,
-        address: u64,
-        bytes: usize,
-    ) -> Payload<'a> {
-        Payload {
+    pub(crate) fn from_checked_device(tensors: Manifest, address: u64, bytes: usize) -> Self {
+        TensorsIn {
             tensors,
             memory: Memory::Device(DeviceRange { address, bytes }),
         }
@@ -140,18 +140,6 @@ impl<'a> Payload<'a> {
     #[must_use]
     pub fn tensors(&self) -> &Manifest {
         &self.tensors
-    }
-
-    /// The bytes of a tensor that must have this element type and shape.
-    ///
-    /// # Errors
-    /// No such tensor, or another type or shape; both are named. A payload in device memory.
-    pub fn tensor(&self, name: &str, dtype: DType, dims: &[u64]) -> Result<&'a [u8], Failure> {
-        let range = expect(&self.tensors, name, dtype, dims)?;
-        match self.memory {
-            Memory::Host(data) => Ok(&data[range]),
-            Memory::Device(_) => Err(on_device()),
-        }
     }
 
     /// The device address of a tensor that must have this element type and shape.
@@ -171,6 +159,30 @@ impl<'a> Payload<'a> {
     pub fn is_on_device(&self) -> bool {
         matches!(self.memory, Memory::Device(_))
     }
+}
+
+impl<'a> Payload<'a> {
+    /// The tensors of `list`, which lie in `data`.
+    ///
+    /// # Errors
+    /// A buffer that is too short.
+    pub fn new(list: &Manifest, data: &'a [u8]) -> Result<Payload<'a>, Failure> {
+        check_length(list, data.len())?;
+        let data = &data[..list.payload_bytes() as usize];
+        Ok(TensorsIn::from_checked(list.clone(), data))
+    }
+
+    /// The bytes of a tensor that must have this element type and shape.
+    ///
+    /// # Errors
+    /// No such tensor, or another type or shape; both are named. A payload in device memory.
+    pub fn tensor(&self, name: &str, dtype: DType, dims: &[u64]) -> Result<&'a [u8], Failure> {
+        let range = expect(&self.tensors, name, dtype, dims)?;
+        match self.memory {
+            Memory::Host(data) => Ok(&data[range]),
+            Memory::Device(_) => Err(on_device()),
+        }
+    }
 
     /// Start and length as they cross the border. The pointer is dereferenced on the side of its space alone.
     pub(crate) fn raw(&self) -> (*mut u8, u64) {
@@ -180,23 +192,6 @@ impl<'a> Payload<'a> {
             Memory::Device(range) => (device_pointer(range), range.bytes as u64),
         }
     }
-}
-
-/// Tensors to write.
-#[derive(Debug)]
-pub struct PayloadMut<'a> {
-    tensors: Manifest,
-    memory: MemoryMut<'a>,
-}
-
-#[derive(Debug)]
-enum MemoryMut<'a> {
-    Host {
-        data: &'a mut [u8],
-        /// Bytes behind the payload that the caller gave for guarding, empty where it gave none.
-        tail: &'a mut [u8],
-    },
-    Device(DeviceRange),
 }
 
 impl<'a> PayloadMut<'a> {
@@ -210,61 +205,11 @@ impl<'a> PayloadMut<'a> {
         check_length(list, data.len())?;
         let (data, tail) = data.split_at_mut(list.payload_bytes() as usize);
         let guarded = tail.len().min(crate::guard::GUARD_BYTES);
-        Ok(PayloadMut {
-            tensors: list.clone(),
-            memory: MemoryMut::Host {
-                data,
-                tail: &mut tail[..guarded],
-            },
-        })
-    }
-
-    /// The tensors of `list`, to be written into the `len` bytes of device memory at `address`. There are no guard
-    /// bytes on a device: looking at them would mean to wait.
-    ///
-    /// # Errors
-    /// A buffer that is too short, or an address that is not a multiple of 256.
-    pub fn on_device(list: &Manifest, address: u64, len: usize) -> Result<Self, Failure> {
-        let range = DeviceRange::new(list, address, len)?;
-        Ok(PayloadMut {
-            tensors: list.clone(),
-            memory: MemoryMut::Device(range),
-        })
-    }
-
-    /// The caller has checked that every tensor lies within `data`.
-    pub(crate) fn from_checked(tensors: Manifest, data: &'a mut [u8]) -> PayloadMut<'a> {
-        PayloadMut {
-            tensors,
-            memory: MemoryMut::Host {
-                data,
-                tail: &mut [],
-            },
-        }
-    }
-
-    /// The caller has checked that every tensor lies within the `bytes` at `address`.
-    pub(crate) fn from_checked_device(
-        tensors: Manifest,
-        address: u64,
-        bytes: usize,
-    ) -> PayloadMut<'a> {
-        PayloadMut {
-            tensors,
-            memory: MemoryMut::Device(DeviceRange { address, bytes }),
-        }
-    }
-
-    /// The description of a tensor, if there is one of that name.
-    #[must_use]
-    pub fn spec(&self, name: &str) -> Option<&TensorSpec> {
-        self.tensors.get(name).map(|(_, spec)| spec)
-    }
-
-    /// All tensors, in their order.
-    #[must_use]
-    pub fn tensors(&self) -> &Manifest {
-        &self.tensors
+        let tail = &mut tail[..guarded];
+        Ok(TensorsIn::from_checked(
+            list.clone(),
+            HostMut { data, tail },
+        ))
     }
 
     /// The bytes of a tensor that must have this element type and shape.
@@ -279,42 +224,24 @@ impl<'a> PayloadMut<'a> {
     ) -> Result<&mut [u8], Failure> {
         let range = expect(&self.tensors, name, dtype, dims)?;
         match &mut self.memory {
-            MemoryMut::Host { data, .. } => Ok(&mut data[range]),
-            MemoryMut::Device(_) => Err(on_device()),
+            Memory::Host(host) => Ok(&mut host.data[range]),
+            Memory::Device(_) => Err(on_device()),
         }
-    }
-
-    /// The device address of a tensor that must have this element type and shape.
-    ///
-    /// # Errors
-    /// No such tensor, or another type or shape; both are named. A payload in host memory.
-    pub fn device_tensor(&self, name: &str, dtype: DType, dims: &[u64]) -> Result<u64, Failure> {
-        let range = expect(&self.tensors, name, dtype, dims)?;
-        match self.memory {
-            MemoryMut::Host { .. } => Err(on_host()),
-            MemoryMut::Device(memory) => Ok(memory.address + range.start as u64),
-        }
-    }
-
-    /// Whether it lies in device memory.
-    #[must_use]
-    pub fn is_on_device(&self) -> bool {
-        matches!(self.memory, MemoryMut::Device(_))
     }
 
     /// Start and length as they cross the border. The pointer is dereferenced on the side of its space alone.
     pub(crate) fn raw(&mut self) -> (*mut u8, u64) {
         match &mut self.memory {
-            MemoryMut::Host { data, .. } => (data.as_mut_ptr(), data.len() as u64),
-            MemoryMut::Device(range) => (device_pointer(*range), range.bytes as u64),
+            Memory::Host(host) => (host.data.as_mut_ptr(), host.data.len() as u64),
+            Memory::Device(range) => (device_pointer(*range), range.bytes as u64),
         }
     }
 
     /// List, payload and guard bytes of a payload in host memory; `None` on a device.
     pub(crate) fn guarded(&mut self) -> Option<(&Manifest, &mut [u8], &mut [u8])> {
         match &mut self.memory {
-            MemoryMut::Host { data, tail } => Some((&self.tensors, data, tail)),
-            MemoryMut::Device(_) => None,
+            Memory::Host(host) => Some((&self.tensors, host.data, host.tail)),
+            Memory::Device(_) => None,
         }
     }
 }

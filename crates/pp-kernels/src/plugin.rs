@@ -9,9 +9,8 @@
 //! function pointers dangling. To swap kernels, load another file or start another process.
 
 mod caller;
-mod core;
-mod device;
 mod elf;
+mod raw;
 mod session;
 
 use std::fmt;
@@ -26,8 +25,14 @@ use crate::error::{KernelError, LoadError, TableError};
 use crate::export;
 
 use caller::{Caller, ErrorBuffer};
-pub use device::DeviceSession;
+pub use raw::RawSession;
 pub use session::KernelSession;
+
+/// The table of each set of kernels that is built in.
+const BUILT_IN: [fn() -> Table; 2] = [
+    export::table::<crate::denoise::cpu::Cpu>,
+    export::table::<crate::denoise::cuda::Ptx>,
+];
 
 /// A checked table of kernels: built in, or from a file.
 #[derive(Clone)]
@@ -45,25 +50,39 @@ impl fmt::Debug for KernelSet {
 }
 
 impl KernelSet {
-    /// The built-in CPU backend; it goes through the same table as a file's.
+    /// The kernels that are built in; they go through the same table as a file's, and describe themselves on any
+    /// machine. The first for a kind of memory are the default there.
     ///
     /// # Panics
-    /// Never: its table and description are constants, and a test loads them.
-    #[must_use]
-    pub fn cpu() -> KernelSet {
-        let table = export::table::<crate::denoise::cpu::Cpu>();
-        Self::from_table(table).expect("the built-in kernels describe themselves")
+    /// Never: their tables and descriptions are constants, and a test loads them.
+    pub fn built_in() -> impl Iterator<Item = KernelSet> {
+        BUILT_IN.into_iter().map(|table| {
+            Self::from_table(table()).expect("the built-in kernels describe themselves")
+        })
     }
 
-    /// The built-in CUDA kernels, as embedded PTX behind the same table. They describe themselves on any machine; a
-    /// driver and a device are needed to open a session.
-    ///
-    /// # Panics
-    /// Never, as [`KernelSet::cpu`].
+    /// The built-in kernels of this name.
     #[must_use]
-    pub fn ptx() -> KernelSet {
-        let table = export::table::<crate::denoise::cuda::Ptx>();
-        Self::from_table(table).expect("the built-in kernels describe themselves")
+    pub fn named(name: &str) -> Option<KernelSet> {
+        Self::built_in().find(|set| set.description.name == name)
+    }
+
+    /// The default kernels in host memory.
+    #[must_use]
+    pub fn for_host() -> KernelSet {
+        Self::first(|about| about.host)
+    }
+
+    /// The default kernels in the memory of a device.
+    #[must_use]
+    pub fn for_device() -> KernelSet {
+        Self::first(|about| about.cuda)
+    }
+
+    fn first(serves: impl Fn(&Description) -> bool) -> KernelSet {
+        Self::built_in()
+            .find(|set| serves(&set.description))
+            .expect("there are built-in kernels for each kind of memory")
     }
 
     /// Loads a file, asks it to describe itself and runs its self test.
@@ -96,7 +115,10 @@ impl KernelSet {
     }
 
     fn from_table(table: Table) -> Result<KernelSet, KernelError> {
-        let mut caller = Caller::new(table, "(not yet named)".into());
+        let mut caller = Caller {
+            table,
+            name: "(not yet named)".into(),
+        };
         let description = caller.describe()?;
         caller.name = description.name.as_str().into();
         Ok(KernelSet {
@@ -159,10 +181,7 @@ impl KernelSet {
     /// # Errors
     /// A configuration out of range or for host memory, one that the kernels do not serve, no driver, or a device that
     /// cannot run them.
-    pub unsafe fn open_on_device(
-        &self,
-        config: &SessionConfig,
-    ) -> Result<DeviceSession, KernelError> {
+    pub unsafe fn open_on_device(&self, config: &SessionConfig) -> Result<RawSession, KernelError> {
         let Space::Cuda { context, .. } = config.space else {
             return Err(
                 self.wrong_space("the configuration is for host memory; open it with open".into())
@@ -190,7 +209,7 @@ impl KernelSet {
             return Err(self.wrong_space("the configuration names no CUDA context".into()));
         }
         // SAFETY: the caller's duty.
-        unsafe { DeviceSession::open(self.caller.clone(), config) }
+        unsafe { RawSession::open(self.caller.clone(), config) }
     }
 
     fn wrong_space(&self, reason: String) -> KernelError {

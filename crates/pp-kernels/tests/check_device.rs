@@ -33,7 +33,7 @@ fn sound_kernels_pass_on_a_device_each_fault_is_named_and_all_memory_is_freed() 
     let source = root().join("crates/pp-kernels/tests/plugins/device.c");
     let variant = |fault| KernelSet::load(&compile_c_file(&source, &[fault])).unwrap();
 
-    assert_eq!(failed(&KernelSet::ptx()), []);
+    assert_eq!(failed(&KernelSet::for_device()), []);
     let cust = KernelSet::load(&rust_plugin("pp-plugin-cust")).unwrap();
     assert_eq!(failed(&cust), []);
     let both = variant("NO_FAULT");

@@ -13,8 +13,8 @@ use common::rust_plugin;
 use fakes::raw::{Handle, ok};
 use fakes::{Fakes, Loaded};
 use pp_kernels::{
-    Chroma, ChunkShape, DType, DeviceSession, FrameView, FrameViewMut, KernelSet, Payload,
-    PayloadMut, SessionConfig, VideoPlanParts, abi,
+    Chroma, ChunkShape, DType, FrameView, FrameViewMut, KernelSet, Payload, PayloadMut, RawSession,
+    SessionConfig, VideoPlanParts, abi,
 };
 use pp_testing::Folder;
 
@@ -50,7 +50,7 @@ impl Device {
         Device { context, stream }
     }
 
-    fn open(&self, set: &KernelSet, sigma: Option<f32>) -> DeviceSession {
+    fn open(&self, set: &KernelSet, sigma: Option<f32>) -> RawSession {
         let config = SessionConfig {
             noise_sigma: sigma,
             ..SessionConfig::cuda(
@@ -103,7 +103,7 @@ struct Chunk {
 
 fn chunk(
     device: &Device,
-    (front, back): (&mut DeviceSession, &mut DeviceSession),
+    (front, back): (&mut RawSession, &mut RawSession),
     plan: &VideoPlanParts,
     original: &[Vec<u8>],
     context: u32,
@@ -204,7 +204,7 @@ fn work(recording: &str, name: &str) -> Vec<String> {
 fn the_plugin_launches_and_gives_what_the_built_in_kernels_do() {
     let (loaded, records) = recorded();
     let device = Device::new();
-    let ptx = KernelSet::ptx();
+    let ptx = KernelSet::for_device();
     let cust = KernelSet::load(&rust_plugin("pp-plugin-cust")).unwrap();
     assert_eq!(cust.describe().digest, ptx.describe().digest);
     let cases = [(None, 0), (Some(12.5), 0), (None, 2)];
@@ -331,7 +331,7 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
     assert_eq!(created, abi::OK);
     assert_eq!(status, abi::INVALID_ARGUMENT);
     let said = String::from_utf8_lossy(&text[..error.length as usize]);
-    assert_eq!(said, "the chunk holds 6 frames, this session takes 1 to 5");
+    assert_eq!(said, "6 frames in a chunk, the session takes 1 to 5");
 }
 
 /// The planes of a packed frame.

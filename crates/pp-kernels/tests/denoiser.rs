@@ -42,7 +42,7 @@ impl Stream {
             ..SessionConfig::host(width, height, chroma, 4)
         };
         Stream {
-            session: KernelSet::cpu().open(&config).unwrap(),
+            session: KernelSet::for_host().open(&config).unwrap(),
             config,
         }
     }
@@ -445,7 +445,7 @@ fn a_clean_flat_picture_stays_as_it_is() {
         ..SessionConfig::host(40, 24, Chroma::Mono, 4)
     };
     let mut stream = Stream {
-        session: KernelSet::cpu().open(&config).unwrap(),
+        session: KernelSet::for_host().open(&config).unwrap(),
         config,
     };
     let plan = VideoPlanParts::first(40, 24, 2);

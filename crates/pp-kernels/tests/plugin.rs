@@ -38,7 +38,7 @@ fn failed_checks(path: &Path) -> Vec<(&'static str, String)> {
 #[test]
 fn the_built_in_kernels_pass_every_check() {
     assert_eq!(
-        common::failed_checks(&Bench::on_host(&KernelSet::cpu())),
+        common::failed_checks(&Bench::on_host(&KernelSet::for_host())),
         []
     );
 }

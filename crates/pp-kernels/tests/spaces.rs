@@ -31,7 +31,7 @@ fn wrong_space(error: KernelError) -> String {
 
 #[test]
 fn host_kernels_refuse_a_device_and_device_kernels_the_host() {
-    let (cpu, ptx) = (KernelSet::cpu(), KernelSet::ptx());
+    let (cpu, ptx) = (KernelSet::for_host(), KernelSet::for_device());
     let error = wrong_space(on_device(&cpu, &CUDA()));
     assert!(
         error.contains("kernels cpu") && error.contains("--kernels ptx"),
@@ -77,8 +77,8 @@ fn a_plugin_of_1_0_keeps_the_host_and_gets_no_device() {
 
 #[test]
 fn ptx_describes_itself_anywhere_and_needs_a_driver_to_open() {
-    let ptx = KernelSet::ptx();
-    let (about, cpu) = (ptx.describe(), KernelSet::cpu());
+    let ptx = KernelSet::for_device();
+    let (about, cpu) = (ptx.describe(), KernelSet::for_host());
     assert!(about.cuda && !about.host);
     assert_eq!(about.name, "ptx");
     assert_eq!(about.context_frames, cpu.describe().context_frames);
@@ -88,7 +88,7 @@ fn ptx_describes_itself_anywhere_and_needs_a_driver_to_open() {
         cpu.describe().digest,
         "their results differ, so ranks must not mix them"
     );
-    assert_eq!(about.digest, KernelSet::ptx().describe().digest);
+    assert_eq!(about.digest, KernelSet::for_device().describe().digest);
 
     // SAFETY: looking for the driver loads it.
     let has_driver = unsafe { cudarc::driver::sys::is_culib_present() };
@@ -103,7 +103,7 @@ fn ptx_describes_itself_anywhere_and_needs_a_driver_to_open() {
 
 #[test]
 fn a_payload_of_the_other_memory_is_refused() {
-    let mut session = KernelSet::cpu()
+    let mut session = KernelSet::for_host()
         .open(&HOST())
         .expect("the cpu kernels open");
     let shape = ChunkShape {

@@ -15,6 +15,7 @@
 
 pub mod clock;
 pub mod core;
+pub mod drift;
 pub mod driver;
 pub mod progress;
 pub mod report;

@@ -30,35 +30,22 @@ pub(crate) enum Doing {
 }
 
 impl Doing {
-    const ALL: [Self; 8] = [
-        Self::Looking,
-        Self::Lease,
-        Self::Send,
-        Self::Receive,
-        Self::Source,
-        Self::Build,
-        Self::Compute,
-        Self::Decode,
+    /// Each with its name in a fault.
+    const ALL: [(Self, &str); 8] = [
+        (Self::Looking, "look for work"),
+        (Self::Lease, "lease a slot"),
+        (Self::Send, "send"),
+        (Self::Receive, "receive"),
+        (Self::Source, "ask the source"),
+        (Self::Build, "build"),
+        (Self::Compute, "phase_b"),
+        (Self::Decode, "decode"),
     ];
 
     /// What a driver's word says; 0 that no driver has begun yet.
-    fn of(operation: u64) -> Option<Self> {
+    fn of(operation: u64) -> Option<(Self, &'static str)> {
         let mut all = Self::ALL.into_iter();
-        all.find(|doing| operation > 0 && *doing as u64 == operation & 0xFF)
-    }
-
-    /// The operation's name in a fault.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Looking => "look for work",
-            Self::Lease => "lease a slot",
-            Self::Send => "send",
-            Self::Receive => "receive",
-            Self::Source => "ask the source",
-            Self::Build => "build",
-            Self::Compute => "phase_b",
-            Self::Decode => "decode",
-        }
+        all.find(|(doing, _)| operation > 0 && *doing as u64 == operation & 0xFF)
     }
 
     /// Whether a stage is at work, which may take its time, rather than the transport.
@@ -138,9 +125,9 @@ impl Progress {
         let waits_since_ns = self.waits_since_ns.load(Ordering::Acquire);
         // A time is that of this operation if no other has begun since.
         let is_same = self.operation.load(Ordering::Relaxed) == operation;
-        let doing = Doing::of(operation)?;
+        let (doing, name) = Doing::of(operation)?;
         Some(Activity {
-            operation: Text::truncated(doing.name()),
+            operation: Text::truncated(name),
             is_stage: doing.is_stage(),
             since_ns: (is_same && began_ns > 0).then_some(began_ns),
             waiting_since_ns: (wait % 2 == 1).then_some(waits_since_ns),
@@ -197,15 +184,16 @@ impl Stall {
         let lasts = self.operation.lasts(operation, now);
         let waits = self.wait.lasts(wait, now);
         let doing = Doing::of(operation);
-        let limit = |doing: Doing| {
-            if doing.is_stage() {
+        if let Some((doing, name)) = doing {
+            let is_stage = doing.is_stage();
+            let limit = if is_stage {
                 limits.stage
             } else {
                 limits.transport
+            };
+            if lasts >= limit {
+                return Some((name, lasts));
             }
-        };
-        if let Some(doing) = doing.filter(|doing| lasts >= limit(*doing)) {
-            return Some((doing.name(), lasts));
         }
         (wait % 2 == 1 && waits >= PEER_FIRST * limits.stage).then_some((AWAIT, waits))
     }

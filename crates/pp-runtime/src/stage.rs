@@ -5,14 +5,21 @@
 //!
 //! A stage on a processor is done when it returns. A stage on a device only gives work to it and
 //! says [`Progress::UnderWay`]; the driver goes on and asks later. Order between the device's
-//! works is the leases' affair, not the driver's.
+//! works is the leases' affair, not the driver's. A stage is of one kind or of the other.
+//!
+//! What a stage keeps of a chunk goes to the driver and comes back with the next call for that
+//! chunk: a stage needs no queue of its own.
+
+use std::convert::Infallible;
+use std::marker::PhantomData;
 
 use pp_contract::{
-    CacheEpoch, ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Plan, Rank, Seal,
-    with_source,
+    CacheEpoch, ChunkIndex, Envelope, Fault, FaultKind, Manifest, ManifestError, Outcome, Plan,
+    PlanError, Rank, Seal, with_source,
 };
 
 use pp_transport::error::TransportError;
+use pp_transport::host::{RxLease, TxLease};
 use pp_transport::in_flight::Part;
 
 use crate::core::Cut;
@@ -57,10 +64,34 @@ impl StageError {
     }
 }
 
+/// What a stage returns.
+pub type StageResult<T> = Result<T, StageError>;
+
 /// What a lease says when work on its slot could not be ordered.
 impl From<TransportError> for StageError {
     fn from(error: TransportError) -> Self {
         Self::new(error.fault_kind(), "issue work", with_source(&error))
+    }
+}
+
+/// A source that cannot be read, or a sink that cannot be written.
+impl From<std::io::Error> for StageError {
+    fn from(error: std::io::Error) -> Self {
+        Self::new(FaultKind::Io, "read or write", error.to_string())
+    }
+}
+
+/// Tensors that no message can have.
+impl From<ManifestError> for StageError {
+    fn from(error: ManifestError) -> Self {
+        Self::new(FaultKind::BadInput, "encode", with_source(&error))
+    }
+}
+
+/// Tensors that do not fit their plan.
+impl From<PlanError> for StageError {
+    fn from(error: PlanError) -> Self {
+        Self::new(FaultKind::BadInput, "encode", with_source(&error))
     }
 }
 
@@ -80,7 +111,7 @@ pub struct Place {
 
 /// The payloads that were sent and are still there: of the chunk that is sent again, and of those
 /// before it in its epoch.
-pub trait Kept<Tx> {
+pub trait RetainedPayloads<Tx> {
     /// What lies in the payload that was sent so many chunks before, 0 being the chunk itself;
     /// `None` if that is not kept.
     fn inputs(&self, chunks_back: usize) -> Option<&Manifest>;
@@ -106,11 +137,52 @@ pub enum Offer {
 
 /// How far a stage is with a chunk when it returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress<T> {
+pub enum Progress<T, W> {
     /// Done, with this result.
     Done(T),
-    /// A device works on it; the stage says when asked that it is done.
-    UnderWay,
+    /// A device works on it. The driver carries what the stage keeps for that, and asks with it.
+    UnderWay(W),
+}
+
+impl<T, W> Progress<T, W> {
+    /// The same of something that is made of the result, or of what the stage keeps.
+    pub fn map<U, V>(
+        self,
+        done: impl FnOnce(T) -> U,
+        under_way: impl FnOnce(W) -> V,
+    ) -> Progress<U, V> {
+        match self {
+            Self::Done(result) => Progress::Done(done(result)),
+            Self::UnderWay(kept) => Progress::UnderWay(under_way(kept)),
+        }
+    }
+}
+
+/// A chunk that was encoded.
+#[derive(Clone, Debug)]
+pub struct Built<P: Plan, C> {
+    /// What is asked for.
+    pub envelope: Envelope<P>,
+    /// What the stage keeps of the chunk until it is decoded; the driver carries it.
+    pub carry: C,
+    /// Video frames (or whatever is counted) in the chunk.
+    pub frames: u32,
+    /// When the first and when the last frame of the chunk had been read, in nanoseconds of
+    /// [`crate::clock::now_ns`]. `None` where nothing is read: then its latency counts from the
+    /// beginning of its build.
+    pub read_ns: Option<(u64, u64)>,
+}
+
+impl<P: Plan, C> Built<P, C> {
+    /// A chunk of one frame that was not read.
+    pub fn new(envelope: Envelope<P>, carry: C) -> Self {
+        Self {
+            envelope,
+            carry,
+            frames: 1,
+            read_ns: None,
+        }
+    }
 }
 
 /// What the front says of a chunk it has decoded.
@@ -135,6 +207,10 @@ pub struct FrontWork {
 pub trait FrontStages<Tx, Rx> {
     /// The plan that goes with each chunk.
     type Plan: Plan;
+    /// What these stages keep of a chunk between its encode and its decode.
+    type Carry;
+    /// What they keep of a chunk while a device decodes it.
+    type Decoding;
 
     /// Asks the source for the next chunk. An offered chunk stays offered until it is built.
     ///
@@ -148,7 +224,11 @@ pub trait FrontStages<Tx, Rx> {
     ///
     /// # Errors
     /// The chunk cannot be encoded.
-    fn build(&mut self, place: Place, slot: &mut Tx) -> Result<Envelope<Self::Plan>, StageError>;
+    fn build(
+        &mut self,
+        place: Place,
+        slot: &mut Tx,
+    ) -> Result<Built<Self::Plan, Self::Carry>, StageError>;
 
     /// Composes a chunk again, into the slot, for a Phase B that was started anew and gets this one
     /// first. `sent` is what was asked for it before. Without an implementation the same is asked for
@@ -160,17 +240,18 @@ pub trait FrontStages<Tx, Rx> {
         &mut self,
         _place: Place,
         sent: &Envelope<Self::Plan>,
-        kept: &dyn Kept<Tx>,
+        kept: &dyn RetainedPayloads<Tx>,
         slot: &mut Tx,
     ) -> Result<Envelope<Self::Plan>, StageError> {
         send_as_it_was(sent, kept, slot)
     }
 
-    /// Whether the sink would take a decoded chunk now; the bell rings when that changes.
+    /// Whether the sink would take a decoded chunk now, beside so many whose decode is under way;
+    /// the bell rings when that changes.
     ///
     /// # Errors
     /// The sink is broken.
-    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
+    fn is_sink_ready(&mut self, _decoding: usize) -> Result<bool, StageError> {
         Ok(true)
     }
 
@@ -181,35 +262,24 @@ pub trait FrontStages<Tx, Rx> {
     fn decode(
         &mut self,
         chunk: ChunkIndex,
+        carry: Self::Carry,
         outcome: &Outcome,
         payload: Option<Rx>,
-    ) -> Result<Progress<Decoded>, StageError>;
+    ) -> Result<Progress<Decoded, Self::Decoding>, StageError>;
 
-    /// The oldest decode that is under way, once it is done. Asked only while there is one.
+    /// How far the oldest decode is that is under way.
     ///
     /// # Errors
     /// As [`FrontStages::decode`].
-    fn poll_decoded(&mut self) -> Result<Option<Decoded>, StageError> {
-        Ok(None)
+    fn poll_decoded(
+        &mut self,
+        oldest: Self::Decoding,
+    ) -> Result<Progress<Decoded, Self::Decoding>, StageError> {
+        Ok(Progress::UnderWay(oldest))
     }
 
-    /// The chunk's result was dropped after a hard cut; whatever was kept for it can go.
-    fn forget(&mut self, _chunk: ChunkIndex) {}
-
-    /// Called once when Phase B is needed no more: the results of all chunks are here, and no chunk comes any more.
-    fn served(&mut self) {}
-
-    /// Video frames (or whatever is counted) in the chunk that was built last.
-    fn frames_built(&self) -> u32 {
-        1
-    }
-
-    /// When the first and when the last frame of the chunk that was built last had been read, in
-    /// nanoseconds of [`crate::clock::now_ns`]. `None` where nothing is read: then its latency
-    /// counts from the beginning of its build.
-    fn read_ns(&self) -> Option<(u64, u64)> {
-        None
-    }
+    /// The chunk's result was dropped after a hard cut.
+    fn forget(&mut self, _chunk: ChunkIndex, _carry: Self::Carry) {}
 
     /// Chunks waiting in the source's and in the sink's queue, for the records.
     fn queued(&self) -> (u32, u32) {
@@ -220,10 +290,10 @@ pub trait FrontStages<Tx, Rx> {
 /// Copies a payload as it was, for a [`FrontStages::rebuild`] that has nothing to change.
 ///
 /// # Errors
-/// As [`Kept::copy`].
+/// As [`RetainedPayloads::copy`].
 pub fn send_as_it_was<P: Plan, Tx>(
     sent: &Envelope<P>,
-    kept: &dyn Kept<Tx>,
+    kept: &dyn RetainedPayloads<Tx>,
     slot: &mut Tx,
 ) -> Result<Envelope<P>, StageError> {
     let whole = Part {
@@ -241,6 +311,8 @@ pub fn send_as_it_was<P: Plan, Tx>(
 pub trait PhaseBStages<Tx, Rx> {
     /// The plan it understands.
     type Plan: Plan;
+    /// What it keeps of a chunk while a device works on it.
+    type Computing;
 
     /// Computes one chunk from the slot received into the slot that goes back. `output` is ready
     /// to hold `envelope.outputs()`.
@@ -253,14 +325,55 @@ pub trait PhaseBStages<Tx, Rx> {
         envelope: &Envelope<Self::Plan>,
         input: Option<&Rx>,
         output: &mut Tx,
-    ) -> Result<Progress<Computed>, StageError>;
+    ) -> Result<Progress<Computed, Self::Computing>, StageError>;
 
-    /// The oldest computation that is under way, once it is done. Asked only while there is one.
+    /// How far the oldest computation is that is under way.
     ///
     /// # Errors
     /// As [`PhaseBStages::compute`].
-    fn poll_computed(&mut self) -> Result<Option<Computed>, StageError> {
-        Ok(None)
+    fn poll_computed(
+        &mut self,
+        oldest: Self::Computing,
+    ) -> Result<Progress<Computed, Self::Computing>, StageError> {
+        Ok(Progress::UnderWay(oldest))
+    }
+}
+
+/// A Phase B that computes at once, on the host: from the bytes that came into those that go back.
+#[derive(Clone, Copy, Debug)]
+pub struct OnHost<P, F>(F, PhantomData<P>);
+
+impl<P: Plan, F> OnHost<P, F>
+where
+    F: FnMut(&Envelope<P>, &[u8], &mut [u8]) -> StageResult<()>,
+{
+    /// Computes with this closure. The bytes that go back are a whole slot; what the envelope does not ask for is not
+    /// sent.
+    pub fn new(compute: F) -> Self {
+        Self(compute, PhantomData)
+    }
+}
+
+impl<P: Plan, F> PhaseBStages<TxLease, RxLease> for OnHost<P, F>
+where
+    F: FnMut(&Envelope<P>, &[u8], &mut [u8]) -> StageResult<()>,
+{
+    type Plan = P;
+    type Computing = Infallible;
+
+    fn compute(
+        &mut self,
+        _: Place,
+        envelope: &Envelope<P>,
+        input: Option<&RxLease>,
+        output: &mut TxLease,
+    ) -> StageResult<Progress<Computed, Infallible>> {
+        (self.0)(
+            envelope,
+            input.map_or(&[], RxLease::bytes),
+            output.bytes_mut(),
+        )?;
+        Ok(Progress::Done(Computed::of(envelope.plan())))
     }
 }
 
@@ -275,6 +388,18 @@ pub struct Computed {
     pub seal: Option<Seal>,
     /// How long a device worked on it, by the device's own clock; else the driver's clock counts.
     pub worked: Option<PhaseBWork>,
+}
+
+impl Computed {
+    /// What a processor says that computed the chunk as planned.
+    pub fn of(plan: &impl Plan) -> Self {
+        Self {
+            observed_calls: plan.expected_calls(),
+            start_frame: plan.start_frame(),
+            seal: None,
+            worked: None,
+        }
+    }
 }
 
 /// Time a device spent on one chunk of Phase B, in nanoseconds.

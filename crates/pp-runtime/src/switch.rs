@@ -6,6 +6,7 @@
 //! another thread may be at for as long as that takes; a bell is a word and a wake-up; an alarm is a
 //! write that does not wait; and the one lock is held over no more than these.
 
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -17,25 +18,59 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::progress::Progress;
 
+/// What a thread that polls sleeps on: readable once it has sounded.
+#[derive(Debug)]
+pub(crate) struct Alarm(OwnedFd);
+
+impl Alarm {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self(eventfd(0, flags)?))
+    }
+
+    /// Wakes the thread.
+    pub(crate) fn sound(&self) {
+        // Fails only when the counter is full, and then the alarm sounds already.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Makes the alarm silent until the next time.
+    pub(crate) fn quiet(&self) {
+        // Fails only when it is silent.
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// A handle to the switches of one rank; clones are handles to the same ones.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Switch(Arc<Inner>);
 
-#[derive(Debug)]
 struct Inner {
     rank: Rank,
     bell: Bell,
-    /// Readable once something happened that the watch thread must see.
-    alarm: OwnedFd,
+    /// For what the watch thread must see.
+    alarm: Alarm,
     /// The signal that asked for a drain; 0 where none has.
     drain: AtomicU8,
     peer_left: AtomicBool,
     /// The driver needs nothing more of its peer.
     served: AtomicBool,
+    /// What is done then.
+    when_served: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Taken by whoever sets `served`, or raises a fault because it is not set.
     losing: Mutex<()>,
     fault: OnceLock<Fault>,
     progress: Progress,
+}
+
+impl fmt::Debug for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Switch").field(&self.0.rank).finish()
+    }
 }
 
 impl Switch {
@@ -47,10 +82,11 @@ impl Switch {
         Ok(Self(Arc::new(Inner {
             rank,
             bell,
-            alarm: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            alarm: Alarm::new()?,
             drain: AtomicU8::new(0),
             peer_left: AtomicBool::new(false),
             served: AtomicBool::new(false),
+            when_served: OnceLock::new(),
             losing: Mutex::new(()),
             fault: OnceLock::new(),
             progress: Progress::default(),
@@ -86,7 +122,7 @@ impl Switch {
             .compare_exchange(0, signal, Ordering::AcqRel, Ordering::Acquire);
         if none.is_ok() {
             self.0.bell.ring();
-            self.sound_alarm();
+            self.0.alarm.sound();
         }
     }
 
@@ -104,25 +140,13 @@ impl Switch {
     pub fn raise(&self, fault: Fault) -> bool {
         let first = self.0.fault.set(fault).is_ok();
         self.0.bell.ring();
-        self.sound_alarm();
+        self.0.alarm.sound();
         first
     }
 
-    /// Wakes the watch thread.
-    pub(crate) fn sound_alarm(&self) {
-        // Fails only when the counter is full, and then the alarm sounds already.
-        let _ = rustix::io::write(&self.0.alarm, &1_u64.to_ne_bytes());
-    }
-
     /// What the watch thread sleeps on, beside its sockets.
-    pub(crate) fn alarm(&self) -> BorrowedFd<'_> {
-        self.0.alarm.as_fd()
-    }
-
-    /// Makes the alarm silent until the next one.
-    pub(crate) fn quiet_alarm(&self) {
-        // Fails only when it is silent.
-        let _ = rustix::io::read(&self.0.alarm, &mut [0; 8]);
+    pub(crate) fn alarm(&self) -> &Alarm {
+        &self.0.alarm
     }
 
     /// Gives up what is in flight, on the user's word.
@@ -145,12 +169,21 @@ impl Switch {
         self.0.bell.ring();
     }
 
+    /// What is done once the driver needs nothing more of its peer. Must not block. The first call counts.
+    pub fn when_served(&self, act: impl Fn() + Send + Sync + 'static) {
+        let _ = self.0.when_served.set(Box::new(act));
+    }
+
     /// The driver needs nothing more of its peer: from now on the loss of the peer is no fault. False if there is a fault
     /// already.
     pub(crate) fn set_served(&self) -> bool {
-        let _losing = self.losing();
+        let losing = self.losing();
         let is_served = self.fault().is_none();
         self.0.served.store(is_served, Ordering::Release);
+        drop(losing);
+        if is_served && let Some(act) = self.0.when_served.get() {
+            act();
+        }
         is_served
     }
 

@@ -1,192 +1,325 @@
-//! The watchdog: one thread that listens to the peers while the driver computes.
+//! The watchdog: one thread that listens to the peers from the handshake to the goodbye.
 //!
-//! Hazard: a peer dies or stops while the driver is inside a stage, and nobody looks for ten
-//! minutes; or the driver itself never comes back. Guarantee: a peer's end is a fault as soon as
-//! its socket says so, its silence after three heartbeats; every fault is told to the other
-//! peers; and if the driver has not ended within the grace after a fault, `on_stuck` ends the
-//! process.
+//! Hazard: a peer dies or stops while this rank loads kernels, waits for a word or is inside a stage, and no thread
+//! notices for ten minutes; or the rank itself never comes back. Guarantee: a peer's end is a fault as soon as its
+//! socket says so, its silence after three heartbeats; every fault is told to the other peers; and if neither the caller
+//! nor the driver has reacted within the grace after a fault, `on_stuck` ends the process.
 //!
-//! Choices: the thread sleeps in `poll`. Silence counts only while this thread itself ran on time,
-//! so a machine that was suspended is no dead peer. What it does not do: touch a payload, a device,
-//! or the order of frames.
+//! Choices: the thread sleeps in `poll`, and carries out what a pure core decides. While the ranks are
+//! set up ([`SetUp`]) it takes in whatever comes, so that a heartbeat is never behind a message that no caller has asked
+//! for yet; then the same thread goes on beside the driver ([`Watch`]). Silence counts only while this thread itself ran
+//! on time, so a machine that was suspended is no dead peer. What it does not do: touch a payload, a device, or the
+//! order of frames.
 //!
 //! Nothing that is stuck holds this thread up. It was looked at, call by call:
-//! - sockets: every wait has a deadline of `SEND_WITHIN`; a sender that another thread uses just now
-//!   is waited for no longer. Its lock is held to take or give back a value, never while writing;
+//! - sockets: every wait has a deadline; a sender that another thread uses just now is waited for no longer. Its lock is
+//!   held to take or give back a value, never while writing. Descriptors that were announced are waited for shortly;
+//! - the lock around the core is held while it decides, which takes microseconds;
 //! - the fault, the bell and the alarm of [`Switch`] wait for a lock at most that the driver holds for an assignment;
-//!   the driver's progress waits for nobody;
+//!   reading the driver's progress waits for nothing;
 //! - `on_frame` puts a header into a queue that refuses when it is full;
 //! - standard error, and with it `tracing`, can be held for ever by a thread that writes into a full
 //!   pipe, and a disk can be away: so `Aside` logs, and writes what `on_fault` writes;
 //! - no call goes to CUDA or NCCL;
 //! - memory is allocated: the allocator's locks are held inside it alone.
 
+mod core;
+
+use std::collections::VecDeque;
 use std::fmt;
-use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind, Rank};
-use pp_transport::control::{ControlChannel, ControlReceiver, ControlSender, Message};
-use pp_transport::error::TransportError;
+use pp_transport::backend::OnFrame;
+use pp_transport::control::{
+    ControlChannel, ControlReceiver, ControlSender, Message, Received, SocketKind,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+pub use self::core::MISSED_HEARTBEATS;
+use self::core::{Action, Core, Event, misbehaved};
 use crate::progress::{Limits, Stall};
-use crate::switch::Switch;
+use crate::switch::{Alarm, Switch};
 
-/// Silence of this many heartbeats is a fault.
-pub const MISSED_HEARTBEATS: u32 = 3;
 /// Messages taken in from one peer before the others, and the clock, get their turn.
 const AT_ONCE: u32 = 64;
-/// A peer that does not take a message within this is busy dying or stopped.
-const SEND_WITHIN: Duration = Duration::from_millis(50);
-/// How long a rank that is done waits for its peers to say so too.
-const GOODBYE_WITHIN: Duration = Duration::from_millis(500);
+/// Descriptors that were announced are right behind.
+const FOLLOWS_WITHIN: Duration = Duration::from_millis(500);
 
 /// How the watchdog behaves.
 pub struct WatchOptions {
+    /// The rank that watches.
+    pub rank: Rank,
     /// Time between two heartbeats; `None` sends and expects none.
     pub heartbeat: Option<Duration>,
-    /// Time the driver has to end after a fault.
+    /// Time to react after a fault: the caller takes it, or the driver ends.
     pub grace: Duration,
     /// Time that one operation of the driver may take; `None` lets it take for ever. Looked at
     /// several times within it, heartbeats or none.
     pub limits: Option<Limits>,
-    /// Called on the watch thread when the driver did not; must end the process, and wait neither
-    /// for standard error nor for a disk.
-    pub on_stuck: Box<dyn FnOnce(&Fault) + Send>,
+    /// Called on the watch thread when neither the caller nor the driver reacted within the grace; must end the process,
+    /// and wait neither for standard error nor for a disk.
+    pub on_stuck: OnStuck,
     /// Called once, on a thread of its own, when there is a fault: to write down what happened. The
     /// grace is all the time it has.
     pub on_fault: Option<OnFault>,
-    /// Takes the headers that came over the control channel, where ranks have no other lane;
-    /// without it they are a fault.
-    pub on_frame: Option<OnFrame>,
 }
+
+/// What is done when nothing reacts to a fault.
+pub type OnStuck = Box<dyn FnOnce(&Fault) + Send>;
 
 /// What is done about a fault beside ending for it.
 pub type OnFault = Box<dyn FnOnce(&Fault) + Send>;
 
-/// What is done with a header from this peer. Must not block; an error is the peer's fault.
-pub type OnFrame = Box<dyn FnMut(Rank, &[u8]) -> Result<(), TransportError> + Send>;
+/// What came of a peer for the caller.
+enum Item {
+    Frame(Vec<u8>),
+    Descriptors(Vec<OwnedFd>),
+}
 
-impl fmt::Debug for WatchOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WatchOptions")
-            .field("heartbeat", &self.heartbeat)
-            .field("grace", &self.grace)
-            .finish_non_exhaustive()
+/// What the watch thread and the caller share.
+struct Shared {
+    state: Mutex<State>,
+    /// There may be something to take.
+    changed: Condvar,
+    /// Wakes the thread.
+    alarm: Alarm,
+}
+
+struct State {
+    core: Core<Item>,
+    /// What the thread has still to do.
+    todo: Vec<Action<Item>>,
+    limits: Option<Limits>,
+    /// The driver that takes the link.
+    next: Option<Running>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The core decides, and is not left in the middle.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says what happened here; the thread does what follows.
+    fn tell(&self, event: Event<'_, Item>) {
+        let mut state = self.lock();
+        let actions = state.core.handle(event, Instant::now());
+        state.todo.extend(actions);
+        drop(state);
+        self.alarm.sound();
     }
 }
 
-/// The running watchdog of a rank.
-///
-/// # If dropped
-/// Stops the thread without saying goodbye: to the peers this rank has died.
-#[derive(Debug)]
-pub struct Watch {
+/// The thread, as its owner sees it.
+struct Handle {
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    stop: Arc<Stop>,
-    switch: Switch,
 }
 
-#[derive(Debug, Default)]
-struct Stop {
-    asked: AtomicBool,
-    politely: AtomicBool,
-}
-
-impl Watch {
-    /// Starts watching these peers.
-    ///
-    /// # Errors
-    /// The kernel refuses a thread.
-    pub fn start(
-        channels: Vec<ControlChannel>,
-        switch: Switch,
-        options: WatchOptions,
-    ) -> std::io::Result<Self> {
-        let stop = Arc::new(Stop::default());
-        let peers = channels.into_iter().map(Peer::new).collect();
-        let mut watcher = Watcher {
-            aside: Aside::start(switch.rank(), options.on_fault)?,
-            peers,
-            switch: switch.clone(),
-            stop: Arc::clone(&stop),
-            heartbeat: options.heartbeat,
-            grace: options.grace,
-            limits: options.limits,
-            stall: Stall::new(Instant::now()),
-            on_frame: options.on_frame,
-        };
-        let thread = std::thread::Builder::new()
-            .name("pp-watch".into())
-            .spawn(move || watcher.run(options.on_stuck))?;
-        Ok(Self {
-            thread: Some(thread),
-            stop,
-            switch,
-        })
-    }
-
-    /// The driver is done. Says goodbye and waits, for a bounded time, until the peers have too;
-    /// after a fault tells them its name instead.
-    pub fn close(mut self) {
-        self.stop.politely.store(true, Ordering::Release);
-        self.join();
-    }
-
-    fn join(&mut self) {
-        self.stop.asked.store(true, Ordering::Release);
-        self.switch.sound_alarm();
+impl Handle {
+    fn end(&mut self, event: Event<'_, Item>) {
         if let Some(thread) = self.thread.take() {
+            self.shared.tell(event);
             let _ = thread.join();
         }
     }
 }
 
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.join();
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").finish_non_exhaustive()
     }
 }
 
-struct Peer {
-    sender: ControlSender,
-    receiver: ControlReceiver,
-    heard: Instant,
-    /// False once it said goodbye or was lost.
-    is_there: bool,
-    /// It knows of the fault.
-    told: bool,
-    /// It knows of the drain.
-    drains: bool,
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.end(Event::Drop);
+    }
 }
 
-impl Peer {
-    fn new(channel: ControlChannel) -> Self {
-        let (sender, receiver) = channel.split();
-        Self {
-            sender,
-            receiver,
-            heard: Instant::now(),
-            is_there: true,
-            told: false,
-            drains: false,
+/// The watchdog of a rank that is being set up.
+///
+/// # If dropped
+/// The thread ends, and the channels with it: to the peers this rank has died.
+#[derive(Debug)]
+pub struct SetUp {
+    handle: Handle,
+    peers: Vec<(ControlSender, SocketKind)>,
+}
+
+impl SetUp {
+    /// Starts watching the peers at the other ends.
+    ///
+    /// # Errors
+    /// The kernel refuses a descriptor or a thread.
+    pub fn start(channels: Vec<ControlChannel>, options: WatchOptions) -> std::io::Result<Self> {
+        let end = |channel: &ControlChannel| (channel.sender().clone(), channel.socket_kind());
+        let peers: Vec<_> = channels.iter().map(end).collect();
+        let ranks = channels.iter().map(ControlChannel::peer);
+        let (heartbeat, grace) = (options.heartbeat, options.grace);
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                core: Core::new(ranks, heartbeat, grace, Instant::now()),
+                todo: Vec::new(),
+                limits: options.limits,
+                next: None,
+            }),
+            changed: Condvar::new(),
+            alarm: Alarm::new()?,
+        });
+        let (senders, receivers) = channels.into_iter().map(ControlChannel::split).unzip();
+        let watcher = Watcher {
+            shared: Arc::clone(&shared),
+            senders,
+            aside: Aside::start(options.rank, options.on_fault)?,
+            on_stuck: Some(options.on_stuck),
+            running: None,
+        };
+        let thread = std::thread::Builder::new().name("pp-set-up".into());
+        let thread = Some(thread.spawn(move || watcher.run(receivers))?);
+        Ok(Self {
+            handle: Handle { shared, thread },
+            peers,
+        })
+    }
+
+    /// What sends to this peer.
+    ///
+    /// # Panics
+    /// If this rank is none of the peers, as each method that takes one.
+    pub fn sender(&self, peer: Rank) -> &ControlSender {
+        &self.peers[self.place(peer)].0
+    }
+
+    /// The kind of socket between this rank and that peer.
+    pub fn socket_kind(&self, peer: Rank) -> SocketKind {
+        self.peers[self.place(peer)].1
+    }
+
+    fn place(&self, peer: Rank) -> usize {
+        let place = self.peers.iter().position(|(s, _)| s.peer() == peer);
+        place.expect("a peer of this rank")
+    }
+
+    /// From now on the loss of a peer does not end the process: the caller hears of it when it asks next.
+    pub fn live_on(&self) {
+        self.handle.shared.tell(Event::LiveOn);
+    }
+
+    /// The next message of this peer, which must be a frame; waits for it as long as the peer is there.
+    ///
+    /// # Errors
+    /// The fault that ended the wait.
+    pub fn frame(&self, peer: Rank, operation: &str) -> Result<Vec<u8>, Fault> {
+        match self.next(peer)? {
+            Item::Frame(body) => Ok(body),
+            Item::Descriptors(_) => Err(misbehaved(peer, operation, "descriptors came instead")),
         }
     }
 
-    fn rank(&self) -> Rank {
-        self.sender.peer()
+    /// The next message of this peer, which must be descriptors; waits for them as long as the peer is there.
+    ///
+    /// # Errors
+    /// The fault that ended the wait.
+    pub fn descriptors(&self, peer: Rank, operation: &str) -> Result<Vec<OwnedFd>, Fault> {
+        match self.next(peer)? {
+            Item::Descriptors(fds) => Ok(fds),
+            Item::Frame(_) => Err(misbehaved(peer, operation, "a frame came instead")),
+        }
     }
+
+    fn next(&self, peer: Rank) -> Result<Item, Fault> {
+        let at = self.place(peer);
+        let mut state = self.handle.shared.lock();
+        loop {
+            if let Some(next) = state.core.take(at) {
+                return next;
+            }
+            let waited = self.handle.shared.changed.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The fault, if there is one; the caller that gets it ends this rank.
+    pub fn fault(&self) -> Option<Fault> {
+        self.handle.shared.lock().core.take_fault()
+    }
+
+    /// The caller ends this rank because of this fault, unless another came first: the peers are told.
+    pub fn raise(&self, fault: Fault) {
+        self.handle.shared.tell(Event::Raised(fault));
+    }
+
+    /// Goes on beside the driver of this switch, which is told if a peer has asked for a drain. `on_frame` takes the
+    /// headers that come over the control channel, where ranks have no other lane; without it they are a fault. From now
+    /// on `on_stuck` is called, if given, in the place of [`WatchOptions::on_stuck`].
+    ///
+    /// # Errors
+    /// A peer is lost, or ahead of this rank.
+    pub fn run(
+        self,
+        switch: Switch,
+        on_frame: Option<OnFrame>,
+        on_stuck: Option<OnStuck>,
+    ) -> Result<Watch, Fault> {
+        let handle = self.handle;
+        let mut state = handle.shared.lock();
+        let limits = state.limits;
+        let drain = state.core.hand_over(limits.map(Limits::look_every))?;
+        state.next = Some(Running {
+            switch: switch.clone(),
+            stall: Stall::new(Instant::now()),
+            limits,
+            on_frame,
+            on_stuck,
+        });
+        drop(state);
+        if let Some(signal) = drain {
+            switch.request_drain(signal);
+        }
+        handle.shared.alarm.sound();
+        Ok(Watch { handle, switch })
+    }
+}
+
+/// The watchdog of a rank whose driver has the link.
+///
+/// # If dropped
+/// Stops the thread without saying goodbye: to the peers this rank has died.
+#[derive(Debug)]
+pub struct Watch {
+    handle: Handle,
+    switch: Switch,
+}
+
+impl Watch {
+    /// The driver is done. Says goodbye and waits, for a bounded time, until the peers have too;
+    /// after a fault tells them its name instead.
+    pub fn close(mut self) {
+        // The driver may have ended before the thread has seen why.
+        for event in said_by(&self.switch) {
+            self.handle.shared.tell(event);
+        }
+        self.handle.end(Event::Close);
+    }
+}
+
+/// What the switch says.
+fn said_by(switch: &Switch) -> impl Iterator<Item = Event<'static, Item>> + use<> {
+    let drain = switch.drain_signal().map(Event::Draining);
+    let fault = switch.fault().cloned().map(Event::Raised);
+    drain.into_iter().chain(fault)
 }
 
 /// A thread that waits for the first fault, to do about it what may take as long as it likes. It is
 /// there from the beginning: a machine that is in trouble may have no thread to give.
 struct Aside {
-    fault: Option<SyncSender<Fault>>,
+    fault: SyncSender<Fault>,
     done: Receiver<()>,
 }
 
@@ -207,287 +340,190 @@ impl Aside {
                 let _ = say.send(());
                 tracing::error!(%rank, %fault, "the run ends");
             })?;
-        Ok(Self {
-            fault: Some(fault),
-            done,
-        })
+        Ok(Self { fault, done })
     }
 
-    /// Begins, unless it has.
-    fn begin(&mut self, fault: &Fault) {
-        if let Some(place) = self.fault.take() {
-            // There is room for one, and one is sent.
-            let _ = place.try_send(fault.clone());
-        }
+    fn begin(&self, fault: Fault) {
+        // There is room for one, and one is sent.
+        let _ = self.fault.try_send(fault);
     }
 
     /// Waits until what was begun is done, or the time is up.
-    fn finish(&self, deadline: Instant) {
+    fn finish(self, deadline: Instant) {
+        // Where nothing was begun, nothing will be.
+        drop(self.fault);
         let left = deadline.saturating_duration_since(Instant::now());
         // A thread that panicked is done.
         let _ = self.done.recv_timeout(left);
     }
 }
 
-struct Watcher {
-    aside: Aside,
-    peers: Vec<Peer>,
+/// The driver beside which the thread runs.
+struct Running {
     switch: Switch,
-    stop: Arc<Stop>,
-    heartbeat: Option<Duration>,
-    grace: Duration,
-    limits: Option<Limits>,
     stall: Stall,
+    limits: Option<Limits>,
     on_frame: Option<OnFrame>,
+    on_stuck: Option<OnStuck>,
 }
 
-impl Watcher {
-    fn run(&mut self, on_stuck: Box<dyn FnOnce(&Fault) + Send>) {
-        let mut on_stuck = Some(on_stuck);
-        let mut next_beat = Instant::now();
-        // This thread may have come to run long after it was made.
-        for peer in &mut self.peers {
-            peer.heard = next_beat;
-        }
-        let mut fault_since = None;
-        while !self.stop.asked.load(Ordering::Acquire) {
-            let now = Instant::now();
-            if let Some(interval) = self.heartbeat
-                && now >= next_beat
-            {
-                self.beat(now, now.saturating_duration_since(next_beat), interval);
-                next_beat = now + interval;
+impl Running {
+    /// Gives what came to the link.
+    fn deliver(&mut self, at: usize, rank: Rank, item: Item) -> Option<Event<'static, Item>> {
+        let fault = match (item, &mut self.on_frame) {
+            (Item::Frame(body), Some(take)) => {
+                misbehaved(rank, "receive header", take(rank, &body).err()?)
             }
-            self.count_silence(now);
-            self.look_at_driver(now);
-            self.tell_drain();
-            let next_look = self.limits.map(|limits| now + limits.look_every());
-            let next_beat_due = self.heartbeat.map(|_| next_beat);
-            let mut wake_at = next_look.into_iter().chain(next_beat_due).min();
-            for peer in self.peers.iter().filter(|p| p.is_there) {
-                // To the moment at which its silence becomes a fault.
-                let due = self
-                    .heartbeat
-                    .map(|every| peer.heard + every * MISSED_HEARTBEATS);
-                wake_at = wake_at.into_iter().chain(due).min();
-            }
-            if let Some(fault) = self.switch.fault() {
-                let fault = fault.clone();
-                self.tell(&fault);
-                self.aside.begin(&fault);
-                let since = *fault_since.get_or_insert(now);
-                let deadline = since + self.grace;
-                if now >= deadline
-                    && let Some(end) = on_stuck.take()
-                {
-                    end(&fault);
-                }
-                if on_stuck.is_some() {
-                    wake_at = Some(wake_at.map_or(deadline, |at| at.min(deadline)));
-                }
-            }
-            self.sleep(wake_at.map(|at| at.saturating_duration_since(now)));
-            self.listen();
-        }
-        if self.stop.politely.load(Ordering::Acquire) {
-            self.say_goodbye();
-        }
-        // The driver may have ended before this thread had seen its fault.
-        if let Some(fault) = self.switch.fault() {
-            self.aside.begin(fault);
-            let since = fault_since.unwrap_or_else(Instant::now);
-            self.aside.finish(since + self.grace);
-        }
-    }
-
-    /// Sleeps until a peer says something, somebody wakes us, or the time is up.
-    fn sleep(&self, within: Option<Duration>) {
-        let mut fds = vec![PollFd::from_borrowed_fd(self.switch.alarm(), PollFlags::IN)];
-        let live = self.peers.iter().filter(|p| p.is_there);
-        fds.extend(live.map(|p| PollFd::from_borrowed_fd(p.receiver.as_fd(), PollFlags::IN)));
-        let timeout = within.map(|d| Timespec {
-            tv_sec: d.as_secs().cast_signed(),
-            tv_nsec: i64::from(d.subsec_nanos()),
-        });
-        // An interrupted or failed poll is a look without a reason.
-        let _ = poll(&mut fds, timeout.as_ref());
-        self.switch.quiet_alarm();
-    }
-
-    /// Takes in what the peers have said.
-    fn listen(&mut self) {
-        for i in 0..self.peers.len() {
-            for _ in 0..AT_ONCE {
-                if !self.peers[i].is_there {
-                    break;
-                }
-                let peer = &mut self.peers[i];
-                let rank = peer.rank();
-                match peer.receiver.try_recv() {
-                    Ok(None) => break,
-                    Ok(Some(message)) => {
-                        peer.heard = Instant::now();
-                        match message {
-                            Message::Heartbeat => {}
-                            Message::Drain(signal) => self.switch.request_drain(signal),
-                            Message::Bye => {
-                                peer.is_there = false;
-                                self.switch.set_peer_left();
-                            }
-                            Message::Abort(fault) => {
-                                // It knows already.
-                                peer.told = true;
-                                self.switch.lose_peer(fault);
-                            }
-                            Message::Frame(body) => {
-                                let taken = self.on_frame.as_mut().map(|take| take(rank, body));
-                                match taken {
-                                    Some(Ok(())) => {}
-                                    Some(Err(error)) => self.lose(i, &bad_frame(rank, &error)),
-                                    None => self.lose(i, &misplaced(rank)),
-                                }
-                            }
-                            _ => self.lose(i, &misplaced(rank)),
-                        }
-                    }
-                    Err(error) => {
-                        let fault = error.fault("watch");
-                        self.lose(i, &fault);
-                    }
-                }
-            }
-        }
-    }
-
-    fn lose(&mut self, peer: usize, fault: &Fault) {
-        self.peers[peer].is_there = false;
-        self.switch.lose_peer(fault.clone());
-    }
-
-    /// Sends a heartbeat to each peer. `late`: how much later than planned this thread came to it.
-    fn beat(&mut self, now: Instant, late: Duration, interval: Duration) {
-        for peer in self.peers.iter_mut().filter(|p| p.is_there) {
-            // Whoever was not there himself cannot say that others were silent.
-            if late >= interval {
-                peer.heard = now;
-                self.stall.forgive(now);
-            }
-            // One that cannot be sent says nothing yet: what the peer last said (why it left) may
-            // still lie unread, and `listen` takes it in before a loss is believed. One that
-            // stopped reading falls silent.
-            let _ = peer.sender.send(&Message::Heartbeat, now + SEND_WITHIN);
-        }
+            _ => misbehaved(rank, "watch", "it sent what has no place here"),
+        };
+        Some(Event::Lost(at, fault))
     }
 
     /// A driver that does not come back from an operation has failed.
-    fn look_at_driver(&mut self, now: Instant) {
+    fn look(&mut self, was_away: bool) {
         let Some(limits) = self.limits else {
             return;
         };
-        let stuck = self.stall.look(self.switch.progress(), limits, now);
-        if let Some((operation, lasted)) = stuck {
-            self.switch.raise(Fault::new(
-                FaultKind::TimedOut,
-                self.switch.rank(),
-                operation,
-                format_args!(
-                    "no progress for {} ms; PP_STUCK_MS sets how long it may take",
-                    lasted.as_millis()
-                ),
-            ));
+        let now = Instant::now();
+        if was_away {
+            self.stall.forgive(now);
+        }
+        if let Some((operation, lasted)) = self.stall.look(self.switch.progress(), limits, now) {
+            let lasted = lasted.as_millis();
+            let what =
+                format!("no progress for {lasted} ms; PP_STUCK_MS sets how long it may take");
+            let (kind, rank) = (FaultKind::TimedOut, self.switch.rank());
+            self.switch.raise(Fault::new(kind, rank, operation, what));
         }
     }
+}
 
-    /// A peer that was silent for too long is lost.
-    fn count_silence(&mut self, now: Instant) {
-        let Some(interval) = self.heartbeat else {
-            return;
-        };
-        for i in 0..self.peers.len() {
-            let peer = &self.peers[i];
-            let silence = now.saturating_duration_since(peer.heard);
-            if peer.is_there && silence >= interval * MISSED_HEARTBEATS {
-                let fault = Fault::new(
-                    FaultKind::TimedOut,
-                    peer.rank(),
-                    "heartbeat",
-                    format_args!(
-                        "nothing heard for {} ms; is it stopped, or its host or network gone?",
-                        silence.as_millis()
-                    ),
-                );
-                self.switch.lose_peer(fault.clone());
-                // One that was stopped learns, when it goes on, why the others have left.
-                if let Some(first) = self.switch.fault().cloned() {
-                    self.tell(&first);
+struct Watcher {
+    shared: Arc<Shared>,
+    senders: Vec<ControlSender>,
+    aside: Aside,
+    on_stuck: Option<OnStuck>,
+    running: Option<Running>,
+}
+
+impl Watcher {
+    fn run(mut self, mut receivers: Vec<ControlReceiver>) {
+        loop {
+            let switch = self.running.as_ref().map(|running| &running.switch);
+            for event in switch.map(said_by).into_iter().flatten() {
+                self.handle(event);
+            }
+            self.handle(Event::Tick);
+            let (due, heard) = {
+                let state = self.shared.lock();
+                match (state.todo.is_empty(), state.core.is_over()) {
+                    (false, _) => continue,
+                    (true, true) => break,
+                    (true, false) => (state.core.due(), state.core.heard().collect::<Vec<_>>()),
                 }
-                self.lose(i, &fault);
+            };
+            let listened = heard.iter().map(|at| receivers[*at].as_fd());
+            self.sleep(due, listened);
+            for at in heard {
+                self.listen(at, &mut receivers[at]);
             }
         }
-    }
-
-    /// Tells the fault to every peer that has not heard of it.
-    fn tell(&mut self, fault: &Fault) {
-        for peer in self.peers.iter_mut().filter(|p| p.is_there && !p.told) {
-            let deadline = Instant::now() + SEND_WITHIN;
-            // A peer that cannot be told is told at the next look, or notices by itself.
-            peer.told = peer
-                .sender
-                .send(&Message::Abort(fault.clone()), deadline)
-                .is_ok();
+        let grace_over = self.shared.lock().core.grace_over();
+        if let Some(deadline) = grace_over {
+            self.aside.finish(deadline);
         }
     }
 
-    /// Tells the peers, once, that a rank of the job was asked to drain: a launcher may have asked this one alone.
-    fn tell_drain(&mut self) {
-        let Some(signal) = self.switch.drain_signal() else {
-            return;
-        };
-        // A peer that has said goodbye listens until it has heard ours.
-        for peer in self.peers.iter_mut().filter(|peer| !peer.drains) {
-            let deadline = Instant::now() + SEND_WITHIN;
-            // A peer that is busy is told at the next look; one that is stopped or gone is noticed elsewhere.
-            peer.drains = peer.sender.send(&Message::Drain(signal), deadline).is_ok();
+    /// Takes in what happened, and does what follows.
+    fn handle(&mut self, event: Event<'_, Item>) {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            let (actions, next) = {
+                let mut state = self.shared.lock();
+                let mut actions = std::mem::take(&mut state.todo);
+                actions.extend(state.core.handle(event, Instant::now()));
+                (actions, state.next.take())
+            };
+            if let Some(mut running) = next {
+                // Seen in a list of threads.
+                let _ = rustix::thread::set_name(c"pp-watch");
+                self.on_stuck = running.on_stuck.take().or(self.on_stuck.take());
+                self.running = Some(running);
+            }
+            events.extend(actions.into_iter().filter_map(|action| self.act(action)));
         }
     }
 
-    fn say_goodbye(&mut self) {
-        self.tell_drain();
-        if let Some(fault) = self.switch.fault() {
-            let fault = fault.clone();
-            self.tell(&fault);
-        }
-        let deadline = Instant::now() + GOODBYE_WITHIN;
-        for peer in &mut self.peers {
-            // A peer that is gone has nothing to wait for.
-            let _ = peer.sender.bye(deadline);
-        }
-        if self.switch.fault().is_some() {
-            return;
-        }
-        for peer in self.peers.iter_mut().filter(|p| p.is_there) {
-            while let Ok(message) = peer.receiver.recv_deadline(deadline) {
-                if let Message::Drain(signal) = message {
-                    self.switch.request_drain(signal);
-                }
-                if matches!(message, Message::Bye) || Instant::now() > deadline {
-                    break;
+    /// Does this; gives what happened by that.
+    fn act(&mut self, action: Action<Item>) -> Option<Event<'static, Item>> {
+        match action {
+            Action::Send(at, message, by) => {
+                let sent = self.senders[at].send(&message, by);
+                return sent.err().map(|_| Event::Unsent(at, message));
+            }
+            Action::Wake => self.shared.changed.notify_all(),
+            Action::Record(fault) => self.aside.begin(fault),
+            Action::End(fault) => {
+                if let Some(end) = self.on_stuck.take() {
+                    end(&fault);
                 }
             }
+            Action::Deliver(at, item) => {
+                let rank = self.senders[at].peer();
+                return self.running.as_mut()?.deliver(at, rank, item);
+            }
+            Action::RequestDrain(signal) => self.running.as_ref()?.switch.request_drain(signal),
+            Action::PeerLeft => self.running.as_ref()?.switch.set_peer_left(),
+            Action::LosePeer(fault) => {
+                let switch = &self.running.as_ref()?.switch;
+                switch.lose_peer(fault);
+                return switch.fault().cloned().map(Event::Raised);
+            }
+            Action::Look { was_away } => self.running.as_mut()?.look(was_away),
+        }
+        None
+    }
+
+    /// Sleeps until a peer says something, another thread wakes this one, or the time is up.
+    fn sleep<'a>(&'a self, until: Option<Instant>, peers: impl Iterator<Item = BorrowedFd<'a>>) {
+        let switch = self.running.as_ref().map(|running| running.switch.alarm());
+        let alarms = [Some(&self.shared.alarm), switch];
+        let fds = alarms.into_iter().flatten().map(Alarm::as_fd).chain(peers);
+        let mut fds: Vec<_> = fds
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        let timeout = until.map(|at| {
+            let left = at.saturating_duration_since(Instant::now());
+            Timespec {
+                tv_sec: left.as_secs().cast_signed(),
+                tv_nsec: left.subsec_nanos().into(),
+            }
+        });
+        // An interrupted or failed poll is a look without a reason.
+        let _ = poll(&mut fds, timeout.as_ref());
+        alarms.into_iter().flatten().for_each(Alarm::quiet);
+    }
+
+    /// Takes in what a peer has said.
+    fn listen(&mut self, at: usize, receiver: &mut ControlReceiver) {
+        for _ in 0..AT_ONCE {
+            let event = match receiver.try_recv_any(Instant::now() + FOLLOWS_WITHIN) {
+                Ok(None) => return,
+                Ok(Some(Received::Message(Message::Frame(body)))) => {
+                    Event::Item(at, Item::Frame(body.to_vec()))
+                }
+                Ok(Some(Received::Descriptors(fds))) => Event::Item(at, Item::Descriptors(fds)),
+                Ok(Some(Received::Message(message))) => Event::Said(at, message),
+                Err(error) => {
+                    let is_running = self.running.is_some();
+                    let operation = if is_running { "watch" } else { "set up" };
+                    return self.handle(Event::Lost(at, error.fault(operation)));
+                }
+            };
+            self.handle(event);
         }
     }
 }
 
-fn bad_frame(rank: Rank, error: &TransportError) -> Fault {
-    let operation = "receive header";
-    Fault::new(FaultKind::PeerMisbehaved, rank, operation, error)
-}
-
-fn misplaced(rank: Rank) -> Fault {
-    Fault::new(
-        FaultKind::PeerMisbehaved,
-        rank,
-        "watch",
-        "a message came that has no place after the handshake",
-    )
-}
+#[cfg(test)]
+mod tests;

@@ -36,7 +36,7 @@ fn resident_size_at_chunk_100_000_is_what_it_was_at_chunk_1_000() {
 
 fn run_long(options: FrontOptions) {
     let edge = |depth| edge(depth, 4096);
-    let (up, down) = (edge(options.forward_slots()), edge(4));
+    let (up, down) = (edge(options.depth + options.context_chunks), edge(4));
     let pair = Pair::new(up, down, Bell::new().unwrap());
     let manifest = bytes(4096);
     let built = Cell::new(0);

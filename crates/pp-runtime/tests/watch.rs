@@ -8,7 +8,7 @@ use pp_runtime::driver::{FrontOptions, run_front};
 use pp_runtime::progress::Limits;
 use pp_runtime::stage::Offer;
 use pp_runtime::switch::Switch;
-use pp_runtime::watch::{Watch, WatchOptions};
+use pp_runtime::watch::{SetUp, Watch, WatchOptions};
 use pp_testing::{HANG, Pair, ToyFront, channels, edge};
 use pp_transport::bell::Bell;
 use pp_transport::control::{ControlChannel, Message};
@@ -21,13 +21,40 @@ fn switch(rank: u32) -> Switch {
 fn watch(channel: ControlChannel, switch: &Switch, heartbeat_ms: u64) -> Watch {
     let options = WatchOptions {
         heartbeat: Some(Duration::from_millis(heartbeat_ms)),
-        grace: HANG,
-        on_stuck: Box::new(|_| {}),
-        on_fault: None,
-        limits: None,
-        on_frame: None,
+        ..options(|_| {})
     };
-    Watch::start(vec![channel], switch.clone(), options).unwrap()
+    run(channel, switch, options)
+}
+
+/// A watch whose end of the process is the test's.
+fn options(on_stuck: impl FnOnce(&Fault) + Send + 'static) -> WatchOptions {
+    WatchOptions {
+        rank: Rank::new(0),
+        heartbeat: None,
+        grace: HANG,
+        limits: None,
+        on_stuck: Box::new(on_stuck),
+        on_fault: None,
+    }
+}
+
+/// A watch beside a driver.
+fn run(channel: ControlChannel, switch: &Switch, options: WatchOptions) -> Watch {
+    let set_up = SetUp::start(vec![channel], options).unwrap();
+    set_up.run(switch.clone(), None, None).unwrap()
+}
+
+/// The watch over rank 0 that is being set up.
+fn set_up(
+    channel: ControlChannel,
+    grace: Duration,
+    on_stuck: impl FnOnce(&Fault) + Send + 'static,
+) -> SetUp {
+    let options = WatchOptions {
+        grace,
+        ..options(on_stuck)
+    };
+    SetUp::start(vec![channel], options).unwrap()
 }
 
 /// Sleeps on the bell, as a driver does, until there is a fault.
@@ -118,15 +145,10 @@ fn a_driver_that_does_not_end_after_a_fault_is_ended() {
     let (ours, _theirs) = channels();
     let switch = switch(0);
     let (say, heard) = mpsc::channel();
-    let options = WatchOptions {
-        heartbeat: None,
-        grace: Duration::from_millis(50),
-        on_stuck: Box::new(move |fault| say.send(fault.clone()).unwrap()),
-        on_fault: None,
-        limits: None,
-        on_frame: None,
-    };
-    let _watch = Watch::start(vec![ours], switch.clone(), options).unwrap();
+    let grace = Duration::from_millis(50);
+    let set_up = set_up(ours, grace, |_| unreachable!("the driver runs"));
+    let on_stuck = move |fault: &Fault| say.send(fault.clone()).unwrap();
+    let _watch = set_up.run(switch.clone(), None, Some(Box::new(on_stuck)));
     assert!(
         heard.recv_timeout(Duration::from_millis(200)).is_err(),
         "ended without a fault"
@@ -158,22 +180,17 @@ fn frames_go_to_their_taker_and_a_bad_one_is_the_fault_of_its_sender() {
     let (ours, theirs) = channels();
     let switch = switch(0);
     let (taken, frames) = mpsc::channel();
-    let options = WatchOptions {
-        heartbeat: None,
-        grace: HANG,
-        on_stuck: Box::new(|_| {}),
-        on_fault: None,
-        limits: None,
-        on_frame: Some(Box::new(move |rank, frame| {
-            taken.send((rank, frame.to_vec())).unwrap();
-            if frame == b"bad" {
-                let why = "it sent nonsense".into();
-                return Err(TransportError::PeerMisbehaved { rank, why });
-            }
-            Ok(())
-        })),
+    let on_frame = move |rank, frame: &[u8]| {
+        taken.send((rank, frame.to_vec())).unwrap();
+        if frame == b"bad" {
+            let why = "it sent nonsense".into();
+            return Err(TransportError::PeerMisbehaved { rank, why });
+        }
+        Ok(())
     };
-    let watch = Watch::start(vec![ours], switch.clone(), options).unwrap();
+    let set_up = set_up(ours, HANG, |_| {});
+    let watch = set_up.run(switch.clone(), Some(Box::new(on_frame)), None);
+    let watch = watch.unwrap();
     for frame in [&b"good"[..], b"bad"] {
         let deadline = Instant::now() + HANG;
         let sent = theirs.sender().send(&Message::Frame(frame), deadline);
@@ -208,15 +225,13 @@ fn stick(heartbeat: Option<Duration>) {
     let options = WatchOptions {
         heartbeat,
         grace: Duration::from_millis(20),
-        on_fault: None,
         limits: Some(Limits {
             transport: HANG,
             stage: Duration::from_millis(200),
         }),
-        on_stuck: Box::new(move |fault| say.send(fault.clone()).unwrap()),
-        on_frame: None,
+        ..options(move |fault| say.send(fault.clone()).unwrap())
     };
-    let watching = Watch::start(vec![ours], switch.clone(), options).unwrap();
+    let watching = run(ours, &switch, options);
     let back = self::switch(1);
     // One that hears no heartbeats must expect none.
     let every = heartbeat.unwrap_or(HANG);
@@ -256,15 +271,12 @@ fn watch_with(
     on_fault: impl FnOnce(&Fault) + Send + 'static,
 ) -> Watch {
     let options = WatchOptions {
-        heartbeat: None,
         grace,
-        on_stuck: Box::new(on_stuck),
         on_fault: Some(Box::new(on_fault)),
-        limits: None,
-        on_frame: None,
+        ..options(on_stuck)
     };
-    let (ours, _) = channels();
-    Watch::start(vec![ours], switch.clone(), options).unwrap()
+    let (ours, _theirs) = channels();
+    run(ours, switch, options)
 }
 
 #[test]
@@ -307,4 +319,71 @@ fn what_hangs_about_a_fault_keeps_no_stuck_driver_alive() {
     switch.abort();
     heard.recv_timeout(HANG).expect("the process would live on");
     watch.close();
+}
+
+fn died(fault: &Fault) -> bool {
+    (fault.kind, fault.rank) == (FaultKind::PeerDied, Rank::new(1))
+}
+
+#[test]
+fn a_rank_that_is_set_up_takes_what_its_peer_sends_in_order() {
+    let (ours, theirs) = channels();
+    let set_up = set_up(ours, HANG, |_| unreachable!("no fault"));
+    let (peer, deadline) = (Rank::new(1), Instant::now() + HANG);
+    let bell = Bell::new().unwrap();
+    for message in [Message::Frame(b"shape"), Message::Drain(15)] {
+        theirs.sender().send(&message, deadline).unwrap();
+    }
+    theirs.sender().send_fds(&[bell.fd()], deadline).unwrap();
+    assert_eq!(set_up.frame(peer, "learn").unwrap(), b"shape");
+    assert_eq!(set_up.descriptors(peer, "receive").unwrap().len(), 1);
+    let switch = switch(0);
+    let watch = set_up.run(switch.clone(), None, None).unwrap();
+    assert_eq!(switch.drain_signal(), Some(15));
+    watch.close();
+}
+
+#[test]
+fn a_caller_that_waits_is_told_that_the_peer_died_and_the_process_goes_on() {
+    let (ours, theirs) = channels();
+    let set_up = set_up(ours, Duration::from_millis(50), |_| {
+        unreachable!("the caller has the fault")
+    });
+    drop(theirs);
+    assert!(died(&set_up.frame(Rank::new(1), "learn").unwrap_err()));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(died(&set_up.run(switch(0), None, None).unwrap_err()));
+}
+
+#[test]
+fn a_rank_whose_caller_does_not_look_is_ended_unless_it_lives_on() {
+    for lives_on in [false, true] {
+        let (ours, theirs) = channels();
+        let (say, ended) = mpsc::channel();
+        let grace = Duration::from_millis(50);
+        let set_up = set_up(ours, grace, move |fault| {
+            say.send(fault.clone()).unwrap();
+        });
+        if lives_on {
+            set_up.live_on();
+        }
+        drop(theirs);
+        if lives_on {
+            let ended = ended.recv_timeout(Duration::from_millis(300));
+            assert!(ended.is_err());
+            assert!(died(&set_up.fault().unwrap()));
+        } else {
+            assert!(died(&ended.recv_timeout(HANG).unwrap()));
+        }
+    }
+}
+
+#[test]
+fn a_caller_that_gives_up_tells_its_peer_why() {
+    let (ours, theirs) = channels();
+    let [front, back] = [ours, theirs].map(|channel| set_up(channel, HANG, |_| {}));
+    let reason = Fault::new(FaultKind::BadInput, Rank::new(0), "set up", "no frames");
+    front.raise(reason.clone());
+    drop(front);
+    assert_eq!(back.frame(Rank::new(0), "learn"), Err(reason));
 }

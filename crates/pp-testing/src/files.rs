@@ -1,6 +1,8 @@
 //! Files of tests.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A folder of a test's own, removed when the test passes.
 #[derive(Debug)]
@@ -13,6 +15,22 @@ impl Folder {
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Self(path.canonicalize().unwrap())
+    }
+
+    /// An empty folder among the temporary files, for tests that have no other place.
+    pub fn scratch() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let unique = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("pp-test-{}-{unique}", std::process::id());
+        Self::new(std::env::temp_dir(), &name)
+    }
+
+    /// A new named pipe in the folder.
+    pub fn fifo(&self, name: &str) -> PathBuf {
+        use rustix::fs::{CWD, FileType, mknodat};
+        let path = self.file(name);
+        mknodat(CWD, &path, FileType::Fifo, 0o600.into(), 0).unwrap();
+        path
     }
 
     /// The path of the folder.
@@ -48,4 +66,20 @@ impl Drop for Folder {
             let _ = std::fs::remove_dir_all(&self.0);
         }
     }
+}
+
+/// Compiles a C library of this name from a text, and from these sources of the repository.
+pub fn c_library(folder: &Folder, name: &str, text: &str, sources: &[&str]) -> PathBuf {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let source = folder.write(&format!("{name}.c"), text.as_bytes());
+    let library = folder.file(&format!("{name}.so"));
+    let mut compile = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()));
+    compile.args(["-std=gnu11", "-shared", "-fPIC", "-O1", "-o"]);
+    compile.arg(&library).arg(source);
+    for place in ["", "crates/pp-kernels/include", "plugins/median"] {
+        compile.arg("-I").arg(root.join(place));
+    }
+    compile.args(sources.iter().map(|source| root.join(source)));
+    assert!(compile.status().expect("a C compiler").success());
+    library
 }

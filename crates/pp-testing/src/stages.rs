@@ -1,10 +1,11 @@
 //! Stages on the host made of closures.
 
+use std::convert::Infallible;
 use std::marker::PhantomData;
 
 use pp_contract::{ChunkIndex, Envelope, Outcome, Plan};
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
+    Built, Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
 };
 use pp_transport::host::{RxLease, TxLease};
 
@@ -41,21 +42,24 @@ where
     D: FnMut(Option<RxLease>),
 {
     type Plan = Toy;
+    type Carry = ();
+    type Decoding = Infallible;
 
     fn poll_source(&mut self) -> Result<Offer, StageError> {
         Ok((self.poll_source)())
     }
 
-    fn build(&mut self, _: Place, slot: &mut TxLease) -> Result<Envelope<Toy>, StageError> {
-        Ok((self.build)(slot))
+    fn build(&mut self, _: Place, slot: &mut TxLease) -> Result<Built<Toy, ()>, StageError> {
+        Ok(Built::new((self.build)(slot), ()))
     }
 
     fn decode(
         &mut self,
         _: ChunkIndex,
+        (): (),
         _: &Outcome,
         payload: Option<RxLease>,
-    ) -> Result<Progress<Decoded>, StageError> {
+    ) -> Result<Progress<Decoded, Infallible>, StageError> {
         (self.decode)(payload);
         Ok(Progress::Done(Decoded::default()))
     }
@@ -75,7 +79,7 @@ where
         &Envelope<Toy<P>>,
         Option<&RxLease>,
         &mut TxLease,
-    ) -> Result<Progress<Computed>, StageError>,
+    ) -> Result<Progress<Computed, Infallible>, StageError>,
 {
     /// A Phase B that computes with this.
     pub fn new(compute: F) -> Self {
@@ -92,9 +96,10 @@ where
         &Envelope<Toy<P>>,
         Option<&RxLease>,
         &mut TxLease,
-    ) -> Result<Progress<Computed>, StageError>,
+    ) -> Result<Progress<Computed, Infallible>, StageError>,
 {
     type Plan = Toy<P>;
+    type Computing = Infallible;
 
     fn compute(
         &mut self,
@@ -102,7 +107,7 @@ where
         envelope: &Envelope<Toy<P>>,
         input: Option<&RxLease>,
         output: &mut TxLease,
-    ) -> Result<Progress<Computed>, StageError> {
+    ) -> Result<Progress<Computed, Infallible>, StageError> {
         (self.compute)(place, envelope, input, output)
     }
 }

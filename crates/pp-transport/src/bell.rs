@@ -19,7 +19,6 @@ use rustix::thread::futex;
 use crate::error::TransportError;
 use crate::host::bell_words::{BellWords, Ticket};
 use crate::host::region::Region;
-use crate::sync::AtomicU32;
 
 /// How long a driver spins before it sleeps. A sleeper costs about 20 µs to wake on another
 /// core, so spinning for as long as that at most doubles the wait.
@@ -83,12 +82,8 @@ impl Bell {
     pub fn ring(&self) {
         if self.words().strike() {
             // A failed wake leaves the sleeper to its timeout; there is nobody to tell.
-            let _ = futex::wake(self.futex_word(), futex::Flags::empty(), u32::MAX >> 1);
+            let _ = futex::wake(&self.words().rings, futex::Flags::empty(), u32::MAX >> 1);
         }
-    }
-
-    fn futex_word(&self) -> &AtomicU32 {
-        &self.words().rings
     }
 }
 
@@ -134,7 +129,7 @@ impl Listening<'_> {
             // Every outcome (woken, changed meanwhile, timed out, interrupted) means the
             // same to the caller: look again.
             let _ = futex::wait(
-                self.bell.futex_word(),
+                &words.rings,
                 futex::Flags::empty(),
                 self.ticket.0,
                 Some(&timeout),

@@ -6,7 +6,7 @@ use nccl_sys::{LoadError, NcclError};
 use pp_contract::{FaultKind, Rank};
 use rustix::io::Errno;
 
-use crate::cuda::CudaError;
+use pp_device::CudaError;
 
 /// An error of the data path.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +83,12 @@ pub enum TransportError {
     /// The device, or its driver.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// Work was issued on a slot, and the mark behind it was not.
+    #[error(
+        "work on a slot was issued without an event behind it, so nobody can tell when it ends; \
+         the slot is out of use"
+    )]
+    Unrecorded,
     /// There is no NCCL that can be used.
     #[error(transparent)]
     NoNccl(#[from] LoadError),
@@ -177,7 +183,9 @@ impl TransportError {
         match self {
             Self::NoMemory { .. } | Self::BadShape { .. } => FaultKind::BadInput,
             Self::Shared { .. } => FaultKind::Io,
-            Self::Cuda(_) | Self::NoNccl(_) | Self::Nccl { .. } => FaultKind::Device,
+            Self::Cuda(_) | Self::Unrecorded | Self::NoNccl(_) | Self::Nccl { .. } => {
+                FaultKind::Device
+            }
             Self::PeerMisbehaved { .. } | Self::BadRegion { .. } => FaultKind::PeerMisbehaved,
             Self::NotInTime { .. } | Self::LeftBehind { .. } => FaultKind::TimedOut,
             Self::Lane { .. } => FaultKind::PeerDied,
@@ -204,8 +212,6 @@ pub fn lift_limit(error: Errno) -> Option<&'static str> {
 }
 
 fn of_shared_memory(error: Errno) -> &'static str {
-    match error {
-        Errno::NOMEM => "lower --depth or --frames-per-chunk, or free memory",
-        other => lift_limit(other).unwrap_or("lower --depth or --frames-per-chunk, or free memory"),
-    }
+    let remedy = lift_limit(error).filter(|_| error != Errno::NOMEM);
+    remedy.unwrap_or("lower --depth or --frames-per-chunk, or free memory")
 }

@@ -5,9 +5,8 @@
 //! was accepted is what an honest peer could have said. Compiled for tests and with the feature
 //! `fuzz` alone.
 
-mod script;
+pub(crate) mod script;
 
-pub(crate) use self::script::Script;
 pub use crate::control::fuzz::{answer, call, messages};
 pub use crate::host::fuzz::{region, ring};
 pub use crate::lane::fuzz::lane;

@@ -13,14 +13,14 @@ mod error;
 pub(crate) mod fuzz;
 mod local;
 mod parse;
+mod place;
 mod secret;
 
 use pp_contract::{Rank, WorldSize};
 
 pub use error::LaunchError;
 pub use local::LocalJob;
-use parse::Env;
-pub use parse::{Address, Launcher, Via};
+pub use place::{Address, Launcher, Via};
 pub use secret::JobSecret;
 
 /// A rank's place in its job: who it is, where rank 0 is met, and the secret they share.
@@ -51,20 +51,18 @@ impl Launch {
         secret: JobSecret,
     ) -> Result<Self, LaunchError> {
         if !world_size.contains(rank) {
-            return Err(LaunchError::Contradiction {
-                first: format!("rank {rank}"),
-                second: format!("world size {world_size}"),
-                remedy: "ranks count from 0 to the world size less one".into(),
-            });
+            return Err(LaunchError::new(
+                format!("rank {rank} contradicts world size {world_size}"),
+                "ranks count from 0 to the world size less one",
+            ));
         }
         if address.is_none() && via != Via::Unix {
-            return Err(LaunchError::Missing {
-                present: format!("a rendezvous over TCP (rank {rank})"),
-                missing: "the address of rank 0".into(),
-                remedy: "set MASTER_ADDR and MASTER_PORT, or PP_RENDEZVOUS=unix when all ranks \
-                         share this host"
-                    .into(),
-            });
+            return Err(LaunchError::new(
+                format!(
+                    "a rendezvous over TCP (rank {rank}) is set but the address of rank 0 is not"
+                ),
+                "set MASTER_ADDR and MASTER_PORT, or PP_RENDEZVOUS=unix when all ranks share this host",
+            ));
         }
         Ok(Self {
             launcher: Launcher::Local,
@@ -76,62 +74,6 @@ impl Launch {
             job_id: job_id.into(),
             secret,
         })
-    }
-
-    /// Reads the place from a launcher's variables; `Ok(None)` when there is no launcher.
-    ///
-    /// `env` looks a variable up: `|name| std::env::var(name).ok()` in a program. The only other
-    /// thing read is the file named by `PP_JOB_SECRET_FILE`.
-    ///
-    /// # Errors
-    /// Variables are half set, contradict each other, or hold what cannot be; or there is no
-    /// usable secret.
-    pub fn from_env(env: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, LaunchError> {
-        let env = Env::new(&env);
-        let Some(place) = parse::place(&env)? else {
-            return Ok(None);
-        };
-        let launch = Self::new(
-            place.rank,
-            place.world_size,
-            place.local_rank,
-            place.address,
-            place.via,
-            place.job_id,
-            JobSecret::from_env(&env, place.launcher)?,
-        )?;
-        Ok(Some(Self {
-            launcher: place.launcher,
-            ..launch
-        }))
-    }
-
-    /// How many ranks the launcher started; `Ok(None)` when there is no launcher. Looks at nothing else.
-    ///
-    /// # Errors
-    /// The number of ranks is missing, or cannot be.
-    pub fn world_from_env(
-        env: impl Fn(&str) -> Option<String>,
-    ) -> Result<Option<WorldSize>, LaunchError> {
-        parse::world_size(&Env::new(&env))
-    }
-
-    /// The same place, met over other sockets.
-    ///
-    /// # Errors
-    /// TCP is asked for and there is no address.
-    pub fn with_via(self, via: Via) -> Result<Self, LaunchError> {
-        let launcher = self.launcher;
-        let launch = Self::new(
-            self.rank,
-            self.world_size,
-            self.local_rank,
-            self.address,
-            via,
-            self.job_id,
-            self.secret,
-        )?;
-        Ok(Self { launcher, ..launch })
     }
 
     /// What started this rank.

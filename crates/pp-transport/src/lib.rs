@@ -7,17 +7,16 @@
 //!
 //! Choices: backends are values behind [`link::Link`]; [`host`] is shared memory between
 //! processes of one machine, [`nccl`] moves payloads between the GPUs of any. Headers and credits
-//! take a [`lane`] beside the payloads. [`cuda`] has the devices, streams and buffers that stages
-//! and the NCCL backend meet on. [`control`] carries the handshake, descriptors, heartbeats and
+//! take a [`lane`] beside the payloads. [`control`] carries the handshake, descriptors, heartbeats and
 //! faults, authenticated; [`launch`] finds out which rank this process is; [`flight`] keeps what
 //! this rank did last, for whoever has to find out why it stands still.
 
 #[cfg(not(loom))]
+pub mod backend;
+#[cfg(not(loom))]
 pub mod bell;
 #[cfg(not(loom))]
 pub mod control;
-#[cfg(not(loom))]
-pub mod cuda;
 #[cfg(not(loom))]
 pub mod error;
 #[cfg(not(loom))]

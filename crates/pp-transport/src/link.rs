@@ -88,7 +88,7 @@ pub trait Link {
     ) -> Result<InFlight<Self::Receiving>, TransportError>;
 
     /// The peer will not take part in the end of this link: a drop does not wait for it.
-    fn peer_is_gone(&mut self);
+    fn peer_is_gone(&mut self) {}
 }
 
 /// Whether a payload goes with a message of so many payload bytes: whether its slot is one of this

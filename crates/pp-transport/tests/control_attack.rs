@@ -45,7 +45,7 @@ fn rank_0_of_an_attacked_job() {
     let mut peers = rendezvous(&launch, &Job::new(2, launch.via()).options).unwrap();
     say(&format!("met {:?}", peers.turned_away()));
     let channel = peers.get_mut(Rank::new(1)).unwrap();
-    channel.sender().bye(later()).unwrap();
+    channel.sender().send(&Message::Bye, later()).unwrap();
     // The peer is still there until it has said so, too.
     assert_eq!(
         channel.receiver().recv_deadline(later()).unwrap(),
@@ -135,7 +135,7 @@ impl Door {
         let one = one.get_mut(Rank::new(0)).unwrap();
         assert_eq!(one.receiver().recv_deadline(later()).unwrap(), Message::Bye);
         let grown = memory(&self.zero, "VmHWM:").saturating_sub(self.resident_kib);
-        one.sender().bye(later()).unwrap();
+        one.sender().send(&Message::Bye, later()).unwrap();
         let said = |line: std::io::Result<String>| {
             let line = line.unwrap();
             line.strip_prefix(SAYS).map(str::to_owned)
@@ -417,7 +417,7 @@ fn phase_b_of_before_is_not_taken_for_the_new_one() {
         let new = new.get_mut(Rank::new(0)).unwrap();
         let zero = zero.get_mut(Rank::new(1)).unwrap();
         assert_eq!(zero.receiver().try_recv().unwrap(), None);
-        new.sender().bye(later()).unwrap();
+        new.sender().send(&Message::Bye, later()).unwrap();
         let heard = zero.receiver().recv_deadline(later()).unwrap();
         assert_eq!(heard, Message::Bye);
     }

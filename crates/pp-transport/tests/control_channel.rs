@@ -4,13 +4,14 @@ mod control_support;
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use control_support::{later, pair};
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::control::{
-    ControlError, ControlReceiver, MAX_FDS, MAX_MESSAGE_BYTES, Message, SocketKind,
+    ControlChannel, ControlError, ControlReceiver, MAX_FDS, MAX_MESSAGE_BYTES, Message, Received,
+    SocketKind,
 };
 use pp_transport::launch::Via;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -188,12 +189,11 @@ fn senders_in_many_threads_take_turns() {
 fn goodbye_is_told_from_loss() {
     for via in BOTH {
         let (zero, mut one) = pair(via);
-        zero.sender().bye(later()).unwrap();
+        zero.sender().send(&Message::Bye, later()).unwrap();
         assert_eq!(one.receiver().recv_deadline(later()).unwrap(), Message::Bye);
         for _ in 0..2 {
             let error = one.receiver().recv_deadline(later()).unwrap_err();
             assert!(matches!(error, ControlError::PeerLeft { .. }), "{error}");
-            assert!(error.is_peer_gone());
         }
         let error = zero
             .sender()
@@ -213,11 +213,11 @@ fn goodbye_is_told_from_loss() {
 #[test]
 fn goodbye_leaves_the_other_direction_open() {
     let (mut zero, one) = pair(Via::Tcp);
-    zero.sender().bye(later()).unwrap();
+    zero.sender().send(&Message::Bye, later()).unwrap();
     one.sender()
         .send(&Message::Frame(b"the rest"), later())
         .unwrap();
-    one.sender().bye(later()).unwrap();
+    one.sender().send(&Message::Bye, later()).unwrap();
     assert_eq!(
         zero.receiver().recv_deadline(later()).unwrap(),
         Message::Frame(b"the rest")
@@ -248,7 +248,8 @@ fn sending_to_a_lost_peer_fails_and_its_last_words_are_still_there() {
             zero.receiver().try_recv().unwrap(),
             Some(Message::Abort(fault))
         );
-        assert!(zero.receiver().try_recv().unwrap_err().is_peer_gone());
+        let error = zero.receiver().try_recv().unwrap_err();
+        assert!(matches!(error, ControlError::PeerLost { .. }), "{error}");
     }
 }
 
@@ -274,6 +275,14 @@ fn memfd(text: &str) -> File {
     file
 }
 
+/// The descriptors that come next.
+fn descriptors(channel: &mut ControlChannel) -> Vec<OwnedFd> {
+    match channel.receiver().try_recv_any(later()).unwrap() {
+        Some(Received::Descriptors(fds)) => fds,
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn descriptors_arrive_in_order_between_messages() {
     let (zero, mut one) = pair(Via::Unix);
@@ -289,7 +298,7 @@ fn descriptors_arrive_in_order_between_messages() {
         one.receiver().recv_deadline(later()).unwrap(),
         Message::Heartbeat
     );
-    let received = one.receiver().recv_fds(MAX_FDS, later()).unwrap();
+    let received = descriptors(&mut one);
     for (i, fd) in received.into_iter().enumerate() {
         assert!(
             rustix::io::fcntl_getfd(&fd)
@@ -302,7 +311,7 @@ fn descriptors_arrive_in_order_between_messages() {
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, format!("file {i}"));
     }
-    assert_eq!(one.receiver().recv_fds(1, later()).unwrap().len(), 1);
+    assert_eq!(descriptors(&mut one).len(), 1);
     assert_eq!(
         one.receiver().recv_deadline(later()).unwrap(),
         Message::Frame(b"after")
@@ -321,39 +330,16 @@ fn descriptors_that_are_not_expected_are_an_error_and_are_closed() {
         error.to_string().contains("when none were expected"),
         "{error}"
     );
-
-    let (zero, mut one) = pair(Via::Unix);
-    zero.sender().send_fds(&fds, later()).unwrap();
-    let error = one.receiver().recv_fds(1, later()).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("2 descriptors announced, 1 expected"),
-        "{error}"
-    );
-
-    let (zero, mut one) = pair(Via::Unix);
-    zero.sender().send(&Message::Heartbeat, later()).unwrap();
-    let error = one.receiver().recv_fds(1, later()).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("a heartbeat in place of 1 descriptors"),
-        "{error}"
-    );
-    assert_eq!(error.fault("passing").kind, FaultKind::PeerMisbehaved);
 }
 
 #[test]
 fn descriptors_need_a_unix_socket_and_a_count_in_bounds() {
     let file = memfd("text");
-    let (zero, mut one) = pair(Via::Tcp);
+    let (zero, _one) = pair(Via::Tcp);
     let error = zero
         .sender()
         .send_fds(&[file.as_fd()], later())
         .unwrap_err();
-    assert!(matches!(error, ControlError::ApiMisuse { .. }), "{error}");
-    let error = one.receiver().recv_fds(1, later()).unwrap_err();
     assert!(matches!(error, ControlError::ApiMisuse { .. }), "{error}");
     let (zero, _one) = pair(Via::Unix);
     for count in [0, MAX_FDS + 1] {
@@ -361,14 +347,4 @@ fn descriptors_need_a_unix_socket_and_a_count_in_bounds() {
         let error = zero.sender().send_fds(&fds, later()).unwrap_err();
         assert!(matches!(error, ControlError::ApiMisuse { .. }), "{error}");
     }
-}
-
-#[test]
-fn waiting_for_descriptors_has_a_deadline_and_an_end() {
-    let (zero, mut one) = pair(Via::Unix);
-    let error = one.receiver().recv_fds(1, soon()).unwrap_err();
-    assert!(matches!(error, ControlError::TimedOut { .. }), "{error}");
-    zero.sender().bye(later()).unwrap();
-    let error = one.receiver().recv_fds(1, later()).unwrap_err();
-    assert!(matches!(error, ControlError::PeerLeft { .. }), "{error}");
 }

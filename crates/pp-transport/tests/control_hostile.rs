@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use control_support::{Job, call_through, connect, relay};
 use pp_contract::{FaultKind, Rank};
-use pp_transport::control::{ControlError, Peers, RendezvousError, TurnedAway};
+use pp_transport::control::{ControlError, Message, Peers, RendezvousError, TurnedAway};
 use pp_transport::launch::Via;
 
 /// What a rank writes first, and what it writes once rank 0 has answered; prefixes included.
@@ -47,7 +47,9 @@ impl Meeting {
         let mut zero = self.zero.join().unwrap().unwrap();
         let zero = zero.get_mut(Rank::new(1)).unwrap();
         let one = one.get_mut(Rank::new(0)).unwrap();
-        zero.sender().bye(control_support::later()).unwrap();
+        zero.sender()
+            .send(&Message::Bye, control_support::later())
+            .unwrap();
         one.receiver()
             .recv_deadline(control_support::later())
             .unwrap();
@@ -154,7 +156,7 @@ fn word_of_a_wrong_secret_is_not_believed_while_rank_0_may_still_come() {
     let one = job.start(1);
     said.join().unwrap();
     let zero = job.start(0).join().unwrap().unwrap();
-    assert_eq!(zero.len(), 1);
+    assert_eq!(zero.iter().count(), 1);
     assert_eq!(*zero.turned_away(), TurnedAway::default());
     one.join().unwrap().unwrap();
 }
@@ -382,7 +384,9 @@ fn altered_frame_after_the_join_is_a_peer_that_misbehaves() {
     let mut one = call_through(&job, port, Duration::from_secs(30)).unwrap();
     let mut zero = zero.join().unwrap().unwrap();
     let one = one.get_mut(Rank::new(0)).unwrap();
-    one.sender().bye(control_support::later()).unwrap();
+    one.sender()
+        .send(&Message::Bye, control_support::later())
+        .unwrap();
     let zero = zero.get_mut(Rank::new(1)).unwrap();
     let error = zero
         .receiver()
@@ -433,7 +437,7 @@ fn of_two_callers_of_one_rank_the_first_to_confirm_is_it() {
     let two = job.start(2);
     let refused = twins.map(|twin| twin.join().unwrap().is_err());
     assert_eq!(refused.iter().filter(|refused| **refused).count(), 1);
-    assert_eq!(zero.join().unwrap().unwrap().len(), 2);
+    assert_eq!(zero.join().unwrap().unwrap().iter().count(), 2);
     two.join().unwrap().unwrap();
 }
 

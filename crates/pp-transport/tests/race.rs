@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::{Nccl as RawNccl, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
 use pp_contract::{Composer, Generation, Lockstep};
+use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_testing::{edge, prepare, wait_for};
 use pp_transport::bell::Bell;
-use pp_transport::cuda::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_transport::lane::Lane;
 use pp_transport::link::Link;
 use pp_transport::nccl::{DeviceRx, Issuer, Nccl, NcclLink, NcclOptions, UniqueId};
@@ -66,7 +66,7 @@ fn wait(stream: &Stream) {
 fn differs(device: &Device, stream: &Stream, address: u64, value: u8) -> bool {
     let mut seen = PinnedBuffer::new(device, SAMPLE).unwrap();
     [0, BYTES / 2, BYTES - SAMPLE].into_iter().any(|at| {
-        let from = pp_transport::cuda::DevicePtr {
+        let from = pp_device::DevicePtr {
             address: address + at as u64,
             len: SAMPLE,
         };
@@ -174,17 +174,20 @@ fn safe_corrupted() -> (u64, f64) {
     let connect = |ordinal: u32, lane: Lane| {
         let device = Device::open(ordinal).unwrap();
         device.bind().unwrap();
-        let link = NcclLink::connect(NcclOptions {
-            issuer: Issuer::open(&nccl, &device).unwrap(),
-            lane,
-            is_lower: ordinal == 0,
-            up: edge(1, BYTES as u64),
-            down: edge(1, 64),
-            ids,
-            deadline: Instant::now() + HANG,
-            generation: Generation::new(0),
-            blocking: true,
-        });
+        let link = NcclLink::connect(
+            NcclOptions {
+                issuer: Issuer::open(&nccl, &device).unwrap(),
+                lane,
+                is_lower: ordinal == 0,
+                up: edge(1, BYTES as u64),
+                down: edge(1, 64),
+                ids,
+                deadline: Instant::now() + HANG,
+                generation: Generation::new(0),
+                blocking: true,
+            },
+            &|| true,
+        );
         (link.unwrap(), device)
     };
     let start = Instant::now();
@@ -213,7 +216,7 @@ fn safe_sender(mut link: NcclLink, device: &Device) {
         };
         lease
             .write_on(&stream, |to| {
-                let to = pp_transport::cuda::DevicePtr { len: BYTES, ..to };
+                let to = pp_device::DevicePtr { len: BYTES, ..to };
                 // SAFETY: the slot is leased, and in flight afterwards, until the stream passed.
                 unsafe { stream.fill(to, run as u8) }
                     .map_err(pp_transport::error::TransportError::from)

@@ -11,8 +11,8 @@ use cust::sys;
 // Types as in cuda.h. The library is linked with libcuda.so.1 (see build.rs).
 unsafe extern "C" {
     pub(crate) fn cuGetErrorName(code: c_int, name: *mut *const c_char) -> c_int;
+    pub(crate) fn cuDriverGetVersion(version: *mut c_int) -> c_int;
     pub(crate) fn cuCtxGetCurrent(context: *mut sys::CUcontext) -> c_int;
-    pub(crate) fn cuCtxGetDevice(device: *mut sys::CUdevice) -> c_int;
     pub(crate) fn cuDeviceGetAttribute(
         value: *mut c_int,
         which: sys::CUdevice_attribute,
@@ -54,10 +54,4 @@ unsafe extern "C" {
     ) -> c_int;
     pub(crate) fn cuMemAllocAsync(address: *mut u64, bytes: usize, stream: sys::CUstream) -> c_int;
     pub(crate) fn cuMemFreeAsync(address: u64, stream: sys::CUstream) -> c_int;
-    pub(crate) fn cuMemsetD8Async(
-        address: u64,
-        value: u8,
-        bytes: usize,
-        stream: sys::CUstream,
-    ) -> c_int;
 }

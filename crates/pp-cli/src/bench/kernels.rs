@@ -1,14 +1,14 @@
 //! `pp bench kernels`: what the CUDA kernels reach on the first GPU, beside what the GPU can do.
 
 use pp_contract::{Fault, FaultKind, with_source};
+use pp_device::{Device, Stream};
 use pp_kernels::measure::{self, Case, Ceilings, Figure};
 use pp_kernels::{Chroma, KernelSet};
-use pp_transport::cuda::{Device, Stream};
 use serde::Serialize;
 
 use crate::args::KernelsArgs;
-use crate::exit::{Failure, print};
-use crate::job::FRONT;
+use crate::exit::print_result;
+use pp_job::{Error, FRONT};
 
 /// One call of the kernels.
 #[derive(Serialize)]
@@ -42,13 +42,13 @@ struct Report {
     gemm_missing: Option<String>,
 }
 
-fn fault(error: &(dyn std::error::Error + 'static)) -> Failure {
+fn fault(error: &(dyn std::error::Error + 'static)) -> Error {
     let text = with_source(error);
     Fault::new(FaultKind::Device, FRONT, "measure kernels", text).into()
 }
 
 /// Measures and prints.
-pub(crate) fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
+pub(crate) fn kernels(args: &KernelsArgs) -> Result<(), Error> {
     let device = Device::open(0).map_err(|e| fault(&e))?;
     device.bind().map_err(|e| fault(&e))?;
     let stream = Stream::new(&device).map_err(|e| fault(&e))?;
@@ -63,7 +63,7 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
     };
     // SAFETY: the context is the device's primary one, bound to this thread above; the stream
     // outlives both calls, which wait for what they issue.
-    let figures = unsafe { measure::kernels(&KernelSet::ptx(), &case, context, raw) };
+    let figures = unsafe { measure::kernels(&KernelSet::for_device(), &case, context, raw) };
     let mut figures = figures.map_err(|e| fault(&e))?;
     // SAFETY: as above.
     let single = unsafe { measure::single_kernels(&case, context, raw) };
@@ -72,11 +72,7 @@ pub(crate) fn kernels(args: &KernelsArgs) -> Result<(), Failure> {
     let ceilings = unsafe { measure::ceilings(context, raw, args.runs) };
     let ceilings = ceilings.map_err(|e| fault(&e))?;
     let report = report(&device, &case, &figures, ceilings);
-    if args.json {
-        let text = serde_json::to_string(&report).map_err(anyhow::Error::new)?;
-        return print(&format!("{text}\n"));
-    }
-    print(&report.to_string())
+    print_result(&report, args.json)
 }
 
 fn report(device: &Device, case: &Case, figures: &[Figure], ceilings: Ceilings) -> Report {

@@ -6,36 +6,32 @@
 //! with as many bytes. A cut before each keeps them apart: nothing is admitted before all before
 //! it was emitted.
 
+use std::cell::RefCell;
+use std::convert::Infallible;
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-use pp_contract::{
-    ChunkIndex, Envelope, Fault, FaultKind, Generation, Manifest, Outcome, Plan as _, Rank,
-    Settings, with_source,
-};
+use pp_contract::{ChunkIndex, Envelope, Fault, Manifest, Outcome};
+use pp_job::{Config, Error, FRONT, FrontPart, Job, PHASE_B, PhaseBPart, Profile, Ranks};
 use pp_runtime::core::Cut;
-use pp_runtime::driver::FrontSummary;
 use pp_runtime::report::{ChunkRecord, FAR, are_far_apart};
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Offer, PhaseBStages, PhaseBWork, Place, Progress, StageError,
+    Built, Computed, Decoded, FrontStages, Offer, PhaseBStages, PhaseBWork, Place, Progress,
+    StageError,
 };
-use pp_runtime::switch::Switch;
+use pp_transport::backend::{Abort, Backend, Connect, Edges, OnFrame, Peer};
 use pp_transport::bell::Bell;
-use pp_transport::launch::Launch;
-use pp_transport::link::Link;
-use pp_transport::nccl::Communicator;
+use pp_transport::error::TransportError;
+use pp_transport::host::Host;
+use pp_transport::nccl::{Agreed, CommOptions, Communicator, NcclBackend, NcclLink, UniqueId};
 use serde::Serialize;
 
 use super::operations::{self, Operations};
-use super::plan::{BenchPlan, payload};
-use super::{drive_front, drive_phase_b};
+use super::plan::{BenchPlan, built, payload};
 use crate::args::{LinkArgs, TransportChoice};
-use crate::backend::{self, Backend, Gpu};
-use crate::exit::{Failure, print};
-use crate::flight;
-use crate::job::edges::{Edges, Ready};
-use crate::job::seat::{Profile, Seat};
-use crate::job::{self, FRONT, PHASE_B, heartbeat};
+use crate::backend;
+use crate::env::Env;
+use crate::exit::print_result;
 
 /// Payload sizes: a word, a page, small, middle, the activations of a video model, and large.
 const SIZES: [u64; 7] = [4, 4096, 65_536, 1 << 20, 22_118_400, 64 << 20, 1 << 30];
@@ -81,7 +77,7 @@ fn bursts(max_bytes: u64) -> Vec<Burst> {
 }
 
 /// What one size gave.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Figure {
     bytes: u64,
     /// Median distance of two messages of a burst one way.
@@ -112,141 +108,132 @@ struct Report {
 }
 
 /// Runs the whole job, or this process's rank of it.
-pub(crate) fn link(args: &LinkArgs) -> Result<(), Failure> {
+pub(crate) fn link(args: &LinkArgs, env: &Env) -> Result<(), Error> {
     if args.non_blocking && args.transport == TransportChoice::Host {
         let what = "--non-blocking is about NCCL; use it with --transport nccl";
-        return Err(Failure::Usage(what.into()));
+        return Err(Error::Usage(what.into()));
     }
-    job::run(|launch| front(args, launch), |launch| phase_b(args, launch))
+    let bursts = || bursts(args.max_bytes);
+    let bytes = bursts().iter().map(|b| b.bytes).max().unwrap_or(0);
+    let edges = Edges::new(args.depth, bytes, bytes);
+    Job::new(&Config::from_env(env.lookup())?).run(|rank| {
+        let (backend, choice) = backend::choose_transport(args.transport, rank, env)
+            .map_err(|error| rank.decline(error))?;
+        if rank.rank() == FRONT {
+            backend::say(choice.as_deref());
+        }
+        let mut profile = Profile::new()
+            .set("max_bytes", args.max_bytes)
+            .set("depth", args.depth)
+            .set("blocking", !args.non_blocking);
+        profile.chunks = Some(bursts().iter().map(|b| b.chunks).sum());
+        profile.choice = choice;
+        let operations = RefCell::new(Vec::new());
+        let payload_moves = matches!(backend, backend::Backend::Nccl(_));
+        let ranks = Ranks {
+            front: |_: Bell| Ok(FrontPart::new(Sweep::new(bursts())?, edges)),
+            phase_b: |()| {
+                let stages = Echo;
+                Ok(PhaseBPart { stages, edges })
+            },
+            finish: |_, finished: pp_job::Finished| {
+                let recorder = &finished.summary.recorder;
+                let records: Vec<&ChunkRecord> = recorder.records().collect();
+                let mut figures = figures(&bursts(), &records, payload_moves);
+                for operation in operations.take() {
+                    let Operations { bytes, .. } = operation;
+                    for figure in figures.iter_mut().filter(|f| f.bytes == bytes) {
+                        figure.operation_one_way_us = Some(operation.one_way_us);
+                        figure.operation_round_trip_us = Some(operation.round_trip_us);
+                    }
+                }
+                let report = Report {
+                    transport: finished.summary.transport,
+                    blocking: !args.non_blocking,
+                    payload_moves,
+                    depth: args.depth,
+                    figures,
+                };
+                print_result(&report, args.json)
+            },
+        };
+        match backend {
+            backend::Backend::Host => rank.run(Host, profile, ranks),
+            backend::Backend::Nccl(mut nccl) => {
+                nccl.blocking = !args.non_blocking;
+                let sizes = SIZES.into_iter().filter(|bytes| *bytes <= args.max_bytes);
+                let measured = Measured {
+                    nccl: *nccl,
+                    sizes: sizes.collect(),
+                    operations: &operations,
+                };
+                rank.run(measured, profile, ranks)
+            }
+        }
+    })
 }
 
-/// A rank that has its seat.
-fn take_seat(args: &LinkArgs, launch: &Launch) -> Result<(Seat, Backend, Edges), Failure> {
-    let (mut backend, said) = backend::choose_transport(args.transport, launch)
-        .map_err(|failure| Seat::decline(launch, failure))?;
-    if launch.rank() == FRONT {
-        backend::say(said.as_deref());
-    }
-    if let Backend::Gpu(gpu) = &mut backend {
-        gpu.blocking = !args.non_blocking;
-    }
-    let mut settings = Settings::new();
-    let entries = [
-        ("max_bytes", args.max_bytes.to_string()),
-        ("depth", args.depth.to_string()),
-        ("blocking", (!args.non_blocking).to_string()),
-        (
-            "heartbeat_ms",
-            heartbeat()?
-                .map_or(0, |d: Duration| d.as_millis())
-                .to_string(),
-        ),
-    ];
-    let entries = entries.map(|(key, value)| (key.to_owned(), value));
-    for (key, value) in entries.into_iter().chain(backend.settings()) {
-        settings.set(&key, value).map_err(anyhow::Error::new)?;
-    }
-    let profile = Profile {
-        settings,
-        chunks: Some(bursts(args.max_bytes).iter().map(|b| b.chunks).sum()),
-        kernels: "none".into(),
-        kernels_digest: 0,
-        device: backend.device(),
-    };
-    let largest = bursts(args.max_bytes).iter().map(|b| b.bytes).max();
-    let bytes = largest.unwrap_or(0);
-    let edges = Edges {
-        depth: args.depth,
-        forward_depth: args.depth,
-        forward_bytes: bytes,
-        backward_bytes: bytes,
-    };
-    Ok((Seat::take::<BenchPlan>(launch, profile)?, backend, edges))
+/// NCCL, which measures bare operations over a communicator of their own once the ranks are connected.
+struct Measured<'a> {
+    nccl: NcclBackend,
+    sizes: Vec<u64>,
+    operations: &'a RefCell<Vec<Operations>>,
 }
 
-fn front(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
-    let (seat, backend, edges) = take_seat(args, launch)?;
-    let bell = Bell::new().map_err(anyhow::Error::new)?;
-    let payload_moves = matches!(backend, Backend::Gpu(_));
-    let (summary, operations) = match backend {
-        Backend::Host => {
-            let ready = seat.connect_host(edges, bell, heartbeat()?)?;
-            (run_sweep(args, ready)?, Vec::new())
-        }
-        Backend::Gpu(gpu) => {
-            let (ready, group) =
-                seat.connect_nccl_and_group(&gpu, GROUP, edges, bell, heartbeat()?)?;
-            let operations = operations(args, &gpu, group, &ready.switch, FRONT)?;
-            (run_sweep(args, ready)?, operations)
-        }
-    };
-    let records: Vec<&ChunkRecord> = summary.recorder.records().collect();
-    let mut figures = figures(&bursts(args.max_bytes), &records, payload_moves);
-    for operation in operations {
-        for figure in figures.iter_mut().filter(|f| f.bytes == operation.bytes) {
-            figure.operation_one_way_us = Some(operation.one_way_us);
-            figure.operation_round_trip_us = Some(operation.round_trip_us);
-        }
-    }
-    let report = Report {
-        transport: summary.transport,
-        blocking: !args.non_blocking,
-        payload_moves,
-        depth: args.depth,
-        figures,
-    };
-    if args.json {
-        let text = serde_json::to_string(&report).map_err(anyhow::Error::new)?;
-        return print(&format!("{text}\n"));
-    }
-    print(&report.to_string())
-}
+impl Backend for Measured<'_> {
+    type Link = NcclLink;
+    type Agreed = (UniqueId, Agreed, bool);
 
-fn run_sweep<L: Link>(args: &LinkArgs, ready: Ready<L>) -> Result<FrontSummary, Failure> {
-    let mut sweep = Sweep::new(bursts(args.max_bytes))?;
-    drive_front(ready, &mut sweep, args.depth)
-}
-
-fn phase_b(args: &LinkArgs, launch: &Launch) -> Result<(), Failure> {
-    let (seat, backend, edges) = take_seat(args, launch)?;
-    let bell = Bell::new().map_err(anyhow::Error::new)?;
-    match backend {
-        Backend::Host => {
-            let ready = seat.connect_host(edges, bell, heartbeat()?)?;
-            drive_phase_b(ready, &mut Echo, args.depth)
-        }
-        Backend::Gpu(gpu) => {
-            let (ready, group) =
-                seat.connect_nccl_and_group(&gpu, GROUP, edges, bell, heartbeat()?)?;
-            operations(args, &gpu, group, &ready.switch, PHASE_B)?;
-            drive_phase_b(ready, &mut Echo, args.depth)
-        }
+    fn settings(&self) -> Vec<(String, String)> {
+        self.nccl.settings()
     }
-}
 
-/// Measures bare operations over a communicator of their own.
-fn operations(
-    args: &LinkArgs,
-    gpu: &Gpu,
-    mut group: Communicator,
-    switch: &Switch,
-    rank: Rank,
-) -> Result<Vec<Operations>, Failure> {
-    let sizes: Vec<u64> = SIZES
-        .into_iter()
-        .filter(|bytes| *bytes <= args.max_bytes)
-        .collect();
-    group.record(&flight::recorder(), Generation::new(0));
-    let measured = operations::measure(&mut group, &gpu.device, &sizes, switch);
-    // The first fault counts: perhaps the peer's.
-    let measured = measured.map_err(|error| {
-        let own = error.into_fault(rank);
-        switch.raise(own.clone());
-        Failure::Fault(switch.fault().cloned().unwrap_or(own))
-    })?;
-    let closed = group.close(Instant::now() + CLOSE_WITHIN);
-    closed.map_err(|e| Fault::new(e.fault_kind(), rank, "measure operations", with_source(&e)))?;
-    Ok(measured)
+    fn device(&self) -> Option<(String, Option<String>)> {
+        self.nccl.device()
+    }
+
+    fn agree(
+        &mut self,
+        peer: &mut dyn Peer,
+        edges: Edges,
+        bell: &Bell,
+    ) -> Result<(Self::Agreed, Option<OnFrame>), Fault> {
+        let [id] = self.nccl.agree_on_ids(peer)?;
+        let is_front = peer.own_rank() == FRONT;
+        let (agreed, on_frame) = self.nccl.agree(peer, edges, bell)?;
+        Ok(((id, agreed, is_front), on_frame))
+    }
+
+    fn connect(
+        &mut self,
+        (id, agreed, is_front): Self::Agreed,
+        how: Connect<'_>,
+    ) -> Result<NcclLink, TransportError> {
+        let me = if is_front { FRONT } else { PHASE_B };
+        let (link, issuer) = self.nccl.connect_and_share(agreed, how)?;
+        let mut group = Communicator::connect(CommOptions {
+            issuer,
+            name: GROUP,
+            members: vec![FRONT, PHASE_B],
+            me,
+            id,
+            deadline: how.deadline,
+            blocking: self.nccl.blocking,
+        })?;
+        group.record(how.recorder, how.generation);
+        let measured = operations::measure(&mut group, &self.nccl.device, &self.sizes, me)?;
+        group.close(Instant::now() + CLOSE_WITHIN)?;
+        self.operations.replace(measured);
+        Ok(link)
+    }
+
+    fn abort(&self, link: &NcclLink) -> Option<Abort> {
+        self.nccl.abort(link)
+    }
+
+    fn is_at_rest() -> bool {
+        NcclBackend::is_at_rest()
+    }
 }
 
 /// Offers the bursts, chunk by chunk.
@@ -257,7 +244,7 @@ struct Sweep {
 }
 
 impl Sweep {
-    fn new(bursts: Vec<Burst>) -> Result<Self, Failure> {
+    fn new(bursts: Vec<Burst>) -> Result<Self, Error> {
         let with_manifest = |burst: Burst| Ok((burst, payload(burst.bytes)?));
         let bursts: Result<_, pp_contract::ManifestError> =
             bursts.into_iter().map(with_manifest).collect();
@@ -270,6 +257,8 @@ impl Sweep {
 
 impl<Tx, Rx> FrontStages<Tx, Rx> for Sweep {
     type Plan = BenchPlan;
+    type Carry = ();
+    type Decoding = Infallible;
 
     fn poll_source(&mut self) -> Result<Offer, StageError> {
         let Some((burst, _)) = self.bursts.get(self.next.0) else {
@@ -279,26 +268,27 @@ impl<Tx, Rx> FrontStages<Tx, Rx> for Sweep {
         Ok(Offer::Chunk(if alone { Cut::Flush } else { Cut::None }))
     }
 
-    fn build(&mut self, place: Place, _: &mut Tx) -> Result<Envelope<BenchPlan>, StageError> {
+    fn build(&mut self, place: Place, _: &mut Tx) -> Result<Built<BenchPlan, ()>, StageError> {
         let (burst, manifest) = &self.bursts[self.next.0];
         let outputs = match burst.way {
             Way::One => Manifest::empty(),
             Way::Round => manifest.clone(),
         };
-        let envelope = Envelope::new(BenchPlan::new(place.chunk.get()), manifest.clone(), outputs);
+        let built = built(place, manifest.clone(), outputs);
         self.next.1 += 1;
         if self.next.1 == burst.chunks {
             self.next = (self.next.0 + 1, 0);
         }
-        envelope.map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
+        built
     }
 
     fn decode(
         &mut self,
         _: ChunkIndex,
+        (): (),
         _: &Outcome,
         _: Option<Rx>,
-    ) -> Result<Progress<Decoded>, StageError> {
+    ) -> Result<Progress<Decoded, Infallible>, StageError> {
         Ok(Progress::Done(Decoded::default()))
     }
 
@@ -312,6 +302,7 @@ struct Echo;
 
 impl<Tx: Debug, Rx> PhaseBStages<Tx, Rx> for Echo {
     type Plan = BenchPlan;
+    type Computing = Infallible;
 
     fn compute(
         &mut self,
@@ -319,15 +310,13 @@ impl<Tx: Debug, Rx> PhaseBStages<Tx, Rx> for Echo {
         envelope: &Envelope<BenchPlan>,
         _: Option<&Rx>,
         _: &mut Tx,
-    ) -> Result<Progress<Computed>, StageError> {
+    ) -> Result<Progress<Computed, Infallible>, StageError> {
         Ok(Progress::Done(Computed {
-            observed_calls: 1,
-            start_frame: envelope.plan().start_frame(),
-            seal: None,
             worked: Some(PhaseBWork {
                 compute_ns: 0,
                 idle_ns: 0,
             }),
+            ..Computed::of(envelope.plan())
         }))
     }
 }
@@ -357,11 +346,8 @@ fn figures(bursts: &[Burst], records: &[&ChunkRecord], payload_moves: bool) -> V
                     one_way_us,
                     one_way_mean_us,
                     one_way_gbytes_per_s: moved_in_us.map(|us| burst.bytes as f64 / us / 1e3),
-                    round_trip_us: None,
-                    round_trip_p90_us: None,
                     send_us: quantile(measured.iter().map(send).collect(), 0.5),
-                    operation_one_way_us: None,
-                    operation_round_trip_us: None,
+                    ..Figure::default()
                 });
             }
             Way::Round => {

@@ -1,23 +1,21 @@
 //! The stages of `pp bench overlap` on GPUs: work that takes a fixed time, on payloads that stay
 //! where they are.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, Plan as _, with_source};
+use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, with_source};
+use pp_device::{CudaError, Device, DevicePtr, Stream};
 use pp_kernels::synthetic::{Calibration, Kind, Work};
 use pp_runtime::core::Cut;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, FrontWork, Offer, PhaseBStages, PhaseBWork, Place, Progress,
-    StageError,
+    Built, Computed, Decoded, FrontStages, FrontWork, Offer, PhaseBStages, PhaseBWork, Place,
+    Progress, StageError,
 };
-use pp_transport::cuda::{CudaError, DevicePtr, Stream};
 use pp_transport::nccl::{DeviceRx, DeviceTx};
 
-use super::plan::BenchPlan;
+use super::plan::{BenchPlan, built};
 use crate::args::Simulate;
-use crate::backend::Gpu;
-use crate::timed::Timed;
+use crate::timed::{Done, Span, Timed};
 
 fn device(e: CudaError) -> StageError {
     StageError::new(FaultKind::Device, "simulate work", with_source(&e))
@@ -31,31 +29,31 @@ enum Load {
     Gpu(Box<Work>),
 }
 
-/// A stage's load on its stream, and what of it is under way.
-pub(super) struct Stage {
-    load: Load,
-    timed: Timed<()>,
-    /// Ends of the sleeps under way, oldest first; they lie end to end.
-    sleeps: VecDeque<Instant>,
-    calibration: Option<Calibration>,
+/// Work under way.
+pub(super) enum Working {
+    Sleep { end: Instant, time: Duration },
+    Gpu(Span),
 }
 
-/// What a stage worked on one chunk.
-#[derive(Clone, Copy)]
-struct Worked {
-    work_ns: u64,
-    idle_ns: u64,
+/// A stage's load on its stream.
+pub(super) struct Stage {
+    load: Load,
+    timed: Timed,
+    /// End of the last sleep; sleeps lie end to end.
+    last_sleep: Option<Instant>,
+    /// What one piece of work takes on this GPU, where it is the GPU's.
+    pub(super) calibration: Option<Calibration>,
 }
 
 impl Stage {
     pub(super) fn open(
-        gpu: &Gpu,
+        on: &Device,
         how: Simulate,
         time: Duration,
         depth: u32,
     ) -> Result<Self, StageError> {
-        gpu.device.bind().map_err(device)?;
-        let stream = Stream::new(&gpu.device).map_err(device)?;
+        on.bind().map_err(device)?;
+        let stream = Stream::new(on).map_err(device)?;
         let kind = match how {
             Simulate::Sleep | Simulate::Spin => None,
             Simulate::GpuSpin => Some(Kind::spin()),
@@ -71,7 +69,7 @@ impl Stage {
                 // SAFETY: the context is the device's primary one, which lives as long as the
                 // process, and was bound to this thread above; the stream lives in `timed`, which
                 // is dropped after the load.
-                let work = unsafe { Work::new(kind, gpu.device.raw_context(), stream.raw()) };
+                let work = unsafe { Work::new(kind, on.raw_context(), stream.raw()) };
                 let mut work = work.map_err(refuse)?;
                 calibration = Some(work.calibrate(time).map_err(refuse)?);
                 Load::Gpu(Box::new(work))
@@ -80,14 +78,9 @@ impl Stage {
         Ok(Self {
             load,
             timed: Timed::new(stream, depth as usize).map_err(device)?,
-            sleeps: VecDeque::new(),
+            last_sleep: None,
             calibration,
         })
-    }
-
-    /// What one piece of work takes on this GPU, where it is the GPU's.
-    pub(super) fn calibration(&self) -> Option<&Calibration> {
-        self.calibration.as_ref()
     }
 
     /// Begins the work on one chunk; `on_slots` issues it between the events of the slots.
@@ -97,53 +90,47 @@ impl Stage {
             &Stream,
             &mut dyn FnMut() -> Result<(), StageError>,
         ) -> Result<(), StageError>,
-    ) -> Result<Progress<Worked>, StageError> {
+    ) -> Result<Progress<Done, Working>, StageError> {
         match &mut self.load {
             Load::Nothing => {
-                on_slots(self.timed.stream(), &mut || Ok(()))?;
-                Ok(Progress::Done(Worked {
+                on_slots(&self.timed.stream, &mut || Ok(()))?;
+                Ok(Progress::Done(Done {
                     work_ns: 0,
                     idle_ns: 0,
                 }))
             }
             Load::Sleep(time) => {
-                on_slots(self.timed.stream(), &mut || Ok(()))?;
+                on_slots(&self.timed.stream, &mut || Ok(()))?;
                 let now = Instant::now();
-                let start = self.sleeps.back().map_or(now, |end| now.max(*end));
-                self.sleeps.push_back(start + *time);
-                Ok(Progress::UnderWay)
+                let end = self.last_sleep.map_or(now, |last| now.max(last)) + *time;
+                self.last_sleep = Some(end);
+                Ok(Progress::UnderWay(Working::Sleep { end, time: *time }))
             }
             Load::Gpu(work) => {
                 let span = self.timed.open().map_err(device)?;
-                on_slots(self.timed.stream(), &mut || {
+                on_slots(&self.timed.stream, &mut || {
                     work.launch()
                         .map_err(|e| StageError::new(FaultKind::Device, "launch", with_source(&e)))
                 })?;
-                self.timed.close(span, ()).map_err(device)?;
-                Ok(Progress::UnderWay)
+                span.close(&self.timed.stream).map_err(device)?;
+                Ok(Progress::UnderWay(Working::Gpu(span)))
             }
         }
     }
 
-    fn poll(&mut self) -> Result<Option<Worked>, StageError> {
-        if let Load::Sleep(time) = self.load {
-            let is_over = self
-                .sleeps
-                .front()
-                .is_some_and(|end| *end <= Instant::now());
-            return Ok(is_over.then(|| {
-                self.sleeps.pop_front();
-                Worked {
-                    work_ns: time.as_nanos() as u64,
-                    idle_ns: 0,
-                }
-            }));
-        }
-        let done = self.timed.poll().map_err(device)?;
-        Ok(done.map(|done| Worked {
-            work_ns: done.work_ns,
-            idle_ns: done.idle_ns,
-        }))
+    /// How far the oldest work is.
+    fn poll(&mut self, oldest: Working) -> Result<Progress<Done, Working>, StageError> {
+        Ok(match oldest {
+            Working::Sleep { end, .. } if Instant::now() < end => Progress::UnderWay(oldest),
+            Working::Sleep { time, .. } => Progress::Done(Done {
+                work_ns: time.as_nanos() as u64,
+                idle_ns: 0,
+            }),
+            Working::Gpu(span) => {
+                let polled = self.timed.poll(span).map_err(device)?;
+                polled.map(|done| done, Working::Gpu)
+            }
+        })
     }
 }
 
@@ -193,22 +180,24 @@ impl GpuBenchFront {
     }
 
     fn free_memory(&self) -> Option<u64> {
-        let memory = self.stage.timed.stream().device().memory();
+        let memory = self.stage.timed.stream.device().memory();
         memory.ok().map(|memory| memory.free)
     }
 }
 
-fn decoded(worked: Worked) -> Decoded {
+fn decoded(done: Done) -> Decoded {
     Decoded {
         worked: Some(FrontWork {
             build_ns: 0,
-            decode_ns: worked.work_ns,
+            decode_ns: done.work_ns,
         }),
     }
 }
 
 impl FrontStages<DeviceTx, DeviceRx> for GpuBenchFront {
     type Plan = BenchPlan;
+    type Carry = ();
+    type Decoding = Working;
 
     fn poll_source(&mut self) -> Result<Offer, StageError> {
         Ok(if self.left == 0 {
@@ -218,19 +207,22 @@ impl FrontStages<DeviceTx, DeviceRx> for GpuBenchFront {
         })
     }
 
-    fn build(&mut self, place: Place, _: &mut DeviceTx) -> Result<Envelope<BenchPlan>, StageError> {
+    fn build(
+        &mut self,
+        place: Place,
+        _: &mut DeviceTx,
+    ) -> Result<Built<BenchPlan, ()>, StageError> {
         self.left -= 1;
-        let plan = BenchPlan::new(place.chunk.get());
-        Envelope::new(plan, self.manifest.clone(), self.manifest.clone())
-            .map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
+        built(place, self.manifest.clone(), self.manifest.clone())
     }
 
     fn decode(
         &mut self,
         _: ChunkIndex,
+        (): (),
         _: &Outcome,
         payload: Option<DeviceRx>,
-    ) -> Result<Progress<Decoded>, StageError> {
+    ) -> Result<Progress<Decoded, Working>, StageError> {
         if self.decoded == self.warm_at {
             self.free_when_warm = self.free_memory();
         }
@@ -241,14 +233,11 @@ impl FrontStages<DeviceTx, DeviceRx> for GpuBenchFront {
         let progress = self
             .stage
             .begin(|stream, launch| read(payload.as_ref(), stream, |_| launch()))?;
-        Ok(match progress {
-            Progress::Done(worked) => Progress::Done(decoded(worked)),
-            Progress::UnderWay => Progress::UnderWay,
-        })
+        Ok(progress.map(decoded, |working| working))
     }
 
-    fn poll_decoded(&mut self) -> Result<Option<Decoded>, StageError> {
-        Ok(self.stage.poll()?.map(decoded))
+    fn poll_decoded(&mut self, oldest: Working) -> Result<Progress<Decoded, Working>, StageError> {
+        Ok(self.stage.poll(oldest)?.map(decoded, |working| working))
     }
 
     fn queued(&self) -> (u32, u32) {
@@ -256,36 +245,20 @@ impl FrontStages<DeviceTx, DeviceRx> for GpuBenchFront {
     }
 }
 
-/// Computes in a fixed time.
-pub(super) struct GpuBenchPhaseB {
-    stage: Stage,
-    /// First frames of the chunks under way, oldest first.
-    started: VecDeque<u64>,
-}
-
-impl GpuBenchPhaseB {
-    pub(super) fn new(stage: Stage) -> Self {
-        Self {
-            stage,
-            started: VecDeque::new(),
-        }
-    }
-}
-
-fn computed(worked: Worked, start_frame: u64) -> Computed {
+fn computed(done: Done, plan: &BenchPlan) -> Computed {
     Computed {
-        observed_calls: 1,
-        start_frame,
-        seal: None,
         worked: Some(PhaseBWork {
-            compute_ns: worked.work_ns,
-            idle_ns: worked.idle_ns,
+            compute_ns: done.work_ns,
+            idle_ns: done.idle_ns,
         }),
+        ..Computed::of(plan)
     }
 }
 
-impl PhaseBStages<DeviceTx, DeviceRx> for GpuBenchPhaseB {
+/// Phase B computes in a fixed time.
+impl PhaseBStages<DeviceTx, DeviceRx> for Stage {
     type Plan = BenchPlan;
+    type Computing = (BenchPlan, Working);
 
     fn compute(
         &mut self,
@@ -293,26 +266,25 @@ impl PhaseBStages<DeviceTx, DeviceRx> for GpuBenchPhaseB {
         envelope: &Envelope<BenchPlan>,
         input: Option<&DeviceRx>,
         output: &mut DeviceTx,
-    ) -> Result<Progress<Computed>, StageError> {
-        let progress = self.stage.begin(|stream, launch| {
+    ) -> Result<Progress<Computed, Self::Computing>, StageError> {
+        let plan = envelope.plan().clone();
+        let progress = self.begin(|stream, launch| {
             read(input, stream, |_| output.write_on(stream, |_| launch()))
         })?;
-        let start_frame = envelope.plan().start_frame();
-        Ok(match progress {
-            Progress::Done(worked) => Progress::Done(computed(worked, start_frame)),
-            Progress::UnderWay => {
-                self.started.push_back(start_frame);
-                Progress::UnderWay
-            }
-        })
+        Ok(progress.map(
+            |done| computed(done, &plan),
+            |working| (plan.clone(), working),
+        ))
     }
 
-    fn poll_computed(&mut self) -> Result<Option<Computed>, StageError> {
-        let Some(worked) = self.stage.poll()? else {
-            return Ok(None);
-        };
-        let start_frame = self.started.pop_front();
-        let start_frame = start_frame.expect("asked only while a chunk is under way");
-        Ok(Some(computed(worked, start_frame)))
+    fn poll_computed(
+        &mut self,
+        (plan, working): (BenchPlan, Working),
+    ) -> Result<Progress<Computed, Self::Computing>, StageError> {
+        let polled = self.poll(working)?;
+        Ok(polled.map(
+            |done| computed(done, &plan),
+            |working| (plan.clone(), working),
+        ))
     }
 }

@@ -4,14 +4,12 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use pp_contract::{DType, FaultKind, with_source};
-use pp_runtime::stage::StageError;
-use pp_runtime::switch::Switch;
-use pp_transport::cuda::{CudaError, Device, DeviceBuffer, Event, Stream};
+use pp_contract::{DType, Rank};
+use pp_device::{Device, DeviceBuffer, Event, Stream};
+use pp_job::{FRONT, PHASE_B};
+use pp_transport::error::TransportError;
 use pp_transport::in_flight::{Completion, InFlight};
 use pp_transport::nccl::{Communicator, GroupBuffer, GroupOp};
-
-use crate::job::{FRONT, PHASE_B};
 
 /// An operation that takes longer than this is lost.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -29,14 +27,6 @@ pub(super) struct Operations {
     pub(super) round_trip_us: f64,
 }
 
-fn device_error(e: CudaError) -> StageError {
-    StageError::new(FaultKind::Device, "measure operations", with_source(&e))
-}
-
-fn failed(e: &(dyn std::error::Error + 'static)) -> StageError {
-    StageError::new(FaultKind::Device, "measure operations", with_source(e))
-}
-
 /// Which way an operation goes, seen from this rank.
 #[derive(Clone, Copy)]
 enum Way {
@@ -48,22 +38,23 @@ enum Way {
 struct Bench<'a> {
     comm: &'a mut Communicator,
     stream: &'a Stream,
-    switch: &'a Switch,
+    rank: Rank,
 }
 
-/// Measures sends and receives of these sizes; both ranks call it with the same ones.
+/// Measures sends and receives of these sizes; both ranks call it with the same ones. The watchdog ends this rank where
+/// the other is lost.
 pub(super) fn measure(
     comm: &mut Communicator,
     device: &Device,
     sizes: &[u64],
-    switch: &Switch,
-) -> Result<Vec<Operations>, StageError> {
-    device.bind().map_err(device_error)?;
-    let stream = Stream::urgent(device).map_err(device_error)?;
+    rank: Rank,
+) -> Result<Vec<Operations>, TransportError> {
+    device.bind()?;
+    let stream = Stream::urgent(device)?;
     let mut bench = Bench {
         comm,
         stream: &stream,
-        switch,
+        rank,
     };
     let size = |&bytes: &u64| {
         let buffers = if bytes > LARGE_BYTES { 2 } else { 4 };
@@ -78,44 +69,46 @@ pub(super) fn measure(
     sizes.iter().map(size).collect()
 }
 
-fn buffer(device: &Device, bytes: u64) -> Result<GroupBuffer, StageError> {
-    let memory = DeviceBuffer::new(device, bytes as usize).map_err(device_error)?;
-    GroupBuffer::new(memory, DType::U8, bytes as usize).map_err(|_| {
-        let what = "a buffer does not hold its own bytes";
-        StageError::new(FaultKind::Internal, "measure operations", what)
-    })
+fn buffer(device: &Device, bytes: u64) -> Result<GroupBuffer, TransportError> {
+    let memory = DeviceBuffer::new(device, bytes as usize)?;
+    Ok(GroupBuffer::new(memory, DType::U8, bytes as usize).expect("it holds its own bytes"))
 }
 
 impl Bench<'_> {
     fn is_front(&self) -> bool {
-        self.switch.rank() == FRONT
+        self.rank == FRONT
     }
 
-    fn issue(&mut self, buffer: GroupBuffer, way: Way) -> Result<InFlight<GroupOp>, StageError> {
+    fn issue(
+        &mut self,
+        buffer: GroupBuffer,
+        way: Way,
+    ) -> Result<InFlight<GroupOp>, TransportError> {
         let peer = if self.is_front() { PHASE_B } else { FRONT };
         let mut group = self.comm.group();
         let added = match way {
             Way::Out => group.send(buffer, peer),
             Way::In => group.recv(buffer, peer),
         };
-        added.map_err(|e| failed(&*e))?;
-        let mut under_way = group.commit(self.stream).map_err(|e| failed(&e))?;
+        added.map_err(|refused| refused.error)?;
+        let mut under_way = group.commit(self.stream).map_err(|e| e.error)?;
         Ok(under_way.pop().expect("one operation was committed"))
     }
 
     /// Median time of one of many operations in a row.
-    fn one_way(&mut self, ring: &mut VecDeque<GroupBuffer>, bytes: u64) -> Result<f64, StageError> {
+    fn one_way(
+        &mut self,
+        ring: &mut VecDeque<GroupBuffer>,
+        bytes: u64,
+    ) -> Result<f64, TransportError> {
         let way = if self.is_front() { Way::Out } else { Way::In };
         let operations = if bytes > LARGE_BYTES { 30 } else { 200 };
         let on = self.stream.device().clone();
-        let (start, end) = (
-            Event::timed(&on).map_err(device_error)?,
-            Event::timed(&on).map_err(device_error)?,
-        );
+        let (start, end) = (Event::timed(&on)?, Event::timed(&on)?);
         let mut times = Vec::with_capacity(ROUNDS);
         for _ in 0..ROUNDS {
             let mut under_way = VecDeque::with_capacity(ring.len());
-            start.record(self.stream).map_err(device_error)?;
+            start.record(self.stream)?;
             for _ in 0..operations {
                 let free = match ring.pop_front() {
                     Some(free) => free,
@@ -125,23 +118,23 @@ impl Bench<'_> {
                 };
                 under_way.push_back(self.issue(free, way)?);
             }
-            end.record(self.stream).map_err(device_error)?;
+            end.record(self.stream)?;
             for operation in under_way {
                 ring.push_back(self.finish(operation)?);
             }
             // The event lies behind operations that are done.
             let deadline = Instant::now() + PATIENCE;
-            while !end.is_done().map_err(device_error)? {
-                self.in_time(deadline)?;
+            while !end.is_done()? {
+                in_time(deadline)?;
             }
-            let ns = end.elapsed_ns(&start).map_err(device_error)?;
+            let ns = end.elapsed_ns(&start)?;
             times.push(ns as f64 / 1e3 / f64::from(operations));
         }
         Ok(median(times))
     }
 
     /// Median time from issuing a send to seeing the answer.
-    fn round_trip(&mut self, ring: &mut VecDeque<GroupBuffer>) -> Result<f64, StageError> {
+    fn round_trip(&mut self, ring: &mut VecDeque<GroupBuffer>) -> Result<f64, TransportError> {
         let ways = if self.is_front() {
             [Way::Out, Way::In]
         } else {
@@ -164,30 +157,29 @@ impl Bench<'_> {
     }
 
     /// Waits for one operation and takes its buffer back.
-    fn finish(&self, mut operation: InFlight<GroupOp>) -> Result<GroupBuffer, StageError> {
+    fn finish(&self, mut operation: InFlight<GroupOp>) -> Result<GroupBuffer, TransportError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match operation.complete() {
                 Ok(Completion::Done(buffer)) => return Ok(buffer),
                 Ok(Completion::Pending(again)) => operation = again,
-                Err(gone) => return Err(failed(&gone.error)),
+                Err(gone) => return Err(gone.error),
             }
-            self.in_time(deadline)?;
+            in_time(deadline)?;
         }
     }
+}
 
-    fn in_time(&self, deadline: Instant) -> Result<(), StageError> {
-        let what = match self.switch.fault() {
-            Some(fault) => fault.to_string(),
-            None if Instant::now() < deadline => {
-                std::hint::spin_loop();
-                return Ok(());
-            }
-            None => format!("not done after {PATIENCE:?}; is the other rank there?"),
-        };
-        let kind = FaultKind::TimedOut;
-        Err(StageError::new(kind, "measure operations", what))
+fn in_time(deadline: Instant) -> Result<(), TransportError> {
+    if Instant::now() < deadline {
+        std::hint::spin_loop();
+        return Ok(());
     }
+    Err(TransportError::NotInTime {
+        what: "the bare operations".into(),
+        step: "send and receive",
+        after: PATIENCE,
+    })
 }
 
 fn median(mut times: Vec<f64>) -> f64 {

@@ -1,16 +1,13 @@
 //! The plan of the benchmarks: none of the video's fields, one tensor, any size.
 
-use pp_contract::{DType, Manifest, ManifestError, Plan, PlanError, TensorSpec};
+use pp_contract::{
+    DType, Envelope, FaultKind, Manifest, ManifestError, Plan, PlanError, TensorSpec,
+};
+use pp_runtime::stage::{Built, Place, StageError};
 
 /// Says which chunk it is; the payload is one tensor of bytes, the same size back, or nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct BenchPlan(u64);
-
-impl BenchPlan {
-    pub(super) fn new(chunk: u64) -> Self {
-        Self(chunk)
-    }
-}
 
 impl Plan for BenchPlan {
     const NAME: &'static str = "bench";
@@ -43,6 +40,17 @@ impl Plan for BenchPlan {
         }
         outputs.expect_tensors(&[("payload", DType::U8)])
     }
+}
+
+/// What is asked for of a chunk.
+pub(super) fn built(
+    place: Place,
+    inputs: Manifest,
+    outputs: Manifest,
+) -> Result<Built<BenchPlan, ()>, StageError> {
+    Envelope::new(BenchPlan(place.chunk.get()), inputs, outputs)
+        .map(|envelope| Built::new(envelope, ()))
+        .map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
 }
 
 /// One tensor of so many bytes.

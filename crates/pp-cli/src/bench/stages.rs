@@ -1,13 +1,15 @@
 //! The stages of `pp bench overlap`.
 
+use std::convert::Infallible;
+
 use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, Plan as _};
 use pp_runtime::core::Cut;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
+    Built, Decoded, FrontStages, Offer, OnHost, PhaseBStages, Place, Progress, StageError,
 };
 use pp_transport::host::{RxLease, TxLease};
 
-use super::plan::BenchPlan;
+use super::plan::{BenchPlan, built};
 use super::simulate::{Work, consume, produce};
 
 /// Builds payloads in no time and decodes them in a fixed one.
@@ -29,13 +31,15 @@ impl BenchFront {
     }
 }
 
-fn corrupt(operation: &'static str, chunk: ChunkIndex) -> StageError {
+fn corrupt(operation: &'static str, chunk: u64) -> StageError {
     let detail = format!("the payload of chunk {chunk} is not what was written into it");
     StageError::new(FaultKind::Internal, operation, detail)
 }
 
 impl FrontStages<TxLease, RxLease> for BenchFront {
     type Plan = BenchPlan;
+    type Carry = ();
+    type Decoding = Infallible;
 
     fn poll_source(&mut self) -> Result<Offer, StageError> {
         Ok(if self.left == 0 {
@@ -49,30 +53,25 @@ impl FrontStages<TxLease, RxLease> for BenchFront {
         &mut self,
         place: Place,
         slot: &mut TxLease,
-    ) -> Result<Envelope<BenchPlan>, StageError> {
+    ) -> Result<Built<BenchPlan, ()>, StageError> {
         self.left -= 1;
-        let chunk = place.chunk.get();
         if self.touch {
-            produce(slot.bytes_mut(), chunk);
+            produce(slot.bytes_mut(), place.chunk.get());
         }
-        Envelope::new(
-            BenchPlan::new(chunk),
-            self.manifest.clone(),
-            self.manifest.clone(),
-        )
-        .map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
+        built(place, self.manifest.clone(), self.manifest.clone())
     }
 
     fn decode(
         &mut self,
         chunk: ChunkIndex,
+        (): (),
         _: &Outcome,
         payload: Option<RxLease>,
-    ) -> Result<Progress<Decoded>, StageError> {
+    ) -> Result<Progress<Decoded, Infallible>, StageError> {
         if let Some(payload) = payload.filter(|_| self.touch)
             && !consume(payload.bytes(), !chunk.get())
         {
-            return Err(corrupt("decode", chunk));
+            return Err(corrupt("decode", chunk.get()));
         }
         self.work.run();
         Ok(Progress::Done(Decoded::default()))
@@ -84,42 +83,21 @@ impl FrontStages<TxLease, RxLease> for BenchFront {
 }
 
 /// Computes in a fixed time.
-pub(super) struct BenchPhaseB {
+pub(super) fn phase_b(
     work: Work,
     touch: bool,
-}
-
-impl BenchPhaseB {
-    pub(super) fn new(work: Work, touch: bool) -> Self {
-        Self { work, touch }
-    }
-}
-
-impl PhaseBStages<TxLease, RxLease> for BenchPhaseB {
-    type Plan = BenchPlan;
-
-    fn compute(
-        &mut self,
-        place: Place,
-        envelope: &Envelope<BenchPlan>,
-        input: Option<&RxLease>,
-        output: &mut TxLease,
-    ) -> Result<Progress<Computed>, StageError> {
-        let chunk = place.chunk.get();
-        if let Some(input) = input.filter(|_| self.touch)
-            && !consume(input.bytes(), chunk)
-        {
-            return Err(corrupt("phase_b", place.chunk));
-        }
-        self.work.run();
-        if self.touch {
-            produce(output.bytes_mut(), !chunk);
-        }
-        Ok(Progress::Done(Computed {
-            observed_calls: 1,
-            start_frame: envelope.plan().start_frame(),
-            seal: None,
-            worked: None,
-        }))
-    }
+) -> impl PhaseBStages<TxLease, RxLease, Plan = BenchPlan> {
+    OnHost::new(
+        move |envelope: &Envelope<BenchPlan>, input: &[u8], output: &mut [u8]| {
+            let chunk = envelope.plan().start_frame();
+            if touch && !consume(input, chunk) {
+                return Err(corrupt("phase_b", chunk));
+            }
+            work.run();
+            if touch {
+                produce(output, !chunk);
+            }
+            Ok(())
+        },
+    )
 }

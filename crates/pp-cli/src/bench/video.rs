@@ -7,15 +7,16 @@ use crossbeam_channel::bounded;
 use serde::Serialize;
 
 use crate::args::VideoArgs;
-use crate::exit::{Failure, print};
+use crate::exit::print_result;
 use crate::run::{QUEUE, io_threads};
 use crate::video::InputError;
 use crate::video::buffer::Buffer;
 use crate::video::header::Header;
-use crate::video::place::one_file_each;
 use crate::video::sink::{Sink, SinkOptions};
 use crate::video::source::{Chunk, Polled, Source, SourceOptions};
 use crate::video::y4m::Reader;
+use pp_job::Error;
+use pp_job::output::one_file_each;
 
 /// Rates of one side over all runs, in GB/s of frames.
 #[derive(Serialize)]
@@ -50,12 +51,12 @@ struct Read {
 }
 
 /// Measures and prints.
-pub(crate) fn video(args: &VideoArgs) -> Result<(), Failure> {
+pub(crate) fn video(args: &VideoArgs) -> Result<(), Error> {
     let output = args.output.as_deref();
     one_file_each(&[("--input", Some(&args.input))], &[("--output", output)])?;
     if args.input == Path::new("-") || output == Some(Path::new("-")) {
         let why = "pp bench video measures files; give --input and --output names";
-        return Err(Failure::Usage(why.into()));
+        return Err(Error::Usage(why.into()));
     }
     let (mut reads, mut writes) = (Vec::new(), Vec::new());
     let mut last = None;
@@ -81,11 +82,7 @@ pub(crate) fn video(args: &VideoArgs) -> Result<(), Failure> {
         source_gbytes_per_s: rates(reads),
         sink_gbytes_per_s: rates(writes),
     };
-    if args.json {
-        let text = serde_json::to_string(&report).map_err(anyhow::Error::new)?;
-        return print(&format!("{text}\n"));
-    }
-    print(&report.to_string())
+    print_result(&report, args.json)
 }
 
 fn rate(read: &Read, seconds: f64) -> f64 {
@@ -102,9 +99,9 @@ fn rates(mut rates: Vec<f64>) -> Option<Rates> {
 }
 
 /// Reads the clip to its end, as `pp run` does: it looks for cuts, and adds no noise.
-fn read(args: &VideoArgs) -> Result<Read, Failure> {
+fn read(args: &VideoArgs) -> Result<Read, Error> {
     let reader = Reader::open(&args.input)?;
-    let header = reader.header().clone();
+    let header = reader.header.clone();
     let options = SourceOptions {
         frames_per_chunk: args.frames_per_chunk as usize,
         chunks: None,
@@ -158,7 +155,7 @@ fn next(
 }
 
 /// Writes as many frames, in chunks as large, and says how long that took.
-fn write(args: &VideoArgs, target: &Path, read: &Read) -> Result<f64, Failure> {
+fn write(args: &VideoArgs, target: &Path, read: &Read) -> Result<f64, Error> {
     let Read { header, sample, .. } = read;
     let options = SinkOptions {
         queue: QUEUE,

@@ -3,16 +3,17 @@
 use std::process::Command;
 
 use pp_contract::{VideoPlan, WIRE_VERSION, plan_digest, with_source};
+use pp_device::Device;
 use pp_kernels::KernelSet;
 use pp_transport::bell::Bell;
-use pp_transport::cuda::Device;
 use pp_transport::host::memory::available_bytes;
 use pp_transport::host::{EdgeShape, HostLink};
 use pp_transport::launch::Launch;
-use pp_transport::nccl::Nccl;
+use pp_transport::nccl::{Nccl, uuid_text};
 
-use crate::backend::uuid_text;
-use crate::exit::{Failure, print};
+use crate::env::Env;
+use crate::exit::print;
+use pp_job::Error;
 
 /// How a finding is marked.
 enum Finding {
@@ -24,14 +25,14 @@ enum Finding {
 use Finding::{Bad, Good, Note};
 
 /// Prints one line for each finding, with the remedy where there is one.
-pub(crate) fn doctor() -> Result<(), Failure> {
+pub(crate) fn doctor(env: &Env) -> Result<(), Error> {
     let findings = [
         ("cores", cores()),
         ("simd", simd()),
         ("memory", memory()),
         ("shared memory", shared_memory()),
         ("locked cores", affinity()),
-        ("launcher", launcher()),
+        ("launcher", launcher(env)),
         ("gpus", gpus()),
         ("nccl", nccl()),
         ("kernels", kernels()),
@@ -59,7 +60,7 @@ pub(crate) fn doctor() -> Result<(), Failure> {
         } else {
             "findings keep"
         };
-        return Err(Failure::Other(anyhow::anyhow!(
+        return Err(Error::Other(anyhow::anyhow!(
             "{bad} {plural} pp from running here"
         )));
     }
@@ -73,7 +74,8 @@ fn kernels() -> Finding {
         format!("{} {:016x}", about.name, about.digest)
     };
     let fields = plan_digest::<VideoPlan>();
-    let sets = [KernelSet::cpu(), KernelSet::ptx()].map(digest).join(", ");
+    let sets: Vec<_> = KernelSet::built_in().map(digest).collect();
+    let sets = sets.join(", ");
     Good(format!(
         "{sets}; plan {fields:016x}; wire version {WIRE_VERSION}"
     ))
@@ -146,8 +148,8 @@ fn affinity() -> Finding {
     }
 }
 
-fn launcher() -> Finding {
-    match Launch::from_env(|name| std::env::var(name).ok()) {
+fn launcher(env: &Env) -> Finding {
+    match Launch::from_env(|name| env.text(name)) {
         Ok(None) => Good("none: pp starts its own ranks".into()),
         Ok(Some(launch)) => Good(format!(
             "{:?}: rank {} of {}",
@@ -211,8 +213,7 @@ fn nccl() -> Finding {
     match Nccl::load() {
         Ok(nccl) => {
             // Of what may be missing, this is the one whose lack is felt.
-            let revoke = "ncclCommRevoke";
-            let missing = if nccl.missing_optional().any(|name| name == revoke) {
+            let missing = if nccl.functions().ncclCommRevoke.is_none() {
                 ", without ncclCommRevoke: aborts are less gentle on the peers"
             } else {
                 ""

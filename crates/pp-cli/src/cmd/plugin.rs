@@ -21,18 +21,18 @@ use pp_contract::FaultKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::exit::{Failure, print};
-use crate::job::limits;
-use crate::job::supervise::SUPERVISOR;
+use crate::env::Env;
+use crate::exit::print;
+use pp_job::{Error, SUPERVISOR, stuck_after};
 use worker::Word;
 
 /// Checks a plugin; in a worker, from the check with this number on.
-pub(crate) fn check(file: &Path, worker_from: Option<usize>) -> Result<(), Failure> {
+pub(crate) fn check(file: &Path, worker_from: Option<usize>, env: &Env) -> Result<(), Error> {
     if let Some(from) = worker_from {
-        return worker::work(file, from);
+        return worker::work(file, from, env);
     }
-    let refuse = |kind, why: String| Err(Failure::local(kind, "plugin check", why));
-    let limit = limits()?.map(|limits| limits.stage);
+    let refuse = |kind, why: String| Err(Error::local(kind, "plugin check", why));
+    let limit = stuck_after(env.lookup())?;
     let mut report = Report::default();
     loop {
         match watch(file, limit, &mut report)? {
@@ -58,7 +58,7 @@ enum Outcome {
 }
 
 /// Starts a worker and prints what it does, until its end.
-fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Outcome, Failure> {
+fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Outcome, Error> {
     let from = report.begun;
     let mut worker = Worker::start(file, from)?;
     report.otherwise = "load, once more";
@@ -141,12 +141,12 @@ struct Report {
 }
 
 impl Report {
-    fn begin(&mut self, check: &str) -> Result<(), Failure> {
+    fn begin(&mut self, check: &str) -> Result<(), Error> {
         self.is_open = true;
         print(&format!("{check} ... "))
     }
 
-    fn end(&mut self, outcome: Result<(), String>) -> Result<(), Failure> {
+    fn end(&mut self, outcome: Result<(), String>) -> Result<(), Error> {
         if !self.is_open {
             self.begin(self.otherwise)?;
         }
@@ -178,7 +178,7 @@ enum Heard {
 }
 
 impl Worker {
-    fn start(file: &Path, from: usize) -> Result<Self, Failure> {
+    fn start(file: &Path, from: usize) -> Result<Self, Error> {
         let mut process = Command::new("/proc/self/exe")
             .args(["plugin", "check", "--worker-from", &from.to_string(), "--"])
             .arg(file)
@@ -196,7 +196,7 @@ impl Worker {
     }
 
     /// The worker's next word, or its end.
-    fn hear(&mut self, limit: Option<Duration>) -> Result<Heard, Failure> {
+    fn hear(&mut self, limit: Option<Duration>) -> Result<Heard, Error> {
         let until = limit.map(|limit| Instant::now() + limit);
         loop {
             if let Some(end) = self.bytes.iter().position(|byte| *byte == b'\n') {
@@ -225,7 +225,7 @@ impl Worker {
     }
 
     /// Waits for bytes or the end of the pipe; false when neither came in time.
-    fn is_readable(&self, until: Option<Instant>) -> Result<bool, Failure> {
+    fn is_readable(&self, until: Option<Instant>) -> Result<bool, Error> {
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let left = left.and_then(|left| Timespec::try_from(left).ok());
@@ -239,7 +239,7 @@ impl Worker {
     }
 
     /// How the process ended. A process that did not is killed; the status of one that is about to end stays its own.
-    fn end(&mut self) -> Result<ExitStatus, Failure> {
+    fn end(&mut self) -> Result<ExitStatus, Error> {
         let _ = self.process.kill();
         Ok(self.process.wait().context("cannot wait")?)
     }

@@ -6,8 +6,8 @@ use std::path::Path;
 use pp_contract::{Fault, FaultKind, Rank};
 use serde::Deserialize;
 
-use crate::exit::{Failure, print};
-use crate::job::{FRONT, PHASE_B};
+use crate::exit::print;
+use pp_job::{Error, FRONT, PHASE_B};
 
 /// What is looked at in a report.
 #[derive(Deserialize)]
@@ -51,7 +51,7 @@ struct Difference {
 }
 
 /// Compares the chunks that both runs verified. Done is only when they verified the same ones.
-pub(crate) fn verify(first: &Path, second: &Path) -> Result<(), Failure> {
+pub(crate) fn verify(first: &Path, second: &Path) -> Result<(), Error> {
     let (a, b) = (read(first)?, read(second)?);
     let same = compare(&a.chunks, &b.chunks).map_err(|Difference { rank, detail }| {
         Fault::new(FaultKind::Drift, rank, "compare runs", detail)
@@ -72,7 +72,7 @@ pub(crate) fn verify(first: &Path, second: &Path) -> Result<(), Failure> {
             has(first, &a, &only_a),
             has(second, &b, &only_b)
         );
-        return Err(Failure::local(FaultKind::BadInput, "compare runs", why));
+        return Err(Error::local(FaultKind::BadInput, "compare runs", why));
     }
     let older = |run: &Verified| run.chunks_verified.saturating_sub(run.chunks.len() as u64);
     if (a.chunks_verified, &a.all_outputs) != (b.chunks_verified, &b.all_outputs) {
@@ -90,15 +90,15 @@ pub(crate) fn verify(first: &Path, second: &Path) -> Result<(), Failure> {
     print(&format!("{same} verified chunks are the same{kept}\n"))
 }
 
-fn refuse(path: &Path, why: impl std::fmt::Display) -> Failure {
+fn refuse(path: &Path, why: impl std::fmt::Display) -> Error {
     let text = format!("{}: {why}", path.display());
-    Failure::local(FaultKind::BadInput, "read report", text)
+    Error::local(FaultKind::BadInput, "read report", text)
 }
 
-fn read(path: &Path) -> Result<Verified, Failure> {
+fn read(path: &Path) -> Result<Verified, Error> {
     let text = std::fs::read(path).map_err(|e| {
         let text = format!("{}: {e}", path.display());
-        Failure::local(FaultKind::Io, "read report", text)
+        Error::local(FaultKind::Io, "read report", text)
     })?;
     let report: Report = serde_json::from_slice(&text)
         .map_err(|e| refuse(path, format!("it is no report of pp run: {e}")))?;

@@ -6,15 +6,13 @@
 //! output is the undisturbed one, byte for byte. Every kernel keeps the rule that makes this true:
 //! `context_frames` are the last frames of `latents_in` of the chunks before, as they were sent.
 
-use pp_contract::{
-    Envelope, FaultKind, Manifest, Plan as _, TensorSpec, VideoPlan, VideoPlanParts,
-};
+use pp_contract::{Envelope, FaultKind, Manifest, Plan as _, TensorSpec, VideoPlan};
 use pp_kernels::ChunkShape;
-use pp_runtime::stage::{Kept, Place, StageError, send_as_it_was};
+use pp_runtime::stage::{Place, RetainedPayloads, StageError, send_as_it_was};
 use pp_transport::in_flight::Part;
 
 use super::codec::Codec;
-use super::front::VideoFront;
+use super::front::{VideoFront, envelope_of};
 
 /// The last frames of a payload that was sent.
 struct Tail {
@@ -28,17 +26,6 @@ fn internal(detail: String) -> StageError {
     StageError::new(FaultKind::Internal, "send again", detail)
 }
 
-/// What is asked for, of these tensors.
-pub(super) fn envelope_of(
-    plan: VideoPlanParts,
-    inputs: Manifest,
-    outputs: Manifest,
-) -> Result<Envelope<VideoPlan>, StageError> {
-    VideoPlan::new(plan)
-        .and_then(|plan| Envelope::new(plan, inputs, outputs))
-        .map_err(|e| StageError::new(FaultKind::Plugin, "plan", e.to_string()))
-}
-
 /// Where the latents lie, how many frames they are, and the bytes of each.
 fn latents(inputs: &Manifest) -> Option<(u64, u32, u64)> {
     let (offset, spec) = inputs.get("latents_in")?;
@@ -48,7 +35,7 @@ fn latents(inputs: &Manifest) -> Option<(u64, u32, u64)> {
 }
 
 /// The last `wanted` frames before the chunk, the oldest first; fewer where its epoch has fewer.
-fn tails<Tx>(kept: &dyn Kept<Tx>, wanted: u32) -> Vec<Tail> {
+fn tails<Tx>(kept: &dyn RetainedPayloads<Tx>, wanted: u32) -> Vec<Tail> {
     let mut missing = wanted;
     let mut tails = Vec::new();
     for chunks_back in 1.. {
@@ -92,7 +79,7 @@ impl<C: Codec> VideoFront<C> {
         &mut self,
         place: Place,
         sent: &Envelope<VideoPlan>,
-        kept: &dyn Kept<C::Tx>,
+        kept: &dyn RetainedPayloads<C::Tx>,
         slot: &mut C::Tx,
     ) -> Result<Envelope<VideoPlan>, StageError> {
         let mut plan = *sent.plan().parts();
@@ -100,7 +87,7 @@ impl<C: Codec> VideoFront<C> {
         let wanted = if plan.do_kv_recompute || place.starts_epoch {
             0
         } else {
-            self.context_frames()
+            self.context_frames
         };
         if wanted == 0 {
             // It needs no context, or has it.

@@ -5,10 +5,11 @@
 
 use std::fmt::Debug;
 
-use super::verify::Notary;
 use crate::video::buffer::{Buffer, FrameMemory};
-use pp_contract::{Manifest, VideoPlanParts};
-use pp_kernels::{Chroma, ChunkShape, FrameView, FrameViewMut, KernelError, Layout};
+use crate::video::header::Header;
+use pp_contract::{FaultKind, Manifest, VideoPlanParts};
+use pp_kernels::{Chroma, ChunkShape, Failure, FrameView, FrameViewMut, KernelError, Layout};
+use pp_runtime::drift::Digester;
 use pp_runtime::stage::{FrontWork, PhaseBWork, Progress, StageError};
 
 /// Size and format of every frame.
@@ -22,6 +23,16 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
+    /// That of a stream's frames.
+    pub(super) fn of(header: &Header) -> Self {
+        Self {
+            width: header.width(),
+            height: header.height(),
+            chroma: header.chroma(),
+            frame_bytes: header.frame_bytes(),
+        }
+    }
+
     /// Whole frames, back to back.
     pub(super) fn views<'a>(&self, frames: &'a [u8]) -> Vec<FrameView<'a>> {
         frames
@@ -41,6 +52,11 @@ impl Geometry {
     }
 }
 
+/// A payload that does not fit its tensors: no link lets one through.
+pub(super) fn internal(operation: &'static str) -> impl Fn(Failure) -> StageError {
+    move |e| StageError::new(FaultKind::Internal, operation, e.to_string())
+}
+
 /// The kernels of the front.
 pub(super) trait Codec {
     /// A slot of the edge to Phase B.
@@ -48,10 +64,15 @@ pub(super) trait Codec {
     /// A slot of the edge back.
     type Rx: Debug;
     /// Who digests such slots.
-    type Notary: Notary<Tx = Self::Tx, Rx = Self::Rx>;
+    type Digester: Digester<Tx = Self::Tx, Rx = Self::Rx>;
 
     /// Digests slots, in order with the kernels' work.
-    fn notary(&mut self) -> &mut Self::Notary;
+    fn digester(&mut self) -> &mut Self::Digester;
+
+    /// What is kept of a chunk between its encode and its decode.
+    type Encoded;
+    /// What is kept of a chunk while a device decodes it.
+    type Decoding;
 
     /// The tensors of a chunk of this shape.
     fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError>;
@@ -72,30 +93,31 @@ pub(super) trait Codec {
         plan: &VideoPlanParts,
         tensors: &Manifest,
         slot: &mut Self::Tx,
-    ) -> Result<(), StageError>;
+    ) -> Result<Self::Encoded, StageError>;
 
     /// The noise that the kernels estimated when they encoded a chunk, once it is known; each is given once.
     fn estimated_noise(&mut self) -> Option<Vec<f32>>;
 
-    /// Whether another decode can begin.
-    fn can_decode(&self) -> bool;
-
     /// Decodes into `frames`, which has the right length.
     fn decode(
         &mut self,
+        encoded: Self::Encoded,
         frames: Buffer,
         plan: &VideoPlanParts,
         tensors: &Manifest,
         payload: Option<Self::Rx>,
-    ) -> Result<Progress<Frames>, StageError>;
+    ) -> Result<Progress<Frames, Self::Decoding>, StageError>;
 
-    /// The oldest decode under way, once it is done.
-    fn poll_decoded(&mut self) -> Result<Option<Frames>, StageError> {
-        Ok(None)
+    /// How far the oldest decode under way is.
+    fn poll_decoded(
+        &mut self,
+        oldest: Self::Decoding,
+    ) -> Result<Progress<Frames, Self::Decoding>, StageError> {
+        Ok(Progress::UnderWay(oldest))
     }
 
-    /// The oldest chunk that was encoded will not be decoded.
-    fn forget(&mut self) {}
+    /// The chunk will not be decoded.
+    fn forget(&mut self, _encoded: Self::Encoded) {}
 }
 
 /// Frames that were decoded.
@@ -113,10 +135,13 @@ pub(super) trait Generator {
     /// A slot of the edge from it.
     type Rx: Debug;
     /// Who digests such slots.
-    type Notary: Notary<Tx = Self::Tx, Rx = Self::Rx>;
+    type Digester: Digester<Tx = Self::Tx, Rx = Self::Rx>;
 
     /// Digests slots, in order with the kernels' work.
-    fn notary(&mut self) -> &mut Self::Notary;
+    fn digester(&mut self) -> &mut Self::Digester;
+
+    /// What is kept of a chunk while a device computes it.
+    type Computing;
 
     /// Computes from slot to slot.
     fn generate(
@@ -126,11 +151,14 @@ pub(super) trait Generator {
         input: Option<&Self::Rx>,
         outputs: &Manifest,
         output: &mut Self::Tx,
-    ) -> Result<Progress<Generated>, StageError>;
+    ) -> Result<Progress<Generated, Self::Computing>, StageError>;
 
-    /// The oldest computation under way, once it is done.
-    fn poll_generated(&mut self) -> Result<Option<Generated>, StageError> {
-        Ok(None)
+    /// How far the oldest computation under way is.
+    fn poll_generated(
+        &mut self,
+        oldest: Self::Computing,
+    ) -> Result<Progress<Generated, Self::Computing>, StageError> {
+        Ok(Progress::UnderWay(oldest))
     }
 }
 

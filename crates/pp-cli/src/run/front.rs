@@ -1,37 +1,35 @@
 //! The front of `pp run`: read and encode, decode and write.
 
-use std::collections::VecDeque;
-
 use pp_contract::{
     ChunkIndex, Envelope, Fault, FaultKind, Manifest, Outcome, Rank, VideoPlan, VideoPlanParts,
     with_source,
 };
+use pp_job::{Error, FRONT};
 use pp_kernels::{ChunkShape, Layout};
 use pp_runtime::core::Cut;
-use pp_runtime::driver::FrontOptions;
-use pp_runtime::stage::{Decoded, FrontStages, Kept, Offer, Place, Progress, StageError};
+use pp_runtime::stage::{
+    Built, Decoded, FrontStages, Offer, Place, Progress, RetainedPayloads, StageError,
+};
 use pp_transport::bell::Bell;
 use pp_transport::host::MAX_SLOTS;
 
-use super::again::envelope_of;
 use super::codec::{Codec, Frames};
-use super::input::{Input, QUEUE, io_threads};
+use super::input::{QUEUE, io_threads};
 use super::noise::Estimates;
+use super::open::prepared;
 use super::progress::FrameProgress;
-use super::verify::{FrontCheck, FrontVerifier, Notary, Verified, prepared, seal_again};
 use super::{Shape, kernel_fault, slot_bytes};
 use crate::args::{CutChoice, RunArgs};
-use crate::exit::Failure;
-use crate::job::edges::Edges;
-use crate::job::{FRONT, reports};
+use crate::video::InputError;
 use crate::video::buffer::Buffer;
 use crate::video::header::Header;
 use crate::video::noise::Noise;
 use crate::video::psnr::LumaPsnr;
 use crate::video::sink::{Sink, SinkOptions};
 use crate::video::source::{Chunk, Polled, Source, SourceOptions};
-use crate::video::y4m::Params;
-use crate::video::{InputError, OutputError};
+use crate::video::y4m::{Params, Reader};
+use pp_job::output::OutputError;
+use pp_runtime::drift::{Digester, FrontCheck, FrontVerifier, Verified, seal_again};
 
 /// A layout; depends on the number of frames and of context frames alone.
 struct Known {
@@ -42,10 +40,10 @@ struct Known {
 }
 
 /// What is known of the digests of a chunk that is verified.
-type Check<C> = FrontCheck<<<C as Codec>::Notary as Notary>::Sheet>;
+type Check<C> = FrontCheck<<<C as Codec>::Digester as Digester>::Ticket>;
 
-/// A chunk between its encode and its decode.
-struct Pending<K> {
+/// A chunk between its encode and the end of its decode.
+pub(super) struct Pending<K> {
     plan: VideoPlanParts,
     frames: usize,
     known: usize,
@@ -54,6 +52,9 @@ struct Pending<K> {
     params: Params,
     check: Option<K>,
 }
+
+type CarryOf<C> = (Pending<Check<C>>, <C as Codec>::Encoded);
+type DecodingOf<C> = (Pending<Check<C>>, <C as Codec>::Decoding);
 
 /// Luma PSNR of the input and of the output against the clean clip.
 #[derive(Default)]
@@ -68,46 +69,42 @@ pub(super) struct VideoFront<C: Codec> {
     /// What is decoded into where nothing is written.
     idle: Vec<Buffer>,
     codec: C,
-    header: Header,
+    pub(super) header: Header,
     /// Frames of context that a payload may carry.
-    context_frames: u32,
+    pub(super) context_frames: u32,
     steps: u32,
     recompute: bool,
-    depth: u32,
-    restarts: u32,
     /// Chunks before one that hold its context.
-    context_chunks: u32,
+    pub(super) context_chunks: u32,
     cuts: CutChoice,
     seed: u64,
-    shape: Shape,
+    pub(super) shape: Shape,
     layouts: Vec<Known>,
     offered: Option<Chunk>,
-    pending: VecDeque<Pending<Check<C>>>,
-    decoding: VecDeque<Pending<Check<C>>>,
     verifier: FrontVerifier,
     /// The plan of the chunk before, and how many frames its epoch has had.
     last: Option<(VideoPlanParts, u32)>,
     epoch_frames: u32,
-    frames_built: u32,
-    read_ns: Option<(u64, u64)>,
-    noise: Estimates,
-    quality: Option<Quality>,
+    /// The noise that the kernels estimated, as far as it is known.
+    pub(super) noise: Estimates,
+    pub(super) quality: Option<Quality>,
     progress: FrameProgress,
     /// Why the input ended before its end, behind whole frames.
-    broken: Option<InputError>,
-    frames_in_input: Option<u64>,
+    pub(super) broken: Option<InputError>,
+    /// How many frames there are to read, where the input is a file and all of it was asked for.
+    pub(super) frames_in_input: Option<u64>,
 }
 
 impl<C: Codec> VideoFront<C> {
     /// Starts to read, and opens the output.
     pub(super) fn open(
         args: &RunArgs,
-        input: Input,
+        reader: Reader,
         mut codec: C,
         context_frames: u32,
         bell: Bell,
-    ) -> Result<Self, Failure> {
-        let Input { reader, header } = input;
+    ) -> Result<Self, Error> {
+        let header = reader.header.clone();
         let in_file = reader.plain_frames().and_then(|frames| frames.count());
         let asked_for = args
             .chunks
@@ -136,7 +133,7 @@ impl<C: Codec> VideoFront<C> {
                 // As many as wait to be written, are written and are decoded into.
                 let buffers = buffers(&codec, QUEUE + 2 + 2 * io_threads() + args.depth as usize)?;
                 let wake = move || bell.ring();
-                Ok::<_, Failure>(Sink::open(target, &header, options, buffers, wake)?)
+                Ok::<_, Error>(Sink::open(target, &header, options, buffers, wake)?)
             })
             .transpose()?;
         // As many as are read ahead, are read into and are on their way.
@@ -178,11 +175,11 @@ impl<C: Codec> VideoFront<C> {
                 context_frames: context,
             })
             .map_err(|e| kernel_fault(&e, FRONT, "lay out a chunk"))?;
-        let verifier = FrontVerifier::new(args.verify, args.ranks);
+        let verifier = FrontVerifier::new(args.verify, Rank::new(args.ranks - 1));
         let room = verifier.room();
         shape.forward_bytes = slot_bytes(largest.inputs.payload_bytes() + room);
         shape.backward_bytes = slot_bytes(largest.outputs.payload_bytes() + room);
-        let codec = prepared(codec, C::notary, args, shape.largest(), FRONT)?;
+        let codec = prepared(codec, C::digester, args, shape.largest(), FRONT)?;
         Ok(Self {
             source,
             idle: match sink {
@@ -195,72 +192,21 @@ impl<C: Codec> VideoFront<C> {
             context_frames: context,
             steps: args.denoise_steps,
             recompute: args.recompute,
-            depth: args.depth,
-            restarts: args.restarts,
             context_chunks,
             cuts: args.cuts,
             seed: args.seed,
             shape,
             layouts: Vec::new(),
             offered: None,
-            pending: VecDeque::with_capacity(args.depth as usize),
-            decoding: VecDeque::with_capacity(args.depth as usize),
             verifier,
             last: None,
             epoch_frames: 0,
-            frames_built: 0,
-            read_ns: None,
             noise: Estimates::default(),
             quality: args.add_noise.map(|_| Quality::default()),
             progress: FrameProgress::new(total),
             broken: None,
             frames_in_input,
         })
-    }
-
-    /// How many frames there are to read, where the input is a file and all of it was asked for.
-    pub(super) fn frames_in_input(&self) -> Option<u64> {
-        self.frames_in_input
-    }
-
-    /// Why the input ended before its end, if whole frames came before.
-    pub(super) fn broken(&self) -> Option<&InputError> {
-        self.broken.as_ref()
-    }
-
-    pub(super) fn shape(&self) -> Shape {
-        self.shape
-    }
-
-    pub(super) fn header(&self) -> &Header {
-        &self.header
-    }
-
-    pub(super) fn quality(&self) -> Option<&Quality> {
-        self.quality.as_ref()
-    }
-
-    /// The noise that the kernels estimated, as far as it is known.
-    pub(super) fn noise(&self) -> &Estimates {
-        &self.noise
-    }
-
-    /// How the front is to be driven, and with it how many slots the edges need.
-    pub(super) fn options(&self, peer: Rank) -> FrontOptions {
-        FrontOptions {
-            restarts: self.restarts,
-            context_chunks: self.context_chunks,
-            ..FrontOptions::new(peer, self.depth)
-        }
-    }
-
-    pub(super) fn edges(&self, depth: u32) -> Edges {
-        Edges {
-            depth,
-            forward_depth: self.shape.forward_slots,
-            forward_bytes: self.shape.forward_bytes,
-            backward_bytes: self.shape.backward_bytes,
-        }
     }
 
     /// What was verified, for the report; `None` where nothing was to be.
@@ -273,11 +219,6 @@ impl<C: Codec> VideoFront<C> {
     pub(super) fn commit(&mut self) -> Result<Option<u64>, OutputError> {
         self.progress.end();
         self.sink.take().map(Sink::commit).transpose()
-    }
-
-    /// Frames of context that Phase B needs where it remembers none.
-    pub(super) fn context_frames(&self) -> u32 {
-        self.context_frames
     }
 
     /// The tensors that go with a chunk like this.
@@ -303,13 +244,19 @@ impl<C: Codec> VideoFront<C> {
         Ok(self.layouts.len() - 1)
     }
 
-    /// The oldest decode is done: its frames go to the sink.
-    fn emit(&mut self, frames: Frames) -> Result<Decoded, StageError> {
-        let pending = self.decoding.pop_front();
-        let mut pending = pending.expect("a decode was under way");
+    /// Gives the frames of a decode that is done to the sink.
+    fn emit(
+        &mut self,
+        mut pending: Pending<Check<C>>,
+        decoded: Progress<Frames, C::Decoding>,
+    ) -> Result<Progress<Decoded, DecodingOf<C>>, StageError> {
+        let frames = match decoded {
+            Progress::Done(frames) => frames,
+            Progress::UnderWay(decoding) => return Ok(Progress::UnderWay((pending, decoding))),
+        };
         self.noise.take_from(&mut self.codec);
-        let notary = self.codec.notary();
-        self.verifier.conclude(notary, &mut pending.check)?;
+        let digester = self.codec.digester();
+        self.verifier.conclude(digester, &mut pending.check)?;
         if let (Some(quality), Some(chunk)) = (&mut self.quality, &pending.chunk)
             && let Some(clean) = chunk.clean()
         {
@@ -326,9 +273,9 @@ impl<C: Codec> VideoFront<C> {
             None => self.idle.push(frames.bytes),
         }
         self.progress.add(pending.frames as u64);
-        Ok(Decoded {
+        Ok(Progress::Done(Decoded {
             worked: frames.worked,
-        })
+        }))
     }
 
     fn plan(&self, place: Place, start_frame: u64) -> VideoPlanParts {
@@ -347,8 +294,19 @@ impl<C: Codec> VideoFront<C> {
     }
 }
 
+/// What is asked for, of these tensors.
+pub(super) fn envelope_of(
+    plan: VideoPlanParts,
+    inputs: Manifest,
+    outputs: Manifest,
+) -> Result<Envelope<VideoPlan>, StageError> {
+    VideoPlan::new(plan)
+        .and_then(|plan| Envelope::new(plan, inputs, outputs))
+        .map_err(|e| StageError::new(FaultKind::Plugin, "plan", e.to_string()))
+}
+
 /// Memory of the codec's choice for so many chunks.
-fn buffers<C: Codec>(codec: &C, count: usize) -> Result<Vec<Buffer>, Failure> {
+fn buffers<C: Codec>(codec: &C, count: usize) -> Result<Vec<Buffer>, Error> {
     let make = |_| Ok(codec.memory()?.map_or_else(Buffer::default, Buffer::from));
     let made: Result<_, StageError> = (0..count).map(make).collect();
     made.map_err(|e| e.into_fault(FRONT).into())
@@ -356,6 +314,8 @@ fn buffers<C: Codec>(codec: &C, count: usize) -> Result<Vec<Buffer>, Failure> {
 
 impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
     type Plan = VideoPlan;
+    type Carry = CarryOf<C>;
+    type Decoding = DecodingOf<C>;
 
     fn poll_source(&mut self) -> Result<Offer, StageError> {
         let polled = match self.source.poll() {
@@ -381,7 +341,11 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
         })
     }
 
-    fn build(&mut self, place: Place, slot: &mut C::Tx) -> Result<Envelope<VideoPlan>, StageError> {
+    fn build(
+        &mut self,
+        place: Place,
+        slot: &mut C::Tx,
+    ) -> Result<Built<VideoPlan, CarryOf<C>>, StageError> {
         let mut chunk = self.offered.take().expect("built only when offered");
         let plan = self.plan(place, chunk.first_frame);
         if place.starts_epoch {
@@ -403,7 +367,7 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
             Some([inputs, outputs]) if is_due => [inputs, outputs],
             _ => [&known_layout.layout.inputs, &known_layout.layout.outputs],
         };
-        self.codec.encode(
+        let encoded = self.codec.encode(
             chunk.memory(),
             chunk.data().len(),
             &plan,
@@ -412,8 +376,8 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
         )?;
         self.noise.take_from(&mut self.codec);
         let check = if is_due {
-            let notary = self.codec.notary();
-            Some(FrontCheck::seal(notary, place.chunk, inputs, slot)?)
+            let digester = self.codec.digester();
+            Some(FrontCheck::seal(digester, place.chunk, inputs, slot)?)
         } else {
             None
         };
@@ -423,11 +387,9 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
             ..plan
         };
         let envelope = envelope_of(asked, inputs.clone(), outputs.clone())?;
-        self.frames_built = chunk.frames as u32;
-        self.read_ns = Some(chunk.read_ns);
-        self.epoch_frames += self.frames_built;
-        self.last = Some((plan, self.frames_built));
-        let frames = chunk.frames;
+        let (frames, read_ns) = (chunk.frames, Some(chunk.read_ns));
+        self.epoch_frames += frames as u32;
+        self.last = Some((plan, frames as u32));
         let params = std::mem::take(&mut chunk.params);
         let keep = self.quality.is_some() || C::READS_LATER;
         let chunk = if keep {
@@ -436,89 +398,74 @@ impl<C: Codec> FrontStages<C::Tx, C::Rx> for VideoFront<C> {
             self.source.recycle(chunk);
             None
         };
-        self.pending.push_back(Pending {
+        let pending = Pending {
             plan,
             frames,
             known,
             chunk,
             params,
             check,
-        });
-        Ok(envelope)
+        };
+        Ok(Built {
+            envelope,
+            carry: (pending, encoded),
+            frames: frames as u32,
+            read_ns,
+        })
     }
 
     fn rebuild(
         &mut self,
         place: Place,
         sent: &Envelope<VideoPlan>,
-        kept: &dyn Kept<C::Tx>,
+        kept: &dyn RetainedPayloads<C::Tx>,
         slot: &mut C::Tx,
     ) -> Result<Envelope<VideoPlan>, StageError> {
         let envelope = self.compose_again(place, sent, kept, slot)?;
-        seal_again(self.codec.notary(), sent, envelope, slot)
+        seal_again(self.codec.digester(), sent, envelope, slot)
     }
 
-    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
-        let room = self
-            .sink
-            .as_ref()
-            .is_none_or(|sink| sink.has_room_beside(self.decoding.len()));
-        Ok(room && self.codec.can_decode())
+    fn is_sink_ready(&mut self, decoding: usize) -> Result<bool, StageError> {
+        let sink = self.sink.as_ref();
+        Ok(sink.is_none_or(|sink| sink.has_room_beside(decoding)))
     }
 
     fn decode(
         &mut self,
         _: ChunkIndex,
+        (mut pending, encoded): CarryOf<C>,
         outcome: &Outcome,
         payload: Option<C::Rx>,
-    ) -> Result<Progress<Decoded>, StageError> {
-        let pending = self.pending.pop_front();
-        let mut pending = pending.expect("decoded only after it was built");
-        let (notary, received) = (self.codec.notary(), payload.as_ref());
+    ) -> Result<Progress<Decoded, DecodingOf<C>>, StageError> {
+        let (digester, received) = (self.codec.digester(), payload.as_ref());
         self.verifier
-            .examine(notary, &mut pending.check, outcome, received)?;
+            .examine(digester, &mut pending.check, outcome, received)?;
         let mut frames = match &self.sink {
             Some(sink) => sink.buffer(),
             None => self.idle.pop().unwrap_or_default(),
         };
         frames.resize(pending.frames * self.header.frame_bytes());
         let tensors = &self.layouts[pending.known].layout.outputs;
-        let progress = self.codec.decode(frames, &pending.plan, tensors, payload)?;
-        self.decoding.push_back(pending);
-        match progress {
-            Progress::Done(frames) => self.emit(frames).map(Progress::Done),
-            Progress::UnderWay => Ok(Progress::UnderWay),
-        }
+        let decoded = self
+            .codec
+            .decode(encoded, frames, &pending.plan, tensors, payload)?;
+        self.emit(pending, decoded)
     }
 
-    fn poll_decoded(&mut self) -> Result<Option<Decoded>, StageError> {
-        match self.codec.poll_decoded()? {
-            Some(frames) => self.emit(frames).map(Some),
-            None => Ok(None),
-        }
+    fn poll_decoded(
+        &mut self,
+        (pending, decoding): DecodingOf<C>,
+    ) -> Result<Progress<Decoded, DecodingOf<C>>, StageError> {
+        let decoded = self.codec.poll_decoded(decoding)?;
+        self.emit(pending, decoded)
     }
 
-    fn forget(&mut self, _: ChunkIndex) {
-        self.codec.forget();
-        let Some(Pending { chunk, check, .. }) = self.pending.pop_front() else {
-            return;
-        };
-        FrontCheck::forget(self.codec.notary(), check);
-        if let Some(chunk) = chunk {
+    fn forget(&mut self, _: ChunkIndex, (pending, encoded): CarryOf<C>) {
+        self.codec.forget(encoded);
+        FrontCheck::forget(self.codec.digester(), pending.check);
+        if let Some(chunk) = pending.chunk {
             self.source.recycle(chunk);
         }
-    }
-
-    fn served(&mut self) {
-        reports::served();
-    }
-
-    fn frames_built(&self) -> u32 {
-        self.frames_built
-    }
-
-    fn read_ns(&self) -> Option<(u64, u64)> {
-        self.read_ns
     }
 
     fn queued(&self) -> (u32, u32) {

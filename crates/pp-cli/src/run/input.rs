@@ -3,78 +3,54 @@
 use std::path::PathBuf;
 
 use pp_contract::{Fault, FaultKind};
+use pp_job::{Config, Error, FRONT, say};
 use pp_transport::host::memory::available_bytes;
 
-use super::codec::Geometry;
 use crate::args::{KernelChoice, RunArgs};
-use crate::exit::{Failure, say};
-use crate::job::{self, FRONT, supervise};
+use crate::env::Env;
 use crate::limits;
 use crate::video::header::Header;
-use crate::video::place::one_file_each;
-use crate::video::staged::can_be_created;
 use crate::video::y4m;
+use pp_job::output::{can_be_created, one_file_each};
 
 /// Chunks read ahead, and decoded chunks that wait to be written.
 pub(crate) const QUEUE: usize = 4;
 /// The smallest frame that the kernels take.
 const SMALLEST: u32 = 16;
 
-/// The input, looked at but not read yet.
-pub(super) struct Input {
-    pub(super) reader: y4m::Reader,
-    pub(super) header: Header,
-}
-
-impl Input {
-    /// Opens the input and reads what it says of its frames.
-    pub(super) fn open(args: &RunArgs) -> Result<Self, Failure> {
-        // Found out now, not when the work is done.
-        for path in [&args.report, &args.trace, &args.timeline] {
-            path.as_deref().map_or(Ok(()), can_be_created)?;
-        }
-        let reader = y4m::Reader::open(&args.input)?;
-        let header = reader.header().clone();
-        let (width, height) = (header.width(), header.height());
-        if width < SMALLEST || height < SMALLEST {
-            return Err(Failure::Fault(Fault::new(
-                FaultKind::BadInput,
-                FRONT,
-                "read input",
-                format_args!(
-                    "{}: frames of {width}x{height} are below {SMALLEST}x{SMALLEST}, the smallest \
-                     the kernels take; scale or pad them first",
-                    reader.name()
-                ),
-            )));
-        }
-        check_memory(args, &header, reader.name())?;
-        if header.is_interlaced() {
-            say(format!(
-                "pp: {}: interlaced; the two fields of a frame are filtered as one picture",
-                reader.name()
-            ));
-        }
-        Ok(Self { reader, header })
+/// Opens the input and reads what it says of its frames.
+pub(super) fn open(args: &RunArgs) -> Result<y4m::Reader, Error> {
+    // Found out now, not when the work is done.
+    for path in [&args.report, &args.trace, &args.timeline] {
+        path.as_deref().map_or(Ok(()), can_be_created)?;
     }
-
-    pub(super) fn geometry(&self) -> Geometry {
-        Geometry {
-            width: self.header.width(),
-            height: self.header.height(),
-            chroma: self.header.chroma(),
-            frame_bytes: self.header.frame_bytes(),
-        }
+    let reader = y4m::Reader::open(&args.input)?;
+    let header = &reader.header;
+    let (width, height) = (header.width(), header.height());
+    if width < SMALLEST || height < SMALLEST {
+        return Err(refuse(format_args!(
+            "{}: frames of {width}x{height} are below {SMALLEST}x{SMALLEST}, the smallest \
+             the kernels take; scale or pad them first",
+            reader.name
+        )));
     }
+    check_memory(args, header, &reader.name)?;
+    if header.is_interlaced() {
+        say(format!(
+            "pp: {}: interlaced; the two fields of a frame are filtered as one picture",
+            reader.name
+        ));
+    }
+    Ok(reader)
 }
 
 /// Refuses standard streams that cannot serve, and results that would replace another file of the command.
-pub(super) fn check_files(args: &RunArgs) -> Result<(), Failure> {
+pub(super) fn check_files(args: &RunArgs, env: &Env, config: Option<&Config>) -> Result<(), Error> {
     let plugin = match &args.kernels {
         KernelChoice::File(path) => Some(&**path),
         _ => None,
     };
-    let secret = std::env::var_os("PP_JOB_SECRET_FILE").map(PathBuf::from);
+    let secret = env.get("PP_JOB_SECRET_FILE").map(PathBuf::from);
     let sources = [
         ("--input", Some(&*args.input)),
         ("--kernels", plugin),
@@ -88,9 +64,10 @@ pub(super) fn check_files(args: &RunArgs) -> Result<(), Failure> {
     ];
     // A supervisor has checked it for its ranks, whose standard streams are others; and of a launcher's ranks only the
     // front reads and writes.
-    let launched = job::launched().ok().flatten();
-    let is_elsewhere = args.ranks > 1 && launched.is_some_and(|launch| launch.rank() != FRONT);
-    if !supervise::is_supervised() && !is_elsewhere {
+    let is_elsewhere = config
+        .and_then(Config::rank)
+        .is_some_and(|rank| rank != FRONT);
+    if !config.is_some_and(Config::is_supervised) && !is_elsewhere {
         limits::check_streams(&args.input, &results)?;
         one_file_each(&sources, &results)?;
     }
@@ -99,7 +76,7 @@ pub(super) fn check_files(args: &RunArgs) -> Result<(), Failure> {
 
 /// Refuses frames so large that the job would drive the machine out of memory: a header may claim
 /// any size, and the kernel kills at random to serve it.
-fn check_memory(args: &RunArgs, header: &Header, name: &str) -> Result<(), Failure> {
+fn check_memory(args: &RunArgs, header: &Header, name: &str) -> Result<(), Error> {
     let frame = header.frame_bytes() as u64;
     let frames = u64::from(args.frames_per_chunk);
     let depth = u64::from(args.depth);
@@ -117,19 +94,18 @@ fn check_memory(args: &RunArgs, header: &Header, name: &str) -> Result<(), Failu
     let Some(available) = available_bytes().filter(|available| wanted > *available) else {
         return Ok(());
     };
-    Err(Failure::Fault(Fault::new(
-        FaultKind::BadInput,
-        FRONT,
-        "read input",
-        format_args!(
-            "{name}: {frames} frames of {}x{} a chunk at depth {depth} take about {} MB, and {} MB \
-             are available; lower --frames-per-chunk or --depth, or scale the video",
-            header.width(),
-            header.height(),
-            wanted / 1_000_000,
-            available / 1_000_000
-        ),
+    Err(refuse(format_args!(
+        "{name}: {frames} frames of {}x{} a chunk at depth {depth} take about {} MB, and {} MB \
+         are available; lower --frames-per-chunk or --depth, or scale the video",
+        header.width(),
+        header.height(),
+        wanted / 1_000_000,
+        available / 1_000_000
     )))
+}
+
+fn refuse(why: std::fmt::Arguments<'_>) -> Error {
+    Fault::new(FaultKind::BadInput, FRONT, "read input", why).into()
 }
 
 /// Threads that read, and as many that write: a few, since the other cores are the kernels'.

@@ -2,6 +2,7 @@
 
 mod again;
 mod codec;
+mod digests;
 mod front;
 mod input;
 mod noise;
@@ -11,545 +12,321 @@ mod open;
 mod phase_b;
 mod progress;
 mod report;
-mod restart;
 mod shape;
 pub(crate) use self::input::{QUEUE, io_threads};
 pub(crate) use self::report::write_pictures;
-mod verify;
 
 use std::io::IsTerminal as _;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use pp_contract::{Fault, FaultKind, Generation, Rank, Settings, VideoPlan, plan_digest};
-use pp_kernels::Description;
-use pp_runtime::driver::{FrontOptions, FrontSummary, run_front, run_phase_b};
-use pp_runtime::stage::FrontStages;
-use pp_runtime::switch::Switch;
+use pp_contract::{Fault, FaultKind, Rank, VideoPlan, plan_digest};
+use pp_device::Device;
+use pp_job::{
+    Config, Error, FRONT, Finished, FrontPart, Job, PHASE_B, PhaseBPart, Profile, Ranks, ThisRank,
+    say, signal_name,
+};
+use pp_kernels::KernelSet;
+use pp_runtime::stage::{FrontStages, PhaseBStages};
 use pp_transport::bell::Bell;
-use pp_transport::host::{EdgeShape, HostLink};
-use pp_transport::launch::Launch;
-use pp_transport::link::Link;
+use pp_transport::host::{Host, RxLease, TxLease};
+use pp_transport::nccl::{DeviceRx, DeviceTx};
 
 use self::codec::{Codec, Generator, Geometry};
 use self::front::VideoFront;
-use self::input::Input;
 use self::on_gpu::{Blame, GpuFront, GpuPhaseB};
-use self::open::{config, host_kernels, kernel_fault, load_for_host, slot_bytes};
-use self::phase_b::VideoPhaseB;
-use self::report::Finished;
-use self::restart::{Met, Missed};
-use self::shape::Shape;
-use self::verify::{digest_of_kernels, prepared};
-use crate::args::{CutChoice, KernelChoice, RunArgs, TransportChoice};
-use crate::backend::{self, Backend, Choice};
-use crate::exit::{Failure, is_worth_a_restart, say};
-use crate::fault::{self, Breakable, Faulty, FaultyFront, FaultyPhaseB, Hook};
-use crate::flight;
-use crate::job::edges::{Edges, Ready};
-use crate::job::reports::Meant;
-use crate::job::seat::{Profile, Seat, Unmet, end_with};
-use crate::job::survival::Survival;
-use crate::job::{
-    self, FRONT, GRACE, PHASE_B, heartbeat, meet_within, rejoin_within, restart_within, signals,
+use self::open::{
+    config, digest_of_kernels, host_kernels, kernel_fault, load_for_host, prepared, slot_bytes,
 };
-use crate::video::error::Shown;
-
-impl Shape {
-    /// Bytes of the largest slot.
-    fn largest(self) -> u64 {
-        self.forward_bytes.max(self.backward_bytes)
-    }
-
-    fn geometry(self) -> Geometry {
-        Geometry {
-            width: self.width,
-            height: self.height,
-            chroma: self.planes,
-            frame_bytes: self.frame_bytes as usize,
-        }
-    }
-}
+use self::phase_b::VideoPhaseB;
+use self::report::Labels;
+pub use self::shape::Shape;
+use crate::args::{KernelChoice, RunArgs};
+use crate::backend::{self, Backend};
+use crate::env::Env;
+use pp_job::output::Shown;
 
 /// Runs the whole job, or this process's rank of it.
-pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
-    input::check_files(args)?;
-    backend::check(&args.kernels, args.transport)?;
-    if args.ranks == 1 {
-        if args.restarts > 0 {
-            return Err(Failure::Usage(
-                "--restarts starts the process of Phase B again; leave --ranks 1 out".into(),
-            ));
-        }
-        fault::refuse_alone()?;
-        alone_in_the_world()?;
-        backend::find_plugin(&args.kernels)?;
-        signals::start().context("cannot handle signals")?;
-        return run_alone(args).and_then(job::unless_interrupted);
-    }
-    let transport = match (args.transport, &args.kernels) {
-        (TransportChoice::Host, _) | (TransportChoice::Auto, KernelChoice::Cpu) => Some("host"),
-        (TransportChoice::Nccl, _) | (TransportChoice::Auto, KernelChoice::Ptx) => Some("nccl"),
-        (TransportChoice::Auto, _) => None,
-    };
-    fault::refuse_in_vain(transport, args.recompute, args.cuts == CutChoice::Hard)?;
-    // A rank of a launcher tells its peer, whose machine may have the file.
-    if job::world()?.is_none() {
-        backend::find_plugin(&args.kernels)?;
-    }
-    job::run_with_restarts(
-        args.restarts,
-        |launch| run_front_rank(args, launch),
-        |launch| run_phase_b_rank(args, launch),
-    )
-}
-
-/// Refuses to run the whole pipeline once for each process that a launcher started.
-fn alone_in_the_world() -> Result<(), Failure> {
-    // A world that cannot be read is no reason to refuse: this process needs no other.
-    match job::world().ok().flatten() {
-        Some(world) if world > 1 => Err(Failure::Usage(format!(
-            "--ranks 1 runs everything in one process, and the launcher started {world}, which \
-             would all write the same output; start one, or leave --ranks out"
-        ))),
-        _ => Ok(()),
-    }
-}
-
-fn run_front_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
-    let Choice {
-        kernels,
-        backend,
-        said,
-    } = choose(args, launch)?;
-    let about = kernels.describe();
-    let seat = match take_seat(args, launch, &backend, about, meet_within()?) {
-        // It came and went; another may come while the input is looked at.
-        Err(Unmet {
-            failure: Failure::Fault(fault),
-            is_timeout: false,
-        }) if args.restarts > 0 && is_worth_a_restart(&fault) => None,
-        seat => {
-            let explained = |unmet: Unmet| backend::explain(unmet.failure, launch, said.as_deref());
-            Some(seat.map_err(explained)?)
-        }
-    };
-    if let Some(seat) = seat.as_ref().filter(|_| args.restarts > 0) {
-        seat.live_on();
-    }
-    if std::io::stderr().is_terminal() {
-        backend::say(said.as_deref());
-    }
-    let within = rejoin_within()?;
-    let again = || take_seat(args, launch, &backend, about, within);
-    let end = FrontEnd {
-        args,
-        about,
-        said,
-        launch,
-        again: &again,
-    };
-    match &backend {
-        Backend::Host => end.run(
-            seat,
-            "host (shared memory, 2 processes)".into(),
-            |geometry| host_kernels(args, &kernels, geometry, FRONT, 1),
-            Seat::connect_host,
-        ),
-        Backend::Gpu(gpu) => end.run(
-            seat,
-            format!("nccl {} (2 processes)", gpu.nccl.version()),
-            |geometry| {
-                GpuFront::open(
-                    gpu,
-                    &kernels,
-                    &config(args, geometry, 1),
-                    geometry,
-                    args.depth,
-                    Blame::of(&args.kernels),
-                )
-                .map_err(|e| e.into_fault(FRONT).into())
-            },
-            |seat, edges, bell, heartbeat| seat.connect_nccl(gpu, edges, bell, heartbeat),
-        ),
-    }
-}
-
-/// The front of a job of two ranks, wherever its kernels run.
-struct FrontEnd<'a> {
-    args: &'a RunArgs,
-    about: &'a Description,
-    said: Option<String>,
-    launch: &'a Launch,
-    /// Meets another Phase B.
-    again: &'a dyn Fn() -> Result<Seat, Unmet>,
-}
-
-impl FrontEnd<'_> {
-    fn run<C, L>(
-        self,
-        mut seat: Option<Seat>,
-        transport: String,
-        open: impl FnOnce(Geometry) -> Result<C, Failure>,
-        connect: impl Fn(Seat, Edges, Bell, Option<Duration>) -> Result<Ready<L>, Failure>,
-    ) -> Result<(), Failure>
-    where
-        C: Codec,
-        L: Breakable<Tx = C::Tx, Rx = C::Rx>,
-    {
-        let Self {
+pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
+    let Some(config) = check(args, env)? else {
+        let config = Config::alone(env.lookup())?;
+        let job = VideoJob {
             args,
-            about,
-            said,
-            launch,
-            again,
-        } = self;
-        let bell = Bell::new().map_err(anyhow::Error::new)?;
-        let prepared = Input::open(args)
-            .and_then(|input| Ok((open(input.geometry())?, input)))
-            .and_then(|(codec, input)| {
-                VideoFront::open(args, input, codec, about.context_frames, bell.clone())
-            });
-        let mut front = match prepared {
-            Ok(front) => front,
-            Err(failure) => {
-                return Err(match seat {
-                    Some(seat) => seat.give_up(failure),
-                    None => Seat::decline(launch, failure),
-                });
-            }
+            kernels: load_for_host(args)?,
+            choice: None,
+            transport: "none (1 process)".into(),
         };
-        let (shape, edges) = (front.shape(), front.edges(args.depth));
-        let heartbeat = heartbeat()?;
-        let meet = |generation: Generation, survival: Option<&Arc<Survival>>| {
-            let mut seat = seat.take().map_or_else(again, Ok)?;
-            if let Some(survival) = survival {
-                seat = seat.surviving(generation, survival);
+        return Job::new(&config).run_alone(Ranks {
+            front: |bell: Bell| job.front_on_host(bell),
+            phase_b: |shape| job.phase_b_on_host(shape, FRONT),
+            finish: |front: _, finished| Front::finish(front, &job, finished),
+        });
+    };
+    Job::new(&config).restarts(args.restarts).run(|rank| {
+        let (job, backend) = VideoJob::choose(rank, args, env)?;
+        let profile = job.profile()?;
+        match backend {
+            Backend::Host => {
+                let ranks = Ranks {
+                    front: |bell: Bell| job.front_on_host(bell),
+                    phase_b: |shape| job.phase_b_on_host(shape, PHASE_B),
+                    finish: |front: _, finished| Front::finish(front, &job, finished),
+                };
+                rank.run(Host, profile, ranks)
             }
-            let phase_b = seat.peer_pid().map_or(Meant::Unknown, Meant::This);
-            let missed = |failure: Failure| Missed {
-                unmet: failure.into(),
-                phase_b,
-            };
-            if let Err(failure) = seat.tell_shape(&(generation.get(), shape)) {
-                return Err(missed(seat.give_up(failure)));
+            Backend::Nccl(nccl) => {
+                let device = nccl.device.clone();
+                let ranks = Ranks {
+                    front: |bell: Bell| job.front_on_gpu(&device, bell),
+                    phase_b: |shape| job.phase_b_on_gpu(&device, shape),
+                    finish: |front: _, finished| Front::finish(front, &job, finished),
+                };
+                rank.run(*nccl, profile, ranks)
             }
-            let ready = connect(seat, edges, bell.clone(), heartbeat).map_err(missed)?;
-            Ok(Met { ready, phase_b })
-        };
-        let options = front.options(PHASE_B);
-        let within = restart_within()?;
-        let finished = match Hook::from_env()? {
-            None => restart::run(&mut front, options, within, meet, |link, generation| {
-                flight::record(link, PHASE_B, generation)
-            }),
-            Some(hook) => {
-                let arm = hook.arm(FRONT, Generation::new(0));
-                let mut front = FaultyFront::new(&mut front, &arm);
-                restart::run(&mut front, options, within, meet, |link, generation| {
-                    let link = Faulty::new(link, &hook.arm(FRONT, generation));
-                    flight::record(link, PHASE_B, generation)
-                })
-            }
-        };
-        let labels = Labels {
-            transport,
-            kernels: label(args, about),
-            choice: said,
-        };
-        finish(args, front, finished?, &labels)
-    }
-}
-
-/// What the report calls the parts that were chosen.
-pub(super) struct Labels {
-    transport: String,
-    kernels: String,
-    /// What was found and chosen, where that was left to us.
-    choice: Option<String>,
-}
-
-fn label(args: &RunArgs, about: &Description) -> String {
-    match &args.kernels {
-        KernelChoice::File(path) => path.display().to_string(),
-        _ => about.name.clone(),
-    }
-}
-
-fn run_to_the_end<S, L>(
-    front: &mut S,
-    link: L,
-    switch: &Switch,
-    peer: Rank,
-    depth: u32,
-) -> Result<Finished, Failure>
-where
-    S: FrontStages<L::Tx, L::Rx>,
-    L: Link,
-{
-    signals::attach(switch);
-    let start = Instant::now();
-    let options = FrontOptions::new(peer, depth);
-    let summary: FrontSummary = run_front(link, front, switch, options)?;
-    Ok(Finished {
-        summary,
-        restarts: 0,
-        wall: start.elapsed(),
-        interrupted: switch.drain_signal(),
+        }
     })
 }
 
-fn finish<C: Codec>(
-    args: &RunArgs,
-    mut front: VideoFront<C>,
-    finished: Finished,
-    labels: &Labels,
-) -> Result<(), Failure> {
-    signals::finished(finished.interrupted);
-    if finished.interrupted.is_some() && finished.summary.counts.emitted == 0 {
-        let what = "interrupted before the first chunk was done; nothing was written";
-        return Err(Fault::new(FaultKind::Interrupted, FRONT, "run", what).into());
-    }
-    let written = front.commit()?;
-    report::publish(args, &front, &finished, written, labels)?;
-    let done = written.unwrap_or(finished.summary.recorder.totals().frames);
-    let what_became = match &args.output {
-        Some(path) => format!("frames were written to {}", Shown::from(&**path)),
-        None => "frames were processed".into(),
-    };
-    if let Some(error) = front.broken() {
-        let detail = format_args!("{error}; {done} {what_became}");
-        return Err(Fault::new(error.kind(), FRONT, "read input", detail).into());
-    }
-    if let Some(signal) = finished.interrupted {
-        let of = front.frames_in_input();
-        let of = of.map_or_else(String::new, |frames| format!(" of {frames}"));
-        let name = signals::name(signal);
-        say(format!(
-            "pp: interrupted by {name}: {done}{of} {what_became}"
-        ));
-    }
-    Ok(())
-}
-
-fn run_phase_b_rank(args: &RunArgs, launch: &Launch) -> Result<(), Failure> {
-    let Choice {
-        kernels,
-        backend,
-        said,
-    } = choose(args, launch)?;
-    let issuer = match &backend {
-        Backend::Gpu(gpu) if args.restarts > 0 => gpu.warm_up(),
-        _ => None,
-    };
-    let mut seat = take_seat(args, launch, &backend, kernels.describe(), meet_within()?)
-        .map_err(|unmet| backend::explain(unmet.failure, launch, said.as_deref()))?;
-    let (generation, shape): (u32, Shape) = seat.hear_shape()?;
-    let generation = Generation::new(generation);
-    seat.generation = generation;
-    seat.issuer = issuer;
-    let geometry = shape.geometry();
-    match backend {
-        Backend::Host => phase_b_rank(
-            args,
-            shape,
-            seat,
-            || host_kernels(args, &kernels, geometry, PHASE_B, args.threads),
-            Seat::connect_host,
-        ),
-        Backend::Gpu(gpu) => phase_b_rank(
-            args,
-            shape,
-            seat,
-            || {
-                GpuPhaseB::open(
-                    &gpu,
-                    &kernels,
-                    &config(args, geometry, 1),
-                    args.depth,
-                    Blame::of(&args.kernels),
-                )
-                .map_err(|e| e.into_fault(PHASE_B).into())
-            },
-            |seat, edges, bell, heartbeat| seat.connect_nccl(&gpu, edges, bell, heartbeat),
-        ),
-    }
-}
-
-/// Phase B of a job of two ranks, wherever its kernels run.
-fn phase_b_rank<G, L>(
-    args: &RunArgs,
-    shape: Shape,
-    seat: Seat,
-    open: impl FnOnce() -> Result<G, Failure>,
-    connect: impl FnOnce(Seat, Edges, Bell, Option<Duration>) -> Result<Ready<L>, Failure>,
-) -> Result<(), Failure>
-where
-    G: Generator,
-    L: Breakable<Tx = G::Tx, Rx = G::Rx>,
-{
-    let generation = seat.generation;
-    let prepare = |generator| prepared(generator, G::notary, args, shape.largest(), PHASE_B);
-    let generator = match open().and_then(prepare) {
-        Ok(generator) => generator,
-        Err(failure) => return Err(seat.give_up(failure)),
-    };
-    let bell = Bell::new().map_err(anyhow::Error::new)?;
-    let edges = Edges {
-        depth: args.depth,
-        forward_depth: shape.forward_slots,
-        forward_bytes: shape.forward_bytes,
-        backward_bytes: shape.backward_bytes,
-    };
-    let Ready {
-        link,
-        switch,
-        watch,
-    } = connect(seat, edges, bell, heartbeat()?)?;
-    signals::attach(&switch);
-    let mut stage = VideoPhaseB::new(generator, args.frames_per_chunk, args.verify);
-    let result = match Hook::from_env()? {
-        None => {
-            let link = flight::record(link, FRONT, generation);
-            run_phase_b(link, &mut stage, &switch, FRONT, args.depth)
+/// Refuses what cannot be run. Gives the settings of a job of two ranks; `None` where one process runs all stages.
+///
+/// # Errors
+/// What is wrong with the command line or the environment, and the remedy.
+pub fn check(args: &RunArgs, env: &Env) -> Result<Option<Config>, Error> {
+    backend::check(&args.kernels, args.transport)?;
+    let world = pp_job::world(env.lookup());
+    if args.ranks == 1 {
+        input::check_files(args, env, None)?;
+        if args.restarts > 0 {
+            return Err(Error::Usage(
+                "--restarts starts the process of Phase B again; leave --ranks 1 out".into(),
+            ));
         }
-        Some(hook) => {
-            let arm = hook.arm(PHASE_B, generation);
-            let mut stage = FaultyPhaseB::new(&mut stage, &arm);
-            let link = flight::record(Faulty::new(link, &arm), FRONT, generation);
-            run_phase_b(link, &mut stage, &switch, FRONT, args.depth)
+        // A world that cannot be read is no reason to refuse: this process needs no other.
+        if let Some(world) = world.ok().flatten().filter(|world| *world > 1) {
+            return Err(Error::Usage(format!(
+                "--ranks 1 runs everything in one process, and the launcher started {world}, which \
+                 would all write the same output; start one, or leave --ranks out"
+            )));
         }
-    };
-    watch.close();
-    result?;
-    Ok(())
+        backend::find_plugin(&args.kernels)?;
+        return Ok(None);
+    }
+    let config = Config::from_env(env.lookup())?;
+    input::check_files(args, env, Some(&config))?;
+    // A rank of a launcher tells its peer, whose machine may have the file.
+    if config.launch.is_none() {
+        backend::find_plugin(&args.kernels)?;
+    }
+    Ok(Some(config))
 }
 
-/// Every stage in this process: the same drivers on two threads.
-fn run_alone(args: &RunArgs) -> Result<(), Failure> {
-    let kernels = load_for_host(args)?;
-    let about = kernels.describe();
-    let bell = Bell::new().map_err(anyhow::Error::new)?;
-    let input = Input::open(args)?;
-    let geometry = input.geometry();
-    let codec = host_kernels(args, &kernels, geometry, FRONT, 1)?;
-    let mut front = VideoFront::open(args, input, codec, about.context_frames, bell.clone())?;
-    let shape = front.shape();
-    let generator = host_kernels(args, &kernels, geometry, FRONT, args.threads)?;
-    let edge = |slot_bytes| EdgeShape {
-        depth: args.depth,
-        slot_bytes,
-    };
-    let (up, down) = (edge(shape.forward_bytes), edge(shape.backward_bytes));
-    let (front_link, back_link) =
-        HostLink::pair(up, down, bell.clone()).map_err(anyhow::Error::new)?;
-    let switch = Switch::new(FRONT, bell).map_err(anyhow::Error::new)?;
-    let back_bell = pp_transport::link::Link::bell(&back_link).clone();
-    let back_switch = Switch::new(FRONT, back_bell).map_err(anyhow::Error::new)?;
-    let finished = std::thread::scope(|scope| {
-        let back = scope.spawn(|| {
-            let _tell = TellPanic(&switch);
-            let mut stage = VideoPhaseB::new(generator, args.frames_per_chunk, args.verify);
-            let result = run_phase_b(back_link, &mut stage, &back_switch, FRONT, args.depth);
-            if let Err(fault) = &result {
-                switch.raise(fault.clone());
+/// The shipped pipeline in one process: its kernels, and the parts of both ranks.
+pub struct VideoJob<'a> {
+    args: &'a RunArgs,
+    kernels: KernelSet,
+    /// What was found and chosen, where that was left to us.
+    choice: Option<String>,
+    /// What the report calls the transport.
+    transport: String,
+}
+
+impl<'a> VideoJob<'a> {
+    /// Chooses kernels and a backend for this rank.
+    ///
+    /// # Errors
+    /// There are none that go together. The other rank is told.
+    pub fn choose(
+        rank: ThisRank<'_>,
+        args: &'a RunArgs,
+        env: &Env,
+    ) -> Result<(Self, Backend), Error> {
+        let choice = backend::choose(&args.kernels, args.transport, rank, env);
+        let mut choice = choice.map_err(|error| rank.decline(error))?;
+        let transport = match &mut choice.backend {
+            Backend::Host => "host (shared memory, 2 processes)".into(),
+            Backend::Nccl(nccl) => {
+                // Only communicators that do not block can be given up while they are made, when the replacement of a
+                // Phase B is lost too.
+                nccl.blocking = args.restarts == 0;
+                format!("nccl {} (2 processes)", nccl.nccl.version())
             }
-            result
-        });
-        let tell = TellPanic(&back_switch);
-        let finished = run_to_the_end(&mut front, front_link, &switch, FRONT, args.depth);
-        drop(tell);
-        if let Some(fault) = switch.fault() {
-            back_switch.raise(fault.clone());
-            // As the watchdog does between ranks: a stage that does not come back is left behind.
-            let deadline = Instant::now() + GRACE;
-            while !back.is_finished() {
-                if Instant::now() > deadline {
-                    end_with(fault);
-                }
-                std::thread::sleep(GRACE / 40);
-            }
+        };
+        let job = Self {
+            args,
+            kernels: choice.kernels,
+            choice: choice.said,
+            transport,
+        };
+        Ok((job, choice.backend))
+    }
+
+    /// What both ranks must have alike.
+    ///
+    /// # Errors
+    /// The file of a plugin cannot be read.
+    pub fn profile(&self) -> Result<Profile, Error> {
+        let (args, about) = (self.args, self.kernels.describe());
+        let mut profile = Profile::new()
+            .set("depth", args.depth)
+            .set("frames_per_chunk", args.frames_per_chunk)
+            .set("denoise_steps", args.denoise_steps)
+            .set("recompute", args.recompute)
+            .set("strength", format_args!("--strength {}", args.strength))
+            .set("cuts", format_args!("{:?}", args.cuts))
+            .set("seed", args.seed)
+            .set("verify", args.verify)
+            .set(
+                "plan_fields",
+                format_args!("{:016x}", plan_digest::<VideoPlan>()),
+            );
+        profile.chunks = args.chunks;
+        profile.kernels = format!("{} {}", about.name, about.version);
+        profile.kernels_digest = digest_of_kernels(&args.kernels, about)?;
+        profile.choice.clone_from(&self.choice);
+        Ok(profile)
+    }
+
+    /// The front, with kernels on host memory.
+    ///
+    /// # Errors
+    /// The input, the output or the kernels cannot be opened.
+    pub fn front_on_host(
+        &self,
+        bell: Bell,
+    ) -> Result<FrontPart<impl Front<TxLease, RxLease>, Shape>, Error> {
+        self.front(bell, |geometry| {
+            host_kernels(self.args, &self.kernels, geometry, FRONT, 1)
+        })
+    }
+
+    /// The front, with kernels on a GPU.
+    ///
+    /// # Errors
+    /// As [`VideoJob::front_on_host`].
+    pub fn front_on_gpu(
+        &self,
+        device: &Device,
+        bell: Bell,
+    ) -> Result<FrontPart<impl Front<DeviceTx, DeviceRx>, Shape>, Error> {
+        let args = self.args;
+        self.front(bell, |geometry| {
+            let (config, blame) = (config(args, geometry, 1), Blame::of(&args.kernels));
+            GpuFront::open(device, &self.kernels, &config, geometry, args.depth, blame)
+                .map_err(|e| e.into_fault(FRONT).into())
+        })
+    }
+
+    fn front<C: Codec>(
+        &self,
+        bell: Bell,
+        open: impl FnOnce(Geometry) -> Result<C, Error>,
+    ) -> Result<FrontPart<VideoFront<C>, Shape>, Error> {
+        if std::io::stderr().is_terminal() {
+            backend::say(self.choice.as_deref());
         }
-        let _ = back.join();
-        finished
-    });
-    let labels = Labels {
-        transport: "none (1 process)".into(),
-        kernels: label(args, about),
-        choice: None,
-    };
-    finish(args, front, finished?, &labels)
-}
+        let input = input::open(self.args)?;
+        let codec = open(Geometry::of(&input.header))?;
+        let context_frames = self.kernels.describe().context_frames;
+        let front = VideoFront::open(self.args, input, codec, context_frames, bell)?;
+        let shape = front.shape;
+        Ok(FrontPart {
+            edges: shape.edges(self.args.depth),
+            context_chunks: front.context_chunks,
+            stages: front,
+            shape,
+        })
+    }
 
-/// Ends the other driver when this thread panics: in one process there is no watchdog between them.
-struct TellPanic<'a>(&'a Switch);
+    /// Phase B, with kernels on host memory. `rank` is what a fault names.
+    ///
+    /// # Errors
+    /// The kernels cannot be opened.
+    pub fn phase_b_on_host(
+        &self,
+        shape: Shape,
+        rank: Rank,
+    ) -> Result<PhaseBPart<impl PhaseBStages<TxLease, RxLease, Plan = VideoPlan>>, Error> {
+        let (args, geometry) = (self.args, shape.geometry());
+        let kernels = host_kernels(args, &self.kernels, geometry, rank, args.threads)?;
+        self.phase_b(shape, kernels)
+    }
 
-impl Drop for TellPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let what = "a thread of the pipeline panicked; its message stands above";
-            let fault = Fault::new(FaultKind::Internal, FRONT, "run", what);
-            self.0.raise(fault);
+    /// Phase B, with kernels on a GPU.
+    ///
+    /// # Errors
+    /// The kernels cannot be opened.
+    pub fn phase_b_on_gpu(
+        &self,
+        device: &Device,
+        shape: Shape,
+    ) -> Result<PhaseBPart<impl PhaseBStages<DeviceTx, DeviceRx, Plan = VideoPlan>>, Error> {
+        let args = self.args;
+        let (config, blame) = (config(args, shape.geometry(), 1), Blame::of(&args.kernels));
+        let kernels = GpuPhaseB::open(device, &self.kernels, &config, args.depth, blame);
+        self.phase_b(shape, kernels.map_err(|e| e.into_fault(PHASE_B))?)
+    }
+
+    fn phase_b<G: Generator>(
+        &self,
+        shape: Shape,
+        generator: G,
+    ) -> Result<PhaseBPart<VideoPhaseB<G>>, Error> {
+        let args = self.args;
+        let generator = prepared(generator, G::digester, args, shape.largest(), PHASE_B)?;
+        Ok(PhaseBPart {
+            stages: VideoPhaseB::new(generator, args.frames_per_chunk, args.verify),
+            edges: shape.edges(args.depth),
+        })
+    }
+
+    /// What the report calls the parts.
+    fn labels(&self) -> Labels<'_> {
+        let kernels = match &self.args.kernels {
+            KernelChoice::File(path) => path.display().to_string(),
+            _ => self.kernels.describe().name.clone(),
+        };
+        Labels {
+            args: self.args,
+            transport: &self.transport,
+            kernels,
+            choice: self.choice.as_deref(),
         }
     }
 }
 
-/// Chooses kernels and transport.
-fn choose(args: &RunArgs, launch: &Launch) -> Result<Choice, Failure> {
-    let mut choice = backend::choose(&args.kernels, args.transport, launch)
-        .map_err(|failure| Seat::decline(launch, failure))?;
-    if let Backend::Gpu(gpu) = &mut choice.backend {
-        // Only communicators that do not block can be given up while they are made, when a Phase B
-        // that has come again goes again.
-        gpu.blocking = args.restarts == 0;
-    }
-    Ok(choice)
+/// The front of the shipped pipeline.
+pub trait Front<Tx, Rx>: FrontStages<Tx, Rx, Plan = VideoPlan> + Sized {
+    /// Stores and prints the results, on rank 0.
+    ///
+    /// # Errors
+    /// A result cannot be written, or the input was broken or interrupted before its end.
+    fn finish(self, job: &VideoJob<'_>, finished: Finished) -> Result<(), Error>;
 }
 
-/// Meets the other rank, with what was chosen before.
-fn take_seat(
-    args: &RunArgs,
-    launch: &Launch,
-    backend: &Backend,
-    about: &Description,
-    within: Duration,
-) -> Result<Seat, Unmet> {
-    let mut settings = Settings::new();
-    let entries = [
-        ("depth", args.depth.to_string()),
-        ("frames_per_chunk", args.frames_per_chunk.to_string()),
-        ("denoise_steps", args.denoise_steps.to_string()),
-        ("restarts", args.restarts.to_string()),
-        ("recompute", args.recompute.to_string()),
-        ("strength", format!("--strength {}", args.strength)),
-        ("cuts", format!("{:?}", args.cuts)),
-        ("seed", args.seed.to_string()),
-        ("verify", args.verify.to_string()),
-        (
-            "plan_fields",
-            format!("{:016x}", plan_digest::<VideoPlan>()),
-        ),
-        (
-            "heartbeat_ms",
-            heartbeat()?.map_or(0, |d| d.as_millis()).to_string(),
-        ),
-    ];
-    let entries = entries.map(|(key, value)| (key.to_owned(), value));
-    let fault = Hook::from_env()?.map(|hook| ("fault".to_owned(), hook.to_string()));
-    let entries = entries.into_iter().chain(fault);
-    for (key, value) in entries.chain(backend.settings()) {
-        settings.set(&key, value).map_err(anyhow::Error::new)?;
+impl<C: Codec> Front<C::Tx, C::Rx> for VideoFront<C> {
+    fn finish(mut self, job: &VideoJob<'_>, finished: Finished) -> Result<(), Error> {
+        let args = job.args;
+        if finished.interrupted.is_some() && finished.summary.counts.emitted == 0 {
+            let what = "interrupted before the first chunk was done; nothing was written";
+            return Err(Fault::new(FaultKind::Interrupted, FRONT, "run", what).into());
+        }
+        let written = self.commit()?;
+        report::publish(&job.labels(), &self, &finished, written)?;
+        let done = written.unwrap_or(finished.summary.recorder.totals().frames);
+        let what_became = match &args.output {
+            Some(path) => format!("frames were written to {}", Shown::from(&**path)),
+            None => "frames were processed".into(),
+        };
+        if let Some(error) = &self.broken {
+            let detail = format_args!("{error}; {done} {what_became}");
+            return Err(Fault::new(error.kind(), FRONT, "read input", detail).into());
+        }
+        if let Some(signal) = finished.interrupted {
+            let of = self.frames_in_input;
+            let of = of.map_or_else(String::new, |frames| format!(" of {frames}"));
+            let name = signal_name(signal);
+            say(format!(
+                "pp: interrupted by {name}: {done}{of} {what_became}"
+            ));
+        }
+        Ok(())
     }
-    let profile = Profile {
-        settings,
-        chunks: args.chunks,
-        kernels: format!("{} {}", about.name, about.version),
-        kernels_digest: fault::digest_of_kernels(
-            digest_of_kernels(&args.kernels, about)?,
-            launch.rank(),
-        )?,
-        device: backend.device(),
-    };
-    Seat::take_within::<VideoPlan>(launch, profile, within)
 }

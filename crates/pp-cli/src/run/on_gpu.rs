@@ -5,32 +5,23 @@
 //! has come back, and written from only once an event behind the GPU's last write is done. Nothing
 //! waits for the device, and the host copies no frame.
 
-use std::any::Any;
-use std::collections::VecDeque;
-
 use pp_contract::{FaultKind, Manifest, VideoPlanParts, with_source};
+use pp_device::{Allocation, CudaError, Device, DeviceBuffer, DevicePtr, PinnedBuffer, Stream};
 use pp_kernels::{
-    ChunkShape, DeviceSession, Failure, KernelError, KernelSet, Layout, Payload, PayloadMut,
-    SessionConfig,
+    ChunkShape, KernelError, KernelSet, Layout, Payload, PayloadMut, RawSession, SessionConfig,
 };
 use pp_runtime::stage::{FrontWork, PhaseBWork, Progress, StageError};
-use pp_transport::cuda::{CudaError, DeviceBuffer, DevicePtr, PinnedBuffer, Stream};
 use pp_transport::nccl::{DeviceRx, DeviceTx};
 
-use super::codec::{Codec, Frames, Generated, Generator, Geometry};
+use super::codec::{Codec, Frames, Generated, Generator, Geometry, internal};
+use super::digests::GpuDigester;
 use super::noise;
-use super::verify::gpu::GpuNotary;
 use crate::args::KernelChoice;
-use crate::backend::Gpu;
 use crate::timed::{Done, Span, Timed};
 use crate::video::buffer::{Buffer, FrameMemory};
 
 fn device(operation: &'static str) -> impl Fn(CudaError) -> StageError {
     move |e| StageError::new(FaultKind::Device, operation, with_source(&e))
-}
-
-fn internal(operation: &'static str) -> impl Fn(Failure) -> StageError {
-    move |e| StageError::new(FaultKind::Internal, operation, e.to_string())
 }
 
 /// Whose fault it is when kernels fail: a file's, or, for our own, the device's.
@@ -55,20 +46,20 @@ const NOTHING: DevicePtr = DevicePtr { address: 0, len: 0 };
 
 /// A session of kernels on a stream of its own.
 fn open(
-    gpu: &Gpu,
+    on: &Device,
     kernels: &KernelSet,
     config: &SessionConfig,
     blame: Blame,
-) -> Result<(DeviceSession, Stream), StageError> {
+) -> Result<(RawSession, Stream), StageError> {
     let device_error = device("open kernels");
-    gpu.device.bind().map_err(&device_error)?;
-    let stream = Stream::new(&gpu.device).map_err(&device_error)?;
+    on.bind().map_err(&device_error)?;
+    let stream = Stream::new(on).map_err(&device_error)?;
     let mut on_device = SessionConfig::cuda(
         config.width,
         config.height,
         config.chroma,
         config.max_frames,
-        gpu.device.raw_context(),
+        on.raw_context(),
         stream.raw(),
     );
     on_device.noise_sigma = config.noise_sigma;
@@ -125,45 +116,43 @@ impl NoiseCopy {
 }
 
 /// A chunk that was encoded.
-struct Built {
+pub(super) struct Encoded {
     span: Span,
     /// The noise that was estimated in it, and how many bytes it has.
     noise: Option<(NoiseCopy, usize)>,
 }
 
 /// A decode under way.
-struct Decoding {
-    built: Built,
+pub(super) struct Decoding {
+    encoded: Encoded,
     frames: Buffer,
+    span: Span,
 }
 
 /// Encode and decode of the front.
 pub(super) struct GpuFront {
     blame: Blame,
     // Dropped before the stream that they issue to.
-    session: DeviceSession,
-    notary: GpuNotary,
-    decoding: Timed<Decoding>,
+    session: RawSession,
+    digester: GpuDigester,
+    timed: Timed,
     geometry: Geometry,
     chunk_bytes: usize,
-    /// The chunks encoded and not yet decoded, oldest first.
-    built: VecDeque<Built>,
     /// For noise that is estimated. Where all are in use, an estimate is not looked at.
     noises: Vec<NoiseCopy>,
     estimated_noise: Option<Vec<f32>>,
-    depth: usize,
 }
 
 impl GpuFront {
     pub(super) fn open(
-        gpu: &Gpu,
+        on: &Device,
         kernels: &KernelSet,
         config: &SessionConfig,
         geometry: Geometry,
         depth: u32,
         blame: Blame,
     ) -> Result<Self, StageError> {
-        let (session, stream) = open(gpu, kernels, config, blame)?;
+        let (session, stream) = open(on, kernels, config, blame)?;
         let chunk_bytes = geometry.frame_bytes * config.max_frames as usize;
         let depth = depth as usize;
         let noises: Result<_, _> = (0..depth).map(|_| NoiseCopy::new(&stream)).collect();
@@ -172,13 +161,11 @@ impl GpuFront {
             estimated_noise: None,
             blame,
             session,
-            notary: GpuNotary::new(&stream),
+            digester: GpuDigester::new(&stream),
             // A chunk is timed twice: when it is encoded, and when it is decoded.
-            decoding: Timed::new(stream, 2 * depth).map_err(device("make events"))?,
+            timed: Timed::new(stream, 2 * depth).map_err(device("make events"))?,
             geometry,
             chunk_bytes,
-            built: VecDeque::with_capacity(depth),
-            depth,
         })
     }
 }
@@ -194,11 +181,7 @@ impl FrameMemory for PinnedBuffer {
     }
 
     fn is_idle(&self) -> bool {
-        matches!(self.is_idle(), Ok(true))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
+        matches!(Allocation::is_idle(self), Ok(true))
     }
 }
 
@@ -213,10 +196,12 @@ fn used_by(buffer: &Buffer, stream: &Stream) -> Result<(), CudaError> {
 impl Codec for GpuFront {
     type Tx = DeviceTx;
     type Rx = DeviceRx;
-    type Notary = GpuNotary;
+    type Digester = GpuDigester;
+    type Encoded = Encoded;
+    type Decoding = Decoding;
 
-    fn notary(&mut self) -> &mut GpuNotary {
-        &mut self.notary
+    fn digester(&mut self) -> &mut GpuDigester {
+        &mut self.digester
     }
 
     fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
@@ -224,7 +209,7 @@ impl Codec for GpuFront {
     }
 
     fn memory(&self) -> Result<Option<Box<dyn FrameMemory>>, StageError> {
-        let stream = self.decoding.stream();
+        let stream = &self.timed.stream;
         let made = PinnedBuffer::new(stream.device(), self.chunk_bytes).and_then(|buffer| {
             // Makes the event that follows its uses, now and not with a chunk.
             buffer.used_by(stream)?;
@@ -243,15 +228,15 @@ impl Codec for GpuFront {
         plan: &VideoPlanParts,
         tensors: &Manifest,
         slot: &mut DeviceTx,
-    ) -> Result<(), StageError> {
+    ) -> Result<Encoded, StageError> {
         let blame = self.blame;
         let on_error = device("encode");
         let views = self.geometry.views(&frames[..bytes]);
         let place = noise::place(tensors, self.geometry.chroma);
         let place = place.filter(|_| noise::is_estimated(plan));
         let mut noise = place.and_then(|place| Some((self.noises.pop()?, place)));
-        let span = self.decoding.open().map_err(&on_error)?;
-        let (stream, session) = (self.decoding.stream(), &mut self.session);
+        let span = self.timed.open().map_err(&on_error)?;
+        let (stream, session) = (&self.timed.stream, &mut self.session);
         let issued = slot.write_on(stream, |to| -> Result<(), StageError> {
             let mut payload =
                 PayloadMut::on_device(tensors, to.address, to.len).map_err(internal("encode"))?;
@@ -278,40 +263,32 @@ impl Codec for GpuFront {
         issued?;
         span.close(stream).map_err(&on_error)?;
         let noise = noise.map(|(copy, place)| (copy, place.len()));
-        self.built.push_back(Built { span, noise });
-        Ok(())
+        Ok(Encoded { span, noise })
     }
 
     fn estimated_noise(&mut self) -> Option<Vec<f32>> {
         self.estimated_noise.take()
     }
 
-    fn can_decode(&self) -> bool {
-        self.decoding.len() < self.depth
-    }
-
     fn decode(
         &mut self,
+        encoded: Encoded,
         mut frames: Buffer,
         plan: &VideoPlanParts,
         tensors: &Manifest,
         payload: Option<DeviceRx>,
-    ) -> Result<Progress<Frames>, StageError> {
+    ) -> Result<Progress<Frames, Decoding>, StageError> {
         let blame = self.blame;
         let on_error = device("decode");
-        let built = self
-            .built
-            .pop_front()
-            .expect("encoded before it is decoded");
-        let span = self.decoding.open().map_err(&on_error)?;
-        let (stream, session) = (self.decoding.stream(), &mut self.session);
+        let span = self.timed.open().map_err(&on_error)?;
+        let (stream, session) = (&self.timed.stream, &mut self.session);
         let mut views = self.geometry.views_mut(&mut frames);
         let mut issue = |from: DevicePtr| -> Result<(), StageError> {
             let input =
                 Payload::on_device(tensors, from.address, from.len).map_err(internal("decode"))?;
             // SAFETY: the link that lives on this thread has bound the context to it; the slot
-            // goes back only behind its read event, and the frames stay in `decoding` until the
-            // span's end is done.
+            // goes back only behind its read event, and the frames stay in a `Decoding` until the
+            // span's end is done; if that is dropped, their memory knows its use.
             unsafe { session.decode(plan, &input, &mut views) }.map_err(blame.on("decode"))
         };
         let issued = match &payload {
@@ -321,38 +298,40 @@ impl Codec for GpuFront {
         // Also where that failed: some of it may have been issued.
         used_by(&frames, stream).map_err(&on_error)?;
         issued?;
-        let decoding = Decoding { built, frames };
-        self.decoding.close(span, decoding).map_err(&on_error)?;
-        Ok(Progress::UnderWay)
+        span.close(stream).map_err(&on_error)?;
+        Ok(Progress::UnderWay(Decoding {
+            encoded,
+            frames,
+            span,
+        }))
     }
 
-    fn poll_decoded(&mut self) -> Result<Option<Frames>, StageError> {
+    fn poll_decoded(&mut self, oldest: Decoding) -> Result<Progress<Frames, Decoding>, StageError> {
         let on_error = device("decode");
-        let Some(Done { what, work_ns, .. }) = self.decoding.poll().map_err(&on_error)? else {
-            return Ok(None);
+        let work_ns = match self.timed.poll(oldest.span).map_err(&on_error)? {
+            Progress::Done(Done { work_ns, .. }) => work_ns,
+            Progress::UnderWay(span) => return Ok(Progress::UnderWay(Decoding { span, ..oldest })),
         };
-        let Decoding { built, frames } = what;
+        let encoded = oldest.encoded;
         let worked = FrontWork {
-            build_ns: built.span.ns().map_err(&on_error)?,
+            build_ns: encoded.span.ns().map_err(&on_error)?,
             decode_ns: work_ns,
         };
-        self.decoding.recycle(built.span);
-        if let Some((copy, bytes)) = built.noise {
+        self.timed.recycle(encoded.span);
+        if let Some((copy, bytes)) = encoded.noise {
             self.estimated_noise = noise::sigmas(&copy.host.bytes()[..bytes]);
             self.noises.push(copy);
         }
-        Ok(Some(Frames {
-            bytes: frames,
+        Ok(Progress::Done(Frames {
+            bytes: oldest.frames,
             worked: Some(worked),
         }))
     }
 
-    fn forget(&mut self) {
-        if let Some(built) = self.built.pop_front() {
-            self.decoding.recycle(built.span);
-            // A copy that is under way is on the one stream, in front of what its next user issues.
-            self.noises.extend(built.noise.map(|(copy, _)| copy));
-        }
+    fn forget(&mut self, encoded: Encoded) {
+        self.timed.recycle(encoded.span);
+        // A copy that is under way is on the one stream, in front of what its next user issues.
+        self.noises.extend(encoded.noise.map(|(copy, _)| copy));
     }
 }
 
@@ -360,27 +339,26 @@ impl Codec for GpuFront {
 pub(super) struct GpuPhaseB {
     blame: Blame,
     // Dropped before the stream that they issue to.
-    session: DeviceSession,
-    notary: GpuNotary,
-    /// With the calls that were made.
-    under_way: Timed<u32>,
+    session: RawSession,
+    digester: GpuDigester,
+    timed: Timed,
 }
 
 impl GpuPhaseB {
     pub(super) fn open(
-        gpu: &Gpu,
+        on: &Device,
         kernels: &KernelSet,
         config: &SessionConfig,
         depth: u32,
         blame: Blame,
     ) -> Result<Self, StageError> {
-        let (session, stream) = open(gpu, kernels, config, blame)?;
-        let under_way = Timed::new(stream, depth as usize).map_err(device("make events"))?;
+        let (session, stream) = open(on, kernels, config, blame)?;
+        let timed = Timed::new(stream, depth as usize).map_err(device("make events"))?;
         Ok(Self {
             blame,
             session,
-            notary: GpuNotary::new(under_way.stream()),
-            under_way,
+            digester: GpuDigester::new(&timed.stream),
+            timed,
         })
     }
 }
@@ -388,10 +366,12 @@ impl GpuPhaseB {
 impl Generator for GpuPhaseB {
     type Tx = DeviceTx;
     type Rx = DeviceRx;
-    type Notary = GpuNotary;
+    type Digester = GpuDigester;
+    /// With the calls that were made.
+    type Computing = (Span, u32);
 
-    fn notary(&mut self) -> &mut GpuNotary {
-        &mut self.notary
+    fn digester(&mut self) -> &mut GpuDigester {
+        &mut self.digester
     }
 
     fn generate(
@@ -401,11 +381,11 @@ impl Generator for GpuPhaseB {
         input: Option<&DeviceRx>,
         outputs: &Manifest,
         output: &mut DeviceTx,
-    ) -> Result<Progress<Generated>, StageError> {
+    ) -> Result<Progress<Generated, (Span, u32)>, StageError> {
         let blame = self.blame;
         let on_error = device("phase_b");
-        let span = self.under_way.open().map_err(&on_error)?;
-        let (stream, session) = (self.under_way.stream(), &mut self.session);
+        let span = self.timed.open().map_err(&on_error)?;
+        let (stream, session) = (&self.timed.stream, &mut self.session);
         let mut issue = |from: DevicePtr| {
             output.write_on(stream, |to| -> Result<u32, StageError> {
                 let refuse = internal("phase_b");
@@ -421,18 +401,22 @@ impl Generator for GpuPhaseB {
             Some(input) => input.read_on(stream, issue)?,
             None => issue(NOTHING)?,
         };
-        self.under_way.close(span, calls).map_err(&on_error)?;
-        Ok(Progress::UnderWay)
+        span.close(stream).map_err(&on_error)?;
+        Ok(Progress::UnderWay((span, calls)))
     }
 
-    fn poll_generated(&mut self) -> Result<Option<Generated>, StageError> {
-        let done = self.under_way.poll().map_err(device("phase_b"))?;
-        Ok(done.map(|done| Generated {
-            calls: done.what,
+    fn poll_generated(
+        &mut self,
+        (span, calls): (Span, u32),
+    ) -> Result<Progress<Generated, (Span, u32)>, StageError> {
+        let polled = self.timed.poll(span).map_err(device("phase_b"))?;
+        let generated = |done: Done| Generated {
+            calls,
             worked: Some(PhaseBWork {
                 compute_ns: done.work_ns,
                 idle_ns: done.idle_ns,
             }),
-        }))
+        };
+        Ok(polled.map(generated, |span| (span, calls)))
     }
 }

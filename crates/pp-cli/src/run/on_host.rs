@@ -1,5 +1,7 @@
 //! Kernels on host memory: the leases' bytes are read and written in place.
 
+use std::convert::Infallible;
+
 use pp_contract::{FaultKind, Manifest, VideoPlanParts, with_source};
 use pp_kernels::{ChunkShape, Failure, KernelError, KernelSession, Layout, Payload, PayloadMut};
 use pp_runtime::stage::{Progress, StageError};
@@ -7,15 +9,15 @@ use pp_transport::host::{RxLease, TxLease};
 
 use crate::video::buffer::Buffer;
 
-use super::codec::{Codec, Frames, Generated, Generator, Geometry};
+use super::codec::{Codec, Frames, Generated, Generator, Geometry, internal};
 use super::noise;
-use super::verify::host::HostNotary;
+use pp_runtime::drift::HostDigester;
 
 /// A session of kernels on this machine's processors.
 pub(super) struct HostKernels {
     session: KernelSession,
     geometry: Geometry,
-    notary: HostNotary,
+    digester: HostDigester,
     estimated_noise: Option<Vec<f32>>,
 }
 
@@ -24,14 +26,10 @@ impl HostKernels {
         Self {
             session,
             geometry,
-            notary: HostNotary,
+            digester: HostDigester,
             estimated_noise: None,
         }
     }
-}
-
-fn internal(operation: &'static str) -> impl Fn(Failure) -> StageError {
-    move |e| StageError::new(FaultKind::Internal, operation, e.to_string())
 }
 
 fn plugin(operation: &'static str) -> impl Fn(KernelError) -> StageError {
@@ -41,10 +39,12 @@ fn plugin(operation: &'static str) -> impl Fn(KernelError) -> StageError {
 impl Codec for HostKernels {
     type Tx = TxLease;
     type Rx = RxLease;
-    type Notary = HostNotary;
+    type Digester = HostDigester;
+    type Encoded = ();
+    type Decoding = Infallible;
 
-    fn notary(&mut self) -> &mut HostNotary {
-        &mut self.notary
+    fn digester(&mut self) -> &mut HostDigester {
+        &mut self.digester
     }
 
     fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
@@ -77,17 +77,14 @@ impl Codec for HostKernels {
         self.estimated_noise.take()
     }
 
-    fn can_decode(&self) -> bool {
-        true
-    }
-
     fn decode(
         &mut self,
+        (): (),
         mut frames: Buffer,
         plan: &VideoPlanParts,
         tensors: &Manifest,
         payload: Option<RxLease>,
-    ) -> Result<Progress<Frames>, StageError> {
+    ) -> Result<Progress<Frames, Infallible>, StageError> {
         let mut views = self.geometry.views_mut(&mut frames);
         let bytes = payload.as_ref().map_or(&[][..], RxLease::bytes);
         let input = Payload::new(tensors, bytes).map_err(internal("decode"))?;
@@ -104,10 +101,11 @@ impl Codec for HostKernels {
 impl Generator for HostKernels {
     type Tx = TxLease;
     type Rx = RxLease;
-    type Notary = HostNotary;
+    type Digester = HostDigester;
+    type Computing = Infallible;
 
-    fn notary(&mut self) -> &mut HostNotary {
-        &mut self.notary
+    fn digester(&mut self) -> &mut HostDigester {
+        &mut self.digester
     }
 
     fn generate(
@@ -117,7 +115,7 @@ impl Generator for HostKernels {
         input: Option<&RxLease>,
         outputs: &Manifest,
         output: &mut TxLease,
-    ) -> Result<Progress<Generated>, StageError> {
+    ) -> Result<Progress<Generated, Infallible>, StageError> {
         let refuse =
             |e: Failure| StageError::new(FaultKind::PeerMisbehaved, "phase_b", e.to_string());
         let bytes = input.map_or(&[][..], RxLease::bytes);

@@ -1,30 +1,26 @@
 //! Phase B of `pp run`: the kernels' phase_b, from slot to slot.
 
-use std::collections::VecDeque;
-
-use pp_contract::{Envelope, FaultKind, Plan as _, Seal, VideoPlan};
+use pp_contract::{Envelope, FaultKind, Plan as _, VideoPlan};
+use pp_job::FRONT;
 use pp_runtime::stage::{Computed, PhaseBStages, Place, Progress, StageError};
 
 use super::codec::{Generated, Generator};
-use super::verify::{Notary, PhaseBCheck, check_due};
-use crate::args::Verify;
+use pp_runtime::drift::{Digester, PhaseBCheck, Verify, check_due};
 
-/// A chunk under way.
-struct Started<S> {
+/// A chunk under way: in the kernels, or in the digests behind them.
+pub(super) struct Computing<W, S> {
+    work: Progress<Generated, W>,
     first_frame: u64,
     check: Option<PhaseBCheck<S>>,
 }
 
-type Sheet<G> = <<G as Generator>::Notary as Notary>::Sheet;
+type Ticket<G> = <<G as Generator>::Digester as Digester>::Ticket;
+type ComputingOf<G> = Computing<<G as Generator>::Computing, Ticket<G>>;
 
 pub(super) struct VideoPhaseB<G: Generator> {
     generator: G,
     max_frames: u32,
     verify: Verify,
-    /// Oldest first.
-    started: VecDeque<Started<Sheet<G>>>,
-    /// What the kernels have done and whose digests may still be on their way.
-    generated: Option<Generated>,
 }
 
 impl<G: Generator> VideoPhaseB<G> {
@@ -33,38 +29,36 @@ impl<G: Generator> VideoPhaseB<G> {
             generator,
             max_frames,
             verify,
-            started: VecDeque::new(),
-            generated: None,
         }
     }
 
-    /// The kernels are done with the chunk.
-    fn computed(
+    /// The result, once the kernels are done, and the digests that were issued behind them.
+    fn conclude(
         &mut self,
-        generated: Generated,
-        started: Started<Sheet<G>>,
-    ) -> Result<Computed, StageError> {
-        let conclude = |check: PhaseBCheck<_>| check.conclude(self.generator.notary());
-        let seal = started.check.map_or(Ok(None), conclude)?;
-        Ok(computed(generated, started.first_frame, seal))
-    }
-}
-
-fn refuse(detail: String) -> StageError {
-    StageError::new(FaultKind::PeerMisbehaved, "phase_b", detail)
-}
-
-fn computed(generated: Generated, start_frame: u64, seal: Option<Seal>) -> Computed {
-    Computed {
-        observed_calls: generated.calls,
-        start_frame,
-        seal,
-        worked: generated.worked,
+        computing: ComputingOf<G>,
+    ) -> Result<Progress<Computed, ComputingOf<G>>, StageError> {
+        let Progress::Done(generated) = computing.work else {
+            return Ok(Progress::UnderWay(computing));
+        };
+        let digester = self.generator.digester();
+        if let Some(check) = &computing.check
+            && !check.is_there(digester)?
+        {
+            return Ok(Progress::UnderWay(computing));
+        }
+        let check = computing.check;
+        Ok(Progress::Done(Computed {
+            observed_calls: generated.calls,
+            start_frame: computing.first_frame,
+            seal: check.map_or(Ok(None), |check| check.conclude(digester))?,
+            worked: generated.worked,
+        }))
     }
 }
 
 impl<G: Generator> PhaseBStages<G::Tx, G::Rx> for VideoPhaseB<G> {
     type Plan = VideoPlan;
+    type Computing = ComputingOf<G>;
 
     fn compute(
         &mut self,
@@ -72,7 +66,7 @@ impl<G: Generator> PhaseBStages<G::Tx, G::Rx> for VideoPhaseB<G> {
         envelope: &Envelope<VideoPlan>,
         input: Option<&G::Rx>,
         output: &mut G::Tx,
-    ) -> Result<Progress<Computed>, StageError> {
+    ) -> Result<Progress<Computed, ComputingOf<G>>, StageError> {
         let plan = envelope.plan().parts();
         let frames = envelope
             .inputs()
@@ -82,16 +76,16 @@ impl<G: Generator> PhaseBStages<G::Tx, G::Rx> for VideoPhaseB<G> {
             && *frames > u64::from(self.max_frames)
         {
             let most = self.max_frames;
-            return Err(refuse(format!(
-                "{frames} frames in a chunk of at most {most}"
-            )));
+            let detail = format!("{frames} frames in a chunk of at most {most}");
+            let kind = FaultKind::PeerMisbehaved;
+            return Err(StageError::new(kind, "phase_b", detail));
         }
-        check_due(self.verify, place.chunk, envelope)?;
+        check_due(self.verify, place.chunk, envelope, FRONT)?;
         let inputs = envelope.inputs().unsealed();
         let outputs = envelope.outputs().unsealed();
-        let notary = self.generator.notary();
-        let mut check = PhaseBCheck::begin(notary, place.chunk, envelope, input)?;
-        let progress = self
+        let digester = self.generator.digester();
+        let mut check = PhaseBCheck::begin(digester, place.chunk, envelope, input, FRONT)?;
+        let work = self
             .generator
             .generate(plan, &inputs, input, &outputs, output)
             .map_err(|mut error| {
@@ -99,37 +93,22 @@ impl<G: Generator> PhaseBStages<G::Tx, G::Rx> for VideoPhaseB<G> {
                 error
             })?;
         if let Some(check) = &mut check {
-            check.end(self.generator.notary(), envelope, input, output)?;
+            check.end(self.generator.digester(), envelope, input, output)?;
         }
-        let started = Started {
+        self.conclude(Computing {
+            work,
             first_frame: plan.current_start_frame,
             check,
-        };
-        match progress {
-            Progress::Done(generated) => self.computed(generated, started).map(Progress::Done),
-            Progress::UnderWay => {
-                self.started.push_back(started);
-                Ok(Progress::UnderWay)
-            }
-        }
+        })
     }
 
-    fn poll_computed(&mut self) -> Result<Option<Computed>, StageError> {
-        if self.generated.is_none() {
-            self.generated = self.generator.poll_generated()?;
+    fn poll_computed(
+        &mut self,
+        mut oldest: ComputingOf<G>,
+    ) -> Result<Progress<Computed, ComputingOf<G>>, StageError> {
+        if let Progress::UnderWay(work) = oldest.work {
+            oldest.work = self.generator.poll_generated(work)?;
         }
-        let Some(generated) = self.generated else {
-            return Ok(None);
-        };
-        let started = self.started.front();
-        let check = started.and_then(|started| started.check.as_ref());
-        // Its digests were issued behind it.
-        if !check.map_or(Ok(true), |check| check.is_there(self.generator.notary()))? {
-            return Ok(None);
-        }
-        self.generated = None;
-        let started = self.started.pop_front();
-        let started = started.expect("asked only while a chunk is under way");
-        self.computed(generated, started).map(Some)
+        self.conclude(oldest)
     }
 }

@@ -2,77 +2,97 @@
 
 use std::io::{IsTerminal as _, Write};
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::ValueEnum as _;
 
-use pp_runtime::driver::FrontSummary;
 use pp_runtime::report::{
     Count, Measures, Recorder, Restart, View, default_warm_up, write_chrome_trace, write_json,
     write_svg, write_text,
 };
 use rustix::system::uname;
-use serde::Serialize;
+use serde::ser::SerializeMap as _;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use super::Labels;
 use super::codec::Codec;
 use super::front::VideoFront;
 use super::noise::Estimates;
-use super::verify::Verified;
 use crate::args::{RunArgs, Strength};
-use crate::exit::{Failure, print};
-use crate::video::OutputError;
-use crate::video::place::is_stdout;
-use crate::video::staged::write_file;
+use crate::exit::print;
+use pp_job::output::{OutputError, is_stdout, write_file};
+use pp_job::{Error, Finished};
 
-/// A run that came to its end.
-pub(super) struct Finished {
-    pub(super) summary: FrontSummary,
-    /// How often another Phase B was awaited.
-    pub(super) restarts: u32,
-    pub(super) wall: Duration,
-    /// The signal that ended it before the end of its input.
-    pub(super) interrupted: Option<u8>,
+/// What was run, and what the report calls its parts.
+pub(super) struct Labels<'a> {
+    pub(super) args: &'a RunArgs,
+    pub(super) transport: &'a str,
+    pub(super) kernels: String,
+    /// What was found and chosen, where that was left to us.
+    pub(super) choice: Option<&'a str>,
 }
 
-/// What was run, for the JSON report: `docs/report.md` says what each key is.
-#[derive(Serialize)]
-struct About<'a> {
-    pp_version: &'static str,
-    command: Vec<String>,
-    host: String,
-    written_unix_s: Option<u64>,
-    input: String,
-    output: Option<String>,
-    width: u32,
-    height: u32,
-    ranks: u32,
-    transport: &'a str,
-    kernels: String,
-    choice: Option<&'a str>,
-    denoise_steps: u32,
-    strength: Value,
-    noise_sigma_estimated: Option<&'a Estimates>,
-    frames_per_chunk: u32,
-    depth: u32,
-    chunks_at_most: Option<u64>,
-    recompute: bool,
-    cuts: String,
-    add_noise: Option<f32>,
-    seed: u64,
-    threads: u32,
-    interrupted: bool,
-    restarts: u32,
-    restarts_allowed: u32,
+/// What was run, for the JSON report.
+struct About<'a, C: Codec> {
+    job: &'a Labels<'a>,
+    front: &'a VideoFront<C>,
+    finished: &'a Finished,
+    noise: Option<&'a Estimates>,
     /// A Phase B that came and went before it was given a chunk has none of its own.
     recoveries: Vec<Recovery>,
-    wall_ms: f64,
-    psnr_before_db: Option<f64>,
-    psnr_before_why_null: Option<&'static str>,
-    psnr_after_db: Option<f64>,
-    psnr_after_why_null: Option<&'static str>,
-    verify: Option<Verified<'a>>,
+    psnr_before: Psnr,
+    psnr_after: Psnr,
+}
+
+/// `docs/report.md` says what each key is.
+impl<C: Codec> Serialize for About<'_, C> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (job, front, finished) = (self.job, self.front, self.finished);
+        let args = job.args;
+        let command = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let strength: Value = match args.strength {
+            Strength::Auto => "auto".into(),
+            Strength::Sigma(sigma) => sigma.into(),
+        };
+        let cuts = args.cuts.to_possible_value();
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("pp_version", env!("CARGO_PKG_VERSION"))?;
+        map.serialize_entry("command", &command.collect::<Vec<_>>())?;
+        map.serialize_entry("host", &uname().nodename().to_string_lossy())?;
+        map.serialize_entry("written_unix_s", &now.ok().map(|now| now.as_secs()))?;
+        map.serialize_entry("input", &args.input.display().to_string())?;
+        let output = args.output.as_ref().map(|p| p.display().to_string());
+        map.serialize_entry("output", &output)?;
+        map.serialize_entry("width", &front.header.width())?;
+        map.serialize_entry("height", &front.header.height())?;
+        map.serialize_entry("ranks", &args.ranks)?;
+        map.serialize_entry("transport", &job.transport)?;
+        map.serialize_entry("kernels", &job.kernels)?;
+        map.serialize_entry("choice", &job.choice)?;
+        map.serialize_entry("denoise_steps", &args.denoise_steps)?;
+        map.serialize_entry("strength", &strength)?;
+        map.serialize_entry("noise_sigma_estimated", &self.noise)?;
+        map.serialize_entry("frames_per_chunk", &args.frames_per_chunk)?;
+        map.serialize_entry("depth", &args.depth)?;
+        map.serialize_entry("chunks_at_most", &args.chunks)?;
+        map.serialize_entry("recompute", &args.recompute)?;
+        map.serialize_entry("cuts", cuts.as_ref().map_or("", |cuts| cuts.get_name()))?;
+        map.serialize_entry("add_noise", &args.add_noise)?;
+        map.serialize_entry("seed", &args.seed)?;
+        map.serialize_entry("threads", &args.threads)?;
+        map.serialize_entry("interrupted", &finished.interrupted.is_some())?;
+        map.serialize_entry("restarts", &finished.restarts)?;
+        map.serialize_entry("restarts_allowed", &args.restarts)?;
+        map.serialize_entry("recoveries", &self.recoveries)?;
+        map.serialize_entry("wall_ms", &(finished.wall.as_secs_f64() * 1e3))?;
+        map.serialize_entry("psnr_before_db", &self.psnr_before.ok())?;
+        map.serialize_entry("psnr_before_why_null", &self.psnr_before.err())?;
+        map.serialize_entry("psnr_after_db", &self.psnr_after.ok())?;
+        map.serialize_entry("psnr_after_why_null", &self.psnr_after.err())?;
+        map.serialize_entry("verify", &front.verified())?;
+        map.end()
+    }
 }
 
 /// Why a PSNR of clips that are the same is not given: it would be infinite.
@@ -81,11 +101,13 @@ const IDENTICAL: &str = "identical";
 const NOT_COMPARED: &str = "no frame was compared with that before --add-noise";
 
 /// Decibels, or why there are none.
-fn psnr(db: Option<f64>) -> (Option<f64>, Option<&'static str>) {
+type Psnr = Result<f64, &'static str>;
+
+fn psnr(db: Option<f64>) -> Psnr {
     match db {
-        Some(db) if db.is_finite() => (Some(db), None),
-        Some(_) => (None, Some(IDENTICAL)),
-        None => (None, Some(NOT_COMPARED)),
+        Some(db) if db.is_finite() => Ok(db),
+        Some(_) => Err(IDENTICAL),
+        None => Err(NOT_COMPARED),
     }
 }
 
@@ -119,67 +141,34 @@ impl Recovery {
 
 /// Prints the summary and writes the files that were asked for.
 pub(super) fn publish<C: Codec>(
-    args: &RunArgs,
+    job: &Labels<'_>,
     front: &VideoFront<C>,
     finished: &Finished,
     written: Option<u64>,
-    labels: &Labels,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
+    let args = job.args;
     let recorder = &finished.summary.recorder;
     let chunks = recorder.totals().chunks;
     let restarts = &finished.summary.restarts;
     let measures = Measures::of(recorder, default_warm_up(chunks), restarts);
-    let quality = front.quality();
-    let (psnr_before_db, psnr_before_why_null) = psnr(quality.and_then(|q| q.before.db()));
-    let (psnr_after_db, psnr_after_why_null) = psnr(quality.and_then(|q| q.after.db()));
-    let noise = Some(front.noise()).filter(|noise| !noise.are_unknown());
-    let command = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let quality = front.quality.as_ref();
+    let noise = Some(&front.noise).filter(|noise| !noise.are_unknown());
     let about = About {
-        pp_version: env!("CARGO_PKG_VERSION"),
-        command: command.collect(),
-        host: uname().nodename().to_string_lossy().into_owned(),
-        written_unix_s: now.ok().map(|now| now.as_secs()),
-        input: args.input.display().to_string(),
-        output: args.output.as_ref().map(|p| p.display().to_string()),
-        width: front.header().width(),
-        height: front.header().height(),
-        ranks: args.ranks,
-        transport: &labels.transport,
-        kernels: labels.kernels.clone(),
-        choice: labels.choice.as_deref(),
-        denoise_steps: args.denoise_steps,
-        strength: match args.strength {
-            Strength::Auto => "auto".into(),
-            Strength::Sigma(sigma) => sigma.into(),
-        },
-        noise_sigma_estimated: noise.filter(|_| args.strength == Strength::Auto),
-        frames_per_chunk: args.frames_per_chunk,
-        depth: args.depth,
-        chunks_at_most: args.chunks,
-        recompute: args.recompute,
-        cuts: args
-            .cuts
-            .to_possible_value()
-            .map_or_else(String::new, |value| value.get_name().to_owned()),
-        add_noise: args.add_noise,
-        seed: args.seed,
-        threads: args.threads,
-        interrupted: finished.interrupted.is_some(),
-        restarts: finished.restarts,
-        restarts_allowed: args.restarts,
+        job,
+        front,
+        finished,
+        noise: noise.filter(|_| args.strength == Strength::Auto),
         recoveries: restarts.iter().map(Recovery::of).collect(),
-        wall_ms: finished.wall.as_secs_f64() * 1e3,
-        psnr_before_db,
-        psnr_before_why_null,
-        psnr_after_db,
-        psnr_after_why_null,
-        verify: front.verified(),
+        psnr_before: psnr(quality.and_then(|q| q.before.db())),
+        psnr_after: psnr(quality.and_then(|q| q.after.db())),
     };
     let view = View {
         title: format!(
             "pp run {}x{}, {} frames a chunk, depth {}",
-            about.width, about.height, about.frames_per_chunk, about.depth
+            front.header.width(),
+            front.header.height(),
+            args.frames_per_chunk,
+            args.depth
         ),
         phase_b_rank: args.ranks - 1,
         restarts: restarts.clone(),
@@ -191,7 +180,7 @@ pub(super) fn publish<C: Codec>(
     let (trace, timeline) = (args.trace.as_deref(), args.timeline.as_deref());
     let stored = report.and_then(|()| write_pictures(trace, timeline, recorder, &measures, &view));
     // Without them the video is there all the same, and the summary says so.
-    let text = summary(args, &about, &measures, written, stored.is_ok())?;
+    let text = summary(&about, &measures, written, stored.is_ok())?;
     // The result may go to standard output; the summary must not get into it.
     let files = [&args.output, &args.report, &args.trace, &args.timeline];
     if files.into_iter().flatten().any(|path| is_stdout(path)) {
@@ -220,16 +209,17 @@ pub(crate) fn write_pictures(
     Ok(())
 }
 
-fn summary(
-    args: &RunArgs,
-    about: &About<'_>,
+fn summary<C: Codec>(
+    about: &About<'_, C>,
     measures: &Measures,
     written: Option<u64>,
     has_stored: bool,
-) -> Result<String, Failure> {
+) -> Result<String, Error> {
+    let (job, header, finished) = (about.job, &about.front.header, about.finished);
+    let args = job.args;
     let mut out = Vec::new();
-    let input = match about.input.as_str() {
-        "-" => "standard input",
+    let input = match args.input.display().to_string() {
+        input if input == "-" => "standard input".into(),
         path => path,
     };
     let write = |out: &mut Vec<u8>| -> std::io::Result<()> {
@@ -237,36 +227,39 @@ fn summary(
             out,
             "{} {}x{}, {} in {}",
             input,
-            about.width,
-            about.height,
+            header.width(),
+            header.height(),
             Count(measures.frames, "frame"),
             Count(measures.chunks, "chunk")
         )?;
         // On a terminal what was found was said at the beginning.
-        let found = about.choice.filter(|_| !std::io::stderr().is_terminal());
+        let found = job
+            .choice
+            .as_ref()
+            .filter(|_| !std::io::stderr().is_terminal());
         writeln!(
             out,
             "transport {}; kernels {}{}",
-            about.transport,
-            about.kernels,
+            job.transport,
+            job.kernels,
             found.map_or_else(String::new, |found| format!("; {found}"))
         )?;
-        if about.interrupted {
+        if finished.interrupted.is_some() {
             writeln!(out, "interrupted: what was in flight has been finished")?;
         }
-        let fps = measures.frames as f64 * 1e3 / about.wall_ms.max(1e-6);
+        let fps = measures.frames as f64 * 1e3 / (finished.wall.as_secs_f64() * 1e3).max(1e-6);
         writeln!(
             out,
             "{fps:.1} frames per second over the whole run, which begins when the ranks are connected"
         )?;
-        if let Some(noise) = about.noise_sigma_estimated {
+        if let Some(noise) = about.noise {
             writeln!(out, "estimated noise of each plane: {noise}")?;
         }
-        if about.psnr_after_why_null != Some(NOT_COMPARED) {
-            write_psnr(out, about.psnr_before_db, about.psnr_after_db)?;
+        if about.psnr_after != Err(NOT_COMPARED) {
+            write_psnr(out, about.psnr_before, about.psnr_after)?;
         }
         write_restarts(out, about)?;
-        if let Some(verified) = &about.verify {
+        if let Some(verified) = about.front.verified() {
             writeln!(out, "{verified}")?;
         }
         write_text(out, measures)?;
@@ -294,9 +287,9 @@ fn summary(
 }
 
 /// Where there are no decibels, the clip and the clean one are identical.
-fn write_psnr(out: &mut Vec<u8>, before: Option<f64>, after: Option<f64>) -> std::io::Result<()> {
-    let db = |db: Option<f64>| db.map_or_else(|| IDENTICAL.into(), |db| format!("{db:.2} dB"));
-    let gain = before.zip(after);
+fn write_psnr(out: &mut Vec<u8>, before: Psnr, after: Psnr) -> std::io::Result<()> {
+    let db = |db: Psnr| db.map_or_else(|_| IDENTICAL.into(), |db| format!("{db:.2} dB"));
+    let gain = before.ok().zip(after.ok());
     let gain = gain.map_or_else(String::new, |(b, a)| format!(" ({:+.2} dB)", a - b));
     writeln!(
         out,
@@ -309,28 +302,23 @@ fn write_psnr(out: &mut Vec<u8>, before: Option<f64>, after: Option<f64>) -> std
 /// The most recoveries that are told one by one; the report has them all.
 const TOLD: usize = 8;
 
-fn write_restarts(out: &mut Vec<u8>, about: &About<'_>) -> std::io::Result<()> {
-    if about.restarts == 0 {
+fn write_restarts<C: Codec>(out: &mut Vec<u8>, about: &About<'_, C>) -> std::io::Result<()> {
+    let restarts = about.finished.restarts;
+    if restarts == 0 {
         return Ok(());
     }
     writeln!(
         out,
-        "Phase B was started again {} of {} times",
-        about.restarts, about.restarts_allowed
+        "Phase B was started again {restarts} of {} times",
+        about.job.args.restarts
     )?;
     for recovery in about.recoveries.iter().take(TOLD) {
-        let Recovery {
-            cause,
-            chunk,
-            chunks_sent_again: again,
-            ms_to_served,
-            ..
-        } = recovery;
-        let at = chunk.map_or_else(|| "at the end".into(), |chunk| format!("at chunk {chunk}"));
-        let ms =
-            ms_to_served.map_or_else(String::new, |ms| format!(", served again in {ms:.0} ms"));
-        let again = Count((*again).into(), "chunk");
-        writeln!(out, "{at:>12}: {again} sent again{ms}; {cause}")?;
+        let at = recovery.chunk;
+        let at = at.map_or_else(|| "at the end".into(), |chunk| format!("at chunk {chunk}"));
+        let ms = recovery.ms_to_served;
+        let ms = ms.map_or_else(String::new, |ms| format!(", served again in {ms:.0} ms"));
+        let again = Count(recovery.chunks_sent_again.into(), "chunk");
+        writeln!(out, "{at:>12}: {again} sent again{ms}; {}", recovery.cause)?;
     }
     let more = about.recoveries.len().saturating_sub(TOLD);
     if more > 0 {

@@ -6,18 +6,20 @@
 
 use pp_contract::MAX_PAYLOAD_BYTES;
 use pp_kernels::Chroma;
-use pp_transport::host::MAX_SLOTS;
-use serde::{Deserialize, Serialize};
+use pp_transport::backend::Edges;
+use pp_transport::host::{EdgeShape, MAX_SLOTS};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Longest side of a frame that is read.
-const MAX_SIDE: u32 = 16_384;
+use super::codec::Geometry;
+use crate::video::header::MAX_SIDE;
+
 /// What may lie behind a payload in its slot.
 const BESIDE_PAYLOAD: u64 = 1 << 16;
 
 /// What the front found in its input, and Phase B must know before its first chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Told")]
-pub(super) struct Shape {
+#[serde(remote = "Self")]
+pub struct Shape {
     pub(super) width: u32,
     pub(super) height: u32,
     pub(super) planes: Chroma,
@@ -28,31 +30,23 @@ pub(super) struct Shape {
     pub(super) backward_bytes: u64,
 }
 
-/// A shape as it was told, by whomever.
-#[derive(Deserialize)]
-struct Told {
-    width: u32,
-    height: u32,
-    planes: Chroma,
-    frame_bytes: u64,
-    forward_slots: u32,
-    forward_bytes: u64,
-    backward_bytes: u64,
+impl Serialize for Shape {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
 }
 
-impl TryFrom<Told> for Shape {
-    type Error = String;
+/// A shape as it was told, by whomever.
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let told = Self::deserialize(deserializer)?;
+        told.check().map_err(serde::de::Error::custom)?;
+        Ok(told)
+    }
+}
 
-    fn try_from(told: Told) -> Result<Self, String> {
-        let Told {
-            width,
-            height,
-            planes,
-            frame_bytes,
-            forward_slots,
-            forward_bytes,
-            backward_bytes,
-        } = told;
+impl Shape {
+    fn check(&self) -> Result<(), String> {
         let most = MAX_PAYLOAD_BYTES + BESIDE_PAYLOAD;
         let is = |what: &str, value: u64, most: u64| {
             if (1..=most).contains(&value) {
@@ -60,26 +54,49 @@ impl TryFrom<Told> for Shape {
             }
             Err(format!("{what} of {value}; 1 to {most} can be"))
         };
+        let (width, height, planes) = (self.width, self.height, self.planes);
         is("a width", width.into(), MAX_SIDE.into())?;
         is("a height", height.into(), MAX_SIDE.into())?;
-        is("a number of slots", forward_slots.into(), MAX_SLOTS.into())?;
-        is("a payload", forward_bytes, most)?;
-        is("a payload", backward_bytes, most)?;
-        let expected = planes.packed_frame_bytes(width, height) as u64;
-        if frame_bytes != expected {
+        is(
+            "a number of slots",
+            self.forward_slots.into(),
+            MAX_SLOTS.into(),
+        )?;
+        is("a payload", self.forward_bytes, most)?;
+        is("a payload", self.backward_bytes, most)?;
+        let (given, expected) = (
+            self.frame_bytes,
+            planes.packed_frame_bytes(width, height) as u64,
+        );
+        if given != expected {
             return Err(format!(
-                "{frame_bytes} bytes in a frame of {width}x{height} {planes:?}, which has {expected}"
+                "{given} bytes in a frame of {width}x{height} {planes:?}, which has {expected}"
             ));
         }
-        Ok(Self {
-            width,
-            height,
-            planes,
-            frame_bytes,
-            forward_slots,
-            forward_bytes,
-            backward_bytes,
-        })
+        Ok(())
+    }
+
+    /// Both edges, for so many chunks in flight.
+    pub(super) fn edges(self, depth: u32) -> Edges {
+        let edge = |depth, slot_bytes| EdgeShape { depth, slot_bytes };
+        Edges {
+            up: edge(self.forward_slots, self.forward_bytes),
+            down: edge(depth, self.backward_bytes),
+        }
+    }
+
+    /// Bytes of the largest slot.
+    pub(super) fn largest(self) -> u64 {
+        self.forward_bytes.max(self.backward_bytes)
+    }
+
+    pub(super) fn geometry(self) -> Geometry {
+        Geometry {
+            width: self.width,
+            height: self.height,
+            chroma: self.planes,
+            frame_bytes: self.frame_bytes as usize,
+        }
     }
 }
 

@@ -9,7 +9,6 @@ pub(crate) trait FrameMemory: Any + Send {
     fn bytes_mut(&mut self) -> &mut [u8];
     /// Whether nothing else reads or writes it any more.
     fn is_idle(&self) -> bool;
-    fn as_any(&self) -> &dyn Any;
 }
 
 /// Frames one after the other, in memory of either kind.
@@ -71,7 +70,7 @@ impl Buffer {
     pub(crate) fn given<T: 'static>(&self) -> Option<&T> {
         match &self.memory {
             Memory::Heap(_) => None,
-            Memory::Given(memory) => memory.as_any().downcast_ref(),
+            Memory::Given(memory) => (&**memory as &dyn Any).downcast_ref(),
         }
     }
 }
@@ -123,9 +122,6 @@ mod tests {
         }
         fn is_idle(&self) -> bool {
             true
-        }
-        fn as_any(&self) -> &dyn Any {
-            self
         }
     }
 

@@ -4,6 +4,8 @@
 
 use pp_kernels::Chroma;
 
+use super::error::HeaderFault;
+
 /// Longest accepted stream header, far above what any writer makes.
 pub(crate) const MAX_HEADER_BYTES: usize = 1024;
 /// Largest accepted width and height.
@@ -19,15 +21,6 @@ pub(crate) struct Header {
     height: u32,
     chroma: Chroma,
     is_interlaced: bool,
-}
-
-/// What is wrong with a header: malformed, or well formed and beyond us.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum HeaderFault {
-    Malformed(String),
-    Unsupported(String),
-    /// Interlacing that changes from frame to frame, which ffmpeg cannot read either.
-    Mixed,
 }
 
 impl Header {

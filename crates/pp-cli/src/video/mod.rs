@@ -8,14 +8,12 @@ pub(crate) mod buffer;
 pub(crate) mod error;
 pub(crate) mod header;
 pub(crate) mod noise;
-pub(crate) mod place;
 pub(crate) mod psnr;
 pub(crate) mod scene;
 pub(crate) mod sink;
 pub(crate) mod source;
-pub(crate) mod staged;
 #[cfg(test)]
 mod testing;
 pub(crate) mod y4m;
 
-pub(crate) use error::{InputError, OutputError};
+pub(crate) use error::InputError;

@@ -17,11 +17,10 @@ use std::thread::{self, JoinHandle};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use memmap2::MmapOptions;
 
-use super::OutputError;
 use super::buffer::Buffer;
 use super::header::Header;
-use super::staged::StagedFile;
 use super::y4m::{Frames, Params, write_header};
+use pp_job::output::{OutputError, StagedFile};
 
 /// Threads from which on filling a file in memory is faster than writing it.
 const THREADS_THAT_PAY: usize = 4;
@@ -54,11 +53,8 @@ pub(crate) struct Sink {
     thread: Option<JoinHandle<Result<Written, OutputError>>>,
 }
 
-#[derive(Debug)]
-struct Written {
-    file: StagedFile,
-    frames: u64,
-}
+/// What was written, and how many frames are in it.
+type Written = (StagedFile, u64);
 
 impl Sink {
     /// Opens `target` (`-` is standard output) and starts writing; gives these buffers out first. `wake` is called on the
@@ -98,10 +94,7 @@ impl Sink {
             ended.store(true, Ordering::Release);
             wake();
             match result {
-                Ok(()) => Ok(Written {
-                    file: writer.file,
-                    frames: writer.frames,
-                }),
+                Ok(()) => Ok((writer.file, writer.frames)),
                 Err(error) => Err(writer.file.write_error(error)),
             }
         });
@@ -155,7 +148,7 @@ impl Sink {
     /// A write failed or the file could not be named; then nothing is left under the final name.
     pub(crate) fn commit(mut self) -> Result<u64, OutputError> {
         match self.result()? {
-            Some(Written { file, frames }) => file.commit().map(|()| frames),
+            Some((file, frames)) => file.commit().map(|()| frames),
             None => Ok(0),
         }
     }

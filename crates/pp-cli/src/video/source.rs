@@ -9,86 +9,25 @@
 //! on, so that an end, a break and a parameter are seen in one place.
 
 mod ahead;
+mod chunk;
 
-use std::io;
 use std::sync::Arc;
-use std::thread;
+use std::{io, thread};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use pp_runtime::clock::now_ns;
 
 use self::ahead::Ahead;
+use self::chunk::Intake;
+pub(crate) use self::chunk::{Chunk, SourceOptions};
 use super::InputError;
 use super::buffer::Buffer;
-use super::header::Header;
-use super::noise::Noise;
-use super::scene::{CutDetector, Grid, grid};
-use super::y4m::{Params, Reader};
+
+use super::scene::{CutDetector, Grid};
+use super::y4m::Reader;
 
 /// Buffers that may lie between recycling and reuse, at least; more are freed.
 const SPARE_CHUNKS: usize = 64;
-
-/// What the source does besides reading.
-#[derive(Debug)]
-pub(crate) struct SourceOptions {
-    /// Frames of a chunk; the last one, and one that a cut ends, have fewer.
-    pub(crate) frames_per_chunk: usize,
-    /// Stop after so many chunks.
-    pub(crate) chunks: Option<u64>,
-    /// Noise to add to every frame.
-    pub(crate) noise: Option<Noise>,
-    /// Keep the frames as they were before the noise.
-    pub(crate) keep_clean: bool,
-    /// Look for hard cuts.
-    pub(crate) scene_cuts: bool,
-    /// Chunks that wait to be taken.
-    pub(crate) queue: usize,
-    /// Threads that read a file; each has one chunk more.
-    pub(crate) threads: usize,
-}
-
-/// Some successive frames, as they lie in the file.
-#[derive(Debug, Default)]
-pub(crate) struct Chunk {
-    /// Counts from 0.
-    pub(crate) index: u64,
-    /// Number of its first frame in the input.
-    pub(crate) first_frame: u64,
-    /// How many it holds, at least one.
-    pub(crate) frames: usize,
-    /// A hard cut lies right before its first frame.
-    pub(crate) cut: bool,
-    /// The parameters of its frames.
-    pub(crate) params: Params,
-    /// When its first and its last frame had been read, in nanoseconds of the monotonic clock.
-    pub(crate) read_ns: (u64, u64),
-    frame_bytes: usize,
-    data: Buffer,
-    clean: Vec<u8>,
-    /// The grids of its frames, where it was read ahead and cuts are looked for.
-    grids: Vec<Grid>,
-}
-
-impl Chunk {
-    /// The frames one after the other, each planar.
-    pub(crate) fn data(&self) -> &[u8] {
-        &self.data[..self.frames * self.frame_bytes]
-    }
-
-    /// The memory that they lie in; it may hold more.
-    pub(crate) fn memory(&self) -> &Buffer {
-        &self.data
-    }
-
-    /// The same before noise was added, when the options ask to keep it.
-    pub(crate) fn clean(&self) -> Option<&[u8]> {
-        self.clean.get(..self.frames * self.frame_bytes)
-    }
-
-    fn frame_mut(&mut self, k: usize) -> &mut [u8] {
-        &mut self.data[k * self.frame_bytes..(k + 1) * self.frame_bytes]
-    }
-}
 
 /// What [`Source::poll`] finds.
 #[derive(Debug)]
@@ -139,22 +78,16 @@ impl Source {
             // There is room for as many.
             let _ = spare.try_send(chunk);
         }
-        let intake = Arc::new(Intake {
-            header: reader.header().clone(),
-            frames_per_chunk: options.frames_per_chunk.max(1),
-            noise: options.noise,
-            keep_clean: options.keep_clean,
-            scene_cuts: options.scene_cuts,
-        });
+        let header = reader.header.clone();
+        let intake = Arc::new(Intake { header, options });
         let ahead = match reader.plain_frames() {
-            Some(frames) => Some(Ahead::start(frames, &intake, options.threads)?),
+            Some(frames) => Some(Ahead::start(frames, &intake)?),
             None => None,
         };
         let kept = spare_out.clone();
         let work = Work {
             reader,
             intake,
-            chunks: options.chunks,
             done: spare.clone(),
             spare: spare_out,
             detector: CutDetector::default(),
@@ -203,59 +136,10 @@ impl Source {
     }
 }
 
-/// What happens to every frame, whichever thread has read it.
-struct Intake {
-    header: Header,
-    frames_per_chunk: usize,
-    noise: Option<Noise>,
-    keep_clean: bool,
-    scene_cuts: bool,
-}
-
-impl Intake {
-    /// A chunk without frames, with room for all it may hold.
-    fn empty(&self, mut chunk: Chunk) -> Chunk {
-        chunk.frame_bytes = self.header.frame_bytes();
-        chunk.data.resize(self.frames_per_chunk * chunk.frame_bytes);
-        (chunk.frames, chunk.cut) = (0, false);
-        chunk.params.clear();
-        chunk.grids.clear();
-        chunk
-    }
-
-    /// What shows whether there is a cut before the frame behind those that the chunk holds, where cuts are looked for.
-    fn grid(&self, chunk: &mut Chunk) -> Option<Grid> {
-        let k = chunk.frames;
-        self.scene_cuts
-            .then(|| grid(&self.header, chunk.frame_mut(k)))
-    }
-
-    /// Counts frame `number`, which lies behind those the chunk holds, after keeping a copy and adding noise.
-    fn take_in(&self, chunk: &mut Chunk, number: u64, read_ns: u64) {
-        let k = chunk.frames;
-        if k == 0 {
-            chunk.first_frame = number;
-            chunk.read_ns.0 = read_ns;
-        }
-        chunk.read_ns.1 = read_ns;
-        if self.keep_clean {
-            let range = k * chunk.frame_bytes..(k + 1) * chunk.frame_bytes;
-            chunk.clean.resize(chunk.data.len(), 0);
-            chunk.clean[range.clone()].copy_from_slice(&chunk.data[range]);
-        }
-        if let Some(noise) = &self.noise {
-            noise.add(number, chunk.frame_mut(k));
-        }
-        chunk.frames += 1;
-    }
-}
-
 /// The thread that decides where chunks begin.
 struct Work {
     reader: Reader,
     intake: Arc<Intake>,
-    /// Stop after so many.
-    chunks: Option<u64>,
     spare: Receiver<Chunk>,
     /// For a chunk that stayed empty.
     done: Sender<Chunk>,
@@ -318,8 +202,8 @@ impl Work {
                 self.begins_at_cut = true;
             }
             self.next_frame += chunk.frames as u64;
-            if cut.is_none() && chunk.frames < self.intake.frames_per_chunk {
-                let skipped = self.reader.skip(ahead.frames(), self.next_frame);
+            if cut.is_none() && chunk.frames < self.intake.options.frames_per_chunk {
+                let skipped = self.reader.skip(&ahead.frames, self.next_frame);
                 return Ok(Behind {
                     index,
                     begun: Some(chunk),
@@ -343,21 +227,19 @@ impl Work {
     /// Gives everything behind what was read ahead.
     fn read_on(
         &mut self,
-        behind: Behind,
+        mut behind: Behind,
         give: &mut impl FnMut(Chunk) -> Result<(), Closed>,
     ) -> Result<Result<(), InputError>, Closed> {
-        let Behind {
-            mut index,
-            mut begun,
-            mut broken,
-        } = behind;
-        while self.wants(index) {
-            let (mut chunk, end) = match broken.take() {
-                None => self.read_chunk(begun.take()),
-                Some(error) => (begun.take().unwrap_or_default(), ChunkEnd::Broken(error)),
+        while self.wants(behind.index) {
+            let (mut chunk, end) = match behind.broken.take() {
+                None => self.read_chunk(behind.begun.take()),
+                Some(error) => (
+                    behind.begun.take().unwrap_or_default(),
+                    ChunkEnd::Broken(error),
+                ),
             };
-            chunk.index = index;
-            index += 1;
+            chunk.index = behind.index;
+            behind.index += 1;
             if chunk.frames > 0 {
                 give(chunk)?;
             } else {
@@ -365,7 +247,7 @@ impl Work {
             }
             match end {
                 ChunkEnd::Full => {}
-                ChunkEnd::Cut(next) => begun = Some(next),
+                ChunkEnd::Cut(next) => behind.begun = Some(next),
                 ChunkEnd::Input => return Ok(Ok(())),
                 ChunkEnd::Broken(error) => return Ok(Err(error)),
             }
@@ -374,14 +256,15 @@ impl Work {
     }
 
     fn wants(&self, index: u64) -> bool {
-        self.chunks.is_none_or(|limit| index < limit)
+        let chunks = self.intake.options.chunks;
+        chunks.is_none_or(|limit| index < limit)
     }
 
     /// Reads until the chunk is full, the input ends, or a cut belongs to the next chunk. `begun` is a chunk that already
     /// holds its first frames.
     fn read_chunk(&mut self, begun: Option<Chunk>) -> (Chunk, ChunkEnd) {
         let mut chunk = begun.unwrap_or_else(|| self.empty_chunk());
-        while chunk.frames < self.intake.frames_per_chunk {
+        while chunk.frames < self.intake.options.frames_per_chunk {
             let k = chunk.frames;
             match self.reader.read_frame(chunk.frame_mut(k)) {
                 Ok(true) => {}

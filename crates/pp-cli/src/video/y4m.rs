@@ -12,8 +12,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::InputError;
-use super::header::{Header, HeaderFault, MAGIC, MAX_HEADER_BYTES};
-use crate::patient::Patient;
+use super::error::{At, HeaderFault};
+use super::header::{Header, MAGIC, MAX_HEADER_BYTES};
+use pp_job::output::Patient;
 
 const FRAME: &[u8] = b"FRAME";
 /// The line in front of a frame without parameters.
@@ -25,8 +26,8 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// A stream whose header was read and accepted.
 pub(crate) struct Reader {
     input: BufReader<Box<dyn Read + Send>>,
-    name: String,
-    header: Header,
+    pub(crate) name: String,
+    pub(crate) header: Header,
     /// Frames read whole so far.
     frame: u64,
     /// Bytes consumed so far.
@@ -79,15 +80,10 @@ impl Reader {
         if path.as_os_str() == "-" {
             let name = String::from("standard input");
             // Past the lock and the buffer of `io::stdin`: the reader may move to its own thread.
-            let stdin =
-                io::stdin()
-                    .as_fd()
-                    .try_clone_to_owned()
-                    .map_err(|source| InputError::Open {
-                        name: name.clone(),
-                        source,
-                    })?;
-            return Self::of(File::from(stdin), name);
+            return match io::stdin().as_fd().try_clone_to_owned() {
+                Ok(stdin) => Self::of(File::from(stdin), name),
+                Err(source) => Err(InputError::Open { name, source }),
+            };
         }
         let name = path.display().to_string();
         match File::open(path) {
@@ -100,7 +96,7 @@ impl Reader {
     pub(super) fn of(mut file: File, name: String) -> Result<Self, InputError> {
         let about = file.metadata().ok();
         if about.as_ref().is_some_and(|about| about.is_dir()) {
-            return Err(InputError::IsDirectory { name });
+            return Err(InputError::IsDirectory(name));
         }
         // Standard input may be a file of which another program has read the beginning.
         let start = file.stream_position().ok();
@@ -146,23 +142,20 @@ impl Reader {
         let mut input = BufReader::with_capacity(BUFFER_BYTES, input);
         let mut line = Vec::new();
         let limit = MAX_HEADER_BYTES as u64 + 1;
-        (&mut input)
-            .take(limit)
-            .read_until(b'\n', &mut line)
-            .map_err(|source| InputError::Read {
-                name: name.clone(),
-                frame: 0,
-                offset: 0,
-                source,
-            })?;
+        if let Err(source) = (&mut input).take(limit).read_until(b'\n', &mut line) {
+            let (frame, offset) = (0, 0);
+            let at = At {
+                name,
+                frame,
+                offset,
+            };
+            return Err(InputError::Read { at, source });
+        }
         if line.is_empty() {
-            return Err(InputError::Empty { name });
+            return Err(InputError::Empty(name));
         }
         if !line.starts_with(MAGIC) {
-            return Err(InputError::Foreign {
-                name,
-                what: guess(&line),
-            });
+            return Err(InputError::Foreign(name, guess(&line)));
         }
         let offset = line.len() as u64;
         if line.pop() != Some(b'\n') {
@@ -171,7 +164,7 @@ impl Reader {
             } else {
                 format!("the file ends inside it, after {offset} bytes")
             };
-            return Err(InputError::Header { name, what });
+            return Err(InputError::Header(name, HeaderFault::Malformed(what)));
         }
         match Header::parse(&line) {
             Ok(header) => Ok(Self {
@@ -184,18 +177,8 @@ impl Reader {
                 file: None,
                 had: 0,
             }),
-            Err(HeaderFault::Malformed(what)) => Err(InputError::Header { name, what }),
-            Err(HeaderFault::Unsupported(what)) => Err(InputError::Unsupported { name, what }),
-            Err(HeaderFault::Mixed) => Err(InputError::Mixed { name }),
+            Err(fault) => Err(InputError::Header(name, fault)),
         }
-    }
-
-    pub(crate) fn header(&self) -> &Header {
-        &self.header
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Reads the next frame into `frame`, which must have [`Header::frame_bytes`] bytes. False at the end of the stream.
@@ -205,19 +188,13 @@ impl Reader {
     pub(crate) fn read_frame(&mut self, frame: &mut [u8]) -> Result<bool, InputError> {
         debug_assert_eq!(frame.len(), self.header.frame_bytes());
         if !self.read_marker()? {
-            return if self.frame == 0 {
-                Err(InputError::NoFrames {
-                    name: self.name.clone(),
-                })
-            } else if self.offset < self.had {
-                Err(InputError::Shrunk {
-                    name: self.name.clone(),
-                    frame: self.frame,
-                    offset: self.offset,
+            return match self.frame {
+                0 => Err(InputError::NoFrames(self.name.clone())),
+                _ if self.offset < self.had => Err(InputError::Shrunk {
+                    at: self.at(),
                     had: self.had,
-                })
-            } else {
-                Ok(false)
+                }),
+                _ => Ok(false),
             };
         }
         let mut have = 0;
@@ -286,33 +263,30 @@ impl Reader {
         }
     }
 
-    fn truncated(&self, have: usize, want: usize) -> InputError {
-        InputError::Truncated {
+    fn at(&self) -> At {
+        At {
             name: self.name.clone(),
             frame: self.frame,
             offset: self.offset,
-            have,
-            want,
         }
+    }
+
+    fn truncated(&self, have: usize, want: usize) -> InputError {
+        let at = self.at();
+        InputError::Truncated { at, have, want }
     }
 
     fn no_marker(&self, found: &[u8]) -> InputError {
         let found = found[..found.len().min(16)].escape_ascii();
         InputError::NoMarker {
-            name: self.name.clone(),
-            frame: self.frame,
-            offset: self.offset,
+            at: self.at(),
             found: format!("\"{found}\""),
         }
     }
 
     fn failed(&self, source: io::Error) -> InputError {
-        InputError::Read {
-            name: self.name.clone(),
-            frame: self.frame,
-            offset: self.offset,
-            source,
-        }
+        let at = self.at();
+        InputError::Read { at, source }
     }
 }
 

@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounded::Text;
 use crate::codec::{self, BodyError};
+use crate::header::{WIRE_VERSION, array};
 use crate::ids::{Rank, WorldSize};
 use crate::plan::Plan;
-use crate::version::{WIRE_VERSION, is_compatible};
 
 /// Size of the fixed part of an encoded [`Hello`].
 pub const HELLO_HEADER_BYTES: usize = 16;
@@ -183,42 +183,24 @@ impl Hello {
             let expected = HELLO_HEADER_BYTES;
             return Err(HandshakeError::Length { expected, got });
         };
-        let [
-            m0,
-            m1,
-            m2,
-            m3,
-            v0,
-            v1,
-            r0,
-            r1,
-            l0,
-            l1,
-            l2,
-            l3,
-            c0,
-            c1,
-            c2,
-            c3,
-        ] = *header;
-        let magic = [m0, m1, m2, m3];
+        let magic = array(header, 0);
         if magic != MAGIC {
             return Err(HandshakeError::Magic { got: magic });
         }
-        let theirs = u16::from_le_bytes([v0, v1]);
-        if !is_compatible(theirs) {
+        let theirs = u16::from_le_bytes(array(header, 4));
+        if theirs != WIRE_VERSION {
             return Err(HandshakeError::Version { theirs });
         }
-        let reserved = u16::from_le_bytes([r0, r1]);
+        let reserved = u16::from_le_bytes(array(header, 6));
         if reserved != 0 {
             return Err(HandshakeError::Reserved { got: reserved });
         }
-        let announced = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+        let announced = u32::from_le_bytes(array(header, 8)) as usize;
         if body.len() != announced {
             let expected = HELLO_HEADER_BYTES.saturating_add(announced);
             return Err(HandshakeError::Length { expected, got });
         }
-        let stated = u32::from_le_bytes([c0, c1, c2, c3]);
+        let stated = u32::from_le_bytes(array(header, 12));
         let computed = checksum(&header[..12], body);
         if stated != computed {
             return Err(HandshakeError::Checksum { computed, stated });

@@ -1,7 +1,6 @@
 //! The settings that steer communication, as every rank has them.
 
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use crate::bounded::{List, Text, TooLong, check_len};
 
@@ -11,8 +10,8 @@ pub const MAX_SETTINGS: usize = 64;
 type Setting = (Text<64>, Text<256>);
 
 /// Settings by key: each key once, in order.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-#[serde(transparent)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "List<Setting, MAX_SETTINGS>")]
 pub struct Settings(Vec<Setting>);
 
 impl Settings {
@@ -56,14 +55,12 @@ impl Settings {
     }
 }
 
-impl<'de> Deserialize<'de> for Settings {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let list = List::<Setting, MAX_SETTINGS>::deserialize(deserializer)?.into_inner();
+impl TryFrom<List<Setting, MAX_SETTINGS>> for Settings {
+    type Error = &'static str;
+    fn try_from(list: List<Setting, MAX_SETTINGS>) -> Result<Self, &'static str> {
         if !list.is_sorted_by(|(a, _), (b, _)| a < b) {
-            return Err(D::Error::custom(
-                "settings are not in rising order of their keys",
-            ));
+            return Err("settings are not in rising order of their keys");
         }
-        Ok(Self(list))
+        Ok(Self(list.into_inner()))
     }
 }

@@ -117,8 +117,8 @@ impl<'de> Deserializer<'de> for Zeros<'_> {
         deserialize_f32 "f32" visit_f32 0.0;
         deserialize_f64 "f64" visit_f64 0.0;
         deserialize_char "char" visit_char ' ';
-        deserialize_str "text" visit_str "";
-        deserialize_string "text" visit_str "";
+        deserialize_str "text" visit_borrowed_str "";
+        deserialize_string "text" visit_borrowed_str "";
         deserialize_bytes "bytes" visit_bytes b"";
         deserialize_byte_buf "bytes" visit_bytes b"";
     }

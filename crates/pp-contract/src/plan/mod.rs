@@ -39,7 +39,9 @@ pub trait Plan: Clone + Debug + PartialEq + Sized {
     fn parts(&self) -> &Self::Parts;
 
     /// How many generator calls the chunk takes; the result must say the same number.
-    fn expected_calls(&self) -> u32;
+    fn expected_calls(&self) -> u32 {
+        1
+    }
 
     /// The first frame of the chunk; the result must say the same number.
     fn start_frame(&self) -> u64;

@@ -1,11 +1,11 @@
 //! The kernels under test, and a stream through two of their sessions.
 
 use pp_contract::VideoPlanParts;
+use pp_device::CudaError;
 
 use super::memory::{Place, Session};
 use super::outcome::{Outcome, fail};
 use crate::config::{Chroma, ChunkShape, SessionConfig};
-use crate::cuda::CudaError;
 use crate::plugin::KernelSet;
 
 /// Kernels to check, and the memory in which their payloads are to lie.

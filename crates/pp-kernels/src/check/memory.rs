@@ -5,57 +5,54 @@
 //!
 //! The wait for a device has no bound: a check takes as long as the kernels do.
 
+use std::ops::DerefMut;
 use std::time::Duration;
 
 use pp_contract::{Manifest, VideoPlanParts};
+use pp_device::{CudaError, Stream, StreamBuffer};
 
 use super::outcome::{Outcome, fail};
 use crate::config::{ChunkShape, Layout, SessionConfig, Space};
-use crate::cuda::CudaError;
-use crate::cuda::driver::{Driver, Stream};
-use crate::cuda::memory::{Memory, Pinned};
+use crate::cuda::{Pinned, borrow};
 use crate::error::KernelError;
 use crate::frame::{FrameView, FrameViewMut};
 use crate::guard::{self, GUARD_BYTES};
 use crate::payload::{Payload, PayloadMut};
-use crate::plugin::{DeviceSession, KernelSession, KernelSet};
+use crate::plugin::{KernelSession, KernelSet, RawSession};
 
 /// Where payloads lie.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) enum Place {
     Host,
-    Device { context: u64, stream: Stream },
+    Device(Stream),
 }
 
 impl Place {
     /// # Safety
     /// As [`super::Bench::on_device`].
     pub(super) unsafe fn device(context: u64, stream: u64) -> Result<Place, CudaError> {
-        let driver = Driver::load()?;
-        driver.check_context(context)?;
         // SAFETY: the caller's duty.
-        let stream = unsafe { Stream::borrow(driver, stream) };
-        Ok(Place::Device { context, stream })
+        unsafe { borrow(context, stream) }.map(Place::Device)
     }
 
-    pub(super) fn space(self) -> Space {
+    pub(super) fn space(&self) -> Space {
         match self {
             Place::Host => Space::Host,
-            Place::Device { context, stream } => Space::Cuda {
-                context,
-                stream: stream.raw() as u64,
+            Place::Device(stream) => Space::Cuda {
+                context: stream.device().raw_context(),
+                stream: stream.raw(),
             },
         }
     }
 
     /// Opens a session for a configuration of [`Place::space`].
-    pub(super) fn open(self, set: &KernelSet, config: &SessionConfig) -> Outcome<Session> {
+    pub(super) fn open(&self, set: &KernelSet, config: &SessionConfig) -> Outcome<Session> {
         Ok(match self {
             Place::Host => Session::Host(set.open(config)?),
-            Place::Device { stream, .. } => {
+            Place::Device(stream) => {
                 // SAFETY: context and stream are those of `Place::device`, whose caller promised them.
                 let session = unsafe { set.open_on_device(config) }?;
-                Session::Device(session, stream)
+                Session::Device(session, stream.clone())
             }
         })
     }
@@ -65,7 +62,7 @@ impl Place {
 /// inner one is the kernels' own.
 pub(super) enum Session {
     Host(KernelSession),
-    Device(DeviceSession, Stream),
+    Device(RawSession, Stream),
 }
 
 impl Session {
@@ -87,7 +84,7 @@ impl Session {
     fn stream(&self) -> Option<Stream> {
         match self {
             Session::Host(_) => None,
-            Session::Device(_, stream) => Some(*stream),
+            Session::Device(_, stream) => Some(stream.clone()),
         }
     }
 
@@ -99,9 +96,9 @@ impl Session {
         inputs: &Manifest,
     ) -> Outcome<Result<Vec<u8>, KernelError>> {
         let (stream, config) = (self.stream(), *self.config());
-        let mut slot = Slot::new(stream, inputs, &[])?;
-        let samples = Samples::new(stream, frames)?;
-        let before = samples.bytes().to_vec();
+        let mut slot = Slot::new(stream.as_ref(), inputs, &[])?;
+        let samples = Samples::new(stream.as_ref(), frames)?;
+        let before = samples.memory.to_vec();
         let views = samples.views(&config);
         let result = match self {
             Session::Host(session) => session.encode(&views, plan, &mut slot.write()?),
@@ -113,7 +110,7 @@ impl Session {
         };
         finish(result, |()| {
             slot.read()?;
-            if samples.bytes() != before {
+            if samples.memory[..] != before {
                 return fail("encode wrote into its frames");
             }
             slot.payload("encode")
@@ -127,8 +124,9 @@ impl Session {
         layout: &Layout,
         input: &[u8],
     ) -> Outcome<Result<(Vec<u8>, u32), KernelError>> {
-        let mut from = Slot::new(self.stream(), &layout.inputs, input)?;
-        let mut to = Slot::new(self.stream(), &layout.outputs, &[])?;
+        let stream = self.stream();
+        let mut from = Slot::new(stream.as_ref(), &layout.inputs, input)?;
+        let mut to = Slot::new(stream.as_ref(), &layout.outputs, &[])?;
         let before = from.image.clone();
         let result = match self {
             Session::Host(session) => session.phase_b(plan, &from.given()?, &mut to.write()?),
@@ -159,8 +157,8 @@ impl Session {
         let size = config
             .chroma
             .packed_frame_bytes(config.width, config.height);
-        let mut slot = Slot::new(stream, outputs, output)?;
-        let mut samples = Samples::new(stream, &vec![vec![0; size]; count])?;
+        let mut slot = Slot::new(stream.as_ref(), outputs, output)?;
+        let mut samples = Samples::new(stream.as_ref(), &vec![vec![0; size]; count])?;
         let before = slot.image.clone();
         let mut views = samples.views_mut(&config);
         let result = match self {
@@ -197,12 +195,12 @@ struct Slot<'a> {
     /// Host memory that the kernels work on; of a device, what was last known of its memory.
     image: Vec<u8>,
     start: usize,
-    device: Option<Memory>,
+    device: Option<StreamBuffer>,
 }
 
 impl<'a> Slot<'a> {
     /// Begins with these bytes; the rest of the payload is zero.
-    fn new(stream: Option<Stream>, list: &'a Manifest, bytes: &[u8]) -> Outcome<Slot<'a>> {
+    fn new(stream: Option<&Stream>, list: &'a Manifest, bytes: &[u8]) -> Outcome<Slot<'a>> {
         let mut image = vec![0; list.payload_bytes() as usize + 3 * GUARD_BYTES];
         // Memory of a device starts at a multiple of 256 by itself.
         let start = match stream {
@@ -217,8 +215,8 @@ impl<'a> Slot<'a> {
         let device = match stream {
             None => None,
             Some(stream) => {
-                let memory = Memory::new(stream, image.len())?;
-                memory.fill(&image)?;
+                let memory = StreamBuffer::new(stream, image.len())?;
+                memory.fill_with(image.clone())?;
                 Some(memory)
             }
         };
@@ -230,7 +228,7 @@ impl<'a> Slot<'a> {
         })
     }
 
-    fn address(&self, memory: &Memory) -> u64 {
+    fn address(&self, memory: &StreamBuffer) -> u64 {
         memory.address() + self.start as u64
     }
 
@@ -285,19 +283,14 @@ impl<'a> Slot<'a> {
 
 /// Frames of one size, each behind guard bytes, and guard bytes behind the last.
 struct Samples {
-    memory: SampleMemory,
+    /// Page-locked for a device.
+    memory: Box<dyn DerefMut<Target = [u8]>>,
     /// Bytes from one frame's guard bytes to the next one's.
     stride: usize,
 }
 
-enum SampleMemory {
-    Host(Vec<u8>),
-    /// Page-locked, for a device.
-    Pinned(Pinned),
-}
-
 impl Samples {
-    fn new(stream: Option<Stream>, frames: &[Vec<u8>]) -> Outcome<Samples> {
+    fn new(stream: Option<&Stream>, frames: &[Vec<u8>]) -> Outcome<Samples> {
         let mut guard = [0; GUARD_BYTES];
         guard::arm(&mut guard);
         let mut image = Vec::new();
@@ -306,28 +299,21 @@ impl Samples {
             image.extend_from_slice(frame);
         }
         image.extend_from_slice(&guard);
-        let memory = match stream {
-            None => SampleMemory::Host(image),
+        let memory: Box<dyn DerefMut<Target = [u8]>> = match stream {
+            None => Box::new(image),
             Some(stream) => {
                 let mut pinned = Pinned::new(stream, image.len())?;
-                pinned.bytes_mut().copy_from_slice(&image);
-                SampleMemory::Pinned(pinned)
+                pinned.copy_from_slice(&image);
+                Box::new(pinned)
             }
         };
         let stride = GUARD_BYTES + frames.first().map_or(0, Vec::len);
         Ok(Samples { memory, stride })
     }
 
-    fn bytes(&self) -> &[u8] {
-        match &self.memory {
-            SampleMemory::Host(bytes) => bytes,
-            SampleMemory::Pinned(pinned) => pinned.bytes(),
-        }
-    }
-
     fn views(&self, config: &SessionConfig) -> Vec<FrameView<'_>> {
         let (width, height, chroma) = (config.width, config.height, config.chroma);
-        let frames = self.bytes().chunks_exact(self.stride);
+        let frames = self.memory.chunks_exact(self.stride);
         frames
             .filter_map(|frame| FrameView::packed(&frame[GUARD_BYTES..], width, height, chroma))
             .collect()
@@ -335,11 +321,7 @@ impl Samples {
 
     fn views_mut(&mut self, config: &SessionConfig) -> Vec<FrameViewMut<'_>> {
         let (width, height, chroma) = (config.width, config.height, config.chroma);
-        let bytes = match &mut self.memory {
-            SampleMemory::Host(bytes) => bytes,
-            SampleMemory::Pinned(pinned) => pinned.bytes_mut(),
-        };
-        bytes
+        self.memory
             .chunks_exact_mut(self.stride)
             .filter_map(|frame| {
                 FrameViewMut::packed(&mut frame[GUARD_BYTES..], width, height, chroma)
@@ -349,7 +331,7 @@ impl Samples {
 
     /// The frames that decode wrote, if it wrote nothing else.
     fn frames(&self) -> Outcome<Vec<Vec<u8>>> {
-        let frames = self.bytes().chunks_exact(self.stride);
+        let frames = self.memory.chunks_exact(self.stride);
         let behind = frames.remainder();
         let mut guards = frames.clone().map(|frame| &frame[..GUARD_BYTES]);
         if guards.any(|bytes| guard::check(bytes).is_err()) || guard::check(behind).is_err() {

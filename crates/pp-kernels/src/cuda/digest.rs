@@ -2,13 +2,11 @@
 //!
 //! Two launches for all tensors of a payload, whatever their sizes; nothing waits, and the host touches no byte.
 
-use std::sync::OnceLock;
+use pp_device::{Device, Function, LaunchConfig, Module, Stream, StreamBuffer, arguments};
 
-use super::driver::{Driver, Function, Module, Shape, Stream, arguments};
-use super::error::CudaError;
-use super::memory::Memory;
 use super::ptx::{Source, check_device};
-use super::{Loaded, once};
+use super::{borrow, once};
+use crate::error::Failure;
 
 /// Most tensors in one launch.
 const MOST_TENSORS: usize = 16;
@@ -30,16 +28,15 @@ struct Digesters {
 }
 
 impl Digesters {
-    /// The kernels in the context, which is current.
-    fn of(driver: Driver, context: u64) -> Result<Digesters, CudaError> {
-        static LOADED: OnceLock<Loaded<Digesters>> = OnceLock::new();
-        once(LOADED.get_or_init(Loaded::default), driver, context, || {
-            check_device(driver)?;
-            let module = Module::load(driver, Source::Digest.ptx())?;
+    /// The kernels in the context of the device, which is current.
+    fn of(device: &Device) -> Result<Digesters, Failure> {
+        once(device.context_id()?, || {
+            check_device(device)?;
+            let module = Module::load(device, Source::Digest.ptx())?;
             Ok(Digesters {
                 blocks: module.function("digest_blocks")?,
                 tree: module.function("digest_tree")?,
-                grid: RESIDENT * driver.multiprocessors()?,
+                grid: RESIDENT * device.about().multiprocessors.max(1),
             })
         })
         .copied()
@@ -66,9 +63,9 @@ struct Tensors {
 }
 
 impl Tensors {
-    fn of(tensors: &[DeviceTensor]) -> Result<Tensors, CudaError> {
+    fn of(tensors: &[DeviceTensor]) -> Result<Tensors, Failure> {
         if tensors.len() > MOST_TENSORS {
-            return Err(CudaError::Argument(format!(
+            return Err(Failure::invalid(format!(
                 "digests of {} tensors at once: at most {MOST_TENSORS}",
                 tensors.len()
             )));
@@ -103,12 +100,10 @@ fn blocks_of(bytes: u64) -> u64 {
 /// Its memory is freed behind what is enqueued; nothing waits.
 #[derive(Debug)]
 pub struct DeviceDigests {
-    driver: Driver,
-    context: u64,
     stream: Stream,
     kernels: Digesters,
     /// Digests of blocks, then as much for the levels above.
-    scratch: Memory,
+    scratch: StreamBuffer,
     most_blocks: u64,
 }
 
@@ -121,19 +116,15 @@ impl DeviceDigests {
     ///
     /// # Errors
     /// No driver, a device that is too old, no memory.
-    pub unsafe fn new(context: u64, stream: u64, most_bytes: u64) -> Result<Self, CudaError> {
-        let driver = Driver::load()?;
-        driver.check_context(context)?;
+    pub unsafe fn new(context: u64, stream: u64, most_bytes: u64) -> Result<Self, Failure> {
         // SAFETY: the caller's duty.
-        let stream = unsafe { Stream::borrow(driver, stream) };
+        let stream = unsafe { borrow(context, stream) }?;
         // A tensor that ends in the middle of a block has one more.
         let most_blocks = most_bytes / BLOCK_BYTES + MOST_TENSORS as u64;
         Ok(DeviceDigests {
-            driver,
-            context,
+            kernels: Digesters::of(stream.device())?,
+            scratch: StreamBuffer::new(&stream, 2 * 8 * most_blocks as usize)?,
             stream,
-            kernels: Digesters::of(driver, context)?,
-            scratch: Memory::new(stream, 2 * 8 * most_blocks as usize)?,
             most_blocks,
         })
     }
@@ -145,15 +136,15 @@ impl DeviceDigests {
     ///
     /// # Errors
     /// More tensors than 16 or more bytes than it was made for, another context, or a failure of the device.
-    pub unsafe fn enqueue(&self, tensors: &[DeviceTensor], to: u64) -> Result<(), CudaError> {
+    pub unsafe fn enqueue(&self, tensors: &[DeviceTensor], to: u64) -> Result<(), Failure> {
         if tensors.is_empty() {
             return Ok(());
         }
-        self.driver.check_context(self.context)?;
+        self.stream.device().check_current()?;
         let argument = Tensors::of(tensors)?;
         let blocks = argument.blocks();
         if blocks > self.most_blocks {
-            return Err(CudaError::Argument(format!(
+            return Err(Failure::invalid(format!(
                 "digests of {blocks} blocks, room was made for {}",
                 self.most_blocks
             )));
@@ -165,16 +156,17 @@ impl DeviceDigests {
         // and is used on this stream alone; the rest is the caller's duty.
         unsafe {
             self.kernels.blocks.launch(
-                self.stream,
-                Shape::line(grid, THREADS),
+                &self.stream,
+                LaunchConfig::line(grid, THREADS),
                 &mut arguments![argument, digests],
             )?;
             self.kernels.tree.launch(
-                self.stream,
-                Shape::line(tensors.len() as u32, THREADS),
+                &self.stream,
+                LaunchConfig::line(tensors.len() as u32, THREADS),
                 &mut arguments![argument, digests, above, to],
-            )
+            )?;
         }
+        Ok(())
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::sync::OnceLock;
 
-use super::driver::Driver;
-use super::error::CudaError;
+use pp_device::{About, Device};
+
 use crate::denoise::settings;
+use crate::error::Failure;
 
 /// The modules, from the files of those names.
 macro_rules! modules {
@@ -46,19 +47,37 @@ const DENOISER: [Source; 5] = [
     Source::Attend,
 ];
 
-/// Refuses a device that is too old for the PTX.
-///
-/// # Errors
-/// [`CudaError::OldDevice`]
-pub(crate) fn check_device(driver: Driver) -> Result<(), CudaError> {
-    runs_on(driver.capability()?)
+/// The oldest driver that takes PTX of this version (9.0), as the driver counts: 13.0.
+const NEEDED: u32 = 13_000;
+
+/// Refuses a driver or a device that is too old for the PTX.
+pub(crate) fn check_device(device: &Device) -> Result<(), Failure> {
+    let About {
+        driver_version,
+        compute_major,
+        compute_minor,
+        ..
+    } = device.about();
+    check(*driver_version, [*compute_major, *compute_minor])
 }
 
-fn runs_on((major, minor): (i32, i32)) -> Result<(), CudaError> {
-    match major {
-        8.. => Ok(()),
-        _ => Err(CudaError::OldDevice { major, minor }),
+/// The same, by the numbers.
+pub(crate) fn check(driver: u32, [major, minor]: [u32; 2]) -> Result<(), Failure> {
+    if driver < NEEDED {
+        let text = |v: u32| format!("{}.{}", v / 1000, v % 1000 / 10);
+        let (found, needed) = (text(driver), text(NEEDED));
+        return Err(Failure::unsupported(format!(
+            "the NVIDIA driver is for CUDA {found}, and the built-in PTX needs {needed}; update the driver to 580 or \
+             newer, or run on the CPU with --kernels cpu"
+        )));
     }
+    if major < 8 {
+        return Err(Failure::unsupported(format!(
+            "the GPU has compute capability {major}.{minor}, these kernels need 8.0 or newer; run on the CPU with \
+             --kernels cpu"
+        )));
+    }
+    Ok(())
 }
 
 /// Changes with any PTX of the denoiser and with the numbers of the formula, whatever the device: both ranks have the
@@ -83,14 +102,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_that_are_too_old_are_refused() {
-        for device in [(8, 0), (8, 6), (9, 0), (10, 0), (12, 1)] {
-            assert_eq!(runs_on(device), Ok(()), "{device:?}");
+    fn drivers_and_devices_that_are_too_old_are_refused() {
+        for device in [[8, 0], [8, 6], [9, 0], [10, 0], [12, 1]] {
+            assert_eq!(check(13_000, device), Ok(()), "{device:?}");
         }
-        for older in [(7, 5), (7, 0), (6, 1)] {
-            let error = runs_on(older).unwrap_err().to_string();
+        for older in [[7, 5], [7, 0], [6, 1]] {
+            let error = check(13_010, older).unwrap_err().to_string();
             assert!(error.contains("need 8.0 or newer"), "{error}");
         }
+        let error = check(12_080, [9, 0]).unwrap_err().to_string();
+        assert!(
+            error.contains("CUDA 12.8") && error.contains("needs 13.0"),
+            "{error}"
+        );
     }
 
     #[test]

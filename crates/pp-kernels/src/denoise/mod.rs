@@ -9,7 +9,7 @@
 //! `context_frames` bf16 `[frames, tokens, 64]`, exactly with recompute.
 
 pub mod cpu;
-pub(crate) mod cuda;
+pub mod cuda;
 pub mod geometry;
 pub mod reference;
 pub mod settings;

@@ -3,43 +3,34 @@
 use std::time::Duration;
 
 use pp_contract::{DType, Manifest, VideoPlanParts};
+use pp_device::{CudaError, Stream, StreamBuffer};
 
-use super::{Case, Clock, Figure, MeasureError, PATIENCE};
+use super::{Case, Figure, MeasureError, times};
 use crate::config::{ChunkShape, Layout};
-use crate::cuda::driver::{Driver, Stream};
-use crate::cuda::memory::{Memory, Pinned};
-use crate::cuda::{CudaError, DeviceDigests, DeviceTensor};
+use crate::cuda::{Clock, DeviceDigests, DeviceTensor, PATIENCE, Pinned, borrow};
 use crate::denoise::cuda::{Ptx, Single};
 use crate::denoise::geometry::Geometry;
 use crate::denoise::settings::{CONTEXT_FRAMES, RADIUS};
+use crate::error::Failure;
 use crate::export::{Kernels, Session};
-use crate::payload::{Payload, PayloadMut};
-use crate::plugin::{DeviceSession, KernelSet};
+use crate::payload::TensorsIn;
+use crate::plugin::{KernelSet, RawSession};
 
 /// A payload in device memory of its own.
 struct Slot<'a> {
     list: &'a Manifest,
-    memory: Memory,
+    memory: StreamBuffer,
 }
 
 impl<'a> Slot<'a> {
-    fn new(stream: Stream, list: &'a Manifest) -> Result<Self, CudaError> {
-        let memory = Memory::new(stream, list.payload_bytes() as usize)?;
+    fn new(stream: &Stream, list: &'a Manifest) -> Result<Self, CudaError> {
+        let memory = StreamBuffer::new(stream, list.payload_bytes() as usize)?;
         Ok(Slot { list, memory })
     }
 
-    fn read(&self) -> Result<Payload<'_>, MeasureError> {
+    fn payload<H>(&self) -> Result<TensorsIn<H>, Failure> {
         let bytes = self.list.payload_bytes() as usize;
-        Ok(Payload::on_device(self.list, self.memory.address(), bytes)?)
-    }
-
-    fn write(&self) -> Result<PayloadMut<'_>, MeasureError> {
-        let bytes = self.list.payload_bytes() as usize;
-        Ok(PayloadMut::on_device(
-            self.list,
-            self.memory.address(),
-            bytes,
-        )?)
+        TensorsIn::on_device(self.list, self.memory.address(), bytes)
     }
 }
 
@@ -47,19 +38,12 @@ impl<'a> Slot<'a> {
 struct Chunks<'a> {
     clock: &'a Clock,
     case: &'a Case,
-    session: &'a mut DeviceSession,
+    session: &'a mut RawSession,
     samples: &'a mut Pinned,
     /// Plan of the chunk before; its seen frames are the next one's start.
     plan: VideoPlanParts,
     input: Slot<'a>,
     output: Slot<'a>,
-}
-
-/// The times of the three calls.
-struct Times {
-    encode: Vec<Duration>,
-    phase_b: Vec<Duration>,
-    decode: Vec<Duration>,
 }
 
 impl Chunks<'_> {
@@ -70,49 +54,40 @@ impl Chunks<'_> {
         self.plan
     }
 
-    /// Runs one chunk through the session and waits.
-    fn run(&mut self, plan: &VideoPlanParts) -> Result<(), MeasureError> {
-        let views = self.case.views(self.samples.bytes());
+    fn encode(&mut self, plan: &VideoPlanParts) -> Result<(), MeasureError> {
+        let views = self.case.views(self.samples);
+        let mut input = self.input.payload()?;
         // SAFETY: whoever measures has promised the context and the stream; slots are freed behind the stream's work,
         // and the samples when the stream is done, or never.
-        unsafe {
-            self.session
-                .encode(&views, plan, &mut self.input.write()?)?;
-            self.session
-                .phase_b(plan, &self.input.read()?, &mut self.output.write()?)?;
-        }
-        Ok(self.clock.stream.wait(PATIENCE)?)
+        Ok(unsafe { self.session.encode(&views, plan, &mut input) }?)
     }
 
-    /// Times each call over so many chunks.
-    fn time(&mut self, recompute: bool) -> Result<Times, MeasureError> {
-        let clock = self.clock;
+    fn phase_b(&mut self, plan: &VideoPlanParts) -> Result<u32, MeasureError> {
+        let (input, mut output) = (self.input.payload()?, self.output.payload()?);
+        // SAFETY: as above.
+        Ok(unsafe { self.session.phase_b(plan, &input, &mut output) }?)
+    }
+
+    fn decode(&mut self, plan: &VideoPlanParts) -> Result<(), MeasureError> {
+        let mut views = self.case.views_mut(self.samples);
+        let output = self.output.payload()?;
+        // SAFETY: as above.
+        Ok(unsafe { self.session.decode(plan, &output, &mut views) }?)
+    }
+
+    /// Times `encode`, `phase_b` and `decode` over so many chunks.
+    fn time(&mut self, recompute: bool) -> Result<[Vec<Duration>; 3], MeasureError> {
+        let (clock, runs) = (self.clock, self.case.runs);
         let mut plan = self.next(recompute);
-        let encode = clock.time(self.case.runs, || -> Result<(), MeasureError> {
-            let views = self.case.views(self.samples.bytes());
-            // SAFETY: as in `run`.
-            Ok(unsafe { self.session.encode(&views, &plan, &mut self.input.write()?) }?)
-        })?;
-        let phase_b = clock.time(self.case.runs, || -> Result<(), MeasureError> {
-            // SAFETY: as above.
-            unsafe {
-                self.session
-                    .phase_b(&plan, &self.input.read()?, &mut self.output.write()?)
-            }?;
+        let encode = times(clock, runs, || self.encode(&plan))?;
+        let phase_b = times(clock, runs, || {
+            self.phase_b(&plan)?;
             // The frames just seen are the context of the next ones.
             plan = self.next(recompute);
-            Ok(())
+            Ok::<_, MeasureError>(())
         })?;
-        let decode = clock.time(self.case.runs, || -> Result<(), MeasureError> {
-            let mut views = self.case.views_mut(self.samples.bytes_mut());
-            // SAFETY: as above.
-            Ok(unsafe { self.session.decode(&plan, &self.output.read()?, &mut views) }?)
-        })?;
-        Ok(Times {
-            encode,
-            phase_b,
-            decode,
-        })
+        let decode = times(clock, runs, || self.decode(&plan))?;
+        Ok([encode, phase_b, decode])
     }
 }
 
@@ -130,17 +105,15 @@ pub unsafe fn kernels(
     context: u64,
     stream: u64,
 ) -> Result<Vec<Figure>, MeasureError> {
-    let driver = Driver::load()?;
-    driver.check_context(context)?;
     // SAFETY: the caller's duty.
-    let borrowed = unsafe { Stream::borrow(driver, stream) };
+    let borrowed = &unsafe { borrow(context, stream) }?;
     let clock = Clock::new(borrowed)?;
     let config = case.config(context, stream);
     // SAFETY: the caller's duty.
     let mut session = unsafe { set.open_on_device(&config) }?;
     let geometry = Geometry::of(&config);
     let mut samples = Pinned::new(borrowed, case.samples())?;
-    picture(samples.bytes_mut(), case.width as usize);
+    picture(&mut samples, case.width as usize);
 
     // Whoever rebuilds the context has seen as many frames in one chunk before.
     let known = set.describe().context_frames.min(case.frames);
@@ -164,9 +137,11 @@ pub unsafe fn kernels(
             output: Slot::new(borrowed, &layout.outputs)?,
         };
         if !recompute {
-            chunks.run(&plan)?;
+            chunks.encode(&plan)?;
+            chunks.phase_b(&plan)?;
+            clock.stream.wait_until_idle(PATIENCE)?;
         }
-        let times = chunks.time(recompute)?;
+        let [encode_times, phase_b_times, decode_times] = chunks.time(recompute)?;
         plan = chunks.plan;
 
         let tokens = |frames: u32| geometry.frame_bytes() as u64 * u64::from(frames);
@@ -179,18 +154,18 @@ pub unsafe fn kernels(
         figures.push(Figure {
             bytes: sent + host_bytes,
             host_bytes,
-            ..Figure::new(encode, &times.encode)
+            ..Figure::new(encode, &encode_times)
         });
         figures.push(Figure {
             bytes: sent + tokens(case.frames),
             flops: attention_flops(&geometry, case, set.describe().context_frames),
-            ..Figure::new(phase_b, &times.phase_b)
+            ..Figure::new(phase_b, &phase_b_times)
         });
         if !recompute {
             figures.push(Figure {
                 bytes: tokens(case.frames) + host_bytes,
                 host_bytes,
-                ..Figure::new("decode", &times.decode)
+                ..Figure::new("decode", &decode_times)
             });
         }
     }
@@ -209,10 +184,8 @@ pub unsafe fn single_kernels(
     context: u64,
     stream: u64,
 ) -> Result<Vec<Figure>, MeasureError> {
-    let driver = Driver::load()?;
-    driver.check_context(context)?;
     // SAFETY: the caller's duty.
-    let borrowed = unsafe { Stream::borrow(driver, stream) };
+    let borrowed = &unsafe { borrow(context, stream) }?;
     let clock = Clock::new(borrowed)?;
     let config = case.config(context, stream);
     config.validate()?;
@@ -221,8 +194,8 @@ pub unsafe fn single_kernels(
 
     // Two chunks of two steps: then the ring, the context, the guides and the noise are those of a stream.
     let mut pinned = Pinned::new(borrowed, case.samples())?;
-    picture(pinned.bytes_mut(), case.width as usize);
-    let views = case.views(pinned.bytes());
+    picture(&mut pinned, case.width as usize);
+    let views = case.views(&pinned);
     let Layout { inputs, outputs } = session.layout(ChunkShape {
         frames: case.frames,
         steps: 2,
@@ -232,15 +205,16 @@ pub unsafe fn single_kernels(
     let output = Slot::new(borrowed, &outputs)?;
     let mut plan = VideoPlanParts::first(case.width, case.height, 2);
     for chunk in 1..=2 {
-        session.encode(&views, &plan, &mut input.write()?)?;
-        session.phase_b(&plan, &input.read()?, &mut output.write()?)?;
+        session.encode(&views, &plan, &mut input.payload()?)?;
+        session.phase_b(&plan, &input.payload()?, &mut output.payload()?)?;
         plan = plan.following(chunk * u64::from(case.frames), false);
     }
-    borrowed.wait(PATIENCE)?;
+    borrowed.wait_until_idle(PATIENCE)?;
 
-    let strength = input
-        .read()?
-        .device_tensor("denoising_step_list", DType::I64, &[2])?;
+    let strength =
+        input
+            .payload::<&[u8]>()?
+            .device_tensor("denoising_step_list", DType::I64, &[2])?;
     let (latents_in, latents_out) = (input.memory.address(), output.memory.address());
     let pass = Case { steps: 1, ..*case };
     let flops = attention_flops(&geometry, &pass, CONTEXT_FRAMES as u32);
@@ -289,7 +263,7 @@ pub unsafe fn single_kernels(
     ];
     let mut figures = Vec::new();
     for (name, kernel, memory, bytes, flops) in kernels {
-        let times = clock.time(case.runs, || {
+        let times = times(&clock, case.runs, || {
             // SAFETY: the memory is that of the session's largest chunk, and freed behind the stream's work.
             unsafe { session.only(kernel, &plan, memory, strength, case.frames) }
         })?;
@@ -323,8 +297,8 @@ fn digest(
             bytes: spec.bytes(),
         })
         .collect();
-    let out = Memory::new(clock.stream, 8 * tensors.len())?;
-    let times = clock.time(case.runs, || {
+    let out = StreamBuffer::new(&clock.stream, 8 * tensors.len())?;
+    let times = times(clock, case.runs, || {
         // SAFETY: slot and results are freed behind the stream's work.
         unsafe { digests.enqueue(&tensors, out.address()) }
     })?;

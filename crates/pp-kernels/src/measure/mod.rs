@@ -8,16 +8,14 @@ pub use kernels::{DIGESTS, kernels, single_kernels};
 
 use std::time::Duration;
 
+use pp_device::{CudaError, DevicePtr, StreamBuffer};
+
 use crate::config::{Chroma, SessionConfig};
-use crate::cuda::CudaError;
-use crate::cuda::driver::{Driver, Event, Stream};
-use crate::cuda::memory::{Memory, Pinned, fill_with_noise};
-use crate::error::{Failure, KernelError};
+use crate::cuda::{Clock, Pinned, borrow, fill_with_noise};
+use crate::error::{Failure, KernelError, Status};
 use crate::frame::{FrameView, FrameViewMut};
 use crate::synthetic::{Kind, Rate, Work};
 
-/// The longest that one measurement waits.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// Runs in front of those that count.
 const WARM_UP: u32 = 3;
 
@@ -150,52 +148,19 @@ pub struct Ceilings {
     pub gemm_flops_per_second: Result<f64, String>,
 }
 
-/// A stream whose work is timed.
-struct Clock {
-    stream: Stream,
-    start: Event,
-    end: Event,
-}
-
-impl Clock {
-    fn new(stream: Stream) -> Result<Clock, CudaError> {
-        let driver = stream.driver();
-        Ok(Clock {
-            stream,
-            start: Event::new(driver)?,
-            end: Event::new(driver)?,
-        })
+/// The times of `runs` runs, in rising order; each is waited for.
+fn times<E: From<CudaError>>(
+    clock: &Clock,
+    runs: u32,
+    mut enqueue: impl FnMut() -> Result<(), E>,
+) -> Result<Vec<Duration>, E> {
+    for _ in 0..WARM_UP {
+        clock.time(&mut enqueue)?;
     }
-
-    /// The times of `runs` runs, in rising order; each is waited for.
-    fn time<E: From<CudaError>>(
-        &self,
-        runs: u32,
-        mut enqueue: impl FnMut() -> Result<(), E>,
-    ) -> Result<Vec<Duration>, E> {
-        let mut times = Vec::with_capacity(runs as usize);
-        for run in 0..WARM_UP + runs.max(1) {
-            self.start.record(self.stream)?;
-            enqueue()?;
-            self.end.record(self.stream)?;
-            self.stream.wait(PATIENCE)?;
-            if run >= WARM_UP {
-                times.push(self.end.since(&self.start)?);
-            }
-        }
-        times.sort_unstable();
-        Ok(times)
-    }
-
-    fn rate(
-        &self,
-        runs: u32,
-        bytes: f64,
-        enqueue: impl FnMut() -> Result<(), CudaError>,
-    ) -> Result<f64, CudaError> {
-        let times = self.time(runs, enqueue)?;
-        Ok(bytes / times[times.len() / 2].as_secs_f64().max(1e-9))
-    }
+    let times = (0..runs.max(1)).map(|_| clock.time(&mut enqueue));
+    let mut times = times.collect::<Result<Vec<_>, E>>()?;
+    times.sort_unstable();
+    Ok(times)
 }
 
 /// Measures what the device can do.
@@ -205,28 +170,35 @@ impl Clock {
 ///
 /// # Errors
 /// No driver, no memory, or a failure of the device. A missing cublasLt is told in its place.
-pub unsafe fn ceilings(context: u64, stream: u64, runs: u32) -> Result<Ceilings, CudaError> {
+pub unsafe fn ceilings(context: u64, stream: u64, runs: u32) -> Result<Ceilings, Failure> {
     const COPY: usize = 1 << 30;
     const HOST: usize = 64 << 20;
-    let driver = Driver::load()?;
-    driver.check_context(context)?;
     // SAFETY: the caller's duty.
-    let borrowed = unsafe { Stream::borrow(driver, stream) };
-    let clock = Clock::new(borrowed)?;
-    let (from, to) = (Memory::new(borrowed, COPY)?, Memory::new(borrowed, COPY)?);
-    fill_with_noise(borrowed, &from, 5)?;
-    let host = Pinned::new(borrowed, HOST)?;
-    let copy = clock.rate(runs, 2.0 * COPY as f64, || {
+    let borrowed = unsafe { borrow(context, stream) }?;
+    let clock = Clock::new(&borrowed)?;
+    let rate = |bytes: f64, enqueue: &mut dyn FnMut() -> Result<(), CudaError>| {
+        let times = times(&clock, runs, enqueue)?;
+        Ok::<_, CudaError>(bytes / times[times.len() / 2].as_secs_f64().max(1e-9))
+    };
+    let memory = || StreamBuffer::new(&borrowed, COPY);
+    let (from, to) = (memory()?, memory()?);
+    fill_with_noise(&from, 5)?;
+    let mut host = Pinned::new(&borrowed, HOST)?;
+    let copy = rate(2.0 * COPY as f64, &mut || {
         // SAFETY: both memories are as long, and freed behind the stream's work.
-        unsafe { borrowed.copy(to.address(), from.address(), COPY) }
+        unsafe { borrowed.copy(from.ptr(), to.ptr()) }
     })?;
-    let upload = clock.rate(runs, HOST as f64, || {
+    let upload = rate(HOST as f64, &mut || {
         // SAFETY: as above; the host memory lives until the stream is done, and is leaked when that never happens.
-        unsafe { borrowed.upload(to.address(), host.data(), HOST) }
+        unsafe { borrowed.upload(&host.memory, 0..HOST, to.ptr()) }
     })?;
-    let download = clock.rate(runs, HOST as f64, || {
+    let download = rate(HOST as f64, &mut || {
+        let beginning = DevicePtr {
+            len: HOST,
+            ..from.ptr()
+        };
         // SAFETY: as above.
-        unsafe { borrowed.download(host.data(), from.address(), HOST) }
+        unsafe { borrowed.download(beginning, &mut host.memory, 0) }
     })?;
     drop((from, to, host));
     let kind = Kind::Gemm { size: 8192 };
@@ -238,10 +210,8 @@ pub unsafe fn ceilings(context: u64, stream: u64, runs: u32) -> Result<Ceilings,
             Some(Rate::FlopsPerSecond(rate)) => Ok(rate),
             _ => Err("no rate".into()),
         },
-        Err(error @ (CudaError::NoLibrary { .. } | CudaError::Library { .. })) => {
-            Err(error.to_string())
-        }
-        Err(error) => return Err(error),
+        Err(failure) if failure.status == Status::Unsupported => Err(failure.message),
+        Err(failure) => return Err(failure),
     };
     Ok(Ceilings {
         copy_bytes_per_second: copy,

@@ -54,10 +54,6 @@ impl ErrorBuffer {
 }
 
 impl Caller {
-    pub(super) fn new(table: Table, name: Arc<str>) -> Caller {
-        Caller { table, name }
-    }
-
     /// A status as a result.
     pub(super) fn judge(
         &self,

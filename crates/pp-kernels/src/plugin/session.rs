@@ -2,7 +2,6 @@
 
 use pp_contract::VideoPlanParts;
 
-use crate::abi;
 use crate::config::{ChunkShape, Layout, SessionConfig};
 use crate::error::KernelError;
 use crate::frame::{FrameView, FrameViewMut};
@@ -10,7 +9,7 @@ use crate::guard;
 use crate::payload::{Payload, PayloadMut};
 
 use super::caller::Caller;
-use super::core::{Core, Status, bad_call, raw_tensors};
+use super::raw::RawSession;
 
 /// One session of a set of kernels, on host memory.
 ///
@@ -19,21 +18,21 @@ use super::core::{Core, Status, bad_call, raw_tensors};
 /// The kernels destroy it; after a panic inside them too.
 #[derive(Debug)]
 pub struct KernelSession {
-    core: Core,
+    raw: RawSession,
 }
 
 impl KernelSession {
     /// The configuration is for host memory: the set has seen to that.
     pub(super) fn open(caller: Caller, config: &SessionConfig) -> Result<Self, KernelError> {
         // SAFETY: a session on host memory names no context and no stream.
-        let core = unsafe { Core::open(caller, config) }?;
-        Ok(KernelSession { core })
+        let raw = unsafe { RawSession::open(caller, config) }?;
+        Ok(KernelSession { raw })
     }
 
     /// What the session was made for.
     #[must_use]
     pub fn config(&self) -> &SessionConfig {
-        self.core.config()
+        self.raw.config()
     }
 
     /// The tensors of a chunk of this shape, each with its place in the payload.
@@ -41,7 +40,7 @@ impl KernelSession {
     /// # Errors
     /// A shape that the session does not serve, or an answer that makes no sense.
     pub fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
-        self.core.layout(shape)
+        self.raw.layout(shape)
     }
 
     /// Frames to the input tensors of `phase_b`, written straight into `input`.
@@ -54,11 +53,10 @@ impl KernelSession {
         plan: &VideoPlanParts,
         input: &mut PayloadMut<'_>,
     ) -> Result<(), KernelError> {
-        const OP: &str = "encode";
-        self.core.check_call(OP, plan)?;
-        self.core.take_frames(OP, frames)?;
-        // SAFETY: the planes are borrowed across the call, the payload exclusively; both are slices of what they say.
-        self.write(OP, input, |core, input| unsafe { core.encode(plan, input) })
+        // SAFETY: planes and payload are borrowed across the call, the payload exclusively.
+        self.guarded("encode", input, |raw, input| unsafe {
+            raw.encode(frames, plan, input)
+        })
     }
 
     /// The generator: `input` to `output`. Gives the number of generator calls it made.
@@ -71,17 +69,10 @@ impl KernelSession {
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, KernelError> {
-        const OP: &str = "phase_b";
-        self.core.check_call(OP, plan)?;
-        check_on_host(OP, input.is_on_device())?;
-        let input_tensors = raw_tensors(OP, input.tensors())?;
-        let input = input_tensors.payload(input.raw());
-        let mut observed = 0;
         // SAFETY: both payloads are borrowed across the call, the output exclusively.
-        self.write(OP, output, |core, output| unsafe {
-            core.phase_b(plan, &input, output, &mut observed)
-        })?;
-        Ok(observed)
+        self.guarded("phase_b", output, |raw, output| unsafe {
+            raw.phase_b(plan, input, output)
+        })
     }
 
     /// The output tensors of `phase_b` to frames, read straight from `output`.
@@ -94,47 +85,31 @@ impl KernelSession {
         output: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), KernelError> {
-        const OP: &str = "decode";
-        self.core.check_call(OP, plan)?;
-        check_on_host(OP, output.is_on_device())?;
-        self.core.take_frames_mut(OP, frames)?;
-        let output_tensors = raw_tensors(OP, output.tensors())?;
-        let output = output_tensors.payload(output.raw());
-        // SAFETY: the planes are borrowed exclusively across the call; the payload is borrowed and covers its tensors.
-        let status = unsafe { self.core.decode(plan, &output) }?;
-        self.core.judge(OP, status)
+        // SAFETY: the planes are borrowed exclusively across the call, and the payload is borrowed.
+        unsafe { self.raw.decode(plan, output, frames) }
     }
 
     /// Arms the guards, runs `call`, checks the guards.
-    fn write(
+    fn guarded<T>(
         &mut self,
         operation: &'static str,
         payload: &mut PayloadMut<'_>,
-        call: impl FnOnce(&mut Core, &abi::Payload) -> Status,
-    ) -> Result<(), KernelError> {
+        call: impl FnOnce(&mut RawSession, &mut PayloadMut<'_>) -> Result<T, KernelError>,
+    ) -> Result<T, KernelError> {
+        if let Some((tensors, data, tail)) = payload.guarded() {
+            guard::zero_gaps(tensors, data);
+            guard::arm(tail);
+        }
+        let result = call(&mut self.raw, payload);
+        // A payload on a device was refused.
         let Some((tensors, data, tail)) = payload.guarded() else {
-            return check_on_host(operation, true);
+            return result;
         };
-        let raw_tensors = raw_tensors(operation, tensors)?;
-        guard::zero_gaps(tensors, data);
-        guard::arm(tail);
-        let raw = raw_tensors.payload((data.as_mut_ptr(), data.len() as u64));
-        let status = call(&mut self.core, &raw)?;
         let overrun = match (guard::check_gaps(tensors, data), guard::check(tail)) {
-            (Ok(()), Ok(())) => return self.core.judge(operation, status),
+            (Ok(()), Ok(())) => return result,
             (Err(spec), _) => format!("tensor {}", spec.name()),
             (_, Err(index)) => format!("the payload (byte {index} behind it)"),
         };
-        // A panic is remembered even when the guard bytes are what is reported.
-        let _ = self.core.judge(operation, status);
-        Err(self.core.overrun(operation, overrun))
+        Err(self.raw.overrun(operation, overrun))
     }
-}
-
-fn check_on_host(operation: &'static str, on_device: bool) -> Result<(), KernelError> {
-    if on_device {
-        let reason = "the payload lies on a device, the session works on host memory";
-        return Err(bad_call(operation, reason.into()));
-    }
-    Ok(())
 }

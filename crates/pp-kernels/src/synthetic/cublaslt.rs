@@ -7,10 +7,10 @@ use std::sync::OnceLock;
 
 use cudarc::cublaslt::sys;
 use libloading::Library;
+use pp_device::functions;
 
 use super::python;
-use crate::cuda::CudaError;
-use crate::cuda::table::functions;
+use crate::error::Failure;
 
 /// The variable that says where the library is.
 const VARIABLE: &str = "PP_CUBLASLT_LIB";
@@ -116,8 +116,8 @@ macro_rules! call {
 }
 pub(super) use call;
 
-/// An error unless the code is success.
-pub(super) fn judge(function: &'static str, code: c_int) -> Result<(), CudaError> {
+/// An error unless the code is success; a library that fails counts as one that does not serve the device.
+pub(super) fn judge(function: &'static str, code: c_int) -> Result<(), Failure> {
     let name = match code {
         0 => return Ok(()),
         1 => "CUBLAS_STATUS_NOT_INITIALIZED",
@@ -129,10 +129,9 @@ pub(super) fn judge(function: &'static str, code: c_int) -> Result<(), CudaError
         NOT_SUPPORTED => "CUBLAS_STATUS_NOT_SUPPORTED",
         _ => "cublasStatus_t",
     };
-    Err(CudaError::Library {
-        function,
-        status: format!("{name} ({code})"),
-    })
+    Err(Failure::unsupported(format!(
+        "{function} failed: {name} ({code})"
+    )))
 }
 
 /// The status for which there is no algorithm.
@@ -140,7 +139,7 @@ pub(super) const NOT_SUPPORTED: c_int = 15;
 
 impl CublasLt {
     /// Finds the library. It stays open for the life of the process.
-    pub(super) fn load() -> Result<CublasLt, CudaError> {
+    pub(super) fn load() -> Result<CublasLt, Failure> {
         static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
         if let Some(functions) = FUNCTIONS.get() {
             return Ok(CublasLt(functions));
@@ -151,12 +150,11 @@ impl CublasLt {
                 .or_else(|_| open(Path::new(ANY)))
                 .or_else(|_| from_wheels()),
         };
-        let functions = found.map_err(|why| CudaError::NoLibrary {
-            library: FILE,
-            remedy: format!(
-                "{why}; set {VARIABLE} to its path, or install the wheel nvidia-cublas of CUDA 13 for the python3 on \
-                 PATH"
-            ),
+        let functions = found.map_err(|why| {
+            Failure::unsupported(format!(
+                "{FILE} is not found: {why}; set {VARIABLE} to its path, or install the wheel nvidia-cublas of CUDA 13 \
+                 for the python3 on PATH"
+            ))
         })?;
         Ok(CublasLt(FUNCTIONS.get_or_init(|| functions)))
     }

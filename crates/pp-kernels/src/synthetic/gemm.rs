@@ -7,11 +7,11 @@ use std::ffi::c_void;
 use std::ptr;
 
 use cudarc::cublaslt::sys;
+use pp_device::{Stream, StreamBuffer};
 
 use super::cublaslt::{Choice, CublasLt, NOT_SUPPORTED, call, judge};
-use crate::cuda::CudaError;
-use crate::cuda::driver::Stream;
-use crate::cuda::memory::{Memory, fill_with_noise};
+use crate::cuda::fill_with_noise;
+use crate::error::Failure;
 
 /// What the library may use beside the matrices; 32 MiB is what it asks for on Hopper.
 const WORKSPACE: usize = 32 << 20;
@@ -21,10 +21,10 @@ const WORKSPACE: usize = 32 << 20;
 #[derive(Debug)]
 pub(crate) struct Gemm {
     plan: Plan,
-    a: Memory,
-    b: Memory,
-    d: Memory,
-    workspace: Memory,
+    a: StreamBuffer,
+    b: StreamBuffer,
+    d: StreamBuffer,
+    workspace: StreamBuffer,
     size: u32,
 }
 
@@ -42,7 +42,7 @@ struct Plan {
 unsafe impl Send for Plan {}
 
 impl Plan {
-    fn new(library: CublasLt, size: u32) -> Result<Plan, CudaError> {
+    fn new(library: CublasLt, size: u32) -> Result<Plan, Failure> {
         let mut plan = Plan {
             library,
             handle: ptr::null_mut(),
@@ -80,7 +80,7 @@ impl Plan {
     fn choose(
         &self,
         preference: sys::cublasLtMatmulPreference_t,
-    ) -> Result<sys::cublasLtMatmulAlgo_t, CudaError> {
+    ) -> Result<sys::cublasLtMatmulAlgo_t, Failure> {
         const FUNCTION: &str = "cublasLtMatmulAlgoGetHeuristic";
         let attribute =
             sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
@@ -141,20 +141,20 @@ impl Drop for Plan {
 
 impl Gemm {
     /// Plans products of `size`×`size` matrices and fills them; waits for the stream.
-    pub(crate) fn new(stream: Stream, size: u32) -> Result<Gemm, CudaError> {
+    pub(crate) fn new(stream: &Stream, size: u32) -> Result<Gemm, Failure> {
         let library = CublasLt::load()?;
         let elements = size as usize * size as usize;
-        let matrix = || Memory::new(stream, 2 * elements);
+        let matrix = || StreamBuffer::new(stream, 2 * elements);
         let gemm = Gemm {
             plan: Plan::new(library, size)?,
             a: matrix()?,
             b: matrix()?,
             d: matrix()?,
-            workspace: Memory::new(stream, WORKSPACE)?,
+            workspace: StreamBuffer::new(stream, WORKSPACE)?,
             size,
         };
         for (seed, matrix) in [(1, &gemm.a), (2, &gemm.b)] {
-            fill_with_noise(stream, matrix, seed)?;
+            fill_with_noise(matrix, seed)?;
         }
         Ok(gemm)
     }
@@ -165,10 +165,11 @@ impl Gemm {
     }
 
     /// Enqueues one product.
-    pub(crate) fn enqueue(&mut self, stream: Stream) -> Result<(), CudaError> {
+    pub(crate) fn enqueue(&mut self, stream: &Stream) -> Result<(), Failure> {
         let (one, zero) = (1f32, 0f32);
-        let pointer =
-            |memory: &Memory| ptr::without_provenance_mut::<c_void>(memory.address() as usize);
+        let pointer = |memory: &StreamBuffer| {
+            ptr::without_provenance_mut::<c_void>(memory.address() as usize)
+        };
         let d = pointer(&self.d);
         // SAFETY: all objects of the plan live; the matrices are as large as the layout says, and freed behind all work
         // of this stream; the scalars are read before the call returns (host pointer mode is the default).
@@ -190,8 +191,8 @@ impl Gemm {
                     self.plan.layout,
                     &raw const self.plan.algorithm,
                     pointer(&self.workspace),
-                    self.workspace.bytes(),
-                    stream.raw().cast(),
+                    self.workspace.len(),
+                    ptr::without_provenance_mut(stream.raw() as usize),
                 )
             )
         }

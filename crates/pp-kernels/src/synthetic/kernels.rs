@@ -1,10 +1,10 @@
 //! The kernels of synthetic work. The sources are in `kernels/{spin,hbm}.cu`.
 
-use std::sync::OnceLock;
+use pp_device::{CudaError, Device, Function, LaunchConfig, Module, Stream, arguments};
 
-use crate::cuda::driver::{Driver, Function, Module, Shape, Stream, arguments};
+use crate::cuda::once;
 use crate::cuda::ptx::{Source, check_device};
-use crate::cuda::{CudaError, Loaded, once};
+use crate::error::Failure;
 
 /// The kernels of synthetic work, in one context.
 #[derive(Debug, Clone, Copy)]
@@ -15,16 +15,15 @@ pub(super) struct Synthetic {
 }
 
 impl Synthetic {
-    /// The kernels in the context, which is current.
-    pub(super) fn of(driver: Driver, context: u64) -> Result<Synthetic, CudaError> {
-        static LOADED: OnceLock<Loaded<Synthetic>> = OnceLock::new();
-        once(LOADED.get_or_init(Loaded::default), driver, context, || {
-            check_device(driver)?;
-            let load = |source: Source| Module::load(driver, source.ptx());
+    /// The kernels in the context of the device, which is current.
+    pub(super) fn of(device: &Device) -> Result<Synthetic, Failure> {
+        once(device.context_id()?, || {
+            check_device(device)?;
+            let load = |source: Source| Module::load(device, source.ptx());
             Ok(Synthetic {
                 spin: load(Source::Spin)?.function("spin")?,
                 copy: load(Source::Hbm)?.function("hbm_copy")?,
-                blocks: 4 * driver.multiprocessors()?,
+                blocks: 4 * device.about().multiprocessors.max(1),
             })
         })
         .copied()
@@ -33,7 +32,7 @@ impl Synthetic {
     /// Blocks that spin for so many nanoseconds.
     pub(super) fn spin(
         &self,
-        stream: Stream,
+        stream: &Stream,
         blocks: u32,
         nanoseconds: u64,
     ) -> Result<(), CudaError> {
@@ -41,7 +40,7 @@ impl Synthetic {
         unsafe {
             self.spin.launch(
                 stream,
-                Shape::line(blocks, 32),
+                LaunchConfig::line(blocks, 32),
                 &mut arguments![nanoseconds],
             )
         }
@@ -53,7 +52,7 @@ impl Synthetic {
     /// Both addresses are memory of the context, of `bytes` (a multiple of 16), until the stream has passed.
     pub(super) unsafe fn copy(
         &self,
-        stream: Stream,
+        stream: &Stream,
         from: u64,
         to: u64,
         bytes: u64,
@@ -64,7 +63,7 @@ impl Synthetic {
         unsafe {
             self.copy.launch(
                 stream,
-                Shape::line(self.blocks, 512),
+                LaunchConfig::line(self.blocks, 512),
                 &mut arguments![from, to, words, repeats],
             )
         }

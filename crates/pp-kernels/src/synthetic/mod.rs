@@ -10,14 +10,13 @@ mod python;
 
 use std::time::Duration;
 
-use crate::cuda::CudaError;
-use crate::cuda::driver::{Driver, Event, Stream};
-use crate::cuda::memory::{Memory, fill_with_noise};
+use pp_device::{Stream, StreamBuffer};
+
+use crate::cuda::{Clock, borrow, fill_with_noise};
+use crate::error::Failure;
 use gemm::Gemm;
 use kernels::Synthetic;
 
-/// The longest that a calibration waits for one launch.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// Launches whose median is the calibrated time.
 const SAMPLES: usize = 9;
 
@@ -61,7 +60,7 @@ impl Kind {
         Kind::Hbm { bytes: 64 << 20 }
     }
 
-    fn check(self) -> Result<(), CudaError> {
+    fn check(self) -> Result<(), Failure> {
         let reason = match self {
             Kind::Spin { blocks } if blocks == 0 || blocks > 65_535 => {
                 format!("{blocks} blocks: must lie within 1 and 65535")
@@ -74,7 +73,7 @@ impl Kind {
             }
             _ => return Ok(()),
         };
-        Err(CudaError::Argument(reason))
+        Err(Failure::invalid(reason))
     }
 }
 
@@ -106,9 +105,6 @@ pub struct Calibration {
 /// Its memory is freed behind what is enqueued; nothing waits.
 #[derive(Debug)]
 pub struct Work {
-    kind: Kind,
-    driver: Driver,
-    context: u64,
     stream: Stream,
     engine: Engine,
     /// Nanoseconds for spinning, repetitions of the others.
@@ -117,12 +113,15 @@ pub struct Work {
 
 #[derive(Debug)]
 enum Engine {
-    Spin(Synthetic),
+    Spin {
+        kernels: Synthetic,
+        blocks: u32,
+    },
     Gemm(Gemm),
     Hbm {
         kernels: Synthetic,
-        from: Memory,
-        to: Memory,
+        from: StreamBuffer,
+        to: StreamBuffer,
     },
 }
 
@@ -135,59 +134,51 @@ impl Work {
     ///
     /// # Errors
     /// A number out of range, no driver, no cublasLt (for [`Kind::Gemm`]), no memory.
-    pub unsafe fn new(kind: Kind, context: u64, stream: u64) -> Result<Work, CudaError> {
+    pub unsafe fn new(kind: Kind, context: u64, stream: u64) -> Result<Work, Failure> {
         kind.check()?;
-        let driver = Driver::load()?;
-        driver.check_context(context)?;
         // SAFETY: the caller's duty.
-        let stream = unsafe { Stream::borrow(driver, stream) };
+        let stream = unsafe { borrow(context, stream) }?;
         let engine = match kind {
-            Kind::Spin { .. } => Engine::Spin(Synthetic::of(driver, context)?),
-            Kind::Gemm { size } => Engine::Gemm(Gemm::new(stream, size)?),
+            Kind::Spin { blocks } => Engine::Spin {
+                kernels: Synthetic::of(stream.device())?,
+                blocks,
+            },
+            Kind::Gemm { size } => Engine::Gemm(Gemm::new(&stream, size)?),
             Kind::Hbm { bytes } => {
-                let memory = || Memory::new(stream, bytes as usize);
+                let memory = || StreamBuffer::new(&stream, bytes as usize);
                 let (from, to) = (memory()?, memory()?);
-                fill_with_noise(stream, &from, 3)?;
+                fill_with_noise(&from, 3)?;
                 Engine::Hbm {
-                    kernels: Synthetic::of(driver, context)?,
+                    kernels: Synthetic::of(stream.device())?,
                     from,
                     to,
                 }
             }
         };
         Ok(Work {
-            kind,
-            driver,
-            context,
             stream,
             engine,
             amount: 1,
         })
     }
 
-    /// What it was made as.
-    #[must_use]
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
-
     /// Enqueues the work, as much as was calibrated.
     ///
     /// # Errors
     /// A context that is not current, or a failure of the device.
-    pub fn launch(&mut self) -> Result<(), CudaError> {
-        self.driver.check_context(self.context)?;
-        match (&mut self.engine, self.kind) {
-            (Engine::Spin(kernels), Kind::Spin { blocks }) => {
-                kernels.spin(self.stream, blocks, self.amount)
+    pub fn launch(&mut self) -> Result<(), Failure> {
+        self.stream.device().check_current()?;
+        match &mut self.engine {
+            Engine::Spin { kernels, blocks } => {
+                Ok(kernels.spin(&self.stream, *blocks, self.amount)?)
             }
-            (Engine::Gemm(gemm), _) => (0..self.amount).try_for_each(|_| gemm.enqueue(self.stream)),
-            (Engine::Hbm { kernels, from, to }, _) => {
-                let (from, to, bytes) = (from.address(), to.address(), to.bytes() as u64);
+            Engine::Gemm(gemm) => (0..self.amount).try_for_each(|_| gemm.enqueue(&self.stream)),
+            Engine::Hbm { kernels, from, to } => {
+                let (from, to, bytes) = (from.address(), to.address(), to.len() as u64);
                 // SAFETY: both memories are as long, and freed behind the stream's work.
-                unsafe { kernels.copy(self.stream, from, to, bytes, self.amount as u32) }
+                unsafe { kernels.copy(&self.stream, from, to, bytes, self.amount as u32) }?;
+                Ok(())
             }
-            (Engine::Spin(_), _) => Ok(()),
         }
     }
 
@@ -197,21 +188,17 @@ impl Work {
     ///
     /// # Errors
     /// A context that is not current, a failure of the device, or one that does not finish within 20 s.
-    pub fn calibrate(&mut self, target: Duration) -> Result<Calibration, CudaError> {
-        let clock = [Event::new(self.driver)?, Event::new(self.driver)?];
+    pub fn calibrate(&mut self, target: Duration) -> Result<Calibration, Failure> {
+        let clock = Clock::new(&self.stream)?;
         let wanted = target.as_secs_f64();
-        self.amount = match self.kind {
-            Kind::Spin { .. } => target.as_nanos() as u64,
-            _ => 1,
-        };
-        // The first launches load kernels, fill caches and raise the clock.
-        self.time(&clock)?;
         // Spinning lasts as long as it is told; what a launch takes on top of it is a cost of the pipeline, not work.
-        let rounds = if matches!(self.kind, Kind::Spin { .. }) {
-            0
-        } else {
-            4
+        let (amount, rounds) = match self.engine {
+            Engine::Spin { .. } => (target.as_nanos() as u64, 0),
+            _ => (1, 4),
         };
+        self.amount = amount;
+        // The first launches load kernels, fill caches and raise the clock.
+        clock.time(|| self.launch())?;
         for _ in 0..rounds {
             let taken = self.median(&clock, 3)?.as_secs_f64();
             let scaled = (self.amount as f64 * wanted / taken.max(1e-9)).round() as u64;
@@ -219,38 +206,23 @@ impl Work {
         }
         let achieved = self.median(&clock, SAMPLES)?;
         let per_second = |each: f64| each * self.amount as f64 / achieved.as_secs_f64().max(1e-9);
-        let (repetitions, rate) = match (&self.engine, self.kind) {
-            (Engine::Gemm(gemm), _) => (
-                self.amount,
-                Some(Rate::FlopsPerSecond(per_second(gemm.flops()))),
-            ),
-            (_, Kind::Hbm { bytes }) => (
-                self.amount,
-                Some(Rate::BytesPerSecond(per_second(2.0 * bytes as f64))),
-            ),
-            _ => (1, None),
+        let rate = match &self.engine {
+            Engine::Spin { .. } => None,
+            Engine::Gemm(gemm) => Some(Rate::FlopsPerSecond(per_second(gemm.flops()))),
+            Engine::Hbm { to, .. } => Some(Rate::BytesPerSecond(per_second(2.0 * to.len() as f64))),
         };
         Ok(Calibration {
             target,
             achieved,
-            repetitions: repetitions as u32,
+            repetitions: rate.map_or(1, |_| self.amount as u32),
             rate,
         })
     }
 
-    /// The time of one launch on the device; waits.
-    fn time(&mut self, [start, end]: &[Event; 2]) -> Result<Duration, CudaError> {
-        start.record(self.stream)?;
-        self.launch()?;
-        end.record(self.stream)?;
-        self.stream.wait(PATIENCE)?;
-        end.since(start)
-    }
-
-    fn median(&mut self, clock: &[Event; 2], samples: usize) -> Result<Duration, CudaError> {
+    fn median(&mut self, clock: &Clock, samples: usize) -> Result<Duration, Failure> {
         let mut times = Vec::with_capacity(samples);
         for _ in 0..samples {
-            times.push(self.time(clock)?);
+            times.push(clock.time(|| self.launch())?);
         }
         times.sort_unstable();
         Ok(times[samples / 2])

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result};
 use pp_kernels::{
-    Chroma, ChunkShape, DeviceSession, FrameView, FrameViewMut, KernelSession, KernelSet, Layout,
-    Payload, PayloadMut, PlaneView, PlaneViewMut, SessionConfig, VideoPlanParts,
+    Chroma, ChunkShape, FrameView, FrameViewMut, KernelSession, KernelSet, Layout, Payload,
+    PayloadMut, PlaneView, PlaneViewMut, RawSession, SessionConfig, VideoPlanParts,
 };
 
 pub struct Gpu {
@@ -49,7 +49,7 @@ impl Gpu {
 fn kernels() -> KernelSet {
     match std::env::var_os("PP_TEST_KERNELS") {
         Some(file) => KernelSet::load(file.as_ref()).expect("PP_TEST_KERNELS names a plugin"),
-        None => KernelSet::ptx(),
+        None => KernelSet::for_device(),
     }
 }
 
@@ -87,7 +87,7 @@ impl Drop for Pinned {
 /// A session of either kind, driven with payloads as bytes.
 pub enum Session<'a> {
     Cpu(KernelSession),
-    Gpu(&'a Gpu, DeviceSession),
+    Gpu(&'a Gpu, RawSession),
 }
 
 /// Bytes behind each row of a frame in page-locked memory.
@@ -165,7 +165,7 @@ impl<'a> Session<'a> {
             ..config
         };
         Session::Cpu(
-            KernelSet::cpu()
+            KernelSet::for_host()
                 .open(&config)
                 .expect("the cpu kernels open"),
         )

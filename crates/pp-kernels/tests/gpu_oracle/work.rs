@@ -103,7 +103,7 @@ fn show(figures: &[measure::Figure]) {
 
 fn calls_are_measured(gpu: &Gpu, small: bool) {
     let (context, stream) = gpu.handles();
-    let (set, case) = (KernelSet::ptx(), case(small, 0));
+    let (set, case) = (KernelSet::for_device(), case(small, 0));
     // SAFETY: as in `work`.
     let figures = unsafe { measure::kernels(&set, &case, context, stream) }.expect("figures");
     show(&figures);
@@ -120,7 +120,7 @@ fn calls_are_measured(gpu: &Gpu, small: bool) {
 
 fn kernels_and_the_device_are_measured(gpu: &Gpu, small: bool) {
     let (context, stream) = gpu.handles();
-    let (set, case) = (KernelSet::ptx(), case(small, 2));
+    let (set, case) = (KernelSet::for_device(), case(small, 2));
     // SAFETY: as in `work`.
     unsafe {
         show(&measure::kernels(&set, &case, context, stream).expect("figures"));

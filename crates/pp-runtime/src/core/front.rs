@@ -45,27 +45,16 @@ pub enum FrontAction {
     /// Send a chunk again whose result went down with a Phase B, to the next one. Then
     /// [`FrontCore::handle_sent_again`].
     SendAgain {
-        /// Its index.
-        chunk: ChunkIndex,
-        /// The epoch it belongs to.
-        epoch: CacheEpoch,
-        /// True for the first chunk of an epoch.
-        starts_epoch: bool,
         /// True for the first chunk that the new Phase B gets.
         rebuilds: bool,
     },
-    /// Begin to decode the oldest result that waits. Then [`FrontCore::handle_decode_started`],
-    /// and [`FrontCore::handle_decoded`] once it is with the sink.
-    Decode {
-        /// The chunk it belongs to.
-        chunk: ChunkIndex,
-    },
+    /// Decode the oldest result that waits: [`FrontCore::begin_decode`], then
+    /// [`FrontCore::handle_decoding`] if a device works on it, and [`FrontCore::handle_decoded`]
+    /// once it is with the sink.
+    Decode,
     /// Release the oldest result unread: a hard cut overtook it. Then
     /// [`FrontCore::handle_dropped`].
-    Drop {
-        /// The chunk it belongs to.
-        chunk: ChunkIndex,
-    },
+    Drop,
     /// Everything is emitted: tell Phase B. Then [`FrontCore::handle_shutdown_sent`].
     SendShutdown,
     /// Both sides are done.
@@ -87,24 +76,23 @@ enum Closing {
     Closed,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Flight {
+/// A chunk that was sent and whose decode has not begun.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Entry<C> {
     chunk: ChunkIndex,
     epoch: CacheEpoch,
-    starts_epoch: bool,
-    leg: Leg,
+    state: ChunkState,
+    record: C,
 }
 
 /// How far a chunk is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Leg {
+enum ChunkState {
     /// It went down with a Phase B and is to be sent again.
     Lost,
     /// At Phase B, or on the way there or back.
     Away,
     Back,
-    /// Its decode is under way.
-    Decoding,
 }
 
 /// How many chunks went where.
@@ -122,52 +110,43 @@ pub struct Counts {
 
 /// A result that does not fit what was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a result for chunk {got} of epoch {got_epoch} came where {expected} was due")]
+#[error("a result for chunk {got} of epoch {got_epoch} came where {} was due", due(*expected))]
 pub struct Unexpected {
     /// The chunk it names.
     pub got: ChunkIndex,
     /// The epoch it names.
     pub got_epoch: CacheEpoch,
-    /// What was due: a chunk and its epoch, or nothing.
-    pub expected: Due,
+    /// The oldest chunk that is with Phase B, and its epoch, if there is one.
+    pub expected: Option<(ChunkIndex, CacheEpoch)>,
 }
 
-/// What the front waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Due {
-    /// No chunk is with Phase B.
-    Nothing,
-    /// The oldest chunk that is with Phase B.
-    Chunk(ChunkIndex, CacheEpoch),
-}
-
-impl std::fmt::Display for Due {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Nothing => f.write_str("nothing"),
-            Self::Chunk(chunk, epoch) => write!(f, "chunk {chunk} of epoch {epoch}"),
-        }
-    }
+fn due(expected: Option<(ChunkIndex, CacheEpoch)>) -> String {
+    let named = |(chunk, epoch)| format!("chunk {chunk} of epoch {epoch}");
+    expected.map_or_else(|| "nothing".into(), named)
 }
 
 /// The front's state. At most `depth` chunks are between admission and the end of their decode.
 ///
-/// In `flights`, oldest first: what is being decoded, what is back, what is away, what is lost.
+/// The core holds the one record of each chunk for the driver, and never looks at it: a `C` until
+/// its decode begins, and a `D` while a device decodes it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct FrontCore {
+pub struct FrontCore<C, D> {
     depth: u32,
     source: Source,
     drain: bool,
     closing: Closing,
     epoch: CacheEpoch,
     next: ChunkIndex,
-    flights: VecDeque<Flight>,
+    /// Oldest first: what is back, what is away, what is lost.
+    chunks: VecDeque<Entry<C>>,
+    /// Oldest first. All are older than those in `chunks`.
+    decoding: VecDeque<D>,
     /// Phase B was started anew and was sent nothing yet.
     rebuilds: bool,
     counts: Counts,
 }
 
-impl FrontCore {
+impl<C, D> FrontCore<C, D> {
     /// A front that keeps at most `depth` chunks in flight.
     ///
     /// # Panics
@@ -181,7 +160,8 @@ impl FrontCore {
             closing: Closing::Open,
             epoch: CacheEpoch::new(0),
             next: ChunkIndex::new(0),
-            flights: VecDeque::with_capacity(depth as usize),
+            chunks: VecDeque::with_capacity(depth as usize),
+            decoding: VecDeque::with_capacity(depth as usize),
             rebuilds: false,
             counts: Counts::default(),
         }
@@ -211,34 +191,28 @@ impl FrontCore {
     /// What to do now.
     pub fn poll(&self, facts: Facts) -> FrontAction {
         match self.closing {
-            Closing::Closed if self.flights.is_empty() => return FrontAction::Finish,
+            Closing::Closed if self.in_flight() == 0 => return FrontAction::Finish,
             Closing::ShutdownSent => return FrontAction::Wait,
             Closing::Closed | Closing::Open => {}
         }
-        let decoding = self.decoding();
-        let back = self.flights.get(decoding).filter(|f| f.leg == Leg::Back);
-        let stale = back.filter(|f| f.epoch != self.epoch);
+        let back = self.chunks.front().filter(|c| c.state == ChunkState::Back);
+        let stale = back.filter(|c| c.epoch != self.epoch);
         // Records and slots leave in order, so what is being decoded comes first.
-        if let Some(stale) = stale.filter(|_| decoding == 0) {
-            return FrontAction::Drop { chunk: stale.chunk };
+        if stale.is_some() && self.decoding.is_empty() {
+            return FrontAction::Drop;
         }
         // Feed Phase B before decoding: the other order leaves it idle for as long as a decode.
-        let lost = self.flights.iter().find(|f| f.leg == Leg::Lost);
-        if let Some(lost) = lost.filter(|_| facts.credit) {
-            return FrontAction::SendAgain {
-                chunk: lost.chunk,
-                epoch: lost.epoch,
-                starts_epoch: lost.starts_epoch,
-                rebuilds: self.rebuilds,
-            };
+        if facts.credit && self.chunks.iter().any(|c| c.state == ChunkState::Lost) {
+            let rebuilds = self.rebuilds;
+            return FrontAction::SendAgain { rebuilds };
         }
         if let Some(build) = self.next_build(facts) {
             return build;
         }
-        if let Some(back) = back.filter(|f| facts.sink_ready && f.epoch == self.epoch) {
-            return FrontAction::Decode { chunk: back.chunk };
+        if facts.sink_ready && back.is_some_and(|c| c.epoch == self.epoch) {
+            return FrontAction::Decode;
         }
-        if self.admits_no_more() && self.flights.is_empty() {
+        if self.admits_no_more() && self.in_flight() == 0 {
             return FrontAction::SendShutdown;
         }
         FrontAction::Wait
@@ -249,15 +223,9 @@ impl FrontCore {
             return None;
         };
         let is_first = self.next == ChunkIndex::new(0);
-        let waits_for_flush = cut == Cut::Flush && !self.flights.is_empty();
-        // A lost chunk that waits for a credit comes before any new one.
-        let are_lost = self.flights.back().is_some_and(|f| f.leg == Leg::Lost);
-        if self.drain
-            || are_lost
-            || !facts.credit
-            || self.flights.len() >= self.depth as usize
-            || waits_for_flush
-        {
+        let waits_for_flush = cut == Cut::Flush && self.in_flight() > 0;
+        let is_full = self.in_flight() >= self.depth;
+        if self.drain || !facts.credit || is_full || waits_for_flush {
             return None;
         }
         let raises = cut != Cut::None && !is_first;
@@ -273,54 +241,68 @@ impl FrontCore {
 
     /// The chunk of a [`FrontAction::Build`] has left. From now on results of an older epoch are
     /// stale.
-    pub fn handle_sent(&mut self, chunk: ChunkIndex, epoch: CacheEpoch) {
+    pub fn handle_sent(&mut self, chunk: ChunkIndex, epoch: CacheEpoch, record: C) {
         debug_assert_eq!(chunk, self.next);
-        let starts_epoch = epoch != self.epoch || chunk == ChunkIndex::new(0);
         self.source = Source::Unknown;
         self.epoch = epoch;
         self.next = chunk.next().unwrap_or(chunk);
         self.rebuilds = false;
-        self.flights.push_back(Flight {
+        self.chunks.push_back(Entry {
             chunk,
             epoch,
-            starts_epoch,
-            leg: Leg::Away,
+            state: ChunkState::Away,
+            record,
         });
         self.counts.admitted += 1;
         self.counts.max_in_flight = self.counts.max_in_flight.max(self.in_flight());
     }
 
-    /// Phase B is gone, with everything that had not come back from it. Of the results of the
-    /// oldest `arrived` chunks everything is here, payload and all; they stay. The next Phase B
-    /// gets the others again, but for those that a hard cut overtook: nobody would decode them.
+    /// Phase B is gone, with everything that had not come back from it. Of the oldest `arrived`
+    /// results that wait everything is here, payload and all; they stay. The next Phase B gets the
+    /// other chunks again, but for those that a hard cut overtook: they would not be decoded.
     pub fn handle_lost(&mut self, arrived: usize) {
-        debug_assert!(arrived >= self.decoding());
-        for flight in self.flights.iter_mut().skip(arrived) {
+        for chunk in self.chunks.iter_mut().skip(arrived) {
             // Stale: back with nothing, so that it is dropped in its turn.
-            flight.leg = if flight.epoch == self.epoch {
-                Leg::Lost
+            chunk.state = if chunk.epoch == self.epoch {
+                ChunkState::Lost
             } else {
-                Leg::Back
+                ChunkState::Back
             };
         }
         self.rebuilds = true;
         if self.closing == Closing::ShutdownSent {
-            // All is emitted; there is nobody left to say goodbye to.
+            // All is emitted, and no peer is left to answer the goodbye.
             self.closing = Closing::Closed;
         }
     }
 
-    /// The chunk of a [`FrontAction::SendAgain`] has left.
-    pub fn handle_sent_again(&mut self, chunk: ChunkIndex) {
-        let lost = self.flights.iter_mut().find(|f| f.leg == Leg::Lost);
-        debug_assert!(lost.as_ref().is_some_and(|f| f.chunk == chunk));
-        if let Some(flight) = lost {
-            flight.leg = Leg::Away;
-        }
-        self.rebuilds = false;
+    /// The record of the chunk of a [`FrontAction::SendAgain`].
+    ///
+    /// # Panics
+    /// If no chunk is lost.
+    pub fn lost(&mut self) -> &mut C {
+        &mut self.oldest_lost().record
     }
 
-    /// A result arrived. Results come back in the order of their envelopes.
+    /// The chunk of a [`FrontAction::SendAgain`] has left. Gives its record.
+    ///
+    /// # Panics
+    /// If no chunk is lost.
+    pub fn handle_sent_again(&mut self) -> &mut C {
+        self.rebuilds = false;
+        let lost = self.oldest_lost();
+        lost.state = ChunkState::Away;
+        &mut lost.record
+    }
+
+    fn oldest_lost(&mut self) -> &mut Entry<C> {
+        let mut chunks = self.chunks.iter_mut();
+        let lost = chunks.find(|c| c.state == ChunkState::Lost);
+        lost.expect("a chunk is lost")
+    }
+
+    /// A result arrived. Results come back in the order of their envelopes. Gives the record of its
+    /// chunk.
     ///
     /// # Errors
     /// It is not the one that is due.
@@ -328,49 +310,75 @@ impl FrontCore {
         &mut self,
         got: ChunkIndex,
         got_epoch: CacheEpoch,
-    ) -> Result<(), Unexpected> {
-        let due = self.flights.iter_mut().find(|f| f.leg == Leg::Away);
-        match due {
-            Some(flight) if flight.chunk == got && flight.epoch == got_epoch => {
-                flight.leg = Leg::Back;
-                Ok(())
+    ) -> Result<&mut C, Unexpected> {
+        let mut chunks = self.chunks.iter_mut();
+        match chunks.find(|c| c.state == ChunkState::Away) {
+            Some(due) if due.chunk == got && due.epoch == got_epoch => {
+                due.state = ChunkState::Back;
+                Ok(&mut due.record)
             }
             other => Err(Unexpected {
                 got,
                 got_epoch,
-                expected: other.map_or(Due::Nothing, |f| Due::Chunk(f.chunk, f.epoch)),
+                expected: other.map(|c| (c.chunk, c.epoch)),
             }),
         }
     }
 
-    /// The decode of the oldest result that waited for one has begun.
-    pub fn handle_decode_started(&mut self) {
-        let next = self.decoding();
-        debug_assert_eq!(self.flights[next].leg, Leg::Back);
-        self.flights[next].leg = Leg::Decoding;
+    /// The records of the chunks whose decode has not begun, oldest first.
+    pub fn chunks_mut(&mut self) -> impl Iterator<Item = &mut C> {
+        self.chunks.iter_mut().map(|chunk| &mut chunk.record)
     }
 
-    /// The oldest decode is done and its chunk with the sink.
+    /// The decode of the oldest result that waits begins. Gives the record of its chunk.
+    ///
+    /// # Panics
+    /// If no result waits.
+    pub fn begin_decode(&mut self) -> C {
+        let oldest = self.chunks.pop_front().expect("a result waits");
+        debug_assert_eq!(oldest.state, ChunkState::Back);
+        oldest.record
+    }
+
+    /// A device works on the decode that began last.
+    pub fn handle_decoding(&mut self, record: D) {
+        self.decoding.push_back(record);
+    }
+
+    /// Takes out the record of the oldest decode that a device works on, to ask how far it is.
+    /// Then [`FrontCore::handle_decoded`] or [`FrontCore::handle_still_decoding`].
+    pub fn take_decoding(&mut self) -> Option<D> {
+        self.decoding.pop_front()
+    }
+
+    /// The device still works on the decode that was taken out.
+    pub fn handle_still_decoding(&mut self, record: D) {
+        self.decoding.push_front(record);
+    }
+
+    /// A decode is done and its chunk with the sink.
     pub fn handle_decoded(&mut self) {
-        self.retire(Leg::Decoding);
         self.counts.emitted += 1;
     }
 
-    /// The oldest result was released unread.
-    pub fn handle_dropped(&mut self) {
-        self.retire(Leg::Back);
+    /// The oldest result is released unread. Gives the record of its chunk.
+    ///
+    /// # Panics
+    /// If no result waits.
+    pub fn handle_dropped(&mut self) -> C {
         self.counts.dropped += 1;
+        self.begin_decode()
     }
 
-    fn retire(&mut self, from: Leg) {
-        let gone = self.flights.pop_front();
-        debug_assert!(gone.is_some_and(|f| f.leg == from));
+    /// The run is over: the records of all chunks go.
+    pub fn abandon(&mut self) {
+        self.chunks.clear();
+        self.decoding.clear();
     }
 
-    /// Decodes under way: always of the oldest chunks.
+    /// Decodes that a device works on: always of the oldest chunks.
     pub fn decoding(&self) -> usize {
-        let under_way = |f: &&Flight| f.leg == Leg::Decoding;
-        self.flights.iter().take_while(under_way).count()
+        self.decoding.len()
     }
 
     /// The shutdown header has left.
@@ -385,8 +393,8 @@ impl FrontCore {
 
     /// Whether Phase B has given back everything that it will ever be sent: its headers at least.
     pub fn is_served(&self) -> bool {
-        let is_back = |f: &Flight| matches!(f.leg, Leg::Back | Leg::Decoding);
-        self.admits_no_more() && self.flights.iter().all(is_back)
+        let is_back = |c: &Entry<C>| c.state == ChunkState::Back;
+        self.admits_no_more() && self.chunks.iter().all(is_back)
     }
 
     fn admits_no_more(&self) -> bool {
@@ -410,7 +418,7 @@ impl FrontCore {
 
     /// Chunks between admission and the end of their decode.
     pub fn in_flight(&self) -> u32 {
-        self.flights.len() as u32
+        (self.chunks.len() + self.decoding.len()) as u32
     }
 
     /// The epoch whose results are decoded.

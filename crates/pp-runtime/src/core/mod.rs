@@ -13,5 +13,5 @@
 mod front;
 mod phase_b;
 
-pub use front::{Counts, Cut, Due, Facts, FrontAction, FrontCore, Unexpected};
+pub use front::{Counts, Cut, Facts, FrontAction, FrontCore, Unexpected};
 pub use phase_b::{PhaseBAction, PhaseBCore, TooMany};

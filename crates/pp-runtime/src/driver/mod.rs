@@ -7,21 +7,20 @@
 //! and the loop looks after what is under way.
 
 mod front;
+mod idle;
 mod phase_b;
-mod rest;
 
 use std::time::{Duration, Instant};
 
 use pp_contract::{
-    Composer, Fault, FaultKind, Header, LockstepError, Matched, PrepareError, Prepared, Rank,
-    Stamp, with_source,
+    Composer, Fault, FaultKind, Header, Matched, PrepareError, Prepared, Rank, Stamp, with_source,
 };
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::{Completion, InFlight, Submission};
 use pp_transport::link::{Link, Sent};
 
 pub use self::front::{Driven, FrontOptions, FrontRun, FrontSummary, run_front};
-pub use self::phase_b::{PhaseBSummary, run_phase_b};
+pub use self::phase_b::run_phase_b;
 use crate::progress::Doing;
 use crate::switch::Switch;
 
@@ -98,28 +97,9 @@ impl Blame {
         Fault::new(error.fault_kind(), rank, operation, with_source(&error))
     }
 
-    fn lockstep(self, error: LockstepError) -> Fault {
-        let detail = with_source(&error);
-        Fault::new(
-            FaultKind::PeerMisbehaved,
-            self.peer,
-            "receive header",
-            detail,
-        )
-    }
-
     fn body(self, operation: &str, error: &(dyn std::error::Error + 'static)) -> Fault {
         let detail = with_source(error);
         Fault::new(FaultKind::PeerMisbehaved, self.peer, operation, detail)
-    }
-
-    fn own(self, operation: &str, error: &(dyn std::error::Error + 'static)) -> Fault {
-        Fault::new(
-            FaultKind::Internal,
-            self.rank,
-            operation,
-            with_source(error),
-        )
     }
 
     fn left_early(self) -> Fault {
@@ -170,7 +150,10 @@ fn send<L: Link>(
     prepare: impl for<'a> Fn(&'a mut Composer) -> Result<Prepared<'a>, PrepareError>,
 ) -> Result<Sent<L::Sending>, Fault> {
     loop {
-        let prepared = prepare(composer).map_err(|e| blame.own("prepare message", &e))?;
+        let prepared = prepare(composer).map_err(|e| {
+            let (kind, operation) = (FaultKind::Internal, "prepare message");
+            Fault::new(kind, blame.rank, operation, with_source(&e))
+        })?;
         switch.progress().at(Doing::Send);
         let rejected = match link.send(prepared, stamp, payload.take()) {
             Ok(sent) => return Ok(sent),

@@ -9,7 +9,7 @@ use pp_contract::{
 use pp_transport::in_flight::InFlight;
 use pp_transport::link::Link;
 
-use super::rest::Rest;
+use super::idle::IdleWait;
 use super::{Blame, Payload, log_commitment, post_receive, send};
 use crate::clock::now_ns;
 use crate::core::{PhaseBAction, PhaseBCore};
@@ -17,14 +17,7 @@ use crate::progress::Doing;
 use crate::stage::{Computed, PhaseBStages, Place, Progress, StageError};
 use crate::switch::Switch;
 
-/// What a Phase B that finished has to tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PhaseBSummary {
-    /// Chunks it answered.
-    pub answered: u64,
-}
-
-/// Runs Phase B until the front says that it is done.
+/// Runs Phase B until the front says that it is done. Gives how many chunks it answered.
 ///
 /// # Errors
 /// The fault that ended the run: the first that any thread or rank of the job raised.
@@ -34,7 +27,7 @@ pub fn run_phase_b<L, S>(
     switch: &Switch,
     front: Rank,
     depth: u32,
-) -> Result<PhaseBSummary, Fault>
+) -> Result<u64, Fault>
 where
     L: Link,
     S: PhaseBStages<L::Tx, L::Rx>,
@@ -49,8 +42,6 @@ where
         composer: Composer::new(),
         inbox: Vec::with_capacity(pp_contract::MAX_FRAME_BYTES),
         spare: None,
-        queue: VecDeque::with_capacity(depth as usize),
-        computing: VecDeque::with_capacity(depth as usize),
         answers: VecDeque::with_capacity(depth as usize + 1),
         shutdown: None,
         epoch: None,
@@ -61,9 +52,7 @@ where
         switch,
     };
     match driver.run() {
-        Ok(()) => Ok(PhaseBSummary {
-            answered: driver.answered,
-        }),
+        Ok(()) => Ok(driver.answered),
         Err(fault) => {
             switch.raise(fault.clone());
             driver.abandon();
@@ -79,7 +68,7 @@ struct Call<L: Link, P: Plan> {
     payload: Payload<L::Receiving>,
 }
 
-/// A chunk whose compute is under way, and the slot its result will lie in.
+/// A chunk whose compute has begun, and the slot its result will lie in.
 struct Work<L: Link> {
     header: Header,
     outputs: Manifest,
@@ -87,18 +76,19 @@ struct Work<L: Link> {
     start_ns: u64,
 }
 
+/// A chunk that a device computes.
+type ComputingChunk<L, C> = (Work<L>, C);
+
 struct PhaseB<'a, L: Link, S: PhaseBStages<L::Tx, L::Rx>> {
     link: L,
     stages: &'a mut S,
     switch: &'a Switch,
     blame: Blame,
-    core: PhaseBCore,
+    core: PhaseBCore<Call<L, S::Plan>, ComputingChunk<L, S::Computing>>,
     lockstep: Lockstep<Requests>,
     composer: Composer,
     inbox: Vec<u8>,
     spare: Option<L::Tx>,
-    queue: VecDeque<Call<L, S::Plan>>,
-    computing: VecDeque<Work<L>>,
     /// Results under way; each is given up once the next lease shows that it arrived.
     answers: VecDeque<InFlight<L::Sending>>,
     shutdown: Option<Header>,
@@ -111,7 +101,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
     fn run(&mut self) -> Result<(), Fault> {
         // A clone, so that listening does not borrow the link.
         let bell = self.link.bell().clone();
-        let mut rest = Rest::new(&bell, self.link.capabilities().completions_ring);
+        let mut idle = IdleWait::new(&bell, self.link.capabilities().completions_ring);
         loop {
             if let Some(fault) = self.switch.fault() {
                 return Err(fault.clone());
@@ -123,27 +113,23 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             let can_compute = self.can_compute()?;
             let action = self.core.poll(can_compute);
             if answered || action != PhaseBAction::Wait {
-                rest.over();
+                idle.over();
                 self.switch.progress().awaits(false);
             }
             match action {
-                PhaseBAction::Compute { .. } => self.compute()?,
+                PhaseBAction::Compute => self.compute()?,
                 PhaseBAction::AnswerShutdown => self.answer_shutdown()?,
                 PhaseBAction::Finish => return Ok(()),
                 PhaseBAction::Wait if answered => {}
                 PhaseBAction::Wait if peer_had_left => return Err(self.blame.left_early()),
                 PhaseBAction::Wait => {
-                    let arriving = matches!(
-                        self.queue.front(),
-                        Some(Call {
-                            payload: Payload::Arriving(_),
-                            ..
-                        })
-                    );
-                    let computing = !self.computing.is_empty();
+                    let next = self.core.waiting_mut().next();
+                    let arriving =
+                        next.is_some_and(|call| matches!(call.payload, Payload::Arriving(_)));
+                    let computing = self.core.computing() > 0;
                     self.switch.progress().awaits(arriving || computing);
                     let in_flight = self.core.unanswered() > 0 || !self.answers.is_empty();
-                    rest.take(computing, in_flight);
+                    idle.take(computing, in_flight);
                 }
             }
         }
@@ -165,7 +151,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             let lease = self.link.try_lease();
             self.spare = lease.map_err(|e| blame.transport("lease a slot", e))?;
         }
-        let Some(call) = self.queue.front_mut() else {
+        let Some(call) = self.core.waiting_mut().next() else {
             return Ok(false);
         };
         let arrived = call.payload.settle();
@@ -180,7 +166,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             return Ok(false);
         }
         let matched = self.lockstep.admit(&self.inbox);
-        let matched = matched.map_err(|e| blame.lockstep(e))?;
+        let matched = matched.map_err(|e| blame.body("receive header", &e))?;
         let header = *matched.header();
         match header.action() {
             Action::Infer => {
@@ -188,16 +174,15 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
                 let envelope = matched
                     .envelope()
                     .map_err(|e| blame.body("decode envelope", &e))?;
-                self.core
-                    .handle_envelope(header.chunk_index())
-                    .map_err(|e| blame.body("receive envelope", &e))?;
-                self.switch.progress().at(Doing::Receive);
-                let payload = post_receive(&mut self.link, &matched, blame)?;
-                self.queue.push_back(Call {
+                let call = Call {
                     header,
                     envelope,
-                    payload,
-                });
+                    payload: Payload::None,
+                };
+                let call = self.core.handle_envelope(header.chunk_index(), call);
+                let call = call.map_err(|e| blame.body("receive envelope", &e))?;
+                self.switch.progress().at(Doing::Receive);
+                call.payload = post_receive(&mut self.link, &matched, blame)?;
             }
             Action::Shutdown => {
                 self.shutdown = Some(header);
@@ -216,10 +201,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
     }
 
     fn compute(&mut self) -> Result<(), Fault> {
-        let mut call = self
-            .queue
-            .pop_front()
-            .expect("the core computes what is there");
+        let mut call = self.core.begin_compute();
         let mut slot = self
             .spare
             .take()
@@ -237,18 +219,20 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
         let progress = self
             .stages
             .compute(place, &call.envelope, input.as_ref(), &mut slot);
-        self.core.handle_started();
         // The credit goes back before the result leaves: the front can fill the slot meanwhile.
         drop(input);
-        self.computing.push_back(Work {
+        let work = Work {
             header: call.header,
             outputs: call.envelope.outputs().clone(),
             slot,
             start_ns,
-        });
+        };
         match progress {
-            Ok(Progress::Done(computed)) => self.answer(computed),
-            Ok(Progress::UnderWay) => Ok(()),
+            Ok(Progress::Done(computed)) => self.answer(work, computed),
+            Ok(Progress::UnderWay(computing)) => {
+                self.core.handle_computing((work, computing));
+                Ok(())
+            }
             Err(error) => Err(self.send_failure(&call.header, error)),
         }
     }
@@ -256,33 +240,30 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
     /// Answers the computes that a device has done; whether there was one.
     fn finish_computes(&mut self) -> Result<bool, Fault> {
         let mut any = false;
-        while let Some(work) = self.computing.front() {
-            match self.stages.poll_computed() {
-                Ok(Some(computed)) => self.answer(computed)?,
-                Ok(None) => break,
-                Err(error) => {
-                    let header = work.header;
-                    return Err(self.send_failure(&header, error));
+        while let Some((work, computing)) = self.core.take_computing() {
+            match self.stages.poll_computed(computing) {
+                Ok(Progress::Done(computed)) => self.answer(work, computed)?,
+                Ok(Progress::UnderWay(computing)) => {
+                    self.core.handle_still_computing((work, computing));
+                    break;
                 }
+                Err(error) => return Err(self.send_failure(&work.header, error)),
             }
             any = true;
         }
         Ok(any)
     }
 
-    /// Sends the result of the oldest compute.
-    fn answer(&mut self, computed: Computed) -> Result<(), Fault> {
+    /// Sends the result of a compute.
+    fn answer(&mut self, work: Work<L>, computed: Computed) -> Result<(), Fault> {
         let blame = self.blame;
         let end_ns = now_ns();
-        let Work {
-            header,
-            outputs,
-            slot,
-            start_ns,
-        } = self.computing.pop_front().expect("a compute was under way");
         let (phase_b_ns, idle_ns) = match computed.worked {
             Some(worked) => (worked.compute_ns, worked.idle_ns),
-            None => (end_ns - start_ns, start_ns.saturating_sub(self.last_end_ns)),
+            None => (
+                end_ns - work.start_ns,
+                work.start_ns.saturating_sub(self.last_end_ns),
+            ),
         };
         self.last_end_ns = end_ns;
         let outcome = Outcome {
@@ -291,12 +272,12 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             idle_us: idle_ns / 1000,
             start_frame: computed.start_frame,
             seal: computed.seal,
-            outputs,
+            outputs: work.outputs,
         };
         let mut payload = if outcome.outputs.payload_bytes() > 0 {
-            Some(slot)
+            Some(work.slot)
         } else {
-            self.spare = Some(slot);
+            self.spare = Some(work.slot);
             None
         };
         let sent = send(
@@ -304,13 +285,12 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             self.switch,
             blame,
             &mut self.composer,
-            Stamp::echo(&header),
+            Stamp::echo(&work.header),
             &mut payload,
             |composer| composer.prepare_outcome(&outcome),
         )?;
         log_commitment("result sent", &sent.header, blame.peer);
         self.answers.extend(sent.payload);
-        self.core.handle_answered();
         self.answered += 1;
         Ok(())
     }
@@ -379,9 +359,10 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             drop(answer.abort());
         }
         // Slots that a device may still write go nowhere: their leases know.
-        self.computing.clear();
-        for call in self.queue.drain(..) {
-            if let Payload::Arriving(receive) = call.payload {
+        while self.core.take_computing().is_some() {}
+        for call in self.core.waiting_mut() {
+            if let Payload::Arriving(receive) = std::mem::replace(&mut call.payload, Payload::Lost)
+            {
                 drop(receive.abort());
             }
         }

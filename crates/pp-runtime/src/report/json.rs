@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
 use super::{Measures, Recorder};
@@ -22,28 +23,19 @@ pub fn write_json(
     measures: &Measures,
     recorder: &Recorder,
 ) -> io::Result<()> {
-    let document = Document {
-        schema: SCHEMA,
-        run,
-        measures,
-        chunks: Records(recorder),
-    };
-    serde_json::to_writer_pretty(out, &document).map_err(io::Error::from)
+    let mut pretty = serde_json::Serializer::pretty(out);
+    let mut document = pretty.serialize_map(None)?;
+    document.serialize_entry("schema", &SCHEMA)?;
+    document.serialize_entry("run", run)?;
+    document.serialize_entry("measures", measures)?;
+    document.serialize_entry("chunks", recorder)?;
+    Ok(document.end()?)
 }
 
-#[derive(Serialize)]
-struct Document<'a, T> {
-    schema: u32,
-    run: &'a T,
-    measures: &'a Measures,
-    chunks: Records<'a>,
-}
-
-struct Records<'a>(&'a Recorder);
-
-impl Serialize for Records<'_> {
+/// The records that are still held.
+impl Serialize for Recorder {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0.records())
+        serializer.collect_seq(self.records())
     }
 }
 

@@ -25,6 +25,7 @@ pub use far::{FAR, are_far_apart};
 pub use json::{SCHEMA, write_json};
 pub use measures::{DEFAULT_WARM_UP, Measures, WhyNull, default_warm_up};
 pub use ratio::MEASUREMENT_ERROR;
+pub(crate) use record::as_ms;
 pub use record::{ChunkRecord, PhaseBTimes, Restart};
 pub use recorder::{RING_RECORDS, Recorder, Totals};
 pub use svg::write_svg;

@@ -107,7 +107,7 @@ impl ChunkRecord {
     }
 }
 
-fn as_ms<S: Serializer>(us: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn as_ms<S: Serializer>(us: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(*us as f64 / 1e3)
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pp_contract::{FaultKind, Rank};
 use pp_runtime::core::Cut;
-use pp_runtime::watch::{Watch, WatchOptions};
+use pp_runtime::watch::{SetUp, WatchOptions};
 use pp_testing::channels;
 
 use self::stages::*;
@@ -80,9 +80,9 @@ fn stages_that_work_on_lose_nothing_and_fill_the_depth() {
         let mut cuts = vec![Cut::None; 200];
         cuts[50] = Cut::Flush;
         let mut stages = Counting::new(cuts);
-        stages.later = Some(Device::new());
+        stages.later = Some(Device::default());
         let mut adder = Adder::new();
-        adder.later = Some(Device::new());
+        adder.later = Some(Device::default());
         let ends = run(depth, stages, adder, |_, _| {});
         assert_eq!(ends.front.unwrap().emitted, 200);
         assert_eq!(ends.back, Ok(200));
@@ -241,14 +241,15 @@ fn a_front_that_has_all_results_finishes_without_its_peer() {
     let (keep, kept) = mpsc::channel();
     let ends = run(4, stages, Adder::new(), move |front, back| {
         let options = WatchOptions {
+            rank: Rank::new(0),
             heartbeat: None,
             grace: Duration::from_secs(60),
             limits: None,
             on_stuck: Box::new(|_| {}),
             on_fault: None,
-            on_frame: None,
         };
-        let watch = Watch::start(vec![ours], front.clone(), options).unwrap();
+        let set_up = SetUp::start(vec![ours], options).unwrap();
+        let watch = set_up.run(front.clone(), None, None).unwrap();
         served.recv().unwrap();
         // As the end of its process: the channel breaks, and its driver comes to no answer.
         back.abort();

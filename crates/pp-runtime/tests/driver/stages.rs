@@ -1,13 +1,14 @@
 //! Stages that count, and both drivers on them.
 
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 
 use pp_contract::{ChunkIndex, Envelope, Fault, FaultKind, Outcome, Rank};
 use pp_runtime::core::{Counts, Cut};
 use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
 use pp_runtime::report::ChunkRecord;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
+    Built, Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
 };
 use pp_runtime::switch::Switch;
 use pp_testing::{Pair, Toy, bytes, computed, edge};
@@ -19,34 +20,27 @@ pub(crate) const BYTES: usize = 1000;
 const ADDED: u64 = 7;
 
 /// Works for as long as it is asked three times, and counts how much it had to do at once.
-pub(crate) struct Device<T> {
-    pub(crate) queue: std::collections::VecDeque<T>,
-    pub(crate) asked: u32,
+#[derive(Default)]
+pub(crate) struct Device {
+    at_work: usize,
+    asked: u32,
     pub(crate) most: usize,
 }
 
-impl<T> Device<T> {
-    pub(crate) fn new() -> Self {
-        Self {
-            queue: std::collections::VecDeque::new(),
-            asked: 0,
-            most: 0,
-        }
+impl Device {
+    fn begin<T>(&mut self, work: T) -> Progress<T, T> {
+        self.at_work += 1;
+        self.most = self.most.max(self.at_work);
+        Progress::UnderWay(work)
     }
 
-    fn begin(&mut self, work: T) -> Progress<T> {
-        self.queue.push_back(work);
-        self.most = self.most.max(self.queue.len());
-        Progress::UnderWay
-    }
-
-    fn poll(&mut self) -> Option<T> {
-        assert!(!self.queue.is_empty(), "asked though nothing is under way");
+    fn poll<T>(&mut self, work: T) -> Progress<T, T> {
         self.asked += 1;
         if !self.asked.is_multiple_of(3) {
-            return None;
+            return Progress::UnderWay(work);
         }
-        self.queue.pop_front()
+        self.at_work -= 1;
+        Progress::Done(work)
     }
 }
 
@@ -59,7 +53,7 @@ pub(crate) struct Counting {
     pub(crate) forgotten: Vec<u64>,
     pub(crate) fail_decode_at: Option<u64>,
     /// Decodes that a device would still work on; each ends when asked for the third time.
-    pub(crate) later: Option<Device<Decoded>>,
+    pub(crate) later: Option<Device>,
     /// Taken before the first decode: the test decides when it may go on.
     pub(crate) gate: Option<mpsc::Receiver<()>>,
     /// The sink takes nothing before all results are here and the test says so.
@@ -74,7 +68,7 @@ pub(crate) struct Hold {
     pub(crate) served: mpsc::Sender<()>,
     /// Taken from the moment on at which the front is to go on.
     pub(crate) go_on: mpsc::Receiver<()>,
-    pub(crate) is_served: bool,
+    pub(crate) is_served: Arc<AtomicBool>,
 }
 
 impl Hold {
@@ -84,7 +78,7 @@ impl Hold {
         let hold = Self {
             served,
             go_on,
-            is_served: false,
+            is_served: Arc::default(),
         };
         (hold, is_served, say)
     }
@@ -109,6 +103,9 @@ impl Counting {
 
 impl FrontStages<TxLease, RxLease> for Counting {
     type Plan = Toy;
+    /// The chunk's own index.
+    type Carry = u64;
+    type Decoding = Decoded;
 
     fn poll_source(&mut self) -> Result<Offer, StageError> {
         let cut = self.cuts.get(self.offered).copied();
@@ -116,7 +113,7 @@ impl FrontStages<TxLease, RxLease> for Counting {
         Ok(cut.map_or(Offer::End, Offer::Chunk))
     }
 
-    fn build(&mut self, place: Place, slot: &mut TxLease) -> Result<Envelope<Toy>, StageError> {
+    fn build(&mut self, place: Place, slot: &mut TxLease) -> Result<Built<Toy, u64>, StageError> {
         let chunk = place.chunk.get();
         self.built.push(place.epoch.get());
         // Every third chunk is shorter, every seventh empty.
@@ -126,13 +123,17 @@ impl FrontStages<TxLease, RxLease> for Counting {
             _ => BYTES,
         };
         slot.bytes_mut()[..bytes].fill(chunk as u8);
-        Ok(Envelope::new(Toy(ADDED), self::bytes(bytes), self::bytes(bytes)).unwrap())
+        let envelope = Envelope::new(Toy(ADDED), self::bytes(bytes), self::bytes(bytes)).unwrap();
+        Ok(Built {
+            read_ns: self.tells_reads.then_some((chunk, chunk + 1)),
+            ..Built::new(envelope, chunk)
+        })
     }
 
-    fn is_sink_ready(&mut self) -> Result<bool, StageError> {
+    fn is_sink_ready(&mut self, _: usize) -> Result<bool, StageError> {
         if self
             .hold
-            .take_if(|hold| hold.is_served && hold.go_on.try_recv().is_ok())
+            .take_if(|hold| hold.is_served.load(Ordering::SeqCst) && hold.go_on.try_recv().is_ok())
             .is_some()
         {
             return Ok(true);
@@ -140,19 +141,14 @@ impl FrontStages<TxLease, RxLease> for Counting {
         Ok(self.hold.is_none())
     }
 
-    fn served(&mut self) {
-        if let Some(hold) = &mut self.hold {
-            hold.is_served = true;
-            hold.served.send(()).unwrap();
-        }
-    }
-
     fn decode(
         &mut self,
         chunk: ChunkIndex,
+        carry: u64,
         _: &Outcome,
         payload: Option<RxLease>,
-    ) -> Result<Progress<Decoded>, StageError> {
+    ) -> Result<Progress<Decoded, Decoded>, StageError> {
+        assert_eq!(carry, chunk.get());
         if let Some(gate) = self.gate.take() {
             gate.recv().unwrap();
         }
@@ -170,24 +166,20 @@ impl FrontStages<TxLease, RxLease> for Counting {
         })
     }
 
-    fn poll_decoded(&mut self) -> Result<Option<Decoded>, StageError> {
-        Ok(self.later.as_mut().and_then(Device::poll))
+    fn poll_decoded(&mut self, oldest: Decoded) -> Result<Progress<Decoded, Decoded>, StageError> {
+        Ok(self.later.as_mut().unwrap().poll(oldest))
     }
 
-    fn forget(&mut self, chunk: ChunkIndex) {
-        self.forgotten.push(chunk.get());
-    }
-
-    fn read_ns(&self) -> Option<(u64, u64)> {
-        let chunk = self.built.len() as u64 - 1;
-        self.tells_reads.then_some((chunk, chunk + 1))
+    fn forget(&mut self, chunk: ChunkIndex, carry: u64) {
+        assert_eq!(carry, chunk.get());
+        self.forgotten.push(carry);
     }
 }
 
 pub(crate) struct Adder {
     pub(crate) fail_at: Option<u64>,
     pub(crate) lie_about_calls: bool,
-    pub(crate) later: Option<Device<Computed>>,
+    pub(crate) later: Option<Device>,
     pub(crate) epochs_started: Vec<u64>,
 }
 
@@ -204,6 +196,7 @@ impl Adder {
 
 impl PhaseBStages<TxLease, RxLease> for Adder {
     type Plan = Toy;
+    type Computing = Computed;
 
     fn compute(
         &mut self,
@@ -211,7 +204,7 @@ impl PhaseBStages<TxLease, RxLease> for Adder {
         envelope: &Envelope<Toy>,
         input: Option<&RxLease>,
         output: &mut TxLease,
-    ) -> Result<Progress<Computed>, StageError> {
+    ) -> Result<Progress<Computed, Computed>, StageError> {
         if place.starts_epoch {
             self.epochs_started.push(place.epoch.get());
         }
@@ -234,11 +227,11 @@ impl PhaseBStages<TxLease, RxLease> for Adder {
         })
     }
 
-    fn poll_computed(&mut self) -> Result<Option<Computed>, StageError> {
-        if let Some(device) = &mut self.later {
-            return Ok(device.poll());
-        }
-        Ok(None)
+    fn poll_computed(
+        &mut self,
+        oldest: Computed,
+    ) -> Result<Progress<Computed, Computed>, StageError> {
+        Ok(self.later.as_mut().unwrap().poll(oldest))
     }
 }
 
@@ -264,11 +257,15 @@ pub(crate) fn run(
         front_switch,
         back_switch,
     } = Pair::new(edge, edge, Bell::new().unwrap());
-    let ((front, records), back) = std::thread::scope(|scope| {
-        let back = scope.spawn(|| {
-            let result = run_phase_b(back, &mut adder, &back_switch, Rank::new(0), depth);
-            result.map(|summary| summary.answered)
+    if let Some(hold) = &stages.hold {
+        let (is_served, served) = (Arc::clone(&hold.is_served), hold.served.clone());
+        front_switch.when_served(move || {
+            is_served.store(true, Ordering::SeqCst);
+            served.send(()).unwrap();
         });
+    }
+    let ((front, records), back) = std::thread::scope(|scope| {
+        let back = scope.spawn(|| run_phase_b(back, &mut adder, &back_switch, Rank::new(0), depth));
         let (front_seen, back_seen) = (&front_switch, &back_switch);
         scope.spawn(move || meanwhile(front_seen, back_seen));
         let options = FrontOptions::new(Rank::new(1), depth);

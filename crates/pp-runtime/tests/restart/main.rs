@@ -64,7 +64,8 @@ fn options(restarts: u32, depth: u32) -> FrontOptions {
 /// A link with room for what the front holds.
 fn pair(options: FrontOptions, bell: &Bell) -> Pair {
     let edge = |depth| edge(depth, 512);
-    let (up, down) = (edge(options.forward_slots()), edge(options.depth));
+    let up = edge(options.depth + options.context_chunks);
+    let down = edge(options.depth);
     Pair::new(up, down, bell.clone())
 }
 

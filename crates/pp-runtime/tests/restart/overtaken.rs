@@ -10,7 +10,8 @@ use pp_contract::{ChunkIndex, Envelope, FaultKind, Outcome};
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{Driven, FrontRun, run_phase_b};
 use pp_runtime::stage::{
-    Decoded, FrontStages, Kept, Offer, PhaseBStages as _, Place, Progress, StageError,
+    Built, Decoded, FrontStages, Offer, PhaseBStages as _, Place, Progress, RetainedPayloads,
+    StageError,
 };
 use pp_testing::ToyPhaseB;
 use pp_transport::bell::Bell;
@@ -43,6 +44,8 @@ struct Slow<'a> {
 
 impl FrontStages<TxLease, RxLease> for Slow<'_> {
     type Plan = Remember;
+    type Carry = ();
+    type Decoding = ();
 
     fn poll_source(&mut self) -> Result<Offer, StageError> {
         // The cut comes once a chunk before it is being decoded, and cannot be dropped any more.
@@ -56,7 +59,7 @@ impl FrontStages<TxLease, RxLease> for Slow<'_> {
         &mut self,
         place: Place,
         slot: &mut TxLease,
-    ) -> Result<Envelope<Remember>, StageError> {
+    ) -> Result<Built<Remember, ()>, StageError> {
         let built = self.front.build(place, slot);
         self.scene.built.fetch_add(1, Ordering::SeqCst);
         built
@@ -65,7 +68,7 @@ impl FrontStages<TxLease, RxLease> for Slow<'_> {
         &mut self,
         place: Place,
         sent: &Envelope<Remember>,
-        kept: &dyn Kept<TxLease>,
+        kept: &dyn RetainedPayloads<TxLease>,
         slot: &mut TxLease,
     ) -> Result<Envelope<Remember>, StageError> {
         self.front.rebuild(place, sent, kept, slot)
@@ -73,33 +76,31 @@ impl FrontStages<TxLease, RxLease> for Slow<'_> {
     fn decode(
         &mut self,
         chunk: ChunkIndex,
+        (): (),
         outcome: &Outcome,
         payload: Option<RxLease>,
-    ) -> Result<Progress<Decoded>, StageError> {
-        let decoded = self.front.decode(chunk, outcome, payload)?;
+    ) -> Result<Progress<Decoded, ()>, StageError> {
+        let Progress::Done(decoded) = self.front.decode(chunk, (), outcome, payload)?;
         if chunk.get() > 0 {
-            return Ok(decoded);
+            return Ok(Progress::Done(decoded));
         }
         self.scene.decoding.store(true, Ordering::SeqCst);
-        Ok(Progress::UnderWay)
+        Ok(Progress::UnderWay(()))
     }
-    fn poll_decoded(&mut self) -> Result<Option<Decoded>, StageError> {
+    fn poll_decoded(&mut self, (): ()) -> Result<Progress<Decoded, ()>, StageError> {
         if !self.scene.computed.load(Ordering::SeqCst) {
-            return Ok(None);
+            return Ok(Progress::UnderWay(()));
         }
         if !self.waited {
             // The driver looks at what came in before it asks again.
             std::thread::sleep(A_WHILE);
             self.waited = true;
-            return Ok(None);
+            return Ok(Progress::UnderWay(()));
         }
-        Ok(Some(Decoded::default()))
+        Ok(Progress::Done(Decoded::default()))
     }
-    fn forget(&mut self, chunk: ChunkIndex) {
-        self.front.forget(chunk);
-    }
-    fn frames_built(&self) -> u32 {
-        self.front.frames_built()
+    fn forget(&mut self, chunk: ChunkIndex, (): ()) {
+        self.front.forget(chunk, ());
     }
 }
 

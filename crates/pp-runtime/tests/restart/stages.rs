@@ -1,12 +1,13 @@
 //! Stages that remember, and what they ought to make of a clip.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 
 use pp_contract::{ChunkIndex, DType, Envelope, FaultKind, Manifest, Outcome, TensorSpec};
 use pp_runtime::core::Cut;
 use pp_runtime::stage::{
-    Computed, Decoded, FrontStages, Kept, Offer, PhaseBStages, Place, Progress, StageError,
-    send_as_it_was,
+    Built, Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, RetainedPayloads,
+    StageError, send_as_it_was,
 };
 use pp_testing::{Toy, ToyParts, computed};
 use pp_transport::host::{RxLease, TxLease};
@@ -122,6 +123,8 @@ fn envelope(begins: bool, context: usize) -> Envelope<Remember> {
 
 impl FrontStages<TxLease, RxLease> for Front {
     type Plan = Remember;
+    type Carry = ();
+    type Decoding = Infallible;
 
     fn poll_source(&mut self) -> Result<Offer, StageError> {
         let cut = self.cuts.get(self.offered).copied();
@@ -133,7 +136,7 @@ impl FrontStages<TxLease, RxLease> for Front {
         &mut self,
         place: Place,
         slot: &mut TxLease,
-    ) -> Result<Envelope<Remember>, StageError> {
+    ) -> Result<Built<Remember, ()>, StageError> {
         if place.starts_epoch {
             self.history.clear();
         }
@@ -153,14 +156,17 @@ impl FrontStages<TxLease, RxLease> for Front {
             out.copy_from_slice(&frame(first + f));
             remember(&mut self.history, frame(first + f));
         }
-        Ok(envelope)
+        Ok(Built {
+            frames: FRAMES as u32,
+            ..Built::new(envelope, ())
+        })
     }
 
     fn rebuild(
         &mut self,
         place: Place,
         sent: &Envelope<Remember>,
-        kept: &dyn Kept<TxLease>,
+        kept: &dyn RetainedPayloads<TxLease>,
         slot: &mut TxLease,
     ) -> Result<Envelope<Remember>, StageError> {
         self.rebuilt += 1;
@@ -198,9 +204,10 @@ impl FrontStages<TxLease, RxLease> for Front {
     fn decode(
         &mut self,
         chunk: ChunkIndex,
+        (): (),
         _: &Outcome,
         payload: Option<RxLease>,
-    ) -> Result<Progress<Decoded>, StageError> {
+    ) -> Result<Progress<Decoded, Infallible>, StageError> {
         let payload = payload.unwrap();
         let frames = payload.bytes().chunks_exact(WIDE);
         let frames = frames.map(|frame| frame.try_into().unwrap()).collect();
@@ -208,12 +215,8 @@ impl FrontStages<TxLease, RxLease> for Front {
         Ok(Progress::Done(Decoded::default()))
     }
 
-    fn forget(&mut self, chunk: ChunkIndex) {
+    fn forget(&mut self, chunk: ChunkIndex, (): ()) {
         self.forgotten.push(chunk.get());
-    }
-
-    fn frames_built(&self) -> u32 {
-        FRAMES as u32
     }
 }
 
@@ -225,6 +228,7 @@ pub(crate) struct Mixer {
 
 impl PhaseBStages<TxLease, RxLease> for Mixer {
     type Plan = Remember;
+    type Computing = Infallible;
 
     fn compute(
         &mut self,
@@ -232,7 +236,7 @@ impl PhaseBStages<TxLease, RxLease> for Mixer {
         envelope: &Envelope<Remember>,
         input: Option<&RxLease>,
         output: &mut TxLease,
-    ) -> Result<Progress<Computed>, StageError> {
+    ) -> Result<Progress<Computed, Infallible>, StageError> {
         let Session { begins, context } = envelope.plan().0;
         assert_eq!(envelope.inputs().get("context").is_some(), context > 0);
         let input = input.unwrap().bytes();

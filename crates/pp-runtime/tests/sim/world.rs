@@ -1,4 +1,4 @@
-//! The world around both cores: two lanes, slots, stages, a source, a drain, an abort, deaths.
+//! The world around both cores: two lanes, slots, stages, a source, a drain, deaths.
 //!
 //! It delivers frames and carries out actions one at a time, in whatever order the walk chooses.
 //! What must never be is looked for at each step, and comes out as a [`Violation`] that names the
@@ -10,11 +10,10 @@ mod hear;
 use std::collections::VecDeque;
 
 use pp_contract::{CacheEpoch, ChunkIndex};
-use pp_runtime::core::{Cut, Facts, FrontAction, PhaseBAction, PhaseBCore};
+use pp_runtime::core::{Cut, Facts, FrontAction, FrontCore, PhaseBAction, PhaseBCore};
 
 pub(crate) use self::check::Step;
 use self::check::hold;
-use crate::bugs::{Bug, Front};
 
 /// How small this world is.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +25,6 @@ pub(crate) struct Shape {
     pub(crate) context: usize,
     pub(crate) restarts: u32,
     pub(crate) may_drain: bool,
-    pub(crate) may_abort: bool,
-    pub(crate) bug: Option<Bug>,
 }
 
 /// What goes to Phase B for one chunk.
@@ -65,9 +62,7 @@ struct Returned {
 /// Phase B: its core, and what its stage remembers.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Back {
-    core: PhaseBCore,
-    queue: VecDeque<Call>,
-    computing: VecDeque<(u64, CacheEpoch)>,
+    core: PhaseBCore<Call, (u64, CacheEpoch)>,
     /// Epoch and chunks it remembers; `None` before its first chunk.
     memory: Option<(CacheEpoch, Vec<u64>)>,
     free_slots: u32,
@@ -76,7 +71,8 @@ struct Back {
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct World {
-    front: Front,
+    /// The record of a chunk is its index.
+    front: FrontCore<u64, u64>,
     back: Back,
     to_back: VecDeque<Frame>,
     to_front: VecDeque<Frame>,
@@ -85,21 +81,14 @@ pub(crate) struct World {
     held: VecDeque<Held>,
     /// Payloads that are context, oldest first.
     kept: VecDeque<Held>,
-    /// What a bug believes to be free beyond what is.
-    free_by_mistake: u32,
-    /// What a bug never frees.
-    leaked: u32,
     script: VecDeque<Cut>,
     may_drain: bool,
-    may_abort: bool,
-    aborted: bool,
     restarts: u32,
     /// First chunk of each epoch that has left the front, and its number.
     epochs: Vec<(u64, CacheEpoch)>,
     /// Last call that went over this link.
     last_call: Option<(u64, CacheEpoch)>,
     returned: VecDeque<Returned>,
-    decoding: VecDeque<u64>,
     accepted: Vec<u64>,
     emitted: Vec<u64>,
     dropped: Vec<u64>,
@@ -109,24 +98,19 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(shape: Shape, script: &[Cut]) -> Self {
         Self {
-            front: Front::new(shape.depth, shape.bug),
+            front: FrontCore::new(shape.depth),
             back: Back::new(shape),
             to_back: VecDeque::new(),
             to_front: VecDeque::new(),
             generation: 0,
             held: VecDeque::new(),
             kept: VecDeque::new(),
-            free_by_mistake: 0,
-            leaked: 0,
             script: script.iter().copied().collect(),
             may_drain: shape.may_drain,
-            may_abort: shape.may_abort,
-            aborted: false,
             restarts: shape.restarts,
             epochs: Vec::new(),
             last_call: None,
             returned: VecDeque::new(),
-            decoding: VecDeque::new(),
             accepted: Vec::new(),
             emitted: Vec::new(),
             dropped: Vec::new(),
@@ -143,21 +127,11 @@ impl World {
             worlds.push(next);
             Ok(())
         };
-        if self.aborted {
-            // The driver is left by its own look at the switch, but for a bug.
-            if shape.bug == Some(Bug::DecodesAfterAbort) {
-                let action = self.front.poll(self.facts(shape, true));
-                if matches!(action, FrontAction::Decode { .. }) {
-                    add(&|w| w.act_front(shape, action))?;
-                }
-            }
-            return Ok(worlds);
-        }
-        if !self.finished && self.front.core.wants_offer() {
+        if !self.finished && self.front.wants_offer() {
             add(&|w| {
                 match w.script.pop_front() {
                     Some(cut) => w.front.handle_offer(cut),
-                    None => w.front.core.handle_source_end(),
+                    None => w.front.handle_source_end(),
                 }
                 Ok(())
             })?;
@@ -169,18 +143,14 @@ impl World {
                 Ok(())
             })?;
         }
-        if self.may_abort && !self.is_over() {
+        if self.restarts > 0 && !self.finished && !self.back.finished {
             add(&|w| {
-                w.may_abort = false;
-                w.aborted = true;
+                w.lose_phase_b(shape);
                 Ok(())
             })?;
         }
-        if self.restarts > 0 && !self.finished && !self.back.finished {
-            add(&|w| w.lose_phase_b(shape))?;
-        }
         let is_here = self.returned.iter().all(|result| result.is_whole);
-        if self.front.core.is_served() && is_here && !self.finished && !self.back.finished {
+        if self.front.is_served() && is_here && !self.finished && !self.back.finished {
             add(&|w| {
                 w.let_phase_b_go();
                 Ok(())
@@ -198,18 +168,17 @@ impl World {
             add(&|w| w.act_back(shape, action))?;
         }
         // A device may end its work at any moment.
-        if !self.back.computing.is_empty() {
+        if self.back.core.computing() > 0 {
             add(&|w| {
-                let (chunk, epoch) = w.back.computing.pop_front().unwrap();
+                let (chunk, epoch) = w.back.core.take_computing().unwrap();
                 w.to_front.push_back(Frame::Answer(chunk, epoch));
-                w.back.core.handle_answered();
                 Ok(())
             })?;
         }
-        if !self.decoding.is_empty() {
+        if self.front.decoding() > 0 {
             add(&|w| {
-                w.emitted.push(w.decoding.pop_front().unwrap());
-                w.front.core.handle_decoded();
+                w.emitted.push(w.front.take_decoding().unwrap());
+                w.front.handle_decoded();
                 Ok(())
             })?;
         }
@@ -249,7 +218,11 @@ impl World {
     }
 
     fn free_slots(&self, shape: Shape) -> u32 {
-        (Self::slots(shape) + self.free_by_mistake).saturating_sub(self.in_use() + self.leaked)
+        Self::slots(shape).saturating_sub(self.in_use())
+    }
+
+    fn is_draining(&self, shape: Shape) -> bool {
+        shape.may_drain && !self.may_drain
     }
 
     /// The newest epoch that has left the front.
@@ -274,7 +247,7 @@ impl World {
                 rebuilds,
             } => {
                 let chunk = chunk.get();
-                hold(!self.front.is_draining(), "a drain admits nothing", || {
+                hold(!self.is_draining(shape), "a drain admits nothing", || {
                     format!("chunk {chunk}")
                 })?;
                 if starts_epoch {
@@ -287,13 +260,12 @@ impl World {
                     epoch,
                     begins,
                 };
-                self.front.handle_sent(ChunkIndex::new(chunk), epoch);
+                self.front.handle_sent(ChunkIndex::new(chunk), epoch, chunk);
                 self.send(shape, call)
             }
-            FrontAction::SendAgain {
-                chunk, rebuilds, ..
-            } => {
-                let at = |held: &Held| held.call.chunk == chunk.get();
+            FrontAction::SendAgain { rebuilds } => {
+                let chunk = *self.front.handle_sent_again();
+                let at = |held: &Held| held.call.chunk == chunk;
                 let at = self.held.iter().position(at);
                 let at = at.expect("a lost chunk is held");
                 let mut call = self.held.remove(at).unwrap().call;
@@ -302,13 +274,10 @@ impl World {
                     let kept = self.kept.iter().map(|held| held.call.chunk);
                     call.begins = Some(kept.collect());
                 }
-                self.front.core.handle_sent_again(chunk);
                 self.send(shape, call)
             }
-            FrontAction::Decode { chunk } => {
-                hold(!self.aborted, "nothing is decoded after an abort", || {
-                    format!("chunk {chunk}")
-                })?;
+            FrontAction::Decode => {
+                let chunk = self.front.begin_decode();
                 let result = self.take_returned(chunk)?;
                 hold(result.is_whole, "only whole results are decoded", || {
                     format!("{result:?}")
@@ -318,23 +287,22 @@ impl World {
                     "nothing is decoded after its epoch ended",
                     || format!("{result:?}"),
                 )?;
-                self.decoding.push_back(result.chunk);
-                self.front.core.handle_decode_started();
+                self.front.handle_decoding(chunk);
                 Ok(())
             }
-            FrontAction::Drop { chunk } => {
+            FrontAction::Drop => {
+                let chunk = self.front.handle_dropped();
                 // A stale chunk that went down with Phase B comes back with nothing.
-                if self.returned.front().map(|result| result.chunk) == Some(chunk.get()) {
+                if self.returned.front().map(|result| result.chunk) == Some(chunk) {
                     self.take_returned(chunk)?;
                 }
-                self.held.retain(|held| held.call.chunk != chunk.get());
-                self.dropped.push(chunk.get());
-                self.front.core.handle_dropped();
+                self.held.retain(|held| held.call.chunk != chunk);
+                self.dropped.push(chunk);
                 Ok(())
             }
             FrontAction::SendShutdown => {
                 self.to_back.push_back(Frame::Shutdown);
-                self.front.core.handle_shutdown_sent();
+                self.front.handle_shutdown_sent();
                 Ok(())
             }
             FrontAction::Finish => {
@@ -345,9 +313,9 @@ impl World {
         }
     }
 
-    fn take_returned(&mut self, chunk: ChunkIndex) -> Step<Returned> {
+    fn take_returned(&mut self, chunk: u64) -> Step<Returned> {
         let result = self.returned.pop_front();
-        let is_next = result.as_ref().is_some_and(|r| r.chunk == chunk.get());
+        let is_next = result.as_ref().is_some_and(|r| r.chunk == chunk);
         hold(is_next, "results are taken in order", || {
             format!("chunk {chunk}, found {result:?}")
         })?;
@@ -398,9 +366,8 @@ impl World {
 
     fn act_back(&mut self, shape: Shape, action: PhaseBAction) -> Step<()> {
         match action {
-            PhaseBAction::Compute { chunk } => {
-                let call = self.back.queue.pop_front().unwrap();
-                assert_eq!(call.chunk, chunk.get());
+            PhaseBAction::Compute => {
+                let call = self.back.core.begin_compute();
                 hold(
                     self.held.iter().any(|h| h.call.chunk == call.chunk),
                     "a payload is there until it is read",
@@ -408,8 +375,7 @@ impl World {
                 )?;
                 self.remember(shape, &call)?;
                 self.back.free_slots -= 1;
-                self.back.computing.push_back((call.chunk, call.epoch));
-                self.back.core.handle_started();
+                self.back.core.handle_computing((call.chunk, call.epoch));
             }
             PhaseBAction::AnswerShutdown => {
                 self.to_front.push_back(Frame::Shutdown);
@@ -446,8 +412,6 @@ impl Back {
     fn new(shape: Shape) -> Self {
         Self {
             core: PhaseBCore::new(shape.depth),
-            queue: VecDeque::new(),
-            computing: VecDeque::new(),
             memory: None,
             free_slots: shape.slots,
             finished: false,

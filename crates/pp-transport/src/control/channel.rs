@@ -149,23 +149,13 @@ impl ControlSender {
     /// is gone, [`ControlError::Broken`] after a message that was cut short,
     /// [`ControlError::ApiMisuse`] for a body over [`MAX_MESSAGE_BYTES`] or after a goodbye.
     pub fn send(&self, message: &Message<'_>, deadline: Instant) -> Result<(), ControlError> {
-        let abort;
-        let body = match message {
-            Message::Hello(bytes) | Message::Verdict(bytes) | Message::Frame(bytes) => *bytes,
-            Message::Heartbeat | Message::Bye => &[],
-            Message::Drain(signal) => std::slice::from_ref(signal),
-            Message::Abort(fault) => {
-                abort = fault
-                    .encode()
-                    .map_err(|error| self.misuse(error.to_string()))?;
-                &abort
-            }
-        };
-        self.send_raw(message.kind(), body, None, deadline)
+        let encoded = message.encode();
+        let (kind, body) = encoded.map_err(|error| self.misuse(error.to_string()))?;
+        self.send_raw(kind, &body, None, deadline)
     }
 
-    /// Passes descriptors to a peer on this host, which must be in
-    /// [`ControlReceiver::recv_fds`] for as many. They stay open here.
+    /// Passes descriptors to a peer on this host, which takes them with
+    /// [`ControlReceiver::try_recv_any`]. They stay open here.
     ///
     /// # Errors
     /// As [`ControlSender::send`]; [`ControlError::ApiMisuse`] over TCP, for none, and for more
@@ -179,15 +169,6 @@ impl ControlSender {
         }
         let ticket = Ticket::new(fds.len());
         self.send_raw(wire::FDS, &ticket.encode(), Some((&ticket, fds)), deadline)
-    }
-
-    /// Says goodbye: the peer sees [`Message::Bye`], then [`ControlError::PeerLeft`]. Nothing can
-    /// be sent after it; receiving goes on.
-    ///
-    /// # Errors
-    /// As [`ControlSender::send`].
-    pub fn bye(&self, deadline: Instant) -> Result<(), ControlError> {
-        self.send(&Message::Bye, deadline)
     }
 
     pub(super) fn send_raw(
@@ -353,42 +334,6 @@ impl ControlReceiver {
         self.message()
     }
 
-    /// Receives exactly `count` descriptors, closed on exec. Any other message in their place is
-    /// an error, and descriptors the peer added to them are closed.
-    ///
-    /// # Errors
-    /// As [`ControlReceiver::recv_deadline`]; [`ControlError::ApiMisuse`] over TCP.
-    pub fn recv_fds(
-        &mut self,
-        count: usize,
-        deadline: Instant,
-    ) -> Result<Vec<OwnedFd>, ControlError> {
-        let rank = self.peer;
-        if self.kind != SocketKind::Unix {
-            let what = "descriptors pass only between ranks of one host".into();
-            return Err(ControlError::ApiMisuse { rank, what });
-        }
-        let misbehaved = |what: String| ControlError::PeerMisbehaved { rank, what };
-        self.wait_frame(deadline)?;
-        let (kind, body) = open(rank, &mut self.opener, &self.reader)?;
-        if kind != wire::FDS {
-            let message = Message::parse(kind, body).map_err(&misbehaved)?;
-            return Err(match message {
-                Message::Bye => ControlError::PeerLeft { rank },
-                Message::Abort(fault) => ControlError::Aborted { rank, fault },
-                other => misbehaved(format!("{} in place of {count} descriptors", other.name())),
-            });
-        }
-        let ticket = ticket(rank, body)?;
-        if ticket.count() != count {
-            return Err(misbehaved(format!(
-                "{} descriptors announced, {count} expected",
-                ticket.count()
-            )));
-        }
-        redeem(rank, &self.socket, &ticket, deadline)
-    }
-
     /// What comes, descriptors too, for one who listens to a peer whatever it has to say. Never
     /// waits, but for descriptors that were announced and are right behind.
     ///
@@ -405,12 +350,15 @@ impl ControlReceiver {
         let (rank, kind) = (self.peer, self.kind);
         let (message, body) = open(rank, &mut self.opener, &self.reader)?;
         if message == wire::FDS && kind == SocketKind::Unix {
-            let ticket = ticket(rank, body)?;
+            let ticket = Ticket::decode(body).ok_or_else(|| {
+                let what = format!("a ticket that is not {TICKET_BYTES} bytes");
+                ControlError::misbehaved(rank, what)
+            })?;
             let fds = redeem(rank, &self.socket, &ticket, deadline)?;
             return Ok(Some(Received::Descriptors(fds)));
         }
-        let message = Message::parse(message, body)
-            .map_err(|what| ControlError::PeerMisbehaved { rank, what })?;
+        let message =
+            Message::parse(message, body).map_err(|what| ControlError::misbehaved(rank, what))?;
         self.ended = message == Message::Bye;
         Ok(Some(Received::Message(message)))
     }
@@ -427,7 +375,7 @@ impl ControlReceiver {
             match self.socket.wait(PollFlags::IN, deadline) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    return Err(self.late(started));
+                    return Err(late(self.peer, started));
                 }
                 Err(error) => return Err(ControlError::socket(self.peer, error)),
             }
@@ -446,24 +394,17 @@ impl ControlReceiver {
             Ok(Progress::Pending) => Ok(false),
             Ok(Progress::Eof { .. }) => Err(ControlError::PeerLost { rank, source: None }),
             Err(FrameError::Io(error)) => Err(ControlError::socket(rank, error)),
-            Err(error) => Err(ControlError::PeerMisbehaved {
-                rank,
-                what: error.to_string(),
-            }),
+            Err(error) => Err(ControlError::misbehaved(rank, error)),
         }
     }
 
     fn message(&mut self) -> Result<Message<'_>, ControlError> {
         let rank = self.peer;
         let (kind, body) = open(rank, &mut self.opener, &self.reader)?;
-        let message = Message::parse(kind, body)
-            .map_err(|what| ControlError::PeerMisbehaved { rank, what })?;
+        let message =
+            Message::parse(kind, body).map_err(|what| ControlError::misbehaved(rank, what))?;
         self.ended = message == Message::Bye;
         Ok(message)
-    }
-
-    fn late(&self, started: Instant) -> ControlError {
-        late(self.peer, started)
     }
 }
 
@@ -484,13 +425,6 @@ fn late(rank: Rank, started: Instant) -> ControlError {
     }
 }
 
-fn ticket(rank: Rank, body: &[u8]) -> Result<Ticket, ControlError> {
-    Ticket::decode(body).ok_or_else(|| ControlError::PeerMisbehaved {
-        rank,
-        what: format!("a ticket that is not {TICKET_BYTES} bytes"),
-    })
-}
-
 /// The descriptors that a ticket has announced.
 fn redeem(
     rank: Rank,
@@ -502,10 +436,7 @@ fn redeem(
     fds::recv(socket, ticket, deadline).map_err(|error| match error.kind() {
         io::ErrorKind::TimedOut => late(rank, started),
         io::ErrorKind::UnexpectedEof => ControlError::PeerLost { rank, source: None },
-        io::ErrorKind::InvalidData => ControlError::PeerMisbehaved {
-            rank,
-            what: error.to_string(),
-        },
+        io::ErrorKind::InvalidData => ControlError::misbehaved(rank, error),
         _ => ControlError::socket(rank, error),
     })
 }
@@ -517,10 +448,7 @@ fn open<'a>(
 ) -> Result<(u8, &'a [u8]), ControlError> {
     opener
         .open(reader.frame())
-        .map_err(|forged| ControlError::PeerMisbehaved {
-            rank,
-            what: forged.to_string(),
-        })
+        .map_err(|forged| ControlError::misbehaved(rank, forged))
 }
 
 impl AsFd for ControlReceiver {

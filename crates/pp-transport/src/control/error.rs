@@ -58,14 +58,6 @@ pub enum ControlError {
         /// What was wrong with the call.
         what: String,
     },
-    /// The peer gave the job up and said why.
-    #[error("rank {rank} gave up: {fault}")]
-    Aborted {
-        /// The peer.
-        rank: Rank,
-        /// Its reason.
-        fault: Fault,
-    },
     /// The socket failed in a way that blames nobody.
     #[error("control channel to rank {rank}: {source}{}", remedy(source))]
     Io {
@@ -92,22 +84,14 @@ impl ControlError {
             | Self::PeerMisbehaved { rank, .. }
             | Self::Broken { rank }
             | Self::ApiMisuse { rank, .. }
-            | Self::Aborted { rank, .. }
             | Self::Io { rank, .. } => *rank,
         }
-    }
-
-    /// True when the peer is no longer there, whether it said goodbye or not.
-    #[must_use]
-    pub fn is_peer_gone(&self) -> bool {
-        matches!(self, Self::PeerLost { .. } | Self::PeerLeft { .. })
     }
 
     /// The fault this is, with what was being done.
     #[must_use]
     pub fn fault(&self, operation: &str) -> Fault {
         let kind = match self {
-            Self::Aborted { fault, .. } => return fault.clone(),
             Self::PeerLost { .. } | Self::PeerLeft { .. } => FaultKind::PeerDied,
             Self::TimedOut { .. } => FaultKind::TimedOut,
             Self::PeerMisbehaved { .. } => FaultKind::PeerMisbehaved,
@@ -115,6 +99,11 @@ impl ControlError {
             Self::ApiMisuse { .. } => FaultKind::Internal,
         };
         Fault::new(kind, self.rank(), operation, self)
+    }
+
+    pub(crate) fn misbehaved(rank: Rank, what: impl ToString) -> Self {
+        let what = what.to_string();
+        Self::PeerMisbehaved { rank, what }
     }
 
     /// Sorts an error of the socket by who can be blamed.

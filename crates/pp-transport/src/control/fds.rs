@@ -68,22 +68,19 @@ pub(super) fn send(
     deadline: Instant,
 ) -> io::Result<()> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    loop {
+    let sent = socket.until(PollFlags::OUT, deadline, || {
         let mut space = [MaybeUninit::uninit(); SPACE];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !control.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let iov = [IoSlice::new(&ticket.nonce)];
-        match retry(|| sendmsg(socket, &iov, &mut control, flags)) {
-            // So few bytes go as one piece or not at all.
-            Ok(NONCE_BYTES) => return Ok(()),
-            Ok(_) => return Err(io::ErrorKind::WriteZero.into()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                socket.wait(PollFlags::OUT, deadline)?;
-            }
-            Err(error) => return Err(error),
-        }
+        retry(|| sendmsg(socket, &iov, &mut control, flags))
+    });
+    match sent? {
+        // So few bytes go as one piece or not at all.
+        NONCE_BYTES => Ok(()),
+        _ => Err(io::ErrorKind::WriteZero.into()),
     }
 }
 
@@ -95,52 +92,38 @@ pub(super) fn recv(
     deadline: Instant,
 ) -> io::Result<Vec<OwnedFd>> {
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    loop {
-        let mut nonce = [0; NONCE_BYTES];
-        let mut space = [MaybeUninit::uninit(); SPACE];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received = retry(|| {
+    let mut nonce = [0; NONCE_BYTES];
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = socket.until(PollFlags::IN, deadline, || {
+        retry(|| {
             let mut iov = [IoSliceMut::new(&mut nonce)];
             recvmsg(socket, &mut iov, &mut control, flags)
-        });
-        let received = match received {
-            Ok(received) => received,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                socket.wait(PollFlags::IN, deadline)?;
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
-        // Owned from here on: whatever is refused below is closed.
-        let fds: Vec<OwnedFd> = control
-            .drain()
-            .filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-                _ => None,
-            })
-            .flatten()
-            .collect();
-        return match received.bytes {
-            0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            NONCE_BYTES if nonce == ticket.nonce => {
-                let is_short = fds.len() < ticket.count();
-                if received.flags.contains(ReturnFlags::CTRUNC) && is_short {
-                    // There was room for all: this process may have no more descriptors.
-                    Err(Errno::MFILE.into())
-                } else if received.flags.contains(ReturnFlags::CTRUNC)
-                    || fds.len() != ticket.count()
-                {
-                    Err(refused(format!(
-                        "{} descriptors came, {} were announced",
-                        fds.len(),
-                        ticket.count()
-                    )))
-                } else {
-                    Ok(fds)
-                }
-            }
-            _ => Err(refused("descriptors came without their ticket".into())),
-        };
+        })
+    })?;
+    // Owned from here on: whatever is refused below is closed.
+    let fds: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    let (count, announced) = (fds.len(), ticket.count());
+    let is_cut = received.flags.contains(ReturnFlags::CTRUNC);
+    match received.bytes {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        NONCE_BYTES if nonce != ticket.nonce => {
+            Err(refused("descriptors came without their ticket".into()))
+        }
+        // There was room for all: this process may have no more descriptors.
+        NONCE_BYTES if is_cut && count < announced => Err(Errno::MFILE.into()),
+        NONCE_BYTES if is_cut || count != announced => Err(refused(format!(
+            "{count} descriptors came, {announced} were announced"
+        ))),
+        NONCE_BYTES => Ok(fds),
+        _ => Err(refused("descriptors came without their ticket".into())),
     }
 }
 

@@ -76,24 +76,17 @@ impl FrameReader {
                 Err(error) => return Err(error.into()),
             }
             if self.taken == PREFIX_BYTES {
-                self.buf.resize(self.checked_len()?, 0);
+                let bytes = u32::from_le_bytes(self.prefix);
+                let (len, min, max) = (bytes as usize, self.min, self.max);
+                if !(min..=max).contains(&len) {
+                    return Err(FrameError::Length { bytes, min, max });
+                }
+                self.buf.resize(len, 0);
             }
             if self.taken == PREFIX_BYTES + self.buf.len() && self.taken > PREFIX_BYTES {
                 self.taken = 0;
                 return Ok(Progress::Frame);
             }
-        }
-    }
-
-    fn checked_len(&self) -> Result<usize, FrameError> {
-        let bytes = u32::from_le_bytes(self.prefix);
-        match usize::try_from(bytes) {
-            Ok(len) if (self.min..=self.max).contains(&len) => Ok(len),
-            _ => Err(FrameError::Length {
-                bytes,
-                min: self.min,
-                max: self.max,
-            }),
         }
     }
 

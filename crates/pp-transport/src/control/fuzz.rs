@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::channel::ControlChannel;
+use super::channel::{ControlChannel, Received};
 use super::fds::{self, MAX_FDS, Ticket};
 use super::frame::{FrameReader, Progress};
 use super::message::{Message, kind as wire};
@@ -16,7 +16,7 @@ use super::secure::{
     Answer, Caller, MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, MIN_ANSWER_BYTES, Sealer,
 };
 use super::socket::{Socket, SocketKind};
-use crate::fuzz::Script;
+use crate::fuzz::script::Script;
 
 /// What whoever listens in rank 0's place answers to a call: as it is, and with the form of an
 /// answer. Nobody without the secret can make one that opens.
@@ -74,21 +74,22 @@ pub fn messages(bytes: &[u8]) {
     };
     let mut script = Script::new(bytes);
     while !script.is_over() {
-        let wants_fds = peer.step(&mut script);
+        let takes_fds = peer.step(&mut script);
         loop {
             // What was sent is there.
             let now = Instant::now();
             let receiver = channel.receiver();
-            let result = match wants_fds {
-                Some(count) => receiver.recv_fds(count, now).map(|fds| {
-                    assert_eq!(fds.len(), count);
-                    None
-                }),
-                None => receiver.try_recv().map(|message| {
-                    message.map(|message| {
-                        survives(&message);
+            let result = if takes_fds {
+                receiver.try_recv_any(now).map(|received| {
+                    received.map(|received| match received {
+                        Received::Message(message) => survives(&message),
+                        Received::Descriptors(fds) => assert!(fds.len() <= MAX_FDS),
                     })
-                }),
+                })
+            } else {
+                receiver
+                    .try_recv()
+                    .map(|message| message.map(|message| survives(&message)))
             };
             match result {
                 Ok(Some(())) => {}
@@ -105,18 +106,9 @@ pub fn messages(bytes: &[u8]) {
 
 /// What was accepted is what its own form says.
 fn survives(message: &Message<'_>) {
-    let encoded;
-    let body = match message {
-        Message::Hello(body) | Message::Verdict(body) | Message::Frame(body) => *body,
-        Message::Heartbeat | Message::Bye => &[],
-        Message::Drain(signal) => std::slice::from_ref(signal),
-        Message::Abort(fault) => {
-            encoded = fault.encode().expect("it came over the wire");
-            &encoded
-        }
-    };
+    let (kind, body) = message.encode().expect("it came over the wire");
     assert!(body.len() <= MAX_MESSAGE_BYTES);
-    assert_eq!(Message::parse(message.kind(), body).as_ref(), Ok(message));
+    assert_eq!(Message::parse(kind, &body).as_ref(), Ok(message));
     assert!(format!("{message:?}").len() < 1024);
 }
 
@@ -128,14 +120,14 @@ struct Peer {
 
 impl Peer {
     /// Sends something; how many descriptors the other side expects now, if it does.
-    fn step(&mut self, script: &mut Script<'_>) -> Option<usize> {
+    fn step(&mut self, script: &mut Script<'_>) -> bool {
         match script.byte() {
             // Kinds that there are, and some that there are not.
             kind @ 0..32 => {
                 let count = usize::from(script.byte()) * 8;
                 let sealed = self.sealer.seal(kind, script.bytes(count));
                 let _ = self.raw.write(sealed);
-                None
+                false
             }
             // One byte of a sealed frame is another.
             at @ 32..96 => {
@@ -143,7 +135,7 @@ impl Peer {
                 let at = usize::from(at) % sealed.len();
                 sealed[at] ^= script.byte();
                 let _ = self.raw.write(&sealed);
-                None
+                false
             }
             // Descriptors: announced, sent and expected as it comes.
             step @ 96..160 => {
@@ -159,12 +151,12 @@ impl Peer {
                 if count > 0 {
                     let _ = fds::send(&self.socket, ticket, &sent, Instant::now());
                 }
-                (step % 4 != 0).then_some(1 + usize::from(step) % 3)
+                step % 4 != 0
             }
             _ => {
                 let count = usize::from(script.byte());
                 let _ = self.raw.write(script.bytes(count));
-                None
+                false
             }
         }
     }

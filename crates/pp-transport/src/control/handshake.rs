@@ -130,7 +130,7 @@ fn wait_for_any(
     let Some(first) = awaited.first().map(|channel| channel.peer()) else {
         let what = format!(
             "{} channels in a world of {}",
-            peers.len(),
+            peers.iter().count(),
             peers.world_size()
         );
         return Err(internal(what));

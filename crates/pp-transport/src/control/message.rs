@@ -1,8 +1,9 @@
 //! The kinds of message on a control channel.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use pp_contract::Fault;
+use pp_contract::{BodyError, Fault};
 
 /// One message between two ranks. Bytes are borrowed: from the caller when sent, from the
 /// receiver's buffer when received. `Debug` tells their number alone: a frame may carry an id that
@@ -59,16 +60,20 @@ pub(super) mod kind {
 }
 
 impl<'a> Message<'a> {
-    pub(super) fn kind(&self) -> u8 {
-        match self {
-            Self::Hello(_) => kind::HELLO,
-            Self::Verdict(_) => kind::VERDICT,
-            Self::Heartbeat => kind::HEARTBEAT,
-            Self::Frame(_) => kind::FRAME,
-            Self::Drain(_) => kind::DRAIN,
-            Self::Abort(_) => kind::ABORT,
-            Self::Bye => kind::BYE,
-        }
+    /// Its kind and its body on the wire.
+    ///
+    /// # Errors
+    /// A fault that cannot be encoded.
+    pub(super) fn encode(&self) -> Result<(u8, Cow<'_, [u8]>), BodyError> {
+        Ok(match self {
+            Self::Hello(body) => (kind::HELLO, Cow::Borrowed(*body)),
+            Self::Verdict(body) => (kind::VERDICT, Cow::Borrowed(*body)),
+            Self::Heartbeat => (kind::HEARTBEAT, Cow::default()),
+            Self::Frame(body) => (kind::FRAME, Cow::Borrowed(*body)),
+            Self::Drain(signal) => (kind::DRAIN, std::slice::from_ref(signal).into()),
+            Self::Abort(fault) => (kind::ABORT, fault.encode()?.into()),
+            Self::Bye => (kind::BYE, Cow::default()),
+        })
     }
 
     /// What to call it in an error.

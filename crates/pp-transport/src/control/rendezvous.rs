@@ -87,18 +87,6 @@ impl Peers {
         self.world_size
     }
 
-    /// How many peers there are channels to.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.channels.len()
-    }
-
-    /// True in a world of one rank.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.channels.is_empty()
-    }
-
     /// The channel to a peer.
     pub fn get_mut(&mut self, peer: Rank) -> Option<&mut ControlChannel> {
         self.channels.get_mut(&peer)

@@ -42,7 +42,7 @@ const MAGIC: [u8; 4] = *b"PPC1";
 const PREAMBLE_BYTES: usize = MAGIC.len() + 2 + 4;
 const EPHEMERAL_BYTES: usize = 32;
 /// Behind a preamble in the clear: the caller's proof does not hold here.
-const NOT_OURS: [u8; 1] = [1];
+pub(crate) const NOT_OURS: [u8; 1] = [1];
 /// Longest text in a refusal, in bytes.
 pub(crate) const MAX_REASON_BYTES: usize = 400;
 pub(crate) const MIN_CALL_BYTES: usize = PREAMBLE_BYTES;
@@ -259,15 +259,10 @@ impl Answerer {
     }
 }
 
-/// The frame for a caller of another protocol version: our own version, in the clear.
-pub(crate) fn version_frame(own: Rank) -> Vec<u8> {
-    framed(&[&preamble(own)])
-}
-
-/// The frame for a caller whose proof does not hold: that, in the clear, and no word more. It can
-/// be forged, so a caller does not believe the first one.
-pub(crate) fn not_ours_frame(own: Rank) -> Vec<u8> {
-    framed(&[&preamble(own), &NOT_OURS])
+/// A frame in the clear: our own version, for a caller of another, or [`NOT_OURS`], for one whose proof does not
+/// hold. The latter can be forged, so a caller does not believe the first one.
+pub(crate) fn notice(own: Rank, notice: &[u8]) -> Vec<u8> {
+    framed(&[&preamble(own), notice])
 }
 
 /// Who the caller claims to be.
@@ -277,12 +272,9 @@ pub(crate) fn claimed_rank(frame: &[u8]) -> Option<Rank> {
 
 /// A text cut to what fits into a refusal; never empty, which would mean acceptance.
 pub(crate) fn clip(reason: &str) -> &str {
-    let end = (0..=MAX_REASON_BYTES.min(reason.len()))
-        .rev()
-        .find(|end| reason.is_char_boundary(*end));
-    match end {
-        Some(end) if end > 0 => &reason[..end],
-        _ => "refused",
+    match reason.floor_char_boundary(MAX_REASON_BYTES) {
+        0 => "refused",
+        end => &reason[..end],
     }
 }
 

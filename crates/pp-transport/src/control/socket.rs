@@ -45,15 +45,27 @@ impl Socket {
     /// Writes all of it, or fails; then some of it may have gone out.
     pub(crate) fn write_all(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
-            match self.try_write(bytes) {
-                Ok(written) => bytes = &bytes[written..],
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.wait(PollFlags::OUT, deadline)?;
-                }
-                Err(error) => return Err(error),
-            }
+            let written = self.until(PollFlags::OUT, deadline, || self.try_write(bytes))?;
+            bytes = &bytes[written..];
         }
         Ok(())
+    }
+
+    /// Tries a call again whenever the socket is ready, until it gives something else than `WouldBlock`.
+    pub(crate) fn until<T>(
+        &self,
+        flags: PollFlags,
+        deadline: Instant,
+        mut call: impl FnMut() -> io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            match call() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait(flags, deadline)?;
+                }
+                other => return other,
+            }
+        }
     }
 
     /// Waits until the socket is ready (or broken, which the next call reports).
@@ -72,6 +84,14 @@ impl Socket {
     }
 }
 
+/// A socket to another rank, or to whoever called.
+pub(crate) struct Connected {
+    pub(crate) socket: Socket,
+    pub(crate) kind: SocketKind,
+    /// The process at the other end, if it is one of this host.
+    pub(crate) pid: Option<Pid>,
+}
+
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -80,22 +100,16 @@ impl AsFd for Socket {
 
 /// `poll` until a descriptor is ready or the deadline has passed (then 0).
 pub(crate) fn poll_until(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<usize> {
-    loop {
+    retry(|| {
         let left = deadline.saturating_duration_since(Instant::now());
-        match poll(fds, Some(&timespec(left))) {
-            Err(rustix::io::Errno::INTR) => {}
-            other => return Ok(other?),
-        }
-    }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    // A day is as good as for ever, and always fits.
-    let duration = duration.min(Duration::from_secs(86_400));
-    Timespec {
-        tv_sec: duration.as_secs() as i64,
-        tv_nsec: duration.subsec_nanos().into(),
-    }
+        // A day at most.
+        let left = left.min(Duration::from_secs(86_400));
+        let timeout = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        poll(fds, Some(&timeout))
+    })
 }
 
 pub(crate) fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {

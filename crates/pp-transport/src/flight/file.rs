@@ -183,36 +183,19 @@ impl Recording {
             let stated = HEAD_BYTES as u64;
             return Err(RecordingError::Length { got, stated });
         };
-        let [
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            _,
-            v0,
-            v1,
-            r0,
-            r1,
-            l0,
-            l1,
-            l2,
-            l3,
-            digest_bytes @ ..,
-        ] = *head;
-        let theirs = u16::from_le_bytes([v0, v1]);
+        let theirs = u16::from_le_bytes([head[8], head[9]]);
         if theirs != FILE_VERSION {
             return Err(RecordingError::Version { theirs });
         }
-        let stated = HEAD_BYTES as u64 + u64::from(u32::from_le_bytes([l0, l1, l2, l3]));
+        let length = u32::from_le_bytes([head[12], head[13], head[14], head[15]]);
+        let stated = HEAD_BYTES as u64 + u64::from(length);
         if stated != got {
             return Err(RecordingError::Length { got, stated });
         }
-        let stated = u64::from_le_bytes(digest_bytes);
+        let (_, stated) = head.split_last_chunk().expect("a digest at its end");
+        let stated = u64::from_le_bytes(*stated);
         let computed = digest(body);
-        if computed != stated || [r0, r1] != [0, 0] {
+        if computed != stated || head[10..12] != [0, 0] {
             return Err(RecordingError::Digest { computed, stated });
         }
         let (recording, rest): (Self, _) = postcard::take_from_bytes(body).map_err(malformed)?;

@@ -3,7 +3,7 @@
 use pp_contract::{Generation, HEADER_BYTES, Header, Matched, Prepared, Rank, Stamp};
 
 use super::operation::{Draft, Kind, State};
-use super::recorder::{Entry, FlightRecorder, Record};
+use super::recorder::{FlightRecorder, Record};
 use crate::bell::Bell;
 use crate::error::TransportError;
 use crate::in_flight::{InFlight, Part, Rejected, Resend, Submission};
@@ -18,9 +18,9 @@ pub struct Recorded<L> {
     peer: Rank,
     generation: Generation,
     /// The message polled last, whose payload is to be received.
-    heard: Option<Entry>,
+    heard: Record,
     /// A send that was refused for now and will be tried again.
-    refused: Option<Entry>,
+    refused: Option<Record>,
 }
 
 impl<L: Link> Recorded<L> {
@@ -32,7 +32,7 @@ impl<L: Link> Recorded<L> {
             recorder: recorder.clone(),
             peer,
             generation,
-            heard: None,
+            heard: Record::default(),
             refused: None,
         }
     }
@@ -56,14 +56,14 @@ impl<L: Link> Recorded<L> {
     }
 
     /// Records a message that came.
-    fn hear(&self, frame: &[u8]) -> Option<Entry> {
+    fn hear(&self, frame: &[u8]) -> Option<Record> {
         // Once more, and for the record alone: what is wrong with it, its reader will say.
         let header = Header::decode(frame.first_chunk::<HEADER_BYTES>()?).ok()?;
         let draft = Draft {
             chunk: Some((header.chunk_index(), header.cache_epoch())),
             ..self.draft(Kind::Receive, header.payload_bytes())
         };
-        self.recorder.heard(&draft, &header)
+        Some(self.recorder.heard(&draft, &header))
     }
 }
 
@@ -99,32 +99,30 @@ impl<L: Link> Link for Recorded<L> {
             chunk: Some((stamp.chunk_index, stamp.cache_epoch)),
             ..self.draft(Kind::Send, message.payload_bytes())
         };
-        let entry = match self.refused.take() {
+        let record = match self.refused.take() {
             // Not once more for each look at a lane that is full.
-            Some(entry) => {
-                entry.begin_again(&draft);
-                Some(entry)
+            Some(record) => {
+                record.begin_again(&draft);
+                record
             }
             None => self.recorder.begin(&draft),
         };
         match self.link.send(message, stamp, payload) {
             Ok(Sent { header, payload }) => {
-                if let Some(entry) = &entry {
-                    let last = if payload.is_some() {
-                        State::Started
-                    } else {
-                        State::Done
-                    };
-                    entry.left(&header, last);
-                }
-                let payload = payload.map(|sending| track(sending, entry));
+                let last = if payload.is_some() {
+                    State::Started
+                } else {
+                    State::Done
+                };
+                record.left(&header, last);
+                let payload = payload.map(|sending| track(sending, record));
                 Ok(Sent { header, payload })
             }
             Err(rejected) => {
                 if rejected.error.is_backpressure() {
-                    self.refused = entry;
-                } else if let Some(entry) = entry {
-                    entry.reached(State::Poisoned);
+                    self.refused = Some(record);
+                } else {
+                    record.reached(State::Poisoned);
                 }
                 Err(rejected)
             }
@@ -134,7 +132,7 @@ impl<L: Link> Link for Recorded<L> {
     fn poll_frame(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
         let polled = self.link.poll_frame(inbox)?;
         if polled && self.recorder.is_on() {
-            self.heard = self.hear(inbox);
+            self.heard = self.hear(inbox).unwrap_or_default();
         }
         Ok(polled)
     }
@@ -143,34 +141,23 @@ impl<L: Link> Link for Recorded<L> {
         &mut self,
         header: &Matched<'_>,
     ) -> Result<InFlight<Self::Receiving>, TransportError> {
-        let entry = self.heard.take();
-        let moves = self.payload_moves;
+        let record = std::mem::take(&mut self.heard);
         // Where the payload is there with its header, nothing is called that may not come back.
-        if let Some(entry) = entry.as_ref().filter(|_| moves) {
-            entry.reached(State::Committed);
+        if self.payload_moves {
+            record.reached(State::Committed);
         }
-        match self.link.receive(header) {
-            Ok(receiving) => {
-                match &entry {
-                    Some(entry) if moves => entry.reached(State::Started),
-                    Some(entry) => entry.started(),
-                    None => {}
-                }
-                Ok(track(receiving, entry))
-            }
-            Err(error) => {
-                if let Some(entry) = entry {
-                    entry.reached(State::Poisoned);
-                }
-                Err(error)
-            }
+        let receiving = self.link.receive(header);
+        match &receiving {
+            Ok(_) if self.payload_moves => record.reached(State::Started),
+            Ok(_) => record.started(),
+            Err(_) => record.reached(State::Poisoned),
         }
+        Ok(track(receiving?, record))
     }
 }
 
-fn track<S: Submission>(flight: InFlight<S>, entry: Option<Entry>) -> InFlight<Tracked<S>> {
+fn track<S: Submission>(flight: InFlight<S>, record: Record) -> InFlight<Tracked<S>> {
     let inner = flight.take();
-    let record = Record::of(entry);
     InFlight::new(Tracked { inner, record })
 }
 

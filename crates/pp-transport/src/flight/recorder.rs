@@ -46,7 +46,7 @@ pub struct FlightRecorder(Option<Arc<Inner>>);
 #[derive(Debug)]
 struct Inner {
     ring: Ring,
-    groups: [OnceLock<(String, Vec<Rank>)>; MAX_GROUPS],
+    groups: [OnceLock<Group>; MAX_GROUPS],
 }
 
 impl FlightRecorder {
@@ -54,13 +54,12 @@ impl FlightRecorder {
     /// an operation; nothing is allocated later. 0 records nothing and costs nothing.
     #[must_use]
     pub fn new(operations: usize) -> Self {
-        let inner = |operations: usize| {
+        Self((operations > 0).then(|| {
             Arc::new(Inner {
                 ring: Ring::new(operations.min(MAX_OPERATIONS)),
                 groups: Default::default(),
             })
-        };
-        Self((operations > 0).then(|| inner(operations)))
+        }))
     }
 
     /// One that records nothing.
@@ -104,37 +103,36 @@ impl FlightRecorder {
     #[must_use]
     pub fn groups(&self) -> Vec<Group> {
         let groups = self.0.iter().flat_map(|inner| &inner.groups);
-        let named = groups.map_while(OnceLock::get);
-        named
-            .map(|(name, members)| Group {
-                name: Text::truncated(name),
-                members: List::new(members.clone()).unwrap_or_default(),
-            })
-            .collect()
+        groups.map_while(OnceLock::get).cloned().collect()
     }
 
     /// The number of the group with this name and these members; `None` when there are too many.
     pub(crate) fn group(&self, name: &str, members: &[Rank]) -> Option<u8> {
         let groups = &self.0.as_ref()?.groups;
-        let own = || (name.to_owned(), members.to_vec());
-        let is_own = |place: &OnceLock<(String, Vec<Rank>)>| *place.get_or_init(own) == own();
+        let own = || Group {
+            name: Text::truncated(name),
+            members: List::new(members.to_vec()).unwrap_or_default(),
+        };
+        let is_own = |place: &OnceLock<Group>| *place.get_or_init(own) == own();
         let at = groups.iter().position(is_own)?;
         Some(at as u8)
     }
 
     /// An operation was prepared.
-    pub(crate) fn begin(&self, draft: &Draft) -> Option<Entry> {
-        let inner = self.0.as_ref()?;
-        let number = inner.ring.append(&draft.words(now_ns()));
-        Some(Entry {
-            inner: Arc::clone(inner),
-            number,
-        })
+    pub(crate) fn begin(&self, draft: &Draft) -> Record {
+        let begin = |inner: &Arc<Inner>| inner.ring.append(&draft.words(now_ns()));
+        Record::of(
+            self.0
+                .as_ref()
+                .map(|inner| (Arc::clone(inner), begin(inner))),
+        )
     }
 
     /// A message was taken in. One with a payload goes on.
-    pub(crate) fn heard(&self, draft: &Draft, header: &Header) -> Option<Entry> {
-        let inner = self.0.as_ref()?;
+    pub(crate) fn heard(&self, draft: &Draft, header: &Header) -> Record {
+        let Some(inner) = &self.0 else {
+            return Record::default();
+        };
         let now = now_ns();
         let mut words = draft.words(now);
         let is_over = header.payload_bytes() == 0;
@@ -144,69 +142,50 @@ impl FlightRecorder {
             words[at] = word;
         }
         let number = inner.ring.append(&words);
-        (!is_over).then(|| Entry {
-            inner: Arc::clone(inner),
-            number,
-        })
+        Record::of((!is_over).then(|| (Arc::clone(inner), number)))
     }
 }
 
-/// An operation that goes on.
-#[derive(Debug)]
-pub(crate) struct Entry {
-    inner: Arc<Inner>,
-    number: u64,
-}
-
-impl Entry {
-    fn amend(&self, changes: impl Iterator<Item = Change>) {
-        self.inner.ring.amend(self.number, changes);
-    }
-
-    /// It got this far.
-    pub(crate) fn reached(&self, state: State) {
-        self.amend(reached(state, now_ns()));
-    }
-
-    /// It was committed, and the backend has it: as this header says.
-    pub(crate) fn left(&self, header: &Header, last: State) {
-        let now = now_ns();
-        let until = reached(State::Committed, now).chain(reached(last, now));
-        self.amend(identified(header).into_iter().chain(until));
-    }
-
-    /// It was committed, and the backend has it.
-    pub(crate) fn started(&self) {
-        let now = now_ns();
-        self.amend(reached(State::Committed, now).chain(reached(State::Started, now)));
-    }
-
-    /// It begins anew.
-    pub(crate) fn begin_again(&self, draft: &Draft) {
-        self.amend(draft.words(now_ns()).into_iter().enumerate().skip(1));
-    }
-}
-
-/// The record of an operation until it is over.
+/// The record of an operation until it is over; of none, where nothing is recorded.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
-    entry: Option<Entry>,
+    place: Option<(Arc<Inner>, u64)>,
     is_over: Cell<bool>,
 }
 
 impl Record {
-    pub(crate) fn of(entry: Option<Entry>) -> Self {
-        Self {
-            entry,
-            is_over: Cell::new(false),
+    fn of(place: Option<(Arc<Inner>, u64)>) -> Self {
+        let is_over = Cell::new(false);
+        Self { place, is_over }
+    }
+
+    fn amend<C: IntoIterator<Item = Change>>(&self, changes: impl FnOnce(u64) -> C) {
+        if let Some((inner, number)) = &self.place {
+            inner.ring.amend(*number, changes(now_ns()));
         }
     }
 
     /// It got this far.
     pub(crate) fn reached(&self, state: State) {
-        if let Some(entry) = &self.entry {
-            entry.reached(state);
-        }
+        self.amend(|now| reached(state, now));
+    }
+
+    /// It was committed, and the backend has it: as this header says.
+    pub(crate) fn left(&self, header: &Header, last: State) {
+        self.amend(|now| {
+            let until = reached(State::Committed, now).chain(reached(last, now));
+            identified(header).into_iter().chain(until)
+        });
+    }
+
+    /// It was committed, and the backend has it.
+    pub(crate) fn started(&self) {
+        self.amend(|now| reached(State::Committed, now).chain(reached(State::Started, now)));
+    }
+
+    /// It begins anew.
+    pub(crate) fn begin_again(&self, draft: &Draft) {
+        self.amend(|now| draft.words(now).into_iter().enumerate().skip(1));
     }
 
     /// How it ended, once.

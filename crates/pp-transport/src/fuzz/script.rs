@@ -1,4 +1,4 @@
-//! What a target does, read from its input.
+//! Bytes as a script of steps.
 
 /// Bytes that are read as a script of steps; 0 when there are no more.
 pub(crate) struct Script<'a>(&'a [u8]);

@@ -7,7 +7,7 @@ use crate::sync::{AtomicU32, Ordering, fence};
 pub(crate) struct Ticket(pub(crate) u32);
 
 /// The words of a bell, wherever they lie.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct BellWords {
     /// Raised by a ring that somebody listens for; what sleepers wait on.
@@ -16,16 +16,6 @@ pub(crate) struct BellWords {
     listeners: AtomicU32,
     /// How many of them sleep, or are about to.
     sleepers: AtomicU32,
-}
-
-impl Default for BellWords {
-    fn default() -> Self {
-        Self {
-            rings: AtomicU32::new(0),
-            listeners: AtomicU32::new(0),
-            sleepers: AtomicU32::new(0),
-        }
-    }
 }
 
 impl BellWords {

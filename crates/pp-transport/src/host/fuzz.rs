@@ -8,8 +8,9 @@ use pp_contract::{
     TensorSpec,
 };
 
+use super::layout::Layout;
 use super::*;
-use crate::fuzz::Script;
+use crate::fuzz::script::Script;
 use crate::in_flight::Completion;
 
 pub use super::ring::fuzz::ring;
@@ -152,11 +153,11 @@ pub(crate) fn word_that_never_rests() {
         depth: 1,
         slot_bytes: SLOT_BYTES,
     };
-    let layout = Layout::new(shape, shape).expect("a shape that there can be");
-    let offer = Offer::new(shape, shape).expect("memory");
-    let raw = File::from(offer.fd().try_clone_to_owned().expect("a descriptor"));
-    let (low, high) = (Bell::new().expect("a bell"), Bell::new().expect("a bell"));
-    let end = End::new(offer.into_link(Rank::new(1), low, high));
+    let (lower, _) = SharedEnd::pair(shape, shape, Bell::new().expect("a bell")).expect("memory");
+    let raw = lower.region.fd().try_clone_to_owned();
+    let raw = File::from(raw.expect("a descriptor"));
+    let at = lower.outgoing.slot_words as u64;
+    let end = End::new(HostLink::new(lower));
     let stop = AtomicBool::new(false);
     /// Ends the other thread, also when this one panics.
     struct Stop<'a>(&'a AtomicBool);
@@ -171,7 +172,6 @@ pub(crate) fn word_that_never_rests() {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 for word in [0_u32, 1] {
-                    let at = layout.up.slot_words as u64;
                     let _ = raw.write_at(&word.to_le_bytes(), at);
                 }
             }
@@ -211,24 +211,23 @@ pub fn region(bytes: &[u8]) {
     };
     thread_local! {
         /// Memory costs more than all that is tried in it, so every input has the same.
-        static MEMORY: (Arc<Region>, Layout) = {
-            let offer = LaneOffer::with_slots(SHAPE, SHAPE);
-            offer.expect("a shape that there can be, and memory").into_region()
+        static MEMORY: [SharedEnd; 2] = {
+            let ends = SharedEnd::pair(SHAPE, SHAPE, Bell::new().expect("a bell"));
+            ends.expect("a shape that there can be, and memory").into()
         };
-        static BELLS: [Bell; 2] = [(); 2].map(|()| Bell::new().expect("a bell"));
-        static ZEROS: Vec<u8> = vec![0; MEMORY.with(|(_, layout)| layout.len)];
+        static ZEROS: Vec<u8> = {
+            let layout = Layout::new(SHAPE, SHAPE).expect("a shape that there can be");
+            vec![0; layout.len]
+        };
     }
-    let (region, layout) = MEMORY.with(Clone::clone);
-    let [low, high] = BELLS.with(Clone::clone);
-    let raw = File::from(region.fd().try_clone_to_owned().expect("a descriptor"));
+    let [lower, higher] = MEMORY.with(Clone::clone);
+    let raw = lower.region.fd().try_clone_to_owned();
+    let raw = File::from(raw.expect("a descriptor"));
     ZEROS
         .with(|zeros| raw.write_all_at(zeros, 0))
         .expect("a region may be written");
-    let (zero, one) = (Rank::new(0), Rank::new(1));
-    let Layout { up, down, .. } = layout;
-    let lower = HostLink::new(&region, up, down, one, low.clone(), high.clone());
-    let higher = HostLink::new(&region, down, up, zero, high, low);
-    let mut ends = [End::new(lower), End::new(higher)];
+    let (up, down) = (lower.outgoing, lower.incoming);
+    let mut ends = [lower, higher].map(|end| End::new(HostLink::new(end)));
     let mut script = Script::new(bytes);
     while !script.is_over() {
         let step = script.byte();
@@ -238,11 +237,7 @@ pub fn region(bytes: &[u8]) {
             }
             continue;
         }
-        let direction = if step.is_multiple_of(2) {
-            layout.up
-        } else {
-            layout.down
-        };
+        let direction = if step.is_multiple_of(2) { up } else { down };
         let near = u64::from(script.byte());
         let (at, what) = match step / 2 % 4 {
             // Head or tail, near the start or anywhere.

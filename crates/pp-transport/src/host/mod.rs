@@ -7,6 +7,7 @@
 //! The region is made by the lower of the two ranks and passed, with the bells, over their
 //! authenticated control channel. The kernel frees it with the last process, however that ends.
 
+mod backend;
 pub(crate) mod bell_words;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod fuzz;
@@ -15,49 +16,38 @@ pub mod memory;
 pub mod nt;
 pub(crate) mod region;
 pub(crate) mod ring;
+pub(crate) mod shared;
 pub(crate) mod slots;
 
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use pp_contract::{Matched, Prepared, Rank, Sequencer, Stamp};
+use pp_contract::{Matched, Prepared, Sequencer, Stamp};
 
-use self::layout::{Direction, Layout};
+pub use self::backend::Host;
+use self::layout::Direction;
 pub use self::layout::{EdgeShape, MAX_SLOTS};
 use self::region::Region;
+use self::shared::SharedEnd;
 use crate::bell::Bell;
 use crate::error::TransportError;
 use crate::in_flight::{InFlight, Part, Rejected, Resend, Submission};
-use crate::lane::{InSlots, Lane, LaneOffer, OutSlots, open_region};
+use crate::lane::{InSlots, Lane, OutSlots};
 use crate::link::{Capabilities, Link, Sent, check_payload};
 
-/// The bytes of the slots of one direction, in the region.
+/// What a lease needs of its edge, in either direction: who owns its slots, and where their bytes lie.
 #[derive(Debug)]
-struct Payloads {
+struct Edge<S> {
+    slots: Arc<S>,
     region: Arc<Region>,
     place: Direction,
 }
 
-impl Payloads {
-    fn new(region: &Arc<Region>, place: Direction) -> Self {
-        Self {
-            region: Arc::clone(region),
-            place,
-        }
-    }
-
+impl<S> Edge<S> {
     fn bytes(&self, slot: u32, len: usize) -> std::ptr::NonNull<u8> {
         assert!(slot < self.place.depth && len <= self.place.slot_bytes);
         let offset = self.place.slots + slot as usize * self.place.stride;
         self.region.bytes_at(offset, len)
     }
-}
-
-/// What a lease needs of its edge, in either direction.
-#[derive(Debug)]
-struct Edge<S> {
-    slots: Arc<S>,
-    payloads: Payloads,
 }
 
 /// A slot of the outgoing edge, to be written in place.
@@ -74,7 +64,7 @@ impl TxLease {
     /// The slot, whole. It holds what an earlier chunk left in it.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let len = self.capacity();
-        let at = self.edge.payloads.bytes(self.slot, len);
+        let at = self.edge.bytes(self.slot, len);
         // SAFETY: the slot is in state LEASED for as long as this lease exists, so neither the
         // peer nor another lease of this process touches its bytes; they lie in the region,
         // which the lease keeps mapped; `&mut self` makes the borrow unique.
@@ -83,14 +73,7 @@ impl TxLease {
 
     /// Bytes that fit the slot.
     pub fn capacity(&self) -> usize {
-        self.edge.payloads.place.slot_bytes
-    }
-
-    /// Ends the lease without freeing the slot: it is in flight now.
-    fn into_parts(self) -> (Arc<Edge<OutSlots>>, u32) {
-        let lease = std::mem::ManuallyDrop::new(self);
-        // SAFETY: `lease` is never dropped and not used again, so the `Arc` is moved out once.
-        (unsafe { std::ptr::read(&raw const lease.edge) }, lease.slot)
+        self.edge.place.slot_bytes
     }
 }
 
@@ -133,8 +116,8 @@ impl Submission for Sending {
 
 impl Resend for Sending {
     fn copy_into(&self, parts: &[Part], slot: &mut TxLease) -> Result<(), TransportError> {
-        let place = self.edge.payloads.place;
-        let sent = self.edge.payloads.bytes(self.slot, place.slot_bytes);
+        let place = self.edge.place;
+        let sent = self.edge.bytes(self.slot, place.slot_bytes);
         let into = slot.bytes_mut();
         for part in parts {
             let (from, to, len) = part.within(place.slot_bytes, into.len())?;
@@ -151,9 +134,15 @@ impl Resend for Sending {
     }
 
     fn unsent(buffer: TxLease) -> Self {
-        let (edge, slot) = buffer.into_parts();
-        edge.slots.submit(slot);
-        Self { edge, slot }
+        // The lease ends without freeing the slot: it is in flight now.
+        let lease = std::mem::ManuallyDrop::new(buffer);
+        // SAFETY: `lease` is never dropped and not used again, so the `Arc` is moved out once.
+        let edge = unsafe { std::ptr::read(&raw const lease.edge) };
+        edge.slots.submit(lease.slot);
+        Self {
+            edge,
+            slot: lease.slot,
+        }
     }
 }
 
@@ -171,7 +160,7 @@ pub struct RxLease {
 impl RxLease {
     /// The payload, exactly as many bytes as its header said.
     pub fn bytes(&self) -> &[u8] {
-        let at = self.edge.payloads.bytes(self.slot, self.len);
+        let at = self.edge.bytes(self.slot, self.len);
         // SAFETY: the peer handed the slot over (an acquire load saw it) and does not write it
         // until this lease is dropped; the lease keeps the region mapped.
         unsafe { std::slice::from_raw_parts(at.as_ptr(), self.len) }
@@ -202,7 +191,7 @@ impl Submission for Receiving {
     fn orphan(self) {}
 
     fn quarantine(self) {
-        self.0.edge.slots.quarantine(self.0.slot);
+        self.0.edge.slots.slots.quarantine(self.0.slot);
         std::mem::forget(self.0);
     }
 }
@@ -216,85 +205,28 @@ pub struct HostLink {
     sequencer: Sequencer,
 }
 
-/// A region made by the lower rank, before the peer has mapped it.
-#[derive(Debug)]
-pub struct Offer(LaneOffer);
-
-impl Offer {
-    /// Makes the region for a pair: `up` is the edge from the lower rank to the higher.
-    ///
-    /// # Errors
-    /// The shape cannot be, or the kernel has no memory for it.
-    pub fn new(up: EdgeShape, down: EdgeShape) -> Result<Self, TransportError> {
-        LaneOffer::with_slots(up, down).map(Self)
-    }
-
-    /// The descriptor to pass to the peer.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.0.fd()
-    }
-
-    /// The lower rank's end.
-    pub fn into_link(self, peer: Rank, bell: Bell, peer_bell: Bell) -> HostLink {
-        let (region, Layout { up, down, .. }) = self.0.into_region();
-        HostLink::new(&region, up, down, peer, bell, peer_bell)
-    }
-}
-
 impl HostLink {
-    /// The higher rank's end, over the descriptor that the lower rank passed. A region has one
-    /// such end: a second one over a duplicate of the descriptor would hand out the same slots.
+    /// Both ends in one process. The driver of the lower end sleeps on `low`.
     ///
     /// # Errors
-    /// The descriptor is not the region that was agreed.
-    pub fn open(
-        fd: OwnedFd,
-        up: EdgeShape,
-        down: EdgeShape,
-        peer: Rank,
-        bell: Bell,
-        peer_bell: Bell,
-    ) -> Result<Self, TransportError> {
-        let (region, Layout { up, down, .. }) = open_region(fd, up, down)?;
-        Ok(Self::new(&region, down, up, peer, bell, peer_bell))
-    }
-
-    /// Both ends in one process, for tests and for a pipeline that one process runs alone. The
-    /// driver of the lower end sleeps on `low`.
-    ///
-    /// # Errors
-    /// As [`Offer::new`] and [`HostLink::open`].
+    /// A shape cannot be laid out, or the kernel has no memory.
     pub fn pair(up: EdgeShape, down: EdgeShape, low: Bell) -> Result<(Self, Self), TransportError> {
-        let dup = |fd: BorrowedFd<'_>| {
-            rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(|source| TransportError::Shared {
-                what: "cannot open shared memory a second time".into(),
-                source,
-            })
-        };
-        let high = Bell::new()?;
-        let offer = Offer::new(up, down)?;
-        let fd = dup(offer.fd())?;
-        let higher = Self::open(fd, up, down, Rank::new(0), high.clone(), low.clone())?;
-        Ok((offer.into_link(Rank::new(1), low, high), higher))
+        let (lower, higher) = SharedEnd::pair(up, down, low)?;
+        Ok((Self::new(lower), Self::new(higher)))
     }
 
-    fn new(
-        region: &Arc<Region>,
-        outgoing: Direction,
-        incoming: Direction,
-        peer: Rank,
-        bell: Bell,
-        peer_bell: Bell,
-    ) -> Self {
-        let lane = Lane::over_region(region, outgoing, incoming, peer, bell, peer_bell);
+    fn new(end: SharedEnd) -> Self {
+        let lane = Lane::over_memory(&end);
         Self {
             tx: Arc::new(Edge {
                 slots: Arc::clone(lane.out()),
-                payloads: Payloads::new(region, outgoing),
+                region: Arc::clone(&end.region),
+                place: end.outgoing,
             }),
             rx: Arc::new(Edge {
                 slots: Arc::clone(lane.incoming()),
-                payloads: Payloads::new(region, incoming),
+                region: end.region,
+                place: end.incoming,
             }),
             lane,
             sequencer: Sequencer::new(),
@@ -319,9 +251,6 @@ impl Link for HostLink {
     fn bell(&self) -> &Bell {
         self.lane.bell()
     }
-
-    /// Nothing here waits for a peer.
-    fn peer_is_gone(&mut self) {}
 
     fn try_lease(&mut self) -> Result<Option<TxLease>, TransportError> {
         Ok(self.tx.slots.lease().map(|slot| TxLease {
@@ -362,7 +291,7 @@ impl Link for HostLink {
     }
 
     fn receive(&mut self, header: &Matched<'_>) -> Result<InFlight<Receiving>, TransportError> {
-        let capacity = self.rx.payloads.place.slot_bytes;
+        let capacity = self.rx.place.slot_bytes;
         let (slot, len) = self.lane.take_announced(header, capacity)?;
         let edge = Arc::clone(&self.rx);
         Ok(InFlight::new(Receiving(RxLease { edge, slot, len })))

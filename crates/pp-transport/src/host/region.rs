@@ -164,29 +164,27 @@ fn round_to_pages(len: usize) -> usize {
     len.next_multiple_of(rustix::param::page_size())
 }
 
-/// Atomics at a fixed place of a region, kept alive by it.
+/// The words of a ring at an offset of a region, which they keep mapped.
 #[derive(Debug)]
-pub(crate) struct WordsAt<T> {
+pub(crate) struct WordsAt {
     region: Arc<Region>,
     offset: usize,
-    kind: std::marker::PhantomData<fn() -> T>,
 }
 
-impl<T: SharedWords> WordsAt<T> {
+impl WordsAt {
     pub(crate) fn new(region: &Arc<Region>, offset: usize) -> Self {
-        let _in_bounds: &T = region.words(offset);
+        let _in_bounds: &RingWords = region.words(offset);
         Self {
             region: Arc::clone(region),
             offset,
-            kind: std::marker::PhantomData,
         }
     }
 }
 
-impl<T: SharedWords> Deref for WordsAt<T> {
-    type Target = T;
+impl Deref for WordsAt {
+    type Target = RingWords;
 
-    fn deref(&self) -> &T {
+    fn deref(&self) -> &RingWords {
         self.region.words(self.offset)
     }
 }

@@ -26,15 +26,9 @@ pub(crate) struct RingWords {
     tail: Line,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C, align(128))]
 struct Line(AtomicU64);
-
-impl Default for Line {
-    fn default() -> Self {
-        Self(AtomicU64::new(0))
-    }
-}
 
 /// The bytes of a ring: a power of two of them, written and read at offsets inside it.
 pub(crate) trait RingBytes {

@@ -15,34 +15,26 @@ use crate::sync::{AtomicU32, Ordering};
 /// The shared word of one slot, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub(crate) struct SlotWord(Shared);
+pub(crate) struct SlotWord(AtomicU32);
 
-#[derive(Debug)]
-struct Shared(AtomicU32);
-
-impl Default for Shared {
-    fn default() -> Self {
-        Self(AtomicU32::new(WITH_PRODUCER))
-    }
-}
-
+// The state of a word that is zero, as fresh memory is.
 const WITH_PRODUCER: u32 = 0;
 const WITH_CONSUMER: u32 = 1;
 
 /// Whether the consumer has the slot. With the two below: for a lane whose peer cannot reach the
 /// word, so that its messages move it.
 pub(crate) fn is_with_consumer(word: &SlotWord) -> bool {
-    word.0.0.load(Ordering::Acquire) == WITH_CONSUMER
+    word.0.load(Ordering::Acquire) == WITH_CONSUMER
 }
 
 /// The peer said that it handed the slot over.
 pub(crate) fn move_to_consumer(word: &SlotWord) {
-    word.0.0.store(WITH_CONSUMER, Ordering::Release);
+    word.0.store(WITH_CONSUMER, Ordering::Release);
 }
 
 /// The peer said that it gave the slot back.
 pub(crate) fn move_to_producer(word: &SlotWord) {
-    word.0.0.store(WITH_PRODUCER, Ordering::Release);
+    word.0.store(WITH_PRODUCER, Ordering::Release);
 }
 
 /// The shared words of an edge, wherever they lie.
@@ -121,13 +113,13 @@ impl<W: SlotWords> Producer<W> {
     /// ring's publication of its frame, which must follow.
     pub(crate) fn submit(&self, slot: u32) {
         self.step(slot, LEASED, IN_FLIGHT);
-        let word = &self.words.word(slot).0.0;
+        let word = &self.words.word(slot).0;
         word.store(WITH_CONSUMER, Ordering::Release);
     }
 
     /// True once the consumer gave the slot back: the credit.
     pub(crate) fn is_back(&self, slot: u32) -> bool {
-        self.words.word(slot).0.0.load(Ordering::Acquire) == WITH_PRODUCER
+        self.words.word(slot).0.load(Ordering::Acquire) == WITH_PRODUCER
     }
 
     /// [`Producer::is_back`] for a slot in flight. What was seen once is remembered where no peer
@@ -139,7 +131,7 @@ impl<W: SlotWords> Producer<W> {
         // In this order, with what another thread has seen before the word: where that thread saw
         // the slot come back, so does this one, unless the peer took it again.
         let own = self.own[slot as usize].load(Ordering::Acquire);
-        let word = self.words.word(slot).0.0.load(Ordering::Acquire);
+        let word = self.words.word(slot).0.load(Ordering::Acquire);
         match (word, own) {
             (WITH_PRODUCER, RETURNED) => Ok(true),
             (WITH_PRODUCER, _) => {
@@ -232,10 +224,15 @@ impl<W: SlotWords> Consumer<W> {
         self.words.depth()
     }
 
+    /// Whether the producer has handed the slot over.
+    pub(crate) fn is_here(&self, slot: u32) -> bool {
+        is_with_consumer(self.words.word(slot))
+    }
+
     /// Takes the slot that a frame names.
     pub(crate) fn take(&self, slot: u32) -> Result<(), NotOurs> {
         let own = self.own.get(slot as usize).ok_or(NotOurs::NoSuchSlot)?;
-        if self.words.word(slot).0.0.load(Ordering::Acquire) != WITH_CONSUMER {
+        if !self.is_here(slot) {
             return Err(NotOurs::NotHandedOver);
         }
         own.compare_exchange(FREE, LEASED, Ordering::AcqRel, Ordering::Relaxed)
@@ -246,7 +243,7 @@ impl<W: SlotWords> Consumer<W> {
     /// Gives the slot back: the credit travels with this store.
     pub(crate) fn give_back(&self, slot: u32) {
         self.own[slot as usize].store(FREE, Ordering::Relaxed);
-        let word = &self.words.word(slot).0.0;
+        let word = &self.words.word(slot).0;
         word.store(WITH_PRODUCER, Ordering::Release);
     }
 
@@ -316,7 +313,7 @@ mod tests {
         let (tx, rx) = edge(1);
         let slot = tx.lease().unwrap();
         tx.submit(slot);
-        let word = &tx.words().word(slot).0.0;
+        let word = &tx.words().word(slot).0;
         word.store(77, Ordering::Release);
         let peer = PEER;
         let nonsense = |word| Err(Nonsense { peer, slot, word });

@@ -34,7 +34,7 @@ const SEND_WITHIN: Duration = Duration::from_secs(10);
 
 /// What both directions of the lane share with leases and the receiving thread.
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     peer: Rank,
     /// To the thread that writes, which ends with the last of these.
     queue: SyncSender<Job>,
@@ -105,18 +105,14 @@ pub(super) enum Credits {
     /// It sees the slot's word; the bell says when to look.
     Bell(Bell),
     /// It is told.
-    Channel(Told),
+    Channel(Arc<Shared>),
 }
-
-/// Tells credits over the channel.
-#[derive(Debug)]
-pub(super) struct Told(Arc<Shared>);
 
 impl Credits {
     pub(super) fn tell(&self, slot: u32) {
         match self {
             Self::Bell(bell) => bell.ring(),
-            Self::Channel(Told(shared)) => {
+            Self::Channel(shared) => {
                 // The lane says what is wrong at its next call; a lease that is dropped cannot.
                 let _ = shared.send(message(CREDIT, slot, &[]));
             }
@@ -153,7 +149,7 @@ impl ChannelFrames {
             incoming: Words::own(in_depth),
             bell: bell.clone(),
         };
-        let credits = Credits::Channel(Told(Arc::clone(&shared)));
+        let credits = Credits::Channel(Arc::clone(&shared));
         std::thread::Builder::new()
             .name("pp-lane".into())
             .spawn(move || write(&jobs, &sender, &broken, &bell))
@@ -162,10 +158,6 @@ impl ChannelFrames {
                 why: format!("no thread for it: {error}"),
             })?;
         Ok((Self { shared, waiting }, inlet, credits))
-    }
-
-    pub(super) fn peer(&self) -> Rank {
-        self.shared.peer
     }
 
     pub(super) fn check(&self) -> Result<(), TransportError> {
@@ -204,15 +196,11 @@ pub struct Inlet {
     shared: Arc<Shared>,
     queue: SyncSender<(u32, Vec<u8>)>,
     out: Arc<OutSlots>,
-    incoming: Words,
+    pub(super) incoming: Words,
     bell: Bell,
 }
 
 impl Inlet {
-    pub(super) fn in_words(&self) -> Words {
-        self.incoming.clone()
-    }
-
     /// Takes in the body of one message and rings the lane's bell.
     ///
     /// # Errors

@@ -14,7 +14,6 @@ mod channel;
 pub(crate) mod fuzz;
 mod words;
 
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
@@ -28,16 +27,15 @@ use crate::bell::Bell;
 use crate::control::ControlSender;
 use crate::error::{TransportError, misbehaved};
 use crate::host::layout::{Direction, EdgeShape, Layout};
-use crate::host::region::{BytesAt, Region, WordsAt};
-use crate::host::ring::{NO_SLOT, RingReceiver, RingSender, RingWords};
-use crate::host::slots::{Consumer, Nonsense, NotOurs, Producer, SlotWords, is_with_consumer};
+use crate::host::region::{BytesAt, WordsAt};
+use crate::host::ring::{NO_SLOT, RingReceiver, RingSender};
+use crate::host::shared::SharedEnd;
+use crate::host::slots::{Consumer, Nonsense, NotOurs, Producer};
 
 /// The slots of the incoming edge, and how the peer learns that it has one back.
 #[derive(Debug)]
 pub(crate) struct InSlots {
-    slots: Consumer<Words>,
-    /// The words again, to see what was handed over and nobody has taken.
-    words: Words,
+    pub(crate) slots: Consumer<Words>,
     /// Slots that were taken and not given back.
     taken: AtomicU32,
     credits: Credits,
@@ -46,8 +44,7 @@ pub(crate) struct InSlots {
 impl InSlots {
     fn new(words: Words, credits: Credits) -> Self {
         Self {
-            slots: Consumer::new(words.clone()),
-            words,
+            slots: Consumer::new(words),
             taken: AtomicU32::new(0),
             credits,
         }
@@ -62,7 +59,7 @@ impl InSlots {
     /// Whether the peer handed over a slot that nobody here has taken: its payload is on its way,
     /// or waits to be received.
     pub(crate) fn has_untaken(&self) -> bool {
-        let here = (0..self.depth()).filter(|&slot| is_with_consumer(self.words.word(slot)));
+        let here = (0..self.slots.depth()).filter(|&slot| self.slots.is_here(slot));
         here.count() as u32 > self.taken.load(Ordering::Relaxed)
     }
 
@@ -71,15 +68,6 @@ impl InSlots {
         self.taken.fetch_sub(1, Ordering::Relaxed);
         self.slots.give_back(slot);
         self.credits.tell(slot);
-    }
-
-    pub(crate) fn depth(&self) -> u32 {
-        self.slots.depth()
-    }
-
-    /// Keeps the slot for good.
-    pub(crate) fn quarantine(&self, slot: u32) {
-        self.slots.quarantine(slot);
     }
 }
 
@@ -103,89 +91,21 @@ pub struct Lane {
 #[derive(Debug)]
 enum Frames {
     Ring {
-        tx: RingSender<WordsAt<RingWords>, BytesAt>,
-        rx: RingReceiver<WordsAt<RingWords>, BytesAt>,
+        tx: RingSender<WordsAt, BytesAt>,
+        rx: RingReceiver<WordsAt, BytesAt>,
         peer_bell: Bell,
     },
     Channel(ChannelFrames),
 }
 
-/// The region of a lane, made by the lower rank, before the peer has mapped it.
-#[derive(Debug)]
-pub struct LaneOffer {
-    region: Region,
-    layout: Layout,
-}
-
-impl LaneOffer {
-    /// Makes the region for a pair; `up_depth` slots go from the lower rank to the higher.
-    ///
-    /// # Errors
-    /// A depth is 0 or too large, or the kernel has no memory for the region.
-    pub fn new(up_depth: u32, down_depth: u32) -> Result<Self, TransportError> {
-        Self::with_slots(bare(up_depth), bare(down_depth))
-    }
-
-    /// The same with slots that lie in the region too.
-    pub(crate) fn with_slots(up: EdgeShape, down: EdgeShape) -> Result<Self, TransportError> {
-        let layout = Layout::new(up, down)?;
-        let region = Region::create("pp-edges", layout.len)?;
-        Ok(Self { region, layout })
-    }
-
-    /// The descriptor to pass to the peer.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.region.fd()
-    }
-
-    /// The lower rank's end.
-    pub fn into_lane(self, peer: Rank, bell: Bell, peer_bell: Bell) -> Lane {
-        let (region, layout) = self.into_region();
-        Lane::over_region(&region, layout.up, layout.down, peer, bell, peer_bell)
-    }
-
-    pub(crate) fn into_region(self) -> (Arc<Region>, Layout) {
-        (Arc::new(self.region), self.layout)
-    }
-}
-
 impl Lane {
-    /// The higher rank's end, over the descriptor that the lower rank passed. A region has one
-    /// such end.
-    ///
-    /// # Errors
-    /// The descriptor is not the region that was agreed.
-    pub fn open(
-        fd: OwnedFd,
-        up_depth: u32,
-        down_depth: u32,
-        peer: Rank,
-        bell: Bell,
-        peer_bell: Bell,
-    ) -> Result<Self, TransportError> {
-        let (region, layout) = open_region(fd, bare(up_depth), bare(down_depth))?;
-        Ok(Self::over_region(
-            &region,
-            layout.down,
-            layout.up,
-            peer,
-            bell,
-            peer_bell,
-        ))
-    }
-
     /// Both ends in one process. The driver of the lower end sleeps on `low`.
     ///
     /// # Errors
-    /// As [`LaneOffer::new`] and [`Lane::open`].
+    /// A depth is 0 or too large, or the kernel has no memory.
     pub fn pair(up_depth: u32, down_depth: u32, low: Bell) -> Result<(Self, Self), TransportError> {
-        let high = Bell::new()?;
-        let (region, layout) = LaneOffer::new(up_depth, down_depth)?.into_region();
-        let Layout { up, down, .. } = layout;
-        let (zero, one) = (Rank::new(0), Rank::new(1));
-        let higher = Self::over_region(&region, down, up, zero, high.clone(), low.clone());
-        let lower = Self::over_region(&region, up, down, one, low, high);
-        Ok((lower, higher))
+        let (lower, higher) = SharedEnd::pair(bare(up_depth), bare(down_depth), low)?;
+        Ok((Self::over_memory(&lower), Self::over_memory(&higher)))
     }
 
     /// A lane to a rank on another host: frames and credits go over the control channel. The
@@ -202,12 +122,13 @@ impl Lane {
     ) -> Result<(Self, Inlet), TransportError> {
         // The layout knows what depths there can be.
         Layout::new(bare(out_depth), bare(in_depth))?;
-        let out = Arc::new(Producer::new(Words::own(out_depth), sender.peer()));
+        let peer = sender.peer();
+        let out = Arc::new(Producer::new(Words::own(out_depth), peer));
         let (frames, inlet, credits) =
             ChannelFrames::new(sender, bell.clone(), Arc::clone(&out), in_depth)?;
-        let incoming = Arc::new(InSlots::new(inlet.in_words(), credits));
+        let incoming = Arc::new(InSlots::new(inlet.incoming.clone(), credits));
         let lane = Self {
-            peer: frames.peer(),
+            peer,
             bell,
             out,
             incoming,
@@ -217,31 +138,30 @@ impl Lane {
         Ok((lane, inlet))
     }
 
-    pub(crate) fn over_region(
-        region: &Arc<Region>,
-        outgoing: Direction,
-        incoming: Direction,
-        peer: Rank,
-        bell: Bell,
-        peer_bell: Bell,
-    ) -> Self {
-        let ring = |d: Direction| {
+    pub(crate) fn over_memory(end: &SharedEnd) -> Self {
+        let SharedEnd {
+            region,
+            outgoing,
+            incoming,
+            ..
+        } = end;
+        let ring = |d: &Direction| {
             let words = WordsAt::new(region, d.ring_words);
             (words, BytesAt::new(region, d.ring_data, d.ring_bytes))
         };
         let ((tx_words, tx_data), (rx_words, rx_data)) = (ring(outgoing), ring(incoming));
         Self {
-            peer,
-            bell,
-            out: Arc::new(Producer::new(Words::shared(region, outgoing), peer)),
+            peer: end.peer,
+            bell: end.bell.clone(),
+            out: Arc::new(Producer::new(Words::shared(region, *outgoing), end.peer)),
             incoming: Arc::new(InSlots::new(
-                Words::shared(region, incoming),
-                Credits::Bell(peer_bell.clone()),
+                Words::shared(region, *incoming),
+                Credits::Bell(end.peer_bell.clone()),
             )),
             frames: Frames::Ring {
                 tx: RingSender::new(tx_words, tx_data),
                 rx: RingReceiver::new(rx_words, rx_data, MAX_FRAME_BYTES),
-                peer_bell,
+                peer_bell: end.peer_bell.clone(),
             },
             announced: NO_SLOT,
         }
@@ -358,22 +278,11 @@ impl Lane {
 }
 
 /// An edge whose slots lie elsewhere.
-fn bare(depth: u32) -> EdgeShape {
+pub(crate) fn bare(depth: u32) -> EdgeShape {
     EdgeShape {
         depth,
         slot_bytes: 0,
     }
-}
-
-/// Maps the region that the lower rank of a pair passed.
-pub(crate) fn open_region(
-    fd: OwnedFd,
-    up: EdgeShape,
-    down: EdgeShape,
-) -> Result<(Arc<Region>, Layout), TransportError> {
-    let layout = Layout::new(up, down)?;
-    let region = Region::open(fd, layout.len)?;
-    Ok((Arc::new(region), layout))
 }
 
 impl From<Nonsense> for TransportError {

@@ -1,10 +1,10 @@
 //! The variables of each launcher, read into a place.
 
-use std::fmt;
-
 use pp_contract::{Rank, WorldSize};
 
 use super::error::LaunchError;
+use super::place::{Address, Env, Launcher, Via};
+use super::{JobSecret, Launch};
 
 /// Ports from here on, 20,000 of them, are derived from a job's id: above the well-known ones and
 /// below those that Linux gives to outgoing connections (32768 and up).
@@ -12,92 +12,6 @@ const FIRST_DERIVED_PORT: u64 = 10_000;
 const DERIVED_PORTS: u64 = 20_000;
 /// Longest value repeated in an error.
 const SHOWN_CHARS: usize = 80;
-
-/// What started this rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Launcher {
-    /// RANK and WORLD_SIZE: torchrun, or whatever sets the same variables.
-    Torchrun,
-    /// Open MPI's `mpirun`.
-    OpenMpi,
-    /// Slurm's `srun`.
-    Slurm,
-    /// Our own supervisor, or a program that made the [`super::Launch`] itself.
-    Local,
-}
-
-impl fmt::Display for Launcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Torchrun => "torchrun",
-            Self::OpenMpi => "Open MPI",
-            Self::Slurm => "Slurm",
-            Self::Local => "pp",
-        })
-    }
-}
-
-/// Over which sockets the ranks meet (`PP_RENDEZVOUS`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Via {
-    /// Unix socket where the ranks share a host, TCP otherwise.
-    #[default]
-    Auto,
-    /// Unix socket only: no port is opened.
-    Unix,
-    /// TCP only.
-    Tcp,
-}
-
-/// Where rank 0 listens for TCP.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Address {
-    /// Name or address of the host, without brackets.
-    pub host: String,
-    /// TCP port, never 0.
-    pub port: u16,
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "{}:{}", self.host, self.port)
-        }
-    }
-}
-
-/// The environment as a function, with an empty variable read as an absent one.
-pub(super) struct Env<'a>(&'a dyn Fn(&str) -> Option<String>);
-
-impl<'a> Env<'a> {
-    pub(super) fn new(lookup: &'a dyn Fn(&str) -> Option<String>) -> Self {
-        Self(lookup)
-    }
-
-    pub(super) fn get(&self, name: &str) -> Option<String> {
-        (self.0)(name).filter(|value| !value.trim().is_empty())
-    }
-
-    fn first<'n>(&self, names: &[&'n str]) -> Option<(&'n str, String)> {
-        names
-            .iter()
-            .find_map(|name| self.get(name).map(|value| (*name, value)))
-    }
-}
-
-/// All of a [`super::Launch`] but its secret.
-pub(super) struct Place {
-    pub(super) launcher: Launcher,
-    pub(super) rank: Rank,
-    pub(super) world_size: WorldSize,
-    pub(super) local_rank: u32,
-    pub(super) address: Option<Address>,
-    pub(super) via: Via,
-    pub(super) job_id: String,
-}
 
 /// The names one launcher uses.
 struct Names {
@@ -131,6 +45,30 @@ const SLURM: Names = Names {
     how: "srun sets both; start the ranks with srun",
 };
 
+impl Launch {
+    /// Reads the place from a launcher's variables; `Ok(None)` when there is no launcher.
+    ///
+    /// `env` looks a variable up: `|name| std::env::var(name).ok()` in a program. The only other
+    /// thing read is the file named by `PP_JOB_SECRET_FILE`.
+    ///
+    /// # Errors
+    /// Variables are half set, contradict each other, or hold what cannot be; or there is no
+    /// usable secret.
+    pub fn from_env(env: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, LaunchError> {
+        place(&Env::new(&env))
+    }
+
+    /// How many ranks the launcher started; `Ok(None)` when there is no launcher. Looks at nothing else.
+    ///
+    /// # Errors
+    /// The number of ranks is missing, or cannot be.
+    pub fn world_from_env(
+        env: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<WorldSize>, LaunchError> {
+        world_size(&Env::new(&env))
+    }
+}
+
 /// The launcher that started this process, with the number of ranks and the variable that says it.
 fn world(env: &Env<'_>) -> Result<Option<(Names, &'static str, WorldSize)>, LaunchError> {
     let names = if env.first(&["RANK", "WORLD_SIZE"]).is_some() {
@@ -156,7 +94,8 @@ pub(super) fn world_size(env: &Env<'_>) -> Result<Option<WorldSize>, LaunchError
     Ok(world(env)?.map(|(_, _, size)| size))
 }
 
-pub(super) fn place(env: &Env<'_>) -> Result<Option<Place>, LaunchError> {
+/// The place of this process, if there is a launcher.
+pub(super) fn place(env: &Env<'_>) -> Result<Option<Launch>, LaunchError> {
     // A wrong value is refused without a launcher, too.
     let via = via(env)?;
     let Some((names, size_name, world_size)) = world(env)? else {
@@ -167,29 +106,28 @@ pub(super) fn place(env: &Env<'_>) -> Result<Option<Place>, LaunchError> {
     };
     let rank = number::<u32>(names.rank, &rank_text, names.how)?;
     if !world_size.contains(Rank::new(rank)) {
-        return Err(LaunchError::Contradiction {
-            first: format!("{}={rank}", names.rank),
-            second: format!("{size_name}={world_size}"),
-            remedy: format!("ranks of this world go from 0 to {}", world_size.get() - 1),
-        });
+        return Err(LaunchError::new(
+            format!("{}={rank} contradicts {size_name}={world_size}", names.rank),
+            format!("ranks of this world go from 0 to {}", world_size.get() - 1),
+        ));
     }
     let local_rank = match env.get(names.local_rank) {
         Some(value) => number(names.local_rank, &value, names.how)?,
         None => rank,
     };
     if local_rank > rank {
-        return Err(LaunchError::Contradiction {
-            first: format!("{}={local_rank}", names.local_rank),
-            second: format!("{}={rank}", names.rank),
-            remedy: "a rank's index on its host is never above its rank; give each process its own"
-                .into(),
-        });
+        let (local, global) = (names.local_rank, names.rank);
+        return Err(LaunchError::new(
+            format!("{local}={local_rank} contradicts {global}={rank}"),
+            "a rank's index on its host is never above its rank; give each process its own",
+        ));
     }
     let address = match via {
         Via::Unix => None,
         Via::Auto | Via::Tcp => Some(address(env, &names, world_size)?),
     };
-    Ok(Some(Place {
+    Ok(Some(Launch {
+        secret: JobSecret::from_env(env, names.launcher)?,
         launcher: names.launcher,
         rank: Rank::new(rank),
         world_size,
@@ -381,20 +319,12 @@ where
 
 fn missing(env: &Env<'_>, present: &str, missing: &str, remedy: &str) -> LaunchError {
     let value = shown(&env.get(present).unwrap_or_default());
-    LaunchError::Missing {
-        present: format!("{present}={value}"),
-        missing: missing.into(),
-        remedy: remedy.into(),
-    }
+    let what = format!("{present}={value} is set but {missing} is not");
+    LaunchError::new(what, remedy)
 }
 
 fn bad(name: &str, value: &str, why: &str, remedy: &str) -> LaunchError {
-    LaunchError::BadValue {
-        name: name.into(),
-        value: shown(value),
-        why: why.into(),
-        remedy: remedy.into(),
-    }
+    LaunchError::new(format!("{name}={:?} {why}", shown(value)), remedy)
 }
 
 fn shown(value: &str) -> String {

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use rustix::fs::{Mode, OFlags};
 
 use super::error::LaunchError;
-use super::parse::{Env, Launcher};
+use super::place::{Env, Launcher};
 use crate::random::random_bytes;
 
 /// Fewer bytes than this could be guessed.
@@ -56,35 +56,35 @@ impl JobSecret {
 
     pub(super) fn from_env(env: &Env<'_>, launcher: Launcher) -> Result<Self, LaunchError> {
         match (env.get("PP_JOB_SECRET"), env.get("PP_JOB_SECRET_FILE")) {
-            (Some(_), Some(_)) => Err(LaunchError::Contradiction {
-                first: "PP_JOB_SECRET".into(),
-                second: "PP_JOB_SECRET_FILE".into(),
-                remedy: "set one of the two".into(),
-            }),
+            (Some(_), Some(_)) => Err(LaunchError::new(
+                "PP_JOB_SECRET contradicts PP_JOB_SECRET_FILE",
+                "set one of the two",
+            )),
             (Some(text), None) => {
                 let bytes = text.trim().as_bytes();
                 Self::new(bytes).map_err(|_| unfit("PP_JOB_SECRET", bytes.len()))
             }
             (None, Some(path)) => Self::from_file(&path),
-            (None, None) => Err(LaunchError::Secret {
-                why: format!(
+            (None, None) => Err(LaunchError::new(
+                format!(
                     "started by {launcher}, but neither PP_JOB_SECRET nor PP_JOB_SECRET_FILE is set"
                 ),
-                remedy: format!(
+                format!(
                     "before {launcher} starts the ranks: export PP_JOB_SECRET=$(openssl rand -hex 32){}",
                     match launcher {
                         Launcher::OpenMpi => " and pass it on with mpirun -x PP_JOB_SECRET",
                         _ => "",
                     }
                 ),
-            }),
+            )),
         }
     }
 
     fn from_file(path: &str) -> Result<Self, LaunchError> {
-        let broken = |why: String| LaunchError::Secret {
-            why: format!("PP_JOB_SECRET_FILE={path:?}: {why}"),
-            remedy: "name a regular file that this user can read, with 16 bytes or more".into(),
+        let broken = |why: String| {
+            let what = format!("PP_JOB_SECRET_FILE={path:?}: {why}");
+            let remedy = "name a regular file that this user can read, with 16 bytes or more";
+            LaunchError::new(what, remedy)
         };
         // A pipe in its place must not keep this rank waiting.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -100,15 +100,11 @@ impl JobSecret {
             return Err(broken(format!("it belongs to user {owner}, who knows it")));
         }
         if meta.mode() & 0o007 != 0 {
-            return Err(LaunchError::Secret {
-                why: format!(
-                    "PP_JOB_SECRET_FILE={path:?} is open to every user (mode {:03o})",
-                    meta.mode() & 0o777
-                ),
-                remedy: format!(
-                    "chmod 600 {path:?}, and make a new secret if others may have seen it"
-                ),
-            });
+            let mode = meta.mode() & 0o777;
+            return Err(LaunchError::new(
+                format!("PP_JOB_SECRET_FILE={path:?} is open to every user (mode {mode:03o})"),
+                format!("chmod 600 {path:?}, and make a new secret if others may have seen it"),
+            ));
         }
         if meta.mode() & 0o070 != 0 {
             tracing::warn!(
@@ -126,10 +122,10 @@ impl JobSecret {
 }
 
 fn unfit(what: &str, bytes: usize) -> LaunchError {
-    LaunchError::Secret {
-        why: format!("{what} holds {bytes} bytes, not {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}"),
-        remedy: "make one with: openssl rand -hex 32".into(),
-    }
+    LaunchError::new(
+        format!("{what} holds {bytes} bytes, not {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}"),
+        "make one with: openssl rand -hex 32",
+    )
 }
 
 /// Lower-case hexadecimal.

@@ -17,9 +17,9 @@ use nccl_sys::{
     ncclResult_t,
 };
 
-use super::gate::{Calling, Gate, Pass};
+use super::gate::{Calling, Gate};
 use super::id::UniqueId;
-use crate::cuda::{DevicePtr, Stream};
+use pp_device::{DevicePtr, Stream};
 
 /// Time between two looks at a communicator that is being made or ended.
 const LOOK_EVERY: Duration = Duration::from_micros(100);
@@ -36,6 +36,15 @@ impl Comm {
     fn raw(self) -> ncclComm_t {
         self.0 as ncclComm_t
     }
+}
+
+/// What a communicator does with memory of its device. Other ranks are named by their place in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Operation {
+    Send { to: u32 },
+    Recv { from: u32 },
+    AllReduce(ncclRedOp_t),
+    Broadcast { root: u32 },
 }
 
 /// Whether an abort is over.
@@ -58,26 +67,7 @@ pub(super) struct Call<'a> {
     pub(super) go_on: &'a dyn Fn() -> bool,
 }
 
-/// A group of operations that was begun.
-pub(super) struct OpenGroup<'a> {
-    /// The call that it is a part of.
-    call: Call<'a>,
-    pass: Pass<'a>,
-    /// For the operations in the group, which has passed the gate for all of them.
-    gate: Gate,
-}
-
-impl OpenGroup<'_> {
-    /// Adds operations to the group. Nothing is issued before its end, so nothing is waited for.
-    pub(super) fn add<R>(&self, operations: impl FnOnce(&Call<'_>) -> R) -> R {
-        operations(&Call {
-            gate: &self.gate,
-            ..self.call
-        })
-    }
-}
-
-impl<'a> Call<'a> {
+impl Call<'_> {
     /// Makes a call, unless the gate is closed: then the communicator counts as in progress for good.
     fn pass(&self, calling: Calling, call: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
         match self.gate.enter(calling) {
@@ -179,147 +169,72 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Issues a send of the bytes.
+    /// Issues an operation on `count` elements at `place`; a collective works in place.
     ///
     /// # Safety
     /// As the module says.
-    pub(super) unsafe fn send(
+    pub(super) unsafe fn issue(
         &self,
         comm: Comm,
-        from: DevicePtr,
-        kind: ncclDataType_t,
-        count: usize,
-        to: u32,
+        operation: Operation,
+        (place, kind, count): (DevicePtr, ncclDataType_t, usize),
         stream: &Stream,
     ) -> Result<(), NcclError> {
-        let send = self.nccl.functions().ncclSend;
-        // SAFETY: the caller's promise.
-        let result = self.pass(Calling::MayHang, || unsafe {
-            send(
-                from.address as *const c_void,
-                count,
-                kind,
-                to as c_int,
-                comm.raw(),
-                stream.raw() as cudaStream_t,
-            )
-        });
-        // SAFETY: the caller's promise.
-        unsafe { self.settle("ncclSend", comm, result) }
-    }
-
-    /// Issues a receive into the bytes.
-    ///
-    /// # Safety
-    /// As the module says.
-    pub(super) unsafe fn recv(
-        &self,
-        comm: Comm,
-        into: DevicePtr,
-        kind: ncclDataType_t,
-        count: usize,
-        from: u32,
-        stream: &Stream,
-    ) -> Result<(), NcclError> {
-        let recv = self.nccl.functions().ncclRecv;
-        // SAFETY: the caller's promise.
-        let result = self.pass(Calling::MayHang, || unsafe {
-            recv(
-                into.address as *mut c_void,
-                count,
-                kind,
-                from as c_int,
-                comm.raw(),
-                stream.raw() as cudaStream_t,
-            )
-        });
-        // SAFETY: the caller's promise.
-        unsafe { self.settle("ncclRecv", comm, result) }
-    }
-
-    /// Issues a reduction over all ranks, in place.
-    ///
-    /// # Safety
-    /// As the module says.
-    pub(super) unsafe fn all_reduce(
-        &self,
-        comm: Comm,
-        place: DevicePtr,
-        kind: ncclDataType_t,
-        count: usize,
-        reduce: ncclRedOp_t,
-        stream: &Stream,
-    ) -> Result<(), NcclError> {
-        let place = place.address as *mut c_void;
+        let functions = self.nccl.functions();
+        let (raw, place) = (comm.raw(), place.address as *mut c_void);
         let stream = stream.raw() as cudaStream_t;
-        let all_reduce = self.nccl.functions().ncclAllReduce;
-        // SAFETY: the caller's promise; source and destination may be the same.
+        let name = match operation {
+            Operation::Send { .. } => "ncclSend",
+            Operation::Recv { .. } => "ncclRecv",
+            Operation::AllReduce(_) => "ncclAllReduce",
+            Operation::Broadcast { .. } => "ncclBroadcast",
+        };
+        // SAFETY: the caller's promise; source and destination of a collective may be the same.
         let result = self.pass(Calling::MayHang, || unsafe {
-            all_reduce(place, place, count, kind, reduce, comm.raw(), stream)
+            match operation {
+                Operation::Send { to } => {
+                    (functions.ncclSend)(place, count, kind, to as c_int, raw, stream)
+                }
+                Operation::Recv { from } => {
+                    (functions.ncclRecv)(place, count, kind, from as c_int, raw, stream)
+                }
+                Operation::AllReduce(reduce) => {
+                    (functions.ncclAllReduce)(place, place, count, kind, reduce, raw, stream)
+                }
+                Operation::Broadcast { root } => {
+                    let root = root as c_int;
+                    (functions.ncclBroadcast)(place, place, count, kind, root, raw, stream)
+                }
+            }
         });
         // SAFETY: the caller's promise.
-        unsafe { self.settle("ncclAllReduce", comm, result) }
+        unsafe { self.settle(name, comm, result) }
     }
 
-    /// Issues a copy from one rank to all others, in place.
+    /// Issues operations on a communicator as a group, which is ended whatever happens: it is the thread's, and
+    /// takes in what the thread issues for other communicators too. It passes the gate as a whole, and nothing in
+    /// it hangs, or is waited for, before its end. `None` when the gate is closed.
     ///
     /// # Safety
-    /// As the module says.
-    pub(super) unsafe fn broadcast(
+    /// As the module says, of every operation in the group.
+    pub(super) unsafe fn group(
         &self,
         comm: Comm,
-        place: DevicePtr,
-        kind: ncclDataType_t,
-        count: usize,
-        root: u32,
-        stream: &Stream,
-    ) -> Result<(), NcclError> {
-        let place = place.address as *mut c_void;
-        let stream = stream.raw() as cudaStream_t;
-        let broadcast = self.nccl.functions().ncclBroadcast;
-        // SAFETY: the caller's promise; source and destination may be the same.
-        let result = self.pass(Calling::MayHang, || unsafe {
-            broadcast(place, place, count, kind, root as c_int, comm.raw(), stream)
-        });
-        // SAFETY: the caller's promise.
-        unsafe { self.settle("ncclBroadcast", comm, result) }
-    }
-
-    /// Begins a group of operations, which [`Call::end_group`] must end: it is the thread's, and takes
-    /// in what the thread issues for other communicators too. It passes the gate as a whole, and nothing
-    /// in it hangs before its end. `None` when the gate is closed.
-    pub(super) fn begin_group(&self) -> Result<Option<OpenGroup<'a>>, NcclError> {
+        operations: impl FnOnce(&Call<'_>) -> Result<(), NcclError>,
+    ) -> Result<Option<()>, NcclError> {
         let Some(pass) = self.gate.enter(Calling::Prompt) else {
             return Ok(None);
         };
         self.group_start()?;
-        Ok(Some(OpenGroup {
-            call: *self,
-            pass,
-            gate: Gate::default(),
-        }))
-    }
-
-    /// Ends the group and issues what is in it; the communicators are those it touched.
-    ///
-    /// # Safety
-    /// As the module says, of every operation in the group.
-    pub(super) unsafe fn end_group(
-        &self,
-        group: OpenGroup<'_>,
-        comms: &[Comm],
-    ) -> Result<(), NcclError> {
-        group.pass.may_hang();
+        let gate = &Gate::default();
+        let added = operations(&Call { gate, ..*self });
+        pass.may_hang();
         // SAFETY: the caller's promise.
         let result = unsafe { (self.nccl.functions().ncclGroupEnd)() };
-        drop(group);
-        if result != ncclResult_t::ncclInProgress {
-            return self.nccl.check("ncclGroupEnd", result);
-        }
-        comms.iter().try_for_each(|comm| {
-            // SAFETY: the caller's promise.
-            unsafe { self.settle("ncclGroupEnd", *comm, result) }
-        })
+        drop(pass);
+        // SAFETY: the caller's promise.
+        let ended = unsafe { self.settle("ncclGroupEnd", comm, result) };
+        added.and(ended).map(Some)
     }
 
     /// Begins a group of aborts.

@@ -1,9 +1,7 @@
 //! The communicator of a group of ranks.
 
-use std::cell::Cell;
-use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pp_contract::{Generation, Rank};
@@ -12,10 +10,10 @@ use super::calls::Comm;
 use super::connect;
 use super::id::UniqueId;
 use super::issuer::{Issuer, Patience, Tenant};
-use super::life::{AbortHandle, How, Life};
-use crate::cuda::DeviceBuffer;
+use super::life::{AbortHandle, How, Life, lock};
 use crate::error::TransportError;
 use crate::flight::{FlightRecorder, GroupLog};
+use pp_device::DeviceBuffer;
 
 /// How long a drop waits for the communicator to end.
 const ENDED_WITHIN: Duration = Duration::from_secs(3);
@@ -46,17 +44,16 @@ pub struct CommOptions {
 /// that, 3 seconds at most.
 #[derive(Debug)]
 pub struct Communicator {
-    life: Arc<Life>,
-    comm: Comm,
+    pub(super) life: Arc<Life>,
+    pub(super) comm: Comm,
     name: &'static str,
     members: Vec<Rank>,
     me: Rank,
     pub(super) flights: Arc<Flights>,
     pub(super) log: GroupLog,
     is_closed: bool,
-    _tenant: Tenant,
     /// Makes it `!Sync`.
-    one_thread: PhantomData<Cell<()>>,
+    _tenant: Tenant,
 }
 
 /// What is in flight, for all operations of a communicator.
@@ -76,14 +73,12 @@ impl Flights {
 
     /// Keeps the buffer of an operation that nobody waits for until it is over.
     pub(super) fn adopt(&self, buffer: DeviceBuffer) {
-        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-        orphans.push(buffer);
+        lock(&self.orphans).push(buffer);
     }
 
     /// Frees the orphans whose operations are over.
     pub(super) fn sweep(&self) {
-        let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
-        orphans.retain(|buffer| {
+        lock(&self.orphans).retain(|buffer| {
             let over = matches!(buffer.is_idle(), Ok(true));
             if over {
                 self.end();
@@ -102,40 +97,35 @@ impl Communicator {
     /// inside NCCL is left behind then. This rank is no member, or one is twice; NCCL refuses.
     pub fn connect(options: CommOptions) -> Result<Self, TransportError> {
         let CommOptions {
-            issuer,
             name,
-            members,
-            me,
             id,
-            deadline,
+            me,
             blocking,
+            ..
         } = options;
-        let place = place_of(name, &members, me)?;
-        check_once_each(name, &members)?;
-        let ranks = members.len() as u32;
-        let core = issuer.core();
-        let tenant = Tenant::new(&issuer);
-        let life = Arc::new(Life::new(core, format!("group {name}")));
-        let patience = Patience::until(deadline);
-        let beside = core.enter_to_connect(life.what(), &patience)?;
-        let made = connect::by(&patience, &life, beside, move |life, progress| {
+        let place = place_of(name, &options.members, me)?;
+        check_once_each(name, &options.members)?;
+        let ranks = options.members.len() as u32;
+        let tenant = Tenant::new(&options.issuer);
+        let (what, patience) = (format!("group {name}"), Patience::until(options.deadline));
+        let made = connect::by(&options.issuer, what, &patience, move |life, progress| {
             progress.at("create the communicator")?;
             life.core.device.bind()?;
             let [comm] = connect::join(life, [&id], (place, ranks), blocking)?;
             connect::all_pairs(life, progress, comm, place, ranks)?;
             Ok(comm)
         });
+        let (life, comm) = made?;
         Ok(Self {
-            comm: made?,
+            comm,
             life,
             name,
-            members,
+            members: options.members,
             me,
             flights: Arc::default(),
-            log: GroupLog::off(),
+            log: GroupLog::new(&FlightRecorder::off(), "", &[], Generation::new(0)),
             is_closed: false,
             _tenant: tenant,
-            one_thread: PhantomData,
         })
     }
 
@@ -159,7 +149,7 @@ impl Communicator {
     /// What gives this communicator up, from any thread.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle::new(&self.life)
+        AbortHandle(Arc::clone(&self.life))
     }
 
     /// Ends the communicator as a drop does, with a bound of the caller's.
@@ -219,14 +209,6 @@ fn place_of(group: &'static str, members: &[Rank], rank: Rank) -> Result<u32, Tr
 }
 
 impl Communicator {
-    pub(super) fn life(&self) -> Arc<Life> {
-        Arc::clone(&self.life)
-    }
-
-    pub(super) fn raw(&self) -> Comm {
-        self.comm
-    }
-
     /// Counts one operation more in flight.
     pub(super) fn begin_flight(&self) -> Arc<Flights> {
         self.flights.count.fetch_add(1, Ordering::AcqRel);

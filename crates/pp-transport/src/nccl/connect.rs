@@ -9,23 +9,21 @@
 //! communicator waits for the peer: it has given no handle yet, so that thread, and the device,
 //! are lost until the peer comes.
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
 
-use super::calls::Comm;
+use super::calls::{Comm, Operation};
 use super::id::UniqueId;
-use super::issuer::{Beside, Patience};
-use super::life::{How, Life, Remains};
+use super::issuer::{Beside, Issuer, LOOK_EVERY, Patience};
+use super::life::{AT_WORK, How, Life, Remains, lock};
 use super::slots::{DeviceSlots, Slot};
-use crate::cuda::{CudaError, DeviceBuffer, DevicePtr, Stream};
 use crate::error::TransportError;
 use crate::host::EdgeShape;
-
-/// Time between two looks at an event while edges are tried out.
-const LOOK_EVERY: Duration = Duration::from_micros(50);
+use pp_device::{CudaError, DeviceBuffer, DevicePtr, Stream};
 
 /// How long a thread whose connection was given up may take to come back before what it has made is
 /// aborted under it.
@@ -47,12 +45,12 @@ impl Progress {
     }
 
     fn step(&self) -> &'static str {
-        *self.step.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.step)
     }
 
     /// Begins a step, unless it was given up.
     pub(super) fn at(&self, step: &'static str) -> Result<(), Stop> {
-        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = step;
+        *lock(&self.step) = step;
         if self.life.is_dead() {
             return Err(Stop::GivenUp);
         }
@@ -61,43 +59,30 @@ impl Progress {
 }
 
 /// Why connecting stopped.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum Stop {
+    #[error("it was given up")]
     GivenUp,
-    Cuda(CudaError),
-    Nccl(NcclError),
-}
-
-impl From<CudaError> for Stop {
-    fn from(error: CudaError) -> Self {
-        Self::Cuda(error)
-    }
-}
-
-impl From<NcclError> for Stop {
-    fn from(error: NcclError) -> Self {
-        Self::Nccl(error)
-    }
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
 }
 
 /// Communicators that nobody has taken over yet. Whoever drops it ends them, at a panic too.
 pub(super) struct Unmade {
-    life: Arc<Life>,
+    pub(super) life: Arc<Life>,
     /// `None` only once they were taken over.
     beside: Option<Beside>,
 }
 
 impl Unmade {
     pub(super) fn new(life: Arc<Life>, beside: Beside) -> Self {
-        life.begin();
+        AT_WORK.fetch_add(1, Ordering::SeqCst);
         Self {
             life,
             beside: Some(beside),
         }
-    }
-
-    pub(super) fn life(&self) -> &Arc<Life> {
-        &self.life
     }
 
     /// They are whole, and somebody has them: the thread that issues may call again.
@@ -115,22 +100,24 @@ impl Drop for Unmade {
     }
 }
 
-/// Runs `make` on a thread of its own and waits for it as long as there is patience. What it adds
-/// to `life` is aborted when it fails, or comes too late.
+/// Makes a life, runs `make` on a thread of its own and waits for it as long as there is patience. What it adds
+/// to the life is aborted when it fails, or comes too late.
 ///
 /// # Errors
 /// [`TransportError::NotInTime`] at the deadline, or when it is not wanted; what stopped it.
 pub(super) fn by<T: Send + 'static>(
+    issuer: &Issuer,
+    what: String,
     patience: &Patience<'_>,
-    life: &Arc<Life>,
-    beside: Beside,
     make: impl FnOnce(&Arc<Life>, &Progress) -> Result<T, Stop> + Send + 'static,
-) -> Result<T, TransportError> {
+) -> Result<(Arc<Life>, T), TransportError> {
+    let life = Arc::new(Life::new(issuer.core(), what));
+    let beside = issuer.core().enter_to_connect(life.what(), patience)?;
     let started = Instant::now();
-    let progress = Arc::new(Progress::new(life));
+    let progress = Arc::new(Progress::new(&life));
     // It holds nothing: either it is taken, or it stays with the maker, and is ended there.
     let (sender, receiver) = sync_channel(0);
-    let (own_life, own_progress) = (Arc::clone(life), Arc::clone(&progress));
+    let (own_life, own_progress) = (Arc::clone(&life), Arc::clone(&progress));
     let work = move || {
         let unmade = Unmade::new(own_life, beside);
         let result = match make(&unmade.life, &own_progress) {
@@ -161,7 +148,7 @@ pub(super) fn by<T: Send + 'static>(
     match made {
         Ok(Ok((unmade, made))) => {
             unmade.taken();
-            Ok(made)
+            Ok((life, made))
         }
         Ok(Err(Stop::GivenUp)) => Err(late(progress.step())),
         Ok(Err(Stop::Cuda(error))) => Err(TransportError::Cuda(error)),
@@ -173,7 +160,7 @@ pub(super) fn by<T: Send + 'static>(
         Err(RecvTimeoutError::Timeout) => {
             let step = progress.step();
             life.kill("it was not made in time");
-            call_back(life, receiver);
+            call_back(&life, receiver);
             Err(late(step))
         }
     }
@@ -220,78 +207,93 @@ pub(super) fn join<const N: usize>(
     })
 }
 
-/// What a link needs of its two edges.
-#[derive(Debug)]
-pub(super) struct Edges {
-    pub(super) out: Edge,
-    pub(super) incoming: Edge,
-    pub(super) tx: DeviceSlots,
-    pub(super) rx: DeviceSlots,
-}
-
-/// One directed edge: its communicator and its stream.
+/// One directed edge: its communicator, its stream, and what it does with payloads.
 #[derive(Debug)]
 pub(super) struct Edge {
     pub(super) comm: Comm,
     pub(super) stream: Stream,
-    /// The other rank of the communicator.
-    pub(super) peer: u32,
+    pub(super) operation: Operation,
 }
 
-/// What the two edges of a link are to be.
-#[derive(Debug)]
-pub(super) struct Wanted {
-    pub(super) is_lower: bool,
-    pub(super) up: EdgeShape,
-    pub(super) down: EdgeShape,
-    pub(super) ids: [UniqueId; 2],
-    pub(super) blocking: bool,
+impl Edge {
+    /// Issues the transfer of the first `bytes` of a slot, and the event behind it. If that fails, it may
+    /// have been accepted all the same and be launched later: the slot and its stream stay until the
+    /// communicator is gone.
+    ///
+    /// # Safety
+    /// This thread is the one that issues on the device. The slot has room for the bytes, and is neither
+    /// used nor freed before its event `moved` is done.
+    pub(super) unsafe fn issue(&self, life: &Life, slot: &Slot, bytes: usize) -> Result<(), Stop> {
+        let payload = (slot.ptr(), ncclDataType_t::ncclUint8, bytes);
+        slot.begin_move();
+        let issued = life.call(|call| {
+            // SAFETY: the caller's promise, and the call passes the gate.
+            unsafe { call.issue(self.comm, self.operation, payload, &self.stream) }
+        });
+        issued
+            .map_err(Stop::from)
+            .and_then(|()| Ok(slot.moved.record(&self.stream)?))
+            .inspect_err(|_| slot.give_up())
+    }
 }
 
-/// Makes both edges and moves a byte over each. Both ranks do the same in the same order: first
+/// An edge and its slots.
+pub(super) type Half = (Edge, DeviceSlots);
+
+/// Makes both edges, the outgoing and the incoming, and moves a byte over each. Both ranks do the same in the same order: first
 /// the edge from the lower rank to the higher, then the other.
-pub(super) fn edges(life: &Arc<Life>, progress: &Progress, wanted: &Wanted) -> Result<Edges, Stop> {
+pub(super) fn edges(
+    life: &Arc<Life>,
+    progress: &Progress,
+    is_lower: bool,
+    shapes: [EdgeShape; 2],
+    ids: &[UniqueId; 2],
+    blocking: bool,
+) -> Result<(Half, Half), Stop> {
     let device = &life.core.device;
-    let (rank, peer) = if wanted.is_lower { (0, 1) } else { (1, 0) };
+    let (rank, peer) = if is_lower { (0, 1) } else { (1, 0) };
     progress.at("take device memory for the slots")?;
     device.bind()?;
     let (up_stream, down_stream) = (Stream::urgent(device)?, Stream::urgent(device)?);
     let (up_slots, down_slots) = (
-        DeviceSlots::new(life, &up_stream, wanted.up)?,
-        DeviceSlots::new(life, &down_stream, wanted.down)?,
+        DeviceSlots::new(life, &up_stream, shapes[0])?,
+        DeviceSlots::new(life, &down_stream, shapes[1])?,
     );
     progress.at("create the communicators of both edges")?;
-    let ids = wanted.ids.each_ref();
-    let [up, down] = join(life, ids, (rank, 2), wanted.blocking)?;
+    let [up, down] = join(life, ids.each_ref(), (rank, 2), blocking)?;
 
-    let edge = |comm, stream| Edge { comm, stream, peer };
-    let (up, down) = (edge(up, up_stream), edge(down, down_stream));
-    progress.at("connect the edge up")?;
-    try_out(life, &up, up_slots.first(), wanted.is_lower)?;
-    progress.at("connect the edge down")?;
-    try_out(life, &down, down_slots.first(), !wanted.is_lower)?;
+    let edge = |comm, stream, is_out| {
+        let operation = if is_out {
+            Operation::Send { to: peer }
+        } else {
+            Operation::Recv { from: peer }
+        };
+        Edge {
+            comm,
+            stream,
+            operation,
+        }
+    };
+    let up = (edge(up, up_stream, is_lower), up_slots);
+    let down = (edge(down, down_stream, !is_lower), down_slots);
+    for ((edge, slots), step) in [
+        (&up, "connect the edge up"),
+        (&down, "connect the edge down"),
+    ] {
+        progress.at(step)?;
+        // SAFETY: the communicator was just made, this thread is the only one that calls for the
+        // device (see `join`), and the slot belongs to nobody yet. It has a byte even where the edge
+        // carries none, since the driver allocates no less.
+        unsafe { edge.issue(life, slots.slot(0), 1) }?;
+    }
     progress.at("move a byte over each edge")?;
-    for slot in [up_slots.first(), down_slots.first()] {
-        while !slot.has_moved()? {
+    for (_, slots) in [&up, &down] {
+        while !slots.slot(0).has_moved()? {
             progress.at("move a byte over each edge")?;
             std::thread::sleep(LOOK_EVERY);
         }
     }
-    Ok(if wanted.is_lower {
-        Edges {
-            out: up,
-            incoming: down,
-            tx: up_slots,
-            rx: down_slots,
-        }
-    } else {
-        Edges {
-            out: down,
-            incoming: up,
-            tx: down_slots,
-            rx: up_slots,
-        }
-    })
+    Ok(if is_lower { (up, down) } else { (down, up) })
 }
 
 /// Moves a byte between this member and each other one, both ways, in one group, and reduces one.
@@ -326,32 +328,32 @@ fn exchange(
     stream: &Stream,
     scratch: &DeviceBuffer,
 ) -> Result<(), Stop> {
-    let at = |byte: u32| DevicePtr {
-        address: scratch.address() + u64::from(byte),
-        len: 1,
+    let at = |byte: u32| {
+        let address = scratch.address() + u64::from(byte);
+        (DevicePtr { address, len: 1 }, ncclDataType_t::ncclUint8, 1)
     };
-    let kind = ncclDataType_t::ncclUint8;
     life.call(|call| {
-        let group = call.begin_group()?.ok_or(Stop::GivenUp)?;
         let mut peers = (0..ranks).filter(|peer| *peer != place);
-        let added = group.add(|call| {
-            peers.try_for_each(|peer| {
-                // SAFETY: the communicator was just made, this thread is the only one that calls for
-                // the device (see `join`); each byte is used once, and the scratch is freed only after
-                // the stream has passed, by whoever called.
-                unsafe {
-                    call.send(comm, at(2 * peer), kind, 1, peer, stream)?;
-                    call.recv(comm, at(2 * peer + 1), kind, 1, peer, stream)
-                }
+        // SAFETY: the communicator was just made, this thread is the only one that calls for the
+        // device (see `join`); each byte is used once, and the scratch is freed only after the stream has
+        // passed, by whoever called.
+        let issued = unsafe {
+            call.group(comm, |call| {
+                peers.try_for_each(|peer| {
+                    call.issue(comm, Operation::Send { to: peer }, at(2 * peer), stream)?;
+                    call.issue(
+                        comm,
+                        Operation::Recv { from: peer },
+                        at(2 * peer + 1),
+                        stream,
+                    )
+                })
             })
-        });
+        };
+        issued?.ok_or(Stop::GivenUp)?;
+        let (reduce, last) = (Operation::AllReduce(ncclRedOp_t::ncclMax), at(2 * ranks));
         // SAFETY: as above.
-        let ended = unsafe { call.end_group(group, &[comm]) };
-        added.and(ended)?;
-        let last = at(2 * ranks);
-        // SAFETY: as above.
-        let reduced = unsafe { call.all_reduce(comm, last, kind, 1, ncclRedOp_t::ncclMax, stream) };
-        reduced.map_err(Stop::from)
+        unsafe { call.issue(comm, reduce, last, stream) }.map_err(Stop::from)
     })?;
     scratch.used_by(stream)?;
     progress.at("move a byte between the members")?;
@@ -360,28 +362,4 @@ fn exchange(
         std::thread::sleep(LOOK_EVERY);
     }
     Ok(())
-}
-
-/// Issues the first operation of an edge, which connects the ranks.
-fn try_out(life: &Life, edge: &Edge, slot: &Slot, sends: bool) -> Result<(), Stop> {
-    let (kind, place) = (ncclDataType_t::ncclUint8, slot.ptr());
-    slot.begin_move();
-    let issued = life.call(|call| {
-        // SAFETY: the communicator was just made, this thread is the only one that calls for the
-        // device (see `join`), and the slot belongs to nobody yet. It has a byte even where the edge
-        // carries none, since the driver allocates no less, and it is not freed before the event is
-        // done.
-        unsafe {
-            if sends {
-                call.send(edge.comm, place, kind, 1, edge.peer, &edge.stream)
-            } else {
-                call.recv(edge.comm, place, kind, 1, edge.peer, &edge.stream)
-            }
-        }
-    });
-    let issued = issued.map_err(Stop::from);
-    let recorded = issued.and_then(|()| Ok(slot.moved.record(&edge.stream)?));
-    // It may have been accepted and be launched later: the slot and its stream stay until the
-    // communicator is gone.
-    recorded.inspect_err(|_| slot.give_up())
 }

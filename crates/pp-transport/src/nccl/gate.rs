@@ -10,36 +10,26 @@
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
+// A gate begins open and idle, with both words zero.
 const OPEN: u32 = 0;
 const CLOSED: u32 = 1;
 
 const IDLE: u32 = 0;
-const PROMPT: u32 = 1;
-const MAY_HANG: u32 = 2;
 
 /// A call into NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Calling {
     /// It waits for nothing, so it returns as soon as its thread has run for some microseconds.
-    Prompt,
+    Prompt = 1,
     /// It may wait for a peer that never comes: only an abort from another thread ends it.
-    MayHang,
+    MayHang = 2,
 }
 
 /// The gate of communicators that end together. One thread at a time calls.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Gate {
     state: AtomicU32,
     call: AtomicU32,
-}
-
-impl Default for Gate {
-    fn default() -> Self {
-        Self {
-            state: AtomicU32::new(OPEN),
-            call: AtomicU32::new(IDLE),
-        }
-    }
 }
 
 impl Gate {
@@ -55,11 +45,7 @@ impl Gate {
     }
 
     fn announce(&self, calling: Calling) {
-        let call = match calling {
-            Calling::Prompt => PROMPT,
-            Calling::MayHang => MAY_HANG,
-        };
-        self.call.store(call, Ordering::Release);
+        self.call.store(calling as u32, Ordering::Release);
     }
 
     /// No call begins any more. One that has begun is seen by [`Gate::call`] from now on.
@@ -77,7 +63,7 @@ impl Gate {
     pub(crate) fn call(&self) -> Option<Calling> {
         match self.call.load(Ordering::Acquire) {
             IDLE => None,
-            PROMPT => Some(Calling::Prompt),
+            call if call == Calling::Prompt as u32 => Some(Calling::Prompt),
             _ => Some(Calling::MayHang),
         }
     }

@@ -8,16 +8,16 @@
 
 use std::sync::Arc;
 
-use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
+use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 use pp_contract::{CacheEpoch, CallId, ChunkIndex, DType, Rank};
 
-use super::calls::{Call, Comm};
+use super::calls::Operation;
 use super::communicator::{Communicator, Flights};
 use super::life::{Life, Remains};
-use crate::cuda::{DeviceBuffer, Stream};
 use crate::error::TransportError;
 use crate::flight::{self, Record, State};
 use crate::in_flight::{InFlight, Submission};
+use pp_device::{DeviceBuffer, Stream};
 
 /// How values of several ranks become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,32 +116,33 @@ pub struct CommitError {
     pub error: TransportError,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Send { to: u32 },
-    Recv { from: u32 },
-    AllReduce(Reduce),
-    Broadcast { root: u32 },
-}
-
 impl Communicator {
     /// Begins a group of operations. Nothing is issued before [`Group::commit`].
     pub fn group(&mut self) -> Group<'_> {
         self.flights.sweep();
-        Group::new(self)
+        Group {
+            comm: self,
+            operations: Vec::new(),
+            about: None,
+        }
     }
 
     /// Begins the record of an operation.
-    fn begin_record(&mut self, kind: Kind, buffer: &GroupBuffer, about: Option<About>) -> Record {
+    fn begin_record(
+        &mut self,
+        operation: Operation,
+        buffer: &GroupBuffer,
+        about: Option<About>,
+    ) -> Record {
         let member = |place: u32| {
             let rank = self.members().get(place as usize).copied();
             rank.map(|rank| (place as usize, rank))
         };
-        let (kind, peer) = match kind {
-            Kind::Send { to } => (flight::Kind::GroupSend, member(to)),
-            Kind::Recv { from } => (flight::Kind::GroupReceive, member(from)),
-            Kind::AllReduce(_) => (flight::Kind::AllReduce, None),
-            Kind::Broadcast { root } => (flight::Kind::Broadcast, member(root)),
+        let (kind, peer) = match operation {
+            Operation::Send { to } => (flight::Kind::GroupSend, member(to)),
+            Operation::Recv { from } => (flight::Kind::GroupReceive, member(from)),
+            Operation::AllReduce(_) => (flight::Kind::AllReduce, None),
+            Operation::Broadcast { root } => (flight::Kind::Broadcast, member(root)),
         };
         // As `GroupBuffer::new` has checked.
         let bytes = buffer.count as u64 * buffer.dtype.size_bytes();
@@ -171,22 +172,14 @@ impl Communicator {
 #[derive(Debug)]
 pub struct Group<'c> {
     comm: &'c mut Communicator,
-    operations: Vec<(Kind, GroupBuffer)>,
+    operations: Vec<(Operation, GroupBuffer)>,
     about: Option<About>,
 }
 
 /// The call that operations are a part of.
 type About = (CallId, ChunkIndex, CacheEpoch);
 
-impl<'c> Group<'c> {
-    pub(super) fn new(comm: &'c mut Communicator) -> Self {
-        Self {
-            comm,
-            operations: Vec::new(),
-            about: None,
-        }
-    }
-
+impl Group<'_> {
     /// Says of which call the operations are a part, for the log.
     pub fn about(&mut self, call: CallId, chunk: ChunkIndex, epoch: CacheEpoch) {
         self.about = Some((call, chunk, epoch));
@@ -197,11 +190,8 @@ impl<'c> Group<'c> {
     /// # Errors
     /// The rank is no other member of this group, or the buffer lies on another device.
     pub fn send(&mut self, buffer: GroupBuffer, to: Rank) -> Result<(), Box<Refused>> {
-        self.add(buffer, |group| {
-            Ok(Kind::Send {
-                to: group.other(to)?,
-            })
-        })
+        let place = self.comm.other(to);
+        self.add(buffer, place.map(|to| Operation::Send { to }))
     }
 
     /// Receives from a member, as many elements as it sends.
@@ -209,11 +199,8 @@ impl<'c> Group<'c> {
     /// # Errors
     /// As [`Group::send`].
     pub fn recv(&mut self, buffer: GroupBuffer, from: Rank) -> Result<(), Box<Refused>> {
-        self.add(buffer, |group| {
-            Ok(Kind::Recv {
-                from: group.other(from)?,
-            })
-        })
+        let place = self.comm.other(from);
+        self.add(buffer, place.map(|from| Operation::Recv { from }))
     }
 
     /// Reduces the buffers of all members, element by element; each has the result in its place.
@@ -221,7 +208,7 @@ impl<'c> Group<'c> {
     /// # Errors
     /// The buffer lies on another device.
     pub fn all_reduce(&mut self, buffer: GroupBuffer, reduce: Reduce) -> Result<(), Box<Refused>> {
-        self.add(buffer, |_| Ok(Kind::AllReduce(reduce)))
+        self.add(buffer, Ok(Operation::AllReduce(reduce.raw())))
     }
 
     /// Copies the buffer of the member `root` to all others.
@@ -229,25 +216,19 @@ impl<'c> Group<'c> {
     /// # Errors
     /// The rank is no member of this group, or the buffer lies on another device.
     pub fn broadcast(&mut self, buffer: GroupBuffer, root: Rank) -> Result<(), Box<Refused>> {
-        self.add(buffer, |group| {
-            Ok(Kind::Broadcast {
-                root: group.place_of(root)?,
-            })
-        })
+        let place = self.comm.place_of(root);
+        self.add(buffer, place.map(|root| Operation::Broadcast { root }))
     }
 
     fn add(
         &mut self,
         buffer: GroupBuffer,
-        kind: impl FnOnce(&Communicator) -> Result<Kind, TransportError>,
+        operation: Result<Operation, TransportError>,
     ) -> Result<(), Box<Refused>> {
-        let kind = self
-            .comm
-            .check_device(buffer.memory.device().about().ordinal, "a buffer")
-            .and_then(|()| kind(self.comm));
-        match kind {
-            Ok(kind) => {
-                self.operations.push((kind, buffer));
+        let on = buffer.memory.device().about().ordinal;
+        match self.comm.check_device(on, "a buffer").and(operation) {
+            Ok(operation) => {
+                self.operations.push((operation, buffer));
                 Ok(())
             }
             Err(error) => Err(Box::new(Refused { buffer, error })),
@@ -266,11 +247,11 @@ impl<'c> Group<'c> {
             operations,
             about,
         } = self;
-        let refuse = |operations: Vec<(Kind, GroupBuffer)>, error| {
+        let refuse = |operations: Vec<(Operation, GroupBuffer)>, error| {
             let buffers = operations.into_iter().map(|(_, buffer)| buffer).collect();
             Err(CommitError { buffers, error })
         };
-        let life = comm.life();
+        let life = Arc::clone(&comm.life);
         let on = stream.device().about().ordinal;
         let entered = comm
             .check_device(on, "a stream")
@@ -279,29 +260,39 @@ impl<'c> Group<'c> {
             Ok(turn) => turn,
             Err(error) => return refuse(operations, error),
         };
-        let name = comm.name();
-        let failed = |source| TransportError::Nccl {
-            doing: format!("operations of group {name}"),
-            source,
-        };
         // Before NCCL has any of them: it may not come back. And before the group begins: whoever ends
         // the communicator waits for what is between its begin and its end.
         let records: Vec<Record> = operations
             .iter()
-            .map(|(kind, buffer)| comm.begin_record(*kind, buffer, about))
+            .map(|(operation, buffer)| comm.begin_record(*operation, buffer, about))
             .collect();
         let all = |state: State| records.iter().for_each(|record| record.reached(state));
         all(State::Committed);
-        let issued = life.call(|call| issue(call, comm.raw(), &operations, stream));
+        let raw = comm.comm;
+        // SAFETY: in the turn of the thread that issues, and whoever ends the communicator waits for the end
+        // of the group. Each buffer has room for the elements (checked by `GroupBuffer::new`) and is owned by
+        // its operation until the stream has passed it.
+        let issued = life.call(|call| unsafe {
+            call.group(raw, |call| {
+                operations.iter().try_for_each(|(operation, buffer)| {
+                    let place = (buffer.memory.ptr(), raw_type(buffer.dtype), buffer.count);
+                    call.issue(raw, *operation, place, stream)
+                })
+            })
+        });
         let noted = match issued {
-            Ok(Begun::No) => {
+            // The communicator was given up before.
+            Ok(None) => {
                 all(State::Poisoned);
                 return refuse(operations, life.aborted());
             }
-            Ok(Begun::Yes) => operations
+            Ok(Some(())) => operations
                 .iter()
                 .try_for_each(|(_, buffer)| Ok(buffer.memory.used_by(stream)?)),
-            Err(source) => Err(life.explain(failed(source))),
+            Err(source) => {
+                let doing = format!("operations of group {}", comm.name());
+                Err(life.explain(TransportError::Nccl { doing, source }))
+            }
         };
         if noted.is_ok() {
             all(State::Started);
@@ -321,7 +312,7 @@ impl<'c> Group<'c> {
         match noted {
             Ok(()) => Ok(flights),
             Err(error) => {
-                life.break_off(&error);
+                life.kill(&error.to_string());
                 for flight in flights {
                     drop(flight.abort());
                 }
@@ -330,49 +321,6 @@ impl<'c> Group<'c> {
             }
         }
     }
-}
-
-/// Whether NCCL has anything of a group.
-enum Begun {
-    Yes,
-    /// The communicator was given up before.
-    No,
-}
-
-/// Issues the operations as a group, which is ended whatever happens.
-fn issue(
-    call: &Call<'_>,
-    comm: Comm,
-    operations: &[(Kind, GroupBuffer)],
-    stream: &Stream,
-) -> Result<Begun, NcclError> {
-    let Some(group) = call.begin_group()? else {
-        return Ok(Begun::No);
-    };
-    let added = group.add(|call| {
-        operations.iter().try_for_each(|(kind, buffer)| {
-            let (place, count) = (buffer.memory.ptr(), buffer.count);
-            let dtype = raw_type(buffer.dtype);
-            // SAFETY: in the turn of the thread that issues, and whoever ends the communicator waits
-            // for the end of the group. The buffer has room for the elements (checked by
-            // `GroupBuffer::new`) and is owned by the operation until the stream has passed it.
-            unsafe {
-                match *kind {
-                    Kind::Send { to } => call.send(comm, place, dtype, count, to, stream),
-                    Kind::Recv { from } => call.recv(comm, place, dtype, count, from, stream),
-                    Kind::AllReduce(reduce) => {
-                        call.all_reduce(comm, place, dtype, count, reduce.raw(), stream)
-                    }
-                    Kind::Broadcast { root } => {
-                        call.broadcast(comm, place, dtype, count, root, stream)
-                    }
-                }
-            }
-        })
-    });
-    // SAFETY: as above, of every operation in the group.
-    let ended = unsafe { call.end_group(group, &[comm]) };
-    added.and(ended).map(|()| Begun::Yes)
 }
 
 /// An operation of a group, with its buffer.

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::Nccl;
 
-use crate::cuda::Device;
 use crate::error::TransportError;
+use pp_device::Device;
 
 /// Time between two looks at whether a thread is done with NCCL.
 pub(super) const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -204,12 +204,8 @@ impl Core {
     ) -> Result<Beside, TransportError> {
         let this = THIS_THREAD.with(|this| *this);
         let started = Instant::now();
-        let mark = || {
-            self.beside
-                .compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst)
-                .is_ok()
-        };
-        while !mark() {
+        let order = Ordering::SeqCst;
+        while self.beside.compare_exchange(0, 1, order, order).is_err() {
             if patience.is_over() {
                 return Err(TransportError::NotInTime {
                     what: what.to_owned(),
@@ -278,36 +274,26 @@ impl Drop for Beside {
 
 /// A link or a communicator that uses the issuer.
 #[derive(Debug)]
-pub(super) struct Tenant {
-    core: Arc<Core>,
-    claim: Arc<Claim>,
-}
+pub(super) struct Tenant(Issuer);
 
 impl Tenant {
     pub(super) fn new(issuer: &Issuer) -> Self {
         *issuer.core.tenants() += 1;
-        Self {
-            core: Arc::clone(&issuer.core),
-            claim: Arc::clone(&issuer.claim),
-        }
+        Self(issuer.share())
     }
 
-    /// A handle for the thread that issues.
+    /// Another handle of the issuer.
     pub(super) fn issuer(&self) -> Issuer {
-        Issuer {
-            core: Arc::clone(&self.core),
-            claim: Arc::clone(&self.claim),
-            one_thread: PhantomData,
-        }
+        self.0.share()
     }
 }
 
 impl Drop for Tenant {
     fn drop(&mut self) {
-        let mut tenants = self.core.tenants();
+        let mut tenants = self.0.core.tenants();
         *tenants -= 1;
         if *tenants == 0 {
-            self.core.thread.store(NOBODY, Ordering::Release);
+            self.0.core.thread.store(NOBODY, Ordering::Release);
         }
     }
 }

@@ -4,49 +4,42 @@
 //! whatever is issued there is ordered before the send, or before the slot goes back.
 
 use std::cell::RefCell;
-use std::fmt;
 use std::sync::Arc;
 
 use super::slots::{RxPool, TxPool};
-use crate::cuda::{DevicePtr, Stream};
 use crate::error::TransportError;
 use crate::in_flight::{Part, Resend, Submission};
+use pp_device::{DevicePtr, Stream};
 
 /// A slot of the outgoing edge, to be written by work on a device.
 ///
 /// # If dropped
 /// The slot is free again; nothing was sent. Whoever leases it next is ordered behind what was
 /// issued on it.
+#[derive(Debug)]
 pub struct DeviceTx {
-    /// `None` only once the slot was handed over.
-    held: Option<HeldTx>,
-}
-
-struct HeldTx {
-    pool: Arc<TxPool>,
-    slot: u32,
-    /// The stream that wrote last.
-    writer: Option<Stream>,
+    pub(super) pool: Arc<TxPool>,
+    pub(super) slot: u32,
+    /// The stream that wrote last, whose work has to be waited for before the slot is sent.
+    pub(super) writer: Option<Stream>,
+    /// The slot was handed over: the lease has ended.
+    is_over: bool,
 }
 
 impl DeviceTx {
     pub(super) fn new(pool: &Arc<TxPool>, slot: u32) -> Self {
-        let held = HeldTx {
-            writer: pool.slot(slot).take_worker(),
+        Self {
             pool: Arc::clone(pool),
             slot,
-        };
-        Self { held: Some(held) }
-    }
-
-    fn held(&self) -> &HeldTx {
-        self.held.as_ref().expect("held until it is handed over")
+            writer: pool.slot(slot).take_worker(),
+            is_over: false,
+        }
     }
 
     /// Bytes that fit the slot.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.held().pool.capacity()
+        self.pool.capacity
     }
 
     /// Runs `issue`, which issues work that writes the slot to `stream`. The send is ordered behind
@@ -63,71 +56,28 @@ impl DeviceTx {
         stream: &Stream,
         issue: impl FnOnce(DevicePtr) -> Result<R, E>,
     ) -> Result<R, E> {
-        let held = self.held.as_mut().expect("held until it is handed over");
-        let slot = held.pool.slot(held.slot);
-        slot.check().map_err(TransportError::from)?;
-        slot.write_on(&mut held.writer, stream, || issue(slot.ptr()))
-    }
-
-    /// Sets one byte, behind all that was issued to write the slot: for whoever tests what finds a
-    /// byte that is not what it was.
-    ///
-    /// # Errors
-    /// The byte lies outside the slot; the driver refuses.
-    pub fn set_byte(&mut self, at: usize, byte: u8) -> Result<(), TransportError> {
-        let capacity = self.capacity();
-        if at >= capacity {
-            return Err(TransportError::PayloadMismatch {
-                payload_bytes: at as u64 + 1,
-                with: format!("a slot of {capacity} bytes"),
-            });
-        }
-        let stream = self.held().pool.stream().clone();
-        self.write_on(&stream, |whole| {
-            let place = DevicePtr {
-                address: whole.address + at as u64,
-                len: 1,
-            };
-            // SAFETY: the byte lies inside the slot (checked), which is leased, so nobody else
-            // uses it, and the stream is ordered behind all that wrote it.
-            Ok(unsafe { stream.fill(place, byte) }?)
-        })
-    }
-
-    /// Whether it is a slot of this edge.
-    pub(super) fn is_of(&self, pool: &Arc<TxPool>) -> bool {
-        Arc::ptr_eq(&self.held().pool, pool)
-    }
-
-    pub(super) fn slot(&self) -> u32 {
-        self.held().slot
-    }
-
-    /// The stream whose work has to be waited for before the slot is sent.
-    pub(super) fn writer(&self) -> Option<&Stream> {
-        self.held().writer.as_ref()
+        let slot = self.pool.slot(self.slot);
+        slot.check()?;
+        slot.write_on(&mut self.writer, stream, || issue(slot.ptr()))
     }
 
     /// Ends the lease without freeing the slot: it is in flight now.
     pub(super) fn into_sending(mut self) -> Sending {
-        let HeldTx { pool, slot, .. } = self.held.take().expect("held until it is handed over");
-        pool.lane.submit(slot);
-        Sending { pool, slot }
+        self.is_over = true;
+        self.pool.lane.submit(self.slot);
+        Sending {
+            pool: Arc::clone(&self.pool),
+            slot: self.slot,
+        }
     }
 }
 
 impl Drop for DeviceTx {
     fn drop(&mut self) {
-        if let Some(HeldTx { pool, slot, writer }) = self.held.take() {
-            pool.slot(slot).leave_worker(writer);
-            pool.lane.give_up(slot);
+        if !self.is_over {
+            self.pool.slot(self.slot).leave_worker(self.writer.take());
+            self.pool.lane.give_up(self.slot);
         }
-    }
-}
-
-impl fmt::Debug for DeviceTx {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceTx(slot {})", self.slot())
     }
 }
 
@@ -136,16 +86,13 @@ impl fmt::Debug for DeviceTx {
 /// Done when the device has sent it *and* the peer has given it back: the peer's word alone could
 /// come before this device looks up from the memory, and the device's alone says nothing of the
 /// peer (a send of less than 64 MiB ends with no receiver there).
+#[derive(Debug)]
 pub struct Sending {
     pool: Arc<TxPool>,
-    slot: u32,
+    pub(super) slot: u32,
 }
 
 impl Sending {
-    pub(super) fn slot(&self) -> u32 {
-        self.slot
-    }
-
     /// The lease again, where its send failed and the generation is over with it: to be read from,
     /// since nobody wrote it. If NCCL may have taken it, its slot was given up, and refuses to be
     /// written.
@@ -162,7 +109,7 @@ impl Submission for Sending {
         self.pool.life.check()?;
         let slot = self.pool.slot(self.slot);
         if self.pool.lane.has_come_back(self.slot)? && slot.has_moved()? {
-            return Ok(slot.check().map(|()| true)?);
+            return slot.check().map(|()| true);
         }
         self.pool.life.poll().map(|()| false)
     }
@@ -185,12 +132,12 @@ impl Submission for Sending {
 
 impl Resend for Sending {
     fn copy_into(&self, parts: &[Part], slot: &mut DeviceTx) -> Result<(), TransportError> {
-        let (sent, into) = (self.pool.capacity(), slot.capacity());
+        let (sent, into) = (self.pool.capacity, slot.capacity());
         // All of them, before anything is issued.
         let parts = parts.iter().map(|part| part.within(sent, into));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         // The stream that sends the slot: so its send waits for nothing else.
-        let stream = slot.held().pool.stream().clone();
+        let stream = slot.pool.stream.clone();
         let piece = |whole: DevicePtr, at: usize, len: usize| DevicePtr {
             address: whole.address + at as u64,
             len,
@@ -218,17 +165,12 @@ impl Resend for Sending {
     }
 }
 
-impl fmt::Debug for Sending {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sending(slot {})", self.slot)
-    }
-}
-
 /// A slot of the incoming edge that has arrived, to be read by work on a device.
 ///
 /// # If dropped
 /// The slot goes back to the peer when the work that reads it is done: at once, or in one of the
 /// next calls of its link. If the link is gone by then the peer never gets it.
+#[derive(Debug)]
 pub struct DeviceRx {
     pool: Arc<RxPool>,
     slot: u32,
@@ -262,7 +204,7 @@ impl DeviceRx {
         stream: &Stream,
         issue: impl FnOnce(DevicePtr) -> Result<R, E>,
     ) -> Result<R, E> {
-        let slot = self.pool.slot(self.slot);
+        let slot = self.pool.pool.slot(self.slot);
         let payload = DevicePtr {
             len: self.len,
             ..slot.ptr()
@@ -277,27 +219,12 @@ impl Drop for DeviceRx {
     }
 }
 
-impl fmt::Debug for DeviceRx {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceRx({} bytes in slot {})", self.len, self.slot)
-    }
-}
-
 /// A slot that the device fills.
+#[derive(Debug)]
 pub struct Receiving {
-    pool: Arc<RxPool>,
-    slot: u32,
-    len: usize,
-}
-
-impl Receiving {
-    pub(super) fn new(pool: &Arc<RxPool>, slot: u32, len: usize) -> Self {
-        Self {
-            pool: Arc::clone(pool),
-            slot,
-            len,
-        }
-    }
+    pub(super) pool: Arc<RxPool>,
+    pub(super) slot: u32,
+    pub(super) len: usize,
 }
 
 impl Submission for Receiving {
@@ -306,7 +233,7 @@ impl Submission for Receiving {
     fn is_done(&self) -> Result<bool, TransportError> {
         let life = &self.pool.pool.life;
         life.check()?;
-        let slot = self.pool.slot(self.slot);
+        let slot = self.pool.pool.slot(self.slot);
         if slot.has_moved()? {
             slot.check()?;
             // An abort makes the device say that it received what it did not: the mark is set
@@ -330,13 +257,7 @@ impl Submission for Receiving {
     }
 
     fn quarantine(self) {
-        self.pool.slot(self.slot).give_up();
-        self.pool.pool.lane.quarantine(self.slot);
-    }
-}
-
-impl fmt::Debug for Receiving {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Receiving({} bytes in slot {})", self.len, self.slot)
+        self.pool.pool.slot(self.slot).give_up();
+        self.pool.pool.lane.slots.quarantine(self.slot);
     }
 }

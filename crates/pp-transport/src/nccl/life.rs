@@ -27,8 +27,8 @@ use nccl_sys::{NcclError, Version, ncclResult_t};
 use super::calls::{Call, Comm, Gone};
 use super::gate::{Calling, Gate};
 use super::issuer::{Beside, Core, LOOK_EVERY, Turn};
-use crate::cuda::{DeviceBuffer, Event, Stream};
 use crate::error::TransportError;
+use pp_device::{DeviceBuffer, Event, Stream};
 
 /// Aborts of several communicators belong in one group from this version on.
 const GROUPS_ABORTS: Version = Version {
@@ -45,7 +45,7 @@ const REVOKED_WITHIN: Duration = Duration::from_millis(100);
 const LOOK_AFTER_POLLS: u32 = 1 << 14;
 
 /// Generations of this process that a thread began to make and none has ended.
-static AT_WORK: AtomicUsize = AtomicUsize::new(0);
+pub(super) static AT_WORK: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether every generation of communicators that this process began has also ended. While one has
 /// not, threads of NCCL are at work, and what libraries do at exit would pull the ground from under
@@ -124,11 +124,6 @@ impl Life {
         }
     }
 
-    /// A thread begins to make the communicators, and answers for their end. Once.
-    pub(super) fn begin(&self) {
-        AT_WORK.fetch_add(1, Ordering::SeqCst);
-    }
-
     pub(super) fn what(&self) -> &str {
         &self.what
     }
@@ -199,13 +194,8 @@ impl Life {
         if !self.dead.swap(true, Ordering::SeqCst) && !matches!(*end, End::Over(_)) {
             // Its kernels may wait for ever, until an abort ends them: nobody may wait for the
             // device meanwhile.
-            self.core.device.begin_trouble();
+            self.core.device.begin_hang();
         }
-    }
-
-    /// An operation failed after its commitment: nothing of the generation can be relied on.
-    pub(super) fn break_off(&self, error: &TransportError) {
-        self.kill(&error.to_string());
     }
 
     /// Called when a completion was asked for in vain; now and then looks whether the communicators
@@ -238,7 +228,7 @@ impl Life {
             if let Err(source) = self.core.nccl.check("ncclCommGetAsyncError", state) {
                 let doing = format!("{} failed by itself", self.what);
                 let error = TransportError::Nccl { doing, source };
-                self.break_off(&error);
+                self.kill(&error.to_string());
                 return Err(error);
             }
         }
@@ -270,25 +260,23 @@ impl Life {
             .ended
             .wait_timeout_while(end, left, |end| matches!(end, End::At(_)))
             .unwrap_or_else(PoisonError::into_inner);
-        match &*end {
-            End::Over(Ok(Gone::Now)) => Ok(()),
-            End::Over(Err(source)) => Err(TransportError::Nccl {
-                doing: format!("end {}", self.what),
-                source: source.clone(),
-            }),
-            End::Alive | End::At(_) | End::Over(Ok(Gone::Later)) => {
-                let step = match &*end {
-                    End::At(step) => *step,
-                    End::Over(_) => "what goes on after ncclCommAbort",
-                    End::Alive => "begin",
-                };
-                Err(TransportError::LeftBehind {
-                    what: self.what.clone(),
-                    step,
-                    after: started.elapsed(),
-                })
+        let step = match &*end {
+            End::Over(Ok(Gone::Now)) => return Ok(()),
+            End::Over(Err(source)) => {
+                return Err(TransportError::Nccl {
+                    doing: format!("end {}", self.what),
+                    source: source.clone(),
+                });
             }
-        }
+            End::Over(Ok(Gone::Later)) => "what goes on after ncclCommAbort",
+            End::At(step) => *step,
+            End::Alive => "begin",
+        };
+        Err(TransportError::LeftBehind {
+            what: self.what.clone(),
+            step,
+            after: started.elapsed(),
+        })
     }
 
     /// Ends the communicators on this thread, which may hang.
@@ -300,16 +288,14 @@ impl Life {
         // Whoever hears that it is over may issue.
         drop(beside);
         let mut end = lock(&self.end);
-        if result == Ok(Gone::Now) && self.is_dead() {
-            self.core.device.end_trouble();
-        }
-        let is_gone = result == Ok(Gone::Now);
-        let remains = if is_gone {
+        let mut remains = Vec::new();
+        if result == Ok(Gone::Now) {
+            if self.is_dead() {
+                self.core.device.end_hang();
+            }
             AT_WORK.fetch_sub(1, Ordering::SeqCst);
-            std::mem::take(&mut *lock(&self.remains))
-        } else {
-            Vec::new()
-        };
+            remains = std::mem::take(&mut *lock(&self.remains));
+        }
         *end = End::Over(result);
         drop(end);
         self.ended.notify_all();
@@ -459,13 +445,9 @@ impl Drop for Life {
 /// Gives up a generation of communicators, from any thread, at any moment. Clones are for the same
 /// generation.
 #[derive(Clone, Debug)]
-pub struct AbortHandle(Arc<Life>);
+pub struct AbortHandle(pub(super) Arc<Life>);
 
 impl AbortHandle {
-    pub(super) fn new(life: &Arc<Life>) -> Self {
-        Self(Arc::clone(life))
-    }
-
     /// Gives the generation up. From now on all that was in flight is an error, whatever the device
     /// says. On a thread that may be lost, every communicator is revoked where the library can, and
     /// all are aborted in one group; this waits for it until the deadline. Again: waits again.
@@ -485,7 +467,7 @@ impl AbortHandle {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // Every critical section is one assignment or a look, but for that of `gone`, whose value stays
     // what it was if its holder panics.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,21 +1,18 @@
 //! Both edges between this rank's device and that of one peer.
 
 use std::cell::Cell;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl_sys::ncclDataType_t;
-use pp_contract::{Generation, Matched, Prepared, Rank, Sequencer, Stamp};
+use pp_contract::{Generation, Matched, Prepared, Sequencer, Stamp};
 
-use super::connect::{self, Edge, Edges, Wanted};
+use super::connect::{self, Edge, Stop};
 use super::id::UniqueId;
-use super::issuer::{Issuer, Patience, Tenant};
+use super::issuer::{Issuer, LOOK_EVERY, Patience, Tenant};
 use super::lease::{DeviceRx, DeviceTx, Receiving, Sending};
 use super::life::{AbortHandle, How, Life};
 use super::slots::{Pool, RxPool, TxPool};
 use crate::bell::Bell;
-use crate::cuda::{DevicePtr, Stream};
 use crate::error::TransportError;
 use crate::host::EdgeShape;
 use crate::host::layout::Layout;
@@ -23,12 +20,11 @@ use crate::host::slots::SlotWords;
 use crate::in_flight::{InFlight, Rejected};
 use crate::lane::Lane;
 use crate::link::{Capabilities, Link, Sent, check_payload};
+use pp_device::Stream;
 
 /// How long a link that ends waits for the last credits and completions, which come within
 /// microseconds where both ends have done their work.
 const SETTLED_WITHIN: Duration = Duration::from_millis(50);
-/// Time between two looks at them.
-const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// How long a link that ends waits until its last words were written.
 const FLUSHED_WITHIN: Duration = Duration::from_millis(200);
 /// How long the drop of a link waits for communicators that end in order.
@@ -76,87 +72,68 @@ pub struct NcclLink {
     rx: Arc<RxPool>,
     sequencer: Sequencer,
     is_closed: bool,
-    tenant: Tenant,
     /// Makes it `!Sync`.
-    one_thread: PhantomData<Cell<()>>,
+    tenant: Tenant,
 }
 
 impl NcclLink {
-    /// Makes both edges, and moves a byte over each; the peer does the same at the same time.
-    ///
-    /// # Errors
-    /// [`TransportError::NotInTime`] when the peer did not do its part by the deadline: a thread
-    /// that waits inside NCCL is left behind then. The device has no memory for the slots; NCCL
-    /// refuses; the lane has other slots than the shapes.
-    pub fn connect(options: NcclOptions) -> Result<Self, TransportError> {
-        Self::connect_while(options, &|| true)
-    }
-
-    /// The same for as long as it is wanted, which is asked every few milliseconds: whoever hears
-    /// that the peer is gone need not wait for it until the deadline.
+    /// Makes both edges, and moves a byte over each; the peer does the same at the same time. Goes on for as
+    /// long as it is wanted, which is asked every few milliseconds: whoever hears that the peer is gone need
+    /// not wait for it until the deadline.
     ///
     /// A communicator that blocks cannot be given up while it is created, since NCCL has given no
     /// handle to abort: if the peer does not join, the thread that waits for it stays behind, and no
     /// other link of this device can be made.
     ///
     /// # Errors
-    /// As [`NcclLink::connect`]; [`TransportError::NotInTime`] also when it is not wanted any more.
-    pub fn connect_while(
+    /// [`TransportError::NotInTime`] when the peer did not do its part by the deadline, or it is not wanted
+    /// any more: a thread that waits inside NCCL is left behind then. The device has no memory for the
+    /// slots; NCCL refuses; the lane has other slots than the shapes.
+    pub fn connect(
         options: NcclOptions,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Self, TransportError> {
-        let NcclOptions {
-            issuer,
-            lane,
-            is_lower,
-            up,
-            down,
-            ids,
-            deadline,
-            generation,
-            blocking,
-        } = options;
+        let NcclOptions { up, down, ids, .. } = options;
+        let (is_lower, blocking) = (options.is_lower, options.blocking);
         Layout::new(up, down)?;
         let (out_shape, in_shape) = if is_lower { (up, down) } else { (down, up) };
-        check_depth(lane.out().words().depth(), out_shape)?;
-        check_depth(lane.incoming().depth(), in_shape)?;
+        let out_depth = options.lane.out().words().depth();
+        let in_depth = options.lane.incoming().slots.depth();
+        for (lane, edge) in [(out_depth, out_shape.depth), (in_depth, in_shape.depth)] {
+            if lane != edge {
+                return Err(TransportError::OtherDepth { lane, edge });
+            }
+        }
         check_queues();
-        let core = issuer.core();
-        let tenant = Tenant::new(&issuer);
+        let tenant = Tenant::new(&options.issuer);
+        let lane = options.lane;
         let peer = lane.peer();
-        let life = Arc::new(Life::new(core, format!("the link to rank {peer}")));
-        let wanted = Wanted {
-            is_lower,
-            up,
-            down,
-            ids,
-            blocking,
-        };
         let patience = Patience {
-            deadline,
+            deadline: options.deadline,
             is_wanted,
         };
-        let beside = core.enter_to_connect(life.what(), &patience)?;
         let started = Instant::now();
-        let made = connect::by(&patience, &life, beside, move |life, progress| {
-            connect::edges(life, progress, &wanted)
+        let what = format!("the link to rank {peer}");
+        let made = connect::by(&options.issuer, what, &patience, move |life, progress| {
+            connect::edges(life, progress, is_lower, [up, down], &ids, blocking)
         });
-        let Edges {
-            out,
-            incoming,
-            tx,
-            rx,
-        } = made?;
+        let (life, ((out, tx), (incoming, rx))) = made?;
         tracing::debug!(
             peer = peer.get(),
-            generation = generation.get(),
+            generation = options.generation.get(),
             blocking,
             ms = started.elapsed().as_millis() as u64,
             "NCCL link connected"
         );
         Ok(Self {
-            tx: Arc::new(Pool::new(&life, lane.out(), tx)),
-            rx: Arc::new(RxPool::new(Pool::new(&life, lane.incoming(), rx))),
+            tx: Arc::new(Pool {
+                lane: Arc::clone(lane.out()),
+                slots: tx,
+            }),
+            rx: Arc::new(RxPool::new(Pool {
+                lane: Arc::clone(lane.incoming()),
+                slots: rx,
+            })),
             life,
             lane,
             out,
@@ -164,7 +141,6 @@ impl NcclLink {
             sequencer: Sequencer::new(),
             is_closed: false,
             tenant,
-            one_thread: PhantomData,
         })
     }
 
@@ -177,7 +153,7 @@ impl NcclLink {
     /// What gives this link's communicators up, from any thread.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle::new(&self.life)
+        AbortHandle(Arc::clone(&self.life))
     }
 
     /// Ends the communicators as a drop does, with a bound of the caller's.
@@ -217,57 +193,15 @@ impl NcclLink {
             && self.rx.pool.is_still()
     }
 
-    /// Issues the send of a slot whose header has left.
-    fn issue_send(&self, slot: u32, bytes: usize) -> Result<(), TransportError> {
-        let Edge { comm, stream, peer } = &self.out;
-        let slot = self.tx.slot(slot);
-        let payload = DevicePtr {
-            len: bytes,
-            ..slot.ptr()
-        };
-        slot.begin_move();
-        let sent = self.life.call(|call| {
-            // SAFETY: in the turn of the thread that issues, and the call passes the gate. The slot
-            // has room for the bytes (checked), is not written (its lease was moved in), and
-            // is neither leased again nor freed before `moved`, recorded below, is done.
-            unsafe { call.send(*comm, payload, BYTES, bytes, *peer, stream) }
-        });
-        let sent = sent.map_err(|source| self.failed("send to", source));
-        sent.and_then(|()| Ok(slot.moved.record(stream)?))
-            .inspect_err(|_| slot.give_up())
-    }
-
-    /// Issues the receive into a slot whose header was matched.
-    fn issue_receive(&self, slot: u32, bytes: usize) -> Result<(), TransportError> {
-        let Edge { comm, stream, peer } = &self.incoming;
-        let slot = self.rx.slot(slot);
-        let payload = DevicePtr {
-            len: bytes,
-            ..slot.ptr()
-        };
-        slot.begin_move();
-        let posted = self.life.call(|call| {
-            // SAFETY: in the turn of the thread that issues, and the call passes the gate. The slot
-            // has room for the bytes (checked); its last reader was done, as the device said,
-            // before it went back to the peer; it is neither read nor freed before `moved`,
-            // recorded below, is done.
-            unsafe { call.recv(*comm, payload, BYTES, bytes, *peer, stream) }
-        });
-        let posted = posted.map_err(|source| self.failed("receive from", source));
-        posted
-            .and_then(|()| Ok(slot.moved.record(stream)?))
-            .inspect_err(|_| slot.give_up())
-    }
-
-    fn failed(&self, what: &str, source: nccl_sys::NcclError) -> TransportError {
-        self.life.explain(TransportError::Nccl {
-            doing: format!("{what} rank {}", self.peer()),
-            source,
-        })
-    }
-
-    fn peer(&self) -> Rank {
-        self.lane.peer()
+    fn failed(&self, what: &str, stop: Stop) -> TransportError {
+        match stop {
+            Stop::Cuda(error) => error.into(),
+            Stop::GivenUp => self.life.aborted(),
+            Stop::Nccl(source) => self.life.explain(TransportError::Nccl {
+                doing: format!("{what} rank {}", self.lane.peer()),
+                source,
+            }),
+        }
     }
 
     /// That the message, its payload, the lane and the device are all fit to go, and that the send
@@ -276,23 +210,21 @@ impl NcclLink {
         self.life.check()?;
         check_payload(
             bytes,
-            lease.map(|lease| (lease.is_of(&self.tx), lease.capacity())),
+            lease.map(|lease| (Arc::ptr_eq(&lease.pool, &self.tx), lease.capacity())),
         )?;
         self.lane.check_room()?;
         let Some(lease) = lease else {
             return Ok(());
         };
-        self.tx.slot(lease.slot()).check()?;
+        self.tx.slot(lease.slot).check()?;
         let is_other = |writer: &&Stream| !writer.is_same(&self.out.stream);
-        if lease.writer().filter(is_other).is_some() {
-            let ready = &self.tx.slot(lease.slot()).work;
+        if lease.writer.as_ref().filter(is_other).is_some() {
+            let ready = &self.tx.slot(lease.slot).work;
             self.out.stream.wait(ready)?;
         }
         Ok(())
     }
 }
-
-const BYTES: ncclDataType_t = ncclDataType_t::ncclUint8;
 
 /// Streams that share a hardware queue wait for each other.
 fn check_queues() {
@@ -302,14 +234,6 @@ fn check_queues() {
              payload in one direction may wait for ever for one in the other; unset it, or set 8"
         );
     }
-}
-
-fn check_depth(lane: u32, shape: EdgeShape) -> Result<(), TransportError> {
-    if lane == shape.depth {
-        return Ok(());
-    }
-    let edge = shape.depth;
-    Err(TransportError::OtherDepth { lane, edge })
 }
 
 impl Link for NcclLink {
@@ -377,12 +301,15 @@ impl Link for NcclLink {
         // From here on nothing may fail: the header is a commitment. What fails all the same ends
         // the generation, since the peer waits for what cannot come.
         let sending = payload.map(DeviceTx::into_sending);
-        let slot = sending.as_ref().map(Sending::slot);
+        let slot = sending.as_ref().map(|sending| sending.slot);
         let committed = message.commit(&mut self.sequencer, stamp);
         let mut left = self.lane.push(slot, committed.frame());
         if let (Ok(()), Some(slot)) = (&left, slot) {
             // The slot has room for it, so it fits.
-            left = self.issue_send(slot, bytes as usize);
+            // SAFETY: in the turn of the thread that issues. The slot has room for the bytes (checked), is
+            // not written (its lease was moved in), and is neither leased again nor freed before.
+            let sent = unsafe { self.out.issue(&life, self.tx.slot(slot), bytes as usize) };
+            left = sent.map_err(|stop| self.failed("send to", stop));
         }
         drop(turn);
         match left {
@@ -391,7 +318,7 @@ impl Link for NcclLink {
                 payload: sending.map(InFlight::new),
             }),
             Err(error) => {
-                self.life.break_off(&error);
+                self.life.kill(&error.to_string());
                 // The next generation may send it.
                 let buffer = sending.map(Sending::recall);
                 Err(Rejected { buffer, error })
@@ -409,12 +336,17 @@ impl Link for NcclLink {
         let life = Arc::clone(&self.life);
         self.rx.sweep();
         let _turn = life.enter()?;
-        let (slot, len) = self.lane.take_announced(header, self.rx.pool.capacity())?;
-        let receiving = Receiving::new(&self.rx, slot, len);
-        match self.issue_receive(slot, len) {
+        let (slot, len) = self.lane.take_announced(header, self.rx.pool.capacity)?;
+        let pool = Arc::clone(&self.rx);
+        let receiving = Receiving { pool, slot, len };
+        // SAFETY: in the turn of the thread that issues. The slot has room for the bytes (checked); its
+        // last reader was done, as the device said, before it went back to the peer; it is neither
+        // read nor freed before.
+        match unsafe { self.incoming.issue(&life, self.rx.pool.slot(slot), len) } {
             Ok(()) => Ok(InFlight::new(receiving)),
-            Err(error) => {
-                self.life.break_off(&error);
+            Err(stop) => {
+                let error = self.failed("receive from", stop);
+                self.life.kill(&error.to_string());
                 drop(InFlight::new(receiving).abort());
                 Err(error)
             }

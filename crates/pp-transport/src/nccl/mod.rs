@@ -24,6 +24,7 @@
 //! allocates, none waits. What the host has seen done needs no wait of a stream: so a receive into
 //! a slot that came back, and the work on a payload that has arrived, wait for nothing.
 
+mod backend;
 mod calls;
 mod communicator;
 mod connect;
@@ -34,9 +35,11 @@ mod issuer;
 mod lease;
 mod life;
 mod link;
+mod settings;
 mod slots;
 mod warm_up;
 
+pub use backend::{Agreed, NcclBackend, uuid_text};
 pub use communicator::{CommOptions, Communicator};
 pub use group::{CommitError, Group, GroupBuffer, GroupOp, Reduce, Refused};
 pub use id::UniqueId;

@@ -11,14 +11,15 @@
 //! work without an event may touch are leaked for good.
 
 use std::cell::RefCell;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use super::life::{Life, Remains};
-use crate::cuda::{CudaError, Device, DeviceBuffer, DevicePtr, Event, Stream};
+use super::life::{Life, Remains, lock};
 use crate::error::TransportError;
 use crate::host::EdgeShape;
 use crate::lane::{InSlots, OutSlots};
+use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, Stream};
 
 /// One slot.
 #[derive(Debug)]
@@ -73,10 +74,6 @@ impl Slot {
         Ok(done)
     }
 
-    fn lose(&self) {
-        self.lost.store(true, Ordering::Release);
-    }
-
     /// Nobody waits for its transfer any more, or the event behind it is missing.
     pub(super) fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
@@ -89,14 +86,11 @@ impl Slot {
 
     /// Takes over from the stream that worked on it last.
     pub(super) fn take_worker(&self) -> Option<Stream> {
-        self.worker
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        lock(&self.worker).take()
     }
 
     pub(super) fn leave_worker(&self, stream: Option<Stream>) {
-        *self.worker.lock().unwrap_or_else(PoisonError::into_inner) = stream;
+        *lock(&self.worker) = stream;
     }
 
     /// Runs `issue`, which issues work that writes the slot to `stream`, behind that of the stream
@@ -107,19 +101,10 @@ impl Slot {
         stream: &Stream,
         issue: impl FnOnce() -> Result<R, E>,
     ) -> Result<R, E> {
-        let failed = |error: CudaError| E::from(TransportError::from(error));
-        let other = is_other(last.as_ref(), stream);
-        if other {
-            stream.wait(&self.work).map_err(failed)?;
-        }
-        let unrecorded = Unrecorded(self);
-        // Even where it says that it failed it may have issued some of its work.
-        let issued = issue();
-        self.work.record(stream).map_err(failed)?;
-        std::mem::forget(unrecorded);
-        if other || last.is_none() {
-            *last = Some(stream.clone());
-        }
+        self.follow(last.as_ref(), stream)
+            .map_err(TransportError::from)?;
+        let issued = self.recorded(stream, issue, || Ok(()))?;
+        note(last, stream);
         issued
     }
 
@@ -131,21 +116,35 @@ impl Slot {
         stream: &Stream,
         issue: impl FnOnce() -> Result<R, E>,
     ) -> Result<R, E> {
-        let failed = |error: CudaError| E::from(TransportError::from(error));
+        // Looked at only then: `issue` may itself have let another stream read.
+        let wait = || self.follow(last.borrow().as_ref(), stream);
+        let issued = self.recorded(stream, issue, wait)?;
+        note(&mut last.borrow_mut(), stream);
+        issued
+    }
+
+    /// Orders `stream` behind the work of another stream that worked on the slot last.
+    fn follow(&self, last: Option<&Stream>, stream: &Stream) -> Result<(), CudaError> {
+        match last {
+            Some(last) if !last.is_same(stream) => stream.wait(&self.work),
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs `issue`, then `wait`, and records the work event behind both. If it is not recorded, because that fails or
+    /// `issue` panics, the slot is lost: even where `issue` says that it failed it may have issued some of its work.
+    fn recorded<R>(
+        &self,
+        stream: &Stream,
+        issue: impl FnOnce() -> R,
+        wait: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<R, TransportError> {
         let unrecorded = Unrecorded(self);
         let issued = issue();
-        // Looked at only now: `issue` may itself have let another stream read.
-        let mut last = last.borrow_mut();
-        let other = is_other(last.as_ref(), stream);
-        if other {
-            stream.wait(&self.work).map_err(failed)?;
-        }
-        self.work.record(stream).map_err(failed)?;
+        wait()?;
+        self.work.record(stream)?;
         std::mem::forget(unrecorded);
-        if other || last.is_none() {
-            *last = Some(stream.clone());
-        }
-        issued
+        Ok(issued)
     }
 
     /// Runs `issue`, which issues work that reads to `stream` what the slot was sent with: behind
@@ -157,21 +156,18 @@ impl Slot {
         issue: impl FnOnce(DevicePtr) -> Result<(), TransportError>,
     ) -> Result<(), TransportError> {
         if self.lost.load(Ordering::Acquire) {
-            return Err(CudaError::Unrecorded.into());
+            return Err(TransportError::Unrecorded);
         }
         stream.wait(&self.work)?;
-        let unrecorded = Unrecorded(self);
-        let issued = issue(self.ptr());
-        self.work.record(stream)?;
-        std::mem::forget(unrecorded);
+        let issued = self.recorded(stream, || issue(self.ptr()), || Ok(()))?;
         self.leave_worker(Some(stream.clone()));
         issued
     }
 
     /// An error for a slot that something unknown may work on.
-    pub(super) fn check(&self) -> Result<(), CudaError> {
+    pub(super) fn check(&self) -> Result<(), TransportError> {
         if self.is_lost() {
-            return Err(CudaError::Unrecorded);
+            return Err(TransportError::Unrecorded);
         }
         Ok(())
     }
@@ -183,57 +179,37 @@ impl Slot {
     }
 }
 
-fn is_other(last: Option<&Stream>, stream: &Stream) -> bool {
-    last.is_some_and(|last| !last.is_same(stream))
+/// Notes the stream that worked on a slot last.
+fn note(last: &mut Option<Stream>, stream: &Stream) {
+    if last.as_ref().is_none_or(|last| !last.is_same(stream)) {
+        *last = Some(stream.clone());
+    }
 }
 
-/// Work may have been issued behind which no event is recorded yet. If that stays so, because
-/// recording fails or whoever issues panics, the slot is lost.
+/// Work may have been issued behind which no event is recorded yet: dropped, the slot is lost.
 struct Unrecorded<'a>(&'a Slot);
 
 impl Drop for Unrecorded<'_> {
     fn drop(&mut self) {
-        self.0.lose();
+        self.0.lost.store(true, Ordering::Release);
     }
 }
 
-/// The slots of one direction, with what both kinds share.
+/// The slots of one direction, and who owns each.
 #[derive(Debug)]
 pub(super) struct Pool<S> {
-    pub(super) life: Arc<Life>,
     pub(super) lane: Arc<S>,
-    slots: DeviceSlots,
+    pub(super) slots: DeviceSlots,
 }
 
 /// Slots to be written and sent.
 pub(super) type TxPool = Pool<OutSlots>;
 
-impl<S> Pool<S> {
-    pub(super) fn new(life: &Arc<Life>, lane: &Arc<S>, slots: DeviceSlots) -> Self {
-        Self {
-            life: Arc::clone(life),
-            lane: Arc::clone(lane),
-            slots,
-        }
-    }
+impl<S> Deref for Pool<S> {
+    type Target = DeviceSlots;
 
-    pub(super) fn slot(&self, slot: u32) -> &Slot {
-        &self.slots.slots[slot as usize]
-    }
-
-    pub(super) fn capacity(&self) -> usize {
-        self.slots.capacity
-    }
-
-    /// The stream that moves their payloads.
-    pub(super) fn stream(&self) -> &Stream {
-        &self.slots.stream
-    }
-
-    /// Whether no transfer is under way, as the device says.
-    pub(super) fn is_still(&self) -> bool {
-        let mut slots = self.slots.slots.iter();
-        slots.all(|slot| !slot.is_lost() && matches!(slot.has_moved(), Ok(true)))
+    fn deref(&self) -> &DeviceSlots {
+        &self.slots
     }
 }
 
@@ -245,9 +221,10 @@ impl<S> Pool<S> {
 #[derive(Debug)]
 pub(super) struct DeviceSlots {
     slots: Vec<Slot>,
-    capacity: usize,
-    life: Arc<Life>,
-    stream: Stream,
+    pub(super) capacity: usize,
+    pub(super) life: Arc<Life>,
+    /// Moves their payloads.
+    pub(super) stream: Stream,
 }
 
 impl DeviceSlots {
@@ -269,9 +246,14 @@ impl DeviceSlots {
         })
     }
 
-    /// A slot whose memory may be used to try the edge out.
-    pub(super) fn first(&self) -> &Slot {
-        &self.slots[0]
+    pub(super) fn slot(&self, slot: u32) -> &Slot {
+        &self.slots[slot as usize]
+    }
+
+    /// Whether no transfer is under way, as the device says.
+    pub(super) fn is_still(&self) -> bool {
+        let mut slots = self.slots.iter();
+        slots.all(|slot| !slot.is_lost() && matches!(slot.has_moved(), Ok(true)))
     }
 }
 
@@ -325,29 +307,25 @@ impl RxPool {
         }
     }
 
-    pub(super) fn slot(&self, slot: u32) -> &Slot {
-        self.pool.slot(slot)
-    }
-
     /// Gives a slot back as soon as nothing works on it: now, or in a later call of the link.
     pub(super) fn give_back(&self, slot: u32) {
         if self.pool.life.is_dead() {
             // The peer is given nothing any more.
-            return self.pool.lane.quarantine(slot);
+            return self.pool.lane.slots.quarantine(slot);
         }
-        if self.slot(slot).is_quiet() {
+        if self.pool.slot(slot).is_quiet() {
             return self.pool.lane.give_back(slot);
         }
-        if self.slot(slot).is_lost() {
-            return self.pool.lane.quarantine(slot);
+        if self.pool.slot(slot).is_lost() {
+            return self.pool.lane.slots.quarantine(slot);
         }
-        let mut returns = self.returns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut returns = lock(&self.returns);
         match returns.as_mut() {
             Some(returns) => {
                 returns.push(slot);
                 self.waiting.store(returns.len(), Ordering::Release);
             }
-            None => self.pool.lane.quarantine(slot),
+            None => self.pool.lane.slots.quarantine(slot),
         }
     }
 
@@ -360,40 +338,35 @@ impl RxPool {
     }
 
     fn sweep_returns(&self) {
-        let mut at = 0;
-        while let Some(slot) = self.next_return(&mut at) {
+        for slot in self.ready_returns() {
             // Outside of the lock: to tell the peer may take time.
             if self.pool.life.is_dead() {
-                self.pool.lane.quarantine(slot);
+                self.pool.lane.slots.quarantine(slot);
             } else {
                 self.pool.lane.give_back(slot);
             }
         }
     }
 
-    /// Takes the next slot, from place `at` on, that waits no more: it is quiet, or its peer is
-    /// given nothing any more.
-    fn next_return(&self, at: &mut usize) -> Option<u32> {
-        let mut returns = self.returns.lock().unwrap_or_else(PoisonError::into_inner);
-        let returns = returns.as_mut()?;
+    /// Takes out the slots that wait no more: they are quiet, or their peer is given nothing any more.
+    fn ready_returns(&self) -> Vec<u32> {
+        let mut returns = lock(&self.returns);
+        let Some(returns) = returns.as_mut() else {
+            return Vec::new();
+        };
         let dead = self.pool.life.is_dead();
-        while let Some(&slot) = returns.get(*at) {
-            if dead || self.slot(slot).is_quiet() {
-                returns.swap_remove(*at);
-                self.waiting.store(returns.len(), Ordering::Release);
-                return Some(slot);
-            }
-            *at += 1;
-        }
-        None
+        let is_ready = |slot: &mut u32| dead || self.pool.slot(*slot).is_quiet();
+        let ready = returns.extract_if(.., is_ready).collect();
+        self.waiting.store(returns.len(), Ordering::Release);
+        ready
     }
 
     /// The link is gone: what is not back by now stays.
     pub(super) fn close(&self) {
         self.sweep();
-        let mut returns = self.returns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut returns = lock(&self.returns);
         for slot in returns.take().unwrap_or_default() {
-            self.pool.lane.quarantine(slot);
+            self.pool.lane.slots.quarantine(slot);
         }
         self.waiting.store(0, Ordering::Release);
     }

@@ -30,7 +30,8 @@ pub fn warm_up(issuer: &Issuer, deadline: Instant) -> Result<(), TransportError>
     let thread = std::thread::Builder::new().name("pp-nccl-warm".into());
     // Without a thread it is not made, and ends here.
     let _ = thread.spawn(move || {
-        let (life, progress, begun) = (unmade.life(), Progress::new(unmade.life()), Instant::now());
+        let (life, begun) = (&unmade.life, Instant::now());
+        let progress = Progress::new(life);
         let made = life.core.device.bind().map_err(Into::into).and_then(|()| {
             let [comm] = join(life, [&id], (0, 1), true)?;
             all_pairs(life, &progress, comm, 0, 1)

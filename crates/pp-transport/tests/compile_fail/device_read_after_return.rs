@@ -1,5 +1,5 @@
 //! A slot that was given back to the peer is read.
-use pp_transport::cuda::Stream;
+use pp_device::Stream;
 use pp_transport::error::TransportError;
 use pp_transport::nccl::DeviceRx;
 

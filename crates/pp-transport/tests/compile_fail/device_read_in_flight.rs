@@ -1,5 +1,5 @@
 //! Work that reads a payload is issued before the payload has arrived.
-use pp_transport::cuda::Stream;
+use pp_device::Stream;
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::InFlight;
 use pp_transport::nccl::Receiving;

@@ -1,5 +1,5 @@
 //! After an abort the device says that the payload arrived; nobody can read it.
-use pp_transport::cuda::Stream;
+use pp_device::Stream;
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::InFlight;
 use pp_transport::nccl::Receiving;

@@ -1,6 +1,6 @@
 //! The race of six projects, on a device: work that writes the slot is issued while it is sent.
 use pp_contract::{Prepared, Stamp};
-use pp_transport::cuda::Stream;
+use pp_device::Stream;
 use pp_transport::error::TransportError;
 use pp_transport::link::Link;
 use pp_transport::nccl::{DeviceTx, NcclLink};

@@ -1,5 +1,5 @@
 //! A group is extended after it was issued.
-use pp_transport::cuda::Stream;
+use pp_device::Stream;
 use pp_transport::nccl::{Group, GroupBuffer, Reduce};
 
 fn late(mut group: Group<'_>, buffer: GroupBuffer, stream: &Stream) {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use pp_transport::cuda::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
+use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
 
 use crate::devices::{HANG, fakes, issuers, settled_free, wait};
 use crate::fakes::raw::{Handle, TestKernels, raw};

@@ -8,8 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pp_contract::Generation;
+use pp_device::{Device, DevicePtr, Event, PinnedBuffer, Stream};
 use pp_transport::bell::Bell;
-use pp_transport::cuda::{Device, DevicePtr, Event, PinnedBuffer, Stream};
 use pp_transport::error::TransportError;
 use pp_transport::host::EdgeShape;
 use pp_transport::lane::Lane;
@@ -168,8 +168,8 @@ pub(crate) fn connect(
     let low = options(lower, lanes.0, true);
     let high = options(higher, lanes.1, false);
     std::thread::scope(|scope| {
-        let high = scope.spawn(move || NcclLink::connect(high));
-        let low = NcclLink::connect(low)?;
+        let high = scope.spawn(move || NcclLink::connect(high, &|| true));
+        let low = NcclLink::connect(low, &|| true)?;
         Ok((low, high.join().unwrap()?))
     })
 }

@@ -5,9 +5,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Generation, Rank};
+use pp_device::{Device, DeviceBuffer, Event, Stream};
 use pp_testing::wait_for;
 use pp_transport::bell::Bell;
-use pp_transport::cuda::{Device, DeviceBuffer, Event, Stream};
 use pp_transport::error::TransportError;
 use pp_transport::host::EdgeShape;
 use pp_transport::lane::Lane;
@@ -181,17 +181,20 @@ fn connect_in_vain(issuer: Issuer, lane: Lane, ids: [UniqueId; 2]) -> TransportE
         slot_bytes: 4096,
     };
     let is_lower = issuer.device().about().ordinal == 0;
-    let connected = NcclLink::connect(NcclOptions {
-        issuer,
-        lane,
-        is_lower,
-        up: edge,
-        down: edge,
-        ids,
-        deadline: Instant::now() + Duration::from_secs(1),
-        generation: Generation::new(0),
-        blocking: false,
-    });
+    let connected = NcclLink::connect(
+        NcclOptions {
+            issuer,
+            lane,
+            is_lower,
+            up: edge,
+            down: edge,
+            ids,
+            deadline: Instant::now() + Duration::from_secs(1),
+            generation: Generation::new(0),
+            blocking: false,
+        },
+        &|| true,
+    );
     connected.unwrap_err()
 }
 

@@ -4,9 +4,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Generation, Rank};
+use pp_device::{Device, Stream};
 use pp_testing::wait_for;
 use pp_transport::bell::Bell;
-use pp_transport::cuda::{Device, Stream};
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::{InFlight, Part, Resend as _};
 use pp_transport::lane::Lane;
@@ -81,7 +81,9 @@ fn what_could_not_be_sent_is_sent_to_the_next_generation() {
     let mut unsent = old[0].fail_to_send(BYTES);
     fakes.set("FAULTS", "");
     // NCCL may have taken it all the same, and read it yet.
-    let error = unsent.set_byte(0, 77).unwrap_err().to_string();
+    let stream = Stream::new(&Device::open(0).unwrap()).unwrap();
+    let written = unsent.write_on(&stream, |_| Ok::<_, TransportError>(()));
+    let error = written.unwrap_err().to_string();
     assert!(error.contains("out of use"), "{error}");
     let unsent = InFlight::new(Sending::unsent(unsent));
     abort(old);
@@ -287,7 +289,7 @@ fn a_connection_that_is_not_wanted_any_more_is_given_up_at_once() {
             blocking: false,
         };
         let is_wanted = || started.elapsed() < Duration::from_millis(100);
-        let error = NcclLink::connect_while(options, &is_wanted).unwrap_err();
+        let error = NcclLink::connect(options, &is_wanted).unwrap_err();
         assert!(matches!(error, TransportError::NotInTime { .. }), "{error}");
         assert!(started.elapsed() < HANG / 2);
     }
@@ -333,7 +335,7 @@ fn a_first_operation_that_hangs_is_given_up_and_the_next_generation_connects() {
         let sends = Gate::open(fakes);
         fakes.set("FAULTS", &format!("ncclSend:1:wait,{blocking}:1:skip"));
         let is_wanted = || !sends.was_reached_by(1);
-        let error = NcclLink::connect_while(options, &is_wanted).unwrap_err();
+        let error = NcclLink::connect(options, &is_wanted).unwrap_err();
         fakes.set("FAULTS", "");
         let text = error.to_string();
         assert!(text.contains("connect the edge up"), "{text}");

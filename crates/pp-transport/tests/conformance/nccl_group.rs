@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use pp_contract::{DType, Rank};
+use pp_device::{Device, DeviceBuffer, PinnedBuffer, Stream};
 use pp_testing::wait_for;
-use pp_transport::cuda::{Device, DeviceBuffer, PinnedBuffer, Stream};
 use pp_transport::error::TransportError;
 use pp_transport::nccl::{CommOptions, Communicator, GroupBuffer, Issuer, Reduce, UniqueId};
 

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Generation, Lockstep, Rank, Requests};
+use pp_device::{Device, Event, Stream};
 use pp_testing::{number, pattern, prepare, wait_for};
 use pp_transport::bell::Bell;
 use pp_transport::control::{ControlError, ControlSender, Message};
-use pp_transport::cuda::{Device, Event, Stream};
 use pp_transport::error::TransportError;
 use pp_transport::host::EdgeShape;
 use pp_transport::in_flight::{Completion, InFlight};
@@ -451,7 +451,9 @@ fn connecting_alone_ends_at_its_deadline_and_says_where_it_stood() {
         generation: Generation::new(3),
         blocking: false,
     };
-    let error = NcclLink::connect(options).unwrap_err().to_string();
+    let error = NcclLink::connect(options, &|| true)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("rank 1"), "{error}");
     assert!(error.contains("communicators of both edges"), "{error}");
     drop(higher);

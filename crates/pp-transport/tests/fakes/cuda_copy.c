@@ -147,5 +147,7 @@ static struct copy rectangle(const struct copy_2d *d) {
 }
 EXPORT int cuMemcpy2DAsync_v2(const struct copy_2d *d, void *stream) {
     FAULT_POINT("cuMemcpy2DAsync");
+    if ((d->to_pitch && d->to_pitch < d->width) || (d->from_pitch && d->from_pitch < d->width))
+        return 1; // CUDA_ERROR_INVALID_VALUE, as the driver has it.
     return queue("cuMemcpy2DAsync", rectangle(d), stream, false);
 }

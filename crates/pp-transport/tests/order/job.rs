@@ -10,9 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Generation, Lockstep, Requests};
+use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_testing::{Folder, number, prepare};
 use pp_transport::bell::Bell;
-use pp_transport::cuda::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_transport::error::TransportError;
 use pp_transport::host::EdgeShape;
 use pp_transport::in_flight::{Completion, InFlight};
@@ -152,17 +152,20 @@ fn child() {
                         depth: depth as u32,
                         slot_bytes: LARGEST as u64,
                     };
-                    let mut link = NcclLink::connect(NcclOptions {
-                        issuer: Issuer::open(nccl, &device).unwrap(),
-                        lane,
-                        is_lower: rank == 0,
-                        up: shape,
-                        down: shape,
-                        ids,
-                        deadline: Instant::now() + STUCK,
-                        generation: Generation::new(0),
-                        blocking: blocking == 1,
-                    })
+                    let mut link = NcclLink::connect(
+                        NcclOptions {
+                            issuer: Issuer::open(nccl, &device).unwrap(),
+                            lane,
+                            is_lower: rank == 0,
+                            up: shape,
+                            down: shape,
+                            ids,
+                            deadline: Instant::now() + STUCK,
+                            generation: Generation::new(0),
+                            blocking: blocking == 1,
+                        },
+                        &|| true,
+                    )
                     .unwrap();
                     let stage = Stage::new(&device);
                     if connected.wait().is_leader() {

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use pp_contract::{DType, Rank};
-use pp_transport::cuda::{Device, DeviceBuffer, Stream};
+use pp_device::{Device, DeviceBuffer, Stream};
 use pp_transport::in_flight::Completion;
 use pp_transport::nccl::{CommOptions, Communicator, GroupBuffer, Issuer, Nccl, Reduce, UniqueId};
 

@@ -7,13 +7,13 @@ use std::path::Path;
 
 use anyhow::Context;
 use pp_contract::with_source;
+use pp_device::{Device, Stream};
 use pp_kernels::KernelSet;
 use pp_kernels::check::{Bench, CHECKS};
-use pp_transport::cuda::{Device, Stream};
 use serde::{Deserialize, Serialize};
 
-use crate::exit::{Failure, end_now};
-use crate::job::supervise::bind_to_supervisor;
+use crate::env::Env;
+use pp_job::{Error, SUPERVISOR, bind_to_parent, end_now};
 
 /// What a worker says, one JSON value a line.
 #[derive(Debug, Serialize, Deserialize)]
@@ -35,8 +35,10 @@ pub(super) enum Word {
 }
 
 /// Loads the plugin and runs the checks from this one on, up to the first that fails.
-pub(super) fn work(file: &Path, from: usize) -> Result<(), Failure> {
-    bind_to_supervisor()?;
+pub(super) fn work(file: &Path, from: usize, env: &Env) -> Result<(), Error> {
+    if let Some(parent) = env.text(SUPERVISOR) {
+        bind_to_parent(&parent)?;
+    }
     let mut parent = Parent::open()?;
     let set = match KernelSet::load_untested(file) {
         Ok(set) => set,
@@ -95,7 +97,7 @@ struct Parent(ManuallyDrop<File>);
 
 impl Parent {
     /// Takes the pipe away from standard output. What the plugin prints there goes to standard error.
-    fn open() -> Result<Self, Failure> {
+    fn open() -> Result<Self, Error> {
         let pipe = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)
             .context("cannot keep the pipe")?;
         rustix::stdio::dup2_stdout(rustix::stdio::stderr()).context("no standard error")?;
@@ -103,7 +105,7 @@ impl Parent {
     }
 
     /// Does not return when the parent is gone.
-    fn tell(&mut self, word: &Word) -> Result<(), Failure> {
+    fn tell(&mut self, word: &Word) -> Result<(), Error> {
         let mut line = serde_json::to_vec(word).map_err(anyhow::Error::new)?;
         line.push(b'\n');
         if self.0.write_all(&line).is_err() {

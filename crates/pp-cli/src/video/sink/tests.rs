@@ -1,10 +1,10 @@
 use std::fs::{self, File};
 use std::io::Read;
 
-use super::super::testing::{fifo, scratch};
 use super::super::y4m::Reader;
 use super::*;
 use pp_kernels::Chroma;
+use pp_testing::Folder;
 
 fn header() -> Header {
     Header::new(19, 16, Chroma::C422).unwrap()
@@ -36,7 +36,7 @@ fn push_until_error(sink: &mut Sink) -> OutputError {
 
 #[test]
 fn frames_are_written_in_order_and_counted() {
-    let scratch = scratch();
+    let scratch = Folder::scratch();
     let path = scratch.file("out.y4m");
     let mut sink = open(&path, 2);
     for (count, value) in [(4, 1), (4, 2), (1, 3)] {
@@ -46,7 +46,7 @@ fn frames_are_written_in_order_and_counted() {
     assert_eq!(sink.commit().unwrap(), 9);
 
     let mut reader = Reader::open(&path).unwrap();
-    assert_eq!(reader.header(), &header());
+    assert_eq!(reader.header, header());
     let mut frame = frames(1, 0);
     let mut values = Vec::new();
     while reader.read_frame(&mut frame).unwrap() {
@@ -59,7 +59,7 @@ fn frames_are_written_in_order_and_counted() {
 
 #[test]
 fn without_a_commit_nothing_is_left() {
-    let scratch = scratch();
+    let scratch = Folder::scratch();
     let mut sink = open(&scratch.file("out.y4m"), 2);
     sink.push(frames(4, 1), Params::new()).unwrap();
     drop(sink);
@@ -68,8 +68,8 @@ fn without_a_commit_nothing_is_left() {
 
 #[test]
 fn a_slow_reader_fills_the_queue_and_a_wake_says_when_there_is_room() {
-    let scratch = scratch();
-    let fifo = fifo(&scratch);
+    let scratch = Folder::scratch();
+    let fifo = scratch.fifo("fifo");
     let reading = thread::spawn({
         let fifo = fifo.clone();
         move || File::open(fifo).unwrap()
@@ -107,7 +107,7 @@ fn a_slow_reader_fills_the_queue_and_a_wake_says_when_there_is_room() {
 
 #[test]
 fn buffers_come_back() {
-    let scratch = scratch();
+    let scratch = Folder::scratch();
     let mut sink = open(&scratch.file("out.y4m"), 1);
     let mut fresh = 0;
     for _ in 0..100 {
@@ -143,7 +143,7 @@ fn a_full_disk_is_named_and_leaves_nothing() {
 
 #[test]
 fn a_full_file_system_is_named_and_leaves_nothing() {
-    let scratch = scratch();
+    let scratch = Folder::scratch();
     let mount = std::process::Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"])
         .arg(scratch.path())
@@ -171,7 +171,7 @@ fn in_memory(target: &Path) -> (StagedFile, File) {
     let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
     let file = File::from(rustix::fs::memfd_create("film", flags).unwrap());
     let again = file.try_clone().unwrap();
-    (StagedFile::unnamed(file, target), again)
+    (StagedFile::unnamed(file, target).unwrap(), again)
 }
 
 fn writer(file: StagedFile) -> Writer {
@@ -227,8 +227,8 @@ fn a_file_in_memory_that_cannot_grow_is_an_error() {
 
 #[test]
 fn a_broken_pipe_is_named_with_its_remedy() {
-    let scratch = scratch();
-    let fifo = fifo(&scratch);
+    let scratch = Folder::scratch();
+    let fifo = scratch.fifo("fifo");
     let reading = thread::spawn({
         let fifo = fifo.clone();
         move || {
@@ -249,7 +249,7 @@ fn a_broken_pipe_is_named_with_its_remedy() {
 
 #[test]
 fn a_clip_without_frames_is_a_header() {
-    let scratch = scratch();
+    let scratch = Folder::scratch();
     let path = scratch.file("out.y4m");
     assert_eq!(open(&path, 1).commit().unwrap(), 0);
     assert_eq!(fs::read(path).unwrap(), [header().line(), b"\n"].concat());

@@ -3,21 +3,21 @@
 //! Each thread has one chunk at a time. They read with `pread` and map nothing: a file that becomes shorter while it is
 //! read is a short chunk, and no signal.
 
-use std::io;
 use std::sync::Arc;
-use std::thread;
+use std::{io, thread};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use pp_runtime::clock::now_ns;
 
 use super::super::y4m::PlainFrames;
-use super::{Chunk, Intake};
+use super::chunk::{Chunk, Intake};
 
 /// A chunk to fill, from this frame on.
 type Job = (u64, Chunk);
 /// The threads. They end when this is dropped.
 pub(super) struct Ahead {
-    frames: PlainFrames,
+    /// The frames they read.
+    pub(super) frames: PlainFrames,
     frames_per_chunk: u64,
     threads: Vec<(Sender<Job>, Receiver<Chunk>)>,
     /// The thread whose turn it is.
@@ -33,11 +33,8 @@ impl Ahead {
     ///
     /// # Errors
     /// A thread could not be started.
-    pub(super) fn start(
-        frames: PlainFrames,
-        intake: &Arc<Intake>,
-        threads: usize,
-    ) -> io::Result<Self> {
+    pub(super) fn start(frames: PlainFrames, intake: &Arc<Intake>) -> io::Result<Self> {
+        let options = &intake.options;
         let start = |_| {
             let ((jobs, to_do), (done, filled)) = (bounded::<Job>(1), bounded(1));
             let (frames, intake) = (frames.clone(), Arc::clone(intake));
@@ -52,18 +49,15 @@ impl Ahead {
             Ok((jobs, filled))
         };
         Ok(Self {
-            threads: (0..threads.max(1)).map(start).collect::<io::Result<_>>()?,
-            frames_per_chunk: intake.frames_per_chunk as u64,
+            threads: (0..options.threads.max(1))
+                .map(start)
+                .collect::<io::Result<_>>()?,
+            frames_per_chunk: options.frames_per_chunk as u64,
             frames,
             turn: 0,
             filling: 0,
             next_frame: 0,
         })
-    }
-
-    /// The frames they read.
-    pub(super) fn frames(&self) -> &PlainFrames {
-        &self.frames
     }
 
     /// Reads from this frame on, into chunks from `empty`. What was read before goes to `recycle`.
@@ -112,7 +106,7 @@ impl Ahead {
 }
 
 fn fill(frames: &PlainFrames, intake: &Intake, first: u64, mut chunk: Chunk) -> Chunk {
-    for number in first..first + intake.frames_per_chunk as u64 {
+    for number in first..first + intake.options.frames_per_chunk as u64 {
         let k = chunk.frames;
         if !frames.read(number, chunk.frame_mut(k)) {
             break;

@@ -1,13 +1,15 @@
-use std::any::Any;
 use std::io::{Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::buffer::FrameMemory;
-use super::super::testing::{scratch, write_frame};
+use super::super::header::Header;
+use super::super::noise::Noise;
+use super::super::testing::write_frame;
 use super::super::y4m::write_header;
 use super::*;
 use pp_kernels::Chroma;
+use pp_testing::Folder;
 
 fn header() -> Header {
     Header::new(18, 17, Chroma::C420).unwrap()
@@ -133,7 +135,7 @@ fn an_error_comes_behind_the_whole_frames_before_it() {
     assert_eq!(lengths(&chunks), [4, 2]);
     assert!(matches!(
         error,
-        Some(InputError::Truncated { frame: 6, .. })
+        Some(InputError::Truncated { at, .. }) if at.frame == 6
     ));
 }
 
@@ -285,7 +287,7 @@ fn seen(chunk: &Chunk) -> impl PartialEq + std::fmt::Debug + use<> {
 
 #[test]
 fn a_file_gives_what_a_pipe_gives_however_many_threads_read_it() {
-    let scratch = scratch();
+    let scratch = Folder::scratch();
     let path = scratch.file("in.y4m");
     let whole = clip(43);
     let stride = header().frame_bytes() + 6;
@@ -342,7 +344,7 @@ fn a_file_gives_what_a_pipe_gives_however_many_threads_read_it() {
 
 #[test]
 fn a_file_that_was_begun_is_read_from_there() {
-    let scratch = scratch();
+    let scratch = Folder::scratch();
     let path = scratch.file("in.y4m");
     std::fs::write(&path, [b"something else".to_vec(), clip(9)].concat()).unwrap();
     let mut file = std::fs::File::open(&path).unwrap();
@@ -375,9 +377,6 @@ impl FrameMemory for Shared {
     }
     fn is_idle(&self) -> bool {
         self.is_idle.load(Ordering::Acquire)
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -4,13 +4,11 @@
 //! host too, as they do in Y4M, become one copy: for the whole chunk where a frame is a multiple of 256 bytes, else for
 //! each frame. A plane with a stride of its own becomes one copy of rows.
 
-use std::ffi::c_void;
+use std::ops::Deref;
 
-use cudarc::driver::sys;
-
-use crate::cuda::driver::Stream;
-use crate::cuda::error::CudaError;
-use crate::frame::{FrameView, FrameViewMut};
+use super::gpu::{Gpu, Rows};
+use crate::error::Failure;
+use crate::frame::{FrameView, FrameViewMut, Plane};
 
 /// Frames on the device.
 #[derive(Debug, Clone, Copy)]
@@ -32,14 +30,24 @@ struct HostPlane {
     height: usize,
 }
 
-/// One copy: `rows` of `width` bytes, `stride` apart on the host and without gaps on the device.
+impl HostPlane {
+    fn of<D: Deref<Target = [u8]>>(frame: usize, data: *mut u8, plane: &Plane<D>) -> HostPlane {
+        HostPlane {
+            frame,
+            data,
+            stride: plane.stride(),
+            width: plane.width(),
+            height: plane.height(),
+        }
+    }
+}
+
+/// One copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Piece {
     host: *mut u8,
     device: u64,
-    stride: usize,
-    width: usize,
-    rows: usize,
+    rows: Rows,
 }
 
 /// Enqueues the copies of all planes of `frames` to the device.
@@ -47,39 +55,19 @@ struct Piece {
 /// # Safety
 /// The device memory is large enough for all planes; it and the samples stay allocated until the stream has passed.
 pub(super) unsafe fn upload(
-    stream: Stream,
+    gpu: &impl Gpu,
     device: DeviceFrames,
     frames: &[FrameView<'_>],
-) -> Result<(), CudaError> {
+) -> Result<(), Failure> {
     let planes = frames.iter().enumerate().flat_map(|(number, frame)| {
         (0..device.planes).map(move |index| {
             let plane = frame.plane(index);
-            HostPlane {
-                frame: number,
-                data: plane.as_ptr().cast_mut(),
-                stride: plane.stride(),
-                width: plane.width(),
-                height: plane.height(),
-            }
+            HostPlane::of(number, plane.as_ptr().cast_mut(), &plane)
         })
     });
     pieces(device, planes, |piece| {
         // SAFETY: the caller's duty; the pieces cover the planes and nothing else.
-        unsafe {
-            if piece.rows == 1 {
-                stream.upload(piece.device, piece.host, piece.width)
-            } else {
-                stream.copy_rows(&sys::CUDA_MEMCPY2D {
-                    srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-                    srcHost: piece.host.cast::<c_void>().cast_const(),
-                    srcPitch: piece.stride,
-                    dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-                    dstDevice: piece.device,
-                    dstPitch: piece.width,
-                    ..rows_of(piece)
-                })
-            }
-        }
+        unsafe { gpu.upload(piece.host, piece.rows, piece.device) }
     })
 }
 
@@ -88,61 +76,20 @@ pub(super) unsafe fn upload(
 /// # Safety
 /// As [`upload`].
 pub(super) unsafe fn download(
-    stream: Stream,
+    gpu: &impl Gpu,
     device: DeviceFrames,
     frames: &mut [FrameViewMut<'_>],
-) -> Result<(), CudaError> {
+) -> Result<(), Failure> {
     let planes = frames.iter_mut().enumerate().flat_map(|(number, frame)| {
         (0..device.planes).map(move |index| {
             let plane = frame.plane_mut(index);
-            HostPlane {
-                frame: number,
-                stride: plane.stride(),
-                width: plane.width(),
-                height: plane.height(),
-                data: plane.as_mut_ptr(),
-            }
+            HostPlane::of(number, plane.as_mut_ptr(), plane)
         })
     });
     pieces(device, planes, |piece| {
         // SAFETY: the caller's duty; the pieces cover the planes and nothing else.
-        unsafe {
-            if piece.rows == 1 {
-                stream.download(piece.host, piece.device, piece.width)
-            } else {
-                stream.copy_rows(&sys::CUDA_MEMCPY2D {
-                    srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-                    srcDevice: piece.device,
-                    srcPitch: piece.width,
-                    dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-                    dstHost: piece.host.cast::<c_void>(),
-                    dstPitch: piece.stride,
-                    ..rows_of(piece)
-                })
-            }
-        }
+        unsafe { gpu.download(piece.host, piece.rows, piece.device) }
     })
-}
-
-fn rows_of(piece: Piece) -> sys::CUDA_MEMCPY2D {
-    sys::CUDA_MEMCPY2D {
-        srcXInBytes: 0,
-        srcY: 0,
-        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-        srcHost: std::ptr::null(),
-        srcDevice: 0,
-        srcArray: std::ptr::null_mut(),
-        srcPitch: 0,
-        dstXInBytes: 0,
-        dstY: 0,
-        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-        dstHost: std::ptr::null_mut(),
-        dstDevice: 0,
-        dstArray: std::ptr::null_mut(),
-        dstPitch: 0,
-        WidthInBytes: piece.width,
-        Height: piece.rows,
-    }
 }
 
 /// Cuts planes into copies: what lies without gaps on both sides is joined.
@@ -161,24 +108,30 @@ fn pieces<E>(
         let bytes = plane.width * plane.height;
         let is_packed = plane.stride == plane.width || plane.height == 1;
         let follows = |run: &Piece| {
-            run.host.wrapping_add(run.width) == plane.data
-                && run.device + run.width as u64 == device
+            run.host.wrapping_add(run.rows.width) == plane.data
+                && run.device + run.rows.width as u64 == device
         };
         match &mut joined {
-            Some(run) if is_packed && follows(run) => run.width += bytes,
+            Some(run) if is_packed && follows(run) => {
+                run.rows.width += bytes;
+                run.rows.host_pitch = run.rows.width;
+            }
             _ => {
                 joined.take().map_or(Ok(()), &mut copy)?;
-                let (width, rows) = if is_packed {
-                    (bytes, 1)
+                // The driver refuses rows that are wider than their pitch.
+                let (width, count, host_pitch) = if is_packed {
+                    (bytes, 1, bytes)
                 } else {
-                    (plane.width, plane.height)
+                    (plane.width, plane.height, plane.stride)
                 };
                 let piece = Piece {
                     host: plane.data,
                     device,
-                    stride: plane.stride,
-                    width,
-                    rows,
+                    rows: Rows {
+                        count,
+                        width,
+                        host_pitch,
+                    },
                 };
                 if is_packed {
                     joined = Some(piece);
@@ -216,7 +169,12 @@ mod tests {
         };
         let mut found = Vec::new();
         let Ok(()) = pieces(device, planes.iter().copied(), |piece| {
-            found.push((piece.host.addr(), piece.device, piece.width, piece.rows));
+            found.push((
+                piece.host.addr(),
+                piece.device,
+                piece.rows.width,
+                piece.rows.count,
+            ));
             Ok::<_, Infallible>(())
         });
         found

@@ -6,12 +6,9 @@
 use pp_contract::{DType, VideoPlanParts};
 
 use super::frames::{DeviceFrames, download, upload};
-use super::kernels::{Denoiser, HISTOGRAM_BYTES, SIGMA_BYTES};
-use super::sizes::Sizes;
+use super::gpu::Gpu;
+use super::kernels::{Denoiser, HISTOGRAM_BYTES};
 use crate::config::SessionConfig;
-use crate::cuda::driver::Stream;
-use crate::cuda::error::CudaError;
-use crate::cuda::memory::Memory;
 use crate::denoise::geometry::Geometry;
 use crate::denoise::settings::CONTEXT_FRAMES;
 use crate::denoise::tensors::{context_count, latents_dims};
@@ -21,19 +18,17 @@ use crate::payload::{Payload, PayloadMut};
 
 /// The state of encode and decode of one stream.
 #[derive(Debug)]
-pub(super) struct Front {
-    kernels: &'static Denoiser,
-    stream: Stream,
-    sizes: Sizes,
+pub(super) struct Front<G: Gpu> {
+    pub(super) denoiser: Denoiser<G>,
     geometry: Geometry,
     /// Frames of samples: the last ones of the chunks before (the newest in the last place), then those of a chunk.
-    samples: Memory,
+    samples: G::Memory,
     /// How many of the former there are.
     history: usize,
     max_frames: u32,
     /// The noise of each plane, and what its estimate counts with.
-    sigma: Memory,
-    histogram: Memory,
+    sigma: G::Memory,
+    histogram: G::Memory,
     noise: Noise,
 }
 
@@ -45,47 +40,41 @@ enum Noise {
     Estimated,
 }
 
-impl Front {
+impl<G: Gpu> Front<G> {
     /// Allocates for the session's largest chunk; waits for the stream.
     pub(super) fn new(
-        stream: Stream,
-        kernels: &'static Denoiser,
+        denoiser: Denoiser<G>,
         config: &SessionConfig,
         geometry: &Geometry,
-        sizes: Sizes,
-    ) -> Result<Front, CudaError> {
+    ) -> Result<Front<G>, Failure> {
         let frames = CONTEXT_FRAMES + config.max_frames as usize;
-        let front = Front {
-            kernels,
-            stream,
-            sizes,
+        let given = config.noise_sigma.unwrap_or(0.0).to_le_bytes();
+        let gpu = &denoiser.gpu;
+        Ok(Front {
             geometry: geometry.clone(),
-            samples: Memory::new(stream, frames * sizes.frame_stride)?,
+            samples: gpu.memory(frames * denoiser.sizes.frame_stride)?,
             history: 0,
             max_frames: config.max_frames,
-            sigma: Memory::new(stream, SIGMA_BYTES)?,
-            histogram: Memory::new(stream, HISTOGRAM_BYTES)?,
+            sigma: gpu.memory_with([given; 3].concat())?,
+            histogram: gpu.memory_with(vec![0; HISTOGRAM_BYTES])?,
             noise: match config.noise_sigma {
                 Some(_) => Noise::Given,
                 None => Noise::Unknown,
             },
-        };
-        front.histogram.fill(&[0; HISTOGRAM_BYTES])?;
-        let given = config.noise_sigma.unwrap_or(0.0).to_le_bytes();
-        front.sigma.fill(&[given; 3].concat())?;
-        Ok(front)
+            denoiser,
+        })
     }
 
     /// Where the frame of this number among `samples` lies.
     fn frame(&self, index: usize) -> u64 {
-        self.samples.address() + (index * self.sizes.frame_stride) as u64
+        G::address(&self.samples) + (index * self.denoiser.sizes.frame_stride) as u64
     }
 
     /// The chunk's frames on the device.
-    fn chunk(&self) -> DeviceFrames {
+    pub(super) fn chunk(&self) -> DeviceFrames {
         DeviceFrames {
             address: self.frame(CONTEXT_FRAMES),
-            stride: self.sizes.frame_stride,
+            stride: self.denoiser.sizes.frame_stride,
             planes: self.geometry.planes.len(),
         }
     }
@@ -104,7 +93,7 @@ impl Front {
     /// Enqueues an encode.
     ///
     /// # Safety
-    /// The contract of a call ([`crate::DeviceSession`]).
+    /// The contract of a call ([`crate::RawSession`]).
     pub(super) unsafe fn encode(
         &mut self,
         frames: &[FrameView<'_>],
@@ -139,26 +128,26 @@ impl Front {
             Noise::Unknown => true,
             Noise::Estimated => plan.init_cache || plan.reset_crossattn_cache,
         };
-        let (kernels, stream, sizes) = (self.kernels, self.stream, &self.sizes);
+        let denoiser = &self.denoiser;
         // SAFETY: the addresses come from the payload, whose tensors have just been checked, and from this session's
         // memory, which is as large as its largest chunk and freed behind the stream's work; the rest is the caller's
         // duty.
         unsafe {
-            upload(stream, self.chunk(), frames)?;
+            upload(&denoiser.gpu, self.chunk(), frames)?;
             self.history = history;
             if estimates {
                 self.noise = Noise::Unknown;
                 let middle = self.frame(CONTEXT_FRAMES + frames.len() / 2);
-                let (histogram, sigma) = (self.histogram.address(), self.sigma.address());
-                kernels.estimate(stream, sizes, middle, histogram, sigma)?;
+                let (histogram, sigma) = (G::address(&self.histogram), G::address(&self.sigma));
+                denoiser.estimate(middle, histogram, sigma)?;
                 self.noise = Noise::Estimated;
             }
             if let Some(tokens) = context_tokens {
                 let first = self.frame(CONTEXT_FRAMES - context as usize);
-                kernels.encode(stream, sizes, first, tokens, context)?;
+                denoiser.encode(first, tokens, context)?;
             }
-            kernels.encode(stream, sizes, self.chunk().address, latents, count)?;
-            kernels.conditioning(stream, sizes, self.sigma.address(), embeds, list, steps)?;
+            denoiser.encode(self.chunk().address, latents, count)?;
+            denoiser.conditioning(G::address(&self.sigma), embeds, list, steps)?;
         }
         self.remember(frames.len())
     }
@@ -177,16 +166,17 @@ impl Front {
     }
 
     /// Copies `count` of the frames of `samples` to places that none of them has.
-    fn move_frames(&self, from: usize, to: usize, count: usize) -> Result<(), CudaError> {
+    fn move_frames(&self, from: usize, to: usize, count: usize) -> Result<(), Failure> {
         let (from, to) = (self.frame(from), self.frame(to));
+        let bytes = count * self.denoiser.sizes.frame_stride;
         // SAFETY: frames of a chunk or of the history lie within `samples`; the callers' places do not overlap.
-        unsafe { self.stream.copy(to, from, count * self.sizes.frame_stride) }
+        unsafe { self.denoiser.gpu.copy(from, to, bytes) }
     }
 
     /// Enqueues a decode.
     ///
     /// # Safety
-    /// The contract of a call ([`crate::DeviceSession`]).
+    /// The contract of a call ([`crate::RawSession`]).
     pub(super) unsafe fn decode(
         &mut self,
         output: &Payload<'_>,
@@ -198,36 +188,9 @@ impl Front {
         let chunk = self.chunk();
         // SAFETY: as in `encode`; the samples of an encode are no longer needed behind it on the same stream.
         unsafe {
-            self.kernels
-                .decode(self.stream, &self.sizes, latents, chunk.address, count)?;
-            download(self.stream, chunk, frames)?;
+            self.denoiser.decode(latents, chunk.address, count)?;
+            download(&self.denoiser.gpu, chunk, frames)?;
         }
         Ok(())
-    }
-
-    /// Enqueues the kernel of encode alone, on whatever the scratch frames hold; for measurements.
-    ///
-    /// # Safety
-    /// `tokens` is memory of the context for so many frames, at most those of the largest chunk.
-    pub(super) unsafe fn only_encode(&self, tokens: u64, frames: u32) -> Result<(), CudaError> {
-        let samples = self.chunk().address;
-        // SAFETY: as in `encode`.
-        unsafe {
-            self.kernels
-                .encode(self.stream, &self.sizes, samples, tokens, frames)
-        }
-    }
-
-    /// Enqueues the kernel of decode alone; for measurements.
-    ///
-    /// # Safety
-    /// As [`Front::only_encode`].
-    pub(super) unsafe fn only_decode(&self, tokens: u64, frames: u32) -> Result<(), CudaError> {
-        let samples = self.chunk().address;
-        // SAFETY: as in `encode`.
-        unsafe {
-            self.kernels
-                .decode(self.stream, &self.sizes, tokens, samples, frames)
-        }
     }
 }

@@ -4,14 +4,14 @@
 //!
 //! Modules are loaded once for a context and stay: unloading would wait for the device.
 
-use std::sync::OnceLock;
+use pp_device::arguments;
 
+use super::gpu::{Gpu, LaunchConfig};
 use super::sizes::{AttendArgument, Sizes};
-use crate::cuda::driver::{Driver, Function, Module, Shape, Stream, arguments};
-use crate::cuda::error::CudaError;
-use crate::cuda::ptx::{Source, check_device};
-use crate::cuda::{Loaded, once};
+use crate::cuda::once;
+use crate::cuda::ptx::{self, Source};
 use crate::denoise::settings;
+use crate::error::Failure;
 
 /// Frames that one block of the attention works on.
 const ATTEND_FRAMES: [u32; 3] = [1, 2, 4];
@@ -22,52 +22,69 @@ const ATTEND_THREADS: u32 = 384;
 
 /// The kernels of the denoiser, in one context.
 #[derive(Debug)]
-pub(super) struct Denoiser {
-    encode: Function,
-    decode: Function,
-    noise_count: Function,
-    noise_sigma: Function,
-    conditioning: Function,
-    condition: Function,
-    unfold: Function,
-    unfold_guides: Function,
+pub(super) struct Functions<F> {
+    encode: F,
+    decode: F,
+    noise_count: F,
+    noise_sigma: F,
+    conditioning: F,
+    condition: F,
+    unfold: F,
+    unfold_guides: F,
     /// The first pass and the others, each for blocks of 1, 2 and 4 frames.
-    attend: [[Function; 3]; 2],
+    attend: [[F; 3]; 2],
 }
 
-impl Denoiser {
-    /// The kernels in the context, which is current.
-    pub(super) fn of(driver: Driver, context: u64) -> Result<&'static Denoiser, CudaError> {
-        static LOADED: OnceLock<Loaded<Denoiser>> = OnceLock::new();
-        once(LOADED.get_or_init(Loaded::default), driver, context, || {
-            check_device(driver)?;
-            check_shared(driver.shared_memory()?)?;
-            let load = |source: Source| Module::load(driver, source.ptx());
+impl<F: Copy + Send + Sync + 'static> Functions<F> {
+    /// The kernels in the context of the stream, which is current.
+    pub(super) fn of<G: Gpu<Function = F>>(gpu: &G) -> Result<&'static Functions<F>, Failure> {
+        once(gpu.context_id()?, || {
+            let limits = gpu.limits()?;
+            ptx::check(limits.driver_version, limits.capability)?;
+            check_shared(limits.shared_bytes_per_block)?;
+            let load = |source: Source| gpu.load(source.ptx());
             let (noise, attend) = (load(Source::Noise)?, load(Source::Attend)?);
             let unfold = load(Source::Unfold)?;
-            let pass = |name: &str, shared: [u32; 3]| -> Result<[Function; 3], CudaError> {
-                let mut functions = Vec::with_capacity(ATTEND_FRAMES.len());
-                for (frames, bytes) in ATTEND_FRAMES.into_iter().zip(shared) {
-                    let function = attend.function(&format!("attend_{name}_{frames}"))?;
-                    function.allow_shared(bytes)?;
-                    functions.push(function);
-                }
-                Ok(std::array::from_fn(|index| functions[index]))
+            let pass = |name: &str, shared: [u32; 3]| -> Result<[F; 3], Failure> {
+                let [one, two, four] = std::array::from_fn(|index| {
+                    let name = format!("attend_{name}_{}", ATTEND_FRAMES[index]);
+                    gpu.function(&attend, &name, shared[index])
+                });
+                Ok([one?, two?, four?])
             };
-            Ok(Denoiser {
-                encode: load(Source::Encode)?.function("encode")?,
-                decode: load(Source::Decode)?.function("decode")?,
-                noise_count: noise.function("noise_count")?,
-                noise_sigma: noise.function("noise_sigma")?,
-                conditioning: noise.function("conditioning")?,
-                condition: noise.function("condition")?,
-                unfold: unfold.function("unfold")?,
-                unfold_guides: unfold.function("unfold_guides")?,
+            Ok(Functions {
+                encode: gpu.function(&load(Source::Encode)?, "encode", 0)?,
+                decode: gpu.function(&load(Source::Decode)?, "decode", 0)?,
+                noise_count: gpu.function(&noise, "noise_count", 0)?,
+                noise_sigma: gpu.function(&noise, "noise_sigma", 0)?,
+                conditioning: gpu.function(&noise, "conditioning", 0)?,
+                condition: gpu.function(&noise, "condition", 0)?,
+                unfold: gpu.function(&unfold, "unfold", 0)?,
+                unfold_guides: gpu.function(&unfold, "unfold_guides", 0)?,
                 attend: [
                     pass("first", ATTEND_SHARED[0])?,
                     pass("next", ATTEND_SHARED[1])?,
                 ],
             })
+        })
+    }
+}
+
+/// The kernels, the stream that they are issued to, and the sizes of its frames.
+#[derive(Debug, Clone)]
+pub(super) struct Denoiser<G: Gpu> {
+    functions: &'static Functions<G::Function>,
+    pub(super) gpu: G,
+    pub(super) sizes: Sizes,
+}
+
+impl<G: Gpu> Denoiser<G> {
+    /// For a stream whose context is current.
+    pub(super) fn new(gpu: G, sizes: Sizes) -> Result<Denoiser<G>, Failure> {
+        Ok(Denoiser {
+            functions: Functions::of(&gpu)?,
+            gpu,
+            sizes,
         })
     }
 
@@ -77,18 +94,16 @@ impl Denoiser {
     /// Both addresses are memory of the context, as large as `sizes` says, until the stream has passed.
     pub(super) unsafe fn encode(
         &self,
-        stream: Stream,
-        sizes: &Sizes,
         samples: u64,
         tokens: u64,
         frames: u32,
-    ) -> Result<(), CudaError> {
-        let (stride, geometry) = (sizes.frame_stride as u64, sizes.argument);
+    ) -> Result<(), Failure> {
+        let (stride, geometry) = (self.sizes.frame_stride as u64, self.sizes.argument);
         // SAFETY: these are the kernel's parameters in their order; the memory is the caller's duty.
         unsafe {
-            self.encode.launch(
-                stream,
-                sizes.rows(frames),
+            self.gpu.launch(
+                self.functions.encode,
+                self.sizes.rows(frames),
                 &mut arguments![samples, stride, tokens, geometry, frames],
             )
         }
@@ -100,18 +115,16 @@ impl Denoiser {
     /// As [`Denoiser::encode`].
     pub(super) unsafe fn decode(
         &self,
-        stream: Stream,
-        sizes: &Sizes,
         tokens: u64,
         samples: u64,
         frames: u32,
-    ) -> Result<(), CudaError> {
-        let (stride, geometry) = (sizes.frame_stride as u64, sizes.argument);
+    ) -> Result<(), Failure> {
+        let (stride, geometry) = (self.sizes.frame_stride as u64, self.sizes.argument);
         // SAFETY: as in `encode`.
         unsafe {
-            self.decode.launch(
-                stream,
-                sizes.rows(frames),
+            self.gpu.launch(
+                self.functions.decode,
+                self.sizes.rows(frames),
                 &mut arguments![tokens, samples, stride, geometry, frames],
             )
         }
@@ -123,29 +136,27 @@ impl Denoiser {
     /// As [`Denoiser::encode`]; `histogram` has [`HISTOGRAM_BYTES`], `sigma` [`SIGMA_BYTES`].
     pub(super) unsafe fn estimate(
         &self,
-        stream: Stream,
-        sizes: &Sizes,
         samples: u64,
         histogram: u64,
         sigma: u64,
-    ) -> Result<(), CudaError> {
-        let geometry = sizes.argument;
+    ) -> Result<(), Failure> {
+        let geometry = self.sizes.argument;
         let planes = geometry.planes as u32;
-        let count = Shape {
+        let count = LaunchConfig {
             grid: [64, planes, 1],
             block: [256, 1, 1],
             shared: 0,
         };
         // SAFETY: as in `encode`.
         unsafe {
-            self.noise_count.launch(
-                stream,
+            self.gpu.launch(
+                self.functions.noise_count,
                 count,
                 &mut arguments![samples, geometry, histogram],
             )?;
-            self.noise_sigma.launch(
-                stream,
-                Shape::line(planes, 1024),
+            self.gpu.launch(
+                self.functions.noise_sigma,
+                LaunchConfig::line(planes, 1024),
                 &mut arguments![histogram, sigma],
             )
         }
@@ -157,20 +168,18 @@ impl Denoiser {
     /// As [`Denoiser::encode`]; `list` has `steps` elements.
     pub(super) unsafe fn conditioning(
         &self,
-        stream: Stream,
-        sizes: &Sizes,
         sigma: u64,
         embeds: u64,
         list: u64,
         steps: u32,
-    ) -> Result<(), CudaError> {
-        let planes = sizes.argument.planes;
+    ) -> Result<(), Failure> {
+        let planes = self.sizes.argument.planes;
         let [first, rest] = strengths();
         // SAFETY: as in `encode`.
         unsafe {
-            self.conditioning.launch(
-                stream,
-                Shape::line(1, 32),
+            self.gpu.launch(
+                self.functions.conditioning,
+                LaunchConfig::line(1, 32),
                 &mut arguments![sigma, planes, embeds, list, steps, first, rest],
             )
         }
@@ -180,19 +189,13 @@ impl Denoiser {
     ///
     /// # Safety
     /// As [`Denoiser::encode`].
-    pub(super) unsafe fn condition(
-        &self,
-        stream: Stream,
-        sizes: &Sizes,
-        embeds: u64,
-        sigma: u64,
-    ) -> Result<(), CudaError> {
-        let planes = sizes.argument.planes;
+    pub(super) unsafe fn condition(&self, embeds: u64, sigma: u64) -> Result<(), Failure> {
+        let planes = self.sizes.argument.planes;
         // SAFETY: as in `encode`.
         unsafe {
-            self.condition.launch(
-                stream,
-                Shape::line(1, 32),
+            self.gpu.launch(
+                self.functions.condition,
+                LaunchConfig::line(1, 32),
                 &mut arguments![embeds, planes, sigma],
             )
         }
@@ -205,27 +208,25 @@ impl Denoiser {
     /// As [`Denoiser::encode`].
     pub(super) unsafe fn unfold(
         &self,
-        stream: Stream,
-        sizes: &Sizes,
         tokens: Tokens,
         scratch: u64,
         [first_slot, slots]: [i32; 2],
         frames: u32,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), Failure> {
         let (function, tokens) = match tokens {
-            Tokens::OfFrames(tokens) => (&self.unfold, tokens),
-            Tokens::OfGuides(tokens) => (&self.unfold_guides, tokens),
+            Tokens::OfFrames(tokens) => (self.functions.unfold, tokens),
+            Tokens::OfGuides(tokens) => (self.functions.unfold_guides, tokens),
         };
-        let geometry = sizes.argument;
-        let shape = Shape {
-            grid: [sizes.unfold_tiles, frames * geometry.planes as u32, 1],
+        let geometry = self.sizes.argument;
+        let shape = LaunchConfig {
+            grid: [self.sizes.unfold_tiles, frames * geometry.planes as u32, 1],
             block: [256, 1, 1],
             shared: 0,
         };
         // SAFETY: as in `encode`.
         unsafe {
-            function.launch(
-                stream,
+            self.gpu.launch(
+                function,
                 shape,
                 &mut arguments![tokens, scratch, geometry, first_slot, slots],
             )
@@ -238,21 +239,15 @@ impl Denoiser {
     /// As [`Denoiser::encode`], for every address in `pass`, the values read from `sigma` and `step` included.
     pub(super) unsafe fn attend(
         &self,
-        stream: Stream,
-        sizes: &Sizes,
         is_first: bool,
         pass: AttendArgument,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), Failure> {
         let frames = pass.frames as u32;
-        let variant = match frames {
-            1 => 0,
-            2 => 1,
-            _ => 2,
-        };
+        let variant = (frames as usize - 1).min(2);
         let kind = usize::from(!is_first);
-        let shape = Shape {
+        let shape = LaunchConfig {
             grid: [
-                sizes.attend_tiles,
+                self.sizes.attend_tiles,
                 frames.div_ceil(ATTEND_FRAMES[variant]),
                 1,
             ],
@@ -260,7 +255,13 @@ impl Denoiser {
             shared: ATTEND_SHARED[kind][variant],
         };
         // SAFETY: as in `encode`.
-        unsafe { self.attend[kind][variant].launch(stream, shape, &mut arguments![pass]) }
+        unsafe {
+            self.gpu.launch(
+                self.functions.attend[kind][variant],
+                shape,
+                &mut arguments![pass],
+            )
+        }
     }
 }
 
@@ -272,10 +273,13 @@ pub(super) enum Tokens {
 }
 
 /// Refuses a device whose blocks cannot have the shared memory that the attention needs.
-fn check_shared(there_is: u32) -> Result<(), CudaError> {
+fn check_shared(there_is: u32) -> Result<(), Failure> {
     let needed = ATTEND_SHARED.into_iter().flatten().max().unwrap_or(0);
     if there_is < needed {
-        return Err(CudaError::SmallDevice { there_is, needed });
+        return Err(Failure::unsupported(format!(
+            "a block on the GPU has at most {there_is} bytes of shared memory, these kernels need {needed} (A100, H100 \
+             and H200 have them); run on the CPU with --kernels cpu"
+        )));
     }
     Ok(())
 }

@@ -9,15 +9,18 @@
 
 mod frames;
 mod front;
+mod gpu;
 mod kernels;
 mod phase_b;
 mod sizes;
 
 use pp_contract::VideoPlanParts;
+use pp_device::Stream;
+
+pub use gpu::{Gpu, LaunchConfig, Limits, Rows};
 
 use crate::config::{Chroma, ChunkShape, Description, Layout, SessionConfig, Space};
-use crate::cuda::driver::{Driver, Stream};
-use crate::cuda::{CudaError, ptx};
+use crate::cuda::{borrow, ptx};
 use crate::denoise::geometry::Geometry;
 use crate::denoise::settings::CONTEXT_FRAMES;
 use crate::denoise::tensors;
@@ -26,8 +29,8 @@ use crate::export::{Kernels, Session};
 use crate::frame::{FrameView, FrameViewMut};
 use crate::payload::{Payload, PayloadMut};
 use front::Front;
-use kernels::Denoiser;
-use phase_b::{Alone, PhaseB};
+use kernels::{Denoiser, Functions};
+use phase_b::PhaseB;
 use sizes::Sizes;
 
 /// The built-in CUDA kernels.
@@ -36,12 +39,11 @@ pub(crate) enum Ptx {}
 
 /// One stream through the built-in CUDA kernels.
 #[derive(Debug)]
-pub(crate) struct PtxSession {
-    driver: Driver,
-    context: u64,
+pub struct PtxSession<G: Gpu> {
+    gpu: G,
     geometry: Geometry,
-    front: Front,
-    phase_b: PhaseB,
+    front: Front<G>,
+    phase_b: PhaseB<G>,
 }
 
 /// Whether the built-in CUDA kernels run in this context, which must be current: loads them, so that a session that is
@@ -49,12 +51,14 @@ pub(crate) struct PtxSession {
 ///
 /// # Errors
 /// The driver or the device is too old or too small, or another context is current.
-pub fn check_device(context: u64) -> Result<(), CudaError> {
-    Denoiser::of(Driver::load()?, context).map(|_| ())
+pub fn check_device(context: u64) -> Result<(), Failure> {
+    // SAFETY: refuses a context that is not current; one that is lives across this call.
+    let stream = unsafe { borrow(context, 0) }?;
+    Functions::of(&stream).map(|_| ())
 }
 
 impl Kernels for Ptx {
-    type Session = PtxSession;
+    type Session = PtxSession<Stream>;
 
     fn describe() -> Description {
         Description {
@@ -68,31 +72,38 @@ impl Kernels for Ptx {
         }
     }
 
-    fn create(config: &SessionConfig) -> Result<PtxSession, Failure> {
+    fn create(config: &SessionConfig) -> Result<PtxSession<Stream>, Failure> {
         let Space::Cuda { context, stream } = config.space else {
             return Err(Failure::unsupported(
                 "the ptx kernels work in CUDA memory only",
             ));
         };
-        let driver = Driver::load()?;
-        let kernels = Denoiser::of(driver, context)?;
+        // SAFETY: whoever makes a session on a device promises that the stream is the context's, and that both outlive it.
+        let stream = unsafe { borrow(context, stream) }?;
+        PtxSession::new(stream, config)
+    }
+}
+
+impl<G: Gpu> PtxSession<G> {
+    /// A session on a stream whose context is current.
+    ///
+    /// # Errors
+    /// The driver or the device is too old or too small, or has no memory left.
+    pub fn new(gpu: G, config: &SessionConfig) -> Result<Self, Failure> {
         let geometry = Geometry::of(config);
-        let sizes = Sizes::new(&geometry)?;
-        // SAFETY: whoever makes a session on a device promises that the stream is the context's and outlives it.
-        let stream = unsafe { Stream::borrow(driver, stream) };
+        let denoiser = Denoiser::new(gpu.clone(), Sizes::new(&geometry)?)?;
         Ok(PtxSession {
-            front: Front::new(stream, kernels, config, &geometry, sizes)?,
-            phase_b: PhaseB::new(stream, kernels, config, &geometry, sizes)?,
-            driver,
-            context,
+            front: Front::new(denoiser.clone(), config, &geometry)?,
+            phase_b: PhaseB::new(denoiser, config, &geometry)?,
+            gpu,
             geometry,
         })
     }
 }
 
-/// The trait's functions are safe, but a session on a device is reached through [`crate::DeviceSession`] or the C table
+/// The trait's functions are safe, but a session on a device is reached through [`crate::RawSession`] or the C table
 /// alone, whose callers promise the contract of a call.
-impl Session for PtxSession {
+impl<G: Gpu> Session for PtxSession<G> {
     fn layout(&self, shape: ChunkShape) -> Result<Layout, Failure> {
         tensors::layout(&self.geometry, shape)
     }
@@ -103,7 +114,7 @@ impl Session for PtxSession {
         plan: &VideoPlanParts,
         input: &mut PayloadMut<'_>,
     ) -> Result<(), Failure> {
-        self.driver.check_context(self.context)?;
+        self.gpu.check_current()?;
         // SAFETY: the contract of a call, by which this function is reached.
         unsafe { self.front.encode(frames, plan, input) }
     }
@@ -114,7 +125,7 @@ impl Session for PtxSession {
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, Failure> {
-        self.driver.check_context(self.context)?;
+        self.gpu.check_current()?;
         // SAFETY: the contract of a call, by which this function is reached.
         unsafe { self.phase_b.run(plan, input, output) }
     }
@@ -125,7 +136,7 @@ impl Session for PtxSession {
         output: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {
-        self.driver.check_context(self.context)?;
+        self.gpu.check_current()?;
         // SAFETY: the contract of a call, by which this function is reached.
         unsafe { self.front.decode(output, frames) }
     }
@@ -141,10 +152,10 @@ pub(crate) enum Single {
     AttendNext,
 }
 
-impl PtxSession {
+impl PtxSession<Stream> {
     /// Bytes of a frame as the attention reads it.
     pub(crate) fn scratch_bytes(&self) -> usize {
-        self.phase_b.scratch_bytes()
+        self.phase_b.denoiser.sizes.scratch_bytes
     }
 
     /// Enqueues one kernel alone, on whatever the session's memory holds.
@@ -159,18 +170,18 @@ impl PtxSession {
         tokens: u64,
         strength: u64,
         frames: u32,
-    ) -> Result<(), CudaError> {
-        self.driver.check_context(self.context)?;
-        let alone = match kernel {
-            // SAFETY: the caller's duty.
-            Single::Encode => return unsafe { self.front.only_encode(tokens, frames) },
-            // SAFETY: the caller's duty.
-            Single::Decode => return unsafe { self.front.only_decode(tokens, frames) },
-            Single::Unfold => Alone::Unfold,
-            Single::AttendFirst => Alone::First,
-            Single::AttendNext => Alone::Next,
-        };
+    ) -> Result<(), Failure> {
+        self.gpu.check_current()?;
+        let (front, phase_b) = (&self.front, &self.phase_b);
         // SAFETY: the caller's duty.
-        unsafe { self.phase_b.only(alone, plan, tokens, strength, frames) }
+        unsafe {
+            match kernel {
+                Single::Encode => front.denoiser.encode(front.chunk().address, tokens, frames),
+                Single::Decode => front.denoiser.decode(tokens, front.chunk().address, frames),
+                Single::Unfold => phase_b.unfold_into_ring(tokens, phase_b.place.slot, frames),
+                Single::AttendFirst => phase_b.attend(plan, true, false, strength, tokens, frames),
+                Single::AttendNext => phase_b.attend(plan, false, true, strength, tokens, frames),
+            }
+        }
     }
 }

@@ -6,12 +6,10 @@
 
 use pp_contract::{DType, VideoPlanParts};
 
+use super::gpu::Gpu;
 use super::kernels::{Denoiser, SIGMA_BYTES, Tokens};
-use super::sizes::{AttendArgument, Sizes};
+use super::sizes::AttendArgument;
 use crate::config::SessionConfig;
-use crate::cuda::driver::Stream;
-use crate::cuda::error::CudaError;
-use crate::cuda::memory::Memory;
 use crate::denoise::geometry::Geometry;
 use crate::denoise::settings::CONTEXT_FRAMES;
 use crate::denoise::tensors::{check_place, context_count, frame_count, latents_dims};
@@ -23,28 +21,26 @@ const FAR: i64 = 1_000_000;
 
 /// The state of Phase B of one stream.
 #[derive(Debug)]
-pub(super) struct PhaseB {
-    kernels: &'static Denoiser,
-    stream: Stream,
-    sizes: Sizes,
+pub(super) struct PhaseB<G: Gpu> {
+    pub(super) denoiser: Denoiser<G>,
     geometry: Geometry,
     max_frames: u32,
     /// Scratch frames: the ring, and the guides of the second and later passes.
-    ring: Memory,
-    guides: Memory,
+    ring: G::Memory,
+    guides: G::Memory,
     /// The guides as tokens, from one pass to the next.
-    tokens: Memory,
+    tokens: G::Memory,
     /// The noise of each plane, as last read from the conditioning.
-    sigma: Memory,
-    place: Place,
+    sigma: G::Memory,
+    pub(super) place: Place,
     is_conditioned: bool,
 }
 
 /// Which frames the ring holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Place {
+pub(super) struct Place {
     /// The slot of the next chunk's first frame; context lies in the slots before it.
-    slot: u32,
+    pub(super) slot: u32,
     /// How many of the numbers, from the end, are of frames in the ring.
     context: usize,
     /// Numbers in the stream, older first.
@@ -86,21 +82,17 @@ impl Place {
     }
 }
 
-impl PhaseB {
+impl<G: Gpu> PhaseB<G> {
     /// Allocates for the session's largest chunk.
     pub(super) fn new(
-        stream: Stream,
-        kernels: &'static Denoiser,
+        denoiser: Denoiser<G>,
         config: &SessionConfig,
         geometry: &Geometry,
-        sizes: Sizes,
-    ) -> Result<PhaseB, CudaError> {
+    ) -> Result<PhaseB<G>, Failure> {
         let frames = config.max_frames as usize;
-        let memory = |bytes| Memory::new(stream, bytes);
+        let memory = |bytes| denoiser.gpu.memory(bytes);
+        let sizes = denoiser.sizes;
         Ok(PhaseB {
-            kernels,
-            stream,
-            sizes,
             geometry: geometry.clone(),
             max_frames: config.max_frames,
             ring: memory((frames + CONTEXT_FRAMES) * sizes.scratch_bytes)?,
@@ -109,11 +101,8 @@ impl PhaseB {
             sigma: memory(SIGMA_BYTES)?,
             place: Place::default(),
             is_conditioned: false,
+            denoiser,
         })
-    }
-
-    pub(super) fn scratch_bytes(&self) -> usize {
-        self.sizes.scratch_bytes
     }
 
     fn slots(&self) -> u32 {
@@ -123,7 +112,7 @@ impl PhaseB {
     /// Enqueues the generator; gives the number of its calls.
     ///
     /// # Safety
-    /// The contract of a call ([`crate::DeviceSession`]).
+    /// The contract of a call ([`crate::RawSession`]).
     pub(super) unsafe fn run(
         &mut self,
         plan: &VideoPlanParts,
@@ -149,7 +138,8 @@ impl PhaseB {
             }
         };
 
-        let (kernels, stream, sizes) = (self.kernels, self.stream, self.sizes);
+        let denoiser = &self.denoiser;
+        let token_bytes = denoiser.sizes.token_bytes;
         let (start, slots) = (plan.current_start_frame, self.slots());
         if plan.init_cache || plan.reset_kv_cache {
             self.place.context = 0;
@@ -159,7 +149,7 @@ impl PhaseB {
         // duty.
         unsafe {
             if plan.init_cache || plan.reset_crossattn_cache || !self.is_conditioned {
-                kernels.condition(stream, &sizes, embeds, self.sigma.address())?;
+                denoiser.condition(embeds, G::address(&self.sigma))?;
                 self.is_conditioned = true;
             }
             if let Some(tokens) = context_tokens {
@@ -168,11 +158,11 @@ impl PhaseB {
                 self.place = self.place.rebuilt(start, context);
             }
             if steps == 0 {
-                let bytes = frames as usize * sizes.token_bytes;
-                stream.copy(latents_out, latents_in, bytes)?;
+                let bytes = frames as usize * token_bytes;
+                denoiser.gpu.copy(latents_in, latents_out, bytes)?;
                 let kept = frames.min(CONTEXT_FRAMES as u32);
                 let skipped = frames - kept;
-                let tokens = latents_in + u64::from(skipped) * sizes.token_bytes as u64;
+                let tokens = latents_in + u64::from(skipped) * token_bytes as u64;
                 self.unfold_into_ring(tokens, (self.place.slot + skipped) % slots, kept)?;
             } else {
                 self.unfold_into_ring(latents_in, self.place.slot, frames)?;
@@ -184,7 +174,7 @@ impl PhaseB {
                     let out = if is_last {
                         latents_out
                     } else {
-                        self.tokens.address()
+                        G::address(&self.tokens)
                     };
                     let strength = list + 8 * u64::from(step);
                     self.attend(plan, step == 0, is_last, strength, out, frames)?;
@@ -197,20 +187,18 @@ impl PhaseB {
 
     /// # Safety
     /// `tokens` is memory of the context for so many frames.
-    unsafe fn unfold_into_ring(
+    pub(super) unsafe fn unfold_into_ring(
         &self,
         tokens: u64,
         slot: u32,
         frames: u32,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), Failure> {
         let place = [slot as i32, self.slots() as i32];
         // SAFETY: the caller's duty; the ring has so many slots, and no chunk more frames than fit beside the context.
         unsafe {
-            self.kernels.unfold(
-                self.stream,
-                &self.sizes,
+            self.denoiser.unfold(
                 Tokens::OfFrames(tokens),
-                self.ring.address(),
+                G::address(&self.ring),
                 place,
                 frames,
             )
@@ -218,15 +206,13 @@ impl PhaseB {
     }
 
     /// Unfolds what the pass before has left.
-    fn unfold_guides(&self, frames: u32) -> Result<(), CudaError> {
+    fn unfold_guides(&self, frames: u32) -> Result<(), Failure> {
         let place = [0, self.max_frames as i32];
         // SAFETY: tokens and guides are this session's, for `max_frames` frames, which no chunk exceeds.
         unsafe {
-            self.kernels.unfold(
-                self.stream,
-                &self.sizes,
-                Tokens::OfGuides(self.tokens.address()),
-                self.guides.address(),
+            self.denoiser.unfold(
+                Tokens::OfGuides(G::address(&self.tokens)),
+                G::address(&self.guides),
                 place,
                 frames,
             )
@@ -235,7 +221,7 @@ impl PhaseB {
 
     /// # Safety
     /// `strength` and `out` are memory of the context, `out` for so many frames.
-    unsafe fn attend(
+    pub(super) unsafe fn attend(
         &self,
         plan: &VideoPlanParts,
         is_first: bool,
@@ -243,12 +229,16 @@ impl PhaseB {
         strength: u64,
         out: u64,
         frames: u32,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), Failure> {
         let pass = AttendArgument {
-            values: self.ring.address(),
-            guides: if is_first { 0 } else { self.guides.address() },
+            values: G::address(&self.ring),
+            guides: if is_first {
+                0
+            } else {
+                G::address(&self.guides)
+            },
             out,
-            sigma: self.sigma.address(),
+            sigma: G::address(&self.sigma),
             step: strength,
             noise_scale: plan.noise_scale,
             bias: plan.kv_cache_attention_bias,
@@ -259,44 +249,11 @@ impl PhaseB {
             first_slot: self.place.slot as i32,
             last: i32::from(is_last),
             reserved: 0,
-            geometry: self.sizes.argument,
+            geometry: self.denoiser.sizes.argument,
         };
         // SAFETY: the caller's duty; all else is this session's.
-        unsafe {
-            self.kernels
-                .attend(self.stream, &self.sizes, is_first, pass)
-        }
+        unsafe { self.denoiser.attend(is_first, pass) }
     }
-
-    /// Enqueues one kernel alone, on whatever the scratch frames hold after a chunk of two steps; for measurements.
-    ///
-    /// # Safety
-    /// `tokens` is memory of the context for so many frames, `strength` an i64 there.
-    pub(super) unsafe fn only(
-        &self,
-        kernel: Alone,
-        plan: &VideoPlanParts,
-        tokens: u64,
-        strength: u64,
-        frames: u32,
-    ) -> Result<(), CudaError> {
-        // SAFETY: the caller's duty.
-        unsafe {
-            match kernel {
-                Alone::Unfold => self.unfold_into_ring(tokens, self.place.slot, frames),
-                Alone::First => self.attend(plan, true, false, strength, tokens, frames),
-                Alone::Next => self.attend(plan, false, true, strength, tokens, frames),
-            }
-        }
-    }
-}
-
-/// A kernel of Phase B.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Alone {
-    Unfold,
-    First,
-    Next,
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 //! Hazard: a launch passes raw bytes. So the structures mirror those of `kernels/geometry.cuh` and `kernels/attend.cu`,
 //! and their sizes are asserted here and against the PTX.
 
-use crate::cuda::driver::Shape;
+use pp_device::LaunchConfig;
+
 use crate::denoise::geometry::{Geometry, PATCH};
 use crate::error::Failure;
 
@@ -122,9 +123,9 @@ impl Sizes {
     }
 
     /// A block of 256 threads for 256 rows of tokens.
-    pub(super) fn rows(&self, frames: u32) -> Shape {
+    pub(super) fn rows(&self, frames: u32) -> LaunchConfig {
         let rows = u64::from(frames) * self.argument.tokens as u64 * PATCH as u64;
-        Shape::line(rows.div_ceil(256) as u32, 256)
+        LaunchConfig::line(rows.div_ceil(256) as u32, 256)
     }
 }
 

@@ -7,21 +7,21 @@
 //! that had arrived are decoded; none is taken twice, because a link knows only the calls that
 //! went over it.
 //!
-//! Choices: what lasts ([`FrontRun`]) and what lasts as long as one link ([`on_link`]) are two
+//! Choices: what lasts ([`FrontRun`]) and what lasts as long as one link ([`session`]) are two
 //! things. Without restarts nothing is kept and the slots go back as early as they can.
 
-mod flight;
-mod on_link;
+mod in_flight;
 mod run;
 mod send;
+mod session;
 
 use std::time::{Duration, Instant};
 
-use pp_contract::{Fault, FaultKind, Lockstep, Rank};
+use pp_contract::{Fault, FaultKind, Lockstep};
 use pp_transport::link::Link;
 
-use self::on_link::OnLink;
 pub use self::run::{FrontOptions, FrontRun, FrontSummary};
+use self::session::FrontSession;
 use super::Blame;
 use crate::stage::FrontStages;
 use crate::switch::Switch;
@@ -86,7 +86,7 @@ where
         self.drop_link();
         let capabilities = link.capabilities();
         self.transport = capabilities.name;
-        let mut on_link = OnLink {
+        let mut session = FrontSession {
             run: self,
             switch,
             blame,
@@ -97,45 +97,36 @@ where
             is_alone: false,
             link,
         };
-        let Err(fault) = on_link.run() else {
+        let Err(fault) = session.run() else {
             return Ok(Driven::Finished);
         };
-        let may_go_on = !on_link.is_broken && on_link.run.options.keeps();
+        let may_go_on = !session.is_broken && session.run.options.keeps();
         let fault = match switch.fault() {
             Some(first) => first.clone(),
             None if may_go_on => verdict(fault, switch),
             None => fault,
         };
         switch.raise(fault.clone());
-        let run = &mut *on_link.run;
-        let is_lost = may_go_on && is_worth_a_restart(&fault, run.options.peer);
+        let run = &mut *session.run;
+        let is_lost =
+            may_go_on && fault.kind.is_worth_a_restart() && fault.rank == run.options.peer;
         if is_lost && run.core.is_closing() {
             // It had only to say goodbye.
-            on_link.link.peer_is_gone();
+            session.link.peer_is_gone();
             return Ok(Driven::Finished);
         }
         if !is_lost || run.restarts.len() >= run.options.restarts as usize {
-            run.flights.clear();
+            run.core.abandon();
             return Err(switch.fault().cloned().unwrap_or(fault));
         }
         run.lose(&fault);
         if switch.is_draining() {
             run.core.handle_drain();
         }
-        let OnLink { run, link, .. } = on_link;
+        let FrontSession { run, link, .. } = session;
         run.old_link = Some(link);
         Ok(Driven::Lost(fault))
     }
-}
-
-/// Whether a new Phase B may do better: not where the same would happen again, and not where the
-/// front is to blame.
-fn is_worth_a_restart(fault: &Fault, peer: Rank) -> bool {
-    let gone = matches!(
-        fault.kind,
-        FaultKind::PeerDied | FaultKind::TimedOut | FaultKind::Device
-    );
-    gone && fault.rank == peer
 }
 
 /// A link that fails under the front may have lost its peer. Then the watch thread will say so.
@@ -147,11 +138,11 @@ fn verdict(fault: Fault, switch: &Switch) -> Fault {
     }
     let deadline = Instant::now() + VERDICT_WITHIN;
     while Instant::now() < deadline {
-        let ear = switch.bell().listen();
+        let listener = switch.bell().listen();
         if let Some(verdict) = switch.fault() {
             return verdict.clone();
         }
-        ear.wait(deadline);
+        listener.wait(deadline);
     }
     fault
 }

@@ -1,14 +1,12 @@
 //! What lasts from one link to the next.
 
-use std::collections::VecDeque;
-
 use pp_contract::{CallId, ChunkIndex, Composer, Fault, Rank};
 use pp_transport::link::Link;
 
-use super::flight::{Flight, Kept, Leg};
+use super::in_flight::{Context, InFlightChunk};
 use crate::clock::{PeerClock, now_ns};
 use crate::core::{Counts, FrontCore};
-use crate::report::{Recorder, Restart};
+use crate::report::{ChunkRecord, Recorder, Restart};
 use crate::stage::FrontStages;
 
 /// How the front runs.
@@ -36,15 +34,14 @@ impl FrontOptions {
         }
     }
 
-    /// Slots that the edge to Phase B needs so that what is kept takes none away from what is in
-    /// flight.
-    pub fn forward_slots(&self) -> u32 {
-        self.depth + if self.keeps() { self.context_chunks } else { 0 }
-    }
-
     /// Whether payloads are kept until their results are accepted.
     pub(super) fn keeps(&self) -> bool {
         self.restarts > 0
+    }
+
+    /// Payloads that are kept as context.
+    fn kept(&self) -> u32 {
+        if self.keeps() { self.context_chunks } else { 0 }
     }
 }
 
@@ -68,12 +65,10 @@ pub struct FrontSummary {
 pub struct FrontRun<'s, L: Link, S: FrontStages<L::Tx, L::Rx>> {
     pub(super) stages: &'s mut S,
     pub(super) options: FrontOptions,
-    pub(super) core: FrontCore,
+    pub(super) core: FrontCore<InFlightChunk<L, S>, (S::Decoding, ChunkRecord)>,
     pub(super) composer: Composer,
     pub(super) inbox: Vec<u8>,
-    pub(super) flights: VecDeque<Flight<L, S::Plan>>,
-    /// Payloads of chunks of this epoch whose results were accepted, the oldest first.
-    pub(super) kept: VecDeque<Kept<L>>,
+    pub(super) context: Context<L>,
     pub(super) next_call: CallId,
     pub(super) recorder: Recorder,
     pub(super) peer_clock: PeerClock,
@@ -97,8 +92,7 @@ where
             core: FrontCore::new(options.depth),
             composer: Composer::new(),
             inbox: Vec::with_capacity(pp_contract::MAX_FRAME_BYTES),
-            flights: VecDeque::with_capacity(options.depth as usize),
-            kept: VecDeque::with_capacity(options.context_chunks as usize + 1),
+            context: Context::new(options.kept() as usize),
             next_call: CallId::new(0),
             recorder: Recorder::new(),
             peer_clock: PeerClock::default(),
@@ -127,20 +121,16 @@ where
 
     /// Phase B is gone: what it had not given back whole is to be sent again.
     pub(super) fn lose(&mut self, fault: &Fault) {
-        let mut arrived = self.core.decoding();
-        // Results come in order: behind the first that is not here, none is taken for whole.
-        while let Some(Leg::Back(_, payload)) = self.flights.get_mut(arrived).map(|f| &mut f.leg)
-            && matches!(payload.settle(), Ok(true))
-        {
-            self.accept(arrived);
-            arrived += 1;
-        }
         let epoch = self.core.epoch();
-        for flight in self.flights.iter_mut().skip(arrived) {
-            flight.lose_result();
-            // As the core has it: it is dropped in its turn, and no result is due for it.
-            if flight.place.epoch != epoch {
-                flight.leg = Leg::Gone;
+        let (mut arrived, mut are_whole) = (0, true);
+        for chunk in self.core.chunks_mut() {
+            // Results come in order: behind the first that is not here, none is taken for whole.
+            are_whole = are_whole && matches!(chunk.transfers.is_back(), Ok(true));
+            if are_whole {
+                self.context.accept(chunk, epoch);
+                arrived += 1;
+            } else {
+                chunk.transfers.lose_result();
             }
         }
         self.core.handle_lost(arrived);
@@ -153,33 +143,6 @@ where
             served_ns: None,
             sent_again: 0,
         });
-    }
-
-    /// The result of this flight is here, payload and all. What was sent for it goes back to its
-    /// pool, or is kept while it is context.
-    pub(super) fn accept(&mut self, at: usize) {
-        let flight = &mut self.flights[at];
-        let Some(sending) = flight.sending.take() else {
-            return;
-        };
-        let context = self.options.context_chunks as usize;
-        if !self.options.keeps() || context == 0 || flight.place.epoch != self.core.epoch() {
-            return;
-        }
-        if self.kept.len() == context {
-            self.kept.pop_front();
-        }
-        let inputs = flight.envelope.inputs().clone();
-        let chunk = flight.place.chunk;
-        self.kept.push_back(Kept {
-            chunk,
-            inputs,
-            sending,
-        });
-        // Nobody waits for them, and a recorder sees that a send is done only when somebody asks.
-        for kept in &self.kept {
-            let _ = kept.sending.is_done();
-        }
     }
 
     /// The number that was given to a call is used up.

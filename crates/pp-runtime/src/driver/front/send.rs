@@ -5,14 +5,14 @@ use pp_transport::in_flight::{InFlight, Resend as _};
 use pp_transport::link::Link;
 
 use super::super::{log_commitment, send};
-use super::flight::{Flight, Leg, Sources};
-use super::on_link::OnLink;
+use super::in_flight::{InFlightChunk, Sources, Transfers};
+use super::session::FrontSession;
 use crate::clock::now_ns;
 use crate::progress::Doing;
 use crate::report::ChunkRecord;
 use crate::stage::{FrontStages, Place, send_as_it_was};
 
-impl<L, S> OnLink<'_, '_, L, S>
+impl<L, S> FrontSession<'_, '_, L, S>
 where
     L: Link,
     S: FrontStages<L::Tx, L::Rx>,
@@ -21,11 +21,12 @@ where
         let mut slot = self.spare.take().expect("the core builds only on a credit");
         let build_start_ns = now_ns();
         self.switch.progress().at(Doing::Build);
-        let envelope = self.run.stages.build(place, &mut slot);
-        let envelope = self.of_stage(envelope)?;
+        let built = self.run.stages.build(place, &mut slot);
+        let built = self.of_stage(built)?;
+        let envelope = built.envelope;
         let build_end_ns = now_ns();
-        let read = self.run.stages.read_ns();
-        let (first_read_ns, last_read_ns) = read.unwrap_or((build_start_ns, build_start_ns));
+        let (first_read_ns, last_read_ns) =
+            built.read_ns.unwrap_or((build_start_ns, build_start_ns));
         let mut payload = self.payload_of(&envelope, slot);
         let call_id = self.run.next_call;
         let sent = send(
@@ -39,76 +40,74 @@ where
         );
         self.run.count_call();
         if place.starts_epoch {
-            // Nothing from before may influence it.
-            self.run.kept.clear();
+            self.run.context.clear();
         }
-        self.run.core.handle_sent(place.chunk, place.epoch);
-        self.run.flights.push_back(Flight {
+        let forward_bytes = envelope.inputs().payload_bytes();
+        let (sending, sent) = match sent {
+            Ok(sent) => (sent.payload, Ok(sent.header)),
+            // It was built, and the next Phase B gets it: a stage builds a chunk only once.
+            Err(fault) => {
+                self.is_broken = payload.is_none() && forward_bytes > 0;
+                let unsent = |slot| InFlight::new(L::Sending::unsent(slot));
+                (payload.map(unsent), Err(fault))
+            }
+        };
+        let chunk = InFlightChunk {
             place,
             call_id,
-            sending: None,
-            leg: Leg::Away,
+            envelope,
+            carry: built.carry,
+            transfers: Transfers {
+                sending,
+                result: None,
+            },
             record: ChunkRecord {
                 chunk_index: place.chunk.get(),
                 call_id: call_id.get(),
                 cache_epoch: place.epoch.get(),
-                frames: self.run.stages.frames_built(),
+                frames: built.frames,
                 first_read_ns,
                 last_read_ns,
                 build_start_ns,
                 build_end_ns,
                 sent_ns: now_ns(),
-                forward_bytes: envelope.inputs().payload_bytes(),
+                forward_bytes,
                 source_queue: self.run.stages.queued().0,
-                in_flight: self.run.core.in_flight(),
+                in_flight: self.run.core.in_flight() + 1,
                 ..ChunkRecord::default()
             },
-            envelope,
-        });
-        let flight = self.run.flights.back_mut().expect("just put there");
-        match sent {
-            Ok(sent) => {
-                self.lockstep.expect(&sent.header);
-                flight.sending = sent.payload;
-                log_commitment("envelope sent", &sent.header, self.blame.peer);
-                self.run.note_sent(place.chunk, false);
-                Ok(())
-            }
-            // It was built, and the next Phase B gets it: a stage builds a chunk only once.
-            Err(fault) => {
-                self.is_broken = payload.is_none() && flight.record.forward_bytes > 0;
-                let unsent = |slot| InFlight::new(L::Sending::unsent(slot));
-                flight.sending = payload.map(unsent);
-                Err(fault)
-            }
-        }
+        };
+        self.run.core.handle_sent(place.chunk, place.epoch, chunk);
+        let header = sent?;
+        self.lockstep.expect(&header);
+        log_commitment("envelope sent", &header, self.blame.peer);
+        self.run.note_sent(place.chunk, false);
+        Ok(())
     }
 
     /// Sends a chunk again that went down with a Phase B, under the numbers it had.
-    pub(super) fn send_again(&mut self, chunk: ChunkIndex, rebuilds: bool) -> Result<(), Fault> {
+    pub(super) fn send_again(&mut self, rebuilds: bool) -> Result<(), Fault> {
         let mut slot = self.spare.take().expect("the core sends only on a credit");
-        let at = self.run.flights.iter().position(|f| f.place.chunk == chunk);
-        let at = at.expect("the core sends again what is there");
         self.switch.progress().at(Doing::Build);
-        let flight = &self.run.flights[at];
+        let lost = &*self.run.core.lost();
         let place = Place {
             rebuilds,
-            ..flight.place
+            ..lost.place
         };
+        let call_id = lost.call_id;
         let sources = Sources {
-            flight,
-            kept: &self.run.kept,
+            lost,
+            context: &self.run.context,
         };
         let envelope = if rebuilds {
             self.run
                 .stages
-                .rebuild(place, &flight.envelope, &sources, &mut slot)
+                .rebuild(place, &lost.envelope, &sources, &mut slot)
         } else {
-            send_as_it_was(&flight.envelope, &sources, &mut slot)
+            send_as_it_was(&lost.envelope, &sources, &mut slot)
         };
         let envelope = self.of_stage(envelope)?;
         let mut payload = self.payload_of(&envelope, slot);
-        let call_id = self.run.flights[at].call_id;
         let sent = send(
             &mut self.link,
             self.switch,
@@ -119,15 +118,14 @@ where
             |composer| composer.prepare_envelope(&envelope),
         )?;
         self.lockstep.expect(&sent.header);
-        self.run.core.handle_sent_again(chunk);
         log_commitment("envelope sent again", &sent.header, self.blame.peer);
-        let flight = &mut self.run.flights[at];
-        flight.record.sent_ns = now_ns();
-        flight.record.forward_bytes = envelope.inputs().payload_bytes();
-        flight.envelope = envelope;
+        let chunk = self.run.core.handle_sent_again();
+        chunk.record.sent_ns = now_ns();
+        chunk.record.forward_bytes = envelope.inputs().payload_bytes();
+        chunk.envelope = envelope;
         // What it was copied from goes back to its pool when the copy is done.
-        flight.sending = sent.payload;
-        self.run.note_sent(chunk, true);
+        chunk.transfers.sending = sent.payload;
+        self.run.note_sent(place.chunk, true);
         Ok(())
     }
 

@@ -3,17 +3,16 @@
 use pp_contract::ChunkIndex;
 
 use super::{Back, Frame, Returned, Shape, Step, World, hold};
-use crate::bugs::Bug;
 
 impl World {
     pub(super) fn hear_back(&mut self) -> Step<()> {
         match self.to_back.pop_front().unwrap() {
             Frame::Call(call) => {
-                let taken = self.back.core.handle_envelope(ChunkIndex::new(call.chunk));
+                let chunk = ChunkIndex::new(call.chunk);
+                let taken = self.back.core.handle_envelope(chunk, call);
                 hold(taken.is_ok(), "in flight stays within the depth", || {
-                    format!("{call:?}: {taken:?}")
+                    format!("{taken:?}")
                 })?;
-                self.back.queue.push_back(call);
             }
             Frame::Shutdown => self.back.core.handle_shutdown(),
             Frame::Answer(..) => unreachable!("the front answers nothing"),
@@ -24,8 +23,7 @@ impl World {
     pub(super) fn hear_front(&mut self, shape: Shape) -> Step<()> {
         match self.to_front.pop_front().unwrap() {
             Frame::Answer(chunk, epoch) => {
-                let core = &mut self.front.core;
-                let taken = core.handle_result(ChunkIndex::new(chunk), epoch);
+                let taken = self.front.handle_result(ChunkIndex::new(chunk), epoch);
                 hold(taken.is_ok(), "only what is due is answered", || {
                     format!("{taken:?}")
                 })?;
@@ -41,7 +39,7 @@ impl World {
                 }
             }
             Frame::Shutdown => {
-                let closed = self.front.core.handle_peer_closed();
+                let closed = self.front.handle_peer_closed();
                 hold(closed, "only what is due is answered", || "shutdown".into())?;
             }
             Frame::Call(_) => unreachable!("Phase B calls nobody"),
@@ -63,14 +61,8 @@ impl World {
         self.accepted.push(chunk);
         let at = self.held.iter().position(|held| held.call.chunk == chunk);
         let held = at.and_then(|at| self.held.remove(at));
-        match shape.bug {
-            Some(Bug::CreditTwice) => self.free_by_mistake += 1,
-            Some(Bug::CreditLost) => self.leaked += 1,
-            _ => {}
-        }
-        let wanted = shape.context - usize::from(shape.bug == Some(Bug::ContextGivenUp));
-        if let Some(held) = held.filter(|_| epoch == self.newest() && wanted > 0) {
-            if self.kept.len() == wanted {
+        if let Some(held) = held.filter(|_| epoch == self.newest() && shape.context > 0) {
+            if self.kept.len() == shape.context {
                 self.kept.pop_front();
             }
             self.kept.push_back(held);
@@ -83,47 +75,19 @@ impl World {
         self.to_back.clear();
         self.to_front.clear();
         self.back.finished = true;
-        self.front.core.handle_peer_gone();
+        self.front.handle_peer_gone();
     }
 
     /// Phase B is gone, with both lanes; the next one is there.
-    pub(super) fn lose_phase_b(&mut self, shape: Shape) -> Step<()> {
+    pub(super) fn lose_phase_b(&mut self, shape: Shape) {
         self.restarts -= 1;
         self.generation += 1;
         let whole = self.returned.iter().take_while(|r| r.is_whole).count();
-        let with_half = self.returned.len();
-        let decoding = self.decoding.len();
-        if shape.bug == Some(Bug::SendsAcceptedAgain) {
-            self.returned.clear();
-        } else if shape.bug != Some(Bug::TakesHalfAResult) {
-            self.returned.truncate(whole);
-        }
-        self.front
-            .handle_lost(decoding + whole, decoding + with_half);
+        self.returned.truncate(whole);
+        self.front.handle_lost(whole);
         self.back = Back::new(shape);
         self.to_back.clear();
-        if shape.bug != Some(Bug::HearsTheDead) {
-            self.to_front.clear();
-        }
+        self.to_front.clear();
         self.last_call = None;
-        (self.free_by_mistake, self.leaked) = (0, 0);
-        if shape.bug == Some(Bug::SendsAcceptedAgain) {
-            // The driver that makes this mistake keeps their payloads too.
-            for chunk in self.accepted.clone() {
-                let kept = self.kept.iter().find(|held| held.call.chunk == chunk);
-                if let Some(held) = kept.cloned() {
-                    self.held.push_front(held);
-                }
-            }
-        }
-        let newest = self.newest();
-        let stale = self.held.iter().find(|held| held.call.epoch < newest);
-        if shape.bug == Some(Bug::SendsStaleAgain)
-            && let Some(stale) = stale.cloned()
-        {
-            self.held.retain(|held| held.call.chunk != stale.call.chunk);
-            self.send(shape, stale.call)?;
-        }
-        Ok(())
     }
 }

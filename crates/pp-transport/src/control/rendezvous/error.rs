@@ -167,15 +167,10 @@ impl RendezvousError {
     /// Whether time ran out before the ranks had met.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
-        match self {
-            Self::MissingRanks { .. } | Self::Unreachable { .. } | Self::Incomplete { .. } => true,
-            Self::RankLeft { .. }
-            | Self::Refused { .. }
-            | Self::WrongSecret { .. }
-            | Self::MeetingLost { .. }
-            | Self::Listen { .. }
-            | Self::Io { .. } => false,
-        }
+        matches!(
+            self,
+            Self::MissingRanks { .. } | Self::Unreachable { .. } | Self::Incomplete { .. }
+        )
     }
 
     /// The fault this is. `own` is blamed when no other rank can be.

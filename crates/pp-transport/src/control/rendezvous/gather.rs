@@ -1,5 +1,6 @@
 //! Rank 0: listening until every other rank has joined.
 
+use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -10,16 +11,16 @@ use pp_contract::{Rank, WorldSize};
 use rustix::event::{PollFd, PollFlags};
 
 use super::error::{RendezvousError, TurnedAway, list};
-use super::listen::{Accepted, Listener, Source};
+use super::listen::{Accepted, Listener};
 use super::waiting::{RendezvousOptions, Waiting};
 use crate::control::channel::ControlChannel;
 use crate::control::frame::{FrameError, FrameReader, Progress};
 use crate::control::message::kind as wire;
 use crate::control::secure::{
-    Answerer, Forged, JobKey, MAX_CALL_BYTES, MIN_CALL_BYTES, MIN_SEALED_BYTES, Session,
-    claimed_rank, not_ours_frame, version_frame,
+    Answerer, Forged, JobKey, MAX_CALL_BYTES, MIN_CALL_BYTES, MIN_SEALED_BYTES, NOT_OURS, Session,
+    claimed_rank, notice,
 };
-use crate::control::socket::{Socket, SocketKind, poll_until};
+use crate::control::socket::{Connected, SocketKind, poll_until};
 use crate::launch::Launch;
 
 /// Callers taken from one listener before the others get their turn.
@@ -107,9 +108,8 @@ struct Meeting<'a> {
 
 /// A caller that has not proven itself.
 struct Pending {
-    socket: Socket,
-    kind: SocketKind,
-    source: Source,
+    to: Connected,
+    source: String,
     deadline: Instant,
     reader: FrameReader,
     stage: Stage,
@@ -148,7 +148,7 @@ impl Meeting<'_> {
             self.drop_late(now);
             waiting.look(self.door.own, || self.awaited());
             let deadlines = self.pending.iter().map(|caller| caller.deadline);
-            let wake = deadlines.chain(waiting.next()).min();
+            let wake = deadlines.chain(waiting.next).min();
             let ready = self.wait(wake.map_or(end, |wake| wake.min(end)))?;
             if let Some(rank) = ready.left {
                 return Err(RendezvousError::RankLeft {
@@ -173,7 +173,7 @@ impl Meeting<'_> {
         let mut fds = Vec::with_capacity(listeners + pending + self.joined.len());
         fds.extend(self.listeners.iter().map(|l| PollFd::new(l, PollFlags::IN)));
         let callers = self.pending.iter();
-        fds.extend(callers.map(|caller| PollFd::new(&caller.socket, PollFlags::IN)));
+        fds.extend(callers.map(|caller| PollFd::new(&caller.to.socket, PollFlags::IN)));
         let joined = self.joined.values();
         fds.extend(joined.map(|channel| PollFd::new(channel, PollFlags::RDHUP)));
         poll_until(&mut fds, until)?;
@@ -194,11 +194,7 @@ impl Meeting<'_> {
 
     fn accept(&mut self, listener: usize) {
         for _ in 0..ACCEPT_AT_ONCE {
-            let Accepted {
-                socket,
-                kind,
-                source,
-            } = match self.listeners[listener].accept() {
+            let accepted = match self.listeners[listener].accept() {
                 Ok(Some(caller)) => caller,
                 Ok(None) => return,
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -208,18 +204,18 @@ impl Meeting<'_> {
                 // The next caller may fare better, once those before it are gone.
                 Err(error) => {
                     tracing::debug!(%error, "a caller could not be accepted");
-                    self.make_room(self.listeners[listener].kind(), None);
+                    self.make_room(self.listeners[listener].kind, None);
                     std::thread::sleep(ACCEPT_REST);
                     return;
                 }
             };
-            let same_kind = self.pending.iter().filter(|caller| caller.kind == kind);
+            let kind = accepted.connected.kind;
+            let same_kind = self.pending.iter().filter(|caller| caller.to.kind == kind);
             if same_kind.count() >= self.options.max_pending.max(1) {
-                self.make_room(kind, Some(source));
+                self.make_room(kind, Some(&accepted.source));
             }
             let patience = self.options.stranger_timeout;
-            self.pending
-                .push(Pending::new(socket, kind, source, patience));
+            self.pending.push(Pending::new(accepted, patience));
             // A rank's call is there already, more often than not; once it is answered, the rank
             // does not make room for a crowd that says nothing.
             self.hear(self.pending.len() - 1);
@@ -229,28 +225,19 @@ impl Meeting<'_> {
     /// Drops a caller of a kind: of the source that most come from, with the newcomer, the oldest;
     /// first among those who have said nothing of worth. A crowd from elsewhere so makes room for
     /// a rank by itself.
-    fn make_room(&mut self, kind: SocketKind, newcomer: Option<Source>) {
-        let mut crowds: HashMap<Source, usize> = HashMap::new();
-        let here = || self.pending.iter().filter(|caller| caller.kind == kind);
-        for source in here().map(|caller| caller.source).chain(newcomer) {
+    fn make_room(&mut self, kind: SocketKind, newcomer: Option<&str>) {
+        let callers = self.pending.iter().enumerate();
+        let here = callers.filter(|(_, caller)| caller.to.kind == kind);
+        let mut crowds: HashMap<&str, usize> = HashMap::new();
+        let sources = here.clone().map(|(_, caller)| &*caller.source);
+        for source in sources.chain(newcomer) {
             *crowds.entry(source).or_default() += 1;
         }
-        let largest = crowds.values().copied().max().unwrap_or(0);
-        let mut sources = here().map(|caller| caller.source);
-        // A newcomer that is a crowd by itself finds others of one each; then the oldest goes.
-        let source = sources
-            .clone()
-            .find(|source| crowds[source] == largest)
-            .or_else(|| sources.next());
-        let Some(source) = source else { return };
-        let oldest = |speaks: bool| {
-            self.pending.iter().position(|caller| {
-                caller.kind == kind
-                    && caller.source == source
-                    && matches!(caller.stage, Stage::Answered { .. }) == speaks
-            })
-        };
-        if let Some(index) = oldest(false).or_else(|| oldest(true)) {
+        let last = here.max_by_key(|(index, caller)| {
+            let is_calling = matches!(caller.stage, Stage::Calling);
+            (crowds[&*caller.source], is_calling, Reverse(*index))
+        });
+        if let Some((index, _)) = last {
             self.pending.remove(index);
             self.turned_away.crowded_out += 1;
         }
@@ -279,12 +266,8 @@ impl Meeting<'_> {
     }
 
     fn join(&mut self, rank: Rank, caller: Pending, session: Session) {
-        let socket = Arc::new(caller.socket);
-        let pid = match caller.source {
-            Source::Process(pid) => Some(pid),
-            Source::Network(_) => None,
-        };
-        let channel = ControlChannel::new(rank, caller.kind, pid, socket, session);
+        let Connected { socket, kind, pid } = caller.to;
+        let channel = ControlChannel::new(rank, kind, pid, Arc::new(socket), session);
         let tell = |kind: u8, body: &[u8]| {
             let soon = Instant::now() + SMALL_WRITE;
             channel.sender().send_raw(kind, body, None, soon).is_ok()
@@ -292,7 +275,7 @@ impl Meeting<'_> {
         match self.joined.entry(rank) {
             Entry::Vacant(free) => {
                 if tell(wire::JOINED, &[]) {
-                    tracing::debug!(rank = rank.get(), kind = ?caller.kind, "joined");
+                    tracing::debug!(rank = rank.get(), ?kind, "joined");
                     free.insert(channel);
                 }
             }
@@ -310,13 +293,16 @@ impl Meeting<'_> {
             Why::Silent => &mut self.turned_away.silent,
             Why::Replay => &mut self.turned_away.replay,
             Why::Forged(Forged::Key) => {
-                let _ = caller.socket.try_write(&not_ours_frame(self.door.own));
+                let _ = caller
+                    .to
+                    .socket
+                    .try_write(&notice(self.door.own, &NOT_OURS));
                 self.note_wrong_secret(caller);
                 &mut self.turned_away.wrong_secret
             }
             Why::Forged(Forged::Version { theirs }) => {
                 tracing::debug!(theirs, "a caller of another control version");
-                let _ = caller.socket.try_write(&version_frame(self.door.own));
+                let _ = caller.to.socket.try_write(&notice(self.door.own, &[]));
                 &mut self.turned_away.other_version
             }
             Why::Forged(_) => &mut self.turned_away.garbage,
@@ -330,7 +316,7 @@ impl Meeting<'_> {
 
     /// Keeps who the caller claims to be, which helps whoever has to find the rank that it may be.
     fn note_wrong_secret(&mut self, caller: &Pending) {
-        let from = caller.source;
+        let from = &caller.source;
         let last = match claimed_rank(caller.reader.frame()) {
             Some(rank) => format!("as rank {rank} from {from}"),
             None => format!("from {from}"),
@@ -412,10 +398,9 @@ struct Ready {
 }
 
 impl Pending {
-    fn new(socket: Socket, kind: SocketKind, source: Source, patience: Duration) -> Self {
+    fn new(Accepted { connected, source }: Accepted, patience: Duration) -> Self {
         Self {
-            socket,
-            kind,
+            to: connected,
             source,
             deadline: Instant::now() + patience,
             reader: FrameReader::new(MIN_CALL_BYTES, MAX_CALL_BYTES),
@@ -424,7 +409,7 @@ impl Pending {
     }
 
     fn hear(&mut self, door: &mut Door<'_>) -> Heard {
-        match self.reader.poll(|buf| self.socket.try_read(buf)) {
+        match self.reader.poll(|buf| self.to.socket.try_read(buf)) {
             Ok(Progress::Frame) => {}
             Ok(Progress::Pending) => return Heard::Waiting,
             Ok(Progress::Eof { .. }) | Err(FrameError::Io(_)) => return Heard::Away(Why::Silent),
@@ -482,7 +467,7 @@ impl Pending {
 
     /// Writes a small frame into a buffer that is empty, or not at all.
     fn write(&self, frame: &[u8]) -> bool {
-        matches!(self.socket.try_write(frame), Ok(written) if written == frame.len())
+        matches!(self.to.socket.try_write(frame), Ok(written) if written == frame.len())
     }
 }
 

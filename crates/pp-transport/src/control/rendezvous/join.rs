@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::Pid;
 
 use super::error::{MEETING_RANK, RendezvousError};
 use super::waiting::{RendezvousOptions, Waiting};
@@ -17,7 +16,7 @@ use crate::control::error::ControlError;
 use crate::control::frame::{FrameReader, Progress};
 use crate::control::message::kind as wire;
 use crate::control::secure::{Answer, Caller, Forged, JobKey, MAX_ANSWER_BYTES, MIN_ANSWER_BYTES};
-use crate::control::socket::{Socket, SocketKind, trusted_pid};
+use crate::control::socket::{Connected, Socket, SocketKind, trusted_pid};
 use crate::launch::{Launch, Via};
 
 /// One attempt's time for a connection, and for rank 0's answer.
@@ -43,12 +42,6 @@ enum Failed {
     TurnedAway(String),
     /// Rank 0 itself, proven, said no.
     Refused(String),
-}
-
-struct Connected {
-    socket: Socket,
-    kind: SocketKind,
-    pid: Option<Pid>,
 }
 
 pub(super) fn join(

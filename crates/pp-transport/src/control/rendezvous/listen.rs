@@ -3,15 +3,15 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixListener;
 
-use rustix::process::Pid;
+use rustix::net::{SocketFlags, acceptfrom_with};
 
 use super::error::RendezvousError;
 use crate::control::secure::JobKey;
-use crate::control::socket::{Socket, SocketKind, trusted_pid};
+use crate::control::socket::{Connected, Socket, SocketKind, retry, trusted_pid};
 use crate::launch::{Address, Launch, Via};
 
 /// Callers that the kernel holds until they are accepted; more than a crowd can send while rank 0
@@ -24,54 +24,31 @@ const NAME_TAKEN: &str = "another rank 0 of this job runs on this host: end it, 
                           its own PP_JOB_ID on every rank";
 const NOT_OURS: &str = "set MASTER_ADDR to an address of rank 0's host, on every rank";
 
-/// Where a caller comes from, as far as the kernel vouches for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Source {
-    /// A process of this host.
-    Process(Pid),
-    /// An IPv4 address, or an IPv6 network of 64 bits, which one host may have whole.
-    Network(IpAddr),
-}
-
-impl Source {
-    fn of(ip: IpAddr) -> Self {
-        Self::Network(match ip {
-            IpAddr::V4(_) => ip,
-            IpAddr::V6(long) => long.to_ipv4_mapped().map_or_else(
-                || IpAddr::V6(Ipv6Addr::from_bits(long.to_bits() >> 64 << 64)),
-                IpAddr::V4,
-            ),
-        })
-    }
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Process(pid) => write!(f, "process {}", pid.as_raw_nonzero()),
-            Self::Network(ip) => ip.fmt(f),
-        }
+/// The address of a caller. An IPv6 network of 64 bits counts as one, since one host may have it whole.
+fn source(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => ip,
+        IpAddr::V6(long) => long.to_ipv4_mapped().map_or_else(
+            || IpAddr::V6(Ipv6Addr::from_bits(long.to_bits() >> 64 << 64)),
+            IpAddr::V4,
+        ),
     }
 }
 
 /// Somebody who was let up to the door.
 pub(super) struct Accepted {
-    pub(super) socket: Socket,
-    pub(super) kind: SocketKind,
-    pub(super) source: Source,
+    pub(super) connected: Connected,
+    /// Where it comes from, as far as the kernel vouches for it: a process of this host, or an address.
+    pub(super) source: String,
 }
 
 /// A listening socket that does not block.
 #[derive(Debug)]
-pub(super) enum Listener {
-    Unix {
-        listener: UnixListener,
-        name: String,
-    },
-    Tcp {
-        listener: TcpListener,
-        at: SocketAddr,
-    },
+pub(super) struct Listener {
+    socket: OwnedFd,
+    pub(super) kind: SocketKind,
+    /// Where it listens, in words.
+    at: String,
 }
 
 impl Listener {
@@ -79,7 +56,7 @@ impl Listener {
     pub(super) fn open_all(launch: &Launch, key: &JobKey) -> Result<Vec<Self>, RendezvousError> {
         let mut listeners = Vec::new();
         if launch.via() != Via::Tcp {
-            listeners.push(Self::unix(key.socket_name())?);
+            listeners.push(Self::unix(&key.socket_name())?);
         }
         if let Some(address) = launch.address().filter(|_| launch.via() != Via::Unix) {
             Self::tcp(address, &mut listeners)?;
@@ -87,22 +64,24 @@ impl Listener {
         Ok(listeners)
     }
 
-    fn unix(name: String) -> Result<Self, RendezvousError> {
-        let open = || {
-            let address = std::os::unix::net::SocketAddr::from_abstract_name(&name)?;
-            let listener = UnixListener::bind_addr(&address)?;
-            rustix::net::listen(&listener, BACKLOG)?;
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        };
-        match open() {
-            Ok(listener) => Ok(Self::Unix { listener, name }),
-            Err(source) => Err(RendezvousError::Listen {
-                at: format!("unix:@{name}"),
+    fn new(socket: impl Into<OwnedFd>, kind: SocketKind, at: String) -> io::Result<Self> {
+        let socket = socket.into();
+        rustix::net::listen(&socket, BACKLOG)?;
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self { socket, kind, at })
+    }
+
+    fn unix(name: &str) -> Result<Self, RendezvousError> {
+        let at = || format!("unix:@{name}");
+        let address = std::os::unix::net::SocketAddr::from_abstract_name(name);
+        address
+            .and_then(|address| UnixListener::bind_addr(&address))
+            .and_then(|listener| Self::new(listener, SocketKind::Unix, at()))
+            .map_err(|source| RendezvousError::Listen {
+                at: at(),
                 source,
                 remedy: NAME_TAKEN,
-            }),
-        }
+            })
     }
 
     fn tcp(address: &Address, listeners: &mut Vec<Self>) -> Result<(), RendezvousError> {
@@ -117,15 +96,10 @@ impl Listener {
         let mut opened = false;
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for at in places(address).map_err(failed)? {
-            let open = || {
-                let listener = TcpListener::bind(at)?;
-                rustix::net::listen(&listener, BACKLOG)?;
-                listener.set_nonblocking(true)?;
-                Ok::<_, io::Error>(listener)
-            };
-            match open() {
+            let bound = TcpListener::bind(at);
+            match bound.and_then(|bound| Self::new(bound, SocketKind::Tcp, format!("tcp:{at}"))) {
                 Ok(listener) => {
-                    listeners.push(Self::Tcp { listener, at });
+                    listeners.push(listener);
                     opened = true;
                 }
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && !opened => {
@@ -141,35 +115,31 @@ impl Listener {
         if opened { Ok(()) } else { Err(failed(last)) }
     }
 
-    pub(super) fn kind(&self) -> SocketKind {
-        match self {
-            Self::Unix { .. } => SocketKind::Unix,
-            Self::Tcp { .. } => SocketKind::Tcp,
-        }
-    }
-
     /// The next caller, if one waits; `PermissionDenied` for another user of this host.
     pub(super) fn accept(&self) -> io::Result<Option<Accepted>> {
-        let accepted = match self {
-            Self::Unix { listener, .. } => listener.accept().and_then(|(stream, _)| {
-                let pid = trusted_pid(&stream)?.ok_or(io::ErrorKind::PermissionDenied)?;
-                Ok((Socket::new(stream), Source::Process(pid)))
-            }),
-            Self::Tcp { listener, .. } => listener.accept().and_then(|(stream, from)| {
-                stream.set_nodelay(true)?;
-                Ok((Socket::new(stream), Source::of(from.ip())))
-            }),
+        let accepted = retry(|| acceptfrom_with(&self.socket, SocketFlags::CLOEXEC));
+        let (socket, from) = match accepted {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            accepted => accepted?,
         };
-        let accepted = accepted.map(|(socket, source)| Accepted {
-            socket,
-            kind: self.kind(),
-            source,
-        });
-        match accepted {
-            Ok(caller) => Ok(Some(caller)),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(error),
-        }
+        let (pid, source) = match self.kind {
+            SocketKind::Unix => {
+                let pid = trusted_pid(&socket)?.ok_or(io::ErrorKind::PermissionDenied)?;
+                (Some(pid), format!("process {}", pid.as_raw_nonzero()))
+            }
+            SocketKind::Tcp => {
+                rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
+                let from = from.and_then(|from| SocketAddr::try_from(from).ok());
+                let from = from.ok_or(io::ErrorKind::InvalidData)?;
+                (None, source(from.ip()).to_string())
+            }
+        };
+        let connected = Connected {
+            socket: Socket::new(socket),
+            kind: self.kind,
+            pid,
+        };
+        Ok(Some(Accepted { connected, source }))
     }
 }
 
@@ -193,18 +163,12 @@ fn places(address: &Address) -> io::Result<Vec<SocketAddr>> {
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Unix { listener, .. } => listener.as_fd(),
-            Self::Tcp { listener, .. } => listener.as_fd(),
-        }
+        self.socket.as_fd()
     }
 }
 
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unix { name, .. } => write!(f, "unix:@{name}"),
-            Self::Tcp { at, .. } => write!(f, "tcp:{at}"),
-        }
+        f.write_str(&self.at)
     }
 }

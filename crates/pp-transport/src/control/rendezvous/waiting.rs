@@ -31,7 +31,8 @@ pub(super) struct Waiting {
     tell: Option<Tell>,
     started: Instant,
     timeout: Duration,
-    next: Option<Instant>,
+    /// When [`Waiting::look`] has something to tell.
+    pub(super) next: Option<Instant>,
 }
 
 impl Waiting {
@@ -42,11 +43,6 @@ impl Waiting {
             timeout: options.timeout,
             next: options.tell.map(|tell| started + tell.every),
         }
-    }
-
-    /// When [`Waiting::look`] has something to tell.
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.next
     }
 
     /// `what` is who is awaited and where, and why nobody is there yet.

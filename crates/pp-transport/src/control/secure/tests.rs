@@ -124,7 +124,7 @@ fn call_of_another_version_is_named() {
     call[PREFIX_BYTES + 4] = 9;
     assert_eq!(answer_to(&call), Forged::Version { theirs: 9 });
     let (caller, _) = Caller::new(&ours(), ONE, ZERO, 2);
-    let mut answer = version_frame(ZERO);
+    let mut answer = notice(ZERO, &[]);
     answer[PREFIX_BYTES + 4] = 9;
     let Err(forged) = caller.finish(ZERO, &answer[PREFIX_BYTES..]) else {
         panic!("accepted");

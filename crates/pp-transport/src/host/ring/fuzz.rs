@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
-use crate::fuzz::Script;
+use crate::fuzz::script::Script;
 
 const BYTES: usize = 256;
 const MAX_FRAME: usize = 96;

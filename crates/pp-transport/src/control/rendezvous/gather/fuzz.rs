@@ -6,7 +6,8 @@ use std::os::unix::net::UnixStream;
 use super::*;
 use crate::control::secure::testing::{ONE, ZERO, ours};
 use crate::control::secure::{Answer, Caller};
-use crate::fuzz::Script;
+use crate::control::socket::Socket;
+use crate::fuzz::script::Script;
 
 /// What a caller says to rank 0, in pieces. It may begin with the call of a rank of the job, which
 /// somebody else may repeat, whole or with changes; only who made it can go on from there.
@@ -21,13 +22,13 @@ pub fn call(bytes: &[u8]) {
     };
     let (socket, mut stranger) = UnixStream::pair().expect("a pair of sockets");
     stranger.set_nonblocking(true).expect("a socket");
-    let source = Source::Process(rustix::process::getpid());
-    let mut caller = Pending::new(
-        Socket::new(socket),
-        SocketKind::Unix,
-        source,
-        Duration::from_secs(1),
-    );
+    let connected = Connected {
+        socket: Socket::new(socket),
+        kind: SocketKind::Unix,
+        pid: None,
+    };
+    let source = "a test".into();
+    let mut caller = Pending::new(Accepted { connected, source }, Duration::from_secs(1));
     let form = script.byte();
     let world = u32::from(form % 4);
     let rank = Rank::new(u32::from(form / 4 % 4));

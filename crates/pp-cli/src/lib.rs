@@ -1,0 +1,80 @@
+//! The program `pp`: run a video through the pipeline, measure the runtime, look at this machine.
+//!
+//! This crate parses, calls the library and prints. It brings the shipped pipeline ([`VideoJob`]): the video source and
+//! sink, and the stages that call kernels. How ranks start, meet and end together is `pp_job`.
+
+pub mod args;
+pub mod backend;
+mod bench;
+mod cmd;
+pub mod env;
+mod exit;
+mod limits;
+mod log;
+mod run;
+mod timed;
+mod video;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches};
+use pp_job::Error;
+
+use crate::args::{BenchCommand, Command, PluginCommand};
+use crate::env::Env;
+pub use crate::exit::print;
+pub use crate::run::{Front, Shape, VideoJob, check};
+
+#[global_allocator]
+static ALLOCATOR: limits::Allocator = limits::Allocator;
+
+/// The program `pp`. Returns its exit code.
+pub fn main() -> ExitCode {
+    program(|cli: args::Cli, env| perform(&cli.command, &env))
+}
+
+/// A program with the command line `C`, which may have the commands of `pp` among its own. Returns its exit code.
+pub fn program<C: CommandFactory + FromArgMatches>(
+    perform: impl FnOnce(C, Env) -> Result<(), Error>,
+) -> ExitCode {
+    limits::take_file_size_errors();
+    let cli = args::parse();
+    pp_job::main(|| perform(cli, Env::read()))
+}
+
+/// Begins to log, and looks at what the environment and the system allow this command.
+///
+/// # Errors
+/// The system allows too little memory, or a variable cannot be read.
+pub fn prepare(command: &Command, env: &Env) -> Result<(), Error> {
+    let has_ranks = matches!(command, Command::Run(_) | Command::Bench(_));
+    if has_ranks {
+        env.note_unknown();
+    }
+    log::start(command, env)?;
+    if has_ranks {
+        limits::check_address_space()?;
+    }
+    Ok(())
+}
+
+/// Performs a command of `pp`.
+///
+/// # Errors
+/// What the command says.
+pub fn perform(command: &Command, env: &Env) -> Result<(), Error> {
+    prepare(command, env)?;
+    match command {
+        Command::Run(args) => run::run(args, env),
+        Command::Bench(BenchCommand::Overlap(args)) => bench::overlap(args, env),
+        Command::Bench(BenchCommand::Link(args)) => bench::link(args, env),
+        Command::Bench(BenchCommand::Kernels(args)) => bench::kernels(args),
+        Command::Bench(BenchCommand::Video(args)) => bench::video(args),
+        Command::Flight(args) => cmd::flight::flight(args),
+        Command::Doctor => cmd::doctor::doctor(env),
+        Command::Verify { first, second } => cmd::verify::verify(first, second),
+        Command::Plugin(PluginCommand::Check { file, worker_from }) => {
+            cmd::plugin::check(file, *worker_from, env)
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Memory is freed by a thread of its own.
+//!
+//! Freeing device memory or page-locked memory waits until the device is idle, and every other call
+//! of the driver waits behind it. Behind a kernel that never ends that is for ever. So a buffer that
+//! is dropped is left to this thread. It frees nothing on a device whose kernels may never end (a
+//! communicator that was given up and has not ended yet): only later, when they have ended, or never.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use crate::device::Device;
+use crate::driver::{Address, Handle, call};
+use crate::error::CudaError;
+use crate::stream::{Event, Stream};
+
+/// The thread that frees, of which the process has one; `None` where it could not be started.
+static RECLAIMER: OnceLock<Option<Sender<DeferredFree>>> = OnceLock::new();
+/// Time between two looks at memory that may still be in use.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Which streams use a buffer, and up to where.
+#[derive(Debug, Default)]
+pub(crate) struct Uses(Mutex<Noted>);
+
+#[derive(Debug, Default)]
+struct Noted {
+    /// Each stream has an event of its own: the use on one is not forgotten over that on another.
+    uses: Vec<(Stream, Event)>,
+    /// A use could not be noted, so nothing tells when it ends.
+    is_incomplete: bool,
+}
+
+impl Uses {
+    pub(crate) fn note(&self, stream: &Stream) -> Result<(), CudaError> {
+        let mut noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = noted.note(stream);
+        noted.is_incomplete |= result.is_err();
+        result
+    }
+
+    /// Whether every use is over.
+    pub(crate) fn are_over(&self) -> Result<bool, CudaError> {
+        let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, event) in &noted.uses {
+            if !event.is_done()? {
+                return Ok(false);
+            }
+        }
+        Ok(!noted.is_incomplete)
+    }
+}
+
+impl Noted {
+    fn note(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        if let Some((_, event)) = self.uses.iter().find(|(other, _)| other.is_same(stream)) {
+            return event.record(stream);
+        }
+        let event = Event::new(stream.device())?;
+        event.record(stream)?;
+        self.uses.push((stream.clone(), event));
+        Ok(())
+    }
+}
+
+/// What the driver calls to free it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Device,
+    PageLocked,
+}
+
+/// Work that may use memory: what was noted, what these events mark, and what this stream has.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    pub(crate) uses: Uses,
+    pub(crate) events: Vec<Event>,
+    pub(crate) stream: Option<Stream>,
+}
+
+/// Memory without an owner, to be freed once no work uses it.
+#[derive(Debug)]
+pub(crate) struct DeferredFree {
+    pub(crate) device: Device,
+    pub(crate) kind: Kind,
+    pub(crate) address: Address,
+    pub(crate) behind: Work,
+}
+
+impl DeferredFree {
+    /// Hands the memory over; leaks it when there is no thread that frees.
+    pub(crate) fn submit(self) {
+        let reclaimer = RECLAIMER.get_or_init(|| {
+            let (sender, submitted) = channel();
+            std::thread::Builder::new()
+                .name("pp-cuda-free".into())
+                .spawn(move || reclaim(&submitted))
+                .ok()
+                .map(|_| sender)
+        });
+        if let Some(reclaimer) = reclaimer {
+            // The thread never ends while a sender exists.
+            let _ = reclaimer.send(self);
+        }
+    }
+
+    /// Whether no work uses it any more.
+    fn is_unused(&self) -> Result<bool, CudaError> {
+        for event in &self.behind.events {
+            if !event.is_done()? {
+                return Ok(false);
+            }
+        }
+        let stream = self.behind.stream.as_ref();
+        Ok(stream.map_or(Ok(true), Stream::is_idle)? && self.behind.uses.are_over()?)
+    }
+
+    fn free(self) {
+        let freed = self.device.bind().and_then(|()| match self.kind {
+            // SAFETY: allocated by `DeviceBuffer`, whose only owner gave it up here, once.
+            Kind::Device => unsafe { call!(cuMemFree_v2(self.address)) },
+            // SAFETY: likewise, by `PinnedBuffer`.
+            Kind::PageLocked => unsafe { call!(cuMemFreeHost(self.address as Handle)) },
+        });
+        if let Err(error) = freed {
+            tracing::warn!(%error, "memory was not freed");
+        }
+    }
+}
+
+fn reclaim(submitted: &Receiver<DeferredFree>) {
+    let mut kept: Vec<DeferredFree> = Vec::new();
+    loop {
+        let next = if kept.is_empty() {
+            submitted.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            submitted.recv_timeout(LOOK_EVERY)
+        };
+        match next {
+            Ok(memory) => kept.push(memory),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        for memory in std::mem::take(&mut kept) {
+            if memory.device.may_hang() {
+                kept.push(memory);
+                continue;
+            }
+            match memory.is_unused() {
+                Ok(true) => memory.free(),
+                Ok(false) => kept.push(memory),
+                Err(error) => {
+                    tracing::warn!(%error, "memory is leaked: work that used it failed");
+                    std::mem::forget(memory);
+                }
+            }
+        }
+    }
+}

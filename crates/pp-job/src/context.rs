@@ -1,0 +1,85 @@
+//! What the parts of one rank share.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pp_contract::{Fault, FaultKind, Rank};
+use pp_runtime::switch::Switch;
+
+use crate::config::Config;
+use crate::end::end_now;
+use crate::error::{Error, code_of};
+use crate::flight::Flight;
+use crate::reports::{Report, Reporter};
+use crate::signals::Signals;
+
+/// Time to say why. Only a standard error that nobody reads takes all of it, and a machine so busy that a thread waits.
+const EXIT_WITHIN: Duration = Duration::from_millis(500);
+
+/// A rank's settings, and its lines to the user, to its supervisor and to whoever reads its flight recording.
+pub(crate) struct Context {
+    pub(crate) config: Config,
+    pub(crate) rank: Rank,
+    pub(crate) signals: Signals,
+    pub(crate) flight: Flight,
+    pub(crate) reporter: Reporter,
+}
+
+impl Context {
+    pub(crate) fn is_supervised(&self) -> bool {
+        self.config.is_supervised()
+    }
+
+    /// From now on signals go to this switch, and a recording says what its driver does.
+    pub(crate) fn attach(&self, switch: &Switch) {
+        self.signals.attach(switch);
+        let reporter = self.reporter.clone();
+        switch.when_served(move || _ = reporter.tell(Report::Served));
+    }
+
+    /// The error of this rank, once the user, or the supervisor, has been told what there is to tell.
+    pub(crate) fn settle(&self, error: Error) -> Error {
+        let error = match error {
+            Error::Fault(fault) if fault.kind == FaultKind::Interrupted => {
+                Error::Aborted(fault, self.signals.aborted_by())
+            }
+            error => error,
+        };
+        let is_told = match &error {
+            Error::Usage(_) | Error::Local(_) => false,
+            Error::Interrupted(_) | Error::Told(_) => return error,
+            other => self
+                .reporter
+                .tell(Report::Exiting(other.fault(self.rank, "run"))),
+        };
+        match self.flight.hint() {
+            _ if is_told => Error::Told(error.code()),
+            None => error,
+            Some(hint) => Error::Recorded(Box::new(error), hint),
+        }
+    }
+
+    /// Ends this process with what is known of the fault. Nothing is half written, because output that is not
+    /// finished has no name.
+    pub(crate) fn end_with(self: &Arc<Self>, fault: &Fault) -> ! {
+        let (fault, context) = (fault.clone(), Arc::clone(self));
+        let code = match fault.kind {
+            FaultKind::Interrupted => 128 + self.signals.aborted_by(),
+            kind => code_of(kind),
+        };
+        // On a thread of its own: standard error may be held by whoever is stuck. If there is no thread to
+        // be had, the end comes without a word. Nothing runs at exit: the driver may be in a stage.
+        let last = std::thread::Builder::new().name("pp-end".into());
+        let _ = last.spawn(move || {
+            if !context.reporter.tell(Report::Exiting(fault.clone())) {
+                // Without a standard error nobody wants to read it.
+                let hint = context.flight.hint().unwrap_or_default();
+                let _ = writeln!(std::io::stderr(), "pp: error: {fault}{hint}");
+            }
+            end_now(code)
+        });
+        std::thread::sleep(EXIT_WITHIN);
+        signal_hook::low_level::exit(code.into())
+    }
+}

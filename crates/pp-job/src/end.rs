@@ -1,0 +1,124 @@
+//! How a process ends: with an exit code, without what was not finished, and within a bound.
+//!
+//! A process has one standard error and ends once, so what is known here is known to the process.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+
+use crate::output::{discard_hidden, has_hidden};
+
+/// Whether the library of a backend that was used is at rest.
+static AT_REST: OnceLock<fn() -> bool> = OnceLock::new();
+
+/// The backend of this process: while its library is at work on a thread that was left behind, the handlers that the
+/// library registered for the exit of the process do not run, since they would take from that thread what it uses.
+pub(crate) fn at_rest(is_at_rest: fn() -> bool) {
+    let _ = AT_REST.set(is_at_rest);
+}
+
+/// Ends this process, from the thread that did its work.
+pub(crate) fn leave(code: u8) -> ! {
+    discard();
+    wait_for_unsaid();
+    if AT_REST.get().is_none_or(|is_at_rest| is_at_rest()) {
+        std::process::exit(code.into())
+    }
+    end_now(code)
+}
+
+/// Time for a disk to remove the files that were not finished.
+const DISCARDED_WITHIN: Duration = Duration::from_millis(200);
+
+/// Removes files that were not finished: a thread that is left behind drops none.
+fn discard() {
+    if !has_hidden() {
+        return;
+    }
+    let (done, is_done) = sync_channel::<()>(1);
+    let thread = std::thread::Builder::new().name("pp-discard".into());
+    let started = thread.spawn(move || {
+        discard_hidden(Path::new(""));
+        drop(done);
+    });
+    if started.is_ok() {
+        let _ = is_done.recv_timeout(DISCARDED_WITHIN);
+    }
+}
+
+/// Time for the last line of a process, where whoever reads standard error is slow, or stuck.
+const SAID_WITHIN: Duration = Duration::from_secs(2);
+
+/// Writes a line to standard error; false when nobody takes it in time. Without a standard error nobody
+/// wants to read it.
+pub fn say(line: String) -> bool {
+    let (say, said) = sync_channel(1);
+    let again = line.clone();
+    let thread = std::thread::Builder::new().name("pp-say".into());
+    let started = thread.spawn(move || {
+        let _ = writeln!(std::io::stderr(), "{line}");
+        let _ = say.send(());
+    });
+    if started.is_err() {
+        // No thread is to be had, and the line is worth the wait.
+        let _ = writeln!(std::io::stderr(), "{again}");
+        return true;
+    }
+    said.recv_timeout(SAID_WITHIN).is_ok()
+}
+
+/// Lines that were given to [`aside`] and are not written yet.
+static UNSAID: AtomicUsize = AtomicUsize::new(0);
+
+/// Writes a line to standard error without waiting: a program that does not read it may hold standard error.
+pub fn say_aside(line: String) {
+    // A progress bar may stand in the last row of a terminal.
+    let clear = match std::io::stderr().is_terminal() {
+        true => "\r\x1b[K",
+        false => "",
+    };
+    aside(move || {
+        // In one piece: another process may write to the same place.
+        let _ = std::io::stderr().write_all(format!("{clear}{line}\n").as_bytes());
+    });
+}
+
+/// Logs, without waiting, on a thread that nothing watches: a program that does not read it may hold standard error.
+pub(crate) fn log_aside(log: impl FnOnce() + Send + 'static) {
+    // The level and the module are those of the event, which the closure alone knows.
+    if tracing::dispatcher::has_been_set() {
+        aside(log);
+    }
+}
+
+fn aside(write: impl FnOnce() + Send + 'static) {
+    UNSAID.fetch_add(1, Ordering::Relaxed);
+    let thread = std::thread::Builder::new().name("pp-say".into());
+    let started = thread.spawn(move || {
+        write();
+        UNSAID.fetch_sub(1, Ordering::Relaxed);
+    });
+    if started.is_err() {
+        // Without a thread to be had the line is lost, and the work goes on.
+        UNSAID.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Waits for the lines of [`aside`], for a bounded time.
+fn wait_for_unsaid() {
+    let until = Instant::now() + SAID_WITHIN;
+    while UNSAID.load(Ordering::Relaxed) > 0 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Ends this process beside a thread that goes on, without what libraries do at exit.
+pub fn end_now(code: u8) -> ! {
+    discard();
+    // Nobody else flushes it. Whoever closed the pipe does not want to read it.
+    let _ = std::io::stdout().flush();
+    signal_hook::low_level::exit(code.into())
+}

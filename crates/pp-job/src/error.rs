@@ -1,0 +1,178 @@
+//! Why a job failed, and the exit code for it.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | a fault of the program itself |
+//! | 2 | wrong usage |
+//! | 3 | bad input |
+//! | 4 | reading or writing failed, or the system refused a thread, a descriptor or memory |
+//! | 5 | a kernel plugin failed or was refused |
+//! | 6 | the ranks could not meet, or were started differently |
+//! | 7 | a rank died |
+//! | 8 | a rank broke the protocol |
+//! | 9 | something did not happen in time |
+//! | 10 | a device, its driver or its library failed or is not there |
+//! | 11 | the ranks drifted apart: bytes are not those that were sent |
+//! | 130, 143, 129 | interrupted by SIGINT, SIGTERM, SIGHUP |
+
+use std::any::Any;
+
+use pp_contract::{Fault, FaultKind, Rank};
+use pp_runtime::stage::StageError;
+use pp_transport::error::lift_limit;
+use rustix::io::Errno;
+use signal_hook::consts::SIGINT;
+
+use crate::signal_names;
+
+/// Why a job, or a command of the program around it, failed. Its text is one line.
+#[derive(Debug)]
+pub enum Error {
+    /// The command line or the environment asks for what cannot be.
+    Usage(String),
+    /// A rank's fault.
+    Fault(Fault),
+    /// A stage, a source or a sink of this rank failed.
+    Stage(StageError),
+    /// A fault of a command that is no rank: the rank that the fault names says nothing.
+    Local(Fault),
+    /// A signal with this number ended the job early. What was in flight is finished, and a line has said so.
+    Interrupted(u8),
+    /// A signal with this number ended the job at once, and what was in flight is lost.
+    Aborted(Fault, u8),
+    /// The system refused what every process needs: a thread, a descriptor, memory.
+    Refused(String),
+    /// Anything else.
+    Other(anyhow::Error),
+    /// The job failed, and what its ranks recorded lies where the text says.
+    Recorded(Box<Error>, String),
+    /// The job failed with this exit code, and another process says why.
+    Told(u8),
+}
+
+impl Error {
+    /// A fault of a command that is no rank.
+    pub fn local(kind: FaultKind, operation: &str, detail: impl std::fmt::Display) -> Self {
+        Self::Local(Fault::new(kind, Rank::new(0), operation, detail))
+    }
+
+    /// What the other ranks are told.
+    pub fn fault(&self, rank: Rank, operation: &str) -> Fault {
+        match self {
+            Self::Fault(fault) | Self::Local(fault) | Self::Aborted(fault, _) => fault.clone(),
+            Self::Stage(error) => error.clone().into_fault(rank),
+            Self::Refused(text) => Fault::new(FaultKind::Io, rank, operation, text),
+            Self::Recorded(error, _) => error.fault(rank, operation),
+            Self::Usage(_) | Self::Interrupted(_) | Self::Other(_) | Self::Told(_) => {
+                Fault::new(FaultKind::Internal, rank, operation, self)
+            }
+        }
+    }
+
+    /// The exit code of the process.
+    #[must_use]
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Fault(fault) | Self::Local(fault) => code_of(fault.kind),
+            Self::Stage(error) => code_of(error.kind),
+            Self::Interrupted(signal) | Self::Aborted(_, signal) => 128 + signal,
+            Self::Refused(_) => code_of(FaultKind::Io),
+            Self::Other(_) => 1,
+            Self::Recorded(error, _) => error.code(),
+            Self::Told(code) => *code,
+        }
+    }
+
+    /// Whether a line about the error stands on standard error already, or another process writes it.
+    pub(crate) fn is_told(&self) -> bool {
+        matches!(self, Self::Interrupted(_) | Self::Told(_))
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Usage(text) | Self::Refused(text) => f.write_str(text),
+            Self::Fault(fault) | Self::Aborted(fault, _) => write!(f, "{fault}"),
+            Self::Stage(error) => write!(f, "{}: {error}", error.kind),
+            Self::Local(fault) => {
+                write!(f, "{}: {}: {}", fault.kind, fault.operation, fault.detail)
+            }
+            Self::Interrupted(signal) => {
+                write!(f, "interrupted by {}", signal_names::name(*signal))
+            }
+            Self::Other(error) => write!(f, "{error:#}"),
+            Self::Recorded(error, recorded) => write!(f, "{error}{recorded}"),
+            Self::Told(code) => write!(f, "the job ended with exit code {code}"),
+        }
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl From<StageError> for Error {
+    fn from(error: StageError) -> Self {
+        Self::Stage(error)
+    }
+}
+
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::Stage(error.into())
+    }
+}
+
+impl From<anyhow::Error> for Error {
+    fn from(error: anyhow::Error) -> Self {
+        let errno = |cause: &(dyn std::error::Error + 'static)| {
+            let io = cause.downcast_ref::<std::io::Error>();
+            let errno = io.and_then(Errno::from_io_error);
+            errno.or_else(|| cause.downcast_ref::<Errno>().copied())
+        };
+        match error.chain().find_map(errno).and_then(lift_limit) {
+            Some(remedy) => {
+                let text = format!("{error:#}");
+                // Some errors name the remedy themselves.
+                let is_named = text.contains(remedy);
+                Self::Refused(if is_named {
+                    text
+                } else {
+                    format!("{text}; {remedy}")
+                })
+            }
+            None => Self::Other(error),
+        }
+    }
+}
+
+/// The text of a panic. The panic itself has printed where it was.
+pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Error {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let what = text.unwrap_or("it does not say why");
+    Error::Other(anyhow::anyhow!("the rank panicked: {what}"))
+}
+
+/// The exit code of a kind of fault.
+#[must_use]
+pub fn code_of(kind: FaultKind) -> u8 {
+    match kind {
+        FaultKind::BadInput => 3,
+        FaultKind::Io => 4,
+        FaultKind::Plugin => 5,
+        FaultKind::HandshakeMismatch => 6,
+        FaultKind::PeerDied => 7,
+        FaultKind::PeerMisbehaved => 8,
+        FaultKind::TimedOut => 9,
+        FaultKind::Device => 10,
+        FaultKind::Drift => 11,
+        FaultKind::Interrupted => 128 + SIGINT as u8,
+        _ => 1,
+    }
+}

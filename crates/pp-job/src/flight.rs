@@ -1,0 +1,292 @@
+//! The flight recorder of this process, and when it is written to a file.
+//!
+//! Hazard: the thread that could say what went wrong is the one that is stuck, and what is written
+//! in the last moments of a process is cut off. Guarantee: a fault, a panic and SIGUSR1 write the
+//! recording, from a thread that is not the driver; a file is there whole, under its name, or not at
+//! all; nothing here waits for a lock that a stuck thread can hold.
+//!
+//! Choices: one file for each process, named after its job; a later recording of the same process
+//! replaces the earlier one, whose operations it still has, unless the ring has turned. The folder is
+//! `PP_FLIGHT_DIR`, or one of this user's alone below the folder for temporary files.
+
+mod folder;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, SystemTime};
+
+use pp_contract::{Fault, FaultKind, Generation, List, Rank, Text, WorldSize, digest};
+use pp_runtime::clock::now_ns;
+use pp_runtime::switch::Switch;
+use pp_transport::flight::{FlightRecorder, Moment, Reason, Recorded, Recording};
+use pp_transport::launch::Launch;
+use pp_transport::link::Link;
+
+use self::folder::Folder;
+use crate::config::Config;
+use crate::error::Error;
+use crate::reports::{Report, Reporter};
+
+/// How long a writer waits for another one of this process.
+const TURN_WITHIN: Duration = Duration::from_millis(100);
+/// What is logged once this process knows of a fault.
+pub const NOTICED: &str = "a fault is noticed";
+
+/// The recordings of the ranks that this process supervises.
+pub(crate) struct Recordings {
+    job: u64,
+    folder: Folder,
+    /// Why a rank could not write its recording.
+    failed: Option<String>,
+}
+
+impl Recordings {
+    pub(crate) fn new(job_id: &str, config: &Config) -> Self {
+        Self {
+            job: digest(job_id.as_bytes()),
+            folder: Folder::new(config.flight_folder.as_deref()),
+            failed: None,
+        }
+    }
+
+    /// A rank could not write its recording. The first reason is as good as another.
+    pub(crate) fn failed(&mut self, why: String) {
+        self.failed.get_or_insert(why);
+    }
+
+    /// What to add to the line that tells a fault.
+    pub(crate) fn hint(&self) -> Option<String> {
+        hint(self.folder.of_job(self.job), self.failed.as_deref())
+    }
+}
+
+/// How to read what the ranks recorded, or why they could not; `None` where nothing was to be.
+fn hint(written: Option<PathBuf>, failed: Option<&str>) -> Option<String> {
+    match (written, failed) {
+        (Some(path), _) => {
+            let path = folder::for_a_shell(&path);
+            Some(format!(" (what the ranks did last: pp flight {path})"))
+        }
+        (None, why) => why.map(|why| format!(" (no recording: {why})")),
+    }
+}
+
+/// The flight recorder of one rank.
+#[derive(Clone)]
+pub(crate) struct Flight(Option<Arc<Own>>);
+
+struct Own {
+    recorder: FlightRecorder,
+    job: u64,
+    rank: Rank,
+    world_size: WorldSize,
+    host: Text<64>,
+    boot: Text<64>,
+    folder: Folder,
+    reporter: Reporter,
+    /// Why the recording could not be written.
+    failed: OnceLock<String>,
+    /// That of the driver that runs now. Never waited for: held only to look and to replace.
+    switch: Mutex<Option<Switch>>,
+    /// A thread is writing.
+    busy: AtomicBool,
+    /// There is a file.
+    written: AtomicBool,
+}
+
+impl Flight {
+    /// The recorder of a process that sends nothing that could be recorded.
+    pub(crate) fn off() -> Self {
+        Self(None)
+    }
+
+    /// Opens the recorder of this rank. A panic of this process writes its recording from now on.
+    ///
+    /// # Errors
+    /// The size of the world is none that a recording can hold.
+    pub(crate) fn open(
+        launch: &Launch,
+        config: &Config,
+        reporter: &Reporter,
+    ) -> Result<Self, Error> {
+        let own = Arc::new(Own {
+            recorder: FlightRecorder::new(config.flight_operations),
+            job: digest(launch.job_id().as_bytes()),
+            rank: launch.rank(),
+            world_size: WorldSize::new(launch.world_size().get()).map_err(anyhow::Error::new)?,
+            host: Text::truncated(&rustix::system::uname().nodename().to_string_lossy()),
+            boot: boot(),
+            folder: Folder::new(config.flight_folder.as_deref()),
+            reporter: reporter.clone(),
+            failed: OnceLock::new(),
+            switch: Mutex::new(None),
+            busy: AtomicBool::new(false),
+            written: AtomicBool::new(false),
+        });
+        write_on_panic(Arc::downgrade(&own));
+        Ok(Self(Some(own)))
+    }
+
+    /// The recorder of this rank; one that records nothing where none was opened.
+    pub(crate) fn recorder(&self) -> FlightRecorder {
+        let own = self.0.as_ref();
+        own.map_or_else(FlightRecorder::off, |own| own.recorder.clone())
+    }
+
+    /// A link to this peer whose operations are recorded.
+    pub(crate) fn record<L: Link>(
+        &self,
+        link: L,
+        peer: Rank,
+        generation: Generation,
+    ) -> Recorded<L> {
+        Recorded::new(link, &self.recorder(), peer, generation)
+    }
+
+    /// From now on a recording says what the driver of this switch is inside of.
+    pub(crate) fn follow(&self, switch: &Switch) {
+        if let Some(own) = &self.0
+            && let Ok(mut place) = own.switch.lock()
+        {
+            *place = Some(switch.clone());
+        }
+    }
+
+    /// Writes down what happened before a fault, if an operation has begun. For the thread beside the watchdog.
+    pub(crate) fn write_for_fault(&self, fault: &Fault) {
+        let at_ns = now_ns();
+        if let Some(own) = self.begun()
+            && let Err(why) = own.write(Reason::Fault(fault.clone()))
+        {
+            // The line that tells the fault says it, in the supervisor if there is one.
+            let (kind, operation) = (FaultKind::Io, "write a flight recording");
+            let fault = Fault::new(kind, own.rank, operation, &why);
+            own.reporter.tell(Report::NotRecorded(fault));
+            let _ = own.failed.set(why);
+        }
+        // Last: standard error may be held by a thread that is stuck.
+        tracing::error!(at_ns, %fault, "{NOTICED}");
+    }
+
+    fn begun(&self) -> Option<&Arc<Own>> {
+        self.0.as_ref().filter(|own| own.recorder.begun() > 0)
+    }
+
+    /// Writes down what goes on, and says where.
+    pub(crate) fn write_on_request(&self) {
+        let said = match self.0.as_ref().map(|own| (own.rank, own.write(Reason::Asked))) {
+            Some((rank, Ok(path))) => {
+                format!("pp: rank {rank}: flight recording: {}", path.display())
+            }
+            Some((rank, Err(why))) => format!("pp: rank {rank}: no flight recording: {why}"),
+            None => "pp: no flight recording: one process that runs every stage sends nothing that could be recorded"
+                .to_owned(),
+        };
+        // Without a standard error nobody wants to read it.
+        let _ = writeln!(std::io::stderr(), "{said}");
+    }
+
+    /// What to add to the line that tells a fault.
+    pub(crate) fn hint(&self) -> Option<String> {
+        let own = self.0.as_ref()?;
+        let is_written = own.written.load(Ordering::Acquire);
+        hint(
+            is_written.then(|| own.path()),
+            own.failed.get().map(String::as_str),
+        )
+    }
+}
+
+/// A panic writes the recording before it says anything: standard error may be why. The hook is the process's, and each
+/// job of the process adds its own.
+fn write_on_panic(own: Weak<Own>) {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if let Some(own) = own.upgrade().filter(|own| own.recorder.begun() > 0) {
+            let place = info.location().map(ToString::to_string);
+            let what = info.payload_as_str().unwrap_or("a panic");
+            let text = format!(
+                "{what} at {}",
+                place.as_deref().unwrap_or("an unknown place")
+            );
+            let _ = own.write(Reason::Panic(Text::truncated(&text)));
+        }
+        before(info);
+    }));
+}
+
+impl Own {
+    fn path(&self) -> PathBuf {
+        let name = folder::name(self.job, self.rank, std::process::id());
+        self.folder.path.join(name)
+    }
+
+    fn write(&self, reason: Reason) -> Result<PathBuf, String> {
+        if !self.recorder.is_on() {
+            return Err("PP_FLIGHT_OPS is 0".into());
+        }
+        let _turn = Turn::take(&self.busy).ok_or("another thread is writing it")?;
+        let bytes = self.recording(reason).encode().map_err(|e| e.to_string())?;
+        let path = self.path();
+        self.folder
+            .keep(&path, &bytes)
+            .map_err(|e| format!("{}: {e}", path.display()))?;
+        self.written.store(true, Ordering::Release);
+        Ok(path)
+    }
+
+    fn recording(&self, reason: Reason) -> Recording {
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        // Whoever holds it is about to let go, and a recording without it is better than none.
+        let switch = self.switch.try_lock().ok().and_then(|place| place.clone());
+        let recording = Recording {
+            job: self.job,
+            rank: self.rank,
+            world_size: self.world_size,
+            pid: std::process::id(),
+            host: self.host.clone(),
+            boot: self.boot.clone(),
+            written: Moment {
+                monotonic_ns: now_ns(),
+                realtime_ns: since_1970.map_or(0, |time| time.as_nanos() as u64),
+            },
+            reason,
+            activity: switch.and_then(|switch| switch.activity()),
+            capacity: 0,
+            total: 0,
+            groups: List::default(),
+            operations: List::default(),
+        };
+        recording.with(&self.recorder)
+    }
+}
+
+/// The right to write. Waited for with a deadline, unlike a lock's.
+struct Turn<'a>(&'a AtomicBool);
+
+impl<'a> Turn<'a> {
+    fn take(busy: &'a AtomicBool) -> Option<Self> {
+        let deadline = now_ns() + TURN_WITHIN.as_nanos() as u64;
+        while busy.swap(true, Ordering::Acquire) {
+            if now_ns() > deadline {
+                return None;
+            }
+            std::thread::sleep(TURN_WITHIN / 100);
+        }
+        Some(Self(busy))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// What tells one start of this machine from another.
+fn boot() -> Text<64> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    Text::truncated(id.unwrap_or_default().trim())
+}

@@ -1,0 +1,114 @@
+//! What a rank does at a signal: the first drains, the second aborts.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pp_contract::{Fault, FaultKind};
+use pp_transport::control::Message;
+use signal_hook::consts::SIGUSR1;
+use signal_hook::iterator::Signals;
+
+use crate::context::Context;
+use crate::end::end_now;
+use crate::signal_names::heard;
+use crate::signals::{SignalTarget, is_echo_of, say_that_it_drains};
+use crate::threads::start_thread;
+use crate::{FRONT, GRACE};
+
+/// Time for a peer to take in why this rank ends.
+const TOLD_WITHIN: Duration = Duration::from_millis(50);
+
+/// Starts the thread that turns signals into drains and aborts. Until [`Context::attach`] names a switch, a signal
+/// ends the process: nothing has been admitted that could be drained.
+pub(crate) fn take_signals(context: &Arc<Context>) -> std::io::Result<()> {
+    let mut arriving = Signals::new(heard())?;
+    let context = Arc::clone(context);
+    start_thread("pp-signals", move || {
+        for signal in &mut arriving {
+            context.take_signal(signal);
+        }
+    })
+}
+
+impl Context {
+    fn take_signal(self: &Arc<Self>, signal: i32) {
+        if signal == SIGUSR1 {
+            let flight = self.flight.clone();
+            // On a thread of its own: a disk that is away must not keep an abort waiting.
+            let asked = std::thread::Builder::new().name("pp-flight".into());
+            let _ = asked.spawn(move || flight.write_on_request());
+            return;
+        }
+        let signal = signal as u8;
+        // A supervisor has left out what is an echo. What it passes on counts, however late the first was heard.
+        if self.is_supervised() || !is_echo_of(self.signals.first(), signal) {
+            match self.signals.note(signal) {
+                true => self.drain(signal),
+                false => self.abort(),
+            }
+        }
+    }
+
+    fn drain(self: &Arc<Self>, signal: u8) {
+        let target = self.signals.state().target.clone();
+        let peer = match target {
+            SignalTarget::Process => None,
+            SignalTarget::Peer(peer) => Some(peer),
+            // The watch thread tells the other ranks: the front drains, and they follow it.
+            SignalTarget::Switch(switch) => {
+                // First: the drain may be done, and the process over, in no time.
+                self.say_once(signal);
+                return switch.request_drain(signal);
+            }
+            SignalTarget::AwaitingReplacement | SignalTarget::Finished(_) => {
+                return self.say_once(signal);
+            }
+        };
+        let what = "interrupted before the ranks were ready";
+        let rank = peer.as_ref().map_or(FRONT, |_| self.rank);
+        let fault = Fault::new(FaultKind::Interrupted, rank, "set up", what);
+        if let Some(peer) = peer {
+            let deadline = Instant::now() + TOLD_WITHIN;
+            // One that cannot be told notices the end of the connection.
+            let _ = peer.send(&Message::Abort(fault.clone()), deadline);
+        }
+        self.end_with(&fault);
+    }
+
+    /// The front says it for all ranks, and a supervisor for its front.
+    fn say_once(&self, signal: u8) {
+        if self.rank == FRONT && !self.is_supervised() {
+            say_that_it_drains(signal);
+        }
+    }
+
+    fn abort(self: &Arc<Self>) {
+        let mut state = self.signals.state();
+        let first = state.first;
+        if let SignalTarget::Finished(signal) = &mut state.target {
+            // No signal ended the work early. These end what is left of it, and the code says so.
+            *signal = signal.or(first);
+        }
+        let target = state.target.clone();
+        drop(state);
+        if let SignalTarget::Switch(switch) = target {
+            switch.abort();
+            // A rank that is alone has no watchdog that would end a stuck driver.
+            std::thread::sleep(GRACE * 2);
+            if let Some(fault) = switch.fault() {
+                self.end_with(fault);
+            }
+            end_now(128 + self.signals.aborted_by());
+        }
+        // No driver runs that could see it.
+        let what = match target {
+            SignalTarget::Finished(_) => {
+                "aborted by a second interrupt while the results were written"
+            }
+            _ => {
+                "aborted by a second interrupt, while Phase B was awaited; what was in flight is lost"
+            }
+        };
+        self.end_with(&Fault::new(FaultKind::Interrupted, FRONT, "run", what));
+    }
+}

@@ -1,0 +1,107 @@
+//! A front that survives the loss of its peer.
+//!
+//! Hazard: the driver is inside a stage, or in a call of the backend that only an abort ends, when the peer
+//! dies; the watchdog would end the process, and with it everything that could be sent again.
+//! Guarantee: where Phase B may come back, the watchdog aborts the link instead, and ends
+//! the process only when the driver does not come back within the time for a restart. Once no restart
+//! is left it ends the process as it does where there never was one.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use pp_contract::Fault;
+use pp_transport::backend::Abort;
+use pp_transport::error::TransportError;
+
+use crate::PHASE_B;
+use crate::context::Context;
+
+/// Time for the abort of a link; measured with GPUs: half a second.
+const ABORTED_WITHIN: Duration = Duration::from_secs(5);
+/// Time between two looks at whether the driver is back.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Whether another Phase B may do what this one could not.
+pub(super) fn is_worth_a_restart(fault: &Fault) -> bool {
+    fault.rank == PHASE_B && fault.kind.is_worth_a_restart()
+}
+
+/// What the watchdog of one generation and the thread that drives it share.
+pub(crate) struct Failover {
+    /// Time for the driver to come back.
+    within: Duration,
+    /// What ends the link of this generation, once there is one.
+    abort: OnceLock<Abort>,
+    /// The thread that drives, or connects, has come back.
+    is_back: AtomicBool,
+    /// A thread may be inside the backend's library for good.
+    left_behind: AtomicBool,
+    /// The end of the fault's text when no restart is left; `None` while one is.
+    last: Option<String>,
+}
+
+impl Failover {
+    pub(crate) fn new(within: Duration, last: Option<String>) -> Arc<Self> {
+        Arc::new(Self {
+            within,
+            last,
+            abort: OnceLock::new(),
+            is_back: AtomicBool::new(false),
+            left_behind: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn hold(&self, abort: Abort) {
+        let _ = self.abort.set(abort);
+    }
+
+    pub(super) fn leave_behind(&self) {
+        self.left_behind.store(true, Ordering::Release);
+    }
+
+    /// Whether a thread of this generation may be inside the backend's library for good.
+    pub(crate) fn has_left_behind(&self) -> bool {
+        self.left_behind.load(Ordering::Acquire)
+    }
+
+    /// The driver has come back: the watchdog has nothing to end any more.
+    pub(crate) fn driver_is_back(&self) {
+        self.is_back.store(true, Ordering::Release);
+    }
+
+    /// Aborts the link, and waits until that is done.
+    ///
+    /// # Errors
+    /// It is not done in time: nothing else can be connected on this device.
+    pub(crate) fn abort(&self, why: &str) -> Result<(), TransportError> {
+        let deadline = Instant::now() + ABORTED_WITHIN;
+        let aborted = self
+            .abort
+            .get()
+            .map_or(Ok(()), |abort| abort(why, deadline));
+        aborted.inspect_err(|_| self.leave_behind())
+    }
+
+    /// What the watchdog does when the driver has not come back within its grace.
+    pub(super) fn on_stuck_driver(&self, context: &Arc<Context>, fault: &Fault) {
+        if let Some(ending) = &self.last {
+            let detail = format!("{}{ending}", fault.detail);
+            let operation = fault.operation.as_str();
+            context.end_with(&Fault::new(fault.kind, fault.rank, operation, detail));
+        }
+        if !is_worth_a_restart(fault) {
+            context.end_with(fault);
+        }
+        // A failure is remembered, and the thread that drives tells it. Not here: this is the watch thread, and
+        // the thread that is stuck may hold standard error.
+        let _ = self.abort("the peer is lost");
+        let deadline = Instant::now() + self.within;
+        while !self.is_back.load(Ordering::Acquire) {
+            if Instant::now() > deadline {
+                context.end_with(fault);
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Which recordings are of one run of the job.
+//!
+//! Hazard: a job's id is made of what ranks are launched with, so that two launches with the same
+//! address, port and secret have one id, and their files lie side by side under it. Guarantee: only
+//! the newest run is told of; what was left out is named. A rank that was started again stays: each of
+//! its lives has generations of its own, later than those before.
+
+use std::path::PathBuf;
+
+use pp_transport::flight::Recording;
+
+use crate::FRONT;
+
+type Files = Vec<(PathBuf, Recording)>;
+
+/// Keeps the files of the newest run; the others, by name. The files are in the order of their ranks,
+/// and those of a rank in that of their times.
+pub(super) fn of_the_newest_run(mut files: Files) -> (Files, Vec<PathBuf>) {
+    // A front has one life.
+    let fronts: Vec<(i128, i128)> = (files.iter())
+        .filter(|(_, recording)| recording.rank == FRONT)
+        .map(|(_, recording)| times(recording))
+        .collect();
+    let run_of = |recording: &Recording| {
+        let own = times(recording);
+        let apart = |front: &(i128, i128)| (own.0 - front.1).max(front.0 - own.1).max(0);
+        let runs = fronts.iter().enumerate().rev();
+        runs.min_by_key(|(_, front)| apart(front))
+            .map(|(run, _)| run)
+    };
+    let newest = fronts.len().checked_sub(1);
+    let mut left_out = Vec::new();
+    let mut kept = Files::new();
+    // Backwards: what a rank did last decides what can have been before.
+    while let Some((file, recording)) = files.pop() {
+        let is_of_run = newest.is_none() || run_of(&recording) == newest;
+        let later = kept
+            .last()
+            .filter(|(_, later)| later.rank == recording.rank);
+        if is_of_run && later.is_none_or(|(_, later)| is_before(&recording, later)) {
+            kept.push((file, recording));
+        } else {
+            left_out.push(file);
+        }
+    }
+    kept.reverse();
+    left_out.reverse();
+    (kept, left_out)
+}
+
+/// When its first operation began that it still has, and when it was written, on the clock on the wall.
+fn times(recording: &Recording) -> (i128, i128) {
+    let written = i128::from(recording.written.realtime_ns);
+    let first = recording.operations.iter().map(|o| o.prepared_ns).min();
+    let began = first.map_or(0, |first| {
+        recording.written.monotonic_ns.saturating_sub(first)
+    });
+    (written - i128::from(began), written)
+}
+
+/// Whether it can be an earlier life of the same rank: its generations are all earlier.
+fn is_before(earlier: &Recording, later: &Recording) -> bool {
+    let last = earlier.operations.iter().map(|o| o.generation).max();
+    let first = later.operations.iter().map(|o| o.generation).min();
+    match (last, first) {
+        _ if earlier.rank == FRONT => false,
+        (Some(last), Some(first)) => last < first,
+        // A life that ended before it did anything.
+        _ => true,
+    }
+}

@@ -1,0 +1,438 @@
+//! Recordings made by hand, and what is said of them.
+
+use pp_contract::{
+    CacheEpoch, CallId, ChunkIndex, DType, Fault, Generation, List, Rank as ContractRank, Text,
+    WorldSize,
+};
+use pp_transport::flight::{Activity, Group, Kind, Message, Moment, Operation, Reason, State};
+
+use super::*;
+
+const SECOND: u64 = 1_000_000_000;
+
+fn recording(rank: u32, world: u32, operations: Vec<Operation>) -> Recording {
+    Recording {
+        job: 7,
+        rank: ContractRank::new(rank),
+        world_size: WorldSize::new(world).unwrap(),
+        pid: 100 + rank,
+        host: Text::truncated("here"),
+        boot: Text::truncated("boot"),
+        written: Moment {
+            monotonic_ns: 10 * SECOND,
+            realtime_ns: 1_000 * SECOND,
+        },
+        reason: Reason::Asked,
+        activity: None,
+        capacity: 4096,
+        total: operations.len() as u64,
+        groups: List::default(),
+        operations: List::new(operations).unwrap(),
+    }
+}
+
+fn message(kind: Kind, peer: u32, message: Message, call: u64, at: u64) -> Operation {
+    Operation {
+        sequence: at,
+        kind,
+        state: State::Done,
+        message: Some(message),
+        group: None,
+        peer: Some(ContractRank::new(peer)),
+        generation: Generation::new(0),
+        number: Some(call),
+        bytes: 64,
+        dtype: None,
+        call_id: Some(CallId::new(call)),
+        chunk_index: Some(ChunkIndex::new(call)),
+        cache_epoch: Some(CacheEpoch::new(0)),
+        prepared_ns: SECOND + at * 1000,
+        committed_ns: Some(SECOND + at * 1000 + 100),
+        started_ns: Some(SECOND + at * 1000 + 100),
+        ended_ns: Some(SECOND + at * 1000 + 900),
+    }
+}
+
+fn open(operation: Operation) -> Operation {
+    Operation {
+        state: State::Started,
+        ended_ns: None,
+        ..operation
+    }
+}
+
+/// An all-reduce in the only group.
+fn reduce(number: u64, bytes: u64, dtype: DType) -> Operation {
+    Operation {
+        group: Some(0),
+        peer: None,
+        number: Some(number),
+        bytes,
+        dtype: Some(dtype),
+        message: None,
+        call_id: None,
+        chunk_index: None,
+        cache_epoch: None,
+        ..message(Kind::AllReduce, 0, Message::Noop, 0, number)
+    }
+}
+
+fn mesh(rank: u32, operations: Vec<Operation>) -> Recording {
+    let members = (0..3).map(ContractRank::new).collect();
+    let group = Group {
+        name: Text::truncated("mesh"),
+        members: List::new(members).unwrap(),
+    };
+    Recording {
+        groups: List::new(vec![group]).unwrap(),
+        ..recording(rank, 3, operations)
+    }
+}
+
+fn ranked(recordings: Vec<Recording>) -> Vec<Ranked> {
+    let file = |r: &Recording| PathBuf::from(format!("rank{}-{}", r.rank, r.pid));
+    let files = recordings.into_iter().map(|r| (file(&r), r));
+    together(files.collect()).unwrap().0
+}
+
+fn tell(recordings: Vec<Recording>) -> Told {
+    told(&ranked(recordings), Vec::new())
+}
+
+use Kind::{Receive, Send};
+use Message::{Envelope, Result as Answer};
+
+/// Two chunks there, one back: the second is with Phase B.
+fn front() -> Vec<Operation> {
+    vec![
+        message(Send, 1, Envelope, 0, 0),
+        message(Send, 1, Envelope, 1, 1),
+        message(Receive, 1, Answer, 0, 2),
+    ]
+}
+
+fn phase_b() -> Vec<Operation> {
+    vec![
+        message(Receive, 0, Envelope, 0, 0),
+        message(Send, 0, Answer, 0, 1),
+        message(Receive, 0, Envelope, 1, 2),
+    ]
+}
+
+fn computing(operations: Vec<Operation>) -> Recording {
+    let activity = Activity {
+        operation: Text::truncated("phase_b"),
+        is_stage: true,
+        since_ns: Some(8 * SECOND),
+        waiting_since_ns: None,
+    };
+    Recording {
+        activity: Some(activity),
+        ..recording(1, 2, operations)
+    }
+}
+
+#[test]
+fn a_stage_that_does_not_come_back_is_where_it_stood_still() {
+    let told = tell(vec![recording(0, 2, front()), computing(phase_b())]);
+    assert_eq!(
+        told.verdict,
+        "it stood still at rank 1: it was inside phase_b, with chunk 1 (call 1) unanswered for \
+         2.000 s"
+    );
+    assert_eq!(
+        told.ranks[0].wait.what,
+        "it waited for the result of chunk 1 (call 1)"
+    );
+    assert_eq!(told.ranks[0].wait.on, [1]);
+    assert_eq!(told.findings.disagreement, None);
+    assert_eq!(told.findings.matched, 3);
+    assert!(told.missing.is_empty() && told.findings.never_came.is_empty());
+    let text = told.to_string();
+    assert!(text.contains("inside     phase_b for 2.000 s"), "{text}");
+}
+
+#[test]
+fn a_rank_without_a_recording_is_who_never_came() {
+    let told = tell(vec![recording(0, 2, front())]);
+    assert_eq!(told.missing, [1]);
+    assert_eq!(
+        told.verdict,
+        "rank 1 left no recording: killed, stopped, or the file was not given; rank 0 waited \
+         for the result of chunk 1 (call 1) for 9.000 s"
+    );
+}
+
+#[test]
+fn the_first_operation_on_which_two_ranks_disagree_is_named() {
+    let mut theirs = phase_b();
+    theirs[0].bytes = 32;
+    theirs[2].chunk_index = Some(ChunkIndex::new(9));
+    let told = tell(vec![recording(0, 2, front()), recording(1, 2, theirs)]);
+    assert_eq!(
+        told.findings.disagreement.as_deref(),
+        Some("the envelope of call 0 from rank 0 to rank 1: bytes 64 at rank 0, 32 at rank 1")
+    );
+}
+
+#[test]
+fn a_message_that_was_never_taken_in_is_told_once_for_its_edge() {
+    let mut ours = front();
+    ours.push(message(Send, 1, Envelope, 2, 3));
+    let mut theirs = phase_b();
+    theirs.pop();
+    let told = tell(vec![recording(0, 2, ours), recording(1, 2, theirs)]);
+    assert_eq!(
+        told.findings.never_came,
+        ["rank 1 never took in the envelope of call 1 from rank 0 to rank 1"]
+    );
+    assert!(
+        told.verdict.contains("rank 1, which never came"),
+        "{}",
+        told.verdict
+    );
+}
+
+#[test]
+fn what_a_ring_has_forgotten_is_held_against_nobody() {
+    let mut theirs = recording(1, 2, vec![message(Receive, 0, Envelope, 1, 2)]);
+    theirs.total = 3;
+    let told = tell(vec![recording(0, 2, front()), theirs]);
+    assert_eq!(told.findings.never_came, [""; 0]);
+    assert_eq!(told.findings.disagreement, None);
+}
+
+#[test]
+fn a_recording_that_was_written_before_an_operation_does_not_lack_it() {
+    let mut theirs = recording(1, 2, Vec::new());
+    theirs.written.monotonic_ns = SECOND / 2;
+    let told = tell(vec![recording(0, 2, front()), theirs]);
+    assert_eq!(told.findings.never_came, [""; 0]);
+}
+
+#[test]
+fn a_collective_that_one_rank_of_three_never_entered_names_it() {
+    let two = || {
+        vec![
+            reduce(0, 4096, DType::F32),
+            open(reduce(1, 4096, DType::F32)),
+        ]
+    };
+    let one = vec![reduce(0, 4096, DType::F32)];
+    let told = tell(vec![mesh(0, two()), mesh(1, two()), mesh(2, one)]);
+    assert_eq!(
+        told.findings.never_came,
+        ["rank 2 never entered collective 1 of group mesh"]
+    );
+    assert_eq!(
+        told.ranks[0].wait.what,
+        "it was in all-reduce 1 of group mesh (4096 bytes of f32)"
+    );
+    assert_eq!(told.ranks[1].wait.on, [2]);
+    assert!(
+        told.verdict.contains("rank 2, which never came"),
+        "{}",
+        told.verdict
+    );
+}
+
+#[test]
+fn collectives_are_held_against_each_other_by_their_number() {
+    let other = vec![reduce(0, 2048, DType::Bf16)];
+    let all = |bytes| vec![reduce(0, bytes, DType::F32)];
+    let told = tell(vec![mesh(0, all(4096)), mesh(1, all(4096)), mesh(2, other)]);
+    assert_eq!(
+        told.findings.disagreement.as_deref(),
+        Some("collective 0 of group mesh: of type f32 at rank 0, bf16 at rank 2")
+    );
+    let told = tell(vec![
+        mesh(0, all(4096)),
+        mesh(1, all(512)),
+        mesh(2, all(4096)),
+    ]);
+    assert_eq!(
+        told.findings.disagreement.as_deref(),
+        Some("collective 0 of group mesh: bytes 4096 at rank 0, 512 at rank 1")
+    );
+}
+
+#[test]
+fn clocks_of_other_hosts_are_placed_between_messages_both_ways() {
+    let mut theirs = recording(1, 2, phase_b());
+    theirs.boot = Text::truncated("another");
+    // Its clock is ahead by five seconds; each message takes 300 ns.
+    let shift = |o: &Operation, by: u64| Operation {
+        prepared_ns: o.prepared_ns + 5 * SECOND + by,
+        ..o.clone()
+    };
+    let shifted = vec![
+        shift(&theirs.operations[0], 300),
+        // Sent 700 before it was taken in over there, at 2000.
+        shift(&theirs.operations[1], 300),
+        shift(&theirs.operations[2], 0),
+    ];
+    theirs.operations = List::new(shifted).unwrap();
+    let ranked = ranked(vec![recording(0, 2, front()), theirs]);
+    let clock = &ranked[1].clock;
+    assert_eq!(clock.by, ranked::By::Messages);
+    let within = i128::from(clock.within_ns.unwrap());
+    assert!(within < 1000, "{clock:?}");
+    let off = clock.offset_ns + 5 * i128::from(SECOND);
+    assert!(off.abs() <= within + 1, "{clock:?}");
+}
+
+#[test]
+fn files_of_two_jobs_or_twice_the_same_are_refused_by_name() {
+    let path = PathBuf::from;
+    let other = Recording {
+        job: 8,
+        ..recording(1, 2, Vec::new())
+    };
+    let first = || recording(0, 2, Vec::new());
+    let refused = |second| {
+        let files = vec![(path("first"), first()), (path("second"), second)];
+        together(files).err().unwrap().to_string()
+    };
+    let text = refused(other);
+    assert!(text.contains("second: it is of job"), "{text}");
+    let text = refused(first());
+    assert!(text.contains("the same process as first"), "{text}");
+    assert!(refused(recording(1, 3, Vec::new())).contains("3 ranks"));
+}
+
+#[test]
+fn a_phase_b_that_was_started_again_is_held_against_its_own_generation() {
+    let again = |o: Operation| Operation {
+        generation: Generation::new(1),
+        ..o
+    };
+    let mut ours = front();
+    ours.push(again(message(Send, 1, Envelope, 1, 3)));
+    let first = recording(1, 2, phase_b());
+    let second = Recording {
+        pid: 999,
+        ..recording(1, 2, vec![again(message(Receive, 0, Envelope, 1, 4))])
+    };
+    let told = tell(vec![recording(0, 2, ours), first, second]);
+    assert_eq!(told.findings.never_came, [""; 0]);
+    assert_eq!(told.findings.disagreement, None);
+    assert_eq!(told.findings.matched, 4);
+}
+
+#[test]
+fn the_trace_has_every_operation_and_an_arrow_for_every_pair() {
+    let ranked = ranked(vec![recording(0, 2, front()), computing(phase_b())]);
+    let mut out = Vec::new();
+    picture::draw(&mut out, &ranked).unwrap();
+    let trace: serde_json::Value = serde_json::from_slice(&out).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let count = |ph: &str| events.iter().filter(|e| e["ph"] == ph).count();
+    assert_eq!(
+        [count("b"), count("e"), count("s"), count("f")],
+        [6, 6, 3, 3]
+    );
+    assert_eq!(count("X"), 1);
+    assert!(
+        events
+            .iter()
+            .all(|e| e["ts"].as_f64().is_none_or(|ts| ts >= 0.0))
+    );
+}
+
+fn failed(recording: Recording, kind: FaultKind, rank: u32, operation: &str) -> Recording {
+    let fault = Fault::new(kind, ContractRank::new(rank), operation, "so it is");
+    Recording {
+        reason: Reason::Fault(fault),
+        ..recording
+    }
+}
+
+/// Chunks of a second each, the last of which is with Phase B for half of one.
+#[test]
+fn a_job_that_runs_when_it_is_asked_does_not_stand_still() {
+    let slow = |operations: Vec<Operation>, last: u64| {
+        let at = |(n, o): (usize, Operation)| Operation {
+            prepared_ns: (7 + n as u64) * SECOND + last,
+            ..o
+        };
+        operations.into_iter().enumerate().map(at).collect()
+    };
+    let mut theirs = computing(slow(phase_b(), SECOND / 2));
+    if let Some(activity) = &mut theirs.activity {
+        activity.since_ns = Some(9 * SECOND + SECOND / 2);
+    }
+    let mut ours = front();
+    ours.push(message(Send, 1, Envelope, 2, 3));
+    let told = tell(vec![recording(0, 2, slow(ours, 0)), theirs]);
+    assert_eq!(
+        told.verdict,
+        "the job was running when it was asked; rank 1 was inside phase_b, with chunk 1 (call 1) \
+         unanswered for 500.0 ms"
+    );
+    assert!(told.running && told.findings.never_came.is_empty());
+}
+
+#[test]
+fn a_panic_and_then_a_fault_come_before_where_the_ranks_were() {
+    let broken = |rank, operations| {
+        let own = recording(rank, 2, operations);
+        failed(own, FaultKind::PeerMisbehaved, 0, "receive header")
+    };
+    let told_of = |second| tell(vec![broken(0, front()), second]).verdict;
+    let verdict = told_of(broken(1, phase_b()));
+    let begins = "peer misbehaved: rank 0: receive header: so it is; rank 0 waited for the result";
+    assert!(verdict.starts_with(begins), "{verdict}");
+    assert!(verdict.contains("; rank 1: chunk 1"), "{verdict}");
+    let panicked = Recording {
+        reason: Reason::Panic(Text::truncated("words")),
+        ..recording(1, 2, phase_b())
+    };
+    let verdict = told_of(panicked);
+    assert!(
+        verdict.starts_with("rank 1 panicked: words; rank 0 waited"),
+        "{verdict}"
+    );
+    // What ran out of time is told by where it stood.
+    let late = failed(computing(phase_b()), FaultKind::TimedOut, 1, "phase_b");
+    let verdict = tell(vec![recording(0, 2, front()), late]).verdict;
+    assert!(verdict.starts_with("it stood still at rank 1"), "{verdict}");
+}
+
+#[test]
+fn of_two_launches_under_one_id_the_newest_is_told_and_the_other_named() {
+    let launch = |pid: u32, seconds: u64, rank: u32| {
+        let operations = if rank == 0 { front() } else { phase_b() };
+        let mut one = recording(rank, 2, operations);
+        one.pid = pid;
+        one.written.realtime_ns += seconds * SECOND;
+        let file = PathBuf::from(format!("rank{rank}-{pid}"));
+        (file, one)
+    };
+    // Out of order, and the first launch has a rank more.
+    let files = vec![
+        launch(30, 60, 0),
+        launch(11, 0, 1),
+        launch(31, 60, 1),
+        launch(10, 0, 0),
+    ];
+    let (kept, left_out) = together(files).unwrap();
+    let pids: Vec<u32> = kept.iter().map(|r| r.recording.pid).collect();
+    assert_eq!(pids, [30, 31]);
+    assert_eq!(
+        left_out,
+        [PathBuf::from("rank0-10"), PathBuf::from("rank1-11")]
+    );
+    let text = told(&kept, left_out).to_string();
+    assert!(
+        text.contains("left out: rank1-11: of an earlier launch"),
+        "{text}"
+    );
+    // What is left of the newest alone does not borrow a rank of the one before.
+    let (kept, left_out) =
+        together(vec![launch(30, 60, 0), launch(11, 0, 1), launch(10, 0, 0)]).unwrap();
+    assert_eq!((kept.len(), left_out.len()), (1, 2));
+    // Without a front the generations tell.
+    let (kept, _) = together(vec![launch(11, 0, 1), launch(31, 60, 1)]).unwrap();
+    assert_eq!(kept[0].recording.pid, 31);
+    assert_eq!(kept.len(), 1);
+}

@@ -1,0 +1,196 @@
+//! What the ranks say to their supervisor, over one pipe.
+//!
+//! Hazard: a report of a process that is gone is taken for that of its successor, or two reports
+//! mix. Guarantee: each names the process that wrote it, and goes out in one write of less than a
+//! page.
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::Context;
+use pp_contract::{Fault, FaultKind, Rank};
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::config::Supervisor;
+use crate::error::Error;
+use crate::threads::start_thread;
+
+/// Time between two signs of life.
+const BEAT_EVERY: Duration = Duration::from_secs(1);
+
+/// What a rank has to say.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Report {
+    /// It ends, because of this.
+    Exiting(Fault),
+    /// The front gave this process of Phase B up, because of this, and wants another.
+    PeerLost(TargetProcess, Fault),
+    /// The front and Phase B are connected.
+    Connected,
+    /// This rank takes signals.
+    SignalsReady,
+    /// The front has everything that it wants of Phase B.
+    Served,
+    /// The front has done its work: what it was to write is written.
+    Finished,
+    /// This rank runs, whatever it waits for or loads.
+    Alive,
+    /// This rank could not write its flight recording, because of this.
+    NotRecorded(Fault),
+}
+
+/// Which process of Phase B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum TargetProcess {
+    /// One that came and went, and did not say which it is.
+    Unknown,
+    This(u32),
+    /// Whichever there is: it did not come.
+    Any,
+}
+
+/// A report, and who made it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Reported {
+    /// The process that made it.
+    pub(crate) pid: u32,
+    pub(crate) rank: Rank,
+    pub(crate) report: Report,
+}
+
+/// Bytes of a report, at the most.
+const MAX_BYTES: usize = 32 + Fault::MAX_BYTES;
+
+/// As it goes through the pipe, behind its length. `None` is the supervisor's own: nothing follows.
+fn encode(reported: Option<Reported>) -> postcard::Result<Vec<u8>> {
+    let body = postcard::to_allocvec(&reported)?;
+    Ok([&(body.len() as u32).to_le_bytes(), &body[..]].concat())
+}
+
+/// Reads reports until the supervisor says that there are no more; calls `take` with each.
+pub(crate) fn read(pipe: OwnedFd, mut take: impl FnMut(Reported)) {
+    let mut pipe = File::from(pipe);
+    loop {
+        let mut len = [0; 4];
+        if pipe.read_exact(&mut len).is_err() {
+            return;
+        }
+        // What a plugin wrote into the pipe is no report, and neither is anything behind it.
+        let len = u32::from_le_bytes(len) as usize;
+        let mut body = vec![0; len.min(MAX_BYTES)];
+        if len > MAX_BYTES || pipe.read_exact(&mut body).is_err() {
+            return;
+        }
+        match postcard::from_bytes::<Option<Reported>>(&body) {
+            Ok(Some(report)) => take(report),
+            Ok(None) => return,
+            // A report that cannot be read was not made.
+            Err(_) => {}
+        }
+    }
+}
+
+/// All ranks have ended: whoever reads the pipe may stop.
+pub(crate) fn end(pipe: &OwnedFd) {
+    if let Ok(over) = encode(None) {
+        // Fails only when nobody reads.
+        let _ = rustix::io::write(pipe, &over);
+    }
+}
+
+/// A rank's line to its supervisor, if it has one.
+#[derive(Clone, Debug)]
+pub(crate) struct Reporter {
+    pub(crate) rank: Rank,
+    /// The path of the pipe.
+    pipe: Option<String>,
+}
+
+impl Reporter {
+    pub(crate) fn new(rank: Rank, supervisor: Option<&Supervisor>) -> Self {
+        let fd = supervisor.and_then(|supervisor| supervisor.report_fd.as_deref());
+        Self {
+            rank,
+            pipe: fd.map(|fd| format!("/proc/self/fd/{fd}")),
+        }
+    }
+
+    fn encode(&self, report: Report) -> Option<Vec<u8>> {
+        let (pid, rank) = (std::process::id(), self.rank);
+        encode(Some(Reported { pid, rank, report })).ok()
+    }
+
+    fn write(&self, flags: OFlags, report: Report) -> Option<()> {
+        let pipe = self.pipe.as_ref()?;
+        let message = self.encode(report)?;
+        OpenOptions::new()
+            .append(true)
+            .custom_flags(flags.bits().cast_signed())
+            .open(pipe)
+            .and_then(|mut pipe| pipe.write_all(&message))
+            .ok()
+    }
+
+    /// Tells the supervisor, which prints one line for all ranks; false where there is none that takes it.
+    pub(crate) fn tell(&self, report: Report) -> bool {
+        self.write(OFlags::empty(), report).is_some()
+    }
+
+    /// Begins to give the supervisor signs of life, if there is one.
+    ///
+    /// # Errors
+    /// No thread is to be had.
+    pub(crate) fn live(&self) -> Result<(), Error> {
+        if self.pipe.is_none() {
+            return Ok(());
+        }
+        let reporter = self.clone();
+        let beat = move || {
+            loop {
+                // A pipe that is full has signs enough in it.
+                let _ = reporter.write(OFlags::NONBLOCK, Report::Alive);
+                std::thread::sleep(BEAT_EVERY);
+            }
+        };
+        Ok(start_thread("pp-lives", beat).context("cannot start a thread")?)
+    }
+
+    /// Composes ahead what this rank, if it has a supervisor, reports when there is no memory left.
+    pub(crate) fn prepare_out_of_memory(&self) {
+        let detail =
+            "out of memory; free memory, raise the limit on it (ulimit -v), or lower --depth";
+        let fault = Fault::new(FaultKind::Io, self.rank, "run", detail);
+        let pipe = self
+            .pipe
+            .as_deref()
+            .and_then(|pipe| CString::new(pipe).ok());
+        if let (Some(pipe), Some(report)) = (pipe, self.encode(Report::Exiting(fault))) {
+            let _ = OUT_OF_MEMORY.set(OutOfMemory { pipe, report });
+        }
+    }
+}
+
+/// What this rank reports when it has no memory left to compose a report.
+struct OutOfMemory {
+    pipe: CString,
+    report: Vec<u8>,
+}
+
+/// Memory is the process's, and so is what is said when there is none.
+static OUT_OF_MEMORY: OnceLock<OutOfMemory> = OnceLock::new();
+
+/// Tells the supervisor, if there is one, that this rank ends because it has no memory left. Allocates nothing.
+pub fn report_out_of_memory() -> bool {
+    let Some(OutOfMemory { pipe, report }) = OUT_OF_MEMORY.get() else {
+        return false;
+    };
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
+    let pipe = rustix::fs::open(pipe.as_c_str(), flags, Mode::empty());
+    pipe.is_ok_and(|pipe| rustix::io::write(pipe, report).is_ok())
+}

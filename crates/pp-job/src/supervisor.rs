@@ -1,0 +1,278 @@
+//! A job without a launcher: start the ranks on this machine, watch them, end together; and start
+//! Phase B again where that was asked for.
+//!
+//! Hazard: a rank is killed and the others, or this process, live on; or three processes print
+//! three different reasons. Guarantee: when one rank ends badly the others have a moment to
+//! end by themselves and are killed then; when this process dies the kernel kills them; and one
+//! line says why, the root cause where it is known.
+//!
+//! Choices: whether a fault is worth a restart is the front's to say, since it alone knows what was
+//! lost. This process starts Phase B again when the front waits for it and it died; it kills it
+//! first when the front gave it up and it lives on, stopped or cut off. The front itself is never
+//! started again: it has the input.
+
+mod core;
+mod missed;
+mod verdict;
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use pp_contract::{FaultKind, Rank, WorldSize};
+use pp_transport::launch::LocalJob;
+use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, kill_process, set_parent_process_death_signal, waitid,
+};
+use signal_hook::consts::{SIGINT, SIGUSR1};
+use signal_hook::iterator::Signals;
+
+use self::core::{Action, Core, Event};
+use self::verdict::Verdict;
+use crate::config::{Config, REPORT_FD, SUPERVISOR};
+use crate::end::{log_aside, say_aside};
+use crate::error::Error;
+use crate::flight::Recordings;
+use crate::signal_names::heard;
+use crate::signals::say_that_it_drains;
+use crate::{FRONT, WORLD, reports};
+
+/// Time for the last reports, which were written before the ranks ended.
+const REPORTS_WITHIN: Duration = Duration::from_secs(1);
+
+/// What the threads beside this one notice.
+enum Notice {
+    /// This rank has ended, and was not reaped: no other process has its number until it is.
+    Ended(Rank, Child),
+    Event(Event),
+}
+
+/// Runs this same command line once per rank, and ends as they end. Phase B is started again up to
+/// `restarts` times.
+pub(crate) fn supervise(config: &Config, restarts: u32) -> Result<(), Error> {
+    let (report, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).context("no pipe")?;
+    // The ranks inherit the write end under its number, and that end alone.
+    rustix::io::fcntl_setfd(&write_end, rustix::io::FdFlags::empty()).context("no pipe")?;
+    let (notices, noticed) = mpsc::channel();
+    let watches = config.heartbeat.is_some();
+    let local = LocalJob::new(WorldSize::new(WORLD).context("a world of two ranks")?);
+    let own = local.launch(FRONT).map_err(anyhow::Error::new)?;
+    let mut job = Job {
+        recordings: Recordings::new(own.job_id(), config),
+        local,
+        report: write_end,
+        notices: notices.clone(),
+        core: Core::new(restarts, config.restart_within, watches, Instant::now()),
+        is_begun: false,
+        signal: None,
+    };
+    // Before there is a rank that would live on without us.
+    forward_signals(notices.clone())?;
+    let outcome = job.begin(report, notices).and_then(|()| job.run(&noticed));
+    if let Err(error) = outcome {
+        for pid in job.core.pids() {
+            kill(pid, Signal::KILL);
+        }
+        return Err(error);
+    }
+    reports::end(&job.report);
+    job.hear_the_rest(&noticed);
+    let error = match job.core.verdict() {
+        Verdict::Done => return Ok(()),
+        Verdict::Interrupted(signal) => return Err(Error::Interrupted(signal)),
+        Verdict::Told(code) => return Err(Error::Told(code as u8)),
+        Verdict::Fault(fault, signal) if fault.kind == FaultKind::Interrupted => {
+            let signal = job.signal.or(signal).unwrap_or(SIGINT as u8);
+            Error::Aborted(fault, signal)
+        }
+        Verdict::Fault(fault, _) => fault.into(),
+    };
+    Err(match job.recordings.hint() {
+        None => error,
+        Some(hint) => Error::Recorded(Box::new(error), hint),
+    })
+}
+
+/// Runs this on a thread of its own.
+fn aside(act: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let thread = std::thread::Builder::new().name("pp-supervise".into());
+    thread.spawn(act).context("cannot start a thread")?;
+    Ok(())
+}
+
+/// A job under supervision.
+struct Job {
+    local: LocalJob,
+    /// The write end of the pipe that the ranks report on.
+    report: OwnedFd,
+    notices: Sender<Notice>,
+    core: Core,
+    /// All ranks were started once.
+    is_begun: bool,
+    /// The first signal that asked for an end.
+    signal: Option<u8>,
+    recordings: Recordings,
+}
+
+impl Job {
+    /// Starts the ranks, and a thread that reads their reports.
+    fn begin(&mut self, report: OwnedFd, notices: Sender<Notice>) -> Result<(), Error> {
+        for rank in 0..WORLD {
+            self.start(Rank::new(rank))?;
+        }
+        self.is_begun = true;
+        aside(move || {
+            reports::read(report, |report| {
+                let _ = notices.send(Notice::Event(Event::Reported(report)));
+            });
+            let _ = notices.send(Notice::Event(Event::ReportsOver));
+        })
+    }
+
+    /// Starts a rank, and a thread that waits for its end.
+    fn start(&mut self, rank: Rank) -> Result<(), Error> {
+        let child = self.spawn(rank)?;
+        let (pid, notices) = (Pid::from_child(&child), self.notices.clone());
+        let number = child.id();
+        log_aside(move || tracing::info!(rank = rank.get(), pid = number, "a rank starts"));
+        self.happened(Event::Started(rank, number))?;
+        aside(move || {
+            // Reaped by the thread that sends signals: none goes to a process that got its number.
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            while let Err(Errno::INTR) = waitid(WaitId::Pid(pid), options) {}
+            let _ = notices.send(Notice::Ended(rank, child));
+        })
+    }
+
+    fn spawn(&self, rank: Rank) -> Result<Child, Error> {
+        let path = std::env::current_exe().context("this program has no path")?;
+        // What lies at its path by the time of a restart may be another program, which the ranks
+        // that run would refuse.
+        let program = if self.is_begun {
+            Path::new("/proc/self/exe")
+        } else {
+            &path
+        };
+        let mut command = Command::new(program);
+        command.arg0(&path).args(std::env::args_os().skip(1));
+        for name in LocalJob::LAUNCHER_VARIABLES {
+            command.env_remove(name);
+        }
+        command
+            .envs(self.local.env(rank))
+            .env(REPORT_FD, self.report.as_raw_fd().to_string())
+            .env(SUPERVISOR, std::process::id().to_string())
+            // A terminal's Ctrl-C must reach the ranks once, through here.
+            .process_group(0);
+        if rank != FRONT {
+            // The front's alone: what a plugin prints elsewhere must not get into the video.
+            command.stdin(Stdio::null()).stdout(std::io::stderr());
+        }
+        let spawned = command
+            .spawn()
+            .with_context(|| format!("cannot start rank {rank}"));
+        Ok(spawned?)
+    }
+
+    /// Waits until all ranks have ended for good.
+    fn run(&mut self, noticed: &Receiver<Notice>) -> Result<(), Error> {
+        while !self.core.is_over() {
+            let notice = match self.core.due() {
+                None => noticed.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => noticed.recv_timeout(at.saturating_duration_since(Instant::now())),
+            };
+            let event = match notice {
+                Ok(Notice::Ended(rank, mut child)) => Event::Ended(rank, child.wait().ok()),
+                Ok(Notice::Event(event)) => event,
+                Err(RecvTimeoutError::Timeout) => Event::Tick,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            self.happened(event)?;
+        }
+        Ok(())
+    }
+
+    /// Takes in what the ranks wrote before they ended.
+    fn hear_the_rest(&mut self, noticed: &Receiver<Notice>) {
+        let until = Instant::now() + REPORTS_WITHIN;
+        loop {
+            match noticed.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Notice::Event(Event::Reported(report))) => {
+                    if let Some(why) = self.core.note(report) {
+                        self.recordings.failed(why);
+                    }
+                }
+                Ok(Notice::Event(Event::ReportsOver)) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    fn happened(&mut self, event: Event) -> Result<(), Error> {
+        if let Event::Signal(signal) = event {
+            // The exit code of this process names it.
+            self.signal.get_or_insert(signal);
+        }
+        for action in self.core.handle(event, Instant::now()) {
+            match action {
+                Action::Start(rank) => self.start(rank)?,
+                Action::Kill(pid) => kill(pid, Signal::KILL),
+                Action::Pass(pid, signal) => {
+                    let signal = Signal::from_named_raw(signal.into());
+                    kill(pid, signal.unwrap_or(Signal::INT));
+                }
+                Action::Ask(pid) => kill(pid, Signal::USR1),
+                Action::Say(line) => say_aside(line),
+                Action::SayDrain(signal) => say_that_it_drains(signal),
+                Action::Log(line) => log_aside(move || tracing::warn!("{line}")),
+                Action::NotRecorded(why) => self.recordings.failed(why),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sends a signal to a rank, which was not reaped.
+fn kill(pid: u32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+fn forward_signals(notices: Sender<Notice>) -> Result<(), Error> {
+    let mut signals = Signals::new(heard()).context("cannot handle signals")?;
+    aside(move || {
+        for signal in &mut signals {
+            let event = match signal {
+                SIGUSR1 => Event::Asked,
+                signal => Event::Signal(signal as u8),
+            };
+            if notices.send(Notice::Event(event)).is_err() {
+                return;
+            }
+        }
+    })
+}
+
+/// Ties this process to the one that started it, whose number is `pid`: it dies with it.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn bind_to_parent(pid: &str) -> Result<(), Error> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot follow the supervisor")?;
+    // It may have died before the line above.
+    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
+    if parent.as_deref() != Some(pid) {
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,319 @@
+//! How the ranks of a supervised job ended, and the one reason that is given for all of them.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use pp_contract::{Fault, FaultKind, Rank};
+use rustix::process::Signal;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::error::code_of;
+use crate::reports::{Report, Reported};
+use crate::{FRONT, PHASE_B};
+
+/// What is said of a rank that ended well, and too early.
+const EARLY: &str = "the process ended before its work was done; does a kernel plugin call exit?";
+
+/// How a rank ended.
+#[derive(Clone, Debug)]
+pub(super) struct End {
+    pub(super) rank: Rank,
+    pub(super) pid: u32,
+    /// `None` where the kernel does not say how: whoever started us ignores its children.
+    pub(super) status: Option<ExitStatus>,
+    /// It had to be killed here.
+    pub(super) by_us: bool,
+}
+
+impl End {
+    /// Whether it did its work, or as much of it as a signal allowed.
+    pub(super) fn is_good(&self) -> bool {
+        self.code() == Some(0) || self.interrupted_by().is_some()
+    }
+
+    /// The signal that ended its job early, as its exit code says.
+    fn interrupted_by(&self) -> Option<u8> {
+        let signal = u8::try_from(self.code()? - 128).ok()?;
+        [SIGINT, SIGTERM, SIGHUP]
+            .contains(&signal.into())
+            .then_some(signal)
+    }
+
+    pub(super) fn was_killed(&self) -> bool {
+        self.signal() == Some(Signal::KILL.as_raw())
+    }
+
+    /// How it ended, for a person.
+    fn how(&self) -> String {
+        match (self.signal(), self.code()) {
+            (Some(signal), _) => format!("killed by {}", signal_name(signal)),
+            (None, Some(code)) => format!("ended with exit code {code}"),
+            (None, None) => "ended".into(),
+        }
+    }
+
+    /// Why Phase B is gone: what it reported itself, or why it was given up and killed here, or how it ended.
+    pub(super) fn why(&self, reports: &[Reported], given_up: Option<Fault>) -> String {
+        let reported = reports.iter().find_map(|report| match &report.report {
+            Report::Exiting(fault) if report.pid == self.pid => Some(fault.clone()),
+            _ => None,
+        });
+        let fault = reported.or(given_up.filter(|_| self.by_us));
+        fault.map_or_else(|| self.how(), |fault| fault.to_string())
+    }
+
+    fn signal(&self) -> Option<i32> {
+        self.status.and_then(|s| s.signal())
+    }
+
+    fn code(&self) -> Option<i32> {
+        self.status.and_then(|s| s.code())
+    }
+
+    /// Whether the front may not know why: it ended well, because it was told to or because a plugin
+    /// calls `exit`; or it panicked.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_good() || self.code() == Some(i32::from(code_of(FaultKind::Internal)))
+    }
+
+    /// Whether another process in its place may fare better: it was killed, or ended because a rank
+    /// or a device was gone or silent.
+    pub(super) fn is_worth_a_restart(&self) -> bool {
+        let is_worth = |code| {
+            let mut kinds = FaultKind::ALL
+                .iter()
+                .filter(|kind| kind.is_worth_a_restart());
+            kinds.any(|kind| code == i32::from(code_of(*kind)))
+        };
+        self.signal().is_some() || self.code().is_some_and(is_worth)
+    }
+}
+
+/// What is known of a job that counts when it is over.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ends {
+    /// How ranks ended for good, in that order.
+    pub(super) ends: Vec<End>,
+    /// What the ranks reported, in that order, of their ends.
+    pub(super) reports: Vec<Reported>,
+    pub(super) interrupted: bool,
+    /// How many reports there were when a second interrupt came. What came later came of it.
+    pub(super) aborted_after: Option<usize>,
+    /// Why a rank that gave no sign of life was ended, if it was not replaced.
+    pub(super) missed: Option<Fault>,
+    /// The front has everything of Phase B, which may end as it likes.
+    pub(super) is_served: bool,
+    /// The front has done its work, or cannot say so any more.
+    pub(super) is_finished: bool,
+    pub(super) restarts: u32,
+    pub(super) used: u32,
+}
+
+/// How a job ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Done,
+    /// A signal ended it early, in good order.
+    Interrupted(u8),
+    /// It failed. If a signal was the reason, this is the one that a rank got.
+    Fault(Fault, Option<u8>),
+    /// It failed with this exit code, and a rank has said why.
+    Told(i32),
+}
+
+/// One reason for all ranks: the root cause, where it is known.
+pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
+    let ends = &job.ends;
+    let suffix = match job.used {
+        0 => String::new(),
+        used => format!("; {used} of {} restarts were used", job.restarts),
+    };
+    let because = |kind, rank, operation: &str, what: &str| {
+        // A launcher or a person may have sent the signal to a rank alone.
+        let signal = ends.iter().find_map(End::interrupted_by);
+        let signal = signal.filter(|_| kind == FaultKind::Interrupted);
+        let detail = format!("{what}{suffix}");
+        Verdict::Fault(Fault::new(kind, rank, operation, detail), signal)
+    };
+    let again = |fault: &Fault| {
+        let (operation, detail) = (fault.operation.as_str(), fault.detail.as_str());
+        because(fault.kind, fault.rank, operation, detail)
+    };
+    // Those of processes that were replaced are of no interest any more.
+    let is_last = |report: &&Reported| ends.iter().any(|end| end.pid == report.pid);
+    let told = |(at, report): (usize, &'a Reported)| match &report.report {
+        Report::Exiting(fault) if is_last(&report) => Some((at, report.rank, fault)),
+        _ => None,
+    };
+    let reports: Vec<_> = job.reports.iter().enumerate().filter_map(told).collect();
+    let has_reported = |rank: Rank| reports.iter().any(|(_, reporter, _)| *reporter == rank);
+    // The front writes the result. Where it has done so, it had everything of Phase B.
+    let front = ends.iter().find(|end| end.rank == FRONT);
+    let front = front.filter(|front| front.is_good() && !has_reported(FRONT));
+    if let Some(front) = front.filter(|_| job.is_finished) {
+        return match front.interrupted_by() {
+            Some(signal) => Verdict::Interrupted(signal),
+            None => Verdict::Done,
+        };
+    }
+    // A rank that did not handle signals yet is ended by one, and its peer reports that it is gone.
+    let at_once = |end: &End| {
+        let asks = |signal| [SIGINT, SIGTERM, SIGHUP].contains(&signal);
+        end.signal().is_some_and(asks)
+    };
+    let is_reported = reports
+        .iter()
+        .any(|(_, _, fault)| fault.kind == FaultKind::Interrupted);
+    if job.interrupted && !is_reported && ends.iter().any(at_once) {
+        let what = "interrupted before the ranks were ready";
+        return because(FaultKind::Interrupted, FRONT, "set up", what);
+    }
+    if let Some(missed) = &job.missed {
+        return again(missed);
+    }
+    // A rank that somebody killed is the cause of whatever the others report; one that said why it
+    // ends, and crashed on its way out, is not; nor is a Phase B that was needed no more.
+    let is_needed = |rank| rank != PHASE_B || !job.is_served;
+    // Nor is one that did not handle signals yet when a signal came for all.
+    let killed = ends
+        .iter()
+        .filter(|end| !end.by_us && !has_reported(end.rank) && is_needed(end.rank))
+        .filter(|end| !job.interrupted || !at_once(end));
+    if let Some((rank, signal)) = killed
+        .filter_map(|end| Some((end.rank, end.signal()?)))
+        .next()
+    {
+        let name = signal_name(signal);
+        let what = format!(
+            "the process was ended by {name}; if nobody sent it, look for the kernel's \
+             out-of-memory killer or a crash in a kernel plugin"
+        );
+        return because(FaultKind::PeerDied, rank, "run", &what);
+    }
+    if front.is_some() && job.aborted_after.is_none() {
+        return because(FaultKind::PeerDied, FRONT, "run", EARLY);
+    }
+    let counts = |at: usize, fault: &Fault| {
+        job.aborted_after.is_none_or(|before| at < before) || fault.kind == FaultKind::Interrupted
+    };
+    let mut reports = reports;
+    reports.retain(|(at, _, fault)| counts(*at, fault));
+    if let Some(fault) = cause(&reports) {
+        return again(fault);
+    }
+    if job.aborted_after.is_some() {
+        let what = "aborted by a second interrupt; what was in flight is lost";
+        return because(FaultKind::Interrupted, FRONT, "run", what);
+    }
+    // A rank that failed before it could report has printed its own line.
+    if let Some(code) = ends.iter().filter_map(End::code).find(|code| *code != 0) {
+        return Verdict::Told(code);
+    }
+    let phase_b = ends.iter().find(|end| end.rank == PHASE_B);
+    if phase_b.is_some_and(End::is_good) && !job.is_served {
+        return because(FaultKind::PeerDied, PHASE_B, "run", EARLY);
+    }
+    let stuck = ends.iter().find(|end| !end.is_good());
+    let rank = stuck.map_or(FRONT, |end| end.rank);
+    let what = "the process did not end in good order after the others had";
+    because(FaultKind::TimedOut, rank, "end", what)
+}
+
+/// The first fault that was reported. A rank that ends with a fault of its own may be slower to say so
+/// than its peer is to say that it died; its words count then. Of ranks that failed alike, each by itself,
+/// the lowest is named, whichever was first.
+fn cause<'a>(reports: &[(usize, Rank, &'a Fault)]) -> Option<&'a Fault> {
+    let (_, _, first) = reports.first()?;
+    let own = reports.iter().find(|(_, reporter, fault)| {
+        first.kind == FaultKind::PeerDied
+            && *reporter == first.rank
+            && fault.kind != FaultKind::PeerDied
+    });
+    let first = own.map_or(first, |(_, _, fault)| fault);
+    let what = |fault: &Fault| (fault.kind, fault.operation.clone(), fault.detail.clone());
+    let own = reports
+        .iter()
+        .filter(|(_, reporter, fault)| fault.rank == *reporter);
+    let alike = own
+        .map(|(_, _, fault)| *fault)
+        .filter(|fault| what(fault) == what(first));
+    alike.min_by_key(|fault| fault.rank).or(Some(first))
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = signal_hook::low_level::signal_name(signal);
+    name.map_or_else(
+        || format!("signal {signal}"),
+        |name| format!("signal {signal} ({name})"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_front_says_of_its_work_counts_more_than_how_the_processes_ended() {
+        const SEGV: i32 = 11;
+        let full = Fault::new(FaultKind::Io, FRONT, "write output", "the disk is full");
+        let (exit_0, exit_4, exit_130) = (0, 4 << 8, 130 << 8);
+        // How the front ended and what it reported, how Phase B ended, what the front had of it, and the code of the job.
+        let cases = [
+            (exit_0, None, exit_0, [true, true], None),
+            (exit_0, None, SEGV, [true, true], None),
+            (exit_130, None, exit_130, [true, true], Some(130)),
+            // A plugin called exit.
+            (exit_0, None, exit_0, [false, false], Some(7)),
+            (exit_130, None, exit_0, [true, false], Some(7)),
+            (exit_4, Some(&full), SEGV, [true, false], Some(4)),
+            (exit_4, Some(&full), SEGV, [false, false], Some(7)),
+        ];
+        for (front, report, back, [is_served, is_finished], code) in cases {
+            let end = |rank, number, status| End {
+                rank,
+                pid: number,
+                status: Some(ExitStatus::from_raw(status)),
+                by_us: false,
+            };
+            let report = report.map(|fault| Reported {
+                pid: 10,
+                rank: FRONT,
+                report: Report::Exiting(fault.clone()),
+            });
+            let ends = Ends {
+                ends: vec![end(PHASE_B, 11, back), end(FRONT, 10, front)],
+                reports: report.into_iter().collect(),
+                interrupted: false,
+                aborted_after: None,
+                missed: None,
+                is_served,
+                is_finished,
+                restarts: 0,
+                used: 0,
+            };
+            let ended = match verdict(&ends) {
+                Verdict::Done => None,
+                Verdict::Interrupted(signal) => Some(128 + signal),
+                Verdict::Fault(fault, _) => Some(code_of(fault.kind)),
+                Verdict::Told(code) => panic!("{code}"),
+            };
+            assert_eq!(ended, code, "{front} {back} {is_served} {is_finished}");
+        }
+    }
+
+    #[test]
+    fn of_ranks_that_fail_alike_the_lowest_is_named_whichever_was_first() {
+        let fault = |rank, detail| Fault::new(FaultKind::Plugin, rank, "load kernels", detail);
+        let (front, back) = (fault(FRONT, "no plugin"), fault(PHASE_B, "no plugin"));
+        let other = fault(PHASE_B, "no memory");
+        let named = |reports: &[(usize, Rank, &Fault)]| cause(reports).cloned();
+        let [early, late] = [(0, PHASE_B, &back), (1, FRONT, &front)];
+        assert_eq!(named(&[early, late]), Some(front.clone()));
+        assert_eq!(named(&[late, early]), Some(front.clone()));
+        assert_eq!(named(&[early]), Some(back.clone()));
+        // Two reasons: the first counts.
+        assert_eq!(named(&[(0, PHASE_B, &other), late]), Some(other.clone()));
+        // What the front was told of Phase B is no failure of its own.
+        assert_eq!(named(&[(0, FRONT, &back), early]), Some(back.clone()));
+    }
+}

@@ -1,0 +1,99 @@
+//! Two jobs in one process: each closure runs on its own rank alone, and neither job knows of the other.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use pp_contract::{FaultKind, Manifest, WorldSize};
+use pp_job::prelude::*;
+use pp_testing::{Toy, ToyFront, bytes};
+use pp_transport::launch::LocalJob;
+
+/// Chunks of a job.
+const CHUNKS: u64 = 9;
+
+/// How often each closure of a job was called.
+#[derive(Default)]
+struct Calls {
+    front: AtomicU32,
+    phase_b: AtomicU32,
+    finish: AtomicU32,
+    computed: AtomicU32,
+}
+
+/// Runs one rank of a job whose Phase B fails at this chunk.
+fn rank(job: &LocalJob, rank: Rank, calls: &Calls, fails_at: Option<u64>) -> Result<(), Error> {
+    let count = |calls: &AtomicU32| calls.fetch_add(1, Ordering::Relaxed);
+    let mut config = Config::alone(|_| None)?;
+    config.launch = Some(job.launch(rank).unwrap());
+    let edges = Edges::new(4, 64, 64);
+    let ranks = Ranks {
+        front: |_| {
+            count(&calls.front);
+            let built = Rc::new(Cell::new(0));
+            let next = Rc::clone(&built);
+            let source = move || match built.get() {
+                CHUNKS => Offer::End,
+                _ => Offer::Chunk(Cut::None),
+            };
+            let build = move |_: &mut TxLease| {
+                next.set(next.get() + 1);
+                Envelope::new(Toy(next.get()), bytes(64), Manifest::empty()).unwrap()
+            };
+            Ok(FrontPart::new(ToyFront::new(source, build, drop), edges))
+        },
+        phase_b: |()| {
+            count(&calls.phase_b);
+            let stages = OnHost::new(|asked: &Envelope<Toy>, _: &[u8], _: &mut [u8]| {
+                count(&calls.computed);
+                match fails_at {
+                    Some(at) if asked.plan().0 == at => {
+                        Err(StageError::new(FaultKind::Plugin, "compute", "asked for"))
+                    }
+                    _ => Ok(()),
+                }
+            });
+            Ok(PhaseBPart { stages, edges })
+        },
+        finish: |_, _| {
+            count(&calls.finish);
+            Ok(())
+        },
+    };
+    Job::new(&config).run(|this| this.run(Host, Profile::new(), ranks))
+}
+
+#[test]
+fn each_closure_runs_once_on_its_own_rank_and_one_job_does_not_end_the_other() {
+    let jobs = [(); 2].map(|()| LocalJob::new(WorldSize::new(2).unwrap()));
+    let calls = [(); 4].map(|()| Calls::default());
+    let done = thread::scope(|scope| {
+        let start = |at: usize| {
+            let (job, calls) = (&jobs[at / 2], &calls[at]);
+            let fails_at = (at / 2 == 1).then_some(3);
+            scope.spawn(move || rank(job, Rank::new(at as u32 % 2), calls, fails_at))
+        };
+        [0, 1, 2, 3].map(start).map(|thread| thread.join().unwrap())
+    });
+    let counts = calls.map(|calls| {
+        let Calls {
+            front,
+            phase_b,
+            finish,
+            computed,
+        } = calls;
+        [front, phase_b, finish, computed].map(AtomicU32::into_inner)
+    });
+    let [good, failed] = [&done[..2], &done[2..]];
+    assert!(good.iter().all(Result::is_ok), "{good:?}");
+    assert_eq!(counts[..3], [[1, 0, 1, 0], [0, 1, 0, 9], [1, 0, 0, 0]]);
+    assert_eq!(counts[3], [0, 1, 0, 3]);
+    for error in failed {
+        let text = error.as_ref().unwrap_err().to_string();
+        assert!(
+            text.contains("rank 1") && text.contains("asked for"),
+            "{text}"
+        );
+    }
+}

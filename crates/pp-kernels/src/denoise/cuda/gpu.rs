@@ -1,0 +1,200 @@
+//! What the denoiser asks of a library that calls the CUDA driver.
+
+use std::ffi::c_void;
+use std::fmt::Debug;
+
+use pp_device::{DevicePtr, Function, Module, Stream, StreamBuffer};
+pub use pp_device::{LaunchConfig, Rows};
+
+use crate::error::Failure;
+
+/// What the device of a stream can do.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// The driver's version as 1000 × major + 10 × minor.
+    pub driver_version: u32,
+    /// Compute capability, major and minor.
+    pub capability: [u32; 2],
+    /// The most shared memory of a block.
+    pub shared_bytes_per_block: u32,
+}
+
+/// A stream of a CUDA device, through a library of the implementor's choice. Clones are the same stream.
+///
+/// Every function but [`Gpu::check_current`] is called with the stream's context current. None waits for the device,
+/// but [`Gpu::memory_with`] may.
+pub trait Gpu: Clone + Debug + Send + Sync + 'static {
+    /// A loaded module. It stays loaded when this is dropped.
+    type Module;
+    /// A kernel.
+    type Function: Copy + Debug + Send + Sync;
+    /// Device memory. When dropped it is freed behind the stream's work.
+    type Memory: Debug + Send;
+
+    /// Refuses a thread on which the stream's context is not current.
+    ///
+    /// # Errors
+    /// Another context, or none, is current.
+    fn check_current(&self) -> Result<(), Failure>;
+
+    /// A number that no other context has. Kernels are loaded once for each.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn context_id(&self) -> Result<u64, Failure>;
+
+    /// What the device can do.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn limits(&self) -> Result<Limits, Failure>;
+
+    /// Compiles PTX for the device.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn load(&self, ptx: &str) -> Result<Self::Module, Failure>;
+
+    /// A kernel of a module, whose blocks may have so many bytes of dynamic shared memory.
+    ///
+    /// # Errors
+    /// There is none of this name, or the device has less memory.
+    fn function(
+        &self,
+        module: &Self::Module,
+        name: &str,
+        shared: u32,
+    ) -> Result<Self::Function, Failure>;
+
+    /// Enqueues a launch.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Safety
+    /// `arguments` point to values of the types of the kernel's parameters, in their order; what the kernel reads and
+    /// writes through them stays allocated until the stream has passed it.
+    unsafe fn launch(
+        &self,
+        function: Self::Function,
+        config: LaunchConfig,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), Failure>;
+
+    /// Allocates so many bytes, for work of this stream alone.
+    ///
+    /// # Errors
+    /// The device has no memory left.
+    fn memory(&self, bytes: usize) -> Result<Self::Memory, Failure>;
+
+    /// Allocates memory that holds these bytes.
+    ///
+    /// # Errors
+    /// The device has no memory left, or the copy fails.
+    fn memory_with(&self, bytes: Vec<u8>) -> Result<Self::Memory, Failure>;
+
+    /// Where the memory is.
+    fn address(memory: &Self::Memory) -> u64;
+
+    /// Enqueues a copy within the device.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Safety
+    /// Both ranges stay allocated until the stream has passed the copy, and do not overlap.
+    unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), Failure>;
+
+    /// Enqueues a copy of rows of host memory to the device.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Safety
+    /// Both sides stay allocated until the stream has passed the copy.
+    unsafe fn upload(&self, from: *const u8, rows: Rows, to: u64) -> Result<(), Failure>;
+
+    /// Enqueues a copy from the device to rows of host memory.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Safety
+    /// As [`Gpu::upload`].
+    unsafe fn download(&self, to: *mut u8, rows: Rows, from: u64) -> Result<(), Failure>;
+}
+
+impl Gpu for Stream {
+    type Module = Module;
+    type Function = Function;
+    type Memory = StreamBuffer;
+
+    fn check_current(&self) -> Result<(), Failure> {
+        Ok(self.device().check_current()?)
+    }
+
+    fn context_id(&self) -> Result<u64, Failure> {
+        Ok(self.device().context_id()?)
+    }
+
+    fn limits(&self) -> Result<Limits, Failure> {
+        let about = self.device().about();
+        Ok(Limits {
+            driver_version: about.driver_version,
+            capability: [about.compute_major, about.compute_minor],
+            shared_bytes_per_block: about.shared_bytes_per_block,
+        })
+    }
+
+    fn load(&self, ptx: &str) -> Result<Module, Failure> {
+        Ok(Module::load(self.device(), ptx)?)
+    }
+
+    fn function(&self, module: &Module, name: &str, shared: u32) -> Result<Function, Failure> {
+        let function = module.function(name)?;
+        if shared > 0 {
+            function.allow_shared(shared)?;
+        }
+        Ok(function)
+    }
+
+    unsafe fn launch(
+        &self,
+        function: Function,
+        config: LaunchConfig,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), Failure> {
+        // SAFETY: the caller's duty.
+        Ok(unsafe { function.launch(self, config, arguments) }?)
+    }
+
+    fn memory(&self, bytes: usize) -> Result<StreamBuffer, Failure> {
+        Ok(StreamBuffer::new(self, bytes)?)
+    }
+
+    fn memory_with(&self, bytes: Vec<u8>) -> Result<StreamBuffer, Failure> {
+        let memory = StreamBuffer::new(self, bytes.len())?;
+        memory.fill_with(bytes)?;
+        Ok(memory)
+    }
+
+    fn address(memory: &StreamBuffer) -> u64 {
+        memory.address()
+    }
+
+    unsafe fn copy(&self, from: u64, to: u64, len: usize) -> Result<(), Failure> {
+        let at = |address| DevicePtr { address, len };
+        // SAFETY: the caller's duty.
+        Ok(unsafe { Stream::copy(self, at(from), at(to)) }?)
+    }
+
+    unsafe fn upload(&self, from: *const u8, rows: Rows, to: u64) -> Result<(), Failure> {
+        // SAFETY: the caller's duty.
+        Ok(unsafe { self.upload_rows(from, rows, to) }?)
+    }
+
+    unsafe fn download(&self, to: *mut u8, rows: Rows, from: u64) -> Result<(), Failure> {
+        // SAFETY: the caller's duty.
+        Ok(unsafe { self.download_rows(to, rows, from) }?)
+    }
+}

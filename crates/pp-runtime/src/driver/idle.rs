@@ -1,0 +1,63 @@
+//! How a driver waits when it found nothing to do.
+//!
+//! On the bell, where everything that can happen rings it. A device rings nothing: while it has
+//! work, the driver looks again and again, at first without pause, then with short ones, so that
+//! a stage of 0.2 ms is not kept waiting and one of 20 ms does not burn a core.
+
+use std::time::{Duration, Instant};
+
+use pp_transport::bell::{Bell, Listening};
+
+/// The longest sleep on the bell; every wake-up has a ring, so this only bounds a bug.
+const LONGEST_SLEEP: Duration = Duration::from_millis(200);
+/// Looking without a pause goes on for this long after the last thing that was found.
+const EAGER: Duration = Duration::from_millis(1);
+/// Pause between two looks after that.
+const NAP: Duration = Duration::from_micros(20);
+
+/// The waiting of one driver.
+#[derive(Debug)]
+pub(super) struct IdleWait<'a> {
+    bell: &'a Bell,
+    completions_ring: bool,
+    /// Listens only once nothing was found, and looks again before it sleeps: a driver that is
+    /// busy costs its peer no ring.
+    listener: Option<Listening<'a>>,
+    idle_since: Option<Instant>,
+}
+
+impl<'a> IdleWait<'a> {
+    pub(super) fn new(bell: &'a Bell, completions_ring: bool) -> Self {
+        Self {
+            bell,
+            completions_ring,
+            listener: None,
+            idle_since: None,
+        }
+    }
+
+    /// Something was found.
+    pub(super) fn over(&mut self) {
+        self.listener = None;
+        self.idle_since = None;
+    }
+
+    /// Nothing was found. Returns after some time, or at once, when it is worth looking again.
+    /// `computing`: a stage works on; `in_flight`: a transfer, or a stage, is not done.
+    pub(super) fn take(&mut self, computing: bool, in_flight: bool) {
+        let silent = computing || (in_flight && !self.completions_ring);
+        if silent || !self.completions_ring {
+            let idle = self.idle_since.get_or_insert_with(Instant::now).elapsed();
+            if idle < EAGER {
+                std::hint::spin_loop();
+                return;
+            }
+        }
+        let Some(listener) = self.listener.take() else {
+            self.listener = Some(self.bell.listen());
+            return;
+        };
+        let nap = if silent { NAP } else { LONGEST_SLEEP };
+        listener.wait(Instant::now() + nap);
+    }
+}

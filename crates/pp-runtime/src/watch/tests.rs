@@ -1,0 +1,159 @@
+//! Every order in which two ranks load, exchange items, hand over, run, fail and close, in which messages are heard, ranks
+//! die or stop, and time passes.
+
+mod world;
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use pp_contract::{Fault, FaultKind, Rank};
+use pp_transport::control::Message;
+
+use self::world::Harm::{self, Busy, Kill, Raise, Signal, Sleep, Stop, Tick};
+use self::world::World;
+use super::core::{Action, Core, Event};
+
+/// Walks every order of events; the number of states.
+fn walk(beats: bool, lives_on: bool, all: &[Harm]) -> usize {
+    let first = World::new(Instant::now(), beats, lives_on, all);
+    let mut seen = HashSet::from([first.key()]);
+    let mut open = vec![(first, Vec::new())];
+    while let Some((world, path)) = open.pop() {
+        if world.is_over() {
+            world.check(all);
+            continue;
+        }
+        let moves = world.moves();
+        let is_stuck = moves.is_empty() || path.len() > 200;
+        assert!(!is_stuck, "it hangs: {path:?}\n{world:#?}");
+        for what in moves {
+            let mut path = path.clone();
+            path.push(what);
+            let made = std::panic::catch_unwind(|| {
+                let mut next = world.clone();
+                next.make(what);
+                next
+            });
+            let Ok(next) = made else {
+                panic!("{path:?}\n{world:#?}");
+            };
+            if seen.insert(next.key()) {
+                open.push((next, path));
+            }
+        }
+    }
+    seen.len()
+}
+
+/// Walks with a rank that ends when its peer is lost, with one that lives on, and without heartbeats; prints how many
+/// states there were.
+fn walk_all(all: &[Harm]) {
+    let may = |harm| all.contains(&harm);
+    for (beats, lives_on) in [(true, false), (true, true), (false, false)] {
+        // Without heartbeats a stopped peer is waited for.
+        if (!lives_on || may(Kill) || may(Stop) || may(Raise)) && (beats || !may(Stop)) {
+            let states = walk(beats, lives_on, all);
+            println!("heartbeats: {beats}, lives on: {lives_on}, {all:?}: {states} states");
+        }
+    }
+}
+
+#[test]
+#[ignore = "minutes long: cargo xtask walk"]
+fn larger_walk() {
+    walk_all(&[Raise, Kill, Stop, Signal, Tick, Tick]);
+    walk_all(&[Raise, Kill, Busy, Signal, Tick, Tick]);
+    walk_all(&[Kill, Sleep, Signal, Tick, Tick, Tick]);
+}
+
+#[test]
+fn ranks_that_are_left_in_peace_end_well() {
+    walk_all(&[Tick; 4]);
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_the_other_within_its_grace() {
+    walk_all(&[Kill, Tick, Tick, Tick]);
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_lost_and_one_that_goes_on_is_not() {
+    walk_all(&[Stop, Tick, Tick, Tick, Tick]);
+}
+
+#[test]
+fn a_machine_that_slept_has_no_dead_peer() {
+    walk_all(&[Sleep, Tick, Tick]);
+}
+
+#[test]
+fn a_drain_reaches_the_switches_of_both_ranks() {
+    walk_all(&[Signal, Tick, Tick]);
+    walk_all(&[Signal, Kill]);
+    walk_all(&[Signal, Busy, Tick]);
+}
+
+#[test]
+fn the_first_fault_is_told_and_ends_both_ranks() {
+    walk_all(&[Raise, Raise, Tick]);
+    walk_all(&[Raise, Kill, Tick]);
+    walk_all(&[Raise, Stop]);
+    walk_all(&[Raise, Signal]);
+}
+
+#[test]
+fn a_peer_that_was_busy_is_told_again() {
+    walk_all(&[Raise, Busy, Tick]);
+}
+
+fn fault(rank: u32) -> Fault {
+    Fault::new(FaultKind::PeerDied, Rank::new(rank), "watch", "gone")
+}
+
+/// A core that runs beside a driver, with peers 1 and 2.
+fn running(now: Instant) -> Core<u8> {
+    let grace = Duration::from_secs(1);
+    let mut core = Core::new([1, 2].map(Rank::new), None, grace, now);
+    assert_eq!(core.hand_over(None), Ok(None));
+    core
+}
+
+#[test]
+fn what_one_peer_says_the_others_are_told() {
+    let now = Instant::now();
+    let mut core = running(now);
+    let lost = core.handle(Event::Lost(0, fault(1)), now);
+    assert_eq!(lost, [Action::LosePeer(fault(1))]);
+    let by = now + Duration::from_millis(50);
+    let told = core.handle(Event::Raised(fault(1)), now);
+    let abort = Action::Send(1, Message::Abort(fault(1)), by);
+    assert_eq!(told, [Action::Record(fault(1)), Action::Wake, abort]);
+    let mut core = running(now);
+    let asked = core.handle(Event::Said(1, Message::Drain(15)), now);
+    assert_eq!(asked, [Action::RequestDrain(15)]);
+    let told = core.handle(Event::Draining(15), now);
+    assert_eq!(
+        told,
+        [0, 1].map(|at| Action::Send(at, Message::Drain(15), by))
+    );
+}
+
+#[test]
+fn a_peer_that_sends_more_than_is_taken_is_at_fault() {
+    let now = Instant::now();
+    let mut core = Core::new([Rank::new(1)], None, Duration::ZERO, now);
+    for item in 0..8 {
+        core.handle(Event::Item(0, item), now);
+        assert_eq!(core.clone().take_fault(), None);
+    }
+    let early = core.clone().hand_over(None).unwrap_err();
+    core.handle(Event::Item(0, 8), now);
+    let late = core.take_fault().unwrap();
+    for fault in [early, late] {
+        assert_eq!(
+            (fault.kind, fault.rank),
+            (FaultKind::PeerMisbehaved, Rank::new(1))
+        );
+    }
+    assert_eq!(core.take(0), Some(Ok(0)));
+}

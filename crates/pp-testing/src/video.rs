@@ -1,0 +1,24 @@
+//! Videos made up on the spot.
+
+/// A Y4M file: a gradient that moves, with some noise; every byte depends on its place.
+pub fn video(width: usize, height: usize, sampling: &str, frames: usize) -> Vec<u8> {
+    let (w2, h2) = (width.div_ceil(2), height.div_ceil(2));
+    let chroma = match sampling {
+        "mono" => 0,
+        "420jpeg" => 2 * w2 * h2,
+        "422" => 2 * w2 * height,
+        "444" => 2 * width * height,
+        other => panic!("no sampling {other}"),
+    };
+    let mut file = format!("YUV4MPEG2 W{width} H{height} F25:1 Ip A1:1 C{sampling}\n").into_bytes();
+    let mut seed = 12345_u32;
+    for frame in 0..frames {
+        file.extend_from_slice(b"FRAME\n");
+        for at in 0..width * height + chroma {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let slope = (at % width) * 3 + at / width + frame * 5;
+            file.push((slope as u32 % 200 + (seed >> 27)) as u8);
+        }
+    }
+    file
+}

@@ -1,0 +1,60 @@
+//! The program `pp-trials`: what `pp` does when something goes wrong.
+//!
+//! It has the commands of `pp`, and its `run` makes the fault that PP_FAULT names. `faults` breaks each rule of the
+//! protocol in such runs, `shutdown` ends them in every state, `soak` breaks long ones again and again, and each judges what the ranks did. Faults are made from
+//! outside: this crate decorates the parts that `pp_cli` and `pp_job` take, and nothing in them knows of it.
+
+mod faults;
+mod hook;
+mod run;
+mod shutdown;
+mod soak;
+mod trial;
+
+use std::process::ExitCode;
+
+use pp_cli::args::Command as Pp;
+use pp_cli::env::Env;
+use pp_job::Error;
+
+#[derive(Debug, clap::Parser)]
+#[command(name = "pp-trials", version, propagate_version = true, about, after_help = HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const HELP: &str = "\
+Environment:
+  PP_FAULT  fault that `run` is to make; `pp-trials faults --hooks` lists the names [default: none]
+  Those of pp; `pp --help` lists them.";
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Break each rule of the protocol in a real job, and see what its ranks do.
+    Faults(faults::FaultsArgs),
+    /// End real jobs in every state, and see what their ranks do.
+    Shutdown(shutdown::ShutdownArgs),
+    /// Run long jobs whose Phase B is killed and stopped all the time: no frame may be lost or changed.
+    Soak(soak::SoakArgs),
+    #[command(flatten)]
+    Pp(Pp),
+}
+
+fn main() -> ExitCode {
+    pp_cli::program(|cli: Cli, env| perform(&cli.command, env))
+}
+
+fn perform(command: &Command, mut env: Env) -> Result<(), Error> {
+    let fault = env.take(hook::VARIABLE);
+    match (command, fault) {
+        (Command::Faults(args), _) => faults::faults(args),
+        (Command::Shutdown(args), _) => shutdown::shutdown(args, &env),
+        (Command::Soak(args), _) => soak::soak(args),
+        (Command::Pp(command @ Pp::Run(args)), Some(fault)) => {
+            pp_cli::prepare(command, &env)?;
+            run::run(args, &env, fault)
+        }
+        (Command::Pp(command), _) => pp_cli::perform(command, &env),
+    }
+}

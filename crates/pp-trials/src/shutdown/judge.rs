@@ -1,0 +1,238 @@
+//! How a cell ought to end, and in which time.
+
+use std::time::Duration;
+
+use pp_runtime::watch::MISSED_HEARTBEATS;
+
+use super::cell::{Cell, Event, Ground, Ours, Side, Wish};
+use super::play::Played;
+use super::scene::SHORT;
+use super::times::Times;
+use crate::trial::ENDS_WITHIN;
+
+/// A death is seen as soon as a socket says so.
+const DEATH_WITHIN: Duration = Duration::from_millis(100);
+/// How late a sleep may end, and a line be read here.
+const LATE: Duration = Duration::from_millis(25);
+/// A drain on GPUs ends in good order, which is no fault's end: NCCL destroys its communicators, which takes it
+/// half a second, and longer while other jobs on the same GPUs do.
+const DESTROY: Duration = Duration::from_millis(700);
+
+/// Exit codes, as `exit.rs` has them.
+const DONE: i32 = 0;
+const DIED: i32 = 7;
+const LATE_CODE: i32 = 9;
+const DEVICE: i32 = 10;
+const INTERRUPTED: i32 = 130;
+const KILLED: i32 = -9;
+
+/// The codes that a cell may end with: ours, and the peer's.
+pub(super) struct Expected {
+    pub(super) ours: Vec<i32>,
+    pub(super) peers: Vec<i32>,
+}
+
+pub(super) fn expected(cell: Cell, ground: Ground) -> Expected {
+    if cell.supervised {
+        return supervised(cell);
+    }
+    let begun = !cell.ours.is_before_the_first_chunk();
+    // The fakes' transfer that hangs: nothing can drain, so one of them runs out of time.
+    let hangs = cell.ours == Ours::Receive && ground == Ground::Fakes;
+    let asked = cell.wish != Wish::GoOn;
+    let done = if asked { INTERRUPTED } else { DONE };
+    // What the event alone leads to.
+    let (mut ours, mut peers) = match cell.event {
+        Event::Computing if hangs => (vec![LATE_CODE], vec![LATE_CODE]),
+        Event::Computing => (vec![done], vec![done]),
+        Event::Left if !begun => (vec![DIED, INTERRUPTED], vec![INTERRUPTED]),
+        Event::Left if cell.side == Side::Front => (vec![DIED], vec![DONE]),
+        // It leaves because it was interrupted, or by itself.
+        Event::Left => (vec![DONE, INTERRUPTED], vec![DONE, INTERRUPTED]),
+        Event::Killed => (vec![DIED], vec![KILLED]),
+        // A stopped peer that goes on was told to drain, or why we ended, or finds us gone.
+        Event::Stopped if asked => (vec![LATE_CODE], vec![LATE_CODE, DIED, INTERRUPTED]),
+        Event::Stopped => (vec![LATE_CODE], vec![LATE_CODE, DIED]),
+        // NCCL itself may be the first to say that its network is gone.
+        Event::Cut if cell.ours == Ours::Connect && ground == Ground::Gpus => {
+            (vec![LATE_CODE, DEVICE], vec![LATE_CODE, DEVICE])
+        }
+        Event::Cut => (vec![LATE_CODE], vec![LATE_CODE]),
+    };
+    let ends_at_once = match cell.wish {
+        Wish::GoOn => false,
+        // Where nothing was admitted there is nothing to finish.
+        Wish::Drain => !begun && (cell.side == Side::Front || cell.event != Event::Stopped),
+        Wish::Abort => true,
+    };
+    if ends_at_once || (cell.wish == Wish::Drain && !begun) {
+        // The first to come counts: what happened, or the interrupt.
+        if matches!(cell.event, Event::Computing | Event::Stopped | Event::Cut) {
+            ours = vec![];
+        }
+        ours.push(INTERRUPTED);
+        match cell.event {
+            Event::Computing => peers = vec![INTERRUPTED],
+            Event::Stopped | Event::Left => peers.push(INTERRUPTED),
+            Event::Killed | Event::Cut => {}
+        }
+        if hangs && cell.event == Event::Computing {
+            // Its process is ended under a call that does not come back.
+            peers.push(LATE_CODE);
+        }
+    }
+    if cell.ours == Ours::Idle && cell.side == Side::Front && asked {
+        // With nothing in flight a drain is done at once, whatever becomes of the peer; one that goes on finds that it
+        // was told to drain.
+        ours.push(INTERRUPTED);
+        if matches!(cell.event, Event::Computing | Event::Stopped) {
+            peers.push(INTERRUPTED);
+        }
+    }
+    Expected { ours, peers }
+}
+
+/// The one code of a job: that of the supervisor.
+fn supervised(cell: Cell) -> Expected {
+    let mut ours = match cell.event {
+        Event::Killed if cell.restarts() => vec![DONE],
+        Event::Killed => vec![DIED],
+        Event::Stopped => vec![LATE_CODE],
+        _ => vec![DONE],
+    };
+    if cell.wish == Wish::Abort || (cell.wish == Wish::Drain && cell.event == Event::Computing) {
+        ours = vec![INTERRUPTED];
+    }
+    let peers = vec![];
+    Expected { ours, peers }
+}
+
+/// What was not as it should be: how it ended, and what was left.
+pub(super) fn wrong(cell: Cell, ground: Ground, played: &Played) -> Vec<String> {
+    let Expected { ours, peers } = expected(cell, ground);
+    let mut wrong = played.left.clone();
+    for (who, wanted, code) in [
+        ("we", ours, played.codes.first()),
+        ("the peer", peers, played.codes.get(1)),
+    ] {
+        match code {
+            Some(Some(code)) if !wanted.contains(code) => {
+                wrong.push(format!("{who} ended with {code}, not {wanted:?}"));
+            }
+            _ => {}
+        }
+    }
+    wrong
+}
+
+/// The bounds of what was seen.
+pub(super) fn bounds(cell: Cell, ground: Ground, heartbeat: Duration, seen: Times) -> Times {
+    let silence = heartbeat * MISSED_HEARTBEATS + LATE;
+    let noticed = match cell.event {
+        Event::Computing => None,
+        Event::Left | Event::Killed => Some(DEATH_WITHIN),
+        Event::Stopped | Event::Cut => Some(silence),
+    };
+    // Where no rank noticed anything, an interrupt or the peer's good end came at the beginning.
+    let mut from = seen.noticed.unwrap_or_default();
+    let mut within = ENDS_WITHIN;
+    let waits_for_the_answer = cell.event == Event::Stopped
+        && (cell.side, cell.ours, cell.wish) == (Side::Front, Ours::Idle, Wish::Drain);
+    if cell.event == Event::Cut || waits_for_the_answer {
+        // Each side finds out for itself; a front that has every result waits for the answer to its shutdown.
+        from = from.max(silence);
+    }
+    let in_order = match (ground, cell.wish) {
+        (Ground::Gpus, Wish::Drain) => DESTROY,
+        _ => Duration::ZERO,
+    };
+    if from.is_zero() && matches!(cell.event, Event::Computing | Event::Left) {
+        within += SHORT + in_order;
+    }
+    Times {
+        noticed: seen.noticed.and(noticed),
+        gone: None,
+        all_gone: seen.all_gone.map(|_| from + within),
+        resumed: seen.resumed.map(|_| ENDS_WITHIN + in_order),
+    }
+}
+
+/// Which bounds were missed, and by what.
+pub(super) fn missed(seen: Times, bounds: Times) -> Vec<String> {
+    let all = [
+        ("noticed", seen.noticed, bounds.noticed),
+        ("all gone", seen.all_gone, bounds.all_gone),
+        ("gone after it went on", seen.resumed, bounds.resumed),
+    ];
+    let late = all.into_iter().filter_map(|(what, seen, bound)| {
+        let (seen, bound) = (seen?, bound?);
+        (seen > bound).then(|| {
+            let (seen, bound) = (seen.as_millis(), bound.as_millis());
+            format!("{what} after {seen} ms, bound {bound} ms")
+        })
+    });
+    late.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(event: Event, ours: Ours, wish: Wish) -> Cell {
+        Cell {
+            side: Side::Front,
+            ours,
+            event,
+            wish,
+            supervised: false,
+        }
+    }
+
+    #[test]
+    fn nccl_may_say_first_that_its_network_is_gone_while_it_connects() {
+        let ended = |ours, ground, codes: [i32; 2]| {
+            let played = Played {
+                codes: codes.map(Some).into(),
+                ..Played::default()
+            };
+            wrong(cell(Event::Cut, ours, Wish::GoOn), ground, &played).len()
+        };
+        assert_eq!(ended(Ours::Connect, Ground::Gpus, [10, 10]), 0);
+        assert_eq!(ended(Ours::Connect, Ground::Gpus, [9, 10]), 0);
+        assert_eq!(ended(Ours::Connect, Ground::Fakes, [10, 10]), 2);
+        assert_eq!(ended(Ours::Receive, Ground::Gpus, [10, 10]), 2);
+    }
+
+    #[test]
+    fn only_a_drain_on_gpus_has_the_time_that_nccl_takes_to_end() {
+        let late = |event, wish, ground| {
+            let seen = Times {
+                all_gone: Some(Duration::from_millis(1800)),
+                ..Times::default()
+            };
+            let heartbeat = Duration::from_millis(250);
+            let bounds = bounds(cell(event, Ours::Send, wish), ground, heartbeat, seen);
+            missed(seen, bounds).len()
+        };
+        assert_eq!(late(Event::Computing, Wish::Drain, Ground::Gpus), 0);
+        assert_eq!(late(Event::Computing, Wish::Drain, Ground::Fakes), 1);
+        assert_eq!(late(Event::Computing, Wish::Abort, Ground::Gpus), 1);
+        assert_eq!(late(Event::Killed, Wish::Drain, Ground::Gpus), 1);
+        assert_eq!(late(Event::Stopped, Wish::Drain, Ground::Gpus), 1);
+    }
+
+    #[test]
+    fn a_front_that_has_every_result_waits_for_its_peer_until_that_is_missed() {
+        let heartbeat = Duration::from_millis(250);
+        let bound = |ours| {
+            let seen = Times {
+                all_gone: Some(Duration::ZERO),
+                ..Times::default()
+            };
+            let cell = cell(Event::Stopped, ours, Wish::Drain);
+            bounds(cell, Ground::Gpus, heartbeat, seen).all_gone
+        };
+        assert_eq!(bound(Ours::Idle), Some(Duration::from_millis(1775)));
+        assert_eq!(bound(Ours::SetUp), Some(Duration::from_millis(1000)));
+    }
+}

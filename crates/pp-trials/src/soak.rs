@@ -1,0 +1,325 @@
+//! `pp-trials soak`: long jobs, and a fault at every turn.
+//!
+//! Each round makes a film and settings from the seed, runs the job undisturbed, and then again while Phase B is killed and
+//! stopped at random moments. The second film must be the first, byte for byte, and what the front holds must
+//! not grow. With hard cuts two films may differ, since what a cut overtakes depends on the moment: such a job makes no
+//! pass over the frames, each carries its number, and every one that comes out must be the source's, in rising order, with
+//! nothing missing but what a cut may overtake. Between the rounds jobs are ended in every other way: the front killed,
+//! drained, aborted.
+
+mod film;
+mod job;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pp_cli::args::whole;
+use pp_cli::print;
+use pp_job::Error;
+use pp_testing::Random;
+use pp_testing::process::{Ended, Footprint, signal};
+use rustix::process::Signal;
+
+use self::film::{Dropped, FRAME_BYTES, Film};
+use self::job::Job;
+
+/// Chunks of a round, and the minutes that rounds go on for, by default.
+const CHUNKS: u64 = 100_000;
+const MINUTES: u32 = 10;
+/// The fewest: a quarter of them fills what the front remembers of its last chunks (16,384 records).
+const FEWEST_CHUNKS: u64 = 4 * 16_384;
+/// By then a job has made all that it makes once.
+const WARM_UP: u64 = 1_000;
+/// Chunks between two faults, at most.
+const FAULTS_WITHIN: u64 = 1_500;
+/// What the front may hold more at any time than in its first quarter, and beside that for each fault: it remembers why,
+/// when and how long.
+const MAY_GROW_KIB: u64 = 256;
+const FAULT_KIB: u64 = 2;
+/// Time between two looks at a job.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// The arguments of `pp-trials soak`.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct SoakArgs {
+    /// Chunks of each job, 65536 to 18446744073709551615; by default 100000. One round, unless --minutes says otherwise.
+    #[arg(long, value_name = "N", value_parser = whole(FEWEST_CHUNKS..=u64::MAX))]
+    chunks: Option<u64>,
+    /// Minutes that rounds go on for, 0 to 100000; by default 10.
+    #[arg(long, value_name = "N", value_parser = whole(0..=100_000_u32))]
+    minutes: Option<u32>,
+    /// The same seed, 0 to 18446744073709551615, gives the same settings and moments; by default another each time.
+    #[arg(long, value_name = "S", value_parser = whole(0..=u64::MAX))]
+    seed: Option<u64>,
+}
+
+/// Runs rounds until the time is up, and stops at the first that is not as it must be.
+pub(crate) fn soak(args: &SoakArgs) -> std::result::Result<(), Error> {
+    // A number of chunks without minutes is that one job.
+    let one_round_minutes = if args.chunks.is_some() { 0 } else { MINUTES };
+    let minutes = args.minutes.unwrap_or(one_round_minutes);
+    let chunks = args.chunks.unwrap_or(CHUNKS);
+    let seed = args.seed.unwrap_or(std::process::id().into());
+    print(&format!(
+        "seed {seed}: the same seed gives the same settings and moments\n\n\
+         | chunks | Phase B killed | stopped | frames dropped by hard cuts | memory of the front at chunk {WARM_UP} | at the end | settings |\n\
+         |---|---|---|---|---|---|---|\n"
+    ))?;
+    let until = Instant::now() + Duration::from_secs(60 * u64::from(minutes));
+    let mut random = Random::new(seed);
+    let mut rounds = 0;
+    while rounds == 0 || Instant::now() < until {
+        let seed = random.any();
+        // Live video is the hardest: it comes first.
+        let cuts = match rounds {
+            0 => "hard",
+            _ => random.pick(&["hard", "flush", "off"]),
+        };
+        rounds += 1;
+        let row = round(seed, chunks, cuts);
+        print(&row.with_context(|| format!("round {rounds}, seed {seed}"))?)?;
+    }
+    print(&format!(
+        "\n{rounds} rounds, {} chunks under faults: nothing lost, doubled, changed or left behind, and the front did not grow\n",
+        rounds * chunks
+    ))
+}
+
+/// How a round's jobs are started.
+struct Settings {
+    args: Vec<String>,
+    chunks: u64,
+    frames_per_chunk: u64,
+    depth: u64,
+    film: Film,
+}
+
+/// What a job has to write.
+enum Wanted {
+    /// This.
+    Same(Vec<u8>),
+    /// Frames of the film, but for those that a hard cut overtook.
+    WithoutOvertaken,
+}
+
+impl Settings {
+    fn new(random: &mut Random, chunks: u64, cuts: &str) -> Self {
+        let frames_per_chunk = 1 + random.below(4);
+        let depth = 1 + random.below(4);
+        let steps = random.below(3);
+        let mut args = vec![
+            "--frames-per-chunk".to_owned(),
+            frames_per_chunk.to_string(),
+            "--depth".to_owned(),
+            depth.to_string(),
+            "--denoise-steps".to_owned(),
+            // Frames that are not changed say which they are.
+            if cuts == "hard" { 0 } else { steps }.to_string(),
+            "--strength".to_owned(),
+            random.pick(&["auto", "8"]).to_owned(),
+            "--cuts".to_owned(),
+            cuts.to_owned(),
+            "--threads".to_owned(),
+            "1".to_owned(),
+        ];
+        if random.below(3) == 0 {
+            args.push("--recompute".to_owned());
+        }
+        Self {
+            args,
+            chunks,
+            frames_per_chunk,
+            depth,
+            film: Film {
+                frames: chunks * frames_per_chunk,
+                seed: random.any(),
+            },
+        }
+    }
+
+    /// What an undisturbed job writes.
+    fn wanted(&self) -> Result<Wanted> {
+        if self.args.iter().any(|arg| arg == "hard") {
+            return Ok(Wanted::WithoutOvertaken);
+        }
+        let job = Job::start(&self.args, self.film.clone())?;
+        ended_well(job.end()?).map(Wanted::Same)
+    }
+
+    /// Compares what a job wrote with what it has to write, as far as it came.
+    fn check(&self, wanted: &Wanted, film: &[u8], is_whole: bool) -> Result<Dropped> {
+        match wanted {
+            Wanted::Same(wanted) if is_whole => compare(wanted, film),
+            Wanted::Same(wanted) => compare(&wanted[..film.len().min(wanted.len())], film),
+            Wanted::WithoutOvertaken => {
+                let in_flight = self.depth * self.frames_per_chunk;
+                return self.film.check(film, in_flight, is_whole);
+            }
+        }
+        .map(|()| Dropped::default())
+    }
+
+    fn with(&self, more: &[&str]) -> Vec<String> {
+        let more = more.iter().map(|arg| (*arg).to_owned());
+        self.args.iter().cloned().chain(more).collect()
+    }
+
+    fn chunk_bytes(&self) -> u64 {
+        self.frames_per_chunk * FRAME_BYTES
+    }
+}
+
+/// One round: an undisturbed job, one under faults, and one that is ended otherwise. The row of the table.
+fn round(seed: u64, chunks: u64, cuts: &str) -> Result<String> {
+    let mut random = Random::new(seed);
+    let settings = Settings::new(&mut random, chunks, cuts);
+    let wanted = settings.wanted()?;
+    let Faults {
+        killed,
+        stopped,
+        dropped,
+        held: [warm, last],
+    } = under_faults(&settings, &mut random, &wanted)?;
+    end_otherwise(&settings, &mut random, &wanted)?;
+    Ok(format!(
+        "| {chunks} | {killed} | {stopped} | {} in {} cuts | {} KiB | {} KiB | `{}` |\n",
+        dropped.frames,
+        dropped.cuts,
+        warm.anonymous_kib,
+        last.anonymous_kib,
+        settings.args.join(" ")
+    ))
+}
+
+fn ended_well(ended: Ended) -> Result<Vec<u8>> {
+    ensure!(
+        ended.code == Some(0),
+        "the job ended with {:?}: {}",
+        ended.code,
+        ended.stderr.trim()
+    );
+    Ok(ended.stdout)
+}
+
+/// What a job under faults came to.
+struct Faults {
+    killed: u64,
+    stopped: u64,
+    dropped: Dropped,
+    /// What the front held after its warm-up, and at its end.
+    held: [Footprint; 2],
+}
+
+/// The job again, while Phase B dies and falls silent; how often it did each.
+fn under_faults(settings: &Settings, random: &mut Random, wanted: &Wanted) -> Result<Faults> {
+    let args = settings.with(&["--restarts", "100000"]);
+    let mut job = Job::start(&args, settings.film.clone())?;
+    let (mut killed, mut stopped) = (0, 0);
+    let mut due = random.below(FAULTS_WITHIN) * settings.chunk_bytes();
+    let mut warm = None;
+    let (mut early, mut late, mut last) = Default::default();
+    let quarter = settings.chunks / 4 * settings.chunk_bytes();
+    while job.goes_on()? {
+        thread::sleep(LOOK);
+        let written = job.written();
+        if let Some(now) = job.rank(0).and_then(Footprint::of) {
+            let most: &mut Footprint = if written < quarter {
+                &mut early
+            } else {
+                &mut late
+            };
+            *most = most.max(now);
+            if warm.is_none() && written >= WARM_UP * settings.chunk_bytes() {
+                warm = Some(now);
+            }
+            last = now;
+        }
+        if written < due {
+            continue;
+        }
+        // Also in the middle of a recovery, when there may be none.
+        let Some(phase_b) = job.rank(1) else {
+            continue;
+        };
+        if random.below(8) == 0 {
+            stopped += u64::from(signal(phase_b, Signal::STOP));
+        } else {
+            killed += u64::from(signal(phase_b, Signal::KILL));
+        }
+        // Sometimes at once again: the one that has just been started.
+        let next = if random.below(4) == 0 {
+            0
+        } else {
+            random.below(FAULTS_WITHIN)
+        };
+        due = written + next * settings.chunk_bytes();
+    }
+    let film = ended_well(job.end()?)?;
+    let dropped = settings.check(wanted, &film, true)?;
+    ensure!(
+        late.anonymous_kib <= early.anonymous_kib + MAY_GROW_KIB + FAULT_KIB * (killed + stopped)
+            && late.descriptors <= early.descriptors + 4
+            && late.threads <= early.threads + 2,
+        "the front grows: {early:?} in its first quarter, {late:?} later"
+    );
+    Ok(Faults {
+        killed,
+        stopped,
+        dropped,
+        held: [warm.unwrap_or(last), last],
+    })
+}
+
+fn compare(wanted: &[u8], got: &[u8]) -> Result<()> {
+    ensure!(
+        wanted.len() == got.len(),
+        "the film has {} bytes, {} undisturbed",
+        got.len(),
+        wanted.len()
+    );
+    match wanted.iter().zip(got).position(|(a, b)| a != b) {
+        Some(at) => bail!(
+            "the films differ at byte {at}, in frame {}",
+            at as u64 / FRAME_BYTES
+        ),
+        None => Ok(()),
+    }
+}
+
+/// A job that is ended in the middle, from outside.
+fn end_otherwise(settings: &Settings, random: &mut Random, wanted: &Wanted) -> Result<()> {
+    let how = random.pick(&["kill the front", "kill Phase B", "drain", "abort"]);
+    let mut job = Job::start(&settings.args, settings.film.clone())?;
+    let due = (1 + random.below(settings.chunks / 2)) * settings.chunk_bytes();
+    while job.goes_on()? && job.written() < due {
+        thread::sleep(LOOK);
+    }
+    let (front, phase_b) = (job.rank(0), job.rank(1));
+    match how {
+        "kill the front" => drop(front.map(|pid| signal(pid, Signal::KILL))),
+        "kill Phase B" => drop(phase_b.map(|pid| signal(pid, Signal::KILL))),
+        "drain" => job.signal(Signal::INT),
+        _ => {
+            // The same signal again, at once, would count as one.
+            job.signal(Signal::INT);
+            job.signal(Signal::TERM);
+        }
+    }
+    let ended = job.end().with_context(|| how.to_owned())?;
+    // A fast job may be done before any signal.
+    let expected: &[i32] = match how {
+        "drain" | "abort" => &[0, 130],
+        _ => &[0, 7],
+    };
+    ensure!(
+        ended.code.is_some_and(|code| expected.contains(&code)),
+        "{how}: it ended with {:?}: {}",
+        ended.code,
+        ended.stderr.trim()
+    );
+    // What was written is right as far as it goes: to a pipe everything goes at once.
+    let checked = settings.check(wanted, &ended.stdout, false);
+    checked.with_context(|| format!("{how}: what it wrote is not how the film begins"))?;
+    Ok(())
+}

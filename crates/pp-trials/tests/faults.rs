@@ -1,0 +1,186 @@
+//! Every rule of the protocol, broken on purpose in a real job: `pp faults` on both transports.
+
+mod common;
+#[path = "../../pp-transport/tests/fakes/mod.rs"]
+mod fakes;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use common::{folder, pp};
+use fakes::Fakes;
+use pp_testing::{process::run, video};
+use serde_json::Value;
+
+/// The rules of the protocol. OM-02 is broken with OM-01, OM-05 with OM-04, and OM-12 with OM-11.
+const RULES: [&str; 18] = [
+    "OM-01", "OM-02", "OM-03", "OM-04", "OM-05", "OM-06", "OM-07", "OM-08", "OM-09", "OM-10",
+    "OM-11", "OM-12", "OM-13", "size", "order", "devices", "counts", "log",
+];
+
+/// Everything ended as it must, some of it later than its bound.
+const LATE: i32 = 9;
+
+fn json(command: &mut Command) -> (Option<i32>, Value) {
+    let ended = run(command, None);
+    let report = serde_json::from_slice(&ended.stdout);
+    (
+        ended.code,
+        report.unwrap_or_else(|e| panic!("{e}: {}", ended.stderr)),
+    )
+}
+
+/// Runs everything, and fails with what the ranks did and said wherever that was wrong.
+fn assert_all_behave(command: &mut Command, least: u64) {
+    let (code, report) = json(command);
+    let faults = report["faults"].as_array().unwrap();
+    let bad: Vec<_> = faults
+        .iter()
+        .filter(|fault| fault["result"] == "misbehaved")
+        .map(|fault| format!("{fault:#}"))
+        .collect();
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
+    // How long it took is a matter of the machine; that it has a bound is not.
+    let late = |fault: &&Value| fault["in_time"] == false;
+    let late = faults.iter().filter(late).count();
+    assert_eq!(report["late"], late, "{report}");
+    assert_eq!(code, Some(if late == 0 { 0 } else { LATE }));
+    let bounded = |fault: &&Value| fault["bound_ms"].is_u64() && fault["in_time"].is_boolean();
+    assert!(faults.iter().filter(bounded).count() >= 25, "{report}");
+    assert!(report["behaved"].as_u64().unwrap() >= least, "{report}");
+    // What is skipped is not of this transport.
+    for fault in faults.iter().filter(|fault| fault["result"] == "skipped") {
+        assert_eq!(fault["why"][0], "not a fault of this transport", "{fault}");
+    }
+}
+
+#[test]
+fn every_fault_ends_as_it_must_on_the_host() {
+    assert_all_behave(&mut pp(&["faults", "--all", "--json"]), 40);
+}
+
+#[test]
+fn every_fault_ends_as_it_must_over_nccl() {
+    let fakes = Fakes::build();
+    let folder = folder("faults_nccl");
+    let mut command = pp(&["faults", "--all", "--transport", "nccl", "--json"]);
+    fakes.give_to(&mut command);
+    command.env("PP_FAKE_NCCL_DIR", folder.file(""));
+    assert_all_behave(&mut command, 44);
+}
+
+#[test]
+fn every_rule_is_broken_somewhere() {
+    let (code, list) = json(&mut pp(&["faults", "--list", "--json"]));
+    assert_eq!(code, Some(0));
+    let list = list.as_array().unwrap();
+    let ids: Vec<_> = list
+        .iter()
+        .map(|entry| entry["id"].as_str().unwrap())
+        .collect();
+    for rule in RULES {
+        let breaks = |id: &&str| id.split('.').next() == Some(rule);
+        assert!(ids.iter().any(breaks), "nothing breaks {rule}");
+    }
+    let once: BTreeSet<_> = ids.iter().collect();
+    assert_eq!(once.len(), ids.len(), "an id stands there twice");
+}
+
+#[test]
+fn what_cannot_be_made_is_refused_and_named() {
+    let folder = folder("faults_refused");
+    let input = folder.write("in.y4m", &video(32, 32, "mono", 2));
+    let input = input.to_str().unwrap();
+    for (fault, more, words) in [
+        ("kill@7", &[][..], ["PP_FAULT", "rank 7"]),
+        ("no-such-fault", &[], ["PP_FAULT", "no-such-fault"]),
+        ("kill@1:chunk=x", &[], ["PP_FAULT", "\"x\""]),
+        ("kill@1", &["--ranks", "1"], ["PP_FAULT", "--ranks 1"]),
+        (
+            "no-such-fault",
+            &[],
+            ["NAME[@RANK]", "pp-trials faults --hooks"],
+        ),
+        // What cannot strike in this run is not waited for.
+        (
+            "second-thread",
+            &["--transport", "host"],
+            ["second-thread", "--transport nccl"],
+        ),
+        ("missing-context", &[], ["missing-context", "--recompute"]),
+        ("late-result", &[], ["late-result", "--cuts hard"]),
+    ] {
+        let args = [&["run", "--input", input][..], more].concat();
+        let mut command = pp(&args);
+        run(command.env("PP_FAULT", fault), None).failed(2, &words);
+    }
+    run(&mut pp(&["faults", "--run", "OM-99"]), None).failed(2, &["OM-99", "--list"]);
+    // What to do is asked for, also where the answer is to be JSON.
+    for args in [&["faults"][..], &["faults", "--json"]] {
+        assert_eq!(run(&mut pp(args), None).code, Some(2));
+    }
+}
+
+#[test]
+fn hooks_are_named_and_one_that_did_not_strike_says_so() {
+    let ended = run(&mut pp(&["faults", "--hooks"]), None).succeeded();
+    let text = String::from_utf8(ended.stdout).unwrap();
+    for words in ["kill ", "rank 1 or 0", "second-thread", "needs --recompute"] {
+        assert!(text.contains(words), "{text}");
+    }
+    let folder = folder("faults_vain");
+    let input = folder.write("in.y4m", &video(32, 32, "mono", 8));
+    let args = [
+        "run",
+        "--kernels",
+        "cpu",
+        "--input",
+        input.to_str().unwrap(),
+    ];
+    for (fault, strikes) in [
+        ("swapped:chunk=1000", false),
+        ("stall-compute:chunk=1:ms=1", true),
+    ] {
+        let ended = run(pp(&args).env("PP_FAULT", fault), None).succeeded();
+        let in_vain = ended
+            .stderr
+            .contains("pp: fault hook: swapped did not strike");
+        assert_eq!(in_vain, !strikes, "{}", ended.stderr);
+        let said = ended.stderr.matches("pp: fault hook: ").count();
+        assert_eq!(said, 1, "{}", ended.stderr);
+    }
+}
+
+/// Each job would say so again.
+#[test]
+fn without_gpus_nothing_is_begun() {
+    for command in [
+        &["faults", "--all", "--transport", "nccl"][..],
+        &["shutdown", "--transport", "nccl"],
+    ] {
+        let mut command = pp(command);
+        let ended = run(command.env("CUDA_VISIBLE_DEVICES", ""), None);
+        assert!(ended.stdout.is_empty(), "{:?}", ended.stdout);
+        ended.failed(10, &["look for GPUs", "pp doctor"]);
+    }
+}
+
+/// The fault and the table name each other, and people can read both.
+#[test]
+fn one_fault_is_told_in_words() {
+    let ended = run(&mut pp(&["faults", "--run", "size.truncated"]), None);
+    assert!(matches!(ended.code, Some(0 | LATE)), "{}", ended.stderr);
+    let text = String::from_utf8(ended.stdout).unwrap();
+    for words in [
+        "size.truncated",
+        "behaved",
+        "rank 1 (exit 8): peer misbehaved: rank 0: receive header",
+        " of 1000 ms",
+        "1 behaved, 0 misbehaved, 0 skipped; ",
+    ] {
+        assert!(text.contains(words), "{text}");
+    }
+    let ended = run(&mut pp(&["faults", "--list"]), None).succeeded();
+    let text = String::from_utf8(ended.stdout).unwrap();
+    assert!(text.contains("PP_FAULT=truncated-frame"), "{text}");
+}

@@ -1,0 +1,76 @@
+//! A job that may start Phase B again, whose ranks end by themselves.
+
+mod common;
+
+use std::process::Command;
+
+use common::pp;
+use pp_testing::process::run;
+use pp_testing::video;
+
+/// A command that reads and writes a video through this process.
+fn through(more: &[&str]) -> Command {
+    let mut command = pp(&["run", "--input", "-", "--output", "-"]);
+    command.args(["--frames-per-chunk", "2", "--transport", "host"]);
+    command.args(["--denoise-steps", "2"]).args(more);
+    command
+}
+
+fn clip() -> Vec<u8> {
+    video(64, 48, "mono", 400)
+}
+
+/// As a plugin does it that calls `exit`: the process of Phase B ends well, long before its time. Or a
+/// library of ours panics.
+#[test]
+fn a_phase_b_that_ends_without_a_word_is_missed() {
+    let wanted = run(&mut through(&[]), Some(clip())).succeeded().stdout;
+    // The first 16 chunks warm up: a restart among them leaves the measures what they are.
+    for (restarts, hook, is_measured) in [
+        ("2", "leave@1:chunk=50", true),
+        ("1", "leave@1:chunk=0", false),
+        ("1", "panic@1", false),
+        ("3", "kill@1:chunk=2", false),
+    ] {
+        let mut command = through(&["--restarts", restarts]);
+        command.env("PP_FAULT", hook);
+        let ended = run(&mut command, Some(clip()));
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert!(ended.stdout == wanted, "the output is another");
+        assert!(ended.stderr.contains("1 of "), "{}", ended.stderr);
+        let spans = ended.stderr.contains("span a restart");
+        assert_eq!(spans, is_measured, "{}", ended.stderr);
+        // Said when it happens, and not only at the end.
+        let why = match hook.split('@').next() {
+            Some("leave") => "ended with exit code 0",
+            Some("kill") => "killed by signal 9 (SIGKILL)",
+            _ => "asked for by PP_FAULT",
+        };
+        let mut lines = ended.stderr.lines();
+        let line = lines.find(|line| line.starts_with("pp: Phase B (rank 1) is gone: "));
+        let line = line.unwrap_or_else(|| panic!("{}", ended.stderr));
+        // The front may notice the end first, and then it says why; and what a rank reports of its panic is read by another
+        // thread than its end.
+        let whys = [why, "its control channel ended", "ended with exit code 1"];
+        assert!(whys.iter().any(|why| line.contains(why)), "{line}");
+        assert!(
+            line.ends_with(&format!("; restart 1 of {restarts}")),
+            "{line}"
+        );
+    }
+}
+
+/// Its peer may be quicker to say that it died than it is to say why.
+#[test]
+fn a_panic_is_named_by_the_rank_that_panicked() {
+    for (rank, restarts) in [("0", "0"), ("0", "1"), ("1", "0")] {
+        let mut command = through(&["--restarts", restarts]);
+        command.env("PP_FAULT", format!("panic@{rank}:chunk=3"));
+        let ended = run(&mut command, Some(clip()));
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        let last = ended.stderr.lines().last().unwrap_or_default();
+        for words in ["pp: error", &format!("rank {rank}"), "panicked: "] {
+            assert!(last.contains(words), "{words}: {}", ended.stderr);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Every state of ours against everything that may become of the peer: how it ends, and that it does. `pp shutdown`
+//! judges the exit codes and what is left, and beside that the times, which nothing here looks at.
+
+mod common;
+#[path = "../../pp-transport/tests/fakes/mod.rs"]
+mod fakes;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{folder, pp};
+use fakes::Fakes;
+use pp_testing::{
+    Folder,
+    process::{children, finish, is_alive, run, signal, spawn},
+};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// Cells mostly wait, for a silence that lasts three heartbeats above all.
+const JOBS: &str = "12";
+
+/// Every cell ended as it should, and some later than their bound.
+const LATE: i32 = 9;
+
+/// `pp shutdown` with the heartbeat of a machine that has other things to do.
+fn matrix(args: &[&str]) -> Command {
+    let mut command = pp(&["shutdown", "--jobs", JOBS]);
+    command.args(args).env("PP_HEARTBEAT_MS", "500");
+    command
+}
+
+/// Runs it to its end, which must be a good one, early or late, and gives its report.
+#[track_caller]
+fn report_of(mut command: Command, folder: &Folder) -> Value {
+    let report = folder.file("report.json");
+    let ended = run(command.arg("--json").arg(&report), None);
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let wrong: Vec<&str> = said
+        .lines()
+        .filter(|line| !line.contains(" noticed "))
+        .collect();
+    let why = format!("{}\n{}", wrong.join("\n"), ended.stderr);
+    assert!(matches!(ended.code, Some(0 | LATE)), "{why}");
+    let report: Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
+    let is_late = |cell: &Value| cell["missed"].as_array().is_some_and(|m| !m.is_empty());
+    let any_is_late = report["cells"].as_array().unwrap().iter().any(is_late);
+    assert_eq!(ended.code == Some(LATE), any_is_late, "{why}");
+    report
+}
+
+fn must_run() -> bool {
+    std::env::var_os("PP_TESTS_MUST_RUN").is_some()
+}
+
+/// Every cell was run, but those with a reason that is one.
+#[track_caller]
+fn assert_all_ran(report: &Value, may_be_left: &str) {
+    let cells = report["cells"].as_array().unwrap();
+    for cell in cells {
+        if let Some(why) = cell["not_run"].as_str() {
+            assert!(why.contains(may_be_left), "{}: {why}", cell["cell"]);
+        }
+    }
+    let ran = cells
+        .iter()
+        .filter(|cell| cell["not_run"].is_null())
+        .count();
+    assert!(ran >= 100, "{ran} cells ran");
+}
+
+#[test]
+fn every_cell_ends_as_it_should_on_shared_memory() {
+    let folder = folder("shutdown_host");
+    let report = report_of(matrix(&[]), &folder);
+    assert_all_ran(&report, "no network between them");
+}
+
+#[test]
+fn every_cell_ends_as_it_should_over_nccl() {
+    let folder = folder("shutdown_nccl");
+    let mut command = matrix(&["--transport", "nccl", "--fakes"]);
+    Fakes::build().give_to(&mut command);
+    let report = report_of(command, &folder);
+    let allowed = if must_run() { "nothing" } else { "network" };
+    assert_all_ran(&report, allowed);
+    let cells = report["cells"].as_array().unwrap();
+    if let Some(why) = cells.iter().find_map(|cell| cell["not_run"].as_str()) {
+        eprintln!("skipped: cells whose network is cut: {why}");
+    }
+}
+
+/// The judge sees what is wrong: here a job that goes on as if nothing had been, because nothing was.
+#[test]
+fn a_state_that_is_not_reached_is_no_success() {
+    let folder = folder("shutdown_wrong");
+    let mut command = matrix(&["--only", "front/idle/killed/go-on"]);
+    // No rank accepts it, so none comes into its state.
+    let ended = run(command.env("PP_STUCK_MS", "1"), None);
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert_eq!(ended.code, Some(1), "{said}");
+    assert!(
+        said.contains("the state was not reached") && said.contains("PP_STUCK_MS"),
+        "{said}"
+    );
+    assert_eq!(folder.names(), Vec::<String>::new());
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_known_before_any_cell() {
+    let mut command = matrix(&["--json", "/no/such/folder/report.json"]);
+    let ended = run(&mut command, None);
+    assert!(ended.stdout.is_empty(), "{:?}", ended.stdout);
+    ended.failed(4, &["/no/such/folder/report.json"]);
+}
+
+#[test]
+fn an_interrupt_ends_the_ranks_and_removes_their_folder() {
+    let folder = folder("shutdown_interrupted");
+    for (asking, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let child =
+            spawn(matrix(&["--only", "queued/stopped/go-on"]).env("TMPDIR", folder.file("")));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let ranks = loop {
+            // Four cells of two ranks, two of which have a supervisor.
+            let ranks = children(child.id());
+            if ranks.len() >= 4 {
+                break ranks;
+            }
+            assert!(Instant::now() < deadline, "no ranks");
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        signal(child.id(), asking);
+        let ended = finish(child);
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
+        assert_eq!(folder.names(), Vec::<String>::new());
+        let alive: Vec<_> = ranks.into_iter().filter(|pid| is_alive(*pid)).collect();
+        assert_eq!(alive, Vec::<u32>::new());
+    }
+}
+
+#[test]
+fn cells_are_named_and_chosen() {
+    let listed = |args: &[&str]| {
+        let mut command = pp(&["shutdown", "--list"]);
+        let output = command.args(args).output().unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stdout).unwrap().lines().count(),
+        )
+    };
+    // Five states on shared memory, one more on NCCL; a peer that computes is met by no "go on".
+    let supervised = 14;
+    assert_eq!(listed(&[]), (Some(0), 2 * 5 * (3 * 5 - 1) + supervised));
+    // There a Phase B that connects is also lost with --restarts.
+    let nccl = ["--transport", "nccl"];
+    assert_eq!(
+        listed(&nccl),
+        (Some(0), 2 * 6 * (3 * 5 - 1) + supervised + 1)
+    );
+    assert_eq!(listed(&["--only", "phase_b/send/killed/"]), (Some(0), 3));
+    assert_eq!(listed(&["--only", "nonsense"]), (Some(2), 0));
+    let range = "--jobs 65: it takes a whole number from 1 to 64";
+    run(&mut pp(&["shutdown", "--jobs", "65"]), None).failed(2, &[range]);
+    // What cannot be run here says so.
+    let list = pp(&["shutdown", "--list"]).output().unwrap().stdout;
+    let list = String::from_utf8(list).unwrap();
+    let not_run = list.lines().filter(|line| line.contains("not run: "));
+    assert_eq!(not_run.filter(|line| line.contains("/cut/")).count(), 30);
+}
