@@ -31,7 +31,7 @@ impl Context {
         self.config.is_supervised()
     }
 
-    /// From now on signals go to this switch, and a recording says what its driver does.
+    /// From now on signals go to this switch, and the supervisor hears once its driver needs nothing more of the peer.
     pub(crate) fn attach(&self, switch: &Switch) {
         self.signals.attach(switch);
         let reporter = self.reporter.clone();

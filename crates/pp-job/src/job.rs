@@ -163,7 +163,8 @@ impl ThisRank<'_> {
         self.launch
     }
 
-    /// This rank cannot take part. Tells the other rank why, which would wait for it, and returns the error.
+    /// This rank cannot take part. Tells the other rank why, which would wait for it, and returns the error. Wrong usage
+    /// is not told: the other rank has the same command line.
     pub fn decline(&self, error: Error) -> Error {
         join_to_abort(self.launch, error)
     }

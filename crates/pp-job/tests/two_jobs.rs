@@ -1,4 +1,5 @@
-//! Two jobs in one process: each closure runs on its own rank alone, and neither job knows of the other.
+//! Jobs whose ranks are threads of one process: each closure runs on its own rank alone, no job knows of another, and
+//! a rank says why it takes no part.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -22,11 +23,16 @@ struct Calls {
     computed: AtomicU32,
 }
 
+fn config(job: &LocalJob, rank: Rank) -> Config {
+    let mut config = Config::alone(|_| None).unwrap();
+    config.launch = Some(job.launch(rank).unwrap());
+    config
+}
+
 /// Runs one rank of a job whose Phase B fails at this chunk.
 fn rank(job: &LocalJob, rank: Rank, calls: &Calls, fails_at: Option<u64>) -> Result<(), Error> {
     let count = |calls: &AtomicU32| calls.fetch_add(1, Ordering::Relaxed);
-    let mut config = Config::alone(|_| None)?;
-    config.launch = Some(job.launch(rank).unwrap());
+    let config = config(job, rank);
     let edges = Edges::new(4, 64, 64);
     let ranks = Ranks {
         front: |_| {
@@ -96,4 +102,22 @@ fn each_closure_runs_once_on_its_own_rank_and_one_job_does_not_end_the_other() {
             "{text}"
         );
     }
+}
+
+#[test]
+fn a_rank_that_declines_tells_the_other_why_whatever_the_error_is() {
+    let job = &LocalJob::new(WorldSize::new(2).unwrap());
+    let told = thread::scope(|scope| {
+        scope.spawn(|| {
+            let error = Error::Other(anyhow::anyhow!("no weights"));
+            let ended = Job::new(&config(job, Rank::new(1))).run(|this| Err(this.decline(error)));
+            ended.unwrap_err()
+        });
+        rank(job, Rank::new(0), &Calls::default(), None).unwrap_err()
+    });
+    let text = told.to_string();
+    assert!(
+        text.contains("rank 1") && text.contains("no weights"),
+        "{text}"
+    );
 }

@@ -162,20 +162,20 @@ fn explain(fault: Fault, rank: Rank, profile: &Profile) -> Fault {
 }
 
 /// A rank that cannot take part joins all the same, to say why: the others would wait for it as long as for one that is
-/// late.
+/// late. They find wrong usage themselves, as they have the same command line.
 pub(crate) fn join_to_abort(launch: &Launch, error: Error) -> Error {
-    let Error::Fault(fault) = &error else {
+    if let Error::Usage(_) = error {
         return error;
-    };
+    }
     let options = RendezvousOptions {
         timeout: DECLINE_WITHIN,
         ..RendezvousOptions::default()
     };
     // Where none is there, none waits.
     if let Ok(peers) = rendezvous(launch, &options) {
+        let told = Message::Abort(error.fault(launch.rank(), "set up"));
         for channel in peers.iter() {
             let deadline = Instant::now() + DECLINE_WITHIN;
-            let told = Message::Abort(fault.clone());
             let _ = channel.sender().send(&told, deadline);
         }
     }
