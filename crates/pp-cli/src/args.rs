@@ -169,7 +169,7 @@ impl FromStr for KernelChoice {
 /// How payloads travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransportChoice {
-    /// The best there is here; prints which.
+    /// NCCL if this machine has the GPUs and the library for it, else shared memory; prints the choice.
     Auto,
     /// Memory that the ranks of one machine share.
     Host,
@@ -259,13 +259,14 @@ pub struct RunArgs {
     /// Processes, 1 to 2: two for the pipeline, one to run every stage in one.
     #[arg(long, default_value_t = 2, value_parser = ranks)]
     pub(crate) ranks: u32,
-    /// Kernels: built in for the processor or for GPUs, or a plugin; auto goes with the transport.
+    /// Kernels: cpu and ptx are built in (host memory, GPU memory), FILE.so is a plugin; auto takes ptx where the
+    /// payloads are on GPUs, else cpu.
     #[arg(long, value_name = "auto|cpu|ptx|FILE.so", default_value = "auto")]
     pub kernels: KernelChoice,
     /// How payloads travel between the ranks.
     #[arg(long, value_enum, default_value = "auto")]
     pub transport: TransportChoice,
-    /// Denoising passes, 0 to 1024; 0 copies the input, bit for bit.
+    /// Denoising steps, 0 to 1024; 0 copies the input, bit for bit.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, value_parser = whole(0..=1024_u32))]
     pub(crate) denoise_steps: u32,
     /// Standard deviation of the noise to remove, 0 to 255; auto estimates it from the clip.
@@ -274,7 +275,7 @@ pub struct RunArgs {
     /// Frames that travel together, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=256_u32))]
     pub(crate) frames_per_chunk: u32,
-    /// Slots of each edge, which is the most chunks in flight, 1 to 64.
+    /// Most chunks in flight, 1 to 64: the slots of each edge.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=MAX_DEPTH))]
     pub(crate) depth: u32,
     /// Stop after so many chunks, 1 to 18446744073709551615; by default at the end of the input.
@@ -333,7 +334,7 @@ pub(crate) enum Simulate {
 /// The arguments of `pp bench overlap`.
 #[derive(Args, Clone, Debug)]
 pub struct OverlapArgs {
-    /// Duration of the front's stage in milliseconds, 0 to 60000.
+    /// Duration of decode, the front's only work here, in milliseconds, 0 to 60000.
     #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds)]
     pub(crate) decode_ms: f64,
     /// Duration of Phase B in milliseconds, 0 to 60000.
@@ -345,7 +346,7 @@ pub struct OverlapArgs {
     /// Chunks to run, 2 to 18446744073709551615, the first of them to warm up; by default about two seconds' worth.
     #[arg(long, value_name = "N", value_parser = whole(2..=u64::MAX))]
     pub(crate) chunks: Option<u64>,
-    /// Slots of each edge, which is the most chunks in flight, 1 to 64.
+    /// Most chunks in flight, 1 to 64: the slots of each edge.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=MAX_DEPTH))]
     pub(crate) depth: u32,
     /// What the stages do with their time; without it they sleep, and on GPUs spin there.
@@ -404,7 +405,7 @@ pub struct KernelsArgs {
     /// Frames in a chunk, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=256_u32))]
     pub(crate) frames_per_chunk: u32,
-    /// Denoising passes, 0 to 1024.
+    /// Denoising steps, 0 to 1024.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, value_parser = whole(0..=1024_u32))]
     pub(crate) denoise_steps: u32,
     /// Runs, 1 to 10000, of which the median counts.

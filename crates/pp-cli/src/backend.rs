@@ -239,11 +239,13 @@ fn find(this: ThisRank<'_>, env: &Env, need: Need) -> Result<NcclBackend, String
     let wanted = together.unwrap_or(1);
     if count < wanted || (local >= count && !masked) {
         let advice = match need {
-            Need::Must => "; start fewer ranks here, or use --transport host",
+            Need::Must => {
+                "; check CUDA_VISIBLE_DEVICES, run the ranks on two machines, or use --transport host"
+            }
             _ => "",
         };
         return Err(format!(
-            "{count} visible where the ranks of this machine need {}{advice}",
+            "{count} GPUs visible, and the ranks of this machine need {}{advice}",
             wanted.max(local + 1)
         ));
     }

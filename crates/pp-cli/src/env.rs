@@ -33,7 +33,7 @@ const VARIABLES: [Variable; 14] = [
     ],
     [
         "PP_HEARTBEAT_MS",
-        "milliseconds between heartbeats, the same on both ranks; three missed end the job; 0 for none",
+        "milliseconds between heartbeats, 20 to 3600000, the same on both ranks; three missed end the job; 0 for none",
         "250",
     ],
     [
@@ -58,7 +58,7 @@ const VARIABLES: [Variable; 14] = [
     ],
     [
         "PP_MEET_WITHIN_MS",
-        "milliseconds that the ranks of a launcher wait for each other",
+        "milliseconds that the ranks of a launcher wait for each other, 100 to 3600000",
         "60000",
     ],
     ["PP_NCCL_LIB", "NCCL library to load", "searched"],
@@ -74,12 +74,12 @@ const VARIABLES: [Variable; 14] = [
     ],
     [
         "PP_RESTART_WITHIN_MS",
-        "milliseconds that the front waits for a Phase B that is started again",
+        "milliseconds that the front waits for a Phase B that is started again, 100 to 3600000",
         "60000",
     ],
     [
         "PP_STUCK_MS",
-        "milliseconds that a stage may take before it counts as stuck; 0 for no limit",
+        "milliseconds that a stage may take before it counts as stuck, 1000 to 3600000; 0 switches off all limits on time without progress",
         "120000",
     ],
 ];

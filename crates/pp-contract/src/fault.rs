@@ -52,7 +52,7 @@ pub struct Fault {
     pub kind: FaultKind,
     /// The rank it blames; not always the one that noticed.
     pub rank: Rank,
-    /// What was being done.
+    /// What the rank that noticed the fault was doing, or the step of the job, such as "run".
     pub operation: Text<64>,
     /// What went wrong, and the remedy.
     pub detail: Text<512>,

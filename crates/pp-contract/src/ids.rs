@@ -95,11 +95,11 @@ full_range! {
     ChunkIndex: u64
 }
 full_range! {
-    /// Raised by a hard cut; a result of another epoch is dropped, never decoded.
+    /// Number of an epoch. Each scene cut begins a new one. A result of an earlier epoch is dropped and not decoded.
     CacheEpoch: u64
 }
 full_range! {
-    /// Generation of a communicator, raised when it is rebuilt.
+    /// Number of a link between two ranks, from 0. Each restart begins a new one.
     Generation: u32
 }
 id! {

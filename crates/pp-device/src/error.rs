@@ -106,7 +106,7 @@ pub enum CudaError {
         remedy: &'static str,
     },
     /// A wait that has a limit came to it.
-    #[error("the stream is not done after {0:?}")]
+    #[error("work on the GPU was not done within {0:?}; see whether another program uses the GPU")]
     Late(Duration),
 }
 

@@ -8,10 +8,10 @@
 //! | 3 | bad input |
 //! | 4 | reading or writing failed, or the system refused a thread, a descriptor or memory |
 //! | 5 | a kernel plugin failed or was refused |
-//! | 6 | the ranks could not meet, or were started differently |
-//! | 7 | a rank died |
+//! | 6 | the ranks were started differently: settings, plan, kernels, devices or secret differ |
+//! | 7 | a rank died or left |
 //! | 8 | a rank broke the protocol |
-//! | 9 | something did not happen in time |
+//! | 9 | something did not happen in time, such as the ranks meeting |
 //! | 10 | a device, its driver or its library failed or is not there |
 //! | 11 | the ranks drifted apart: bytes are not those that were sent |
 //! | 130, 143, 129 | interrupted by SIGINT, SIGTERM, SIGHUP |
@@ -35,7 +35,7 @@ pub enum Error {
     Fault(Fault),
     /// A stage, a source or a sink of this rank failed.
     Stage(StageError),
-    /// A fault of a command that is no rank: the rank that the fault names says nothing.
+    /// A fault of a command without ranks. Its text leaves out the rank.
     Local(Fault),
     /// A signal with this number ended the job early. What was in flight is finished, and a line has said so.
     Interrupted(u8),
@@ -151,12 +151,12 @@ impl From<anyhow::Error> for Error {
     }
 }
 
-/// The text of a panic. The panic itself has printed where it was.
-pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Error {
+/// The panic of `what`, such as `rank 1`. The panic itself has printed where it was.
+pub(crate) fn panicked(what: &str, panic: &(dyn Any + Send)) -> Error {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    let what = text.unwrap_or("it does not say why");
-    Error::Other(anyhow::anyhow!("the rank panicked: {what}"))
+    let why = text.unwrap_or("it does not say why");
+    Error::Other(anyhow::anyhow!("{what} panicked: {why}"))
 }
 
 /// The exit code of a kind of fault.

@@ -23,7 +23,7 @@ use crate::{FRONT, supervisor};
 /// from `main` and return what it returns.
 pub fn main(program: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     let done = catch_unwind(AssertUnwindSafe(program));
-    let code = match done.unwrap_or_else(|panic| Err(panicked(&*panic))) {
+    let code = match done.unwrap_or_else(|panic| Err(panicked("the program", &*panic))) {
         Ok(()) => 0,
         Err(error) => {
             if !error.is_told() && !say(format!("pp: error: {error}")) {
@@ -127,7 +127,8 @@ impl Context {
     /// Does the work of this process. Its error is told, and an end that a signal asked for is one.
     fn catch(&self, work: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
         let done = catch_unwind(AssertUnwindSafe(work));
-        let done = done.unwrap_or_else(|panic| Err(panicked(&*panic)));
+        let own = format!("rank {}", self.rank);
+        let done = done.unwrap_or_else(|panic| Err(panicked(&own, &*panic)));
         match (done, self.signals.interrupted_by()) {
             (Ok(()), None) => Ok(()),
             (Ok(()), Some(signal)) => Err(Error::Interrupted(signal)),

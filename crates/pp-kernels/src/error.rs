@@ -214,7 +214,10 @@ pub enum LoadError {
         library: String,
     },
     /// It is a library, but not a plugin.
-    #[error("{path} has no symbol pp_kernels_entry_v1, so it is not a plugin of ABI version 1")]
+    #[error(
+        "{path} has no symbol pp_kernels_entry_v1, so it is not a plugin of ABI version 1; \
+             export it: export_kernels! in Rust, or see docs/plugin-abi.md"
+    )]
     NoEntry {
         /// The path as given.
         path: PathBuf,

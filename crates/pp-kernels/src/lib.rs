@@ -1,4 +1,4 @@
-//! Kernels of the streaming pipeline: the C ABI, the loader of plugin files, and the CPU backend.
+//! Kernels of the pipeline: the C ABI, the loader and check of plugins, and the built-in kernels for CPUs and for CUDA.
 //!
 //! A set of kernels is three functions on a session: *encode* (frames to the tensors that travel), *phase_b* (the
 //! generator) and *decode* (tensors back to frames). They reach the runtime through one table of C functions

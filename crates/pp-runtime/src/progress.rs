@@ -172,30 +172,39 @@ impl Stall {
         }
     }
 
-    /// Looks; gives the name of what has lasted too long, and how long it has.
+    /// Looks; gives the name of what has lasted too long, and how long it has, with a remedy.
     pub(crate) fn look(
         &mut self,
         progress: &Progress,
         limits: Limits,
         now: Instant,
-    ) -> Option<(&'static str, Duration)> {
+    ) -> Option<(&'static str, String)> {
         let operation = progress.operation.load(Ordering::Relaxed);
         let wait = progress.wait.load(Ordering::Relaxed);
         let lasts = self.operation.lasts(operation, now);
         let waits = self.wait.lasts(wait, now);
         let doing = Doing::of(operation);
         if let Some((doing, name)) = doing {
-            let is_stage = doing.is_stage();
-            let limit = if is_stage {
-                limits.stage
-            } else {
-                limits.transport
+            let (limit, remedy) = match doing.is_stage() {
+                true => (limits.stage, "raise PP_STUCK_MS if the stage needs longer"),
+                false => (
+                    limits.transport,
+                    "such a call only issues work: look at the other rank, the driver and the network",
+                ),
             };
             if lasts >= limit {
-                return Some((name, lasts));
+                let lasts = lasts.as_millis();
+                return Some((name, format!("no progress for {lasts} ms; {remedy}")));
             }
         }
-        (wait % 2 == 1 && waits >= PEER_FIRST * limits.stage).then_some((AWAIT, waits))
+        let is_late = wait % 2 == 1 && waits >= PEER_FIRST * limits.stage;
+        is_late.then(|| {
+            let text = format!(
+                "no progress for {} ms, {PEER_FIRST} times PP_STUCK_MS; look at the other rank, or raise PP_STUCK_MS",
+                waits.as_millis()
+            );
+            (AWAIT, text)
+        })
     }
 
     /// The looking thread itself was away: what the driver did meanwhile is not known.
@@ -223,13 +232,18 @@ mod tests {
         progress.at(Doing::Send);
         assert_eq!(stall.look(&progress, LIMITS, at(0)), None);
         assert_eq!(stall.look(&progress, LIMITS, at(9)), None);
-        let ten = Duration::from_secs(10);
-        assert_eq!(stall.look(&progress, LIMITS, at(10)), Some(("send", ten)));
+        let (name, text) = stall.look(&progress, LIMITS, at(10)).unwrap();
+        assert_eq!(name, "send");
+        assert!(
+            text.contains("for 10000 ms; such a call only issues work"),
+            "{text}"
+        );
         progress.at(Doing::Compute);
         assert_eq!(stall.look(&progress, LIMITS, at(11)), None);
         assert_eq!(stall.look(&progress, LIMITS, at(100)), None);
-        let seen = stall.look(&progress, LIMITS, at(111)).map(|(name, _)| name);
-        assert_eq!(seen, Some("phase_b"));
+        let (name, text) = stall.look(&progress, LIMITS, at(111)).unwrap();
+        assert_eq!(name, "phase_b");
+        assert!(text.contains("if the stage needs longer"), "{text}");
     }
 
     #[test]

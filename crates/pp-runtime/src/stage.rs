@@ -12,6 +12,7 @@
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
+use std::path::Path;
 
 use pp_contract::{
     CacheEpoch, ChunkIndex, Envelope, Fault, FaultKind, Manifest, ManifestError, Outcome, Plan,
@@ -50,14 +51,20 @@ impl StageError {
         }
     }
 
-    /// The same, where the evidence is against that rank.
+    /// A file that cannot be opened, read or written, named by its path.
+    pub fn file(operation: &'static str, path: &Path, error: &std::io::Error) -> Self {
+        let detail = format!("{}: {error}", path.display());
+        Self::new(FaultKind::Io, operation, detail)
+    }
+
+    /// The same error, where the evidence is against that rank.
     #[must_use]
     pub fn blaming(mut self, rank: Rank) -> Self {
         self.blames = Some(rank);
         self
     }
 
-    /// The same as a fault of `rank`, unless it blames another.
+    /// This error as a fault of `rank`, unless it blames another.
     pub fn into_fault(self, rank: Rank) -> Fault {
         let rank = self.blames.unwrap_or(rank);
         Fault::new(self.kind, rank, self.operation, self.detail)
@@ -74,7 +81,8 @@ impl From<TransportError> for StageError {
     }
 }
 
-/// A source that cannot be read, or a sink that cannot be written.
+/// A source that cannot be read, or a sink that cannot be written. An [`std::io::Error`] names no file:
+/// [`StageError::file`] does.
 impl From<std::io::Error> for StageError {
     fn from(error: std::io::Error) -> Self {
         Self::new(FaultKind::Io, "read or write", error.to_string())

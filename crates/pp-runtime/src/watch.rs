@@ -388,10 +388,7 @@ impl Running {
         if was_away {
             self.stall.forgive(now);
         }
-        if let Some((operation, lasted)) = self.stall.look(self.switch.progress(), limits, now) {
-            let lasted = lasted.as_millis();
-            let what =
-                format!("no progress for {lasted} ms; PP_STUCK_MS sets how long it may take");
+        if let Some((operation, what)) = self.stall.look(self.switch.progress(), limits, now) {
             let (kind, rank) = (FaultKind::TimedOut, self.switch.rank());
             self.switch.raise(Fault::new(kind, rank, operation, what));
         }

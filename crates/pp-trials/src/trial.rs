@@ -36,7 +36,9 @@ pub(crate) fn need_gpus() -> Result<(), Error> {
         Err(Error::local(FaultKind::Device, "look for GPUs", why))
     };
     match Device::count() {
-        Ok(count) if count < WORLD => refuse(format!("{count} visible, and a job needs {WORLD}")),
+        Ok(count) if count < WORLD => {
+            refuse(format!("{count} GPUs visible, and a job needs {WORLD}"))
+        }
         Ok(_) => match Nccl::load() {
             Ok(_) => Ok(()),
             Err(error) => refuse(with_source(&error)),

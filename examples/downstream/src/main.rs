@@ -89,11 +89,11 @@ fn main() -> std::process::ExitCode {
             return Err(Error::Usage("usage: vocoder IN OUT".into()));
         };
         let edges = Edges::new(4, PIECE * BINS * 4, PIECE * HOP * 4);
-        // Each closure is called once, on its own rank.
         let ranks = Ranks {
             front: |_| {
+                let file = File::open(input).map_err(|e| StageError::file("open", input, &e))?;
                 let files = Files {
-                    source: BufReader::new(File::open(input)?),
+                    source: BufReader::new(file),
                     sink: StagedFile::create(output)?,
                     mel: Vec::new(),
                     next: 0,

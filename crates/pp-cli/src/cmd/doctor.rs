@@ -31,7 +31,7 @@ pub(crate) fn doctor(env: &Env) -> Result<(), Error> {
         ("simd", simd()),
         ("memory", memory()),
         ("shared memory", shared_memory()),
-        ("locked cores", affinity()),
+        ("usable cores", affinity()),
         ("launcher", launcher(env)),
         ("gpus", gpus()),
         ("nccl", nccl()),
@@ -55,13 +55,9 @@ pub(crate) fn doctor(env: &Env) -> Result<(), Error> {
     }
     print(&text)?;
     if bad > 0 {
-        let plural = if bad == 1 {
-            "finding keeps"
-        } else {
-            "findings keep"
-        };
+        let findings = if bad == 1 { "finding" } else { "findings" };
         return Err(Error::Other(anyhow::anyhow!(
-            "{bad} {plural} pp from running here"
+            "{bad} {findings} marked BAD above: pp cannot run here"
         )));
     }
     Ok(())

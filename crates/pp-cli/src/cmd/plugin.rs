@@ -209,7 +209,10 @@ impl Worker {
             }
             if !self.is_readable(until)? {
                 // Where a child of the plugin holds the pipe, the worker may have ended.
-                let ended = self.process.try_wait().context("cannot wait")?;
+                let ended = self
+                    .process
+                    .try_wait()
+                    .context("cannot wait for the process that checks the plugin")?;
                 let status = self.end()?;
                 return Ok(match (ended, limit) {
                     (None, Some(limit)) => Heard::Late(limit),
@@ -217,7 +220,11 @@ impl Worker {
                 });
             }
             let mut block = [0; 4096];
-            match self.pipe.read(&mut block).context("cannot read")? {
+            match self
+                .pipe
+                .read(&mut block)
+                .context("cannot read from the process that checks the plugin")?
+            {
                 0 => return Ok(Heard::Ended(self.end()?)),
                 bytes => self.bytes.extend_from_slice(&block[..bytes]),
             }
@@ -241,6 +248,9 @@ impl Worker {
     /// How the process ended. A process that did not is killed; the status of one that is about to end stays its own.
     fn end(&mut self) -> Result<ExitStatus, Error> {
         let _ = self.process.kill();
-        Ok(self.process.wait().context("cannot wait")?)
+        Ok(self
+            .process
+            .wait()
+            .context("cannot wait for the process that checks the plugin")?)
     }
 }

@@ -20,13 +20,13 @@ pub(crate) struct At {
 /// Why an input cannot be used. The fault lies with the file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InputError {
-    #[error("the reading thread is gone; its last words stand above")]
+    #[error("the thread that reads the input panicked; the lines above say where")]
     ReaderDied,
     #[error("{name}: cannot be opened: {source}; {}", remedy_of_input(source))]
     Open { name: String, source: io::Error },
     #[error("{0}: is a directory; name a .y4m file in it")]
     IsDirectory(String),
-    #[error("{}: reading failed at byte {} (frame {}): {source}", .at.name, .at.offset, .at.frame)]
+    #[error("{}: reading failed at byte {} (frame {}): {source}; check the disk or the program that writes the input", .at.name, .at.offset, .at.frame)]
     Read { at: At, source: io::Error },
     #[error("{0}: empty, not one byte in it; check the command that should have written it")]
     Empty(String),
@@ -42,7 +42,8 @@ pub(crate) enum InputError {
     )]
     Truncated { at: At, have: usize, want: usize },
     #[error(
-        "{}: became shorter while it was read: it had {had} bytes, and ends at byte {} behind frame {}",
+        "{}: became shorter while it was read: it had {had} bytes, and ends at byte {} behind frame {}; \
+         do not change the file while pp reads it",
         .at.name, .at.offset, .at.frame
     )]
     Shrunk { at: At, had: u64 },

@@ -4,6 +4,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use pp_contract::{
     Fault, FaultKind, Generation, Hello, HelloParts, Plan, Rank, Settings, Text, WorldSize, digest,
 };
@@ -53,7 +54,8 @@ impl Profile {
         Self::default()
     }
 
-    /// Adds a setting; the error of a handshake names it.
+    /// Adds a setting that both ranks must have alike; the error of a handshake names it. A name has at most 64 bytes
+    /// and a value at most 256; longer ones end the set-up with an error. `pp-job` adds those of the backend.
     #[must_use]
     pub fn set(mut self, name: &str, value: impl ToString) -> Self {
         self.settings.push((name.to_owned(), value.to_string()));
@@ -275,7 +277,8 @@ fn hello<P: Plan>(
     let (plan_name, plan_version) = HelloParts::plan::<P>();
     let mut settings = Settings::new();
     for (name, value) in profile.settings.iter().chain(&backend.settings()) {
-        settings.set(name, value).map_err(anyhow::Error::new)?;
+        let set = settings.set(name, value);
+        set.with_context(|| format!("the setting {name:?} of the handshake"))?;
     }
     // What a rank that works in host memory was given does not matter.
     let (device, device_given) = backend.device().unzip();

@@ -15,9 +15,11 @@ use crate::output::{OutputError, write_file};
 pub struct FrontPart<F, T> {
     /// Source, encode, decode and sink.
     pub stages: F,
-    /// Both edges: `up` is the one to Phase B.
+    /// Both edges, the same as in [`PhaseBPart`]. `up` leads to Phase B. The depth of `down` is the most chunks in
+    /// flight. `up` needs as many slots, and one more for each of `context_chunks` if the job may restart.
     pub edges: Edges,
-    /// Chunks whose payloads are context of the next one, and kept for a restart.
+    /// How many earlier chunks Phase B must know before it can begin with a chunk. If the job may restart, their
+    /// payloads stay in slots of `up`.
     pub context_chunks: u32,
     /// What Phase B must know of the input before it opens its stages.
     pub shape: T,

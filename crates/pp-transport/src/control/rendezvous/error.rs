@@ -67,7 +67,8 @@ impl fmt::Display for TurnedAway {
 pub enum RendezvousError {
     /// Some ranks never came (seen by rank 0).
     #[error(
-        "rank{} {} of {world_size} did not join within {after:.1?} at {listening}{turned_away}",
+        "rank{} {} of {world_size} did not join within {after:.1?} at {listening}{turned_away}; \
+         start every rank, with the same job id and secret, or raise PP_MEET_WITHIN_MS",
         if missing.len() == 1 { "" } else { "s" },
         list(missing)
     )]
@@ -84,7 +85,9 @@ pub enum RendezvousError {
         turned_away: Box<TurnedAway>,
     },
     /// A rank joined and was gone before the others had.
-    #[error("rank {rank} joined and left again before all {world_size} ranks had joined")]
+    #[error(
+        "rank {rank} joined and left again before all {world_size} ranks had joined; look at the messages of rank {rank}"
+    )]
     RankLeft {
         /// Who left.
         rank: Rank,
@@ -107,7 +110,10 @@ pub enum RendezvousError {
         last: String,
     },
     /// Rank 0 has accepted this rank, but not all have joined.
-    #[error("rank {rank} joined, but not all {world_size} ranks did within {after:.1?}")]
+    #[error(
+        "rank {rank} joined, but not all {world_size} ranks did within {after:.1?}; start every rank, with the same \
+         job id and secret, or raise PP_MEET_WITHIN_MS"
+    )]
     Incomplete {
         /// This rank.
         rank: Rank,
@@ -139,7 +145,7 @@ pub enum RendezvousError {
         after: Duration,
     },
     /// Rank 0 went away while this rank waited for the others.
-    #[error("rank 0 left before all {world_size} ranks had joined")]
+    #[error("rank 0 left before all {world_size} ranks had joined; look at the messages of rank 0")]
     MeetingLost {
         /// How many ranks the job has.
         world_size: WorldSize,

@@ -142,7 +142,7 @@ fn attempt(
     let answered = exchange(&socket, &call, deadline).map_err(not_rank_0)?;
     let answer = caller.finish(MEETING_RANK, answered.frame());
     let answer = answer.map_err(|forged| {
-        let reason = format!("whoever listens there {forged}");
+        let reason = format!("the process at that address {forged}");
         match forged {
             Forged::NotOurs => Failed::TurnedAway(reason),
             _ => not_rank_0(reason),
@@ -183,7 +183,7 @@ fn exchange(socket: &Socket, call: &[u8], deadline: Instant) -> Result<FrameRead
         match reader.poll(|buf| socket.try_read(buf)) {
             Ok(Progress::Frame) => return Ok(reader),
             Ok(Progress::Pending) => socket.wait(PollFlags::IN, deadline).map_err(late)?,
-            Ok(Progress::Eof { .. }) => return Err("whoever listens there hung up".into()),
+            Ok(Progress::Eof { .. }) => return Err("the process at that address hung up".into()),
             Err(error) => return Err(error.to_string()),
         }
     }
@@ -228,7 +228,9 @@ fn connect(
     if via != Via::Tcp {
         match connect_unix(key) {
             Ok(connected) => return Ok(connected),
-            Err(error) if via == Via::Unix => return Err(format!("nobody is there ({error})")),
+            Err(error) if via == Via::Unix => {
+                return Err(format!("no process listens there ({error})"));
+            }
             Err(_) => {}
         }
     }
