@@ -39,6 +39,12 @@ impl Uses {
         result
     }
 
+    /// Whether a use is not known, so that it is never known when all are over.
+    fn are_incomplete(&self) -> bool {
+        let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.is_incomplete
+    }
+
     /// Whether every use is over.
     pub(crate) fn are_over(&self) -> Result<bool, CudaError> {
         let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,6 +154,10 @@ fn reclaim(submitted: &Receiver<DeferredFree>) {
             }
             match memory.is_unused() {
                 Ok(true) => memory.free(),
+                Ok(false) if memory.behind.uses.are_incomplete() => {
+                    tracing::warn!("memory is leaked: a use of it could not be noted");
+                    std::mem::forget(memory);
+                }
                 Ok(false) => kept.push(memory),
                 Err(error) => {
                     tracing::warn!(%error, "memory is leaked: work that used it failed");

@@ -4,27 +4,29 @@
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::output::{discard_hidden, has_hidden};
 
-/// Whether the library of a backend that was used is at rest.
-static AT_REST: OnceLock<fn() -> bool> = OnceLock::new();
+/// Whether the libraries of the backends that were used are at rest.
+static AT_REST: Mutex<Vec<fn() -> bool>> = Mutex::new(Vec::new());
 
-/// The backend of this process: while its library is at work on a thread that was left behind, the handlers that the
+/// A backend of this process: while its library is at work on a thread that was left behind, the handlers that the
 /// library registered for the exit of the process do not run, since they would take from that thread what it uses.
 pub(crate) fn at_rest(is_at_rest: fn() -> bool) {
-    let _ = AT_REST.set(is_at_rest);
+    let mut all = AT_REST.lock().unwrap_or_else(PoisonError::into_inner);
+    all.push(is_at_rest);
 }
 
 /// Ends this process, from the thread that did its work.
 pub(crate) fn leave(code: u8) -> ! {
     discard();
     wait_for_unsaid();
-    if AT_REST.get().is_none_or(|is_at_rest| is_at_rest()) {
+    let all = AT_REST.lock().unwrap_or_else(PoisonError::into_inner);
+    if all.iter().all(|is_at_rest| is_at_rest()) {
         std::process::exit(code.into())
     }
     end_now(code)

@@ -14,7 +14,7 @@ mod folder;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use pp_contract::{Fault, FaultKind, Generation, List, Rank, Text, WorldSize, digest};
@@ -199,22 +199,33 @@ impl Flight {
     }
 }
 
-/// A panic writes the recording before it says anything: standard error may be why. The hook is the process's, and each
-/// job of the process adds its own.
+/// The recordings of the jobs of this process.
+static RECORDINGS: Mutex<Vec<Weak<Own>>> = Mutex::new(Vec::new());
+
+/// A panic writes the recordings before it says anything: standard error may be why. The process has one hook for all
+/// of its jobs.
 fn write_on_panic(own: Weak<Own>) {
-    let before = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        if let Some(own) = own.upgrade().filter(|own| own.recorder.begun() > 0) {
+    static HOOK: Once = Once::new();
+    let mut all = RECORDINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|own| own.strong_count() > 0);
+    all.push(own);
+    drop(all);
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
             let place = info.location().map(ToString::to_string);
             let what = info.payload_as_str().unwrap_or("a panic");
-            let text = format!(
-                "{what} at {}",
-                place.as_deref().unwrap_or("an unknown place")
-            );
-            let _ = own.write(Reason::Panic(Text::truncated(&text)));
-        }
-        before(info);
-    }));
+            let place = place.as_deref().unwrap_or("an unknown place");
+            let text = Text::truncated(&format!("{what} at {place}"));
+            // A thread that holds the list does not panic, but another one may hold it.
+            let all = RECORDINGS.lock().unwrap_or_else(PoisonError::into_inner);
+            let all: Vec<_> = all.iter().filter_map(Weak::upgrade).collect();
+            for own in all.iter().filter(|own| own.recorder.begun() > 0) {
+                let _ = own.write(Reason::Panic(text.clone()));
+            }
+            before(info);
+        }));
+    });
 }
 
 impl Own {

@@ -1,12 +1,14 @@
 //! What a rank does at a signal: the first drains, the second aborts.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind};
 use pp_transport::control::Message;
 use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 
 use crate::context::Context;
 use crate::end::end_now;
@@ -18,15 +20,66 @@ use crate::{FRONT, GRACE};
 /// Time for a peer to take in why this rank ends.
 const TOLD_WITHIN: Duration = Duration::from_millis(50);
 
-/// Starts the thread that turns signals into drains and aborts. Until [`Context::attach`] names a switch, a signal
-/// ends the process: nothing has been admitted that could be drained.
-pub(crate) fn take_signals(context: &Arc<Context>) -> std::io::Result<()> {
-    let mut arriving = Signals::new(heard())?;
-    let context = Arc::clone(context);
-    start_thread("pp-signals", move || {
-        for signal in &mut arriving {
-            context.take_signal(signal);
-        }
+/// What a job of this process does at a signal.
+type Handler = Arc<dyn Fn(i32) + Send + Sync>;
+
+/// The jobs of this process that take signals, with a number for each.
+static JOBS: Mutex<Vec<(u64, Handler)>> = Mutex::new(Vec::new());
+/// Whether the thread that calls them runs.
+static IS_HEARING: Mutex<bool> = Mutex::new(false);
+
+/// A job takes signals.
+///
+/// # If dropped
+/// It takes none. Where no job takes any, a signal does what it does by default.
+#[derive(Debug)]
+pub(crate) struct Hearing(u64);
+
+/// Calls `handler` at each signal, on a thread that all jobs of this process share. The process of a rank that a
+/// supervisor started leaves signals to the supervisor where no job takes them.
+pub(crate) fn on_signals(
+    is_supervised: bool,
+    handler: impl Fn(i32) + Send + Sync + 'static,
+) -> std::io::Result<Hearing> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    jobs().push((number, Arc::new(handler)));
+    let hearing = Hearing(number);
+    let mut is_hearing = IS_HEARING.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*is_hearing {
+        let mut arriving = Signals::new(heard())?;
+        start_thread("pp-signals", move || {
+            for signal in &mut arriving {
+                let all: Vec<Handler> = jobs().iter().map(|(_, job)| Arc::clone(job)).collect();
+                for job in &all {
+                    job(signal);
+                }
+                if all.is_empty() && !is_supervised {
+                    let _ = emulate_default_handler(signal);
+                }
+            }
+        })?;
+        *is_hearing = true;
+    }
+    Ok(hearing)
+}
+
+fn jobs() -> MutexGuard<'static, Vec<(u64, Handler)>> {
+    JOBS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for Hearing {
+    fn drop(&mut self) {
+        jobs().retain(|(number, _)| *number != self.0);
+    }
+}
+
+/// Turns signals into drains and aborts. Until [`Context::attach`] names a switch, a signal ends the process: nothing
+/// has been admitted that could be drained.
+pub(crate) fn take_signals(context: &Arc<Context>) -> std::io::Result<Hearing> {
+    let taking = Arc::clone(context);
+    on_signals(context.is_supervised(), move |signal| {
+        taking.take_signal(signal);
     })
 }
 

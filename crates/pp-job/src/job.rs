@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::end::{end_now, leave, log_aside, say};
 use crate::error::{Error, panicked};
 use crate::flight::Flight;
-use crate::interrupt::take_signals;
+use crate::interrupt::{Hearing, take_signals};
 use crate::rank::join::join_to_abort;
 use crate::reports::{Report, Reporter};
 use crate::signals::Signals;
@@ -82,7 +82,7 @@ impl<'a> Job<'a> {
             reporter.live()?;
         }
         let flight = Flight::open(launch, self.config, &reporter)?;
-        let context = self.context(reporter, flight)?;
+        let (context, _hearing) = self.context(reporter, flight)?;
         context.reporter.tell(Report::SignalsReady);
         let this = ThisRank {
             context: &context,
@@ -105,12 +105,16 @@ impl<'a> Job<'a> {
         self,
         work: impl FnOnce(&Arc<Context>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let context = self.context(Reporter::new(FRONT, None), Flight::off())?;
+        let (context, _hearing) = self.context(Reporter::new(FRONT, None), Flight::off())?;
         context.catch(|| work(&context))
     }
 
-    /// What the parts of this rank share; from now on it takes signals.
-    fn context(&self, reporter: Reporter, flight: Flight) -> Result<Arc<Context>, Error> {
+    /// What the parts of this rank share. It takes signals as long as the second value lives.
+    fn context(
+        &self,
+        reporter: Reporter,
+        flight: Flight,
+    ) -> Result<(Arc<Context>, Hearing), Error> {
         let context = Arc::new(Context {
             config: self.config.clone(),
             rank: reporter.rank,
@@ -118,8 +122,8 @@ impl<'a> Job<'a> {
             flight,
             reporter,
         });
-        take_signals(&context).context("cannot handle signals")?;
-        Ok(context)
+        let hearing = take_signals(&context).context("cannot handle signals")?;
+        Ok((context, hearing))
     }
 }
 

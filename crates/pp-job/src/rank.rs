@@ -77,6 +77,7 @@ impl ThisRank<'_> {
         T: Serialize,
     {
         let (context, launch) = (self.context, self.launch);
+        let bell = self.bell()?;
         let join_within =
             |backend: &B, within| join::<F::Plan>(context, launch, backend, profile, within);
         let mut member = match join_within(backend, context.config.meet_within) {
@@ -91,7 +92,6 @@ impl ThisRank<'_> {
         if let Some(member) = member.as_ref().filter(|_| self.restarts > 0) {
             member.survive_peer_loss();
         }
-        let bell = Bell::new().map_err(anyhow::Error::new)?;
         let FrontPart {
             mut stages,
             edges,
@@ -133,6 +133,12 @@ impl ThisRank<'_> {
         Ok((stages, finished))
     }
 
+    /// What wakes the driver of this rank.
+    fn bell(&self) -> Result<Bell, Error> {
+        let made = Bell::new().map_err(anyhow::Error::new);
+        made.map_err(|error| self.decline(error.into()))
+    }
+
     fn run_phase_b<B, P, S, T>(
         &self,
         backend: &mut B,
@@ -146,20 +152,23 @@ impl ThisRank<'_> {
         T: DeserializeOwned,
     {
         let context = self.context;
+        let bell = self.bell()?;
         if self.restarts > 0 {
             backend.load_ahead();
         }
         let within = context.config.meet_within;
         let joined = join::<P>(context, self.launch, backend, profile, within);
         let mut member = joined.map_err(|failed| failed.error)?;
-        let (generation, shape): (u32, T) = member.hear_shape()?;
+        let (generation, shape): (u32, T) = match member.hear_shape() {
+            Ok(heard) => heard,
+            Err(error) => return Err(member.give_up(error)),
+        };
         let generation = Generation::new(generation);
         member.generation = generation;
         let PhaseBPart { mut stages, edges } = match open(shape) {
             Ok(part) => part,
             Err(error) => return Err(member.give_up(error)),
         };
-        let bell = Bell::new().map_err(anyhow::Error::new)?;
         let (link, switch, watch) = member.connect(backend, edges, bell)?;
         context.attach(&switch);
         let link = context.flight.record(link, FRONT, generation);

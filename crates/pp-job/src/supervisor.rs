@@ -31,7 +31,6 @@ use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process, set_parent_process_death_signal, waitid,
 };
 use signal_hook::consts::{SIGINT, SIGUSR1};
-use signal_hook::iterator::Signals;
 
 use self::core::{Action, Core, Event};
 use self::verdict::Verdict;
@@ -39,7 +38,7 @@ use crate::config::{Config, REPORT_FD, SUPERVISOR};
 use crate::end::{log_aside, say_aside};
 use crate::error::Error;
 use crate::flight::Recordings;
-use crate::signal_names::heard;
+use crate::interrupt::on_signals;
 use crate::signals::say_that_it_drains;
 use crate::{FRONT, WORLD, reports};
 
@@ -73,7 +72,15 @@ pub(crate) fn supervise(config: &Config, restarts: u32) -> Result<(), Error> {
         signal: None,
     };
     // Before there is a rank that would live on without us.
-    forward_signals(notices.clone())?;
+    let to_core = notices.clone();
+    let hearing = on_signals(false, move |signal| {
+        let event = match signal {
+            SIGUSR1 => Event::Asked,
+            signal => Event::Signal(signal as u8),
+        };
+        let _ = to_core.send(Notice::Event(event));
+    });
+    let _hearing = hearing.context("cannot handle signals")?;
     let outcome = job.begin(report, notices).and_then(|()| job.run(&noticed));
     if let Err(error) = outcome {
         for pid in job.core.pids() {
@@ -243,21 +250,6 @@ fn kill(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
         let _ = kill_process(pid, signal);
     }
-}
-
-fn forward_signals(notices: Sender<Notice>) -> Result<(), Error> {
-    let mut signals = Signals::new(heard()).context("cannot handle signals")?;
-    aside(move || {
-        for signal in &mut signals {
-            let event = match signal {
-                SIGUSR1 => Event::Asked,
-                signal => Event::Signal(signal as u8),
-            };
-            if notices.send(Notice::Event(event)).is_err() {
-                return;
-            }
-        }
-    })
 }
 
 /// Ties this process to the one that started it, whose number is `pid`: it dies with it.

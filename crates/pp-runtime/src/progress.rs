@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pp_contract::Text;
+use pp_contract::{Rank, Text};
 use pp_transport::flight::Activity;
 
 use crate::clock::now_ns;
@@ -62,8 +62,8 @@ impl Doing {
 pub struct Limits {
     /// A call of the transport: it issues work and returns.
     pub transport: Duration,
-    /// A call of a stage, which on a processor does the work. The wait for a chunk that is in flight
-    /// or with a device may last twice as long.
+    /// A call of a stage, which on a processor does the work, and the wait for this rank's device. The
+    /// wait for the other rank may last twice as long.
     pub stage: Duration,
 }
 
@@ -78,8 +78,46 @@ impl Limits {
     }
 }
 
-/// What a fault calls a wait for a chunk that does not come.
-const AWAIT: &str = "wait for a chunk in flight";
+/// What a driver waits for that can do nothing itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Awaited {
+    Nothing,
+    /// Work that a stage gave to this rank's device.
+    Device,
+    /// A payload or a result of this rank.
+    Peer(Rank),
+}
+
+impl Awaited {
+    /// The bits of a wait's word that say what is awaited; those above count the waits.
+    const BITS: u32 = 40;
+
+    fn code(self) -> u64 {
+        match self {
+            Self::Nothing => 0,
+            Self::Device => 1,
+            Self::Peer(rank) => 2 + u64::from(rank.get()),
+        }
+    }
+
+    fn of(wait: u64) -> Self {
+        match wait & ((1 << Self::BITS) - 1) {
+            0 => Self::Nothing,
+            1 => Self::Device,
+            rank => Self::Peer(Rank::new((rank - 2) as u32)),
+        }
+    }
+}
+
+/// What has lasted too long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stalled {
+    pub(crate) operation: &'static str,
+    /// The rank that was awaited, if it was another one.
+    pub(crate) peer: Option<Rank>,
+    /// How long it lasted, and the remedy.
+    pub(crate) text: String,
+}
 
 /// A driver's side: what it does now.
 #[derive(Debug, Default)]
@@ -87,7 +125,7 @@ pub(crate) struct Progress {
     operation: AtomicU64,
     /// When it began; 0 where nobody looked at the clock.
     began_ns: AtomicU64,
-    /// Which wait for a chunk in flight this is; even while there is none.
+    /// What is awaited, and the number of waits so far.
     wait: AtomicU64,
     /// When it began.
     waits_since_ns: AtomicU64,
@@ -105,15 +143,17 @@ impl Progress {
         self.operation.store(now, Ordering::Release);
     }
 
-    /// Whether nothing can be done until the peer, or a device, has done its part. A wait counts
-    /// from the first time that this is said.
-    pub(crate) fn awaits(&self, yes: bool) {
+    /// What has to do its part before this driver can do anything. A wait counts from the first time
+    /// that this is said.
+    pub(crate) fn awaits(&self, awaited: Awaited) {
         let wait = self.wait.load(Ordering::Relaxed);
-        if (wait % 2 == 1) != yes {
-            if yes {
+        if Awaited::of(wait) != awaited {
+            if awaited != Awaited::Nothing {
                 self.waits_since_ns.store(now_ns(), Ordering::Relaxed);
             }
-            self.wait.store(wait.wrapping_add(1), Ordering::Release);
+            let count = (wait >> Awaited::BITS).wrapping_add(1);
+            let now = count << Awaited::BITS | awaited.code();
+            self.wait.store(now, Ordering::Release);
         }
     }
 
@@ -130,7 +170,7 @@ impl Progress {
             operation: Text::truncated(name),
             is_stage: doing.is_stage(),
             since_ns: (is_same && began_ns > 0).then_some(began_ns),
-            waiting_since_ns: (wait % 2 == 1).then_some(waits_since_ns),
+            waiting_since_ns: (Awaited::of(wait) != Awaited::Nothing).then_some(waits_since_ns),
         })
     }
 }
@@ -172,38 +212,58 @@ impl Stall {
         }
     }
 
-    /// Looks; gives the name of what has lasted too long, and how long it has, with a remedy.
+    /// Looks; gives what has lasted too long.
     pub(crate) fn look(
         &mut self,
         progress: &Progress,
         limits: Limits,
         now: Instant,
-    ) -> Option<(&'static str, String)> {
+    ) -> Option<Stalled> {
         let operation = progress.operation.load(Ordering::Relaxed);
         let wait = progress.wait.load(Ordering::Relaxed);
         let lasts = self.operation.lasts(operation, now);
         let waits = self.wait.lasts(wait, now);
         let doing = Doing::of(operation);
-        if let Some((doing, name)) = doing {
-            let (limit, remedy) = match doing.is_stage() {
-                true => (limits.stage, "raise PP_STUCK_MS if the stage needs longer"),
-                false => (
-                    limits.transport,
-                    "such a call only issues work: look at the other rank, the driver and the network",
-                ),
+        let of_call = doing.map(|(doing, name)| match doing.is_stage() {
+            true => (
+                name,
+                limits.stage,
+                "raise PP_STUCK_MS if the stage needs longer",
+            ),
+            false => (
+                name,
+                limits.transport,
+                "such a call only issues work: look at the other rank, the driver and the network",
+            ),
+        });
+        let awaited = Awaited::of(wait);
+        let of_wait = match awaited {
+            Awaited::Nothing => None,
+            Awaited::Device => Some((
+                "wait for the device",
+                limits.stage,
+                "look at the device, or raise PP_STUCK_MS if the stage needs longer",
+            )),
+            Awaited::Peer(_) => Some((
+                "wait for a chunk in flight",
+                PEER_FIRST * limits.stage,
+                "look at this rank, or raise PP_STUCK_MS, which is half of that time",
+            )),
+        };
+        let is_late = |(_, limit, _): &(_, Duration, _), lasted| lasted >= *limit;
+        let stalled = |(operation, _, remedy), lasted: Duration, peer| Stalled {
+            operation,
+            peer,
+            text: format!("no progress for {} ms; {remedy}", lasted.as_millis()),
+        };
+        let of_call = of_call.filter(|call| is_late(call, lasts));
+        let of_wait = of_wait.filter(|wait| is_late(wait, waits));
+        of_call.map(|call| stalled(call, lasts, None)).or_else(|| {
+            let peer = match awaited {
+                Awaited::Peer(rank) => Some(rank),
+                _ => None,
             };
-            if lasts >= limit {
-                let lasts = lasts.as_millis();
-                return Some((name, format!("no progress for {lasts} ms; {remedy}")));
-            }
-        }
-        let is_late = wait % 2 == 1 && waits >= PEER_FIRST * limits.stage;
-        is_late.then(|| {
-            let text = format!(
-                "no progress for {} ms, {PEER_FIRST} times PP_STUCK_MS; look at the other rank, or raise PP_STUCK_MS",
-                waits.as_millis()
-            );
-            (AWAIT, text)
+            of_wait.map(|wait| stalled(wait, waits, peer))
         })
     }
 
@@ -232,18 +292,15 @@ mod tests {
         progress.at(Doing::Send);
         assert_eq!(stall.look(&progress, LIMITS, at(0)), None);
         assert_eq!(stall.look(&progress, LIMITS, at(9)), None);
-        let (name, text) = stall.look(&progress, LIMITS, at(10)).unwrap();
-        assert_eq!(name, "send");
-        assert!(
-            text.contains("for 10000 ms; such a call only issues work"),
-            "{text}"
-        );
+        let seen = stall.look(&progress, LIMITS, at(10)).unwrap();
+        assert_eq!((seen.operation, seen.peer), ("send", None));
+        assert!(seen.text.contains("for 10000 ms; such a call"), "{seen:?}");
         progress.at(Doing::Compute);
         assert_eq!(stall.look(&progress, LIMITS, at(11)), None);
         assert_eq!(stall.look(&progress, LIMITS, at(100)), None);
-        let (name, text) = stall.look(&progress, LIMITS, at(111)).unwrap();
-        assert_eq!(name, "phase_b");
-        assert!(text.contains("if the stage needs longer"), "{text}");
+        let seen = stall.look(&progress, LIMITS, at(111)).unwrap();
+        assert_eq!(seen.operation, "phase_b");
+        assert!(seen.text.contains("if the stage needs longer"), "{seen:?}");
     }
 
     #[test]
@@ -263,18 +320,26 @@ mod tests {
         let start = Instant::now();
         let at = |s| start + Duration::from_secs(s);
         let progress = Progress::default();
-        let mut stall = Stall::new(start);
-        for second in 0..200 {
+        let peer = Rank::new(1);
+        // The rank whose device is stuck says so before the rank that waits for it.
+        for (awaited, limit, blamed) in [
+            (Awaited::Peer(peer), 200, Some(peer)),
+            (Awaited::Device, 100, None),
+        ] {
+            let mut stall = Stall::new(start);
+            for second in 0..limit {
+                progress.at(Doing::Lease);
+                progress.awaits(awaited);
+                assert_eq!(stall.look(&progress, LIMITS, at(second)), None);
+            }
+            let seen = stall.look(&progress, LIMITS, at(limit)).unwrap();
+            assert_eq!(seen.peer, blamed);
+            assert!(seen.operation.starts_with("wait for"), "{seen:?}");
             progress.at(Doing::Lease);
-            progress.awaits(true);
-            assert_eq!(stall.look(&progress, LIMITS, at(second)), None);
+            progress.awaits(Awaited::Nothing);
+            progress.awaits(awaited);
+            assert_eq!(stall.look(&progress, LIMITS, at(limit + 1)), None);
         }
-        let seen = stall.look(&progress, LIMITS, at(200)).map(|(name, _)| name);
-        assert_eq!(seen, Some(AWAIT));
-        progress.at(Doing::Lease);
-        progress.awaits(false);
-        progress.awaits(true);
-        assert_eq!(stall.look(&progress, LIMITS, at(201)), None);
     }
 
     #[test]
@@ -287,7 +352,7 @@ mod tests {
         assert_eq!((sending.since_ns, sending.waiting_since_ns), (None, None));
         let before = now_ns();
         progress.at(Doing::Compute);
-        progress.awaits(true);
+        progress.awaits(Awaited::Device);
         let computing = progress.activity().unwrap();
         assert_eq!(
             (&*computing.operation, computing.is_stage),
@@ -296,7 +361,7 @@ mod tests {
         let until = before..=now_ns();
         assert!(until.contains(&computing.since_ns.unwrap()));
         assert!(until.contains(&computing.waiting_since_ns.unwrap()));
-        progress.awaits(false);
+        progress.awaits(Awaited::Nothing);
         assert_eq!(progress.activity().unwrap().waiting_since_ns, None);
     }
 

@@ -388,9 +388,11 @@ impl Running {
         if was_away {
             self.stall.forgive(now);
         }
-        if let Some((operation, what)) = self.stall.look(self.switch.progress(), limits, now) {
-            let (kind, rank) = (FaultKind::TimedOut, self.switch.rank());
-            self.switch.raise(Fault::new(kind, rank, operation, what));
+        if let Some(stalled) = self.stall.look(self.switch.progress(), limits, now) {
+            let rank = stalled.peer.unwrap_or(self.switch.rank());
+            let kind = FaultKind::TimedOut;
+            self.switch
+                .raise(Fault::new(kind, rank, stalled.operation, stalled.text));
         }
     }
 }

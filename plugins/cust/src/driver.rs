@@ -13,6 +13,7 @@ unsafe extern "C" {
     pub(crate) fn cuGetErrorName(code: c_int, name: *mut *const c_char) -> c_int;
     pub(crate) fn cuDriverGetVersion(version: *mut c_int) -> c_int;
     pub(crate) fn cuCtxGetCurrent(context: *mut sys::CUcontext) -> c_int;
+    pub(crate) fn cuCtxGetId(context: sys::CUcontext, id: *mut u64) -> c_int;
     pub(crate) fn cuDeviceGetAttribute(
         value: *mut c_int,
         which: sys::CUdevice_attribute,

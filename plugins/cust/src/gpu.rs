@@ -85,9 +85,11 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A live `CUcontext` and a live `CUstream` of it, as numbers. The context must live as long as the process, as a
-    /// device's primary context does that is never given back.
-    pub(crate) fn borrow(context: u64, stream: u64) -> Stream {
+    /// The stream of these numbers.
+    ///
+    /// # Safety
+    /// `context` is a live `CUcontext` and `stream` a live `CUstream` of it, or 0. Both outlive what is made with them.
+    pub(crate) unsafe fn borrow(context: u64, stream: u64) -> Stream {
         Stream {
             context,
             raw: ptr::without_provenance_mut(stream as usize),
@@ -104,7 +106,9 @@ impl Stream {
     }
 }
 
-impl Gpu for Stream {
+// SAFETY: every function passes its arguments to the driver as they are; `memory_with` gives memory of the stream's
+// context, of the size that was asked for, and `address` gives where it lies.
+unsafe impl Gpu for Stream {
     type Module = ManuallyDrop<Module>;
     type Function = Function;
     type Memory = Memory;
@@ -125,7 +129,12 @@ impl Gpu for Stream {
     }
 
     fn context_id(&self) -> Result<u64, Failure> {
-        Ok(self.context)
+        let (context, mut id) = (ptr::without_provenance_mut(self.context as usize), 0);
+        // SAFETY: the context is live (see `borrow`); writes one number to a local.
+        judge("cuCtxGetId", unsafe {
+            driver::cuCtxGetId(context, &raw mut id)
+        })?;
+        Ok(id)
     }
 
     fn limits(&self) -> Result<Limits, Failure> {

@@ -36,9 +36,11 @@ impl pp_kernels::Kernels for Cust {
     fn create(config: &SessionConfig) -> Result<PtxSession<Stream>, Failure> {
         match config.space {
             Space::Cuda { context, stream } => {
-                let stream = Stream::borrow(context, stream);
+                // SAFETY: the caller of the C table promises both handles for the life of the session.
+                let stream = unsafe { Stream::borrow(context, stream) };
                 stream.check_current()?;
-                PtxSession::new(stream, config)
+                // SAFETY: the session is reached through the C table, whose callers promise the contract of a call.
+                unsafe { PtxSession::new(stream, config) }
             }
             Space::Host => Err(Failure::unsupported("cust works in CUDA memory only")),
         }

@@ -68,7 +68,7 @@ impl Stage {
                 let refuse = |e| StageError::new(FaultKind::Device, "calibrate", with_source(&e));
                 // SAFETY: the context is the device's primary one, which lives as long as the
                 // process, and was bound to this thread above; the stream lives in `timed`, which
-                // is dropped after the load.
+                // is dropped after the load, and until then here, where `load` is dropped first.
                 let work = unsafe { Work::new(kind, on.raw_context(), stream.raw()) };
                 let mut work = work.map_err(refuse)?;
                 calibration = Some(work.calibrate(time).map_err(refuse)?);
@@ -77,7 +77,7 @@ impl Stage {
         };
         Ok(Self {
             load,
-            timed: Timed::new(stream, depth as usize).map_err(device)?,
+            timed: Timed::new(stream.clone(), depth as usize).map_err(device)?,
             last_sleep: None,
             calibration,
         })

@@ -50,7 +50,7 @@ fn open(
     kernels: &KernelSet,
     config: &SessionConfig,
     blame: Blame,
-) -> Result<(RawSession, Stream), StageError> {
+) -> Result<(Stream, RawSession), StageError> {
     let device_error = device("open kernels");
     on.bind().map_err(&device_error)?;
     let stream = Stream::new(on).map_err(&device_error)?;
@@ -64,9 +64,11 @@ fn open(
     );
     on_device.noise_sigma = config.noise_sigma;
     // SAFETY: the context is the device's primary one, which lives as long as the process, and was
-    // bound to this thread above; the stream is kept beside the session, which is dropped first.
+    // bound to this thread above; both callers keep the stream beside the session, and drop the
+    // session first: also where they fail, since values of a pattern are dropped from the last on.
     let session = unsafe { kernels.open_on_device(&on_device) };
-    Ok((session.map_err(blame.on("open kernels"))?, stream))
+    let session = session.map_err(blame.on("open kernels"))?;
+    Ok((stream, session))
 }
 
 /// Bytes of the noise of a frame: bf16 for each of three planes at most.
@@ -152,7 +154,7 @@ impl GpuFront {
         depth: u32,
         blame: Blame,
     ) -> Result<Self, StageError> {
-        let (session, stream) = open(on, kernels, config, blame)?;
+        let (stream, session) = open(on, kernels, config, blame)?;
         let chunk_bytes = geometry.frame_bytes * config.max_frames as usize;
         let depth = depth as usize;
         let noises: Result<_, _> = (0..depth).map(|_| NoiseCopy::new(&stream)).collect();
@@ -163,7 +165,7 @@ impl GpuFront {
             session,
             digester: GpuDigester::new(&stream),
             // A chunk is timed twice: when it is encoded, and when it is decoded.
-            timed: Timed::new(stream, 2 * depth).map_err(device("make events"))?,
+            timed: Timed::new(stream.clone(), 2 * depth).map_err(device("make events"))?,
             geometry,
             chunk_bytes,
         })
@@ -352,8 +354,8 @@ impl GpuPhaseB {
         depth: u32,
         blame: Blame,
     ) -> Result<Self, StageError> {
-        let (session, stream) = open(on, kernels, config, blame)?;
-        let timed = Timed::new(stream, depth as usize).map_err(device("make events"))?;
+        let (stream, session) = open(on, kernels, config, blame)?;
+        let timed = Timed::new(stream.clone(), depth as usize).map_err(device("make events"))?;
         Ok(Self {
             blame,
             session,

@@ -106,6 +106,7 @@ pub(crate) fn join<P: Plan>(
     within: Duration,
 ) -> Result<Member, JoinError> {
     let rank = launch.rank();
+    let hello = hello::<P>(launch, backend, profile).map_err(|e| join_to_abort(launch, e))?;
     let options = RendezvousOptions {
         timeout: within,
         tell: Some(Tell {
@@ -122,7 +123,6 @@ pub(crate) fn join<P: Plan>(
         is_timeout: error.is_timeout(),
         ..error.fault(rank).into()
     })?;
-    let hello = hello::<P>(launch, backend, profile)?;
     let agreed = agree(&mut peers, &hello, Instant::now() + SET_UP_WITHIN);
     agreed.map_err(|fault| explain(fault, rank, profile))?;
     let peer = if rank == FRONT { PHASE_B } else { FRONT };

@@ -13,7 +13,7 @@ use super::idle::IdleWait;
 use super::{Blame, Payload, log_commitment, post_receive, send};
 use crate::clock::now_ns;
 use crate::core::{PhaseBAction, PhaseBCore};
-use crate::progress::Doing;
+use crate::progress::{Awaited, Doing};
 use crate::stage::{Computed, PhaseBStages, Place, Progress, StageError};
 use crate::switch::Switch;
 
@@ -114,7 +114,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             let action = self.core.poll(can_compute);
             if answered || action != PhaseBAction::Wait {
                 idle.over();
-                self.switch.progress().awaits(false);
+                self.switch.progress().awaits(Awaited::Nothing);
             }
             match action {
                 PhaseBAction::Compute => self.compute()?,
@@ -127,7 +127,11 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
                     let arriving =
                         next.is_some_and(|call| matches!(call.payload, Payload::Arriving(_)));
                     let computing = self.core.computing() > 0;
-                    self.switch.progress().awaits(arriving || computing);
+                    self.switch.progress().awaits(match (computing, arriving) {
+                        (true, _) => Awaited::Device,
+                        (false, true) => Awaited::Peer(self.blame.peer),
+                        (false, false) => Awaited::Nothing,
+                    });
                     let in_flight = self.core.unanswered() > 0 || !self.answers.is_empty();
                     idle.take(computing, in_flight);
                 }

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use pp_contract::{FaultKind, Rank};
 use pp_runtime::core::Cut;
+use pp_runtime::driver::{FrontOptions, run_front};
 use pp_runtime::watch::{SetUp, WatchOptions};
-use pp_testing::channels;
+use pp_testing::{Pair, channels, edge};
+use pp_transport::bell::Bell;
 
 use self::stages::*;
 
@@ -261,4 +263,19 @@ fn a_front_that_has_all_results_finishes_without_its_peer() {
     kept.recv().unwrap().close();
     assert_eq!(ends.front.unwrap().emitted, 4);
     assert!(ends.back.is_err());
+}
+
+#[test]
+fn a_peer_that_never_answers_the_shutdown_does_not_keep_the_front() {
+    let edge = edge(1, BYTES as u64);
+    let pair = Pair::new(edge, edge, Bell::new().unwrap());
+    let options = FrontOptions::new(Rank::new(1), 1);
+    // The other end of the link lives, and no driver reads it.
+    let front = run_front(
+        pair.front,
+        &mut Counting::new(vec![]),
+        &pair.front_switch,
+        options,
+    );
+    assert_eq!(front.unwrap().counts.admitted, 0);
 }

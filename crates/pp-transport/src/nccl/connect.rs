@@ -284,7 +284,9 @@ pub(super) fn edges(
         // SAFETY: the communicator was just made, this thread is the only one that calls for the
         // device (see `join`), and the slot belongs to nobody yet. It has a byte even where the edge
         // carries none, since the driver allocates no less.
-        unsafe { edge.issue(life, slots.slot(0), 1) }?;
+        let issued = unsafe { edge.issue(life, slots.slot(0), 1) };
+        // Before the slots are dropped: none is freed while a kernel of the other edge may wait for ever.
+        issued.inspect_err(|_| life.kill("an edge could not be connected"))?;
     }
     progress.at("move a byte over each edge")?;
     for (_, slots) in [&up, &down] {

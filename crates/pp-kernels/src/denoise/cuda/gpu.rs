@@ -23,7 +23,12 @@ pub struct Limits {
 ///
 /// Every function but [`Gpu::check_current`] is called with the stream's context current. None waits for the device,
 /// but [`Gpu::memory_with`] may.
-pub trait Gpu: Clone + Debug + Send + Sync + 'static {
+///
+/// # Safety
+/// Kernels read and write the memory that [`Gpu::memory`] and [`Gpu::memory_with`] give, at [`Gpu::address`]: it has the
+/// size that was asked for, lies in the stream's context, and stays allocated until the stream has passed all work given
+/// to it before the drop.
+pub unsafe trait Gpu: Clone + Debug + Send + Sync + 'static {
     /// A loaded module. It stays loaded when this is dropped.
     type Module;
     /// A kernel.
@@ -124,7 +129,9 @@ pub trait Gpu: Clone + Debug + Send + Sync + 'static {
     unsafe fn download(&self, to: *mut u8, rows: Rows, from: u64) -> Result<(), Failure>;
 }
 
-impl Gpu for Stream {
+// SAFETY: pp-device gives memory of the stream's context, of the size that was asked for, and frees it behind the
+// stream's work.
+unsafe impl Gpu for Stream {
     type Module = Module;
     type Function = Function;
     type Memory = StreamBuffer;

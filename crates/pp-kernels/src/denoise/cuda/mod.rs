@@ -80,7 +80,9 @@ impl Kernels for Ptx {
         };
         // SAFETY: whoever makes a session on a device promises that the stream is the context's, and that both outlive it.
         let stream = unsafe { borrow(context, stream) }?;
-        PtxSession::new(stream, config)
+        // SAFETY: the session is reached through the C table, or through `RawSession`, whose callers promise the
+        // contract of a call.
+        unsafe { PtxSession::new(stream, config) }
     }
 }
 
@@ -89,7 +91,11 @@ impl<G: Gpu> PtxSession<G> {
     ///
     /// # Errors
     /// The driver or the device is too old or too small, or has no memory left.
-    pub fn new(gpu: G, config: &SessionConfig) -> Result<Self, Failure> {
+    ///
+    /// # Safety
+    /// Each call of the session is made under the contract of a call (`pp_kernel.h`): the session's context is current,
+    /// and frames and tensors are where their descriptions say, until the stream has passed the work.
+    pub unsafe fn new(gpu: G, config: &SessionConfig) -> Result<Self, Failure> {
         let geometry = Geometry::of(config);
         let denoiser = Denoiser::new(gpu.clone(), Sizes::new(&geometry)?)?;
         Ok(PtxSession {
@@ -101,8 +107,7 @@ impl<G: Gpu> PtxSession<G> {
     }
 }
 
-/// The trait's functions are safe, but a session on a device is reached through [`crate::RawSession`] or the C table
-/// alone, whose callers promise the contract of a call.
+/// The trait's functions are safe: the caller of [`PtxSession::new`] has promised their contract for each call.
 impl<G: Gpu> Session for PtxSession<G> {
     fn layout(&self, shape: ChunkShape) -> Result<Layout, Failure> {
         tensors::layout(&self.geometry, shape)
@@ -115,7 +120,7 @@ impl<G: Gpu> Session for PtxSession<G> {
         input: &mut PayloadMut<'_>,
     ) -> Result<(), Failure> {
         self.gpu.check_current()?;
-        // SAFETY: the contract of a call, by which this function is reached.
+        // SAFETY: the contract of a call, which the caller of `new` promised.
         unsafe { self.front.encode(frames, plan, input) }
     }
 
@@ -126,7 +131,7 @@ impl<G: Gpu> Session for PtxSession<G> {
         output: &mut PayloadMut<'_>,
     ) -> Result<u32, Failure> {
         self.gpu.check_current()?;
-        // SAFETY: the contract of a call, by which this function is reached.
+        // SAFETY: the contract of a call, which the caller of `new` promised.
         unsafe { self.phase_b.run(plan, input, output) }
     }
 
@@ -137,7 +142,7 @@ impl<G: Gpu> Session for PtxSession<G> {
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {
         self.gpu.check_current()?;
-        // SAFETY: the contract of a call, by which this function is reached.
+        // SAFETY: the contract of a call, which the caller of `new` promised.
         unsafe { self.front.decode(output, frames) }
     }
 }

@@ -95,6 +95,7 @@ where
             capabilities,
             is_broken: false,
             is_alone: false,
+            goodbye: None,
             link,
         };
         let Err(fault) = session.run() else {

@@ -1,5 +1,7 @@
 //! What the front sends: new chunks, lost ones again, and the goodbye.
 
+use std::time::Instant;
+
 use pp_contract::{Bare, ChunkIndex, Envelope, Fault, Stamp};
 use pp_transport::in_flight::{InFlight, Resend as _};
 use pp_transport::link::Link;
@@ -152,6 +154,7 @@ where
         self.run.count_call();
         self.lockstep.expect(&sent.header);
         self.run.core.handle_shutdown_sent();
+        self.goodbye = Some(Instant::now());
         log_commitment("shutdown sent", &sent.header, self.blame.peer);
         Ok(())
     }

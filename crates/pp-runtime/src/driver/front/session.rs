@@ -1,5 +1,7 @@
 //! The front while it has one link: the loop that admits, receives and decodes.
 
+use std::time::{Duration, Instant};
+
 use pp_contract::{
     Action, Failure, FailureCode, Fault, FaultKind, Lockstep, Replies, Side, Verdict,
 };
@@ -11,7 +13,7 @@ use super::in_flight::Transfers;
 use super::run::FrontRun;
 use crate::clock::now_ns;
 use crate::core::{Facts, FrontAction};
-use crate::progress::Doing;
+use crate::progress::{Awaited, Doing};
 use crate::report::ChunkRecord;
 use crate::stage::{Decoded, FrontStages, Offer, Place, Progress, StageError};
 use crate::switch::Switch;
@@ -31,7 +33,12 @@ pub(super) struct FrontSession<'a, 's, L: Link, S: FrontStages<L::Tx, L::Rx>> {
     pub(super) is_broken: bool,
     /// The peer is gone, and needed no more: the link is not asked for anything.
     pub(super) is_alone: bool,
+    /// When the shutdown was sent.
+    pub(super) goodbye: Option<Instant>,
 }
+
+/// How long a peer that has given back everything may take to answer the shutdown. The output is complete by then.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
 impl<L, S> FrontSession<'_, '_, L, S>
 where
@@ -66,7 +73,7 @@ where
             let action = self.run.core.poll(facts);
             if emitted || action != FrontAction::Wait {
                 idle.over();
-                self.switch.progress().awaits(false);
+                self.switch.progress().awaits(Awaited::Nothing);
             }
             match action {
                 FrontAction::Build {
@@ -94,15 +101,21 @@ where
                     }
                     return Ok(());
                 }
+                FrontAction::Wait if self.is_unanswered() => self.go_alone(),
                 FrontAction::Wait if peer_had_left && !self.is_alone => {
                     return Err(self.blame.left_early());
                 }
                 FrontAction::Wait => {
                     let in_flight = self.run.core.in_flight() > 0;
+                    let decoding = self.run.core.decoding() > 0;
                     self.switch
                         .progress()
-                        .awaits(in_flight && !self.run.waits_for_sink);
-                    idle.take(self.run.core.decoding() > 0, in_flight);
+                        .awaits(match (in_flight, self.run.waits_for_sink) {
+                            (true, false) if decoding => Awaited::Device,
+                            (true, false) => Awaited::Peer(self.blame.peer),
+                            _ => Awaited::Nothing,
+                        });
+                    idle.take(decoding, in_flight);
                 }
             }
         }
@@ -123,6 +136,16 @@ where
             }
             done => done,
         }
+    }
+
+    /// Whether the peer owes only the answer to the goodbye, and does not give it.
+    fn is_unanswered(&self) -> bool {
+        let since = self.goodbye.map(|said| said.elapsed());
+        let is_late = !self.is_alone && since > Some(ANSWERED_WITHIN);
+        if is_late {
+            tracing::warn!(peer = self.blame.peer.get(), "no answer to the shutdown");
+        }
+        is_late
     }
 
     fn go_alone(&mut self) {
