@@ -245,7 +245,7 @@ correctness() {
 job() {
     local noisy=(--input "$clip" --add-noise 20 --report report.json)
     gpu_step 2 job required 60 "$pp" run "${nccl[@]}" --kernels ptx "${noisy[@]}" --output out.y4m
-    # The same kernels through another CUDA library: the same film, bit for bit.
+    # The same kernels through another CUDA library: the same output, bit for bit.
     gpu_step 2 job-cust required 60 bash -c 'for kernels in ptx "$1"; do
             "$0" run --transport nccl --kernels "$kernels" --input "$2" --add-noise 20 --output "${kernels##*/}.y4m" || exit
         done; cmp ptx.y4m cust.so.y4m' "$pp" "$here/plugins/cust.so" "$clip"
@@ -319,7 +319,7 @@ faults() {
     gpu_step 2 fault-rules held 240 "$trials" faults --all "${nccl[@]}" --json
     # Every state of ours against everything that may become of the peer.
     gpu_step 2 fault-shutdown held 300 "$trials" shutdown --transport nccl --jobs 3 --json report.json
-    # Phase B dies three times, and the film is the undisturbed one.
+    # Phase B dies three times, and the output is the undisturbed one.
     gpu_step 2 fault-restart held 90 bash -c '"$0" run --transport nccl --kernels ptx --input "$1" --output calm.y4m &&
         PP_FAULT=kill@1:chunk=2:times=3 "$0" run --transport nccl --kernels ptx --input "$1" --restarts 5 --output again.y4m --report report.json &&
         cmp calm.y4m again.y4m' "$trials" "$clip"

@@ -322,7 +322,7 @@ def main():
 
     chroma = ((height // 2 + 7) // 8 * 8, (width // 2 + 7) // 8 * 8)
     sizes = [((height + 7) // 8 * 8, (width + 7) // 8 * 8), chroma]
-    # One after the other, so that whoever ends it early has all of the first.
+    # One after the other, so that a run that is ended early has all of the first.
     for name in args.only:
         print(json.dumps(checked(name, device)), flush=True)
         for frames in args.frames:

@@ -1,5 +1,5 @@
-// The hand-written limit: what two GPUs and NCCL can do with nothing around them. Nobody can be faster there by more than
-// noise.
+// The hand-written limit: what two GPUs and NCCL can do with nothing around them. No program can be faster there by
+// more than noise.
 //
 //     nvcc -O2 -std=c++17 -arch=native -o nccl_limit nccl_limit.cu -lnccl && ./nccl_limit
 //

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::process::{cargo, command, root, run as run_command, target};
 use crate::suite::host;
 
-/// Inputs for each target when nobody says how many.
+/// Inputs for each target by default.
 const INPUTS: u64 = 10_000_000;
 /// An input that takes this long is a finding.
 const TIMEOUT: &str = "-timeout=60";

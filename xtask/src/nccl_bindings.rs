@@ -62,7 +62,7 @@ fn bindings(crate_dir: &Path) -> Result<String> {
         .args(["--allowlist-var", "^NCCL_.*"])
         // An integer that is no value of a Rust enum is undefined behaviour, and newer libraries return newer codes.
         .args(["--default-enum-style", "newtype"])
-        // Whoever sees an identifier can join its communicator.
+        // A process that sees an identifier can join its communicator.
         .args(["--no-debug", "ncclUniqueId"])
         .args([
             "--no-doc-comments",

@@ -114,7 +114,7 @@ fn shown(command: &Command) -> String {
     words.join(" ")
 }
 
-/// What git says of this repository, whoever owns it.
+/// What git says of this repository, whichever user owns it.
 pub(crate) fn git(args: &[&str]) -> Result<String> {
     let mut git = command("git");
     output(git.args(["-c", "safe.directory=*"]).args(args)).map(|text| text.trim().to_owned())

@@ -71,7 +71,7 @@ fn rustc() -> std::ffi::OsString {
     env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())
 }
 
-/// The target that this toolchain builds for when nobody names one.
+/// The target that this toolchain builds for by default.
 pub(crate) fn host() -> Result<String> {
     let version = output(command(rustc()).arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));

@@ -19,7 +19,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "crates/pp-transport/src/models.rs",
     // The allocator, and what is seen before `main`.
     "crates/pp-cli/src/limits.rs",
-    // A film in memory, which several threads fill.
+    // An output video in memory, which several threads fill.
     "crates/pp-cli/src/video/sink.rs",
     // Kernels that issue to a stream.
     "crates/pp-cli/src/bench/kernels.rs",

@@ -79,7 +79,7 @@ impl Bundle {
 }
 
 /// Held while a program is written and while one is started: a child that is forked in between would
-/// hold the file open for writing, and nobody could run it.
+/// hold the file open for writing, and no process could run it.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -307,7 +307,7 @@ fn both_races_and_both_checkers_are_required() {
 #[test]
 fn a_fault_that_is_felt_fails_the_whole_and_one_without_time_does_not() {
     let bundle = Bundle::new("faults");
-    // The film after three deaths is another one.
+    // The output after three deaths is another one.
     bundle.program(
         "bin/pp-trials",
         r#"case "$*" in

@@ -106,7 +106,7 @@ impl Nccl {
         &self.0.functions
     }
 
-    /// A new identifier for one communicator. Whoever has it can join: it must not be shown.
+    /// A new identifier for one communicator. Every process that has it can join: it must not be shown.
     ///
     /// Starts a thread that listens on a port for the ranks to come.
     ///

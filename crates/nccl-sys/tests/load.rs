@@ -181,7 +181,7 @@ fn initialize(nccl: &Nccl) {
     }
 }
 
-/// The same test program, told to do nothing but load.
+/// The test program of this file, told to do nothing but load.
 fn child() -> Command {
     let mut child = Command::new(env::current_exe().unwrap());
     child.args([

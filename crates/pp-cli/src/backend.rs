@@ -203,7 +203,7 @@ pub(crate) fn choose_transport(
 /// Says what was found and chosen; the front alone does.
 pub(crate) fn say(said: Option<&str>) {
     if let Some(said) = said {
-        // Without a standard error nobody wants to read it.
+        // If standard error is closed, the line is lost.
         let _ = writeln!(std::io::stderr(), "pp: {said}");
     }
 }

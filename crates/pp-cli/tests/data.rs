@@ -1,5 +1,5 @@
-//! Nobody loses data: no result replaces a file that the command needs, what was whole before a break is written, and
-//! what the system refuses is an error that leaves everything as it was.
+//! The user loses no data: no result replaces a file that the command needs, what was whole before a break is written,
+//! and what the system refuses is an error that leaves everything as it was.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! How ranks start, agree, and end together, whoever is killed and whenever.
+//! How ranks start, agree, and end together, whichever process is killed and whenever.
 
 mod common;
 

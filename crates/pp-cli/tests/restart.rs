@@ -268,7 +268,7 @@ fn rank(rank: u32, port: u16, more: &[&str]) -> Command {
     as_rank(host(more), rank, port)
 }
 
-/// Whoever started the ranks starts one of them again; nobody tells the front.
+/// The launcher starts one of its ranks again; no process tells the front.
 #[test]
 fn a_launcher_that_starts_phase_b_again_is_waited_for() {
     let input = video(64, 48, "mono", 120);

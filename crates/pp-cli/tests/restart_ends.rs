@@ -49,7 +49,7 @@ fn a_stopped_front_is_not_waited_for() {
     all_gone(&ranks);
 }
 
-/// Nobody notices that the front is stopped, so nothing but the interrupt ends the job.
+/// No process notices that the front is stopped, so nothing but the interrupt ends the job.
 #[test]
 fn a_second_interrupt_ends_a_job_whose_ranks_are_stopped() {
     for (restarts, is_killed) in [("0", false), ("3", false), ("3", true)] {
@@ -129,7 +129,7 @@ fn a_time_that_cannot_be_none_is_not_offered() {
     assert!(!ended.stderr.contains("for none"), "{}", ended.stderr);
 }
 
-/// As a launcher starts them: nobody but the front can say that it waits.
+/// The ranks start as under a launcher: only the front can say that it waits.
 #[test]
 fn a_front_that_waits_says_so_and_ends_at_a_second_interrupt() {
     let port = free_port();

@@ -1,7 +1,7 @@
 //! Digests that catch ranks that drift apart. Not a defence against forgery.
 //!
 //! *Hazard.* A bit that flips on its way, a buffer that is written while it is sent, kernels that are not the same: the
-//! film looks right for a while, and nobody can say where it began to be wrong.
+//! output looks right for a while, and no rank can say where it began to be wrong.
 //! *Guarantee.* [`tensor_digest`] is the same number for the same bytes wherever they lie.
 //! *Choices.* XXH3 (64 bits, seed 0) over blocks of 4 KiB, then over the digests of the blocks, until one block is left.
 //! So a GPU works on all blocks at once, and a processor streams through them; and as every block is filled up with

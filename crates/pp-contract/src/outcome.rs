@@ -76,7 +76,7 @@ wire_enum! {
     pub enum Side {
         /// Rank 0: builds the inputs, takes the results.
         Front = 0 => "front",
-        /// The generator.
+        /// Rank 1: runs Phase B.
         PhaseB = 1 => "phase B",
     }
 }

@@ -1,6 +1,7 @@
 //! A sealed payload: its last tensor holds the digests of the others.
 //!
-//! *Hazard.* On a GPU nobody knows the digest of a payload when its header leaves: the encode has only been issued.
+//! *Hazard.* On a GPU the host does not know the digest of a payload when its header leaves: the encode has only been
+//! issued.
 //! *Guarantee.* The digests travel with what they are of, in one payload, on every backend, and no message waits for them.
 //! *Choices.* A tensor of its own behind the others, so that a payload that is not sealed is what it was, byte for byte.
 

@@ -21,7 +21,7 @@ pub struct About {
     pub ordinal: u32,
     /// Product name.
     pub name: String,
-    /// The same in every process and on no other device.
+    /// The UUID: equal in every process, and different from that of any other device.
     pub uuid: [u8; 16],
     /// Bytes of memory.
     pub total_bytes: u64,
@@ -194,8 +194,8 @@ impl Device {
         self.bind_anew()
     }
 
-    /// The same for calls that make something in whatever context is current: does not trust that
-    /// no other library has changed it on this thread.
+    /// As [`Device::bind`], for calls that make something in the current context: does not trust
+    /// that no other library has changed that on this thread.
     pub(crate) fn bind_anew(&self) -> Result<(), CudaError> {
         let context = self.0.context as Handle;
         // SAFETY: a context that is never released, or that its owner keeps while this is used.

@@ -14,10 +14,11 @@ use crate::flight::Flight;
 use crate::reports::{Report, Reporter};
 use crate::signals::Signals;
 
-/// Time to say why. Only a standard error that nobody reads takes all of it, and a machine so busy that a thread waits.
+/// Time to say why. All of it passes only if no program reads standard error, or if the machine is so busy that a
+/// thread waits.
 const EXIT_WITHIN: Duration = Duration::from_millis(500);
 
-/// A rank's settings, and its lines to the user, to its supervisor and to whoever reads its flight recording.
+/// A rank's settings, and its lines to the user, to its supervisor and to the reader of its flight recording.
 pub(crate) struct Context {
     pub(crate) config: Config,
     pub(crate) rank: Rank,
@@ -68,12 +69,12 @@ impl Context {
             FaultKind::Interrupted => 128 + self.signals.aborted_by(),
             kind => code_of(kind),
         };
-        // On a thread of its own: standard error may be held by whoever is stuck. If there is no thread to
-        // be had, the end comes without a word. Nothing runs at exit: the driver may be in a stage.
+        // On a thread of its own: a stuck thread may hold standard error. If there is no thread to be had,
+        // the end comes without a word. Nothing runs at exit: the driver may be in a stage.
         let last = std::thread::Builder::new().name("pp-end".into());
         let _ = last.spawn(move || {
             if !context.reporter.tell(Report::Exiting(fault.clone())) {
-                // Without a standard error nobody wants to read it.
+                // If standard error is closed, the line is lost.
                 let hint = context.flight.hint().unwrap_or_default();
                 let _ = writeln!(std::io::stderr(), "pp: error: {fault}{hint}");
             }

@@ -51,11 +51,11 @@ fn discard() {
     }
 }
 
-/// Time for the last line of a process, where whoever reads standard error is slow, or stuck.
+/// Time for the last line of a process, if the program that reads standard error is slow or stuck.
 const SAID_WITHIN: Duration = Duration::from_secs(2);
 
-/// Writes a line to standard error; false when nobody takes it in time. Without a standard error nobody
-/// wants to read it.
+/// Writes a line to standard error. Returns false if the line is not written within 2 s. If standard
+/// error is closed, the line is lost, and the function returns true.
 pub fn say(line: String) -> bool {
     let (say, said) = sync_channel(1);
     let again = line.clone();
@@ -120,7 +120,7 @@ fn wait_for_unsaid() {
 /// Ends this process beside a thread that goes on, without what libraries do at exit.
 pub fn end_now(code: u8) -> ! {
     discard();
-    // Nobody else flushes it. Whoever closed the pipe does not want to read it.
+    // No other code flushes it. If the pipe is closed, the rest is lost.
     let _ = std::io::stdout().flush();
     signal_hook::low_level::exit(code.into())
 }

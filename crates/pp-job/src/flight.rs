@@ -184,7 +184,7 @@ impl Flight {
             None => "pp: no flight recording: one process that runs every stage sends nothing that could be recorded"
                 .to_owned(),
         };
-        // Without a standard error nobody wants to read it.
+        // If standard error is closed, the line is lost.
         let _ = writeln!(std::io::stderr(), "{said}");
     }
 
@@ -250,7 +250,8 @@ impl Own {
 
     fn recording(&self, reason: Reason) -> Recording {
         let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        // Whoever holds it is about to let go, and a recording without it is better than none.
+        // The thread that holds the lock is about to release it, and a recording without the switch is better than
+        // none.
         let switch = self.switch.try_lock().ok().and_then(|place| place.clone());
         let recording = Recording {
             job: self.job,

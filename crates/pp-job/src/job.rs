@@ -19,8 +19,8 @@ use crate::reports::{Report, Reporter};
 use crate::signals::Signals;
 use crate::{FRONT, supervisor};
 
-/// Runs a program around jobs: prints its error as one line and ends the process with the error's exit code. Call it
-/// from `main` and return what it returns.
+/// Runs `program`, prints its error as one line and ends the process with the matching exit code. It does not return,
+/// so values that the caller holds are not dropped. Call it as the last expression of `main`.
 pub fn main(program: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     let done = catch_unwind(AssertUnwindSafe(program));
     let code = match done.unwrap_or_else(|panic| Err(panicked("the program", &*panic))) {

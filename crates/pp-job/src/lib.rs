@@ -17,10 +17,9 @@
 //! `front` on rank 0 alone, `phase_b` on rank 1 alone, and `finish` on rank 0 once everything is emitted. The process
 //! that the user started runs none of them: it supervises.
 //!
-//! # State that a process has once
-//! Two jobs in one process share nothing but what a process has one of: its signals (each job takes them), its standard
-//! error, its end and with it the list of output files that are not finished, its panic hook, its allocator
-//! ([`report_out_of_memory`]), and its devices.
+//! # Process-wide state
+//! Two jobs in one process share only process-wide state: signal handlers, standard error, exit and the list of
+//! unfinished output files, the panic hook, the allocator ([`report_out_of_memory`]) and the devices.
 
 mod config;
 mod context;

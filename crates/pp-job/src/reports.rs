@@ -39,7 +39,7 @@ pub(crate) enum Report {
     Served,
     /// The front has done its work: what it was to write is written.
     Finished,
-    /// This rank runs, whatever it waits for or loads.
+    /// This rank runs, also while it waits or loads.
     Alive,
     /// This rank could not write its flight recording, because of this.
     NotRecorded(Fault),
@@ -96,10 +96,10 @@ pub(crate) fn read(pipe: OwnedFd, mut take: impl FnMut(Reported)) {
     }
 }
 
-/// All ranks have ended: whoever reads the pipe may stop.
+/// All ranks have ended: the thread that reads the pipe may stop.
 pub(crate) fn end(pipe: &OwnedFd) {
     if let Ok(over) = encode(None) {
-        // Fails only when nobody reads.
+        // Fails only if no thread reads.
         let _ = rustix::io::write(pipe, &over);
     }
 }

@@ -103,7 +103,7 @@ typedef struct pp_session_config {
   uint32_t chroma;
   uint32_t max_frames; /* most frames in one chunk */
   uint32_t threads;    /* most threads a call may use; 0: as many as the machine has */
-  float noise_sigma;   /* noise of the clip in steps of 8 bits; negative: estimate it from the frames */
+  float noise_sigma;   /* noise of the clip in 8-bit sample values (0 to 255); negative: estimate it from the frames */
   uint64_t device;     /* PP_SPACE_CUDA: CUcontext; else 0 */
   uint64_t stream;     /* PP_SPACE_CUDA: CUstream of it that orders the work; else 0 */
 } pp_session_config;

@@ -76,7 +76,7 @@ pub struct SessionConfig {
     pub max_frames: u32,
     /// Most threads that a call may use; 0 means as many as the machine has.
     pub threads: u32,
-    /// Standard deviation of the clip's noise in steps of 8 bits; `None` estimates it from the frames.
+    /// Standard deviation of the clip's noise in 8-bit sample values (0 to 255); `None` estimates it from the frames.
     pub noise_sigma: Option<f32>,
     /// Where payloads lie.
     pub space: Space,

@@ -1,9 +1,9 @@
 //! Kernels of the pipeline: the C ABI, the loader and check of plugins, and the built-in kernels for CPUs and for CUDA.
 //!
-//! A set of kernels is three functions on a session: *encode* (frames to the tensors that travel), *phase_b* (the
-//! generator) and *decode* (tensors back to frames). They reach the runtime through one table of C functions
-//! (`include/pp_kernel.h`), whether they are built in or come from a file, so a user's model is swapped in without
-//! rebuilding anything: `--kernels my_model.so`.
+//! A set of kernels is three functions on a session: *encode* (frames to the tensors that travel), *phase_b* (input
+//! tensors to output tensors) and *decode* (tensors back to frames). They reach the runtime through one table of C
+//! functions (`include/pp_kernel.h`), whether they are built in or come from a file, so a user's model is swapped in
+//! without rebuilding anything: `--kernels my_model.so`.
 //!
 //! Guarantees: a file that is not a plugin, or one of another version, is refused with the reason and before anything
 //! in its table is called; a panic in a Rust plugin is an error, not an abort; a write past a tensor is found

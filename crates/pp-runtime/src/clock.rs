@@ -45,8 +45,8 @@ impl PeerClock {
         let earliest = sent_ns.saturating_add(compute_ns).min(received_ns);
         self.end_ns = end.clamp(earliest, received_ns);
         let start = self.end_ns.saturating_sub(compute_ns).max(sent_ns);
-        // Neither side looks while it computes, so nobody saw a payload arrive. Where payloads
-        // are handed over they were there at once; where they move, no later than this.
+        // Neither side looks while it computes, so neither saw a payload arrive. Where payloads are
+        // handed over they were there at once; where they move, no later than this.
         let recv_ns = match payload_moves {
             true => start.saturating_sub(idle_ns).max(sent_ns),
             false => sent_ns,

@@ -1,7 +1,7 @@
 //! Digests of payloads (`--verify`): what left one rank is what the other reads, and what it read is still what it was.
 //!
-//! *Hazard.* Bytes that change on their way or under a stage's hands make a film that is a little wrong, and nothing says
-//! where that began.
+//! *Hazard.* Bytes that change on their way or under a stage's hands make an output that is a little wrong, and nothing
+//! says where that began.
 //! *Guarantee.* In a chunk that is verified every tensor is compared with the digest its sender computed, before its
 //! result is used; a difference names the rank, the tensor and the chunk. Chunks that are not verified cost nothing.
 //! *Choices.* Digests are computed where the payload lies and travel in it (`docs/wire-format.md`, *Seals*). A stage on a

@@ -2,9 +2,9 @@
 //!
 //! Hazard: a call that never returns (a library that waits for a peer, a stage that loops), while
 //! the rank's heartbeats go on and everybody believes it well. Guarantee: an operation that lasts
-//! longer than its limit is noticed and can be named, and whoever asks learns since when it goes on.
-//! The driver pays two stores for each operation, and a look at the clock for a stage's, which take
-//! long; nothing here waits or locks.
+//! longer than its limit is noticed and can be named, and a thread that asks learns since when it
+//! goes on. The driver pays two stores for each operation, and a look at the clock for a stage's,
+//! which take long; nothing here waits or locks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -123,7 +123,7 @@ pub(crate) struct Stalled {
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     operation: AtomicU64,
-    /// When it began; 0 where nobody looked at the clock.
+    /// When it began; 0 if the driver did not read the clock.
     began_ns: AtomicU64,
     /// What is awaited, and the number of waits so far.
     wait: AtomicU64,

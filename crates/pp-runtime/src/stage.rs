@@ -57,14 +57,14 @@ impl StageError {
         Self::new(FaultKind::Io, operation, detail)
     }
 
-    /// The same error, where the evidence is against that rank.
+    /// This error, which the evidence blames on `rank`.
     #[must_use]
     pub fn blaming(mut self, rank: Rank) -> Self {
         self.blames = Some(rank);
         self
     }
 
-    /// This error as a fault of `rank`, unless it blames another.
+    /// This error as a fault of `rank`, unless it blames another rank.
     pub fn into_fault(self, rank: Rank) -> Fault {
         let rank = self.blames.unwrap_or(rank);
         Fault::new(self.kind, rank, self.operation, self.detail)
@@ -153,7 +153,7 @@ pub enum Progress<T, W> {
 }
 
 impl<T, W> Progress<T, W> {
-    /// The same of something that is made of the result, or of what the stage keeps.
+    /// The progress with `done` applied to the result, or `under_way` to what the stage keeps.
     pub fn map<U, V>(
         self,
         done: impl FnOnce(T) -> U,
@@ -227,7 +227,7 @@ pub trait FrontStages<Tx, Rx> {
     fn poll_source(&mut self) -> Result<Offer, StageError>;
 
     /// Encodes the offered chunk into the slot and says what lies there, or will: a device may
-    /// still work on it, and the link then sends it when it is done. Nobody writes the slot after
+    /// still work on it, and the link then sends it when it is done. No code writes the slot after
     /// that: it may be read again.
     ///
     /// # Errors
@@ -315,7 +315,7 @@ pub fn send_as_it_was<P: Plan, Tx>(
     Ok(sent.clone())
 }
 
-/// The heavy stage in the middle.
+/// The stage of Phase B.
 pub trait PhaseBStages<Tx, Rx> {
     /// The plan it understands.
     type Plan: Plan;

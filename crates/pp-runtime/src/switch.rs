@@ -1,10 +1,10 @@
 //! What every thread of a rank may say to its driver: drain, or a fault.
 //!
 //! Hazard: a fault seen by a thread that can do nothing about it, while the one that can sleeps.
-//! Guarantee: the first fault wins and is never lost, and whoever raises one rings the bell.
-//! Nothing here takes a lock that a stuck thread could hold: a fault is moved into its place, which
-//! another thread may be at for as long as that takes; a bell is a word and a wake-up; an alarm is a
-//! write that does not wait; and the one lock is held over no more than these.
+//! Guarantee: the first fault wins and is never lost, and the thread that raises a fault rings the
+//! bell. Nothing here takes a lock that a stuck thread could hold: a fault is moved into its place,
+//! which another thread may be at for as long as that takes; a bell is a word and a wake-up; an
+//! alarm is a write that does not wait; and the one lock is held over no more than these.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -61,7 +61,7 @@ struct Inner {
     served: AtomicBool,
     /// What is done then.
     when_served: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Taken by whoever sets `served`, or raises a fault because it is not set.
+    /// Held by a thread while it sets `served`, or raises a fault because `served` is not set.
     losing: Mutex<()>,
     fault: OnceLock<Fault>,
     progress: Progress,

@@ -2,13 +2,13 @@
 //!
 //! Hazard: a driver has many sources of work (frames of several peers, returned credits, a source
 //! thread, a sink thread, a fault), and a wake-up lost between "nothing to do" and "asleep" is a
-//! hang. Guarantee: whoever has given the driver something rings; a driver that listens first and
-//! looks for work second either finds it, or is woken.
+//! hang. Guarantee: the thread that gives the driver something rings; a driver that listens first
+//! and looks for work second either finds it, or is woken.
 //!
 //! Choices: a few words in a memfd of its own, so that peers on this host and local threads ring
 //! the same bell. A driver that is busy does not listen, and ringing costs a fence and a load of a
-//! cache line that nobody writes; the counter is moved only for a listener, and the system call is
-//! paid only for a sleeper.
+//! cache line that no thread writes; the counter is moved only for a listener, and the system call
+//! is paid only for a sleeper.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -78,10 +78,10 @@ impl Bell {
         }
     }
 
-    /// Wakes whoever waits. Safe to call from any thread, at any time, as often as wanted.
+    /// Wakes the thread that waits. Safe to call from any thread, at any time, as often as wanted.
     pub fn ring(&self) {
         if self.words().strike() {
-            // A failed wake leaves the sleeper to its timeout; there is nobody to tell.
+            // A failed wake leaves the sleeper to its timeout; the caller can do nothing about it.
             let _ = futex::wake(&self.words().rings, futex::Flags::empty(), u32::MAX >> 1);
         }
     }

@@ -1,9 +1,9 @@
 //! Every decoder of this crate that a stranger, a peer or the environment can reach, run on any
 //! bytes: for `cargo xtask fuzz`, and for a short pass over the seeds in the tests of this crate.
 //!
-//! Guarantee that is tried: no panic, no hang, no buffer beyond its bound, nobody let in, and what
-//! was accepted is what an honest peer could have said. Compiled for tests and with the feature
-//! `fuzz` alone.
+//! Guarantee that is tried: no panic, no hang, no buffer beyond its bound, no stranger let in, and
+//! what was accepted is what an honest peer could have said. Compiled for tests and with the
+//! feature `fuzz` alone.
 
 pub(crate) mod script;
 

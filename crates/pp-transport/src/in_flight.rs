@@ -9,8 +9,8 @@
 //!
 //! Choices: `InFlight` is not `Clone` and not `Deref`; dropping it hands the buffer to the
 //! backend's reaper, which gives it out again only when the operation is done; `mem::forget`
-//! leaks the buffer and never frees it. What this does not do: wait. A completion is polled, or
-//! waited for with a deadline by whoever owns a clock.
+//! leaks the buffer and never frees it. What this does not do: wait. A completion is polled, or a
+//! caller that owns a clock waits for it with a deadline.
 
 use crate::error::TransportError;
 
@@ -30,7 +30,7 @@ pub trait Submission {
     /// The buffer. Called only after [`Submission::is_done`] said yes.
     fn into_buffer(self) -> Self::Buffer;
 
-    /// Nobody waits any more: the backend takes the buffer back by itself once it is done.
+    /// No caller waits any more: the backend takes the buffer back by itself once it is done.
     fn orphan(self);
 
     /// The buffer is not to be used again, not even when the operation ends.
@@ -75,7 +75,7 @@ impl Part {
 
 /// A send whose payload can be sent again, to a peer that was started anew.
 ///
-/// Nobody writes a payload that was sent: this side has handed its slot over, the peer and the
+/// No process writes a payload that was sent: this side has handed its slot over, the peer and the
 /// device only read. So for as long as the submission is held its bytes are what they were, even
 /// after the generation that sent them was aborted, and nothing has to be kept aside for a restart.
 pub trait Resend: Submission {
@@ -138,7 +138,7 @@ impl<S: Submission> InFlight<S> {
         }
     }
 
-    /// Gives the operation up: whatever it did to the buffer, nobody will read it.
+    /// Gives the operation up: whatever it did to the buffer, no code will read the buffer.
     pub fn abort(self) -> Poisoned<S> {
         Poisoned(Some(self.take()))
     }

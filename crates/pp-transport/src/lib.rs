@@ -1,15 +1,15 @@
 //! Buffers, edges and the control channel between the ranks of a pipeline.
 //!
-//! Hazard: a buffer reused while the other side still reads it, a receive posted for a payload
-//! nobody sends, a peer that is gone and nobody noticed. Guarantee: buffers in flight are types
-//! that cannot be touched ([`in_flight`]); a header leaves only for a message that was prepared
-//! whole, and a receive is posted only with the header that announced it ([`link`]).
+//! Hazard: a buffer reused while the other side still reads it, a receive posted for a payload that
+//! no rank sends, a peer that is gone unnoticed. Guarantee: buffers in flight are types that cannot
+//! be touched ([`in_flight`]); a header leaves only for a message that was prepared whole, and a
+//! receive is posted only with the header that announced it ([`link`]).
 //!
 //! Choices: backends are values behind [`link::Link`]; [`host`] is shared memory between
 //! processes of one machine, [`nccl`] moves payloads between the GPUs of any. Headers and credits
 //! take a [`lane`] beside the payloads. [`control`] carries the handshake, descriptors, heartbeats and
-//! faults, authenticated; [`launch`] finds out which rank this process is; [`flight`] keeps what
-//! this rank did last, for whoever has to find out why it stands still.
+//! faults, authenticated; [`launch`] finds out which rank this process is; [`flight`] keeps this
+//! rank's last operations, to explain why a job stands still.
 
 #[cfg(not(loom))]
 pub mod backend;

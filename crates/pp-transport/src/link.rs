@@ -23,7 +23,7 @@ pub struct Capabilities {
     pub name: &'static str,
     /// Whether a payload takes time to move after its header; else it is there with it.
     pub payload_moves: bool,
-    /// Whether the bell rings for completions; else whoever waits for one has to ask again.
+    /// Whether the bell rings for completions; if not, the caller must poll.
     pub completions_ring: bool,
 }
 

@@ -347,7 +347,7 @@ fn a_group_that_was_begun_ends_before_its_communicator() {
     });
 }
 
-/// The recorder's ring: what a reader takes for a record is one, whoever writes meanwhile.
+/// The recorder's ring: what a reader takes for a record is one, whichever thread writes meanwhile.
 #[test]
 fn a_record_is_read_whole_or_not_at_all() {
     check(|| {

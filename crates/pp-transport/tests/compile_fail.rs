@@ -1,4 +1,4 @@
-//! The races that nobody here can write: each of these programs must not compile.
+//! The races that safe code cannot write: each of these programs must not compile.
 
 #[test]
 fn misuse_of_buffers_in_flight_does_not_compile() {

@@ -1,6 +1,6 @@
 //! A door under attack: rank 0 is a process of its own, a stranger does its worst for as long as
-//! the test lasts, and the real rank 1 gets in all the same. Nobody else does; rank 0's memory and
-//! descriptors stay bounded; and it can say who came.
+//! the test lasts, and the real rank 1 gets in all the same. No other caller does; rank 0's memory
+//! and descriptors stay bounded; and it can say who came.
 
 mod attack;
 mod control_support;
@@ -127,7 +127,7 @@ impl Door {
         fds.unwrap().count()
     }
 
-    /// The rank comes in, and so nobody else did; what rank 0 says of the others, by reason.
+    /// The rank comes in, and so no other caller did; what rank 0 says of the others, by reason.
     fn rank_enters(mut self, what: impl std::fmt::Display) -> String {
         let started = Instant::now();
         let mut one = self.job.start(1).join().unwrap().unwrap();
@@ -391,7 +391,7 @@ fn phase_b_of_before_is_not_taken_for_the_new_one() {
         job.via = via;
         let zero = job.start(0);
 
-        // The old one wakes up: its channel has ended, and what it says reaches nobody.
+        // The old one wakes up: its channel has ended, and what it says reaches no rank.
         let ended = old.receiver().recv_deadline(later()).unwrap_err();
         assert!(matches!(ended, ControlError::PeerLost { .. }), "{ended}");
         let until = later();

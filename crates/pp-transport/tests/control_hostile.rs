@@ -55,7 +55,7 @@ impl Meeting {
             .unwrap();
     }
 
-    /// Nobody joins: what rank 0 says of those who tried.
+    /// No caller joins: what rank 0 says of those that tried.
     fn fails(self) -> String {
         self.zero.join().unwrap().unwrap_err().to_string()
     }

@@ -404,7 +404,7 @@ fn local_job_keeps_its_secret_out_of_its_childrens_environment() {
     assert_eq!(secret.len(), 64);
     assert!(env.iter().all(|(_, value)| !value.contains(&secret)));
     assert!(!format!("{job:?}").contains(&secret));
-    // Nobody writes into it, and it is gone with the job.
+    // No process can write into it, and it is gone with the job.
     assert!(std::fs::write(path, "another secret of many bytes").is_err());
     drop(job);
     assert!(std::fs::read_to_string(path).is_err());

@@ -213,7 +213,7 @@ fn state(comm: Handle) -> c_int {
     state
 }
 
-/// The same, once it is not in progress any more.
+/// What the communicator says of itself once it is no longer in progress.
 fn settled(comm: Handle) -> c_int {
     loop {
         match state(comm) {
@@ -260,7 +260,7 @@ fn a_small_send_needs_no_receiver_and_a_large_one_does() {
             assert_eq!(raw!(stream_query(stream)), 600);
         }
         ok!(comm_abort(comm));
-        // Nobody received it, and the stream says success: as the real one does.
+        // The peer did not receive it, and the stream says success: as the real one does.
         ok!(stream_synchronize(stream));
     });
     loaded.set("NCCL_LAZY", "1");

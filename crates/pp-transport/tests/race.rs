@@ -70,7 +70,7 @@ fn differs(device: &Device, stream: &Stream, address: u64, value: u8) -> bool {
             address: address + at as u64,
             len: SAMPLE,
         };
-        // SAFETY: the range lies in a buffer of BYTES bytes that nobody writes any more, and both
+        // SAFETY: the range lies in a buffer of BYTES bytes that no work writes any more, and both
         // outlive the copy, which is waited for.
         unsafe { stream.download(from, &mut seen, 0) }.unwrap();
         wait(stream);

@@ -1,11 +1,11 @@
 //! `pp-trials soak`: long jobs, and a fault at every turn.
 //!
-//! Each round makes a film and settings from the seed, runs the job undisturbed, and then again while Phase B is killed and
-//! stopped at random moments. The second film must be the first, byte for byte, and what the front holds must
-//! not grow. With hard cuts two films may differ, since what a cut overtakes depends on the moment: such a job makes no
-//! pass over the frames, each carries its number, and every one that comes out must be the source's, in rising order, with
-//! nothing missing but what a cut may overtake. Between the rounds jobs are ended in every other way: the front killed,
-//! drained, aborted.
+//! Each round makes an input video and settings from the seed, runs the job undisturbed, and then again while Phase B
+//! is killed and stopped at random moments. The second output must be the first, byte for byte, and what the front
+//! holds must not grow. With hard cuts two outputs may differ, since what a cut overtakes depends on the moment: such a
+//! job makes no pass over the frames, each carries its number, and every one that comes out must be the source's, in
+//! rising order, with nothing missing but what a cut may overtake. Between the rounds jobs are ended in every other
+//! way: the front killed, drained, aborted.
 
 mod film;
 mod job;
@@ -99,7 +99,7 @@ struct Settings {
 enum Wanted {
     /// This.
     Same(Vec<u8>),
-    /// Frames of the film, but for those that a hard cut overtook.
+    /// Frames of the input video, but for those that a hard cut overtook.
     WithoutOvertaken,
 }
 

@@ -450,7 +450,7 @@ fn a_log_that_is_not_read_holds_up_no_process() {
     assert_eq!(wait(&mut job), Some(0));
 }
 
-/// The driver logs into a pipe that nobody empties, and holds standard error for ever.
+/// The driver logs into a pipe that no program empties, and holds standard error for ever.
 #[test]
 fn a_standard_error_that_is_stuck_keeps_no_rank_from_ending_nor_from_recording() {
     let folder = folder("flight_stderr");

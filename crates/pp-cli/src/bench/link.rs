@@ -91,7 +91,7 @@ struct Figure {
     round_trip_p90_us: Option<f64>,
     /// Median time that the sender's thread spent in a send.
     send_us: Option<f64>,
-    /// The same for bare operations, without headers, credits and drivers.
+    /// `one_way_us` for bare operations: without headers, credits and drivers.
     operation_one_way_us: Option<f64>,
     operation_round_trip_us: Option<f64>,
 }

@@ -76,7 +76,7 @@ impl Overlap<'_> {
         self.args.decode_ms.max(self.args.phase_b_ms)
     }
 
-    /// Payload bytes, both ways, over a period; none where payloads are handed over and nobody touches them.
+    /// Payload bytes, both ways, over a period; none where payloads are handed over and no stage touches them.
     fn gbytes_per_s(&self, period_ms: Option<f64>) -> Option<f64> {
         // Every payload byte counts once: it was written once and read once.
         let moves = self.args.touch || self.transport != "host";
@@ -267,7 +267,7 @@ fn manifest(args: &OverlapArgs) -> Result<Manifest, Error> {
 /// Says what one piece of simulated work takes on this GPU.
 fn tell_load(who: &str, stage: &Stage) {
     if let Some(calibration) = &stage.calibration {
-        // Without a standard error nobody wants to read it.
+        // If standard error is closed, the line is lost.
         let _ = writeln!(
             std::io::stderr(),
             "pp: {who}: {:.1} µs of work asked for, {:.1} µs achieved in {} kernels{}",

@@ -42,7 +42,7 @@ impl Geometry {
             .expect("a chunk holds whole frames")
     }
 
-    /// The same, to be written.
+    /// Whole frames, back to back, to be written.
     pub(super) fn views_mut<'a>(&self, frames: &'a mut [u8]) -> Vec<FrameViewMut<'a>> {
         frames
             .chunks_exact_mut(self.frame_bytes)

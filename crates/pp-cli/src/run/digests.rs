@@ -78,7 +78,7 @@ impl Row {
     }
 }
 
-/// Work on a row is being issued. If whoever does it panics, the row's memory knows its use all the same.
+/// Work on a row is being issued. If the code that issues it panics, the row's memory still knows its use.
 struct Issuing<'a>(Option<Row>, &'a Stream);
 
 impl Drop for Issuing<'_> {
@@ -182,8 +182,8 @@ impl Digester for GpuDigester {
                     return Ok(());
                 }
                 // SAFETY: the link that lives on this thread has bound the context to it; the slot stays leased or in
-                // flight until the stream has passed, and nobody writes it behind this; the row is kept until it is
-                // read, and if it is dropped, its memory knows its use.
+                // flight until the stream has passed, and no work that is issued behind this writes it; the row is kept
+                // until it is read, and if it is dropped, its memory knows its use.
                 unsafe {
                     let made = row.part(0, seal.len);
                     digests.enqueue(&tensors, made.address).map_err(kernels)?;

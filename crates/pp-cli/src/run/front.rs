@@ -35,7 +35,7 @@ use pp_runtime::drift::{Digester, FrontCheck, FrontVerifier, Verified, seal_agai
 struct Known {
     shape: ChunkShape,
     layout: Layout,
-    /// The same two with digests, where some chunks have those.
+    /// The manifests of inputs and outputs with digests, if some chunks have digests.
     sealed: Option<[Manifest; 2]>,
 }
 

@@ -101,8 +101,8 @@ impl NoiseCopy {
     /// Issues both copies of what lies there in a payload.
     ///
     /// # Safety
-    /// Until the stream has passed them, nobody writes `from`, and this value is neither read nor given to another
-    /// stream.
+    /// Until the stream has passed them, no other work writes `from`, and this value is neither read nor given to
+    /// another stream.
     unsafe fn issue(&mut self, stream: &Stream, from: DevicePtr) -> Result<(), CudaError> {
         let DevicePtr { address, .. } = self.on_device.ptr();
         let to = DevicePtr {
@@ -253,9 +253,9 @@ impl Codec for GpuFront {
                 address: to.address + place.start as u64,
                 len: place.len(),
             };
-            // SAFETY: the range lies in the slot, which nobody writes there behind the encode before the stream has
-            // passed; the copy is read once its chunk's decode is done, which is behind this on the same stream, and
-            // if it is dropped, its memory knows its use.
+            // SAFETY: the range lies in the slot, where no work behind the encode writes before the stream has passed;
+            // the copy is read once its chunk's decode is done, which is behind this on the same stream, and if it is
+            // dropped, its memory knows its use.
             unsafe { copy.issue(stream, from) }.map_err(device("encode"))
         });
         // Also where that failed: some of it may have been issued.

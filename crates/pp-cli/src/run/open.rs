@@ -71,7 +71,7 @@ pub(super) fn slot_bytes(payload: u64) -> u64 {
     payload + guard::GUARD_BYTES as u64
 }
 
-/// Makes ready whoever digests slots of so many bytes, where chunks are verified.
+/// Prepares the digester for slots of so many bytes, if chunks are verified.
 pub(super) fn prepared<T, N: Digester>(
     mut kernels: T,
     digester: impl FnOnce(&mut T) -> &mut N,

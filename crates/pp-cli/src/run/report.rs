@@ -184,7 +184,7 @@ pub(super) fn publish<C: Codec>(
     // The result may go to standard output; the summary must not get into it.
     let files = [&args.output, &args.report, &args.trace, &args.timeline];
     if files.into_iter().flatten().any(|path| is_stdout(path)) {
-        // Without a standard error nobody wants to read it.
+        // If standard error is closed, the summary is lost.
         let _ = std::io::stderr().write_all(text.as_bytes());
     } else {
         print(&text)?;

@@ -15,7 +15,8 @@ pub(crate) struct Noise {
 }
 
 impl Noise {
-    /// Noise with standard deviation `sigma`, in steps of 8-bit video; negative and absurd ones are brought into range.
+    /// Noise with standard deviation `sigma`, in 8-bit sample values (0 to 255); negative and absurd ones are brought
+    /// into range.
     pub(crate) fn new(sigma: f32, seed: u64) -> Self {
         let sigma = f64::from(sigma).clamp(0.0, 1_000.0);
         let table = normal_quantiles()

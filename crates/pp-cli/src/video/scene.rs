@@ -7,7 +7,7 @@
 use super::header::Header;
 
 const GRID: usize = 16;
-/// Least mean change of a cell, in steps of 8-bit luma.
+/// Least mean change of a cell, in 8-bit sample values (0 to 255).
 const LEAST_CHANGE: f32 = 20.0;
 /// How many times the usual change a cut must show.
 const OVER_USUAL: f32 = 2.5;

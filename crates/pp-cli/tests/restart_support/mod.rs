@@ -20,7 +20,7 @@ pub(crate) fn through(args: &[&str]) -> Command {
     command
 }
 
-/// The same on shared memory.
+/// The command of [`through`], on shared memory.
 pub(crate) fn host(args: &[&str]) -> Command {
     let mut command = through(&["--transport", "host", "--denoise-steps", "2"]);
     command.args(args);

@@ -101,7 +101,7 @@ pub struct HelloParts {
     pub host: Text<128>,
     /// UUID of the device it opened; `None` for host memory.
     pub device: Option<Text<64>>,
-    /// UUID of the device it was given by whoever started it, if anyone said.
+    /// UUID of the device that the launcher or the environment assigned; `None` if neither did.
     pub device_given: Option<Text<64>>,
     /// Name and version of the kernels.
     pub kernels: Text<128>,

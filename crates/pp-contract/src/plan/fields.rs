@@ -3,7 +3,7 @@
 //! *Hazard.* Two builds whose plans differ in a field but not in name and version read each other's bytes as something
 //! else: bodies name no fields.
 //! *Choices.* The text is found by reading the parts from a source that gives zeros and writes down what it is asked for;
-//! so it needs nobody who keeps it up to date. It ends where zeros are refused.
+//! so no person has to keep it up to date. It ends where zeros are refused.
 
 use core::fmt;
 

@@ -18,7 +18,7 @@ pub struct VideoPlanParts {
     pub width: u32,
     /// The first frame of the chunk.
     pub current_start_frame: u64,
-    /// Whether the generator first runs over `context_frames` to rebuild its cache.
+    /// Whether Phase B first runs over `context_frames` to rebuild its cache.
     pub do_kv_recompute: bool,
     /// Number of denoising steps, 0 to 1024; with 0 the output is the input.
     pub num_denoise_steps: u32,

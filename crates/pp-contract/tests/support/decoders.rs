@@ -14,9 +14,10 @@ use pp_contract::*;
 
 /// Most bytes that decoding one frame, its body and the reason of a refusal may allocate in sum.
 const FRAME_BOUND: usize = 16 << 10;
-/// The same for a hello: its texts, at most the frame, and the list of settings.
+/// Most bytes that decoding a hello may allocate in sum: its texts, at most the frame, and the list
+/// of settings.
 const HELLO_BOUND: usize = MAX_HELLO_BYTES + (8 << 10);
-/// The same for a fault.
+/// Most bytes that decoding a fault may allocate in sum.
 const FAULT_BOUND: usize = Fault::MAX_BYTES;
 
 thread_local! {

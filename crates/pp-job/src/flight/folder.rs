@@ -1,8 +1,9 @@
 //! Where recordings lie.
 //!
 //! The default folder is below one that everybody can write: it is used only if it is this user's
-//! own and closed to others, so that nobody can put a link there to have a file written elsewhere. It
-//! keeps the recordings of the last jobs; a folder that the user named keeps all of them.
+//! own and closed to others, so that no other user can put a link there to have a file written
+//! elsewhere. It keeps the recordings of the last jobs; a folder that the user named keeps all of
+//! them.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

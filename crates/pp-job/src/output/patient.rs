@@ -1,6 +1,7 @@
 //! Reading and writing that waits where the other program made a pipe or a socket non-blocking.
 //!
-//! The flag belongs to the pipe's open end and not to this process: whoever shares that end may set it at any time.
+//! The flag belongs to the pipe's open end and not to this process: another process that shares that end may set it at
+//! any time.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;

@@ -26,7 +26,7 @@ use crate::{FRONT, GRACE, PHASE_B};
 
 /// Time between two lines of a rank that waits for another.
 const TELL_EVERY: Duration = Duration::from_secs(5);
-/// The same where a supervisor watches the ranks, which may load for long.
+/// Time between two such lines if a supervisor watches the ranks, which may load for long.
 const TELL_EVERY_SUPERVISED: Duration = Duration::from_secs(60);
 /// Time that a rank which cannot take part looks for the others to tell them.
 const DECLINE_WITHIN: Duration = Duration::from_secs(2);
@@ -185,7 +185,7 @@ pub(crate) fn join_to_abort(launch: &Launch, error: Error) -> Error {
 }
 
 impl Member {
-    /// The same rank for a link of this generation, where it survives the loss of its peer.
+    /// This rank for a link of this generation, if it survives the loss of its peer.
     pub(super) fn with_failover(
         mut self,
         generation: Generation,

@@ -40,7 +40,7 @@ impl<F> FrontPart<F, ()> {
 /// What Phase B brings.
 #[derive(Debug)]
 pub struct PhaseBPart<S> {
-    /// The heavy stage.
+    /// The stages of Phase B.
     pub stages: S,
     /// Both edges, as the front has them.
     pub edges: Edges,
@@ -51,7 +51,7 @@ pub struct PhaseBPart<S> {
 pub struct Ranks<A, B, C> {
     /// Rank 0: opens source, stages and sink. Other threads ring the bell when the source or the sink is ready again.
     pub front: A,
-    /// Rank 1: opens the heavy stage for the shape that the front found.
+    /// Rank 1: opens Phase B for the shape that the front found.
     pub phase_b: B,
     /// Rank 0: stores and prints the results, once everything is emitted.
     pub finish: C,

@@ -134,7 +134,7 @@ fn say_that_it_is_awaited(fault: &Fault, within: Duration) {
 /// The fault of a meeting that another Phase B may make up for.
 ///
 /// # Errors
-/// It is none of those. If nobody came, the cause is why the one before was lost.
+/// The fault is not of that kind. If no Phase B came, the cause is why the one before was lost.
 fn again(
     missed: JoinError,
     causes: &[Fault],
@@ -149,7 +149,7 @@ fn again(
         return Ok((fault, missed.phase_b));
     }
     match causes.last() {
-        // Whoever was started for it is stopped, or does not come up: that can be ended.
+        // The process that was started for it is stopped, or does not come up: it can be ended.
         Some(cause) if nobody_came && is_supervised => Ok((cause.clone(), TargetProcess::Any)),
         Some(cause) if nobody_came => {
             let what = format!("{}; and no other came: {}", cause.detail, fault.detail);

@@ -17,7 +17,8 @@ use super::waits::Wait;
 
 /// No wait below this is called a standstill when nothing failed.
 const LONG_NS: u64 = 1_000_000_000;
-/// The same of a rank that had too few operations to tell what is usual.
+/// No wait below this is called a standstill of a rank that had too few operations to tell what is
+/// usual.
 const LONG_AT_FIRST_NS: u64 = 5_000_000_000;
 /// A standstill is so many times as long as the longest pause before it.
 const TIMES_AS_LONG: u64 = 4;
@@ -123,7 +124,7 @@ fn is_long(own: &Ranked, wait: &Wait) -> bool {
 /// Where it stood still, and whose wait led there; nothing where no rank had anything to wait for.
 fn stood(ranked: &[Ranked], waits: &[Wait], findings: &Findings) -> Option<(usize, String)> {
     let place = |rank: u32| ranked.iter().rposition(|r| r.rank() == rank);
-    // Who waits longest is asked first, and then whoever it waits for.
+    // The rank that waits longest is asked first, and then the rank that it waits for.
     let longest = waits
         .iter()
         .enumerate()

@@ -19,7 +19,7 @@ const EARLY: &str = "the process ended before its work was done; does a kernel p
 pub(super) struct End {
     pub(super) rank: Rank,
     pub(super) pid: u32,
-    /// `None` where the kernel does not say how: whoever started us ignores its children.
+    /// `None` if the kernel does not say how: the program that started us set SIGCHLD to be ignored.
     pub(super) status: Option<ExitStatus>,
     /// It had to be killed here.
     pub(super) by_us: bool,

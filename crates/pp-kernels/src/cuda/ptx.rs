@@ -61,7 +61,7 @@ pub(crate) fn check_device(device: &Device) -> Result<(), Failure> {
     check(*driver_version, [*compute_major, *compute_minor])
 }
 
-/// The same, by the numbers.
+/// Refuses a driver version or a compute capability that is too low for the PTX.
 pub(crate) fn check(driver: u32, [major, minor]: [u32; 2]) -> Result<(), Failure> {
     if driver < NEEDED {
         let text = |v: u32| format!("{}.{}", v / 1000, v % 1000 / 10);

@@ -9,7 +9,7 @@ use crate::error::Failure;
 /// Changes whenever results may: raise it with the formula or its numbers.
 pub const DIGEST: u64 = 0x6370_755f_0000_0001;
 
-/// Passes when nobody says otherwise.
+/// Passes by default.
 pub const DEFAULT_STEPS: u32 = SCHEDULE.len() as u32;
 
 /// Frames of earlier chunks that a frame can attend to, and that Phase B remembers.

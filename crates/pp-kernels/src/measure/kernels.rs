@@ -57,8 +57,8 @@ impl Chunks<'_> {
     fn encode(&mut self, plan: &VideoPlanParts) -> Result<(), MeasureError> {
         let views = self.case.views(self.samples);
         let mut input = self.input.payload()?;
-        // SAFETY: whoever measures has promised the context and the stream; slots are freed behind the stream's work,
-        // and the samples when the stream is done, or never.
+        // SAFETY: the caller of the measurement has promised the context and the stream; slots are freed behind the
+        // stream's work, and the samples when the stream is done, or never.
         Ok(unsafe { self.session.encode(&views, plan, &mut input) }?)
     }
 
@@ -115,7 +115,7 @@ pub unsafe fn kernels(
     let mut samples = Pinned::new(borrowed, case.samples())?;
     picture(&mut samples, case.width as usize);
 
-    // Whoever rebuilds the context has seen as many frames in one chunk before.
+    // A chunk that rebuilds the context follows one that had at least as many frames.
     let known = set.describe().context_frames.min(case.frames);
     let mut plan = VideoPlanParts::first(case.width, case.height, case.steps);
     let mut figures = Vec::new();
@@ -289,7 +289,7 @@ fn digest(
     input: &Slot<'_>,
 ) -> Result<Figure, MeasureError> {
     let bytes = input.list.payload_bytes();
-    // SAFETY: whoever measures has promised the context and the stream, which outlive this function.
+    // SAFETY: the caller of the measurement has promised the context and the stream, which outlive this function.
     let digests = unsafe { DeviceDigests::new(context, stream, bytes) }?;
     let tensors: Vec<DeviceTensor> = (input.list.iter())
         .map(|(offset, spec)| DeviceTensor {

@@ -24,7 +24,7 @@ use super::caller::{Caller, ErrorBuffer};
 ///
 /// # The contract of a call
 /// On a device, [`encode`](RawSession::encode), [`phase_b`](RawSession::phase_b) and [`decode`](RawSession::decode)
-/// enqueue work on the session's stream and return. Whoever calls them promises:
+/// enqueue work on the session's stream and return. The caller promises:
 /// 1. the session's context is current on the calling thread;
 /// 2. the payloads are device memory of that context, as long as they say;
 /// 3. payloads and frames stay allocated, and are touched by nothing that the stream does not order, until the stream
@@ -195,7 +195,7 @@ impl RawSession {
         })
     }
 
-    /// The generator: `input` to `output`. Gives the number of generator calls that were made or enqueued.
+    /// Phase B: `input` to `output`. Gives the number of generator calls that were made or enqueued.
     ///
     /// # Safety
     /// [The contract of a call](RawSession#the-contract-of-a-call); the payloads do not overlap.

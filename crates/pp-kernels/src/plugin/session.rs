@@ -59,7 +59,7 @@ impl KernelSession {
         })
     }
 
-    /// The generator: `input` to `output`. Gives the number of generator calls it made.
+    /// Phase B: `input` to `output`. Gives the number of generator calls it made.
     ///
     /// # Errors
     /// A plan of another size, a failure of the kernels, or a write past a tensor.

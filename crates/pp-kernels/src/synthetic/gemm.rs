@@ -124,7 +124,7 @@ impl Plan {
 
 impl Drop for Plan {
     fn drop(&mut self) {
-        // SAFETY: each object was made once and is destroyed once; failures have nobody to hear them.
+        // SAFETY: each object was made once and is destroyed once; a drop has no caller to tell of a failure.
         unsafe {
             if !self.layout.is_null() {
                 let _ = call!(self.library, cublasLtMatrixLayoutDestroy(self.layout));

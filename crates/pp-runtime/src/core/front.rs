@@ -12,8 +12,8 @@ pub enum Cut {
     /// It begins a new epoch once everything in flight was decoded: a scene cut in a recording,
     /// where every frame counts.
     Flush,
-    /// It begins a new epoch at once; what is in flight is received and dropped. A live system
-    /// whose user asked for something else.
+    /// It begins a new epoch at once; what is in flight is received and dropped. For live video,
+    /// where the newest picture counts more than the frames in flight.
     Hard,
 }
 

@@ -125,7 +125,7 @@ fn post_receive<L: Link>(
     Ok(Payload::Arriving(receive))
 }
 
-/// One record for each point of no return, as every rank logs it.
+/// One record for each commitment point, as every rank logs it.
 fn log_commitment(what: &'static str, header: &Header, peer: Rank) {
     tracing::debug!(
         call_id = header.call_id().get(),

@@ -78,7 +78,7 @@ pub struct Measures {
     pub efficiency: Option<f64>,
     /// Why there is none.
     pub efficiency_why_null: Option<WhyNull>,
-    /// The same over the mean period.
+    /// The efficiency over the mean period instead of the median.
     pub efficiency_by_mean: Option<f64>,
     /// Why there is none.
     pub efficiency_by_mean_why_null: Option<WhyNull>,
@@ -98,7 +98,7 @@ pub struct Measures {
     pub phase_b_idle_ms: Option<f64>,
     /// Share of the measured time that phase B waited, from 0 to 1.
     pub phase_b_idle_share: Option<f64>,
-    /// Most chunks in flight at once.
+    /// Most chunks in flight at once, each from its admission until the end of its decode.
     pub max_in_flight: u32,
     /// Mean length of the source queue.
     pub source_queue_mean: Option<f64>,

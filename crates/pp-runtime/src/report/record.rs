@@ -40,7 +40,7 @@ pub struct ChunkRecord {
     pub build_start_ns: u64,
     /// Stage A ended.
     pub build_end_ns: u64,
-    /// The header had left: from here on the chunk was in flight.
+    /// The header had left.
     pub sent_ns: u64,
     /// The result could be read.
     pub received_ns: u64,
@@ -68,7 +68,8 @@ pub struct ChunkRecord {
     pub source_queue: u32,
     /// Chunks waiting in the sink queue when this one was put into it.
     pub sink_queue: u32,
-    /// Chunks in flight, this one included, when it was sent.
+    /// Chunks in flight, this one included, when it was sent. A chunk is in flight from its admission until the end of
+    /// its decode.
     pub in_flight: u32,
     /// The result belonged to an old epoch and was received but not decoded.
     pub dropped: bool,

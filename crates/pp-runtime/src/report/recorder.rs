@@ -45,7 +45,7 @@ impl Recorder {
         Self::with_capacity(RING_RECORDS)
     }
 
-    /// The same with room for `records` records, at least one.
+    /// An empty recorder with room for `records` records, at least one, and its memory already resident.
     pub fn with_capacity(records: usize) -> Self {
         // Not the all-zero value: an allocator may answer a request for zeroes with pages that are not there yet.
         let untouched = ChunkRecord {

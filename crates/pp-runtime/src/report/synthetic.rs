@@ -21,7 +21,7 @@ pub(crate) fn overlapped(chunks: u64) -> Recorder {
     run(chunks, 4, [1_200, 2_100, 4_000], 30)
 }
 
-/// The same work, one chunk at a time.
+/// The work of [`overlapped`], one chunk at a time.
 pub(crate) fn serial(chunks: u64) -> Recorder {
     run(chunks, 1, [1_200, 2_100, 4_000], 30)
 }

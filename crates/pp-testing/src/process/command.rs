@@ -35,7 +35,7 @@ fn heed_signals(command: &mut Command) {
     unsafe { command.pre_exec(heed) };
 }
 
-/// The same command, started by a shell with these words before it: `ulimit -n 10`, `trap '' INT`.
+/// The command, started by a shell with these words before it: `ulimit -n 10`, `trap '' INT`.
 pub fn after(shell_words: &str, command: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{shell_words}; exec \"$0\" \"$@\"")]);

@@ -1,8 +1,9 @@
 //! An authenticated channel to one peer.
 //!
-//! Hazard: a peer that stops reading blocks whoever writes to it, and a peer that dies looks like
-//! one that is silent. Guarantee: every call has a deadline or does not wait; the end of the
-//! stream without a goodbye is [`ControlError::PeerLost`], and with one [`ControlError::PeerLeft`].
+//! Hazard: a peer that stops reading blocks the thread that writes to it, and a peer that dies
+//! looks like one that is silent. Guarantee: every call has a deadline or does not wait; the end of
+//! the stream without a goodbye is [`ControlError::PeerLost`], and with one
+//! [`ControlError::PeerLeft`].
 //!
 //! Choices: two halves for two threads over one socket. The sender is shared: its clones take
 //! turns, a whole message at a time. The receiver reads one frame and not a byte more, so a
@@ -334,8 +335,8 @@ impl ControlReceiver {
         self.message()
     }
 
-    /// What comes, descriptors too, for one who listens to a peer whatever it has to say. Never
-    /// waits, but for descriptors that were announced and are right behind.
+    /// The next message or the next descriptors, for a caller that listens to a peer whatever the
+    /// peer sends. Never waits, but for descriptors that were announced and are right behind.
     ///
     /// # Errors
     /// As [`ControlReceiver::try_recv`]; [`ControlError::TimedOut`] when announced descriptors have

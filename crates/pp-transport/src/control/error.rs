@@ -58,7 +58,7 @@ pub enum ControlError {
         /// What was wrong with the call.
         what: String,
     },
-    /// The socket failed in a way that blames nobody.
+    /// The socket failed in a way that blames no rank.
     #[error("control channel to rank {rank}: {source}{}", remedy(source))]
     Io {
         /// The peer.

@@ -1,9 +1,9 @@
 //! Frames on a byte stream: a length (u32, little endian), then that many bytes.
 //!
-//! Hazard: the length comes from whoever is on the line. Guarantee: it is checked against a bound
-//! before anything is allocated, and the reader takes no byte beyond the frame it is reading, so
-//! that descriptors passed behind a frame arrive with the call that expects them, and `poll` tells
-//! the truth about what is left.
+//! Hazard: the length comes from the other end, which may be a stranger. Guarantee: it is checked
+//! against a bound before anything is allocated, and the reader takes no byte beyond the frame it
+//! is reading, so that descriptors passed behind a frame arrive with the call that expects them,
+//! and `poll` tells the truth about what is left.
 
 use std::io;
 

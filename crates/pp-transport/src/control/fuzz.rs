@@ -18,8 +18,8 @@ use super::secure::{
 use super::socket::{Socket, SocketKind};
 use crate::fuzz::script::Script;
 
-/// What whoever listens in rank 0's place answers to a call: as it is, and with the form of an
-/// answer. Nobody without the secret can make one that opens.
+/// What a program that listens in rank 0's place answers to a call: as it is, and with the form of
+/// an answer. No program without the secret can make one that opens.
 pub fn answer(bytes: &[u8]) {
     let (_, body) = bytes.split_at(4.min(bytes.len()));
     let mut formed = b"PPC1\x01\0\0\0\0\0".to_vec();
@@ -60,7 +60,7 @@ pub(crate) fn channel() -> (ControlChannel, UnixStream) {
 }
 
 /// What a peer that holds the secret sends once it has joined: sealed messages of every kind and
-/// any body, descriptors that go with them or do not, and bytes that nobody sealed.
+/// any body, descriptors that go with them or do not, and bytes that are not sealed.
 pub fn messages(bytes: &[u8]) {
     let (socket, other) = UnixStream::pair().expect("a pair of sockets");
     other.set_nonblocking(true).expect("a socket");

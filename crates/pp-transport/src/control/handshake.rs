@@ -59,7 +59,7 @@ fn preside(peers: &mut Peers, hello: &Hello, deadline: Instant) -> Result<Vec<He
         Err(fault) => {
             if let Ok(body) = fault.encode() {
                 for channel in peers.iter() {
-                    // Whoever is gone, or is the one to blame, need not hear it.
+                    // A rank that is gone, or that is to blame, need not hear it.
                     let _ = channel.sender().send(&Message::Verdict(&body), deadline);
                 }
             }

@@ -1,8 +1,9 @@
 //! How the ranks of a job find each other and rank 0 in the middle.
 //!
-//! Hazard: the place where ranks meet is open to everyone. Guarantee: who does not prove the
-//! job's secret within a short time is turned away, whatever it sends; how many may try at once,
-//! and what each may make us hold, is bounded; a rank of the job is not kept from joining by them.
+//! Hazard: the place where ranks meet is open to everyone. Guarantee: a caller that does not prove
+//! the job's secret within a short time is turned away, whatever it sends; how many may try at
+//! once, and what each may make us hold, is bounded; a rank of the job is not kept from joining by
+//! them.
 //!
 //! Choices: rank 0 listens on an abstract Unix socket (nothing in the file system, gone with the
 //! process) and on TCP; the others try the first, then the second. One thread and `poll` serve all
@@ -33,7 +34,7 @@ use super::secure::JobKey;
 use crate::launch::Launch;
 
 /// Meets the other ranks of the job; returns when all have joined. Blocks until then, or until
-/// the timeout. A world of one rank meets nobody and opens nothing.
+/// the timeout. A world of one rank meets no other rank and opens nothing.
 ///
 /// # Errors
 /// [`RendezvousError`]; at rank 0 it names the ranks that are missing.
@@ -69,7 +70,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Who else came while rank 0 waited for its ranks; nobody at any other rank.
+    /// The callers that rank 0 turned away while it waited for its ranks; none at any other rank.
     #[must_use]
     pub fn turned_away(&self) -> &TurnedAway {
         &self.turned_away

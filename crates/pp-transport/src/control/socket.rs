@@ -84,7 +84,7 @@ impl Socket {
     }
 }
 
-/// A socket to another rank, or to whoever called.
+/// A socket to another rank, or to a caller that may be a stranger.
 pub(crate) struct Connected {
     pub(crate) socket: Socket,
     pub(crate) kind: SocketKind,

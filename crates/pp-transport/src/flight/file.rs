@@ -54,7 +54,7 @@ pub struct Activity {
     pub operation: Text<64>,
     /// Whether a stage was at work, rather than the transport.
     pub is_stage: bool,
-    /// When it began, or was first seen; `None` where nobody looked.
+    /// When it began, or was first seen; `None` if no thread looked.
     pub since_ns: Option<u64>,
     /// Since when nothing could be done before a peer or a device had done its part.
     pub waiting_since_ns: Option<u64>,

@@ -3,12 +3,13 @@
 //! Hazard: a job stands still or ends with "timed out", and nothing says which rank waited for
 //! which, for what, and which of them never came. Guarantee: the last operations of each rank, with
 //! their ids and times, can be read by any thread at any time, also while the thread that writes
-//! them is stuck in one of them; reading and writing wait for nobody. A [`Recording`] of them is a
-//! file with a version and a checksum, whose decoder is bounded and does not panic.
+//! them is stuck in one of them; reading and writing wait for no thread. A [`Recording`] of them is
+//! a file with a version and a checksum, whose decoder is bounded and does not panic.
 //!
 //! Choices: [`Recorded`] decorates any link, so that no backend knows of it; groups are told which
 //! recorder to use. Memory is claimed once. What this does not do: write files, look at clocks of
-//! other hosts, or say what the recordings mean; whoever has them of all ranks does that.
+//! other hosts, or say what the recordings mean; the program that reads the recordings of all ranks
+//! does that.
 
 mod file;
 mod group;

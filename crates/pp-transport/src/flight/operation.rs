@@ -77,7 +77,7 @@ packed! {
         Done => "done",
         /// It failed or was given up.
         Poisoned => "poisoned",
-        /// Nobody waits for it any more: its slot comes back by itself.
+        /// No caller waits for it any more: its slot comes back by itself.
         Left => "left",
     }
 }
@@ -167,7 +167,7 @@ impl Operation {
 
 /// Stands for a number that is not there or not known yet.
 const NONE: u64 = u64::MAX;
-/// The same for one byte.
+/// Stands for a byte that is not there or not known yet.
 const NONE_BYTE: u64 = 0xFF;
 
 /// The words of a record. The first is the ring's.

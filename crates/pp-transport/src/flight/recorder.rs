@@ -11,7 +11,7 @@ use super::operation::{Change, Draft, Operation, State, identified, reached, unp
 use super::ring::Ring;
 use crate::error::TransportError;
 
-/// Operations that are kept where nobody says how many.
+/// Operations that are kept by default.
 pub const DEFAULT_OPERATIONS: usize = 4096;
 /// The most operations that can be kept.
 pub const MAX_OPERATIONS: usize = 65_536;

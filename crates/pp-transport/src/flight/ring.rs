@@ -1,6 +1,6 @@
-//! A ring of records that any thread reads while others write it, and that nobody waits for.
+//! A ring of records that any thread reads while others write it, and that no thread waits for.
 //!
-//! Hazard: whoever asks what a rank was doing asks because a thread of it is stuck, perhaps in the
+//! Hazard: a reader asks what a rank was doing because a thread of it is stuck, perhaps in the
 //! middle of a record; and a reader must not take half of an old record for half of a new one.
 //! Guarantee: no call waits for another thread. A record is read whole or not at all: a version
 //! around its words tells (a sequence lock), and the words are atomics, so a race is a wrong value
@@ -68,7 +68,7 @@ impl Ring {
     pub(crate) fn append(&self, words: &Words) -> u64 {
         let number = self.begun.fetch_add(1, Ordering::AcqRel);
         self.change(number, |kept, place| {
-            // Whoever was late writes nothing over a record that is younger than its own.
+            // A thread that is late does not write over a record that is younger than its own.
             if kept > number {
                 return;
             }
@@ -113,7 +113,7 @@ impl Ring {
         version.store(before + 2, Ordering::Release);
     }
 
-    /// The words of a record, if it is still kept and nobody is at it.
+    /// The words of a record, if it is still kept and no thread writes it.
     pub(crate) fn read(&self, number: u64) -> Option<Words> {
         let Slot { version, words } = self.slot(number);
         for _ in 0..TRIES {

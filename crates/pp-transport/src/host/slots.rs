@@ -49,7 +49,8 @@ const FREE: u32 = 0;
 const LEASED: u32 = 1;
 /// Producer: handed over, and an in-flight handle waits for it.
 const IN_FLIGHT: u32 = 2;
-/// Producer: handed over, and nobody waits; it is free again once the consumer returned it.
+/// Producer: handed over, and no handle waits for it; it is free again once the consumer returned
+/// it.
 const ORPHANED: u32 = 3;
 /// Either side: never to be used again.
 const QUARANTINED: u32 = 4;
@@ -89,8 +90,8 @@ impl<W: SlotWords> Producer<W> {
         self.lease_if(|_| true)
     }
 
-    /// The same, of those slots that this side, too, has done with: a backend whose send works on
-    /// after the consumer has read has the last word.
+    /// As [`lease`](Self::lease), of those slots that this side, too, has done with: a backend
+    /// whose send works on after the consumer has read has the last word.
     pub(crate) fn lease_if(&self, is_done: impl Fn(u32) -> bool) -> Option<u32> {
         (0..self.words.depth()).find(|&slot| {
             let own = &self.own[slot as usize];
@@ -168,7 +169,7 @@ impl<W: SlotWords> Producer<W> {
         }
     }
 
-    /// Whether every slot is here: free, leased, or given back though nobody waited.
+    /// Whether every slot is here: free, leased, or given back without a handle that waits for it.
     pub(crate) fn are_all_back(&self) -> bool {
         (0..self.words.depth()).all(|slot| {
             let seen = self.own[slot as usize].load(Ordering::Relaxed);

@@ -2,11 +2,11 @@
 //! least significant first, and for a frame the frame.
 //!
 //! Hazard: the peer is authenticated but may still be wrong: a credit for a slot it does not
-//! have, a slot handed over twice, frames without end. Or it does not read, and whoever writes to it
-//! waits. Guarantee: each of the first is an error that names the peer, and what waits to be read is
-//! bounded. A thread of the lane's own writes, so no call of the driver waits for the peer, nor does
-//! the drop of a lease; what waits to be written is bounded, and the lane is broken when the peer
-//! takes nothing for [`SEND_WITHIN`].
+//! have, a slot handed over twice, frames without end. Or it does not read, and the thread that
+//! writes to it waits. Guarantee: each of the first is an error that names the peer, and what waits
+//! to be read is bounded. A thread of the lane's own writes, so no call of the driver waits for the
+//! peer, nor does the drop of a lease; what waits to be written is bounded, and the lane is broken
+//! when the peer takes nothing for [`SEND_WITHIN`].
 
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -237,14 +237,14 @@ impl Inlet {
                 return Err(format!("slot {slot} handed over twice"));
             }
         }
-        // The word moves first: whoever reads the frame finds the slot handed over.
+        // The word moves first: the thread that reads the frame finds the slot handed over.
         if slot != NO_SLOT {
             move_to_consumer(self.incoming.word(slot));
         }
         match self.queue.try_send((slot, body.to_vec())) {
             Ok(()) => Ok(()),
             Err(TrySendError::Full(_)) => Err(format!("{MOST_WAITING} frames wait to be read")),
-            // The lane is gone, and nobody reads: the peer will learn why on its channel.
+            // The lane is gone, and no thread reads: the peer will learn why on its channel.
             Err(TrySendError::Disconnected(_)) => Ok(()),
         }
     }

@@ -56,7 +56,7 @@ impl InSlots {
         Ok(())
     }
 
-    /// Whether the peer handed over a slot that nobody here has taken: its payload is on its way,
+    /// Whether the peer handed over a slot that this side has not taken: its payload is on its way,
     /// or waits to be received.
     pub(crate) fn has_untaken(&self) -> bool {
         let here = (0..self.slots.depth()).filter(|&slot| self.slots.is_here(slot));

@@ -94,7 +94,7 @@ impl LocalJob {
         ]
     }
 
-    /// The same place within this process.
+    /// The launch of this rank within this process, without variables.
     ///
     /// # Errors
     /// The rank is not of the job's world.
@@ -114,7 +114,7 @@ impl LocalJob {
 /// A file without a name that holds the secret: closed on exec, for this user alone, and as it is
 /// for good.
 fn in_memory(secret: &JobSecret) -> std::io::Result<OwnedFd> {
-    // A process whose program this user cannot read shows its descriptors to nobody.
+    // A process whose program this user cannot read shows its descriptors to no other process.
     if rustix::process::dumpable_behavior()? != DumpableBehavior::Dumpable {
         return Err(std::io::ErrorKind::PermissionDenied.into());
     }

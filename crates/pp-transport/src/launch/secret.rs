@@ -16,7 +16,7 @@ const MIN_SECRET_BYTES: usize = 16;
 /// No secret needs more; a bound for what is read from a file.
 const MAX_SECRET_BYTES: usize = 4096;
 
-/// Bytes that every rank of a job knows and nobody else does. `Debug` shows none of them.
+/// Bytes that every rank of a job knows, and no other program. `Debug` shows none of them.
 #[derive(Clone)]
 pub struct JobSecret(Vec<u8>);
 

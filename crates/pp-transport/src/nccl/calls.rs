@@ -1,13 +1,13 @@
 //! The calls into NCCL: the only place where a communicator's address is used.
 //!
 //! Each function is `unsafe` for the same reasons, which its callers answer for:
-//! 1. the communicator was made by [`Call::begin_to_join`], and whoever ends it closes the gate of
-//!    this [`Call`] first and then waits for the call that is under way; or it is the one who ends it.
+//! 1. the communicator was made by [`Call::begin_to_join`], and the thread that ends it closes the gate of
+//!    this [`Call`] first and then waits for the call that is under way; or the caller is that thread.
 //!    Every call passes the gate, so it finds the communicator alive, or is not made. A call that may wait
 //!    for the peer and does not come back (`HANGS_AFTER`) is not waited for: NCCL's abort is what ends it;
 //! 2. the thread is the one that issues on its device, or no other thread calls into NCCL for it;
-//! 3. memory that is handed over stays allocated, and is touched by nobody who is not ordered by
-//!    the stream, until the stream has passed the operation.
+//! 3. memory that is handed over stays allocated, and is touched by nothing that the stream does
+//!    not order, until the stream has passed the operation.
 
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
@@ -260,7 +260,7 @@ impl Call<'_> {
     /// Aborts the communicator; inside a group, at its end. It is gone afterwards.
     ///
     /// # Safety
-    /// As [`Call::revoke`]; nobody uses the communicator any more.
+    /// As [`Call::revoke`]; no thread uses the communicator any more.
     pub(super) unsafe fn abort(&self, comm: Comm) -> Result<Gone, NcclError> {
         // SAFETY: the caller's promise.
         let result = unsafe { (self.nccl.functions().ncclCommAbort)(comm.raw()) };
@@ -287,7 +287,7 @@ impl Call<'_> {
     /// Lets the communicator finish what it has, then destroys it. It is gone afterwards.
     ///
     /// # Safety
-    /// As the module says, 1 and 2; nobody uses the communicator any more.
+    /// As the module says, 1 and 2; no thread uses the communicator any more.
     pub(super) unsafe fn destroy(&self, comm: Comm) -> Result<(), NcclError> {
         let functions = self.nccl.functions();
         // SAFETY: the caller's promise.

@@ -59,9 +59,9 @@ pub struct Communicator {
 /// What is in flight, for all operations of a communicator.
 #[derive(Debug, Default)]
 pub(super) struct Flights {
-    /// Operations whose buffers nobody has back.
+    /// Operations whose buffers are not back with their owners.
     count: AtomicUsize,
-    /// Buffers that nobody waits for any more.
+    /// Buffers that no handle waits for any more.
     orphans: Mutex<Vec<DeviceBuffer>>,
 }
 
@@ -71,7 +71,7 @@ impl Flights {
         self.count.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Keeps the buffer of an operation that nobody waits for until it is over.
+    /// Keeps the buffer of an operation that no handle waits for, until it is over.
     pub(super) fn adopt(&self, buffer: DeviceBuffer) {
         lock(&self.orphans).push(buffer);
     }

@@ -1,13 +1,13 @@
 //! Making communicators, on a thread that may be left behind.
 //!
 //! Hazard: creating a communicator, and the first operation with each peer, wait for that peer
-//! inside NCCL, for ever if it never comes. Guarantee: whoever connects waits until its deadline
-//! and learns how far it came; both edges are tried out before the first payload, so no first use
-//! is left for the steady state. A thread that comes back after all, too late, ends what it made.
-//! One that does not come back at once is freed by an abort of what it has made so far, so that the
+//! inside NCCL, for ever if it never comes. Guarantee: the caller waits until its deadline and
+//! learns how far it came; both edges are tried out before the first payload, so no first use is
+//! left for the steady state. A thread that comes back after all, too late, ends what it made. One
+//! that does not come back at once is freed by an abort of what it has made so far, so that the
 //! device can be connected again. Nothing can be aborted while ncclCommInitRankConfig of a blocking
-//! communicator waits for the peer: it has given no handle yet, so that thread, and the device,
-//! are lost until the peer comes.
+//! communicator waits for the peer: it has given no handle yet, so that thread, and the device, are
+//! lost until the peer comes.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -69,7 +69,7 @@ pub(super) enum Stop {
     Nccl(#[from] NcclError),
 }
 
-/// Communicators that nobody has taken over yet. Whoever drops it ends them, at a panic too.
+/// Communicators that have no owner yet. The drop ends them, at a panic too.
 pub(super) struct Unmade {
     pub(super) life: Arc<Life>,
     /// `None` only once they were taken over.
@@ -85,7 +85,7 @@ impl Unmade {
         }
     }
 
-    /// They are whole, and somebody has them: the thread that issues may call again.
+    /// They are whole, and have an owner: the thread that issues may call again.
     pub(super) fn taken(mut self) {
         self.beside = None;
     }
@@ -282,7 +282,7 @@ pub(super) fn edges(
     ] {
         progress.at(step)?;
         // SAFETY: the communicator was just made, this thread is the only one that calls for the
-        // device (see `join`), and the slot belongs to nobody yet. It has a byte even where the edge
+        // device (see `join`), and the slot has no owner yet. It has a byte even where the edge
         // carries none, since the driver allocates no less.
         let issued = unsafe { edge.issue(life, slots.slot(0), 1) };
         // Before the slots are dropped: none is freed while a kernel of the other edge may wait for ever.
@@ -337,8 +337,8 @@ fn exchange(
     life.call(|call| {
         let mut peers = (0..ranks).filter(|peer| *peer != place);
         // SAFETY: the communicator was just made, this thread is the only one that calls for the
-        // device (see `join`); each byte is used once, and the scratch is freed only after the stream has
-        // passed, by whoever called.
+        // device (see `join`); each byte is used once, and the caller frees the scratch only after the
+        // stream has passed.
         let issued = unsafe {
             call.group(comm, |call| {
                 peers.try_for_each(|peer| {

@@ -110,7 +110,7 @@ pub struct Refused {
 #[error("{error}")]
 pub struct CommitError {
     /// The buffers, in the order of the operations. Empty when some operations may have begun: then
-    /// the buffers are leaked, since nobody knows who works on them.
+    /// the buffers are leaked, since it is not known what works on them.
     pub buffers: Vec<GroupBuffer>,
     /// Why.
     pub error: TransportError,
@@ -260,8 +260,8 @@ impl Group<'_> {
             Ok(turn) => turn,
             Err(error) => return refuse(operations, error),
         };
-        // Before NCCL has any of them: it may not come back. And before the group begins: whoever ends
-        // the communicator waits for what is between its begin and its end.
+        // Before NCCL has any of them: it may not come back. And before the group begins: the thread
+        // that ends the communicator waits for what is between the begin of a group and its end.
         let records: Vec<Record> = operations
             .iter()
             .map(|(operation, buffer)| comm.begin_record(*operation, buffer, about))
@@ -269,9 +269,9 @@ impl Group<'_> {
         let all = |state: State| records.iter().for_each(|record| record.reached(state));
         all(State::Committed);
         let raw = comm.comm;
-        // SAFETY: in the turn of the thread that issues, and whoever ends the communicator waits for the end
-        // of the group. Each buffer has room for the elements (checked by `GroupBuffer::new`) and is owned by
-        // its operation until the stream has passed it.
+        // SAFETY: in the turn of the thread that issues, and the thread that ends the communicator waits for
+        // the end of the group. Each buffer has room for the elements (checked by `GroupBuffer::new`) and is
+        // owned by its operation until the stream has passed it.
         let issued = life.call(|call| unsafe {
             call.group(raw, |call| {
                 operations.iter().try_for_each(|(operation, buffer)| {

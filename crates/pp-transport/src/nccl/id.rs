@@ -7,8 +7,8 @@ use nccl_sys::{Nccl, ncclUniqueId};
 
 use crate::error::TransportError;
 
-/// Names one communicator. Whoever has it can join: it travels only inside the authenticated
-/// control channel, and is never shown.
+/// Names one communicator. Every process that has it can join: it travels only inside the
+/// authenticated control channel, and is never shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; Self::BYTES]);
 

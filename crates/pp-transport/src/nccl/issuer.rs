@@ -259,7 +259,7 @@ impl Drop for Turn<'_> {
 }
 
 /// A thread beside the one that issues is in NCCL. Belongs to that thread, so that it lasts as long
-/// as it, even where nobody waits for it any more.
+/// as it, even if no caller waits for it any more.
 #[derive(Debug)]
 pub(super) struct Beside {
     core: Arc<Core>,

@@ -14,8 +14,8 @@ use pp_device::{DevicePtr, Stream};
 /// A slot of the outgoing edge, to be written by work on a device.
 ///
 /// # If dropped
-/// The slot is free again; nothing was sent. Whoever leases it next is ordered behind what was
-/// issued on it.
+/// The slot is free again; nothing was sent. The work of its next lease is ordered behind the work
+/// that was issued on it.
 #[derive(Debug)]
 pub struct DeviceTx {
     pub(super) pool: Arc<TxPool>,
@@ -94,8 +94,8 @@ pub struct Sending {
 
 impl Sending {
     /// The lease again, where its send failed and the generation is over with it: to be read from,
-    /// since nobody wrote it. If NCCL may have taken it, its slot was given up, and refuses to be
-    /// written.
+    /// since no work has written it. If NCCL may have taken it, its slot was given up, and refuses
+    /// to be written.
     pub(super) fn recall(self) -> DeviceTx {
         self.pool.lane.recall(self.slot);
         DeviceTx::new(&self.pool, self.slot)
@@ -148,11 +148,11 @@ impl Resend for Sending {
                     let (from, to) = (piece(from, source, len), piece(to, target, len));
                     // SAFETY: both ranges lie inside their slots (checked). The slot that was sent
                     // is IN FLIGHT for as long as this submission exists, so no lease writes it,
-                    // and NCCL only reads it. Once it is leased again, whoever writes it is ordered
-                    // behind `work`, since this stream is left as its worker, and its memory is
-                    // freed only behind `work`, which is recorded behind this copy. The other slot
-                    // is leased, so it is another one, and the stream is ordered behind all that
-                    // wrote it.
+                    // and NCCL only reads it. Once it is leased again, the work that writes it is
+                    // ordered behind `work`, since this stream is left as its worker, and its
+                    // memory is freed only behind `work`, which is recorded behind this copy. The
+                    // other slot is leased, so it is another one, and the stream is ordered behind
+                    // all that wrote it.
                     Ok(unsafe { stream.copy(from, to) }?)
                 })
             })

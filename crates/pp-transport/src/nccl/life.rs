@@ -4,19 +4,19 @@
 //! it can hang as well; and after an abort the device says of a receive that was cut short that
 //! it succeeded. Guarantee: from the moment of an abort nothing of the generation is issued any
 //! more and everything in flight is an error, whatever the device says. All communicators of a
-//! generation end together, on a thread of their own that may be left behind; whoever ends them
-//! waits no longer than the deadline. Memory that an operation of theirs may touch waits here until
-//! they are gone, and is freed then; if they never are, it is leaked.
+//! generation end together, on a thread of their own that may be left behind; the caller that ends
+//! them waits no longer than the deadline. Memory that an operation of theirs may touch waits here
+//! until they are gone, and is freed then; if they never are, it is leaked.
 //!
 //! Two threads meet here: the one that issues (or connects) calls NCCL with a communicator, the one
-//! that ends it frees it. Every call passes the gate ([`Gate`]), which whoever ends closes first, so
-//! that no call begins any more. For a call that is under way it waits. One that waits for nothing
-//! is waited for as long as it takes, whatever its thread is doing: an abort that frees a
+//! that ends it frees it. Every call passes the gate ([`Gate`]), which the ending thread closes
+//! first, so that no call begins any more. For a call that is under way it waits. One that waits for
+//! nothing is waited for as long as it takes, whatever its thread is doing: an abort that frees a
 //! communicator under it would be a use after free. One that may hang is waited for until
-//! [`HANGS_AFTER`], because only an abort ends it: NCCL allows ncclCommAbort from another thread
-//! for that. Before the abort the communicator is revoked, where the library can; that frees nothing,
-//! and makes the call return, which is waited for in the same way. What is between two calls
-//! needs no wait: the next one finds the gate closed.
+//! [`HANGS_AFTER`], because only an abort ends it: NCCL allows ncclCommAbort from another thread for
+//! that. Before the abort the communicator is revoked, where the library can; that frees nothing, and
+//! makes the call return, which is waited for in the same way. What is between two calls needs no
+//! wait: the next one finds the gate closed.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -192,7 +192,7 @@ impl Life {
         let _ = self.why.set(why.to_owned());
         self.gate.close();
         if !self.dead.swap(true, Ordering::SeqCst) && !matches!(*end, End::Over(_)) {
-            // Its kernels may wait for ever, until an abort ends them: nobody may wait for the
+            // Its kernels may wait for ever, until an abort ends them: no thread may wait for the
             // device meanwhile.
             self.core.device.begin_hang();
         }
@@ -209,7 +209,7 @@ impl Life {
         {
             return Ok(());
         }
-        // A payload may outlive its link, and whoever asks for it then issues nothing.
+        // A payload may outlive its link, and a thread that asks for it then issues nothing.
         if lock(&self.comms).is_empty() {
             return Ok(());
         }
@@ -252,7 +252,7 @@ impl Life {
             let (life, beside) = (Arc::clone(self), self.core.enter_to_end());
             let thread = std::thread::Builder::new().name("pp-nccl-end".into());
             // Without a thread it stays where it is, and that is the error. Nothing is logged: this may
-            // be the watch thread, and standard error may be held by whoever is stuck.
+            // be the watch thread, and a stuck thread may hold standard error.
             let _ = thread.spawn(move || life.run_end(how, beside));
         }
         let left = deadline.saturating_duration_since(started);
@@ -285,7 +285,7 @@ impl Life {
         if let Err(error) = &result {
             tracing::warn!(%error, "{} did not end as it should", self.what);
         }
-        // Whoever hears that it is over may issue.
+        // A thread that hears that it is over may issue.
         drop(beside);
         let mut end = lock(&self.end);
         let mut remains = Vec::new();
@@ -365,8 +365,8 @@ impl Life {
         let mut result = Ok(());
         for comm in comms {
             // SAFETY: taken out of the list, so this thread alone ends it. The gate is closed. The only
-            // call that can have been under way is a look of `poll`, since whoever could issue ends the
-            // communicators by this; it was waited for.
+            // call that can have been under way is a look of `poll`, since the thread that could issue
+            // ends the communicators by this; it was waited for.
             result = result.and(unsafe { call.destroy(*comm) });
         }
         result

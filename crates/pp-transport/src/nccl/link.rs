@@ -78,8 +78,8 @@ pub struct NcclLink {
 
 impl NcclLink {
     /// Makes both edges, and moves a byte over each; the peer does the same at the same time. Goes on for as
-    /// long as it is wanted, which is asked every few milliseconds: whoever hears that the peer is gone need
-    /// not wait for it until the deadline.
+    /// long as it is wanted, which is asked every few milliseconds: a caller that hears that the peer is
+    /// gone need not wait for it until the deadline.
     ///
     /// A communicator that blocks cannot be given up while it is created, since NCCL has given no
     /// handle to abort: if the peer does not join, the thread that waits for it stays behind, and no

@@ -74,7 +74,7 @@ impl Slot {
         Ok(done)
     }
 
-    /// Nobody waits for its transfer any more, or the event behind it is missing.
+    /// No handle waits for its transfer any more, or the event behind it is missing.
     pub(super) fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
     }
@@ -108,8 +108,8 @@ impl Slot {
         issued
     }
 
-    /// The same for work that reads: streams may read at once, and only the work event is ordered
-    /// behind all of them, so that none is forgotten.
+    /// Runs `issue`, which issues work that reads the slot to `stream`: streams may read at once,
+    /// and only the work event is ordered behind all of them, so that none is forgotten.
     pub(super) fn read_on<R, E: From<TransportError>>(
         &self,
         last: &RefCell<Option<Stream>>,
@@ -148,8 +148,8 @@ impl Slot {
     }
 
     /// Runs `issue`, which issues work that reads to `stream` what the slot was sent with: behind
-    /// the work that wrote it, and before the slot is used for anything else, since whoever leases
-    /// it next takes over from `stream`. That its transfer was given up is no harm: it only reads.
+    /// the work that wrote it, and before the slot is used for anything else, since the next lease
+    /// takes over from `stream`. That its transfer was given up is no harm: it only reads.
     pub(super) fn reread_on(
         &self,
         stream: &Stream,
@@ -291,8 +291,8 @@ impl Drop for DeviceSlots {
 #[derive(Debug)]
 pub(super) struct RxPool {
     pub(super) pool: Pool<InSlots>,
-    /// Slots whose last reader, or whose transfer nobody waited for, is not done. `None` once the
-    /// link is gone and nobody looks any more.
+    /// Slots whose last reader is not done, or whose transfer is not and has no handle. `None` once
+    /// the link is gone and no thread looks any more.
     returns: Mutex<Option<Vec<u32>>>,
     /// How many there are, so that a look costs a load.
     waiting: AtomicUsize,

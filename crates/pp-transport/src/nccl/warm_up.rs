@@ -14,15 +14,16 @@ use super::issuer::{Issuer, Patience};
 use super::life::Life;
 use crate::error::TransportError;
 
-/// Begins to load what NCCL needs on the issuer's device, on a thread of its own; whoever connects
-/// with this issuer then waits for it. If it fails, so will they, and say why. Once in a process.
+/// Begins to load what NCCL needs on the issuer's device, on a thread of its own; a thread that
+/// connects with this issuer then waits for it. If it fails, the connection fails too, and says
+/// why. Once in a process.
 ///
 /// # Errors
 /// The issuer is in use, or the library makes no id.
 pub fn warm_up(issuer: &Issuer, deadline: Instant) -> Result<(), TransportError> {
     let id = UniqueId::new(issuer.nccl())?;
     let life = Arc::new(Life::new(issuer.core(), "the warm-up".into()));
-    // Here, so that nobody who connects comes before it.
+    // Here, so that no connection comes before it.
     let beside = issuer
         .core()
         .enter_to_connect(life.what(), &Patience::until(deadline))?;

@@ -275,7 +275,7 @@ fn begin(
     }
 }
 
-/// What a rank 1 that holds this secret says first to whoever listens, a few times.
+/// What a rank 1 that holds this secret says first to a program that listens, a few times.
 pub fn calls(secret: &str, job_id: &str) -> Vec<Vec<u8>> {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("its number").port();

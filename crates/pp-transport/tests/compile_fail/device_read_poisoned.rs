@@ -1,4 +1,4 @@
-//! After an abort the device says that the payload arrived; nobody can read it.
+//! After an abort the device says that the payload arrived; no code can read it.
 use pp_device::Stream;
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::InFlight;

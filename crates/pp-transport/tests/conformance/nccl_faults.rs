@@ -202,8 +202,8 @@ fn ids() -> [UniqueId; 2] {
     [(); 2].map(|()| UniqueId::new(issuers()[0].nccl()).unwrap())
 }
 
-/// NCCL took the first operation of an edge and nobody waits for it any more: it may still begin,
-/// until its communicators are gone.
+/// NCCL took the first operation of an edge and no caller waits for it any more: it may still
+/// begin, until its communicators are gone.
 #[test]
 fn a_connection_that_was_given_up_leaves_no_memory_behind() {
     let Some(fakes) = fakes() else {
@@ -231,8 +231,8 @@ fn a_connection_that_was_given_up_leaves_no_memory_behind() {
     assert_eq!(after, before);
 }
 
-/// A thread that was left behind is still in NCCL: until it has ended, nobody else of its device
-/// may call, neither to issue nor to connect.
+/// A thread that was left behind is still in NCCL: until it has ended, no other thread of its
+/// device may call, neither to issue nor to connect.
 #[test]
 fn nobody_calls_beside_a_thread_that_was_left_behind() {
     let Some(fakes) = fakes() else {
@@ -373,7 +373,7 @@ fn abort_at(gate: Gate, count: u64, handle: &AbortHandle) {
     drop(gate);
 }
 
-/// The same where a communicator is in use at the gate: the abort waits until that is over.
+/// As [`abort_at`], with a communicator in use at the gate: the abort waits until that is over.
 pub(crate) fn abort_waits_at(gate: Gate, handle: &AbortHandle) {
     wait(|| gate.was_reached_by(1));
     let soon = Instant::now() + Duration::from_millis(500);
@@ -405,7 +405,7 @@ fn nothing_is_sent_after_an_abort() {
     assert!(error.contains("the test"), "{error}");
 }
 
-/// The same for a receive, which looks after a slot that waits for its reader.
+/// A receive that is held up before NCCL has it: it looks after a slot that waits for its reader.
 #[test]
 fn nothing_is_received_after_an_abort() {
     let Some(fakes) = fakes() else {

@@ -220,7 +220,7 @@ fn fifty_generations_leave_no_memory_behind() {
             }
         };
         receive_all(&mut ends, 1);
-        // Nobody receives it.
+        // The peer does not receive it.
         let unheard = ends[0].send(BYTES);
         let arriving = (generation % 2 == 0).then(|| {
             // A receive that is cut short, and a payload that is still read when all is over.

@@ -45,7 +45,7 @@ fn filled(stream: &Stream, bytes: &[u8]) -> DeviceBuffer {
     let mut pinned = PinnedBuffer::new(stream.device(), bytes.len()).unwrap();
     pinned.bytes_mut().copy_from_slice(bytes);
     let buffer = DeviceBuffer::new(stream.device(), bytes.len()).unwrap();
-    // SAFETY: both live until the stream has passed, below, and nobody else knows them.
+    // SAFETY: both live until the stream has passed, below, and no other code knows them.
     unsafe { stream.upload(&pinned, 0..bytes.len(), buffer.ptr()) }.unwrap();
     wait(|| stream.is_idle().unwrap());
     buffer
@@ -175,7 +175,7 @@ fn what_is_not_of_the_group_is_refused_before_nccl_sees_it() {
     assert!(twice.contains("rank 1 is a member twice"), "{twice}");
 }
 
-/// Nobody has to wait for an operation: its buffer is kept until it is over. How much of a real
+/// No caller has to wait for an operation: its buffer is kept until it is over. How much of a real
 /// device is free is not for this process alone to say.
 #[test]
 fn a_dropped_operation_keeps_its_buffer_until_it_is_over() {

@@ -204,8 +204,8 @@ fn a_link_of_non_blocking_communicators_moves_the_same() {
     talk(&mut ends(pair(shape)), 70_000, 20);
 }
 
-/// Both ends of a link whose lane goes over the control channel; whoever holds the lock of a rank
-/// keeps it from reading there.
+/// Both ends of a link whose lane goes over the control channel; a test that holds the lock of a
+/// rank keeps the rank from reading there.
 fn over_the_channel(via: Via, shape: Shape) -> ([End; 2], [ControlSender; 2], [Arc<Mutex<()>>; 2]) {
     let (zero, one) = control_support::pair(via);
     let reading = [(); 2].map(|()| Arc::<Mutex<()>>::default());
@@ -253,7 +253,7 @@ fn fill(sender: &ControlSender) {
     while sender.send(&filler, soon()).is_ok() {}
 }
 
-/// The socket to a peer that does not read is full: sends and credits wait there, and nobody waits
+/// The socket to a peer that does not read is full: sends and credits wait there, and no call waits
 /// with them.
 #[test]
 fn a_peer_that_does_not_read_holds_up_no_call() {
@@ -375,7 +375,7 @@ fn an_abort_ends_what_is_in_flight_and_a_new_generation_works() {
     let bytes = past_the_buffers();
     for round in 0..2 {
         let mut ends = ends(pair(both_ways(1, bytes)));
-        // Nobody receives it, and it is too large to be buffered.
+        // The peer does not receive it, and it is too large to be buffered.
         let flight = ends[0].send(bytes);
         let handles = [0, 1].map(|on| ends[on].link.abort_handle());
         assert!(!handles[0].is_aborted());
@@ -386,7 +386,7 @@ fn an_abort_ends_what_is_in_flight_and_a_new_generation_works() {
         for thread in threads {
             thread.join().unwrap().unwrap();
         }
-        // The device lets go and calls it a success; nobody may believe it.
+        // The device lets go and calls it a success; the link must not believe it.
         std::thread::sleep(Duration::from_millis(50));
         for error in [
             flight.is_done().unwrap_err(),
@@ -457,7 +457,7 @@ fn connecting_alone_ends_at_its_deadline_and_says_where_it_stood() {
     assert!(error.contains("rank 1"), "{error}");
     assert!(error.contains("communicators of both edges"), "{error}");
     drop(higher);
-    // What was given up is in nobody's way.
+    // What was given up does not hinder the next link.
     talk(&mut ends(pair(both_ways(1, 64))), 64, 5);
 }
 
@@ -516,7 +516,7 @@ fn a_communicator_that_fails_by_itself_is_noticed() {
     let deadline = Instant::now() + HANG;
     let error = loop {
         assert!(Instant::now() < deadline, "nobody noticed");
-        // Whoever waits for a credit asks, too.
+        // A thread that waits for a credit asks, too.
         match flight.is_done() {
             Ok(done) => assert!(!done),
             Err(error) => break error.to_string(),

@@ -404,7 +404,7 @@ pub(crate) fn a_peer_may_vanish_at_every_step<B: Backend>() {
             let matched = receiver.lockstep.admit(&receiver.inbox).unwrap();
             let flight = receiver.link.receive(&matched).unwrap();
             if !B::SENT_OUTLIVES_SENDER {
-                // It comes or does not come; nobody waits for it.
+                // It comes or does not come; the test does not wait for it.
                 continue;
             }
             assert_payload::<B>(0, 64, Some(&wait_for(flight)));

@@ -1,5 +1,5 @@
-/* Copies and fills. The bytes move on the stream's thread, in two halves with a pause between: whoever looks
- * too early sees a torn buffer. */
+/* Copies and fills. The bytes move on the stream's thread, in two halves with a pause between: a reader
+ * that looks too early sees a torn buffer. */
 #include "fake.h"
 
 #include <stdio.h>

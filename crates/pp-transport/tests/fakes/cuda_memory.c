@@ -143,7 +143,7 @@ EXPORT int cuMemFree_v2(address at) {
     ppfake_lock();
     int code = fake_current(&c);
     struct allocation *a = find(at);
-    /* The real call waits for the device; this one does not, so that whoever counts on it is found out. */
+    /* The real call waits for the device; this one does not, so that code that counts on it is found out. */
     if (!code && (!a || a->at != at || a->freed || a->device < 0)) {
         ppfake_record("Fault what=bad_free addr=%#llx", (unsigned long long)at);
         code = INVALID_VALUE;

@@ -112,7 +112,7 @@ struct range {
 EXPORT uint8_t *ppfake_pin(int device, address at, uint64_t bytes, const char *who);
 EXPORT void ppfake_unpin(address at);
 EXPORT bool ppfake_is_device(address at);
-/* Frees the allocation that holds the address, whoever uses it. */
+/* Frees the allocation that holds the address, even while it is used. */
 EXPORT void ppfake_free_under(address at);
 
 /* cuda_stream.c */

@@ -88,7 +88,7 @@ impl Fakes {
         let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
         let directory = tmp.join(format!("fakes-{:016x}", hash.finish()));
         if !directory.is_dir() {
-            // Tests of other processes may build at the same moment: whoever renames first wins.
+            // Tests of other processes may build at the same moment: the process that renames first wins.
             let unfinished = tmp.join(format!("fakes-{}-{}", std::process::id(), hash.finish()));
             std::fs::create_dir_all(&unfinished).unwrap();
             compile(&files, &unfinished, defines);
@@ -126,7 +126,7 @@ impl Fakes {
     pub fn load(&self) -> &'static Loaded {
         static LOADED: OnceLock<Loaded> = OnceLock::new();
         LOADED.get_or_init(|| {
-            // Whoever asks for `libcuda.so`, `libcuda.so.1` or `libnccl.so.2` afterwards gets what is loaded already.
+            // A later load of `libcuda.so`, `libcuda.so.1` or `libnccl.so.2` gets what is loaded already.
             let driver = open(&self.directory.join("libcuda.so.1"));
             open(&self.directory.join("libcuda.so"));
             open(&self.nccl());

@@ -74,7 +74,7 @@ int comm_enter(void *handle, const char *function, struct comm **comm) {
     return NCCL_OK;
 }
 
-/* Under the lock: nobody holds the communicator's memory any more. */
+/* Under the lock: no operation holds the communicator's memory any more. */
 static void close_if_idle(struct comm *c) {
     if (c->ended && c->done == c->issued && !c->running && c->wire) {
         wire_close(c->wire);

@@ -63,7 +63,7 @@ static int transfer(bool sending, address at, size_t count, int type, int peer, 
     return code;
 }
 
-/* The fault `thread`: the same call, from a thread that nobody expects. */
+/* The fault `thread`: the same call, from a thread that must not call. */
 struct call {
     bool sending;
     address at;

@@ -63,8 +63,8 @@ struct wire *wire_open(const struct unique_id *id, int ranks) {
     w->room = ((w->eager < 65536 ? 65536 : w->eager) + 8191) & ~4095ull;
     uint64_t head = (sizeof(struct shared) + 4095) & ~4095ull;
     w->size = head + w->room * (uint64_t)(ranks * ranks);
-    /* Every rank makes the file the same size, and zeros are its first state: whoever comes first need not be
-     * known. */
+    /* Every rank makes the file the same size, and zeros are its first state: which rank comes first need not
+     * be known. */
     int file = open(w->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     void *p = file >= 0 && ftruncate(file, (off_t)w->size) == 0
                   ? mmap(NULL, w->size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)

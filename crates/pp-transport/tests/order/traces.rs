@@ -301,7 +301,7 @@ fn an_issuer_that_calls_beside_the_thread_that_connects() {
     assert!(judge(&sender, &receiver).broke(Rule::Issuer));
 }
 
-/// The thread that connected did not see the byte sent: whoever writes there next may be too early.
+/// The thread that connected did not see the byte sent: the next write there may be too early.
 #[test]
 fn a_connection_that_is_handed_over_before_it_was_tried_out() {
     let (mut sender, receiver) = two_generations();
@@ -363,7 +363,7 @@ fn a_transfer_without_its_other_side() {
     killed.assert_clean();
 }
 
-/// Memory that comes and goes in the order of a stream is there for that stream, and for whoever waits for it.
+/// Memory that comes and goes in the order of a stream is there for that stream, and for a stream that waits for it.
 #[test]
 fn memory_in_the_order_of_a_stream() {
     let judge = |other: &str| {

@@ -1,4 +1,4 @@
-//! The log of a job that ended well: one record for each point of no return.
+//! The log of a job that ended well: one record for each commitment point.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const FIELDS: [&str; 6] = [
     "peer",
     "bytes",
 ];
-/// A point of no return: the rank, what it logs, and how often.
+/// A commitment point: the rank, what it logs, and how often.
 pub(super) type Point = (usize, &'static str, u64);
 
 /// Those of every job.

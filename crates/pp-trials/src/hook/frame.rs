@@ -41,7 +41,7 @@ pub(super) fn seal(frame: &mut [u8]) {
     put(frame, HEADER_CRC32, &crc.to_le_bytes());
 }
 
-/// The same frame with another body, and all that the header says of a body.
+/// The given frame with another body, and all that the header says of a body.
 fn with_body(frame: &[u8], body: &[u8]) -> Vec<u8> {
     let mut new = frame[..HEADER_BYTES].to_vec();
     new.extend_from_slice(body);
@@ -51,7 +51,7 @@ fn with_body(frame: &[u8], body: &[u8]) -> Vec<u8> {
     new
 }
 
-/// The same frame as the first of its edge, which is always admitted.
+/// The given frame as the first of its edge, which is always admitted.
 fn as_first(frame: &[u8]) -> Vec<u8> {
     let mut first = frame.to_vec();
     if get(frame, PAYLOAD_BYTES) > 0 {
@@ -83,7 +83,8 @@ pub(super) fn with_envelope(
     Some(with_body(&frame, &committed.frame()[HEADER_BYTES..]))
 }
 
-/// The same of a result.
+/// Alters the outcome of a frame, and lets the header announce what the outcome then describes; or
+/// leaves the header as it was.
 pub(super) fn with_outcome(
     frame: &[u8],
     announce: bool,
@@ -120,7 +121,7 @@ pub(super) fn manifest(tensors: &[TensorSpec]) -> Manifest {
     Manifest::new(tensors).expect("a manifest much like one that was")
 }
 
-/// The same tensors, one of them altered.
+/// The tensors of `inner`, one of them altered.
 pub(super) fn altered(
     inner: &Manifest,
     name: &str,
@@ -134,7 +135,7 @@ pub(super) fn altered(
     manifest(&tensors.collect::<Vec<_>>())
 }
 
-/// The same tensor with its first dimension so many times as long.
+/// The tensor of `spec` with its first dimension so many times as long.
 pub(super) fn longer(spec: &TensorSpec, times: u64) -> TensorSpec {
     let mut dims = spec.shape().dims().to_vec();
     if let Some(first) = dims.first_mut() {

@@ -16,7 +16,7 @@ pub(crate) enum Break {
     Panic,
     /// The process ends with success in its stage, without a word.
     Leave,
-    /// The same where it waits for what to do.
+    /// The process ends with success while it waits for work, without a word.
     LeaveIdle,
     /// Phase B sleeps in its stage.
     StallCompute,
@@ -106,11 +106,11 @@ pub(crate) enum Felt {
     Anywhere,
     /// No stage computes these chunks, so none decodes them.
     NotComputed,
-    /// The same of the chunks behind the one of the hook.
+    /// No stage computes the chunks behind the one of the hook, so none decodes them.
     NextNotComputed,
     /// No stage decodes these chunks.
     NotDecoded,
-    /// The same of the chunks behind the one of the hook.
+    /// No stage decodes the chunks behind the one of the hook.
     NextNotDecoded,
     /// Its result is not decoded; the run goes on.
     Dropped,

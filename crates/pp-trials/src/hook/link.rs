@@ -214,14 +214,14 @@ fn altered_body(what: Break, me: u32, frame: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// The same tensors without one.
+/// The tensors of `inner` without one.
 fn without(inner: &Manifest, name: &str) -> Manifest {
     let mut tensors = specs(inner);
     tensors.retain(|spec| spec.name() != name);
     manifest(&tensors)
 }
 
-/// The same envelope with another plan.
+/// The given envelope with another plan.
 fn with_parts(envelope: &Envelope<AnyPlan>, alter: fn(&mut AnyParts)) -> Envelope<AnyPlan> {
     let mut parts = envelope.plan().parts().clone();
     alter(&mut parts);
@@ -229,7 +229,7 @@ fn with_parts(envelope: &Envelope<AnyPlan>, alter: fn(&mut AnyParts)) -> Envelop
     unchecked(AnyPlan(parts), inputs, outputs)
 }
 
-/// The same tensors, and one that no plan calls for.
+/// The tensors of `inner`, and one that no plan calls for.
 fn with_extra(inner: &Manifest) -> Manifest {
     let mut tensors = specs(inner);
     tensors.push(TensorSpec::new("side", DType::U8, &[256]).expect("a small tensor"));

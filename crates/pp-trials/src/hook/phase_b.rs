@@ -75,7 +75,7 @@ impl<Tx, Rx> PhaseBStages<Tx, Rx> for Elsewhere {
     }
 }
 
-/// The same work as a rank sees it that thinks its cache is good.
+/// The work of `envelope` as a rank sees it that thinks its cache is good.
 fn without_recompute(envelope: &Envelope<VideoPlan>) -> Envelope<VideoPlan> {
     let mut parts = *envelope.plan().parts();
     parts.do_kv_recompute = false;

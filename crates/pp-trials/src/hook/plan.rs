@@ -42,7 +42,7 @@ impl<'de> Deserialize<'de> for AnyParts {
 pub(crate) struct AnyPlan(pub(super) AnyParts);
 
 impl AnyPlan {
-    /// The same plan, with a flaw.
+    /// The given plan, with a flaw.
     pub(super) fn new(plan: &VideoPlan, flaw: Option<Flaw>) -> Self {
         let parts = *plan.parts();
         Self(AnyParts { parts, flaw })
@@ -79,7 +79,7 @@ impl Plan for AnyPlan {
     }
 }
 
-/// The same envelope, with a flaw in its plan.
+/// The given envelope, with a flaw in its plan.
 pub(super) fn with_flaw(envelope: &Envelope<VideoPlan>, flaw: Option<Flaw>) -> Envelope<AnyPlan> {
     unchecked(
         AnyPlan::new(envelope.plan(), flaw),

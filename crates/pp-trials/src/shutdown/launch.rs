@@ -14,7 +14,7 @@ use crate::hook::VARIABLE;
 /// Calls of the stand-ins wait while this file is there, and then the other one is, too.
 pub(super) const GATE: &str = "gate";
 pub(super) const AT_GATE: &str = "gate.reached";
-/// Where the film goes that is looked at.
+/// Where the output goes that is compared.
 pub(super) const FILM: &str = "film.y4m";
 /// What signs are read from.
 const LOG: &str = "error,pp_runtime=debug,pp_transport::control=debug";

@@ -390,7 +390,7 @@ impl Stage {
         Some(Instant::now())
     }
 
-    /// The film has to be the input, since nothing was to be done to it.
+    /// The output has to be the input, since the job changes no frame.
     fn wrong_film(&self, scene: &Scene) -> Option<String> {
         let mut input = self.picture.header();
         let frames = scene.chunks * self.picture.frames_per_chunk;

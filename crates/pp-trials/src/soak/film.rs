@@ -1,4 +1,4 @@
-//! A film that is made while it is read: small frames that carry their number, some noise, a scene cut now and then.
+//! A video that is made while it is read: small frames that carry their number, some noise, a scene cut now and then.
 
 use std::io::{BufWriter, Result as IoResult, Write};
 
@@ -13,7 +13,7 @@ const HEAD: &[u8] = b"YUV4MPEG2 W16 H16 F25:1 Ip A1:1 Cmono\n";
 /// Bytes of one frame in a Y4M file.
 pub(super) const FRAME_BYTES: u64 = (FRAME + MARK.len()) as u64;
 
-/// A film of so many frames.
+/// A video of so many frames.
 #[derive(Clone, Debug)]
 pub(super) struct Film {
     pub(super) frames: u64,
@@ -27,7 +27,7 @@ struct Frame {
     samples: [u8; FRAME],
 }
 
-/// What hard cuts dropped of a film.
+/// What hard cuts dropped of a video.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Dropped {
     /// Cuts that overtook something.
@@ -64,8 +64,8 @@ impl Film {
         out.flush()
     }
 
-    /// Checks what a job wrote that changes no frame and drops what a cut overtakes: each frame is this film's frame of
-    /// its number, the numbers rise, and what is missing lies right before the first frame of a scene and is at most
+    /// Checks what a job wrote that changes no frame and drops what a cut overtakes: each frame is this video's frame
+    /// of its number, the numbers rise, and what is missing lies right before the first frame of a scene and is at most
     /// `at_most` frames for each cut.
     pub(super) fn check(&self, written: &[u8], at_most: u64, is_whole: bool) -> Result<Dropped> {
         let written = written.strip_prefix(HEAD).context("another header")?;
@@ -127,7 +127,7 @@ mod tests {
         seed: 3,
     };
 
-    /// The film without these frames.
+    /// The video without these frames.
     fn without(missing: impl Fn(u64) -> bool) -> Vec<u8> {
         let mut whole = Vec::new();
         FILM.write(&mut whole).unwrap();

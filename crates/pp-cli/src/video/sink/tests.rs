@@ -81,7 +81,7 @@ fn a_slow_reader_fills_the_queue_and_a_wake_says_when_there_is_room() {
     .unwrap();
     let mut reader = reading.join().unwrap();
 
-    // Nobody reads: the pipe fills up, then the queue.
+    // The test does not read yet: the pipe fills up, then the queue.
     let mut pushed = 0;
     while sink.queued() < 2 {
         sink.push(frames(200, 7), Params::new()).unwrap();

@@ -58,7 +58,7 @@ impl Chunk {
         &self.data
     }
 
-    /// The same before noise was added, when the options ask to keep it.
+    /// The frames before noise was added, if the options ask to keep them.
     pub(crate) fn clean(&self) -> Option<&[u8]> {
         self.clean.get(..self.frames * self.frame_bytes)
     }

@@ -78,7 +78,8 @@ impl Kernels for Ptx {
                 "the ptx kernels work in CUDA memory only",
             ));
         };
-        // SAFETY: whoever makes a session on a device promises that the stream is the context's, and that both outlive it.
+        // SAFETY: the caller that makes a session on a device promises that the stream is the context's, and that both
+        // outlive it.
         let stream = unsafe { borrow(context, stream) }?;
         // SAFETY: the session is reached through the C table, or through `RawSession`, whose callers promise the
         // contract of a call.

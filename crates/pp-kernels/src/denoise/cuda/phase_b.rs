@@ -109,7 +109,7 @@ impl<G: Gpu> PhaseB<G> {
         self.max_frames + CONTEXT_FRAMES as u32
     }
 
-    /// Enqueues the generator; gives the number of its calls.
+    /// Enqueues Phase B; gives the number of generator calls.
     ///
     /// # Safety
     /// The contract of a call ([`crate::RawSession`]).

@@ -72,7 +72,7 @@ pub struct FrontRun<'s, L: Link, S: FrontStages<L::Tx, L::Rx>> {
     pub(super) next_call: CallId,
     pub(super) recorder: Recorder,
     pub(super) peer_clock: PeerClock,
-    /// The next chunk is here, and whoever takes the output is not.
+    /// The next result is here, and the sink is not ready to take it.
     pub(super) waits_for_sink: bool,
     pub(super) transport: &'static str,
     pub(super) restarts: Vec<Restart>,

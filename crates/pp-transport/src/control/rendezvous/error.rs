@@ -130,8 +130,8 @@ pub enum RendezvousError {
         /// Rank 0's words.
         reason: String,
     },
-    /// Whoever answers in rank 0's place says, again and again, that this rank's proof does not
-    /// hold there.
+    /// The program that answers in rank 0's place says, again and again, that this rank's proof
+    /// does not hold there.
     #[error(
         "rank {rank} was turned away at {at} for {after:.1?}: it does not hold the secret of the job \
          there; give every rank the same PP_JOB_SECRET or PP_JOB_SECRET_FILE, and the same PP_JOB_ID"

@@ -314,7 +314,7 @@ impl Meeting<'_> {
         *count += 1;
     }
 
-    /// Keeps who the caller claims to be, which helps whoever has to find the rank that it may be.
+    /// Keeps which rank the caller claims to be, so that the user can find that rank.
     fn note_wrong_secret(&mut self, caller: &Pending) {
         let from = &caller.source;
         let last = match claimed_rank(caller.reader.frame()) {

@@ -27,18 +27,18 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// How often, and for how long, and nothing else meanwhile, a rank is told that its proof does not
-/// hold until it believes it. The word is not proven: whoever listens can say it. So rank 0 has
-/// this long to come and say otherwise, should it not be rank 0 who says it.
+/// hold until it believes it. The word is not proven: any program that listens can say it. So rank
+/// 0 has this long to come and say otherwise, should it not be rank 0 who says it.
 const TOLD_OFTEN: u32 = 3;
 const TOLD_FOR: Duration = Duration::from_secs(1);
 
 /// An attempt that did not lead to rank 0.
 enum Failed {
-    /// Nobody was found.
+    /// No program listens there.
     Nobody(String),
-    /// Somebody was, who did not prove to be rank 0, or did not let us in yet.
+    /// A program listens that did not prove to be rank 0, or did not let us in yet.
     NotRank0(SocketKind, String),
-    /// Somebody was, who says that our proof does not hold.
+    /// A program listens that says that our proof does not hold.
     TurnedAway(String),
     /// Rank 0 itself, proven, said no.
     Refused(String),

@@ -45,7 +45,7 @@ impl Waiting {
         }
     }
 
-    /// `what` is who is awaited and where, and why nobody is there yet.
+    /// `what` says which rank is awaited and where, and why it is not there yet.
     pub(super) fn look(&mut self, rank: Rank, what: impl FnOnce() -> String) {
         let now = Instant::now();
         if let (Some(tell), Some(next)) = (self.tell, self.next)

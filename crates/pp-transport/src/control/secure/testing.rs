@@ -33,7 +33,8 @@ pub(crate) fn session() -> (Session, Session) {
     (one, zero)
 }
 
-/// The same with the keys of one handshake, which costs more than what fuzzing does with a session.
+/// A session with the keys of one handshake: a handshake costs more than what fuzzing does with a
+/// session.
 pub(crate) fn session_of_known_keys() -> (Session, Session) {
     static KEYS: OnceLock<(Session, Session)> = OnceLock::new();
     let (one, zero) = KEYS.get_or_init(session);
