@@ -422,18 +422,3 @@ fn phase_b_of_before_is_not_taken_for_the_new_one() {
         assert_eq!(heard, Message::Bye);
     }
 }
-
-#[test]
-fn job_that_runs_has_no_door() {
-    let job = Job::new(2, Via::Auto);
-    let _peers = job.meet();
-    let error = TcpStream::connect(("127.0.0.1", job.port)).unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
-    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-    let name = job.unix_name();
-    let listening = |line: &&str| {
-        // Flags with the bit of a socket that listens.
-        line.contains(&name) && line.split_whitespace().nth(3) == Some("00010000")
-    };
-    assert_eq!(sockets.lines().find(listening), None);
-}

@@ -129,32 +129,6 @@ fn silent_peer_times_out_and_the_channel_still_works() {
 }
 
 #[test]
-fn peer_that_does_not_read_times_the_sender_out() {
-    for via in BOTH {
-        let (zero, mut one) = pair(via);
-        let frame = [7; 60_000];
-        let mut sent = 0;
-        let error = loop {
-            match zero.sender().send(&Message::Frame(&frame), soon()) {
-                Ok(()) => sent += 1,
-                Err(error) => break error,
-            }
-            assert!(sent < 10_000, "the socket's buffer is not endless");
-        };
-        assert!(matches!(error, ControlError::TimedOut { .. }), "{error}");
-        // Either nothing of it went out and the stream goes on, or it was cut and says so. A short message may find room.
-        match zero.sender().send(&Message::Heartbeat, soon()) {
-            Ok(()) | Err(ControlError::TimedOut { .. } | ControlError::Broken { .. }) => {}
-            Err(other) => panic!("{other}"),
-        }
-        for _ in 0..sent {
-            let message = one.receiver().recv_deadline(later()).unwrap();
-            assert_eq!(message, Message::Frame(&frame));
-        }
-    }
-}
-
-#[test]
 fn senders_in_many_threads_take_turns() {
     let (zero, mut one) = pair(Via::Unix);
     const EACH: usize = 200;

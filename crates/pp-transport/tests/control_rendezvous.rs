@@ -53,18 +53,6 @@ fn world_of_one_meets_nobody() {
 }
 
 #[test]
-fn two_jobs_with_one_secret_do_not_mix() {
-    let jobs = [Job::new(2, Via::Unix), Job::new(2, Via::Unix)];
-    let running: Vec<_> = jobs
-        .iter()
-        .flat_map(|job| [job.start(0), job.start(1)])
-        .collect();
-    for rank in running {
-        assert_eq!(rank.join().unwrap().unwrap().iter().count(), 1);
-    }
-}
-
-#[test]
 fn listeners_are_closed_once_all_have_joined() {
     let job = Job::new(2, Via::Auto);
     let _peers = job.meet();

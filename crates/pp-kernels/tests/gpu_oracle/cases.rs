@@ -1,10 +1,12 @@
 //! What must hold, one function each; every one panics when it does not.
 
-use pp_kernels::denoise::reference::{self, Chunk};
-use pp_kernels::denoise::{cpu::add_gaussian, settings};
-use pp_kernels::{Chroma, ChunkShape, Layout, SessionConfig, VideoPlanParts};
+use pp_kernels::{Chroma, ChunkShape, VideoPlanParts};
 
-use crate::device::{Gpu, Pad, Session};
+use crate::device::{Gpu, Kernels, Pad, Session};
+use crate::either::{
+    self, SIGMA, assert_close, film, known_noise, layout_of, picture, run, tolerance_of_cpu,
+    tolerance_of_gpu, values,
+};
 
 /// A case; `true` asks for the smallest sizes.
 pub type Case = fn(&Gpu, bool);
@@ -22,15 +24,20 @@ pub const ALL: &[(&str, Case)] = &[
     ),
     ("zero_steps_is_the_identity", zero_steps_is_the_identity),
     ("rows_may_have_a_stride", rows_may_have_a_stride),
-    ("phase_b_equals_the_oracle", phase_b_equals_the_oracle),
+    ("phase_b_equals_the_oracle", |gpu, small| {
+        either::phase_b_equals_the_oracle(Kernels::Gpu(gpu), small);
+    }),
     ("phase_b_equals_the_cpu", phase_b_equals_the_cpu),
     ("a_film_is_that_of_the_cpu", a_film_is_that_of_the_cpu),
-    (
-        "the_cache_is_what_the_plan_says",
-        the_cache_is_what_the_plan_says,
-    ),
-    ("chunks_of_one_frame_remember", chunks_of_one_frame_remember),
-    ("conditioning_is_held", conditioning_is_held),
+    ("the_cache_is_what_the_plan_says", |gpu, small| {
+        either::the_cache_is_what_the_plan_says(Kernels::Gpu(gpu), small);
+    }),
+    ("chunks_of_one_frame_remember", |gpu, _| {
+        either::chunks_of_one_frame_remember(Kernels::Gpu(gpu));
+    }),
+    ("conditioning_is_held", |gpu, _| {
+        either::conditioning_is_held(Kernels::Gpu(gpu));
+    }),
     (
         "the_same_calls_give_the_same_bytes",
         the_same_calls_give_the_same_bytes,
@@ -41,113 +48,11 @@ pub const ALL: &[(&str, Case)] = &[
     ),
 ];
 
-const SIGMA: f32 = 20.0;
-
-/// A picture with a gradient, an edge and a fine texture, moving by one sample a frame; noisy, seeded.
-fn noisy(width: usize, height: usize, frame: u64) -> Vec<u8> {
-    let at = |index: usize| {
-        let (x, y) = (index % width + frame as usize, index / width);
-        let edge = if x % 40 > 25 { 70 } else { 0 };
-        let texture = if x % 40 < 12 { (x % 3) * 12 } else { 0 };
-        (40 + x % 40 + y % 90 + edge + texture) as u8
-    };
-    let mut samples: Vec<u8> = (0..width * height).map(at).collect();
-    add_gaussian(&mut samples, SIGMA, 11, frame, 0);
-    samples
-}
-
-/// A frame of all planes of the session.
-fn picture(config: &SessionConfig, frame: u64) -> Vec<u8> {
-    (0..config.chroma.planes())
-        .flat_map(|index| {
-            let (width, height) = config.chroma.plane_size(index, config.width, config.height);
-            noisy(width as usize, height as usize, frame + 100 * index as u64)
-        })
-        .collect()
-}
-
-fn known_noise(config: SessionConfig) -> SessionConfig {
-    SessionConfig {
-        noise_sigma: Some(SIGMA),
-        threads: 0,
-        ..config
-    }
-}
-
-fn layout_of(
-    session: &mut Session<'_>,
-    frames: usize,
-    plan: &VideoPlanParts,
-    context: u32,
-) -> Layout {
-    session.layout(ChunkShape {
-        frames: frames as u32,
-        steps: plan.num_denoise_steps,
-        context_frames: if plan.do_kv_recompute { context } else { 0 },
-    })
-}
-
-const CONTEXT: u32 = settings::CONTEXT_FRAMES as u32;
-
-/// Encodes and runs Phase B in one session.
-fn run(session: &mut Session<'_>, frames: &[Vec<u8>], plan: &VideoPlanParts) -> Vec<u8> {
-    let layout = layout_of(session, frames.len(), plan, CONTEXT);
-    let input = session.encode(frames, plan, &layout);
-    session.phase_b(plan, &layout, &input)
-}
-
-fn values(tokens: &[u8]) -> impl Iterator<Item = f64> + '_ {
-    tokens
-        .chunks_exact(2)
-        .map(|two| f32::from_bits(u32::from(u16::from_le_bytes([two[0], two[1]])) << 16).into())
-}
-
-/// One plane out of the tokens of a frame, row-major, with its padding.
-fn plane(tokens: &[u8], width: usize, height: usize) -> Vec<f64> {
-    let all: Vec<f64> = values(tokens).collect();
-    let sample = |index: usize| {
-        let (x, y) = (index % width, index / width);
-        all[(y / 8 * (width / 8) + x / 8) * 64 + y % 8 * 8 + x % 8]
-    };
-    (0..width * height).map(sample).collect()
-}
-
-/// The largest error of these kernels at a sample of this value; derived in `kernels/README.md`.
-fn tolerance(value: f64, steps: u32) -> f64 {
-    let first = value / 256.0 + 0.035 * f64::from(SIGMA);
-    first + if steps > 1 { 1.25 } else { 0.0 }
-}
-
-/// The largest difference from the CPU's result, which is off by its own tolerance (`tests/denoiser.rs`), too. Noise
-/// that is estimated on a few hundred samples may come out half as large again.
+/// The largest difference from the CPU's result, which is off by its own tolerance, too. Noise that is estimated on a
+/// few hundred samples may come out half as large again.
 fn tolerance_to_cpu(value: f64, steps: u32) -> f64 {
-    let cpu = value / 256.0 + 0.1 * f64::from(steps);
-    tolerance(value, steps) + 0.035 * 0.5 * f64::from(SIGMA) + cpu
-}
-
-/// Fails with the worst sample, and says how close the worst one came.
-fn assert_close(found: &[f64], expected: &[f64], limit: impl Fn(f64) -> f64, what: &str) -> f64 {
-    assert_eq!(found.len(), expected.len());
-    let mut worst = (0.0, 0);
-    for (index, (a, b)) in found.iter().zip(expected).enumerate() {
-        let share = (a - b).abs() / limit(*b);
-        // A NaN is worse than anything.
-        if share.is_nan() || share > worst.0 {
-            worst = (share, index);
-        }
-        if share.is_nan() {
-            break;
-        }
-    }
-    let (share, at) = worst;
-    assert!(
-        share <= 1.0,
-        "{what}: sample {at} is {}, must be {} ± {}",
-        found[at],
-        expected[at],
-        limit(expected[at])
-    );
-    share
+    let estimate = 0.035 * 0.5 * f64::from(SIGMA);
+    tolerance_of_gpu(value, steps) + estimate + tolerance_of_cpu(value, steps)
 }
 
 fn sizes(small: bool) -> &'static [(u32, u32)] {
@@ -288,78 +193,6 @@ fn rows_may_have_a_stride(gpu: &Gpu, small: bool) {
     }
 }
 
-fn phase_b_equals_the_oracle(gpu: &Gpu, small: bool) {
-    let cases: &[(usize, usize, u32, f32, f32, bool)] = &[
-        // width, height, steps, noise_scale, bias, recompute
-        (29, 21, 2, 1.0, 0.0, false),
-        (24, 40, 2, 0.5, -0.7, true),
-        (61, 45, 1, 1.0, 0.0, false),
-        (140, 16, 1, 0.6, 1.3, true),
-        (72, 67, 3, 1.0, 0.0, true),
-    ];
-    for &(width, height, steps, noise_scale, bias, recompute) in
-        &cases[..if small { 2 } else { cases.len() }]
-    {
-        let what = format!(
-            "{width}x{height}, {steps} steps, scale {noise_scale}, bias {bias}, recompute {recompute}"
-        );
-        let (w, h) = (width as u32, height as u32);
-        let frames: Vec<_> = (0..6).map(|t| noisy(width, height, t)).collect();
-        let mut session = Session::gpu(gpu, known_noise(gpu.config(w, h, Chroma::Mono, 4)));
-        let first = VideoPlanParts {
-            noise_scale,
-            kv_cache_attention_bias: bias,
-            ..VideoPlanParts::first(w, h, steps)
-        };
-        let outputs = [
-            run(&mut session, &frames[..4], &first),
-            run(&mut session, &frames[4..], &first.following(4, recompute)),
-        ];
-        let (pw, ph) = (width.next_multiple_of(8), height.next_multiple_of(8));
-        let read = |tokens: &[u8]| -> Vec<Vec<f64>> {
-            tokens
-                .chunks_exact(pw * ph * 2)
-                .map(|f| plane(f, pw, ph))
-                .collect()
-        };
-        // The oracle's input comes from the CPU's tokens, read by this file's own code.
-        let mut tokens = Session::cpu(known_noise(gpu.config(w, h, Chroma::Mono, 4)));
-        let identity = VideoPlanParts::first(w, h, 0);
-        let mut inputs = read(&run(&mut tokens, &frames[..4], &identity));
-        inputs.extend(read(&run(&mut tokens, &frames[4..], &identity)));
-        let strengths: Vec<_> = settings::schedule(steps)
-            .map(|step| step as f64 / 1000.0)
-            .collect();
-        let chunk = Chunk {
-            width: pw,
-            height: ph,
-            context: &[],
-            frames: &inputs[..4],
-            sigma: SIGMA.into(),
-            noise_scale: noise_scale.into(),
-            bias: bias.into(),
-            strengths: &strengths,
-        };
-        let expected = [
-            reference::denoise(&chunk),
-            reference::denoise(&Chunk {
-                context: &inputs[2..4],
-                frames: &inputs[4..],
-                ..chunk
-            }),
-        ];
-        let mut worst = 0.0f64;
-        for (number, (output, expected)) in outputs.iter().zip(&expected).enumerate() {
-            for (t, (found, expected)) in read(output).iter().zip(expected).enumerate() {
-                let what = format!("{what}, chunk {number}, frame {t}");
-                let limit = |value| tolerance(value, steps);
-                worst = worst.max(assert_close(found, expected, limit, &what));
-            }
-        }
-        println!("       {what}: {:.0} % of the tolerance", 100.0 * worst);
-    }
-}
-
 fn phase_b_equals_the_cpu(gpu: &Gpu, small: bool) {
     // Kernels for one, two and four frames at once, the last of them with places left over.
     let counts: &[u64] = if small { &[1, 3] } else { &[1, 2, 3, 4, 5] };
@@ -391,11 +224,7 @@ fn a_film_is_that_of_the_cpu(gpu: &Gpu, small: bool) {
     let config = gpu.config(width, height, Chroma::C420, count as u32);
     let plan = VideoPlanParts::first(width, height, 2);
     let frames: Vec<_> = (0..count).map(|t| picture(&config, t)).collect();
-    let film = |mut session: Session<'_>| {
-        let output = run(&mut session, &frames, &plan);
-        let layout = layout_of(&mut session, frames.len(), &plan, 0);
-        session.decode(&plan, &layout, &output).concat()
-    };
+    let film = |mut session: Session<'_>| film(&mut session, &frames, &plan).concat();
     let (found, expected) = (film(Session::gpu(gpu, config)), film(Session::cpu(config)));
     let apart = |by: std::ops::RangeInclusive<u8>| {
         let pairs = found.iter().zip(&expected);
@@ -410,125 +239,6 @@ fn a_film_is_that_of_the_cpu(gpu: &Gpu, small: bool) {
     assert!(
         by_one <= 0.04 && by_more <= 0.0001,
         "{by_one} by one step, {by_more} by more"
-    );
-}
-
-fn the_cache_is_what_the_plan_says(gpu: &Gpu, small: bool) {
-    let (width, height) = if small { (24, 16) } else { (72, 40) };
-    let config = known_noise(gpu.config(width, height, Chroma::C420, 3));
-    let frames: Vec<_> = (0..6).map(|t| picture(&config, t)).collect();
-    let first = VideoPlanParts::first(width, height, 2);
-    let second = first.following(3, false);
-    let after_first = |plan: VideoPlanParts| {
-        let mut session = Session::gpu(gpu, config);
-        run(&mut session, &frames[..3], &first);
-        run(&mut session, &frames[3..], &plan)
-    };
-    let kept = after_first(second);
-    let alone = run(&mut Session::gpu(gpu, config), &frames[3..], &first);
-    assert!(kept != alone, "the frames of the first chunk must count");
-    assert!(
-        after_first(first.following(3, true)) == kept,
-        "a recompute gives what the cache held"
-    );
-    // A chunk of no steps is remembered like any other.
-    let mut session = Session::gpu(gpu, config);
-    run(
-        &mut session,
-        &frames[..3],
-        &VideoPlanParts::first(width, height, 0),
-    );
-    assert!(
-        run(&mut session, &frames[3..], &second) == kept,
-        "zero steps remember what two steps do"
-    );
-    let reset = VideoPlanParts {
-        reset_kv_cache: true,
-        ..second
-    };
-    assert!(after_first(reset) == alone, "a reset forgets");
-    let fresh = VideoPlanParts {
-        init_cache: true,
-        ..second
-    };
-    assert!(after_first(fresh) == alone, "a new beginning forgets");
-    let biased = |bias| VideoPlanParts {
-        kv_cache_attention_bias: bias,
-        ..second
-    };
-    assert!(after_first(biased(-1.0)) != kept, "the bias counts");
-    let scaled = VideoPlanParts {
-        noise_scale: 1.5,
-        ..second
-    };
-    assert!(after_first(scaled) != kept, "the strength counts");
-    let far = second.following(30, false);
-    assert!(after_first(far) == alone, "far frames do not count");
-
-    // After a reset the context of the epoch before must not come back.
-    let mut session = Session::gpu(gpu, config);
-    run(&mut session, &frames[..3], &first);
-    run(&mut session, &frames[3..4], &reset);
-    let continued = run(&mut session, &frames[4..], &first.following(4, false));
-    let mut other = Session::gpu(gpu, config);
-    let begin = VideoPlanParts {
-        current_start_frame: 3,
-        ..first
-    };
-    run(&mut other, &frames[3..4], &begin);
-    let expected = run(&mut other, &frames[4..], &first.following(4, false));
-    assert!(
-        continued == expected,
-        "one frame is all the context there is after the reset"
-    );
-}
-
-fn chunks_of_one_frame_remember(gpu: &Gpu, _: bool) {
-    let config = known_noise(gpu.config(24, 24, Chroma::C422, 1));
-    let frames: Vec<_> = (0..5).map(|t| picture(&config, t)).collect();
-    let outputs = [false, true].map(|recompute| {
-        let mut session = Session::gpu(gpu, config);
-        let first = VideoPlanParts::first(24, 24, 1);
-        let mut all = Vec::new();
-        for (t, frame) in frames.iter().enumerate() {
-            // Two frames of context are known from the third chunk on.
-            let plan = match t {
-                0 => first,
-                t => first.following(t as u64, recompute && t >= 2),
-            };
-            all.push(run(&mut session, std::slice::from_ref(frame), &plan));
-        }
-        all
-    });
-    assert!(outputs[0] == outputs[1]);
-}
-
-fn conditioning_is_held(gpu: &Gpu, _: bool) {
-    let config = known_noise(gpu.config(40, 24, Chroma::Mono, 2));
-    let frames: Vec<_> = (0..2).map(|t| picture(&config, t)).collect();
-    let first = VideoPlanParts::first(40, 24, 1);
-    let after_change = |reset_crossattn_cache| {
-        let mut session = Session::gpu(gpu, config);
-        let layout = layout_of(&mut session, 2, &first, 0);
-        let mut input = session.encode(&frames, &first, &layout);
-        session.phase_b(&first, &layout, &input);
-        let (offset, _) = layout.inputs.get("conditioning_embeds").expect("a tensor");
-        input[offset as usize..][..2].copy_from_slice(&[0x20, 0x41]); // 10.0
-        let plan = VideoPlanParts {
-            reset_kv_cache: true,
-            reset_crossattn_cache,
-            ..first.following(2, false)
-        };
-        session.phase_b(&plan, &layout, &input)
-    };
-    let unchanged = run(&mut Session::gpu(gpu, config), &frames, &first);
-    assert!(
-        after_change(false) == unchanged,
-        "it is held without a reset"
-    );
-    assert!(
-        after_change(true) != unchanged,
-        "it is read again after a reset"
     );
 }
 

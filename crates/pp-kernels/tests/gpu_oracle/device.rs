@@ -53,6 +53,29 @@ fn kernels() -> KernelSet {
     }
 }
 
+/// The kernels of one or the other.
+#[derive(Clone, Copy)]
+pub enum Kernels<'a> {
+    Cpu,
+    Gpu(&'a Gpu),
+}
+
+impl<'a> Kernels<'a> {
+    pub fn config(self, width: u32, height: u32, chroma: Chroma, frames: u32) -> SessionConfig {
+        match self {
+            Kernels::Cpu => SessionConfig::host(width, height, chroma, frames),
+            Kernels::Gpu(gpu) => gpu.config(width, height, chroma, frames),
+        }
+    }
+
+    pub fn open(self, config: SessionConfig) -> Session<'a> {
+        match self {
+            Kernels::Cpu => Session::cpu(config),
+            Kernels::Gpu(gpu) => Session::gpu(gpu, config),
+        }
+    }
+}
+
 /// Page-locked memory, so that copies are as asynchronous as in production.
 struct Pinned {
     data: *mut u8,

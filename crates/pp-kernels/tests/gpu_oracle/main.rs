@@ -16,6 +16,7 @@
 mod cases;
 mod device;
 mod digests;
+mod either;
 #[path = "../../../pp-transport/tests/fakes/mod.rs"]
 mod fakes;
 mod work;

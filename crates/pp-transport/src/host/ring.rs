@@ -175,36 +175,22 @@ pub(crate) mod fuzz;
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::cell::RefCell;
     use std::rc::Rc;
 
+    use super::fuzz::Heap;
     use super::*;
 
-    struct Heap(RefCell<Vec<u8>>);
-
-    impl RingBytes for Rc<Heap> {
-        fn len(&self) -> usize {
-            self.0.borrow().len()
-        }
-        fn put(&self, at: usize, bytes: &[u8]) {
-            self.0.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
-        }
-        fn get(&self, at: usize, bytes: &mut [u8]) {
-            bytes.copy_from_slice(&self.0.borrow()[at..at + bytes.len()]);
-        }
-    }
-
     type Ends = (
-        RingSender<Rc<RingWords>, Rc<Heap>>,
-        RingReceiver<Rc<RingWords>, Rc<Heap>>,
+        RingSender<Rc<RingWords>, Heap>,
+        RingReceiver<Rc<RingWords>, Heap>,
         Rc<RingWords>,
     );
 
     fn ring(bytes: usize, max_frame: usize) -> Ends {
         let words = Rc::new(RingWords::default());
-        let heap = Rc::new(Heap(RefCell::new(vec![0; bytes])));
+        let heap = Heap::new(bytes);
         (
-            RingSender::new(Rc::clone(&words), Rc::clone(&heap)),
+            RingSender::new(Rc::clone(&words), heap.clone()),
             RingReceiver::new(Rc::clone(&words), heap, max_frame),
             words,
         )

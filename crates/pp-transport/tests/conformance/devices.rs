@@ -147,26 +147,43 @@ impl Shape {
     }
 }
 
+/// The names of the communicators of both edges.
+pub(crate) fn ids() -> [UniqueId; 2] {
+    [(); 2].map(|()| UniqueId::new(issuers()[0].nccl()).unwrap())
+}
+
+/// One end of a link of small edges, the lower where its device is 0.
+pub(crate) fn options(issuer: Issuer, lane: Lane, ids: [UniqueId; 2]) -> NcclOptions {
+    let edge = EdgeShape {
+        depth: 1,
+        slot_bytes: 64,
+    };
+    NcclOptions {
+        is_lower: issuer.device().about().ordinal == 0,
+        issuer,
+        lane,
+        up: edge,
+        down: edge,
+        ids,
+        deadline: Instant::now() + HANG,
+        generation: Generation::new(0),
+        blocking: false,
+    }
+}
+
 /// Both ends, the lower on device 0 and the higher on device 1, over these lanes.
 pub(crate) fn connect(
     shape: Shape,
     lanes: (Lane, Lane),
 ) -> Result<(NcclLink, NcclLink), TransportError> {
-    let [lower, higher] = issuers();
-    let ids = [UniqueId::new(lower.nccl())?, UniqueId::new(lower.nccl())?];
-    let options = |issuer, lane, is_lower| NcclOptions {
-        issuer,
-        lane,
-        is_lower,
+    let ([lower, higher], ids) = (issuers(), ids());
+    let options = |issuer, lane| NcclOptions {
         up: shape.up,
         down: shape.down,
-        ids,
-        deadline: Instant::now() + HANG,
-        generation: Generation::new(0),
         blocking: shape.blocking,
+        ..options(issuer, lane, ids)
     };
-    let low = options(lower, lanes.0, true);
-    let high = options(higher, lanes.1, false);
+    let (low, high) = (options(lower, lanes.0), options(higher, lanes.1));
     std::thread::scope(|scope| {
         let high = scope.spawn(move || NcclLink::connect(high, &|| true));
         let low = NcclLink::connect(low, &|| true)?;

@@ -4,20 +4,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pp_contract::{Generation, Rank};
+use pp_contract::Rank;
 use pp_device::{Device, DeviceBuffer, Event, Stream};
 use pp_testing::wait_for;
 use pp_transport::bell::Bell;
 use pp_transport::error::TransportError;
-use pp_transport::host::EdgeShape;
 use pp_transport::lane::Lane;
 use pp_transport::link::Link;
 use pp_transport::nccl::{
     AbortHandle, CommOptions, Communicator, Issuer, NcclLink, NcclOptions, UniqueId,
 };
 
-use crate::devices::{Gate, HANG, fakes, issuers, pair, settled_free, upload, wait};
-use crate::nccl_link::{both_ways, ends, on_device, past_the_buffers, payload, talk};
+use crate::devices::{Gate, HANG, fakes, ids, issuers, options, pair, settled_free, upload, wait};
+use crate::nccl_link::{
+    both_ways, ends, on_device, past_the_buffers, payload, read_slowly, talk, write_slowly,
+};
 
 fn stream(on: u32) -> Stream {
     Stream::new(&Device::open(on).unwrap()).unwrap()
@@ -130,11 +131,7 @@ fn the_memory_of_a_transfer_that_was_given_up_is_freed_when_its_communicators_ar
     let mut ends = ends(pair(both_ways(1, BYTES as usize)));
     let mut lease = ends[0].lease();
     let (writer, kernels) = (stream(0), on_device(0));
-    let written = lease.write_on(&writer, |_| -> Result<(), TransportError> {
-        kernels.spin(writer.raw(), 300_000);
-        Ok(())
-    });
-    written.unwrap();
+    write_slowly(&mut lease, &writer, &kernels, 300_000);
     let sending = ends[0].try_send(BYTES as usize, lease).unwrap();
     let (_, receiving) = ends[1].hear_one();
     // An abort that takes its time, on a thread of its own.
@@ -176,30 +173,11 @@ fn a_link_that_owes_a_receive_does_not_end_in_order() {
 
 /// Connects one end, which does not come to anything.
 fn connect_in_vain(issuer: Issuer, lane: Lane, ids: [UniqueId; 2]) -> TransportError {
-    let edge = EdgeShape {
-        depth: 1,
-        slot_bytes: 4096,
+    let options = NcclOptions {
+        deadline: Instant::now() + Duration::from_secs(1),
+        ..options(issuer, lane, ids)
     };
-    let is_lower = issuer.device().about().ordinal == 0;
-    let connected = NcclLink::connect(
-        NcclOptions {
-            issuer,
-            lane,
-            is_lower,
-            up: edge,
-            down: edge,
-            ids,
-            deadline: Instant::now() + Duration::from_secs(1),
-            generation: Generation::new(0),
-            blocking: false,
-        },
-        &|| true,
-    );
-    connected.unwrap_err()
-}
-
-fn ids() -> [UniqueId; 2] {
-    [(); 2].map(|()| UniqueId::new(issuers()[0].nccl()).unwrap())
+    NcclLink::connect(options, &|| true).unwrap_err()
 }
 
 /// NCCL took the first operation of an edge and no caller waits for it any more: it may still
@@ -352,11 +330,7 @@ fn a_dead_generation_gives_no_slot_back() {
     let flight = ends[0].send(4096);
     let (_, arriving) = ends[1].hear_one();
     let payload = wait_for(arriving);
-    let read = payload.read_on(&reader, |_| -> Result<(), TransportError> {
-        kernels.spin(reader.raw(), 100_000);
-        Ok(())
-    });
-    read.unwrap();
+    read_slowly(&payload, &reader, &kernels, 100_000);
     drop(payload);
     let handle = ends[1].link.abort_handle();
     handle.abort("the test", Instant::now() + HANG).unwrap();
@@ -416,11 +390,7 @@ fn nothing_is_received_after_an_abort() {
     let first = ends[0].send(64);
     let payload = wait_for(ends[1].hear_one().1);
     let (gate, handle) = (Gate::closed(fakes), ends[1].link.abort_handle());
-    let read = payload.read_on(&reader, |_| -> Result<(), TransportError> {
-        kernels.spin(reader.raw(), u64::MAX);
-        Ok(())
-    });
-    read.unwrap();
+    read_slowly(&payload, &reader, &kernels, u64::MAX);
     drop(payload);
     wait(|| gate.was_reached_by(1));
     let second = ends[0].send(64);

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pp_contract::{Generation, Rank};
+use pp_contract::Rank;
 use pp_device::{Device, Stream};
 use pp_testing::wait_for;
 use pp_transport::bell::Bell;
@@ -14,9 +14,11 @@ use pp_transport::nccl::{
     CommOptions, Communicator, NcclLink, NcclOptions, Sending, UniqueId, is_at_rest,
 };
 
-use crate::devices::{Gate, HANG, download, fakes, issuers, pair, settled_free, upload, wait};
+use crate::devices::{
+    Gate, HANG, download, fakes, ids, issuers, options, pair, settled_free, upload, wait,
+};
 use crate::fakes::raw::{Config, Handle, ok};
-use crate::nccl_link::{End, both_ways, ends, on_device, payload, talk};
+use crate::nccl_link::{End, both_ways, ends, on_device, payload, read_slowly, talk, write_slowly};
 
 const BYTES: usize = 6000;
 
@@ -109,11 +111,7 @@ fn a_slot_that_is_copied_from_is_not_written_before_the_copy_is_done() {
         Stream::new(&Device::open(0).unwrap()).unwrap(),
         on_device(0),
     );
-    let written = lease.write_on(&writer, |_| -> Result<(), TransportError> {
-        kernels.spin(writer.raw(), 200_000);
-        Ok(())
-    });
-    written.unwrap();
+    write_slowly(&mut lease, &writer, &kernels, 200_000);
     sent.copy_into(&[whole(BYTES)], &mut lease).unwrap();
     upload(0, &mut wait_for(sent), 0, &[0xFF; BYTES]);
     let flight = ends[0].try_send(BYTES, lease).unwrap();
@@ -226,20 +224,12 @@ fn fifty_generations_leave_no_memory_behind() {
             // A receive that is cut short, and a payload that is still read when all is over.
             let flight = ends[1].send(BYTES);
             let payload = wait_for(ends[0].hear_one().1);
-            let read = payload.read_on(&streams[0], |_| -> Result<(), TransportError> {
-                kernels[0].spin(streams[0].raw(), 3000);
-                Ok(())
-            });
-            read.unwrap();
+            read_slowly(&payload, &streams[0], &kernels[0], 3000);
             (flight, payload, ends[1].hear_one())
         });
         // A send that waits for what writes it.
         let mut lease = ends[1].lease();
-        let written = lease.write_on(&streams[1], |_| -> Result<(), TransportError> {
-            kernels[1].spin(streams[1].raw(), 2000);
-            Ok(())
-        });
-        written.unwrap();
+        write_slowly(&mut lease, &streams[1], &kernels[1], 2000);
         let unwritten = ends[1].try_send(BYTES, lease).unwrap();
         abort(ends);
         if let Some((flight, payload, (_, arriving))) = arriving {
@@ -273,21 +263,9 @@ fn a_connection_that_is_not_wanted_any_more_is_given_up_at_once() {
     let before = settled_free(&device);
     for _ in 0..3 {
         let [issuer, _] = issuers();
-        let ids = [(); 2].map(|()| UniqueId::new(issuer.nccl()).unwrap());
         let (lane, _peer) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
-        let edge = both_ways(1, 64).up;
         let started = Instant::now();
-        let options = NcclOptions {
-            issuer,
-            lane,
-            is_lower: true,
-            up: edge,
-            down: edge,
-            ids,
-            deadline: started + HANG,
-            generation: Generation::new(1),
-            blocking: false,
-        };
+        let options = options(issuer, lane, ids());
         let is_wanted = || started.elapsed() < Duration::from_millis(100);
         let error = NcclLink::connect(options, &is_wanted).unwrap_err();
         assert!(matches!(error, TransportError::NotInTime { .. }), "{error}");
@@ -309,8 +287,7 @@ fn a_first_operation_that_hangs_is_given_up_and_the_next_generation_connects() {
     drop(pair(both_ways(1, 64)));
     let (before, was_at_rest) = (settled_free(&device), is_at_rest());
     for blocking in [false, true] {
-        let [issuer, _] = issuers();
-        let ids = [(); 2].map(|()| UniqueId::new(issuer.nccl()).unwrap());
+        let ([issuer, _], ids) = (issuers(), ids());
         let peer = std::thread::spawn(move || {
             Device::open(1).unwrap().bind().unwrap();
             ids.map(|id| {
@@ -320,17 +297,9 @@ fn a_first_operation_that_hangs_is_given_up_and_the_next_generation_connects() {
             })
         });
         let (lane, _peer) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
-        let edge = both_ways(1, 64).up;
         let options = NcclOptions {
-            issuer,
-            lane,
-            is_lower: true,
-            up: edge,
-            down: edge,
-            ids,
-            deadline: Instant::now() + HANG,
-            generation: Generation::new(1),
             blocking,
+            ..options(issuer, lane, ids)
         };
         let sends = Gate::open(fakes);
         fakes.set("FAULTS", &format!("ncclSend:1:wait,{blocking}:1:skip"));

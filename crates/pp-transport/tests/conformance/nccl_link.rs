@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pp_contract::{Composer, Generation, Lockstep, Rank, Requests};
+use pp_contract::{Composer, Lockstep, Rank, Requests};
 use pp_device::{Device, Event, Stream};
 use pp_testing::{number, pattern, prepare, wait_for};
 use pp_transport::bell::Bell;
@@ -16,13 +16,13 @@ use pp_transport::lane::Lane;
 use pp_transport::launch::Via;
 use pp_transport::link::Link;
 use pp_transport::nccl::{
-    DeviceRx, DeviceTx, Issuer, Nccl, NcclLink, NcclOptions, Receiving, Sending, UniqueId,
+    DeviceRx, DeviceTx, Issuer, Nccl, NcclLink, NcclOptions, Receiving, Sending,
 };
 
 use crate::control_support;
 use crate::devices::{
-    HANG, Shape, connect, download, fakes, is_real, issuers, pair, settled_free, upload, wait,
-    within,
+    HANG, Shape, connect, download, fakes, ids, is_real, issuers, options, pair, settled_free,
+    upload, wait, within,
 };
 use crate::fakes::raw::TestKernels;
 
@@ -370,6 +370,24 @@ pub(crate) fn on_device(ordinal: u32) -> TestKernels {
     TestKernels::load()
 }
 
+/// Issues a write of the slot that takes so many microseconds.
+pub(crate) fn write_slowly(lease: &mut DeviceTx, on: &Stream, kernels: &TestKernels, us: u64) {
+    let written = lease.write_on(on, |_| -> Result<(), TransportError> {
+        kernels.spin(on.raw(), us);
+        Ok(())
+    });
+    written.unwrap();
+}
+
+/// The same for a read of what arrived.
+pub(crate) fn read_slowly(payload: &DeviceRx, on: &Stream, kernels: &TestKernels, us: u64) {
+    let read = payload.read_on(on, |_| -> Result<(), TransportError> {
+        kernels.spin(on.raw(), us);
+        Ok(())
+    });
+    read.unwrap();
+}
+
 #[test]
 fn an_abort_ends_what_is_in_flight_and_a_new_generation_works() {
     let bytes = past_the_buffers();
@@ -412,11 +430,7 @@ fn an_aborted_receive_is_never_believed() {
     let kernels = on_device(0);
     let stream = Stream::new(&Device::open(0).unwrap()).unwrap();
     let mut lease = ends[0].lease();
-    let written = lease.write_on(&stream, |_| -> Result<(), TransportError> {
-        kernels.spin(stream.raw(), 300_000);
-        Ok(())
-    });
-    written.unwrap();
+    write_slowly(&mut lease, &stream, &kernels, 300_000);
     let _sending = ends[0].try_send(4096, lease).unwrap();
     let (_, receiving) = ends[1].hear_one();
     assert!(!receiving.is_done().unwrap());
@@ -434,22 +448,10 @@ fn an_aborted_receive_is_never_believed() {
 #[test]
 fn connecting_alone_ends_at_its_deadline_and_says_where_it_stood() {
     let [lower, higher] = issuers();
-    let ids = [(); 2].map(|()| UniqueId::new(lower.nccl()).unwrap());
     let (lane, _other) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
-    let edge = EdgeShape {
-        depth: 1,
-        slot_bytes: 64,
-    };
     let options = NcclOptions {
-        issuer: lower,
-        lane,
-        is_lower: true,
-        up: edge,
-        down: edge,
-        ids,
         deadline: Instant::now() + Duration::from_millis(300),
-        generation: Generation::new(3),
-        blocking: false,
+        ..options(lower, lane, ids())
     };
     let error = NcclLink::connect(options, &|| true)
         .unwrap_err()
@@ -538,11 +540,7 @@ fn a_lease_that_outlives_its_link_while_it_is_read_keeps_its_memory() {
     let (_, arriving) = ends[1].hear_one();
     let lease = wait_for(arriving);
     let [first, second] = ends;
-    let read = lease.read_on(&stream, |_| -> Result<(), TransportError> {
-        kernels.spin(stream.raw(), 200_000);
-        Ok(())
-    });
-    read.unwrap();
+    read_slowly(&lease, &stream, &kernels, 200_000);
     drop(second);
     drop(lease);
     // Nothing gives the slot back any more, and nothing frees it under its reader: the fake driver

@@ -36,14 +36,13 @@ static uint8_t pattern(uint64_t n, uint64_t i) { return (uint8_t)(n * 31 ^ i ^ i
 /* pp_fake_fill(to, bytes, n): writes payload n. */
 static void fill_touches(struct launch *l) { fake_writes(l, l->parameter[0], l->parameter[1]); }
 static void fill_run(struct launch *l) {
+    TOUCH("pp_fake_fill")
     uint64_t bytes = l->parameter[1];
-    uint8_t *to = bytes ? ppfake_pin(l->device, l->parameter[0], bytes, "pp_fake_fill") : NULL;
-    if (!to) return;
     for (uint64_t i = 0; i < bytes; i++) {
         if (i == bytes / 2) ppfake_pause(l->stream);
-        to[i] = pattern(l->parameter[2], i);
+        writes[0][i] = pattern(l->parameter[2], i);
     }
-    ppfake_unpin(l->parameter[0]);
+    fake_unpin_all(l);
 }
 
 /* pp_fake_check(from, bytes, n, wrong): adds to the u64 at `wrong` how many bytes are not those of payload n.
@@ -53,21 +52,16 @@ static void check_touches(struct launch *l) {
     fake_writes(l, l->parameter[3], 8);
 }
 static void check_run(struct launch *l) {
-    uint64_t bytes = l->parameter[1], bad = 0;
-    uint8_t *from = bytes ? ppfake_pin(l->device, l->parameter[0], bytes, "pp_fake_check") : NULL;
-    uint8_t *wrong = ppfake_pin(l->device, l->parameter[3], 8, "pp_fake_check");
-    for (uint64_t i = 0; from && i < bytes; i++) {
+    TOUCH("pp_fake_check")
+    uint64_t bytes = l->parameter[1], bad = 0, sum;
+    for (uint64_t i = 0; i < bytes; i++) {
         if (i == bytes / 2) ppfake_pause(l->stream);
-        bad += from[i] != pattern(l->parameter[2], i);
+        bad += reads[0][i] != pattern(l->parameter[2], i);
     }
-    if (wrong) {
-        uint64_t sum;
-        memcpy(&sum, wrong, 8);
-        sum += bad;
-        memcpy(wrong, &sum, 8);
-        ppfake_unpin(l->parameter[3]);
-    }
-    if (from) ppfake_unpin(l->parameter[0]);
+    memcpy(&sum, writes[0], 8);
+    sum += bad;
+    memcpy(writes[0], &sum, 8);
+    fake_unpin_all(l);
 }
 
 /* pp_fake_copy(to, from, bytes): copies a payload, as a stage would transform one. */
@@ -76,16 +70,14 @@ static void copy_touches(struct launch *l) {
     fake_writes(l, l->parameter[0], l->parameter[2]);
 }
 static void copy_run(struct launch *l) {
+    TOUCH("pp_fake_copy")
     uint64_t bytes = l->parameter[2];
-    uint8_t *to = bytes ? ppfake_pin(l->device, l->parameter[0], bytes, "pp_fake_copy") : NULL;
-    uint8_t *from = bytes ? ppfake_pin(l->device, l->parameter[1], bytes, "pp_fake_copy") : NULL;
-    if (to && from) {
-        memcpy(to, from, bytes / 2);
+    if (bytes) {
+        memcpy(writes[0], reads[0], bytes / 2);
         ppfake_pause(l->stream);
-        memcpy(to + bytes / 2, from + bytes / 2, bytes - bytes / 2);
+        memcpy(writes[0] + bytes / 2, reads[0] + bytes / 2, bytes - bytes / 2);
     }
-    if (to) ppfake_unpin(l->parameter[0]);
-    if (from) ppfake_unpin(l->parameter[1]);
+    fake_unpin_all(l);
 }
 
 /* pp_fake_spin(microseconds): the largest number waits at the gate of faults.c. */
@@ -95,18 +87,18 @@ static void spin_run(struct launch *l) {
     else usleep((useconds_t)l->parameter[0]);
 }
 
-static const struct kernel known[] = {
+static const struct kernel test_kernels[] = {
     {"pp_fake_fill", 3, fill_touches, fill_run},
     {"pp_fake_check", 4, check_touches, check_run},
     {"pp_fake_copy", 3, copy_touches, copy_run},
     {"pp_fake_spin", 1, no_touches, spin_run},
+    {0},
 };
 
 const struct kernel *fake_kernel(const char *name) {
-    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
-        if (strcmp(known[i].name, name) == 0) return &known[i];
-    const struct kernel *video = fake_video_kernel(name);
-    if (video) return video;
-    const struct kernel *digest = fake_digest_kernel(name);
-    return digest ? digest : fake_phase_b_kernel(name);
+    const struct kernel *all[] = {test_kernels, fake_video_kernels, fake_phase_b_kernels, fake_digest_kernels};
+    for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
+        for (const struct kernel *k = all[i]; k->name; k++)
+            if (strcmp(k->name, name) == 0) return k;
+    return NULL;
 }

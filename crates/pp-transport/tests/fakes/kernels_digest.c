@@ -120,13 +120,8 @@ static void tree_run(struct launch *l) {
     fake_unpin_all(l);
 }
 
-static const struct kernel known[] = {
+const struct kernel fake_digest_kernels[] = {
     {"digest_blocks", 2, blocks_touches, blocks_run},
     {"digest_tree", 4, tree_touches, tree_run},
+    {0},
 };
-
-const struct kernel *fake_digest_kernel(const char *name) {
-    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
-        if (strcmp(known[i].name, name) == 0) return &known[i];
-    return NULL;
-}

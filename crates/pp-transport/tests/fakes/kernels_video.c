@@ -23,17 +23,6 @@ static uint64_t frames_bytes(const struct geometry *g, uint64_t stride, int32_t 
     return count > 0 ? stride * (uint64_t)(count - 1) + fake_frame_bytes(g) : 0;
 }
 
-static float from_bf16(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-static uint16_t to_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 static int least(int a, int b) { return a < b ? a : b; }
 
 /* Between samples and tokens, one way or the other. */
@@ -203,7 +192,7 @@ static void look(struct launch *l) {
     fake_unpin_all(l);
 }
 
-static const struct kernel known[] = {
+const struct kernel fake_video_kernels[] = {
     {"encode", 5, encode_touches, encode_run},
     {"decode", 5, decode_touches, decode_run},
     {"noise_count", 3, count_touches, count_run},
@@ -214,10 +203,5 @@ static const struct kernel known[] = {
     {"hbm_copy", 4, copy_touches, copy_run},
     {"hbm_read", 4, read_touches, look},
     {"hbm_write", 3, write_touches, look},
+    {0},
 };
-
-const struct kernel *fake_video_kernel(const char *name) {
-    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
-        if (strcmp(known[i].name, name) == 0) return &known[i];
-    return NULL;
-}

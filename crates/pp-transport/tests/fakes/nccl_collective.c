@@ -13,17 +13,6 @@ struct collective {
     uint8_t *mine, *received[MAX_RANKS];
 };
 
-static float from_bf16(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-static uint16_t to_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 
 enum { SUM = 0, PROD = 1, MAX = 2, MIN = 3, AVG = 4 };
 #define COMBINE(a, b)                              \

@@ -57,7 +57,6 @@ functions! {
     init = c"cuInit": fn(c_uint);
     retain = c"cuDevicePrimaryCtxRetain": fn(*mut Handle, c_int);
     set_current = c"cuCtxSetCurrent": fn(Handle);
-    synchronize = c"cuCtxSynchronize": fn();
     alloc = c"cuMemAlloc_v2": fn(*mut u64, usize);
     free = c"cuMemFree_v2": fn(u64);
     stream_create = c"cuStreamCreateWithPriority": fn(*mut Handle, c_uint, c_int);
@@ -68,7 +67,6 @@ functions! {
     event_record = c"cuEventRecord": fn(Handle, Handle);
     event_query = c"cuEventQuery": fn(Handle);
     event_synchronize = c"cuEventSynchronize": fn(Handle);
-    upload = c"cuMemcpyHtoDAsync_v2": fn(u64, *const c_void, usize, Handle);
     download = c"cuMemcpyDtoHAsync_v2": fn(*mut c_void, u64, usize, Handle);
     fill = c"cuMemsetD8Async": fn(u64, u8, usize, Handle);
     module_load = c"cuModuleLoadData": fn(*mut Handle, *const c_char);
@@ -79,14 +77,9 @@ functions! {
     unique_id = c"ncclGetUniqueId": fn(*mut UniqueId);
     comm_init = c"ncclCommInitRankConfig": fn(*mut Handle, c_int, UniqueId, c_int, *const Config);
     comm_abort = c"ncclCommAbort": fn(Handle);
-    comm_destroy = c"ncclCommDestroy": fn(Handle);
     comm_error = c"ncclCommGetAsyncError": fn(Handle, *mut c_int);
-    group_start = c"ncclGroupStart": fn();
-    group_end = c"ncclGroupEnd": fn();
     send = c"ncclSend": fn(u64, usize, c_int, c_int, Handle, Handle);
     recv = c"ncclRecv": fn(u64, usize, c_int, c_int, Handle, Handle);
-    all_reduce = c"ncclAllReduce": fn(u64, u64, usize, c_int, c_int, Handle, Handle);
-    broadcast = c"ncclBroadcast": fn(u64, u64, usize, c_int, c_int, Handle, Handle);
 }
 
 /// `raw!(name(arguments))`: the code that a call of the fakes gives.

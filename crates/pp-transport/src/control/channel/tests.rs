@@ -77,6 +77,19 @@ fn message_larger_than_the_socket_arrives_while_it_is_read() {
 }
 
 #[test]
+fn frame_that_nobody_sealed_is_a_peer_that_misbehaves() {
+    let (zero, mut one) = narrow_pair();
+    let forged = [&21_u32.to_le_bytes()[..], &[7; 21]].concat();
+    let socket = &zero.sender().shared.socket;
+    socket.write_all(&forged, soon()).unwrap();
+    let error = one.receiver().try_recv().unwrap_err();
+    assert!(
+        matches!(error, ControlError::PeerMisbehaved { .. }),
+        "{error}"
+    );
+}
+
+#[test]
 fn ticket_without_its_descriptors_is_refused() {
     for (nonce, fds) in [(false, true), (true, false)] {
         let (zero, mut one) = narrow_pair();

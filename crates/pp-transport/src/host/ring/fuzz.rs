@@ -10,11 +10,17 @@ const BYTES: usize = 256;
 const MAX_FRAME: usize = 96;
 
 #[derive(Clone)]
-struct Heap(Rc<RefCell<[u8; BYTES]>>);
+pub(super) struct Heap(Rc<RefCell<Vec<u8>>>);
+
+impl Heap {
+    pub(super) fn new(bytes: usize) -> Self {
+        Self(Rc::new(RefCell::new(vec![0; bytes])))
+    }
+}
 
 impl RingBytes for Heap {
     fn len(&self) -> usize {
-        BYTES
+        self.0.borrow().len()
     }
     fn put(&self, at: usize, bytes: &[u8]) {
         self.0.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
@@ -27,7 +33,7 @@ impl RingBytes for Heap {
 /// Both sides of a ring, while a peer of each writes what it likes into words and bytes.
 pub fn ring(bytes: &[u8]) {
     let words = Rc::new(RingWords::default());
-    let heap = Heap(Rc::new(RefCell::new([0; BYTES])));
+    let heap = Heap::new(BYTES);
     let mut tx = RingSender::new(Rc::clone(&words), heap.clone());
     let mut rx = RingReceiver::new(Rc::clone(&words), heap.clone(), MAX_FRAME);
     let mut script = Script::new(bytes);
