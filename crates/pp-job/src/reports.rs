@@ -4,17 +4,14 @@
 //! mix. Guarantee: each names the process that wrote it, and goes out in one write of less than a
 //! page.
 
-use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context;
 use pp_contract::{Fault, FaultKind, Rank};
-use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Supervisor;
@@ -108,17 +105,19 @@ pub(crate) fn end(pipe: &OwnedFd) {
 #[derive(Clone, Debug)]
 pub(crate) struct Reporter {
     pub(crate) rank: Rank,
-    /// The path of the pipe.
-    pipe: Option<String>,
+    /// Open to the end: later there may be no descriptor left.
+    pipe: Option<Arc<File>>,
 }
 
 impl Reporter {
     pub(crate) fn new(rank: Rank, supervisor: Option<&Supervisor>) -> Self {
         let fd = supervisor.and_then(|supervisor| supervisor.report_fd.as_deref());
-        Self {
-            rank,
-            pipe: fd.map(|fd| format!("/proc/self/fd/{fd}")),
-        }
+        let pipe = fd.and_then(|fd| {
+            let path = format!("/proc/self/fd/{fd}");
+            OpenOptions::new().append(true).open(path).ok()
+        });
+        let pipe = pipe.map(Arc::new);
+        Self { rank, pipe }
     }
 
     fn encode(&self, report: Report) -> Option<Vec<u8>> {
@@ -126,20 +125,12 @@ impl Reporter {
         encode(Some(Reported { pid, rank, report })).ok()
     }
 
-    fn write(&self, flags: OFlags, report: Report) -> Option<()> {
-        let pipe = self.pipe.as_ref()?;
-        let message = self.encode(report)?;
-        OpenOptions::new()
-            .append(true)
-            .custom_flags(flags.bits().cast_signed())
-            .open(pipe)
-            .and_then(|mut pipe| pipe.write_all(&message))
-            .ok()
-    }
-
     /// Tells the supervisor, which prints one line for all ranks; false where there is none that takes it.
     pub(crate) fn tell(&self, report: Report) -> bool {
-        self.write(OFlags::empty(), report).is_some()
+        let (Some(pipe), Some(message)) = (&self.pipe, self.encode(report)) else {
+            return false;
+        };
+        (&**pipe).write_all(&message).is_ok()
     }
 
     /// Begins to give the supervisor signs of life, if there is one.
@@ -153,8 +144,8 @@ impl Reporter {
         let reporter = self.clone();
         let beat = move || {
             loop {
-                // A pipe that is full has signs enough in it.
-                let _ = reporter.write(OFlags::NONBLOCK, Report::Alive);
+                // Waits while the pipe is full: it has signs enough in it.
+                reporter.tell(Report::Alive);
                 std::thread::sleep(BEAT_EVERY);
             }
         };
@@ -166,31 +157,18 @@ impl Reporter {
         let detail =
             "out of memory; free memory, raise the limit on it (ulimit -v), or lower --depth";
         let fault = Fault::new(FaultKind::Io, self.rank, "run", detail);
-        let pipe = self
-            .pipe
-            .as_deref()
-            .and_then(|pipe| CString::new(pipe).ok());
-        if let (Some(pipe), Some(report)) = (pipe, self.encode(Report::Exiting(fault))) {
-            let _ = OUT_OF_MEMORY.set(OutOfMemory { pipe, report });
+        if let (Some(pipe), Some(report)) = (&self.pipe, self.encode(Report::Exiting(fault))) {
+            let _ = OUT_OF_MEMORY.set((Arc::clone(pipe), report));
         }
     }
 }
 
-/// What this rank reports when it has no memory left to compose a report.
-struct OutOfMemory {
-    pipe: CString,
-    report: Vec<u8>,
-}
-
-/// Memory is the process's, and so is what is said when there is none.
-static OUT_OF_MEMORY: OnceLock<OutOfMemory> = OnceLock::new();
+/// The pipe, and what this rank reports when it has no memory left to compose a report. Memory is the process's, and so
+/// is this.
+static OUT_OF_MEMORY: OnceLock<(Arc<File>, Vec<u8>)> = OnceLock::new();
 
 /// Tells the supervisor, if there is one, that this rank ends because it has no memory left. Allocates nothing.
 pub fn report_out_of_memory() -> bool {
-    let Some(OutOfMemory { pipe, report }) = OUT_OF_MEMORY.get() else {
-        return false;
-    };
-    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
-    let pipe = rustix::fs::open(pipe.as_c_str(), flags, Mode::empty());
-    pipe.is_ok_and(|pipe| rustix::io::write(pipe, report).is_ok())
+    let prepared = OUT_OF_MEMORY.get();
+    prepared.is_some_and(|(pipe, report)| (&**pipe).write_all(report).is_ok())
 }

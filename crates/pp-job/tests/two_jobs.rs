@@ -29,10 +29,15 @@ fn config(job: &LocalJob, rank: Rank) -> Config {
     config
 }
 
-/// Runs one rank of a job whose Phase B fails at this chunk.
-fn rank(job: &LocalJob, rank: Rank, calls: &Calls, fails_at: Option<u64>) -> Result<(), Error> {
+/// Runs one rank of a job whose Phase B fails at this chunk; both in this process without a rank.
+fn rank(
+    job: &LocalJob,
+    rank: Option<Rank>,
+    calls: &Calls,
+    fails_at: Option<u64>,
+) -> Result<(), Error> {
     let count = |calls: &AtomicU32| calls.fetch_add(1, Ordering::Relaxed);
-    let config = config(job, rank);
+    let config = config(job, rank.unwrap_or(FRONT));
     let edges = Edges::new(4, 64, 64);
     let ranks = Ranks {
         front: |_| {
@@ -55,7 +60,7 @@ fn rank(job: &LocalJob, rank: Rank, calls: &Calls, fails_at: Option<u64>) -> Res
                 count(&calls.computed);
                 match fails_at {
                     Some(at) if asked.plan().0 == at => {
-                        Err(StageError::new(FaultKind::Plugin, "compute", "asked for"))
+                        Err(StageError::new(FaultKind::Io, "compute", "asked for"))
                     }
                     _ => Ok(()),
                 }
@@ -67,7 +72,10 @@ fn rank(job: &LocalJob, rank: Rank, calls: &Calls, fails_at: Option<u64>) -> Res
             Ok(())
         },
     };
-    Job::new(&config).run(|this| this.run(Host, Profile::new(), ranks))
+    match rank {
+        None => Job::new(&config).run_alone(ranks),
+        Some(_) => Job::new(&config).run(|this| this.run(Host, Profile::new(), ranks)),
+    }
 }
 
 #[test]
@@ -78,7 +86,7 @@ fn each_closure_runs_once_on_its_own_rank_and_one_job_does_not_end_the_other() {
         let start = |at: usize| {
             let (job, calls) = (&jobs[at / 2], &calls[at]);
             let fails_at = (at / 2 == 1).then_some(3);
-            scope.spawn(move || rank(job, Rank::new(at as u32 % 2), calls, fails_at))
+            scope.spawn(move || rank(job, Some(Rank::new(at as u32 % 2)), calls, fails_at))
         };
         [0, 1, 2, 3].map(start).map(|thread| thread.join().unwrap())
     });
@@ -104,6 +112,21 @@ fn each_closure_runs_once_on_its_own_rank_and_one_job_does_not_end_the_other() {
     }
 }
 
+/// The front is told of it by a message that has no word for it.
+#[test]
+fn what_phase_b_fails_with_is_the_same_whichever_thread_of_the_process_is_first() {
+    let job = &LocalJob::new(WorldSize::new(2).unwrap());
+    for _ in 0..200 {
+        let error = rank(job, None, &Calls::default(), Some(1)).unwrap_err();
+        let Error::Fault(fault) = &error else {
+            panic!("{error}");
+        };
+        let words = (fault.rank, fault.operation.as_str(), fault.detail.as_str());
+        assert_eq!(fault.kind, FaultKind::Io, "{fault}");
+        assert_eq!(words, (FRONT, "compute", "asked for"));
+    }
+}
+
 #[test]
 fn a_rank_that_declines_tells_the_other_why_whatever_the_error_is() {
     let job = &LocalJob::new(WorldSize::new(2).unwrap());
@@ -113,7 +136,7 @@ fn a_rank_that_declines_tells_the_other_why_whatever_the_error_is() {
             let ended = Job::new(&config(job, Rank::new(1))).run(|this| Err(this.decline(error)));
             ended.unwrap_err()
         });
-        rank(job, Rank::new(0), &Calls::default(), None).unwrap_err()
+        rank(job, Some(FRONT), &Calls::default(), None).unwrap_err()
     });
     let text = told.to_string();
     assert!(

@@ -58,8 +58,12 @@ impl Job<'_> {
                 let options = FrontOptions::new(FRONT, depth);
                 let summary = run_front(link, &mut front.stages, &switch, options);
                 drop(tell);
-                if let Some(fault) = switch.fault() {
+                let summary = summary.map_err(|fault| {
                     back_switch.raise(fault.clone());
+                    // If Phase B failed, its own words were first there.
+                    back_switch.fault().cloned().unwrap_or(fault)
+                });
+                if let Err(fault) = &summary {
                     // As the watchdog does between ranks: a stage that does not come back is left behind.
                     let deadline = Instant::now() + GRACE;
                     while !back.is_finished() {

@@ -149,6 +149,9 @@ impl Core {
                 // The front's exit code alone says whether it has done its work.
                 self.vigil.end();
                 self.job.is_finished = true;
+                if self.job.ends.iter().all(End::is_good) {
+                    self.spare_the_other(now);
+                }
             }
             Event::Signal(signal) => self.signalled(signal, now),
             Event::Asked => self.asked(),
@@ -243,7 +246,7 @@ impl Core {
         let is_worth_it = was_replaced || end.is_worth_a_restart();
         let may_be_missed = is_worth_it || end.is_silent();
         if rank == PHASE_B && self.may_restart() && may_be_missed && !self.job.is_served {
-            if self.front_waits && (is_worth_it || self.has_met) {
+            if self.front_waits && is_worth_it {
                 return self.restart(&end);
             }
             let is_blamed = self
@@ -251,8 +254,8 @@ impl Core {
                 .reports
                 .iter()
                 .any(|report| blames_front(report, pid));
-            // That the ranks have met is read by another thread, which may be behind.
-            let is_unheard = self.front_waits && !end.is_good();
+            // That the ranks have met, or that it was served, is read by another thread, which may be behind.
+            let is_unheard = self.front_waits && (self.has_met || !end.is_good());
             let within = if is_blamed || is_unheard {
                 CONTRADICTED_WITHIN.min(self.within)
             } else {
@@ -269,7 +272,7 @@ impl Core {
         // Phase B may be done long before the front has written everything.
         let has_failed = self.job.reports.iter().any(|report| report.pid == end.pid);
         let is_harmless = match end.rank {
-            FRONT => end.is_good() && !has_failed,
+            FRONT => end.is_good() && !has_failed && self.job.is_finished,
             _ => self.job.is_served || (end.is_good() && !has_failed),
         };
         let is_front = end.rank == FRONT;
@@ -324,9 +327,13 @@ impl Core {
                     Some(_) => {}
                     None if self.last.is_some_and(|(_, hears)| hears) => {
                         self.front_waits = false;
+                        // The front knows by itself.
+                        if let Some((_, until)) = &mut self.gone {
+                            *until = now + self.within;
+                        }
                         // Otherwise the front is to end, too.
                         if self.job.ends.iter().all(End::is_good) {
-                            self.spare_the_front(now);
+                            self.spare_the_other(now);
                         }
                     }
                     None => {}
@@ -350,18 +357,22 @@ impl Core {
             if let Some((end, _)) = self.gone.take_if(|_| self.job.is_served) {
                 self.settle(end, now);
             }
-            self.spare_the_front(now);
+            self.spare_the_other(now);
         }
     }
 
-    /// Phase B ended, and that this does the front no harm was read late.
-    fn spare_the_front(&mut self, now: Instant) {
-        let is_harmless = self.job.ends.iter().all(|end| end.rank == PHASE_B);
-        if is_harmless && self.signals < 2 && !self.is_killing {
+    /// A rank ended, and that this does the other no harm was read late.
+    fn spare_the_other(&mut self, now: Instant) {
+        if self.signals >= 2 || self.is_killing {
+            return;
+        }
+        if self.job.ends.iter().all(|end| end.rank == PHASE_B) {
             self.deadline = None;
             if !self.job.ends.is_empty() {
                 self.vigil.resume(now);
             }
+        } else if self.job.is_finished && self.job.ends.iter().all(End::is_good) {
+            self.deadline = Some(now + GOODBYE);
         }
     }
 
@@ -388,7 +399,7 @@ impl Core {
         let was_last = |end: &End| {
             end.rank == PHASE_B && (target == TargetProcess::Unknown || is_target(end.pid))
         };
-        if let Some((end, _)) = self.gone.take() {
+        if let Some((end, _)) = self.gone.take_if(|(end, _)| was_last(end)) {
             if self.may_restart() {
                 return self.restart(&end);
             }
@@ -453,7 +464,11 @@ impl Core {
             self.miss(rank, silence, now);
         }
         if let Some((end, _)) = self.gone.take_if(|(_, until)| now >= *until) {
-            self.settle(end, now);
+            if self.front_waits && self.has_met && self.may_restart() {
+                self.restart(&end);
+            } else {
+                self.settle(end, now);
+            }
         }
         if self.deadline.is_some_and(|at| now >= at) {
             let left = self.running.iter().position(Option::is_some);

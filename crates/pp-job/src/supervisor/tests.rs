@@ -73,6 +73,10 @@ struct World {
     hurt: [bool; 2],
     /// Something was done to Phase B while the front still needed it.
     was_needed: bool,
+    /// When the front exited in the middle of its work.
+    front_left: Option<Instant>,
+    /// When the front ended with its work done.
+    front_done: Option<Instant>,
     is_deaf: bool,
     /// By rank: the supervisor killed it while it lived.
     was_killed: [bool; 2],
@@ -116,6 +120,8 @@ impl World {
             left,
             hurt: [false; 2],
             was_needed: false,
+            front_left: None,
+            front_done: None,
             is_deaf: false,
             was_killed: [false; 2],
             killed: None,
@@ -265,6 +271,7 @@ impl World {
                     0
                 };
                 self.reports(0, Report::Finished);
+                self.front_done = Some(self.now);
                 self.dies(0, code << 8);
             }
             (step, _) => unreachable!("{step:?}"),
@@ -313,6 +320,7 @@ impl World {
             Move::Exit(at) => {
                 self.left.exits -= 1;
                 self.hurts(at);
+                self.front_left = (at == 0).then_some(self.now).or(self.front_left);
                 self.dies(at, 0);
             }
             Move::Noise => {
@@ -368,7 +376,26 @@ impl World {
             "a rank is left"
         );
         assert_eq!(self.starts[0], 1, "the front has the input");
-        assert!(self.starts[1] <= 1 + self.restarts);
+        let hurt = |left: Budget| left.kills + left.stops + left.exits;
+        let losses = hurt(all) - hurt(self.left);
+        // A signal may end a Phase B that does not take it yet.
+        let needed = (losses + all.signals - self.left.signals).min(self.restarts);
+        assert!(
+            self.starts[1] <= 1 + needed,
+            "a start that nothing asked for"
+        );
+        if let Some(at) = self.front_left {
+            assert!(self.now - at <= Duration::from_secs(1), "nothing follows");
+        }
+        if let (Some(at), Some(killed), true) = (self.front_done, self.killed, self.was_killed[1])
+            && all.signals - self.left.signals < 2
+            && !self.hurt[1]
+        {
+            assert!(
+                killed - at >= Duration::from_secs(5),
+                "no time for a goodbye"
+            );
+        }
         while let Some(report) = self.pipe.pop_front() {
             self.core.note(report);
         }
@@ -377,8 +404,6 @@ impl World {
             assert!(!self.was_killed[1] || all.ticks > 0, "a calm Phase B");
         }
         let verdict = self.core.verdict();
-        let hurt = |left: Budget| left.kills + left.stops + left.exits;
-        let losses = hurt(all) - hurt(self.left);
         let signals = all.signals - self.left.signals;
         // A rank that lets time pass may be too late to ask for another.
         let was_slow = self.left.ticks < all.ticks;
@@ -482,12 +507,13 @@ fn a_calm_job_ends_well_and_no_rank_is_killed() {
 
 #[test]
 fn ranks_that_are_killed_end_the_job_or_are_replaced() {
+    walk_all(2..3, |all| all.kills = 1);
     walk_all(0..3, |all| (all.kills, all.ticks) = (2, 1));
 }
 
 #[test]
 fn a_rank_that_exits_without_a_word_ends_the_job_or_is_replaced() {
-    walk_all(0..2, |all| (all.exits, all.ticks) = (1, 1));
+    walk_all(0..3, |all| (all.exits, all.ticks) = (1, 1));
 }
 
 #[test]
@@ -497,7 +523,7 @@ fn a_rank_that_is_stopped_ends_the_job_or_is_replaced() {
 
 #[test]
 fn a_front_that_is_not_heard_any_more_has_done_its_work_if_it_ends_well() {
-    walk_all(0..1, |all| all.noise = 1);
+    walk_all(0..1, |all| (all.noise, all.ticks) = (1, 1));
 }
 
 #[test]

@@ -220,14 +220,13 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
 }
 
 /// The first fault that was reported. A rank that ends with a fault of its own may be slower to say so
-/// than its peer is to say that it died; its words count then. Of ranks that failed alike, each by itself,
-/// the lowest is named, whichever was first.
+/// than its peer is to say that it died, or what it was told of the fault; its words count then. Of ranks
+/// that failed alike, each by itself, the lowest is named, whichever was first.
 fn cause<'a>(reports: &[(usize, Rank, &'a Fault)]) -> Option<&'a Fault> {
     let (_, _, first) = reports.first()?;
     let own = reports.iter().find(|(_, reporter, fault)| {
-        first.kind == FaultKind::PeerDied
-            && *reporter == first.rank
-            && fault.kind != FaultKind::PeerDied
+        let is_of_its_own = fault.rank == *reporter || first.kind == FaultKind::PeerDied;
+        *reporter == first.rank && is_of_its_own && fault.kind != FaultKind::PeerDied
     });
     let first = own.map_or(first, |(_, _, fault)| fault);
     let what = |fault: &Fault| (fault.kind, fault.operation.clone(), fault.detail.clone());
@@ -313,7 +312,12 @@ mod tests {
         assert_eq!(named(&[early]), Some(back.clone()));
         // Two reasons: the first counts.
         assert_eq!(named(&[(0, PHASE_B, &other), late]), Some(other.clone()));
-        // What the front was told of Phase B is no failure of its own.
+        // What the front was told of Phase B has fewer kinds, and is no failure of its own.
+        let short = Fault::new(FaultKind::Internal, PHASE_B, "phase_b", "no plugin");
+        assert_eq!(
+            named(&[(0, FRONT, &short), (1, PHASE_B, &back)]),
+            Some(back.clone())
+        );
         assert_eq!(named(&[(0, FRONT, &back), early]), Some(back.clone()));
     }
 }

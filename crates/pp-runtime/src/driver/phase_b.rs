@@ -319,6 +319,12 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
             },
             message: Text::truncated(&error.detail),
         };
+        let fault = error.into_fault(match failure.blames {
+            Side::Front => self.blame.peer,
+            Side::PhaseB => self.blame.rank,
+        });
+        // First, because the front raises what it makes of the message, which has fewer kinds and names no operation.
+        self.switch.raise(fault.clone());
         let stamp = Stamp::echo(call);
         let told = send(
             &mut self.link,
@@ -331,11 +337,7 @@ impl<L: Link, S: PhaseBStages<L::Tx, L::Rx>> PhaseB<'_, L, S> {
         );
         // Untold, the front learns it from the abort that follows.
         drop(told);
-        let rank = match failure.blames {
-            Side::Front => self.blame.peer,
-            Side::PhaseB => self.blame.rank,
-        };
-        error.into_fault(rank)
+        fault
     }
 
     fn answer_shutdown(&mut self) -> Result<(), Fault> {
