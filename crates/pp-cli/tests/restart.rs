@@ -22,23 +22,10 @@ use pp_testing::{
     process::{
         Held, KILL, Strike, all_gone, as_rank, children, finish, free_port, run, signal, spawn,
     },
-    video,
+    scenes, video,
 };
 use restart_support::{host, kills, report, through};
 use rustix::process::Signal;
-
-/// A clip whose every third part is another scene.
-fn cut_video(frames: usize) -> Vec<u8> {
-    let mut file = video(64, 48, "mono", frames);
-    let header = file.iter().position(|byte| *byte == b'\n').unwrap() + 1;
-    let frame = 64 * 48 + b"FRAME\n".len();
-    for (at, picture) in file[header..].chunks_mut(frame).enumerate() {
-        if at / (frames / 3).max(1) % 2 == 1 {
-            picture[6..].iter_mut().for_each(|byte| *byte = 255 - *byte);
-        }
-    }
-    file
-}
 
 /// The clip through an undisturbed run.
 fn calm(mut command: Command, input: &[u8]) -> Vec<u8> {
@@ -81,7 +68,7 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
 
 #[test]
 fn killed_at_random_moments_it_goes_on_as_if_nothing_had_been() {
-    let (plain, cut) = (video(64, 48, "mono", 120), cut_video(120));
+    let (plain, cut) = (video(64, 48, "mono", 120), scenes(64, 48, "mono", 120, 40));
     let (median, temporal) = (median(), rust_plugin("pp-plugin-temporal"));
     let file = |path: &PathBuf| path.to_str().unwrap().to_owned();
     let variants = [
