@@ -316,9 +316,9 @@ once() {
 # What happens when something breaks. The steps look after themselves, so each has a bound of its own beside this one.
 faults() {
     # Every fault that can be made, in a real job, and what its ranks do.
-    gpu_step 2 fault-rules held 240 "$trials" faults --all "${nccl[@]}" --json
+    gpu_step 2 fault-rules held 240 "$trials" faults "${nccl[@]}" --json
     # Every state of ours against everything that may become of the peer.
-    gpu_step 2 fault-shutdown held 300 "$trials" shutdown --transport nccl --jobs 3 --json report.json
+    gpu_step 2 fault-shutdown held 300 "$trials" shutdown --transport nccl --jobs 3 --json
     # Phase B dies three times, and the output is the undisturbed one.
     gpu_step 2 fault-restart held 90 bash -c '"$0" run --transport nccl --kernels ptx --input "$1" --output calm.y4m &&
         PP_FAULT=kill@1:chunk=2:times=3 "$0" run --transport nccl --kernels ptx --input "$1" --restarts 5 --output again.y4m --report report.json &&

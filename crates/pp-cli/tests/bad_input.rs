@@ -29,22 +29,14 @@ fn run_args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
 fn inputs_that_are_not_what_they_should_be() {
     let good = video(32, 16, "420jpeg", 6);
     let header = good.iter().position(|b| *b == b'\n').unwrap() + 1;
-    let mut no_marker = good.clone();
-    no_marker[header] = b'X';
     let with_header = |line: &str| [line.as_bytes(), &good[header..]].concat();
-    let cases: [(&str, Vec<u8>, &[&str]); 11] = [
+    let cases: [(&str, Vec<u8>, &[&str]); 7] = [
         ("empty", Vec::new(), &["empty"]),
         ("header only", good[..header].to_vec(), &["no frame"]),
         (
             "cut off",
             good[..header + 99].to_vec(),
             &["truncated", "frame 0"],
-        ),
-        ("no marker", no_marker, &["FRAME marker", "frame 0"]),
-        (
-            "an mp4",
-            b"\0\0\0\x20ftypisom\0\0\x02\0isomiso2avc1mp41".to_vec(),
-            &["ffmpeg"],
         ),
         ("noise", vec![0xA7; 5000], &["not a Y4M file"]),
         (
@@ -61,16 +53,6 @@ fn inputs_that_are_not_what_they_should_be() {
             "unknown fields",
             with_header("YUV4MPEG2 W32 H16 F25:1 Iz\n"),
             &["Iz", "Ip, It, Ib and I?"],
-        ),
-        (
-            "no width",
-            with_header("YUV4MPEG2 H16 F25:1\n"),
-            &["header"],
-        ),
-        (
-            "absurd",
-            with_header("YUV4MPEG2 W99999999 H16 F25:1\n"),
-            &["header"],
         ),
     ];
     let folder = folder("bad_inputs");
@@ -158,57 +140,26 @@ fn a_reader_that_leaves_is_an_output_error() {
 
 #[test]
 fn command_lines_that_cannot_be() {
-    let depth = "it takes a whole number from 1 to 64";
-    let cases: [(&[&str], &str); 17] = [
-        (&["run", "--depth", "0"], &format!("--depth 0: {depth}")),
-        (&["run", "--depth", "65"], &format!("--depth 65: {depth}")),
-        (&["run", "--depth", "-1"], &format!("--depth -1: {depth}")),
-        (&["run", "--depth=-1.5"], &format!("--depth -1.5: {depth}")),
-        (&["run", "--depth", "1.5"], &format!("--depth 1.5: {depth}")),
+    let cases: [(&[&str], &str); 5] = [
         (
-            &["run", "--depth", "four"],
-            &format!("--depth four: {depth}"),
-        ),
-        (&["run", "--depth", ""], &format!("--depth \"\": {depth}")),
-        (
-            &["run", "--depth", "99999999999999999999"],
-            &format!("--depth 99999999999999999999: {depth}"),
+            &["run", "--depth", "65"],
+            "--depth 65: it takes a whole number from 1 to 64",
         ),
         (
-            &["run", "--chunks", "0"],
-            "--chunks 0: it takes a whole number from 1 to ",
+            &["run", "--depth=-1.5"],
+            "--depth -1.5: it takes a whole number from 1 to 64",
         ),
         (
             &["run", "--strength", "-3"],
             "--strength -3: it takes 'auto', or ",
         ),
         (
-            &["run", "--strength", "very"],
-            "--strength very: it takes 'auto', or ",
-        ),
-        (
             &["run", "--ranks", "3"],
             "from 1 to 2, since a pipeline has one or two ranks today",
         ),
         (
-            &["run", "--seed", "-1"],
-            "--seed -1: it takes a whole number from 0 to ",
-        ),
-        (
-            &["bench", "overlap", "--decode-ms", "-1"],
-            "--decode-ms -1: it takes milliseconds",
-        ),
-        (
-            &["bench", "overlap", "--bytes", "many"],
-            "--bytes many: it takes a whole number",
-        ),
-        (
-            &["run", "--output", "x", "--report", "x"],
-            "--output and --report name the same place",
-        ),
-        (
-            &["run", "--trace", "-", "--output", "/dev/stdout"],
-            "the same place",
+            &["run", "--ranks", "1", "--restarts", "1", "--input", "x.y4m"],
+            "--restarts",
         ),
     ];
     for (args, word) in cases {

@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use common::{folder, leftovers, pp};
 use pp_testing::{
-    process::{
-        all_gone, as_rank, finish, free_port, ranks, run, signal, spawn, wait_until_it_runs,
-    },
+    process::{all_gone, as_rank, finish, free_port, ranks, run, signal, spawn},
     video,
 };
 use rustix::process::Signal;
@@ -50,51 +48,6 @@ fn a_killed_supervisor_takes_its_ranks_along() {
     assert_eq!(leftovers(), before);
 }
 
-#[test]
-fn all_ranks_killed_at_once_leave_nothing() {
-    let before = leftovers();
-    let child = endless();
-    let pids = ranks(child.id());
-    std::thread::sleep(Duration::from_millis(200));
-    for pid in pids {
-        signal(pid, Signal::KILL);
-    }
-    finish(child).failed(7, &["SIGKILL"]);
-    all_gone(&pids);
-    assert_eq!(leftovers(), before);
-}
-
-#[test]
-fn a_stopped_rank_is_noticed_by_its_silence() {
-    let child = spawn(common::endless("1000000", "1").env("PP_HEARTBEAT_MS", "1000"));
-    let pids = ranks(child.id());
-    wait_until_it_runs(pids[0]);
-    signal(pids[1], Signal::STOP);
-    finish(child).failed(9, &["rank 1", "heartbeat"]);
-    all_gone(&pids);
-}
-
-#[test]
-fn a_killed_rank_leaves_no_output_behind() {
-    let folder = folder("killed_output");
-    let input = folder.write("in.y4m", &video(352, 288, "420jpeg", 8));
-    let output = folder.file("out.y4m");
-    for victim in [0, 1] {
-        let child = spawn(
-            pp(&["run", "--denoise-steps", "1024", "--input"])
-                .arg(&input)
-                .arg("--output")
-                .arg(&output),
-        );
-        let pids = ranks(child.id());
-        std::thread::sleep(Duration::from_millis(300));
-        signal(pids[victim], Signal::KILL);
-        finish(child).failed(7, &["SIGKILL"]);
-        all_gone(&pids);
-        assert_eq!(folder.names(), ["in.y4m"]);
-    }
-}
-
 /// A rank as a launcher would start it.
 fn rank(rank: u32, port: u16, args: &[&str]) -> Command {
     as_rank(pp(args), rank, port)
@@ -111,27 +64,6 @@ const BENCH: [&str; 9] = [
     "50",
     "--json",
 ];
-
-#[test]
-fn ranks_of_a_launcher_meet_and_run() {
-    let port = free_port();
-    let back = spawn(&mut rank(1, port, &BENCH));
-    let front = spawn(&mut rank(0, port, &BENCH));
-    let ended = finish(front).succeeded();
-    assert!(String::from_utf8_lossy(&ended.stdout).contains("\"chunks\":50"));
-    finish(back).succeeded();
-}
-
-#[test]
-fn ranks_started_differently_stop_before_the_first_transfer() {
-    let port = free_port();
-    let with = |depth| [&BENCH[..], &["--depth", depth]].concat();
-    let back = spawn(&mut rank(1, port, &with("2")));
-    let front = spawn(&mut rank(0, port, &with("3")));
-    for ended in [finish(front), finish(back)] {
-        ended.failed(6, &["depth", "3", "2", "rank 0", "rank 1"]);
-    }
-}
 
 #[test]
 fn a_rank_that_cannot_load_its_kernels_tells_the_other() {

@@ -22,23 +22,10 @@ use pp_testing::{
     process::{
         Held, KILL, Strike, all_gone, as_rank, children, finish, free_port, run, signal, spawn,
     },
-    video,
+    scenes, video,
 };
 use restart_support::{host, kills, report, through};
 use rustix::process::Signal;
-
-/// A clip whose every third part is another scene.
-fn cut_video(frames: usize) -> Vec<u8> {
-    let mut file = video(64, 48, "mono", frames);
-    let header = file.iter().position(|byte| *byte == b'\n').unwrap() + 1;
-    let frame = 64 * 48 + b"FRAME\n".len();
-    for (at, picture) in file[header..].chunks_mut(frame).enumerate() {
-        if at / (frames / 3).max(1) % 2 == 1 {
-            picture[6..].iter_mut().for_each(|byte| *byte = 255 - *byte);
-        }
-    }
-    file
-}
 
 /// The clip through an undisturbed run.
 fn calm(mut command: Command, input: &[u8]) -> Vec<u8> {
@@ -81,7 +68,7 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
 
 #[test]
 fn killed_at_random_moments_it_goes_on_as_if_nothing_had_been() {
-    let (plain, cut) = (video(64, 48, "mono", 120), cut_video(120));
+    let (plain, cut) = (video(64, 48, "mono", 120), scenes(64, 48, "mono", 120, 40));
     let (median, temporal) = (median(), rust_plugin("pp-plugin-temporal"));
     let file = |path: &PathBuf| path.to_str().unwrap().to_owned();
     let variants = [
@@ -99,20 +86,6 @@ fn killed_at_random_moments_it_goes_on_as_if_nothing_had_been() {
         let strikes = kills(&mut random, 3, input.len() as u64 * 3 / 4);
         assert_unmoved(host(&args), input, &wanted, &strikes);
     }
-}
-
-#[test]
-fn a_phase_b_that_is_stopped_is_replaced() {
-    let input = video(64, 48, "mono", 80);
-    let wanted = calm(host(&[]), &input);
-    let strike = Strike {
-        at: input.len() as u64 / 3,
-        after: Duration::from_micros(700),
-        signal: Signal::STOP,
-    };
-    let mut command = host(&[]);
-    command.env("PP_HEARTBEAT_MS", "1000");
-    assert_unmoved(command, &input, &wanted, &[strike]);
 }
 
 /// It was started and stopped at once, so it never comes: after a while another is asked for.
@@ -154,35 +127,6 @@ fn killed_again_before_it_has_come_up_it_comes_all_the_same() {
 }
 
 #[test]
-fn restarts_that_are_used_up_end_the_job_with_its_cause() {
-    let input = video(64, 48, "mono", 200);
-    let mut command = host(&["--restarts", "2"]);
-    let mut held = Held::start(&mut command, input);
-    for at in [20_000, 60_000, 100_000] {
-        held.strike(Strike {
-            at,
-            after: Duration::ZERO,
-            signal: Signal::KILL,
-        });
-    }
-    let ranks = children(held.id());
-    let ended = held.finish();
-    assert_eq!(ended.code, Some(7), "{}", ended.stderr);
-    // A line for each restart, and one for the end.
-    assert_eq!(ended.stderr.lines().count(), 3, "{}", ended.stderr);
-    for words in [
-        "rank 1",
-        "SIGKILL",
-        "; restart 1 of 2\n",
-        "; restart 2 of 2\n",
-        "2 of 2 restarts",
-    ] {
-        assert!(ended.stderr.contains(words), "{}", ended.stderr);
-    }
-    all_gone(&ranks);
-}
-
-#[test]
 fn what_would_fail_again_is_not_started_again() {
     let folder = folder("restart_plugin");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
@@ -192,14 +136,6 @@ fn what_would_fail_again_is_not_started_again() {
     command.arg(&plugin).arg("--input").arg(&input);
     let ended = run(&mut command, None).failed(5, &["rank 1", "phase_b"]);
     assert!(!ended.stderr.contains("restarts"), "{}", ended.stderr);
-}
-
-#[test]
-fn one_process_has_nobody_to_restart() {
-    let args = ["run", "--ranks", "1", "--restarts", "1", "--input", "x.y4m"];
-    let ended = run(&mut pp(&args), None);
-    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
-    assert!(ended.stderr.contains("--restarts"), "{}", ended.stderr);
 }
 
 /// The first interrupt comes while there is no Phase B: what is in flight is finished by the next.
@@ -221,46 +157,6 @@ fn a_drain_asked_for_between_two_phase_bs_drains() {
     assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
     assert!(ended.stdout.len() > 60_000);
     assert!(wanted.starts_with(&ended.stdout), "the output is another");
-}
-
-/// The second interrupt does not wait for anybody.
-#[test]
-fn an_abort_asked_for_between_two_phase_bs_aborts() {
-    let mut held = Held::start(&mut host(&["--restarts", "3"]), video(64, 48, "mono", 400));
-    held.strike(KILL);
-    let next = held.rank(1);
-    signal(next, Signal::STOP);
-    let ranks = children(held.id());
-    let ended = held.aborted();
-    assert_eq!(ended.code, Some(130), "{}", ended.stderr);
-    all_gone(&ranks);
-}
-
-/// The front has the input: it is not started again, and takes Phase B along, whatever that does.
-#[test]
-fn a_killed_front_takes_phase_b_along() {
-    for between in [false, true] {
-        let mut held = Held::start(&mut host(&["--restarts", "9"]), video(64, 48, "mono", 400));
-        held.wait_for(60_000);
-        if between {
-            let strike = Strike {
-                at: 0,
-                after: Duration::ZERO,
-                signal: Signal::KILL,
-            };
-            held.strike(strike);
-        }
-        let ranks = [held.rank(0), held.rank(1)];
-        signal(ranks[0], Signal::KILL);
-        let ended = held.finish();
-        assert_eq!(ended.code, Some(7), "{}", ended.stderr);
-        for words in ["rank 0", "SIGKILL"] {
-            assert!(ended.stderr.contains(words), "{}", ended.stderr);
-        }
-        let lines = 1 + usize::from(between);
-        assert_eq!(ended.stderr.lines().count(), lines, "{}", ended.stderr);
-        all_gone(&ranks);
-    }
 }
 
 /// A rank as a launcher would start it.
@@ -309,21 +205,6 @@ fn a_launcher_that_starts_nobody_is_not_waited_for_for_ever() {
     for words in ["up to 1 s for rank 1", "no other came"] {
         assert!(ended.stderr.contains(words), "{}", ended.stderr);
     }
-}
-
-/// A Phase B that a launcher started ends with its front, and is started in vain.
-#[test]
-fn a_phase_b_of_a_launcher_ends_with_its_front() {
-    let port = free_port();
-    let held = Held::start(
-        &mut rank(0, port, &["--restarts", "5"]),
-        video(64, 48, "mono", 120),
-    );
-    let phase_b = spawn(&mut rank(1, port, &["--restarts", "5"]));
-    held.wait_for(40_000);
-    signal(held.id(), Signal::KILL);
-    held.finish();
-    finish(phase_b).failed(7, &["rank 0"]);
 }
 
 /// On the fakes of two GPUs.

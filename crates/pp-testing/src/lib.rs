@@ -15,4 +15,4 @@ pub use self::plan::{Toy, ToyParts};
 pub use self::random::Random;
 pub use self::ranks::{Pair, channels, edge};
 pub use self::stages::{ToyFront, ToyPhaseB, computed};
-pub use self::video::video;
+pub use self::video::{scenes, video};

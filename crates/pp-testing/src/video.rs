@@ -2,6 +2,11 @@
 
 /// A Y4M file: a gradient that moves, with some noise; every byte depends on its place.
 pub fn video(width: usize, height: usize, sampling: &str, frames: usize) -> Vec<u8> {
+    scenes(width, height, sampling, frames, frames)
+}
+
+/// The same in scenes of so many frames: every second one is a negative.
+pub fn scenes(width: usize, height: usize, sampling: &str, frames: usize, each: usize) -> Vec<u8> {
     let (w2, h2) = (width.div_ceil(2), height.div_ceil(2));
     let chroma = match sampling {
         "mono" => 0,
@@ -17,7 +22,12 @@ pub fn video(width: usize, height: usize, sampling: &str, frames: usize) -> Vec<
         for at in 0..width * height + chroma {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let slope = (at % width) * 3 + at / width + frame * 5;
-            file.push((slope as u32 % 200 + (seed >> 27)) as u8);
+            let sample = (slope as u32 % 200 + (seed >> 27)) as u8;
+            file.push(if frame / each % 2 == 1 {
+                255 - sample
+            } else {
+                sample
+            });
         }
     }
     file

@@ -34,7 +34,7 @@ enum Command {
     /// Break each rule of the protocol in a real job, and see what its ranks do.
     Faults(faults::FaultsArgs),
     /// End real jobs in every state, and see what their ranks do.
-    Shutdown(shutdown::ShutdownArgs),
+    Shutdown(trial::TrialArgs),
     /// Run long jobs whose Phase B is killed and stopped all the time: no frame may be lost or changed.
     Soak(soak::SoakArgs),
     #[command(flatten)]

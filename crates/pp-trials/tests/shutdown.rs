@@ -8,20 +8,13 @@ mod fakes;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{folder, pp};
+use common::{assert_all_behave, folder, pp};
 use fakes::Fakes;
-use pp_testing::{
-    Folder,
-    process::{children, finish, is_alive, run, signal, spawn},
-};
+use pp_testing::process::{children, finish, is_alive, run, signal, spawn};
 use rustix::process::Signal;
-use serde_json::Value;
 
 /// Cells mostly wait, for a silence that lasts three heartbeats above all.
 const JOBS: &str = "12";
-
-/// Every cell ended as it should, and some later than their bound.
-const LATE: i32 = 9;
 
 /// `pp shutdown` with the heartbeat of a machine that has other things to do.
 fn matrix(args: &[&str]) -> Command {
@@ -30,64 +23,23 @@ fn matrix(args: &[&str]) -> Command {
     command
 }
 
-/// Runs it to its end, which must be a good one, early or late, and gives its report.
-#[track_caller]
-fn report_of(mut command: Command, folder: &Folder) -> Value {
-    let report = folder.file("report.json");
-    let ended = run(command.arg("--json").arg(&report), None);
-    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
-    let wrong: Vec<&str> = said
-        .lines()
-        .filter(|line| !line.contains(" noticed "))
-        .collect();
-    let why = format!("{}\n{}", wrong.join("\n"), ended.stderr);
-    assert!(matches!(ended.code, Some(0 | LATE)), "{why}");
-    let report: Value = serde_json::from_slice(&std::fs::read(report).unwrap()).unwrap();
-    let is_late = |cell: &Value| cell["missed"].as_array().is_some_and(|m| !m.is_empty());
-    let any_is_late = report["cells"].as_array().unwrap().iter().any(is_late);
-    assert_eq!(ended.code == Some(LATE), any_is_late, "{why}");
-    report
-}
-
-fn must_run() -> bool {
-    std::env::var_os("PP_TESTS_MUST_RUN").is_some()
-}
-
-/// Every cell was run, but those with a reason that is one.
-#[track_caller]
-fn assert_all_ran(report: &Value, may_be_left: &str) {
-    let cells = report["cells"].as_array().unwrap();
-    for cell in cells {
-        if let Some(why) = cell["not_run"].as_str() {
-            assert!(why.contains(may_be_left), "{}: {why}", cell["cell"]);
-        }
-    }
-    let ran = cells
-        .iter()
-        .filter(|cell| cell["not_run"].is_null())
-        .count();
-    assert!(ran >= 100, "{ran} cells ran");
-}
-
 #[test]
 fn every_cell_ends_as_it_should_on_shared_memory() {
-    let folder = folder("shutdown_host");
-    let report = report_of(matrix(&[]), &folder);
-    assert_all_ran(&report, "no network between them");
+    assert_all_behave(&mut matrix(&[]), 100, "no network between them");
 }
 
 #[test]
 fn every_cell_ends_as_it_should_over_nccl() {
     let folder = folder("shutdown_nccl");
-    let mut command = matrix(&["--transport", "nccl", "--fakes"]);
+    let mut command = matrix(&["--transport", "nccl"]);
     Fakes::build().give_to(&mut command);
-    let report = report_of(command, &folder);
-    let allowed = if must_run() { "nothing" } else { "network" };
-    assert_all_ran(&report, allowed);
-    let cells = report["cells"].as_array().unwrap();
-    if let Some(why) = cells.iter().find_map(|cell| cell["not_run"].as_str()) {
-        eprintln!("skipped: cells whose network is cut: {why}");
-    }
+    command.env("PP_FAKE_NCCL_DIR", folder.file(""));
+    let must_run = std::env::var_os("PP_TESTS_MUST_RUN").is_some();
+    assert_all_behave(
+        &mut command,
+        100,
+        if must_run { "nothing" } else { "network" },
+    );
 }
 
 /// The judge sees what is wrong: here a job that goes on as if nothing had been, because nothing was.
@@ -104,14 +56,6 @@ fn a_state_that_is_not_reached_is_no_success() {
         "{said}"
     );
     assert_eq!(folder.names(), Vec::<String>::new());
-}
-
-#[test]
-fn a_report_that_cannot_be_written_is_known_before_any_cell() {
-    let mut command = matrix(&["--json", "/no/such/folder/report.json"]);
-    let ended = run(&mut command, None);
-    assert!(ended.stdout.is_empty(), "{:?}", ended.stdout);
-    ended.failed(4, &["/no/such/folder/report.json"]);
 }
 
 #[test]

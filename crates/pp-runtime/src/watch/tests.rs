@@ -139,7 +139,7 @@ fn what_one_peer_says_the_others_are_told() {
 }
 
 #[test]
-fn a_peer_that_sends_more_than_is_taken_is_at_fault() {
+fn a_peer_that_sends_what_is_not_due_or_more_than_is_taken_is_at_fault() {
     let now = Instant::now();
     let mut core = Core::new([Rank::new(1)], None, Duration::ZERO, now);
     for item in 0..8 {
@@ -149,7 +149,11 @@ fn a_peer_that_sends_more_than_is_taken_is_at_fault() {
     let early = core.clone().hand_over(None).unwrap_err();
     core.handle(Event::Item(0, 8), now);
     let late = core.take_fault().unwrap();
-    for fault in [early, late] {
+    let hello = Event::Said(0, Message::Hello(b"again"));
+    let [Action::LosePeer(again)] = &running(now).handle(hello, now)[..] else {
+        panic!("it is no fault");
+    };
+    for fault in [&early, &late, again] {
         assert_eq!(
             (fault.kind, fault.rank),
             (FaultKind::PeerMisbehaved, Rank::new(1))

@@ -107,35 +107,6 @@ fn nothing_to_do_is_done_well() {
 }
 
 #[test]
-fn a_flush_cut_loses_nothing_and_starts_an_epoch_on_both_sides() {
-    let mut cuts = vec![Cut::None; 20];
-    cuts[5] = Cut::Flush;
-    cuts[13] = Cut::Flush;
-    let ends = run(4, Counting::new(cuts), Adder::new(), |_, _| {});
-    assert_eq!(ends.front.unwrap().emitted, 20);
-    assert_eq!(ends.stages.built[4..6], [0, 1]);
-    assert_eq!(ends.stages.built[12..14], [1, 2]);
-    assert_eq!(ends.adder.epochs_started, [0, 1, 2]);
-}
-
-#[test]
-fn a_hard_cut_drops_what_is_in_flight_and_decodes_none_of_it() {
-    // The first decode is held up until the depth is full; then the cut comes.
-    let mut cuts = vec![Cut::None; 40];
-    cuts[10] = Cut::Hard;
-    let ends = run(4, Counting::new(cuts), Adder::new(), |_, _| {});
-    let counts = ends.front.unwrap();
-    assert_eq!(counts.admitted, 40);
-    assert_eq!(counts.emitted + counts.dropped, 40);
-    assert_eq!(counts.dropped, ends.stages.forgotten.len() as u64);
-    // Everything emitted after the cut was admitted is of the new epoch: only chunks right
-    // before the cut can be missing.
-    assert!(ends.stages.forgotten.iter().all(|n| (6..10).contains(n)));
-    let emitted: Vec<u64> = ends.stages.emitted.iter().map(|(n, _)| *n).collect();
-    assert!(emitted.is_sorted() && (10..40).all(|n| emitted.contains(&n)));
-}
-
-#[test]
 fn a_drain_finishes_what_is_in_flight() {
     let mut stages = Counting::new(vec![Cut::None; 100_000]);
     let (open, gate) = mpsc::channel();

@@ -48,9 +48,7 @@ impl Device {
 pub(crate) struct Counting {
     pub(crate) cuts: Vec<Cut>,
     pub(crate) offered: usize,
-    pub(crate) built: Vec<u64>,
     pub(crate) emitted: Vec<(u64, u8)>,
-    pub(crate) forgotten: Vec<u64>,
     pub(crate) fail_decode_at: Option<u64>,
     /// Decodes that a device would still work on; each ends when asked for the third time.
     pub(crate) later: Option<Device>,
@@ -89,9 +87,7 @@ impl Counting {
         Self {
             cuts,
             offered: 0,
-            built: Vec::new(),
             emitted: Vec::new(),
-            forgotten: Vec::new(),
             fail_decode_at: None,
             later: None,
             gate: None,
@@ -115,7 +111,6 @@ impl FrontStages<TxLease, RxLease> for Counting {
 
     fn build(&mut self, place: Place, slot: &mut TxLease) -> Result<Built<Toy, u64>, StageError> {
         let chunk = place.chunk.get();
-        self.built.push(place.epoch.get());
         // Every third chunk is shorter, every seventh empty.
         let bytes = match chunk {
             n if n % 7 == 3 => 0,
@@ -169,18 +164,12 @@ impl FrontStages<TxLease, RxLease> for Counting {
     fn poll_decoded(&mut self, oldest: Decoded) -> Result<Progress<Decoded, Decoded>, StageError> {
         Ok(self.later.as_mut().unwrap().poll(oldest))
     }
-
-    fn forget(&mut self, chunk: ChunkIndex, carry: u64) {
-        assert_eq!(carry, chunk.get());
-        self.forgotten.push(carry);
-    }
 }
 
 pub(crate) struct Adder {
     pub(crate) fail_at: Option<u64>,
     pub(crate) lie_about_calls: bool,
     pub(crate) later: Option<Device>,
-    pub(crate) epochs_started: Vec<u64>,
 }
 
 impl Adder {
@@ -189,7 +178,6 @@ impl Adder {
             fail_at: None,
             lie_about_calls: false,
             later: None,
-            epochs_started: Vec::new(),
         }
     }
 }
@@ -205,9 +193,6 @@ impl PhaseBStages<TxLease, RxLease> for Adder {
         input: Option<&RxLease>,
         output: &mut TxLease,
     ) -> Result<Progress<Computed, Computed>, StageError> {
-        if place.starts_epoch {
-            self.epochs_started.push(place.epoch.get());
-        }
         if self.fail_at == Some(place.chunk.get()) {
             return Err(StageError::new(
                 FaultKind::Plugin,

@@ -4,29 +4,21 @@ use std::time::Duration;
 
 use pp_contract::FaultKind;
 use pp_runtime::watch::MISSED_HEARTBEATS;
-use serde::Serialize;
 
 use super::log::Point;
-use crate::trial::ENDS_WITHIN;
+use crate::hook;
+use crate::trial::{ENDS_WITHIN, Ground, Trial};
 
 /// Time between heartbeats: a rank that gets no core for a while is not silent.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 /// When a rank that says nothing is noticed.
 pub(super) const SILENCE: Duration = HEARTBEAT.saturating_mul(MISSED_HEARTBEATS);
 
-/// What carries the payloads of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Transport {
-    /// Memory that both ranks share.
-    Host,
-    /// GPU memory over NCCL: two GPUs, or their fakes.
-    Nccl,
-}
-
-const BOTH: &[Transport] = &[Transport::Host, Transport::Nccl];
-pub(super) const HOST: &[Transport] = &[Transport::Host];
-pub(super) const NCCL: &[Transport] = &[Transport::Nccl];
+const ALL: &[Ground] = &[Ground::Host, Ground::Fakes, Ground::Gpus];
+pub(super) const HOST: &[Ground] = &[Ground::Host];
+pub(super) const NCCL: &[Ground] = &[Ground::Fakes, Ground::Gpus];
+/// Where real GPUs cannot be made to do it.
+pub(super) const FAKES: &[Ground] = &[Ground::Fakes];
 
 /// How a rank has to end.
 #[derive(Clone, Copy, Debug)]
@@ -58,12 +50,8 @@ pub(super) struct Entry {
     pub(super) id: &'static str,
     /// The rule.
     pub(super) rule: &'static str,
-    /// What is broken.
-    pub(super) breaks: &'static str,
     pub(super) how: How,
-    pub(super) transports: &'static [Transport],
-    /// Where real GPUs cannot be made to do it.
-    pub(super) needs_fakes: bool,
+    pub(super) grounds: &'static [Ground],
     /// Arguments and variables of both ranks.
     pub(super) args: &'static [&'static str],
     pub(super) env: &'static [(&'static str, &'static str)],
@@ -82,17 +70,14 @@ impl Entry {
     pub(super) const fn new(
         id: &'static str,
         rule: &'static str,
-        breaks: &'static str,
         how: How,
         ends: [End; 2],
     ) -> Self {
         Self {
             id,
             rule,
-            breaks,
             how,
-            transports: BOTH,
-            needs_fakes: false,
+            grounds: ALL,
             args: &[],
             env: &[],
             ends,
@@ -103,8 +88,8 @@ impl Entry {
         }
     }
 
-    pub(super) const fn on(mut self, transports: &'static [Transport]) -> Self {
-        self.transports = transports;
+    pub(super) const fn on(mut self, grounds: &'static [Ground]) -> Self {
+        self.grounds = grounds;
         self
     }
 
@@ -138,18 +123,54 @@ impl Entry {
         let goes_on = self.ends.iter().all(|end| matches!(end, End::Done));
         (self.is_hooked() && !goes_on).then(|| self.noticed_after + ENDS_WITHIN)
     }
+}
 
-    /// The rank on which something is broken, where it is one.
-    pub(super) fn rank(&self) -> Option<u32> {
-        match self.how {
-            How::Hook(hook) => crate::hook::rank_of(hook),
-            How::Variable(rank, ..) | How::Arguments(rank, _) => Some(rank),
-            How::Nothing => None,
-        }
+impl Trial for &Entry {
+    fn name(&self) -> String {
+        self.id.into()
+    }
+
+    fn means(&self, _: Ground) -> String {
+        let how = match self.how {
+            How::Hook(hook) => format!("PP_FAULT={hook}: {}", hook::about(hook)),
+            How::Variable(rank, name, value) => format!("{name}={value} on rank {rank}"),
+            How::Arguments(rank, args) => format!("{} on rank {rank}", args.join(" ")),
+            How::Nothing => "nothing is broken".into(),
+        };
+        let [front, phase_b] = self.ends.map(|end| match end {
+            End::Done => "done".into(),
+            End::Killed => "killed".into(),
+            End::Fault(kind, rank, operation) => format!("{kind}: rank {rank}: {operation}"),
+        });
+        format!("{} {how}. Rank 0: {front}; rank 1: {phase_b}", self.rule)
+    }
+
+    fn not_here(&self, ground: Ground) -> Option<&'static str> {
+        let is_here = self.grounds.contains(&ground);
+        (!is_here).then_some("not a fault of this transport, or one of the fakes alone")
     }
 }
 
 /// Both ranks say the same.
 pub(super) const fn both(kind: FaultKind, rank: u32, operation: &'static str) -> [End; 2] {
     [End::Fault(kind, rank, operation); 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::entries::all;
+
+    #[test]
+    fn the_bound_is_a_second_after_the_fault_is_noticed() {
+        let bound = |id| {
+            let entry = all().find(|entry| entry.id == id).unwrap();
+            entry.bound().map(|bound| bound.as_secs())
+        };
+        assert_eq!(bound("OM-13.kill-front"), Some(1));
+        assert_eq!(bound("OM-13.stop-front"), Some(3 + 1));
+        assert_eq!(bound("OM-13.stuck"), Some(3 + 1));
+        // Nothing says when it was made; the job goes on.
+        assert_eq!(bound("OM-04.setting"), None);
+        assert_eq!(bound("OM-09"), None);
+    }
 }

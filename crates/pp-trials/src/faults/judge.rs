@@ -1,55 +1,16 @@
 //! What the ranks did about a fault, against what they have to do.
 
-use std::fmt;
 use std::path::Path;
 
 use pp_contract::Rank;
 use pp_job::{WORLD, code_of};
-use serde::Serialize;
 
 use super::catalogue::{End, Entry};
-use super::job::{Ended, Outcome};
+use super::clip;
+use super::job::Outcome;
 use super::log;
 use crate::hook::AFTER;
-use crate::trial::ASIDE;
-
-/// How the line of an error begins.
-const ERROR: &str = "pp: error: ";
-
-/// What a rank said and how it ended.
-#[derive(Debug, Serialize)]
-pub(super) struct Said {
-    rank: u32,
-    ended: String,
-    /// Its error.
-    said: Option<String>,
-}
-
-impl Said {
-    pub(super) fn of(rank: usize, ended: &Ended) -> Self {
-        let error = ended.lines.iter().rev().find_map(|l| l.strip_prefix(ERROR));
-        Self {
-            rank: rank as u32,
-            ended: ended.how(),
-            said: error.map(|line| without_hint(line).to_owned()),
-        }
-    }
-}
-
-/// The record that the hint behind an error names goes away with the job.
-fn without_hint(error: &str) -> &str {
-    let hint = error.find(" (what the ranks did last: ");
-    &error[..hint.unwrap_or(error.len())]
-}
-
-/// On one line.
-impl fmt::Display for Said {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rank, ended, said } = self;
-        write!(f, "rank {rank} ({ended})")?;
-        said.as_ref().map_or(Ok(()), |said| write!(f, ": {said}"))
-    }
-}
+use crate::trial::{ASIDE, Ended};
 
 /// Everything that is wrong with how a job ended; not how long that took.
 pub(super) fn judge(entry: &Entry, outcome: &Outcome, folder: &Path) -> Vec<String> {
@@ -87,29 +48,16 @@ fn is_hooked(ranks: &[Ended; WORLD as usize]) -> bool {
 }
 
 fn check_end(end: &End, ended: &Ended) -> Result<(), String> {
-    if ended.by_us {
-        return Err("it was still there at the deadline".into());
-    }
-    let (wanted_how, wanted) = match end {
-        End::Done => ("exit 0".to_owned(), None),
-        End::Killed => ("signal 9".to_owned(), None),
+    let (code, wanted) = match end {
+        End::Done => (0, None),
+        End::Killed => (-9, None),
         End::Fault(kind, rank, operation) => (
-            format!("exit {}", code_of(*kind)),
+            code_of(*kind).into(),
             Some(format!("{kind}: rank {}: {operation}: ", Rank::new(*rank))),
         ),
     };
-    let errors: Vec<_> = ended
-        .lines
-        .iter()
-        .filter_map(|line| line.strip_prefix(ERROR))
-        .collect();
-    if ended.how() != wanted_how {
-        let said = errors.join(" | ");
-        return Err(format!(
-            "{}, not {wanted_how}; it said: {said:?}",
-            ended.how()
-        ));
-    }
+    ended.check(&[code])?;
+    let errors: Vec<_> = ended.errors().collect();
     match (wanted, &errors[..]) {
         (None, []) => Ok(()),
         (Some(wanted), [said]) if said.starts_with(&wanted) => Ok(()),
@@ -122,7 +70,7 @@ fn check_files(folder: &Path, is_done: bool) -> Vec<String> {
     let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<_> = names
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .filter(|name| !ASIDE.iter().any(|(aside, _)| aside == name))
+        .filter(|name| name != clip::NAME && !ASIDE.iter().any(|(aside, _)| aside == name))
         .collect();
     names.sort();
     let wanted: &[&str] = if is_done { &["out.y4m"] } else { &[] };
@@ -145,7 +93,6 @@ mod tests {
         Ended {
             code: Some(code),
             lines: lines.iter().map(|&line| line.to_owned()).collect(),
-            by_us: false,
         }
     }
 
@@ -171,7 +118,7 @@ mod tests {
     fn each_thing_that_is_wrong_is_found() {
         type Change = fn(&mut Outcome);
         let changes: [(&str, Change); 9] = [
-            ("rank 0: exit 0", |o| o.ranks[0] = ended(0, &[])),
+            ("rank 0: it ended with 0", |o| o.ranks[0] = ended(0, &[])),
             ("rank 0: it said", |o| o.ranks[0].lines.clear()),
             ("rank 0: it said", |o| {
                 o.ranks[0] = ended(8, &[ERROR_8, ERROR_8]);
@@ -182,7 +129,7 @@ mod tests {
             ("rank 1: it said", |o| {
                 o.ranks[1].lines[1] = ERROR_8.replace("header", "payload");
             }),
-            ("deadline", |o| o.ranks[1].by_us = true),
+            ("did not end", |o| o.ranks[1].code = None),
             ("outlived", |o| o.left_behind = true),
             ("never made", |o| drop(o.ranks[1].lines.remove(0))),
             ("never made", |o| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pp_job::WORLD;
 
 use super::clip::CHUNKS;
-use super::job::Ended;
+use crate::trial::Ended;
 
 /// What each record says beside its message.
 const FIELDS: [&str; 6] = [

@@ -24,23 +24,28 @@ const BROADCAST: usize = 256;
 /// A backend's link with which rules can be broken.
 pub(crate) trait Breakable: Link {
     /// A slot of another link of the same kind, where a process can have two.
-    fn slot_of_another(&self) -> Option<Self::Tx>;
+    fn slot_of_another(&self) -> Option<Self::Tx> {
+        None
+    }
 
     /// Changes one byte of a slot that is about to be sent.
     fn change_byte(&self, slot: &mut Self::Tx) -> Result<(), TransportError>;
 
     /// Broadcasts from `root` in a group of this rank alone, as a part of the call that is about to
-    /// be answered, and waits until that is done.
-    fn broadcast_alone(&mut self, me: Rank, root: Rank, stamp: Stamp)
-    -> Result<(), TransportError>;
+    /// be answered, and waits until that is done; where there are groups.
+    fn broadcast_alone(&mut self, _: Rank, _: Rank, _: Stamp) -> Result<(), TransportError> {
+        Ok(())
+    }
 
-    /// Sends from a thread that is not the link's.
+    /// Sends from a thread that is not the link's, where that matters.
     fn send_elsewhere(
         &mut self,
         message: Prepared<'_>,
         stamp: Stamp,
         payload: Option<Self::Tx>,
-    ) -> Result<Sent<Self::Sending>, Rejected<Self::Tx>>;
+    ) -> Result<Sent<Self::Sending>, Rejected<Self::Tx>> {
+        self.send(message, stamp, payload)
+    }
 }
 
 impl Breakable for HostLink {
@@ -57,26 +62,9 @@ impl Breakable for HostLink {
         slot.bytes_mut()[CHANGED] ^= 1;
         Ok(())
     }
-
-    fn broadcast_alone(&mut self, _: Rank, _: Rank, _: Stamp) -> Result<(), TransportError> {
-        Ok(())
-    }
-
-    fn send_elsewhere(
-        &mut self,
-        message: Prepared<'_>,
-        stamp: Stamp,
-        payload: Option<Self::Tx>,
-    ) -> Result<Sent<Self::Sending>, Rejected<Self::Tx>> {
-        self.send(message, stamp, payload)
-    }
 }
 
 impl Breakable for NcclLink {
-    fn slot_of_another(&self) -> Option<Self::Tx> {
-        None
-    }
-
     fn change_byte(&self, slot: &mut Self::Tx) -> Result<(), TransportError> {
         assert!(CHANGED < slot.capacity(), "a payload of a byte");
         let issuer = self.issuer();

@@ -2,7 +2,7 @@
 
 use pp_contract::{
     CacheEpoch, ChunkIndex, Composer, Envelope, HEADER_BYTES, Header, Lockstep, Manifest, Outcome,
-    Plan, Sequencer, Stamp, TensorSpec,
+    Plan, Prepared, Sequencer, Stamp, TensorSpec,
 };
 
 use super::plan::{AnyPlan, unchecked};
@@ -70,17 +70,11 @@ pub(super) fn with_envelope(
 ) -> Option<Vec<u8>> {
     let first = as_first(frame);
     let mut lockstep = Lockstep::requests();
-    let envelope = lockstep.admit(&first).ok()?.envelope::<AnyPlan>().ok()?;
-    let envelope = alter(envelope);
+    let envelope = alter(lockstep.admit(&first).ok()?.envelope().ok()?);
+    let bytes = announce.then(|| envelope.inputs().payload_bytes());
     let mut composer = Composer::new();
     let prepared = composer.prepare_envelope(&envelope).ok()?;
-    let committed = prepared.commit(&mut Sequencer::new(), any_stamp());
-    let mut frame = frame.to_vec();
-    if announce {
-        let bytes = envelope.inputs().payload_bytes();
-        put(&mut frame, PAYLOAD_BYTES, &bytes.to_le_bytes());
-    }
-    Some(with_body(&frame, &committed.frame()[HEADER_BYTES..]))
+    Some(with_message(frame, bytes, prepared))
 }
 
 /// Alters the outcome of a frame, and lets the header announce what the outcome then describes; or
@@ -95,30 +89,33 @@ pub(super) fn with_outcome(
     let mut lockstep = Lockstep::replies();
     lockstep.expect(&Header::decode(header).ok()?);
     let outcome = alter(lockstep.admit(&first).ok()?.outcome().ok()?);
+    let bytes = announce.then(|| outcome.outputs.payload_bytes());
     let mut composer = Composer::new();
     let prepared = composer.prepare_outcome(&outcome).ok()?;
-    let committed = prepared.commit(&mut Sequencer::new(), any_stamp());
+    Some(with_message(frame, bytes, prepared))
+}
+
+/// The same frame with the body of this message, whose header is thrown away; it may announce another payload.
+fn with_message(frame: &[u8], announce: Option<u64>, message: Prepared<'_>) -> Vec<u8> {
+    let stamp = Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0));
+    let committed = message.commit(&mut Sequencer::new(), stamp);
     let mut frame = frame.to_vec();
-    if announce {
-        let bytes = outcome.outputs.payload_bytes();
+    if let Some(bytes) = announce {
         put(&mut frame, PAYLOAD_BYTES, &bytes.to_le_bytes());
     }
-    Some(with_body(&frame, &committed.frame()[HEADER_BYTES..]))
+    with_body(&frame, &committed.frame()[HEADER_BYTES..])
 }
 
-/// The header that goes with it is thrown away.
-fn any_stamp() -> Stamp {
-    Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0))
+/// What was a manifest before, after a change of its tensors.
+pub(super) fn edited(inner: &Manifest, edit: impl FnOnce(&mut Vec<TensorSpec>)) -> Manifest {
+    let mut tensors = inner.iter().map(|(_, spec)| *spec).collect();
+    edit(&mut tensors);
+    Manifest::new(&tensors).expect("a manifest much like one that was")
 }
 
-/// The tensors of a manifest.
-pub(super) fn specs(manifest: &Manifest) -> Vec<TensorSpec> {
-    manifest.iter().map(|(_, spec)| *spec).collect()
-}
-
-/// A manifest of what was one before, with a tensor more or less, or another one.
-pub(super) fn manifest(tensors: &[TensorSpec]) -> Manifest {
-    Manifest::new(tensors).expect("a manifest much like one that was")
+/// The same tensors without one.
+pub(super) fn without(inner: &Manifest, name: &str) -> Manifest {
+    edited(inner, |tensors| tensors.retain(|spec| spec.name() != name))
 }
 
 /// The tensors of `inner`, one of them altered.
@@ -127,12 +124,10 @@ pub(super) fn altered(
     name: &str,
     alter: impl Fn(&TensorSpec) -> TensorSpec,
 ) -> Manifest {
-    let tensors = specs(inner);
-    let tensors = tensors.iter().map(|spec| match spec {
-        spec if spec.name() == name => alter(spec),
-        spec => *spec,
-    });
-    manifest(&tensors.collect::<Vec<_>>())
+    edited(inner, |tensors| {
+        let named = tensors.iter_mut().filter(|spec| spec.name() == name);
+        named.for_each(|spec| *spec = alter(spec));
+    })
 }
 
 /// The tensor of `spec` with its first dimension so many times as long.

@@ -9,7 +9,7 @@ use pp_runtime::stage::{
     Built, Decoded, FrontStages, Offer, Place, Progress, RetainedPayloads, StageError,
 };
 
-use super::frame::{altered, longer, manifest, specs};
+use super::frame::{altered, longer, without};
 use super::plan::{AnyPlan, Flaw, with_flaw};
 use super::{Arm, Break};
 
@@ -48,9 +48,8 @@ impl<S> FaultyFront<S> {
             return self.checked(envelope, inputs, outputs.clone());
         }
         if has_context && arm.strikes(Break::MissingContext, chunk) {
-            let mut tensors = specs(inputs);
-            tensors.retain(|spec| spec.name() != "context_frames");
-            return self.checked(envelope, manifest(&tensors), outputs.clone());
+            let inputs = without(inputs, "context_frames");
+            return self.checked(envelope, inputs, outputs.clone());
         }
         if arm.strikes(Break::OversizeTensor, chunk) {
             let inputs = altered(inputs, "latents_in", |spec| longer(spec, TOO_LONG));

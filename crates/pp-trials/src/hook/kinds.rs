@@ -99,6 +99,16 @@ impl Need {
     }
 }
 
+/// Where a fault is made.
+enum Place {
+    /// At no message: a process, or what is in order.
+    Beside,
+    /// By the rank that sends.
+    Sent,
+    /// In what a rank hears.
+    Heard,
+}
+
 /// From which chunk on a stage must not see anything, counted from the chunk of the hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Felt {
@@ -124,6 +134,13 @@ impl Break {
     pub(crate) fn id(self) -> String {
         let value = self.to_possible_value();
         value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// What it does, in words.
+    pub(crate) fn about(self) -> String {
+        let value = self.to_possible_value();
+        let help = value.and_then(|value| value.get_help().cloned());
+        help.map_or_else(String::new, |help| help.to_string())
     }
 
     /// The ranks on which it can happen, the usual one first.
@@ -165,71 +182,48 @@ impl Break {
         }
     }
 
-    /// Whether it is a frame that a rank hears, for which it must post no receive.
-    pub(crate) fn is_heard(self) -> bool {
-        matches!(
-            self,
-            Self::WrongVersion
-                | Self::DamagedBody
-                | Self::LyingBody
-                | Self::LyingPayload
-                | Self::TruncatedFrame
-                | Self::Skipped
-                | Self::Swapped
-                | Self::WrongCalls
-                | Self::AlteredManifest
-                | Self::ExtraTensor
-                | Self::MissingTensor
-                | Self::LostContext
-                | Self::StaleContext
-        )
+    /// Where it is made.
+    fn place(self) -> Place {
+        match self {
+            Self::Kill
+            | Self::Stop
+            | Self::Panic
+            | Self::Leave
+            | Self::LeaveIdle
+            | Self::StallCompute
+            | Self::LoneCollective
+            | Self::LateResult => Place::Beside,
+            Self::UnserializablePlan
+            | Self::HugePlan
+            | Self::UnsupportedDtype
+            | Self::OversizeTensor
+            | Self::MissingContext
+            | Self::SkippedRecompute
+            | Self::ChangedTensor
+            | Self::ChangedWeights
+            | Self::SideTransfer
+            | Self::ForeignSlot
+            | Self::WrongGroup
+            | Self::SecondThread => Place::Sent,
+            _ => Place::Heard,
+        }
     }
 
     /// How far it may be felt when it happens on this rank.
     pub(crate) fn felt(self, rank: u32) -> Felt {
-        match (self, rank) {
+        match (self, self.place(), rank) {
+            (Self::LateResult, ..) => Felt::Dropped,
             // A rank that is started again computes what its forerunner did not.
-            (
-                Self::Kill
-                | Self::Stop
-                | Self::Panic
-                | Self::Leave
-                | Self::LeaveIdle
-                | Self::StallCompute,
-                _,
-            ) => Felt::Anywhere,
-            (Self::LateResult, _) => Felt::Dropped,
-            (Self::LoneCollective, _) => Felt::Anywhere,
+            (_, Place::Beside, _) => Felt::Anywhere,
             // A device may have been given work on it before its digests are compared.
-            (Self::ChangedTensor, 1) => Felt::Anywhere,
-            (Self::ChangedTensor, _) => Felt::NotDecoded,
+            (Self::ChangedTensor, _, 1) => Felt::Anywhere,
+            (Self::ChangedTensor, ..) => Felt::NotDecoded,
             // What was in order before the copy came may be used.
-            (Self::Duplicated, 1) => Felt::NextNotComputed,
-            (Self::Duplicated, _) => Felt::NextNotDecoded,
-            // These happen when Phase B has computed, or while it does.
-            (
-                Self::SkippedRecompute
-                | Self::SideTransfer
-                | Self::ForeignSlot
-                | Self::WrongGroup
-                | Self::SecondThread,
-                1,
-            ) => Felt::NotDecoded,
+            (Self::Duplicated, _, 1) => Felt::NextNotComputed,
+            (Self::Duplicated, ..) => Felt::NextNotDecoded,
             // The front builds, and Phase B hears from it.
-            (
-                Self::UnserializablePlan
-                | Self::HugePlan
-                | Self::UnsupportedDtype
-                | Self::OversizeTensor
-                | Self::MissingContext
-                | Self::SideTransfer
-                | Self::ForeignSlot
-                | Self::WrongGroup
-                | Self::SecondThread,
-                _,
-            )
-            | (_, 1) => Felt::NotComputed,
-            // The front hears from Phase B.
+            (_, Place::Sent, 0) | (_, Place::Heard, 1) => Felt::NotComputed,
+            // Phase B has computed, or does, and the front hears from it.
             _ => Felt::NotDecoded,
         }
     }

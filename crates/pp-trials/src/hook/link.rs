@@ -17,7 +17,7 @@ use pp_transport::in_flight::{InFlight, Rejected};
 use pp_transport::link::{Capabilities, Link, Sent};
 
 use super::breakable::Breakable;
-use super::frame::{self, altered, longer, manifest, specs, with_envelope, with_inputs};
+use super::frame::{self, altered, edited, longer, with_envelope, with_inputs, without};
 use super::plan::{AnyParts, AnyPlan, unchecked};
 use super::{Arm, Break};
 
@@ -33,6 +33,8 @@ pub(crate) struct Faulty<L> {
     first: VecDeque<Vec<u8>>,
     /// A frame that lets the next one go first.
     held: Option<Vec<u8>>,
+    /// What was heard is broken: no receive may be posted for it.
+    is_broken: bool,
     /// The chunk that was sent last, and its epoch.
     sent: Option<(u64, CacheEpoch)>,
     /// When.
@@ -51,6 +53,7 @@ impl<L: Breakable> Faulty<L> {
             arm: Rc::clone(arm),
             first: VecDeque::new(),
             held: None,
+            is_broken: false,
             sent: None,
             sent_at: Instant::now(),
             heard: 0,
@@ -102,35 +105,17 @@ impl<L: Breakable> Faulty<L> {
         Ok(())
     }
 
-    /// The next frame of the inner link, in front of the one that is held back.
-    fn poll_next(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
-        let is_there = self.inner.poll_frame(inbox)?;
-        if is_there {
-            self.first.extend(self.held.take());
-        }
-        Ok(is_there)
-    }
-
-    /// What the peer is made to have sent in place of this frame.
-    fn alter(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
-        let Some(chunk) = frame::chunk_of(inbox) else {
-            return Ok(true);
-        };
+    /// What the peer is made to have sent in place of this frame; false where that is nothing.
+    fn alter(&mut self, inbox: &mut Vec<u8>) -> bool {
         let what = self.arm.hook.what;
-        if !self.arm.is_due(what, chunk) {
-            return Ok(true);
+        let chunk = frame::chunk_of(inbox);
+        if !chunk.is_some_and(|chunk| self.arm.is_due(what, chunk)) {
+            return true;
         }
         match what {
             Break::Duplicated => self.first.push_back(inbox.clone()),
-            Break::Skipped => {
-                self.arm.strike();
-                return self.inner.poll_frame(inbox);
-            }
-            Break::Swapped => {
-                self.arm.strike();
-                self.held = Some(std::mem::take(inbox));
-                return self.poll_next(inbox);
-            }
+            Break::Skipped => {}
+            Break::Swapped => self.held = Some(std::mem::take(inbox)),
             Break::TruncatedFrame => {
                 inbox.truncate(HEADER_BYTES + (inbox.len() - HEADER_BYTES) / 2)
             }
@@ -156,11 +141,12 @@ impl<L: Breakable> Faulty<L> {
             other => match altered_body(other, self.arm.me.get(), inbox) {
                 Some(frame) => *inbox = frame,
                 // No fault of what is heard, or not of such a message.
-                None => return Ok(true),
+                None => return true,
             },
         }
         self.arm.strike();
-        Ok(true)
+        self.is_broken = what != Break::Duplicated;
+        !matches!(what, Break::Skipped | Break::Swapped)
     }
 }
 
@@ -214,13 +200,6 @@ fn altered_body(what: Break, me: u32, frame: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// The tensors of `inner` without one.
-fn without(inner: &Manifest, name: &str) -> Manifest {
-    let mut tensors = specs(inner);
-    tensors.retain(|spec| spec.name() != name);
-    manifest(&tensors)
-}
-
 /// The given envelope with another plan.
 fn with_parts(envelope: &Envelope<AnyPlan>, alter: fn(&mut AnyParts)) -> Envelope<AnyPlan> {
     let mut parts = envelope.plan().parts().clone();
@@ -231,9 +210,8 @@ fn with_parts(envelope: &Envelope<AnyPlan>, alter: fn(&mut AnyParts)) -> Envelop
 
 /// The tensors of `inner`, and one that no plan calls for.
 fn with_extra(inner: &Manifest) -> Manifest {
-    let mut tensors = specs(inner);
-    tensors.push(TensorSpec::new("side", DType::U8, &[256]).expect("a small tensor"));
-    manifest(&tensors)
+    let side = TensorSpec::new("side", DType::U8, &[256]).expect("a small tensor");
+    edited(inner, |tensors| tensors.push(side))
 }
 
 impl<L: Breakable> Link for Faulty<L> {
@@ -297,21 +275,28 @@ impl<L: Breakable> Link for Faulty<L> {
             *inbox = frame;
             return Ok(true);
         }
-        if !self.inner.poll_frame(inbox)? {
-            // What it has sent is on its way no longer.
-            let is_idle = self.sent_at.elapsed() >= IDLE_AFTER;
-            let sent = self.sent.filter(|_| is_idle);
-            if sent.is_some_and(|(chunk, _)| self.arm.strikes(Break::LeaveIdle, chunk)) {
-                std::process::exit(0);
+        while self.inner.poll_frame(inbox)? {
+            self.first.extend(self.held.take());
+            self.heard += u64::from(frame::chunk_of(inbox).is_some());
+            if self.alter(inbox) {
+                return Ok(true);
             }
-            return Ok(false);
         }
-        self.heard += u64::from(frame::chunk_of(inbox).is_some());
-        self.alter(inbox)
+        // What it has sent is on its way no longer.
+        let is_idle = self.sent_at.elapsed() >= IDLE_AFTER;
+        let sent = self.sent.filter(|_| is_idle);
+        if sent.is_some_and(|(chunk, _)| self.arm.strikes(Break::LeaveIdle, chunk)) {
+            std::process::exit(0);
+        }
+        Ok(false)
     }
 
     fn receive(&mut self, header: &Matched<'_>) -> Result<InFlight<L::Receiving>, TransportError> {
-        self.arm.sees_receive(header.header().chunk_index().get());
+        let chunk = header.header().chunk_index().get();
+        if self.is_broken && chunk >= self.arm.hook.chunk {
+            let what = format!("a receive was posted for chunk {chunk}");
+            self.arm.misses(&what);
+        }
         self.inner.receive(header)
     }
 }

@@ -231,14 +231,6 @@ impl Arm {
         }
     }
 
-    /// A receive is about to be posted here.
-    fn sees_receive(&self, chunk: u64) {
-        let heard_here = self.is_mine() && self.struck.get() && self.hook.what.is_heard();
-        if heard_here && chunk >= self.hook.chunk {
-            self.misses(&format!("a receive was posted for chunk {chunk}"));
-        }
-    }
-
     fn felt(&self) -> Felt {
         self.hook.what.felt(self.hook.rank.get())
     }
@@ -264,9 +256,10 @@ fn say(what: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// The rank on which a hook strikes.
-pub(crate) fn rank_of(text: &str) -> Option<u32> {
-    Hook::parse(text).ok().map(|hook| hook.rank.get())
+/// What a hook does, in words.
+pub(crate) fn about(text: &str) -> String {
+    let hook = Hook::parse(text).ok();
+    hook.map_or_else(String::new, |hook| hook.what.about())
 }
 
 /// Whether a line of a rank says that its hook struck, rather than that it did not, or what came of it.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use pp_contract::{Envelope, Plan as _, VideoPlan};
 use pp_runtime::stage::{Computed, PhaseBStages, Place, Progress, StageError};
 
-use super::frame::{manifest, specs};
+use super::frame::without;
 use super::plan::AnyPlan;
 use super::{Arm, Break};
 
@@ -82,8 +82,7 @@ fn without_recompute(envelope: &Envelope<VideoPlan>) -> Envelope<VideoPlan> {
     parts.expected_generator_calls = parts.planned_calls();
     let plan = VideoPlan::new(parts).expect("the plan without its recompute");
     // The context lies behind all other tensors: without it they lie where they were.
-    let mut tensors = specs(&envelope.inputs().unsealed());
-    tensors.retain(|spec| spec.name() != "context_frames");
-    Envelope::new(plan, manifest(&tensors), envelope.outputs().clone())
+    let inputs = without(&envelope.inputs().unsealed(), "context_frames");
+    Envelope::new(plan, inputs, envelope.outputs().clone())
         .expect("the tensors of the plan without its recompute")
 }

@@ -4,30 +4,7 @@ use std::fmt;
 
 use clap::ValueEnum;
 
-/// What the ranks run on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ground {
-    /// Shared memory.
-    Host,
-    /// The tests' stand-ins for the CUDA driver and NCCL.
-    Fakes,
-    /// Real GPUs.
-    Gpus,
-}
-
-impl Ground {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Host => "host",
-            Self::Fakes => "nccl, stand-ins",
-            Self::Gpus => "nccl, GPUs",
-        }
-    }
-
-    pub(crate) fn is_host(self) -> bool {
-        self == Self::Host
-    }
-}
+use crate::trial::Ground;
 
 /// As it stands in the name of a cell.
 pub(super) fn name(value: impl ValueEnum) -> String {
@@ -169,12 +146,6 @@ impl Cell {
             cells.push(cell(Side::Front, Ours::Connect, Event::Killed, Wish::GoOn));
         }
         cells
-    }
-
-    /// Why it cannot be run on this ground, if so.
-    pub(crate) fn impossible(self, ground: Ground) -> Option<&'static str> {
-        (self.event == Event::Cut && ground.is_host())
-            .then_some("the ranks share memory on one host: there is no network between them")
     }
 }
 

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use pp_runtime::watch::MISSED_HEARTBEATS;
 
-use super::cell::{Cell, Event, Ground, Ours, Side, Wish};
-use super::play::Played;
+use super::cell::{Cell, Event, Ours, Side, Wish};
+use super::play::{Played, Seen};
 use super::scene::SHORT;
-use super::times::Times;
-use crate::trial::ENDS_WITHIN;
+use crate::trial::{ENDS_WITHIN, Ground, Time};
 
 /// A death is seen as soon as a socket says so.
 const DEATH_WITHIN: Duration = Duration::from_millis(100);
@@ -111,22 +110,17 @@ fn supervised(cell: Cell) -> Expected {
 pub(super) fn wrong(cell: Cell, ground: Ground, played: &Played) -> Vec<String> {
     let Expected { ours, peers } = expected(cell, ground);
     let mut wrong = played.left.clone();
-    for (who, wanted, code) in [
-        ("we", ours, played.codes.first()),
-        ("the peer", peers, played.codes.get(1)),
-    ] {
-        match code {
-            Some(Some(code)) if !wanted.contains(code) => {
-                wrong.push(format!("{who} ended with {code}, not {wanted:?}"));
-            }
-            _ => {}
+    let ended = played.ended.iter();
+    for ((who, wanted), ended) in [("we", ours), ("the peer", peers)].iter().zip(ended) {
+        if let Err(why) = ended.check(wanted) {
+            wrong.push(format!("{who}: {why}"));
         }
     }
     wrong
 }
 
-/// The bounds of what was seen.
-pub(super) fn bounds(cell: Cell, ground: Ground, heartbeat: Duration, seen: Times) -> Times {
+/// The times that were seen, with their bounds.
+pub(super) fn times(cell: Cell, ground: Ground, heartbeat: Duration, seen: Seen) -> Vec<Time> {
     let silence = heartbeat * MISSED_HEARTBEATS + LATE;
     let noticed = match cell.event {
         Event::Computing => None,
@@ -149,34 +143,24 @@ pub(super) fn bounds(cell: Cell, ground: Ground, heartbeat: Duration, seen: Time
     if from.is_zero() && matches!(cell.event, Event::Computing | Event::Left) {
         within += SHORT + in_order;
     }
-    Times {
-        noticed: seen.noticed.and(noticed),
-        gone: None,
-        all_gone: seen.all_gone.map(|_| from + within),
-        resumed: seen.resumed.map(|_| ENDS_WITHIN + in_order),
-    }
-}
-
-/// Which bounds were missed, and by what.
-pub(super) fn missed(seen: Times, bounds: Times) -> Vec<String> {
     let all = [
-        ("noticed", seen.noticed, bounds.noticed),
-        ("all gone", seen.all_gone, bounds.all_gone),
-        ("gone after it went on", seen.resumed, bounds.resumed),
+        ("noticed", seen.noticed, noticed),
+        ("gone", seen.gone, None),
+        ("all gone", seen.all_gone, Some(from + within)),
+        (
+            "gone after it went on",
+            seen.resumed,
+            Some(ENDS_WITHIN + in_order),
+        ),
     ];
-    let late = all.into_iter().filter_map(|(what, seen, bound)| {
-        let (seen, bound) = (seen?, bound?);
-        (seen > bound).then(|| {
-            let (seen, bound) = (seen.as_millis(), bound.as_millis());
-            format!("{what} after {seen} ms, bound {bound} ms")
-        })
-    });
-    late.collect()
+    let time = |(what, took, bound): (_, Option<Duration>, _)| Some(Time::new(what, took?, bound));
+    all.into_iter().filter_map(time).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trial::Ended;
 
     fn cell(event: Event, ours: Ours, wish: Wish) -> Cell {
         Cell {
@@ -188,11 +172,24 @@ mod tests {
         }
     }
 
+    /// What is told of a cell whose ranks were gone after so many milliseconds.
+    fn all_gone(cell: Cell, ground: Ground, ms: u64) -> String {
+        let seen = Seen {
+            all_gone: Some(Duration::from_millis(ms)),
+            ..Seen::default()
+        };
+        times(cell, ground, Duration::from_millis(250), seen)[0].to_string()
+    }
+
     #[test]
     fn nccl_may_say_first_that_its_network_is_gone_while_it_connects() {
         let ended = |ours, ground, codes: [i32; 2]| {
+            let ended = |code| Ended {
+                code: Some(code),
+                ..Ended::default()
+            };
             let played = Played {
-                codes: codes.map(Some).into(),
+                ended: codes.map(ended).into(),
                 ..Played::default()
             };
             wrong(cell(Event::Cut, ours, Wish::GoOn), ground, &played).len()
@@ -206,13 +203,8 @@ mod tests {
     #[test]
     fn only_a_drain_on_gpus_has_the_time_that_nccl_takes_to_end() {
         let late = |event, wish, ground| {
-            let seen = Times {
-                all_gone: Some(Duration::from_millis(1800)),
-                ..Times::default()
-            };
-            let heartbeat = Duration::from_millis(250);
-            let bounds = bounds(cell(event, Ours::Send, wish), ground, heartbeat, seen);
-            missed(seen, bounds).len()
+            let cell = cell(event, Ours::Send, wish);
+            usize::from(all_gone(cell, ground, 1800).ends_with("LATE"))
         };
         assert_eq!(late(Event::Computing, Wish::Drain, Ground::Gpus), 0);
         assert_eq!(late(Event::Computing, Wish::Drain, Ground::Fakes), 1);
@@ -223,16 +215,11 @@ mod tests {
 
     #[test]
     fn a_front_that_has_every_result_waits_for_its_peer_until_that_is_missed() {
-        let heartbeat = Duration::from_millis(250);
-        let bound = |ours| {
-            let seen = Times {
-                all_gone: Some(Duration::ZERO),
-                ..Times::default()
-            };
+        let told = |ours| {
             let cell = cell(Event::Stopped, ours, Wish::Drain);
-            bounds(cell, Ground::Gpus, heartbeat, seen).all_gone
+            all_gone(cell, Ground::Gpus, 0)
         };
-        assert_eq!(bound(Ours::Idle), Some(Duration::from_millis(1775)));
-        assert_eq!(bound(Ours::SetUp), Some(Duration::from_millis(1000)));
+        assert_eq!(told(Ours::Idle), "all gone 0 of 1775 ms");
+        assert_eq!(told(Ours::SetUp), "all gone 0 of 1000 ms");
     }
 }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use pp_testing::process::{Process, ranks_of};
 
-use super::cell::Ground;
 use super::net;
 use super::scene::{Picture, Scene};
 use crate::hook::VARIABLE;
+use crate::trial::Ground;
 
 /// Calls of the stand-ins wait while this file is there, and then the other one is, too.
 pub(super) const GATE: &str = "gate";
@@ -24,19 +24,15 @@ pub(super) fn prepare(command: &mut Command, scene: &Scene, ground: Ground, fold
     let Picture {
         frames_per_chunk, ..
     } = scene.picture;
-    command.args(["run", "--input", "-", "--cuts", "off", "--output"]);
+    command.args(["--input", "-", "--cuts", "off", "--output"]);
     if scene.restarts {
         command.arg(folder.join(FILM)).args(["--restarts", "1"]);
     } else {
         command.arg("-");
     }
-    command.args(["--denoise-steps", "0", "--threads", "1"]);
+    command.args(["--denoise-steps", "0"]);
     command.args(["--frames-per-chunk", &frames_per_chunk.to_string()]);
     command.args(["--depth", &scene.depth.to_string()]);
-    command.args(match ground {
-        Ground::Host => ["--transport", "host", "--kernels", "cpu"],
-        Ground::Fakes | Ground::Gpus => ["--transport", "nccl", "--kernels", "ptx"],
-    });
     command.env("PP_LOG", LOG);
     if let Some(fault) = &scene.fault {
         command.env(VARIABLE, fault);

@@ -2,25 +2,22 @@
 //! take the times.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use pp_contract::WorldSize;
 use pp_job::NOTICED;
 use pp_runtime::clock::now_ns;
 use pp_testing::process::{Output, Process, is_alive, signal, threads};
 use pp_transport::launch::LocalJob;
 use rustix::process::Signal;
-use serde::Serialize;
 
-use super::cell::{Cell, Event, Ground, Side, Wish};
+use super::cell::{Cell, Event, Side, Wish};
 use super::launch::{AT_GATE, FILM, GATE, over_tcp, prepare, ranks};
 use super::net::Net;
 use super::scene::{Picture, Scene, Sign};
-use super::times::Times;
-use crate::trial::{join, left_of, work_in};
+use crate::trial::{Ended, Ground, join, left_of, new_job, run_in};
 
 /// Time for a state to be reached: programs are loaded, GPUs found and connected.
 const REACHED_WITHIN: Duration = Duration::from_secs(60);
@@ -33,27 +30,27 @@ const APART: Duration = Duration::from_millis(15);
 /// From a sign to the moment after it: the last record is written before the thing is done.
 const SETTLES: Duration = Duration::from_millis(30);
 
-/// What all cells of a run share.
-pub(super) struct Common {
-    pub(super) program: PathBuf,
-    pub(super) ground: Ground,
-    /// Where each cell has a directory of its own, of this user alone.
-    pub(super) work: PathBuf,
-    /// Why ranks in networks of their own do not come up here, once one has not.
-    pub(super) no_networks: OnceLock<String>,
+/// What was seen of a cell.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Played {
+    /// How we and the peer ended; the supervisor alone where there is one.
+    pub(super) ended: Vec<Ended>,
+    pub(super) times: Seen,
+    /// What was left of the job.
+    pub(super) left: Vec<String>,
 }
 
-/// What was seen of a cell.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Played {
-    /// Exit codes: ours, the peer's; of the supervisor alone where it is one. Signals are negative.
-    pub(super) codes: Vec<Option<i32>>,
-    pub(super) times_ms: Times,
-    /// What we said at the end.
-    pub(super) said: String,
-    /// What was left of the job.
-    #[serde(skip)]
-    pub(super) left: Vec<String>,
+/// The times of a cell.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// From the event to the moment at which we knew of a fault.
+    pub(super) noticed: Option<Duration>,
+    /// From the event to our end.
+    pub(super) gone: Option<Duration>,
+    /// From the event to the end of the last rank that can end.
+    pub(super) all_gone: Option<Duration>,
+    /// From the moment at which a peer that was stopped goes on to its end.
+    pub(super) resumed: Option<Duration>,
 }
 
 /// Why there is nothing to tell of a cell.
@@ -66,13 +63,18 @@ pub(super) enum Unplayed {
 }
 
 /// Plays one cell.
-pub(super) fn play(cell: Cell, common: &Common) -> Result<Played, Unplayed> {
-    let may_fail = cell.event == Event::Cut && common.ground == Ground::Gpus;
-    if let Some(why) = common.no_networks.get().filter(|_| may_fail) {
+pub(super) fn play(
+    cell: Cell,
+    ground: Ground,
+    folder: &Path,
+    no_networks: &OnceLock<String>,
+) -> Result<Played, Unplayed> {
+    let may_fail = cell.event == Event::Cut && ground == Ground::Gpus;
+    if let Some(why) = no_networks.get().filter(|_| may_fail) {
         return Err(Unplayed::NotHere(why.clone()));
     }
-    let scene = Scene::of(cell, common.ground);
-    let mut stage = Stage::set(cell, &scene, common)?;
+    let scene = Scene::of(cell, ground);
+    let mut stage = Stage::set(cell, &scene, ground, folder)?;
     let played = stage.reach(&scene).map(|()| stage.act(&scene));
     played.map_err(|why| {
         // A rank that is about to end says why.
@@ -82,9 +84,9 @@ pub(super) fn play(cell: Cell, common: &Common) -> Result<Played, Unplayed> {
         }
         if may_fail {
             // NCCL's own ways between two networks of one machine are not for us to mend.
-            let said = last_words(stage.us());
+            let said = Ended::of(stage.us());
             let why = format!("NCCL did not connect two networks of this machine: {why}; {said}");
-            return Unplayed::NotHere(common.no_networks.get_or_init(|| why).clone());
+            return Unplayed::NotHere(no_networks.get_or_init(|| why).clone());
         }
         Unplayed::NotReached(why + &stage.logs())
     })
@@ -107,26 +109,24 @@ struct Stage {
 }
 
 impl Stage {
-    fn set(cell: Cell, scene: &Scene, common: &Common) -> Result<Self, Unplayed> {
+    fn set(cell: Cell, scene: &Scene, ground: Ground, folder: &Path) -> Result<Self, Unplayed> {
         let net = match cell.event {
             Event::Cut => Some(Net::new().map_err(Unplayed::NotHere)?),
             _ => None,
         };
-        let world = WorldSize::new(2).expect("a world of two");
-        let job = LocalJob::new(world);
-        let folder = common.work.join(cell.to_string().replace('/', "-"));
+        let job = new_job();
         let broken = |what: &str, error: std::io::Error| {
             Unplayed::NotReached(format!("cannot {what}: {error}"))
         };
+        let program = std::env::current_exe().map_err(|e| broken("find this program", e))?;
         let mut processes = Vec::new();
         for rank in if cell.supervised { 0..1 } else { 0..2 } {
-            let program = common.program.as_os_str();
             let mut command = match &net {
-                Some(net) => net.command(rank, program),
-                None => Command::new(program),
+                Some(net) => net.command(rank, program.as_os_str()),
+                None => Command::new(&program),
             };
-            work_in(&folder, &mut command).map_err(|e| broken("make a folder", e))?;
-            prepare(&mut command, scene, common.ground, &folder);
+            run_in(folder, ground, &mut command).map_err(|e| broken("make a folder", e))?;
+            prepare(&mut command, scene, ground, folder);
             // A supervisor starts the ranks itself, as from a terminal.
             if !cell.supervised {
                 join(&job, rank as u32, &mut command);
@@ -135,7 +135,7 @@ impl Stage {
                 command.env("PP_FAKE_FAULTS", faults);
             }
             if net.is_some() {
-                over_tcp(&mut command, common.ground);
+                over_tcp(&mut command, ground);
             }
             if scene.signs.contains(&Sign::AtGate) && rank == 0 {
                 let made = std::fs::write(folder.join(GATE), []);
@@ -154,7 +154,7 @@ impl Stage {
             processes,
             pids,
             net,
-            folder,
+            folder: folder.to_owned(),
             picture: scene.picture,
             held_since: None,
         })
@@ -287,22 +287,21 @@ impl Stage {
         let deadline = began + ENDS_WITHIN;
         let ours = self.us().ends(deadline);
         let since = |at: Instant| at.saturating_duration_since(began);
-        played.times_ms.gone = ours.map(|(at, _)| since(at));
-        played.times_ms.noticed = self.noticed(began);
-        played.said = last_words(self.us());
-        played.codes.push(ours.map(|(_, code)| code));
+        played.times.gone = ours.map(|(at, _)| since(at));
+        played.times.noticed = self.noticed(began);
+        played.ended.push(Ended::of(self.us()));
         if scene.restarts {
             // How long it goes on is the work's affair.
             played.left.extend(self.wrong_film(scene));
         } else if self.cell.supervised {
-            played.times_ms.all_gone = self.until_all_gone(deadline).map(since);
+            played.times.all_gone = self.until_all_gone(deadline).map(since);
         } else {
             self.end_of_peer(&mut played, began, deadline);
         }
-        if ours.is_none() {
-            played.left.push("we did not end".into());
-        }
-        self.clean_up(&mut played);
+        let alive = left_of(&self.job).into_iter();
+        played
+            .left
+            .extend(alive.map(|pid| format!("process {pid}")));
         played
     }
 
@@ -353,21 +352,17 @@ impl Stage {
         let peer = &self.processes[self.cell.side.peer().rank()];
         if self.cell.event == Event::Stopped {
             // It cannot end, and keeps no other from it: what it does when it goes on is looked at then.
-            played.times_ms.all_gone = played.times_ms.gone;
+            played.times.all_gone = played.times.gone;
             let resumed = Instant::now();
             peer.signal(Signal::CONT);
             let ended = peer.ends(deadline);
-            played.times_ms.resumed = ended.map(|(at, _)| at.saturating_duration_since(resumed));
-            played.codes.push(ended.map(|(_, code)| code));
+            played.times.resumed = ended.map(|(at, _)| at.saturating_duration_since(resumed));
         } else {
             let ended = peer.ends(deadline);
             let at = ended.map(|(at, _)| at.saturating_duration_since(began));
-            played.times_ms.all_gone = at.zip(played.times_ms.gone).map(|(peer, us)| peer.max(us));
-            played.codes.push(ended.map(|(_, code)| code));
+            played.times.all_gone = at.zip(played.times.gone).map(|(peer, us)| peer.max(us));
         }
-        if played.codes.last() == Some(&None) {
-            played.left.push("the peer did not end".into());
-        }
+        played.ended.push(Ended::of(peer));
     }
 
     /// When we knew of a fault: our log says it.
@@ -398,13 +393,6 @@ impl Stage {
         let film = std::fs::read(self.folder.join(FILM));
         (film.ok() != Some(input)).then(|| "another film than the input".into())
     }
-
-    fn clean_up(&self, played: &mut Played) {
-        let alive = left_of(&self.job).into_iter();
-        played
-            .left
-            .extend(alive.map(|pid| format!("process {pid}")));
-    }
 }
 
 impl Drop for Stage {
@@ -416,18 +404,9 @@ impl Drop for Stage {
             }
         }
         self.processes.clear();
-        // What ranks recorded, and what stand-ins leave that were killed on their way.
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
 fn is_leave(fault: &str) -> bool {
     fault.starts_with("leave")
-}
-
-/// What a process said last that is not a record of its log.
-fn last_words(process: &Process) -> String {
-    let lines = process.lines().into_iter().map(|(_, line)| line);
-    let mut words = lines.filter(|line| line.starts_with("pp:") && !line.contains("hook"));
-    words.next_back().unwrap_or_default()
 }

@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use super::cell::{Cell, Event, Ground, Ours, Side};
+use super::cell::{Cell, Event, Ours, Side};
+use crate::trial::Ground;
 
 /// How long a stage of Phase B stalls where no rank waits for it to come back.
 const LONG: Duration = Duration::from_secs(30);

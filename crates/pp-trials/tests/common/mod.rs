@@ -5,6 +5,10 @@
 use std::process::Command;
 
 use pp_testing::{Folder, process};
+use serde_json::Value;
+
+/// Everything ended as it must, some of it later than its bound.
+pub(crate) const LATE: i32 = 9;
 
 /// The folder of a test.
 pub(crate) fn folder(test: &str) -> Folder {
@@ -15,4 +19,38 @@ pub(crate) fn folder(test: &str) -> Folder {
 pub(crate) fn pp<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
     let (program, folder) = (env!("CARGO_BIN_EXE_pp-trials"), env!("CARGO_TARGET_TMPDIR"));
     process::program(program, folder, args)
+}
+
+/// Runs trials to their end, which must be a good one, early or late: at least so many ran, and the others have a reason
+/// with this word in it.
+#[track_caller]
+pub(crate) fn assert_all_behave(command: &mut Command, least: usize, reason: &str) {
+    let ended = process::run(command.arg("--json"), None);
+    let report: Value = serde_json::from_slice(&ended.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", ended.stderr));
+    let trials = report["trials"].as_array().unwrap();
+    let is_wrong = |trial: &&Value| trial["wrong"] != serde_json::json!([]);
+    let wrong: Vec<_> = trials.iter().filter(is_wrong).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    // How long it took is a matter of the machine; that it has a bound is not.
+    let times = trials.iter().flat_map(|t| t["times"].as_array().unwrap());
+    let bounds: Vec<_> = times
+        .filter_map(|time| Some((time["ms"].as_f64()?, time["bound_ms"].as_f64()?)))
+        .collect();
+    assert!(bounds.len() >= 25, "{report}");
+    let late = if bounds.iter().any(|(ms, bound)| ms > bound) {
+        LATE
+    } else {
+        0
+    };
+    assert_eq!(ended.code, Some(late), "{}", ended.stderr);
+    let left_out: Vec<_> = trials
+        .iter()
+        .filter_map(|t| t["not_run"].as_str())
+        .collect();
+    for why in &left_out {
+        assert!(why.contains(reason), "{why}");
+        eprintln!("skipped: {why}");
+    }
+    assert!(trials.len() - left_out.len() >= least, "{report}");
 }

@@ -2,7 +2,7 @@
 
 use pp_contract::FaultKind::{Device, HandshakeMismatch, Internal, PeerMisbehaved};
 
-use crate::faults::catalogue::{End, Entry, How, NCCL, both};
+use crate::faults::catalogue::{End, Entry, FAKES, How, NCCL, both};
 use crate::faults::log::{POINTS, WITH_COLLECTIVE};
 
 const SIZE: &str = "Size, type and number of a transfer agree before its receive is posted.";
@@ -18,98 +18,84 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "size.manifest",
         SIZE,
-        "the manifest of an envelope describes another shape than was sent",
         How::Hook("altered-manifest"),
         both(PeerMisbehaved, 0, "decode envelope"),
     ),
     Entry::new(
         "size.manifest-result",
         SIZE,
-        "the manifest of a result describes another shape than was sent",
         How::Hook("altered-manifest@0"),
         both(PeerMisbehaved, 1, "decode result"),
     ),
     Entry::new(
         "size.payload",
         SIZE,
-        "a header announces half of the payload",
         How::Hook("lying-payload"),
         both(PeerMisbehaved, 0, "decode envelope"),
     ),
     Entry::new(
         "size.payload-result",
         SIZE,
-        "the header of a result announces half of the payload",
         How::Hook("lying-payload@0"),
         both(PeerMisbehaved, 1, "decode result"),
     ),
     Entry::new(
         "size.body",
         SIZE,
-        "a header announces a longer body than follows",
         How::Hook("lying-body"),
         both(PeerMisbehaved, 0, "receive header"),
     ),
     Entry::new(
         "size.truncated",
         SIZE,
-        "half of a frame arrives",
         How::Hook("truncated-frame"),
         both(PeerMisbehaved, 0, "receive header"),
     ),
     Entry::new(
         "size.damaged",
         SIZE,
-        "a bit of a body changes on its way",
         How::Hook("damaged-body"),
         both(PeerMisbehaved, 0, "receive header"),
     ),
     Entry::new(
         "order.duplicated",
         ORDER,
-        "an envelope arrives twice",
         How::Hook("duplicated"),
         both(PeerMisbehaved, 0, "receive header"),
     ),
     Entry::new(
         "order.duplicated-result",
         ORDER,
-        "a result arrives twice",
         How::Hook("duplicated@0"),
         both(PeerMisbehaved, 1, "receive header"),
     ),
     Entry::new(
         "order.skipped",
         ORDER,
-        "an envelope does not arrive",
         How::Hook("skipped"),
         both(PeerMisbehaved, 0, "receive header"),
     ),
     Entry::new(
         "order.skipped-result",
         ORDER,
-        "a result does not arrive",
         How::Hook("skipped@0"),
         both(PeerMisbehaved, 1, "receive header"),
     ),
     Entry::new(
         "order.swapped",
         ORDER,
-        "two envelopes arrive in the wrong order",
         How::Hook("swapped"),
         both(PeerMisbehaved, 0, "receive header"),
     ),
     Entry::new(
         "order.swapped-result",
         ORDER,
-        "two results arrive in the wrong order",
         How::Hook("swapped@0"),
         both(PeerMisbehaved, 1, "receive header"),
     ),
     Entry::new(
         "order.second-thread",
         ISSUER,
-        "the front sends from a second thread",
         How::Hook("second-thread@0"),
         both(Internal, 0, "send"),
     )
@@ -118,7 +104,6 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "order.second-thread-result",
         ISSUER,
-        "Phase B sends from a second thread",
         How::Hook("second-thread@1"),
         both(Internal, 1, "send"),
     )
@@ -127,7 +112,6 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "devices.same-gpu",
         DEVICES,
-        "LOCAL_RANK gives both ranks the same GPU",
         How::Variable(1, "LOCAL_RANK", "0"),
         both(HandshakeMismatch, 1, "handshake"),
     )
@@ -136,53 +120,40 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "devices.hidden",
         DEVICES,
-        "CUDA_VISIBLE_DEVICES hides a GPU from one rank",
         How::Variable(1, "CUDA_VISIBLE_DEVICES", "0"),
         both(Device, 1, "look for GPUs"),
     )
     .on(NCCL),
-    Entry {
-        needs_fakes: true,
-        ..Entry::new(
-            "devices.not-as-given",
-            DEVICES,
-            "CUDA_VISIBLE_DEVICES names a GPU, and the driver opens another",
-            How::Variable(
-                1,
-                "CUDA_VISIBLE_DEVICES",
-                "GPU-00000000-0000-0000-0000-000000000007",
-            ),
-            both(HandshakeMismatch, 1, "handshake"),
-        )
-        .on(NCCL)
-        .env(&[("PP_FAKE_IGNORE_VISIBLE", "1")])
-        .says(&["was given GPU-00000000-0000-0000-0000-000000000007 and is on"])
-    },
+    // The driver opens another device than the variable names.
+    Entry::new(
+        "devices.not-as-given",
+        DEVICES,
+        How::Variable(
+            1,
+            "CUDA_VISIBLE_DEVICES",
+            "GPU-00000000-0000-0000-0000-000000000007",
+        ),
+        both(HandshakeMismatch, 1, "handshake"),
+    )
+    .on(FAKES)
+    .env(&[("PP_FAKE_IGNORE_VISIBLE", "1")])
+    .says(&["was given GPU-00000000-0000-0000-0000-000000000007 and is on"]),
     Entry::new(
         "counts",
         "Ranks that disagree on the number of chunks are stopped at the start.",
-        "--chunks differs",
         How::Arguments(1, &["--chunks", "5"]),
         both(HandshakeMismatch, 1, "handshake"),
     )
     .says(&["chunks differs"]),
     Entry {
         logs: POINTS,
-        ..Entry::new(
-            "log",
-            LOG,
-            "nothing; the log of both ranks is read",
-            How::Nothing,
-            [End::Done; 2],
-        )
-        .env(&[("PP_LOG", "debug")])
+        ..Entry::new("log", LOG, How::Nothing, [End::Done; 2]).env(&[("PP_LOG", "debug")])
     },
     Entry {
         logs: WITH_COLLECTIVE,
         ..Entry::new(
             "log.collective",
             LOG,
-            "nothing; Phase B broadcasts in a group of its own, and the log is read",
             How::Hook("lone-collective"),
             [End::Done; 2],
         )

@@ -28,35 +28,30 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-01.dtype",
         BEFORE,
-        "a tensor of a type that the plan does not call for",
         How::Hook("unsupported-dtype"),
         both(Plugin, 0, "plan"),
     ),
     Entry::new(
         "OM-01.oversize",
         BEFORE,
-        "a tensor that no slot holds",
         How::Hook("oversize-tensor"),
         both(Internal, 0, "send"),
     ),
     Entry::new(
         "OM-02.plan",
         BEFORE,
-        "a plan that refuses to be serialized",
         How::Hook("unserializable-plan"),
         both(Internal, 0, "prepare message"),
     ),
     Entry::new(
         "OM-02.large",
         BEFORE,
-        "a plan over the bound of a body",
         How::Hook("huge-plan"),
         both(Internal, 0, "prepare message"),
     ),
     Entry::new(
         "OM-03.recompute",
         PLAN,
-        "Phase B skips the recompute that the plan calls for",
         How::Hook("skipped-recompute"),
         both(PeerMisbehaved, 1, "judge result"),
     )
@@ -64,14 +59,12 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-03.calls",
         PLAN,
-        "the front plans a call more than its plan takes",
         How::Hook("wrong-calls"),
         both(PeerMisbehaved, 0, "decode envelope"),
     ),
     Entry::new(
         "OM-04.setting",
         ALIKE,
-        "PP_HEARTBEAT_MS is set on one rank only",
         How::Variable(1, "PP_HEARTBEAT_MS", "777"),
         both(HandshakeMismatch, 1, "handshake"),
     )
@@ -79,7 +72,6 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-04.hook",
         ALIKE,
-        "PP_FAULT is set on one rank only",
         How::Variable(1, "PP_FAULT", "kill@1"),
         both(HandshakeMismatch, 1, "handshake"),
     )
@@ -87,15 +79,20 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-05.depth",
         ALIKE,
-        "--depth differs",
         How::Arguments(1, &["--depth", "3"]),
         both(HandshakeMismatch, 1, "handshake"),
     )
-    .says(&["settings.depth"]),
+    .says(&["settings.depth differs: rank 0 has \"4\", rank 1 has \"3\""]),
+    Entry::new(
+        "OM-05.verify",
+        ALIKE,
+        How::Arguments(1, &["--verify", "every=2"]),
+        both(HandshakeMismatch, 1, "handshake"),
+    )
+    .says(&["settings.verify"]),
     Entry::new(
         "OM-05.nccl",
         ALIKE,
-        "NCCL_ALGO is set on one rank only",
         How::Variable(0, "NCCL_ALGO", "Ring"),
         both(HandshakeMismatch, 1, "handshake"),
     )
@@ -104,42 +101,36 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-06.side",
         MANIFEST,
-        "a payload is handed over that no manifest describes",
         How::Hook("side-transfer"),
         both(Internal, 0, "send"),
     ),
     Entry::new(
         "OM-06.extra",
         MANIFEST,
-        "the front's manifest has a tensor more than the plan calls for",
         How::Hook("extra-tensor"),
         both(PeerMisbehaved, 0, "decode envelope"),
     ),
     Entry::new(
         "OM-06.extra-result",
         MANIFEST,
-        "Phase B's manifest has a tensor more than was asked for",
         How::Hook("extra-tensor@0"),
         both(PeerMisbehaved, 1, "judge result"),
     ),
     Entry::new(
         "OM-07.version",
         WHOLE,
-        "a header of another version",
         How::Hook("wrong-version"),
         both(PeerMisbehaved, 0, "receive header"),
     ),
     Entry::new(
         "OM-07.tensor",
         WHOLE,
-        "an envelope without a tensor that the plan calls for",
         How::Hook("missing-tensor"),
         both(PeerMisbehaved, 0, "decode envelope"),
     ),
     Entry::new(
         "OM-08.edge",
         GROUP,
-        "a slot of another link is sent",
         How::Hook("foreign-slot"),
         both(Internal, 0, "send"),
     )
@@ -148,7 +139,6 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-08.group",
         GROUP,
-        "a broadcast of the world is asked of the mesh",
         How::Hook("wrong-group"),
         both(Internal, 1, "send"),
     )
@@ -157,7 +147,6 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-09",
         "A late result of an old epoch is dropped and not decoded; its receive is never skipped.",
-        "results are kept back until a hard cut has passed them",
         How::Hook("late-result@0:chunk=5"),
         [End::Done; 2],
     )
@@ -167,7 +156,6 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-10.missing",
         CONTEXT,
-        "the front plans a recompute and sends no context_frames",
         How::Hook("missing-context"),
         both(Plugin, 0, "plan"),
     )
@@ -175,7 +163,6 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-10.lost",
         CONTEXT,
-        "an envelope arrives with recompute and without context_frames",
         How::Hook("lost-context"),
         both(PeerMisbehaved, 0, "decode envelope"),
     )
@@ -183,7 +170,6 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-10.stale",
         CONTEXT,
-        "an envelope arrives with context_frames and without recompute",
         How::Hook("stale-context"),
         both(PeerMisbehaved, 0, "decode envelope"),
     )
@@ -191,23 +177,22 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-11.input",
         DRIFT,
-        "a byte of the front's tensors changes on its way",
         How::Hook("changed-tensor@0"),
         both(Drift, 0, "phase_b"),
     )
-    .with(VERIFY),
+    .with(VERIFY)
+    .says(&["tensor latents_in", "chunk 3"]),
     Entry::new(
         "OM-11.output",
         DRIFT,
-        "a byte of Phase B's tensors changes on its way",
         How::Hook("changed-tensor@1"),
         both(Drift, 1, "verify result"),
     )
-    .with(VERIFY),
+    .with(VERIFY)
+    .says(&["tensor latents_out", "chunk 3"]),
     Entry::new(
         "OM-12.weights",
         DRIFT,
-        "one rank has other kernels",
         How::Hook("changed-weights"),
         both(HandshakeMismatch, 1, "handshake"),
     )
@@ -215,28 +200,24 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-13.kill-front",
         OUTLIVE,
-        "the front is killed",
         How::Hook("kill@0"),
         [End::Killed, End::Fault(PeerDied, 0, "watch")],
     ),
     Entry::new(
         "OM-13.kill-phase-b",
         OUTLIVE,
-        "Phase B is killed",
         How::Hook("kill@1"),
         [End::Fault(PeerDied, 1, "watch"), End::Killed],
     ),
     Entry::new(
         "OM-13.leave",
         OUTLIVE,
-        "Phase B ends with success in the middle of the job, without a word",
         How::Hook("leave"),
         [End::Fault(PeerDied, 1, "watch"), End::Done],
     ),
     Entry::new(
         "OM-13.stop-front",
         OUTLIVE,
-        "the front is stopped, and goes on when the other has ended",
         How::Hook("stop@0"),
         both(TimedOut, 0, "heartbeat"),
     )
@@ -244,7 +225,6 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-13.stop-phase-b",
         OUTLIVE,
-        "Phase B is stopped, and goes on when the other has ended",
         How::Hook("stop@1"),
         both(TimedOut, 1, "heartbeat"),
     )
@@ -252,7 +232,6 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "OM-13.stuck",
         OUTLIVE,
-        "Phase B's stage does not come back",
         How::Hook("stall-compute"),
         both(TimedOut, 1, "phase_b"),
     )

@@ -1,0 +1,122 @@
+//! What the jobs of trials run on, and how their ranks are started.
+
+use std::path::Path;
+use std::process::Command;
+
+use pp_contract::{FaultKind, Rank, WorldSize, with_source};
+use pp_device::Device;
+use pp_job::{Error, SUPERVISOR, WORLD};
+use pp_testing::process::with_variable;
+use pp_transport::launch::LocalJob;
+use pp_transport::nccl::Nccl;
+
+use super::work::make_own;
+use crate::hook::VARIABLE;
+
+/// Parts of a job's folder that are no part of its result, and who finds each: what ranks record, and where fakes meet.
+pub(crate) const ASIDE: [(&str, &str); 2] =
+    [("flight", "PP_FLIGHT_DIR"), ("meet", "PP_FAKE_NCCL_DIR")];
+/// The variable that tells the ranks of a job from others.
+const JOB_ID: &str = "PP_JOB_ID";
+
+/// What carries the payloads of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Transport {
+    /// Memory that both ranks share.
+    Host,
+    /// GPU memory over NCCL: two GPUs, or their fakes.
+    Nccl,
+}
+
+/// What the ranks run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ground {
+    /// Shared memory.
+    Host,
+    /// The tests' stand-ins for the CUDA driver and NCCL.
+    Fakes,
+    /// Real GPUs.
+    Gpus,
+}
+
+impl Ground {
+    /// The ground that this transport has here.
+    pub(crate) fn of(transport: Transport) -> Self {
+        let is_of_fakes = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("PP_FAKE_");
+        match transport {
+            Transport::Host => Self::Host,
+            Transport::Nccl if std::env::vars_os().any(|(name, _)| is_of_fakes(&name)) => {
+                Self::Fakes
+            }
+            Transport::Nccl => Self::Gpus,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Fakes => "nccl, stand-ins",
+            Self::Gpus => "nccl, GPUs",
+        }
+    }
+
+    pub(crate) fn is_host(self) -> bool {
+        self == Self::Host
+    }
+}
+
+/// Refuses a machine without the GPUs and the NCCL that jobs on NCCL need: each job would say so again.
+pub(super) fn need_gpus() -> Result<(), Error> {
+    let refuse = |why: String| {
+        let why =
+            format!("{why}; `pp doctor` says what is missing, and --transport host needs none");
+        Err(Error::local(FaultKind::Device, "look for GPUs", why))
+    };
+    match Device::count() {
+        Ok(count) if count < WORLD => {
+            refuse(format!("{count} GPUs visible, and a job needs {WORLD}"))
+        }
+        Ok(_) => match Nccl::load() {
+            Ok(_) => Ok(()),
+            Err(error) => refuse(with_source(&error)),
+        },
+        Err(error) => refuse(with_source(&error)),
+    }
+}
+
+/// A job whose ranks are not started yet.
+pub(crate) fn new_job() -> LocalJob {
+    LocalJob::new(WorldSize::new(WORLD).expect("a world of two"))
+}
+
+/// Makes it `run` of this program on this ground, in the folder of its job, with nothing of a launcher's environment.
+pub(crate) fn run_in(folder: &Path, ground: Ground, command: &mut Command) -> std::io::Result<()> {
+    for name in LocalJob::LAUNCHER_VARIABLES.iter().chain(&[VARIABLE]) {
+        command.env_remove(name);
+    }
+    for (name, variable) in ASIDE {
+        let own = folder.join(name);
+        make_own(&own)?;
+        command.env(variable, own);
+    }
+    command.args(["run", "--threads", "1"]);
+    command.args(match ground {
+        Ground::Host => ["--transport", "host", "--kernels", "cpu"],
+        Ground::Fakes | Ground::Gpus => ["--transport", "nccl", "--kernels", "ptx"],
+    });
+    Ok(())
+}
+
+/// Makes it a rank of the job; it dies with this process.
+pub(crate) fn join(job: &LocalJob, rank: u32, command: &mut Command) {
+    command
+        .envs(job.env(Rank::new(rank)))
+        .env(SUPERVISOR, std::process::id().to_string());
+}
+
+/// The processes of a job that are still there.
+pub(crate) fn left_of(job: &LocalJob) -> Vec<u32> {
+    let env = job.env(Rank::new(0));
+    let id = env.iter().find(|(name, _)| *name == JOB_ID);
+    id.map_or_else(Vec::new, |(name, id)| with_variable(name, id))
+}
