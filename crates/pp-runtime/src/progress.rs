@@ -224,7 +224,7 @@ impl Stall {
         let lasts = self.operation.lasts(operation, now);
         let waits = self.wait.lasts(wait, now);
         let doing = Doing::of(operation);
-        let of_call = doing.map(|(doing, name)| match doing.is_stage() {
+        let call = doing.map(|(doing, name)| match doing.is_stage() {
             true => (
                 name,
                 limits.stage,
@@ -236,35 +236,29 @@ impl Stall {
                 "such a call only issues work: look at the other rank, the driver and the network",
             ),
         });
-        let awaited = Awaited::of(wait);
-        let of_wait = match awaited {
-            Awaited::Nothing => None,
-            Awaited::Device => Some((
-                "wait for the device",
-                limits.stage,
-                "look at the device, or raise PP_STUCK_MS if the stage needs longer",
-            )),
-            Awaited::Peer(_) => Some((
-                "wait for a chunk in flight",
-                PEER_FIRST * limits.stage,
-                "look at this rank, or raise PP_STUCK_MS, which is half of that time",
-            )),
+        let (peer, wait) = match Awaited::of(wait) {
+            Awaited::Nothing => (None, None),
+            Awaited::Device => {
+                let remedy = "look at the device, or raise PP_STUCK_MS if the stage needs longer";
+                (None, Some(("wait for the device", limits.stage, remedy)))
+            }
+            Awaited::Peer(rank) => {
+                let remedy = "look at this rank, or raise PP_STUCK_MS, which is half of that time";
+                let limit = PEER_FIRST * limits.stage;
+                (
+                    Some(rank),
+                    Some(("wait for a chunk in flight", limit, remedy)),
+                )
+            }
         };
-        let is_late = |(_, limit, _): &(_, Duration, _), lasted| lasted >= *limit;
-        let stalled = |(operation, _, remedy), lasted: Duration, peer| Stalled {
-            operation,
-            peer,
-            text: format!("no progress for {} ms; {remedy}", lasted.as_millis()),
-        };
-        let of_call = of_call.filter(|call| is_late(call, lasts));
-        let of_wait = of_wait.filter(|wait| is_late(wait, waits));
-        of_call.map(|call| stalled(call, lasts, None)).or_else(|| {
-            let peer = match awaited {
-                Awaited::Peer(rank) => Some(rank),
-                _ => None,
-            };
-            of_wait.map(|wait| stalled(wait, waits, peer))
-        })
+        let both = [(None, lasts, call), (peer, waits, wait)].into_iter();
+        both.filter_map(|(peer, lasts, of)| Some((peer, lasts, of?)))
+            .find(|(_, lasts, (_, limit, _))| lasts >= limit)
+            .map(|(peer, lasts, (operation, _, remedy))| Stalled {
+                operation,
+                peer,
+                text: format!("no progress for {} ms; {remedy}", lasts.as_millis()),
+            })
     }
 
     /// The looking thread itself was away: what the driver did meanwhile is not known.
