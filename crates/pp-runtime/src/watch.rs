@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::backend::OnFrame;
 use pp_transport::control::{
-    ControlChannel, ControlReceiver, ControlSender, Message, Received, SocketKind,
+    ControlChannel, ControlReceiver, ControlSender, Message, Received, SocketKind, Tell,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -150,6 +150,7 @@ impl Drop for Handle {
 pub struct SetUp {
     handle: Handle,
     peers: Vec<(ControlSender, SocketKind)>,
+    tell: Option<Tell>,
 }
 
 impl SetUp {
@@ -185,7 +186,13 @@ impl SetUp {
         Ok(Self {
             handle: Handle { shared, thread },
             peers,
+            tell: None,
         })
+    }
+
+    /// From now on a line says, again and again, what this rank waits for and from which peer.
+    pub fn tell(&mut self, tell: Option<Tell>) {
+        self.tell = tell;
     }
 
     /// What sends to this peer.
@@ -216,7 +223,7 @@ impl SetUp {
     /// # Errors
     /// The fault that ended the wait.
     pub fn frame(&self, peer: Rank, operation: &str) -> Result<Vec<u8>, Fault> {
-        match self.next(peer)? {
+        match self.next(peer, operation)? {
             Item::Frame(body) => Ok(body),
             Item::Descriptors(_) => Err(misbehaved(peer, operation, "descriptors came instead")),
         }
@@ -227,21 +234,28 @@ impl SetUp {
     /// # Errors
     /// The fault that ended the wait.
     pub fn descriptors(&self, peer: Rank, operation: &str) -> Result<Vec<OwnedFd>, Fault> {
-        match self.next(peer)? {
+        match self.next(peer, operation)? {
             Item::Descriptors(fds) => Ok(fds),
             Item::Frame(_) => Err(misbehaved(peer, operation, "a frame came instead")),
         }
     }
 
-    fn next(&self, peer: Rank) -> Result<Item, Fault> {
-        let at = self.place(peer);
-        let mut state = self.handle.shared.lock();
+    fn next(&self, peer: Rank, operation: &str) -> Result<Item, Fault> {
+        let (at, shared) = (self.place(peer), &self.handle.shared);
+        let mut state = shared.lock();
         loop {
             if let Some(next) = state.core.take(at) {
                 return next;
             }
-            let waited = self.handle.shared.changed.wait(state);
-            state = waited.unwrap_or_else(PoisonError::into_inner);
+            let every = self.tell.map_or(Duration::MAX, |tell| tell.every);
+            let waited = shared.changed.wait_timeout(state, every);
+            let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            if let Some(tell) = self.tell.filter(|_| timeout.timed_out()) {
+                drop(state);
+                (tell.take)(format!("waiting for rank {peer}: {operation}"));
+                state = shared.lock();
+            }
         }
     }
 

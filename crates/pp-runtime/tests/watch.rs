@@ -1,6 +1,6 @@
 //! The watchdog against peers that die, fall silent, abort or leave.
 
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind, Rank};
@@ -11,7 +11,7 @@ use pp_runtime::switch::Switch;
 use pp_runtime::watch::{SetUp, Watch, WatchOptions};
 use pp_testing::{HANG, Pair, ToyFront, channels, edge};
 use pp_transport::bell::Bell;
-use pp_transport::control::{ControlChannel, Message};
+use pp_transport::control::{ControlChannel, Message, Tell};
 use pp_transport::error::TransportError;
 
 fn switch(rank: u32) -> Switch {
@@ -313,4 +313,28 @@ fn a_caller_that_gives_up_tells_its_peer_why() {
     front.raise(reason.clone());
     drop(front);
     assert_eq!(back.frame(Rank::new(0), "learn"), Err(reason));
+}
+
+#[test]
+fn a_rank_that_is_set_up_says_what_it_waits_for() {
+    static TOLD: Mutex<Option<mpsc::Sender<String>>> = Mutex::new(None);
+    let (ours, theirs) = channels();
+    let (tell, told) = mpsc::channel();
+    *TOLD.lock().unwrap() = Some(tell);
+    let mut set_up = set_up(ours, HANG, |_| {});
+    set_up.tell(Some(Tell {
+        every: Duration::from_millis(1),
+        take: |line| _ = TOLD.lock().unwrap().as_ref().unwrap().send(line),
+    }));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // Only then the peer does its part.
+            assert_eq!(told.recv().unwrap(), "waiting for rank 1: open stages");
+            let deadline = Instant::now() + HANG;
+            let sent = theirs.sender().send(&Message::Frame(b"shape"), deadline);
+            sent.unwrap();
+        });
+        let heard = set_up.frame(Rank::new(1), "open stages");
+        assert_eq!(heard.unwrap(), b"shape");
+    });
 }

@@ -107,16 +107,17 @@ pub(crate) fn join<P: Plan>(
 ) -> Result<Member, JoinError> {
     let rank = launch.rank();
     let hello = hello::<P>(launch, backend, profile).map_err(|e| join_to_abort(launch, e))?;
+    let tell = Some(Tell {
+        every: if context.is_supervised() {
+            TELL_EVERY_SUPERVISED
+        } else {
+            TELL_EVERY
+        },
+        take: |line| say_aside(format!("pp: {line}")),
+    });
     let options = RendezvousOptions {
         timeout: within,
-        tell: Some(Tell {
-            every: if context.is_supervised() {
-                TELL_EVERY_SUPERVISED
-            } else {
-                TELL_EVERY
-            },
-            take: |line| say_aside(format!("pp: {line}")),
-        }),
+        tell,
         ..RendezvousOptions::default()
     };
     let mut peers = rendezvous(launch, &options).map_err(|error| JoinError {
@@ -138,7 +139,8 @@ pub(crate) fn join<P: Plan>(
         on_stuck: Box::new(move |fault| ending.end_with(fault)),
         on_fault: Some(Box::new(move |fault| flight.write_for_fault(fault))),
     };
-    let set_up = SetUp::start(vec![channel], options).map_err(anyhow::Error::new)?;
+    let mut set_up = SetUp::start(vec![channel], options).map_err(anyhow::Error::new)?;
+    set_up.tell(tell);
     context.signals.set_up(set_up.sender(peer));
     Ok(Member {
         context: Arc::clone(context),
