@@ -48,6 +48,14 @@ fn a_killed_supervisor_takes_its_ranks_along() {
     assert_eq!(leftovers(), before);
 }
 
+#[test]
+fn a_job_ends_well_where_the_end_of_a_child_is_ignored() {
+    let mut shell = Command::new("sh");
+    let program = pp(&[]).get_program().to_owned();
+    shell.args(["-c", "trap '' CHLD; exec \"$0\" \"$@\""]);
+    run(shell.arg(program).args(BENCH), None).succeeded();
+}
+
 /// A rank as a launcher would start it.
 fn rank(rank: u32, port: u16, args: &[&str]) -> Command {
     as_rank(pp(args), rank, port)

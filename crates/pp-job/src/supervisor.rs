@@ -19,6 +19,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ use rustix::pipe::PipeFlags;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process, set_parent_process_death_signal, waitid,
 };
-use signal_hook::consts::{SIGINT, SIGUSR1};
+use signal_hook::consts::{SIGCHLD, SIGINT, SIGUSR1};
 
 use self::core::{Action, Core, Event};
 use self::verdict::Verdict;
@@ -55,9 +56,14 @@ enum Notice {
 /// Runs this same command line once per rank, and ends as they end. Phase B is started again up to
 /// `restarts` times.
 pub(crate) fn supervise(config: &Config, restarts: u32) -> Result<(), Error> {
-    let (report, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).context("no pipe")?;
+    let (report, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
+        .context("cannot make the pipe for the reports of the ranks")?;
     // The ranks inherit the write end under its number, and that end alone.
-    rustix::io::fcntl_setfd(&write_end, rustix::io::FdFlags::empty()).context("no pipe")?;
+    rustix::io::fcntl_setfd(&write_end, rustix::io::FdFlags::empty())
+        .context("cannot make the pipe for the reports of the ranks")?;
+    // A program that ignores SIGCHLD passes that on, and the kernel then keeps no exit status. A handler ends it.
+    let handled = signal_hook::flag::register(SIGCHLD, Arc::default());
+    handled.context("cannot handle signals")?;
     let (notices, noticed) = mpsc::channel();
     let watches = config.heartbeat.is_some();
     let local = LocalJob::new(WorldSize::new(WORLD).context("a world of two ranks")?);
@@ -93,7 +99,7 @@ pub(crate) fn supervise(config: &Config, restarts: u32) -> Result<(), Error> {
     let error = match job.core.verdict() {
         Verdict::Done => return Ok(()),
         Verdict::Interrupted(signal) => return Err(Error::Interrupted(signal)),
-        Verdict::Told(code) => return Err(Error::Told(code as u8)),
+        Verdict::Told(code) => return Err(Error::Told(code)),
         Verdict::Fault(fault, signal) if fault.kind == FaultKind::Interrupted => {
             let signal = job.signal.or(signal).unwrap_or(SIGINT as u8);
             Error::Aborted(fault, signal)
@@ -158,7 +164,8 @@ impl Job {
     }
 
     fn spawn(&self, rank: Rank) -> Result<Child, Error> {
-        let path = std::env::current_exe().context("this program has no path")?;
+        let path = std::env::current_exe()
+            .context("cannot find the file of this program; is /proc mounted?")?;
         // What lies at its path by the time of a restart may be another program, which the ranks
         // that run would refuse.
         let program = if self.is_begun {

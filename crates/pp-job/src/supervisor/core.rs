@@ -254,9 +254,9 @@ impl Core {
                 .reports
                 .iter()
                 .any(|report| blames_front(report, pid));
-            // That the ranks have met, or that it was served, is read by another thread, which may be behind.
-            let is_unheard = self.front_waits && (self.has_met || !end.is_good());
-            let within = if is_blamed || is_unheard {
+            // A front that waits cannot say what it makes of this. That the ranks have met, or that Phase B was served,
+            // is read by another thread, which may be behind.
+            let within = if is_blamed || self.front_waits {
                 CONTRADICTED_WITHIN.min(self.within)
             } else {
                 self.within

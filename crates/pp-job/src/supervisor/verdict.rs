@@ -19,7 +19,7 @@ const EARLY: &str = "the process ended before its work was done; does a kernel p
 pub(super) struct End {
     pub(super) rank: Rank,
     pub(super) pid: u32,
-    /// `None` if the kernel does not say how: the program that started us set SIGCHLD to be ignored.
+    /// `None` if the kernel does not say how.
     pub(super) status: Option<ExitStatus>,
     /// It had to be killed here.
     pub(super) by_us: bool,
@@ -118,7 +118,7 @@ pub(super) enum Verdict {
     /// It failed. If a signal was the reason, this is the one that a rank got.
     Fault(Fault, Option<u8>),
     /// It failed with this exit code, and a rank has said why.
-    Told(i32),
+    Told(u8),
 }
 
 /// One reason for all ranks: the root cause, where it is known.
@@ -205,9 +205,18 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
         let what = "aborted by a second interrupt; what was in flight is lost";
         return because(FaultKind::Interrupted, FRONT, "run", what);
     }
-    // A rank that failed before it could report has printed its own line.
-    if let Some(code) = ends.iter().filter_map(End::code).find(|code| *code != 0) {
-        return Verdict::Told(code);
+    let mut codes = ends.iter().filter_map(|end| Some((end, end.code()?)));
+    match codes.find(|(end, _)| !end.is_good()) {
+        // Wrong usage is not reported: the rank has printed its own line.
+        Some((_, 2)) => return Verdict::Told(2),
+        Some((end, code)) => {
+            let what = format!(
+                "the process ended with exit code {code} and did not report why; \
+                 does a kernel plugin call exit?"
+            );
+            return because(FaultKind::PeerDied, end.rank, "run", &what);
+        }
+        None => {}
     }
     let phase_b = ends.iter().find(|end| end.rank == PHASE_B);
     if phase_b.is_some_and(End::is_good) && !job.is_served {
