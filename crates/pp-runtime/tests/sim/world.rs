@@ -1,8 +1,7 @@
 //! The world around both cores: two lanes, slots, stages, a source, a drain, deaths.
 //!
 //! It delivers frames and carries out actions one at a time, in whatever order the walk chooses.
-//! What must never be is looked for at each step, and comes out as a [`Violation`] that names the
-//! property.
+//! What must never be is looked for at each step, and the panic names the property.
 
 mod check;
 mod hear;
@@ -12,7 +11,6 @@ use std::collections::VecDeque;
 use pp_contract::{CacheEpoch, ChunkIndex};
 use pp_runtime::core::{Cut, Facts, FrontAction, FrontCore, PhaseBAction, PhaseBCore};
 
-pub(crate) use self::check::Step;
 use self::check::hold;
 
 /// How small this world is.
@@ -119,79 +117,70 @@ impl World {
     }
 
     /// All worlds one step away.
-    pub(crate) fn next(&self, shape: Shape) -> Step<Vec<Self>> {
+    pub(crate) fn next(&self, shape: Shape) -> Vec<Self> {
         let mut worlds = Vec::new();
-        let mut add = |step: &dyn Fn(&mut Self) -> Step<()>| -> Step<()> {
+        let mut add = |step: &dyn Fn(&mut Self)| {
             let mut next = self.clone();
-            step(&mut next)?;
+            step(&mut next);
             worlds.push(next);
-            Ok(())
         };
         if !self.finished && self.front.wants_offer() {
-            add(&|w| {
-                match w.script.pop_front() {
-                    Some(cut) => w.front.handle_offer(cut),
-                    None => w.front.handle_source_end(),
-                }
-                Ok(())
-            })?;
+            add(&|w| match w.script.pop_front() {
+                Some(cut) => w.front.handle_offer(cut),
+                None => w.front.handle_source_end(),
+            });
         }
         if self.may_drain {
             add(&|w| {
                 w.may_drain = false;
                 w.front.handle_drain();
-                Ok(())
-            })?;
+            });
         }
         if self.restarts > 0 && !self.finished && !self.back.finished {
             add(&|w| {
                 w.lose_phase_b(shape);
-                Ok(())
-            })?;
+            });
         }
         let is_here = self.returned.iter().all(|result| result.is_whole);
         if self.front.is_served() && is_here && !self.finished && !self.back.finished {
             add(&|w| {
                 w.let_phase_b_go();
-                Ok(())
-            })?;
+            });
         }
         // The sink may or may not be ready at this moment.
         for sink_ready in [true, false] {
             let action = self.front.poll(self.facts(shape, sink_ready));
             if action != FrontAction::Wait && !self.finished {
-                add(&|w| w.act_front(shape, action))?;
+                add(&|w| w.act_front(shape, action));
             }
         }
         let action = self.back.core.poll(self.back.free_slots > 0);
         if action != PhaseBAction::Wait && !self.back.finished {
-            add(&|w| w.act_back(shape, action))?;
+            add(&|w| w.act_back(shape, action));
         }
         // A device may end its work at any moment.
         if self.back.core.computing() > 0 {
             add(&|w| {
                 let (chunk, epoch) = w.back.core.take_computing().unwrap();
                 w.to_front.push_back(Frame::Answer(chunk, epoch));
-                Ok(())
-            })?;
+            });
         }
         if self.front.decoding() > 0 {
             add(&|w| {
                 w.emitted.push(w.front.take_decoding().unwrap());
                 w.front.handle_decoded();
-                Ok(())
-            })?;
+            });
         }
         if self.returned.iter().any(|result| !result.is_whole) {
-            add(&|w| w.payload_arrives(shape))?;
+            add(&|w| w.payload_arrives(shape));
         }
         if !self.to_back.is_empty() {
-            add(&Self::hear_back)?;
+            add(&Self::hear_back);
         }
         if !self.to_front.is_empty() {
-            add(&|w| w.hear_front(shape))?;
+            add(&|w| w.hear_front(shape));
         }
-        Ok(worlds)
+        worlds
     }
 
     fn facts(&self, shape: Shape, sink_ready: bool) -> Facts {
@@ -238,7 +227,7 @@ impl World {
         (start.max(chunk.saturating_sub(shape.context as u64))..chunk).collect()
     }
 
-    fn act_front(&mut self, shape: Shape, action: FrontAction) -> Step<()> {
+    fn act_front(&mut self, shape: Shape, action: FrontAction) {
         match action {
             FrontAction::Build {
                 chunk,
@@ -249,7 +238,7 @@ impl World {
                 let chunk = chunk.get();
                 hold(!self.is_draining(shape), "a drain admits nothing", || {
                     format!("chunk {chunk}")
-                })?;
+                });
                 if starts_epoch {
                     self.epochs.push((chunk, epoch));
                     self.kept.clear();
@@ -278,77 +267,73 @@ impl World {
             }
             FrontAction::Decode => {
                 let chunk = self.front.begin_decode();
-                let result = self.take_returned(chunk)?;
+                let result = self.take_returned(chunk);
                 hold(result.is_whole, "only whole results are decoded", || {
                     format!("{result:?}")
-                })?;
+                });
                 hold(
                     result.epoch == self.newest(),
                     "nothing is decoded after its epoch ended",
                     || format!("{result:?}"),
-                )?;
+                );
                 self.front.handle_decoding(chunk);
-                Ok(())
             }
             FrontAction::Drop => {
                 let chunk = self.front.handle_dropped();
                 // A stale chunk that went down with Phase B comes back with nothing.
                 if self.returned.front().map(|result| result.chunk) == Some(chunk) {
-                    self.take_returned(chunk)?;
+                    self.take_returned(chunk);
                 }
                 self.held.retain(|held| held.call.chunk != chunk);
                 self.dropped.push(chunk);
-                Ok(())
             }
             FrontAction::SendShutdown => {
                 self.to_back.push_back(Frame::Shutdown);
                 self.front.handle_shutdown_sent();
-                Ok(())
             }
             FrontAction::Finish => {
                 self.finished = true;
-                Ok(())
             }
             FrontAction::Wait => unreachable!(),
         }
     }
 
-    fn take_returned(&mut self, chunk: u64) -> Step<Returned> {
+    fn take_returned(&mut self, chunk: u64) -> Returned {
         let result = self.returned.pop_front();
         let is_next = result.as_ref().is_some_and(|r| r.chunk == chunk);
         hold(is_next, "results are taken in order", || {
             format!("chunk {chunk}, found {result:?}")
-        })?;
+        });
         let result = result.unwrap();
         if result.generation == self.generation {
             self.back.free_slots += 1;
         }
-        Ok(result)
+        result
     }
 
     /// A call leaves, in a slot of this link.
-    fn send(&mut self, shape: Shape, call: Call) -> Step<()> {
+    fn send(&mut self, shape: Shape, call: Call) {
         hold(
             self.in_use() < Self::slots(shape),
             "a slot has one payload at a time",
             || format!("{call:?} while {} are in use", self.in_use()),
-        )?;
+        );
         hold(
             call.epoch == self.newest(),
             "nothing of an old epoch is sent",
             || format!("{call:?} in epoch {}", self.newest()),
-        )?;
+        );
         let follows = self
             .last_call
             .is_none_or(|(chunk, epoch)| chunk < call.chunk && epoch <= call.epoch);
         hold(follows, "calls go in order", || {
             format!("{call:?} after {:?}", self.last_call)
-        })?;
+        });
         hold(
             !self.accepted.contains(&call.chunk),
             "nothing is computed again that was accepted",
             || format!("{call:?}"),
-        )?;
+        );
         self.last_call = Some((call.chunk, call.epoch));
         self.to_back.push_back(Frame::Call(call.clone()));
         let held = Held {
@@ -361,10 +346,9 @@ impl World {
             .iter()
             .position(|h| h.call.chunk > held.call.chunk);
         self.held.insert(at.unwrap_or(self.held.len()), held);
-        Ok(())
     }
 
-    fn act_back(&mut self, shape: Shape, action: PhaseBAction) -> Step<()> {
+    fn act_back(&mut self, shape: Shape, action: PhaseBAction) {
         match action {
             PhaseBAction::Compute => {
                 let call = self.back.core.begin_compute();
@@ -372,8 +356,8 @@ impl World {
                     self.held.iter().any(|h| h.call.chunk == call.chunk),
                     "a payload is there until it is read",
                     || format!("{call:?}"),
-                )?;
-                self.remember(shape, &call)?;
+                );
+                self.remember(shape, &call);
                 self.back.free_slots -= 1;
                 self.back.core.handle_computing((call.chunk, call.epoch));
             }
@@ -384,11 +368,10 @@ impl World {
             PhaseBAction::Finish => self.back.finished = true,
             PhaseBAction::Wait => unreachable!(),
         }
-        Ok(())
     }
 
     /// Phase B's stage: it must know the chunks before this one.
-    fn remember(&mut self, shape: Shape, call: &Call) -> Step<()> {
+    fn remember(&mut self, shape: Shape, call: &Call) {
         let mut memory = match (&call.begins, self.back.memory.take()) {
             (Some(context), _) => context.clone(),
             (None, Some((epoch, memory))) if epoch == call.epoch => memory,
@@ -400,11 +383,10 @@ impl World {
             memory == wanted,
             "a chunk is computed with what came before it",
             || format!("{call:?} with {memory:?}, not {wanted:?}"),
-        )?;
+        );
         memory.push(call.chunk);
         let first = memory.len().saturating_sub(shape.context);
         self.back.memory = Some((call.epoch, memory.split_off(first)));
-        Ok(())
     }
 }
 

@@ -2,31 +2,30 @@
 
 use pp_contract::ChunkIndex;
 
-use super::{Back, Frame, Returned, Shape, Step, World, hold};
+use super::{Back, Frame, Returned, Shape, World, hold};
 
 impl World {
-    pub(super) fn hear_back(&mut self) -> Step<()> {
+    pub(super) fn hear_back(&mut self) {
         match self.to_back.pop_front().unwrap() {
             Frame::Call(call) => {
                 let chunk = ChunkIndex::new(call.chunk);
                 let taken = self.back.core.handle_envelope(chunk, call);
                 hold(taken.is_ok(), "in flight stays within the depth", || {
                     format!("{taken:?}")
-                })?;
+                });
             }
             Frame::Shutdown => self.back.core.handle_shutdown(),
             Frame::Answer(..) => unreachable!("the front answers nothing"),
         }
-        Ok(())
     }
 
-    pub(super) fn hear_front(&mut self, shape: Shape) -> Step<()> {
+    pub(super) fn hear_front(&mut self, shape: Shape) {
         match self.to_front.pop_front().unwrap() {
             Frame::Answer(chunk, epoch) => {
                 let taken = self.front.handle_result(ChunkIndex::new(chunk), epoch);
                 hold(taken.is_ok(), "only what is due is answered", || {
                     format!("{taken:?}")
-                })?;
+                });
                 self.returned.push_back(Returned {
                     chunk,
                     epoch,
@@ -40,15 +39,14 @@ impl World {
             }
             Frame::Shutdown => {
                 let closed = self.front.handle_peer_closed();
-                hold(closed, "only what is due is answered", || "shutdown".into())?;
+                hold(closed, "only what is due is answered", || "shutdown".into());
             }
             Frame::Call(_) => unreachable!("Phase B calls nobody"),
         }
-        Ok(())
     }
 
     /// The payload of the oldest result that was announced is here: it is accepted.
-    pub(super) fn payload_arrives(&mut self, shape: Shape) -> Step<()> {
+    pub(super) fn payload_arrives(&mut self, shape: Shape) {
         let result = self.returned.iter_mut().find(|result| !result.is_whole);
         let result = result.unwrap();
         result.is_whole = true;
@@ -57,7 +55,7 @@ impl World {
             !self.accepted.contains(&chunk),
             "a result is accepted once",
             || format!("chunk {chunk}"),
-        )?;
+        );
         self.accepted.push(chunk);
         let at = self.held.iter().position(|held| held.call.chunk == chunk);
         let held = at.and_then(|at| self.held.remove(at));
@@ -67,7 +65,6 @@ impl World {
             }
             self.kept.push_back(held);
         }
-        Ok(())
     }
 
     /// Phase B is gone, and nothing is missed of it.
