@@ -105,6 +105,8 @@ TABLE(table->decode = NULL)
 TABLE(table->struct_size = sizeof *table - sizeof(void *), table->self_test = (pp_status(*)(pp_error *))8)
 #elif defined(NO_FAULT_NEWER)
 TABLE(table->struct_size = sizeof *table + 8 * sizeof(void *), table->minor = 9)
+#elif !defined(FAULT_NO_ENTRY)
+ENTRY(return table)
 #endif
 
 #if !defined(FAULT_NO_ENTRY)

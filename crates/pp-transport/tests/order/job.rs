@@ -272,15 +272,7 @@ fn front(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), Transpor
             sent += 1;
         }
         take_finished(&mut sending)?;
-        if link.poll_frame(&mut inbox)? {
-            let matched = lockstep.admit(&inbox).expect("a frame of this test");
-            let flight = if bytes_of(number(&matched)) > 0 {
-                Some(link.receive(&matched)?)
-            } else {
-                None
-            };
-            receiving.push_back((number(&matched), flight));
-        }
+        receiving.extend(hear(link, &mut lockstep, &mut inbox)?);
         if let Some((n, arrived)) = take_arrived(&mut receiving)? {
             if let Some(arrived) = arrived {
                 let stream = &stage.streams[1];
@@ -317,15 +309,7 @@ fn answer(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), Transpo
     let mut waiting: Option<(u64, Option<DeviceRx>)> = None;
     let mut answered = 0;
     while answered < chunks {
-        if link.poll_frame(&mut inbox)? {
-            let matched = lockstep.admit(&inbox).expect("a frame of this test");
-            let flight = if bytes_of(number(&matched)) > 0 {
-                Some(link.receive(&matched)?)
-            } else {
-                None
-            };
-            receiving.push_back((number(&matched), flight));
-        }
+        receiving.extend(hear(link, &mut lockstep, &mut inbox)?);
         if waiting.is_none() {
             waiting = take_arrived(&mut receiving)?;
         }
@@ -365,6 +349,21 @@ fn answer(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), Transpo
 
 type Sending = InFlight<<NcclLink as Link>::Sending>;
 type Receiving = InFlight<<NcclLink as Link>::Receiving>;
+
+/// The next message, if one was announced, and the receive of its payload, if it has one.
+fn hear(
+    link: &mut NcclLink,
+    lockstep: &mut Lockstep<Requests>,
+    inbox: &mut Vec<u8>,
+) -> Result<Option<(u64, Option<Receiving>)>, TransportError> {
+    if !link.poll_frame(inbox)? {
+        return Ok(None);
+    }
+    let matched = lockstep.admit(inbox).expect("a frame of this test");
+    let n = number(&matched);
+    let flight = (bytes_of(n) > 0).then(|| link.receive(&matched));
+    Ok(Some((n, flight.transpose()?)))
+}
 
 /// Lets go of the sends at the head that are done.
 fn take_finished(sending: &mut VecDeque<Sending>) -> Result<(), TransportError> {
