@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::output::{discard_hidden, has_hidden};
 
@@ -30,9 +30,6 @@ pub(crate) fn leave(code: u8) -> ! {
     end_now(code)
 }
 
-/// Time for a disk to remove the files that were not finished.
-const DISCARDED_WITHIN: Duration = Duration::from_millis(200);
-
 /// Removes files that were not finished: a thread that is left behind drops none.
 fn discard() {
     if !has_hidden() {
@@ -45,12 +42,9 @@ fn discard() {
         drop(done);
     });
     if started.is_ok() {
-        let _ = is_done.recv_timeout(DISCARDED_WITHIN);
+        let _ = is_done.recv_timeout(crate::times::DISCARDED_WITHIN);
     }
 }
-
-/// Time for the last line of a process, where whoever reads standard error is slow, or stuck.
-const SAID_WITHIN: Duration = Duration::from_secs(2);
 
 /// Writes a line to standard error; false when nobody takes it in time. Without a standard error nobody
 /// wants to read it.
@@ -67,7 +61,7 @@ pub fn say(line: String) -> bool {
         let _ = writeln!(std::io::stderr(), "{again}");
         return true;
     }
-    said.recv_timeout(SAID_WITHIN).is_ok()
+    said.recv_timeout(crate::times::SAID_WITHIN).is_ok()
 }
 
 /// Lines that were given to [`aside`] and are not written yet.
@@ -109,9 +103,9 @@ fn aside(write: impl FnOnce() + Send + 'static) {
 
 /// Waits for the lines of [`aside`], for a bounded time.
 fn wait_for_unsaid() {
-    let until = Instant::now() + SAID_WITHIN;
+    let until = Instant::now() + crate::times::SAID_WITHIN;
     while UNSAID.load(Ordering::Relaxed) > 0 && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(crate::times::LOOK_EVERY);
     }
 }
 

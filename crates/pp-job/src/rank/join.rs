@@ -21,16 +21,7 @@ use crate::context::Context;
 use crate::end::say_aside;
 use crate::error::Error;
 use crate::reports::TargetProcess;
-use crate::{FRONT, GRACE, PHASE_B};
-
-/// Time between two lines of a rank that waits for another.
-const TELL_EVERY: Duration = Duration::from_secs(5);
-/// The same where a supervisor watches the ranks, which may load for long.
-const TELL_EVERY_SUPERVISED: Duration = Duration::from_secs(60);
-/// Time that a rank which cannot take part looks for the others to tell them.
-const DECLINE_WITHIN: Duration = Duration::from_secs(2);
-/// Time for one step of setting up, mapping memory included.
-const SET_UP_WITHIN: Duration = Duration::from_secs(30);
+use crate::{FRONT, GRACE, PHASE_B, times};
 
 /// What must be the same on both ranks, beside the plan and the backend: the handshake compares it.
 #[derive(Clone, Debug, Default)]
@@ -108,9 +99,9 @@ pub(crate) fn join<P: Plan>(
         timeout: within,
         tell: Some(Tell {
             every: if context.is_supervised() {
-                TELL_EVERY_SUPERVISED
+                times::TELL_EVERY_SUPERVISED
             } else {
-                TELL_EVERY
+                times::TELL_EVERY
             },
             take: |line| say_aside(format!("pp: {line}")),
         }),
@@ -121,7 +112,7 @@ pub(crate) fn join<P: Plan>(
         ..error.fault(rank).into()
     })?;
     let hello = hello::<P>(launch, backend, profile)?;
-    let agreed = agree(&mut peers, &hello, Instant::now() + SET_UP_WITHIN);
+    let agreed = agree(&mut peers, &hello, Instant::now() + times::SET_UP_WITHIN);
     agreed.map_err(|fault| explain(fault, rank, profile))?;
     let peer = if rank == FRONT { PHASE_B } else { FRONT };
     let missing = || anyhow::anyhow!("rank {peer} is not among the peers");
@@ -168,14 +159,14 @@ pub(crate) fn join_to_abort(launch: &Launch, error: Error) -> Error {
         return error;
     }
     let options = RendezvousOptions {
-        timeout: DECLINE_WITHIN,
+        timeout: times::DECLINE_WITHIN,
         ..RendezvousOptions::default()
     };
     // Where none is there, none waits.
     if let Ok(peers) = rendezvous(launch, &options) {
         let told = Message::Abort(error.fault(launch.rank(), "set up"));
         for channel in peers.iter() {
-            let deadline = Instant::now() + DECLINE_WITHIN;
+            let deadline = Instant::now() + times::DECLINE_WITHIN;
             let _ = channel.sender().send(&told, deadline);
         }
     }
@@ -246,7 +237,7 @@ impl Peer for Member {
     }
 
     fn send(&self, body: &[u8]) -> Result<(), Fault> {
-        let deadline = Instant::now() + SET_UP_WITHIN;
+        let deadline = Instant::now() + times::SET_UP_WITHIN;
         let sent = self.sender().send(&Message::Frame(body), deadline);
         sent.map_err(|e| self.lost(e.fault("set up")))
     }
@@ -256,7 +247,7 @@ impl Peer for Member {
     }
 
     fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<(), Fault> {
-        let deadline = Instant::now() + SET_UP_WITHIN;
+        let deadline = Instant::now() + times::SET_UP_WITHIN;
         let sent = self.sender().send_fds(fds, deadline);
         sent.map_err(|e| self.lost(e.fault("pass shared memory")))
     }
