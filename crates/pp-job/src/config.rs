@@ -20,9 +20,7 @@ pub const REPORT_FD: &str = "PP_REPORT_FD";
 /// The longest time that a setting may name, in milliseconds: no wait is without end.
 const LONGEST_MS: u64 = 3_600_000;
 /// How long the ranks wait for each other, and a front for another Phase B, in milliseconds.
-const WAIT_MS: u64 = 60_000;
-/// Time for a call of the transport, which issues work and returns.
-const ISSUED_WITHIN: Duration = Duration::from_secs(10);
+const WAIT_MS: u64 = pp_transport::times::MEET_WITHIN.as_millis() as u64;
 
 /// What the environment says about the job that this process belongs to. A program reads it once, in `main`, and hands
 /// it to [`crate::Job`].
@@ -89,7 +87,7 @@ impl Config {
             heartbeat,
             limits: stage.map(|stage| Limits {
                 stage,
-                transport: stage.min(ISSUED_WITHIN),
+                transport: stage.min(crate::times::ISSUED_WITHIN),
             }),
             meet_within: within(&text, "PP_MEET_WITHIN_MS", longest)?,
             rejoin_within: within(&text, "PP_RESTART_WITHIN_MS", longest)?,

@@ -2,7 +2,6 @@
 
 use std::io::Write as _;
 use std::sync::Arc;
-use std::time::Duration;
 
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_runtime::switch::Switch;
@@ -13,10 +12,6 @@ use crate::error::{Error, code_of};
 use crate::flight::Flight;
 use crate::reports::{Report, Reporter};
 use crate::signals::Signals;
-
-/// Time to say why. All of it passes only if no program reads standard error, or if the machine is so busy that a
-/// thread waits.
-const EXIT_WITHIN: Duration = Duration::from_millis(500);
 
 /// A rank's settings, and its lines to the user, to its supervisor and to the reader of its flight recording.
 pub(crate) struct Context {
@@ -80,7 +75,7 @@ impl Context {
             }
             end_now(code)
         });
-        std::thread::sleep(EXIT_WITHIN);
+        std::thread::sleep(crate::times::EXIT_WITHIN);
         signal_hook::low_level::exit(code.into())
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::output::{discard_hidden, has_hidden};
 
@@ -32,9 +32,6 @@ pub(crate) fn leave(code: u8) -> ! {
     end_now(code)
 }
 
-/// Time for a disk to remove the files that were not finished.
-const DISCARDED_WITHIN: Duration = Duration::from_millis(200);
-
 /// Removes files that were not finished: a thread that is left behind drops none.
 fn discard() {
     if !has_hidden() {
@@ -47,12 +44,9 @@ fn discard() {
         drop(done);
     });
     if started.is_ok() {
-        let _ = is_done.recv_timeout(DISCARDED_WITHIN);
+        let _ = is_done.recv_timeout(crate::times::DISCARDED_WITHIN);
     }
 }
-
-/// Time for the last line of a process, if the program that reads standard error is slow or stuck.
-const SAID_WITHIN: Duration = Duration::from_secs(2);
 
 /// Writes a line to standard error. Returns false if the line is not written within 2 s. If standard
 /// error is closed, the line is lost, and the function returns true.
@@ -69,7 +63,7 @@ pub fn say(line: String) -> bool {
         let _ = writeln!(std::io::stderr(), "{again}");
         return true;
     }
-    said.recv_timeout(SAID_WITHIN).is_ok()
+    said.recv_timeout(crate::times::SAID_WITHIN).is_ok()
 }
 
 /// Lines that were given to [`aside`] and are not written yet.
@@ -111,9 +105,9 @@ fn aside(write: impl FnOnce() + Send + 'static) {
 
 /// Waits for the lines of [`aside`], for a bounded time.
 fn wait_for_unsaid() {
-    let until = Instant::now() + SAID_WITHIN;
+    let until = Instant::now() + crate::times::SAID_WITHIN;
     while UNSAID.load(Ordering::Relaxed) > 0 && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(crate::times::LOOK_EVERY);
     }
 }
 

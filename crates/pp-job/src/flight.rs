@@ -15,7 +15,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use pp_contract::{Fault, FaultKind, Generation, List, Rank, Text, WorldSize, digest};
 use pp_runtime::clock::now_ns;
@@ -29,8 +29,6 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::reports::{Report, Reporter};
 
-/// How long a writer waits for another one of this process.
-const TURN_WITHIN: Duration = Duration::from_millis(100);
 /// What is logged once this process knows of a fault.
 pub const NOTICED: &str = "a fault is noticed";
 
@@ -280,12 +278,12 @@ struct Turn<'a>(&'a AtomicBool);
 
 impl<'a> Turn<'a> {
     fn take(busy: &'a AtomicBool) -> Option<Self> {
-        let deadline = now_ns() + TURN_WITHIN.as_nanos() as u64;
+        let deadline = now_ns() + crate::times::TURN_WITHIN.as_nanos() as u64;
         while busy.swap(true, Ordering::Acquire) {
             if now_ns() > deadline {
                 return None;
             }
-            std::thread::sleep(TURN_WITHIN / 100);
+            std::thread::sleep(crate::times::TURN_WITHIN / 100);
         }
         Some(Self(busy))
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pp_contract::{Fault, FaultKind};
 use pp_transport::control::Message;
@@ -16,9 +16,6 @@ use crate::signal_names::heard;
 use crate::signals::{SignalTarget, is_echo_of, say_that_it_drains};
 use crate::threads::start_thread;
 use crate::{FRONT, GRACE};
-
-/// Time for a peer to take in why this rank ends.
-const TOLD_WITHIN: Duration = Duration::from_millis(50);
 
 /// What a job of this process does at a signal.
 type Handler = Arc<dyn Fn(i32) + Send + Sync>;
@@ -121,7 +118,7 @@ impl Context {
         let rank = peer.as_ref().map_or(FRONT, |_| self.rank);
         let fault = Fault::new(FaultKind::Interrupted, rank, "set up", what);
         if let Some(peer) = peer {
-            let deadline = Instant::now() + TOLD_WITHIN;
+            let deadline = Instant::now() + pp_runtime::times::SEND_WITHIN;
             // One that cannot be told notices the end of the connection.
             let _ = peer.send(&Message::Abort(fault.clone()), deadline);
         }

@@ -37,8 +37,7 @@ mod signal_names;
 mod signals;
 mod supervisor;
 mod threads;
-
-use std::time::Duration;
+mod times;
 
 use pp_contract::Rank;
 
@@ -53,6 +52,7 @@ pub use crate::recordings::Analysis;
 pub use crate::reports::report_out_of_memory;
 pub use crate::signal_names::{asking, name as signal_name};
 pub use crate::supervisor::bind_to_parent;
+pub use crate::times::GRACE;
 
 /// The number of ranks of a job.
 pub const WORLD: u32 = 2;
@@ -60,6 +60,3 @@ pub const WORLD: u32 = 2;
 pub const FRONT: Rank = Rank::new(0);
 /// The rank that runs Phase B.
 pub const PHASE_B: Rank = Rank::new(1);
-
-/// Time a driver has to end after a fault before its process is ended under it.
-pub const GRACE: Duration = Duration::from_millis(200);

@@ -8,7 +8,6 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use anyhow::Context;
 use pp_contract::{Fault, FaultKind, Rank};
@@ -17,9 +16,6 @@ use serde::{Deserialize, Serialize};
 use crate::config::Supervisor;
 use crate::error::Error;
 use crate::threads::start_thread;
-
-/// Time between two signs of life.
-const BEAT_EVERY: Duration = Duration::from_secs(1);
 
 /// What a rank has to say.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -114,9 +110,9 @@ impl Reporter {
         let fd = supervisor.and_then(|supervisor| supervisor.report_fd.as_deref());
         let pipe = fd.and_then(|fd| {
             let path = format!("/proc/self/fd/{fd}");
-            OpenOptions::new().append(true).open(path).ok()
+            let pipe = OpenOptions::new().append(true).open(path);
+            pipe.ok().map(Arc::new)
         });
-        let pipe = pipe.map(Arc::new);
         Self { rank, pipe }
     }
 
@@ -146,7 +142,7 @@ impl Reporter {
             loop {
                 // Waits while the pipe is full: it has signs enough in it.
                 reporter.tell(Report::Alive);
-                std::thread::sleep(BEAT_EVERY);
+                std::thread::sleep(crate::times::BEAT_EVERY);
             }
         };
         Ok(start_thread("pp-lives", beat).context("cannot start a thread")?)

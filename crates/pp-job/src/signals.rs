@@ -43,13 +43,10 @@ pub(crate) struct State {
 #[derive(Clone, Debug)]
 pub(crate) struct Signals(Arc<Mutex<State>>);
 
-/// How long after the first signal the same one counts as that one.
-const ECHO_WITHIN: Duration = Duration::from_millis(50);
-
 /// Whether this is the first signal again: `timeout` and others send one to a process, and at once to its group. `first`
 /// is that signal, and how long ago it came.
 pub(crate) fn is_echo_of(first: Option<(u8, Duration)>, signal: u8) -> bool {
-    first.is_some_and(|(first, since)| signal == first && since < ECHO_WITHIN)
+    first.is_some_and(|(first, since)| signal == first && since < crate::times::ECHO_WITHIN)
 }
 
 /// Says at the first signal what happens now.

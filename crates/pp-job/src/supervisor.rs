@@ -21,7 +21,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Context;
 use pp_contract::{FaultKind, Rank, WorldSize};
@@ -41,10 +41,7 @@ use crate::error::Error;
 use crate::flight::Recordings;
 use crate::interrupt::on_signals;
 use crate::signals::say_that_it_drains;
-use crate::{FRONT, WORLD, reports};
-
-/// Time for the last reports, which were written before the ranks ended.
-const REPORTS_WITHIN: Duration = Duration::from_secs(1);
+use crate::{FRONT, WORLD, reports, times};
 
 /// What the threads beside this one notice.
 enum Notice {
@@ -214,7 +211,7 @@ impl Job {
 
     /// Takes in what the ranks wrote before they ended.
     fn hear_the_rest(&mut self, noticed: &Receiver<Notice>) {
-        let until = Instant::now() + REPORTS_WITHIN;
+        let until = Instant::now() + times::KILLED_WITHIN;
         loop {
             match noticed.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(Notice::Event(Event::Reported(report))) => {

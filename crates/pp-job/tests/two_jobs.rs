@@ -116,7 +116,7 @@ fn each_closure_runs_once_on_its_own_rank_and_one_job_does_not_end_the_other() {
 #[test]
 fn what_phase_b_fails_with_is_the_same_whichever_thread_of_the_process_is_first() {
     let job = &LocalJob::new(WorldSize::new(2).unwrap());
-    for _ in 0..200 {
+    for _ in 0..50 {
         let error = rank(job, None, &Calls::default(), Some(1)).unwrap_err();
         let Error::Fault(fault) = &error else {
             panic!("{error}");

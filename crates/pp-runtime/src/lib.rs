@@ -21,4 +21,5 @@ pub mod progress;
 pub mod report;
 pub mod stage;
 pub mod switch;
+pub mod times;
 pub mod watch;

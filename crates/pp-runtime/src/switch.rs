@@ -10,6 +10,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::bell::Bell;
@@ -17,6 +18,7 @@ use pp_transport::flight::Activity;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::progress::Progress;
+use crate::times::VERDICT_WITHIN;
 
 /// What a thread that polls sleeps on: readable once it has sounded.
 #[derive(Debug)]
@@ -162,6 +164,18 @@ impl Switch {
     /// The fault that ends the run, if there is one.
     pub fn fault(&self) -> Option<&Fault> {
         self.0.fault.get()
+    }
+
+    /// The fault that ends the run, once the link has failed: the watchdog has a moment to say that the peer is gone.
+    pub fn verdict(&self) -> Option<&Fault> {
+        let deadline = Instant::now() + VERDICT_WITHIN;
+        loop {
+            let listener = self.bell().listen();
+            if self.fault().is_some() || Instant::now() >= deadline {
+                return self.fault();
+            }
+            listener.wait(deadline);
+        }
     }
 
     pub(crate) fn set_peer_left(&self) {

@@ -40,15 +40,12 @@ use pp_transport::control::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-pub use self::core::MISSED_HEARTBEATS;
 use self::core::{Action, Core, Event, misbehaved};
 use crate::progress::{Limits, Stall};
 use crate::switch::{Alarm, Switch};
 
 /// Messages taken in from one peer before the others, and the clock, get their turn.
 const AT_ONCE: u32 = 64;
-/// Descriptors that were announced are right behind.
-const FOLLOWS_WITHIN: Duration = Duration::from_millis(500);
 
 /// How the watchdog behaves.
 pub struct WatchOptions {
@@ -520,7 +517,7 @@ impl Watcher {
     /// Takes in what a peer has said.
     fn listen(&mut self, at: usize, receiver: &mut ControlReceiver) {
         for _ in 0..AT_ONCE {
-            let event = match receiver.try_recv_any(Instant::now() + FOLLOWS_WITHIN) {
+            let event = match receiver.try_recv_any(Instant::now() + crate::times::FOLLOWS_WITHIN) {
                 Ok(None) => return,
                 Ok(Some(Received::Message(Message::Frame(body)))) => {
                     Event::Item(at, Item::Frame(body.to_vec()))

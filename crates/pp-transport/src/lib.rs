@@ -38,6 +38,8 @@ pub mod nccl;
 #[cfg(not(loom))]
 mod random;
 mod sync;
+#[cfg(not(loom))]
+pub mod times;
 
 // The models see the protocols alone, without the kernel.
 #[cfg(loom)]

@@ -1,7 +1,7 @@
 //! From a member to a running rank: the edges between the ranks, and the watchdog.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pp_contract::{Fault, with_source};
 use pp_runtime::switch::Switch;
@@ -12,13 +12,6 @@ use pp_transport::error::TransportError;
 
 use super::join::Member;
 use crate::error::Error;
-
-/// Time to connect two ranks; the first connection on a machine may have to read its topology.
-const CONNECT_WITHIN: Duration = Duration::from_secs(30);
-/// Time for the watchdog to say that the peer is gone, once the backend has failed.
-const VERDICT_WITHIN: Duration = Duration::from_secs(1);
-/// Time between two looks at what another thread does.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// What a rank runs with.
 pub(super) type Ready<L> = (L, Switch, Watch);
@@ -44,7 +37,7 @@ impl Member {
         let is_wanted = || failover.is_none() || switch.fault().is_none();
         let how = Connect {
             generation,
-            deadline: Instant::now() + CONNECT_WITHIN,
+            deadline: Instant::now() + crate::times::SET_UP_WITHIN,
             is_wanted: &is_wanted,
             recorder: &recorder,
         };
@@ -62,10 +55,7 @@ impl Member {
         let fault = Fault::new(error.fault_kind(), rank, &operation, text);
         if let Some(failover) = &failover {
             // The backend may learn first that the peer is gone, and says it in words of its own.
-            let deadline = Instant::now() + VERDICT_WITHIN;
-            while switch.fault().is_none() && Instant::now() < deadline {
-                std::thread::sleep(LOOK_EVERY);
-            }
+            let _ = switch.verdict();
             failover.driver_is_back();
         }
         switch.raise(fault);

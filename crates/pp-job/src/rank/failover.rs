@@ -14,13 +14,8 @@ use pp_contract::Fault;
 use pp_transport::backend::Abort;
 use pp_transport::error::TransportError;
 
-use crate::PHASE_B;
 use crate::context::Context;
-
-/// Time for the abort of a link; measured with GPUs: half a second.
-const ABORTED_WITHIN: Duration = Duration::from_secs(5);
-/// Time between two looks at whether the driver is back.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+use crate::{PHASE_B, times};
 
 /// Whether another Phase B may do what this one could not.
 pub(super) fn is_worth_a_restart(fault: &Fault) -> bool {
@@ -75,7 +70,7 @@ impl Failover {
     /// # Errors
     /// It is not done in time: nothing else can be connected on this device.
     pub(crate) fn abort(&self, why: &str) -> Result<(), TransportError> {
-        let deadline = Instant::now() + ABORTED_WITHIN;
+        let deadline = Instant::now() + times::LINK_ABORTED_WITHIN;
         let aborted = self
             .abort
             .get()
@@ -101,7 +96,7 @@ impl Failover {
             if Instant::now() > deadline {
                 context.end_with(fault);
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(times::LOOK_EVERY);
         }
     }
 }

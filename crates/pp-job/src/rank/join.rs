@@ -22,16 +22,7 @@ use crate::context::Context;
 use crate::end::say_aside;
 use crate::error::Error;
 use crate::reports::TargetProcess;
-use crate::{FRONT, GRACE, PHASE_B};
-
-/// Time between two lines of a rank that waits for another.
-const TELL_EVERY: Duration = Duration::from_secs(5);
-/// Time between two such lines if a supervisor watches the ranks, which may load for long.
-const TELL_EVERY_SUPERVISED: Duration = Duration::from_secs(60);
-/// Time that a rank which cannot take part looks for the others to tell them.
-const DECLINE_WITHIN: Duration = Duration::from_secs(2);
-/// Time for one step of setting up, mapping memory included.
-const SET_UP_WITHIN: Duration = Duration::from_secs(30);
+use crate::{FRONT, GRACE, PHASE_B, times};
 
 /// What must be the same on both ranks, beside the plan and the backend: the handshake compares it.
 #[derive(Clone, Debug, Default)]
@@ -109,9 +100,9 @@ pub(crate) fn join<P: Plan>(
     let hello = hello::<P>(launch, backend, profile).map_err(|e| join_to_abort(launch, e))?;
     let tell = Some(Tell {
         every: if context.is_supervised() {
-            TELL_EVERY_SUPERVISED
+            times::TELL_EVERY_SUPERVISED
         } else {
-            TELL_EVERY
+            times::TELL_EVERY
         },
         take: |line| say_aside(format!("pp: {line}")),
     });
@@ -124,7 +115,7 @@ pub(crate) fn join<P: Plan>(
         is_timeout: error.is_timeout(),
         ..error.fault(rank).into()
     })?;
-    let agreed = agree(&mut peers, &hello, Instant::now() + SET_UP_WITHIN);
+    let agreed = agree(&mut peers, &hello, Instant::now() + times::SET_UP_WITHIN);
     agreed.map_err(|fault| explain(fault, rank, profile))?;
     let peer = if rank == FRONT { PHASE_B } else { FRONT };
     let missing = || anyhow::anyhow!("rank {peer} is not among the peers");
@@ -172,14 +163,14 @@ pub(crate) fn join_to_abort(launch: &Launch, error: Error) -> Error {
         return error;
     }
     let options = RendezvousOptions {
-        timeout: DECLINE_WITHIN,
+        timeout: times::DECLINE_WITHIN,
         ..RendezvousOptions::default()
     };
     // Where none is there, none waits.
     if let Ok(peers) = rendezvous(launch, &options) {
         let told = Message::Abort(error.fault(launch.rank(), "set up"));
         for channel in peers.iter() {
-            let deadline = Instant::now() + DECLINE_WITHIN;
+            let deadline = Instant::now() + times::DECLINE_WITHIN;
             let _ = channel.sender().send(&told, deadline);
         }
     }
@@ -250,7 +241,7 @@ impl Peer for Member {
     }
 
     fn send(&self, body: &[u8]) -> Result<(), Fault> {
-        let deadline = Instant::now() + SET_UP_WITHIN;
+        let deadline = Instant::now() + times::SET_UP_WITHIN;
         let sent = self.sender().send(&Message::Frame(body), deadline);
         sent.map_err(|e| self.lost(e.fault("set up")))
     }
@@ -260,7 +251,7 @@ impl Peer for Member {
     }
 
     fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<(), Fault> {
-        let deadline = Instant::now() + SET_UP_WITHIN;
+        let deadline = Instant::now() + times::SET_UP_WITHIN;
         let sent = self.sender().send_fds(fds, deadline);
         sent.map_err(|e| self.lost(e.fault("pass shared memory")))
     }

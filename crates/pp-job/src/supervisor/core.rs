@@ -16,18 +16,8 @@ use super::missed::Vigil;
 use super::verdict::{End, Ends, Verdict, verdict};
 use crate::reports::{Report, Reported, TargetProcess};
 use crate::signals::is_echo_of;
+use crate::times::{ABORTED_WITHIN, CONTRADICTED_WITHIN, GOODBYE, KILLED_WITHIN, PATIENCE};
 use crate::{FRONT, PHASE_B, WORLD};
-
-/// Time the other ranks have to end by themselves after one ended badly.
-pub(super) const PATIENCE: Duration = Duration::from_millis(240);
-/// Time the other ranks have after the front ended well.
-const GOODBYE: Duration = Duration::from_secs(5);
-/// Time a process that was killed has to end.
-const KILLED_WITHIN: Duration = Duration::from_secs(10);
-/// Time the ranks have to end by themselves after a second interrupt.
-const ABORTED_WITHIN: Duration = Duration::from_secs(1);
-/// Time the front has to say that it is there after all, where Phase B ended because of it or before the ranks met.
-const CONTRADICTED_WITHIN: Duration = Duration::from_secs(1);
 
 /// What has happened.
 #[derive(Clone, Debug)]

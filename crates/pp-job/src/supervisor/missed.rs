@@ -7,12 +7,7 @@ use std::time::{Duration, Instant};
 
 use pp_contract::Rank;
 
-use crate::WORLD;
-
-/// Silence of a rank that is missed.
-const MISSED_AFTER: Duration = Duration::from_secs(5);
-/// Time between two looks.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+use crate::{WORLD, times};
 
 /// The watch over ranks that are not connected.
 #[derive(Clone, Debug)]
@@ -77,7 +72,7 @@ impl Vigil {
             return None;
         }
         let looked = std::mem::replace(&mut self.looked, now);
-        self.due = Some(now + LOOK_EVERY);
+        self.due = Some(now + times::BEAT_EVERY);
         match look(now, looked, &self.signs) {
             Look::AllWell => None,
             Look::Forgive => {
@@ -108,12 +103,12 @@ enum Look {
 
 /// Looks at the last sign of each rank that runs. `looked` is when that was done before.
 fn look(now: Instant, looked: Instant, signs: &[Option<Instant>]) -> Look {
-    if now.saturating_duration_since(looked) > 2 * LOOK_EVERY {
+    if now.saturating_duration_since(looked) > 2 * times::BEAT_EVERY {
         return Look::Forgive;
     }
     let silences = signs.iter().enumerate().filter_map(|(place, sign)| {
         let silence = now.saturating_duration_since((*sign)?);
-        (silence >= MISSED_AFTER).then_some((place, silence))
+        (silence >= times::MISSED_AFTER).then_some((place, silence))
     });
     match silences.max_by_key(|(_, silence)| *silence) {
         Some((place, silence)) => Look::Missed(place, silence),

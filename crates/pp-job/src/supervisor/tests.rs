@@ -5,6 +5,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashSet, VecDeque};
 use std::hash::{Hash as _, Hasher as _};
 use std::os::unix::process::ExitStatusExt as _;
+use std::time::Duration;
 
 use super::core::{Action, Core, Event};
 use super::*;

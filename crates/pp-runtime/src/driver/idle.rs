@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use pp_transport::bell::{Bell, Listening};
 
-/// The longest sleep on the bell; every wake-up has a ring, so this only bounds a bug.
-const LONGEST_SLEEP: Duration = Duration::from_millis(200);
+use crate::times::LONGEST_SLEEP;
+
 /// Looking without a pause goes on for this long after the last thing that was found.
 const EAGER: Duration = Duration::from_millis(1);
 /// Pause between two looks after that.

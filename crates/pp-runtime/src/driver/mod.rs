@@ -10,7 +10,7 @@ mod front;
 mod idle;
 mod phase_b;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pp_contract::{
     Composer, Fault, FaultKind, Header, Matched, PrepareError, Prepared, Rank, Stamp, with_source,
@@ -23,9 +23,7 @@ pub use self::front::{Driven, FrontOptions, FrontRun, FrontSummary, run_front};
 pub use self::phase_b::run_phase_b;
 use crate::progress::Doing;
 use crate::switch::Switch;
-
-/// Time between two looks at a lane that is full, which takes a peer far behind.
-const FULL_LANE_RETRY: Duration = Duration::from_millis(1);
+use crate::times::FULL_LANE_RETRY;
 
 /// A payload that was announced: not all backends have it there with its header.
 #[derive(Debug)]

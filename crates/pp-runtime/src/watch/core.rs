@@ -14,12 +14,8 @@ use std::time::{Duration, Instant};
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::control::Message;
 
-/// Silence of this many heartbeats is a fault.
-pub const MISSED_HEARTBEATS: u32 = 3;
-/// A peer that does not take a message within this is busy dying or stopped.
-const SEND_WITHIN: Duration = Duration::from_millis(50);
-/// How long a rank that is done waits for its peers to say so too.
-pub(super) const GOODBYE_WITHIN: Duration = Duration::from_millis(500);
+use crate::times::{GOODBYE_WITHIN, MISSED_HEARTBEATS, SEND_WITHIN};
+
 /// Messages that a peer may send before the caller takes them.
 const AHEAD: usize = 8;
 

@@ -4,7 +4,7 @@
 //! word about why. Guarantee: every rank gets the same answer; a difference names the key, both
 //! values and both ranks. Rank 0 gathers all hellos, compares them and tells everybody.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pp_contract::{
     DeviceClash, Fault, FaultKind, Hello, Rank, check_devices, compare, with_source,
@@ -15,10 +15,9 @@ use super::channel::ControlChannel;
 use super::message::Message;
 use super::rendezvous::{MEETING_RANK, Peers};
 use super::socket::poll_until;
+use crate::times::VERDICT_LATER;
 
 const OPERATION: &str = "handshake";
-/// How long after the deadline a verdict may still be on its way.
-const GRACE: Duration = Duration::from_secs(1);
 
 /// Exchanges hellos with all ranks. On success every rank holds all of them, in order of rank.
 ///
@@ -43,7 +42,7 @@ fn preside(peers: &mut Peers, hello: &Hello, deadline: Instant) -> Result<Vec<He
         judge(&hellos)?;
         encode(&hellos).map(|encoded| (hellos, encoded))
     });
-    let deadline = deadline.max(Instant::now() + GRACE);
+    let deadline = deadline.max(Instant::now() + VERDICT_LATER);
     match verdict {
         Ok((hellos, encoded)) => {
             for channel in peers.iter() {
@@ -190,7 +189,7 @@ fn attend(peers: &mut Peers, hello: &Hello, deadline: Instant) -> Result<Vec<Hel
         |what: String| Fault::new(FaultKind::PeerMisbehaved, MEETING_RANK, OPERATION, what);
     let mut hellos = Vec::new();
     loop {
-        let received = channel.receiver().recv_deadline(deadline + GRACE);
+        let received = channel.receiver().recv_deadline(deadline + VERDICT_LATER);
         match received.map_err(|error| sent.as_ref().err().unwrap_or(&error).fault(OPERATION))? {
             Message::Hello(bytes) if hellos.len() < world_size => {
                 let hello =

@@ -10,7 +10,7 @@
 
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pp_contract::{MAX_FRAME_BYTES, Rank};
 
@@ -29,8 +29,6 @@ const _: () = assert!(PREFIX_BYTES + MAX_FRAME_BYTES <= MAX_MESSAGE_BYTES);
 /// Messages that may wait to be read, and to be written. There are at most as many frames with a
 /// payload, and as many credits, as slots, and a handful of frames without.
 const MOST_WAITING: usize = 256;
-/// How long the peer's host may refuse a few hundred bytes before the lane counts as broken.
-const SEND_WITHIN: Duration = Duration::from_secs(10);
 
 /// What both directions of the lane share with leases and the receiving thread.
 #[derive(Debug)]
@@ -80,7 +78,7 @@ fn write(queue: &Receiver<Job>, sender: &ControlSender, broken: &Broken, bell: &
         match job {
             Job::Send(_) if broken.get().is_some() => {}
             Job::Send(body) => {
-                let deadline = Instant::now() + SEND_WITHIN;
+                let deadline = Instant::now() + crate::times::LANE_SEND_WITHIN;
                 if let Err(error) = sender.send(&Message::Frame(&body), deadline) {
                     let _ = broken.set(error.to_string());
                     bell.ring();

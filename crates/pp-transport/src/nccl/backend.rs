@@ -55,7 +55,6 @@ impl NcclBackend {
 
     /// The issuer of the device, once the threads that an earlier generation left behind are done.
     fn issuer(&mut self, how: Connect<'_>) -> Result<Issuer, TransportError> {
-        const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(1);
         if let Some(issuer) = self.issuer.take() {
             return Ok(issuer);
         }
@@ -64,7 +63,7 @@ impl NcclBackend {
                 Err(TransportError::DeviceTaken { .. })
                     if Instant::now() < how.deadline && (how.is_wanted)() =>
                 {
-                    std::thread::sleep(LOOK_EVERY);
+                    std::thread::sleep(crate::times::LEFT_BEHIND_LOOK_EVERY);
                 }
                 opened => return opened,
             }

@@ -10,7 +10,6 @@
 //!    not order, until the stream has passed the operation.
 
 use std::ffi::{c_int, c_void};
-use std::time::Duration;
 
 use nccl_sys::{
     Nccl, NcclError, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t,
@@ -21,8 +20,6 @@ use super::gate::{Calling, Gate};
 use super::id::UniqueId;
 use pp_device::{DevicePtr, Stream};
 
-/// Time between two looks at a communicator that is being made or ended.
-const LOOK_EVERY: Duration = Duration::from_micros(100);
 /// Looks without a pause, since an operation settles within microseconds.
 const EAGER_LOOKS: u32 = 10_000;
 /// The call that makes a communicator.
@@ -93,7 +90,7 @@ impl Call<'_> {
         while result == ncclResult_t::ncclInProgress && (self.go_on)() {
             looks = looks.saturating_add(1);
             if looks > EAGER_LOOKS {
-                std::thread::sleep(LOOK_EVERY);
+                std::thread::sleep(crate::times::COMMUNICATOR_LOOK_EVERY);
             } else {
                 std::hint::spin_loop();
             }

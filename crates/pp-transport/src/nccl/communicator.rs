@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pp_contract::{Generation, Rank};
 
@@ -14,9 +14,6 @@ use super::life::{AbortHandle, How, Life, lock};
 use crate::error::TransportError;
 use crate::flight::{FlightRecorder, GroupLog};
 use pp_device::DeviceBuffer;
-
-/// How long a drop waits for the communicator to end.
-const ENDED_WITHIN: Duration = Duration::from_secs(3);
 
 /// What a communicator is made of. All members give the same, but for `me` and `issuer`.
 #[derive(Debug)]
@@ -176,7 +173,7 @@ impl Drop for Communicator {
         if self.is_closed {
             return;
         }
-        if let Err(error) = self.end(Instant::now() + ENDED_WITHIN) {
+        if let Err(error) = self.end(Instant::now() + crate::times::ENDED_WITHIN) {
             tracing::warn!(%error, "a group did not end as it should");
         }
     }

@@ -12,22 +12,19 @@
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
 
 use super::calls::{Comm, Operation};
 use super::id::UniqueId;
-use super::issuer::{Beside, Issuer, LOOK_EVERY, Patience};
+use super::issuer::{Beside, Issuer, Patience};
 use super::life::{AT_WORK, How, Life, Remains, lock};
 use super::slots::{DeviceSlots, Slot};
 use crate::error::TransportError;
 use crate::host::EdgeShape;
+use crate::times::{LOOK_EVERY, RETURNS_WITHIN};
 use pp_device::{CudaError, DeviceBuffer, DevicePtr, Stream};
-
-/// How long a thread whose connection was given up may take to come back before what it has made is
-/// aborted under it.
-const COMES_BACK_WITHIN: Duration = Duration::from_millis(100);
 
 /// How far it came.
 #[derive(Debug)]
@@ -173,7 +170,7 @@ fn call_back<T: Send + 'static>(life: &Arc<Life>, made: Receiver<T>) {
     let thread = std::thread::Builder::new().name("pp-nccl-back".into());
     // Without a thread the other may be lost.
     let _ = thread.spawn(move || {
-        if let Err(RecvTimeoutError::Timeout) = made.recv_timeout(COMES_BACK_WITHIN) {
+        if let Err(RecvTimeoutError::Timeout) = made.recv_timeout(RETURNS_WITHIN) {
             // The thread that makes them answers for their end, and says how it went.
             let _ = life.end_all(How::Abort);
         }

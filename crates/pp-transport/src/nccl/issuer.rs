@@ -17,12 +17,6 @@ use nccl_sys::Nccl;
 use crate::error::TransportError;
 use pp_device::Device;
 
-/// Time between two looks at whether a thread is done with NCCL.
-pub(super) const LOOK_EVERY: Duration = Duration::from_micros(50);
-
-/// Time between two looks at whether a connection is still wanted.
-const ASK_EVERY: Duration = Duration::from_millis(5);
-
 /// Devices of this process that have an issuer.
 static TAKEN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
@@ -47,7 +41,7 @@ impl Patience<'_> {
     /// Until it is asked for again.
     pub(super) fn nap(&self) -> Duration {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        left.min(ASK_EVERY)
+        left.min(crate::times::WANTED_LOOK_EVERY)
     }
 }
 
@@ -213,7 +207,7 @@ impl Core {
                     after: started.elapsed(),
                 });
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(crate::times::LOOK_EVERY);
         }
         let beside = self.marked();
         let thread = self.thread.load(Ordering::Relaxed);

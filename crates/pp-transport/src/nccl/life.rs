@@ -20,14 +20,15 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nccl_sys::{NcclError, Version, ncclResult_t};
 
 use super::calls::{Call, Comm, Gone};
 use super::gate::{Calling, Gate};
-use super::issuer::{Beside, Core, LOOK_EVERY, Turn};
+use super::issuer::{Beside, Core, Turn};
 use crate::error::TransportError;
+use crate::times::{LOOK_EVERY, RETURNS_WITHIN};
 use pp_device::{DeviceBuffer, Event, Stream};
 
 /// Aborts of several communicators belong in one group from this version on.
@@ -36,11 +37,9 @@ const GROUPS_ABORTS: Version = Version {
     minor: 22,
     patch: 0,
 };
-/// Looks at a call that may hang until it counts as one that does: 100 ms and more. Looks and not
-/// time, so that a process that was stopped meanwhile has not waited.
-const HANGS_AFTER: u32 = 2000;
-/// How long a communicator that is revoked may be at it before it is aborted all the same.
-const REVOKED_WITHIN: Duration = Duration::from_millis(100);
+/// Looks at a call that may hang until it counts as one that does. Looks and not time, so that a process that was stopped
+/// meanwhile has not waited.
+const HANGS_AFTER: u32 = (RETURNS_WITHIN.as_micros() / LOOK_EVERY.as_micros()) as u32;
 /// Completions asked for in vain between two looks at the communicators themselves.
 const LOOK_AFTER_POLLS: u32 = 1 << 14;
 
@@ -378,7 +377,7 @@ impl Life {
         self.wait_for_calls();
         let nccl = &self.core.nccl;
         self.at("ncclCommRevoke");
-        let until = Instant::now() + REVOKED_WITHIN;
+        let until = Instant::now() + RETURNS_WITHIN;
         let call = Call {
             nccl,
             gate: &Gate::default(),

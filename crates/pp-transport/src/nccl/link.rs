@@ -2,13 +2,13 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pp_contract::{Generation, Matched, Prepared, Sequencer, Stamp};
 
 use super::connect::{self, Edge, Stop};
 use super::id::UniqueId;
-use super::issuer::{Issuer, LOOK_EVERY, Patience, Tenant};
+use super::issuer::{Issuer, Patience, Tenant};
 use super::lease::{DeviceRx, DeviceTx, Receiving, Sending};
 use super::life::{AbortHandle, How, Life};
 use super::slots::{Pool, RxPool, TxPool};
@@ -20,17 +20,8 @@ use crate::host::slots::SlotWords;
 use crate::in_flight::{InFlight, Rejected};
 use crate::lane::Lane;
 use crate::link::{Capabilities, Link, Sent, check_payload};
+use crate::times::{DESTROYED_WITHIN, ENDED_WITHIN, FLUSHED_WITHIN, LOOK_EVERY, SETTLED_WITHIN};
 use pp_device::Stream;
-
-/// How long a link that ends waits for the last credits and completions, which come within
-/// microseconds where both ends have done their work.
-const SETTLED_WITHIN: Duration = Duration::from_millis(50);
-/// How long a link that ends waits until its last words were written.
-const FLUSHED_WITHIN: Duration = Duration::from_millis(200);
-/// How long the drop of a link waits for communicators that end in order.
-const DESTROYED_WITHIN: Duration = Duration::from_secs(2);
-/// How long it waits for those that are aborted; measured: half a second.
-const ABORTED_WITHIN: Duration = Duration::from_secs(3);
 
 /// What a link is made of. Both ranks give the same shapes, ids and settings.
 #[derive(Debug)]
@@ -360,7 +351,7 @@ impl Drop for NcclLink {
             return;
         }
         let now = Instant::now();
-        if let Err(error) = self.end(now + DESTROYED_WITHIN, now + ABORTED_WITHIN) {
+        if let Err(error) = self.end(now + DESTROYED_WITHIN, now + ENDED_WITHIN) {
             tracing::warn!(%error, "a link did not end as it should");
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pp_contract::FaultKind;
-use pp_runtime::watch::MISSED_HEARTBEATS;
+use pp_runtime::times::MISSED_HEARTBEATS;
 
 use super::log::Point;
 use crate::hook;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pp_runtime::watch::MISSED_HEARTBEATS;
+use pp_runtime::times::MISSED_HEARTBEATS;
 
 use super::cell::{Cell, Event, Ours, Side, Wish};
 use super::play::{Played, Seen};

@@ -15,8 +15,6 @@ mod run;
 mod send;
 mod session;
 
-use std::time::{Duration, Instant};
-
 use pp_contract::{Fault, FaultKind, Lockstep};
 use pp_transport::link::Link;
 
@@ -25,10 +23,6 @@ use self::session::FrontSession;
 use super::Blame;
 use crate::stage::FrontStages;
 use crate::switch::Switch;
-
-/// Time for the watch thread to say that the peer is gone, once the link has failed under it: a
-/// backend may learn it first, and cannot tell it from a failure of its own.
-const VERDICT_WITHIN: Duration = Duration::from_secs(1);
 
 /// How a run over one link ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,16 +128,6 @@ where
 fn verdict(fault: Fault, switch: &Switch) -> Fault {
     let unclear = matches!(fault.kind, FaultKind::Device | FaultKind::TimedOut)
         && fault.rank == switch.rank();
-    if !unclear {
-        return fault;
-    }
-    let deadline = Instant::now() + VERDICT_WITHIN;
-    while Instant::now() < deadline {
-        let listener = switch.bell().listen();
-        if let Some(verdict) = switch.fault() {
-            return verdict.clone();
-        }
-        listener.wait(deadline);
-    }
-    fault
+    let verdict = unclear.then(|| switch.verdict()).flatten();
+    verdict.cloned().unwrap_or(fault)
 }

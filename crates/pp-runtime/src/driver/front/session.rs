@@ -1,6 +1,6 @@
 //! The front while it has one link: the loop that admits, receives and decodes.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pp_contract::{
     Action, Failure, FailureCode, Fault, FaultKind, Lockstep, Replies, Side, Verdict,
@@ -17,6 +17,7 @@ use crate::progress::{Awaited, Doing};
 use crate::report::ChunkRecord;
 use crate::stage::{Decoded, FrontStages, Offer, Place, Progress, StageError};
 use crate::switch::Switch;
+use crate::times;
 
 /// What lasts as long as one link, and the run that goes on after it.
 pub(super) struct FrontSession<'a, 's, L: Link, S: FrontStages<L::Tx, L::Rx>> {
@@ -36,9 +37,6 @@ pub(super) struct FrontSession<'a, 's, L: Link, S: FrontStages<L::Tx, L::Rx>> {
     /// When the shutdown was sent.
     pub(super) goodbye: Option<Instant>,
 }
-
-/// How long a peer that has given back everything may take to answer the shutdown. The output is complete by then.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
 impl<L, S> FrontSession<'_, '_, L, S>
 where
@@ -141,7 +139,7 @@ where
     /// Whether the peer owes only the answer to the goodbye, and does not give it.
     fn is_unanswered(&self) -> bool {
         let since = self.goodbye.map(|said| said.elapsed());
-        let is_late = !self.is_alone && since > Some(ANSWERED_WITHIN);
+        let is_late = !self.is_alone && since > Some(times::ANSWERED_WITHIN);
         if is_late {
             tracing::warn!(peer = self.blame.peer.get(), "no answer to the shutdown");
         }

@@ -25,10 +25,6 @@ use crate::launch::Launch;
 
 /// Callers taken from one listener before the others get their turn.
 const ACCEPT_AT_ONCE: usize = 16;
-/// For small messages into a socket whose buffer is empty, or whose owner is gone.
-const SMALL_WRITE: Duration = Duration::from_millis(200);
-/// Rest after `accept` failed for want of descriptors or memory.
-const ACCEPT_REST: Duration = Duration::from_millis(10);
 /// Calls that are remembered, to tell a copy before it costs anything. A copy that is older is
 /// answered, and gets no further.
 const CALLS_REMEMBERED: usize = 256;
@@ -205,7 +201,7 @@ impl Meeting<'_> {
                 Err(error) => {
                     tracing::debug!(%error, "a caller could not be accepted");
                     self.make_room(self.listeners[listener].kind, None);
-                    std::thread::sleep(ACCEPT_REST);
+                    std::thread::sleep(crate::times::ACCEPT_REST);
                     return;
                 }
             };
@@ -269,7 +265,7 @@ impl Meeting<'_> {
         let Connected { socket, kind, pid } = caller.to;
         let channel = ControlChannel::new(rank, kind, pid, Arc::new(socket), session);
         let tell = |kind: u8, body: &[u8]| {
-            let soon = Instant::now() + SMALL_WRITE;
+            let soon = Instant::now() + crate::times::SMALL_WRITE_WITHIN;
             channel.sender().send_raw(kind, body, None, soon).is_ok()
         };
         match self.joined.entry(rank) {
@@ -346,7 +342,7 @@ impl Meeting<'_> {
 
     /// Tells those who wait why it came to nothing.
     fn dismiss(&self, reason: &str) {
-        let soon = Instant::now() + SMALL_WRITE;
+        let soon = Instant::now() + crate::times::SMALL_WRITE_WITHIN;
         for channel in self.joined.values() {
             // One that is gone needs no reason.
             let _ = channel

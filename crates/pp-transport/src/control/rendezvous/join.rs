@@ -19,10 +19,6 @@ use crate::control::secure::{Answer, Caller, Forged, JobKey, MAX_ANSWER_BYTES, M
 use crate::control::socket::{Connected, Socket, SocketKind, trusted_pid};
 use crate::launch::{Launch, Via};
 
-/// One attempt's time for a connection, and for rank 0's answer.
-const ATTEMPT: Duration = Duration::from_secs(5);
-/// How much longer than rank 0 a rank that has joined waits for its word.
-const GRACE: Duration = Duration::from_secs(2);
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
@@ -58,7 +54,7 @@ pub(super) fn join(
     let mut told: Option<(Instant, u32)> = None;
     let mut waiting = Waiting::new(options, started);
     loop {
-        let until = deadline.min(Instant::now() + ATTEMPT);
+        let until = deadline.min(Instant::now() + crate::times::ATTEMPT_WITHIN);
         let reason = match attempt(launch, via, key, until) {
             Ok(channel) => return wait_for_the_others(channel, launch, options, started),
             Err(Failed::Refused(reason)) => {
@@ -197,7 +193,7 @@ fn wait_for_the_others(
     options: &RendezvousOptions,
     started: Instant,
 ) -> Result<ControlChannel, RendezvousError> {
-    let deadline = Instant::now() + options.timeout + GRACE;
+    let deadline = Instant::now() + options.timeout + crate::times::WORD_LATER;
     let rank = launch.rank();
     let world_size = launch.world_size();
     match channel.receiver().recv_raw(deadline) {

@@ -66,8 +66,8 @@ impl Waiting {
 impl Default for RendezvousOptions {
     fn default() -> Self {
         Self {
-            timeout: Duration::from_secs(60),
-            stranger_timeout: Duration::from_secs(2),
+            timeout: crate::times::MEET_WITHIN,
+            stranger_timeout: crate::times::STRANGER_WITHIN,
             max_pending: 64,
             tell: None,
         }

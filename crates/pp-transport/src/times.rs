@@ -1,0 +1,43 @@
+//! How long this crate waits, and how often it looks.
+//!
+//! Here stands each bound on a wait for a peer, another thread or a library: what it bounds, and why it is that long. One
+//! that must be longer than another is written as that other and something. Not here: what the caller sets, and times
+//! that shape one algorithm alone, as spinning before a sleep or the pauses between two attempts.
+
+use std::time::Duration;
+
+/// Ranks wait for each other, unless the user says otherwise: launchers start processes many seconds apart.
+pub const MEET_WITHIN: Duration = Duration::from_secs(60);
+/// A caller that has not proved who it is may hold a place for this long; an honest one needs two round trips.
+pub(crate) const STRANGER_WITHIN: Duration = Duration::from_secs(2);
+/// One attempt of a rank to reach rank 0 and be answered: rank 0, to which the rank is a stranger, gives up first.
+pub(crate) const ATTEMPT_WITHIN: Duration = STRANGER_WITHIN.saturating_add(Duration::from_secs(3));
+/// A rank that has joined waits this much longer than rank 0, which knows better who did not come.
+pub(crate) const WORD_LATER: Duration = Duration::from_secs(2);
+/// A verdict on the handshake may come this long after the deadline, since it was decided just before that.
+pub(crate) const VERDICT_LATER: Duration = Duration::from_secs(1);
+/// A small message into a socket whose buffer is empty, or whose owner is gone: it takes microseconds or for ever.
+pub(crate) const SMALL_WRITE_WITHIN: Duration = Duration::from_millis(200);
+/// The rest after `accept` found no descriptor or memory: short for a caller, and no busy loop.
+pub(crate) const ACCEPT_REST: Duration = Duration::from_millis(10);
+/// The peer's host may refuse a few hundred bytes before the lane counts as broken: a network recovers from less.
+pub(crate) const LANE_SEND_WITHIN: Duration = Duration::from_secs(10);
+
+/// Time between two looks at whether a thread is done with NCCL, or the last credits are back: they take microseconds.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_micros(50);
+/// Time between two looks at a communicator that is made or ended, which takes milliseconds.
+pub(crate) const COMMUNICATOR_LOOK_EVERY: Duration = Duration::from_micros(100);
+/// Time between two looks at threads that an earlier generation left behind, which end when their abort does.
+pub(crate) const LEFT_BEHIND_LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Time between two looks at whether a connection is still wanted: a recovery is not slower for it.
+pub(crate) const WANTED_LOOK_EVERY: Duration = Duration::from_millis(5);
+/// A call of NCCL that should come back at once counts after this as one that hangs, and its communicator is aborted.
+pub(crate) const RETURNS_WITHIN: Duration = Duration::from_millis(100);
+/// The end of a link waits for the last credits and completions: microseconds where both ends have done their work.
+pub(crate) const SETTLED_WITHIN: Duration = Duration::from_millis(50);
+/// The end of a link waits until its last words were written: a peer that reads takes them at once.
+pub(crate) const FLUSHED_WITHIN: Duration = Duration::from_millis(200);
+/// The drop of a link waits for communicators that end in order: NCCL waits for the peer to do the same.
+pub(crate) const DESTROYED_WITHIN: Duration = Duration::from_secs(2);
+/// The drop of a link or a communicator waits for an abort at the most; measured: half a second.
+pub const ENDED_WITHIN: Duration = DESTROYED_WITHIN.saturating_add(Duration::from_secs(1));
