@@ -180,7 +180,7 @@ pub enum TransportChoice {
 /// What a scene cut does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CutChoice {
-    /// Begin a new epoch once everything before it is written: every frame counts.
+    /// Begin a new epoch; what is in flight is written: every frame counts.
     Flush,
     /// Begin a new epoch at once and drop what is in flight: the newest picture counts.
     Hard,

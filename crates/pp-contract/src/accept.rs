@@ -2,7 +2,7 @@
 //!
 //! *Guarantee.* A result is taken only for the call, chunk and epoch it was asked for, with the
 //! planned number of generator calls, and with exactly the tensors that were asked for. A result
-//! of an epoch that has passed is [`Verdict::Stale`]: it is dropped, and its tensors are not
+//! of an epoch before a hard cut is [`Verdict::Stale`]: it is dropped, and its tensors are not
 //! looked at.
 
 use crate::digest::Digests;
@@ -38,7 +38,7 @@ pub struct Expectation<'a> {
 pub enum Verdict {
     /// It is taken.
     Accept,
-    /// Its epoch has passed: received, logged, dropped, not decoded.
+    /// A hard cut came after its epoch: received, logged, dropped, not decoded.
     Stale,
 }
 
@@ -114,7 +114,7 @@ impl<'a> Expectation<'a> {
         }
     }
 
-    /// Judges a result, without its payload.
+    /// Judges a result, without its payload. Results of an epoch before `oldest_epoch` are stale.
     ///
     /// # Errors
     /// [`ResultFault`] says what differs from what was asked for.
@@ -122,13 +122,13 @@ impl<'a> Expectation<'a> {
         &self,
         header: &Header,
         outcome: &Outcome,
-        current_epoch: CacheEpoch,
+        oldest_epoch: CacheEpoch,
     ) -> Result<Verdict, ResultFault> {
         let (chunk, epoch) = (header.chunk_index(), header.cache_epoch());
         echoed("call_id", self.call_id.get(), header.call_id().get())?;
         echoed("chunk_index", self.chunk_index.get(), chunk.get())?;
         echoed("cache_epoch", self.cache_epoch.get(), epoch.get())?;
-        if self.cache_epoch != current_epoch {
+        if self.cache_epoch < oldest_epoch {
             return Ok(Verdict::Stale);
         }
         echoed("start_frame", self.start_frame, outcome.start_frame)?;

@@ -9,8 +9,8 @@ use pp_contract::{CacheEpoch, ChunkIndex};
 pub enum Cut {
     /// It continues the chunk before it.
     None,
-    /// It begins a new epoch once everything in flight was decoded: a scene cut in a recording,
-    /// where every frame counts.
+    /// It begins a new epoch, and what is in flight is decoded: a scene cut in a recording, where
+    /// every frame counts.
     Flush,
     /// It begins a new epoch at once; what is in flight is received and dropped. For live video,
     /// where the newest picture counts more than the frames in flight.
@@ -135,7 +135,10 @@ pub struct FrontCore<C, D> {
     source: Source,
     drain: bool,
     closing: Closing,
+    /// That of the newest chunk.
     epoch: CacheEpoch,
+    /// That of the newest hard cut: results of older epochs are stale.
+    oldest: CacheEpoch,
     next: ChunkIndex,
     /// Oldest first: what is back, what is away, what is lost.
     chunks: VecDeque<Entry<C>>,
@@ -159,6 +162,7 @@ impl<C, D> FrontCore<C, D> {
             drain: false,
             closing: Closing::Open,
             epoch: CacheEpoch::new(0),
+            oldest: CacheEpoch::new(0),
             next: ChunkIndex::new(0),
             chunks: VecDeque::with_capacity(depth as usize),
             decoding: VecDeque::with_capacity(depth as usize),
@@ -196,7 +200,7 @@ impl<C, D> FrontCore<C, D> {
             Closing::Closed | Closing::Open => {}
         }
         let back = self.chunks.front().filter(|c| c.state == ChunkState::Back);
-        let stale = back.filter(|c| c.epoch != self.epoch);
+        let stale = back.filter(|c| c.epoch < self.oldest);
         // Records and slots leave in order, so what is being decoded comes first.
         if stale.is_some() && self.decoding.is_empty() {
             return FrontAction::Drop;
@@ -209,7 +213,7 @@ impl<C, D> FrontCore<C, D> {
         if let Some(build) = self.next_build(facts) {
             return build;
         }
-        if facts.sink_ready && back.is_some_and(|c| c.epoch == self.epoch) {
+        if facts.sink_ready && back.is_some() && stale.is_none() {
             return FrontAction::Decode;
         }
         if self.admits_no_more() && self.in_flight() == 0 {
@@ -223,9 +227,8 @@ impl<C, D> FrontCore<C, D> {
             return None;
         };
         let is_first = self.next == ChunkIndex::new(0);
-        let waits_for_flush = cut == Cut::Flush && self.in_flight() > 0;
         let is_full = self.in_flight() >= self.depth;
-        if self.drain || !facts.credit || is_full || waits_for_flush {
+        if self.drain || !facts.credit || is_full {
             return None;
         }
         let raises = cut != Cut::None && !is_first;
@@ -239,10 +242,13 @@ impl<C, D> FrontCore<C, D> {
         })
     }
 
-    /// The chunk of a [`FrontAction::Build`] has left. From now on results of an older epoch are
-    /// stale.
+    /// The chunk of a [`FrontAction::Build`] has left. If a hard cut begins it, results of an older
+    /// epoch are stale from now on.
     pub fn handle_sent(&mut self, chunk: ChunkIndex, epoch: CacheEpoch, record: C) {
         debug_assert_eq!(chunk, self.next);
+        if self.source == Source::Offers(Cut::Hard) {
+            self.oldest = epoch;
+        }
         self.source = Source::Unknown;
         self.epoch = epoch;
         self.next = chunk.next().unwrap_or(chunk);
@@ -263,7 +269,7 @@ impl<C, D> FrontCore<C, D> {
     pub fn handle_lost(&mut self, arrived: usize) {
         for chunk in self.chunks.iter_mut().skip(arrived) {
             // Stale: back with nothing, so that it is dropped in its turn.
-            chunk.state = if chunk.epoch == self.epoch {
+            chunk.state = if chunk.epoch >= self.oldest {
                 ChunkState::Lost
             } else {
                 ChunkState::Back
@@ -421,9 +427,14 @@ impl<C, D> FrontCore<C, D> {
         (self.chunks.len() + self.decoding.len()) as u32
     }
 
-    /// The epoch whose results are decoded.
+    /// The epoch of the newest chunk.
     pub fn epoch(&self) -> CacheEpoch {
         self.epoch
+    }
+
+    /// The oldest epoch whose results are decoded.
+    pub fn oldest_epoch(&self) -> CacheEpoch {
+        self.oldest
     }
 
     /// How many chunks went where so far.

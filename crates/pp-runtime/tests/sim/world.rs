@@ -80,10 +80,13 @@ pub(crate) struct World {
     /// Payloads that are context, oldest first.
     kept: VecDeque<Held>,
     script: VecDeque<Cut>,
+    offered: Cut,
     may_drain: bool,
     restarts: u32,
     /// First chunk of each epoch that has left the front, and its number.
     epochs: Vec<(u64, CacheEpoch)>,
+    /// Epoch of the last hard cut that has left the front.
+    oldest: CacheEpoch,
     /// Last call that went over this link.
     last_call: Option<(u64, CacheEpoch)>,
     returned: VecDeque<Returned>,
@@ -104,9 +107,11 @@ impl World {
             held: VecDeque::new(),
             kept: VecDeque::new(),
             script: script.iter().copied().collect(),
+            offered: Cut::None,
             may_drain: shape.may_drain,
             restarts: shape.restarts,
             epochs: Vec::new(),
+            oldest: CacheEpoch::new(0),
             last_call: None,
             returned: VecDeque::new(),
             accepted: Vec::new(),
@@ -126,7 +131,10 @@ impl World {
         };
         if !self.finished && self.front.wants_offer() {
             add(&|w| match w.script.pop_front() {
-                Some(cut) => w.front.handle_offer(cut),
+                Some(cut) => {
+                    w.offered = cut;
+                    w.front.handle_offer(cut);
+                }
                 None => w.front.handle_source_end(),
             });
         }
@@ -220,6 +228,10 @@ impl World {
         newest.unwrap_or(CacheEpoch::new(0))
     }
 
+    pub(super) fn starts_epoch(&self, chunk: u64) -> bool {
+        self.epochs.iter().any(|(first, _)| *first == chunk)
+    }
+
     /// The chunks that Phase B must remember when it begins with this one.
     fn context_of(&self, shape: Shape, chunk: u64) -> Vec<u64> {
         let start = self.epochs.iter().rev().find(|(first, _)| *first <= chunk);
@@ -241,7 +253,9 @@ impl World {
                 });
                 if starts_epoch {
                     self.epochs.push((chunk, epoch));
-                    self.kept.clear();
+                    if self.offered == Cut::Hard {
+                        self.oldest = epoch;
+                    }
                 }
                 let begins = (rebuilds || chunk == 0).then(|| self.context_of(shape, chunk));
                 let call = Call {
@@ -261,7 +275,8 @@ impl World {
                 if rebuilds && call.begins.is_none() {
                     // From what is kept, and from nothing else.
                     let kept = self.kept.iter().map(|held| held.call.chunk);
-                    call.begins = Some(kept.collect());
+                    let starts_epoch = self.starts_epoch(chunk);
+                    call.begins = Some(kept.filter(|_| !starts_epoch).collect());
                 }
                 self.send(shape, call)
             }
@@ -272,8 +287,8 @@ impl World {
                     format!("{result:?}")
                 });
                 hold(
-                    result.epoch == self.newest(),
-                    "nothing is decoded after its epoch ended",
+                    result.epoch >= self.oldest,
+                    "nothing is decoded that a hard cut overtook",
                     || format!("{result:?}"),
                 );
                 self.front.handle_decoding(chunk);
@@ -319,9 +334,9 @@ impl World {
             || format!("{call:?} while {} are in use", self.in_use()),
         );
         hold(
-            call.epoch == self.newest(),
-            "nothing of an old epoch is sent",
-            || format!("{call:?} in epoch {}", self.newest()),
+            call.epoch >= self.oldest,
+            "nothing is sent that a hard cut overtook",
+            || format!("{call:?} behind epoch {}", self.oldest),
         );
         let follows = self
             .last_call

@@ -65,7 +65,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> InFlightChunk<L, S> {
         &self,
         header: &Header,
         outcome: &Outcome,
-        epoch: CacheEpoch,
+        oldest: CacheEpoch,
     ) -> Result<Verdict, ResultFault> {
         let expectation = Expectation {
             call_id: self.call_id,
@@ -75,7 +75,7 @@ impl<L: Link, S: FrontStages<L::Tx, L::Rx>> InFlightChunk<L, S> {
             start_frame: self.envelope.plan().start_frame(),
             outputs: self.envelope.outputs(),
         };
-        expectation.judge(header, outcome, epoch)
+        expectation.judge(header, outcome, oldest)
     }
 }
 
@@ -86,7 +86,7 @@ struct RetainedPayload<L: Link> {
     sending: InFlight<L::Sending>,
 }
 
-/// Payloads of chunks of this epoch whose results were accepted, the oldest first.
+/// Payloads of the chunks of one epoch whose results were accepted last, the oldest first.
 pub(super) struct Context<L: Link> {
     payloads: VecDeque<RetainedPayload<L>>,
     most: usize,
@@ -101,23 +101,22 @@ impl<L: Link> Context<L> {
         }
     }
 
-    /// An epoch begins: nothing from before may influence it.
-    pub(super) fn clear(&mut self) {
-        self.payloads.clear();
-    }
-
     /// The result of this chunk is here, payload and all. What was sent for it goes back to its
     /// pool, or is kept while it is context.
     pub(super) fn accept<S: FrontStages<L::Tx, L::Rx>>(
         &mut self,
         chunk: &mut InFlightChunk<L, S>,
-        epoch: CacheEpoch,
+        oldest: CacheEpoch,
     ) {
         let Some(sending) = chunk.transfers.sending.take() else {
             return;
         };
-        if self.most == 0 || chunk.place.epoch != epoch {
+        if self.most == 0 || chunk.place.epoch < oldest {
             return;
+        }
+        if chunk.place.starts_epoch {
+            // Nothing from before may influence it.
+            self.payloads.clear();
         }
         if self.payloads.len() == self.most {
             self.payloads.pop_front();

@@ -121,13 +121,13 @@ where
 
     /// Phase B is gone: what it had not given back whole is to be sent again.
     pub(super) fn lose(&mut self, fault: &Fault) {
-        let epoch = self.core.epoch();
+        let oldest = self.core.oldest_epoch();
         let (mut arrived, mut are_whole) = (0, true);
         for chunk in self.core.chunks_mut() {
             // Results come in order: behind the first that is not here, none is taken for whole.
             are_whole = are_whole && matches!(chunk.transfers.is_back(), Ok(true));
             if are_whole {
-                self.context.accept(chunk, epoch);
+                self.context.accept(chunk, oldest);
                 arrived += 1;
             } else {
                 chunk.transfers.lose_result();

@@ -41,9 +41,6 @@ where
             |composer| composer.prepare_envelope(&envelope),
         );
         self.run.count_call();
-        if place.starts_epoch {
-            self.run.context.clear();
-        }
         let forward_bytes = envelope.inputs().payload_bytes();
         let (sending, sent) = match sent {
             Ok(sent) => (sent.payload, Ok(sent.header)),

@@ -171,7 +171,7 @@ where
     }
 
     fn facts(&mut self) -> Result<Facts, Fault> {
-        let epoch = self.run.core.epoch();
+        let oldest = self.run.core.oldest_epoch();
         let decoding = self.run.core.decoding();
         let mut arrived = false;
         let mut sink_ready = false;
@@ -180,7 +180,7 @@ where
             let is_back = next.transfers.is_back();
             arrived = is_back.map_err(|e| self.blame.transport("receive payload", e))?;
             if arrived {
-                self.run.context.accept(next, epoch);
+                self.run.context.accept(next, oldest);
                 let ready = self.run.stages.is_sink_ready(decoding);
                 sink_ready = self.of_stage(ready)?;
             }
@@ -224,11 +224,11 @@ where
                 let outcome = matched
                     .outcome()
                     .map_err(|e| blame.body("decode result", &e))?;
-                let epoch = self.run.core.epoch();
+                let oldest = self.run.core.oldest_epoch();
                 let core = &mut self.run.core;
                 let due = core.handle_result(header.chunk_index(), header.cache_epoch());
                 let due = due.map_err(|e| blame.body("receive result", &e))?;
-                let verdict = due.judge(&header, &outcome, epoch);
+                let verdict = due.judge(&header, &outcome, oldest);
                 let verdict = verdict.map_err(|e| blame.body("judge result", &e))?;
                 self.switch.progress().at(Doing::Receive);
                 let payload = post_receive(&mut self.link, &matched, blame)?;

@@ -59,7 +59,10 @@ impl World {
         self.accepted.push(chunk);
         let at = self.held.iter().position(|held| held.call.chunk == chunk);
         let held = at.and_then(|at| self.held.remove(at));
-        if let Some(held) = held.filter(|_| epoch == self.newest() && shape.context > 0) {
+        if let Some(held) = held.filter(|_| epoch >= self.oldest && shape.context > 0) {
+            if self.starts_epoch(chunk) {
+                self.kept.clear();
+            }
             if self.kept.len() == shape.context {
                 self.kept.pop_front();
             }
