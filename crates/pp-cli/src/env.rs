@@ -11,78 +11,19 @@ use pp_transport::launch::Launch;
 #[derive(Debug)]
 pub struct Env(BTreeMap<OsString, OsString>);
 
-/// The name of a variable, what it says, and what holds without it.
-type Variable = [&'static str; 3];
+/// The page with the table of all variables for users, which `pp --help` prints too.
+const PAGE: &str = include_str!("../../../docs/environment.md");
 
-/// All variables for users: `pp --help` and `docs/environment.md` list them.
-const VARIABLES: [Variable; 14] = [
-    [
-        "PP_CUBLASLT_LIB",
-        "cublasLt library to load (`pp bench` with `--simulate gemm`)",
-        "searched",
-    ],
-    [
-        "PP_FLIGHT_DIR",
-        "folder for flight recordings",
-        "pp-flight-UID in the folder for temporary files",
-    ],
-    [
-        "PP_FLIGHT_OPS",
-        "operations that each rank keeps for its flight recording; 0 records nothing",
-        "4096",
-    ],
-    [
-        "PP_HEARTBEAT_MS",
-        "milliseconds between heartbeats, 20 to 3600000, the same on both ranks; three missed end the job; 0 for none",
-        "250",
-    ],
-    [
-        "PP_JOB_ID",
-        "name of the job, the same on both ranks; tells jobs with one secret apart",
-        "from the launcher",
-    ],
-    [
-        "PP_JOB_SECRET",
-        "secret that the ranks of a launcher share, 16 bytes or more",
-        "none",
-    ],
-    [
-        "PP_JOB_SECRET_FILE",
-        "file with that secret, readable by its owner alone",
-        "none",
-    ],
-    [
-        "PP_LOG",
-        "log level: off, error, warn, info, debug or trace; or TARGET=LEVEL",
-        "off",
-    ],
-    [
-        "PP_MEET_WITHIN_MS",
-        "milliseconds that the ranks of a launcher wait for each other, 100 to 3600000",
-        "60000",
-    ],
-    ["PP_NCCL_LIB", "NCCL library to load", "searched"],
-    [
-        "PP_PORT",
-        "TCP port on which rank 0 waits for the other rank",
-        "from the launcher",
-    ],
-    [
-        "PP_RENDEZVOUS",
-        "how the ranks meet: auto, unix or tcp",
-        "auto",
-    ],
-    [
-        "PP_RESTART_WITHIN_MS",
-        "milliseconds that the front waits for a Phase B that is started again, 100 to 3600000",
-        "60000",
-    ],
-    [
-        "PP_STUCK_MS",
-        "milliseconds that a stage may take before it counts as stuck, 1000 to 3600000; 0 switches off all limits on time without progress",
-        "120000",
-    ],
-];
+/// The rows of that table: the name of a variable, what it says, and what holds without it.
+fn variables() -> impl Iterator<Item = [&'static str; 3]> {
+    let rows = PAGE.lines().filter(|line| line.starts_with("| `PP_"));
+    rows.filter_map(|row| {
+        let row = row.strip_prefix("| `")?.strip_suffix(" |")?;
+        let (name, row) = row.split_once("` | ")?;
+        let (what, default) = row.split_once(" | ")?;
+        Some([name, what, default])
+    })
+}
 
 /// Variables that `pp` gives its own ranks.
 const INTERNAL: [&str; 2] = [REPORT_FD, SUPERVISOR];
@@ -92,14 +33,14 @@ const OF_TESTS: [&str; 2] = ["PP_FAKE_", "PP_TEST"];
 /// The section of `pp --help`.
 pub(crate) fn help() -> String {
     let line =
-        |[name, what, default]: &Variable| format!("  {name:<22}{what} [default: {default}]\n");
-    let lines: String = VARIABLES.iter().map(line).collect();
+        |[name, what, default]: [&str; 3]| format!("  {name:<22}{what} [default: {default}]\n");
+    let lines: String = variables().map(line).collect();
     format!("Environment:\n{}", lines.trim_end())
 }
 
 /// Whether `pp`, a rank that it starts, or its tests read this variable.
 fn is_known(name: &str) -> bool {
-    VARIABLES.iter().any(|[known, ..]| *known == name)
+    variables().any(|[known, ..]| known == name)
         || INTERNAL.contains(&name)
         || OF_TESTS.iter().any(|prefix| name.starts_with(prefix))
 }
@@ -169,14 +110,6 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn the_page_about_the_environment_has_the_same_table() {
-        const PAGE: &str = include_str!("../../../docs/environment.md");
-        let row = |[name, what, default]: &Variable| format!("| `{name}` | {what} | {default} |");
-        let rows: Vec<_> = PAGE.lines().filter(|l| l.starts_with("| `PP_")).collect();
-        assert_eq!(rows, VARIABLES.iter().map(row).collect::<Vec<_>>());
-    }
-
     /// The names of variables that the source files below a folder have as whole strings.
     fn named_in(folder: &Path, names: &mut BTreeSet<String>) {
         for entry in std::fs::read_dir(folder).unwrap() {
@@ -211,7 +144,7 @@ mod tests {
             named_in(&crates.join(part).join("src"), &mut named);
         }
         named.retain(|name| !OF_TESTS.iter().any(|prefix| name.starts_with(prefix)));
-        let table = VARIABLES.iter().map(|[name, ..]| *name);
+        let table = variables().map(|[name, ..]| name);
         let table = table.chain(INTERNAL).map(str::to_owned).collect();
         assert_eq!(named, table);
     }

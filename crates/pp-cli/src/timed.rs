@@ -1,16 +1,60 @@
 //! Work on one stream of a GPU, timed by the GPU, and asked after without waiting.
 
-use pp_device::{CudaError, Device, Event, Stream};
+use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
 use pp_runtime::stage::Progress;
+use pp_transport::error::TransportError;
+use pp_transport::nccl::DeviceRx;
+
+/// Runs `issue`, which issues work that reads a payload, on nothing where there is none.
+pub(crate) fn read_on<R, E: From<TransportError>>(
+    payload: Option<&DeviceRx>,
+    stream: &Stream,
+    issue: impl FnOnce(DevicePtr) -> Result<R, E>,
+) -> Result<R, E> {
+    match payload {
+        Some(payload) => payload.read_on(stream, issue),
+        None => issue(DevicePtr { address: 0, len: 0 }),
+    }
+}
+
+/// Memory on the GPU, and as much on the host, to which the GPU copies from there.
+pub(crate) struct Staged {
+    on_device: DeviceBuffer,
+    pub(crate) host: PinnedBuffer,
+}
+
+impl Staged {
+    pub(crate) fn new(stream: &Stream, bytes: usize) -> Result<Self, CudaError> {
+        let staged = Self {
+            on_device: DeviceBuffer::new(stream.device(), bytes)?,
+            host: PinnedBuffer::new(stream.device(), bytes)?,
+        };
+        // Makes the events that follow their uses, now and not with a chunk.
+        staged.is_used_by(stream)?;
+        Ok(staged)
+    }
+
+    pub(crate) fn is_used_by(&self, stream: &Stream) -> Result<(), CudaError> {
+        let host = self.host.used_by(stream);
+        // Both know, also where the driver refuses one of them.
+        self.on_device.used_by(stream).and(host)
+    }
+
+    /// Part of the memory on the GPU.
+    pub(crate) fn part(&self, at: usize, len: usize) -> DevicePtr {
+        let address = self.on_device.address() + at as u64;
+        DevicePtr { address, len }
+    }
+}
 
 /// Two events around some work.
 pub(crate) struct Span {
-    start: Event,
-    end: Event,
+    pub(crate) start: Event,
+    pub(crate) end: Event,
 }
 
 impl Span {
-    fn new(device: &Device) -> Result<Self, CudaError> {
+    pub(crate) fn new(device: &Device) -> Result<Self, CudaError> {
         Ok(Self {
             start: Event::timed(device)?,
             end: Event::timed(device)?,

@@ -190,14 +190,8 @@ pub type DescribeFn = unsafe extern "C" fn(*mut Description, *mut ErrorText) -> 
 pub type CreateFn =
     unsafe extern "C" fn(*const SessionConfig, *mut *mut OpaqueSession, *mut ErrorText) -> u32;
 pub type DestroyFn = unsafe extern "C" fn(*mut OpaqueSession);
-pub type LayoutFn =
-    unsafe extern "C" fn(*mut OpaqueSession, *mut LayoutArgs, *mut ErrorText) -> u32;
-pub type EncodeFn =
-    unsafe extern "C" fn(*mut OpaqueSession, *mut EncodeArgs, *mut ErrorText) -> u32;
-pub type PhaseBFn =
-    unsafe extern "C" fn(*mut OpaqueSession, *mut PhaseBArgs, *mut ErrorText) -> u32;
-pub type DecodeFn =
-    unsafe extern "C" fn(*mut OpaqueSession, *mut DecodeArgs, *mut ErrorText) -> u32;
+/// An entry that works on a session, with its arguments.
+pub type CallFn<Args> = unsafe extern "C" fn(*mut OpaqueSession, *mut Args, *mut ErrorText) -> u32;
 pub type SelfTestFn = unsafe extern "C" fn(*mut ErrorText) -> u32;
 pub type EntryFn = unsafe extern "C" fn() -> *const Table;
 
@@ -218,10 +212,10 @@ pub struct Table {
     pub describe: Option<DescribeFn>,
     pub create: Option<CreateFn>,
     pub destroy: Option<DestroyFn>,
-    pub layout: Option<LayoutFn>,
-    pub encode: Option<EncodeFn>,
-    pub phase_b: Option<PhaseBFn>,
-    pub decode: Option<DecodeFn>,
+    pub layout: Option<CallFn<LayoutArgs>>,
+    pub encode: Option<CallFn<EncodeArgs>>,
+    pub phase_b: Option<CallFn<PhaseBArgs>>,
+    pub decode: Option<CallFn<DecodeArgs>>,
     pub self_test: Option<SelfTestFn>,
 }
 

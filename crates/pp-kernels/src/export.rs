@@ -114,10 +114,10 @@ pub const fn table<K: Kernels>() -> Table {
         describe: Some(describe::<K>),
         create: Some(create::<K>),
         destroy: Some(destroy::<K>),
-        layout: Some(layout::<K>),
-        encode: Some(encode::<K>),
-        phase_b: Some(phase_b::<K>),
-        decode: Some(decode::<K>),
+        layout: Some(call::<K, abi::LayoutArgs>),
+        encode: Some(call::<K, abi::EncodeArgs>),
+        phase_b: Some(call::<K, abi::PhaseBArgs>),
+        decode: Some(call::<K, abi::DecodeArgs>),
         self_test: Some(self_test::<K>),
     }
 }
@@ -135,7 +135,7 @@ unsafe extern "C" fn describe<K: Kernels>(
     // SAFETY: the pointers are valid for the call by the rules of the ABI.
     unsafe {
         guarded(error, || {
-            sized(out, (*out).struct_size)?;
+            sized(out)?;
             K::describe().to_abi(&mut *out);
             Ok(())
         })
@@ -150,8 +150,7 @@ unsafe extern "C" fn create<K: Kernels>(
     // SAFETY: the pointers are valid for the call by the rules of the ABI.
     unsafe {
         guarded(error, || {
-            sized(config, (*config).struct_size)?;
-            let config = SessionConfig::from_abi(&*config)?;
+            let config = SessionConfig::from_abi(sized(config)?)?;
             let session = K::create(&config)?;
             *out = Box::into_raw(Box::new(Held { session, config })).cast();
             Ok(())
@@ -171,92 +170,86 @@ unsafe extern "C" fn destroy<K: Kernels>(session: *mut OpaqueSession) {
     }
 }
 
-unsafe extern "C" fn layout<K: Kernels>(
+/// The arguments of an entry that works on a session.
+trait Call {
+    /// # Safety
+    /// The pointers in the arguments are valid for the call by the rules of the ABI. Until the call returns nothing else
+    /// uses what it writes, and nothing writes what it reads.
+    unsafe fn run<S: Session>(&mut self, held: &mut Held<S>) -> Result<(), Failure>;
+}
+
+unsafe extern "C" fn call<K: Kernels, A: Call>(
     session: *mut OpaqueSession,
-    args: *mut abi::LayoutArgs,
+    args: *mut A,
     error: *mut abi::ErrorText,
 ) -> u32 {
-    // SAFETY: the pointers are valid for the call by the rules of the ABI, and the arrays hold `capacity` elements.
+    // SAFETY: the pointers are valid for the call by the rules of the ABI. The session came from `create` of this table
+    // and is not yet destroyed, and nothing else uses it or the arguments until the call returns.
     unsafe {
         guarded(error, || {
-            sized(args, (*args).struct_size)?;
-            let (held, args) = (held::<K>(session), &mut *args);
-            let layout = held.session.layout(ChunkShape {
-                frames: args.frames,
-                steps: args.steps,
-                context_frames: args.context_frames,
-            })?;
-            let write = |list: &Manifest, out: *mut abi::Tensor| {
-                let count = list.len();
-                if count > args.capacity as usize {
-                    return Err(Failure::invalid(format!("no room for {count} tensors")));
-                }
-                let raw = RawTensors::new(list)?;
-                std::ptr::copy_nonoverlapping(raw.as_slice().as_ptr(), out, count);
-                Ok(count as u32)
-            };
-            args.input_count = write(&layout.inputs, args.inputs)?;
-            args.output_count = write(&layout.outputs, args.outputs)?;
-            Ok(())
+            sized(args)?;
+            (*args).run(&mut *session.cast::<Held<K::Session>>())
         })
     }
 }
 
-unsafe extern "C" fn encode<K: Kernels>(
-    session: *mut OpaqueSession,
-    args: *mut abi::EncodeArgs,
-    error: *mut abi::ErrorText,
-) -> u32 {
-    // SAFETY: the pointers are valid for the call by the rules of the ABI; nothing else uses the session, and nothing
-    // reads the payload's memory, until the call returns.
-    unsafe {
-        guarded(error, || {
-            sized(args, (*args).struct_size)?;
-            let (held, args) = (held::<K>(session), &*args);
-            let plan = plan(args.plan)?;
-            let frames = frames(args.frames, args.frame_count, &held.config, shared)?;
-            let mut input = payload(args.input, &held.config, unguarded)?;
+impl Call for abi::LayoutArgs {
+    unsafe fn run<S: Session>(&mut self, held: &mut Held<S>) -> Result<(), Failure> {
+        let layout = held.session.layout(ChunkShape {
+            frames: self.frames,
+            steps: self.steps,
+            context_frames: self.context_frames,
+        })?;
+        let write = |list: &Manifest, out: *mut abi::Tensor| {
+            let count = list.len();
+            if count > self.capacity as usize {
+                return Err(Failure::invalid(format!("no room for {count} tensors")));
+            }
+            let raw = RawTensors::new(list)?;
+            // SAFETY: the array holds `capacity` elements (the caller's duty).
+            unsafe { std::ptr::copy_nonoverlapping(raw.as_slice().as_ptr(), out, count) };
+            Ok(count as u32)
+        };
+        self.input_count = write(&layout.inputs, self.inputs)?;
+        self.output_count = write(&layout.outputs, self.outputs)?;
+        Ok(())
+    }
+}
+
+impl Call for abi::EncodeArgs {
+    unsafe fn run<S: Session>(&mut self, held: &mut Held<S>) -> Result<(), Failure> {
+        // SAFETY: the caller's duty.
+        unsafe {
+            let plan = plan(self.plan)?;
+            let frames = frames(self.frames, self.frame_count, &held.config, shared)?;
+            let mut input = payload(self.input, &held.config, unguarded)?;
             held.session.encode(&frames, &plan, &mut input)
-        })
+        }
     }
 }
 
-unsafe extern "C" fn phase_b<K: Kernels>(
-    session: *mut OpaqueSession,
-    args: *mut abi::PhaseBArgs,
-    error: *mut abi::ErrorText,
-) -> u32 {
-    // SAFETY: the pointers are valid for the call by the rules of the ABI; nothing else uses the session or the output
-    // until the call returns, and input and output do not overlap.
-    unsafe {
-        guarded(error, || {
-            sized(args, (*args).struct_size)?;
-            let (held, args) = (held::<K>(session), &mut *args);
-            let plan = plan(args.plan)?;
-            let input = payload(args.input, &held.config, shared)?;
-            let mut output = payload(args.output, &held.config, unguarded)?;
-            args.observed_generator_calls = held.session.phase_b(&plan, &input, &mut output)?;
+impl Call for abi::PhaseBArgs {
+    unsafe fn run<S: Session>(&mut self, held: &mut Held<S>) -> Result<(), Failure> {
+        // SAFETY: the caller's duty; by the rules of the ABI input and output do not overlap.
+        unsafe {
+            let plan = plan(self.plan)?;
+            let input = payload(self.input, &held.config, shared)?;
+            let mut output = payload(self.output, &held.config, unguarded)?;
+            self.observed_generator_calls = held.session.phase_b(&plan, &input, &mut output)?;
             Ok(())
-        })
+        }
     }
 }
 
-unsafe extern "C" fn decode<K: Kernels>(
-    session: *mut OpaqueSession,
-    args: *mut abi::DecodeArgs,
-    error: *mut abi::ErrorText,
-) -> u32 {
-    // SAFETY: the pointers are valid for the call by the rules of the ABI; nothing else uses the session or the frames
-    // until the call returns.
-    unsafe {
-        guarded(error, || {
-            sized(args, (*args).struct_size)?;
-            let (held, args) = (held::<K>(session), &*args);
-            let plan = plan(args.plan)?;
-            let mut frames = frames(args.frames, args.frame_count, &held.config, exclusive)?;
-            let output = payload(args.output, &held.config, shared)?;
+impl Call for abi::DecodeArgs {
+    unsafe fn run<S: Session>(&mut self, held: &mut Held<S>) -> Result<(), Failure> {
+        // SAFETY: the caller's duty.
+        unsafe {
+            let plan = plan(self.plan)?;
+            let mut frames = frames(self.frames, self.frame_count, &held.config, exclusive)?;
+            let output = payload(self.output, &held.config, shared)?;
             held.session.decode(&plan, &output, &mut frames)
-        })
+        }
     }
 }
 
@@ -322,32 +315,27 @@ unsafe fn write_error(error: *mut abi::ErrorText, message: &str) {
 }
 
 /// Refuses a struct that is shorter than version 1.0 has it. Later versions append only.
-fn sized<T>(_: *const T, struct_size: u32) -> Result<(), Failure> {
+///
+/// # Safety
+/// `raw` points to a struct of the ABI that begins with its `struct_size`, and is valid for as long as the result lives.
+unsafe fn sized<'a, T>(raw: *const T) -> Result<&'a T, Failure> {
+    // SAFETY: the caller's duty; the size is read first.
+    let struct_size = unsafe { *raw.cast::<u32>() };
     if struct_size < abi::size::<T>() {
         return Err(Failure::invalid(format!(
             "a struct of {struct_size} bytes, this plugin needs {}",
             abi::size::<T>()
         )));
     }
-    Ok(())
-}
-
-/// # Safety
-/// `session` came from `create` of this table, is not yet destroyed, and no other call uses it for as long as the
-/// reference lives.
-unsafe fn held<'a, K: Kernels>(session: *mut OpaqueSession) -> &'a mut Held<K::Session> {
-    // SAFETY: the caller's duty.
-    unsafe { &mut *session.cast::<Held<K::Session>>() }
+    // SAFETY: as above, and the struct is as long as its type.
+    Ok(unsafe { &*raw })
 }
 
 /// # Safety
 /// `raw` is valid for the call.
 unsafe fn plan(raw: *const abi::Plan) -> Result<VideoPlanParts, Failure> {
-    // SAFETY: the caller's duty; the size is read first.
-    unsafe {
-        sized(raw, (*raw).struct_size)?;
-        convert::plan(&*raw)
-    }
+    // SAFETY: the caller's duty.
+    convert::plan(unsafe { sized(raw) }?)
 }
 
 /// The tensors of a payload, each checked to lie within it.
@@ -355,11 +343,8 @@ unsafe fn plan(raw: *const abi::Plan) -> Result<VideoPlanParts, Failure> {
 /// # Safety
 /// `raw` is valid for the call, with `tensor_count` tensors and `bytes` bytes behind its pointers.
 unsafe fn tensors(raw: *const abi::Payload) -> Result<(Manifest, *mut u8, usize), Failure> {
-    // SAFETY: the caller's duty; the size is read first.
-    let raw = unsafe {
-        sized(raw, (*raw).struct_size)?;
-        &*raw
-    };
+    // SAFETY: the caller's duty.
+    let raw = unsafe { sized(raw) }?;
     if raw.tensor_count as usize > abi::MAX_TENSORS {
         return Err(Failure::invalid(format!(
             "{} tensors in a payload",

@@ -67,10 +67,6 @@ fn on_device() -> Failure {
     Failure::invalid("the payload lies in device memory, which the host cannot read or write")
 }
 
-fn on_host() -> Failure {
-    Failure::invalid("the payload lies in host memory, it has no device address")
-}
-
 /// Tensors, and the memory in which they lie: `H` on the host.
 #[derive(Debug)]
 pub struct TensorsIn<H> {
@@ -149,7 +145,9 @@ impl<H> TensorsIn<H> {
     pub fn device_tensor(&self, name: &str, dtype: DType, dims: &[u64]) -> Result<u64, Failure> {
         let range = expect(&self.tensors, name, dtype, dims)?;
         match self.memory {
-            Memory::Host(_) => Err(on_host()),
+            Memory::Host(_) => Err(Failure::invalid(
+                "the payload lies in host memory, it has no device address",
+            )),
             Memory::Device(memory) => Ok(memory.address + range.start as u64),
         }
     }

@@ -299,17 +299,8 @@ unsafe fn copy_table(table: *const Table) -> Result<Table, TableError> {
             found: head.struct_size,
         });
     }
-    let mut ours = Table {
-        head,
-        describe: None,
-        create: None,
-        destroy: None,
-        layout: None,
-        encode: None,
-        phase_b: None,
-        decode: None,
-        self_test: None,
-    };
+    // SAFETY: zero is a value of every field: of numbers, and of an optional function, where it is `None`.
+    let mut ours: Table = unsafe { std::mem::zeroed() };
     let bytes = (head.struct_size as usize).min(size_of::<Table>());
     // SAFETY: `bytes` is at most what either side holds; every bit pattern of a pointer-sized word is a valid
     // `Option<fn>`, null being `None`; whole words are copied because the entries are pointer-sized and the required

@@ -33,7 +33,7 @@ pub struct Launch {
     address: Option<Address>,
     via: Via,
     job_id: String,
-    secret: JobSecret,
+    pub(crate) secret: JobSecret,
 }
 
 impl Launch {
@@ -116,9 +116,5 @@ impl Launch {
     #[must_use]
     pub fn job_id(&self) -> &str {
         &self.job_id
-    }
-
-    pub(crate) fn secret(&self) -> &JobSecret {
-        &self.secret
     }
 }

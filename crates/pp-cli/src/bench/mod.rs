@@ -147,7 +147,11 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
         if rank.rank() == FRONT {
             backend::say(choice.as_deref());
         }
-        let how = simulated(args, &backend);
+        // What the stages do with their time on this backend.
+        let how = args.simulate.unwrap_or(match backend {
+            Backend::Host => Simulate::Sleep,
+            Backend::Nccl(_) => Simulate::GpuSpin,
+        });
         let mut profile = Profile::new()
             .set("bytes", args.bytes)
             .set("depth", depth(args))
@@ -156,7 +160,8 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
             .set("simulate", format_args!("{how:?}"));
         profile.chunks = Some(chunks(args));
         profile.choice = choice;
-        let (decode, phase_b) = (milliseconds(args.decode_ms), milliseconds(args.phase_b_ms));
+        let time = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        let (decode, phase_b) = (time(args.decode_ms), time(args.phase_b_ms));
         let core_hop_us = (rank.rank() == FRONT).then(hop::core_hop_us).flatten();
         match backend {
             Backend::Host => {
@@ -243,18 +248,6 @@ fn check(args: &OverlapArgs) -> Result<(), Error> {
         ),
         _ => Ok(()),
     }
-}
-
-/// What the stages do with their time on this backend.
-fn simulated(args: &OverlapArgs, backend: &Backend) -> Simulate {
-    args.simulate.unwrap_or(match backend {
-        Backend::Host => Simulate::Sleep,
-        Backend::Nccl(_) => Simulate::GpuSpin,
-    })
-}
-
-fn milliseconds(ms: f64) -> Duration {
-    Duration::from_secs_f64(ms / 1e3)
 }
 
 fn manifest(args: &OverlapArgs) -> Result<Manifest, Error> {

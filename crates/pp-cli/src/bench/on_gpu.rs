@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, with_source};
-use pp_device::{CudaError, Device, DevicePtr, Stream};
+use pp_device::{CudaError, Device, Stream};
 use pp_kernels::synthetic::{Calibration, Kind, Work};
 use pp_runtime::core::Cut;
 use pp_runtime::stage::{
@@ -15,7 +15,7 @@ use pp_transport::nccl::{DeviceRx, DeviceTx};
 
 use super::plan::{BenchPlan, built};
 use crate::args::Simulate;
-use crate::timed::{Done, Span, Timed};
+use crate::timed::{Done, Span, Timed, read_on};
 
 fn device(e: CudaError) -> StageError {
     StageError::new(FaultKind::Device, "simulate work", with_source(&e))
@@ -134,24 +134,12 @@ impl Stage {
     }
 }
 
-fn read<R>(
-    payload: Option<&DeviceRx>,
-    stream: &Stream,
-    issue: impl FnOnce(DevicePtr) -> Result<R, StageError>,
-) -> Result<R, StageError> {
-    match payload {
-        Some(payload) => payload.read_on(stream, issue),
-        None => issue(DevicePtr { address: 0, len: 0 }),
-    }
-}
-
 /// Builds in no time and decodes in a fixed one.
 pub(super) struct GpuBenchFront {
     manifest: Manifest,
     left: u64,
     stage: Stage,
-    /// Chunks decoded so far, and of those the one at which the run counts as warm.
-    decoded: u64,
+    /// The chunk at which the run counts as warm, and the last one.
     warm_at: u64,
     last: u64,
     free_when_warm: Option<u64>,
@@ -164,7 +152,6 @@ impl GpuBenchFront {
             manifest,
             left: chunks,
             stage,
-            decoded: 0,
             warm_at: chunks / 10,
             last: chunks.saturating_sub(1),
             free_when_warm: None,
@@ -218,21 +205,20 @@ impl FrontStages<DeviceTx, DeviceRx> for GpuBenchFront {
 
     fn decode(
         &mut self,
-        _: ChunkIndex,
+        chunk: ChunkIndex,
         (): (),
         _: &Outcome,
         payload: Option<DeviceRx>,
     ) -> Result<Progress<Decoded, Working>, StageError> {
-        if self.decoded == self.warm_at {
+        if chunk.get() == self.warm_at {
             self.free_when_warm = self.free_memory();
         }
-        if self.decoded == self.last {
+        if chunk.get() == self.last {
             self.free_at_end = self.free_memory();
         }
-        self.decoded += 1;
         let progress = self
             .stage
-            .begin(|stream, launch| read(payload.as_ref(), stream, |_| launch()))?;
+            .begin(|stream, launch| read_on(payload.as_ref(), stream, |_| launch()))?;
         Ok(progress.map(decoded, |working| working))
     }
 
@@ -269,7 +255,7 @@ impl PhaseBStages<DeviceTx, DeviceRx> for Stage {
     ) -> Result<Progress<Computed, Self::Computing>, StageError> {
         let plan = envelope.plan().clone();
         let progress = self.begin(|stream, launch| {
-            read(input, stream, |_| output.write_on(stream, |_| launch()))
+            read_on(input, stream, |_| output.write_on(stream, |_| launch()))
         })?;
         Ok(progress.map(
             |done| computed(done, &plan),

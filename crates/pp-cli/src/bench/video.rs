@@ -106,14 +106,13 @@ fn read(args: &VideoArgs) -> Result<Read, Error> {
         frames_per_chunk: args.frames_per_chunk as usize,
         chunks: None,
         noise: None,
-        keep_clean: false,
         scene_cuts: true,
         queue: QUEUE,
         threads: io_threads(),
     };
     let (ring, rung) = bounded(1);
-    let buffers =
-        (0..QUEUE + 3 + io_threads()).map(|_| touched(&vec![0; chunk_bytes(args, &header)]));
+    let chunk = vec![0; args.frames_per_chunk as usize * header.frame_bytes()];
+    let buffers = (0..QUEUE + 3 + io_threads()).map(|_| touched(&chunk));
     let buffers = buffers.collect();
     let start = Instant::now();
     let wake = move || {
@@ -175,10 +174,6 @@ fn write(args: &VideoArgs, target: &Path, read: &Read) -> Result<f64, Error> {
     }
     sink.commit()?;
     Ok(start.elapsed().as_secs_f64())
-}
-
-fn chunk_bytes(args: &VideoArgs, header: &Header) -> usize {
-    args.frames_per_chunk as usize * header.frame_bytes()
 }
 
 /// A buffer with these bytes, whose pages exist.

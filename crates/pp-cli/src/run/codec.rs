@@ -3,11 +3,12 @@
 //! The stages know chunks, plans and cuts; a codec knows the memory that the transport's leases
 //! lie in and how kernels are called on it: at once on a processor, issued to a stream on a GPU.
 
+use std::error::Error;
 use std::fmt::Debug;
 
 use crate::video::buffer::{Buffer, FrameMemory};
 use crate::video::header::Header;
-use pp_contract::{FaultKind, Manifest, VideoPlanParts};
+use pp_contract::{FaultKind, Manifest, VideoPlanParts, with_source};
 use pp_kernels::{Chroma, ChunkShape, Failure, FrameView, FrameViewMut, KernelError, Layout};
 use pp_runtime::drift::Digester;
 use pp_runtime::stage::{FrontWork, PhaseBWork, Progress, StageError};
@@ -52,9 +53,17 @@ impl Geometry {
     }
 }
 
+/// What to make of an error in this operation.
+pub(super) fn failed<E: Error + 'static>(
+    kind: FaultKind,
+    operation: &'static str,
+) -> impl Fn(E) -> StageError {
+    move |e| StageError::new(kind, operation, with_source(&e))
+}
+
 /// A payload that does not fit its tensors: no link lets one through.
 pub(super) fn internal(operation: &'static str) -> impl Fn(Failure) -> StageError {
-    move |e| StageError::new(FaultKind::Internal, operation, e.to_string())
+    failed(FaultKind::Internal, operation)
 }
 
 /// The kernels of the front.

@@ -3,12 +3,15 @@
 //! Everything is ordered by that one stream, and nothing waits. The host never touches a payload: what it reads was copied
 //! out of it by the device.
 
+use std::error::Error;
+
 use pp_contract::{Digests, FaultKind, MAX_TENSORS, Manifest, with_source};
-use pp_device::{CudaError, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
+use pp_device::{CudaError, DevicePtr, Stream};
 use pp_kernels::{DeviceDigests, DeviceTensor};
 use pp_runtime::stage::StageError;
 use pp_transport::nccl::{DeviceRx, DeviceTx};
 
+use crate::timed::{Span, Staged};
 use pp_runtime::drift::{DigestPair, Digester};
 
 /// Bytes of the digests of one payload, at the most.
@@ -25,10 +28,8 @@ pub(super) struct GpuDigester {
 /// Where the digests of one payload go: those of its seal, and behind them those that were computed. Of a seal that is
 /// being made there are only the latter.
 pub(super) struct Row {
-    host: PinnedBuffer,
-    on_device: DeviceBuffer,
-    start: Event,
-    end: Event,
+    memory: Staged,
+    span: Span,
 }
 
 /// Digests under way.
@@ -39,11 +40,7 @@ pub(super) struct Ticket {
     is_own: bool,
 }
 
-fn device(e: CudaError) -> StageError {
-    StageError::new(FaultKind::Device, "verify", with_source(&e))
-}
-
-fn kernels(e: pp_kernels::Failure) -> StageError {
+fn device(e: impl Error + 'static) -> StageError {
     StageError::new(FaultKind::Device, "verify", with_source(&e))
 }
 
@@ -53,28 +50,10 @@ fn internal(detail: &str) -> StageError {
 
 impl Row {
     fn new(stream: &Stream) -> Result<Self, CudaError> {
-        let on = stream.device();
-        let row = Self {
-            host: PinnedBuffer::new(on, 2 * ROOM)?,
-            on_device: DeviceBuffer::new(on, 2 * ROOM)?,
-            start: Event::timed(on)?,
-            end: Event::timed(on)?,
-        };
-        // Makes the events that follow their uses, now and not with a chunk.
-        row.is_used_by(stream)?;
-        Ok(row)
-    }
-
-    fn is_used_by(&self, stream: &Stream) -> Result<(), CudaError> {
-        let host = self.host.used_by(stream);
-        // Both know, also where the driver refuses one of them.
-        self.on_device.used_by(stream).and(host)
-    }
-
-    /// Part of the digests on the device.
-    fn part(&self, at: usize, len: usize) -> DevicePtr {
-        let address = self.on_device.address() + at as u64;
-        DevicePtr { address, len }
+        Ok(Self {
+            memory: Staged::new(stream, 2 * ROOM)?,
+            span: Span::new(stream.device())?,
+        })
     }
 }
 
@@ -85,7 +64,7 @@ impl Drop for Issuing<'_> {
     fn drop(&mut self) {
         if let Some(row) = &self.0 {
             // Where the driver refuses, it counts as used for good.
-            let _ = row.is_used_by(self.1);
+            let _ = row.memory.is_used_by(self.1);
         }
     }
 }
@@ -136,15 +115,15 @@ impl GpuDigester {
             Some(row) => row,
             None => Row::new(&self.stream).map_err(device)?,
         };
-        row.start.record(&self.stream).map_err(device)?;
+        row.span.start.record(&self.stream).map_err(device)?;
         let mut issuing = Issuing(Some(row), &self.stream);
         let row = issuing.0.as_mut().expect("just put there");
         let issued = issue(digests, row, &self.stream);
         let row = issuing.0.take().expect("nobody took it");
         // Also where that failed: some of it may have been issued.
-        row.is_used_by(&self.stream).map_err(device)?;
+        row.memory.is_used_by(&self.stream).map_err(device)?;
         issued?;
-        row.end.record(&self.stream).map_err(device)?;
+        row.span.close(&self.stream).map_err(device)?;
         Ok(Ticket {
             row,
             count: manifest.len().saturating_sub(1),
@@ -167,7 +146,7 @@ impl Digester for GpuDigester {
         // SAFETY: the context is the device's primary one, which lives as long as the process, and was bound to this
         // thread above; the stream is kept beside it, and dropped after it.
         let digests = unsafe { DeviceDigests::new(context, stream, most_bytes) };
-        self.digests = Some(digests.map_err(kernels)?);
+        self.digests = Some(digests.map_err(device)?);
         for _ in 0..tickets {
             self.free.push(Row::new(&self.stream).map_err(device)?);
         }
@@ -185,10 +164,12 @@ impl Digester for GpuDigester {
                 // flight until the stream has passed, and no work that is issued behind this writes it; the row is kept
                 // until it is read, and if it is dropped, its memory knows its use.
                 unsafe {
-                    let made = row.part(0, seal.len);
-                    digests.enqueue(&tensors, made.address).map_err(kernels)?;
+                    let made = row.memory.part(0, seal.len);
+                    digests.enqueue(&tensors, made.address).map_err(device)?;
                     stream.copy(made, seal).map_err(device)?;
-                    stream.download(made, &mut row.host, 0).map_err(device)
+                    stream
+                        .download(made, &mut row.memory.host, 0)
+                        .map_err(device)
                 }
             })
         })
@@ -208,22 +189,26 @@ impl Digester for GpuDigester {
                 if tensors.is_empty() {
                     return Ok(());
                 }
-                let computed = row.part(seal.len, seal.len);
+                let computed = row.memory.part(seal.len, seal.len);
                 // SAFETY: as in `seal`; the slot goes back only behind its read event.
                 unsafe {
-                    stream.copy(seal, row.part(0, seal.len)).map_err(device)?;
+                    stream
+                        .copy(seal, row.memory.part(0, seal.len))
+                        .map_err(device)?;
                     digests
                         .enqueue(&tensors, computed.address)
-                        .map_err(kernels)?;
-                    let both = row.part(0, 2 * seal.len);
-                    stream.download(both, &mut row.host, 0).map_err(device)
+                        .map_err(device)?;
+                    let both = row.memory.part(0, 2 * seal.len);
+                    stream
+                        .download(both, &mut row.memory.host, 0)
+                        .map_err(device)
                 }
             })
         })
     }
 
     fn is_there(&self, ticket: &Ticket) -> Result<bool, StageError> {
-        ticket.row.end.is_done().map_err(device)
+        ticket.row.span.end.is_done().map_err(device)
     }
 
     fn read(&mut self, ticket: Ticket) -> Result<DigestPair, StageError> {
@@ -231,8 +216,8 @@ impl Digester for GpuDigester {
             return Err(internal("digests were read before they were there"));
         }
         let Ticket { row, count, is_own } = ticket;
-        let cost_ns = row.end.elapsed_ns(&row.start).map_err(device)?;
-        let part = |at: usize| Digests::from_bytes(&row.host.bytes()[8 * at..][..8 * count]);
+        let cost_ns = row.span.ns().map_err(device)?;
+        let part = |at: usize| Digests::from_bytes(&row.memory.host.bytes()[8 * at..][..8 * count]);
         let stated = part(0).unwrap_or_default();
         let computed = match is_own {
             true => stated,

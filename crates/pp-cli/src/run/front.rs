@@ -29,7 +29,7 @@ use crate::video::sink::{Sink, SinkOptions};
 use crate::video::source::{Chunk, Polled, Source, SourceOptions};
 use crate::video::y4m::{Params, Reader};
 use pp_job::output::OutputError;
-use pp_runtime::drift::{Digester, FrontCheck, FrontVerifier, Verified, seal_again};
+use pp_runtime::drift::{Digester, FrontCheck, FrontVerifier, seal_again};
 
 /// A layout; depends on the number of frames and of context frames alone.
 struct Known {
@@ -81,7 +81,7 @@ pub(super) struct VideoFront<C: Codec> {
     pub(super) shape: Shape,
     layouts: Vec<Known>,
     offered: Option<Chunk>,
-    verifier: FrontVerifier,
+    pub(super) verifier: FrontVerifier,
     /// The plan of the chunk before, and how many frames its epoch has had.
     last: Option<(VideoPlanParts, u32)>,
     epoch_frames: u32,
@@ -116,7 +116,6 @@ impl<C: Codec> VideoFront<C> {
             frames_per_chunk: args.frames_per_chunk as usize,
             chunks: args.chunks,
             noise: args.add_noise.map(|sigma| Noise::new(sigma, args.seed)),
-            keep_clean: args.add_noise.is_some(),
             scene_cuts: args.cuts != CutChoice::Off,
             queue: QUEUE,
             threads: io_threads(),
@@ -207,11 +206,6 @@ impl<C: Codec> VideoFront<C> {
             broken: None,
             frames_in_input,
         })
-    }
-
-    /// What was verified, for the report; `None` where nothing was to be.
-    pub(super) fn verified(&self) -> Option<Verified<'_>> {
-        self.verifier.verified()
     }
 
     /// Waits until everything is written and gives the output its name; the number of frames in

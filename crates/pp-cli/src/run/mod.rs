@@ -32,7 +32,7 @@ use pp_transport::nccl::{DeviceRx, DeviceTx};
 
 use self::codec::{Codec, Generator, Geometry};
 use self::front::VideoFront;
-use self::on_gpu::{Blame, GpuFront, GpuPhaseB};
+use self::on_gpu::{GpuFront, GpuPhaseB, blame};
 use self::open::{
     config, digest_of_kernels, host_kernels, kernel_fault, load_for_host, prepared, slot_bytes,
 };
@@ -208,7 +208,7 @@ impl<'a> VideoJob<'a> {
     ) -> Result<FrontPart<impl Front<DeviceTx, DeviceRx>, Shape>, Error> {
         let args = self.args;
         self.front(bell, |geometry| {
-            let (config, blame) = (config(args, geometry, 1), Blame::of(&args.kernels));
+            let (config, blame) = (config(args, geometry, 1), blame(&args.kernels));
             GpuFront::open(device, &self.kernels, &config, geometry, args.depth, blame)
                 .map_err(|e| e.into_fault(FRONT).into())
         })
@@ -259,7 +259,7 @@ impl<'a> VideoJob<'a> {
         shape: Shape,
     ) -> Result<PhaseBPart<impl PhaseBStages<DeviceTx, DeviceRx, Plan = VideoPlan>>, Error> {
         let args = self.args;
-        let (config, blame) = (config(args, shape.geometry(), 1), Blame::of(&args.kernels));
+        let (config, blame) = (config(args, shape.geometry(), 1), blame(&args.kernels));
         let kernels = GpuPhaseB::open(device, &self.kernels, &config, args.depth, blame);
         self.phase_b(shape, kernels.map_err(|e| e.into_fault(PHASE_B))?)
     }

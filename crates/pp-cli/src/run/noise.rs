@@ -58,11 +58,6 @@ impl Estimates {
             self.note(sigmas);
         }
     }
-
-    /// Whether nothing was estimated, as far as is known.
-    pub(super) fn are_unknown(&self) -> bool {
-        self.epochs == 0
-    }
 }
 
 impl std::fmt::Display for Estimates {

@@ -5,51 +5,39 @@
 //! has come back, and written from only once an event behind the GPU's last write is done. Nothing
 //! waits for the device, and the host copies no frame.
 
-use pp_contract::{FaultKind, Manifest, VideoPlanParts, with_source};
-use pp_device::{Allocation, CudaError, Device, DeviceBuffer, DevicePtr, PinnedBuffer, Stream};
+use pp_contract::{FaultKind, Manifest, VideoPlanParts};
+use pp_device::{Allocation, CudaError, Device, DevicePtr, PinnedBuffer, Stream};
 use pp_kernels::{
     ChunkShape, KernelError, KernelSet, Layout, Payload, PayloadMut, RawSession, SessionConfig,
 };
 use pp_runtime::stage::{FrontWork, PhaseBWork, Progress, StageError};
 use pp_transport::nccl::{DeviceRx, DeviceTx};
 
-use super::codec::{Codec, Frames, Generated, Generator, Geometry, internal};
+use super::codec::{Codec, Frames, Generated, Generator, Geometry, failed, internal};
 use super::digests::GpuDigester;
 use super::noise;
 use crate::args::KernelChoice;
-use crate::timed::{Done, Span, Timed};
+use crate::timed::{Done, Span, Staged, Timed, read_on};
 use crate::video::buffer::{Buffer, FrameMemory};
 
 fn device(operation: &'static str) -> impl Fn(CudaError) -> StageError {
-    move |e| StageError::new(FaultKind::Device, operation, with_source(&e))
+    failed(FaultKind::Device, operation)
 }
 
 /// Whose fault it is when kernels fail: a file's, or, for our own, the device's.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Blame(FaultKind);
-
-impl Blame {
-    pub(super) fn of(kernels: &KernelChoice) -> Self {
-        Self(match kernels {
-            KernelChoice::File(_) => FaultKind::Plugin,
-            _ => FaultKind::Device,
-        })
-    }
-
-    fn on(self, operation: &'static str) -> impl Fn(KernelError) -> StageError {
-        move |e| StageError::new(self.0, operation, with_source(&e))
+pub(super) fn blame(kernels: &KernelChoice) -> FaultKind {
+    match kernels {
+        KernelChoice::File(_) => FaultKind::Plugin,
+        _ => FaultKind::Device,
     }
 }
-
-/// The payload of a message that has none.
-const NOTHING: DevicePtr = DevicePtr { address: 0, len: 0 };
 
 /// A session of kernels on a stream of its own.
 fn open(
     on: &Device,
     kernels: &KernelSet,
     config: &SessionConfig,
-    blame: Blame,
+    blame: FaultKind,
 ) -> Result<(Stream, RawSession), StageError> {
     let device_error = device("open kernels");
     on.bind().map_err(&device_error)?;
@@ -67,53 +55,25 @@ fn open(
     // bound to this thread above; both callers keep the stream beside the session, and drop the
     // session first: also where they fail, since values of a pattern are dropped from the last on.
     let session = unsafe { kernels.open_on_device(&on_device) };
-    let session = session.map_err(blame.on("open kernels"))?;
+    let session = session.map_err(failed(blame, "open kernels"))?;
     Ok((stream, session))
 }
 
 /// Bytes of the noise of a frame: bf16 for each of three planes at most.
 const NOISE_BYTES: usize = 6;
 
-/// Where the GPU copies the noise to that it estimated: out of the payload, which the host does not touch, and from
-/// there to the host.
-struct NoiseCopy {
-    on_device: DeviceBuffer,
-    host: PinnedBuffer,
-}
-
-impl NoiseCopy {
-    fn new(stream: &Stream) -> Result<Self, CudaError> {
-        let copy = Self {
-            on_device: DeviceBuffer::new(stream.device(), NOISE_BYTES)?,
-            host: PinnedBuffer::new(stream.device(), NOISE_BYTES)?,
-        };
-        // Makes the events that follow their uses, now and not with a chunk.
-        copy.is_used_by(stream)?;
-        Ok(copy)
-    }
-
-    fn is_used_by(&self, stream: &Stream) -> Result<(), CudaError> {
-        let host = self.host.used_by(stream);
-        // Both know, also where the driver refuses one of them.
-        self.on_device.used_by(stream).and(host)
-    }
-
-    /// Issues both copies of what lies there in a payload.
-    ///
-    /// # Safety
-    /// Until the stream has passed them, no other work writes `from`, and this value is neither read nor given to
-    /// another stream.
-    unsafe fn issue(&mut self, stream: &Stream, from: DevicePtr) -> Result<(), CudaError> {
-        let DevicePtr { address, .. } = self.on_device.ptr();
-        let to = DevicePtr {
-            address,
-            len: from.len.min(NOISE_BYTES),
-        };
-        // SAFETY: the caller's promise; the buffer on the device is this value's own.
-        unsafe {
-            stream.copy(from, to)?;
-            stream.download(to, &mut self.host, 0)
-        }
+/// Issues copies of what lies there in a payload: within the GPU, since the host does not touch payloads, and from there
+/// to the host.
+///
+/// # Safety
+/// Until the stream has passed them, no other work writes `from`, and the copy is neither read nor given to another
+/// stream.
+unsafe fn copy_noise(copy: &mut Staged, stream: &Stream, from: DevicePtr) -> Result<(), CudaError> {
+    let to = copy.part(0, from.len.min(NOISE_BYTES));
+    // SAFETY: the caller's promise; the buffer on the device is the copy's own.
+    unsafe {
+        stream.copy(from, to)?;
+        stream.download(to, &mut copy.host, 0)
     }
 }
 
@@ -121,7 +81,7 @@ impl NoiseCopy {
 pub(super) struct Encoded {
     span: Span,
     /// The noise that was estimated in it, and how many bytes it has.
-    noise: Option<(NoiseCopy, usize)>,
+    noise: Option<(Staged, usize)>,
 }
 
 /// A decode under way.
@@ -133,7 +93,7 @@ pub(super) struct Decoding {
 
 /// Encode and decode of the front.
 pub(super) struct GpuFront {
-    blame: Blame,
+    blame: FaultKind,
     // Dropped before the stream that they issue to.
     session: RawSession,
     digester: GpuDigester,
@@ -141,7 +101,7 @@ pub(super) struct GpuFront {
     geometry: Geometry,
     chunk_bytes: usize,
     /// For noise that is estimated. Where all are in use, an estimate is not looked at.
-    noises: Vec<NoiseCopy>,
+    noises: Vec<Staged>,
     estimated_noise: Option<Vec<f32>>,
 }
 
@@ -152,12 +112,14 @@ impl GpuFront {
         config: &SessionConfig,
         geometry: Geometry,
         depth: u32,
-        blame: Blame,
+        blame: FaultKind,
     ) -> Result<Self, StageError> {
         let (stream, session) = open(on, kernels, config, blame)?;
         let chunk_bytes = geometry.frame_bytes * config.max_frames as usize;
         let depth = depth as usize;
-        let noises: Result<_, _> = (0..depth).map(|_| NoiseCopy::new(&stream)).collect();
+        let noises: Result<_, _> = (0..depth)
+            .map(|_| Staged::new(&stream, NOISE_BYTES))
+            .collect();
         Ok(Self {
             noises: noises.map_err(device("lock memory"))?,
             estimated_noise: None,
@@ -245,7 +207,8 @@ impl Codec for GpuFront {
             // SAFETY: the link that lives on this thread has bound the context to it; the slot
             // stays leased or in flight until the stream has passed, and so do the frames: their
             // chunk is kept until it comes back, and if it is dropped, its memory knows its use.
-            unsafe { session.encode(&views, plan, &mut payload) }.map_err(blame.on("encode"))?;
+            unsafe { session.encode(&views, plan, &mut payload) }
+                .map_err(failed(blame, "encode"))?;
             let Some((copy, place)) = &mut noise else {
                 return Ok(());
             };
@@ -256,7 +219,7 @@ impl Codec for GpuFront {
             // SAFETY: the range lies in the slot, where no work behind the encode writes before the stream has passed;
             // the copy is read once its chunk's decode is done, which is behind this on the same stream, and if it is
             // dropped, its memory knows its use.
-            unsafe { copy.issue(stream, from) }.map_err(device("encode"))
+            unsafe { copy_noise(copy, stream, from) }.map_err(device("encode"))
         });
         // Also where that failed: some of it may have been issued.
         let noted = noise.as_ref().map(|(copy, _)| copy.is_used_by(stream));
@@ -285,18 +248,14 @@ impl Codec for GpuFront {
         let span = self.timed.open().map_err(&on_error)?;
         let (stream, session) = (&self.timed.stream, &mut self.session);
         let mut views = self.geometry.views_mut(&mut frames);
-        let mut issue = |from: DevicePtr| -> Result<(), StageError> {
+        let issued = read_on(payload.as_ref(), stream, |from| -> Result<(), StageError> {
             let input =
                 Payload::on_device(tensors, from.address, from.len).map_err(internal("decode"))?;
             // SAFETY: the link that lives on this thread has bound the context to it; the slot
             // goes back only behind its read event, and the frames stay in a `Decoding` until the
             // span's end is done; if that is dropped, their memory knows its use.
-            unsafe { session.decode(plan, &input, &mut views) }.map_err(blame.on("decode"))
-        };
-        let issued = match &payload {
-            Some(payload) => payload.read_on(stream, issue),
-            None => issue(NOTHING),
-        };
+            unsafe { session.decode(plan, &input, &mut views) }.map_err(failed(blame, "decode"))
+        });
         // Also where that failed: some of it may have been issued.
         used_by(&frames, stream).map_err(&on_error)?;
         issued?;
@@ -339,7 +298,7 @@ impl Codec for GpuFront {
 
 /// Phase B.
 pub(super) struct GpuPhaseB {
-    blame: Blame,
+    blame: FaultKind,
     // Dropped before the stream that they issue to.
     session: RawSession,
     digester: GpuDigester,
@@ -352,7 +311,7 @@ impl GpuPhaseB {
         kernels: &KernelSet,
         config: &SessionConfig,
         depth: u32,
-        blame: Blame,
+        blame: FaultKind,
     ) -> Result<Self, StageError> {
         let (stream, session) = open(on, kernels, config, blame)?;
         let timed = Timed::new(stream.clone(), depth as usize).map_err(device("make events"))?;
@@ -388,7 +347,7 @@ impl Generator for GpuPhaseB {
         let on_error = device("phase_b");
         let span = self.timed.open().map_err(&on_error)?;
         let (stream, session) = (&self.timed.stream, &mut self.session);
-        let mut issue = |from: DevicePtr| {
+        let calls = read_on(input, stream, |from| {
             output.write_on(stream, |to| -> Result<u32, StageError> {
                 let refuse = internal("phase_b");
                 let input = Payload::on_device(inputs, from.address, from.len).map_err(&refuse)?;
@@ -396,13 +355,10 @@ impl Generator for GpuPhaseB {
                     PayloadMut::on_device(outputs, to.address, to.len).map_err(&refuse)?;
                 // SAFETY: the link that lives on this thread has bound the context to it; the
                 // slots go on only behind their ready and read events.
-                unsafe { session.phase_b(plan, &input, &mut output) }.map_err(blame.on("phase_b"))
+                unsafe { session.phase_b(plan, &input, &mut output) }
+                    .map_err(failed(blame, "phase_b"))
             })
-        };
-        let calls = match input {
-            Some(input) => input.read_on(stream, issue)?,
-            None => issue(NOTHING)?,
-        };
+        })?;
         span.close(stream).map_err(&on_error)?;
         Ok(Progress::UnderWay((span, calls)))
     }

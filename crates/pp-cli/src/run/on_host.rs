@@ -2,14 +2,14 @@
 
 use std::convert::Infallible;
 
-use pp_contract::{FaultKind, Manifest, VideoPlanParts, with_source};
-use pp_kernels::{ChunkShape, Failure, KernelError, KernelSession, Layout, Payload, PayloadMut};
+use pp_contract::{FaultKind, Manifest, VideoPlanParts};
+use pp_kernels::{ChunkShape, KernelError, KernelSession, Layout, Payload, PayloadMut};
 use pp_runtime::stage::{Progress, StageError};
 use pp_transport::host::{RxLease, TxLease};
 
 use crate::video::buffer::Buffer;
 
-use super::codec::{Codec, Frames, Generated, Generator, Geometry, internal};
+use super::codec::{Codec, Frames, Generated, Generator, Geometry, failed, internal};
 use super::noise;
 use pp_runtime::drift::HostDigester;
 
@@ -30,10 +30,6 @@ impl HostKernels {
             estimated_noise: None,
         }
     }
-}
-
-fn plugin(operation: &'static str) -> impl Fn(KernelError) -> StageError {
-    move |e| StageError::new(FaultKind::Plugin, operation, with_source(&e))
 }
 
 impl Codec for HostKernels {
@@ -65,7 +61,7 @@ impl Codec for HostKernels {
         let mut payload = PayloadMut::new(tensors, slot.bytes_mut()).map_err(internal("encode"))?;
         self.session
             .encode(&views, plan, &mut payload)
-            .map_err(plugin("encode"))?;
+            .map_err(failed(FaultKind::Plugin, "encode"))?;
         let place = noise::place(tensors, self.geometry.chroma);
         if let Some(place) = place.filter(|_| noise::is_estimated(plan)) {
             self.estimated_noise = noise::sigmas(&slot.bytes_mut()[place]);
@@ -90,7 +86,7 @@ impl Codec for HostKernels {
         let input = Payload::new(tensors, bytes).map_err(internal("decode"))?;
         self.session
             .decode(plan, &input, &mut views)
-            .map_err(plugin("decode"))?;
+            .map_err(failed(FaultKind::Plugin, "decode"))?;
         Ok(Progress::Done(Frames {
             bytes: frames,
             worked: None,
@@ -116,15 +112,14 @@ impl Generator for HostKernels {
         outputs: &Manifest,
         output: &mut TxLease,
     ) -> Result<Progress<Generated, Infallible>, StageError> {
-        let refuse =
-            |e: Failure| StageError::new(FaultKind::PeerMisbehaved, "phase_b", e.to_string());
+        let refuse = failed(FaultKind::PeerMisbehaved, "phase_b");
         let bytes = input.map_or(&[][..], RxLease::bytes);
-        let input = Payload::new(inputs, bytes).map_err(refuse)?;
-        let mut output = PayloadMut::new(outputs, output.bytes_mut()).map_err(refuse)?;
+        let input = Payload::new(inputs, bytes).map_err(&refuse)?;
+        let mut output = PayloadMut::new(outputs, output.bytes_mut()).map_err(&refuse)?;
         let calls = self
             .session
             .phase_b(plan, &input, &mut output)
-            .map_err(plugin("phase_b"))?;
+            .map_err(failed(FaultKind::Plugin, "phase_b"))?;
         Ok(Progress::Done(Generated {
             calls,
             worked: None,

@@ -90,7 +90,7 @@ impl<C: Codec> Serialize for About<'_, C> {
         map.serialize_entry("psnr_before_why_null", &self.psnr_before.err())?;
         map.serialize_entry("psnr_after_db", &self.psnr_after.ok())?;
         map.serialize_entry("psnr_after_why_null", &self.psnr_after.err())?;
-        map.serialize_entry("verify", &front.verified())?;
+        map.serialize_entry("verify", &front.verifier.verified())?;
         map.end()
     }
 }
@@ -152,7 +152,7 @@ pub(super) fn publish<C: Codec>(
     let restarts = &finished.summary.restarts;
     let measures = Measures::of(recorder, default_warm_up(chunks), restarts);
     let quality = front.quality.as_ref();
-    let noise = Some(&front.noise).filter(|noise| !noise.are_unknown());
+    let noise = Some(&front.noise).filter(|noise| **noise != Estimates::default());
     let about = About {
         job,
         front,
@@ -259,7 +259,7 @@ fn summary<C: Codec>(
             write_psnr(out, about.psnr_before, about.psnr_after)?;
         }
         write_restarts(out, about)?;
-        if let Some(verified) = about.front.verified() {
+        if let Some(verified) = about.front.verifier.verified() {
             writeln!(out, "{verified}")?;
         }
         write_text(out, measures)?;

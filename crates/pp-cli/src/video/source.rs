@@ -303,19 +303,15 @@ impl Work {
         self.next_frame += 1;
     }
 
+    /// A chunk without frames, in buffers that were given back and that no device reads any more, or in new ones.
     fn empty_chunk(&self) -> Chunk {
-        self.intake.empty(self.spare_chunk())
-    }
-
-    /// Buffers that were given back and that no device reads any more, or new ones.
-    fn spare_chunk(&self) -> Chunk {
         for chunk in self.spare.try_iter().take(self.spare.len()) {
             if chunk.data.is_idle() {
-                return chunk;
+                return self.intake.empty(chunk);
             }
             let _ = self.done.try_send(chunk);
         }
-        Chunk::default()
+        self.intake.empty(Chunk::default())
     }
 }
 

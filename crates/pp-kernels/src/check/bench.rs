@@ -90,10 +90,10 @@ impl Stream {
             context_frames: context,
         };
         let layout = self.front.layout(shape)?;
+        let first = VideoPlanParts::first(config.width, config.height, steps);
         let plan = match self.seen {
-            0 => VideoPlanParts::first(config.width, config.height, steps),
-            seen => VideoPlanParts::first(config.width, config.height, steps)
-                .following(seen, context > 0),
+            0 => first,
+            seen => first.following(seen, context > 0),
         };
         self.seen += frames.len() as u64;
 
@@ -142,11 +142,16 @@ impl Bench<'_> {
             .collect()
     }
 
-    /// Two chunks of two steps, and with recompute if the kernels have a context.
-    pub(super) fn two_chunks(&self, stream: &mut Stream) -> Outcome<(Vec<Vec<u8>>, Vec<u8>)> {
+    /// Two chunks of two steps, and with recompute if the kernels have a context; `between` runs between them.
+    pub(super) fn two_chunks(
+        &self,
+        stream: &mut Stream,
+        between: impl FnOnce() -> Outcome,
+    ) -> Outcome<(Vec<Vec<u8>>, Vec<u8>)> {
         let config = *stream.front.config();
         let context = self.set.describe().context_frames.min(3);
         let (mut frames, mut bytes) = stream.chunk(&self.pictures(&config, 0, 3), 2, 0)?;
+        between()?;
         let (more_frames, more_bytes) = stream.chunk(&self.pictures(&config, 3, 2), 2, context)?;
         frames.extend(more_frames);
         bytes.extend(more_bytes);

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use pp_device::{About, Device};
+use pp_device::Device;
 
 use crate::denoise::settings;
 use crate::error::Failure;
@@ -52,13 +52,9 @@ const NEEDED: u32 = 13_000;
 
 /// Refuses a driver or a device that is too old for the PTX.
 pub(crate) fn check_device(device: &Device) -> Result<(), Failure> {
-    let About {
-        driver_version,
-        compute_major,
-        compute_minor,
-        ..
-    } = device.about();
-    check(*driver_version, [*compute_major, *compute_minor])
+    let about = device.about();
+    let capability = [about.compute_major, about.compute_minor];
+    check(about.driver_version, capability)
 }
 
 /// Refuses a driver version or a compute capability that is too low for the PTX.

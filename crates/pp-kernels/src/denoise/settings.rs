@@ -4,6 +4,7 @@
 //! eighth larger, or a floor of 1.05 to 1.15, changes it by less than 0.15 dB. A floor below 1 costs 0.7 dB, because
 //! equal patches then lose weight for their noise.
 
+use crate::config::{Chroma, Description};
 use crate::error::Failure;
 
 /// Changes whenever results may: raise it with the formula or its numbers.
@@ -45,5 +46,18 @@ pub fn strength(step: i64) -> Result<f32, Failure> {
         _ => Err(Failure::invalid(format!(
             "denoising_step_list holds {step}, must lie within 1 and 10000"
         ))),
+    }
+}
+
+/// How the kernels describe themselves that work in host memory or on CUDA devices.
+pub(crate) fn description(name: &str, on_device: bool, digest: u64) -> Description {
+    Description {
+        name: name.into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        host: !on_device,
+        cuda: on_device,
+        chroma: Chroma::ALL.into(),
+        context_frames: CONTEXT_FRAMES as u32,
+        digest,
     }
 }

@@ -224,45 +224,8 @@ pub unsafe fn single_kernels(
     let scratch = session.scratch_bytes() as u64;
     // Whatever is read by many blocks counts once.
     let seen = (frames + CONTEXT_FRAMES as u64) * scratch;
-    let kernels = [
-        (
-            "encode kernel",
-            Single::Encode,
-            latents_in,
-            samples + tokens,
-            0,
-        ),
-        (
-            "decode kernel",
-            Single::Decode,
-            latents_out,
-            tokens + samples,
-            0,
-        ),
-        (
-            "unfold kernel",
-            Single::Unfold,
-            latents_in,
-            tokens + frames * scratch,
-            0,
-        ),
-        (
-            "attend kernel, first pass",
-            Single::AttendFirst,
-            latents_out,
-            seen + tokens,
-            flops,
-        ),
-        (
-            "attend kernel, later pass",
-            Single::AttendNext,
-            latents_out,
-            seen + frames * scratch + tokens,
-            flops,
-        ),
-    ];
     let mut figures = Vec::new();
-    for (name, kernel, memory, bytes, flops) in kernels {
+    let mut measure = |name, kernel, memory, bytes, flops| {
         let times = times(&clock, case.runs, || {
             // SAFETY: the memory is that of the session's largest chunk, and freed behind the stream's work.
             unsafe { session.only(kernel, &plan, memory, strength, case.frames) }
@@ -272,7 +235,34 @@ pub unsafe fn single_kernels(
             flops,
             ..Figure::new(name, &times)
         });
-    }
+        Ok::<_, Failure>(())
+    };
+    measure(
+        "encode kernel",
+        Single::Encode,
+        latents_in,
+        samples + tokens,
+        0,
+    )?;
+    measure(
+        "decode kernel",
+        Single::Decode,
+        latents_out,
+        tokens + samples,
+        0,
+    )?;
+    let bytes = tokens + frames * scratch;
+    measure("unfold kernel", Single::Unfold, latents_in, bytes, 0)?;
+    let (bytes, first) = (seen + tokens, Single::AttendFirst);
+    measure(
+        "attend kernel, first pass",
+        first,
+        latents_out,
+        bytes,
+        flops,
+    )?;
+    let (bytes, next) = (bytes + frames * scratch, Single::AttendNext);
+    measure("attend kernel, later pass", next, latents_out, bytes, flops)?;
     figures.push(digest(&clock, case, context, stream, &input)?);
     Ok(figures)
 }

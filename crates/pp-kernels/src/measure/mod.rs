@@ -80,6 +80,18 @@ impl Figure {
             flops: 0,
         }
     }
+
+    /// Bytes in device memory over the median.
+    #[must_use]
+    pub fn bytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.median.as_secs_f64().max(1e-9)
+    }
+
+    /// Operations over the median.
+    #[must_use]
+    pub fn flops_per_second(&self) -> f64 {
+        self.flops as f64 / self.median.as_secs_f64().max(1e-9)
+    }
 }
 
 impl Case {
@@ -118,20 +130,6 @@ impl Case {
         frames
             .filter_map(|frame| FrameViewMut::packed(frame, self.width, self.height, self.chroma))
             .collect()
-    }
-}
-
-impl Figure {
-    /// Bytes in device memory over the median.
-    #[must_use]
-    pub fn bytes_per_second(&self) -> f64 {
-        self.bytes as f64 / self.median.as_secs_f64().max(1e-9)
-    }
-
-    /// Operations over the median.
-    #[must_use]
-    pub fn flops_per_second(&self) -> f64 {
-        self.flops as f64 / self.median.as_secs_f64().max(1e-9)
     }
 }
 

@@ -17,11 +17,7 @@ const ET_DYN: u16 = 3;
 
 /// Checks that the file is a whole 64-bit ELF shared library.
 pub(super) fn look_at(path: &Path) -> Result<(), LoadError> {
-    let file = File::open(path).map_err(|source| LoadError::Unreadable {
-        path: path.into(),
-        source,
-    })?;
-    match examine(file) {
+    match File::open(path).and_then(examine) {
         Ok(None) => Ok(()),
         Ok(Some(reason)) => Err(LoadError::NotALibrary {
             path: path.into(),

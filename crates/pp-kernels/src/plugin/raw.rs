@@ -120,12 +120,8 @@ impl RawSession {
             inputs: inputs.as_mut_ptr(),
             outputs: outputs.as_mut_ptr(),
         };
-        let layout = self.caller.entry(OP, self.caller.table.layout)?;
-        // SAFETY: a live session of this table, used by one thread at a time (`&mut self`); the arrays hold `capacity`
-        // elements and live across the call.
-        self.call(OP, |raw, error| unsafe {
-            layout(raw, &raw mut args, error)
-        })?;
+        // SAFETY: the session's own table; the arrays hold `capacity` elements and live across the call.
+        unsafe { self.call(OP, self.caller.table.layout, &mut args) }?;
         let read = |raw: &RawTensors, count: u32, which: &str| {
             let written = raw
                 .as_slice()
@@ -187,12 +183,9 @@ impl RawSession {
             frames: self.frames.as_ptr(),
             input: &raw const input,
         };
-        let encode = self.caller.entry(OP, self.caller.table.encode)?;
-        // SAFETY: a live session used by one thread (`&mut self`); the structs live across the call, every plane was
-        // checked to hold the session's size, and the payload covers its tensors; the rest is the caller's duty.
-        self.call(OP, |raw, error| unsafe {
-            encode(raw, &raw mut args, error)
-        })
+        // SAFETY: the session's own table; the structs live across the call, every plane was checked to hold the session's
+        // size, and the payload covers its tensors; the rest is the caller's duty.
+        unsafe { self.call(OP, self.caller.table.encode, &mut args) }
     }
 
     /// Phase B: `input` to `output`. Gives the number of generator calls that were made or enqueued.
@@ -224,11 +217,8 @@ impl RawSession {
             input: &raw const input,
             output: &raw const output,
         };
-        let phase_b = self.caller.entry(OP, self.caller.table.phase_b)?;
         // SAFETY: as in `encode`.
-        self.call(OP, |raw, error| unsafe {
-            phase_b(raw, &raw mut args, error)
-        })?;
+        unsafe { self.call(OP, self.caller.table.phase_b, &mut args) }?;
         Ok(args.observed_generator_calls)
     }
 
@@ -266,21 +256,23 @@ impl RawSession {
             output: &raw const output,
             frames: self.frames.as_ptr(),
         };
-        let decode = self.caller.entry(OP, self.caller.table.decode)?;
         // SAFETY: as in `encode`.
-        self.call(OP, |raw, error| unsafe {
-            decode(raw, &raw mut args, error)
-        })
+        unsafe { self.call(OP, self.caller.table.decode, &mut args) }
     }
 
     /// Calls an entry, and remembers a panic.
-    fn call(
+    ///
+    /// # Safety
+    /// The entry is of the session's table, and what the arguments point to is as the ABI asks for until the call returns.
+    unsafe fn call<A>(
         &mut self,
         operation: &'static str,
-        entry: impl FnOnce(*mut OpaqueSession, *mut abi::ErrorText) -> u32,
+        entry: Option<abi::CallFn<A>>,
+        args: &mut A,
     ) -> Result<(), KernelError> {
-        let raw = self.raw;
-        let status = self.error.with(|error| entry(raw, error));
+        let (raw, entry) = (self.raw, self.caller.entry(operation, entry)?);
+        // SAFETY: a live session, used by one thread at a time (`&mut self`); the rest is the caller's duty.
+        let status = (self.error).with(|error| unsafe { entry(raw, args, error) });
         let result = self.caller.judge(operation, status, &self.error);
         if let Err(KernelError::Panicked { message, .. }) = &result {
             self.panicked = Some((operation, message.clone()));

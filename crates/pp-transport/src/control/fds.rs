@@ -42,10 +42,6 @@ impl Ticket {
         }
     }
 
-    pub(super) fn count(&self) -> usize {
-        self.count.into()
-    }
-
     pub(super) fn encode(&self) -> [u8; TICKET_BYTES] {
         let mut bytes = [self.count; TICKET_BYTES];
         bytes[1..].copy_from_slice(&self.nonce);
@@ -110,7 +106,7 @@ pub(super) fn recv(
         })
         .flatten()
         .collect();
-    let (count, announced) = (fds.len(), ticket.count());
+    let (count, announced) = (fds.len(), usize::from(ticket.count));
     let is_cut = received.flags.contains(ReturnFlags::CTRUNC);
     match received.bytes {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),

@@ -79,7 +79,7 @@ impl JobKey {
         let prk = hmac(
             &mut *hash,
             b"pp-transport job secret v1",
-            launch.secret().bytes(),
+            launch.secret.bytes(),
         );
         let expand = |hash: &mut dyn Hash, label: &[u8]| {
             let job_id = launch.job_id().as_bytes();

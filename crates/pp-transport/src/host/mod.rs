@@ -219,12 +219,12 @@ impl HostLink {
         let lane = Lane::over_memory(&end);
         Self {
             tx: Arc::new(Edge {
-                slots: Arc::clone(lane.out()),
+                slots: Arc::clone(&lane.out),
                 region: Arc::clone(&end.region),
                 place: end.outgoing,
             }),
             rx: Arc::new(Edge {
-                slots: Arc::clone(lane.incoming()),
+                slots: Arc::clone(&lane.incoming),
                 region: end.region,
                 place: end.incoming,
             }),

@@ -80,8 +80,8 @@ impl InSlots {
 pub struct Lane {
     peer: Rank,
     bell: Bell,
-    out: Arc<OutSlots>,
-    incoming: Arc<InSlots>,
+    pub(crate) out: Arc<OutSlots>,
+    pub(crate) incoming: Arc<InSlots>,
     frames: Frames,
     /// The slot that the frame polled last names.
     announced: u32,
@@ -175,14 +175,6 @@ impl Lane {
     /// The bell that rings when a frame or a credit is there.
     pub fn bell(&self) -> &Bell {
         &self.bell
-    }
-
-    pub(crate) fn out(&self) -> &Arc<OutSlots> {
-        &self.out
-    }
-
-    pub(crate) fn incoming(&self) -> &Arc<InSlots> {
-        &self.incoming
     }
 
     /// That a frame of any size can be pushed now.

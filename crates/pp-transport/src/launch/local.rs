@@ -82,7 +82,10 @@ impl LocalJob {
                 "PP_JOB_SECRET_FILE",
                 format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()),
             ),
-            None => ("PP_JOB_SECRET", self.secret.as_text()),
+            None => (
+                "PP_JOB_SECRET",
+                String::from_utf8_lossy(self.secret.bytes()).into(),
+            ),
         };
         vec![
             secret,

@@ -50,10 +50,6 @@ impl JobSecret {
         &self.0
     }
 
-    pub(super) fn as_text(&self) -> String {
-        String::from_utf8_lossy(&self.0).into_owned()
-    }
-
     pub(super) fn from_env(env: &Env<'_>, launcher: Launcher) -> Result<Self, LaunchError> {
         match (env.get("PP_JOB_SECRET"), env.get("PP_JOB_SECRET_FILE")) {
             (Some(_), Some(_)) => Err(LaunchError::new(

@@ -44,7 +44,7 @@ pub struct Communicator {
     pub(super) life: Arc<Life>,
     pub(super) comm: Comm,
     name: &'static str,
-    members: Vec<Rank>,
+    pub(super) members: Vec<Rank>,
     me: Rank,
     pub(super) flights: Arc<Flights>,
     pub(super) log: GroupLog,
@@ -132,12 +132,6 @@ impl Communicator {
         self.name
     }
 
-    /// Its members, in the group's order.
-    #[must_use]
-    pub fn members(&self) -> &[Rank] {
-        &self.members
-    }
-
     /// Records from now on what this group does. All members begin at the same operation.
     pub fn record(&mut self, recorder: &FlightRecorder, generation: Generation) {
         self.log = GroupLog::new(recorder, self.name, &self.members, generation);
@@ -156,6 +150,39 @@ impl Communicator {
     pub fn close(mut self, deadline: Instant) -> Result<(), TransportError> {
         self.is_closed = true;
         self.end(deadline)
+    }
+
+    /// Counts one operation more in flight.
+    pub(super) fn begin_flight(&self) -> Arc<Flights> {
+        self.flights.count.fetch_add(1, Ordering::AcqRel);
+        Arc::clone(&self.flights)
+    }
+
+    /// The place of a member.
+    pub(super) fn place_of(&self, rank: Rank) -> Result<u32, TransportError> {
+        place_of(self.name, &self.members, rank)
+    }
+
+    /// The place of another member.
+    pub(super) fn other(&self, rank: Rank) -> Result<u32, TransportError> {
+        if rank == self.me {
+            return Err(TransportError::WrongGroup {
+                group: self.name,
+                why: format!("rank {rank} is this rank"),
+            });
+        }
+        self.place_of(rank)
+    }
+
+    pub(super) fn check_device(&self, ordinal: u32, what: &str) -> Result<(), TransportError> {
+        let own = self.life.core.device.about().ordinal;
+        if ordinal == own {
+            return Ok(());
+        }
+        Err(TransportError::WrongGroup {
+            group: self.name,
+            why: format!("{what} of device {ordinal}; it issues on device {own}"),
+        })
     }
 
     fn end(&self, deadline: Instant) -> Result<(), TransportError> {
@@ -203,39 +230,4 @@ fn place_of(group: &'static str, members: &[Rank], rank: Rank) -> Result<u32, Tr
             ),
         }
     })
-}
-
-impl Communicator {
-    /// Counts one operation more in flight.
-    pub(super) fn begin_flight(&self) -> Arc<Flights> {
-        self.flights.count.fetch_add(1, Ordering::AcqRel);
-        Arc::clone(&self.flights)
-    }
-
-    /// The place of a member.
-    pub(super) fn place_of(&self, rank: Rank) -> Result<u32, TransportError> {
-        place_of(self.name, &self.members, rank)
-    }
-
-    /// The place of another member.
-    pub(super) fn other(&self, rank: Rank) -> Result<u32, TransportError> {
-        if rank == self.me {
-            return Err(TransportError::WrongGroup {
-                group: self.name,
-                why: format!("rank {rank} is this rank"),
-            });
-        }
-        self.place_of(rank)
-    }
-
-    pub(super) fn check_device(&self, ordinal: u32, what: &str) -> Result<(), TransportError> {
-        let own = self.life.core.device.about().ordinal;
-        if ordinal == own {
-            return Ok(());
-        }
-        Err(TransportError::WrongGroup {
-            group: self.name,
-            why: format!("{what} of device {ordinal}; it issues on device {own}"),
-        })
-    }
 }

@@ -108,8 +108,8 @@ pub(super) fn by<T: Send + 'static>(
     patience: &Patience<'_>,
     make: impl FnOnce(&Arc<Life>, &Progress) -> Result<T, Stop> + Send + 'static,
 ) -> Result<(Arc<Life>, T), TransportError> {
-    let life = Arc::new(Life::new(issuer.core(), what));
-    let beside = issuer.core().enter_to_connect(life.what(), patience)?;
+    let life = Arc::new(Life::new(&issuer.core, what));
+    let beside = issuer.core.enter_to_connect(&life.what, patience)?;
     let started = Instant::now();
     let progress = Arc::new(Progress::new(&life));
     // It holds nothing: either it is taken, or it stays with the maker, and is ended there.
@@ -129,7 +129,7 @@ pub(super) fn by<T: Send + 'static>(
     let thread = std::thread::Builder::new().name("pp-nccl-connect".into());
     let started_thread = thread.spawn(work);
     let late = |step| TransportError::NotInTime {
-        what: life.what().to_owned(),
+        what: life.what.clone(),
         step,
         after: started.elapsed(),
     };
@@ -150,7 +150,7 @@ pub(super) fn by<T: Send + 'static>(
         Ok(Err(Stop::GivenUp)) => Err(late(progress.step())),
         Ok(Err(Stop::Cuda(error))) => Err(TransportError::Cuda(error)),
         Ok(Err(Stop::Nccl(source))) => Err(TransportError::Nccl {
-            doing: format!("{}: {}", life.what(), progress.step()),
+            doing: format!("{}: {}", life.what, progress.step()),
             source,
         }),
         Err(RecvTimeoutError::Disconnected) => Err(late("run to its end")),

@@ -135,7 +135,7 @@ impl Communicator {
         about: Option<About>,
     ) -> Record {
         let member = |place: u32| {
-            let rank = self.members().get(place as usize).copied();
+            let rank = self.members.get(place as usize).copied();
             rank.map(|rank| (place as usize, rank))
         };
         let (kind, peer) = match operation {

@@ -52,7 +52,7 @@ impl Patience<'_> {
 /// The device is free for another issuer once nothing that was made with it is left.
 #[derive(Debug)]
 pub struct Issuer {
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
     claim: Arc<Claim>,
     /// Makes it `!Sync`.
     one_thread: PhantomData<Cell<()>>,
@@ -107,10 +107,6 @@ impl Issuer {
     #[must_use]
     pub fn nccl(&self) -> &Nccl {
         &self.core.nccl
-    }
-
-    pub(super) fn core(&self) -> &Arc<Core> {
-        &self.core
     }
 }
 

@@ -59,7 +59,7 @@ pub fn is_at_rest() -> bool {
 pub(super) struct Life {
     pub(super) core: Arc<Core>,
     /// What they are, for errors: `the link to rank 1`.
-    what: String,
+    pub(super) what: String,
     /// Nothing is issued any more, and nothing in flight is believed.
     dead: AtomicBool,
     why: OnceLock<String>,
@@ -121,10 +121,6 @@ impl Life {
             remains: Mutex::default(),
             vain_polls: AtomicU32::new(0),
         }
-    }
-
-    pub(super) fn what(&self) -> &str {
-        &self.what
     }
 
     pub(super) fn add(&self, comm: Comm) {

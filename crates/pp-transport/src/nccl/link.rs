@@ -88,8 +88,8 @@ impl NcclLink {
         let (is_lower, blocking) = (options.is_lower, options.blocking);
         Layout::new(up, down)?;
         let (out_shape, in_shape) = if is_lower { (up, down) } else { (down, up) };
-        let out_depth = options.lane.out().words().depth();
-        let in_depth = options.lane.incoming().slots.depth();
+        let out_depth = options.lane.out.words().depth();
+        let in_depth = options.lane.incoming.slots.depth();
         for (lane, edge) in [(out_depth, out_shape.depth), (in_depth, in_shape.depth)] {
             if lane != edge {
                 return Err(TransportError::OtherDepth { lane, edge });
@@ -118,11 +118,11 @@ impl NcclLink {
         );
         Ok(Self {
             tx: Arc::new(Pool {
-                lane: Arc::clone(lane.out()),
+                lane: Arc::clone(&lane.out),
                 slots: tx,
             }),
             rx: Arc::new(RxPool::new(Pool {
-                lane: Arc::clone(lane.incoming()),
+                lane: Arc::clone(&lane.incoming),
                 slots: rx,
             })),
             life,
@@ -178,8 +178,8 @@ impl NcclLink {
 
     /// Whether nothing is in flight, on this side or on its way from or to the peer.
     fn is_clean(&self) -> bool {
-        !self.lane.incoming().has_untaken()
-            && self.lane.out().are_all_back()
+        !self.lane.incoming.has_untaken()
+            && self.lane.out.are_all_back()
             && self.tx.is_still()
             && self.rx.pool.is_still()
     }
@@ -254,7 +254,7 @@ impl Link for NcclLink {
         self.life.check()?;
         self.rx.sweep();
         let failed = Cell::new(None);
-        let slot = self.lane.out().lease_if(|slot| {
+        let slot = self.lane.out.lease_if(|slot| {
             let slot = self.tx.slot(slot);
             match slot.has_moved() {
                 Ok(done) => done && !slot.is_lost(),

@@ -22,11 +22,11 @@ use crate::error::TransportError;
 /// The issuer is in use, or the library makes no id.
 pub fn warm_up(issuer: &Issuer, deadline: Instant) -> Result<(), TransportError> {
     let id = UniqueId::new(issuer.nccl())?;
-    let life = Arc::new(Life::new(issuer.core(), "the warm-up".into()));
+    let life = Arc::new(Life::new(&issuer.core, "the warm-up".into()));
     // Here, so that no connection comes before it.
     let beside = issuer
-        .core()
-        .enter_to_connect(life.what(), &Patience::until(deadline))?;
+        .core
+        .enter_to_connect(&life.what, &Patience::until(deadline))?;
     let unmade = Unmade::new(life, beside);
     let thread = std::thread::Builder::new().name("pp-nccl-warm".into());
     // Without a thread it is not made, and ends here.

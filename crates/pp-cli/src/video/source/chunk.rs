@@ -13,10 +13,8 @@ pub(crate) struct SourceOptions {
     pub(crate) frames_per_chunk: usize,
     /// Stop after so many chunks.
     pub(crate) chunks: Option<u64>,
-    /// Noise to add to every frame.
+    /// Noise to add to every frame; the frames as they were before are kept.
     pub(crate) noise: Option<Noise>,
-    /// Keep the frames as they were before the noise.
-    pub(crate) keep_clean: bool,
     /// Look for hard cuts.
     pub(crate) scene_cuts: bool,
     /// Chunks that wait to be taken.
@@ -58,7 +56,7 @@ impl Chunk {
         &self.data
     }
 
-    /// The frames before noise was added, if the options ask to keep them.
+    /// The frames before noise was added, if it was.
     pub(crate) fn clean(&self) -> Option<&[u8]> {
         self.clean.get(..self.frames * self.frame_bytes)
     }
@@ -103,12 +101,10 @@ impl Intake {
             chunk.read_ns.0 = read_ns;
         }
         chunk.read_ns.1 = read_ns;
-        if self.options.keep_clean {
+        if let Some(noise) = &self.options.noise {
             let range = k * chunk.frame_bytes..(k + 1) * chunk.frame_bytes;
             chunk.clean.resize(chunk.data.len(), 0);
             chunk.clean[range.clone()].copy_from_slice(&chunk.data[range]);
-        }
-        if let Some(noise) = &self.options.noise {
             noise.add(number, chunk.frame_mut(k));
         }
         chunk.frames += 1;

@@ -45,7 +45,6 @@ fn options() -> SourceOptions {
         frames_per_chunk: 4,
         chunks: None,
         noise: None,
-        keep_clean: false,
         scene_cuts: false,
         queue: 4,
         threads: 1,
@@ -145,7 +144,6 @@ fn noise_does_not_depend_on_the_chunks_and_the_clean_frames_are_kept() {
         let options = SourceOptions {
             frames_per_chunk,
             noise: Some(Noise::new(20.0, 3)),
-            keep_clean: true,
             scene_cuts: true,
             ..options()
         };
@@ -317,7 +315,6 @@ fn a_file_gives_what_a_pipe_gives_however_many_threads_read_it() {
                         frames_per_chunk,
                         chunks,
                         noise: Some(Noise::new(9.0, 1)),
-                        keep_clean: true,
                         scene_cuts,
                         threads,
                         ..options()

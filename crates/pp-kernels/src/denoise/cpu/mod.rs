@@ -15,9 +15,9 @@ pub(crate) use plane::mirrored;
 
 use pp_contract::{DType, VideoPlanParts};
 
-use crate::config::{Chroma, ChunkShape, Description, Layout, SessionConfig, Space};
+use crate::config::{ChunkShape, Description, Layout, SessionConfig, Space};
 use crate::denoise::geometry::{Geometry, TOKEN};
-use crate::denoise::settings::CONTEXT_FRAMES;
+use crate::denoise::settings::{self, CONTEXT_FRAMES};
 use crate::denoise::tensors::{check_place, context_count, frame_count, latents_dims};
 use crate::error::Failure;
 use crate::export::{Kernels, Session};
@@ -47,15 +47,7 @@ impl Kernels for Cpu {
     type Session = CpuSession;
 
     fn describe() -> Description {
-        Description {
-            name: "cpu".into(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            host: true,
-            cuda: false,
-            chroma: Chroma::ALL.into(),
-            context_frames: CONTEXT_FRAMES as u32,
-            digest: crate::denoise::settings::DIGEST,
-        }
+        settings::description("cpu", false, settings::DIGEST)
     }
 
     fn create(config: &SessionConfig) -> Result<CpuSession, Failure> {
@@ -163,7 +155,7 @@ impl Session for CpuSession {
         }
         let steps = plan.num_denoise_steps;
         let list = input.tensor_mut("denoising_step_list", DType::I64, &[steps.into()])?;
-        for (step, out) in crate::denoise::settings::schedule(steps).zip(list.chunks_exact_mut(8)) {
+        for (step, out) in settings::schedule(steps).zip(list.chunks_exact_mut(8)) {
             out.copy_from_slice(&step.to_le_bytes());
         }
         self.remember(frames);
@@ -204,8 +196,7 @@ impl Session for CpuSession {
         self.strengths.clear();
         for step in list.chunks_exact(8) {
             let step = i64::from_le_bytes(step.try_into().unwrap_or_default());
-            self.strengths
-                .push(crate::denoise::settings::strength(step)?);
+            self.strengths.push(settings::strength(step)?);
         }
         let context = context_count(plan, input.spec("context_frames"))?;
         check_place(plan, frames, context)?;

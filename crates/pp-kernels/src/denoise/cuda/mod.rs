@@ -19,11 +19,10 @@ use pp_device::Stream;
 
 pub use gpu::{Gpu, LaunchConfig, Limits, Rows};
 
-use crate::config::{Chroma, ChunkShape, Description, Layout, SessionConfig, Space};
+use crate::config::{ChunkShape, Description, Layout, SessionConfig, Space};
 use crate::cuda::{borrow, ptx};
 use crate::denoise::geometry::Geometry;
-use crate::denoise::settings::CONTEXT_FRAMES;
-use crate::denoise::tensors;
+use crate::denoise::{settings, tensors};
 use crate::error::Failure;
 use crate::export::{Kernels, Session};
 use crate::frame::{FrameView, FrameViewMut};
@@ -61,15 +60,7 @@ impl Kernels for Ptx {
     type Session = PtxSession<Stream>;
 
     fn describe() -> Description {
-        Description {
-            name: "ptx".into(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            host: false,
-            cuda: true,
-            chroma: Chroma::ALL.into(),
-            context_frames: CONTEXT_FRAMES as u32,
-            digest: ptx::digest(),
-        }
+        settings::description("ptx", true, ptx::digest())
     }
 
     fn create(config: &SessionConfig) -> Result<PtxSession<Stream>, Failure> {
