@@ -68,7 +68,7 @@ pub enum ControlError {
     },
 }
 
-fn remedy(source: &io::Error) -> String {
+pub(super) fn remedy(source: &io::Error) -> String {
     let remedy = Errno::from_io_error(source).and_then(lift_limit);
     remedy.map_or_else(String::new, |remedy| format!("; {remedy}"))
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use pp_contract::{Fault, FaultKind, Rank, WorldSize};
 
+use crate::control::error::remedy;
+
 /// The rank where all others meet.
 pub(in crate::control) const MEETING_RANK: Rank = Rank::new(0);
 
@@ -161,7 +163,7 @@ pub enum RendezvousError {
         remedy: &'static str,
     },
     /// The system failed otherwise.
-    #[error("rendezvous: {source}")]
+    #[error("rendezvous: {source}{}", remedy(source))]
     Io {
         /// What it said.
         #[from]

@@ -35,6 +35,11 @@ pub(super) struct Met {
     pub(super) turned_away: TurnedAway,
 }
 
+/// Whether this process may open no more descriptors.
+fn is_own_limit(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error())
+}
+
 pub(super) fn gather(
     launch: &Launch,
     key: &JobKey,
@@ -157,7 +162,7 @@ impl Meeting<'_> {
                 self.hear(index);
             }
             for index in ready.listeners {
-                self.accept(index);
+                self.accept(index)?;
             }
         }
         Ok(())
@@ -188,21 +193,25 @@ impl Meeting<'_> {
         })
     }
 
-    fn accept(&mut self, listener: usize) {
-        for _ in 0..ACCEPT_AT_ONCE {
+    fn accept(&mut self, listener: usize) -> io::Result<()> {
+        for taken in 0..ACCEPT_AT_ONCE {
             let accepted = match self.listeners[listener].accept() {
                 Ok(Some(caller)) => caller,
-                Ok(None) => return,
+                Ok(None) => break,
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     self.turned_away.other_user += 1;
                     continue;
                 }
+                // The kernel asks for a descriptor before it looks whether a caller waits.
+                Err(_) if taken > 0 => break,
+                // This process is at its limit without any caller, so no room can be made.
+                Err(error) if self.pending.is_empty() && is_own_limit(&error) => return Err(error),
                 // The next caller may fare better, once those before it are gone.
                 Err(error) => {
                     tracing::debug!(%error, "a caller could not be accepted");
                     self.make_room(self.listeners[listener].kind, None);
                     std::thread::sleep(crate::times::ACCEPT_REST);
-                    return;
+                    break;
                 }
             };
             let kind = accepted.connected.kind;
@@ -216,6 +225,7 @@ impl Meeting<'_> {
             // does not make room for a crowd that says nothing.
             self.hear(self.pending.len() - 1);
         }
+        Ok(())
     }
 
     /// Drops a caller of a kind: of the source that most come from, with the newcomer, the oldest;
