@@ -1,4 +1,4 @@
-//! Work on one stream of a GPU, timed by the GPU, and asked after without waiting.
+//! Work on one stream of a GPU: payloads that it reads, copies to the host, and its time, asked after without waiting.
 
 use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
 use pp_runtime::stage::Progress;
