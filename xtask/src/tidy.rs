@@ -19,6 +19,8 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "crates/pp-transport/src/models.rs",
     // The allocator, and what is seen before `main`.
     "crates/pp-cli/src/limits.rs",
+    // A function for `atexit`.
+    "crates/pp-cli/src/exit.rs",
     // An output video in memory, which several threads fill.
     "crates/pp-cli/src/video/sink.rs",
     // Kernels that issue to a stream.

@@ -8,16 +8,28 @@ use std::path::Path;
 
 use pp_contract::Fault;
 use pp_job::output::{OutputError, Patient};
-use pp_job::{Error, FRONT};
+use pp_job::{Error, FRONT, SUPERVISOR};
 
 use serde::Serialize;
 
+use crate::env::Env;
 use crate::video::InputError;
 
 impl From<InputError> for Error {
     fn from(error: InputError) -> Self {
         // Rank 0 alone reads.
         Self::Fault(Fault::new(error.kind(), FRONT, "read input", error))
+    }
+}
+
+/// From now on it is an error if other code calls `exit`, such as a plugin. A supervisor sees that by itself.
+pub(crate) fn note_other_exits(env: &Env) {
+    extern "C" fn at_exit() {
+        pp_job::note_exit();
+    }
+    if env.get(SUPERVISOR).is_none() {
+        // SAFETY: `at_exit` takes nothing, does not unwind into C, and lies in a program that is never unloaded.
+        let _ = unsafe { libc::atexit(at_exit) };
     }
 }
 

@@ -39,7 +39,11 @@ pub fn program<C: CommandFactory + FromArgMatches>(
 ) -> ExitCode {
     limits::take_file_size_errors();
     let cli = args::parse();
-    pp_job::main(|| perform(cli, Env::read()))
+    pp_job::main(|| {
+        let env = Env::read();
+        exit::note_other_exits(&env);
+        perform(cli, env)
+    })
 }
 
 /// Begins to log, and looks at what the environment and the system allow this command.

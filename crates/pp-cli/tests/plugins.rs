@@ -166,6 +166,24 @@ fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
     }
 }
 
+/// Without a supervisor, which would see it.
+#[test]
+fn a_plugin_that_does_not_return_ends_a_job_of_one_process_by_name() {
+    let folder = folder("alone");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
+    let output = folder.file("out.y4m");
+    for (fault, code, words) in [
+        ("FAULT_EXIT", 5, "does a kernel plugin call exit?"),
+        ("FAULT_HANG", 9, "phase_b: no progress"),
+    ] {
+        let mut command = pp(&["run", "--ranks", "1", "--denoise-steps", "0", "--input"]);
+        command.arg(&input).arg("--output").arg(&output);
+        command.arg("--kernels").arg(faulty(fault));
+        run(command.env("PP_STUCK_MS", "1000"), None).failed(code, &[words]);
+        assert!(!output.exists(), "{fault}: half an output has a name");
+    }
+}
+
 #[test]
 fn a_check_that_hangs_is_named_and_the_others_run() {
     let mut command = plugin_check(&faulty("FAULT_HANG"));

@@ -4,7 +4,7 @@
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -21,8 +21,22 @@ pub(crate) fn at_rest(is_at_rest: fn() -> bool) {
     all.push(is_at_rest);
 }
 
+/// This process ends because its own code says so.
+static IS_LEAVING: AtomicBool = AtomicBool::new(false);
+
+/// To be called when `exit` ends the process, by a program that no supervisor started. If other code called it, such as
+/// a plugin, this says so and ends the process with exit code 5.
+pub fn note_exit() {
+    if !IS_LEAVING.load(Ordering::Relaxed) {
+        discard();
+        say("pp: error: other code ended this process before its work was done; does a kernel plugin call exit?".into());
+        end_now(5);
+    }
+}
+
 /// Ends this process, from the thread that did its work.
 pub(crate) fn leave(code: u8) -> ! {
+    IS_LEAVING.store(true, Ordering::Relaxed);
     discard();
     wait_for_unsaid();
     let all = AT_REST.lock().unwrap_or_else(PoisonError::into_inner);

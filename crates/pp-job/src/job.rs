@@ -61,7 +61,8 @@ impl<'a> Job<'a> {
     }
 
     /// Runs the job to its end. Without a launcher this process starts the same command line once for each rank,
-    /// supervises the ranks, and never calls `rank`; in a rank it calls `rank`.
+    /// supervises the ranks, and never calls `rank`; in a rank it calls `rank`. So a program without a launcher runs one
+    /// such job: each rank would run all of them.
     ///
     /// # Errors
     /// What ended the job. The supervisor prints it, so that a job prints one line.

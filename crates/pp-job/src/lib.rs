@@ -42,7 +42,7 @@ mod times;
 use pp_contract::Rank;
 
 pub use crate::config::{Config, REPORT_FD, SUPERVISOR, stuck_after, world};
-pub use crate::end::{end_now, say, say_aside};
+pub use crate::end::{end_now, note_exit, say, say_aside};
 pub use crate::error::{Error, code_of};
 pub use crate::flight::NOTICED;
 pub use crate::job::{Job, ThisRank, main};

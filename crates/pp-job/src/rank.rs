@@ -97,7 +97,7 @@ impl ThisRank<'_> {
             edges,
             context_chunks,
             shape,
-        } = match open(bell.clone()) {
+        } = match open(bell.clone()).and_then(|part| part.depth().map(|_| part)) {
             Ok(part) => part,
             Err(error) => {
                 return Err(match member {

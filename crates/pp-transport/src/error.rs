@@ -85,7 +85,7 @@ pub enum TransportError {
     Cuda(#[from] CudaError),
     /// Work was issued on a slot, and the mark behind it was not.
     #[error(
-        "work on a slot was issued without an event behind it, so nobody can tell when it ends; \
+        "work on a slot was issued without an event behind it, so it is not known when it ends; \
          the slot is out of use"
     )]
     Unrecorded,

@@ -1,11 +1,13 @@
 //! A job of one process: both drivers, each on its own thread.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use pp_contract::{Fault, FaultKind};
 use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
 use pp_runtime::stage::{FrontStages, PhaseBStages};
 use pp_runtime::switch::Switch;
+use pp_runtime::watch::{SetUp, Watch, WatchOptions};
 use pp_transport::bell::Bell;
 use pp_transport::host::{HostLink, RxLease, TxLease};
 use pp_transport::link::Link as _;
@@ -35,15 +37,30 @@ impl Job<'_> {
         self.alone(|context| {
             let bell = Bell::new().map_err(anyhow::Error::new)?;
             let mut front = (ranks.front)(bell.clone())?;
+            let depth = front.depth()?;
             let mut phase_b = (ranks.phase_b)(front.shape)?;
             let edges = front.edges;
-            let depth = edges.down.depth;
             let links = HostLink::pair(edges.up, edges.down, bell.clone());
             let (link, back_link) = links.map_err(anyhow::Error::new)?;
             let switch = Switch::new(FRONT, bell).map_err(anyhow::Error::new)?;
             let back_bell = back_link.bell().clone();
             let back_switch = Switch::new(FRONT, back_bell).map_err(anyhow::Error::new)?;
             context.attach(&switch);
+            // No peer to watch: only whether a driver comes back from what it does.
+            let watch = |switch: &Switch| -> Result<Watch, Error> {
+                let ending = Arc::clone(context);
+                let options = WatchOptions {
+                    rank: FRONT,
+                    heartbeat: None,
+                    grace: GRACE,
+                    limits: context.config.limits,
+                    on_stuck: Box::new(move |fault| ending.end_with(fault)),
+                    on_fault: None,
+                };
+                let set_up = SetUp::start(Vec::new(), options).map_err(anyhow::Error::new)?;
+                Ok(set_up.run(switch.clone(), None, None)?)
+            };
+            let watches = [watch(&switch)?, watch(&back_switch)?];
             let start = Instant::now();
             let summary = std::thread::scope(|scope| {
                 let back = scope.spawn(|| {
@@ -76,6 +93,7 @@ impl Job<'_> {
                 let _ = back.join();
                 summary
             })?;
+            watches.into_iter().for_each(Watch::close);
             let finished = Finished {
                 summary,
                 restarts: 0,

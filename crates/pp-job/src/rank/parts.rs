@@ -8,6 +8,7 @@ use pp_runtime::report::{Measures, View, default_warm_up, write_chrome_trace, wr
 use pp_transport::backend::Edges;
 use serde::Serialize;
 
+use crate::error::Error;
 use crate::output::{OutputError, write_file};
 
 /// What a front brings.
@@ -23,6 +24,18 @@ pub struct FrontPart<F, T> {
     pub context_chunks: u32,
     /// What Phase B must know of the input before it opens its stages.
     pub shape: T,
+}
+
+impl<F, T> FrontPart<F, T> {
+    /// The most chunks in flight.
+    pub(crate) fn depth(&self) -> Result<u32, Error> {
+        match self.edges.down.depth {
+            0 => Err(Error::Usage(
+                "the edges have a depth of 0; give them one slot or more".into(),
+            )),
+            depth => Ok(depth),
+        }
+    }
 }
 
 impl<F> FrontPart<F, ()> {

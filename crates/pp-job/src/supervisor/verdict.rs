@@ -185,10 +185,14 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
     {
         let name = signal_name(signal);
         let what = format!(
-            "the process was ended by {name}; if nobody sent it, look for the kernel's \
+            "the process was ended by {name}; if you did not send it, look for the kernel's \
              out-of-memory killer or a crash in a kernel plugin"
         );
         return because(FaultKind::PeerDied, rank, "run", &what);
+    }
+    if job.interrupted && front.is_some_and(|front| front.interrupted_by().is_some()) {
+        let what = "interrupted before the work was done";
+        return because(FaultKind::Interrupted, FRONT, "run", what);
     }
     if front.is_some() && job.aborted_after.is_none() {
         return because(FaultKind::PeerDied, FRONT, "run", EARLY);

@@ -31,7 +31,7 @@ impl Backend for Host {
                 peer.rank(),
                 "map edges",
                 "the ranks met over TCP and share no memory; the host transport needs both on one \
-                 machine and in one network namespace; between machines use --transport nccl",
+                 machine and in one network namespace, and PP_RENDEZVOUS unset; between machines use NCCL",
             ));
         }
         let end = share_memory(peer, edges, bell)?;

@@ -422,7 +422,7 @@ impl Drop for Life {
         if left > 0 {
             tracing::warn!(
                 communicators = left,
-                "{} is leaked: nobody ended it",
+                "{} is leaked: no call ended it",
                 self.what
             );
         }

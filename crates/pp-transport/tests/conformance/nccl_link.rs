@@ -1,7 +1,8 @@
 //! What only the NCCL backend does: order past what NCCL buffers, ends that are bounded, one thread.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Lockstep, Rank, Requests};
@@ -204,14 +205,17 @@ fn a_link_of_non_blocking_communicators_moves_the_same() {
     talk(&mut ends(pair(shape)), 70_000, 20);
 }
 
-/// Both ends of a link whose lane goes over the control channel; a test that holds the lock of a
-/// rank keeps the rank from reading there.
-fn over_the_channel(via: Via, shape: Shape) -> ([End; 2], [ControlSender; 2], [Arc<Mutex<()>>; 2]) {
+/// Both ends of a link whose lane goes over the control channel; a rank whose flag is set does not
+/// read there.
+fn over_the_channel(
+    via: Via,
+    shape: Shape,
+) -> ([End; 2], [ControlSender; 2], [Arc<AtomicBool>; 2]) {
     let (zero, one) = control_support::pair(via);
-    let reading = [(); 2].map(|()| Arc::<Mutex<()>>::default());
+    let stopped = [(); 2].map(|()| Arc::<AtomicBool>::default());
     let mut lanes = Vec::new();
     let mut senders = Vec::new();
-    for (channel, reading) in [zero, one].into_iter().zip(reading.clone()) {
+    for (channel, stopped) in [zero, one].into_iter().zip(stopped.clone()) {
         let (sender, mut receiver) = channel.split();
         let bell = Bell::new().unwrap();
         let (lane, inlet) = Lane::over_channel(sender.clone(), bell, 2, 2).unwrap();
@@ -219,7 +223,9 @@ fn over_the_channel(via: Via, shape: Shape) -> ([End; 2], [ControlSender; 2], [A
         senders.push(sender);
         std::thread::spawn(move || {
             loop {
-                let may = reading.lock();
+                while stopped.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 let soon = Instant::now() + Duration::from_millis(5);
                 match receiver.recv_deadline(soon) {
                     Ok(Message::Frame(body)) => inlet.deliver(body).unwrap(),
@@ -227,15 +233,13 @@ fn over_the_channel(via: Via, shape: Shape) -> ([End; 2], [ControlSender; 2], [A
                     // The other end is done.
                     Err(_) => return,
                 }
-                drop(may);
-                std::thread::yield_now();
             }
         });
     }
     let (one, zero) = (lanes.pop().unwrap(), lanes.pop().unwrap());
     assert_eq!((zero.peer(), one.peer()), (Rank::new(1), Rank::new(0)));
     let senders = senders.try_into().unwrap();
-    (ends(connect(shape, (zero, one)).unwrap()), senders, reading)
+    (ends(connect(shape, (zero, one)).unwrap()), senders, stopped)
 }
 
 #[test]
@@ -257,7 +261,7 @@ fn fill(sender: &ControlSender) {
 /// with them.
 #[test]
 fn a_peer_that_does_not_read_holds_up_no_call() {
-    let (mut ends, [sender, _], [_, reading]) = over_the_channel(Via::Unix, both_ways(2, 5000));
+    let (mut ends, [sender, _], [_, stopped]) = over_the_channel(Via::Unix, both_ways(2, 5000));
     talk(&mut ends, 5000, 5);
     drop(ends[1].send(5000));
     let payload = wait_for(ends[0].hear_one().1);
@@ -267,7 +271,7 @@ fn a_peer_that_does_not_read_holds_up_no_call() {
         leases.extend(ends[0].link.try_lease().unwrap());
         ends[1].hear();
     }
-    let stopped = reading.lock().unwrap();
+    stopped.store(true, Ordering::Relaxed);
     fill(&sender);
     drop(payload);
     for mut lease in leases {
@@ -276,16 +280,16 @@ fn a_peer_that_does_not_read_holds_up_no_call() {
         drop(ends[0].try_send(5000, lease).unwrap());
     }
     assert!(!ends[1].hear());
-    drop(stopped);
+    stopped.store(false, Ordering::Relaxed);
     talk(&mut ends, 5000, 5);
 }
 
 /// A rank says goodbye once its link has ended: what it sent has left by then, or had 200 ms to leave.
 #[test]
 fn a_link_ends_behind_its_last_words() {
-    let ([mut first, mut second], [sender, _], [_, reading]) =
+    let ([mut first, mut second], [sender, _], [_, stopped]) =
         over_the_channel(Via::Unix, both_ways(2, 64));
-    let stopped = reading.lock().unwrap();
+    stopped.store(true, Ordering::Relaxed);
     fill(&sender);
     let (message, stamp) = prepare(&mut first.composer, 0, 0);
     assert!(first.link.send(message, stamp, None).is_ok());
@@ -295,7 +299,7 @@ fn a_link_ends_behind_its_last_words() {
         since.elapsed() >= Duration::from_millis(200),
         "it was not waited for"
     );
-    drop(stopped);
+    stopped.store(false, Ordering::Relaxed);
     let deadline = Instant::now() + HANG;
     while !second.link.poll_frame(&mut second.inbox).unwrap() {
         assert!(Instant::now() < deadline, "its last word was lost");

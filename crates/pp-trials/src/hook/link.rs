@@ -286,7 +286,7 @@ impl<L: Breakable> Link for Faulty<L> {
         let is_idle = self.sent_at.elapsed() >= IDLE_AFTER;
         let sent = self.sent.filter(|_| is_idle);
         if sent.is_some_and(|(chunk, _)| self.arm.strikes(Break::LeaveIdle, chunk)) {
-            std::process::exit(0);
+            pp_job::end_now(0);
         }
         Ok(false)
     }

@@ -34,7 +34,7 @@ where
         self.arm.sees_compute(chunk);
         self.arm.happen_to_process(chunk);
         if self.arm.strikes(Break::Leave, chunk) {
-            std::process::exit(0);
+            pp_job::end_now(0);
         }
         if self.arm.strikes(Break::StallCompute, chunk) {
             std::thread::sleep(self.arm.hook.lasts);

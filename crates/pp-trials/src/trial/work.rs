@@ -57,7 +57,7 @@ fn when_interrupted(clean_up: impl FnOnce() + Send + 'static) -> Result<(), Erro
             let said = "the jobs that were running were given up, and their ranks ended";
             // Standard error may be closed.
             let _ = writeln!(std::io::stderr(), "pp: error: interrupted: {said}");
-            std::process::exit(128 + signal);
+            pp_job::end_now(128 + signal as u8);
         }
     };
     thread.spawn(wait).context("cannot start a thread")?;

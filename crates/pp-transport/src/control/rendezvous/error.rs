@@ -70,7 +70,7 @@ pub enum RendezvousError {
     /// Some ranks never came (seen by rank 0).
     #[error(
         "rank{} {} of {world_size} did not join within {after:.1?} at {listening}{turned_away}; \
-         start every rank, with the same job id and secret, or raise PP_MEET_WITHIN_MS",
+         start every rank, with the same job id and secret, or raise PP_MEET_WITHIN_MS (in a restart PP_RESTART_WITHIN_MS)",
         if missing.len() == 1 { "" } else { "s" },
         list(missing)
     )]
@@ -114,7 +114,7 @@ pub enum RendezvousError {
     /// Rank 0 has accepted this rank, but not all have joined.
     #[error(
         "rank {rank} joined, but not all {world_size} ranks did within {after:.1?}; start every rank, with the same \
-         job id and secret, or raise PP_MEET_WITHIN_MS"
+         job id and secret, or raise PP_MEET_WITHIN_MS (in a restart PP_RESTART_WITHIN_MS)"
     )]
     Incomplete {
         /// This rank.
