@@ -6,7 +6,7 @@
 //! writes to it waits. Guarantee: each of the first is an error that names the peer, and what waits
 //! to be read is bounded. A thread of the lane's own writes, so no call of the driver waits for the
 //! peer, nor does the drop of a lease; what waits to be written is bounded, and the lane is broken
-//! when the peer takes nothing for [`SEND_WITHIN`].
+//! when the peer takes nothing for [`crate::times::LANE_SEND_WITHIN`].
 
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
