@@ -15,20 +15,31 @@ use crate::end::end_now;
 use crate::signal_names::heard;
 use crate::signals::{SignalTarget, is_echo_of, say_that_it_drains};
 use crate::threads::start_thread;
-use crate::{FRONT, GRACE};
+use crate::{FRONT, GRACE, times};
 
 /// What a job of this process does at a signal.
 type Handler = Arc<dyn Fn(i32) + Send + Sync>;
 
-/// The jobs of this process that take signals, with a number for each.
-static JOBS: Mutex<Vec<(u64, Handler)>> = Mutex::new(Vec::new());
+/// The jobs of this process that take signals.
+struct Jobs {
+    /// With a number for each.
+    running: Vec<(u64, Handler)>,
+    /// When the last one ended.
+    ended: Option<Instant>,
+}
+
+static JOBS: Mutex<Jobs> = Mutex::new(Jobs {
+    running: Vec::new(),
+    ended: None,
+});
 /// Whether the thread that calls them runs.
 static IS_HEARING: Mutex<bool> = Mutex::new(false);
 
 /// A job takes signals.
 ///
 /// # If dropped
-/// It takes none. Where no job takes any, a signal does what it does by default.
+/// It takes none. Where no job takes any, a signal does what it does by default; right after the end of a job it was
+/// meant for the job, and does nothing.
 #[derive(Debug)]
 pub(crate) struct Hearing(u64);
 
@@ -40,18 +51,23 @@ pub(crate) fn on_signals(
 ) -> std::io::Result<Hearing> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    jobs().push((number, Arc::new(handler)));
+    jobs().running.push((number, Arc::new(handler)));
     let hearing = Hearing(number);
     let mut is_hearing = IS_HEARING.lock().unwrap_or_else(PoisonError::into_inner);
     if !*is_hearing {
         let mut arriving = Signals::new(heard())?;
         start_thread("pp-signals", move || {
             for signal in &mut arriving {
-                let all: Vec<Handler> = jobs().iter().map(|(_, job)| Arc::clone(job)).collect();
-                for job in &all {
+                let jobs = jobs();
+                let running = jobs.running.iter().map(|(_, job)| Arc::clone(job));
+                let running: Vec<Handler> = running.collect();
+                let since = jobs.ended.map(|ended| ended.elapsed());
+                drop(jobs);
+                for job in &running {
                     job(signal);
                 }
-                if all.is_empty() && !is_supervised {
+                let was_meant = since.is_some_and(|since| since < times::MEANT_FOR_JOB_WITHIN);
+                if running.is_empty() && !was_meant && !is_supervised {
                     let _ = emulate_default_handler(signal);
                 }
             }
@@ -61,13 +77,15 @@ pub(crate) fn on_signals(
     Ok(hearing)
 }
 
-fn jobs() -> MutexGuard<'static, Vec<(u64, Handler)>> {
+fn jobs() -> MutexGuard<'static, Jobs> {
     JOBS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for Hearing {
     fn drop(&mut self) {
-        jobs().retain(|(number, _)| *number != self.0);
+        let mut jobs = jobs();
+        jobs.running.retain(|(number, _)| *number != self.0);
+        jobs.ended = Some(Instant::now());
     }
 }
 

@@ -21,6 +21,9 @@ pub(crate) const SAID_WITHIN: Duration = Duration::from_secs(2);
 /// The same signal counts as the first one: `timeout` signals a process and then its group, at once.
 pub(crate) const ECHO_WITHIN: Duration = Duration::from_millis(50);
 
+/// A signal after the end of a job was meant for the job: a user who asks twice asks within this.
+pub(crate) const MEANT_FOR_JOB_WITHIN: Duration = Duration::from_secs(1);
+
 /// Time between two signs of life: often enough to be missed within seconds, and no load.
 pub(crate) const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// Silence of a rank that is missed: a busy machine holds up a thread for less than five signs of life.
