@@ -449,7 +449,7 @@ for how in unwritten written restarts; do
     figure "frames a second, 1280x720, $how" "720p-$how-" '' frames_per_second
     figure "  ms a chunk of 8" "720p-$how-" '' period_ms
     figure "  the mean" "720p-$how-" '' period_mean_ms
-    figure "  share of the time that Phase B is idle" "720p-$how-" '' phase_b_idle_share "${mark[@]}"
+    figure "  share of the time that phase_b is idle" "720p-$how-" '"stage": ?"phase_b"' idle_share "${mark[@]}"
     figure "  ms from frame in to chunk out" "720p-$how-" '' latency_ms
     figure "  the 99th percentile" "720p-$how-" '' latency_p99_ms
 done

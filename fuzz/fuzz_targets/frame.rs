@@ -1,4 +1,4 @@
-//! A frame from the other end of an edge: header, order, and the bodies of the video plan.
+//! A frame from the other end of an edge: header, order, and the message of the video plan.
 #![no_main]
 
 #[path = "../../crates/pp-contract/tests/support/decoders.rs"]

@@ -1,4 +1,4 @@
-//! The generation and the shape of the work, as the front tells them to Phase B.
+//! A number and the header of the clip, as rank 0 tells them in its briefing.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -10,7 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { ENCODE, PHASE_B, DECODE, STAGES };
+
 struct pp_session {
+  uint32_t stage;
   uint32_t planes, max_frames;
   uint64_t width[3], height[3], samples; /* samples: of a frame */
   uint16_t *scratch;                     /* one frame */
@@ -33,7 +36,16 @@ static pp_status describe(pp_description *out, pp_error *error) {
   out->context_frames = 0;
   out->digest = 0x6d656469616e0001ull;
   strcpy((char *)out->name, "median");
-  strcpy((char *)out->version, "1.0");
+  strcpy((char *)out->version, "2.0");
+  static const struct { const char *name; uint32_t kind; } stages[STAGES] = {
+      {"encode", PP_STAGE_SOURCE}, {"phase_b", PP_STAGE_MIDDLE}, {"decode", PP_STAGE_SINK}};
+  if (out->stage_capacity < STAGES) return fail(error, PP_INVALID_ARGUMENT, "no room for three stages");
+  for (int i = 0; i < STAGES; i++) {
+    memset(&out->stages[i], 0, sizeof out->stages[i]);
+    strcpy((char *)out->stages[i].name, stages[i].name);
+    out->stages[i].kind = stages[i].kind;
+  }
+  out->stage_count = STAGES;
   return PP_OK;
 }
 
@@ -42,12 +54,16 @@ static void destroy(pp_session *s) {
   free(s);
 }
 
-static pp_status create(const pp_session_config *config, pp_session **out, pp_error *error) {
+static pp_status create(const pp_session_config *config, pp_geometry *frames, pp_session **out, pp_error *error) {
+  (void)frames; /* the sink's frames are like the source's */
   if (config->struct_size < sizeof *config) return fail(error, PP_INVALID_ARGUMENT, "pp_session_config is too short");
   if (config->space != PP_SPACE_HOST) return fail(error, PP_UNSUPPORTED, "median works on host memory only");
+  if (config->stage >= STAGES) return fail(error, PP_INVALID_ARGUMENT, "median has three stages");
+  if (config->arg_count) return fail(error, PP_INVALID_ARGUMENT, "median takes no --plugin-arg");
   if (config->chroma > PP_CHROMA_444) return fail(error, PP_UNSUPPORTED, "unknown chroma format");
   pp_session *s = calloc(1, sizeof *s);
   if (!s) return fail(error, PP_OUT_OF_MEMORY, "no memory for a session");
+  s->stage = config->stage;
   s->planes = config->chroma == PP_CHROMA_MONO ? 1 : 3;
   s->max_frames = config->max_frames;
   for (uint32_t p = 0; p < s->planes; p++) {
@@ -78,12 +94,17 @@ static pp_status layout(pp_session *s, pp_layout_args *args, pp_error *error) {
   if (args->struct_size < sizeof *args) return fail(error, PP_INVALID_ARGUMENT, "pp_layout_args is too short");
   if (args->context_frames) return fail(error, PP_INVALID_ARGUMENT, "median has no context");
   if (args->capacity < 3) return fail(error, PP_INVALID_ARGUMENT, "no room for three tensors");
-  describe_tensor(&args->inputs[0], "latents_in", PP_DTYPE_BF16, 2, args->frames, s->samples);
-  describe_tensor(&args->inputs[1], "conditioning_embeds", PP_DTYPE_BF16, 1, 1, 0);
-  describe_tensor(&args->inputs[2], "denoising_step_list", PP_DTYPE_I64, 1, args->steps, 0);
-  describe_tensor(&args->outputs[0], "latents_out", PP_DTYPE_BF16, 2, args->frames, s->samples);
-  args->input_count = 3;
-  args->output_count = 1;
+  if (s->stage != DECODE) { /* what encode gives and phase_b gets */
+    pp_tensor *sent = s->stage == ENCODE ? args->outputs : args->inputs;
+    describe_tensor(&sent[0], "latents_in", PP_DTYPE_BF16, 2, args->frames, s->samples);
+    describe_tensor(&sent[1], "conditioning_embeds", PP_DTYPE_BF16, 1, 1, 0);
+    describe_tensor(&sent[2], "denoising_step_list", PP_DTYPE_I64, 1, args->steps, 0);
+  }
+  if (s->stage != ENCODE) /* what phase_b gives and decode gets */
+    describe_tensor(s->stage == PHASE_B ? args->outputs : args->inputs, "latents_out", PP_DTYPE_BF16, 2, args->frames,
+                    s->samples);
+  args->input_count = s->stage == ENCODE ? 0 : s->stage == PHASE_B ? 3 : 1;
+  args->output_count = s->stage == ENCODE ? 3 : s->stage == PHASE_B ? 1 : 0;
   return PP_OK;
 }
 
@@ -119,12 +140,11 @@ static uint8_t from_bf16(uint16_t half) {
   return f >= 0.0f && f <= 255.0f ? (uint8_t)(f + 0.5f) : f > 255.0f ? 255 : 0;
 }
 
-static pp_status encode(pp_session *s, pp_encode_args *args, pp_error *error) {
-  if (args->struct_size < sizeof *args) return fail(error, PP_INVALID_ARGUMENT, "pp_encode_args is too short");
+static pp_status encode(pp_session *s, pp_run_args *args, pp_error *error) {
   uint64_t steps = args->plan->num_denoise_steps;
-  uint16_t *latents = find(args->input, "latents_in", args->frame_count * s->samples * 2);
-  uint16_t *conditioning = find(args->input, "conditioning_embeds", 2);
-  int64_t *list = find(args->input, "denoising_step_list", steps * 8);
+  uint16_t *latents = find(args->output, "latents_in", args->frame_count * s->samples * 2);
+  uint16_t *conditioning = find(args->output, "conditioning_embeds", 2);
+  int64_t *list = find(args->output, "denoising_step_list", steps * 8);
   if (!latents || !conditioning || (steps && !list)) return fail(error, PP_INVALID_ARGUMENT, "a tensor is missing");
   for (uint32_t f = 0; f < args->frame_count; f++)
     for (uint32_t p = 0; p < s->planes; p++) {
@@ -154,8 +174,7 @@ static uint16_t median(const uint16_t *plane, uint64_t width, uint64_t height, u
   return near[4];
 }
 
-static pp_status phase_b(pp_session *s, pp_phase_b_args *args, pp_error *error) {
-  if (args->struct_size < sizeof *args) return fail(error, PP_INVALID_ARGUMENT, "pp_phase_b_args is too short");
+static pp_status phase_b(pp_session *s, pp_run_args *args, pp_error *error) {
   if (args->plan->do_kv_recompute) return fail(error, PP_UNSUPPORTED, "median has no context to rebuild");
   uint64_t frames = frames_of(s, args->input), bytes = frames * s->samples * 2;
   const uint16_t *in = find(args->input, "latents_in", bytes);
@@ -182,9 +201,8 @@ static pp_status phase_b(pp_session *s, pp_phase_b_args *args, pp_error *error) 
   return PP_OK;
 }
 
-static pp_status decode(pp_session *s, pp_decode_args *args, pp_error *error) {
-  if (args->struct_size < sizeof *args) return fail(error, PP_INVALID_ARGUMENT, "pp_decode_args is too short");
-  const uint16_t *latents = find(args->output, "latents_out", args->frame_count * s->samples * 2);
+static pp_status decode(pp_session *s, pp_run_args *args, pp_error *error) {
+  const uint16_t *latents = find(args->input, "latents_out", args->frame_count * s->samples * 2);
   if (!latents) return fail(error, PP_INVALID_ARGUMENT, "latents_out does not fit");
   for (uint32_t f = 0; f < args->frame_count; f++)
     for (uint32_t p = 0; p < s->planes; p++) {
@@ -195,13 +213,18 @@ static pp_status decode(pp_session *s, pp_decode_args *args, pp_error *error) {
   return PP_OK;
 }
 
+static pp_status run(pp_session *s, pp_run_args *args, pp_error *error) {
+  if (args->struct_size < sizeof *args) return fail(error, PP_INVALID_ARGUMENT, "pp_run_args is too short");
+  return s->stage == ENCODE ? encode(s, args, error) : s->stage == PHASE_B ? phase_b(s, args, error) : decode(s, args, error);
+}
+
 static pp_status self_test(pp_error *error) {
   const uint16_t plane[9] = {9, 1, 8, 2, 7, 3, 6, 4, 5};
   if (median(plane, 3, 3, 1, 1) != 5) return fail(error, PP_ERROR, "the median of 1 to 9 is not 5");
   return PP_OK;
 }
 
-const pp_kernels_table *pp_kernels_entry_v1(void) {
+const pp_kernels_table *pp_kernels_entry_v2(void) {
   static const pp_kernels_table table = {
       .magic = PP_KERNELS_MAGIC,
       .struct_size = sizeof(pp_kernels_table),
@@ -211,9 +234,7 @@ const pp_kernels_table *pp_kernels_entry_v1(void) {
       .create = create,
       .destroy = destroy,
       .layout = layout,
-      .encode = encode,
-      .phase_b = phase_b,
-      .decode = decode,
+      .run = run,
       .self_test = self_test,
   };
   return &table;

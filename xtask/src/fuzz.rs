@@ -36,16 +36,7 @@ const FLAGS: [&str; 8] = [
 ];
 /// Targets whose seeds are golden bytes of pp-contract.
 const GOLDEN: [(&str, &[&str]); 3] = [
-    (
-        "frame",
-        &[
-            "noop",
-            "shutdown",
-            "infer_envelope",
-            "infer_result",
-            "error_failure",
-        ],
-    ),
+    ("frame", &["noop", "shutdown", "message", "lap", "accepted"]),
     ("hello", &["hello"]),
     ("fault", &["fault"]),
 ];

@@ -17,6 +17,7 @@ mod kernels;
 mod layers;
 mod mutants;
 mod nccl_bindings;
+mod placements;
 mod process;
 mod run_pp;
 mod soak;
@@ -39,6 +40,8 @@ cargo xtask <command>
   mutants [NAME...]
                   put mistakes into the product, one at a time: which test finds each
   walk            every order of events in larger cases than the suite walks: cores, watchdog, supervisor (minutes)
+  placements [--part]
+                  the shipped job on every placement of its stages gives the bytes of one process
   bundle [--out DIR]
                   what a machine with GPUs and without Rust needs: programs, plugins, clip, gpu-check.sh
   fuzz [--inputs N] [TARGET...]
@@ -74,6 +77,7 @@ fn run(args: &[String]) -> Result<()> {
         Some("fuzz") => fuzz::run(rest),
         Some("bundle") => bundle::run(rest),
         Some("soak") => soak::run(rest),
+        Some("placements") => placements::run(rest),
         Some("bench") => bench::run(rest),
         None | Some("help" | "--help" | "-h") => {
             println!("{HELP}");

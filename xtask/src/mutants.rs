@@ -23,7 +23,7 @@ struct Mutant {
     patch: String,
 }
 
-/// Walks larger cases than the suite does: both cores of the drivers, the watchdog's, and the supervisor's.
+/// Walks larger cases than the suite does: the core of the ranks, the watchdog's, and the supervisor's.
 pub(crate) fn walk() -> Result<()> {
     let mut walks = cargo(&["test", "--release", "--package", "pp-runtime"]);
     walks.args([

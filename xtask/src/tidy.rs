@@ -39,10 +39,14 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "crates/pp-kernels/src/denoise/cuda/",
     "crates/pp-kernels/src/measure/",
     "crates/pp-kernels/src/synthetic/",
-    // Sessions on a device.
+    // Sessions on a device, and members of a group.
     "crates/pp-kernels/src/check/bench.rs",
+    "crates/pp-kernels/src/check/group.rs",
     "crates/pp-kernels/src/check/memory.rs",
+    // The table of functions, from both sides.
+    "crates/pp-kernels/src/border.rs",
     "crates/pp-kernels/src/export.rs",
+    "crates/pp-kernels/src/group.rs",
     "crates/pp-kernels/src/plugin.rs",
     "crates/pp-kernels/src/plugin/",
     // Example plugins implement the C interface.

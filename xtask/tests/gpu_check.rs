@@ -199,7 +199,7 @@ fn runs_without_a_figure_do_not_count_and_a_figure_over_its_mark_is_marked() {
         r#"n=$(cat "$0.runs" 2>/dev/null || echo 0)
 echo $((n + 1)) >"$0.runs"
 ((n)) && idle=0.025 || idle=null
-echo '{"measures":{"phase_b_idle_share":'$idle',"frames_per_second":900}}' >report.json"#,
+echo '{"measures":{"stages":[{"stage":"phase_b","idle_share":'$idle'}],"frames_per_second":900}}' >report.json"#,
     );
     let (_, report) = bundle.run(&["--only", "^720p-written"]);
     let figures = report["figures"].as_array().unwrap();
@@ -210,7 +210,7 @@ echo '{"measures":{"phase_b_idle_share":'$idle',"frames_per_second":900}}' >repo
         serde_json::json!([part("value"), part("runs"), part("met")])
     };
     assert_eq!(
-        figure("  share of the time that Phase B is idle"),
+        figure("  share of the time that phase_b is idle"),
         serde_json::json!([0.025, 2, false])
     );
     let frames = figure("frames a second, 1280x720, written");

@@ -8,17 +8,19 @@ use std::str::FromStr;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum};
-use pp_job::{Error, WORLD, say};
+use pp_contract::Pipeline;
+use pp_contract::pipeline::MAX_RANKS;
+use pp_job::{Error, say};
 use pp_kernels::KernelSet;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
 use pp_runtime::drift::Verify;
 
 /// The most chunks in flight.
-const MAX_DEPTH: u32 = 64;
+pub(crate) const MAX_DEPTH: u32 = 64;
 
 /// A pipeline-parallel runtime for real-time generative models.
 ///
-/// Without a launcher `pp run` and `pp bench` start their own two ranks on this machine. Under
+/// Without a launcher `pp run` and `pp bench` start their own ranks on this machine. Under
 /// torchrun, srun or mpirun each process is the rank its environment names; the ranks share a
 /// secret in PP_JOB_SECRET or PP_JOB_SECRET_FILE.
 #[derive(Debug, clap::Parser)]
@@ -62,6 +64,12 @@ fn refusal(error: &clap::Error) -> Option<String> {
         ContextValue::String(text) => Some(text.as_str()),
         _ => None,
     };
+    let is_stray = error.kind() == ErrorKind::UnknownArgument
+        && text(ContextKind::InvalidArg) == Some("-")
+        && std::env::args_os().any(|arg| arg == "--pipeline");
+    if is_stray {
+        return Some("--pipeline: a '-' stands alone; quote the text: the shell took the >".into());
+    }
     if error.kind() != ErrorKind::ValueValidation {
         return None;
     }
@@ -81,8 +89,8 @@ fn refusal(error: &clap::Error) -> Option<String> {
 /// The commands of `pp`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Denoise a video through the pipeline encode@0 → phase_b@1 → decode@0.
-    Run(RunArgs),
+    /// Denoise a video through the stages encode, phase_b and decode, on any ranks.
+    Run(Box<RunArgs>),
     /// Measure.
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -232,9 +240,11 @@ where
     }
 }
 
-fn ranks(text: &str) -> Result<u32, String> {
-    let refuse = |what| format!("{what}, since a pipeline has one or two ranks today");
-    whole(1..=WORLD)(text).map_err(refuse)
+fn plugin_arg(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("it takes KEY=VALUE".into()),
+    }
 }
 
 fn sigma(text: &str) -> Result<f32, String> {
@@ -256,13 +266,21 @@ pub struct RunArgs {
     /// Where to write the result as Y4M; "-" is standard output. Without it nothing is written.
     #[arg(long, value_name = "FILE.y4m|-")]
     pub(crate) output: Option<PathBuf>,
-    /// Processes, 1 to 2: two for the pipeline, one to run every stage in one.
-    #[arg(long, default_value_t = 2, value_parser = ranks)]
-    pub(crate) ranks: u32,
+    /// Stages on ranks, such as "encode@0 -> phase_b@1 -> phase_b@2 -> decode@0", in quotes; the parts of a stage share
+    /// its passes. By default what --ranks says.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) pipeline: Option<Pipeline>,
+    /// Processes, 1 to 64; by default 2. With 1 all stages stand on rank 0; with N encode and decode stand on rank 0, and
+    /// phase_b in N-1 parts on the others.
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_RANKS))]
+    pub(crate) ranks: Option<u32>,
     /// Kernels: cpu and ptx are built in (host memory, GPU memory), FILE.so is a plugin; auto takes ptx where the
     /// payloads are on GPUs, else cpu.
     #[arg(long, value_name = "auto|cpu|ptx|FILE.so", default_value = "auto")]
     pub kernels: KernelChoice,
+    /// An argument for the plugin; may be given several times.
+    #[arg(long = "plugin-arg", value_name = "KEY=VALUE", value_parser = plugin_arg)]
+    pub(crate) plugin_args: Vec<(String, String)>,
     /// How payloads travel between the ranks.
     #[arg(long, value_enum, default_value = "auto")]
     pub transport: TransportChoice,
@@ -275,17 +293,17 @@ pub struct RunArgs {
     /// Frames that travel together, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=256_u32))]
     pub(crate) frames_per_chunk: u32,
-    /// Most chunks in flight, 1 to 64: the slots of each edge.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=MAX_DEPTH))]
-    pub(crate) depth: u32,
+    /// Most chunks in flight, 1 to 64: the slots of each edge; by default 2, and 1 more for each edge between ranks.
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_DEPTH))]
+    pub(crate) depth: Option<u32>,
     /// Stop after so many chunks, 1 to 18446744073709551615; by default at the end of the input.
     #[arg(long, value_name = "N", value_parser = whole(1..=u64::MAX))]
     pub(crate) chunks: Option<u64>,
-    /// Start Phase B again up to so many times, 0 to 1000000, when it dies, falls silent or loses its GPU; the output
-    /// stays the same, bit for bit.
+    /// Start lost ranks again up to so many times, 0 to 1000000, when one dies, falls silent or loses its GPU; the output
+    /// stays the same, bit for bit. Those of the source and of the sink are never started again.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=1_000_000_u32))]
     pub restarts: u32,
-    /// Send the frames before each chunk again instead of keeping them at Phase B.
+    /// Send the frames before each chunk again instead of keeping them at the stages.
     #[arg(long)]
     pub recompute: bool,
     /// What a scene cut does.
@@ -298,22 +316,31 @@ pub struct RunArgs {
     /// Seed of the noise, 0 to 18446744073709551615.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(0..=u64::MAX))]
     pub(crate) seed: u64,
-    /// Threads for Phase B, 0 to 1024; 0 takes one for each core.
+    /// Threads for each stage between source and sink, 0 to 1024; 0 takes one for each core.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=1024_u32))]
     pub(crate) threads: u32,
-    /// Compare digests of all tensors between the ranks, in one chunk of N (1 to 18446744073709551615); the report has
+    /// Compare digests of all tensors between the stages, in one chunk of N (1 to 18446744073709551615); the report has
     /// them.
     #[arg(long, value_name = "every=N|off", default_value = "off")]
     pub(crate) verify: Verify,
     /// Write the run, its measures and every chunk as JSON.
     #[arg(long, value_name = "FILE.json")]
     pub(crate) report: Option<PathBuf>,
-    /// Write a Chrome/Perfetto trace with both ranks on one clock.
+    /// Write a Chrome/Perfetto trace with all ranks on one clock.
     #[arg(long, value_name = "FILE.json")]
     pub(crate) trace: Option<PathBuf>,
     /// Draw the last chunks as a picture.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) timeline: Option<PathBuf>,
+}
+
+impl RunArgs {
+    /// The number of ranks.
+    pub(crate) fn world(&self) -> u32 {
+        let given = self.pipeline.as_ref();
+        let given = given.map(|pipeline| pipeline.world_size().get());
+        given.or(self.ranks).unwrap_or(2)
+    }
 }
 
 /// What a simulated stage does with its time.
@@ -334,21 +361,29 @@ pub(crate) enum Simulate {
 /// The arguments of `pp bench overlap`.
 #[derive(Args, Clone, Debug)]
 pub struct OverlapArgs {
-    /// Duration of decode, the front's only work here, in milliseconds, 0 to 60000.
+    /// Duration of each stage in milliseconds, 0 to 60000: that of the source first, that of the sink last. Each stands
+    /// on a rank of its own, unless --pipeline says where; by default 0, --phase-b-ms and --decode-ms, on two ranks.
+    #[arg(long, value_name = "F,F,…", value_delimiter = ',', value_parser = milliseconds)]
+    #[arg(conflicts_with_all = ["decode_ms", "phase_b_ms"])]
+    pub(crate) stages: Option<Vec<f64>>,
+    /// Where the stages stand, with the names s0 for the source, s1 and so on, as in "s0@0 -> s1@1 -> s2@0".
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) pipeline: Option<String>,
+    /// Without --stages: duration of s2, the only work of rank 0, in milliseconds, 0 to 60000.
     #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds)]
     pub(crate) decode_ms: f64,
-    /// Duration of Phase B in milliseconds, 0 to 60000.
+    /// Without --stages: duration of s1, which stands on rank 1, in milliseconds, 0 to 60000.
     #[arg(long, value_name = "F", default_value = "5", value_parser = milliseconds)]
     pub(crate) phase_b_ms: f64,
-    /// Payload bytes each way, 0 to 18446744073709551615, as far as there is memory.
+    /// Payload bytes over each edge, 0 to 18446744073709551615, as far as there is memory.
     #[arg(long, value_name = "N", default_value_t = 22_118_400, value_parser = whole(0..=u64::MAX))]
     pub(crate) bytes: u64,
     /// Chunks to run, 2 to 18446744073709551615, the first of them to warm up; by default about two seconds' worth.
     #[arg(long, value_name = "N", value_parser = whole(2..=u64::MAX))]
     pub(crate) chunks: Option<u64>,
-    /// Most chunks in flight, 1 to 64: the slots of each edge.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=MAX_DEPTH))]
-    pub(crate) depth: u32,
+    /// Most chunks in flight, 1 to 64: the slots of each edge; by default two, and one more for each edge with payloads.
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_DEPTH))]
+    pub(crate) depth: Option<u32>,
     /// What the stages do with their time; without it they sleep, and on GPUs spin there.
     #[arg(long, value_enum)]
     pub(crate) simulate: Option<Simulate>,
@@ -480,6 +515,10 @@ mod tests {
             let Some(flag) = arg.get_long().filter(|_| arg.get_action().takes_values()) else {
                 return;
             };
+            // These take no number.
+            if ["pipeline", "plugin-arg"].contains(&flag) {
+                return;
+            }
             for value in ["x", "", "-1e30"] {
                 let flag = format!("--{flag}");
                 let line = [path, &[flag.clone(), value.into()]].concat();

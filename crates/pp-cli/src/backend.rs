@@ -21,13 +21,10 @@ const LOOK: &str = "look for GPUs";
 /// `NVIDIA H200 (GPU-…), NCCL 2.28.9 from /…/libnccl.so.2`.
 fn describe(gpu: &NcclBackend) -> String {
     let about = gpu.device.about();
-    format!(
-        "{} ({}), NCCL {} from {}",
-        about.name,
-        uuid_text(about.uuid),
-        gpu.nccl.version(),
-        gpu.nccl.path().display()
-    )
+    let nccl = gpu.nccl.as_ref().map_or_else(String::new, |nccl| {
+        format!(", NCCL {} from {}", nccl.version(), nccl.path().display())
+    });
+    format!("{} ({}){nccl}", about.name, uuid_text(about.uuid))
 }
 
 /// Where payloads lie.
@@ -200,7 +197,7 @@ pub(crate) fn choose_transport(
     }
 }
 
-/// Says what was found and chosen; the front alone does.
+/// Says what was found and chosen; rank 0 alone does.
 pub(crate) fn say(said: Option<&str>) {
     if let Some(said) = said {
         // If standard error is closed, the line is lost.
@@ -224,7 +221,7 @@ fn ranks_here(this: ThisRank<'_>, env: &Env) -> Option<u32> {
     env.text(name)?.parse().ok()
 }
 
-/// This rank's GPU and NCCL, or why there is none.
+/// This rank's GPU and, where there are other ranks, NCCL; or why there is none.
 fn find(this: ThisRank<'_>, env: &Env, need: Need) -> Result<NcclBackend, String> {
     let count = Device::count().map_err(|error| match (need, error) {
         // Where a GPU is only hoped for, `pp doctor` gives the advice.
@@ -249,9 +246,13 @@ fn find(this: ThisRank<'_>, env: &Env, need: Need) -> Result<NcclBackend, String
             wanted.max(local + 1)
         ));
     }
-    let nccl = Nccl::load().map_err(|e| with_source(&e))?;
+    let nccl = match this.launch().world_size().get() {
+        1 => None,
+        _ => Some(Nccl::load().map_err(|e| with_source(&e))?),
+    };
     let device = Device::open(ordinal).map_err(|e| with_source(&e))?;
-    let mut gpu = NcclBackend::new(device, nccl);
+    let mut gpu = NcclBackend::alone(device);
+    gpu.nccl = nccl;
     gpu.variables = env.starting_with("NCCL_");
     // A GPU that the environment names just by itself.
     gpu.given = env

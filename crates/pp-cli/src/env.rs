@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use pp_contract::Rank;
-use pp_job::{FRONT, REPORT_FD, SUPERVISOR, say_aside};
+use pp_job::{REPORT_FD, SUPERVISOR, say_aside};
 use pp_transport::launch::Launch;
 
 /// The environment of this process, read once, in `main`.
@@ -90,7 +90,7 @@ impl Env {
 
     /// Notes each `PP_` variable that no code reads, once for a job: the supervisor does, or rank 0 of a launcher.
     pub(crate) fn note_unknown(&self) {
-        if self.get(SUPERVISOR).is_some() || self.rank().is_some_and(|rank| rank != FRONT) {
+        if self.get(SUPERVISOR).is_some() || self.rank().is_some_and(|rank| rank.get() != 0) {
             return;
         }
         for (name, _) in self.starting_with("PP_") {

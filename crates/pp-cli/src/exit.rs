@@ -8,7 +8,7 @@ use std::path::Path;
 
 use pp_contract::Fault;
 use pp_job::output::{OutputError, Patient};
-use pp_job::{Error, FRONT, SUPERVISOR};
+use pp_job::{Error, RANK_0, SUPERVISOR};
 
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ use crate::video::InputError;
 impl From<InputError> for Error {
     fn from(error: InputError) -> Self {
         // Rank 0 alone reads.
-        Self::Fault(Fault::new(error.kind(), FRONT, "read input", error))
+        Self::Fault(Fault::new(error.kind(), RANK_0, "read input", error))
     }
 }
 

@@ -23,7 +23,7 @@ use pp_job::Error;
 use crate::args::{BenchCommand, Command, PluginCommand};
 use crate::env::Env;
 pub use crate::exit::print;
-pub use crate::run::{Front, Shape, VideoJob, check};
+pub use crate::run::{Checked, ClipSource, Shape, VideoJob, check};
 
 #[global_allocator]
 static ALLOCATOR: limits::Allocator = limits::Allocator;

@@ -79,9 +79,12 @@ pub(crate) fn check_address_space() -> Result<(), Error> {
 ///
 /// # Errors
 /// What is wrong, and the remedy.
-pub(crate) fn check_streams(input: &Path, results: &[(&str, Option<&Path>)]) -> Result<(), Error> {
+pub(crate) fn check_streams(
+    input: Option<&Path>,
+    results: &[(&str, Option<&Path>)],
+) -> Result<(), Error> {
     let is_closed = |stream: usize| CLOSED[stream].load(Ordering::Relaxed);
-    if input == Path::new("-") {
+    if input == Some(Path::new("-")) {
         if is_closed(0) {
             let what = "standard input is closed; name a file, or pipe one in";
             return Err(Error::local(FaultKind::Io, "read input", what));

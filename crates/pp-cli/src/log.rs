@@ -61,7 +61,7 @@ fn is_directive(text: &str) -> bool {
 /// What the process is called in the log.
 fn process(command: &Command, launched_as: Option<Rank>) -> String {
     let has_ranks = match command {
-        Command::Run(args) => args.ranks > 1,
+        Command::Run(args) => args.world() > 1,
         Command::Bench(BenchCommand::Overlap(_) | BenchCommand::Link(_)) => true,
         _ => false,
     };

@@ -1,7 +1,7 @@
 //! Work on one stream of a GPU: payloads that it reads, copies to the host, and its time, asked after without waiting.
 
 use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
-use pp_runtime::stage::Progress;
+use pp_runtime::stage::{Progress, Worked};
 use pp_transport::error::TransportError;
 use pp_transport::nccl::DeviceRx;
 
@@ -84,6 +84,12 @@ pub(crate) struct Done {
     pub(crate) work_ns: u64,
     /// Between the end of the work before and the beginning of this.
     pub(crate) idle_ns: u64,
+}
+
+impl From<Done> for Worked {
+    fn from(Done { work_ns, idle_ns }: Done) -> Self {
+        Self { work_ns, idle_ns }
+    }
 }
 
 impl Timed {

@@ -114,7 +114,7 @@ fn a_result_that_is_named_at_the_end_is_named() {
     // Twenty frames come, and then the source stays open and silent.
     let twenty = whole[..header(&whole) + 20 * stride()].to_vec();
     child.give(false, move |pipe| pipe.write_all(&twenty));
-    // The fifth chunk is back at the front.
+    // The fifth chunk is back at rank 0.
     let is_back = child.says(
         &["receive posted", "chunk_index=4", "peer=1"],
         Instant::now() + HANG,
@@ -146,7 +146,7 @@ fn a_second_signal_aborts_and_leaves_no_output() {
             .env("PP_LOG", "debug");
         let child = Process::start(&mut command, Output::Kept).unwrap();
         let pids = ranks(child.id());
-        for (words, then) in [("envelope sent", first), ("a second signal", second)] {
+        for (words, then) in [("message sent", first), ("a second signal", second)] {
             let said = child.says(&[words], Instant::now() + HANG);
             assert!(said.is_some(), "it ended");
             child.signal(then);
@@ -172,19 +172,19 @@ fn a_signal_to_any_rank_of_a_launcher_ends_the_job() {
             command.arg(&input);
             as_rank(command, rank, port)
         };
-        let back = spawn(&mut start(1));
-        let front = held(&mut start(0));
-        signal([front.id(), back.id()][target], Signal::TERM);
-        let front = front.finish();
-        assert_eq!(front.code, Some(143), "{}", front.stderr);
-        let back = finish(back);
-        assert_eq!(back.code, Some(143), "{}", back.stderr);
+        let rank_1 = spawn(&mut start(1));
+        let rank_0 = held(&mut start(0));
+        signal([rank_0.id(), rank_1.id()][target], Signal::TERM);
+        let rank_0 = rank_0.finish();
+        assert_eq!(rank_0.code, Some(143), "{}", rank_0.stderr);
+        let rank_1 = finish(rank_1);
+        assert_eq!(rank_1.code, Some(143), "{}", rank_1.stderr);
         assert!(
-            front.stderr.contains("pp: interrupted by SIGTERM: "),
+            rank_0.stderr.contains("pp: interrupted by SIGTERM: "),
             "{}",
-            front.stderr
+            rank_0.stderr
         );
-        assert!(whole.starts_with(&front.stdout) && front.stdout.len() < whole.len());
+        assert!(whole.starts_with(&rank_0.stdout) && rank_0.stdout.len() < whole.len());
     }
 }
 

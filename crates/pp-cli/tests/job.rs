@@ -88,9 +88,9 @@ fn a_rank_that_cannot_load_its_kernels_tells_the_other() {
             let mut command = rank(number, port, &["run", "--kernels", kernels, "--input"]);
             spawn(command.arg(&input))
         };
-        let (back, front) = (start(1), start(0));
+        let (rank_1, rank_0) = (start(1), start(0));
         let blamed = format!("rank {bad}");
-        for ended in [finish(front), finish(back)] {
+        for ended in [finish(rank_0), finish(rank_1)] {
             ended.failed(5, &["/no/such/plugin.so", &blamed]);
         }
     }
@@ -99,25 +99,25 @@ fn a_rank_that_cannot_load_its_kernels_tells_the_other() {
 #[test]
 fn a_rank_without_the_secret_gets_no_seat() {
     let port = free_port();
-    let mut back = rank(1, port, &BENCH);
-    back.env_remove("PP_JOB_SECRET");
-    run(&mut back, None).failed(2, &["PP_JOB_SECRET"]);
+    let mut rank_1 = rank(1, port, &BENCH);
+    rank_1.env_remove("PP_JOB_SECRET");
+    run(&mut rank_1, None).failed(2, &["PP_JOB_SECRET"]);
 }
 
 #[test]
 fn a_world_of_another_size_is_refused() {
-    let mut front = rank(0, free_port(), &BENCH);
-    front.env("WORLD_SIZE", "3");
-    run(&mut front, None).failed(2, &["3 ranks"]);
+    let mut rank_0 = rank(0, free_port(), &BENCH);
+    rank_0.env("WORLD_SIZE", "3");
+    run(&mut rank_0, None).failed(2, &["3 ranks"]);
     // Nothing else need be there.
-    front.env("WORLD_SIZE", "1");
-    front.env_remove("PP_JOB_SECRET").env_remove("MASTER_ADDR");
+    rank_0.env("WORLD_SIZE", "1");
+    rank_0.env_remove("PP_JOB_SECRET").env_remove("MASTER_ADDR");
     let words = [
         "1 rank,",
         "or unset RANK and WORLD_SIZE",
         "to let pp start its own ranks",
     ];
-    run(&mut front, None).failed(2, &words);
+    run(&mut rank_0, None).failed(2, &words);
 }
 
 #[test]
@@ -129,9 +129,9 @@ fn an_unknown_way_to_meet_is_refused_without_a_launcher_too() {
 
 #[test]
 fn half_an_environment_is_named() {
-    let mut front = rank(0, free_port(), &BENCH);
-    front.env_remove("WORLD_SIZE");
-    run(&mut front, None).failed(2, &["WORLD_SIZE"]);
+    let mut rank_0 = rank(0, free_port(), &BENCH);
+    rank_0.env_remove("WORLD_SIZE");
+    run(&mut rank_0, None).failed(2, &["WORLD_SIZE"]);
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn a_rank_that_is_stopped_before_the_ranks_have_met_is_missed() {
 }
 
 #[test]
-fn a_phase_b_that_is_stopped_before_the_ranks_have_met_is_replaced() {
+fn a_rank_that_is_stopped_before_the_ranks_have_met_is_replaced() {
     let folder = folder("missed_replaced");
     let calm = run(&mut job(&folder, "2", &[]), None).succeeded();
     let mut command = job(&folder, "1", &["--restarts", "1"]);
@@ -74,7 +74,7 @@ fn a_rank_that_loads_for_long_is_waited_for() {
 }
 
 #[test]
-fn a_front_that_a_plugin_ends_with_success_is_no_success() {
+fn a_rank_0_that_a_plugin_ends_with_success_is_no_success() {
     let folder = folder("missed_ends");
     let words = ["peer died", "rank 0", "before its work was done"];
     run(job(&folder, "0", &[]).env("KEPT_ENDS", "1"), None).failed(7, &words);

@@ -57,22 +57,31 @@ fn example_plugins_pass_their_check_and_do_their_work() {
     let original = video(48, 32, "420jpeg", 9);
     let input = folder.write("in.y4m", &original);
     let (alone, two) = (folder.file("alone.y4m"), folder.file("two.y4m"));
-    let plugins = [median(), rust_plugin("pp-plugin-temporal")];
+    let temporal = rust_plugin("pp-plugin-temporal");
+    // Its own stages are no default.
+    let words = [
+        "rank 0: load kernels",
+        "have no stage phase_b; write --pipeline \"encode@0 -> average@1 -> decode@0\"",
+    ];
+    denoise(&input, &two, &temporal, &[]).failed(5, &words);
+    let plugins = [(median(), "phase_b"), (temporal, "average")];
     let mut results = Vec::new();
-    for plugin in &plugins {
+    for (plugin, between) in &plugins {
+        let on = |rank: u32| format!("--pipeline=encode@0,{between}@{rank},decode@0");
+        let (on_one, on_two) = (on(0), on(1));
         let checked = run(&mut plugin_check(plugin), None).succeeded();
         assert_eq!(not_ok(&checked), [] as [&str; 0]);
 
-        denoise(&input, &two, plugin, &["--denoise-steps", "0"]).succeeded();
+        denoise(&input, &two, plugin, &[&on_two, "--denoise-steps", "0"]).succeeded();
         assert!(
             std::fs::read(&two).unwrap() == original,
             "zero steps is the identity"
         );
 
-        denoise(&input, &alone, plugin, &["--ranks", "1"]).succeeded();
+        denoise(&input, &alone, plugin, &[&on_one]).succeeded();
         let alone = std::fs::read(&alone).unwrap();
         for depth in ["1", "4"] {
-            denoise(&input, &two, plugin, &["--depth", depth]).succeeded();
+            denoise(&input, &two, plugin, &[&on_two, "--depth", depth]).succeeded();
             assert!(std::fs::read(&two).unwrap() == alone, "depth {depth}");
         }
         results.push(alone);
@@ -93,7 +102,7 @@ fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
         ("FAULT_MAGIC", "magic"),
         ("FAULT_SHORT", "40 bytes"),
         ("FAULT_SELF_TEST", "self"),
-        ("FAULT_NO_ENTRY", "pp_kernels_entry_v1"),
+        ("FAULT_NO_ENTRY", "pp_kernels_entry_v2"),
     ];
     for (fault, words) in faults {
         let plugin = faulty(fault);

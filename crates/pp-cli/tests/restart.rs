@@ -1,4 +1,4 @@
-//! `pp run --restarts`: Phase B dies, falls silent or is stopped, and the output is the same, bit for
+//! `pp run --restarts`: rank 1 dies, falls silent or is stopped, and the output is the same, bit for
 //! bit.
 
 #[path = "../../pp-kernels/tests/common/mod.rs"]
@@ -60,7 +60,7 @@ fn assert_unmoved(mut command: Command, input: &[u8], wanted: &[u8], strikes: &[
     for recovery in report["recoveries"].as_array().unwrap() {
         assert!(recovery["cause"].as_str().unwrap().contains("rank 1"));
     }
-    let logged = ended.stderr.matches("Phase B starts again").count();
+    let logged = ended.stderr.matches("rank 1 starts again").count();
     let said = ended.stderr.matches("; restart ").count();
     assert!(logged == said && said > 0, "{}", ended.stderr);
     used
@@ -75,7 +75,15 @@ fn killed_at_random_moments_it_goes_on_as_if_nothing_had_been() {
         (vec![], &plain),
         (vec!["--recompute".to_owned()], &plain),
         (vec!["--cuts".into(), "flush".into()], &cut),
-        (vec!["--kernels".into(), file(&temporal)], &cut),
+        (
+            vec![
+                "--kernels".into(),
+                file(&temporal),
+                "--pipeline".into(),
+                "encode@0,average@1,decode@0".into(),
+            ],
+            &cut,
+        ),
         (vec!["--kernels".into(), file(&median)], &plain),
     ];
     let mut random = Random::new(7);
@@ -90,7 +98,7 @@ fn killed_at_random_moments_it_goes_on_as_if_nothing_had_been() {
 
 /// It was started and stopped at once, so it never comes: after a while another is asked for.
 #[test]
-fn a_phase_b_that_never_comes_is_replaced_too() {
+fn a_rank_that_never_comes_is_replaced_too() {
     let input = video(64, 48, "mono", 80);
     let wanted = calm(host(&[]), &input);
     // One that gets no core for so long has not come either.
@@ -138,18 +146,18 @@ fn what_would_fail_again_is_not_started_again() {
     assert!(!ended.stderr.contains("restarts"), "{}", ended.stderr);
 }
 
-/// The first interrupt comes while there is no Phase B: what is in flight is finished by the next.
+/// The first interrupt comes while there is no rank 1: what is in flight is finished by the next one.
 #[test]
-fn a_drain_asked_for_between_two_phase_bs_drains() {
+fn a_drain_asked_for_between_two_processes_of_a_rank_drains() {
     let input = video(64, 48, "mono", 400);
     let wanted = calm(host(&[]), &input);
     let mut held = Held::start(&mut host(&["--restarts", "3"]), input);
     held.strike(KILL);
-    // The next one is held up before it can do anything for the front.
+    // The next one is held up before it can do anything for rank 0.
     let next = held.rank(1);
     signal(next, Signal::STOP);
     signal(held.id(), Signal::INT);
-    // Most of the time the front has heard it by then.
+    // Most of the time rank 0 has heard it by then.
     std::thread::sleep(Duration::from_millis(100));
     signal(next, Signal::CONT);
     let ended = held.drained();
@@ -164,40 +172,40 @@ fn rank(rank: u32, port: u16, more: &[&str]) -> Command {
     as_rank(host(more), rank, port)
 }
 
-/// The launcher starts one of its ranks again; no process tells the front.
+/// The launcher starts one of its ranks again; no process tells rank 0.
 #[test]
-fn a_launcher_that_starts_phase_b_again_is_waited_for() {
+fn a_launcher_that_starts_a_rank_again_is_waited_for() {
     let input = video(64, 48, "mono", 120);
     let wanted = calm(host(&[]), &input);
     let port = free_port();
     let back = || spawn(&mut rank(1, port, &["--restarts", "5"]));
     let held = Held::start(&mut rank(0, port, &["--restarts", "5"]), input);
-    let mut phase_b = back();
+    let mut rank_1 = back();
     for at in [40_000, 130_000] {
         held.wait_for(at);
-        phase_b.kill().unwrap();
-        phase_b.wait().unwrap();
+        rank_1.kill().unwrap();
+        rank_1.wait().unwrap();
         // A launcher takes its time.
         std::thread::sleep(Duration::from_millis(150));
-        phase_b = back();
+        rank_1 = back();
     }
     let ended = held.finish();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(ended.stdout == wanted, "the output is another");
     assert!(ended.stderr.contains("2 of 5 times"), "{}", ended.stderr);
-    finish(phase_b).succeeded();
+    finish(rank_1).succeeded();
 }
 
 #[test]
 fn a_launcher_that_starts_nobody_is_not_waited_for_for_ever() {
     let port = free_port();
-    let mut front = rank(0, port, &["--restarts", "5"]);
-    front.env("PP_RESTART_WITHIN_MS", "400");
-    let held = Held::start(&mut front, video(64, 48, "mono", 120));
-    let mut phase_b = spawn(&mut rank(1, port, &["--restarts", "5"]));
+    let mut rank_0 = rank(0, port, &["--restarts", "5"]);
+    rank_0.env("PP_RESTART_WITHIN_MS", "400");
+    let held = Held::start(&mut rank_0, video(64, 48, "mono", 120));
+    let mut rank_1 = spawn(&mut rank(1, port, &["--restarts", "5"]));
     held.wait_for(40_000);
-    phase_b.kill().unwrap();
-    phase_b.wait().unwrap();
+    rank_1.kill().unwrap();
+    rank_1.wait().unwrap();
     let ended = held.finish();
     assert_eq!(ended.code, Some(7), "{}", ended.stderr);
     // That it waits, and how that ended.
@@ -216,7 +224,7 @@ fn on_gpus(fakes: &Fakes, folder: &Folder, args: &[&str]) -> Command {
     command
 }
 
-/// Zero steps: every byte of every payload is in the output. More: whatever was kept at Phase B.
+/// Zero steps: every byte of every payload is in the output. More: whatever was kept at rank 1.
 #[test]
 fn on_gpus_it_goes_on_as_well() {
     let fakes = Fakes::build();
@@ -236,7 +244,7 @@ fn on_gpus_it_goes_on_as_well() {
 }
 
 #[test]
-fn on_gpus_a_phase_b_that_is_stopped_is_replaced() {
+fn on_gpus_a_rank_that_is_stopped_is_replaced() {
     let fakes = Fakes::without_revoke();
     let folder = folder("restart_nccl_stopped");
     let input = video(64, 48, "mono", 80);
@@ -278,7 +286,7 @@ fn on_gpus_what_is_sent_again_is_in_order() {
 
 /// Its GPU fails, it says so and ends; another process has a GPU that does not.
 #[test]
-fn on_gpus_a_phase_b_whose_device_fails_is_replaced() {
+fn on_gpus_a_rank_whose_device_fails_is_replaced() {
     let fakes = Fakes::build();
     let folder = folder("restart_nccl_device");
     let input = video(64, 48, "mono", 60);

@@ -1,4 +1,4 @@
-//! How a job that may start Phase B again ends all the same: with its front stopped, by interrupts, by
+//! How a job that may start a rank again ends all the same: with rank 0 stopped, by interrupts, by
 //! a plugin that ends its process; and what it says meanwhile.
 
 mod common;
@@ -20,7 +20,7 @@ use pp_testing::{
 use restart_support::host;
 use rustix::process::Signal;
 
-/// How long another Phase B is waited for: who waits for one that does not come hangs.
+/// How long another rank 1 is waited for: who waits for one that does not come hangs.
 const WITHIN_MS: &str = "3600000";
 
 fn through(more: &[&str]) -> Command {
@@ -34,14 +34,14 @@ fn clip() -> Vec<u8> {
 }
 
 #[test]
-fn a_stopped_front_is_not_waited_for() {
+fn a_stopped_rank_0_is_not_waited_for() {
     let mut command = through(&["--restarts", "3"]);
     command.env("PP_HEARTBEAT_MS", "1000");
     let held = Held::start(&mut command, clip());
     held.wait_for(60_000);
     let ranks = children(held.id());
-    let front = held.rank(0);
-    signal(front, Signal::STOP);
+    let rank_0 = held.rank(0);
+    signal(rank_0, Signal::STOP);
     let ended = held.finish();
     assert_eq!(ended.code, Some(9), "{}", ended.stderr);
     for words in ["rank 0", "heartbeat"] {
@@ -50,7 +50,7 @@ fn a_stopped_front_is_not_waited_for() {
     all_gone(&ranks);
 }
 
-/// No process notices that the front is stopped, so nothing but the interrupt ends the job.
+/// No process notices that rank 0 is stopped, so nothing but the interrupt ends the job.
 #[test]
 fn a_second_interrupt_ends_a_job_whose_ranks_are_stopped() {
     for (restarts, is_killed) in [("0", false), ("3", false), ("3", true)] {
@@ -81,13 +81,16 @@ fn a_second_interrupt_ends_a_job_whose_ranks_are_stopped() {
 fn whoever_asks_too_early_what_the_ranks_do_ends_none_of_them() {
     for _ in 0..5 {
         let held = Held::start(&mut through(&["--restarts", "9"]), clip());
-        let until = Instant::now() + Duration::from_millis(300);
         let supervisor = held.id();
+        // Its own start is not of interest: it takes signals once it has a rank.
+        let hung = Instant::now() + HANG;
+        while children(supervisor).is_empty() {
+            assert!(Instant::now() < hung, "it starts no rank");
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        let until = Instant::now() + Duration::from_millis(300);
         while Instant::now() < until {
-            // Its own start is not of interest: it takes signals once it has a rank.
-            if !children(supervisor).is_empty() {
-                signal(supervisor, Signal::USR1);
-            }
+            signal(supervisor, Signal::USR1);
             std::thread::sleep(Duration::from_micros(500));
         }
         held.wait_for(1);
@@ -135,21 +138,21 @@ fn a_time_that_cannot_be_none_is_not_offered() {
     assert!(!ended.stderr.contains("for none"), "{}", ended.stderr);
 }
 
-/// The ranks start as under a launcher: only the front can say that it waits.
+/// The ranks start as under a launcher: only rank 0 can say that it waits.
 #[test]
-fn a_front_that_waits_says_so_and_ends_at_a_second_interrupt() {
+fn a_rank_0_that_waits_says_so_and_ends_at_a_second_interrupt() {
     let port = free_port();
     let start = |rank| as_rank(through(&["--restarts", "2"]), rank, port);
     let held = Held::start(&mut start(0), clip());
-    let mut phase_b = spawn(&mut start(1));
+    let mut rank_1 = spawn(&mut start(1));
     held.wait_for(60_000);
-    phase_b.kill().unwrap();
-    finish(phase_b);
-    held.wait_until_it_says("Phase B is gone");
-    let front = held.id();
-    signal(front, Signal::INT);
+    rank_1.kill().unwrap();
+    finish(rank_1);
+    held.wait_until_it_says("rank 1 is gone");
+    let rank_0 = held.id();
+    signal(rank_0, Signal::INT);
     std::thread::sleep(Duration::from_millis(500));
-    assert!(is_alive(front), "the first interrupt waits for Phase B");
+    assert!(is_alive(rank_0), "the first interrupt waits for rank 1");
     let ended = held.aborted();
     assert_eq!(ended.code, Some(130), "{}", ended.stderr);
     for words in ["up to 3600 s", "second interrupt"] {
@@ -157,9 +160,9 @@ fn a_front_that_waits_says_so_and_ends_at_a_second_interrupt() {
     }
 }
 
-/// The reader of the output is slow, and Phase B dies when its last result is at the front.
+/// The reader of the output is slow, and rank 1 dies when its last result is at rank 0.
 #[test]
-fn a_phase_b_that_is_needed_no_more_may_die() {
+fn a_rank_that_is_needed_no_more_may_die() {
     const FRAMES: usize = 400;
     const STRIDE: usize = 6 + 64 * 48;
     let whole = clip();
@@ -190,11 +193,14 @@ fn a_phase_b_that_is_needed_no_more_may_die() {
         let child = Process::start(command.env("PP_LOG", "debug"), Output::Kept).unwrap();
         let input = whole.clone();
         child.give(true, move |pipe| pipe.write_all(&input));
-        let phase_b = ranks(child.id())[1];
-        let said = child.says(&["all results are here"], Instant::now() + HANG);
+        let rank_1 = ranks(child.id())[1];
+        let said = child.says(
+            &["rank 0", "nothing more is needed of other ranks"],
+            Instant::now() + HANG,
+        );
         assert!(said.is_some(), "it ended");
-        signal(phase_b, Signal::KILL);
-        all_gone(&[phase_b]);
+        signal(rank_1, Signal::KILL);
+        all_gone(&[rank_1]);
         let ended = Ended::of(&child);
         let told = &ended.stderr;
         assert_eq!(ended.code, Some(0), "{told}");

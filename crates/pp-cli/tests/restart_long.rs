@@ -1,5 +1,5 @@
-//! One run that loses its Phase B hundreds of times: the output is the same, bit for bit, and the
-//! front grows in nothing. Too long for every day:
+//! One run that loses its rank 1 hundreds of times: the output is the same, bit for bit, and
+//! rank 0 grows in nothing. Too long for every day:
 //!
 //! `PP_TEST_KILLS=200 cargo test -p pp-cli --test restart_long -- --ignored --nocapture`
 
@@ -19,9 +19,9 @@ use pp_testing::{
 };
 use restart_support::{host, report, through};
 
-/// Kills before the front is measured for the first time.
+/// Kills before rank 0 is measured for the first time.
 const WARM_UP: usize = 20;
-/// What the front may grow by, from then on: noise of the allocator, not one slot a restart.
+/// What rank 0 may grow by, from then on: noise of the allocator, not one slot a restart.
 const GROWS_KIB: u64 = 16 * 1024;
 
 fn kills() -> u64 {
@@ -44,24 +44,24 @@ fn survive(name: &str, mut command: Command, input: Vec<u8>, wanted: &[u8]) {
     let strikes =
         restart_support::kills(&mut Random::new(kills), kills, input.len() as u64 * 9 / 10);
     let mut held = Held::start(&mut command, input);
-    let front = held.rank(0);
+    let rank_0 = held.rank(0);
     let mut before = None;
     for (count, strike) in strikes.iter().enumerate() {
         held.strike(*strike);
         if count == WARM_UP.min(strikes.len() / 2) {
-            before = Footprint::of(front);
+            before = Footprint::of(rank_0);
         }
         if count % 100 == 99 {
             println!(
                 "{name}: after {} kills {:?}",
                 count + 1,
-                Footprint::of(front)
+                Footprint::of(rank_0)
             );
         }
     }
     // Until the last one is made up for.
     held.wait_for(wanted.len() as u64 * 19 / 20);
-    let (before, after) = (before.unwrap(), Footprint::of(front).unwrap());
+    let (before, after) = (before.unwrap(), Footprint::of(rank_0).unwrap());
     let ranks = children(held.id());
     let ended = held.finish();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -73,7 +73,7 @@ fn survive(name: &str, mut command: Command, input: Vec<u8>, wanted: &[u8]) {
     served.sort_by(f64::total_cmp);
     println!(
         "{name}: {kills} kills, {} losses of a link, {} served again: median {:.1} ms, p99 {:.1} ms, \
-         max {:.1} ms; the front {before:?} -> {after:?}",
+         max {:.1} ms; rank 0 {before:?} -> {after:?}",
         recoveries.len(),
         served.len(),
         percentile(&served, 50),

@@ -110,14 +110,14 @@ fn rank(number: u32, port: u16, secret: &str) -> Child {
 fn rank_with_a_wrong_secret_ends_at_once_and_the_right_one_still_gets_in() {
     let port = free_port();
     let right = "a secret of more than sixteen bytes";
-    let front = rank(0, port, right);
+    let rank_0 = rank(0, port, right);
     // Long before the minute that a rank waits for another.
     let wrong = "another secret of many bytes";
     let ended = finish(rank(1, port, wrong));
     assert!(!ended.stderr.contains(wrong));
     ended.failed(6, &["rank 1", "PP_JOB_SECRET", "PP_JOB_ID"]);
     finish(rank(1, port, right)).succeeded();
-    finish(front).succeeded();
+    finish(rank_0).succeeded();
 }
 
 #[test]

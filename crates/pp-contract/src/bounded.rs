@@ -6,7 +6,7 @@
 
 use core::fmt;
 use core::marker::PhantomData;
-use core::ops::Deref;
+use core::ops::{Deref, DerefMut};
 
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -89,6 +89,16 @@ impl<T, const MAX: usize> List<T, MAX> {
         Ok(Self(items))
     }
 
+    /// Adds an item at the end.
+    ///
+    /// # Errors
+    /// [`TooLong`] when there is no room for it.
+    pub fn push(&mut self, item: T) -> Result<(), TooLong> {
+        check_len(self.0.len() + 1, MAX)?;
+        self.0.push(item);
+        Ok(())
+    }
+
     /// The items, free of the bound.
     #[must_use]
     pub fn into_inner(self) -> Vec<T> {
@@ -106,6 +116,12 @@ impl<T, const MAX: usize> Deref for List<T, MAX> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         &self.0
+    }
+}
+
+impl<T, const MAX: usize> DerefMut for List<T, MAX> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.0
     }
 }
 
@@ -175,10 +191,9 @@ mod tests {
             Err(TooLong { len: 3, max: 2 })
         );
         assert!(postcard::from_bytes::<List<u8, 2>>(&[3, 1, 2, 3]).is_err());
-        assert_eq!(
-            &*postcard::from_bytes::<List<u8, 2>>(&[2, 1, 2]).unwrap(),
-            [1, 2]
-        );
+        let mut full = postcard::from_bytes::<List<u8, 2>>(&[2, 1, 2]).unwrap();
+        assert_eq!(full.push(3), Err(TooLong { len: 3, max: 2 }));
+        assert_eq!(&*full, [1, 2]);
     }
 
     #[test]

@@ -6,21 +6,20 @@ use postcard::ser_flavors::Flavor;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::header::{BodyKind, MAX_BODY_BYTES};
+use crate::header::{Action, MAX_BODY_BYTES};
 use crate::manifest::ManifestError;
 use crate::plan::PlanError;
+use crate::trail::TrailError;
 
 /// Why the body of a frame, or another encoded value, is refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BodyError {
-    /// Another kind of body was asked for than the header announces.
-    #[error("the header announces a body of kind {got}, {wanted} was asked for")]
-    WrongKind {
-        /// What the caller asked for.
-        wanted: BodyKind,
-        /// What the header says.
-        got: BodyKind,
+    /// A body was asked for, and the action has none.
+    #[error("{action} has no body")]
+    NoBody {
+        /// The action.
+        action: Action,
     },
     /// The bytes are not an encoding of the value.
     #[error("{what} of {len} bytes does not decode: {reason}")]
@@ -62,6 +61,9 @@ pub enum BodyError {
     /// The plan breaks a rule, or the manifest does not follow it.
     #[error("plan refused")]
     Plan(#[from] PlanError),
+    /// The trail is not that of a chunk which went through these stages.
+    #[error("trail refused")]
+    Trail(#[from] TrailError),
 }
 
 /// Decodes a value that takes up `bytes` entirely.

@@ -16,7 +16,7 @@ use crate::manifest::MAX_PAYLOAD_BYTES;
 ///
 /// Both ends speak the same version: all ranks of a job are one binary, so a rank of another version is a mistake in the
 /// deployment. The handshake names both versions.
-pub const WIRE_VERSION: u16 = 2;
+pub const WIRE_VERSION: u16 = 3;
 /// Size of a header.
 pub const HEADER_BYTES: usize = 64;
 /// Most bytes of a body.
@@ -31,12 +31,11 @@ wire_enum! {
     pub enum Action {
         /// Nothing; shows that the sender lives.
         Noop = 0 => "NOOP",
-        /// Work on a chunk, or the result of it. The only action with a payload.
+        /// A chunk: a stage hands it to the next one, or the sink says that it took it. Its body is a
+        /// [`Message`](crate::Message). The only action with a body, and with a payload.
         Infer = 1 => "INFER",
         /// The sender will send nothing more. Terminal.
         Shutdown = 2 => "SHUTDOWN",
-        /// The sender cannot go on. Terminal.
-        Error = 3 => "ERROR",
     }
 }
 
@@ -44,21 +43,7 @@ impl Action {
     /// Whether nothing may follow it.
     #[must_use]
     pub const fn is_terminal(self) -> bool {
-        matches!(self, Self::Shutdown | Self::Error)
-    }
-}
-
-wire_enum! {
-    /// What the body of a frame holds.
-    pub enum BodyKind {
-        /// There is no body.
-        None = 0 => "none",
-        /// An [`Envelope`](crate::Envelope).
-        Envelope = 1 => "envelope",
-        /// An [`Outcome`](crate::Outcome).
-        Result = 2 => "result",
-        /// A [`Failure`](crate::Failure).
-        Failure = 3 => "failure",
+        matches!(self, Self::Shutdown)
     }
 }
 
@@ -86,22 +71,20 @@ pub enum HeaderError {
         /// As the sender wrote it.
         stated: u32,
     },
-    /// An action or a body kind that does not exist.
+    /// An action that does not exist.
     #[error(transparent)]
     Code(#[from] UnknownCode),
-    /// Bytes that must be 0 are not.
-    #[error("reserved bytes hold {got:#x}, not 0")]
+    /// A byte that must be 0 is not.
+    #[error("the reserved byte holds {got:#x}, not 0")]
     Reserved {
-        /// What they hold.
-        got: u32,
+        /// What it holds.
+        got: u8,
     },
     /// An action with a body that it cannot have, or without the one it needs.
-    #[error("{action} cannot go with a body of kind {kind} and {bytes} bytes")]
+    #[error("{action} cannot go with a body of {bytes} bytes")]
     Body {
         /// The action.
         action: Action,
-        /// The kind of its body.
-        kind: BodyKind,
         /// The length of its body.
         bytes: u32,
     },
@@ -139,7 +122,6 @@ pub enum HeaderError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     pub(crate) action: Action,
-    pub(crate) kind: BodyKind,
     pub(crate) call_id: CallId,
     pub(crate) chunk_index: ChunkIndex,
     pub(crate) cache_epoch: CacheEpoch,
@@ -147,6 +129,8 @@ pub struct Header {
     pub(crate) payload_bytes: u64,
     pub(crate) body_len: u32,
     pub(crate) body_crc32: u32,
+    pub(crate) attempt: u16,
+    pub(crate) lap: u16,
 }
 
 impl Header {
@@ -169,15 +153,13 @@ impl Header {
         if stated != computed {
             return Err(HeaderError::Checksum { computed, stated });
         }
-        let reserved = u32::from_le_bytes(array(bytes, 56));
-        if reserved != 0 {
-            return Err(HeaderError::Reserved { got: reserved });
+        if bytes[7] != 0 {
+            return Err(HeaderError::Reserved { got: bytes[7] });
         }
         let payload_bytes = u64::from_le_bytes(array(bytes, 40));
         let edge_seq = u64::from_le_bytes(array(bytes, 32));
         let header = Self {
             action: Action::try_from(bytes[6])?,
-            kind: BodyKind::try_from(bytes[7])?,
             call_id: CallId::new(u64::from_le_bytes(array(bytes, 8))),
             chunk_index: ChunkIndex::new(u64::from_le_bytes(array(bytes, 16))),
             cache_epoch: CacheEpoch::new(u64::from_le_bytes(array(bytes, 24))),
@@ -185,28 +167,24 @@ impl Header {
             payload_bytes,
             body_len: u32::from_le_bytes(array(bytes, 48)),
             body_crc32: u32::from_le_bytes(array(bytes, 52)),
+            attempt: u16::from_le_bytes(array(bytes, 56)),
+            lap: u16::from_le_bytes(array(bytes, 58)),
         };
         header.check(edge_seq)?;
         Ok(header)
     }
 
     fn check(&self, edge_seq: u64) -> Result<(), HeaderError> {
-        let (action, kind, bytes) = (self.action, self.kind, self.body_len);
+        let (action, bytes) = (self.action, self.body_len);
         if bytes as usize > MAX_BODY_BYTES {
             return Err(HeaderError::BodyTooLarge { bytes });
         }
-        let body_makes_sense = match (action, kind) {
-            (Action::Noop | Action::Shutdown, BodyKind::None) => bytes == 0 && self.body_crc32 == 0,
-            (Action::Infer, BodyKind::Envelope | BodyKind::Result)
-            | (Action::Error, BodyKind::Failure) => bytes > 0,
-            _ => false,
+        let body_makes_sense = match action {
+            Action::Noop | Action::Shutdown => bytes == 0 && self.body_crc32 == 0,
+            Action::Infer => bytes > 0,
         };
         if !body_makes_sense {
-            return Err(HeaderError::Body {
-                action,
-                kind,
-                bytes,
-            });
+            return Err(HeaderError::Body { action, bytes });
         }
         let bytes = self.payload_bytes;
         if bytes > MAX_PAYLOAD_BYTES {
@@ -227,7 +205,6 @@ impl Header {
         bytes[0..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&WIRE_VERSION.to_le_bytes());
         bytes[6] = self.action.code();
-        bytes[7] = self.kind.code();
         bytes[8..16].copy_from_slice(&self.call_id.get().to_le_bytes());
         bytes[16..24].copy_from_slice(&self.chunk_index.get().to_le_bytes());
         bytes[24..32].copy_from_slice(&self.cache_epoch.get().to_le_bytes());
@@ -235,6 +212,8 @@ impl Header {
         bytes[40..48].copy_from_slice(&self.payload_bytes.to_le_bytes());
         bytes[48..52].copy_from_slice(&self.body_len.to_le_bytes());
         bytes[52..56].copy_from_slice(&self.body_crc32.to_le_bytes());
+        bytes[56..58].copy_from_slice(&self.attempt.to_le_bytes());
+        bytes[58..60].copy_from_slice(&self.lap.to_le_bytes());
         let crc = crc32fast::hash(&bytes[..60]);
         bytes[60..64].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -246,13 +225,7 @@ impl Header {
         self.action
     }
 
-    /// What its body holds.
-    #[must_use]
-    pub const fn body_kind(&self) -> BodyKind {
-        self.kind
-    }
-
-    /// Number of the message, or of the one that it answers.
+    /// Number of the call: the source numbers them, and every stage hands the number on.
     #[must_use]
     pub const fn call_id(&self) -> CallId {
         self.call_id
@@ -274,6 +247,19 @@ impl Header {
     #[must_use]
     pub const fn edge_seq(&self) -> Option<EdgeSeq> {
         self.edge_seq
+    }
+
+    /// How often a rank of the job had been replaced when the source sent the chunk. What is older than the newest
+    /// attempt is received and dropped.
+    #[must_use]
+    pub const fn attempt(&self) -> u16 {
+        self.attempt
+    }
+
+    /// The lap of its ring in which the receiving stage works on the chunk, from 0; 0 for a stage outside of a ring.
+    #[must_use]
+    pub const fn lap(&self) -> u16 {
+        self.lap
     }
 
     /// Size of its payload; 0 means that there is none and nothing is transferred.

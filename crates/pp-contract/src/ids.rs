@@ -87,7 +87,7 @@ full_range! {
     Rank: u32
 }
 full_range! {
-    /// Number of a message from the front, strictly increasing over all actions. A reply echoes it.
+    /// Number of a call: strictly increasing over everything that the source sends. Every stage hands it on.
     CallId: u64
 }
 full_range! {

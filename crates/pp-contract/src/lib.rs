@@ -10,11 +10,11 @@
 //! - a receive can only be posted with a header that was checked and is in order
 //!   ([`Lockstep`] → [`Matched`]);
 //! - a body decodes into the same types through the same constructors
-//!   ([`Envelope`], [`Outcome`], [`Failure`], [`Hello`], [`Fault`]);
+//!   ([`Message`], [`Hello`], [`Fault`]);
 //! - no byte of a peer can cause a panic, and none sizes an allocation beyond a fixed bound.
 //!
 //! *Choices.* A fixed 64-byte header, checksummed, in front of a [postcard] body of at most
-//! [`MAX_BODY_BYTES`]. The plan, which says what the peer is to do, is a type parameter
+//! [`MAX_BODY_BYTES`]. The plan, which says what the stages are to do, is a type parameter
 //! ([`Plan`]): [`VideoPlan`] is the one shipped, another crate brings its own.
 //!
 //! *Not here.* Threads, clocks, sockets, devices: nothing in this crate waits or does I/O.
@@ -26,48 +26,47 @@
 #[macro_use]
 mod codes;
 
-mod accept;
 mod bounded;
 mod codec;
 mod digest;
 mod dtype;
-mod envelope;
 mod fault;
 mod handshake;
 mod header;
 mod ids;
 mod lockstep;
 mod manifest;
-mod outcome;
+mod message;
+pub mod pipeline;
 mod plan;
 mod prepare;
 mod seal;
+mod trail;
 
-pub use accept::{Expectation, ResultFault, Verdict};
 pub use bounded::{List, Text, TooLong};
 pub use codec::BodyError;
 pub use codes::UnknownCode;
 pub use digest::{DIGEST_BLOCK_BYTES, Digest, Digests, digest, tensor_digest};
 pub use dtype::{DType, MAX_DIMS, MAX_ELEMENTS, Shape, ShapeError};
-pub use envelope::Envelope;
 pub use fault::{Fault, FaultKind, with_source};
 pub use handshake::{
     DeviceClash, DeviceConflict, DeviceMap, HELLO_HEADER_BYTES, HandshakeError, Hello, HelloParts,
     MAX_HELLO_BYTES, MAX_SETTINGS, Mismatch, Settings, check_devices, compare,
 };
 pub use header::{
-    Action, BodyKind, HEADER_BYTES, Header, HeaderError, MAGIC, MAX_BODY_BYTES, MAX_FRAME_BYTES,
-    WIRE_VERSION,
+    Action, HEADER_BYTES, Header, HeaderError, MAGIC, MAX_BODY_BYTES, MAX_FRAME_BYTES, WIRE_VERSION,
 };
 pub use ids::{CacheEpoch, CallId, ChunkIndex, EdgeSeq, Generation, IdError, Rank, WorldSize};
-pub use lockstep::{Lockstep, LockstepError, Matched, Replies, Requests};
+pub use lockstep::{Lockstep, LockstepError, Matched};
 pub use manifest::{
     MAX_PAYLOAD_BYTES, MAX_TENSORS, Manifest, ManifestError, TENSOR_ALIGN_BYTES, TensorName,
     TensorSpec,
 };
-pub use outcome::{Failure, FailureCode, Outcome, Side};
+pub use message::{MAX_NOTE_BYTES, Message};
+pub use pipeline::{Pipeline, PipelineError, StageSpec};
 pub use plan::fields::plan_digest;
-pub use plan::video::{VideoPlan, VideoPlanParts};
+pub use plan::video::{VideoPlan, VideoPlanParts, pass_range};
 pub use plan::{Plan, PlanError};
-pub use prepare::{Bare, CallStamp, Committed, Composer, PrepareError, Prepared, Sequencer, Stamp};
+pub use prepare::{Bare, Committed, Composer, PrepareError, Prepared, Sequencer, Stamp};
 pub use seal::{SEAL_TENSOR, Seal};
+pub use trail::{StageReport, Trail, TrailError};

@@ -7,13 +7,11 @@
 //! for one receive. After the first error nothing more is admitted: the two sides no longer agree
 //! on where they are.
 
-use std::collections::VecDeque;
-
 use crate::codec::BodyError;
-use crate::envelope::Envelope;
-use crate::header::{Action, BodyKind, HEADER_BYTES, Header, HeaderError};
+use crate::header::{Action, HEADER_BYTES, Header, HeaderError};
 use crate::ids::{CacheEpoch, CallId, ChunkIndex, EdgeSeq};
-use crate::outcome::{Failure, Outcome};
+use crate::message::Message;
+use crate::pipeline::Pipeline;
 use crate::plan::Plan;
 
 /// Why a frame is not admitted.
@@ -39,11 +37,21 @@ pub enum LockstepError {
         /// As the sender wrote it.
         stated: u32,
     },
-    /// A kind of body that does not travel in this direction.
-    #[error("a body of kind {kind} does not travel in this direction")]
-    WrongDirection {
-        /// The kind.
-        kind: BodyKind,
+    /// The attempt fell.
+    #[error("attempt {got} follows {last}: it must not fall")]
+    AttemptOrder {
+        /// Of the message before.
+        last: u16,
+        /// Of this one.
+        got: u16,
+    },
+    /// A lap that the edge does not have.
+    #[error("lap {got} on an edge of {laps}, counted from 0")]
+    Lap {
+        /// The lap, from 0.
+        got: u16,
+        /// How many laps there are.
+        laps: u16,
     },
     /// The call id did not rise.
     #[error("call_id {got} follows {last}: it must rise")]
@@ -77,15 +85,7 @@ pub enum LockstepError {
         /// The number announced.
         got: EdgeSeq,
     },
-    /// An answer to a call that was not made, or not the next one to be answered.
-    #[error("the answer ({action} call_id={call_id}) is not the one that is due")]
-    NotDue {
-        /// The action of the answer.
-        action: Action,
-        /// The call it answers.
-        call_id: CallId,
-    },
-    /// Something follows SHUTDOWN or ERROR.
+    /// Something follows SHUTDOWN.
     #[error("a frame follows a terminal one")]
     AfterTerminal,
     /// An earlier frame was refused.
@@ -95,54 +95,41 @@ pub enum LockstepError {
 
 /// What the receiving end of one directed edge knows of the messages so far.
 ///
-/// Not `Clone`: two of them would admit a frame twice.
+/// Within an attempt the calls and the chunks of each lap rise, and the epoch does not fall. An attempt begins anew: the
+/// source sends again what was not accepted. Payloads are counted over all attempts and laps. Not `Clone`: two of them
+/// would admit a frame twice.
 #[derive(Debug)]
-pub struct Lockstep<D = Requests> {
-    direction: D,
+pub struct Lockstep {
     next_edge: EdgeSeq,
+    attempt: u16,
+    /// By lap.
+    last: Vec<Option<Last>>,
     closed: Option<LockstepError>,
 }
 
-/// The direction from the front to Phase B: calls.
-#[derive(Debug, Default)]
-pub struct Requests {
-    last: Option<(CallId, CacheEpoch)>,
-    last_chunk: Option<ChunkIndex>,
+/// The message before, in one lap.
+#[derive(Debug, Clone, Copy)]
+struct Last {
+    call: CallId,
+    epoch: CacheEpoch,
+    chunk: Option<ChunkIndex>,
 }
 
-/// The direction from Phase B to the front: answers, in the order of the calls.
-#[derive(Debug, Default)]
-pub struct Replies {
-    due: VecDeque<Header>,
-}
-
-impl Lockstep<Requests> {
-    /// For the Phase B end of an edge from the front.
+impl Lockstep {
+    /// The receiving end of an edge outside of a ring, or into or out of one.
     #[must_use]
-    pub fn requests() -> Self {
-        Self::start(Requests::default())
+    pub fn new() -> Self {
+        Self::with_laps(1)
     }
-}
 
-impl Lockstep<Replies> {
-    /// For the front end of an edge from Phase B.
+    /// The receiving end of an edge between two stages of a ring of at most so many laps. Its laps are numbered as the
+    /// receiving stage counts them, so those of the edge back to the first stage begin with 1.
     #[must_use]
-    pub fn replies() -> Self {
-        Self::start(Replies::default())
-    }
-
-    /// Says that an answer to this call is due, after those to the calls before.
-    pub fn expect(&mut self, sent: &Header) {
-        self.direction.due.push_back(*sent);
-    }
-}
-
-#[expect(private_bounds, reason = "there are two directions and no third")]
-impl<D: Direction> Lockstep<D> {
-    fn start(direction: D) -> Self {
+    pub fn with_laps(laps: u16) -> Self {
         Self {
-            direction,
             next_edge: EdgeSeq::FIRST,
+            attempt: 0,
+            last: vec![None; laps.into()],
             closed: None,
         }
     }
@@ -181,7 +168,7 @@ impl<D: Direction> Lockstep<D> {
         if computed != stated {
             return Err(LockstepError::BodyChecksum { computed, stated });
         }
-        self.direction.check(&header)?;
+        self.check_order(&header)?;
         if let Some(got) = header.edge_seq() {
             let expected = self.next_edge;
             if got != expected {
@@ -191,66 +178,48 @@ impl<D: Direction> Lockstep<D> {
         }
         Ok(Matched { header, body })
     }
-}
 
-/// The order of the messages in one direction.
-trait Direction {
-    fn check(&mut self, header: &Header) -> Result<(), LockstepError>;
-}
-
-impl Direction for Requests {
-    fn check(&mut self, header: &Header) -> Result<(), LockstepError> {
-        if header.body_kind() == BodyKind::Result {
-            let kind = header.body_kind();
-            return Err(LockstepError::WrongDirection { kind });
+    fn check_order(&mut self, header: &Header) -> Result<(), LockstepError> {
+        let (last, got) = (self.attempt, header.attempt());
+        if got < last {
+            return Err(LockstepError::AttemptOrder { last, got });
         }
+        if got > last {
+            self.attempt = got;
+            self.last.fill(None);
+        }
+        let laps = self.last.len() as u16;
+        let got = header.lap();
+        let Some(place) = self.last.get_mut(usize::from(got)) else {
+            return Err(LockstepError::Lap { got, laps });
+        };
         let (call, epoch) = (header.call_id(), header.cache_epoch());
-        if let Some((last_call, last_epoch)) = self.last {
-            if call <= last_call {
-                let (last, got) = (last_call, call);
+        if let Some(last) = place {
+            if call <= last.call {
+                let (last, got) = (last.call, call);
                 return Err(LockstepError::CallOrder { last, got });
             }
-            if epoch < last_epoch {
-                let (last, got) = (last_epoch, epoch);
+            if epoch < last.epoch {
+                let (last, got) = (last.epoch, epoch);
                 return Err(LockstepError::EpochOrder { last, got });
             }
         }
-        self.last = Some((call, epoch));
+        let mut chunk = place.and_then(|last| last.chunk);
         if header.action() == Action::Infer {
             let got = header.chunk_index();
-            if let Some(last) = self.last_chunk.filter(|last| got <= *last) {
+            if let Some(last) = chunk.filter(|last| got <= *last) {
                 return Err(LockstepError::ChunkOrder { last, got });
             }
-            self.last_chunk = Some(got);
+            chunk = Some(got);
         }
+        *place = Some(Last { call, epoch, chunk });
         Ok(())
     }
 }
 
-impl Direction for Replies {
-    fn check(&mut self, header: &Header) -> Result<(), LockstepError> {
-        let (action, kind) = (header.action(), header.body_kind());
-        if kind == BodyKind::Envelope {
-            return Err(LockstepError::WrongDirection { kind });
-        }
-        let answers = |call: &Header| {
-            call.call_id() == header.call_id()
-                && call.chunk_index() == header.chunk_index()
-                && call.cache_epoch() == header.cache_epoch()
-        };
-        // A failure may overtake: it is about a call further back in the queue, and it ends the
-        // edge. Everything else is an answer in kind to the oldest call.
-        let due = if action == Action::Error {
-            self.due.iter().any(answers)
-        } else {
-            let oldest = self.due.pop_front();
-            oldest.is_some_and(|call| call.action() == action && answers(&call))
-        };
-        if !due {
-            let call_id = header.call_id();
-            return Err(LockstepError::NotDue { action, call_id });
-        }
-        Ok(())
+impl Default for Lockstep {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -286,48 +255,31 @@ impl Matched<'_> {
         &self.header
     }
 
-    /// Decodes its envelope.
+    /// Decodes its message, which stage `maker` of the pipeline sent.
     ///
     /// # Errors
-    /// [`BodyError`]: it is not an envelope of this plan, breaks a rule of the plan, or describes
-    /// another payload than the header.
-    pub fn envelope<P: Plan>(&self) -> Result<Envelope<P>, BodyError> {
-        let envelope = Envelope::from_body(self.body(BodyKind::Envelope)?)?;
-        self.check_payload(envelope.inputs().payload_bytes())?;
-        Ok(envelope)
-    }
-
-    /// Decodes its result.
+    /// [`BodyError`]: there is none, it breaks a rule of the plan, its trail is not that of a chunk which `maker` hands
+    /// on for this lap, or it describes another payload than the header.
     ///
-    /// # Errors
-    /// [`BodyError`]: it is not a result, or describes another payload than the header.
-    pub fn outcome(&self) -> Result<Outcome, BodyError> {
-        let outcome = Outcome::from_body(self.body(BodyKind::Result)?)?;
-        self.check_payload(outcome.outputs.payload_bytes())?;
-        Ok(outcome)
-    }
-
-    /// Decodes its failure.
-    ///
-    /// # Errors
-    /// [`BodyError`]: it is not a failure.
-    pub fn failure(&self) -> Result<Failure, BodyError> {
-        Failure::from_body(self.body(BodyKind::Failure)?)
-    }
-
-    fn body(&self, wanted: BodyKind) -> Result<&[u8], BodyError> {
-        let got = self.header.body_kind();
-        if got != wanted {
-            return Err(BodyError::WrongKind { wanted, got });
+    /// # Panics
+    /// If the pipeline has no stage `maker`.
+    pub fn message<P: Plan>(
+        &self,
+        pipeline: &Pipeline,
+        maker: usize,
+    ) -> Result<Message<P>, BodyError> {
+        let action = self.header.action();
+        if action != Action::Infer {
+            return Err(BodyError::NoBody { action });
         }
-        Ok(self.body)
-    }
-
-    fn check_payload(&self, manifest: u64) -> Result<(), BodyError> {
-        let header = self.header.payload_bytes();
+        let message = Message::from_body(self.body, pipeline, (maker, self.header.lap()))?;
+        let (header, manifest) = (
+            self.header.payload_bytes(),
+            message.tensors().payload_bytes(),
+        );
         if header != manifest {
             return Err(BodyError::PayloadSize { header, manifest });
         }
-        Ok(())
+        Ok(message)
     }
 }

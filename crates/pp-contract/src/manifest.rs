@@ -174,6 +174,8 @@ impl fmt::Display for TensorSpec {
 #[derive(Clone)]
 pub struct Manifest {
     tensors: Arc<[(u64, TensorSpec)]>,
+    /// How many of them are meant: one less than there are, where only the seal is left out.
+    len: usize,
     payload_bytes: u64,
 }
 
@@ -209,6 +211,7 @@ impl Manifest {
         }
         Ok(Self {
             tensors: offsets.into_iter().zip(tensors.iter().copied()).collect(),
+            len: tensors.len(),
             payload_bytes: end,
         })
     }
@@ -217,19 +220,23 @@ impl Manifest {
     #[must_use]
     pub fn empty() -> Self {
         Self {
-            tensors: Arc::new([]),
+            tensors: Arc::default(),
+            len: 0,
             payload_bytes: 0,
         }
     }
 
-    /// The first `count` of these tensors.
+    /// The first `count` of these tensors, or all if there are not so many.
     pub(crate) fn first(&self, count: usize) -> Self {
-        let tensors: Arc<[_]> = self.tensors.iter().take(count).copied().collect();
+        let mut first = self.clone();
+        first.len = self.len.min(count);
         let end = |(offset, spec): &(u64, TensorSpec)| offset + spec.bytes();
-        Self {
-            payload_bytes: tensors.last().map_or(0, end),
-            tensors,
-        }
+        first.payload_bytes = first.tensors().last().map_or(0, end);
+        first
+    }
+
+    fn tensors(&self) -> &[(u64, TensorSpec)] {
+        &self.tensors[..self.len]
     }
 
     /// Size of the payload: the end of its last tensor, 0 if there is none.
@@ -240,20 +247,20 @@ impl Manifest {
 
     /// How many tensors there are.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.tensors.len()
+    pub const fn len(&self) -> usize {
+        self.len
     }
 
     /// Whether there is no tensor.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.tensors.is_empty()
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Where tensor `index` begins in the payload.
     #[must_use]
     pub fn offset(&self, index: usize) -> Option<u64> {
-        self.tensors.get(index).map(|(offset, _)| *offset)
+        self.tensors().get(index).map(|(offset, _)| *offset)
     }
 
     /// The tensor of this name and where it begins.
@@ -272,14 +279,15 @@ impl Manifest {
 
     /// The tensors in order, each with its offset.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (u64, &TensorSpec)> {
-        self.tensors.iter().map(|(offset, spec)| (*offset, spec))
+        self.tensors().iter().map(|(offset, spec)| (*offset, spec))
     }
 }
 
 impl PartialEq for Manifest {
     fn eq(&self, other: &Self) -> bool {
         // The layout follows from the tensors; the same list needs no look at all.
-        Arc::ptr_eq(&self.tensors, &other.tensors) || self.tensors == other.tensors
+        let is_same = self.len == other.len && Arc::ptr_eq(&self.tensors, &other.tensors);
+        is_same || self.tensors() == other.tensors()
     }
 }
 

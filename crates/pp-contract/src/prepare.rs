@@ -9,13 +9,10 @@
 //! A [`Composer`] reuses one buffer, with the header directly in front of the body: composing
 //! allocates nothing once the buffer has grown to the size of the largest message.
 
-use serde::Serialize;
-
 use crate::codec;
-use crate::envelope::Envelope;
-use crate::header::{Action, BodyKind, HEADER_BYTES, Header, MAX_BODY_BYTES};
+use crate::header::{Action, HEADER_BYTES, Header, MAX_BODY_BYTES};
 use crate::ids::{CacheEpoch, CallId, ChunkIndex, EdgeSeq};
-use crate::outcome::{Failure, Outcome};
+use crate::message::Message;
 use crate::plan::Plan;
 
 /// Why a message cannot be sent. Nothing of it has left, no number is used up.
@@ -23,16 +20,11 @@ use crate::plan::Plan;
 #[non_exhaustive]
 pub enum PrepareError {
     /// The body does not fit.
-    #[error("the {kind} takes up more than {MAX_BODY_BYTES} bytes; move bulk into tensors")]
-    TooLarge {
-        /// The kind of body.
-        kind: BodyKind,
-    },
+    #[error("the message takes up more than {MAX_BODY_BYTES} bytes; move bulk into tensors")]
+    TooLarge,
     /// A part of it refuses to be serialized.
-    #[error("the {kind} cannot be serialized: {reason}")]
+    #[error("the message cannot be serialized: {reason}")]
     Unserializable {
-        /// The kind of body.
-        kind: BodyKind,
         /// What the serializer says.
         reason: postcard::Error,
     },
@@ -62,34 +54,21 @@ impl Composer {
         }
     }
 
-    /// Prepares INFER with an envelope.
+    /// Prepares INFER with a message; its payload is as long as its manifest says.
     ///
     /// # Errors
     /// [`PrepareError`]: the plan is too large, or refuses to be serialized.
-    pub fn prepare_envelope<P: Plan>(
-        &mut self,
-        envelope: &Envelope<P>,
-    ) -> Result<Prepared<'_>, PrepareError> {
-        let payload_bytes = envelope.inputs().payload_bytes();
-        let body = envelope.to_body();
-        self.prepare(Action::Infer, BodyKind::Envelope, &body, payload_bytes)
-    }
-
-    /// Prepares INFER with a result.
-    ///
-    /// # Errors
-    /// [`PrepareError`]; an [`Outcome`] always fits, so none is known to occur.
-    pub fn prepare_outcome(&mut self, outcome: &Outcome) -> Result<Prepared<'_>, PrepareError> {
-        let payload_bytes = outcome.outputs.payload_bytes();
-        self.prepare(Action::Infer, BodyKind::Result, outcome, payload_bytes)
-    }
-
-    /// Prepares ERROR with the reason.
-    ///
-    /// # Errors
-    /// [`PrepareError`]; a [`Failure`] always fits, so none is known to occur.
-    pub fn prepare_failure(&mut self, failure: &Failure) -> Result<Prepared<'_>, PrepareError> {
-        self.prepare(Action::Error, BodyKind::Failure, failure, 0)
+    pub fn prepare<P: Plan>(&mut self, message: &Message<P>) -> Result<Prepared<'_>, PrepareError> {
+        self.clear();
+        codec::append(&message.to_body(), &mut self.frame).map_err(|reason| match reason {
+            postcard::Error::SerializeBufferFull => PrepareError::TooLarge,
+            reason => PrepareError::Unserializable { reason },
+        })?;
+        Ok(Prepared {
+            frame: &mut self.frame,
+            action: Action::Infer,
+            payload_bytes: message.tensors().payload_bytes(),
+        })
     }
 
     /// Prepares NOOP or SHUTDOWN.
@@ -102,29 +81,8 @@ impl Composer {
         Prepared {
             frame: &mut self.frame,
             action,
-            kind: BodyKind::None,
             payload_bytes: 0,
         }
-    }
-
-    fn prepare(
-        &mut self,
-        action: Action,
-        kind: BodyKind,
-        body: &impl Serialize,
-        payload_bytes: u64,
-    ) -> Result<Prepared<'_>, PrepareError> {
-        self.clear();
-        codec::append(body, &mut self.frame).map_err(|reason| match reason {
-            postcard::Error::SerializeBufferFull => PrepareError::TooLarge { kind },
-            reason => PrepareError::Unserializable { kind, reason },
-        })?;
-        Ok(Prepared {
-            frame: &mut self.frame,
-            action,
-            kind,
-            payload_bytes,
-        })
     }
 
     /// Empties the buffer but for the place of the header.
@@ -145,30 +103,30 @@ impl Default for Composer {
 /// A composer holds one message at a time, and a message is committed once:
 ///
 /// ```
-/// use pp_contract::{Bare, CacheEpoch, ChunkIndex, Composer, Sequencer, Stamp};
+/// use pp_contract::{Bare, CacheEpoch, CallId, ChunkIndex, Composer, Sequencer, Stamp};
 /// let mut composer = Composer::new();
 /// let mut sequencer = Sequencer::new();
-/// let stamp = Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0));
+/// let stamp = Stamp::new(ChunkIndex::new(0), CacheEpoch::new(0), CallId::new(0));
 /// let prepared = composer.prepare_bare(Bare::Noop);
 /// let committed = prepared.commit(&mut sequencer, stamp);
 /// assert_eq!(committed.frame().len(), pp_contract::HEADER_BYTES);
 /// ```
 ///
 /// ```compile_fail,E0382
-/// use pp_contract::{Bare, CacheEpoch, ChunkIndex, Composer, Sequencer, Stamp};
+/// use pp_contract::{Bare, CacheEpoch, CallId, ChunkIndex, Composer, Sequencer, Stamp};
 /// let mut composer = Composer::new();
 /// let mut sequencer = Sequencer::new();
-/// let stamp = Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0));
+/// let stamp = Stamp::new(ChunkIndex::new(0), CacheEpoch::new(0), CallId::new(0));
 /// let prepared = composer.prepare_bare(Bare::Noop);
 /// let _ = prepared.commit(&mut sequencer, stamp);
 /// let _ = prepared.commit(&mut sequencer, stamp); // committed twice
 /// ```
 ///
 /// ```compile_fail,E0499
-/// use pp_contract::{Bare, CacheEpoch, ChunkIndex, Composer, Sequencer, Stamp};
+/// use pp_contract::{Bare, CacheEpoch, CallId, ChunkIndex, Composer, Sequencer, Stamp};
 /// let mut composer = Composer::new();
 /// let mut sequencer = Sequencer::new();
-/// let stamp = Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0));
+/// let stamp = Stamp::new(ChunkIndex::new(0), CacheEpoch::new(0), CallId::new(0));
 /// let committed = composer.prepare_bare(Bare::Noop).commit(&mut sequencer, stamp);
 /// let _ = composer.prepare_bare(Bare::Noop); // overwrites a frame that is still to be sent
 /// let _ = committed.frame();
@@ -181,7 +139,6 @@ impl Default for Composer {
 pub struct Prepared<'a> {
     frame: &'a mut [u8],
     action: Action,
-    kind: BodyKind,
     payload_bytes: u64,
 }
 
@@ -197,14 +154,15 @@ impl<'a> Prepared<'a> {
         let (place, body) = self.frame.split_at_mut(HEADER_BYTES);
         let header = Header {
             action: self.action,
-            kind: self.kind,
-            call_id: sequencer.call(stamp.call),
+            call_id: stamp.call_id,
             chunk_index: stamp.chunk_index,
             cache_epoch: stamp.cache_epoch,
             edge_seq: (self.payload_bytes > 0).then(|| sequencer.edge()),
             payload_bytes: self.payload_bytes,
             body_len: body.len() as u32,
             body_crc32: crc32fast::hash(body),
+            attempt: stamp.attempt,
+            lap: stamp.lap,
         };
         place.copy_from_slice(&header.encode());
         Committed {
@@ -251,64 +209,45 @@ pub struct Stamp {
     pub chunk_index: ChunkIndex,
     /// The epoch it belongs to.
     pub cache_epoch: CacheEpoch,
-    /// Whether it is a call of its own or the answer to one.
-    pub call: CallStamp,
-}
-
-/// Whether a message is a call of its own or the answer to one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CallStamp {
-    /// A call of its own: the sequencer numbers it. What the front sends.
-    Fresh,
-    /// A call of its own under this number, which may be one that was made before, to a Phase B
-    /// that is gone. What a front sends that numbers its calls itself; later ones count from it.
-    Numbered(CallId),
-    /// The answer to this call. What Phase B sends.
-    Echo(CallId),
+    /// The number of the call.
+    pub call_id: CallId,
+    /// The attempt that it belongs to.
+    pub attempt: u16,
+    /// The lap of its ring in which the receiving stage works on it, from 0; 0 for a stage outside of a ring.
+    pub lap: u16,
 }
 
 impl Stamp {
-    /// The stamp of a call of its own.
+    /// The stamp of the first attempt, for a stage outside of a ring or its first lap.
     #[must_use]
-    pub const fn fresh(chunk_index: ChunkIndex, cache_epoch: CacheEpoch) -> Self {
+    pub const fn new(chunk_index: ChunkIndex, cache_epoch: CacheEpoch, call_id: CallId) -> Self {
         Self {
             chunk_index,
             cache_epoch,
-            call: CallStamp::Fresh,
+            call_id,
+            attempt: 0,
+            lap: 0,
         }
     }
 
-    /// The stamp of a call that the front numbers itself.
+    /// The stamp of a message that goes on with this one, in the same lap.
     #[must_use]
-    pub const fn numbered(
-        chunk_index: ChunkIndex,
-        cache_epoch: CacheEpoch,
-        call_id: CallId,
-    ) -> Self {
+    pub const fn of(header: &Header) -> Self {
         Self {
-            chunk_index,
-            cache_epoch,
-            call: CallStamp::Numbered(call_id),
-        }
-    }
-
-    /// The stamp of the answer to this call.
-    #[must_use]
-    pub const fn echo(call: &Header) -> Self {
-        Self {
-            chunk_index: call.chunk_index(),
-            cache_epoch: call.cache_epoch(),
-            call: CallStamp::Echo(call.call_id()),
+            chunk_index: header.chunk_index(),
+            cache_epoch: header.cache_epoch(),
+            call_id: header.call_id(),
+            attempt: header.attempt(),
+            lap: header.lap(),
         }
     }
 }
 
-/// Numbers the messages of one directed edge: calls of its own, and payloads.
+/// Numbers the payloads of one directed edge.
 ///
 /// Not `Clone`: two of them on one edge would give a number twice.
 #[derive(Debug)]
 pub struct Sequencer {
-    next_call: CallId,
     next_edge: EdgeSeq,
 }
 
@@ -317,28 +256,12 @@ impl Sequencer {
     #[must_use]
     pub const fn new() -> Self {
         Self {
-            next_call: CallId::new(0),
             next_edge: EdgeSeq::FIRST,
         }
     }
 
-    // At a message per nanosecond the numbers last for 584 years. Then the last one is given
+    // At a payload per nanosecond the numbers last for 584 years. Then the last one is given
     // again, and the receiver refuses it.
-    fn call(&mut self, stamp: CallStamp) -> CallId {
-        match stamp {
-            CallStamp::Echo(call) => call,
-            CallStamp::Numbered(call) => {
-                self.next_call = call.next().unwrap_or(call);
-                call
-            }
-            CallStamp::Fresh => {
-                let call = self.next_call;
-                self.next_call = call.next().unwrap_or(call);
-                call
-            }
-        }
-    }
-
     fn edge(&mut self) -> EdgeSeq {
         let seq = self.next_edge;
         self.next_edge = seq.next().unwrap_or(seq);

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// The name of the tensor that seals a payload: `i64`, one element (64 bits, unsigned) for each tensor before it.
 pub const SEAL_TENSOR: &str = "digests";
 
-/// What the sender of a sealed result says of it in its header.
+/// What the stage that made sealed tensors says of them in its report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Seal {
     /// [`Digests::seal`] of the digests as they were computed: whether it is they that changed on the way.
@@ -88,6 +88,7 @@ mod tests {
         assert_eq!(sealed.payload_bytes(), 768 + 16);
         assert!(sealed.is_sealed() && !manifest().is_sealed());
         assert_eq!(sealed.unsealed(), manifest());
+        assert_ne!(sealed.unsealed(), sealed);
         assert_eq!(manifest().unsealed(), manifest());
         assert!(sealed.sealed().is_err());
         assert!(Manifest::empty().sealed().unwrap().is_sealed());

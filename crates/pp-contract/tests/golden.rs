@@ -15,35 +15,18 @@ fn golden(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// A sequencer that has given out `calls` calls and `payloads` payloads.
-fn sequencer(calls: u64, payloads: u64) -> Sequencer {
-    let mut sequencer = Sequencer::new();
-    let mut composer = Composer::new();
-    for call in 0..calls {
-        let _ = if call < payloads {
-            let prepared = composer.prepare_envelope(&envelope()).unwrap();
-            prepared.commit(&mut sequencer, fresh(0, 0))
-        } else {
-            composer
-                .prepare_bare(Bare::Noop)
-                .commit(&mut sequencer, fresh(0, 0))
-        };
-    }
-    sequencer
+/// The stamp of call 7.
+fn call_7() -> Stamp {
+    Stamp::new(ChunkIndex::new(3), CacheEpoch::new(1), CallId::new(7))
 }
 
 #[test]
 fn noop_is_as_written_by_hand() {
     let bytes = golden(include_str!("data/noop.hex"));
-    let mut composer = Composer::new();
-    let sent = composer
-        .prepare_bare(Bare::Noop)
-        .commit(&mut Sequencer::new(), fresh(0, 0));
-    assert_eq!(sent.frame(), bytes);
+    assert_eq!(bare_frame(Bare::Noop, stamp(0)), bytes);
 
     let header = Header::decode(bytes.first_chunk().unwrap()).unwrap();
     assert_eq!(header.action(), Action::Noop);
-    assert_eq!(header.body_kind(), BodyKind::None);
     assert_eq!(header.edge_seq(), None);
     assert_eq!((header.payload_bytes(), header.body_bytes()), (0, 0));
 }
@@ -51,53 +34,38 @@ fn noop_is_as_written_by_hand() {
 #[test]
 fn shutdown_is_as_written_by_hand() {
     let bytes = golden(include_str!("data/shutdown.hex"));
-    let mut composer = Composer::new();
-    let sent = composer
-        .prepare_bare(Bare::Shutdown)
-        .commit(&mut sequencer(258, 0), fresh(41, 3));
-    assert_eq!(sent.frame(), bytes);
+    let mut stamp = Stamp::new(ChunkIndex::new(41), CacheEpoch::new(3), CallId::new(258));
+    stamp.attempt = 1;
+    assert_eq!(bare_frame(Bare::Shutdown, stamp), bytes);
 
     let header = Header::decode(bytes.first_chunk().unwrap()).unwrap();
     assert_eq!(header.action(), Action::Shutdown);
-    assert_eq!(header.call_id().get(), 258);
-    assert_eq!(header.chunk_index().get(), 41);
-    assert_eq!(header.cache_epoch().get(), 3);
+    assert_eq!(Stamp::of(&header), stamp);
 }
 
 #[test]
-fn envelope_is_as_written_by_hand() {
-    let bytes = golden(include_str!("data/infer_envelope.hex"));
-    let mut composer = Composer::new();
-    let prepared = composer.prepare_envelope(&envelope()).unwrap();
+fn message_of_the_source_is_as_written_by_hand() {
+    let bytes = golden(include_str!("data/message.hex"));
+    let (mut composer, mut sequencer) = (Composer::new(), Sequencer::new());
+    for _ in 0..2 {
+        let prepared = composer.prepare(&message()).unwrap();
+        let _ = prepared.commit(&mut sequencer, stamp(0));
+    }
+    let prepared = composer.prepare(&message()).unwrap();
     assert_eq!(prepared.payload_bytes(), 3_041_536);
-    assert_eq!(
-        prepared.commit(&mut sequencer(7, 2), fresh(3, 1)).frame(),
-        bytes
-    );
+    assert_eq!(prepared.commit(&mut sequencer, call_7()).frame(), bytes);
 
     let header = Header::decode(bytes.first_chunk().unwrap()).unwrap();
     assert_eq!(header.action(), Action::Infer);
-    assert_eq!(header.body_kind(), BodyKind::Envelope);
     assert_eq!(header.edge_seq().map(EdgeSeq::get), Some(2));
-    assert_eq!(
-        (header.payload_bytes(), header.body_bytes()),
-        (3_041_536, 129)
-    );
+    assert_eq!(header.payload_bytes(), 3_041_536);
+    assert_eq!(header.body_bytes(), 112);
 
-    // The first frame of an edge carries edge_seq 0; nothing else in this one is relative.
-    let first = forge(&bytes, |frame| frame[32] = 0);
-    let mut lockstep = Lockstep::requests();
-    let decoded = lockstep
-        .admit(&first)
-        .unwrap()
-        .envelope::<VideoPlan>()
-        .unwrap();
+    // The first payload of an edge is number 0; nothing else in this one is relative.
+    let decoded = decode(&forge(&bytes, |frame| frame[32] = 0), 0).unwrap();
     assert_eq!(decoded.plan().parts(), &plan_parts());
-    let layout: Vec<_> = decoded
-        .inputs()
-        .iter()
-        .map(|(at, spec)| (at, spec.to_string()))
-        .collect();
+    let tensors = decoded.tensors().iter();
+    let layout: Vec<_> = tensors.map(|(at, spec)| (at, spec.to_string())).collect();
     let expected = [
         (0, "latents_in bf16 [4, 1584, 192]"),
         (2_433_024, "conditioning_embeds bf16 [0]"),
@@ -105,54 +73,57 @@ fn envelope_is_as_written_by_hand() {
         (2_433_280, "context_frames bf16 [1, 1584, 192]"),
     ];
     assert_eq!(layout, expected.map(|(at, spec)| (at, spec.to_owned())));
-    assert_eq!(decoded.outputs(), &outputs());
+    assert_eq!(decoded.trail().reports(), []);
+    assert!(decoded.note().is_empty() && !decoded.is_stale());
 }
 
 #[test]
-fn result_is_as_written_by_hand() {
-    let bytes = golden(include_str!("data/infer_result.hex"));
-    let mut composer = Composer::new();
-    let prepared = composer.prepare_outcome(&outcome()).unwrap();
-    assert_eq!(
-        prepared
-            .commit(&mut Sequencer::new(), echo(7, 3, 1))
-            .frame(),
-        bytes
-    );
+fn message_in_the_last_lap_of_a_ring_is_as_written_by_hand() {
+    let bytes = golden(include_str!("data/lap.hex"));
+    let report = |calls, work_us, idle_us, seal| StageReport {
+        calls,
+        start_frame: 16,
+        work_us,
+        idle_us,
+        seal,
+    };
+    let (digest, cost_us) = (300, 1);
+    let seal = Some(Seal { digest, cost_us });
+    let mut message = message().with_note(b"cut".to_vec()).unwrap();
+    let hand_on = |message: Message<VideoPlan>, at, report| {
+        let tensors = outputs().sealed().unwrap();
+        message.hand_on(ring(), at, tensors, &report).unwrap()
+    };
+    for _lap in 0..3 {
+        message = hand_on(message, 1, report(5, 4000, 0, None));
+        message = hand_on(message, 2, report(1, 2, 100, None));
+    }
+    message = hand_on(message, 1, report(5, 3000, 0, seal));
+    let stamp = Stamp {
+        attempt: 513,
+        lap: 3,
+        ..call_7()
+    };
+    assert_eq!(frame_of(&message, stamp), bytes);
 
-    let mut lockstep = Lockstep::replies();
-    let call = golden(include_str!("data/infer_envelope.hex"));
-    lockstep.expect(&Header::decode(call.first_chunk().unwrap()).unwrap());
+    let mut lockstep = Lockstep::with_laps(4);
     let matched = lockstep.admit(&bytes).unwrap();
-    assert_eq!(matched.header().payload_bytes(), 2_433_024);
-    let decoded = matched.outcome().unwrap();
-    assert_eq!((decoded.observed_calls, decoded.start_frame), (5, 16));
-    assert_eq!((decoded.phase_b_us, decoded.idle_us), (15_000, 0));
-    assert_eq!(decoded.seal, outcome().seal);
-    assert_eq!(decoded.outputs, outputs());
+    assert_eq!(Stamp::of(matched.header()), stamp);
+    let decoded = matched.message::<VideoPlan>(ring(), 1).unwrap();
+    assert_eq!(decoded.note(), b"cut");
+    assert_eq!(decoded.tensors(), &outputs().sealed().unwrap());
+    let reports = [report(20, 15_000, 0, seal), report(3, 6, 300, None)];
+    assert_eq!(decoded.trail().reports(), reports);
 }
 
 #[test]
-fn failure_is_as_written_by_hand() {
-    let bytes = golden(include_str!("data/error_failure.hex"));
-    let mut composer = Composer::new();
-    let prepared = composer.prepare_failure(&failure()).unwrap();
-    assert_eq!(
-        prepared
-            .commit(&mut Sequencer::new(), echo(7, 3, 1))
-            .frame(),
-        bytes
-    );
-
-    let decoded = Lockstep::requests()
-        .admit(&bytes)
-        .unwrap()
-        .failure()
-        .unwrap();
-    assert_eq!(
-        decoded.to_string(),
-        "compute failed (phase B to blame): out of memory"
-    );
+fn acceptance_is_as_written_by_hand() {
+    let bytes = golden(include_str!("data/accepted.hex"));
+    assert_eq!(frame_of(&accepted(), call_7()), bytes);
+    let decoded = decode(&bytes, 2).unwrap();
+    assert_eq!(decoded.trail().report(1), Some(&report(5)));
+    assert_eq!(decoded.trail().report(2).unwrap().work_us, 128);
+    assert_eq!(decoded, accepted());
 }
 
 #[test]

@@ -32,7 +32,10 @@ fn damaged(good: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn frames() -> Vec<Vec<u8>> {
-    first_frames().into_iter().map(|(_, frame)| frame).collect()
+    first_frames()
+        .into_iter()
+        .map(|(.., frame)| frame)
+        .collect()
 }
 
 proptest! {
@@ -69,7 +72,7 @@ proptest! {
     }
 
     #[test]
-    fn any_valid_envelope_survives_the_wire(
+    fn any_valid_message_survives_the_wire(
         (steps, recompute) in (0..20u32, any::<bool>()),
         (height, width) in (1..=65536u32, 1..=65536u32),
         (start, seed) in any::<(u64, u64)>(),
@@ -77,7 +80,10 @@ proptest! {
         (bias, noise) in (-1e30f32..1e30, 0f32..1e30),
         dims in prop::collection::vec(0..60u64, 0..6),
         embeds in 0..5000u64,
-        (chunk, epoch) in any::<(u64, u64)>(),
+        ids in any::<(u64, u64, u64, u16)>(),
+        times in any::<(u64, u64)>(),
+        seal in any::<Option<(u64, u64)>>(),
+        note in prop::collection::vec(any::<u8>(), 0..200),
     ) {
         let plan = VideoPlan::new(VideoPlanParts {
             height,
@@ -101,17 +107,34 @@ proptest! {
         if recompute {
             tensors.push(tensor("context_frames", DType::Bf16, &dims));
         }
-        let inputs = Manifest::new(&tensors).unwrap();
-        let outputs = Manifest::new(&[tensor("latents_out", DType::Bf16, &dims)]).unwrap();
-        let envelope = Envelope::new(plan, inputs, outputs).unwrap();
-
-        let mut composer = Composer::new();
-        let prepared = composer.prepare_envelope(&envelope).unwrap();
-        let sent = prepared.commit(&mut Sequencer::new(), fresh(chunk, epoch));
-        let mut lockstep = Lockstep::requests();
-        let matched = lockstep.admit(sent.frame()).unwrap();
-        prop_assert_eq!(matched.header(), sent.header());
-        prop_assert_eq!(matched.envelope::<VideoPlan>().unwrap(), envelope);
+        let mut inputs = Manifest::new(&tensors).unwrap();
+        let mut outputs = Manifest::new(&[tensor("latents_out", DType::Bf16, &dims)]).unwrap();
+        if seal.is_some() {
+            inputs = inputs.sealed().unwrap();
+            outputs = outputs.sealed().unwrap();
+        }
+        let message = Message::new(plan, &pipeline().stages()[0], inputs).unwrap();
+        let message = message.with_note(note).unwrap();
+        let report = |calls| StageReport {
+            calls,
+            start_frame: start,
+            work_us: times.0,
+            idle_us: times.1,
+            seal: seal.map(|(digest, cost_us)| Seal { digest, cost_us }),
+        };
+        let calls = report(steps + u32::from(recompute));
+        let handed_on = message.clone().hand_on(pipeline(), 1, outputs, &calls).unwrap();
+        let accepted = handed_on.clone().accepted(2, &report(1), Vec::new()).unwrap();
+        let stamp = Stamp {
+            attempt: ids.3,
+            ..Stamp::new(ChunkIndex::new(ids.0), CacheEpoch::new(ids.1), CallId::new(ids.2))
+        };
+        for (maker, message) in [message, handed_on, accepted].iter().enumerate() {
+            let frame = frame_of(message, stamp);
+            let matched = admit(&frame).unwrap();
+            prop_assert_eq!(Stamp::of(matched.header()), stamp);
+            prop_assert_eq!(&matched.message(pipeline(), maker).unwrap(), message);
+        }
     }
 
     #[test]
@@ -137,59 +160,83 @@ proptest! {
 
 #[test]
 fn composing_allocates_nothing_once_the_buffer_has_grown() {
-    let (envelope, outcome, failure) = (envelope(), outcome(), failure());
+    let messages = [message(), handed_on(), accepted()];
     let mut composer = Composer::new();
     let mut sequencer = Sequencer::new();
     let (bytes, ()) = allocated(|| {
-        for chunk in 0..1000 {
-            let stamp = fresh(chunk, 0);
-            let prepared = composer.prepare_envelope(&envelope).unwrap();
-            let _ = prepared.commit(&mut sequencer, stamp);
-            let prepared = composer.prepare_outcome(&outcome).unwrap();
-            let _ = prepared.commit(&mut sequencer, stamp);
-            let prepared = composer.prepare_failure(&failure).unwrap();
-            let _ = prepared.commit(&mut sequencer, stamp);
-            let _ = composer
-                .prepare_bare(Bare::Noop)
-                .commit(&mut sequencer, stamp);
+        for n in 0..1000 {
+            for message in &messages {
+                let prepared = composer.prepare(message).unwrap();
+                let _ = prepared.commit(&mut sequencer, stamp(n));
+            }
+            let prepared = composer.prepare_bare(Bare::Noop);
+            let _ = prepared.commit(&mut sequencer, stamp(n));
         }
     });
     assert_eq!(bytes, 0);
 }
 
 #[test]
-fn envelope_of_a_chunk_like_the_last_allocates_nothing() {
-    let (inputs, outputs) = (inputs(), outputs());
-    let mut parts = plan_parts();
-    let (bytes, ()) = allocated(|| {
-        for frame in 0..1000 {
-            parts.current_start_frame = frame;
-            let plan = VideoPlan::new(parts).unwrap();
-            let _ = Envelope::new(plan, inputs.clone(), outputs.clone()).unwrap();
-        }
-    });
-    assert_eq!(bytes, 0);
+fn message_of_a_chunk_like_the_last_allocates_nothing() {
+    let source = &pipeline().stages()[0];
+    for (inputs, outputs) in [
+        (inputs(), outputs()),
+        (inputs().sealed().unwrap(), outputs().sealed().unwrap()),
+    ] {
+        let mut parts = plan_parts();
+        let mut on_its_way = Some(handed_on());
+        let (bytes, ()) = allocated(|| {
+            for frame in 0..1000 {
+                parts.current_start_frame = frame;
+                let plan = VideoPlan::new(parts).unwrap();
+                let message = Message::new(plan, source, inputs.clone()).unwrap();
+                let _ = message.overtaken();
+                // One lap more.
+                let message = on_its_way.take().unwrap();
+                let message = message.hand_on(pipeline(), 1, outputs.clone(), &report(5));
+                on_its_way = message.ok();
+            }
+        });
+        assert_eq!(bytes, 0);
+    }
 }
 
 #[test]
 fn admitting_allocates_nothing() {
-    let frames = frames();
-    let mut lockstep = Lockstep::requests();
-    let (bytes, admitted) = allocated(|| lockstep.admit(&frames[2]).is_ok());
+    let frame = first_frame("message");
+    let mut lockstep = Lockstep::new();
+    let (bytes, admitted) = allocated(|| lockstep.admit(&frame).is_ok());
     assert!(admitted);
     assert_eq!(bytes, 0);
 }
 
-// A plan sees the tensors without their seal, which is a manifest more.
 #[test]
-fn largest_sealed_manifests_are_decoded_within_the_bound() {
+fn largest_message_is_decoded_within_the_bound() {
     let specs: Vec<_> = (0..MAX_TENSORS - 1)
         .map(|n| tensor(&format!("{n:048}"), DType::U8, &[1; MAX_DIMS]))
         .collect();
-    let sealed = || Manifest::new(&specs).unwrap().sealed().unwrap();
-    let envelope = Envelope::new(Toy(plan_parts()), sealed(), sealed()).unwrap();
-    let mut composer = Composer::new();
-    let prepared = composer.prepare_envelope(&envelope).unwrap();
-    let sent = prepared.commit(&mut Sequencer::new(), fresh(0, 0));
-    decoders::frame(sent.frame());
+    let tensors = Manifest::new(&specs).unwrap().sealed().unwrap();
+    // As many reports as a trail can have, each as long as it can be.
+    let stages = vec!["b@0"; pipeline::MAX_STAGES - 2].join(",");
+    let long = parse(&format!("a@0,{stages},c@0"));
+    let seal = Seal {
+        digest: u64::MAX,
+        cost_us: u64::MAX,
+    };
+    let largest = StageReport {
+        calls: u32::MAX,
+        start_frame: u64::MAX,
+        work_us: u64::MAX,
+        idle_us: u64::MAX,
+        seal: Some(seal),
+    };
+    let plan = Toy(plan_parts());
+    let message = Message::new(plan, &long.stages()[0], tensors.clone()).unwrap();
+    let mut message = message.with_note(vec![0xff; MAX_NOTE_BYTES]).unwrap();
+    for at in 1..long.stages().len() {
+        message = message
+            .hand_on(&long, at, tensors.clone(), &largest)
+            .unwrap();
+    }
+    decoders::frame(&frame_of(&message, stamp(0)));
 }

@@ -25,10 +25,10 @@ impl Serialize for AwkwardParts {
 
 impl ToyParts for AwkwardParts {}
 
-fn awkward(ballast: usize, refuse: bool) -> Envelope<Toy<AwkwardParts>> {
+fn awkward(ballast: usize, refuse: bool) -> Message<Toy<AwkwardParts>> {
     let ballast = vec![7; ballast];
     let plan = Toy(AwkwardParts { ballast, refuse });
-    Envelope::new(plan, Manifest::empty(), Manifest::empty()).unwrap()
+    Message::new(plan, &pipeline().stages()[0], Manifest::empty()).unwrap()
 }
 
 // OM-01, OM-02: everything that can fail happens before the header leaves.
@@ -37,66 +37,32 @@ fn awkward(ballast: usize, refuse: bool) -> Envelope<Toy<AwkwardParts>> {
 fn plan_that_cannot_be_serialized_uses_up_no_number() {
     let mut composer = Composer::new();
     let mut sequencer = Sequencer::new();
-    let refused = composer.prepare_envelope(&awkward(0, true)).unwrap_err();
+    let refused = composer.prepare(&awkward(0, true)).unwrap_err();
     assert!(
         matches!(refused, PrepareError::Unserializable { .. }),
         "{refused}"
     );
-    let too_large = composer
-        .prepare_envelope(&awkward(MAX_BODY_BYTES, false))
-        .unwrap_err();
-    let kind = BodyKind::Envelope;
-    assert_eq!(too_large, PrepareError::TooLarge { kind });
+    let too_large = composer.prepare(&awkward(MAX_BODY_BYTES, false));
+    assert_eq!(too_large.unwrap_err(), PrepareError::TooLarge);
+    drop(composer.prepare(&message()).unwrap());
 
     // The next message is whole, and the first of its edge: the peer never hears of the others.
-    let prepared = composer.prepare_envelope(&envelope()).unwrap();
-    let sent = prepared.commit(&mut sequencer, fresh(0, 0));
-    assert_eq!(sent.header().call_id(), CallId::new(0));
+    let prepared = composer.prepare(&message()).unwrap();
+    let sent = prepared.commit(&mut sequencer, stamp(0));
     assert_eq!(sent.header().edge_seq(), Some(EdgeSeq::FIRST));
-    let mut lockstep = Lockstep::requests();
-    let matched = lockstep.admit(sent.frame()).unwrap();
-    assert_eq!(matched.envelope::<VideoPlan>().unwrap(), envelope());
-}
-
-#[test]
-fn prepared_message_that_is_dropped_uses_up_no_number() {
-    let mut composer = Composer::new();
-    let mut sequencer = Sequencer::new();
-    drop(composer.prepare_envelope(&envelope()).unwrap());
-    let prepared = composer.prepare_envelope(&envelope()).unwrap();
-    let sent = prepared.commit(&mut sequencer, fresh(0, 0));
-    assert!(Lockstep::requests().admit(sent.frame()).is_ok());
+    assert_eq!(decode(sent.frame(), 0), Ok(message()));
 }
 
 #[test]
 fn largest_plan_that_fits_travels() {
-    // A body is the ballast, its length in 3 bytes, the flag, and two empty manifests.
-    let largest = awkward(MAX_BODY_BYTES - 6, false);
-    let mut composer = Composer::new();
-    let prepared = composer.prepare_envelope(&largest).unwrap();
-    let sent = prepared.commit(&mut Sequencer::new(), fresh(0, 0));
-    assert_eq!(sent.frame().len(), MAX_FRAME_BYTES);
-    let mut lockstep = Lockstep::requests();
-    let matched = lockstep.admit(sent.frame()).unwrap();
-    assert_eq!(matched.envelope::<Toy<AwkwardParts>>().unwrap(), largest);
-    assert!(
-        composer
-            .prepare_envelope(&awkward(MAX_BODY_BYTES - 5, false))
-            .is_err()
-    );
-}
-
-#[test]
-fn unsupported_dtype_and_oversize_tensor_never_reach_an_envelope() {
-    let f32_latents = Manifest::new(&[tensor("latents_out", DType::F32, &[4, 1584, 192])]).unwrap();
-    let plan = VideoPlan::new(plan_parts()).unwrap();
-    assert!(Envelope::new(plan, inputs(), f32_latents).is_err());
-
-    let half = tensor("half", DType::I64, &[MAX_PAYLOAD_BYTES / 16 + 1]);
-    let other = tensor("other", DType::I64, &[MAX_PAYLOAD_BYTES / 16]);
-    let error = Manifest::new(&[half, other]).unwrap_err();
-    assert!(matches!(error, ManifestError::TooLarge { .. }), "{error}");
-    assert!(TensorSpec::new("huge", DType::U8, &[u64::MAX]).is_err());
+    // A body is the ballast, its length in 3 bytes, the flag, no tensors, no trail, no note, and whether it is stale.
+    let largest = awkward(MAX_BODY_BYTES - 8, false);
+    let frame = frame_of(&largest, stamp(0));
+    assert_eq!(frame.len(), MAX_FRAME_BYTES);
+    let decoded = admit(&frame).unwrap().message(pipeline(), 0);
+    assert_eq!(decoded, Ok(largest));
+    let over = awkward(MAX_BODY_BYTES - 7, false);
+    assert!(Composer::new().prepare(&over).is_err());
 }
 
 // OM-03: the plan decides; both sides check the number of calls.
@@ -110,35 +76,125 @@ fn plan_whose_calls_do_not_add_up_is_refused_on_both_sides() {
     assert_eq!(error.to_string(), text);
 
     // The peer skipped the recompute in its count: byte 5 of the plan after two of two bytes.
-    let frame = &first_frames()[2].1;
-    let forged = forge(frame, |frame| frame[HEADER_BYTES + 7] = 4);
-    let mut lockstep = Lockstep::requests();
-    let refused = lockstep.admit(&forged).unwrap().envelope::<VideoPlan>();
-    assert_eq!(refused, Err(BodyError::Plan(error)));
+    let frame = first_frame("message");
+    let forged = forge(&frame, |frame| frame[HEADER_BYTES + 7] = 4);
+    assert_eq!(decode(&forged, 0), Err(BodyError::Plan(error)));
+}
+
+/// What the next stage says of a message with these reports, which `maker` sends for this lap. A toy plan lets all out.
+fn trail_of(
+    pipeline: &Pipeline,
+    (maker, lap): (usize, u16),
+    reports: &[StageReport],
+) -> Result<(), TrailError> {
+    let stages = pipeline.stages();
+    let tensors = match &*stages[maker].name {
+        "phase_b" if stages[maker].part + 1 < stages[maker].parts => guided(DType::F32),
+        "phase_b" => outputs(),
+        "decode" => Manifest::empty(),
+        _ => inputs(),
+    };
+    let mut toy = Message::new(Toy(plan_parts()), &stages[0], tensors.clone()).unwrap();
+    for (at, report) in (1..).zip(reports) {
+        let handed_on = toy.hand_on(pipeline, at, tensors.clone(), report);
+        toy = handed_on.unwrap();
+    }
+    let frame = frame_of(&toy, Stamp { lap, ..stamp(0) });
+    let mut lockstep = Lockstep::with_laps(9);
+    let matched = lockstep.admit(&frame).unwrap();
+    match matched.message::<VideoPlan>(pipeline, maker) {
+        Ok(_) => Ok(()),
+        Err(BodyError::Trail(error)) => Err(error),
+        Err(error) => panic!("{error}"),
+    }
 }
 
 #[test]
-fn result_with_another_number_of_calls_is_refused() {
-    let mut outcome = outcome();
-    outcome.observed_calls = 4;
-    let (planned, observed) = (5, 4);
-    assert_eq!(
-        judge(&outcome, 0),
-        Err(ResultFault::Calls { planned, observed })
-    );
+fn only_the_reports_of_the_stages_so_far_are_taken() {
+    let parts = parse("encode@0,phase_b@1,phase_b@2,phase_b@3,decode@0");
+    let alone = parse("encode@0,(phase_b@1)*2,decode@0");
+    let line = pipeline();
+    // The stage that sends, the lap of the next one, and the calls of the stages behind the source.
+    let right: [(&Pipeline, (usize, u16), &[u32]); 16] = [
+        (line, (0, 0), &[]),
+        (line, (1, 0), &[5]),
+        (line, (2, 0), &[5, 1]),
+        (&parts, (1, 0), &[3]),
+        (&parts, (2, 0), &[3, 2]),
+        (&parts, (3, 0), &[3, 2, 2]),
+        (&alone, (1, 1), &[5]),
+        (&alone, (1, 0), &[10]),
+        (ring(), (0, 0), &[]),
+        (ring(), (1, 0), &[5]),
+        (ring(), (2, 1), &[5, 1]),
+        (ring(), (1, 1), &[10, 1]),
+        (ring(), (2, 3), &[15, 3]),
+        (ring(), (1, 3), &[20, 3]),
+        (ring(), (2, 0), &[20, 4]),
+        (ring(), (3, 0), &[20, 4, 1]),
+    ];
+    for (pipeline, place, calls) in right {
+        let case = format!("{pipeline}, {place:?}");
+        let (maker, lap) = place;
+        let reports: Vec<_> = calls.iter().map(|calls| report(*calls)).collect();
+        assert_eq!(trail_of(pipeline, place, &reports), Ok(()), "{case}");
+        for other in (0..6).filter(|other| *other != lap) {
+            let refused = trail_of(pipeline, (maker, other), &reports);
+            assert!(refused.is_err(), "{case} for lap {other}");
+        }
+        let mut others = vec![[&reports[..], &[report(1)]].concat()];
+        if let Some((_, fewer)) = reports.split_last() {
+            others.push(fewer.to_vec());
+        }
+        // A sink has no next stage that could report.
+        for other in others
+            .iter()
+            .filter(|other| other.len() < pipeline.stages().len())
+        {
+            let refused = trail_of(pipeline, place, other);
+            assert!(matches!(refused, Err(TrailError::Length { .. })), "{case}");
+        }
+        for at in 0..calls.len() {
+            let stage = format!("{} on rank", pipeline.stages()[at + 1].name);
+            for (calls, frame) in [(1, 0), (0, 4)] {
+                let mut wrong = reports.clone();
+                wrong[at].calls += calls;
+                wrong[at].start_frame += frame;
+                let refused = trail_of(pipeline, place, &wrong).unwrap_err();
+                assert!(refused.to_string().starts_with(&stage), "{case}: {refused}");
+            }
+        }
+    }
+    let refused = trail_of(line, (1, 0), &[report(4)]).unwrap_err();
+    let text = "phase_b on rank 1 made 4 calls, 5 were planned";
+    assert_eq!(refused.to_string(), text);
+}
+
+#[test]
+fn plan_without_steps_goes_through_a_ring_once() {
+    let mut parts = plan_parts();
+    (parts.num_denoise_steps, parts.expected_generator_calls) = (0, 1);
+    let plan = VideoPlan::new(parts).unwrap();
+    assert_eq!([0, 1, 2, 3].map(|at| ring().laps_of(at, &plan)), [1; 4]);
 }
 
 // OM-06, OM-10, size: tensors travel through the manifest, and exactly those of the plan.
 
+/// What goes from one part of Phase B to the next.
+fn guided(guide: DType) -> Manifest {
+    let mut specs: Vec<_> = inputs().iter().map(|(_, spec)| *spec).collect();
+    specs.push(tensor("guide", guide, &[4, 1584, 192]));
+    Manifest::new(&specs).unwrap()
+}
+
 #[test]
 fn tensors_other_than_the_planned_ones_are_refused() {
-    let plan = VideoPlan::new(plan_parts()).unwrap();
     let all: Vec<TensorSpec> = inputs().iter().map(|(_, spec)| *spec).collect();
+    let (source, phase_b) = (&pipeline().stages()[0], &pipeline().stages()[1]);
     let refused = |tensors: &[TensorSpec]| {
-        let inputs = Manifest::new(tensors).unwrap();
-        Envelope::new(plan, inputs, outputs())
-            .unwrap_err()
-            .to_string()
+        let tensors = Manifest::new(tensors).unwrap();
+        let refused = Message::new(plan(), source, tensors).unwrap_err();
+        refused.to_string()
     };
     // Recompute without its context.
     assert!(refused(&all[..3]).contains("context_frames bf16] in this order"));
@@ -146,211 +202,177 @@ fn tensors_other_than_the_planned_ones_are_refused() {
     refused(&[all[1], all[0], all[2], all[3]]);
     let f16 = tensor("latents_in", DType::F16, &[4, 1584, 192]);
     refused(&[f16, all[1], all[2], all[3]]);
-    refused(&[
-        all[0],
-        all[1],
-        all[2],
-        all[3],
-        tensor("extra", DType::Bf16, &[1]),
-    ]);
+    let extra = tensor("extra", DType::Bf16, &[1]);
+    refused(&[all[0], all[1], all[2], all[3], extra]);
     let short = tensor("denoising_step_list", DType::I64, &[3]);
     refused(&[all[0], all[1], short, all[3]]);
 
     // Context that the plan does not call for is refused too: stale context is never used.
     let mut parts = plan_parts();
     (parts.do_kv_recompute, parts.expected_generator_calls) = (false, 4);
-    let plan = VideoPlan::new(parts).unwrap();
-    assert!(Envelope::new(plan, inputs(), outputs()).is_err());
+    let plan_without = VideoPlan::new(parts).unwrap();
+    assert!(plan_without.check(source, &inputs()).is_err());
     let without = Manifest::new(&all[..3]).unwrap();
-    assert!(Envelope::new(plan, without, outputs()).is_ok());
-}
+    assert!(plan_without.check(source, &without).is_ok());
 
-#[test]
-fn outputs_of_another_shape_than_the_inputs_are_refused() {
-    let plan = VideoPlan::new(plan_parts()).unwrap();
-    let smaller = Manifest::new(&[tensor("latents_out", DType::Bf16, &[4, 1583, 192])]).unwrap();
-    let error = Envelope::new(plan, inputs(), smaller).unwrap_err();
-    assert!(matches!(error, PlanError::Shape { .. }), "{error}");
+    // What Phase B makes: its guide from a part that is not the last, and its latents from the last.
+    let parts = parse("encode@0,phase_b@1,phase_b@2,decode@0");
+    let (first, last) = (&parts.stages()[1], &parts.stages()[2]);
+    for (made, by_first, by_last) in [
+        (guided(DType::F32), true, false),
+        (guided(DType::Bf16), true, false),
+        (guided(DType::F16), false, false),
+        (inputs(), false, false),
+        (outputs(), false, true),
+        (
+            Manifest::single("latents_out", DType::F32, &[4]).unwrap(),
+            false,
+            false,
+        ),
+    ] {
+        assert_eq!(plan().check(first, &made).is_ok(), by_first, "{made}");
+        assert_eq!(plan().check(last, &made).is_ok(), by_last, "{made}");
+        assert_eq!(plan().check(phase_b, &made).is_ok(), by_last, "{made}");
+    }
 }
 
 #[test]
 fn header_and_manifest_that_disagree_on_the_size_are_refused() {
-    for (name, frame) in first_frames() {
-        let altered = forge(&frame, |frame| frame[40] ^= 8);
-        let mut receiver = Receiver::of(name);
-        let error = match name {
-            "envelope" => receiver
-                .admit(&altered)
-                .unwrap()
-                .envelope::<VideoPlan>()
-                .unwrap_err(),
-            "result" => receiver.admit(&altered).unwrap().outcome().unwrap_err(),
-            _ => continue,
-        };
+    for (name, maker) in [("message", 0), ("handed on", 1)] {
+        let altered = forge(&first_frame(name), |frame| frame[40] ^= 8);
+        let error = decode(&altered, maker).unwrap_err();
         assert!(matches!(error, BodyError::PayloadSize { .. }), "{error}");
     }
 }
 
 #[test]
-fn body_of_another_kind_is_not_decoded() {
-    let frame = &first_frames()[2].1;
-    let mut lockstep = Lockstep::requests();
-    let matched = lockstep.admit(frame).unwrap();
-    let (wanted, got) = (BodyKind::Result, BodyKind::Envelope);
-    assert_eq!(matched.outcome(), Err(BodyError::WrongKind { wanted, got }));
-    assert!(matched.failure().is_err());
+fn message_without_a_body_is_not_decoded() {
+    for (name, action) in [("noop", Action::Noop), ("shutdown", Action::Shutdown)] {
+        let refused = decode(&first_frame(name), 0);
+        assert_eq!(refused, Err(BodyError::NoBody { action }));
+    }
 }
 
-// OM-07: the receiver checks the whole envelope, whatever the sender checked.
+// OM-07: the receiver checks the whole message, whatever the sender checked.
 #[test]
-fn envelope_that_breaks_a_rule_is_refused_where_it_arrives() {
-    let received = |inputs: Manifest, outputs: Manifest| {
-        let envelope = Envelope::new(Toy(plan_parts()), inputs, outputs).unwrap();
-        let mut composer = Composer::new();
-        let prepared = composer.prepare_envelope(&envelope).unwrap();
-        let sent = prepared.commit(&mut Sequencer::new(), fresh(0, 0));
-        let mut lockstep = Lockstep::requests();
-        lockstep
-            .admit(sent.frame())
-            .unwrap()
-            .envelope::<VideoPlan>()
+fn message_that_breaks_a_rule_is_refused_where_it_arrives() {
+    let received = |tensors: Manifest| {
+        let source = &pipeline().stages()[0];
+        let toy = Message::new(Toy(plan_parts()), source, tensors).unwrap();
+        decode(&frame_of(&toy, stamp(0)), 0)
     };
     let all: Vec<TensorSpec> = inputs().iter().map(|(_, spec)| *spec).collect();
-    assert!(received(inputs(), outputs()).is_ok());
-    let without_context = Manifest::new(&all[..3]).unwrap();
-    let refused = received(without_context, outputs());
-    assert!(matches!(
-        refused,
-        Err(BodyError::Plan(PlanError::Tensors { .. }))
-    ));
-    assert!(received(inputs(), Manifest::empty()).is_err());
+    assert_eq!(received(inputs()), Ok(message()));
+    assert!(received(inputs().sealed().unwrap()).is_ok());
+    for tensors in [Manifest::new(&all[..3]).unwrap(), Manifest::empty()] {
+        let refused = received(tensors);
+        let by_plan = matches!(refused, Err(BodyError::Plan(PlanError::Tensors { .. })));
+        assert!(by_plan, "{refused:?}");
+    }
+    // From another stage than the one that sent it.
+    for maker in [1, 2] {
+        assert!(decode(&first_frame("message"), maker).is_err());
+    }
 
     // A name that stands twice: the constructor of the sender does not let it out, so forge it.
-    let frame = &first_frames()[2].1;
-    let second = frame
-        .windows(5)
-        .position(|bytes| bytes == b"\x13deno")
-        .unwrap();
-    let twice = forge(frame, |frame| {
+    let frame = first_frame("message");
+    let mut windows = frame.windows(5);
+    let second = windows.position(|bytes| bytes == b"\x13deno").unwrap();
+    let twice = forge(&frame, |frame| {
         frame[second + 1..second + 20].copy_from_slice(b"conditioning_embeds");
     });
-    let mut lockstep = Lockstep::requests();
-    let refused = lockstep.admit(&twice).unwrap().envelope::<VideoPlan>();
-    let twice = matches!(
+    let refused = decode(&twice, 0);
+    let by_manifest = matches!(
         refused,
         Err(BodyError::Manifest(ManifestError::Twice { .. }))
     );
-    assert!(twice, "{refused:?}");
+    assert!(by_manifest, "{refused:?}");
 }
 
-// OM-09: a result of an old epoch is received and dropped.
+// OM-09: what a cut overtook goes on without tensors, and no stage works on it.
 
 #[test]
-fn result_of_an_old_epoch_is_stale_whatever_it_says() {
-    let mut wrong = outcome();
-    assert_eq!(judge(&wrong, 0), Ok(Verdict::Accept));
-    assert_eq!(judge(&wrong, 1), Ok(Verdict::Stale));
-    (wrong.observed_calls, wrong.outputs) = (0, Manifest::empty());
-    assert_eq!(judge(&wrong, 1), Ok(Verdict::Stale));
-    assert!(judge(&wrong, 0).is_err());
+fn stale_message_has_neither_tensors_nor_reports_and_stays_so() {
+    let stale = handed_on().overtaken();
+    assert!(stale.is_stale() && stale.tensors().is_empty());
+    assert_eq!(stale.trail().reports(), []);
+    let worked = stale.clone().hand_on(pipeline(), 2, outputs(), &report(1));
+    assert_eq!(worked.as_ref(), Ok(&stale));
+    let accepted = stale.clone().accepted(2, &report(1), vec![7]);
+    assert_eq!(accepted.as_ref(), Ok(&stale));
+    // Every stage hands it on, and the sink, in every lap.
+    for (maker, lap) in [(0, 0), (1, 0), (2, 3), (1, 3), (2, 0), (3, 0)] {
+        let frame = frame_of(&stale, Stamp { lap, ..stamp(0) });
+        let mut lockstep = Lockstep::with_laps(4);
+        let matched = lockstep.admit(&frame).unwrap();
+        let decoded = matched.message::<VideoPlan>(ring(), maker);
+        assert_eq!(decoded.as_ref(), Ok(&stale));
+    }
+
+    // Any other message that only says it is stale is refused.
+    for (name, maker) in [("message", 0), ("handed on", 1), ("accepted", 2)] {
+        let frame = forge(&first_frame(name), |frame| *frame.last_mut().unwrap() = 1);
+        let error = decode(&frame, maker).unwrap_err();
+        let expected = matches!(error, BodyError::Plan(PlanError::Tensors { .. }))
+            || error
+                == BodyError::Trail(TrailError::Length {
+                    expected: 0,
+                    got: 2,
+                });
+        assert!(expected, "{name}: {error}");
+    }
+    // And one that is stale and says otherwise.
+    let fresh = forge(&first_frame("stale"), |frame| {
+        *frame.last_mut().unwrap() = 0
+    });
+    assert!(decode(&fresh, 1).is_err());
 }
 
 #[test]
-fn result_that_is_not_the_one_asked_for_is_refused() {
-    let mut other_frame = outcome();
-    other_frame.start_frame = 20;
-    let echo_of = |field, expected, got| {
-        Err(ResultFault::Echo {
-            field,
-            expected,
-            got,
-        })
-    };
-    assert_eq!(judge(&other_frame, 0), echo_of("start_frame", 16, 20));
+fn acceptance_has_all_reports_and_no_tensors() {
+    let accepted = decode(&first_frame("accepted"), 2).unwrap();
+    assert_eq!(accepted.trail().reports().len(), 2);
+    assert!(accepted.tensors().is_empty() && !accepted.is_stale());
+    // A sink that sends tensors back has accepted nothing.
+    let message = handed_on().hand_on(pipeline(), 2, outputs(), &report(1));
+    let refused = decode(&frame_of(&message.unwrap(), stamp(0)), 2);
+    let by_plan = matches!(refused, Err(BodyError::Plan(PlanError::Tensors { .. })));
+    assert!(by_plan, "{refused:?}");
+}
 
-    let mut other_shape = outcome();
-    other_shape.outputs = Manifest::new(&[tensor("latents_out", DType::Bf16, &[1])]).unwrap();
-    let error = judge(&other_shape, 0).unwrap_err();
-    assert!(matches!(error, ResultFault::Outputs { .. }), "{error}");
+#[test]
+fn note_goes_all_the_way_and_has_a_bound() {
+    let longest = vec![0xff; MAX_NOTE_BYTES];
+    let noted = message().with_note(longest.clone()).unwrap();
+    let noted = decode(&frame_of(&noted, stamp(0)), 0).unwrap();
+    let noted = noted.hand_on(pipeline(), 1, outputs(), &report(5)).unwrap();
+    assert_eq!(noted.note(), longest);
+    assert_eq!(noted.clone().overtaken().note(), longest);
+    // The sink's note to the source takes its place.
+    for note in [vec![], longest.clone()] {
+        let accepted = noted.clone().accepted(2, &report(1), note.clone());
+        let accepted = decode(&frame_of(&accepted.unwrap(), stamp(0)), 2).unwrap();
+        assert_eq!(accepted.note(), note);
+    }
 
-    for (field, stamp) in [
-        ("call_id", echo(1, 0, 0)),
-        ("chunk_index", echo(0, 1, 0)),
-        ("cache_epoch", echo(0, 0, 1)),
+    let over = [&longest[..], &[0]].concat();
+    for refused in [
+        message().with_note(over.clone()),
+        noted.accepted(2, &report(1), over.clone()),
     ] {
-        let mut composer = Composer::new();
-        let prepared = composer.prepare_outcome(&outcome()).unwrap();
-        let sent = prepared.commit(&mut Sequencer::new(), stamp);
-        let envelope = envelope();
-        let expectation = expectation(&envelope);
-        let judged = expectation.judge(sent.header(), &outcome(), CacheEpoch::new(0));
-        assert_eq!(judged, echo_of(field, 0, 1));
+        let error = refused.unwrap_err().to_string();
+        assert_eq!(error, "note is 4097: at most 4096 bytes");
     }
-}
-
-#[test]
-fn payload_that_was_altered_or_is_not_finite_is_refused() {
-    let manifest = Manifest::new(&[
-        tensor("bytes", DType::U8, &[3]),
-        tensor("b", DType::Bf16, &[2]),
-        tensor("h", DType::F16, &[2]),
-        tensor("f", DType::F32, &[2]),
-    ]);
-    let mut outcome = outcome();
-    outcome.outputs = manifest.unwrap();
-    outcome.seal = None;
-    let good = vec![0u8; outcome.outputs.payload_bytes() as usize];
-    assert_eq!(outcome.check_payload(&good), Ok(()));
-    assert!(matches!(
-        outcome.check_payload(&good[1..]),
-        Err(ResultFault::PayloadSize { .. })
-    ));
-    // An infinity as the second element of each; all bits set in the bytes are fine.
-    let infinities: [(&str, usize, &[u8]); 3] = [
-        ("b", 256 + 2, &[0x80, 0x7f]),
-        ("h", 512 + 2, &[0x00, 0xfc]),
-        ("f", 768 + 4, &[0x00, 0x00, 0x80, 0x7f]),
-    ];
-    for (name, at, infinity) in infinities {
-        let mut bad = good.clone();
-        bad[..3].fill(0xff);
-        bad[at..at + infinity.len()].copy_from_slice(infinity);
-        let tensor = name.to_owned();
-        let error = ResultFault::NotFinite { tensor, index: 1 };
-        assert_eq!(outcome.check_payload(&bad), Err(error));
-        bad[at + infinity.len() - 1] = 0x3f;
-        assert_eq!(outcome.check_payload(&bad), Ok(()));
-    }
-
-    outcome.outputs = outcome.outputs.sealed().unwrap();
-    let mut good = good;
-    good.resize(outcome.outputs.payload_bytes() as usize, 0);
-    let digest = outcome.outputs.seal(&mut good).unwrap().seal();
-    outcome.seal = Some(Seal { digest, cost_us: 0 });
-    assert_eq!(outcome.check_payload(&good), Ok(()));
-    let seal_at = outcome.outputs.range(SEAL_TENSOR).unwrap().start;
-    for (at, name) in [(2, "bytes"), (256 + 3, "b"), (seal_at + 8, SEAL_TENSOR)] {
-        let mut altered = good.clone();
-        altered[at] ^= 1;
-        let error = outcome.check_payload(&altered).unwrap_err();
-        let named = matches!(&error, ResultFault::Digest { tensor, .. } if tensor == name);
-        assert!(named, "{name}: {error}");
-    }
-}
-
-fn expectation(envelope: &Envelope<VideoPlan>) -> Expectation<'_> {
-    let mut composer = Composer::new();
-    let prepared = composer.prepare_envelope(envelope).unwrap();
-    let sent = prepared.commit(&mut Sequencer::new(), fresh(0, 0));
-    Expectation::of(sent.header(), envelope)
-}
-
-/// Judges the result of the first call, made in epoch 0.
-fn judge(outcome: &Outcome, current_epoch: u64) -> Result<Verdict, ResultFault> {
-    let mut composer = Composer::new();
-    let prepared = composer.prepare_outcome(outcome).unwrap();
-    let answer = prepared.commit(&mut Sequencer::new(), echo(0, 0, 0));
-    let envelope = envelope();
-    let current_epoch = CacheEpoch::new(current_epoch);
-    expectation(&envelope).judge(answer.header(), outcome, current_epoch)
+    // The length, 0 in one byte, becomes 4097 in two.
+    let forged = forge(&first_frame("message"), |frame| {
+        let note = frame.len() - 2;
+        frame.splice(note..=note, [0x81, 0x20].into_iter().chain(over));
+        let body = (frame.len() - HEADER_BYTES) as u32;
+        frame[48..52].copy_from_slice(&body.to_le_bytes());
+    });
+    let refused = decode(&forged, 0);
+    assert!(
+        matches!(refused, Err(BodyError::Malformed { .. })),
+        "{refused:?}"
+    );
 }

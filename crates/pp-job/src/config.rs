@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use pp_contract::{Rank, WorldSize, with_source};
 use pp_runtime::progress::Limits;
-use pp_runtime::report::Count;
 use pp_transport::flight::{DEFAULT_OPERATIONS, MAX_OPERATIONS};
-use pp_transport::launch::{Launch, LaunchError};
+use pp_transport::launch::{Launch, LaunchError, LocalJob};
 
-use crate::WORLD;
+use crate::RANK_0;
 use crate::error::Error;
 
 /// The variable that gives a rank the number of its supervisor's process.
@@ -19,7 +18,7 @@ pub const SUPERVISOR: &str = "PP_SUPERVISOR_PID";
 pub const REPORT_FD: &str = "PP_REPORT_FD";
 /// The longest time that a setting may name, in milliseconds: no wait is without end.
 const LONGEST_MS: u64 = 3_600_000;
-/// How long the ranks wait for each other, and a front for another Phase B, in milliseconds.
+/// How long the ranks wait for each other, and rank 0 for a rank that is started again, in milliseconds.
 const WAIT_MS: u64 = pp_transport::times::MEET_WITHIN.as_millis() as u64;
 
 /// What the environment says about the job that this process belongs to. A program reads it once, in `main`, and hands
@@ -35,7 +34,7 @@ pub struct Config {
     pub limits: Option<Limits>,
     /// How long the ranks wait for each other.
     pub meet_within: Duration,
-    /// How long a front waits for a Phase B that is started again.
+    /// How long rank 0 waits for a rank that is started again.
     pub rejoin_within: Duration,
     /// Time for what a restart takes besides the start of the other rank.
     pub restart_within: Duration,
@@ -134,14 +133,11 @@ pub fn world(env: impl Fn(&str) -> Option<OsString>) -> Result<Option<u32>, Erro
 }
 
 fn launched(text: &impl Fn(&str) -> Option<String>) -> Result<Option<Launch>, Error> {
-    // First, since what else is missing does not matter in a world of another size.
     let world = Launch::world_from_env(text).map_err(refused)?;
-    if let Some(world) = world.map(WorldSize::get).filter(|world| *world != WORLD) {
-        return Err(Error::Usage(format!(
-            "the launcher started {}, and a job has {WORLD}; start {WORLD}, or unset RANK and WORLD_SIZE \
-             (SLURM_PROCID, OMPI_COMM_WORLD_RANK) to let pp start its own ranks",
-            Count(world.into(), "rank")
-        )));
+    if let Some(one) = world.filter(|world| world.get() == 1) {
+        // It meets nobody, so it needs no address and no secret; the job judges whether one rank is enough.
+        let launch = LocalJob::new(one).launch(RANK_0);
+        return Ok(Some(launch.map_err(anyhow::Error::new)?));
     }
     Launch::from_env(text).map_err(refused)
 }

@@ -18,7 +18,7 @@
 
 use std::any::Any;
 
-use pp_contract::{Fault, FaultKind, Rank};
+use pp_contract::{Fault, FaultKind, PipelineError, Rank};
 use pp_runtime::stage::StageError;
 use pp_transport::error::lift_limit;
 use rustix::io::Errno;
@@ -113,6 +113,13 @@ impl std::fmt::Display for Error {
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
         Self::Fault(fault)
+    }
+}
+
+/// A pipeline that was asked for.
+impl From<PipelineError> for Error {
+    fn from(error: PipelineError) -> Self {
+        Self::Usage(error.to_string())
     }
 }
 

@@ -20,9 +20,10 @@ use std::time::SystemTime;
 use pp_contract::{Fault, FaultKind, Generation, List, Rank, Text, WorldSize, digest};
 use pp_runtime::clock::now_ns;
 use pp_runtime::switch::Switch;
-use pp_transport::flight::{FlightRecorder, Moment, Reason, Recorded, Recording};
+use pp_transport::backend::End;
+use pp_transport::edge::{Capabilities, Edges};
+use pp_transport::flight::{EdgeLog, FlightRecorder, Moment, Reason, Recorded, Recording};
 use pp_transport::launch::Launch;
-use pp_transport::link::Link;
 
 use self::folder::Folder;
 use crate::config::Config;
@@ -95,11 +96,6 @@ struct Own {
 }
 
 impl Flight {
-    /// The recorder of a process that sends nothing that could be recorded.
-    pub(crate) fn off() -> Self {
-        Self(None)
-    }
-
     /// Opens the recorder of this rank. A panic of this process writes its recording from now on.
     ///
     /// # Errors
@@ -133,14 +129,20 @@ impl Flight {
         own.map_or_else(FlightRecorder::off, |own| own.recorder.clone())
     }
 
-    /// A link to this peer whose operations are recorded.
-    pub(crate) fn record<L: Link>(
+    /// The end of an edge to this peer, whose operations are recorded. `of` is what its backend says of itself.
+    pub(crate) fn record<B: Edges>(
         &self,
-        link: L,
-        peer: Rank,
-        generation: Generation,
-    ) -> Recorded<L> {
-        Recorded::new(link, &self.recorder(), peer, generation)
+        end: End<B>,
+        of: &Capabilities,
+        (peer, generation, edge): (Rank, Generation, u32),
+    ) -> End<Recorded<B>> {
+        let log = EdgeLog {
+            recorder: self.recorder(),
+            peer,
+            generation,
+            edge,
+        };
+        Recorded::end(end, of, log)
     }
 
     /// From now on a recording says what the driver of this switch is inside of.

@@ -15,7 +15,7 @@ use crate::end::end_now;
 use crate::signal_names::heard;
 use crate::signals::{SignalTarget, is_echo_of, say_that_it_drains};
 use crate::threads::start_thread;
-use crate::{FRONT, GRACE, times};
+use crate::{GRACE, RANK_0, times};
 
 /// What a job of this process does at a signal.
 type Handler = Arc<dyn Fn(i32) + Send + Sync>;
@@ -119,10 +119,10 @@ impl Context {
 
     fn drain(self: &Arc<Self>, signal: u8) {
         let target = self.signals.state().target.clone();
-        let peer = match target {
-            SignalTarget::Process => None,
-            SignalTarget::Peer(peer) => Some(peer),
-            // The watch thread tells the other ranks: the front drains, and they follow it.
+        let peers = match target {
+            SignalTarget::Process => Vec::new(),
+            SignalTarget::Peers(peers) => peers,
+            // The watch thread tells the other ranks: rank 0 drains, and they follow it.
             SignalTarget::Switch(switch) => {
                 // First: the drain may be done, and the process over, in no time.
                 self.say_once(signal);
@@ -133,19 +133,19 @@ impl Context {
             }
         };
         let what = "interrupted before the ranks were ready";
-        let rank = peer.as_ref().map_or(FRONT, |_| self.rank);
+        let rank = if peers.is_empty() { RANK_0 } else { self.rank };
         let fault = Fault::new(FaultKind::Interrupted, rank, "set up", what);
-        if let Some(peer) = peer {
-            let deadline = Instant::now() + pp_runtime::times::SEND_WITHIN;
+        let deadline = Instant::now() + pp_runtime::times::SEND_WITHIN;
+        for peer in peers {
             // One that cannot be told notices the end of the connection.
             let _ = peer.send(&Message::Abort(fault.clone()), deadline);
         }
         self.end_with(&fault);
     }
 
-    /// The front says it for all ranks, and a supervisor for its front.
+    /// Rank 0 says it for all ranks, and a supervisor for its rank 0.
     fn say_once(&self, signal: u8) {
-        if self.rank == FRONT && !self.is_supervised() {
+        if self.rank == RANK_0 && !self.is_supervised() {
             say_that_it_drains(signal);
         }
     }
@@ -174,9 +174,9 @@ impl Context {
                 "aborted by a second interrupt while the results were written"
             }
             _ => {
-                "aborted by a second interrupt, while Phase B was awaited; what was in flight is lost"
+                "aborted by a second interrupt, while a lost rank was awaited; what was in flight is lost"
             }
         };
-        self.end_with(&Fault::new(FaultKind::Interrupted, FRONT, "run", what));
+        self.end_with(&Fault::new(FaultKind::Interrupted, RANK_0, "run", what));
     }
 }

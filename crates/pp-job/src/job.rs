@@ -5,8 +5,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use pp_contract::Rank;
-use pp_transport::launch::Launch;
+use pp_contract::{Pipeline, Rank, WorldSize};
+use pp_runtime::report::Count;
+use pp_transport::launch::{Launch, LocalJob};
 
 use crate::config::Config;
 use crate::context::Context;
@@ -14,10 +15,10 @@ use crate::end::{end_now, leave, log_aside, say};
 use crate::error::{Error, panicked};
 use crate::flight::Flight;
 use crate::interrupt::{Hearing, take_signals};
-use crate::rank::join::join_to_abort;
+use crate::rank::decline::join_to_abort;
 use crate::reports::{Report, Reporter};
 use crate::signals::Signals;
-use crate::{FRONT, supervisor};
+use crate::{RANK_0, supervisor};
 
 /// Runs `program`, prints its error as one line and ends the process with the matching exit code. It does not return,
 /// so values that the caller holds are not dropped. Call it as the last expression of `main`.
@@ -36,31 +37,61 @@ pub fn main(program: impl FnOnce() -> Result<(), Error>) -> ExitCode {
     leave(code)
 }
 
-/// A job of two ranks.
+/// A job: a pipeline, and how it is run.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     config: &'a Config,
+    pipeline: &'a Pipeline,
+    depth: u32,
     restarts: u32,
 }
 
 impl<'a> Job<'a> {
-    /// A job whose processes have these settings.
+    /// A job that runs this pipeline, whose processes have these settings.
     #[must_use]
-    pub fn new(config: &'a Config) -> Self {
+    pub fn new(config: &'a Config, pipeline: &'a Pipeline) -> Self {
         Self {
             config,
+            pipeline,
+            depth: pipeline.default_depth(),
             restarts: 0,
         }
     }
 
-    /// How often Phase B may be started again when it is lost.
+    /// The most chunks in flight; without this [`Pipeline::default_depth`].
+    #[must_use]
+    pub fn depth(mut self, depth: u32) -> Self {
+        self.depth = depth;
+        self
+    }
+
+    /// How often ranks may be started again when they are lost, all together. Those of the source and of the sink never
+    /// are.
     #[must_use]
     pub fn restarts(mut self, restarts: u32) -> Self {
         self.restarts = restarts;
         self
     }
 
-    /// Runs the job to its end. Without a launcher this process starts the same command line once for each rank,
+    /// Refuses what cannot be run.
+    fn check(&self) -> Result<(), Error> {
+        if self.depth == 0 || self.depth > MAX_DEPTH {
+            return Err(Error::Usage(format!(
+                "a depth of {}; give 1 to {MAX_DEPTH} chunks in flight",
+                self.depth
+            )));
+        }
+        if self.restarts > 0 && may_restart(self.pipeline).is_empty() {
+            return Err(Error::Usage(format!(
+                "--restarts starts a lost rank again, and no rank of {} may be: the source's and the sink's never are; \
+                 leave --restarts out",
+                self.pipeline
+            )));
+        }
+        Ok(())
+    }
+
+    /// Runs the job to its end. Without a launcher, and if there is more than one rank, this process starts the same command line once for each rank,
     /// supervises the ranks, and never calls `rank`; in a rank it calls `rank`. So a program without a launcher runs one
     /// such job: each rank would run all of them.
     ///
@@ -71,10 +102,24 @@ impl<'a> Job<'a> {
         if let Some(supervisor) = &self.config.supervisor {
             supervisor::bind_to_parent(&supervisor.pid)?;
         }
-        let Some(launch) = &self.config.launch else {
-            let done = supervisor::supervise(self.config, self.restarts);
-            log_aside(|| tracing::info!("the job ends"));
-            return done;
+        self.check()?;
+        let world = self.pipeline.world_size();
+        let alone = LocalJob::new(world)
+            .launch(RANK_0)
+            .map_err(anyhow::Error::new)?;
+        let launch = match &self.config.launch {
+            Some(launch) => {
+                check_world(launch.world_size(), self.pipeline)?;
+                launch
+            }
+            None if world.get() == 1 => &alone,
+            None => {
+                let may_restart = may_restart(self.pipeline);
+                let done =
+                    supervisor::supervise(self.config, self.pipeline, self.restarts, &may_restart);
+                log_aside(|| tracing::info!("the job ends"));
+                return done;
+            }
         };
         log_aside(|| tracing::info!(pid = std::process::id(), "the rank starts"));
         let reporter = Reporter::new(launch.rank(), self.config.supervisor.as_ref());
@@ -88,26 +133,19 @@ impl<'a> Job<'a> {
         let this = ThisRank {
             context: &context,
             launch,
+            pipeline: self.pipeline,
+            depth: self.depth,
             restarts: self.restarts,
         };
         let done = context.catch(|| {
             rank(this)?;
-            if launch.rank() == FRONT {
+            if launch.rank() == RANK_0 {
                 context.reporter.tell(Report::Finished);
             }
             Ok(())
         });
         log_aside(|| tracing::info!("the rank ends"));
         done
-    }
-
-    /// Runs `work` as a job of this one process: signals drain and abort it, and no other process is started.
-    pub(crate) fn alone(
-        self,
-        work: impl FnOnce(&Arc<Context>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let (context, _hearing) = self.context(Reporter::new(FRONT, None), Flight::off())?;
-        context.catch(|| work(&context))
     }
 
     /// What the parts of this rank share. It takes signals as long as the second value lives.
@@ -142,11 +180,37 @@ impl Context {
     }
 }
 
+/// The most chunks in flight.
+const MAX_DEPTH: u32 = 64;
+
+/// The ranks that may be started again: all but those of the source and of the sink.
+fn may_restart(pipeline: &Pipeline) -> Vec<Rank> {
+    let ranks = pipeline.world_size().ranks();
+    ranks
+        .filter(|rank| *rank != RANK_0 && *rank != pipeline.sink())
+        .collect()
+}
+
+/// Refuses a launcher that started another number of ranks than the pipeline has.
+fn check_world(started: WorldSize, pipeline: &Pipeline) -> Result<(), Error> {
+    let (started, needed) = (started.get(), pipeline.world_size().get());
+    if started == needed {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "the launcher started {}, and {pipeline} has {needed}; start {needed}, give a pipeline of {started}, or unset \
+         RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK) to let pp start its own ranks",
+        Count(started.into(), "rank")
+    )))
+}
+
 /// The rank that this process is.
 #[derive(Clone, Copy)]
 pub struct ThisRank<'a> {
     pub(crate) context: &'a Arc<Context>,
     pub(crate) launch: &'a Launch,
+    pub(crate) pipeline: &'a Pipeline,
+    pub(crate) depth: u32,
     pub(crate) restarts: u32,
 }
 
@@ -157,7 +221,7 @@ impl ThisRank<'_> {
         self.launch.rank()
     }
 
-    /// Whether a supervisor started it on this host, together with the other rank.
+    /// Whether a supervisor started it on this host, together with the other ranks.
     #[must_use]
     pub fn is_supervised(&self) -> bool {
         self.context.is_supervised()
@@ -169,8 +233,13 @@ impl ThisRank<'_> {
         self.launch
     }
 
-    /// This rank cannot take part. Tells the other rank why, which would wait for it, and returns the error. Wrong usage
-    /// is not told: the other rank has the same command line.
+    /// The ranks of which another process may take the place.
+    pub(crate) fn may_restart(&self) -> Vec<Rank> {
+        may_restart(self.pipeline)
+    }
+
+    /// This rank cannot take part. Tells the other ranks why, which would wait for it, and returns the error. Wrong usage
+    /// is not told: the other ranks have the same command line.
     pub fn decline(&self, error: Error) -> Error {
         join_to_abort(self.launch, error)
     }

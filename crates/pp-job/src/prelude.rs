@@ -3,18 +3,16 @@
 pub use std::convert::Infallible;
 
 pub use pp_contract::{
-    ChunkIndex, DType, Envelope, FaultKind, Manifest, Outcome, Plan, PlanError, Rank, TensorSpec,
+    ChunkIndex, DType, FaultKind, Manifest, Message, Pipeline, Plan, PlanError, Rank, StageSpec,
+    TensorSpec,
 };
 pub use pp_runtime::core::Cut;
 pub use pp_runtime::stage::{
-    Built, Computed, Decoded, FrontStages, Offer, OnHost, PhaseBStages, Place, Progress,
-    StageError, StageResult,
+    Built, Chunk, Done, Offer, OnHost, Place, Progress, Sink, Source, Stage, StageError,
+    StageResult, Taken,
 };
-pub use pp_transport::backend::Edges;
 pub use pp_transport::bell::Bell;
 pub use pp_transport::host::{Host, RxLease, TxLease};
 
 pub use crate::output::StagedFile;
-pub use crate::{
-    Config, Error, FRONT, Finished, FrontPart, Job, PHASE_B, PhaseBPart, Profile, Ranks,
-};
+pub use crate::{Config, Error, Finished, Job, Opened, Profile, Program};

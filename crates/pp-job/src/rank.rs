@@ -1,180 +1,269 @@
 //! A rank of a job, from its first step to its last chunk.
 
-mod alone;
 mod connect;
+pub(crate) mod decline;
 mod failover;
 pub(crate) mod join;
-pub(crate) mod parts;
 mod restart;
 
-use std::sync::Arc;
-
-use pp_contract::{Generation, Plan};
-use pp_runtime::driver::{FrontOptions, run_phase_b};
-use pp_runtime::stage::{FrontStages, PhaseBStages};
-use pp_transport::backend::Backend;
+use pp_contract::{Fault, Pipeline, Rank};
+use pp_runtime::driver::{RankOptions, RankRun, Stages};
+use pp_runtime::stage::Source;
+use pp_transport::backend::{Backend, EdgeEnd};
 use pp_transport::bell::Bell;
-use pp_transport::link::Link;
+use pp_transport::flight::{Recorded, RecordedLocal};
+use pp_transport::host::EdgeShape;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use self::failover::{Failover, is_worth_a_restart};
-use self::join::{JoinError, Member, Profile, join, join_to_abort};
-use self::parts::{Finished, FrontPart, PhaseBPart, Ranks};
+use self::decline::join_to_abort;
+use self::join::{Briefing, JoinError, Member, Profile};
+use crate::RANK_0;
 use crate::error::Error;
 use crate::job::ThisRank;
-use crate::reports::TargetProcess;
-use crate::{FRONT, PHASE_B};
-
-/// The leases of a backend.
-type TxOf<B> = <<B as Backend>::Link as Link>::Tx;
-type RxOf<B> = <<B as Backend>::Link as Link>::Rx;
+use crate::program::{Finished, Opened, Program};
 
 impl ThisRank<'_> {
-    /// Runs this rank to its end: meets the other rank, compares plan, profile and backend, connects, and runs its
+    /// Runs this rank to its end: meets the other ranks, compares plan, profile and backend, connects, and runs its
     /// stages.
     ///
     /// # Errors
-    /// The first fault of the job, or the error of a closure; the other rank is told.
-    pub fn run<B, F, S, T>(
+    /// The first fault of the job, or the error of a closure; the other ranks are told.
+    pub fn run<'p, B, S, T>(
         self,
         mut backend: B,
         profile: Profile,
-        ranks: Ranks<
-            impl FnOnce(Bell) -> Result<FrontPart<F, T>, Error>,
-            impl FnOnce(T) -> Result<PhaseBPart<S>, Error>,
-            impl FnOnce(F, Finished) -> Result<(), Error>,
-        >,
+        mut program: Program<'p, B, S, T>,
     ) -> Result<(), Error>
     where
         B: Backend,
-        F: FrontStages<TxOf<B>, RxOf<B>>,
-        S: PhaseBStages<TxOf<B>, RxOf<B>, Plan = F::Plan>,
+        S: Source<B::Tx>,
+        S::Plan: 'p,
         T: Serialize + DeserializeOwned,
     {
         crate::end::at_rest(B::is_at_rest);
+        program.check(self.pipeline)?;
         let heartbeat = self.context.config.heartbeat.unwrap_or_default();
         let profile = profile
             .set("heartbeat_ms", heartbeat.as_millis())
-            .set("restarts", self.restarts);
-        if self.rank() == FRONT {
-            let (front, finished) = self.run_front(&mut backend, &profile, ranks.front)?;
-            self.context.signals.finished(finished.interrupted);
-            return (ranks.finish)(front, finished);
+            .set("restarts", self.restarts)
+            .set("depth", self.depth)
+            .set("pipeline", setting(self.pipeline));
+        let bell = Bell::new().map_err(anyhow::Error::new);
+        let bell = bell.map_err(|error| self.decline(error.into()))?;
+        if self.restarts > 0 && self.rank() != RANK_0 {
+            backend.load_ahead();
         }
-        self.run_phase_b::<B, F::Plan, S, T>(&mut backend, &profile, ranks.phase_b)
-    }
-
-    fn run_front<B, F, T>(
-        &self,
-        backend: &mut B,
-        profile: &Profile,
-        open: impl FnOnce(Bell) -> Result<FrontPart<F, T>, Error>,
-    ) -> Result<(F, Finished), Error>
-    where
-        B: Backend,
-        F: FrontStages<TxOf<B>, RxOf<B>>,
-        T: Serialize,
-    {
-        let (context, launch) = (self.context, self.launch);
-        let bell = self.bell()?;
-        let join_within =
-            |backend: &B, within| join::<F::Plan>(context, launch, backend, profile, within);
-        let mut member = match join_within(backend, context.config.meet_within) {
+        let within = self.context.config.meet_within;
+        let mut member = match join::join::<S::Plan, B>(&self, &backend, &profile, within) {
             // It came and went; another may come while the input is looked at.
             Err(JoinError {
                 error: Error::Fault(fault),
                 is_timeout: false,
                 ..
-            }) if self.restarts > 0 && is_worth_a_restart(&fault) => None,
+            }) if self.rank() == RANK_0 && self.is_worth_a_restart(&fault) => None,
             joined => Some(joined.map_err(|failed| failed.error)?),
         };
-        if let Some(member) = member.as_ref().filter(|_| self.restarts > 0) {
-            member.survive_peer_loss();
-        }
-        let FrontPart {
-            mut stages,
-            edges,
-            context_chunks,
-            shape,
-        } = match open(bell.clone()).and_then(|part| part.depth().map(|_| part)) {
-            Ok(part) => part,
+        let opened = self.open(&mut member, &mut program, &bell);
+        let (stages, generation, briefing) = match opened {
+            Ok(opened) => opened,
             Err(error) => {
                 return Err(match member {
                     Some(member) => member.give_up(error),
-                    None => join_to_abort(launch, error),
+                    None => join_to_abort(self.launch, error),
                 });
             }
         };
-        let options = FrontOptions {
+        let options = RankOptions {
             restarts: self.restarts,
-            context_chunks,
-            ..FrontOptions::new(PHASE_B, edges.down.depth)
+            context_chunks: briefing.context_chunks,
+            steps: briefing.steps,
+            ..RankOptions::new(self.pipeline.clone(), self.depth, backend.capabilities())
         };
-        let meet = |generation: Generation, failover: Option<&Arc<Failover>>| {
-            let again = || join_within(backend, context.config.rejoin_within);
-            let mut member: Member = member.take().map_or_else(again, Ok)?;
-            if let Some(failover) = failover {
-                member = member.with_failover(generation, failover);
-            }
-            let pid = member.peer_pid;
-            let phase_b = pid.map_or(TargetProcess::Unknown, TargetProcess::This);
-            let missed = |error: Error| JoinError {
-                phase_b,
-                ..error.into()
-            };
-            if let Err(error) = member.tell_shape(&(generation.get(), &shape)) {
-                return Err(missed(member.give_up(error)));
-            }
-            let ready = member.connect(backend, edges, bell.clone());
-            Ok((ready.map_err(missed)?, phase_b))
+        let shapes = Shapes {
+            pipeline: self.pipeline,
+            depth: self.depth,
+            keeps: self.restarts > 0,
+            context: if self.restarts > 0 {
+                briefing.context_chunks
+            } else {
+                0
+            },
         };
-        let finished = restart::run(context, &mut stages, options, meet)?;
-        Ok((stages, finished))
+        let slot_bytes =
+            |at: usize| (program.slot_bytes)(&self.pipeline.stages()[at], &briefing.shape);
+        let run = RankRun::<Recorded<B>, S>::new(self.rank(), stages, options, |from, _| {
+            let local = backend.local(shapes.local(from, slot_bytes(from)))?;
+            Ok(RecordedLocal(local))
+        });
+        let mut run = match run {
+            Ok(run) => run,
+            Err(error) => {
+                let text = pp_contract::with_source(&error);
+                let fault = Fault::new(error.fault_kind(), self.rank(), "lay out the edges", text);
+                return Err(match member {
+                    Some(member) => member.give_up(fault.into()),
+                    None => join_to_abort(self.launch, fault.into()),
+                });
+            }
+        };
+        let edges = self.edges(&shapes, slot_bytes);
+        let finished = restart::run(
+            &self,
+            &mut run,
+            &mut backend,
+            restart::Meeting {
+                profile: &profile,
+                briefing: &briefing,
+                edges: &edges,
+                bell: &bell,
+                first: member,
+                generation,
+            },
+        )?;
+        self.context.signals.finished(finished.interrupted);
+        let (source, summary) = run.finish();
+        match source {
+            Some(source) => (program.finish)(
+                source,
+                Finished {
+                    pipeline: self.pipeline.clone(),
+                    summary,
+                    restarts: finished.restarts,
+                    wall: finished.wall,
+                    interrupted: finished.interrupted,
+                },
+            ),
+            None => Ok(()),
+        }
     }
 
-    /// What wakes the driver of this rank.
-    fn bell(&self) -> Result<Bell, Error> {
-        let made = Bell::new().map_err(anyhow::Error::new);
-        made.map_err(|error| self.decline(error.into()))
-    }
-
-    fn run_phase_b<B, P, S, T>(
+    /// Opens the stages of this rank: rank 0 its source first, which says what the others must know.
+    #[expect(clippy::type_complexity, reason = "values that the caller takes apart")]
+    fn open<'p, B, S, T>(
         &self,
-        backend: &mut B,
-        profile: &Profile,
-        open: impl FnOnce(T) -> Result<PhaseBPart<S>, Error>,
-    ) -> Result<(), Error>
+        member: &mut Option<Member>,
+        program: &mut Program<'p, B, S, T>,
+        bell: &Bell,
+    ) -> Result<(Stages<'p, B::Tx, B::Rx, S>, u32, Briefing<T>), Error>
     where
         B: Backend,
-        P: Plan,
-        S: PhaseBStages<TxOf<B>, RxOf<B>, Plan = P>,
-        T: DeserializeOwned,
+        S: Source<B::Tx>,
+        S::Plan: 'p,
+        T: Serialize + DeserializeOwned,
     {
-        let context = self.context;
-        let bell = self.bell()?;
-        if self.restarts > 0 {
-            backend.load_ahead();
+        let (mut stages, generation, briefing) = match member {
+            Some(member) if self.rank() != RANK_0 => {
+                let (generation, briefing): (u32, Briefing<T>) = member.hear_briefing()?;
+                (Stages::new(None), generation, briefing)
+            }
+            _ => {
+                let open = std::mem::replace(
+                    &mut program.source,
+                    Box::new(|_| unreachable!("a source is opened once")),
+                );
+                let Opened {
+                    source,
+                    context_chunks,
+                    steps,
+                    shape,
+                } = open(bell.clone())?;
+                let briefing = Briefing {
+                    context_chunks,
+                    steps,
+                    shape,
+                };
+                (Stages::new(Some(source)), 0, briefing)
+            }
+        };
+        for (at, stage) in self.pipeline.stages_at(self.rank()) {
+            if at > 0 {
+                stages.push(program.open(stage, &briefing.shape, bell)?);
+            }
         }
-        let within = context.config.meet_within;
-        let joined = join::<P>(context, self.launch, backend, profile, within);
-        let mut member = joined.map_err(|failed| failed.error)?;
-        let (generation, shape): (u32, T) = match member.hear_shape() {
-            Ok(heard) => heard,
-            Err(error) => return Err(member.give_up(error)),
-        };
-        let generation = Generation::new(generation);
-        member.generation = generation;
-        let PhaseBPart { mut stages, edges } = match open(shape) {
-            Ok(part) => part,
-            Err(error) => return Err(member.give_up(error)),
-        };
-        let (link, switch, watch) = member.connect(backend, edges, bell)?;
-        context.attach(&switch);
-        let link = context.flight.record(link, FRONT, generation);
-        let result = run_phase_b(link, &mut stages, &switch, FRONT, edges.down.depth);
-        watch.close();
-        result?;
-        Ok(())
+        Ok((stages, generation, briefing))
     }
+
+    /// The ends of all edges between this rank and each other one, in the order in which they are connected: the same
+    /// all over the job.
+    fn edges(
+        &self,
+        shapes: &Shapes<'_>,
+        slot_bytes: impl Fn(usize) -> u64,
+    ) -> Vec<(Rank, Vec<EdgeEnd>)> {
+        let own = self.rank();
+        let mut by_peer: Vec<(Rank, Vec<EdgeEnd>)> = Vec::new();
+        for (number, edge) in self.pipeline.edges().enumerate() {
+            let (is_sender, peer) = match (edge.source == own, edge.target == own) {
+                (true, _) => (true, edge.target),
+                (_, true) => (false, edge.source),
+                _ => continue,
+            };
+            let bytes = match edge.kind {
+                pp_contract::pipeline::EdgeKind::Accept => 0,
+                _ => slot_bytes(edge.from),
+            };
+            let end = EdgeEnd {
+                edge: number as u32,
+                shape: shapes.of(edge.from, bytes),
+                is_sender,
+            };
+            match by_peer.iter_mut().find(|(known, _)| *known == peer) {
+                Some((_, ends)) => ends.push(end),
+                None => by_peer.push((peer, vec![end])),
+            }
+        }
+        by_peer.sort_by_key(|(peer, _)| (own.min(*peer), own.max(*peer)));
+        by_peer
+    }
+
+    /// Whether another process may take the place of the rank that this fault names.
+    fn is_worth_a_restart(&self, fault: &Fault) -> bool {
+        self.restarts > 0
+            && fault.rank != RANK_0
+            && fault.rank != self.pipeline.sink()
+            && fault.kind.is_worth_a_restart()
+    }
+}
+
+/// The shapes of the edges.
+struct Shapes<'a> {
+    pipeline: &'a Pipeline,
+    depth: u32,
+    /// The source keeps what it sent.
+    keeps: bool,
+    /// Chunks whose payloads the source keeps as context.
+    context: u32,
+}
+
+impl Shapes<'_> {
+    /// An edge behind this stage.
+    fn of(&self, from: usize, slot_bytes: u64) -> EdgeShape {
+        debug_assert!(from < self.pipeline.stages().len());
+        EdgeShape {
+            depth: self.depth + if from == 0 { self.context } else { 0 },
+            slot_bytes,
+        }
+    }
+
+    /// Slots between this stage and the next one on the same rank. They last for the whole run: what the source keeps of
+    /// an older attempt is still there while it sends the first chunk again.
+    fn local(&self, from: usize, slot_bytes: u64) -> EdgeShape {
+        let mut shape = self.of(from, slot_bytes);
+        shape.depth += u32::from(from == 0 && self.keeps);
+        shape
+    }
+}
+
+/// The pipeline as a setting of the handshake: its text, or its digest where that is too long.
+fn setting(pipeline: &Pipeline) -> String {
+    let text = pipeline.to_string();
+    if text.len() <= 256 {
+        return text;
+    }
+    format!(
+        "{:016x} ({} stages)",
+        pipeline.digest(),
+        pipeline.stages().len()
+    )
 }

@@ -22,15 +22,15 @@ use crate::threads::start_thread;
 pub(crate) enum Report {
     /// It ends, because of this.
     Exiting(Fault),
-    /// The front gave this process of Phase B up, because of this, and wants another.
-    PeerLost(TargetProcess, Fault),
-    /// The front and Phase B are connected.
+    /// Rank 0 gave this process of this rank up, because of this, and wants another.
+    PeerLost(Rank, TargetProcess, Fault),
+    /// Rank 0 says: all ranks are connected.
     Connected,
     /// This rank takes signals.
     SignalsReady,
-    /// The front has everything that it wants of Phase B.
+    /// Rank 0 has everything that it wants of the other ranks.
     Served,
-    /// The front has done its work: what it was to write is written.
+    /// Rank 0 says: the work is done, and what was to be written is written.
     Finished,
     /// This rank runs, also while it waits or loads.
     Alive,
@@ -38,7 +38,7 @@ pub(crate) enum Report {
     NotRecorded(Fault),
 }
 
-/// Which process of Phase B.
+/// Which process of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum TargetProcess {
     /// One that came and went, and did not say which it is.

@@ -19,13 +19,13 @@ use crate::signal_names::name;
 pub(crate) enum SignalTarget {
     /// The process: nothing has been admitted that could be drained.
     Process,
-    /// The process and its peer: nothing has been admitted either.
-    Peer(ControlSender),
+    /// The process and its peers: nothing has been admitted either.
+    Peers(Vec<ControlSender>),
     /// The switch of this rank.
     Switch(Switch),
-    /// The front, which waits for another Phase B.
+    /// This rank waits for another that is started again.
     AwaitingReplacement,
-    /// The front, whose last frame is on its way into the output. This signal ended the job early, if any.
+    /// Rank 0, whose last results are on their way into the output. This signal ended the job early, if any.
     Finished(Option<u8>),
 }
 
@@ -93,7 +93,7 @@ impl Signals {
         match &state.target {
             SignalTarget::Switch(switch) => switch.drain_signal(),
             SignalTarget::Finished(signal) => *signal,
-            SignalTarget::Process | SignalTarget::Peer(_) | SignalTarget::AwaitingReplacement => {
+            SignalTarget::Process | SignalTarget::Peers(_) | SignalTarget::AwaitingReplacement => {
                 state.first
             }
         }
@@ -104,13 +104,13 @@ impl Signals {
         self.interrupted_by().unwrap_or(SIGINT as u8)
     }
 
-    /// Until [`Signals::attach`] names a switch, a signal ends the process, and the peer is told.
-    pub(crate) fn set_up(&self, peer: &ControlSender) {
+    /// Until [`Signals::attach`] names a switch, a signal ends the process, and these peers are told.
+    pub(crate) fn set_up(&self, peers: Vec<ControlSender>) {
         let mut state = self.state();
-        // A front that waits for another Phase B has something to drain. An earlier peer ended before it was connected,
-        // and this channel is its replacement's.
-        if matches!(state.target, SignalTarget::Process | SignalTarget::Peer(_)) {
-            state.target = SignalTarget::Peer(peer.clone());
+        // A rank that waits for another to come again has something to drain. Earlier peers may have ended before they
+        // were connected, and these are the channels of those in their place.
+        if matches!(state.target, SignalTarget::Process | SignalTarget::Peers(_)) {
+            state.target = SignalTarget::Peers(peers);
         }
     }
 
@@ -124,7 +124,7 @@ impl Signals {
         state.target = SignalTarget::Switch(switch.clone());
     }
 
-    /// The front has emitted its last frame, early because of this signal, if any: a first signal that comes now changes
+    /// Rank 0 has its last result, early because of this signal, if any: a first signal that comes now changes
     /// nothing.
     pub(crate) fn finished(&self, interrupted: Option<u8>) {
         self.state().target = SignalTarget::Finished(interrupted);

@@ -1,17 +1,18 @@
 //! A job without a launcher: start the ranks on this machine, watch them, end together; and start
-//! Phase B again where that was asked for.
+//! ranks again where that was asked for.
 //!
-//! Hazard: a rank is killed and the others, or this process, live on; or three processes print
-//! three different reasons. Guarantee: when one rank ends badly the others have a moment to
+//! Hazard: a rank is killed and the others, or this process, live on; or each process prints
+//! a reason of its own. Guarantee: when one rank ends badly the others have a moment to
 //! end by themselves and are killed then; when this process dies the kernel kills them; and one
 //! line says why, the root cause where it is known.
 //!
-//! Choices: whether a fault is worth a restart is the front's to say, since it alone knows what was
-//! lost. This process starts Phase B again when the front waits for it and it died; it kills it
-//! first when the front gave it up and it lives on, stopped or cut off. The front itself is never
+//! Choices: whether a fault is worth a restart is for rank 0 to say, since it alone knows what was
+//! lost. This process starts a rank again when rank 0 waits for it and it died; it kills it
+//! first when rank 0 gave it up and it lives on, stopped or cut off. Rank 0 itself is never
 //! started again: it has the input.
 
 mod core;
+mod events;
 mod missed;
 mod verdict;
 
@@ -24,7 +25,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Instant;
 
 use anyhow::Context;
-use pp_contract::{FaultKind, Rank, WorldSize};
+use pp_contract::{FaultKind, Pipeline, Rank, WorldSize};
 use pp_transport::launch::LocalJob;
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
@@ -33,7 +34,8 @@ use rustix::process::{
 };
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGUSR1};
 
-use self::core::{Action, Core, Event};
+use self::core::Core;
+use self::events::{Action, Event, Terms};
 use self::verdict::Verdict;
 use crate::config::{Config, REPORT_FD, SUPERVISOR};
 use crate::end::{log_aside, say_aside};
@@ -41,7 +43,7 @@ use crate::error::Error;
 use crate::flight::Recordings;
 use crate::interrupt::on_signals;
 use crate::signals::say_that_it_drains;
-use crate::{FRONT, WORLD, reports, times};
+use crate::{RANK_0, reports, times};
 
 /// What the threads beside this one notice.
 enum Notice {
@@ -50,9 +52,15 @@ enum Notice {
     Event(Event),
 }
 
-/// Runs this same command line once per rank, and ends as they end. Phase B is started again up to
-/// `restarts` times.
-pub(crate) fn supervise(config: &Config, restarts: u32) -> Result<(), Error> {
+/// Runs this same command line once for each rank of the pipeline, and ends as they end. The ranks of `may_restart` are
+/// started again, up to `restarts` times in all; rank 0 never is.
+pub(crate) fn supervise(
+    config: &Config,
+    pipeline: &Pipeline,
+    restarts: u32,
+    may_restart: &[Rank],
+) -> Result<(), Error> {
+    let world = pipeline.world_size();
     let (report, write_end) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
         .context("cannot make the pipe for the reports of the ranks")?;
     // The ranks inherit the write end under its number, and that end alone.
@@ -62,15 +70,22 @@ pub(crate) fn supervise(config: &Config, restarts: u32) -> Result<(), Error> {
     let handled = signal_hook::flag::register(SIGCHLD, Arc::default());
     handled.context("cannot handle signals")?;
     let (notices, noticed) = mpsc::channel();
-    let watches = config.heartbeat.is_some();
-    let local = LocalJob::new(WorldSize::new(WORLD).context("a world of two ranks")?);
-    let own = local.launch(FRONT).map_err(anyhow::Error::new)?;
+    let terms = Terms {
+        world,
+        restarts,
+        may_restart: may_restart.to_vec(),
+        within: config.restart_within,
+        watches: config.heartbeat.is_some(),
+    };
+    let local = LocalJob::new(world);
+    let own = local.launch(RANK_0).map_err(anyhow::Error::new)?;
     let mut job = Job {
         recordings: Recordings::new(own.job_id(), config),
         local,
+        sink: pipeline.sink(),
         report: write_end,
         notices: notices.clone(),
-        core: Core::new(restarts, config.restart_within, watches, Instant::now()),
+        core: Core::new(&terms, Instant::now()),
         is_begun: false,
         signal: None,
     };
@@ -84,7 +99,9 @@ pub(crate) fn supervise(config: &Config, restarts: u32) -> Result<(), Error> {
         let _ = to_core.send(Notice::Event(event));
     });
     let _hearing = hearing.context("cannot handle signals")?;
-    let outcome = job.begin(report, notices).and_then(|()| job.run(&noticed));
+    let outcome = job
+        .begin(world, report, notices)
+        .and_then(|()| job.run(&noticed));
     if let Err(error) = outcome {
         for pid in job.core.pids() {
             kill(pid, Signal::KILL);
@@ -119,6 +136,8 @@ fn aside(act: impl FnOnce() + Send + 'static) -> Result<(), Error> {
 /// A job under supervision.
 struct Job {
     local: LocalJob,
+    /// The rank that writes to standard output beside rank 0.
+    sink: Rank,
     /// The write end of the pipe that the ranks report on.
     report: OwnedFd,
     notices: Sender<Notice>,
@@ -132,8 +151,13 @@ struct Job {
 
 impl Job {
     /// Starts the ranks, and a thread that reads their reports.
-    fn begin(&mut self, report: OwnedFd, notices: Sender<Notice>) -> Result<(), Error> {
-        for rank in 0..WORLD {
+    fn begin(
+        &mut self,
+        world: WorldSize,
+        report: OwnedFd,
+        notices: Sender<Notice>,
+    ) -> Result<(), Error> {
+        for rank in 0..world.get() {
             self.start(Rank::new(rank))?;
         }
         self.is_begun = true;
@@ -181,9 +205,13 @@ impl Job {
             .env(SUPERVISOR, std::process::id().to_string())
             // A terminal's Ctrl-C must reach the ranks once, through here.
             .process_group(0);
-        if rank != FRONT {
-            // The front's alone: what a plugin prints elsewhere must not get into the video.
-            command.stdin(Stdio::null()).stdout(std::io::stderr());
+        if rank != RANK_0 {
+            command.stdin(Stdio::null());
+        }
+        if rank != RANK_0 && rank != self.sink {
+            // Results come from the source's rank and from the sink's alone: what a plugin prints elsewhere must not get
+            // into them.
+            command.stdout(std::io::stderr());
         }
         let spawned = command
             .spawn()

@@ -28,12 +28,12 @@ pub(crate) const MEANT_FOR_JOB_WITHIN: Duration = Duration::from_secs(1);
 pub(crate) const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// Silence of a rank that is missed: a busy machine holds up a thread for less than five signs of life.
 pub(crate) const MISSED_AFTER: Duration = BEAT_EVERY.saturating_mul(5);
-/// The supervisor reads a report that may be there already: that the front is there after all, where Phase B ended
-/// because of it or while the front waits for it.
+/// The supervisor reads a report that may be there already: that rank 0 is there after all, where another rank ended
+/// because of it or while rank 0 waits for it.
 pub(crate) const CONTRADICTED_WITHIN: Duration = Duration::from_secs(1);
 /// The other ranks end by themselves after one ended badly: each takes its grace, and some time to notice.
 pub(crate) const PATIENCE: Duration = GRACE.saturating_add(Duration::from_millis(40));
-/// The other ranks end after the front ended well: the drop of a link may take all of its time.
+/// The other ranks end after rank 0 ended well: the drop of an edge may take all of its time.
 pub(crate) const GOODBYE: Duration = ENDED_WITHIN.saturating_add(Duration::from_secs(2));
 /// The ranks end by themselves after a second interrupt. The user waits for that.
 pub(crate) const ABORTED_WITHIN: Duration = Duration::from_secs(1);

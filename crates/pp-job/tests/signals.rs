@@ -3,40 +3,33 @@
 
 use std::cell::Cell;
 
-use pp_contract::{FaultKind, Manifest};
 use pp_job::prelude::*;
-use pp_testing::{Toy, ToyFront, bytes};
+use pp_testing::{Toy, ToySink, ToySource};
 use rustix::process::{Signal, getpid, kill_process};
 
 #[test]
 fn a_signal_drains_the_job_that_runs_and_forgets_the_one_that_failed() {
     let config = Config::alone(|_| None).unwrap();
-    let edges = Edges::new(1, 64, 64);
+    let pipeline = "a@0 -> c@0".parse().unwrap();
     let is_asked = Cell::new(false);
     let run = |fails: bool| {
-        let ranks = Ranks {
-            front: |_| {
-                if fails {
-                    return Err(StageError::new(FaultKind::BadInput, "open", "asked for").into());
+        let open = |_| {
+            if fails {
+                return Err(StageError::new(FaultKind::BadInput, "open", "asked for").into());
+            }
+            let poll = || {
+                if !is_asked.replace(true) {
+                    kill_process(getpid(), Signal::TERM).unwrap();
                 }
-                let source = || {
-                    if !is_asked.replace(true) {
-                        kill_process(getpid(), Signal::TERM).unwrap();
-                    }
-                    // Only the signal ends this job.
-                    Offer::Later
-                };
-                let build =
-                    |_: &mut TxLease| Envelope::new(Toy(0), bytes(64), Manifest::empty()).unwrap();
-                Ok(FrontPart::new(ToyFront::new(source, build, drop), edges))
-            },
-            phase_b: |()| {
-                let stages = OnHost::new(|_: &Envelope<Toy>, _: &[u8], _: &mut [u8]| Ok(()));
-                Ok(PhaseBPart { stages, edges })
-            },
-            finish: |_, _| Ok(()),
+                // Only the signal ends this job.
+                Offer::Later
+            };
+            let build = |_: Place, _: &mut TxLease| Built::new(Toy(0), Manifest::empty(), ());
+            Ok(Opened::new(ToySource::new(poll, build)))
         };
-        Job::new(&config).run_alone(ranks)
+        let sink = |(): &(), _| Ok(ToySink::<Toy, _>::new(|_, _| Ok(())));
+        let program = Program::<Host, _, _>::new("a", open).sink("c", sink);
+        Job::new(&config, &pipeline).run(|this| this.run(Host, Profile::new(), program))
     };
     run(true).unwrap_err();
     let ended = run(false).unwrap_err();

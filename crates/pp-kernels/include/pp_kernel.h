@@ -1,13 +1,15 @@
 /*
  * pp_kernel.h: the C ABI between the pipeline runtime ("the host") and a set of kernels ("the plugin").
  *
- * A plugin is one shared library with one exported function, pp_kernels_entry_v1(), which returns a
- * table of functions. docs/plugin-abi.md explains the life cycle; this file is the whole of the ABI.
+ * A plugin is one shared library with one exported function, pp_kernels_entry_v2(), which returns a
+ * table of functions. The plugin lists its stages: a source (frames to tensors), any number of middle
+ * stages (tensors to tensors), a sink (tensors to frames). A session runs one stage of one stream.
+ * docs/plugin-abi.md explains the life cycle; this file is the whole of the ABI.
  *
  * Rules that hold everywhere
  *   - Structs start with struct_size, filled by the caller with sizeof as the caller knows it. Structs only grow
- *     at the end. A callee reads no field that lies beyond struct_size. pp_tensor, pp_plane and
- *     pp_frame travel in arrays, so they have no size field and never change within major version 1.
+ *     at the end. A callee reads no field that lies beyond struct_size. pp_stage, pp_arg, pp_tensor, pp_plane and
+ *     pp_frame travel in arrays, so they have no size field and never change within major version 2.
  *   - Only integers of fixed width, float and pointers cross. Booleans are uint32_t, 0 or 1.
  *   - Nothing is allocated on one side and freed on the other. A pointer in an argument is valid for the call only.
  *   - A function returns a pp_status. When it is not PP_OK it writes a text into the pp_error of the caller.
@@ -24,10 +26,11 @@
 extern "C" {
 #endif
 
-#define PP_KERNELS_MAGIC 0x31534C4E524B5050ull /* the bytes "PPKRNLS1" */
-#define PP_KERNELS_MAJOR 1u /* another major version is refused */
-#define PP_KERNELS_MINOR 1u /* raised when an entry or a field is appended, or what was open is settled */
+#define PP_KERNELS_MAGIC 0x32534C4E524B5050ull /* the bytes "PPKRNLS2" */
+#define PP_KERNELS_MAJOR 2u /* another major version is refused */
+#define PP_KERNELS_MINOR 0u /* raised when an entry or a field is appended, or what was open is settled */
 
+#define PP_MAX_STAGES 16u
 #define PP_MAX_TENSORS 16u
 #define PP_TENSOR_ALIGN 256u
 
@@ -44,16 +47,16 @@ typedef uint32_t pp_status;
  *
  * PP_SPACE_HOST: everything lies in host memory, and a call has done its work when it returns.
  *
- * PP_SPACE_CUDA, since version 1.1 (a plugin of 1.0 gets host sessions only):
+ * PP_SPACE_CUDA:
  *   - pp_payload.data is a device address in the context pp_session_config.device; the host never reads through it.
  *     Frames, and all structs, lie in host memory; the samples of frames should be page-locked.
  *   - The context is current on the thread that calls an entry, create and destroy included. The plugin leaves it so.
- *   - encode, phase_b and decode enqueue work on pp_session_config.stream, and return. They do not wait for it, and
- *     allocate nothing. Work that a plugin puts on streams of its own is joined to that stream by events.
+ *   - run enqueues work on pp_session_config.stream, and returns. It does not wait for it, and allocates nothing.
+ *     Work that a plugin puts on streams of its own is joined to that stream by events.
  *   - What happens to bytes happens in the order of that stream. The host keeps payloads and samples allocated, and
  *     does not touch them, until the stream has passed the call. Structs, tensors and planes are valid for the call
  *     only, as ever: the plugin copies what it needs later.
- *   - observed_generator_calls is the number of calls enqueued, known when phase_b returns.
+ *   - observed_generator_calls is the number of calls enqueued, known when run returns.
  *   - A failure of work that is already enqueued shows in a later call, or where the host waits for the stream.
  *   - create may wait (for a compiler, or an allocation). destroy may wait for the stream, but not for ever: what a
  *     stream that hangs may still touch is leaked.
@@ -84,29 +87,74 @@ typedef struct pp_error {
   uint64_t length;
 } pp_error;
 
-/* What the plugin is. The caller zeroes it and sets struct_size; the texts end with a NUL. */
+/* pp_stage.kind: the first stage is the one source, the last one the one sink */
+#define PP_STAGE_SOURCE 0u /* frames in, tensors out */
+#define PP_STAGE_MIDDLE 1u /* tensors in, tensors out */
+#define PP_STAGE_SINK 2u   /* tensors in, frames out */
+
+/* pp_stage.flags, of middle stages only */
+#define PP_STAGE_PARTS 1u /* its passes can be cut into parts: part i of n runs as a stage of its own */
+#define PP_STAGE_GROUP 2u /* several members can run it together, with the collectives of pp_group */
+#define PP_STAGE_RING 4u  /* a chunk can come by several times; each lap runs its share of the passes */
+
+typedef struct pp_stage {
+  uint8_t name[48]; /* a to z, 0 to 9, _ and -; ends with a NUL; no two stages have the same */
+  uint32_t kind;
+  uint32_t flags;
+} pp_stage;
+
+/* What the plugin is. The caller zeroes it, and sets struct_size, stage_capacity and stages; the texts end with a NUL. */
 typedef struct pp_description {
   uint32_t struct_size;
   uint32_t spaces;         /* bits: where payloads may lie */
-  uint32_t chroma_formats; /* bits */
-  uint32_t context_frames; /* most frames of earlier chunks that phase_b looks at */
+  uint32_t chroma_formats; /* bits: what its source takes */
+  uint32_t context_frames; /* most frames of earlier chunks that a middle stage looks at */
   uint64_t digest;         /* changes when results may change: weights, formula, settings */
   uint8_t name[64];
   uint8_t version[32];
+  uint32_t stage_capacity; /* of the array, PP_MAX_STAGES or more */
+  uint32_t stage_count;    /* out */
+  pp_stage *stages;        /* in the order of the pipeline */
 } pp_description;
+
+/* A pair of the user's, from --plugin-arg KEY=VALUE. Both texts end with a NUL. */
+typedef struct pp_arg {
+  const uint8_t *key;
+  const uint8_t *value;
+} pp_arg;
 
 typedef struct pp_session_config {
   uint32_t struct_size;
   uint32_t space;
-  uint32_t width; /* of the luma plane, >= 16 */
+  uint32_t width; /* of the luma plane of the source's frames, >= 16 */
   uint32_t height;
-  uint32_t chroma;
-  uint32_t max_frames; /* most frames in one chunk */
+  uint32_t chroma;     /* of the source's frames */
+  uint32_t max_frames; /* most of the source's frames in one chunk */
   uint32_t threads;    /* most threads a call may use; 0: as many as the machine has */
   float noise_sigma;   /* noise of the clip in 8-bit sample values (0 to 255); negative: estimate it from the frames */
   uint64_t device;     /* PP_SPACE_CUDA: CUcontext; else 0 */
   uint64_t stream;     /* PP_SPACE_CUDA: CUstream of it that orders the work; else 0 */
+  uint32_t stage;      /* its number in the description */
+  uint32_t part;       /* which part of the stage, from 0 on */
+  uint32_t parts;      /* 1, unless PP_STAGE_PARTS is set */
+  uint32_t laps;       /* how often a chunk comes by; 1, unless PP_STAGE_RING is set */
+  uint32_t member;     /* which member of the group, from 0 on */
+  uint32_t members;    /* 1, unless PP_STAGE_GROUP is set */
+  uint32_t arg_count;
+  uint32_t reserved;
+  const pp_arg *args; /* the user's, the same for all stages; a key that the plugin does not know is refused by name */
 } pp_session_config;
+
+/* Frames of a stage. The host fills it with what the source takes, and one frame for each; a sink changes it where its
+ * frames differ. */
+typedef struct pp_geometry {
+  uint32_t struct_size;
+  uint32_t width;
+  uint32_t height;
+  uint32_t chroma;
+  uint32_t frames_per_frame; /* frames that a sink gives for each frame of the source, at least 1 */
+  uint32_t reserved;
+} pp_geometry;
 
 /* The plan of one chunk, as it travels in the envelope. */
 typedef struct pp_plan {
@@ -126,7 +174,8 @@ typedef struct pp_plan {
   uint64_t base_seed;
 } pp_plan;
 
-/* One tensor of a payload, row-major. The name ends with a NUL. `offset` and `bytes` are filled by the host. */
+/* One tensor of a payload, row-major. The name is of a to z, 0 to 9, _ and ., and ends with a NUL. `offset` and `bytes`
+ * are filled by the host. */
 typedef struct pp_tensor {
   uint8_t name[48];
   uint32_t dtype;
@@ -158,59 +207,74 @@ typedef struct pp_frame {
   pp_plane planes[3];
 } pp_frame;
 
-/* The plugin fills name, dtype, ndim and dims of the first *_count tensors. */
+/* The plugin fills name, dtype, ndim and dims of the first *_count tensors. The outputs of a stage, part and lap are the
+ * inputs of the next one. */
 typedef struct pp_layout_args {
   uint32_t struct_size;
-  uint32_t frames;         /* in this chunk */
-  uint32_t steps;          /* plan: num_denoise_steps */
+  uint32_t frames;         /* of the source, in this chunk */
+  uint32_t steps;          /* plan: num_denoise_steps, of all parts and laps together */
   uint32_t context_frames; /* frames in the tensor context_frames; 0: no recompute, no such tensor */
+  uint32_t lap;            /* from 0 on */
   uint32_t capacity;       /* of each of the two arrays */
-  uint32_t input_count;    /* out */
-  uint32_t output_count;   /* out */
-  uint32_t reserved;
+  uint32_t input_count;    /* out; 0 of a source */
+  uint32_t output_count;   /* out; 0 of a sink */
   pp_tensor *inputs;
   pp_tensor *outputs;
 } pp_layout_args;
 
-typedef struct pp_encode_args {
+/*
+ * The collectives of a group, for members 0 to pp_session_config.members - 1. All members call the same functions in the
+ * same order. Addresses are of the session's space; on PP_SPACE_CUDA a call enqueues on the session's stream and returns.
+ * The first argument of each is `context`. Ranges of one call do not overlap.
+ */
+typedef struct pp_group {
   uint32_t struct_size;
-  uint32_t frame_count;
-  const pp_plan *plan;
-  const pp_frame *frames;  /* read only */
-  const pp_payload *input; /* written: the input tensors of phase_b */
-} pp_encode_args;
+  uint32_t reserved;
+  void *context;
+  /* `bytes` bytes of member `root` to all. */
+  pp_status (*broadcast)(void *context, uint8_t *data, uint64_t bytes, uint32_t root, pp_error *error);
+  /* Part i of `from`, bytes[i] long, the parts one behind the other, goes from `root` to `to` of member i. Only `root`
+   * needs `from`. `bytes` has an element for each member, and is the same for all. */
+  pp_status (*scatter)(void *context, const uint8_t *from, const uint64_t *bytes, uint8_t *to, uint32_t root,
+                       pp_error *error);
+  /* The other way round: bytes[i] bytes at `from` of member i become part i of `to`, which only `root` needs. */
+  pp_status (*gather)(void *context, const uint8_t *from, const uint64_t *bytes, uint8_t *to, uint32_t root,
+                      pp_error *error);
+  /* `count` elements of `dtype` become their sums over all members, in place, in the same order for all members. */
+  pp_status (*all_reduce_sum)(void *context, uint8_t *data, uint64_t count, uint32_t dtype, pp_error *error);
+  pp_status (*send)(void *context, const uint8_t *from, uint64_t bytes, uint32_t to, pp_error *error);
+  pp_status (*receive)(void *context, uint8_t *to, uint64_t bytes, uint32_t from, pp_error *error);
+  /* Nothing behind it begins before all members have come to it. */
+  pp_status (*barrier)(void *context, pp_error *error);
+} pp_group;
 
-typedef struct pp_phase_b_args {
+/* One chunk through one stage. Member 0 of a group has the payloads; the others have null there, and get and give what
+ * they need through the collectives. */
+typedef struct pp_run_args {
   uint32_t struct_size;
-  uint32_t observed_generator_calls; /* out */
+  uint32_t lap;                      /* from 0 on */
+  uint32_t frame_count;              /* in `frames` */
+  uint32_t observed_generator_calls; /* out, of a middle stage: the passes it ran, and one more if it rebuilt its cache */
   const pp_plan *plan;
-  const pp_payload *input;  /* read only */
-  const pp_payload *output; /* written */
-} pp_phase_b_args;
-
-typedef struct pp_decode_args {
-  uint32_t struct_size;
-  uint32_t frame_count;
-  const pp_plan *plan;
-  const pp_payload *output; /* read only: the output tensors of phase_b */
-  const pp_frame *frames;   /* the samples are written */
-} pp_decode_args;
+  const pp_frame *frames;   /* source: read only; sink: the samples are written; middle: null */
+  const pp_payload *input;  /* read only; source: null */
+  const pp_payload *output; /* written, every byte of every tensor; sink: null */
+  const pp_group *group;    /* null when pp_session_config.members is 1 */
+} pp_run_args;
 
 typedef struct pp_session pp_session; /* the plugin's own */
 
-/* The table. A null entry means "not implemented"; only self_test may be null in version 1.0. */
+/* The table. A null entry means "not implemented"; only self_test may be null in version 2.0. */
 typedef struct pp_kernels_table {
   uint64_t magic;
   uint32_t struct_size;
   uint16_t major;
   uint16_t minor;
   pp_status (*describe)(pp_description *out, pp_error *error);
-  pp_status (*create)(const pp_session_config *config, pp_session **out, pp_error *error);
+  pp_status (*create)(const pp_session_config *config, pp_geometry *frames, pp_session **out, pp_error *error);
   void (*destroy)(pp_session *session); /* null is allowed and does nothing */
   pp_status (*layout)(pp_session *session, pp_layout_args *args, pp_error *error);
-  pp_status (*encode)(pp_session *session, pp_encode_args *args, pp_error *error);
-  pp_status (*phase_b)(pp_session *session, pp_phase_b_args *args, pp_error *error);
-  pp_status (*decode)(pp_session *session, pp_decode_args *args, pp_error *error);
+  pp_status (*run)(pp_session *session, pp_run_args *args, pp_error *error);
   pp_status (*self_test)(pp_error *error);
 } pp_kernels_table;
 
@@ -221,7 +285,7 @@ typedef struct pp_kernels_table {
 #endif
 
 /* The one exported symbol. The table must live as long as the library; the host never unloads it. */
-PP_EXPORT const pp_kernels_table *pp_kernels_entry_v1(void);
+PP_EXPORT const pp_kernels_table *pp_kernels_entry_v2(void);
 
 #ifdef __cplusplus
 }

@@ -8,24 +8,27 @@
 
 #![allow(missing_docs)] // the header documents the fields; two copies of the words would drift apart
 
+use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
 
 use pp_contract::DType;
 
-/// "PPKRNLS1" in memory order.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"PPKRNLS1");
+/// "PPKRNLS2" in memory order.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"PPKRNLS2");
 /// A table of another major version is refused.
-pub const MAJOR: u16 = 1;
+pub const MAJOR: u16 = 2;
 /// Raised when an entry or a field is appended, or what was open is settled.
-pub const MINOR: u16 = 1;
-/// The first minor version that says what calls on [`SPACE_CUDA`] mean.
-pub const MINOR_CUDA: u16 = 1;
+pub const MINOR: u16 = 0;
+/// Most stages of a plugin.
+pub const MAX_STAGES: usize = 16;
 /// Most tensors in one payload.
 pub const MAX_TENSORS: usize = 16;
 /// Every tensor of a payload starts at a multiple of this.
 pub const TENSOR_ALIGN: u64 = 256;
 /// The exported function, NUL-terminated for the dynamic linker.
-pub const ENTRY_SYMBOL: &[u8] = b"pp_kernels_entry_v1\0";
+pub const ENTRY_SYMBOL: &[u8] = b"pp_kernels_entry_v2\0";
+/// What a plugin of version 1 exported.
+pub const OLD_ENTRY_SYMBOL: &[u8] = b"pp_kernels_entry_v1\0";
 
 pub const OK: u32 = 0;
 pub const ERROR: u32 = 1;
@@ -36,6 +39,14 @@ pub const PANIC: u32 = 5;
 
 pub const SPACE_HOST: u32 = 0;
 pub const SPACE_CUDA: u32 = 1;
+
+pub const STAGE_SOURCE: u32 = 0;
+pub const STAGE_MIDDLE: u32 = 1;
+pub const STAGE_SINK: u32 = 2;
+
+pub const STAGE_PARTS: u32 = 1;
+pub const STAGE_GROUP: u32 = 2;
+pub const STAGE_RING: u32 = 4;
 
 pub const CHROMA_MONO: u32 = 0;
 pub const CHROMA_420: u32 = 1;
@@ -54,6 +65,32 @@ pub struct ErrorText {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
+pub struct Stage {
+    pub name: [u8; 48],
+    pub kind: u32,
+    pub flags: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Arg {
+    pub key: *const u8,
+    pub value: *const u8,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Geometry {
+    pub struct_size: u32,
+    pub width: u32,
+    pub height: u32,
+    pub chroma: u32,
+    pub frames_per_frame: u32,
+    pub reserved: u32,
+}
+
+#[repr(C)]
+#[derive(Debug)]
 pub struct Description {
     pub struct_size: u32,
     pub spaces: u32,
@@ -62,6 +99,9 @@ pub struct Description {
     pub digest: u64,
     pub name: [u8; 64],
     pub version: [u8; 32],
+    pub stage_capacity: u32,
+    pub stage_count: u32,
+    pub stages: *mut Stage,
 }
 
 #[repr(C)]
@@ -77,6 +117,15 @@ pub struct SessionConfig {
     pub noise_sigma: f32,
     pub device: u64,
     pub stream: u64,
+    pub stage: u32,
+    pub part: u32,
+    pub parts: u32,
+    pub laps: u32,
+    pub member: u32,
+    pub members: u32,
+    pub arg_count: u32,
+    pub reserved: u32,
+    pub args: *const Arg,
 }
 
 #[repr(C)]
@@ -141,42 +190,48 @@ pub struct LayoutArgs {
     pub frames: u32,
     pub steps: u32,
     pub context_frames: u32,
+    pub lap: u32,
     pub capacity: u32,
     pub input_count: u32,
     pub output_count: u32,
-    pub reserved: u32,
     pub inputs: *mut Tensor,
     pub outputs: *mut Tensor,
 }
 
 #[repr(C)]
-#[derive(Debug)]
-pub struct EncodeArgs {
+#[derive(Debug, Clone, Copy)]
+pub struct Group {
     pub struct_size: u32,
-    pub frame_count: u32,
-    pub plan: *const Plan,
-    pub frames: *const Frame,
-    pub input: *const Payload,
+    pub reserved: u32,
+    pub context: *mut c_void,
+    pub broadcast:
+        Option<unsafe extern "C" fn(*mut c_void, *mut u8, u64, u32, *mut ErrorText) -> u32>,
+    pub scatter: Option<PartsFn>,
+    pub gather: Option<PartsFn>,
+    pub all_reduce_sum:
+        Option<unsafe extern "C" fn(*mut c_void, *mut u8, u64, u32, *mut ErrorText) -> u32>,
+    pub send: Option<unsafe extern "C" fn(*mut c_void, *const u8, u64, u32, *mut ErrorText) -> u32>,
+    pub receive:
+        Option<unsafe extern "C" fn(*mut c_void, *mut u8, u64, u32, *mut ErrorText) -> u32>,
+    pub barrier: Option<unsafe extern "C" fn(*mut c_void, *mut ErrorText) -> u32>,
 }
+
+/// `scatter` and `gather`.
+pub type PartsFn =
+    unsafe extern "C" fn(*mut c_void, *const u8, *const u64, *mut u8, u32, *mut ErrorText) -> u32;
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct PhaseBArgs {
+pub struct RunArgs {
     pub struct_size: u32,
+    pub lap: u32,
+    pub frame_count: u32,
     pub observed_generator_calls: u32,
     pub plan: *const Plan,
+    pub frames: *const Frame,
     pub input: *const Payload,
     pub output: *const Payload,
-}
-
-#[repr(C)]
-#[derive(Debug)]
-pub struct DecodeArgs {
-    pub struct_size: u32,
-    pub frame_count: u32,
-    pub plan: *const Plan,
-    pub output: *const Payload,
-    pub frames: *const Frame,
+    pub group: *const Group,
 }
 
 /// A session as the host sees it: the plugin's own, behind a pointer.
@@ -187,8 +242,12 @@ pub struct OpaqueSession {
 }
 
 pub type DescribeFn = unsafe extern "C" fn(*mut Description, *mut ErrorText) -> u32;
-pub type CreateFn =
-    unsafe extern "C" fn(*const SessionConfig, *mut *mut OpaqueSession, *mut ErrorText) -> u32;
+pub type CreateFn = unsafe extern "C" fn(
+    *const SessionConfig,
+    *mut Geometry,
+    *mut *mut OpaqueSession,
+    *mut ErrorText,
+) -> u32;
 pub type DestroyFn = unsafe extern "C" fn(*mut OpaqueSession);
 /// An entry that works on a session, with its arguments.
 pub type CallFn<Args> = unsafe extern "C" fn(*mut OpaqueSession, *mut Args, *mut ErrorText) -> u32;
@@ -213,13 +272,11 @@ pub struct Table {
     pub create: Option<CreateFn>,
     pub destroy: Option<DestroyFn>,
     pub layout: Option<CallFn<LayoutArgs>>,
-    pub encode: Option<CallFn<EncodeArgs>>,
-    pub phase_b: Option<CallFn<PhaseBArgs>>,
-    pub decode: Option<CallFn<DecodeArgs>>,
+    pub run: Option<CallFn<RunArgs>>,
     pub self_test: Option<SelfTestFn>,
 }
 
-/// The least that a table of major version 1 holds: everything up to and with `decode`.
+/// The least that a table of major version 2 holds: everything up to and with `run`.
 pub const TABLE_REQUIRED_BYTES: u32 = offset_of!(Table, self_test) as u32;
 
 /// `sizeof`, as it goes into `struct_size`.
@@ -236,21 +293,23 @@ pub const fn dtype_code(dtype: DType) -> u32 {
 
 const _: () = {
     assert!(size_of::<ErrorText>() == 32);
-    assert!(size_of::<Description>() == 120);
-    assert!(size_of::<SessionConfig>() == 48);
+    assert!(size_of::<Description>() == 136);
+    assert!(size_of::<Stage>() == 56);
+    assert!(size_of::<Arg>() == 16);
+    assert!(size_of::<Geometry>() == 24);
+    assert!(size_of::<SessionConfig>() == 88);
     assert!(size_of::<Plan>() == 64);
     assert!(size_of::<Tensor>() == 136);
     assert!(size_of::<Payload>() == 32);
     assert!(size_of::<Plane>() == 24);
     assert!(size_of::<Frame>() == 72);
     assert!(size_of::<LayoutArgs>() == 48);
-    assert!(size_of::<EncodeArgs>() == 32);
-    assert!(size_of::<PhaseBArgs>() == 32);
-    assert!(size_of::<DecodeArgs>() == 32);
+    assert!(size_of::<Group>() == 72);
+    assert!(size_of::<RunArgs>() == 56);
     assert!(size_of::<TableHead>() == 16);
-    assert!(size_of::<Table>() == 80);
+    assert!(size_of::<Table>() == 64);
     assert!(offset_of!(Plan, current_start_frame) == 48);
     assert!(offset_of!(Tensor, dims) == 56);
     assert!(offset_of!(Table, describe) == 16);
-    assert!(TABLE_REQUIRED_BYTES == 72);
+    assert!(TABLE_REQUIRED_BYTES == 56);
 };

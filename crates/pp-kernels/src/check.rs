@@ -8,16 +8,18 @@
 
 mod again;
 mod bench;
+mod group;
 mod memory;
 mod outcome;
 
 pub use bench::Bench;
 
-use pp_contract::{Manifest, Plan as _, VideoPlan, VideoPlanParts};
+use pp_contract::{Manifest, VideoPlanParts};
 
 use crate::config::{ChunkShape, Layout, SessionConfig};
 use crate::error::KernelError;
-use bench::Stream;
+use crate::stage::{StageInfo, StageKind};
+use bench::{Cut, Middle, Stream, follows};
 use outcome::{Outcome, Why, fail};
 
 /// One claim about a set of kernels.
@@ -44,7 +46,7 @@ impl Check {
 }
 
 /// All checks, in their order. None depends on another one.
-pub static CHECKS: [Check; 11] = [
+pub static CHECKS: [Check; 13] = [
     Check {
         name: "self test passes",
         test: |bench| Ok(bench.set.self_test()?),
@@ -78,6 +80,14 @@ pub static CHECKS: [Check; 11] = [
         test: continues,
     },
     Check {
+        name: "parts and laps give what the whole stage gives",
+        test: is_cut,
+    },
+    Check {
+        name: "a group gives what one member gives",
+        test: is_grouped,
+    },
+    Check {
         name: "context_frames are the frames that were sent before",
         test: again::context_is_what_was_sent,
     },
@@ -106,7 +116,10 @@ fn describes_itself(bench: &Bench<'_>) -> Outcome {
 
 fn lays_out(bench: &Bench<'_>) -> Outcome {
     let config = bench.config();
-    let mut session = bench.open(&config)?;
+    let mut sessions = Vec::new();
+    for stage in bench.set.stages() {
+        sessions.push(bench.open(&stage.name, &config)?);
+    }
     let context = bench.set.describe().context_frames.min(3);
     for (frames, steps, context_frames) in [(1, 0, 0), (3, 2, 0), (3, 2, context)] {
         let shape = ChunkShape {
@@ -114,25 +127,28 @@ fn lays_out(bench: &Bench<'_>) -> Outcome {
             steps,
             context_frames,
         };
-        let layout = session.layout(shape)?;
-        let Layout { inputs, outputs } = &layout;
-        let first = VideoPlanParts::first(config.width, config.height, steps);
-        let tensors = VideoPlan::new(first.following(3, context_frames > 0)).and_then(|plan| {
-            plan.check_inputs(inputs)?;
-            plan.check_outputs(inputs, outputs)
-        });
-        if let Err(error) = tensors {
-            return fail(format!("for {shape:?} {error}"));
-        }
-        for (name, count) in [("latents_in", frames), ("context_frames", context_frames)] {
-            if let Some((_, tensor)) = inputs.get(name)
-                && tensor.shape().dims().first() != Some(&count.into())
-            {
-                return fail(format!("{tensor} must start with the dimension {count}"));
+        let mut given = Manifest::empty();
+        for session in &mut sessions {
+            let layout = session.layout(shape, 0)?;
+            follows(&session.stage().name, &layout.inputs, &given)?;
+            if session.layout(shape, 0)? != layout {
+                return fail("a second layout of the same chunk differs");
             }
-        }
-        if session.layout(shape)? != layout {
-            return fail("a second layout of the same chunk differs");
+            given = layout.outputs;
+            if session.stage().kind == StageKind::Source {
+                let first = given.iter().next().map(|(_, tensor)| tensor);
+                let context = given.get("context_frames").map(|(_, tensor)| tensor);
+                if context.is_some() != (context_frames > 0) {
+                    return fail(format!("context_frames do not fit {shape:?}"));
+                }
+                for (tensor, count) in [(first, frames), (context, context_frames)] {
+                    if let Some(tensor) = tensor
+                        && tensor.shape().dims().first() != Some(&count.into())
+                    {
+                        return fail(format!("{tensor} must start with the dimension {count}"));
+                    }
+                }
+            }
         }
     }
     Ok(())
@@ -148,8 +164,8 @@ fn zero_steps_is_identity(bench: &Bench<'_>) -> Outcome {
             for (value, sample) in frames[0].iter_mut().enumerate() {
                 *sample = value as u8;
             }
-            let (result, _) = stream.chunk(&frames, 0, 0)?;
-            if result != frames {
+            let result = stream.chunk(&frames, 0, 0)?.frames;
+            if stream.keeps_frames() && result != frames {
                 return fail(format!("{width}x{height} {chroma:?} comes back changed"));
             }
         }
@@ -170,7 +186,7 @@ fn is_deterministic(bench: &Bench<'_>) -> Outcome {
     let mut expected = None;
     for threads in [2, 1, 3] {
         let mut stream = Stream::open(bench, &SessionConfig { threads, ..config })?;
-        let result = bench.two_chunks(&mut stream, || Ok(()))?;
+        let result = bench.two_chunks(&mut stream, 2, || Ok(()))?;
         if expected.get_or_insert_with(|| result.clone()) != &result {
             return fail(format!("{threads} threads give another result than 2"));
         }
@@ -180,12 +196,12 @@ fn is_deterministic(bench: &Bench<'_>) -> Outcome {
 
 fn sessions_are_apart(bench: &Bench<'_>) -> Outcome {
     let config = bench.config();
-    let alone = bench.two_chunks(&mut Stream::open(bench, &config)?, || Ok(()))?;
+    let alone = bench.two_chunks(&mut Stream::open(bench, &config)?, 2, || Ok(()))?;
     let other = bench.config_of(56, 32, config.chroma);
     let mut stream = Stream::open(bench, &config)?;
     let mut disturbance = Stream::open(bench, &other)?;
     disturbance.chunk(&bench.pictures(&other, 9, 3), 2, 0)?;
-    let beside = bench.two_chunks(&mut stream, move || {
+    let beside = bench.two_chunks(&mut stream, 2, move || {
         disturbance.chunk(&bench.pictures(&other, 5, 2), 1, 0)?;
         Ok(())
     })?;
@@ -203,42 +219,107 @@ fn continues(bench: &Bench<'_>) -> Outcome {
     let frames = bench.pictures(&config, 0, 6);
     for start in [0, 3] {
         let context = if start == 0 { 0 } else { context };
-        let (one, _) = kept.chunk(&frames[start..start + 3], 1, 0)?;
-        let (other, _) = rebuilt.chunk(&frames[start..start + 3], 1, context)?;
-        if one != other {
+        let one = kept.chunk(&frames[start..start + 3], 1, 0)?;
+        let other = rebuilt.chunk(&frames[start..start + 3], 1, context)?;
+        if one.frames != other.frames {
             return fail("a chunk with recompute differs from one with the cache kept");
         }
     }
     Ok(())
 }
 
+/// Every stage that has a flag, shared out in these ways, gives what it gives whole.
+fn shared_out(
+    bench: &Bench<'_>,
+    has_flag: fn(&StageInfo) -> bool,
+    ways: &[[u32; 3]],
+    steps: u32,
+) -> Outcome {
+    let config = bench.config();
+    let whole = bench.two_chunks(&mut Stream::open(bench, &config)?, steps, || Ok(()))?;
+    for stage in bench.set.stages().iter().filter(|stage| has_flag(stage)) {
+        for &[parts, laps, members] in ways {
+            let cut = Cut {
+                stage: &stage.name,
+                parts,
+                laps,
+                members,
+            };
+            let mut stream = Stream::open_cut(bench, &config, Some(cut))?;
+            if bench.two_chunks(&mut stream, steps, || Ok(()))? != whole {
+                return fail(format!(
+                    "{} in {parts} parts, {laps} laps and {members} members gives another result",
+                    stage.name
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_cut(bench: &Bench<'_>) -> Outcome {
+    let parts: fn(&StageInfo) -> bool = |stage| stage.in_parts;
+    shared_out(bench, parts, &[[2, 1, 1], [3, 1, 1]], 3)?;
+    shared_out(bench, |stage| stage.in_ring, &[[1, 2, 1], [1, 3, 1]], 3)?;
+    shared_out(
+        bench,
+        |stage| stage.in_parts && stage.in_ring,
+        &[[2, 2, 1]],
+        4,
+    )
+}
+
+/// On host memory alone: on a device a group has a stream for each member.
+fn is_grouped(bench: &Bench<'_>) -> Outcome {
+    if !bench.is_on_host() {
+        return Ok(());
+    }
+    shared_out(bench, |stage| stage.in_group, &[[1, 1, 2], [1, 1, 3]], 2)
+}
+
 fn refuses(bench: &Bench<'_>) -> Outcome {
     let config = bench.config();
-    let mut session = bench.open(&config)?;
     let plan = VideoPlanParts::first(config.width, config.height, 1);
-    let layout = session.layout(ChunkShape {
+    let shape = ChunkShape {
         frames: 2,
         steps: 1,
         context_frames: 0,
-    })?;
-    let frames = bench.pictures(&config, 0, 2);
-    let input = session.encode(&frames, &plan, &layout.inputs)??;
-
-    let nothing = Manifest::empty();
-    let without_input = Layout {
-        inputs: nothing.clone(),
-        outputs: layout.outputs.clone(),
     };
-    let asks_too_much = plan.following(2, true);
-    let result = session.phase_b(&plan, &without_input, &[])?;
-    is_refused("phase_b without an input", result)?;
-    let result = session.phase_b(&asks_too_much, &layout, &input)?;
-    is_refused("phase_b with recompute and no context_frames", result)?;
-    let result = session.encode(&frames, &plan, &nothing)?;
-    is_refused("encode into nothing", result)?;
-    let result = session.decode(&plan, &nothing, &[], 2)?;
-    is_refused("decode from nothing", result)?;
-    session.phase_b(&plan, &layout, &input)??;
+    let frames = bench.pictures(&config, 0, 2);
+    let nothing = Manifest::empty();
+    let mut stream = Stream::open(bench, &config)?;
+    let (source, sink) = (&mut stream.source, &mut stream.sink);
+    let result = source.encode(&frames, &plan, &nothing)?;
+    is_refused("a source that writes into nothing", result)?;
+    let count = frames.len() * sink.frames().frames_per_frame as usize;
+    let result = sink.decode(&plan, &nothing, &[], count)?;
+    is_refused("a sink that reads from nothing", result)?;
+
+    let mut middle = Middle::open(bench, &config, None)?;
+    let tensors = source.layout(shape, 0)?.outputs;
+    let mut input = source.encode(&frames, &plan, &tensors)??;
+    let stages = bench.set.stages().iter();
+    let count = stages
+        .filter(|stage| stage.kind == StageKind::Middle)
+        .count();
+    for at in 0..count {
+        let session = middle.only(at);
+        let layout = session.layout(shape, 0)?;
+        let without_input = Layout {
+            inputs: nothing.clone(),
+            outputs: layout.outputs.clone(),
+        };
+        let name = session.stage().name.clone();
+        let result = session.run(&plan, 0, &without_input, &[], None)?;
+        is_refused(&format!("{name} without an input"), result)?;
+        let asks_too_much = plan.following(2, true);
+        let result = session.run(&asks_too_much, 0, &layout, &input, None)?;
+        is_refused(
+            &format!("{name} with recompute and no context_frames"),
+            result,
+        )?;
+        (input, _) = session.run(&plan, 0, &layout, &input, None)??;
+    }
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! What a session is made for: size, chroma format, memory, threads; and what kernels say about themselves.
+//! What a session is made for: size, chroma format, memory, threads, and its share of the work.
 
 use pp_contract::Manifest;
 use serde::{Deserialize, Serialize};
@@ -54,7 +54,7 @@ pub enum Space {
     /// Ordinary memory.
     Host,
     /// Memory of a CUDA device; the work is ordered by `stream`. These are numbers here; what must be true of them is
-    /// said where they are used ([`crate::KernelSet::open_on_device`]).
+    /// said where they are used ([`crate::KernelSet::open_stage_on_device`]).
     Cuda {
         /// The `CUcontext`.
         context: u64,
@@ -66,13 +66,13 @@ pub enum Space {
 /// What a session is made for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SessionConfig {
-    /// Width of the luma plane, at least 16.
+    /// Width of the luma plane of the source's frames, at least 16.
     pub width: u32,
-    /// Height of the luma plane, at least 16.
+    /// Height of the luma plane of the source's frames, at least 16.
     pub height: u32,
-    /// Chroma format.
+    /// Chroma format of the source's frames.
     pub chroma: Chroma,
-    /// Most frames in one chunk, at least 1.
+    /// Most of the source's frames in one chunk, at least 1.
     pub max_frames: u32,
     /// Most threads that a call may use; 0 means as many as the machine has.
     pub threads: u32,
@@ -80,6 +80,16 @@ pub struct SessionConfig {
     pub noise_sigma: Option<f32>,
     /// Where payloads lie.
     pub space: Space,
+    /// Which part of its stage the session runs, from 0 on.
+    pub part: u32,
+    /// How many parts there are; 1: the session runs the whole stage.
+    pub parts: u32,
+    /// How often a chunk comes by; 1 where the stage stands in no ring.
+    pub laps: u32,
+    /// Which member of its group the session is, from 0 on.
+    pub member: u32,
+    /// How many members the group has; 1: the session runs alone.
+    pub members: u32,
 }
 
 impl SessionConfig {
@@ -87,6 +97,8 @@ impl SessionConfig {
     pub const MIN_SIDE: u32 = 16;
     /// Largest width and height.
     pub const MAX_SIDE: u32 = 32_768;
+    /// Most parts, members and laps.
+    pub const MOST_PARTS: u32 = 4096;
 
     /// A session on host memory that estimates the noise and uses every core.
     #[must_use]
@@ -99,6 +111,11 @@ impl SessionConfig {
             threads: 0,
             noise_sigma: None,
             space: Space::Host,
+            part: 0,
+            parts: 1,
+            laps: 1,
+            member: 0,
+            members: 1,
         }
     }
 
@@ -140,6 +157,23 @@ impl SessionConfig {
                 self.max_frames
             )));
         }
+        for (what, at, of) in [
+            ("part", self.part, self.parts),
+            ("member", self.member, self.members),
+        ] {
+            if at >= of {
+                return Err(Failure::invalid(format!(
+                    "{what} {at} of {of}: {what}s are counted from 0"
+                )));
+            }
+        }
+        let most = Self::MOST_PARTS;
+        if self.parts > most || self.members > most || !(1..=most).contains(&self.laps) {
+            return Err(Failure::invalid(format!(
+                "{} parts, {} members, {} laps: each must lie within 1 and {most}",
+                self.parts, self.members, self.laps
+            )));
+        }
         match self.noise_sigma {
             Some(sigma) if !(0.0..=255.0).contains(&sigma) => Err(Failure::invalid(format!(
                 "a noise of {sigma}: must lie within 0 and 255"
@@ -148,7 +182,8 @@ impl SessionConfig {
         }
     }
 
-    pub(crate) fn to_abi(self) -> abi::SessionConfig {
+    /// For the stage of this number; the pairs of `args` live as long as the result is used.
+    pub(crate) fn to_abi(self, stage: u32, args: &[abi::Arg]) -> abi::SessionConfig {
         let (space, device, stream) = match self.space {
             Space::Host => (abi::SPACE_HOST, 0, 0),
             Space::Cuda { context, stream } => (abi::SPACE_CUDA, context, stream),
@@ -164,6 +199,15 @@ impl SessionConfig {
             noise_sigma: self.noise_sigma.unwrap_or(-1.0),
             device,
             stream,
+            stage,
+            part: self.part,
+            parts: self.parts,
+            laps: self.laps,
+            member: self.member,
+            members: self.members,
+            arg_count: args.len() as u32,
+            reserved: 0,
+            args: args.as_ptr(),
         }
     }
 
@@ -190,6 +234,11 @@ impl SessionConfig {
             threads: raw.threads,
             noise_sigma: (raw.noise_sigma >= 0.0).then_some(raw.noise_sigma),
             space,
+            part: raw.part,
+            parts: raw.parts,
+            laps: raw.laps,
+            member: raw.member,
+            members: raw.members,
         };
         config.validate()?;
         Ok(config)
@@ -204,76 +253,17 @@ pub struct ChunkShape {
     /// `num_denoise_steps` of the plan.
     pub steps: u32,
     /// Frames in the tensor `context_frames`: 0 exactly when the plan has no recompute; otherwise at most
-    /// [`Description::context_frames`] and at most the frames seen since the last hard cut.
+    /// [`Description::context_frames`](crate::Description::context_frames) and at most the frames seen since the last hard cut.
     pub context_frames: u32,
 }
 
-/// The tensors that travel to `phase_b` and those that come back.
+/// The tensors of a chunk at one stage. What a stage, a part and a lap gives is what the next one gets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// Written by `encode`, read by `phase_b`.
+    /// What it reads; none of a source.
     pub inputs: Manifest,
-    /// Written by `phase_b`, read by `decode`.
+    /// What it writes; none of a sink.
     pub outputs: Manifest,
-}
-
-/// What a set of kernels says about itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Description {
-    /// Name, for people and reports.
-    pub name: String,
-    /// Version of the kernels, not of the ABI.
-    pub version: String,
-    /// Whether payloads may lie in host memory.
-    pub host: bool,
-    /// Whether payloads may lie in CUDA device memory.
-    pub cuda: bool,
-    /// Chroma formats they take.
-    pub chroma: Vec<Chroma>,
-    /// Most frames of earlier chunks that `phase_b` looks at.
-    pub context_frames: u32,
-    /// Changes when results may change; two ranks must agree on it.
-    pub digest: u64,
-}
-
-impl Description {
-    pub(crate) fn to_abi(&self, out: &mut abi::Description) {
-        out.spaces =
-            u32::from(self.host) << abi::SPACE_HOST | u32::from(self.cuda) << abi::SPACE_CUDA;
-        out.chroma_formats = self.chroma.iter().fold(0, |bits, c| bits | 1 << *c as u32);
-        out.context_frames = self.context_frames;
-        out.digest = self.digest;
-        write_text(&mut out.name, &self.name);
-        write_text(&mut out.version, &self.version);
-    }
-
-    pub(crate) fn from_abi(raw: &abi::Description) -> Result<Description, String> {
-        let name = read_text(&raw.name).ok_or("its name is not a text that ends with a NUL")?;
-        let version =
-            read_text(&raw.version).ok_or("its version is not a text that ends with a NUL")?;
-        if name.is_empty() || name.chars().any(char::is_control) {
-            return Err("its name is empty or holds control characters".into());
-        }
-        let description = Description {
-            name: name.into(),
-            version: version.into(),
-            host: raw.spaces & 1 << abi::SPACE_HOST != 0,
-            cuda: raw.spaces & 1 << abi::SPACE_CUDA != 0,
-            chroma: Chroma::ALL
-                .into_iter()
-                .filter(|c| raw.chroma_formats & 1 << *c as u32 != 0)
-                .collect(),
-            context_frames: raw.context_frames,
-            digest: raw.digest,
-        };
-        if !description.host && !description.cuda {
-            return Err("it supports no memory space".into());
-        }
-        if description.chroma.is_empty() {
-            return Err("it supports no chroma format".into());
-        }
-        Ok(description)
-    }
 }
 
 /// Copies as much of `text` as fits in front of a NUL, cut at a character.

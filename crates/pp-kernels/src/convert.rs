@@ -76,13 +76,16 @@ impl RawTensors {
     }
 }
 
+/// The element type of a code of the ABI.
+pub(crate) fn dtype(code: u32) -> Option<DType> {
+    (DType::ALL.iter().copied()).find(|dtype| dtype_code(*dtype) == code)
+}
+
 fn spec(raw: &abi::Tensor) -> Result<TensorSpec, Failure> {
     let name = read_text(&raw.name).unwrap_or_default();
-    let dtype = (DType::ALL.iter().copied())
-        .find(|dtype| dtype_code(*dtype) == raw.dtype)
-        .ok_or_else(|| {
-            Failure::invalid(format!("tensor {name} has the unknown dtype {}", raw.dtype))
-        })?;
+    let dtype = dtype(raw.dtype).ok_or_else(|| {
+        Failure::invalid(format!("tensor {name} has the unknown dtype {}", raw.dtype))
+    })?;
     let dims = raw.dims.get(..raw.ndim as usize).ok_or_else(|| {
         Failure::invalid(format!(
             "tensor {name} has {} dimensions, at most 8",

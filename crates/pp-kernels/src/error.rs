@@ -116,8 +116,8 @@ pub enum KernelError {
     Failed {
         /// Name of the kernels.
         kernels: String,
-        /// The entry of the table.
-        operation: &'static str,
+        /// The entry of the table, or the stage that it ran.
+        operation: String,
         /// The code they returned.
         status: Status,
         /// Their own words, or the code where they gave none.
@@ -130,8 +130,8 @@ pub enum KernelError {
     Panicked {
         /// Name of the kernels.
         kernels: String,
-        /// The entry of the table.
-        operation: &'static str,
+        /// The entry of the table, or the stage that it ran.
+        operation: String,
         /// The text of the panic.
         message: String,
     },
@@ -140,8 +140,8 @@ pub enum KernelError {
     Overrun {
         /// Name of the kernels.
         kernels: String,
-        /// The entry of the table.
-        operation: &'static str,
+        /// The entry of the table, or the stage that it ran.
+        operation: String,
         /// The tensor, or the payload.
         what: String,
     },
@@ -150,8 +150,8 @@ pub enum KernelError {
     BadAnswer {
         /// Name of the kernels.
         kernels: String,
-        /// The entry of the table.
-        operation: &'static str,
+        /// The entry of the table, or the stage that it ran.
+        operation: String,
         /// What is wrong with it.
         reason: String,
     },
@@ -166,8 +166,8 @@ pub enum KernelError {
     /// The arguments do not fit the session; the kernels were not called.
     #[error("{operation}: {reason}")]
     BadCall {
-        /// The entry of the table.
-        operation: &'static str,
+        /// The entry of the table, or the stage that it ran.
+        operation: String,
         /// What does not fit.
         reason: String,
     },
@@ -215,7 +215,7 @@ pub enum LoadError {
     },
     /// It is a library, but not a plugin.
     #[error(
-        "{path} has no symbol pp_kernels_entry_v1, so it is not a plugin of ABI version 1; \
+        "{path} has no symbol pp_kernels_entry_v2, so it is not a plugin of ABI version 2; \
              export it: export_kernels! in Rust, or see docs/plugin-abi.md"
     )]
     NoEntry {
@@ -224,6 +224,15 @@ pub enum LoadError {
         /// The linker's own words.
         #[source]
         source: libloading::Error,
+    },
+    /// It is a plugin of ABI version 1.
+    #[error(
+        "{path} is a plugin of ABI version 1: list its stages in describe, put encode, phase_b and decode behind `run`, \
+         and export pp_kernels_entry_v2 (docs/plugin-abi.md, *From version 1*)"
+    )]
+    OldEntry {
+        /// The path as given.
+        path: PathBuf,
     },
     /// The table cannot be used.
     #[error("plugin {path} is refused: {reason}")]
@@ -280,7 +289,7 @@ fn remedy_for(library: &str) -> &'static str {
 #[non_exhaustive]
 pub enum TableError {
     /// The entry symbol returned no table.
-    #[error("pp_kernels_entry_v1 returned null")]
+    #[error("pp_kernels_entry_v2 returned null")]
     Null,
     /// The address cannot be that of a table.
     #[error("the table lies at {address:#x}, which is not a multiple of {align}")]

@@ -1,35 +1,44 @@
 //! The plugin side: two safe traits, and the functions that put them behind the table.
 //!
-//! Hazard: a panic that crosses an `extern "C"` function aborts the process, and a caller's lying length is read as
-//! memory. So every entry runs in `catch_unwind` and turns a panic into a status, and every struct's size, pointer and
-//! count is checked before it becomes a slice. The traits themselves see only slices and values.
+//! Hazard: a caller's lying length is read as memory. So every struct's size, pointer and count is checked before it
+//! becomes a slice, and every entry runs in `guarded`. The traits themselves see only slices and values.
 
-use std::any::Any;
+use std::ffi::CStr;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 
 use pp_contract::{Manifest, VideoPlanParts};
 
 use crate::abi::{self, OpaqueSession, Table, TableHead};
-use crate::config::{ChunkShape, Description, Layout, SessionConfig, Space};
+use crate::border::{guarded, panic_text};
+use crate::config::{ChunkShape, Layout, SessionConfig, Space};
 use crate::convert::{self, RawTensors};
-use crate::error::{Failure, Status};
+use crate::error::Failure;
 use crate::frame::{Frame, FrameView, FrameViewMut, Plane};
+use crate::group::{Borrowed, Collectives};
 use crate::payload::{HostMut, Payload, PayloadMut, TensorsIn};
+use crate::stage::{Description, FrameGeometry, StageInfo, StageKind};
 
 /// A set of kernels, as its author writes it. Put it behind the C table with [`crate::export_kernels!`].
 pub trait Kernels: 'static {
-    /// The state of one stream.
+    /// The state of one stage of one stream.
     type Session: Session;
 
-    /// What the kernels are.
+    /// What the kernels are, and their stages.
     fn describe() -> Description;
 
-    /// Makes a session; `config` is within its ranges.
+    /// Makes a session for a stage of the description; `config` is within its ranges, and asks for parts, laps or members
+    /// only where the stage has the flag. `args` are the user's pairs; refuse a key that you do not know
+    /// ([`no_args`] refuses all).
     ///
     /// # Errors
-    /// A size, format or memory space that is not served.
-    fn create(config: &SessionConfig) -> Result<Self::Session, Failure>;
+    /// A size, format, memory space or argument that is not served.
+    fn create(
+        stage: &StageInfo,
+        config: &SessionConfig,
+        args: &[(&str, &str)],
+    ) -> Result<Self::Session, Failure>;
 
     /// A quick check that the kernels compute what they should on this machine.
     ///
@@ -40,20 +49,39 @@ pub trait Kernels: 'static {
     }
 }
 
-/// One stream. Calls never overlap; each may come from another thread.
+/// Refuses every argument of the user, for kernels that have none.
 ///
-/// Frames have the session's planes and sizes; plans are valid. Tensors must be asked for by name, type and shape,
-/// which refuses what does not fit. In a session on host memory they are slices ([`Payload::tensor`]); in one on a
-/// CUDA device they are addresses ([`Payload::device_tensor`]), the context is current, and calls only enqueue work on
-/// the session's stream: payloads and samples stay as they are until the stream has passed the call.
+/// # Errors
+/// The first key.
+pub fn no_args(args: &[(&str, &str)]) -> Result<(), Failure> {
+    match args.first() {
+        None => Ok(()),
+        Some((key, _)) => Err(Failure::invalid(format!(
+            "unknown argument {key}: these kernels take none; leave --plugin-arg out"
+        ))),
+    }
+}
+
+/// One stage of one stream. Calls never overlap; each may come from another thread.
+///
+/// A source is called with `encode`, a middle stage with `run`, a sink with `decode`. Frames have the planes and sizes
+/// of the stage; plans are valid. Tensors must be asked for by name, type and shape, which refuses what does not fit. In
+/// a session on host memory they are slices ([`Payload::tensor`]); in one on a CUDA device they are addresses
+/// ([`Payload::device_tensor`]), the context is current, and calls only enqueue work on the session's stream: payloads
+/// and samples stay as they are until the stream has passed the call.
 pub trait Session: Send {
-    /// The tensors of a chunk.
+    /// The frames that a sink gives, where they are not like those that the source takes.
+    fn frames(&self) -> Option<FrameGeometry> {
+        None
+    }
+
+    /// The tensors of a chunk at this stage, in this lap. What a stage gives is what the next one gets.
     ///
     /// # Errors
     /// A shape that is not served.
-    fn layout(&self, shape: ChunkShape) -> Result<Layout, Failure>;
+    fn layout(&self, shape: ChunkShape, lap: u32) -> Result<Layout, Failure>;
 
-    /// Frames to input tensors. Every byte of every tensor must be written.
+    /// Frames to tensors. Every byte of every tensor must be written.
     ///
     /// # Errors
     /// What could not be done.
@@ -61,40 +89,52 @@ pub trait Session: Send {
         &mut self,
         frames: &[FrameView<'_>],
         plan: &VideoPlanParts,
-        input: &mut PayloadMut<'_>,
-    ) -> Result<(), Failure>;
+        output: &mut PayloadMut<'_>,
+    ) -> Result<(), Failure> {
+        let _ = (frames, plan, output);
+        Err(Failure::unsupported("this stage takes no frames"))
+    }
 
-    /// Input tensors to output tensors; gives the number of generator calls made. With zero steps the output is the
-    /// input, bit for bit.
+    /// Tensors to tensors; gives the number of generator calls made: the passes of this part and lap, and one more if the
+    /// cache was rebuilt. Of a group only member 0 has tensors. With zero steps, all stages together give the frames
+    /// back, bit for bit.
     ///
     /// # Errors
     /// What could not be done.
-    fn phase_b(
+    fn run(
         &mut self,
         plan: &VideoPlanParts,
+        lap: u32,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
-    ) -> Result<u32, Failure>;
+        group: Option<&mut dyn Collectives>,
+    ) -> Result<u32, Failure> {
+        let _ = (plan, lap, input, output, group);
+        Err(Failure::unsupported("this stage is no middle stage"))
+    }
 
-    /// Output tensors to frames. Every sample must be written.
+    /// Tensors to frames. Every sample must be written.
     ///
     /// # Errors
     /// What could not be done.
     fn decode(
         &mut self,
         plan: &VideoPlanParts,
-        output: &Payload<'_>,
+        input: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
-    ) -> Result<(), Failure>;
+    ) -> Result<(), Failure> {
+        let _ = (plan, input, frames);
+        Err(Failure::unsupported("this stage gives no frames"))
+    }
 }
 
-/// Exports the kernels of a type that implements [`Kernels`] as `pp_kernels_entry_v1`, once in a `cdylib`.
+/// Exports the kernels of a type that implements [`Kernels`] as `pp_kernels_entry_v2`, once in a `cdylib`.
 #[macro_export]
 macro_rules! export_kernels {
     ($kernels:ty) => {
         /// The entry symbol of the plugin ABI.
         #[unsafe(no_mangle)]
-        pub extern "C" fn pp_kernels_entry_v1() -> *const $crate::abi::Table {
+        pub extern "C" fn pp_kernels_entry_v2() -> *const $crate::abi::Table {
             static TABLE: $crate::abi::Table = $crate::export::table::<$kernels>();
             &raw const TABLE
         }
@@ -115,9 +155,7 @@ pub const fn table<K: Kernels>() -> Table {
         create: Some(create::<K>),
         destroy: Some(destroy::<K>),
         layout: Some(call::<K, abi::LayoutArgs>),
-        encode: Some(call::<K, abi::EncodeArgs>),
-        phase_b: Some(call::<K, abi::PhaseBArgs>),
-        decode: Some(call::<K, abi::DecodeArgs>),
+        run: Some(call::<K, abi::RunArgs>),
         self_test: Some(self_test::<K>),
     }
 }
@@ -126,6 +164,9 @@ pub const fn table<K: Kernels>() -> Table {
 struct Held<S> {
     session: S,
     config: SessionConfig,
+    kind: StageKind,
+    /// The frames of a source or a sink.
+    frames: FrameGeometry,
 }
 
 unsafe extern "C" fn describe<K: Kernels>(
@@ -136,7 +177,17 @@ unsafe extern "C" fn describe<K: Kernels>(
     unsafe {
         guarded(error, || {
             sized(out)?;
-            K::describe().to_abi(&mut *out);
+            let out = &mut *out;
+            let description = K::describe();
+            if description.stages.len() > out.stage_capacity as usize {
+                let count = description.stages.len();
+                return Err(Failure::invalid(format!("no room for {count} stages")));
+            }
+            for (at, stage) in description.stages.iter().enumerate() {
+                *out.stages.add(at) = stage.to_abi();
+            }
+            out.stage_count = description.stages.len() as u32;
+            description.to_abi(out);
             Ok(())
         })
     }
@@ -144,18 +195,52 @@ unsafe extern "C" fn describe<K: Kernels>(
 
 unsafe extern "C" fn create<K: Kernels>(
     config: *const abi::SessionConfig,
+    geometry: *mut abi::Geometry,
     out: *mut *mut OpaqueSession,
     error: *mut abi::ErrorText,
 ) -> u32 {
     // SAFETY: the pointers are valid for the call by the rules of the ABI.
     unsafe {
         guarded(error, || {
-            let config = SessionConfig::from_abi(sized(config)?)?;
-            let session = K::create(&config)?;
-            *out = Box::into_raw(Box::new(Held { session, config })).cast();
+            let raw = sized(config)?;
+            sized(geometry)?;
+            let config = SessionConfig::from_abi(raw)?;
+            let stages = K::describe().stages;
+            let stage = (stages.get(raw.stage as usize))
+                .ok_or_else(|| Failure::invalid(format!("there is no stage {}", raw.stage)))?;
+            let session = K::create(stage, &config, &args(raw)?)?;
+            let frames = session.frames().filter(|_| stage.kind == StageKind::Sink);
+            let frames = frames.unwrap_or_else(|| FrameGeometry::of(&config));
+            *geometry = frames.to_abi();
+            *out = Box::into_raw(Box::new(Held {
+                session,
+                config,
+                kind: stage.kind,
+                frames,
+            }))
+            .cast();
             Ok(())
         })
     }
+}
+
+/// The user's pairs.
+///
+/// # Safety
+/// `raw` holds `arg_count` pairs, whose texts end with a NUL, and is valid for as long as the result lives.
+unsafe fn args(raw: &abi::SessionConfig) -> Result<Vec<(&str, &str)>, Failure> {
+    // SAFETY: the caller's duty.
+    let text = |text: *const u8| unsafe { CStr::from_ptr(text.cast()) }.to_str();
+    (0..raw.arg_count as usize)
+        .map(|at| {
+            // SAFETY: the caller's duty.
+            let arg = unsafe { *raw.args.add(at) };
+            match (text(arg.key), text(arg.value)) {
+                (Ok(key), Ok(value)) => Ok((key, value)),
+                _ => Err(Failure::invalid(format!("argument {at} is not UTF-8"))),
+            }
+        })
+        .collect()
 }
 
 unsafe extern "C" fn destroy<K: Kernels>(session: *mut OpaqueSession) {
@@ -195,11 +280,12 @@ unsafe extern "C" fn call<K: Kernels, A: Call>(
 
 impl Call for abi::LayoutArgs {
     unsafe fn run<S: Session>(&mut self, held: &mut Held<S>) -> Result<(), Failure> {
-        let layout = held.session.layout(ChunkShape {
+        let shape = ChunkShape {
             frames: self.frames,
             steps: self.steps,
             context_frames: self.context_frames,
-        })?;
+        };
+        let layout = held.session.layout(shape, self.lap)?;
         let write = |list: &Manifest, out: *mut abi::Tensor| {
             let count = list.len();
             if count > self.capacity as usize {
@@ -216,39 +302,41 @@ impl Call for abi::LayoutArgs {
     }
 }
 
-impl Call for abi::EncodeArgs {
+impl Call for abi::RunArgs {
     unsafe fn run<S: Session>(&mut self, held: &mut Held<S>) -> Result<(), Failure> {
-        // SAFETY: the caller's duty.
-        unsafe {
-            let plan = plan(self.plan)?;
-            let frames = frames(self.frames, self.frame_count, &held.config, shared)?;
-            let mut input = payload(self.input, &held.config, unguarded)?;
-            held.session.encode(&frames, &plan, &mut input)
-        }
-    }
-}
-
-impl Call for abi::PhaseBArgs {
-    unsafe fn run<S: Session>(&mut self, held: &mut Held<S>) -> Result<(), Failure> {
+        let Held {
+            session,
+            config,
+            kind,
+            frames: geometry,
+        } = held;
         // SAFETY: the caller's duty; by the rules of the ABI input and output do not overlap.
         unsafe {
             let plan = plan(self.plan)?;
-            let input = payload(self.input, &held.config, shared)?;
-            let mut output = payload(self.output, &held.config, unguarded)?;
-            self.observed_generator_calls = held.session.phase_b(&plan, &input, &mut output)?;
-            Ok(())
-        }
-    }
-}
-
-impl Call for abi::DecodeArgs {
-    unsafe fn run<S: Session>(&mut self, held: &mut Held<S>) -> Result<(), Failure> {
-        // SAFETY: the caller's duty.
-        unsafe {
-            let plan = plan(self.plan)?;
-            let mut frames = frames(self.frames, self.frame_count, &held.config, exclusive)?;
-            let output = payload(self.output, &held.config, shared)?;
-            held.session.decode(&plan, &output, &mut frames)
+            match kind {
+                StageKind::Source => {
+                    let frames = frames(self.frames, self.frame_count, geometry, shared)?;
+                    let mut output = payload(self.output, config, unguarded)?;
+                    session.encode(&frames, &plan, &mut output)
+                }
+                StageKind::Middle => {
+                    let input = payload(self.input, config, shared)?;
+                    let mut output = payload(self.output, config, unguarded)?;
+                    let mut group = match self.group.is_null() {
+                        true => None,
+                        false => Some(Borrowed::new(sized(self.group)?, config.members)),
+                    };
+                    let group = group.as_mut().map(|group| group as &mut dyn Collectives);
+                    self.observed_generator_calls =
+                        session.run(&plan, self.lap, &input, &mut output, group)?;
+                    Ok(())
+                }
+                StageKind::Sink => {
+                    let mut frames = frames(self.frames, self.frame_count, geometry, exclusive)?;
+                    let input = payload(self.input, config, shared)?;
+                    session.decode(&plan, &input, &mut frames)
+                }
+            }
         }
     }
 }
@@ -258,67 +346,15 @@ unsafe extern "C" fn self_test<K: Kernels>(error: *mut abi::ErrorText) -> u32 {
     unsafe { guarded(error, K::self_test) }
 }
 
-/// Runs one entry: a failure and a panic become a status and a text.
+/// Refuses a null pointer, and a struct that is shorter than version 2.0 has it. Later versions append only.
 ///
 /// # Safety
-/// `error` is null or valid for the call.
-unsafe fn guarded(error: *mut abi::ErrorText, body: impl FnOnce() -> Result<(), Failure>) -> u32 {
-    // Unwind safety: after a panic the host only destroys the session.
-    let failure = match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => return abi::OK,
-        Ok(Err(failure)) => failure,
-        Err(payload) => Failure {
-            status: Status::Panic,
-            message: panic_text(payload),
-        },
-    };
-    // SAFETY: the caller's duty.
-    unsafe { write_error(error, &failure.message) };
-    failure.status.code()
-}
-
-/// The text of a panic. A payload of another type is forgotten: dropping it could panic again.
-fn panic_text(payload: Box<dyn Any + Send>) -> String {
-    let payload = match payload.downcast::<String>() {
-        Ok(text) => return *text,
-        Err(payload) => payload,
-    };
-    match payload.downcast::<&str>() {
-        Ok(text) => (*text).to_owned(),
-        Err(payload) => {
-            std::mem::forget(payload);
-            "a panic without a text".to_owned()
-        }
-    }
-}
-
-/// # Safety
-/// `error` is null, or valid and with `capacity` writable bytes at `text`.
-unsafe fn write_error(error: *mut abi::ErrorText, message: &str) {
-    // SAFETY: the caller's duty; the size is read first and covers what is used.
-    unsafe {
-        if error.is_null() || (*error).struct_size < abi::size::<abi::ErrorText>() {
-            return;
-        }
-        let error = &mut *error;
-        let capacity = usize::try_from(error.capacity).unwrap_or(0);
-        let length = if error.text.is_null() {
-            0
-        } else {
-            message.len().min(capacity)
-        };
-        if length > 0 {
-            std::ptr::copy_nonoverlapping(message.as_ptr(), error.text, length);
-        }
-        error.length = length as u64;
-    }
-}
-
-/// Refuses a struct that is shorter than version 1.0 has it. Later versions append only.
-///
-/// # Safety
-/// `raw` points to a struct of the ABI that begins with its `struct_size`, and is valid for as long as the result lives.
+/// `raw` is null, or points to a struct of the ABI that begins with its `struct_size` and is valid for as long as the
+/// result lives.
 unsafe fn sized<'a, T>(raw: *const T) -> Result<&'a T, Failure> {
+    if raw.is_null() {
+        return Err(Failure::invalid("a struct is missing"));
+    }
     // SAFETY: the caller's duty; the size is read first.
     let struct_size = unsafe { *raw.cast::<u32>() };
     if struct_size < abi::size::<T>() {
@@ -376,7 +412,7 @@ unsafe fn tensors(raw: *const abi::Payload) -> Result<(Manifest, *mut u8, usize)
         )));
     }
     let data = if raw.bytes == 0 {
-        std::ptr::NonNull::dangling().as_ptr()
+        NonNull::dangling().as_ptr()
     } else {
         raw.data
     };
@@ -384,6 +420,7 @@ unsafe fn tensors(raw: *const abi::Payload) -> Result<(Manifest, *mut u8, usize)
 }
 
 /// The payload of a session's space, in host memory as `host` gives it. A device address becomes a number, never a slice.
+/// A member of a group that has none gets no tensors.
 ///
 /// # Safety
 /// As [`tensors`], and for as long as the result lives the bytes are used as `host` asks for.
@@ -392,9 +429,12 @@ unsafe fn payload<H>(
     config: &SessionConfig,
     host: unsafe fn(*mut u8, usize) -> H,
 ) -> Result<TensorsIn<H>, Failure> {
-    // SAFETY: the caller's duty.
+    // SAFETY: the caller's duty; no bytes may lie anywhere.
     unsafe {
-        let (tensors, data, bytes) = tensors(raw)?;
+        let (tensors, data, bytes) = match raw.is_null() && config.member > 0 {
+            true => (Manifest::empty(), NonNull::dangling().as_ptr(), 0),
+            false => tensors(raw)?,
+        };
         Ok(match config.space {
             Space::Host => TensorsIn::from_checked(tensors, host(data, bytes)),
             Space::Cuda { .. } => {
@@ -428,14 +468,18 @@ unsafe fn unguarded<'a>(data: *mut u8, bytes: usize) -> HostMut<'a> {
     }
 }
 
-/// The length of a plane's memory, after its size was checked against the session's; 0 for a plane that is not there.
-fn plane_bytes(plane: &abi::Plane, index: usize, config: &SessionConfig) -> Result<usize, Failure> {
-    let (width, height) = config.chroma.plane_size(index, config.width, config.height);
+/// The length of a plane's memory, after its size was checked against the stage's; 0 for a plane that is not there.
+fn plane_bytes(
+    plane: &abi::Plane,
+    index: usize,
+    geometry: &FrameGeometry,
+) -> Result<usize, Failure> {
+    let (width, height) = geometry.plane_size(index);
     if (plane.width, plane.height) != (width, height)
         || (height > 0 && (plane.data.is_null() || plane.stride < u64::from(width)))
     {
         return Err(Failure::invalid(format!(
-            "plane {index} is {}x{} with a stride of {}, the session's is {width}x{height}",
+            "plane {index} is {}x{} with a stride of {}, the stage's is {width}x{height}",
             plane.width, plane.height, plane.stride
         )));
     }
@@ -452,17 +496,20 @@ fn plane_bytes(plane: &abi::Plane, index: usize, config: &SessionConfig) -> Resu
 unsafe fn frames<D: Default + Deref<Target = [u8]>>(
     raw: *const abi::Frame,
     count: u32,
-    config: &SessionConfig,
+    geometry: &FrameGeometry,
     host: unsafe fn(*mut u8, usize) -> D,
 ) -> Result<Vec<Frame<Plane<D>>>, Failure> {
+    if raw.is_null() && count > 0 {
+        return Err(Failure::invalid("the frames are missing"));
+    }
     let mut views = Vec::with_capacity(count as usize);
     for number in 0..count as usize {
         let mut planes = <[Plane<D>; 3]>::default();
-        for (index, view) in planes.iter_mut().enumerate().take(config.chroma.planes()) {
+        for (index, view) in planes.iter_mut().enumerate().take(geometry.chroma.planes()) {
             // SAFETY: the caller's duty, and the plane's own numbers were checked.
             let (plane, data) = unsafe {
                 let plane = (*raw.add(number)).planes[index];
-                let bytes = plane_bytes(&plane, index, config)?;
+                let bytes = plane_bytes(&plane, index, geometry)?;
                 (plane, host(plane.data, bytes))
             };
             let (width, height) = (plane.width as usize, plane.height as usize);
@@ -490,21 +537,38 @@ mod tests {
             capacity: 10,
             length: 99,
         };
-        let config = SessionConfig::host(16, 16, crate::Chroma::Mono, 1).to_abi();
+        let config = SessionConfig::host(16, 16, crate::Chroma::Mono, 1);
+        let mut geometry = FrameGeometry::of(&config).to_abi();
+        let config = config.to_abi(0, &[]);
         let short = abi::SessionConfig {
-            struct_size: 44,
+            struct_size: 84,
             ..config
         };
         let mut session = std::ptr::null_mut();
         let create = table.create.expect("every entry is there");
-        // SAFETY: all three structs live here, and the session stays null.
-        let status = unsafe { create(&raw const short, &raw mut session, &raw mut error) };
+        // SAFETY: all structs live here, and the session stays null.
+        let status = unsafe {
+            create(
+                &raw const short,
+                &raw mut geometry,
+                &raw mut session,
+                &raw mut error,
+            )
+        };
         assert_eq!(status, abi::INVALID_ARGUMENT);
         assert!(session.is_null());
         assert_eq!((error.length, &text), (10, b"a struct o##"));
 
+        let no_error = std::ptr::null_mut();
         // SAFETY: as above; a null error buffer is allowed.
-        let status = unsafe { create(&raw const short, &raw mut session, std::ptr::null_mut()) };
+        let status = unsafe {
+            create(
+                &raw const short,
+                &raw mut geometry,
+                &raw mut session,
+                no_error,
+            )
+        };
         assert_eq!(status, abi::INVALID_ARGUMENT);
 
         // SAFETY: a null session may be destroyed.

@@ -20,13 +20,14 @@ use std::path::Path;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::abi::{self, Table, TableHead};
-use crate::config::{Description, SessionConfig, Space};
+use crate::config::{SessionConfig, Space};
 use crate::error::{KernelError, LoadError, TableError};
 use crate::export;
+use crate::stage::{Description, StageInfo};
 
 use caller::{Caller, ErrorBuffer};
 pub use raw::RawSession;
-pub use session::KernelSession;
+pub use session::StageSession;
 
 /// The table of each set of kernels that is built in.
 const BUILT_IN: [fn() -> Table; 2] = [
@@ -133,6 +134,30 @@ impl KernelSet {
         &self.description
     }
 
+    /// The stages in the order of the pipeline: a source, middle stages, a sink.
+    #[must_use]
+    pub fn stages(&self) -> &[StageInfo] {
+        &self.description.stages
+    }
+
+    /// The names of source, middle stage and sink, of kernels that have one of each.
+    ///
+    /// # Errors
+    /// Kernels with another number of middle stages.
+    pub fn three_stages(&self) -> Result<[&str; 3], KernelError> {
+        match self.stages() {
+            [source, middle, sink] => Ok([&source.name, &middle.name, &sink.name]),
+            stages => Err(KernelError::BadCall {
+                operation: "open".into(),
+                reason: format!(
+                    "kernels {} have {} middle stages, one is needed here",
+                    self.description.name,
+                    stages.len() - 2
+                ),
+            }),
+        }
+    }
+
     /// Asks once more: the answer must not change.
     pub(crate) fn describe_again(&self) -> Result<Description, KernelError> {
         self.caller.describe()
@@ -152,14 +177,20 @@ impl KernelSet {
         self.caller.judge("self_test", status, &error)
     }
 
-    /// Makes a session on host memory.
+    /// Makes a session of one stage on host memory, with the user's `args`.
     ///
     /// # Errors
-    /// A configuration out of range or for CUDA, or one that the kernels do not serve.
-    pub fn open(&self, config: &SessionConfig) -> Result<KernelSession, KernelError> {
+    /// No stage of this name; a configuration out of range or for CUDA, or one that the stage does not serve; an argument
+    /// that the kernels refuse.
+    pub fn open_stage(
+        &self,
+        name: &str,
+        config: &SessionConfig,
+        args: &[(String, String)],
+    ) -> Result<StageSession, KernelError> {
         if config.space != Space::Host {
             return Err(self.wrong_space(
-                "the configuration is for CUDA memory; open it with open_on_device".into(),
+                "the configuration is for CUDA memory; open it with open_stage_on_device".into(),
             ));
         }
         if !self.description.host {
@@ -169,23 +200,28 @@ impl KernelSet {
                     .into(),
             ));
         }
-        KernelSession::open(self.caller.clone(), config)
+        let stage = self.stage(name)?;
+        StageSession::open(self.caller.clone(), stage, config, args)
     }
 
-    /// Makes a session in CUDA memory, whose calls enqueue work on the configuration's stream.
+    /// Makes a session of one stage in CUDA memory, whose calls enqueue work on the configuration's stream.
     ///
     /// # Safety
     /// `config.space` holds a live `CUcontext`, current on the calling thread, and a live `CUstream` of it. Both
     /// outlive the session, which is dropped with the context current too.
     ///
     /// # Errors
-    /// A configuration out of range or for host memory, one that the kernels do not serve, no driver, or a device that
-    /// cannot run them.
-    pub unsafe fn open_on_device(&self, config: &SessionConfig) -> Result<RawSession, KernelError> {
+    /// As [`KernelSet::open_stage`], with host memory in place of CUDA; no driver, or a device that cannot run them.
+    pub unsafe fn open_stage_on_device(
+        &self,
+        name: &str,
+        config: &SessionConfig,
+        args: &[(String, String)],
+    ) -> Result<RawSession, KernelError> {
         let Space::Cuda { context, .. } = config.space else {
-            return Err(
-                self.wrong_space("the configuration is for host memory; open it with open".into())
-            );
+            return Err(self.wrong_space(
+                "the configuration is for host memory; open it with open_stage".into(),
+            ));
         };
         if !self.description.cuda {
             return Err(self.wrong_space(
@@ -194,22 +230,30 @@ impl KernelSet {
                     .into(),
             ));
         }
-        let head = self.caller.table.head;
-        if head.minor < abi::MINOR_CUDA {
-            return Err(self.wrong_space(format!(
-                "they speak ABI {}.{}, which does not say how work in CUDA memory is ordered; rebuild them with the \
-                 pp_kernel.h of version {}.{} or later",
-                head.major,
-                head.minor,
-                abi::MAJOR,
-                abi::MINOR_CUDA
-            )));
-        }
         if context == 0 {
             return Err(self.wrong_space("the configuration names no CUDA context".into()));
         }
+        let stage = self.stage(name)?;
         // SAFETY: the caller's duty.
-        unsafe { RawSession::open(self.caller.clone(), config) }
+        unsafe { RawSession::open(self.caller.clone(), stage, config, args) }
+    }
+
+    /// Number and description of a stage.
+    fn stage(&self, name: &str) -> Result<(u32, &StageInfo), KernelError> {
+        let found = (0..)
+            .zip(self.stages())
+            .find(|(_, stage)| stage.name == name);
+        found.ok_or_else(|| {
+            let names: Vec<&str> = self.stages().iter().map(|stage| &stage.name[..]).collect();
+            KernelError::BadCall {
+                operation: "open".into(),
+                reason: format!(
+                    "kernels {} have no stage {name}; theirs are {}",
+                    self.description.name,
+                    names.join(", ")
+                ),
+            }
+        })
     }
 
     fn wrong_space(&self, reason: String) -> KernelError {
@@ -252,13 +296,19 @@ fn open(path: &Path) -> Result<Table, LoadError> {
     let library = unsafe { Library::open(Some(&absolute), RTLD_NOW | RTLD_LOCAL) };
     let library = library.map_err(|source| refused(path, source))?;
     let library = ManuallyDrop::new(library);
-    // SAFETY: the symbol of this name is a function of this signature in every plugin of ABI version 1.
-    let entry = unsafe { library.get::<abi::EntryFn>(abi::ENTRY_SYMBOL) }.map_err(|source| {
-        LoadError::NoEntry {
-            path: path.into(),
-            source,
+    // SAFETY: the symbol of this name is a function of this signature in every plugin of ABI version 2.
+    let entry = match unsafe { library.get::<abi::EntryFn>(abi::ENTRY_SYMBOL) } {
+        Ok(entry) => entry,
+        Err(source) => {
+            // SAFETY: the symbol is looked for, and not called.
+            let is_old = unsafe { library.get::<abi::EntryFn>(abi::OLD_ENTRY_SYMBOL) }.is_ok();
+            let path = path.into();
+            return Err(match is_old {
+                true => LoadError::OldEntry { path },
+                false => LoadError::NoEntry { path, source },
+            });
         }
-    })?;
+    };
     // SAFETY: the entry takes nothing and may be called at any time.
     let table = unsafe { entry() };
     // SAFETY: the pointer comes from the entry symbol, whose contract is to return null or a table that lives as long
@@ -314,9 +364,7 @@ unsafe fn copy_table(table: *const Table) -> Result<Table, TableError> {
         ("create", ours.create.is_some()),
         ("destroy", ours.destroy.is_some()),
         ("layout", ours.layout.is_some()),
-        ("encode", ours.encode.is_some()),
-        ("phase_b", ours.phase_b.is_some()),
-        ("decode", ours.decode.is_some()),
+        ("run", ours.run.is_some()),
     ];
     match required.into_iter().find(|(_, there)| !there) {
         None => Ok(ours),

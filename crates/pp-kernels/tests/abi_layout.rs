@@ -26,9 +26,15 @@ macro_rules! asserts {
 fn header_and_mirror_have_the_same_layout() {
     let mut c = asserts! {
         ErrorText "pp_error" { struct_size reserved text capacity length }
-        Description "pp_description" { struct_size spaces chroma_formats context_frames digest name version }
+        Stage "pp_stage" { name kind flags }
+        Arg "pp_arg" { key value }
+        Geometry "pp_geometry" { struct_size width height chroma frames_per_frame reserved }
+        Description "pp_description" {
+            struct_size spaces chroma_formats context_frames digest name version stage_capacity stage_count stages
+        }
         SessionConfig "pp_session_config" {
-            struct_size space width height chroma max_frames threads noise_sigma device stream
+            struct_size space width height chroma max_frames threads noise_sigma device stream stage part parts laps
+            member members arg_count reserved args
         }
         Plan "pp_plan" {
             struct_size height width num_denoise_steps expected_generator_calls do_kv_recompute init_cache
@@ -40,12 +46,15 @@ fn header_and_mirror_have_the_same_layout() {
         Plane "pp_plane" { data stride width height }
         Frame "pp_frame" { planes }
         LayoutArgs "pp_layout_args" {
-            struct_size frames steps context_frames capacity input_count output_count reserved inputs outputs
+            struct_size frames steps context_frames lap capacity input_count output_count inputs outputs
         }
-        EncodeArgs "pp_encode_args" { struct_size frame_count plan frames input }
-        PhaseBArgs "pp_phase_b_args" { struct_size observed_generator_calls plan input output }
-        DecodeArgs "pp_decode_args" { struct_size frame_count plan output frames }
-        Table "pp_kernels_table" { describe create destroy layout encode phase_b decode self_test }
+        Group "pp_group" {
+            struct_size reserved context broadcast scatter gather all_reduce_sum send receive barrier
+        }
+        RunArgs "pp_run_args" {
+            struct_size lap frame_count observed_generator_calls plan frames input output group
+        }
+        Table "pp_kernels_table" { describe create destroy layout run self_test }
     };
     // The head of the table is flat in C.
     for (field, offset) in [
@@ -64,7 +73,14 @@ fn header_and_mirror_have_the_same_layout() {
         ("PP_KERNELS_MAGIC", abi::MAGIC),
         ("PP_KERNELS_MAJOR", abi::MAJOR.into()),
         ("PP_KERNELS_MINOR", abi::MINOR.into()),
+        ("PP_MAX_STAGES", abi::MAX_STAGES as u64),
         ("PP_MAX_TENSORS", abi::MAX_TENSORS as u64),
+        ("PP_STAGE_SOURCE", abi::STAGE_SOURCE.into()),
+        ("PP_STAGE_MIDDLE", abi::STAGE_MIDDLE.into()),
+        ("PP_STAGE_SINK", abi::STAGE_SINK.into()),
+        ("PP_STAGE_PARTS", abi::STAGE_PARTS.into()),
+        ("PP_STAGE_GROUP", abi::STAGE_GROUP.into()),
+        ("PP_STAGE_RING", abi::STAGE_RING.into()),
         ("PP_TENSOR_ALIGN", abi::TENSOR_ALIGN),
         ("PP_OK", abi::OK.into()),
         ("PP_ERROR", abi::ERROR.into()),

@@ -50,7 +50,7 @@ impl Device {
         Device { context, stream }
     }
 
-    fn open(&self, set: &KernelSet, sigma: Option<f32>) -> RawSession {
+    fn open(&self, set: &KernelSet, sigma: Option<f32>) -> [RawSession; 3] {
         let config = SessionConfig {
             noise_sigma: sigma,
             ..SessionConfig::cuda(
@@ -63,7 +63,9 @@ impl Device {
             )
         };
         // SAFETY: the context is current and lives, with its stream, as long as the process.
-        unsafe { set.open_on_device(&config) }.unwrap()
+        set.three_stages()
+            .unwrap()
+            .map(|name| unsafe { set.open_stage_on_device(name, &config, &[]) }.unwrap())
     }
 
     fn memory(&self, bytes: usize) -> u64 {
@@ -103,7 +105,7 @@ struct Chunk {
 
 fn chunk(
     device: &Device,
-    (front, back): (&mut RawSession, &mut RawSession),
+    [source, middle, sink]: &mut [RawSession; 3],
     plan: &VideoPlanParts,
     original: &[Vec<u8>],
     context: u32,
@@ -113,8 +115,9 @@ fn chunk(
         steps: plan.num_denoise_steps,
         context_frames: context,
     };
-    let layout = front.layout(shape).unwrap();
-    assert_eq!(layout, back.layout(shape).unwrap());
+    let layout = middle.layout(shape, 0).unwrap();
+    assert_eq!(layout.inputs, source.layout(shape, 0).unwrap().outputs);
+    assert_eq!(layout.outputs, sink.layout(shape, 0).unwrap().inputs);
     let (up, down) = (
         layout.inputs.payload_bytes() as usize,
         layout.outputs.payload_bytes() as usize,
@@ -132,12 +135,12 @@ fn chunk(
     // SAFETY: the context is current; payloads and frames live until `read` has waited for the stream.
     let calls = unsafe {
         let mut payload = PayloadMut::on_device(&layout.inputs, input, up).unwrap();
-        front.encode(&views, plan, &mut payload).unwrap();
+        source.encode(&views, plan, &mut payload).unwrap();
         let payload = Payload::on_device(&layout.inputs, input, up).unwrap();
         let mut result = PayloadMut::on_device(&layout.outputs, output, down).unwrap();
-        let calls = back.phase_b(plan, &payload, &mut result).unwrap();
+        let calls = middle.run(plan, 0, &payload, &mut result, None).unwrap();
         let result = Payload::on_device(&layout.outputs, output, down).unwrap();
-        front.decode(plan, &result, &mut decoded_views).unwrap();
+        sink.decode(plan, &result, &mut decoded_views).unwrap();
         calls
     };
     let input = device.read(input, up);
@@ -150,7 +153,7 @@ fn chunk(
 
 /// Chunks of all sizes, with and without recompute, after a cut, and with passes.
 fn stream(device: &Device, set: &KernelSet, sigma: Option<f32>, steps: u32) -> Vec<Chunk> {
-    let (mut front, mut back) = (device.open(set, sigma), device.open(set, sigma));
+    let mut sessions = device.open(set, sigma);
     let all = frames(20);
     let first = VideoPlanParts::first(SIZE.0, SIZE.1, steps);
     let cut = |start| VideoPlanParts {
@@ -169,9 +172,7 @@ fn stream(device: &Device, set: &KernelSet, sigma: Option<f32>, steps: u32) -> V
     ];
     chunks
         .into_iter()
-        .map(|(plan, range, context)| {
-            chunk(device, (&mut front, &mut back), &plan, &all[range], context)
-        })
+        .map(|(plan, range, context)| chunk(device, &mut sessions, &plan, &all[range], context))
         .collect()
 }
 
@@ -266,6 +267,15 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
         noise_sigma: 12.5,
         device: device.context as u64,
         stream: device.stream as u64,
+        stage: 2,
+        part: 0,
+        parts: 1,
+        laps: 1,
+        member: 0,
+        members: 1,
+        arg_count: 0,
+        reserved: 0,
+        args: std::ptr::null(),
     };
     let plan = abi::Plan {
         struct_size: abi::size::<abi::Plan>(),
@@ -304,12 +314,24 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
     };
     let mut samples = frames(FRAMES);
     let frames: Vec<_> = samples.iter_mut().map(|frame| raw_frame(frame)).collect();
-    let mut decode = abi::DecodeArgs {
-        struct_size: abi::size::<abi::DecodeArgs>(),
+    let mut decode = abi::RunArgs {
+        struct_size: abi::size::<abi::RunArgs>(),
+        lap: 0,
         frame_count: FRAMES,
+        observed_generator_calls: 0,
         plan: &raw const plan,
-        output: &raw const payload,
         frames: frames.as_ptr(),
+        input: &raw const payload,
+        output: std::ptr::null(),
+        group: std::ptr::null(),
+    };
+    let mut geometry = abi::Geometry {
+        struct_size: abi::size::<abi::Geometry>(),
+        width: SIZE.0,
+        height: SIZE.1,
+        chroma: CHROMA as u32,
+        frames_per_frame: 1,
+        reserved: 0,
     };
     let mut text = [0; 200];
     let mut error = abi::ErrorText {
@@ -322,8 +344,14 @@ fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
     let mut session = std::ptr::null_mut();
     // SAFETY: context and stream live; so do all structs, the payload's memory and the frames, until the wait below.
     let (created, status) = unsafe {
-        let created = table.create.unwrap()(&raw const config, &raw mut session, &raw mut error);
-        let status = table.decode.unwrap()(session, &raw mut decode, &raw mut error);
+        let create = table.create.unwrap();
+        let created = create(
+            &raw const config,
+            &raw mut geometry,
+            &raw mut session,
+            &raw mut error,
+        );
+        let status = table.run.unwrap()(session, &raw mut decode, &raw mut error);
         table.destroy.unwrap()(session);
         (created, status)
     };

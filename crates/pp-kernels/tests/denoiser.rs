@@ -37,6 +37,35 @@ fn chunks_of_one_frame_remember_across_chunks() {
 }
 
 #[test]
+fn parts_equal_one_call() {
+    either::parts_equal_one_call(Kernels::Cpu, false);
+}
+
+#[test]
+fn more_parts_than_passes_are_refused() {
+    let config = SessionConfig {
+        part: 2,
+        parts: 3,
+        ..SessionConfig::host(40, 24, Chroma::Mono, 4)
+    };
+    let open = |config| KernelSet::for_host().open_stage("phase_b", config, &[]);
+    let mut session = open(&config).unwrap();
+    let mut shape = ChunkShape {
+        frames: 1,
+        steps: 3,
+        context_frames: 0,
+    };
+    assert_eq!(session.layout(shape, 0).unwrap().outputs.len(), 1);
+    shape.steps = 2;
+    let error = session.layout(shape, 0).unwrap_err().to_string();
+    let words = "2 denoise steps cannot be cut into 3 parts, at most 2";
+    assert!(error.contains(words), "{error}");
+    let past = SessionConfig { part: 3, ..config };
+    let error = open(&past).unwrap_err().to_string();
+    assert!(error.contains("part 3 of 3"), "{error}");
+}
+
+#[test]
 fn planes_are_denoised_each_on_its_own() {
     let (width, height) = (37, 35);
     for chroma in [Chroma::C420, Chroma::C422, Chroma::C444] {
@@ -106,15 +135,17 @@ fn a_clean_flat_picture_stays_as_it_is() {
 #[test]
 fn arguments_that_do_not_fit_the_session_never_reach_the_kernels() {
     let config = SessionConfig::host(40, 24, Chroma::C420, 4);
-    let mut session = KernelSet::for_host().open(&config).unwrap();
+    let mut session = KernelSet::for_host()
+        .open_stage("encode", &config, &[])
+        .unwrap();
     let plan = VideoPlanParts::first(40, 24, 1);
     let shape = ChunkShape {
         frames: 1,
         steps: 1,
         context_frames: 0,
     };
-    let layout = session.layout(shape).unwrap();
-    let mut input = vec![0; layout.inputs.payload_bytes() as usize];
+    let layout = session.layout(shape, 0).unwrap();
+    let mut input = vec![0; layout.outputs.payload_bytes() as usize];
     let pixels = vec![0; Chroma::C420.packed_frame_bytes(40, 24)];
     let frame = FrameView::packed(&pixels, 40, 24, Chroma::C420).unwrap();
     let mono = FrameView::packed(&pixels[..40 * 24], 40, 24, Chroma::Mono).unwrap();
@@ -137,19 +168,20 @@ fn arguments_that_do_not_fit_the_session_never_reach_the_kernels() {
         ),
     ];
     for (frames, plan, reason) in cases {
-        let mut payload = PayloadMut::new(&layout.inputs, &mut input).unwrap();
+        let mut payload = PayloadMut::new(&layout.outputs, &mut input).unwrap();
         match session.encode(frames, &plan, &mut payload) {
             Err(KernelError::BadCall {
-                operation: "encode",
+                operation,
                 reason: found,
             }) => {
+                assert_eq!(operation, "encode");
                 assert!(found.contains(reason), "{found}");
             }
             other => panic!("{other:?}"),
         }
     }
     assert!(
-        PayloadMut::new(&layout.inputs, &mut input[1..]).is_err(),
+        PayloadMut::new(&layout.outputs, &mut input[1..]).is_err(),
         "a slot that is too short"
     );
 }

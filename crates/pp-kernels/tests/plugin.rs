@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use common::{compile_c, compile_c_file, median, root, rust_plugin, scratch};
 use pp_kernels::check::Bench;
 use pp_kernels::{
-    Chroma, ChunkShape, FrameView, KernelError, KernelSet, LoadError, Payload, PayloadMut,
-    SessionConfig, VideoPlanParts,
+    Chroma, ChunkShape, FrameGeometry, FrameView, KernelError, KernelSet, LoadError, Manifest,
+    Payload, PayloadMut, SessionConfig, StageSession, VideoPlanParts,
 };
 
 fn faulty(fault: &str) -> PathBuf {
@@ -51,6 +51,153 @@ fn the_c_example_passes_every_check() {
 #[test]
 fn the_rust_example_passes_every_check() {
     assert_eq!(failed_checks(&rust_plugin("pp-plugin-temporal")), []);
+}
+
+fn three() -> PathBuf {
+    compile_c_file(&root().join("crates/pp-kernels/tests/plugins/three.c"), &[])
+}
+
+/// Among them: parts, laps and groups of two and three give what the whole stage gives.
+#[test]
+fn three_stages_of_their_own_pass_every_check() {
+    assert_eq!(failed_checks(&three()), []);
+}
+
+#[test]
+fn a_plugin_brings_its_stages_its_frames_and_takes_arguments() {
+    let set = KernelSet::load(&three()).unwrap();
+    let names: Vec<_> = set.stages().iter().map(|stage| &stage.name[..]).collect();
+    assert_eq!(names, ["read", "soften", "write"]);
+    let soften = &set.stages()[1];
+    assert!(soften.in_parts && soften.in_group && soften.in_ring);
+    let config = SessionConfig::host(20, 16, Chroma::Mono, 2);
+    let open = |name, config: &SessionConfig, args: &[(&str, &str)]| {
+        let args: Vec<_> = (args.iter())
+            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .collect();
+        set.open_stage(name, config, &args)
+    };
+    let refused =
+        |result: Result<_, KernelError>| result.map(|_: StageSession| ()).unwrap_err().to_string();
+
+    let sink = open("write", &config, &[]).unwrap();
+    let expected = FrameGeometry {
+        width: 40,
+        height: 32,
+        chroma: Chroma::Mono,
+        frames_per_frame: 2,
+    };
+    assert_eq!(sink.frames(), expected);
+    let error = refused(open("blur", &config, &[]));
+    assert!(
+        error.contains("no stage blur; theirs are read, soften, write"),
+        "{error}"
+    );
+    let error = refused(open(
+        "soften",
+        &config,
+        &[("share", "1"), ("sharpness", "2")],
+    ));
+    assert!(error.contains("unknown argument sharpness"), "{error}");
+    let error = refused(open("soften", &config, &[("sh\0are", "1")]));
+    assert!(error.contains("holds a NUL"), "{error}");
+    let error =
+        refused(KernelSet::for_host().open_stage("encode", &config, &[("a".into(), "b".into())]));
+    assert!(error.contains("unknown argument a"), "{error}");
+
+    // The argument counts: with a share of 1 every sample becomes the mean, 2.
+    let shape = ChunkShape {
+        frames: 1,
+        steps: 1,
+        context_frames: 0,
+    };
+    let mut session = open("soften", &config, &[("share", "1")]).unwrap();
+    let layout = session.layout(shape, 0).unwrap();
+    let samples = [1i32, 3].repeat(20 * 16 / 2);
+    let input: Vec<u8> = samples
+        .iter()
+        .flat_map(|sample| sample.to_le_bytes())
+        .collect();
+    let mut output = vec![0; input.len()];
+    let plan = VideoPlanParts::first(20, 16, 1);
+    let calls = session.run(
+        &plan,
+        0,
+        &Payload::new(&layout.inputs, &input).unwrap(),
+        &mut PayloadMut::new(&layout.outputs, &mut output).unwrap(),
+        None,
+    );
+    assert_eq!(calls.unwrap(), 1);
+    assert_eq!(output, 2i32.to_le_bytes().repeat(20 * 16));
+}
+
+#[test]
+fn what_a_stage_cannot_do_is_refused_before_it_is_asked() {
+    let set = KernelSet::for_host();
+    let config = SessionConfig::host(20, 16, Chroma::Mono, 2);
+    let refused = |name, config: SessionConfig| {
+        let result = set.open_stage(name, &config, &[]);
+        result.expect_err("it is refused").to_string()
+    };
+    let (parts, laps, members) = (
+        SessionConfig { parts: 2, ..config },
+        SessionConfig { laps: 2, ..config },
+        SessionConfig {
+            members: 2,
+            ..config
+        },
+    );
+    for (name, config, words) in [
+        (
+            "encode",
+            parts,
+            "the stage encode of these kernels cannot be cut into parts",
+        ),
+        ("decode", laps, "cannot be walked in a ring"),
+        ("phase_b", members, "cannot be run by a group"),
+        ("phase_b", SessionConfig { laps: 0, ..config }, "0 laps"),
+        (
+            "phase_b",
+            SessionConfig {
+                member: 1,
+                ..config
+            },
+            "member 1 of 1",
+        ),
+    ] {
+        let error = refused(name, config);
+        assert!(error.contains(words), "{error}");
+    }
+    let mut session = set.open_stage("phase_b", &config, &[]).unwrap();
+    let shape = ChunkShape {
+        frames: 1,
+        steps: 0,
+        context_frames: 0,
+    };
+    let error = session.layout(shape, 1).unwrap_err().to_string();
+    assert!(error.contains("lap 1 of 1"), "{error}");
+    let plan = VideoPlanParts::first(20, 16, 0);
+    let mut nothing = PayloadMut::new(&Manifest::empty(), &mut []).unwrap();
+    let error = session
+        .encode(&[], &plan, &mut nothing)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("called as a Source, it is a Middle"),
+        "{error}"
+    );
+
+    let grouped = KernelSet::load(&three()).unwrap();
+    let mut alone = grouped.open_stage("soften", &members, &[]).unwrap();
+    let empty = Payload::new(&Manifest::empty(), &[]).unwrap();
+    let error = alone
+        .run(&plan, 0, &empty, &mut nothing, None)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("the group is not given, the session has 2 members"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -102,7 +249,22 @@ fn a_file_that_is_no_library_is_refused_with_the_reason() {
         KernelSet::load(&plain),
         Err(LoadError::NoEntry { .. })
     ));
-    assert!(load_error(&plain).contains("pp_kernels_entry_v1"));
+    assert!(load_error(&plain).contains("pp_kernels_entry_v2"));
+
+    let old = compile_c(
+        "old",
+        "const void *pp_kernels_entry_v1(void) { return 0; }\n",
+        &[],
+    );
+    assert!(matches!(
+        KernelSet::load(&old),
+        Err(LoadError::OldEntry { .. })
+    ));
+    let error = load_error(&old);
+    assert!(
+        error.contains("ABI version 1") && error.contains("export pp_kernels_entry_v2"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -124,18 +286,33 @@ fn a_library_that_is_missing_is_named_with_the_remedy() {
 #[test]
 fn a_table_that_cannot_be_used_is_refused_with_the_reason() {
     let cases = [
-        ("FAULT_NO_ENTRY", "has no symbol pp_kernels_entry_v1"),
+        ("FAULT_NO_ENTRY", "has no symbol pp_kernels_entry_v2"),
         ("FAULT_UNRESOLVED", "a_symbol_that_is_nowhere"),
         ("FAULT_NULL", "returned null"),
         ("FAULT_MISALIGNED", "is not a multiple of 8"),
-        ("FAULT_MAGIC", "not with the magic 0x31534c4e524b5050"),
-        ("FAULT_MAJOR", "it speaks ABI 2.7, this program speaks 1.1"),
+        ("FAULT_MAGIC", "not with the magic 0x32534c4e524b5050"),
+        ("FAULT_MAJOR", "it speaks ABI 3.7, this program speaks 2.0"),
         (
             "FAULT_SHORT",
-            "the table has 40 bytes, version 1.0 needs at least 72",
+            "the table has 40 bytes, version 2.0 needs at least 56",
         ),
-        ("FAULT_MISSING", "the entry `decode` is missing"),
+        ("FAULT_MISSING", "the entry `run` is missing"),
         ("FAULT_NAME", "its name is not a text that ends with a NUL"),
+        ("FAULT_STAGE_COUNT", "17 stages, at most 16"),
+        (
+            "FAULT_STAGE_ORDER",
+            "stage 0, encode, is a Middle and must be a Source",
+        ),
+        (
+            "FAULT_STAGE_NAME",
+            "a stage's name is not a text that ends with a NUL",
+        ),
+        ("FAULT_STAGE_TWICE", "two stages are named encode"),
+        (
+            "FAULT_STAGE_KIND",
+            "the stage phase_b is of the unknown kind 9",
+        ),
+        ("FAULT_STAGE_FLAGS", "the stage encode has the flags 0x1"),
         (
             "FAULT_SELF_TEST",
             "failed its own self test: kernels median failed in self_test: 2 + 2 is 5",
@@ -181,7 +358,33 @@ fn the_check_names_what_a_faulty_plugin_does() {
         (
             "FAULT_CALLS",
             calls,
-            "made 0 generator calls, the plan expects 1",
+            "phase_b made 0 generator calls, the plan expects 1",
+        ),
+        ("FAULT_LAYOUT_CHAIN", layout, "phase_b gets [katents_in"),
+        (
+            "FAULT_LAYOUT_SOURCE",
+            layout,
+            "1 input tensors of a Source, which has none",
+        ),
+        (
+            "FAULT_FALSE_FLAGS",
+            "parts and laps give what the whole stage gives",
+            "phase_b made 3 generator calls, the plan expects 2",
+        ),
+        (
+            "FAULT_GEOMETRY",
+            identity,
+            "frames of 3x16: each side must lie within 16",
+        ),
+        (
+            "FAULT_GEOMETRY_OF_SOURCE",
+            identity,
+            "the stage encode is no sink and changed its frames",
+        ),
+        (
+            "FAULT_GEOMETRY_RATE",
+            identity,
+            "0 frames for each of the source",
         ),
         ("FAULT_IDENTITY", identity, "16x16 Mono comes back changed"),
         ("FAULT_NO_SESSION", layout, "it said OK and gave no session"),
@@ -232,41 +435,38 @@ fn the_check_holds_context_against_what_was_sent() {
 #[test]
 fn a_panic_is_an_error_and_ends_the_session() {
     let set = KernelSet::load(&rust_plugin("pp-plugin-panicking")).unwrap();
-    let open = |width| set.open(&SessionConfig::host(width, 16, Chroma::Mono, 1));
+    let open_stage = |name, width| {
+        let config = SessionConfig::host(width, 16, Chroma::Mono, 1);
+        set.open_stage(name, &config, &[])
+    };
+    let open = |width| open_stage("encode", width);
 
     let error = open(20).unwrap_err();
     assert!(
-        matches!(&error, KernelError::Panicked { operation: "create", message, .. } if message == "no session of width 20")
+        matches!(&error, KernelError::Panicked { operation, message, .. } if operation == "create" && message == "no session of width 20")
     );
 
     for (width, operation, text) in [
         (21, "encode", "a panic without a text"),
         (22, "phase_b", "long long "),
     ] {
-        let mut session = open(width).unwrap();
+        let mut session = open_stage(operation, width).unwrap();
         let shape = ChunkShape {
             frames: 1,
             steps: 0,
             context_frames: 0,
         };
-        let layout = session.layout(shape).unwrap();
+        let layout = session.layout(shape, 0).unwrap();
         let plan = VideoPlanParts::first(width, 16, 0);
         let frame = vec![0; width as usize * 16];
         let frame = FrameView::packed(&frame, width, 16, Chroma::Mono).unwrap();
-        let (mut input, mut output) = (vec![0; 300], vec![0; 300]);
-        let encoded = session.encode(
-            &[frame],
-            &plan,
-            &mut PayloadMut::new(&layout.inputs, &mut input).unwrap(),
-        );
-        let result = encoded.and_then(|()| {
-            let input = Payload::new(&layout.inputs, &input).unwrap();
-            session.phase_b(
-                &plan,
-                &input,
-                &mut PayloadMut::new(&layout.outputs, &mut output).unwrap(),
-            )
-        });
+        let (input, mut output) = (vec![0; 300], vec![0; 300]);
+        let input = Payload::new(&layout.inputs, &input).unwrap();
+        let mut output = PayloadMut::new(&layout.outputs, &mut output).unwrap();
+        let result = match operation {
+            "encode" => session.encode(&[frame], &plan, &mut output),
+            _ => (session.run(&plan, 0, &input, &mut output, None)).map(|_| ()),
+        };
         match result {
             Err(KernelError::Panicked {
                 operation: found,
@@ -283,7 +483,7 @@ fn a_panic_is_an_error_and_ends_the_session() {
         }
         // Nothing more is asked of a session that panicked.
         assert!(matches!(
-            session.layout(shape),
+            session.layout(shape, 0),
             Err(KernelError::Panicked { .. })
         ));
     }

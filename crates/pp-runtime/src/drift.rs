@@ -1,9 +1,11 @@
-//! Digests of payloads (`--verify`): what left one rank is what the other reads, and what it read is still what it was.
+//! Digests of payloads (`--verify`): what one stage made is what the next one reads, and what it read is still what it
+//! was.
 //!
 //! *Hazard.* Bytes that change on their way or under a stage's hands make an output that is a little wrong, and nothing
 //! says where that began.
-//! *Guarantee.* In a chunk that is verified every tensor is compared with the digest its sender computed, before its
-//! result is used; a difference names the rank, the tensor and the chunk. Chunks that are not verified cost nothing.
+//! *Guarantee.* In a chunk that is verified every stage compares every tensor that it gets with the digest that the maker
+//! of the tensor computed, before and after its own work. A difference names the rank, the tensor and the chunk. Chunks
+//! that are not verified cost nothing.
 //! *Choices.* Digests are computed where the payload lies and travel in it (`docs/wire-format.md`, *Seals*). A stage on a
 //! device only issues that, and nothing waits for it.
 
@@ -12,15 +14,17 @@ mod log;
 mod verify;
 
 use pp_contract::{
-    ChunkIndex, Digests, Envelope, FaultKind, MAX_TENSORS, Manifest, Outcome, Plan, Rank,
-    SEAL_TENSOR, Seal, TENSOR_ALIGN_BYTES, with_source,
+    ChunkIndex, Digests, FaultKind, MAX_TENSORS, Manifest, Message, Pipeline, Plan, Rank,
+    SEAL_TENSOR, Seal, StageSpec, TENSOR_ALIGN_BYTES, with_source,
 };
 
 pub use self::host::HostDigester;
-use self::log::Log;
-pub use self::log::Verified;
+pub use self::log::{Log, Verified};
 pub use self::verify::Verify;
-use crate::stage::StageError;
+use crate::stage::{Chunk, Place, StageError, StageResult};
+
+/// The operation of its faults.
+const VERIFY: &str = "verify";
 
 /// Digests payloads in the memory of one backend.
 pub trait Digester {
@@ -35,27 +39,23 @@ pub trait Digester {
     const AT_ONCE: bool;
 
     /// Makes room for payloads of so many bytes, and for so many tickets at a time. Nothing is verified before that.
-    fn prepare(&mut self, most_bytes: u64, tickets: usize) -> Result<(), StageError>;
+    fn prepare(&mut self, most_bytes: u64, tickets: usize) -> StageResult<()>;
 
     /// Writes the seal of a payload, behind what was issued to write it.
-    fn seal(
-        &mut self,
-        manifest: &Manifest,
-        slot: &mut Self::Tx,
-    ) -> Result<Self::Ticket, StageError>;
+    fn seal(&mut self, manifest: &Manifest, slot: &mut Self::Tx) -> StageResult<Self::Ticket>;
 
     /// Digests a payload as it is when what was issued so far is done, and looks at its seal.
     fn examine(
         &mut self,
         manifest: &Manifest,
         payload: Option<&Self::Rx>,
-    ) -> Result<Self::Ticket, StageError>;
+    ) -> StageResult<Self::Ticket>;
 
     /// Whether the ticket can be read.
-    fn is_there(&self, ticket: &Self::Ticket) -> Result<bool, StageError>;
+    fn is_there(&self, ticket: &Self::Ticket) -> StageResult<bool>;
 
     /// What was found, once it is there.
-    fn read(&mut self, ticket: Self::Ticket) -> Result<DigestPair, StageError>;
+    fn read(&mut self, ticket: Self::Ticket) -> StageResult<DigestPair>;
 
     /// The ticket is not read any more.
     fn drop_unread(&mut self, ticket: Self::Ticket);
@@ -72,69 +72,57 @@ pub struct DigestPair {
     pub cost_ns: u64,
 }
 
-/// A tensor that is not what it was.
-struct Difference<'a> {
-    chunk: ChunkIndex,
-    tensor: &'a str,
-    before: u64,
-    after: u64,
-}
-
-impl<'a> Difference<'a> {
-    /// The first one between two looks at one payload.
-    fn between(
-        chunk: ChunkIndex,
-        manifest: &'a Manifest,
-        before: &Digests,
-        after: &Digests,
-    ) -> Option<Self> {
-        let index = before.first_difference(after)?;
-        let value = |of: &Digests| of.as_slice().get(index).copied().unwrap_or_default();
-        let tensor = manifest.iter().nth(index);
-        Some(Self {
-            chunk,
-            tensor: tensor.map_or("(none)", |(_, spec)| spec.name()),
-            before: value(before),
-            after: value(after),
-        })
-    }
-
-    fn told(&self, operation: &'static str, what: &str) -> StageError {
-        let (before, after) = (self.before, self.after);
-        let (chunk, tensor) = (self.chunk, self.tensor);
-        let detail = format!("chunk {chunk}: tensor {tensor}: {before:016x} {what} {after:016x}");
-        StageError::new(FaultKind::Drift, operation, detail)
-    }
-}
-
-/// A chunk that the front verifies.
-pub struct FrontCheck<S> {
-    chunk: ChunkIndex,
-    inputs: Manifest,
-    /// What it was sealed with when it was built.
-    sealed: S,
-    result: Option<(Outcome, S)>,
-}
-
-/// What the front verifies, and what it found.
-pub struct FrontVerifier {
+/// What one stage does to verify chunks.
+#[derive(Clone, Debug)]
+pub struct Verifier {
     every: Verify,
-    phase_b: Rank,
-    log: Log,
+    pipeline: Pipeline,
+    at: usize,
 }
 
-impl FrontVerifier {
-    /// Verifies these chunks, which this rank computes.
-    pub fn new(every: Verify, phase_b: Rank) -> Self {
+/// A chunk that a stage behind the source verifies.
+#[derive(Debug)]
+pub struct Check<S> {
+    chunk: ChunkIndex,
+    /// The stage that made the tensors.
+    maker: usize,
+    tensors: Manifest,
+    /// What the maker's report says of its digests. The report of a source says nothing.
+    reported: Option<Seal>,
+    /// What the tensors were before the stage: known, or asked for.
+    known: Option<DigestPair>,
+    before: Option<S>,
+    after: Option<S>,
+    sealed: Option<S>,
+}
+
+/// A chunk that the source has sealed.
+#[derive(Debug)]
+pub struct Sealed<S> {
+    chunk: ChunkIndex,
+    tensors: Manifest,
+    ticket: S,
+}
+
+impl Verifier {
+    /// Verifies these chunks at stage `at` of the pipeline.
+    pub fn new(every: Verify, pipeline: &Pipeline, at: usize) -> Self {
+        let pipeline = pipeline.clone();
         Self {
             every,
-            phase_b,
-            log: Log::default(),
+            pipeline,
+            at,
         }
     }
 
-    fn is_on(&self) -> bool {
+    /// Whether any chunk is verified.
+    pub fn is_on(&self) -> bool {
         self.every != Verify::Off
+    }
+
+    /// Whether the chunk is verified.
+    pub fn is_due(&self, chunk: ChunkIndex) -> bool {
+        self.every.is_due(chunk.get())
     }
 
     /// Bytes of a slot behind its tensors, for the seal and what lies in front of it.
@@ -143,276 +131,266 @@ impl FrontVerifier {
         if self.is_on() { seal } else { 0 }
     }
 
-    /// The manifests with a seal; `None` where nothing is verified.
-    pub fn sealed(
+    /// These tensors with a seal; `None` where nothing is verified.
+    ///
+    /// # Errors
+    /// A payload has no room for one tensor more.
+    pub fn sealed(&self, tensors: &Manifest) -> StageResult<Option<Manifest>> {
+        let sealed = || {
+            let sealed = tensors.sealed();
+            sealed.map_err(|e| StageError::new(FaultKind::Plugin, "layout", with_source(&e)))
+        };
+        self.is_on().then(sealed).transpose()
+    }
+
+    /// At the source: seals a chunk that was just made.
+    ///
+    /// # Errors
+    /// The digester's.
+    pub fn seal<N: Digester>(
         &self,
-        inputs: &Manifest,
-        outputs: &Manifest,
-    ) -> Result<Option<[Manifest; 2]>, StageError> {
-        let sealed = |of: &Manifest| {
-            of.sealed()
-                .map_err(|e| StageError::new(FaultKind::Plugin, "layout", with_source(&e)))
-        };
-        let both = || Ok([sealed(inputs)?, sealed(outputs)?]);
-        self.is_on().then(both).transpose()
-    }
-
-    /// Whether the chunk is verified.
-    pub fn is_due(&self, chunk: ChunkIndex) -> bool {
-        self.every.is_due(chunk.get())
-    }
-
-    /// What the report says of it.
-    pub fn verified(&self) -> Option<Verified<'_>> {
-        self.is_on().then(|| self.log.report(self.every))
-    }
-
-    /// Looks at the result before it is decoded.
-    pub fn examine<N: Digester>(
-        &mut self,
-        digester: &mut N,
-        check: &mut Option<FrontCheck<N::Ticket>>,
-        outcome: &Outcome,
-        payload: Option<&N::Rx>,
-    ) -> Result<(), StageError> {
-        let Some(waiting) = check else {
-            return Ok(());
-        };
-        let ticket = digester.examine(&outcome.outputs, payload)?;
-        waiting.result = Some((outcome.clone(), ticket));
-        if N::AT_ONCE {
-            return self.conclude(digester, check);
-        }
-        Ok(())
-    }
-
-    /// Compares, when the decode is done.
-    pub fn conclude<N: Digester>(
-        &mut self,
-        digester: &mut N,
-        check: &mut Option<FrontCheck<N::Ticket>>,
-    ) -> Result<(), StageError> {
-        let Some(FrontCheck {
-            chunk,
-            inputs,
-            sealed,
-            result: Some((outcome, examined)),
-        }) = check.take()
-        else {
-            return Ok(());
-        };
-        let sent = digester.read(sealed)?;
-        let received = digester.read(examined)?;
-        let seal = outcome.seal.unwrap_or_default();
-        let operation = "verify result";
-        if seal.digest != received.stated.seal() {
-            let (before, after) = (seal.digest, received.stated.seal());
-            let difference = Difference {
-                chunk,
-                tensor: SEAL_TENSOR,
-                before,
-                after,
-            };
-            let what = "as the header of the result says, and what arrived has";
-            return Err(difference.told(operation, what).blaming(self.phase_b));
-        }
-        let outputs = &outcome.outputs;
-        if let Some(difference) =
-            Difference::between(chunk, outputs, &received.stated, &received.computed)
-        {
-            let what = "when phase B had computed it, and on arrival";
-            return Err(difference.told(operation, what).blaming(self.phase_b));
-        }
-        self.log.note(log::Entry {
-            chunk: chunk.get(),
-            inputs: (inputs, sent.computed),
-            outputs: (outcome.outputs, received.computed),
-            front_us: (sent.cost_ns + received.cost_ns) / 1000,
-            phase_b_us: seal.cost_us,
-        });
-        Ok(())
-    }
-}
-
-impl<S> FrontCheck<S> {
-    /// Seals a chunk that was just encoded.
-    pub fn seal<N: Digester<Ticket = S>>(
         digester: &mut N,
         chunk: ChunkIndex,
-        inputs: &Manifest,
+        tensors: &Manifest,
         slot: &mut N::Tx,
-    ) -> Result<Self, StageError> {
-        Ok(Self {
+    ) -> StageResult<Sealed<N::Ticket>> {
+        Ok(Sealed {
             chunk,
-            inputs: inputs.clone(),
-            sealed: digester.seal(inputs, slot)?,
-            result: None,
+            tensors: tensors.clone(),
+            ticket: digester.seal(tensors, slot)?,
         })
     }
 
-    /// The chunk's result is dropped.
-    pub fn forget<N: Digester<Ticket = S>>(digester: &mut N, check: Option<Self>) {
-        let Some(Self { sealed, result, .. }) = check else {
-            return;
-        };
-        digester.drop_unread(sealed);
-        if let Some((_, examined)) = result {
-            digester.drop_unread(examined);
-        }
-    }
-}
-
-/// Gives a chunk that was composed again a seal, if it had one when it was sent first. In the report stand the digests
-/// of what was sent first: what another run has, too.
-pub fn seal_again<P: Plan, N: Digester>(
-    digester: &mut N,
-    sent: &Envelope<P>,
-    composed: Envelope<P>,
-    slot: &mut N::Tx,
-) -> Result<Envelope<P>, StageError> {
-    // Copied as it was, it has the seal that it had.
-    if !sent.inputs().is_sealed() || composed.inputs().is_sealed() {
-        return Ok(composed);
-    }
-    let refuse = |what: String| StageError::new(FaultKind::Plugin, "send again", what);
-    let inputs = composed.inputs().sealed();
-    let inputs = inputs.map_err(|e| refuse(with_source(&e)))?;
-    let ticket = digester.seal(&inputs, slot)?;
-    digester.drop_unread(ticket);
-    let outputs = composed.outputs().clone();
-    Envelope::new(composed.plan().clone(), inputs, outputs).map_err(|e| refuse(with_source(&e)))
-}
-
-/// A chunk that Phase B verifies.
-pub struct PhaseBCheck<S> {
-    front: Rank,
-    chunk: ChunkIndex,
-    inputs: Manifest,
-    /// What the inputs were before the stage: known, or asked for.
-    known: Option<DigestPair>,
-    before: Option<S>,
-    after: Option<S>,
-    sealed: Option<S>,
-}
-
-/// Refuses an envelope that has no seal although its chunk is to be verified: both ranks were started with the same
-/// setting. Inputs that were composed again for a Phase B that was started anew may have none.
-pub fn check_due<P: Plan>(
-    every: Verify,
-    chunk: ChunkIndex,
-    envelope: &Envelope<P>,
-    front: Rank,
-) -> Result<(), StageError> {
-    if every.is_due(chunk.get()) == envelope.outputs().is_sealed() {
-        return Ok(());
-    }
-    let has = if envelope.outputs().is_sealed() {
-        "asks for"
-    } else {
-        "has no"
-    };
-    let detail = format!("chunk {chunk} {has} digests, and --verify is {every}");
-    Err(StageError::new(FaultKind::PeerMisbehaved, "verify", detail).blaming(front))
-}
-
-impl<S> PhaseBCheck<S> {
-    /// Looks at the inputs before the stage; `None` for a chunk that is not verified.
-    pub fn begin<P: Plan, N: Digester<Ticket = S>>(
+    /// Looks at the tensors before the stage works on them; `None` for a chunk that is not verified.
+    ///
+    /// # Errors
+    /// The tensors have no seal and the chunk is to be verified, or the other way round: all ranks were started with the
+    /// same setting. A tensor has changed. The digester's.
+    pub fn begin<P: Plan, N: Digester>(
+        &self,
         digester: &mut N,
-        chunk: ChunkIndex,
-        envelope: &Envelope<P>,
+        chunk: Chunk<'_, P>,
         input: Option<&N::Rx>,
-        front: Rank,
-    ) -> Result<Option<Self>, StageError> {
-        let (inputs, outputs) = (envelope.inputs(), envelope.outputs());
-        if !inputs.is_sealed() && !outputs.is_sealed() {
+    ) -> StageResult<Option<Check<N::Ticket>>> {
+        let (message, index) = (chunk.message, chunk.place.chunk);
+        let maker = self.maker(chunk.place);
+        let is_sealed = message.tensors().is_sealed();
+        if is_sealed != self.is_due(index) {
+            let has = if is_sealed { "has" } else { "has no" };
+            let (from, every) = (said(self.stage(maker)), self.every);
+            let detail =
+                format!("chunk {index} {has} digests from {from}, and --verify is {every}");
+            let error = StageError::new(FaultKind::PeerMisbehaved, VERIFY, detail);
+            return Err(error.blaming(self.stage(maker).leader()));
+        }
+        if !is_sealed {
             return Ok(None);
         }
-        let mut check = Self {
-            front,
-            chunk,
-            inputs: inputs.clone(),
+        let mut check = Check {
+            chunk: index,
+            maker,
+            tensors: message.tensors().clone(),
+            reported: message.trail().report(maker).and_then(|report| report.seal),
             known: None,
             before: None,
             after: None,
             sealed: None,
         };
-        if inputs.is_sealed() {
-            let ticket = digester.examine(inputs, input)?;
-            if N::AT_ONCE {
-                check.known = Some(check.arrived(digester.read(ticket)?)?);
-            } else {
-                check.before = Some(ticket);
-            }
+        let ticket = digester.examine(&check.tensors, input)?;
+        if N::AT_ONCE {
+            check.known = Some(self.arrived(&check, digester.read(ticket)?)?);
+        } else {
+            check.before = Some(ticket);
         }
         Ok(Some(check))
     }
 
-    /// Looks at the inputs behind the stage, and seals its outputs.
-    pub fn end<P: Plan, N: Digester<Ticket = S>>(
-        &mut self,
+    /// Looks at the tensors behind the work of the stage, and seals those that it made. A sink makes none.
+    ///
+    /// # Errors
+    /// The digester's.
+    pub fn end<N: Digester>(
+        &self,
         digester: &mut N,
-        envelope: &Envelope<P>,
+        check: &mut Check<N::Ticket>,
         input: Option<&N::Rx>,
-        output: &mut N::Tx,
-    ) -> Result<(), StageError> {
-        if self.inputs.is_sealed() {
-            self.after = Some(digester.examine(&self.inputs, input)?);
-        }
-        if envelope.outputs().is_sealed() {
-            self.sealed = Some(digester.seal(envelope.outputs(), output)?);
+        made: Option<(&Manifest, &mut N::Tx)>,
+    ) -> StageResult<()> {
+        check.after = Some(digester.examine(&check.tensors, input)?);
+        if let Some((tensors, slot)) = made {
+            check.sealed = Some(digester.seal(tensors, slot)?);
         }
         Ok(())
     }
 
     /// Whether all that was issued for it is done.
-    pub fn is_there<N: Digester<Ticket = S>>(&self, digester: &N) -> Result<bool, StageError> {
+    ///
+    /// # Errors
+    /// The digester's.
+    pub fn is_there<N: Digester>(
+        &self,
+        digester: &N,
+        check: &Check<N::Ticket>,
+    ) -> StageResult<bool> {
         // What was issued last.
-        let last = self.sealed.as_ref().or(self.after.as_ref());
+        let last = check.sealed.as_ref().or(check.after.as_ref());
         last.map_or(Ok(true), |ticket| digester.is_there(ticket))
     }
 
-    /// Compares, when that is done; gives what the result says of its seal.
-    pub fn conclude<N: Digester<Ticket = S>>(
-        mut self,
+    /// Compares, when that is done. Gives what the report of the stage says: of the tensors that it made, and a sink of
+    /// those that it got.
+    ///
+    /// # Errors
+    /// A tensor has changed. The digester's.
+    pub fn conclude<N: Digester>(
+        &self,
         digester: &mut N,
-    ) -> Result<Option<Seal>, StageError> {
-        let before = match self.before.take() {
-            Some(ticket) => Some(self.arrived(digester.read(ticket)?)?),
-            None => self.known,
+        mut check: Check<N::Ticket>,
+    ) -> StageResult<Seal> {
+        let before = match check.before.take() {
+            Some(ticket) => self.arrived(&check, digester.read(ticket)?)?,
+            None => check.known.unwrap_or_default(),
         };
-        let mut cost_ns = 0;
-        if let (Some(before), Some(after)) = (before, self.after.take()) {
+        let mut last = before;
+        let mut cost_ns = before.cost_ns;
+        if let Some(after) = check.after.take() {
             let after = digester.read(after)?;
-            cost_ns += before.cost_ns + after.cost_ns;
-            let (before, after) = (&before.computed, &after.computed);
-            if let Some(difference) = Difference::between(self.chunk, &self.inputs, before, after) {
-                let what = "before phase B computed with it, and afterwards";
-                return Err(difference.told("phase_b", what));
+            cost_ns += after.cost_ns;
+            let changed = check.difference(&before.computed, &after.computed);
+            if let Some(difference) = changed {
+                let what = format!("before {} worked on it, and afterwards", self.own());
+                return Err(difference.told(&what));
             }
         }
-        let Some(sealed) = self.sealed else {
-            return Ok(None);
-        };
-        let found = digester.read(sealed)?;
-        cost_ns += found.cost_ns;
-        Ok(Some(Seal {
-            digest: found.computed.seal(),
+        if let Some(sealed) = check.sealed.take() {
+            last = digester.read(sealed)?;
+            cost_ns += last.cost_ns;
+        }
+        Ok(Seal {
+            digest: last.computed.seal(),
             cost_us: cost_ns / 1000,
-        }))
+        })
     }
 
-    /// Whether the inputs arrived as the front sealed them.
-    fn arrived(&self, found: DigestPair) -> Result<DigestPair, StageError> {
-        let (stated, computed) = (&found.stated, &found.computed);
-        match Difference::between(self.chunk, &self.inputs, stated, computed) {
+    /// Whether the tensors arrived as their maker has sealed them.
+    fn arrived<S>(&self, check: &Check<S>, found: DigestPair) -> StageResult<DigestPair> {
+        let maker = self.stage(check.maker);
+        let (from, stated) = (said(maker), found.stated.seal());
+        if let Some(reported) = check.reported.filter(|seal| seal.digest != stated) {
+            let difference = Difference {
+                chunk: check.chunk,
+                tensor: SEAL_TENSOR,
+                before: reported.digest,
+                after: stated,
+            };
+            let what = format!(
+                "as the report of {from} says, and what came to {} has",
+                self.own()
+            );
+            return Err(difference.told(&what).blaming(maker.leader()));
+        }
+        match check.difference(&found.stated, &found.computed) {
             None => Ok(found),
             Some(difference) => {
-                let what = "when the front had encoded it, and on arrival";
-                Err(difference.told("phase_b", what).blaming(self.front))
+                let what = format!("when {from} had made it, and when {} got it", self.own());
+                Err(difference.told(&what).blaming(maker.leader()))
             }
         }
     }
+
+    /// The stage that made what this one gets.
+    fn maker(&self, place: Place) -> usize {
+        let ring = self.pipeline.ring_at(self.at);
+        match ring.filter(|ring| place.lap > 0 && ring.first == self.at) {
+            Some(ring) => ring.last,
+            None => self.at.saturating_sub(1),
+        }
+    }
+
+    fn stage(&self, at: usize) -> &StageSpec {
+        &self.pipeline.stages()[at]
+    }
+
+    fn own(&self) -> String {
+        said(self.stage(self.at))
+    }
+}
+
+/// `phase_b on rank 1`.
+fn said(stage: &StageSpec) -> String {
+    let rank: Rank = stage.leader();
+    format!("{} on rank {rank}", label(stage))
+}
+
+/// What the report calls what a stage makes. A stage that was cut into parts makes with its last part what it makes
+/// uncut.
+fn label(stage: &StageSpec) -> String {
+    match stage.part + 1 {
+        part if part == stage.parts => stage.name.to_string(),
+        part => format!("{} part {part} of {}", stage.name, stage.parts),
+    }
+}
+
+impl<S> Check<S> {
+    /// The first tensor that differs between two looks at the payload.
+    fn difference(&self, before: &Digests, after: &Digests) -> Option<Difference<'_>> {
+        let index = before.first_difference(after)?;
+        let value = |of: &Digests| of.as_slice().get(index).copied().unwrap_or_default();
+        let tensor = self.tensors.iter().nth(index);
+        Some(Difference {
+            chunk: self.chunk,
+            tensor: tensor.map_or("(none)", |(_, spec)| spec.name()),
+            before: value(before),
+            after: value(after),
+        })
+    }
+}
+
+/// A tensor that is not what it was.
+struct Difference<'a> {
+    chunk: ChunkIndex,
+    tensor: &'a str,
+    before: u64,
+    after: u64,
+}
+
+impl Difference<'_> {
+    fn told(&self, what: &str) -> StageError {
+        let (before, after) = (self.before, self.after);
+        let (chunk, tensor) = (self.chunk, self.tensor);
+        let detail = format!("chunk {chunk}: tensor {tensor}: {before:016x} {what} {after:016x}");
+        StageError::new(FaultKind::Drift, VERIFY, detail)
+    }
+}
+
+impl<S> Sealed<S> {
+    /// The chunk was overtaken: nothing is compared.
+    pub fn forget<N: Digester<Ticket = S>>(self, digester: &mut N) {
+        digester.drop_unread(self.ticket);
+    }
+}
+
+/// Gives a chunk that was composed again a seal, if it had one when it was sent first. In the report stand the digests
+/// of what was sent first: what another run has, too.
+///
+/// # Errors
+/// A payload has no room for one tensor more. The digester's.
+pub fn seal_again<P: Plan, N: Digester>(
+    digester: &mut N,
+    sent: &Message<P>,
+    (plan, tensors): (P, Manifest),
+    slot: &mut N::Tx,
+) -> StageResult<(P, Manifest)> {
+    // Copied as it was, it has the seal that it had.
+    if !sent.tensors().is_sealed() || tensors.is_sealed() {
+        return Ok((plan, tensors));
+    }
+    let tensors = tensors.sealed();
+    let tensors =
+        tensors.map_err(|e| StageError::new(FaultKind::Plugin, "send again", with_source(&e)))?;
+    let ticket = digester.seal(&tensors, slot)?;
+    digester.drop_unread(ticket);
+    Ok((plan, tensors))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! What the runtime asks of the stages: read, encode, compute, decode, write.
+//! What the runtime asks of the stages: a source makes chunks, stages work on them, a sink takes them.
 //!
-//! The driver calls them inline, one at a time, on its own thread, so a stage needs no lock. A
-//! stage writes straight into the slot that is sent and reads straight from the slot received.
+//! The driver of a rank calls the stages that stand on this rank inline, one at a time, on its own thread, so a stage
+//! needs no lock. A stage writes straight into the slot that is sent and reads straight from the slot received.
 //!
 //! A stage on a processor is done when it returns. A stage on a device only gives work to it and
 //! says [`Progress::UnderWay`]; the driver goes on and asks later. Order between the device's
@@ -15,10 +15,9 @@ use std::marker::PhantomData;
 use std::path::Path;
 
 use pp_contract::{
-    CacheEpoch, ChunkIndex, Envelope, Fault, FaultKind, Manifest, ManifestError, Outcome, Plan,
-    PlanError, Rank, Seal, with_source,
+    CacheEpoch, ChunkIndex, Fault, FaultKind, Manifest, ManifestError, Message, Plan, PlanError,
+    Rank, Seal, with_source,
 };
-
 use pp_transport::error::TransportError;
 use pp_transport::host::{RxLease, TxLease};
 use pp_transport::in_flight::Part;
@@ -104,16 +103,18 @@ impl From<PlanError> for StageError {
 }
 
 /// Where a chunk stands in the stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     /// Its index; the order of the output.
     pub chunk: ChunkIndex,
     /// Its epoch.
     pub epoch: CacheEpoch,
-    /// True for the first chunk of its epoch: nothing before it may influence it.
+    /// The lap of its ring, from 0; 0 outside of a ring.
+    pub lap: u16,
+    /// True for the first chunk of its epoch that this stage works on: nothing before it may influence it.
     pub starts_epoch: bool,
-    /// True for the first chunk that a Phase B gets which was started anew: what it must know of
-    /// the chunks before has to come with this one. Only the front is told.
+    /// True for the first chunk that is sent after a rank was replaced: what a stage must know of the chunks before has
+    /// to come with this one. Only the source is told; the plan tells the other stages.
     pub rebuilds: bool,
 }
 
@@ -166,12 +167,16 @@ impl<T, W> Progress<T, W> {
     }
 }
 
-/// A chunk that was encoded.
+/// A chunk that the source made.
 #[derive(Clone, Debug)]
 pub struct Built<P: Plan, C> {
-    /// What is asked for.
-    pub envelope: Envelope<P>,
-    /// What the stage keeps of the chunk until it is decoded; the driver carries it.
+    /// What is asked of the stages.
+    pub plan: P,
+    /// What lies in the slot.
+    pub tensors: Manifest,
+    /// What the sink is told of the chunk, beside plan and tensors; the stages between may read it.
+    pub note: Vec<u8>,
+    /// What the source keeps of the chunk until the sink has accepted it; the driver carries it.
     pub carry: C,
     /// Video frames (or whatever is counted) in the chunk.
     pub frames: u32,
@@ -183,9 +188,11 @@ pub struct Built<P: Plan, C> {
 
 impl<P: Plan, C> Built<P, C> {
     /// A chunk of one frame that was not read.
-    pub fn new(envelope: Envelope<P>, carry: C) -> Self {
+    pub fn new(plan: P, tensors: Manifest, carry: C) -> Self {
         Self {
-            envelope,
+            plan,
+            tensors,
+            note: Vec::new(),
             carry,
             frames: 1,
             read_ns: None,
@@ -193,228 +200,249 @@ impl<P: Plan, C> Built<P, C> {
     }
 }
 
-/// What the front says of a chunk it has decoded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Decoded {
-    /// How long a device worked on it, by the device's own clock; else the driver's clock counts.
-    pub worked: Option<FrontWork>,
-}
-
-/// Time a device worked for the front on one chunk, in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FrontWork {
-    /// In the encode.
-    pub build_ns: u64,
-    /// In the decode.
-    pub decode_ns: u64,
-}
-
-/// The stages of the front: source and encode, decode and sink.
-///
-/// `Tx` and `Rx` are the leases of the backend the stages were written for.
-pub trait FrontStages<Tx, Rx> {
+/// The first stage of a pipeline, on rank 0. `Tx` is the lease of the backend that it was written for.
+pub trait Source<Tx> {
     /// The plan that goes with each chunk.
     type Plan: Plan;
-    /// What these stages keep of a chunk between its encode and its decode.
+    /// What it keeps of a chunk until the sink has accepted the chunk.
     type Carry;
-    /// What they keep of a chunk while a device decodes it.
-    type Decoding;
 
-    /// Asks the source for the next chunk. An offered chunk stays offered until it is built.
+    /// Asks for the next chunk. An offered chunk stays offered until it is built.
     ///
     /// # Errors
     /// The source is broken or ended in the middle of something.
-    fn poll_source(&mut self) -> Result<Offer, StageError>;
+    fn poll(&mut self) -> StageResult<Offer>;
 
-    /// Encodes the offered chunk into the slot and says what lies there, or will: a device may
-    /// still work on it, and the link then sends it when it is done. No code writes the slot after
+    /// Makes the offered chunk in the slot and says what lies there, or will: a device may
+    /// still work on it, and it is sent when that is done. No code writes the slot after
     /// that: it may be read again.
     ///
     /// # Errors
-    /// The chunk cannot be encoded.
-    fn build(
-        &mut self,
-        place: Place,
-        slot: &mut Tx,
-    ) -> Result<Built<Self::Plan, Self::Carry>, StageError>;
+    /// The chunk cannot be made.
+    fn build(&mut self, place: Place, slot: &mut Tx)
+    -> StageResult<Built<Self::Plan, Self::Carry>>;
 
-    /// Composes a chunk again, into the slot, for a Phase B that was started anew and gets this one
-    /// first. `sent` is what was asked for it before. Without an implementation the same is asked for
-    /// again: enough where Phase B needs to know nothing of the chunks before.
+    /// Composes a chunk again, into the slot, as the first that is sent after a rank was replaced. `sent` is what was
+    /// sent for it before. Gives the plan and what lies in the slot. Without an implementation the same is sent again:
+    /// enough where no stage needs to know the chunks before.
     ///
     /// # Errors
     /// It cannot be composed.
     fn rebuild(
         &mut self,
         _place: Place,
-        sent: &Envelope<Self::Plan>,
+        sent: &Message<Self::Plan>,
         kept: &dyn RetainedPayloads<Tx>,
         slot: &mut Tx,
-    ) -> Result<Envelope<Self::Plan>, StageError> {
+    ) -> StageResult<(Self::Plan, Manifest)> {
         send_as_it_was(sent, kept, slot)
     }
 
-    /// Whether the sink would take a decoded chunk now, beside so many whose decode is under way;
-    /// the bell rings when that changes.
+    /// The sink has taken the chunk and says `note` of it; `None` if a hard cut overtook it. Gives how long a device worked on its build, in
+    /// nanoseconds by the device's own clock; `None` where the driver's clock counts.
     ///
     /// # Errors
-    /// The sink is broken.
-    fn is_sink_ready(&mut self, _decoding: usize) -> Result<bool, StageError> {
-        Ok(true)
+    /// The device failed.
+    fn accepted(
+        &mut self,
+        _chunk: ChunkIndex,
+        _carry: Self::Carry,
+        _note: Option<&[u8]>,
+    ) -> StageResult<Option<u64>> {
+        Ok(None)
     }
 
-    /// Decodes a result and gives it to the sink. Dropping `payload` frees its slot.
-    ///
-    /// # Errors
-    /// The result cannot be decoded, or the sink is broken.
-    fn decode(
-        &mut self,
-        chunk: ChunkIndex,
-        carry: Self::Carry,
-        outcome: &Outcome,
-        payload: Option<Rx>,
-    ) -> Result<Progress<Decoded, Self::Decoding>, StageError>;
-
-    /// How far the oldest decode is that is under way.
-    ///
-    /// # Errors
-    /// As [`FrontStages::decode`].
-    fn poll_decoded(
-        &mut self,
-        oldest: Self::Decoding,
-    ) -> Result<Progress<Decoded, Self::Decoding>, StageError> {
-        Ok(Progress::UnderWay(oldest))
-    }
-
-    /// The chunk's result was dropped after a hard cut.
-    fn forget(&mut self, _chunk: ChunkIndex, _carry: Self::Carry) {}
-
-    /// Chunks waiting in the source's and in the sink's queue, for the records.
-    fn queued(&self) -> (u32, u32) {
-        (0, 0)
+    /// Chunks that wait in its queue, for the records.
+    fn queued(&self) -> u32 {
+        0
     }
 }
 
-/// Copies a payload as it was, for a [`FrontStages::rebuild`] that has nothing to change.
+/// Copies a payload as it was, for a [`Source::rebuild`] that has nothing to change.
 ///
 /// # Errors
 /// As [`RetainedPayloads::copy`].
 pub fn send_as_it_was<P: Plan, Tx>(
-    sent: &Envelope<P>,
+    sent: &Message<P>,
     kept: &dyn RetainedPayloads<Tx>,
     slot: &mut Tx,
-) -> Result<Envelope<P>, StageError> {
+) -> StageResult<(P, Manifest)> {
     let whole = Part {
         from: 0,
         to: 0,
-        bytes: sent.inputs().payload_bytes(),
+        bytes: sent.tensors().payload_bytes(),
     };
     if whole.bytes > 0 {
         kept.copy(0, &[whole], slot)?;
     }
-    Ok(sent.clone())
+    Ok((sent.plan().clone(), sent.tensors().clone()))
 }
 
-/// The stage of Phase B.
-pub trait PhaseBStages<Tx, Rx> {
+/// A chunk that a stage is to work on.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunk<'a, P: Plan> {
+    /// Where it stands.
+    pub place: Place,
+    /// What is to be done, and with which tensors.
+    pub message: &'a Message<P>,
+}
+
+/// A stage between source and sink, or one part of it, or one member of a group.
+///
+/// `Tx` and `Rx` are the leases of the backend it was written for.
+pub trait Stage<Tx, Rx> {
     /// The plan it understands.
     type Plan: Plan;
     /// What it keeps of a chunk while a device works on it.
-    type Computing;
+    type Kept;
 
-    /// Computes one chunk from the slot received into the slot that goes back. `output` is ready
-    /// to hold `envelope.outputs()`.
+    /// Works on one chunk, from the slot received into the slot that goes on.
     ///
     /// # Errors
-    /// The computation failed; the front gets a failure in place of a result.
-    fn compute(
+    /// The work failed; that ends the job.
+    fn run(
         &mut self,
-        place: Place,
-        envelope: &Envelope<Self::Plan>,
+        chunk: Chunk<'_, Self::Plan>,
         input: Option<&Rx>,
         output: &mut Tx,
-    ) -> Result<Progress<Computed, Self::Computing>, StageError>;
+    ) -> StageResult<Progress<Done, Self::Kept>>;
 
-    /// How far the oldest computation is that is under way.
+    /// How far the oldest work is that is under way.
     ///
     /// # Errors
-    /// As [`PhaseBStages::compute`].
-    fn poll_computed(
-        &mut self,
-        oldest: Self::Computing,
-    ) -> Result<Progress<Computed, Self::Computing>, StageError> {
+    /// As [`Stage::run`].
+    fn poll(&mut self, oldest: Self::Kept) -> StageResult<Progress<Done, Self::Kept>> {
         Ok(Progress::UnderWay(oldest))
+    }
+
+    /// Nothing more comes.
+    ///
+    /// # Errors
+    /// What it was to store cannot be stored.
+    fn finish(&mut self) -> StageResult<()> {
+        Ok(())
     }
 }
 
-/// A Phase B that computes at once, on the host: from the bytes that came into those that go back.
+/// The last stage of a pipeline.
+pub trait Sink<Rx> {
+    /// The plan it understands.
+    type Plan: Plan;
+    /// What it keeps of a chunk while a device works on it.
+    type Kept;
+
+    /// Whether it would take a chunk now, beside so many that a device works on; the bell rings when that changes.
+    ///
+    /// # Errors
+    /// The sink is broken.
+    fn is_ready(&mut self, _under_way: usize) -> StageResult<bool> {
+        Ok(true)
+    }
+
+    /// Takes a chunk.
+    ///
+    /// # Errors
+    /// It cannot be decoded or written.
+    fn take(
+        &mut self,
+        chunk: Chunk<'_, Self::Plan>,
+        input: Option<&Rx>,
+    ) -> StageResult<Progress<Taken, Self::Kept>>;
+
+    /// How far the oldest chunk is that a device works on.
+    ///
+    /// # Errors
+    /// As [`Sink::take`].
+    fn poll(&mut self, oldest: Self::Kept) -> StageResult<Progress<Taken, Self::Kept>> {
+        Ok(Progress::UnderWay(oldest))
+    }
+
+    /// Nothing more comes: all that was taken is to be stored when this returns. The source hears of it afterwards.
+    ///
+    /// # Errors
+    /// It cannot be stored.
+    fn finish(&mut self) -> StageResult<()> {
+        Ok(())
+    }
+
+    /// Chunks that wait in its queue, for the records.
+    fn queued(&self) -> u32 {
+        0
+    }
+}
+
+/// What a stage, or the sink, says of its work on a chunk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Calls that were made.
+    pub calls: u32,
+    /// The first frame as it saw it.
+    pub start_frame: u64,
+    /// What is said of tensors that carry digests; none where they do not.
+    pub seal: Option<Seal>,
+    /// How long a device worked on it, by the device's own clock; else the driver's clock counts.
+    pub worked: Option<Worked>,
+    /// From the sink: what the source is told of the chunk.
+    pub note: Vec<u8>,
+}
+
+/// What a stage says of a chunk that it is done with.
+#[derive(Clone, Debug)]
+pub struct Done {
+    /// What lies in the slot that goes on.
+    pub tensors: Manifest,
+    /// What it says of its work.
+    pub report: Taken,
+}
+
+impl Taken {
+    /// The report of a processor that made `calls` calls for this plan.
+    pub fn of(plan: &impl Plan, calls: u32) -> Self {
+        Self {
+            calls,
+            start_frame: plan.start_frame(),
+            ..Self::default()
+        }
+    }
+}
+
+/// Time of a device for one chunk, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Worked {
+    /// At work.
+    pub work_ns: u64,
+    /// Idle, between the end of the work before and the beginning of this.
+    pub idle_ns: u64,
+}
+
+/// A stage that works at once, on the host: from the bytes that came into those that go on.
 #[derive(Clone, Copy, Debug)]
 pub struct OnHost<P, F>(F, PhantomData<P>);
 
 impl<P: Plan, F> OnHost<P, F>
 where
-    F: FnMut(&Envelope<P>, &[u8], &mut [u8]) -> StageResult<()>,
+    F: FnMut(Chunk<'_, P>, &[u8], &mut [u8]) -> StageResult<Done>,
 {
-    /// Computes with this closure. The bytes that go back are a whole slot; what the envelope does not ask for is not
-    /// sent.
-    pub fn new(compute: F) -> Self {
-        Self(compute, PhantomData)
+    /// Works with this closure. The bytes that go on are a whole slot; what the manifest does not name is not sent.
+    pub fn new(run: F) -> Self {
+        Self(run, PhantomData)
     }
 }
 
-impl<P: Plan, F> PhaseBStages<TxLease, RxLease> for OnHost<P, F>
+impl<P: Plan, F> Stage<TxLease, RxLease> for OnHost<P, F>
 where
-    F: FnMut(&Envelope<P>, &[u8], &mut [u8]) -> StageResult<()>,
+    F: FnMut(Chunk<'_, P>, &[u8], &mut [u8]) -> StageResult<Done>,
 {
     type Plan = P;
-    type Computing = Infallible;
+    type Kept = Infallible;
 
-    fn compute(
+    fn run(
         &mut self,
-        _: Place,
-        envelope: &Envelope<P>,
+        chunk: Chunk<'_, P>,
         input: Option<&RxLease>,
         output: &mut TxLease,
-    ) -> StageResult<Progress<Computed, Infallible>> {
-        (self.0)(
-            envelope,
-            input.map_or(&[], RxLease::bytes),
-            output.bytes_mut(),
-        )?;
-        Ok(Progress::Done(Computed::of(envelope.plan())))
+    ) -> StageResult<Progress<Done, Infallible>> {
+        let input = input.map_or(&[][..], RxLease::bytes);
+        Ok(Progress::Done((self.0)(chunk, input, output.bytes_mut())?))
     }
-}
-
-/// What Phase B says of a chunk it computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Computed {
-    /// Generator calls that were made.
-    pub observed_calls: u32,
-    /// The first frame as this side saw it.
-    pub start_frame: u64,
-    /// What is said of outputs that carry digests; none where they do not.
-    pub seal: Option<Seal>,
-    /// How long a device worked on it, by the device's own clock; else the driver's clock counts.
-    pub worked: Option<PhaseBWork>,
-}
-
-impl Computed {
-    /// What a processor says that computed the chunk as planned.
-    pub fn of(plan: &impl Plan) -> Self {
-        Self {
-            observed_calls: plan.expected_calls(),
-            start_frame: plan.start_frame(),
-            seal: None,
-            worked: None,
-        }
-    }
-}
-
-/// Time a device spent on one chunk of Phase B, in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PhaseBWork {
-    /// In the computation.
-    pub compute_ns: u64,
-    /// Idle, between the end of the computation before and the beginning of this one.
-    pub idle_ns: u64,
 }

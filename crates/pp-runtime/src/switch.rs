@@ -8,11 +8,11 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use pp_contract::{Fault, FaultKind, Rank};
+use pp_contract::{CacheEpoch, Fault, FaultKind, Rank};
 use pp_transport::bell::Bell;
 use pp_transport::flight::Activity;
 use rustix::event::{EventfdFlags, eventfd};
@@ -58,9 +58,16 @@ struct Inner {
     alarm: Alarm,
     /// The signal that asked for a drain; 0 where none has.
     drain: AtomicU8,
-    peer_left: AtomicBool,
-    /// The driver needs nothing more of its peer.
+    /// A bit for each rank that has left.
+    left: AtomicU64,
+    /// The oldest epoch that is worked on.
+    oldest: AtomicU64,
+    /// The source is on this rank, and has made a hard cut.
+    is_cut_here: AtomicBool,
+    /// Nothing more is needed of other ranks: the source has said so.
     served: AtomicBool,
+    /// The driver of this rank has said so.
+    is_served_here: AtomicBool,
     /// What is done then.
     when_served: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Held by a thread while it sets `served`, or raises a fault because `served` is not set.
@@ -86,8 +93,11 @@ impl Switch {
             bell,
             alarm: Alarm::new()?,
             drain: AtomicU8::new(0),
-            peer_left: AtomicBool::new(false),
+            left: AtomicU64::new(0),
+            oldest: AtomicU64::new(0),
+            is_cut_here: AtomicBool::new(false),
             served: AtomicBool::new(false),
+            is_served_here: AtomicBool::new(false),
             when_served: OnceLock::new(),
             losing: Mutex::new(()),
             fault: OnceLock::new(),
@@ -178,8 +188,9 @@ impl Switch {
         }
     }
 
-    pub(crate) fn set_peer_left(&self) {
-        self.0.peer_left.store(true, Ordering::Release);
+    /// This rank has closed its side in good order, or was lost when it was needed no more.
+    pub(crate) fn set_left(&self, rank: Rank) {
+        self.0.left.fetch_or(bit(rank), Ordering::AcqRel);
         self.0.bell.ring();
     }
 
@@ -188,28 +199,44 @@ impl Switch {
         let _ = self.0.when_served.set(Box::new(act));
     }
 
-    /// The driver needs nothing more of its peer: from now on the loss of the peer is no fault. False if there is a fault
-    /// already.
+    /// The driver of the source needs nothing more of other ranks: from now on the loss of one is no fault. The watch
+    /// thread tells the others. False if there is a fault already.
     pub(crate) fn set_served(&self) -> bool {
-        let losing = self.losing();
-        let is_served = self.fault().is_none();
-        self.0.served.store(is_served, Ordering::Release);
-        drop(losing);
-        if is_served && let Some(act) = self.0.when_served.get() {
-            act();
+        let is_served = self.hear_served();
+        if is_served {
+            self.0.is_served_here.store(true, Ordering::Release);
+            self.0.alarm.sound();
+            if let Some(act) = self.0.when_served.get() {
+                act();
+            }
         }
         is_served
     }
 
-    pub(crate) fn is_served(&self) -> bool {
+    /// The source needs nothing more of any other rank: from now on the loss of one is no fault. False if there is a
+    /// fault already.
+    pub(crate) fn hear_served(&self) -> bool {
+        let _losing = self.losing();
+        let is_served = self.fault().is_none();
+        self.0.served.store(is_served, Ordering::Release);
+        is_served
+    }
+
+    /// Whether the driver of this rank has said so.
+    pub(crate) fn is_served_here(&self) -> bool {
+        self.0.is_served_here.load(Ordering::Acquire)
+    }
+
+    /// Whether the driver needs nothing more of other ranks.
+    pub fn is_served(&self) -> bool {
         self.0.served.load(Ordering::Acquire)
     }
 
     /// The peer is lost, which ends the run with this fault if the driver still needs the peer.
-    pub(crate) fn lose_peer(&self, fault: Fault) {
+    pub fn lose_peer(&self, fault: Fault) {
         let _losing = self.losing();
         if self.is_served() {
-            self.set_peer_left();
+            self.set_left(fault.rank);
         } else {
             self.raise(fault);
         }
@@ -219,10 +246,40 @@ impl Switch {
         self.0.losing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the peer has closed its side in good order, or was lost when it was needed no more.
-    pub(crate) fn has_peer_left(&self) -> bool {
-        self.0.peer_left.load(Ordering::Acquire)
+    /// The source, on this rank, has begun this epoch with a hard cut: what is older is dropped. The watch thread tells the
+    /// other ranks.
+    pub(crate) fn cut(&self, epoch: CacheEpoch) {
+        self.0.is_cut_here.store(true, Ordering::Release);
+        self.hear_cut(epoch);
+        self.0.alarm.sound();
     }
+
+    /// The source has begun this epoch with a hard cut.
+    pub(crate) fn hear_cut(&self, epoch: CacheEpoch) {
+        self.0.oldest.fetch_max(epoch.get(), Ordering::AcqRel);
+        self.0.bell.ring();
+    }
+
+    /// The epoch of the newest hard cut of a source on this rank, if there is one.
+    pub(crate) fn cut_here(&self) -> Option<CacheEpoch> {
+        let is_here = self.0.is_cut_here.load(Ordering::Acquire);
+        is_here.then(|| self.oldest_epoch())
+    }
+
+    /// The oldest epoch that is worked on.
+    pub(crate) fn oldest_epoch(&self) -> CacheEpoch {
+        CacheEpoch::new(self.0.oldest.load(Ordering::Acquire))
+    }
+
+    /// Whether this rank has closed its side in good order, or was lost when it was needed no more.
+    pub(crate) fn has_left(&self, rank: Rank) -> bool {
+        self.0.left.load(Ordering::Acquire) & bit(rank) != 0
+    }
+}
+
+/// The place of a rank in a word; a job has at most 64 ranks.
+fn bit(rank: Rank) -> u64 {
+    1 << (rank.get() % u64::BITS)
 }
 
 #[cfg(test)]
@@ -249,11 +306,11 @@ mod tests {
         let [needed, served] =
             [(); 2].map(|()| Switch::new(Rank::new(0), Bell::new().unwrap()).unwrap());
         needed.lose_peer(fault("lost"));
-        assert!(!needed.set_served() && !needed.is_served() && !needed.has_peer_left());
+        assert!(!needed.set_served() && !needed.is_served() && !needed.has_left(Rank::new(1)));
         assert_eq!(needed.fault(), Some(&fault("lost")));
         assert!(served.set_served());
         served.lose_peer(fault("lost"));
-        assert!(served.fault().is_none() && served.has_peer_left());
+        assert!(served.fault().is_none() && served.has_left(Rank::new(1)));
     }
 
     #[test]

@@ -323,8 +323,11 @@ impl Watch {
 /// What the switch says.
 fn said_by(switch: &Switch) -> impl Iterator<Item = Event<'static, Item>> + use<> {
     let drain = switch.drain_signal().map(Event::Draining);
+    let cut = switch.cut_here().map(Event::Cut);
     let fault = switch.fault().cloned().map(Event::Raised);
-    drain.into_iter().chain(fault)
+    let served = switch.is_served_here().then_some(Event::Served);
+    let all = [drain, cut, served, fault];
+    all.into_iter().flatten()
 }
 
 /// A thread that waits for the first fault, to do about it what may take as long as it likes. It is
@@ -483,7 +486,9 @@ impl Watcher {
                 return self.running.as_mut()?.deliver(at, rank, item);
             }
             Action::RequestDrain(signal) => self.running.as_ref()?.switch.request_drain(signal),
-            Action::PeerLeft => self.running.as_ref()?.switch.set_peer_left(),
+            Action::PeerLeft(rank) => self.running.as_ref()?.switch.set_left(rank),
+            Action::Cut(epoch) => self.running.as_ref()?.switch.hear_cut(epoch),
+            Action::Served => _ = self.running.as_ref()?.switch.hear_served(),
             Action::LosePeer(fault) => {
                 let switch = &self.running.as_ref()?.switch;
                 switch.lose_peer(fault);

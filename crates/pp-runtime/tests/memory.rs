@@ -1,14 +1,13 @@
 //! A run may last for days: nothing grows with the number of chunks. A test program of its own,
 //! so that no other test allocates meanwhile.
 
-use std::cell::Cell;
+use std::sync::Mutex;
 
-use pp_contract::{Envelope, Rank};
+use pp_contract::Rank;
 use pp_runtime::core::Cut;
-use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
-use pp_runtime::stage::{Offer, Progress};
-use pp_testing::{Pair, Toy, ToyFront, ToyPhaseB, bytes, computed, edge};
-use pp_transport::bell::Bell;
+use pp_runtime::driver::{BoxedStage, RankOptions, Stages};
+use pp_runtime::stage::{Built, Offer, OnHost};
+use pp_testing::{Toy, ToySink, ToySource, bytes, done, options, run_ranks};
 
 const CHUNKS: u64 = 100_000;
 const WARM: u64 = 1_000;
@@ -22,54 +21,67 @@ fn resident() -> u64 {
 
 #[test]
 fn resident_size_at_chunk_100_000_is_what_it_was_at_chunk_1_000() {
-    let plain = FrontOptions::new(Rank::new(1), 4);
-    // Payloads are kept for a restart, and nothing for them.
-    let keeping = FrontOptions {
-        restarts: 1,
-        context_chunks: 2,
-        ..plain
-    };
-    for options in [plain, keeping] {
-        run_long(options);
+    for pipeline in ["a@0 -> b@1 -> c@0", "a@0 -> b@1 -> c@2"] {
+        let plain = options(pipeline, 4);
+        // Payloads are kept for a restart, and nothing for them.
+        let keeping = RankOptions {
+            restarts: 1,
+            context_chunks: 2,
+            ..plain.clone()
+        };
+        for options in [plain, keeping] {
+            run_long(&options);
+        }
     }
 }
 
-fn run_long(options: FrontOptions) {
-    let edge = |depth| edge(depth, 4096);
-    let (up, down) = (edge(options.depth + options.context_chunks), edge(4));
-    let pair = Pair::new(up, down, Bell::new().unwrap());
+fn run_long(options: &RankOptions) {
     let manifest = bytes(4096);
-    let built = Cell::new(0);
-    let (mut decoded, mut warm, mut end) = (0, 0, 0);
-    let mut front = ToyFront::new(
-        || match built.get() {
-            CHUNKS => Offer::End,
-            _ => Offer::Chunk(Cut::None),
-        },
-        |slot| {
-            built.set(built.get() + 1);
-            slot.bytes_mut().fill(built.get() as u8);
-            Envelope::new(Toy(0), manifest.clone(), manifest.clone()).unwrap()
-        },
-        |_| {
-            decoded += 1;
-            match decoded {
-                WARM => warm = resident(),
-                CHUNKS => end = resident(),
-                _ => {}
+    // Chunks that were taken, and the size at two of them.
+    let taken = Mutex::new([0; 3]);
+    let ended = run_ranks(
+        options,
+        4096,
+        |rank| {
+            let (manifest, mut offered) = (&manifest, 0);
+            let source = ToySource::new(
+                move || {
+                    offered += 1;
+                    match offered > CHUNKS {
+                        true => Offer::End,
+                        false => Offer::Chunk(Cut::None),
+                    }
+                },
+                |place, slot| {
+                    slot.bytes_mut().fill(place.chunk.get() as u8);
+                    Built::new(Toy(0), manifest.clone(), ())
+                },
+            );
+            let mut stages = Stages::new((rank == Rank::new(0)).then_some(source));
+            if rank == Rank::new(1) {
+                stages.push(BoxedStage::new(OnHost::<Toy, _>::new(|chunk, _, _| {
+                    Ok(done(chunk.message, manifest.clone()))
+                })));
             }
+            if rank == options.pipeline.sink() {
+                stages.push(BoxedStage::sink(ToySink::<Toy, _>::new(|_, _| {
+                    let [taken, warm, end] = &mut *taken.lock().unwrap();
+                    *taken += 1;
+                    match *taken {
+                        WARM => *warm = resident(),
+                        CHUNKS => *end = resident(),
+                        _ => {}
+                    }
+                    Ok(())
+                })));
+            }
+            stages
         },
+        |_| {},
     );
-    let mut back = ToyPhaseB::new(|_, envelope: &Envelope<Toy>, _, _| {
-        Ok(Progress::Done(computed(envelope.plan())))
-    });
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            run_phase_b(pair.back, &mut back, &pair.back_switch, Rank::new(0), 4).unwrap()
-        });
-        run_front(pair.front, &mut front, &pair.front_switch, options).unwrap();
-    });
-    assert_eq!(decoded, CHUNKS);
+    assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+    let [taken, warm, end] = taken.into_inner().unwrap();
+    assert_eq!(taken, CHUNKS);
     // The allocator may touch a page or two late; a leak of a byte a chunk would be 99,000.
     assert!(end <= warm + 64 * 1024, "{warm} bytes grew to {end}");
 }

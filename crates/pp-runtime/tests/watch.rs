@@ -4,15 +4,16 @@ use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind, Rank};
-use pp_runtime::driver::{FrontOptions, run_front};
+use pp_runtime::driver::{RankRun, Stages};
 use pp_runtime::progress::Limits;
 use pp_runtime::stage::Offer;
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{SetUp, Watch, WatchOptions};
-use pp_testing::{HANG, Pair, ToyFront, channels, edge};
+use pp_testing::{HANG, Toy, ToySink, ToySource, channels, local, seats};
 use pp_transport::bell::Bell;
 use pp_transport::control::{ControlChannel, Message, Tell};
 use pp_transport::error::TransportError;
+use pp_transport::host::Host;
 
 fn switch(rank: u32) -> Switch {
     Switch::new(Rank::new(rank), Bell::new().unwrap()).unwrap()
@@ -166,12 +167,9 @@ fn a_driver_that_does_not_come_back_is_a_fault_that_names_the_operation() {
 
 fn stick(heartbeat: Option<Duration>) {
     let (ours, theirs) = channels();
-    let Pair {
-        front: link,
-        back: _back,
-        front_switch: switch,
-        ..
-    } = Pair::new(edge(1, 64), edge(1, 64), Bell::new().unwrap());
+    let job = pp_testing::options("a@0 -> b@1 -> c@0", 1);
+    let seat = seats(&job, 64).swap_remove(0);
+    let switch = seat.switch.clone();
     let (say, stuck) = mpsc::channel();
     let options = WatchOptions {
         heartbeat,
@@ -192,16 +190,22 @@ fn stick(heartbeat: Option<Duration>) {
     let fault = std::thread::scope(|scope| {
         scope.spawn(move || {
             // A source that does not come back until it is told to.
-            let mut front = ToyFront::new(
+            let source = ToySource::new(
                 || {
                     let _ = gate.recv();
                     Offer::End
                 },
-                |_| unreachable!("nothing is offered"),
-                |_| unreachable!("nothing was built"),
+                |_, _| unreachable!("nothing is offered"),
             );
-            let options = FrontOptions::new(Rank::new(1), 1);
-            run_front(link, &mut front, driver, options).unwrap_err()
+            let sink = ToySink::<Toy, _>::new(|_, _| unreachable!("nothing was built"));
+            let stages = Stages::new(Some(source)).to(sink);
+            let slots = |_, _| Ok(local(&job, 64));
+            let run = RankRun::new(Rank::new(0), stages, job.clone(), slots);
+            let mut run: RankRun<'_, Host, _> = run.unwrap();
+            for (number, end) in seat.ends {
+                run.attach(number, end);
+            }
+            run.drive(driver).unwrap_err()
         });
         let fault = stuck.recv_timeout(HANG).unwrap();
         release.send(()).unwrap();

@@ -6,13 +6,19 @@ mod plan;
 pub mod process;
 mod random;
 mod ranks;
+#[cfg(feature = "runtime")]
 mod stages;
 mod video;
+#[cfg(feature = "runtime")]
+mod world;
 
 pub use self::files::{Folder, c_library};
-pub use self::messages::{HANG, bytes, envelope, number, pattern, prepare, wait_for};
+pub use self::messages::{HANG, bytes, message, number, pattern, pipeline, prepare, wait_for};
 pub use self::plan::{Toy, ToyParts};
 pub use self::random::Random;
-pub use self::ranks::{Pair, channels, edge};
-pub use self::stages::{ToyFront, ToyPhaseB, computed};
+pub use self::ranks::{channels, edge};
+#[cfg(feature = "runtime")]
+pub use self::stages::{ToySink, ToySource, done};
 pub use self::video::{scenes, video};
+#[cfg(feature = "runtime")]
+pub use self::world::{Seat, TellPanic, capabilities, local, options, run_ranks, seats};

@@ -1,10 +1,11 @@
 //! Messages with a number, and payloads of any size.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use pp_contract::{
-    CacheEpoch, ChunkIndex, Composer, DType, Envelope, Manifest, Matched, Prepared, Stamp,
-    TensorSpec,
+    CacheEpoch, CallId, ChunkIndex, Composer, DType, Manifest, Matched, Message, Pipeline,
+    Prepared, Stamp,
 };
 use pp_transport::in_flight::{Completion, InFlight, Submission};
 
@@ -13,27 +14,31 @@ use crate::Toy;
 /// A lost wake-up makes a test hang; after this long it fails instead.
 pub const HANG: Duration = Duration::from_secs(60);
 
+/// Three stages on two ranks: `a@0 -> b@1 -> c@0`.
+pub fn pipeline() -> &'static Pipeline {
+    static PIPELINE: LazyLock<Pipeline> = LazyLock::new(|| "a@0 -> b@1 -> c@0".parse().unwrap());
+    &PIPELINE
+}
+
 /// One tensor of so many bytes.
 pub fn bytes(bytes: usize) -> Manifest {
-    let spec = TensorSpec::new("x", DType::U8, &[bytes as u64]).unwrap();
-    Manifest::new(&[spec]).unwrap()
+    Manifest::single("x", DType::U8, &[bytes as u64]).unwrap()
 }
 
-/// Message `n`, which brings so many bytes and asks for none.
-pub fn envelope(n: u64, inputs: usize) -> Envelope<Toy> {
-    Envelope::new(Toy(n), bytes(inputs), Manifest::empty()).unwrap()
+/// Message `n` of the source of [`pipeline`], with a payload of so many bytes.
+pub fn message(n: u64, payload: usize) -> Message<Toy> {
+    Message::new(Toy(n), &pipeline().stages()[0], bytes(payload)).unwrap()
 }
 
-/// Message `n` with a payload of so many bytes.
+/// That message, prepared, and its stamp.
 pub fn prepare(composer: &mut Composer, n: u64, bytes: usize) -> (Prepared<'_>, Stamp) {
-    let stamp = Stamp::fresh(ChunkIndex::new(n), CacheEpoch::new(0));
-    let message = composer.prepare_envelope(&envelope(n, bytes)).unwrap();
-    (message, stamp)
+    let stamp = Stamp::new(ChunkIndex::new(n), CacheEpoch::new(0), CallId::new(n));
+    (composer.prepare(&message(n, bytes)).unwrap(), stamp)
 }
 
-/// The number of a message.
+/// The number of a message from the source of [`pipeline`].
 pub fn number(matched: &Matched<'_>) -> u64 {
-    matched.envelope::<Toy>().unwrap().plan().0
+    matched.message::<Toy>(pipeline(), 0).unwrap().plan().0
 }
 
 /// Byte `i` of payload `n`: any mix-up of messages or offsets shows.

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use pp_contract::{Manifest, Plan, PlanError, VideoPlanParts};
+use pp_contract::{Manifest, Plan, PlanError, StageSpec, VideoPlanParts};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -10,11 +10,6 @@ use serde::de::DeserializeOwned;
 pub trait ToyParts: Clone + Debug + PartialEq + Serialize + DeserializeOwned {
     /// The plan's name.
     const NAME: &'static str = "toy";
-
-    /// See [`Plan::expected_calls`].
-    fn expected_calls(&self) -> u32 {
-        1
-    }
 
     /// See [`Plan::start_frame`].
     fn start_frame(&self) -> u64 {
@@ -33,16 +28,12 @@ impl ToyParts for u64 {
 impl ToyParts for VideoPlanParts {
     const NAME: &'static str = "video";
 
-    fn expected_calls(&self) -> u32 {
-        self.expected_generator_calls
-    }
-
     fn start_frame(&self) -> u64 {
         self.current_start_frame
     }
 }
 
-/// A plan that accepts any parts and any tensors.
+/// A plan that accepts any parts and any tensors, with one call of each stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Toy<P = u64>(pub P);
 
@@ -59,19 +50,11 @@ impl<P: ToyParts> Plan for Toy<P> {
         &self.0
     }
 
-    fn expected_calls(&self) -> u32 {
-        self.0.expected_calls()
-    }
-
     fn start_frame(&self) -> u64 {
         self.0.start_frame()
     }
 
-    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-
-    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
+    fn check(&self, _: &StageSpec, _: &Manifest) -> Result<(), PlanError> {
         Ok(())
     }
 }

@@ -1,123 +1,91 @@
-//! Stages on the host made of closures.
+//! Stages on the host made of closures. Between source and sink, `pp_runtime::stage::OnHost` is one.
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
 
-use pp_contract::{ChunkIndex, Envelope, Outcome, Plan};
+use pp_contract::{Manifest, Message, Plan};
 use pp_runtime::stage::{
-    Built, Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
+    Built, Chunk, Done, Offer, Place, Progress, Sink, Source, StageResult, Taken,
 };
 use pp_transport::host::{RxLease, TxLease};
 
 use crate::{Toy, ToyParts};
 
-/// A front made of closures.
+/// A source made of closures.
 #[derive(Debug)]
-pub struct ToyFront<S, B, D> {
-    poll_source: S,
+pub struct ToySource<O, B> {
+    poll: O,
     build: B,
-    decode: D,
 }
 
-impl<S, B, D> ToyFront<S, B, D>
-where
-    S: FnMut() -> Offer,
-    B: FnMut(&mut TxLease) -> Envelope<Toy>,
-    D: FnMut(Option<RxLease>),
-{
-    /// A front that asks, builds and decodes with these.
-    pub fn new(poll_source: S, build: B, decode: D) -> Self {
-        Self {
-            poll_source,
-            build,
-            decode,
-        }
-    }
-}
-
-impl<S, B, D> FrontStages<TxLease, RxLease> for ToyFront<S, B, D>
-where
-    S: FnMut() -> Offer,
-    B: FnMut(&mut TxLease) -> Envelope<Toy>,
-    D: FnMut(Option<RxLease>),
-{
-    type Plan = Toy;
-    type Carry = ();
-    type Decoding = Infallible;
-
-    fn poll_source(&mut self) -> Result<Offer, StageError> {
-        Ok((self.poll_source)())
-    }
-
-    fn build(&mut self, _: Place, slot: &mut TxLease) -> Result<Built<Toy, ()>, StageError> {
-        Ok(Built::new((self.build)(slot), ()))
-    }
-
-    fn decode(
-        &mut self,
-        _: ChunkIndex,
-        (): (),
-        _: &Outcome,
-        payload: Option<RxLease>,
-    ) -> Result<Progress<Decoded, Infallible>, StageError> {
-        (self.decode)(payload);
-        Ok(Progress::Done(Decoded::default()))
-    }
-}
-
-/// A Phase B made of a closure.
-#[derive(Debug)]
-pub struct ToyPhaseB<P, F> {
-    compute: F,
-    parts: PhantomData<P>,
-}
-
-impl<P, F> ToyPhaseB<P, F>
-where
-    F: FnMut(
-        Place,
-        &Envelope<Toy<P>>,
-        Option<&RxLease>,
-        &mut TxLease,
-    ) -> Result<Progress<Computed, Infallible>, StageError>,
-{
-    /// A Phase B that computes with this.
-    pub fn new(compute: F) -> Self {
-        let parts = PhantomData;
-        Self { compute, parts }
-    }
-}
-
-impl<P, F> PhaseBStages<TxLease, RxLease> for ToyPhaseB<P, F>
+impl<P, O, B> ToySource<O, B>
 where
     P: ToyParts,
-    F: FnMut(
-        Place,
-        &Envelope<Toy<P>>,
-        Option<&RxLease>,
-        &mut TxLease,
-    ) -> Result<Progress<Computed, Infallible>, StageError>,
+    O: FnMut() -> Offer,
+    B: FnMut(Place, &mut TxLease) -> Built<Toy<P>, ()>,
 {
-    type Plan = Toy<P>;
-    type Computing = Infallible;
-
-    fn compute(
-        &mut self,
-        place: Place,
-        envelope: &Envelope<Toy<P>>,
-        input: Option<&RxLease>,
-        output: &mut TxLease,
-    ) -> Result<Progress<Computed, Infallible>, StageError> {
-        (self.compute)(place, envelope, input, output)
+    /// A source that asks and builds with these.
+    pub fn new(poll: O, build: B) -> Self {
+        Self { poll, build }
     }
 }
 
-/// What Phase B says of a chunk that it computed as planned.
-pub fn computed(plan: &impl Plan) -> Computed {
-    Computed {
-        observed_calls: plan.expected_calls(),
-        start_frame: plan.start_frame(),
-        seal: None,
-        worked: None,
+impl<P, O, B> Source<TxLease> for ToySource<O, B>
+where
+    P: ToyParts,
+    O: FnMut() -> Offer,
+    B: FnMut(Place, &mut TxLease) -> Built<Toy<P>, ()>,
+{
+    type Plan = Toy<P>;
+    type Carry = ();
+
+    fn poll(&mut self) -> StageResult<Offer> {
+        Ok((self.poll)())
+    }
+
+    fn build(&mut self, place: Place, slot: &mut TxLease) -> StageResult<Built<Toy<P>, ()>> {
+        Ok((self.build)(place, slot))
+    }
+}
+
+/// A sink made of a closure, which gets the bytes of each chunk.
+#[derive(Debug)]
+pub struct ToySink<P, F>(F, PhantomData<P>);
+
+impl<P, F> ToySink<P, F>
+where
+    P: Plan,
+    F: FnMut(Chunk<'_, P>, &[u8]) -> StageResult<()>,
+{
+    /// A sink that takes with this.
+    pub fn new(take: F) -> Self {
+        Self(take, PhantomData)
+    }
+}
+
+impl<P, F> Sink<RxLease> for ToySink<P, F>
+where
+    P: Plan,
+    F: FnMut(Chunk<'_, P>, &[u8]) -> StageResult<()>,
+{
+    type Plan = P;
+    type Kept = Infallible;
+
+    fn take(
+        &mut self,
+        chunk: Chunk<'_, P>,
+        input: Option<&RxLease>,
+    ) -> StageResult<Progress<Taken, Infallible>> {
+        let plan = chunk.message.plan();
+        (self.0)(chunk, input.map_or(&[], RxLease::bytes))?;
+        Ok(Progress::Done(Taken::of(plan, 1)))
+    }
+}
+
+/// What a stage says of a chunk that it worked on as planned, with these tensors to go on.
+pub fn done<P: Plan>(message: &Message<P>, tensors: Manifest) -> Done {
+    Done {
+        tensors,
+        report: Taken::of(message.plan(), 1),
     }
 }

@@ -1,8 +1,8 @@
-//! What connects two ranks: one value for each kind of edge.
+//! What connects ranks: one value for each kind of edge.
 //!
-//! Two ranks that have met authenticate each other first; then a [`Backend`] exchanges with the other rank what its
-//! edges need ([`Backend::agree`]), and makes the link while a watchdog already looks after both
-//! ([`Backend::connect`]).
+//! Two ranks that have met authenticate each other first; then a [`Backend`] exchanges with the other rank what all
+//! edges between the two need ([`Backend::agree`]), and makes them while a watchdog already looks after both
+//! ([`Backend::connect`]). A rank does that once for each peer, in an order that is the same all over the job.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -12,32 +12,40 @@ use pp_contract::{Fault, Generation, Rank};
 
 use crate::bell::Bell;
 use crate::control::ControlSender;
+use crate::edge::{Capabilities, Edges};
 use crate::error::TransportError;
 use crate::flight::FlightRecorder;
-use crate::host::layout::{EdgeShape, Layout};
+use crate::host::layout::{EdgeShape, Holds, Layout};
 use crate::host::region::Region;
 use crate::host::shared::{self, SharedEnd};
-use crate::link::Link;
 
-/// The edges between two ranks.
+/// One end of an edge between this rank and a peer, before it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Edges {
-    /// From the lower rank to the higher.
-    pub up: EdgeShape,
-    /// From the higher rank to the lower.
-    pub down: EdgeShape,
+pub struct EdgeEnd {
+    /// The number of the edge: the same on both ranks, and unique in the job.
+    pub edge: u32,
+    /// Its slots.
+    pub shape: EdgeShape,
+    /// Whether this rank sends.
+    pub is_sender: bool,
 }
 
-impl Edges {
-    /// Edges of the same depth, with slots of so many bytes up and down.
-    #[must_use]
-    pub fn new(depth: u32, up: u64, down: u64) -> Self {
-        let edge = |slot_bytes| EdgeShape { depth, slot_bytes };
-        Self {
-            up: edge(up),
-            down: edge(down),
-        }
-    }
+/// One end of an edge between this rank and a peer.
+#[derive(Debug)]
+pub enum End<B: Edges + ?Sized> {
+    /// This rank sends.
+    Out(B::Out),
+    /// This rank receives.
+    In(B::In),
+}
+
+/// All edges between this rank and one peer. They have one life: it ends with the last of the ends, when one of them
+/// hears that the peer is gone, or by `abort`.
+pub struct Connected<B: Edges + ?Sized> {
+    /// The ends on this rank with the numbers of their edges, in the order of those.
+    pub ends: Vec<(u32, End<B>)>,
+    /// What ends all of them from another thread, where a driver can be stuck in a call.
+    pub abort: Option<Abort>,
 }
 
 /// The other rank, while the edges to it are made. What arrives is taken in order, and waited for as long as the other
@@ -84,27 +92,26 @@ pub trait Peer {
 /// sender's fault.
 pub type OnFrame = Box<dyn FnMut(Rank, &[u8]) -> Result<(), TransportError> + Send>;
 
-/// Ends a link from any thread, with the reason and a deadline: everything in flight is an error from then on.
+/// Ends all edges with a peer from any thread, with the reason and a deadline: everything in flight is an error from
+/// then on.
 pub type Abort = Box<dyn Fn(&str, Instant) -> Result<(), TransportError> + Send + Sync>;
 
-/// How a link is made.
+/// How the edges with a peer are made.
 #[derive(Clone, Copy)]
 pub struct Connect<'a> {
-    /// Which link between the two ranks this is.
+    /// Which generation of edges between the two ranks this is.
     pub generation: Generation,
     /// The latest time.
     pub deadline: Instant,
     /// Whether the connection is still wanted; asked every few milliseconds.
     pub is_wanted: &'a dyn Fn() -> bool,
-    /// Records the operations that the backend does beside the link.
+    /// Records the operations that the backend does beside its edges.
     pub recorder: &'a FlightRecorder,
 }
 
-/// Makes links between two ranks.
-pub trait Backend {
-    /// Both edges between two ranks.
-    type Link: Link;
-    /// What the two ranks exchanged.
+/// Makes edges.
+pub trait Backend: Edges {
+    /// What two ranks exchanged for all edges between them.
     type Agreed;
 
     /// What must be the same on both ranks, by name: at least `transport`, the backend's short name.
@@ -116,23 +123,27 @@ pub trait Backend {
         None
     }
 
+    /// What this backend is.
+    fn capabilities(&self) -> Capabilities;
+
     /// Loads ahead what the connection needs, in a rank that may have to wait for its peer. What fails here fails again
     /// in [`Backend::connect`], and is told there.
     fn load_ahead(&mut self) {}
 
-    /// Exchanges with the other rank what the edges need. Where headers are to take the control channel, says what is
-    /// done with each.
+    /// Exchanges with the other rank what the edges between the two need. Both give the same edges, each with the other
+    /// side as its sender. Where headers are to take the control channel, says what is done with each. `bell` is that of
+    /// this rank: it rings when a frame, a credit or a completion may be there.
     ///
     /// # Errors
     /// The other rank is lost, or these two cannot be connected.
     fn agree(
         &mut self,
         peer: &mut dyn Peer,
-        edges: Edges,
+        edges: &[EdgeEnd],
         bell: &Bell,
     ) -> Result<(Self::Agreed, Option<OnFrame>), Fault>;
 
-    /// Makes the link. Both ranks call it at about the same time.
+    /// Makes the edges. Both ranks call it at about the same time.
     ///
     /// # Errors
     /// [`TransportError::NotInTime`] or [`TransportError::LeftBehind`] when a thread may be inside the backend's
@@ -141,12 +152,13 @@ pub trait Backend {
         &mut self,
         agreed: Self::Agreed,
         how: Connect<'_>,
-    ) -> Result<Self::Link, TransportError>;
+    ) -> Result<Connected<Self>, TransportError>;
 
-    /// What ends the link from another thread, where a driver can be stuck in a call of it.
-    fn abort(&self, _link: &Self::Link) -> Option<Abort> {
-        None
-    }
+    /// Makes an edge between two stages of this rank. Needs no peer.
+    ///
+    /// # Errors
+    /// The shape cannot be, or there is no memory for it.
+    fn local(&mut self, shape: EdgeShape) -> Result<Self::Local, TransportError>;
 
     /// Whether no thread is inside the backend's library, so that the process may run what the library registered for
     /// its exit.
@@ -177,16 +189,25 @@ fn receive_fds<const N: usize>(peer: &mut dyn Peer) -> Result<[OwnedFd; N], Faul
     })
 }
 
-/// Makes the memory of two ranks of one host, on the lower of them, maps it on both, and exchanges their bells.
+/// These ends in the order of their edges, which is the same on both ranks.
+pub(crate) fn in_order(edges: &[EdgeEnd]) -> Vec<EdgeEnd> {
+    let mut edges = edges.to_vec();
+    edges.sort_unstable_by_key(|end| end.edge);
+    edges
+}
+
+/// Makes the memory of all edges between two ranks of one host, on the lower of them, maps it on both, and exchanges
+/// their bells. Gives an end for each of `edges`, which are in order.
 pub(crate) fn share_memory(
     peer: &mut dyn Peer,
-    edges: Edges,
+    edges: &[EdgeEnd],
+    holds: Holds,
     bell: &Bell,
-) -> Result<SharedEnd, Fault> {
-    let is_lower = peer.own_rank() < peer.rank();
+) -> Result<Vec<SharedEnd>, Fault> {
     let own = own_fault(peer.own_rank());
-    let layout = || Layout::new(edges.up, edges.down).map_err(&own);
-    let (region, layout, peer_bell) = if is_lower {
+    let shapes = edges.iter().map(|end| end.shape);
+    let layout = || Layout::new(shapes, holds).map_err(&own);
+    let (region, layout, peer_bell) = if peer.own_rank() < peer.rank() {
         let layout = layout()?;
         let region = Region::create(shared::NAME, layout.len).map_err(&own)?;
         peer.send_fds(&[region.fd(), bell.fd()])?;
@@ -200,14 +221,12 @@ pub(crate) fn share_memory(
         peer.send_fds(&[bell.fd()])?;
         (region, layout, peer_bell)
     };
-    let Layout { up, down, .. } = layout;
-    let (outgoing, incoming) = if is_lower { (up, down) } else { (down, up) };
-    Ok(SharedEnd {
-        region: Arc::new(region),
-        outgoing,
-        incoming,
+    let region = Arc::new(region);
+    let end = |place| SharedEnd {
+        region: Arc::clone(&region),
+        place,
         peer: peer.rank(),
-        bell: bell.clone(),
-        peer_bell,
-    })
+        peer_bell: peer_bell.clone(),
+    };
+    Ok(layout.edges.into_iter().map(end).collect())
 }

@@ -92,6 +92,12 @@ pub enum TransportError {
     /// There is no NCCL that can be used.
     #[error(transparent)]
     NoNccl(#[from] LoadError),
+    /// A rank whose backend was made without NCCL is to have a peer.
+    #[error(
+        "this rank's backend has no NCCL, so its device cannot exchange payloads with another rank; \
+         make it with NcclBackend::new"
+    )]
+    Alone,
     /// A call into NCCL failed.
     #[error("{doing}: {source}")]
     Nccl {

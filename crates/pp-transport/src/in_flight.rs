@@ -87,7 +87,7 @@ pub trait Resend: Submission {
     /// A part does not lie inside both slots; the driver refuses.
     fn copy_into(&self, parts: &[Part], slot: &mut Self::Buffer) -> Result<(), TransportError>;
 
-    /// Holds a buffer that was written, and could not be sent because its link broke, like one
+    /// Holds a buffer that was written, and could not be sent because its edge broke, like one
     /// that was sent. Its slot does not come back.
     fn unsent(buffer: Self::Buffer) -> Self;
 }

@@ -76,6 +76,21 @@ impl Launch {
         })
     }
 
+    /// This rank's place in a meeting of two, with a secret of its own.
+    pub(crate) fn for_pair(&self, id: String, secret: JobSecret, address: Option<Address>) -> Self {
+        let via = match &address {
+            Some(_) => self.via,
+            None => Via::Unix,
+        };
+        Self {
+            via,
+            address,
+            job_id: id,
+            secret,
+            ..self.clone()
+        }
+    }
+
     /// What started this rank.
     #[must_use]
     pub fn launcher(&self) -> Launcher {

@@ -3,9 +3,9 @@
 //! Hazard: a buffer reused while the other side still reads it, a receive posted for a payload that
 //! no rank sends, a peer that is gone unnoticed. Guarantee: buffers in flight are types that cannot
 //! be touched ([`in_flight`]); a header leaves only for a message that was prepared whole, and a
-//! receive is posted only with the header that announced it ([`link`]).
+//! receive is posted only with the header that announced it ([`edge`]).
 //!
-//! Choices: backends are values behind [`link::Link`]; [`host`] is shared memory between
+//! Choices: backends are values behind [`backend::Backend`]; [`host`] is shared memory between
 //! processes of one machine, [`nccl`] moves payloads between the GPUs of any. Headers and credits
 //! take a [`lane`] beside the payloads. [`control`] carries the handshake, descriptors, heartbeats and
 //! faults, authenticated; [`launch`] finds out which rank this process is; [`flight`] keeps this
@@ -17,6 +17,8 @@ pub mod backend;
 pub mod bell;
 #[cfg(not(loom))]
 pub mod control;
+#[cfg(not(loom))]
+pub mod edge;
 #[cfg(not(loom))]
 pub mod error;
 #[cfg(not(loom))]
@@ -31,8 +33,6 @@ pub mod in_flight;
 pub mod lane;
 #[cfg(not(loom))]
 pub mod launch;
-#[cfg(not(loom))]
-pub mod link;
 #[cfg(not(loom))]
 pub mod nccl;
 #[cfg(not(loom))]

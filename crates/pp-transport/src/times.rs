@@ -33,11 +33,11 @@ pub(crate) const LEFT_BEHIND_LOOK_EVERY: Duration = Duration::from_millis(1);
 pub(crate) const WANTED_LOOK_EVERY: Duration = Duration::from_millis(5);
 /// A call of NCCL that should come back at once counts after this as one that hangs, and its communicator is aborted.
 pub(crate) const RETURNS_WITHIN: Duration = Duration::from_millis(100);
-/// The end of a link waits for the last credits and completions: microseconds where both ends have done their work.
+/// The end of the edges with a peer waits for the last credits and completions: microseconds where both ends have done their work.
 pub(crate) const SETTLED_WITHIN: Duration = Duration::from_millis(50);
-/// The end of a link waits until its last words were written: a peer that reads takes them at once.
+/// The end of the edges with a peer waits until their last words were written: a peer that reads takes them at once.
 pub(crate) const FLUSHED_WITHIN: Duration = Duration::from_millis(200);
-/// The drop of a link waits for communicators that end in order: NCCL waits for the peer to do the same.
+/// The drop of the last edge with a peer waits for communicators that end in order: NCCL waits for the peer to do the same.
 pub(crate) const DESTROYED_WITHIN: Duration = Duration::from_secs(2);
-/// The drop of a link or a communicator waits for an abort at the most; measured: half a second.
+/// The drop of edges or of a communicator waits for an abort at the most; measured: half a second.
 pub const ENDED_WITHIN: Duration = DESTROYED_WITHIN.saturating_add(Duration::from_secs(1));

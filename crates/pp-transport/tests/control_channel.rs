@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use control_support::{later, pair};
-use pp_contract::{Fault, FaultKind, Rank};
+use pp_contract::{CacheEpoch, Fault, FaultKind, Rank};
 use pp_transport::control::{
     ControlChannel, ControlError, ControlReceiver, MAX_FDS, MAX_MESSAGE_BYTES, Message, Received,
     SocketKind,
@@ -53,7 +53,9 @@ fn every_kind_of_message_arrives_as_it_was_sent() {
             Message::Heartbeat,
             Message::Frame(&frame),
             Message::Frame(b""),
+            Message::Introduce(b"words"),
             Message::Drain(15),
+            Message::Cut(CacheEpoch::new(u64::MAX)),
             Message::Abort(fault),
             Message::Bye,
         ];

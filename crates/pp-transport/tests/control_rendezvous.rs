@@ -82,7 +82,10 @@ fn missing_ranks_are_named_with_the_place_and_the_wait() {
     assert_eq!(error.fault(Rank::new(0)).kind, FaultKind::TimedOut);
     // Who has joined hears the same, whichever of the two started first.
     match one.join().unwrap().unwrap_err() {
-        RendezvousError::Refused { reason, .. } => assert_eq!(reason, text),
+        error @ RendezvousError::Refused { .. } => {
+            assert_eq!(error.to_string(), format!("rank 0 refused rank 1: {text}"));
+            assert!(error.is_timeout(), "another rank did not come");
+        }
         other => panic!("{other}"),
     }
 }
@@ -201,4 +204,5 @@ fn end_of_rank_0_ends_the_wait_of_the_others() {
     job.start(0).join().unwrap().unwrap_err();
     let error = one.join().unwrap().unwrap_err();
     assert!(matches!(error, RendezvousError::Refused { .. }), "{error}");
+    assert!(error.is_timeout());
 }

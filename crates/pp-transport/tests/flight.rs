@@ -1,56 +1,69 @@
 //! The flight recorder around a real link, and its file.
 
+mod two_way;
+
 use pp_contract::{
-    Bare, CacheEpoch, ChunkIndex, Composer, Fault, FaultKind, Generation, List, Lockstep,
+    Bare, CacheEpoch, CallId, ChunkIndex, Composer, Fault, FaultKind, Generation, List, Lockstep,
     MAX_FRAME_BYTES, Rank, Stamp, Text, WorldSize, digest,
 };
 use pp_testing::prepare;
-use pp_transport::bell::Bell;
+use pp_transport::backend::Backend as _;
+use pp_transport::edge::Edges;
 use pp_transport::flight::{
-    Activity, FlightRecorder, Kind, Message, Moment, Operation, Reason, Recorded, Recording,
-    RecordingError, State,
+    Activity, EdgeLog, FlightRecorder, Kind, Message, Moment, Operation, Reason, Recorded,
+    RecordedRx, RecordedTx, Recording, RecordingError, State,
 };
-use pp_transport::host::{EdgeShape, HostLink};
-use pp_transport::in_flight::Completion;
-use pp_transport::link::Link;
+use pp_transport::host::{EdgeShape, Host};
+use pp_transport::in_flight::{Completion, InFlight};
 use proptest::prelude::*;
 
-const BYTES: usize = 1024;
+use crate::two_way::{TwoWay, on_host};
 
-/// Both ends of a link, each recorded.
-fn recorded(
-    operations: usize,
-) -> (
-    Recorded<HostLink>,
-    Recorded<HostLink>,
-    FlightRecorder,
-    FlightRecorder,
-) {
+const BYTES: usize = 1024;
+/// The numbers of the edges.
+const UP: u32 = 4;
+const DOWN: u32 = 9;
+/// How far calls are ahead of chunks.
+const AHEAD: u64 = 100;
+
+type Link = TwoWay<Recorded<Host>>;
+
+/// Both ends of edges there and back, each recorded.
+fn recorded(operations: usize) -> (Link, Link, FlightRecorder, FlightRecorder) {
     let edge = EdgeShape {
         depth: 2,
         slot_bytes: BYTES as u64,
     };
-    let (low, high) = HostLink::pair(edge, edge, Bell::new().unwrap()).unwrap();
+    let (low, high) = on_host(edge, edge);
     let (ours, theirs) = (
         FlightRecorder::new(operations),
         FlightRecorder::new(operations),
     );
-    let generation = Generation::new(3);
-    (
-        Recorded::new(low, &ours, Rank::new(1), generation),
-        Recorded::new(high, &theirs, Rank::new(0), generation),
-        ours,
-        theirs,
-    )
+    let record =
+        |both: TwoWay<Host>, recorder: &FlightRecorder, peer, [out, incoming]: [u32; 2]| {
+            let log = |edge| EdgeLog {
+                recorder: recorder.clone(),
+                peer: Rank::new(peer),
+                generation: Generation::new(3),
+                edge,
+            };
+            let bell = both.bell().clone();
+            let rx = RecordedRx::new(both.incoming, &Host.capabilities(), log(incoming));
+            TwoWay::new(RecordedTx::new(both.out, log(out)), rx, bell)
+        };
+    let low = record(low, &ours, 1, [UP, DOWN]);
+    let high = record(high, &theirs, 0, [DOWN, UP]);
+    (low, high, ours, theirs)
 }
 
-fn send(link: &mut Recorded<HostLink>, composer: &mut Composer, n: u64) -> Option<Kept> {
+fn send(link: &mut Link, composer: &mut Composer, n: u64) -> Option<Kept> {
     let lease = link.try_lease().unwrap()?;
-    let (message, stamp) = prepare(composer, n, BYTES);
+    let (message, mut stamp) = prepare(composer, n, BYTES);
+    stamp.call_id = CallId::new(n + AHEAD);
     link.send(message, stamp, Some(lease)).unwrap().payload
 }
 
-type Kept = pp_transport::in_flight::InFlight<<Recorded<HostLink> as Link>::Sending>;
+type Kept = InFlight<<Recorded<Host> as Edges>::Sending>;
 
 fn only(recorder: &FlightRecorder) -> Operation {
     let (operations, total) = recorder.operations();
@@ -66,20 +79,22 @@ fn both_halves_of_a_message_are_recorded_state_by_state() {
     let sent = only(&ours);
     assert_eq!((sent.kind, sent.state), (Kind::Send, State::Started));
     assert_eq!(sent.peer, Some(Rank::new(1)));
-    assert_eq!(sent.message, Some(Message::Envelope));
-    assert_eq!(sent.call_id.unwrap().get(), 0);
+    assert_eq!(sent.message, Some(Message::Chunk));
+    assert_eq!(sent.call_id, Some(CallId::new(7 + AHEAD)));
     assert_eq!(sent.chunk_index, Some(ChunkIndex::new(7)));
     assert_eq!(sent.cache_epoch, Some(CacheEpoch::new(0)));
     assert_eq!((sent.number, sent.bytes), (Some(0), BYTES as u64));
     assert_eq!(sent.generation, Generation::new(3));
+    assert_eq!(sent.edge, Some(UP));
     assert!(sent.prepared_ns <= sent.committed_ns.unwrap() && sent.ended_ns.is_none());
 
     let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
-    let mut lockstep = Lockstep::requests();
+    let mut lockstep = Lockstep::new();
     assert!(high.poll_frame(&mut inbox).unwrap());
     let heard = only(&theirs);
     assert_eq!((heard.kind, heard.state), (Kind::Receive, State::Prepared));
     assert_eq!(heard.call_id, sent.call_id);
+    assert_eq!(heard.edge, Some(UP));
     let receiving = high.receive(&lockstep.admit(&inbox).unwrap()).unwrap();
     assert_eq!(only(&theirs).state, State::Started);
     let Ok(Completion::Done(lease)) = receiving.complete() else {
@@ -107,7 +122,7 @@ fn what_was_given_up_is_poisoned_and_what_was_left_is_left() {
 
     let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
     assert!(high.poll_frame(&mut inbox).unwrap());
-    let mut lockstep = Lockstep::requests();
+    let mut lockstep = Lockstep::new();
     let receiving = high.receive(&lockstep.admit(&inbox).unwrap()).unwrap();
     drop(receiving.abort());
     assert_eq!(only(&theirs).state, State::Poisoned);
@@ -117,7 +132,7 @@ fn what_was_given_up_is_poisoned_and_what_was_left_is_left() {
 fn a_message_without_a_payload_is_done_when_it_left_and_when_it_came() {
     let (mut low, mut high, ours, theirs) = recorded(16);
     let mut composer = Composer::new();
-    let stamp = Stamp::fresh(ChunkIndex::new(4), CacheEpoch::new(0));
+    let stamp = Stamp::new(ChunkIndex::new(4), CacheEpoch::new(0), CallId::new(0));
     low.send(composer.prepare_bare(Bare::Shutdown), stamp, None)
         .unwrap();
     let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
@@ -133,7 +148,7 @@ fn a_message_without_a_payload_is_done_when_it_left_and_when_it_came() {
 fn a_send_that_is_tried_again_is_one_operation() {
     let (mut low, _high, ours, _) = recorded(4096);
     let mut composer = Composer::new();
-    let stamp = Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0));
+    let stamp = Stamp::new(ChunkIndex::new(0), CacheEpoch::new(0), CallId::new(0));
     let mut sent = 0;
     // Until the lane is full, and then a hundred times more.
     let mut refused = 0;
@@ -156,7 +171,7 @@ fn the_ring_keeps_the_latest_and_says_how_many_there_were() {
     let (mut low, mut high, ours, _) = recorded(8);
     let mut composer = Composer::new();
     let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
-    let mut lockstep = Lockstep::requests();
+    let mut lockstep = Lockstep::new();
     for n in 0..100 {
         drop(send(&mut low, &mut composer, n).unwrap());
         assert!(high.poll_frame(&mut inbox).unwrap());
@@ -191,10 +206,14 @@ fn a_reader_beside_a_link_at_work_sees_operations_that_make_sense() {
             while !over.load(std::sync::atomic::Ordering::Relaxed) {
                 for operation in ours.operations().0 {
                     seen += 1;
-                    // Chunk, call and payload count alike in this job.
+                    // Chunks and payloads count alike in this job.
                     let chunk = operation.chunk_index.unwrap().get();
                     assert_eq!(operation.sequence, chunk);
-                    assert!(operation.call_id.is_none_or(|call| call.get() == chunk));
+                    assert!(
+                        operation
+                            .call_id
+                            .is_none_or(|call| call.get() == chunk + AHEAD)
+                    );
                     assert_eq!(operation.is_over(), operation.ended_ns.is_some());
                 }
             }
@@ -202,7 +221,7 @@ fn a_reader_beside_a_link_at_work_sees_operations_that_make_sense() {
         });
         let mut composer = Composer::new();
         let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
-        let mut lockstep = Lockstep::requests();
+        let mut lockstep = Lockstep::new();
         for n in 0..50_000 {
             drop(send(&mut low, &mut composer, n).unwrap());
             assert!(high.poll_frame(&mut inbox).unwrap());
@@ -287,16 +306,16 @@ fn a_file_that_is_cut_off_damaged_or_of_another_version_says_so() {
         ));
     }
     let mut newer = file;
-    newer[8] = 2;
+    newer[8] = 3;
     assert_eq!(
         Recording::decode(&newer),
-        Err(RecordingError::Version { theirs: 2 })
+        Err(RecordingError::Version { theirs: 3 })
     );
 }
 
 /// A file whose digest is right, around any body.
 fn sealed(body: &[u8]) -> Vec<u8> {
-    let mut file = b"PPFLIGHT\x01\0\0\0".to_vec();
+    let mut file = b"PPFLIGHT\x02\0\0\0".to_vec();
     file.extend_from_slice(&(body.len() as u32).to_le_bytes());
     file.extend_from_slice(&digest(body).to_le_bytes());
     file.extend_from_slice(body);

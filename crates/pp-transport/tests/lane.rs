@@ -2,28 +2,48 @@
 
 mod control_support;
 
+use pp_contract::Rank;
+use pp_testing::edge;
+use pp_transport::backend::EdgeEnd;
 use pp_transport::bell::Bell;
 use pp_transport::control::ControlReceiver;
 use pp_transport::error::TransportError;
 use pp_transport::host::MAX_SLOTS;
-use pp_transport::lane::{Inlet, Lane};
+use pp_transport::lane::{self, Inlet, LaneEnd};
 use pp_transport::launch::Via;
 
 const FRAME: u8 = 1;
 const CREDIT: u8 = 2;
+/// The edge from this rank to its peer, that back, and one between two others.
+const OUT: u32 = 7;
+const IN: u32 = 3;
+const ELSEWHERE: u32 = 5;
 
-/// A lane with two slots each way, its inlet, its bell, and the other end of its channel.
-fn lane() -> (Lane, Inlet, Bell, ControlReceiver) {
+fn ends(out: u32, incoming: u32) -> [EdgeEnd; 2] {
+    [(IN, incoming, false), (OUT, out, true)].map(|(number, depth, is_sender)| EdgeEnd {
+        edge: number,
+        shape: edge(depth, 64),
+        is_sender,
+    })
+}
+
+/// Lanes with two slots each way, their inlet, the bell, and the other end of their channel.
+fn lanes() -> (Vec<LaneEnd>, Inlet, Bell, ControlReceiver) {
     let (zero, one) = control_support::pair(Via::Tcp);
     let (sender, _) = zero.split();
     let (_, receiver) = one.split();
     let bell = Bell::new().unwrap();
-    let (lane, inlet) = Lane::over_channel(sender, bell.clone(), 2, 2).unwrap();
-    (lane, inlet, bell, receiver)
+    let (lanes, inlet) = lane::over_channel(sender, bell.clone(), &ends(2, 2)).unwrap();
+    (lanes, inlet, bell, receiver)
 }
 
+/// A message for the edge on which it may come.
 fn message(tag: u8, slot: u32, rest: &[u8]) -> Vec<u8> {
-    [&[tag][..], &slot.to_le_bytes(), rest].concat()
+    of_edge(if tag == CREDIT { OUT } else { IN }, tag, slot, rest)
+}
+
+fn of_edge(edge: u32, tag: u8, slot: u32, rest: &[u8]) -> Vec<u8> {
+    [&[tag][..], &edge.to_le_bytes(), &slot.to_le_bytes(), rest].concat()
 }
 
 #[track_caller]
@@ -39,10 +59,28 @@ fn assert_refused(inlet: &Inlet, body: &[u8], why: &str) {
 
 #[test]
 fn messages_that_cannot_be_are_refused() {
-    let (_lane, inlet, _, _other) = lane();
+    let (_lanes, inlet, _, _other) = lanes();
     assert_refused(&inlet, &[], "0 bytes");
     assert_refused(&inlet, &[FRAME, 0, 0], "3 bytes");
     assert_refused(&inlet, &message(9, 0, &[]), "tag 9");
+    assert_refused(&inlet, &of_edge(OUT, 9, 0, &[]), "tag 9");
+    for tag in [FRAME, CREDIT] {
+        assert_refused(
+            &inlet,
+            &of_edge(ELSEWHERE, tag, 0, &[]),
+            "edge 5, which is not between",
+        );
+    }
+    assert_refused(
+        &inlet,
+        &of_edge(OUT, FRAME, 0, &[7]),
+        "a frame on edge 7, on which it receives",
+    );
+    assert_refused(
+        &inlet,
+        &of_edge(IN, CREDIT, 0, &[]),
+        "a credit on edge 3, on which it sends",
+    );
     assert_refused(&inlet, &message(CREDIT, 0, &[1]), "more behind it");
     assert_refused(
         &inlet,
@@ -67,7 +105,7 @@ fn messages_that_cannot_be_are_refused() {
 
 #[test]
 fn frames_without_end_are_refused() {
-    let (_lane, inlet, ..) = lane();
+    let (_lanes, inlet, ..) = lanes();
     let frame = message(FRAME, u32::MAX, &[1; 64]);
     let taken = (0..10_000).take_while(|_| inlet.deliver(&frame).is_ok());
     assert_eq!(taken.count(), 256);
@@ -76,11 +114,11 @@ fn frames_without_end_are_refused() {
 
 #[test]
 fn a_frame_rings_and_a_lane_that_is_gone_takes_no_harm() {
-    let (lane, inlet, bell, _other) = lane();
+    let (lanes, inlet, bell, _other) = lanes();
     let ear = bell.listen();
     inlet.deliver(&message(FRAME, u32::MAX, &[1])).unwrap();
     assert!(ear.was_rung());
-    drop(lane);
+    drop(lanes);
     inlet.clone().deliver(&message(FRAME, 0, &[1])).unwrap();
 }
 
@@ -89,8 +127,11 @@ fn depths_that_cannot_be_are_refused() {
     let (zero, _one) = control_support::pair(Via::Tcp);
     for (out, incoming) in [(0, 1), (1, 0), (MAX_SLOTS + 1, 1), (1, u32::MAX)] {
         let bell = Bell::new().unwrap();
-        let error = Lane::over_channel(zero.sender().clone(), bell, out, incoming).unwrap_err();
+        let ends = ends(out, incoming);
+        let error = lane::over_channel(zero.sender().clone(), bell, &ends).unwrap_err();
         assert!(matches!(error, TransportError::BadShape { .. }), "{error}");
     }
-    assert!(Lane::pair(0, 1, Bell::new().unwrap()).is_err());
+    let bell = Bell::new().unwrap();
+    let rank = |rank| (Rank::new(rank), &bell);
+    assert!(lane::pair(edge(0, 64), rank(0), rank(1)).is_err());
 }

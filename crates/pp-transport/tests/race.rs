@@ -2,9 +2,11 @@
 //! reads it.
 //!
 //! Through raw NCCL the pattern of many projects (send, reuse, the receiver late) corrupts what
-//! arrives. Through [`NcclLink`] it does not compile (see `compile_fail/`); its nearest form,
-//! which takes a lease again as soon as the link gives one, never does. Runs with
+//! arrives. Through our edges it does not compile (see `compile_fail/`); its nearest form,
+//! which takes a lease again as soon as the edge gives one, never does. Runs with
 //! `PP_TEST_GPU=real` on a machine with two GPUs and prints one JSON object.
+
+mod two_way;
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -13,10 +15,9 @@ use nccl_sys::{Nccl as RawNccl, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUn
 use pp_contract::{Composer, Generation, Lockstep};
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_testing::{edge, prepare, wait_for};
-use pp_transport::bell::Bell;
-use pp_transport::lane::Lane;
-use pp_transport::link::Link;
-use pp_transport::nccl::{DeviceRx, Issuer, Nccl, NcclLink, NcclOptions, UniqueId};
+use pp_transport::nccl::{self, DeviceRx, Issuer, Nccl, NcclBackend, NcclOptions, UniqueId};
+
+use crate::two_way::{Lanes, TwoWay, connected, edges, lanes};
 
 /// As many bytes as the activations of the peer program, 64 MiB.
 const BYTES: usize = 2048 * 16384 * 2;
@@ -170,25 +171,24 @@ fn raw_receiver(nccl: &RawNccl, id: ncclUniqueId, barrier: &Barrier) -> u32 {
 fn safe_corrupted() -> (u64, f64) {
     let nccl = Nccl::load().unwrap();
     let ids = [UniqueId::new(&nccl).unwrap(), UniqueId::new(&nccl).unwrap()];
-    let (low, high) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
-    let connect = |ordinal: u32, lane: Lane| {
+    let (up, down) = (edge(1, BYTES as u64), edge(1, 64));
+    let (low, high) = lanes(up, down);
+    let connect = |ordinal: u32, lanes: Lanes| {
         let device = Device::open(ordinal).unwrap();
         device.bind().unwrap();
-        let link = NcclLink::connect(
+        let bell = lanes.bell.clone();
+        let ends = nccl::connect(
             NcclOptions {
                 issuer: Issuer::open(&nccl, &device).unwrap(),
-                lane,
                 is_lower: ordinal == 0,
-                up: edge(1, BYTES as u64),
-                down: edge(1, 64),
-                ids,
+                edges: edges(lanes, up, down, ids),
                 deadline: Instant::now() + HANG,
                 generation: Generation::new(0),
                 blocking: true,
             },
             &|| true,
         );
-        (link.unwrap(), device)
+        (connected(ends.unwrap(), bell).0, device)
     };
     let start = Instant::now();
     let corrupted = std::thread::scope(|scope| {
@@ -202,8 +202,8 @@ fn safe_corrupted() -> (u64, f64) {
     (corrupted, start.elapsed().as_secs_f64())
 }
 
-/// Writes the one slot again as soon as the link gives it back.
-fn safe_sender(mut link: NcclLink, device: &Device) {
+/// Writes the one slot again as soon as the edge gives it back.
+fn safe_sender(mut link: TwoWay<NcclBackend>, device: &Device) {
     let stream = Stream::new(device).unwrap();
     let mut composer = Composer::new();
     let deadline = Instant::now() + HANG;
@@ -231,9 +231,9 @@ fn safe_sender(mut link: NcclLink, device: &Device) {
     }
 }
 
-fn safe_receiver(mut link: NcclLink, device: &Device) -> u64 {
+fn safe_receiver(mut link: TwoWay<NcclBackend>, device: &Device) -> u64 {
     let stream = Stream::new(device).unwrap();
-    let (mut lockstep, mut inbox) = (Lockstep::requests(), Vec::new());
+    let (mut lockstep, mut inbox) = (Lockstep::new(), Vec::new());
     let deadline = Instant::now() + HANG;
     let mut corrupted = 0;
     for run in 0..SAFE_RUNS {

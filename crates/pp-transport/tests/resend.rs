@@ -1,29 +1,30 @@
 //! What was sent can be sent again, to the peer of another generation.
 
-use pp_contract::{Composer, Lockstep};
+use pp_contract::{Composer, Lockstep, Rank};
 use pp_testing::{edge, prepare};
 use pp_transport::bell::Bell;
+use pp_transport::edge::{EdgeRx as _, EdgeTx as _};
 use pp_transport::error::TransportError;
-use pp_transport::host::{HostLink, Sending};
+use pp_transport::host::{Host, HostRx, HostTx, Sending};
 use pp_transport::in_flight::{InFlight, Part, Resend as _};
-use pp_transport::link::Link;
 
 const BYTES: usize = 1000;
 
-fn pair() -> (HostLink, HostLink) {
-    let edge = edge(2, BYTES as u64);
-    HostLink::pair(edge, edge, Bell::new().unwrap()).unwrap()
+fn pair() -> (HostTx, HostRx) {
+    let bell = Bell::new().unwrap();
+    let rank = |rank| (Rank::new(rank), &bell);
+    Host::pair(edge(2, BYTES as u64), rank(0), rank(1)).unwrap()
 }
 
 /// Sends a payload whose byte `i` is `i`, modulo 256.
-fn send(link: &mut HostLink) -> InFlight<Sending> {
-    let mut lease = link.try_lease().unwrap().unwrap();
+fn send(edge: &mut HostTx) -> InFlight<Sending> {
+    let mut lease = edge.try_lease().unwrap().unwrap();
     for (i, byte) in lease.bytes_mut().iter_mut().enumerate() {
         *byte = i as u8;
     }
     let mut composer = Composer::new();
     let (message, stamp) = prepare(&mut composer, 0, BYTES);
-    let sent = link.send(message, stamp, Some(lease)).unwrap();
+    let sent = edge.send(message, stamp, Some(lease)).unwrap();
     sent.payload.unwrap()
 }
 
@@ -61,7 +62,7 @@ fn a_payload_in_flight_keeps_its_slot_though_the_peer_gave_it_back() {
     let sent = send(&mut front);
     let mut inbox = Vec::new();
     assert!(back.poll_frame(&mut inbox).unwrap());
-    let mut lockstep = Lockstep::requests();
+    let mut lockstep = Lockstep::new();
     let receive = back.receive(&lockstep.admit(&inbox).unwrap()).unwrap();
     // Dropping the receive gives the credit back.
     drop(receive);

@@ -1,7 +1,7 @@
 //! `pp-trials faults`: break each rule of the protocol in a real job, and see what its ranks do.
 //!
-//! Each entry of the catalogue runs two ranks of this program on a small clip, in a folder of its
-//! own. It behaved when every rank ended with one line that names kind, rank and operation, when
+//! Each entry of the catalogue runs the ranks of a pipeline, each a process of this program, on a small clip, in a folder
+//! of its own. It behaved when every rank ended with one line that names kind, rank and operation, when
 //! nothing was computed or decoded behind the fault, and when no process, no output and no other
 //! file is left. Whether it ended within its bound is a verdict of its own.
 
@@ -11,6 +11,7 @@ mod entries;
 mod job;
 mod judge;
 mod log;
+mod role;
 
 use std::fmt::Write as _;
 use std::io;
@@ -18,12 +19,13 @@ use std::path::Path;
 use std::process::Command;
 
 use pp_cli::print;
+use pp_contract::Pipeline;
 use pp_job::Error;
 
-use self::catalogue::{Entry, HEARTBEAT, How};
+use self::catalogue::{HEARTBEAT, How, OnPipeline};
 use self::job::Outcome;
 use crate::hook::{VARIABLE, hooks};
-use crate::trial::{Ground, Time, TrialArgs, join, new_job, run_in};
+use crate::trial::{Ground, TWO, Time, TrialArgs, join, new_job, run_in};
 
 /// Variables that would change what a rank does.
 const OWN: [&str; 4] = ["PP_LOG", "PP_STUCK_MS", "PP_REPORT_FD", "PP_FLIGHT_OPS"];
@@ -31,9 +33,12 @@ const OWN: [&str; 4] = ["PP_LOG", "PP_STUCK_MS", "PP_REPORT_FD", "PP_FLIGHT_OPS"
 /// The arguments of `pp-trials faults`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct FaultsArgs {
-    /// Name the hooks of PP_FAULT, with their ranks and what each needs.
+    /// Name the hooks of PP_FAULT, and what each needs.
     #[arg(long)]
     hooks: bool,
+    /// The pipeline of the jobs: encode on rank 0, then phase_b, then decode.
+    #[arg(long, value_name = "STAGES", default_value = TWO)]
+    pipeline: Pipeline,
     #[command(flatten)]
     trials: TrialArgs,
 }
@@ -44,26 +49,31 @@ pub(crate) fn faults(args: &FaultsArgs) -> Result<(), Error> {
         return print_hooks();
     }
     let ground = args.trials.ground();
-    let entries = entries::all().collect();
-    args.trials.run("faults", entries, |entry, folder, told| {
-        match play(entry, ground, folder) {
-            Err(error) => told.wrong.push(format!("no job: {error}")),
-            Ok(outcome) => {
-                told.wrong = judge::judge(entry, &outcome, folder);
-                let ranks = (0..).zip(&outcome.ranks);
-                told.ended = ranks.map(|(n, rank)| format!("rank {n} {rank}")).collect();
-                let time = Time::new("all gone", outcome.took, entry.bound());
-                told.times.push(time);
+    let pipeline = &args.pipeline;
+    let ranks = pipeline.world_size().get();
+    let entries = entries::all().map(|entry| OnPipeline { entry, pipeline });
+    let entries: Vec<_> = entries.collect();
+    args.trials
+        .run("faults", ranks, entries, |trial, folder, told| {
+            match play(trial, ground, folder) {
+                Err(error) => told.wrong.push(format!("no job: {error}")),
+                Ok(outcome) => {
+                    told.wrong = judge::judge(trial, &outcome, folder);
+                    let ranks = (0..).zip(&outcome.ranks);
+                    told.ended = ranks.map(|(n, rank)| format!("rank {n} {rank}")).collect();
+                    let time = Time::new("all gone", outcome.took, trial.entry.bound());
+                    told.times.push(time);
+                }
             }
-        }
-    })
+        })
 }
 
-fn play(entry: &Entry, ground: Ground, folder: &Path) -> io::Result<Outcome> {
-    let job = new_job();
+fn play(trial: &OnPipeline<'_>, ground: Ground, folder: &Path) -> io::Result<Outcome> {
+    let OnPipeline { entry, pipeline } = *trial;
+    let job = new_job(pipeline);
     let command = |rank| {
         let mut command = Command::new(std::env::current_exe()?);
-        run_in(folder, ground, &mut command)?;
+        run_in(folder, ground, pipeline, &mut command)?;
         join(&job, rank, &mut command);
         for name in OWN {
             command.env_remove(name);
@@ -74,15 +84,20 @@ fn play(entry: &Entry, ground: Ground, folder: &Path) -> io::Result<Outcome> {
         command.args(["--denoise-steps", "1"]).args(entry.args);
         command.env("PP_HEARTBEAT_MS", HEARTBEAT.as_millis().to_string());
         command.envs(entry.env.iter().copied());
+        if let Some(fault) = entry.how.fault(pipeline) {
+            command.env(VARIABLE, fault);
+        }
         match entry.how {
-            How::Hook(hook) => drop(command.env(VARIABLE, hook)),
-            How::Variable(on, name, value) if on == rank => drop(command.env(name, value)),
-            How::Arguments(on, args) if on == rank => drop(command.args(args)),
+            How::Variable(on, name, value) if on.rank(pipeline) == rank => {
+                command.env(name, value);
+            }
+            How::Arguments(on, args) if on.rank(pipeline) == rank => drop(command.args(args)),
             _ => {}
         }
         Ok::<_, io::Error>(command)
     };
-    let commands = [command(0)?, command(1)?];
+    let commands = pipeline.world_size().ranks().map(command);
+    let commands = commands.collect::<io::Result<_>>()?;
     clip::write(folder)?;
     job::run(&job, commands)
 }
@@ -90,10 +105,9 @@ fn play(entry: &Entry, ground: Ground, folder: &Path) -> io::Result<Outcome> {
 /// Prints the hooks of `PP_FAULT`.
 fn print_hooks() -> Result<(), Error> {
     let mut text = "PP_FAULT=NAME[@RANK][:chunk=N][:ms=T][:times=N]\n".to_owned();
-    for (name, ranks, needs) in hooks() {
-        let ranks: Vec<_> = ranks.iter().map(ToString::to_string).collect();
-        let needs = needs.map_or(String::new(), |needs| format!(", needs {needs}"));
-        let _ = writeln!(text, "{name:26} rank {}{needs}", ranks.join(" or "));
+    for (name, about, needs) in hooks() {
+        let needs = needs.map_or(String::new(), |needs| format!("; needs {needs}"));
+        let _ = writeln!(text, "{name:20} {about}{needs}");
     }
     print(&text)
 }

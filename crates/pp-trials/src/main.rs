@@ -1,8 +1,9 @@
 //! The program `pp-trials`: what `pp` does when something goes wrong.
 //!
 //! It has the commands of `pp`, and its `run` makes the fault that PP_FAULT names. `faults` breaks each rule of the
-//! protocol in such runs, `shutdown` ends them in every state, `soak` breaks long ones again and again, and each judges what the ranks did. Faults are made from
-//! outside: this crate decorates the parts that `pp_cli` and `pp_job` take, and nothing in them knows of it.
+//! protocol in such runs, `shutdown` ends them in every state, `soak` breaks long ones again and again, and each judges
+//! what the ranks did. Faults are made from outside: this crate decorates the parts that `pp_cli` and `pp_job` take, and
+//! nothing in them knows of it.
 
 mod faults;
 mod hook;
@@ -35,10 +36,10 @@ enum Command {
     Faults(faults::FaultsArgs),
     /// End real jobs in every state, and see what their ranks do.
     Shutdown(trial::TrialArgs),
-    /// Run long jobs whose Phase B is killed and stopped all the time: no frame may be lost or changed.
+    /// Run long jobs whose ranks are killed and stopped all the time: no frame may be lost or changed.
     Soak(soak::SoakArgs),
     #[command(flatten)]
-    Pp(Pp),
+    Pp(Box<Pp>),
 }
 
 fn main() -> ExitCode {
@@ -51,10 +52,12 @@ fn perform(command: &Command, mut env: Env) -> Result<(), Error> {
         (Command::Faults(args), _) => faults::faults(args),
         (Command::Shutdown(args), _) => shutdown::shutdown(args, &env),
         (Command::Soak(args), _) => soak::soak(args),
-        (Command::Pp(command @ Pp::Run(args)), Some(fault)) => {
-            pp_cli::prepare(command, &env)?;
-            run::run(args, &env, fault)
-        }
-        (Command::Pp(command), _) => pp_cli::perform(command, &env),
+        (Command::Pp(command), fault) => match (&**command, fault) {
+            (Pp::Run(args), Some(fault)) => {
+                pp_cli::prepare(command, &env)?;
+                run::run(args, &env, fault)
+            }
+            (command, _) => pp_cli::perform(command, &env),
+        },
     }
 }

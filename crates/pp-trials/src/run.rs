@@ -6,123 +6,108 @@ use std::rc::Rc;
 use pp_cli::args::{CutChoice, KernelChoice, RunArgs, TransportChoice};
 use pp_cli::backend::Backend;
 use pp_cli::env::Env;
-use pp_cli::{Front, Shape, VideoJob, check};
-use pp_contract::VideoPlan;
-use pp_job::{Error, FRONT, Finished, FrontPart, Job, PhaseBPart, Profile, Ranks, ThisRank};
-use pp_kernels::Description;
-use pp_runtime::stage::PhaseBStages;
-use pp_transport::backend::Backend as Connects;
+use pp_cli::{ClipSource, Shape, VideoJob, check};
+use pp_contract::{StageSpec, VideoPlan};
+use pp_job::{Error, Opened, Program, ThisRank};
+use pp_runtime::stage::{Sink, Stage};
 use pp_transport::bell::Bell;
 use pp_transport::host::Host;
-use pp_transport::link::Link;
 
-use crate::hook::{
-    Breakable, Elsewhere, FaultyBackend, FaultyFront, FaultyPhaseB, Hook, Need, VARIABLE,
-};
-
-type Tx<B> = <<B as Connects>::Link as Link>::Tx;
-type Rx<B> = <<B as Connects>::Link as Link>::Rx;
+use crate::hook::{Breakable, Faulty, FaultyBackend, Hook, Need, VARIABLE};
 
 /// Runs the whole job, or this process's rank of it, with this fault.
 pub(crate) fn run(args: &RunArgs, env: &Env, fault: OsString) -> Result<(), Error> {
-    let hook = Hook::read(&fault)?;
-    let Some(config) = check(args, env)? else {
-        return Err(Error::Usage(format!(
-            "{VARIABLE} is about two ranks; unset it, or leave --ranks 1 out"
-        )));
-    };
+    let checked = check(args, env)?;
+    let hook = Hook::read(&fault, &checked.pipeline)?;
     refuse_in_vain(hook, args)?;
-    Job::new(&config).restarts(args.restarts).run(|rank| {
-        let (job, backend) = VideoJob::choose(rank, args, env)?;
-        let arm = hook.arm(rank.rank());
-        let mut profile = job.profile()?.set("fault", hook);
-        profile.kernels_digest ^= u64::from(arm.changes_weights());
+    checked.job(args).run(|rank| {
+        let (job, backend) = VideoJob::choose(rank, args, &checked, env)?;
+        let arm = hook.arm(rank.rank(), &checked.pipeline);
+        let run = Run {
+            rank,
+            hook,
+            job: &job,
+        };
         match backend {
-            Backend::Host => run_rank(
-                rank,
+            Backend::Host => run.stages(
                 FaultyBackend { inner: Host, arm },
-                profile,
-                &job,
-                |bell| job.front_on_host(bell),
-                |shape| job.phase_b_on_host(shape, rank.rank()),
+                |bell| job.source_on_host(bell),
+                |part, shape| job.stage_on_host(part, shape),
+                |shape, bell| job.sink_on_host(shape, bell),
             ),
             Backend::Nccl(nccl) => {
                 let device = nccl.device.clone();
-                run_rank(
-                    rank,
+                run.stages(
                     FaultyBackend { inner: *nccl, arm },
-                    profile,
-                    &job,
-                    |bell| job.front_on_gpu(&device, bell),
-                    |shape| job.phase_b_on_gpu(&device, shape),
+                    |bell| job.source_on_gpu(&device, bell),
+                    |part, shape| job.stage_on_gpu(&device, part, shape),
+                    |shape, bell| job.sink_on_gpu(&device, shape, bell),
                 )
             }
         }
     })
 }
 
-fn run_rank<B, F, S>(
-    rank: ThisRank<'_>,
-    backend: FaultyBackend<B>,
-    profile: Profile,
-    job: &VideoJob<'_>,
-    front: impl FnOnce(Bell) -> Result<FrontPart<F, Shape>, Error>,
-    phase_b: impl FnOnce(Shape) -> Result<PhaseBPart<S>, Error>,
-) -> Result<(), Error>
-where
-    B: Connects<Link: Breakable>,
-    F: Front<Tx<B>, Rx<B>>,
-    S: PhaseBStages<Tx<B>, Rx<B>, Plan = VideoPlan>,
-{
-    let arm = Rc::clone(&backend.arm);
-    if rank.rank() == FRONT {
-        let ranks = Ranks {
-            front: |bell| {
-                let FrontPart {
-                    stages: inner,
-                    edges,
-                    context_chunks,
-                    shape,
-                } = front(bell)?;
-                Ok(FrontPart {
-                    stages: FaultyFront { inner, arm },
-                    edges,
-                    context_chunks,
-                    shape,
-                })
-            },
-            phase_b: |_| -> Result<PhaseBPart<Elsewhere>, Error> { unreachable!("another rank") },
-            finish: |front: FaultyFront<F>, finished: Finished| front.inner.finish(job, finished),
-        };
-        return rank.run(backend, profile, ranks);
-    }
-    let ranks = Ranks {
-        front,
-        phase_b: |shape| {
-            let PhaseBPart {
-                stages: inner,
-                edges,
-            } = phase_b(shape)?;
-            Ok(PhaseBPart {
-                stages: FaultyPhaseB { inner, arm },
-                edges,
+struct Run<'r, 'a> {
+    rank: ThisRank<'r>,
+    hook: Hook,
+    job: &'r VideoJob<'a>,
+}
+
+impl Run<'_, '_> {
+    /// Runs the stages of this rank, each with the hook.
+    fn stages<B, S, K, L>(
+        self,
+        backend: FaultyBackend<B>,
+        source: impl FnOnce(Bell) -> Result<Opened<S, Shape>, Error>,
+        stage: impl Fn(&StageSpec, &Shape) -> Result<K, Error>,
+        sink: impl FnOnce(&Shape, Bell) -> Result<L, Error>,
+    ) -> Result<(), Error>
+    where
+        B: Breakable,
+        S: ClipSource<B::Tx>,
+        K: Stage<B::Tx, B::Rx, Plan = VideoPlan>,
+        L: Sink<B::Rx, Plan = VideoPlan>,
+    {
+        let (job, arm) = (self.job, Rc::clone(&backend.arm));
+        let mut profile = job.profile()?.set("fault", self.hook);
+        profile.kernels_digest ^= u64::from(arm.changes_weights());
+        let [first, last] = job.ends();
+        let mut program = Program::new(first, |bell| {
+            let opened = source(bell)?;
+            Ok(Opened {
+                source: Faulty::new(opened.source, &arm, 0),
+                context_chunks: opened.context_chunks,
+                steps: opened.steps,
+                shape: opened.shape,
             })
-        },
-        finish: |front: F, finished: Finished| front.finish(job, finished),
-    };
-    rank.run(backend, profile, ranks)
+        })
+        .payloads(|stage, _| job.slot_bytes(stage));
+        for name in job.between() {
+            program = program.stage(name, |part, shape| {
+                let inner = stage(part, shape)?;
+                Ok(Faulty::new(inner, &arm, arm.place_of(part)))
+            });
+        }
+        let program = program
+            .sink(last, |shape, bell| {
+                let inner = sink(shape, bell)?;
+                Ok(Faulty::new(inner, &arm, arm.last()))
+            })
+            .finish(|source: Faulty<S>, finished| source.inner.finish(job, finished));
+        self.rank.run(backend, profile, program)
+    }
 }
 
 /// Refuses a fault that cannot happen in this run. What carries the payloads may not be known yet.
 fn refuse_in_vain(hook: Hook, args: &RunArgs) -> Result<(), Error> {
-    let works = |there: fn(&Description) -> bool| match &args.kernels {
-        KernelChoice::BuiltIn(set) => there(set.describe()),
+    let has_gpu_kernels = match &args.kernels {
+        KernelChoice::BuiltIn(set) => set.describe().cuda,
         _ => true,
     };
     let is_met = match hook.need() {
         None => true,
-        Some(Need::Host) => args.transport != TransportChoice::Nccl && works(|k| k.host),
-        Some(Need::Nccl) => args.transport != TransportChoice::Host && works(|k| k.cuda),
+        Some(Need::Nccl) => args.transport != TransportChoice::Host && has_gpu_kernels,
         Some(Need::Recompute) => args.recompute,
         Some(Need::HardCuts) => args.cuts == CutChoice::Hard,
     };

@@ -4,36 +4,61 @@
 //! tried. Guarantee: each cell is real processes of this very program in the state that its name
 //! says, seen to be there by a sign and not by a guess; how it ended, how long that took and what
 //! was left is measured from outside.
+//!
+//! Two ranks have every state and every event; three in a row have the few that more ranks make different.
 
 mod cell;
+mod chain;
 mod judge;
 mod launch;
 mod net;
 mod play;
+mod ranks;
 mod scene;
 
 use std::sync::OnceLock;
 
 use pp_cli::env::Env;
+use pp_contract::Pipeline;
 use pp_job::{Config, Error};
 
 use self::cell::{Cell, Event};
+use self::chain::Link;
 use self::play::{Unplayed, play};
 use self::scene::Scene;
-use crate::trial::{Ground, Trial, TrialArgs};
+use crate::trial::{CHAIN, Ground, TWO, Told, Trial, TrialArgs, has_gpus};
 
-impl Trial for Cell {
+/// A cell of the matrix.
+enum Any {
+    Two(Cell),
+    Chain(Link),
+}
+
+impl Trial for Any {
     fn name(&self) -> String {
-        self.to_string()
+        match self {
+            Self::Two(cell) => cell.to_string(),
+            Self::Chain(link) => link.to_string(),
+        }
     }
 
     fn means(&self, ground: Ground) -> String {
-        Scene::of(*self, ground).means.into()
+        match self {
+            Self::Two(cell) => Scene::of(*cell, ground).means.into(),
+            Self::Chain(link) => link.means().into(),
+        }
     }
 
     fn not_here(&self, ground: Ground) -> Option<&'static str> {
-        (self.event == Event::Cut && ground.is_host())
-            .then_some("the ranks share memory on one host: there is no network between them")
+        match self {
+            Self::Two(cell) if cell.event == Event::Cut && ground.is_host() => {
+                Some("the ranks share memory on one host: there is no network between them")
+            }
+            Self::Chain(_) if !ground.is_host() && !has_gpus(3) => {
+                Some("there are no three GPUs for three ranks")
+            }
+            _ => None,
+        }
     }
 }
 
@@ -45,23 +70,27 @@ pub(crate) fn shutdown(args: &TrialArgs, env: &Env) -> Result<(), Error> {
     let heartbeat = Config::alone(heartbeat)?.heartbeat.ok_or_else(|| {
         Error::Usage("PP_HEARTBEAT_MS=0: without heartbeats no rank notices a stop".into())
     })?;
+    let [two, chain]: [Pipeline; 2] =
+        [TWO, CHAIN].map(|text| text.parse().expect("a pipeline of ours"));
     // Why ranks in networks of their own do not come up here, once one has not.
     let no_networks = OnceLock::new();
-    args.run("cells", Cell::all(ground), |cell, folder, told| match play(
-        *cell,
-        ground,
-        folder,
-        &no_networks,
-    ) {
-        Ok(played) => {
-            told.wrong = judge::wrong(*cell, ground, &played);
-            told.times = judge::times(*cell, ground, heartbeat, played.times);
-            let whose = ["we", "the peer"].iter().zip(&played.ended);
-            told.ended = whose.map(|(who, ended)| format!("{who} {ended}")).collect();
-        }
-        Err(Unplayed::NotHere(why)) => told.not_run = Some(why),
-        Err(Unplayed::NotReached(why)) => {
-            told.wrong = vec![format!("the state was not reached: {why}")];
-        }
+    let play_two =
+        |cell, folder: &_, told: &mut Told| match play(cell, &two, ground, folder, &no_networks) {
+            Ok(played) => {
+                told.wrong = judge::wrong(cell, ground, &played);
+                told.times = judge::times(cell, ground, heartbeat, played.times);
+                let whose = ["we", "the peer"].iter().zip(&played.ended);
+                told.ended = whose.map(|(who, ended)| format!("{who} {ended}")).collect();
+            }
+            Err(Unplayed::NotHere(why)) => told.not_run = Some(why),
+            Err(Unplayed::NotReached(why)) => {
+                told.wrong = vec![format!("the state was not reached: {why}")];
+            }
+        };
+    let cells = Cell::all(ground).into_iter().map(Any::Two);
+    let cells = cells.chain(Link::all().map(Any::Chain)).collect();
+    args.run("cells", 2, cells, |cell, folder, told| match *cell {
+        Any::Two(cell) => play_two(cell, folder, told),
+        Any::Chain(link) => link.play(&chain, ground, heartbeat, folder, told),
     })
 }

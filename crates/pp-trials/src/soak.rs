@@ -1,11 +1,11 @@
 //! `pp-trials soak`: long jobs, and a fault at every turn.
 //!
-//! Each round makes an input video and settings from the seed, runs the job undisturbed, and then again while Phase B
-//! is killed and stopped at random moments. The second output must be the first, byte for byte, and what the front
-//! holds must not grow. With hard cuts two outputs may differ, since what a cut overtakes depends on the moment: such a
+//! Each round makes an input video and settings from the seed, runs the job undisturbed, and then again while ranks that
+//! may be started again are killed and stopped at random moments. The second output must be the first, byte for byte,
+//! and what rank 0 holds must not grow. With hard cuts two outputs may differ, since what a cut overtakes depends on the moment: such a
 //! job makes no pass over the frames, each carries its number, and every one that comes out must be the source's, in
 //! rising order, with nothing missing but what a cut may overtake. Between the rounds jobs are ended in every other
-//! way: the front killed, drained, aborted.
+//! way: a rank killed, drained, aborted.
 
 mod film;
 mod job;
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use pp_cli::args::whole;
 use pp_cli::print;
+use pp_contract::{Pipeline, Rank};
 use pp_job::Error;
 use pp_testing::Random;
 use pp_testing::process::{Ended, Footprint, signal};
@@ -23,17 +24,18 @@ use rustix::process::Signal;
 
 use self::film::{Dropped, FRAME_BYTES, Film};
 use self::job::Job;
+use crate::trial::TWO;
 
 /// Chunks of a round, and the minutes that rounds go on for, by default.
 const CHUNKS: u64 = 100_000;
 const MINUTES: u32 = 10;
-/// The fewest: a quarter of them fills what the front remembers of its last chunks (16,384 records).
+/// The fewest: a quarter of them fills what rank 0 remembers of its last chunks (16,384 records).
 const FEWEST_CHUNKS: u64 = 4 * 16_384;
 /// By then a job has made all that it makes once.
 const WARM_UP: u64 = 1_000;
 /// Chunks between two faults, at most.
 const FAULTS_WITHIN: u64 = 1_500;
-/// What the front may hold more at any time than in its first quarter, and beside that for each fault: it remembers why,
+/// What rank 0 may hold more at any time than in its first quarter, and beside that for each fault: it remembers why,
 /// when and how long.
 const MAY_GROW_KIB: u64 = 256;
 const FAULT_KIB: u64 = 2;
@@ -52,10 +54,20 @@ pub(crate) struct SoakArgs {
     /// The same seed, 0 to 18446744073709551615, gives the same settings and moments; by default another each time.
     #[arg(long, value_name = "S", value_parser = whole(0..=u64::MAX))]
     seed: Option<u64>,
+    /// The pipeline of the jobs. Its ranks without source and sink are killed and stopped.
+    #[arg(long, value_name = "STAGES", default_value = TWO)]
+    pipeline: Pipeline,
 }
 
 /// Runs rounds until the time is up, and stops at the first that is not as it must be.
 pub(crate) fn soak(args: &SoakArgs) -> std::result::Result<(), Error> {
+    let pipeline = &args.pipeline;
+    if may_restart(pipeline).is_empty() {
+        return Err(Error::Usage(format!(
+            "--pipeline {pipeline}: no rank of it may be started again, since each has the source or the sink; give it \
+             a rank between them"
+        )));
+    }
     // A number of chunks without minutes is that one job.
     let one_round_minutes = if args.chunks.is_some() { 0 } else { MINUTES };
     let minutes = args.minutes.unwrap_or(one_round_minutes);
@@ -63,7 +75,7 @@ pub(crate) fn soak(args: &SoakArgs) -> std::result::Result<(), Error> {
     let seed = args.seed.unwrap_or(std::process::id().into());
     print(&format!(
         "seed {seed}: the same seed gives the same settings and moments\n\n\
-         | chunks | Phase B killed | stopped | frames dropped by hard cuts | memory of the front at chunk {WARM_UP} | at the end | settings |\n\
+         | chunks | ranks killed | stopped | frames dropped by hard cuts | memory of rank 0 at chunk {WARM_UP} | at the end | settings |\n\
          |---|---|---|---|---|---|---|\n"
     ))?;
     let until = Instant::now() + Duration::from_secs(60 * u64::from(minutes));
@@ -71,24 +83,42 @@ pub(crate) fn soak(args: &SoakArgs) -> std::result::Result<(), Error> {
     let mut rounds = 0;
     while rounds == 0 || Instant::now() < until {
         let seed = random.any();
-        // Live video is the hardest: it comes first.
+        // Live video is the hardest: it comes first. It takes a stage that may leave frames as they are.
         let cuts = match rounds {
+            _ if parts(pipeline) > 0 => random.pick(&["flush", "off"]),
             0 => "hard",
             _ => random.pick(&["hard", "flush", "off"]),
         };
         rounds += 1;
-        let row = round(seed, chunks, cuts);
+        let row = round(seed, pipeline, chunks, cuts);
         print(&row.with_context(|| format!("round {rounds}, seed {seed}"))?)?;
     }
     print(&format!(
-        "\n{rounds} rounds, {} chunks under faults: nothing lost, doubled, changed or left behind, and the front did not grow\n",
+        "\n{rounds} rounds, {} chunks under faults: nothing lost, doubled, changed or left behind, and rank 0 did not grow\n",
         rounds * chunks
     ))
+}
+
+/// The ranks that may be started again: those without source and sink.
+fn may_restart(pipeline: &Pipeline) -> Vec<Rank> {
+    let ranks = pipeline.world_size().ranks();
+    ranks
+        .filter(|rank| rank.get() != 0 && *rank != pipeline.sink())
+        .collect()
+}
+
+/// The most parts that a stage is cut into, each of which takes a step; 0 where each stage stands once.
+fn parts(pipeline: &Pipeline) -> u64 {
+    let parts = pipeline.stages().iter().map(|stage| stage.parts as u64);
+    parts.max().filter(|parts| *parts > 1).unwrap_or(0)
 }
 
 /// How a round's jobs are started.
 struct Settings {
     args: Vec<String>,
+    may_restart: Vec<Rank>,
+    /// The number of ranks.
+    world: u32,
     chunks: u64,
     frames_per_chunk: u64,
     depth: u64,
@@ -104,11 +134,14 @@ enum Wanted {
 }
 
 impl Settings {
-    fn new(random: &mut Random, chunks: u64, cuts: &str) -> Self {
+    fn new(random: &mut Random, pipeline: &Pipeline, chunks: u64, cuts: &str) -> Self {
         let frames_per_chunk = 1 + random.below(4);
         let depth = 1 + random.below(4);
-        let steps = random.below(3);
+        // Each part of a stage makes a step.
+        let steps = parts(pipeline) + random.below(3);
         let mut args = vec![
+            "--pipeline".to_owned(),
+            pipeline.to_string(),
             "--frames-per-chunk".to_owned(),
             frames_per_chunk.to_string(),
             "--depth".to_owned(),
@@ -128,6 +161,8 @@ impl Settings {
         }
         Self {
             args,
+            may_restart: may_restart(pipeline),
+            world: pipeline.world_size().get(),
             chunks,
             frames_per_chunk,
             depth,
@@ -171,9 +206,9 @@ impl Settings {
 }
 
 /// One round: an undisturbed job, one under faults, and one that is ended otherwise. The row of the table.
-fn round(seed: u64, chunks: u64, cuts: &str) -> Result<String> {
+fn round(seed: u64, pipeline: &Pipeline, chunks: u64, cuts: &str) -> Result<String> {
     let mut random = Random::new(seed);
-    let settings = Settings::new(&mut random, chunks, cuts);
+    let settings = Settings::new(&mut random, pipeline, chunks, cuts);
     let wanted = settings.wanted()?;
     let Faults {
         killed,
@@ -207,11 +242,11 @@ struct Faults {
     killed: u64,
     stopped: u64,
     dropped: Dropped,
-    /// What the front held after its warm-up, and at its end.
+    /// What rank 0 held after its warm-up, and at its end.
     held: [Footprint; 2],
 }
 
-/// The job again, while Phase B dies and falls silent; how often it did each.
+/// The job again, while ranks die and fall silent; how often each was done.
 fn under_faults(settings: &Settings, random: &mut Random, wanted: &Wanted) -> Result<Faults> {
     let args = settings.with(&["--restarts", "100000"]);
     let mut job = Job::start(&args, settings.film.clone())?;
@@ -223,7 +258,7 @@ fn under_faults(settings: &Settings, random: &mut Random, wanted: &Wanted) -> Re
     while job.goes_on()? {
         thread::sleep(LOOK);
         let written = job.written();
-        if let Some(now) = job.rank(0).and_then(Footprint::of) {
+        if let Some(now) = job.rank(Rank::new(0)).and_then(Footprint::of) {
             let most: &mut Footprint = if written < quarter {
                 &mut early
             } else {
@@ -239,13 +274,14 @@ fn under_faults(settings: &Settings, random: &mut Random, wanted: &Wanted) -> Re
             continue;
         }
         // Also in the middle of a recovery, when there may be none.
-        let Some(phase_b) = job.rank(1) else {
+        let one = settings.may_restart[random.below(settings.may_restart.len() as u64) as usize];
+        let Some(pid) = job.rank(one) else {
             continue;
         };
         if random.below(8) == 0 {
-            stopped += u64::from(signal(phase_b, Signal::STOP));
+            stopped += u64::from(signal(pid, Signal::STOP));
         } else {
-            killed += u64::from(signal(phase_b, Signal::KILL));
+            killed += u64::from(signal(pid, Signal::KILL));
         }
         // Sometimes at once again: the one that has just been started.
         let next = if random.below(4) == 0 {
@@ -261,7 +297,7 @@ fn under_faults(settings: &Settings, random: &mut Random, wanted: &Wanted) -> Re
         late.anonymous_kib <= early.anonymous_kib + MAY_GROW_KIB + FAULT_KIB * (killed + stopped)
             && late.descriptors <= early.descriptors + 4
             && late.threads <= early.threads + 2,
-        "the front grows: {early:?} in its first quarter, {late:?} later"
+        "rank 0 grows: {early:?} in its first quarter, {late:?} later"
     );
     Ok(Faults {
         killed,
@@ -289,16 +325,15 @@ fn compare(wanted: &[u8], got: &[u8]) -> Result<()> {
 
 /// A job that is ended in the middle, from outside.
 fn end_otherwise(settings: &Settings, random: &mut Random, wanted: &Wanted) -> Result<()> {
-    let how = random.pick(&["kill the front", "kill Phase B", "drain", "abort"]);
+    let how = random.pick(&["kill a rank", "drain", "abort"]);
+    let one = Rank::new(random.below(settings.world.into()) as u32);
     let mut job = Job::start(&settings.args, settings.film.clone())?;
     let due = (1 + random.below(settings.chunks / 2)) * settings.chunk_bytes();
     while job.goes_on()? && job.written() < due {
         thread::sleep(LOOK);
     }
-    let (front, phase_b) = (job.rank(0), job.rank(1));
     match how {
-        "kill the front" => drop(front.map(|pid| signal(pid, Signal::KILL))),
-        "kill Phase B" => drop(phase_b.map(|pid| signal(pid, Signal::KILL))),
+        "kill a rank" => drop(job.rank(one).map(|pid| signal(pid, Signal::KILL))),
         "drain" => job.signal(Signal::INT),
         _ => {
             // The same signal again, at once, would count as one.
@@ -306,7 +341,7 @@ fn end_otherwise(settings: &Settings, random: &mut Random, wanted: &Wanted) -> R
             job.signal(Signal::TERM);
         }
     }
-    let ended = job.end().with_context(|| how.to_owned())?;
+    let ended = job.end().with_context(|| format!("{how} (rank {one})"))?;
     // A fast job may be done before any signal.
     let expected: &[i32] = match how {
         "drain" | "abort" => &[0, 130],

@@ -9,9 +9,9 @@ mod work;
 
 use std::time::Duration;
 
-pub(crate) use self::job::{ASIDE, Ground, join, left_of, new_job, run_in};
+pub(crate) use self::job::{ASIDE, CHAIN, Ground, TWO, has_gpus, join, left_of, new_job, run_in};
 pub(crate) use self::run::{Trial, TrialArgs};
-pub(crate) use self::told::{Ended, Time};
+pub(crate) use self::told::{Ended, Time, Told};
 
 /// From the moment at which a rank notices a fault to the end of the last rank.
 pub(crate) const ENDS_WITHIN: Duration = Duration::from_secs(1);

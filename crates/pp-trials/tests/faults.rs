@@ -15,19 +15,33 @@ const RULES: [&str; 18] = [
     "OM-11", "OM-12", "OM-13", "size", "order", "devices", "counts", "log",
 ];
 
+/// The sink on a rank of its own.
+const CHAIN: [&str; 2] = ["--pipeline", "encode@0 -> phase_b@1 -> decode@2"];
+
+/// Why a fault is not made: it is one of another transport, or of another pipeline.
+const NOT_HERE: &[&str] = &["not a fault of this transport", "it takes a pipeline with"];
+
 #[test]
 fn every_fault_ends_as_it_must_on_the_host() {
-    assert_all_behave(&mut pp(&["faults"]), 40, "not a fault of this transport");
+    assert_all_behave(&mut pp(&["faults"]), 48, NOT_HERE);
+}
+
+#[test]
+fn every_fault_ends_as_it_must_on_three_ranks() {
+    assert_all_behave(pp(&["faults"]).args(CHAIN), 53, NOT_HERE);
 }
 
 #[test]
 fn every_fault_ends_as_it_must_over_nccl() {
     let fakes = Fakes::build();
     let folder = folder("faults_nccl");
-    let mut command = pp(&["faults", "--transport", "nccl"]);
-    fakes.give_to(&mut command);
-    command.env("PP_FAKE_NCCL_DIR", folder.file(""));
-    assert_all_behave(&mut command, 44, "not a fault of this transport");
+    for pipeline in [&[][..], &CHAIN] {
+        let mut command = pp(&["faults", "--transport", "nccl"]);
+        fakes.give_to(command.args(pipeline));
+        command.env("PP_FAKE_NCCL_DIR", folder.file(""));
+        command.env("PP_FAKE_DEVICES", "3");
+        assert_all_behave(&mut command, 55, NOT_HERE);
+    }
 }
 
 #[test]
@@ -41,7 +55,7 @@ fn every_rule_is_broken_somewhere() {
         assert!(ids.iter().any(breaks), "nothing breaks {rule}");
     }
     assert_eq!(ids.len(), list.lines().count(), "an id stands there twice");
-    assert!(list.contains("PP_FAULT=truncated-frame: Received: the first half of a frame"));
+    assert!(list.contains("PP_FAULT=truncated-frame@1: Received: the first half of a frame"));
 }
 
 #[test]
@@ -51,9 +65,11 @@ fn what_cannot_be_made_is_refused_and_named() {
     let input = input.to_str().unwrap();
     for (fault, more, words) in [
         ("kill@7", &[][..], ["PP_FAULT", "rank 7"]),
+        ("huge-note@1", &[], ["PP_FAULT", "only the source"]),
+        ("late-result", &CHAIN, ["PP_FAULT", "one rank"]),
         ("no-such-fault", &[], ["PP_FAULT", "no-such-fault"]),
         ("kill@1:chunk=x", &[], ["PP_FAULT", "\"x\""]),
-        ("kill@1", &["--ranks", "1"], ["PP_FAULT", "--ranks 1"]),
+        ("kill@1", &["--ranks", "1"], ["PP_FAULT", "no such rank"]),
         (
             "no-such-fault",
             &[],
@@ -79,7 +95,12 @@ fn what_cannot_be_made_is_refused_and_named() {
 fn hooks_are_named_and_one_that_did_not_strike_says_so() {
     let ended = run(&mut pp(&["faults", "--hooks"]), None).succeeded();
     let text = String::from_utf8(ended.stdout).unwrap();
-    for words in ["kill ", "rank 1 or 0", "second-thread", "needs --recompute"] {
+    for words in [
+        "kill ",
+        "The rank kills itself",
+        "second-thread",
+        "needs --recompute",
+    ] {
         assert!(text.contains(words), "{text}");
     }
     let folder = folder("faults_vain");
@@ -91,10 +112,7 @@ fn hooks_are_named_and_one_that_did_not_strike_says_so() {
         "--input",
         input.to_str().unwrap(),
     ];
-    for (fault, strikes) in [
-        ("swapped:chunk=1000", false),
-        ("stall-compute:chunk=1:ms=1", true),
-    ] {
+    for (fault, strikes) in [("swapped:chunk=1000", false), ("stall:chunk=1:ms=1", true)] {
         let ended = run(pp(&args).env("PP_FAULT", fault), None).succeeded();
         let in_vain = ended
             .stderr

@@ -90,7 +90,7 @@ fn a_stage_that_does_not_come_back_is_named_with_its_chunk() {
     let folder = folder("flight_stuck");
     let mut command = job(&folder);
     command
-        .env("PP_FAULT", "stall-compute@1:chunk=2:ms=60000")
+        .env("PP_FAULT", "stall@1:chunk=2:ms=60000")
         .env("PP_STUCK_MS", "1000");
     let words = ["rank 1", "phase_b", "pp flight", text(folder.path())];
     ended_with(run(&mut command, None), 9, &words);

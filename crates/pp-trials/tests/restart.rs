@@ -1,4 +1,4 @@
-//! A job that may start Phase B again, whose ranks end by themselves.
+//! A job that may start a rank again, whose ranks end by themselves.
 
 mod common;
 
@@ -20,10 +20,10 @@ fn clip() -> Vec<u8> {
     video(64, 48, "mono", 400)
 }
 
-/// As a plugin does it that calls `exit`: the process of Phase B ends well, long before its time. Or a
+/// As a plugin does it that calls `exit`: the process of the stage ends well, long before its time. Or a
 /// library of ours panics.
 #[test]
-fn a_phase_b_that_ends_without_a_word_is_missed() {
+fn a_rank_that_ends_without_a_word_is_missed() {
     let wanted = run(&mut through(&[]), Some(clip())).succeeded().stdout;
     // The first 16 chunks warm up: a restart among them leaves the measures what they are.
     for (restarts, hook, is_measured) in [
@@ -47,9 +47,9 @@ fn a_phase_b_that_ends_without_a_word_is_missed() {
             _ => "asked for by PP_FAULT",
         };
         let mut lines = ended.stderr.lines();
-        let line = lines.find(|line| line.starts_with("pp: Phase B (rank 1) is gone: "));
+        let line = lines.find(|line| line.starts_with("pp: rank 1 is gone: "));
         let line = line.unwrap_or_else(|| panic!("{}", ended.stderr));
-        // The front may notice the end first, and then it says why; and what a rank reports of its panic is read by another
+        // Rank 0 may notice the end first, and then it says why; and what a rank reports of its panic is read by another
         // thread than its end.
         let whys = [why, "its control channel ended", "ended with exit code 1"];
         assert!(whys.iter().any(|why| line.contains(why)), "{line}");

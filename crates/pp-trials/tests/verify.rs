@@ -175,7 +175,7 @@ fn digests_on_a_gpu_are_in_order() {
 
 /// What is sent again has digests, too, and the same results.
 #[test]
-fn run_that_went_on_with_another_phase_b_has_the_digests_of_an_undisturbed_one() {
+fn run_that_went_on_with_another_rank_has_the_digests_of_an_undisturbed_one() {
     let folder = folder("verify_restart");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 14));
     for transport in TRANSPORTS {

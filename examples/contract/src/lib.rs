@@ -1,13 +1,16 @@
 //! A crate that uses `pp-contract` alone: an audio vocoder that streams through the same contract.
 //!
-//! It brings its own plan and touches nothing of `pp-contract`. The front sends a few frames of a
-//! mel spectrogram, Phase B sends back the samples. Everything else (header, order, sizes,
-//! checksums, handshake) comes with the contract.
+//! It brings its own plan and touches nothing of `pp-contract`. The source sends a few frames of a mel spectrogram, the
+//! stage `vocode` makes samples of them, and the sink accepts them. Everything else (header, order, sizes, checksums,
+//! handshake) comes with the contract.
 
 #![forbid(unsafe_code)]
 
-use pp_contract::{DType, Envelope, Manifest, ManifestError, Plan, PlanError, TensorSpec};
+use pp_contract::{DType, Manifest, ManifestError, Plan, PlanError, StageSpec};
 use serde::{Deserialize, Serialize};
+
+/// The stages, and a rank for each: the text that the ranks are started with.
+pub const PIPELINE: &str = "mel@0 -> vocode@1 -> play@0";
 
 /// The fields of a [`VocoderPlan`], as they travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,34 +23,39 @@ pub struct VocoderParts {
     pub mel_bins: u32,
     /// Samples that one frame becomes, 1 to 1024.
     pub hop: u32,
-    /// Refinement passes, at least 1; each is one generator call.
+    /// Refinement passes, at least 1; each is one call of `vocode`.
     pub passes: u32,
 }
 
 /// Turn a piece of a spectrogram into samples.
 ///
-/// In: `mel` f32 `[frames, mel_bins]`. Out: `samples` f32 `[frames * hop]`.
+/// The source makes `mel` f32 `[frames, mel_bins]`, and `vocode` makes `samples` f32 `[frames * hop]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VocoderPlan(VocoderParts);
 
 impl VocoderPlan {
-    /// The tensors that go with the plan and those that come back: all that the front needs to
-    /// ask for this piece.
+    /// What the source makes for this piece.
     ///
     /// # Errors
     /// [`ManifestError`]; the bounds of the plan are well within those of a manifest, so none is
     /// known to occur.
-    pub fn manifests(&self) -> Result<(Manifest, Manifest), ManifestError> {
-        let mel = TensorSpec::new("mel", DType::F32, &self.mel_dims())?;
-        let samples = TensorSpec::new("samples", DType::F32, &[self.samples()])?;
-        Ok((Manifest::new(&[mel])?, Manifest::new(&[samples])?))
+    pub fn mel(&self) -> Result<Manifest, ManifestError> {
+        Manifest::single("mel", DType::F32, &self.mel_dims())
+    }
+
+    /// What `vocode` makes of it.
+    ///
+    /// # Errors
+    /// As [`VocoderPlan::mel`].
+    pub fn samples(&self) -> Result<Manifest, ManifestError> {
+        Manifest::single("samples", DType::F32, &[self.sample_count()])
     }
 
     fn mel_dims(&self) -> [u64; 2] {
         [self.0.frames.into(), self.0.mel_bins.into()]
     }
 
-    fn samples(&self) -> u64 {
+    fn sample_count(&self) -> u64 {
         u64::from(self.0.frames) * u64::from(self.0.hop)
     }
 }
@@ -75,24 +83,27 @@ impl Plan for VocoderPlan {
         &self.0
     }
 
-    fn expected_calls(&self) -> u32 {
-        self.0.passes
+    fn calls(&self, stage: &StageSpec) -> u32 {
+        match &*stage.name {
+            "vocode" => self.0.passes,
+            _ => 1,
+        }
     }
 
     fn start_frame(&self) -> u64 {
         self.0.start_frame
     }
 
-    fn check_inputs(&self, inputs: &Manifest) -> Result<(), PlanError> {
-        inputs.expect_tensors(&[("mel", DType::F32)])?;
-        inputs.expect_shape("mel", &self.mel_dims())
-    }
-
-    fn check_outputs(&self, _inputs: &Manifest, outputs: &Manifest) -> Result<(), PlanError> {
-        outputs.expect_tensors(&[("samples", DType::F32)])?;
-        outputs.expect_shape("samples", &[self.samples()])
+    fn check(&self, stage: &StageSpec, tensors: &Manifest) -> Result<(), PlanError> {
+        match &*stage.name {
+            "vocode" => {
+                tensors.expect_tensors(&[("samples", DType::F32)])?;
+                tensors.expect_shape("samples", &[self.sample_count()])
+            }
+            _ => {
+                tensors.expect_tensors(&[("mel", DType::F32)])?;
+                tensors.expect_shape("mel", &self.mel_dims())
+            }
+        }
     }
 }
-
-/// What the front of a vocoder asks for.
-pub type VocoderEnvelope = Envelope<VocoderPlan>;

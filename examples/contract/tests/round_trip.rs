@@ -1,11 +1,11 @@
 //! A plan of another crate goes all the way, and a wrong one goes nowhere.
 
 use pp_contract::{
-    BodyError, CacheEpoch, ChunkIndex, Composer, Expectation, Hello, HelloParts, Lockstep,
-    Manifest, Outcome, Plan, PlanError, Rank, Sequencer, Settings, Stamp, Text, Verdict, VideoPlan,
+    BodyError, CacheEpoch, CallId, ChunkIndex, Composer, Hello, HelloParts, Lockstep, Message,
+    Pipeline, Plan, PlanError, Rank, Sequencer, Settings, StageReport, Stamp, Text, VideoPlan,
     WorldSize, compare,
 };
-use pp_example_contract::{VocoderEnvelope, VocoderParts, VocoderPlan};
+use pp_example_contract::{PIPELINE, VocoderParts, VocoderPlan};
 
 const PARTS: VocoderParts = VocoderParts {
     start_frame: 128,
@@ -15,10 +15,19 @@ const PARTS: VocoderParts = VocoderParts {
     passes: 3,
 };
 
-fn envelope() -> VocoderEnvelope {
+fn pipeline() -> Pipeline {
+    PIPELINE.parse().unwrap()
+}
+
+/// What the source sends.
+fn message() -> Message<VocoderPlan> {
     let plan = VocoderPlan::from_parts(PARTS).unwrap();
-    let (inputs, outputs) = plan.manifests().unwrap();
-    VocoderEnvelope::new(plan, inputs, outputs).unwrap()
+    let tensors = plan.mel().unwrap();
+    Message::new(plan, &pipeline().stages()[0], tensors).unwrap()
+}
+
+fn first_stamp() -> Stamp {
+    Stamp::new(ChunkIndex::new(0), CacheEpoch::new(0), CallId::new(0))
 }
 
 fn hello<P: Plan>(rank: u32) -> Hello {
@@ -41,40 +50,62 @@ fn hello<P: Plan>(rank: u32) -> Hello {
 }
 
 #[test]
-fn a_piece_goes_there_and_its_result_comes_back() {
-    // The front prepares, which may fail, and commits, which may not.
-    let epoch = CacheEpoch::new(0);
-    let asked = envelope();
-    let mut front = (Composer::new(), Sequencer::new(), Lockstep::replies());
-    let prepared = front.0.prepare_envelope(&asked).unwrap();
+fn a_piece_goes_there_and_its_samples_come_back() {
+    let pipeline = pipeline();
+    // The source prepares, which may fail, and commits, which may not.
+    let (mut composer, mut sequencer) = (Composer::new(), Sequencer::new());
+    let prepared = composer.prepare(&message()).unwrap();
     assert_eq!(prepared.payload_bytes(), 64 * 80 * 4);
-    let sent = prepared.commit(&mut front.1, Stamp::fresh(ChunkIndex::new(0), epoch));
-    front.2.expect(sent.header());
-    let expectation = Expectation::of(sent.header(), &asked);
+    let sent = prepared.commit(&mut sequencer, first_stamp());
 
-    // Phase B admits, decodes, works, and answers with the ids that it was given.
-    let mut phase_b = (Composer::new(), Sequencer::new(), Lockstep::requests());
-    let matched = phase_b.2.admit(sent.frame()).unwrap();
-    let received: VocoderEnvelope = matched.envelope().unwrap();
-    assert_eq!(received, asked);
-    let outcome = Outcome {
-        observed_calls: received.plan().parts().passes,
-        phase_b_us: 900,
-        idle_us: 10,
-        start_frame: received.plan().start_frame(),
-        seal: None,
-        outputs: received.outputs().clone(),
-    };
-    let prepared = phase_b.0.prepare_outcome(&outcome).unwrap();
-    let answer = prepared.commit(&mut phase_b.1, Stamp::echo(matched.header()));
+    // Rank 1 admits, decodes, works, and hands on its samples with the ids that it was given.
+    let mut lockstep = Lockstep::new();
+    let matched = lockstep.admit(sent.frame()).unwrap();
+    let received: Message<VocoderPlan> = matched.message(&pipeline, 0).unwrap();
+    assert_eq!(received, message());
+    let (samples, report) = (received.plan().samples().unwrap(), work(&received));
+    let handed_on = received.hand_on(&pipeline, 1, samples, &report).unwrap();
+    let (mut composer, mut sequencer) = (Composer::new(), Sequencer::new());
+    let prepared = composer.prepare(&handed_on).unwrap();
+    let sent = prepared.commit(&mut sequencer, Stamp::of(matched.header()));
 
-    // The front takes it, and would not take it after a cut.
-    let matched = front.2.admit(answer.frame()).unwrap();
+    // The sink takes it: a payload of the right size, after the planned passes.
+    let mut lockstep = Lockstep::new();
+    let matched = lockstep.admit(sent.frame()).unwrap();
     assert_eq!(matched.header().payload_bytes(), 64 * 256 * 4);
-    let outcome = matched.outcome().unwrap();
-    let judge = |epoch| expectation.judge(matched.header(), &outcome, epoch);
-    assert_eq!(judge(epoch), Ok(Verdict::Accept));
-    assert_eq!(judge(CacheEpoch::new(1)), Ok(Verdict::Stale));
+    let received: Message<VocoderPlan> = matched.message(&pipeline, 1).unwrap();
+    assert_eq!(received.trail().report(1), Some(&report));
+}
+
+/// The report of `vocode`.
+fn work(message: &Message<VocoderPlan>) -> StageReport {
+    StageReport {
+        calls: message.plan().parts().passes,
+        start_frame: message.plan().start_frame(),
+        work_us: 900,
+        ..StageReport::default()
+    }
+}
+
+#[test]
+fn a_stage_that_skips_a_pass_is_named() {
+    let pipeline = pipeline();
+    let samples = message().plan().samples().unwrap();
+    let lazy = StageReport {
+        calls: 2,
+        ..work(&message())
+    };
+    let handed_on = message().hand_on(&pipeline, 1, samples, &lazy).unwrap();
+    let mut composer = Composer::new();
+    let prepared = composer.prepare(&handed_on).unwrap();
+    let sent = prepared.commit(&mut Sequencer::new(), first_stamp());
+    let mut lockstep = Lockstep::new();
+    let matched = lockstep.admit(sent.frame()).unwrap();
+    let Err(BodyError::Trail(error)) = matched.message::<VocoderPlan>(&pipeline, 1) else {
+        panic!("a skipped pass is taken");
+    };
+    let text = "vocode on rank 1 made 2 calls, 3 were planned";
+    assert_eq!(error.to_string(), text);
 }
 
 #[test]
@@ -92,16 +123,13 @@ fn another_plan_is_refused_at_the_handshake() {
 }
 
 #[test]
-fn a_peer_of_another_plan_does_not_decode_the_envelope() {
+fn a_peer_of_another_plan_does_not_decode_the_message() {
     let mut composer = Composer::new();
-    let prepared = composer.prepare_envelope(&envelope()).unwrap();
-    let stamp = Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0));
-    let sent = prepared.commit(&mut Sequencer::new(), stamp);
-    let mut lockstep = Lockstep::requests();
-    let refused = lockstep
-        .admit(sent.frame())
-        .unwrap()
-        .envelope::<VideoPlan>();
+    let prepared = composer.prepare(&message()).unwrap();
+    let sent = prepared.commit(&mut Sequencer::new(), first_stamp());
+    let mut lockstep = Lockstep::new();
+    let matched = lockstep.admit(sent.frame()).unwrap();
+    let refused = matched.message::<VideoPlan>(&pipeline(), 0);
     assert!(
         matches!(refused, Err(BodyError::Malformed { .. })),
         "{refused:?}"
@@ -114,9 +142,7 @@ fn a_plan_that_breaks_its_own_rules_is_refused() {
     assert_eq!(error.to_string(), "hop is 0: 1 to 1024");
 
     let plan = VocoderPlan::from_parts(PARTS).unwrap();
-    let (inputs, outputs) = plan.manifests().unwrap();
-    let swapped = VocoderEnvelope::new(plan, outputs, inputs.clone());
+    let (pipeline, samples) = (pipeline(), plan.samples().unwrap());
+    let swapped = Message::new(plan, &pipeline.stages()[0], samples);
     assert!(matches!(swapped, Err(PlanError::Tensors { .. })));
-    let nothing_back = VocoderEnvelope::new(plan, inputs, Manifest::empty());
-    assert!(nothing_back.is_err());
 }

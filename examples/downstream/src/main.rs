@@ -1,8 +1,8 @@
-//! A vocoder: rank 0 reads a spectrogram from IN, rank 1 makes samples of it, and rank 0 writes them to OUT.
+//! A vocoder: the first stage reads a spectrogram from IN, the second makes samples of it, and the third writes them to
+//! OUT. The stages stand on three ranks, unless a third argument says where: "mel@0 -> vocode@1 -> play@0".
 
 use std::fs::File;
 use std::io::{BufReader, Read as _, Write as _};
-use std::path::PathBuf;
 
 use pp_example_downstream::{BINS, HOP, PIECE, vocode};
 use pp_job::prelude::*;
@@ -30,91 +30,105 @@ impl Plan for Piece {
     fn start_frame(&self) -> u64 {
         self.first
     }
-    fn check_inputs(&self, inputs: &Manifest) -> Result<(), PlanError> {
-        inputs.expect_shape("mel", &[self.frames, BINS])
-    }
-    fn check_outputs(&self, _: &Manifest, outputs: &Manifest) -> Result<(), PlanError> {
-        outputs.expect_shape("samples", &[self.frames, HOP])
+    fn check(&self, stage: &StageSpec, made: &Manifest) -> Result<(), PlanError> {
+        match &*stage.name {
+            "mel" => made.expect_shape("mel", &[self.frames, BINS]),
+            _ => made.expect_shape("samples", &[self.frames, HOP]),
+        }
     }
 }
 
-/// Rank 0: the source and the sink.
-struct Files {
-    source: BufReader<File>,
-    sink: StagedFile,
-    mel: Vec<u8>,
+/// The source.
+struct Mel {
+    file: BufReader<File>,
+    piece: Vec<u8>,
     next: u64,
 }
 
-impl FrontStages<TxLease, RxLease> for Files {
+impl Source<TxLease> for Mel {
     type Plan = Piece;
     type Carry = ();
-    type Decoding = Infallible;
-    fn poll_source(&mut self) -> StageResult<Offer> {
-        if self.mel.is_empty() {
-            let mut piece = self.source.by_ref().take(PIECE * BINS * 4);
-            piece.read_to_end(&mut self.mel)?;
+    fn poll(&mut self) -> StageResult<Offer> {
+        if self.piece.is_empty() {
+            let mut piece = self.file.by_ref().take(PIECE * BINS * 4);
+            piece.read_to_end(&mut self.piece)?;
         }
-        match self.mel.is_empty() {
+        match self.piece.is_empty() {
             true => Ok(Offer::End),
             false => Ok(Offer::Chunk(Cut::None)),
         }
     }
     fn build(&mut self, _: Place, slot: &mut TxLease) -> StageResult<Built<Piece, ()>> {
-        let (first, frames) = (self.next, self.mel.len() as u64 / BINS / 4);
-        slot.bytes_mut()[..self.mel.len()].copy_from_slice(&self.mel);
-        self.mel.clear();
+        let (first, frames) = (self.next, self.piece.len() as u64 / BINS / 4);
+        slot.bytes_mut()[..self.piece.len()].copy_from_slice(&self.piece);
+        self.piece.clear();
         self.next += frames;
         let mel = Manifest::single("mel", DType::F32, &[frames, BINS])?;
-        let samples = Manifest::single("samples", DType::F32, &[frames, HOP])?;
-        let envelope = Envelope::new(Piece { first, frames }, mel, samples)?;
-        Ok(Built::new(envelope, ()))
+        Ok(Built::new(Piece { first, frames }, mel, ()))
     }
-    fn decode(
+}
+
+/// The sink.
+struct Play(Option<StagedFile>);
+
+impl Sink<RxLease> for Play {
+    type Plan = Piece;
+    type Kept = Infallible;
+    fn take(
         &mut self,
-        _: ChunkIndex,
-        (): (),
-        _: &Outcome,
-        samples: Option<RxLease>,
-    ) -> StageResult<Progress<Decoded, Infallible>> {
-        samples.map_or(Ok(()), |samples| self.sink.write_all(samples.bytes()))?;
-        Ok(Progress::Done(Decoded::default()))
+        chunk: Chunk<'_, Piece>,
+        samples: Option<&RxLease>,
+    ) -> StageResult<Progress<Taken, Infallible>> {
+        if let (Some(file), Some(samples)) = (&mut self.0, samples) {
+            file.write_all(samples.bytes())?;
+        }
+        Ok(Progress::Done(Taken::of(chunk.message.plan(), 1)))
+    }
+    fn finish(&mut self) -> StageResult<()> {
+        self.0.take().map_or(Ok(()), |file| Ok(file.commit()?))
     }
 }
 
 fn main() -> std::process::ExitCode {
     pp_job::main(|| {
-        let paths: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
-        let [input, output] = paths.as_slice() else {
-            return Err(Error::Usage("usage: vocoder IN OUT".into()));
+        let args: Vec<String> = std::env::args().skip(1).collect();
+        let [input, output, pipeline @ ..] = args.as_slice() else {
+            let usage = "usage: vocoder IN OUT [PIPELINE]";
+            return Err(Error::Usage(usage.into()));
         };
-        let edges = Edges::new(4, PIECE * BINS * 4, PIECE * HOP * 4);
-        let ranks = Ranks {
-            front: |_| {
-                let file = File::open(input).map_err(|e| StageError::file("open", input, &e))?;
-                let files = Files {
-                    source: BufReader::new(file),
-                    sink: StagedFile::create(output)?,
-                    mel: Vec::new(),
-                    next: 0,
-                };
-                Ok(FrontPart::new(files, edges))
-            },
-            phase_b: |()| {
-                let stages = OnHost::new(|asked: &Envelope<Piece>, mel, samples| {
-                    vocode(asked.plan().first, mel, samples);
-                    Ok(())
-                });
-                Ok(PhaseBPart { stages, edges })
-            },
-            finish: |files: Files, finished: Finished| {
-                files.sink.commit()?;
+        let output = std::path::Path::new(output);
+        let pipeline = pipeline.first().map(String::as_str);
+        let pipeline = pipeline.unwrap_or("mel@0 -> vocode@1 -> play@2");
+        let pipeline: Pipeline = pipeline.parse()?;
+        let open = |_| {
+            let failed = |e| StageError::file("open", input.as_ref(), &e);
+            let file = BufReader::new(File::open(input).map_err(failed)?);
+            let (piece, next) = (Vec::new(), 0);
+            Ok(Opened::new(Mel { file, piece, next }))
+        };
+        let program = Program::<Host, _, _>::new("mel", open)
+            .payloads(|stage, ()| match &*stage.name {
+                "mel" => PIECE * BINS * 4,
+                _ => PIECE * HOP * 4,
+            })
+            .stage("vocode", |_, ()| {
+                Ok(OnHost::new(|chunk: Chunk<'_, Piece>, mel, samples| {
+                    let piece = chunk.message.plan();
+                    vocode(piece.first, mel, samples);
+                    let tensors = Manifest::single("samples", DType::F32, &[piece.frames, HOP])?;
+                    let report = Taken::of(piece, 1);
+                    Ok(Done { tensors, report })
+                }))
+            })
+            .sink("play", |(), _| Ok(Play(Some(StagedFile::create(output)?))))
+            .finish(|_, finished| {
                 finished.write_report(&output.with_extension("json"))?;
                 Ok(finished.write_trace(&output.with_extension("trace"))?)
-            },
-        };
+            });
         let config = Config::from_env(|name| std::env::var_os(name))?;
-        let job = Job::new(&config).restarts(2);
-        job.run(|rank| rank.run(Host, Profile::new(), ranks))
+        // Those of the source and of the sink are not started again.
+        let restarts = 2 * u32::from(pipeline.world_size().get() > 1);
+        let job = Job::new(&config, &pipeline).restarts(restarts);
+        job.run(|rank| rank.run(Host, Profile::new(), program))
     })
 }

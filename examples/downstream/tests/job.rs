@@ -22,6 +22,9 @@ fn vocoder(input: &Path, output: &Path) -> Command {
     command
 }
 
+/// Other placements than that of the program.
+const PIPELINES: [&str; 2] = ["mel@0 -> vocode@0 -> play@0", "mel@0 -> vocode@1 -> play@0"];
+
 fn spectrogram() -> Vec<u8> {
     let loud = (0..FRAMES * BINS).map(|at| ((at * 7 % 31) as f32 / 31.0).to_le_bytes());
     loud.flatten().collect()
@@ -38,7 +41,7 @@ fn report(output: &Path) -> serde_json::Value {
 }
 
 /// The process of rank 1.
-fn phase_b(supervisor: &Child) -> Option<Pid> {
+fn rank_1(supervisor: &Child) -> Option<Pid> {
     let id = supervisor.id();
     let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).ok()?;
     children.split_whitespace().find_map(|pid| {
@@ -53,16 +56,37 @@ fn phase_b(supervisor: &Child) -> Option<Pid> {
 }
 
 #[test]
+fn every_placement_makes_the_same_samples() {
+    let folder = folder("placed");
+    let input = folder.write("mel", &spectrogram());
+    for (at, pipeline) in PIPELINES.iter().enumerate() {
+        let output = folder.file(&format!("samples-{at}.f32"));
+        let ended = vocoder(&input, &output).arg(pipeline).status().unwrap();
+        assert!(ended.success(), "{pipeline}");
+        assert_is_whole(&output);
+    }
+}
+
+#[test]
 fn a_killed_rank_is_replaced_and_no_sample_is_lost() {
-    let folder = folder("killed");
+    replace_rank_1("killed", &[]);
+}
+
+#[test]
+fn so_is_one_with_source_and_sink_on_the_same_rank() {
+    replace_rank_1("killed between", &[PIPELINES[1]]);
+}
+
+fn replace_rank_1(test: &str, pipeline: &[&str]) {
+    let folder = folder(test);
     let (input, output) = (folder.fifo("mel"), folder.file("samples.f32"));
-    let mut job = vocoder(&input, &output).spawn().unwrap();
+    let mut job = vocoder(&input, &output).args(pipeline).spawn().unwrap();
     let mut pipe = File::options().write(true).open(&input).unwrap();
     let spectrogram = spectrogram();
     let (first, rest) = spectrogram.split_at(spectrogram.len() / 2);
     // A pipe holds 64 KiB and four chunks are in flight, so most of the first half is done when this returns.
     pipe.write_all(first).unwrap();
-    kill_process(phase_b(&job).unwrap(), Signal::KILL).unwrap();
+    kill_process(rank_1(&job).unwrap(), Signal::KILL).unwrap();
     pipe.write_all(rest).unwrap();
     drop(pipe);
     assert!(job.wait().unwrap().success());
@@ -78,9 +102,9 @@ fn torchrun_starts_the_ranks_as_well() {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = socket.local_addr().unwrap().port().to_string();
     drop(socket);
-    let ranks = ["0", "1"].map(|rank| {
+    let ranks = ["0", "1", "2"].map(|rank| {
         let mut command = vocoder(&input, &output);
-        command.envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2")]);
+        command.envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "3")]);
         command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
         command.env("PP_JOB_SECRET", "a secret of more than sixteen bytes");
         command.spawn().unwrap()
@@ -92,6 +116,20 @@ fn torchrun_starts_the_ranks_as_well() {
     assert_eq!(report(&output)["run"]["restarts"], 0);
     let trace = fs::read(output.with_extension("trace")).unwrap();
     serde_json::from_slice::<serde_json::Value>(&trace).unwrap();
+}
+
+#[test]
+fn an_output_that_cannot_be_written_blames_the_rank_of_the_sink() {
+    let folder = folder("unwritable");
+    let input = folder.write("mel", &spectrogram());
+    let output = folder.file("none").join("samples.f32");
+    let ended = vocoder(&input, &output).output().unwrap();
+    let text = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(
+        text.contains("rank 2") && text.contains("create its directory"),
+        "{text}"
+    );
 }
 
 #[test]

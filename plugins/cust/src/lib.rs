@@ -13,7 +13,8 @@ mod gpu;
 pub use gpu::{Function, Memory, Stream};
 
 use pp_kernels::denoise::cuda::{Gpu as _, PtxSession};
-use pp_kernels::{Description, Failure, KernelSet, SessionConfig, Space};
+use pp_kernels::export::no_args;
+use pp_kernels::{Description, Failure, KernelSet, SessionConfig, Space, StageInfo};
 
 /// The kernels of this plugin.
 #[derive(Debug)]
@@ -33,14 +34,19 @@ impl pp_kernels::Kernels for Cust {
         }
     }
 
-    fn create(config: &SessionConfig) -> Result<PtxSession<Stream>, Failure> {
+    fn create(
+        stage: &StageInfo,
+        config: &SessionConfig,
+        args: &[(&str, &str)],
+    ) -> Result<PtxSession<Stream>, Failure> {
+        no_args(args)?;
         match config.space {
             Space::Cuda { context, stream } => {
                 // SAFETY: the caller of the C table promises both handles for the life of the session.
                 let stream = unsafe { Stream::borrow(context, stream) };
                 stream.check_current()?;
                 // SAFETY: the session is reached through the C table, whose callers promise the contract of a call.
-                unsafe { PtxSession::new(stream, config) }
+                unsafe { PtxSession::new(stream, stage.kind, config) }
             }
             Space::Host => Err(Failure::unsupported("cust works in CUDA memory only")),
         }

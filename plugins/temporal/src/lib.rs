@@ -5,13 +5,13 @@
 //! differs by more than noise does, and is left alone. Each further step starts from the result of the one before.
 //!
 //! Latents are the samples themselves, plane after plane without padding, as bf16 `[frames, samples]`. The cache is
-//! one frame. It shows all that a plugin needs: two traits, and one line for the export.
+//! one frame. It shows all that a plugin needs: its stages, two traits, and one line for the export.
 
 use half::bf16;
 use pp_kernels::{
-    Chroma, ChunkShape, DType, Description, Failure, FrameView, FrameViewMut, Kernels, Layout,
-    Manifest, Payload, PayloadMut, Session, SessionConfig, Space, TensorSpec, VideoPlanParts,
-    denoise::cpu,
+    Chroma, ChunkShape, Collectives, DType, Description, Failure, FrameView, FrameViewMut, Kernels,
+    Layout, Manifest, Payload, PayloadMut, Session, SessionConfig, Space, StageInfo, StageKind,
+    TensorSpec, VideoPlanParts, denoise::cpu, export::no_args,
 };
 
 /// The kernels of this plugin.
@@ -20,16 +20,17 @@ pub enum Temporal {}
 
 pp_kernels::export_kernels!(Temporal);
 
-/// One stream.
+/// One stage of one stream.
 #[derive(Debug)]
 pub struct Stream {
+    stage: StageKind,
     config: SessionConfig,
     /// Samples of a frame.
     samples: usize,
     sigma: f32,
     /// The front's last frame, as tokens.
     sent: Vec<u8>,
-    /// Phase B's last frame, and its noise.
+    /// The last frame that was averaged, and its noise.
     cache: Option<Vec<f32>>,
     limit_sigma: f32,
 }
@@ -46,14 +47,25 @@ impl Kernels for Temporal {
             chroma: Chroma::ALL.into(),
             context_frames: 1,
             digest: 0x7465_6d70_0000_0001,
+            stages: vec![
+                StageInfo::new("encode", StageKind::Source),
+                StageInfo::new("average", StageKind::Middle),
+                StageInfo::new("decode", StageKind::Sink),
+            ],
         }
     }
 
-    fn create(config: &SessionConfig) -> Result<Stream, Failure> {
+    fn create(
+        stage: &StageInfo,
+        config: &SessionConfig,
+        args: &[(&str, &str)],
+    ) -> Result<Stream, Failure> {
+        no_args(args)?;
         if config.space != Space::Host {
             return Err(Failure::unsupported("temporal works on host memory only"));
         }
         Ok(Stream {
+            stage: stage.kind,
             config: *config,
             samples: config
                 .chroma
@@ -77,32 +89,36 @@ impl Kernels for Temporal {
 }
 
 impl Session for Stream {
-    fn layout(&self, shape: ChunkShape) -> Result<Layout, Failure> {
+    fn layout(&self, shape: ChunkShape, _: u32) -> Result<Layout, Failure> {
         if shape.context_frames > 1 {
             return Err(Failure::invalid("temporal looks at one context frame"));
         }
         let latents = |name, frames: u32| {
             TensorSpec::new(name, DType::Bf16, &[frames.into(), self.samples as u64])
         };
-        let mut inputs = vec![
+        let mut sent = vec![
             latents("latents_in", shape.frames)?,
             TensorSpec::new("conditioning_embeds", DType::Bf16, &[1])?,
             TensorSpec::new("denoising_step_list", DType::I64, &[shape.steps.into()])?,
         ];
         if shape.context_frames > 0 {
-            inputs.push(latents("context_frames", 1)?);
+            sent.push(latents("context_frames", 1)?);
         }
-        Ok(Layout {
-            inputs: Manifest::new(&inputs)?,
-            outputs: Manifest::new(&[latents("latents_out", shape.frames)?])?,
-        })
+        let sent = Manifest::new(&sent)?;
+        let back = Manifest::new(&[latents("latents_out", shape.frames)?])?;
+        let (inputs, outputs) = match self.stage {
+            StageKind::Source => (Manifest::empty(), sent),
+            StageKind::Middle => (sent, back),
+            StageKind::Sink => (back, Manifest::empty()),
+        };
+        Ok(Layout { inputs, outputs })
     }
 
     fn encode(
         &mut self,
         frames: &[FrameView<'_>],
         plan: &VideoPlanParts,
-        input: &mut PayloadMut<'_>,
+        output: &mut PayloadMut<'_>,
     ) -> Result<(), Failure> {
         if plan.init_cache || plan.reset_kv_cache {
             self.sent.clear();
@@ -113,14 +129,14 @@ impl Session for Stream {
         }
         if plan.do_kv_recompute {
             let context =
-                input.tensor_mut("context_frames", DType::Bf16, &[1, self.samples as u64])?;
+                output.tensor_mut("context_frames", DType::Bf16, &[1, self.samples as u64])?;
             if self.sent.is_empty() {
                 return Err(Failure::invalid("no frame was encoded since the last cut"));
             }
             context.copy_from_slice(&self.sent);
         }
         let dims = [frames.len() as u64, self.samples as u64];
-        let latents = input.tensor_mut("latents_in", DType::Bf16, &dims)?;
+        let latents = output.tensor_mut("latents_in", DType::Bf16, &dims)?;
         for (frame, out) in frames
             .iter()
             .zip(latents.chunks_exact_mut(2 * self.samples))
@@ -135,9 +151,9 @@ impl Session for Stream {
         self.sent.clear();
         self.sent
             .extend_from_slice(&latents[latents.len() - 2 * self.samples..]);
-        let conditioning = input.tensor_mut("conditioning_embeds", DType::Bf16, &[1])?;
+        let conditioning = output.tensor_mut("conditioning_embeds", DType::Bf16, &[1])?;
         conditioning.copy_from_slice(&bf16::from_f32(self.sigma).to_le_bytes());
-        let steps = input.tensor_mut(
+        let steps = output.tensor_mut(
             "denoising_step_list",
             DType::I64,
             &[plan.num_denoise_steps.into()],
@@ -148,11 +164,13 @@ impl Session for Stream {
         Ok(())
     }
 
-    fn phase_b(
+    fn run(
         &mut self,
         plan: &VideoPlanParts,
+        _: u32,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
+        _: Option<&mut dyn Collectives>,
     ) -> Result<u32, Failure> {
         let frames = input
             .spec("latents_in")
@@ -205,11 +223,11 @@ impl Session for Stream {
     fn decode(
         &mut self,
         _plan: &VideoPlanParts,
-        output: &Payload<'_>,
+        input: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {
         let dims = [frames.len() as u64, self.samples as u64];
-        let latents = output.tensor("latents_out", DType::Bf16, &dims)?;
+        let latents = input.tensor("latents_out", DType::Bf16, &dims)?;
         for (frame, tokens) in frames
             .iter_mut()
             .zip(latents.chunks_exact(2 * self.samples))

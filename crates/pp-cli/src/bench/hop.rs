@@ -1,17 +1,24 @@
 //! How far apart two cores are: the one figure without which a rate between them says little.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const ROUNDS: u32 = 20_000;
+/// Some milliseconds are enough where both threads have their core. Where other work has it, a round takes a time slice of
+/// the scheduler, and the other ranks wait.
+const RUN_WITHIN: Duration = Duration::from_millis(100);
+/// Loads between two looks at the clock.
+const SPINS: u32 = 1 << 12;
+/// In place of a round: there are no more.
+const OVER: u32 = u32::MAX;
 
 #[repr(align(128))]
 struct Line(AtomicU32);
 
 /// Half a round trip of one cache line between two cores, in microseconds: the median of several
-/// runs. `None` on one core, or where threads cannot be pinned.
+/// runs. `None` on one core, where threads cannot be pinned, or where other work has the cores.
 pub(super) fn core_hop_us() -> Option<f64> {
     let allowed = sched_getaffinity(None).ok()?;
     let mut cores = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
@@ -34,8 +41,12 @@ fn one_run(near: usize, far: usize) -> Option<f64> {
         let answering = scope.spawn(|| {
             let pinned = pin(far);
             for round in 1..=ROUNDS {
-                while ping.0.load(Ordering::Acquire) != round {
-                    std::hint::spin_loop();
+                loop {
+                    match ping.0.load(Ordering::Acquire) {
+                        OVER => return pinned,
+                        asked if asked == round => break,
+                        _ => std::hint::spin_loop(),
+                    }
                 }
                 pong.0.store(round, Ordering::Release);
             }
@@ -46,7 +57,13 @@ fn one_run(near: usize, far: usize) -> Option<f64> {
             let start = Instant::now();
             for round in 1..=ROUNDS {
                 ping.0.store(round, Ordering::Release);
+                let mut spins: u32 = 0;
                 while pong.0.load(Ordering::Acquire) != round {
+                    spins = spins.wrapping_add(1);
+                    if spins.is_multiple_of(SPINS) && start.elapsed() > RUN_WITHIN {
+                        ping.0.store(OVER, Ordering::Release);
+                        return None;
+                    }
                     std::hint::spin_loop();
                 }
             }

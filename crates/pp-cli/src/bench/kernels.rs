@@ -1,6 +1,6 @@
 //! `pp bench kernels`: what the CUDA kernels reach on the first GPU, beside what the GPU can do.
 
-use pp_contract::{Fault, FaultKind, with_source};
+use pp_contract::{Fault, FaultKind, Rank, with_source};
 use pp_device::{Device, Stream};
 use pp_kernels::measure::{self, Case, Ceilings, Figure};
 use pp_kernels::{Chroma, KernelSet};
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::args::KernelsArgs;
 use crate::exit::print_result;
-use pp_job::{Error, FRONT};
+use pp_job::Error;
 
 /// One call of the kernels.
 #[derive(Serialize)]
@@ -44,7 +44,7 @@ struct Report {
 
 fn fault(error: &(dyn std::error::Error + 'static)) -> Error {
     let text = with_source(error);
-    Fault::new(FaultKind::Device, FRONT, "measure kernels", text).into()
+    Fault::new(FaultKind::Device, Rank::new(0), "measure kernels", text).into()
 }
 
 /// Measures and prints.

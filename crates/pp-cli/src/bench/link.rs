@@ -11,23 +11,23 @@ use std::convert::Infallible;
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-use pp_contract::{ChunkIndex, Envelope, Fault, Manifest, Outcome};
-use pp_job::{Config, Error, FRONT, FrontPart, Job, PHASE_B, PhaseBPart, Profile, Ranks};
+use pp_contract::{ChunkIndex, Fault, Manifest, Rank};
+use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program};
 use pp_runtime::core::Cut;
 use pp_runtime::report::{ChunkRecord, FAR, are_far_apart};
 use pp_runtime::stage::{
-    Built, Computed, Decoded, FrontStages, Offer, PhaseBStages, PhaseBWork, Place, Progress,
-    StageError,
+    Built, Chunk, Done, Offer, Place, Progress, Sink, Source, Stage, StageResult, Taken, Worked,
 };
-use pp_transport::backend::{Abort, Backend, Connect, Edges, OnFrame, Peer};
+use pp_transport::backend::{Backend, Connect, Connected, EdgeEnd, End, OnFrame, Peer};
 use pp_transport::bell::Bell;
+use pp_transport::edge::{Capabilities, Edges};
 use pp_transport::error::TransportError;
-use pp_transport::host::Host;
-use pp_transport::nccl::{Agreed, CommOptions, Communicator, NcclBackend, NcclLink, UniqueId};
+use pp_transport::host::{EdgeShape, Host};
+use pp_transport::nccl::{Agreed, CommOptions, Communicator, NcclBackend, UniqueId};
 use serde::Serialize;
 
 use super::operations::{self, Operations};
-use super::plan::{BenchPlan, built, payload};
+use super::plan::{BenchPlan, SOURCE, payload};
 use crate::args::{LinkArgs, TransportChoice};
 use crate::backend;
 use crate::env::Env;
@@ -41,11 +41,13 @@ const LARGE_BYTES: u64 = 32 << 20;
 const GROUP: &str = "bench";
 /// Time for a communicator to end.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
+/// There and back.
+const PIPELINE: &str = "s0@0 -> s1@1 -> s2@0";
 
 /// Which way a chunk's bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// To Phase B, as many in flight as the depth allows.
+    /// To rank 1, as many in flight as the depth allows.
     One,
     /// There and back, one at a time.
     Round,
@@ -115,50 +117,44 @@ pub(crate) fn link(args: &LinkArgs, env: &Env) -> Result<(), Error> {
     }
     let bursts = || bursts(args.max_bytes);
     let bytes = bursts().iter().map(|b| b.bytes).max().unwrap_or(0);
-    let edges = Edges::new(args.depth, bytes, bytes);
-    Job::new(&Config::from_env(env.lookup())?).run(|rank| {
+    let pipeline = PIPELINE.parse()?;
+    let config = Config::from_env(env.lookup())?;
+    let job = Job::new(&config, &pipeline).depth(args.depth);
+    job.run(|rank| {
         let (backend, choice) = backend::choose_transport(args.transport, rank, env)
             .map_err(|error| rank.decline(error))?;
-        if rank.rank() == FRONT {
+        if rank.rank() == Rank::new(0) {
             backend::say(choice.as_deref());
         }
         let mut profile = Profile::new()
             .set("max_bytes", args.max_bytes)
-            .set("depth", args.depth)
             .set("blocking", !args.non_blocking);
         profile.chunks = Some(bursts().iter().map(|b| b.chunks).sum());
         profile.choice = choice;
         let operations = RefCell::new(Vec::new());
         let payload_moves = matches!(backend, backend::Backend::Nccl(_));
-        let ranks = Ranks {
-            front: |_: Bell| Ok(FrontPart::new(Sweep::new(bursts())?, edges)),
-            phase_b: |()| {
-                let stages = Echo;
-                Ok(PhaseBPart { stages, edges })
-            },
-            finish: |_, finished: pp_job::Finished| {
-                let recorder = &finished.summary.recorder;
-                let records: Vec<&ChunkRecord> = recorder.records().collect();
-                let mut figures = figures(&bursts(), &records, payload_moves);
-                for operation in operations.take() {
-                    let Operations { bytes, .. } = operation;
-                    for figure in figures.iter_mut().filter(|f| f.bytes == bytes) {
-                        figure.operation_one_way_us = Some(operation.one_way_us);
-                        figure.operation_round_trip_us = Some(operation.round_trip_us);
-                    }
+        let finish = |finished: Finished| {
+            let recorder = &finished.summary.recorder;
+            let records: Vec<&ChunkRecord> = recorder.records().collect();
+            let mut figures = figures(&bursts(), &records, payload_moves);
+            for operation in operations.take() {
+                let Operations { bytes, .. } = operation;
+                for figure in figures.iter_mut().filter(|f| f.bytes == bytes) {
+                    figure.operation_one_way_us = Some(operation.one_way_us);
+                    figure.operation_round_trip_us = Some(operation.round_trip_us);
                 }
-                let report = Report {
-                    transport: finished.summary.transport,
-                    blocking: !args.non_blocking,
-                    payload_moves,
-                    depth: args.depth,
-                    figures,
-                };
-                print_result(&report, args.json)
-            },
+            }
+            let report = Report {
+                transport: finished.summary.transport,
+                blocking: !args.non_blocking,
+                payload_moves,
+                depth: args.depth,
+                figures,
+            };
+            print_result(&report, args.json)
         };
         match backend {
-            backend::Backend::Host => rank.run(Host, profile, ranks),
+            backend::Backend::Host => rank.run(Host, profile, program(bursts(), bytes, finish)),
             backend::Backend::Nccl(mut nccl) => {
                 nccl.blocking = !args.non_blocking;
                 let sizes = SIZES.into_iter().filter(|bytes| *bytes <= args.max_bytes);
@@ -167,10 +163,23 @@ pub(crate) fn link(args: &LinkArgs, env: &Env) -> Result<(), Error> {
                     sizes: sizes.collect(),
                     operations: &operations,
                 };
-                rank.run(measured, profile, ranks)
+                rank.run(measured, profile, program(bursts(), bytes, finish))
             }
         }
     })
+}
+
+/// The same for every backend: no stage looks into a slot.
+fn program<'p, B: Edges>(
+    bursts: Vec<Burst>,
+    bytes: u64,
+    finish: impl FnOnce(Finished) -> Result<(), Error> + 'p,
+) -> Program<'p, B, Sweep, ()> {
+    Program::new(SOURCE, |_| Ok(Opened::new(Sweep::new(bursts)?)))
+        .payloads(move |_, ()| bytes)
+        .stage("s1", |_, ()| Ok(Echo))
+        .sink("s2", |(), _| Ok(Nothing))
+        .finish(|_, finished| finish(finished))
 }
 
 /// NCCL, which measures bare operations over a communicator of their own once the ranks are connected.
@@ -180,9 +189,18 @@ struct Measured<'a> {
     operations: &'a RefCell<Vec<Operations>>,
 }
 
+impl Edges for Measured<'_> {
+    type Tx = <NcclBackend as Edges>::Tx;
+    type Rx = <NcclBackend as Edges>::Rx;
+    type Sending = <NcclBackend as Edges>::Sending;
+    type Receiving = <NcclBackend as Edges>::Receiving;
+    type Out = <NcclBackend as Edges>::Out;
+    type In = <NcclBackend as Edges>::In;
+    type Local = <NcclBackend as Edges>::Local;
+}
+
 impl Backend for Measured<'_> {
-    type Link = NcclLink;
-    type Agreed = (UniqueId, Agreed, bool);
+    type Agreed = (UniqueId, Agreed, Rank);
 
     fn settings(&self) -> Vec<(String, String)> {
         self.nccl.settings()
@@ -192,29 +210,32 @@ impl Backend for Measured<'_> {
         self.nccl.device()
     }
 
+    fn capabilities(&self) -> Capabilities {
+        self.nccl.capabilities()
+    }
+
     fn agree(
         &mut self,
         peer: &mut dyn Peer,
-        edges: Edges,
+        edges: &[EdgeEnd],
         bell: &Bell,
     ) -> Result<(Self::Agreed, Option<OnFrame>), Fault> {
-        let [id] = self.nccl.agree_on_ids(peer)?;
-        let is_front = peer.own_rank() == FRONT;
+        let id = self.nccl.agree_on_ids(peer, 1)?.remove(0);
+        let me = peer.own_rank();
         let (agreed, on_frame) = self.nccl.agree(peer, edges, bell)?;
-        Ok(((id, agreed, is_front), on_frame))
+        Ok(((id, agreed, me), on_frame))
     }
 
     fn connect(
         &mut self,
-        (id, agreed, is_front): Self::Agreed,
+        (id, agreed, me): Self::Agreed,
         how: Connect<'_>,
-    ) -> Result<NcclLink, TransportError> {
-        let me = if is_front { FRONT } else { PHASE_B };
-        let (link, issuer) = self.nccl.connect_and_share(agreed, how)?;
+    ) -> Result<Connected<Self>, TransportError> {
+        let Connected { ends, abort } = self.nccl.connect(agreed, how)?;
         let mut group = Communicator::connect(CommOptions {
-            issuer,
+            issuer: self.nccl.issuer(how)?,
             name: GROUP,
-            members: vec![FRONT, PHASE_B],
+            members: vec![Rank::new(0), Rank::new(1)],
             me,
             id,
             deadline: how.deadline,
@@ -224,11 +245,21 @@ impl Backend for Measured<'_> {
         let measured = operations::measure(&mut group, &self.nccl.device, &self.sizes, me)?;
         group.close(Instant::now() + CLOSE_WITHIN)?;
         self.operations.replace(measured);
-        Ok(link)
+        let ends = ends.into_iter().map(|(number, end)| {
+            let end = match end {
+                End::Out(end) => End::Out(end),
+                End::In(end) => End::In(end),
+            };
+            (number, end)
+        });
+        Ok(Connected {
+            ends: ends.collect(),
+            abort,
+        })
     }
 
-    fn abort(&self, link: &NcclLink) -> Option<Abort> {
-        self.nccl.abort(link)
+    fn local(&mut self, shape: EdgeShape) -> Result<Self::Local, TransportError> {
+        self.nccl.local(shape)
     }
 
     fn is_at_rest() -> bool {
@@ -257,12 +288,11 @@ impl Sweep {
     }
 }
 
-impl<Tx, Rx> FrontStages<Tx, Rx> for Sweep {
+impl<Tx> Source<Tx> for Sweep {
     type Plan = BenchPlan;
     type Carry = ();
-    type Decoding = Infallible;
 
-    fn poll_source(&mut self) -> Result<Offer, StageError> {
+    fn poll(&mut self) -> StageResult<Offer> {
         let Some((burst, _)) = self.bursts.get(self.next.0) else {
             return Ok(Offer::End);
         };
@@ -274,58 +304,73 @@ impl<Tx, Rx> FrontStages<Tx, Rx> for Sweep {
         })
     }
 
-    fn build(&mut self, place: Place, _: &mut Tx) -> Result<Built<BenchPlan, ()>, StageError> {
+    fn build(&mut self, place: Place, _: &mut Tx) -> StageResult<Built<BenchPlan, ()>> {
         let (burst, manifest) = &self.bursts[self.next.0];
-        let outputs = match burst.way {
-            Way::One => Manifest::empty(),
-            Way::Round => manifest.clone(),
+        let plan = BenchPlan {
+            chunk: place.chunk.get(),
+            hands_on: burst.way == Way::Round,
         };
-        let built = built(place, manifest.clone(), outputs);
+        let built = Built::new(plan, manifest.clone(), ());
         self.in_flight += 1;
         self.next.1 += 1;
         if self.next.1 == burst.chunks {
             self.next = (self.next.0 + 1, 0);
         }
-        built
+        Ok(built)
     }
 
-    fn decode(
-        &mut self,
-        _: ChunkIndex,
-        (): (),
-        _: &Outcome,
-        _: Option<Rx>,
-    ) -> Result<Progress<Decoded, Infallible>, StageError> {
+    fn accepted(&mut self, _: ChunkIndex, (): (), _: Option<&[u8]>) -> StageResult<Option<u64>> {
         self.in_flight -= 1;
-        Ok(Progress::Done(Decoded::default()))
+        Ok(None)
     }
 
-    fn queued(&self) -> (u32, u32) {
-        (1, 0)
+    fn queued(&self) -> u32 {
+        1
     }
 }
 
-/// Answers at once, with whatever lies in the slot.
+/// Hands on at once, with whatever lies in the slot.
 struct Echo;
 
-impl<Tx: Debug, Rx> PhaseBStages<Tx, Rx> for Echo {
+impl<Tx: Debug, Rx> Stage<Tx, Rx> for Echo {
     type Plan = BenchPlan;
-    type Computing = Infallible;
+    type Kept = Infallible;
 
-    fn compute(
+    fn run(
         &mut self,
-        _: Place,
-        envelope: &Envelope<BenchPlan>,
+        chunk: Chunk<'_, BenchPlan>,
         _: Option<&Rx>,
         _: &mut Tx,
-    ) -> Result<Progress<Computed, Infallible>, StageError> {
-        Ok(Progress::Done(Computed {
-            worked: Some(PhaseBWork {
-                compute_ns: 0,
+    ) -> StageResult<Progress<Done, Infallible>> {
+        let message = chunk.message;
+        let tensors = match message.plan().hands_on {
+            true => message.tensors().clone(),
+            false => Manifest::empty(),
+        };
+        let report = Taken {
+            worked: Some(Worked {
+                work_ns: 0,
                 idle_ns: 0,
             }),
-            ..Computed::of(envelope.plan())
-        }))
+            ..Taken::of(message.plan(), 1)
+        };
+        Ok(Progress::Done(Done { tensors, report }))
+    }
+}
+
+/// A sink that does nothing.
+struct Nothing;
+
+impl<Rx> Sink<Rx> for Nothing {
+    type Plan = BenchPlan;
+    type Kept = Infallible;
+
+    fn take(
+        &mut self,
+        chunk: Chunk<'_, BenchPlan>,
+        _: Option<&Rx>,
+    ) -> StageResult<Progress<Taken, Infallible>> {
+        Ok(Progress::Done(Taken::of(chunk.message.plan(), 1)))
     }
 }
 
@@ -341,7 +386,7 @@ fn figures(bursts: &[Burst], records: &[&ChunkRecord], payload_moves: bool) -> V
             Way::One => {
                 let periods = measured
                     .windows(2)
-                    .map(|pair| pair[1].emitted_ns.saturating_sub(pair[0].emitted_ns));
+                    .map(|pair| pair[1].accepted_ns.saturating_sub(pair[0].accepted_ns));
                 let periods: Vec<u64> = periods.collect();
                 let sum: u64 = periods.iter().sum();
                 let mean = sum as f64 / 1e3 / periods.len().max(1) as f64;
@@ -360,7 +405,7 @@ fn figures(bursts: &[Burst], records: &[&ChunkRecord], payload_moves: bool) -> V
             }
             Way::Round => {
                 let trips = || {
-                    let trip = |r: &&ChunkRecord| r.emitted_ns.saturating_sub(r.build_start_ns);
+                    let trip = |r: &&ChunkRecord| r.accepted_ns.saturating_sub(r.build_start_ns);
                     measured.iter().map(trip).collect()
                 };
                 if let Some(figure) = figures.last_mut() {
@@ -497,9 +542,9 @@ mod tests {
                 chunks: 4,
             },
         ];
-        let record = |build_start_ns, emitted_ns| ChunkRecord {
+        let record = |build_start_ns, accepted_ns| ChunkRecord {
             build_start_ns,
-            emitted_ns,
+            accepted_ns,
             ..ChunkRecord::default()
         };
         let mut records = Vec::new();

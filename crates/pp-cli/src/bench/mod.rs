@@ -13,25 +13,25 @@ mod video;
 use std::io::Write as _;
 use std::time::Duration;
 
-use pp_contract::{Manifest, with_source};
-use pp_job::{Config, Error, FRONT, Finished, FrontPart, Job, PHASE_B, PhaseBPart, Profile, Ranks};
+use pp_contract::pipeline::{EdgeKind, EdgeSpec, Laps, StageSpec};
+use pp_contract::{Manifest, Pipeline, Rank, with_source};
+use pp_device::Device;
+use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program};
 use pp_kernels::synthetic::Rate;
-use pp_runtime::driver::FrontSummary;
 use pp_runtime::report::{Count, Measures, View};
-use pp_transport::backend::Edges;
-use pp_transport::bell::Bell;
 use pp_transport::host::Host;
+use pp_transport::nccl::NcclBackend;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
 pub(crate) use self::kernels::kernels;
 pub(crate) use self::link::link;
-use self::on_gpu::{GpuBenchFront, Stage};
-use self::plan::payload;
+use self::on_gpu::{GpuSink, GpuSource, GpuStage};
+use self::plan::{SOURCE, payload};
 use self::simulate::Work;
-use self::stages::BenchFront;
+use self::stages::{BenchSink, BenchSource};
 pub(crate) use self::video::video;
-use crate::args::{OverlapArgs, Simulate, TransportChoice};
+use crate::args::{MAX_DEPTH, OverlapArgs, Simulate, TransportChoice};
 use crate::backend::{self, Backend};
 use crate::env::Env;
 use crate::exit::print_result;
@@ -41,9 +41,78 @@ use pp_job::output::one_file_each;
 /// Chunks that warm the pipeline up and are not counted, at most.
 const WARM_UP: u64 = 50;
 
+/// Where the stages stand, and how long each works on a chunk.
+struct Stages {
+    pipeline: Pipeline,
+    /// In milliseconds, that of the source first.
+    ms: Vec<f64>,
+    depth: u32,
+}
+
+impl Stages {
+    fn of(args: &OverlapArgs) -> Result<Self, Error> {
+        // Rank 0 builds in no time.
+        let pair = || vec![0.0, args.phase_b_ms, args.decode_ms];
+        let ms = args.stages.clone().unwrap_or_else(pair);
+        let chain = || {
+            let stages = (0..ms.len()).map(|at| format!("s{at}@{at}"));
+            stages.collect::<Vec<_>>().join(" -> ")
+        };
+        let text = match (&args.pipeline, &args.stages) {
+            (Some(text), _) => text.clone(),
+            (None, Some(_)) => chain(),
+            (None, None) => "s0@0 -> s1@1 -> s2@0".to_owned(),
+        };
+        let pipeline: Pipeline = text.parse()?;
+        let is_there = |name: String| pipeline.stages().iter().any(|s| *s.name == *name);
+        if let Some(at) = (0..ms.len()).find(|at| !is_there(format!("s{at}"))) {
+            let last = ms.len() - 1;
+            return Err(Error::Usage(format!(
+                "the pipeline {pipeline} has no stage s{at}; there are durations for s0 to s{last}: name all of them, \
+                 or give other --stages"
+            )));
+        }
+        let depth = args.depth.unwrap_or(pipeline.default_depth());
+        Ok(Self {
+            depth: if args.sync { 1 } else { depth.min(MAX_DEPTH) },
+            pipeline,
+            ms,
+        })
+    }
+
+    fn ms_of(&self, stage: &StageSpec) -> f64 {
+        let at = stage.name.trim_start_matches('s').parse().ok();
+        at.and_then(|at: usize| self.ms.get(at))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    fn time_of(&self, stage: &StageSpec) -> Duration {
+        Duration::from_secs_f64(self.ms_of(stage) / 1e3)
+    }
+
+    /// What the stages of the busiest rank take for a chunk.
+    fn longest_ms(&self) -> f64 {
+        let of_rank = |rank| {
+            let stages = self.pipeline.stages_at(rank);
+            let times = stages.map(|(at, stage)| {
+                let laps = match self.pipeline.ring_at(at).map(|ring| ring.laps) {
+                    Some(Laps::Fixed(laps)) => laps,
+                    _ => 1,
+                };
+                self.ms_of(stage) * f64::from(laps)
+            });
+            times.sum()
+        };
+        let ranks = self.pipeline.world_size().ranks();
+        ranks.map(of_rank).fold(0.0, f64::max)
+    }
+}
+
 /// The result of `pp bench overlap`. Times are medians after the warm-up unless they say else.
 struct Overlap<'a> {
     args: &'a OverlapArgs,
+    stages: &'a Stages,
     transport: &'static str,
     how: Simulate,
     /// Chunks that were done.
@@ -51,7 +120,7 @@ struct Overlap<'a> {
     measures: Measures,
     /// Half a round trip of one cache line between two cores, before the run.
     core_hop_us: Option<f64>,
-    /// Device memory of the front's GPU that was taken after the first tenth of the chunks.
+    /// Device memory of the GPU of rank 0 that was taken after the first tenth of the chunks.
     device_memory_grown_bytes: Option<i64>,
 }
 
@@ -61,9 +130,15 @@ impl Overlap<'_> {
             .map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
+    /// `5, 5, 0`.
+    fn asked_ms(&self) -> String {
+        let times: Vec<String> = self.stages.ms.iter().map(f64::to_string).collect();
+        times.join(", ")
+    }
+
     /// The run was ended early; the figures are those of the chunks that were done.
     fn was_interrupted(&self) -> bool {
-        self.chunks < chunks(self.args)
+        self.chunks < chunks(self.args, self.stages)
     }
 
     /// The stages waited on the host's clock, and no GPU worked.
@@ -71,26 +146,23 @@ impl Overlap<'_> {
         self.transport == "nccl" && self.how == Simulate::Sleep
     }
 
-    /// The longer of the two times asked for: what the work of a chunk was to take.
-    fn longer_ms(&self) -> f64 {
-        self.args.decode_ms.max(self.args.phase_b_ms)
-    }
-
-    /// Payload bytes, both ways, over a period; none where payloads are handed over and no stage touches them.
+    /// Payload bytes over all edges in a period; none where payloads are handed over and no stage touches them.
     fn gbytes_per_s(&self, period_ms: Option<f64>) -> Option<f64> {
         // Every payload byte counts once: it was written once and read once.
         let moves = self.args.touch || self.transport != "host";
         let bytes = self.args.bytes;
         let period_ms = period_ms.filter(|ms| *ms > 0.0 && moves && bytes > 0)?;
-        Some(2.0 * bytes as f64 / period_ms / 1e6)
+        let carries = |edge: &EdgeSpec| matches!(edge.kind, EdgeKind::Onward | EdgeKind::Lap);
+        let edges = self.stages.pipeline.edges().filter(carries).count();
+        Some((edges as u64 * bytes) as f64 / period_ms / 1e6)
     }
 }
 
 impl Serialize for Overlap<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (args, m) = (self.args, &self.measures);
-        let asked = m.over_median(self.longer_ms());
-        let asked_by_mean = m.over_mean(self.longer_ms());
+        let asked = m.over_median(self.stages.longest_ms());
+        let asked_by_mean = m.over_mean(self.stages.longest_ms());
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("transport", self.transport)?;
         map.serialize_entry("simulate", &self.simulate())?;
@@ -99,11 +171,11 @@ impl Serialize for Overlap<'_> {
         map.serialize_entry("touch", &args.touch)?;
         map.serialize_entry("sync", &args.sync)?;
         map.serialize_entry("bytes", &args.bytes)?;
-        map.serialize_entry("decode_ms", &args.decode_ms)?;
-        map.serialize_entry("phase_b_ms", &args.phase_b_ms)?;
-        map.serialize_entry("decode_ms_achieved", &m.stage0_ms)?;
-        map.serialize_entry("phase_b_ms_achieved", &m.stage1_ms)?;
-        map.serialize_entry("depth", &depth(args))?;
+        map.serialize_entry("pipeline", &self.stages.pipeline.to_string())?;
+        map.serialize_entry("stages_ms", &self.stages.ms)?;
+        map.serialize_entry("stages", &m.stages)?;
+        map.serialize_entry("ranks", &m.ranks)?;
+        map.serialize_entry("depth", &self.stages.depth)?;
         map.serialize_entry("chunks", &self.chunks)?;
         map.serialize_entry("period_ms", &m.period_ms)?;
         map.serialize_entry("period_mean_ms", &m.period_mean_ms)?;
@@ -125,7 +197,6 @@ impl Serialize for Overlap<'_> {
         map.serialize_entry("latency_p99_ms", &m.latency_p99_ms)?;
         map.serialize_entry("latency_max_ms", &m.latency_max_ms)?;
         map.serialize_entry("max_in_flight", &m.max_in_flight)?;
-        map.serialize_entry("phase_b_idle_ms", &m.phase_b_idle_ms)?;
         map.serialize_entry("gbytes_per_s", &self.gbytes_per_s(m.period_ms))?;
         map.serialize_entry("gbytes_per_s_by_mean", &self.gbytes_per_s(m.period_mean_ms))?;
         map.serialize_entry("core_hop_us", &self.core_hop_us)?;
@@ -139,12 +210,15 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
     let (trace, timeline) = (args.trace.as_deref(), args.timeline.as_deref());
     one_file_each(&[], &[("--trace", trace), ("--timeline", timeline)])?;
     check(args)?;
-    let edges = Edges::new(depth(args), args.bytes, args.bytes);
-    Job::new(&Config::from_env(env.lookup())?).run(|rank| {
+    let stages = &Stages::of(args)?;
+    let config = Config::from_env(env.lookup())?;
+    let job = Job::new(&config, &stages.pipeline).depth(stages.depth);
+    job.run(|rank| {
         let manifest = manifest(args)?;
         let (backend, choice) = backend::choose_transport(args.transport, rank, env)
             .map_err(|error| rank.decline(error))?;
-        if rank.rank() == FRONT {
+        let is_first = rank.rank() == Rank::new(0);
+        if is_first {
             backend::say(choice.as_deref());
         }
         // What the stages do with their time on this backend.
@@ -154,76 +228,128 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
         });
         let mut profile = Profile::new()
             .set("bytes", args.bytes)
-            .set("depth", depth(args))
             .set("touch", args.touch)
-            .set("phase_b_ms", args.phase_b_ms)
+            .set("stages_ms", format_args!("{:?}", stages.ms))
             .set("simulate", format_args!("{how:?}"));
-        profile.chunks = Some(chunks(args));
+        profile.chunks = Some(chunks(args, stages));
         profile.choice = choice;
-        let time = |ms: f64| Duration::from_secs_f64(ms / 1e3);
-        let (decode, phase_b) = (time(args.decode_ms), time(args.phase_b_ms));
-        let core_hop_us = (rank.rank() == FRONT).then(hop::core_hop_us).flatten();
+        let core_hop_us = is_first.then(hop::core_hop_us).flatten();
+        let run = Run {
+            args,
+            stages,
+            how,
+            core_hop_us,
+        };
         match backend {
             Backend::Host => {
                 simulate::sharpen_timers();
-                let ranks = Ranks {
-                    front: |_: Bell| {
-                        let work = Work::new(how, decode);
-                        let stages = BenchFront::new(manifest, chunks(args), work, args.touch);
-                        Ok(FrontPart::new(stages, edges))
-                    },
-                    phase_b: |()| {
-                        let stages = stages::phase_b(Work::new(how, phase_b), args.touch);
-                        Ok(PhaseBPart { stages, edges })
-                    },
-                    finish: |_, finished: Finished| {
-                        publish(args, how, &finished.summary, core_hop_us, None)
-                    },
-                };
-                rank.run(Host, profile, ranks)
+                rank.run(Host, profile, run.on_host(manifest))
             }
             Backend::Nccl(nccl) => {
-                let on = nccl.device.clone();
-                let open = |rank, time| {
-                    let stage = Stage::open(&on, how, time, depth(args));
-                    let stage = stage.map_err(|error| Error::from(error.into_fault(rank)))?;
-                    tell_load(&format!("rank {rank}"), &stage);
-                    Ok::<_, Error>(stage)
-                };
-                let ranks = Ranks {
-                    front: |_: Bell| {
-                        let stage = open(FRONT, decode)?;
-                        let stages = GpuBenchFront::new(manifest, chunks(args), stage);
-                        Ok(FrontPart::new(stages, edges))
-                    },
-                    phase_b: |()| {
-                        let stages = open(PHASE_B, phase_b)?;
-                        Ok(PhaseBPart { stages, edges })
-                    },
-                    finish: |front: GpuBenchFront, finished: Finished| {
-                        let grown = front.memory_grown();
-                        publish(args, how, &finished.summary, core_hop_us, grown)
-                    },
-                };
-                rank.run(*nccl, profile, ranks)
+                let program = run.on_gpus(manifest, nccl.device.clone(), rank.rank());
+                rank.run(*nccl, profile, program)
             }
         }
     })
 }
 
-fn depth(args: &OverlapArgs) -> u32 {
-    if args.sync { 1 } else { args.depth }
+/// What the programs of both backends have in common.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    args: &'a OverlapArgs,
+    stages: &'a Stages,
+    how: Simulate,
+    core_hop_us: Option<f64>,
+}
+
+impl<'a> Run<'a> {
+    /// The names of the stages behind the source; the last is the sink.
+    fn names(self) -> (Vec<String>, String) {
+        let last = self.stages.ms.len() - 1;
+        let names = (1..last).map(|at| format!("s{at}"));
+        (names.collect(), format!("s{last}"))
+    }
+
+    fn first_and_last(self) -> [&'a StageSpec; 2] {
+        let stages = self.stages.pipeline.stages();
+        [&stages[0], &stages[stages.len() - 1]]
+    }
+
+    fn on_host(self, manifest: Manifest) -> Program<'a, Host, BenchSource, ()> {
+        let (args, stages) = (self.args, self.stages);
+        let work = move |stage: &StageSpec| Work::new(self.how, stages.time_of(stage));
+        let [first, last] = self.first_and_last();
+        let (names, sink) = self.names();
+        let program = Program::new(SOURCE, move |_| {
+            Ok(Opened::new(BenchSource {
+                manifest,
+                left: chunks(args, stages),
+                work: work(first),
+                touch: args.touch,
+            }))
+        });
+        let mut program = program.payloads(move |_, ()| args.bytes);
+        for name in &names {
+            program = program.stage(name, move |stage, ()| {
+                Ok(stages::between(work(stage), args.touch))
+            });
+        }
+        let open = move |(): &(), _| {
+            Ok(BenchSink {
+                work: work(last),
+                touch: args.touch,
+            })
+        };
+        let program = program.sink(&sink, open);
+        program.finish(move |_, finished| self.publish(&finished, None))
+    }
+
+    fn on_gpus(
+        self,
+        manifest: Manifest,
+        on: Device,
+        rank: Rank,
+    ) -> Program<'a, NcclBackend, GpuSource, ()> {
+        let (args, stages) = (self.args, self.stages);
+        let open = move |stage: &StageSpec| {
+            let time = stages.time_of(stage);
+            let opened = GpuStage::open(&on, self.how, time, stages.depth);
+            let opened = opened.map_err(|error| Error::from(error.into_fault(rank)))?;
+            tell_load(&format!("{} on rank {rank}", stage.name), &opened);
+            Ok::<_, Error>(opened)
+        };
+        let [first, last] = self.first_and_last();
+        let (names, sink) = self.names();
+        let source = open.clone();
+        let program = Program::new(SOURCE, move |_| {
+            let chunks = chunks(args, stages);
+            Ok(Opened::new(GpuSource::new(
+                manifest,
+                chunks,
+                source(first)?,
+            )))
+        });
+        let mut program = program.payloads(move |_, ()| args.bytes);
+        for name in &names {
+            let open = open.clone();
+            program = program.stage(name, move |stage, ()| open(stage));
+        }
+        let program = program.sink(&sink, move |(), _| Ok(GpuSink(open(last)?)));
+        program.finish(move |source: GpuSource, finished| {
+            self.publish(&finished, source.memory_grown())
+        })
+    }
 }
 
 /// Enough chunks for about two seconds, within reason.
-fn chunks(args: &OverlapArgs) -> u64 {
+fn chunks(args: &OverlapArgs, stages: &Stages) -> u64 {
     args.chunks.unwrap_or_else(|| {
         let touched = if args.touch {
             args.bytes as f64 / 8e6
         } else {
             0.0
         };
-        let period_ms = args.decode_ms.max(args.phase_b_ms).max(touched).max(0.02);
+        let period_ms = stages.longest_ms().max(touched).max(0.02);
         ((2000.0 / period_ms) as u64).clamp(60, 20_000)
     })
 }
@@ -258,7 +384,7 @@ fn manifest(args: &OverlapArgs) -> Result<Manifest, Error> {
 }
 
 /// Says what one piece of simulated work takes on this GPU.
-fn tell_load(who: &str, stage: &Stage) {
+fn tell_load(who: &str, stage: &GpuStage) {
     if let Some(calibration) = &stage.calibration {
         // If standard error is closed, the line is lost.
         let _ = writeln!(
@@ -276,80 +402,96 @@ fn tell_load(who: &str, stage: &Stage) {
     }
 }
 
-fn publish(
-    args: &OverlapArgs,
-    how: Simulate,
-    summary: &FrontSummary,
-    core_hop_us: Option<f64>,
-    device_memory_grown_bytes: Option<i64>,
-) -> Result<(), Error> {
-    let recorder = &summary.recorder;
-    let measured_chunks = recorder.totals().chunks;
-    let warm_up = WARM_UP.min(measured_chunks / 4);
-    let mut measures = Measures::of(recorder, warm_up, &[]);
-    if args.decode_ms.max(args.phase_b_ms) == 0.0 {
-        measures.forget_work();
+impl Run<'_> {
+    fn publish(
+        self,
+        finished: &Finished,
+        device_memory_grown_bytes: Option<i64>,
+    ) -> Result<(), Error> {
+        let (args, stages) = (self.args, self.stages);
+        let recorder = &finished.summary.recorder;
+        let measured_chunks = recorder.totals().chunks;
+        let warm_up = WARM_UP.min(measured_chunks / 4);
+        let mut measures = Measures::of(recorder, warm_up, &[]);
+        if stages.longest_ms() == 0.0 {
+            measures.forget_work();
+        }
+        let result = Overlap {
+            args,
+            stages,
+            transport: finished.summary.transport,
+            how: self.how,
+            chunks: measured_chunks,
+            measures,
+            core_hop_us: self.core_hop_us,
+            device_memory_grown_bytes,
+        };
+        let view = View {
+            title: format!(
+                "pp bench overlap, {} of {} ms, {} bytes, depth {}",
+                stages.pipeline,
+                result.asked_ms(),
+                args.bytes,
+                stages.depth
+            ),
+            ..View::default()
+        };
+        write_pictures(
+            args.trace.as_deref(),
+            args.timeline.as_deref(),
+            recorder,
+            &result.measures,
+            &view,
+        )?;
+        print_result(&result, args.json)
     }
-    let result = Overlap {
-        args,
-        transport: summary.transport,
-        how,
-        chunks: measured_chunks,
-        measures,
-        core_hop_us,
-        device_memory_grown_bytes,
-    };
-    let view = View {
-        title: format!(
-            "pp bench overlap, {} ms | {} ms, {} bytes, depth {}",
-            args.decode_ms,
-            args.phase_b_ms,
-            args.bytes,
-            depth(args)
-        ),
-        ..View::default()
-    };
-    write_pictures(
-        args.trace.as_deref(),
-        args.timeline.as_deref(),
-        recorder,
-        &result.measures,
-        &view,
-    )?;
-    print_result(&result, args.json)
 }
 
 impl std::fmt::Display for Overlap<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let figure = |value: Option<f64>| value.map_or("n/a".into(), |v| format!("{v:.4}"));
         let (args, m) = (self.args, &self.measures);
-        let payloads = format!("{} bytes each way at depth {}", args.bytes, depth(args));
+        let payloads = format!(
+            "{} bytes over each edge at depth {}",
+            args.bytes, self.stages.depth
+        );
         writeln!(
             f,
-            "transport {}, {payloads}, {}, stages {} ms and {} ms ({})",
+            "transport {}, {payloads}, {}, {} of {} ms ({})",
             self.transport,
             Count(self.chunks, "chunk"),
-            args.decode_ms,
-            args.phase_b_ms,
+            self.stages.pipeline,
+            self.asked_ms(),
             self.simulate()
         )?;
         writeln!(
             f,
-            "period {} ms median, {} ms mean{} ({payloads}), stages achieved {} ms and {} ms",
+            "period {} ms median, {} ms mean{} ({payloads})",
             figure(m.period_ms),
             figure(m.period_mean_ms),
-            if m.is_uneven() { ", far apart" } else { "" },
-            figure(m.stage0_ms),
-            figure(m.stage1_ms)
+            if m.is_uneven() { ", far apart" } else { "" }
         )?;
+        for stage in &m.stages {
+            write!(
+                f,
+                "{} on rank {}: {} ms a chunk",
+                stage.stage,
+                stage.rank,
+                figure(stage.work_ms)
+            )?;
+            match stage.idle_ms {
+                Some(idle) => writeln!(f, ", idle {idle:.4} ms before it")?,
+                None => writeln!(f)?,
+            }
+        }
         writeln!(
             f,
             "efficiency {} ({} by the mean), of the times asked for {} ({} by the mean), overlap score {} \
              ({payloads})",
             figure(m.efficiency),
             figure(m.efficiency_by_mean),
-            figure(m.over_median(self.longer_ms()).ok()),
-            figure(m.over_mean(self.longer_ms()).ok()),
+            figure(m.over_median(self.stages.longest_ms()).ok()),
+            figure(m.over_mean(self.stages.longest_ms()).ok()),
             figure(m.overlap_score)
         )?;
         for missing in m.missing_ratios() {
@@ -357,17 +499,12 @@ impl std::fmt::Display for Overlap<'_> {
         }
         writeln!(
             f,
-            "latency from admission to the end of the decode {} ms median, p99 {} ms, worst {} ms",
+            "latency from admission to acceptance {} ms median, p99 {} ms, worst {} ms",
             figure(m.latency_ms),
             figure(m.latency_p99_ms),
             figure(m.latency_max_ms)
         )?;
-        writeln!(
-            f,
-            "in flight at most {}, phase B idle {} ms a chunk",
-            m.max_in_flight,
-            figure(m.phase_b_idle_ms)
-        )?;
+        writeln!(f, "in flight at most {}", m.max_in_flight)?;
         if self.was_interrupted() {
             writeln!(f, "interrupted: figures of the chunks that were done")?;
         }

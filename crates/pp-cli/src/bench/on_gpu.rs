@@ -3,19 +3,19 @@
 
 use std::time::{Duration, Instant};
 
-use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, with_source};
+use pp_contract::{ChunkIndex, FaultKind, Manifest, with_source};
 use pp_device::{CudaError, Device, Stream};
 use pp_kernels::synthetic::{Calibration, Kind, Work};
 use pp_runtime::core::Cut;
 use pp_runtime::stage::{
-    Built, Computed, Decoded, FrontStages, FrontWork, Offer, PhaseBStages, PhaseBWork, Place,
-    Progress, StageError,
+    Built, Chunk, Done, Offer, Place, Progress, Sink, Source, Stage, StageError, StageResult,
+    Taken, Worked,
 };
 use pp_transport::nccl::{DeviceRx, DeviceTx};
 
-use super::plan::{BenchPlan, built};
+use super::plan::BenchPlan;
 use crate::args::Simulate;
-use crate::timed::{Done, Span, Timed, read_on};
+use crate::timed::{self, Span, Timed, read_on};
 
 fn device(e: CudaError) -> StageError {
     StageError::new(FaultKind::Device, "simulate work", with_source(&e))
@@ -36,7 +36,7 @@ pub(super) enum Working {
 }
 
 /// A stage's load on its stream.
-pub(super) struct Stage {
+pub(super) struct GpuStage {
     load: Load,
     timed: Timed,
     /// End of the last sleep; sleeps lie end to end.
@@ -45,7 +45,7 @@ pub(super) struct Stage {
     pub(super) calibration: Option<Calibration>,
 }
 
-impl Stage {
+impl GpuStage {
     pub(super) fn open(
         on: &Device,
         how: Simulate,
@@ -90,11 +90,11 @@ impl Stage {
             &Stream,
             &mut dyn FnMut() -> Result<(), StageError>,
         ) -> Result<(), StageError>,
-    ) -> Result<Progress<Done, Working>, StageError> {
+    ) -> StageResult<Progress<Worked, Working>> {
         match &mut self.load {
             Load::Nothing => {
                 on_slots(&self.timed.stream, &mut || Ok(()))?;
-                Ok(Progress::Done(Done {
+                Ok(Progress::Done(Worked {
                     work_ns: 0,
                     idle_ns: 0,
                 }))
@@ -119,26 +119,27 @@ impl Stage {
     }
 
     /// How far the oldest work is.
-    fn poll(&mut self, oldest: Working) -> Result<Progress<Done, Working>, StageError> {
+    fn poll_work(&mut self, oldest: Working) -> StageResult<Progress<Worked, Working>> {
         Ok(match oldest {
             Working::Sleep { end, .. } if Instant::now() < end => Progress::UnderWay(oldest),
-            Working::Sleep { time, .. } => Progress::Done(Done {
+            Working::Sleep { time, .. } => Progress::Done(Worked {
                 work_ns: time.as_nanos() as u64,
                 idle_ns: 0,
             }),
             Working::Gpu(span) => {
                 let polled = self.timed.poll(span).map_err(device)?;
-                polled.map(|done| done, Working::Gpu)
+                let worked = |timed::Done { work_ns, idle_ns }| Worked { work_ns, idle_ns };
+                polled.map(worked, Working::Gpu)
             }
         })
     }
 }
 
-/// Builds in no time and decodes in a fixed one.
-pub(super) struct GpuBenchFront {
+/// Builds in a fixed time.
+pub(super) struct GpuSource {
     manifest: Manifest,
     left: u64,
-    stage: Stage,
+    stage: GpuStage,
     /// The chunk at which the run counts as warm, and the last one.
     warm_at: u64,
     last: u64,
@@ -146,8 +147,8 @@ pub(super) struct GpuBenchFront {
     free_at_end: Option<u64>,
 }
 
-impl GpuBenchFront {
-    pub(super) fn new(manifest: Manifest, chunks: u64, stage: Stage) -> Self {
+impl GpuSource {
+    pub(super) fn new(manifest: Manifest, chunks: u64, stage: GpuStage) -> Self {
         Self {
             manifest,
             left: chunks,
@@ -159,7 +160,7 @@ impl GpuBenchFront {
         }
     }
 
-    /// Bytes of device memory that were taken between the warm-up and the last chunk.
+    /// Bytes of this rank's device memory that were taken between the warm-up and the last chunk.
     pub(super) fn memory_grown(&self) -> Option<i64> {
         let warm = i64::try_from(self.free_when_warm?).ok()?;
         let end = i64::try_from(self.free_at_end?).ok()?;
@@ -172,104 +173,140 @@ impl GpuBenchFront {
     }
 }
 
-fn decoded(done: Done) -> Decoded {
-    Decoded {
-        worked: Some(FrontWork {
-            build_ns: 0,
-            decode_ns: done.work_ns,
-        }),
-    }
-}
-
-impl FrontStages<DeviceTx, DeviceRx> for GpuBenchFront {
+impl Source<DeviceTx> for GpuSource {
     type Plan = BenchPlan;
-    type Carry = ();
-    type Decoding = Working;
+    type Carry = Option<Working>;
 
-    fn poll_source(&mut self) -> Result<Offer, StageError> {
-        Ok(if self.left == 0 {
-            Offer::End
-        } else {
-            Offer::Chunk(Cut::None)
+    fn poll(&mut self) -> StageResult<Offer> {
+        Ok(match self.left {
+            0 => Offer::End,
+            _ => Offer::Chunk(Cut::None),
         })
     }
 
     fn build(
         &mut self,
         place: Place,
-        _: &mut DeviceTx,
-    ) -> Result<Built<BenchPlan, ()>, StageError> {
+        slot: &mut DeviceTx,
+    ) -> StageResult<Built<BenchPlan, Option<Working>>> {
         self.left -= 1;
-        built(place, self.manifest.clone(), self.manifest.clone())
+        let begun = self
+            .stage
+            .begin(|stream, launch| slot.write_on(stream, |_| launch()))?;
+        let working = match begun {
+            Progress::Done(_) => None,
+            // The host waits, and what it waits for is the chunk.
+            Progress::UnderWay(Working::Sleep { end, .. }) => {
+                std::thread::sleep(end.saturating_duration_since(Instant::now()));
+                None
+            }
+            Progress::UnderWay(working) => Some(working),
+        };
+        let plan = BenchPlan {
+            chunk: place.chunk.get(),
+            hands_on: true,
+        };
+        Ok(Built::new(plan, self.manifest.clone(), working))
     }
 
-    fn decode(
+    fn accepted(
         &mut self,
         chunk: ChunkIndex,
-        (): (),
-        _: &Outcome,
-        payload: Option<DeviceRx>,
-    ) -> Result<Progress<Decoded, Working>, StageError> {
+        working: Option<Working>,
+        _: Option<&[u8]>,
+    ) -> StageResult<Option<u64>> {
         if chunk.get() == self.warm_at {
             self.free_when_warm = self.free_memory();
         }
         if chunk.get() == self.last {
             self.free_at_end = self.free_memory();
         }
-        let progress = self
-            .stage
-            .begin(|stream, launch| read_on(payload.as_ref(), stream, |_| launch()))?;
-        Ok(progress.map(decoded, |working| working))
+        let Some(working) = working else {
+            return Ok(None);
+        };
+        // It was sent behind this work, so the work is done.
+        Ok(match self.stage.poll_work(working)? {
+            Progress::Done(worked) => Some(worked.work_ns),
+            Progress::UnderWay(_) => None,
+        })
     }
 
-    fn poll_decoded(&mut self, oldest: Working) -> Result<Progress<Decoded, Working>, StageError> {
-        Ok(self.stage.poll(oldest)?.map(decoded, |working| working))
-    }
-
-    fn queued(&self) -> (u32, u32) {
-        (u32::from(self.left > 0), 0)
-    }
-}
-
-fn computed(done: Done, plan: &BenchPlan) -> Computed {
-    Computed {
-        worked: Some(PhaseBWork {
-            compute_ns: done.work_ns,
-            idle_ns: done.idle_ns,
-        }),
-        ..Computed::of(plan)
+    fn queued(&self) -> u32 {
+        u32::from(self.left > 0)
     }
 }
 
-/// Phase B computes in a fixed time.
-impl PhaseBStages<DeviceTx, DeviceRx> for Stage {
+fn taken(worked: Worked, plan: &BenchPlan) -> Taken {
+    Taken {
+        worked: Some(worked),
+        ..Taken::of(plan, 1)
+    }
+}
+
+/// A stage between source and sink that takes a fixed time.
+impl Stage<DeviceTx, DeviceRx> for GpuStage {
     type Plan = BenchPlan;
-    type Computing = (BenchPlan, Working);
+    type Kept = (BenchPlan, Manifest, Working);
 
-    fn compute(
+    fn run(
         &mut self,
-        _: Place,
-        envelope: &Envelope<BenchPlan>,
+        chunk: Chunk<'_, BenchPlan>,
         input: Option<&DeviceRx>,
         output: &mut DeviceTx,
-    ) -> Result<Progress<Computed, Self::Computing>, StageError> {
-        let plan = envelope.plan().clone();
+    ) -> StageResult<Progress<Done, Self::Kept>> {
+        let (plan, tensors) = (chunk.message.plan(), chunk.message.tensors());
         let progress = self.begin(|stream, launch| {
             read_on(input, stream, |_| output.write_on(stream, |_| launch()))
         })?;
         Ok(progress.map(
-            |done| computed(done, &plan),
+            |worked| Done {
+                tensors: tensors.clone(),
+                report: taken(worked, plan),
+            },
+            |working| (plan.clone(), tensors.clone(), working),
+        ))
+    }
+
+    fn poll(
+        &mut self,
+        (plan, tensors, working): Self::Kept,
+    ) -> StageResult<Progress<Done, Self::Kept>> {
+        Ok(match self.poll_work(working)? {
+            Progress::Done(worked) => Progress::Done(Done {
+                tensors,
+                report: taken(worked, &plan),
+            }),
+            Progress::UnderWay(working) => Progress::UnderWay((plan, tensors, working)),
+        })
+    }
+}
+
+/// A sink that takes a fixed time.
+pub(super) struct GpuSink(pub(super) GpuStage);
+
+impl Sink<DeviceRx> for GpuSink {
+    type Plan = BenchPlan;
+    type Kept = (BenchPlan, Working);
+
+    fn take(
+        &mut self,
+        chunk: Chunk<'_, BenchPlan>,
+        input: Option<&DeviceRx>,
+    ) -> StageResult<Progress<Taken, Self::Kept>> {
+        let plan = chunk.message.plan();
+        let progress = self
+            .0
+            .begin(|stream, launch| read_on(input, stream, |_| launch()))?;
+        Ok(progress.map(
+            |worked| taken(worked, plan),
             |working| (plan.clone(), working),
         ))
     }
 
-    fn poll_computed(
-        &mut self,
-        (plan, working): (BenchPlan, Working),
-    ) -> Result<Progress<Computed, Self::Computing>, StageError> {
-        let polled = self.poll(working)?;
-        Ok(polled.map(
-            |done| computed(done, &plan),
+    fn poll(&mut self, (plan, working): Self::Kept) -> StageResult<Progress<Taken, Self::Kept>> {
+        let progress = self.0.poll_work(working)?;
+        Ok(progress.map(
+            |worked| taken(worked, &plan),
             |working| (plan.clone(), working),
         ))
     }

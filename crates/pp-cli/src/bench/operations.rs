@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{DType, Rank};
 use pp_device::{Device, DeviceBuffer, Event, Stream};
-use pp_job::{FRONT, PHASE_B};
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::{Completion, InFlight};
 use pp_transport::nccl::{Communicator, GroupBuffer, GroupOp};
@@ -75,8 +74,8 @@ fn buffer(device: &Device, bytes: u64) -> Result<GroupBuffer, TransportError> {
 }
 
 impl Bench<'_> {
-    fn is_front(&self) -> bool {
-        self.rank == FRONT
+    fn is_first(&self) -> bool {
+        self.rank == Rank::new(0)
     }
 
     fn issue(
@@ -84,7 +83,7 @@ impl Bench<'_> {
         buffer: GroupBuffer,
         way: Way,
     ) -> Result<InFlight<GroupOp>, TransportError> {
-        let peer = if self.is_front() { PHASE_B } else { FRONT };
+        let peer = Rank::new(u32::from(self.is_first()));
         let mut group = self.comm.group();
         let added = match way {
             Way::Out => group.send(buffer, peer),
@@ -101,7 +100,7 @@ impl Bench<'_> {
         ring: &mut VecDeque<GroupBuffer>,
         bytes: u64,
     ) -> Result<f64, TransportError> {
-        let way = if self.is_front() { Way::Out } else { Way::In };
+        let way = if self.is_first() { Way::Out } else { Way::In };
         let operations = if bytes > LARGE_BYTES { 30 } else { 200 };
         let on = self.stream.device().clone();
         let (start, end) = (Event::timed(&on)?, Event::timed(&on)?);
@@ -135,7 +134,7 @@ impl Bench<'_> {
 
     /// Median time from issuing a send to seeing the answer.
     fn round_trip(&mut self, ring: &mut VecDeque<GroupBuffer>) -> Result<f64, TransportError> {
-        let ways = if self.is_front() {
+        let ways = if self.is_first() {
             [Way::Out, Way::In]
         } else {
             [Way::In, Way::Out]

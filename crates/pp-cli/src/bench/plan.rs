@@ -1,59 +1,46 @@
 //! The plan of the benchmarks: none of the video's fields, one tensor, any size.
 
-use pp_contract::{
-    DType, Envelope, FaultKind, Manifest, ManifestError, Plan, PlanError, TensorSpec,
-};
-use pp_runtime::stage::{Built, Place, StageError};
+use pp_contract::{DType, Manifest, ManifestError, Plan, PlanError, StageSpec};
+use serde::{Deserialize, Serialize};
 
-/// Says which chunk it is; the payload is one tensor of bytes, the same size back, or nothing.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct BenchPlan(u64);
+/// The payload is one tensor of bytes, or nothing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct BenchPlan {
+    /// Which chunk it is.
+    pub(super) chunk: u64,
+    /// Whether the stages between source and sink hand a payload on, of the same size.
+    pub(super) hands_on: bool,
+}
 
 impl Plan for BenchPlan {
     const NAME: &'static str = "bench";
-    const VERSION: u16 = 1;
-    type Parts = u64;
+    const VERSION: u16 = 2;
+    type Parts = Self;
 
-    fn from_parts(parts: u64) -> Result<Self, PlanError> {
-        Ok(Self(parts))
+    fn from_parts(parts: Self) -> Result<Self, PlanError> {
+        Ok(parts)
     }
 
-    fn parts(&self) -> &u64 {
-        &self.0
-    }
-
-    fn expected_calls(&self) -> u32 {
-        1
+    fn parts(&self) -> &Self {
+        self
     }
 
     fn start_frame(&self) -> u64 {
-        self.0
+        self.chunk
     }
 
-    fn check_inputs(&self, inputs: &Manifest) -> Result<(), PlanError> {
-        inputs.expect_tensors(&[("payload", DType::U8)])
-    }
-
-    fn check_outputs(&self, _: &Manifest, outputs: &Manifest) -> Result<(), PlanError> {
-        if *outputs == Manifest::empty() {
-            return Ok(());
+    fn check(&self, stage: &StageSpec, tensors: &Manifest) -> Result<(), PlanError> {
+        match &*stage.name == SOURCE || self.hands_on {
+            true => tensors.expect_tensors(&[("payload", DType::U8)]),
+            false => tensors.expect_tensors(&[]),
         }
-        outputs.expect_tensors(&[("payload", DType::U8)])
     }
 }
 
-/// What is asked for of a chunk.
-pub(super) fn built(
-    place: Place,
-    inputs: Manifest,
-    outputs: Manifest,
-) -> Result<Built<BenchPlan, ()>, StageError> {
-    Envelope::new(BenchPlan(place.chunk.get()), inputs, outputs)
-        .map(|envelope| Built::new(envelope, ()))
-        .map_err(|e| StageError::new(FaultKind::Internal, "build", e.to_string()))
-}
+/// The name of the source. The stages behind it are s1, s2 and so on.
+pub(super) const SOURCE: &str = "s0";
 
 /// One tensor of so many bytes.
 pub(super) fn payload(bytes: u64) -> Result<Manifest, ManifestError> {
-    Manifest::new(&[TensorSpec::new("payload", DType::U8, &[bytes])?])
+    Manifest::single("payload", DType::U8, &[bytes])
 }

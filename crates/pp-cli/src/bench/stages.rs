@@ -1,103 +1,116 @@
-//! The stages of `pp bench overlap`.
+//! The stages of `pp bench overlap` on processors.
 
 use std::convert::Infallible;
 
-use pp_contract::{ChunkIndex, Envelope, FaultKind, Manifest, Outcome, Plan as _};
+use pp_contract::{FaultKind, Manifest, Message};
 use pp_runtime::core::Cut;
 use pp_runtime::stage::{
-    Built, Decoded, FrontStages, Offer, OnHost, PhaseBStages, Place, Progress, StageError,
+    Built, Chunk, Done, Offer, OnHost, Place, Progress, Sink, Source, Stage, StageError,
+    StageResult, Taken,
 };
 use pp_transport::host::{RxLease, TxLease};
 
-use super::plan::{BenchPlan, built};
+use super::plan::BenchPlan;
 use super::simulate::{Work, consume, produce};
 
-/// Builds payloads in no time and decodes them in a fixed one.
-pub(super) struct BenchFront {
-    manifest: Manifest,
-    left: u64,
-    work: Work,
-    touch: bool,
+/// What is written into a payload: no other chunk has it, nor this one before another stage.
+fn pattern(message: &Message<BenchPlan>) -> u64 {
+    let reports = message.trail().reports().iter();
+    let works: u64 = reports.map(|report| u64::from(report.calls)).sum();
+    message.plan().chunk.wrapping_add(works << 40)
 }
 
-impl BenchFront {
-    pub(super) fn new(manifest: Manifest, chunks: u64, work: Work, touch: bool) -> Self {
-        Self {
-            manifest,
-            left: chunks,
-            work,
-            touch,
-        }
+fn check(message: &Message<BenchPlan>, payload: &[u8]) -> StageResult<()> {
+    if consume(payload, pattern(message)) {
+        return Ok(());
     }
-}
-
-fn corrupt(operation: &'static str, chunk: u64) -> StageError {
+    let chunk = message.plan().chunk;
     let detail = format!("the payload of chunk {chunk} is not what was written into it");
-    StageError::new(FaultKind::Internal, operation, detail)
+    Err(StageError::new(FaultKind::Internal, "read payload", detail))
 }
 
-impl FrontStages<TxLease, RxLease> for BenchFront {
+/// Builds payloads in a fixed time.
+pub(super) struct BenchSource {
+    pub(super) manifest: Manifest,
+    pub(super) left: u64,
+    pub(super) work: Work,
+    pub(super) touch: bool,
+}
+
+impl Source<TxLease> for BenchSource {
     type Plan = BenchPlan;
     type Carry = ();
-    type Decoding = Infallible;
 
-    fn poll_source(&mut self) -> Result<Offer, StageError> {
-        Ok(if self.left == 0 {
-            Offer::End
-        } else {
-            Offer::Chunk(Cut::None)
+    fn poll(&mut self) -> StageResult<Offer> {
+        Ok(match self.left {
+            0 => Offer::End,
+            _ => Offer::Chunk(Cut::None),
         })
     }
 
-    fn build(
-        &mut self,
-        place: Place,
-        slot: &mut TxLease,
-    ) -> Result<Built<BenchPlan, ()>, StageError> {
+    fn build(&mut self, place: Place, slot: &mut TxLease) -> StageResult<Built<BenchPlan, ()>> {
         self.left -= 1;
-        if self.touch {
-            produce(slot.bytes_mut(), place.chunk.get());
-        }
-        built(place, self.manifest.clone(), self.manifest.clone())
-    }
-
-    fn decode(
-        &mut self,
-        chunk: ChunkIndex,
-        (): (),
-        _: &Outcome,
-        payload: Option<RxLease>,
-    ) -> Result<Progress<Decoded, Infallible>, StageError> {
-        if let Some(payload) = payload.filter(|_| self.touch)
-            && !consume(payload.bytes(), !chunk.get())
-        {
-            return Err(corrupt("decode", chunk.get()));
-        }
+        let chunk = place.chunk.get();
         self.work.run();
-        Ok(Progress::Done(Decoded::default()))
+        if self.touch {
+            let bytes = self.manifest.payload_bytes() as usize;
+            produce(&mut slot.bytes_mut()[..bytes], chunk);
+        }
+        let plan = BenchPlan {
+            chunk,
+            hands_on: true,
+        };
+        Ok(Built::new(plan, self.manifest.clone(), ()))
     }
 
-    fn queued(&self) -> (u32, u32) {
-        (u32::from(self.left > 0), 0)
+    fn queued(&self) -> u32 {
+        u32::from(self.left > 0)
     }
 }
 
-/// Computes in a fixed time.
-pub(super) fn phase_b(
+/// A stage that takes a fixed time.
+pub(super) fn between(
     work: Work,
     touch: bool,
-) -> impl PhaseBStages<TxLease, RxLease, Plan = BenchPlan> {
+) -> impl Stage<TxLease, RxLease, Plan = BenchPlan, Kept = Infallible> {
     OnHost::new(
-        move |envelope: &Envelope<BenchPlan>, input: &[u8], output: &mut [u8]| {
-            let chunk = envelope.plan().start_frame();
-            if touch && !consume(input, chunk) {
-                return Err(corrupt("phase_b", chunk));
+        move |chunk: Chunk<'_, BenchPlan>, input: &[u8], output: &mut [u8]| {
+            let message = chunk.message;
+            if touch {
+                check(message, input)?;
             }
             work.run();
             if touch {
-                produce(output, !chunk);
+                let next = pattern(message).wrapping_add(1 << 40);
+                produce(&mut output[..input.len()], next);
             }
-            Ok(())
+            Ok(Done {
+                tensors: message.tensors().clone(),
+                report: Taken::of(message.plan(), 1),
+            })
         },
     )
+}
+
+/// A sink that takes a fixed time.
+pub(super) struct BenchSink {
+    pub(super) work: Work,
+    pub(super) touch: bool,
+}
+
+impl Sink<RxLease> for BenchSink {
+    type Plan = BenchPlan;
+    type Kept = Infallible;
+
+    fn take(
+        &mut self,
+        chunk: Chunk<'_, BenchPlan>,
+        input: Option<&RxLease>,
+    ) -> StageResult<Progress<Taken, Infallible>> {
+        if let Some(input) = input.filter(|_| self.touch) {
+            check(chunk.message, input.bytes())?;
+        }
+        self.work.run();
+        Ok(Progress::Done(Taken::of(chunk.message.plan(), 1)))
+    }
 }

@@ -2,12 +2,13 @@
 
 use std::process::Command;
 
+use pp_contract::Rank;
 use pp_contract::{VideoPlan, WIRE_VERSION, plan_digest, with_source};
 use pp_device::Device;
 use pp_kernels::KernelSet;
 use pp_transport::bell::Bell;
 use pp_transport::host::memory::available_bytes;
-use pp_transport::host::{EdgeShape, HostLink};
+use pp_transport::host::{EdgeShape, Host};
 use pp_transport::launch::Launch;
 use pp_transport::nccl::{Nccl, uuid_text};
 
@@ -124,8 +125,10 @@ fn shared_memory() -> Finding {
         depth: 2,
         slot_bytes: 1 << 20,
     };
-    match Bell::new().and_then(|bell| HostLink::pair(edge, edge, bell)) {
-        Ok(_) => Good("sealed memfd regions can be made and mapped".into()),
+    let [a, b] = [Rank::new(0), Rank::new(1)];
+    let made = Bell::new().and_then(|bell| Host::pair(edge, (a, &bell), (b, &bell)).map(drop));
+    match made {
+        Ok(()) => Good("sealed memfd regions can be made and mapped".into()),
         Err(error) => Bad(
             format!("{error}"),
             "allow memfd_create and more memory in this container",

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use pp_contract::{Fault, FaultKind, Rank};
+use pp_job::Error;
 use serde::Deserialize;
 
 use crate::exit::print;
-use pp_job::{Error, FRONT, PHASE_B};
 
 /// What is looked at in a report.
 #[derive(Deserialize)]
@@ -26,8 +26,16 @@ struct Verified {
     #[serde(default)]
     chunks_verified: u64,
     #[serde(default)]
-    all_outputs: String,
+    all_results: String,
+    /// All, the source first and the sink last.
+    stages: Vec<Stage>,
     chunks: Vec<Chunk>,
+}
+
+#[derive(Deserialize)]
+struct Stage {
+    stage: String,
+    rank: u32,
 }
 
 /// Chunks that are named where runs verified different ones.
@@ -39,8 +47,9 @@ type Digests = BTreeMap<String, String>;
 #[derive(Deserialize)]
 struct Chunk {
     chunk: u64,
-    inputs: Digests,
-    outputs: Digests,
+    source: Digests,
+    /// Of the stages between source and sink.
+    seals: Vec<String>,
 }
 
 /// What differs first.
@@ -53,7 +62,7 @@ struct Difference {
 /// Compares the chunks that both runs verified. Done is only when they verified the same ones.
 pub(crate) fn verify(first: &Path, second: &Path) -> Result<(), Error> {
     let (a, b) = (read(first)?, read(second)?);
-    let same = compare(&a.chunks, &b.chunks).map_err(|Difference { rank, detail }| {
+    let same = compare(&a, &b).map_err(|Difference { rank, detail }| {
         Fault::new(FaultKind::Drift, rank, "compare runs", detail)
     })?;
     if same == 0 {
@@ -75,17 +84,17 @@ pub(crate) fn verify(first: &Path, second: &Path) -> Result<(), Error> {
         return Err(Error::local(FaultKind::BadInput, "compare runs", why));
     }
     let older = |run: &Verified| run.chunks_verified.saturating_sub(run.chunks.len() as u64);
-    if (a.chunks_verified, &a.all_outputs) != (b.chunks_verified, &b.all_outputs) {
+    if (a.chunks_verified, &a.all_results) != (b.chunks_verified, &b.all_results) {
         let why = format!(
-            "the {same} chunks of the reports are the same, but older ones, of which only the digest of all outputs \
+            "the {same} chunks of the reports are the same, but older ones, of which only the digest of all results \
              was kept, are not: {} of {} chunks and {} of {}",
-            a.all_outputs, a.chunks_verified, b.all_outputs, b.chunks_verified
+            a.all_results, a.chunks_verified, b.all_results, b.chunks_verified
         );
-        return Err(Fault::new(FaultKind::Drift, PHASE_B, "compare runs", why).into());
+        return Err(Fault::new(FaultKind::Drift, last_maker(&a), "compare runs", why).into());
     }
     let kept = match older(&a) {
         0 => String::new(),
-        older => format!("; so are the outputs of {older} older ones together"),
+        older => format!("; so are the results of {older} older ones together"),
     };
     print(&format!("{same} verified chunks are the same{kept}\n"))
 }
@@ -129,26 +138,52 @@ fn named(chunks: &[u64]) -> String {
     }
 }
 
-/// How many chunks both have, if all are the same. Inputs come first: outputs of other inputs differ for a reason.
-fn compare(a: &[Chunk], b: &[Chunk]) -> Result<u64, Difference> {
-    let other: BTreeMap<u64, &Chunk> = b.iter().map(|chunk| (chunk.chunk, chunk)).collect();
+/// How many chunks both have, if all are the same. The stages come in their order: what is made of other tensors differs
+/// for a reason. A stage that one run does not have, such as a part of a stage, is left out.
+fn compare(a: &Verified, b: &Verified) -> Result<u64, Difference> {
+    let other: BTreeMap<u64, &Chunk> = b.chunks.iter().map(|chunk| (chunk.chunk, chunk)).collect();
     let mut same = 0;
-    for chunk in a {
+    for chunk in &a.chunks {
         let Some(other) = other.get(&chunk.chunk) else {
             continue;
         };
-        for (rank, ours, theirs) in [
-            (FRONT, &chunk.inputs, &other.inputs),
-            (PHASE_B, &chunk.outputs, &other.outputs),
-        ] {
-            if let Some(detail) = first_difference(ours, theirs) {
-                let detail = format!("chunk {}: {detail}", chunk.chunk);
-                return Err(Difference { rank, detail });
+        let differs = |stage: &Stage, detail: String| Difference {
+            rank: Rank::new(stage.rank),
+            detail: format!("chunk {}: {}: {detail}", chunk.chunk, stage.stage),
+        };
+        if let (Some(source), Some(detail)) = (
+            a.stages.first(),
+            first_difference(&chunk.source, &other.source),
+        ) {
+            return Err(differs(source, detail));
+        }
+        for (stage, ours) in between(a, chunk) {
+            let mut theirs = between(b, other);
+            let theirs = theirs.find(|(other, _)| other.stage == stage.stage);
+            if let Some((_, theirs)) = theirs.filter(|(_, theirs)| *theirs != ours) {
+                let detail = format!(
+                    "what it made has the digest {ours} in the first run and {theirs} in the second"
+                );
+                return Err(differs(stage, detail));
             }
         }
         same += 1;
     }
     Ok(same)
+}
+
+/// The stages between source and sink, and the digest of what each made of a chunk.
+fn between<'a>(
+    run: &'a Verified,
+    chunk: &'a Chunk,
+) -> impl Iterator<Item = (&'a Stage, &'a String)> {
+    run.stages.iter().skip(1).zip(&chunk.seals)
+}
+
+/// The rank of the stage in front of the sink.
+fn last_maker(run: &Verified) -> Rank {
+    let maker = run.stages.iter().nth_back(1);
+    Rank::new(maker.map_or(0, |stage| stage.rank))
 }
 
 fn first_difference(ours: &Digests, theirs: &Digests) -> Option<String> {
@@ -167,34 +202,73 @@ fn first_difference(ours: &Digests, theirs: &Digests) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn chunk(index: u64, input: &str, output: &str) -> Chunk {
-        let one = |name: &str, digest: &str| BTreeMap::from([(name.into(), digest.into())]);
+    fn chunk(index: u64, input: &str, seals: &[&str]) -> Chunk {
         Chunk {
             chunk: index,
-            inputs: one("in", input),
-            outputs: one("out", output),
+            source: BTreeMap::from([("in".into(), input.into())]),
+            seals: seals.iter().map(|seal| (*seal).into()).collect(),
         }
     }
 
+    fn run(stages: &[&str], chunks: Vec<Chunk>) -> Verified {
+        let stage = |(rank, name): (u32, &&str)| Stage {
+            stage: (*name).into(),
+            rank,
+        };
+        Verified {
+            every: None,
+            chunks_verified: chunks.len() as u64,
+            all_results: String::new(),
+            stages: (0..).zip(stages).map(stage).collect(),
+            chunks,
+        }
+    }
+
+    const THREE: [&str; 3] = ["encode", "phase_b", "decode"];
+
     #[test]
-    fn first_chunk_and_tensor_that_differ_are_named() {
-        let a = [chunk(0, "1", "2"), chunk(3, "3", "4"), chunk(6, "5", "6")];
-        let b = [chunk(0, "1", "2"), chunk(3, "3", "9"), chunk(6, "9", "6")];
+    fn first_chunk_and_stage_that_differ_are_named() {
+        let of = |seal, source| {
+            let last = chunk(6, source, &["6"]);
+            run(
+                &THREE,
+                vec![chunk(0, "1", &["2"]), chunk(3, "3", &[seal]), last],
+            )
+        };
+        let (a, b) = (of("4", "5"), of("9", "9"));
         let difference = compare(&a, &b).unwrap_err();
-        assert_eq!(difference.rank, PHASE_B);
-        let expected = "chunk 3: tensor out is 4 in the first run and 9 in the second";
+        assert_eq!(difference.rank, Rank::new(1));
+        let expected =
+            "chunk 3: phase_b: what it made has the digest 4 in the first run and 9 in the second";
         assert_eq!(difference.detail, expected);
-        assert_eq!(compare(&a[2..], &b[2..]).unwrap_err().rank, FRONT);
+        let difference = compare(&a, &of("4", "9")).unwrap_err();
+        assert_eq!(difference.rank, Rank::new(0));
+        let expected = "chunk 6: encode: tensor in is 5 in the first run and 9 in the second";
+        assert_eq!(difference.detail, expected);
         assert_eq!(compare(&a, &a), Ok(3));
     }
 
     #[test]
+    fn runs_of_other_pipelines_are_compared_by_the_stages_that_both_have() {
+        let whole = run(&THREE, vec![chunk(0, "1", &["2"])]);
+        let parts = ["encode", "phase_b part 1 of 2", "phase_b", "decode"];
+        let in_parts = |seal| run(&parts, vec![chunk(0, "1", &["7", seal])]);
+        assert_eq!(compare(&whole, &in_parts("2")), Ok(1));
+        assert_eq!(compare(&in_parts("2"), &whole), Ok(1));
+        let difference = compare(&in_parts("3"), &whole).unwrap_err();
+        assert_eq!(difference.rank, Rank::new(2));
+        assert_eq!(last_maker(&in_parts("2")), Rank::new(2));
+    }
+
+    #[test]
     fn chunks_that_one_run_has_alone_are_left_out() {
-        let a = [chunk(0, "1", "2"), chunk(1, "7", "7")];
-        let b = [chunk(0, "1", "2"), chunk(2, "8", "8")];
+        let a = run(&THREE, vec![chunk(0, "1", &["2"]), chunk(1, "7", &["7"])]);
+        let b = run(&THREE, vec![chunk(0, "1", &["2"]), chunk(2, "8", &["8"])]);
         assert_eq!(compare(&a, &b), Ok(1));
-        assert_eq!(compare(&a[1..], &b[1..]), Ok(0));
-        assert_eq!([alone(&a, &b), alone(&b, &a)], [[1], [2]]);
+        let alone_in_a = run(&THREE, vec![chunk(1, "7", &["7"])]);
+        assert_eq!(compare(&alone_in_a, &b), Ok(0));
+        let (a, b) = (&a.chunks, &b.chunks);
+        assert_eq!([alone(a, b), alone(b, a)], [[1], [2]]);
         assert_eq!(named(&[1]), "1 more, chunk 1");
         assert_eq!(
             named(&[1, 2, 3, 4, 5, 6]),
@@ -204,10 +278,10 @@ mod tests {
 
     #[test]
     fn tensor_that_is_missing_is_a_difference() {
-        let a = chunk(0, "1", "2");
-        let mut b = chunk(0, "1", "2");
-        b.inputs.clear();
-        let detail = compare(&[a], &[b]).unwrap_err().detail;
+        let a = run(&THREE, vec![chunk(0, "1", &["2"])]);
+        let mut b = run(&THREE, vec![chunk(0, "1", &["2"])]);
+        b.chunks[0].source.clear();
+        let detail = compare(&a, &b).unwrap_err().detail;
         assert!(
             detail.contains("tensor in is 1") && detail.contains("none"),
             "{detail}"

@@ -1,18 +1,18 @@
-//! A chunk composed again for a Phase B that was started anew.
+//! A chunk composed again after a rank was lost and its stages were started anew.
 //!
-//! Hazard: what Phase B remembers of earlier chunks died with it, and a chunk that is computed
-//! without it comes out different. Guarantee: the first chunk that the new one gets brings the
+//! Hazard: what a stage remembers of earlier chunks died with its rank, and a chunk that is computed
+//! without it comes out different. Guarantee: the first chunk that is sent again brings the
 //! frames before it as `context_frames`, taken from the payloads that were sent, so that the
 //! output is the undisturbed one, byte for byte. Every kernel keeps the rule that makes this true:
 //! `context_frames` are the last frames of `latents_in` of the chunks before, as they were sent.
 
-use pp_contract::{Envelope, FaultKind, Manifest, Plan as _, TensorSpec, VideoPlan};
+use pp_contract::{FaultKind, Manifest, Message, Plan as _, TensorSpec, VideoPlan};
 use pp_kernels::ChunkShape;
-use pp_runtime::stage::{Place, RetainedPayloads, StageError, send_as_it_was};
+use pp_runtime::stage::{Place, RetainedPayloads, StageError, StageResult, send_as_it_was};
 use pp_transport::in_flight::Part;
 
-use super::codec::Codec;
-use super::front::{VideoFront, envelope_of};
+use super::kernels::Encoder;
+use super::source::VideoSource;
 
 /// The last frames of a payload that was sent.
 struct Tail {
@@ -73,15 +73,15 @@ fn moved(old: &Manifest, new: &Manifest) -> Result<Vec<Part>, StageError> {
     old.iter().map(part).collect()
 }
 
-impl<C: Codec> VideoFront<C> {
-    /// Composes the chunk with everything that a fresh Phase B must know.
+impl<E: Encoder> VideoSource<E> {
+    /// Composes the chunk with everything that stages which know no chunk before it must know.
     pub(super) fn compose_again(
         &mut self,
         place: Place,
-        sent: &Envelope<VideoPlan>,
-        kept: &dyn RetainedPayloads<C::Tx>,
-        slot: &mut C::Tx,
-    ) -> Result<Envelope<VideoPlan>, StageError> {
+        sent: &Message<VideoPlan>,
+        kept: &dyn RetainedPayloads<E::Tx>,
+        slot: &mut E::Tx,
+    ) -> StageResult<(VideoPlan, Manifest)> {
         let mut plan = *sent.plan().parts();
         plan.init_cache = true;
         let wanted = if plan.do_kv_recompute || place.starts_epoch {
@@ -91,12 +91,12 @@ impl<C: Codec> VideoFront<C> {
         };
         if wanted == 0 {
             // It needs no context, or has it.
-            send_as_it_was(sent, kept, slot)?;
-            return envelope_of(plan, sent.inputs().clone(), sent.outputs().clone());
+            let (_, tensors) = send_as_it_was(sent, kept, slot)?;
+            return Ok((VideoPlan::new(plan)?, tensors));
         }
         let tails = tails(kept, wanted);
         let context: u32 = tails.iter().map(|tail| tail.frames).sum();
-        let old = sent.inputs().unsealed();
+        let old = sent.tensors().unsealed();
         let frames = latents(&old).map(|(_, frames, _)| frames);
         let (Some(frames), true) = (frames, context > 0) else {
             return Err(internal(format!(
@@ -106,13 +106,13 @@ impl<C: Codec> VideoFront<C> {
         };
         plan.do_kv_recompute = true;
         plan.expected_generator_calls += 1;
-        let inputs = self.inputs_of(ChunkShape {
+        let tensors = self.tensors_of(ChunkShape {
             frames,
             steps: plan.num_denoise_steps,
             context_frames: context,
         })?;
-        kept.copy(0, &moved(&old, &inputs)?, slot)?;
-        let (mut to, spec) = inputs
+        kept.copy(0, &moved(&old, &tensors)?, slot)?;
+        let (mut to, spec) = tensors
             .get("context_frames")
             .ok_or_else(|| internal("the kernels lay out no context_frames".into()))?;
         let end = to + spec.bytes();
@@ -126,6 +126,6 @@ impl<C: Codec> VideoFront<C> {
                 "{context} frames of latents_in do not fill {spec}"
             )));
         }
-        envelope_of(plan, inputs, sent.outputs().clone())
+        Ok((VideoPlan::new(plan)?, tensors))
     }
 }

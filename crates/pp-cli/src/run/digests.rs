@@ -8,7 +8,7 @@ use std::error::Error;
 use pp_contract::{Digests, FaultKind, MAX_TENSORS, Manifest, with_source};
 use pp_device::{CudaError, DevicePtr, Stream};
 use pp_kernels::{DeviceDigests, DeviceTensor};
-use pp_runtime::stage::StageError;
+use pp_runtime::stage::{StageError, StageResult};
 use pp_transport::nccl::{DeviceRx, DeviceTx};
 
 use crate::timed::{Span, Staged};
@@ -102,13 +102,13 @@ impl GpuDigester {
         }
     }
 
-    /// Runs `issue` on a row, between its events.
+    /// Runs `issue` on a row, behind its first event; it records the second.
     fn ticket(
         &mut self,
         manifest: &Manifest,
         is_own: bool,
-        issue: impl FnOnce(&DeviceDigests, &mut Row, &Stream) -> Result<(), StageError>,
-    ) -> Result<Ticket, StageError> {
+        issue: impl FnOnce(&DeviceDigests, &mut Row, &Stream) -> StageResult<()>,
+    ) -> StageResult<Ticket> {
         let digests = self.digests.as_ref();
         let digests = digests.ok_or_else(|| internal("digests were asked for and not prepared"))?;
         let row = match self.free.pop() {
@@ -123,7 +123,6 @@ impl GpuDigester {
         // Also where that failed: some of it may have been issued.
         row.memory.is_used_by(&self.stream).map_err(device)?;
         issued?;
-        row.span.close(&self.stream).map_err(device)?;
         Ok(Ticket {
             row,
             count: manifest.len().saturating_sub(1),
@@ -139,7 +138,7 @@ impl Digester for GpuDigester {
 
     const AT_ONCE: bool = false;
 
-    fn prepare(&mut self, most_bytes: u64, tickets: usize) -> Result<(), StageError> {
+    fn prepare(&mut self, most_bytes: u64, tickets: usize) -> StageResult<()> {
         let on = self.stream.device();
         on.bind().map_err(device)?;
         let (context, stream) = (on.raw_context(), self.stream.raw());
@@ -153,65 +152,62 @@ impl Digester for GpuDigester {
         Ok(())
     }
 
-    fn seal(&mut self, manifest: &Manifest, slot: &mut DeviceTx) -> Result<Ticket, StageError> {
+    fn seal(&mut self, manifest: &Manifest, slot: &mut DeviceTx) -> StageResult<Ticket> {
         self.ticket(manifest, true, |digests, row, stream| {
             slot.write_on(stream, |to| {
                 let (tensors, seal) = places(manifest, to)?;
-                if tensors.is_empty() {
-                    return Ok(());
+                if !tensors.is_empty() {
+                    // SAFETY: the edges that live on this thread have bound the context to it; the slot stays leased or
+                    // in flight until the stream has passed, and no work that is issued behind this writes it; the row
+                    // is kept until it is read, and if it is dropped, its memory knows its use.
+                    unsafe {
+                        let made = row.memory.part(0, seal.len);
+                        digests.enqueue(&tensors, made.address).map_err(device)?;
+                        stream.copy(made, seal).map_err(device)?;
+                        let host = &mut row.memory.host;
+                        stream.download(made, host, 0).map_err(device)?;
+                    }
                 }
-                // SAFETY: the link that lives on this thread has bound the context to it; the slot stays leased or in
-                // flight until the stream has passed, and no work that is issued behind this writes it; the row is kept
-                // until it is read, and if it is dropped, its memory knows its use.
-                unsafe {
-                    let made = row.memory.part(0, seal.len);
-                    digests.enqueue(&tensors, made.address).map_err(device)?;
-                    stream.copy(made, seal).map_err(device)?;
-                    stream
-                        .download(made, &mut row.memory.host, 0)
-                        .map_err(device)
-                }
+                // In front of the event that says that the slot is written: whoever has read the slot knows that the
+                // digests are there.
+                row.span.close(stream).map_err(device)
             })
         })
     }
 
-    fn examine(
-        &mut self,
-        manifest: &Manifest,
-        payload: Option<&DeviceRx>,
-    ) -> Result<Ticket, StageError> {
+    fn examine(&mut self, manifest: &Manifest, payload: Option<&DeviceRx>) -> StageResult<Ticket> {
         self.ticket(manifest, false, |digests, row, stream| {
-            let Some(payload) = payload else {
-                return Ok(());
-            };
-            payload.read_on(stream, |from| {
-                let (tensors, seal) = places(manifest, from)?;
-                if tensors.is_empty() {
-                    return Ok(());
-                }
-                let computed = row.memory.part(seal.len, seal.len);
-                // SAFETY: as in `seal`; the slot goes back only behind its read event.
-                unsafe {
-                    stream
-                        .copy(seal, row.memory.part(0, seal.len))
-                        .map_err(device)?;
-                    digests
-                        .enqueue(&tensors, computed.address)
-                        .map_err(device)?;
-                    let both = row.memory.part(0, 2 * seal.len);
-                    stream
-                        .download(both, &mut row.memory.host, 0)
-                        .map_err(device)
-                }
-            })
+            if let Some(payload) = payload {
+                payload.read_on(stream, |from| {
+                    let (tensors, seal) = places(manifest, from)?;
+                    if tensors.is_empty() {
+                        return Ok(());
+                    }
+                    let computed = row.memory.part(seal.len, seal.len);
+                    // SAFETY: as in `seal`; the slot goes back only behind its read event.
+                    unsafe {
+                        stream
+                            .copy(seal, row.memory.part(0, seal.len))
+                            .map_err(device)?;
+                        digests
+                            .enqueue(&tensors, computed.address)
+                            .map_err(device)?;
+                        let both = row.memory.part(0, 2 * seal.len);
+                        stream
+                            .download(both, &mut row.memory.host, 0)
+                            .map_err(device)
+                    }
+                })?;
+            }
+            row.span.close(stream).map_err(device)
         })
     }
 
-    fn is_there(&self, ticket: &Ticket) -> Result<bool, StageError> {
+    fn is_there(&self, ticket: &Ticket) -> StageResult<bool> {
         ticket.row.span.end.is_done().map_err(device)
     }
 
-    fn read(&mut self, ticket: Ticket) -> Result<DigestPair, StageError> {
+    fn read(&mut self, ticket: Ticket) -> StageResult<DigestPair> {
         if !self.is_there(&ticket)? {
             return Err(internal("digests were read before they were there"));
         }

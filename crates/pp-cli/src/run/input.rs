@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
-use pp_contract::{Fault, FaultKind};
-use pp_job::{Config, Error, FRONT, say};
+use pp_contract::{Fault, FaultKind, Pipeline};
+use pp_job::output::{can_be_created, one_file_each};
+use pp_job::{Config, Error, say};
+use pp_kernels::SessionConfig;
 use pp_transport::host::memory::available_bytes;
 
 use crate::args::{KernelChoice, RunArgs};
@@ -11,30 +13,28 @@ use crate::env::Env;
 use crate::limits;
 use crate::video::header::Header;
 use crate::video::y4m;
-use pp_job::output::{can_be_created, one_file_each};
+use pp_job::RANK_0;
 
 /// Chunks read ahead, and decoded chunks that wait to be written.
 pub(crate) const QUEUE: usize = 4;
-/// The smallest frame that the kernels take.
-const SMALLEST: u32 = 16;
 
 /// Opens the input and reads what it says of its frames.
-pub(super) fn open(args: &RunArgs) -> Result<y4m::Reader, Error> {
+pub(super) fn open(args: &RunArgs, depth: u32) -> Result<y4m::Reader, Error> {
     // Found out now, not when the work is done.
     for path in [&args.report, &args.trace, &args.timeline] {
         path.as_deref().map_or(Ok(()), can_be_created)?;
     }
     let reader = y4m::Reader::open(&args.input)?;
     let header = &reader.header;
-    let (width, height) = (header.width(), header.height());
-    if width < SMALLEST || height < SMALLEST {
+    let (width, height, least) = (header.width(), header.height(), SessionConfig::MIN_SIDE);
+    if width < least || height < least {
         return Err(refuse(format_args!(
-            "{}: frames of {width}x{height} are below {SMALLEST}x{SMALLEST}, the smallest \
+            "{}: frames of {width}x{height} are below {least}x{least}, the smallest \
              the kernels take; scale or pad them first",
             reader.name
         )));
     }
-    check_memory(args, header, &reader.name)?;
+    check_memory(args, depth, header, &reader.name)?;
     if header.is_interlaced() {
         say(format!(
             "pp: {}: interlaced; the two fields of a frame are filtered as one picture",
@@ -44,13 +44,32 @@ pub(super) fn open(args: &RunArgs) -> Result<y4m::Reader, Error> {
     Ok(reader)
 }
 
-/// Refuses standard streams that cannot serve, and results that would replace another file of the command.
-pub(super) fn check_files(args: &RunArgs, env: &Env, config: Option<&Config>) -> Result<(), Error> {
+/// Refuses standard streams that cannot serve, results that would replace another file of the command, and an input that
+/// a sink on another rank cannot read a second time.
+pub(super) fn check_files(
+    args: &RunArgs,
+    env: &Env,
+    config: &Config,
+    pipeline: &Pipeline,
+) -> Result<(), Error> {
+    // A supervisor has checked it for its ranks, whose standard streams are others.
+    if config.is_supervised() {
+        return Ok(());
+    }
     let plugin = match &args.kernels {
         KernelChoice::File(path) => Some(&**path),
         _ => None,
     };
     let secret = env.get("PP_JOB_SECRET_FILE").map(PathBuf::from);
+    // Of a launcher's ranks each has the files of its own stages.
+    let is_here = |rank| config.rank().is_none_or(|own| own == rank);
+    let (has_source, has_sink) = (is_here(RANK_0), is_here(pipeline.sink()));
+    if !has_source && !has_sink {
+        return Ok(());
+    }
+    if has_source {
+        check_twice(args, pipeline)?;
+    }
     let sources = [
         ("--input", Some(&*args.input)),
         ("--kernels", plugin),
@@ -62,26 +81,42 @@ pub(super) fn check_files(args: &RunArgs, env: &Env, config: Option<&Config>) ->
         ("--trace", args.trace.as_deref()),
         ("--timeline", args.timeline.as_deref()),
     ];
-    // A supervisor has checked it for its ranks, whose standard streams are others; and of a launcher's ranks only the
-    // front reads and writes.
-    let is_elsewhere = config
-        .and_then(Config::rank)
-        .is_some_and(|rank| rank != FRONT);
-    if !config.is_some_and(Config::is_supervised) && !is_elsewhere {
-        limits::check_streams(&args.input, &results)?;
-        one_file_each(&sources, &results)?;
+    let (of_sink, of_source) = results.split_at(1);
+    let input = has_source.then_some(&*args.input);
+    limits::check_streams(input, if has_source { of_source } else { &[] })?;
+    limits::check_streams(None, if has_sink { of_sink } else { &[] })?;
+    one_file_each(&sources, &results)
+}
+
+/// With `--add-noise` a sink on another rank reads the input, too.
+fn check_twice(args: &RunArgs, pipeline: &Pipeline) -> Result<(), Error> {
+    let sink = &pipeline.stages()[pipeline.stages().len() - 1];
+    let is_stream = || std::fs::metadata(&args.input).is_ok_and(|about| !about.is_file());
+    if args.add_noise.is_none() || sink.leader() == RANK_0 {
+        return Ok(());
     }
-    Ok(())
+    if args.input.as_os_str() != "-" && !is_stream() {
+        return Ok(());
+    }
+    let (name, rank) = (&sink.name, sink.leader());
+    let input = match args.input.display().to_string() {
+        input if input == "-" => "standard input".into(),
+        path => path,
+    };
+    Err(Error::Usage(format!(
+        "--add-noise compares at {name}@{rank}, which reads the input a second time, and {input} can be read once; \
+         name a file with --input, or put {name} on rank 0"
+    )))
 }
 
 /// Refuses frames so large that the job would drive the machine out of memory: a header may claim
 /// any size, and the kernel kills at random to serve it.
-fn check_memory(args: &RunArgs, header: &Header, name: &str) -> Result<(), Error> {
+fn check_memory(args: &RunArgs, depth: u32, header: &Header, name: &str) -> Result<(), Error> {
     let frame = header.frame_bytes() as u64;
     let frames = u64::from(args.frames_per_chunk);
-    let depth = u64::from(args.depth);
-    // Two bytes a sample in each slot, both ways; queues and chunks in flight of one byte a
-    // sample; and a few copies in four bytes for the kernels, on both ranks.
+    let depth = u64::from(depth);
+    // Two bytes a sample in each slot, of two edges; queues and chunks in flight of one byte a
+    // sample; and a few copies in four bytes for the kernels, on all ranks.
     let chunk = frame.saturating_mul(frames);
     // With restarts a few chunks more are kept, and while one goes on there are the slots of two
     // generations.
@@ -105,7 +140,7 @@ fn check_memory(args: &RunArgs, header: &Header, name: &str) -> Result<(), Error
 }
 
 fn refuse(why: std::fmt::Arguments<'_>) -> Error {
-    Fault::new(FaultKind::BadInput, FRONT, "read input", why).into()
+    Fault::new(FaultKind::BadInput, RANK_0, "read input", why).into()
 }
 
 /// Threads that read, and as many that write: a few, since the other cores are the kernels'.

@@ -1,171 +1,221 @@
-//! `pp run`: a video through encode@0 → phase_b@1 → decode@0.
+//! `pp run`: a video through the stages of a set of kernels, on any ranks.
 
 mod again;
-mod codec;
+mod clean;
 mod digests;
-mod front;
 mod input;
+mod kernels;
+mod middle;
 mod noise;
+mod notes;
 mod on_gpu;
 mod on_host;
 mod open;
-mod phase_b;
+mod placement;
 mod progress;
 mod report;
 mod shape;
+mod sink;
+mod source;
 pub(crate) use self::input::{QUEUE, io_threads};
 pub(crate) use self::report::write_pictures;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
+use std::rc::Rc;
 
-use pp_contract::{Fault, FaultKind, Rank, VideoPlan, plan_digest};
+use pp_contract::{Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest};
 use pp_device::Device;
-use pp_job::{
-    Config, Error, FRONT, Finished, FrontPart, Job, PHASE_B, PhaseBPart, Profile, Ranks, ThisRank,
-    say, signal_name,
-};
-use pp_kernels::KernelSet;
-use pp_runtime::stage::{FrontStages, PhaseBStages};
+use pp_job::output::Shown;
+use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, ThisRank, say, signal_name};
+use pp_kernels::{ChunkShape, KernelSet, StageKind};
+use pp_runtime::drift::{Log, Verifier};
+use pp_runtime::stage::{Sink, Source, Stage, StageResult};
 use pp_transport::bell::Bell;
-use pp_transport::host::{Host, RxLease, TxLease};
+use pp_transport::edge::Edges;
+use pp_transport::host::{Host, MAX_SLOTS, RxLease, TxLease};
 use pp_transport::nccl::{DeviceRx, DeviceTx};
 
-use self::codec::{Codec, Generator, Geometry};
-use self::front::VideoFront;
-use self::on_gpu::{GpuFront, GpuPhaseB, blame};
-use self::open::{
-    config, digest_of_kernels, host_kernels, kernel_fault, load_for_host, prepared, slot_bytes,
-};
-use self::phase_b::VideoPhaseB;
+use self::clean::{CleanFrames, Shelf};
+use self::kernels::{Encoder, Kernels, Memory, Opening, failed};
+use self::middle::VideoStage;
+use self::on_gpu::OnGpu;
+use self::on_host::OnHost;
+use self::open::{blame, config, digest_of_kernels, prepare, slot_bytes};
 use self::report::Labels;
 pub use self::shape::Shape;
+use self::sink::VideoSink;
+use self::source::{Settings, VideoSource};
 use crate::args::{KernelChoice, RunArgs};
 use crate::backend::{self, Backend};
 use crate::env::Env;
-use pp_job::output::Shown;
+use pp_job::RANK_0;
+
+/// A command line that can be run.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// The settings of the job's processes.
+    pub config: Config,
+    /// Which stages stand on which ranks.
+    pub pipeline: Pipeline,
+    /// Most chunks in flight.
+    pub depth: u32,
+}
 
 /// Runs the whole job, or this process's rank of it.
 pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
-    let Some(config) = check(args, env)? else {
-        let config = Config::alone(env.lookup())?;
-        let job = VideoJob {
-            args,
-            kernels: load_for_host(args)?,
-            choice: None,
-            transport: "none (1 process)".into(),
-        };
-        return Job::new(&config).run_alone(Ranks {
-            front: |bell: Bell| job.front_on_host(bell),
-            phase_b: |shape| job.phase_b_on_host(shape, FRONT),
-            finish: |front: _, finished| Front::finish(front, &job, finished),
-        });
-    };
-    Job::new(&config).restarts(args.restarts).run(|rank| {
-        let (job, backend) = VideoJob::choose(rank, args, env)?;
+    let checked = check(args, env)?;
+    checked.job(args).run(|rank| {
+        let (job, backend) = VideoJob::choose(rank, args, &checked, env)?;
         let profile = job.profile()?;
         match backend {
-            Backend::Host => {
-                let ranks = Ranks {
-                    front: |bell: Bell| job.front_on_host(bell),
-                    phase_b: |shape| job.phase_b_on_host(shape, PHASE_B),
-                    finish: |front: _, finished| Front::finish(front, &job, finished),
-                };
-                rank.run(Host, profile, ranks)
-            }
+            Backend::Host => rank.run(Host, profile, job.program(&OnHost)),
             Backend::Nccl(nccl) => {
-                let device = nccl.device.clone();
-                let ranks = Ranks {
-                    front: |bell: Bell| job.front_on_gpu(&device, bell),
-                    phase_b: |shape| job.phase_b_on_gpu(&device, shape),
-                    finish: |front: _, finished| Front::finish(front, &job, finished),
+                let memory = OnGpu {
+                    device: nccl.device.clone(),
                 };
-                rank.run(*nccl, profile, ranks)
+                rank.run(*nccl, profile, job.program(&memory))
             }
         }
     })
 }
 
-/// Refuses what cannot be run. Gives the settings of a job of two ranks; `None` where one process runs all stages.
+/// Refuses what cannot be run, before anything is started.
 ///
 /// # Errors
 /// What is wrong with the command line or the environment, and the remedy.
-pub fn check(args: &RunArgs, env: &Env) -> Result<Option<Config>, Error> {
+pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     backend::check(&args.kernels, args.transport)?;
-    let world = pp_job::world(env.lookup());
-    if args.ranks == 1 {
-        input::check_files(args, env, None)?;
-        if args.restarts > 0 {
-            return Err(Error::Usage(
-                "--restarts starts the process of Phase B again; leave --ranks 1 out".into(),
-            ));
-        }
-        // A world that cannot be read is no reason to refuse: this process needs no other.
-        if let Some(world) = world.ok().flatten().filter(|world| *world > 1) {
+    let pipeline = placement::pipeline(args)?;
+    match &args.kernels {
+        // All that are built in have the same stages.
+        KernelChoice::Auto => check_stages(args, &pipeline, &KernelSet::for_host())?,
+        KernelChoice::BuiltIn(set) => check_stages(args, &pipeline, set)?,
+        // Its ranks load it.
+        KernelChoice::File(_) => {}
+    }
+    let started = pp_job::world(env.lookup());
+    let is_alone = pipeline.world_size().get() == 1;
+    // A world that cannot be read is no reason to refuse: one process needs no other.
+    let config = match started {
+        Ok(Some(world @ 2..)) if is_alone => {
             return Err(Error::Usage(format!(
-                "--ranks 1 runs everything in one process, and the launcher started {world}, which \
-                 would all write the same output; start one, or leave --ranks out"
+                "{pipeline} runs everything in one process, and the launcher started {world}, which would all write the \
+                 same output; start one, or leave --ranks 1 out"
             )));
         }
-        backend::find_plugin(&args.kernels)?;
-        return Ok(None);
-    }
-    let config = Config::from_env(env.lookup())?;
-    input::check_files(args, env, Some(&config))?;
+        _ if is_alone => Config::alone(env.lookup())?,
+        _ => Config::from_env(env.lookup())?,
+    };
+    input::check_files(args, env, &config, &pipeline)?;
     // A rank of a launcher tells its peer, whose machine may have the file.
     if config.launch.is_none() {
         backend::find_plugin(&args.kernels)?;
     }
-    Ok(Some(config))
+    let depth = args.depth.unwrap_or(pipeline.default_depth());
+    Ok(Checked {
+        config,
+        pipeline,
+        depth,
+    })
 }
 
-/// The shipped pipeline in one process: its kernels, and the parts of both ranks.
+fn check_stages(args: &RunArgs, pipeline: &Pipeline, kernels: &KernelSet) -> Result<(), Error> {
+    let about = kernels.describe();
+    placement::check(
+        pipeline,
+        about,
+        (args.denoise_steps, args.pipeline.is_some()),
+    )
+}
+
+impl Checked {
+    /// The job of this command line.
+    #[must_use]
+    pub fn job(&self, args: &RunArgs) -> Job<'_> {
+        Job::new(&self.config, &self.pipeline)
+            .depth(self.depth)
+            .restarts(args.restarts)
+    }
+}
+
+/// A video through its pipeline: the kernels, and what the stages of one rank share.
 pub struct VideoJob<'a> {
     args: &'a RunArgs,
+    pipeline: &'a Pipeline,
+    depth: u32,
     kernels: KernelSet,
     /// What was found and chosen, where that was left to us.
     choice: Option<String>,
     /// What the report calls the transport.
     transport: String,
+    /// Of each stage that stands on this rank the bytes of the largest payloads that it gets and that it makes.
+    payloads: RefCell<BTreeMap<usize, [u64; 2]>>,
+    /// The clean frames of chunks, for a sink beside the source.
+    shelf: Rc<Shelf>,
 }
 
 impl<'a> VideoJob<'a> {
     /// Chooses kernels and a backend for this rank.
     ///
     /// # Errors
-    /// There are none that go together. The other rank is told.
+    /// There are none that go together, or the kernels cannot run the pipeline. The other ranks are told.
     pub fn choose(
         rank: ThisRank<'_>,
         args: &'a RunArgs,
+        checked: &'a Checked,
         env: &Env,
     ) -> Result<(Self, Backend), Error> {
+        let pipeline = &checked.pipeline;
         let choice = backend::choose(&args.kernels, args.transport, rank, env);
+        let choice = choice.and_then(|choice| {
+            let checked = check_stages(args, pipeline, &choice.kernels);
+            match (checked, &args.kernels) {
+                // No rank could tell before it had the plugin. As a fault it is told once for all ranks.
+                (Err(Error::Usage(what)), KernelChoice::File(_)) => {
+                    Err(Fault::new(FaultKind::Plugin, rank.rank(), "load kernels", what).into())
+                }
+                (checked, _) => checked.map(|()| choice),
+            }
+        });
         let mut choice = choice.map_err(|error| rank.decline(error))?;
+        let ranks = match pipeline.world_size().get() {
+            1 => "1 process".to_owned(),
+            ranks => format!("{ranks} processes"),
+        };
         let transport = match &mut choice.backend {
-            Backend::Host => "host (shared memory, 2 processes)".into(),
+            Backend::Host => format!("host (shared memory, {ranks})"),
             Backend::Nccl(nccl) => {
-                // Only communicators that do not block can be given up while they are made, when the replacement of a
-                // Phase B is lost too.
+                // Only communicators that do not block can be given up while they are made, when the rank that replaces
+                // another one is lost too.
                 nccl.blocking = args.restarts == 0;
-                format!("nccl {} (2 processes)", nccl.nccl.version())
+                match &nccl.nccl {
+                    Some(library) => format!("nccl {} ({ranks})", library.version()),
+                    None => format!("GPU memory ({ranks})"),
+                }
             }
         };
         let job = Self {
             args,
+            pipeline,
+            depth: checked.depth,
             kernels: choice.kernels,
             choice: choice.said,
             transport,
+            payloads: RefCell::default(),
+            shelf: Rc::default(),
         };
         Ok((job, choice.backend))
     }
 
-    /// What both ranks must have alike.
+    /// What all ranks must have alike.
     ///
     /// # Errors
     /// The file of a plugin cannot be read.
     pub fn profile(&self) -> Result<Profile, Error> {
         let (args, about) = (self.args, self.kernels.describe());
         let mut profile = Profile::new()
-            .set("depth", args.depth)
             .set("frames_per_chunk", args.frames_per_chunk)
             .set("denoise_steps", args.denoise_steps)
             .set("recompute", args.recompute)
@@ -173,10 +223,14 @@ impl<'a> VideoJob<'a> {
             .set("cuts", format_args!("{:?}", args.cuts))
             .set("seed", args.seed)
             .set("verify", args.verify)
+            .set("add_noise", format_args!("{:?}", args.add_noise))
             .set(
                 "plan_fields",
                 format_args!("{:016x}", plan_digest::<VideoPlan>()),
             );
+        for (key, value) in &args.plugin_args {
+            profile = profile.set(&format!("plugin_arg {key}"), value);
+        }
         profile.chunks = args.chunks;
         profile.kernels = format!("{} {}", about.name, about.version);
         profile.kernels_digest = digest_of_kernels(&args.kernels, about)?;
@@ -184,97 +238,277 @@ impl<'a> VideoJob<'a> {
         Ok(profile)
     }
 
-    /// The front, with kernels on host memory.
-    ///
-    /// # Errors
-    /// The input, the output or the kernels cannot be opened.
-    pub fn front_on_host(
-        &self,
-        bell: Bell,
-    ) -> Result<FrontPart<impl Front<TxLease, RxLease>, Shape>, Error> {
-        self.front(bell, |geometry| {
-            host_kernels(self.args, &self.kernels, geometry, FRONT, 1)
-        })
+    /// The stages of this rank, on the memory of a backend.
+    fn program<'p, M: Memory, B>(
+        &'p self,
+        memory: &'p M,
+    ) -> Program<'p, B, VideoSource<M::Encoder>, Shape>
+    where
+        B: Edges<Tx = M::Tx, Rx = M::Rx>,
+    {
+        let [source, sink] = self.ends();
+        let mut program = Program::new(source, move |bell| self.source(memory, bell))
+            .payloads(|stage, _| self.slot_bytes(stage));
+        for name in self.between() {
+            program = program.stage(name, move |stage, shape| self.stage(memory, stage, shape));
+        }
+        program
+            .sink(sink, move |shape, bell| self.sink(memory, shape, bell))
+            .finish(|source, finished| ClipSource::finish(source, self, finished))
     }
 
-    /// The front, with kernels on a GPU.
+    /// The names of source and sink.
+    #[must_use]
+    pub fn ends(&self) -> [&str; 2] {
+        let stages = self.kernels.stages();
+        [&stages[0].name, &stages[stages.len() - 1].name]
+    }
+
+    /// The names of the stages between source and sink.
+    pub fn between(&self) -> impl Iterator<Item = &str> {
+        let stages = self.kernels.stages().iter();
+        let stages = stages.filter(|info| info.kind == StageKind::Middle);
+        stages.map(|info| &*info.name)
+    }
+
+    /// The bytes of a slot for what a stage makes, on a rank with that stage or the one behind it: what a stage makes is
+    /// what the next one gets.
+    #[must_use]
+    pub fn slot_bytes(&self, stage: &StageSpec) -> u64 {
+        let (at, payloads) = (self.place_of(stage), self.payloads.borrow());
+        let made = payloads.get(&at).map(|[_, made]| *made);
+        let got = payloads.get(&(at + 1)).map(|[got, _]| *got);
+        // Elsewhere the edge has no end.
+        made.or(got).unwrap_or(0)
+    }
+
+    /// The source, with kernels on host memory.
     ///
     /// # Errors
-    /// As [`VideoJob::front_on_host`].
-    pub fn front_on_gpu(
+    /// The input or the kernels cannot be opened.
+    pub fn source_on_host(
+        &self,
+        bell: Bell,
+    ) -> Result<Opened<impl ClipSource<TxLease>, Shape>, Error> {
+        self.source(&OnHost, bell)
+    }
+
+    /// The source, with kernels on a GPU.
+    ///
+    /// # Errors
+    /// As [`VideoJob::source_on_host`].
+    pub fn source_on_gpu(
         &self,
         device: &Device,
         bell: Bell,
-    ) -> Result<FrontPart<impl Front<DeviceTx, DeviceRx>, Shape>, Error> {
-        let args = self.args;
-        self.front(bell, |geometry| {
-            let (config, blame) = (config(args, geometry, 1), blame(&args.kernels));
-            GpuFront::open(device, &self.kernels, &config, geometry, args.depth, blame)
-                .map_err(|e| e.into_fault(FRONT).into())
-        })
+    ) -> Result<Opened<impl ClipSource<DeviceTx>, Shape>, Error> {
+        let device = device.clone();
+        self.source(&OnGpu { device }, bell)
     }
 
-    fn front<C: Codec>(
+    /// A stage between source and sink, or a part of one, with kernels on host memory.
+    ///
+    /// # Errors
+    /// The kernels cannot be opened.
+    pub fn stage_on_host(
         &self,
+        stage: &StageSpec,
+        shape: &Shape,
+    ) -> Result<impl Stage<TxLease, RxLease, Plan = VideoPlan> + use<>, Error> {
+        self.stage(&OnHost, stage, shape)
+    }
+
+    /// The same, with kernels on a GPU.
+    ///
+    /// # Errors
+    /// As [`VideoJob::stage_on_host`].
+    pub fn stage_on_gpu(
+        &self,
+        device: &Device,
+        stage: &StageSpec,
+        shape: &Shape,
+    ) -> Result<impl Stage<DeviceTx, DeviceRx, Plan = VideoPlan> + use<>, Error> {
+        let device = device.clone();
+        self.stage(&OnGpu { device }, stage, shape)
+    }
+
+    /// The sink, with kernels on host memory.
+    ///
+    /// # Errors
+    /// The output or the kernels cannot be opened.
+    pub fn sink_on_host(
+        &self,
+        shape: &Shape,
         bell: Bell,
-        open: impl FnOnce(Geometry) -> Result<C, Error>,
-    ) -> Result<FrontPart<VideoFront<C>, Shape>, Error> {
+    ) -> Result<impl Sink<RxLease, Plan = VideoPlan> + use<>, Error> {
+        self.sink(&OnHost, shape, bell)
+    }
+
+    /// The sink, with kernels on a GPU.
+    ///
+    /// # Errors
+    /// As [`VideoJob::sink_on_host`].
+    pub fn sink_on_gpu(
+        &self,
+        device: &Device,
+        shape: &Shape,
+        bell: Bell,
+    ) -> Result<impl Sink<DeviceRx, Plan = VideoPlan> + use<>, Error> {
+        let device = device.clone();
+        self.sink(&OnGpu { device }, shape, bell)
+    }
+
+    fn source<M: Memory>(
+        &self,
+        memory: &M,
+        bell: Bell,
+    ) -> Result<Opened<VideoSource<M::Encoder>, Shape>, Error> {
         if std::io::stderr().is_terminal() {
             backend::say(self.choice.as_deref());
         }
-        let input = input::open(self.args)?;
-        let codec = open(Geometry::of(&input.header))?;
-        let context_frames = self.kernels.describe().context_frames;
-        let front = VideoFront::open(self.args, input, codec, context_frames, bell)?;
-        let shape = front.shape;
-        Ok(FrontPart {
-            edges: shape.edges(self.args.depth),
-            context_chunks: front.context_chunks,
-            stages: front,
+        let args = self.args;
+        let context_frames = self.context_frames();
+        // With recompute every payload has its context with it.
+        let context_chunks = match args.recompute {
+            true => 0,
+            false => context_frames.div_ceil(args.frames_per_chunk),
+        };
+        self.check_slots(context_chunks)?;
+        let reader = input::open(args, self.depth)?;
+        let shape = Shape::new(reader.header.clone());
+        let opened = self.opened(0, &shape, |opening| memory.encoder(opening));
+        let encoder = opened.map_err(|error| error.into_fault(RANK_0))?;
+        let settings = Settings {
+            args,
+            context_frames,
+            depth: self.depth,
+            sink: self.pipeline.sink(),
+            verifier: self.verifier(0),
+            log: Log::new(args.verify, self.pipeline),
+            shelf: Rc::clone(&self.shelf),
+        };
+        Ok(Opened {
+            source: VideoSource::open(reader, encoder, settings, bell)?,
+            context_chunks,
+            // No stage stands in a ring.
+            steps: 1,
             shape,
         })
     }
 
-    /// Phase B, with kernels on host memory. `rank` is what a fault names.
-    ///
-    /// # Errors
-    /// The kernels cannot be opened.
-    pub fn phase_b_on_host(
+    fn stage<M: Memory>(
         &self,
-        shape: Shape,
-        rank: Rank,
-    ) -> Result<PhaseBPart<impl PhaseBStages<TxLease, RxLease, Plan = VideoPlan>>, Error> {
-        let (args, geometry) = (self.args, shape.geometry());
-        let kernels = host_kernels(args, &self.kernels, geometry, rank, args.threads)?;
-        self.phase_b(shape, kernels)
+        memory: &M,
+        stage: &StageSpec,
+        shape: &Shape,
+    ) -> Result<VideoStage<M::Generator>, Error> {
+        let at = self.place_of(stage);
+        let mut name = "";
+        let opened = self.opened(at, shape, |opening| {
+            name = opening.stage;
+            memory.generator(opening)
+        });
+        let generator = opened.map_err(|error| error.into_fault(stage.leader()))?;
+        let most = self.args.frames_per_chunk;
+        let verifier = self.verifier(at);
+        let spec = stage.clone();
+        let stage = VideoStage::new(name, spec, generator, most, RANK_0, verifier);
+        Ok(stage)
     }
 
-    /// Phase B, with kernels on a GPU.
-    ///
-    /// # Errors
-    /// The kernels cannot be opened.
-    pub fn phase_b_on_gpu(
+    fn sink<M: Memory>(
         &self,
-        device: &Device,
-        shape: Shape,
-    ) -> Result<PhaseBPart<impl PhaseBStages<DeviceTx, DeviceRx, Plan = VideoPlan>>, Error> {
-        let args = self.args;
-        let (config, blame) = (config(args, shape.geometry(), 1), blame(&args.kernels));
-        let kernels = GpuPhaseB::open(device, &self.kernels, &config, args.depth, blame);
-        self.phase_b(shape, kernels.map_err(|e| e.into_fault(PHASE_B))?)
+        memory: &M,
+        shape: &Shape,
+        bell: Bell,
+    ) -> Result<VideoSink<M::Decoder>, Error> {
+        let (args, rank) = (self.args, self.pipeline.sink());
+        let at = self.pipeline.stages().len() - 1;
+        let opened = self.opened(at, shape, |opening| memory.decoder(opening));
+        let decoder = opened.map_err(|error| error.into_fault(rank))?;
+        let clean = match args.add_noise {
+            None => None,
+            Some(_) if rank == RANK_0 => Some(CleanFrames::Here(Rc::clone(&self.shelf))),
+            Some(_) => {
+                let again = CleanFrames::again(&args.input, shape);
+                Some(again.map_err(|error| error.into_fault(rank))?)
+            }
+        };
+        let verifier = self.verifier(at);
+        let settings = (args, self.depth);
+        let opened = VideoSink::open(settings, shape, decoder, RANK_0, verifier, clean, bell);
+        opened.map_err(|error| error.into_fault(rank).into())
     }
 
-    fn phase_b<G: Generator>(
+    /// Opens the kernels of stage `at`, and notes how large its payloads are.
+    fn opened<K: Kernels>(
         &self,
-        shape: Shape,
-        generator: G,
-    ) -> Result<PhaseBPart<VideoPhaseB<G>>, Error> {
-        let args = self.args;
-        let generator = prepared(generator, G::digester, args, shape.largest(), PHASE_B)?;
-        Ok(PhaseBPart {
-            stages: VideoPhaseB::new(generator, args.frames_per_chunk, args.verify),
-            edges: shape.edges(args.depth),
-        })
+        at: usize,
+        shape: &Shape,
+        open: impl FnOnce(&Opening<'_>) -> StageResult<K>,
+    ) -> StageResult<K> {
+        let (args, spec, geometry) = (self.args, &self.pipeline.stages()[at], shape.geometry());
+        let is_between = at > 0 && at + 1 < self.pipeline.stages().len();
+        // Source and sink are light: the cores are those of the stages between.
+        let threads = if is_between { args.threads } else { 1 };
+        let mut config = config(args, geometry, threads);
+        (config.part, config.parts) = (spec.part as u32, spec.parts as u32);
+        let mut kernels = open(&Opening {
+            kernels: &self.kernels,
+            // A fault names it, so it lives as long as the process.
+            stage: String::leak(spec.name.to_string()),
+            config,
+            args: &args.plugin_args,
+            geometry,
+            depth: self.depth,
+            blame: blame(&args.kernels),
+        })?;
+        let layout = kernels.layout(ChunkShape {
+            frames: args.frames_per_chunk,
+            steps: args.denoise_steps,
+            context_frames: self.context_frames(),
+        });
+        let layout = layout.map_err(failed(FaultKind::Plugin, "lay out a chunk"))?;
+        let room = self.verifier(at).room();
+        let bytes = |payload: u64| slot_bytes(payload + room);
+        let sizes = [&layout.inputs, &layout.outputs].map(|of| bytes(of.payload_bytes()));
+        self.payloads.borrow_mut().insert(at, sizes);
+        let largest = sizes[0].max(sizes[1]);
+        prepare(kernels.digester(), (args, self.depth), largest)?;
+        Ok(kernels)
+    }
+
+    /// Most frames of context that a payload carries.
+    fn context_frames(&self) -> u32 {
+        match self.args.recompute || self.args.restarts > 0 {
+            true => self.kernels.describe().context_frames,
+            false => 0,
+        }
+    }
+
+    /// Refuses chunks of context for which an edge has no slots.
+    fn check_slots(&self, context_chunks: u32) -> Result<(), Error> {
+        let slots = self.depth + context_chunks;
+        if slots <= MAX_SLOTS {
+            return Ok(());
+        }
+        let what = format!(
+            "--depth {} and the {context_chunks} chunks of context that --restarts keeps take {slots} slots, and an edge \
+             has {MAX_SLOTS} at most; lower --depth or raise --frames-per-chunk",
+            self.depth
+        );
+        Err(Fault::new(FaultKind::BadInput, RANK_0, "lay out the edges", what).into())
+    }
+
+    fn verifier(&self, at: usize) -> Verifier {
+        Verifier::new(self.args.verify, self.pipeline, at)
+    }
+
+    /// The place of a stage in the pipeline.
+    fn place_of(&self, stage: &StageSpec) -> usize {
+        let mut stages = self.pipeline.stages().iter();
+        let place = stages.position(|of| of == stage);
+        place.expect("the stage is one of the pipeline")
     }
 
     /// What the report calls the parts.
@@ -285,6 +519,8 @@ impl<'a> VideoJob<'a> {
         };
         Labels {
             args: self.args,
+            pipeline: self.pipeline,
+            depth: self.depth,
             transport: &self.transport,
             kernels,
             choice: self.choice.as_deref(),
@@ -292,8 +528,8 @@ impl<'a> VideoJob<'a> {
     }
 }
 
-/// The front of the shipped pipeline.
-pub trait Front<Tx, Rx>: FrontStages<Tx, Rx, Plan = VideoPlan> + Sized {
+/// The source of a clip.
+pub trait ClipSource<Tx>: Source<Tx, Plan = VideoPlan> + Sized {
     /// Stores and prints the results, on rank 0.
     ///
     /// # Errors
@@ -301,23 +537,23 @@ pub trait Front<Tx, Rx>: FrontStages<Tx, Rx, Plan = VideoPlan> + Sized {
     fn finish(self, job: &VideoJob<'_>, finished: Finished) -> Result<(), Error>;
 }
 
-impl<C: Codec> Front<C::Tx, C::Rx> for VideoFront<C> {
-    fn finish(mut self, job: &VideoJob<'_>, finished: Finished) -> Result<(), Error> {
+impl<E: Encoder> ClipSource<E::Tx> for VideoSource<E> {
+    fn finish(self, job: &VideoJob<'_>, finished: Finished) -> Result<(), Error> {
         let args = job.args;
+        self.end_progress();
         if finished.interrupted.is_some() && finished.summary.counts.emitted == 0 {
             let what = "interrupted before the first chunk was done; nothing was written";
-            return Err(Fault::new(FaultKind::Interrupted, FRONT, "run", what).into());
+            return Err(Fault::new(FaultKind::Interrupted, RANK_0, "run", what).into());
         }
-        let written = self.commit()?;
-        report::publish(&job.labels(), &self, &finished, written)?;
-        let done = written.unwrap_or(finished.summary.recorder.totals().frames);
+        report::publish(&job.labels(), &self, &finished)?;
+        let done = finished.summary.recorder.totals().frames;
         let what_became = match &args.output {
             Some(path) => format!("frames were written to {}", Shown::from(&**path)),
             None => "frames were processed".into(),
         };
         if let Some(error) = &self.broken {
             let detail = format_args!("{error}; {done} {what_became}");
-            return Err(Fault::new(error.kind(), FRONT, "read input", detail).into());
+            return Err(Fault::new(error.kind(), RANK_0, "read input", detail).into());
         }
         if let Some(signal) = finished.interrupted {
             let of = self.frames_in_input;

@@ -1,12 +1,10 @@
-//! The noise that the kernels estimated at the front, as it stands in the payloads that they wrote.
+//! The noise that the kernels of the source estimated, as it stands in the payloads that they wrote.
 
 use std::ops::Range;
 
 use pp_contract::{DType, Manifest, VideoPlanParts};
 use pp_kernels::Chroma;
 use serde::Serialize;
-
-use super::codec::Codec;
 
 /// Where a payload says how much noise its frames have: the standard deviation of each plane. The built-in kernels put it
 /// there; `None` where a plugin lays the tensor out in another way.
@@ -39,7 +37,8 @@ pub(super) struct Estimates {
 }
 
 impl Estimates {
-    fn note(&mut self, sigmas: Vec<f32>) {
+    /// Takes in what was estimated in one epoch.
+    pub(super) fn note(&mut self, sigmas: Vec<f32>) {
         self.epochs += 1;
         if self.epochs == 1 {
             (self.least, self.most) = (sigmas.clone(), sigmas.clone());
@@ -49,13 +48,6 @@ impl Estimates {
         for (plane, sigma) in sigmas.into_iter().enumerate() {
             self.least[plane] = self.least[plane].min(sigma);
             self.most[plane] = self.most[plane].max(sigma);
-        }
-    }
-
-    /// Takes in what the codec has come to know.
-    pub(super) fn take_from(&mut self, codec: &mut impl Codec) {
-        if let Some(sigmas) = codec.estimated_noise() {
-            self.note(sigmas);
         }
     }
 }

@@ -3,49 +3,83 @@
 use std::convert::Infallible;
 
 use pp_contract::{FaultKind, Manifest, VideoPlanParts};
-use pp_kernels::{ChunkShape, KernelError, KernelSession, Layout, Payload, PayloadMut};
-use pp_runtime::stage::{Progress, StageError};
+use pp_kernels::{ChunkShape, KernelError, Layout, Payload, PayloadMut, StageSession};
+use pp_runtime::drift::HostDigester;
+use pp_runtime::stage::{Progress, StageResult};
 use pp_transport::host::{RxLease, TxLease};
 
+use super::kernels::{
+    Decoder, Encode, Encoder, Frames, Generated, Generator, Geometry, Kernels, Memory, Opening,
+    failed, internal,
+};
+use super::noise;
+use super::open::check_frames;
 use crate::video::buffer::Buffer;
 
-use super::codec::{Codec, Frames, Generated, Generator, Geometry, failed, internal};
-use super::noise;
-use pp_runtime::drift::HostDigester;
+/// The memory of this machine.
+pub(super) struct OnHost;
 
-/// A session of kernels on this machine's processors.
-pub(super) struct HostKernels {
-    session: KernelSession,
+/// A stage of kernels on this machine's processors.
+pub(super) struct HostStage {
+    /// What faults call it.
+    name: &'static str,
+    session: StageSession,
     geometry: Geometry,
     digester: HostDigester,
-    estimated_noise: Option<Vec<f32>>,
 }
 
-impl HostKernels {
-    pub(super) fn new(session: KernelSession, geometry: Geometry) -> Self {
-        Self {
-            session,
-            geometry,
+impl HostStage {
+    fn open(stage: &Opening<'_>) -> StageResult<Self> {
+        let opened = stage
+            .kernels
+            .open_stage(stage.stage, &stage.config, stage.args);
+        Ok(Self {
+            name: stage.stage,
+            session: opened.map_err(failed(FaultKind::Plugin, "open kernels"))?,
+            geometry: stage.geometry,
             digester: HostDigester,
-            estimated_noise: None,
-        }
+        })
     }
 }
 
-impl Codec for HostKernels {
+impl Memory for OnHost {
     type Tx = TxLease;
     type Rx = RxLease;
+    type Encoder = HostStage;
+    type Generator = HostStage;
+    type Decoder = HostStage;
+
+    fn encoder(&self, stage: &Opening<'_>) -> StageResult<HostStage> {
+        HostStage::open(stage)
+    }
+
+    fn generator(&self, stage: &Opening<'_>) -> StageResult<HostStage> {
+        HostStage::open(stage)
+    }
+
+    fn decoder(&self, stage: &Opening<'_>) -> StageResult<HostStage> {
+        let opened = HostStage::open(stage)?;
+        check_frames(opened.session.frames(), &stage.config)?;
+        Ok(opened)
+    }
+}
+
+impl Kernels for HostStage {
     type Digester = HostDigester;
-    type Encoded = ();
-    type Decoding = Infallible;
 
     fn digester(&mut self) -> &mut HostDigester {
         &mut self.digester
     }
 
     fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
-        self.session.layout(shape)
+        self.session.layout(shape, 0)
     }
+}
+
+impl Encoder for HostStage {
+    type Tx = TxLease;
+    /// The noise that was estimated.
+    type Encoded = Option<Vec<f32>>;
 
     const READS_LATER: bool = false;
 
@@ -56,37 +90,43 @@ impl Codec for HostKernels {
         plan: &VideoPlanParts,
         tensors: &Manifest,
         slot: &mut TxLease,
-    ) -> Result<(), StageError> {
+    ) -> StageResult<Option<Vec<f32>>> {
         let views = self.geometry.views(&frames[..bytes]);
-        let mut payload = PayloadMut::new(tensors, slot.bytes_mut()).map_err(internal("encode"))?;
+        let mut payload =
+            PayloadMut::new(tensors, slot.bytes_mut()).map_err(internal(self.name))?;
         self.session
             .encode(&views, plan, &mut payload)
-            .map_err(failed(FaultKind::Plugin, "encode"))?;
+            .map_err(failed(FaultKind::Plugin, self.name))?;
         let place = noise::place(tensors, self.geometry.chroma);
-        if let Some(place) = place.filter(|_| noise::is_estimated(plan)) {
-            self.estimated_noise = noise::sigmas(&slot.bytes_mut()[place]);
-        }
-        Ok(())
+        let place = place.filter(|_| noise::is_estimated(plan));
+        Ok(place.and_then(|place| noise::sigmas(&slot.bytes_mut()[place])))
     }
 
-    fn estimated_noise(&mut self) -> Option<Vec<f32>> {
-        self.estimated_noise.take()
+    fn encoded(&mut self, noise: Option<Vec<f32>>) -> StageResult<Encode> {
+        Ok(Encode {
+            work_ns: None,
+            noise,
+        })
     }
+}
+
+impl Decoder for HostStage {
+    type Rx = RxLease;
+    type Decoding = Infallible;
 
     fn decode(
         &mut self,
-        (): (),
         mut frames: Buffer,
         plan: &VideoPlanParts,
         tensors: &Manifest,
-        payload: Option<RxLease>,
-    ) -> Result<Progress<Frames, Infallible>, StageError> {
+        payload: Option<&RxLease>,
+    ) -> StageResult<Progress<Frames, Infallible>> {
         let mut views = self.geometry.views_mut(&mut frames);
-        let bytes = payload.as_ref().map_or(&[][..], RxLease::bytes);
-        let input = Payload::new(tensors, bytes).map_err(internal("decode"))?;
+        let bytes = payload.map_or(&[][..], RxLease::bytes);
+        let input = Payload::new(tensors, bytes).map_err(internal(self.name))?;
         self.session
             .decode(plan, &input, &mut views)
-            .map_err(failed(FaultKind::Plugin, "decode"))?;
+            .map_err(failed(FaultKind::Plugin, self.name))?;
         Ok(Progress::Done(Frames {
             bytes: frames,
             worked: None,
@@ -94,15 +134,10 @@ impl Codec for HostKernels {
     }
 }
 
-impl Generator for HostKernels {
+impl Generator for HostStage {
     type Tx = TxLease;
     type Rx = RxLease;
-    type Digester = HostDigester;
     type Computing = Infallible;
-
-    fn digester(&mut self) -> &mut HostDigester {
-        &mut self.digester
-    }
 
     fn generate(
         &mut self,
@@ -111,15 +146,15 @@ impl Generator for HostKernels {
         input: Option<&RxLease>,
         outputs: &Manifest,
         output: &mut TxLease,
-    ) -> Result<Progress<Generated, Infallible>, StageError> {
-        let refuse = failed(FaultKind::PeerMisbehaved, "phase_b");
+    ) -> StageResult<Progress<Generated, Infallible>> {
+        let refuse = failed(FaultKind::PeerMisbehaved, self.name);
         let bytes = input.map_or(&[][..], RxLease::bytes);
         let input = Payload::new(inputs, bytes).map_err(&refuse)?;
         let mut output = PayloadMut::new(outputs, output.bytes_mut()).map_err(&refuse)?;
         let calls = self
             .session
-            .phase_b(plan, &input, &mut output)
-            .map_err(failed(FaultKind::Plugin, "phase_b"))?;
+            .run(plan, 0, &input, &mut output, None)
+            .map_err(failed(FaultKind::Plugin, self.name))?;
         Ok(Progress::Done(Generated {
             calls,
             worked: None,

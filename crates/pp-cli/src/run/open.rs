@@ -4,34 +4,21 @@ use std::fs::File;
 use std::io::Read as _;
 
 use anyhow::Context as _;
-use pp_contract::{Digest, Fault, FaultKind, Rank, with_source};
-use pp_job::{Error, FRONT};
-use pp_kernels::{Description, KernelError, KernelSet, SessionConfig, guard};
-
+use pp_contract::{Digest, FaultKind};
+use pp_job::Error;
+use pp_kernels::{Description, FrameGeometry, SessionConfig, guard};
 use pp_runtime::drift::{Digester, Verify};
+use pp_runtime::stage::{StageError, StageResult};
 
-use super::codec::Geometry;
-use super::on_host::HostKernels;
-use crate::args::{KernelChoice, RunArgs, Strength, TransportChoice};
+use super::kernels::Geometry;
+use crate::args::{KernelChoice, RunArgs, Strength};
+use crate::video::buffer::{Buffer, FrameMemory};
 
-/// Kernels for a job of one process.
-pub(super) fn load_for_host(args: &RunArgs) -> Result<KernelSet, Error> {
-    let refuse = |what: &str| {
-        Error::Usage(format!(
-            "{what} needs two ranks on two GPUs; leave --ranks 1 out"
-        ))
-    };
-    if args.transport == TransportChoice::Nccl {
-        return Err(refuse("--transport nccl"));
-    }
-    match &args.kernels {
-        KernelChoice::Auto => Ok(KernelSet::for_host()),
-        KernelChoice::BuiltIn(set) if set.describe().host => Ok(KernelSet::clone(set)),
-        KernelChoice::BuiltIn(set) => Err(refuse(&format!("--kernels {}", set.describe().name))),
-        KernelChoice::File(path) => KernelSet::load(path).map_err(|error| {
-            let text = with_source(&error);
-            Fault::new(FaultKind::Plugin, FRONT, "load kernels", text).into()
-        }),
+/// Whose fault it is when kernels on a device fail: a file's, or, for our own, the device's.
+pub(super) fn blame(kernels: &KernelChoice) -> FaultKind {
+    match kernels {
+        KernelChoice::File(_) => FaultKind::Plugin,
+        _ => FaultKind::Device,
     }
 }
 
@@ -47,23 +34,31 @@ pub(super) fn config(args: &RunArgs, geometry: Geometry, threads: u32) -> Sessio
     config
 }
 
-/// A session on host memory. Encode and decode are light; the cores are Phase B's.
-pub(super) fn host_kernels(
-    args: &RunArgs,
-    kernels: &KernelSet,
-    geometry: Geometry,
-    rank: Rank,
-    threads: u32,
-) -> Result<HostKernels, Error> {
-    let session = kernels
-        .open(&config(args, geometry, threads))
-        .map_err(|e| kernel_fault(&e, rank, "open kernels"))?;
-    Ok(HostKernels::new(session, geometry))
+/// Refuses a sink whose frames are not like those of the source.
+pub(super) fn check_frames(frames: FrameGeometry, config: &SessionConfig) -> StageResult<()> {
+    if frames == FrameGeometry::of(config) {
+        return Ok(());
+    }
+    let detail = format!(
+        "the kernels give {} frames of {}x{} {:?} for each of {}x{} {:?}; pp run writes frames like those that it reads",
+        frames.frames_per_frame,
+        frames.width,
+        frames.height,
+        frames.chroma,
+        config.width,
+        config.height,
+        config.chroma
+    );
+    Err(StageError::new(FaultKind::Plugin, "open kernels", detail))
 }
 
-/// Kernels of whichever kind failed.
-pub(super) fn kernel_fault(error: &KernelError, rank: Rank, operation: &str) -> Fault {
-    Fault::new(FaultKind::Plugin, rank, operation, with_source(error))
+/// Memory of the kernels' choice for so many chunks.
+pub(super) fn buffers(
+    count: usize,
+    memory: impl Fn() -> StageResult<Option<Box<dyn FrameMemory>>>,
+) -> StageResult<Vec<Buffer>> {
+    let make = |_| Ok(memory()?.map_or_else(Buffer::default, Buffer::from));
+    (0..count).map(make).collect()
 }
 
 /// Bytes of a slot for a payload: behind it lies the guard that catches kernels which write on.
@@ -72,20 +67,16 @@ pub(super) fn slot_bytes(payload: u64) -> u64 {
 }
 
 /// Prepares the digester for slots of so many bytes, if chunks are verified.
-pub(super) fn prepared<T, N: Digester>(
-    mut kernels: T,
-    digester: impl FnOnce(&mut T) -> &mut N,
-    args: &RunArgs,
+pub(super) fn prepare<N: Digester>(
+    digester: &mut N,
+    (args, depth): (&RunArgs, u32),
     slot_bytes: u64,
-    rank: Rank,
-) -> Result<T, Error> {
-    if args.verify != Verify::Off {
-        // Phase B has three of a chunk, and the front two of each that is in flight or is decoded.
-        let tickets = 4 * args.depth as usize;
-        let made = digester(&mut kernels).prepare(slot_bytes, tickets);
-        made.map_err(|e| e.into_fault(rank))?;
+) -> StageResult<()> {
+    if args.verify == Verify::Off {
+        return Ok(());
     }
-    Ok(kernels)
+    // A stage between source and sink has three of each chunk that it works on.
+    digester.prepare(slot_bytes, 4 * depth as usize)
 }
 
 /// What tells one set of kernels, weights included, from another: what they say of themselves and, of a plugin, its file.

@@ -1,10 +1,12 @@
 //! What a finished run prints and writes.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::ValueEnum as _;
+use pp_contract::Pipeline;
 
 use pp_runtime::report::{
     Count, Measures, Recorder, Restart, View, default_warm_up, write_chrome_trace, write_json,
@@ -15,9 +17,9 @@ use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use super::codec::Codec;
-use super::front::VideoFront;
+use super::kernels::Encoder;
 use super::noise::Estimates;
+use super::source::VideoSource;
 use crate::args::{RunArgs, Strength};
 use crate::exit::print;
 use pp_job::output::{OutputError, is_stdout, write_file};
@@ -26,6 +28,8 @@ use pp_job::{Error, Finished};
 /// What was run, and what the report calls its parts.
 pub(super) struct Labels<'a> {
     pub(super) args: &'a RunArgs,
+    pub(super) pipeline: &'a Pipeline,
+    pub(super) depth: u32,
     pub(super) transport: &'a str,
     pub(super) kernels: String,
     /// What was found and chosen, where that was left to us.
@@ -33,21 +37,21 @@ pub(super) struct Labels<'a> {
 }
 
 /// What was run, for the JSON report.
-struct About<'a, C: Codec> {
+struct About<'a, E: Encoder> {
     job: &'a Labels<'a>,
-    front: &'a VideoFront<C>,
+    source: &'a VideoSource<E>,
     finished: &'a Finished,
     noise: Option<&'a Estimates>,
-    /// A Phase B that came and went before it was given a chunk has none of its own.
+    /// A rank that came and went before it was given a chunk has none of its own.
     recoveries: Vec<Recovery>,
     psnr_before: Psnr,
     psnr_after: Psnr,
 }
 
 /// `docs/report.md` says what each key is.
-impl<C: Codec> Serialize for About<'_, C> {
+impl<E: Encoder> Serialize for About<'_, E> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (job, front, finished) = (self.job, self.front, self.finished);
+        let (job, source, finished) = (self.job, self.source, self.finished);
         let args = job.args;
         let command = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -64,17 +68,20 @@ impl<C: Codec> Serialize for About<'_, C> {
         map.serialize_entry("input", &args.input.display().to_string())?;
         let output = args.output.as_ref().map(|p| p.display().to_string());
         map.serialize_entry("output", &output)?;
-        map.serialize_entry("width", &front.header.width())?;
-        map.serialize_entry("height", &front.header.height())?;
-        map.serialize_entry("ranks", &args.ranks)?;
+        map.serialize_entry("width", &source.header.width())?;
+        map.serialize_entry("height", &source.header.height())?;
+        map.serialize_entry("pipeline", &job.pipeline.to_string())?;
+        map.serialize_entry("ranks", &job.pipeline.world_size().get())?;
         map.serialize_entry("transport", &job.transport)?;
         map.serialize_entry("kernels", &job.kernels)?;
         map.serialize_entry("choice", &job.choice)?;
         map.serialize_entry("denoise_steps", &args.denoise_steps)?;
         map.serialize_entry("strength", &strength)?;
         map.serialize_entry("noise_sigma_estimated", &self.noise)?;
+        let plugin_args = args.plugin_args.iter().map(|(key, value)| (key, value));
+        map.serialize_entry("plugin_args", &plugin_args.collect::<BTreeMap<_, _>>())?;
         map.serialize_entry("frames_per_chunk", &args.frames_per_chunk)?;
-        map.serialize_entry("depth", &args.depth)?;
+        map.serialize_entry("depth", &job.depth)?;
         map.serialize_entry("chunks_at_most", &args.chunks)?;
         map.serialize_entry("recompute", &args.recompute)?;
         map.serialize_entry("cuts", cuts.as_ref().map_or("", |cuts| cuts.get_name()))?;
@@ -90,7 +97,7 @@ impl<C: Codec> Serialize for About<'_, C> {
         map.serialize_entry("psnr_before_why_null", &self.psnr_before.err())?;
         map.serialize_entry("psnr_after_db", &self.psnr_after.ok())?;
         map.serialize_entry("psnr_after_why_null", &self.psnr_after.err())?;
-        map.serialize_entry("verify", &front.verifier.verified())?;
+        map.serialize_entry("verify", &source.log.verified())?;
         map.end()
     }
 }
@@ -111,17 +118,18 @@ fn psnr(db: Option<f64>) -> Psnr {
     }
 }
 
-/// A Phase B that was lost, and what it took to go on.
+/// A rank that was lost, and what it took to go on.
 #[derive(Serialize)]
 struct Recovery {
+    rank: u32,
     cause: String,
     lost_ns: u64,
-    /// The first chunk that the new Phase B was given.
+    /// The first chunk that the source sent after that.
     chunk: Option<u64>,
     chunks_sent_again: u32,
     /// From the loss being noticed to that chunk being sent.
     ms_to_sent: Option<f64>,
-    /// From the loss being noticed to the first result of the new Phase B.
+    /// From the loss being noticed to the first chunk that the sink had again.
     ms_to_served: Option<f64>,
 }
 
@@ -129,6 +137,7 @@ impl Recovery {
     fn of(restart: &Restart) -> Self {
         let ms = |at: u64| at.saturating_sub(restart.lost_ns) as f64 / 1e6;
         Self {
+            rank: restart.fault.rank.get(),
             cause: restart.fault.to_string(),
             lost_ns: restart.lost_ns,
             chunk: restart.chunk.map(|chunk| chunk.get()),
@@ -140,22 +149,21 @@ impl Recovery {
 }
 
 /// Prints the summary and writes the files that were asked for.
-pub(super) fn publish<C: Codec>(
+pub(super) fn publish<E: Encoder>(
     job: &Labels<'_>,
-    front: &VideoFront<C>,
+    source: &VideoSource<E>,
     finished: &Finished,
-    written: Option<u64>,
 ) -> Result<(), Error> {
     let args = job.args;
     let recorder = &finished.summary.recorder;
     let chunks = recorder.totals().chunks;
     let restarts = &finished.summary.restarts;
     let measures = Measures::of(recorder, default_warm_up(chunks), restarts);
-    let quality = front.quality.as_ref();
-    let noise = Some(&front.noise).filter(|noise| **noise != Estimates::default());
+    let quality = source.quality.as_ref();
+    let noise = Some(&source.noise).filter(|noise| **noise != Estimates::default());
     let about = About {
         job,
-        front,
+        source,
         finished,
         noise: noise.filter(|_| args.strength == Strength::Auto),
         recoveries: restarts.iter().map(Recovery::of).collect(),
@@ -164,13 +172,13 @@ pub(super) fn publish<C: Codec>(
     };
     let view = View {
         title: format!(
-            "pp run {}x{}, {} frames a chunk, depth {}",
-            front.header.width(),
-            front.header.height(),
+            "pp run {}x{}, {}, {} frames a chunk, depth {}",
+            source.header.width(),
+            source.header.height(),
+            job.pipeline,
             args.frames_per_chunk,
-            args.depth
+            job.depth
         ),
-        phase_b_rank: args.ranks - 1,
         restarts: restarts.clone(),
         ..View::default()
     };
@@ -180,7 +188,7 @@ pub(super) fn publish<C: Codec>(
     let (trace, timeline) = (args.trace.as_deref(), args.timeline.as_deref());
     let stored = report.and_then(|()| write_pictures(trace, timeline, recorder, &measures, &view));
     // Without them the video is there all the same, and the summary says so.
-    let text = summary(&about, &measures, written, stored.is_ok())?;
+    let text = summary(&about, &measures, stored.is_ok())?;
     // The result may go to standard output; the summary must not get into it.
     let files = [&args.output, &args.report, &args.trace, &args.timeline];
     if files.into_iter().flatten().any(|path| is_stdout(path)) {
@@ -209,13 +217,13 @@ pub(crate) fn write_pictures(
     Ok(())
 }
 
-fn summary<C: Codec>(
-    about: &About<'_, C>,
+fn summary<E: Encoder>(
+    about: &About<'_, E>,
     measures: &Measures,
-    written: Option<u64>,
     has_stored: bool,
 ) -> Result<String, Error> {
-    let (job, header, finished) = (about.job, &about.front.header, about.finished);
+    let (job, header, finished) = (about.job, &about.source.header, about.finished);
+    let totals = finished.summary.recorder.totals();
     let args = job.args;
     let mut out = Vec::new();
     let input = match args.input.display().to_string() {
@@ -232,6 +240,7 @@ fn summary<C: Codec>(
             Count(measures.frames, "frame"),
             Count(measures.chunks, "chunk")
         )?;
+        writeln!(out, "{}", job.pipeline)?;
         // On a terminal what was found was said at the beginning.
         let found = job
             .choice
@@ -259,7 +268,7 @@ fn summary<C: Codec>(
             write_psnr(out, about.psnr_before, about.psnr_after)?;
         }
         write_restarts(out, about)?;
-        if let Some(verified) = about.front.verifier.verified() {
+        if let Some(verified) = about.source.log.verified() {
             writeln!(out, "{verified}")?;
         }
         write_text(out, measures)?;
@@ -274,9 +283,10 @@ fn summary<C: Codec>(
             .filter(|(what, _)| has_stored || *what == "video")
         {
             if let Some(path) = path.as_ref().filter(|p| !is_stdout(p)) {
-                let frames = written.filter(|_| what == "video");
-                let count =
-                    frames.map_or_else(String::new, |n| format!(" ({})", Count(n, "frame")));
+                let count = match what {
+                    "video" => format!(" ({})", Count(totals.frames, "frame")),
+                    _ => String::new(),
+                };
                 writeln!(out, "{what:>9}: {}{count}", path.display())?;
             }
         }
@@ -302,14 +312,14 @@ fn write_psnr(out: &mut Vec<u8>, before: Psnr, after: Psnr) -> std::io::Result<(
 /// The most recoveries that are told one by one; the report has them all.
 const TOLD: usize = 8;
 
-fn write_restarts<C: Codec>(out: &mut Vec<u8>, about: &About<'_, C>) -> std::io::Result<()> {
+fn write_restarts<E: Encoder>(out: &mut Vec<u8>, about: &About<'_, E>) -> std::io::Result<()> {
     let restarts = about.finished.restarts;
     if restarts == 0 {
         return Ok(());
     }
     writeln!(
         out,
-        "Phase B was started again {restarts} of {} times",
+        "ranks were started again {restarts} of {} times",
         about.job.args.restarts
     )?;
     for recovery in about.recoveries.iter().take(TOLD) {

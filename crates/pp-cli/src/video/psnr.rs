@@ -1,10 +1,12 @@
 //! Luma PSNR over whole clips.
 
+use serde::{Deserialize, Serialize};
+
 use super::header::Header;
 
 /// Squared differences of luma, summed. The result is the PSNR of the mean squared error over all samples added, not a
 /// mean of decibels, so a few perfect frames cannot outshine the rest.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct LumaPsnr {
     squares: u64,
     samples: u64,
@@ -21,6 +23,12 @@ impl LumaPsnr {
             self.squares += squares(&a[..luma], &b[..luma]);
             self.samples += luma as u64;
         }
+    }
+
+    /// Adds what was found elsewhere.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.squares = self.squares.saturating_add(other.squares);
+        self.samples = self.samples.saturating_add(other.samples);
     }
 
     /// Decibels against a peak of 255; infinite when all samples agree, none when nothing was added.

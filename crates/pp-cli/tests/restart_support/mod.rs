@@ -1,4 +1,4 @@
-//! A run whose Phase B is killed or stopped again and again, at moments that follow from how far it
+//! A run whose rank 1 is killed or stopped again and again, at moments that follow from how far it
 //! has come.
 
 #![allow(dead_code, reason = "each test file uses its part")]

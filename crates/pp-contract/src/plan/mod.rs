@@ -1,20 +1,21 @@
-//! The plan: what the front asks of Phase B for one chunk.
+//! The plan: what the source asks of the stages for one chunk.
 //!
 //! *Hazard.* When each side guesses from "which tensors happen to be there", one of them skips a
 //! step that the other waits for.
-//! *Guarantee.* The plan decides. It is checked when it is made, with the tensors when the
-//! envelope is made, and again, by the same functions, when it arrives.
+//! *Guarantee.* The plan decides. It is checked when it is made, with the tensors when a message
+//! is made, and again, by the same functions, when the message arrives.
 
 pub(crate) mod fields;
 pub(crate) mod video;
 
-use core::fmt::Debug;
+use core::fmt::{Debug, Write as _};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::dtype::DType;
 use crate::manifest::Manifest;
+use crate::pipeline::{Laps, Pipeline, StageSpec};
 
 /// A plan: plain data that is always valid, and the rules for the tensors that go with it.
 ///
@@ -38,25 +39,25 @@ pub trait Plan: Clone + Debug + PartialEq + Sized {
     /// The parts.
     fn parts(&self) -> &Self::Parts;
 
-    /// How many generator calls the chunk takes; the result must say the same number.
-    fn expected_calls(&self) -> u32 {
+    /// How many calls `stage` makes for the chunk, on each lap if it is in a ring. Its report must say the same
+    /// number.
+    fn calls(&self, _stage: &StageSpec) -> u32 {
         1
     }
 
-    /// The first frame of the chunk; the result must say the same number.
+    /// How often the chunk goes through a ring that is walked once for each step; 0 is as 1.
+    fn steps(&self) -> u16 {
+        1
+    }
+
+    /// The first frame of the chunk; each report must say the same number.
     fn start_frame(&self) -> u64;
 
-    /// Checks the tensors that go with the plan.
+    /// Checks the tensors that `stage` made.
     ///
     /// # Errors
     /// [`PlanError`] when one is missing, of the wrong type or shape, or not called for.
-    fn check_inputs(&self, inputs: &Manifest) -> Result<(), PlanError>;
-
-    /// Checks the tensors that the front wants back.
-    ///
-    /// # Errors
-    /// [`PlanError`] as above.
-    fn check_outputs(&self, inputs: &Manifest, outputs: &Manifest) -> Result<(), PlanError>;
+    fn check(&self, stage: &StageSpec, tensors: &Manifest) -> Result<(), PlanError>;
 }
 
 /// Why a plan, or the tensors with it, is refused.
@@ -101,6 +102,19 @@ impl PlanError {
     }
 }
 
+/// What a plan says of a pipeline.
+impl Pipeline {
+    /// How often a chunk with this plan goes through stage `at`; at least once.
+    #[must_use]
+    pub fn laps_of<P: Plan>(&self, at: usize, plan: &P) -> u16 {
+        match self.ring_at(at).map(|ring| ring.laps) {
+            None => 1,
+            Some(Laps::Steps) => plan.steps().max(1),
+            Some(Laps::Fixed(laps)) => laps,
+        }
+    }
+}
+
 /// What plans ask of a manifest.
 impl Manifest {
     /// Checks that the tensors are exactly `wanted`: names and types, in this order.
@@ -108,14 +122,19 @@ impl Manifest {
     /// # Errors
     /// [`PlanError::Tensors`].
     pub fn expect_tensors(&self, wanted: &[(&str, DType)]) -> Result<(), PlanError> {
+        self.expect_each(wanted.iter().copied())
+    }
+
+    fn expect_each<'a>(
+        &'a self,
+        wanted: impl Iterator<Item = (&'a str, DType)> + Clone,
+    ) -> Result<(), PlanError> {
         let got = || self.iter().map(|(_, spec)| (spec.name(), spec.dtype()));
-        if got().eq(wanted.iter().copied()) {
+        if got().eq(wanted.clone()) {
             return Ok(());
         }
-        Err(PlanError::Tensors {
-            wanted: list(wanted.iter().copied()),
-            got: list(got()),
-        })
+        let (wanted, got) = (list(wanted), list(got()));
+        Err(PlanError::Tensors { wanted, got })
     }
 
     /// Checks that the tensor of this name is there, with these dimensions.
@@ -136,8 +155,11 @@ impl Manifest {
 }
 
 fn list<'a>(tensors: impl Iterator<Item = (&'a str, DType)>) -> String {
-    let tensors: Vec<String> = tensors
-        .map(|(name, dtype)| format!("{name} {dtype}"))
-        .collect();
-    tensors.join(", ")
+    let mut text = String::new();
+    for (name, dtype) in tensors {
+        let comma = if text.is_empty() { "" } else { ", " };
+        // Writing into text cannot fail.
+        let _ = write!(text, "{comma}{name} {dtype}");
+    }
+    text
 }

@@ -1,10 +1,17 @@
 //! The plan of the shipped pipeline: a few frames of video, denoised step by step.
 
+use core::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Plan, PlanError};
 use crate::dtype::DType;
 use crate::manifest::Manifest;
+use crate::pipeline::StageSpec;
+
+/// The names of the stages that the plan has rules for.
+const ENCODE: &str = "encode";
+const PHASE_B: &str = "phase_b";
 
 const MAX_SIDE: u32 = 1 << 16;
 const MAX_STEPS: u32 = 1024;
@@ -79,11 +86,11 @@ impl VideoPlanParts {
     }
 }
 
-/// What the front asks of Phase B for one chunk of video.
+/// What is asked of the stages for one chunk of video.
 ///
-/// Tensors in: `latents_in` bf16, `conditioning_embeds` bf16, `denoising_step_list` i64 of length
-/// `num_denoise_steps`, and `context_frames` bf16 exactly when `do_kv_recompute`. Out:
-/// `latents_out` bf16 with the shape of `latents_in`.
+/// `encode` makes `latents_in` bf16, `conditioning_embeds` bf16, `denoising_step_list` i64 of length
+/// `num_denoise_steps`, and `context_frames` bf16 exactly when `do_kv_recompute`. A part of `phase_b` that is not the
+/// last hands the same on, and behind the others its `guide`, f32 or bf16. The last part makes `latents_out` bf16.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct VideoPlan(VideoPlanParts);
 
@@ -145,33 +152,66 @@ impl Plan for VideoPlan {
         &self.0
     }
 
-    fn expected_calls(&self) -> u32 {
-        self.0.expected_generator_calls
+    fn calls(&self, stage: &StageSpec) -> u32 {
+        match &*stage.name {
+            PHASE_B => {
+                let passes = pass_range(self.0.num_denoise_steps, stage.part, stage.parts);
+                passes.len() as u32 + u32::from(self.0.do_kv_recompute)
+            }
+            _ => 1,
+        }
+    }
+
+    fn steps(&self) -> u16 {
+        // The constructor allows no more than `MAX_STEPS`.
+        self.0.num_denoise_steps as u16
     }
 
     fn start_frame(&self) -> u64 {
         self.0.current_start_frame
     }
 
-    fn check_inputs(&self, inputs: &Manifest) -> Result<(), PlanError> {
-        let wanted = [
-            ("latents_in", DType::Bf16),
-            ("conditioning_embeds", DType::Bf16),
-            ("denoising_step_list", DType::I64),
-            ("context_frames", DType::Bf16),
-        ];
-        let count = if self.0.do_kv_recompute { 4 } else { 3 };
-        inputs.expect_tensors(&wanted[..count])?;
-        inputs.expect_shape("denoising_step_list", &[self.0.num_denoise_steps.into()])
+    fn check(&self, stage: &StageSpec, tensors: &Manifest) -> Result<(), PlanError> {
+        let is_last_part = stage.part + 1 == stage.parts;
+        match &*stage.name {
+            PHASE_B if is_last_part => tensors.expect_tensors(&[("latents_out", DType::Bf16)]),
+            PHASE_B => self.check_between(tensors, true),
+            ENCODE => self.check_between(tensors, false),
+            // A stage of a plugin names its tensors as it likes, and checks what it gets.
+            _ => Ok(()),
+        }
     }
+}
 
-    fn check_outputs(&self, inputs: &Manifest, outputs: &Manifest) -> Result<(), PlanError> {
-        outputs.expect_tensors(&[("latents_out", DType::Bf16)])?;
-        let dims = inputs
-            .get("latents_in")
-            .map_or(&[][..], |(_, spec)| spec.shape().dims());
-        outputs.expect_shape("latents_out", dims)
+impl VideoPlan {
+    /// Checks what goes into Phase B, or from one part of it to the next, with the guide.
+    fn check_between(&self, tensors: &Manifest, has_guide: bool) -> Result<(), PlanError> {
+        // As the kernels hold it: f32 on a processor, bf16 on a GPU.
+        let guide = match tensors.get("guide") {
+            Some((_, spec)) if spec.dtype() == DType::Bf16 => DType::Bf16,
+            _ => DType::F32,
+        };
+        let wanted = [
+            Some(("latents_in", DType::Bf16)),
+            Some(("conditioning_embeds", DType::Bf16)),
+            Some(("denoising_step_list", DType::I64)),
+            (self.0.do_kv_recompute).then_some(("context_frames", DType::Bf16)),
+            has_guide.then_some(("guide", guide)),
+        ];
+        tensors.expect_each(wanted.into_iter().flatten())?;
+        tensors.expect_shape("denoising_step_list", &[self.0.num_denoise_steps.into()])
     }
+}
+
+/// The passes of one part of a stage that makes `passes` in all: as even as they can be, the longer ones first.
+///
+/// # Panics
+/// If there are no parts.
+#[must_use]
+pub fn pass_range(passes: u32, part: usize, parts: usize) -> Range<u32> {
+    let (passes_each, longer) = (passes as usize / parts, passes as usize % parts);
+    let cut = |at: usize| (passes_each * at + at.min(longer)) as u32;
+    cut(part)..cut(part + 1)
 }
 
 #[cfg(test)]
@@ -193,6 +233,22 @@ mod tests {
         largest.noise_scale = f32::MAX;
         for parts in [GOOD, largest] {
             assert_eq!(VideoPlan::new(parts).unwrap().parts(), &parts);
+        }
+    }
+
+    #[test]
+    fn parts_share_all_passes_and_the_longer_come_first() {
+        for (passes, parts, expected) in [
+            (7, 5, &[2, 2, 1, 1, 1][..]),
+            (4, 2, &[2, 2]),
+            (1, 3, &[1, 0, 0]),
+            (MAX_STEPS, 1, &[1024]),
+        ] {
+            let ranges: Vec<_> = (0..parts).map(|at| pass_range(passes, at, parts)).collect();
+            let lengths: Vec<_> = ranges.iter().map(ExactSizeIterator::len).collect();
+            assert_eq!(lengths, expected);
+            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+            assert_eq!((ranges[0].start, ranges[parts - 1].end), (0, passes));
         }
     }
 

@@ -9,11 +9,14 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::LazyLock;
 
 use pp_contract::*;
 
 /// Most bytes that decoding one frame, its body and the reason of a refusal may allocate in sum.
 const FRAME_BOUND: usize = 16 << 10;
+/// Laps of the edges below; those of a chunk are at most as many.
+const LAPS: u8 = 8;
 /// Most bytes that decoding a hello may allocate in sum: its texts, at most the frame, and the list
 /// of settings.
 const HELLO_BOUND: usize = MAX_HELLO_BYTES + (8 << 10);
@@ -68,68 +71,53 @@ pub fn frame(bytes: &[u8]) {
     }
 }
 
+/// Each frame is decoded as one of every stage of these.
+static PIPELINES: LazyLock<[Pipeline; 2]> = LazyLock::new(|| {
+    [
+        "encode@0,phase_b@1,decode@2",
+        "encode@0,(phase_b@1,guide@2)*steps,decode@0",
+    ]
+    .map(|text| text.parse().expect("a pipeline"))
+});
+
+fn makers() -> impl Iterator<Item = (&'static Pipeline, usize)> {
+    let makers =
+        |pipeline: &'static Pipeline| (0..pipeline.stages().len()).map(move |at| (pipeline, at));
+    PIPELINES.iter().flat_map(makers)
+}
+
 fn decode_frame(frame: &[u8]) {
-    let Some(header) = frame.first_chunk() else {
-        bounded("a cut header", 0, || {
-            assert!(Lockstep::requests().admit(frame).is_err())
-        });
+    let mut lockstep = Lockstep::with_laps(LAPS.into());
+    let Ok(matched) = bounded("admitting", 0, || lockstep.admit(frame)) else {
         return;
     };
-    let header = bounded("a header", 0, || Header::decode(header));
-    bounded("a request", FRAME_BOUND, || {
-        if let Ok(matched) = Lockstep::requests().admit(frame) {
-            let _ = (matched.envelope::<VideoPlan>(), matched.failure());
+    for (pipeline, maker) in makers() {
+        let decode = || matched.message::<VideoPlan>(pipeline, maker);
+        if let Ok(message) = bounded("a message", FRAME_BOUND, decode) {
+            survives(&message, matched.header(), pipeline, maker);
         }
-    });
-    if let Ok(call) = header {
-        bounded("a reply", FRAME_BOUND, || {
-            if let Some(matched) = admit_reply(&call, frame) {
-                let _ = (matched.outcome(), matched.failure());
-            }
-        });
-        survives(frame, &call);
     }
 }
 
-/// What was accepted is composed again, and must come out as the same value.
-fn survives(frame: &[u8], call: &Header) {
-    let mut composer = Composer::new();
-    let stamp = Stamp::echo(call);
-    if let Ok(matched) = Lockstep::requests().admit(frame)
-        && let Ok(envelope) = matched.envelope::<VideoPlan>()
-    {
-        let prepared = composer
-            .prepare_envelope(&envelope)
-            .expect("it came over the wire");
-        let sent = prepared.commit(&mut Sequencer::new(), stamp);
-        let again = Lockstep::requests()
-            .admit(sent.frame())
-            .expect("we sent it")
-            .envelope();
-        assert_eq!(again, Ok(envelope));
+/// What was accepted is composed again, and must come out as the same value. And the next stage can work on it.
+fn survives(message: &Message<VideoPlan>, header: &Header, pipeline: &Pipeline, maker: usize) {
+    let again = |message: &Message<VideoPlan>| {
+        let mut composer = Composer::new();
+        let prepared = composer.prepare(message).expect("it came over the wire");
+        let sent = prepared.commit(&mut Sequencer::new(), Stamp::of(header));
+        let mut lockstep = Lockstep::with_laps(LAPS.into());
+        let matched = lockstep.admit(sent.frame()).expect("we sent it");
+        matched.message::<VideoPlan>(pipeline, maker)
+    };
+    assert_eq!(again(message).as_ref(), Ok(message));
+    let stale = message.clone().overtaken();
+    assert_eq!(again(&stale).as_ref(), Ok(&stale));
+    let report = StageReport::default();
+    for (_, next) in pipeline.next(maker) {
+        let tensors = message.tensors().clone();
+        let _ = message.clone().hand_on(pipeline, next, tensors, &report);
+        let _ = message.clone().accepted(next, &report, Vec::new());
     }
-    if let Some(Ok(outcome)) = admit_reply(call, frame).map(|matched| matched.outcome()) {
-        let prepared = composer
-            .prepare_outcome(&outcome)
-            .expect("it came over the wire");
-        let sent = prepared.commit(&mut Sequencer::new(), stamp);
-        let again = admit_reply(call, sent.frame()).map(|matched| matched.outcome());
-        assert_eq!(again, Some(Ok(outcome)));
-    }
-    if let Some(Ok(failure)) = admit_reply(call, frame).map(|matched| matched.failure()) {
-        let prepared = composer
-            .prepare_failure(&failure)
-            .expect("it came over the wire");
-        let sent = prepared.commit(&mut Sequencer::new(), stamp);
-        let again = admit_reply(call, sent.frame()).map(|matched| matched.failure());
-        assert_eq!(again, Some(Ok(failure)));
-    }
-}
-
-fn admit_reply<'a>(call: &Header, frame: &'a [u8]) -> Option<Matched<'a>> {
-    let mut replies = Lockstep::replies();
-    replies.expect(call);
-    replies.admit(frame).ok()
 }
 
 fn repair_frame(bytes: &[u8]) -> Option<Vec<u8>> {
@@ -138,16 +126,15 @@ fn repair_frame(bytes: &[u8]) -> Option<Vec<u8>> {
     let body_crc = crc32(&bytes[HEADER_BYTES..]);
     frame[0..4].copy_from_slice(&MAGIC);
     frame[4..6].copy_from_slice(&WIRE_VERSION.to_le_bytes());
-    frame[6] &= 3;
-    frame[7] &= 3;
+    // A body goes with INFER alone.
+    (frame[6], frame[7]) = (if body_len > 0 { 1 } else { frame[6] % 3 }, 0);
     // The first payload of an edge, if there is one at all.
     frame[32..40].fill(if bytes[40..48] == [0; 8] { 0xff } else { 0 });
     frame[46..48].fill(0);
+    (frame[58], frame[59]) = (frame[58] % LAPS, 0);
     frame[48..52].copy_from_slice(&body_len.to_le_bytes());
     frame[52..56].copy_from_slice(&body_crc.to_le_bytes());
-    frame[56..60].fill(0);
-    let payload = manifest_bytes(&frame).filter(|payload| *payload > 0);
-    if let Some(payload) = payload {
+    if let Some(payload) = manifest_bytes(&frame).filter(|payload| *payload > 0) {
         frame[32..40].fill(0);
         frame[40..48].copy_from_slice(&payload.to_le_bytes());
     }
@@ -163,25 +150,23 @@ fn manifest_bytes(frame: &[u8]) -> Option<u64> {
     guess[40..48].copy_from_slice(&MAX_PAYLOAD_BYTES.to_le_bytes());
     let header_crc = crc32(&guess[..60]);
     guess[60..64].copy_from_slice(&header_crc.to_le_bytes());
-    let call = Header::decode(guess.first_chunk()?).ok()?;
-    let errors = [
-        Lockstep::requests()
-            .admit(&guess)
-            .ok()
-            .map(|m| m.envelope::<VideoPlan>().err()),
-        admit_reply(&call, &guess).map(|m| m.outcome().err()),
-    ];
-    errors.into_iter().flatten().find_map(|error| match error {
-        Some(BodyError::PayloadSize { manifest, .. }) => Some(manifest),
-        _ => None,
-    })
+    let mut lockstep = Lockstep::with_laps(LAPS.into());
+    let matched = lockstep.admit(&guess).ok()?;
+    makers().find_map(
+        |(pipeline, maker)| match matched.message::<VideoPlan>(pipeline, maker) {
+            Err(BodyError::PayloadSize { manifest, .. }) => Some(manifest),
+            _ => None,
+        },
+    )
 }
 
 /// A hello as it is, and then with its fixed fields and checksum made right.
 pub fn hello(bytes: &[u8]) {
     decode_hello(bytes);
     let body = bytes.get(HELLO_HEADER_BYTES..).unwrap_or_default();
-    let mut repaired = b"PPH1\x01\0\0\0".to_vec();
+    let mut repaired = b"PPH1".to_vec();
+    repaired.extend(WIRE_VERSION.to_le_bytes());
+    repaired.extend([0, 0]);
     repaired.extend((body.len() as u32).to_le_bytes());
     let crc = crc32(&[&repaired, body].concat());
     repaired.extend(crc.to_le_bytes());

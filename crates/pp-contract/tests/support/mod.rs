@@ -1,8 +1,28 @@
-//! What the integration tests share: a stream of messages as a job would send them.
+//! What the integration tests share: messages as a job would send them.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
+use std::sync::LazyLock;
+
 use pp_contract::*;
+
+/// One rank for each stage.
+pub fn pipeline() -> &'static Pipeline {
+    static LINE: LazyLock<Pipeline> = LazyLock::new(|| parse("encode@0,phase_b@1,decode@2"));
+    &LINE
+}
+
+/// Stages 1 and 2 are walked once for each step of the plan.
+pub fn ring() -> &'static Pipeline {
+    static RING: LazyLock<Pipeline> =
+        LazyLock::new(|| parse("encode@0,(phase_b@1,guide@2)*steps,decode@0"));
+    &RING
+}
+
+pub fn parse(text: &str) -> Pipeline {
+    text.parse()
+        .unwrap_or_else(|error| panic!("{text}: {error}"))
+}
 
 /// A plan of 4 steps with recompute: 5 calls.
 pub fn plan_parts() -> VideoPlanParts {
@@ -41,31 +61,40 @@ pub fn outputs() -> Manifest {
         .expect("a well-formed manifest")
 }
 
-pub fn envelope() -> Envelope<VideoPlan> {
-    let plan = VideoPlan::new(plan_parts()).expect("a valid plan");
-    Envelope::new(plan, inputs(), outputs()).expect("a valid envelope")
+pub fn plan() -> VideoPlan {
+    VideoPlan::new(plan_parts()).expect("a valid plan")
 }
 
-pub fn outcome() -> Outcome {
-    Outcome {
-        observed_calls: 5,
-        phase_b_us: 15_000,
-        idle_us: 0,
+/// What encode sends.
+pub fn message() -> Message<VideoPlan> {
+    Message::new(plan(), &pipeline().stages()[0], inputs()).expect("a valid message")
+}
+
+/// A report of the chunk that says so many calls.
+pub fn report(calls: u32) -> StageReport {
+    StageReport {
+        calls,
         start_frame: 16,
-        seal: Some(Seal {
-            digest: 300,
-            cost_us: 1,
-        }),
-        outputs: outputs(),
+        work_us: 15_000,
+        ..StageReport::default()
     }
 }
 
-pub fn failure() -> Failure {
-    Failure {
-        code: FailureCode::Compute,
-        blames: Side::PhaseB,
-        message: Text::truncated("out of memory"),
-    }
+/// What Phase B hands on.
+pub fn handed_on() -> Message<VideoPlan> {
+    let message = message().hand_on(pipeline(), 1, outputs(), &report(5));
+    message.expect("it follows the plan")
+}
+
+/// What decode sends to the source.
+pub fn accepted() -> Message<VideoPlan> {
+    let decode = StageReport {
+        work_us: 128,
+        ..report(1)
+    };
+    handed_on()
+        .accepted(2, &decode, Vec::new())
+        .expect("it fits")
 }
 
 pub fn hello_parts(rank: u32) -> HelloParts {
@@ -97,71 +126,55 @@ pub fn fault() -> Fault {
     Fault::new(FaultKind::PeerDied, rank, "receive", "socket closed")
 }
 
-/// A stamp of a call of its own.
-pub fn fresh(chunk: u64, epoch: u64) -> Stamp {
-    Stamp::fresh(ChunkIndex::new(chunk), CacheEpoch::new(epoch))
+/// The stamp of chunk `n`, and of the call of this number.
+pub fn stamp(n: u64) -> Stamp {
+    Stamp::new(ChunkIndex::new(n), CacheEpoch::new(0), CallId::new(n))
 }
 
-/// The stamp of the answer to a call.
-pub fn echo(call: u64, chunk: u64, epoch: u64) -> Stamp {
-    Stamp {
-        call: CallStamp::Echo(CallId::new(call)),
-        ..fresh(chunk, epoch)
-    }
-}
-
-/// One frame of each kind, as the first message of an edge.
-pub fn first_frames() -> Vec<(&'static str, Vec<u8>)> {
+/// The frame of a message that is the first of its edge.
+pub fn frame_of<P: Plan>(message: &Message<P>, stamp: Stamp) -> Vec<u8> {
     let mut composer = Composer::new();
-    let mut frames = Vec::new();
-    let mut keep = |name, committed: Committed<'_>| frames.push((name, committed.frame().to_vec()));
-    for (name, bare) in [("noop", Bare::Noop), ("shutdown", Bare::Shutdown)] {
-        let prepared = composer.prepare_bare(bare);
-        keep(name, prepared.commit(&mut Sequencer::new(), fresh(0, 0)));
-    }
-    let prepared = composer.prepare_envelope(&envelope()).expect("it fits");
-    keep(
-        "envelope",
-        prepared.commit(&mut Sequencer::new(), fresh(0, 0)),
-    );
-    let prepared = composer.prepare_outcome(&outcome()).expect("it fits");
-    keep(
-        "result",
-        prepared.commit(&mut Sequencer::new(), echo(0, 0, 0)),
-    );
-    let prepared = composer.prepare_failure(&failure()).expect("it fits");
-    keep(
-        "failure",
-        prepared.commit(&mut Sequencer::new(), fresh(0, 0)),
-    );
-    frames
+    let prepared = composer.prepare(message).expect("it fits");
+    let sent = prepared.commit(&mut Sequencer::new(), stamp);
+    sent.frame().to_vec()
 }
 
-/// A receiver for which the frames of [`first_frames`] are in order.
-pub enum Receiver {
-    Requests(Lockstep<Requests>),
-    Replies(Lockstep<Replies>),
+pub fn bare_frame(bare: Bare, stamp: Stamp) -> Vec<u8> {
+    let mut composer = Composer::new();
+    let sent = composer
+        .prepare_bare(bare)
+        .commit(&mut Sequencer::new(), stamp);
+    sent.frame().to_vec()
 }
 
-impl Receiver {
-    pub fn of(name: &str) -> Self {
-        if name != "result" {
-            return Self::Requests(Lockstep::requests());
-        }
-        let mut replies = Lockstep::replies();
-        let mut composer = Composer::new();
-        let prepared = composer.prepare_envelope(&envelope()).expect("it fits");
-        let call = prepared.commit(&mut Sequencer::new(), fresh(0, 0));
-        replies.expect(call.header());
-        Self::Replies(replies)
-    }
+/// One frame of each kind, as the first of its edge, and the stage that sends it.
+pub fn first_frames() -> Vec<(&'static str, usize, Vec<u8>)> {
+    let of = |message| frame_of(&message, stamp(0));
+    vec![
+        ("noop", 0, bare_frame(Bare::Noop, stamp(0))),
+        ("shutdown", 0, bare_frame(Bare::Shutdown, stamp(0))),
+        ("message", 0, of(message())),
+        ("handed on", 1, of(handed_on())),
+        ("accepted", 2, of(accepted())),
+        ("stale", 1, of(message().overtaken())),
+    ]
+}
 
-    pub fn admit<'a>(&mut self, frame: &'a [u8]) -> Result<Matched<'a>, LockstepError> {
-        match self {
-            Self::Requests(lockstep) => lockstep.admit(frame),
-            Self::Replies(lockstep) => lockstep.admit(frame),
-        }
-    }
+pub fn first_frame(wanted: &str) -> Vec<u8> {
+    let mut frames = first_frames().into_iter();
+    let frame = frames.find(|(name, ..)| *name == wanted);
+    frame.expect("a kind of frame").2
+}
+
+pub fn admit(frame: &[u8]) -> Result<Matched<'_>, LockstepError> {
+    Lockstep::new().admit(frame)
+}
+
+/// Decodes the first frame of an edge of [`pipeline`], from stage `maker`.
+pub fn decode(frame: &[u8], maker: usize) -> Result<Message<VideoPlan>, BodyError> {
+    admit(frame)
+        .expect("it is in order")
+        .message(pipeline(), maker)
 }
 
 /// The frame with `change` made to its 60 checked bytes and its body, and checksums that fit: what

@@ -3,12 +3,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pp_contract::{Fault, FaultKind};
+use pp_contract::FaultKind;
+use pp_runtime::stage::StageError;
 use pp_transport::error::lift_limit;
 use rustix::io::Errno;
 
 use super::place::is_stdout;
-use crate::FRONT;
 use crate::error::Error;
 
 /// Why an output cannot be written. The fault lies with the place it should go to.
@@ -87,9 +87,15 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
+/// For a sink that stores a file.
+impl From<OutputError> for StageError {
+    fn from(error: OutputError) -> Self {
+        Self::new(FaultKind::Io, "write output", error.to_string())
+    }
+}
+
 impl From<OutputError> for Error {
     fn from(error: OutputError) -> Self {
-        // Rank 0 alone writes.
-        Self::Fault(Fault::new(FaultKind::Io, FRONT, "write output", error))
+        Self::Stage(error.into())
     }
 }

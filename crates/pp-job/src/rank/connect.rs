@@ -1,75 +1,116 @@
-//! From a member to a running rank: the edges between the ranks, and the watchdog.
+//! From a member to a running rank: the edges to the other ranks, and the watchdog.
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use pp_contract::{Fault, with_source};
+use pp_contract::{Fault, Rank, with_source};
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{OnStuck, Watch};
-use pp_transport::backend::{Backend, Connect, Edges, OnFrame};
+use pp_transport::backend::{Backend, Connect, EdgeEnd, End, OnFrame, Peer};
 use pp_transport::bell::Bell;
+use pp_transport::control::{ControlSender, Message, SocketKind};
 use pp_transport::error::TransportError;
 
 use super::join::Member;
 use crate::error::Error;
+use crate::times;
 
-/// What a rank runs with.
-pub(super) type Ready<L> = (L, Switch, Watch);
+/// What a rank runs with: its edges, by number, with the rank at the other end.
+pub(super) struct Ready<B: Backend> {
+    pub(super) ends: Vec<(u32, Rank, End<B>)>,
+    pub(super) switch: Switch,
+    pub(super) watch: Watch,
+}
 
 impl Member {
-    /// Connects both ranks, under the eyes of the watchdog: a peer that dies meanwhile ends this rank, whatever a
-    /// library waits for.
+    /// Connects this rank with its neighbours, under the eyes of the watchdog: a peer that dies meanwhile ends this rank,
+    /// whatever a library waits for.
     pub(super) fn connect<B: Backend>(
         mut self,
         backend: &mut B,
-        edges: Edges,
+        edges: &[(Rank, Vec<EdgeEnd>)],
         bell: Bell,
-    ) -> Result<Ready<B::Link>, Error> {
-        let (agreed, on_frame) = match backend.agree(&mut self, edges, &bell) {
-            Ok(agreed) => agreed,
-            Err(fault) => return Err(self.give_up(fault.into())),
-        };
+    ) -> Result<Ready<B>, Error> {
+        let mut agreed = Vec::new();
+        let mut on_frames: Vec<(Rank, OnFrame)> = Vec::new();
+        for (peer, ends) in edges {
+            let mut neighbour = Neighbour {
+                member: &mut self,
+                rank: *peer,
+            };
+            match backend.agree(&mut neighbour, ends, &bell) {
+                Ok((with_peer, on_frame)) => {
+                    agreed.push((*peer, with_peer));
+                    on_frames.extend(on_frame.map(|on_frame| (*peer, on_frame)));
+                }
+                Err(fault) => return Err(self.give_up(fault.into())),
+            }
+        }
+        let on_frame = (!on_frames.is_empty()).then(|| -> OnFrame {
+            Box::new(move |rank, body| {
+                let mut all = on_frames.iter_mut();
+                match all.find(|(peer, _)| *peer == rank) {
+                    Some((_, take)) => take(rank, body),
+                    None => Err(TransportError::PeerMisbehaved {
+                        rank,
+                        why: "it sent a header over the control channel, and has other edges"
+                            .into(),
+                    }),
+                }
+            })
+        });
         let (rank, generation) = (self.own, self.generation);
         let (failover, context) = (self.failover.clone(), self.context.clone());
         let (switch, watch) = self.watch(bell, on_frame)?;
         // Where this rank does not survive the loss of its peer, the watchdog ends the process.
         let recorder = context.flight.recorder();
         let is_wanted = || failover.is_none() || switch.fault().is_none();
-        let how = Connect {
-            generation,
-            deadline: Instant::now() + crate::times::SET_UP_WITHIN,
-            is_wanted: &is_wanted,
-            recorder: &recorder,
-        };
-        let error = match backend.connect(agreed, how) {
-            Ok(link) => {
-                if let (Some(failover), Some(abort)) = (&failover, backend.abort(&link)) {
-                    failover.hold(abort);
+        let mut ends = Vec::new();
+        for (peer, with_peer) in agreed {
+            let how = Connect {
+                generation,
+                deadline: Instant::now() + times::SET_UP_WITHIN,
+                is_wanted: &is_wanted,
+                recorder: &recorder,
+            };
+            let error = match backend.connect(with_peer, how) {
+                Ok(connected) => {
+                    if let (Some(failover), Some(abort)) = (&failover, connected.abort) {
+                        failover.hold(abort);
+                    }
+                    let made = connected.ends.into_iter();
+                    ends.extend(made.map(|(number, end)| (number, peer, end)));
+                    continue;
                 }
-                return Ok((link, switch, watch));
+                Err(error) => error,
+            };
+            let text = with_source(&error);
+            let operation = format!("connect over {}", backend.capabilities().name);
+            let fault = Fault::new(error.fault_kind(), rank, &operation, text);
+            if let Some(failover) = &failover {
+                // The backend may learn first that the peer is gone, and says it in words of its own.
+                let _ = switch.verdict();
+                failover.driver_is_back();
             }
-            Err(error) => error,
-        };
-        let text = with_source(&error);
-        let operation = format!("connect over {}", backend_name(backend));
-        let fault = Fault::new(error.fault_kind(), rank, &operation, text);
-        if let Some(failover) = &failover {
-            // The backend may learn first that the peer is gone, and says it in words of its own.
-            let _ = switch.verdict();
-            failover.driver_is_back();
-        }
-        switch.raise(fault);
-        watch.close();
-        // The first fault counts: perhaps the peer's.
-        let first = switch.fault().expect("just raised").clone();
-        if let TransportError::NotInTime { .. } | TransportError::LeftBehind { .. } = error {
-            // A thread is still inside the library, and what runs at exit would wait for it.
-            match &failover {
-                None => context.end_with(&first),
-                Some(failover) => failover.leave_behind(),
+            switch.raise(fault);
+            watch.close();
+            // The first fault counts: perhaps the peer's.
+            let first = switch.fault().expect("just raised").clone();
+            if let TransportError::NotInTime { .. } | TransportError::LeftBehind { .. } = error {
+                // A thread is still inside the library, and what runs at exit would wait for it.
+                match &failover {
+                    None => context.end_with(&first),
+                    Some(failover) => failover.leave_behind(),
+                }
             }
+            return Err(first.into());
         }
-        Err(first.into())
+        Ok(Ready {
+            ends,
+            switch,
+            watch,
+        })
     }
 
     fn watch(self, bell: Bell, on_frame: Option<OnFrame>) -> Result<(Switch, Watch), Error> {
@@ -85,9 +126,55 @@ impl Member {
     }
 }
 
-/// The backend's short name, as it stands in its settings.
-fn backend_name(backend: &impl Backend) -> String {
-    let settings = backend.settings();
-    let name = settings.into_iter().find(|(name, _)| name == "transport");
-    name.map_or_else(String::new, |(_, value)| value)
+/// Another rank, while the edges to it are made.
+struct Neighbour<'a> {
+    member: &'a mut Member,
+    rank: Rank,
+}
+
+impl Neighbour<'_> {
+    /// Why it was lost, if more is known of it.
+    fn lost(&self, otherwise: Fault) -> Fault {
+        self.member.set_up.fault().unwrap_or(otherwise)
+    }
+}
+
+impl Peer for Neighbour<'_> {
+    fn own_rank(&self) -> Rank {
+        self.member.own
+    }
+
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn shares_host(&self) -> bool {
+        self.member.set_up.socket_kind(self.rank) == SocketKind::Unix
+    }
+
+    fn sender(&self) -> &ControlSender {
+        self.member.set_up.sender(self.rank)
+    }
+
+    fn send(&self, body: &[u8]) -> Result<(), Fault> {
+        let deadline = Instant::now() + times::SET_UP_WITHIN;
+        let sent = self.sender().send(&Message::Frame(body), deadline);
+        sent.map_err(|e| self.lost(e.fault("set up")))
+    }
+
+    fn receive(&mut self, operation: &'static str) -> Result<Vec<u8>, Fault> {
+        self.member.set_up.frame(self.rank, operation)
+    }
+
+    fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<(), Fault> {
+        let deadline = Instant::now() + times::SET_UP_WITHIN;
+        let sent = self.sender().send_fds(fds, deadline);
+        sent.map_err(|e| self.lost(e.fault("pass shared memory")))
+    }
+
+    fn receive_fds(&mut self) -> Result<Vec<OwnedFd>, Fault> {
+        // The peer may load weights before it maps anything.
+        let set_up = &mut self.member.set_up;
+        set_up.descriptors(self.rank, "receive shared memory")
+    }
 }

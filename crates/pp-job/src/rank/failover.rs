@@ -1,33 +1,31 @@
-//! A front that survives the loss of its peer.
+//! A rank that survives the loss of another.
 //!
 //! Hazard: the driver is inside a stage, or in a call of the backend that only an abort ends, when the peer
 //! dies; the watchdog would end the process, and with it everything that could be sent again.
-//! Guarantee: where Phase B may come back, the watchdog aborts the link instead, and ends
+//! Guarantee: where another process may take its place, the watchdog aborts the edges instead, and ends
 //! the process only when the driver does not come back within the time for a restart. Once no restart
 //! is left it ends the process as it does where there never was one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pp_contract::Fault;
+use pp_contract::{Fault, Rank};
 use pp_transport::backend::Abort;
 use pp_transport::error::TransportError;
 
 use crate::context::Context;
-use crate::{PHASE_B, times};
-
-/// Whether another Phase B may do what this one could not.
-pub(super) fn is_worth_a_restart(fault: &Fault) -> bool {
-    fault.rank == PHASE_B && fault.kind.is_worth_a_restart()
-}
+use crate::job::ThisRank;
+use crate::times;
 
 /// What the watchdog of one generation and the thread that drives it share.
 pub(crate) struct Failover {
     /// Time for the driver to come back.
     within: Duration,
-    /// What ends the link of this generation, once there is one.
-    abort: OnceLock<Abort>,
+    /// What ends the edges of this generation, once there are some.
+    aborts: Mutex<Vec<Abort>>,
+    /// The ranks of which another process may take the place.
+    may_restart: Vec<Rank>,
     /// The thread that drives, or connects, has come back.
     is_back: AtomicBool,
     /// A thread may be inside the backend's library for good.
@@ -37,18 +35,19 @@ pub(crate) struct Failover {
 }
 
 impl Failover {
-    pub(crate) fn new(within: Duration, last: Option<String>) -> Arc<Self> {
+    pub(crate) fn new(this: &ThisRank<'_>, last: Option<String>) -> Arc<Self> {
         Arc::new(Self {
-            within,
+            within: this.context.config.restart_within,
             last,
-            abort: OnceLock::new(),
+            may_restart: this.may_restart(),
+            aborts: Mutex::default(),
             is_back: AtomicBool::new(false),
             left_behind: AtomicBool::new(false),
         })
     }
 
     pub(super) fn hold(&self, abort: Abort) {
-        let _ = self.abort.set(abort);
+        lock(&self.aborts).push(abort);
     }
 
     pub(super) fn leave_behind(&self) {
@@ -65,16 +64,24 @@ impl Failover {
         self.is_back.store(true, Ordering::Release);
     }
 
-    /// Aborts the link, and waits until that is done.
+    /// Aborts the edges, and waits until that is done.
     ///
     /// # Errors
     /// It is not done in time: nothing else can be connected on this device.
     pub(crate) fn abort(&self, why: &str) -> Result<(), TransportError> {
         let deadline = Instant::now() + times::LINK_ABORTED_WITHIN;
-        let aborted = self
-            .abort
-            .get()
-            .map_or(Ok(()), |abort| abort(why, deadline));
+        let aborts = lock(&self.aborts);
+        // All at once: each takes its time.
+        let aborted = std::thread::scope(|scope| {
+            let begun: Vec<_> = aborts
+                .iter()
+                .map(|abort| scope.spawn(move || abort(why, deadline)))
+                .collect();
+            let ended = begun
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or(Ok(())));
+            ended.fold(Ok(()), Result::and)
+        });
         aborted.inspect_err(|_| self.leave_behind())
     }
 
@@ -85,7 +92,7 @@ impl Failover {
             let operation = fault.operation.as_str();
             context.end_with(&Fault::new(fault.kind, fault.rank, operation, detail));
         }
-        if !is_worth_a_restart(fault) {
+        if !self.may_restart.contains(&fault.rank) || !fault.kind.is_worth_a_restart() {
             context.end_with(fault);
         }
         // A failure is remembered, and the thread that drives tells it. Not here: this is the watch thread, and
@@ -99,4 +106,9 @@ impl Failover {
             std::thread::sleep(times::LOOK_EVERY);
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every critical section leaves the list whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,30 +1,33 @@
 //! Joining a job: meet the other rank, agree with it, learn the shape of the work.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use pp_contract::pipeline::EdgeSpec;
 use pp_contract::{
-    Fault, FaultKind, Generation, Hello, HelloParts, Plan, Rank, Settings, Text, WorldSize, digest,
+    Fault, FaultKind, Generation, Hello, HelloParts, Pipeline, Plan, Rank, Settings, Text,
+    WorldSize, digest,
 };
 use pp_runtime::watch::{SetUp, WatchOptions};
-use pp_transport::backend::{Backend, Peer};
+use pp_transport::backend::Backend;
 use pp_transport::control::{
-    ControlSender, Message, RendezvousOptions, SocketKind, Tell, agree, rendezvous,
+    ControlChannel, Message, RendezvousOptions, Tell, agree, introduce, rendezvous,
 };
 use pp_transport::launch::Launch;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
+use super::decline::join_to_abort;
 use super::failover::Failover;
 use crate::context::Context;
 use crate::end::say_aside;
 use crate::error::Error;
+use crate::job::ThisRank;
 use crate::reports::TargetProcess;
-use crate::{FRONT, GRACE, PHASE_B, times};
+use crate::{GRACE, RANK_0, times};
 
-/// What must be the same on both ranks, beside the plan and the backend: the handshake compares it.
+/// What must be the same on all ranks, beside the plan and the backend: the handshake compares it.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
     settings: Vec<(String, String)>,
@@ -34,7 +37,7 @@ pub struct Profile {
     pub kernels: String,
     /// A digest of the kernels.
     pub kernels_digest: u64,
-    /// What this rank found and chose by itself, if it did. When the other rank differs, the error says it.
+    /// What this rank found and chose by itself, if it did. When another rank differs, the error says it.
     pub choice: Option<String>,
 }
 
@@ -45,7 +48,7 @@ impl Profile {
         Self::default()
     }
 
-    /// Adds a setting that both ranks must have alike; the error of a handshake names it. A name has at most 64 bytes
+    /// Adds a setting that all ranks must have alike; the error of a handshake names it. A name has at most 64 bytes
     /// and a value at most 256; longer ones end the set-up with an error. `pp-job` adds those of the backend.
     #[must_use]
     pub fn set(mut self, name: &str, value: impl ToString) -> Self {
@@ -54,28 +57,52 @@ impl Profile {
     }
 }
 
-/// A rank that has met its peer and agreed with it.
+/// A rank that has met the others and agreed with them.
 pub(crate) struct Member {
     pub(super) context: Arc<Context>,
     /// This rank.
     pub(super) own: Rank,
-    pub(super) peer: Rank,
     pub(super) set_up: SetUp,
-    /// The peer's process, where it is one of this machine.
-    pub(super) peer_pid: Option<u32>,
-    /// Which link between the two this will be.
+    /// The ranks that it has a channel to.
+    peers: Vec<Rank>,
+    /// The processes of the others, as far as they are of this machine.
+    pub(super) pids: Vec<(Rank, u32)>,
+    /// Which attempt to connect all ranks this is.
     pub(super) generation: Generation,
-    /// Set where this rank survives the loss of its peer.
+    /// Set where this rank survives the loss of another.
     pub(super) failover: Option<Arc<Failover>>,
 }
 
 /// Why a rank did not join.
 pub(crate) struct JoinError {
     pub(crate) error: Error,
-    /// The time was over, and the other rank had not come.
+    /// The time was over, and another rank had not come.
     pub(crate) is_timeout: bool,
-    /// The process of Phase B that came, if one did.
-    pub(crate) phase_b: TargetProcess,
+    /// The process of the rank that the error blames, if one came.
+    pub(crate) process: TargetProcess,
+}
+
+/// What rank 0 tells the others before they are connected.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Briefing<T> {
+    pub(super) context_chunks: u32,
+    pub(super) steps: u16,
+    pub(super) shape: T,
+}
+
+impl JoinError {
+    /// What went wrong once these processes had come.
+    pub(super) fn after(error: Error, pids: &[(Rank, u32)]) -> Self {
+        let blamed = match &error {
+            Error::Fault(fault) => pids.iter().find(|(rank, _)| *rank == fault.rank),
+            _ => None,
+        };
+        let process = blamed.map_or(TargetProcess::Unknown, |(_, pid)| TargetProcess::This(*pid));
+        Self {
+            process,
+            ..error.into()
+        }
+    }
 }
 
 impl<E: Into<Error>> From<E> for JoinError {
@@ -83,19 +110,19 @@ impl<E: Into<Error>> From<E> for JoinError {
         Self {
             error: error.into(),
             is_timeout: false,
-            phase_b: TargetProcess::Unknown,
+            process: TargetProcess::Unknown,
         }
     }
 }
 
-/// Meets the other rank and compares how both were started.
-pub(crate) fn join<P: Plan>(
-    context: &Arc<Context>,
-    launch: &Launch,
-    backend: &impl Backend,
+/// Meets the other ranks and compares how all were started.
+pub(crate) fn join<P: Plan, B: Backend>(
+    this: &ThisRank<'_>,
+    backend: &B,
     profile: &Profile,
     within: Duration,
 ) -> Result<Member, JoinError> {
+    let (context, launch) = (this.context, this.launch);
     let rank = launch.rank();
     let hello = hello::<P>(launch, backend, profile).map_err(|e| join_to_abort(launch, e))?;
     let tell = Some(Tell {
@@ -115,33 +142,56 @@ pub(crate) fn join<P: Plan>(
         is_timeout: error.is_timeout(),
         ..error.fault(rank).into()
     })?;
-    let agreed = agree(&mut peers, &hello, Instant::now() + times::SET_UP_WITHIN);
+    let deadline = Instant::now() + times::SET_UP_WITHIN;
+    let agreed = agree(&mut peers, &hello, deadline);
     agreed.map_err(|fault| explain(fault, rank, profile))?;
-    let peer = if rank == FRONT { PHASE_B } else { FRONT };
-    let missing = || anyhow::anyhow!("rank {peer} is not among the peers");
-    let channel = peers.take(peer).ok_or_else(missing)?;
-    let pid = channel.peer_pid();
+    let pairs = pairs(this.pipeline);
+    introduce(&mut peers, launch, &pairs, deadline)?;
+    let mut channels = Vec::new();
+    for other in launch.world_size().ranks().filter(|other| *other != rank) {
+        channels.extend(peers.take(other));
+    }
+    let ranks: Vec<Rank> = channels.iter().map(ControlChannel::peer).collect();
+    let pid = |channel: &ControlChannel| {
+        let pid = channel.peer_pid()?.as_raw_nonzero().get().cast_unsigned();
+        Some((channel.peer(), pid))
+    };
+    let pids = channels.iter().filter_map(pid).collect();
     let (ending, flight) = (Arc::clone(context), context.flight.clone());
     let options = WatchOptions {
         rank,
-        heartbeat: context.config.heartbeat,
+        // Alone there is no other rank to watch: only whether the driver comes back from what it does.
+        heartbeat: context.config.heartbeat.filter(|_| !channels.is_empty()),
         grace: GRACE,
         limits: context.config.limits,
         on_stuck: Box::new(move |fault| ending.end_with(fault)),
         on_fault: Some(Box::new(move |fault| flight.write_for_fault(fault))),
     };
-    let mut set_up = SetUp::start(vec![channel], options).map_err(anyhow::Error::new)?;
+    let mut set_up = SetUp::start(channels, options).map_err(anyhow::Error::new)?;
     set_up.tell(tell);
-    context.signals.set_up(set_up.sender(peer));
+    let senders = ranks.iter().map(|peer| set_up.sender(*peer).clone());
+    context.signals.set_up(senders.collect());
     Ok(Member {
         context: Arc::clone(context),
         own: rank,
-        peer,
         set_up,
-        peer_pid: pid.map(|pid| pid.as_raw_nonzero().get().cast_unsigned()),
+        peers: ranks,
+        pids,
         generation: Generation::new(0),
         failover: None,
     })
+}
+
+/// The pairs of ranks that share an edge, each once, the lower rank first.
+fn pairs(pipeline: &Pipeline) -> Vec<(Rank, Rank)> {
+    let pair = |edge: EdgeSpec| {
+        let (a, b) = (edge.source, edge.target);
+        (a.min(b), a.max(b))
+    };
+    let mut pairs: Vec<_> = pipeline.edges().map(pair).collect();
+    pairs.sort_unstable();
+    pairs.dedup();
+    pairs
 }
 
 /// A fault of the handshake, with what this rank chose by itself: the ranks may have found different machines. Whether
@@ -156,109 +206,47 @@ fn explain(fault: Fault, rank: Rank, profile: &Profile) -> Fault {
     }
 }
 
-/// A rank that cannot take part joins all the same, to say why: the others would wait for it as long as for one that is
-/// late. They find wrong usage themselves, as they have the same command line.
-pub(crate) fn join_to_abort(launch: &Launch, error: Error) -> Error {
-    if let Error::Usage(_) = error {
-        return error;
-    }
-    let options = RendezvousOptions {
-        timeout: times::DECLINE_WITHIN,
-        ..RendezvousOptions::default()
-    };
-    // Where none is there, none waits.
-    if let Ok(peers) = rendezvous(launch, &options) {
-        let told = Message::Abort(error.fault(launch.rank(), "set up"));
-        for channel in peers.iter() {
-            let deadline = Instant::now() + times::DECLINE_WITHIN;
-            let _ = channel.sender().send(&told, deadline);
-        }
-    }
-    error
-}
-
 impl Member {
-    /// This rank for a link of this generation, if it survives the loss of its peer.
-    pub(super) fn with_failover(
-        mut self,
-        generation: Generation,
-        failover: &Arc<Failover>,
-    ) -> Self {
-        self.generation = generation;
+    /// This rank, if it survives the loss of another.
+    pub(super) fn with_failover(mut self, failover: &Arc<Failover>) -> Self {
         self.failover = Some(Arc::clone(failover));
-        self.survive_peer_loss();
+        self.survive_loss();
         self
     }
 
-    /// From now on the loss of the peer does not end this process.
-    pub(super) fn survive_peer_loss(&self) {
+    /// From now on the loss of another rank does not end this process.
+    pub(super) fn survive_loss(&self) {
         self.set_up.live_on();
     }
 
-    /// Tells the peer what the front found in its input.
-    pub(super) fn tell_shape(&self, shape: &impl Serialize) -> Result<(), Error> {
-        let body = serde_json::to_vec(shape).map_err(anyhow::Error::new)?;
-        Ok(self.send(&body)?)
+    /// Rank 0 tells all others what they must know.
+    pub(super) fn tell_briefing(&self, briefing: &impl Serialize) -> Result<(), Error> {
+        let body = serde_json::to_vec(briefing).map_err(anyhow::Error::new)?;
+        for peer in &self.peers {
+            let deadline = Instant::now() + times::SET_UP_WITHIN;
+            let sent = self
+                .set_up
+                .sender(*peer)
+                .send(&Message::Frame(&body), deadline);
+            sent.map_err(|e| self.set_up.fault().unwrap_or(e.fault("set up")))?;
+        }
+        Ok(())
     }
 
-    /// Learns from the front what it found in its input; waits as long as that takes.
-    pub(super) fn hear_shape<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
+    /// Learns from rank 0 what it found in its input; waits as long as that takes.
+    pub(super) fn hear_briefing<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
         const WHAT: &str = "learn the shape of the work";
-        let body = self.receive(WHAT)?;
+        let body = self.set_up.frame(RANK_0, WHAT)?;
         let refuse =
-            |what: serde_json::Error| Fault::new(FaultKind::PeerMisbehaved, self.peer, WHAT, what);
+            |what: serde_json::Error| Fault::new(FaultKind::PeerMisbehaved, RANK_0, WHAT, what);
         Ok(serde_json::from_slice(&body).map_err(refuse)?)
     }
 
-    /// Ends the job before it began: tells the peer why.
+    /// Ends the job before it began: tells the others why.
     pub(super) fn give_up(self, error: Error) -> Error {
         // A peer that cannot be told notices the end of the connection.
         self.set_up.raise(error.fault(self.own, "set up"));
         error
-    }
-
-    /// Why the peer was lost, if more is known of it.
-    fn lost(&self, otherwise: Fault) -> Fault {
-        self.set_up.fault().unwrap_or(otherwise)
-    }
-}
-
-impl Peer for Member {
-    fn own_rank(&self) -> Rank {
-        self.own
-    }
-
-    fn rank(&self) -> Rank {
-        self.peer
-    }
-
-    fn shares_host(&self) -> bool {
-        self.set_up.socket_kind(self.peer) == SocketKind::Unix
-    }
-
-    fn sender(&self) -> &ControlSender {
-        self.set_up.sender(self.peer)
-    }
-
-    fn send(&self, body: &[u8]) -> Result<(), Fault> {
-        let deadline = Instant::now() + times::SET_UP_WITHIN;
-        let sent = self.sender().send(&Message::Frame(body), deadline);
-        sent.map_err(|e| self.lost(e.fault("set up")))
-    }
-
-    fn receive(&mut self, operation: &'static str) -> Result<Vec<u8>, Fault> {
-        self.set_up.frame(self.peer, operation)
-    }
-
-    fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<(), Fault> {
-        let deadline = Instant::now() + times::SET_UP_WITHIN;
-        let sent = self.sender().send_fds(fds, deadline);
-        sent.map_err(|e| self.lost(e.fault("pass shared memory")))
-    }
-
-    fn receive_fds(&mut self) -> Result<Vec<OwnedFd>, Fault> {
-        // The peer may load weights before it maps anything.
-        self.set_up.descriptors(self.peer, "receive shared memory")
     }
 }
 
@@ -298,18 +286,18 @@ mod tests {
 
     #[test]
     fn a_rank_that_chose_by_itself_says_why_when_another_chose_otherwise() {
-        let fault = |kind| Fault::new(kind, PHASE_B, "handshake", "transport differs");
+        let fault = |kind| Fault::new(kind, Rank::new(1), "handshake", "transport differs");
         let alone = Profile::new();
         let chose = Profile {
             choice: Some("on CPUs: no driver was found".into()),
             ..Profile::new()
         };
         let mismatch = fault(FaultKind::HandshakeMismatch);
-        let text = explain(mismatch.clone(), PHASE_B, &chose).to_string();
+        let text = explain(mismatch.clone(), Rank::new(1), &chose).to_string();
         let why = "transport differs; rank 1 chose by itself: on CPUs";
         assert!(text.contains(why), "{text}");
-        assert_eq!(explain(mismatch.clone(), PHASE_B, &alone), mismatch);
+        assert_eq!(explain(mismatch.clone(), Rank::new(1), &alone), mismatch);
         let died = fault(FaultKind::PeerDied);
-        assert_eq!(explain(died.clone(), PHASE_B, &chose), died);
+        assert_eq!(explain(died.clone(), Rank::new(1), &chose), died);
     }
 }

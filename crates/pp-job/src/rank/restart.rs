@@ -1,90 +1,127 @@
-//! The front over as many links as it takes: when Phase B is lost, it meets the next one.
+//! A rank over as many connections as it takes: when a rank is lost that may be started again, all others meet again.
 //!
-//! Hazard: a front that waits for a Phase B that never comes, tries again what fails again, or ends
-//! with the reason of the last attempt where the first one was the cause. Guarantee: every wait has
-//! an end, there are no more attempts than restarts, and only what another process may do better is
-//! tried again.
+//! Hazard: ranks that wait for one that never comes, try again what fails again, or end with the reason of the last
+//! attempt where the first one was the cause. Guarantee: every wait has an end, there are no more attempts than restarts,
+//! and only what another process may do better is tried again.
 //!
-//! Choices: who starts Phase B again is not decided here: a supervisor is told, a launcher sees it by
-//! itself. The front waits where the ranks met the first time.
+//! Choices: a rank that survives keeps its process, its stages and, at the source, what the sink has not accepted; all
+//! edges are made anew, so that a loss looks the same to every rank, also while another is being replaced. Who starts
+//! the rank again is not decided here: a supervisor is told by rank 0, a launcher sees it by itself. The ranks meet where
+//! they met the first time.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pp_contract::{Fault, Generation};
-use pp_runtime::driver::{Driven, FrontOptions, FrontRun};
-use pp_runtime::stage::FrontStages;
-use pp_transport::link::Link;
+use pp_contract::{Fault, Generation, Plan, Rank};
+use pp_runtime::driver::{Driven, RankRun};
+use pp_runtime::stage::Source;
+use pp_transport::backend::{Backend, EdgeEnd, End};
+use pp_transport::bell::Bell;
+use pp_transport::flight::Recorded;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::connect::Ready;
-use super::failover::{Failover, is_worth_a_restart};
-use super::join::JoinError;
-use super::parts::Finished;
-use crate::PHASE_B;
-use crate::context::Context;
+use super::failover::Failover;
+use super::join::{Briefing, JoinError, Member, Profile, join};
+use crate::RANK_0;
 use crate::end::{log_aside, say_aside};
 use crate::error::Error;
+use crate::job::ThisRank;
 use crate::reports::{Report, TargetProcess};
 
-/// A front that is ready to run, and the process of Phase B that it is connected to.
-pub(super) type Connected<L> = (Ready<L>, TargetProcess);
+/// What a rank needs to meet the others.
+pub(super) struct Meeting<'a, T> {
+    pub(super) profile: &'a Profile,
+    pub(super) briefing: &'a Briefing<T>,
+    pub(super) edges: &'a [(Rank, Vec<EdgeEnd>)],
+    pub(super) bell: &'a Bell,
+    /// The first meeting, where it went well, and which attempt to connect all ranks it was.
+    pub(super) first: Option<Member>,
+    pub(super) generation: u32,
+}
 
-/// Runs the front to its end. `meet` connects the ranks for each generation.
-pub(super) fn run<L, S>(
-    context: &Arc<Context>,
-    stages: &mut S,
-    options: FrontOptions,
-    mut meet: impl FnMut(Generation, Option<&Arc<Failover>>) -> Result<Connected<L>, JoinError>,
-) -> Result<Finished, Error>
+/// A rank that is connected, and the processes of the others on this host.
+type Met<B> = (Ready<B>, Generation, Vec<(Rank, u32)>);
+
+/// How a rank came to its end.
+pub(super) struct Ended {
+    pub(super) restarts: u32,
+    pub(super) wall: std::time::Duration,
+    pub(super) interrupted: Option<u8>,
+}
+
+/// Runs a rank to its end.
+pub(super) fn run<B, S, T>(
+    this: &ThisRank<'_>,
+    run: &mut RankRun<'_, Recorded<B>, S>,
+    backend: &mut B,
+    mut meeting: Meeting<'_, T>,
+) -> Result<Ended, Error>
 where
-    L: Link,
-    S: FrontStages<L::Tx, L::Rx>,
+    B: Backend,
+    S: Source<B::Tx>,
+    T: Serialize + DeserializeOwned,
 {
-    let restarts = options.restarts;
-    let within = context.config.restart_within;
+    let (context, restarts) = (this.context, this.restarts);
     let is_supervised = context.is_supervised();
-    let mut run = FrontRun::new(stages, options);
+    let within = context.config.restart_within;
     let mut start = None;
-    // Why each generation so far was lost.
+    // Why each connection so far was lost.
     let mut causes: Vec<Fault> = Vec::new();
     loop {
-        let generation = Generation::new(causes.len() as u32);
         let is_over = causes.len() as u64 >= u64::from(restarts);
-        // Said at once: the next Phase B loads what it needs while the communicators end.
-        let ask_for_another = |phase_b: &TargetProcess, fault: &Fault| {
-            if !is_over {
-                let report = Report::PeerLost(*phase_b, fault.clone());
-                context.reporter.tell(report);
-                let (why, generation) = (fault.clone(), generation.get());
-                log_aside(move || {
-                    tracing::warn!(fault = %why, generation, "Phase B is lost; another is awaited");
-                });
-                if !is_supervised {
-                    say_that_it_is_awaited(fault, within);
-                }
+        // Said at once: the next process loads what it needs while the communicators end.
+        let ask_for_another = |process: TargetProcess, fault: &Fault| {
+            if is_over {
+                return;
+            }
+            let why = fault.clone();
+            log_aside(move || tracing::warn!(fault = %why, "a rank is lost; another is awaited"));
+            if this.rank() != RANK_0 {
+                return;
+            }
+            let report = Report::PeerLost(fault.rank, process, fault.clone());
+            context.reporter.tell(report);
+            if !is_supervised {
+                say_that_it_is_awaited(fault, within);
             }
         };
         let last = is_over.then(|| ending(&causes, restarts, is_supervised));
-        let failover = (restarts > 0).then(|| Failover::new(within, last));
-        let failover = failover.as_ref();
-        let fault = match meet(generation, failover) {
-            Ok(((link, switch, watch), phase_b)) => {
+        let failover = (restarts > 0).then(|| Failover::new(this, last));
+        let met =
+            meet::<S::Plan, B, T>(this, backend, &mut meeting, causes.len(), failover.as_ref());
+        let fault = match met {
+            Ok((ready, generation, pids)) => {
+                let Ready {
+                    ends,
+                    switch,
+                    watch,
+                } = ready;
                 context.attach(&switch);
-                context.reporter.tell(Report::Connected);
+                if this.rank() == RANK_0 {
+                    context.reporter.tell(Report::Connected);
+                }
                 let start = *start.get_or_insert_with(Instant::now);
-                let link = context.flight.record(link, PHASE_B, generation);
-                let driven = run.drive(link, &switch);
-                if let Some(failover) = failover {
+                run.begin_attempt(generation.get() as u16);
+                let of = backend.capabilities();
+                for (number, peer, end) in ends {
+                    let end = context.flight.record(end, &of, (peer, generation, number));
+                    run.attach(number as usize, end);
+                }
+                let driven = run.drive(&switch);
+                if let Some(failover) = &failover {
                     failover.driver_is_back();
                 }
                 if let Ok(Driven::Lost(fault)) = &driven {
-                    ask_for_another(&phase_b, fault);
+                    let pid = pids.iter().find(|(rank, _)| *rank == fault.rank);
+                    let process =
+                        pid.map_or(TargetProcess::Unknown, |(_, pid)| TargetProcess::This(*pid));
+                    ask_for_another(process, fault);
                 }
                 watch.close();
                 match driven.map_err(|fault| used_up(fault, &causes, restarts, is_supervised))? {
                     Driven::Finished => {
-                        return Ok(Finished {
-                            summary: run.finish(),
+                        return Ok(Ended {
                             restarts: causes.len() as u32,
                             wall: start.elapsed(),
                             interrupted: switch.drain_signal(),
@@ -97,13 +134,13 @@ where
                 }
             }
             Err(missed) => {
-                let (fault, phase_b) = again(missed, &causes, restarts, is_supervised)?;
-                ask_for_another(&phase_b, &fault);
+                let (fault, process) = again(this, missed, &causes)?;
+                ask_for_another(process, &fault);
                 fault
             }
         };
-        if let Some(failover) = failover {
-            if let Err(error) = failover.abort("Phase B is lost") {
+        if let Some(failover) = &failover {
+            if let Err(error) = failover.abort("a rank is lost") {
                 log_aside(move || tracing::error!(%error, "nothing else can be connected"));
                 context.end_with(&used_up(fault, &causes, restarts, is_supervised));
             }
@@ -112,8 +149,8 @@ where
                 context.end_with(&used_up(fault, &causes, restarts, is_supervised));
             }
         }
-        // It is aborted by now: a link that is dropped with a dead peer would wait for it.
-        run.drop_link();
+        // They are aborted by now: an edge that is dropped with a dead peer would wait for it.
+        drop::<Vec<End<Recorded<B>>>>(run.detach());
         if is_over {
             return Err(used_up(fault, &causes, restarts, is_supervised).into());
         }
@@ -121,32 +158,78 @@ where
     }
 }
 
+/// Meets the other ranks and connects with the neighbours.
+fn meet<P, B, T>(
+    this: &ThisRank<'_>,
+    backend: &mut B,
+    meeting: &mut Meeting<'_, T>,
+    lost: usize,
+    failover: Option<&std::sync::Arc<Failover>>,
+) -> Result<Met<B>, JoinError>
+where
+    P: Plan,
+    B: Backend,
+    T: Serialize + DeserializeOwned,
+{
+    let is_first = meeting.first.is_some();
+    let mut member = match meeting.first.take() {
+        Some(member) => member,
+        None => {
+            let within = this.context.config.rejoin_within;
+            join::<P, B>(this, backend, meeting.profile, within)?
+        }
+    };
+    let pids = member.pids.clone();
+    let missed = |error: Error| JoinError::after(error, &pids);
+    let generation = if this.rank() == RANK_0 {
+        if let Err(error) = member.tell_briefing(&(lost as u32, meeting.briefing)) {
+            return Err(missed(member.give_up(error)));
+        }
+        lost as u32
+    } else if is_first {
+        meeting.generation
+    } else {
+        match member.hear_briefing::<(u32, Briefing<T>)>() {
+            Ok((generation, _)) => generation,
+            Err(error) => return Err(missed(member.give_up(error))),
+        }
+    };
+    let generation = Generation::new(generation);
+    member.generation = generation;
+    if let Some(failover) = failover {
+        member = member.with_failover(failover);
+    }
+    let ready = member.connect(backend, meeting.edges, meeting.bell.clone());
+    Ok((ready.map_err(missed)?, generation, pids))
+}
+
 /// For the launcher that started the ranks, and now has to start one again.
 fn say_that_it_is_awaited(fault: &Fault, within: Duration) {
+    let rank = fault.rank;
     let line = format!(
-        "pp: Phase B is gone ({fault}); waiting up to {} s for rank 1 to be started again; the first \
+        "pp: rank {rank} is gone ({fault}); waiting up to {} s for rank {rank} to be started again; the first \
          Ctrl-C finishes what is in flight once it is there, the second ends at once",
         within.as_secs_f64().ceil()
     );
     say_aside(line);
 }
 
-/// The fault of a meeting that another Phase B may make up for.
+/// The fault of a meeting that another process may make up for.
 ///
 /// # Errors
-/// The fault is not of that kind. If no Phase B came, the cause is why the one before was lost.
+/// The fault is not of that kind. If no process came, the cause is why the one before was lost.
 fn again(
+    this: &ThisRank<'_>,
     missed: JoinError,
     causes: &[Fault],
-    restarts: u32,
-    is_supervised: bool,
 ) -> Result<(Fault, TargetProcess), Error> {
+    let (restarts, is_supervised) = (this.restarts, this.is_supervised());
     let nobody_came = missed.is_timeout;
     let Error::Fault(fault) = missed.error else {
         return Err(missed.error);
     };
-    if !nobody_came && is_worth_a_restart(&fault) {
-        return Ok((fault, missed.phase_b));
+    if !nobody_came && this.is_worth_a_restart(&fault) {
+        return Ok((fault, missed.process));
     }
     match causes.last() {
         // The process that was started for it is stopped, or does not come up: it can be ended.

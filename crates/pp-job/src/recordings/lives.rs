@@ -9,26 +9,25 @@ use std::path::PathBuf;
 
 use pp_transport::flight::Recording;
 
-use crate::FRONT;
+use crate::RANK_0;
 
 type Files = Vec<(PathBuf, Recording)>;
 
 /// Keeps the files of the newest run; the others, by name. The files are in the order of their ranks,
 /// and those of a rank in that of their times.
 pub(super) fn of_the_newest_run(mut files: Files) -> (Files, Vec<PathBuf>) {
-    // A front has one life.
-    let fronts: Vec<(i128, i128)> = (files.iter())
-        .filter(|(_, recording)| recording.rank == FRONT)
+    // Rank 0 has one life.
+    let runs: Vec<(i128, i128)> = (files.iter())
+        .filter(|(_, recording)| recording.rank == RANK_0)
         .map(|(_, recording)| times(recording))
         .collect();
     let run_of = |recording: &Recording| {
         let own = times(recording);
-        let apart = |front: &(i128, i128)| (own.0 - front.1).max(front.0 - own.1).max(0);
-        let runs = fronts.iter().enumerate().rev();
-        runs.min_by_key(|(_, front)| apart(front))
-            .map(|(run, _)| run)
+        let apart = |run: &(i128, i128)| (own.0 - run.1).max(run.0 - own.1).max(0);
+        let runs = runs.iter().enumerate().rev();
+        runs.min_by_key(|(_, run)| apart(run)).map(|(at, _)| at)
     };
-    let newest = fronts.len().checked_sub(1);
+    let newest = runs.len().checked_sub(1);
     let mut left_out = Vec::new();
     let mut kept = Files::new();
     // Backwards: what a rank did last decides what can have been before.
@@ -63,7 +62,7 @@ fn is_before(earlier: &Recording, later: &Recording) -> bool {
     let last = earlier.operations.iter().map(|o| o.generation).max();
     let first = later.operations.iter().map(|o| o.generation).min();
     match (last, first) {
-        _ if earlier.rank == FRONT => false,
+        _ if earlier.rank == RANK_0 => false,
         (Some(last), Some(first)) => last < first,
         // A life that ended before it did anything.
         _ => true,

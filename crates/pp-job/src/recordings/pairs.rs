@@ -15,11 +15,13 @@ pub(super) struct Key {
     series: Series,
     /// The call of a message; else the number in its group.
     number: u64,
+    /// The number of its payload on the edge: in a ring a call goes over an edge once for each lap.
+    payload: Option<u64>,
     /// What kind of message it is, if it is one.
     message: Option<Message>,
 }
 
-/// Operations that follow each other: messages or transfers from one rank to another, or collectives of a group.
+/// Operations that follow each other: messages over an edge, transfers from one rank to another, or collectives of a group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Series {
     is_collective: bool,
@@ -28,6 +30,8 @@ struct Series {
     generation: u32,
     /// From which rank to which; none of collectives.
     ranks: Option<(u32, u32)>,
+    /// Of messages: two edges may lead from one rank to the same other.
+    edge: Option<u32>,
 }
 
 /// Which operation this is to all ranks; `None` while it has no number.
@@ -54,8 +58,10 @@ pub(super) fn key(recording: &Recording, operation: &Operation) -> Option<Key> {
             group,
             generation,
             ranks,
+            edge: operation.edge,
         },
         number,
+        payload: operation.number.filter(|_| !is_of_group),
         message,
     })
 }
@@ -243,7 +249,6 @@ fn said(operation: &Operation) -> Vec<(&'static str, String)> {
     } else {
         said.push(("chunk", number(operation.chunk_index.map(|c| c.get()))));
         said.push(("epoch", number(operation.cache_epoch.map(|e| e.get()))));
-        said.push(("payload number", number(operation.number)));
     }
     said.push(("bytes", operation.bytes.to_string()));
     said

@@ -40,7 +40,9 @@ fn message(kind: Kind, peer: u32, message: Message, call: u64, at: u64) -> Opera
         group: None,
         peer: Some(ContractRank::new(peer)),
         generation: Generation::new(0),
-        number: Some(call),
+        // Of two ranks: the edge has the number of the one that sends.
+        edge: Some(if kind == Kind::Send { 1 - peer } else { peer }),
+        number: (message == Message::Chunk).then_some(call),
         bytes: 64,
         dtype: None,
         call_id: Some(CallId::new(call)),
@@ -66,6 +68,7 @@ fn reduce(number: u64, bytes: u64, dtype: DType) -> Operation {
     Operation {
         group: Some(0),
         peer: None,
+        edge: None,
         number: Some(number),
         bytes,
         dtype: Some(dtype),
@@ -100,22 +103,22 @@ fn tell(recordings: Vec<Recording>) -> Told {
 }
 
 use Kind::{Receive, Send};
-use Message::{Envelope, Result as Answer};
+use Message::Chunk;
 
-/// Two chunks there, one back: the second is with Phase B.
-fn front() -> Vec<Operation> {
+/// Two chunks there, one back: the second is with rank 1.
+fn rank_0() -> Vec<Operation> {
     vec![
-        message(Send, 1, Envelope, 0, 0),
-        message(Send, 1, Envelope, 1, 1),
-        message(Receive, 1, Answer, 0, 2),
+        message(Send, 1, Chunk, 0, 0),
+        message(Send, 1, Chunk, 1, 1),
+        message(Receive, 1, Chunk, 0, 2),
     ]
 }
 
-fn phase_b() -> Vec<Operation> {
+fn rank_1() -> Vec<Operation> {
     vec![
-        message(Receive, 0, Envelope, 0, 0),
-        message(Send, 0, Answer, 0, 1),
-        message(Receive, 0, Envelope, 1, 2),
+        message(Receive, 0, Chunk, 0, 0),
+        message(Send, 0, Chunk, 0, 1),
+        message(Receive, 0, Chunk, 1, 2),
     ]
 }
 
@@ -134,7 +137,7 @@ fn computing(operations: Vec<Operation>) -> Recording {
 
 #[test]
 fn a_stage_that_does_not_come_back_is_where_it_stood_still() {
-    let told = tell(vec![recording(0, 2, front()), computing(phase_b())]);
+    let told = tell(vec![recording(0, 2, rank_0()), computing(rank_1())]);
     assert_eq!(
         told.verdict,
         "it stood still at rank 1: it was inside phase_b, with chunk 1 (call 1) unanswered for \
@@ -154,7 +157,7 @@ fn a_stage_that_does_not_come_back_is_where_it_stood_still() {
 
 #[test]
 fn a_rank_without_a_recording_is_who_never_came() {
-    let told = tell(vec![recording(0, 2, front())]);
+    let told = tell(vec![recording(0, 2, rank_0())]);
     assert_eq!(told.missing, [1]);
     assert_eq!(
         told.verdict,
@@ -165,26 +168,50 @@ fn a_rank_without_a_recording_is_who_never_came() {
 
 #[test]
 fn the_first_operation_on_which_two_ranks_disagree_is_named() {
-    let mut theirs = phase_b();
+    let mut theirs = rank_1();
     theirs[0].bytes = 32;
     theirs[2].chunk_index = Some(ChunkIndex::new(9));
-    let told = tell(vec![recording(0, 2, front()), recording(1, 2, theirs)]);
+    let told = tell(vec![recording(0, 2, rank_0()), recording(1, 2, theirs)]);
     assert_eq!(
         told.findings.disagreement.as_deref(),
-        Some("the envelope of call 0 from rank 0 to rank 1: bytes 64 at rank 0, 32 at rank 1")
+        Some("the chunk of call 0 from rank 0 to rank 1: bytes 64 at rank 0, 32 at rank 1")
     );
+}
+
+/// Rank 1 works on a chunk twice: over two edges that lead the same way, or in two laps of a ring.
+#[test]
+fn a_call_that_goes_from_one_rank_to_another_twice_is_two_messages() {
+    let second = |o: Operation, edge, number| Operation {
+        edge: Some(edge),
+        number: Some(number),
+        bytes: 32,
+        ..o
+    };
+    for (edge, number) in [(2, 0), (0, 1)] {
+        let ours = vec![
+            message(Send, 1, Chunk, 0, 0),
+            second(message(Send, 1, Chunk, 0, 2), edge, number),
+        ];
+        let theirs = vec![
+            message(Receive, 0, Chunk, 0, 1),
+            second(message(Receive, 0, Chunk, 0, 3), edge, number),
+        ];
+        let told = tell(vec![recording(0, 2, ours), recording(1, 2, theirs)]);
+        assert_eq!(told.findings.disagreement, None);
+        assert_eq!(told.findings.matched, 2);
+    }
 }
 
 #[test]
 fn a_message_that_was_never_taken_in_is_told_once_for_its_edge() {
-    let mut ours = front();
-    ours.push(message(Send, 1, Envelope, 2, 3));
-    let mut theirs = phase_b();
+    let mut ours = rank_0();
+    ours.push(message(Send, 1, Chunk, 2, 3));
+    let mut theirs = rank_1();
     theirs.pop();
     let told = tell(vec![recording(0, 2, ours), recording(1, 2, theirs)]);
     assert_eq!(
         told.findings.never_came,
-        ["rank 1 never took in the envelope of call 1 from rank 0 to rank 1"]
+        ["rank 1 never took in the chunk of call 1 from rank 0 to rank 1"]
     );
     assert!(
         told.verdict.contains("rank 1, which never came"),
@@ -195,9 +222,9 @@ fn a_message_that_was_never_taken_in_is_told_once_for_its_edge() {
 
 #[test]
 fn what_a_ring_has_forgotten_is_held_against_nobody() {
-    let mut theirs = recording(1, 2, vec![message(Receive, 0, Envelope, 1, 2)]);
+    let mut theirs = recording(1, 2, vec![message(Receive, 0, Chunk, 1, 2)]);
     theirs.total = 3;
-    let told = tell(vec![recording(0, 2, front()), theirs]);
+    let told = tell(vec![recording(0, 2, rank_0()), theirs]);
     assert_eq!(told.findings.never_came, [""; 0]);
     assert_eq!(told.findings.disagreement, None);
 }
@@ -206,7 +233,7 @@ fn what_a_ring_has_forgotten_is_held_against_nobody() {
 fn a_recording_that_was_written_before_an_operation_does_not_lack_it() {
     let mut theirs = recording(1, 2, Vec::new());
     theirs.written.monotonic_ns = SECOND / 2;
-    let told = tell(vec![recording(0, 2, front()), theirs]);
+    let told = tell(vec![recording(0, 2, rank_0()), theirs]);
     assert_eq!(told.findings.never_came, [""; 0]);
 }
 
@@ -258,7 +285,7 @@ fn collectives_are_held_against_each_other_by_their_number() {
 
 #[test]
 fn clocks_of_other_hosts_are_placed_between_messages_both_ways() {
-    let mut theirs = recording(1, 2, phase_b());
+    let mut theirs = recording(1, 2, rank_1());
     theirs.boot = Text::truncated("another");
     // Its clock is ahead by five seconds; each message takes 300 ns.
     let shift = |o: &Operation, by: u64| Operation {
@@ -272,7 +299,7 @@ fn clocks_of_other_hosts_are_placed_between_messages_both_ways() {
         shift(&theirs.operations[2], 0),
     ];
     theirs.operations = List::new(shifted).unwrap();
-    let ranked = ranked(vec![recording(0, 2, front()), theirs]);
+    let ranked = ranked(vec![recording(0, 2, rank_0()), theirs]);
     let clock = &ranked[1].clock;
     assert_eq!(clock.by, ranked::By::Messages);
     let within = i128::from(clock.within_ns.unwrap());
@@ -301,17 +328,17 @@ fn files_of_two_jobs_or_twice_the_same_are_refused_by_name() {
 }
 
 #[test]
-fn a_phase_b_that_was_started_again_is_held_against_its_own_generation() {
+fn a_rank_that_was_started_again_is_held_against_its_own_generation() {
     let again = |o: Operation| Operation {
         generation: Generation::new(1),
         ..o
     };
-    let mut ours = front();
-    ours.push(again(message(Send, 1, Envelope, 1, 3)));
-    let first = recording(1, 2, phase_b());
+    let mut ours = rank_0();
+    ours.push(again(message(Send, 1, Chunk, 1, 3)));
+    let first = recording(1, 2, rank_1());
     let second = Recording {
         pid: 999,
-        ..recording(1, 2, vec![again(message(Receive, 0, Envelope, 1, 4))])
+        ..recording(1, 2, vec![again(message(Receive, 0, Chunk, 1, 4))])
     };
     let told = tell(vec![recording(0, 2, ours), first, second]);
     assert_eq!(told.findings.never_came, [""; 0]);
@@ -321,7 +348,7 @@ fn a_phase_b_that_was_started_again_is_held_against_its_own_generation() {
 
 #[test]
 fn the_trace_has_every_operation_and_an_arrow_for_every_pair() {
-    let ranked = ranked(vec![recording(0, 2, front()), computing(phase_b())]);
+    let ranked = ranked(vec![recording(0, 2, rank_0()), computing(rank_1())]);
     let mut out = Vec::new();
     picture::draw(&mut out, &ranked).unwrap();
     let trace: serde_json::Value = serde_json::from_slice(&out).unwrap();
@@ -347,7 +374,7 @@ fn failed(recording: Recording, kind: FaultKind, rank: u32, operation: &str) -> 
     }
 }
 
-/// Chunks of a second each, the last of which is with Phase B for half of one.
+/// Chunks of a second each, the last of which is with rank 1 for half of one.
 #[test]
 fn a_job_that_runs_when_it_is_asked_does_not_stand_still() {
     let slow = |operations: Vec<Operation>, last: u64| {
@@ -357,12 +384,12 @@ fn a_job_that_runs_when_it_is_asked_does_not_stand_still() {
         };
         operations.into_iter().enumerate().map(at).collect()
     };
-    let mut theirs = computing(slow(phase_b(), SECOND / 2));
+    let mut theirs = computing(slow(rank_1(), SECOND / 2));
     if let Some(activity) = &mut theirs.activity {
         activity.since_ns = Some(9 * SECOND + SECOND / 2);
     }
-    let mut ours = front();
-    ours.push(message(Send, 1, Envelope, 2, 3));
+    let mut ours = rank_0();
+    ours.push(message(Send, 1, Chunk, 2, 3));
     let told = tell(vec![recording(0, 2, slow(ours, 0)), theirs]);
     assert_eq!(
         told.verdict,
@@ -378,14 +405,14 @@ fn a_panic_and_then_a_fault_come_before_where_the_ranks_were() {
         let own = recording(rank, 2, operations);
         failed(own, FaultKind::PeerMisbehaved, 0, "receive header")
     };
-    let told_of = |second| tell(vec![broken(0, front()), second]).verdict;
-    let verdict = told_of(broken(1, phase_b()));
+    let told_of = |second| tell(vec![broken(0, rank_0()), second]).verdict;
+    let verdict = told_of(broken(1, rank_1()));
     let begins = "peer misbehaved: rank 0: receive header: so it is; rank 0 waited for the result";
     assert!(verdict.starts_with(begins), "{verdict}");
     assert!(verdict.contains("; rank 1: chunk 1"), "{verdict}");
     let panicked = Recording {
         reason: Reason::Panic(Text::truncated("words")),
-        ..recording(1, 2, phase_b())
+        ..recording(1, 2, rank_1())
     };
     let verdict = told_of(panicked);
     assert!(
@@ -393,15 +420,15 @@ fn a_panic_and_then_a_fault_come_before_where_the_ranks_were() {
         "{verdict}"
     );
     // What ran out of time is told by where it stood.
-    let late = failed(computing(phase_b()), FaultKind::TimedOut, 1, "phase_b");
-    let verdict = tell(vec![recording(0, 2, front()), late]).verdict;
+    let late = failed(computing(rank_1()), FaultKind::TimedOut, 1, "phase_b");
+    let verdict = tell(vec![recording(0, 2, rank_0()), late]).verdict;
     assert!(verdict.starts_with("it stood still at rank 1"), "{verdict}");
 }
 
 #[test]
 fn of_two_launches_under_one_id_the_newest_is_told_and_the_other_named() {
     let launch = |pid: u32, seconds: u64, rank: u32| {
-        let operations = if rank == 0 { front() } else { phase_b() };
+        let operations = if rank == 0 { rank_0() } else { rank_1() };
         let mut one = recording(rank, 2, operations);
         one.pid = pid;
         one.written.realtime_ns += seconds * SECOND;
@@ -431,7 +458,7 @@ fn of_two_launches_under_one_id_the_newest_is_told_and_the_other_named() {
     let (kept, left_out) =
         together(vec![launch(30, 60, 0), launch(11, 0, 1), launch(10, 0, 0)]).unwrap();
     assert_eq!((kept.len(), left_out.len()), (1, 2));
-    // Without a front the generations tell.
+    // Without rank 0 the generations tell.
     let (kept, _) = together(vec![launch(11, 0, 1), launch(31, 60, 1)]).unwrap();
     assert_eq!(kept[0].recording.pid, 31);
     assert_eq!(kept.len(), 1);

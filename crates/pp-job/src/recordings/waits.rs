@@ -1,5 +1,6 @@
 //! What each rank waited for when its recording was written.
 
+use crate::RANK_0;
 use pp_transport::flight::{Kind, Message, Operation, State};
 use serde::Serialize;
 
@@ -139,19 +140,19 @@ fn for_a_payload(own: &Ranked) -> Option<Wait> {
     wait(own, what, peer(open), Some(open.since_ns()))
 }
 
-/// The oldest call of this rank that has no answer.
+/// The oldest chunk that rank 0 sent and that has not come back: to the sink, or as its acceptance.
 fn for_an_answer(own: &Ranked) -> Option<Wait> {
+    if own.recording.rank != RANK_0 {
+        return None;
+    }
     let asks = |o: &&Operation| {
-        let asks = matches!(o.message, Some(Message::Envelope | Message::Shutdown));
+        let asks = matches!(o.message, Some(Message::Chunk | Message::Shutdown));
         o.kind == Kind::Send && asks && o.committed_ns.is_some()
     };
-    // A Phase B answers what it is asked: that it echoes a shutdown is no call of its own.
     let is_over = |call: &Operation| {
         operations(own).any(|o| {
-            let is_answer = matches!(o.message, Some(Message::Result | Message::Failure))
-                && call.message != Some(Message::Shutdown);
-            let is_echo = o.message == call.message;
-            o.kind == Kind::Receive && (is_answer || is_echo) && o.call_id == call.call_id
+            let is_same = o.message == call.message && o.call_id == call.call_id;
+            o.kind == Kind::Receive && is_same
         })
     };
     // Of a call that was sent again the last sending counts, in the generation that goes on.
@@ -165,17 +166,19 @@ fn for_an_answer(own: &Ranked) -> Option<Wait> {
     wait(own, what, peer(call), call.committed_ns)
 }
 
-/// The oldest call that this rank was given and has not answered.
+/// The oldest chunk that this rank was given and has not handed on.
 fn unanswered(own: &Ranked) -> Option<&Operation> {
+    if own.recording.rank == RANK_0 {
+        return None;
+    }
     let now = operations(own).map(|o| o.generation).max()?;
-    let is_answered = |call: &&Operation| {
-        operations(own).any(|o| {
-            let is_answer = matches!(o.message, Some(Message::Result | Message::Failure));
-            o.kind == Kind::Send && is_answer && o.call_id == call.call_id && o.generation == now
-        })
+    let of = |kind: Kind| {
+        operations(own).filter(move |o| o.kind == kind && o.message == Some(Message::Chunk))
     };
-    operations(own)
-        .filter(|o| o.kind == Kind::Receive && o.message == Some(Message::Envelope))
+    let is_answered = |call: &&Operation| {
+        of(Kind::Send).any(|o| o.call_id == call.call_id && o.generation == now)
+    };
+    of(Kind::Receive)
         .filter(|o| o.generation == now)
         .find(|call| !is_answered(call))
 }

@@ -1,8 +1,8 @@
 //! What a supervisor does when ranks start, report, end or fall silent, and when signals come.
 //!
 //! Hazard: the order of these events is not the order in which they happened. Reports, ends and signals come by threads
-//! of their own, and a stopped process says nothing. Guarantee: whatever the order, the job ends, no rank is left, the
-//! front is started once, and one fault is named.
+//! of their own, and a stopped process says nothing. Guarantee: whatever the order, the job ends, no rank is left, rank 0
+//! is started once, no rank is started again more often than is allowed, and one fault is named.
 //!
 //! Choices: nothing here starts, kills or waits for a process, and the time is an argument, so that a test walks every
 //! order of small cases. [`super`] carries out what [`Core::handle`] wants.
@@ -12,51 +12,15 @@ use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind, Rank};
 
+use super::events::{Action, Event, Terms};
 use super::missed::Vigil;
 use super::verdict::{End, Ends, Verdict, verdict};
+use crate::RANK_0;
 use crate::reports::{Report, Reported, TargetProcess};
 use crate::signals::is_echo_of;
 use crate::times::{ABORTED_WITHIN, CONTRADICTED_WITHIN, GOODBYE, KILLED_WITHIN, PATIENCE};
-use crate::{FRONT, PHASE_B, WORLD};
 
-/// What has happened.
-#[derive(Clone, Debug)]
-pub(super) enum Event {
-    /// This process of a rank runs.
-    Started(Rank, u32),
-    /// The process of this rank that ran has ended.
-    Ended(Rank, Option<ExitStatus>),
-    Reported(Reported),
-    /// No report comes any more, and a rank still runs: something else wrote into the pipe.
-    ReportsOver,
-    /// A signal that asks for an end.
-    Signal(u8),
-    /// All ranks are to say what they do.
-    Asked,
-    /// Time has passed.
-    Tick,
-}
-
-/// What is to be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Action {
-    Start(Rank),
-    /// End this process at once.
-    Kill(u32),
-    /// Pass a signal that asks for an end on to this process.
-    Pass(u32, u8),
-    /// Have this process say what it does.
-    Ask(u32),
-    /// Tell the user.
-    Say(String),
-    /// Tell the user that the job drains because of this signal.
-    SayDrain(u8),
-    Log(String),
-    /// A rank could not write its flight recording, because of this.
-    NotRecorded(String),
-}
-
-/// A rank that runs.
+/// A process that runs.
 #[derive(Clone, Copy, Debug)]
 struct Running {
     pid: u32,
@@ -66,25 +30,32 @@ struct Running {
     is_asked: bool,
 }
 
+/// What is known of one rank.
+#[derive(Clone, Debug, Default)]
+struct Place {
+    may_restart: bool,
+    running: Option<Running>,
+    /// Whether the process that ended last had said that it takes signals.
+    last: Option<(u32, bool)>,
+    /// The process that was killed here because rank 0 gave it up, or because it gave no sign of life.
+    replaced: Option<u32>,
+    /// Why a process was given up, by rank 0 or here.
+    given_up: Option<Fault>,
+    /// The process ended, and rank 0 has not said yet whether it wants another.
+    gone: Option<(End, Instant)>,
+    /// Rank 0 is not connected with this rank, and takes any process of it that comes.
+    is_awaited: bool,
+}
+
 /// What a supervisor knows of its job.
 #[derive(Clone, Debug)]
 pub(super) struct Core {
     /// What the verdict is made of.
     job: Ends,
-    /// How long the front may take to say what it makes of Phase B's end.
+    /// How long rank 0 may take to say what it makes of the end of another rank.
     within: Duration,
     /// By rank.
-    running: [Option<Running>; WORLD as usize],
-    /// The process of Phase B that ended last, and whether it had said that it takes signals.
-    last: Option<(u32, bool)>,
-    /// The process of Phase B that was killed here because the front gave it up.
-    replaced: Option<u32>,
-    /// Why Phase B was given up, by the front or here.
-    given_up: Option<Fault>,
-    /// Phase B ended, and the front has not said yet whether it wants another.
-    gone: Option<(End, Instant)>,
-    /// The front is not connected, and takes any Phase B that comes.
-    front_waits: bool,
+    ranks: Vec<Place>,
     /// The ranks were connected once.
     has_met: bool,
     /// Over ranks that are not connected.
@@ -103,22 +74,23 @@ pub(super) struct Core {
 }
 
 impl Core {
-    /// A job without ranks. `watches` where ranks give signs of life.
-    pub(super) fn new(restarts: u32, within: Duration, watches: bool, now: Instant) -> Self {
+    /// A job whose ranks were not started yet.
+    pub(super) fn new(terms: &Terms, now: Instant) -> Self {
+        let world = terms.world.get();
+        let place = |rank| Place {
+            may_restart: rank != RANK_0 && terms.may_restart.contains(&rank),
+            is_awaited: rank != RANK_0,
+            ..Place::default()
+        };
         Self {
             job: Ends {
-                restarts,
+                restarts: terms.restarts,
                 ..Ends::default()
             },
-            within,
-            running: [None; WORLD as usize],
-            last: None,
-            replaced: None,
-            given_up: None,
-            gone: None,
-            front_waits: true,
+            within: terms.within,
+            ranks: (0..world).map(Rank::new).map(place).collect(),
             has_met: false,
-            vigil: Vigil::new(watches, now),
+            vigil: Vigil::new(terms.watches, world, now),
             signals: 0,
             first_signal: None,
             drains: None,
@@ -136,11 +108,11 @@ impl Core {
             Event::Ended(rank, status) => self.ended(rank, status, now),
             Event::Reported(report) => self.reported(report, now),
             Event::ReportsOver => {
-                // The front's exit code alone says whether it has done its work.
+                // Rank 0's exit code alone says whether the job has done its work.
                 self.vigil.end();
                 self.job.is_finished = true;
                 if self.job.ends.iter().all(End::is_good) {
-                    self.spare_the_other(now);
+                    self.spare_the_others(now);
                 }
             }
             Event::Signal(signal) => self.signalled(signal, now),
@@ -152,19 +124,20 @@ impl Core {
 
     /// All ranks have ended for good, or one never will.
     pub(super) fn is_over(&self) -> bool {
-        self.job.ends.len() == WORLD as usize || self.stuck.is_some()
+        self.job.ends.len() == self.ranks.len() || self.stuck.is_some()
     }
 
     /// When [`Event::Tick`] has something to do.
     pub(super) fn due(&self) -> Option<Instant> {
-        let gone = self.gone.as_ref().map(|(_, until)| *until);
-        let times = [self.deadline, gone, self.vigil.due()];
-        times.into_iter().flatten().min()
+        let gone = self.ranks.iter().filter_map(|place| place.gone.as_ref());
+        let times = gone.map(|(_, until)| *until);
+        times.chain(self.deadline).chain(self.vigil.due()).min()
     }
 
     /// The processes that run.
     pub(super) fn pids(&self) -> impl Iterator<Item = u32> {
-        self.running.iter().flatten().map(|running| running.pid)
+        let running = self.ranks.iter().filter_map(|place| place.running);
+        running.map(|running| running.pid)
     }
 
     /// One reason for all ranks, once [`Core::is_over`].
@@ -175,19 +148,24 @@ impl Core {
         verdict(&self.job)
     }
 
-    fn at(&mut self, rank: Rank) -> Option<&mut Option<Running>> {
-        self.running.get_mut(rank.get() as usize)
+    fn at(&mut self, rank: Rank) -> Option<&mut Place> {
+        self.ranks.get_mut(rank.get() as usize)
     }
 
     fn pid(&self, rank: Rank) -> Option<u32> {
-        let running = self.running.get(rank.get() as usize).copied().flatten();
-        running.map(|running| running.pid)
+        let place = self.ranks.get(rank.get() as usize)?;
+        Some(place.running?.pid)
+    }
+
+    fn is_awaited(&self, rank: Rank) -> bool {
+        let place = self.ranks.get(rank.get() as usize);
+        place.is_some_and(|place| place.is_awaited)
     }
 
     fn started(&mut self, rank: Rank, pid: u32, now: Instant) {
         self.vigil.heard(rank, now);
         if let Some(place) = self.at(rank) {
-            *place = Some(Running {
+            place.running = Some(Running {
                 pid,
                 hears: false,
                 is_asked: false,
@@ -195,37 +173,52 @@ impl Core {
         }
     }
 
-    /// Whether Phase B would be started again.
-    fn may_restart(&self) -> bool {
-        let front_runs = self.pid(FRONT).is_some();
-        front_runs && self.job.used < self.job.restarts && self.signals < 2 && !self.is_killing
+    /// Whether this rank would be started again.
+    fn may_restart(&self, rank: Rank) -> bool {
+        let is_other = |at: &usize| *at != rank.get() as usize;
+        // Each process that was killed to be replaced has a restart of its own.
+        let kept = (0..self.ranks.len()).filter(is_other);
+        let kept = kept.filter(|at| self.ranks[*at].replaced.is_some());
+        let left = self.job.restarts.saturating_sub(self.job.used) as usize;
+        let place = self.ranks.get(rank.get() as usize);
+        place.is_some_and(|place| place.may_restart)
+            && self.pid(RANK_0).is_some()
+            && kept.count() < left
+            && self.signals < 2
+            && !self.is_killing
     }
 
-    /// Starts another process in the place of this one of Phase B.
+    /// Starts another process in the place of this one.
     fn restart(&mut self, lost: &End) {
         self.job.used += 1;
-        self.replaced = None;
-        self.gone = None;
+        let rank = lost.rank;
+        let Some(place) = self.at(rank) else {
+            return;
+        };
+        (place.replaced, place.gone) = (None, None);
+        let given_up = place.given_up.take();
         let (used, of) = (self.job.used, self.job.restarts);
-        let why = lost.why(&self.job.reports, self.given_up.take());
+        let why = lost.why(&self.job.reports, given_up);
         self.actions.extend([
             Action::Say(format!(
-                "pp: Phase B (rank {PHASE_B}) is gone: {why}; restart {used} of {of}"
+                "pp: rank {rank} is gone: {why}; restart {used} of {of}"
             )),
-            Action::Log(format!("Phase B starts again used={used} of={of}")),
-            Action::Start(PHASE_B),
+            Action::Log(format!("rank {rank} starts again used={used} of={of}")),
+            Action::Start(rank),
         ]);
     }
 
     fn ended(&mut self, rank: Rank, status: Option<ExitStatus>, now: Instant) {
-        let Some(Running { pid, hears, .. }) = self.at(rank).and_then(Option::take) else {
+        let Some(place) = self.at(rank) else {
             return;
         };
-        if rank == PHASE_B {
-            self.last = Some((pid, hears));
-        }
+        let Some(Running { pid, hears, .. }) = place.running.take() else {
+            return;
+        };
+        place.last = Some((pid, hears));
+        let was_replaced = place.replaced == Some(pid);
+        let is_awaited = place.is_awaited;
         self.vigil.ended(rank);
-        let was_replaced = self.replaced == Some(pid);
         let mut end = End {
             rank,
             pid,
@@ -235,23 +228,22 @@ impl Core {
         end.by_us = (self.is_killing || was_replaced) && end.was_killed();
         let is_worth_it = was_replaced || end.is_worth_a_restart();
         let may_be_missed = is_worth_it || end.is_silent();
-        if rank == PHASE_B && self.may_restart() && may_be_missed && !self.job.is_served {
-            if self.front_waits && is_worth_it {
+        if self.may_restart(rank) && may_be_missed && !self.job.is_served {
+            if is_awaited && is_worth_it {
                 return self.restart(&end);
             }
-            let is_blamed = self
-                .job
-                .reports
-                .iter()
-                .any(|report| blames_front(report, pid));
-            // A front that waits cannot say what it makes of this. That the ranks have met, or that Phase B was served,
+            let mut reports = self.job.reports.iter();
+            let is_blamed = reports.any(|report| blames_rank_0(report, pid));
+            // A rank 0 that waits cannot say what it makes of this. That the ranks have met, or that rank 0 was served,
             // is read by another thread, which may be behind.
-            let within = if is_blamed || self.front_waits {
+            let within = if is_blamed || is_awaited {
                 CONTRADICTED_WITHIN.min(self.within)
             } else {
                 self.within
             };
-            self.gone = Some((end, now + within));
+            if let Some(place) = self.at(rank) {
+                place.gone = Some((end, now + within));
+            }
             return;
         }
         self.settle(end, now);
@@ -259,26 +251,41 @@ impl Core {
 
     /// A rank ended, and is not started again.
     fn settle(&mut self, end: End, now: Instant) {
-        // Phase B may be done long before the front has written everything.
+        // The other ranks may be done long before rank 0 has written everything.
         let has_failed = self.job.reports.iter().any(|report| report.pid == end.pid);
-        let is_harmless = match end.rank {
-            FRONT => end.is_good() && !has_failed && self.job.is_finished,
+        let rank = end.rank;
+        let is_harmless = match rank {
+            RANK_0 => end.is_good() && !has_failed && self.job.is_finished,
             _ => self.job.is_served || (end.is_good() && !has_failed),
         };
-        let is_front = end.rank == FRONT;
         self.job.ends.push(end);
-        match (is_harmless, is_front) {
+        if let Some(place) = self.at(rank) {
+            // None comes in its place: it needs no restart.
+            place.replaced = None;
+        }
+        match (is_harmless, rank) {
             (false, _) => self.end_within(PATIENCE, now),
-            (true, true) => self.end_within(GOODBYE, now),
-            // The front waits for it and cannot know. That they have met may not be read yet.
-            (true, false) if self.front_waits && !self.job.is_served && !self.job.is_finished => {
+            (true, RANK_0) => self.end_within(GOODBYE, now),
+            // Rank 0 waits for it and cannot know. That they have met may not be read yet.
+            (true, _) if self.is_awaited(rank) && !self.job.is_served && !self.job.is_finished => {
                 self.end_within(CONTRADICTED_WITHIN, now);
             }
-            // A front that was connected knows by itself. No rank watches it any more.
-            (true, false) => self.vigil.resume(now),
+            // A rank 0 that was connected knows by itself. No rank may watch it any more.
+            (true, _) => self.vigil.resume(now),
         }
-        if is_front && let Some((gone, _)) = self.gone.take() {
-            self.settle(gone, now);
+        if rank == RANK_0 {
+            self.settle_gone(|_| true, now);
+        }
+    }
+
+    /// No process comes in the place of those that are gone and for which this holds.
+    fn settle_gone(&mut self, holds: impl Fn(&(End, Instant)) -> bool, now: Instant) {
+        let gone = self.ranks.iter_mut().map(|place| &mut place.gone);
+        let gone: Vec<_> = gone
+            .filter_map(|gone| gone.take_if(|gone| holds(gone)))
+            .collect();
+        for (end, _) in gone {
+            self.settle(end, now);
         }
     }
 
@@ -298,65 +305,74 @@ impl Core {
         let before = (self.job.is_served, self.job.is_finished);
         match &report.report {
             Report::Exiting(_) => {
-                // The front is stopped or cut off, and would not say for a minute what it makes of it.
-                if let Some((end, until)) = &mut self.gone
-                    && blames_front(&report, end.pid)
-                {
-                    *until = (*until).min(now + CONTRADICTED_WITHIN);
+                // Rank 0 is stopped or cut off, and would not say for a minute what it makes of it.
+                for (end, until) in self.ranks.iter_mut().filter_map(|p| p.gone.as_mut()) {
+                    if blames_rank_0(&report, end.pid) {
+                        *until = (*until).min(now + CONTRADICTED_WITHIN);
+                    }
                 }
             }
             Report::SignalsReady => self.hears(report.rank, report.pid),
-            Report::Connected => {
-                self.has_met = true;
-                match self.running[PHASE_B.get() as usize] {
-                    Some(phase_b) if phase_b.hears => {
-                        self.front_waits = false;
-                        self.vigil.pause();
-                    }
-                    // It came after this report was made.
-                    Some(_) => {}
-                    None if self.last.is_some_and(|(_, hears)| hears) => {
-                        self.front_waits = false;
-                        // The front knows by itself.
-                        if let Some((_, until)) = &mut self.gone {
-                            *until = now + self.within;
-                        }
-                        // Otherwise the front is to end, too.
-                        if self.job.ends.iter().all(End::is_good) {
-                            self.spare_the_other(now);
-                        }
-                    }
-                    None => {}
-                }
-                self.say_that_it_drains();
-            }
-            Report::PeerLost(target, fault) => {
+            Report::Connected => self.met(now),
+            Report::PeerLost(rank, target, fault) => {
                 self.actions.push(Action::Log(format!(
-                    "the front gave Phase B up fault={fault} target={target:?}"
+                    "rank 0 gave rank {rank} up fault={fault} target={target:?}"
                 )));
-                self.front_waits = true;
-                self.given_up = Some(fault.clone());
-                self.vigil.resume(now);
-                self.replace(*target, report.pid, now);
+                if let Some(place) = self.at(*rank).filter(|_| *rank != RANK_0) {
+                    place.is_awaited = true;
+                    place.given_up = Some(fault.clone());
+                    self.vigil.resume(now);
+                    self.replace(*rank, *target, report.pid, now);
+                }
             }
             _ => {}
         }
         let unrecorded = self.note(report);
         self.actions.extend(unrecorded.map(Action::NotRecorded));
         if before != (self.job.is_served, self.job.is_finished) {
-            if let Some((end, _)) = self.gone.take_if(|_| self.job.is_served) {
-                self.settle(end, now);
+            if self.job.is_served {
+                self.settle_gone(|_| true, now);
             }
-            self.spare_the_other(now);
+            self.spare_the_others(now);
         }
     }
 
-    /// A rank ended, and that this does the other no harm was read late.
-    fn spare_the_other(&mut self, now: Instant) {
+    /// All ranks were connected when rank 0 said so.
+    fn met(&mut self, now: Instant) {
+        self.has_met = true;
+        for place in self.ranks.iter_mut().skip(1) {
+            match (&place.running, place.last) {
+                (Some(running), _) if running.hears => place.is_awaited = false,
+                // It came after this report was made.
+                (Some(_), _) => {}
+                (None, Some((_, true))) => {
+                    place.is_awaited = false;
+                    // Rank 0 knows by itself.
+                    if let Some((_, until)) = &mut place.gone {
+                        *until = now + self.within;
+                    }
+                }
+                (None, _) => {}
+            }
+        }
+        let is_met = |place: &Place| !place.is_awaited && place.running.is_some();
+        if self.ranks.iter().all(is_met) {
+            self.vigil.pause();
+        }
+        // Otherwise rank 0 is to end, too.
+        let is_well = |end: &End| end.is_good() && !self.is_awaited(end.rank);
+        if self.job.ends.iter().all(is_well) && !self.job.ends.is_empty() {
+            self.spare_the_others(now);
+        }
+        self.say_that_it_drains();
+    }
+
+    /// A rank ended, and that this does the others no harm was read late.
+    fn spare_the_others(&mut self, now: Instant) {
         if self.signals >= 2 || self.is_killing {
             return;
         }
-        if self.job.ends.iter().all(|end| end.rank == PHASE_B) {
+        if self.job.ends.iter().all(|end| end.rank != RANK_0) {
             self.deadline = None;
             if !self.job.ends.is_empty() {
                 self.vigil.resume(now);
@@ -379,89 +395,96 @@ impl Core {
         None
     }
 
-    /// The front wants another process than this one of Phase B.
-    fn replace(&mut self, target: TargetProcess, front: u32, now: Instant) {
+    /// Rank 0 wants another than this process of this rank.
+    fn replace(&mut self, rank: Rank, target: TargetProcess, rank_0: u32, now: Instant) {
         let is_target = |pid: u32| match target {
             TargetProcess::Unknown => false,
             TargetProcess::This(target) => pid == target,
             TargetProcess::Any => true,
         };
         let was_last = |end: &End| {
-            end.rank == PHASE_B && (target == TargetProcess::Unknown || is_target(end.pid))
+            end.rank == rank && (target == TargetProcess::Unknown || is_target(end.pid))
         };
-        if let Some((end, _)) = self.gone.take_if(|(end, _)| was_last(end)) {
-            if self.may_restart() {
+        let gone = self.at(rank).map(|place| &mut place.gone);
+        if let Some((end, _)) = gone.and_then(|gone| gone.take_if(|(end, _)| was_last(end))) {
+            if self.may_restart(rank) {
                 return self.restart(&end);
             }
             self.settle(end, now);
         }
-        match self.pid(PHASE_B).filter(|pid| is_target(*pid)) {
-            Some(pid) if self.may_restart() => {
-                // It may be stopped, or cut off: nothing else ends it.
-                self.replaced = Some(pid);
-                self.actions.push(Action::Kill(pid));
-            }
-            // The front waits in vain.
-            Some(_) => self.end_in_vain(front, now),
+        match self.pid(rank).filter(|pid| is_target(*pid)) {
+            Some(pid) if self.may_restart(rank) => self.kill_to_replace(rank, pid),
+            // Rank 0 waits in vain.
+            Some(_) => self.end_in_vain(rank, rank_0, now),
             // It ended for good, and none comes in its place: the same.
-            None if self.job.ends.iter().any(was_last) => self.end_in_vain(front, now),
+            None if self.job.ends.iter().any(was_last) => self.end_in_vain(rank, rank_0, now),
             // It was replaced already.
             None => {}
         }
     }
 
-    /// No Phase B comes to this process of the front any more: what it lost the last one to ends the job.
-    fn end_in_vain(&mut self, front: u32, now: Instant) {
-        self.job
-            .reports
-            .extend(self.given_up.take().map(|fault| Reported {
-                pid: front,
-                rank: FRONT,
-                report: Report::Exiting(fault),
-            }));
+    /// It may be stopped, or cut off: nothing else ends it.
+    fn kill_to_replace(&mut self, rank: Rank, pid: u32) {
+        if let Some(place) = self.at(rank) {
+            place.replaced = Some(pid);
+        }
+        self.actions.push(Action::Kill(pid));
+    }
+
+    /// No process of this rank comes to this process of rank 0 any more: what it lost the last one to ends the job.
+    fn end_in_vain(&mut self, rank: Rank, rank_0: u32, now: Instant) {
+        let given_up = self.at(rank).and_then(|place| place.given_up.take());
+        self.job.reports.extend(given_up.map(|fault| Reported {
+            pid: rank_0,
+            rank: RANK_0,
+            report: Report::Exiting(fault),
+        }));
         self.end_within(PATIENCE, now);
     }
 
-    /// Ends a rank that gives no sign of life; another takes the place of Phase B, where there may be one.
+    /// Ends a rank that gives no sign of life; another process takes its place, where one may.
     fn miss(&mut self, rank: Rank, silence: Duration, now: Instant) {
         self.vigil.ended(rank);
         let Some(pid) = self.pid(rank) else {
             return;
         };
-        let (operation, when) = if self.job.ends.iter().any(|end| end.rank == PHASE_B) {
-            ("end", "after Phase B had ended")
-        } else {
-            ("start", "before the ranks were connected")
+        let (operation, when) = match self.job.ends.first() {
+            Some(end) => ("end", format!("after rank {} had ended", end.rank)),
+            None => ("start", "before the ranks were connected".into()),
         };
         let silence = silence.as_secs_f64();
         let what = format!("no sign of life for {silence:.1} s {when}; is its process stopped?");
         let fault = Fault::new(FaultKind::TimedOut, rank, operation, what);
         self.actions
             .push(Action::Log(format!("a rank is missed fault={fault}")));
-        if rank != PHASE_B || !self.may_restart() {
+        if !self.may_restart(rank) {
             self.job.missed.get_or_insert(fault);
             self.end_within(PATIENCE, now);
-        } else {
-            self.given_up = Some(fault);
+        } else if let Some(place) = self.at(rank) {
+            place.given_up = Some(fault);
         }
-        self.replaced = Some(pid);
-        self.actions.push(Action::Kill(pid));
+        self.kill_to_replace(rank, pid);
     }
 
     /// Time has passed.
     fn late(&mut self, now: Instant) {
-        if let Some((rank, silence)) = self.vigil.look(now) {
+        for (rank, silence) in self.vigil.look(now) {
             self.miss(rank, silence, now);
         }
-        if let Some((end, _)) = self.gone.take_if(|(_, until)| now >= *until) {
-            if self.front_waits && self.has_met && self.may_restart() {
-                self.restart(&end);
-            } else {
-                self.settle(end, now);
+        let ranks = (0..self.ranks.len() as u32).map(Rank::new);
+        for rank in ranks.collect::<Vec<_>>() {
+            let gone = self.at(rank).map(|place| &mut place.gone);
+            let late = gone.and_then(|gone| gone.take_if(|(_, until)| now >= *until));
+            if let Some((end, _)) = late {
+                if self.is_awaited(rank) && self.has_met && self.may_restart(rank) {
+                    self.restart(&end);
+                } else {
+                    self.settle(end, now);
+                }
             }
         }
         if self.deadline.is_some_and(|at| now >= at) {
-            let left = self.running.iter().position(Option::is_some);
+            let left = self.ranks.iter().position(|place| place.running.is_some());
             if let Some(rank) = left.filter(|_| self.is_killing) {
                 let what = "its process was killed and does not end; the kernel waits for a disk or a device in it";
                 let fault = Fault::new(FaultKind::TimedOut, Rank::new(rank as u32), "end", what);
@@ -489,22 +512,23 @@ impl Core {
         }
         if self.signals == 2 {
             self.job.aborted_after = Some(self.job.reports.len());
-            if let Some((mut end, _)) = self.gone.take() {
-                // Another would have come: it is the interrupt that ends the job.
-                end.by_us = true;
-                self.job.ends.push(end);
+            for place in &mut self.ranks {
+                if let Some((mut end, _)) = place.gone.take() {
+                    // Another would have come: it is the interrupt that ends the job.
+                    end.by_us = true;
+                    self.job.ends.push(end);
+                }
             }
             // A rank that is stopped does not hear it.
             self.end_within(ABORTED_WITHIN, now);
         }
-        // The front drains and tells the others; all must hear of an abort. A Phase B that is about
-        // to join a front which drains must not end at the first.
-        let front_alone = self.signals == 1 && self.job.restarts > 0 && self.has_met;
-        for rank in [FRONT, PHASE_B] {
-            if let Some(pid) = self.pid(rank).filter(|_| rank == FRONT || !front_alone) {
-                self.actions.push(Action::Pass(pid, signal));
-            }
-        }
+        // Rank 0 drains and tells the others; all must hear of an abort. A rank that is about to join a rank 0 which
+        // drains must not end at the first.
+        let rank_0_alone = self.signals == 1 && self.job.restarts > 0 && self.has_met;
+        let told = if rank_0_alone { 1 } else { self.ranks.len() };
+        let running = self.ranks[..told].iter().filter_map(|place| place.running);
+        let pass = running.map(|running| Action::Pass(running.pid, signal));
+        self.actions.extend(pass);
     }
 
     /// Before the ranks are connected a signal ends them, and that they are is read by another thread.
@@ -516,7 +540,7 @@ impl Core {
 
     /// All ranks that run are to say what they do: those that would not die of it at once.
     fn asked(&mut self) {
-        for running in self.running.iter_mut().flatten() {
+        for running in self.ranks.iter_mut().filter_map(|p| p.running.as_mut()) {
             if running.hears {
                 self.actions.push(Action::Ask(running.pid));
             } else {
@@ -527,10 +551,13 @@ impl Core {
 
     /// This process of a rank takes signals from now on.
     fn hears(&mut self, rank: Rank, pid: u32) {
-        if let Some((_, hears)) = self.last.as_mut().filter(|(last, _)| *last == pid) {
+        let Some(place) = self.at(rank) else {
+            return;
+        };
+        if let Some((_, hears)) = place.last.as_mut().filter(|(last, _)| *last == pid) {
             *hears = true;
         }
-        let running = self.at(rank).and_then(Option::as_mut);
+        let running = place.running.as_mut();
         let Some(running) = running.filter(|running| running.pid == pid) else {
             return;
         };
@@ -541,9 +568,9 @@ impl Core {
     }
 }
 
-/// Whether this process of Phase B ended because of the front.
-fn blames_front(report: &Reported, phase_b: u32) -> bool {
+/// Whether this process ended because of rank 0.
+fn blames_rank_0(report: &Reported, pid: u32) -> bool {
     let is_blamed =
-        |report: &Report| matches!(report, Report::Exiting(fault) if fault.rank == FRONT);
-    report.pid == phase_b && is_blamed(&report.report)
+        |report: &Report| matches!(report, Report::Exiting(fault) if fault.rank == RANK_0);
+    report.pid == pid && is_blamed(&report.report)
 }

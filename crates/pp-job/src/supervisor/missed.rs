@@ -1,13 +1,13 @@
 //! When a rank that is not connected yet counts as missed.
 //!
-//! Ranks that are connected watch each other. Before that only their supervisor knows both: each rank gives it signs of
+//! Ranks that are connected watch each other. Before that only their supervisor knows them all: each rank gives it signs of
 //! life, whatever the rank waits for or loads, and one that gives none is stopped.
 
 use std::time::{Duration, Instant};
 
 use pp_contract::Rank;
 
-use crate::{WORLD, times};
+use crate::times;
 
 /// The watch over ranks that are not connected.
 #[derive(Clone, Debug)]
@@ -15,7 +15,7 @@ pub(super) struct Vigil {
     /// The job has heartbeats.
     is_on: bool,
     /// By rank: the last sign of life of the process that runs.
-    signs: [Option<Instant>; WORLD as usize],
+    signs: Vec<Option<Instant>>,
     looked: Instant,
     /// When to look again; `None` while the ranks are connected.
     due: Option<Instant>,
@@ -23,10 +23,10 @@ pub(super) struct Vigil {
 
 impl Vigil {
     /// A vigil over ranks that have not begun.
-    pub(super) fn new(is_on: bool, now: Instant) -> Self {
+    pub(super) fn new(is_on: bool, world: u32, now: Instant) -> Self {
         Self {
             is_on,
-            signs: [None; WORLD as usize],
+            signs: vec![None; world as usize],
             looked: now,
             due: is_on.then_some(now),
         }
@@ -41,7 +41,9 @@ impl Vigil {
 
     /// A rank does not run any more.
     pub(super) fn ended(&mut self, rank: Rank) {
-        self.signs[rank.get() as usize] = None;
+        if let Some(sign) = self.signs.get_mut(rank.get() as usize) {
+            *sign = None;
+        }
     }
 
     /// Ranks cannot be heard any more, so none is missed.
@@ -66,21 +68,17 @@ impl Vigil {
         self.due
     }
 
-    /// The rank that is missed now, and for how long it was silent.
-    pub(super) fn look(&mut self, now: Instant) -> Option<(Rank, Duration)> {
+    /// The ranks that are missed now, and for how long each was silent; the longest first.
+    pub(super) fn look(&mut self, now: Instant) -> Vec<(Rank, Duration)> {
         if self.due.is_none_or(|due| now < due) {
-            return None;
+            return Vec::new();
         }
         let looked = std::mem::replace(&mut self.looked, now);
         self.due = Some(now + times::BEAT_EVERY);
-        match look(now, looked, &self.signs) {
-            Look::AllWell => None,
-            Look::Forgive => {
-                self.forgive(now);
-                None
-            }
-            Look::Missed(place, silence) => Some((Rank::new(place as u32), silence)),
-        }
+        look(now, looked, &self.signs).unwrap_or_else(|| {
+            self.forgive(now);
+            Vec::new()
+        })
     }
 
     /// Counts the silence of each rank from now.
@@ -91,29 +89,19 @@ impl Vigil {
     }
 }
 
-/// What a look at the ranks shows.
-#[derive(Debug, PartialEq, Eq)]
-enum Look {
-    AllWell,
-    /// The supervisor itself was away: it cannot say that others were silent.
-    Forgive,
-    /// The rank at this place has given no sign for so long.
-    Missed(usize, Duration),
-}
-
-/// Looks at the last sign of each rank that runs. `looked` is when that was done before.
-fn look(now: Instant, looked: Instant, signs: &[Option<Instant>]) -> Look {
+/// The ranks that are missed, by the last sign of each that runs; `None` if this process itself was away, and cannot
+/// say that others were silent. `looked` is when that was done before.
+fn look(now: Instant, looked: Instant, signs: &[Option<Instant>]) -> Option<Vec<(Rank, Duration)>> {
     if now.saturating_duration_since(looked) > 2 * times::BEAT_EVERY {
-        return Look::Forgive;
+        return None;
     }
-    let silences = signs.iter().enumerate().filter_map(|(place, sign)| {
+    let silences = signs.iter().enumerate().filter_map(|(at, sign)| {
         let silence = now.saturating_duration_since((*sign)?);
-        (silence >= times::MISSED_AFTER).then_some((place, silence))
+        (silence >= times::MISSED_AFTER).then_some((Rank::new(at as u32), silence))
     });
-    match silences.max_by_key(|(_, silence)| *silence) {
-        Some((place, silence)) => Look::Missed(place, silence),
-        None => Look::AllWell,
-    }
+    let mut missed: Vec<_> = silences.collect();
+    missed.sort_by_key(|(_, silence)| std::cmp::Reverse(*silence));
+    Some(missed)
 }
 
 #[cfg(test)]
@@ -127,45 +115,48 @@ mod tests {
         let now = at(100_000);
         let ago = |ms: u64| at(100_000 - ms);
         let silent = |ms: u64| Some(ago(ms));
-        let missed = |place, ms| Look::Missed(place, Duration::from_millis(ms));
+        let missed = |ranks: &[(u32, u64)]| {
+            let missed = |(rank, ms): &(u32, u64)| (Rank::new(*rank), Duration::from_millis(*ms));
+            Some(ranks.iter().map(missed).collect::<Vec<_>>())
+        };
         let cases = [
-            (
-                "both have just begun",
-                1000,
-                [silent(0), silent(0)],
-                Look::AllWell,
-            ),
+            ("all have just begun", 1000, vec![silent(0); 3], missed(&[])),
             (
                 "a sign that is late",
                 1000,
-                [silent(4999), silent(0)],
-                Look::AllWell,
+                vec![silent(4999), silent(0)],
+                missed(&[]),
             ),
-            ("no sign", 1000, [silent(5000), silent(0)], missed(0, 5000)),
             (
-                "neither",
+                "no sign",
                 1000,
-                [silent(5000), silent(6000)],
-                missed(1, 6000),
+                vec![silent(5000), silent(0)],
+                missed(&[(0, 5000)]),
+            ),
+            (
+                "none but one",
+                1000,
+                vec![silent(5000), silent(0), silent(6000)],
+                missed(&[(2, 6000), (0, 5000)]),
             ),
             (
                 "one that does not run",
                 1000,
-                [None, silent(9000)],
-                missed(1, 9000),
+                vec![None, silent(9000)],
+                missed(&[(1, 9000)]),
             ),
-            ("none runs", 1000, [None, None], Look::AllWell),
+            ("none runs", 1000, vec![None, None], missed(&[])),
             (
                 "a look that is late",
                 2000,
-                [silent(5000), silent(0)],
-                missed(0, 5000),
+                vec![silent(5000), silent(0)],
+                missed(&[(0, 5000)]),
             ),
             (
                 "the supervisor was stopped",
                 2001,
-                [silent(60_000), silent(0)],
-                Look::Forgive,
+                vec![silent(60_000), silent(0)],
+                None,
             ),
         ];
         for (name, ms_ago, signs, expected) in cases {

@@ -7,9 +7,9 @@ use pp_contract::{Fault, FaultKind, Rank};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::RANK_0;
 use crate::error::code_of;
 use crate::reports::{Report, Reported};
-use crate::{FRONT, PHASE_B};
 
 /// What is said of a rank that ended well, and too early.
 const EARLY: &str = "the process ended before its work was done; does a kernel plugin call exit?";
@@ -52,7 +52,7 @@ impl End {
         }
     }
 
-    /// Why Phase B is gone: what it reported itself, or why it was given up and killed here, or how it ended.
+    /// Why the rank is gone: what it reported itself, or why it was given up and killed here, or how it ended.
     pub(super) fn why(&self, reports: &[Reported], given_up: Option<Fault>) -> String {
         let reported = reports.iter().find_map(|report| match &report.report {
             Report::Exiting(fault) if report.pid == self.pid => Some(fault.clone()),
@@ -70,7 +70,7 @@ impl End {
         self.status.and_then(|s| s.code())
     }
 
-    /// Whether the front may not know why: it ended well, because it was told to or because a plugin
+    /// Whether rank 0 may not know why: it ended well, because it was told to or because a plugin
     /// calls `exit`; or it panicked.
     pub(super) fn is_silent(&self) -> bool {
         self.is_good() || self.code() == Some(i32::from(code_of(FaultKind::Internal)))
@@ -101,10 +101,11 @@ pub(super) struct Ends {
     pub(super) aborted_after: Option<usize>,
     /// Why a rank that gave no sign of life was ended, if it was not replaced.
     pub(super) missed: Option<Fault>,
-    /// The front has everything of Phase B, which may end as it likes.
+    /// Rank 0 has everything of the other ranks, which may end as they like.
     pub(super) is_served: bool,
-    /// The front has done its work, or cannot say so any more.
+    /// Rank 0 has done its work, or cannot say so any more.
     pub(super) is_finished: bool,
+    /// Over all ranks.
     pub(super) restarts: u32,
     pub(super) used: u32,
 }
@@ -147,16 +148,16 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
     };
     let reports: Vec<_> = job.reports.iter().enumerate().filter_map(told).collect();
     let has_reported = |rank: Rank| reports.iter().any(|(_, reporter, _)| *reporter == rank);
-    // The front writes the result. Where it has done so, it had everything of Phase B.
-    let front = ends.iter().find(|end| end.rank == FRONT);
-    let front = front.filter(|front| front.is_good() && !has_reported(FRONT));
-    if let Some(front) = front.filter(|_| job.is_finished) {
-        return match front.interrupted_by() {
+    // Rank 0 says when the work is done. Then it had everything of the other ranks.
+    let rank_0 = ends.iter().find(|end| end.rank == RANK_0);
+    let rank_0 = rank_0.filter(|end| end.is_good() && !has_reported(RANK_0));
+    if let Some(rank_0) = rank_0.filter(|_| job.is_finished) {
+        return match rank_0.interrupted_by() {
             Some(signal) => Verdict::Interrupted(signal),
             None => Verdict::Done,
         };
     }
-    // A rank that did not handle signals yet is ended by one, and its peer reports that it is gone.
+    // A rank that did not handle signals yet is ended by one, and its peers report that it is gone.
     let at_once = |end: &End| {
         let asks = |signal| [SIGINT, SIGTERM, SIGHUP].contains(&signal);
         end.signal().is_some_and(asks)
@@ -166,14 +167,14 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
         .any(|(_, _, fault)| fault.kind == FaultKind::Interrupted);
     if job.interrupted && !is_reported && ends.iter().any(at_once) {
         let what = "interrupted before the ranks were ready";
-        return because(FaultKind::Interrupted, FRONT, "set up", what);
+        return because(FaultKind::Interrupted, RANK_0, "set up", what);
     }
     if let Some(missed) = &job.missed {
         return again(missed);
     }
     // A rank that somebody killed is the cause of whatever the others report; one that said why it
-    // ends, and crashed on its way out, is not; nor is a Phase B that was needed no more.
-    let is_needed = |rank| rank != PHASE_B || !job.is_served;
+    // ends, and crashed on its way out, is not; nor is one that rank 0 needed no more.
+    let is_needed = |rank| rank == RANK_0 || !job.is_served;
     // Nor is one that did not handle signals yet when a signal came for all.
     let killed = ends
         .iter()
@@ -190,12 +191,12 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
         );
         return because(FaultKind::PeerDied, rank, "run", &what);
     }
-    if job.interrupted && front.is_some_and(|front| front.interrupted_by().is_some()) {
+    if job.interrupted && rank_0.is_some_and(|end| end.interrupted_by().is_some()) {
         let what = "interrupted before the work was done";
-        return because(FaultKind::Interrupted, FRONT, "run", what);
+        return because(FaultKind::Interrupted, RANK_0, "run", what);
     }
-    if front.is_some() && job.aborted_after.is_none() {
-        return because(FaultKind::PeerDied, FRONT, "run", EARLY);
+    if rank_0.is_some() && job.aborted_after.is_none() {
+        return because(FaultKind::PeerDied, RANK_0, "run", EARLY);
     }
     let counts = |at: usize, fault: &Fault| {
         job.aborted_after.is_none_or(|before| at < before) || fault.kind == FaultKind::Interrupted
@@ -207,7 +208,7 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
     }
     if job.aborted_after.is_some() {
         let what = "aborted by a second interrupt; what was in flight is lost";
-        return because(FaultKind::Interrupted, FRONT, "run", what);
+        return because(FaultKind::Interrupted, RANK_0, "run", what);
     }
     let mut codes = ends.iter().filter_map(|end| Some((end, end.code()?)));
     match codes.find(|(end, _)| !end.is_good()) {
@@ -222,26 +223,35 @@ pub(super) fn verdict<'a>(job: &'a Ends) -> Verdict {
         }
         None => {}
     }
-    let phase_b = ends.iter().find(|end| end.rank == PHASE_B);
-    if phase_b.is_some_and(End::is_good) && !job.is_served {
-        return because(FaultKind::PeerDied, PHASE_B, "run", EARLY);
+    let mut others = ends.iter().filter(|end| end.rank != RANK_0);
+    if let Some(early) = others.find(|end| end.is_good() && !job.is_served) {
+        return because(FaultKind::PeerDied, early.rank, "run", EARLY);
     }
     let stuck = ends.iter().find(|end| !end.is_good());
-    let rank = stuck.map_or(FRONT, |end| end.rank);
+    let rank = stuck.map_or(RANK_0, |end| end.rank);
     let what = "the process did not end in good order after the others had";
     because(FaultKind::TimedOut, rank, "end", what)
 }
 
 /// The first fault that was reported. A rank that ends with a fault of its own may be slower to say so
-/// than its peer is to say that it died, or what it was told of the fault; its words count then. Of ranks
-/// that failed alike, each by itself, the lowest is named, whichever was first.
+/// than another is to say that it died, or what it was told of the fault; its words count then. They may name a rank
+/// whose words count more. Of ranks that failed alike, each by itself, the lowest is named, whichever was first.
 fn cause<'a>(reports: &[(usize, Rank, &'a Fault)]) -> Option<&'a Fault> {
-    let (_, _, first) = reports.first()?;
-    let own = reports.iter().find(|(_, reporter, fault)| {
-        let is_of_its_own = fault.rank == *reporter || first.kind == FaultKind::PeerDied;
-        *reporter == first.rank && is_of_its_own && fault.kind != FaultKind::PeerDied
-    });
-    let first = own.map_or(first, |(_, _, fault)| fault);
+    let (_, reporter, mut first) = *reports.first()?;
+    // Ranks that say of each other that they died say nothing new.
+    let mut heard = vec![reporter];
+    while !heard.contains(&first.rank) || heard.len() == 1 {
+        heard.push(first.rank);
+        let own = reports.iter().find(|(_, reporter, fault)| {
+            let is_of_its_own = fault.rank == *reporter || first.kind == FaultKind::PeerDied;
+            let is_new = fault.kind != FaultKind::PeerDied || !heard.contains(&fault.rank);
+            *reporter == first.rank && is_of_its_own && is_new
+        });
+        match own {
+            Some((_, _, own)) => first = own,
+            None => break,
+        }
+    }
     let what = |fault: &Fault| (fault.kind, fault.operation.clone(), fault.detail.clone());
     let own = reports
         .iter()
@@ -264,12 +274,14 @@ fn signal_name(signal: i32) -> String {
 mod tests {
     use super::*;
 
+    const RANK_1: Rank = Rank::new(1);
+
     #[test]
-    fn what_the_front_says_of_its_work_counts_more_than_how_the_processes_ended() {
+    fn what_rank_0_says_of_its_work_counts_more_than_how_the_processes_ended() {
         const SEGV: i32 = 11;
-        let full = Fault::new(FaultKind::Io, FRONT, "write output", "the disk is full");
+        let full = Fault::new(FaultKind::Io, RANK_0, "write output", "the disk is full");
         let (exit_0, exit_4, exit_130) = (0, 4 << 8, 130 << 8);
-        // How the front ended and what it reported, how Phase B ended, what the front had of it, and the code of the job.
+        // How rank 0 ended and what it reported, how rank 1 ended, what rank 0 had of it, and the code of the job.
         let cases = [
             (exit_0, None, exit_0, [true, true], None),
             (exit_0, None, SEGV, [true, true], None),
@@ -280,7 +292,7 @@ mod tests {
             (exit_4, Some(&full), SEGV, [true, false], Some(4)),
             (exit_4, Some(&full), SEGV, [false, false], Some(7)),
         ];
-        for (front, report, back, [is_served, is_finished], code) in cases {
+        for (rank_0, report, back, [is_served, is_finished], code) in cases {
             let end = |rank, number, status| End {
                 rank,
                 pid: number,
@@ -289,11 +301,11 @@ mod tests {
             };
             let report = report.map(|fault| Reported {
                 pid: 10,
-                rank: FRONT,
+                rank: RANK_0,
                 report: Report::Exiting(fault.clone()),
             });
             let ends = Ends {
-                ends: vec![end(PHASE_B, 11, back), end(FRONT, 10, front)],
+                ends: vec![end(RANK_1, 11, back), end(RANK_0, 10, rank_0)],
                 reports: report.into_iter().collect(),
                 interrupted: false,
                 aborted_after: None,
@@ -309,28 +321,45 @@ mod tests {
                 Verdict::Fault(fault, _) => Some(code_of(fault.kind)),
                 Verdict::Told(code) => panic!("{code}"),
             };
-            assert_eq!(ended, code, "{front} {back} {is_served} {is_finished}");
+            assert_eq!(ended, code, "{rank_0} {back} {is_served} {is_finished}");
         }
     }
 
     #[test]
     fn of_ranks_that_fail_alike_the_lowest_is_named_whichever_was_first() {
         let fault = |rank, detail| Fault::new(FaultKind::Plugin, rank, "load kernels", detail);
-        let (front, back) = (fault(FRONT, "no plugin"), fault(PHASE_B, "no plugin"));
-        let other = fault(PHASE_B, "no memory");
+        let (zero, one) = (fault(RANK_0, "no plugin"), fault(RANK_1, "no plugin"));
+        let other = fault(RANK_1, "no memory");
         let named = |reports: &[(usize, Rank, &Fault)]| cause(reports).cloned();
-        let [early, late] = [(0, PHASE_B, &back), (1, FRONT, &front)];
-        assert_eq!(named(&[early, late]), Some(front.clone()));
-        assert_eq!(named(&[late, early]), Some(front.clone()));
-        assert_eq!(named(&[early]), Some(back.clone()));
+        let [early, late] = [(0, RANK_1, &one), (1, RANK_0, &zero)];
+        assert_eq!(named(&[early, late]), Some(zero.clone()));
+        assert_eq!(named(&[late, early]), Some(zero.clone()));
+        assert_eq!(named(&[early]), Some(one.clone()));
         // Two reasons: the first counts.
-        assert_eq!(named(&[(0, PHASE_B, &other), late]), Some(other.clone()));
-        // What the front was told of Phase B has fewer kinds, and is no failure of its own.
-        let short = Fault::new(FaultKind::Internal, PHASE_B, "phase_b", "no plugin");
+        assert_eq!(named(&[(0, RANK_1, &other), late]), Some(other.clone()));
+        // What rank 0 was told of rank 1 has fewer kinds, and is no failure of its own.
+        let short = Fault::new(FaultKind::Internal, RANK_1, "stage", "no plugin");
         assert_eq!(
-            named(&[(0, FRONT, &short), (1, PHASE_B, &back)]),
-            Some(back.clone())
+            named(&[(0, RANK_0, &short), (1, RANK_1, &one)]),
+            Some(one.clone())
         );
-        assert_eq!(named(&[(0, FRONT, &back), early]), Some(back.clone()));
+        assert_eq!(named(&[(0, RANK_0, &one), early]), Some(one.clone()));
+        // Each says of the next that it died.
+        let [two, died_of] =
+            [2, 1].map(|rank| Fault::new(FaultKind::PeerDied, Rank::new(rank), "run", "a fault"));
+        let words = [
+            (0, RANK_0, &two),
+            (1, Rank::new(2), &died_of),
+            (2, RANK_1, &one),
+        ];
+        assert_eq!(named(&words), Some(one.clone()));
+        assert_eq!(named(&words[..2]), Some(died_of.clone()));
+        assert_eq!(named(&words[..1]), Some(two.clone()));
+        // Of each other: the first counts.
+        let of_zero = Fault::new(FaultKind::PeerDied, RANK_0, "run", "a fault");
+        assert_eq!(
+            named(&[(0, RANK_0, &died_of), (1, RANK_1, &of_zero)]),
+            Some(died_of)
+        );
     }
 }

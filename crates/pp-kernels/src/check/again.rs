@@ -3,21 +3,14 @@
 
 use pp_contract::{Manifest, VideoPlanParts};
 
-use super::bench::{Bench, Stream};
+use super::bench::{Bench, Middle, Passed, Stream, Travelling};
 use super::outcome::{Outcome, fail};
-use crate::config::{ChunkShape, Layout};
+use crate::config::ChunkShape;
 
 /// Frames of each chunk; a context may span two.
 const FRAMES: u32 = 2;
 const CHUNKS: usize = 4;
 const STEPS: u32 = 2;
-
-/// A chunk that went through a stream undisturbed.
-struct Passed {
-    layout: Layout,
-    input: Vec<u8>,
-    output: Vec<u8>,
-}
 
 fn shape(context_frames: u32) -> ChunkShape {
     ChunkShape {
@@ -38,33 +31,36 @@ fn bytes_of<'a>(tensors: &Manifest, payload: &'a [u8], name: &str) -> Outcome<&'
 fn pass(bench: &Bench<'_>, context: u32) -> Outcome<Vec<Passed>> {
     let config = bench.config();
     let mut stream = Stream::open(bench, &config)?;
-    let mut passed = Vec::new();
-    for chunk in 0..CHUNKS {
-        let start = chunk * FRAMES as usize;
-        let context = context.min(start as u32);
-        let layout = stream.front.layout(shape(context))?;
-        let frames = bench.pictures(&config, start, FRAMES as usize);
-        let (_, mut bytes) = stream.chunk(&frames, STEPS, context)?;
-        let output = bytes.split_off(layout.inputs.payload_bytes() as usize);
-        passed.push(Passed {
-            layout,
-            input: bytes,
-            output,
-        });
-    }
-    Ok(passed)
+    (0..CHUNKS)
+        .map(|chunk| {
+            let start = chunk * FRAMES as usize;
+            let frames = bench.pictures(&config, start, FRAMES as usize);
+            stream.chunk(&frames, STEPS, context.min(start as u32))
+        })
+        .collect()
 }
 
-/// The last frames of `latents_in` of the chunks before `chunk`.
+/// The first tensor of the source, which is that of the frames.
+fn frames_of(chunk: &Travelling) -> Outcome<(&str, &[u8])> {
+    match chunk.tensors.iter().next() {
+        Some((_, tensor)) => {
+            let bytes = bytes_of(&chunk.tensors, &chunk.bytes, tensor.name())?;
+            Ok((tensor.name(), bytes))
+        }
+        None => fail("the source gives no tensor"),
+    }
+}
+
+/// The last frames that the source gave of the chunks before `chunk`.
 fn tail(passed: &[Passed], chunk: usize, context: u32) -> Outcome<Vec<u8>> {
-    let mut latents = Vec::new();
+    let mut sent = Vec::new();
     let mut frame = 0;
     for before in &passed[..chunk] {
-        let bytes = bytes_of(&before.layout.inputs, &before.input, "latents_in")?;
+        let (_, bytes) = frames_of(&before.first)?;
         frame = bytes.len() / FRAMES as usize;
-        latents.extend_from_slice(bytes);
+        sent.extend_from_slice(bytes);
     }
-    Ok(latents.split_off(latents.len() - context as usize * frame))
+    Ok(sent.split_off(sent.len() - context as usize * frame))
 }
 
 pub(super) fn context_is_what_was_sent(bench: &Bench<'_>) -> Outcome {
@@ -79,10 +75,11 @@ pub(super) fn context_is_what_was_sent(bench: &Bench<'_>) -> Outcome {
     let passed = pass(bench, most)?;
     for (chunk, now) in passed.iter().enumerate().skip(1) {
         let context = most.min(chunk as u32 * FRAMES);
-        let found = bytes_of(&now.layout.inputs, &now.input, "context_frames")?;
+        let found = bytes_of(&now.first.tensors, &now.first.bytes, "context_frames")?;
         if found != tail(&passed, chunk, context)? {
+            let (name, _) = frames_of(&now.first)?;
             return fail(format!(
-                "context_frames of chunk {chunk} are not the last {context} frames of latents_in that were sent before it"
+                "context_frames of chunk {chunk} are not the last {context} frames of {name} that were sent before it"
             ));
         }
     }
@@ -92,21 +89,21 @@ pub(super) fn context_is_what_was_sent(bench: &Bench<'_>) -> Outcome {
 pub(super) fn begins_anywhere(bench: &Bench<'_>) -> Outcome {
     let config = bench.config();
     let most = bench.set.describe().context_frames.min(config.max_frames);
+    let mut source = Stream::open(bench, &config)?.source;
     let passed = pass(bench, 0)?;
     for (chunk, old) in passed.iter().enumerate() {
         let start = chunk as u32 * FRAMES;
         let context = most.min(start);
-        let mut session = bench.open(&config)?;
-        let layout = session.layout(shape(context))?;
-        let mut input = vec![0; layout.inputs.payload_bytes() as usize];
-        for (offset, tensor) in layout.inputs.iter() {
+        let tensors = source.layout(shape(context), 0)?.outputs;
+        let mut bytes = vec![0; tensors.payload_bytes() as usize];
+        for (offset, tensor) in tensors.iter() {
             let tail_bytes;
             let from = match tensor.name() {
                 "context_frames" => {
                     tail_bytes = tail(&passed, chunk, context)?;
                     &tail_bytes[..]
                 }
-                name => bytes_of(&old.layout.inputs, &old.input, name)?,
+                name => bytes_of(&old.first.tensors, &old.first.bytes, name)?,
             };
             if from.len() as u64 != tensor.bytes() {
                 return fail(format!(
@@ -116,15 +113,16 @@ pub(super) fn begins_anywhere(bench: &Bench<'_>) -> Outcome {
                     from.len()
                 ));
             }
-            input[offset as usize..][..from.len()].copy_from_slice(from);
+            bytes[offset as usize..][..from.len()].copy_from_slice(from);
         }
         let plan = VideoPlanParts {
             init_cache: true,
             ..VideoPlanParts::first(config.width, config.height, STEPS)
                 .following(start.into(), context > 0)
         };
-        let (output, _) = session.phase_b(&plan, &layout, &input)??;
-        if output != old.output {
+        let mut middle = Middle::open(bench, &config, None)?;
+        let last = middle.run(shape(context), &plan, Travelling { tensors, bytes })?;
+        if last.bytes != old.last.bytes {
             return fail(format!(
                 "a session that begins with chunk {chunk}, with the {context} frames sent before it as context, gives \
                  another result than one that saw the chunks before"

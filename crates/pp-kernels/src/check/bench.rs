@@ -1,12 +1,15 @@
-//! The kernels under test, and a stream through two of their sessions.
+//! The kernels under test, and a stream through sessions of all their stages.
 
-use pp_contract::VideoPlanParts;
+use pp_contract::{Manifest, VideoPlanParts, pass_range};
 use pp_device::CudaError;
 
+use super::group::{Hall, Member};
 use super::memory::{Place, Session};
 use super::outcome::{Outcome, fail};
-use crate::config::{Chroma, ChunkShape, SessionConfig};
+use crate::config::{Chroma, ChunkShape, Layout, SessionConfig};
+use crate::error::KernelError;
 use crate::plugin::KernelSet;
+use crate::stage::StageKind;
 
 /// Kernels to check, and the memory in which their payloads are to lie.
 #[derive(Debug)]
@@ -60,36 +63,219 @@ fn picture(config: &SessionConfig, frame: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// One stream through two sessions: one for the front and one for Phase B.
+/// How the middle stage of a name is shared out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cut<'a> {
+    pub(super) stage: &'a str,
+    pub(super) parts: u32,
+    pub(super) laps: u32,
+    pub(super) members: u32,
+}
+
+/// The middle stages of one stream, each with sessions of its own.
+pub(super) struct Middle {
+    /// The members of each part of each stage.
+    sessions: Vec<Vec<Session>>,
+    /// Where a chunk comes by: sessions and lap.
+    steps: Vec<(usize, u32)>,
+}
+
+/// A chunk between two stages.
+pub(super) struct Travelling {
+    pub(super) tensors: Manifest,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Middle {
+    pub(super) fn open(
+        bench: &Bench<'_>,
+        config: &SessionConfig,
+        cut: Option<Cut<'_>>,
+    ) -> Outcome<Middle> {
+        let (mut sessions, mut steps) = (Vec::new(), Vec::new());
+        let stages = bench.set.stages().iter();
+        for stage in stages.filter(|stage| stage.kind == StageKind::Middle) {
+            let cut = cut.filter(|cut| cut.stage == stage.name).unwrap_or(Cut {
+                stage: &stage.name,
+                parts: 1,
+                laps: 1,
+                members: 1,
+            });
+            let first = sessions.len();
+            for part in 0..cut.parts {
+                let member = |member| SessionConfig {
+                    part,
+                    parts: cut.parts,
+                    laps: cut.laps,
+                    member,
+                    members: cut.members,
+                    ..*config
+                };
+                let members = (0..cut.members).map(|at| bench.open(&stage.name, &member(at)));
+                sessions.push(members.collect::<Outcome<Vec<_>>>()?);
+            }
+            for lap in 0..cut.laps {
+                steps.extend((first..sessions.len()).map(|at| (at, lap)));
+            }
+        }
+        Ok(Middle { sessions, steps })
+    }
+
+    /// The session of a stage that is not shared out, by its place among the middle stages.
+    pub(super) fn only(&mut self, at: usize) -> &mut Session {
+        &mut self.sessions[at][0]
+    }
+
+    /// A chunk through all of them.
+    pub(super) fn run(
+        &mut self,
+        shape: ChunkShape,
+        plan: &VideoPlanParts,
+        mut chunk: Travelling,
+    ) -> Outcome<Travelling> {
+        for &(at, lap) in &self.steps {
+            let members = &mut self.sessions[at][..];
+            let config = *members[0].config();
+            let layout = members[0].layout(shape, lap)?;
+            let name = members[0].stage().name.clone();
+            follows(&name, &layout.inputs, &chunk.tensors)?;
+            let (bytes, calls) = run_members(members, plan, lap, &layout, &chunk.bytes)??;
+            let (part, parts) = (lap * config.parts + config.part, config.laps * config.parts);
+            let passes =
+                pass_range(plan.num_denoise_steps, part as usize, parts as usize).len() as u32;
+            let expected = passes + u32::from(plan.do_kv_recompute);
+            if calls != expected {
+                return fail(format!(
+                    "{name} made {calls} generator calls, the plan expects {expected}"
+                ));
+            }
+            chunk = Travelling {
+                tensors: layout.outputs,
+                bytes,
+            };
+        }
+        Ok(chunk)
+    }
+}
+
+/// What a stage gets must be what the one before it gives.
+pub(super) fn follows(name: &str, gets: &Manifest, given: &Manifest) -> Outcome {
+    if gets == given {
+        return Ok(());
+    }
+    let list = |tensors: &Manifest| {
+        let tensors: Vec<String> = tensors
+            .iter()
+            .map(|(_, tensor)| tensor.to_string())
+            .collect();
+        tensors.join(", ")
+    };
+    fail(format!(
+        "{name} gets [{}], what comes before it gives [{}]",
+        list(gets),
+        list(given)
+    ))
+}
+
+/// One call of all members, each on a thread of its own if there are several.
+fn run_members(
+    members: &mut [Session],
+    plan: &VideoPlanParts,
+    lap: u32,
+    layout: &Layout,
+    input: &[u8],
+) -> Outcome<Result<(Vec<u8>, u32), KernelError>> {
+    if let [alone] = members {
+        return alone.run(plan, lap, layout, input, None);
+    }
+    let (hall, nothing, count) = (Hall::default(), Layout::default(), members.len() as u32);
+    let (hall, nothing) = (&hall, &nothing);
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..)
+            .zip(members)
+            .map(|(at, session)| {
+                scope.spawn(move || {
+                    let mut member = Member::new(hall, at, count);
+                    let (layout, input) = if at == 0 {
+                        (layout, input)
+                    } else {
+                        (nothing, &[][..])
+                    };
+                    session.run(plan, lap, layout, input, Some(&mut member))
+                })
+            })
+            .collect();
+        let mut results = calls.into_iter().map(|call| match call.join() {
+            Ok(result) => result,
+            Err(_) => fail("a member of the group panicked"),
+        });
+        let leader = results
+            .next()
+            .unwrap_or_else(|| fail("the group has no member"));
+        for result in results {
+            if let Err(error) = result? {
+                return Ok(Err(error));
+            }
+        }
+        leader
+    })
+}
+
+/// One stream through sessions of all stages.
 pub(super) struct Stream {
-    pub(super) front: Session,
-    pub(super) phase_b: Session,
+    pub(super) source: Session,
+    pub(super) middle: Middle,
+    pub(super) sink: Session,
     seen: u64,
+}
+
+/// A chunk that went through all stages.
+pub(super) struct Passed {
+    pub(super) frames: Vec<Vec<u8>>,
+    /// What the source gave, and what the sink got.
+    pub(super) first: Travelling,
+    pub(super) last: Travelling,
 }
 
 impl Stream {
     pub(super) fn open(bench: &Bench<'_>, config: &SessionConfig) -> Outcome<Stream> {
+        Self::open_cut(bench, config, None)
+    }
+
+    pub(super) fn open_cut(
+        bench: &Bench<'_>,
+        config: &SessionConfig,
+        cut: Option<Cut<'_>>,
+    ) -> Outcome<Stream> {
+        let [source, .., sink] = bench.set.stages() else {
+            return fail("there is no source or no sink");
+        };
         Ok(Stream {
-            front: bench.open(config)?,
-            phase_b: bench.open(config)?,
+            source: bench.open(&source.name, config)?,
+            middle: Middle::open(bench, config, cut)?,
+            sink: bench.open(&sink.name, config)?,
             seen: 0,
         })
     }
 
-    /// Runs one chunk; gives the frames and the bytes that travelled.
+    /// Whether the sink gives frames like those that the source takes.
+    pub(super) fn keeps_frames(&self) -> bool {
+        self.sink.frames() == self.source.frames()
+    }
+
+    /// Runs one chunk.
     pub(super) fn chunk(
         &mut self,
         frames: &[Vec<u8>],
         steps: u32,
         context: u32,
-    ) -> Outcome<(Vec<Vec<u8>>, Vec<u8>)> {
-        let config = *self.front.config();
+    ) -> Outcome<Passed> {
+        let config = *self.source.config();
         let shape = ChunkShape {
             frames: frames.len() as u32,
             steps,
             context_frames: context,
         };
-        let layout = self.front.layout(shape)?;
         let first = VideoPlanParts::first(config.width, config.height, steps);
         let plan = match self.seen {
             0 => first,
@@ -97,25 +283,33 @@ impl Stream {
         };
         self.seen += frames.len() as u64;
 
-        let input = self.front.encode(frames, &plan, &layout.inputs)??;
-        let (output, calls) = self.phase_b.phase_b(&plan, &layout, &input)??;
-        if calls != plan.expected_generator_calls {
-            return fail(format!(
-                "phase_b made {calls} generator calls, the plan expects {}",
-                plan.expected_generator_calls
-            ));
-        }
-        let count = frames.len();
-        let decoded = self
-            .front
-            .decode(&plan, &layout.outputs, &output, count)??;
-        Ok((decoded, [input, output].concat()))
+        let tensors = self.source.layout(shape, 0)?.outputs;
+        let bytes = self.source.encode(frames, &plan, &tensors)??;
+        let again = Travelling {
+            tensors: tensors.clone(),
+            bytes: bytes.clone(),
+        };
+        let last = self.middle.run(shape, &plan, again)?;
+        let inputs = self.sink.layout(shape, 0)?.inputs;
+        follows(&self.sink.stage().name, &inputs, &last.tensors)?;
+        let count = frames.len() * self.sink.frames().frames_per_frame as usize;
+        let frames = self.sink.decode(&plan, &inputs, &last.bytes, count)??;
+        Ok(Passed {
+            frames,
+            first: Travelling { tensors, bytes },
+            last,
+        })
     }
 }
 
 impl Bench<'_> {
-    pub(super) fn open(&self, config: &SessionConfig) -> Outcome<Session> {
-        self.place.open(self.set, config)
+    pub(super) fn open(&self, stage: &str, config: &SessionConfig) -> Outcome<Session> {
+        self.place.open(self.set, stage, config)
+    }
+
+    /// Whether sessions work on host memory.
+    pub(super) fn is_on_host(&self) -> bool {
+        matches!(self.place, Place::Host)
     }
 
     /// A small session in the first chroma format that the kernels serve.
@@ -142,19 +336,24 @@ impl Bench<'_> {
             .collect()
     }
 
-    /// Two chunks of two steps, and with recompute if the kernels have a context; `between` runs between them.
+    /// Two chunks of so many steps, and with recompute if the kernels have a context; `between` runs between them.
     pub(super) fn two_chunks(
         &self,
         stream: &mut Stream,
+        steps: u32,
         between: impl FnOnce() -> Outcome,
     ) -> Outcome<(Vec<Vec<u8>>, Vec<u8>)> {
-        let config = *stream.front.config();
+        let config = *stream.source.config();
         let context = self.set.describe().context_frames.min(3);
-        let (mut frames, mut bytes) = stream.chunk(&self.pictures(&config, 0, 3), 2, 0)?;
+        let one = stream.chunk(&self.pictures(&config, 0, 3), steps, 0)?;
         between()?;
-        let (more_frames, more_bytes) = stream.chunk(&self.pictures(&config, 3, 2), 2, context)?;
-        frames.extend(more_frames);
-        bytes.extend(more_bytes);
-        Ok((frames, bytes))
+        let two = stream.chunk(&self.pictures(&config, 3, 2), steps, context)?;
+        let bytes = [
+            one.first.bytes,
+            one.last.bytes,
+            two.first.bytes,
+            two.last.bytes,
+        ];
+        Ok(([one.frames, two.frames].concat(), bytes.concat()))
     }
 }

@@ -16,9 +16,11 @@ use crate::config::{ChunkShape, Layout, SessionConfig, Space};
 use crate::cuda::{Pinned, borrow};
 use crate::error::KernelError;
 use crate::frame::{FrameView, FrameViewMut};
+use crate::group::Collectives;
 use crate::guard::{self, GUARD_BYTES};
 use crate::payload::{Payload, PayloadMut};
-use crate::plugin::{KernelSession, KernelSet, RawSession};
+use crate::plugin::{KernelSet, RawSession, StageSession};
+use crate::stage::{FrameGeometry, StageInfo};
 
 /// Where payloads lie.
 #[derive(Debug)]
@@ -45,23 +47,28 @@ impl Place {
         }
     }
 
-    /// Opens a session for a configuration of [`Place::space`].
-    pub(super) fn open(&self, set: &KernelSet, config: &SessionConfig) -> Outcome<Session> {
+    /// Opens a session of a stage for a configuration of [`Place::space`].
+    pub(super) fn open(
+        &self,
+        set: &KernelSet,
+        stage: &str,
+        config: &SessionConfig,
+    ) -> Outcome<Session> {
         Ok(match self {
-            Place::Host => Session::Host(set.open(config)?),
+            Place::Host => Session::Host(set.open_stage(stage, config, &[])?),
             Place::Device(stream) => {
                 // SAFETY: context and stream are those of `Place::device`, whose caller promised them.
-                let session = unsafe { set.open_on_device(config) }?;
+                let session = unsafe { set.open_stage_on_device(stage, config, &[]) }?;
                 Session::Device(session, stream.clone())
             }
         })
     }
 }
 
-/// A session of the kernels. The outer error of a call is a rule that the kernels broke, or a device that failed; the
+/// A session of a stage. The outer error of a call is a rule that the kernels broke, or a device that failed; the
 /// inner one is the kernels' own.
 pub(super) enum Session {
-    Host(KernelSession),
+    Host(StageSession),
     Device(RawSession, Stream),
 }
 
@@ -73,10 +80,24 @@ impl Session {
         }
     }
 
-    pub(super) fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
+    pub(super) fn stage(&self) -> &StageInfo {
         match self {
-            Session::Host(session) => session.layout(shape),
-            Session::Device(session, _) => session.layout(shape),
+            Session::Host(session) => session.stage(),
+            Session::Device(session, _) => session.stage(),
+        }
+    }
+
+    pub(super) fn frames(&self) -> FrameGeometry {
+        match self {
+            Session::Host(session) => session.frames(),
+            Session::Device(session, _) => session.frames(),
+        }
+    }
+
+    pub(super) fn layout(&mut self, shape: ChunkShape, lap: u32) -> Result<Layout, KernelError> {
+        match self {
+            Session::Host(session) => session.layout(shape, lap),
+            Session::Device(session, _) => session.layout(shape, lap),
         }
     }
 
@@ -93,13 +114,14 @@ impl Session {
         &mut self,
         frames: &[Vec<u8>],
         plan: &VideoPlanParts,
-        inputs: &Manifest,
+        outputs: &Manifest,
     ) -> Outcome<Result<Vec<u8>, KernelError>> {
-        let (stream, config) = (self.stream(), *self.config());
-        let mut slot = Slot::new(stream.as_ref(), inputs, &[])?;
+        let (stream, geometry) = (self.stream(), self.frames());
+        let name = self.stage().name.clone();
+        let mut slot = Slot::new(stream.as_ref(), outputs, &[])?;
         let samples = Samples::new(stream.as_ref(), frames)?;
         let before = samples.memory.to_vec();
-        let views = samples.views(&config);
+        let views = samples.views(&geometry);
         let result = match self {
             Session::Host(session) => session.encode(&views, plan, &mut slot.write()?),
             // SAFETY: the bench promised context and stream. Slot and samples are freed when the stream has passed the
@@ -111,37 +133,42 @@ impl Session {
         finish(result, |()| {
             slot.read()?;
             if samples.memory[..] != before {
-                return fail("encode wrote into its frames");
+                return fail(format!("{name} wrote into its frames"));
             }
-            slot.payload("encode")
+            slot.payload(&name)
         })
     }
 
     /// The bytes of the input to those of the output, and the number of generator calls.
-    pub(super) fn phase_b(
+    pub(super) fn run(
         &mut self,
         plan: &VideoPlanParts,
+        lap: u32,
         layout: &Layout,
         input: &[u8],
+        group: Option<&mut dyn Collectives>,
     ) -> Outcome<Result<(Vec<u8>, u32), KernelError>> {
         let stream = self.stream();
+        let name = self.stage().name.clone();
         let mut from = Slot::new(stream.as_ref(), &layout.inputs, input)?;
         let mut to = Slot::new(stream.as_ref(), &layout.outputs, &[])?;
         let before = from.image.clone();
         let result = match self {
-            Session::Host(session) => session.phase_b(plan, &from.given()?, &mut to.write()?),
+            Session::Host(session) => {
+                session.run(plan, lap, &from.given()?, &mut to.write()?, group)
+            }
             // SAFETY: as in `encode`, for both slots, which are memory of their own.
             Session::Device(session, _) => unsafe {
-                session.phase_b(plan, &from.given()?, &mut to.write()?)
+                session.run(plan, lap, &from.given()?, &mut to.write()?, group)
             },
         };
         finish(result, |calls| {
             from.read()?;
             to.read()?;
             if from.image != before {
-                return fail("phase_b wrote into its input");
+                return fail(format!("{name} wrote into its input"));
             }
-            Ok((to.payload("phase_b")?, calls))
+            Ok((to.payload(&name)?, calls))
         })
     }
 
@@ -149,18 +176,17 @@ impl Session {
     pub(super) fn decode(
         &mut self,
         plan: &VideoPlanParts,
-        outputs: &Manifest,
-        output: &[u8],
+        inputs: &Manifest,
+        input: &[u8],
         count: usize,
     ) -> Outcome<Result<Vec<Vec<u8>>, KernelError>> {
-        let (stream, config) = (self.stream(), *self.config());
-        let size = config
-            .chroma
-            .packed_frame_bytes(config.width, config.height);
-        let mut slot = Slot::new(stream.as_ref(), outputs, output)?;
+        let (stream, geometry) = (self.stream(), self.frames());
+        let name = self.stage().name.clone();
+        let size = (geometry.chroma).packed_frame_bytes(geometry.width, geometry.height);
+        let mut slot = Slot::new(stream.as_ref(), inputs, input)?;
         let mut samples = Samples::new(stream.as_ref(), &vec![vec![0; size]; count])?;
         let before = slot.image.clone();
-        let mut views = samples.views_mut(&config);
+        let mut views = samples.views_mut(&geometry);
         let result = match self {
             Session::Host(session) => session.decode(plan, &slot.given()?, &mut views),
             // SAFETY: as in `encode`.
@@ -171,9 +197,9 @@ impl Session {
         finish(result, |()| {
             slot.read()?;
             if slot.image != before {
-                return fail("decode wrote into its input");
+                return fail(format!("{name} wrote into its input"));
             }
-            samples.frames()
+            samples.frames(&name)
         })
     }
 }
@@ -311,16 +337,16 @@ impl Samples {
         Ok(Samples { memory, stride })
     }
 
-    fn views(&self, config: &SessionConfig) -> Vec<FrameView<'_>> {
-        let (width, height, chroma) = (config.width, config.height, config.chroma);
+    fn views(&self, geometry: &FrameGeometry) -> Vec<FrameView<'_>> {
+        let (width, height, chroma) = (geometry.width, geometry.height, geometry.chroma);
         let frames = self.memory.chunks_exact(self.stride);
         frames
             .filter_map(|frame| FrameView::packed(&frame[GUARD_BYTES..], width, height, chroma))
             .collect()
     }
 
-    fn views_mut(&mut self, config: &SessionConfig) -> Vec<FrameViewMut<'_>> {
-        let (width, height, chroma) = (config.width, config.height, config.chroma);
+    fn views_mut(&mut self, geometry: &FrameGeometry) -> Vec<FrameViewMut<'_>> {
+        let (width, height, chroma) = (geometry.width, geometry.height, geometry.chroma);
         self.memory
             .chunks_exact_mut(self.stride)
             .filter_map(|frame| {
@@ -330,12 +356,12 @@ impl Samples {
     }
 
     /// The frames that decode wrote, if it wrote nothing else.
-    fn frames(&self) -> Outcome<Vec<Vec<u8>>> {
+    fn frames(&self, call: &str) -> Outcome<Vec<Vec<u8>>> {
         let frames = self.memory.chunks_exact(self.stride);
         let behind = frames.remainder();
         let mut guards = frames.clone().map(|frame| &frame[..GUARD_BYTES]);
         if guards.any(|bytes| guard::check(bytes).is_err()) || guard::check(behind).is_err() {
-            return fail("decode wrote outside the frame's planes");
+            return fail(format!("{call} wrote outside the frame's planes"));
         }
         Ok(frames.map(|frame| frame[GUARD_BYTES..].to_vec()).collect())
     }

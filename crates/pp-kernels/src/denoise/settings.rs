@@ -4,8 +4,9 @@
 //! eighth larger, or a floor of 1.05 to 1.15, changes it by less than 0.15 dB. A floor below 1 costs 0.7 dB, because
 //! equal patches then lose weight for their noise.
 
-use crate::config::{Chroma, Description};
+use crate::config::Chroma;
 use crate::error::Failure;
+use crate::stage::{Description, StageInfo, StageKind};
 
 /// Changes whenever results may: raise it with the formula or its numbers.
 pub const DIGEST: u64 = 0x6370_755f_0000_0001;
@@ -59,5 +60,14 @@ pub(crate) fn description(name: &str, on_device: bool, digest: u64) -> Descripti
         chroma: Chroma::ALL.into(),
         context_frames: CONTEXT_FRAMES as u32,
         digest,
+        stages: vec![
+            StageInfo::new("encode", StageKind::Source),
+            StageInfo {
+                in_parts: true,
+                in_ring: true,
+                ..StageInfo::new("phase_b", StageKind::Middle)
+            },
+            StageInfo::new("decode", StageKind::Sink),
+        ],
     }
 }

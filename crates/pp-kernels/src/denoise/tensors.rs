@@ -3,17 +3,32 @@
 use pp_contract::{DType, Manifest, TensorSpec, VideoPlanParts};
 
 use super::geometry::{Geometry, TOKEN};
+use super::passes::Share;
 use super::settings::CONTEXT_FRAMES;
-use crate::config::{ChunkShape, Layout};
+use crate::config::{ChunkShape, Layout, SessionConfig};
 use crate::error::Failure;
+use crate::stage::StageKind;
 
 /// Shape of the tokens of so many frames.
 pub(crate) fn latents_dims(geometry: &Geometry, frames: u32) -> [u64; 3] {
     [frames.into(), geometry.tokens as u64, TOKEN as u64]
 }
 
-/// The tensors of a chunk.
-pub(crate) fn layout(geometry: &Geometry, shape: ChunkShape) -> Result<Layout, Failure> {
+/// What a part hands on to the next one as it got it; the last of them exactly with recompute.
+pub(crate) const HANDED_ON: [&str; 4] = [
+    "latents_in",
+    "conditioning_embeds",
+    "denoising_step_list",
+    "context_frames",
+];
+
+/// The tensors that a stage gets and gives in this lap; `guide` is the type of a guide's samples.
+pub(crate) fn layout(
+    (kind, config, geometry): (StageKind, &SessionConfig, &Geometry),
+    shape: ChunkShape,
+    lap: u32,
+    guide: DType,
+) -> Result<Layout, Failure> {
     if shape.context_frames as usize > CONTEXT_FRAMES {
         return Err(Failure::invalid(format!(
             "{} context frames, these kernels look at {CONTEXT_FRAMES}",
@@ -22,22 +37,39 @@ pub(crate) fn layout(geometry: &Geometry, shape: ChunkShape) -> Result<Layout, F
     }
     let latents =
         |name, frames| TensorSpec::new(name, DType::Bf16, &latents_dims(geometry, frames));
-    let mut inputs = vec![
-        latents("latents_in", shape.frames)?,
-        TensorSpec::new(
-            "conditioning_embeds",
-            DType::Bf16,
-            &[geometry.planes.len() as u64],
-        )?,
-        TensorSpec::new("denoising_step_list", DType::I64, &[shape.steps.into()])?,
-    ];
-    if shape.context_frames > 0 {
-        inputs.push(latents("context_frames", shape.context_frames)?);
-    }
-    Ok(Layout {
-        inputs: Manifest::new(&inputs)?,
-        outputs: Manifest::new(&[latents("latents_out", shape.frames)?])?,
-    })
+    let between = |has_guide: bool| -> Result<Manifest, Failure> {
+        let planes = geometry.planes.len() as u64;
+        let mut tensors = vec![
+            latents("latents_in", shape.frames)?,
+            TensorSpec::new("conditioning_embeds", DType::Bf16, &[planes])?,
+            TensorSpec::new("denoising_step_list", DType::I64, &[shape.steps.into()])?,
+        ];
+        if shape.context_frames > 0 {
+            tensors.push(latents("context_frames", shape.context_frames)?);
+        }
+        if has_guide {
+            let dims = latents_dims(geometry, shape.frames);
+            tensors.push(TensorSpec::new("guide", guide, &dims)?);
+        }
+        Ok(Manifest::new(&tensors)?)
+    };
+    let result = || -> Result<Manifest, Failure> {
+        Ok(Manifest::new(&[latents("latents_out", shape.frames)?])?)
+    };
+    let (inputs, outputs) = match kind {
+        StageKind::Source => (Manifest::empty(), between(false)?),
+        StageKind::Middle => {
+            let share = Share::of(config, shape.steps, lap)?;
+            let outputs = if share.ends() {
+                result()
+            } else {
+                between(true)
+            };
+            (between(share.has_guide())?, outputs?)
+        }
+        StageKind::Sink => (result()?, Manifest::empty()),
+    };
+    Ok(Layout { inputs, outputs })
 }
 
 /// Frames in `latents_in`, which must be within what the session takes.

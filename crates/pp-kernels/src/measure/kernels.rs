@@ -38,7 +38,7 @@ impl<'a> Slot<'a> {
 struct Chunks<'a> {
     clock: &'a Clock,
     case: &'a Case,
-    session: &'a mut RawSession,
+    sessions: &'a mut [RawSession; 3],
     samples: &'a mut Pinned,
     /// Plan of the chunk before; its seen frames are the next one's start.
     plan: VideoPlanParts,
@@ -59,20 +59,20 @@ impl Chunks<'_> {
         let mut input = self.input.payload()?;
         // SAFETY: the caller of the measurement has promised the context and the stream; slots are freed behind the
         // stream's work, and the samples when the stream is done, or never.
-        Ok(unsafe { self.session.encode(&views, plan, &mut input) }?)
+        Ok(unsafe { self.sessions[0].encode(&views, plan, &mut input) }?)
     }
 
     fn phase_b(&mut self, plan: &VideoPlanParts) -> Result<u32, MeasureError> {
         let (input, mut output) = (self.input.payload()?, self.output.payload()?);
         // SAFETY: as above.
-        Ok(unsafe { self.session.phase_b(plan, &input, &mut output) }?)
+        Ok(unsafe { self.sessions[1].run(plan, 0, &input, &mut output, None) }?)
     }
 
     fn decode(&mut self, plan: &VideoPlanParts) -> Result<(), MeasureError> {
         let mut views = self.case.views_mut(self.samples);
         let output = self.output.payload()?;
         // SAFETY: as above.
-        Ok(unsafe { self.session.decode(plan, &output, &mut views) }?)
+        Ok(unsafe { self.sessions[2].decode(plan, &output, &mut views) }?)
     }
 
     /// Times `encode`, `phase_b` and `decode` over so many chunks.
@@ -91,14 +91,14 @@ impl Chunks<'_> {
     }
 }
 
-/// Measures the three calls of a set of kernels, copies included, in the steady state of a stream; and `encode` and
+/// Measures the stages of a set that has three, copies included, in the steady state of a stream; and `encode` and
 /// `phase_b` with the context rebuilt, where the kernels have one.
 ///
 /// # Safety
-/// As [`KernelSet::open_on_device`].
+/// As [`KernelSet::open_stage_on_device`].
 ///
 /// # Errors
-/// Kernels that do not work on the device, no memory, or a failure.
+/// Kernels of more stages, or that do not work on the device, no memory, or a failure.
 pub unsafe fn kernels(
     set: &KernelSet,
     case: &Case,
@@ -110,7 +110,9 @@ pub unsafe fn kernels(
     let clock = Clock::new(borrowed)?;
     let config = case.config(context, stream);
     // SAFETY: the caller's duty.
-    let mut session = unsafe { set.open_on_device(&config) }?;
+    let open = |name| unsafe { set.open_stage_on_device(name, &config, &[]) };
+    let [source, middle, sink] = set.three_stages()?;
+    let mut sessions = [open(source)?, open(middle)?, open(sink)?];
     let geometry = Geometry::of(&config);
     let mut samples = Pinned::new(borrowed, case.samples())?;
     picture(&mut samples, case.width as usize);
@@ -122,15 +124,16 @@ pub unsafe fn kernels(
     let variants = if known > 0 { &[0, known][..] } else { &[0] };
     for &context_frames in variants {
         let recompute = context_frames > 0;
-        let layout = session.layout(ChunkShape {
+        let shape = ChunkShape {
             frames: case.frames,
             steps: case.steps,
             context_frames,
-        })?;
+        };
+        let layout = sessions[1].layout(shape, 0)?;
         let mut chunks = Chunks {
             clock: &clock,
             case,
-            session: &mut session,
+            sessions: &mut sessions,
             samples: &mut samples,
             plan,
             input: Slot::new(borrowed, &layout.inputs)?,
@@ -175,7 +178,7 @@ pub unsafe fn kernels(
 /// Measures each kernel of the built-in set alone, with its tensors in device memory.
 ///
 /// # Safety
-/// As [`KernelSet::open_on_device`].
+/// As [`KernelSet::open_stage_on_device`].
 ///
 /// # Errors
 /// No driver, a device that cannot run them, no memory, or a failure.
@@ -189,24 +192,30 @@ pub unsafe fn single_kernels(
     let clock = Clock::new(borrowed)?;
     let config = case.config(context, stream);
     config.validate()?;
-    let mut session = Ptx::create(&config)?;
+    let [source, middle, _] = &Ptx::describe().stages[..] else {
+        return Err(Failure::error("the ptx kernels have three stages").into());
+    };
+    let mut front = Ptx::create(source, &config, &[])?;
+    let mut session = Ptx::create(middle, &config, &[])?;
     let geometry = Geometry::of(&config);
 
     // Two chunks of two steps: then the ring, the context, the guides and the noise are those of a stream.
     let mut pinned = Pinned::new(borrowed, case.samples())?;
     picture(&mut pinned, case.width as usize);
     let views = case.views(&pinned);
-    let Layout { inputs, outputs } = session.layout(ChunkShape {
+    let shape = ChunkShape {
         frames: case.frames,
         steps: 2,
         context_frames: 0,
-    })?;
+    };
+    let Layout { inputs, outputs } = session.layout(shape, 0)?;
     let input = Slot::new(borrowed, &inputs)?;
     let output = Slot::new(borrowed, &outputs)?;
     let mut plan = VideoPlanParts::first(case.width, case.height, 2);
     for chunk in 1..=2 {
-        session.encode(&views, &plan, &mut input.payload()?)?;
-        session.phase_b(&plan, &input.payload()?, &mut output.payload()?)?;
+        front.encode(&views, &plan, &mut input.payload()?)?;
+        let (input, mut output) = (input.payload()?, output.payload()?);
+        session.run(&plan, 0, &input, &mut output, None)?;
         plan = plan.following(chunk * u64::from(case.frames), false);
     }
     borrowed.wait_until_idle(PATIENCE)?;
@@ -221,12 +230,16 @@ pub unsafe fn single_kernels(
     let frames = u64::from(case.frames);
     let tokens = geometry.frame_bytes() as u64 * frames;
     let samples = case.samples() as u64;
-    let scratch = session.scratch_bytes() as u64;
+    let scratch = session.scratch_bytes()? as u64;
     // Whatever is read by many blocks counts once.
     let seen = (frames + CONTEXT_FRAMES as u64) * scratch;
     let mut figures = Vec::new();
     let mut measure = |name, kernel, memory, bytes, flops| {
         let times = times(&clock, case.runs, || {
+            let session = match kernel {
+                Single::Encode | Single::Decode => &mut front,
+                _ => &mut session,
+            };
             // SAFETY: the memory is that of the session's largest chunk, and freed behind the stream's work.
             unsafe { session.only(kernel, &plan, memory, strength, case.frames) }
         })?;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::abi::{self, Table};
-use crate::config::Description;
 use crate::error::{KernelError, Status};
+use crate::stage::{Description, StageInfo};
 
 /// A table and the name to use in errors.
 #[derive(Clone)]
@@ -57,7 +57,7 @@ impl Caller {
     /// A status as a result.
     pub(super) fn judge(
         &self,
-        operation: &'static str,
+        operation: &str,
         status: u32,
         error: &ErrorBuffer,
     ) -> Result<(), KernelError> {
@@ -72,41 +72,34 @@ impl Caller {
         Err(match Status::from_code(status) {
             Status::Panic => KernelError::Panicked {
                 kernels,
-                operation,
+                operation: operation.into(),
                 message,
             },
             status => KernelError::Failed {
                 kernels,
-                operation,
+                operation: operation.into(),
                 status,
                 message,
             },
         })
     }
 
-    pub(super) fn bad_answer(
-        &self,
-        operation: &'static str,
-        reason: impl Into<String>,
-    ) -> KernelError {
+    pub(super) fn bad_answer(&self, operation: &str, reason: impl Into<String>) -> KernelError {
         KernelError::BadAnswer {
             kernels: self.name.to_string(),
-            operation,
+            operation: operation.into(),
             reason: reason.into(),
         }
     }
 
     /// An entry that the loader has checked to be there.
-    pub(super) fn entry<F>(
-        &self,
-        operation: &'static str,
-        entry: Option<F>,
-    ) -> Result<F, KernelError> {
+    pub(super) fn entry<F>(&self, operation: &str, entry: Option<F>) -> Result<F, KernelError> {
         entry.ok_or_else(|| self.bad_answer(operation, "the entry is missing"))
     }
 
     pub(super) fn describe(&self) -> Result<Description, KernelError> {
         let describe = self.entry("describe", self.table.describe)?;
+        let mut stages = [StageInfo::EMPTY; abi::MAX_STAGES];
         let mut raw = abi::Description {
             struct_size: abi::size::<abi::Description>(),
             spaces: 0,
@@ -115,11 +108,19 @@ impl Caller {
             digest: 0,
             name: [0; 64],
             version: [0; 32],
+            stage_capacity: abi::MAX_STAGES as u32,
+            stage_count: 0,
+            stages: stages.as_mut_ptr(),
         };
         let mut error = ErrorBuffer::new();
-        // SAFETY: the table was checked; both structs live across the call and carry their sizes.
+        // SAFETY: the table was checked; the structs and the array live across the call and carry their sizes.
         let status = error.with(|error| unsafe { describe(&raw mut raw, error) });
         self.judge("describe", status, &error)?;
-        Description::from_abi(&raw).map_err(|reason| self.bad_answer("describe", reason))
+        let count = raw.stage_count as usize;
+        let described = match stages.get(..count) {
+            Some(stages) => Description::from_abi(&raw, stages),
+            None => Err(format!("{count} stages, at most {}", abi::MAX_STAGES)),
+        };
+        described.map_err(|reason| self.bad_answer("describe", reason))
     }
 }

@@ -4,8 +4,9 @@
 //! argument against the session before the call, and after it the counts and the texts.
 //!
 //! Hazard: a device reads and writes after the call has returned, so no borrow can hold the memory. The caller
-//! promises instead, in one contract for all three calls ([`RawSession`]).
+//! promises instead, in one contract for all calls ([`RawSession`]).
 
+use std::ffi::CString;
 use std::ops::Deref;
 
 use pp_contract::{Manifest, VideoPlan, VideoPlanParts};
@@ -15,20 +16,23 @@ use crate::config::{ChunkShape, Layout, SessionConfig, Space};
 use crate::convert::{self, RawTensors, raw_plan};
 use crate::error::KernelError;
 use crate::frame::{FrameView, FrameViewMut, Plane};
+use crate::group::{Collectives, Lent};
 use crate::payload::{Payload, PayloadMut};
+use crate::stage::{FrameGeometry, StageInfo, StageKind};
 
 use super::caller::{Caller, ErrorBuffer};
 
-/// One session of a set of kernels, in the memory of its configuration. [`KernelSession`](super::KernelSession) is its
-/// safe form on host memory; this one is for devices.
+/// One session of a stage, in the memory of its configuration. [`StageSession`](super::StageSession) is its safe form on
+/// host memory; this one is for devices.
 ///
 /// # The contract of a call
-/// On a device, [`encode`](RawSession::encode), [`phase_b`](RawSession::phase_b) and [`decode`](RawSession::decode)
-/// enqueue work on the session's stream and return. The caller promises:
+/// On a device, [`encode`](RawSession::encode), [`run`](RawSession::run) and [`decode`](RawSession::decode) enqueue work
+/// on the session's stream and return. The caller promises:
 /// 1. the session's context is current on the calling thread;
 /// 2. the payloads are device memory of that context, as long as they say;
 /// 3. payloads and frames stay allocated, and are touched by nothing that the stream does not order, until the stream
-///    has passed the call: an event recorded behind it is done.
+///    has passed the call: an event recorded behind it is done;
+/// 4. the collectives of a group enqueue on that stream.
 ///
 /// Frames should lie in page-locked memory. Others give the same result, but the call may wait for the device.
 ///
@@ -39,12 +43,14 @@ use super::caller::{Caller, ErrorBuffer};
 /// stream that hangs may still touch stays allocated.
 pub struct RawSession {
     caller: Caller,
+    stage: StageInfo,
     config: SessionConfig,
+    geometry: FrameGeometry,
     raw: *mut OpaqueSession,
     error: ErrorBuffer,
     /// Those of the call under way.
     frames: Vec<abi::Frame>,
-    panicked: Option<(&'static str, String)>,
+    panicked: Option<(String, String)>,
 }
 
 // SAFETY: the ABI says that calls on one session may come from different threads as long as they do not overlap, and
@@ -55,41 +61,95 @@ impl std::fmt::Debug for RawSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RawSession")
             .field("kernels", &self.caller.name)
+            .field("stage", &self.stage)
             .field("config", &self.config)
             .finish_non_exhaustive()
     }
 }
 
+/// The user's pairs as texts that end with a NUL.
+fn raw_args(args: &[(String, String)]) -> Result<Vec<(CString, CString)>, KernelError> {
+    let text = |text: &str| {
+        CString::new(text)
+            .map_err(|_| bad_call("open", format!("the argument {text:?} holds a NUL")))
+    };
+    args.iter()
+        .map(|(key, value)| Ok((text(key)?, text(value)?)))
+        .collect()
+}
+
+/// Refuses parts, laps and members of a stage that does not have them.
+fn check_share(stage: &StageInfo, config: &SessionConfig) -> Result<(), KernelError> {
+    let asked = [
+        (config.parts > 1 && !stage.in_parts, "cut into parts"),
+        (config.laps > 1 && !stage.in_ring, "walked in a ring"),
+        (config.members > 1 && !stage.in_group, "run by a group"),
+    ];
+    match asked.into_iter().find(|(refused, _)| *refused) {
+        None => Ok(()),
+        Some((_, what)) => Err(bad_call(
+            "open",
+            format!("the stage {} of these kernels cannot be {what}", stage.name),
+        )),
+    }
+}
+
 impl RawSession {
-    /// Makes the session.
+    /// Makes the session for the stage of this number.
     ///
     /// # Safety
     /// A configuration for CUDA holds a live context, current on this thread, and a live stream of it, both of which
     /// outlive the session.
-    pub(super) unsafe fn open(caller: Caller, config: &SessionConfig) -> Result<Self, KernelError> {
+    pub(super) unsafe fn open(
+        caller: Caller,
+        (number, stage): (u32, &StageInfo),
+        config: &SessionConfig,
+        args: &[(String, String)],
+    ) -> Result<Self, KernelError> {
         config
             .validate()
             .map_err(|failure| bad_call("create", failure.message))?;
+        check_share(stage, config)?;
+        let texts = raw_args(args)?;
+        let pairs: Vec<abi::Arg> = (texts.iter())
+            .map(|(key, value)| abi::Arg {
+                key: key.as_ptr().cast(),
+                value: value.as_ptr().cast(),
+            })
+            .collect();
         let create = caller.entry("create", caller.table.create)?;
-        let raw_config = config.to_abi();
+        let raw_config = config.to_abi(number, &pairs);
+        let mut frames = FrameGeometry::of(config).to_abi();
         let mut raw = std::ptr::null_mut();
         let mut error = ErrorBuffer::new();
-        // SAFETY: the table was checked; the structs live across the call and carry their sizes; what the configuration
-        // names is alive (the caller's duty).
-        let status =
-            error.with(|error| unsafe { create(&raw const raw_config, &raw mut raw, error) });
+        // SAFETY: the table was checked; the structs and the user's pairs live across the call and carry their sizes; what
+        // the configuration names is alive (the caller's duty).
+        let status = error.with(|error| unsafe {
+            create(&raw const raw_config, &raw mut frames, &raw mut raw, error)
+        });
         caller.judge("create", status, &error)?;
         if raw.is_null() {
             return Err(caller.bad_answer("create", "it said OK and gave no session"));
         }
-        Ok(RawSession {
+        let mut session = RawSession {
             caller,
+            stage: stage.clone(),
             config: *config,
+            geometry: FrameGeometry::of(config),
             raw,
             error,
-            frames: Vec::with_capacity(config.max_frames as usize),
+            frames: Vec::new(),
             panicked: None,
-        })
+        };
+        let geometry = FrameGeometry::from_abi(&frames)
+            .map_err(|reason| session.caller.bad_answer("create", reason))?;
+        if stage.kind != StageKind::Sink && geometry != session.geometry {
+            let reason = format!("the stage {} is no sink and changed its frames", stage.name);
+            return Err(session.caller.bad_answer("create", reason));
+        }
+        session.geometry = geometry;
+        session.frames.reserve(session.most_frames());
+        Ok(session)
     }
 
     /// What the session was made for.
@@ -98,14 +158,34 @@ impl RawSession {
         &self.config
     }
 
-    /// The tensors of a chunk of this shape, each with its place in the payload. No work for the device.
+    /// The stage that it runs.
+    #[must_use]
+    pub fn stage(&self) -> &StageInfo {
+        &self.stage
+    }
+
+    /// The frames of a source or a sink; a sink's may differ from those of the source.
+    #[must_use]
+    pub fn frames(&self) -> FrameGeometry {
+        self.geometry
+    }
+
+    fn most_frames(&self) -> usize {
+        self.config.max_frames as usize * self.geometry.frames_per_frame as usize
+    }
+
+    /// The tensors of a chunk of this shape in this lap, each with its place in the payload. No work for the device.
     ///
     /// # Errors
     /// A shape that the session does not serve, or an answer that makes no sense.
-    pub fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
+    pub fn layout(&mut self, shape: ChunkShape, lap: u32) -> Result<Layout, KernelError> {
         const OP: &str = "layout";
         self.check_usable()?;
-        self.check_frames(OP, shape.frames as usize)?;
+        self.check_lap(OP, lap)?;
+        let most = self.config.max_frames;
+        if shape.frames == 0 || shape.frames > most {
+            return Err(bad_call(OP, too_many(shape.frames as usize, most as usize)));
+        }
         let mut inputs = RawTensors::EMPTY;
         let mut outputs = RawTensors::EMPTY;
         let mut args = abi::LayoutArgs {
@@ -113,131 +193,147 @@ impl RawSession {
             frames: shape.frames,
             steps: shape.steps,
             context_frames: shape.context_frames,
+            lap,
             capacity: abi::MAX_TENSORS as u32,
             input_count: 0,
             output_count: 0,
-            reserved: 0,
             inputs: inputs.as_mut_ptr(),
             outputs: outputs.as_mut_ptr(),
         };
         // SAFETY: the session's own table; the arrays hold `capacity` elements and live across the call.
         unsafe { self.call(OP, self.caller.table.layout, &mut args) }?;
-        let read = |raw: &RawTensors, count: u32, which: &str| {
+        let read = |raw: &RawTensors, count: u32, which: &str, none: StageKind| {
+            if self.stage.kind == none && count > 0 {
+                return Err(format!(
+                    "{count} {which} tensors of a {none:?}, which has none"
+                ));
+            }
             let written = raw
                 .as_slice()
                 .get(..count as usize)
                 .ok_or_else(|| format!("{count} {which} tensors, at most {}", abi::MAX_TENSORS))?;
             convert::manifest(written).map_err(|failure| failure.message)
         };
-        let lists = read(&inputs, args.input_count, "input")
-            .and_then(|i| Ok((i, read(&outputs, args.output_count, "output")?)));
+        let lists = read(&inputs, args.input_count, "input", StageKind::Source).and_then(|i| {
+            let outputs = read(&outputs, args.output_count, "output", StageKind::Sink)?;
+            Ok((i, outputs))
+        });
         match lists {
             Ok((inputs, outputs)) => Ok(Layout { inputs, outputs }),
             Err(reason) => Err(self.caller.bad_answer(OP, reason)),
         }
     }
 
-    /// Checks the frames of a call, and takes them up.
-    fn take_frames(
-        &mut self,
-        operation: &'static str,
-        frames: impl ExactSizeIterator<Item = [abi::Plane; 3]>,
-    ) -> Result<(), KernelError> {
-        self.check_frames(operation, frames.len())?;
-        self.frames.clear();
-        self.frames
-            .extend(frames.map(|planes| abi::Frame { planes }));
-        self.check_planes(operation)
-    }
-
-    /// Frames to the input tensors of `phase_b`.
+    /// A source: frames to tensors.
     ///
     /// # Safety
     /// [The contract of a call](RawSession#the-contract-of-a-call).
     ///
     /// # Errors
-    /// Frames or plan of another size, a payload in memory of another kind, or a failure of the kernels.
+    /// A stage of another kind, frames or plan of another size, a payload in memory of another kind, or a failure of the
+    /// kernels.
     pub unsafe fn encode(
         &mut self,
         frames: &[FrameView<'_>],
         plan: &VideoPlanParts,
-        input: &mut PayloadMut<'_>,
+        output: &mut PayloadMut<'_>,
     ) -> Result<(), KernelError> {
-        const OP: &str = "encode";
-        self.check_call(OP, plan)?;
-        self.check_space(OP, input.is_on_device())?;
+        self.check_call(StageKind::Source, plan)?;
+        self.check_space(output.is_on_device())?;
         let planes = |frame: &FrameView<'_>| {
             std::array::from_fn(|index| {
                 let plane = frame.plane(index);
                 raw_plane(&plane, plane.as_ptr().cast_mut())
             })
         };
-        self.take_frames(OP, frames.iter().map(planes))?;
-        let tensors = raw_tensors(OP, input.tensors())?;
-        let input = tensors.payload(input.raw());
+        self.take_frames(frames.iter().map(planes))?;
+        let tensors = self.raw_tensors(output.tensors())?;
+        let output = tensors.payload(output.raw());
         let plan = raw_plan(plan);
-        let mut args = abi::EncodeArgs {
-            struct_size: abi::size::<abi::EncodeArgs>(),
+        let mut args = abi::RunArgs {
             frame_count: self.frames.len() as u32,
-            plan: &raw const plan,
             frames: self.frames.as_ptr(),
-            input: &raw const input,
+            output: &raw const output,
+            ..run_args(&plan)
         };
-        // SAFETY: the session's own table; the structs live across the call, every plane was checked to hold the session's
-        // size, and the payload covers its tensors; the rest is the caller's duty.
-        unsafe { self.call(OP, self.caller.table.encode, &mut args) }
+        // SAFETY: the structs live across the call, every plane was checked to hold the stage's size, and the payload covers
+        // its tensors; the rest is the caller's duty.
+        unsafe { self.call_run(&mut args) }
     }
 
-    /// Phase B: `input` to `output`. Gives the number of generator calls that were made or enqueued.
+    /// A middle stage: `input` to `output`, in this lap. Gives the number of generator calls that were made or enqueued. A
+    /// member of a group needs the group's collectives; only member 0 has tensors.
     ///
     /// # Safety
     /// [The contract of a call](RawSession#the-contract-of-a-call); the payloads do not overlap.
     ///
     /// # Errors
-    /// A plan of another size, a payload in memory of another kind, or a failure of the kernels.
-    pub unsafe fn phase_b(
+    /// A stage of another kind, a plan of another size, a payload in memory of another kind, a group that is missing, or
+    /// a failure of the kernels.
+    pub unsafe fn run(
         &mut self,
         plan: &VideoPlanParts,
+        lap: u32,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
+        group: Option<&mut dyn Collectives>,
     ) -> Result<u32, KernelError> {
-        const OP: &str = "phase_b";
-        self.check_call(OP, plan)?;
-        self.check_space(OP, input.is_on_device())?;
-        self.check_space(OP, output.is_on_device())?;
-        let input_tensors = raw_tensors(OP, input.tensors())?;
+        self.check_call(StageKind::Middle, plan)?;
+        self.check_lap(&self.stage.name, lap)?;
+        let members = self.config.members;
+        if group.is_some() != (members > 1) {
+            let given = if group.is_some() {
+                "given"
+            } else {
+                "not given"
+            };
+            let reason = format!("the group is {given}, the session has {members} members");
+            return Err(bad_call(&self.stage.name, reason));
+        }
+        self.check_space(input.is_on_device())?;
+        self.check_space(output.is_on_device())?;
+        let input_tensors = self.raw_tensors(input.tensors())?;
         let input = input_tensors.payload(input.raw());
-        let output_tensors = raw_tensors(OP, output.tensors())?;
+        let output_tensors = self.raw_tensors(output.tensors())?;
         let output = output_tensors.payload(output.raw());
         let plan = raw_plan(plan);
-        let mut args = abi::PhaseBArgs {
-            struct_size: abi::size::<abi::PhaseBArgs>(),
-            observed_generator_calls: 0,
-            plan: &raw const plan,
-            input: &raw const input,
-            output: &raw const output,
+        let mut lent = group.map(|collectives| Lent {
+            collectives,
+            members,
+        });
+        let table = lent.as_mut().map(Lent::table);
+        let has_payload = self.config.member == 0;
+        let given = |payload: &abi::Payload| match has_payload {
+            true => std::ptr::from_ref(payload),
+            false => std::ptr::null(),
         };
-        // SAFETY: as in `encode`.
-        unsafe { self.call(OP, self.caller.table.phase_b, &mut args) }?;
+        let mut args = abi::RunArgs {
+            lap,
+            input: given(&input),
+            output: given(&output),
+            group: table.as_ref().map_or(std::ptr::null(), std::ptr::from_ref),
+            ..run_args(&plan)
+        };
+        // SAFETY: as in `encode`; the table lends the collectives, which nothing else uses until the call returns.
+        unsafe { self.call_run(&mut args) }?;
         Ok(args.observed_generator_calls)
     }
 
-    /// The output tensors of `phase_b` to frames.
+    /// A sink: tensors to frames.
     ///
     /// # Safety
     /// [The contract of a call](RawSession#the-contract-of-a-call).
     ///
     /// # Errors
-    /// Frames or plan of another size, a payload in memory of another kind, or a failure of the kernels.
+    /// As [`RawSession::encode`].
     pub unsafe fn decode(
         &mut self,
         plan: &VideoPlanParts,
-        output: &Payload<'_>,
+        input: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), KernelError> {
-        const OP: &str = "decode";
-        self.check_call(OP, plan)?;
-        self.check_space(OP, output.is_on_device())?;
+        self.check_call(StageKind::Sink, plan)?;
+        self.check_space(input.is_on_device())?;
         let planes = |frame: &mut FrameViewMut<'_>| {
             std::array::from_fn(|index| {
                 let plane = frame.plane_mut(index);
@@ -245,19 +341,26 @@ impl RawSession {
                 raw_plane(plane, data)
             })
         };
-        self.take_frames(OP, frames.iter_mut().map(planes))?;
-        let tensors = raw_tensors(OP, output.tensors())?;
-        let output = tensors.payload(output.raw());
+        self.take_frames(frames.iter_mut().map(planes))?;
+        let tensors = self.raw_tensors(input.tensors())?;
+        let input = tensors.payload(input.raw());
         let plan = raw_plan(plan);
-        let mut args = abi::DecodeArgs {
-            struct_size: abi::size::<abi::DecodeArgs>(),
+        let mut args = abi::RunArgs {
             frame_count: self.frames.len() as u32,
-            plan: &raw const plan,
-            output: &raw const output,
             frames: self.frames.as_ptr(),
+            input: &raw const input,
+            ..run_args(&plan)
         };
         // SAFETY: as in `encode`.
-        unsafe { self.call(OP, self.caller.table.decode, &mut args) }
+        unsafe { self.call_run(&mut args) }
+    }
+
+    /// # Safety
+    /// As [`RawSession::call`].
+    unsafe fn call_run(&mut self, args: &mut abi::RunArgs) -> Result<(), KernelError> {
+        let name = self.stage.name.clone();
+        // SAFETY: the session's own table; the rest is the caller's duty.
+        unsafe { self.call(&name, self.caller.table.run, args) }
     }
 
     /// Calls an entry, and remembers a panic.
@@ -266,7 +369,7 @@ impl RawSession {
     /// The entry is of the session's table, and what the arguments point to is as the ABI asks for until the call returns.
     unsafe fn call<A>(
         &mut self,
-        operation: &'static str,
+        operation: &str,
         entry: Option<abi::CallFn<A>>,
         args: &mut A,
     ) -> Result<(), KernelError> {
@@ -275,15 +378,15 @@ impl RawSession {
         let status = (self.error).with(|error| unsafe { entry(raw, args, error) });
         let result = self.caller.judge(operation, status, &self.error);
         if let Err(KernelError::Panicked { message, .. }) = &result {
-            self.panicked = Some((operation, message.clone()));
+            self.panicked = Some((operation.into(), message.clone()));
         }
         result
     }
 
-    pub(super) fn overrun(&self, operation: &'static str, what: String) -> KernelError {
+    pub(super) fn overrun(&self, what: String) -> KernelError {
         KernelError::Overrun {
             kernels: self.caller.name.to_string(),
-            operation,
+            operation: self.stage.name.clone(),
             what,
         }
     }
@@ -293,33 +396,47 @@ impl RawSession {
             None => Ok(()),
             Some((operation, message)) => Err(KernelError::Panicked {
                 kernels: self.caller.name.to_string(),
-                operation,
+                operation: operation.clone(),
                 message: message.clone(),
             }),
         }
     }
 
-    fn check_call(
-        &self,
-        operation: &'static str,
-        plan: &VideoPlanParts,
-    ) -> Result<(), KernelError> {
+    fn check_call(&self, kind: StageKind, plan: &VideoPlanParts) -> Result<(), KernelError> {
+        let name = &self.stage.name;
         self.check_usable()?;
+        if kind != self.stage.kind {
+            return Err(bad_call(
+                name,
+                format!("called as a {kind:?}, it is a {:?}", self.stage.kind),
+            ));
+        }
         if (plan.width, plan.height) != (self.config.width, self.config.height) {
             return Err(bad_call(
-                operation,
+                name,
                 format!(
                     "the plan is for {}x{}, the session for {}x{}",
                     plan.width, plan.height, self.config.width, self.config.height
                 ),
             ));
         }
-        VideoPlan::new(*plan).map_err(|error| bad_call(operation, error.to_string()))?;
+        VideoPlan::new(*plan).map_err(|error| bad_call(name, error.to_string()))?;
         Ok(())
     }
 
+    fn check_lap(&self, operation: &str, lap: u32) -> Result<(), KernelError> {
+        let laps = self.config.laps;
+        if lap < laps {
+            return Ok(());
+        }
+        Err(bad_call(
+            operation,
+            format!("lap {lap} of {laps}: laps are counted from 0"),
+        ))
+    }
+
     /// Refuses a payload in memory of another kind than the session's.
-    fn check_space(&self, operation: &'static str, on_device: bool) -> Result<(), KernelError> {
+    fn check_space(&self, on_device: bool) -> Result<(), KernelError> {
         let reason = match (self.config.space, on_device) {
             (Space::Host, true) => "the payload lies on a device, the session works on host memory",
             (Space::Cuda { .. }, false) => {
@@ -327,30 +444,27 @@ impl RawSession {
             }
             _ => return Ok(()),
         };
-        Err(bad_call(operation, reason.into()))
+        Err(bad_call(&self.stage.name, reason.into()))
     }
 
-    fn check_frames(&self, operation: &'static str, frames: usize) -> Result<(), KernelError> {
-        let most = self.config.max_frames as usize;
-        if frames == 0 || frames > most {
-            return Err(bad_call(
-                operation,
-                format!("{frames} frames in a chunk, the session takes 1 to {most}"),
-            ));
+    /// Checks the frames of a call, and takes them up.
+    fn take_frames(
+        &mut self,
+        frames: impl ExactSizeIterator<Item = [abi::Plane; 3]>,
+    ) -> Result<(), KernelError> {
+        let (count, most) = (frames.len(), self.most_frames());
+        if count == 0 || count > most {
+            return Err(bad_call(&self.stage.name, too_many(count, most)));
         }
-        Ok(())
-    }
-
-    fn check_planes(&self, operation: &'static str) -> Result<(), KernelError> {
+        self.frames.clear();
+        self.frames
+            .extend(frames.map(|planes| abi::Frame { planes }));
         for (number, frame) in self.frames.iter().enumerate() {
             for (index, plane) in frame.planes.iter().enumerate() {
-                let must =
-                    self.config
-                        .chroma
-                        .plane_size(index, self.config.width, self.config.height);
+                let must = self.geometry.plane_size(index);
                 if (plane.width, plane.height) != must {
                     return Err(bad_call(
-                        operation,
+                        &self.stage.name,
                         format!(
                             "plane {index} of frame {number} is {}x{}, must be {}x{}",
                             plane.width, plane.height, must.0, must.1
@@ -360,6 +474,10 @@ impl RawSession {
             }
         }
         Ok(())
+    }
+
+    fn raw_tensors(&self, tensors: &Manifest) -> Result<RawTensors, KernelError> {
+        RawTensors::new(tensors).map_err(|failure| bad_call(&self.stage.name, failure.message))
     }
 }
 
@@ -372,8 +490,29 @@ impl Drop for RawSession {
     }
 }
 
-fn bad_call(operation: &'static str, reason: String) -> KernelError {
-    KernelError::BadCall { operation, reason }
+fn bad_call(operation: &str, reason: String) -> KernelError {
+    KernelError::BadCall {
+        operation: operation.into(),
+        reason,
+    }
+}
+
+fn too_many(frames: usize, most: usize) -> String {
+    format!("{frames} frames in a chunk, the session takes 1 to {most}")
+}
+
+fn run_args(plan: &abi::Plan) -> abi::RunArgs {
+    abi::RunArgs {
+        struct_size: abi::size::<abi::RunArgs>(),
+        lap: 0,
+        frame_count: 0,
+        observed_generator_calls: 0,
+        plan,
+        frames: std::ptr::null(),
+        input: std::ptr::null(),
+        output: std::ptr::null(),
+        group: std::ptr::null(),
+    }
 }
 
 fn raw_plane<D: Deref<Target = [u8]>>(plane: &Plane<D>, data: *mut u8) -> abi::Plane {
@@ -386,8 +525,4 @@ fn raw_plane<D: Deref<Target = [u8]>>(plane: &Plane<D>, data: *mut u8) -> abi::P
         width: plane.width() as u32,
         height: plane.height() as u32,
     }
-}
-
-fn raw_tensors(operation: &'static str, tensors: &Manifest) -> Result<RawTensors, KernelError> {
-    RawTensors::new(tensors).map_err(|failure| bad_call(operation, failure.message))
 }

@@ -5,28 +5,35 @@ use pp_contract::VideoPlanParts;
 use crate::config::{ChunkShape, Layout, SessionConfig};
 use crate::error::KernelError;
 use crate::frame::{FrameView, FrameViewMut};
+use crate::group::Collectives;
 use crate::guard;
 use crate::payload::{Payload, PayloadMut};
+use crate::stage::{FrameGeometry, StageInfo};
 
 use super::caller::Caller;
 use super::raw::RawSession;
 
-/// One session of a set of kernels, on host memory.
+/// One session of a stage, on host memory.
 ///
 /// Its state (the frames it remembers, its scratch memory) is its own; results depend on the sequence of calls alone.
 /// # If dropped
 /// The kernels destroy it; after a panic inside them too.
 #[derive(Debug)]
-pub struct KernelSession {
+pub struct StageSession {
     raw: RawSession,
 }
 
-impl KernelSession {
+impl StageSession {
     /// The configuration is for host memory: the set has seen to that.
-    pub(super) fn open(caller: Caller, config: &SessionConfig) -> Result<Self, KernelError> {
+    pub(super) fn open(
+        caller: Caller,
+        stage: (u32, &StageInfo),
+        config: &SessionConfig,
+        args: &[(String, String)],
+    ) -> Result<Self, KernelError> {
         // SAFETY: a session on host memory names no context and no stream.
-        let raw = unsafe { RawSession::open(caller, config) }?;
-        Ok(KernelSession { raw })
+        let raw = unsafe { RawSession::open(caller, stage, config, args) }?;
+        Ok(StageSession { raw })
     }
 
     /// What the session was made for.
@@ -35,64 +42,79 @@ impl KernelSession {
         self.raw.config()
     }
 
-    /// The tensors of a chunk of this shape, each with its place in the payload.
+    /// The stage that it runs.
+    #[must_use]
+    pub fn stage(&self) -> &StageInfo {
+        self.raw.stage()
+    }
+
+    /// The frames of a source or a sink; a sink's may differ from those of the source.
+    #[must_use]
+    pub fn frames(&self) -> FrameGeometry {
+        self.raw.frames()
+    }
+
+    /// The tensors of a chunk of this shape in this lap, each with its place in the payload.
     ///
     /// # Errors
     /// A shape that the session does not serve, or an answer that makes no sense.
-    pub fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
-        self.raw.layout(shape)
+    pub fn layout(&mut self, shape: ChunkShape, lap: u32) -> Result<Layout, KernelError> {
+        self.raw.layout(shape, lap)
     }
 
-    /// Frames to the input tensors of `phase_b`, written straight into `input`.
+    /// A source: frames to tensors, written straight into `output`.
     ///
     /// # Errors
-    /// Frames or plan of another size, a failure of the kernels, or a write past a tensor.
+    /// A stage of another kind, frames or plan of another size, a failure of the kernels, or a write past a tensor.
     pub fn encode(
         &mut self,
         frames: &[FrameView<'_>],
         plan: &VideoPlanParts,
-        input: &mut PayloadMut<'_>,
+        output: &mut PayloadMut<'_>,
     ) -> Result<(), KernelError> {
         // SAFETY: planes and payload are borrowed across the call, the payload exclusively.
-        self.guarded("encode", input, |raw, input| unsafe {
-            raw.encode(frames, plan, input)
+        self.guarded(output, |raw, output| unsafe {
+            raw.encode(frames, plan, output)
         })
     }
 
-    /// Phase B: `input` to `output`. Gives the number of generator calls it made.
+    /// A middle stage: `input` to `output`, in this lap. Gives the number of generator calls it made. A member of a group
+    /// needs the group's collectives; only member 0 has tensors.
     ///
     /// # Errors
-    /// A plan of another size, a failure of the kernels, or a write past a tensor.
-    pub fn phase_b(
+    /// A stage of another kind, a plan of another size, a group that is missing, a failure of the kernels, or a write past
+    /// a tensor.
+    pub fn run(
         &mut self,
         plan: &VideoPlanParts,
+        lap: u32,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
+        group: Option<&mut dyn Collectives>,
     ) -> Result<u32, KernelError> {
         // SAFETY: both payloads are borrowed across the call, the output exclusively.
-        self.guarded("phase_b", output, |raw, output| unsafe {
-            raw.phase_b(plan, input, output)
+        self.guarded(output, |raw, output| unsafe {
+            raw.run(plan, lap, input, output, group)
         })
     }
 
-    /// The output tensors of `phase_b` to frames, read straight from `output`.
+    /// A sink: tensors to frames, read straight from `input`.
     ///
     /// # Errors
-    /// Frames or plan of another size, or a failure of the kernels.
+    /// A stage of another kind, frames or plan of another size, or a failure of the kernels.
     pub fn decode(
         &mut self,
         plan: &VideoPlanParts,
-        output: &Payload<'_>,
+        input: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), KernelError> {
         // SAFETY: the planes are borrowed exclusively across the call, and the payload is borrowed.
-        unsafe { self.raw.decode(plan, output, frames) }
+        unsafe { self.raw.decode(plan, input, frames) }
     }
 
     /// Arms the guards, runs `call`, checks the guards.
     fn guarded<T>(
         &mut self,
-        operation: &'static str,
         payload: &mut PayloadMut<'_>,
         call: impl FnOnce(&mut RawSession, &mut PayloadMut<'_>) -> Result<T, KernelError>,
     ) -> Result<T, KernelError> {
@@ -110,6 +132,6 @@ impl KernelSession {
             (Err(spec), _) => format!("tensor {}", spec.name()),
             (_, Err(index)) => format!("the payload (byte {index} behind it)"),
         };
-        Err(self.raw.overrun(operation, overrun))
+        Err(self.raw.overrun(overrun))
     }
 }

@@ -38,6 +38,9 @@ pub const ALL: &[(&str, Case)] = &[
     ("conditioning_is_held", |gpu, _| {
         either::conditioning_is_held(Kernels::Gpu(gpu));
     }),
+    ("parts_equal_one_call", |gpu, small| {
+        either::parts_equal_one_call(Kernels::Gpu(gpu), small);
+    }),
     (
         "the_same_calls_give_the_same_bytes",
         the_same_calls_give_the_same_bytes,
@@ -82,7 +85,7 @@ fn layout_is_that_of_the_cpu(gpu: &Gpu, small: bool) {
                     steps,
                     context_frames,
                 };
-                assert_eq!(ours.layout(shape), cpu.layout(shape));
+                assert_eq!(ours.layout(shape, 0), cpu.layout(shape, 0));
             }
         }
     }
@@ -260,7 +263,7 @@ fn bad_calls_leave_the_session_usable(gpu: &Gpu, _: bool) {
     let plan = VideoPlanParts::first(40, 24, 1);
     let mut session = Session::gpu(gpu, config);
     let before = run(&mut session, &frames, &plan);
-    let Session::Gpu(_, raw) = &mut session else {
+    let Session::Gpu(_, [_, raw, _]) = &mut session else {
         unreachable!("made above")
     };
     let empty = pp_kernels::Manifest::empty();
@@ -268,11 +271,19 @@ fn bad_calls_leave_the_session_usable(gpu: &Gpu, _: bool) {
     let mut no_output =
         pp_kernels::PayloadMut::on_device(&empty, 0, 0).expect("no tensors fit anywhere");
     // SAFETY: the context is current, and there is no memory to keep.
-    let error = unsafe { raw.phase_b(&plan, &nothing(), &mut no_output) };
+    let error = unsafe { raw.run(&plan, 0, &nothing(), &mut no_output, None) };
     let error = error.expect_err("there is no latents_in").to_string();
     assert!(error.contains("latents_in holds 0 frames"), "{error}");
     // SAFETY: as above.
-    let error = unsafe { raw.phase_b(&plan.following(2, true), &nothing(), &mut no_output) };
+    let error = unsafe {
+        raw.run(
+            &plan.following(2, true),
+            0,
+            &nothing(),
+            &mut no_output,
+            None,
+        )
+    };
     error.expect_err("there are no context_frames either");
     assert!(run(&mut session, &frames, &plan) == before);
 }

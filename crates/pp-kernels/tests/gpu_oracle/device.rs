@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result};
+use pp_contract::pass_range;
 use pp_kernels::{
-    Chroma, ChunkShape, FrameView, FrameViewMut, KernelSession, KernelSet, Layout, Payload,
-    PayloadMut, PlaneView, PlaneViewMut, RawSession, SessionConfig, VideoPlanParts,
+    Chroma, ChunkShape, FrameView, FrameViewMut, KernelSet, Layout, Payload, PayloadMut, PlaneView,
+    PlaneViewMut, RawSession, SessionConfig, StageKind, StageSession, VideoPlanParts,
 };
 
 pub struct Gpu {
@@ -107,10 +108,25 @@ impl Drop for Pinned {
     }
 }
 
-/// A session of either kind, driven with payloads as bytes.
+const STAGES: [&str; 3] = ["encode", "phase_b", "decode"];
+
+/// Encode and decode are never shared out.
+fn of_stage(name: &str, config: SessionConfig) -> SessionConfig {
+    match name {
+        "phase_b" => config,
+        _ => SessionConfig {
+            part: 0,
+            parts: 1,
+            laps: 1,
+            ..config
+        },
+    }
+}
+
+/// Sessions of encode, Phase B and decode of either kind, driven with payloads as bytes.
 pub enum Session<'a> {
-    Cpu(KernelSession),
-    Gpu(&'a Gpu, RawSession),
+    Cpu([StageSession; 3]),
+    Gpu(&'a Gpu, [RawSession; 3]),
 }
 
 /// Bytes behind each row of a frame in page-locked memory.
@@ -187,32 +203,48 @@ impl<'a> Session<'a> {
             space: pp_kernels::Space::Host,
             ..config
         };
-        Session::Cpu(
-            KernelSet::for_host()
-                .open(&config)
-                .expect("the cpu kernels open"),
-        )
+        let open = |name| KernelSet::for_host().open_stage(name, &of_stage(name, config), &[]);
+        Session::Cpu(STAGES.map(|name| open(name).expect("the cpu kernels open")))
     }
 
     pub fn gpu(gpu: &'a Gpu, config: SessionConfig) -> Session<'a> {
+        let set = kernels();
         // SAFETY: context and stream are those of `gpu`, which outlives the session; the context is current.
-        let session = unsafe { kernels().open_on_device(&config) };
-        Session::Gpu(gpu, session.expect("the kernels open"))
+        let open = |name| unsafe { set.open_stage_on_device(name, &of_stage(name, config), &[]) };
+        Session::Gpu(
+            gpu,
+            STAGES.map(|name| open(name).expect("the kernels open")),
+        )
     }
 
     pub fn config(&self) -> SessionConfig {
         match self {
-            Session::Cpu(session) => *session.config(),
-            Session::Gpu(_, session) => *session.config(),
+            Session::Cpu([_, session, _]) => *session.config(),
+            Session::Gpu(_, [_, session, _]) => *session.config(),
         }
     }
 
-    pub fn layout(&mut self, shape: ChunkShape) -> Layout {
-        match self {
-            Session::Cpu(session) => session.layout(shape),
-            Session::Gpu(_, session) => session.layout(shape),
+    /// What Phase B gets and gives in this lap; encode and decode must fit a Phase B that is in one part.
+    pub fn layout(&mut self, shape: ChunkShape, lap: u32) -> Layout {
+        let config = self.config();
+        let [source, middle, sink] = match self {
+            Session::Cpu(sessions) => sessions.each_mut().map(|session| {
+                let lap = lap * u32::from(session.stage().kind == StageKind::Middle);
+                session.layout(shape, lap)
+            }),
+            Session::Gpu(_, sessions) => sessions.each_mut().map(|session| {
+                let lap = lap * u32::from(session.stage().kind == StageKind::Middle);
+                session.layout(shape, lap)
+            }),
         }
-        .expect("a layout")
+        .map(|layout| layout.expect("a layout"));
+        if (config.part, lap) == (0, 0) {
+            assert_eq!(source.outputs, middle.inputs);
+        }
+        if (config.part + 1, lap + 1) == (config.parts, config.laps) {
+            assert_eq!(middle.outputs, sink.inputs);
+        }
+        middle
     }
 
     pub fn encode(
@@ -235,7 +267,7 @@ impl<'a> Session<'a> {
         let config = self.config();
         let bytes = layout.inputs.payload_bytes() as usize;
         match self {
-            Session::Cpu(session) => {
+            Session::Cpu([session, ..]) => {
                 let views: Vec<_> = frames.iter().map(|f| Pad(0).view(f, &config)).collect();
                 let mut input = vec![0xAA; bytes];
                 let mut payload = PayloadMut::new(&layout.inputs, &mut input).expect("a payload");
@@ -244,7 +276,7 @@ impl<'a> Session<'a> {
                     .expect("cpu encode");
                 input
             }
-            Session::Gpu(gpu, session) => {
+            Session::Gpu(gpu, [session, ..]) => {
                 let spread: Vec<_> = frames
                     .iter()
                     .flat_map(|f| pad.spread(f, &config, 7))
@@ -272,27 +304,41 @@ impl<'a> Session<'a> {
     }
 
     pub fn phase_b(&mut self, plan: &VideoPlanParts, layout: &Layout, input: &[u8]) -> Vec<u8> {
+        self.phase_b_in_lap(plan, 0, layout, input)
+    }
+
+    pub fn phase_b_in_lap(
+        &mut self,
+        plan: &VideoPlanParts,
+        lap: u32,
+        layout: &Layout,
+        input: &[u8],
+    ) -> Vec<u8> {
         let bytes = layout.outputs.payload_bytes() as usize;
         let (output, calls) = match self {
-            Session::Cpu(session) => {
+            Session::Cpu([_, session, _]) => {
                 let mut output = vec![0xAA; bytes];
-                let calls = session.phase_b(
+                let calls = session.run(
                     plan,
+                    lap,
                     &Payload::new(&layout.inputs, input).expect("a payload"),
                     &mut PayloadMut::new(&layout.outputs, &mut output).expect("a payload"),
+                    None,
                 );
                 (output, calls)
             }
-            Session::Gpu(gpu, session) => {
+            Session::Gpu(gpu, [_, session, _]) => {
                 let (from, to) = (Slot::new(gpu, input), Slot::new(gpu, &vec![0xAA; bytes]));
                 // SAFETY: the context is current; both slots live beyond `read`, which waits.
                 let calls = unsafe {
-                    session.phase_b(
+                    session.run(
                         plan,
+                        lap,
                         &Payload::on_device(&layout.inputs, from.address, input.len())
                             .expect("a payload"),
                         &mut PayloadMut::on_device(&layout.outputs, to.address, bytes)
                             .expect("a payload"),
+                        None,
                     )
                 };
                 let output = to.read(gpu);
@@ -301,7 +347,14 @@ impl<'a> Session<'a> {
             }
         };
         let calls = calls.expect("phase_b");
-        assert_eq!(calls, plan.expected_generator_calls);
+        let config = self.config();
+        let passes = pass_range(
+            plan.num_denoise_steps,
+            (lap * config.parts + config.part) as usize,
+            (config.laps * config.parts) as usize,
+        );
+        let expected = passes.len() as u32 + u32::from(plan.do_kv_recompute);
+        assert_eq!(calls, expected);
         output
     }
 
@@ -335,7 +388,7 @@ impl<'a> Session<'a> {
             .chroma
             .packed_frame_bytes(config.width, config.height);
         match self {
-            Session::Cpu(session) => {
+            Session::Cpu([.., session]) => {
                 let mut decoded = vec![vec![0; size]; frames];
                 let mut views: Vec<_> = decoded
                     .iter_mut()
@@ -350,7 +403,7 @@ impl<'a> Session<'a> {
                     .expect("cpu decode");
                 decoded
             }
-            Session::Gpu(gpu, session) => {
+            Session::Gpu(gpu, [.., session]) => {
                 let size = pad.planes(&config).1;
                 let mut pinned = Pinned::new(size * frames, 0x55);
                 let slot = Slot::new(gpu, output);

@@ -50,11 +50,22 @@ pub fn layout_of(
     plan: &VideoPlanParts,
     context: u32,
 ) -> Layout {
-    session.layout(ChunkShape {
+    layout_in_lap(session, frames, plan, context, 0)
+}
+
+fn layout_in_lap(
+    session: &mut Session<'_>,
+    frames: usize,
+    plan: &VideoPlanParts,
+    context: u32,
+    lap: u32,
+) -> Layout {
+    let shape = ChunkShape {
         frames: frames as u32,
         steps: plan.num_denoise_steps,
         context_frames: if plan.do_kv_recompute { context } else { 0 },
-    })
+    };
+    session.layout(shape, lap)
 }
 
 const CONTEXT: u32 = settings::CONTEXT_FRAMES as u32;
@@ -305,6 +316,141 @@ pub fn chunks_of_one_frame_remember(kernels: Kernels<'_>) {
         all
     });
     assert!(outputs[0] == outputs[1]);
+}
+
+/// A film with everything that changes what is remembered: cuts, recomputes, chunks of other lengths and of no pass.
+fn plans(first: VideoPlanParts) -> Vec<(u64, VideoPlanParts)> {
+    let cut = |start| VideoPlanParts {
+        reset_kv_cache: true,
+        ..first.following(start, false)
+    };
+    let louder = VideoPlanParts {
+        noise_scale: 1.3,
+        kv_cache_attention_bias: -0.4,
+        ..first.following(8, false)
+    };
+    vec![
+        (3, first),
+        (3, first.following(3, false)),
+        (2, first.following(6, true)),
+        (1, louder),
+        (2, cut(9)),
+        (3, first.following(11, true)),
+        (
+            1,
+            VideoPlanParts {
+                reset_crossattn_cache: true,
+                ..cut(14)
+            },
+        ),
+        (3, first.following(15, false)),
+    ]
+}
+
+/// Each plan's chunk through sessions of all parts, in laps, each of which is opened anew in front of chunk `anew`.
+fn through_parts(
+    kernels: Kernels<'_>,
+    config: SessionConfig,
+    [parts, laps]: [u32; 2],
+    plans: &[(u64, VideoPlanParts)],
+    anew: Option<usize>,
+) -> Vec<Vec<u8>> {
+    let part = |part| SessionConfig {
+        part,
+        parts,
+        laps,
+        ..config
+    };
+    let open = |parts: std::ops::Range<u32>| parts.map(|at| kernels.open(part(at)));
+    let mut front = kernels.open(config);
+    let mut sessions: Vec<_> = open(0..parts).collect();
+    let mut outputs = Vec::new();
+    for (chunk, (count, plan)) in plans.iter().enumerate() {
+        let mut plan = *plan;
+        if anew == Some(chunk) {
+            // What a restart sends: the frames before the chunk, and a plan that begins with them.
+            sessions = open(0..parts).collect();
+            plan.init_cache = true;
+        }
+        let start = plan.current_start_frame;
+        let frames: Vec<_> = (start..start + count)
+            .map(|t| picture(&config, t))
+            .collect();
+        let layout = layout_of(&mut front, frames.len(), &plan, CONTEXT);
+        // A beginning would forget the frames that the context is made of.
+        let encoded = VideoPlanParts {
+            init_cache: chunk == 0,
+            ..plan
+        };
+        let mut travels = front.encode(&frames, &encoded, &layout);
+        let mut tensors = layout.inputs.clone();
+        for step in 0..laps * parts {
+            let (lap, session) = (step / parts, &mut sessions[(step % parts) as usize]);
+            let own = layout_in_lap(session, frames.len(), &plan, CONTEXT, lap);
+            assert_eq!(
+                own.inputs, tensors,
+                "each part gets what the one before it gives"
+            );
+            travels = session.phase_b_in_lap(&plan, lap, &own, &travels);
+            for ((at, spec), next) in own.outputs.iter().zip(
+                (own.outputs.iter().skip(1).map(|(at, _)| at)).chain([own.outputs.payload_bytes()]),
+            ) {
+                travels[(at + spec.bytes()) as usize..next as usize].fill(0);
+            }
+            tensors = own.outputs;
+        }
+        assert_eq!(tensors, layout.outputs);
+        outputs.push(travels);
+    }
+    outputs
+}
+
+pub fn parts_equal_one_call(kernels: Kernels<'_>, small: bool) {
+    let (width, height) = if small { (24, 16) } else { (72, 40) };
+    let config = known_noise(kernels.config(width, height, Chroma::C420, 3));
+    for steps in if small { 3..=3 } else { 1..=5 } {
+        let plans = plans(VideoPlanParts::first(width, height, steps));
+        let whole = through_parts(kernels, config, [1, 1], &plans, None);
+        // What one session does with the same calls, without this file's help.
+        let mut session = kernels.open(config);
+        for ((count, plan), expected) in plans.iter().zip(&whole) {
+            let start = plan.current_start_frame;
+            let frames: Vec<_> = (start..start + count)
+                .map(|t| picture(&config, t))
+                .collect();
+            assert!(run(&mut session, &frames, plan) == *expected);
+        }
+        for parts in 2..=steps.min(4) {
+            let found = through_parts(kernels, config, [parts, 1], &plans, None);
+            for (chunk, (found, expected)) in found.iter().zip(&whole).enumerate() {
+                assert!(
+                    found == expected,
+                    "{steps} steps in {parts} parts: chunk {chunk} differs"
+                );
+            }
+            // A chain that begins anew with context is the chain that was not disturbed.
+            for anew in [2, 5] {
+                let found = through_parts(kernels, config, [parts, 1], &plans, Some(anew));
+                assert!(found == whole, "{parts} parts, anew at chunk {anew}");
+            }
+        }
+    }
+    // In a ring: a whole stage that a chunk passes twice, and two parts that it passes twice.
+    let plans = plans(VideoPlanParts::first(width, height, 4));
+    let whole = through_parts(kernels, config, [1, 1], &plans, None);
+    for ring in [[1, 2], [2, 2]] {
+        for anew in [None, Some(2)] {
+            let found = through_parts(kernels, config, ring, &plans, anew);
+            assert!(found == whole, "{ring:?} parts and laps, anew at {anew:?}");
+        }
+    }
+    let mut one = kernels.open(config);
+    let identity = VideoPlanParts::first(width, height, 0);
+    let frames = [picture(&config, 0)];
+    let layout = layout_of(&mut one, 1, &identity, 0);
+    let input = one.encode(&frames, &identity, &layout);
+    let output = one.phase_b(&identity, &layout, &input);
+    assert!(input[..output.len()] == output, "no pass is the identity");
 }
 
 pub fn conditioning_is_held(kernels: Kernels<'_>) {

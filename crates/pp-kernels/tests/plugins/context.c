@@ -1,7 +1,7 @@
 /* The median plugin with a frame of context, sound or with one fault; built by the tests. */
-#define pp_kernels_entry_v1 sound_entry
+#define pp_kernels_entry_v2 sound_entry
 #include "../../../../plugins/median/median.c"
-#undef pp_kernels_entry_v1
+#undef pp_kernels_entry_v2
 
 /* What is remembered of each session: the last frame that was sent, and the calls of phase_b. */
 static struct memory {
@@ -16,8 +16,8 @@ static struct memory *memory_of(pp_session *s) {
   return NULL;
 }
 
-static pp_status create_with_memory(const pp_session_config *config, pp_session **out, pp_error *error) {
-  pp_status status = create(config, out, error);
+static pp_status create_with_memory(const pp_session_config *config, pp_geometry *frames, pp_session **out, pp_error *error) {
+  pp_status status = create(config, frames, out, error);
   if (status != PP_OK) return status;
   struct memory *m = memory_of(NULL);
   if (!m) return fail(error, PP_OUT_OF_MEMORY, "too many sessions");
@@ -45,15 +45,18 @@ static pp_status layout_context(pp_session *s, pp_layout_args *args, pp_error *e
   args->context_frames = 0;
   pp_status status = layout(s, args, error);
   args->context_frames = context;
-  if (context) describe_tensor(&args->inputs[args->input_count++], "context_frames", PP_DTYPE_BF16, 2, context, s->samples);
+  if (context && s->stage == ENCODE)
+    describe_tensor(&args->outputs[args->output_count++], "context_frames", PP_DTYPE_BF16, 2, context, s->samples);
+  if (context && s->stage == PHASE_B)
+    describe_tensor(&args->inputs[args->input_count++], "context_frames", PP_DTYPE_BF16, 2, context, s->samples);
   return status;
 }
 
-static pp_status encode_context(pp_session *s, pp_encode_args *args, pp_error *error) {
+static pp_status encode_context(pp_session *s, pp_run_args *args, pp_error *error) {
   struct memory *m = memory_of(s);
   pp_status status = encode(s, args, error);
   if (status != PP_OK) return status;
-  uint16_t *context = find(args->input, "context_frames", s->samples * 2);
+  uint16_t *context = find(args->output, "context_frames", s->samples * 2);
   if (context) memcpy(context, m->sent, s->samples * 2);
 #if defined(FAULT_CONTEXT_FILTERED)
   if (context) context[0] ^= 1;
@@ -62,12 +65,12 @@ static pp_status encode_context(pp_session *s, pp_encode_args *args, pp_error *e
 #if defined(FAULT_CONTEXT_OTHER)
   last = 0;
 #endif
-  const uint16_t *latents = find(args->input, "latents_in", args->frame_count * s->samples * 2);
+  const uint16_t *latents = find(args->output, "latents_in", args->frame_count * s->samples * 2);
   memcpy(m->sent, latents + last * s->samples, s->samples * 2);
   return PP_OK;
 }
 
-static pp_status phase_b_context(pp_session *s, pp_phase_b_args *args, pp_error *error) {
+static pp_status phase_b_context(pp_session *s, pp_run_args *args, pp_error *error) {
   pp_plan plan = *args->plan;
   const pp_plan *given = args->plan;
   if (plan.do_kv_recompute && !find(args->input, "context_frames", s->samples * 2))
@@ -84,14 +87,19 @@ static pp_status phase_b_context(pp_session *s, pp_phase_b_args *args, pp_error 
   return status;
 }
 
-const pp_kernels_table *pp_kernels_entry_v1(void) {
+static pp_status run_context(pp_session *s, pp_run_args *args, pp_error *error) {
+  return s->stage == ENCODE    ? encode_context(s, args, error)
+         : s->stage == PHASE_B ? phase_b_context(s, args, error)
+                               : decode(s, args, error);
+}
+
+const pp_kernels_table *pp_kernels_entry_v2(void) {
   static pp_kernels_table table;
   table = *sound_entry();
   table.describe = describe_context;
   table.create = create_with_memory;
   table.destroy = destroy_with_memory;
   table.layout = layout_context;
-  table.encode = encode_context;
-  table.phase_b = phase_b_context;
+  table.run = run_context;
   return &table;
 }

@@ -1,8 +1,8 @@
 /* The median plugin on either memory, sound or with one fault on a device; built by the tests. It computes on the host,
  * and so it waits in its calls, which a real one must not do. */
-#define pp_kernels_entry_v1 sound_entry
+#define pp_kernels_entry_v2 sound_entry
 #include "../../../../plugins/median/median.c"
-#undef pp_kernels_entry_v1
+#undef pp_kernels_entry_v2
 
 /* The driver's. */
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream);
@@ -18,12 +18,12 @@ static pp_status says_both(pp_description *out, pp_error *error) {
   return status;
 }
 
-static pp_status takes_both(const pp_session_config *config, pp_session **out, pp_error *error) {
+static pp_status takes_both(const pp_session_config *config, pp_geometry *frames, pp_session **out, pp_error *error) {
   pp_session_config host = *config;
   host.space = PP_SPACE_HOST;
   on_device = config->space == PP_SPACE_CUDA;
   stream = (void *)(uintptr_t)config->stream;
-  return create(&host, out, error);
+  return create(&host, frames, out, error);
 }
 
 static void get(void *to, const uint8_t *from, uint64_t bytes) {
@@ -51,17 +51,17 @@ static pp_payload fetched(const pp_payload *payload) {
   return copy;
 }
 
-static pp_status encode_either(pp_session *s, pp_encode_args *args, pp_error *error) {
+static pp_status encode_either(pp_session *s, pp_run_args *args, pp_error *error) {
   if (!on_device) return encode(s, args, error);
-  pp_payload input = fetched(args->input);
-  pp_encode_args host = *args;
-  host.input = &input;
+  pp_payload output = fetched(args->output);
+  pp_run_args host = *args;
+  host.output = &output;
   pp_status status = encode(s, &host, error);
-  put(args->input->data, input.data, input.bytes);
-  free(input.data);
+  put(args->output->data, output.data, output.bytes);
+  free(output.data);
 #if defined(FAULT_GAP)
-  const pp_tensor *t = &args->input->tensors[1];
-  if (status == PP_OK) poke(args->input->data + t->offset + t->bytes);
+  const pp_tensor *t = &args->output->tensors[1];
+  if (status == PP_OK) poke(args->output->data + t->offset + t->bytes);
 #endif
 #if defined(FAULT_WRITES_FRAMES)
   if (status == PP_OK) args->frames[0].planes[0].data[0] ^= 1;
@@ -69,10 +69,10 @@ static pp_status encode_either(pp_session *s, pp_encode_args *args, pp_error *er
   return status;
 }
 
-static pp_status phase_b_either(pp_session *s, pp_phase_b_args *args, pp_error *error) {
+static pp_status phase_b_either(pp_session *s, pp_run_args *args, pp_error *error) {
   if (!on_device) return phase_b(s, args, error);
   pp_payload input = fetched(args->input), output = fetched(args->output);
-  pp_phase_b_args host = *args;
+  pp_run_args host = *args;
   host.input = &input, host.output = &output;
   pp_status status = phase_b(s, &host, error);
   args->observed_generator_calls = host.observed_generator_calls;
@@ -88,23 +88,28 @@ static pp_status phase_b_either(pp_session *s, pp_phase_b_args *args, pp_error *
   return status;
 }
 
-static pp_status decode_either(pp_session *s, pp_decode_args *args, pp_error *error) {
+static pp_status decode_either(pp_session *s, pp_run_args *args, pp_error *error) {
   if (!on_device) return decode(s, args, error);
-  pp_payload output = fetched(args->output);
-  pp_decode_args host = *args;
-  host.output = &output;
+  pp_payload input = fetched(args->input);
+  pp_run_args host = *args;
+  host.input = &input;
   pp_status status = decode(s, &host, error);
-  free(output.data);
+  free(input.data);
 #if defined(FAULT_OUTSIDE)
   if (status == PP_OK) args->frames[0].planes[0].data[-1] ^= 1;
 #endif
   return status;
 }
 
-const pp_kernels_table *pp_kernels_entry_v1(void) {
+static pp_status run_either(pp_session *s, pp_run_args *args, pp_error *error) {
+  return s->stage == ENCODE    ? encode_either(s, args, error)
+         : s->stage == PHASE_B ? phase_b_either(s, args, error)
+                               : decode_either(s, args, error);
+}
+
+const pp_kernels_table *pp_kernels_entry_v2(void) {
   static pp_kernels_table table;
   table = *sound_entry();
-  table.describe = says_both, table.create = takes_both;
-  table.encode = encode_either, table.phase_b = phase_b_either, table.decode = decode_either;
+  table.describe = says_both, table.create = takes_both, table.run = run_either;
   return &table;
 }

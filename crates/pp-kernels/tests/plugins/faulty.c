@@ -1,7 +1,7 @@
 /* The median plugin with one fault, chosen by FAULT_x; built by the tests. */
-#define pp_kernels_entry_v1 sound_entry
+#define pp_kernels_entry_v2 sound_entry
 #include "../../../../plugins/median/median.c"
-#undef pp_kernels_entry_v1
+#undef pp_kernels_entry_v2
 
 #include <stdio.h>
 #include <unistd.h>
@@ -13,19 +13,42 @@
     __VA_ARGS__;                                                      \
   }
 #define TABLE(...) ENTRY(__VA_ARGS__; return table)
-/* A call that does something else. */
-#define INSTEAD(call, type, ...)                                                     \
-  static pp_status at_fault(pp_session *s, type *args, pp_error *error) {            \
-    (void)s, (void)args, (void)error;                                                \
+/* The layout, or a stage, does something else. */
+#define INSTEAD_OF_LAYOUT(...)                                                       \
+  static pp_status at_fault(pp_session *s, pp_layout_args *args, pp_error *error) {  \
     __VA_ARGS__;                                                                     \
   }                                                                                  \
-  TABLE(table->call = at_fault)
-/* A call that does what it should, and then something else. */
-#define AFTER(call, type, ...) INSTEAD(call, type, pp_status status = call(s, args, error); __VA_ARGS__; return status)
+  TABLE(table->layout = at_fault)
+#define INSTEAD(STAGE, ...)                                                          \
+  static pp_status at_fault(pp_session *s, pp_run_args *args, pp_error *error) {     \
+    if (s->stage != STAGE) return run(s, args, error);                               \
+    __VA_ARGS__;                                                                     \
+  }                                                                                  \
+  TABLE(table->run = at_fault)
+/* They do what they should, and then something else. */
+#define AFTER_LAYOUT(STAGE, ...) \
+  INSTEAD_OF_LAYOUT(pp_status status = layout(s, args, error); if (s->stage == STAGE) { __VA_ARGS__; } return status)
+#define AFTER(STAGE, ...) INSTEAD(STAGE, pp_status status = run(s, args, error); __VA_ARGS__; return status)
 /* A call that does not come back from chunks of no steps. */
-#define NEVER_RETURNS(...)                                                                               \
-  INSTEAD(phase_b, pp_phase_b_args, if (args->plan->num_denoise_steps) return phase_b(s, args, error); \
+#define NEVER_RETURNS(...)                                                                     \
+  INSTEAD(PHASE_B, if (args->plan->num_denoise_steps) return phase_b(s, args, error); \
           __VA_ARGS__; for (;;) pause())
+/* A description that is not what it should be. */
+#define DESCRIBES(...)                                                               \
+  static pp_status bad_describe(pp_description *out, pp_error *error) {              \
+    pp_status status = describe(out, error);                                         \
+    __VA_ARGS__;                                                                     \
+    return status;                                                                   \
+  }                                                                                  \
+  TABLE(table->describe = bad_describe)
+/* A session that is made in another way. */
+#define CREATES(...)                                                                                     \
+  static pp_status bad_create(const pp_session_config *config, pp_geometry *frames, pp_session **out,    \
+                              pp_error *error) {                                                         \
+    (void)config, (void)frames, (void)out, (void)error;                                                  \
+    __VA_ARGS__;                                                                                         \
+  }                                                                                                      \
+  TABLE(table->create = bad_create)
 
 #if defined(FAULT_CRASH)
 NEVER_RETURNS(volatile int *volatile nowhere = NULL; *nowhere = 1)
@@ -36,55 +59,62 @@ NEVER_RETURNS()
 #elif defined(FAULT_AT_EXIT)
 TABLE(atexit(abort))
 #elif defined(FAULT_OVERRUN)
-AFTER(phase_b, pp_phase_b_args, args->output->data[args->output->bytes] ^= 1)
+AFTER(PHASE_B, args->output->data[args->output->bytes] ^= 1)
 #elif defined(FAULT_GAP)
-AFTER(encode, pp_encode_args, const pp_tensor *t = &args->input->tensors[1]; args->input->data[t->offset + t->bytes] = 1)
+AFTER(ENCODE, const pp_tensor *t = &args->output->tensors[1]; args->output->data[t->offset + t->bytes] = 1)
 #elif defined(FAULT_CALLS)
-AFTER(phase_b, pp_phase_b_args, args->observed_generator_calls = 0)
+AFTER(PHASE_B, args->observed_generator_calls = 0)
 #elif defined(FAULT_WRITES_INPUT)
-AFTER(phase_b, pp_phase_b_args, args->input->data[0] ^= 1)
+AFTER(PHASE_B, args->input->data[0] ^= 1)
 #elif defined(FAULT_IDENTITY)
-AFTER(decode, pp_decode_args, args->frames[0].planes[0].data[0] ^= 1)
+AFTER(DECODE, args->frames[0].planes[0].data[0] ^= 1)
 #elif defined(FAULT_LAYOUT_COUNT)
-AFTER(layout, pp_layout_args, args->input_count = 17)
+AFTER_LAYOUT(PHASE_B, args->input_count = 17)
 #elif defined(FAULT_LAYOUT_DTYPE)
-AFTER(layout, pp_layout_args, args->inputs[0].dtype = 99)
+AFTER_LAYOUT(PHASE_B, args->inputs[0].dtype = 99)
 #elif defined(FAULT_LAYOUT_SIZE)
-AFTER(layout, pp_layout_args, args->outputs[0].dims[0] = UINT64_MAX / 2)
+AFTER_LAYOUT(PHASE_B, args->outputs[0].dims[0] = UINT64_MAX / 2)
 #elif defined(FAULT_LAYOUT_NAME)
-AFTER(layout, pp_layout_args, memset(args->inputs[0].name, 'a', sizeof args->inputs[0].name))
+AFTER_LAYOUT(PHASE_B, memset(args->inputs[0].name, 'a', sizeof args->inputs[0].name))
+#elif defined(FAULT_LAYOUT_CHAIN)
+AFTER_LAYOUT(PHASE_B, args->inputs[0].name[0] = 'k')
+#elif defined(FAULT_LAYOUT_SOURCE)
+AFTER_LAYOUT(ENCODE, describe_tensor(&args->inputs[0], "samples", PP_DTYPE_U8, 1, 1, 0); args->input_count = 1)
 #elif defined(FAULT_ERROR)
-INSTEAD(phase_b, pp_phase_b_args, return fail(error, PP_ERROR, "the model file is missing"))
+INSTEAD(PHASE_B, return fail(error, PP_ERROR, "the model file is missing"))
 #elif defined(FAULT_ERROR_TEXT)
-INSTEAD(phase_b, pp_phase_b_args, memset(error->text, 'x', error->capacity); error->text[1] = '\n';
+INSTEAD(PHASE_B, memset(error->text, 'x', error->capacity); error->text[1] = '\n';
         error->length = UINT64_MAX; return 77)
 #elif defined(FAULT_SELF_TEST)
 static pp_status bad_self_test(pp_error *error) { return fail(error, PP_ERROR, "2 + 2 is 5"); }
 TABLE(table->self_test = bad_self_test)
 #elif defined(FAULT_NAME)
-static pp_status bad_describe(pp_description *out, pp_error *error) {
-  pp_status status = describe(out, error);
-  memset(out->name, 'a', sizeof out->name);
-  return status;
-}
-TABLE(table->describe = bad_describe)
-#elif defined(NO_FAULT_CUDA) || defined(FAULT_CUDA_OF_1_0)
-static pp_status claims_cuda(pp_description *out, pp_error *error) {
-  pp_status status = describe(out, error);
-  out->spaces |= 1u << PP_SPACE_CUDA;
-  return status;
-}
-#if defined(FAULT_CUDA_OF_1_0)
-TABLE(table->describe = claims_cuda, table->minor = 0)
-#else
-TABLE(table->describe = claims_cuda)
-#endif
+DESCRIBES(memset(out->name, 'a', sizeof out->name))
+#elif defined(FAULT_STAGE_COUNT)
+DESCRIBES(out->stage_count = 17)
+#elif defined(FAULT_STAGE_ORDER)
+DESCRIBES(out->stages[0].kind = PP_STAGE_MIDDLE)
+#elif defined(FAULT_STAGE_NAME)
+DESCRIBES(memset(out->stages[1].name, 'a', sizeof out->stages[1].name))
+#elif defined(FAULT_STAGE_TWICE)
+DESCRIBES(out->stages[1] = out->stages[0]; out->stages[1].kind = PP_STAGE_MIDDLE)
+#elif defined(FAULT_STAGE_KIND)
+DESCRIBES(out->stages[1].kind = 9)
+#elif defined(FAULT_STAGE_FLAGS)
+DESCRIBES(out->stages[0].flags = PP_STAGE_PARTS)
+#elif defined(FAULT_FALSE_FLAGS)
+/* It says that it can be cut, and runs all passes in each part. */
+DESCRIBES(out->stages[1].flags = PP_STAGE_PARTS)
+#elif defined(NO_FAULT_CUDA)
+DESCRIBES(out->spaces |= 1u << PP_SPACE_CUDA)
 #elif defined(FAULT_NO_SESSION)
-static pp_status no_session(const pp_session_config *config, pp_session **out, pp_error *error) {
-  (void)config, (void)out, (void)error;
-  return PP_OK;
-}
-TABLE(table->create = no_session)
+CREATES(return PP_OK)
+#elif defined(FAULT_GEOMETRY)
+CREATES(if (config->stage == DECODE) frames->width = 3; return create(config, frames, out, error))
+#elif defined(FAULT_GEOMETRY_OF_SOURCE)
+CREATES(if (config->stage == ENCODE) frames->width *= 2; return create(config, frames, out, error))
+#elif defined(FAULT_GEOMETRY_RATE)
+CREATES(if (config->stage == DECODE) frames->frames_per_frame = 0; return create(config, frames, out, error))
 #elif defined(FAULT_UNRESOLVED)
 extern int a_symbol_that_is_nowhere(void);
 TABLE(table->minor = (uint16_t)a_symbol_that_is_nowhere())
@@ -95,11 +125,11 @@ ENTRY(return (const pp_kernels_table *)((const char *)table + 1))
 #elif defined(FAULT_MAGIC)
 TABLE(table->magic += 1)
 #elif defined(FAULT_MAJOR)
-TABLE(table->major = 2, table->minor = 7)
+TABLE(table->major = 3, table->minor = 7)
 #elif defined(FAULT_SHORT)
 TABLE(table->struct_size = 40)
 #elif defined(FAULT_MISSING)
-TABLE(table->decode = NULL)
+TABLE(table->run = NULL)
 #elif defined(NO_FAULT_OLDER)
 /* A host that read past the size would jump to address 8. */
 TABLE(table->struct_size = sizeof *table - sizeof(void *), table->self_test = (pp_status(*)(pp_error *))8)
@@ -110,7 +140,7 @@ ENTRY(return table)
 #endif
 
 #if !defined(FAULT_NO_ENTRY)
-const pp_kernels_table *pp_kernels_entry_v1(void) {
+const pp_kernels_table *pp_kernels_entry_v2(void) {
   static struct {
     pp_kernels_table table;
     void *more[8];

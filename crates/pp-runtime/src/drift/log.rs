@@ -1,91 +1,157 @@
-//! What was verified, for the report: so that two runs, or two replicas, can be compared.
+//! What was verified, for the report: so that two runs can be compared, also runs of different pipelines.
 
 use std::collections::VecDeque;
 use std::fmt;
 
-use pp_contract::{Digest, Digests, Manifest};
+use pp_contract::{Digest, Digests, Manifest, Pipeline, Seal};
 use serde::{Serialize, Serializer};
 
-use super::verify::Verify;
-use crate::report::{Count, as_ms};
+use super::{Digester, Sealed, Verify, label};
+use crate::report::Count;
+use crate::stage::StageResult;
 
 /// The latest chunks that are kept one by one; older ones are in the digest of all.
 const KEPT: usize = 16_384;
 
 /// One chunk.
-#[derive(Serialize)]
-pub(super) struct Entry {
-    pub(super) chunk: u64,
+#[derive(Debug, Serialize)]
+struct Entry {
+    chunk: u64,
     #[serde(serialize_with = "named")]
-    pub(super) inputs: (Manifest, Digests),
-    #[serde(serialize_with = "named")]
-    pub(super) outputs: (Manifest, Digests),
-    #[serde(rename = "front_ms", serialize_with = "as_ms")]
-    pub(super) front_us: u64,
-    #[serde(rename = "phase_b_ms", serialize_with = "as_ms")]
-    pub(super) phase_b_us: u64,
+    source: (Manifest, Digests),
+    /// The digest of the seal of each stage between source and sink.
+    #[serde(serialize_with = "hexadecimal")]
+    seals: Vec<u64>,
 }
 
-/// All of them.
-#[derive(Default)]
-pub(super) struct Log {
+/// A stage, and what digests cost it.
+#[derive(Debug)]
+struct Cost {
+    stage: String,
+    rank: u32,
+    us: u64,
+}
+
+/// What rank 0 knows of the chunks that were verified.
+#[derive(Debug)]
+pub struct Log {
+    every: Verify,
+    stages: Vec<Cost>,
     entries: VecDeque<Entry>,
     count: u64,
-    front_us: u64,
-    phase_b_us: u64,
-    all_outputs: Digest,
+    all_results: Digest,
 }
 
 impl Log {
-    pub(super) fn note(&mut self, entry: Entry) {
-        self.count += 1;
-        self.front_us += entry.front_us;
-        self.phase_b_us += entry.phase_b_us;
-        for digest in entry.outputs.1.as_slice() {
-            self.all_outputs.update(&digest.to_le_bytes());
+    /// The log of a run in which these chunks are verified.
+    pub fn new(every: Verify, pipeline: &Pipeline) -> Self {
+        let stages = pipeline.stages().iter().map(|stage| Cost {
+            stage: label(stage),
+            rank: stage.leader().get(),
+            us: 0,
+        });
+        Self {
+            every,
+            stages: stages.collect(),
+            entries: VecDeque::new(),
+            count: 0,
+            all_results: Digest::new(),
         }
+    }
+
+    /// How many seals a chunk has: one of each stage behind the source.
+    pub fn seals(&self) -> usize {
+        self.stages.len() - 1
+    }
+
+    /// Takes in a chunk that the sink has: what the source sealed, and what each stage behind it reports.
+    ///
+    /// # Errors
+    /// The digester's.
+    ///
+    /// # Panics
+    /// If there are not as many as [`Log::seals`].
+    pub fn note<N: Digester>(
+        &mut self,
+        digester: &mut N,
+        sealed: Sealed<N::Ticket>,
+        seals: &[Seal],
+    ) -> StageResult<()> {
+        assert_eq!(seals.len(), self.seals(), "a seal of each stage");
+        let found = digester.read(sealed.ticket)?;
+        let costs = [found.cost_ns / 1000].into_iter();
+        let costs = costs.chain(seals.iter().map(|seal| seal.cost_us));
+        for (stage, us) in self.stages.iter_mut().zip(costs) {
+            stage.us += us;
+        }
+        let between = &seals[..seals.len() - 1];
+        let result = between
+            .last()
+            .map_or_else(|| found.computed.seal(), |seal| seal.digest);
+        self.count += 1;
+        self.all_results.update(&result.to_le_bytes());
         if self.entries.len() == KEPT {
             self.entries.pop_front();
         }
-        self.entries.push_back(entry);
+        self.entries.push_back(Entry {
+            chunk: sealed.chunk.get(),
+            source: (sealed.tensors, found.computed),
+            seals: between.iter().map(|seal| seal.digest).collect(),
+        });
+        Ok(())
     }
 
-    pub(super) fn report(&self, every: Verify) -> Verified<'_> {
+    /// What the report says of it; `None` where nothing is verified.
+    pub fn verified(&self) -> Option<Verified<'_>> {
         let mean = |us: u64| us as f64 / 1000.0 / self.count.max(1) as f64;
-        Verified {
-            every: every.to_string(),
+        let line = |cost: &Cost| Line {
+            stage: cost.stage.clone(),
+            rank: cost.rank,
+            ms: mean(cost.us),
+        };
+        (self.every != Verify::Off).then(|| Verified {
+            every: self.every.to_string(),
             chunks_verified: self.count,
-            front_ms: mean(self.front_us),
-            phase_b_ms: mean(self.phase_b_us),
-            all_outputs: format!("{:016x}", self.all_outputs.finish()),
+            stages: self.stages.iter().map(line).collect(),
+            all_results: format!("{:016x}", self.all_results.finish()),
             chunks: &self.entries,
-        }
+        })
     }
 }
 
+/// A stage as the report has it.
+#[derive(Debug, Serialize)]
+struct Line {
+    stage: String,
+    rank: u32,
+    /// What digests cost it, the mean of a chunk that is verified.
+    ms: f64,
+}
+
 /// The log as the report has it.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 pub struct Verified<'a> {
     every: String,
     chunks_verified: u64,
-    /// What digests cost each rank, the mean of a chunk that is verified.
-    front_ms: f64,
-    phase_b_ms: f64,
-    /// Digest of the digests of the outputs of all verified chunks, in their order.
-    all_outputs: String,
+    /// All, the source first and the sink last.
+    stages: Vec<Line>,
+    /// Digest of what the sink got in all verified chunks, in their order.
+    all_results: String,
     chunks: &'a VecDeque<Entry>,
 }
 
 impl fmt::Display for Verified<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let chunks = Count(self.chunks_verified, "chunk");
+        write!(f, "verified {chunks} ({}):", self.every)?;
+        for (at, Line { stage, rank, ms }) in self.stages.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            write!(f, "{comma} {ms:.2} ms in {stage} on rank {rank}")?;
+        }
         write!(
             f,
-            "verified {} ({}): {:.2} ms at the front and {:.2} ms at phase B for each; outputs of the verified chunks together {}",
-            Count(self.chunks_verified, "chunk"),
-            self.every,
-            self.front_ms,
-            self.phase_b_ms,
-            self.all_outputs
+            " for each; results of the verified chunks together {}",
+            self.all_results
         )
     }
 }
@@ -97,4 +163,8 @@ fn named<S: Serializer>(
 ) -> Result<S::Ok, S::Error> {
     let named = manifest.iter().zip(digests.as_slice());
     serializer.collect_map(named.map(|((_, spec), digest)| (spec.name(), format!("{digest:016x}"))))
+}
+
+fn hexadecimal<S: Serializer>(digests: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(digests.iter().map(|digest| format!("{digest:016x}")))
 }

@@ -1,4 +1,4 @@
-//! The driver: the one loop that moves chunks, on the thread that owns the link.
+//! The driver: the one loop that moves chunks, on the thread that owns the edges of a rank.
 //!
 //! It takes in frames, asks the core what to do, does it, and sleeps on the bell when there is
 //! nothing. Stages run inline: handing a chunk to the backend costs no thread switch, and the
@@ -6,21 +6,27 @@
 //! death of a peer) is the watchdog's. Where a device does the work, the stages only issue it,
 //! and the loop looks after what is under way.
 
-mod front;
+mod drive;
 mod idle;
-mod phase_b;
+mod ports;
+mod rank;
+mod retained;
+mod send;
+mod session;
+mod work;
 
 use std::time::Instant;
 
 use pp_contract::{
     Composer, Fault, FaultKind, Header, Matched, PrepareError, Prepared, Rank, Stamp, with_source,
 };
+use pp_transport::edge::{EdgeRx, EdgeTx, Sent};
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::{Completion, InFlight, Submission};
-use pp_transport::link::{Link, Sent};
 
-pub use self::front::{Driven, FrontOptions, FrontRun, FrontSummary, run_front};
-pub use self::phase_b::run_phase_b;
+pub use self::drive::{Driven, run_rank};
+pub use self::rank::{RankOptions, RankRun, Summary};
+pub use self::work::{BoxedStage, NoSource, Stages};
 use crate::progress::Doing;
 use crate::switch::Switch;
 use crate::times::FULL_LANE_RETRY;
@@ -63,6 +69,15 @@ impl<S: Submission> Payload<S> {
         }
     }
 
+    /// It never comes, unless it is here.
+    fn give_up_if_arriving(&mut self) {
+        if let Self::Arriving(_) = self
+            && let Self::Arriving(receive) = std::mem::replace(self, Self::Lost)
+        {
+            drop(receive.abort());
+        }
+    }
+
     fn take(&mut self) -> Option<S::Buffer> {
         match std::mem::replace(self, Self::None) {
             Self::Here(buffer) => Some(buffer),
@@ -78,14 +93,20 @@ fn lost() -> TransportError {
     }
 }
 
-/// What both drivers need to turn errors into faults that name a rank and an operation.
+/// What turns errors into faults that name a rank and an operation.
 #[derive(Clone, Copy, Debug)]
 struct Blame {
     rank: Rank,
+    /// The rank at the other end of the edge; this one, where there is none.
     peer: Rank,
 }
 
 impl Blame {
+    /// The same for an edge to this rank.
+    const fn on(self, peer: Rank) -> Self {
+        Self { peer, ..self }
+    }
+
     fn transport(self, operation: &str, error: TransportError) -> Fault {
         let rank = match &error {
             TransportError::PeerMisbehaved { rank, .. } => *rank,
@@ -107,16 +128,16 @@ impl Blame {
 }
 
 /// Posts the receive that a header announces, if it announces one.
-fn post_receive<L: Link>(
-    link: &mut L,
+fn post_receive<E: EdgeRx>(
+    edge: &mut E,
     matched: &Matched<'_>,
     blame: Blame,
-) -> Result<Payload<L::Receiving>, Fault> {
+) -> Result<Payload<E::Receiving>, Fault> {
     let header = matched.header();
     if header.payload_bytes() == 0 {
         return Ok(Payload::None);
     }
-    let receive = link
+    let receive = edge
         .receive(matched)
         .map_err(|e| blame.transport("post receive", e))?;
     log_commitment("receive posted", header, blame.peer);
@@ -137,23 +158,23 @@ fn log_commitment(what: &'static str, header: &Header, peer: Rank) {
 }
 
 /// Sends one message, waiting while the lane is full. Where that fails the payload stays in
-/// `payload`, unless the link lost it.
-fn send<L: Link>(
-    link: &mut L,
+/// `payload`, unless the edge lost it.
+fn send<E: EdgeTx>(
+    edge: &mut E,
     switch: &Switch,
     blame: Blame,
     composer: &mut Composer,
     stamp: Stamp,
-    payload: &mut Option<L::Tx>,
+    payload: &mut Option<E::Tx>,
     prepare: impl for<'a> Fn(&'a mut Composer) -> Result<Prepared<'a>, PrepareError>,
-) -> Result<Sent<L::Sending>, Fault> {
+) -> Result<Sent<E::Sending>, Fault> {
     loop {
         let prepared = prepare(composer).map_err(|e| {
             let (kind, operation) = (FaultKind::Internal, "prepare message");
             Fault::new(kind, blame.rank, operation, with_source(&e))
         })?;
         switch.progress().at(Doing::Send);
-        let rejected = match link.send(prepared, stamp, payload.take()) {
+        let rejected = match edge.send(prepared, stamp, payload.take()) {
             Ok(sent) => return Ok(sent),
             Err(rejected) => rejected,
         };
@@ -164,12 +185,15 @@ fn send<L: Link>(
         if let Some(fault) = switch.fault() {
             return Err(fault.clone());
         }
-        if switch.has_peer_left() {
+        if switch.has_left(blame.peer) {
             return Err(blame.left_early());
         }
         // Room in the ring has no bell of its own; a peer that is behind rings for the credits it
         // gives back on its way.
-        link.bell().listen().wait(Instant::now() + FULL_LANE_RETRY);
+        switch
+            .bell()
+            .listen()
+            .wait(Instant::now() + FULL_LANE_RETRY);
     }
 }
 

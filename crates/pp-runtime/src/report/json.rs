@@ -8,10 +8,10 @@ use serde::{Serialize, Serializer};
 use super::{Measures, Recorder};
 
 /// The version of the file. It rises when a key goes, or means something else; `docs/report.md` has all keys.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
-/// Writes `{"schema": …, "run": …, "measures": …, "chunks": [ … ]}`, where `run` is whatever the caller has to say about
-/// the run.
+/// Writes `{"schema": …, "run": …, "pipeline": …, "measures": …, "chunks": [ … ]}`, where `run` is whatever the caller has
+/// to say about the run, and `pipeline` is the canonical text.
 ///
 /// Streams: the size of the report never lies in memory as one piece.
 ///
@@ -27,6 +27,7 @@ pub fn write_json(
     let mut document = pretty.serialize_map(None)?;
     document.serialize_entry("schema", &SCHEMA)?;
     document.serialize_entry("run", run)?;
+    document.serialize_entry("pipeline", &recorder.pipeline().to_string())?;
     document.serialize_entry("measures", measures)?;
     document.serialize_entry("chunks", recorder)?;
     Ok(document.end()?)
@@ -66,11 +67,34 @@ mod tests {
         let chunks = parsed["chunks"].as_array().unwrap();
         assert_eq!(chunks.len(), 6);
         assert_eq!(chunks[5]["chunk_index"], 5);
-        assert!(chunks[5]["phase_b"]["compute_start_ns"].is_u64());
+        let phase_b = &chunks[5]["stages"][0];
+        assert!(phase_b["times"]["start_ns"].is_u64());
         // Durations are milliseconds, whatever the record counts in.
-        let last = recorder.records().last().unwrap();
-        assert_eq!(chunks[5]["phase_b_ms"], last.phase_b_us as f64 / 1e3);
-        assert_eq!(chunks[5]["idle_ms"], last.idle_us as f64 / 1e3);
+        let last = &recorder.records().last().unwrap().stages[0];
+        assert_eq!(phase_b["work_ms"], last.work_us as f64 / 1e3);
+        assert_eq!(phase_b["idle_ms"], last.idle_us as f64 / 1e3);
+    }
+
+    #[test]
+    fn stages_and_ranks_are_lists_in_the_order_of_the_pipeline() {
+        let recorder = synthetic::three_ranks(40);
+        let measures = Measures::of(&recorder, 8, &[]);
+        let mut out = Vec::new();
+        write_json(&mut out, &(), &measures, &recorder).unwrap();
+        let parsed: Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(parsed["pipeline"], synthetic::THREE);
+        let list = |key: &str, of: &str| -> Vec<Value> {
+            let list = parsed["measures"][key].as_array().unwrap();
+            list.iter().map(|entry| entry[of].clone()).collect()
+        };
+        assert_eq!(
+            list("stages", "stage"),
+            ["encode", "phase_b 1/2", "phase_b 2/2", "decode"]
+        );
+        assert_eq!(list("stages", "rank"), [0, 1, 2, 0]);
+        assert_eq!(list("ranks", "rank"), [0, 1, 2]);
+        assert!(list("ranks", "work_ms").iter().all(Value::is_f64));
+        assert_eq!(list("stages", "idle_ms")[0], Value::Null);
     }
 
     #[test]

@@ -1,26 +1,27 @@
 //! The overlap measures, computed from records.
 //!
-//! For chunk k, with all times the front's own and phase B's duration as it reported it:
+//! For chunk k, with all moments those of rank 0 and the work of a stage as its rank measured it:
 //!
 //! ```text
-//! period_k      = emitted_k - emitted_(k-1)
-//! stage0_k      = build_k + decode_k
-//! stage1_k      = phase_b_us_k
-//! hidden_k      = max(0, stage0_k + stage1_k - period_k)
-//! overlap_score = median over k of hidden_k / min(stage0_k, stage1_k)
-//! efficiency    = max(median stage0, median stage1) / median period
-//! latency_k     = emitted_k - first frame of k read
+//! period_k      = accepted_k - accepted_(k-1)
+//! work_k(rank)  = sum of the works of the rank's stages on k
+//! hidden_k      = max(0, sum of work_k over all ranks - period_k)
+//! overlap_score = median over k of hidden_k / (sum of work_k over all ranks - largest work_k)
+//! efficiency    = largest median work of a rank / median period
+//! latency_k     = accepted_k - first frame of k read
 //! ```
 //!
-//! A chunk is measured when it and the one before it were emitted, and it is past the warm-up. A dropped chunk emits
-//! nothing, so the distance between its neighbours is not a period of the pipeline. Latency needs no chunk before.
+//! A chunk is measured when it and the one before it were accepted, and it is past the warm-up. The sink takes nothing of a
+//! dropped chunk, so the distance between its neighbours is not a period of the pipeline. Latency needs no chunk before.
 //! Figures of which there are none, and ratios that mean nothing (see [`super::ratio`]), are null.
 
 use std::fmt;
 
+use pp_contract::Pipeline;
 use serde::{Serialize, Serializer};
 
 use super::far::FAR;
+use super::record::{label, leaders};
 use super::{ChunkRecord, Recorder, Restart};
 
 /// Chunks left out at the start of a long run: the first ones pay for cold caches and an empty pipeline.
@@ -31,6 +32,35 @@ pub fn default_warm_up(chunks: u64) -> u64 {
     DEFAULT_WARM_UP.min(chunks / 4)
 }
 
+/// A stage of the pipeline.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct StageMeasures {
+    /// Its name, and its part where it has several.
+    pub stage: String,
+    /// The rank that leads it.
+    pub rank: u32,
+    /// Median of its work on a chunk.
+    pub work_ms: Option<f64>,
+    /// Median time from the end of its last work to a chunk, also where its rank worked for other stages meanwhile; none of
+    /// the source.
+    pub idle_ms: Option<f64>,
+    /// Its share of the measured time, from 0 to 1; none of the source.
+    pub idle_share: Option<f64>,
+}
+
+/// A rank that leads stages.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct RankMeasures {
+    /// Its number.
+    pub rank: u32,
+    /// Median of the work of its stages on a chunk.
+    pub work_ms: Option<f64>,
+    /// The mean.
+    pub work_mean_ms: Option<f64>,
+    /// The longest.
+    pub work_max_ms: Option<f64>,
+}
+
 /// How well a run overlapped. Keys are stable: they are what `--report` and `pp bench` print.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Measures {
@@ -38,19 +68,19 @@ pub struct Measures {
     pub chunks: u64,
     /// Chunks dropped because their epoch had passed.
     pub dropped: u64,
-    /// Frames emitted in the whole run.
+    /// Frames that the sink took in the whole run.
     pub frames: u64,
     /// Chunks that the medians below are taken over.
     pub measured: u64,
     /// Chunks left out at the start.
     pub warm_up: u64,
-    /// From the first build to the last emitted chunk.
+    /// From the first build to the last accepted chunk.
     pub wall_ms: f64,
-    /// Frames emitted over that time.
+    /// Frames that the sink took, over that time.
     pub frames_per_second: f64,
-    /// Phase B was lost and started again between the first measured chunk and the last.
+    /// A rank was lost and started again between the first measured chunk and the last.
     pub spans_restart: bool,
-    /// Median distance of two emitted chunks.
+    /// Median distance of two accepted chunks.
     pub period_ms: Option<f64>,
     /// Mean distance. Where it is far from the median, chunks come in bursts and no ratio of medians can be trusted.
     pub period_mean_ms: Option<f64>,
@@ -60,21 +90,17 @@ pub struct Measures {
     pub period_p90_ms: Option<f64>,
     /// The largest.
     pub period_max_ms: Option<f64>,
-    /// Median of stage A.
-    pub build_ms: Option<f64>,
-    /// Median of stage C.
-    pub decode_ms: Option<f64>,
-    /// Median of the front's whole work on a chunk.
-    pub stage0_ms: Option<f64>,
-    /// Median of phase B.
-    pub stage1_ms: Option<f64>,
+    /// All stages, in the order of the pipeline.
+    pub stages: Vec<StageMeasures>,
+    /// The ranks that lead stages. The longest is the one with the largest median.
+    pub ranks: Vec<RankMeasures>,
     /// Median of the time that was hidden; none where there is no overlap score.
     pub hidden_ms: Option<f64>,
-    /// 1 when the shorter stage disappears behind the longer; 0 when they take turns.
+    /// 1 when all other ranks' work disappears behind the longest rank's; 0 when they take turns.
     pub overlap_score: Option<f64>,
     /// Why there is none.
     pub overlap_score_why_null: Option<WhyNull>,
-    /// 1 when the slower stage never waits.
+    /// 1 when the longest rank never waits.
     pub efficiency: Option<f64>,
     /// Why there is none.
     pub efficiency_why_null: Option<WhyNull>,
@@ -82,7 +108,7 @@ pub struct Measures {
     pub efficiency_by_mean: Option<f64>,
     /// Why there is none.
     pub efficiency_by_mean_why_null: Option<WhyNull>,
-    /// Median time from when the first frame of a chunk had been read until the chunk was handed to the sink.
+    /// Median time from when the first frame of a chunk had been read until the chunk was accepted.
     pub latency_ms: Option<f64>,
     /// Its 99th percentile.
     pub latency_p99_ms: Option<f64>,
@@ -94,11 +120,7 @@ pub struct Measures {
     pub added_latency_p99_ms: Option<f64>,
     /// The longest.
     pub added_latency_max_ms: Option<f64>,
-    /// Median time that phase B waited for a chunk.
-    pub phase_b_idle_ms: Option<f64>,
-    /// Share of the measured time that phase B waited, from 0 to 1.
-    pub phase_b_idle_share: Option<f64>,
-    /// Most chunks in flight at once, each from its admission until the end of its decode.
+    /// Most chunks in flight at once, each from its admission until it was accepted.
     pub max_in_flight: u32,
     /// Mean length of the source queue.
     pub source_queue_mean: Option<f64>,
@@ -108,10 +130,8 @@ pub struct Measures {
     pub sink_queue_mean: Option<f64>,
     /// Longest sink queue.
     pub sink_queue_max: Option<u32>,
-    /// Median payload sent to phase B, per chunk.
-    pub forward_bytes: Option<u64>,
-    /// Median payload received from it, per chunk.
-    pub back_bytes: Option<u64>,
+    /// Median payload that the source sent, per chunk.
+    pub source_bytes: Option<u64>,
 }
 
 /// Why a ratio is not given.
@@ -120,13 +140,15 @@ pub struct Measures {
 pub enum WhyNull {
     /// No distance of two chunks was measured.
     NothingMeasured,
-    /// Phase B was lost and started again between the first measured chunk and the last.
+    /// A rank was lost and started again between the first measured chunk and the last.
     SpansRestart,
-    /// A stage had no work: there was nothing to hide, or nothing to keep busy.
+    /// One rank leads all stages.
+    OneRank,
+    /// Ranks had no work: there was nothing to hide, or nothing to keep busy.
     NoWork,
     /// The median of the period is far from its mean.
     Bursts,
-    /// The shorter stage is below the scatter of the periods.
+    /// What could be hidden is below the scatter of the periods.
     Scatter,
     /// The ratio is above 1 by more than the error of measurement.
     AboveOne,
@@ -136,14 +158,17 @@ impl fmt::Display for WhyNull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NothingMeasured => f.write_str("too few chunks were measured"),
-            Self::SpansRestart => f.write_str("the measured chunks span a restart of Phase B"),
-            Self::NoWork => f.write_str("a stage had no work"),
+            Self::SpansRestart => f.write_str("the measured chunks span a restart"),
+            Self::OneRank => f.write_str("all stages are on one rank"),
+            Self::NoWork => f.write_str("a rank had no work"),
             Self::Bursts => write!(
                 f,
                 "chunks came in bursts: median and mean of the period differ by more than {:.0} %",
                 100.0 * FAR
             ),
-            Self::Scatter => f.write_str("the shorter stage is below the scatter of the periods"),
+            Self::Scatter => {
+                f.write_str("what could be hidden is below the scatter of the periods")
+            }
             Self::AboveOne => f.write_str(
                 "it is above 1: results had piled up and left faster than they are made",
             ),
@@ -164,7 +189,7 @@ impl Measures {
     ///
     /// Allocates a few vectors of the ring's length: call it at the end or for a status line, not per chunk.
     pub fn of(recorder: &Recorder, warm_up: u64, restarts: &[Restart]) -> Self {
-        let totals = recorder.totals();
+        let (totals, pipeline) = (recorder.totals(), recorder.pipeline());
         let forgotten = totals.chunks - recorder.len() as u64;
         let measured: Vec<Pair<'_>> = recorder
             .records()
@@ -175,7 +200,6 @@ impl Measures {
             })
             .map(|((before, now), _)| Pair { before, now })
             .collect();
-        let columns = |f: fn(&Pair<'_>) -> u64| Sorted::new(measured.iter().map(f));
         let warm = || {
             let numbered = recorder.records().zip(forgotten..);
             numbered.filter_map(|(record, ordinal)| (ordinal >= warm_up).then_some(record))
@@ -183,17 +207,16 @@ impl Measures {
         let latency = Sorted::new(warm().filter_map(ChunkRecord::latency_ns));
         let added_latency = Sorted::new(warm().filter_map(ChunkRecord::added_latency_ns));
 
-        let period = columns(|p| p.period_ns());
-        let stage0 = columns(|p| p.now.stage0_ns());
-        let stage1 = columns(|p| p.now.stage1_ns());
-        let wall_ns = totals.last_emit_ns.saturating_sub(totals.first_build_ns);
-        let idle_ns: f64 = measured.iter().map(|p| p.idle_ns() as f64).sum();
-        let period_ns: f64 = measured.iter().map(|p| p.period_ns() as f64).sum();
+        let period = Sorted::new(measured.iter().map(Pair::period_ns));
+        let wall_ns = totals
+            .last_accepted_ns
+            .saturating_sub(totals.first_build_ns);
         let mean = |f: fn(&ChunkRecord) -> u32| {
             let sum: u64 = measured.iter().map(|p| u64::from(f(p.now))).sum();
             ratio(sum as f64, measured.len() as f64)
         };
         let max = |f: fn(&ChunkRecord) -> u32| measured.iter().map(|p| f(p.now)).max();
+        let bytes = Sorted::new(measured.iter().map(|p| p.now.source_bytes));
 
         let mut m = Self {
             chunks: totals.chunks,
@@ -205,76 +228,116 @@ impl Measures {
             frames_per_second: ratio(totals.frames as f64 * 1e9, wall_ns as f64).unwrap_or(0.0),
             spans_restart: restarts.iter().any(|restart| spans(&measured, restart)),
             period_ms: ms(period.median()),
-            period_mean_ms: ms(ratio(period_ns, measured.len() as f64)),
+            period_mean_ms: ms(period.mean()),
             period_p10_ms: ms(period.quantile(0.1)),
             period_p90_ms: ms(period.quantile(0.9)),
             period_max_ms: ms(period.quantile(1.0)),
-            build_ms: ms(columns(|p| p.now.build_ns()).median()),
-            decode_ms: ms(columns(|p| p.now.decode_ns()).median()),
-            stage0_ms: ms(stage0.median()),
-            stage1_ms: ms(stage1.median()),
-            hidden_ms: ms(columns(|p| p.hidden_ns()).median()),
+            stages: stages(&measured, pipeline, period.mean()),
+            ranks: ranks(&measured, pipeline),
             latency_ms: ms(latency.median()),
             latency_p99_ms: ms(latency.quantile(0.99)),
             latency_max_ms: ms(latency.quantile(1.0)),
             added_latency_ms: ms(added_latency.median()),
             added_latency_p99_ms: ms(added_latency.quantile(0.99)),
             added_latency_max_ms: ms(added_latency.quantile(1.0)),
-            phase_b_idle_ms: ms(columns(|p| p.idle_ns()).median()),
-            phase_b_idle_share: ratio(idle_ns, period_ns),
             max_in_flight: totals.max_in_flight,
             source_queue_mean: mean(|r| r.source_queue),
             source_queue_max: max(|r| r.source_queue),
             sink_queue_mean: mean(|r| r.sink_queue),
             sink_queue_max: max(|r| r.sink_queue),
-            forward_bytes: columns(|p| p.now.forward_bytes).median().map(|b| b as u64),
-            back_bytes: columns(|p| p.now.back_bytes).median().map(|b| b as u64),
+            source_bytes: bytes.median().map(|b| b as u64),
             ..Self::default()
         };
-        m.add_ratios(overlap_score(&measured));
+        m.add_ratios(&measured, pipeline);
         m
     }
 
-    fn add_ratios(&mut self, score: Option<f64>) {
+    fn add_ratios(&mut self, measured: &[Pair<'_>], pipeline: &Pipeline) {
         let of = |value: Option<f64>| value.unwrap_or(0.0);
-        let (stage0, stage1) = (of(self.stage0_ms), of(self.stage1_ms));
+        let works = || self.ranks.iter().map(|rank| of(rank.work_ms));
+        let longest = works().fold(0.0, f64::max);
+        let others = works().sum::<f64>() - longest;
         let scatter = of(self.period_p90_ms) - of(self.period_p10_ms);
-        let score = self.score(score, stage0.min(stage1), scatter);
-        let efficiency = self.over_median(stage0.max(stage1));
-        let by_mean = self.over_mean(stage0.max(stage1));
+        let (hidden, score) = hidden(measured, pipeline);
+        let score = self.score(score, others, scatter);
+        let efficiency = self.over_median(longest);
+        let by_mean = self.over_mean(longest);
+        self.hidden_ms = hidden.filter(|_| score.is_ok());
         (self.overlap_score, self.overlap_score_why_null) = (score.ok(), score.err());
-        self.hidden_ms = self.hidden_ms.filter(|_| score.is_ok());
         (self.efficiency, self.efficiency_why_null) = (efficiency.ok(), efficiency.err());
         (self.efficiency_by_mean, self.efficiency_by_mean_why_null) = (by_mean.ok(), by_mean.err());
     }
 
-    /// Whether the times bear the mark of a scheduling fault: phase B waits as long as a decode takes, little is hidden
-    /// and both queues are near empty. Then each envelope was sent only after the decode of the chunk before.
+    /// Whether the times bear the mark of a scheduling fault: a stage of another rank waits as long as the sink works on
+    /// rank 0, little is hidden and both queues are near empty. Then each chunk was sent only after the sink had taken the
+    /// one before.
     pub fn looks_serial(&self) -> bool {
-        let (Some(idle_ms), Some(decode_ms)) = (self.phase_b_idle_ms, self.decode_ms) else {
+        let sink = self.stages.last().filter(|sink| sink.rank == 0);
+        let Some(sink_ms) = sink.and_then(|sink| sink.work_ms) else {
             return false;
         };
-        let waits_for_decode = (idle_ms - decode_ms).abs() <= 0.2 * decode_ms;
-        decode_ms > 0.0
-            && waits_for_decode
+        let waits_for_sink = self.stages.iter().any(|stage| {
+            let idle_ms = stage.idle_ms.filter(|_| stage.rank != 0);
+            idle_ms.is_some_and(|idle_ms| (idle_ms - sink_ms).abs() <= 0.2 * sink_ms)
+        });
+        sink_ms > 0.0
+            && waits_for_sink
             && self.overlap_score.is_some_and(|score| score < 0.3)
             && self.source_queue_mean < Some(1.0)
             && self.sink_queue_mean < Some(1.0)
     }
 }
 
-/// Whether Phase B was lost, or not yet there again, between the first of these chunks and the last.
+fn stages(
+    measured: &[Pair<'_>],
+    pipeline: &Pipeline,
+    period_ns: Option<f64>,
+) -> Vec<StageMeasures> {
+    let stages = pipeline.stages().iter().enumerate();
+    let measures = stages.map(|(at, stage)| {
+        let work = Sorted::new(measured.iter().map(|p| p.now.work_ns(at)));
+        let waits = measured.iter().filter_map(|p| p.now.idle_ns(at));
+        let idle = Sorted::new(waits);
+        StageMeasures {
+            stage: label(stage),
+            rank: stage.leader().get(),
+            work_ms: ms(work.median()),
+            idle_ms: ms(idle.median()),
+            idle_share: idle
+                .mean()
+                .zip(period_ns)
+                .and_then(|(idle, p)| ratio(idle, p)),
+        }
+    });
+    measures.collect()
+}
+
+fn ranks(measured: &[Pair<'_>], pipeline: &Pipeline) -> Vec<RankMeasures> {
+    let measures = leaders(pipeline).into_iter().map(|rank| {
+        let works = measured.iter().map(|p| p.now.rank_work_ns(pipeline, rank));
+        let work = Sorted::new(works);
+        RankMeasures {
+            rank: rank.get(),
+            work_ms: ms(work.median()),
+            work_mean_ms: ms(work.mean()),
+            work_max_ms: ms(work.quantile(1.0)),
+        }
+    });
+    measures.collect()
+}
+
+/// Whether a rank was lost, or not yet there again, between the first of these chunks and the last.
 fn spans(measured: &[Pair<'_>], restart: &Restart) -> bool {
     let (Some(first), Some(last)) = (measured.first(), measured.last()) else {
         return false;
     };
-    restart.lost_ns <= last.now.emitted_ns
+    restart.lost_ns <= last.now.accepted_ns
         && restart
             .served_ns
-            .is_none_or(|at| at >= first.before.emitted_ns)
+            .is_none_or(|at| at >= first.before.accepted_ns)
 }
 
-/// A measured chunk and the one emitted before it.
+/// A measured chunk and the one accepted before it.
 struct Pair<'a> {
     before: &'a ChunkRecord,
     now: &'a ChunkRecord,
@@ -282,30 +345,33 @@ struct Pair<'a> {
 
 impl Pair<'_> {
     fn period_ns(&self) -> u64 {
-        self.now.emitted_ns.saturating_sub(self.before.emitted_ns)
-    }
-
-    fn idle_ns(&self) -> u64 {
-        self.now.idle_us.saturating_mul(1_000)
-    }
-
-    fn hidden_ns(&self) -> u64 {
-        let work = self.now.stage0_ns().saturating_add(self.now.stage1_ns());
-        work.saturating_sub(self.period_ns())
+        self.now.accepted_ns.saturating_sub(self.before.accepted_ns)
     }
 }
 
-/// Median over the chunks in which both stages took time; in the others there is nothing to hide.
-fn overlap_score(measured: &[Pair<'_>]) -> Option<f64> {
-    let mut scores: Vec<f64> = measured
-        .iter()
-        .filter_map(|p| {
-            let shorter = p.now.stage0_ns().min(p.now.stage1_ns());
-            ratio(p.hidden_ns() as f64, shorter as f64)
-        })
-        .collect();
+/// The median time that was hidden, and the median share of what could be. Of chunks where only one rank took time there
+/// is no share.
+fn hidden(measured: &[Pair<'_>], pipeline: &Pipeline) -> (Option<f64>, Option<f64>) {
+    let leaders = leaders(pipeline);
+    let mut scores = Vec::new();
+    let hidden = measured.iter().map(|p| {
+        let works = || {
+            leaders
+                .iter()
+                .map(|rank| p.now.rank_work_ns(pipeline, *rank))
+        };
+        let all_ns = works().fold(0, u64::saturating_add);
+        let hidden_ns = all_ns.saturating_sub(p.period_ns());
+        let others_ns = all_ns - works().max().unwrap_or(0);
+        scores.extend(ratio(hidden_ns as f64, others_ns as f64));
+        hidden_ns
+    });
+    let hidden = ms(Sorted::new(hidden).median());
     scores.sort_by(f64::total_cmp);
-    (!scores.is_empty()).then(|| (scores[(scores.len() - 1) / 2] + scores[scores.len() / 2]) / 2.0)
+    (
+        hidden,
+        middle(&scores).map(|(low, high)| (low + high) / 2.0),
+    )
 }
 
 /// A column of nanoseconds or bytes in ascending order.
@@ -320,9 +386,12 @@ impl Sorted {
 
     /// Mean of the two middle values.
     fn median(&self) -> Option<f64> {
-        let n = self.0.len();
-        let middle = self.0.get(n.checked_sub(1)? / 2..=n / 2)?;
-        Some((middle[0] as f64 + middle[middle.len() - 1] as f64) / 2.0)
+        middle(&self.0).map(|(low, high)| (low as f64 + high as f64) / 2.0)
+    }
+
+    fn mean(&self) -> Option<f64> {
+        let sum: f64 = self.0.iter().map(|value| *value as f64).sum();
+        ratio(sum, self.0.len() as f64)
     }
 
     /// The smallest value that at least the share `q` does not exceed.
@@ -330,6 +399,12 @@ impl Sorted {
         let rank = (q * self.0.len() as f64).ceil() as usize;
         self.0.get(rank.max(1) - 1).map(|value| *value as f64)
     }
+}
+
+/// The two middle values of what is in order; one value twice where their number is odd.
+fn middle<T: Copy>(sorted: &[T]) -> Option<(T, T)> {
+    let n = sorted.len();
+    Some((sorted[n.checked_sub(1)? / 2], sorted[n / 2]))
 }
 
 fn ms(ns: Option<f64>) -> Option<f64> {

@@ -1,12 +1,14 @@
 //! What a run looked like: one record per chunk, and everything derived from records.
 //!
 //! The hazard: an overlap that is claimed but not there. A pipeline that runs its stages one after the other prints the
-//! same pictures as one that hides every transfer; only the times tell them apart, and only when the times of both ranks
+//! same pictures as one that hides every transfer; only the times tell them apart, and only when the times of all ranks
 //! lie on one clock.
 //!
-//! So there is one plain value, [`ChunkRecord`], that the driver fills and hands over once per chunk, one fixed ring that
-//! holds the latest of them ([`Recorder`]), and pure functions from there: [`Measures`], and its forms as text, JSON, a
-//! Chrome/Perfetto trace and an SVG timeline. Nothing here reads a clock, starts a thread or allocates per chunk.
+//! So there is one plain value, [`ChunkRecord`], that rank 0 fills and hands over once per chunk, one fixed ring that holds
+//! the pipeline and the latest records ([`Recorder`]), and pure functions from there: [`Measures`], and its forms as text,
+//! JSON, a Chrome/Perfetto trace and an SVG timeline. Nothing here reads a clock, starts a thread or allocates per chunk.
+//!
+//! A group counts as its leader: its members work on the same chunk at the same time, so they hide nothing of each other.
 
 mod far;
 mod json;
@@ -19,14 +21,15 @@ mod text;
 mod trace;
 
 #[cfg(test)]
-mod synthetic;
+pub(crate) mod synthetic;
 
 pub use far::{FAR, are_far_apart};
 pub use json::{SCHEMA, write_json};
-pub use measures::{DEFAULT_WARM_UP, Measures, WhyNull, default_warm_up};
+pub use measures::{
+    DEFAULT_WARM_UP, Measures, RankMeasures, StageMeasures, WhyNull, default_warm_up,
+};
 pub use ratio::MEASUREMENT_ERROR;
-pub(crate) use record::as_ms;
-pub use record::{ChunkRecord, PhaseBTimes, Restart};
+pub use record::{ChunkRecord, Restart, StageRecord, StageTimes};
 pub use recorder::{RING_RECORDS, Recorder, Totals};
 pub use svg::write_svg;
 pub use text::{Count, write_text};
@@ -37,11 +40,9 @@ pub use trace::{TraceEvents, write_chrome_trace};
 pub struct View {
     /// Title of the picture, one line.
     pub title: String,
-    /// The rank that runs phase B: 1, or 0 when every stage runs in one process.
-    pub phase_b_rank: u32,
     /// How many chunks, counted back from the last, the SVG timeline shows.
     pub chunks: usize,
-    /// Every time that Phase B was lost and the run went on.
+    /// Every time that a rank was lost and the run went on.
     pub restarts: Vec<Restart>,
 }
 
@@ -49,7 +50,6 @@ impl Default for View {
     fn default() -> Self {
         Self {
             title: String::from("pipeline timeline"),
-            phase_b_rank: 1,
             chunks: 12,
             restarts: Vec::new(),
         }

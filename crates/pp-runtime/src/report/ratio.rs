@@ -3,8 +3,8 @@
 use super::far::are_far_apart;
 use super::measures::{Measures, WhyNull};
 
-/// A ratio that is this little above 1 is 1: durations of Phase B are whole microseconds, and the medians of a stage and
-/// of the period come from different chunks.
+/// A ratio that is this little above 1 is 1: the work of stages is told in whole microseconds, and the medians of a rank's
+/// work and of the period come from different chunks.
 pub const MEASUREMENT_ERROR: f64 = 0.02;
 
 impl Measures {
@@ -39,20 +39,23 @@ impl Measures {
         self.hidden_ms = None;
     }
 
-    /// The overlap score, if chunks had one. `shorter_ms` is the most that could be hidden, `scatter_ms` the distance of
+    /// The overlap score, if chunks had one. `others_ms` is the most that could be hidden, `scatter_ms` the distance of
     /// the tenth and the ninetieth percentile of the period.
     pub(super) fn score(
         &self,
         score: Option<f64>,
-        shorter_ms: f64,
+        others_ms: f64,
         scatter_ms: f64,
     ) -> Result<f64, WhyNull> {
         self.period()?;
+        if self.ranks.len() < 2 {
+            return Err(WhyNull::OneRank);
+        }
         let score = score.ok_or(WhyNull::NoWork)?;
         if self.is_uneven() {
             return Err(WhyNull::Bursts);
         }
-        if shorter_ms < scatter_ms {
+        if others_ms < scatter_ms {
             return Err(WhyNull::Scatter);
         }
         at_most_one(score)
@@ -109,6 +112,7 @@ fn at_most_one(ratio: f64) -> Result<f64, WhyNull> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::RankMeasures;
     use super::*;
 
     /// Median and mean of the period in milliseconds, and the work of a chunk.
@@ -145,13 +149,14 @@ mod tests {
 
     #[test]
     fn a_score_is_given_where_the_scatter_lets_it_be_seen() {
-        use WhyNull::{AboveOne, NoWork, Scatter};
-        let m = Measures {
+        use WhyNull::{AboveOne, NoWork, OneRank, Scatter};
+        let mut m = Measures {
             period_ms: Some(10.0),
             period_mean_ms: Some(10.0),
+            ranks: vec![RankMeasures::default(); 2],
             ..Measures::default()
         };
-        for (score, shorter, scatter, expected) in [
+        for (score, others, scatter, expected) in [
             (Some(0.0), 4.0, 1.0, Ok(0.0)),
             (Some(0.9), 4.0, 4.0, Ok(0.9)),
             (Some(0.9), 3.9, 4.0, Err(Scatter)),
@@ -160,11 +165,13 @@ mod tests {
             (None, 0.0, 1.0, Err(NoWork)),
         ] {
             assert_eq!(
-                m.score(score, shorter, scatter),
+                m.score(score, others, scatter),
                 expected,
-                "{score:?} {shorter}"
+                "{score:?} {others}"
             );
         }
+        m.ranks.pop();
+        assert_eq!(m.score(None, 0.0, 1.0), Err(OneRank));
     }
 
     #[test]

@@ -3,9 +3,13 @@
 //! A run may last for days: memory is claimed and touched once, at construction, so the resident size of a process does
 //! not depend on how many chunks have passed.
 
-use super::ChunkRecord;
+use std::sync::Arc;
 
-/// Records that a [`Recorder`] keeps: about ten minutes at 25 chunks a second, in 3 MiB.
+use pp_contract::Pipeline;
+
+use super::{ChunkRecord, StageRecord};
+
+/// Records that a [`Recorder`] keeps: about ten minutes at 25 chunks a second, in 3 MiB and 1 MiB for each stage.
 pub const RING_RECORDS: usize = 16_384;
 
 /// Sums over every record ever pushed, also those the ring has forgotten.
@@ -13,25 +17,24 @@ pub const RING_RECORDS: usize = 16_384;
 pub struct Totals {
     /// Records pushed.
     pub chunks: u64,
-    /// Chunks whose result was of an old epoch.
+    /// Chunks that a hard cut overtook.
     pub dropped: u64,
-    /// Frames emitted.
+    /// Frames that the sink has.
     pub frames: u64,
-    /// Payload bytes sent to phase B.
-    pub forward_bytes: u64,
-    /// Payload bytes received from phase B.
-    pub back_bytes: u64,
+    /// Payload bytes that the source sent.
+    pub source_bytes: u64,
     /// Most chunks that were ever in flight at once.
     pub max_in_flight: u32,
     /// When the first chunk began to be built.
     pub first_build_ns: u64,
-    /// When the latest chunk was emitted; 0 when none was.
-    pub last_emit_ns: u64,
+    /// When the latest chunk was accepted; 0 when none was.
+    pub last_accepted_ns: u64,
 }
 
 /// The latest [`RING_RECORDS`] chunks of a run, and the totals of all.
 #[derive(Debug)]
 pub struct Recorder {
+    pipeline: Arc<Pipeline>,
     ring: Vec<ChunkRecord>,
     /// Where the next record goes.
     next: usize,
@@ -40,19 +43,21 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// An empty recorder with its memory already resident.
-    pub fn new() -> Self {
-        Self::with_capacity(RING_RECORDS)
+    /// An empty recorder of chunks of this pipeline, with its memory already resident.
+    pub fn new(pipeline: Arc<Pipeline>) -> Self {
+        Self::with_capacity(pipeline, RING_RECORDS)
     }
 
     /// An empty recorder with room for `records` records, at least one, and its memory already resident.
-    pub fn with_capacity(records: usize) -> Self {
+    pub fn with_capacity(pipeline: Arc<Pipeline>, records: usize) -> Self {
         // Not the all-zero value: an allocator may answer a request for zeroes with pages that are not there yet.
         let untouched = ChunkRecord {
             chunk_index: u64::MAX,
+            stages: vec![StageRecord::default(); pipeline.stages().len() - 1],
             ..ChunkRecord::default()
         };
         Self {
+            pipeline,
             ring: vec![untouched; records.max(1)],
             next: 0,
             len: 0,
@@ -60,7 +65,8 @@ impl Recorder {
         }
     }
 
-    /// Takes in the record of a chunk that was emitted or dropped. Constant time, no allocation.
+    /// Takes in the record of a chunk that was accepted or dropped. Constant time, no allocation: it takes the place of the
+    /// oldest, whose memory is freed.
     pub fn push(&mut self, record: ChunkRecord) {
         let totals = &mut self.totals;
         if totals.chunks == 0 {
@@ -71,15 +77,19 @@ impl Recorder {
             totals.dropped += 1;
         } else {
             totals.frames += u64::from(record.frames);
-            totals.last_emit_ns = totals.last_emit_ns.max(record.emitted_ns);
+            totals.last_accepted_ns = totals.last_accepted_ns.max(record.accepted_ns);
         }
-        totals.forward_bytes = totals.forward_bytes.saturating_add(record.forward_bytes);
-        totals.back_bytes = totals.back_bytes.saturating_add(record.back_bytes);
+        totals.source_bytes = totals.source_bytes.saturating_add(record.source_bytes);
         totals.max_in_flight = totals.max_in_flight.max(record.in_flight);
 
         self.ring[self.next] = record;
         self.next = (self.next + 1) % self.ring.len();
         self.len = (self.len + 1).min(self.ring.len());
+    }
+
+    /// The stages that the records speak of.
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
     }
 
     /// The records still held, oldest first.
@@ -107,25 +117,19 @@ impl Recorder {
     }
 }
 
-impl Default for Recorder {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::synthetic::{TWO, empty};
 
     fn record(chunk_index: u64) -> ChunkRecord {
         ChunkRecord {
             chunk_index,
             frames: 4,
-            forward_bytes: 10,
-            back_bytes: 3,
+            source_bytes: 10,
             in_flight: 1 + (chunk_index % 3) as u32,
             build_start_ns: 100 + chunk_index,
-            emitted_ns: 1_000 + chunk_index,
+            accepted_ns: 1_000 + chunk_index,
             dropped: chunk_index == 1,
             ..ChunkRecord::default()
         }
@@ -137,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_ring_keeps_the_latest_in_order() {
-        let mut recorder = Recorder::with_capacity(3);
+        let mut recorder = empty(TWO, 3);
         assert!(recorder.is_empty());
         recorder.push(record(0));
         recorder.push(record(1));
@@ -152,7 +156,7 @@ mod tests {
 
     #[test]
     fn totals_outlive_the_ring() {
-        let mut recorder = Recorder::with_capacity(2);
+        let mut recorder = empty(TWO, 2);
         (0..5).for_each(|k| recorder.push(record(k)));
         assert_eq!(
             *recorder.totals(),
@@ -160,11 +164,10 @@ mod tests {
                 chunks: 5,
                 dropped: 1,
                 frames: 16,
-                forward_bytes: 50,
-                back_bytes: 15,
+                source_bytes: 50,
                 max_in_flight: 3,
                 first_build_ns: 100,
-                last_emit_ns: 1_004,
+                last_accepted_ns: 1_004,
             }
         );
     }

@@ -1,16 +1,19 @@
 //! The timeline as an SVG picture: what each rank did, what was under way between them, and where somebody waited.
 //!
-//! Four lanes on one time axis: the front, the edge forward, phase B, the edge back. A stage is a bar with its chunk's
-//! number, waiting is hatched, so a pipeline that overlaps shows a phase B lane without gaps. On an edge the dark part is
-//! the transfer and the pale part the time that the payload then lay in its slot. A band over all lanes is the time from
-//! the loss of a Phase B to the first result of the next one. Colours follow the viewer's light or dark preference; the
-//! file has no script and refers to nothing outside itself.
+//! Lanes on one time axis: the stages of each rank, a row for each, and below them the edges that leave the rank. A work of
+//! a stage is a bar with its chunk's number, and what a rank waits is hatched, so a pipeline that overlaps shows a longest
+//! rank without gaps. On an edge the dark part is the transfer and the pale part the time that the payload then lay in its
+//! slot. A band over all lanes is the time from the loss of a rank until the sink had a chunk again. Colours follow the
+//! viewer's light or dark preference; the file has no script and refers to nothing outside itself.
 
 use std::io::{self, Write};
 
-use super::text::{Latency, Millis, Period, Ratio};
+use pp_contract::Pipeline;
+
+use super::record::leaders;
+use super::text::{Latency, Period, Ratio};
 use super::{ChunkRecord, Measures, Recorder, Restart, View};
-use lane::{Lane, back, forward};
+use lane::Lane;
 use scale::{LEFT, RIGHT, Scale, WIDTH, millis};
 
 mod lane;
@@ -25,7 +28,8 @@ text{font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;fon
 .bg{fill:#ffffff}.lane{fill:#f3f4f6}.grid{stroke:#d8dce1;stroke-width:1}\
 .title{font-size:17px;font-weight:600}.dim,.small{fill:#59636e}.small{font-size:11px}\
 .num{fill:#ffffff;font-size:11px;font-weight:600;text-anchor:middle}.mid{text-anchor:middle}.end{text-anchor:end}\
-.encode{fill:#2f6fb5}.phase_b{fill:#c2621b}.decode{fill:#2c8a5b}.dropped{fill:#8a929c}\
+.source{fill:#2f6fb5}.sink{fill:#2c8a5b}.dropped{fill:#8a929c}\
+.stage0{fill:#c2621b}.stage1{fill:#a8327e}.stage2{fill:#7a7420}.stage3{fill:#1b8089}\
 .transfer{fill:#6b4fa3}.slot{fill:#cfc5e6}.lost{fill:#c0392b;fill-opacity:.3}\
 .hatch{stroke:#c0392b;stroke-width:1.4;opacity:.55}.idle{fill:url(#idle)}\
 @media(prefers-color-scheme:dark){text{fill:#e6edf3}.bg{fill:#0d1117}.lane{fill:#171c24}.grid{stroke:#2b323b}\
@@ -44,12 +48,7 @@ pub fn write_svg(
     let records: Vec<&ChunkRecord> = recorder.records().collect();
     let shown = &records[records.len().saturating_sub(view.chunks.max(1))..];
     let scale = Scale::over(shown);
-    let lanes = [
-        Lane::front(&records, &scale),
-        Lane::edge(&records, &scale, (0, view.phase_b_rank), forward),
-        Lane::phase_b(&records, &scale, view.phase_b_rank),
-        Lane::edge(&records, &scale, (view.phase_b_rank, 0), back),
-    ];
+    let lanes = lanes(&records, &scale, recorder.pipeline());
     let lanes_height: f64 = lanes.iter().map(|lane| lane.height() + LANE_GAP).sum();
     let height = TOP + lanes_height + 40.0;
 
@@ -91,6 +90,21 @@ pub fn write_svg(
     writeln!(out, "</svg>")
 }
 
+/// The stages of each rank, and the edges that leave it.
+fn lanes(records: &[&ChunkRecord], scale: &Scale, pipeline: &Pipeline) -> Vec<Lane> {
+    let stages = pipeline.stages();
+    let mut lanes = Vec::new();
+    for rank in leaders(pipeline) {
+        lanes.push(Lane::rank(records, scale, pipeline, rank));
+        for to in 1..stages.len() {
+            if stages[to - 1].leader() == rank && stages[to].leader() != rank {
+                lanes.push(Lane::edge(records, scale, pipeline, to));
+            }
+        }
+    }
+    lanes
+}
+
 fn is_shown(restart: &Restart, scale: &Scale) -> bool {
     restart.lost_ns < scale.to_ns && restart.served_ns.is_none_or(|at| at > scale.from_ns)
 }
@@ -109,34 +123,31 @@ fn draw_lost(
     });
     writeln!(
         out,
-        "<rect class=\"lost\" x=\"{x0:.1}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{:.1}\"><title>Phase B lost{served}: {}</title></rect>",
+        "<rect class=\"lost\" x=\"{x0:.1}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{:.1}\"><title>rank {} lost{served}: {}</title></rect>",
         (x1 - x0).max(2.0),
         height - LANE_GAP,
+        restart.fault.rank,
         escape(&restart.fault.to_string())
     )
 }
 
 fn headline(m: &Measures) -> String {
     format!(
-        "period {} · efficiency {} ({} by the mean) · overlap score {} · phase B idle {} a chunk · at most {} in flight",
+        "period {} · efficiency {} ({} by the mean) · overlap score {} · at most {} in flight",
         Period(m),
         Ratio(m.efficiency),
         Ratio(m.efficiency_by_mean),
         Ratio(m.overlap_score),
-        Millis(m.phase_b_idle_ms),
         m.max_in_flight
     )
 }
 
 fn legend(out: &mut impl Write, with_lost: bool) -> io::Result<()> {
     let entries = [
-        ("encode", "encode"),
-        ("phase_b", "phase B"),
-        ("decode", "decode"),
         ("transfer", "transfer"),
         ("slot", "waits in its slot"),
         ("idle", "idle"),
-        ("lost", "phase B lost"),
+        ("lost", "rank lost"),
     ];
     let mut x = LEFT;
     for (class, label) in &entries[..entries.len() - usize::from(!with_lost)] {
@@ -204,7 +215,8 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::synthetic;
+    use crate::report::synthetic::{self, THREE, TWO, empty};
+    use crate::report::{StageRecord, StageTimes};
 
     fn svg(recorder: &Recorder, view: &View) -> String {
         let mut out = Vec::new();
@@ -240,10 +252,10 @@ mod tests {
     }
 
     #[test]
-    fn a_serial_run_shows_phase_b_idle_and_an_overlapped_one_does_not() {
+    fn a_serial_run_shows_the_longest_rank_idle_and_an_overlapped_one_does_not() {
         let waits = |recorder| {
             let all = svg(&recorder, &View::default());
-            let lane = all.split("rank 1, phase B").nth(1).unwrap();
+            let lane = all.split(">phase_b</text>").nth(1).unwrap();
             count(lane.split("1 → 0").next().unwrap(), "<title>idle")
         };
         assert!(waits(synthetic::serial(40)) >= 11);
@@ -253,30 +265,68 @@ mod tests {
 
     #[test]
     fn an_edge_has_as_many_rows_as_chunks_lay_on_it_at_once() {
-        let recorder = synthetic::overlapped(40);
-        let records: Vec<_> = recorder.records().collect();
-        let rows = Lane::edge(&records, &Scale::over(&records), (0, 1), forward).rows;
-        assert!((2..=4).contains(&rows), "{rows} rows at depth 4");
-        let serial = synthetic::serial(40);
-        let records: Vec<_> = serial.records().collect();
-        assert_eq!(
-            Lane::edge(&records, &Scale::over(&records), (0, 1), forward).rows,
-            1
+        let rows = |recorder: &Recorder, to| {
+            let records: Vec<_> = recorder.records().collect();
+            Lane::edge(&records, &Scale::over(&records), recorder.pipeline(), to).rows
+        };
+        let overlapped = rows(&synthetic::overlapped(40), 1);
+        assert!(
+            (2..=4).contains(&overlapped),
+            "{overlapped} rows at depth 4"
         );
+        assert_eq!(rows(&synthetic::serial(40), 1), 1);
+    }
+
+    #[test]
+    fn a_rank_has_a_row_for_each_stage_and_a_lane_for_each_edge_that_leaves_it() {
+        let names = |recorder: &Recorder| {
+            let svg = svg(recorder, &View::default());
+            let lines = svg.lines().filter_map(|line| {
+                let named = line.strip_prefix("<text class=\"end\"")?;
+                Some(named.split(['<', '>']).nth(1)?.to_owned())
+            });
+            lines.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            names(&synthetic::overlapped(20)),
+            ["encode", "decode", "0 → 1", "phase_b", "1 → 0"]
+        );
+        let three = [
+            "encode",
+            "decode",
+            "0 → 1",
+            "phase_b 1/2",
+            "1 → 2",
+            "phase_b 2/2",
+            "2 → 0",
+        ];
+        assert_eq!(names(&synthetic::three_ranks(20)), three);
+        assert_eq!(
+            names(&synthetic::one_rank(20)),
+            ["encode", "phase_b", "decode"]
+        );
+        assert_eq!(names(&empty(THREE, 1)), three);
     }
 
     #[test]
     fn nothing_recorded_and_nonsense_times_still_draw() {
-        assert!(svg(&Recorder::with_capacity(1), &View::default()).ends_with("</svg>\n"));
-        let mut recorder = Recorder::with_capacity(4);
+        assert!(svg(&empty(TWO, 1), &View::default()).ends_with("</svg>\n"));
+        let mut recorder = empty(TWO, 4);
         recorder.push(ChunkRecord {
             build_start_ns: u64::MAX,
-            emitted_ns: 1,
+            accepted_ns: 1,
             ..ChunkRecord::default()
         });
         recorder.push(ChunkRecord {
             build_end_ns: u64::MAX,
-            decode_end_ns: u64::MAX,
+            stages: vec![StageRecord {
+                times: Some(StageTimes {
+                    arrived_ns: 3,
+                    start_ns: 9,
+                    end_ns: u64::MAX,
+                }),
+                ..StageRecord::default()
+            }],
             ..ChunkRecord::default()
         });
         let view = View {
@@ -297,16 +347,11 @@ mod tests {
             };
             svg(&recorder, &view)
         };
-        let bands = |svg: &str| {
-            [
-                count(svg, "class=\"lost\""),
-                count(svg, "phase B lost</text>"),
-            ]
-        };
+        let bands = |svg: &str| [count(svg, "class=\"lost\""), count(svg, "rank lost</text>")];
         let all = with(40, vec![synthetic::restart()]);
         // The band, and the legend's.
         assert_eq!(bands(&all), [2, 1]);
-        let title = "<title>Phase B lost, served again after 2.00 ms: ";
+        let title = "<title>rank 1 lost, served again after 2.00 ms: ";
         assert_eq!(count(&all, title), 1);
         assert!(all.contains(
             "efficiency, efficiency by the mean, overlap score n/a: the measured chunks span"

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 
-use super::Measures;
+use super::{Measures, RankMeasures, StageMeasures};
 
 /// Writes the summary: six short lines, and more where a ratio is not given or the times look like a scheduling fault.
 ///
@@ -12,7 +12,7 @@ use super::Measures;
 pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
     writeln!(
         out,
-        "chunks       {} ({}), {:.1} frames/s from the first encode to the last frame out in {:.2} s, \
+        "chunks       {} ({}), {:.1} frames/s from the first build to the last frame out in {:.2} s, \
          {} measured after {} of warm-up, {} dropped",
         m.chunks,
         Count(m.frames, "frame"),
@@ -37,14 +37,12 @@ pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
         Millis(m.period_p90_ms),
         Millis(m.period_max_ms)
     )?;
-    writeln!(
-        out,
-        "stages       front {} (encode {} + decode {}), phase B {}",
-        Millis(m.stage0_ms),
-        Millis(m.build_ms),
-        Millis(m.decode_ms),
-        Millis(m.stage1_ms)
-    )?;
+    let ranks: Vec<String> = m.ranks.iter().map(|rank| works(m, rank)).collect();
+    let between = match ranks.len() {
+        ..=2 => ", ",
+        _ => "\n             ",
+    };
+    writeln!(out, "stages       {}", ranks.join(between))?;
     writeln!(
         out,
         "overlap      efficiency {} ({} by the mean), score {}, hidden {} a chunk",
@@ -59,9 +57,8 @@ pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
     write_latency(out, m)?;
     writeln!(
         out,
-        "pipeline     phase B idle {} a chunk ({:.1} %), in flight at most {}, queues source {:.1} (max {}) sink {:.1} (max {})",
-        Millis(m.phase_b_idle_ms),
-        100.0 * m.phase_b_idle_share.unwrap_or(0.0),
+        "pipeline     {}in flight at most {}, queues source {:.1} (max {}) sink {:.1} (max {})",
+        Waits(m),
         m.max_in_flight,
         m.source_queue_mean.unwrap_or(0.0),
         m.source_queue_max.unwrap_or(0),
@@ -71,10 +68,42 @@ pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
     if m.looks_serial() {
         writeln!(
             out,
-            "warning      phase B waits as long as a decode takes: each chunk was sent only after the decode of the one before"
+            "warning      a stage waits as long as {sink} takes: each chunk was sent only after the {sink} of the one before",
+            sink = m.stages.last().map_or("the sink", |sink| &sink.stage)
         )?;
     }
     Ok(())
+}
+
+/// The work of a rank and of its stages: `rank 0 5.00 ms (encode 1.00 ms + decode 4.00 ms)`, `rank 1 phase_b 20.00 ms`.
+fn works(m: &Measures, rank: &RankMeasures) -> String {
+    let stages = m.stages.iter().filter(|stage| stage.rank == rank.rank);
+    let works = stages.map(|stage| format!("{} {}", stage.stage, Millis(stage.work_ms)));
+    let works: Vec<String> = works.collect();
+    match &*works {
+        [one] => format!("rank {} {one}", rank.rank),
+        all => {
+            let (work, all) = (Millis(rank.work_ms), all.join(" + "));
+            format!("rank {} {work} ({all})", rank.rank)
+        }
+    }
+}
+
+/// How long each rank but 0 is idle that has one stage, each with `, ` behind it. Of more stages only the waits are known.
+struct Waits<'a>(&'a Measures);
+
+impl fmt::Display for Waits<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(m) = self;
+        let stages_of = |rank| m.stages.iter().filter(move |stage| stage.rank == rank);
+        let idle = |stage: &&StageMeasures| stage.rank != 0 && stages_of(stage.rank).count() == 1;
+        for stage in m.stages.iter().filter(idle) {
+            let share = 100.0 * stage.idle_share.unwrap_or(0.0);
+            let idle = Millis(stage.idle_ms);
+            write!(f, "{} idle {idle} a chunk ({share:.1} %), ", stage.stage)?;
+        }
+        Ok(())
+    }
 }
 
 fn write_latency(out: &mut impl Write, m: &Measures) -> io::Result<()> {
@@ -127,7 +156,7 @@ impl fmt::Display for Count<'_> {
 }
 
 /// Milliseconds, if known, with as many digits as the size of the value deserves.
-pub(super) struct Millis(pub(super) Option<f64>);
+struct Millis(Option<f64>);
 
 impl fmt::Display for Millis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -154,8 +183,26 @@ impl fmt::Display for Ratio {
 
 #[cfg(test)]
 mod tests {
-    use super::super::WhyNull;
+    use super::super::{WhyNull, synthetic};
     use super::*;
+
+    fn stage(stage: &str, rank: u32, work_ms: f64, idle: Option<[f64; 2]>) -> StageMeasures {
+        StageMeasures {
+            stage: stage.into(),
+            rank,
+            work_ms: Some(work_ms),
+            idle_ms: idle.map(|[ms, _]| ms),
+            idle_share: idle.map(|[_, share]| share),
+        }
+    }
+
+    fn rank(rank: u32, work_ms: f64) -> RankMeasures {
+        RankMeasures {
+            rank,
+            work_ms: Some(work_ms),
+            ..RankMeasures::default()
+        }
+    }
 
     fn text(m: &Measures) -> String {
         let mut out = Vec::new();
@@ -178,10 +225,12 @@ mod tests {
             period_p10_ms: Some(19.99),
             period_p90_ms: Some(20.3),
             period_max_ms: Some(120.6),
-            build_ms: Some(0.9996),
-            decode_ms: Some(4.0),
-            stage0_ms: Some(5.0),
-            stage1_ms: Some(20.0),
+            stages: vec![
+                stage("encode", 0, 0.9996, None),
+                stage("phase_b", 1, 20.0, Some([0.0123, 0.0006])),
+                stage("decode", 0, 4.0, Some([15.0, 0.75])),
+            ],
+            ranks: vec![rank(0, 5.0), rank(1, 20.0)],
             hidden_ms: Some(4.96),
             overlap_score: Some(0.992),
             efficiency: Some(0.998),
@@ -192,8 +241,6 @@ mod tests {
             added_latency_ms: Some(25.1),
             added_latency_p99_ms: Some(29.0),
             added_latency_max_ms: Some(125.0),
-            phase_b_idle_ms: Some(0.0123),
-            phase_b_idle_share: Some(0.0006),
             max_in_flight: 4,
             source_queue_mean: Some(3.5),
             source_queue_max: Some(4),
@@ -203,12 +250,12 @@ mod tests {
         };
         assert_eq!(
             text(&m),
-            "chunks       100 (396 frames), 197.0 frames/s from the first encode to the last frame out in 2.01 s, 82 measured after 16 of warm-up, 1 dropped\n\
+            "chunks       100 (396 frames), 197.0 frames/s from the first build to the last frame out in 2.01 s, 82 measured after 16 of warm-up, 1 dropped\n\
              period       20.04 ms median, 20.15 ms mean (p10 19.99 ms, p90 20.30 ms, max 121 ms)\n\
-             stages       front 5.00 ms (encode 999.6 µs + decode 4.00 ms), phase B 20.00 ms\n\
+             stages       rank 0 5.00 ms (encode 999.6 µs + decode 4.00 ms), rank 1 phase_b 20.00 ms\n\
              overlap      efficiency 0.998 (0.993 by the mean), score 0.992, hidden 4.96 ms a chunk\n\
              latency      first frame in to chunk out 98.40 ms (p99 149 ms, worst 160 ms), of it after its last frame 25.10 ms (p99 29.00 ms, worst 125 ms)\n\
-             pipeline     phase B idle 12.3 µs a chunk (0.1 %), in flight at most 4, queues source 3.5 (max 4) sink 0.0 (max 0)\n"
+             pipeline     phase_b idle 12.3 µs a chunk (0.1 %), in flight at most 4, queues source 3.5 (max 4) sink 0.0 (max 0)\n"
         );
 
         m.period_mean_ms = Some(25.0);
@@ -242,13 +289,40 @@ mod tests {
         assert!(!text(&Measures::default()).contains("latency"));
         let serial = Measures {
             measured: 10,
-            decode_ms: Some(4.0),
-            phase_b_idle_ms: Some(4.1),
+            stages: vec![
+                stage("encode", 0, 1.0, None),
+                stage("phase_b", 1, 5.0, Some([4.1, 0.4])),
+                stage("decode", 0, 4.0, Some([5.0, 0.5])),
+            ],
             overlap_score: Some(0.01),
             source_queue_mean: Some(0.0),
             sink_queue_mean: Some(0.0),
             ..Measures::default()
         };
-        assert!(text(&serial).contains("warning"));
+        let serial = text(&serial);
+        assert!(serial.contains("warning      a stage waits as long as decode takes"));
+    }
+
+    #[test]
+    fn many_ranks_have_a_line_each_and_one_rank_no_score() {
+        let text = |recorder| text(&Measures::of(&recorder, 8, &[]));
+        let three = text(synthetic::three_ranks(60));
+        let lines: Vec<_> = three.lines().collect();
+        assert!(lines[2].starts_with("stages       rank 0 2."), "{three}");
+        assert!(lines[3].starts_with("             rank 1 phase_b 1/2 3."));
+        assert!(lines[4].starts_with("             rank 2 phase_b 2/2 4."));
+        let pipeline = lines.last().unwrap();
+        assert!(pipeline.starts_with("pipeline     phase_b 1/2 idle "));
+        assert!(pipeline.contains(" %), phase_b 2/2 idle "), "{pipeline}");
+        let twice = synthetic::run("a@0 -> b@1 -> c@2 -> d@1", 60, 4, &[900, 700, 800, 600]);
+        let twice = text(twice);
+        assert!(twice.contains("pipeline     c idle "), "{twice}");
+        assert!(!twice.contains("b idle") && !twice.contains("d idle"));
+        let one = text(synthetic::one_rank(60));
+        assert!(one.contains("overlap score n/a: all stages are on one rank\n"));
+        assert!(
+            one.contains("\npipeline     in flight at most 1, "),
+            "{one}"
+        );
     }
 }

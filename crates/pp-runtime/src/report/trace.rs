@@ -1,26 +1,19 @@
 //! The run as a Chrome trace: open it in <https://ui.perfetto.dev> or `chrome://tracing`.
 //!
-//! One process per rank, one thread per stage, both ranks on the front's clock. Stages are complete events. Transfers are
+//! One process per rank, one thread per stage, all ranks on the clock of rank 0. Stages are complete events. Transfers are
 //! asynchronous ones, because several may be under way at once, and so is the latency of a chunk: from when its first
-//! frame had been read until it was handed to the sink. Arrows (flow events) follow a chunk from encode through phase B to
-//! decode, and a counter shows how many chunks were in flight. A Phase B that was lost is a stage until the next one gave
-//! its first result.
+//! frame had been read until it was accepted. Arrows (flow events) follow a chunk from the source to the sink, and a
+//! counter shows how many chunks were in flight. A rank that was lost has an event until the sink had a chunk again.
 //!
 //! Source: "Trace Event Format", the document of the Chromium project that both viewers read.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 use serde_json::{Value, json};
 
+use super::record::{label, leaders};
 use super::{ChunkRecord, Recorder, Restart, View};
-
-const ENCODE: u32 = 1;
-const DECODE: u32 = 2;
-const PHASE_B: u32 = 3;
-const FORWARD: u32 = 4;
-const BACK: u32 = 5;
-const LATENCY: u32 = 6;
-const LOST: u32 = 7;
 
 /// Writes every record that `recorder` still holds.
 ///
@@ -34,83 +27,132 @@ pub fn write_chrome_trace(
     let began = |r: &ChunkRecord| r.first_read_ns.min(r.build_start_ns);
     let origin_ns = recorder.records().map(began).min().unwrap_or(0);
     let mut events = TraceEvents::begin(out, origin_ns)?;
-    name_lanes(&mut events, view.phase_b_rank)?;
+    let tracks = tracks(recorder);
+    name_tracks(&mut events, recorder, &tracks, &view.restarts)?;
     for record in recorder.records() {
-        stages(&mut events, record, view.phase_b_rank)?;
-        spans(&mut events, record, view.phase_b_rank)?;
+        stages(&mut events, record, &tracks)?;
+        spans(&mut events, record, &tracks)?;
     }
     in_flight(&mut events, recorder, &view.restarts)?;
-    lost(&mut events, recorder, view)?;
+    lost(&mut events, recorder, &view.restarts)?;
     events.end()
 }
 
-fn name_lanes(events: &mut TraceEvents<'_, impl Write>, phase_b_rank: u32) -> io::Result<()> {
-    let mut name = |kind: &str, pid: u32, tid: u32, name: &str| {
+/// Where a stage is drawn.
+struct Track {
+    label: String,
+    pid: u32,
+    tid: usize,
+}
+
+/// Those of all stages, in the order of the pipeline.
+fn tracks(recorder: &Recorder) -> Vec<Track> {
+    let stages = recorder.pipeline().stages().iter().zip(1..);
+    let tracks = stages.map(|(stage, tid)| Track {
+        label: label(stage),
+        pid: stage.leader().get(),
+        tid,
+    });
+    tracks.collect()
+}
+
+/// The thread of losses, behind those of the stages.
+fn lost_tid(recorder: &Recorder) -> usize {
+    recorder.pipeline().stages().len() + 1
+}
+
+fn name_tracks(
+    events: &mut TraceEvents<'_, impl Write>,
+    recorder: &Recorder,
+    tracks: &[Track],
+    restarts: &[Restart],
+) -> io::Result<()> {
+    let mut name = |kind: &str, pid: u32, tid: usize, name: &str| {
         events
             .put(&json!({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}))
     };
-    name("process_name", 0, 0, "rank 0 (front)")?;
-    if phase_b_rank != 0 {
-        name(
-            "process_name",
-            phase_b_rank,
-            0,
-            &format!("rank {phase_b_rank} (phase B)"),
-        )?;
+    let lost: BTreeSet<_> = restarts.iter().map(|restart| restart.fault.rank).collect();
+    for rank in leaders(recorder.pipeline()).union(&lost) {
+        name("process_name", rank.get(), 0, &format!("rank {rank}"))?;
     }
-    name("thread_name", 0, ENCODE, "encode")?;
-    name("thread_name", 0, DECODE, "decode")?;
-    name("thread_name", phase_b_rank, PHASE_B, "phase_b")?;
-    name("thread_name", phase_b_rank, LOST, "lost")
-}
-
-fn stages(events: &mut TraceEvents<'_, impl Write>, r: &ChunkRecord, rank: u32) -> io::Result<()> {
-    let k = r.chunk_index;
-    let args = json!({
-        "chunk_index": k, "call_id": r.call_id, "cache_epoch": r.cache_epoch, "frames": r.frames,
-        "in_flight": r.in_flight, "idle_us": r.idle_us, "dropped": r.dropped,
-    });
-    let mut stage = |name: &str, pid: u32, tid: u32, from_ns: u64, to_ns: u64| {
-        let (ts, dur) = (
-            events.us(from_ns),
-            to_ns.saturating_sub(from_ns) as f64 / 1e3,
-        );
-        events.put(&json!({
-            "ph": "X", "cat": "stage", "name": format!("{name} {k}"),
-            "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args,
-        }))
-    };
-    stage("encode", 0, ENCODE, r.build_start_ns, r.build_end_ns)?;
-    if let Some(b) = r.phase_b {
-        stage(
-            "phase_b",
-            rank,
-            PHASE_B,
-            b.compute_start_ns,
-            b.compute_end_ns,
-        )?;
+    for track in tracks {
+        name("thread_name", track.pid, track.tid, &track.label)?;
     }
-    if !r.dropped {
-        stage("decode", 0, DECODE, r.decode_start_ns, r.decode_end_ns)?;
-    }
-
-    let mut arrow = |ph: &str, pid: u32, tid: u32, at_ns: u64| {
-        let ts = events.us(at_ns);
-        events.put(&json!({
-            "ph": ph, "cat": "chunk", "name": "chunk", "id": k, "bp": "e", "pid": pid, "tid": tid, "ts": ts,
-        }))
-    };
-    arrow("s", 0, ENCODE, r.build_start_ns)?;
-    if let Some(b) = r.phase_b {
-        arrow("t", rank, PHASE_B, b.compute_start_ns)?;
-    }
-    if !r.dropped {
-        arrow("f", 0, DECODE, r.decode_start_ns)?;
+    for rank in lost {
+        name("thread_name", rank.get(), lost_tid(recorder), "lost")?;
     }
     Ok(())
 }
 
-/// The counter: a chunk counts from when it was sent until its result was back, or its Phase B was lost. Of one that was
+fn stages(
+    events: &mut TraceEvents<'_, impl Write>,
+    r: &ChunkRecord,
+    tracks: &[Track],
+) -> io::Result<()> {
+    let k = r.chunk_index;
+    for (at, track) in tracks.iter().enumerate() {
+        let Some(times) = r.times(at) else { continue };
+        let Track { label, pid, tid } = track;
+        let ts = events.us(times.start_ns);
+        let dur = times.end_ns.saturating_sub(times.start_ns) as f64 / 1e3;
+        events.put(&json!({
+            "ph": "X", "cat": "stage", "name": format!("{label} {k}"), "pid": pid, "tid": tid,
+            "ts": ts, "dur": dur,
+            "args": {
+                "chunk_index": k, "call_id": r.call_id, "cache_epoch": r.cache_epoch, "frames": r.frames,
+                "in_flight": r.in_flight, "idle_us": r.idle_ns(at).map(|ns| ns / 1_000),
+                "dropped": r.dropped,
+            },
+        }))?;
+        let ph = match at {
+            0 => "s",
+            _ if at + 1 == tracks.len() => "f",
+            _ => "t",
+        };
+        events.put(&json!({
+            "ph": ph, "cat": "chunk", "name": "chunk", "id": k, "bp": "e", "pid": pid, "tid": tid, "ts": ts,
+        }))?;
+    }
+    Ok(())
+}
+
+/// What may overlap with its like: the latency, and transfers between ranks.
+fn spans(
+    events: &mut TraceEvents<'_, impl Write>,
+    r: &ChunkRecord,
+    tracks: &[Track],
+) -> io::Result<()> {
+    let mut span = |name: &str, cat: &str, track: &Track, bytes, from_ns: u64, to_ns: u64| {
+        for (ph, at_ns) in [("b", from_ns), ("e", to_ns.max(from_ns))] {
+            let ts = events.us(at_ns);
+            events.put(&json!({
+                "ph": ph, "cat": cat, "name": name, "id": format!("{name} {}", r.chunk_index),
+                "pid": track.pid, "tid": track.tid, "ts": ts,
+                "args": {"chunk_index": r.chunk_index, "call_id": r.call_id, "bytes": bytes},
+            }))?;
+        }
+        Ok::<(), io::Error>(())
+    };
+    if !r.dropped {
+        let (from_ns, to_ns) = (r.first_read_ns, r.accepted_ns);
+        span("latency", "latency", &tracks[0], None, from_ns, to_ns)?;
+    }
+    for to in 1..tracks.len() {
+        let [from_track, to_track] = [&tracks[to - 1], &tracks[to]];
+        let Some([left_ns, arrived_ns, _]) = r.transfer_ns(to) else {
+            continue;
+        };
+        if from_track.pid != to_track.pid {
+            let name = format!("{} → {}", from_track.label, to_track.label);
+            // Rank 0 knows only what the source sends.
+            let bytes = (to == 1).then_some(r.source_bytes);
+            span(&name, "transfer", from_track, bytes, left_ns, arrived_ns)?;
+        }
+    }
+    Ok(())
+}
+
+/// The counter: a chunk counts from when it was sent until it was accepted or dropped, or a rank was lost. Of one that was
 /// sent again the record has the last time; the first was when it was built.
 fn in_flight(
     events: &mut TraceEvents<'_, impl Write>,
@@ -131,15 +173,9 @@ fn in_flight(
                 from_ns = restart.sent_ns.unwrap_or(r.sent_ns);
             }
         }
-        let mut losses = restarts.iter().map(|restart| restart.lost_ns);
-        let ended_ns = match r.received_ns {
-            // A hard cut had overtaken it when its Phase B was lost.
-            0 => losses.find(|lost_ns| *lost_ns > r.sent_ns).unwrap_or(0),
-            received_ns => received_ns,
-        };
-        count(r.sent_ns, ended_ns);
+        count(r.sent_ns, r.accepted_ns);
     }
-    // A chunk that came back makes room for the one that was sent at that moment.
+    // A chunk that was accepted makes room for the one that was sent at that moment.
     steps.sort_unstable();
     let mut chunks = 0;
     for (at_ns, step) in steps {
@@ -152,68 +188,28 @@ fn in_flight(
     Ok(())
 }
 
-/// Each time that Phase B was lost, until there was a result of the next one.
+/// Each time that a rank was lost, until the sink had a chunk again.
 fn lost(
     events: &mut TraceEvents<'_, impl Write>,
     recorder: &Recorder,
-    view: &View,
+    restarts: &[Restart],
 ) -> io::Result<()> {
-    for restart in &view.restarts {
+    for restart in restarts {
         let to_ns = restart
             .served_ns
-            .unwrap_or(recorder.totals().last_emit_ns)
+            .unwrap_or(recorder.totals().last_accepted_ns)
             .max(restart.lost_ns);
-        let (ts, dur) = (
-            events.us(restart.lost_ns),
-            (to_ns - restart.lost_ns) as f64 / 1e3,
-        );
+        let ts = events.us(restart.lost_ns);
+        let dur = (to_ns - restart.lost_ns) as f64 / 1e3;
+        let rank = restart.fault.rank;
         events.put(&json!({
-            "ph": "X", "cat": "restart", "name": "Phase B lost", "pid": view.phase_b_rank, "tid": LOST,
-            "ts": ts, "dur": dur,
+            "ph": "X", "cat": "restart", "name": format!("rank {rank} lost"), "pid": rank.get(),
+            "tid": lost_tid(recorder), "ts": ts, "dur": dur,
             "args": {"cause": restart.fault.to_string(), "chunk_index": restart.chunk.map(|c| c.get()),
                 "sent_again": restart.sent_again, "served_again": restart.served_ns.is_some()},
         }))?;
     }
     Ok(())
-}
-
-/// What may overlap with its like: transfers, and latencies.
-fn spans(events: &mut TraceEvents<'_, impl Write>, r: &ChunkRecord, rank: u32) -> io::Result<()> {
-    let mut span = |name: &str, [pid, tid]: [u32; 2], bytes: u64, from_ns: u64, to_ns: u64| {
-        let cat = if tid == LATENCY {
-            "latency"
-        } else {
-            "transfer"
-        };
-        for (ph, at_ns) in [("b", from_ns), ("e", to_ns.max(from_ns))] {
-            let ts = events.us(at_ns);
-            events.put(&json!({
-                "ph": ph, "cat": cat, "name": name, "id": format!("{name} {}", r.chunk_index),
-                "pid": pid, "tid": tid, "ts": ts,
-                "args": {"chunk_index": r.chunk_index, "call_id": r.call_id, "bytes": bytes},
-            }))?;
-        }
-        Ok::<(), io::Error>(())
-    };
-    if !r.dropped {
-        let bytes = r.forward_bytes.saturating_add(r.back_bytes);
-        span(
-            "latency",
-            [0, LATENCY],
-            bytes,
-            r.first_read_ns,
-            r.emitted_ns,
-        )?;
-    }
-    let Some(b) = r.phase_b else { return Ok(()) };
-    span(
-        "forward",
-        [0, FORWARD],
-        r.forward_bytes,
-        r.sent_ns,
-        b.recv_ns,
-    )?;
-    span("back", [rank, BACK], r.back_bytes, b.sent_ns, r.received_ns)
 }
 
 /// Writes events one after the other, commas between them.
@@ -266,7 +262,7 @@ impl<'a, W: Write> TraceEvents<'a, W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::synthetic;
+    use crate::report::synthetic::{self, TWO, empty};
 
     fn events(recorder: &Recorder) -> Vec<Value> {
         events_of(recorder, &View::default())
@@ -298,6 +294,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn one_rank_has_no_transfers_and_three_have_one_for_each_edge() {
+        for (recorder, ranks, transfers) in [
+            (synthetic::one_rank(5), 1, 0),
+            (synthetic::three_ranks(5), 3, 15),
+        ] {
+            let events = events(&recorder);
+            let processes = of(&events, "M").filter(|e| e["name"] == "process_name");
+            assert_eq!(processes.count(), ranks);
+            let begun = of(&events, "b").filter(|e| e["cat"] == "transfer");
+            assert_eq!(begun.count(), transfers);
+        }
+        let events = events(&synthetic::three_ranks(5));
+        let second = of(&events, "X").find(|e| e["name"] == "phase_b 2/2 3");
+        assert_eq!(second.unwrap()["pid"], 2);
+        let between = |e: &&Value| e["name"] == "phase_b 1/2 → phase_b 2/2";
+        assert_eq!(of(&events, "e").filter(between).count(), 5);
+    }
+
     /// The values of the counter, in the order of the file, which must be that of time.
     fn in_flight(events: &[Value]) -> Vec<i64> {
         let counted = || of(events, "C").filter(|e| e["name"] == "in flight");
@@ -308,34 +323,25 @@ mod tests {
     }
 
     #[test]
-    fn the_counter_falls_when_a_chunk_comes_back_and_ends_at_zero() {
-        let sent_and_received = |sent_ns: u64, received_ns: u64| ChunkRecord {
+    fn the_counter_falls_when_a_chunk_is_accepted_and_ends_at_zero() {
+        let sent_and_accepted = |sent_ns: u64, accepted_ns: u64| ChunkRecord {
             sent_ns,
-            received_ns,
+            accepted_ns,
             ..ChunkRecord::default()
         };
-        let mut recorder = Recorder::with_capacity(8);
-        // The third takes the place of the first, and the last never came back.
-        for [sent, received] in [[1, 10], [2, 20], [10, 30], [21, 22], [25, 0]] {
-            recorder.push(sent_and_received(sent, received));
+        let mut recorder = empty(TWO, 8);
+        // The third takes the place of the first.
+        for [sent, accepted] in [[1, 10], [2, 20], [10, 30], [21, 22]] {
+            recorder.push(sent_and_accepted(sent, accepted));
         }
         assert_eq!(in_flight(&events(&recorder)), [1, 2, 1, 2, 1, 2, 1, 0]);
-        let view = View {
-            restarts: vec![Restart {
-                lost_ns: 26,
-                ..synthetic::restart()
-            }],
-            ..View::default()
-        };
-        let lost = in_flight(&events_of(&recorder, &view));
-        assert_eq!(lost, [1, 2, 1, 2, 1, 2, 1, 2, 1, 0]);
-        // The third was built at 3, went down at 5 with the first Phase B and was sent again at 10; the first and the
-        // second had come back before.
-        recorder = Recorder::with_capacity(8);
-        for [built, sent, received] in [[1, 1, 2], [2, 2, 4], [3, 10, 30]] {
+        // The third was built at 3, went down at 5 with a rank and was sent again at 10; the first and the second
+        // had been accepted before.
+        recorder = empty(TWO, 8);
+        for [built, sent, accepted] in [[1, 1, 2], [2, 2, 4], [3, 10, 30]] {
             recorder.push(ChunkRecord {
                 build_end_ns: built,
-                ..sent_and_received(sent, received)
+                ..sent_and_accepted(sent, accepted)
             });
         }
         let view = View {
@@ -356,13 +362,13 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_is_a_span_beside_phase_b() {
+    fn a_restart_is_a_span_beside_the_stages_of_its_rank() {
         let view = View {
             restarts: vec![synthetic::restart()],
             ..View::default()
         };
         let events = events_of(&synthetic::overlapped(40), &view);
-        let lost = of(&events, "X").find(|e| e["name"] == "Phase B lost");
+        let lost = of(&events, "X").find(|e| e["name"] == "rank 1 lost");
         let lost = lost.unwrap();
         assert_eq!((&lost["pid"], &lost["dur"]), (&json!(1), &json!(2_000.0)));
         assert_eq!(lost["args"]["chunk_index"], 9);
@@ -370,13 +376,13 @@ mod tests {
     }
 
     #[test]
-    fn a_latency_begins_before_the_build_and_ends_with_the_sink() {
-        let mut recorder = Recorder::with_capacity(4);
+    fn a_latency_begins_before_the_build_and_ends_with_the_acceptance() {
+        let mut recorder = empty(TWO, 4);
         recorder.push(ChunkRecord {
             first_read_ns: 1_000,
             last_read_ns: 4_000,
             build_start_ns: 5_000,
-            emitted_ns: 9_000,
+            accepted_ns: 9_000,
             ..ChunkRecord::default()
         });
         let events = events(&recorder);
@@ -406,13 +412,13 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_chunk_has_no_decode_and_an_empty_run_is_still_json() {
-        let mut recorder = Recorder::with_capacity(4);
+    fn a_dropped_chunk_has_the_stages_that_are_known_and_an_empty_run_is_still_json() {
+        let mut recorder = empty(TWO, 4);
         recorder.push(ChunkRecord {
             dropped: true,
             ..ChunkRecord::default()
         });
         assert_eq!(of(&events(&recorder), "X").count(), 1);
-        assert_eq!(of(&events(&Recorder::with_capacity(1)), "X").count(), 0);
+        assert_eq!(of(&events(&empty(TWO, 1)), "X").count(), 0);
     }
 }

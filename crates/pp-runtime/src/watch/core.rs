@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use pp_contract::{Fault, FaultKind, Rank};
+use pp_contract::{CacheEpoch, Fault, FaultKind, Rank};
 use pp_transport::control::Message;
 
 use crate::times::{GOODBYE_WITHIN, MISSED_HEARTBEATS, SEND_WITHIN};
@@ -34,6 +34,10 @@ pub(super) enum Event<'a, T> {
     Raised(Fault),
     /// The driver is to drain because of this signal.
     Draining(u8),
+    /// The source of this rank has begun this epoch with a hard cut.
+    Cut(CacheEpoch),
+    /// This rank, which has the source, needs nothing more of the others.
+    Served,
     /// From now on the loss of a peer does not end the process while the ranks are set up.
     LiveOn,
     /// The driver is done.
@@ -55,8 +59,12 @@ pub(super) enum Action<T> {
     Deliver(usize, T),
     /// Have the driver drain because of this signal.
     RequestDrain(u8),
-    /// Tell the driver that a peer has left in good order.
-    PeerLeft,
+    /// Have the driver drop what is older than this epoch.
+    Cut(CacheEpoch),
+    /// Tell the switch that the loss of a peer is no fault any more.
+    Served,
+    /// Tell the driver that this peer has left in good order.
+    PeerLeft(Rank),
     /// Tell the switch that a peer is lost.
     LosePeer(Fault),
     /// See whether the driver makes progress; nothing is known of the time before if the thread was away.
@@ -95,6 +103,10 @@ struct Peer<T> {
     is_told: bool,
     /// It knows of the drain.
     drains: bool,
+    /// The epoch of the newest hard cut that it knows of.
+    cut: CacheEpoch,
+    /// It knows that nothing more is needed of it.
+    is_served: bool,
     /// What came of it and was not taken yet.
     items: VecDeque<T>,
 }
@@ -115,6 +127,10 @@ pub(super) struct Core<T> {
     has_ended: bool,
     /// The signal because of which a rank of the job was asked to drain.
     drain: Option<u8>,
+    /// The epoch of the newest hard cut of this rank's source.
+    cut: CacheEpoch,
+    /// This rank has the source, and needs nothing more of the others.
+    is_served: bool,
     actions: Vec<Action<T>>,
 }
 
@@ -132,6 +148,8 @@ impl<T> Core<T> {
             presence: Presence::There,
             is_told: false,
             drains: false,
+            cut: CacheEpoch::new(0),
+            is_served: false,
             items: VecDeque::new(),
         };
         Self {
@@ -145,6 +163,8 @@ impl<T> Core<T> {
             is_spared: false,
             has_ended: false,
             drain: None,
+            cut: CacheEpoch::new(0),
+            is_served: false,
             actions: Vec::new(),
         }
     }
@@ -175,6 +195,8 @@ impl<T> Core<T> {
                 self.note(fault, now);
             }
             Event::Draining(signal) => _ = self.drain.get_or_insert(signal),
+            Event::Cut(epoch) => self.cut = self.cut.max(epoch),
+            Event::Served => self.is_served = true,
             Event::LiveOn => self.is_spared = true,
             Event::Close => self.close(now),
             Event::Drop => self.phase = Phase::Over,
@@ -263,13 +285,17 @@ impl<T> Core<T> {
             (Message::Heartbeat, _) => {}
             (Message::Drain(signal), Phase::SetUp) => _ = self.drain.get_or_insert(signal),
             (Message::Drain(signal), _) => self.actions.push(Action::RequestDrain(signal)),
+            (Message::Cut(epoch), Phase::Running(_)) => self.actions.push(Action::Cut(epoch)),
+            (Message::Served, Phase::Running(_)) => self.actions.push(Action::Served),
+            (Message::Cut(_) | Message::Served, Phase::Closing(_) | Phase::Over) => {}
             (Message::Abort(fault), _) => {
                 self.peers[at].is_told = true;
                 self.fail(fault, now);
             }
             (Message::Bye, Phase::Running(_) | Phase::Closing(_)) => {
                 self.peers[at].presence = Presence::Gone;
-                self.actions.push(Action::PeerLeft);
+                let rank = self.peers[at].rank;
+                self.actions.push(Action::PeerLeft(rank));
             }
             (other, _) => {
                 let what = format!("it sent {other:?}, which has no place here");
@@ -405,8 +431,8 @@ impl<T> Core<T> {
         self.grace_over().filter(|_| is_left && !self.has_ended)
     }
 
-    /// Tells the peers what they do not know yet: that the job drains (a launcher may have asked this rank alone), and
-    /// the fault. A peer that is silent learns, when it goes on, why the others have left.
+    /// Tells the peers what they do not know yet: that the job drains (a launcher may have asked this rank alone), a hard
+    /// cut, that they are needed no more, and the fault. A peer that is silent learns, when it goes on, why the others have left.
     fn tell(&mut self, now: Instant) {
         let is_set_up = match self.phase {
             Phase::SetUp => true,
@@ -419,11 +445,21 @@ impl<T> Core<T> {
             let drain = self.drain.filter(|_| !is_set_up && !peer.drains);
             peer.drains |= drain.is_some();
             let is_reached = is_set_up || peer.presence != Presence::Gone;
+            let cut = Some(self.cut).filter(|cut| !is_set_up && *cut > peer.cut);
+            peer.cut = cut.unwrap_or(peer.cut);
+            let served =
+                (self.is_served && !is_set_up && !peer.is_served).then_some(Message::Served);
+            peer.is_served |= served.is_some();
             let fault = self.fault.as_ref().filter(|_| is_reached && !peer.is_told);
             let fault = fault.map(|(fault, _)| fault.clone());
             peer.is_told |= fault.is_some();
-            let drain = drain.map(Message::Drain);
-            for message in drain.into_iter().chain(fault.map(Message::Abort)) {
+            let told = [
+                drain.map(Message::Drain),
+                cut.map(Message::Cut),
+                served,
+                fault.map(Message::Abort),
+            ];
+            for message in told.into_iter().flatten() {
                 self.send(at, message, now + SEND_WITHIN);
             }
         }

@@ -1,218 +1,231 @@
-//! Both drivers over the host backend, in one process: what goes in comes out, once, in order.
+//! The driver over the host backend, all ranks in one process: what goes in comes out, once, in order.
 
 mod stages;
 
+use std::sync::Mutex;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use pp_contract::{FaultKind, Rank};
 use pp_runtime::core::Cut;
-use pp_runtime::driver::{FrontOptions, run_front};
+use pp_runtime::driver::{RankRun, Stages, run_rank};
+use pp_runtime::stage::Offer;
 use pp_runtime::watch::{SetUp, WatchOptions};
-use pp_testing::{Pair, channels, edge};
-use pp_transport::bell::Bell;
+use pp_testing::{Toy, ToySink, ToySource, channels, local, options, seats};
+use pp_transport::host::Host;
 
 use self::stages::*;
 
+/// Two ranks.
+const PAIR: &str = "a@0 -> b@1 -> c@0";
+/// The sink on a rank of its own.
+const CHAIN: &str = "a@0 -> b@1 -> c@2";
+/// Shapes, and how many stages are between source and sink, each lap counted.
+const SHAPES: [(&str, u64); 6] = [
+    (PAIR, 1),
+    (CHAIN, 1),
+    ("a@0 -> b@0 -> c@0", 1),
+    ("a@0 -> b@1 -> b@1 -> c@0", 2),
+    ("a@0 -> b@1 -> b@2 -> b@0 -> c@3", 3),
+    ("a@0 -> (b@1 -> c@2)*2 -> d@0", 4),
+];
+
 #[test]
-fn every_chunk_comes_back_once_and_in_order_at_every_depth() {
-    for depth in [1, 2, 3, 4, 8, 64] {
-        let ends = run(
-            depth,
-            Counting::new(vec![Cut::None; 200]),
-            Adder::new(),
-            |_, _| {},
-        );
-        let counts = ends.front.unwrap();
-        assert_eq!(
-            (counts.admitted, counts.emitted, counts.dropped),
-            (200, 200, 0)
-        );
-        assert!(counts.max_in_flight <= depth, "{counts:?} at depth {depth}");
-        assert_eq!(ends.back, Ok(200));
-        let expected: Vec<_> = (0..200).map(|n| (n, (n as u8).wrapping_add(7))).collect();
-        assert_eq!(ends.stages.emitted, expected, "depth {depth}");
-        for record in ends.records {
-            let b = record.phase_b.unwrap();
-            let order = [
-                record.first_read_ns,
-                record.last_read_ns,
-                record.build_start_ns,
-                record.build_end_ns,
-                record.sent_ns,
-                b.recv_ns,
-                b.compute_start_ns,
-                b.compute_end_ns,
-                b.sent_ns,
-                record.received_ns,
-                record.decode_start_ns,
-                record.decode_end_ns,
-                record.emitted_ns,
-            ];
-            assert!(order.is_sorted(), "{record:?}");
-            // A source that reads nothing counts from the admission.
-            assert_eq!(record.first_read_ns, record.build_start_ns);
-            assert_eq!(record.last_read_ns, record.build_start_ns);
+fn every_chunk_comes_out_once_and_in_order_at_every_depth() {
+    for (pipeline, stages) in SHAPES {
+        for depth in [1, 2, 3, 4, 8, 64] {
+            let ends = run(pipeline, depth, Play::chunks(200), |_| {});
+            ends.assert_all(200, stages);
+            let summary = ends.summary();
+            assert!(summary.counts.max_in_flight <= depth, "{pipeline}: {depth}");
+            assert_eq!(summary.recorder.len(), 200);
+            for record in summary.recorder.records() {
+                let mut order = vec![
+                    record.first_read_ns,
+                    record.last_read_ns,
+                    record.build_start_ns,
+                    record.build_end_ns,
+                    record.sent_ns,
+                ];
+                if let Some(sink) = record.stages.last().and_then(|sink| sink.times) {
+                    order.extend([sink.arrived_ns, sink.start_ns, sink.end_ns]);
+                }
+                order.push(record.accepted_ns);
+                assert!(order.is_sorted(), "{pipeline}: {record:?}");
+                // A source that reads nothing counts from the admission.
+                assert_eq!(record.first_read_ns, record.build_start_ns);
+                assert_eq!(record.last_read_ns, record.build_start_ns);
+            }
         }
     }
 }
 
 #[test]
 fn a_record_has_when_the_frames_of_its_chunk_were_read() {
-    let mut stages = Counting::new(vec![Cut::None; 50]);
-    stages.tells_reads = true;
-    let ends = run(4, stages, Adder::new(), |_, _| {});
-    assert_eq!(ends.records.len(), 50);
-    for (chunk, record) in (0..).zip(&ends.records) {
-        assert_eq!(
-            (record.first_read_ns, record.last_read_ns),
-            (chunk, chunk + 1)
-        );
-        assert_eq!(record.latency_ns(), Some(record.emitted_ns - chunk));
-        assert_eq!(
-            record.added_latency_ns(),
-            Some(record.emitted_ns - chunk - 1)
-        );
+    for pipeline in [PAIR, CHAIN] {
+        let play = Play {
+            tells_reads: true,
+            ..Play::chunks(50)
+        };
+        let ends = run(pipeline, 4, play, |_| {});
+        let records = ends.summary().recorder.records();
+        assert_eq!(records.len(), 50);
+        for (chunk, record) in (0..).zip(records) {
+            let read = (record.first_read_ns, record.last_read_ns);
+            assert_eq!(read, (chunk, chunk + 1));
+            let (latency, added) = (record.latency_ns(), record.added_latency_ns());
+            assert_eq!(latency, Some(record.accepted_ns - chunk));
+            assert_eq!(added, Some(record.accepted_ns - chunk - 1));
+        }
     }
 }
 
 #[test]
 fn stages_that_work_on_lose_nothing_and_fill_the_depth() {
-    for depth in [1, 2, 4] {
-        let mut cuts = vec![Cut::None; 200];
-        cuts[50] = Cut::Flush;
-        let mut stages = Counting::new(cuts);
-        stages.later = Some(Device::default());
-        let mut adder = Adder::new();
-        adder.later = Some(Device::default());
-        let ends = run(depth, stages, adder, |_, _| {});
-        assert_eq!(ends.front.unwrap().emitted, 200);
-        assert_eq!(ends.back, Ok(200));
-        let expected: Vec<_> = (0..200).map(|n| (n, (n as u8).wrapping_add(7))).collect();
-        assert_eq!(ends.stages.emitted, expected, "depth {depth}");
-        for most in [
-            ends.stages.later.unwrap().most,
-            ends.adder.later.unwrap().most,
-        ] {
-            assert!((1..=depth as usize).contains(&most));
+    for (pipeline, stages) in SHAPES {
+        for depth in [1, 2, 4] {
+            let mut play = Play {
+                on_devices: true,
+                ..Play::chunks(200)
+            };
+            play.cuts[50] = Cut::Flush;
+            let ends = run(pipeline, depth, play, |_| {});
+            ends.assert_all(200, stages);
+            for most in ends.most {
+                assert!((1..=depth as usize).contains(&most), "{pipeline}: {most}");
+            }
         }
     }
 }
 
 #[test]
 fn nothing_to_do_is_done_well() {
-    let ends = run(4, Counting::new(Vec::new()), Adder::new(), |_, _| {});
-    assert_eq!(ends.front.unwrap().admitted, 0);
-    assert_eq!(ends.back, Ok(0));
+    for (pipeline, stages) in SHAPES {
+        run(pipeline, 4, Play::chunks(0), |_| {}).assert_all(0, stages);
+    }
 }
 
 #[test]
 fn a_drain_finishes_what_is_in_flight() {
-    let mut stages = Counting::new(vec![Cut::None; 100_000]);
-    let (open, gate) = mpsc::channel();
-    stages.gate = Some(gate);
-    let ends = run(4, stages, Adder::new(), move |front, _| {
-        front.request_drain(2);
-        open.send(()).unwrap();
-    });
-    let counts = ends.front.unwrap();
-    assert!(counts.admitted < 100_000, "it did not drain");
-    assert_eq!(counts.emitted, counts.admitted);
-    assert_eq!(ends.back, Ok(counts.admitted));
-}
-
-#[test]
-fn a_failed_compute_ends_both_ranks_with_its_name() {
-    let mut adder = Adder::new();
-    adder.fail_at = Some(5);
-    let ends = run(4, Counting::new(vec![Cut::None; 50]), adder, |_, _| {});
-    for fault in [ends.front.unwrap_err(), ends.back.unwrap_err()] {
-        assert_eq!(fault.kind, FaultKind::Plugin);
-        assert_eq!(fault.rank, Rank::new(1));
-        assert_eq!(fault.operation.as_str(), "phase_b");
-        assert_eq!(fault.detail.as_str(), "kernel exploded");
+    for (pipeline, stages) in SHAPES {
+        let (play, open) = Play::gated(100_000);
+        let ends = run(pipeline, 4, play, move |switches| {
+            switches[0].request_drain(2);
+            open.send(()).unwrap();
+        });
+        let admitted = ends.summary().counts.admitted;
+        assert!(admitted < 100_000, "it did not drain");
+        ends.assert_all(admitted, stages);
     }
-    // What came back before the failure was emitted, in order.
-    assert!(ends.stages.emitted.len() <= 5);
-    assert!(
-        ends.stages
-            .emitted
-            .iter()
-            .enumerate()
-            .all(|(i, (n, _))| i as u64 == *n)
-    );
 }
 
 #[test]
-fn a_failed_decode_ends_the_front_with_its_name() {
-    let mut stages = Counting::new(vec![Cut::None; 50]);
-    stages.fail_decode_at = Some(9);
-    let ends = run(4, stages, Adder::new(), |_, _| {});
-    let fault = ends.front.unwrap_err();
-    assert_eq!((fault.kind, fault.rank), (FaultKind::Io, Rank::new(0)));
-    assert_eq!(ends.stages.emitted.len(), 9);
+fn a_stage_that_fails_ends_all_ranks_with_its_name() {
+    for (pipeline, rank) in [(PAIR, 1), (CHAIN, 1), ("a@0 -> b@0 -> c@1", 0)] {
+        let play = Play {
+            fails_at: Some(5),
+            ..Play::chunks(50)
+        };
+        let ends = run(pipeline, 4, play, |_| {});
+        for ended in ends.ranks {
+            let fault = ended.unwrap_err();
+            assert_eq!(
+                (fault.kind, fault.rank),
+                (FaultKind::Plugin, Rank::new(rank))
+            );
+            assert_eq!(fault.operation.as_str(), "add");
+            assert_eq!(fault.detail.as_str(), "kernel exploded");
+        }
+        // What left before the failure was taken, in order.
+        assert!(ends.taken.len() <= 5);
+        let chunks = ends.taken.iter().map(|(chunk, _)| *chunk);
+        assert!(chunks.eq(0..ends.taken.len() as u64));
+    }
 }
 
 #[test]
-fn a_result_with_other_calls_than_planned_is_refused() {
-    let mut adder = Adder::new();
-    adder.lie_about_calls = true;
-    let ends = run(2, Counting::new(vec![Cut::None; 5]), adder, |_, _| {});
-    let fault = ends.front.unwrap_err();
-    assert_eq!(
-        (fault.kind, fault.rank),
-        (FaultKind::PeerMisbehaved, Rank::new(1))
-    );
-    let text = fault.to_string();
-    assert!(
-        text.contains("2 generator calls were made, 1 were planned"),
-        "{text}"
-    );
-    assert!(ends.stages.emitted.is_empty());
+fn a_sink_that_fails_ends_all_ranks_with_its_name() {
+    for (pipeline, rank) in [(PAIR, 0), (CHAIN, 2)] {
+        let play = Play {
+            sink_fails_at: Some(9),
+            ..Play::chunks(50)
+        };
+        let ends = run(pipeline, 4, play, |_| {});
+        for ended in ends.ranks {
+            let fault = ended.unwrap_err();
+            assert_eq!((fault.kind, fault.rank), (FaultKind::Io, Rank::new(rank)));
+        }
+        assert_eq!(ends.taken.len(), 9);
+        assert!(ends.accepted.len() <= 9);
+    }
 }
 
 #[test]
-fn an_abort_ends_both_while_a_stage_waits() {
-    let mut stages = Counting::new(vec![Cut::None; 100]);
-    let (open, gate) = mpsc::channel();
-    stages.gate = Some(gate);
-    let ends = run(4, stages, Adder::new(), move |front, _| {
-        front.abort();
-        open.send(()).unwrap();
-    });
-    assert_eq!(ends.front.unwrap_err().kind, FaultKind::Interrupted);
-    assert!(ends.back.is_err());
+fn a_report_of_other_calls_than_planned_never_leaves_its_rank() {
+    for pipeline in [PAIR, CHAIN] {
+        let play = Play {
+            lies_about_calls: true,
+            ..Play::chunks(5)
+        };
+        let ends = run(pipeline, 2, play, |_| {});
+        for ended in ends.ranks {
+            let fault = ended.unwrap_err();
+            assert_eq!(
+                (fault.kind, fault.rank),
+                (FaultKind::Internal, Rank::new(1))
+            );
+            assert_eq!(fault.operation.as_str(), "b");
+            let text = fault.to_string();
+            assert!(text.contains("made 2 calls, 1 were planned"), "{text}");
+        }
+        assert!(ends.taken.is_empty());
+    }
 }
 
-/// All results are here when the abort comes, and the first is being decoded: none of the others is decoded.
 #[test]
-fn nothing_is_decoded_after_an_abort() {
-    let mut stages = Counting::new(vec![Cut::None; 4]);
-    let (hold, served, go_on) = Hold::new();
-    stages.hold = Some(hold);
-    let (open, gate) = mpsc::channel();
-    stages.gate = Some(gate);
-    let ends = run(4, stages, Adder::new(), move |front, _| {
-        served.recv().unwrap();
-        go_on.send(()).unwrap();
-        front.bell().ring();
-        front.abort();
-        open.send(()).unwrap();
-    });
-    assert_eq!(ends.front.unwrap_err().kind, FaultKind::Interrupted);
-    // The abort may have come before the first, too.
-    assert!(ends.stages.emitted.len() <= 1, "{:?}", ends.stages.emitted);
+fn an_abort_ends_all_while_a_stage_waits() {
+    for pipeline in [PAIR, CHAIN] {
+        let (play, open) = Play::gated(100);
+        let ends = run(pipeline, 4, play, move |switches| {
+            switches[0].abort();
+            open.send(()).unwrap();
+        });
+        for ended in ends.ranks {
+            assert_eq!(ended.unwrap_err().kind, FaultKind::Interrupted);
+        }
+    }
 }
 
-/// The sink is slow, and Phase B dies once all its results are here.
+/// All chunks are here when the abort comes, and the first is being taken: none of the others is.
 #[test]
-fn a_front_that_has_all_results_finishes_without_its_peer() {
+fn nothing_is_taken_after_an_abort() {
+    for pipeline in [PAIR, "a@0 -> b@1 -> b@0 -> c@0"] {
+        let (mut play, open) = Play::gated(4);
+        let (hold, served, go_on) = Hold::new();
+        play.hold = Mutex::new(Some(hold));
+        let ends = run(pipeline, 4, play, move |switches| {
+            served.recv().unwrap();
+            go_on.send(()).unwrap();
+            switches[0].bell().ring();
+            switches[0].abort();
+            open.send(()).unwrap();
+        });
+        let fault = ends.ranks[0].as_ref().unwrap_err();
+        assert_eq!(fault.kind, FaultKind::Interrupted);
+        // The abort may have come before the first, too.
+        assert!(ends.taken.len() <= 1, "{:?}", ends.taken);
+    }
+}
+
+/// The sink is slow, and rank 1 dies once all chunks are here.
+#[test]
+fn a_rank_that_has_all_chunks_finishes_without_the_others() {
     let (ours, theirs) = channels();
-    let mut stages = Counting::new(vec![Cut::None; 4]);
+    let mut play = Play::chunks(4);
     let (hold, served, go_on) = Hold::new();
-    stages.hold = Some(hold);
+    play.hold = Mutex::new(Some(hold));
     let (keep, kept) = mpsc::channel();
-    let ends = run(4, stages, Adder::new(), move |front, back| {
+    let ends = run(PAIR, 4, play, move |switches| {
         let options = WatchOptions {
             rank: Rank::new(0),
             heartbeat: None,
@@ -222,31 +235,44 @@ fn a_front_that_has_all_results_finishes_without_its_peer() {
             on_fault: None,
         };
         let set_up = SetUp::start(vec![ours], options).unwrap();
-        let watch = set_up.run(front.clone(), None, None).unwrap();
+        let watch = set_up.run(switches[0].clone(), None, None).unwrap();
         served.recv().unwrap();
         // As the end of its process: the channel breaks, and its driver comes to no answer.
-        back.abort();
+        switches[1].abort();
         drop(theirs);
         go_on.send(()).unwrap();
-        front.bell().ring();
+        switches[0].bell().ring();
         keep.send(watch).unwrap();
     });
     kept.recv().unwrap().close();
-    assert_eq!(ends.front.unwrap().emitted, 4);
-    assert!(ends.back.is_err());
+    assert_eq!(ends.ranks[0].as_ref().unwrap().counts.emitted, 4);
+    assert_eq!(ends.taken.len(), 4);
+    assert!(ends.was_stored && ends.ranks[1].is_err());
 }
 
 #[test]
-fn a_peer_that_never_answers_the_shutdown_does_not_keep_the_front() {
-    let edge = edge(1, BYTES as u64);
-    let pair = Pair::new(edge, edge, Bell::new().unwrap());
-    let options = FrontOptions::new(Rank::new(1), 1);
-    // The other end of the link lives, and no driver reads it.
-    let front = run_front(
-        pair.front,
-        &mut Counting::new(vec![]),
-        &pair.front_switch,
-        options,
-    );
-    assert_eq!(front.unwrap().counts.admitted, 0);
+fn a_rank_that_never_answers_the_shutdown_does_not_keep_the_source() {
+    let options = options(PAIR, 1);
+    // The other ends of the edges live, and no driver reads them.
+    let mut seats = seats(&options, BYTES as u64).into_iter();
+    let seat = seats.next().unwrap();
+    let source = ToySource::new(|| Offer::End, |_, _| unreachable!("nothing is offered"));
+    let sink = ToySink::<Toy, _>::new(|_, _| unreachable!("nothing was built"));
+    let stages = Stages::new(Some(source)).to(sink);
+    let slots = |_, _| Ok(local(&options, BYTES as u64));
+    let mut run = RankRun::<Host, _>::new(Rank::new(0), stages, options.clone(), slots).unwrap();
+    for (number, end) in seat.ends {
+        run.attach(number, end);
+    }
+    assert_eq!(run_rank(run, &seat.switch).unwrap().counts.admitted, 0);
+}
+
+/// Longer than a source waits for an answer that it does not need.
+#[test]
+fn the_source_hears_of_the_end_when_the_sink_has_stored_all() {
+    let play = Play {
+        at_the_end: Some(|| std::thread::sleep(Duration::from_millis(1500))),
+        ..Play::chunks(3)
+    };
+    run(CHAIN, 2, play, |_| {}).assert_all(3, 1);
 }

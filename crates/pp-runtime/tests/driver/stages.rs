@@ -1,30 +1,28 @@
-//! Stages that count, and both drivers on them.
+//! Stages that count, and all ranks of a pipeline on them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 
-use pp_contract::{ChunkIndex, Envelope, Fault, FaultKind, Outcome, Rank};
-use pp_runtime::core::{Counts, Cut};
-use pp_runtime::driver::{FrontOptions, run_front, run_phase_b};
-use pp_runtime::report::ChunkRecord;
+use pp_contract::{Fault, FaultKind, Rank};
+use pp_runtime::core::Cut;
+use pp_runtime::driver::{BoxedStage, Stages, Summary};
 use pp_runtime::stage::{
-    Built, Computed, Decoded, FrontStages, Offer, PhaseBStages, Place, Progress, StageError,
+    Built, Chunk, Done, Offer, Place, Progress, Sink, Source, Stage, StageError, StageResult, Taken,
 };
 use pp_runtime::switch::Switch;
-use pp_testing::{Pair, Toy, bytes, computed, edge};
-use pp_transport::bell::Bell;
+use pp_testing::{Toy, bytes, done, options, run_ranks};
 use pp_transport::host::{RxLease, TxLease};
 
 pub(crate) const BYTES: usize = 1000;
-/// What Phase B adds to every byte: its plan's number.
+/// What a stage adds to every byte: the plan's number.
 const ADDED: u64 = 7;
 
 /// Works for as long as it is asked three times, and counts how much it had to do at once.
 #[derive(Default)]
-pub(crate) struct Device {
+struct Device {
     at_work: usize,
     asked: u32,
-    pub(crate) most: usize,
+    most: usize,
 }
 
 impl Device {
@@ -44,29 +42,53 @@ impl Device {
     }
 }
 
-/// Sends chunk `n` as bytes of value `n`, with these cuts, and collects what comes back.
-pub(crate) struct Counting {
+/// What a test wants of the stages.
+#[derive(Default)]
+pub(crate) struct Play {
     pub(crate) cuts: Vec<Cut>,
-    pub(crate) offered: usize,
-    pub(crate) emitted: Vec<(u64, u8)>,
-    pub(crate) fail_decode_at: Option<u64>,
-    /// Decodes that a device would still work on; each ends when asked for the third time.
-    pub(crate) later: Option<Device>,
-    /// Taken before the first decode: the test decides when it may go on.
-    pub(crate) gate: Option<mpsc::Receiver<()>>,
-    /// The sink takes nothing before all results are here and the test says so.
-    pub(crate) hold: Option<Hold>,
-    /// Says when the frames of a chunk were read: chunk `n` from `n` to `n + 1` ns.
+    /// The stages only give work to a device.
+    pub(crate) on_devices: bool,
+    /// The source says when the frames of a chunk were read: chunk `n` from `n` to `n + 1` ns.
     pub(crate) tells_reads: bool,
+    /// The first stage fails at this chunk.
+    pub(crate) fails_at: Option<u64>,
+    /// It says that it made a call more than planned.
+    pub(crate) lies_about_calls: bool,
+    pub(crate) sink_fails_at: Option<u64>,
+    /// Taken before the first chunk is taken: the test decides when the sink may go on.
+    pub(crate) gate: Mutex<Option<mpsc::Receiver<()>>>,
+    /// The sink takes nothing before all chunks wait before it and the test says so.
+    pub(crate) hold: Mutex<Option<Hold>>,
+    /// Done by the sink when nothing more comes.
+    pub(crate) at_the_end: Option<fn()>,
 }
 
-/// Holds a front back that needs its peer no more.
+impl Play {
+    pub(crate) fn chunks(chunks: usize) -> Self {
+        Self {
+            cuts: vec![Cut::None; chunks],
+            ..Self::default()
+        }
+    }
+
+    /// With a sink that waits for what the second value sends.
+    pub(crate) fn gated(chunks: usize) -> (Self, mpsc::Sender<()>) {
+        let (open, gate) = mpsc::channel();
+        let play = Self {
+            gate: Mutex::new(Some(gate)),
+            ..Self::chunks(chunks)
+        };
+        (play, open)
+    }
+}
+
+/// Holds a sink back that needs no other rank any more.
 pub(crate) struct Hold {
-    /// Told when the results of all chunks are here.
-    pub(crate) served: mpsc::Sender<()>,
-    /// Taken from the moment on at which the front is to go on.
-    pub(crate) go_on: mpsc::Receiver<()>,
-    pub(crate) is_served: Arc<AtomicBool>,
+    /// Told when all chunks are here.
+    served: mpsc::Sender<()>,
+    /// Taken from the moment on at which the sink is to go on.
+    go_on: mpsc::Receiver<()>,
+    is_served: Arc<AtomicBool>,
 }
 
 impl Hold {
@@ -82,34 +104,40 @@ impl Hold {
     }
 }
 
-impl Counting {
-    pub(crate) fn new(cuts: Vec<Cut>) -> Self {
-        Self {
-            cuts,
-            offered: 0,
-            emitted: Vec::new(),
-            fail_decode_at: None,
-            later: None,
-            gate: None,
-            hold: None,
-            tells_reads: false,
-        }
-    }
+/// What came of it.
+#[derive(Default)]
+struct Seen {
+    /// What the sink took: chunk, and the value of all its bytes.
+    taken: Vec<(u64, u8)>,
+    /// The source was told that the sink has these.
+    accepted: Vec<u64>,
+    /// The most works that each device had at once.
+    most: Vec<usize>,
+    /// The sink has stored all.
+    is_stored: bool,
+    /// The sink had stored all when rank 0 was done.
+    was_stored: bool,
 }
 
-impl FrontStages<TxLease, RxLease> for Counting {
+/// Sends chunk `n` as bytes of value `n`, with these cuts.
+struct Counting<'a> {
+    play: &'a Play,
+    seen: &'a Mutex<Seen>,
+    offered: usize,
+}
+
+impl Source<TxLease> for Counting<'_> {
     type Plan = Toy;
     /// The chunk's own index.
     type Carry = u64;
-    type Decoding = Decoded;
 
-    fn poll_source(&mut self) -> Result<Offer, StageError> {
-        let cut = self.cuts.get(self.offered).copied();
+    fn poll(&mut self) -> StageResult<Offer> {
+        let cut = self.play.cuts.get(self.offered).copied();
         self.offered += 1;
         Ok(cut.map_or(Offer::End, Offer::Chunk))
     }
 
-    fn build(&mut self, place: Place, slot: &mut TxLease) -> Result<Built<Toy, u64>, StageError> {
+    fn build(&mut self, place: Place, slot: &mut TxLease) -> StageResult<Built<Toy, u64>> {
         let chunk = place.chunk.get();
         // Every third chunk is shorter, every seventh empty.
         let bytes = match chunk {
@@ -118,160 +146,224 @@ impl FrontStages<TxLease, RxLease> for Counting {
             _ => BYTES,
         };
         slot.bytes_mut()[..bytes].fill(chunk as u8);
-        let envelope = Envelope::new(Toy(ADDED), self::bytes(bytes), self::bytes(bytes)).unwrap();
         Ok(Built {
-            read_ns: self.tells_reads.then_some((chunk, chunk + 1)),
-            ..Built::new(envelope, chunk)
+            read_ns: self.play.tells_reads.then_some((chunk, chunk + 1)),
+            ..Built::new(Toy(ADDED), self::bytes(bytes), chunk)
         })
     }
 
-    fn is_sink_ready(&mut self, _: usize) -> Result<bool, StageError> {
-        if self
-            .hold
-            .take_if(|hold| hold.is_served.load(Ordering::SeqCst) && hold.go_on.try_recv().is_ok())
-            .is_some()
-        {
-            return Ok(true);
-        }
-        Ok(self.hold.is_none())
-    }
-
-    fn decode(
+    fn accepted(
         &mut self,
-        chunk: ChunkIndex,
+        chunk: pp_contract::ChunkIndex,
         carry: u64,
-        _: &Outcome,
-        payload: Option<RxLease>,
-    ) -> Result<Progress<Decoded, Decoded>, StageError> {
+        note: Option<&[u8]>,
+    ) -> StageResult<Option<u64>> {
         assert_eq!(carry, chunk.get());
-        if let Some(gate) = self.gate.take() {
-            gate.recv().unwrap();
+        if let Some(note) = note {
+            assert_eq!(note, chunk.get().to_le_bytes());
+            self.seen.lock().unwrap().accepted.push(carry);
         }
-        if self.fail_decode_at == Some(chunk.get()) {
-            return Err(StageError::new(FaultKind::Io, "write output", "disk full"));
-        }
-        let bytes = payload.as_ref().map_or(&[][..], RxLease::bytes);
-        let value = bytes.first().copied().unwrap_or(chunk.get() as u8 + 7);
-        assert!(bytes.iter().all(|byte| *byte == value));
-        self.emitted.push((chunk.get(), value));
-        let decoded = Decoded::default();
-        Ok(match &mut self.later {
-            Some(device) => device.begin(decoded),
-            None => Progress::Done(decoded),
-        })
-    }
-
-    fn poll_decoded(&mut self, oldest: Decoded) -> Result<Progress<Decoded, Decoded>, StageError> {
-        Ok(self.later.as_mut().unwrap().poll(oldest))
+        Ok(None)
     }
 }
 
-pub(crate) struct Adder {
-    pub(crate) fail_at: Option<u64>,
-    pub(crate) lie_about_calls: bool,
-    pub(crate) later: Option<Device>,
-}
-
-impl Adder {
-    pub(crate) fn new() -> Self {
-        Self {
-            fail_at: None,
-            lie_about_calls: false,
-            later: None,
-        }
+impl Drop for Counting<'_> {
+    fn drop(&mut self) {
+        let seen = &mut *self.seen.lock().unwrap();
+        seen.was_stored = seen.is_stored;
     }
 }
 
-impl PhaseBStages<TxLease, RxLease> for Adder {
+/// Adds to every byte.
+struct Adder<'a> {
+    play: &'a Play,
+    seen: &'a Mutex<Seen>,
+    /// It does what the test wants of the first one.
+    is_first: bool,
+    device: Device,
+}
+
+impl Stage<TxLease, RxLease> for Adder<'_> {
     type Plan = Toy;
-    type Computing = Computed;
+    type Kept = Done;
 
-    fn compute(
+    fn run(
         &mut self,
-        place: Place,
-        envelope: &Envelope<Toy>,
+        chunk: Chunk<'_, Toy>,
         input: Option<&RxLease>,
         output: &mut TxLease,
-    ) -> Result<Progress<Computed, Computed>, StageError> {
-        if self.fail_at == Some(place.chunk.get()) {
-            return Err(StageError::new(
-                FaultKind::Plugin,
-                "phase_b",
-                "kernel exploded",
-            ));
+    ) -> StageResult<Progress<Done, Done>> {
+        if self.is_first && self.play.fails_at == Some(chunk.place.chunk.get()) {
+            let (kind, text) = (FaultKind::Plugin, "kernel exploded");
+            return Err(StageError::new(kind, "add", text));
         }
         let input = input.map_or(&[][..], RxLease::bytes);
         for (out, byte) in output.bytes_mut().iter_mut().zip(input) {
-            *out = byte.wrapping_add(envelope.plan().0 as u8);
+            *out = byte.wrapping_add(chunk.message.plan().0 as u8);
         }
-        let mut computed = computed(envelope.plan());
-        computed.observed_calls += u32::from(self.lie_about_calls);
-        Ok(match &mut self.later {
-            Some(device) => device.begin(computed),
-            None => Progress::Done(computed),
+        let mut done = done(chunk.message, bytes(input.len()));
+        done.report.calls += u32::from(self.is_first && self.play.lies_about_calls);
+        Ok(match self.play.on_devices {
+            true => self.device.begin(done),
+            false => Progress::Done(done),
         })
     }
 
-    fn poll_computed(
+    fn poll(&mut self, oldest: Done) -> StageResult<Progress<Done, Done>> {
+        Ok(self.device.poll(oldest))
+    }
+
+    fn finish(&mut self) -> StageResult<()> {
+        self.seen.lock().unwrap().most.push(self.device.most);
+        Ok(())
+    }
+}
+
+/// Keeps what comes.
+struct Collecting<'a> {
+    play: &'a Play,
+    seen: &'a Mutex<Seen>,
+    device: Device,
+}
+
+impl Sink<RxLease> for Collecting<'_> {
+    type Plan = Toy;
+    type Kept = Taken;
+
+    fn is_ready(&mut self, _: usize) -> StageResult<bool> {
+        let mut hold = self.play.hold.lock().unwrap();
+        hold.take_if(|hold| hold.is_served.load(Ordering::SeqCst) && hold.go_on.try_recv().is_ok());
+        Ok(hold.is_none())
+    }
+
+    fn take(
         &mut self,
-        oldest: Computed,
-    ) -> Result<Progress<Computed, Computed>, StageError> {
-        Ok(self.later.as_mut().unwrap().poll(oldest))
+        chunk: Chunk<'_, Toy>,
+        input: Option<&RxLease>,
+    ) -> StageResult<Progress<Taken, Taken>> {
+        let (index, plan) = (chunk.place.chunk.get(), chunk.message.plan());
+        let gate = self.play.gate.lock().unwrap().take();
+        if let Some(gate) = gate {
+            gate.recv().unwrap();
+        }
+        if self.play.sink_fails_at == Some(index) {
+            return Err(StageError::new(FaultKind::Io, "write output", "disk full"));
+        }
+        let trail = chunk.message.trail().reports();
+        let worked: u32 = trail.iter().map(|report| report.calls).sum();
+        let expected = index as u8 + (worked as u64 * ADDED) as u8;
+        let bytes = input.map_or(&[][..], RxLease::bytes);
+        let value = bytes.first().copied().unwrap_or(expected);
+        assert!(bytes.iter().all(|byte| *byte == value));
+        self.seen.lock().unwrap().taken.push((index, value));
+        let taken = Taken {
+            note: index.to_le_bytes().into(),
+            ..Taken::of(plan, 1)
+        };
+        Ok(match self.play.on_devices {
+            true => self.device.begin(taken),
+            false => Progress::Done(taken),
+        })
+    }
+
+    fn poll(&mut self, oldest: Taken) -> StageResult<Progress<Taken, Taken>> {
+        Ok(self.device.poll(oldest))
+    }
+
+    fn finish(&mut self) -> StageResult<()> {
+        if let Some(act) = self.play.at_the_end {
+            act();
+        }
+        let mut seen = self.seen.lock().unwrap();
+        seen.most.push(self.device.most);
+        seen.is_stored = true;
+        Ok(())
     }
 }
 
 pub(crate) struct Ends {
-    pub(crate) front: Result<Counts, Fault>,
-    pub(crate) records: Vec<ChunkRecord>,
-    pub(crate) back: Result<u64, Fault>,
-    pub(crate) stages: Counting,
-    pub(crate) adder: Adder,
+    pub(crate) ranks: Vec<Result<Summary, Fault>>,
+    pub(crate) taken: Vec<(u64, u8)>,
+    pub(crate) accepted: Vec<u64>,
+    pub(crate) most: Vec<usize>,
+    pub(crate) was_stored: bool,
 }
 
-/// Runs both drivers; `meanwhile` gets both switches.
-pub(crate) fn run(
-    depth: u32,
-    mut stages: Counting,
-    mut adder: Adder,
-    meanwhile: impl FnOnce(&Switch, &Switch) + Send,
-) -> Ends {
-    let edge = edge(depth, BYTES as u64);
-    let Pair {
-        front,
-        back,
-        front_switch,
-        back_switch,
-    } = Pair::new(edge, edge, Bell::new().unwrap());
-    if let Some(hold) = &stages.hold {
-        let (is_served, served) = (Arc::clone(&hold.is_served), hold.served.clone());
-        front_switch.when_served(move || {
-            is_served.store(true, Ordering::SeqCst);
-            served.send(()).unwrap();
-        });
-    }
-    let ((front, records), back) = std::thread::scope(|scope| {
-        let back = scope.spawn(|| run_phase_b(back, &mut adder, &back_switch, Rank::new(0), depth));
-        let (front_seen, back_seen) = (&front_switch, &back_switch);
-        scope.spawn(move || meanwhile(front_seen, back_seen));
-        let options = FrontOptions::new(Rank::new(1), depth);
-        let front = run_front(front, &mut stages, &front_switch, options);
-        if let Err(fault) = &front {
-            back_switch.raise(fault.clone());
+impl Ends {
+    /// What rank 0 has to tell of a run in which no rank failed.
+    pub(crate) fn summary(&self) -> &Summary {
+        for ended in &self.ranks {
+            assert!(ended.is_ok(), "{ended:?}");
         }
-        let front = match front {
-            Ok(summary) => {
-                let records = summary.recorder.records().copied().collect();
-                (Ok(summary.counts), records)
-            }
-            Err(fault) => (Err(fault), Vec::new()),
+        self.ranks[0].as_ref().unwrap()
+    }
+
+    /// Asserts that the sink took all of so many chunks once and in order, after so many stages.
+    pub(crate) fn assert_all(&self, chunks: u64, stages: u64) {
+        let value = |n: u64| n.wrapping_add(stages * ADDED) as u8;
+        let expected: Vec<_> = (0..chunks).map(|n| (n, value(n))).collect();
+        assert_eq!(self.taken, expected);
+        assert_eq!(self.accepted, Vec::from_iter(0..chunks));
+        let counts = self.summary().counts;
+        let all = (counts.admitted, counts.emitted, counts.dropped);
+        assert_eq!(all, (chunks, chunks, 0));
+        assert!(
+            self.was_stored,
+            "rank 0 left before the sink had stored all"
+        );
+    }
+}
+
+/// Runs all ranks; `meanwhile` gets their switches.
+pub(crate) fn run(
+    pipeline: &str,
+    depth: u32,
+    play: Play,
+    meanwhile: impl FnOnce(&[Switch]) + Send,
+) -> Ends {
+    let options = options(pipeline, depth);
+    let seen = Mutex::new(Seen::default());
+    let pipeline = &options.pipeline;
+    let stages = |rank: Rank| {
+        let source = Counting {
+            play: &play,
+            seen: &seen,
+            offered: 0,
         };
-        (front, back.join().unwrap())
+        let mut stages = Stages::new((rank == Rank::new(0)).then_some(source));
+        for (at, _) in pipeline.stages_at(rank).filter(|(at, _)| *at > 0) {
+            stages.push(match at + 1 == pipeline.stages().len() {
+                true => BoxedStage::sink(Collecting {
+                    play: &play,
+                    seen: &seen,
+                    device: Device::default(),
+                }),
+                false => BoxedStage::new(Adder {
+                    play: &play,
+                    seen: &seen,
+                    is_first: at == 1,
+                    device: Device::default(),
+                }),
+            });
+        }
+        stages
+    };
+    let ranks = run_ranks(&options, BYTES as u64, stages, |switches| {
+        if let Some(hold) = &*play.hold.lock().unwrap() {
+            let (is_served, served) = (Arc::clone(&hold.is_served), hold.served.clone());
+            switches[0].when_served(move || {
+                is_served.store(true, Ordering::SeqCst);
+                served.send(()).unwrap();
+            });
+        }
+        meanwhile(switches);
     });
+    let seen = seen.into_inner().unwrap();
     Ends {
-        front,
-        records,
-        back,
-        stages,
-        adder,
+        ranks,
+        taken: seen.taken,
+        accepted: seen.accepted,
+        most: seen.most,
+        was_stored: seen.was_stored,
     }
 }

@@ -1,163 +1,191 @@
-//! A hard cut, then the death of Phase B, while an older chunk is still being decoded.
+//! A hard cut, then the death of rank 1, while an older chunk is still being taken.
 //!
-//! What the cut overtook went down with Phase B and waits behind that decode to be dropped. The new
-//! Phase B owes nothing for it: its first result is that of the chunk behind the cut.
+//! What the cut overtook went down with rank 1 and waits behind that chunk to be dropped. The new rank 1 owes nothing for
+//! it: its first chunk is the one behind the cut.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use pp_contract::{ChunkIndex, Envelope, FaultKind, Outcome};
+use pp_contract::{ChunkIndex, FaultKind, Manifest, Message, Rank};
 use pp_runtime::core::Cut;
-use pp_runtime::driver::{Driven, FrontRun, run_phase_b};
+use pp_runtime::driver::{BoxedStage, Stages};
 use pp_runtime::stage::{
-    Built, Decoded, FrontStages, Offer, PhaseBStages as _, Place, Progress, RetainedPayloads,
-    StageError,
+    Built, Chunk, Done, Offer, Place, Progress, RetainedPayloads, Sink, Source, Stage, StageError,
+    StageResult, Taken,
 };
-use pp_testing::ToyPhaseB;
-use pp_transport::bell::Bell;
+use pp_testing::HANG;
 use pp_transport::host::{RxLease, TxLease};
 
-use crate::stages::{Front, Mixer, Remember, expected};
-use crate::{FRONT, TellPanic, died, options, pair};
+use crate::stages::{Frames, Keeper, Mixer, Remember, Seen, expected};
+use crate::world::{Life, WHOLE, options, run};
+use crate::{CHAIN, PAIR};
 
 /// The last chunk, which begins with a hard cut.
 const CUT_AT: u64 = 2;
 const CUTS: [Cut; 3] = [Cut::None, Cut::None, Cut::Hard];
-/// Longer than a result is on its way.
+/// Longer than a chunk is on its way.
 const A_WHILE: Duration = Duration::from_millis(50);
 
-/// How far both ranks are.
+/// How far the ranks are.
 #[derive(Default)]
 struct Scene {
-    decoding: AtomicBool,
+    taking: AtomicBool,
     built: AtomicU64,
-    /// The second Phase B has computed what came behind the cut.
-    computed: AtomicBool,
+    /// The second rank 1 has worked on what came behind the cut.
+    worked: AtomicBool,
 }
 
-/// A front that decodes its first chunk for as long as it takes the others to come back.
-struct Slow<'a> {
-    front: Front,
-    scene: &'a Scene,
-    waited: bool,
-}
+/// The cut comes once a chunk before it is being taken, and cannot be dropped any more.
+struct Waits<'a>(Frames<'a>, &'a Scene);
 
-impl FrontStages<TxLease, RxLease> for Slow<'_> {
+impl Source<TxLease> for Waits<'_> {
     type Plan = Remember;
     type Carry = ();
-    type Decoding = ();
 
-    fn poll_source(&mut self) -> Result<Offer, StageError> {
-        // The cut comes once a chunk before it is being decoded, and cannot be dropped any more.
-        let is_cut = self.scene.built.load(Ordering::SeqCst) == CUT_AT;
-        if is_cut && !self.scene.decoding.load(Ordering::SeqCst) {
+    fn poll(&mut self) -> StageResult<Offer> {
+        let is_cut = self.1.built.load(Ordering::SeqCst) == CUT_AT;
+        if is_cut && !self.1.taking.load(Ordering::SeqCst) {
             return Ok(Offer::Later);
         }
-        self.front.poll_source()
+        self.0.poll()
     }
-    fn build(
-        &mut self,
-        place: Place,
-        slot: &mut TxLease,
-    ) -> Result<Built<Remember, ()>, StageError> {
-        let built = self.front.build(place, slot);
-        self.scene.built.fetch_add(1, Ordering::SeqCst);
+    fn build(&mut self, place: Place, slot: &mut TxLease) -> StageResult<Built<Remember, ()>> {
+        let built = self.0.build(place, slot);
+        self.1.built.fetch_add(1, Ordering::SeqCst);
         built
     }
     fn rebuild(
         &mut self,
         place: Place,
-        sent: &Envelope<Remember>,
+        sent: &Message<Remember>,
         kept: &dyn RetainedPayloads<TxLease>,
         slot: &mut TxLease,
-    ) -> Result<Envelope<Remember>, StageError> {
-        self.front.rebuild(place, sent, kept, slot)
+    ) -> StageResult<(Remember, Manifest)> {
+        self.0.rebuild(place, sent, kept, slot)
     }
-    fn decode(
+    fn accepted(
         &mut self,
         chunk: ChunkIndex,
         (): (),
-        outcome: &Outcome,
-        payload: Option<RxLease>,
-    ) -> Result<Progress<Decoded, ()>, StageError> {
-        let Progress::Done(decoded) = self.front.decode(chunk, (), outcome, payload)?;
-        if chunk.get() > 0 {
-            return Ok(Progress::Done(decoded));
-        }
-        self.scene.decoding.store(true, Ordering::SeqCst);
-        Ok(Progress::UnderWay(()))
+        note: Option<&[u8]>,
+    ) -> StageResult<Option<u64>> {
+        self.0.accepted(chunk, (), note)
     }
-    fn poll_decoded(&mut self, (): ()) -> Result<Progress<Decoded, ()>, StageError> {
-        if !self.scene.computed.load(Ordering::SeqCst) {
-            return Ok(Progress::UnderWay(()));
+}
+
+/// The first one ends in its second chunk, once what overtakes that was sent.
+struct Mortal<'a>(Mixer, &'a Scene, bool);
+
+impl Stage<TxLease, RxLease> for Mortal<'_> {
+    type Plan = Remember;
+    type Kept = std::convert::Infallible;
+
+    fn run(
+        &mut self,
+        chunk: Chunk<'_, Remember>,
+        input: Option<&RxLease>,
+        output: &mut TxLease,
+    ) -> StageResult<Progress<Done, Self::Kept>> {
+        let (index, is_last) = (chunk.place.chunk.get(), self.2);
+        let worked = self.0.run(chunk, input, output);
+        if is_last || index == 0 {
+            self.1.worked.store(index == CUT_AT, Ordering::SeqCst);
+            return worked;
+        }
+        let deadline = Instant::now() + HANG;
+        while self.1.built.load(Ordering::SeqCst) <= CUT_AT && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Err(StageError::new(FaultKind::Device, "mix", "it dies"))
+    }
+}
+
+/// It takes its first chunk for as long as it takes the others to come.
+struct Slow<'a> {
+    keeper: Keeper<'a>,
+    scene: &'a Scene,
+    waited: bool,
+}
+
+impl Sink<RxLease> for Slow<'_> {
+    type Plan = Remember;
+    type Kept = Taken;
+
+    fn take(
+        &mut self,
+        chunk: Chunk<'_, Remember>,
+        input: Option<&RxLease>,
+    ) -> StageResult<Progress<Taken, Taken>> {
+        let index = chunk.place.chunk.get();
+        let Progress::Done(taken) = self.keeper.take(chunk, input)? else {
+            unreachable!("it takes at once");
+        };
+        if index > 0 {
+            return Ok(Progress::Done(taken));
+        }
+        self.scene.taking.store(true, Ordering::SeqCst);
+        Ok(Progress::UnderWay(taken))
+    }
+    fn poll(&mut self, taken: Taken) -> StageResult<Progress<Taken, Taken>> {
+        if !self.scene.worked.load(Ordering::SeqCst) {
+            return Ok(Progress::UnderWay(taken));
         }
         if !self.waited {
             // The driver looks at what came in before it asks again.
             std::thread::sleep(A_WHILE);
             self.waited = true;
-            return Ok(Progress::UnderWay(()));
+            return Ok(Progress::UnderWay(taken));
         }
-        Ok(Progress::Done(Decoded::default()))
+        Ok(Progress::Done(taken))
     }
-    fn forget(&mut self, chunk: ChunkIndex, (): ()) {
-        self.front.forget(chunk, ());
+    fn finish(&mut self) -> StageResult<()> {
+        self.keeper.finish()
     }
 }
 
 #[test]
-fn a_chunk_that_a_cut_overtook_is_not_due_from_the_next_phase_b() {
-    let scene = Scene::default();
-    let mut stages = Slow {
-        front: Front::new(&CUTS),
-        scene: &scene,
-        waited: false,
-    };
-    let options = options(1, 3);
-    let bell = Bell::new().unwrap();
-    let mut front = FrontRun::new(&mut stages, options);
-    for is_last in [false, true] {
-        let pair = pair(options, &bell);
-        let driven = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                // The first one ends in its second chunk, once what overtakes that was sent.
-                let mut mixer = Mixer::default();
-                let mut mortal = ToyPhaseB::new(|place, envelope: &_, input, output: &mut _| {
-                    let computed = mixer.compute(place, envelope, input, output);
-                    if is_last || place.chunk.get() == 0 {
-                        let is_cut = place.chunk.get() == CUT_AT;
-                        scene.computed.store(is_cut, Ordering::SeqCst);
-                        return computed;
-                    }
-                    while scene.built.load(Ordering::SeqCst) <= CUT_AT {
-                        std::thread::sleep(Duration::from_micros(100));
-                    }
-                    pair.front_switch.raise(died());
-                    Err(StageError::new(FaultKind::Device, "phase_b", "it dies"))
-                });
-                let ended = run_phase_b(pair.back, &mut mortal, &pair.back_switch, FRONT, 3);
-                assert_eq!(ended.is_ok(), is_last, "{ended:?}");
-            });
-            let _tell = TellPanic(&pair.back_switch);
-            let driven = front.drive(pair.front, &pair.front_switch);
-            if driven != Ok(Driven::Finished) {
-                pair.back_switch.raise(died());
+fn a_chunk_that_a_cut_overtook_is_not_due_from_the_next_process() {
+    for pipeline in [PAIR, CHAIN] {
+        let options = options(pipeline, 3, 1);
+        let (scene, seen) = (Scene::default(), Mutex::new(Seen::default()));
+        let lives = [
+            Life {
+                left: usize::MAX,
+                ..WHOLE
+            },
+            WHOLE,
+        ];
+        let end = run(&options, &lives, false, &|rank, generation| {
+            let source = Waits(Frames::new(&CUTS, &seen), &scene);
+            let mut stages = Stages::new((rank == Rank::new(0)).then_some(source));
+            if rank == Rank::new(1) {
+                let mortal = Mortal(Mixer::default(), &scene, generation == 1);
+                stages.push(BoxedStage::new(mortal));
             }
-            driven
+            if rank == options.pipeline.sink() {
+                stages.push(BoxedStage::sink(Slow {
+                    keeper: Keeper::new(&seen, 0),
+                    scene: &scene,
+                    waited: false,
+                }));
+            }
+            stages
         });
-        let wanted = match is_last {
-            false => Driven::Lost(died()),
-            true => Driven::Finished,
+        let (summary, seen) = (end.result.unwrap(), seen.into_inner().unwrap());
+        let all = expected(&options.pipeline, &CUTS);
+        assert_eq!(seen.taken, [(0, all[0].clone()), (2, all[2].clone())]);
+        // That a sink on another rank has the first chunk is not known when the cut overtakes it.
+        let forgotten = match pipeline {
+            PAIR => vec![1],
+            _ => vec![0, 1],
         };
-        assert_eq!(driven, Ok(wanted));
+        assert_eq!(seen.forgotten, forgotten);
+        let counts = (summary.counts.emitted, summary.counts.dropped);
+        let dropped = forgotten.len() as u64;
+        assert_eq!(counts, (3 - dropped, dropped));
+        let records = summary.recorder.records();
+        let overtaken = records.filter(|record| record.dropped);
+        assert!(overtaken.map(|record| record.chunk_index).eq(forgotten));
     }
-    let summary = front.finish();
-    assert_eq!((summary.counts.emitted, summary.counts.dropped), (2, 1));
-    let overtaken = summary.recorder.records().find(|record| record.dropped);
-    assert_eq!(overtaken.map(|record| record.chunk_index), Some(1));
-    let all = expected(&CUTS);
-    assert_eq!(
-        stages.front.emitted,
-        [(0, all[0].clone()), (2, all[2].clone())]
-    );
-    assert_eq!(stages.front.forgotten, [1]);
 }

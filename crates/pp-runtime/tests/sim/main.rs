@@ -1,232 +1,325 @@
-//! Every interleaving of small pipelines: both cores, two lanes, slots, a source, a drain, and a
-//! Phase B that dies at any moment.
+//! Every interleaving of small pipelines: the core of each rank, edges, slots, devices, a drain, cuts, and ranks that die
+//! at any moment.
 //!
 //! The [`world`] delivers frames and carries out actions in every possible order. A state that was
 //! seen is not walked again, so the walk is complete and ends. `cargo xtask mutants` puts mistakes
-//! into the cores and the drivers, and names the test that finds each.
+//! into the core, and names the test that finds each.
+//!
+//! Where a rank dies each other hears of it at a moment of its own, drops its edges with all that is on them, and meets
+//! the others again, as `pp_job` has it. Once the source is done a rank may wait in vain for such a meeting: a supervisor
+//! ends it. So may the source where the sink, on another rank, has stored all and left, and was not heard.
 
 mod world;
 
 use std::collections::HashSet;
 
-use pp_contract::{CacheEpoch, ChunkIndex};
-use pp_runtime::core::{Cut, Facts, FrontAction, FrontCore, PhaseBAction, PhaseBCore};
+use pp_contract::{CacheEpoch, ChunkIndex, Rank};
+use pp_runtime::core::{Action, Cut, ONWARD, RankCore, StageFacts, Ticket, stages_of};
 
-use crate::world::{Shape, World};
+use crate::world::{Device, Map, Shape, Step, World, print_of};
 
-/// Walks everything reachable; gives the number of states and of distinct ends.
-fn explore(shape: Shape, script: &[Cut]) -> (usize, usize) {
+/// How each state was reached: from which state, by which step. Printed where a property is broken.
+struct Ways {
+    steps: Vec<(usize, Option<Step>)>,
+    at: usize,
+}
+
+impl Drop for Ways {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let mut way = Vec::new();
+        let mut at = self.at;
+        while let (from, Some(step)) = self.steps[at] {
+            way.push(step);
+            at = from;
+        }
+        for step in way.iter().rev() {
+            println!("    {step:?}");
+        }
+    }
+}
+
+/// Walks everything reachable; gives the number of states and of ends.
+fn explore(shape: &Shape) -> (usize, usize) {
+    let map = Map::new(shape.clone());
     let mut seen = HashSet::new();
     let mut ends = 0;
-    let mut open = vec![World::new(shape, script)];
-    while let Some(world) = open.pop() {
-        world.check(shape);
-        let next = world.next(shape);
-        // A drain or a death may come at any time or never: an end without it is an end too.
-        if next.is_empty() || world.is_over() {
+    let first = World::new(&map);
+    seen.insert(print_of(&first));
+    let mut ways = Ways {
+        steps: vec![(0, None)],
+        at: 0,
+    };
+    let mut open = vec![(0, first)];
+    while let Some((at, world)) = open.pop() {
+        ways.at = at;
+        world.check(&map);
+        let (here, steps) = (print_of(&world), world.steps(&map));
+        if steps.is_empty() {
             ends += 1;
-            world.check_end(shape, script);
+            world.check_end(&map);
         }
-        for world in next {
-            if seen.insert(world.clone()) {
-                open.push(world);
+        for step in steps {
+            ways.steps.push((at, Some(step)));
+            ways.at = ways.steps.len() - 1;
+            let next = world.after(&map, step);
+            let print = print_of(&next);
+            assert_ne!(print, here, "each step changes something");
+            match seen.insert(print) {
+                true => open.push((ways.at, next)),
+                false => drop(ways.steps.pop()),
             }
         }
     }
     (seen.len(), ends)
 }
 
-const PLAIN: Shape = Shape {
-    depth: 1,
-    slots: 1,
-    context: 1,
-    restarts: 0,
-    may_drain: false,
-};
-
-/// Walks these shapes for all scripts up to a length, and prints how many states and ends there were; there must be so
-/// many at least.
-fn explore_all(shapes: &[Shape], longest: usize, least: (usize, usize)) {
-    let (mut states, mut ends) = (0, 0);
-    for script in (0..=longest).flat_map(scripts) {
-        for shape in shapes {
-            let (more_states, more_ends) = explore(*shape, &script);
-            states += more_states;
-            ends += more_ends;
-        }
-    }
-    println!("{states} states, {ends} ends");
-    let is_complete = states > least.0 && ends > least.1;
-    assert!(
-        is_complete,
-        "the walk is not complete: {states} states, {ends} ends"
-    );
-}
-
-/// Of walks that are as large as most here.
-const MANY: (usize, usize) = (100_000, 500);
-
-fn of_depth(depth: u32) -> Shape {
+fn shape(pipeline: &str, depth: u8, device: Device, cuts: &str) -> Shape {
+    let cut = |cut| match cut {
+        '-' => Cut::None,
+        'f' => Cut::Flush,
+        'h' => Cut::Hard,
+        _ => unreachable!(),
+    };
     Shape {
+        pipeline: pipeline.parse().expect("a pipeline"),
         depth,
-        slots: depth,
-        ..PLAIN
+        device,
+        deaths: 0,
+        may_drain: false,
+        may_abort: false,
+        script: cuts.chars().map(cut).collect(),
     }
 }
 
-/// All scripts of `len` cuts.
-fn scripts(len: usize) -> Vec<Vec<Cut>> {
-    let mut all = vec![Vec::new()];
-    for _ in 0..len {
-        all = all
-            .into_iter()
-            .flat_map(|script: Vec<Cut>| {
-                [Cut::None, Cut::Flush, Cut::Hard].map(|cut| {
-                    let mut longer = script.clone();
-                    longer.push(cut);
-                    longer
-                })
-            })
-            .collect();
+fn walk(shape: &Shape) -> usize {
+    let began = std::time::Instant::now();
+    let (states, ends) = explore(shape);
+    let cuts = shape.script.iter().map(|cut| match cut {
+        Cut::None => '-',
+        Cut::Flush => 'f',
+        Cut::Hard => 'h',
+    });
+    println!(
+        "{states:>9} states {ends:>4} ends {:>6} ms  {} depth {} {:?} {}{}{}{}",
+        began.elapsed().as_millis(),
+        shape.pipeline,
+        shape.depth,
+        shape.device,
+        cuts.collect::<String>(),
+        if shape.may_drain { " drain" } else { "" },
+        if shape.may_abort { " abort" } else { "" },
+        match shape.deaths {
+            0 => String::new(),
+            deaths => format!(" {deaths} deaths"),
+        },
+    );
+    states
+}
+
+const CHAINS: [&str; 7] = [
+    "a@0 -> b@0",
+    "a@0 -> b@1",
+    "a@0 -> b@1 -> c@0",
+    "a@0 -> b@1 -> c@2",
+    "a@0 -> b@1 -> c@1 -> d@0",
+    "a@0 -> b@1 -> c@0 -> d@1",
+    "a@0 -> b@1 -> c@2 -> d@0",
+];
+const RINGS: [&str; 4] = [
+    "a@0 -> (b@1)*2 -> c@0",
+    "a@0 -> (b@1 -> c@2)*2 -> d@0",
+    "a@0 -> (b@1 -> c@1)*2 -> d@0",
+    "a@0 -> (b@1 -> c@0)*2 -> d@2",
+];
+const DEVICES: [Device; 5] = [
+    Device::None,
+    Device::Working,
+    Device::Moving,
+    Device::Both,
+    Device::InOrder,
+];
+/// Pipelines with a rank that may be replaced.
+const REPLACED: [&str; 9] = [
+    "a@0 -> b@1 -> c@0",
+    "a@0 -> b@1 -> c@2",
+    "a@0 -> b@1 -> c@1 -> d@0",
+    "a@0 -> b@1 -> c@2 -> d@0",
+    "a@0 -> b@0 -> c@1 -> d@2",
+    "a@0 -> b@0 -> c@1 -> d@0",
+    "a@0 -> (b@1 -> c@2)*2 -> d@0",
+    "a@0 -> (b@1 -> c@1)*2 -> d@0",
+    "a@0 -> (b@1 -> c@0)*2 -> d@2",
+];
+
+/// All combinations.
+fn cases(pipelines: &[&str], depths: &[u8], devices: &[Device], cuts: &[&str]) -> Vec<Shape> {
+    let mut all = Vec::new();
+    for pipeline in pipelines {
+        for depth in depths {
+            for device in devices {
+                let shape = |cuts: &&str| shape(pipeline, *depth, *device, cuts);
+                all.extend(cuts.iter().map(shape));
+            }
+        }
     }
     all
 }
 
-#[test]
-fn every_interleaving_of_small_pipelines_ends_well() {
-    let drains = [false, true];
-    let with = |depth| {
-        drains.map(|may_drain| Shape {
-            may_drain,
-            ..of_depth(depth)
-        })
-    };
-    let shapes: Vec<Shape> = (1..=3).flat_map(with).collect();
-    explore_all(&shapes, 4, MANY);
+fn drained(mut cases: Vec<Shape>) -> Vec<Shape> {
+    cases.iter_mut().for_each(|case| case.may_drain = true);
+    cases
+}
+
+fn aborted(mut cases: Vec<Shape>) -> Vec<Shape> {
+    cases.iter_mut().for_each(|case| case.may_abort = true);
+    cases
+}
+
+fn dying(deaths: u8, mut cases: Vec<Shape>) -> Vec<Shape> {
+    cases.iter_mut().for_each(|case| case.deaths = deaths);
+    cases
+}
+
+/// Walks these cases, and prints how many states each has; there must be so many at least in all.
+fn walk_all(least: usize, cases: Vec<Shape>) {
+    let states: usize = cases.iter().map(walk).sum();
+    println!("{states} states in {} cases", cases.len());
+    assert!(states > least, "the walk is not complete: {states} states");
 }
 
 #[test]
-fn a_phase_b_that_dies_at_any_moment_does_no_harm() {
-    let mut shapes = Vec::new();
-    for depth in 1..=3 {
-        for context in 0..=2 {
-            shapes.push(Shape {
-                context,
-                restarts: 1,
-                ..of_depth(depth)
-            });
-        }
-    }
-    explore_all(&shapes, 3, MANY);
+fn chains_end_well() {
+    let cuts = ["---", "-f-h", "-h-"];
+    walk_all(25_000, cases(&CHAINS, &[1, 2, 3], &DEVICES[..1], &cuts));
+    walk_all(70_000, cases(&CHAINS, &[1, 2], &DEVICES[1..], &cuts[1..]));
+    // Chunks that a cut overtakes wait behind one that is worked on.
+    walk_all(3_000, cases(&CHAINS, &[3], &DEVICES[1..2], &["--h"]));
 }
 
 #[test]
-fn nor_does_it_when_it_dies_twice_or_the_run_drains() {
-    let twice = |depth| Shape {
-        restarts: 2,
-        ..of_depth(depth)
-    };
-    let drained = |depth| Shape {
-        restarts: 1,
-        may_drain: true,
-        ..of_depth(depth)
-    };
-    let shapes = [twice(1), twice(2), drained(1), drained(2)];
-    explore_all(&shapes, 3, MANY);
+fn rings_end_well() {
+    let cuts = ["---", "-h-"];
+    walk_all(30_000, cases(&RINGS, &[1, 2, 3], &DEVICES[..1], &cuts));
+    walk_all(100_000, cases(&RINGS, &[1, 2], &DEVICES[1..], &cuts));
+}
+
+#[test]
+fn drains_and_aborts_end_well() {
+    let chains = cases(&CHAINS, &[2], &DEVICES[..2], &["-h-"]);
+    walk_all(20_000, drained(chains.clone()));
+    walk_all(20_000, aborted(chains));
+    let rings = cases(&RINGS, &[2], &DEVICES[..1], &["-h-"]);
+    walk_all(15_000, drained(rings.clone()));
+    walk_all(15_000, aborted(rings));
+    let dies = cases(&REPLACED, &[1], &DEVICES[1..2], &["--"]);
+    walk_all(10_000, aborted(dying(1, dies)));
+}
+
+#[test]
+fn a_death_at_any_moment_does_no_harm() {
+    let at_once = cases(&REPLACED, &[1, 2], &DEVICES[..1], &["---", "-h-", "f-f"]);
+    walk_all(250_000, dying(1, at_once));
+    let working = cases(&REPLACED, &[1, 2], &DEVICES[1..2], &["---", "-h-"]);
+    walk_all(100_000, dying(1, working));
+    let cut_twice = cases(
+        &REPLACED[..3],
+        &[2],
+        &DEVICES[1..2],
+        &["-h-", "-f-", "-hh-"],
+    );
+    walk_all(10_000, dying(1, cut_twice));
+    // Slots of a rank that lives on are still in use.
+    let survivor = ["a@0 -> b@1 -> c@1 -> d@2 -> e@0"];
+    let survivor = cases(&survivor, &[1], &DEVICES[1..2], &["--"]);
+    walk_all(1_000, dying(1, survivor));
+    let others = cases(&REPLACED, &[1], &DEVICES[2..], &["-h-"]);
+    walk_all(25_000, dying(1, others));
+}
+
+#[test]
+fn nor_do_two_deaths_or_a_drain() {
+    let at_once = cases(&REPLACED, &[2], &DEVICES[..1], &["---"]);
+    walk_all(200_000, dying(2, at_once));
+    let cuts = cases(&REPLACED[..6], &[2], &DEVICES[..1], &["-h-"]);
+    walk_all(250_000, dying(2, cuts));
+    let working = cases(&REPLACED[..2], &[2], &DEVICES[1..2], &["---", "-h-"]);
+    walk_all(50_000, dying(2, working));
+    let longer = cases(&REPLACED[3..], &[1], &DEVICES[1..2], &["--"]);
+    walk_all(10_000, dying(2, longer));
+    let drains = cases(&REPLACED[..6], &[2], &DEVICES[..1], &["-h-"]);
+    walk_all(80_000, drained(dying(1, drains)));
 }
 
 #[test]
 #[ignore = "minutes long: cargo xtask walk"]
 fn larger_walk() {
-    let shapes = [1, 2, 3].map(|depth| Shape {
-        restarts: 2,
-        may_drain: true,
-        ..of_depth(depth)
-    });
-    println!("two cores, up to four chunks, two deaths, a drain:");
-    explore_all(&shapes, 4, MANY);
+    let cuts = ["----", "-h--", "--h-", "-hh-", "-f-h", "-hfh"];
+    let chains = cases(&CHAINS, &[1, 2, 3], &DEVICES, &cuts);
+    walk_all(5_000_000, drained(chains));
+    let rings = cases(&RINGS, &[1, 2], &DEVICES[..3], &cuts[..3]);
+    walk_all(200_000, drained(rings));
+    let deaths = cases(&REPLACED[..6], &[1, 2], &DEVICES[..4], &cuts);
+    walk_all(2_000_000, dying(1, deaths));
+    let deaths = cases(&REPLACED, &[1, 2], &DEVICES, &["---", "-h-"]);
+    walk_all(1_000_000, dying(1, deaths));
+    let deaths = cases(&REPLACED, &[1, 2], &DEVICES[..1], &["---", "-h-"]);
+    walk_all(400_000, drained(dying(1, deaths.clone())));
+    walk_all(400_000, aborted(dying(1, deaths)));
+    let deaths = cases(&REPLACED[..6], &[1, 2], &DEVICES[..2], &["---", "-h-"]);
+    walk_all(1_000_000, dying(2, deaths));
+    let deaths = cases(&REPLACED[6..], &[1, 2], &DEVICES[..1], &["---", "-h-"]);
+    walk_all(500_000, dying(2, deaths));
 }
 
-#[test]
-fn fewer_slots_than_the_depth_slow_down_but_never_stop() {
-    for slots in 1..3 {
-        for restarts in [0, 1] {
-            let shape = Shape {
-                depth: 4,
-                slots,
-                restarts,
-                ..PLAIN
-            };
-            explore_all(&[shape], 3, (0, 0));
-        }
-    }
-}
-
-#[test]
-fn a_hard_cut_drops_exactly_what_was_in_flight() {
-    // Depth 3: two chunks leave, then the cut; both come back stale.
-    let mut front = FrontCore::<_, ()>::new(3);
-    let facts = Facts {
-        credit: true,
-        sink_ready: true,
+/// A core that nothing was asked of yet, and what it is told where every output is free.
+fn core_of(pipeline: &str, rank: u32) -> (RankCore<u64, (), ()>, Vec<StageFacts>) {
+    let pipeline = pipeline.parse().expect("a pipeline");
+    let stages = stages_of(&pipeline, Rank::new(rank));
+    let facts = StageFacts {
+        is_here: [true; 2],
+        is_free: [true; 2],
     };
-    for (chunk, cut) in [Cut::None, Cut::None, Cut::Hard].into_iter().enumerate() {
-        front.handle_offer(cut);
-        let FrontAction::Build { epoch, .. } = front.poll(facts) else {
-            panic!("chunk {chunk} is not built");
-        };
-        front.handle_sent(ChunkIndex::new(chunk as u64), epoch, chunk);
+    (RankCore::new(stages.clone(), 1), vec![facts; stages.len()])
+}
+
+fn ticket(chunk: u64) -> Ticket {
+    Ticket {
+        chunk: ChunkIndex::new(chunk),
+        epoch: CacheEpoch::new(0),
+        attempt: 0,
+        lap: 0,
+        way_out: (ONWARD, 0),
+        is_overtaken: false,
     }
-    for chunk in 0..3 {
-        let epoch = CacheEpoch::new(u64::from(chunk == 2));
-        front.handle_result(ChunkIndex::new(chunk), epoch).unwrap();
-    }
-    front.handle_source_end();
-    for stale in 0..2 {
-        assert_eq!(front.poll(facts), FrontAction::Drop);
-        assert_eq!(front.handle_dropped(), stale);
-    }
-    assert_eq!(front.poll(facts), FrontAction::Decode);
-    assert_eq!(front.begin_decode(), 2);
 }
 
 #[test]
-fn a_result_that_was_not_due_is_refused() {
-    let mut front = FrontCore::<_, ()>::new(2);
-    let error = front.handle_result(ChunkIndex::new(7), CacheEpoch::new(0));
-    assert!(
-        error
-            .unwrap_err()
-            .to_string()
-            .ends_with("where nothing was due")
-    );
-    front.handle_offer(Cut::None);
-    front.handle_sent(ChunkIndex::new(0), CacheEpoch::new(0), ());
-    let error = front.handle_result(ChunkIndex::new(0), CacheEpoch::new(1));
-    assert!(
-        error
-            .unwrap_err()
-            .to_string()
-            .contains("chunk 0 of epoch 0 was due")
-    );
+fn a_rank_refuses_more_chunks_than_the_depth() {
+    let (mut core, _) = core_of("a@0 -> b@1 -> c@0", 1);
+    core.handle_arrival(0, ONWARD, ticket(0), ()).unwrap();
+    let error = core.handle_arrival(0, ONWARD, ticket(1), ()).unwrap_err();
+    let said = "chunk 1 came although 1 chunks wait already";
+    assert_eq!(error.to_string(), said);
 }
 
 #[test]
-fn phase_b_refuses_more_than_the_depth() {
-    let mut back = PhaseBCore::<_, ()>::new(1);
-    back.handle_envelope(ChunkIndex::new(0), ()).unwrap();
-    assert!(back.handle_envelope(ChunkIndex::new(1), ()).is_err());
-}
-
-#[test]
-fn phase_b_answers_a_shutdown_once_all_is_answered() {
-    let mut back = PhaseBCore::new(1);
-    back.handle_envelope(ChunkIndex::new(0), "call").unwrap();
-    back.handle_shutdown();
-    assert_eq!(back.poll(true), PhaseBAction::Compute);
-    let call = back.begin_compute();
-    back.handle_computing(call);
-    assert_eq!(back.poll(true), PhaseBAction::Wait);
-    back.take_computing();
-    assert_eq!(back.poll(true), PhaseBAction::AnswerShutdown);
+fn an_acceptance_that_was_not_due_is_refused() {
+    let (mut core, facts) = core_of("a@0 -> b@1 -> c@0", 0);
+    let accept = |core: &mut RankCore<u64, (), ()>, chunk| {
+        let accepted = core.handle_accepted(ChunkIndex::new(chunk), 0, false);
+        accepted.map_err(|error| error.to_string())
+    };
+    let refused = |chunk, due| Err(format!("chunk {chunk} was accepted where {due} was due"));
+    assert_eq!(accept(&mut core, 0), refused(0, "nothing"));
+    core.handle_offer(Cut::None);
+    let Action::Build { chunk, epoch, .. } = core.poll(&facts) else {
+        panic!("the chunk that was offered is built");
+    };
+    core.handle_built(chunk, epoch, 7);
+    assert_eq!(accept(&mut core, 1), refused(1, "chunk 0"));
+    assert_eq!(accept(&mut core, 0), Ok(Some(7)));
+    assert_eq!(accept(&mut core, 0), refused(0, "nothing"));
 }

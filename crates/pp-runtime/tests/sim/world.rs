@@ -1,417 +1,563 @@
-//! The world around both cores: two lanes, slots, stages, a source, a drain, deaths.
+//! Ranks, the edges between them, and what may happen next.
 //!
-//! It delivers frames and carries out actions one at a time, in whatever order the walk chooses.
-//! What must never be is looked for at each step, and the panic names the property.
+//! Each rank is a [`RankCore`], and around it as little as the driver does: slots, payloads that arrive later than their
+//! headers, devices. What must never be is looked for at each step, and the panic names the property.
 
+mod act;
 mod check;
 mod hear;
+mod lose;
+mod mix;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::hash::{Hash, Hasher};
+use std::rc::Rc;
 
-use pp_contract::{CacheEpoch, ChunkIndex};
-use pp_runtime::core::{Cut, Facts, FrontAction, FrontCore, PhaseBAction, PhaseBCore};
+use pp_contract::pipeline::{EdgeKind, Laps};
+use pp_contract::{CacheEpoch, ChunkIndex, Pipeline, Rank};
+use pp_runtime::core::{
+    Action, Cut, LAP, LocalStage, ONWARD, RankCore, StageFacts, Ticket, Wire, stages_of,
+};
 
 use self::check::hold;
+pub(crate) use self::mix::print_of;
 
-/// How small this world is.
-#[derive(Clone, Copy, Debug)]
+/// When work and transfers are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// At once.
+    None,
+    /// The work of each stage in the order in which it began, at any later moment. Transfers at once.
+    Working,
+    /// A payload arrives at any moment after its header. Work is done at once.
+    Moving,
+    /// Both.
+    Both,
+    /// Work and transfers of a rank one at a time, in the order in which they were issued.
+    InOrder,
+}
+
+/// Payloads that the source keeps as context once the sink has their chunks, where a rank may die.
+const CONTEXT: usize = 1;
+
+/// A case.
+#[derive(Clone, Debug)]
 pub(crate) struct Shape {
-    pub(crate) depth: u32,
-    /// Slots of each edge, but for those that are kept.
-    pub(crate) slots: u32,
-    /// Chunks before one that Phase B has to remember.
-    pub(crate) context: usize,
-    pub(crate) restarts: u32,
+    pub(crate) pipeline: Pipeline,
+    pub(crate) depth: u8,
+    pub(crate) device: Device,
+    pub(crate) deaths: u8,
     pub(crate) may_drain: bool,
+    pub(crate) may_abort: bool,
+    pub(crate) script: Vec<Cut>,
 }
 
-/// What goes to Phase B for one chunk.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-struct Call {
+impl Shape {
+    /// Slots of the outputs of a stage.
+    fn slots(&self, at: usize, is_local: bool) -> u8 {
+        // The source keeps what it sent, also as context. What it sends again goes into another slot, and those of a
+        // rank are never new.
+        let keeps = at == 0 && self.deaths > 0;
+        let kept = if keeps { CONTEXT as u8 } else { 0 };
+        self.depth + kept + u8::from(keeps && is_local)
+    }
+
+    fn epoch_of(&self, chunk: u64) -> u64 {
+        let cuts = self.script[1..=chunk as usize].iter();
+        cuts.filter(|cut| **cut != Cut::None).count() as u64
+    }
+
+    fn laps(&self, at: usize) -> u16 {
+        match self.pipeline.ring_at(at).map(|ring| ring.laps) {
+            Some(Laps::Fixed(laps)) => laps,
+            _ => 1,
+        }
+    }
+
+    fn may_die(&self, rank: usize) -> bool {
+        rank != 0 && Rank::new(rank as u32) != self.pipeline.sink()
+    }
+}
+
+/// A slot that a payload lies in: its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Pool {
+    None,
+    Local { stage: usize, output: usize },
+    Edge { edge: usize, generation: u8 },
+}
+
+/// What goes over an edge or from stage to stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Message {
     chunk: u64,
-    epoch: CacheEpoch,
-    /// The first chunk of a session, with these chunks as its context.
-    begins: Option<Vec<u64>>,
+    epoch: u64,
+    attempt: u16,
+    /// The lap in which the stage that gets it works on it.
+    lap: u16,
+    is_overtaken: bool,
+    /// The plan brings what a stage must know of the chunks before.
+    rebuilds: bool,
+    /// Where its payload lies.
+    slot: Pool,
 }
 
-/// A call whose payload lies in a slot of the front, of this generation.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-struct Held {
-    call: Call,
-    generation: u32,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Frame {
-    Call(Call),
-    Answer(u64, CacheEpoch),
+    Infer(Message),
     Shutdown,
 }
 
-/// A result whose header is at the front.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-struct Returned {
+/// A chunk that waits before a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Waiting {
+    message: Message,
+    is_here: bool,
+}
+
+/// A chunk that a stage works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Working {
+    message: Message,
+    /// The slot that it writes.
+    output: Pool,
+}
+
+/// The payload of a chunk that the source sent, where a rank may die.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Kept {
     chunk: u64,
-    epoch: CacheEpoch,
-    generation: u32,
-    is_whole: bool,
+    attempt: u16,
+    slot: Pool,
+    is_released: bool,
 }
 
-/// Phase B: its core, and what its stage remembers.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Back {
-    core: PhaseBCore<Call, (u64, CacheEpoch)>,
-    /// Epoch and chunks it remembers; `None` before its first chunk.
-    memory: Option<(CacheEpoch, Vec<u64>)>,
-    free_slots: u32,
-    finished: bool,
+/// One transfer of a payload.
+type Transfer = (usize, u64, u16, u16);
+
+/// What a device does that does one thing at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Operation {
+    Send(Transfer),
+    Receive(Transfer),
+    Work(usize),
 }
 
-#[derive(Clone, PartialEq, Eq, Hash)]
+/// The chunk that a stage worked on last, in one lap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Seen {
+    attempt: u16,
+    epoch: u64,
+    chunk: u64,
+}
+
+#[derive(Clone, Hash)]
+struct Node {
+    /// The source's record of a chunk is its epoch.
+    core: RankCore<(u64, u64), Waiting, Working>,
+    /// What each stage remembers, by lap.
+    seen: Vec<Vec<Option<Seen>>>,
+    /// Whether the oldest chunk of each input is here.
+    is_here: Vec<[bool; 2]>,
+    /// Where its payload will lie, if the rank asks for it and it is not here.
+    asked: Vec<[Pool; 2]>,
+    /// Whether a hard cut overtook it, as far as the rank knows.
+    is_overtaken: Vec<[bool; 2]>,
+    /// Free slots of the outputs to stages of the same rank.
+    free: Vec<[u8; 2]>,
+    kept: Vec<Kept>,
+    /// Chunks that the sink has, and whose payloads are kept.
+    context: VecDeque<u64>,
+    operations: VecDeque<Operation>,
+    /// The epoch of the newest hard cut that it knows of.
+    told: u64,
+    /// Nothing more is needed of other ranks: their loss is no fault.
+    is_served: bool,
+    is_alone: bool,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Phase {
+    Running,
+    /// It has heard of a fault, and stops next.
+    Faulty,
+    /// It has dropped its edges, and waits for all ranks to meet.
+    Waiting,
+    Finished,
+}
+
+/// A rank of one world or of several.
+#[derive(Clone)]
+struct Shared {
+    node: Rc<Node>,
+    /// The hash of the node.
+    print: u64,
+}
+
+impl Hash for Shared {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.print);
+    }
+}
+
+/// One edge.
+#[derive(Clone, Hash)]
+struct Lane {
+    queue: VecDeque<Frame>,
+    free: u8,
+    /// How often it was made anew.
+    generation: u8,
+    /// Its reader is there.
+    is_open: bool,
+    is_closed: bool,
+    /// By lap the chunk of the newest message.
+    last: Vec<Option<u64>>,
+    /// Headers that are here, and whose payloads are not.
+    arriving: u8,
+}
+
+#[derive(Clone, Hash)]
 pub(crate) struct World {
-    /// The record of a chunk is its index.
-    front: FrontCore<u64, u64>,
-    back: Back,
-    to_back: VecDeque<Frame>,
-    to_front: VecDeque<Frame>,
-    generation: u32,
-    /// Payloads of calls without an accepted result, oldest first.
-    held: VecDeque<Held>,
-    /// Payloads that are context, oldest first.
-    kept: VecDeque<Held>,
-    script: VecDeque<Cut>,
-    offered: Cut,
-    may_drain: bool,
-    restarts: u32,
-    /// First chunk of each epoch that has left the front, and its number.
-    epochs: Vec<(u64, CacheEpoch)>,
-    /// Epoch of the last hard cut that has left the front.
-    oldest: CacheEpoch,
-    /// Last call that went over this link.
-    last_call: Option<(u64, CacheEpoch)>,
-    returned: VecDeque<Returned>,
-    accepted: Vec<u64>,
-    emitted: Vec<u64>,
-    dropped: Vec<u64>,
-    finished: bool,
+    /// `None` while a rank is replaced.
+    ranks: Vec<Option<Shared>>,
+    lanes: Vec<Lane>,
+    offered: usize,
+    has_drained: bool,
+    deaths: u8,
+    /// Ranks that have not heard of a loss.
+    unaware: Vec<bool>,
+    /// Hard cuts that began, by their epochs.
+    hard: Vec<u64>,
+    /// Those before are told no more.
+    told: usize,
+    has_aborted: bool,
+    taken: Vec<u64>,
+    accepted: u64,
+    /// Transfers whose send is done.
+    sent: BTreeSet<Transfer>,
+}
+
+/// What may happen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    Offer,
+    Drain,
+    /// A rank hears of a hard cut.
+    Tell {
+        rank: usize,
+        epoch: u64,
+    },
+    /// A rank does this, where the sink is ready or not.
+    Act(usize, bool, Action),
+    Hear {
+        edge: usize,
+    },
+    Arrive {
+        edge: usize,
+    },
+    FinishWork {
+        rank: usize,
+        stage: usize,
+    },
+    Operate {
+        rank: usize,
+    },
+    /// A rank dies.
+    Lose {
+        rank: usize,
+    },
+    /// The job is aborted: every rank is to hear of it.
+    Abort,
+    /// A rank hears of the loss or the abort.
+    HearLoss {
+        rank: usize,
+    },
+    /// All ranks meet, with another process for each that died.
+    Meet,
+}
+
+/// What is the same in all worlds of a case.
+pub(crate) struct Map {
+    pub(crate) shape: Shape,
+    places: Vec<Vec<LocalStage>>,
+    edges: Vec<pp_contract::pipeline::EdgeSpec>,
+}
+
+impl Map {
+    pub(crate) fn new(shape: Shape) -> Self {
+        let ranks = 0..shape.pipeline.world_size().get();
+        let places = ranks.map(|rank| stages_of(&shape.pipeline, Rank::new(rank)));
+        Self {
+            places: places.collect(),
+            edges: shape.pipeline.edges().collect(),
+            shape,
+        }
+    }
+
+    fn node(&self, rank: usize) -> Node {
+        let places = &self.places[rank];
+        let slots = |stage: &LocalStage| [self.shape.slots(stage.at, true); 2];
+        Node {
+            core: RankCore::new(places.clone(), self.shape.depth.into()),
+            seen: places
+                .iter()
+                .map(|stage| vec![None; usize::from(self.shape.laps(stage.at))])
+                .collect(),
+            is_here: vec![[false; 2]; places.len()],
+            asked: vec![[Pool::None; 2]; places.len()],
+            is_overtaken: vec![[false; 2]; places.len()],
+            free: places.iter().map(slots).collect(),
+            kept: Vec::new(),
+            context: VecDeque::new(),
+            operations: VecDeque::new(),
+            told: 0,
+            is_served: false,
+            is_alone: false,
+            phase: Phase::Running,
+        }
+    }
+
+    fn lane(&self, edge: usize, generation: u8) -> Lane {
+        let edge = &self.edges[edge];
+        let laps = self.shape.laps(edge.from).max(self.shape.laps(edge.to));
+        Lane {
+            queue: VecDeque::new(),
+            free: self.shape.slots(edge.from, false),
+            generation,
+            is_open: true,
+            is_closed: false,
+            last: vec![None; laps.into()],
+            arriving: 0,
+        }
+    }
+
+    fn has_payloads(&self, edge: usize) -> bool {
+        self.edges[edge].kind != EdgeKind::Accept
+    }
+
+    /// Rank, stage and input that an edge leads to.
+    fn target(&self, edge: usize) -> (usize, usize, usize) {
+        let rank = self.edges[edge].target.get() as usize;
+        let to = self.places[rank].iter().enumerate();
+        let mut to = to.flat_map(|(stage, place)| [(stage, ONWARD, place), (stage, LAP, place)]);
+        let found = to.find(|(_, input, place)| place.inputs[*input] == Wire::Edge(edge));
+        let (stage, input, _) = found.expect("an edge leads to a stage");
+        (rank, stage, input)
+    }
+}
+
+impl Shared {
+    fn new(node: Node) -> Self {
+        let mut shared = Self {
+            node: Rc::new(node),
+            print: 0,
+        };
+        shared.settle();
+        shared
+    }
+
+    /// What follows from the rest of a node that changed.
+    fn settle(&mut self) {
+        let node = Rc::make_mut(&mut self.node);
+        for stage in 0..node.is_here.len() {
+            for input in [ONWARD, LAP] {
+                let oldest = node.core.oldest_waiting(stage, input);
+                let oldest = oldest.map(|oldest| (oldest.is_here, oldest.message));
+                node.is_here[stage][input] = oldest.is_some_and(|(is_here, _)| is_here);
+                let asked = oldest.filter(|(is_here, _)| !is_here);
+                node.asked[stage][input] = asked.map_or(Pool::None, |(_, message)| message.slot);
+                node.is_overtaken[stage][input] = oldest
+                    .is_some_and(|(_, message)| message.is_overtaken || message.epoch < node.told);
+            }
+        }
+        // As the driver does before it asks its core. Once there is a fault, it is too late.
+        if node.phase == Phase::Running && !node.is_served && node.core.has_heard_sink() {
+            node.is_served = node.core.is_served(|waiting| waiting.is_here);
+        }
+        self.print = print_of(node);
+    }
 }
 
 impl World {
-    pub(crate) fn new(shape: Shape, script: &[Cut]) -> Self {
+    pub(crate) fn new(map: &Map) -> Self {
+        let ranks = 0..map.places.len();
         Self {
-            front: FrontCore::new(shape.depth),
-            back: Back::new(shape),
-            to_back: VecDeque::new(),
-            to_front: VecDeque::new(),
-            generation: 0,
-            held: VecDeque::new(),
-            kept: VecDeque::new(),
-            script: script.iter().copied().collect(),
-            offered: Cut::None,
-            may_drain: shape.may_drain,
-            restarts: shape.restarts,
-            epochs: Vec::new(),
-            oldest: CacheEpoch::new(0),
-            last_call: None,
-            returned: VecDeque::new(),
-            accepted: Vec::new(),
-            emitted: Vec::new(),
-            dropped: Vec::new(),
-            finished: false,
+            ranks: ranks
+                .map(|rank| Some(Shared::new(map.node(rank))))
+                .collect(),
+            lanes: (0..map.edges.len()).map(|edge| map.lane(edge, 0)).collect(),
+            offered: 0,
+            has_drained: false,
+            deaths: 0,
+            unaware: vec![false; map.places.len()],
+            hard: Vec::new(),
+            told: 0,
+            has_aborted: false,
+            taken: Vec::new(),
+            accepted: 0,
+            sent: BTreeSet::new(),
         }
     }
 
-    /// All worlds one step away.
-    pub(crate) fn next(&self, shape: Shape) -> Vec<Self> {
-        let mut worlds = Vec::new();
-        let mut add = |step: &dyn Fn(&mut Self)| {
-            let mut next = self.clone();
-            step(&mut next);
-            worlds.push(next);
-        };
-        if !self.finished && self.front.wants_offer() {
-            add(&|w| match w.script.pop_front() {
+    fn at(&self, rank: usize) -> &Node {
+        &self.ranks[rank].as_ref().expect("the rank is there").node
+    }
+
+    fn node(&mut self, rank: usize) -> &mut Node {
+        let shared = self.ranks[rank].as_mut().expect("the rank is there");
+        Rc::make_mut(&mut shared.node)
+    }
+
+    fn lives(&self, rank: usize) -> bool {
+        let is_running = |phase| matches!(phase, Phase::Running | Phase::Faulty);
+        self.ranks[rank].is_some() && is_running(self.at(rank).phase)
+    }
+
+    fn waits(&self, rank: usize) -> bool {
+        self.ranks[rank].is_some() && self.at(rank).phase == Phase::Waiting
+    }
+
+    /// All that may happen next.
+    pub(crate) fn steps(&self, map: &Map) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if self.lives(0) && self.at(0).core.wants_offer() {
+            steps.push(Step::Offer);
+        }
+        if (self.lives(0) || self.waits(0)) && map.shape.may_drain && !self.has_drained {
+            steps.push(Step::Drain);
+        }
+        for rank in 0..self.ranks.len() {
+            if self.lives(rank) {
+                self.steps_of(map, rank, &mut steps);
+            }
+        }
+        for edge in 0..self.lanes.len() {
+            let rank = map.target(edge).0;
+            if !self.lives(rank) || self.at(rank).is_alone {
+                continue;
+            }
+            if !self.lanes[edge].queue.is_empty() {
+                steps.push(Step::Hear { edge });
+            }
+            let is_moving = matches!(map.shape.device, Device::Moving | Device::Both);
+            if is_moving && self.lanes[edge].arriving > 0 {
+                steps.push(Step::Arrive { edge });
+            }
+        }
+        self.losses(map, &mut steps);
+        steps
+    }
+
+    fn steps_of(&self, map: &Map, rank: usize, steps: &mut Vec<Step>) {
+        for is_ready in [true, false] {
+            let facts = self.facts(map, rank, is_ready);
+            let action = self.at(rank).core.poll(&facts);
+            if action != Action::Wait {
+                steps.push(Step::Act(rank, is_ready, action));
+            }
+            let takes = |stage: usize| map.places[rank][stage].is_sink;
+            // Whether the sink is ready matters only where it would take a chunk.
+            if !matches!(action, Action::Run { stage, .. } if takes(stage)) {
+                break;
+            }
+        }
+        let told = self.at(rank).told;
+        let cuts = self.hard[self.told..].iter().filter(|epoch| **epoch > told);
+        steps.extend(cuts.map(|epoch| Step::Tell {
+            rank,
+            epoch: *epoch,
+        }));
+        match map.shape.device {
+            Device::Working | Device::Both => {
+                let stages = 0..map.places[rank].len();
+                let works = |stage: &usize| self.at(rank).core.working(*stage) > 0;
+                let works = stages.filter(works);
+                steps.extend(works.map(|stage| Step::FinishWork { rank, stage }));
+            }
+            Device::InOrder if self.may_operate(rank) => steps.push(Step::Operate { rank }),
+            _ => {}
+        }
+    }
+
+    /// The world after one step.
+    pub(crate) fn after(&self, map: &Map, step: Step) -> Self {
+        let mut next = self.clone();
+        next.take(map, step);
+        for (rank, before) in next.ranks.iter_mut().zip(&self.ranks) {
+            if let Some(rank) = rank {
+                let before = before.as_ref().map(|before| &before.node);
+                if !before.is_some_and(|before| Rc::ptr_eq(before, &rank.node)) {
+                    rank.settle();
+                }
+            }
+        }
+        next
+    }
+
+    fn take(&mut self, map: &Map, step: Step) {
+        match step {
+            Step::Offer => match map.shape.script.get(self.offered) {
                 Some(cut) => {
-                    w.offered = cut;
-                    w.front.handle_offer(cut);
+                    self.offered += 1;
+                    self.node(0).core.handle_offer(*cut);
                 }
-                None => w.front.handle_source_end(),
-            });
-        }
-        if self.may_drain {
-            add(&|w| {
-                w.may_drain = false;
-                w.front.handle_drain();
-            });
-        }
-        if self.restarts > 0 && !self.finished && !self.back.finished {
-            add(&|w| {
-                w.lose_phase_b(shape);
-            });
-        }
-        let is_here = self.returned.iter().all(|result| result.is_whole);
-        if self.front.is_served() && is_here && !self.finished && !self.back.finished {
-            add(&|w| {
-                w.let_phase_b_go();
-            });
-        }
-        // The sink may or may not be ready at this moment.
-        for sink_ready in [true, false] {
-            let action = self.front.poll(self.facts(shape, sink_ready));
-            if action != FrontAction::Wait && !self.finished {
-                add(&|w| w.act_front(shape, action));
+                None => self.node(0).core.handle_source_end(),
+            },
+            Step::Drain => {
+                self.has_drained = true;
+                self.node(0).core.handle_drain();
             }
-        }
-        let action = self.back.core.poll(self.back.free_slots > 0);
-        if action != PhaseBAction::Wait && !self.back.finished {
-            add(&|w| w.act_back(shape, action));
-        }
-        // A device may end its work at any moment.
-        if self.back.core.computing() > 0 {
-            add(&|w| {
-                let (chunk, epoch) = w.back.core.take_computing().unwrap();
-                w.to_front.push_back(Frame::Answer(chunk, epoch));
-            });
-        }
-        if self.front.decoding() > 0 {
-            add(&|w| {
-                w.emitted.push(w.front.take_decoding().unwrap());
-                w.front.handle_decoded();
-            });
-        }
-        if self.returned.iter().any(|result| !result.is_whole) {
-            add(&|w| w.payload_arrives(shape));
-        }
-        if !self.to_back.is_empty() {
-            add(&Self::hear_back);
-        }
-        if !self.to_front.is_empty() {
-            add(&|w| w.hear_front(shape));
-        }
-        worlds
-    }
-
-    fn facts(&self, shape: Shape, sink_ready: bool) -> Facts {
-        let is_whole = self.returned.front().is_some_and(|result| result.is_whole);
-        Facts {
-            credit: self.free_slots(shape) > 0,
-            sink_ready: sink_ready && is_whole,
+            Step::Tell { rank, epoch } => {
+                self.node(rank).told = epoch;
+                self.node(rank).core.handle_cut(CacheEpoch::new(epoch));
+            }
+            Step::Act(rank, is_ready, action) => {
+                let facts = self.facts(map, rank, is_ready);
+                self.act(map, rank, &facts, action);
+            }
+            Step::Hear { edge } => self.hear(map, edge),
+            Step::Arrive { edge } => self.payload_arrives(map, edge),
+            Step::FinishWork { rank, stage } => self.finish_work(map, rank, stage),
+            Step::Operate { rank } => self.operate(map, rank),
+            Step::Lose { rank } => self.lose(map, rank),
+            Step::Abort => self.abort(),
+            Step::HearLoss { rank } => self.hear_loss(rank),
+            Step::Meet => self.meet(map),
         }
     }
 
-    fn slots(shape: Shape) -> u32 {
-        let kept = if shape.restarts > 0 {
-            shape.context as u32
-        } else {
-            0
-        };
-        shape.slots + kept
-    }
-
-    /// Slots of this generation that payloads lie in.
-    fn in_use(&self) -> u32 {
-        let here = |held: &&Held| held.generation == self.generation;
-        self.held.iter().chain(&self.kept).filter(here).count() as u32
-    }
-
-    fn free_slots(&self, shape: Shape) -> u32 {
-        Self::slots(shape).saturating_sub(self.in_use())
-    }
-
-    fn is_draining(&self, shape: Shape) -> bool {
-        shape.may_drain && !self.may_drain
-    }
-
-    /// The newest epoch that has left the front.
-    fn newest(&self) -> CacheEpoch {
-        let newest = self.epochs.last().map(|(_, epoch)| *epoch);
-        newest.unwrap_or(CacheEpoch::new(0))
-    }
-
-    pub(super) fn starts_epoch(&self, chunk: u64) -> bool {
-        self.epochs.iter().any(|(first, _)| *first == chunk)
-    }
-
-    /// The chunks that Phase B must remember when it begins with this one.
-    fn context_of(&self, shape: Shape, chunk: u64) -> Vec<u64> {
-        let start = self.epochs.iter().rev().find(|(first, _)| *first <= chunk);
-        let start = start.map_or(0, |(first, _)| *first);
-        (start.max(chunk.saturating_sub(shape.context as u64))..chunk).collect()
-    }
-
-    fn act_front(&mut self, shape: Shape, action: FrontAction) {
-        match action {
-            FrontAction::Build {
-                chunk,
-                epoch,
-                starts_epoch,
-                rebuilds,
-            } => {
-                let chunk = chunk.get();
-                hold(!self.is_draining(shape), "a drain admits nothing", || {
-                    format!("chunk {chunk}")
-                });
-                if starts_epoch {
-                    self.epochs.push((chunk, epoch));
-                    if self.offered == Cut::Hard {
-                        self.oldest = epoch;
-                    }
+    fn facts(&self, map: &Map, rank: usize, is_ready: bool) -> Vec<StageFacts> {
+        let node = self.at(rank);
+        let stages = map.places[rank].iter().enumerate();
+        let facts = stages.map(|(stage, place)| {
+            let is_free = |output: usize| match place.outputs[output] {
+                Wire::None => false,
+                Wire::Local(_) if place.is_sink => is_ready,
+                Wire::Local(_) => node.free[stage][output] > 0,
+                Wire::Edge(edge) => {
+                    let has_room = self.lanes[edge].free > 0 || !map.has_payloads(edge);
+                    has_room && (is_ready || !place.is_sink)
                 }
-                let begins = (rebuilds || chunk == 0).then(|| self.context_of(shape, chunk));
-                let call = Call {
-                    chunk,
-                    epoch,
-                    begins,
-                };
-                self.front.handle_sent(ChunkIndex::new(chunk), epoch, chunk);
-                self.send(shape, call)
+            };
+            StageFacts {
+                is_here: node.is_here[stage],
+                is_free: [ONWARD, LAP].map(is_free),
             }
-            FrontAction::SendAgain { rebuilds } => {
-                let chunk = *self.front.handle_sent_again();
-                let at = |held: &Held| held.call.chunk == chunk;
-                let at = self.held.iter().position(at);
-                let at = at.expect("a lost chunk is held");
-                let mut call = self.held.remove(at).unwrap().call;
-                if rebuilds && call.begins.is_none() {
-                    // From what is kept, and from nothing else.
-                    let kept = self.kept.iter().map(|held| held.call.chunk);
-                    let starts_epoch = self.starts_epoch(chunk);
-                    call.begins = Some(kept.filter(|_| !starts_epoch).collect());
-                }
-                self.send(shape, call)
-            }
-            FrontAction::Decode => {
-                let chunk = self.front.begin_decode();
-                let result = self.take_returned(chunk);
-                hold(result.is_whole, "only whole results are decoded", || {
-                    format!("{result:?}")
-                });
-                hold(
-                    result.epoch >= self.oldest,
-                    "nothing is decoded that a hard cut overtook",
-                    || format!("{result:?}"),
-                );
-                self.front.handle_decoding(chunk);
-            }
-            FrontAction::Drop => {
-                let chunk = self.front.handle_dropped();
-                // A stale chunk that went down with Phase B comes back with nothing.
-                if self.returned.front().map(|result| result.chunk) == Some(chunk) {
-                    self.take_returned(chunk);
-                }
-                self.held.retain(|held| held.call.chunk != chunk);
-                self.dropped.push(chunk);
-            }
-            FrontAction::SendShutdown => {
-                self.to_back.push_back(Frame::Shutdown);
-                self.front.handle_shutdown_sent();
-            }
-            FrontAction::Finish => {
-                self.finished = true;
-            }
-            FrontAction::Wait => unreachable!(),
-        }
-    }
-
-    fn take_returned(&mut self, chunk: u64) -> Returned {
-        let result = self.returned.pop_front();
-        let is_next = result.as_ref().is_some_and(|r| r.chunk == chunk);
-        hold(is_next, "results are taken in order", || {
-            format!("chunk {chunk}, found {result:?}")
         });
-        let result = result.unwrap();
-        if result.generation == self.generation {
-            self.back.free_slots += 1;
-        }
-        result
+        facts.collect()
     }
 
-    /// A call leaves, in a slot of this link.
-    fn send(&mut self, shape: Shape, call: Call) {
-        hold(
-            self.in_use() < Self::slots(shape),
-            "a slot has one payload at a time",
-            || format!("{call:?} while {} are in use", self.in_use()),
-        );
-        hold(
-            call.epoch >= self.oldest,
-            "nothing is sent that a hard cut overtook",
-            || format!("{call:?} behind epoch {}", self.oldest),
-        );
-        let follows = self
-            .last_call
-            .is_none_or(|(chunk, epoch)| chunk < call.chunk && epoch <= call.epoch);
-        hold(follows, "calls go in order", || {
-            format!("{call:?} after {:?}", self.last_call)
-        });
-        hold(
-            !self.accepted.contains(&call.chunk),
-            "nothing is computed again that was accepted",
-            || format!("{call:?}"),
-        );
-        self.last_call = Some((call.chunk, call.epoch));
-        self.to_back.push_back(Frame::Call(call.clone()));
-        let held = Held {
-            call,
-            generation: self.generation,
-        };
-        // In the order of the chunks, whether they were lost or not.
-        let at = self
-            .held
-            .iter()
-            .position(|h| h.call.chunk > held.call.chunk);
-        self.held.insert(at.unwrap_or(self.held.len()), held);
-    }
-
-    fn act_back(&mut self, shape: Shape, action: PhaseBAction) {
-        match action {
-            PhaseBAction::Compute => {
-                let call = self.back.core.begin_compute();
-                hold(
-                    self.held.iter().any(|h| h.call.chunk == call.chunk),
-                    "a payload is there until it is read",
-                    || format!("{call:?}"),
-                );
-                self.remember(shape, &call);
-                self.back.free_slots -= 1;
-                self.back.core.handle_computing((call.chunk, call.epoch));
-            }
-            PhaseBAction::AnswerShutdown => {
-                self.to_front.push_back(Frame::Shutdown);
-                self.back.core.handle_shutdown_answered();
-            }
-            PhaseBAction::Finish => self.back.finished = true,
-            PhaseBAction::Wait => unreachable!(),
+    fn infer_of(ticket: &Ticket, message: Message) -> Message {
+        Message {
+            lap: ticket.way_out.1,
+            is_overtaken: ticket.is_overtaken,
+            slot: Pool::None,
+            ..message
         }
     }
 
-    /// Phase B's stage: it must know the chunks before this one.
-    fn remember(&mut self, shape: Shape, call: &Call) {
-        let mut memory = match (&call.begins, self.back.memory.take()) {
-            (Some(context), _) => context.clone(),
-            (None, Some((epoch, memory))) if epoch == call.epoch => memory,
-            (None, Some(_)) => Vec::new(),
-            (None, None) => vec![u64::MAX],
-        };
-        let wanted = self.context_of(shape, call.chunk);
-        hold(
-            memory == wanted,
-            "a chunk is computed with what came before it",
-            || format!("{call:?} with {memory:?}, not {wanted:?}"),
-        );
-        memory.push(call.chunk);
-        let first = memory.len().saturating_sub(shape.context);
-        self.back.memory = Some((call.epoch, memory.split_off(first)));
-    }
-}
-
-impl Back {
-    fn new(shape: Shape) -> Self {
-        Self {
-            core: PhaseBCore::new(shape.depth),
-            memory: None,
-            free_slots: shape.slots,
-            finished: false,
-        }
+    fn index(chunk: u64) -> ChunkIndex {
+        ChunkIndex::new(chunk)
     }
 }

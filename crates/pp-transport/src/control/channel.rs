@@ -11,6 +11,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
@@ -138,6 +139,11 @@ impl ControlSender {
     #[must_use]
     pub fn peer(&self) -> Rank {
         self.shared.peer
+    }
+
+    /// Both addresses, this end's and the peer's; `None` where the ranks share a Unix socket.
+    pub(super) fn addresses(&self) -> Option<[IpAddr; 2]> {
+        self.shared.socket.addresses()
     }
 
     /// Sends one message, or gives up at the deadline.

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use pp_contract::{BodyError, Fault};
+use pp_contract::{BodyError, CacheEpoch, Fault};
 
 /// One message between two ranks. Bytes are borrowed: from the caller when sent, from the
 /// receiver's buffer when received. `Debug` tells their number alone: a frame may carry an id that
@@ -19,8 +19,14 @@ pub enum Message<'a> {
     Heartbeat,
     /// A header frame, for a pair of ranks with no ring between them.
     Frame(&'a [u8]),
+    /// Rank 0 introduces a rank to another, and what such a rank answers. Only its own functions read it.
+    Introduce(&'a [u8]),
     /// A signal with this number asked the sender to finish what is in flight, and end.
     Drain(u8),
+    /// Rank 0 says: a hard cut began this epoch, and what is older is dropped.
+    Cut(CacheEpoch),
+    /// Rank 0 says: nothing more is needed of any other rank, so the loss of one is no fault any more.
+    Served,
     /// The job is over, and why.
     Abort(Fault),
     /// The peer leaves in order; nothing follows.
@@ -30,12 +36,13 @@ pub enum Message<'a> {
 impl fmt::Debug for Message<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Hello(body) | Self::Verdict(body) | Self::Frame(body) => {
+            Self::Hello(body) | Self::Verdict(body) | Self::Frame(body) | Self::Introduce(body) => {
                 write!(f, "{} of {} bytes", self.name(), body.len())
             }
             Self::Abort(fault) => write!(f, "{}: {fault}", self.name()),
+            Self::Cut(epoch) => write!(f, "{} at epoch {epoch}", self.name()),
             Self::Drain(signal) => write!(f, "{} after signal {signal}", self.name()),
-            Self::Heartbeat | Self::Bye => f.write_str(self.name()),
+            Self::Heartbeat | Self::Served | Self::Bye => f.write_str(self.name()),
         }
     }
 }
@@ -57,6 +64,9 @@ pub(super) mod kind {
     pub(crate) const ABORT: u8 = 21;
     pub(crate) const BYE: u8 = 22;
     pub(crate) const DRAIN: u8 = 23;
+    pub(crate) const INTRODUCE: u8 = 24;
+    pub(crate) const CUT: u8 = 25;
+    pub(crate) const SERVED: u8 = 26;
 }
 
 impl<'a> Message<'a> {
@@ -70,7 +80,10 @@ impl<'a> Message<'a> {
             Self::Verdict(body) => (kind::VERDICT, Cow::Borrowed(*body)),
             Self::Heartbeat => (kind::HEARTBEAT, Cow::default()),
             Self::Frame(body) => (kind::FRAME, Cow::Borrowed(*body)),
+            Self::Introduce(body) => (kind::INTRODUCE, Cow::Borrowed(*body)),
             Self::Drain(signal) => (kind::DRAIN, std::slice::from_ref(signal).into()),
+            Self::Cut(epoch) => (kind::CUT, epoch.get().to_le_bytes().to_vec().into()),
+            Self::Served => (kind::SERVED, Cow::default()),
             Self::Abort(fault) => (kind::ABORT, fault.encode()?.into()),
             Self::Bye => (kind::BYE, Cow::default()),
         })
@@ -83,7 +96,10 @@ impl<'a> Message<'a> {
             Self::Verdict(_) => "a verdict",
             Self::Heartbeat => "a heartbeat",
             Self::Frame(_) => "a header frame",
+            Self::Introduce(_) => "an introduction",
             Self::Drain(_) => "a drain",
+            Self::Cut(_) => "a cut",
+            Self::Served => "word that all is served",
             Self::Abort(_) => "an abort",
             Self::Bye => "a goodbye",
         }
@@ -100,14 +116,20 @@ impl<'a> Message<'a> {
             kind::VERDICT => Ok(Self::Verdict(body)),
             kind::HEARTBEAT => empty(Self::Heartbeat),
             kind::FRAME => Ok(Self::Frame(body)),
+            kind::INTRODUCE => Ok(Self::Introduce(body)),
             kind::ABORT => match Fault::decode(body) {
                 Ok(fault) => Ok(Self::Abort(fault)),
                 Err(error) => Err(error.to_string()),
             },
             kind::BYE => empty(Self::Bye),
+            kind::SERVED => empty(Self::Served),
             kind::DRAIN => match *body {
                 [signal @ 1..=MAX_SIGNAL] => Ok(Self::Drain(signal)),
                 _ => Err(format!("a drain of {} bytes names no signal", body.len())),
+            },
+            kind::CUT => match body.try_into() {
+                Ok(epoch) => Ok(Self::Cut(CacheEpoch::new(u64::from_le_bytes(epoch)))),
+                Err(_) => Err(format!("a cut of {} bytes names no epoch", body.len())),
             },
             kind::FDS => Err("file descriptors came when none were expected".into()),
             _ => Err(format!("message kind {kind} is not one of this version")),

@@ -5,8 +5,8 @@
 //! from a rank of this job; every wait has a deadline; what a peer can make us hold is bounded.
 //!
 //! Choices, bottom up: bounded frames, a Noise session keyed by the job's secret,
-//! [`rendezvous()`] around rank 0, [`ControlChannel`] with its two halves, and [`agree`], which
-//! compares what the ranks were started with. No thread is started here and no runtime needed.
+//! [`rendezvous()`] around rank 0, [`ControlChannel`] with its two halves, [`agree`], which
+//! compares what the ranks were started with, and [`introduce()`], which gives two other ranks a channel. No thread is started here and no runtime needed.
 //! Between ranks of one host the channel is a Unix socket and passes descriptors; the header
 //! lane itself is then a ring in shared memory, and this channel stays for hellos, heartbeats,
 //! faults and the end of the stream.
@@ -28,6 +28,8 @@ pub use error::ControlError;
 pub use fds::MAX_FDS;
 pub use handshake::agree;
 pub use message::Message;
-pub use rendezvous::{Peers, RendezvousError, RendezvousOptions, Tell, TurnedAway, rendezvous};
+pub use rendezvous::{
+    Peers, RendezvousError, RendezvousOptions, Tell, TurnedAway, introduce, rendezvous,
+};
 pub use secure::MAX_MESSAGE_BYTES;
 pub use socket::SocketKind;

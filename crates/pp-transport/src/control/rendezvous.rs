@@ -11,12 +11,13 @@
 //! recording can produce. When all have joined, the listeners close. Room at the door is shared
 //! out by where callers come from, so a crowd makes room for others by losing its own. Who is told
 //! that its secret is wrong believes it when it has heard nothing else for a while: anybody could
-//! say so once.
+//! say so once. Two other ranks meet in the same way, once rank 0 has introduced them ([`introduce()`]).
 
 mod error;
 mod gather;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) use gather::fuzz;
+mod introduce;
 mod join;
 mod listen;
 mod waiting;
@@ -28,6 +29,8 @@ use pp_contract::{Rank, WorldSize};
 
 pub(super) use self::error::MEETING_RANK;
 pub use self::error::{RendezvousError, TurnedAway};
+pub use self::introduce::introduce;
+use self::listen::Listener;
 pub use self::waiting::{RendezvousOptions, Tell};
 use super::channel::ControlChannel;
 use super::secure::JobKey;
@@ -40,24 +43,26 @@ use crate::launch::Launch;
 /// [`RendezvousError`]; at rank 0 it names the ranks that are missing.
 pub fn rendezvous(launch: &Launch, options: &RendezvousOptions) -> Result<Peers, RendezvousError> {
     let started = Instant::now();
-    let key = JobKey::derive(launch);
-    let mut turned_away = TurnedAway::default();
-    let channels = if launch.world_size().get() == 1 {
-        BTreeMap::new()
-    } else if launch.rank() == MEETING_RANK {
-        let met = gather::gather(launch, &key, options, started)?;
-        turned_away = met.turned_away;
-        met.channels
-    } else {
-        let channel = join::join(launch, &key, options, started)?;
-        BTreeMap::from([(MEETING_RANK, channel)])
-    };
-    Ok(Peers {
+    let mut peers = Peers {
         rank: launch.rank(),
         world_size: launch.world_size(),
-        channels,
-        turned_away,
-    })
+        channels: BTreeMap::new(),
+        turned_away: TurnedAway::default(),
+    };
+    if peers.world_size.get() == 1 {
+        return Ok(peers);
+    }
+    let key = JobKey::derive(launch);
+    if peers.rank == MEETING_RANK {
+        let listeners = Listener::open_all(launch, &key)?;
+        let others = peers.world_size.ranks().skip(1).collect();
+        let met = gather::gather(launch, &key, listeners, others, options, started, None)?;
+        (peers.channels, peers.turned_away) = (met.channels, met.turned_away);
+    } else {
+        let channel = join::join(launch, &key, MEETING_RANK, options, started, None)?;
+        peers.channels.insert(MEETING_RANK, channel);
+    }
+    Ok(peers)
 }
 
 /// The channels of one rank, by peer.

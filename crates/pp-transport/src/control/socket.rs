@@ -4,6 +4,7 @@
 //! moment its caller named.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -75,6 +76,14 @@ impl Socket {
             return Err(io::ErrorKind::TimedOut.into());
         }
         Ok(())
+    }
+
+    /// Both addresses of a TCP connection: this end's, and the peer's.
+    pub(crate) fn addresses(&self) -> Option<[IpAddr; 2]> {
+        let own = rustix::net::getsockname(&self.fd).ok()?;
+        let peer = rustix::net::getpeername(&self.fd).ok()??;
+        let [own, peer] = [own, peer].map(|at| SocketAddr::try_from(at).ok());
+        Some([own?, peer?].map(|at| at.ip().to_canonical()))
     }
 
     /// Tells the peer that nothing more will be written.

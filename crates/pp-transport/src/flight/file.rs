@@ -3,7 +3,7 @@
 //! | bytes | what |
 //! |---|---|
 //! | 0–7 | `PPFLIGHT` |
-//! | 8–9 | version, 1 |
+//! | 8–9 | version, 2 |
 //! | 10–11 | 0 |
 //! | 12–15 | length of the body |
 //! | 16–23 | XXH3-64 of the body |
@@ -18,12 +18,12 @@ use super::operation::Operation;
 use super::recorder::{FlightRecorder, Group, MAX_GROUPS, MAX_OPERATIONS};
 
 /// The version of the file that this build writes and reads.
-pub const FILE_VERSION: u16 = 1;
+pub const FILE_VERSION: u16 = 2;
 /// The first bytes of a file.
 const MAGIC: [u8; 8] = *b"PPFLIGHT";
 /// Bytes before the body.
 const HEAD_BYTES: usize = 24;
-/// No file is longer. An operation takes up 140 bytes at most, and most take up 50.
+/// No file is longer. An operation takes up 146 bytes at most, and most take up 50.
 pub const MAX_FILE_BYTES: usize = 16 << 20;
 
 /// A moment on both clocks of a host.

@@ -56,6 +56,7 @@ impl GroupLog {
             group: self.group,
             peer: peer.map(|(_, rank)| rank),
             generation: self.generation,
+            edge: None,
             number,
             bytes,
             dtype: Some(dtype),

@@ -1,7 +1,7 @@
 //! One operation of a rank, as it is recorded.
 
 use pp_contract::{
-    Action, BodyKind, CacheEpoch, CallId, ChunkIndex, DType, EdgeSeq, Generation, Header, Rank,
+    Action, CacheEpoch, CallId, ChunkIndex, DType, EdgeSeq, Generation, Header, Rank,
 };
 use serde::{Deserialize, Serialize};
 
@@ -67,7 +67,7 @@ impl Kind {
 packed! {
     /// How far an operation is. Its times say when it got there.
     State {
-        /// A send was given to the link; of a receive, the header is here; a group is put together.
+        /// A send was given to its edge; of a receive, the header is here; a group is put together.
         Prepared => "prepared",
         /// The header has left; the receive is posted; the group is being entered.
         Committed => "committed",
@@ -87,25 +87,19 @@ packed! {
     Message {
         /// Nothing but a sign of life.
         Noop => "noop",
-        /// Work for the peer.
-        Envelope => "envelope",
-        /// The result of it.
-        Result => "result",
+        /// A chunk, or its acceptance.
+        Chunk => "chunk",
         /// The sender sends nothing more.
         Shutdown => "shutdown",
-        /// The sender cannot go on.
-        Failure => "failure",
     }
 }
 
 impl Message {
     fn of(header: &Header) -> Self {
-        match (header.action(), header.body_kind()) {
-            (Action::Infer, BodyKind::Result) => Self::Result,
-            (Action::Infer, _) => Self::Envelope,
-            (Action::Shutdown, _) => Self::Shutdown,
-            (Action::Error, _) => Self::Failure,
-            _ => Self::Noop,
+        match header.action() {
+            Action::Noop => Self::Noop,
+            Action::Infer => Self::Chunk,
+            Action::Shutdown => Self::Shutdown,
         }
     }
 }
@@ -125,14 +119,16 @@ pub struct Operation {
     pub group: Option<u8>,
     /// The other rank; of a broadcast, the one that has the data.
     pub peer: Option<Rank>,
-    /// The generation of the link or the communicator.
+    /// The generation of the edge or the communicator.
     pub generation: Generation,
+    /// The number of the edge; operations of a group have none.
+    pub edge: Option<u32>,
     /// Its number on the edge, among the collectives of its group, or among the transfers of its
     /// group between these two ranks in this direction; messages without a payload have none.
     pub number: Option<u64>,
     /// Bytes of the payload.
     pub bytes: u64,
-    /// Type of the elements; `None` for messages, whose payloads are bytes to the link.
+    /// Type of the elements; `None` for messages, whose payloads are bytes to the edge.
     pub dtype: Option<DType>,
     /// The call that the message is, or answers; unknown before a send is committed.
     pub call_id: Option<CallId>,
@@ -173,7 +169,7 @@ const NONE_BYTE: u64 = 0xFF;
 /// The words of a record. The first is the ring's.
 const STATE: usize = 1;
 const MESSAGE: usize = 2;
-/// Kind, group and type of the elements.
+/// Kind, group, type of the elements and edge.
 const ABOUT: usize = 3;
 /// Peer and generation.
 const WHERE: usize = 4;
@@ -195,6 +191,7 @@ pub(crate) struct Draft {
     pub(crate) group: Option<u8>,
     pub(crate) peer: Option<Rank>,
     pub(crate) generation: Generation,
+    pub(crate) edge: Option<u32>,
     pub(crate) number: Option<u64>,
     pub(crate) bytes: u64,
     pub(crate) dtype: Option<DType>,
@@ -208,7 +205,9 @@ impl Draft {
         words[STATE] = State::Prepared as u64;
         let group = self.group.map_or(NONE_BYTE, u64::from);
         let dtype = self.dtype.map_or(NONE_BYTE, |d| u64::from(d.code()));
-        words[ABOUT] = self.kind as u64 | group << 8 | dtype << 16;
+        // Edges are few: the highest number stands for none.
+        let edge = u64::from(self.edge.unwrap_or(u32::MAX));
+        words[ABOUT] = self.kind as u64 | group << 8 | dtype << 16 | edge << 32;
         // Ranks are small: the highest number stands for none.
         let peer = self.peer.map_or(u32::MAX, Rank::get);
         words[WHERE] = u64::from(peer) | u64::from(self.generation.get()) << 32;
@@ -253,7 +252,7 @@ pub(crate) fn unpack(sequence: u64, words: &Words) -> Option<Operation> {
     let about = words[ABOUT];
     let group = byte(about, 8);
     let dtype = byte(about, 16);
-    let peer = words[WHERE] as u32;
+    let (peer, edge) = (words[WHERE] as u32, (about >> 32) as u32);
     Some(Operation {
         sequence,
         kind: Kind::unpack(byte(about, 0))?,
@@ -262,6 +261,7 @@ pub(crate) fn unpack(sequence: u64, words: &Words) -> Option<Operation> {
         group: (group != NONE_BYTE).then_some(group as u8),
         peer: (peer != u32::MAX).then(|| Rank::new(peer)),
         generation: Generation::new((words[WHERE] >> 32) as u32),
+        edge: (edge != u32::MAX).then_some(edge),
         number: known(words[NUMBER]),
         bytes: words[BYTES],
         dtype: DType::try_from(dtype as u8).ok(),

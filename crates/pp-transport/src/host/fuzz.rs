@@ -1,15 +1,16 @@
-//! A region that a peer writes as it likes: see [`crate::fuzz`].
+//! Regions that a peer writes as it likes: see [`crate::fuzz`].
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::LazyLock;
 
 use pp_contract::{
-    CacheEpoch, ChunkIndex, Composer, DType, Envelope, Lockstep, Manifest, Plan, PlanError,
-    TensorSpec,
+    CacheEpoch, CallId, ChunkIndex, Composer, DType, Lockstep, Manifest, Message, Pipeline, Plan,
+    PlanError, Rank, StageSpec,
 };
 
-use super::layout::Layout;
 use super::*;
+use crate::bell::Bell;
 use crate::fuzz::script::Script;
 use crate::in_flight::Completion;
 
@@ -17,6 +18,8 @@ pub use super::ring::fuzz::ring;
 
 const DEPTH: u32 = 2;
 const SLOT_BYTES: u64 = 64;
+/// Its source sends.
+static PIPELINE: LazyLock<Pipeline> = LazyLock::new(|| "a@0 -> b@1".parse().expect("a pipeline"));
 
 /// A plan that says nothing but its number.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,23 +36,18 @@ impl Plan for Blob {
     fn parts(&self) -> &u64 {
         &self.0
     }
-    fn expected_calls(&self) -> u32 {
-        1
-    }
     fn start_frame(&self) -> u64 {
         self.0
     }
-    fn check_inputs(&self, _: &Manifest) -> Result<(), PlanError> {
-        Ok(())
-    }
-    fn check_outputs(&self, _: &Manifest, _: &Manifest) -> Result<(), PlanError> {
+    fn check(&self, _: &StageSpec, _: &Manifest) -> Result<(), PlanError> {
         Ok(())
     }
 }
 
 /// One rank, and all that it holds.
 struct End {
-    link: HostLink,
+    tx: HostTx,
+    rx: HostRx,
     composer: Composer,
     lockstep: Lockstep,
     sent: u64,
@@ -70,11 +68,12 @@ impl<E: std::error::Error> From<E> for Ended {
 }
 
 impl End {
-    fn new(link: HostLink) -> Self {
+    fn new(out: SharedEnd, incoming: SharedEnd) -> Self {
         Self {
-            link,
+            tx: HostTx::new(out),
+            rx: HostRx::new(incoming),
             composer: Composer::new(),
-            lockstep: Lockstep::requests(),
+            lockstep: Lockstep::new(),
             sent: 0,
             inbox: Vec::new(),
             leases: Vec::new(),
@@ -86,7 +85,7 @@ impl End {
     fn step(&mut self, step: u8) -> Result<(), Ended> {
         match step % 10 {
             0 | 1 => {
-                if let Some(mut lease) = self.link.try_lease()? {
+                if let Some(mut lease) = self.tx.try_lease()? {
                     assert!(self.leases.iter().all(|other| other.slot != lease.slot));
                     lease.bytes_mut().fill(step);
                     self.leases.push(lease);
@@ -94,9 +93,9 @@ impl End {
             }
             2 | 3 => self.send()?,
             4 | 5 => {
-                if self.link.poll_frame(&mut self.inbox)? {
+                if self.rx.poll_frame(&mut self.inbox)? {
                     let matched = self.lockstep.admit(&self.inbox)?;
-                    let receiving = self.link.receive(&matched)?;
+                    let receiving = self.rx.receive(&matched)?;
                     let Ok(Completion::Done(lease)) = receiving.complete() else {
                         panic!("on this backend the payload is there");
                     };
@@ -125,11 +124,12 @@ impl End {
         let Some(lease) = self.leases.pop() else {
             return Ok(());
         };
-        let spec = TensorSpec::new("blob", DType::U8, &[SLOT_BYTES])?;
-        let envelope = Envelope::new(Blob(self.sent), Manifest::new(&[spec])?, Manifest::empty())?;
-        let stamp = Stamp::fresh(ChunkIndex::new(self.sent), CacheEpoch::new(0));
-        let prepared = self.composer.prepare_envelope(&envelope)?;
-        match self.link.send(prepared, stamp, Some(lease)) {
+        let tensors = Manifest::single("blob", DType::U8, &[SLOT_BYTES])?;
+        let message = Message::new(Blob(self.sent), &PIPELINE.stages()[0], tensors)?;
+        let (chunk, call) = (ChunkIndex::new(self.sent), CallId::new(self.sent));
+        let stamp = Stamp::new(chunk, CacheEpoch::new(0), call);
+        let prepared = self.composer.prepare(&message)?;
+        match self.tx.send(prepared, stamp, Some(lease)) {
             Ok(sent) => {
                 self.sent += 1;
                 self.sendings.extend(sent.payload);
@@ -144,6 +144,20 @@ impl End {
     }
 }
 
+/// Both ends of an edge from one rank to another.
+fn pair(shape: EdgeShape, from: u32, to: u32) -> [SharedEnd; 2] {
+    let bell = Bell::new().expect("a bell");
+    let rank = |rank| (Rank::new(rank), &bell);
+    let ends = SharedEnd::pair(shape, Holds::All, rank(from), rank(to));
+    ends.expect("a shape that there can be, and memory").into()
+}
+
+/// The memory of an edge, to be written as a file.
+fn raw(end: &SharedEnd) -> File {
+    let fd = end.region.fd().try_clone_to_owned();
+    File::from(fd.expect("a descriptor"))
+}
+
 /// A rank that sends and gets its slots back, while its peer writes the word of one of them all
 /// the time, from another thread: between any look at it and the next.
 #[cfg(test)]
@@ -153,11 +167,9 @@ pub(crate) fn word_that_never_rests() {
         depth: 1,
         slot_bytes: SLOT_BYTES,
     };
-    let (lower, _) = SharedEnd::pair(shape, shape, Bell::new().expect("a bell")).expect("memory");
-    let raw = lower.region.fd().try_clone_to_owned();
-    let raw = File::from(raw.expect("a descriptor"));
-    let at = lower.outgoing.slot_words as u64;
-    let end = End::new(HostLink::new(lower));
+    let [end, _] = pair(shape, 0, 1);
+    let (raw, at) = (raw(&end), end.place.slot_words as u64);
+    let edge = HostTx::new(end).edge;
     let stop = AtomicBool::new(false);
     /// Ends the other thread, also when this one panics.
     struct Stop<'a>(&'a AtomicBool);
@@ -178,11 +190,10 @@ pub(crate) fn word_that_never_rests() {
         });
         let _stop = Stop(&stop);
         while back == 0 || (back < 20_000 && std::time::Instant::now() < soon) {
-            let Some(lease) = end.link.tx.slots.lease() else {
+            let Some(lease) = TxLease::of(&edge) else {
                 continue;
             };
-            let edge = Arc::clone(&end.link.tx);
-            let sending = InFlight::new(Sending::unsent(TxLease { edge, slot: lease }));
+            let sending = InFlight::new(Sending::unsent(lease));
             let mut sending = Some(sending);
             while let Some(waiting) = sending.take() {
                 // Looks at no fixed time after the word was written.
@@ -202,7 +213,7 @@ pub(crate) fn word_that_never_rests() {
     });
 }
 
-/// Two honest ranks over one region, and somebody who writes into words, headers and payloads
+/// Two honest ranks with an edge each way, and somebody who writes into words, headers and payloads
 /// between any two of their steps, and after the last.
 pub fn region(bytes: &[u8]) {
     const SHAPE: EdgeShape = EdgeShape {
@@ -211,23 +222,21 @@ pub fn region(bytes: &[u8]) {
     };
     thread_local! {
         /// Memory costs more than all that is tried in it, so every input has the same.
-        static MEMORY: [SharedEnd; 2] = {
-            let ends = SharedEnd::pair(SHAPE, SHAPE, Bell::new().expect("a bell"));
-            ends.expect("a shape that there can be, and memory").into()
-        };
+        static MEMORY: [[SharedEnd; 2]; 2] = [pair(SHAPE, 0, 1), pair(SHAPE, 1, 0)];
         static ZEROS: Vec<u8> = {
-            let layout = Layout::new(SHAPE, SHAPE).expect("a shape that there can be");
+            let layout = Layout::new([SHAPE], Holds::All).expect("a shape that there can be");
             vec![0; layout.len]
         };
     }
-    let [lower, higher] = MEMORY.with(Clone::clone);
-    let raw = lower.region.fd().try_clone_to_owned();
-    let raw = File::from(raw.expect("a descriptor"));
-    ZEROS
-        .with(|zeros| raw.write_all_at(zeros, 0))
-        .expect("a region may be written");
-    let (up, down) = (lower.outgoing, lower.incoming);
-    let mut ends = [lower, higher].map(|end| End::new(HostLink::new(end)));
+    let [up, down] = MEMORY.with(Clone::clone);
+    let places = [&up, &down].map(|[end, _]| (raw(end), end.place));
+    for (raw, _) in &places {
+        ZEROS
+            .with(|zeros| raw.write_all_at(zeros, 0))
+            .expect("a region may be written");
+    }
+    let ([up_tx, up_rx], [down_tx, down_rx]) = (up, down);
+    let mut ends = [End::new(up_tx, down_rx), End::new(down_tx, up_rx)];
     let mut script = Script::new(bytes);
     while !script.is_over() {
         let step = script.byte();
@@ -237,17 +246,17 @@ pub fn region(bytes: &[u8]) {
             }
             continue;
         }
-        let direction = if step.is_multiple_of(2) { up } else { down };
+        let (raw, place) = &places[usize::from(step % 2)];
         let near = u64::from(script.byte());
         let (at, what) = match step / 2 % 4 {
             // Head or tail, near the start or anywhere.
-            0 => (direction.ring_words + 128 * (near as usize % 2), near * 8),
-            1 => (direction.ring_words, script.number()),
+            0 => (place.ring_words + 128 * (near as usize % 2), near * 8),
+            1 => (place.ring_words, script.number()),
             2 => (
-                direction.slot_words + size_of::<slots::SlotWord>() * (near as usize % 2),
+                place.slot_words + size_of::<slots::SlotWord>() * (near as usize % 2),
                 u64::from(script.byte() % 4),
             ),
-            _ => (direction.ring_data + near as usize, script.number()),
+            _ => (place.ring_data + near as usize, script.number()),
         };
         raw.write_at(&what.to_le_bytes(), at as u64)
             .expect("a region may be written");

@@ -1,4 +1,4 @@
-//! Where everything lies in the region that two ranks of one host share.
+//! Where everything lies in the region that two ranks of one host share for all edges between them.
 //!
 //! Both sides compute the layout from what the handshake agreed; nothing of it is read from the
 //! region, so a peer cannot move anything.
@@ -16,13 +16,45 @@ const PAGE: usize = 4096;
 /// Depth and size of one directed edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EdgeShape {
-    /// Number of slots, 1 to [`MAX_SLOTS`].
+    /// Number of slots, 1 to [`MAX_SLOTS`]; means nothing where the slots have no bytes.
     pub depth: u32,
-    /// Bytes in each slot; may be 0 for an edge that carries headers alone.
+    /// Bytes in each slot; 0 for an edge that carries headers alone, and has no slots.
     pub slot_bytes: u64,
 }
 
-/// The offsets of one direction.
+impl EdgeShape {
+    /// Whether messages of this edge may have a payload.
+    #[must_use]
+    pub const fn has_payloads(self) -> bool {
+        self.slot_bytes > 0
+    }
+
+    /// Slots that there are.
+    pub(crate) const fn slots(self) -> u32 {
+        if self.has_payloads() { self.depth } else { 0 }
+    }
+
+    /// Bytes of a slot, of an edge that can be made.
+    ///
+    /// # Errors
+    /// There are too many slots, or too few, or they do not fit the address space.
+    pub(crate) fn capacity(self) -> Result<usize, TransportError> {
+        Ok(direction(self, Holds::Slots, &mut 0)?.slot_bytes)
+    }
+}
+
+/// What a region holds of its edges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holds {
+    /// Rings and slots, of ranks of one host.
+    All,
+    /// Rings alone: the slots lie on devices.
+    Rings,
+    /// Slots alone: their edge stays in this process.
+    Slots,
+}
+
+/// The offsets of one edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Direction {
     pub(crate) depth: u32,
@@ -36,51 +68,63 @@ pub(crate) struct Direction {
     pub(crate) stride: usize,
 }
 
-/// The whole region: the direction from the lower rank to the higher, then the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The whole region: its edges, in the order of their shapes.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    pub(crate) up: Direction,
-    pub(crate) down: Direction,
+    pub(crate) edges: Vec<Direction>,
     pub(crate) len: usize,
 }
 
 impl Layout {
-    pub(crate) fn new(up: EdgeShape, down: EdgeShape) -> Result<Self, TransportError> {
+    pub(crate) fn new(
+        shapes: impl IntoIterator<Item = EdgeShape>,
+        holds: Holds,
+    ) -> Result<Self, TransportError> {
         let mut end = 0;
-        let up = direction(up, &mut end)?;
-        let down = direction(down, &mut end)?;
-        Ok(Self { up, down, len: end })
+        let edges = shapes
+            .into_iter()
+            .map(|shape| direction(shape, holds, &mut end));
+        let edges = edges.collect::<Result<_, _>>()?;
+        // No memory has no bytes.
+        Ok(Self {
+            edges,
+            len: end.max(PAGE),
+        })
     }
 }
 
-fn direction(shape: EdgeShape, end: &mut usize) -> Result<Direction, TransportError> {
+fn direction(shape: EdgeShape, holds: Holds, end: &mut usize) -> Result<Direction, TransportError> {
     let bad = || TransportError::BadShape {
         depth: shape.depth,
         slot_bytes: shape.slot_bytes,
         max_slots: MAX_SLOTS,
     };
-    if !(1..=MAX_SLOTS).contains(&shape.depth) {
+    if shape.has_payloads() && !(1..=MAX_SLOTS).contains(&shape.depth) {
         return Err(bad());
     }
-    let depth = shape.depth as usize;
+    let depth = shape.slots() as usize;
     let slot_bytes = usize::try_from(shape.slot_bytes).map_err(|_| bad())?;
     let stride = slot_bytes.checked_next_multiple_of(PAGE).ok_or_else(bad)?;
-    let mut place = |bytes: usize| -> Option<usize> {
+    let mut place = |is_here: bool, bytes: Option<usize>| -> Option<usize> {
         let at = *end;
+        let bytes = if is_here { bytes? } else { 0 };
         *end = at.checked_add(bytes)?.checked_next_multiple_of(PAGE)?;
         isize::try_from(*end).ok()?;
         Some(at)
     };
-    let mut place = |bytes: Option<usize>| bytes.and_then(&mut place).ok_or_else(bad);
+    let mut place = |is_here, bytes| place(is_here, bytes).ok_or_else(bad);
+    // Slots that lie elsewhere can still not be larger than the address space.
+    isize::try_from(stride.checked_mul(depth).ok_or_else(bad)?).map_err(|_| bad())?;
+    let (has_ring, has_slots) = (holds != Holds::Slots, holds != Holds::Rings);
     Ok(Direction {
-        depth: shape.depth,
+        depth: shape.slots(),
         slot_bytes,
         stride,
-        ring_words: place(Some(size_of::<RingWords>()))?,
-        slot_words: place(Some(depth * size_of::<SlotWord>()))?,
-        ring_data: place(Some(RING_BYTES))?,
+        ring_words: place(has_ring, Some(size_of::<RingWords>()))?,
+        slot_words: place(has_ring, Some(depth * size_of::<SlotWord>()))?,
+        ring_data: place(has_ring, Some(RING_BYTES))?,
         ring_bytes: RING_BYTES,
-        slots: place(stride.checked_mul(depth))?,
+        slots: place(has_slots, stride.checked_mul(depth))?,
     })
 }
 
@@ -94,9 +138,11 @@ mod tests {
 
     #[test]
     fn nothing_overlaps_and_slots_start_on_pages() {
-        let layout = Layout::new(shape(4, 5000), shape(1, 0)).unwrap();
+        let shapes = [shape(4, 5000), shape(1, 0), shape(2, 64)];
+        let layout = Layout::new(shapes, Holds::All).unwrap();
+        assert_eq!(layout.edges[1].depth, 0, "headers alone need no slot");
         let mut ranges = Vec::new();
-        for d in [layout.up, layout.down] {
+        for d in layout.edges {
             ranges.push(d.ring_words..d.ring_words + size_of::<RingWords>());
             ranges.push(d.slot_words..d.slot_words + d.depth as usize * size_of::<SlotWord>());
             ranges.push(d.ring_data..d.ring_data + d.ring_bytes);
@@ -121,8 +167,10 @@ mod tests {
             shape(1, u64::MAX),
             shape(64, 1 << 58),
         ] {
-            assert!(Layout::new(bad, shape(1, 0)).is_err(), "{bad:?}");
-            assert!(Layout::new(shape(1, 0), bad).is_err(), "{bad:?}");
+            for holds in [Holds::All, Holds::Rings, Holds::Slots] {
+                assert!(Layout::new([bad, shape(1, 0)], holds).is_err(), "{bad:?}");
+                assert!(Layout::new([shape(1, 0), bad], holds).is_err(), "{bad:?}");
+            }
         }
     }
 }

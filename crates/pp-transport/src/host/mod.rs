@@ -24,17 +24,16 @@ use std::sync::Arc;
 use pp_contract::{Matched, Prepared, Sequencer, Stamp};
 
 pub use self::backend::Host;
-use self::layout::Direction;
+use self::layout::{Direction, Holds, Layout};
 pub use self::layout::{EdgeShape, MAX_SLOTS};
 use self::region::Region;
 use self::shared::SharedEnd;
-use crate::bell::Bell;
+use crate::edge::{EdgeLocal, EdgeRx, EdgeTx, Sent, check_payload};
 use crate::error::TransportError;
 use crate::in_flight::{InFlight, Part, Rejected, Resend, Submission};
-use crate::lane::{InSlots, Lane, OutSlots};
-use crate::link::{Capabilities, Link, Sent, check_payload};
+use crate::lane::{self, InSlots, LaneRx, LaneTx, OutSlots};
 
-/// What a lease needs of its edge, in either direction: who owns its slots, and where their bytes lie.
+/// What a lease needs of its edge, at either end: who owns its slots, and where their bytes lie.
 #[derive(Debug)]
 struct Edge<S> {
     slots: Arc<S>,
@@ -50,7 +49,7 @@ impl<S> Edge<S> {
     }
 }
 
-/// A slot of the outgoing edge, to be written in place.
+/// A slot of an edge, to be written in place.
 ///
 /// # If dropped
 /// The slot is free again; nothing was sent.
@@ -61,6 +60,12 @@ pub struct TxLease {
 }
 
 impl TxLease {
+    fn of(edge: &Arc<Edge<OutSlots>>) -> Option<Self> {
+        let slot = edge.slots.lease()?;
+        let edge = Arc::clone(edge);
+        Some(Self { edge, slot })
+    }
+
     /// The slot, whole. It holds what an earlier chunk left in it.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let len = self.capacity();
@@ -146,10 +151,10 @@ impl Resend for Sending {
     }
 }
 
-/// A slot of the incoming edge, read in place.
+/// A slot of an edge, read in place.
 ///
 /// # If dropped
-/// The slot goes back to the peer: this is its credit for the next send.
+/// The slot goes back to the sender: this is its credit for the next send.
 #[derive(Debug)]
 pub struct RxLease {
     edge: Arc<Edge<InSlots>>,
@@ -161,7 +166,7 @@ impl RxLease {
     /// The payload, exactly as many bytes as its header said.
     pub fn bytes(&self) -> &[u8] {
         let at = self.edge.bytes(self.slot, self.len);
-        // SAFETY: the peer handed the slot over (an acquire load saw it) and does not write it
+        // SAFETY: the sender handed the slot over (an acquire load saw it) and does not write it
         // until this lease is dropped; the lease keeps the region mapped.
         unsafe { std::slice::from_raw_parts(at.as_ptr(), self.len) }
     }
@@ -191,42 +196,27 @@ impl Submission for Receiving {
     fn orphan(self) {}
 
     fn quarantine(self) {
+        // The slot stays where it is when the lease ends; the edge does not live on for it.
         self.0.edge.slots.slots.quarantine(self.0.slot);
-        std::mem::forget(self.0);
     }
 }
 
-/// Both edges between this rank and a peer on the same machine.
+/// The sending end of an edge to a rank on the same machine.
 #[derive(Debug)]
-pub struct HostLink {
-    lane: Lane,
-    tx: Arc<Edge<OutSlots>>,
-    rx: Arc<Edge<InSlots>>,
+pub struct HostTx {
+    lane: LaneTx,
+    edge: Arc<Edge<OutSlots>>,
     sequencer: Sequencer,
 }
 
-impl HostLink {
-    /// Both ends in one process. The driver of the lower end sleeps on `low`.
-    ///
-    /// # Errors
-    /// A shape cannot be laid out, or the kernel has no memory.
-    pub fn pair(up: EdgeShape, down: EdgeShape, low: Bell) -> Result<(Self, Self), TransportError> {
-        let (lower, higher) = SharedEnd::pair(up, down, low)?;
-        Ok((Self::new(lower), Self::new(higher)))
-    }
-
+impl HostTx {
     fn new(end: SharedEnd) -> Self {
-        let lane = Lane::over_memory(&end);
+        let lane = LaneTx::over_memory(&end);
         Self {
-            tx: Arc::new(Edge {
-                slots: Arc::clone(&lane.out),
-                region: Arc::clone(&end.region),
-                place: end.outgoing,
-            }),
-            rx: Arc::new(Edge {
-                slots: Arc::clone(&lane.incoming),
+            edge: Arc::new(Edge {
+                slots: Arc::clone(&lane.slots),
                 region: end.region,
-                place: end.incoming,
+                place: end.place,
             }),
             lane,
             sequencer: Sequencer::new(),
@@ -234,29 +224,12 @@ impl HostLink {
     }
 }
 
-impl Link for HostLink {
+impl EdgeTx for HostTx {
     type Tx = TxLease;
-    type Rx = RxLease;
     type Sending = Sending;
-    type Receiving = Receiving;
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            name: "host",
-            payload_moves: false,
-            completions_ring: true,
-        }
-    }
-
-    fn bell(&self) -> &Bell {
-        self.lane.bell()
-    }
 
     fn try_lease(&mut self) -> Result<Option<TxLease>, TransportError> {
-        Ok(self.tx.slots.lease().map(|slot| TxLease {
-            edge: Arc::clone(&self.tx),
-            slot,
-        }))
+        Ok(TxLease::of(&self.edge))
     }
 
     fn send(
@@ -268,7 +241,7 @@ impl Link for HostLink {
         let lease = payload.as_ref();
         let fits = check_payload(
             message.payload_bytes(),
-            lease.map(|lease| (Arc::ptr_eq(&lease.edge, &self.tx), lease.capacity())),
+            lease.map(|lease| (Arc::ptr_eq(&lease.edge, &self.edge), lease.capacity())),
         );
         if let Err(error) = fits.and_then(|()| self.lane.check_room()) {
             let buffer = payload;
@@ -285,15 +258,98 @@ impl Link for HostLink {
             payload: sending.map(InFlight::new),
         })
     }
+}
+
+/// The receiving end of an edge from a rank on the same machine.
+#[derive(Debug)]
+pub struct HostRx {
+    lane: LaneRx,
+    edge: Arc<Edge<InSlots>>,
+}
+
+impl HostRx {
+    fn new(end: SharedEnd) -> Self {
+        let lane = LaneRx::over_memory(&end);
+        Self {
+            edge: Arc::new(Edge {
+                slots: Arc::clone(&lane.slots),
+                region: end.region,
+                place: end.place,
+            }),
+            lane,
+        }
+    }
+}
+
+impl EdgeRx for HostRx {
+    type Rx = RxLease;
+    type Receiving = Receiving;
 
     fn poll_frame(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
         self.lane.poll(inbox)
     }
 
     fn receive(&mut self, header: &Matched<'_>) -> Result<InFlight<Receiving>, TransportError> {
-        let capacity = self.rx.place.slot_bytes;
+        let capacity = self.edge.place.slot_bytes;
         let (slot, len) = self.lane.take_announced(header, capacity)?;
-        let edge = Arc::clone(&self.rx);
+        let edge = Arc::clone(&self.edge);
         Ok(InFlight::new(Receiving(RxLease { edge, slot, len })))
+    }
+}
+
+/// An edge between two stages of this process.
+#[derive(Debug)]
+pub struct HostLocal {
+    tx: Arc<Edge<OutSlots>>,
+    rx: Arc<Edge<InSlots>>,
+}
+
+impl HostLocal {
+    fn new(shape: EdgeShape) -> Result<Self, TransportError> {
+        let layout = Layout::new([shape], Holds::Slots)?;
+        let region = Arc::new(Region::create(shared::NAME, layout.len)?);
+        let (place, (out, incoming)) = (layout.edges[0], lane::local(shape));
+        Ok(Self {
+            tx: Arc::new(Edge {
+                slots: out,
+                region: Arc::clone(&region),
+                place,
+            }),
+            rx: Arc::new(Edge {
+                slots: incoming,
+                region,
+                place,
+            }),
+        })
+    }
+}
+
+impl EdgeLocal for HostLocal {
+    type Tx = TxLease;
+    type Rx = RxLease;
+    type Sending = Sending;
+
+    fn try_lease(&mut self) -> Result<Option<TxLease>, TransportError> {
+        Ok(TxLease::of(&self.tx))
+    }
+
+    fn hand_on(
+        &mut self,
+        payload: TxLease,
+        bytes: u64,
+    ) -> Result<(InFlight<Sending>, RxLease), Rejected<TxLease>> {
+        let slot = (Arc::ptr_eq(&payload.edge, &self.tx), payload.capacity());
+        if let Err(error) = check_payload(bytes, Some(slot)) {
+            let buffer = Some(payload);
+            return Err(Rejected { buffer, error });
+        }
+        let sending = Sending::unsent(payload);
+        let (slot, edge) = (sending.slot, Arc::clone(&self.rx));
+        edge.slots
+            .take(slot)
+            .expect("no other code moves a slot of this process");
+        // It fits a slot, so it fits the address space.
+        let len = bytes as usize;
+        Ok((InFlight::new(sending), RxLease { edge, slot, len }))
     }
 }

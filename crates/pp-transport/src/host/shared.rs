@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pp_contract::Rank;
 
-use super::layout::{Direction, EdgeShape, Layout};
+use super::layout::{Direction, EdgeShape, Holds, Layout};
 use super::region::Region;
 use crate::bell::Bell;
 use crate::error::TransportError;
@@ -12,44 +12,32 @@ use crate::error::TransportError;
 /// The name of the memory in the kernel's tables.
 pub(crate) const NAME: &str = "pp-edges";
 
-/// One rank's end of the memory. A region has one such end for each rank.
+/// One end of an edge whose memory two ranks share. An edge has one such end in each of them.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedEnd {
     pub(crate) region: Arc<Region>,
-    pub(crate) outgoing: Direction,
-    pub(crate) incoming: Direction,
+    pub(crate) place: Direction,
     /// The rank at the other end.
     pub(crate) peer: Rank,
-    pub(crate) bell: Bell,
     pub(crate) peer_bell: Bell,
 }
 
 impl SharedEnd {
-    /// Both ends in one process: rank 0, whose driver sleeps on `low`, then rank 1.
+    /// Both ends in one process, the sender's first: each rank with the bell that its driver sleeps on.
     pub(crate) fn pair(
-        up: EdgeShape,
-        down: EdgeShape,
-        low: Bell,
+        shape: EdgeShape,
+        holds: Holds,
+        sender: (Rank, &Bell),
+        receiver: (Rank, &Bell),
     ) -> Result<(Self, Self), TransportError> {
-        let high = Bell::new()?;
-        let Layout { up, down, len } = Layout::new(up, down)?;
-        let region = Arc::new(Region::create(NAME, len)?);
-        let lower = Self {
+        let layout = Layout::new([shape], holds)?;
+        let region = Arc::new(Region::create(NAME, layout.len)?);
+        let end = |(peer, bell): (Rank, &Bell)| Self {
             region: Arc::clone(&region),
-            outgoing: up,
-            incoming: down,
-            peer: Rank::new(1),
-            bell: low.clone(),
-            peer_bell: high.clone(),
+            place: layout.edges[0],
+            peer,
+            peer_bell: bell.clone(),
         };
-        let higher = Self {
-            region,
-            outgoing: down,
-            incoming: up,
-            peer: Rank::new(0),
-            bell: high,
-            peer_bell: low,
-        };
-        Ok((lower, higher))
+        Ok((end(receiver), end(sender)))
     }
 }

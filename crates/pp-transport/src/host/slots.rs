@@ -65,7 +65,7 @@ pub(crate) struct Nonsense {
     pub(crate) word: u32,
 }
 
-/// The producing side of an edge's slots. Shared by the link and its leases, hence `&self`.
+/// The producing side of an edge's slots. Shared by its end and the leases, hence `&self`.
 #[derive(Debug)]
 pub(crate) struct Producer<W> {
     /// Who consumes.
@@ -243,12 +243,16 @@ impl<W: SlotWords> Consumer<W> {
 
     /// Gives the slot back: the credit travels with this store.
     pub(crate) fn give_back(&self, slot: u32) {
-        self.own[slot as usize].store(FREE, Ordering::Relaxed);
+        let own = &self.own[slot as usize];
+        if own.load(Ordering::Relaxed) == QUARANTINED {
+            return;
+        }
+        own.store(FREE, Ordering::Relaxed);
         let word = &self.words.word(slot).0;
         word.store(WITH_PRODUCER, Ordering::Release);
     }
 
-    /// Keeps the slot for good: the producer never gets this credit.
+    /// Keeps the slot for good: the producer never gets this credit, also when the lease ends.
     pub(crate) fn quarantine(&self, slot: u32) {
         self.own[slot as usize].store(QUARANTINED, Ordering::Relaxed);
     }

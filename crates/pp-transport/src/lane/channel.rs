@@ -1,12 +1,12 @@
-//! A lane over the control channel: each message is a tag byte, a slot number in four bytes,
-//! least significant first, and for a frame the frame.
+//! A lane over the control channel: each message is a tag byte, the number of the edge and that of
+//! a slot in four bytes each, least significant first, and for a frame the frame.
 //!
 //! Hazard: the peer is authenticated but may still be wrong: a credit for a slot it does not
 //! have, a slot handed over twice, frames without end. Or it does not read, and the thread that
 //! writes to it waits. Guarantee: each of the first is an error that names the peer, and what waits
-//! to be read is bounded. A thread of the lane's own writes, so no call of the driver waits for the
-//! peer, nor does the drop of a lease; what waits to be written is bounded, and the lane is broken
-//! when the peer takes nothing for [`crate::times::LANE_SEND_WITHIN`].
+//! to be read is bounded. One thread writes for all lanes to a peer, so no call of the driver waits
+//! for the peer, nor does the drop of a lease; what waits to be written is bounded, and the lanes are
+//! broken when the peer takes nothing for [`crate::times::LANE_SEND_WITHIN`].
 
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -15,31 +15,36 @@ use std::time::Instant;
 use pp_contract::{MAX_FRAME_BYTES, Rank};
 
 use super::words::{OutSlots, Words};
+use crate::backend::EdgeEnd;
 use crate::bell::Bell;
 use crate::control::{ControlSender, MAX_MESSAGE_BYTES, Message};
 use crate::error::{TransportError, misbehaved};
 use crate::host::ring::NO_SLOT;
-use crate::host::slots::{SlotWords, is_with_consumer, move_to_consumer, move_to_producer};
+use crate::host::slots::{
+    Producer, SlotWords, is_with_consumer, move_to_consumer, move_to_producer,
+};
 
 const FRAME: u8 = 1;
 const CREDIT: u8 = 2;
-const PREFIX_BYTES: usize = 5;
+const PREFIX_BYTES: usize = 9;
 const _: () = assert!(PREFIX_BYTES + MAX_FRAME_BYTES <= MAX_MESSAGE_BYTES);
 
-/// Messages that may wait to be read, and to be written. There are at most as many frames with a
-/// payload, and as many credits, as slots, and a handful of frames without.
+/// Messages of an edge that may wait to be read, and to be written. There are at most as many frames
+/// with a payload, or credits, as slots, and a handful of frames without.
 const MOST_WAITING: usize = 256;
 
-/// What both directions of the lane share with leases and the receiving thread.
+/// What all lanes to a peer share with leases and the receiving thread.
 #[derive(Debug)]
-pub(super) struct Shared {
+struct Shared {
     peer: Rank,
+    /// Messages that may wait to be written.
+    most_waiting: usize,
     /// To the thread that writes, which ends with the last of these.
     queue: SyncSender<Job>,
     broken: Arc<Broken>,
 }
 
-/// Why the lane cannot be used any more.
+/// Why the lanes cannot be used any more.
 type Broken = OnceLock<String>;
 
 /// What the thread that writes does next.
@@ -57,7 +62,7 @@ impl Shared {
         if self.queue.try_send(Job::Send(body)).is_err() {
             let _ = self
                 .broken
-                .set(format!("{MOST_WAITING} messages wait to be sent"));
+                .set(format!("{} messages wait to be sent", self.most_waiting));
         }
         self.check()
     }
@@ -89,173 +94,257 @@ fn write(queue: &Receiver<Job>, sender: &ControlSender, broken: &Broken, bell: &
     }
 }
 
-fn message(tag: u8, slot: u32, frame: &[u8]) -> Vec<u8> {
-    let mut body = Vec::with_capacity(PREFIX_BYTES + frame.len());
-    body.push(tag);
-    body.extend_from_slice(&slot.to_le_bytes());
-    body.extend_from_slice(frame);
-    body
-}
-
-/// How the peer learns that a slot is its own again.
+/// Where a lane leaves its messages, each with the number of its edge.
 #[derive(Debug)]
-pub(super) enum Credits {
-    /// It sees the slot's word; the bell says when to look.
-    Bell(Bell),
-    /// It is told.
-    Channel(Arc<Shared>),
-}
-
-impl Credits {
-    pub(super) fn tell(&self, slot: u32) {
-        match self {
-            Self::Bell(bell) => bell.ring(),
-            Self::Channel(shared) => {
-                // The lane says what is wrong at its next call; a lease that is dropped cannot.
-                let _ = shared.send(message(CREDIT, slot, &[]));
-            }
-        }
-    }
-}
-
-/// The frames of a lane over the control channel.
-#[derive(Debug)]
-pub(super) struct ChannelFrames {
+pub(super) struct ChannelTx {
     shared: Arc<Shared>,
-    waiting: Receiver<(u32, Vec<u8>)>,
+    edge: u32,
 }
 
-impl ChannelFrames {
-    pub(super) fn new(
-        sender: ControlSender,
-        bell: Bell,
-        out: Arc<OutSlots>,
-        in_depth: u32,
-    ) -> Result<(Self, Inlet, Credits), TransportError> {
-        let (queue, jobs) = sync_channel(MOST_WAITING);
-        let broken = Arc::new(Broken::new());
-        let shared = Arc::new(Shared {
-            peer: sender.peer(),
-            queue,
-            broken: Arc::clone(&broken),
-        });
-        let (queue, waiting) = sync_channel(MOST_WAITING);
-        let inlet = Inlet {
-            shared: Arc::clone(&shared),
-            queue,
-            out,
-            incoming: Words::own(in_depth),
-            bell: bell.clone(),
-        };
-        let credits = Credits::Channel(Arc::clone(&shared));
-        std::thread::Builder::new()
-            .name("pp-lane".into())
-            .spawn(move || write(&jobs, &sender, &broken, &bell))
-            .map_err(|error| TransportError::Lane {
-                peer: shared.peer,
-                why: format!("no thread for it: {error}"),
-            })?;
-        Ok((Self { shared, waiting }, inlet, credits))
-    }
-
+impl ChannelTx {
     pub(super) fn check(&self) -> Result<(), TransportError> {
         self.shared.check()
     }
 
-    pub(super) fn push(&self, tag: u32, frame: &[u8]) -> Result<(), TransportError> {
-        self.shared.send(message(FRAME, tag, frame))
+    pub(super) fn push(&self, slot: u32, frame: &[u8]) -> Result<(), TransportError> {
+        self.shared.send(self.message(FRAME, slot, frame))
     }
 
-    /// Waits until everything that was pushed and told so far was written, or cannot be.
-    pub(super) fn flush(&self, deadline: Instant) {
+    /// The peer has the slot back.
+    pub(super) fn tell(&self, slot: u32) {
+        // The lane says what is wrong at its next call; a lease that is dropped cannot.
+        let _ = self.shared.send(self.message(CREDIT, slot, &[]));
+    }
+
+    fn message(&self, tag: u8, slot: u32, frame: &[u8]) -> Vec<u8> {
+        let mut body = Vec::with_capacity(PREFIX_BYTES + frame.len());
+        body.push(tag);
+        body.extend_from_slice(&self.edge.to_le_bytes());
+        body.extend_from_slice(&slot.to_le_bytes());
+        body.extend_from_slice(frame);
+        body
+    }
+
+    pub(super) fn writer(&self) -> LaneWriter {
+        LaneWriter(Arc::clone(&self.shared))
+    }
+}
+
+/// Where a lane finds its frames.
+#[derive(Debug)]
+pub(super) struct ChannelRx {
+    shared: Arc<Shared>,
+    waiting: Receiver<(u32, Vec<u8>)>,
+}
+
+impl ChannelRx {
+    pub(super) fn pop(&self, inbox: &mut Vec<u8>) -> Result<Option<u32>, TransportError> {
+        match self.waiting.try_recv() {
+            Ok((slot, body)) => {
+                inbox.clear();
+                inbox.extend_from_slice(&body[PREFIX_BYTES..]);
+                Ok(Some(slot))
+            }
+            Err(TryRecvError::Empty | TryRecvError::Disconnected) => {
+                self.shared.check().map(|()| None)
+            }
+        }
+    }
+
+    pub(super) fn writer(&self) -> LaneWriter {
+        LaneWriter(Arc::clone(&self.shared))
+    }
+}
+
+/// The thread that writes for all lanes to a peer.
+#[derive(Debug)]
+pub(crate) struct LaneWriter(Arc<Shared>);
+
+impl LaneWriter {
+    /// Waits until everything that was pushed and told so far was written, or cannot be: nothing
+    /// leaves any more once this rank says goodbye on the channel.
+    pub(crate) fn flush(&self, deadline: Instant) {
         let (say, done) = sync_channel(1);
-        if self.shared.queue.try_send(Job::Answer(say)).is_ok() {
+        if self.0.queue.try_send(Job::Answer(say)).is_ok() {
             let left = deadline.saturating_duration_since(Instant::now());
             let _ = done.recv_timeout(left);
         }
     }
+}
 
-    pub(super) fn pop(&self, inbox: &mut Vec<u8>) -> Result<Option<u32>, TransportError> {
-        match self.waiting.try_recv() {
-            Ok((tag, body)) => {
-                inbox.clear();
-                inbox.extend_from_slice(&body[PREFIX_BYTES..]);
-                Ok(Some(tag))
-            }
-            Err(TryRecvError::Empty | TryRecvError::Disconnected) => self.check().map(|()| None),
-        }
+/// What the end of a lane is made of.
+pub(super) enum Side {
+    Out {
+        slots: Arc<OutSlots>,
+        channel: ChannelTx,
+    },
+    In {
+        words: Words,
+        credits: ChannelTx,
+        frames: ChannelRx,
+    },
+}
+
+/// Starts the thread that writes, and gives what each of `edges` needs, in their order.
+pub(super) fn open(
+    sender: ControlSender,
+    bell: Bell,
+    edges: &[EdgeEnd],
+) -> Result<(Vec<Side>, Inlet), TransportError> {
+    let peer = sender.peer();
+    let most_waiting = MOST_WAITING * edges.len();
+    let (queue, jobs) = sync_channel(most_waiting);
+    let broken = Arc::new(Broken::new());
+    let shared = Arc::new(Shared {
+        peer,
+        most_waiting,
+        queue,
+        broken: Arc::clone(&broken),
+    });
+    let (mut sides, mut ports) = (Vec::new(), Vec::new());
+    for end in edges {
+        end.shape.capacity()?;
+        let words = Words::own(end.shape.slots());
+        let channel = ChannelTx {
+            shared: Arc::clone(&shared),
+            edge: end.edge,
+        };
+        let port = if end.is_sender {
+            let slots = Arc::new(Producer::new(words, peer));
+            sides.push(Side::Out {
+                slots: Arc::clone(&slots),
+                channel,
+            });
+            Port::Credits(slots)
+        } else {
+            let (queue, waiting) = sync_channel(MOST_WAITING);
+            sides.push(Side::In {
+                words: words.clone(),
+                credits: channel,
+                frames: ChannelRx {
+                    shared: Arc::clone(&shared),
+                    waiting,
+                },
+            });
+            Port::Frames { words, queue }
+        };
+        ports.push((end.edge, port));
     }
+    let inlet = Inlet {
+        shared,
+        ports: ports.into(),
+        bell: bell.clone(),
+    };
+    std::thread::Builder::new()
+        .name("pp-lane".into())
+        .spawn(move || write(&jobs, &sender, &broken, &bell))
+        .map_err(|error| TransportError::Lane {
+            peer,
+            why: format!("no thread for it: {error}"),
+        })?;
+    Ok((sides, inlet))
+}
+
+/// What may come for an edge.
+#[derive(Debug)]
+enum Port {
+    /// This rank sends, and gets its slots back.
+    Credits(Arc<OutSlots>),
+    /// This rank receives.
+    Frames {
+        words: Words,
+        queue: SyncSender<(u32, Vec<u8>)>,
+    },
 }
 
 /// Where the thread that receives from the control channel hands in what came as
-/// [`Message::Frame`]. Cloning gives another handle to the same lane.
+/// [`Message::Frame`]. Cloning gives another handle to the same lanes.
 #[derive(Clone, Debug)]
 pub struct Inlet {
     shared: Arc<Shared>,
-    queue: SyncSender<(u32, Vec<u8>)>,
-    out: Arc<OutSlots>,
-    pub(super) incoming: Words,
+    ports: Arc<[(u32, Port)]>,
     bell: Bell,
 }
 
 impl Inlet {
-    /// Takes in the body of one message and rings the lane's bell.
+    /// Takes in the body of one message and rings the bell of this rank.
     ///
     /// # Errors
-    /// The peer broke the rules of the lane; nothing of the message was used.
+    /// The peer broke the rules of the lanes; nothing of the message was used.
     pub fn deliver(&self, body: &[u8]) -> Result<(), TransportError> {
         let wrong = |why: String| misbehaved(self.shared.peer, why);
         let Some((prefix, frame)) = body.split_first_chunk::<PREFIX_BYTES>() else {
             return Err(wrong(format!("a lane message of {} bytes", body.len())));
         };
-        let [tag, slot @ ..] = *prefix;
+        let [tag, e0, e1, e2, e3, slot @ ..] = *prefix;
+        let edge = u32::from_le_bytes([e0, e1, e2, e3]);
         let slot = u32::from_le_bytes(slot);
-        match tag {
-            FRAME => self.take_frame(slot, body).map_err(wrong)?,
-            CREDIT if frame.is_empty() => self.take_credit(slot).map_err(wrong)?,
-            CREDIT => return Err(wrong("a credit with more behind it".into())),
+        let port = self.ports.iter().find(|(number, _)| *number == edge);
+        let Some((_, port)) = port else {
+            return Err(wrong(format!(
+                "a lane message for edge {edge}, which is not between the two"
+            )));
+        };
+        match (tag, port) {
+            (FRAME, Port::Frames { words, queue }) => {
+                take_frame(words, queue, slot, body).map_err(wrong)?;
+            }
+            (CREDIT, Port::Credits(slots)) if frame.is_empty() => {
+                take_credit(slots.words(), slot).map_err(wrong)?;
+            }
+            (FRAME, _) => {
+                return Err(wrong(format!(
+                    "a frame on edge {edge}, on which it receives"
+                )));
+            }
+            (CREDIT, Port::Credits(_)) => return Err(wrong("a credit with more behind it".into())),
+            (CREDIT, _) => {
+                return Err(wrong(format!("a credit on edge {edge}, on which it sends")));
+            }
             _ => return Err(wrong(format!("a lane message with tag {tag}"))),
         }
         self.bell.ring();
         Ok(())
     }
+}
 
-    fn take_frame(&self, slot: u32, body: &[u8]) -> Result<(), String> {
-        let frame = body.len() - PREFIX_BYTES;
-        if frame > MAX_FRAME_BYTES {
-            return Err(format!(
-                "a frame of {frame} bytes; {MAX_FRAME_BYTES} are allowed"
-            ));
+fn take_frame(
+    words: &Words,
+    queue: &SyncSender<(u32, Vec<u8>)>,
+    slot: u32,
+    body: &[u8],
+) -> Result<(), String> {
+    let frame = body.len() - PREFIX_BYTES;
+    if frame > MAX_FRAME_BYTES {
+        return Err(format!(
+            "a frame of {frame} bytes; {MAX_FRAME_BYTES} are allowed"
+        ));
+    }
+    if slot != NO_SLOT {
+        if slot >= words.depth() {
+            return Err(format!("a frame with slot {slot}, which does not exist"));
         }
-        if slot != NO_SLOT {
-            if slot >= self.incoming.depth() {
-                return Err(format!("a frame with slot {slot}, which does not exist"));
-            }
-            if is_with_consumer(self.incoming.word(slot)) {
-                return Err(format!("slot {slot} handed over twice"));
-            }
+        if is_with_consumer(words.word(slot)) {
+            return Err(format!("slot {slot} handed over twice"));
         }
         // The word moves first: the thread that reads the frame finds the slot handed over.
-        if slot != NO_SLOT {
-            move_to_consumer(self.incoming.word(slot));
-        }
-        match self.queue.try_send((slot, body.to_vec())) {
-            Ok(()) => Ok(()),
-            Err(TrySendError::Full(_)) => Err(format!("{MOST_WAITING} frames wait to be read")),
-            // The lane is gone, and no thread reads: the peer will learn why on its channel.
-            Err(TrySendError::Disconnected(_)) => Ok(()),
-        }
+        move_to_consumer(words.word(slot));
     }
+    match queue.try_send((slot, body.to_vec())) {
+        Ok(()) => Ok(()),
+        Err(TrySendError::Full(_)) => Err(format!("{MOST_WAITING} frames wait to be read")),
+        // The end is gone, and no thread reads: the peer will learn why on its channel.
+        Err(TrySendError::Disconnected(_)) => Ok(()),
+    }
+}
 
-    fn take_credit(&self, slot: u32) -> Result<(), String> {
-        let words = self.out.words();
-        if slot >= words.depth() {
-            return Err(format!("a credit for slot {slot}, which does not exist"));
-        }
-        if !is_with_consumer(words.word(slot)) {
-            return Err(format!("a credit for slot {slot}, which it does not have"));
-        }
-        move_to_producer(words.word(slot));
-        Ok(())
+fn take_credit(words: &Words, slot: u32) -> Result<(), String> {
+    if slot >= words.depth() {
+        return Err(format!("a credit for slot {slot}, which does not exist"));
     }
+    if !is_with_consumer(words.word(slot)) {
+        return Err(format!("a credit for slot {slot}, which it does not have"));
+    }
+    move_to_producer(words.word(slot));
+    Ok(())
 }

@@ -20,14 +20,28 @@ fn threads() -> usize {
 
 fn run(bytes: &[u8]) {
     const DEPTH: u32 = 3;
+    const OUT: u32 = 1;
+    const IN: u32 = 0;
     thread_local! {
         static BELL: Bell = Bell::new().expect("a bell");
     }
     let (channel, mut peer) = channel();
     let bell = BELL.with(Clone::clone);
     let sender = channel.sender().clone();
-    let (mut lane, inlet) =
-        Lane::over_channel(sender, bell, DEPTH, DEPTH).expect("a depth that there can be");
+    let shape = EdgeShape {
+        depth: DEPTH,
+        slot_bytes: 1,
+    };
+    let edge = |edge, is_sender| EdgeEnd {
+        edge,
+        shape,
+        is_sender,
+    };
+    let (ends, inlet) = over_channel(sender, bell, &[edge(OUT, true), edge(IN, false)])
+        .expect("a depth that there can be");
+    let Ok([LaneEnd::Out(out), LaneEnd::In(mut incoming)]) = <[LaneEnd; 2]>::try_from(ends) else {
+        panic!("the ends are those of the edges");
+    };
     let mut script = Script::new(bytes);
     let (mut taken, mut leased, mut sent) = (Vec::new(), Vec::new(), Vec::new());
     let mut inbox = Vec::new();
@@ -36,7 +50,15 @@ fn run(bytes: &[u8]) {
         match step % 8 {
             // A message: of this form, or of none.
             0..=2 => {
-                let mut body = vec![script.byte() % 4];
+                let tag = script.byte();
+                let mut body = vec![tag % 4];
+                // An honest peer's edge, for a tag that says no other.
+                let edge = match tag / 64 {
+                    0 if tag % 4 == 2 => OUT,
+                    0 => IN,
+                    other => u32::from(other) - 1,
+                };
+                body.extend_from_slice(&edge.to_le_bytes());
                 body.extend_from_slice(&u32::from(script.byte() % 5).to_le_bytes());
                 if step >= 128 {
                     body.clear();
@@ -48,11 +70,11 @@ fn run(bytes: &[u8]) {
                     return;
                 }
             }
-            3 => match lane.poll(&mut inbox) {
+            3 => match incoming.poll(&mut inbox) {
                 Ok(true) => {
                     assert!(inbox.len() <= MAX_FRAME_BYTES);
-                    let slot = lane.announced;
-                    if lane.incoming.take(slot).is_ok() {
+                    let slot = incoming.announced;
+                    if incoming.slots.take(slot).is_ok() {
                         assert!(slot < DEPTH && !taken.contains(&slot), "read twice");
                         taken.push(slot);
                     }
@@ -62,29 +84,29 @@ fn run(bytes: &[u8]) {
             },
             4 => {
                 if let Some(slot) = taken.pop() {
-                    lane.incoming.give_back(slot);
+                    incoming.slots.give_back(slot);
                 }
             }
             5 => {
-                if let Some(slot) = lane.out.lease() {
+                if let Some(slot) = out.slots.lease() {
                     assert!(!leased.contains(&slot) && !sent.contains(&slot));
                     leased.push(slot);
                 }
             }
             6 => {
                 if let Some(slot) = leased.pop() {
-                    lane.out.submit(slot);
+                    out.slots.submit(slot);
                     sent.push(slot);
                 }
             }
             _ => {
                 if let Some(slot) = sent.pop() {
-                    match lane.out.has_come_back(slot) {
+                    match out.slots.has_come_back(slot) {
                         Ok(true) => {
-                            lane.out.redeem(slot);
-                            lane.out.give_up(slot);
+                            out.slots.redeem(slot);
+                            out.slots.give_up(slot);
                         }
-                        Ok(false) if step >= 128 => lane.out.orphan(slot),
+                        Ok(false) if step >= 128 => out.slots.orphan(slot),
                         Ok(false) => sent.push(slot),
                         Err(_) => panic!("no peer writes these words"),
                     }
@@ -92,8 +114,8 @@ fn run(bytes: &[u8]) {
             }
         }
         let held = taken.len() as u32;
-        assert_eq!(lane.incoming.taken.load(Ordering::Relaxed), held);
-        let _ = lane.incoming.has_untaken();
+        assert_eq!(incoming.slots.taken.load(Ordering::Relaxed), held);
+        let _ = incoming.slots.has_untaken();
         // The peer reads, or the lane would rightly break.
         let mut drained = [0; 4096];
         let _ = std::io::Read::read(&mut peer, &mut drained);

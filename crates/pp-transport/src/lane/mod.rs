@@ -1,4 +1,4 @@
-//! The lane beside an edge: header frames, and who owns which slot.
+//! The lane of an edge, beside its payloads: header frames, and who owns which slot.
 //!
 //! Hazard: a payload whose header never came, a slot with two owners. Guarantee: a frame arrives
 //! whole, in order, and with the number of the slot it hands over; a credit comes back once for
@@ -7,7 +7,7 @@
 //!
 //! Two ways to carry it, behind one type: ranks of one host share the rings and the slot words in
 //! a memfd region (the host backend's own); ranks of different hosts use the authenticated
-//! control channel, where a tag byte says whether a message is a frame or a credit.
+//! control channel, where each message names the edge, and says whether it is a frame or a credit.
 
 mod channel;
 #[cfg(any(test, feature = "fuzz"))]
@@ -16,29 +16,50 @@ mod words;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
 
 use pp_contract::{MAX_FRAME_BYTES, Matched, Rank};
 
 pub use self::channel::Inlet;
-use self::channel::{ChannelFrames, Credits};
+pub(crate) use self::channel::LaneWriter;
+use self::channel::{ChannelRx, ChannelTx, Side};
 pub(crate) use self::words::{OutSlots, Words};
+use crate::backend::EdgeEnd;
 use crate::bell::Bell;
 use crate::control::ControlSender;
 use crate::error::{TransportError, misbehaved};
-use crate::host::layout::{Direction, EdgeShape, Layout};
+use crate::host::layout::{EdgeShape, Holds};
 use crate::host::region::{BytesAt, WordsAt};
 use crate::host::ring::{NO_SLOT, RingReceiver, RingSender};
 use crate::host::shared::SharedEnd;
 use crate::host::slots::{Consumer, Nonsense, NotOurs, Producer};
 
-/// The slots of the incoming edge, and how the peer learns that it has one back.
+/// How the sender of an edge learns that a slot is its own again.
+#[derive(Debug)]
+enum Credits {
+    /// It sees the slot's word; the bell says when to look.
+    Bell(Bell),
+    /// It sees the word, and looks by itself: it is the reader's own rank.
+    None,
+    /// It is told.
+    Channel(ChannelTx),
+}
+
+/// The slots of an edge at its receiver, and how its sender learns that it has one back.
 #[derive(Debug)]
 pub(crate) struct InSlots {
     pub(crate) slots: Consumer<Words>,
     /// Slots that were taken and not given back.
     taken: AtomicU32,
     credits: Credits,
+}
+
+/// Who owns each slot of an edge within this rank: what its sender has of it, and its receiver.
+pub(crate) fn local(shape: EdgeShape) -> (Arc<OutSlots>, Arc<InSlots>) {
+    let words = Words::own(shape.slots());
+    // Only a peer can write what would be blamed on it, and there is none.
+    let nobody = Rank::new(u32::MAX);
+    let out = Producer::new(words.clone(), nobody);
+    (Arc::new(out), Arc::new(InSlots::new(words, Credits::None)))
 }
 
 impl InSlots {
@@ -50,7 +71,7 @@ impl InSlots {
         }
     }
 
-    fn take(&self, slot: u32) -> Result<(), NotOurs> {
+    pub(crate) fn take(&self, slot: u32) -> Result<(), NotOurs> {
         self.slots.take(slot)?;
         self.taken.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -67,103 +88,128 @@ impl InSlots {
     pub(crate) fn give_back(&self, slot: u32) {
         self.taken.fetch_sub(1, Ordering::Relaxed);
         self.slots.give_back(slot);
-        self.credits.tell(slot);
+        match &self.credits {
+            Credits::Bell(bell) => bell.ring(),
+            Credits::None => {}
+            Credits::Channel(channel) => channel.tell(slot),
+        }
     }
 }
 
-/// Frames and slot credits between this rank and one peer. In the hands of one thread; what
-/// leases need of it is shared.
+/// The sending end of a lane, in the hands of one thread. What leases need of it is shared.
 ///
 /// # If dropped
-/// Nothing more is sent or received. Leases stay valid and give their slots back as before.
+/// Nothing more is sent. Leases stay valid, and their slots come back as before.
 #[derive(Debug)]
-pub struct Lane {
+pub struct LaneTx {
     peer: Rank,
-    bell: Bell,
-    pub(crate) out: Arc<OutSlots>,
-    pub(crate) incoming: Arc<InSlots>,
-    frames: Frames,
+    pub(crate) slots: Arc<OutSlots>,
+    frames: FramesTx,
+}
+
+/// How frames leave.
+#[derive(Debug)]
+enum FramesTx {
+    Ring {
+        ring: RingSender<WordsAt, BytesAt>,
+        peer_bell: Bell,
+    },
+    Channel(ChannelTx),
+}
+
+/// The receiving end of a lane, in the hands of one thread. What leases need of it is shared.
+///
+/// # If dropped
+/// Nothing more is received. Leases stay valid and give their slots back as before.
+#[derive(Debug)]
+pub struct LaneRx {
+    peer: Rank,
+    pub(crate) slots: Arc<InSlots>,
+    frames: FramesRx,
     /// The slot that the frame polled last names.
     announced: u32,
 }
 
-/// How frames travel.
+/// How frames come.
 #[derive(Debug)]
-enum Frames {
-    Ring {
-        tx: RingSender<WordsAt, BytesAt>,
-        rx: RingReceiver<WordsAt, BytesAt>,
-        peer_bell: Bell,
-    },
-    Channel(ChannelFrames),
+enum FramesRx {
+    Ring(RingReceiver<WordsAt, BytesAt>),
+    Channel(ChannelRx),
 }
 
-impl Lane {
-    /// Both ends in one process. The driver of the lower end sleeps on `low`.
-    ///
-    /// # Errors
-    /// A depth is 0 or too large, or the kernel has no memory.
-    pub fn pair(up_depth: u32, down_depth: u32, low: Bell) -> Result<(Self, Self), TransportError> {
-        let (lower, higher) = SharedEnd::pair(bare(up_depth), bare(down_depth), low)?;
-        Ok((Self::over_memory(&lower), Self::over_memory(&higher)))
-    }
+/// One end of a lane.
+#[derive(Debug)]
+pub enum LaneEnd {
+    /// This rank sends.
+    Out(LaneTx),
+    /// This rank receives.
+    In(LaneRx),
+}
 
-    /// A lane to a rank on another host: frames and credits go over the control channel. The
-    /// [`Inlet`] is for the thread that receives there: it hands in every
-    /// [`Message::Frame`](crate::control::Message::Frame).
-    ///
-    /// # Errors
-    /// A depth is 0 or too large, or there is no thread for the lane.
-    pub fn over_channel(
-        sender: ControlSender,
-        bell: Bell,
-        out_depth: u32,
-        in_depth: u32,
-    ) -> Result<(Self, Inlet), TransportError> {
-        // The layout knows what depths there can be.
-        Layout::new(bare(out_depth), bare(in_depth))?;
-        let peer = sender.peer();
-        let out = Arc::new(Producer::new(Words::own(out_depth), peer));
-        let (frames, inlet, credits) =
-            ChannelFrames::new(sender, bell.clone(), Arc::clone(&out), in_depth)?;
-        let incoming = Arc::new(InSlots::new(inlet.incoming.clone(), credits));
-        let lane = Self {
+/// Both ends of a lane in one process: each rank with the bell that its driver sleeps on. The slots
+/// lie elsewhere.
+///
+/// # Errors
+/// The shape cannot be, or the kernel has no memory.
+pub fn pair(
+    shape: EdgeShape,
+    sender: (Rank, &Bell),
+    receiver: (Rank, &Bell),
+) -> Result<(LaneTx, LaneRx), TransportError> {
+    let (tx, rx) = SharedEnd::pair(shape, Holds::Rings, sender, receiver)?;
+    Ok((LaneTx::over_memory(&tx), LaneRx::over_memory(&rx)))
+}
+
+/// Lanes to a rank on another host: frames and credits go over the control channel. Gives an end for each
+/// of `edges`, and the [`Inlet`] of all, for the thread that receives there: it hands in every
+/// [`Message::Frame`](crate::control::Message::Frame). `bell` is that of this rank.
+///
+/// # Errors
+/// A shape cannot be, or there is no thread for the lanes.
+pub fn over_channel(
+    sender: ControlSender,
+    bell: Bell,
+    edges: &[EdgeEnd],
+) -> Result<(Vec<LaneEnd>, Inlet), TransportError> {
+    let peer = sender.peer();
+    let (sides, inlet) = channel::open(sender, bell, edges)?;
+    let end = |side| match side {
+        Side::Out { slots, channel } => LaneEnd::Out(LaneTx {
             peer,
-            bell,
-            out,
-            incoming,
-            frames: Frames::Channel(frames),
-            announced: NO_SLOT,
-        };
-        Ok((lane, inlet))
-    }
+            slots,
+            frames: FramesTx::Channel(channel),
+        }),
+        Side::In {
+            words,
+            credits,
+            frames,
+        } => {
+            let slots = InSlots::new(words, Credits::Channel(credits));
+            LaneEnd::In(LaneRx::new(peer, slots, FramesRx::Channel(frames)))
+        }
+    };
+    Ok((sides.into_iter().map(end).collect(), inlet))
+}
 
+fn ring_at(end: &SharedEnd) -> (WordsAt, BytesAt) {
+    let SharedEnd { region, place, .. } = end;
+    (
+        WordsAt::new(region, place.ring_words),
+        BytesAt::new(region, place.ring_data, place.ring_bytes),
+    )
+}
+
+impl LaneTx {
     pub(crate) fn over_memory(end: &SharedEnd) -> Self {
-        let SharedEnd {
-            region,
-            outgoing,
-            incoming,
-            ..
-        } = end;
-        let ring = |d: &Direction| {
-            let words = WordsAt::new(region, d.ring_words);
-            (words, BytesAt::new(region, d.ring_data, d.ring_bytes))
-        };
-        let ((tx_words, tx_data), (rx_words, rx_data)) = (ring(outgoing), ring(incoming));
+        let words = Words::shared(&end.region, end.place);
+        let (ring_words, ring_data) = ring_at(end);
         Self {
             peer: end.peer,
-            bell: end.bell.clone(),
-            out: Arc::new(Producer::new(Words::shared(region, *outgoing), end.peer)),
-            incoming: Arc::new(InSlots::new(
-                Words::shared(region, *incoming),
-                Credits::Bell(end.peer_bell.clone()),
-            )),
-            frames: Frames::Ring {
-                tx: RingSender::new(tx_words, tx_data),
-                rx: RingReceiver::new(rx_words, rx_data, MAX_FRAME_BYTES),
+            slots: Arc::new(Producer::new(words, end.peer)),
+            frames: FramesTx::Ring {
+                ring: RingSender::new(ring_words, ring_data),
                 peer_bell: end.peer_bell.clone(),
             },
-            announced: NO_SLOT,
         }
     }
 
@@ -172,9 +218,12 @@ impl Lane {
         self.peer
     }
 
-    /// The bell that rings when a frame or a credit is there.
-    pub fn bell(&self) -> &Bell {
-        &self.bell
+    /// The thread that writes for the lane, where it goes over the control channel.
+    pub(crate) fn writer(&self) -> Option<LaneWriter> {
+        match &self.frames {
+            FramesTx::Ring { .. } => None,
+            FramesTx::Channel(channel) => Some(channel.writer()),
+        }
     }
 
     /// That a frame of any size can be pushed now.
@@ -183,13 +232,13 @@ impl Lane {
     /// [`TransportError::Backpressure`]; the lane is broken.
     pub(crate) fn check_room(&mut self) -> Result<(), TransportError> {
         match &mut self.frames {
-            Frames::Ring { tx, .. } => {
-                if tx.has_room(MAX_FRAME_BYTES) {
+            FramesTx::Ring { ring, .. } => {
+                if ring.has_room(MAX_FRAME_BYTES) {
                     return Ok(());
                 }
                 Err(TransportError::Backpressure { peer: self.peer })
             }
-            Frames::Channel(frames) => frames.check(),
+            FramesTx::Channel(channel) => channel.check(),
         }
     }
 
@@ -200,21 +249,45 @@ impl Lane {
     pub(crate) fn push(&mut self, slot: Option<u32>, frame: &[u8]) -> Result<(), TransportError> {
         let tag = slot.unwrap_or(NO_SLOT);
         match &mut self.frames {
-            Frames::Ring { tx, peer_bell, .. } => {
-                tx.push(tag, frame)
+            FramesTx::Ring { ring, peer_bell } => {
+                ring.push(tag, frame)
                     .expect("room was checked, and only this side fills the ring");
                 peer_bell.ring();
                 Ok(())
             }
-            Frames::Channel(frames) => frames.push(tag, frame),
+            FramesTx::Channel(channel) => channel.push(tag, frame),
+        }
+    }
+}
+
+impl LaneRx {
+    pub(crate) fn over_memory(end: &SharedEnd) -> Self {
+        let words = Words::shared(&end.region, end.place);
+        let (ring_words, ring_data) = ring_at(end);
+        let ring = RingReceiver::new(ring_words, ring_data, MAX_FRAME_BYTES);
+        let slots = InSlots::new(words, Credits::Bell(end.peer_bell.clone()));
+        Self::new(end.peer, slots, FramesRx::Ring(ring))
+    }
+
+    fn new(peer: Rank, slots: InSlots, frames: FramesRx) -> Self {
+        Self {
+            peer,
+            slots: Arc::new(slots),
+            frames,
+            announced: NO_SLOT,
         }
     }
 
-    /// Waits until everything that was pushed has left, the credits too, or cannot leave: nothing
-    /// does any more once this rank says goodbye on the channel that carries them.
-    pub(crate) fn flush(&self, deadline: Instant) {
-        if let Frames::Channel(frames) = &self.frames {
-            frames.flush(deadline);
+    /// The rank at the other end.
+    pub fn peer(&self) -> Rank {
+        self.peer
+    }
+
+    /// As [`LaneTx::writer`].
+    pub(crate) fn writer(&self) -> Option<LaneWriter> {
+        match &self.frames {
+            FramesRx::Ring(_) => None,
+            FramesRx::Channel(channel) => Some(channel.writer()),
         }
     }
 
@@ -224,7 +297,7 @@ impl Lane {
     /// The lane is broken, or the peer wrote what cannot be.
     pub(crate) fn poll(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
         let tag = match &mut self.frames {
-            Frames::Ring { rx, .. } => rx.pop(inbox).map_err(|e| {
+            FramesRx::Ring(ring) => ring.pop(inbox).map_err(|e| {
                 misbehaved(
                     self.peer,
                     format!(
@@ -233,7 +306,7 @@ impl Lane {
                     ),
                 )
             })?,
-            Frames::Channel(frames) => frames.pop(inbox)?,
+            FramesRx::Channel(channel) => channel.pop(inbox)?,
         };
         self.announced = tag.unwrap_or(NO_SLOT);
         Ok(tag.is_some())
@@ -258,7 +331,7 @@ impl Lane {
                 format!("it announced a payload of {bytes} bytes for a slot of {capacity}"),
             ));
         };
-        self.incoming.take(slot).map_err(|why| {
+        self.slots.take(slot).map_err(|why| {
             let what = match why {
                 NotOurs::NoSuchSlot => format!("it announced a payload in slot {slot}"),
                 NotOurs::NotHandedOver => format!("it announced slot {slot}, which it still holds"),
@@ -269,11 +342,21 @@ impl Lane {
     }
 }
 
-/// An edge whose slots lie elsewhere.
-pub(crate) fn bare(depth: u32) -> EdgeShape {
-    EdgeShape {
-        depth,
-        slot_bytes: 0,
+impl LaneEnd {
+    pub(crate) fn over_memory(end: &SharedEnd, is_sender: bool) -> Self {
+        if is_sender {
+            Self::Out(LaneTx::over_memory(end))
+        } else {
+            Self::In(LaneRx::over_memory(end))
+        }
+    }
+
+    /// The rank at the other end.
+    pub fn peer(&self) -> Rank {
+        match self {
+            Self::Out(lane) => lane.peer,
+            Self::In(lane) => lane.peer,
+        }
     }
 }
 

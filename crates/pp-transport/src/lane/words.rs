@@ -7,10 +7,10 @@ use crate::host::layout::Direction;
 use crate::host::region::Region;
 use crate::host::slots::{Producer, SlotWord, SlotWords};
 
-/// The slots of the outgoing edge, shared by the link and its leases.
+/// The slots of an edge at its sender, shared by its end and the leases.
 pub(crate) type OutSlots = Producer<Words>;
 
-/// The slot words of one direction.
+/// The slot words of an edge.
 #[derive(Clone, Debug)]
 pub(crate) enum Words {
     /// In the region, at this offset.

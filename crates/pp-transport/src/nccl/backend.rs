@@ -1,4 +1,4 @@
-//! Two ranks whose payloads lie on GPUs, connected by NCCL.
+//! Ranks whose payloads lie on GPUs, connected by NCCL.
 
 use std::time::Instant;
 
@@ -6,11 +6,20 @@ use nccl_sys::Nccl;
 use pp_contract::{Fault, FaultKind, with_source};
 
 use super::settings::as_settings;
-use super::{Issuer, NcclLink, NcclOptions, UniqueId, is_at_rest, warm_up};
-use crate::backend::{Abort, Backend, Connect, Edges, OnFrame, Peer, own_fault, share_memory};
+use super::{
+    DeviceLocal, DeviceRx, DeviceTx, Issuer, NcclEdge, NcclEnd, NcclOptions, NcclRx, NcclTx,
+    Receiving, Sending, UniqueId, connect, headers_alone, is_at_rest, warm_up,
+};
+use crate::backend::{
+    Abort, Backend, Connect, Connected, EdgeEnd, End, OnFrame, Peer, in_order, own_fault,
+    share_memory,
+};
 use crate::bell::Bell;
+use crate::edge::{Capabilities, Edges};
 use crate::error::TransportError;
-use crate::lane::{Lane, bare};
+use crate::host::EdgeShape;
+use crate::host::layout::Holds;
+use crate::lane::{self, LaneEnd};
 use pp_device::Device;
 
 /// Payloads in the memory of one GPU for each rank.
@@ -18,8 +27,8 @@ use pp_device::Device;
 pub struct NcclBackend {
     /// This rank's GPU.
     pub device: Device,
-    /// The library that connects it with the other.
-    pub nccl: Nccl,
+    /// The library that connects it with others; none in a job of one rank.
+    pub nccl: Option<Nccl>,
     /// Whether communicators block the thread that calls them. A send costs less then, but a connection cannot be given
     /// up while it is made.
     pub blocking: bool,
@@ -34,18 +43,25 @@ pub struct NcclBackend {
 /// What two ranks exchange before NCCL connects them.
 #[derive(Debug)]
 pub struct Agreed {
-    ids: [UniqueId; 2],
-    lane: Lane,
     is_lower: bool,
-    edges: Edges,
+    /// The numbers of the edges.
+    numbers: Vec<u32>,
+    edges: Vec<NcclEdge>,
 }
 
 impl NcclBackend {
     /// A backend with blocking communicators.
     pub fn new(device: Device, nccl: Nccl) -> Self {
+        let mut backend = Self::alone(device);
+        backend.nccl = Some(nccl);
+        backend
+    }
+
+    /// A backend for a job of one rank: it makes edges within the rank, and needs no NCCL.
+    pub fn alone(device: Device) -> Self {
         Self {
             device,
-            nccl,
+            nccl: None,
             blocking: true,
             variables: Vec::new(),
             given: None,
@@ -53,86 +69,78 @@ impl NcclBackend {
         }
     }
 
-    /// The issuer of the device, once the threads that an earlier generation left behind are done.
-    fn issuer(&mut self, how: Connect<'_>) -> Result<Issuer, TransportError> {
-        if let Some(issuer) = self.issuer.take() {
-            return Ok(issuer);
-        }
-        loop {
-            match Issuer::open(&self.nccl, &self.device) {
-                Err(TransportError::DeviceTaken { .. })
-                    if Instant::now() < how.deadline && (how.is_wanted)() =>
-                {
-                    std::thread::sleep(crate::times::LEFT_BEHIND_LOOK_EVERY);
-                }
-                opened => return opened,
-            }
-        }
-    }
-
-    /// Connects, and gives a second handle of the issuer for what else is to be connected on the device.
+    /// The issuer of the device, which all edges and groups of this rank share.
     ///
     /// # Errors
-    /// As [`Backend::connect`].
-    pub fn connect_and_share(
-        &mut self,
-        agreed: Agreed,
-        how: Connect<'_>,
-    ) -> Result<(NcclLink, Issuer), TransportError> {
-        let issuer = self.issuer(how)?;
-        let shared = issuer.share();
-        let options = NcclOptions {
-            issuer,
-            lane: agreed.lane,
-            is_lower: agreed.is_lower,
-            up: agreed.edges.up,
-            down: agreed.edges.down,
-            ids: agreed.ids,
-            deadline: how.deadline,
-            generation: how.generation,
-            blocking: self.blocking,
+    /// Something else in this process has the device, also when the time is over; there is no NCCL.
+    pub fn issuer(&mut self, how: Connect<'_>) -> Result<Issuer, TransportError> {
+        let nccl = self.nccl.as_ref().ok_or(TransportError::Alone)?;
+        let issuer = match self.issuer.take() {
+            Some(issuer) => issuer,
+            None => loop {
+                match Issuer::open(nccl, &self.device) {
+                    Err(TransportError::DeviceTaken { .. })
+                        if Instant::now() < how.deadline && (how.is_wanted)() =>
+                    {
+                        std::thread::sleep(crate::times::LEFT_BEHIND_LOOK_EVERY);
+                    }
+                    opened => break opened?,
+                }
+            },
         };
-        Ok((NcclLink::connect(options, how.is_wanted)?, shared))
+        Ok(self.issuer.insert(issuer).share())
     }
 
-    /// Ids of communicators, made by the lower rank. They are secrets: they travel inside the authenticated channel
+    /// So many ids of communicators, made by the lower rank. They are secrets: they travel inside the authenticated channel
     /// alone.
     ///
     /// # Errors
-    /// NCCL refuses, the other rank is lost, or it sent something else.
-    pub fn agree_on_ids<const N: usize>(
-        &self,
-        peer: &mut dyn Peer,
-    ) -> Result<[UniqueId; N], Fault> {
+    /// There is no NCCL, or it refuses; the other rank is lost, or sent something else.
+    pub fn agree_on_ids(&self, peer: &mut dyn Peer, count: usize) -> Result<Vec<UniqueId>, Fault> {
         const WHAT: &str = "agree on communicators";
         let rank = peer.own_rank();
+        let own = |e: TransportError| Fault::new(e.fault_kind(), rank, WHAT, with_source(&e));
+        let nccl = self.nccl.as_ref().ok_or(TransportError::Alone);
+        let nccl = nccl.map_err(own)?;
         if rank < peer.rank() {
-            let ids: Result<Vec<_>, _> = (0..N).map(|_| UniqueId::new(&self.nccl)).collect();
-            let ids = ids.map_err(|e| Fault::new(e.fault_kind(), rank, WHAT, with_source(&e)))?;
+            let ids: Result<Vec<_>, _> = (0..count).map(|_| UniqueId::new(nccl)).collect();
+            let ids = ids.map_err(own)?;
             let body: Vec<u8> = ids.iter().flat_map(UniqueId::to_bytes).collect();
             peer.send(&body)?;
-            return Ok(ids.try_into().expect("as many as were made"));
+            return Ok(ids);
         }
         let body = peer.receive(WHAT)?;
         let (ids, rest) = body.as_chunks::<{ UniqueId::BYTES }>();
-        let ids: Vec<_> = ids.iter().map(|id| UniqueId::from_bytes(*id)).collect();
-        let ids = ids.try_into().ok().filter(|_| rest.is_empty());
-        ids.ok_or_else(|| {
-            let text = format!("it sent {} bytes where {N} ids were due", body.len());
-            Fault::new(FaultKind::PeerMisbehaved, peer.rank(), WHAT, text)
-        })
+        if ids.len() == count && rest.is_empty() {
+            return Ok(ids.iter().map(|id| UniqueId::from_bytes(*id)).collect());
+        }
+        let text = format!("it sent {} bytes where {count} ids were due", body.len());
+        Err(Fault::new(
+            FaultKind::PeerMisbehaved,
+            peer.rank(),
+            WHAT,
+            text,
+        ))
     }
 }
 
+impl Edges for NcclBackend {
+    type Tx = DeviceTx;
+    type Rx = DeviceRx;
+    type Sending = Sending;
+    type Receiving = Receiving;
+    type Out = NcclTx;
+    type In = NcclRx;
+    type Local = DeviceLocal;
+}
+
 impl Backend for NcclBackend {
-    type Link = NcclLink;
     type Agreed = Agreed;
 
     fn settings(&self) -> Vec<(String, String)> {
-        let mut settings = vec![
-            ("transport".into(), "nccl".into()),
-            ("nccl_version".into(), self.nccl.version().to_string()),
-        ];
+        let mut settings = vec![("transport".into(), "nccl".into())];
+        let version = self.nccl.as_ref().map(|nccl| nccl.version().to_string());
+        settings.extend(version.map(|version| ("nccl_version".into(), version)));
         settings.extend(as_settings(self.variables.clone()));
         settings
     }
@@ -141,8 +149,19 @@ impl Backend for NcclBackend {
         Some((uuid_text(self.device.about().uuid), self.given.clone()))
     }
 
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: "nccl",
+            payload_moves: true,
+            completions_ring: false,
+        }
+    }
+
     fn load_ahead(&mut self) {
-        let Ok(issuer) = Issuer::open(&self.nccl, &self.device) else {
+        let Some(nccl) = &self.nccl else {
+            return;
+        };
+        let Ok(issuer) = Issuer::open(nccl, &self.device) else {
             return;
         };
         if let Err(error) = warm_up(&issuer, Instant::now()) {
@@ -154,27 +173,68 @@ impl Backend for NcclBackend {
     fn agree(
         &mut self,
         peer: &mut dyn Peer,
-        edges: Edges,
+        edges: &[EdgeEnd],
         bell: &Bell,
     ) -> Result<(Agreed, Option<OnFrame>), Fault> {
-        let ids = self.agree_on_ids(peer)?;
-        let (lane, on_frame) = open_lane(peer, edges, bell)?;
+        let edges = in_order(edges);
+        let with_payloads = edges.iter().filter(|end| end.shape.has_payloads());
+        let ids = match with_payloads.count() {
+            0 => Vec::new(),
+            count => self.agree_on_ids(peer, count)?,
+        };
+        let (lanes, on_frame) = open_lanes(peer, &edges, bell)?;
+        let mut ids = ids.into_iter();
+        let made = edges.iter().zip(lanes).map(|(end, lane)| {
+            let id = end.shape.has_payloads().then(|| ids.next()).flatten();
+            let payloads = id.map(|id| (end.shape, id));
+            NcclEdge { lane, payloads }
+        });
         let agreed = Agreed {
-            ids,
-            lane,
+            edges: made.collect(),
+            numbers: edges.iter().map(|end| end.edge).collect(),
             is_lower: peer.own_rank() < peer.rank(),
-            edges,
         };
         Ok((agreed, on_frame))
     }
 
-    fn connect(&mut self, agreed: Agreed, how: Connect<'_>) -> Result<NcclLink, TransportError> {
-        Ok(self.connect_and_share(agreed, how)?.0)
+    fn connect(
+        &mut self,
+        agreed: Agreed,
+        how: Connect<'_>,
+    ) -> Result<Connected<Self>, TransportError> {
+        let Agreed {
+            is_lower,
+            numbers,
+            edges,
+        } = agreed;
+        let ends = if edges.iter().all(|edge| edge.payloads.is_none()) {
+            headers_alone(edges.into_iter().map(|edge| edge.lane).collect())
+        } else {
+            let options = NcclOptions {
+                issuer: self.issuer(how)?,
+                is_lower,
+                edges,
+                deadline: how.deadline,
+                generation: how.generation,
+                blocking: self.blocking,
+            };
+            connect(options, how.is_wanted)?
+        };
+        let handle = ends.first().and_then(NcclEnd::abort_handle);
+        let abort = handle
+            .map(|handle| -> Abort { Box::new(move |why, deadline| handle.abort(why, deadline)) });
+        let ends = ends.into_iter().map(|end| match end {
+            NcclEnd::Out(end) => End::Out(end),
+            NcclEnd::In(end) => End::In(end),
+        });
+        Ok(Connected {
+            ends: numbers.into_iter().zip(ends).collect(),
+            abort,
+        })
     }
 
-    fn abort(&self, link: &NcclLink) -> Option<Abort> {
-        let handle = link.abort_handle();
-        Some(Box::new(move |why, deadline| handle.abort(why, deadline)))
+    fn local(&mut self, shape: EdgeShape) -> Result<DeviceLocal, TransportError> {
+        DeviceLocal::new(&self.device, shape)
     }
 
     fn is_at_rest() -> bool {
@@ -196,26 +256,20 @@ pub fn uuid_text(uuid: [u8; 16]) -> String {
     )
 }
 
-/// The lane for headers: memory that both ranks share on one host, else the control channel.
-fn open_lane(
+/// The lanes for headers: in memory that both ranks share on one host, else over the control channel.
+fn open_lanes(
     peer: &mut dyn Peer,
-    edges: Edges,
+    edges: &[EdgeEnd],
     bell: &Bell,
-) -> Result<(Lane, Option<OnFrame>), Fault> {
-    let (up, down) = (edges.up.depth, edges.down.depth);
+) -> Result<(Vec<LaneEnd>, Option<OnFrame>), Fault> {
     if !peer.shares_host() {
-        let own = peer.own_rank();
-        let (out, incoming) = if own < peer.rank() {
-            (up, down)
-        } else {
-            (down, up)
-        };
-        let lane = Lane::over_channel(peer.sender().clone(), bell.clone(), out, incoming);
-        let (lane, inlet) = lane.map_err(own_fault(own))?;
+        let lanes = lane::over_channel(peer.sender().clone(), bell.clone(), edges);
+        let (lanes, inlet) = lanes.map_err(own_fault(peer.own_rank()))?;
         let on_frame: OnFrame = Box::new(move |_, body| inlet.deliver(body));
-        return Ok((lane, Some(on_frame)));
+        return Ok((lanes, Some(on_frame)));
     }
-    let (up, down) = (bare(up), bare(down));
-    let end = share_memory(peer, Edges { up, down }, bell)?;
-    Ok((Lane::over_memory(&end), None))
+    let shared = share_memory(peer, edges, Holds::Rings, bell)?;
+    let lanes = edges.iter().zip(&shared);
+    let lanes = lanes.map(|(end, shared)| LaneEnd::over_memory(shared, end.is_sender));
+    Ok((lanes.collect(), None))
 }

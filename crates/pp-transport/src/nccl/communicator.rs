@@ -108,7 +108,7 @@ impl Communicator {
         let made = connect::by(&options.issuer, what, &patience, move |life, progress| {
             progress.at("create the communicator")?;
             life.core.device.bind()?;
-            let [comm] = connect::join(life, [&id], (place, ranks), blocking)?;
+            let comm = connect::join_one(life, id, (place, ranks), blocking)?;
             connect::all_pairs(life, progress, comm, place, ranks)?;
             Ok(comm)
         });

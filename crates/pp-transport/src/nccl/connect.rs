@@ -2,7 +2,7 @@
 //!
 //! Hazard: creating a communicator, and the first operation with each peer, wait for that peer
 //! inside NCCL, for ever if it never comes. Guarantee: the caller waits until its deadline and
-//! learns how far it came; both edges are tried out before the first payload, so no first use is
+//! learns how far it came; all edges are tried out before the first payload, so no first use is
 //! left for the steady state. A thread that comes back after all, too late, ends what it made. One
 //! that does not come back at once is freed by an abort of what it has made so far, so that the
 //! device can be connected again. Nothing can be aborted while ncclCommInitRankConfig of a blocking
@@ -180,14 +180,14 @@ fn call_back<T: Send + 'static>(life: &Arc<Life>, made: Receiver<T>) {
 
 /// Joins communicators that are independent of each other, at once where they do not block, and
 /// gives them to `life`.
-pub(super) fn join<const N: usize>(
+pub(super) fn join(
     life: &Life,
-    ids: [&UniqueId; N],
+    ids: &[UniqueId],
     (rank, ranks): (u32, u32),
     blocking: bool,
-) -> Result<[Comm; N], Stop> {
+) -> Result<Vec<Comm>, Stop> {
     life.call(|call| {
-        let mut comms = Vec::with_capacity(N);
+        let mut comms = Vec::with_capacity(ids.len());
         for id in ids {
             // SAFETY: no other thread issues on this device while this one is `Beside` it; the context
             // is current.
@@ -200,8 +200,19 @@ pub(super) fn join<const N: usize>(
             // SAFETY: as above; it was just made.
             unsafe { call.joined(*comm) }?;
         }
-        comms.try_into().map_err(|_| Stop::GivenUp)
+        Ok(comms)
     })
+}
+
+/// Joins one.
+pub(super) fn join_one(
+    life: &Life,
+    id: UniqueId,
+    places: (u32, u32),
+    blocking: bool,
+) -> Result<Comm, Stop> {
+    let comms = join(life, &[id], places, blocking)?;
+    comms.first().copied().ok_or(Stop::GivenUp)
 }
 
 /// One directed edge: its communicator, its stream, and what it does with payloads.
@@ -235,64 +246,59 @@ impl Edge {
 }
 
 /// An edge and its slots.
-pub(super) type Half = (Edge, DeviceSlots);
+pub(super) type Half = (Edge, Arc<DeviceSlots>);
 
-/// Makes both edges, the outgoing and the incoming, and moves a byte over each. Both ranks do the same in the same order: first
-/// the edge from the lower rank to the higher, then the other.
+/// Makes this rank's ends of these edges, each with its shape and whether this rank sends, and moves a byte over each. Both
+/// ranks do the same in the same order.
 pub(super) fn edges(
     life: &Arc<Life>,
     progress: &Progress,
     is_lower: bool,
-    shapes: [EdgeShape; 2],
-    ids: &[UniqueId; 2],
+    ends: &[(EdgeShape, bool)],
+    ids: &[UniqueId],
     blocking: bool,
-) -> Result<(Half, Half), Stop> {
+) -> Result<Vec<Half>, Stop> {
     let device = &life.core.device;
     let (rank, peer) = if is_lower { (0, 1) } else { (1, 0) };
     progress.at("take device memory for the slots")?;
     device.bind()?;
-    let (up_stream, down_stream) = (Stream::urgent(device)?, Stream::urgent(device)?);
-    let (up_slots, down_slots) = (
-        DeviceSlots::new(life, &up_stream, shapes[0])?,
-        DeviceSlots::new(life, &down_stream, shapes[1])?,
-    );
-    progress.at("create the communicators of both edges")?;
-    let [up, down] = join(life, ids.each_ref(), (rank, 2), blocking)?;
-
-    let edge = |comm, stream, is_out| {
-        let operation = if is_out {
+    let slots = ends
+        .iter()
+        .map(|(shape, _)| DeviceSlots::new(device, Some(life), *shape));
+    let slots = slots.collect::<Result<Vec<_>, _>>()?;
+    progress.at("create the communicators of the edges")?;
+    let comms = join(life, ids, (rank, 2), blocking)?;
+    let half = |(((_, is_sender), slots), comm): ((&(EdgeShape, bool), DeviceSlots), Comm)| {
+        let operation = if *is_sender {
             Operation::Send { to: peer }
         } else {
             Operation::Recv { from: peer }
         };
-        Edge {
+        let stream = slots.stream.clone();
+        let edge = Edge {
             comm,
             stream,
             operation,
-        }
+        };
+        (edge, Arc::new(slots))
     };
-    let up = (edge(up, up_stream, is_lower), up_slots);
-    let down = (edge(down, down_stream, !is_lower), down_slots);
-    for ((edge, slots), step) in [
-        (&up, "connect the edge up"),
-        (&down, "connect the edge down"),
-    ] {
-        progress.at(step)?;
+    let halves: Vec<Half> = ends.iter().zip(slots).zip(comms).map(half).collect();
+    for (edge, slots) in &halves {
+        progress.at("connect the edges")?;
         // SAFETY: the communicator was just made, this thread is the only one that calls for the
-        // device (see `join`), and the slot has no owner yet. It has a byte even where the edge
-        // carries none, since the driver allocates no less.
+        // device (see `join`), and the slot has no owner yet and at least a byte.
         let issued = unsafe { edge.issue(life, slots.slot(0), 1) };
-        // Before the slots are dropped: none is freed while a kernel of the other edge may wait for ever.
+        // Before the slots are dropped: none is freed while a kernel of another edge may wait for ever.
         issued.inspect_err(|_| life.kill("an edge could not be connected"))?;
     }
-    progress.at("move a byte over each edge")?;
-    for (_, slots) in [&up, &down] {
+    for (_, slots) in &halves {
+        progress.at("move a byte over each edge")?;
         while !slots.slot(0).has_moved()? {
             progress.at("move a byte over each edge")?;
             std::thread::sleep(LOOK_EVERY);
         }
     }
-    Ok(if is_lower { (up, down) } else { (down, up) })
+    Ok(halves)
 }
 
 /// Moves a byte between this member and each other one, both ways, in one group, and reduces one.

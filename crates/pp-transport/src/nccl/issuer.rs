@@ -87,7 +87,7 @@ impl Issuer {
         })
     }
 
-    /// Another handle for the same thread: a group beside a link.
+    /// Another handle for the same thread: a group beside edges.
     #[must_use]
     pub fn share(&self) -> Self {
         Self {
@@ -110,7 +110,7 @@ impl Issuer {
     }
 }
 
-/// A device that is taken. Held by issuers, links, communicators and the threads that make or end
+/// A device that is taken. Held by issuers, edges, communicators and the threads that make or end
 /// them; leases that outlive them do not count, since nothing is issued through a lease.
 #[derive(Debug)]
 struct Claim {
@@ -141,7 +141,7 @@ pub(super) struct Core {
     claim: Weak<Claim>,
     /// The thread that issues, once one has.
     thread: AtomicU64,
-    /// Links and communicators there are; with the last the thread is free to change, under this
+    /// Edges and communicators there are; with the last the thread is free to change, under this
     /// lock, so that no thread of a new one is unbound by mistake.
     tenants: Mutex<usize>,
     /// A call of the thread that issues is under way.
@@ -262,7 +262,7 @@ impl Drop for Beside {
     }
 }
 
-/// A link or a communicator that uses the issuer.
+/// An edge or a communicator that uses the issuer.
 #[derive(Debug)]
 pub(super) struct Tenant(Issuer);
 
@@ -270,11 +270,6 @@ impl Tenant {
     pub(super) fn new(issuer: &Issuer) -> Self {
         *issuer.core.tenants() += 1;
         Self(issuer.share())
-    }
-
-    /// Another handle of the issuer.
-    pub(super) fn issuer(&self) -> Issuer {
-        self.0.share()
     }
 }
 

@@ -11,7 +11,7 @@ use crate::error::TransportError;
 use crate::in_flight::{Part, Resend, Submission};
 use pp_device::{DevicePtr, Stream};
 
-/// A slot of the outgoing edge, to be written by work on a device.
+/// A slot of an edge, to be written by work on a device.
 ///
 /// # If dropped
 /// The slot is free again; nothing was sent. The work of its next lease is ordered behind the work
@@ -81,7 +81,8 @@ impl Drop for DeviceTx {
     }
 }
 
-/// A slot that was handed over: the device sends it, then the peer has it.
+/// A slot that was handed over: the device sends it, then the peer has it. Or the next stage of this
+/// rank has it, and no device sends it.
 ///
 /// Done when the device has sent it *and* the peer has given it back: the peer's word alone could
 /// come before this device looks up from the memory, and the device's alone says nothing of the
@@ -106,12 +107,12 @@ impl Submission for Sending {
     type Buffer = DeviceTx;
 
     fn is_done(&self) -> Result<bool, TransportError> {
-        self.pool.life.check()?;
+        self.pool.check()?;
         let slot = self.pool.slot(self.slot);
         if self.pool.lane.has_come_back(self.slot)? && slot.has_moved()? {
             return slot.check().map(|()| true);
         }
-        self.pool.life.poll().map(|()| false)
+        self.pool.poll().map(|()| false)
     }
 
     fn into_buffer(self) -> DeviceTx {
@@ -136,7 +137,7 @@ impl Resend for Sending {
         // All of them, before anything is issued.
         let parts = parts.iter().map(|part| part.within(sent, into));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        // The stream that sends the slot: so its send waits for nothing else.
+        // The stream that sends the slot, where one does: so its send waits for nothing else.
         let stream = slot.pool.stream.clone();
         let piece = |whole: DevicePtr, at: usize, len: usize| DevicePtr {
             address: whole.address + at as u64,
@@ -165,11 +166,11 @@ impl Resend for Sending {
     }
 }
 
-/// A slot of the incoming edge that has arrived, to be read by work on a device.
+/// A slot of an edge whose payload is there, to be read by work on a device.
 ///
 /// # If dropped
-/// The slot goes back to the peer when the work that reads it is done: at once, or in one of the
-/// next calls of its link. If the link is gone by then the peer never gets it.
+/// The slot goes back to the sender when the work that reads it is done: at once, or in one of the
+/// next calls of an edge with the same peer. If all those are gone by then the peer never gets it.
 #[derive(Debug)]
 pub struct DeviceRx {
     pool: Arc<RxPool>,
@@ -180,6 +181,15 @@ pub struct DeviceRx {
 }
 
 impl DeviceRx {
+    pub(super) fn new(pool: &Arc<RxPool>, slot: u32, len: usize) -> Self {
+        Self {
+            pool: Arc::clone(pool),
+            slot,
+            len,
+            reader: RefCell::new(None),
+        }
+    }
+
     /// Bytes of the payload, as its header said.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -192,8 +202,9 @@ impl DeviceRx {
         self.len == 0
     }
 
-    /// Runs `issue`, which issues work that reads the payload to `stream`. The payload is there
-    /// already. Any number of streams may read it; the slot goes back when all have.
+    /// Runs `issue`, which issues work that reads the payload to `stream`. A payload of another rank
+    /// is there already; one of this rank may still be written, and `stream` waits for that. Any
+    /// number of streams may read it; the slot goes back when all have.
     ///
     /// The address is good for work issued to `stream` inside `issue`, and for nothing else.
     ///
@@ -209,6 +220,9 @@ impl DeviceRx {
             len: self.len,
             ..slot.ptr()
         };
+        if self.pool.pool.life.is_none() {
+            return slot.reread_on(stream, |_| issue(payload));
+        }
         slot.read_on(&self.reader, stream, || issue(payload))
     }
 }
@@ -231,25 +245,20 @@ impl Submission for Receiving {
     type Buffer = DeviceRx;
 
     fn is_done(&self) -> Result<bool, TransportError> {
-        let life = &self.pool.pool.life;
-        life.check()?;
-        let slot = self.pool.pool.slot(self.slot);
+        let slots = &self.pool.pool.slots;
+        slots.check()?;
+        let slot = slots.slot(self.slot);
         if slot.has_moved()? {
             slot.check()?;
             // An abort makes the device say that it received what it did not: the mark is set
             // before the device is told, so it is looked at after the device was asked.
-            return life.check().map(|()| true);
+            return slots.check().map(|()| true);
         }
-        life.poll().map(|()| false)
+        slots.poll().map(|()| false)
     }
 
     fn into_buffer(self) -> DeviceRx {
-        DeviceRx {
-            pool: self.pool,
-            slot: self.slot,
-            len: self.len,
-            reader: RefCell::new(None),
-        }
+        DeviceRx::new(&self.pool, self.slot, self.len)
     }
 
     fn orphan(self) {

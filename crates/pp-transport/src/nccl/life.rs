@@ -58,7 +58,7 @@ pub fn is_at_rest() -> bool {
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) core: Arc<Core>,
-    /// What they are, for errors: `the link to rank 1`.
+    /// What they are, for errors: `the connection to rank 1`.
     pub(super) what: String,
     /// Nothing is issued any more, and nothing in flight is believed.
     dead: AtomicBool,
@@ -204,7 +204,7 @@ impl Life {
         {
             return Ok(());
         }
-        // A payload may outlive its link, and a thread that asks for it then issues nothing.
+        // A payload may outlive its edge, and a thread that asks for it then issues nothing.
         if lock(&self.comms).is_empty() {
             return Ok(());
         }

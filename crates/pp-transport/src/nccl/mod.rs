@@ -11,9 +11,9 @@
 //! Choices: one communicator and one stream for each directed edge, so that no direction waits for
 //! the other. With `CUDA_DEVICE_MAX_CONNECTIONS=1` that is not so: both streams may share the one
 //! queue of the device, where a send that is too large for NCCL's buffers waits for its receiver,
-//! and the receive behind it for the send; [`NcclLink::connect`] warns of it. Communicators are
+//! and the receive behind it for the send; [`connect()`] warns of it. Communicators are
 //! made and tried out before the first payload, with a deadline, on a thread that may be left
-//! behind ([`NcclLink::connect`]), and can be given up from any thread ([`AbortHandle`]). Blocking
+//! behind ([`connect()`]), and can be given up from any thread ([`AbortHandle`]). Blocking
 //! communicators by default: a send takes the thread 6 to 10 µs on one, 43 to 50 µs on a
 //! non-blocking one (docs/measuring.md), and what a non-blocking one allows, leaving a call that
 //! hangs, a thread that may be lost allows too.
@@ -28,24 +28,26 @@ mod backend;
 mod calls;
 mod communicator;
 mod connect;
+mod edge;
 mod gate;
 mod group;
 mod id;
 mod issuer;
 mod lease;
 mod life;
-mod link;
+mod local;
 mod settings;
 mod slots;
 mod warm_up;
 
 pub use backend::{Agreed, NcclBackend, uuid_text};
 pub use communicator::{CommOptions, Communicator};
+pub use edge::{NcclEdge, NcclEnd, NcclOptions, NcclRx, NcclTx, close, connect, headers_alone};
 pub use group::{CommitError, Group, GroupBuffer, GroupOp, Reduce, Refused};
 pub use id::UniqueId;
 pub use issuer::Issuer;
 pub use lease::{DeviceRx, DeviceTx, Receiving, Sending};
 pub use life::{AbortHandle, is_at_rest};
-pub use link::{NcclLink, NcclOptions};
+pub use local::DeviceLocal;
 pub use nccl_sys::{LoadError, Nccl, NcclError, Version};
 pub use warm_up::warm_up;

@@ -2,8 +2,9 @@
 //!
 //! Each slot is one allocation with two events of its own, made once. Outgoing: `ready`, behind
 //! whatever writes it, and `done`, behind its send. Incoming: `arrived`, behind its receive, and
-//! `read`, behind whatever reads it. An answer of the device that something is done is kept, so
-//! that it is asked no more.
+//! `read`, behind whatever reads it. Of an edge within this rank, one event: behind whatever works on
+//! the slot, and each of these waits for the one before. An answer of the device that something is
+//! done is kept, so that it is asked no more.
 //!
 //! A process that lives through many generations must not keep the slots of each. Those of a
 //! transfer that was given up are freed once the abort of their communicators is over and the
@@ -148,18 +149,25 @@ impl Slot {
     }
 
     /// Runs `issue`, which issues work that reads to `stream` what the slot was sent with: behind
-    /// the work that wrote it, and before the slot is used for anything else, since the next lease
-    /// takes over from `stream`. That its transfer was given up is no harm: it only reads.
-    pub(super) fn reread_on(
+    /// the work that wrote it or read it last, and before the slot is used for anything else, since
+    /// the next lease takes over from `stream`. That its transfer was given up is no harm: it only
+    /// reads.
+    pub(super) fn reread_on<R, E: From<TransportError>>(
         &self,
         stream: &Stream,
-        issue: impl FnOnce(DevicePtr) -> Result<(), TransportError>,
-    ) -> Result<(), TransportError> {
+        issue: impl FnOnce(DevicePtr) -> Result<R, E>,
+    ) -> Result<R, E> {
         if self.lost.load(Ordering::Acquire) {
-            return Err(TransportError::Unrecorded);
+            return Err(TransportError::Unrecorded.into());
         }
-        stream.wait(&self.work)?;
-        let issued = self.recorded(stream, || issue(self.ptr()), || Ok(()))?;
+        let is_same = |last: &Stream| last.is_same(stream);
+        if !lock(&self.worker).as_ref().is_some_and(is_same) {
+            stream.wait(&self.work).map_err(TransportError::from)?;
+        }
+        self.leave_worker(Some(stream.clone()));
+        // Looked at only then: `issue` may itself have let another stream read.
+        let wait = || self.follow(lock(&self.worker).as_ref(), stream);
+        let issued = self.recorded(stream, || issue(self.ptr()), wait)?;
         self.leave_worker(Some(stream.clone()));
         issued
     }
@@ -195,11 +203,12 @@ impl Drop for Unrecorded<'_> {
     }
 }
 
-/// The slots of one direction, and who owns each.
+/// The slots of one edge, and who owns each.
 #[derive(Debug)]
 pub(super) struct Pool<S> {
     pub(super) lane: Arc<S>,
-    pub(super) slots: DeviceSlots,
+    /// Of an edge within this rank both its ends have the same.
+    pub(super) slots: Arc<DeviceSlots>,
 }
 
 /// Slots to be written and sent.
@@ -213,7 +222,7 @@ impl<S> Deref for Pool<S> {
     }
 }
 
-/// Slots that were allocated, and the stream that moves their payloads.
+/// Slots that were allocated, and the stream that moves their payloads, or copies into them.
 ///
 /// # If dropped
 /// Never waits. Each is freed some time later when the device says that nothing works on it, and
@@ -222,28 +231,42 @@ impl<S> Deref for Pool<S> {
 pub(super) struct DeviceSlots {
     slots: Vec<Slot>,
     pub(super) capacity: usize,
-    pub(super) life: Arc<Life>,
-    /// Moves their payloads.
+    /// That of their communicator; none of an edge within this rank.
+    pub(super) life: Option<Arc<Life>>,
     pub(super) stream: Stream,
 }
 
 impl DeviceSlots {
     pub(super) fn new(
-        life: &Arc<Life>,
-        stream: &Stream,
+        device: &Device,
+        life: Option<&Arc<Life>>,
         shape: EdgeShape,
     ) -> Result<Self, CudaError> {
         // The layout of an edge has checked that it fits.
         let capacity = usize::try_from(shape.slot_bytes).unwrap_or(usize::MAX);
-        let slots = (0..shape.depth)
-            .map(|_| Slot::new(&life.core.device, capacity))
-            .collect::<Result<_, _>>()?;
+        let slots = (0..shape.slots()).map(|_| Slot::new(device, capacity));
         Ok(Self {
-            slots,
+            slots: slots.collect::<Result<_, _>>()?,
             capacity,
-            life: Arc::clone(life),
-            stream: stream.clone(),
+            life: life.map(Arc::clone),
+            stream: Stream::urgent(device)?,
         })
+    }
+
+    /// An error once their communicator is dead.
+    #[inline]
+    pub(super) fn check(&self) -> Result<(), TransportError> {
+        self.life.as_ref().map_or(Ok(()), |life| life.check())
+    }
+
+    fn is_dead(&self) -> bool {
+        self.life.as_ref().is_some_and(|life| life.is_dead())
+    }
+
+    /// A completion was asked for in vain.
+    #[inline]
+    pub(super) fn poll(&self) -> Result<(), TransportError> {
+        self.life.as_ref().map_or(Ok(()), |life| life.poll())
     }
 
     pub(super) fn slot(&self, slot: u32) -> &Slot {
@@ -259,8 +282,8 @@ impl DeviceSlots {
 
 impl Drop for DeviceSlots {
     fn drop(&mut self) {
-        for slot in self.slots.drain(..) {
-            if slot.is_quiet() && !self.life.is_dead() {
+        for slot in std::mem::take(&mut self.slots) {
+            if slot.is_quiet() && !self.is_dead() {
                 continue;
             }
             let unknown = slot.lost.load(Ordering::Acquire);
@@ -278,21 +301,25 @@ impl Drop for DeviceSlots {
                 std::mem::forget(buffer);
                 continue;
             }
-            self.life.bury(Remains {
-                buffer,
-                events: vec![work, moved],
-                stream: Some(self.stream.clone()),
-            });
+            let (events, stream) = (vec![work, moved], Some(self.stream.clone()));
+            match &self.life {
+                Some(life) => life.bury(Remains {
+                    buffer,
+                    events,
+                    stream,
+                }),
+                None => buffer.free_behind(events, stream),
+            }
         }
     }
 }
 
-/// Slots to be received into and read, and those on their way back to the peer.
+/// Slots to be received into and read, and those on their way back to the sender.
 #[derive(Debug)]
 pub(super) struct RxPool {
     pub(super) pool: Pool<InSlots>,
     /// Slots whose last reader is not done, or whose transfer is not and has no handle. `None` once
-    /// the link is gone and no thread looks any more.
+    /// the edges with the peer are gone and no thread looks any more.
     returns: Mutex<Option<Vec<u32>>>,
     /// How many there are, so that a look costs a load.
     waiting: AtomicUsize,
@@ -307,9 +334,10 @@ impl RxPool {
         }
     }
 
-    /// Gives a slot back as soon as nothing works on it: now, or in a later call of the link.
+    /// Gives a slot back as soon as nothing works on it: now, or in a later call of an edge with the
+    /// same peer.
     pub(super) fn give_back(&self, slot: u32) {
-        if self.pool.life.is_dead() {
+        if self.pool.is_dead() {
             // The peer is given nothing any more.
             return self.pool.lane.slots.quarantine(slot);
         }
@@ -340,7 +368,7 @@ impl RxPool {
     fn sweep_returns(&self) {
         for slot in self.ready_returns() {
             // Outside of the lock: to tell the peer may take time.
-            if self.pool.life.is_dead() {
+            if self.pool.is_dead() {
                 self.pool.lane.slots.quarantine(slot);
             } else {
                 self.pool.lane.give_back(slot);
@@ -354,14 +382,14 @@ impl RxPool {
         let Some(returns) = returns.as_mut() else {
             return Vec::new();
         };
-        let dead = self.pool.life.is_dead();
+        let dead = self.pool.is_dead();
         let is_ready = |slot: &mut u32| dead || self.pool.slot(*slot).is_quiet();
         let ready = returns.extract_if(.., is_ready).collect();
         self.waiting.store(returns.len(), Ordering::Release);
         ready
     }
 
-    /// The link is gone: what is not back by now stays.
+    /// The edges are gone: what is not back by now stays.
     pub(super) fn close(&self) {
         self.sweep();
         let mut returns = lock(&self.returns);

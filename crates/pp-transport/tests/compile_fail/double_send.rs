@@ -1,12 +1,12 @@
 //! One buffer, two sends.
 use pp_contract::{Prepared, Stamp};
-use pp_transport::host::{HostLink, TxLease};
-use pp_transport::link::Link;
+use pp_transport::edge::EdgeTx;
+use pp_transport::host::{HostTx, TxLease};
 
-fn twice(link: &mut HostLink, messages: [Prepared<'_>; 2], stamp: Stamp, lease: TxLease) {
+fn twice(edge: &mut HostTx, messages: [Prepared<'_>; 2], stamp: Stamp, lease: TxLease) {
     let [first, second] = messages;
-    let _ = link.send(first, stamp, Some(lease));
-    let _ = link.send(second, stamp, Some(lease));
+    let _ = edge.send(first, stamp, Some(lease));
+    let _ = edge.send(second, stamp, Some(lease));
 }
 
 fn main() {}

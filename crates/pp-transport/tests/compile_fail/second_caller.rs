@@ -1,11 +1,11 @@
-//! A link belongs to one thread: two cannot issue on it.
-use pp_transport::host::HostLink;
-use pp_transport::link::Link;
+//! The end of an edge belongs to one thread: two cannot issue on it.
+use pp_transport::edge::EdgeTx;
+use pp_transport::host::HostTx;
 
-fn two_callers(link: &mut HostLink) {
+fn two_callers(edge: &mut HostTx) {
     std::thread::scope(|scope| {
-        scope.spawn(|| link.try_lease());
-        scope.spawn(|| link.try_lease());
+        scope.spawn(|| edge.try_lease());
+        scope.spawn(|| edge.try_lease());
     });
 }
 

@@ -2,6 +2,7 @@
 //! `PP_TEST_GPU=real` those of the machine.
 
 use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,13 +10,15 @@ use std::time::{Duration, Instant};
 
 use pp_contract::Generation;
 use pp_device::{Device, DevicePtr, Event, PinnedBuffer, Stream};
-use pp_transport::bell::Bell;
 use pp_transport::error::TransportError;
 use pp_transport::host::EdgeShape;
-use pp_transport::lane::Lane;
-use pp_transport::nccl::{DeviceRx, DeviceTx, Issuer, Nccl, NcclLink, NcclOptions, UniqueId};
+use pp_transport::nccl::{
+    self, AbortHandle, DeviceRx, DeviceTx, Issuer, Nccl, NcclBackend, NcclEnd, NcclOptions,
+    UniqueId,
+};
 
 use crate::fakes::{Fakes, Loaded};
+use crate::two_way::{self, Lanes, TwoWay, connected};
 
 /// Far enough away that only a hang reaches it.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
@@ -152,49 +155,93 @@ pub(crate) fn ids() -> [UniqueId; 2] {
     [(); 2].map(|()| UniqueId::new(issuers()[0].nccl()).unwrap())
 }
 
-/// One end of a link of small edges, the lower where its device is 0.
-pub(crate) fn options(issuer: Issuer, lane: Lane, ids: [UniqueId; 2]) -> NcclOptions {
-    let edge = EdgeShape {
-        depth: 1,
-        slot_bytes: 64,
+/// Edges to another rank and back, with what ends them.
+pub(crate) struct NcclLink {
+    pub(crate) both: TwoWay<NcclBackend>,
+    handle: AbortHandle,
+}
+
+impl NcclLink {
+    pub(crate) fn abort_handle(&self) -> AbortHandle {
+        self.handle.clone()
+    }
+
+    pub(crate) fn close(self, deadline: Instant) -> Result<(), TransportError> {
+        let TwoWay { out, incoming, .. } = self.both;
+        nccl::close(vec![NcclEnd::Out(out), NcclEnd::In(incoming)], deadline)
+    }
+}
+
+impl Deref for NcclLink {
+    type Target = TwoWay<NcclBackend>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.both
+    }
+}
+
+impl DerefMut for NcclLink {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.both
+    }
+}
+
+const SMALL: EdgeShape = EdgeShape {
+    depth: 1,
+    slot_bytes: 64,
+};
+
+/// The lanes of small edges.
+pub(crate) fn small_lanes() -> (Lanes, Lanes) {
+    two_way::lanes(SMALL, SMALL)
+}
+
+/// One end of small edges, the lower where its device is 0.
+pub(crate) fn options(issuer: Issuer, lanes: Lanes, ids: [UniqueId; 2]) -> NcclOptions {
+    let shape = Shape {
+        up: SMALL,
+        down: SMALL,
+        blocking: false,
     };
+    options_of(shape, issuer, lanes, ids)
+}
+
+fn options_of(shape: Shape, issuer: Issuer, lanes: Lanes, ids: [UniqueId; 2]) -> NcclOptions {
     NcclOptions {
         is_lower: issuer.device().about().ordinal == 0,
         issuer,
-        lane,
-        up: edge,
-        down: edge,
-        ids,
+        edges: two_way::edges(lanes, shape.up, shape.down, ids),
         deadline: Instant::now() + HANG,
         generation: Generation::new(0),
-        blocking: false,
+        blocking: shape.blocking,
     }
 }
 
 /// Both ends, the lower on device 0 and the higher on device 1, over these lanes.
 pub(crate) fn connect(
     shape: Shape,
-    lanes: (Lane, Lane),
+    lanes: (Lanes, Lanes),
 ) -> Result<(NcclLink, NcclLink), TransportError> {
     let ([lower, higher], ids) = (issuers(), ids());
-    let options = |issuer, lane| NcclOptions {
-        up: shape.up,
-        down: shape.down,
-        blocking: shape.blocking,
-        ..options(issuer, lane, ids)
+    let make = |issuer, lanes: Lanes| {
+        let bell = lanes.bell.clone();
+        let options = options_of(shape, issuer, lanes, ids);
+        move || {
+            let ends = nccl::connect(options, &|| true)?;
+            let (both, handle) = connected(ends, bell);
+            Ok::<_, TransportError>(NcclLink { both, handle })
+        }
     };
-    let (low, high) = (options(lower, lanes.0), options(higher, lanes.1));
+    let (low, high) = (make(lower, lanes.0), make(higher, lanes.1));
     std::thread::scope(|scope| {
-        let high = scope.spawn(move || NcclLink::connect(high, &|| true));
-        let low = NcclLink::connect(low, &|| true)?;
+        let high = scope.spawn(high);
+        let low = low()?;
         Ok((low, high.join().unwrap()?))
     })
 }
 
 pub(crate) fn pair(shape: Shape) -> (NcclLink, NcclLink) {
-    let bell = Bell::new().unwrap();
-    let lanes = Lane::pair(shape.up.depth, shape.down.depth, bell).unwrap();
-    connect(shape, lanes).unwrap()
+    connect(shape, two_way::lanes(shape.up, shape.down)).unwrap()
 }
 
 /// A stream of the device, of this thread's own.

@@ -1,4 +1,4 @@
-//! One suite that every backend runs: what a [`pp_transport::link::Link`] must do.
+//! One suite that every backend runs: what its edges must do.
 //!
 //! A backend joins by implementing [`suite::Backend`] and naming itself in [`conformance!`].
 
@@ -15,6 +15,8 @@ mod nccl_generations;
 mod nccl_group;
 mod nccl_link;
 mod suite;
+#[path = "../two_way/mod.rs"]
+mod two_way;
 
 macro_rules! conformance {
     ($backend:ty: $($claim:ident)+) => {

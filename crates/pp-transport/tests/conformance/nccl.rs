@@ -1,22 +1,24 @@
 //! The NCCL backend, both ends in this process, on two devices.
 
-use pp_transport::nccl::{DeviceRx, DeviceTx, NcclLink};
+use pp_transport::nccl::{DeviceRx, DeviceTx, NcclBackend};
 
 use crate::devices::{self, Shape};
-use crate::suite::Backend;
+use crate::suite::{Backend, Link};
 
 struct Nccl;
 
 impl Backend for Nccl {
-    type Link = NcclLink;
+    type Edges = NcclBackend;
+    const COMPLETIONS_RING: bool = false;
     const SENT_OUTLIVES_SENDER: bool = false;
 
     fn large() -> usize {
         if devices::is_real() { 1 << 30 } else { 8 << 20 }
     }
 
-    fn pair(depth: u32, slot_bytes: u64) -> (NcclLink, NcclLink) {
-        devices::pair(Shape::up(depth, slot_bytes))
+    fn pair(depth: u32, slot_bytes: u64) -> (Link<Self>, Link<Self>) {
+        let (lower, higher) = devices::pair(Shape::up(depth, slot_bytes));
+        (lower.both, higher.both)
     }
 
     fn write(lease: &mut DeviceTx, at: usize, bytes: &[u8]) {

@@ -7,18 +7,20 @@ use std::time::{Duration, Instant};
 use pp_contract::Rank;
 use pp_device::{Device, DeviceBuffer, Event, Stream};
 use pp_testing::wait_for;
-use pp_transport::bell::Bell;
+use pp_transport::edge::EdgeTx as _;
 use pp_transport::error::TransportError;
-use pp_transport::lane::Lane;
-use pp_transport::link::Link;
 use pp_transport::nccl::{
-    AbortHandle, CommOptions, Communicator, Issuer, NcclLink, NcclOptions, UniqueId,
+    self, AbortHandle, CommOptions, Communicator, Issuer, NcclOptions, UniqueId,
 };
 
-use crate::devices::{Gate, HANG, fakes, ids, issuers, options, pair, settled_free, upload, wait};
+use crate::devices::{
+    Gate, HANG, fakes, ids, issuers, options, pair, settled_free, small_lanes, upload, wait,
+};
 use crate::nccl_link::{
     both_ways, ends, on_device, past_the_buffers, payload, read_slowly, talk, write_slowly,
 };
+
+use crate::two_way::Lanes;
 
 fn stream(on: u32) -> Stream {
     Stream::new(&Device::open(on).unwrap()).unwrap()
@@ -91,7 +93,7 @@ fn a_link_whose_peer_is_gone_ends_by_an_abort() {
     talk(&mut ends, 64, 3);
     let [mut first, second] = ends;
     fakes.set("FAULTS", "ncclCommFinalize:1:3,ncclCommDestroy:1:3");
-    first.link.peer_is_gone();
+    first.link.out.peer_is_gone();
     let closed = first.link.close(Instant::now() + HANG);
     fakes.set("FAULTS", "");
     closed.unwrap();
@@ -172,12 +174,12 @@ fn a_link_that_owes_a_receive_does_not_end_in_order() {
 }
 
 /// Connects one end, which does not come to anything.
-fn connect_in_vain(issuer: Issuer, lane: Lane, ids: [UniqueId; 2]) -> TransportError {
+fn connect_in_vain(issuer: Issuer, lanes: Lanes, ids: [UniqueId; 2]) -> TransportError {
     let options = NcclOptions {
         deadline: Instant::now() + Duration::from_secs(1),
-        ..options(issuer, lane, ids)
+        ..options(issuer, lanes, ids)
     };
-    NcclLink::connect(options, &|| true).unwrap_err()
+    nccl::connect(options, &|| true).unwrap_err()
 }
 
 /// NCCL took the first operation of an edge and no caller waits for it any more: it may still
@@ -193,7 +195,7 @@ fn a_connection_that_was_given_up_leaves_no_memory_behind() {
     // What the communicators are asked to do is never done.
     fakes.set("NCCL_POLLS", "1000000000");
     let ([first, second], ids) = (issuers(), ids());
-    let (low, high) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
+    let (low, high) = small_lanes();
     let errors = std::thread::scope(|scope| {
         let high = scope.spawn(move || connect_in_vain(second, high, ids));
         [connect_in_vain(first, low, ids), high.join().unwrap()]
@@ -201,7 +203,7 @@ fn a_connection_that_was_given_up_leaves_no_memory_behind() {
     fakes.set("NCCL_POLLS", "");
     for error in errors {
         let text = error.to_string();
-        assert!(text.contains("connect the edge up"), "{text}");
+        assert!(text.contains("connect the edges"), "{text}");
     }
     // The next one waits until those who were left behind have ended.
     drop(pair(both_ways(1, 64)));
@@ -222,11 +224,11 @@ fn nobody_calls_beside_a_thread_that_was_left_behind() {
     fakes.set("NCCL_ABORT_MS", "5000");
     let alone = || {
         let [first, _] = issuers();
-        let (lane, _) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
-        connect_in_vain(first, lane, ids()).to_string()
+        let (lanes, _) = small_lanes();
+        connect_in_vain(first, lanes, ids()).to_string()
     };
     let error = alone();
-    assert!(error.contains("communicators of both edges"), "{error}");
+    assert!(error.contains("communicators of the edges"), "{error}");
     let lease = ends[0].lease();
     let error = ends[0].try_send(64, lease).unwrap_err();
     assert!(

@@ -6,16 +6,15 @@ use std::time::{Duration, Instant};
 use pp_contract::Rank;
 use pp_device::{Device, Stream};
 use pp_testing::wait_for;
-use pp_transport::bell::Bell;
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::{InFlight, Part, Resend as _};
-use pp_transport::lane::Lane;
 use pp_transport::nccl::{
-    CommOptions, Communicator, NcclLink, NcclOptions, Sending, UniqueId, is_at_rest,
+    self, CommOptions, Communicator, NcclOptions, Sending, UniqueId, is_at_rest,
 };
 
 use crate::devices::{
-    Gate, HANG, download, fakes, ids, issuers, options, pair, settled_free, upload, wait,
+    Gate, HANG, download, fakes, ids, issuers, options, pair, settled_free, small_lanes, upload,
+    wait,
 };
 use crate::fakes::raw::{Config, Handle, ok};
 use crate::nccl_link::{End, both_ways, ends, on_device, payload, read_slowly, talk, write_slowly};
@@ -263,11 +262,11 @@ fn a_connection_that_is_not_wanted_any_more_is_given_up_at_once() {
     let before = settled_free(&device);
     for _ in 0..3 {
         let [issuer, _] = issuers();
-        let (lane, _peer) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
+        let (lanes, _peer) = small_lanes();
         let started = Instant::now();
-        let options = options(issuer, lane, ids());
+        let options = options(issuer, lanes, ids());
         let is_wanted = || started.elapsed() < Duration::from_millis(100);
-        let error = NcclLink::connect(options, &is_wanted).unwrap_err();
+        let error = nccl::connect(options, &is_wanted).unwrap_err();
         assert!(matches!(error, TransportError::NotInTime { .. }), "{error}");
         assert!(started.elapsed() < HANG / 2);
     }
@@ -296,18 +295,18 @@ fn a_first_operation_that_hangs_is_given_up_and_the_next_generation_connects() {
                 comm as usize
             })
         });
-        let (lane, _peer) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
+        let (lanes, _peer) = small_lanes();
         let options = NcclOptions {
             blocking,
-            ..options(issuer, lane, ids)
+            ..options(issuer, lanes, ids)
         };
         let sends = Gate::open(fakes);
         fakes.set("FAULTS", &format!("ncclSend:1:wait,{blocking}:1:skip"));
         let is_wanted = || !sends.was_reached_by(1);
-        let error = NcclLink::connect(options, &is_wanted).unwrap_err();
+        let error = nccl::connect(options, &is_wanted).unwrap_err();
         fakes.set("FAULTS", "");
         let text = error.to_string();
-        assert!(text.contains("connect the edge up"), "{text}");
+        assert!(text.contains("connect the edges"), "{text}");
         drop(pair(both_ways(1, 64)));
         for comm in peer.join().unwrap() {
             ok!(comm_abort(comm as Handle));

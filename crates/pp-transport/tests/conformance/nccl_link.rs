@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pp_contract::{Composer, Lockstep, Rank, Requests};
+use pp_contract::{Composer, Lockstep, Rank};
 use pp_device::{Device, Event, Stream};
 use pp_testing::{number, pattern, prepare, wait_for};
 use pp_transport::bell::Bell;
@@ -13,19 +13,17 @@ use pp_transport::control::{ControlError, ControlSender, Message};
 use pp_transport::error::TransportError;
 use pp_transport::host::EdgeShape;
 use pp_transport::in_flight::{Completion, InFlight};
-use pp_transport::lane::Lane;
+use pp_transport::lane;
 use pp_transport::launch::Via;
-use pp_transport::link::Link;
-use pp_transport::nccl::{
-    DeviceRx, DeviceTx, Issuer, Nccl, NcclLink, NcclOptions, Receiving, Sending,
-};
+use pp_transport::nccl::{self, DeviceRx, DeviceTx, Issuer, Nccl, NcclOptions, Receiving, Sending};
 
 use crate::control_support;
 use crate::devices::{
-    HANG, Shape, connect, download, fakes, ids, is_real, issuers, options, pair, settled_free,
-    upload, wait, within,
+    HANG, NcclLink, Shape, connect, download, fakes, ids, is_real, issuers, options, pair,
+    settled_free, small_lanes, upload, wait, within,
 };
 use crate::fakes::raw::TestKernels;
+use crate::two_way::{Lanes, edge_ends};
 
 /// More than NCCL sends with no receiver there: 64 MiB on an H200, 1 MiB on the fake.
 pub(crate) fn past_the_buffers() -> usize {
@@ -37,7 +35,7 @@ pub(crate) struct End {
     on: usize,
     pub(crate) link: NcclLink,
     composer: Composer,
-    lockstep: Lockstep<Requests>,
+    lockstep: Lockstep,
     inbox: Vec<u8>,
     pub(crate) sent: u64,
     pub(crate) received: u64,
@@ -49,7 +47,7 @@ pub(crate) fn ends((lower, higher): (NcclLink, NcclLink)) -> [End; 2] {
         on,
         link,
         composer: Composer::new(),
-        lockstep: Lockstep::requests(),
+        lockstep: Lockstep::new(),
         inbox: Vec::new(),
         sent: 0,
         received: 0,
@@ -218,8 +216,10 @@ fn over_the_channel(
     for (channel, stopped) in [zero, one].into_iter().zip(stopped.clone()) {
         let (sender, mut receiver) = channel.split();
         let bell = Bell::new().unwrap();
-        let (lane, inlet) = Lane::over_channel(sender.clone(), bell, 2, 2).unwrap();
-        lanes.push(lane);
+        let edges = edge_ends(shape.up, shape.down, lanes.is_empty());
+        let (ends, inlet) = lane::over_channel(sender.clone(), bell.clone(), &edges).unwrap();
+        let [up, down] = ends.try_into().unwrap();
+        lanes.push(Lanes { up, down, bell });
         senders.push(sender);
         std::thread::spawn(move || {
             loop {
@@ -237,7 +237,8 @@ fn over_the_channel(
         });
     }
     let (one, zero) = (lanes.pop().unwrap(), lanes.pop().unwrap());
-    assert_eq!((zero.peer(), one.peer()), (Rank::new(1), Rank::new(0)));
+    let peers = (zero.up.peer(), one.down.peer());
+    assert_eq!(peers, (Rank::new(1), Rank::new(0)));
     let senders = senders.try_into().unwrap();
     (ends(connect(shape, (zero, one)).unwrap()), senders, stopped)
 }
@@ -452,16 +453,14 @@ fn an_aborted_receive_is_never_believed() {
 #[test]
 fn connecting_alone_ends_at_its_deadline_and_says_where_it_stood() {
     let [lower, higher] = issuers();
-    let (lane, _other) = Lane::pair(1, 1, Bell::new().unwrap()).unwrap();
+    let (lanes, _other) = small_lanes();
     let options = NcclOptions {
         deadline: Instant::now() + Duration::from_millis(300),
-        ..options(lower, lane, ids())
+        ..options(lower, lanes, ids())
     };
-    let error = NcclLink::connect(options, &|| true)
-        .unwrap_err()
-        .to_string();
+    let error = nccl::connect(options, &|| true).unwrap_err().to_string();
     assert!(error.contains("rank 1"), "{error}");
-    assert!(error.contains("communicators of both edges"), "{error}");
+    assert!(error.contains("communicators of the edges"), "{error}");
     drop(higher);
     // What was given up does not hinder the next link.
     talk(&mut ends(pair(both_ways(1, 64))), 64, 5);

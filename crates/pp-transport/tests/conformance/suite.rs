@@ -2,15 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use pp_contract::{Composer, Lockstep, Requests};
+use pp_contract::{Composer, Lockstep};
 use pp_testing::{number, pattern, prepare, wait_for};
 use pp_transport::bell::Listening;
+use pp_transport::edge::Edges;
 use pp_transport::in_flight::{Completion, InFlight};
-use pp_transport::link::Link;
+
+use crate::two_way::TwoWay;
 
 /// What the suite needs to know of a backend.
 pub(crate) trait Backend: 'static {
-    type Link: Link + Send + 'static;
+    type Edges: Edges<Out: Send, In: Send> + 'static;
+
+    /// Whether the bell rings for completions.
+    const COMPLETIONS_RING: bool;
 
     /// Whether a payload that was sent is there for its receiver after its sender is gone. Where it
     /// moves by itself its sender has to stay.
@@ -20,41 +25,38 @@ pub(crate) trait Backend: 'static {
     fn large() -> usize;
 
     /// Both ends: a sender with this edge, and its receiver.
-    fn pair(depth: u32, slot_bytes: u64) -> (Self::Link, Self::Link);
+    fn pair(depth: u32, slot_bytes: u64) -> (Link<Self>, Link<Self>);
 
     /// Writes these bytes from byte `at` of the slot on, or lets a device do it.
-    fn write(lease: &mut <Self::Link as Link>::Tx, at: usize, bytes: &[u8]);
+    fn write(lease: &mut Tx<Self>, at: usize, bytes: &[u8]);
 
     /// The payload as it arrived.
-    fn read(lease: &<Self::Link as Link>::Rx) -> Vec<u8>;
+    fn read(lease: &Rx<Self>) -> Vec<u8>;
 }
 
-type Tx<B> = <<B as Backend>::Link as Link>::Tx;
-type Rx<B> = <<B as Backend>::Link as Link>::Rx;
-type Sending<B> = <<B as Backend>::Link as Link>::Sending;
+pub(crate) type Link<B> = TwoWay<<B as Backend>::Edges>;
+type Tx<B> = <<B as Backend>::Edges as Edges>::Tx;
+type Rx<B> = <<B as Backend>::Edges as Edges>::Rx;
+type Sending<B> = <<B as Backend>::Edges as Edges>::Sending;
 
 /// Tests hang rather than fail when a wake-up is lost; this makes that a failure.
 const HANG: Duration = Duration::from_secs(60);
 
 /// Waits for a ring; where completions do not ring, no longer than until they are worth a look.
-fn nap<L: Link>(link: &L, ear: Listening<'_>, deadline: Instant) {
+fn nap<B: Backend>(ear: Listening<'_>, deadline: Instant) {
     let look = Instant::now() + Duration::from_millis(1);
-    ear.wait(if link.capabilities().completions_ring {
-        deadline
-    } else {
-        look
-    });
+    ear.wait(if B::COMPLETIONS_RING { deadline } else { look });
 }
 
 /// A sender and what it needs.
 struct Sender<B: Backend> {
-    link: B::Link,
+    link: Link<B>,
     composer: Composer,
     next: u64,
 }
 
 impl<B: Backend> Sender<B> {
-    fn new(link: B::Link) -> Self {
+    fn new(link: Link<B>) -> Self {
         Self {
             link,
             composer: Composer::new(),
@@ -71,7 +73,7 @@ impl<B: Backend> Sender<B> {
                 return lease;
             }
             assert!(Instant::now() < deadline, "no credit came");
-            nap(&self.link, ear, deadline);
+            nap::<B>(ear, deadline);
         }
     }
 
@@ -101,16 +103,16 @@ impl<B: Backend> Sender<B> {
 
 /// A receiver and what it needs.
 struct Receiver<B: Backend> {
-    link: B::Link,
-    lockstep: Lockstep<Requests>,
+    link: Link<B>,
+    lockstep: Lockstep,
     inbox: Vec<u8>,
 }
 
 impl<B: Backend> Receiver<B> {
-    fn new(link: B::Link) -> Self {
+    fn new(link: Link<B>) -> Self {
         Self {
             link,
-            lockstep: Lockstep::requests(),
+            lockstep: Lockstep::new(),
             inbox: Vec::new(),
         }
     }
@@ -125,7 +127,7 @@ impl<B: Backend> Receiver<B> {
                 break;
             }
             assert!(Instant::now() < deadline, "no frame came");
-            nap(&self.link, ear, deadline);
+            nap::<B>(ear, deadline);
         }
         let matched = self.lockstep.admit(&self.inbox).unwrap();
         let n = number(&matched);

@@ -9,21 +9,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pp_contract::{Composer, Generation, Lockstep, Requests};
+use pp_contract::{Composer, Generation, Lockstep};
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_testing::{Folder, number, prepare};
-use pp_transport::bell::Bell;
+use pp_transport::edge::Edges;
 use pp_transport::error::TransportError;
 use pp_transport::host::EdgeShape;
 use pp_transport::in_flight::{Completion, InFlight};
-use pp_transport::lane::Lane;
-use pp_transport::link::Link;
-use pp_transport::nccl::{DeviceRx, Issuer, Nccl, NcclLink, NcclOptions, UniqueId};
+use pp_transport::nccl::{self, DeviceRx, Issuer, Nccl, NcclBackend, NcclOptions, UniqueId};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::fakes::Fakes;
 use crate::fakes::check::Recording;
 use crate::fakes::raw::TestKernels;
+use crate::two_way::{self, TwoWay, edges, lanes};
 
 /// A job that does not end is a failure, not a hang of the tests.
 pub(crate) const STUCK: Duration = Duration::from_secs(60);
@@ -138,28 +137,26 @@ fn child() {
     let loaded = Fakes::build().load();
     let nccl = Nccl::load().unwrap();
     let ids = [UniqueId::new(&nccl).unwrap(), UniqueId::new(&nccl).unwrap()];
-    let (up, down) = Lane::pair(depth as u32, depth as u32, Bell::new().unwrap()).unwrap();
+    let shape = EdgeShape {
+        depth: depth as u32,
+        slot_bytes: LARGEST as u64,
+    };
+    let (lower, higher) = lanes(shape, shape);
     let (connected, finished) = (Barrier::new(2), Barrier::new(2));
     let busy = AtomicU32::new(2);
     let wrong: u64 = thread::scope(|scope| {
-        let ranks: Vec<_> = [(0, up), (1, down)]
+        let ranks: Vec<_> = [(0, lower), (1, higher)]
             .into_iter()
-            .map(|(rank, lane)| {
+            .map(|(rank, lanes)| {
                 let (nccl, connected, finished, busy) = (&nccl, &connected, &finished, &busy);
                 scope.spawn(move || {
                     let device = Device::open(rank).unwrap();
-                    let shape = EdgeShape {
-                        depth: depth as u32,
-                        slot_bytes: LARGEST as u64,
-                    };
-                    let mut link = NcclLink::connect(
+                    let bell = lanes.bell.clone();
+                    let ends = nccl::connect(
                         NcclOptions {
                             issuer: Issuer::open(nccl, &device).unwrap(),
-                            lane,
                             is_lower: rank == 0,
-                            up: shape,
-                            down: shape,
-                            ids,
+                            edges: edges(lanes, shape, shape, ids),
                             deadline: Instant::now() + STUCK,
                             generation: Generation::new(0),
                             blocking: blocking == 1,
@@ -167,6 +164,7 @@ fn child() {
                         &|| true,
                     )
                     .unwrap();
+                    let (mut link, _) = two_way::connected(ends, bell);
                     let stage = Stage::new(&device);
                     if connected.wait().is_leader() {
                         loaded.note("Mark name=run");
@@ -235,12 +233,8 @@ impl Stage {
 }
 
 /// Sends payloads as fast as slots allow, and compares the answers.
-fn front(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), TransportError> {
-    let (mut composer, mut lockstep, mut inbox) = (
-        Composer::new(),
-        Lockstep::<Requests>::requests(),
-        Vec::new(),
-    );
+fn front(link: &mut Link, stage: &Stage, chunks: u64) -> Result<(), TransportError> {
+    let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::new(), Vec::new());
     let (mut sent, mut checked) = (0, 0);
     let mut sending = VecDeque::new();
     let mut receiving = VecDeque::new();
@@ -299,12 +293,8 @@ fn front(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), Transpor
 }
 
 /// Answers every payload with a copy of it.
-fn answer(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), TransportError> {
-    let (mut composer, mut lockstep, mut inbox) = (
-        Composer::new(),
-        Lockstep::<Requests>::requests(),
-        Vec::new(),
-    );
+fn answer(link: &mut Link, stage: &Stage, chunks: u64) -> Result<(), TransportError> {
+    let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::new(), Vec::new());
     let mut receiving = VecDeque::new();
     let mut waiting: Option<(u64, Option<DeviceRx>)> = None;
     let mut answered = 0;
@@ -347,13 +337,14 @@ fn answer(link: &mut NcclLink, stage: &Stage, chunks: u64) -> Result<(), Transpo
     Ok(())
 }
 
-type Sending = InFlight<<NcclLink as Link>::Sending>;
-type Receiving = InFlight<<NcclLink as Link>::Receiving>;
+type Link = TwoWay<NcclBackend>;
+type Sending = InFlight<<NcclBackend as Edges>::Sending>;
+type Receiving = InFlight<<NcclBackend as Edges>::Receiving>;
 
 /// The next message, if one was announced, and the receive of its payload, if it has one.
 fn hear(
-    link: &mut NcclLink,
-    lockstep: &mut Lockstep<Requests>,
+    link: &mut Link,
+    lockstep: &mut Lockstep,
     inbox: &mut Vec<u8>,
 ) -> Result<Option<(u64, Option<Receiving>)>, TransportError> {
     if !link.poll_frame(inbox)? {

@@ -5,6 +5,9 @@
 #[path = "../fakes/mod.rs"]
 mod fakes;
 mod job;
+mod local;
 mod mesh;
 mod runs;
 mod traces;
+#[path = "../two_way/mod.rs"]
+mod two_way;

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use pp_contract::FaultKind;
+use pp_contract::{FaultKind, Pipeline, Rank};
 use pp_runtime::times::MISSED_HEARTBEATS;
 
 use super::log::Point;
+use super::role::Role;
 use crate::hook;
 use crate::trial::{ENDS_WITHIN, Ground, Trial};
 
@@ -15,7 +16,6 @@ pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 pub(super) const SILENCE: Duration = HEARTBEAT.saturating_mul(MISSED_HEARTBEATS);
 
 const ALL: &[Ground] = &[Ground::Host, Ground::Fakes, Ground::Gpus];
-pub(super) const HOST: &[Ground] = &[Ground::Host];
 pub(super) const NCCL: &[Ground] = &[Ground::Fakes, Ground::Gpus];
 /// Where real GPUs cannot be made to do it.
 pub(super) const FAKES: &[Ground] = &[Ground::Fakes];
@@ -28,20 +28,85 @@ pub(super) enum End {
     /// By SIGKILL.
     Killed,
     /// With one line: this kind, this rank, this operation.
-    Fault(FaultKind, u32, &'static str),
+    Fault(FaultKind, Role, &'static str),
+}
+
+/// How all ranks have to end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    pub(super) all: End,
+    /// But for this one.
+    pub(super) but: Option<(Role, End)>,
+}
+
+impl Ends {
+    pub(super) const DONE: Self = Self {
+        all: End::Done,
+        but: None,
+    };
+
+    /// This rank otherwise.
+    pub(super) const fn but(mut self, role: Role, end: End) -> Self {
+        self.but = Some((role, end));
+        self
+    }
+
+    /// How this rank has to end.
+    pub(super) fn of(&self, rank: Rank, pipeline: &Pipeline) -> End {
+        let but = self.but.filter(|(role, _)| role.rank(pipeline) == rank);
+        but.map_or(self.all, |(_, end)| end)
+    }
+
+    /// The job goes on to its end.
+    pub(super) fn is_done(&self) -> bool {
+        matches!((self.all, self.but), (End::Done, None))
+    }
+}
+
+/// All ranks say the same.
+pub(super) const fn all(kind: FaultKind, role: Role, operation: &'static str) -> Ends {
+    Ends {
+        all: End::Fault(kind, role, operation),
+        but: None,
+    }
 }
 
 /// What is done to break the rule.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum How {
-    /// PP_FAULT on both ranks.
-    Hook(&'static str),
+    /// PP_FAULT on all ranks: a hook on the rank of this role.
+    Hook(&'static str, Role),
+    /// As that, at this chunk.
+    HookAt(&'static str, Role, u64),
     /// A variable of one rank alone.
-    Variable(u32, &'static str, &'static str),
+    Variable(Role, &'static str, &'static str),
     /// Arguments of one rank alone.
-    Arguments(u32, &'static [&'static str]),
+    Arguments(Role, &'static [&'static str]),
     /// Nothing.
     Nothing,
+}
+
+impl How {
+    /// PP_FAULT of the job.
+    pub(super) fn fault(self, pipeline: &Pipeline) -> Option<String> {
+        match self {
+            Self::Hook(name, role) => Some(format!("{name}@{}", role.rank(pipeline))),
+            Self::HookAt(name, role, chunk) => {
+                Some(format!("{name}@{}:chunk={chunk}", role.rank(pipeline)))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Where the sink must stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SinkAt {
+    Any,
+    /// On the rank of the source: no edge carries acceptances.
+    Source,
+    /// On another rank.
+    Apart,
 }
 
 /// One way to break one rule.
@@ -52,44 +117,43 @@ pub(super) struct Entry {
     pub(super) rule: &'static str,
     pub(super) how: How,
     pub(super) grounds: &'static [Ground],
-    /// Arguments and variables of both ranks.
+    pub(super) sink: SinkAt,
+    /// Arguments and variables of all ranks.
     pub(super) args: &'static [&'static str],
     pub(super) env: &'static [(&'static str, &'static str)],
-    pub(super) ends: [End; 2],
+    pub(super) ends: Ends,
     /// When the fault is noticed, counted from the moment at which it was made.
     pub(super) noticed_after: Duration,
     /// What some rank must say.
     pub(super) words: &'static [&'static str],
-    /// An output is there when the job is done.
-    pub(super) writes: bool,
     /// What has to stand in the log, where that is looked at.
     pub(super) logs: &'static [Point],
 }
 
 impl Entry {
-    pub(super) const fn new(
-        id: &'static str,
-        rule: &'static str,
-        how: How,
-        ends: [End; 2],
-    ) -> Self {
+    pub(super) const fn new(id: &'static str, rule: &'static str, how: How, ends: Ends) -> Self {
         Self {
             id,
             rule,
             how,
             grounds: ALL,
+            sink: SinkAt::Any,
             args: &[],
             env: &[],
             ends,
             noticed_after: Duration::ZERO,
             words: &[],
-            writes: true,
             logs: &[],
         }
     }
 
     pub(super) const fn on(mut self, grounds: &'static [Ground]) -> Self {
         self.grounds = grounds;
+        self
+    }
+
+    pub(super) const fn where_sink_is(mut self, sink: SinkAt) -> Self {
+        self.sink = sink;
         self
     }
 
@@ -113,47 +177,77 @@ impl Entry {
         self
     }
 
+    pub(super) const fn logs(mut self, points: &'static [Point]) -> Self {
+        self.logs = points;
+        self
+    }
+
     pub(super) fn is_hooked(&self) -> bool {
-        matches!(self.how, How::Hook(_))
+        matches!(self.how, How::Hook(..) | How::HookAt(..))
     }
 
     /// How long after the fault the last rank may end. Without a hook the moment of the fault is not known; a job that
     /// goes on has no bound.
     pub(super) fn bound(&self) -> Option<Duration> {
-        let goes_on = self.ends.iter().all(|end| matches!(end, End::Done));
-        (self.is_hooked() && !goes_on).then(|| self.noticed_after + ENDS_WITHIN)
+        let is_bound = self.is_hooked() && !self.ends.is_done();
+        is_bound.then(|| self.noticed_after + ENDS_WITHIN)
     }
 }
 
-impl Trial for &Entry {
+/// An entry, on a pipeline.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OnPipeline<'a> {
+    pub(super) entry: &'static Entry,
+    pub(super) pipeline: &'a Pipeline,
+}
+
+impl Trial for OnPipeline<'_> {
     fn name(&self) -> String {
-        self.id.into()
+        self.entry.id.into()
     }
 
     fn means(&self, _: Ground) -> String {
-        let how = match self.how {
-            How::Hook(hook) => format!("PP_FAULT={hook}: {}", hook::about(hook)),
-            How::Variable(rank, name, value) => format!("{name}={value} on rank {rank}"),
-            How::Arguments(rank, args) => format!("{} on rank {rank}", args.join(" ")),
+        let Entry {
+            rule, how, ends, ..
+        } = self.entry;
+        let rank = |role: Role| role.rank(self.pipeline);
+        let how = match *how {
+            How::Hook(name, _) | How::HookAt(name, ..) => {
+                let fault = how.fault(self.pipeline).unwrap_or_default();
+                format!("PP_FAULT={fault}: {}", hook::about(name))
+            }
+            How::Variable(role, name, value) => format!("{name}={value} on rank {}", rank(role)),
+            How::Arguments(role, args) => format!("{} on rank {}", args.join(" "), rank(role)),
             How::Nothing => "nothing is broken".into(),
         };
-        let [front, phase_b] = self.ends.map(|end| match end {
+        let end = |end: End| match end {
             End::Done => "done".into(),
             End::Killed => "killed".into(),
-            End::Fault(kind, rank, operation) => format!("{kind}: rank {rank}: {operation}"),
+            End::Fault(kind, role, operation) => {
+                format!("{kind}: rank {}: {operation}", rank(role))
+            }
+        };
+        let but = ends.but.map_or_else(String::new, |(role, other)| {
+            format!("; rank {}: {}", rank(role), end(other))
         });
-        format!("{} {how}. Rank 0: {front}; rank 1: {phase_b}", self.rule)
+        format!("{rule} {how}. All ranks: {}{but}", end(ends.all))
     }
 
     fn not_here(&self, ground: Ground) -> Option<&'static str> {
-        let is_here = self.grounds.contains(&ground);
-        (!is_here).then_some("not a fault of this transport, or one of the fakes alone")
+        let is_closed = self.pipeline.sink().get() == 0;
+        match self.entry.sink {
+            _ if !self.entry.grounds.contains(&ground) => {
+                Some("not a fault of this transport, or one of the fakes alone")
+            }
+            SinkAt::Source if !is_closed => {
+                Some("it takes a pipeline with source and sink on one rank")
+            }
+            SinkAt::Apart if is_closed => {
+                Some("it takes a pipeline with source and sink on two ranks")
+            }
+            _ => None,
+        }
     }
-}
-
-/// Both ranks say the same.
-pub(super) const fn both(kind: FaultKind, rank: u32, operation: &'static str) -> [End; 2] {
-    [End::Fault(kind, rank, operation); 2]
 }
 
 #[cfg(test)]
@@ -166,8 +260,8 @@ mod tests {
             let entry = all().find(|entry| entry.id == id).unwrap();
             entry.bound().map(|bound| bound.as_secs())
         };
-        assert_eq!(bound("OM-13.kill-front"), Some(1));
-        assert_eq!(bound("OM-13.stop-front"), Some(3 + 1));
+        assert_eq!(bound("OM-13.kill-source"), Some(1));
+        assert_eq!(bound("OM-13.stop-source"), Some(3 + 1));
         assert_eq!(bound("OM-13.stuck"), Some(3 + 1));
         // Nothing says when it was made; the job goes on.
         assert_eq!(bound("OM-04.setting"), None);

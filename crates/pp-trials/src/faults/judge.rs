@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use pp_contract::Rank;
-use pp_job::{WORLD, code_of};
+use pp_contract::{Pipeline, Rank};
+use pp_job::code_of;
 
-use super::catalogue::{End, Entry};
+use super::catalogue::{End, OnPipeline};
 use super::clip;
 use super::job::Outcome;
 use super::log;
@@ -13,10 +13,11 @@ use crate::hook::AFTER;
 use crate::trial::{ASIDE, Ended};
 
 /// Everything that is wrong with how a job ended; not how long that took.
-pub(super) fn judge(entry: &Entry, outcome: &Outcome, folder: &Path) -> Vec<String> {
+pub(super) fn judge(trial: &OnPipeline<'_>, outcome: &Outcome, folder: &Path) -> Vec<String> {
+    let OnPipeline { entry, pipeline } = *trial;
     let mut wrong = Vec::new();
-    for (rank, (end, ended)) in entry.ends.iter().zip(&outcome.ranks).enumerate() {
-        if let Err(why) = check_end(end, ended) {
+    for (rank, ended) in pipeline.world_size().ranks().zip(&outcome.ranks) {
+        if let Err(why) = check_end(entry.ends.of(rank, pipeline), pipeline, ended) {
             wrong.push(format!("rank {rank}: {why}"));
         }
         let misread = ended.lines.iter().filter(|line| line.contains(AFTER));
@@ -25,13 +26,12 @@ pub(super) fn judge(entry: &Entry, outcome: &Outcome, folder: &Path) -> Vec<Stri
     if outcome.left_behind {
         wrong.push("a process of a rank outlived it".into());
     }
-    let is_done = entry.ends.iter().all(|end| matches!(end, End::Done));
-    wrong.extend(check_files(folder, is_done && entry.writes));
+    wrong.extend(check_files(folder, entry.ends.is_done()));
     if entry.is_hooked() && !is_hooked(&outcome.ranks) {
         wrong.push("the fault was never made".into());
     }
     if !entry.logs.is_empty() {
-        wrong.extend(log::check(entry.logs, &outcome.ranks));
+        wrong.extend(log::check(entry.logs, pipeline, &outcome.ranks));
     }
     for word in entry.words {
         let has_word = |ended: &Ended| ended.lines.iter().any(|line| line.contains(word));
@@ -42,19 +42,20 @@ pub(super) fn judge(entry: &Entry, outcome: &Outcome, folder: &Path) -> Vec<Stri
     wrong
 }
 
-fn is_hooked(ranks: &[Ended; WORLD as usize]) -> bool {
+fn is_hooked(ranks: &[Ended]) -> bool {
     let mut lines = ranks.iter().flat_map(|ended| &ended.lines);
     lines.any(|line| crate::hook::is_strike(line))
 }
 
-fn check_end(end: &End, ended: &Ended) -> Result<(), String> {
+fn check_end(end: End, pipeline: &Pipeline, ended: &Ended) -> Result<(), String> {
     let (code, wanted) = match end {
         End::Done => (0, None),
         End::Killed => (-9, None),
-        End::Fault(kind, rank, operation) => (
-            code_of(*kind).into(),
-            Some(format!("{kind}: rank {}: {operation}: ", Rank::new(*rank))),
-        ),
+        End::Fault(kind, role, operation) => {
+            let rank: Rank = role.rank(pipeline);
+            let line = format!("{kind}: rank {rank}: {operation}: ");
+            (code_of(kind).into(), Some(line))
+        }
     };
     ended.check(&[code])?;
     let errors: Vec<_> = ended.errors().collect();
@@ -86,6 +87,7 @@ mod tests {
 
     use super::super::entries::all;
     use super::*;
+    use crate::trial::TWO;
 
     const ERROR_8: &str = "pp: error: peer misbehaved: rank 0: receive header: half a frame";
 
@@ -96,17 +98,19 @@ mod tests {
         }
     }
 
-    /// What both ranks do about half a frame when all is well, and what is wrong after a change.
+    /// What two ranks do about half a frame when all is well, and what is wrong after a change.
     fn wrong_after(change: impl FnOnce(&mut Outcome)) -> Vec<String> {
         let entry = all().find(|entry| entry.id == "size.truncated").unwrap();
         let hook = format!("{}truncated-frame at chunk 3", crate::hook::SAYS);
         let mut outcome = Outcome {
-            ranks: [ended(8, &[ERROR_8]), ended(8, &[&hook, ERROR_8])],
+            ranks: vec![ended(8, &[ERROR_8]), ended(8, &[&hook, ERROR_8])],
             took: Duration::from_millis(3),
             left_behind: false,
         };
         change(&mut outcome);
-        judge(entry, &outcome, Path::new("/no/such/folder"))
+        let pipeline = &TWO.parse().unwrap();
+        let trial = OnPipeline { entry, pipeline };
+        judge(&trial, &outcome, Path::new("/no/such/folder"))
     }
 
     #[test]
@@ -141,7 +145,7 @@ mod tests {
             let wrong = wrong_after(change);
             assert!(wrong.iter().any(|w| w.contains(word)), "{word}: {wrong:?}");
         }
-        let misread = format!("{}chunk 3 was decoded {AFTER}", crate::hook::SAYS);
+        let misread = format!("{}decode worked on chunk 3 {AFTER}", crate::hook::SAYS);
         let wrong = wrong_after(|o| o.ranks[0].lines.push(misread.clone()));
         assert_eq!(wrong, [format!("rank 0: {misread}")]);
     }

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use pp_job::WORLD;
+use pp_contract::pipeline::EdgeKind;
+use pp_contract::{Pipeline, Rank};
 
 use super::clip::CHUNKS;
+use super::role::Role;
 use crate::trial::Ended;
 
 /// What each record says beside its message.
@@ -16,25 +18,29 @@ const FIELDS: [&str; 6] = [
     "peer",
     "bytes",
 ];
+/// The place of the peer among them.
+const PEER: usize = 4;
 /// A commitment point: the rank, what it logs, and how often.
-pub(super) type Point = (usize, &'static str, u64);
+pub(super) type Point = (Role, &'static str, u64);
+
+/// What the sender of a message logs, and what its receiver does.
+const SENT: &str = "driver: message sent";
+const POSTED: &str = "driver: receive posted";
 
 /// Those of every job.
 pub(super) const POINTS: &[Point] = &[
-    (0, "driver: envelope sent", CHUNKS),
-    (0, "driver: receive posted", CHUNKS),
-    (0, "driver: shutdown sent", 1),
-    (1, "driver: receive posted", CHUNKS),
-    (1, "driver: result sent", CHUNKS),
-    (1, "driver: shutdown answered", 1),
+    (Role::Source, SENT, CHUNKS),
+    (Role::Source, "driver: shutdown sent", 1),
+    (Role::Stage, POSTED, CHUNKS),
+    (Role::Stage, SENT, CHUNKS),
+    (Role::Stage, "driver: shutdown sent", 1),
+    (Role::Sink, POSTED, CHUNKS),
 ];
-/// Those of a job with one collective of Phase B's.
+/// Those of a job with one collective of a stage.
 pub(super) const WITH_COLLECTIVE: &[Point] = &[
-    (0, "driver: envelope sent", CHUNKS),
-    (0, "driver: receive posted", CHUNKS),
-    (1, "driver: receive posted", CHUNKS),
-    (1, "driver: result sent", CHUNKS),
-    (1, "group: collective entered", 1),
+    (Role::Stage, POSTED, CHUNKS),
+    (Role::Stage, SENT, CHUNKS),
+    (Role::Stage, "group: collective entered", 1),
 ];
 
 /// The values of the fields, in their order; `None` for one that is not there.
@@ -56,11 +62,13 @@ fn records(ended: &Ended, point: &str) -> Vec<Record> {
     lines.filter_map(|line| record(line, point)).collect()
 }
 
-/// What is wrong with the records of both ranks.
-pub(super) fn check(points: &[Point], ranks: &[Ended; WORLD as usize]) -> Vec<String> {
+/// What is wrong with the records of the ranks.
+pub(super) fn check(points: &[Point], pipeline: &Pipeline, ranks: &[Ended]) -> Vec<String> {
     let mut wrong = Vec::new();
-    for &(rank, point, wanted) in points {
-        let found = records(&ranks[rank], point);
+    let records = |rank: Rank, point| records(&ranks[rank.get() as usize], point);
+    for &(role, point, wanted) in points {
+        let rank = role.rank(pipeline);
+        let found = records(rank, point);
         if found.len() as u64 != wanted {
             let count = found.len();
             wrong.push(format!(
@@ -75,24 +83,23 @@ pub(super) fn check(points: &[Point], ranks: &[Ended; WORLD as usize]) -> Vec<St
         }
     }
     // What one side sends the other receives: the same call, chunk, epoch and size, in one order.
-    let pairs = [
-        (0, "driver: envelope sent", 1, "driver: receive posted"),
-        (1, "driver: result sent", 0, "driver: receive posted"),
-    ];
-    for (from, sent, to, received) in pairs {
-        let of = |rank: usize, point| {
-            let records = records(&ranks[rank], point).into_iter();
-            records
-                .map(|mut record: Record| {
-                    // The peers of each other.
-                    record.remove(4);
-                    record
-                })
-                .collect::<Vec<_>>()
+    for edge in pipeline
+        .edges()
+        .filter(|edge| edge.kind == EdgeKind::Onward)
+    {
+        let of = |rank, point, peer: Rank| {
+            let all = records(rank, point).into_iter();
+            let is_of_edge = |record: &Record| record[PEER] == Some(peer.to_string());
+            let all = all.filter(is_of_edge).map(|mut record| {
+                record.remove(PEER);
+                record
+            });
+            all.collect::<Vec<_>>()
         };
-        if of(from, sent) != of(to, received) {
+        let (from, to) = (edge.source, edge.target);
+        if of(from, SENT, to) != of(to, POSTED, from) {
             wrong.push(format!(
-                "{sent:?} of rank {from} and {received:?} of rank {to} differ"
+                "{SENT:?} of rank {from} and {POSTED:?} of rank {to} differ"
             ));
         }
     }

@@ -1,14 +1,22 @@
-//! A backend whose links have a hook.
+//! A backend whose edges have a hook.
 
 use std::rc::Rc;
 
-use pp_contract::Fault;
-use pp_transport::backend::{Abort, Backend, Connect, Edges, OnFrame, Peer};
+use pp_contract::{Fault, Rank};
+use pp_transport::backend::{Backend, Connect, Connected, EdgeEnd, End, OnFrame, Peer};
 use pp_transport::bell::Bell;
+use pp_transport::edge::{Capabilities, Edges};
 use pp_transport::error::TransportError;
+use pp_transport::host::EdgeShape;
 
-use super::link::Faulty;
+use super::edges::{FaultyIn, FaultyOut};
 use super::{Arm, Breakable};
+
+/// What another edge is like whose slot is sent.
+const OTHER: EdgeShape = EdgeShape {
+    depth: 1,
+    slot_bytes: 1 << 20,
+};
 
 /// A backend with a hook.
 pub(crate) struct FaultyBackend<B> {
@@ -16,9 +24,18 @@ pub(crate) struct FaultyBackend<B> {
     pub(crate) arm: Rc<Arm>,
 }
 
-impl<B: Backend<Link: Breakable>> Backend for FaultyBackend<B> {
-    type Link = Faulty<B::Link>;
-    type Agreed = B::Agreed;
+impl<B: Breakable> Edges for FaultyBackend<B> {
+    type Tx = B::Tx;
+    type Rx = B::Rx;
+    type Sending = B::Sending;
+    type Receiving = B::Receiving;
+    type Out = FaultyOut<B>;
+    type In = FaultyIn<B::In>;
+    type Local = B::Local;
+}
+
+impl<B: Breakable> Backend for FaultyBackend<B> {
+    type Agreed = (Rank, B::Agreed);
 
     fn settings(&self) -> Vec<(String, String)> {
         self.inner.settings()
@@ -28,6 +45,10 @@ impl<B: Backend<Link: Breakable>> Backend for FaultyBackend<B> {
         self.inner.device()
     }
 
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
     fn load_ahead(&mut self) {
         self.inner.load_ahead();
     }
@@ -35,24 +56,47 @@ impl<B: Backend<Link: Breakable>> Backend for FaultyBackend<B> {
     fn agree(
         &mut self,
         peer: &mut dyn Peer,
-        edges: Edges,
+        edges: &[EdgeEnd],
         bell: &Bell,
-    ) -> Result<(B::Agreed, Option<OnFrame>), Fault> {
-        self.inner.agree(peer, edges, bell)
+    ) -> Result<(Self::Agreed, Option<OnFrame>), Fault> {
+        let rank = peer.rank();
+        let (agreed, on_frame) = self.inner.agree(peer, edges, bell)?;
+        Ok(((rank, agreed), on_frame))
     }
 
     fn connect(
         &mut self,
-        agreed: B::Agreed,
+        (peer, agreed): Self::Agreed,
         how: Connect<'_>,
-    ) -> Result<Self::Link, TransportError> {
-        let link = self.inner.connect(agreed, how)?;
+    ) -> Result<Connected<Self>, TransportError> {
+        let connected = self.inner.connect(agreed, how)?;
+        let tools = Rc::new(self.inner.tools(how)?);
         self.arm.begins(how.generation);
-        Ok(Faulty::new(link, &self.arm))
+        let mut ends = Vec::new();
+        for (edge, end) in connected.ends {
+            let end = match end {
+                End::In(inner) => End::In(FaultyIn::new(inner, &self.arm)),
+                End::Out(inner) => {
+                    let other = self.arm.sends_foreign_slots();
+                    let other = other.then(|| self.inner.local(OTHER)).transpose()?;
+                    let (tools, arm) = (Rc::clone(&tools), Rc::clone(&self.arm));
+                    End::Out(FaultyOut {
+                        inner,
+                        peer,
+                        tools,
+                        other,
+                        arm,
+                    })
+                }
+            };
+            ends.push((edge, end));
+        }
+        let abort = connected.abort;
+        Ok(Connected { ends, abort })
     }
 
-    fn abort(&self, link: &Self::Link) -> Option<Abort> {
-        self.inner.abort(&link.inner)
+    fn local(&mut self, shape: EdgeShape) -> Result<B::Local, TransportError> {
+        self.inner.local(shape)
     }
 
     fn is_at_rest() -> bool {

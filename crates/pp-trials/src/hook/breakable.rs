@@ -1,15 +1,17 @@
-//! What can be tried with a link that a correct run never tries.
+//! What can be tried with edges that a correct run never tries.
 
 use std::time::{Duration, Instant};
 
-use pp_contract::{CallStamp, DType, Prepared, Rank, Stamp};
+use pp_contract::{DType, Prepared, Rank, Stamp};
 use pp_device::{DeviceBuffer, DevicePtr, Stream};
-use pp_transport::bell::Bell;
+use pp_transport::backend::{Backend, Connect};
+use pp_transport::edge::{EdgeTx, Sent};
 use pp_transport::error::TransportError;
-use pp_transport::host::{EdgeShape, HostLink};
+use pp_transport::host::{Host, TxLease};
 use pp_transport::in_flight::Rejected;
-use pp_transport::link::{Link, Sent};
-use pp_transport::nccl::{CommOptions, Communicator, GroupBuffer, NcclLink, UniqueId};
+use pp_transport::nccl::{
+    CommOptions, Communicator, DeviceTx, GroupBuffer, Issuer, NcclBackend, NcclTx, UniqueId,
+};
 
 /// Time to make a group of one rank.
 const GROUP_WITHIN: Duration = Duration::from_secs(10);
@@ -21,53 +23,56 @@ const UNLIKELY: u8 = 0xa5;
 /// Bytes that a group of one rank broadcasts.
 const BROADCAST: usize = 256;
 
-/// A backend's link with which rules can be broken.
-pub(crate) trait Breakable: Link {
-    /// A slot of another link of the same kind, where a process can have two.
-    fn slot_of_another(&self) -> Option<Self::Tx> {
-        None
-    }
+/// A backend with which rules can be broken.
+pub(crate) trait Breakable: Backend {
+    /// What that takes.
+    type Tools;
+
+    /// What breaking the rules takes, once edges are made.
+    fn tools(&mut self, how: Connect<'_>) -> Result<Self::Tools, TransportError>;
 
     /// Changes one byte of a slot that is about to be sent.
-    fn change_byte(&self, slot: &mut Self::Tx) -> Result<(), TransportError>;
+    fn change_byte(tools: &Self::Tools, slot: &mut Self::Tx) -> Result<(), TransportError>;
 
     /// Broadcasts from `root` in a group of this rank alone, as a part of the call that is about to
     /// be answered, and waits until that is done; where there are groups.
-    fn broadcast_alone(&mut self, _: Rank, _: Rank, _: Stamp) -> Result<(), TransportError> {
+    fn broadcast_alone(_: &Self::Tools, _: Rank, _: Rank, _: Stamp) -> Result<(), TransportError> {
         Ok(())
     }
 
-    /// Sends from a thread that is not the link's, where that matters.
+    /// Sends from a thread that is not the edge's, where that matters.
     fn send_elsewhere(
-        &mut self,
+        edge: &mut Self::Out,
         message: Prepared<'_>,
         stamp: Stamp,
         payload: Option<Self::Tx>,
     ) -> Result<Sent<Self::Sending>, Rejected<Self::Tx>> {
-        self.send(message, stamp, payload)
+        edge.send(message, stamp, payload)
     }
 }
 
-impl Breakable for HostLink {
-    fn slot_of_another(&self) -> Option<Self::Tx> {
-        let edge = EdgeShape {
-            depth: 1,
-            slot_bytes: 1 << 20,
-        };
-        let (mut other, _) = Self::pair(edge, edge, Bell::new().ok()?).ok()?;
-        other.try_lease().ok()?
+impl Breakable for Host {
+    type Tools = ();
+
+    fn tools(&mut self, _: Connect<'_>) -> Result<(), TransportError> {
+        Ok(())
     }
 
-    fn change_byte(&self, slot: &mut Self::Tx) -> Result<(), TransportError> {
+    fn change_byte((): &(), slot: &mut TxLease) -> Result<(), TransportError> {
         slot.bytes_mut()[CHANGED] ^= 1;
         Ok(())
     }
 }
 
-impl Breakable for NcclLink {
-    fn change_byte(&self, slot: &mut Self::Tx) -> Result<(), TransportError> {
+impl Breakable for NcclBackend {
+    type Tools = Issuer;
+
+    fn tools(&mut self, how: Connect<'_>) -> Result<Issuer, TransportError> {
+        self.issuer(how)
+    }
+
+    fn change_byte(issuer: &Issuer, slot: &mut DeviceTx) -> Result<(), TransportError> {
         assert!(CHANGED < slot.capacity(), "a payload of a byte");
-        let issuer = self.issuer();
         let stream = Stream::new(issuer.device())?;
         slot.write_on(&stream, |whole| {
             let place = DevicePtr {
@@ -81,18 +86,17 @@ impl Breakable for NcclLink {
     }
 
     fn broadcast_alone(
-        &mut self,
+        issuer: &Issuer,
         me: Rank,
         root: Rank,
         stamp: Stamp,
     ) -> Result<(), TransportError> {
-        let issuer = self.issuer();
         let stream = Stream::new(issuer.device())?;
         let memory = DeviceBuffer::new(issuer.device(), BROADCAST)?;
         let id = UniqueId::new(issuer.nccl())?;
         let deadline = Instant::now() + GROUP_WITHIN;
         let mut mesh = Communicator::connect(CommOptions {
-            issuer,
+            issuer: issuer.share(),
             name: "mesh",
             members: vec![me],
             me,
@@ -103,9 +107,7 @@ impl Breakable for NcclLink {
         let buffer = GroupBuffer::new(memory, DType::U8, BROADCAST);
         let buffer = buffer.expect("as large as its memory");
         let mut group = mesh.group();
-        if let CallStamp::Echo(call) | CallStamp::Numbered(call) = stamp.call {
-            group.about(call, stamp.chunk_index, stamp.cache_epoch);
-        }
+        group.about(stamp.call_id, stamp.chunk_index, stamp.cache_epoch);
         group
             .broadcast(buffer, root)
             .map_err(|refused| refused.error)?;
@@ -127,13 +129,13 @@ impl Breakable for NcclLink {
         reason = "the payload comes back with its error, as from any send"
     )]
     fn send_elsewhere(
-        &mut self,
+        edge: &mut NcclTx,
         message: Prepared<'_>,
         stamp: Stamp,
-        payload: Option<Self::Tx>,
-    ) -> Result<Sent<Self::Sending>, Rejected<Self::Tx>> {
+        payload: Option<DeviceTx>,
+    ) -> Result<Sent<Self::Sending>, Rejected<DeviceTx>> {
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| self.send(message, stamp, payload));
+            let second = scope.spawn(|| edge.send(message, stamp, payload));
             second.join().expect("a send does not panic")
         })
     }

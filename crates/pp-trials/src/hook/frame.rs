@@ -1,23 +1,37 @@
 //! Frames as bytes, by the layout of docs/wire-format.md.
 
 use pp_contract::{
-    CacheEpoch, ChunkIndex, Composer, Envelope, HEADER_BYTES, Header, Lockstep, Manifest, Outcome,
-    Plan, Prepared, Sequencer, Stamp, TensorSpec,
+    DType, HEADER_BYTES, MAX_NOTE_BYTES, Manifest, StageReport, TensorSpec, VideoPlan,
+    VideoPlanParts, WIRE_VERSION,
 };
+use serde::{Deserialize, Serialize};
 
-use super::plan::{AnyPlan, unchecked};
+use super::kinds::Break;
 
 /// Where the fields lie that are altered here.
-pub(super) const VERSION: usize = 4;
+const VERSION: usize = 4;
 const ACTION: usize = 6;
 const CHUNK_INDEX: usize = 16;
 const EDGE_SEQ: usize = 32;
-pub(super) const PAYLOAD_BYTES: usize = 40;
-pub(super) const BODY_LEN: usize = 48;
+const PAYLOAD_BYTES: usize = 40;
+const BODY_LEN: usize = 48;
 const BODY_CRC32: usize = 52;
+const ATTEMPT: usize = 56;
+const LAP: usize = 58;
 const HEADER_CRC32: usize = 60;
 
+const NOOP: u8 = 0;
 const INFER: u8 = 1;
+
+/// What a body holds, unchecked.
+#[derive(Debug, Serialize, Deserialize)]
+struct Body {
+    plan: VideoPlanParts,
+    tensors: Vec<TensorSpec>,
+    trail: Vec<StageReport>,
+    note: Vec<u8>,
+    is_stale: bool,
+}
 
 /// The chunk of an INFER.
 pub(super) fn chunk_of(frame: &[u8]) -> Option<u64> {
@@ -25,109 +39,113 @@ pub(super) fn chunk_of(frame: &[u8]) -> Option<u64> {
     is_infer.then(|| get(frame, CHUNK_INDEX))
 }
 
-pub(super) fn get(frame: &[u8], at: usize) -> u64 {
+fn get(frame: &[u8], at: usize) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&frame[at..at + 8]);
     u64::from_le_bytes(bytes)
 }
 
-pub(super) fn put(frame: &mut [u8], at: usize, bytes: &[u8]) {
+fn put(frame: &mut [u8], at: usize, bytes: &[u8]) {
     frame[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
 /// Makes the checksum of the header right.
-pub(super) fn seal(frame: &mut [u8]) {
+fn seal(frame: &mut [u8]) {
     let crc = crc32fast::hash(&frame[..HEADER_CRC32]);
     put(frame, HEADER_CRC32, &crc.to_le_bytes());
 }
 
-/// The given frame with another body, and all that the header says of a body.
-fn with_body(frame: &[u8], body: &[u8]) -> Vec<u8> {
+/// A NOOP with the numbers of this frame, in the next attempt.
+pub(super) fn noop_of_next_attempt(frame: &[u8]) -> Vec<u8> {
+    let mut noop = frame[..HEADER_BYTES].to_vec();
+    noop[ACTION] = NOOP;
+    put(&mut noop, EDGE_SEQ, &u64::MAX.to_le_bytes());
+    put(&mut noop, PAYLOAD_BYTES, &[0; 8]);
+    put(&mut noop, BODY_LEN, &[0; 8]);
+    let attempt = u16::from_le_bytes([frame[ATTEMPT], frame[ATTEMPT + 1]]);
+    put(&mut noop, ATTEMPT, &(attempt + 1).to_le_bytes());
+    seal(&mut noop);
+    noop
+}
+
+/// The frame as it is altered; `None` if there is nothing in it to alter.
+pub(super) fn altered(what: Break, frame: &[u8]) -> Option<Vec<u8>> {
+    let mut new = frame.to_vec();
+    match what {
+        Break::TruncatedFrame => new.truncate(HEADER_BYTES + (new.len() - HEADER_BYTES) / 2),
+        Break::DamagedBody => new[HEADER_BYTES] ^= 1,
+        Break::WrongVersion => put(&mut new, VERSION, &(WIRE_VERSION + 1).to_le_bytes()),
+        Break::WrongLap => put(&mut new, LAP, &u16::MAX.to_le_bytes()),
+        Break::LyingBody => {
+            let body = (new.len() - HEADER_BYTES) as u32 + 8;
+            put(&mut new, BODY_LEN, &body.to_le_bytes());
+        }
+        Break::LyingPayload => {
+            let bytes = get(frame, PAYLOAD_BYTES) / 2 + 1;
+            put(&mut new, PAYLOAD_BYTES, &bytes.to_le_bytes());
+        }
+        _ => return with_body(what, frame),
+    }
+    if new.len() >= HEADER_BYTES && what != Break::DamagedBody {
+        seal(&mut new);
+    }
+    Some(new)
+}
+
+/// The frame with a body that breaks a rule. The header announces what the body then describes, but for a manifest that
+/// lies.
+fn with_body(what: Break, frame: &[u8]) -> Option<Vec<u8>> {
+    let mut body: Body = postcard::from_bytes(&frame[HEADER_BYTES..]).ok()?;
+    let old = postcard::to_allocvec(&body).ok()?;
+    alter(what, &mut body);
+    let bytes = postcard::to_allocvec(&body).ok()?;
+    if bytes == old {
+        return None;
+    }
     let mut new = frame[..HEADER_BYTES].to_vec();
-    new.extend_from_slice(body);
-    put(&mut new, BODY_LEN, &(body.len() as u32).to_le_bytes());
-    put(&mut new, BODY_CRC32, &crc32fast::hash(body).to_le_bytes());
+    if what != Break::AlteredManifest && what != Break::StaleTensors {
+        let payload = Manifest::new(&body.tensors).ok()?.payload_bytes();
+        put(&mut new, PAYLOAD_BYTES, &payload.to_le_bytes());
+    }
+    put(&mut new, BODY_LEN, &(bytes.len() as u32).to_le_bytes());
+    put(&mut new, BODY_CRC32, &crc32fast::hash(&bytes).to_le_bytes());
     seal(&mut new);
-    new
+    new.extend_from_slice(&bytes);
+    Some(new)
 }
 
-/// The given frame as the first of its edge, which is always admitted.
-fn as_first(frame: &[u8]) -> Vec<u8> {
-    let mut first = frame.to_vec();
-    if get(frame, PAYLOAD_BYTES) > 0 {
-        put(&mut first, EDGE_SEQ, &0u64.to_le_bytes());
-        seal(&mut first);
+fn alter(what: Break, body: &mut Body) {
+    match what {
+        Break::WrongCalls => body.plan.expected_generator_calls += 1,
+        Break::WrongReport => {
+            if let Some(report) = body.trail.last_mut() {
+                report.calls += 1;
+            }
+        }
+        Break::ExtraReport => body.trail.push(StageReport::default()),
+        Break::LongNote => body.note.resize(MAX_NOTE_BYTES + 1, 0),
+        Break::StaleTensors => body.is_stale = true,
+        Break::AlteredManifest => {
+            if let Some(first) = body.tensors.first_mut() {
+                *first = longer(first, 2);
+            }
+        }
+        Break::ExtraTensor => body.tensors.push(side()),
+        Break::MissingTensor => drop(body.tensors.pop()),
+        Break::LostContext => body.tensors.retain(|spec| spec.name() != CONTEXT),
+        Break::StaleContext if body.plan.do_kv_recompute => {
+            body.plan.do_kv_recompute = false;
+            body.plan.expected_generator_calls = body.plan.planned_calls();
+        }
+        _ => {}
     }
-    first
 }
 
-/// Alters the envelope of a frame, and lets the header announce what the envelope then describes;
-/// or leaves the header as it was.
-pub(super) fn with_envelope(
-    frame: &[u8],
-    announce: bool,
-    alter: impl FnOnce(Envelope<AnyPlan>) -> Envelope<AnyPlan>,
-) -> Option<Vec<u8>> {
-    let first = as_first(frame);
-    let mut lockstep = Lockstep::requests();
-    let envelope = alter(lockstep.admit(&first).ok()?.envelope().ok()?);
-    let bytes = announce.then(|| envelope.inputs().payload_bytes());
-    let mut composer = Composer::new();
-    let prepared = composer.prepare_envelope(&envelope).ok()?;
-    Some(with_message(frame, bytes, prepared))
-}
+const CONTEXT: &str = "context_frames";
 
-/// Alters the outcome of a frame, and lets the header announce what the outcome then describes; or
-/// leaves the header as it was.
-pub(super) fn with_outcome(
-    frame: &[u8],
-    announce: bool,
-    alter: impl FnOnce(Outcome) -> Outcome,
-) -> Option<Vec<u8>> {
-    let first = as_first(frame);
-    let (header, _) = first.split_first_chunk()?;
-    let mut lockstep = Lockstep::replies();
-    lockstep.expect(&Header::decode(header).ok()?);
-    let outcome = alter(lockstep.admit(&first).ok()?.outcome().ok()?);
-    let bytes = announce.then(|| outcome.outputs.payload_bytes());
-    let mut composer = Composer::new();
-    let prepared = composer.prepare_outcome(&outcome).ok()?;
-    Some(with_message(frame, bytes, prepared))
-}
-
-/// The same frame with the body of this message, whose header is thrown away; it may announce another payload.
-fn with_message(frame: &[u8], announce: Option<u64>, message: Prepared<'_>) -> Vec<u8> {
-    let stamp = Stamp::fresh(ChunkIndex::new(0), CacheEpoch::new(0));
-    let committed = message.commit(&mut Sequencer::new(), stamp);
-    let mut frame = frame.to_vec();
-    if let Some(bytes) = announce {
-        put(&mut frame, PAYLOAD_BYTES, &bytes.to_le_bytes());
-    }
-    with_body(&frame, &committed.frame()[HEADER_BYTES..])
-}
-
-/// What was a manifest before, after a change of its tensors.
-pub(super) fn edited(inner: &Manifest, edit: impl FnOnce(&mut Vec<TensorSpec>)) -> Manifest {
-    let mut tensors = inner.iter().map(|(_, spec)| *spec).collect();
-    edit(&mut tensors);
-    Manifest::new(&tensors).expect("a manifest much like one that was")
-}
-
-/// The same tensors without one.
-pub(super) fn without(inner: &Manifest, name: &str) -> Manifest {
-    edited(inner, |tensors| tensors.retain(|spec| spec.name() != name))
-}
-
-/// The tensors of `inner`, one of them altered.
-pub(super) fn altered(
-    inner: &Manifest,
-    name: &str,
-    alter: impl Fn(&TensorSpec) -> TensorSpec,
-) -> Manifest {
-    edited(inner, |tensors| {
-        let named = tensors.iter_mut().filter(|spec| spec.name() == name);
-        named.for_each(|spec| *spec = alter(spec));
-    })
+/// A tensor that no plan calls for.
+fn side() -> TensorSpec {
+    TensorSpec::new("side", DType::U8, &[256]).expect("a small tensor")
 }
 
 /// The tensor of `spec` with its first dimension so many times as long.
@@ -139,8 +157,24 @@ pub(super) fn longer(spec: &TensorSpec, times: u64) -> TensorSpec {
     TensorSpec::new(spec.name(), spec.dtype(), &dims).expect("a tensor much like one that was")
 }
 
-/// The envelope with other inputs.
-pub(super) fn with_inputs(envelope: &Envelope<AnyPlan>, inputs: Manifest) -> Envelope<AnyPlan> {
-    let plan = AnyPlan(envelope.plan().parts().clone());
-    unchecked(plan, inputs, envelope.outputs().clone())
+/// What was a manifest before, after a change of its tensors.
+pub(super) fn edited(inner: &Manifest, edit: impl FnOnce(&mut Vec<TensorSpec>)) -> Manifest {
+    let mut tensors = inner.iter().map(|(_, spec)| *spec).collect();
+    edit(&mut tensors);
+    Manifest::new(&tensors).expect("a manifest much like one that was")
+}
+
+/// The same tensors without the context; `None` if there is none.
+pub(super) fn without_context(inner: &Manifest) -> Option<Manifest> {
+    inner.get(CONTEXT)?;
+    let is_other = |spec: &TensorSpec| spec.name() != CONTEXT;
+    Some(edited(inner, |tensors| tensors.retain(is_other)))
+}
+
+/// The plan as a rank sees it that thinks its cache is good.
+pub(super) fn without_recompute(plan: &VideoPlanParts) -> VideoPlan {
+    let mut parts = *plan;
+    parts.do_kv_recompute = false;
+    parts.expected_generator_calls = parts.planned_calls();
+    VideoPlan::new(parts).expect("the plan without its recompute")
 }

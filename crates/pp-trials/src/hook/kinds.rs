@@ -1,10 +1,11 @@
 //! The faults that can be made in a run, by name, and how far each may be felt.
 
 use clap::ValueEnum;
+use pp_contract::{Pipeline, Rank};
 
 /// A fault that a hook makes.
 ///
-/// A correct sender cannot make most of what a link may get: the frame is altered by the rank that
+/// A correct sender cannot make most of what an edge may get: the frame is altered by the rank that
 /// receives it, as if it had been sent so, and its checksums are made right again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Break {
@@ -18,19 +19,17 @@ pub(crate) enum Break {
     Leave,
     /// The process ends with success while it waits for work, without a word.
     LeaveIdle,
-    /// Phase B sleeps in its stage.
-    StallCompute,
-    /// A plan that refuses to be serialized.
-    UnserializablePlan,
-    /// A plan over the bound of a body.
-    HugePlan,
+    /// Its stage sleeps.
+    Stall,
+    /// A note over its bound.
+    HugeNote,
     /// A tensor of a type that the plan does not call for.
     UnsupportedDtype,
     /// A tensor that no slot holds.
     OversizeTensor,
     /// A plan with recompute, and no context.
     MissingContext,
-    /// Phase B leaves out the recompute that the plan calls for.
+    /// The stage leaves out the recompute that the plan calls for.
     SkippedRecompute,
     /// A byte of a payload changes behind its digest.
     ChangedTensor,
@@ -38,7 +37,7 @@ pub(crate) enum Break {
     ChangedWeights,
     /// A payload that no manifest describes.
     SideTransfer,
-    /// A slot of another link.
+    /// A slot of another edge.
     ForeignSlot,
     /// An operation with a rank that is no member of the group.
     WrongGroup,
@@ -48,6 +47,10 @@ pub(crate) enum Break {
     SecondThread,
     /// Received: another version.
     WrongVersion,
+    /// Received: a lap that the edge does not have.
+    WrongLap,
+    /// Received: a frame of the attempt before, behind one of a newer attempt.
+    FallingAttempt,
     /// Received: a body whose checksum is wrong.
     DamagedBody,
     /// Received: a header that announces another body than follows.
@@ -64,6 +67,14 @@ pub(crate) enum Break {
     Swapped,
     /// Received: a plan that counts its calls wrongly.
     WrongCalls,
+    /// Received: a report of another number of calls than planned.
+    WrongReport,
+    /// Received: a report more than stages have worked.
+    ExtraReport,
+    /// Received: a note over its bound.
+    LongNote,
+    /// Received: tensors in a message that a hard cut overtook.
+    StaleTensors,
     /// Received: a manifest with another shape.
     AlteredManifest,
     /// Received: a tensor more.
@@ -81,7 +92,6 @@ pub(crate) enum Break {
 /// What a run must be for a fault to happen in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    Host,
     Nccl,
     Recompute,
     HardCuts,
@@ -91,7 +101,6 @@ impl Need {
     /// As the command line has it.
     pub(crate) fn option(self) -> &'static str {
         match self {
-            Self::Host => "--transport host",
             Self::Nccl => "--transport nccl",
             Self::Recompute => "--recompute",
             Self::HardCuts => "--cuts hard",
@@ -100,30 +109,18 @@ impl Need {
 }
 
 /// Where a fault is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// At no message: a process, or what is in order.
     Beside,
+    /// By the source, in what it makes.
+    Built,
+    /// By a stage behind the source.
+    Worked,
     /// By the rank that sends.
     Sent,
     /// In what a rank hears.
     Heard,
-}
-
-/// From which chunk on a stage must not see anything, counted from the chunk of the hook.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Felt {
-    /// Nothing is said of it.
-    Anywhere,
-    /// No stage computes these chunks, so none decodes them.
-    NotComputed,
-    /// No stage computes the chunks behind the one of the hook, so none decodes them.
-    NextNotComputed,
-    /// No stage decodes these chunks.
-    NotDecoded,
-    /// No stage decodes the chunks behind the one of the hook.
-    NextNotDecoded,
-    /// Its result is not decoded; the run goes on.
-    Dropped,
 }
 
 impl Break {
@@ -143,28 +140,29 @@ impl Break {
         help.map_or_else(String::new, |help| help.to_string())
     }
 
-    /// The ranks on which it can happen, the usual one first.
-    pub(crate) fn ranks(self) -> &'static [u32] {
-        match self {
-            Self::UnserializablePlan
-            | Self::HugePlan
-            | Self::UnsupportedDtype
-            | Self::OversizeTensor
-            | Self::MissingContext
-            | Self::LateResult => &[0],
-            Self::Leave
-            | Self::LeaveIdle
-            | Self::StallCompute
-            | Self::SkippedRecompute
-            | Self::LoneCollective
-            | Self::WrongCalls
-            | Self::MissingTensor
-            | Self::LostContext
-            | Self::StaleContext => &[1],
-            Self::ChangedTensor | Self::SideTransfer | Self::ForeignSlot | Self::SecondThread => {
-                &[0, 1]
+    /// The rank on which it happens if no other is named.
+    pub(crate) fn usual_rank(self, pipeline: &Pipeline) -> Rank {
+        match self.place() {
+            Place::Built | Place::Sent => Rank::new(0),
+            _ if self == Self::LateResult => Rank::new(0),
+            _ => pipeline.stages()[1].leader(),
+        }
+    }
+
+    /// Why it cannot happen on this rank.
+    pub(crate) fn cannot_be_on(self, rank: Rank, pipeline: &Pipeline) -> Option<&'static str> {
+        let mut stages = pipeline.stages_at(rank);
+        let is_source = rank.get() == 0;
+        if rank.get() >= pipeline.world_size().get() {
+            return Some("there is no such rank");
+        }
+        match self.place() {
+            Place::Built if !is_source => Some("only the source can do it"),
+            Place::Worked if !stages.any(|(at, _)| at > 0) => Some("it has the source alone"),
+            _ if self == Self::LateResult && (!is_source || pipeline.sink() != rank) => {
+                Some("it takes source and sink on one rank")
             }
-            _ => &[1, 0],
+            _ => None,
         }
     }
 
@@ -172,7 +170,6 @@ impl Break {
     pub(crate) fn need(self) -> Option<Need> {
         match self {
             Self::WrongGroup | Self::LoneCollective | Self::SecondThread => Some(Need::Nccl),
-            Self::ForeignSlot => Some(Need::Host),
             Self::MissingContext
             | Self::SkippedRecompute
             | Self::LostContext
@@ -182,7 +179,11 @@ impl Break {
         }
     }
 
-    /// Where it is made.
+    /// Whether it alters what a rank hears.
+    pub(super) fn is_heard(self) -> bool {
+        self.place() == Place::Heard
+    }
+
     fn place(self) -> Place {
         match self {
             Self::Kill
@@ -190,17 +191,16 @@ impl Break {
             | Self::Panic
             | Self::Leave
             | Self::LeaveIdle
-            | Self::StallCompute
+            | Self::Stall
             | Self::LoneCollective
+            | Self::ChangedWeights
             | Self::LateResult => Place::Beside,
-            Self::UnserializablePlan
-            | Self::HugePlan
+            Self::HugeNote
             | Self::UnsupportedDtype
             | Self::OversizeTensor
-            | Self::MissingContext
-            | Self::SkippedRecompute
-            | Self::ChangedTensor
-            | Self::ChangedWeights
+            | Self::MissingContext => Place::Built,
+            Self::SkippedRecompute => Place::Worked,
+            Self::ChangedTensor
             | Self::SideTransfer
             | Self::ForeignSlot
             | Self::WrongGroup
@@ -209,22 +209,23 @@ impl Break {
         }
     }
 
-    /// How far it may be felt when it happens on this rank.
-    pub(crate) fn felt(self, rank: u32) -> Felt {
-        match (self, self.place(), rank) {
-            (Self::LateResult, ..) => Felt::Dropped,
+    /// The first stage that must not work on the chunk of a fault on this rank, nor on one behind it; and how many chunks
+    /// behind it that begins. `None` where nothing is said of it.
+    pub(super) fn felt(self, rank: Rank, pipeline: &Pipeline) -> Option<(usize, u64)> {
+        let mut own = pipeline.stages_at(rank).map(|(at, _)| at);
+        match self.place() {
             // A rank that is started again computes what its forerunner did not.
-            (_, Place::Beside, _) => Felt::Anywhere,
+            Place::Beside => None,
+            Place::Built => Some((1, 0)),
+            Place::Worked => own.find(|at| *at > 0).map(|at| (at + 1, 0)),
             // A device may have been given work on it before its digests are compared.
-            (Self::ChangedTensor, _, 1) => Felt::Anywhere,
-            (Self::ChangedTensor, ..) => Felt::NotDecoded,
+            Place::Sent if self == Self::ChangedTensor => own.next().map(|at| (at + 2, 0)),
+            Place::Sent => own.next().map(|at| (at + 1, 0)),
             // What was in order before the copy came may be used.
-            (Self::Duplicated, _, 1) => Felt::NextNotComputed,
-            (Self::Duplicated, ..) => Felt::NextNotDecoded,
-            // The front builds, and Phase B hears from it.
-            (_, Place::Sent, 0) | (_, Place::Heard, 1) => Felt::NotComputed,
-            // Phase B has computed, or does, and the front hears from it.
-            _ => Felt::NotDecoded,
+            Place::Heard => {
+                let first = own.find(|at| *at > 0)?;
+                Some((first, u64::from(self == Self::Duplicated)))
+            }
         }
     }
 }

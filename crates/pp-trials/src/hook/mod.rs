@@ -5,36 +5,33 @@
 //! alone.
 //!
 //! Hazard: a test of faults that tests the tester, because the fault was made in a place where
-//! none can happen. Guarantee: everything here decorates what a run is made of, a link or the
+//! none can happen. Guarantee: everything here decorates what a run is made of, edges and
 //! stages, and the driver between them is the one of every run.
 
 mod backend;
 mod breakable;
+mod edges;
 mod frame;
-mod front;
 mod kinds;
-mod link;
-mod phase_b;
-mod plan;
+mod stages;
 
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fmt;
 use std::io::Write as _;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum as _;
-use pp_contract::{Generation, Rank};
+use pp_contract::{CacheEpoch, Generation, Pipeline, Rank, StageSpec, Stamp};
 use pp_job::Error;
 use rustix::process::{Signal, getpid, kill_process};
 
 pub(crate) use self::backend::FaultyBackend;
 pub(crate) use self::breakable::Breakable;
-pub(crate) use self::front::FaultyFront;
+use self::kinds::Break;
 pub(crate) use self::kinds::Need;
-use self::kinds::{Break, Felt};
-pub(crate) use self::phase_b::{Elsewhere, FaultyPhaseB};
+pub(crate) use self::stages::Faulty;
 
 /// The variable that names the fault of a job.
 pub(crate) const VARIABLE: &str = "PP_FAULT";
@@ -46,6 +43,8 @@ pub(crate) const SAYS: &str = "pp: fault hook: ";
 pub(crate) const AFTER: &str = "after the fault";
 /// How long a fault lasts that lasts, by default: longer than any rank waits.
 const LASTS: Duration = Duration::from_secs(60);
+/// A rank that has sent nothing for so long, and hears nothing, is idle.
+const IDLE_AFTER: Duration = Duration::from_millis(500);
 
 /// The fault of a job, as every rank knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +57,10 @@ pub(crate) struct Hook {
 }
 
 impl Hook {
-    /// The fault that the variable names.
-    pub(crate) fn read(text: &OsStr) -> Result<Self, Error> {
+    /// The fault that the variable names, in a run of this pipeline.
+    pub(crate) fn read(text: &OsStr, pipeline: &Pipeline) -> Result<Self, Error> {
         let text = text.to_string_lossy();
-        Self::parse(&text).map_err(|why| {
+        Self::parse(&text, pipeline).map_err(|why| {
             Error::Usage(format!(
                 "{VARIABLE} is {text:?}: {why}; it takes NAME[@RANK][:chunk=N][:ms=T][:times=N], and \
                  `pp-trials faults --hooks` has the names"
@@ -69,18 +68,17 @@ impl Hook {
         })
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str, pipeline: &Pipeline) -> Result<Self, String> {
         let mut parts = text.split(':');
         let place = parts.next().unwrap_or_default();
         let (id, rank) = match place.split_once('@') {
             None => (place, None),
-            Some((id, rank)) => (id, Some(number::<u32>("the rank", rank)?)),
+            Some((id, rank)) => (id, Some(Rank::new(number("the rank", rank)?))),
         };
         let what = Break::named(id).ok_or_else(|| format!("there is no hook {id:?}"))?;
-        let ranks = what.ranks();
-        let rank = Rank::new(rank.unwrap_or(ranks[0]));
-        if !ranks.contains(&rank.get()) {
-            return Err(format!("{id} does not happen on rank {rank}"));
+        let rank = rank.unwrap_or_else(|| what.usual_rank(pipeline));
+        if let Some(why) = what.cannot_be_on(rank, pipeline) {
+            return Err(format!("{id} cannot happen on rank {rank}: {why}"));
         }
         let mut hook = Self {
             what,
@@ -111,12 +109,15 @@ impl Hook {
     }
 
     /// The hook in the hands of one rank.
-    pub(crate) fn arm(self, me: Rank) -> Rc<Arm> {
+    pub(crate) fn arm(self, me: Rank, pipeline: &Pipeline) -> Rc<Arm> {
         Rc::new(Arm {
             hook: self,
             me,
-            generation: Cell::new(0),
+            pipeline: pipeline.clone(),
+            generation: Cell::new(None),
             struck: Cell::new(false),
+            sent: Cell::new(None),
+            epoch_of_hook: Cell::new(None),
         })
     }
 }
@@ -141,33 +142,57 @@ impl fmt::Display for Hook {
     }
 }
 
-/// A hook on one rank: what its links and its stages share.
+/// A hook on one rank: what its edges and its stages share.
 #[derive(Debug)]
 pub(crate) struct Arm {
     hook: Hook,
     me: Rank,
-    /// Of the link.
-    generation: Cell<u32>,
+    pipeline: Pipeline,
+    /// Of the edges, once there are some.
+    generation: Cell<Option<Generation>>,
     /// In this generation.
     struck: Cell<bool>,
+    /// The chunk that was sent last, its epoch, and when.
+    sent: Cell<Option<(u64, CacheEpoch, Instant)>>,
+    /// The epoch in which the chunk of the hook was sent.
+    epoch_of_hook: Cell<Option<CacheEpoch>>,
 }
 
 impl Arm {
-    /// A link of this generation begins.
+    /// Edges of this generation begin.
     fn begins(&self, generation: Generation) {
-        self.generation.set(generation.get());
-        self.struck.set(false);
+        if self.generation.replace(Some(generation)) != Some(generation) {
+            self.struck.set(false);
+        }
     }
 
     /// Whether it strikes here: on its rank, in the first `times` generations, so that a rank that was started again does
     /// not fall over the same stone.
     fn is_mine(&self) -> bool {
-        self.hook.rank == self.me && self.generation.get() < self.hook.times
+        let generation = self.generation.get().map_or(0, Generation::get);
+        self.hook.rank == self.me && generation < self.hook.times
     }
 
     /// Whether this rank is to say that it has other kernels.
     pub(crate) fn changes_weights(&self) -> bool {
         self.strikes(Break::ChangedWeights, self.hook.chunk)
+    }
+
+    /// The place of a stage in the pipeline.
+    pub(crate) fn place_of(&self, stage: &StageSpec) -> usize {
+        let mut stages = self.pipeline.stages().iter();
+        let at = stages.position(|known| known == stage);
+        at.expect("a stage of this pipeline")
+    }
+
+    /// The place of the sink.
+    pub(crate) fn last(&self) -> usize {
+        self.pipeline.stages().len() - 1
+    }
+
+    /// Whether a slot of another edge is needed.
+    fn sends_foreign_slots(&self) -> bool {
+        self.is_mine() && self.hook.what == Break::ForeignSlot
     }
 
     /// Whether `what` strikes now, at this chunk; says so, and does not strike again.
@@ -191,12 +216,30 @@ impl Arm {
         say(&format!("{} at chunk {chunk}", what.id()));
     }
 
-    /// The run is over on this rank; says so where nothing was made that was asked for.
-    fn ends(&self) {
-        // What is said at the handshake was made before there was a link.
-        let is_of_link = self.hook.what != Break::ChangedWeights;
-        if self.is_mine() && is_of_link && !self.struck.get() && !std::thread::panicking() {
-            say(&format!("{} did not strike", self.hook.what.id()));
+    /// A message leaves.
+    fn sends(&self, stamp: Stamp) {
+        let chunk = stamp.chunk_index.get();
+        self.sent
+            .set(Some((chunk, stamp.cache_epoch, Instant::now())));
+        if chunk == self.hook.chunk {
+            self.epoch_of_hook.set(Some(stamp.cache_epoch));
+        }
+    }
+
+    /// Whether something of a later epoch than the hook's chunk was sent, once that was sent.
+    fn is_cut(&self) -> Option<bool> {
+        let (_, now, _) = self.sent.get()?;
+        Some(now != self.epoch_of_hook.get()?)
+    }
+
+    /// This rank heard nothing.
+    fn leaves_if_idle(&self) {
+        let Some((chunk, _, at)) = self.sent.get() else {
+            return;
+        };
+        // What it has sent is on its way no longer.
+        if at.elapsed() >= IDLE_AFTER && self.strikes(Break::LeaveIdle, chunk) {
+            pp_job::end_now(0);
         }
     }
 
@@ -205,34 +248,16 @@ impl Arm {
         say(&format!("{}: {what} {AFTER}", self.hook.what.id()));
     }
 
-    /// A chunk is about to be computed here.
-    fn sees_compute(&self, chunk: u64) {
-        let first = match self.felt() {
-            Felt::NotComputed => self.hook.chunk,
-            Felt::NextNotComputed => self.hook.chunk + 1,
-            _ => return,
+    /// The stage in this place is about to work on a chunk.
+    fn sees(&self, at: usize, chunk: u64) {
+        let Hook { what, rank, .. } = self.hook;
+        let Some((first, behind)) = what.felt(rank, &self.pipeline) else {
+            return;
         };
-        if chunk >= first {
-            self.misses(&format!("chunk {chunk} was computed"));
+        if at >= first && chunk >= self.hook.chunk + behind {
+            let name = &self.pipeline.stages()[at].name;
+            self.misses(&format!("{name} worked on chunk {chunk}"));
         }
-    }
-
-    /// A chunk is about to be decoded here.
-    fn sees_decode(&self, chunk: u64) {
-        let Hook { chunk: at, .. } = self.hook;
-        let is_wrong = match self.felt() {
-            Felt::Anywhere => false,
-            Felt::NotComputed | Felt::NotDecoded => chunk >= at,
-            Felt::NextNotComputed | Felt::NextNotDecoded => chunk > at,
-            Felt::Dropped => chunk == at,
-        };
-        if is_wrong {
-            self.misses(&format!("chunk {chunk} was decoded"));
-        }
-    }
-
-    fn felt(&self) -> Felt {
-        self.hook.what.felt(self.hook.rank.get())
     }
 
     /// The faults that any stage may have: a process that dies, or is stopped.
@@ -242,10 +267,28 @@ impl Arm {
                 let _ = kill_process(getpid(), signal);
             }
         }
+        if self.strikes(Break::Leave, chunk) {
+            pp_job::end_now(0);
+        }
+        if self.strikes(Break::Stall, chunk) {
+            std::thread::sleep(self.hook.lasts);
+        }
         assert!(
             !self.strikes(Break::Panic, chunk),
             "asked for by {VARIABLE}"
         );
+    }
+}
+
+/// The run is over on this rank; says so where nothing was made that was asked for.
+impl Drop for Arm {
+    fn drop(&mut self) {
+        // What is said at the handshake was made before there was an edge.
+        let is_of_edges =
+            self.generation.get().is_some() && self.hook.what != Break::ChangedWeights;
+        if self.is_mine() && is_of_edges && !self.struck.get() && !std::thread::panicking() {
+            say(&format!("{} did not strike", self.hook.what.id()));
+        }
     }
 }
 
@@ -256,10 +299,9 @@ fn say(what: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// What a hook does, in words.
-pub(crate) fn about(text: &str) -> String {
-    let hook = Hook::parse(text).ok();
-    hook.map_or_else(String::new, |hook| hook.what.about())
+/// What the hook of this name does, in words.
+pub(crate) fn about(name: &str) -> String {
+    Break::named(name).map_or_else(String::new, Break::about)
 }
 
 /// Whether a line of a rank says that its hook struck, rather than that it did not, or what came of it.
@@ -268,30 +310,39 @@ pub(crate) fn is_strike(line: &str) -> bool {
     said.is_some_and(|said| said.contains(" at chunk ") && !said.contains(AFTER))
 }
 
-/// The hooks: name, ranks with the usual one first, and what a run must be.
-pub(crate) fn hooks() -> impl Iterator<Item = (String, &'static [u32], Option<&'static str>)> {
+/// The hooks: name, what it does, and what a run must be.
+pub(crate) fn hooks() -> impl Iterator<Item = (String, String, Option<&'static str>)> {
     Break::value_variants()
         .iter()
-        .map(|what| (what.id(), what.ranks(), what.need().map(Need::option)))
+        .map(|what| (what.id(), what.about(), what.need().map(Need::option)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn two() -> Pipeline {
+        "encode@0 -> phase_b@1 -> decode@0".parse().unwrap()
+    }
+
+    fn three() -> Pipeline {
+        "encode@0 -> phase_b@1 -> decode@2".parse().unwrap()
+    }
+
     #[test]
     fn a_hook_says_what_it_was_made_of() {
         for (text, whole) in [
             ("kill", "kill@1:chunk=3:ms=60000:times=1"),
             ("kill@0:chunk=7", "kill@0:chunk=7:ms=60000:times=1"),
+            ("huge-note", "huge-note@0:chunk=3:ms=60000:times=1"),
             (
-                "stall-compute@1:ms=250:chunk=0:times=2",
-                "stall-compute@1:chunk=0:ms=250:times=2",
+                "stall@1:ms=250:chunk=0:times=2",
+                "stall@1:chunk=0:ms=250:times=2",
             ),
         ] {
-            let hook = Hook::parse(text).unwrap();
+            let hook = Hook::parse(text, &two()).unwrap();
             assert_eq!(hook.to_string(), whole);
-            assert_eq!(Hook::parse(whole), Ok(hook));
+            assert_eq!(Hook::parse(whole, &two()), Ok(hook));
         }
     }
 
@@ -301,25 +352,53 @@ mod tests {
             ("", "\"\""),
             ("kil", "\"kil\""),
             ("kill@", "rank"),
-            ("kill@2", "rank 2"),
-            ("stall-compute@0", "rank 0"),
+            ("kill@2", "rank 2: there is no such rank"),
+            ("huge-note@1", "rank 1: only the source"),
             ("kill@1:chunk", "\"chunk\""),
             ("kill@1:chunk=-1", "\"-1\""),
             ("kill@1:when=3", "when=3"),
         ] {
-            let why = Hook::parse(text).unwrap_err();
+            let why = Hook::parse(text, &two()).unwrap_err();
             assert!(why.contains(word), "{text}: {why}");
+        }
+        for text in ["late-result", "skipped-recompute@0"] {
+            assert!(Hook::parse(text, &two()).is_ok(), "{text}");
+            assert!(Hook::parse(text, &three()).is_err(), "{text}");
         }
     }
 
     #[test]
     fn a_hook_strikes_once_on_its_rank_from_its_chunk_on() {
-        let hook = Hook::parse("kill@1:chunk=2").unwrap();
-        let arm = hook.arm(Rank::new(1));
+        let hook = Hook::parse("kill@1:chunk=2", &two()).unwrap();
+        let arm = hook.arm(Rank::new(1), &two());
         assert!(!arm.strikes(Break::Kill, 1) && !arm.strikes(Break::Stop, 2));
         assert!(arm.strikes(Break::Kill, 2) && !arm.strikes(Break::Kill, 2));
-        assert!(!hook.arm(Rank::new(0)).strikes(Break::Kill, 2));
+        assert!(!hook.arm(Rank::new(0), &two()).strikes(Break::Kill, 2));
+        // The edges to each peer begin by themselves.
+        arm.begins(Generation::new(0));
+        assert!(arm.strikes(Break::Kill, 2));
+        arm.begins(Generation::new(0));
+        assert!(!arm.strikes(Break::Kill, 2));
         arm.begins(Generation::new(1));
         assert!(!arm.strikes(Break::Kill, 2));
+    }
+
+    #[test]
+    fn a_fault_may_be_felt_no_further_than_the_stage_that_hears_it() {
+        for (pipeline, text, felt) in [
+            (two(), "kill@1", None),
+            (two(), "huge-note@0", Some((1, 0))),
+            (two(), "side-transfer@0", Some((1, 0))),
+            (two(), "side-transfer@1", Some((2, 0))),
+            (two(), "swapped@1", Some((1, 0))),
+            (two(), "swapped@0", Some((2, 0))),
+            (two(), "duplicated@0", Some((2, 1))),
+            (three(), "swapped@2", Some((2, 0))),
+            // An acceptance: no stage works on it.
+            (three(), "swapped@0", None),
+        ] {
+            let Hook { what, rank, .. } = Hook::parse(text, &pipeline).unwrap();
+            assert_eq!(what.felt(rank, &pipeline), felt, "{text} in {pipeline}");
+        }
     }
 }

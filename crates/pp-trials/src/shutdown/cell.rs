@@ -1,4 +1,4 @@
-//! The cells of the matrix: what we are doing, what becomes of the peer, and what is wished of us.
+//! The cells of two ranks: what we are doing, what becomes of the peer, and what is wished of us.
 
 use std::fmt;
 
@@ -15,9 +15,10 @@ pub(super) fn name(value: impl ValueEnum) -> String {
 /// The rank that is "us": the other one is the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Side {
-    Front,
-    #[value(name = "phase_b")]
-    PhaseB,
+    /// Rank 0, with the source and the sink.
+    Source,
+    /// Rank 1, with the stage between them.
+    Stage,
 }
 
 impl Side {
@@ -27,8 +28,8 @@ impl Side {
 
     pub(crate) fn peer(self) -> Self {
         match self {
-            Self::Front => Self::PhaseB,
-            Self::PhaseB => Self::Front,
+            Self::Source => Self::Stage,
+            Self::Stage => Self::Source,
         }
     }
 }
@@ -113,7 +114,7 @@ impl Cell {
         cells
     }
 
-    /// Whether Phase B is started again, and the job goes on.
+    /// Whether the stage's rank is started again, and the job goes on.
     pub(crate) fn restarts(self) -> bool {
         self.supervised && self.ours == Ours::Connect
     }
@@ -143,7 +144,7 @@ impl Cell {
             .flat_map(queued)
             .collect();
         if !ground.is_host() {
-            cells.push(cell(Side::Front, Ours::Connect, Event::Killed, Wish::GoOn));
+            cells.push(cell(Side::Source, Ours::Connect, Event::Killed, Wish::GoOn));
         }
         cells
     }

@@ -10,20 +10,20 @@ use super::scene::SHORT;
 use crate::trial::{ENDS_WITHIN, Ground, Time};
 
 /// A death is seen as soon as a socket says so.
-const DEATH_WITHIN: Duration = Duration::from_millis(100);
+pub(super) const DEATH_WITHIN: Duration = Duration::from_millis(100);
 /// How late a sleep may end, and a line be read here.
-const LATE: Duration = Duration::from_millis(25);
+pub(super) const LATE: Duration = Duration::from_millis(25);
 /// A drain on GPUs ends in good order, which is no fault's end: NCCL destroys its communicators, which takes it
 /// half a second, and longer while other jobs on the same GPUs do.
 const DESTROY: Duration = Duration::from_millis(700);
 
 /// Exit codes, as `exit.rs` has them.
 const DONE: i32 = 0;
-const DIED: i32 = 7;
-const LATE_CODE: i32 = 9;
+pub(super) const DIED: i32 = 7;
+pub(super) const LATE_CODE: i32 = 9;
 const DEVICE: i32 = 10;
-const INTERRUPTED: i32 = 130;
-const KILLED: i32 = -9;
+pub(super) const INTERRUPTED: i32 = 130;
+pub(super) const KILLED: i32 = -9;
 
 /// The codes that a cell may end with: ours, and the peer's.
 pub(super) struct Expected {
@@ -45,7 +45,7 @@ pub(super) fn expected(cell: Cell, ground: Ground) -> Expected {
         Event::Computing if hangs => (vec![LATE_CODE], vec![LATE_CODE]),
         Event::Computing => (vec![done], vec![done]),
         Event::Left if !begun => (vec![DIED, INTERRUPTED], vec![INTERRUPTED]),
-        Event::Left if cell.side == Side::Front => (vec![DIED], vec![DONE]),
+        Event::Left if cell.side == Side::Source => (vec![DIED], vec![DONE]),
         // It leaves because it was interrupted, or by itself.
         Event::Left => (vec![DONE, INTERRUPTED], vec![DONE, INTERRUPTED]),
         Event::Killed => (vec![DIED], vec![KILLED]),
@@ -61,7 +61,7 @@ pub(super) fn expected(cell: Cell, ground: Ground) -> Expected {
     let ends_at_once = match cell.wish {
         Wish::GoOn => false,
         // Where nothing was admitted there is nothing to finish.
-        Wish::Drain => !begun && (cell.side == Side::Front || cell.event != Event::Stopped),
+        Wish::Drain => !begun && (cell.side == Side::Source || cell.event != Event::Stopped),
         Wish::Abort => true,
     };
     if ends_at_once || (cell.wish == Wish::Drain && !begun) {
@@ -80,7 +80,7 @@ pub(super) fn expected(cell: Cell, ground: Ground) -> Expected {
             peers.push(LATE_CODE);
         }
     }
-    if cell.ours == Ours::Idle && cell.side == Side::Front && asked {
+    if cell.ours == Ours::Idle && cell.side == Side::Source && asked {
         // With nothing in flight a drain is done at once, whatever becomes of the peer; one that goes on finds that it
         // was told to drain.
         ours.push(INTERRUPTED);
@@ -131,9 +131,9 @@ pub(super) fn times(cell: Cell, ground: Ground, heartbeat: Duration, seen: Seen)
     let mut from = seen.noticed.unwrap_or_default();
     let mut within = ENDS_WITHIN;
     let waits_for_the_answer = cell.event == Event::Stopped
-        && (cell.side, cell.ours, cell.wish) == (Side::Front, Ours::Idle, Wish::Drain);
+        && (cell.side, cell.ours, cell.wish) == (Side::Source, Ours::Idle, Wish::Drain);
     if cell.event == Event::Cut || waits_for_the_answer {
-        // Each side finds out for itself; a front that has every result waits for the answer to its shutdown.
+        // Each side finds out for itself; a source that has every result waits for the answer to its shutdown.
         from = from.max(silence);
     }
     let in_order = match (ground, cell.wish) {
@@ -164,7 +164,7 @@ mod tests {
 
     fn cell(event: Event, ours: Ours, wish: Wish) -> Cell {
         Cell {
-            side: Side::Front,
+            side: Side::Source,
             ours,
             event,
             wish,
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_front_that_has_every_result_waits_for_its_peer_until_that_is_missed() {
+    fn a_source_that_has_every_result_waits_for_its_peer_until_that_is_missed() {
         let told = |ours| {
             let cell = cell(Event::Stopped, ours, Wish::Drain);
             all_gone(cell, Ground::Gpus, 0)

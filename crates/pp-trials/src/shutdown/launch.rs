@@ -1,10 +1,7 @@
-//! How the processes of a cell are started.
+//! What the processes of a cell are started with.
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
-
-use pp_testing::process::{Process, ranks_of};
 
 use super::net;
 use super::scene::{Picture, Scene};
@@ -56,19 +53,4 @@ pub(super) fn over_tcp(command: &mut Command, ground: Ground) {
     if ground == Ground::Gpus {
         command.env("NCCL_SOCKET_IFNAME", format!("={}", net::DEVICE));
     }
-}
-
-/// The ranks that a supervisor has started.
-pub(super) fn ranks(supervisor: &Process, within: Duration) -> Result<[u32; 2], String> {
-    let deadline = Instant::now() + within;
-    while Instant::now() < deadline && supervisor.ended().is_none() {
-        if let [Some(front), Some(back)] = ranks_of(supervisor.id()) {
-            return Ok([front, back]);
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    Err(format!(
-        "the supervisor started no ranks: {}",
-        supervisor.log()
-    ))
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::cell::{Cell, Event, Ours, Side};
 use crate::trial::Ground;
 
-/// How long a stage of Phase B stalls where no rank waits for it to come back.
-const LONG: Duration = Duration::from_secs(30);
+/// How long a stage stalls where no rank waits for it to come back.
+pub(super) const LONG: Duration = Duration::from_secs(30);
 /// How long it stalls where the peer is to finish its work.
 pub(super) const SHORT: Duration = Duration::from_millis(500);
 
@@ -17,11 +17,11 @@ pub(super) const SHORT: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Sign {
     /// A rank's log has a record with these words.
-    Says(Side, Vec<String>),
-    /// So many frames came out at the front.
+    Says(usize, Vec<String>),
+    /// So many frames came out at the sink.
     Frames(u64),
     /// A rank has a thread of this name.
-    Thread(Side, &'static str),
+    Thread(usize, &'static str),
     /// A call waits at the gate of the stand-ins.
     AtGate,
 }
@@ -46,12 +46,19 @@ impl Picture {
     }
 }
 
+/// Frames that any slot holds.
+const SMALL: Picture = Picture {
+    width: 96,
+    height: 64,
+    frames_per_chunk: 1,
+};
+
 /// A job that comes into a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Scene {
     pub(super) picture: Picture,
     pub(super) depth: u32,
-    /// Chunks that the front's input gives; without any not even the header.
+    /// Chunks that the source's input gives; without any not even the header.
     pub(super) chunks: usize,
     /// And so many more once the first sign is there.
     pub(super) later: usize,
@@ -67,23 +74,32 @@ pub(super) struct Scene {
     /// The peer is stopped once the first sign is there, so that it takes nothing in, and goes on
     /// (if it may) when the cell begins.
     pub(super) holds_peer: bool,
-    /// Phase B is started again: the input ends, and the output is a file.
+    /// The stage's rank is started again: the input ends, and the output is a file.
     pub(super) restarts: bool,
     /// Said in the table: what the state is here.
     pub(super) means: &'static str,
 }
 
-fn record(side: Side, what: &str, chunk: u64) -> Sign {
-    Sign::Says(side, vec![what.into(), format!("chunk_index={chunk} ")])
+fn record(rank: usize, what: &str, chunk: u64) -> Sign {
+    Sign::Says(rank, vec![what.into(), format!("chunk_index={chunk} ")])
 }
 
-fn marker(what: &str) -> Sign {
-    Sign::Says(Side::PhaseB, vec![format!("fault hook: {what}")])
+/// A rank has sent what it made of a chunk.
+pub(super) fn sent(rank: usize, chunk: u64) -> Sign {
+    record(rank, "message sent", chunk)
 }
 
-/// A stage of Phase B that does not come back from chunk 1 for a while.
-fn stall(time: Duration) -> Option<String> {
-    Some(format!("stall-compute@1:chunk=1:ms={}", time.as_millis()))
+/// The stage of a rank stalls.
+pub(super) fn stalls(rank: usize) -> Sign {
+    Sign::Says(rank, vec!["fault hook: stall".into()])
+}
+
+/// The rank between source and sink.
+const STAGE: usize = 1;
+
+/// A stage of this rank does not come back from chunk 1 for a while.
+pub(super) fn stall(rank: usize, time: Duration) -> Option<String> {
+    Some(format!("stall@{rank}:chunk=1:ms={}", time.as_millis()))
 }
 
 impl Scene {
@@ -94,17 +110,19 @@ impl Scene {
             scene.goes_on(ground);
         }
         match (cell.event, cell.side) {
-            (Event::Computing, _) if stalls && !scene.holds_peer => scene.fault = stall(SHORT),
-            // Phase B has no reason to leave before the front does: it is made to, in its stage.
-            (Event::Left, Side::Front) if !cell.ours.is_before_the_first_chunk() => {
+            (Event::Computing, _) if stalls && !scene.holds_peer => {
+                scene.fault = stall(STAGE, SHORT)
+            }
+            // A stage's rank has no reason to leave before the source's does: it is made to, in its stage.
+            (Event::Left, Side::Source) if !cell.ours.is_before_the_first_chunk() => {
                 scene.leaves(cell.ours);
             }
-            // A front leaves when it has drained, for which Phase B has to come back.
-            (Event::Left, Side::PhaseB) if stalls && !scene.holds_peer => {
-                scene.fault = stall(SHORT);
+            // The source's rank leaves when it has drained, for which the stage has to come back.
+            (Event::Left, Side::Stage) if stalls && !scene.holds_peer => {
+                scene.fault = stall(STAGE, SHORT);
             }
-            (Event::Left, Side::PhaseB) if cell.ours == Ours::Receive => {
-                // A front inside a send that hangs cannot leave: what comes is half read instead.
+            (Event::Left, Side::Stage) if cell.ours == Ours::Receive => {
+                // A rank inside a send that hangs cannot leave: what comes is half read instead.
                 scene = Self::before(cell.ours, cell.side, Ground::Host);
             }
             _ => {}
@@ -112,7 +130,7 @@ impl Scene {
         scene
     }
 
-    /// Phase B ends in good order, in its stage or once it has nothing to do.
+    /// The stage's rank ends in good order, in its stage or once it has nothing to do.
     fn leaves(&mut self, ours: Ours) {
         self.fakes = [None; 2];
         self.chunks += std::mem::take(&mut self.later);
@@ -127,7 +145,7 @@ impl Scene {
         };
     }
 
-    /// Phase B is lost when it has joined the communicators and not used them, which the front does.
+    /// The stage's rank is lost when it has joined the communicators and not used them, which the source's does.
     fn goes_on(&mut self, ground: Ground) {
         self.restarts = true;
         if ground == Ground::Fakes {
@@ -136,14 +154,10 @@ impl Scene {
         }
     }
 
-    fn before(ours: Ours, side: Side, ground: Ground) -> Self {
-        let small = Picture {
-            width: 96,
-            height: 64,
-            frames_per_chunk: 1,
-        };
-        let scene = Self {
-            picture: small,
+    /// Two chunks are done, and the input gives nothing more.
+    pub(super) fn new() -> Self {
+        Self {
+            picture: SMALL,
             depth: 2,
             chunks: 2,
             later: 0,
@@ -155,103 +169,104 @@ impl Scene {
             holds_peer: false,
             restarts: false,
             means: "",
-        };
+        }
+    }
+
+    fn before(ours: Ours, side: Side, ground: Ground) -> Self {
+        let (scene, small) = (Self::new(), SMALL);
         match (ours, side) {
-            (Ours::Idle, Side::Front) => Self {
+            (Ours::Idle, Side::Source) => Self {
                 means: "two chunks are done, the input gives nothing more",
                 ..scene
             },
-            (Ours::Idle, Side::PhaseB) => Self {
-                means: "two chunks are done, no envelope comes",
+            (Ours::Idle, Side::Stage) => Self {
+                means: "two chunks are done, no message comes",
                 ..scene
             },
-            (Ours::Queued, Side::Front) => Self {
+            (Ours::Queued, Side::Source) => Self {
                 depth: 1,
                 chunks: 6,
-                fault: stall(LONG),
-                signs: vec![record(side, "envelope sent", 1), marker("stall-compute")],
-                means: "chunks are read and wait for the one slot, whose chunk Phase B computes",
+                fault: stall(STAGE, LONG),
+                signs: vec![sent(side.rank(), 1), stalls(STAGE)],
+                means: "chunks are read and wait for the one slot, whose chunk the stage computes",
                 ..scene
             },
-            (Ours::Queued, Side::PhaseB) => Self {
+            (Ours::Queued, Side::Stage) => Self {
                 depth: 3,
                 later: 1,
-                fault: stall(LONG),
-                signs: vec![
-                    marker("stall-compute"),
-                    record(Side::Front, "envelope sent", 2),
-                ],
-                means: "it is inside its stage, and the next envelope lies before it",
+                fault: stall(STAGE, LONG),
+                signs: vec![stalls(STAGE), sent(0, 2)],
+                means: "it is inside its stage, and the next message lies before it",
                 ..scene
             },
-            (Ours::Send, Side::Front) => Self {
+            (Ours::Send, Side::Source) => Self {
                 picture: big_enough(ground, small),
                 depth: 3,
                 later: 1,
-                fault: stall(LONG),
-                signs: vec![marker("stall-compute"), record(side, "envelope sent", 2)],
+                fault: stall(STAGE, LONG),
+                signs: vec![stalls(STAGE), sent(side.rank(), 2)],
                 means: match ground {
-                    Ground::Host => "what was sent lies in its slot, and Phase B has not looked",
-                    _ => "ncclSend is on its stream, and Phase B has posted no receive",
+                    Ground::Host => "what was sent lies in its slot, and its peer has not looked",
+                    _ => "ncclSend is on its stream, and its peer has posted no receive",
                 },
                 ..scene
             },
-            (Ours::Send, Side::PhaseB) => Self {
+            (Ours::Send, Side::Stage) => Self {
                 picture: big_enough(ground, small),
-                fault: stall(Duration::from_millis(200)),
-                signs: vec![marker("stall-compute"), record(side, "result sent", 1)],
+                fault: stall(STAGE, Duration::from_millis(200)),
+                signs: vec![stalls(STAGE), sent(side.rank(), 1)],
                 holds_peer: true,
                 means: match ground {
-                    Ground::Host => "its result lies in its slot, and the front does not look",
-                    _ => "ncclSend is on its stream, and the front has posted no receive",
+                    Ground::Host => "its result lies in its slot, and its peer does not look",
+                    _ => "ncclSend is on its stream, and its peer has posted no receive",
                 },
                 ..scene
             },
-            (Ours::Receive, Side::Front) if ground == Ground::Fakes => Self {
+            (Ours::Receive, Side::Source) if ground == Ground::Fakes => Self {
                 fakes: [None, Some("ncclSend:3:hang")],
                 stuck_ms: Some(1000),
-                signs: vec![record(side, "receive posted", 1)],
-                means: "ncclRecv waits for a payload whose ncclSend hangs at Phase B",
+                signs: vec![record(side.rank(), "receive posted", 1)],
+                means: "ncclRecv waits for a payload whose ncclSend hangs at its peer",
                 ..scene
             },
-            (Ours::Receive, Side::PhaseB) if ground == Ground::Fakes => Self {
+            (Ours::Receive, Side::Stage) if ground == Ground::Fakes => Self {
                 fakes: [Some("ncclSend:3:hang"), None],
                 stuck_ms: Some(1000),
-                signs: vec![record(side, "receive posted", 1)],
-                means: "ncclRecv waits for a payload whose ncclSend hangs at the front",
+                signs: vec![record(side.rank(), "receive posted", 1)],
+                means: "ncclRecv waits for a payload whose ncclSend hangs at its peer",
                 ..scene
             },
-            (Ours::Receive, Side::Front) => Self {
+            (Ours::Receive, Side::Source) => Self {
                 depth: 1,
-                fault: stall(LONG),
-                signs: vec![record(side, "envelope sent", 1), marker("stall-compute")],
+                fault: stall(STAGE, LONG),
+                signs: vec![sent(side.rank(), 1), stalls(STAGE)],
                 means: "it waits for the result: a payload comes with its header, or right behind",
                 ..scene
             },
-            (Ours::Receive, Side::PhaseB) => Self {
+            (Ours::Receive, Side::Stage) => Self {
                 and_half: true,
-                means: "it waits for an envelope, of which the front has read half",
+                means: "it waits for a chunk, of which the source has read half",
                 ..scene
             },
             (Ours::SetUp, _) => Self {
                 chunks: 0,
-                signs: [Side::Front, Side::PhaseB]
-                    .map(|side| Sign::Says(side, vec!["all ranks agree".into()]))
+                signs: [0, STAGE]
+                    .map(|rank| Sign::Says(rank, vec!["all ranks agree".into()]))
                     .into(),
                 means: match side {
-                    Side::Front => "it opens its input, which does not say what it is",
-                    Side::PhaseB => "it waits to hear what the front's input is",
+                    Side::Source => "it opens its input, which does not say what it is",
+                    Side::Stage => "it waits to hear what the input is",
                 },
                 ..scene
             },
             (Ours::Connect, _) => Self {
                 fakes: match (ground, side) {
-                    (Ground::Fakes, Side::Front) => [None, Some("ncclCommInitRankConfig:1:hang")],
-                    (Ground::Fakes, Side::PhaseB) => [Some("ncclCommInitRankConfig:1:hang"), None],
+                    (Ground::Fakes, Side::Source) => [None, Some("ncclCommInitRankConfig:1:hang")],
+                    (Ground::Fakes, Side::Stage) => [Some("ncclCommInitRankConfig:1:hang"), None],
                     _ => [None; 2],
                 },
-                signs: [Side::Front, Side::PhaseB]
-                    .map(|side| Sign::Thread(side, "pp-nccl-connect"))
+                signs: [0, STAGE]
+                    .map(|rank| Sign::Thread(rank, "pp-nccl-connect"))
                     .into(),
                 means: match ground {
                     Ground::Fakes => "inside ncclCommInitRankConfig, which hangs at the peer",

@@ -5,7 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pp_testing::process::{Ended, Output, Process, is_alive, ranks_of};
+use pp_contract::Rank;
+use pp_testing::process::{Ended, Output, Process, children, is_alive, rank_of};
 use rustix::process::Signal;
 
 use super::film::Film;
@@ -16,7 +17,7 @@ const HANG: Duration = Duration::from_secs(60);
 /// Time for the last rank to go once the supervisor has ended.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
 /// What it is started with, beside its settings: heartbeats that a machine full of jobs can keep; no minute's wait for a
-/// Phase B that was stopped before it had come; and one heap, since how many there are hangs on which threads meet.
+/// rank that was stopped before it had come; and one heap, since how many there are hangs on which threads meet.
 const ENVIRONMENT: [(&str, &str); 3] = [
     ("PP_HEARTBEAT_MS", "1000"),
     ("PP_RESTART_WITHIN_MS", "3000"),
@@ -58,14 +59,17 @@ impl Job {
     }
 
     /// The process of a rank that lives.
-    pub(super) fn rank(&mut self, rank: usize) -> Option<u32> {
-        let found = ranks_of(self.process.id());
-        for pid in found.into_iter().flatten() {
+    pub(super) fn rank(&mut self, rank: Rank) -> Option<u32> {
+        let mut found = None;
+        for pid in children(self.process.id()) {
             if !self.seen.contains(&pid) {
                 self.seen.push(pid);
             }
+            if rank_of(pid) == Some(rank.get()) && is_alive(pid) {
+                found = Some(pid);
+            }
         }
-        found[rank]
+        found
     }
 
     /// Whether it goes on; an error when it hangs.
@@ -85,7 +89,7 @@ impl Job {
 
     /// Waits for the end, and that nothing of it is left.
     pub(super) fn end(mut self) -> Result<Ended> {
-        self.rank(0);
+        self.rank(Rank::new(0));
         while self.goes_on()? {
             thread::sleep(Duration::from_millis(5));
         }

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use pp_contract::{FaultKind, Rank, WorldSize, with_source};
+use pp_contract::{FaultKind, Pipeline, Rank, with_source};
 use pp_device::Device;
-use pp_job::{Error, SUPERVISOR, WORLD};
+use pp_job::{Error, SUPERVISOR};
 use pp_testing::process::with_variable;
 use pp_transport::launch::LocalJob;
 use pp_transport::nccl::Nccl;
@@ -19,12 +19,17 @@ pub(crate) const ASIDE: [(&str, &str); 2] =
 /// The variable that tells the ranks of a job from others.
 const JOB_ID: &str = "PP_JOB_ID";
 
+/// Two ranks, with the sink on the rank of the source.
+pub(crate) const TWO: &str = "encode@0 -> phase_b@1 -> decode@0";
+/// Three ranks in a row.
+pub(crate) const CHAIN: &str = "encode@0 -> phase_b@1 -> decode@2";
+
 /// What carries the payloads of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Transport {
-    /// Memory that both ranks share.
+    /// Memory that the ranks share.
     Host,
-    /// GPU memory over NCCL: two GPUs, or their fakes.
+    /// GPU memory over NCCL: a GPU for each rank, or fakes.
     Nccl,
 }
 
@@ -65,16 +70,21 @@ impl Ground {
     }
 }
 
-/// Refuses a machine without the GPUs and the NCCL that jobs on NCCL need: each job would say so again.
-pub(super) fn need_gpus() -> Result<(), Error> {
+/// Whether there are GPUs for so many ranks.
+pub(crate) fn has_gpus(ranks: u32) -> bool {
+    Device::count().is_ok_and(|count| count >= ranks)
+}
+
+/// Refuses a machine without the GPUs and the NCCL that jobs of so many ranks need: each job would say so again.
+pub(super) fn need_gpus(ranks: u32) -> Result<(), Error> {
     let refuse = |why: String| {
         let why =
             format!("{why}; `pp doctor` says what is missing, and --transport host needs none");
         Err(Error::local(FaultKind::Device, "look for GPUs", why))
     };
     match Device::count() {
-        Ok(count) if count < WORLD => {
-            refuse(format!("{count} GPUs visible, and a job needs {WORLD}"))
+        Ok(count) if count < ranks => {
+            refuse(format!("{count} GPUs visible, and a job needs {ranks}"))
         }
         Ok(_) => match Nccl::load() {
             Ok(_) => Ok(()),
@@ -84,13 +94,18 @@ pub(super) fn need_gpus() -> Result<(), Error> {
     }
 }
 
-/// A job whose ranks are not started yet.
-pub(crate) fn new_job() -> LocalJob {
-    LocalJob::new(WorldSize::new(WORLD).expect("a world of two"))
+/// A job of this pipeline whose ranks are not started yet.
+pub(crate) fn new_job(pipeline: &Pipeline) -> LocalJob {
+    LocalJob::new(pipeline.world_size())
 }
 
 /// Makes it `run` of this program on this ground, in the folder of its job, with nothing of a launcher's environment.
-pub(crate) fn run_in(folder: &Path, ground: Ground, command: &mut Command) -> std::io::Result<()> {
+pub(crate) fn run_in(
+    folder: &Path,
+    ground: Ground,
+    pipeline: &Pipeline,
+    command: &mut Command,
+) -> std::io::Result<()> {
     for name in LocalJob::LAUNCHER_VARIABLES.iter().chain(&[VARIABLE]) {
         command.env_remove(name);
     }
@@ -99,7 +114,8 @@ pub(crate) fn run_in(folder: &Path, ground: Ground, command: &mut Command) -> st
         make_own(&own)?;
         command.env(variable, own);
     }
-    command.args(["run", "--threads", "1"]);
+    command.args(["run", "--threads", "1", "--pipeline"]);
+    command.arg(pipeline.to_string());
     command.args(match ground {
         Ground::Host => ["--transport", "host", "--kernels", "cpu"],
         Ground::Fakes | Ground::Gpus => ["--transport", "nccl", "--kernels", "ptx"],
@@ -108,9 +124,9 @@ pub(crate) fn run_in(folder: &Path, ground: Ground, command: &mut Command) -> st
 }
 
 /// Makes it a rank of the job; it dies with this process.
-pub(crate) fn join(job: &LocalJob, rank: u32, command: &mut Command) {
+pub(crate) fn join(job: &LocalJob, rank: Rank, command: &mut Command) {
     command
-        .envs(job.env(Rank::new(rank)))
+        .envs(job.env(rank))
         .env(SUPERVISOR, std::process::id().to_string());
 }
 

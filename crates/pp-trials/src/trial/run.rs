@@ -98,10 +98,11 @@ impl TrialArgs {
         Ground::of(self.transport)
     }
 
-    /// Runs those that were chosen, each in a folder of its own; or names them.
+    /// Runs those that were chosen, each in a folder of its own; or names them. On GPUs they take so many.
     pub(crate) fn run<T: Trial>(
         &self,
         what: &'static str,
+        ranks: u32,
         mut trials: Vec<T>,
         play: impl Fn(&T, &Path, &mut Told) + Sync,
     ) -> Result<(), Error> {
@@ -130,7 +131,7 @@ impl TrialArgs {
         }
         let on_gpus = ground == Ground::Gpus;
         if on_gpus {
-            need_gpus()?;
+            need_gpus(ranks)?;
         }
         let work = Work::new(what)?;
         let started = Instant::now();

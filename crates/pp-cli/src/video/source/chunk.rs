@@ -40,7 +40,8 @@ pub(crate) struct Chunk {
     pub(crate) read_ns: (u64, u64),
     pub(super) frame_bytes: usize,
     pub(super) data: Buffer,
-    pub(super) clean: Vec<u8>,
+    /// The frames before noise was added, if it was; there may be bytes behind them.
+    pub(crate) clean: Vec<u8>,
     /// The grids of its frames, where it was read ahead and cuts are looked for.
     pub(super) grids: Vec<Grid>,
 }
@@ -54,11 +55,6 @@ impl Chunk {
     /// The memory that they lie in; it may hold more.
     pub(crate) fn memory(&self) -> &Buffer {
         &self.data
-    }
-
-    /// The frames before noise was added, if it was.
-    pub(crate) fn clean(&self) -> Option<&[u8]> {
-        self.clean.get(..self.frames * self.frame_bytes)
     }
 
     pub(super) fn frame_mut(&mut self, k: usize) -> &mut [u8] {

@@ -5,11 +5,13 @@
 
 use std::sync::Mutex;
 
+use half::bf16;
 use pp_contract::VideoPlanParts;
 
 use super::attention::{Attend, BAND, Sums, attend};
 use super::plane::{CELL, PlaneLayout};
-use crate::denoise::geometry::{Geometry, TOKEN};
+use super::tokens::Sample;
+use crate::denoise::geometry::{Geometry, PlaneGeometry, TOKEN};
 use crate::denoise::settings::{CONTEXT_FRAMES, FLOOR, KEEP, RADIUS};
 
 /// Keeps the logit finite where there is no noise: only equal patches then have weight.
@@ -21,6 +23,21 @@ struct Slot {
     /// Index in the stream.
     frame: u64,
     planes: Vec<Vec<f32>>,
+}
+
+/// What a call leaves for the next one.
+#[derive(Debug)]
+pub(super) enum Output<'a> {
+    /// The result, behind the last pass.
+    Latents(&'a mut [u8]),
+    /// The guide for the pass that another part begins with.
+    Guide(&'a mut [u8]),
+}
+
+/// The bytes of one plane among the tokens of a frame.
+fn of_plane<S: Sample>(plane: &PlaneGeometry) -> std::ops::Range<usize> {
+    let bytes = TOKEN * S::BYTES;
+    plane.first_token * bytes..(plane.first_token + plane.tokens()) * bytes
 }
 
 /// The state of Phase B of one stream.
@@ -99,38 +116,45 @@ impl Denoiser {
         }
     }
 
-    /// Runs the passes over a chunk, and remembers its last frames.
+    /// Runs the passes of these strengths over a chunk, and remembers its last frames. The first of them has the guide
+    /// that the pass before it left; the first of all has none.
     pub(super) fn run(
         &mut self,
         plan: &VideoPlanParts,
         strengths: &[f32],
         input: &[u8],
-        output: &mut [u8],
+        guide: Option<&[u8]>,
+        output: Output<'_>,
     ) {
         let frames = input.len() / self.geometry.frame_bytes();
         let start = plan.current_start_frame;
-        if strengths.is_empty() {
-            output.copy_from_slice(input);
-            for index in frames.saturating_sub(CONTEXT_FRAMES)..frames {
-                self.load(CONTEXT_FRAMES + index, start + index as u64, index, input);
+        match (strengths, output) {
+            ([], Output::Latents(output)) => {
+                output.copy_from_slice(input);
+                for index in frames.saturating_sub(CONTEXT_FRAMES)..frames {
+                    self.load(CONTEXT_FRAMES + index, start + index as u64, index, input);
+                }
             }
-        } else {
-            for index in 0..frames {
-                self.load(CONTEXT_FRAMES + index, start + index as u64, index, input);
+            (strengths, output) => {
+                for index in 0..frames {
+                    self.load(CONTEXT_FRAMES + index, start + index as u64, index, input);
+                }
+                if let Some(guide) = guide {
+                    self.load_guide(guide);
+                }
+                let ends = matches!(output, Output::Latents(_));
+                for (number, strength) in strengths.iter().enumerate() {
+                    let first = number == 0 && guide.is_none();
+                    let last = ends && number + 1 == strengths.len();
+                    let keep = if last { 0.0 } else { KEEP };
+                    self.pass(plan, *strength, first, keep, frames);
+                    std::mem::swap(&mut self.before, &mut self.after);
+                }
+                match output {
+                    Output::Latents(tokens) => self.store::<bf16>(tokens),
+                    Output::Guide(tokens) => self.store::<f32>(tokens),
+                }
             }
-            for (number, strength) in strengths.iter().enumerate() {
-                let first = number == 0;
-                let last = number + 1 == strengths.len();
-                self.pass(
-                    plan,
-                    *strength,
-                    first,
-                    if last { 0.0 } else { KEEP },
-                    frames,
-                );
-                std::mem::swap(&mut self.before, &mut self.after);
-            }
-            self.store(frames, output);
         }
         self.remember(frames);
     }
@@ -141,18 +165,28 @@ impl Denoiser {
         let slot = &mut self.slots[slot];
         slot.frame = frame;
         for (number, plane) in self.geometry.planes.iter().enumerate() {
-            let tokens = &tokens[plane.first_token * TOKEN * 2..][..plane.tokens() * TOKEN * 2];
-            self.layouts[number].load(tokens, plane, &mut slot.planes[number]);
+            let tokens = &tokens[of_plane::<bf16>(plane)];
+            self.layouts[number].load::<bf16>(tokens, plane, &mut slot.planes[number]);
         }
     }
 
-    fn store(&self, frames: usize, output: &mut [u8]) {
-        let bytes = self.geometry.frame_bytes();
-        for (index, tokens) in output.chunks_exact_mut(bytes).enumerate().take(frames) {
+    fn load_guide(&mut self, guide: &[u8]) {
+        let bytes = self.geometry.tokens * TOKEN * f32::BYTES;
+        for (tokens, planes) in guide.chunks_exact(bytes).zip(&mut self.before) {
             for (number, plane) in self.geometry.planes.iter().enumerate() {
-                let tokens =
-                    &mut tokens[plane.first_token * TOKEN * 2..][..plane.tokens() * TOKEN * 2];
-                self.layouts[number].store(&self.before[index][number], plane, tokens);
+                let tokens = &tokens[of_plane::<f32>(plane)];
+                self.layouts[number].load::<f32>(tokens, plane, &mut planes[number]);
+            }
+        }
+    }
+
+    /// What the last pass has left, as tokens.
+    fn store<S: Sample>(&self, output: &mut [u8]) {
+        let bytes = self.geometry.tokens * TOKEN * S::BYTES;
+        for (tokens, planes) in output.chunks_exact_mut(bytes).zip(&self.before) {
+            for (number, plane) in self.geometry.planes.iter().enumerate() {
+                let tokens = &mut tokens[of_plane::<S>(plane)];
+                self.layouts[number].store::<S>(&planes[number], plane, tokens);
             }
         }
     }

@@ -15,31 +15,36 @@ pub(crate) use plane::mirrored;
 
 use pp_contract::{DType, VideoPlanParts};
 
-use crate::config::{ChunkShape, Description, Layout, SessionConfig, Space};
+use crate::config::{ChunkShape, Layout, SessionConfig, Space};
 use crate::denoise::geometry::{Geometry, TOKEN};
+use crate::denoise::passes::Share;
 use crate::denoise::settings::{self, CONTEXT_FRAMES};
-use crate::denoise::tensors::{check_place, context_count, frame_count, latents_dims};
+use crate::denoise::tensors::{
+    self, HANDED_ON, check_place, context_count, frame_count, latents_dims,
+};
 use crate::error::Failure;
-use crate::export::{Kernels, Session};
+use crate::export::{Kernels, Session, no_args};
 use crate::frame::{FrameView, FrameViewMut};
+use crate::group::Collectives;
 use crate::payload::{Payload, PayloadMut};
-use denoise::Denoiser;
+use crate::stage::{Description, StageInfo, StageKind};
+use denoise::{Denoiser, Output};
 
 /// The built-in kernels.
 #[derive(Debug)]
 pub enum Cpu {}
 
-/// One stream through the built-in kernels.
+/// One stage of one stream through the built-in kernels.
 #[derive(Debug)]
 pub struct CpuSession {
+    kind: StageKind,
     config: SessionConfig,
     geometry: Geometry,
-    threads: usize,
     /// Encode: the last frames seen, packed, oldest first; and the noise of the stream.
     history: Vec<Vec<u8>>,
     noise: StreamNoise,
-    /// Made by the first `phase_b`, because the front has no use for its memory.
-    denoiser: Option<Denoiser>,
+    /// Phase B: one for each lap.
+    denoisers: Vec<Denoiser>,
     strengths: Vec<f32>,
 }
 
@@ -50,7 +55,12 @@ impl Kernels for Cpu {
         settings::description("cpu", false, settings::DIGEST)
     }
 
-    fn create(config: &SessionConfig) -> Result<CpuSession, Failure> {
+    fn create(
+        stage: &StageInfo,
+        config: &SessionConfig,
+        args: &[(&str, &str)],
+    ) -> Result<CpuSession, Failure> {
+        no_args(args)?;
         if config.space != Space::Host {
             return Err(Failure::unsupported(
                 "the cpu kernels work on host memory only",
@@ -60,13 +70,19 @@ impl Kernels for Cpu {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             threads => threads as usize,
         };
+        let geometry = Geometry::of(config);
+        let denoiser = || Denoiser::new(geometry.clone(), config.max_frames as usize, threads);
+        let laps = match stage.kind {
+            StageKind::Middle => config.laps as usize,
+            StageKind::Source | StageKind::Sink => 0,
+        };
         Ok(CpuSession {
+            kind: stage.kind,
             config: *config,
-            geometry: Geometry::of(config),
-            threads,
             history: Vec::with_capacity(CONTEXT_FRAMES),
             noise: StreamNoise::new(config),
-            denoiser: None,
+            denoisers: std::iter::repeat_with(denoiser).take(laps).collect(),
+            geometry,
             strengths: Vec::new(),
         })
     }
@@ -105,21 +121,22 @@ impl CpuSession {
 }
 
 impl Session for CpuSession {
-    fn layout(&self, shape: ChunkShape) -> Result<Layout, Failure> {
-        crate::denoise::tensors::layout(&self.geometry, shape)
+    fn layout(&self, shape: ChunkShape, lap: u32) -> Result<Layout, Failure> {
+        let stage = (self.kind, &self.config, &self.geometry);
+        tensors::layout(stage, shape, lap, DType::F32)
     }
 
     fn encode(
         &mut self,
         frames: &[FrameView<'_>],
         plan: &VideoPlanParts,
-        input: &mut PayloadMut<'_>,
+        output: &mut PayloadMut<'_>,
     ) -> Result<(), Failure> {
         let bytes = self.geometry.frame_bytes();
         if plan.init_cache || plan.reset_kv_cache {
             self.history.clear();
         }
-        let context = context_count(plan, input.spec("context_frames"))?;
+        let context = context_count(plan, output.spec("context_frames"))?;
         if context as usize > self.history.len() {
             return Err(Failure::invalid(format!(
                 "context_frames asks for {context} frames, {} were encoded since the last cut",
@@ -128,7 +145,7 @@ impl Session for CpuSession {
         }
         if context > 0 {
             let dims = latents_dims(&self.geometry, context);
-            let tokens = input.tensor_mut("context_frames", DType::Bf16, &dims)?;
+            let tokens = output.tensor_mut("context_frames", DType::Bf16, &dims)?;
             let history = &self.history[self.history.len() - context as usize..];
             for (packed, out) in history.iter().zip(tokens.chunks_exact_mut(bytes)) {
                 let frame = FrameView::packed(
@@ -143,18 +160,18 @@ impl Session for CpuSession {
         }
 
         let dims = latents_dims(&self.geometry, frames.len() as u32);
-        let latents = input.tensor_mut("latents_in", DType::Bf16, &dims)?;
+        let latents = output.tensor_mut("latents_in", DType::Bf16, &dims)?;
         for (frame, out) in frames.iter().zip(latents.chunks_exact_mut(bytes)) {
             self.encode_frame(frame, out);
         }
         let sigma = self.noise.of_chunk(frames, plan);
         let planes = sigma.len() as u64;
-        let conditioning = input.tensor_mut("conditioning_embeds", DType::Bf16, &[planes])?;
+        let conditioning = output.tensor_mut("conditioning_embeds", DType::Bf16, &[planes])?;
         for (sigma, out) in sigma.iter().zip(conditioning.chunks_exact_mut(2)) {
             out.copy_from_slice(&bf16::from_f32(*sigma).to_le_bytes());
         }
         let steps = plan.num_denoise_steps;
-        let list = input.tensor_mut("denoising_step_list", DType::I64, &[steps.into()])?;
+        let list = output.tensor_mut("denoising_step_list", DType::I64, &[steps.into()])?;
         for (step, out) in settings::schedule(steps).zip(list.chunks_exact_mut(8)) {
             out.copy_from_slice(&step.to_le_bytes());
         }
@@ -162,17 +179,23 @@ impl Session for CpuSession {
         Ok(())
     }
 
-    fn phase_b(
+    fn run(
         &mut self,
         plan: &VideoPlanParts,
+        lap: u32,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
+        _: Option<&mut dyn Collectives>,
     ) -> Result<u32, Failure> {
         // Everything that can fail comes before the first change of state.
         let frames = frame_count(input.spec("latents_in"), self.config.max_frames)?;
         let dims = latents_dims(&self.geometry, frames);
         let latents_in = input.tensor("latents_in", DType::Bf16, &dims)?;
-        let latents_out = output.tensor_mut("latents_out", DType::Bf16, &dims)?;
+        let share = Share::of(&self.config, plan.num_denoise_steps, lap)?;
+        let guide = match share.has_guide() {
+            true => Some(input.tensor("guide", DType::F32, &dims)?),
+            false => None,
+        };
         let sigma = input.tensor(
             "conditioning_embeds",
             DType::Bf16,
@@ -207,14 +230,20 @@ impl Session for CpuSession {
                 Some(input.tensor("context_frames", DType::Bf16, &dims)?)
             }
         };
+        if !share.ends() {
+            for spec in HANDED_ON.into_iter().filter_map(|name| input.spec(name)) {
+                let (name, dims) = (spec.name(), spec.shape().dims());
+                let from = input.tensor(name, spec.dtype(), dims)?;
+                let to = output.tensor_mut(name, spec.dtype(), dims)?;
+                to.copy_from_slice(from);
+            }
+        }
+        let output = match share.ends() {
+            true => Output::Latents(output.tensor_mut("latents_out", DType::Bf16, &dims)?),
+            false => Output::Guide(output.tensor_mut("guide", DType::F32, &dims)?),
+        };
 
-        let denoiser = self.denoiser.get_or_insert_with(|| {
-            Denoiser::new(
-                self.geometry.clone(),
-                self.config.max_frames as usize,
-                self.threads,
-            )
-        });
+        let denoiser = &mut self.denoisers[lap as usize];
         if plan.init_cache || plan.reset_kv_cache {
             denoiser.clear_context();
         }
@@ -224,18 +253,19 @@ impl Session for CpuSession {
         if let Some(tokens) = context {
             denoiser.rebuild_context(tokens, plan.current_start_frame);
         }
-        denoiser.run(plan, &self.strengths, latents_in, latents_out);
-        Ok(self.strengths.len() as u32 + u32::from(context.is_some()))
+        let strengths = &self.strengths[share.first as usize..share.end as usize];
+        denoiser.run(plan, strengths, latents_in, guide, output);
+        Ok(share.count() + u32::from(context.is_some()))
     }
 
     fn decode(
         &mut self,
         _plan: &VideoPlanParts,
-        output: &Payload<'_>,
+        input: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {
         let dims = latents_dims(&self.geometry, frames.len() as u32);
-        let latents = output.tensor("latents_out", DType::Bf16, &dims)?;
+        let latents = input.tensor("latents_out", DType::Bf16, &dims)?;
         for (frame, tokens) in frames
             .iter_mut()
             .zip(latents.chunks_exact(self.geometry.frame_bytes()))

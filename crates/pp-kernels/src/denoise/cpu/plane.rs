@@ -7,7 +7,7 @@
 //! Around the plane lies a margin in which it is mirrored (the edge sample is repeated: index −1 is 0, −2 is 1), so
 //! that every key of the window exists.
 
-use super::tokens;
+use super::tokens::{self, Sample};
 use crate::denoise::geometry::{PATCH, PlaneGeometry, TOKEN};
 
 /// Side of a cell.
@@ -59,13 +59,13 @@ impl PlaneLayout {
     }
 
     /// Reads tokens into a plane, margin and all.
-    pub(super) fn load(&self, tokens: &[u8], geometry: &PlaneGeometry, out: &mut [f32]) {
-        for (index, token) in tokens.chunks_exact(2 * TOKEN).enumerate() {
+    pub(super) fn load<S: Sample>(&self, tokens: &[u8], geometry: &PlaneGeometry, out: &mut [f32]) {
+        for (index, token) in tokens.chunks_exact(S::BYTES * TOKEN).enumerate() {
             let x = index % geometry.tokens_x() * PATCH;
             let y = index / geometry.tokens_x() * PATCH;
             for dy in 0..PATCH {
                 let start = self.at(x as isize, (y + dy) as isize);
-                for (i, sample) in tokens::read_row(token, dy).into_iter().enumerate() {
+                for (i, sample) in tokens::read_row::<S>(token, dy).into_iter().enumerate() {
                     out[start + i % CELL * self.stride + i / CELL] = sample;
                 }
             }
@@ -74,14 +74,14 @@ impl PlaneLayout {
     }
 
     /// Writes a plane's samples as tokens.
-    pub(super) fn store(&self, plane: &[f32], geometry: &PlaneGeometry, out: &mut [u8]) {
-        for (index, token) in out.chunks_exact_mut(2 * TOKEN).enumerate() {
+    pub(super) fn store<S: Sample>(&self, plane: &[f32], geometry: &PlaneGeometry, out: &mut [u8]) {
+        for (index, token) in out.chunks_exact_mut(S::BYTES * TOKEN).enumerate() {
             let x = index % geometry.tokens_x() * PATCH;
             let y = index / geometry.tokens_x() * PATCH;
             for dy in 0..PATCH {
                 let start = self.at(x as isize, (y + dy) as isize);
                 let row = std::array::from_fn(|i| plane[start + i % CELL * self.stride + i / CELL]);
-                tokens::write_row(token, dy, &row);
+                tokens::write_row::<S>(token, dy, &row);
             }
         }
     }
@@ -113,6 +113,8 @@ pub(crate) fn mirrored(x: isize, length: isize) -> isize {
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
     use crate::config::Chroma;
     use crate::denoise::geometry::Geometry;
@@ -131,7 +133,7 @@ mod tests {
         let mut tokens = vec![0; geometry.frame_bytes()];
         for (i, token) in tokens.chunks_exact_mut(2 * TOKEN).enumerate() {
             for dy in 0..PATCH {
-                tokens::write_row(
+                tokens::write_row::<bf16>(
                     token,
                     dy,
                     &std::array::from_fn(|dx| ((i * 31 + dy * 8 + dx) % 256) as f32),
@@ -139,10 +141,20 @@ mod tests {
             }
         }
         let mut samples = vec![0.0; layout.len()];
-        layout.load(&tokens, plane, &mut samples);
+        layout.load::<bf16>(&tokens, plane, &mut samples);
         let mut back = vec![0; tokens.len()];
-        layout.store(&samples, plane, &mut back);
+        layout.store::<bf16>(&samples, plane, &mut back);
         assert_eq!(back, tokens);
+        // A guide is not rounded on its way.
+        let third = samples
+            .iter()
+            .map(|sample| sample / 3.0)
+            .collect::<Vec<_>>();
+        let mut guide = vec![0; 2 * tokens.len()];
+        layout.store::<f32>(&third, plane, &mut guide);
+        let mut again = vec![0.0; layout.len()];
+        layout.load::<f32>(&guide, plane, &mut again);
+        assert_eq!(again, third);
         assert_eq!(samples[layout.at(-1, 3)], samples[layout.at(0, 3)]);
         assert_eq!(samples[layout.at(-7, -2)], samples[layout.at(6, 1)]);
         assert_eq!(

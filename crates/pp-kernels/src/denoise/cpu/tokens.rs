@@ -11,6 +11,40 @@ use crate::frame::{PlaneView, PlaneViewMut};
 /// Bytes of one row of a token.
 const ROW: usize = 2 * PATCH;
 
+/// What the samples of a token are.
+pub(super) trait Sample {
+    const BYTES: usize;
+    fn read(bytes: &[u8]) -> f32;
+    /// Rounds to the nearest, ties to even.
+    fn write(value: f32, bytes: &mut [u8]);
+}
+
+/// Frames.
+impl Sample for bf16 {
+    const BYTES: usize = 2;
+
+    fn read(bytes: &[u8]) -> f32 {
+        f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16)
+    }
+
+    fn write(value: f32, bytes: &mut [u8]) {
+        bytes.copy_from_slice(&bf16::from_f32(value).to_le_bytes());
+    }
+}
+
+/// Guides: as they are computed, without rounding.
+impl Sample for f32 {
+    const BYTES: usize = 4;
+
+    fn read(bytes: &[u8]) -> f32 {
+        f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+    }
+
+    fn write(value: f32, bytes: &mut [u8]) {
+        bytes.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
 /// Writes the tokens of one plane; `out` is the plane's part of the frame's tokens.
 pub(super) fn encode_plane(plane: PlaneView<'_>, geometry: &PlaneGeometry, out: &mut [u8]) {
     let per_token_row = geometry.tokens_x() * TOKEN * 2;
@@ -54,10 +88,8 @@ pub(super) fn decode_plane(tokens: &[u8], geometry: &PlaneGeometry, plane: &mut 
                 .map(|token| &token[dy * ROW..][..ROW]);
             for (samples, place) in row.chunks_mut(PATCH).zip(places) {
                 for (sample, two) in samples.iter_mut().zip(place.chunks_exact(2)) {
-                    let value =
-                        f32::from_bits(u32::from(u16::from_le_bytes([two[0], two[1]])) << 16);
                     // A cast saturates, and turns NaN into 0.
-                    *sample = (value + 0.5) as u8;
+                    *sample = (bf16::read(two) + 0.5) as u8;
                 }
             }
         }
@@ -65,18 +97,16 @@ pub(super) fn decode_plane(tokens: &[u8], geometry: &PlaneGeometry, plane: &mut 
 }
 
 /// Reads one row of eight samples of a token.
-pub(super) fn read_row(token: &[u8], dy: usize) -> [f32; PATCH] {
-    let row = &token[dy * ROW..][..ROW];
-    std::array::from_fn(|i| {
-        f32::from_bits(u32::from(u16::from_le_bytes([row[2 * i], row[2 * i + 1]])) << 16)
-    })
+pub(super) fn read_row<S: Sample>(token: &[u8], dy: usize) -> [f32; PATCH] {
+    let row = &token[dy * PATCH * S::BYTES..][..PATCH * S::BYTES];
+    std::array::from_fn(|i| S::read(&row[i * S::BYTES..][..S::BYTES]))
 }
 
-/// Writes one row of eight samples of a token, each rounded to the nearest bf16 (ties to even).
-pub(super) fn write_row(token: &mut [u8], dy: usize, samples: &[f32; PATCH]) {
-    let row = &mut token[dy * ROW..][..ROW];
-    for (sample, two) in samples.iter().zip(row.chunks_exact_mut(2)) {
-        two.copy_from_slice(&bf16::from_f32(*sample).to_le_bytes());
+/// Writes one row of eight samples of a token.
+pub(super) fn write_row<S: Sample>(token: &mut [u8], dy: usize, samples: &[f32; PATCH]) {
+    let row = &mut token[dy * PATCH * S::BYTES..][..PATCH * S::BYTES];
+    for (sample, place) in samples.iter().zip(row.chunks_exact_mut(S::BYTES)) {
+        S::write(*sample, place);
     }
 }
 
@@ -107,8 +137,8 @@ mod tests {
         // The last token's last row holds the last row's last three samples, then the last sample five times.
         let token = &tokens[8 * TOKEN * 2..];
         let last = f32::from(samples[18 * 19 - 1]);
-        assert_eq!(read_row(token, 7)[2..], [last; 6]);
-        assert_eq!(read_row(token, 1), read_row(token, 7));
+        assert_eq!(read_row::<bf16>(token, 7)[2..], [last; 6]);
+        assert_eq!(read_row::<bf16>(token, 1), read_row::<bf16>(token, 7));
     }
 
     #[test]
@@ -116,7 +146,7 @@ mod tests {
         let geometry = Geometry::new(16, 16, Chroma::Mono);
         let mut tokens = vec![0; geometry.frame_bytes()];
         let values = [-3.0, 0.49, 0.5, 1.0, 254.0, 300.0, f32::NAN, 2.5];
-        write_row(&mut tokens, 0, &values);
+        write_row::<bf16>(&mut tokens, 0, &values);
         let mut back = vec![9; 256];
         decode_plane(
             &tokens,

@@ -98,20 +98,20 @@ impl<G: Gpu> Front<G> {
         &mut self,
         frames: &[FrameView<'_>],
         plan: &VideoPlanParts,
-        input: &PayloadMut<'_>,
+        output: &PayloadMut<'_>,
     ) -> Result<(), Failure> {
         // What can be refused is refused before anything is enqueued or changed.
         let count = self.check_count(frames.len())?;
         let is_fresh = plan.init_cache || plan.reset_kv_cache;
         let history = if is_fresh { 0 } else { self.history };
-        let context = context_count(plan, input.spec("context_frames"))?;
+        let context = context_count(plan, output.spec("context_frames"))?;
         if context as usize > history {
             return Err(Failure::invalid(format!(
                 "context_frames asks for {context} frames, {history} were encoded since the last cut"
             )));
         }
         let tokens = |name, frames| {
-            input.device_tensor(name, DType::Bf16, &latents_dims(&self.geometry, frames))
+            output.device_tensor(name, DType::Bf16, &latents_dims(&self.geometry, frames))
         };
         let latents = tokens("latents_in", count)?;
         let context_tokens = match context {
@@ -119,9 +119,9 @@ impl<G: Gpu> Front<G> {
             context => Some(tokens("context_frames", context)?),
         };
         let planes = self.geometry.planes.len() as u64;
-        let embeds = input.device_tensor("conditioning_embeds", DType::Bf16, &[planes])?;
+        let embeds = output.device_tensor("conditioning_embeds", DType::Bf16, &[planes])?;
         let steps = plan.num_denoise_steps;
-        let list = input.device_tensor("denoising_step_list", DType::I64, &[steps.into()])?;
+        let list = output.device_tensor("denoising_step_list", DType::I64, &[steps.into()])?;
 
         let estimates = match self.noise {
             Noise::Given => false,
@@ -179,12 +179,12 @@ impl<G: Gpu> Front<G> {
     /// The contract of a call ([`crate::RawSession`]).
     pub(super) unsafe fn decode(
         &mut self,
-        output: &Payload<'_>,
+        input: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {
         let count = self.check_count(frames.len())?;
         let dims = latents_dims(&self.geometry, count);
-        let latents = output.device_tensor("latents_out", DType::Bf16, &dims)?;
+        let latents = input.device_tensor("latents_out", DType::Bf16, &dims)?;
         let chunk = self.chunk();
         // SAFETY: as in `encode`; the samples of an encode are no longer needed behind it on the same stream.
         unsafe {

@@ -14,19 +14,21 @@ mod kernels;
 mod phase_b;
 mod sizes;
 
-use pp_contract::VideoPlanParts;
+use pp_contract::{DType, VideoPlanParts};
 use pp_device::Stream;
 
 pub use gpu::{Gpu, LaunchConfig, Limits, Rows};
 
-use crate::config::{ChunkShape, Description, Layout, SessionConfig, Space};
+use crate::config::{ChunkShape, Layout, SessionConfig, Space};
 use crate::cuda::{borrow, ptx};
 use crate::denoise::geometry::Geometry;
 use crate::denoise::{settings, tensors};
 use crate::error::Failure;
-use crate::export::{Kernels, Session};
+use crate::export::{Kernels, Session, no_args};
 use crate::frame::{FrameView, FrameViewMut};
+use crate::group::Collectives;
 use crate::payload::{Payload, PayloadMut};
+use crate::stage::{Description, StageInfo, StageKind};
 use front::Front;
 use kernels::{Denoiser, Functions};
 use phase_b::PhaseB;
@@ -36,13 +38,40 @@ use sizes::Sizes;
 #[derive(Debug)]
 pub(crate) enum Ptx {}
 
-/// One stream through the built-in CUDA kernels.
+/// One stage of one stream through the built-in CUDA kernels.
 #[derive(Debug)]
 pub struct PtxSession<G: Gpu> {
     gpu: G,
+    kind: StageKind,
+    config: SessionConfig,
     geometry: Geometry,
-    front: Front<G>,
-    phase_b: PhaseB<G>,
+    work: Work<G>,
+}
+
+/// What a stage keeps.
+#[derive(Debug)]
+enum Work<G: Gpu> {
+    /// Encode or decode.
+    Front(Front<G>),
+    /// Phase B, one for each lap.
+    PhaseB(Vec<PhaseB<G>>),
+}
+
+impl<G: Gpu> Work<G> {
+    fn front(&mut self) -> Result<&mut Front<G>, Failure> {
+        match self {
+            Work::Front(front) => Ok(front),
+            Work::PhaseB(_) => Err(Failure::invalid("Phase B takes and gives no frames")),
+        }
+    }
+
+    fn phase_b(&mut self, lap: u32) -> Result<&mut PhaseB<G>, Failure> {
+        match self {
+            Work::PhaseB(laps) => (laps.get_mut(lap as usize))
+                .ok_or_else(|| Failure::invalid(format!("there is no lap {lap}"))),
+            Work::Front(_) => Err(Failure::invalid("encode and decode are no Phase B")),
+        }
+    }
 }
 
 /// Whether the built-in CUDA kernels run in this context, which must be current: loads them, so that a session that is
@@ -63,7 +92,12 @@ impl Kernels for Ptx {
         settings::description("ptx", true, ptx::digest())
     }
 
-    fn create(config: &SessionConfig) -> Result<PtxSession<Stream>, Failure> {
+    fn create(
+        stage: &StageInfo,
+        config: &SessionConfig,
+        args: &[(&str, &str)],
+    ) -> Result<PtxSession<Stream>, Failure> {
+        no_args(args)?;
         let Space::Cuda { context, stream } = config.space else {
             return Err(Failure::unsupported(
                 "the ptx kernels work in CUDA memory only",
@@ -74,12 +108,12 @@ impl Kernels for Ptx {
         let stream = unsafe { borrow(context, stream) }?;
         // SAFETY: the session is reached through the C table, or through `RawSession`, whose callers promise the
         // contract of a call.
-        unsafe { PtxSession::new(stream, config) }
+        unsafe { PtxSession::new(stream, stage.kind, config) }
     }
 }
 
 impl<G: Gpu> PtxSession<G> {
-    /// A session on a stream whose context is current.
+    /// A session of a stage on a stream whose context is current.
     ///
     /// # Errors
     /// The driver or the device is too old or too small, or has no memory left.
@@ -87,55 +121,69 @@ impl<G: Gpu> PtxSession<G> {
     /// # Safety
     /// Each call of the session is made under the contract of a call (`pp_kernel.h`): the session's context is current,
     /// and frames and tensors are where their descriptions say, until the stream has passed the work.
-    pub unsafe fn new(gpu: G, config: &SessionConfig) -> Result<Self, Failure> {
+    pub unsafe fn new(gpu: G, kind: StageKind, config: &SessionConfig) -> Result<Self, Failure> {
         let geometry = Geometry::of(config);
         let denoiser = Denoiser::new(gpu.clone(), Sizes::new(&geometry)?)?;
+        let work = match kind {
+            StageKind::Source | StageKind::Sink => {
+                Work::Front(Front::new(denoiser, config, &geometry)?)
+            }
+            StageKind::Middle => Work::PhaseB(
+                (0..config.laps)
+                    .map(|lap| PhaseB::new(denoiser.clone(), config, lap, &geometry))
+                    .collect::<Result<_, _>>()?,
+            ),
+        };
         Ok(PtxSession {
-            front: Front::new(denoiser.clone(), config, &geometry)?,
-            phase_b: PhaseB::new(denoiser, config, &geometry)?,
             gpu,
+            kind,
+            config: *config,
             geometry,
+            work,
         })
     }
 }
 
 /// The trait's functions are safe: the caller of [`PtxSession::new`] has promised their contract for each call.
 impl<G: Gpu> Session for PtxSession<G> {
-    fn layout(&self, shape: ChunkShape) -> Result<Layout, Failure> {
-        tensors::layout(&self.geometry, shape)
+    fn layout(&self, shape: ChunkShape, lap: u32) -> Result<Layout, Failure> {
+        let stage = (self.kind, &self.config, &self.geometry);
+        tensors::layout(stage, shape, lap, DType::Bf16)
     }
 
     fn encode(
         &mut self,
         frames: &[FrameView<'_>],
         plan: &VideoPlanParts,
-        input: &mut PayloadMut<'_>,
+        output: &mut PayloadMut<'_>,
     ) -> Result<(), Failure> {
         self.gpu.check_current()?;
         // SAFETY: the contract of a call, which the caller of `new` promised.
-        unsafe { self.front.encode(frames, plan, input) }
+        unsafe { self.work.front()?.encode(frames, plan, output) }
     }
 
-    fn phase_b(
+    fn run(
         &mut self,
         plan: &VideoPlanParts,
+        lap: u32,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
+        _: Option<&mut dyn Collectives>,
     ) -> Result<u32, Failure> {
         self.gpu.check_current()?;
         // SAFETY: the contract of a call, which the caller of `new` promised.
-        unsafe { self.phase_b.run(plan, input, output) }
+        unsafe { self.work.phase_b(lap)?.run(plan, input, output) }
     }
 
     fn decode(
         &mut self,
         _: &VideoPlanParts,
-        output: &Payload<'_>,
+        input: &Payload<'_>,
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), Failure> {
         self.gpu.check_current()?;
         // SAFETY: the contract of a call, which the caller of `new` promised.
-        unsafe { self.front.decode(output, frames) }
+        unsafe { self.work.front()?.decode(input, frames) }
     }
 }
 
@@ -151,8 +199,8 @@ pub(crate) enum Single {
 
 impl PtxSession<Stream> {
     /// Bytes of a frame as the attention reads it.
-    pub(crate) fn scratch_bytes(&self) -> usize {
-        self.phase_b.denoiser.sizes.scratch_bytes
+    pub(crate) fn scratch_bytes(&mut self) -> Result<usize, Failure> {
+        Ok(self.work.phase_b(0)?.denoiser.sizes.scratch_bytes)
     }
 
     /// Enqueues one kernel alone, on whatever the session's memory holds.
@@ -161,7 +209,7 @@ impl PtxSession<Stream> {
     /// The contract of a call; `tokens` is memory of the context for so many frames, at most those of the largest
     /// chunk, and `strength` an i64 there.
     pub(crate) unsafe fn only(
-        &self,
+        &mut self,
         kernel: Single,
         plan: &VideoPlanParts,
         tokens: u64,
@@ -169,15 +217,24 @@ impl PtxSession<Stream> {
         frames: u32,
     ) -> Result<(), Failure> {
         self.gpu.check_current()?;
-        let (front, phase_b) = (&self.front, &self.phase_b);
+        if let Single::Encode | Single::Decode = kernel {
+            let front = self.work.front()?;
+            let (denoiser, samples) = (&front.denoiser, front.chunk().address);
+            // SAFETY: the caller's duty.
+            return unsafe {
+                match kernel {
+                    Single::Encode => denoiser.encode(samples, tokens, frames),
+                    _ => denoiser.decode(tokens, samples, frames),
+                }
+            };
+        }
+        let phase_b = self.work.phase_b(0)?;
         // SAFETY: the caller's duty.
         unsafe {
             match kernel {
-                Single::Encode => front.denoiser.encode(front.chunk().address, tokens, frames),
-                Single::Decode => front.denoiser.decode(tokens, front.chunk().address, frames),
                 Single::Unfold => phase_b.unfold_into_ring(tokens, phase_b.place.slot, frames),
                 Single::AttendFirst => phase_b.attend(plan, true, false, strength, tokens, frames),
-                Single::AttendNext => phase_b.attend(plan, false, true, strength, tokens, frames),
+                _ => phase_b.attend(plan, false, true, strength, tokens, frames),
             }
         }
     }

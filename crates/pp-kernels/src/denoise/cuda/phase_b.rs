@@ -11,8 +11,9 @@ use super::kernels::{Denoiser, SIGMA_BYTES, Tokens};
 use super::sizes::AttendArgument;
 use crate::config::SessionConfig;
 use crate::denoise::geometry::Geometry;
+use crate::denoise::passes::Share;
 use crate::denoise::settings::CONTEXT_FRAMES;
-use crate::denoise::tensors::{check_place, context_count, frame_count, latents_dims};
+use crate::denoise::tensors::{HANDED_ON, check_place, context_count, frame_count, latents_dims};
 use crate::error::Failure;
 use crate::payload::{Payload, PayloadMut};
 
@@ -24,7 +25,8 @@ const FAR: i64 = 1_000_000;
 pub(super) struct PhaseB<G: Gpu> {
     pub(super) denoiser: Denoiser<G>,
     geometry: Geometry,
-    max_frames: u32,
+    config: SessionConfig,
+    lap: u32,
     /// Scratch frames: the ring, and the guides of the second and later passes.
     ring: G::Memory,
     guides: G::Memory,
@@ -87,6 +89,7 @@ impl<G: Gpu> PhaseB<G> {
     pub(super) fn new(
         denoiser: Denoiser<G>,
         config: &SessionConfig,
+        lap: u32,
         geometry: &Geometry,
     ) -> Result<PhaseB<G>, Failure> {
         let frames = config.max_frames as usize;
@@ -94,7 +97,8 @@ impl<G: Gpu> PhaseB<G> {
         let sizes = denoiser.sizes;
         Ok(PhaseB {
             geometry: geometry.clone(),
-            max_frames: config.max_frames,
+            config: *config,
+            lap,
             ring: memory((frames + CONTEXT_FRAMES) * sizes.scratch_bytes)?,
             guides: memory(frames * sizes.scratch_bytes)?,
             tokens: memory(frames * sizes.token_bytes)?,
@@ -106,7 +110,7 @@ impl<G: Gpu> PhaseB<G> {
     }
 
     fn slots(&self) -> u32 {
-        self.max_frames + CONTEXT_FRAMES as u32
+        self.config.max_frames + CONTEXT_FRAMES as u32
     }
 
     /// Enqueues Phase B; gives the number of generator calls.
@@ -120,13 +124,21 @@ impl<G: Gpu> PhaseB<G> {
         output: &PayloadMut<'_>,
     ) -> Result<u32, Failure> {
         // What can be refused is refused before anything is enqueued or changed.
-        let frames = frame_count(input.spec("latents_in"), self.max_frames)?;
+        let frames = frame_count(input.spec("latents_in"), self.config.max_frames)?;
         let dims = latents_dims(&self.geometry, frames);
         let latents_in = input.device_tensor("latents_in", DType::Bf16, &dims)?;
-        let latents_out = output.device_tensor("latents_out", DType::Bf16, &dims)?;
+        let steps = plan.num_denoise_steps;
+        let share = Share::of(&self.config, steps, self.lap)?;
+        let guide = match share.has_guide() {
+            true => Some(input.device_tensor("guide", DType::Bf16, &dims)?),
+            false => None,
+        };
+        let out = match share.ends() {
+            true => output.device_tensor("latents_out", DType::Bf16, &dims)?,
+            false => output.device_tensor("guide", DType::Bf16, &dims)?,
+        };
         let planes = self.geometry.planes.len() as u64;
         let embeds = input.device_tensor("conditioning_embeds", DType::Bf16, &[planes])?;
-        let steps = plan.num_denoise_steps;
         let list = input.device_tensor("denoising_step_list", DType::I64, &[steps.into()])?;
         let context = context_count(plan, input.spec("context_frames"))?;
         check_place(plan, frames, context)?;
@@ -138,6 +150,17 @@ impl<G: Gpu> PhaseB<G> {
             }
         };
 
+        let mut handed_on = [(0, 0, 0); HANDED_ON.len()];
+        if !share.ends() {
+            let tensors = HANDED_ON.into_iter().filter_map(|name| input.spec(name));
+            for (copy, spec) in handed_on.iter_mut().zip(tensors) {
+                let (name, dims) = (spec.name(), spec.shape().dims());
+                let from = input.device_tensor(name, spec.dtype(), dims)?;
+                let to = output.device_tensor(name, spec.dtype(), dims)?;
+                *copy = (from, to, spec.bytes() as usize);
+            }
+        }
+
         let denoiser = &self.denoiser;
         let token_bytes = denoiser.sizes.token_bytes;
         let (start, slots) = (plan.current_start_frame, self.slots());
@@ -148,6 +171,9 @@ impl<G: Gpu> PhaseB<G> {
         // memory, which is as large as its largest chunk and freed behind the stream's work; the rest is the caller's
         // duty.
         unsafe {
+            for (from, to, bytes) in handed_on.into_iter().filter(|(_, _, bytes)| *bytes > 0) {
+                denoiser.gpu.copy(from, to, bytes)?;
+            }
             if plan.init_cache || plan.reset_crossattn_cache || !self.is_conditioned {
                 denoiser.condition(embeds, G::address(&self.sigma))?;
                 self.is_conditioned = true;
@@ -159,30 +185,29 @@ impl<G: Gpu> PhaseB<G> {
             }
             if steps == 0 {
                 let bytes = frames as usize * token_bytes;
-                denoiser.gpu.copy(latents_in, latents_out, bytes)?;
+                denoiser.gpu.copy(latents_in, out, bytes)?;
                 let kept = frames.min(CONTEXT_FRAMES as u32);
                 let skipped = frames - kept;
                 let tokens = latents_in + u64::from(skipped) * token_bytes as u64;
                 self.unfold_into_ring(tokens, (self.place.slot + skipped) % slots, kept)?;
             } else {
                 self.unfold_into_ring(latents_in, self.place.slot, frames)?;
-                for step in 0..steps {
-                    if step > 0 {
-                        self.unfold_guides(frames)?;
+                let own = G::address(&self.tokens);
+                let mut left = guide;
+                for step in share.first..share.end {
+                    if let Some(guide) = left {
+                        self.unfold_guides(guide, frames)?;
                     }
                     let is_last = step + 1 == steps;
-                    let out = if is_last {
-                        latents_out
-                    } else {
-                        G::address(&self.tokens)
-                    };
+                    let to = if step + 1 == share.end { out } else { own };
                     let strength = list + 8 * u64::from(step);
-                    self.attend(plan, step == 0, is_last, strength, out, frames)?;
+                    self.attend(plan, step == 0, is_last, strength, to, frames)?;
+                    left = Some(to);
                 }
             }
         }
         self.place = self.place.after(start, frames, slots);
-        Ok(steps + u32::from(context > 0))
+        Ok(share.count() + u32::from(context > 0))
     }
 
     /// # Safety
@@ -206,12 +231,15 @@ impl<G: Gpu> PhaseB<G> {
     }
 
     /// Unfolds what the pass before has left.
-    fn unfold_guides(&self, frames: u32) -> Result<(), Failure> {
-        let place = [0, self.max_frames as i32];
-        // SAFETY: tokens and guides are this session's, for `max_frames` frames, which no chunk exceeds.
+    ///
+    /// # Safety
+    /// `tokens` is memory of the context for so many frames.
+    unsafe fn unfold_guides(&self, tokens: u64, frames: u32) -> Result<(), Failure> {
+        let place = [0, self.config.max_frames as i32];
+        // SAFETY: the caller's duty; the guides are this session's, for `max_frames` frames, which no chunk exceeds.
         unsafe {
             self.denoiser.unfold(
-                Tokens::OfGuides(G::address(&self.tokens)),
+                Tokens::OfGuides(tokens),
                 G::address(&self.guides),
                 place,
                 frames,

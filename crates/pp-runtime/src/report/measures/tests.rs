@@ -1,22 +1,35 @@
 use pp_contract::{Fault, FaultKind, Rank};
 
 use super::*;
+use crate::report::StageRecord;
+use crate::report::synthetic::{self, ONE, THREE, TWO, empty};
 
 const MS: u64 = 1_000_000;
 
-/// A chunk emitted at `emit_ms` whose build, decode and phase B took so many milliseconds.
-fn chunk(k: u64, emit_ms: u64, build: u64, decode: u64, phase_b: u64) -> ChunkRecord {
+/// A chunk accepted at `accepted_ms` whose build, decode and phase_b took so many milliseconds.
+fn chunk(k: u64, accepted_ms: u64, build: u64, decode: u64, phase_b: u64) -> ChunkRecord {
     ChunkRecord {
         chunk_index: k,
         frames: 4,
         build_start_ns: 0,
         build_end_ns: build * MS,
-        decode_start_ns: emit_ms * MS - decode * MS,
-        decode_end_ns: emit_ms * MS,
-        emitted_ns: emit_ms * MS,
-        phase_b_us: phase_b * 1_000,
+        accepted_ns: accepted_ms * MS,
+        stages: [phase_b, decode].map(worked).to_vec(),
         ..ChunkRecord::default()
     }
+}
+
+fn worked(work_ms: u64) -> StageRecord {
+    StageRecord {
+        work_us: work_ms * 1_000,
+        ..StageRecord::default()
+    }
+}
+
+/// The chunk with this wait of phase_b before it.
+fn waited(mut record: ChunkRecord, idle_us: u64) -> ChunkRecord {
+    record.stages[0].idle_us = idle_us;
+    record
 }
 
 /// The measures of a run without restarts.
@@ -25,24 +38,31 @@ fn of(recorder: &Recorder, warm_up: u64) -> Measures {
 }
 
 fn recorder(records: impl IntoIterator<Item = ChunkRecord>) -> Recorder {
-    let mut recorder = Recorder::with_capacity(64);
+    filled(TWO, records)
+}
+
+fn filled(pipeline: &str, records: impl IntoIterator<Item = ChunkRecord>) -> Recorder {
+    let mut recorder = empty(pipeline, 64);
     records.into_iter().for_each(|r| recorder.push(r));
     recorder
 }
 
+fn stage_works(m: &Measures) -> Vec<Option<f64>> {
+    m.stages.iter().map(|stage| stage.work_ms).collect()
+}
+
+fn rank_works(m: &Measures) -> Vec<Option<f64>> {
+    m.ranks.iter().map(|rank| rank.work_ms).collect()
+}
+
 #[test]
 fn perfect_overlap_by_hand() {
-    // Stage 0 takes 1 + 3 = 4 ms, stage 1 takes 6 ms, a chunk comes every 6 ms: 4 + 6 - 6 = 4 hidden of 4.
+    // Rank 0 takes 1 + 3 = 4 ms, rank 1 takes 6 ms, a chunk comes every 6 ms: 4 + 6 - 6 = 4 hidden of 4.
     let m = of(&recorder((0..10).map(|k| chunk(k, 20 + 6 * k, 1, 3, 6))), 0);
     assert_eq!(m.measured, 9);
-    assert_eq!(
-        [m.period_ms, m.stage0_ms, m.stage1_ms],
-        [6.0, 4.0, 6.0].map(Some)
-    );
-    assert_eq!(
-        [m.build_ms, m.decode_ms, m.hidden_ms],
-        [1.0, 3.0, 4.0].map(Some)
-    );
+    assert_eq!([m.period_ms, m.hidden_ms], [6.0, 4.0].map(Some));
+    assert_eq!(rank_works(&m), [4.0, 6.0].map(Some));
+    assert_eq!(stage_works(&m), [1.0, 6.0, 3.0].map(Some));
     assert_eq!(m.overlap_score, Some(1.0));
     assert_eq!(m.efficiency, Some(1.0));
     // 40 frames between 0 and 74 ms.
@@ -59,8 +79,60 @@ fn stages_that_take_turns_score_zero() {
 }
 
 #[test]
+fn three_ranks_by_hand() {
+    let chunk = |k: u64, period: u64| ChunkRecord {
+        stages: [5, 8, 3].map(worked).to_vec(),
+        ..chunk(k, 20 + period * k, 1, 0, 0)
+    };
+    // The ranks take 4, 5 and 8 ms. Of 17 ms, all but the 8 of the longest can be hidden.
+    for (period, hidden, score, efficiency) in [
+        (8, 9.0, 1.0, 1.0),
+        (10, 7.0, 7.0 / 9.0, 0.8),
+        (17, 0.0, 0.0, 8.0 / 17.0),
+        (20, 0.0, 0.0, 0.4),
+    ] {
+        let m = of(&filled(THREE, (0..10).map(|k| chunk(k, period))), 0);
+        assert_eq!(rank_works(&m), [4.0, 5.0, 8.0].map(Some));
+        assert_eq!([m.hidden_ms, m.overlap_score], [hidden, score].map(Some));
+        assert_eq!(m.efficiency, Some(efficiency));
+    }
+    // Simulated, and one chunk at a time.
+    let works = [1_200, 3_600, 4_000, 1_100];
+    for (depth, least, most) in [(5, 0.9, 1.0), (1, 0.0, 0.0)] {
+        let m = of(&synthetic::run(THREE, 100, depth, &works), 16);
+        let score = m.overlap_score.unwrap();
+        assert!((least..=most).contains(&score), "{score} at depth {depth}");
+    }
+}
+
+#[test]
+fn one_rank_has_nothing_to_hide_its_work_behind() {
+    let m = of(
+        &filled(ONE, (0..10).map(|k| chunk(k, 20 + 12 * k, 2, 4, 6))),
+        0,
+    );
+    assert_eq!(rank_works(&m), [Some(12.0)]);
+    assert_eq!(m.efficiency, Some(1.0));
+    let why = Some(WhyNull::OneRank);
+    assert_eq!((m.overlap_score, m.overlap_score_why_null), (None, why));
+    assert_eq!(m.hidden_ms, None);
+}
+
+#[test]
+fn a_rank_has_a_median_a_mean_and_a_worst() {
+    let phase_b = [9, 4, 6, 8, 20];
+    let m = of(
+        &recorder((0..5).map(|k| chunk(k, 10 + 20 * k, 1, 1, phase_b[k as usize]))),
+        0,
+    );
+    let rank = &m.ranks[1];
+    let figures = [rank.work_ms, rank.work_mean_ms, rank.work_max_ms];
+    assert_eq!((rank.rank, figures), (1, [7.0, 9.5, 20.0].map(Some)));
+}
+
+#[test]
 fn medians_not_means_and_not_medians_of_sums() {
-    // Periods 10, 10, 10; stage 0 = 8, 8, 8; stage 1 = 4, 6, 8.
+    // Periods 10, 10, 10; rank 0 = 8, 8, 8; rank 1 = 4, 6, 8.
     let m = of(
         &recorder([
             chunk(0, 10, 4, 4, 9),
@@ -79,9 +151,9 @@ fn medians_not_means_and_not_medians_of_sums() {
 #[test]
 fn chunks_in_bursts_have_no_ratio_of_medians() {
     // Periods 10, 10, 40.
-    let emitted = [10, 20, 30, 70];
+    let accepted = [10, 20, 30, 70];
     let m = of(
-        &recorder((0..4).map(|k| chunk(k, emitted[k as usize], 4, 4, 8))),
+        &recorder((0..4).map(|k| chunk(k, accepted[k as usize], 4, 4, 8))),
         0,
     );
     assert_eq!(
@@ -129,14 +201,14 @@ fn a_restart_counts_where_it_lies_between_measured_chunks() {
 
 #[test]
 fn latencies_against_numbers_counted_by_hand() {
-    // Chunk k is emitted 1 ms after the last of its frames was read; its first was read another k ms earlier.
+    // Chunk k is accepted 1 ms after the last of its frames was read; its first was read another k ms earlier.
     let late = |k: u64| ChunkRecord {
         first_read_ns: (1_000 + 10 * k - 1 - k) * MS,
         last_read_ns: (1_000 + 10 * k - 1) * MS,
         ..chunk(k, 1_000 + 10 * k, 0, 0, 1)
     };
     let all = |records: Vec<ChunkRecord>, warm_up| {
-        let mut recorder = Recorder::with_capacity(256);
+        let mut recorder = empty(TWO, 256);
         records.into_iter().for_each(|r| recorder.push(r));
         let m = of(&recorder, warm_up);
         let first = [m.latency_ms, m.latency_p99_ms, m.latency_max_ms];
@@ -195,7 +267,7 @@ fn warm_up_counts_from_the_start_of_the_run_even_after_the_ring_wrapped() {
     let m = of(&recorder((0..9).map(slow_start)), 4);
     assert_eq!((m.warm_up, m.measured, m.period_ms), (4, 5, Some(5.0)));
 
-    let mut small = Recorder::with_capacity(3);
+    let mut small = empty(TWO, 3);
     (0..9).for_each(|k| small.push(slow_start(k)));
     assert_eq!(of(&small, 4).measured, 2);
     assert_eq!(of(&small, 8).measured, 1);
@@ -206,7 +278,7 @@ fn warm_up_counts_from_the_start_of_the_run_even_after_the_ring_wrapped() {
 fn a_dropped_chunk_takes_its_neighbours_period_with_it() {
     let mut records: Vec<_> = (0..6).map(|k| chunk(k, 10 + 5 * k, 1, 1, 5)).collect();
     records[2].dropped = true;
-    records[2].emitted_ns = 0;
+    records[2].accepted_ns = 0;
     let m = of(&recorder(records), 0);
     // 0-1, 3-4 and 4-5 remain.
     assert_eq!(
@@ -218,28 +290,27 @@ fn a_dropped_chunk_takes_its_neighbours_period_with_it() {
 #[test]
 fn idle_queues_and_bytes() {
     let m = of(
-        &recorder((0..5).map(|k| ChunkRecord {
-            idle_us: [9_000, 0, 2_000, 1_000, 1_000][k as usize],
-            source_queue: k as u32,
-            sink_queue: 1,
-            in_flight: 2,
-            forward_bytes: 100,
-            back_bytes: 7,
-            ..chunk(k, 10 + 10 * k, 1, 1, 5)
+        &recorder((0..5).map(|k| {
+            let record = ChunkRecord {
+                source_queue: k as u32,
+                sink_queue: 1,
+                in_flight: 2,
+                source_bytes: 100,
+                ..chunk(k, 10 + 10 * k, 1, 1, 5)
+            };
+            waited(record, [9_000, 0, 2_000, 1_000, 1_000][k as usize])
         })),
         0,
     );
-    assert_eq!(m.phase_b_idle_ms, Some(1.0));
-    assert_eq!(m.phase_b_idle_share, Some(0.1));
+    let idle: Vec<_> = m.stages.iter().map(|s| (s.idle_ms, s.idle_share)).collect();
+    let waits = [(None, None), (Some(1.0), Some(0.1)), (Some(0.0), Some(0.0))];
+    assert_eq!(idle, waits);
     assert_eq!(
         (m.source_queue_mean, m.source_queue_max),
         (Some(2.5), Some(4))
     );
     assert_eq!((m.sink_queue_mean, m.sink_queue_max), (Some(1.0), Some(1)));
-    assert_eq!(
-        (m.forward_bytes, m.back_bytes, m.max_in_flight),
-        (Some(100), Some(7), 2)
-    );
+    assert_eq!((m.source_bytes, m.max_in_flight), (Some(100), 2));
 }
 
 #[test]
@@ -249,25 +320,21 @@ fn stages_without_work_have_no_ratio_and_no_chunks_no_figure() {
     assert_eq!(m.overlap_score_why_null, Some(WhyNull::NoWork));
     assert_eq!(m.efficiency_why_null, Some(WhyNull::NoWork));
     let empty = of(&recorder([]), 0);
+    assert_eq!((empty.period_ms, empty.measured), (None, 0));
     assert_eq!(
-        (empty.period_ms, empty.phase_b_idle_share, empty.measured),
-        (None, None, 0)
+        (stage_works(&empty), rank_works(&empty)),
+        (vec![None; 3], vec![None; 2])
     );
+    assert_eq!(empty.stages[1].idle_share, None);
     assert_eq!(empty.efficiency_why_null, Some(WhyNull::NothingMeasured));
 }
 
 #[test]
 fn the_mark_of_a_serial_schedule_is_seen() {
-    let serial = |k: u64| ChunkRecord {
-        idle_us: 4_000,
-        ..chunk(k, 20 + 9 * k, 0, 4, 5)
-    };
+    let serial = |k: u64| waited(chunk(k, 20 + 9 * k, 0, 4, 5), 4_000);
     assert!(of(&recorder((0..9).map(serial)), 0).looks_serial());
-    // Overlapped with the same waits, because the front is the slower side: no fault.
-    let overlapped = |k: u64| ChunkRecord {
-        idle_us: 4_000,
-        ..chunk(k, 20 + 5 * k, 1, 4, 1)
-    };
+    // Overlapped with the same waits, because rank 0 is the slower side: no fault.
+    let overlapped = |k: u64| waited(chunk(k, 20 + 5 * k, 1, 4, 1), 4_000);
     assert!(!of(&recorder((0..9).map(overlapped)), 0).looks_serial());
 }
 

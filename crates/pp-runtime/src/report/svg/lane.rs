@@ -2,11 +2,16 @@
 
 use std::io::{self, Write};
 
+use pp_contract::{Pipeline, Rank};
+
 use super::scale::{LEFT, RIGHT, Scale, WIDTH, millis};
 use crate::report::ChunkRecord;
+use crate::report::record::label;
 
 const STAGE_HEIGHT: f64 = 40.0;
 const ROW_HEIGHT: f64 = 13.0;
+/// Letters of a name that fit beside a lane.
+const NAME_FITS: usize = 18;
 
 /// A piece of a lane: what class of thing, in which row, when, and which chunk.
 struct Bar {
@@ -18,92 +23,78 @@ struct Bar {
 }
 
 pub(super) struct Lane {
-    name: String,
-    note: String,
+    /// Name and note of each row of stages; of an edge only one.
+    names: Vec<[String; 2]>,
     bars: Vec<Bar>,
-    /// Rows of an edge; 0 for a lane of stages, which is one tall row with its waits hatched.
+    /// Rows of an edge; 0 for a lane of stages, whose rows are tall, with the waits of the rank hatched over all of them.
     pub(super) rows: usize,
 }
 
-/// Transfer on the edge forward, and until when the payload then waited.
-pub(super) fn forward(r: &ChunkRecord) -> Option<[u64; 3]> {
-    r.phase_b
-        .map(|b| [r.sent_ns, b.recv_ns, b.compute_start_ns])
-}
-
-/// Transfer on the edge back, and until when the payload then waited.
-pub(super) fn back(r: &ChunkRecord) -> Option<[u64; 3]> {
-    let taken_ns = if r.dropped {
-        r.received_ns
-    } else {
-        r.decode_start_ns
-    };
-    r.phase_b.map(|b| [b.sent_ns, r.received_ns, taken_ns])
-}
-
 impl Lane {
-    pub(super) fn front(records: &[&ChunkRecord], scale: &Scale) -> Self {
-        let encode = |r: &&ChunkRecord| stage("encode", r, r.build_start_ns, r.build_end_ns);
-        let decode = |r: &&ChunkRecord| stage("decode", r, r.decode_start_ns, r.decode_end_ns);
-        let bars = records.iter().flat_map(|r| [encode(r), decode(r)]);
-        Self::of_stages("front", 0, bars, scale)
-    }
-
-    pub(super) fn phase_b(records: &[&ChunkRecord], scale: &Scale, rank: u32) -> Self {
-        let bars = records.iter().filter_map(|r| {
-            let class = if r.dropped { "dropped" } else { "phase_b" };
-            r.phase_b
-                .map(|b| stage(class, r, b.compute_start_ns, b.compute_end_ns))
-        });
-        Self::of_stages("phase B", rank, bars, scale)
-    }
-
-    fn of_stages(name: &str, rank: u32, bars: impl Iterator<Item = Bar>, scale: &Scale) -> Self {
-        let mut bars: Vec<Bar> = bars.filter(|b| scale.shows(b.from_ns, b.to_ns)).collect();
+    /// The stages that a rank leads.
+    pub(super) fn rank(
+        records: &[&ChunkRecord],
+        scale: &Scale,
+        pipeline: &Pipeline,
+        rank: Rank,
+    ) -> Self {
+        let stages = pipeline.stages().iter().enumerate();
+        let led = stages.filter(|(_, stage)| stage.leader() == rank);
+        let (mut names, mut bars) = (Vec::new(), Vec::new());
+        for (row, (at, stage)) in led.enumerate() {
+            let first = bars.len();
+            for r in records {
+                let Some(times) = r.times(at) else { continue };
+                if scale.shows(times.start_ns, times.end_ns) {
+                    bars.push(Bar {
+                        class: class(at, pipeline.stages().len(), r.dropped),
+                        row,
+                        from_ns: times.start_ns,
+                        to_ns: times.end_ns,
+                        chunk: r.chunk_index,
+                    });
+                }
+            }
+            let shown = |b: &Bar| b.to_ns.min(scale.to_ns) - b.from_ns.max(scale.from_ns);
+            let busy_ns: f64 = bars[first..].iter().map(|b| shown(b) as f64).sum();
+            let busy = 100.0 * busy_ns / scale.length_ns() as f64;
+            names.push([label(stage), format!("rank {rank}, busy {busy:.0} %")]);
+        }
         bars.sort_by_key(|b| b.from_ns);
-        let busy_ns: f64 = bars
-            .iter()
-            .map(|b| (b.to_ns.min(scale.to_ns) - b.from_ns.max(scale.from_ns)) as f64)
-            .sum();
-        let busy = 100.0 * busy_ns / scale.length_ns() as f64;
         Self {
-            name: format!("rank {rank}, {name}"),
-            note: if bars.is_empty() {
-                "no times known".into()
-            } else {
-                format!("busy {busy:.0} %")
-            },
+            names,
             bars,
             rows: 0,
         }
     }
 
+    /// The payloads on their way to a stage.
     pub(super) fn edge(
         records: &[&ChunkRecord],
         scale: &Scale,
-        (from, to): (u32, u32),
-        times: fn(&ChunkRecord) -> Option<[u64; 3]>,
+        pipeline: &Pipeline,
+        to: usize,
     ) -> Self {
         let mut bars = Vec::new();
         let mut row_ends: Vec<u64> = Vec::new();
         for r in records {
-            let Some([sent_ns, arrived_ns, taken_ns]) = times(r) else {
+            let Some([left_ns, arrived_ns, taken_ns]) = r.transfer_ns(to) else {
                 continue;
             };
             let end_ns = arrived_ns.max(taken_ns);
-            if !scale.shows(sent_ns, end_ns) {
+            if !scale.shows(left_ns, end_ns) {
                 continue;
             }
             // The first row that is free again, as the chunk takes the first slot that is.
             let row = row_ends
                 .iter()
-                .position(|&end| end <= sent_ns)
+                .position(|&end| end <= left_ns)
                 .unwrap_or(row_ends.len());
             row_ends.resize(row_ends.len().max(row + 1), 0);
             row_ends[row] = end_ns;
             for (class, from_ns, to_ns) in [
                 ("slot", arrived_ns, taken_ns),
-                ("transfer", sent_ns, arrived_ns),
+                ("transfer", left_ns, arrived_ns),
             ] {
                 bars.push(Bar {
                     class,
@@ -114,58 +105,61 @@ impl Lane {
                 });
             }
         }
+        let [from, to] = [to - 1, to].map(|at| pipeline.stages()[at].leader());
         Self {
-            name: format!("{from} → {to}"),
-            note: String::new(),
+            names: vec![[format!("{from} → {to}"), String::new()]],
             bars,
             rows: row_ends.len().max(1),
         }
     }
 
     pub(super) fn height(&self) -> f64 {
-        if self.rows == 0 {
-            STAGE_HEIGHT
-        } else {
-            self.rows as f64 * ROW_HEIGHT + 6.0
+        match self.rows {
+            0 => self.names.len() as f64 * STAGE_HEIGHT,
+            rows => rows as f64 * ROW_HEIGHT + 6.0,
         }
     }
 
     pub(super) fn draw(&self, out: &mut impl Write, scale: &Scale, y: f64) -> io::Result<()> {
         let height = self.height();
-        let middle = y + height / 2.0;
         writeln!(
             out,
             "<rect class=\"lane\" x=\"{LEFT}\" y=\"{y}\" width=\"{}\" height=\"{height}\" rx=\"3\"/>",
             WIDTH - LEFT - RIGHT
         )?;
-        let name_y = if self.note.is_empty() {
-            middle + 4.0
-        } else {
-            middle - 3.0
-        };
-        writeln!(
-            out,
-            "<text class=\"end\" x=\"{}\" y=\"{name_y}\">{}</text>",
-            LEFT - 10.0,
-            self.name
-        )?;
-        writeln!(
-            out,
-            "<text class=\"small end\" x=\"{}\" y=\"{}\">{}</text>",
-            LEFT - 10.0,
-            middle + 13.0,
-            self.note
-        )?;
+        let row_height = height / self.names.len() as f64;
+        for (row, [name, note]) in self.names.iter().enumerate() {
+            let middle = y + (row as f64 + 0.5) * row_height;
+            let name_y = middle + if note.is_empty() { 4.0 } else { -3.0 };
+            let squeezed = match name.chars().count() > NAME_FITS {
+                true => format!(
+                    " textLength=\"{}\" lengthAdjust=\"spacingAndGlyphs\"",
+                    LEFT - 20.0
+                ),
+                false => String::new(),
+            };
+            writeln!(
+                out,
+                "<text class=\"end\" x=\"{x}\" y=\"{name_y}\"{squeezed}>{name}</text>\
+                 <text class=\"small end\" x=\"{x}\" y=\"{}\">{note}</text>",
+                middle + 13.0,
+                x = LEFT - 10.0
+            )?;
+        }
         if self.rows == 0 {
             self.draw_waits(out, scale, y)?;
         }
         for bar in &self.bars {
-            bar.draw(out, scale, y, self.rows)?;
+            let name = match self.rows {
+                0 => &*self.names[bar.row][0],
+                _ => bar.class,
+            };
+            bar.draw(out, scale, y, self.rows, name)?;
         }
         Ok(())
     }
 
-    /// Hatches what lies between the stages of the lane.
+    /// Hatches what lies between the works of the rank.
     fn draw_waits(&self, out: &mut impl Write, scale: &Scale, y: f64) -> io::Result<()> {
         let mut free_from_ns = scale.from_ns;
         let lane_end = Bar {
@@ -184,18 +178,18 @@ impl Lane {
                     "<rect class=\"idle\" x=\"{x0:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\"><title>idle {}</title></rect>",
                     y + 4.0,
                     x1 - x0,
-                    STAGE_HEIGHT - 8.0,
+                    self.height() - 8.0,
                     millis(waited_ns)
                 )?;
                 if x1 - x0 > 84.0 {
-                    let middle = (x0 + x1) / 2.0;
+                    let (middle, middle_y) = ((x0 + x1) / 2.0, y + self.height() / 2.0);
                     writeln!(
                         out,
                         "<rect class=\"lane\" x=\"{:.1}\" y=\"{:.1}\" width=\"76\" height=\"16\" rx=\"3\"/>\
                          <text class=\"small mid\" x=\"{middle:.1}\" y=\"{:.1}\">idle {}</text>",
                         middle - 38.0,
-                        y + STAGE_HEIGHT / 2.0 - 8.0,
-                        y + STAGE_HEIGHT / 2.0 + 4.0,
+                        middle_y - 8.0,
+                        middle_y + 4.0,
                         millis(waited_ns)
                     )?;
                 }
@@ -206,13 +200,14 @@ impl Lane {
     }
 }
 
-fn stage(class: &'static str, r: &ChunkRecord, from_ns: u64, to_ns: u64) -> Bar {
-    Bar {
-        class,
-        row: 0,
-        from_ns,
-        to_ns,
-        chunk: r.chunk_index,
+/// The colour of a stage: the source and the sink have their own, those between them take turns.
+fn class(at: usize, stages: usize, is_dropped: bool) -> &'static str {
+    const BETWEEN: [&str; 4] = ["stage0", "stage1", "stage2", "stage3"];
+    match at {
+        0 => "source",
+        _ if is_dropped => "dropped",
+        _ if at + 1 == stages => "sink",
+        _ => BETWEEN[(at - 1) % BETWEEN.len()],
     }
 }
 
@@ -223,13 +218,17 @@ impl Bar {
         scale: &Scale,
         lane_y: f64,
         rows: usize,
+        name: &str,
     ) -> io::Result<()> {
         let x = scale.x(self.from_ns);
         // A hand-over in shared memory takes microseconds; it must not vanish.
         let least = if self.class == "transfer" { 2.0 } else { 0.0 };
         let width = (scale.x(self.to_ns) - x).max(least);
         let (y, height) = match rows {
-            0 => (lane_y + 4.0, STAGE_HEIGHT - 8.0),
+            0 => (
+                lane_y + 4.0 + self.row as f64 * STAGE_HEIGHT,
+                STAGE_HEIGHT - 8.0,
+            ),
             _ => (
                 lane_y + 4.0 + self.row as f64 * ROW_HEIGHT,
                 ROW_HEIGHT - 3.0,
@@ -243,8 +242,7 @@ impl Bar {
         };
         writeln!(
             out,
-            "<rect class=\"{}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{drawn:.1}\" height=\"{height:.1}\"><title>{} {}, {}</title></rect>",
-            self.class,
+            "<rect class=\"{}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{drawn:.1}\" height=\"{height:.1}\"><title>{name} {}, {}</title></rect>",
             self.class,
             self.chunk,
             millis(self.to_ns.saturating_sub(self.from_ns))

@@ -3,7 +3,7 @@
 use crate::report::ChunkRecord;
 
 pub(super) const WIDTH: f64 = 1200.0;
-pub(super) const LEFT: f64 = 118.0;
+pub(super) const LEFT: f64 = 130.0;
 pub(super) const RIGHT: f64 = 20.0;
 
 /// Maps the window of time that is shown to the width of the lanes.
@@ -15,7 +15,14 @@ pub(super) struct Scale {
 impl Scale {
     pub(super) fn over(shown: &[&ChunkRecord]) -> Self {
         let from_ns = shown.iter().map(|r| r.build_start_ns).min().unwrap_or(0);
-        let last = |r: &&ChunkRecord| r.decode_end_ns.max(r.emitted_ns).max(r.received_ns);
+        let ends = |r: &&ChunkRecord| {
+            r.stages
+                .iter()
+                .filter_map(|s| s.times)
+                .map(|t| t.end_ns)
+                .max()
+        };
+        let last = |r: &&ChunkRecord| r.accepted_ns.max(ends(r).unwrap_or(0));
         let to_ns = shown.iter().map(last).max().unwrap_or(0);
         Self {
             from_ns,

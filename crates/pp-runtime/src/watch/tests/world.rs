@@ -228,7 +228,7 @@ impl World {
                 me.alarm = true;
                 me.driver.as_mut()?.drain.get_or_insert(signal);
             }
-            Action::PeerLeft => {}
+            Action::PeerLeft(_) | Action::Cut(_) | Action::Served => {}
             Action::LosePeer(fault) => {
                 if !self.ranks[at].driver.as_ref()?.is_served {
                     self.knows(at, &fault);

@@ -1,9 +1,8 @@
 //! What must never be, and what has to be so at the end.
 
-use pp_contract::CacheEpoch;
-use pp_runtime::core::Cut;
+use pp_runtime::core::{Cut, LAP, ONWARD, StageFacts, Wire};
 
-use super::{Frame, Shape, World};
+use super::{Map, Phase, Pool, World};
 
 /// A property must hold.
 #[track_caller]
@@ -13,89 +12,124 @@ pub(crate) fn hold(yes: bool, property: &str, detail: impl FnOnce() -> String) {
 
 impl World {
     /// What holds at any moment.
-    pub(crate) fn check(&self, shape: Shape) {
-        let core = &self.front;
-        let most = core.in_flight().max(core.counts().max_in_flight);
+    pub(crate) fn check(&self, map: &Map) {
+        let source = self.at(0);
+        let depth = u64::from(map.shape.depth);
+        let counts = source.core.counts();
+        let open = counts.admitted - self.accepted;
+        let in_flight = u64::from(source.core.in_flight());
         hold(
-            most <= shape.depth,
+            open <= in_flight && in_flight <= depth,
             "in flight stays within the depth",
-            || format!("{most} at depth {}", shape.depth),
+            || format!("{open}, {in_flight} at depth {depth}"),
         );
-        let here = |frame: &&Frame| matches!(frame, Frame::Call(_));
-        let on_the_way = self.to_back.iter().filter(here).count() as u32;
-        let unanswered = on_the_way + self.back.core.unanswered();
-        hold(
-            unanswered <= shape.depth,
-            "in flight stays within the depth",
-            || format!("{unanswered} unanswered at depth {}", shape.depth),
-        );
-        hold(
-            self.in_use() <= Self::slots(shape) && self.back.free_slots <= shape.slots,
-            "a slot has one payload at a time",
-            || {
-                format!(
-                    "{} in use, {} free back",
-                    self.in_use(),
-                    self.back.free_slots
-                )
-            },
-        );
-        let rises = |chunks: &[u64]| chunks.windows(2).all(|pair| pair[0] < pair[1]);
-        hold(rises(&self.emitted), "output is in order", || {
-            format!("{:?}", self.emitted)
-        })
+        for rank in (0..self.ranks.len()).filter(|rank| self.lives(*rank)) {
+            for asked in self.at(rank).asked.iter().flatten() {
+                let never_comes = match *asked {
+                    Pool::Edge { edge, generation } => {
+                        self.at(rank).is_alone || self.lanes[edge].generation != generation
+                    }
+                    _ => false,
+                };
+                hold(
+                    !never_comes,
+                    "no payload is asked for that never comes",
+                    || format!("rank {rank}: {asked:?}"),
+                );
+            }
+        }
     }
 
-    /// Whether this world is at a good end, whatever may still happen to it.
-    pub(crate) fn is_over(&self) -> bool {
-        self.finished
+    /// What is inside of a ring goes before what wants in: it holds slots, and leaves sooner.
+    pub(super) fn holds_order(
+        &self,
+        map: &Map,
+        rank: usize,
+        facts: &[StageFacts],
+        (stage, input): (usize, usize),
+    ) {
+        let places = &map.places[rank];
+        let Some(end) = places[stage].ring_end.filter(|_| input == ONWARD) else {
+            return;
+        };
+        for inside in stage..=end {
+            for other in [LAP, ONWARD] {
+                let is_entry = (inside, other) == (stage, ONWARD);
+                let goes = |output| {
+                    facts[inside].is_free[output] || places[inside].outputs[output] == Wire::None
+                };
+                let has_work = !self.at(rank).is_overtaken[inside][other];
+                let is_here = facts[inside].is_here[other] && has_work;
+                let is_ready = is_here && goes(ONWARD) && goes(LAP);
+                hold(
+                    is_entry || !is_ready,
+                    "what is in a ring goes first",
+                    || format!("rank {rank}, stage {inside}"),
+                );
+            }
+        }
     }
 
     /// What holds where nothing more can happen.
-    pub(crate) fn check_end(&self, shape: Shape, script: &[Cut]) {
-        hold(self.finished, "nobody waits for ever", || {
-            let action = self.front.poll(self.facts(shape, true));
-            format!(
-                "{action:?}; {} free slots, held {:?}, kept {:?}",
-                self.free_slots(shape),
-                self.held,
-                self.kept
-            )
+    pub(crate) fn check_end(&self, map: &Map) {
+        if self.has_aborted {
+            let lives = (0..self.ranks.len()).find(|rank| self.lives(*rank));
+            return hold(lives.is_none(), "an aborted job ends", || {
+                format!("{lives:?}")
+            });
+        }
+        // Once the source is done, a supervisor ends who still waits for a meeting.
+        let is_over = self.at(0).phase == Phase::Finished;
+        // The sink had stored all and has left, and the source has not heard it.
+        let sink = map.shape.pipeline.sink().get() as usize;
+        let is_late = sink > 0 && self.at(sink).phase == Phase::Finished;
+        for rank in 0..self.ranks.len() {
+            let may_wait = is_over || (is_late && self.at(0).core.in_flight() == 0);
+            let waits = self.ranks[rank].is_none() || self.waits(rank);
+            hold(
+                !self.lives(rank) && (may_wait || !waits),
+                "nobody waits for ever",
+                || format!("rank {rank}"),
+            );
+        }
+        hold(
+            sink == 0 || is_late,
+            "the sink has stored all before the source is done",
+            String::new,
+        );
+        let is_quiet = |lane: &super::Lane| lane.queue.is_empty() && lane.arriving == 0;
+        let is_whole = |lane: &super::Lane| is_quiet(lane) && lane.is_closed;
+        hold(
+            self.deaths > 0 || self.lanes.iter().all(is_whole),
+            "nothing is left on an edge, and one SHUTDOWN goes over each",
+            String::new,
+        );
+        let counts = self.at(0).core.counts();
+        let script = &map.shape.script;
+        hold(
+            self.has_drained || counts.admitted == script.len() as u64,
+            "all chunks are admitted",
+            || format!("{counts:?}"),
+        );
+        let all_end = counts.emitted + counts.dropped == counts.admitted;
+        hold(all_end, "all chunks end", || format!("{counts:?}"));
+        // Of a sink on another rank the acceptance may be lost with an edge, and not asked for again after a hard cut.
+        let taken = self.taken.len() as u64;
+        let is_told = counts.emitted == taken || (sink > 0 && counts.emitted < taken);
+        hold(is_told, "the source hears of what the sink takes", || {
+            format!("{taken} were taken: {counts:?}")
         });
-        let counts = self.front.counts();
-        let mut all = [self.emitted.as_slice(), &self.dropped].concat();
-        all.sort_unstable();
-        let admitted: Vec<u64> = (0..counts.admitted).collect();
+        let is_hard = script.contains(&Cut::Hard);
+        let all: Vec<u64> = (0..counts.admitted).collect();
+        hold(is_hard || self.taken == all, "the sink takes all", || {
+            format!("{:?}", self.taken)
+        });
+        let newest = map.shape.script.iter().rposition(|cut| *cut == Cut::Hard);
+        let newest = newest.map_or(0, |at| at as u64)..counts.admitted;
         hold(
-            all == admitted && counts.emitted == self.emitted.len() as u64,
-            "nothing is lost or doubled",
-            || {
-                format!(
-                    "emitted {:?}, dropped {:?} of {}",
-                    self.emitted, self.dropped, counts.admitted
-                )
-            },
+            newest.clone().all(|chunk| self.taken.contains(&chunk)),
+            "what follows the last cut is taken",
+            || format!("{:?}", self.taken),
         );
-        hold(
-            self.is_draining(shape) || admitted.len() == script.len(),
-            "every chunk is admitted",
-            || format!("{} of {}", admitted.len(), script.len()),
-        );
-        // A hard cut drops what it finds in flight, and nothing else does.
-        let last_cut = script.iter().rposition(|cut| *cut == Cut::Hard);
-        let drops = |chunk: &u64| last_cut.is_some_and(|cut| *chunk < cut as u64);
-        hold(
-            self.dropped.iter().all(drops),
-            "only a hard cut drops",
-            || format!("{:?} in {script:?}", self.dropped),
-        );
-        let began = |cut: (usize, &Cut)| *cut.1 != Cut::None && cut.0 > 0;
-        let cuts = script.iter().enumerate().take(admitted.len());
-        let cuts = cuts.filter(|cut| began(*cut)).count() as u64;
-        hold(
-            self.newest() == CacheEpoch::new(cuts),
-            "every cut begins an epoch",
-            || format!("epoch {} after {cuts} cuts", self.newest()),
-        )
     }
 }

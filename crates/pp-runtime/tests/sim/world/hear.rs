@@ -1,93 +1,125 @@
-//! What reaches the two sides: frames, payloads, and the death of Phase B.
+//! What reaches a rank: frames, payloads, acceptances.
 
-use pp_contract::ChunkIndex;
+use pp_contract::CacheEpoch;
+use pp_runtime::core::{Ticket, way_out};
 
-use super::{Back, Frame, Returned, Shape, World, hold};
+use super::{Device, Frame, Map, Message, Operation, Pool, Transfer, World, hold};
 
 impl World {
-    pub(super) fn hear_back(&mut self) {
-        match self.to_back.pop_front().unwrap() {
-            Frame::Call(call) => {
-                let chunk = ChunkIndex::new(call.chunk);
-                let taken = self.back.core.handle_envelope(chunk, call);
-                hold(taken.is_ok(), "in flight stays within the depth", || {
-                    format!("{taken:?}")
-                });
-            }
-            Frame::Shutdown => self.back.core.handle_shutdown(),
-            Frame::Answer(..) => unreachable!("the front answers nothing"),
-        }
-    }
-
-    pub(super) fn hear_front(&mut self, shape: Shape) {
-        match self.to_front.pop_front().unwrap() {
-            Frame::Answer(chunk, epoch) => {
-                let taken = self.front.handle_result(ChunkIndex::new(chunk), epoch);
-                hold(taken.is_ok(), "only what is due is answered", || {
-                    format!("{taken:?}")
-                });
-                self.returned.push_back(Returned {
-                    chunk,
-                    epoch,
-                    generation: self.generation,
-                    is_whole: false,
-                });
-                if shape.restarts == 0 {
-                    // Nothing is kept: its slot is free with its header.
-                    self.held.retain(|held| held.call.chunk != chunk);
+    /// A rank takes in the next frame of an edge.
+    pub(super) fn hear(&mut self, map: &Map, edge: usize) {
+        let (rank, stage, input) = map.target(edge);
+        let frame = self.lanes[edge]
+            .queue
+            .pop_front()
+            .expect("a frame is there");
+        match frame {
+            Frame::Infer(message) => {
+                let node = self.node(rank);
+                node.core.handle_attempt(message.attempt);
+                if map.places[rank][stage].is_source() {
+                    return self.accepted(message);
+                }
+                let is_moved = message.slot != Pool::None && map.shape.device.moves();
+                self.lanes[edge].arriving += u8::from(is_moved);
+                self.arrive(map, (rank, stage, input), message, !is_moved);
+                if is_moved && map.shape.device == Device::InOrder {
+                    let transfer = (edge, message.chunk, message.lap, message.attempt);
+                    let operation = Operation::Receive(transfer);
+                    self.node(rank).operations.push_back(operation);
                 }
             }
-            Frame::Shutdown => {
-                let closed = self.front.handle_peer_closed();
-                hold(closed, "only what is due is answered", || "shutdown".into());
-            }
-            Frame::Call(_) => unreachable!("Phase B calls nobody"),
+            Frame::Shutdown => self.node(rank).core.handle_closed(stage, input),
         }
     }
 
-    /// The payload of the oldest result that was announced is here: it is accepted.
-    pub(super) fn payload_arrives(&mut self, shape: Shape) {
-        let result = self.returned.iter_mut().find(|result| !result.is_whole);
-        let result = result.unwrap();
-        result.is_whole = true;
-        let (chunk, epoch) = (result.chunk, result.epoch);
-        hold(
-            !self.accepted.contains(&chunk),
-            "a result is accepted once",
-            || format!("chunk {chunk}"),
-        );
-        self.accepted.push(chunk);
-        let at = self.held.iter().position(|held| held.call.chunk == chunk);
-        let held = at.and_then(|at| self.held.remove(at));
-        if let Some(held) = held.filter(|_| epoch >= self.oldest && shape.context > 0) {
-            if self.starts_epoch(chunk) {
-                self.kept.clear();
+    /// A chunk is there for a stage.
+    pub(super) fn arrive(
+        &mut self,
+        map: &Map,
+        (rank, stage, input): (usize, usize, usize),
+        message: Message,
+        is_here: bool,
+    ) {
+        let at = map.places[rank][stage].at;
+        let laps = map.shape.laps(at);
+        let ticket = Ticket {
+            chunk: Self::index(message.chunk),
+            epoch: CacheEpoch::new(message.epoch),
+            attempt: message.attempt,
+            lap: message.lap,
+            way_out: way_out(&map.shape.pipeline, at, message.lap, laps),
+            is_overtaken: message.is_overtaken,
+        };
+        let waiting = super::Waiting { message, is_here };
+        let arrived = self
+            .node(rank)
+            .core
+            .handle_arrival(stage, input, ticket, waiting);
+        hold(arrived.is_ok(), "a rank takes in what it was sent", || {
+            format!("{arrived:?}")
+        });
+    }
+
+    /// The payload of the oldest header whose payload is not here.
+    pub(super) fn payload_arrives(&mut self, map: &Map, edge: usize) {
+        let (rank, ..) = map.target(edge);
+        let generation = self.lanes[edge].generation;
+        let slot = Pool::Edge { edge, generation };
+        let mut waiting = self.node(rank).core.waiting_mut();
+        let oldest = waiting.find(|waiting| !waiting.is_here && waiting.message.slot == slot);
+        oldest.expect("a payload is on its way").is_here = true;
+        drop(waiting);
+        self.lanes[edge].arriving -= 1;
+    }
+
+    /// This payload is here. Its chunk may have been passed on.
+    pub(super) fn transferred(&mut self, map: &Map, transfer: Transfer) {
+        let edge = transfer.0;
+        let (rank, ..) = map.target(edge);
+        let generation = self.lanes[edge].generation;
+        let slot = Pool::Edge { edge, generation };
+        let mut all = self.node(rank).core.waiting_mut();
+        let same = |message: &Message| {
+            let this = (edge, message.chunk, message.lap, message.attempt);
+            message.slot == slot && this == transfer
+        };
+        let Some(waiting) = all.find(|waiting| same(&waiting.message)) else {
+            return;
+        };
+        waiting.is_here = true;
+        drop(all);
+        self.lanes[edge].arriving -= 1;
+    }
+
+    /// The source hears that the sink has a chunk.
+    pub(super) fn accepted(&mut self, message: Message) {
+        let chunk = message.chunk;
+        let (index, attempt) = (Self::index(chunk), message.attempt);
+        let core = &mut self.node(0).core;
+        let accepted = core.handle_accepted(index, attempt, message.is_overtaken);
+        hold(accepted.is_ok(), "chunks are accepted in order", || {
+            format!("{accepted:?}")
+        });
+        if let Ok(Some(_)) = accepted {
+            hold(
+                self.accepted == chunk,
+                "each chunk is accepted once",
+                || format!("chunk {chunk}"),
+            );
+            self.accepted += 1;
+            self.node(0).context.push_back(chunk);
+            if self.node(0).context.len() > super::CONTEXT
+                && let Some(oldest) = self.node(0).context.pop_front()
+            {
+                self.drop_kept(oldest);
             }
-            if self.kept.len() == shape.context {
-                self.kept.pop_front();
-            }
-            self.kept.push_back(held);
         }
     }
+}
 
-    /// Phase B is gone, and nothing is missed of it.
-    pub(super) fn let_phase_b_go(&mut self) {
-        self.to_back.clear();
-        self.to_front.clear();
-        self.back.finished = true;
-        self.front.handle_peer_gone();
-    }
-
-    /// Phase B is gone, with both lanes; the next one is there.
-    pub(super) fn lose_phase_b(&mut self, shape: Shape) {
-        self.restarts -= 1;
-        self.generation += 1;
-        let whole = self.returned.iter().take_while(|r| r.is_whole).count();
-        self.returned.truncate(whole);
-        self.front.handle_lost(whole);
-        self.back = Back::new(shape);
-        self.to_back.clear();
-        self.to_front.clear();
-        self.last_call = None;
+impl Device {
+    fn moves(self) -> bool {
+        matches!(self, Self::Moving | Self::Both | Self::InOrder)
     }
 }

@@ -96,14 +96,16 @@ pub enum RendezvousError {
         /// How many ranks the job has.
         world_size: WorldSize,
     },
-    /// Rank 0 could not be reached (seen by another rank).
+    /// The rank to meet could not be reached (seen by another rank).
     #[error(
-        "rank {rank} did not reach rank 0 at {at} within {after:.1?}: {last}; \
-         start rank 0, with the same job id and secret"
+        "rank {rank} did not reach rank {whom} at {at} within {after:.1?}: {last}; \
+         start rank {whom}, with the same job id and secret"
     )]
     Unreachable {
         /// This rank.
         rank: Rank,
+        /// The rank that it looked for.
+        whom: Rank,
         /// Where it looked.
         at: String,
         /// How long it tried.
@@ -124,13 +126,17 @@ pub enum RendezvousError {
         /// How long it waited.
         after: Duration,
     },
-    /// Rank 0 refused this rank, and proved to be rank 0.
-    #[error("rank 0 refused rank {rank}: {reason}")]
+    /// The rank to meet refused this rank, and proved to be that rank.
+    #[error("rank {whom} refused rank {rank}: {reason}")]
     Refused {
         /// This rank.
         rank: Rank,
-        /// Rank 0's words.
+        /// The rank that refused it.
+        whom: Rank,
+        /// Its words.
         reason: String,
+        /// Whether it had let this rank join before: then the meeting came to nothing.
+        had_joined: bool,
     },
     /// The program that answers in rank 0's place says, again and again, that this rank's proof
     /// does not hold there.
@@ -146,15 +152,21 @@ pub enum RendezvousError {
         /// For how long it was told so.
         after: Duration,
     },
-    /// Rank 0 went away while this rank waited for the others.
-    #[error("rank 0 left before all {world_size} ranks had joined; look at the messages of rank 0")]
+    /// The rank to meet went away while this rank waited for the others.
+    #[error(
+        "rank {whom} left before all {world_size} ranks had joined; look at the messages of rank {whom}"
+    )]
     MeetingLost {
+        /// The rank that went away.
+        whom: Rank,
         /// How many ranks the job has.
         world_size: WorldSize,
     },
-    /// Rank 0 could not listen.
-    #[error("rank 0 cannot listen at {at}: {source}; {remedy}")]
+    /// A rank could not listen.
+    #[error("rank {rank} cannot listen at {at}: {source}; {remedy}")]
     Listen {
+        /// This rank.
+        rank: Rank,
         /// Where.
         at: String,
         /// What the system said.
@@ -162,6 +174,9 @@ pub enum RendezvousError {
         /// What to do.
         remedy: &'static str,
     },
+    /// The meeting is not wanted any more.
+    #[error(transparent)]
+    Ended(#[from] Fault),
     /// The system failed otherwise.
     #[error("rendezvous: {source}{}", remedy(source))]
     Io {
@@ -172,12 +187,18 @@ pub enum RendezvousError {
 }
 
 impl RendezvousError {
-    /// Whether time ran out before the ranks had met.
+    /// Whether another rank did not come in time, as far as this rank can tell.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(
             self,
-            Self::MissingRanks { .. } | Self::Unreachable { .. } | Self::Incomplete { .. }
+            Self::MissingRanks { .. }
+                | Self::Unreachable { .. }
+                | Self::Incomplete { .. }
+                | Self::Refused {
+                    had_joined: true,
+                    ..
+                }
         )
     }
 
@@ -189,8 +210,9 @@ impl RendezvousError {
                 (FaultKind::TimedOut, missing.first().copied().unwrap_or(own))
             }
             Self::RankLeft { rank, .. } => (FaultKind::PeerDied, *rank),
-            Self::MeetingLost { .. } => (FaultKind::PeerDied, MEETING_RANK),
-            Self::Unreachable { .. } => (FaultKind::TimedOut, MEETING_RANK),
+            Self::MeetingLost { whom, .. } => (FaultKind::PeerDied, *whom),
+            Self::Unreachable { whom, .. } => (FaultKind::TimedOut, *whom),
+            Self::Ended(fault) => return fault.clone(),
             Self::Incomplete { .. } => (FaultKind::TimedOut, own),
             Self::Refused { .. } | Self::WrongSecret { .. } => (FaultKind::HandshakeMismatch, own),
             Self::Listen { .. } | Self::Io { .. } => (FaultKind::Io, own),

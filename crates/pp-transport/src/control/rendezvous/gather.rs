@@ -1,13 +1,13 @@
-//! Rank 0: listening until every other rank has joined.
+//! Rank 0: listening until the other ranks have joined. Or a rank that awaits one it was introduced to.
 
 use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pp_contract::{Rank, WorldSize};
+use pp_contract::{Fault, Rank, WorldSize};
 use rustix::event::{PollFd, PollFlags};
 
 use super::error::{RendezvousError, TurnedAway, list};
@@ -22,6 +22,7 @@ use crate::control::secure::{
 };
 use crate::control::socket::{Connected, SocketKind, poll_until};
 use crate::launch::Launch;
+use crate::times::WANTED_LOOK_EVERY;
 
 /// Callers taken from one listener before the others get their turn.
 const ACCEPT_AT_ONCE: usize = 16;
@@ -40,22 +41,31 @@ fn is_own_limit(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error())
 }
 
-pub(super) fn gather(
+/// Asked often; its error ends a meeting that is not wanted any more.
+pub(super) type Stop<'a> = &'a mut dyn FnMut() -> Result<(), Fault>;
+
+/// Listens until the ranks of `awaited` have joined.
+pub(super) fn gather<'a>(
     launch: &Launch,
-    key: &JobKey,
-    options: &RendezvousOptions,
+    key: &'a JobKey,
+    listeners: Vec<Listener>,
+    awaited: BTreeSet<Rank>,
+    options: &'a RendezvousOptions,
     started: Instant,
+    stop: Option<Stop<'a>>,
 ) -> Result<Met, RendezvousError> {
     let mut meeting = Meeting {
         door: Door {
             key,
             own: launch.rank(),
             world_size: launch.world_size(),
+            awaited,
             calls: VecDeque::with_capacity(CALLS_REMEMBERED),
         },
         options,
         started,
-        listeners: Listener::open_all(launch, key)?,
+        stop,
+        listeners,
         pending: Vec::new(),
         joined: BTreeMap::new(),
         turned_away: TurnedAway::default(),
@@ -78,6 +88,7 @@ struct Door<'a> {
     key: &'a JobKey,
     own: Rank,
     world_size: WorldSize,
+    awaited: BTreeSet<Rank>,
     /// The keys of the calls that were answered, the oldest first.
     calls: VecDeque<[u8; 32]>,
 }
@@ -100,6 +111,7 @@ struct Meeting<'a> {
     door: Door<'a>,
     options: &'a RendezvousOptions,
     started: Instant,
+    stop: Option<Stop<'a>>,
     listeners: Vec<Listener>,
     /// In the order they came.
     pending: Vec<Pending>,
@@ -141,15 +153,19 @@ impl Meeting<'_> {
     fn run(&mut self) -> Result<(), RendezvousError> {
         let end = self.started + self.options.timeout;
         let mut waiting = Waiting::new(self.options, self.started);
-        while self.joined.len() + 1 < self.door.world_size.get() as usize {
+        while self.joined.len() < self.door.awaited.len() {
             let now = Instant::now();
+            if let Some(stop) = &mut self.stop {
+                stop()?;
+            }
             if now >= end {
                 return Err(self.missing());
             }
             self.drop_late(now);
             waiting.look(self.door.own, || self.awaited());
             let deadlines = self.pending.iter().map(|caller| caller.deadline);
-            let wake = deadlines.chain(waiting.next).min();
+            let look = self.stop.is_some().then_some(now + WANTED_LOOK_EVERY);
+            let wake = deadlines.chain(waiting.next).chain(look).min();
             let ready = self.wait(wake.map_or(end, |wake| wake.min(end)))?;
             if let Some(rank) = ready.left {
                 return Err(RendezvousError::RankLeft {
@@ -363,9 +379,9 @@ impl Meeting<'_> {
 
     /// The ranks that have not joined.
     fn missing_ranks(&self) -> Vec<Rank> {
-        let own = self.door.own;
-        let is_missing = |rank: &Rank| *rank != own && !self.joined.contains_key(rank);
-        self.door.world_size.ranks().filter(is_missing).collect()
+        let is_missing = |rank: &&Rank| !self.joined.contains_key(rank);
+        let awaited = self.door.awaited.iter();
+        awaited.filter(is_missing).copied().collect()
     }
 
     fn places(&self) -> String {
@@ -436,7 +452,7 @@ impl Pending {
                 if !door.is_new(answerer.ephemeral) {
                     return Heard::Away(Why::Replay);
                 }
-                self.answer(answerer, door.own, door.world_size)
+                self.answer(answerer, door)
             }
             Stage::Answered { rank, mut session } => {
                 match session.opener.open(self.reader.frame()) {
@@ -447,15 +463,15 @@ impl Pending {
         }
     }
 
-    fn answer(&mut self, answerer: Answerer, own: Rank, world_size: WorldSize) -> Heard {
-        let rank = answerer.caller;
+    fn answer(&mut self, answerer: Answerer, door: &Door<'_>) -> Heard {
+        let (rank, own, world_size) = (answerer.caller, door.own, door.world_size);
         let theirs = answerer.world_size;
         let reason = if theirs != world_size.get() {
             format!("world size {theirs} at rank {rank}, {world_size} at rank {own}")
-        } else if rank == own {
-            duplicate(rank)
         } else if !world_size.contains(rank) {
             format!("rank {rank} is not of a world of {world_size}")
+        } else if !door.awaited.contains(&rank) {
+            duplicate(rank)
         } else {
             return match answerer.accept() {
                 Ok((frame, session)) if self.write(&frame) => {

@@ -1,4 +1,4 @@
-//! Any rank but 0: finding rank 0 and being let in.
+//! Any rank but 0: finding rank 0 and being let in. Or finding a rank that it was introduced to.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -6,10 +6,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pp_contract::Rank;
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::error::{MEETING_RANK, RendezvousError};
+use super::error::RendezvousError;
+use super::gather::Stop;
 use super::waiting::{RendezvousOptions, Waiting};
 use crate::control::channel::ControlChannel;
 use crate::control::error::ControlError;
@@ -23,28 +25,31 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// How often, and for how long, and nothing else meanwhile, a rank is told that its proof does not
-/// hold until it believes it. The word is not proven: any program that listens can say it. So rank
-/// 0 has this long to come and say otherwise, should it not be rank 0 who says it.
+/// hold until it believes it. The word is not proven: any program that listens can say it. So the
+/// rank to meet has this long to come and say otherwise, should another program say it.
 const TOLD_OFTEN: u32 = 3;
 const TOLD_FOR: Duration = Duration::from_secs(1);
 
-/// An attempt that did not lead to rank 0.
+/// An attempt that did not lead to the rank to meet.
 enum Failed {
     /// No program listens there.
     Nobody(String),
-    /// A program listens that did not prove to be rank 0, or did not let us in yet.
-    NotRank0(SocketKind, String),
+    /// A program listens that did not prove to be the rank to meet, or did not let us in yet.
+    NotMet(SocketKind, String),
     /// A program listens that says that our proof does not hold.
     TurnedAway(String),
-    /// Rank 0 itself, proven, said no.
+    /// That rank itself, proven, said no.
     Refused(String),
 }
 
+/// Calls at `whom` until it has let this rank in.
 pub(super) fn join(
     launch: &Launch,
     key: &JobKey,
+    whom: Rank,
     options: &RendezvousOptions,
     started: Instant,
+    mut stop: Option<Stop<'_>>,
 ) -> Result<ControlChannel, RendezvousError> {
     let deadline = started + options.timeout;
     let own = launch.rank();
@@ -54,11 +59,19 @@ pub(super) fn join(
     let mut told: Option<(Instant, u32)> = None;
     let mut waiting = Waiting::new(options, started);
     loop {
+        if let Some(stop) = &mut stop {
+            stop()?;
+        }
         let until = deadline.min(Instant::now() + crate::times::ATTEMPT_WITHIN);
-        let reason = match attempt(launch, via, key, until) {
+        let reason = match attempt(launch, via, key, whom, until) {
             Ok(channel) => return wait_for_the_others(channel, launch, options, started),
             Err(Failed::Refused(reason)) => {
-                return Err(RendezvousError::Refused { rank: own, reason });
+                return Err(RendezvousError::Refused {
+                    rank: own,
+                    whom,
+                    reason,
+                    had_joined: false,
+                });
             }
             Err(Failed::TurnedAway(reason)) => {
                 let (since, times) = told.unwrap_or((Instant::now(), 0));
@@ -78,7 +91,7 @@ pub(super) fn join(
                 via = launch.via();
                 reason
             }
-            Err(Failed::NotRank0(kind, reason)) => {
+            Err(Failed::NotMet(kind, reason)) => {
                 told = None;
                 // Where there are two ways and one led nowhere, the other has its turn.
                 via = match (launch.via(), kind) {
@@ -88,9 +101,9 @@ pub(super) fn join(
                 reason
             }
         };
-        tracing::debug!(rank = own.get(), %reason, "rank 0 not reached yet");
+        tracing::debug!(rank = own.get(), %whom, %reason, "a rank is not reached yet");
         waiting.look(own, || {
-            format!("rank 0 at {}: {reason}", places(launch, key))
+            format!("rank {whom} at {}: {reason}", places(launch, key))
         });
         let left = deadline.saturating_duration_since(Instant::now());
         // An attempt that the end cut short says less than the one before it.
@@ -101,6 +114,7 @@ pub(super) fn join(
         if left <= pause {
             return Err(RendezvousError::Unreachable {
                 rank: own,
+                whom,
                 at: places(launch, key),
                 after: started.elapsed(),
                 last: last.unwrap_or_default(),
@@ -123,43 +137,44 @@ fn places(launch: &Launch, key: &JobKey) -> String {
         .join(" and ")
 }
 
-/// Connects, proves the secret, and has rank 0 prove it.
+/// Connects, proves the secret, and has the rank to meet prove it.
 fn attempt(
     launch: &Launch,
     via: Via,
     key: &JobKey,
+    whom: Rank,
     deadline: Instant,
 ) -> Result<ControlChannel, Failed> {
     let Connected { socket, kind, pid } =
         connect(launch, via, key, deadline).map_err(Failed::Nobody)?;
-    let not_rank_0 = |what: String| Failed::NotRank0(kind, what);
+    let not_met = |what: String| Failed::NotMet(kind, what);
     let own = launch.rank();
-    let (caller, call) = Caller::new(key, own, MEETING_RANK, launch.world_size().get());
-    let answered = exchange(&socket, &call, deadline).map_err(not_rank_0)?;
-    let answer = caller.finish(MEETING_RANK, answered.frame());
+    let (caller, call) = Caller::new(key, own, whom, launch.world_size().get());
+    let answered = exchange(&socket, &call, deadline).map_err(not_met)?;
+    let answer = caller.finish(whom, answered.frame());
     let answer = answer.map_err(|forged| {
         let reason = format!("the process at that address {forged}");
         match forged {
             Forged::NotOurs => Failed::TurnedAway(reason),
-            _ => not_rank_0(reason),
+            _ => not_met(reason),
         }
     })?;
     let session = match answer {
         Answer::Session(session) => session,
         Answer::Refused(reason) => return Err(Failed::Refused(reason)),
     };
-    let mut channel = ControlChannel::new(MEETING_RANK, kind, pid, Arc::new(socket), session);
-    let failed = |error: ControlError| not_rank_0(error.to_string());
+    let mut channel = ControlChannel::new(whom, kind, pid, Arc::new(socket), session);
+    let failed = |error: ControlError| not_met(error.to_string());
     channel
         .sender()
         .send_raw(wire::CONFIRM, &[], None, deadline)
         .map_err(failed)?;
-    // Until this answer rank 0 may still have dropped us for newer callers; after it, its silence
+    // Until this answer we may still have been dropped for newer callers; after it, silence
     // means that others are awaited, and its end is the end.
     match channel.receiver().recv_raw(deadline).map_err(failed)? {
         (wire::JOINED, _) => Ok(channel),
         (wire::REFUSED, reason) => Err(Failed::Refused(text(reason))),
-        (kind, _) => Err(not_rank_0(format!("message kind {kind} in answer to ours"))),
+        (kind, _) => Err(not_met(format!("message kind {kind} in answer to ours"))),
     }
 }
 
@@ -185,7 +200,7 @@ fn exchange(socket: &Socket, call: &[u8], deadline: Instant) -> Result<FrameRead
     }
 }
 
-/// Rank 0 welcomes all at once, when the last has joined. From here on its clock decides, and it
+/// The rank to meet welcomes all at once, when the last has joined. From here on its clock decides, and it
 /// cannot have started later than now: so it, who knows which ranks are missing, gives up first.
 fn wait_for_the_others(
     mut channel: ControlChannel,
@@ -195,23 +210,27 @@ fn wait_for_the_others(
 ) -> Result<ControlChannel, RendezvousError> {
     let deadline = Instant::now() + options.timeout + crate::times::WORD_LATER;
     let rank = launch.rank();
-    let world_size = launch.world_size();
+    let (whom, world_size) = (channel.peer(), launch.world_size());
     match channel.receiver().recv_raw(deadline) {
         Ok((wire::WELCOME, _)) => Ok(channel),
         Ok((wire::REFUSED, reason)) => Err(RendezvousError::Refused {
             rank,
+            whom,
             reason: text(reason),
+            had_joined: true,
         }),
         Ok((kind, _)) => Err(RendezvousError::Refused {
             rank,
+            whom,
             reason: format!("message kind {kind} in place of a welcome"),
+            had_joined: false,
         }),
         Err(ControlError::TimedOut { .. }) => Err(RendezvousError::Incomplete {
             rank,
             world_size,
             after: started.elapsed(),
         }),
-        Err(_) => Err(RendezvousError::MeetingLost { world_size }),
+        Err(_) => Err(RendezvousError::MeetingLost { whom, world_size }),
     }
 }
 
@@ -234,7 +253,7 @@ fn connect(
     if via == Via::Tcp {
         return Ok(connected);
     }
-    // Rank 0 opens its Unix socket before its port: now that the port answers, a rank of the same
+    // The Unix socket is opened before the port: now that the port answers, a rank of the same
     // host finds the former, even if it came a moment too early.
     Ok(connect_unix(key).unwrap_or(connected))
 }
@@ -258,7 +277,7 @@ fn connect_unix(key: &JobKey) -> io::Result<Connected> {
 fn connect_tcp(launch: &Launch, deadline: Instant) -> io::Result<Connected> {
     let address = launch
         .address()
-        .ok_or_else(|| io::Error::other("no address of rank 0"))?;
+        .ok_or_else(|| io::Error::other("no address to call at"))?;
     let mut last = io::Error::other("the name has no address");
     for address in (address.host.as_str(), address.port).to_socket_addrs()? {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -1,4 +1,4 @@
-//! Where rank 0 listens.
+//! Where rank 0 listens, or a rank that another is introduced to.
 
 use std::fmt;
 use std::io;
@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixListener;
 
+use pp_contract::Rank;
 use rustix::net::{SocketFlags, acceptfrom_with};
 
 use super::error::RendezvousError;
@@ -47,6 +48,8 @@ pub(super) struct Accepted {
 pub(super) struct Listener {
     socket: OwnedFd,
     pub(super) kind: SocketKind,
+    /// The port, on TCP.
+    pub(super) port: Option<u16>,
     /// Where it listens, in words.
     at: String,
 }
@@ -56,10 +59,10 @@ impl Listener {
     pub(super) fn open_all(launch: &Launch, key: &JobKey) -> Result<Vec<Self>, RendezvousError> {
         let mut listeners = Vec::new();
         if launch.via() != Via::Tcp {
-            listeners.push(Self::unix(&key.socket_name())?);
+            listeners.push(Self::unix(launch.rank(), &key.socket_name())?);
         }
         if let Some(address) = launch.address().filter(|_| launch.via() != Via::Unix) {
-            Self::tcp(address, &mut listeners)?;
+            Self::tcp(launch.rank(), address, &mut listeners)?;
         }
         Ok(listeners)
     }
@@ -68,24 +71,37 @@ impl Listener {
         let socket = socket.into();
         rustix::net::listen(&socket, BACKLOG)?;
         rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Self { socket, kind, at })
+        let port = None;
+        Ok(Self {
+            socket,
+            kind,
+            port,
+            at,
+        })
     }
 
-    fn unix(name: &str) -> Result<Self, RendezvousError> {
+    fn unix(rank: Rank, name: &str) -> Result<Self, RendezvousError> {
         let at = || format!("unix:@{name}");
         let address = std::os::unix::net::SocketAddr::from_abstract_name(name);
         address
             .and_then(|address| UnixListener::bind_addr(&address))
             .and_then(|listener| Self::new(listener, SocketKind::Unix, at()))
             .map_err(|source| RendezvousError::Listen {
+                rank,
                 at: at(),
                 source,
                 remedy: NAME_TAKEN,
             })
     }
 
-    fn tcp(address: &Address, listeners: &mut Vec<Self>) -> Result<(), RendezvousError> {
+    /// Port 0 takes one that is free, the same at each address.
+    fn tcp(
+        rank: Rank,
+        address: &Address,
+        listeners: &mut Vec<Self>,
+    ) -> Result<(), RendezvousError> {
         let failed = |source: io::Error| RendezvousError::Listen {
+            rank,
             at: format!("tcp:{address}"),
             remedy: match source.kind() {
                 io::ErrorKind::AddrInUse => PORT_TAKEN,
@@ -94,11 +110,13 @@ impl Listener {
             source,
         };
         let mut opened = false;
+        let mut port = address.port;
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        for at in places(address).map_err(failed)? {
-            let bound = TcpListener::bind(at);
-            match bound.and_then(|bound| Self::new(bound, SocketKind::Tcp, format!("tcp:{at}"))) {
+        for mut at in places(address).map_err(failed)? {
+            at.set_port(port);
+            match Self::at(at) {
                 Ok(listener) => {
+                    port = listener.port.unwrap_or(port);
                     listeners.push(listener);
                     opened = true;
                 }
@@ -113,6 +131,15 @@ impl Listener {
             }
         }
         if opened { Ok(()) } else { Err(failed(last)) }
+    }
+
+    fn at(address: SocketAddr) -> io::Result<Self> {
+        let bound = TcpListener::bind(address)?;
+        let address = bound.local_addr()?;
+        Ok(Self {
+            port: Some(address.port()),
+            ..Self::new(bound, SocketKind::Tcp, format!("tcp:{address}"))?
+        })
     }
 
     /// The next caller, if one waits; `PermissionDenied` for another user of this host.

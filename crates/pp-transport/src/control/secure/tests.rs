@@ -131,7 +131,7 @@ fn call_of_another_version_is_named() {
     };
     assert_eq!(
         forged.to_string(),
-        "speaks control version 9, this rank speaks 1"
+        "speaks control version 9, this rank speaks 2"
     );
 }
 

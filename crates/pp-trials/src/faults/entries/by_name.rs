@@ -2,8 +2,9 @@
 
 use pp_contract::FaultKind::{Device, HandshakeMismatch, Internal, PeerMisbehaved};
 
-use crate::faults::catalogue::{End, Entry, FAKES, How, NCCL, both};
+use crate::faults::catalogue::{Ends, Entry, FAKES, How, NCCL, SinkAt, all};
 use crate::faults::log::{POINTS, WITH_COLLECTIVE};
+use crate::faults::role::Role::{Sink, Source, Stage};
 
 const SIZE: &str = "Size, type and number of a transfer agree before its receive is posted.";
 const ORDER: &str = "Messages are heard once each, in the order in which they were sent.";
@@ -13,115 +14,185 @@ const DEVICES: &str = "Each rank is on a device of its own, the one that it was 
 const LOG: &str = "Every point of no return is one record with call_id, chunk_index, cache_epoch, group, \
      peer and bytes.";
 
+const HEADER: &str = "receive header";
+const MESSAGE: &str = "decode message";
+
+/// The source sent it, as the next stage sees it.
+const fn from_source(operation: &'static str) -> Ends {
+    all(PeerMisbehaved, Source, operation)
+}
+
+/// The stage before the sink sent it, as the sink sees it.
+const fn from_stage(operation: &'static str) -> Ends {
+    all(PeerMisbehaved, Stage, operation)
+}
+
+/// The sink sent it, as the source sees it.
+const fn from_sink(operation: &'static str) -> Ends {
+    all(PeerMisbehaved, Sink, operation)
+}
+
+const fn size(id: &'static str, how: How, ends: Ends) -> Entry {
+    Entry::new(id, SIZE, how, ends)
+}
+
+const fn order(id: &'static str, how: How, ends: Ends) -> Entry {
+    Entry::new(id, ORDER, how, ends)
+}
+
 /// The entries.
 pub(super) const ALL: &[Entry] = &[
-    Entry::new(
+    size(
         "size.manifest",
-        SIZE,
-        How::Hook("altered-manifest"),
-        both(PeerMisbehaved, 0, "decode envelope"),
+        How::Hook("altered-manifest", Stage),
+        from_source(MESSAGE),
     ),
-    Entry::new(
+    size(
         "size.manifest-result",
-        SIZE,
-        How::Hook("altered-manifest@0"),
-        both(PeerMisbehaved, 1, "decode result"),
+        How::Hook("altered-manifest", Sink),
+        from_stage(MESSAGE),
     ),
-    Entry::new(
+    size(
         "size.payload",
-        SIZE,
-        How::Hook("lying-payload"),
-        both(PeerMisbehaved, 0, "decode envelope"),
+        How::Hook("lying-payload", Stage),
+        from_source(MESSAGE),
     ),
-    Entry::new(
+    size(
         "size.payload-result",
-        SIZE,
-        How::Hook("lying-payload@0"),
-        both(PeerMisbehaved, 1, "decode result"),
+        How::Hook("lying-payload", Sink),
+        from_stage(MESSAGE),
     ),
-    Entry::new(
+    size(
         "size.body",
-        SIZE,
-        How::Hook("lying-body"),
-        both(PeerMisbehaved, 0, "receive header"),
+        How::Hook("lying-body", Stage),
+        from_source(HEADER),
     ),
-    Entry::new(
+    size(
         "size.truncated",
-        SIZE,
-        How::Hook("truncated-frame"),
-        both(PeerMisbehaved, 0, "receive header"),
+        How::Hook("truncated-frame", Stage),
+        from_source(HEADER),
     ),
-    Entry::new(
+    size(
         "size.damaged",
-        SIZE,
-        How::Hook("damaged-body"),
-        both(PeerMisbehaved, 0, "receive header"),
+        How::Hook("damaged-body", Stage),
+        from_source(HEADER),
     ),
-    Entry::new(
+    size(
+        "size.note",
+        How::Hook("long-note", Stage),
+        from_source(MESSAGE),
+    ),
+    size(
+        "size.stale",
+        How::Hook("stale-tensors", Stage),
+        from_source(MESSAGE),
+    ),
+    size(
+        "size.stale-result",
+        How::Hook("stale-tensors", Sink),
+        from_stage(MESSAGE),
+    ),
+    order(
         "order.duplicated",
-        ORDER,
-        How::Hook("duplicated"),
-        both(PeerMisbehaved, 0, "receive header"),
+        How::Hook("duplicated", Stage),
+        from_source(HEADER),
     ),
-    Entry::new(
+    order(
         "order.duplicated-result",
-        ORDER,
-        How::Hook("duplicated@0"),
-        both(PeerMisbehaved, 1, "receive header"),
+        How::Hook("duplicated", Sink),
+        from_stage(HEADER),
     ),
-    Entry::new(
+    order(
         "order.skipped",
-        ORDER,
-        How::Hook("skipped"),
-        both(PeerMisbehaved, 0, "receive header"),
+        How::Hook("skipped", Stage),
+        from_source(HEADER),
     ),
-    Entry::new(
+    order(
         "order.skipped-result",
-        ORDER,
-        How::Hook("skipped@0"),
-        both(PeerMisbehaved, 1, "receive header"),
+        How::Hook("skipped", Sink),
+        from_stage(HEADER),
     ),
-    Entry::new(
+    order(
         "order.swapped",
-        ORDER,
-        How::Hook("swapped"),
-        both(PeerMisbehaved, 0, "receive header"),
+        How::Hook("swapped", Stage),
+        from_source(HEADER),
     ),
-    Entry::new(
+    order(
         "order.swapped-result",
-        ORDER,
-        How::Hook("swapped@0"),
-        both(PeerMisbehaved, 1, "receive header"),
+        How::Hook("swapped", Sink),
+        from_stage(HEADER),
     ),
+    order(
+        "order.attempt",
+        How::Hook("falling-attempt", Stage),
+        from_source(HEADER),
+    )
+    .says(&["it must not fall"]),
+    order(
+        "order.attempt-result",
+        How::Hook("falling-attempt", Sink),
+        from_stage(HEADER),
+    )
+    .says(&["it must not fall"]),
+    order(
+        "order.lap",
+        How::Hook("wrong-lap", Stage),
+        from_source(HEADER),
+    )
+    .says(&["lap 65535"]),
+    order(
+        "order.lap-result",
+        How::Hook("wrong-lap", Sink),
+        from_stage(HEADER),
+    )
+    .says(&["lap 65535"]),
+    order(
+        "order.acceptance-skipped",
+        How::Hook("skipped", Source),
+        from_sink("receive acceptance"),
+    )
+    .where_sink_is(SinkAt::Apart),
+    order(
+        "order.acceptance-swapped",
+        How::Hook("swapped", Source),
+        from_sink("receive acceptance"),
+    )
+    .where_sink_is(SinkAt::Apart),
+    order(
+        "order.acceptance-duplicated",
+        How::Hook("duplicated", Source),
+        from_sink(HEADER),
+    )
+    .where_sink_is(SinkAt::Apart),
     Entry::new(
         "order.second-thread",
         ISSUER,
-        How::Hook("second-thread@0"),
-        both(Internal, 0, "send"),
+        How::Hook("second-thread", Source),
+        all(Internal, Source, "send"),
     )
     .on(NCCL)
     .says(&["another thread"]),
     Entry::new(
         "order.second-thread-result",
         ISSUER,
-        How::Hook("second-thread@1"),
-        both(Internal, 1, "send"),
+        How::Hook("second-thread", Stage),
+        all(Internal, Stage, "send"),
     )
     .on(NCCL)
     .says(&["another thread"]),
     Entry::new(
         "devices.same-gpu",
         DEVICES,
-        How::Variable(1, "LOCAL_RANK", "0"),
-        both(HandshakeMismatch, 1, "handshake"),
+        How::Variable(Stage, "LOCAL_RANK", "0"),
+        all(HandshakeMismatch, Stage, "handshake"),
     )
     .on(NCCL)
     .says(&["are both on"]),
     Entry::new(
         "devices.hidden",
         DEVICES,
-        How::Variable(1, "CUDA_VISIBLE_DEVICES", "0"),
-        both(Device, 1, "look for GPUs"),
+        How::Variable(Stage, "CUDA_VISIBLE_DEVICES", "0"),
+        all(Device, Stage, "look for GPUs"),
     )
     .on(NCCL),
     // The driver opens another device than the variable names.
@@ -129,11 +200,11 @@ pub(super) const ALL: &[Entry] = &[
         "devices.not-as-given",
         DEVICES,
         How::Variable(
-            1,
+            Stage,
             "CUDA_VISIBLE_DEVICES",
             "GPU-00000000-0000-0000-0000-000000000007",
         ),
-        both(HandshakeMismatch, 1, "handshake"),
+        all(HandshakeMismatch, Stage, "handshake"),
     )
     .on(FAKES)
     .env(&[("PP_FAKE_IGNORE_VISIBLE", "1")])
@@ -141,23 +212,20 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new(
         "counts",
         "Ranks that disagree on the number of chunks are stopped at the start.",
-        How::Arguments(1, &["--chunks", "5"]),
-        both(HandshakeMismatch, 1, "handshake"),
+        How::Arguments(Stage, &["--chunks", "5"]),
+        all(HandshakeMismatch, Stage, "handshake"),
     )
     .says(&["chunks differs"]),
-    Entry {
-        logs: POINTS,
-        ..Entry::new("log", LOG, How::Nothing, [End::Done; 2]).env(&[("PP_LOG", "debug")])
-    },
-    Entry {
-        logs: WITH_COLLECTIVE,
-        ..Entry::new(
-            "log.collective",
-            LOG,
-            How::Hook("lone-collective"),
-            [End::Done; 2],
-        )
-        .on(NCCL)
+    Entry::new("log", LOG, How::Nothing, Ends::DONE)
         .env(&[("PP_LOG", "debug")])
-    },
+        .logs(POINTS),
+    Entry::new(
+        "log.collective",
+        LOG,
+        How::Hook("lone-collective", Stage),
+        Ends::DONE,
+    )
+    .on(NCCL)
+    .env(&[("PP_LOG", "debug")])
+    .logs(WITH_COLLECTIVE),
 ];

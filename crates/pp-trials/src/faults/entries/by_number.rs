@@ -3,16 +3,17 @@
 use std::time::Duration;
 
 use pp_contract::FaultKind::{
-    Drift, HandshakeMismatch, Internal, PeerDied, PeerMisbehaved, Plugin, TimedOut,
+    BadInput, Drift, HandshakeMismatch, Internal, PeerDied, PeerMisbehaved, TimedOut,
 };
 
-use crate::faults::catalogue::{End, Entry, HOST, How, NCCL, SILENCE, both};
+use crate::faults::catalogue::{End, Ends, Entry, How, NCCL, SILENCE, SinkAt, all};
+use crate::faults::role::Role::{self, Sink, Source, Stage};
 
 const BEFORE: &str = "Everything that can fail happens before the header leaves.";
-const PLAN: &str = "The plan decides, and both sides check expected_generator_calls.";
+const PLAN: &str = "The plan decides, and every rank checks the calls that stages made.";
 const ALIKE: &str = "Settings that steer communication are compared before the first transfer.";
 const MANIFEST: &str = "Tensors travel through the manifest only.";
-const WHOLE: &str = "An envelope is validated whole before a receive is posted or a stage runs.";
+const WHOLE: &str = "A message is validated whole before a receive is posted or a stage runs.";
 const GROUP: &str = "An operation on the wrong group fails before the backend sees it.";
 const CONTEXT: &str = "Recompute without context is refused, and stale context is never used.";
 const OUTLIVE: &str = "No rank outlives another by more than the watchdog's time.";
@@ -23,217 +24,187 @@ const RECOMPUTE: &[&str] = &["--recompute"];
 const STUCK: Duration = Duration::from_secs(3);
 const STUCK_MS: &str = "3000";
 
+const MESSAGE: &str = "decode message";
+
+/// The rank of this role is told apart at the handshake.
+const fn differs(role: Role) -> Ends {
+    all(HandshakeMismatch, role, "handshake")
+}
+
+/// The stage hears from the source what no source sends.
+const fn heard(id: &'static str, rule: &'static str, hook: &'static str) -> Entry {
+    let ends = all(PeerMisbehaved, Source, MESSAGE);
+    Entry::new(id, rule, How::Hook(hook, Stage), ends)
+}
+
+/// The sink hears from the stage what no stage sends.
+const fn heard_by_sink(id: &'static str, rule: &'static str, hook: &'static str) -> Entry {
+    let ends = all(PeerMisbehaved, Stage, MESSAGE);
+    Entry::new(id, rule, How::Hook(hook, Sink), ends)
+}
+
+/// The source makes what no message can be made of.
+const fn made(id: &'static str, rule: &'static str, hook: &'static str) -> Entry {
+    let ends = all(BadInput, Source, "encode");
+    Entry::new(id, rule, How::Hook(hook, Source), ends)
+}
+
+/// The rank of this role dies, which all others notice.
+const fn dies(id: &'static str, hook: &'static str, role: Role, end: End) -> Entry {
+    let ends = all(PeerDied, role, "watch").but(role, end);
+    Entry::new(id, OUTLIVE, How::Hook(hook, role), ends)
+}
+
+/// The rank of this role says nothing any more.
+const fn stops(id: &'static str, role: Role) -> Entry {
+    let ends = all(TimedOut, role, "heartbeat");
+    Entry::new(id, OUTLIVE, How::Hook("stop", role), ends).noticed_after(SILENCE)
+}
+
 /// The entries.
 pub(super) const ALL: &[Entry] = &[
-    Entry::new(
-        "OM-01.dtype",
-        BEFORE,
-        How::Hook("unsupported-dtype"),
-        both(Plugin, 0, "plan"),
-    ),
+    made("OM-01.dtype", BEFORE, "unsupported-dtype"),
     Entry::new(
         "OM-01.oversize",
         BEFORE,
-        How::Hook("oversize-tensor"),
-        both(Internal, 0, "send"),
+        How::Hook("oversize-tensor", Source),
+        all(Internal, Source, "send"),
     ),
-    Entry::new(
-        "OM-02.plan",
-        BEFORE,
-        How::Hook("unserializable-plan"),
-        both(Internal, 0, "prepare message"),
-    ),
-    Entry::new(
-        "OM-02.large",
-        BEFORE,
-        How::Hook("huge-plan"),
-        both(Internal, 0, "prepare message"),
-    ),
+    made("OM-02.note", BEFORE, "huge-note"),
     Entry::new(
         "OM-03.recompute",
         PLAN,
-        How::Hook("skipped-recompute"),
-        both(PeerMisbehaved, 1, "judge result"),
+        How::Hook("skipped-recompute", Stage),
+        all(Internal, Stage, "phase_b"),
     )
-    .with(RECOMPUTE),
+    .with(RECOMPUTE)
+    .says(&["calls, "]),
+    heard("OM-03.calls", PLAN, "wrong-calls"),
+    heard_by_sink("OM-03.report", PLAN, "wrong-report").says(&["were planned"]),
     Entry::new(
-        "OM-03.calls",
+        "OM-03.report-accepted",
         PLAN,
-        How::Hook("wrong-calls"),
-        both(PeerMisbehaved, 0, "decode envelope"),
-    ),
+        How::Hook("wrong-report", Source),
+        all(PeerMisbehaved, Sink, MESSAGE),
+    )
+    .where_sink_is(SinkAt::Apart)
+    .says(&["were planned"]),
     Entry::new(
         "OM-04.setting",
         ALIKE,
-        How::Variable(1, "PP_HEARTBEAT_MS", "777"),
-        both(HandshakeMismatch, 1, "handshake"),
+        How::Variable(Stage, "PP_HEARTBEAT_MS", "777"),
+        differs(Stage),
     )
     .says(&["heartbeat_ms", "777"]),
     Entry::new(
         "OM-04.hook",
         ALIKE,
-        How::Variable(1, "PP_FAULT", "kill@1"),
-        both(HandshakeMismatch, 1, "handshake"),
+        How::Variable(Stage, "PP_FAULT", "kill@1"),
+        differs(Stage),
     )
     .says(&["settings.fault", "not set"]),
     Entry::new(
         "OM-05.depth",
         ALIKE,
-        How::Arguments(1, &["--depth", "3"]),
-        both(HandshakeMismatch, 1, "handshake"),
+        How::Arguments(Stage, &["--depth", "3"]),
+        differs(Stage),
     )
     .says(&["settings.depth differs: rank 0 has \"4\", rank 1 has \"3\""]),
     Entry::new(
         "OM-05.verify",
         ALIKE,
-        How::Arguments(1, &["--verify", "every=2"]),
-        both(HandshakeMismatch, 1, "handshake"),
+        How::Arguments(Stage, &["--verify", "every=2"]),
+        differs(Stage),
     )
     .says(&["settings.verify"]),
     Entry::new(
         "OM-05.nccl",
         ALIKE,
-        How::Variable(0, "NCCL_ALGO", "Ring"),
-        both(HandshakeMismatch, 1, "handshake"),
+        How::Variable(Source, "NCCL_ALGO", "Ring"),
+        differs(Stage),
     )
     .on(NCCL)
     .says(&["settings.NCCL_ALGO"]),
     Entry::new(
         "OM-06.side",
         MANIFEST,
-        How::Hook("side-transfer"),
-        both(Internal, 0, "send"),
+        How::Hook("side-transfer", Source),
+        all(Internal, Source, "send"),
     ),
-    Entry::new(
-        "OM-06.extra",
-        MANIFEST,
-        How::Hook("extra-tensor"),
-        both(PeerMisbehaved, 0, "decode envelope"),
-    ),
-    Entry::new(
-        "OM-06.extra-result",
-        MANIFEST,
-        How::Hook("extra-tensor@0"),
-        both(PeerMisbehaved, 1, "judge result"),
-    ),
+    heard("OM-06.extra", MANIFEST, "extra-tensor"),
+    heard_by_sink("OM-06.extra-result", MANIFEST, "extra-tensor"),
     Entry::new(
         "OM-07.version",
         WHOLE,
-        How::Hook("wrong-version"),
-        both(PeerMisbehaved, 0, "receive header"),
+        How::Hook("wrong-version", Stage),
+        all(PeerMisbehaved, Source, "receive header"),
     ),
-    Entry::new(
-        "OM-07.tensor",
-        WHOLE,
-        How::Hook("missing-tensor"),
-        both(PeerMisbehaved, 0, "decode envelope"),
-    ),
+    heard("OM-07.tensor", WHOLE, "missing-tensor"),
+    heard("OM-07.trail", WHOLE, "extra-report"),
+    heard_by_sink("OM-07.trail-result", WHOLE, "extra-report"),
     Entry::new(
         "OM-08.edge",
         GROUP,
-        How::Hook("foreign-slot"),
-        both(Internal, 0, "send"),
+        How::Hook("foreign-slot", Source),
+        all(Internal, Source, "send"),
     )
-    .on(HOST)
     .says(&["another edge"]),
     Entry::new(
         "OM-08.group",
         GROUP,
-        How::Hook("wrong-group"),
-        both(Internal, 1, "send"),
+        How::Hook("wrong-group", Stage),
+        all(Internal, Stage, "send"),
     )
     .on(NCCL)
     .says(&["group mesh"]),
     Entry::new(
         "OM-09",
         "A late result of an old epoch is dropped and not decoded; its receive is never skipped.",
-        How::Hook("late-result@0:chunk=5"),
-        [End::Done; 2],
+        How::HookAt("late-result", Source, 5),
+        Ends::DONE,
     )
+    .where_sink_is(SinkAt::Source)
     .with(&["--cuts", "hard"])
     .env(&[("PP_LOG", "debug")])
-    .says(&["stale result dropped call_id=5 chunk_index=5"]),
-    Entry::new(
-        "OM-10.missing",
-        CONTEXT,
-        How::Hook("missing-context"),
-        both(Plugin, 0, "plan"),
-    )
-    .with(RECOMPUTE),
-    Entry::new(
-        "OM-10.lost",
-        CONTEXT,
-        How::Hook("lost-context"),
-        both(PeerMisbehaved, 0, "decode envelope"),
-    )
-    .with(RECOMPUTE),
-    Entry::new(
-        "OM-10.stale",
-        CONTEXT,
-        How::Hook("stale-context"),
-        both(PeerMisbehaved, 0, "decode envelope"),
-    )
-    .with(RECOMPUTE),
+    .says(&["a chunk that a hard cut overtook is dropped chunk_index=5"]),
+    made("OM-10.missing", CONTEXT, "missing-context").with(RECOMPUTE),
+    heard("OM-10.lost", CONTEXT, "lost-context").with(RECOMPUTE),
+    heard("OM-10.stale", CONTEXT, "stale-context").with(RECOMPUTE),
     Entry::new(
         "OM-11.input",
         DRIFT,
-        How::Hook("changed-tensor@0"),
-        both(Drift, 0, "phase_b"),
+        How::Hook("changed-tensor", Source),
+        all(Drift, Source, "verify"),
     )
     .with(VERIFY)
     .says(&["tensor latents_in", "chunk 3"]),
     Entry::new(
         "OM-11.output",
         DRIFT,
-        How::Hook("changed-tensor@1"),
-        both(Drift, 1, "verify result"),
+        How::Hook("changed-tensor", Stage),
+        all(Drift, Stage, "verify"),
     )
     .with(VERIFY)
     .says(&["tensor latents_out", "chunk 3"]),
     Entry::new(
         "OM-12.weights",
         DRIFT,
-        How::Hook("changed-weights"),
-        both(HandshakeMismatch, 1, "handshake"),
+        How::Hook("changed-weights", Stage),
+        differs(Stage),
     )
     .says(&["kernels_digest differs"]),
-    Entry::new(
-        "OM-13.kill-front",
-        OUTLIVE,
-        How::Hook("kill@0"),
-        [End::Killed, End::Fault(PeerDied, 0, "watch")],
-    ),
-    Entry::new(
-        "OM-13.kill-phase-b",
-        OUTLIVE,
-        How::Hook("kill@1"),
-        [End::Fault(PeerDied, 1, "watch"), End::Killed],
-    ),
-    Entry::new(
-        "OM-13.leave",
-        OUTLIVE,
-        How::Hook("leave"),
-        [End::Fault(PeerDied, 1, "watch"), End::Done],
-    ),
-    Entry::new(
-        "OM-13.stop-front",
-        OUTLIVE,
-        How::Hook("stop@0"),
-        both(TimedOut, 0, "heartbeat"),
-    )
-    .noticed_after(SILENCE),
-    Entry::new(
-        "OM-13.stop-phase-b",
-        OUTLIVE,
-        How::Hook("stop@1"),
-        both(TimedOut, 1, "heartbeat"),
-    )
-    .noticed_after(SILENCE),
+    dies("OM-13.kill-source", "kill", Source, End::Killed),
+    dies("OM-13.kill-stage", "kill", Stage, End::Killed),
+    dies("OM-13.kill-sink", "kill", Sink, End::Killed).where_sink_is(SinkAt::Apart),
+    dies("OM-13.leave", "leave", Stage, End::Done),
+    stops("OM-13.stop-source", Source),
+    stops("OM-13.stop-stage", Stage),
+    stops("OM-13.stop-sink", Sink).where_sink_is(SinkAt::Apart),
     Entry::new(
         "OM-13.stuck",
         OUTLIVE,
-        How::Hook("stall-compute"),
-        both(TimedOut, 1, "phase_b"),
+        How::Hook("stall", Stage),
+        all(TimedOut, Stage, "phase_b"),
     )
     .env(&[("PP_STUCK_MS", STUCK_MS)])
     .noticed_after(STUCK),

@@ -1,8 +1,9 @@
 //! Test plugin: panics where the tests tell it to. The frame width chooses the entry.
 
 use pp_kernels::{
-    Chroma, ChunkShape, DType, Description, Failure, FrameView, FrameViewMut, Kernels, Layout,
-    Manifest, Payload, PayloadMut, Session, SessionConfig, TensorSpec, VideoPlanParts,
+    Chroma, ChunkShape, Collectives, DType, Description, Failure, FrameView, FrameViewMut, Kernels,
+    Layout, Manifest, Payload, PayloadMut, Session, SessionConfig, StageInfo, StageKind,
+    TensorSpec, VideoPlanParts,
 };
 
 enum Panicking {}
@@ -10,6 +11,7 @@ enum Panicking {}
 pp_kernels::export_kernels!(Panicking);
 
 struct Stream {
+    stage: StageKind,
     width: u32,
 }
 
@@ -33,24 +35,36 @@ impl Kernels for Panicking {
             chroma: vec![Chroma::Mono],
             context_frames: 0,
             digest: 1,
+            stages: vec![
+                StageInfo::new("encode", StageKind::Source),
+                StageInfo::new("phase_b", StageKind::Middle),
+                StageInfo::new("decode", StageKind::Sink),
+            ],
         }
     }
 
-    fn create(config: &SessionConfig) -> Result<Stream, Failure> {
+    fn create(
+        stage: &StageInfo,
+        config: &SessionConfig,
+        _: &[(&str, &str)],
+    ) -> Result<Stream, Failure> {
         assert!(config.width != 20, "no session of width {}", config.width);
         Ok(Stream {
+            stage: stage.kind,
             width: config.width,
         })
     }
 }
 
 impl Session for Stream {
-    fn layout(&self, _: ChunkShape) -> Result<Layout, Failure> {
-        let tensor = TensorSpec::new("latents_in", DType::U8, &[1])?;
-        Ok(Layout {
-            inputs: Manifest::new(&[tensor])?,
-            outputs: Manifest::new(&[tensor])?,
-        })
+    fn layout(&self, _: ChunkShape, _: u32) -> Result<Layout, Failure> {
+        let one = Manifest::new(&[TensorSpec::new("latents_in", DType::U8, &[1])?])?;
+        let (inputs, outputs) = match self.stage {
+            StageKind::Source => (Manifest::empty(), one),
+            StageKind::Middle => (one.clone(), one),
+            StageKind::Sink => (one, Manifest::empty()),
+        };
+        Ok(Layout { inputs, outputs })
     }
 
     fn encode(
@@ -65,11 +79,13 @@ impl Session for Stream {
         }
     }
 
-    fn phase_b(
+    fn run(
         &mut self,
         _: &VideoPlanParts,
+        _: u32,
         _: &Payload<'_>,
         _: &mut PayloadMut<'_>,
+        _: Option<&mut dyn Collectives>,
     ) -> Result<u32, Failure> {
         match self.width {
             22 => panic!("{}", "long ".repeat(1000)),

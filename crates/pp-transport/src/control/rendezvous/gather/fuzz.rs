@@ -18,6 +18,7 @@ pub fn call(bytes: &[u8]) {
         key: &key,
         own: ZERO,
         world_size: WorldSize::new(2).expect("two"),
+        awaited: BTreeSet::from([ONE]),
         calls: VecDeque::new(),
     };
     let (socket, mut stranger) = UnixStream::pair().expect("a pair of sockets");

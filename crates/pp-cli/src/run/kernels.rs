@@ -1,0 +1,243 @@
+//! What the stages of `pp run` ask of kernels, wherever the payloads lie.
+//!
+//! The stages know chunks, plans and cuts; what is here knows the memory that the transport's leases lie in and how
+//! kernels are called on it: at once on a processor, issued to a stream on a GPU.
+
+use std::error::Error;
+use std::fmt::Debug;
+
+use crate::video::buffer::{Buffer, FrameMemory};
+use crate::video::header::Header;
+use pp_contract::{FaultKind, Manifest, VideoPlanParts, with_source};
+use pp_kernels::{
+    Chroma, ChunkShape, Failure, FrameView, FrameViewMut, KernelError, KernelSet, Layout,
+    SessionConfig,
+};
+use pp_runtime::drift::Digester;
+use pp_runtime::stage::{Progress, StageError, StageResult, Worked};
+
+/// Size and format of every frame.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Geometry {
+    pub(super) width: u32,
+    pub(super) height: u32,
+    pub(super) chroma: Chroma,
+    /// Bytes of one frame, its planes back to back.
+    pub(super) frame_bytes: usize,
+}
+
+impl Geometry {
+    /// That of a stream's frames.
+    pub(super) fn of(header: &Header) -> Self {
+        Self {
+            width: header.width(),
+            height: header.height(),
+            chroma: header.chroma(),
+            frame_bytes: header.frame_bytes(),
+        }
+    }
+
+    /// Whole frames, back to back.
+    pub(super) fn views<'a>(&self, frames: &'a [u8]) -> Vec<FrameView<'a>> {
+        frames
+            .chunks_exact(self.frame_bytes)
+            .map(|frame| FrameView::packed(frame, self.width, self.height, self.chroma))
+            .collect::<Option<_>>()
+            .expect("a chunk holds whole frames")
+    }
+
+    /// Whole frames, back to back, to be written.
+    pub(super) fn views_mut<'a>(&self, frames: &'a mut [u8]) -> Vec<FrameViewMut<'a>> {
+        frames
+            .chunks_exact_mut(self.frame_bytes)
+            .map(|frame| FrameViewMut::packed(frame, self.width, self.height, self.chroma))
+            .collect::<Option<_>>()
+            .expect("a chunk holds whole frames")
+    }
+}
+
+/// What to make of an error in this operation.
+pub(super) fn failed<E: Error + 'static>(
+    kind: FaultKind,
+    operation: &'static str,
+) -> impl Fn(E) -> StageError {
+    move |e| StageError::new(kind, operation, with_source(&e))
+}
+
+/// A payload that does not fit its tensors: no edge lets one through.
+pub(super) fn internal(operation: &'static str) -> impl Fn(Failure) -> StageError {
+    failed(FaultKind::Internal, operation)
+}
+
+/// A stage of kernels that is to be opened.
+pub(super) struct Opening<'a> {
+    pub(super) kernels: &'a KernelSet,
+    /// What faults call it, too.
+    pub(super) stage: &'static str,
+    /// For host memory.
+    pub(super) config: SessionConfig,
+    pub(super) args: &'a [(String, String)],
+    pub(super) geometry: Geometry,
+    /// Most chunks in flight.
+    pub(super) depth: u32,
+    /// Whose fault it is when the kernels fail: a file's, or, for our own, the device's.
+    pub(super) blame: FaultKind,
+}
+
+impl Opening<'_> {
+    /// Bytes of the frames of the largest chunk.
+    pub(super) fn chunk_bytes(&self) -> usize {
+        self.geometry.frame_bytes * self.config.max_frames as usize
+    }
+}
+
+/// Where payloads lie: opens stages there.
+pub(super) trait Memory {
+    /// A slot to write.
+    type Tx: Debug;
+    /// A slot to read.
+    type Rx: Debug;
+    /// The kernels of a source.
+    type Encoder: Encoder<Tx = Self::Tx>;
+    /// Those of a stage between source and sink.
+    type Generator: Generator<Tx = Self::Tx, Rx = Self::Rx>;
+    /// Those of a sink.
+    type Decoder: Decoder<Rx = Self::Rx>;
+
+    fn encoder(&self, stage: &Opening<'_>) -> StageResult<Self::Encoder>;
+    fn generator(&self, stage: &Opening<'_>) -> StageResult<Self::Generator>;
+    fn decoder(&self, stage: &Opening<'_>) -> StageResult<Self::Decoder>;
+}
+
+/// The kernels of any stage.
+pub(super) trait Kernels {
+    /// Who digests the slots that the stage uses.
+    type Digester: Digester;
+
+    /// Digests slots, in order with the kernels' work.
+    fn digester(&mut self) -> &mut Self::Digester;
+
+    /// The tensors of a chunk of this shape: those that the stage gets, and those that it makes.
+    fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError>;
+}
+
+/// The kernels of a source.
+pub(super) trait Encoder: Kernels<Digester: Digester<Tx = Self::Tx>> {
+    /// A slot to write.
+    type Tx: Debug;
+
+    /// What is kept of a chunk between its encode and its acceptance.
+    type Encoded;
+
+    /// Memory that frames are best read into, as large as a chunk; `None`: any.
+    fn memory(&self) -> StageResult<Option<Box<dyn FrameMemory>>> {
+        Ok(None)
+    }
+
+    /// Whether an encode reads its frames after it returned, until its chunk is accepted.
+    const READS_LATER: bool;
+
+    /// Encodes the first frames of the buffer, `bytes` of it, into the slot.
+    fn encode(
+        &mut self,
+        frames: &Buffer,
+        bytes: usize,
+        plan: &VideoPlanParts,
+        tensors: &Manifest,
+        slot: &mut Self::Tx,
+    ) -> StageResult<Self::Encoded>;
+
+    /// What is known of an encode whose chunk the sink has.
+    fn encoded(&mut self, encoded: Self::Encoded) -> StageResult<Encode>;
+
+    /// The chunk was overtaken; a device may still encode it.
+    fn forget(&mut self, _encoded: Self::Encoded) {}
+}
+
+/// An encode that is done.
+#[derive(Debug, Default)]
+pub(super) struct Encode {
+    /// What a device worked, in nanoseconds.
+    pub(super) work_ns: Option<u64>,
+    /// The noise that the kernels estimated, if they did in this chunk.
+    pub(super) noise: Option<Vec<f32>>,
+}
+
+/// The kernels of a sink.
+pub(super) trait Decoder: Kernels<Digester: Digester<Rx = Self::Rx>> {
+    /// A slot to read.
+    type Rx: Debug;
+
+    /// What is kept of a chunk while a device decodes it.
+    type Decoding;
+
+    /// Memory that frames are best decoded to, as large as a chunk; `None`: any.
+    fn memory(&self) -> StageResult<Option<Box<dyn FrameMemory>>> {
+        Ok(None)
+    }
+
+    /// Decodes into `frames`, which has the right length.
+    fn decode(
+        &mut self,
+        frames: Buffer,
+        plan: &VideoPlanParts,
+        tensors: &Manifest,
+        payload: Option<&Self::Rx>,
+    ) -> StageResult<Progress<Frames, Self::Decoding>>;
+
+    /// How far the oldest decode under way is.
+    fn poll_decoded(
+        &mut self,
+        oldest: Self::Decoding,
+    ) -> StageResult<Progress<Frames, Self::Decoding>> {
+        Ok(Progress::UnderWay(oldest))
+    }
+}
+
+/// Frames that were decoded.
+#[derive(Debug)]
+pub(super) struct Frames {
+    pub(super) bytes: Buffer,
+    /// What a device worked for this chunk.
+    pub(super) worked: Option<Worked>,
+}
+
+/// The kernels of a stage between source and sink.
+pub(super) trait Generator:
+    Kernels<Digester: Digester<Tx = Self::Tx, Rx = Self::Rx>>
+{
+    /// A slot to write.
+    type Tx: Debug;
+    /// A slot to read.
+    type Rx: Debug;
+
+    /// What is kept of a chunk while a device computes it.
+    type Computing;
+
+    /// Computes from slot to slot.
+    fn generate(
+        &mut self,
+        plan: &VideoPlanParts,
+        inputs: &Manifest,
+        input: Option<&Self::Rx>,
+        outputs: &Manifest,
+        output: &mut Self::Tx,
+    ) -> StageResult<Progress<Generated, Self::Computing>>;
+
+    /// How far the oldest computation under way is.
+    fn poll_generated(
+        &mut self,
+        oldest: Self::Computing,
+    ) -> StageResult<Progress<Generated, Self::Computing>> {
+        Ok(Progress::UnderWay(oldest))
+    }
+}
+
+/// What was computed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Generated {
+    /// Generator calls that were made.
+    pub(super) calls: u32,
+    /// What a device worked for this chunk.
+    pub(super) worked: Option<Worked>,
+}

@@ -1,0 +1,194 @@
+//! The sink of `pp run`: decodes frames and writes them.
+
+use pp_contract::{ChunkIndex, FaultKind, Plan as _, Rank, Seal, VideoPlan};
+use pp_job::output::OutputError;
+use pp_runtime::drift::{Check, Digester, Verifier};
+use pp_runtime::stage::{Chunk, Progress, Sink, StageError, StageResult, Taken};
+use pp_transport::bell::Bell;
+
+use super::clean::CleanFrames;
+use super::input::{QUEUE, io_threads};
+use super::kernels::{Decoder, Frames, Kernels};
+use super::notes::{ToSink, ToSource};
+use super::open::buffers;
+use super::shape::Shape;
+use crate::args::RunArgs;
+use crate::video::buffer::Buffer;
+use crate::video::sink::{Sink as Output, SinkOptions};
+use crate::video::y4m::Params;
+
+type Ticket<D> = <<D as Kernels>::Digester as Digester>::Ticket;
+
+/// A chunk under way: in the kernels, or in the digests behind them.
+pub(super) struct Taking<D: Decoder> {
+    work: Progress<Frames, D::Decoding>,
+    index: ChunkIndex,
+    first_frame: u64,
+    params: Params,
+    check: Option<Check<Ticket<D>>>,
+    /// What the stages before say of digests.
+    seals: Vec<Seal>,
+}
+
+pub(super) struct VideoSink<D: Decoder> {
+    decoder: D,
+    shape: Shape,
+    output: Option<Output>,
+    /// What is decoded into where nothing is written.
+    idle: Vec<Buffer>,
+    max_frames: u32,
+    source: Rank,
+    verifier: Verifier,
+    clean: Option<CleanFrames>,
+    /// Whether there is something to be stored.
+    has_frames: bool,
+}
+
+fn failed(error: OutputError) -> StageError {
+    StageError::new(FaultKind::Io, "write output", error.to_string())
+}
+
+impl<D: Decoder> VideoSink<D> {
+    /// Opens the output.
+    pub(super) fn open(
+        (args, depth): (&RunArgs, u32),
+        shape: &Shape,
+        decoder: D,
+        source: Rank,
+        verifier: Verifier,
+        clean: Option<CleanFrames>,
+        bell: Bell,
+    ) -> StageResult<Self> {
+        let depth = depth as usize;
+        let output = args.output.as_deref().map(|target| {
+            let options = SinkOptions {
+                queue: QUEUE,
+                threads: io_threads(),
+            };
+            // As many as wait to be written, are written and are decoded into.
+            let count = QUEUE + 2 + 2 * io_threads() + depth;
+            let buffers = buffers(count, || decoder.memory())?;
+            let wake = move || bell.ring();
+            let opened = Output::open(target, shape.header(), options, buffers, wake);
+            opened.map_err(failed)
+        });
+        let output = output.transpose()?;
+        let idle = match output {
+            Some(_) => Vec::new(),
+            None => buffers(depth, || decoder.memory())?,
+        };
+        Ok(Self {
+            decoder,
+            shape: shape.clone(),
+            output,
+            idle,
+            max_frames: args.frames_per_chunk,
+            source,
+            verifier,
+            clean,
+            has_frames: false,
+        })
+    }
+
+    /// Gives the frames of a decode that is done to the output.
+    fn conclude(&mut self, mut taking: Taking<D>) -> StageResult<Progress<Taken, Taking<D>>> {
+        let Progress::Done(frames) = taking.work else {
+            return Ok(Progress::UnderWay(taking));
+        };
+        let (verifier, digester) = (&self.verifier, self.decoder.digester());
+        let seal = match taking.check.take() {
+            Some(check) if !verifier.is_there(digester, &check)? => {
+                (taking.check, taking.work) = (Some(check), Progress::Done(frames));
+                return Ok(Progress::UnderWay(taking));
+            }
+            Some(check) => Some(verifier.conclude(digester, check)?),
+            None => None,
+        };
+        let (index, first) = (taking.index, taking.first_frame);
+        let clean = self.clean.as_mut();
+        let after = clean.map(|clean| clean.compare(&self.shape, index, first, &frames.bytes));
+        let mut seals = taking.seals;
+        seals.extend(seal);
+        let note = ToSource {
+            after: after.transpose()?,
+            seals,
+        };
+        match &mut self.output {
+            Some(output) => output.push(frames.bytes, taking.params).map_err(failed)?,
+            None => self.idle.push(frames.bytes),
+        }
+        self.has_frames = true;
+        Ok(Progress::Done(Taken {
+            calls: 1,
+            start_frame: first,
+            seal,
+            worked: frames.worked,
+            note: note.encode()?,
+        }))
+    }
+}
+
+impl<D: Decoder> Sink<D::Rx> for VideoSink<D> {
+    type Plan = VideoPlan;
+    type Kept = Taking<D>;
+
+    fn is_ready(&mut self, under_way: usize) -> StageResult<bool> {
+        let output = self.output.as_ref();
+        Ok(output.is_none_or(|output| output.has_room_beside(under_way)))
+    }
+
+    fn take(
+        &mut self,
+        chunk: Chunk<'_, VideoPlan>,
+        input: Option<&D::Rx>,
+    ) -> StageResult<Progress<Taken, Taking<D>>> {
+        let (message, index) = (chunk.message, chunk.place.chunk);
+        let plan = message.plan().parts();
+        let said = ToSink::decode(message.note(), self.max_frames, self.source)?;
+        let digester = self.decoder.digester();
+        let mut check = self.verifier.begin(digester, chunk, input)?;
+        let mut frames = match &self.output {
+            Some(output) => output.buffer(),
+            None => self.idle.pop().unwrap_or_default(),
+        };
+        frames.resize(said.frames as usize * self.shape.header().frame_bytes());
+        let tensors = message.tensors().unsealed();
+        let work = self.decoder.decode(frames, plan, &tensors, input)?;
+        let mut seals = Vec::new();
+        if let Some(check) = &mut check {
+            let digester = self.decoder.digester();
+            self.verifier.end(digester, check, input, None)?;
+            let reports = message.trail().reports().iter();
+            seals = reports
+                .map(|report| report.seal.unwrap_or_default())
+                .collect();
+        }
+        self.conclude(Taking {
+            work,
+            index,
+            first_frame: plan.current_start_frame,
+            params: said.params,
+            check,
+            seals,
+        })
+    }
+
+    fn poll(&mut self, mut oldest: Taking<D>) -> StageResult<Progress<Taken, Taking<D>>> {
+        if let Progress::UnderWay(work) = oldest.work {
+            oldest.work = self.decoder.poll_decoded(work)?;
+        }
+        self.conclude(oldest)
+    }
+
+    fn finish(&mut self) -> StageResult<()> {
+        // A run that was interrupted before its first chunk leaves no file.
+        let Some(output) = self.output.take().filter(|_| self.has_frames) else {
+            return Ok(());
+        };
+        output.commit().map(|_| ()).map_err(failed)
+    }
+
+    fn queued(&self) -> u32 {
+        self.output.as_ref().map_or(0, Output::queued) as u32
+    }
+}

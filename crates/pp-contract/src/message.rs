@@ -1,0 +1,187 @@
+//! The message: a chunk on its way from stage to stage, and from the sink back to the source.
+
+use serde::{Deserialize, Serialize};
+
+use crate::bounded::List;
+use crate::codec::{self, BodyError};
+use crate::manifest::{Manifest, WireManifest};
+use crate::pipeline::{Pipeline, StageSpec};
+use crate::plan::{Plan, PlanError};
+use crate::trail::{StageReport, Trail};
+
+/// Most bytes of a note.
+pub const MAX_NOTE_BYTES: usize = 4096;
+
+/// A chunk on its way: what is to be done, the tensors that a stage made, and what the stages so far say.
+///
+/// Plan and tensors agree: the only ways in are [`Message::new`], [`Message::hand_on`] and decoding, which checks the
+/// same and the trail. The tensors may be sealed ([`Manifest::sealed`]): then the payload carries their digests.
+///
+/// A message of known tensors is made and handed on without an allocation, but for the place of a new report in the
+/// trail.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Message<P: Plan> {
+    plan: P,
+    tensors: Manifest,
+    trail: Trail,
+    note: List<u8, MAX_NOTE_BYTES>,
+    is_stale: bool,
+}
+
+impl<P: Plan> Message<P> {
+    /// What the source sends: the plan, and the tensors that it made.
+    ///
+    /// # Errors
+    /// What [`Plan::check`] says.
+    pub fn new(plan: P, source: &StageSpec, tensors: Manifest) -> Result<Self, PlanError> {
+        check(&plan, source, &tensors)?;
+        Ok(Self {
+            plan,
+            tensors,
+            trail: Trail::default(),
+            note: List::default(),
+            is_stale: false,
+        })
+    }
+
+    /// Adds what the source tells the sink of this chunk; the stages between hand it on as it is.
+    ///
+    /// # Errors
+    /// [`PlanError::Field`]: it is longer than [`MAX_NOTE_BYTES`].
+    pub fn with_note(mut self, note: Vec<u8>) -> Result<Self, PlanError> {
+        let len = note.len();
+        let rule = || PlanError::field("note", len, format!("at most {MAX_NOTE_BYTES} bytes"));
+        self.note = List::new(note).map_err(|_| rule())?;
+        Ok(self)
+    }
+
+    /// What stage `at` hands on: the tensors that it made, and its report. A stale message stays as it is.
+    ///
+    /// # Errors
+    /// What [`Plan::check`] says of the tensors.
+    ///
+    /// # Panics
+    /// If `at` is the source, or a stage before it has not reported. A message that was decoded for the stage before
+    /// `at` has these reports.
+    pub fn hand_on(
+        mut self,
+        pipeline: &Pipeline,
+        at: usize,
+        tensors: Manifest,
+        report: &StageReport,
+    ) -> Result<Self, PlanError> {
+        if self.is_stale {
+            return Ok(self);
+        }
+        check(&self.plan, &pipeline.stages()[at], &tensors)?;
+        self.tensors = tensors;
+        self.trail.add(at, report);
+        Ok(self)
+    }
+
+    /// What the sink sends to the source: no tensors are left, and the note is what it tells the source. A stale message
+    /// stays as it is.
+    ///
+    /// # Errors
+    /// [`PlanError::Field`]: the note is longer than [`MAX_NOTE_BYTES`].
+    ///
+    /// # Panics
+    /// If a stage before the sink has not reported, as in [`Message::hand_on`].
+    pub fn accepted(
+        mut self,
+        sink: usize,
+        report: &StageReport,
+        note: Vec<u8>,
+    ) -> Result<Self, PlanError> {
+        if self.is_stale {
+            return Ok(self);
+        }
+        self.tensors = Manifest::empty();
+        self.trail.add(sink, report);
+        self.with_note(note)
+    }
+
+    /// The message of a chunk that a hard cut overtook: it goes on to the sink without tensors and reports, and no stage
+    /// works on it. It goes all laps of a ring, so that no chunk passes another.
+    #[must_use]
+    pub fn overtaken(mut self) -> Self {
+        self.tensors = Manifest::empty();
+        self.trail = Trail::default();
+        self.is_stale = true;
+        self
+    }
+
+    /// What is to be done.
+    #[must_use]
+    pub const fn plan(&self) -> &P {
+        &self.plan
+    }
+
+    /// The tensors of the payload that goes with it.
+    #[must_use]
+    pub const fn tensors(&self) -> &Manifest {
+        &self.tensors
+    }
+
+    /// What the stages so far say.
+    #[must_use]
+    pub const fn trail(&self) -> &Trail {
+        &self.trail
+    }
+
+    /// What the source tells the sink.
+    #[must_use]
+    pub fn note(&self) -> &[u8] {
+        &self.note
+    }
+
+    /// Whether a hard cut overtook the chunk.
+    #[must_use]
+    pub const fn is_stale(&self) -> bool {
+        self.is_stale
+    }
+
+    pub(crate) fn to_body(&self) -> impl Serialize {
+        (
+            self.plan.parts(),
+            &self.tensors,
+            &self.trail,
+            &*self.note,
+            self.is_stale,
+        )
+    }
+
+    /// Decodes the message that stage `maker` sent for this lap. From the sink it is an acceptance.
+    pub(crate) fn from_body(
+        body: &[u8],
+        pipeline: &Pipeline,
+        (maker, lap): (usize, u16),
+    ) -> Result<Self, BodyError> {
+        #[derive(Deserialize)]
+        struct Body<T>(T, WireManifest, Trail, List<u8, MAX_NOTE_BYTES>, bool);
+
+        let Body(parts, tensors, trail, note, is_stale) =
+            codec::decode::<Body<P::Parts>>("a message", body)?;
+        let message = Self {
+            plan: P::from_parts(parts)?,
+            tensors: tensors.try_into()?,
+            trail,
+            note,
+            is_stale,
+        };
+        let is_acceptance = maker + 1 == pipeline.stages().len();
+        if is_stale || is_acceptance {
+            message.tensors.expect_tensors(&[])?;
+        } else {
+            check(&message.plan, &pipeline.stages()[maker], &message.tensors)?;
+        }
+        let (trail, plan) = (&message.trail, &message.plan);
+        trail.check(plan, is_stale, pipeline, (maker, lap))?;
+        Ok(message)
+    }
+}
+
+/// A plan knows nothing of seals.
+fn check<P: Plan>(plan: &P, maker: &StageSpec, tensors: &Manifest) -> Result<(), PlanError> {
+    plan.check(maker, &tensors.unsealed())
+}

@@ -1,0 +1,257 @@
+//! The shape of a pipeline: which stages there are, in which order, and on which ranks each stands.
+//!
+//! *Hazard.* A shape that only the code knows cannot be compared, so ranks with different shapes wait for each other.
+//! *Guarantee.* A [`Pipeline`] is one text. All edges, groups and parts follow from it, and two pipelines are equal
+//! exactly if their canonical texts are.
+//!
+//! ```
+//! use pp_contract::{Pipeline, Rank};
+//!
+//! let pipeline: Pipeline = "encode@0,denoise@1,denoise@2,decode@0".parse()?;
+//! assert_eq!(pipeline.to_string(), "encode@0 -> denoise@1 -> denoise@2 -> decode@0");
+//! assert_eq!(pipeline.world_size().get(), 3);
+//! let denoise = &pipeline.stages()[1];
+//! assert_eq!((denoise.part, denoise.parts, denoise.leader()), (0, 2, Rank::new(1)));
+//! # Ok::<(), pp_contract::PipelineError>(())
+//! ```
+//!
+//! # Notation
+//!
+//! | text | meaning |
+//! |---|---|
+//! | `encode@0` | a stage and its rank; a name is `[a-z][a-z0-9_]*`, of at most 32 bytes |
+//! | `a@0 -> b@1`, `a@0,b@1` | the output of `a` is the input of `b` |
+//! | `b@1 -> b@2` | two parts of one stage, counted in the order of the text |
+//! | `b@1+2` | a group: ranks 1 and 2 run the stage together, and rank 1 leads |
+//! | `(b@1 -> c@2)*steps` | a ring: each chunk goes through it once for each denoising step of its plan |
+//! | `(b@1 -> c@2)*4` | a ring with a fixed number of laps, 1 to 65535 |
+//!
+//! The first stage is the source: it stands on rank 0. The last stage is the sink. Each of the two stands once, on one
+//! rank, and in no ring. All ranks from 0 to the largest have a stage. Rings do not nest, and hold no group.
+
+mod parse;
+
+use core::fmt;
+
+use crate::bounded::Text;
+use crate::digest::digest;
+use crate::ids::{Rank, WorldSize};
+
+/// Most stages of a pipeline, each part counted.
+pub const MAX_STAGES: usize = 64;
+/// Most ranks of a pipeline.
+pub const MAX_RANKS: u32 = 64;
+
+/// Why a text is no pipeline: where, what, and the remedy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("pipeline, character {position}: {problem}")]
+pub struct PipelineError {
+    /// The character at fault, counted from 1.
+    pub position: usize,
+    /// What is wrong with it, and what to write instead.
+    pub problem: String,
+}
+
+/// One stage of a pipeline, or one part of a stage that stands in it several times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StageSpec {
+    /// The name of the stage.
+    pub name: Text<32>,
+    /// Which part of the stage this is, from 0.
+    pub part: usize,
+    /// How many parts the stage has; 1 for a stage that stands once.
+    pub parts: usize,
+    /// The ranks that run it together, the leader first; never empty.
+    pub ranks: Vec<Rank>,
+}
+
+impl StageSpec {
+    /// The rank that takes and hands on the payload.
+    #[must_use]
+    pub fn leader(&self) -> Rank {
+        self.ranks[0]
+    }
+}
+
+/// How often a chunk goes through a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Laps {
+    /// Once for each denoising step of its plan.
+    Steps,
+    /// So many times, at least once.
+    Fixed(u16),
+}
+
+/// Stages that a chunk goes through more than once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ring {
+    /// Its first stage.
+    pub first: usize,
+    /// Its last stage.
+    pub last: usize,
+    /// How often a chunk goes through it.
+    pub laps: Laps,
+}
+
+/// What an edge carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EdgeKind {
+    /// The output of a stage to the next one.
+    Onward,
+    /// The output of the last stage of a ring, back to the first.
+    Lap,
+    /// Plan and manifest from the leader of a group to another member; no payload.
+    Follow,
+    /// The sink's acceptance of a chunk, to the source; no payload.
+    Accept,
+}
+
+/// A directed edge between two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EdgeSpec {
+    /// What it carries.
+    pub kind: EdgeKind,
+    /// The stage at its start, by its place in [`Pipeline::stages`].
+    pub from: usize,
+    /// The stage at its end.
+    pub to: usize,
+    /// The rank that sends.
+    pub source: Rank,
+    /// The rank that receives.
+    pub target: Rank,
+}
+
+/// Stages on ranks. Made from a text, and printed as one: see the [notation](self).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pipeline {
+    stages: Vec<StageSpec>,
+    rings: Vec<Ring>,
+}
+
+impl Pipeline {
+    /// All stages, the source first and the sink last.
+    #[must_use]
+    pub fn stages(&self) -> &[StageSpec] {
+        &self.stages
+    }
+
+    /// All rings, in the order of the text.
+    #[must_use]
+    pub fn rings(&self) -> &[Ring] {
+        &self.rings
+    }
+
+    /// The number of ranks.
+    #[must_use]
+    pub fn world_size(&self) -> WorldSize {
+        let ranks = self.stages.iter().flat_map(|stage| &stage.ranks);
+        let last = ranks.max().copied().unwrap_or(Rank::new(0));
+        WorldSize::new(last.get() + 1).unwrap_or_else(|_| unreachable!("one more than a number"))
+    }
+
+    /// The rank of the sink.
+    #[must_use]
+    pub fn sink(&self) -> Rank {
+        self.stages[self.stages.len() - 1].leader()
+    }
+
+    /// The stages that `rank` runs, alone or as a member of a group, in the order of the pipeline.
+    pub fn stages_at(&self, rank: Rank) -> impl Iterator<Item = (usize, &StageSpec)> {
+        let stages = self.stages.iter().enumerate();
+        stages.filter(move |(_, stage)| stage.ranks.contains(&rank))
+    }
+
+    /// The ring that stage `at` stands in.
+    #[must_use]
+    pub fn ring_at(&self, at: usize) -> Option<&Ring> {
+        let mut rings = self.rings.iter();
+        rings.find(|ring| (ring.first..=ring.last).contains(&at))
+    }
+
+    /// The stages that follow stage `at`: the next one, and behind a ring's last stage the ring's first.
+    pub fn next(&self, at: usize) -> impl Iterator<Item = (EdgeKind, usize)> {
+        let onward = (at + 1 < self.stages.len()).then_some((EdgeKind::Onward, at + 1));
+        let ring = self.rings.iter().find(move |ring| ring.last == at);
+        onward
+            .into_iter()
+            .chain(ring.map(|ring| (EdgeKind::Lap, ring.first)))
+    }
+
+    /// All edges between different ranks. Stages of one rank hand their slots on, so they need none.
+    pub fn edges(&self) -> impl Iterator<Item = EdgeSpec> {
+        let last = self.stages.len() - 1;
+        let payloads =
+            (0..=last).flat_map(|from| self.next(from).map(move |(kind, to)| (kind, from, to)));
+        let payloads = payloads.map(|(kind, from, to)| {
+            (
+                kind,
+                from,
+                to,
+                self.stages[from].leader(),
+                self.stages[to].leader(),
+            )
+        });
+        let followers = (0..=last).flat_map(|at| {
+            let stage = &self.stages[at];
+            let members = stage.ranks[1..].iter();
+            members.map(move |member| (EdgeKind::Follow, at, at, stage.leader(), *member))
+        });
+        let accept = (EdgeKind::Accept, last, 0, self.sink(), Rank::new(0));
+        let all = payloads.chain(followers).chain([accept]);
+        all.filter(|(.., source, target)| source != target).map(
+            |(kind, from, to, source, target)| EdgeSpec {
+                kind,
+                from,
+                to,
+                source,
+                target,
+            },
+        )
+    }
+
+    /// The number of chunks that keep every rank busy: two, and one more for each edge with a payload.
+    #[must_use]
+    pub fn default_depth(&self) -> u32 {
+        let is_payload = |edge: &EdgeSpec| matches!(edge.kind, EdgeKind::Onward | EdgeKind::Lap);
+        2 + self.edges().filter(is_payload).count() as u32
+    }
+
+    /// The digest of the canonical text, which all ranks compare.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        digest(self.to_string().as_bytes())
+    }
+}
+
+/// The canonical text: `parse` of it is the same pipeline.
+impl fmt::Display for Pipeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, stage) in self.stages.iter().enumerate() {
+            if at > 0 {
+                f.write_str(" -> ")?;
+            }
+            if self.rings.iter().any(|ring| ring.first == at) {
+                f.write_str("(")?;
+            }
+            write!(f, "{}@", stage.name)?;
+            for (n, rank) in stage.ranks.iter().enumerate() {
+                let plus = if n > 0 { "+" } else { "" };
+                write!(f, "{plus}{rank}")?;
+            }
+            match self
+                .rings
+                .iter()
+                .find(|ring| ring.last == at)
+                .map(|ring| ring.laps)
+            {
+                None => {}
+                Some(Laps::Steps) => f.write_str(")*steps")?,
+                Some(Laps::Fixed(laps)) => write!(f, ")*{laps}")?,
+            }
+        }
+        Ok(())
+    }
+}

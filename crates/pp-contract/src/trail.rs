@@ -1,0 +1,184 @@
+//! The trail of a chunk: what each stage that worked on it says of its work.
+//!
+//! *Hazard.* A stage that skips a step, or works on another chunk than the plan says, makes an output that looks right.
+//! *Guarantee.* Each stage reports the calls that it made and the first frame that it saw. Every rank compares the
+//! reports of a message with the plan before it posts a receive for the payload.
+
+use serde::{Deserialize, Serialize};
+
+use crate::bounded::List;
+use crate::ids::Rank;
+use crate::pipeline::{MAX_STAGES, Pipeline, StageSpec};
+use crate::plan::Plan;
+use crate::seal::Seal;
+
+/// What a stage says of its work on a chunk. In a ring the laps are summed, and the seal is that of the last one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageReport {
+    /// The calls that it made.
+    pub calls: u32,
+    /// The first frame of the chunk, as it saw it.
+    pub start_frame: u64,
+    /// How long it worked, in microseconds. Durations were measured where the work was done, so no clocks need agree.
+    pub work_us: u64,
+    /// How long it had waited for the chunk, in microseconds.
+    pub idle_us: u64,
+    /// What is said of tensors that carry digests; none where they do not.
+    pub seal: Option<Seal>,
+}
+
+impl StageReport {
+    /// Whether this is what the plan asks of the stage in so many laps.
+    ///
+    /// # Errors
+    /// [`TrailError::Calls`], [`TrailError::StartFrame`].
+    pub fn check<P: Plan>(&self, plan: &P, stage: &StageSpec, laps: u32) -> Result<(), TrailError> {
+        let (name, rank) = (|| stage.name.to_string(), stage.leader());
+        let planned = plan.calls(stage).saturating_mul(laps);
+        if self.calls != planned {
+            return Err(TrailError::Calls {
+                stage: name(),
+                rank,
+                planned,
+                observed: self.calls,
+            });
+        }
+        if self.start_frame != plan.start_frame() {
+            return Err(TrailError::StartFrame {
+                stage: name(),
+                rank,
+                expected: plan.start_frame(),
+                got: self.start_frame,
+            });
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, lap: &Self) {
+        self.calls = self.calls.saturating_add(lap.calls);
+        self.work_us = self.work_us.saturating_add(lap.work_us);
+        self.idle_us = self.idle_us.saturating_add(lap.idle_us);
+        self.start_frame = lap.start_frame;
+        self.seal = lap.seal;
+    }
+}
+
+/// Why a trail is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrailError {
+    /// It is in a lap that its ring does not have.
+    #[error("it is in lap {got} of {laps}, counted from 0")]
+    Lap {
+        /// The lap, from 0.
+        got: u16,
+        /// How many laps there are; 1 outside of a ring.
+        laps: u16,
+    },
+    /// A stage is missing, or has not run yet.
+    #[error("it has the reports of {got} stages, and {expected} were due")]
+    Length {
+        /// As the pipeline says.
+        expected: usize,
+        /// As the message says.
+        got: usize,
+    },
+    /// A stage made another number of calls than planned.
+    #[error("{stage} on rank {rank} made {observed} calls, {planned} were planned")]
+    Calls {
+        /// The stage.
+        stage: String,
+        /// The rank that runs it.
+        rank: Rank,
+        /// As planned.
+        planned: u32,
+        /// As made.
+        observed: u32,
+    },
+    /// A stage saw another chunk.
+    #[error("{stage} on rank {rank} saw frame {got} first, the plan says {expected}")]
+    StartFrame {
+        /// The stage.
+        stage: String,
+        /// The rank that runs it.
+        rank: Rank,
+        /// As the plan says.
+        expected: u64,
+        /// As the stage says.
+        got: u64,
+    },
+}
+
+/// The reports of the stages behind the source, in the order of the pipeline. The source makes none: its rank knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Trail(List<StageReport, MAX_STAGES>);
+
+impl Trail {
+    /// The reports: that of stage 1 first.
+    #[must_use]
+    pub fn reports(&self) -> &[StageReport] {
+        &self.0
+    }
+
+    /// The report of a stage, by its place in the pipeline.
+    #[must_use]
+    pub fn report(&self, stage: usize) -> Option<&StageReport> {
+        self.0.get(stage.checked_sub(1)?)
+    }
+
+    /// Adds the report of a stage: a new one, or one lap more.
+    ///
+    /// # Panics
+    /// If a stage before it has not reported, or it is the source.
+    pub(crate) fn add(&mut self, stage: usize, report: &StageReport) {
+        let at = stage.checked_sub(1).expect("the source makes no report");
+        match self.0.get_mut(at) {
+            Some(known) => known.add(report),
+            None => {
+                assert_eq!(self.0.len(), at, "stages report in their order");
+                let added = self.0.push(*report);
+                added.expect("a pipeline has no more stages");
+            }
+        }
+    }
+
+    /// Whether this is the trail of a chunk that stage `maker` hands on, and that the next stage works on in this lap.
+    /// That of a stale chunk is empty.
+    pub(crate) fn check<P: Plan>(
+        &self,
+        plan: &P,
+        is_stale: bool,
+        pipeline: &Pipeline,
+        (maker, lap): (usize, u16),
+    ) -> Result<(), TrailError> {
+        let laps = pipeline.laps_of(maker, plan);
+        if lap >= laps {
+            return Err(TrailError::Lap { got: lap, laps });
+        }
+        // From the last stage of a ring, lap 0 is that of a stage behind it: then the ring is done.
+        let ring = pipeline.ring_at(maker);
+        let open = ring.filter(|ring| maker < ring.last || lap > 0);
+        let expected = match open {
+            _ if is_stale => 0,
+            Some(ring) if lap > 0 => ring.last,
+            _ => maker,
+        };
+        let got = self.0.len();
+        if got != expected {
+            return Err(TrailError::Length { expected, got });
+        }
+        for (stage, report) in (1..).zip(&*self.0) {
+            let spec = &pipeline.stages()[stage];
+            let laps = match open {
+                Some(ring) if stage >= ring.first => {
+                    let has_this_one = stage <= maker && maker < ring.last;
+                    u32::from(lap) + u32::from(has_this_one)
+                }
+                _ => pipeline.laps_of(stage, plan).into(),
+            };
+            report.check(plan, spec, laps)?;
+        }
+        Ok(())
+    }
+}

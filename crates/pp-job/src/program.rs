@@ -1,0 +1,250 @@
+//! What a program brings: its stages by name, and what happens at the end.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use pp_contract::{Pipeline, StageSpec};
+use pp_runtime::driver::{BoxedStage, Summary};
+use pp_runtime::report::{Measures, View, default_warm_up, write_chrome_trace, write_json};
+use pp_runtime::stage::{Sink, Source, Stage};
+use pp_transport::bell::Bell;
+use pp_transport::edge::Edges;
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::output::{OutputError, write_file};
+
+/// What rank 0 found when it opened the source.
+#[derive(Debug)]
+pub struct Opened<S, T> {
+    /// The source.
+    pub source: S,
+    /// How many earlier chunks a stage must know before it can begin with a chunk. If the job may restart, their
+    /// payloads stay in slots behind the source.
+    pub context_chunks: u32,
+    /// How often a chunk goes through a ring that is walked once for each step.
+    pub steps: u16,
+    /// What the stages must know of the input before they are opened. Each rank is told.
+    pub shape: T,
+}
+
+impl<S> Opened<S, ()> {
+    /// A source whose stages must know nothing ahead, and no chunk before the one that they begin with.
+    pub fn new(source: S) -> Self {
+        Self {
+            source,
+            context_chunks: 0,
+            steps: 1,
+            shape: (),
+        }
+    }
+}
+
+type OpenSource<'p, S, T> = Box<dyn FnOnce(Bell) -> Result<Opened<S, T>, Error> + 'p>;
+type OpenStage<'p, B, P, T> =
+    Box<dyn FnMut(&StageSpec, &T, &Bell) -> Result<StageOf<'p, B, P>, Error> + 'p>;
+/// A stage behind the source, by its name.
+type Named<'p, B, P, T> = (String, OpenStage<'p, B, P, T>);
+type SlotBytes<'p, T> = Box<dyn Fn(&StageSpec, &T) -> u64 + 'p>;
+type Finish<'p, S> = Box<dyn FnOnce(S, Finished) -> Result<(), Error> + 'p>;
+
+/// A stage of any type, for the leases of a backend.
+pub(crate) type StageOf<'p, B, P> = BoxedStage<'p, <B as Edges>::Tx, <B as Edges>::Rx, P>;
+
+/// The stages of a program by name, and what it does at the end. Each closure is called on the ranks where its stage
+/// stands, and on no other: no rank opens the files or loads the weights of another.
+///
+/// `B` makes the edges, `S` is the source, and `T` is what the source says of its input.
+pub struct Program<'p, B: Edges, S: Source<B::Tx>, T> {
+    first: String,
+    pub(crate) source: OpenSource<'p, S, T>,
+    pub(crate) slot_bytes: SlotBytes<'p, T>,
+    stages: Vec<Named<'p, B, S::Plan, T>>,
+    last: String,
+    pub(crate) finish: Finish<'p, S>,
+}
+
+impl<'p, B, S, T> Program<'p, B, S, T>
+where
+    B: Edges,
+    S: Source<B::Tx>,
+    S::Plan: 'p,
+{
+    /// A program whose pipelines begin with this source. `open` is called once, on rank 0. Another thread rings the bell
+    /// when a source that had nothing has a chunk.
+    pub fn new(source: &str, open: impl FnOnce(Bell) -> Result<Opened<S, T>, Error> + 'p) -> Self {
+        Self {
+            first: source.to_owned(),
+            source: Box::new(open),
+            slot_bytes: Box::new(|_, _| 0),
+            stages: Vec::new(),
+            last: String::new(),
+            finish: Box::new(|_, _| Ok(())),
+        }
+    }
+
+    /// The bytes of the largest payload that a stage makes; without this there are no payloads.
+    #[must_use]
+    pub fn payloads(mut self, bytes: impl Fn(&StageSpec, &T) -> u64 + 'p) -> Self {
+        self.slot_bytes = Box::new(bytes);
+        self
+    }
+
+    /// A stage. `open` is called once for each part of it that stands on this rank.
+    #[must_use]
+    pub fn stage<K>(
+        mut self,
+        name: &str,
+        mut open: impl FnMut(&StageSpec, &T) -> Result<K, Error> + 'p,
+    ) -> Self
+    where
+        K: Stage<B::Tx, B::Rx, Plan = S::Plan, Kept: 'p> + 'p,
+    {
+        let open =
+            move |part: &StageSpec, shape: &T, _: &Bell| open(part, shape).map(BoxedStage::new);
+        self.stages.push((name.to_owned(), Box::new(open)));
+        self
+    }
+
+    /// The sink. `open` is called once, on its rank. Another thread rings the bell when a sink that was not ready is.
+    #[must_use]
+    pub fn sink<K>(
+        mut self,
+        name: &str,
+        open: impl FnOnce(&T, Bell) -> Result<K, Error> + 'p,
+    ) -> Self
+    where
+        K: Sink<B::Rx, Plan = S::Plan, Kept: 'p> + 'p,
+    {
+        let mut open = Some(open);
+        let open = move |_: &StageSpec, shape: &T, bell: &Bell| {
+            let open = open.take().expect("a pipeline has one sink");
+            open(shape, bell.clone()).map(BoxedStage::sink)
+        };
+        self.last = name.to_owned();
+        self.stages.push((name.to_owned(), Box::new(open)));
+        self
+    }
+
+    /// What rank 0 does when everything was taken and stored: it stores and prints the results.
+    #[must_use]
+    pub fn finish(mut self, act: impl FnOnce(S, Finished) -> Result<(), Error> + 'p) -> Self {
+        self.finish = Box::new(act);
+        self
+    }
+
+    /// Whether this program can run the pipeline. Call it before [`crate::Job::run`], so that a wrong pipeline is refused
+    /// before any rank is started.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] names the stage that does not exist, or stands in the wrong place.
+    pub fn check(&self, pipeline: &Pipeline) -> Result<(), Error> {
+        let stages = pipeline.stages();
+        let (first, last) = (&stages[0], &stages[stages.len() - 1]);
+        let refuse = |what: String| Err(Error::Usage(format!("pipeline {pipeline}: {what}")));
+        if *first.name != *self.first {
+            let (has, wanted) = (&first.name, &self.first);
+            return refuse(format!("it begins with {has}; the source is {wanted}"));
+        }
+        if *last.name != *self.last {
+            let (has, wanted) = (&last.name, &self.last);
+            return refuse(format!("it ends with {has}; the sink is {wanted}"));
+        }
+        for stage in &stages[1..stages.len() - 1] {
+            let mut between = self.stages.iter().filter(|(name, _)| *name != self.last);
+            if !between.any(|(name, _)| **name == *stage.name) {
+                let all = self.stages.iter().filter(|(name, _)| *name != self.last);
+                let all: Vec<&str> = all.map(|(name, _)| name.as_str()).collect();
+                let (name, all) = (&stage.name, all.join(", "));
+                return refuse(format!(
+                    "there is no stage {name} between source and sink; there is {all}"
+                ));
+            }
+        }
+        if let Some(group) = stages.iter().find(|stage| stage.ranks.len() > 1) {
+            let name = &group.name;
+            return refuse(format!(
+                "no stage of this program can be run by a group of ranks; give {name} one rank"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Opens a stage behind the source.
+    pub(crate) fn open(
+        &mut self,
+        stage: &StageSpec,
+        shape: &T,
+        bell: &Bell,
+    ) -> Result<StageOf<'p, B, S::Plan>, Error> {
+        let mut stages = self.stages.iter_mut();
+        let open = stages.find(|(name, _)| **name == *stage.name);
+        let (_, open) = open.expect("the pipeline was checked");
+        open(stage, shape, bell)
+    }
+}
+
+impl<B: Edges, S: Source<B::Tx>, T> fmt::Debug for Program<'_, B, S, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.stages.iter().map(|(name, _)| &**name).collect();
+        let mut program = f.debug_struct("Program");
+        program.field("source", &self.first);
+        program.field("stages", &names).finish()
+    }
+}
+
+/// A job that came to its end, as rank 0 knows it.
+#[derive(Debug)]
+pub struct Finished {
+    /// The pipeline that was run.
+    pub pipeline: Pipeline,
+    /// What the driver counted and recorded.
+    pub summary: Summary,
+    /// How often a rank was started again.
+    pub restarts: u32,
+    /// From the first connection to the end.
+    pub wall: Duration,
+    /// The signal that ended the run before the end of its input.
+    pub interrupted: Option<u8>,
+}
+impl Finished {
+    /// Writes the report as JSON: the run (`restarts`, `wall_ms`, `interrupted_by`), its measures, and the record of each
+    /// chunk.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_report(&self, path: &Path) -> Result<(), OutputError> {
+        #[derive(Serialize)]
+        struct Run {
+            restarts: u32,
+            wall_ms: f64,
+            interrupted_by: Option<u8>,
+        }
+        let run = Run {
+            restarts: self.restarts,
+            wall_ms: self.wall.as_secs_f64() * 1e3,
+            interrupted_by: self.interrupted,
+        };
+        let Summary {
+            recorder, restarts, ..
+        } = &self.summary;
+        let warm_up = default_warm_up(recorder.totals().chunks);
+        let measures = Measures::of(recorder, warm_up, restarts);
+        write_file(path, |out| write_json(out, &run, &measures, recorder))
+    }
+
+    /// Writes the trace that Perfetto and `chrome://tracing` show.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_trace(&self, path: &Path) -> Result<(), OutputError> {
+        let view = View {
+            restarts: self.summary.restarts.clone(),
+            ..View::default()
+        };
+        write_file(path, |out| {
+            write_chrome_trace(out, &self.summary.recorder, &view)
+        })
+    }
+}

@@ -1,0 +1,59 @@
+//! What a supervisor is told, and what it is to do about it.
+
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use pp_contract::{Rank, WorldSize};
+
+use crate::reports::Reported;
+
+/// What holds for one job.
+#[derive(Clone, Debug)]
+pub(super) struct Terms {
+    pub(super) world: WorldSize,
+    /// How often a rank may be started again, over all ranks.
+    pub(super) restarts: u32,
+    /// The ranks that may be; rank 0 is not among them, whatever stands here.
+    pub(super) may_restart: Vec<Rank>,
+    /// How long rank 0 may take to say what it makes of the end of another rank.
+    pub(super) within: Duration,
+    /// Ranks give signs of life.
+    pub(super) watches: bool,
+}
+
+/// What has happened.
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    /// This process of a rank runs.
+    Started(Rank, u32),
+    /// The process of this rank that ran has ended.
+    Ended(Rank, Option<ExitStatus>),
+    Reported(Reported),
+    /// No report comes any more, and a rank still runs: something else wrote into the pipe.
+    ReportsOver,
+    /// A signal that asks for an end.
+    Signal(u8),
+    /// All ranks are to say what they do.
+    Asked,
+    /// Time has passed.
+    Tick,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Start(Rank),
+    /// End this process at once.
+    Kill(u32),
+    /// Pass a signal that asks for an end on to this process.
+    Pass(u32, u8),
+    /// Have this process say what it does.
+    Ask(u32),
+    /// Tell the user.
+    Say(String),
+    /// Tell the user that the job drains because of this signal.
+    SayDrain(u8),
+    Log(String),
+    /// A rank could not write its flight recording, because of this.
+    NotRecorded(String),
+}

@@ -1,0 +1,291 @@
+//! A group whose members are threads of this process: its collectives copy bytes from mailbox to mailbox.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use half::{bf16, f16};
+use pp_contract::DType;
+
+use crate::error::Failure;
+use crate::group::Collectives;
+
+/// Where the members of one call meet.
+#[derive(Debug, Default)]
+pub(super) struct Hall {
+    mail: Mutex<Mail>,
+    bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Mail {
+    /// From whom to whom.
+    boxes: HashMap<(u32, u32), VecDeque<Vec<u8>>>,
+    /// Members whose call has ended.
+    gone: Vec<u32>,
+}
+
+impl Hall {
+    fn mail(&self) -> MutexGuard<'_, Mail> {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One member. When it is dropped, members that wait for it get an error.
+#[derive(Debug)]
+pub(super) struct Member<'a> {
+    hall: &'a Hall,
+    member: u32,
+    members: u32,
+}
+
+impl<'a> Member<'a> {
+    pub(super) fn new(hall: &'a Hall, member: u32, members: u32) -> Self {
+        Member {
+            hall,
+            member,
+            members,
+        }
+    }
+
+    fn post(&self, to: u32, bytes: Vec<u8>) {
+        let mut mail = self.hall.mail();
+        (mail.boxes.entry((self.member, to)).or_default()).push_back(bytes);
+        self.hall.bell.notify_all();
+    }
+
+    fn take(&self, from: u32, bytes: usize) -> Result<Vec<u8>, Failure> {
+        let mut mail = self.hall.mail();
+        let found = loop {
+            let waiting = mail.boxes.get_mut(&(from, self.member));
+            if let Some(found) = waiting.and_then(VecDeque::pop_front) {
+                break found;
+            }
+            if from >= self.members || mail.gone.contains(&from) {
+                return Err(Failure::error(format!(
+                    "member {from} sends nothing more to member {}",
+                    self.member
+                )));
+            }
+            let woken = self.hall.bell.wait(mail);
+            mail = woken.unwrap_or_else(PoisonError::into_inner);
+        };
+        if found.len() != bytes {
+            return Err(Failure::invalid(format!(
+                "member {} takes {bytes} bytes, member {from} sent {}",
+                self.member,
+                found.len()
+            )));
+        }
+        Ok(found)
+    }
+
+    /// Where each part begins.
+    fn starts(bytes: &[u64]) -> impl Iterator<Item = usize> + '_ {
+        bytes.iter().scan(0, |end, bytes| {
+            let start = *end;
+            *end += *bytes as usize;
+            Some(start)
+        })
+    }
+}
+
+impl Drop for Member<'_> {
+    fn drop(&mut self) {
+        self.hall.mail().gone.push(self.member);
+        self.hall.bell.notify_all();
+    }
+}
+
+/// # Safety
+/// So many readable bytes.
+unsafe fn copied(from: *const u8, bytes: usize) -> Vec<u8> {
+    let mut copy = vec![0; bytes];
+    // SAFETY: the caller's duty.
+    unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), bytes) };
+    copy
+}
+
+/// # Safety
+/// As many writable bytes.
+unsafe fn put(to: *mut u8, bytes: &[u8]) {
+    // SAFETY: the caller's duty.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+}
+
+/// Adds element by element; floats of two bytes through f32.
+fn add(sum: &mut [u8], more: &[u8], dtype: DType) -> Result<(), Failure> {
+    macro_rules! add {
+        ($type:ty, $plus:expr) => {
+            for (a, b) in (sum.chunks_exact_mut(size_of::<$type>()))
+                .zip(more.chunks_exact(size_of::<$type>()))
+            {
+                let read = |bytes: &[u8]| {
+                    <$type>::from_le_bytes(bytes.try_into().expect("an element has its size"))
+                };
+                let total: $type = $plus(read(a), read(b));
+                a.copy_from_slice(&total.to_le_bytes());
+            }
+        };
+    }
+    match dtype {
+        DType::I32 => add!(i32, i32::wrapping_add),
+        DType::I64 => add!(i64, i64::wrapping_add),
+        DType::F32 => add!(f32, |a, b| a + b),
+        DType::Bf16 => add!(bf16, |a, b| a + b),
+        DType::F16 => add!(f16, |a, b| a + b),
+        other => {
+            return Err(Failure::unsupported(format!(
+                "sums of {other} are not made"
+            )));
+        }
+    }
+    Ok(())
+}
+
+impl Collectives for Member<'_> {
+    unsafe fn broadcast(&mut self, data: *mut u8, bytes: u64, root: u32) -> Result<(), Failure> {
+        if self.member == root {
+            // SAFETY: the caller's duty.
+            let bytes = unsafe { copied(data, bytes as usize) };
+            for to in (0..self.members).filter(|to| *to != root) {
+                self.post(to, bytes.clone());
+            }
+            return Ok(());
+        }
+        let found = self.take(root, bytes as usize)?;
+        // SAFETY: the caller's duty.
+        unsafe { put(data, &found) };
+        Ok(())
+    }
+
+    unsafe fn scatter(
+        &mut self,
+        from: *const u8,
+        bytes: &[u64],
+        to: *mut u8,
+        root: u32,
+    ) -> Result<(), Failure> {
+        if self.member == root {
+            for ((member, start), bytes) in (0..).zip(Self::starts(bytes)).zip(bytes) {
+                // SAFETY: the caller's duty.
+                self.post(member, unsafe { copied(from.add(start), *bytes as usize) });
+            }
+        }
+        let found = self.take(root, bytes[self.member as usize] as usize)?;
+        // SAFETY: the caller's duty.
+        unsafe { put(to, &found) };
+        Ok(())
+    }
+
+    unsafe fn gather(
+        &mut self,
+        from: *const u8,
+        bytes: &[u64],
+        to: *mut u8,
+        root: u32,
+    ) -> Result<(), Failure> {
+        // SAFETY: the caller's duty.
+        let own = unsafe { copied(from, bytes[self.member as usize] as usize) };
+        self.post(root, own);
+        if self.member == root {
+            for ((member, start), bytes) in (0..).zip(Self::starts(bytes)).zip(bytes) {
+                let found = self.take(member, *bytes as usize)?;
+                // SAFETY: the caller's duty.
+                unsafe { put(to.add(start), &found) };
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn all_reduce_sum(
+        &mut self,
+        data: *mut u8,
+        count: u64,
+        dtype: DType,
+    ) -> Result<(), Failure> {
+        let bytes = (count * dtype.size_bytes()) as usize;
+        // SAFETY: the caller's duty.
+        let mut sum = unsafe { copied(data, bytes) };
+        if self.member == 0 {
+            for member in 1..self.members {
+                add(&mut sum, &self.take(member, bytes)?, dtype)?;
+            }
+        } else {
+            self.post(0, sum.clone());
+        }
+        // SAFETY: the caller's duty, and the copy is another range.
+        unsafe {
+            put(data, &sum);
+            self.broadcast(data, bytes as u64, 0)
+        }
+    }
+
+    unsafe fn send(&mut self, from: *const u8, bytes: u64, to: u32) -> Result<(), Failure> {
+        // SAFETY: the caller's duty.
+        self.post(to, unsafe { copied(from, bytes as usize) });
+        Ok(())
+    }
+
+    unsafe fn receive(&mut self, to: *mut u8, bytes: u64, from: u32) -> Result<(), Failure> {
+        let found = self.take(from, bytes as usize)?;
+        // SAFETY: the caller's duty.
+        unsafe { put(to, &found) };
+        Ok(())
+    }
+
+    fn barrier(&mut self) -> Result<(), Failure> {
+        // SAFETY: there are no elements.
+        unsafe { self.all_reduce_sum([].as_mut_ptr(), 0, DType::I32) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs three members; gives what each returns.
+    fn three<T: Send>(call: impl Fn(u32, &mut Member<'_>) -> T + Sync) -> Vec<T> {
+        let hall = Hall::default();
+        let (hall, call) = (&hall, &call);
+        std::thread::scope(|scope| {
+            let members = (0..3)
+                .map(|at| scope.spawn(move || call(at, &mut Member::new(hall, at, 3))))
+                .collect::<Vec<_>>();
+            members.into_iter().map(|m| m.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn unequal_parts_go_out_and_come_back_and_sums_are_the_same_for_all() {
+        let found = three(|at, member| {
+            let (from, mut part, mut back) = ([1u8, 2, 3, 4, 5, 6], [0u8; 4], [0u8; 6]);
+            let mut sum = [at as f32 + 0.5, 1.0];
+            // SAFETY: all ranges are as long as the calls say.
+            unsafe {
+                member
+                    .scatter(from.as_ptr(), &[1, 4, 1], part.as_mut_ptr(), 1)
+                    .unwrap();
+                member
+                    .gather(part.as_ptr(), &[1, 4, 1], back.as_mut_ptr(), 2)
+                    .unwrap();
+                let data = sum.as_mut_ptr().cast();
+                member.all_reduce_sum(data, 2, DType::F32).unwrap();
+            }
+            member.barrier().unwrap();
+            (part, back, sum)
+        });
+        assert_eq!(found[0].0, [1, 0, 0, 0]);
+        assert_eq!(found[1].0, [2, 3, 4, 5]);
+        assert_eq!(found[2].1, [1, 2, 3, 4, 5, 6]);
+        assert!(found.iter().all(|(_, _, sum)| *sum == [4.5, 3.0]));
+    }
+
+    #[test]
+    fn a_member_that_leaves_leaves_nobody_waiting() {
+        let found = three(|at, member| match at {
+            0 => Ok(()),
+            _ => member.barrier(),
+        });
+        assert!(found[1].is_err() && found[2].is_err());
+    }
+}

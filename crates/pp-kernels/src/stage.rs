@@ -1,0 +1,319 @@
+//! What kernels say about themselves: their name and memory, their stages, and what the frames of a stage look like.
+
+use crate::abi;
+use crate::config::{Chroma, SessionConfig, read_text, write_text};
+
+/// What a stage takes and gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum StageKind {
+    /// Frames to tensors.
+    Source = abi::STAGE_SOURCE,
+    /// Tensors to tensors.
+    Middle = abi::STAGE_MIDDLE,
+    /// Tensors to frames.
+    Sink = abi::STAGE_SINK,
+}
+
+/// A stage of a set of kernels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StageInfo {
+    /// Its name in a pipeline: a to z, 0 to 9, `_` and `-`.
+    pub name: String,
+    /// What it takes and gives.
+    pub kind: StageKind,
+    /// Whether its passes can be cut into parts.
+    pub in_parts: bool,
+    /// Whether the members of a group can run it together.
+    pub in_group: bool,
+    /// Whether a chunk can come by several times.
+    pub in_ring: bool,
+}
+
+impl StageInfo {
+    /// A stage that runs whole, alone and once.
+    #[must_use]
+    pub fn new(name: &str, kind: StageKind) -> StageInfo {
+        StageInfo {
+            name: name.into(),
+            kind,
+            in_parts: false,
+            in_group: false,
+            in_ring: false,
+        }
+    }
+
+    pub(crate) const EMPTY: abi::Stage = abi::Stage {
+        name: [0; 48],
+        kind: 0,
+        flags: 0,
+    };
+
+    pub(crate) fn to_abi(&self) -> abi::Stage {
+        let flags = [
+            (self.in_parts, abi::STAGE_PARTS),
+            (self.in_group, abi::STAGE_GROUP),
+            (self.in_ring, abi::STAGE_RING),
+        ];
+        let mut raw = Self::EMPTY;
+        write_text(&mut raw.name, &self.name);
+        raw.kind = self.kind as u32;
+        raw.flags = (flags.iter()).fold(0, |bits, (is, flag)| if *is { bits | flag } else { bits });
+        raw
+    }
+
+    fn from_abi(raw: &abi::Stage) -> Result<StageInfo, String> {
+        let name =
+            read_text(&raw.name).ok_or("a stage's name is not a text that ends with a NUL")?;
+        let is_plain = |c: char| matches!(c, 'a'..='z' | '0'..='9' | '_' | '-');
+        if name.is_empty() || !name.chars().all(is_plain) {
+            return Err(format!(
+                "the stage name {name:?} is not of a to z, 0 to 9, _ and -"
+            ));
+        }
+        let kinds = [StageKind::Source, StageKind::Middle, StageKind::Sink];
+        let kind = (kinds.into_iter().find(|kind| *kind as u32 == raw.kind))
+            .ok_or_else(|| format!("the stage {name} is of the unknown kind {}", raw.kind))?;
+        let known = abi::STAGE_PARTS | abi::STAGE_GROUP | abi::STAGE_RING;
+        let allowed = match kind {
+            StageKind::Middle => known,
+            _ => 0,
+        };
+        if raw.flags & !allowed != 0 {
+            return Err(format!(
+                "the stage {name} has the flags {:#x}, of which its kind allows {allowed:#x}",
+                raw.flags
+            ));
+        }
+        Ok(StageInfo {
+            name: name.into(),
+            kind,
+            in_parts: raw.flags & abi::STAGE_PARTS != 0,
+            in_group: raw.flags & abi::STAGE_GROUP != 0,
+            in_ring: raw.flags & abi::STAGE_RING != 0,
+        })
+    }
+
+    /// The stages of a set: a source, middle stages, a sink, each with a name of its own.
+    pub(crate) fn all_from_abi(raw: &[abi::Stage]) -> Result<Vec<StageInfo>, String> {
+        let stages: Vec<StageInfo> = raw.iter().map(Self::from_abi).collect::<Result<_, _>>()?;
+        let last = stages.len().saturating_sub(1);
+        if last == 0 {
+            return Err(format!(
+                "it has {} stages, at least a source and a sink must be there",
+                stages.len()
+            ));
+        }
+        for (at, stage) in stages.iter().enumerate() {
+            let must = match at {
+                0 => StageKind::Source,
+                at if at == last => StageKind::Sink,
+                _ => StageKind::Middle,
+            };
+            if stage.kind != must {
+                return Err(format!(
+                    "stage {at}, {}, is a {:?} and must be a {must:?}: the first is the source, the last is the sink",
+                    stage.name, stage.kind
+                ));
+            }
+            if stages[..at].iter().any(|other| other.name == stage.name) {
+                return Err(format!("two stages are named {}", stage.name));
+            }
+        }
+        Ok(stages)
+    }
+}
+
+/// What a set of kernels says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// Name, for people and reports.
+    pub name: String,
+    /// Version of the kernels, not of the ABI.
+    pub version: String,
+    /// Whether payloads may lie in host memory.
+    pub host: bool,
+    /// Whether payloads may lie in CUDA device memory.
+    pub cuda: bool,
+    /// Chroma formats that the source takes.
+    pub chroma: Vec<Chroma>,
+    /// Most frames of earlier chunks that a middle stage looks at.
+    pub context_frames: u32,
+    /// Changes when results may change; two ranks must agree on it.
+    pub digest: u64,
+    /// The stages in the order of the pipeline: a source, middle stages, a sink.
+    pub stages: Vec<StageInfo>,
+}
+
+impl Description {
+    /// Writes all but the stages.
+    pub(crate) fn to_abi(&self, out: &mut abi::Description) {
+        out.spaces =
+            u32::from(self.host) << abi::SPACE_HOST | u32::from(self.cuda) << abi::SPACE_CUDA;
+        out.chroma_formats = self.chroma.iter().fold(0, |bits, c| bits | 1 << *c as u32);
+        out.context_frames = self.context_frames;
+        out.digest = self.digest;
+        write_text(&mut out.name, &self.name);
+        write_text(&mut out.version, &self.version);
+    }
+
+    pub(crate) fn from_abi(
+        raw: &abi::Description,
+        stages: &[abi::Stage],
+    ) -> Result<Description, String> {
+        let name = read_text(&raw.name).ok_or("its name is not a text that ends with a NUL")?;
+        let version =
+            read_text(&raw.version).ok_or("its version is not a text that ends with a NUL")?;
+        if name.is_empty() || name.chars().any(char::is_control) {
+            return Err("its name is empty or holds control characters".into());
+        }
+        let description = Description {
+            name: name.into(),
+            version: version.into(),
+            host: raw.spaces & 1 << abi::SPACE_HOST != 0,
+            cuda: raw.spaces & 1 << abi::SPACE_CUDA != 0,
+            chroma: Chroma::ALL
+                .into_iter()
+                .filter(|c| raw.chroma_formats & 1 << *c as u32 != 0)
+                .collect(),
+            context_frames: raw.context_frames,
+            digest: raw.digest,
+            stages: StageInfo::all_from_abi(stages)?,
+        };
+        if !description.host && !description.cuda {
+            return Err("it supports no memory space".into());
+        }
+        if description.chroma.is_empty() {
+            return Err("it supports no chroma format".into());
+        }
+        Ok(description)
+    }
+}
+
+/// The frames that a stage takes or gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameGeometry {
+    /// Width of the luma plane.
+    pub width: u32,
+    /// Height of the luma plane.
+    pub height: u32,
+    /// Chroma format.
+    pub chroma: Chroma,
+    /// How many of them there are for each frame of the source: 1, and more where a sink interpolates.
+    pub frames_per_frame: u32,
+}
+
+impl FrameGeometry {
+    /// The frames that the source takes.
+    #[must_use]
+    pub fn of(config: &SessionConfig) -> FrameGeometry {
+        FrameGeometry {
+            width: config.width,
+            height: config.height,
+            chroma: config.chroma,
+            frames_per_frame: 1,
+        }
+    }
+
+    /// Width and height of plane `index`; odd sizes round up, and a plane that is not there has 0.
+    #[must_use]
+    pub fn plane_size(&self, index: usize) -> (u32, u32) {
+        self.chroma.plane_size(index, self.width, self.height)
+    }
+
+    pub(crate) fn to_abi(self) -> abi::Geometry {
+        abi::Geometry {
+            struct_size: abi::size::<abi::Geometry>(),
+            width: self.width,
+            height: self.height,
+            chroma: self.chroma as u32,
+            frames_per_frame: self.frames_per_frame,
+            reserved: 0,
+        }
+    }
+
+    /// Most frames for one frame of the source.
+    const MOST_FRAMES: u32 = 16;
+
+    pub(crate) fn from_abi(raw: &abi::Geometry) -> Result<FrameGeometry, String> {
+        let chroma = Chroma::from_code(raw.chroma)
+            .ok_or_else(|| format!("unknown chroma format {}", raw.chroma))?;
+        let sides = SessionConfig::MIN_SIDE..=SessionConfig::MAX_SIDE;
+        if !sides.contains(&raw.width) || !sides.contains(&raw.height) {
+            return Err(format!(
+                "frames of {}x{}: each side must lie within {} and {}",
+                raw.width,
+                raw.height,
+                SessionConfig::MIN_SIDE,
+                SessionConfig::MAX_SIDE
+            ));
+        }
+        if !(1..=Self::MOST_FRAMES).contains(&raw.frames_per_frame) {
+            return Err(format!(
+                "{} frames for each of the source: must lie within 1 and {}",
+                raw.frames_per_frame,
+                Self::MOST_FRAMES
+            ));
+        }
+        Ok(FrameGeometry {
+            width: raw.width,
+            height: raw.height,
+            chroma,
+            frames_per_frame: raw.frames_per_frame,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_that_make_no_pipeline_are_refused_with_the_reason() {
+        let stage = |name: &str, kind| StageInfo::new(name, kind).to_abi();
+        let (source, sink) = (stage("a", StageKind::Source), stage("b", StageKind::Sink));
+        let middle = StageInfo {
+            in_group: true,
+            ..StageInfo::new("m-1", StageKind::Middle)
+        };
+        let read = StageInfo::all_from_abi(&[source, middle.to_abi(), sink]).unwrap();
+        assert_eq!(read[1], middle);
+        let flagged = |mut stage: abi::Stage, flags| {
+            stage.flags = flags;
+            stage
+        };
+        let cases: [(&[abi::Stage], &str); 9] = [
+            (&[], "it has 0 stages"),
+            (&[source], "it has 1 stages"),
+            (
+                &[source, source],
+                "stage 1, a, is a Source and must be a Sink",
+            ),
+            (
+                &[sink, source],
+                "stage 0, b, is a Sink and must be a Source",
+            ),
+            (
+                &[source, middle.to_abi(), middle.to_abi(), sink],
+                "two stages are named m-1",
+            ),
+            (
+                &[stage("A", StageKind::Source), sink],
+                "stage name \"A\" is not of",
+            ),
+            (
+                &[stage("", StageKind::Source), sink],
+                "stage name \"\" is not of",
+            ),
+            (&[flagged(source, abi::STAGE_PARTS), sink], "allows 0x0"),
+            (
+                &[source, flagged(middle.to_abi(), 8), sink],
+                "has the flags 0x8",
+            ),
+        ];
+        for (stages, words) in cases {
+            let error = StageInfo::all_from_abi(stages).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! A rank's run: what lasts from its first chunk to its last, over all edges that it has had.
+//!
+//! Hazard: another rank dies, and with it what it knew, what it was sent and what it had computed.
+//! Guarantee: nothing is lost. What the source sent stays until the sink has accepted it, and goes again, under its old
+//! numbers and as a new attempt, together with the context that a new process lacks; what is of an older attempt is
+//! received and dropped, and the sink takes no chunk twice.
+//!
+//! Choices: what lasts ([`RankRun`]) and the loop that goes on until a rank is lost ([`super::session`]) are two things.
+//! Without restarts nothing is kept and the slots go back as early as they can.
+
+use std::sync::Arc;
+
+use pp_contract::{CallId, ChunkIndex, Composer, Fault, Message, Pipeline, Rank, Stamp};
+use pp_transport::backend::End;
+use pp_transport::edge::{Capabilities, Edges};
+use pp_transport::error::TransportError;
+
+use super::Payload;
+use super::ports::Ports;
+use super::retained::{Admitted, Context};
+use super::work::Stages;
+use crate::clock::{Clock, now_ns};
+use crate::core::{Counts, LocalStage, RankCore, stages_of};
+use crate::report::{Recorder, Restart};
+use crate::stage::Source;
+
+/// How a rank runs.
+#[derive(Clone, Debug)]
+pub struct RankOptions {
+    /// The job's pipeline.
+    pub pipeline: Arc<Pipeline>,
+    /// The most chunks in flight.
+    pub depth: u32,
+    /// How often a rank may be started anew. With 0 nothing is kept for it.
+    pub restarts: u32,
+    /// Chunks before one that hold all that a stage must know to begin with it: their payloads are
+    /// kept, where there may be a restart.
+    pub context_chunks: u32,
+    /// How often a chunk goes through a ring that is walked once for each step.
+    pub steps: u16,
+    /// What carries the payloads.
+    pub capabilities: Capabilities,
+}
+
+impl RankOptions {
+    /// Without restarts, over shared memory.
+    pub fn new(pipeline: Pipeline, depth: u32, capabilities: Capabilities) -> Self {
+        Self {
+            pipeline: Arc::new(pipeline),
+            depth,
+            restarts: 0,
+            context_chunks: 0,
+            steps: 1,
+            capabilities,
+        }
+    }
+
+    /// Whether payloads are kept until the sink has accepted their chunks.
+    pub(super) fn keeps(&self) -> bool {
+        self.restarts > 0
+    }
+
+    /// Payloads that are kept as context.
+    fn kept(&self) -> u32 {
+        if self.keeps() { self.context_chunks } else { 0 }
+    }
+
+    /// Whether another process may take the place of this rank.
+    pub(super) fn may_restart(&self, rank: Rank) -> bool {
+        self.keeps() && rank != Rank::new(0) && rank != self.pipeline.sink()
+    }
+}
+
+/// What a rank that finished has to tell.
+#[derive(Debug)]
+pub struct Summary {
+    /// How many chunks went where; all 0 on a rank without the source.
+    pub counts: Counts,
+    /// The records of the latest chunks; none on a rank without the source.
+    pub recorder: Recorder,
+    /// Short name of the backend that carried them.
+    pub transport: &'static str,
+    /// Every time that a rank was lost and the run went on.
+    pub restarts: Vec<Restart>,
+}
+
+/// A chunk that waits before a stage.
+pub(super) struct Waiting<E: Edges, S: Source<E::Tx>> {
+    pub(super) stamp: Stamp,
+    pub(super) message: Message<S::Plan>,
+    pub(super) payload: Payload<E::Receiving>,
+    pub(super) arrived_ns: u64,
+}
+
+/// A chunk that a device works on, and the slot that goes on.
+pub(super) struct Working<E: Edges, S: Source<E::Tx>> {
+    pub(super) stamp: Stamp,
+    pub(super) message: Message<S::Plan>,
+    pub(super) slot: Option<E::Tx>,
+    pub(super) start_ns: u64,
+}
+
+/// The core of a rank with the driver's records.
+pub(super) type CoreOf<E, S> = RankCore<Admitted<E, S>, Waiting<E, S>, Working<E, S>>;
+
+/// A run of a rank, over edges that may be replaced.
+///
+/// # If dropped
+/// What is in flight is poisoned.
+pub struct RankRun<'s, E: Edges, S: Source<E::Tx>> {
+    pub(super) rank: Rank,
+    pub(super) places: Vec<LocalStage>,
+    pub(super) stages: Stages<'s, E::Tx, E::Rx, S>,
+    pub(super) options: RankOptions,
+    pub(super) ports: Ports<E>,
+    pub(super) core: CoreOf<E, S>,
+    pub(super) composer: Composer,
+    pub(super) inbox: Vec<u8>,
+    pub(super) context: Context<E>,
+    pub(super) next_call: CallId,
+    pub(super) recorder: Recorder,
+    /// Places the works of other ranks on the clock of this one.
+    pub(super) clock: Clock,
+    /// The next chunk is here, and the sink is not ready to take it.
+    pub(super) waits_for_sink: bool,
+    /// When each stage ended its last work.
+    pub(super) last_end_ns: Vec<u64>,
+    pub(super) restarts: Vec<Restart>,
+}
+
+impl<'s, E, S> RankRun<'s, E, S>
+where
+    E: Edges,
+    S: Source<E::Tx>,
+{
+    /// A run of the stages that stand on `rank`, before its first chunk. `local` makes the slots between two of them, which
+    /// are named by their places in the pipeline.
+    ///
+    /// # Errors
+    /// There is no memory for the slots.
+    ///
+    /// # Panics
+    /// If the stages are not those of the rank, or the depth is 0.
+    pub fn new(
+        rank: Rank,
+        stages: Stages<'s, E::Tx, E::Rx, S>,
+        options: RankOptions,
+        local: impl FnMut(usize, usize) -> Result<E::Local, TransportError>,
+    ) -> Result<Self, TransportError> {
+        let places = stages_of(&options.pipeline, rank);
+        let given = usize::from(stages.source.is_some()) + stages.work.len();
+        assert_eq!(given, places.len(), "rank {rank} brings its stages");
+        Ok(Self {
+            ports: Ports::new(&options.pipeline, &places, options.steps, local)?,
+            core: RankCore::new(places.clone(), options.depth),
+            composer: Composer::new(),
+            inbox: Vec::with_capacity(pp_contract::MAX_FRAME_BYTES),
+            context: Context::new(options.kept() as usize),
+            next_call: CallId::new(0),
+            recorder: match stages.source {
+                Some(_) => Recorder::new(options.pipeline.clone()),
+                None => Recorder::with_capacity(options.pipeline.clone(), 1),
+            },
+            clock: Clock::new(options.capabilities.payload_moves),
+            waits_for_sink: false,
+            last_end_ns: vec![now_ns(); places.len()],
+            restarts: Vec::new(),
+            rank,
+            places,
+            stages,
+            options,
+        })
+    }
+
+    /// Gives the run the end of an edge, by the edge's place in [`Pipeline::edges`].
+    ///
+    /// # Panics
+    /// If this rank has no such end.
+    pub fn attach(&mut self, edge: usize, end: End<E>) {
+        self.ports.attach(edge, end);
+    }
+
+    /// Takes out the ends of all edges. What was in flight over them is poisoned.
+    pub fn detach(&mut self) -> Vec<End<E>> {
+        self.ports.detach()
+    }
+
+    /// The source, if it is on this rank, and what the run came to, once it has finished.
+    pub fn finish(self) -> (Option<S>, Summary) {
+        let summary = Summary {
+            counts: self.core.counts(),
+            recorder: self.recorder,
+            transport: self.options.capabilities.name,
+            restarts: self.restarts,
+        };
+        (self.stages.source, summary)
+    }
+
+    /// Begins an attempt, over edges that are all new: what the sink has not accepted is sent again. For the first attempt,
+    /// number 0, this need not be called.
+    pub fn begin_attempt(&mut self, attempt: u16) {
+        self.core.handle_attempt(attempt);
+        self.core.handle_reconnected();
+    }
+
+    /// A rank is gone, and with it what was under way over any edge.
+    pub(super) fn lose(&mut self, fault: &Fault) {
+        for waiting in self.core.waiting_mut() {
+            waiting.payload.give_up_if_arriving();
+        }
+        self.waits_for_sink = false;
+        self.restarts.push(Restart {
+            fault: fault.clone(),
+            lost_ns: now_ns(),
+            chunk: None,
+            sent_ns: None,
+            served_ns: None,
+            sent_again: 0,
+        });
+    }
+
+    /// No other rank takes part in the end of the edges.
+    pub(super) fn leave_alone(&mut self) {
+        use pp_transport::edge::{EdgeRx as _, EdgeTx as _};
+        for out in self.ports.outgoing_mut() {
+            if let Some(end) = &mut out.end {
+                end.peer_is_gone();
+            }
+        }
+        for input in &mut self.ports.inputs {
+            if let Some(end) = &mut input.end {
+                end.peer_is_gone();
+            }
+        }
+    }
+
+    /// Poisons what is in flight.
+    pub(super) fn abandon(&mut self) {
+        for waiting in self.core.waiting_mut() {
+            waiting.payload.give_up_if_arriving();
+        }
+        self.ports.abandon();
+        // Slots that a device may still write go nowhere: their leases know.
+        self.core.abandon();
+    }
+
+    /// The number that was given to a call is used up.
+    pub(super) fn count_call(&mut self) {
+        self.next_call = self.next_call.next().unwrap_or(self.next_call);
+    }
+
+    /// A chunk has left, perhaps the first of an attempt.
+    pub(super) fn note_sent(&mut self, chunk: ChunkIndex, again: bool) {
+        if let Some(restart) = self.restarts.last_mut() {
+            restart.chunk.get_or_insert(chunk);
+            restart.sent_ns.get_or_insert_with(now_ns);
+            restart.sent_again += u32::from(again);
+        }
+    }
+
+    /// The sink has a chunk, perhaps the first of an attempt.
+    pub(super) fn note_served(&mut self) {
+        if let Some(restart) = self.restarts.last_mut() {
+            restart.served_ns.get_or_insert_with(now_ns);
+        }
+    }
+}

@@ -1,0 +1,480 @@
+//! What a rank sends: new chunks and lost ones, the work of its stages, acceptances, and the goodbye.
+
+use std::time::Instant;
+
+use pp_contract::{
+    Bare, ChunkIndex, Fault, FaultKind, Message, Plan as _, StageReport, Stamp, with_source,
+};
+use pp_transport::edge::{EdgeLocal as _, Edges};
+use pp_transport::in_flight::{InFlight, Resend as _};
+
+use super::ports::Output;
+use super::rank::{Waiting, Working};
+use super::retained::{Admitted, Kept};
+use super::session::Session;
+use super::{Payload, log_commitment, send};
+use crate::clock::now_ns;
+use crate::core::{LAP, ONWARD, Ticket};
+use crate::progress::Doing;
+use crate::report::ChunkRecord;
+use crate::stage::{Done, Place, Source, StageError, send_as_it_was};
+
+/// What became of a payload that was handed on: its send, where it was one.
+type Left<E> = Option<InFlight<<E as Edges>::Sending>>;
+
+impl<E, S> Session<'_, '_, E, S>
+where
+    E: Edges,
+    S: Source<E::Tx>,
+{
+    pub(super) fn build(&mut self, place: Place) -> Result<(), Fault> {
+        let mut slot = self
+            .take_slot(0, ONWARD)
+            .expect("the core builds only on a credit");
+        let build_start_ns = now_ns();
+        self.switch.progress().at(Doing::Build);
+        let source = self
+            .run
+            .stages
+            .source
+            .as_mut()
+            .expect("rank 0 has the source");
+        let built = source.build(place, &mut slot);
+        let source_queue = source.queued();
+        let built = self.of_stage(built)?;
+        let spec = &self.run.options.pipeline.stages()[0];
+        let message = Message::new(built.plan, spec, built.tensors)
+            .and_then(|message| message.with_note(built.note))
+            .map_err(StageError::from);
+        let message = self.of_stage(message)?;
+        let build_end_ns = now_ns();
+        let (first_read_ns, last_read_ns) =
+            built.read_ns.unwrap_or((build_start_ns, build_start_ns));
+        let call_id = self.run.next_call;
+        let stamp = self.stamp(Stamp::new(place.chunk, place.epoch, call_id));
+        let bytes = message.tensors().payload_bytes();
+        let mut slot = Some(slot);
+        let sent = self.hand_on((0, ONWARD), stamp, message.clone(), &mut slot);
+        self.run.count_call();
+        let (sending, sent) = match sent {
+            Ok(sending) => (sending, Ok(())),
+            // It was built, and is sent once another process is there: a source builds a chunk only once.
+            Err(fault) => {
+                self.is_broken |= slot.is_none() && bytes > 0;
+                let unsent = |slot| InFlight::new(E::Sending::unsent(slot));
+                (slot.map(unsent), Err(fault))
+            }
+        };
+        let sending = self.keep_or_leave(sending);
+        let record = ChunkRecord {
+            chunk_index: place.chunk.get(),
+            call_id: call_id.get(),
+            cache_epoch: place.epoch.get(),
+            frames: built.frames,
+            first_read_ns,
+            last_read_ns,
+            build_start_ns,
+            build_end_ns,
+            sent_ns: now_ns(),
+            source_bytes: bytes,
+            source_queue,
+            in_flight: self.run.core.in_flight() + 1,
+            stages: vec![Default::default(); self.run.options.pipeline.stages().len() - 1],
+            ..ChunkRecord::default()
+        };
+        let admitted = Admitted {
+            place,
+            call_id,
+            message,
+            carry: Some(built.carry),
+            sending,
+            record,
+        };
+        let cut = self
+            .run
+            .core
+            .handle_built(place.chunk, place.epoch, admitted);
+        if let Some(epoch) = cut {
+            self.switch.cut(epoch);
+        }
+        sent?;
+        self.run.note_sent(place.chunk, false);
+        Ok(())
+    }
+
+    /// Sends a chunk again that was lost with a rank, under the numbers it had.
+    pub(super) fn send_again(&mut self, rebuilds: bool) -> Result<(), Fault> {
+        let mut slot = self
+            .take_slot(0, ONWARD)
+            .expect("the core sends only on a credit");
+        self.switch.progress().at(Doing::Build);
+        let run = &mut *self.run;
+        let lost = &*run.core.lost();
+        let place = Place {
+            rebuilds,
+            ..lost.place
+        };
+        let call_id = lost.call_id;
+        let kept = Kept {
+            lost,
+            context: &run.context,
+        };
+        let source = run.stages.source.as_mut().expect("rank 0 has the source");
+        let composed = if rebuilds {
+            source.rebuild(place, &lost.message, &kept, &mut slot)
+        } else {
+            send_as_it_was(&lost.message, &kept, &mut slot)
+        };
+        let spec = &run.options.pipeline.stages()[0];
+        let note = lost.message.note().to_vec();
+        let message = composed.and_then(|(plan, tensors)| {
+            let message = Message::new(plan, spec, tensors)?;
+            Ok(message.with_note(note)?)
+        });
+        let message = self.of_stage(message)?;
+        let stamp = self.stamp(Stamp::new(place.chunk, place.epoch, call_id));
+        let bytes = message.tensors().payload_bytes();
+        let mut slot = Some(slot);
+        let sending = self.hand_on((0, ONWARD), stamp, message.clone(), &mut slot)?;
+        let sending = self.keep_or_leave(sending);
+        let admitted = self.run.core.handle_sent_again();
+        admitted.record.sent_ns = now_ns();
+        admitted.record.source_bytes = bytes;
+        admitted.message = message;
+        // What it was copied from goes back to its pool when the copy is done.
+        admitted.sending = sending;
+        self.run.note_sent(place.chunk, true);
+        Ok(())
+    }
+
+    /// A payload of the source stays in its slot where it may be sent again. Otherwise its slot comes back by itself.
+    fn keep_or_leave(&mut self, sending: Left<E>) -> Left<E> {
+        if self.run.options.keeps() {
+            return sending;
+        }
+        if let (Some(sending), Output::Edge(out)) =
+            (sending, &mut self.run.ports.outputs[0][ONWARD])
+        {
+            out.sendings.push_back(sending);
+        }
+        None
+    }
+
+    /// The stamp of a chunk in the attempt that goes on.
+    fn stamp(&self, stamp: Stamp) -> Stamp {
+        Stamp {
+            attempt: self.run.core.attempt(),
+            ..stamp
+        }
+    }
+
+    /// The slot that was leased ahead for an output.
+    pub(super) fn take_slot(&mut self, stage: usize, output: usize) -> Option<E::Tx> {
+        self.run.ports.outputs[stage][output].spare()?.take()
+    }
+
+    /// A slot that was not used is leased ahead again.
+    fn put_back(&mut self, stage: usize, output: usize, slot: Option<E::Tx>) {
+        if let (Some(spare), Some(slot)) = (self.run.ports.outputs[stage][output].spare(), slot) {
+            *spare = Some(slot);
+        }
+    }
+
+    /// A stage is done with a chunk: hands it on. At the sink, accepts it.
+    pub(super) fn conclude(
+        &mut self,
+        stage: usize,
+        ticket: Ticket,
+        work: Working<E, S>,
+        done: Done,
+    ) -> Result<(), Fault> {
+        let end_ns = now_ns();
+        let Done { tensors, report } = done;
+        let (work_ns, idle_ns) = match report.worked {
+            Some(worked) => (worked.work_ns, worked.idle_ns),
+            None => (
+                end_ns - work.start_ns,
+                work.start_ns.saturating_sub(self.run.last_end_ns[stage]),
+            ),
+        };
+        self.run.last_end_ns[stage] = end_ns;
+        let said = StageReport {
+            calls: report.calls,
+            start_frame: report.start_frame,
+            work_us: work_ns / 1000,
+            idle_us: idle_ns / 1000,
+            seal: report.seal,
+        };
+        let at = self.run.places[stage].at;
+        let pipeline = self.run.options.pipeline.clone();
+        let kept_to_plan = said.check(work.message.plan(), &pipeline.stages()[at], 1);
+        kept_to_plan.map_err(|e| {
+            let (rank, name) = (self.blame.rank, &pipeline.stages()[at].name);
+            Fault::new(FaultKind::Internal, rank, name, with_source(&e))
+        })?;
+        if let Some(admitted) = self.run.core.admitted(ticket.chunk) {
+            let times = &mut admitted.record.stages[at - 1].times;
+            if let Some(times) = times {
+                (times.start_ns, times.end_ns) =
+                    (end_ns.saturating_sub(work_ns).max(work.start_ns), end_ns);
+            }
+        }
+        let is_current = self.run.core.is_current(stage, &ticket);
+        if self.run.places[stage].is_sink {
+            self.run.core.handle_taken(ticket.chunk);
+            if !is_current && self.is_source_apart(stage) {
+                // Chunks before it are accepted anew. So is this one, when it comes again.
+                return Ok(());
+            }
+            let message = work.message.accepted(at, &said, report.note);
+            let message = self.of_stage(message.map_err(StageError::from))?;
+            return self.accept(stage, work.stamp, message);
+        }
+        if !is_current {
+            // Its slot may be one of an edge that is gone: it goes back where it came from.
+            return Ok(());
+        }
+        let (output, lap) = ticket.way_out;
+        let message = work.message.hand_on(&pipeline, at, tensors, &said);
+        let message = self.of_stage(message.map_err(StageError::from))?;
+        let stamp = Stamp { lap, ..work.stamp };
+        let mut slot = work.slot;
+        let left = self.hand_on((stage, output), stamp, message, &mut slot)?;
+        if let (Some(sending), Output::Edge(out)) =
+            (left, &mut self.run.ports.outputs[stage][output])
+        {
+            out.sendings.push_back(sending);
+        }
+        Ok(())
+    }
+
+    /// Hands a chunk on that a hard cut overtook: without tensors. From the sink its acceptance goes.
+    pub(super) fn pass_on(
+        &mut self,
+        stage: usize,
+        ticket: Ticket,
+        waiting: Waiting<E, S>,
+    ) -> Result<(), Fault> {
+        let message = waiting.message.overtaken();
+        if self.run.places[stage].is_sink {
+            self.run.core.handle_taken(ticket.chunk);
+            return self.accept(stage, waiting.stamp, message);
+        }
+        let (output, lap) = ticket.way_out;
+        let stamp = Stamp {
+            lap,
+            ..waiting.stamp
+        };
+        self.hand_on((stage, output), stamp, message, &mut None)?;
+        Ok(())
+    }
+
+    /// Releases a chunk that no stage works on. What the sink has it accepts again: the source waits for what it sent
+    /// again, and where a rank was lost the first acceptance may be too.
+    pub(super) fn release(&mut self, stage: usize, input: usize) -> Result<(), Fault> {
+        let (ticket, waiting, _) = self.run.core.begin(stage, input);
+        let place = self.run.places[stage];
+        if !(place.is_sink && self.run.core.is_current(stage, &ticket)) {
+            return Ok(());
+        }
+        drop(waiting.payload);
+        let (plan, spec) = (
+            waiting.message.plan(),
+            &self.run.options.pipeline.stages()[place.at],
+        );
+        let said = StageReport {
+            calls: plan.calls(spec),
+            start_frame: plan.start_frame(),
+            ..StageReport::default()
+        };
+        let message = waiting.message.accepted(place.at, &said, Vec::new());
+        let message = self.of_stage(message.map_err(StageError::from))?;
+        self.accept(stage, waiting.stamp, message)
+    }
+
+    /// Whether the acceptances of this stage, the sink, go to another rank.
+    fn is_source_apart(&self, stage: usize) -> bool {
+        matches!(self.run.ports.outputs[stage][ONWARD], Output::Edge(_))
+    }
+
+    /// Hands a chunk to the stage behind. Where that fails its payload stays in `slot`, unless it is lost.
+    fn hand_on(
+        &mut self,
+        (stage, output): (usize, usize),
+        stamp: Stamp,
+        message: Message<S::Plan>,
+        slot: &mut Option<E::Tx>,
+    ) -> Result<Left<E>, Fault> {
+        let bytes = message.tensors().payload_bytes();
+        if bytes == 0 {
+            // A message without a payload needs no slot.
+            self.put_back(stage, output, slot.take());
+        }
+        let at = self.run.places[stage].at;
+        match &mut self.run.ports.outputs[stage][output] {
+            Output::Local { edge, to, .. } => {
+                let to = *to;
+                let (sending, payload) = match slot.take() {
+                    None => (None, Payload::None),
+                    Some(full) => match edge.hand_on(full, bytes) {
+                        Ok((sending, lease)) => (Some(sending), Payload::Here(lease)),
+                        Err(rejected) => {
+                            *slot = rejected.buffer;
+                            return Err(self.blame.transport("hand on", rejected.error));
+                        }
+                    },
+                };
+                let waiting = Waiting {
+                    stamp,
+                    message,
+                    payload,
+                    arrived_ns: now_ns(),
+                };
+                self.arrive(to, at, waiting, self.blame)?;
+                Ok(sending)
+            }
+            Output::Edge(out) => {
+                let blame = self.blame.on(out.peer);
+                let end = out.end.as_mut().ok_or_else(|| blame.left_early())?;
+                let sent = send(
+                    end,
+                    self.switch,
+                    blame,
+                    &mut self.run.composer,
+                    stamp,
+                    slot,
+                    |composer| composer.prepare(&message),
+                )?;
+                log_commitment("message sent", &sent.header, out.peer);
+                Ok(sent.payload)
+            }
+            Output::None | Output::Source => unreachable!("a chunk goes on to a stage"),
+        }
+    }
+
+    /// Tells the source that the sink has a chunk.
+    fn accept(
+        &mut self,
+        stage: usize,
+        stamp: Stamp,
+        message: Message<S::Plan>,
+    ) -> Result<(), Fault> {
+        match &mut self.run.ports.outputs[stage][ONWARD] {
+            Output::Edge(_) => {
+                let stamp = Stamp { lap: 0, ..stamp };
+                self.hand_on((stage, ONWARD), stamp, message, &mut None)?;
+                Ok(())
+            }
+            _ => self.accepted(stamp, &message, self.blame),
+        }
+    }
+
+    /// The sink has a chunk.
+    pub(super) fn accepted(
+        &mut self,
+        stamp: Stamp,
+        message: &Message<S::Plan>,
+        blame: super::Blame,
+    ) -> Result<(), Fault> {
+        let is_overtaken = message.is_stale();
+        let core = &mut self.run.core;
+        let accepted = core.handle_accepted(stamp.chunk_index, stamp.attempt, is_overtaken);
+        let accepted = accepted.map_err(|e| blame.body("receive acceptance", &e))?;
+        let Some(mut admitted) = accepted else {
+            return Ok(());
+        };
+        self.run.note_served();
+        let oldest = self.run.core.oldest_epoch();
+        self.run.context.accept(&mut admitted, oldest);
+        for (stage, report) in admitted
+            .record
+            .stages
+            .iter_mut()
+            .zip(message.trail().reports())
+        {
+            (stage.work_us, stage.idle_us) = (report.work_us, report.idle_us);
+        }
+        self.forget(admitted, (!is_overtaken).then_some(message.note()))
+    }
+
+    /// The record of a chunk that is no more in flight. `note` is what the sink says of it, if it has it.
+    pub(super) fn forget(
+        &mut self,
+        mut admitted: Admitted<E, S>,
+        note: Option<&[u8]>,
+    ) -> Result<(), Fault> {
+        let is_overtaken = note.is_none();
+        let chunk = admitted.place.chunk;
+        let source = self.run.stages.source.as_mut();
+        let source = source.expect("rank 0 has the source");
+        let mut built_ns = Ok(None);
+        if let Some(carry) = admitted.carry.take() {
+            built_ns = source.accepted(chunk, carry, note);
+        }
+        let built_ns = self.of_stage(built_ns)?;
+        let record = &mut admitted.record;
+        if let Some(built_ns) = built_ns {
+            // The device's own time; its queue is no work.
+            record.build_end_ns = record.build_start_ns.saturating_add(built_ns);
+        }
+        record.accepted_ns = now_ns();
+        record.dropped = is_overtaken;
+        record.sink_queue = self.run.stages.work.last().map_or(0, |last| last.queued());
+        let mut record = std::mem::take(record);
+        self.run.clock.place(&mut record);
+        self.run.recorder.push(record);
+        if is_overtaken {
+            // Not poisoned: what still moves is reaped when it is done.
+            drop(admitted.sending.take());
+            tracing::debug!(
+                chunk_index = chunk.get(),
+                cache_epoch = admitted.place.epoch.get(),
+                group = "pp",
+                "a chunk that a hard cut overtook is dropped"
+            );
+        }
+        Ok(())
+    }
+
+    /// Says over all outputs of a stage that nothing more comes.
+    pub(super) fn close(&mut self, stage: usize) -> Result<(), Fault> {
+        let run = &mut *self.run;
+        let is_source = run.places[stage].is_source();
+        if is_source {
+            let chunk = ChunkIndex::new(run.core.counts().admitted);
+            let last = Stamp::new(chunk, run.core.epoch(), run.next_call);
+            let attempt = run.core.attempt();
+            self.goodbye = Some((Stamp { attempt, ..last }, Instant::now()));
+            run.count_call();
+        } else {
+            // First, so that the source hears of it only if it went well.
+            self.switch.progress().at(Doing::Decode);
+            let own = self.work_of(stage);
+            let finished = self.run.stages.work[own].finish();
+            self.of_stage(finished)?;
+        }
+        let run = &mut *self.run;
+        for output in [ONWARD, LAP] {
+            let Output::Edge(out) = &mut run.ports.outputs[stage][output] else {
+                continue;
+            };
+            // Of a rank that is alone nothing is asked any more.
+            let (Some(end), Some((stamp, _)), false) = (&mut out.end, self.goodbye, self.is_alone)
+            else {
+                continue;
+            };
+            let sent = send(
+                end,
+                self.switch,
+                self.blame.on(out.peer),
+                &mut run.composer,
+                stamp,
+                &mut None,
+                |composer| Ok(composer.prepare_bare(Bare::Shutdown)),
+            )?;
+            log_commitment("shutdown sent", &sent.header, out.peer);
+        }
+        run.core.handle_closed_behind(stage);
+        Ok(())
+    }
+}

@@ -1,0 +1,249 @@
+//! The stages of a rank, as the driver holds them: of any types, in one list.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::fmt;
+use std::marker::PhantomData;
+
+use pp_contract::{Manifest, Plan};
+
+use crate::stage::{
+    Built, Chunk, Done, Offer, Place, Progress, Sink, Source, Stage, StageResult, Taken,
+};
+
+/// A stage behind the source, whatever it keeps of a chunk.
+pub(super) trait Work<Tx, Rx, P: Plan> {
+    /// Whether it would take a chunk now.
+    fn is_ready(&mut self) -> StageResult<bool>;
+
+    /// Works on a chunk; `None` while a device does.
+    fn run(
+        &mut self,
+        chunk: Chunk<'_, P>,
+        input: Option<&Rx>,
+        output: Option<&mut Tx>,
+    ) -> StageResult<Option<Done>>;
+
+    /// How far the oldest work is that is under way.
+    fn poll(&mut self) -> StageResult<Option<Done>>;
+
+    /// Nothing more comes.
+    fn finish(&mut self) -> StageResult<()>;
+
+    /// Chunks that wait in the sink's queue.
+    fn queued(&self) -> u32;
+}
+
+/// A stage, and what it keeps of the chunks that a device works on, the oldest first.
+struct Middle<S, K>(S, VecDeque<K>);
+
+/// The sink, as [`Middle`].
+struct Last<S, K>(S, VecDeque<K>);
+
+/// Work that has begun: done, or kept behind what began before.
+fn begun<K>(progress: Progress<Done, K>, kept: &mut VecDeque<K>) -> Option<Done> {
+    match progress {
+        Progress::Done(done) => Some(done),
+        Progress::UnderWay(work) => {
+            kept.push_back(work);
+            None
+        }
+    }
+}
+
+/// Asks for the oldest work.
+fn polled<K>(
+    kept: &mut VecDeque<K>,
+    poll: impl FnOnce(K) -> StageResult<Progress<Done, K>>,
+) -> StageResult<Option<Done>> {
+    let Some(oldest) = kept.pop_front() else {
+        return Ok(None);
+    };
+    match poll(oldest)? {
+        Progress::Done(done) => Ok(Some(done)),
+        Progress::UnderWay(work) => {
+            kept.push_front(work);
+            Ok(None)
+        }
+    }
+}
+
+/// What the sink says: no tensors are left.
+fn taken<K>(progress: Progress<Taken, K>) -> Progress<Done, K> {
+    let done = |report| Done {
+        tensors: Manifest::empty(),
+        report,
+    };
+    progress.map(done, |kept| kept)
+}
+
+impl<Tx, Rx, P, S> Work<Tx, Rx, P> for Middle<S, S::Kept>
+where
+    P: Plan,
+    S: Stage<Tx, Rx, Plan = P>,
+{
+    fn is_ready(&mut self) -> StageResult<bool> {
+        Ok(true)
+    }
+
+    fn run(
+        &mut self,
+        chunk: Chunk<'_, P>,
+        input: Option<&Rx>,
+        output: Option<&mut Tx>,
+    ) -> StageResult<Option<Done>> {
+        let output = output.expect("a stage runs only with a slot");
+        Ok(begun(self.0.run(chunk, input, output)?, &mut self.1))
+    }
+
+    fn poll(&mut self) -> StageResult<Option<Done>> {
+        polled(&mut self.1, |oldest| self.0.poll(oldest))
+    }
+
+    fn finish(&mut self) -> StageResult<()> {
+        self.0.finish()
+    }
+
+    fn queued(&self) -> u32 {
+        0
+    }
+}
+
+impl<Tx, Rx, P, S> Work<Tx, Rx, P> for Last<S, S::Kept>
+where
+    P: Plan,
+    S: Sink<Rx, Plan = P>,
+{
+    fn is_ready(&mut self) -> StageResult<bool> {
+        self.0.is_ready(self.1.len())
+    }
+
+    fn run(
+        &mut self,
+        chunk: Chunk<'_, P>,
+        input: Option<&Rx>,
+        _: Option<&mut Tx>,
+    ) -> StageResult<Option<Done>> {
+        Ok(begun(taken(self.0.take(chunk, input)?), &mut self.1))
+    }
+
+    fn poll(&mut self) -> StageResult<Option<Done>> {
+        polled(&mut self.1, |oldest| Ok(taken(self.0.poll(oldest)?)))
+    }
+
+    fn finish(&mut self) -> StageResult<()> {
+        self.0.finish()
+    }
+
+    fn queued(&self) -> u32 {
+        self.0.queued()
+    }
+}
+
+/// A stage behind the source, of any type.
+pub struct BoxedStage<'s, Tx, Rx, P> {
+    work: Box<dyn Work<Tx, Rx, P> + 's>,
+    is_finished: bool,
+}
+
+impl<'s, Tx, Rx, P: Plan + 's> BoxedStage<'s, Tx, Rx, P> {
+    /// A stage between source and sink.
+    pub fn new(stage: impl Stage<Tx, Rx, Plan = P, Kept: 's> + 's) -> Self {
+        Self::of(Middle(stage, VecDeque::new()))
+    }
+
+    /// The sink.
+    pub fn sink(sink: impl Sink<Rx, Plan = P, Kept: 's> + 's) -> Self {
+        Self::of(Last(sink, VecDeque::new()))
+    }
+
+    fn of(work: impl Work<Tx, Rx, P> + 's) -> Self {
+        Self {
+            work: Box::new(work),
+            is_finished: false,
+        }
+    }
+}
+
+impl<'s, Tx, Rx, P: Plan> BoxedStage<'s, Tx, Rx, P> {
+    pub(super) fn work(&mut self) -> &mut (dyn Work<Tx, Rx, P> + 's) {
+        &mut *self.work
+    }
+
+    /// Nothing more comes. A second call does nothing.
+    pub(super) fn finish(&mut self) -> StageResult<()> {
+        if std::mem::replace(&mut self.is_finished, true) {
+            return Ok(());
+        }
+        self.work.finish()
+    }
+
+    pub(super) fn queued(&self) -> u32 {
+        self.work.queued()
+    }
+}
+
+impl<Tx, Rx, P> fmt::Debug for BoxedStage<'_, Tx, Rx, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BoxedStage").finish_non_exhaustive()
+    }
+}
+
+/// The stages that a rank runs, in the order of the pipeline.
+#[derive(Debug)]
+pub struct Stages<'s, Tx, Rx, S: Source<Tx>> {
+    pub(super) source: Option<S>,
+    pub(super) work: Vec<BoxedStage<'s, Tx, Rx, S::Plan>>,
+}
+
+impl<'s, Tx, Rx, S: Source<Tx>> Stages<'s, Tx, Rx, S> {
+    /// The stages of a rank: rank 0 begins with the source.
+    pub fn new(source: Option<S>) -> Self {
+        Self {
+            source,
+            work: Vec::new(),
+        }
+    }
+
+    /// Adds the next stage of this rank.
+    pub fn push(&mut self, stage: BoxedStage<'s, Tx, Rx, S::Plan>) {
+        self.work.push(stage);
+    }
+
+    /// With the next stage of this rank.
+    #[must_use]
+    pub fn then(mut self, stage: impl Stage<Tx, Rx, Plan = S::Plan, Kept: 's> + 's) -> Self
+    where
+        S::Plan: 's,
+    {
+        self.push(BoxedStage::new(stage));
+        self
+    }
+
+    /// With the sink, the last stage of the pipeline.
+    #[must_use]
+    pub fn to(mut self, sink: impl Sink<Rx, Plan = S::Plan, Kept: 's> + 's) -> Self
+    where
+        S::Plan: 's,
+    {
+        self.push(BoxedStage::sink(sink));
+        self
+    }
+}
+
+/// The source of a rank that has none.
+#[derive(Clone, Copy, Debug)]
+pub struct NoSource<P>(Infallible, PhantomData<P>);
+
+impl<P: Plan, Tx> Source<Tx> for NoSource<P> {
+    type Plan = P;
+    type Carry = Infallible;
+
+    fn poll(&mut self) -> StageResult<Offer> {
+        match self.0 {}
+    }
+
+    fn build(&mut self, _: Place, _: &mut Tx) -> StageResult<Built<P, Infallible>> {
+        match self.0 {}
+    }
+}

@@ -1,0 +1,326 @@
+//! How two ranks that share an edge get a channel of their own: rank 0 introduces them.
+//!
+//! Hazard: each of the two must find the other and no stranger, and either may be gone by then.
+//! Guarantee: a channel exists only between two processes that rank 0 told so over their own authenticated channels;
+//! every wait ends at the deadline, or when rank 0 aborts, and the error names the rank that did not come.
+//!
+//! Choices: rank 0 makes a secret for each pair. The lower rank opens a door for it ([`gather`]), which is closed when
+//! the higher has come, and tells rank 0 the port; the higher calls there ([`join`]). So two ranks of one host take a Unix
+//! socket, wherever rank 0 is, and others TCP. Rank 0 says under which address a rank called it, and the other calls
+//! there; a rank of rank 0's own host is called where rank 0 is.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use pp_contract::{Fault, FaultKind, Rank};
+use rustix::event::{PollFd, PollFlags};
+use serde::{Deserialize, Serialize};
+
+use super::Peers;
+use super::error::{MEETING_RANK, RendezvousError};
+use super::gather::{Stop, gather};
+use super::join::join;
+use super::listen::Listener;
+use super::waiting::RendezvousOptions;
+use crate::control::channel::{ControlChannel, ControlSender};
+use crate::control::error::ControlError;
+use crate::control::message::Message;
+use crate::control::secure::JobKey;
+use crate::control::socket::poll_until;
+use crate::launch::{Address, JobSecret, Launch};
+use crate::random::random_bytes;
+use crate::times::{SMALL_WRITE_WITHIN, VERDICT_LATER};
+
+const OPERATION: &str = "introduce";
+
+type Secret = [u8; 32];
+
+/// What rank 0 and an introduced rank say to each other.
+#[derive(Serialize, Deserialize)]
+enum Words {
+    /// Open a door for this rank, which holds this secret.
+    Await(Rank, Secret),
+    /// The door is open; on TCP at this port.
+    Open(Option<u16>),
+    /// Call this rank, which holds this secret, at this port; `None` for rank 0's host.
+    Call(Rank, Secret, Option<IpAddr>, Option<u16>),
+    /// This rank has its channels; from rank 0: all have.
+    Done,
+}
+
+fn misbehaved(rank: Rank, what: impl std::fmt::Display) -> Fault {
+    Fault::new(FaultKind::PeerMisbehaved, rank, OPERATION, what)
+}
+
+fn internal(own: Rank, what: impl std::fmt::Display) -> Fault {
+    Fault::new(FaultKind::Internal, own, OPERATION, what)
+}
+
+fn say(to: &ControlSender, words: &Words, deadline: Instant) -> Result<(), Fault> {
+    let body = postcard::to_allocvec(words).map_err(|error| internal(to.peer(), error))?;
+    let sent = to.send(&Message::Introduce(&body), deadline);
+    sent.map_err(|error| error.fault(OPERATION))
+}
+
+/// Gives the two ranks of each pair a channel of their own, which [`Peers::take`] has afterwards. All ranks call this
+/// with the same pairs, after [`agree`](crate::control::agree). Pairs with rank 0 and pairs named twice need nothing.
+///
+/// # Errors
+/// The fault that ended it, at each rank that can still be told: a rank is gone, or did not reach the other in time.
+pub fn introduce(
+    peers: &mut Peers,
+    launch: &Launch,
+    pairs: &[(Rank, Rank)],
+    deadline: Instant,
+) -> Result<(), Fault> {
+    let pairs = ordered(peers, pairs)?;
+    if peers.rank() == MEETING_RANK {
+        return preside(peers, &pairs, deadline);
+    }
+    let own = peers.rank();
+    let count = pairs.iter().filter(|(a, b)| *a == own || *b == own).count();
+    let result = attend(peers, launch, count, deadline);
+    if let (Err(fault), Some(channel)) = (&result, peers.get_mut(MEETING_RANK)) {
+        // Rank 0 may be gone, or know it already.
+        let soon = Instant::now() + SMALL_WRITE_WITHIN;
+        let _ = channel.sender().send(&Message::Abort(fault.clone()), soon);
+    }
+    result
+}
+
+/// Each pair of two other ranks once, the lower rank first.
+fn ordered(peers: &Peers, pairs: &[(Rank, Rank)]) -> Result<BTreeSet<(Rank, Rank)>, Fault> {
+    let pairs = pairs.iter().map(|(a, b)| (*a.min(b), *a.max(b)));
+    let pairs: BTreeSet<_> = pairs
+        .filter(|(a, b)| *a != MEETING_RANK && a != b)
+        .collect();
+    match pairs.iter().find(|(_, b)| !peers.world_size().contains(*b)) {
+        None => Ok(pairs),
+        Some((_, rank)) => {
+            let what = format!("rank {rank} is not of a world of {}", peers.world_size());
+            Err(internal(peers.rank(), what))
+        }
+    }
+}
+
+/// Rank 0's part.
+fn preside(
+    peers: &mut Peers,
+    pairs: &BTreeSet<(Rank, Rank)>,
+    deadline: Instant,
+) -> Result<(), Fault> {
+    let mut ear = Ear::default();
+    let mut all = || {
+        for (door, caller) in pairs {
+            let secret = random_bytes();
+            let to_door = sender(peers, *door)?;
+            let to_caller = sender(peers, *caller)?;
+            say(&to_door, &Words::Await(*caller, secret), deadline)?;
+            let Words::Open(port) = ear.hear(peers, *door, deadline)? else {
+                return Err(misbehaved(*door, "it was to open a door"));
+            };
+            let call = Words::Call(*door, secret, place(&to_door), port);
+            say(&to_caller, &call, deadline)?;
+        }
+        let ranks: Vec<Rank> = peers.iter().map(ControlChannel::peer).collect();
+        for rank in ranks {
+            // A rank that waited in vain says for whom.
+            let Words::Done = ear.hear(peers, rank, deadline + VERDICT_LATER)? else {
+                return Err(misbehaved(rank, "it was to have its channels"));
+            };
+        }
+        Ok(())
+    };
+    let result = all();
+    let soon = Instant::now() + VERDICT_LATER;
+    for channel in peers.iter() {
+        match &result {
+            Ok(()) => say(channel.sender(), &Words::Done, soon)?,
+            // A rank that is gone, or that is to blame, need not hear it.
+            Err(fault) => {
+                let _ = channel.sender().send(&Message::Abort(fault.clone()), soon);
+            }
+        }
+    }
+    result
+}
+
+fn sender(peers: &Peers, rank: Rank) -> Result<ControlSender, Fault> {
+    let channel = peers.channels.get(&rank);
+    let missing = || internal(peers.rank(), format!("no channel to rank {rank}"));
+    channel.map(|c| c.sender().clone()).ok_or_else(missing)
+}
+
+/// The address of a rank, unless it is of rank 0's host.
+fn place(to: &ControlSender) -> Option<IpAddr> {
+    let [own, peer] = to.addresses()?;
+    (own != peer && !peer.is_loopback()).then_some(peer)
+}
+
+/// The part of any other rank, which is in `count` pairs.
+fn attend(
+    peers: &mut Peers,
+    launch: &Launch,
+    count: usize,
+    deadline: Instant,
+) -> Result<(), Fault> {
+    let mut ear = Ear::default();
+    let to_rank_0 = sender(peers, MEETING_RANK)?;
+    for _ in 0..count {
+        let words = ear.hear(peers, MEETING_RANK, deadline + VERDICT_LATER)?;
+        // Rank 0 says why nothing comes of it, if it knows.
+        let mut stop = || ear.listen(peers);
+        let met = meet_neighbour(launch, words, &to_rank_0, deadline, &mut stop)?;
+        peers.channels.insert(met.peer(), met);
+    }
+    say(&to_rank_0, &Words::Done, deadline)?;
+    match ear.hear(peers, MEETING_RANK, deadline + 3 * VERDICT_LATER)? {
+        Words::Done => Ok(()),
+        _ => Err(misbehaved(MEETING_RANK, "an introduction too many")),
+    }
+}
+
+/// Meets the rank that rank 0 names in `words`. `stop` is asked every few milliseconds, but not while one call lasts
+/// (5 s at most).
+fn meet_neighbour(
+    launch: &Launch,
+    words: Words,
+    to_rank_0: &ControlSender,
+    deadline: Instant,
+    stop: Stop<'_>,
+) -> Result<ControlChannel, Fault> {
+    let own = launch.rank();
+    let started = Instant::now();
+    let options = RendezvousOptions {
+        timeout: deadline.saturating_duration_since(started),
+        ..RendezvousOptions::default()
+    };
+    let pair = |low: Rank, high: Rank, secret: Secret, address| {
+        let secret = JobSecret::new(secret).map_err(|error| misbehaved(MEETING_RANK, error))?;
+        let id = format!("ranks {low} and {high} of {}", launch.job_id());
+        let launch = launch.for_pair(id, secret, address);
+        let key = JobKey::derive(&launch);
+        Ok::<_, Fault>((launch, key))
+    };
+    match words {
+        Words::Await(caller, secret) if caller > own => {
+            let host = match to_rank_0.addresses() {
+                Some([here, _]) => Some(here.to_string()),
+                None => launch.address().map(|address| address.host.clone()),
+            };
+            let address = host.map(|host| Address { host, port: 0 });
+            let (pair, key) = pair(own, caller, secret, address)?;
+            let failed = |error: RendezvousError| told(error, own);
+            let listeners = Listener::open_all(&pair, &key).map_err(failed)?;
+            let port = listeners.iter().find_map(|listener| listener.port);
+            say(to_rank_0, &Words::Open(port), deadline)?;
+            let ranks = BTreeSet::from([caller]);
+            let met = gather(&pair, &key, listeners, ranks, &options, started, Some(stop));
+            let mut met = met.map_err(failed)?;
+            met.channels
+                .remove(&caller)
+                .ok_or_else(|| misbehaved(caller, "it did not come"))
+        }
+        Words::Call(door, secret, host, port) if door < own => {
+            let host = match host {
+                Some(ip) => Some(ip.to_string()),
+                None => launch.address().map(|address| address.host.clone()),
+            };
+            let address = host.zip(port).map(|(host, port)| Address { host, port });
+            let (pair, key) = pair(door, own, secret, address)?;
+            let joined = join(&pair, &key, door, &options, started, Some(stop));
+            joined.map_err(|error| told(error, own))
+        }
+        _ => Err(misbehaved(MEETING_RANK, "an introduction out of order")),
+    }
+}
+
+/// The fault of a meeting of two.
+fn told(error: RendezvousError, own: Rank) -> Fault {
+    const REMEDY: &str = "is that process stopped, or can their hosts not reach each other?";
+    let what = match &error {
+        RendezvousError::MissingRanks {
+            missing,
+            after,
+            listening,
+            turned_away,
+            ..
+        } => {
+            let rank = missing.first().copied().unwrap_or(own);
+            format!(
+                "rank {rank} did not come to rank {own} within {after:.1?} at {listening}{turned_away}; {REMEDY}"
+            )
+        }
+        RendezvousError::Unreachable {
+            whom,
+            at,
+            after,
+            last,
+            ..
+        } => format!(
+            "rank {own} did not reach rank {whom} at {at} within {after:.1?}: {last}; {REMEDY}"
+        ),
+        RendezvousError::Ended(_) => return error.fault(own),
+        error => error.to_string(),
+    };
+    let fault = error.fault(own);
+    Fault::new(fault.kind, fault.rank, OPERATION, what)
+}
+
+/// Words that came before they were asked for, the oldest first.
+#[derive(Default)]
+struct Ear(Vec<(Rank, Words)>);
+
+impl Ear {
+    /// The next words of a rank.
+    fn hear(&mut self, peers: &mut Peers, rank: Rank, deadline: Instant) -> Result<Words, Fault> {
+        let started = Instant::now();
+        loop {
+            if let Some(at) = self.0.iter().position(|(from, _)| *from == rank) {
+                return Ok(self.0.remove(at).1);
+            }
+            let heard = peers.iter().filter(|channel| is_heard(peers.rank, channel));
+            let mut fds: Vec<_> = heard.map(|c| PollFd::new(c, PollFlags::IN)).collect();
+            let late = |after| ControlError::TimedOut {
+                what: "waiting for an introduction with",
+                rank,
+                after,
+            };
+            match poll_until(&mut fds, deadline) {
+                Ok(0) => return Err(late(started.elapsed()).fault(OPERATION)),
+                Ok(_) => self.listen(peers)?,
+                Err(error) => return Err(ControlError::socket(rank, error).fault(OPERATION)),
+            }
+        }
+    }
+
+    /// Takes in the next message of each rank that this one hears, if it is there: so one that is slow does not hide
+    /// one that is gone. What comes behind the last words of an introduction is for somebody else.
+    fn listen(&mut self, peers: &mut Peers) -> Result<(), Fault> {
+        let own = peers.rank;
+        for channel in peers.iter_mut().filter(|channel| is_heard(own, channel)) {
+            let rank = channel.peer();
+            let message = channel.receiver().try_recv();
+            match message.map_err(|error| error.fault(OPERATION))? {
+                None => {}
+                Some(Message::Introduce(words)) => {
+                    let unread = |e| misbehaved(rank, format!("an unreadable introduction: {e}"));
+                    let words = postcard::from_bytes(words).map_err(unread)?;
+                    self.0.push((rank, words));
+                }
+                Some(Message::Abort(fault)) => return Err(fault),
+                Some(other) => {
+                    let what = format!("{} in place of an introduction", other.name());
+                    return Err(misbehaved(rank, what));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Rank 0 hears all, and each other rank hears rank 0.
+fn is_heard(own: Rank, channel: &ControlChannel) -> bool {
+    own == MEETING_RANK || channel.peer() == MEETING_RANK
+}

@@ -1,0 +1,139 @@
+//! Two ranks of one process with an edge each way, as most tests want them.
+#![allow(dead_code, reason = "each test crate uses its part")]
+
+use pp_contract::{Matched, Prepared, Rank, Stamp};
+use pp_transport::backend::EdgeEnd;
+use pp_transport::bell::Bell;
+use pp_transport::edge::{EdgeRx, EdgeTx, Edges, Sent};
+use pp_transport::error::TransportError;
+use pp_transport::host::{EdgeShape, Host};
+use pp_transport::in_flight::{InFlight, Rejected};
+use pp_transport::lane::{self, LaneEnd};
+use pp_transport::nccl::{AbortHandle, NcclBackend, NcclEdge, NcclEnd, UniqueId};
+
+/// What a rank has: an edge to its peer, and one back.
+pub(crate) struct TwoWay<B: Edges> {
+    pub(crate) out: B::Out,
+    pub(crate) incoming: B::In,
+    bell: Bell,
+}
+
+impl<B: Edges> TwoWay<B> {
+    pub(crate) fn new(out: B::Out, incoming: B::In, bell: Bell) -> Self {
+        Self {
+            out,
+            incoming,
+            bell,
+        }
+    }
+
+    pub(crate) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    pub(crate) fn try_lease(&mut self) -> Result<Option<B::Tx>, TransportError> {
+        self.out.try_lease()
+    }
+
+    pub(crate) fn send(
+        &mut self,
+        message: Prepared<'_>,
+        stamp: Stamp,
+        payload: Option<B::Tx>,
+    ) -> Result<Sent<B::Sending>, Rejected<B::Tx>> {
+        self.out.send(message, stamp, payload)
+    }
+
+    pub(crate) fn poll_frame(&mut self, inbox: &mut Vec<u8>) -> Result<bool, TransportError> {
+        self.incoming.poll_frame(inbox)
+    }
+
+    pub(crate) fn receive(
+        &mut self,
+        header: &Matched<'_>,
+    ) -> Result<InFlight<B::Receiving>, TransportError> {
+        self.incoming.receive(header)
+    }
+}
+
+const LOW: Rank = Rank::new(0);
+const HIGH: Rank = Rank::new(1);
+
+fn bells() -> [Bell; 2] {
+    [(); 2].map(|()| Bell::new().unwrap())
+}
+
+/// Both ranks on one host, the lower first.
+pub(crate) fn on_host(up: EdgeShape, down: EdgeShape) -> (TwoWay<Host>, TwoWay<Host>) {
+    let [low, high] = bells();
+    let (up_tx, up_rx) = Host::pair(up, (LOW, &low), (HIGH, &high)).unwrap();
+    let (down_tx, down_rx) = Host::pair(down, (HIGH, &high), (LOW, &low)).unwrap();
+    (
+        TwoWay::new(up_tx, down_rx, low),
+        TwoWay::new(down_tx, up_rx, high),
+    )
+}
+
+/// A rank's lanes, of the edge up and of that down.
+pub(crate) struct Lanes {
+    pub(crate) up: LaneEnd,
+    pub(crate) down: LaneEnd,
+    pub(crate) bell: Bell,
+}
+
+/// The lanes of both ranks, the lower first.
+pub(crate) fn lanes(up: EdgeShape, down: EdgeShape) -> (Lanes, Lanes) {
+    let [low, high] = bells();
+    let (up_tx, up_rx) = lane::pair(up, (LOW, &low), (HIGH, &high)).unwrap();
+    let (down_tx, down_rx) = lane::pair(down, (HIGH, &high), (LOW, &low)).unwrap();
+    (
+        Lanes {
+            up: LaneEnd::Out(up_tx),
+            down: LaneEnd::In(down_rx),
+            bell: low,
+        },
+        Lanes {
+            up: LaneEnd::In(up_rx),
+            down: LaneEnd::Out(down_tx),
+            bell: high,
+        },
+    )
+}
+
+/// The ends of these edges before they are made, up and down.
+pub(crate) fn edge_ends(up: EdgeShape, down: EdgeShape, is_lower: bool) -> [EdgeEnd; 2] {
+    [(0, up, is_lower), (1, down, !is_lower)].map(|(edge, shape, is_sender)| EdgeEnd {
+        edge,
+        shape,
+        is_sender,
+    })
+}
+
+/// What NCCL connects.
+pub(crate) fn edges(
+    lanes: Lanes,
+    up: EdgeShape,
+    down: EdgeShape,
+    ids: [UniqueId; 2],
+) -> Vec<NcclEdge> {
+    let edges = [(lanes.up, up, ids[0]), (lanes.down, down, ids[1])];
+    let edges = edges.map(|(lane, shape, id)| NcclEdge {
+        lane,
+        payloads: Some((shape, id)),
+    });
+    edges.into()
+}
+
+/// What NCCL has connected, and what gives it up.
+pub(crate) fn connected(ends: Vec<NcclEnd>, bell: Bell) -> (TwoWay<NcclBackend>, AbortHandle) {
+    let handle = ends[0].abort_handle().expect("it has payloads");
+    let (mut out, mut incoming) = (None, None);
+    for end in ends {
+        match end {
+            NcclEnd::Out(end) => out = Some(end),
+            NcclEnd::In(end) => incoming = Some(end),
+        }
+    }
+    let both = (out.expect("an edge out"), incoming.expect("an edge in"));
+    (TwoWay::new(both.0, both.1, bell), handle)
+}
