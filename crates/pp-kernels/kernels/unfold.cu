@@ -4,8 +4,8 @@
 // Samples are taken less 128, rounded to multiples of one half (those that encode makes are integers) and kept within
 // -128..=128; NaN becomes -128. Norms are sums of 64 squares in f32, multiples of 1/4 up to 2^20: exact.
 //
-// Frame i goes to scratch slot (first_slot + i) % slots. Grid: (raster tiles of 64 x 32, frames * planes), where x must
-// suffice for the largest plane; block: 256.
+// Frame i goes to scratch slot (first_slot + i) % slots. Grid: (raster tiles of 64 x 64 of all planes, frames);
+// block: 256.
 
 #include "geometry.cuh"
 
@@ -13,9 +13,11 @@ namespace pp {
 
 constexpr int kThreads = 256;
 constexpr int kTileX = 64;
-constexpr int kTileY = 32;
+constexpr int kTileY = 64;
 constexpr int kSideX = kTileX + 2 * kPatch;  // from one token before the tile on, so that whole token rows are read
 constexpr int kSideY = kTileY + kPatch - 1;
+constexpr int kRow = 16;  // sums that a thread makes along a row, and along a column
+constexpr int kColumn = kTileX * kTileY / kThreads;
 
 // A sample as the attention reads it.
 __device__ inline uint32_t around_zero(uint32_t bits, float centre) {
@@ -23,31 +25,47 @@ __device__ inline uint32_t around_zero(uint32_t bits, float centre) {
     return __float_as_uint(0.5f * fminf(fmaxf(halves, -2.0f * kCentre), 2.0f * kCentre)) >> 16;
 }
 
+// As `mirrored`, without its divisions where nothing is folded.
+__device__ inline int inside(int i, int length) { return i >= 0 && i < length ? i : mirrored(i, length); }
+
 // `centre` is what the tokens' samples lie around.
 __device__ inline void write_scratch(const uint16_t* __restrict__ tokens, uint8_t* __restrict__ scratch,
                                      const Geometry& geometry, int32_t first_slot, int32_t slots, float centre) {
-    const int frame = blockIdx.y / geometry.planes;
-    const int index = blockIdx.y % geometry.planes;
+    int tile = blockIdx.x;
+    int index = 0;
+    int tiles_x;
+    for (;; ++index) {
+        const Plane& p = geometry.plane[index];
+        tiles_x = (raster_width(p) + kTileX - 1) / kTileX;
+        const int tiles = tiles_x * ((raster_height(p) + kTileY - 1) / kTileY);
+        if (tile < tiles) {
+            break;
+        }
+        tile -= tiles;
+    }
+    const int frame = blockIdx.y;
     const Plane plane = geometry.plane[index];
     const int raster_x = raster_width(plane);
     const int raster_y = raster_height(plane);
-    const int tiles_x = (raster_x + kTileX - 1) / kTileX;
-    const int left = int(blockIdx.x) % tiles_x * kTileX;
-    const int top = int(blockIdx.x) / tiles_x * kTileY;
-    if (top >= raster_y) {
-        return;
-    }
+    const int left = tile % tiles_x * kTileX;
+    const int top = tile / tiles_x * kTileY;
     // Column c holds sample left + c - 2 * kMargin of the plane, row r holds row top + r - kMargin.
     __shared__ uint4 pieces[kSideY][kSideX / 8 + 1];
-    __shared__ float sums[kSideY][kTileX];
+    __shared__ float sums[kSideY][kTileX + 1];
 
     const int width = plane.tokens_x * kPatch;
+    const int rows = plane.tokens_y * kPatch;
     tokens += (int64_t(frame) * geometry.tokens + plane.first_token) * kToken;
-    for (int i = threadIdx.x; i < kSideX / 8 * kSideY; i += kThreads) {
+#pragma unroll
+    for (int first = 0; first < kSideX / 8 * kSideY; first += kThreads) {
+        const int i = first + threadIdx.x;
+        if (i >= kSideX / 8 * kSideY) {
+            break;
+        }
         const int piece = i % (kSideX / 8);
         const int x = left + piece * 8 - 2 * kMargin;
-        const int y = mirrored(top + i / (kSideX / 8) - kMargin, plane.tokens_y * kPatch);
-        const uint16_t* row = tokens + int64_t(y / kPatch * plane.tokens_x) * kToken + y % kPatch * kPatch;
+        const int y = inside(top + i / (kSideX / 8) - kMargin, rows);
+        const uint16_t* row = tokens + (y / kPatch * plane.tokens_x) * kToken + y % kPatch * kPatch;
         uint32_t words[4];
         if (x >= 0 && x < width) {
             const uint4 four = *reinterpret_cast<const uint4*>(row + x / kPatch * kToken);
@@ -59,6 +77,7 @@ __device__ inline void write_scratch(const uint16_t* __restrict__ tokens, uint8_
                 words[k] = row[low / kPatch * kToken + low % kPatch] | uint32_t(row[high / kPatch * kToken + high % kPatch]) << 16;
             }
         }
+#pragma unroll
         for (int k = 0; k < 4; ++k) {
             words[k] = around_zero(words[k] & 0xFFFF, centre) | around_zero(words[k] >> 16, centre) << 16;
         }
@@ -66,42 +85,24 @@ __device__ inline void write_scratch(const uint16_t* __restrict__ tokens, uint8_
     }
     __syncthreads();
 
-    // Sums along rows, each from the one before: exact, so that this adds up no error.
-    for (int i = threadIdx.x; i < kTileX / 8 * kSideY; i += kThreads) {
-        const int first = i % (kTileX / 8) * 8;
-        const __nv_bfloat16* samples = reinterpret_cast<const __nv_bfloat16*>(pieces[i / (kTileX / 8)]) + first + kMargin;
-        float squares[2 * kPatch - 1];
-        float sum = 0.0f;
-        for (int k = 0; k < 2 * kPatch - 1; ++k) {
-            squares[k] = __bfloat162float(samples[k]) * __bfloat162float(samples[k]);
-            sum += squares[k];
-            if (k >= kPatch) {
-                sum -= squares[k - kPatch];
-            }
-            if (k >= kPatch - 1) {
-                sums[i / (kTileX / 8)][first + k - kPatch + 1] = sum;
-            }
-        }
-    }
-    __syncthreads();
-
     uint8_t* out = scratch + (first_slot + frame) % slots * raster_offset(geometry, geometry.planes) +
                    raster_offset(geometry, index);
-    const int64_t area = raster_area(plane);
+    const int area = raster_area(plane);
     uint16_t* even = reinterpret_cast<uint16_t*>(out);
     uint16_t* odd = even + area;
     float* norms = reinterpret_cast<float*>(odd + area);
-    // Eight samples of a row for each thread.
-    {
+    // Eight samples of a row at a time. Stores go out first: nothing waits for them.
+#pragma unroll
+    for (int first = 0; first < kTileX / 8 * kTileY; first += kThreads) {
         const int x = threadIdx.x % (kTileX / 8) * 8;
-        const int y = threadIdx.x / (kTileX / 8);
+        const int y = (first + threadIdx.x) / (kTileX / 8);
         if (left + x < raster_x && top + y < raster_y) {
             const uint32_t* from = reinterpret_cast<const uint32_t*>(pieces[y]) + (x + kMargin) / 2;
             uint32_t words[5];
             for (int k = 0; k < 5; ++k) {
                 words[k] = from[k];
             }
-            const int64_t place = int64_t(top + y) * raster_x + left + x;
+            const int place = (top + y) * raster_x + left + x;
             *reinterpret_cast<uint4*>(even + place) = make_uint4(words[0], words[1], words[2], words[3]);
             for (int k = 0; k < 4; ++k) {
                 words[k] = words[k] >> 16 | words[k + 1] << 16;
@@ -109,23 +110,58 @@ __device__ inline void write_scratch(const uint16_t* __restrict__ tokens, uint8_
             *reinterpret_cast<uint4*>(odd + place) = make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
-    // Eight rows of a column for each thread.
+
+    // Sums along rows, each from the one before: exact, so that this adds up no error.
+    for (int i = threadIdx.x; i < kTileX / kRow * kSideY; i += kThreads) {
+        const int row = i % kSideY;
+        const int first = i / kSideY * kRow;
+        const uint2* from = reinterpret_cast<const uint2*>(reinterpret_cast<const uint16_t*>(pieces[row]) + first + kMargin);
+        float squares[kRow + kPatch];
+#pragma unroll
+        for (int k = 0; k < (kRow + kPatch) / 4; ++k) {
+            const uint2 two = from[k];
+            const float a = __uint_as_float(two.x << 16), b = __uint_as_float(two.x & 0xFFFF0000u);
+            const float c = __uint_as_float(two.y << 16), d = __uint_as_float(two.y & 0xFFFF0000u);
+            squares[4 * k] = a * a, squares[4 * k + 1] = b * b, squares[4 * k + 2] = c * c, squares[4 * k + 3] = d * d;
+        }
+        float sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < kRow + kPatch - 1; ++k) {
+            sum += squares[k];
+            if (k >= kPatch) {
+                sum -= squares[k - kPatch];
+            }
+            if (k >= kPatch - 1) {
+                sums[row][first + k - kPatch + 1] = sum;
+            }
+        }
+    }
+    __syncthreads();
+
+    // Sums along columns.
     const int x = threadIdx.x % kTileX;
-    const int first = threadIdx.x / kTileX * 8;
+    const int first = threadIdx.x / kTileX * kColumn;
     float sum = 0.0f;
-    for (int k = 0; k < 2 * kPatch - 1; ++k) {
-        sum += sums[first + k][x];
+    float column[kColumn + kPatch - 1];
+#pragma unroll
+    for (int k = 0; k < kColumn + kPatch - 1; ++k) {
+        column[k] = sums[first + k][x];
+    }
+    float* place = norms + (top + first) * raster_x + left + x;
+#pragma unroll
+    for (int k = 0; k < kColumn + kPatch - 1; ++k) {
+        sum += column[k];
         if (k >= kPatch) {
-            sum -= sums[first + k - kPatch][x];
+            sum -= column[k - kPatch];
         }
         const int y = top + first + k - kPatch + 1;
         if (k >= kPatch - 1 && left + x < raster_x && y < raster_y) {
-            norms[int64_t(y) * raster_x + left + x] = -0.5f * sum;
+            place[(k - kPatch + 1) * raster_x] = -0.5f * sum;
         }
     }
 }
 
-static_assert(kTileX / 8 * kTileY == kThreads && kTileX * kTileY / 8 == kThreads, "work for each thread");
+static_assert(kThreads % (kTileX / 8) == 0 && kThreads % kTileX == 0, "a thread keeps its column");
 
 }  // namespace pp
 

@@ -57,11 +57,11 @@ static uint8_t *slot_at(const struct ring *r, uint8_t *straight, uint8_t *wrappe
                          : wrapped + (uint64_t)slot * r->bytes;
 }
 
-/* unfold(tokens, scratch, geometry, first_slot, slots): one row of blocks for each plane of each frame */
+/* unfold(tokens, scratch, geometry, first_slot, slots): one row of blocks for each frame */
 static struct ring unfold_ring(const struct launch *l, struct geometry *g) {
     *g = fake_geometry(l, 2);
     return (struct ring){l->parameter[1], scratch_bytes(g), (int)l->parameter[4], (int)l->parameter[3],
-                         (int)l->grid[1] / g->planes};
+                         (int)l->grid[1]};
 }
 static void unfold_touches(struct launch *l) {
     struct geometry g;

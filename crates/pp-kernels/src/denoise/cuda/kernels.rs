@@ -219,7 +219,7 @@ impl<G: Gpu> Denoiser<G> {
         };
         let geometry = self.sizes.argument;
         let shape = LaunchConfig {
-            grid: [self.sizes.unfold_tiles, frames * geometry.planes as u32, 1],
+            grid: [self.sizes.unfold_tiles, frames, 1],
             block: [256, 1, 1],
             shared: 0,
         };

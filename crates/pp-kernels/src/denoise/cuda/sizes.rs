@@ -61,7 +61,7 @@ const _: () = {
 pub(super) const SCRATCH_MARGIN: usize = 24;
 pub(super) const SCRATCH_BYTES: usize = 8;
 /// Places in a block that unfolds.
-pub(super) const UNFOLD_TILE: [usize; 2] = [64, 32];
+pub(super) const UNFOLD_TILE: [usize; 2] = [64, 64];
 /// By how many patches blocks of the attention lie apart: they overlap by one.
 pub(super) const TILE: [usize; 2] = [15, 23];
 /// The sizes from which every launch follows.
@@ -74,7 +74,7 @@ pub(super) struct Sizes {
     pub(super) frame_stride: usize,
     /// Bytes of a scratch frame.
     pub(super) scratch_bytes: usize,
-    /// Blocks that unfold the largest plane, and that attend to all planes.
+    /// Blocks that unfold all planes of a frame, and that attend to them.
     pub(super) unfold_tiles: u32,
     pub(super) attend_tiles: u32,
 }
@@ -112,8 +112,8 @@ impl Sizes {
                 plane.padded_height() + SCRATCH_MARGIN,
             );
             sizes.scratch_bytes += SCRATCH_BYTES * width * height;
-            let unfold = (width.div_ceil(UNFOLD_TILE[0]) * height.div_ceil(UNFOLD_TILE[1])) as u32;
-            sizes.unfold_tiles = sizes.unfold_tiles.max(unfold);
+            sizes.unfold_tiles +=
+                (width.div_ceil(UNFOLD_TILE[0]) * height.div_ceil(UNFOLD_TILE[1])) as u32;
             let across = |tokens: usize, tile: usize| (2 * tokens - 2).div_ceil(tile).max(1);
             sizes.attend_tiles +=
                 (across(plane.tokens_x(), TILE[0]) * across(plane.tokens_y(), TILE[1])) as u32;
@@ -142,6 +142,7 @@ mod tests {
         assert_eq!(sizes.scratch_bytes, 11_841_024);
         assert_eq!(sizes.scratch_bytes % 256, 0);
         assert_eq!(sizes.argument.plane[2].offset, 1280 * 720 + 640 * 360);
+        assert_eq!(sizes.unfold_tiles, 21 * 12 + 2 * 11 * 6);
         let tiles = |tx: u32, ty: u32| (2 * tx - 2).div_ceil(15) * (2 * ty - 2).div_ceil(23);
         assert_eq!(sizes.attend_tiles, tiles(160, 90) + 2 * tiles(80, 45));
         // The smallest frame has one token in each chroma plane, and a tile is needed for it.
