@@ -251,12 +251,24 @@ job() {
         done; cmp ptx.y4m cust.so.y4m' "$pp" "$here/plugins/cust.so" "$clip"
     gpu_step 2 job-identity required 60 bash -c \
         '"$0" run --transport nccl --kernels ptx --denoise-steps 0 --input "$1" --output out.y4m && cmp "$1" out.y4m' "$pp" "$clip"
+    # Wherever the stages stand, the output is that of one GPU, bit for bit.
+    gpu_step 2 placements required 120 bash -c 'same() { "$pp" run --kernels ptx --denoise-steps 4 --input "$clip" "$@" --output out.y4m &&
+            if [[ -f one.y4m ]]; then cmp one.y4m out.y4m; else mv out.y4m one.y4m; fi || exit; }
+        pp=$0 clip=$1
+        for recompute in "" --recompute; do
+            rm -f one.y4m
+            same --ranks 1 $recompute
+            for pipeline in phase_b@1,decode@0 phase_b@0,decode@1 phase_b@0,phase_b@1,decode@1 phase_b@0+1,decode@0 \
+                phase_b@1+0,decode@1 phase_b@0+1,phase_b@0+1,decode@0 "(phase_b@0,phase_b@1)*2,decode@0"; do
+                same --transport nccl --pipeline "encode@0,$pipeline" $recompute
+            done
+        done' "$pp" "$clip"
     step job-host optional 90 "$pp" run --transport host --kernels cpu "${noisy[@]}"
     if [[ ! $python ]]; then
         skip 720p optional "needs python3 to make the clip"
         return
     fi
-    # The sample clip, tiled to 1280x720 and repeated.
+    # The sample clip, tiled to a larger size and repeated.
     cat >"$work/tile.py" <<'PYTHON'
 import sys
 clip = open(sys.argv[1], "rb").read()
@@ -267,23 +279,36 @@ def tiled(plane, w, h, W, H):
     rows = [(plane[y * w:(y + 1) * w] * (W // w + 1))[:W] for y in range(h)]
     return b"".join(rows[y % h] for y in range(H))
 made = []
+W, H, count = map(int, sys.argv[3:])
 for f in frames:
     y, u, v = f[:w * h], f[w * h:w * h * 5 // 4], f[w * h * 5 // 4:]
-    made.append(b"FRAME\n" + tiled(y, w, h, 1280, 720) + tiled(u, w // 2, h // 2, 640, 360) + tiled(v, w // 2, h // 2, 640, 360))
+    made.append(b"FRAME\n" + tiled(y, w, h, W, H) + tiled(u, w // 2, h // 2, W // 2, H // 2) + tiled(v, w // 2, h // 2, W // 2, H // 2))
 with open(sys.argv[2], "wb") as out:
-    out.write(b"YUV4MPEG2 W1280 H720 F25:1 Ip A1:1 C420jpeg\n")
-    for k in range(4000):
+    out.write(b"YUV4MPEG2 W%d H%d F25:1 Ip A1:1 C420jpeg\n" % (W, H))
+    for k in range(count):
         out.write(made[k % len(made)])
 PYTHON
-    if ((gpus >= 2)) && [[ ! $list ]] && { wanted 720p-unwritten-1 || wanted 720p-written-1 || wanted video-720p || wanted 720p-restarts-1; }; then
-        timeout 90 "$python" "$work/tile.py" "$clip" "$films/in.y4m"
+    if ((gpus >= 2)) && [[ ! $list ]] && { wanted 720p-unwritten-1 || wanted 720p-written-1 || wanted video-720p || wanted 720p-restarts-1 || wanted 720p-one-1; }; then
+        timeout 90 "$python" "$work/tile.py" "$clip" "$films/in.y4m" 1280 720 4000
     fi
-    local run film=("${nccl[@]}" --kernels ptx --cuts off --frames-per-chunk 8 --input "$films/in.y4m" --report report.json)
+    local run any=(--kernels ptx --cuts off --frames-per-chunk 8 --report report.json --input)
+    local film=("${nccl[@]}" "${any[@]}" "$films/in.y4m")
     step video-720p optional 90 "$pp" bench video --input "$films/in.y4m" --output "$films/out.y4m" --frames-per-chunk 8 --json
     for ((run = 1; run <= runs; run++)); do
         gpu_step 2 "720p-unwritten-$run" optional 60 "$pp" run "${film[@]}"
         gpu_step 2 "720p-written-$run" optional 60 "$pp" run "${film[@]}" --output "$films/out.y4m"
         gpu_step 2 "720p-restarts-$run" optional 60 "$pp" run "${film[@]}" --restarts 3
+        gpu_step 1 "720p-one-$run" optional 60 "$pp" run "${any[@]}" "$films/in.y4m" --ranks 1
+        gpu_step 2 "720p-parts-$run" optional 60 "$pp" run "${film[@]}" --pipeline encode@0,phase_b@0,phase_b@1,decode@1
+    done
+    rm -f "$films"/*
+    # One pass, so that nothing but a group can share it.
+    if ((gpus >= 2)) && [[ ! $list ]] && wanted 1080p-one-1; then
+        timeout 90 "$python" "$work/tile.py" "$clip" "$films/in.y4m" 1920 1080 1600
+    fi
+    for ((run = 1; run <= runs; run++)); do
+        gpu_step 1 "1080p-one-$run" optional 60 "$pp" run "${any[@]}" "$films/in.y4m" --denoise-steps 1 --ranks 1
+        gpu_step 2 "1080p-group-$run" optional 60 "$pp" run "${film[@]}" --denoise-steps 1 --pipeline encode@0,phase_b@0+1,decode@0
     done
     rm -f "$films"/*
 }
@@ -454,6 +479,14 @@ for how in unwritten written restarts; do
     figure "  the 99th percentile" "720p-$how-" '' latency_p99_ms
 done
 
+figure "frames a second, 1280x720, one GPU" 720p-one- '' frames_per_second min 3700
+figure "  ms a chunk of 8" 720p-one- '' period_ms
+figure "  the mean" 720p-one- '' period_mean_ms
+figure "frames a second, 1280x720, a part on each of two GPUs" 720p-parts- '' frames_per_second
+figure "  ms a chunk of 8" 720p-parts- '' period_ms
+figure "  the mean" 720p-parts- '' period_mean_ms
+ratio "  over one GPU" 720p-parts- '' frames_per_second 720p-one- '' frames_per_second min 1.65
+ratio "a group of two GPUs over one, 1920x1080, one pass" 1080p-group- '' frames_per_second 1080p-one- '' frames_per_second min 1.7
 ratio "frames a second with every tensor's digest over without" fault-verify-1 '' frames_per_second fault-verify-off '' frames_per_second
 
 join() { local IFS=,; echo "$*"; }
