@@ -259,7 +259,7 @@ job() {
             rm -f one.y4m
             same --ranks 1 $recompute
             for pipeline in phase_b@1,decode@0 phase_b@0,decode@1 phase_b@0,phase_b@1,decode@1 phase_b@0+1,decode@0 \
-                phase_b@1+0,decode@1 phase_b@0+1,phase_b@0+1,decode@0 "(phase_b@0,phase_b@1)*2,decode@0"; do
+                phase_b@1+0,decode@1 phase_b@0+1,phase_b@1,decode@0 "(phase_b@0,phase_b@1)*2,decode@0"; do
                 same --transport nccl --pipeline "encode@0,$pipeline" $recompute
             done
         done' "$pp" "$clip"
@@ -344,7 +344,7 @@ faults() {
     gpu_step 2 fault-rules held 240 "$trials" faults "${nccl[@]}" --json
     # Every state of ours against everything that may become of the peer.
     gpu_step 2 fault-shutdown held 300 "$trials" shutdown --transport nccl --jobs 3 --json
-    # Phase B dies three times, and the output is the undisturbed one.
+    # Rank 1 dies three times, and the output is the undisturbed one.
     gpu_step 2 fault-restart held 90 bash -c '"$0" run --transport nccl --kernels ptx --input "$1" --output calm.y4m &&
         PP_FAULT=kill@1:chunk=2:times=3 "$0" run --transport nccl --kernels ptx --input "$1" --restarts 5 --output again.y4m --report report.json &&
         cmp calm.y4m again.y4m' "$trials" "$clip"

@@ -47,7 +47,7 @@ cargo xtask <command>
   fuzz [--inputs N] [TARGET...]
                   every decoder that a stranger, a peer or a file reaches, under libFuzzer
   soak [--chunks N] [--minutes N] [--seed S]
-                  long jobs whose Phase B is killed and stopped all the time; no frame may be lost or changed
+                  long jobs whose ranks between source and sink are killed and stopped all the time; no frame is lost or changed
   bench WHAT      overlap | touch | denoise | all: ours beside its peers, interleaved;
                   door: a job beside somebody who attacks the place where its ranks meet";
 

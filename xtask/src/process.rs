@@ -131,7 +131,12 @@ fn artifact(messages: &str, name: &str) -> Option<PathBuf> {
     let messages = messages
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let of_target = messages.filter(|message| message["target"]["name"] == name);
+    // The unit tests of a program have its name, too.
+    let of_target = messages.filter(|message| {
+        let is_unit_test = message["profile"]["test"] == true
+            && message["target"]["kind"] != serde_json::json!(["test"]);
+        message["target"]["name"] == name && !is_unit_test
+    });
     let mut files = of_target.flat_map(|message| match &message["executable"] {
         Value::String(program) => vec![program.clone()],
         _ => serde_json::from_value(message["filenames"].clone()).unwrap_or_default(),
@@ -171,7 +176,8 @@ mod tests {
     #[test]
     fn cargo_says_where_a_file_that_it_built_is() {
         let messages = r#"{"target":{"name":"build-script-build"},"executable":"/t/build","filenames":["/t/build"]}
-{"target":{"name":"pp"},"executable":"/t/triple/release/pp","filenames":["/t/triple/release/pp"]}
+{"target":{"name":"pp"},"profile":{"test":true},"executable":"/t/deps/pp-0","filenames":["/t/deps/pp-0"]}
+{"target":{"name":"pp"},"profile":{"test":false},"executable":"/t/triple/release/pp","filenames":["/t/triple/release/pp"]}
 {"target":{"name":"pp_plugin"},"executable":null,"filenames":["/t/libpp_plugin.rlib","/t/libpp_plugin.so"]}
 {"reason":"build-finished","success":true}"#;
         let place = |name| artifact(messages, name);

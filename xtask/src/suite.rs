@@ -6,7 +6,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::process::{cargo, command, output, run as run_command, target};
+use crate::placements;
+use crate::process::{built, cargo, command, output, run as run_command, target};
 
 /// Set on build machines: there a check that cannot run has failed.
 const MUST_RUN: &str = "PP_TESTS_MUST_RUN";
@@ -23,6 +24,9 @@ const UNSAFE_CRATES: [&str; 6] = [
 /// Runs the suite and stops at the first part that fails.
 pub(crate) fn run() -> Result<()> {
     run_command(&mut cargo(&["test", "--workspace", "--no-fail-fast"]))?;
+    // The program that the tests above have built.
+    let mut tests = cargo(&["test", "--workspace", "--no-run"]);
+    placements::run_part(&built(&mut tests, "pp-trials")?)?;
     loom()?;
     memory()
 }

@@ -94,6 +94,8 @@ pub enum Command {
     /// Measure.
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Measure the stages on this machine, propose ranks for them, and run the proposal.
+    Plan(Box<PlanArgs>),
     /// Read what the ranks of a job did last: who waited for whom, and who never came.
     Flight(FlightArgs),
     /// Say what this machine has and lacks, and what to do about it.
@@ -139,7 +141,7 @@ pub enum PluginCommand {
 /// The commands of `pp bench`.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// How well two stages overlap.
+    /// How well stages overlap.
     Overlap(OverlapArgs),
     /// What the edges carry: one way and round trip, by size.
     Link(LinkArgs),
@@ -348,7 +350,7 @@ impl RunArgs {
 pub(crate) enum Simulate {
     /// Sleep, then spin the rest to the mark: a stage that leaves its core to others.
     Sleep,
-    /// Spin all the time: a stage that needs its core.
+    /// Compute for so much time of a core: a stage that needs its core.
     Spin,
     /// A GPU kernel that spins on the GPU's clock (with --transport nccl).
     GpuSpin,
@@ -471,6 +473,62 @@ pub struct VideoArgs {
     pub(crate) json: bool,
 }
 
+/// The arguments of `pp plan`.
+#[derive(Args, Clone, Debug)]
+pub struct PlanArgs {
+    /// Most ranks that the stages may stand on, 1 to 64.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = whole(1..=MAX_RANKS))]
+    pub(crate) ranks: u32,
+    /// Place stages that compute for so many milliseconds, 0 to 60000, that of the source first; by default the stages of
+    /// pp run are placed.
+    #[arg(long, value_name = "F,F,…", value_delimiter = ',', value_parser = milliseconds)]
+    #[arg(conflicts_with_all = ["input", "width", "height", "denoise_steps", "frames_per_chunk"])]
+    #[arg(conflicts_with_all = ["kernels", "plugin_args", "transport", "threads"])]
+    pub(crate) stages: Option<Vec<f64>>,
+    /// With --stages: payload bytes over each edge, 0 to 18446744073709551615, as far as there is memory.
+    #[arg(long, value_name = "N", default_value_t = 22_118_400, value_parser = whole(0..=u64::MAX))]
+    pub(crate) bytes: u64,
+    /// Y4M video to measure with, a file; without it noise is made.
+    #[arg(long, value_name = "FILE.y4m", conflicts_with_all = ["width", "height"])]
+    pub(crate) input: Option<PathBuf>,
+    /// Width of the noise, 16 to 16384.
+    #[arg(long, value_name = "N", default_value_t = 1280, value_parser = whole(16..=16384_u32))]
+    pub(crate) width: u32,
+    /// Height of the noise, 16 to 16384.
+    #[arg(long, value_name = "N", default_value_t = 720, value_parser = whole(16..=16384_u32))]
+    pub(crate) height: u32,
+    /// Kernels, as for pp run.
+    #[arg(long, value_name = "auto|cpu|ptx|FILE.so", default_value = "auto")]
+    pub(crate) kernels: String,
+    /// An argument for the plugin; may be given several times.
+    #[arg(long = "plugin-arg", value_name = "KEY=VALUE", value_parser = plugin_arg)]
+    pub(crate) plugin_args: Vec<(String, String)>,
+    /// How payloads travel between the ranks.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) transport: TransportChoice,
+    /// Denoising steps, 0 to 1024.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, value_parser = whole(0..=1024_u32))]
+    pub(crate) denoise_steps: u32,
+    /// Frames that travel together, 1 to 256.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=256_u32))]
+    pub(crate) frames_per_chunk: u32,
+    /// Threads for each stage between source and sink, 0 to 1024; 0 takes one for each core.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=1024_u32))]
+    pub(crate) threads: u32,
+    /// Chunks of each run, 2 to 1000000, the first of them to warm up; by default 24, and with --stages 200.
+    #[arg(long, value_name = "N", value_parser = whole(2..=1_000_000_u64))]
+    pub(crate) chunks: Option<u64>,
+    /// Runs of each pipeline, 1 to 100, of which the median counts.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = whole(1..=100_u32))]
+    pub(crate) rounds: u32,
+    /// Run every placement, and say which is the best.
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// The arguments of `pp flight`.
 #[derive(Args, Clone, Debug)]
 pub struct FlightArgs {
@@ -487,69 +545,4 @@ pub struct FlightArgs {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn command() -> clap::Command {
-        prepare(Cli::command(), "pp")
-    }
-
-    /// The command at the end of `path`, and those below it, with their paths.
-    fn walk(path: &[String], command: &clap::Command, see: &mut impl FnMut(&[String], &clap::Arg)) {
-        for arg in command
-            .get_arguments()
-            .filter(|arg| !arg.is_positional() && !arg.is_hide_set())
-        {
-            see(path, arg);
-        }
-        for below in command.get_subcommands() {
-            let path = [path, &[below.get_name().to_owned()]].concat();
-            walk(&path, below, see);
-        }
-    }
-
-    #[test]
-    fn help_names_the_limits_and_the_default_of_every_number() {
-        let mut numbers = 0;
-        walk(&["pp".into()], &command(), &mut |path, arg| {
-            let Some(flag) = arg.get_long().filter(|_| arg.get_action().takes_values()) else {
-                return;
-            };
-            // These take no number.
-            if ["pipeline", "plugin-arg"].contains(&flag) {
-                return;
-            }
-            for value in ["x", "", "-1e30"] {
-                let flag = format!("--{flag}");
-                let line = [path, &[flag.clone(), value.into()]].concat();
-                let Some(said) = command()
-                    .try_get_matches_from(line)
-                    .err()
-                    .and_then(|error| refusal(&error))
-                else {
-                    return;
-                };
-                numbers += 1;
-                let shown = if value.is_empty() { "\"\"" } else { value };
-                assert!(
-                    said.starts_with(&format!("{flag} {shown}: it takes ")),
-                    "{said}"
-                );
-                let help = arg.get_help().unwrap().to_string();
-                let (_, range) = said.rsplit_once("from ").expect("limits");
-                let range = range.split(',').next().unwrap();
-                assert!(help.contains(range), "{flag}: {range:?} is not in {help:?}");
-                let has_default = !arg.get_default_values().is_empty();
-                assert!(has_default || help.contains("by default"), "{flag}: {help}");
-            }
-        });
-        assert!(numbers >= 60, "{numbers}");
-    }
-
-    #[test]
-    fn the_strength_reads_as_it_was_typed() {
-        for text in ["auto", "10", "2.5"] {
-            assert_eq!(text.parse::<Strength>().unwrap().to_string(), text);
-        }
-    }
-}
+mod tests;

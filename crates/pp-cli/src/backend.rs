@@ -237,7 +237,8 @@ fn find(this: ThisRank<'_>, env: &Env, need: Need) -> Result<NcclBackend, String
     if count < wanted || (local >= count && !masked) {
         let advice = match need {
             Need::Must => {
-                "; check CUDA_VISIBLE_DEVICES, run the ranks on two machines, or use --transport host"
+                "; put all stages on as many ranks as there are GPUs (--ranks or --pipeline), check \
+                 CUDA_VISIBLE_DEVICES, run ranks on other machines, too, or use --transport host"
             }
             _ => "",
         };

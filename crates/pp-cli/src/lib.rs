@@ -11,6 +11,7 @@ pub mod env;
 mod exit;
 mod limits;
 mod log;
+mod plan;
 mod run;
 mod timed;
 mod video;
@@ -51,7 +52,10 @@ pub fn program<C: CommandFactory + FromArgMatches>(
 /// # Errors
 /// The system allows too little memory, or a variable cannot be read.
 pub fn prepare(command: &Command, env: &Env) -> Result<(), Error> {
-    let has_ranks = matches!(command, Command::Run(_) | Command::Bench(_));
+    let has_ranks = matches!(
+        command,
+        Command::Run(_) | Command::Bench(_) | Command::Plan(_)
+    );
     if has_ranks {
         env.note_unknown();
     }
@@ -74,6 +78,7 @@ pub fn perform(command: &Command, env: &Env) -> Result<(), Error> {
         Command::Bench(BenchCommand::Link(args)) => bench::link(args, env),
         Command::Bench(BenchCommand::Kernels(args)) => bench::kernels(args),
         Command::Bench(BenchCommand::Video(args)) => bench::video(args),
+        Command::Plan(args) => plan::plan(args, env),
         Command::Flight(args) => cmd::flight::flight(args),
         Command::Doctor => cmd::doctor::doctor(env),
         Command::Verify { first, second } => cmd::verify::verify(first, second),

@@ -9,7 +9,7 @@ use std::process::Stdio;
 
 use common::{folder, pp};
 use pp_testing::{
-    process::{finish, run, spawn},
+    process::{as_rank, finish, free_port, run, spawn},
     video,
 };
 
@@ -140,7 +140,7 @@ fn a_reader_that_leaves_is_an_output_error() {
 
 #[test]
 fn command_lines_that_cannot_be() {
-    let cases: [(&[&str], &str); 13] = [
+    let cases: [(&[&str], &str); 12] = [
         (
             &["run", "--depth", "65"],
             "--depth 65: it takes a whole number from 1 to 64",
@@ -172,10 +172,6 @@ fn command_lines_that_cannot_be() {
         (
             &["run", "--pipeline", "encode@0,blur@1,decode@0"],
             "the kernels cpu have no stage blur",
-        ),
-        (
-            &["run", "--pipeline", "encode@0,phase_b@1+2,decode@0"],
-            "give phase_b one rank",
         ),
         (
             &[
@@ -352,4 +348,79 @@ fn a_gpu_that_is_wanted_and_not_there_is_named_once_and_what_is_only_hoped_for_i
     let (_, why) = said.split_once("; on CPUs: ").unwrap();
     assert!(!why.contains("install"), "{why}");
     assert_eq!(said.matches("transport").count(), 1, "{said}");
+}
+
+#[test]
+fn pipelines_that_cannot_be_run_are_refused_before_a_rank_starts() {
+    let folder = folder("bad_pipelines");
+    let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 4));
+    let output = folder.file("out.y4m");
+    // No denoise steps are asked for.
+    let cases: [(&[&str], &str); 9] = [
+        (&["encode@0,blur@1,decode@0"], "have no stage blur; write"),
+        (
+            &["encode@0,phase_b@2,decode@0"],
+            "rank 1 has no stage; use all ranks",
+        ),
+        (
+            &["encode@0,phase_b@1,phase_b@2,decode@0"],
+            "name it 1 times at most",
+        ),
+        (
+            &["encode@0,(phase_b@1),decode@0"],
+            "character 21: found ','; write '*steps'",
+        ),
+        (
+            &["encode@0,(phase_b@1)*0,decode@0"],
+            "write 'steps', or a number",
+        ),
+        (
+            &["encode@0,(phase_b@1)*steps,decode@0"],
+            "--denoise-steps is 0; raise",
+        ),
+        (&["encode@0 -"], "quote it: the shell took the >"),
+        (&["encode@0", "-"], "quote the text: the shell took the >"),
+        (
+            &["encode@0,phase_b@1,decode@0", "--ranks=3"],
+            "leave --ranks out",
+        ),
+    ];
+    for (more, words) in cases {
+        let more = [&["--pipeline"], more].concat();
+        let ended = run(&mut pp(&run_args(&input, &output, &more)), None);
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+        ended.failed(2, &[words]);
+    }
+    for (pipeline, words) in [
+        ("s0@0,x@1,s2@0", "has no stage s1"),
+        ("s0@0,(s1@1)*steps,s2@0", "write the number of laps"),
+        ("s0@0,s1@1+2,s2@0", "give s1 one rank"),
+    ] {
+        let more = [
+            "bench",
+            "overlap",
+            "--stages",
+            "0,0,0",
+            "--pipeline",
+            pipeline,
+        ];
+        let ended = run(&mut pp(&more), None);
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+        ended.failed(2, &[words]);
+    }
+    // A launcher of two ranks.
+    for (pipeline, words) in [
+        (
+            "encode@0,phase_b@0,decode@0",
+            "give a --pipeline of 2 ranks",
+        ),
+        (
+            "encode@0,phase_b@1,decode@2",
+            "start 3, give a pipeline of 2",
+        ),
+    ] {
+        let command = pp(&run_args(&input, &output, &["--pipeline", pipeline]));
+        run(&mut as_rank(command, 0, free_port()), None).failed(2, &[words]);
+    }
+    assert_eq!(folder.names(), ["in.y4m"]);
 }

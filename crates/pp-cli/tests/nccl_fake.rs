@@ -135,6 +135,40 @@ fn every_depth_is_in_order() {
     }
 }
 
+/// Rows go out, are exchanged and come back from GPU to GPU, beside the leader's kernels. The passes are the kernels' own
+/// formula, so the film is that of one GPU.
+#[test]
+fn a_group_is_in_order_and_gives_what_one_gpu_gives() {
+    let fakes = Fakes::build();
+    let folder = folder("nccl_group");
+    let input = folder.write("in.y4m", &video(32, 43, "420jpeg", 8));
+    let output = folder.file("out.y4m");
+    // Each communicator has made its event by then.
+    let expect = Expect {
+        warm_up: 8,
+        ..EXPECT
+    };
+    let film = |pipeline, more: &[&str], seed: &str, transfers| {
+        let mut all = vec!["--frames-per-chunk", "2", "--pipeline", pipeline];
+        all.extend(more);
+        let mut command = pp_on(&fakes, &folder, &run_args(&input, &output, &all));
+        run(command.env("PP_FAKE_SEED", seed), None).succeeded();
+        assert_proven(&folder, transfers, expect);
+        std::fs::read(&output).unwrap()
+    };
+    for more in [&[][..], &["--recompute"]] {
+        let alone = film("encode@0,phase_b@0,decode@0", more, "1", 0);
+        // Of four chunks, sends and receives: of payloads, of rows out and back, and of two exchanges between two passes.
+        for (seed, pipeline, transfers) in [
+            ("2", "encode@0,phase_b@0+1,decode@0", 32),
+            ("3", "encode@0,phase_b@1+0,decode@0", 48),
+        ] {
+            let same = film(pipeline, more, seed, transfers) == alone;
+            assert!(same, "{pipeline} {more:?}");
+        }
+    }
+}
+
 /// Copied out of the payload behind the encode, in every epoch, with nothing waited for.
 #[test]
 fn the_noise_that_was_estimated_is_that_of_the_host() {

@@ -87,6 +87,9 @@ fn every_placement_gives_the_same_clip_and_the_same_psnr() {
         "encode@0,phase_b@0,decode@1",
         "encode@0,phase_b@1,phase_b@2,decode@0",
         "encode@0,phase_b@1,phase_b@0,phase_b@1,decode@2",
+        "encode@0,phase_b@0+1,decode@0",
+        "encode@0,phase_b@1+0+2,decode@1",
+        "encode@0,phase_b@2+1,phase_b@0,decode@3",
     ] {
         let report = folder.file("report.json");
         let more = [

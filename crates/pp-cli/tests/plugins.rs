@@ -51,6 +51,27 @@ fn denoise(input: &Path, output: &Path, kernels: &Path, more: &[&str]) -> Ended 
     run(command.arg("--kernels").arg(kernels), None)
 }
 
+/// Stages of its own, of which one is run by a group, also in parts; its sink makes larger frames and more of them.
+#[test]
+fn a_group_runs_a_stage_of_a_plugin() {
+    let folder = folder("plugin_group");
+    let input = folder.write("in.y4m", &video(32, 20, "mono", 7));
+    let output = folder.file("out.y4m");
+    let three = compile_c_file(&root().join("crates/pp-kernels/tests/plugins/three.c"), &[]);
+    let film = |pipeline: &str| {
+        let pipeline = format!("--pipeline={pipeline}");
+        denoise(&input, &output, &three, &[&pipeline]).succeeded();
+        std::fs::read(&output).unwrap()
+    };
+    let alone = film("read@0,soften@0,write@0");
+    for pipeline in [
+        "read@0,soften@0+1,write@0",
+        "read@0,soften@2+1+0,soften@1,write@2",
+    ] {
+        assert!(film(pipeline) == alone, "{pipeline}");
+    }
+}
+
 #[test]
 fn example_plugins_pass_their_check_and_do_their_work() {
     let folder = folder("plugins");

@@ -71,9 +71,23 @@ fn killed_at_random_moments_it_goes_on_as_if_nothing_had_been() {
     let (plain, cut) = (video(64, 48, "mono", 120), scenes(64, 48, "mono", 120, 40));
     let (median, temporal) = (median(), rust_plugin("pp-plugin-temporal"));
     let file = |path: &PathBuf| path.to_str().unwrap().to_owned();
+    let group = |ranks: &str| {
+        let pipeline = format!("encode@0,phase_b@{ranks},decode@0");
+        vec!["--recompute".to_owned(), "--pipeline".to_owned(), pipeline]
+    };
     let variants = [
         (vec![], &plain),
         (vec!["--recompute".to_owned()], &plain),
+        // The leader of a group, and another member.
+        (group("1+2"), &cut),
+        (group("2+1"), &cut),
+        (
+            vec![
+                "--pipeline".into(),
+                "encode@0,(phase_b@1)*2,decode@0".into(),
+            ],
+            &cut,
+        ),
         (vec!["--cuts".into(), "flush".into()], &cut),
         (
             vec![
@@ -118,6 +132,57 @@ fn a_rank_that_never_comes_is_replaced_too() {
     let (before, _) = ended.stderr.split_once(" of 100 times").unwrap();
     let used: u32 = before.rsplit(' ').next().unwrap().parse().unwrap();
     assert!(used >= 2, "{}", ended.stderr);
+}
+
+/// Rank 0 hears of one loss alone. Of ranks that join while another does not come, none may end because of that.
+#[test]
+fn ranks_that_are_lost_together_are_all_replaced() {
+    let input = video(64, 48, "mono", 80);
+    let four = ["--pipeline", "encode@0,phase_b@1,phase_b@2,decode@3"];
+    let wanted = calm(host(&four), &input);
+    let [first, second] = [1, 2].map(|rank| (rank, Signal::KILL));
+    for strikes in [
+        vec![first, second],
+        vec![first, second, (1, Signal::STOP)],
+        vec![first, second, (2, Signal::STOP)],
+    ] {
+        let mut command = host(&four);
+        command.args(["--restarts", "100"]);
+        command.env("PP_RESTART_WITHIN_MS", "1000");
+        let mut held = Held::start(&mut command, input.clone());
+        for (rank, signal) in &strikes {
+            let strike = Strike {
+                signal: *signal,
+                ..KILL
+            };
+            held.strike_rank(*rank, strike);
+        }
+        let ended = held.finish();
+        assert_eq!(ended.code, Some(0), "{strikes:?}: {}", ended.stderr);
+        assert!(ended.stdout == wanted, "{strikes:?}: another output");
+    }
+}
+
+/// The sink stands on a rank of its own, which is not started again: it must not end because of the others.
+#[test]
+fn a_rank_that_dies_while_all_meet_is_replaced() {
+    let input = video(64, 48, "mono", 40);
+    let three = ["--pipeline", "encode@0,phase_b@1,decode@2"];
+    let wanted = calm(host(&three), &input);
+    for ms in [0, 2, 4, 5, 6, 7, 8, 9, 10, 12, 15] {
+        let mut command = host(&three);
+        command.args(["--restarts", "100"]);
+        let mut held = Held::start(&mut command, input.clone());
+        let strike = Strike {
+            at: 0,
+            after: Duration::from_millis(ms),
+            ..KILL
+        };
+        held.strike_rank(1, strike);
+        let ended = held.finish();
+        assert_eq!(ended.code, Some(0), "{ms} ms: {}", ended.stderr);
+        assert!(ended.stdout == wanted, "{ms} ms: another output");
+    }
 }
 
 /// Kills that fall upon ranks that have just been started, and have not met anybody.

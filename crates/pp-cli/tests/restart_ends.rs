@@ -50,6 +50,22 @@ fn a_stopped_rank_0_is_not_waited_for() {
     all_gone(&ranks);
 }
 
+/// Its silence is what tells: the leader waits for it in a collective.
+#[test]
+fn a_stopped_member_of_a_group_ends_the_job_by_its_name() {
+    let mut command = host(&["--pipeline", "encode@0,phase_b@1+2,decode@0"]);
+    command.env("PP_HEARTBEAT_MS", "1000");
+    let held = Held::start(&mut command, clip());
+    held.wait_for(60_000);
+    let ranks = children(held.id());
+    signal(held.rank(2), Signal::STOP);
+    let ended = held.finish();
+    assert_eq!(ended.code, Some(9), "{}", ended.stderr);
+    let words = "timed out: rank 2: heartbeat: ";
+    assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    all_gone(&ranks);
+}
+
 /// No process notices that rank 0 is stopped, so nothing but the interrupt ends the job.
 #[test]
 fn a_second_interrupt_ends_a_job_whose_ranks_are_stopped() {

@@ -55,6 +55,9 @@ pub enum BodyError {
         /// From the manifest.
         manifest: u64,
     },
+    /// A hard cut overtook the chunk, and on such chunks no group works.
+    #[error("a stale message came on an edge of a group")]
+    Stale,
     /// The manifest breaks a rule.
     #[error("manifest refused")]
     Manifest(#[from] ManifestError),

@@ -255,7 +255,7 @@ impl Matched<'_> {
         &self.header
     }
 
-    /// Decodes its message, which stage `maker` of the pipeline sent.
+    /// Decodes its message, which stage `maker` of the pipeline sent with its payload. From the sink it is an acceptance.
     ///
     /// # Errors
     /// [`BodyError`]: there is none, it breaks a rule of the plan, its trail is not that of a chunk which `maker` hands
@@ -268,18 +268,73 @@ impl Matched<'_> {
         pipeline: &Pipeline,
         maker: usize,
     ) -> Result<Message<P>, BodyError> {
+        let is_acceptance = maker + 1 == pipeline.stages().len();
+        let message = self.decode::<P>(pipeline, maker, !is_acceptance)?;
+        self.check_payload(message.tensors().payload_bytes())?;
+        Ok(message)
+    }
+
+    /// Decodes the message that the leader of the group of stage `at` got with its payload, and sent to a member without.
+    ///
+    /// # Errors
+    /// As [`Matched::message`]; a payload is announced.
+    ///
+    /// # Panics
+    /// If the pipeline has no stage `at`, or it is the source.
+    pub fn followed<P: Plan>(
+        &self,
+        pipeline: &Pipeline,
+        at: usize,
+    ) -> Result<Message<P>, BodyError> {
+        self.of_group(pipeline, at - 1, true)
+    }
+
+    /// Decodes the message by which a member of the group of stage `at` reports to the leader ([`Message::reported`]).
+    ///
+    /// # Errors
+    /// As [`Matched::message`]; there are tensors, or a payload is announced.
+    ///
+    /// # Panics
+    /// If the pipeline has no stage `at`.
+    pub fn reported<P: Plan>(
+        &self,
+        pipeline: &Pipeline,
+        at: usize,
+    ) -> Result<Message<P>, BodyError> {
+        self.of_group(pipeline, at, false)
+    }
+
+    fn of_group<P: Plan>(
+        &self,
+        pipeline: &Pipeline,
+        maker: usize,
+        has_tensors: bool,
+    ) -> Result<Message<P>, BodyError> {
+        self.check_payload(0)?;
+        let message = self.decode::<P>(pipeline, maker, has_tensors)?;
+        match message.is_stale() {
+            true => Err(BodyError::Stale),
+            false => Ok(message),
+        }
+    }
+
+    fn decode<P: Plan>(
+        &self,
+        pipeline: &Pipeline,
+        maker: usize,
+        has_tensors: bool,
+    ) -> Result<Message<P>, BodyError> {
         let action = self.header.action();
         if action != Action::Infer {
             return Err(BodyError::NoBody { action });
         }
-        let message = Message::from_body(self.body, pipeline, (maker, self.header.lap()))?;
-        let (header, manifest) = (
-            self.header.payload_bytes(),
-            message.tensors().payload_bytes(),
-        );
-        if header != manifest {
-            return Err(BodyError::PayloadSize { header, manifest });
+        Message::from_body(self.body, pipeline, (maker, self.header.lap()), has_tensors)
+    }
+
+    fn check_payload(&self, manifest: u64) -> Result<(), BodyError> {
+        match self.header.payload_bytes() {
+            header if header == manifest => Ok(()),
+            header => Err(BodyError::PayloadSize { header, manifest }),
         }
-        Ok(message)
     }
 }

@@ -34,7 +34,7 @@ impl<P: Plan> Message<P> {
     /// # Errors
     /// What [`Plan::check`] says.
     pub fn new(plan: P, source: &StageSpec, tensors: Manifest) -> Result<Self, PlanError> {
-        check(&plan, source, &tensors)?;
+        check(&plan, source, true, &tensors)?;
         Ok(Self {
             plan,
             tensors,
@@ -55,7 +55,7 @@ impl<P: Plan> Message<P> {
         Ok(self)
     }
 
-    /// What stage `at` hands on: the tensors that it made, and its report. A stale message stays as it is.
+    /// What stage `at` hands on in this lap: the tensors that it made, and its report. A stale message stays as it is.
     ///
     /// # Errors
     /// What [`Plan::check`] says of the tensors.
@@ -66,14 +66,15 @@ impl<P: Plan> Message<P> {
     pub fn hand_on(
         mut self,
         pipeline: &Pipeline,
-        at: usize,
+        (at, lap): (usize, u16),
         tensors: Manifest,
         report: &StageReport,
     ) -> Result<Self, PlanError> {
         if self.is_stale {
             return Ok(self);
         }
-        check(&self.plan, &pipeline.stages()[at], &tensors)?;
+        let is_last_lap = lap == pipeline.laps_of(at, &self.plan) - 1;
+        check(&self.plan, &pipeline.stages()[at], is_last_lap, &tensors)?;
         self.tensors = tensors;
         self.trail.add(at, report);
         Ok(self)
@@ -99,6 +100,18 @@ impl<P: Plan> Message<P> {
         self.tensors = Manifest::empty();
         self.trail.add(sink, report);
         self.with_note(note)
+    }
+
+    /// What a member of the group that runs stage `at` tells its leader: its report, without tensors and note.
+    ///
+    /// # Panics
+    /// As [`Message::hand_on`].
+    #[must_use]
+    pub fn reported(mut self, at: usize, report: &StageReport) -> Self {
+        self.tensors = Manifest::empty();
+        self.trail.add(at, report);
+        self.note = List::default();
+        self
     }
 
     /// The message of a chunk that a hard cut overtook: it goes on to the sink without tensors and reports, and no stage
@@ -151,11 +164,13 @@ impl<P: Plan> Message<P> {
         )
     }
 
-    /// Decodes the message that stage `maker` sent for this lap. From the sink it is an acceptance.
+    /// Decodes the message that stage `maker` sent for this lap. The acceptance of the sink and the report of a member have
+    /// no tensors.
     pub(crate) fn from_body(
         body: &[u8],
         pipeline: &Pipeline,
         (maker, lap): (usize, u16),
+        has_tensors: bool,
     ) -> Result<Self, BodyError> {
         #[derive(Deserialize)]
         struct Body<T>(T, WireManifest, Trail, List<u8, MAX_NOTE_BYTES>, bool);
@@ -169,11 +184,19 @@ impl<P: Plan> Message<P> {
             note,
             is_stale,
         };
-        let is_acceptance = maker + 1 == pipeline.stages().len();
-        if is_stale || is_acceptance {
+        if is_stale || !has_tensors {
             message.tensors.expect_tensors(&[])?;
         } else {
-            check(&message.plan, &pipeline.stages()[maker], &message.tensors)?;
+            let is_last_lap = match pipeline.ring_at(maker) {
+                Some(ring) if maker < ring.last => {
+                    lap == pipeline.laps_of(maker, &message.plan) - 1
+                }
+                // Only the last lap leads out of the ring.
+                Some(_) => lap == 0,
+                None => true,
+            };
+            let spec = &pipeline.stages()[maker];
+            check(&message.plan, spec, is_last_lap, &message.tensors)?;
         }
         let (trail, plan) = (&message.trail, &message.plan);
         trail.check(plan, is_stale, pipeline, (maker, lap))?;
@@ -182,6 +205,11 @@ impl<P: Plan> Message<P> {
 }
 
 /// A plan knows nothing of seals.
-fn check<P: Plan>(plan: &P, maker: &StageSpec, tensors: &Manifest) -> Result<(), PlanError> {
-    plan.check(maker, &tensors.unsealed())
+fn check<P: Plan>(
+    plan: &P,
+    maker: &StageSpec,
+    is_last_lap: bool,
+    tensors: &Manifest,
+) -> Result<(), PlanError> {
+    plan.check(maker, is_last_lap, &tensors.unsealed())
 }

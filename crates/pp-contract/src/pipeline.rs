@@ -27,7 +27,9 @@
 //! | `(b@1 -> c@2)*4` | a ring with a fixed number of laps, 1 to 65535 |
 //!
 //! The first stage is the source: it stands on rank 0. The last stage is the sink. Each of the two stands once, on one
-//! rank, and in no ring. All ranks from 0 to the largest have a stage. Rings do not nest, and hold no group.
+//! rank, and in no ring. All ranks from 0 to the largest have a stage. Rings do not nest, and hold no group. No way leads from
+//! a group by ranks and other groups back to it, so that groups cannot wait for each other in a circle: two groups have one
+//! rank in common at most.
 
 mod parse;
 
@@ -64,6 +66,8 @@ pub struct StageSpec {
     pub parts: usize,
     /// The ranks that run it together, the leader first; never empty.
     pub ranks: Vec<Rank>,
+    /// Whether it is the last stage.
+    pub is_sink: bool,
 }
 
 impl StageSpec {
@@ -104,6 +108,8 @@ pub enum EdgeKind {
     Lap,
     /// Plan and manifest from the leader of a group to another member; no payload.
     Follow,
+    /// The report of a member on its share of a chunk, to the leader of its group; no payload.
+    Report,
     /// The sink's acceptance of a chunk, to the source; no payload.
     Accept,
 }
@@ -171,6 +177,16 @@ impl Pipeline {
         rings.find(|ring| (ring.first..=ring.last).contains(&at))
     }
 
+    /// How often a chunk of so many steps goes through stage `at`; at least once.
+    #[must_use]
+    pub fn laps(&self, at: usize, steps: u16) -> u16 {
+        match self.ring_at(at).map(|ring| ring.laps) {
+            None => 1,
+            Some(Laps::Steps) => steps.max(1),
+            Some(Laps::Fixed(laps)) => laps,
+        }
+    }
+
     /// The stages that follow stage `at`: the next one, and behind a ring's last stage the ring's first.
     pub fn next(&self, at: usize) -> impl Iterator<Item = (EdgeKind, usize)> {
         let onward = (at + 1 < self.stages.len()).then_some((EdgeKind::Onward, at + 1));
@@ -197,7 +213,12 @@ impl Pipeline {
         let followers = (0..=last).flat_map(|at| {
             let stage = &self.stages[at];
             let members = stage.ranks[1..].iter();
-            members.map(move |member| (EdgeKind::Follow, at, at, stage.leader(), *member))
+            members.flat_map(move |member| {
+                [
+                    (EdgeKind::Follow, at, at, stage.leader(), *member),
+                    (EdgeKind::Report, at, at, *member, stage.leader()),
+                ]
+            })
         });
         let accept = (EdgeKind::Accept, last, 0, self.sink(), Rank::new(0));
         let all = payloads.chain(followers).chain([accept]);

@@ -71,6 +71,21 @@ impl Composer {
         })
     }
 
+    /// Prepares INFER with a message whose payload stays where it is: for the members of a group.
+    ///
+    /// # Errors
+    /// As [`Composer::prepare`].
+    pub fn prepare_without_payload<P: Plan>(
+        &mut self,
+        message: &Message<P>,
+    ) -> Result<Prepared<'_>, PrepareError> {
+        let prepared = self.prepare(message)?;
+        Ok(Prepared {
+            payload_bytes: 0,
+            ..prepared
+        })
+    }
+
     /// Prepares NOOP or SHUTDOWN.
     pub fn prepare_bare(&mut self, message: Bare) -> Prepared<'_> {
         let action = match message {

@@ -4,6 +4,8 @@
 //! *Guarantee.* Each stage reports the calls that it made and the first frame that it saw. Every rank compares the
 //! reports of a message with the plan before it posts a receive for the payload.
 
+use core::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::bounded::List;
@@ -28,13 +30,19 @@ pub struct StageReport {
 }
 
 impl StageReport {
-    /// Whether this is what the plan asks of the stage in so many laps.
+    /// Whether this is what the plan asks of the stage in these of its `of` laps.
     ///
     /// # Errors
     /// [`TrailError::Calls`], [`TrailError::StartFrame`].
-    pub fn check<P: Plan>(&self, plan: &P, stage: &StageSpec, laps: u32) -> Result<(), TrailError> {
+    pub fn check<P: Plan>(
+        &self,
+        plan: &P,
+        stage: &StageSpec,
+        laps: Range<u16>,
+        of: u16,
+    ) -> Result<(), TrailError> {
         let (name, rank) = (|| stage.name.to_string(), stage.leader());
-        let planned = plan.calls(stage).saturating_mul(laps);
+        let planned = plan.calls(stage, laps, of);
         if self.calls != planned {
             return Err(TrailError::Calls {
                 stage: name(),
@@ -52,6 +60,15 @@ impl StageReport {
             });
         }
         Ok(())
+    }
+
+    /// This report of the leader of a group, with that of another member: the longest work counts, and the shortest wait.
+    /// Calls, first frame and seal are those of the leader: every member reports the same calls, which are checked for each.
+    #[must_use]
+    pub fn with_member(mut self, member: &Self) -> Self {
+        self.work_us = self.work_us.max(member.work_us);
+        self.idle_us = self.idle_us.min(member.idle_us);
+        self
     }
 
     fn add(&mut self, lap: &Self) {
@@ -170,14 +187,15 @@ impl Trail {
         }
         for (stage, report) in (1..).zip(&*self.0) {
             let spec = &pipeline.stages()[stage];
-            let laps = match open {
+            let of = pipeline.laps_of(stage, plan);
+            let done = match open {
                 Some(ring) if stage >= ring.first => {
                     let has_this_one = stage <= maker && maker < ring.last;
-                    u32::from(lap) + u32::from(has_this_one)
+                    lap + u16::from(has_this_one)
                 }
-                _ => pipeline.laps_of(stage, plan).into(),
+                _ => of,
             };
-            report.check(plan, spec, laps)?;
+            report.check(plan, spec, 0..done, of)?;
         }
         Ok(())
     }

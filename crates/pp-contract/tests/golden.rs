@@ -90,15 +90,20 @@ fn message_in_the_last_lap_of_a_ring_is_as_written_by_hand() {
     let (digest, cost_us) = (300, 1);
     let seal = Some(Seal { digest, cost_us });
     let mut message = message().with_note(b"cut".to_vec()).unwrap();
-    let hand_on = |message: Message<VideoPlan>, at, report| {
-        let tensors = outputs().sealed().unwrap();
+    let hand_on = |message: Message<VideoPlan>, at, tensors: Manifest, report| {
         message.hand_on(ring(), at, tensors, &report).unwrap()
     };
-    for _lap in 0..3 {
-        message = hand_on(message, 1, report(5, 4000, 0, None));
-        message = hand_on(message, 2, report(1, 2, 100, None));
+    let mut guided: Vec<_> = inputs().iter().map(|(_, spec)| *spec).collect();
+    guided.push(tensor("guide", DType::F32, &[4, 1584, 192]));
+    let guided = Manifest::new(&guided).unwrap();
+    for lap in 0..3 {
+        let (made, of_b) = (guided.clone(), report(2, 4000, 0, None));
+        message = hand_on(message, (1, lap), made, of_b);
+        let (made, of_guide) = (guided.clone(), report(2, 2, 100, None));
+        message = hand_on(message, (2, lap), made, of_guide);
     }
-    message = hand_on(message, 1, report(5, 3000, 0, seal));
+    let made = outputs().sealed().unwrap();
+    message = hand_on(message, (1, 3), made, report(2, 3000, 0, seal));
     let stamp = Stamp {
         attempt: 513,
         lap: 3,
@@ -112,7 +117,7 @@ fn message_in_the_last_lap_of_a_ring_is_as_written_by_hand() {
     let decoded = matched.message::<VideoPlan>(ring(), 1).unwrap();
     assert_eq!(decoded.note(), b"cut");
     assert_eq!(decoded.tensors(), &outputs().sealed().unwrap());
-    let reports = [report(20, 15_000, 0, seal), report(3, 6, 300, None)];
+    let reports = [report(8, 15_000, 0, seal), report(6, 6, 300, None)];
     assert_eq!(decoded.trail().reports(), reports);
 }
 

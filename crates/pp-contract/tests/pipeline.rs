@@ -16,6 +16,7 @@ fn edges(text: &str) -> Vec<String> {
         EdgeKind::Onward => "onward",
         EdgeKind::Lap => "lap",
         EdgeKind::Follow => "follow",
+        EdgeKind::Report => "report",
         EdgeKind::Accept => "accept",
     };
     let edge = |edge: pp_contract::pipeline::EdgeSpec| {
@@ -70,7 +71,9 @@ fn edges_follow_from_the_text() {
             "onward 0>1 0>2",
             "onward 1>2 2>0",
             "follow 1>1 2>0",
-            "follow 1>1 2>1"
+            "report 1>1 0>2",
+            "follow 1>1 2>1",
+            "report 1>1 1>2"
         ]
     );
     assert_eq!(
@@ -132,6 +135,16 @@ fn bad_text_is_refused_with_place_and_remedy() {
         ("a@0,b@64,c@0", 7, "rank 64 is over 63"),
         ("a@0,b@99999999999,c@0", 7, "over 63"),
         ("a@0,b@1+1,c@0", 9, "rank 1 stands twice in the group of b"),
+        (
+            "a@0,b@1+0,c@0+1,d@0",
+            11,
+            "ranks 0 and 1 are in the group of c and in another one",
+        ),
+        (
+            "a@0,b@0+1,c@1+2,d@2+0,e@0",
+            17,
+            "give d other ranks, or one",
+        ),
         ("a@0,b@1+,c@0", 9, "write a rank"),
         (
             "a@0,b@1+2,c@0,(d@1+2)*2,e@0",

@@ -123,7 +123,7 @@ proptest! {
             seal: seal.map(|(digest, cost_us)| Seal { digest, cost_us }),
         };
         let calls = report(steps + u32::from(recompute));
-        let handed_on = message.clone().hand_on(pipeline(), 1, outputs, &calls).unwrap();
+        let handed_on = message.clone().hand_on(pipeline(), (1, 0), outputs, &calls).unwrap();
         let accepted = handed_on.clone().accepted(2, &report(1), Vec::new()).unwrap();
         let stamp = Stamp {
             attempt: ids.3,
@@ -193,7 +193,7 @@ fn message_of_a_chunk_like_the_last_allocates_nothing() {
                 let _ = message.overtaken();
                 // One lap more.
                 let message = on_its_way.take().unwrap();
-                let message = message.hand_on(pipeline(), 1, outputs.clone(), &report(5));
+                let message = message.hand_on(pipeline(), (1, 0), outputs.clone(), &report(5));
                 on_its_way = message.ok();
             }
         });
@@ -235,7 +235,7 @@ fn largest_message_is_decoded_within_the_bound() {
     let mut message = message.with_note(vec![0xff; MAX_NOTE_BYTES]).unwrap();
     for at in 1..long.stages().len() {
         message = message
-            .hand_on(&long, at, tensors.clone(), &largest)
+            .hand_on(&long, (at, 0), tensors.clone(), &largest)
             .unwrap();
     }
     decoders::frame(&frame_of(&message, stamp(0)));

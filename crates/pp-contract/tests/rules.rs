@@ -88,15 +88,21 @@ fn trail_of(
     reports: &[StageReport],
 ) -> Result<(), TrailError> {
     let stages = pipeline.stages();
-    let tensors = match &*stages[maker].name {
-        "phase_b" if stages[maker].part + 1 < stages[maker].parts => guided(DType::F32),
+    let part = &stages[maker];
+    let is_last_lap = match pipeline.ring_at(maker) {
+        Some(ring) if maker < ring.last => lap + 1 == pipeline.laps_of(maker, &plan()),
+        ring => ring.is_none() || lap == 0,
+    };
+    let is_last = part.part + 1 == part.parts && is_last_lap;
+    let tensors = match &*part.name {
+        "phase_b" if !is_last => guided(DType::F32),
         "phase_b" => outputs(),
         "decode" => Manifest::empty(),
         _ => inputs(),
     };
     let mut toy = Message::new(Toy(plan_parts()), &stages[0], tensors.clone()).unwrap();
     for (at, report) in (1..).zip(reports) {
-        let handed_on = toy.hand_on(pipeline, at, tensors.clone(), report);
+        let handed_on = toy.hand_on(pipeline, (at, 0), tensors.clone(), report);
         toy = handed_on.unwrap();
     }
     let frame = frame_of(&toy, Stamp { lap, ..stamp(0) });
@@ -113,25 +119,30 @@ fn trail_of(
 fn only_the_reports_of_the_stages_so_far_are_taken() {
     let parts = parse("encode@0,phase_b@1,phase_b@2,phase_b@3,decode@0");
     let alone = parse("encode@0,(phase_b@1)*2,decode@0");
+    let uneven = parse("encode@0,(phase_b@1)*3,decode@0");
     let line = pipeline();
-    // The stage that sends, the lap of the next one, and the calls of the stages behind the source.
-    let right: [(&Pipeline, (usize, u16), &[u32]); 16] = [
+    // The stage that sends, the lap of the next one, and the calls of the stages behind the source: 4 passes in all, and 1
+    // more in each part and lap.
+    let right: [(&Pipeline, (usize, u16), &[u32]); 19] = [
         (line, (0, 0), &[]),
         (line, (1, 0), &[5]),
         (line, (2, 0), &[5, 1]),
         (&parts, (1, 0), &[3]),
         (&parts, (2, 0), &[3, 2]),
         (&parts, (3, 0), &[3, 2, 2]),
-        (&alone, (1, 1), &[5]),
-        (&alone, (1, 0), &[10]),
+        (&alone, (1, 1), &[3]),
+        (&alone, (1, 0), &[6]),
+        (&uneven, (1, 1), &[3]),
+        (&uneven, (1, 2), &[5]),
+        (&uneven, (1, 0), &[7]),
         (ring(), (0, 0), &[]),
-        (ring(), (1, 0), &[5]),
-        (ring(), (2, 1), &[5, 1]),
-        (ring(), (1, 1), &[10, 1]),
-        (ring(), (2, 3), &[15, 3]),
-        (ring(), (1, 3), &[20, 3]),
-        (ring(), (2, 0), &[20, 4]),
-        (ring(), (3, 0), &[20, 4, 1]),
+        (ring(), (1, 0), &[2]),
+        (ring(), (2, 1), &[2, 2]),
+        (ring(), (1, 1), &[4, 2]),
+        (ring(), (2, 3), &[6, 6]),
+        (ring(), (1, 3), &[8, 6]),
+        (ring(), (2, 0), &[8, 8]),
+        (ring(), (3, 0), &[8, 8, 1]),
     ];
     for (pipeline, place, calls) in right {
         let case = format!("{pipeline}, {place:?}");
@@ -211,9 +222,9 @@ fn tensors_other_than_the_planned_ones_are_refused() {
     let mut parts = plan_parts();
     (parts.do_kv_recompute, parts.expected_generator_calls) = (false, 4);
     let plan_without = VideoPlan::new(parts).unwrap();
-    assert!(plan_without.check(source, &inputs()).is_err());
+    assert!(plan_without.check(source, true, &inputs()).is_err());
     let without = Manifest::new(&all[..3]).unwrap();
-    assert!(plan_without.check(source, &without).is_ok());
+    assert!(plan_without.check(source, true, &without).is_ok());
 
     // What Phase B makes: its guide from a part that is not the last, and its latents from the last.
     let parts = parse("encode@0,phase_b@1,phase_b@2,decode@0");
@@ -230,9 +241,15 @@ fn tensors_other_than_the_planned_ones_are_refused() {
             false,
         ),
     ] {
-        assert_eq!(plan().check(first, &made).is_ok(), by_first, "{made}");
-        assert_eq!(plan().check(last, &made).is_ok(), by_last, "{made}");
-        assert_eq!(plan().check(phase_b, &made).is_ok(), by_last, "{made}");
+        assert_eq!(plan().check(first, true, &made).is_ok(), by_first, "{made}");
+        assert_eq!(plan().check(last, true, &made).is_ok(), by_last, "{made}");
+        assert_eq!(
+            plan().check(phase_b, true, &made).is_ok(),
+            by_last,
+            "{made}"
+        );
+        // In a lap that is not the last one the last part is like another one.
+        assert_eq!(plan().check(last, false, &made).is_ok(), by_first, "{made}");
     }
 }
 
@@ -296,7 +313,9 @@ fn stale_message_has_neither_tensors_nor_reports_and_stays_so() {
     let stale = handed_on().overtaken();
     assert!(stale.is_stale() && stale.tensors().is_empty());
     assert_eq!(stale.trail().reports(), []);
-    let worked = stale.clone().hand_on(pipeline(), 2, outputs(), &report(1));
+    let worked = stale
+        .clone()
+        .hand_on(pipeline(), (2, 0), outputs(), &report(1));
     assert_eq!(worked.as_ref(), Ok(&stale));
     let accepted = stale.clone().accepted(2, &report(1), vec![7]);
     assert_eq!(accepted.as_ref(), Ok(&stale));
@@ -334,7 +353,7 @@ fn acceptance_has_all_reports_and_no_tensors() {
     assert_eq!(accepted.trail().reports().len(), 2);
     assert!(accepted.tensors().is_empty() && !accepted.is_stale());
     // A sink that sends tensors back has accepted nothing.
-    let message = handed_on().hand_on(pipeline(), 2, outputs(), &report(1));
+    let message = handed_on().hand_on(pipeline(), (2, 0), outputs(), &report(1));
     let refused = decode(&frame_of(&message.unwrap(), stamp(0)), 2);
     let by_plan = matches!(refused, Err(BodyError::Plan(PlanError::Tensors { .. })));
     assert!(by_plan, "{refused:?}");
@@ -345,7 +364,9 @@ fn note_goes_all_the_way_and_has_a_bound() {
     let longest = vec![0xff; MAX_NOTE_BYTES];
     let noted = message().with_note(longest.clone()).unwrap();
     let noted = decode(&frame_of(&noted, stamp(0)), 0).unwrap();
-    let noted = noted.hand_on(pipeline(), 1, outputs(), &report(5)).unwrap();
+    let noted = noted
+        .hand_on(pipeline(), (1, 0), outputs(), &report(5))
+        .unwrap();
     assert_eq!(noted.note(), longest);
     assert_eq!(noted.clone().overtaken().note(), longest);
     // The sink's note to the source takes its place.

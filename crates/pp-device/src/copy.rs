@@ -22,6 +22,23 @@ pub struct Rows {
     pub host_pitch: usize,
 }
 
+/// Rows of bytes on a device that lie apart on both sides of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Apart {
+    /// The address of the first.
+    pub from: u64,
+    /// Bytes from one to the next.
+    pub from_pitch: usize,
+    /// Where the first is to go.
+    pub to: u64,
+    /// Bytes from one to the next there.
+    pub to_pitch: usize,
+    /// How many.
+    pub count: usize,
+    /// Bytes in each.
+    pub width: usize,
+}
+
 impl Stream {
     /// Issues a copy of bytes `range` of page-locked memory to the device.
     ///
@@ -194,6 +211,32 @@ impl Stream {
                 self.handle()
             ))
         }
+    }
+
+    /// Issues a copy within the device, of `rows.count` rows of `rows.width` bytes, which lie so many bytes apart on each
+    /// side.
+    ///
+    /// # Errors
+    /// Rows are wider than they lie apart; the driver refuses.
+    ///
+    /// # Safety
+    /// As [`Stream::copy`], for every row; no bytes between rows are touched.
+    pub unsafe fn copy_within(&self, rows: Apart) -> Result<(), CudaError> {
+        let copy = CUDA_MEMCPY2D {
+            srcMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcDevice: rows.from,
+            srcPitch: rows.from_pitch,
+            dstMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstDevice: rows.to,
+            dstPitch: rows.to_pitch,
+            ..of_host(Rows {
+                count: rows.count,
+                width: rows.width,
+                host_pitch: 0,
+            })
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_rows(&copy) }
     }
 
     /// Issues the filling of device memory with one byte.

@@ -30,7 +30,7 @@ mod stream;
 mod stream_buffer;
 mod table;
 
-pub use copy::Rows;
+pub use copy::{Apart, Rows};
 pub use device::{About, Device, Memory};
 pub use error::CudaError;
 pub use memory::{Allocation, DeviceBuffer, DevicePtr, PinnedBuffer};

@@ -8,11 +8,11 @@ pub use pp_contract::{
 };
 pub use pp_runtime::core::Cut;
 pub use pp_runtime::stage::{
-    Built, Chunk, Done, Offer, OnHost, Place, Progress, Sink, Source, Stage, StageError,
-    StageResult, Taken,
+    Built, Chunk, Done, GroupStage, Offer, OnHost, Place, Progress, Sink, Source, Stage,
+    StageError, StageResult, Taken,
 };
 pub use pp_transport::bell::Bell;
-pub use pp_transport::host::{Host, RxLease, TxLease};
+pub use pp_transport::host::{Host, HostGroup, RxLease, TxLease};
 
 pub use crate::output::StagedFile;
 pub use crate::{Config, Error, Finished, Job, Opened, Profile, Program};

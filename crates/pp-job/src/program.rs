@@ -7,7 +7,7 @@ use std::time::Duration;
 use pp_contract::{Pipeline, StageSpec};
 use pp_runtime::driver::{BoxedStage, Summary};
 use pp_runtime::report::{Measures, View, default_warm_up, write_chrome_trace, write_json};
-use pp_runtime::stage::{Sink, Source, Stage};
+use pp_runtime::stage::{GroupStage, Sink, Source, Stage};
 use pp_transport::bell::Bell;
 use pp_transport::edge::Edges;
 use serde::Serialize;
@@ -43,14 +43,22 @@ impl<S> Opened<S, ()> {
 
 type OpenSource<'p, S, T> = Box<dyn FnOnce(Bell) -> Result<Opened<S, T>, Error> + 'p>;
 type OpenStage<'p, B, P, T> =
-    Box<dyn FnMut(&StageSpec, &T, &Bell) -> Result<StageOf<'p, B, P>, Error> + 'p>;
-/// A stage behind the source, by its name.
-type Named<'p, B, P, T> = (String, OpenStage<'p, B, P, T>);
-type SlotBytes<'p, T> = Box<dyn Fn(&StageSpec, &T) -> u64 + 'p>;
+    Box<dyn FnMut((&StageSpec, usize), &T, &Bell) -> Result<StageOf<'p, B, P>, Error> + 'p>;
+
+/// How a stage behind the source is opened.
+struct Named<'p, B: Edges, P, T> {
+    name: String,
+    /// Where several ranks run it, or where one does.
+    is_of_group: bool,
+    open: OpenStage<'p, B, P, T>,
+}
+
+type SlotBytes<'p, T> = Box<dyn Fn([&StageSpec; 2], &T) -> u64 + 'p>;
 type Finish<'p, S> = Box<dyn FnOnce(S, Finished) -> Result<(), Error> + 'p>;
 
 /// A stage of any type, for the leases of a backend.
-pub(crate) type StageOf<'p, B, P> = BoxedStage<'p, <B as Edges>::Tx, <B as Edges>::Rx, P>;
+pub(crate) type StageOf<'p, B, P> =
+    BoxedStage<'p, <B as Edges>::Tx, <B as Edges>::Rx, <B as Edges>::Group, P>;
 
 /// The stages of a program by name, and what it does at the end. Each closure is called on the ranks where its stage
 /// stands, and on no other: no rank opens the files or loads the weights of another.
@@ -84,9 +92,11 @@ where
         }
     }
 
-    /// The bytes of the largest payload that a stage makes; without this there are no payloads.
+    /// The bytes of the largest payload that the first of two stages makes for the second one; without this there are no
+    /// payloads. The last stage of a ring makes payloads for two stages. Both ranks of an edge ask, and must get the same
+    /// number.
     #[must_use]
-    pub fn payloads(mut self, bytes: impl Fn(&StageSpec, &T) -> u64 + 'p) -> Self {
+    pub fn payloads(mut self, bytes: impl Fn([&StageSpec; 2], &T) -> u64 + 'p) -> Self {
         self.slot_bytes = Box::new(bytes);
         self
     }
@@ -101,10 +111,38 @@ where
     where
         K: Stage<B::Tx, B::Rx, Plan = S::Plan, Kept: 'p> + 'p,
     {
-        let open =
-            move |part: &StageSpec, shape: &T, _: &Bell| open(part, shape).map(BoxedStage::new);
-        self.stages.push((name.to_owned(), Box::new(open)));
+        let open = move |(part, _): (&StageSpec, usize), shape: &T, _: &Bell| {
+            open(part, shape).map(BoxedStage::new)
+        };
+        self.push(name, false, Box::new(open));
         self
+    }
+
+    /// A stage that a group of ranks runs together. `open` is called on each member once for each part of the stage, with
+    /// the member's place in [`StageSpec::ranks`]; 0 leads. A stage that is added by [`Program::stage`] too may stand on
+    /// one rank or on several.
+    #[must_use]
+    pub fn group_stage<K>(
+        mut self,
+        name: &str,
+        mut open: impl FnMut(&StageSpec, usize, &T) -> Result<K, Error> + 'p,
+    ) -> Self
+    where
+        K: GroupStage<B::Tx, B::Rx, B::Group, Plan = S::Plan, Kept: 'p> + 'p,
+    {
+        let open = move |(part, member): (&StageSpec, usize), shape: &T, _: &Bell| {
+            open(part, member, shape).map(BoxedStage::member)
+        };
+        self.push(name, true, Box::new(open));
+        self
+    }
+
+    fn push(&mut self, name: &str, is_of_group: bool, open: OpenStage<'p, B, S::Plan, T>) {
+        self.stages.push(Named {
+            name: name.to_owned(),
+            is_of_group,
+            open,
+        });
     }
 
     /// The sink. `open` is called once, on its rank. Another thread rings the bell when a sink that was not ready is.
@@ -118,12 +156,12 @@ where
         K: Sink<B::Rx, Plan = S::Plan, Kept: 'p> + 'p,
     {
         let mut open = Some(open);
-        let open = move |_: &StageSpec, shape: &T, bell: &Bell| {
+        let open = move |_: (&StageSpec, usize), shape: &T, bell: &Bell| {
             let open = open.take().expect("a pipeline has one sink");
             open(shape, bell.clone()).map(BoxedStage::sink)
         };
         self.last = name.to_owned();
-        self.stages.push((name.to_owned(), Box::new(open)));
+        self.push(name, false, Box::new(open));
         self
     }
 
@@ -152,42 +190,50 @@ where
             return refuse(format!("it ends with {has}; the sink is {wanted}"));
         }
         for stage in &stages[1..stages.len() - 1] {
-            let mut between = self.stages.iter().filter(|(name, _)| *name != self.last);
-            if !between.any(|(name, _)| **name == *stage.name) {
-                let all = self.stages.iter().filter(|(name, _)| *name != self.last);
-                let all: Vec<&str> = all.map(|(name, _)| name.as_str()).collect();
-                let (name, all) = (&stage.name, all.join(", "));
+            let name = &stage.name;
+            let between = self.stages.iter().filter(|known| known.name != self.last);
+            let mut ways = between.clone().filter(|known| *known.name == **name);
+            if ways.clone().next().is_none() {
+                let mut all: Vec<&str> = between.map(|known| known.name.as_str()).collect();
+                all.dedup();
+                let all = all.join(", ");
                 return refuse(format!(
                     "there is no stage {name} between source and sink; there is {all}"
                 ));
             }
-        }
-        if let Some(group) = stages.iter().find(|stage| stage.ranks.len() > 1) {
-            let name = &group.name;
-            return refuse(format!(
-                "no stage of this program can be run by a group of ranks; give {name} one rank"
-            ));
+            let is_group = stage.ranks.len() > 1;
+            if ways.all(|known| known.is_of_group != is_group) {
+                return refuse(match is_group {
+                    true => format!("{name} cannot be run by a group of ranks; give it one rank"),
+                    false => format!(
+                        "{name} is run by a group of ranks; give it two or more, such as @1+2"
+                    ),
+                });
+            }
         }
         Ok(())
     }
 
-    /// Opens a stage behind the source.
+    /// Opens a stage behind the source, for the member of its group with this place.
     pub(crate) fn open(
         &mut self,
-        stage: &StageSpec,
+        (stage, member): (&StageSpec, usize),
         shape: &T,
         bell: &Bell,
     ) -> Result<StageOf<'p, B, S::Plan>, Error> {
-        let mut stages = self.stages.iter_mut();
-        let open = stages.find(|(name, _)| **name == *stage.name);
-        let (_, open) = open.expect("the pipeline was checked");
-        open(stage, shape, bell)
+        let is_group = stage.ranks.len() > 1;
+        let is_it = |known: &&mut Named<'p, B, S::Plan, T>| {
+            *known.name == *stage.name && known.is_of_group == is_group
+        };
+        let known = self.stages.iter_mut().find(is_it);
+        let known = known.expect("the pipeline was checked");
+        (known.open)((stage, member), shape, bell)
     }
 }
 
 impl<B: Edges, S: Source<B::Tx>, T> fmt::Debug for Program<'_, B, S, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = self.stages.iter().map(|(name, _)| &**name).collect();
+        let names: Vec<&str> = self.stages.iter().map(|known| &*known.name).collect();
         let mut program = f.debug_struct("Program");
         program.field("source", &self.first);
         program.field("stages", &names).finish()

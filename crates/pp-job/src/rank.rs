@@ -6,6 +6,7 @@ mod failover;
 pub(crate) mod join;
 mod restart;
 
+use pp_contract::pipeline::EdgeKind;
 use pp_contract::{Fault, Pipeline, Rank};
 use pp_runtime::driver::{RankOptions, RankRun, Stages};
 use pp_runtime::stage::Source;
@@ -55,16 +56,30 @@ impl ThisRank<'_> {
             backend.load_ahead();
         }
         let within = self.context.config.meet_within;
-        let mut member = match join::join::<S::Plan, B>(&self, &backend, &profile, within) {
-            // It came and went; another may come while the input is looked at.
-            Err(JoinError {
-                error: Error::Fault(fault),
-                is_timeout: false,
-                ..
-            }) if self.rank() == RANK_0 && self.is_worth_a_restart(&fault) => None,
-            joined => Some(joined.map_err(|failed| failed.error)?),
+        let (member, briefed) = loop {
+            let joined = join::join::<S::Plan, B>(&self, &backend, &profile, within);
+            match joined.and_then(|member| self.hear_briefing(member)) {
+                // It came and went; another may come while the input is looked at.
+                Err(JoinError {
+                    error: Error::Fault(fault),
+                    is_timeout: false,
+                    ..
+                }) if self.is_worth_a_restart(&fault) => {
+                    if self.rank() == RANK_0 {
+                        break (None, None);
+                    }
+                }
+                // Rank 0 asks for another process of the rank that did not come, and meets all again, or ends the job.
+                Err(JoinError {
+                    is_dismissed: true, ..
+                }) if self.restarts > 0 && self.is_supervised() => {}
+                briefed => {
+                    let (member, briefed) = briefed.map_err(|failed| failed.error)?;
+                    break (Some(member), briefed);
+                }
+            }
         };
-        let opened = self.open(&mut member, &mut program, &bell);
+        let opened = self.open(briefed, &mut program, &bell);
         let (stages, generation, briefing) = match opened {
             Ok(opened) => opened,
             Err(error) => {
@@ -90,10 +105,12 @@ impl ThisRank<'_> {
                 0
             },
         };
-        let slot_bytes =
-            |at: usize| (program.slot_bytes)(&self.pipeline.stages()[at], &briefing.shape);
-        let run = RankRun::<Recorded<B>, S>::new(self.rank(), stages, options, |from, _| {
-            let local = backend.local(shapes.local(from, slot_bytes(from)))?;
+        let slot_bytes = |from: usize, to: usize| {
+            let between = [from, to].map(|at| &self.pipeline.stages()[at]);
+            (program.slot_bytes)(between, &briefing.shape)
+        };
+        let run = RankRun::<Recorded<B>, S>::new(self.rank(), stages, options, |from, to| {
+            let local = backend.local(shapes.local((from, to), slot_bytes(from, to)))?;
             Ok(RecordedLocal(local))
         });
         let mut run = match run {
@@ -138,26 +155,41 @@ impl ThisRank<'_> {
         }
     }
 
+    /// What rank 0 tells this rank, if this is another one. From now on the loss of a rank that is started again does not
+    /// end this process: all meet again.
+    fn hear_briefing<T: DeserializeOwned>(
+        &self,
+        mut member: Member,
+    ) -> Result<(Member, Option<Briefed<T>>), JoinError> {
+        if self.restarts > 0 {
+            member.survive_loss();
+        }
+        if self.rank() == RANK_0 {
+            return Ok((member, None));
+        }
+        match member.hear_briefing() {
+            Ok(briefed) => Ok((member, Some(briefed))),
+            Err(error) => Err(member.give_up(error).into()),
+        }
+    }
+
     /// Opens the stages of this rank: rank 0 its source first, which says what the others must know.
     #[expect(clippy::type_complexity, reason = "values that the caller takes apart")]
     fn open<'p, B, S, T>(
         &self,
-        member: &mut Option<Member>,
+        briefed: Option<Briefed<T>>,
         program: &mut Program<'p, B, S, T>,
         bell: &Bell,
-    ) -> Result<(Stages<'p, B::Tx, B::Rx, S>, u32, Briefing<T>), Error>
+    ) -> Result<(Stages<'p, B::Tx, B::Rx, B::Group, S>, u32, Briefing<T>), Error>
     where
         B: Backend,
         S: Source<B::Tx>,
         S::Plan: 'p,
         T: Serialize + DeserializeOwned,
     {
-        let (mut stages, generation, briefing) = match member {
-            Some(member) if self.rank() != RANK_0 => {
-                let (generation, briefing): (u32, Briefing<T>) = member.hear_briefing()?;
-                (Stages::new(None), generation, briefing)
-            }
-            _ => {
+        let (mut stages, generation, briefing) = match briefed {
+            Some((generation, briefing)) => (Stages::new(None), generation, briefing),
+            None => {
                 let open = std::mem::replace(
                     &mut program.source,
                     Box::new(|_| unreachable!("a source is opened once")),
@@ -178,7 +210,10 @@ impl ThisRank<'_> {
         };
         for (at, stage) in self.pipeline.stages_at(self.rank()) {
             if at > 0 {
-                stages.push(program.open(stage, &briefing.shape, bell)?);
+                let mut members = stage.ranks.iter();
+                let member = members.position(|rank| *rank == self.rank());
+                let member = member.expect("the stage stands on this rank");
+                stages.push(program.open((stage, member), &briefing.shape, bell)?);
             }
         }
         Ok((stages, generation, briefing))
@@ -189,7 +224,7 @@ impl ThisRank<'_> {
     fn edges(
         &self,
         shapes: &Shapes<'_>,
-        slot_bytes: impl Fn(usize) -> u64,
+        slot_bytes: impl Fn(usize, usize) -> u64,
     ) -> Vec<(Rank, Vec<EdgeEnd>)> {
         let own = self.rank();
         let mut by_peer: Vec<(Rank, Vec<EdgeEnd>)> = Vec::new();
@@ -200,8 +235,8 @@ impl ThisRank<'_> {
                 _ => continue,
             };
             let bytes = match edge.kind {
-                pp_contract::pipeline::EdgeKind::Accept => 0,
-                _ => slot_bytes(edge.from),
+                EdgeKind::Onward | EdgeKind::Lap => slot_bytes(edge.from, edge.to),
+                _ => 0,
             };
             let end = EdgeEnd {
                 edge: number as u32,
@@ -226,6 +261,9 @@ impl ThisRank<'_> {
     }
 }
 
+/// Which attempt to connect all ranks this is, and what rank 0 tells the others.
+type Briefed<T> = (u32, Briefing<T>);
+
 /// The shapes of the edges.
 struct Shapes<'a> {
     pipeline: &'a Pipeline,
@@ -247,10 +285,11 @@ impl Shapes<'_> {
     }
 
     /// Slots between this stage and the next one on the same rank. They last for the whole run: what the source keeps of
-    /// an older attempt is still there while it sends the first chunk again.
-    fn local(&self, from: usize, slot_bytes: u64) -> EdgeShape {
+    /// an older attempt is still there while it sends the first chunk again. A stage that is a ring of its own writes into
+    /// one of these slots while it reads another one.
+    fn local(&self, (from, to): (usize, usize), slot_bytes: u64) -> EdgeShape {
         let mut shape = self.of(from, slot_bytes);
-        shape.depth += u32::from(from == 0 && self.keeps);
+        shape.depth += u32::from(from == 0 && self.keeps) + u32::from(from == to);
         shape
     }
 }

@@ -57,6 +57,13 @@ pub(crate) struct Reported {
     pub(crate) report: Report,
 }
 
+impl Reported {
+    /// Whether this process says that it ended because of this rank.
+    pub(crate) fn blames(&self, pid: u32, rank: Rank) -> bool {
+        self.pid == pid && matches!(&self.report, Report::Exiting(fault) if fault.rank == rank)
+    }
+}
+
 /// Bytes of a report, at the most.
 const MAX_BYTES: usize = 32 + Fault::MAX_BYTES;
 

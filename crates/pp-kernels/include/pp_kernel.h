@@ -248,8 +248,8 @@ typedef struct pp_group {
   pp_status (*barrier)(void *context, pp_error *error);
 } pp_group;
 
-/* One chunk through one stage. Member 0 of a group has the payloads; the others have null there, and get and give what
- * they need through the collectives. */
+/* One chunk through one stage. Member 0 of a group has the payloads. The others have the same lists of tensors, with
+ * `data` null and `bytes` 0, and get and give what they need through the collectives. */
 typedef struct pp_run_args {
   uint32_t struct_size;
   uint32_t lap;                      /* from 0 on */

@@ -92,7 +92,7 @@ pub static CHECKS: [Check; 13] = [
         test: again::context_is_what_was_sent,
     },
     Check {
-        name: "a Phase B that is started anew goes on as the old one",
+        name: "a middle stage that is started anew goes on as the old one",
         test: again::begins_anywhere,
     },
     Check {
@@ -231,12 +231,12 @@ fn continues(bench: &Bench<'_>) -> Outcome {
 /// Every stage that has a flag, shared out in these ways, gives what it gives whole.
 fn shared_out(
     bench: &Bench<'_>,
+    config: &SessionConfig,
     has_flag: fn(&StageInfo) -> bool,
     ways: &[[u32; 3]],
     steps: u32,
 ) -> Outcome {
-    let config = bench.config();
-    let whole = bench.two_chunks(&mut Stream::open(bench, &config)?, steps, || Ok(()))?;
+    let whole = bench.two_chunks(&mut Stream::open(bench, config)?, steps, || Ok(()))?;
     for stage in bench.set.stages().iter().filter(|stage| has_flag(stage)) {
         for &[parts, laps, members] in ways {
             let cut = Cut {
@@ -245,7 +245,7 @@ fn shared_out(
                 laps,
                 members,
             };
-            let mut stream = Stream::open_cut(bench, &config, Some(cut))?;
+            let mut stream = Stream::open_cut(bench, config, Some(cut))?;
             if bench.two_chunks(&mut stream, steps, || Ok(()))? != whole {
                 return fail(format!(
                     "{} in {parts} parts, {laps} laps and {members} members gives another result",
@@ -258,23 +258,33 @@ fn shared_out(
 }
 
 fn is_cut(bench: &Bench<'_>) -> Outcome {
-    let parts: fn(&StageInfo) -> bool = |stage| stage.in_parts;
-    shared_out(bench, parts, &[[2, 1, 1], [3, 1, 1]], 3)?;
-    shared_out(bench, |stage| stage.in_ring, &[[1, 2, 1], [1, 3, 1]], 3)?;
+    let (config, parts): (_, fn(&StageInfo) -> bool) = (bench.config(), |stage| stage.in_parts);
+    shared_out(bench, &config, parts, &[[2, 1, 1], [3, 1, 1]], 3)?;
+    let laps = [[1, 2, 1], [1, 3, 1]];
+    shared_out(bench, &config, |stage| stage.in_ring, &laps, 3)?;
     shared_out(
         bench,
+        &config,
         |stage| stage.in_parts && stage.in_ring,
         &[[2, 2, 1]],
         4,
     )
 }
 
-/// On host memory alone: on a device a group has a stream for each member.
+/// In every format; and with frames so high that members of a group may begin at other places than the whole does.
 fn is_grouped(bench: &Bench<'_>) -> Outcome {
-    if !bench.is_on_host() {
+    let has_flag: fn(&StageInfo) -> bool = |stage| stage.in_group;
+    if !bench.set.stages().iter().any(has_flag) {
         return Ok(());
     }
-    shared_out(bench, |stage| stage.in_group, &[[1, 1, 2], [1, 1, 3]], 2)
+    for chroma in &bench.set.describe().chroma {
+        let config = bench.config_of(37, 43, *chroma);
+        shared_out(bench, &config, has_flag, &[[1, 1, 2], [1, 1, 3]], 2)?;
+    }
+    let high = bench.config_of(24, 8 * 51 - 3, bench.set.describe().chroma[0]);
+    shared_out(bench, &high, has_flag, &[[1, 1, 2], [1, 1, 3]], 2)?;
+    let has_both: fn(&StageInfo) -> bool = |stage| stage.in_group && stage.in_parts;
+    shared_out(bench, &bench.config(), has_both, &[[2, 1, 2]], 3)
 }
 
 fn refuses(bench: &Bench<'_>) -> Outcome {

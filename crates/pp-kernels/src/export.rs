@@ -96,7 +96,7 @@ pub trait Session: Send {
     }
 
     /// Tensors to tensors; gives the number of generator calls made: the passes of this part and lap, and one more if the
-    /// cache was rebuilt. Of a group only member 0 has tensors. With zero steps, all stages together give the frames
+    /// cache was rebuilt. Of a group only member 0 has the memory of the tensors; the others have their lists. With zero steps, all stages together give the frames
     /// back, bit for bit.
     ///
     /// # Errors
@@ -374,11 +374,18 @@ unsafe fn plan(raw: *const abi::Plan) -> Result<VideoPlanParts, Failure> {
     convert::plan(unsafe { sized(raw) }?)
 }
 
-/// The tensors of a payload, each checked to lie within it.
+/// Where the bytes of a payload lie, and how many there are.
+type Bytes = (*mut u8, usize);
+
+/// The tensors of a payload and its memory, in which each was checked to lie. A payload of the group's leader may have
+/// none.
 ///
 /// # Safety
 /// `raw` is valid for the call, with `tensor_count` tensors and `bytes` bytes behind its pointers.
-unsafe fn tensors(raw: *const abi::Payload) -> Result<(Manifest, *mut u8, usize), Failure> {
+unsafe fn tensors(
+    raw: *const abi::Payload,
+    is_of_leader: bool,
+) -> Result<(Manifest, Option<Bytes>), Failure> {
     // SAFETY: the caller's duty.
     let raw = unsafe { sized(raw) }?;
     if raw.tensor_count as usize > abi::MAX_TENSORS {
@@ -404,6 +411,9 @@ unsafe fn tensors(raw: *const abi::Payload) -> Result<(Manifest, *mut u8, usize)
             )));
         }
     }
+    if raw.data.is_null() && is_of_leader {
+        return Ok((manifest, None));
+    }
     if manifest.payload_bytes() > raw.bytes {
         return Err(Failure::invalid(format!(
             "the tensors need {} bytes, the payload has {}",
@@ -416,11 +426,10 @@ unsafe fn tensors(raw: *const abi::Payload) -> Result<(Manifest, *mut u8, usize)
     } else {
         raw.data
     };
-    Ok((manifest, data, raw.bytes as usize))
+    Ok((manifest, Some((data, raw.bytes as usize))))
 }
 
 /// The payload of a session's space, in host memory as `host` gives it. A device address becomes a number, never a slice.
-/// A member of a group that has none gets no tensors.
 ///
 /// # Safety
 /// As [`tensors`], and for as long as the result lives the bytes are used as `host` asks for.
@@ -431,9 +440,9 @@ unsafe fn payload<H>(
 ) -> Result<TensorsIn<H>, Failure> {
     // SAFETY: the caller's duty; no bytes may lie anywhere.
     unsafe {
-        let (tensors, data, bytes) = match raw.is_null() && config.member > 0 {
-            true => (Manifest::empty(), NonNull::dangling().as_ptr(), 0),
-            false => tensors(raw)?,
+        let (tensors, memory) = tensors(raw, config.member > 0)?;
+        let Some((data, bytes)) = memory else {
+            return Ok(TensorsIn::of_leader(&tensors));
         };
         Ok(match config.space {
             Space::Host => TensorsIn::from_checked(tensors, host(data, bytes)),

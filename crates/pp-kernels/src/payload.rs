@@ -2,7 +2,7 @@
 //!
 //! Memory is either the host's, borrowed as a slice, or a device's, which is only a number here: nothing in this crate
 //! reads through a device address on the host, so such a payload gives addresses ([`Payload::device_tensor`]) and
-//! refuses to give slices.
+//! refuses to give slices. A member of a group that does not lead has the list alone.
 
 use std::ops::Range;
 
@@ -67,6 +67,10 @@ fn on_device() -> Failure {
     Failure::invalid("the payload lies in device memory, which the host cannot read or write")
 }
 
+fn nowhere() -> Failure {
+    Failure::invalid("only the leader of the group has the payload's memory")
+}
+
 /// Tensors, and the memory in which they lie: `H` on the host.
 #[derive(Debug)]
 pub struct TensorsIn<H> {
@@ -83,6 +87,8 @@ pub type PayloadMut<'a> = TensorsIn<HostMut<'a>>;
 enum Memory<H> {
     Host(H),
     Device(DeviceRange),
+    /// That of a group's leader.
+    Elsewhere,
 }
 
 /// Memory of the host to be written.
@@ -108,6 +114,15 @@ impl<H> TensorsIn<H> {
             tensors: list.clone(),
             memory: Memory::Device(range),
         })
+    }
+
+    /// The tensors of `list`, for a member of a group that does not lead: their memory is the leader's.
+    #[must_use]
+    pub fn of_leader(list: &Manifest) -> Self {
+        TensorsIn {
+            tensors: list.clone(),
+            memory: Memory::Elsewhere,
+        }
     }
 
     /// The caller has checked that every tensor lies within the memory of the host.
@@ -149,13 +164,18 @@ impl<H> TensorsIn<H> {
                 "the payload lies in host memory, it has no device address",
             )),
             Memory::Device(memory) => Ok(memory.address + range.start as u64),
+            Memory::Elsewhere => Err(nowhere()),
         }
     }
 
-    /// Whether it lies in device memory.
+    /// Whether it lies in device memory; `None` where its memory is that of a group's leader.
     #[must_use]
-    pub fn is_on_device(&self) -> bool {
-        matches!(self.memory, Memory::Device(_))
+    pub fn is_on_device(&self) -> Option<bool> {
+        match self.memory {
+            Memory::Host(_) => Some(false),
+            Memory::Device(_) => Some(true),
+            Memory::Elsewhere => None,
+        }
     }
 }
 
@@ -179,6 +199,7 @@ impl<'a> Payload<'a> {
         match self.memory {
             Memory::Host(data) => Ok(&data[range]),
             Memory::Device(_) => Err(on_device()),
+            Memory::Elsewhere => Err(nowhere()),
         }
     }
 
@@ -188,6 +209,7 @@ impl<'a> Payload<'a> {
             // Read only by the rules of the entry it is given to.
             Memory::Host(data) => (data.as_ptr().cast_mut(), data.len() as u64),
             Memory::Device(range) => (device_pointer(range), range.bytes as u64),
+            Memory::Elsewhere => (std::ptr::null_mut(), 0),
         }
     }
 }
@@ -224,6 +246,7 @@ impl<'a> PayloadMut<'a> {
         match &mut self.memory {
             Memory::Host(host) => Ok(&mut host.data[range]),
             Memory::Device(_) => Err(on_device()),
+            Memory::Elsewhere => Err(nowhere()),
         }
     }
 
@@ -232,14 +255,15 @@ impl<'a> PayloadMut<'a> {
         match &mut self.memory {
             Memory::Host(host) => (host.data.as_mut_ptr(), host.data.len() as u64),
             Memory::Device(range) => (device_pointer(*range), range.bytes as u64),
+            Memory::Elsewhere => (std::ptr::null_mut(), 0),
         }
     }
 
-    /// List, payload and guard bytes of a payload in host memory; `None` on a device.
+    /// List, payload and guard bytes of a payload in host memory; else `None`.
     pub(crate) fn guarded(&mut self) -> Option<(&Manifest, &mut [u8], &mut [u8])> {
         match &mut self.memory {
             Memory::Host(host) => Some((&self.tensors, host.data, host.tail)),
-            Memory::Device(_) => None,
+            Memory::Device(_) | Memory::Elsewhere => None,
         }
     }
 }

@@ -154,7 +154,7 @@ fn what_a_stage_cannot_do_is_refused_before_it_is_asked() {
             "the stage encode of these kernels cannot be cut into parts",
         ),
         ("decode", laps, "cannot be walked in a ring"),
-        ("phase_b", members, "cannot be run by a group"),
+        ("encode", members, "cannot be run by a group"),
         ("phase_b", SessionConfig { laps: 0, ..config }, "0 laps"),
         (
             "phase_b",
@@ -198,6 +198,14 @@ fn what_a_stage_cannot_do_is_refused_before_it_is_asked() {
         error.contains("the group is not given, the session has 2 members"),
         "{error}"
     );
+    let list = alone.layout(shape, 0).unwrap().inputs;
+    let elsewhere = Payload::of_leader(&list);
+    let error = set
+        .open_stage("phase_b", &config, &[])
+        .and_then(|mut session| session.run(&plan, 0, &elsewhere, &mut nothing, None))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("member 0 of a group gives it"), "{error}");
 }
 
 #[test]
@@ -416,7 +424,7 @@ fn the_check_holds_context_against_what_was_sent() {
         ),
         (
             "FAULT_HIDDEN_STATE",
-            "a Phase B that is started anew goes on as the old one",
+            "a middle stage that is started anew goes on as the old one",
             "a session that begins with chunk 1,",
         ),
     ];

@@ -6,6 +6,7 @@
 //! goes on. The driver pays two stores for each operation, and a look at the clock for a stage's,
 //! which take long; nothing here waits or locks.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -25,35 +26,25 @@ pub(crate) enum Doing {
     Receive = 3,
     Source = 4,
     Build = 5,
-    Compute = 6,
-    Decode = 7,
+    /// The work of a stage behind the source.
+    Work = 6,
 }
 
 impl Doing {
-    /// Each with its name in a fault.
-    const ALL: [(Self, &str); 8] = [
+    /// Each with its name in a fault. A stage that works has its own.
+    const ALL: [(Self, &str); 7] = [
         (Self::Looking, "look for work"),
         (Self::Lease, "lease a slot"),
         (Self::Send, "send"),
         (Self::Receive, "receive"),
         (Self::Source, "ask the source"),
         (Self::Build, "build"),
-        (Self::Compute, "phase_b"),
-        (Self::Decode, "decode"),
+        (Self::Work, "work"),
     ];
-
-    /// What a driver's word says; 0 that no driver has begun yet.
-    fn of(operation: u64) -> Option<(Self, &'static str)> {
-        let mut all = Self::ALL.into_iter();
-        all.find(|(doing, _)| operation > 0 && *doing as u64 == operation & 0xFF)
-    }
 
     /// Whether a stage is at work, which may take its time, rather than the transport.
     fn is_stage(self) -> bool {
-        matches!(
-            self,
-            Self::Source | Self::Build | Self::Compute | Self::Decode
-        )
+        matches!(self, Self::Source | Self::Build | Self::Work)
     }
 }
 
@@ -71,6 +62,12 @@ pub struct Limits {
 /// so first.
 const PEER_FIRST: u32 = 2;
 impl Limits {
+    /// How long a member of a group may wait for another: that one says first that it is stuck, and a rank that waits for
+    /// the chunk of both speaks last.
+    fn of_member(self) -> Duration {
+        self.stage * (1 + PEER_FIRST) / 2
+    }
+
     /// Time between two looks at the driver: short against both, so that of two ranks the one whose
     /// limit passed first is the one that says so.
     pub(crate) fn look_every(self) -> Duration {
@@ -84,6 +81,8 @@ pub(crate) enum Awaited {
     Nothing,
     /// Work that a stage gave to this rank's device.
     Device,
+    /// As that, of a group: its devices wait for each other.
+    Devices,
     /// A payload or a result of this rank.
     Peer(Rank),
 }
@@ -96,7 +95,8 @@ impl Awaited {
         match self {
             Self::Nothing => 0,
             Self::Device => 1,
-            Self::Peer(rank) => 2 + u64::from(rank.get()),
+            Self::Devices => 2,
+            Self::Peer(rank) => 3 + u64::from(rank.get()),
         }
     }
 
@@ -104,7 +104,8 @@ impl Awaited {
         match wait & ((1 << Self::BITS) - 1) {
             0 => Self::Nothing,
             1 => Self::Device,
-            rank => Self::Peer(Rank::new((rank - 2) as u32)),
+            2 => Self::Devices,
+            rank => Self::Peer(Rank::new((rank - 3) as u32)),
         }
     }
 }
@@ -112,16 +113,45 @@ impl Awaited {
 /// What has lasted too long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stalled {
-    pub(crate) operation: &'static str,
+    pub(crate) operation: String,
     /// The rank that was awaited, if it was another one.
     pub(crate) peer: Option<Rank>,
     /// How long it lasted, and the remedy.
     pub(crate) text: String,
+    lasts: Duration,
+}
+
+impl Stalled {
+    /// The same of rank `own` that waits in a call of a group for another member to come: that one is to blame, and has the
+    /// time to say first that it is stuck.
+    pub(crate) fn in_group(
+        self,
+        wait: Option<(String, Rank)>,
+        own: Rank,
+        limits: Limits,
+    ) -> Option<Self> {
+        let Some((call, member)) = wait.filter(|_| self.peer.is_none()) else {
+            return Some(self);
+        };
+        let is_due = self.lasts >= limits.of_member();
+        is_due.then(|| Self {
+            peer: Some(member),
+            text: format!(
+                "rank {own} waits for it in {call}: no progress for {} ms; look at this rank, or raise PP_STUCK_MS \
+                 if its stage needs longer",
+                self.lasts.as_millis()
+            ),
+            ..self
+        })
+    }
 }
 
 /// A driver's side: what it does now.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
+    /// The names of this rank's stages, once its driver has begun.
+    stages: OnceLock<Vec<String>>,
+    /// What is done, in the lowest byte; which stage works, in the next; and above the number of operations so far.
     operation: AtomicU64,
     /// When it began; 0 if the driver did not read the clock.
     began_ns: AtomicU64,
@@ -132,15 +162,40 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
+    /// The stages of this rank have these names.
+    pub(crate) fn name_stages(&self, names: Vec<String>) {
+        let _ = self.stages.set(names);
+    }
+
     /// An operation begins. Never waits.
     pub(crate) fn at(&self, doing: Doing) {
+        self.begin(doing, 0);
+    }
+
+    /// A stage behind the source begins to work, by its place among those of this rank. Never waits.
+    pub(crate) fn works(&self, stage: usize) {
+        self.begin(Doing::Work, stage);
+    }
+
+    fn begin(&self, doing: Doing, stage: usize) {
         // One writer: the driver. The number above the operation tells two of a kind apart.
-        let count = (self.operation.load(Ordering::Relaxed) >> 8).wrapping_add(1);
-        let now = count << 8 | doing as u64;
+        let count = (self.operation.load(Ordering::Relaxed) >> 16).wrapping_add(1);
+        let now = count << 16 | (stage as u64 & 0xFF) << 8 | doing as u64;
         let is_work = doing.is_stage() && doing != Doing::Source;
         let began_ns = if is_work { now_ns() } else { 0 };
         self.began_ns.store(began_ns, Ordering::Relaxed);
         self.operation.store(now, Ordering::Release);
+    }
+
+    /// What a driver's word says, and its name; 0 says that no driver has begun yet.
+    fn of(&self, operation: u64) -> Option<(Doing, &str)> {
+        let mut all = Doing::ALL.into_iter();
+        let found = all.find(|(doing, _)| operation > 0 && *doing as u64 == operation & 0xFF);
+        let (doing, name) = found?;
+        let stage = (operation >> 8 & 0xFF) as usize;
+        let stages = self.stages.get().filter(|_| doing == Doing::Work);
+        let own = stages.and_then(|names| names.get(stage));
+        Some((doing, own.map_or(name, String::as_str)))
     }
 
     /// What has to do its part before this driver can do anything. A wait counts from the first time
@@ -165,7 +220,7 @@ impl Progress {
         let waits_since_ns = self.waits_since_ns.load(Ordering::Acquire);
         // A time is that of this operation if no other has begun since.
         let is_same = self.operation.load(Ordering::Relaxed) == operation;
-        let (doing, name) = Doing::of(operation)?;
+        let (doing, name) = self.of(operation)?;
         Some(Activity {
             operation: Text::truncated(name),
             is_stage: doing.is_stage(),
@@ -223,7 +278,7 @@ impl Stall {
         let wait = progress.wait.load(Ordering::Relaxed);
         let lasts = self.operation.lasts(operation, now);
         let waits = self.wait.lasts(wait, now);
-        let doing = Doing::of(operation);
+        let doing = progress.of(operation);
         let call = doing.map(|(doing, name)| match doing.is_stage() {
             true => (
                 name,
@@ -242,6 +297,13 @@ impl Stall {
                 let remedy = "look at the device, or raise PP_STUCK_MS if the stage needs longer";
                 (None, Some(("wait for the device", limits.stage, remedy)))
             }
+            Awaited::Devices => {
+                let remedy = "look at the devices of the group, or raise PP_STUCK_MS if its stage needs longer";
+                (
+                    None,
+                    Some(("wait for the group's devices", limits.of_member(), remedy)),
+                )
+            }
             Awaited::Peer(rank) => {
                 let remedy = "look at this rank, or raise PP_STUCK_MS, which is half of that time";
                 let limit = PEER_FIRST * limits.stage;
@@ -255,8 +317,9 @@ impl Stall {
         both.filter_map(|(peer, lasts, of)| Some((peer, lasts, of?)))
             .find(|(_, lasts, (_, limit, _))| lasts >= limit)
             .map(|(peer, lasts, (operation, _, remedy))| Stalled {
-                operation,
+                operation: operation.to_owned(),
                 peer,
+                lasts,
                 text: format!("no progress for {} ms; {remedy}", lasts.as_millis()),
             })
     }
@@ -287,13 +350,14 @@ mod tests {
         assert_eq!(stall.look(&progress, LIMITS, at(0)), None);
         assert_eq!(stall.look(&progress, LIMITS, at(9)), None);
         let seen = stall.look(&progress, LIMITS, at(10)).unwrap();
-        assert_eq!((seen.operation, seen.peer), ("send", None));
+        assert_eq!((seen.operation.as_str(), seen.peer), ("send", None));
         assert!(seen.text.contains("for 10000 ms; such a call"), "{seen:?}");
-        progress.at(Doing::Compute);
+        progress.name_stages(["mix", "master"].map(str::to_owned).into());
+        progress.works(1);
         assert_eq!(stall.look(&progress, LIMITS, at(11)), None);
         assert_eq!(stall.look(&progress, LIMITS, at(100)), None);
         let seen = stall.look(&progress, LIMITS, at(111)).unwrap();
-        assert_eq!(seen.operation, "phase_b");
+        assert_eq!(seen.operation, "master");
         assert!(seen.text.contains("if the stage needs longer"), "{seen:?}");
     }
 
@@ -319,6 +383,7 @@ mod tests {
         for (awaited, limit, blamed) in [
             (Awaited::Peer(peer), 200, Some(peer)),
             (Awaited::Device, 100, None),
+            (Awaited::Devices, 150, None),
         ] {
             let mut stall = Stall::new(start);
             for second in 0..limit {
@@ -337,6 +402,29 @@ mod tests {
     }
 
     #[test]
+    fn a_member_that_waits_in_a_group_blames_the_other_and_lets_it_speak_first() {
+        let start = Instant::now();
+        let (own, other) = (Rank::new(1), Rank::new(2));
+        let progress = Progress::default();
+        progress.name_stages(vec!["mix".to_owned()]);
+        let mut stall = Stall::new(start);
+        progress.works(0);
+        stall.look(&progress, LIMITS, start);
+        let wait = || Some(("a barrier, in mix of ranks 1+2".to_owned(), other));
+        let mut told = |seconds, wait| {
+            let seen = stall.look(&progress, LIMITS, start + Duration::from_secs(seconds));
+            seen.unwrap().in_group(wait, own, LIMITS)
+        };
+        assert_eq!(told(149, wait()), None);
+        let late = told(150, wait()).unwrap();
+        assert_eq!((late.operation.as_str(), late.peer), ("mix", Some(other)));
+        let words = "rank 1 waits for it in a barrier, in mix of ranks 1+2: ";
+        assert!(late.text.starts_with(words), "{late:?}");
+        // Its own work is its own.
+        assert_eq!(told(151, None).unwrap().peer, None);
+    }
+
+    #[test]
     fn what_goes_on_is_told_with_its_beginning() {
         let progress = Progress::default();
         assert_eq!(progress.activity(), None);
@@ -345,13 +433,11 @@ mod tests {
         assert_eq!((&*sending.operation, sending.is_stage), ("send", false));
         assert_eq!((sending.since_ns, sending.waiting_since_ns), (None, None));
         let before = now_ns();
-        progress.at(Doing::Compute);
+        progress.name_stages(vec!["mix".to_owned()]);
+        progress.works(0);
         progress.awaits(Awaited::Device);
         let computing = progress.activity().unwrap();
-        assert_eq!(
-            (&*computing.operation, computing.is_stage),
-            ("phase_b", true)
-        );
+        assert_eq!((&*computing.operation, computing.is_stage), ("mix", true));
         let until = before..=now_ns();
         assert!(until.contains(&computing.since_ns.unwrap()));
         assert!(until.contains(&computing.waiting_since_ns.unwrap()));

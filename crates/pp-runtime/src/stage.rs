@@ -36,6 +36,8 @@ pub struct StageError {
     pub detail: String,
     /// The rank that the evidence is against, where that is not the one that found it.
     pub blames: Option<Rank>,
+    /// A call of the transport failed: the cause may be another rank, whose end the watchdog tells.
+    pub is_of_transport: bool,
 }
 
 impl StageError {
@@ -47,6 +49,7 @@ impl StageError {
             operation,
             detail,
             blames: None,
+            is_of_transport: false,
         }
     }
 
@@ -76,7 +79,17 @@ pub type StageResult<T> = Result<T, StageError>;
 /// What a lease says when work on its slot could not be ordered.
 impl From<TransportError> for StageError {
     fn from(error: TransportError) -> Self {
-        Self::new(error.fault_kind(), "issue work", with_source(&error))
+        let said = Self::new(error.fault_kind(), "issue work", with_source(&error));
+        let blames = match error {
+            TransportError::PeerMisbehaved { rank, .. } => Some(rank),
+            _ => None,
+        };
+        Self {
+            blames,
+            // An argument that is wrong is wrong here.
+            is_of_transport: !matches!(error, TransportError::WrongGroup { .. }),
+            ..said
+        }
     }
 }
 
@@ -111,7 +124,9 @@ pub struct Place {
     pub epoch: CacheEpoch,
     /// The lap of its ring, from 0; 0 outside of a ring.
     pub lap: u16,
-    /// True for the first chunk of its epoch that this stage works on: nothing before it may influence it.
+    /// True for the first chunk of its epoch that this stage works on: nothing that the stage remembers may influence it.
+    /// So it is true of the first chunk after a restart, too, which may stand in the middle of its epoch: that chunk brings
+    /// what a stage must know, as [`Source::rebuild`] has composed it.
     pub starts_epoch: bool,
     /// True for the first chunk that is sent after a rank was replaced: what a stage must know of the chunks before has
     /// to come with this one. Only the source is told; the plan tells the other stages.
@@ -285,9 +300,11 @@ pub struct Chunk<'a, P: Plan> {
     pub place: Place,
     /// What is to be done, and with which tensors.
     pub message: &'a Message<P>,
+    /// How long the driver of this rank has waited on its bell since the run began, in nanoseconds.
+    pub waited_ns: u64,
 }
 
-/// A stage between source and sink, or one part of it, or one member of a group.
+/// A stage between source and sink, or one part of it, that one rank runs. [`GroupStage`] is one that several run together.
 ///
 /// `Tx` and `Rx` are the leases of the backend it was written for.
 pub trait Stage<Tx, Rx> {
@@ -311,6 +328,47 @@ pub trait Stage<Tx, Rx> {
     ///
     /// # Errors
     /// As [`Stage::run`].
+    fn poll(&mut self, oldest: Self::Kept) -> StageResult<Progress<Done, Self::Kept>> {
+        Ok(Progress::UnderWay(oldest))
+    }
+
+    /// Nothing more comes.
+    ///
+    /// # Errors
+    /// What it was to store cannot be stored.
+    fn finish(&mut self) -> StageResult<()> {
+        Ok(())
+    }
+}
+
+/// One member of a group: ranks that run a stage together. The first of them leads.
+///
+/// `Tx` and `Rx` are the leases of the backend it was written for, and `G` is its member of the group, which has the
+/// collectives.
+pub trait GroupStage<Tx, Rx, G> {
+    /// The plan it understands.
+    type Plan: Plan;
+    /// What it keeps of a chunk while a device works on it.
+    type Kept;
+
+    /// Works on one chunk, together with the other members. The leader has the slot received and the slot that goes on;
+    /// the others have neither. The message is the same for all, and says what lies in the leader's slot. All members
+    /// make the same collective calls in the same order. What the others say of tensors that they made is not looked at.
+    ///
+    /// # Errors
+    /// The work failed; that ends the job. So does a collective of which a member is lost.
+    fn run(
+        &mut self,
+        chunk: Chunk<'_, Self::Plan>,
+        input: Option<&Rx>,
+        output: Option<&mut Tx>,
+        group: &mut G,
+    ) -> StageResult<Progress<Done, Self::Kept>>;
+
+    /// How far the oldest work is that is under way.
+    ///
+    /// # Errors
+    /// As [`GroupStage::run`].
     fn poll(&mut self, oldest: Self::Kept) -> StageResult<Progress<Done, Self::Kept>> {
         Ok(Progress::UnderWay(oldest))
     }

@@ -10,15 +10,19 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pp_contract::{CacheEpoch, Fault, FaultKind, Rank};
+use pp_transport::backend::Waits;
 use pp_transport::bell::Bell;
 use pp_transport::flight::Activity;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::progress::Progress;
 use crate::times::VERDICT_WITHIN;
+
+/// The rank of the source.
+pub(crate) const SOURCE: Rank = Rank::new(0);
 
 /// What a thread that polls sleeps on: readable once it has sounded.
 #[derive(Debug)]
@@ -68,12 +72,16 @@ struct Inner {
     served: AtomicBool,
     /// The driver of this rank has said so.
     is_served_here: AtomicBool,
+    /// The rank of the source has said so, perhaps after a fault here.
+    is_source_done: AtomicBool,
     /// What is done then.
     when_served: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Held by a thread while it sets `served`, or raises a fault because `served` is not set.
     losing: Mutex<()>,
     fault: OnceLock<Fault>,
     progress: Progress,
+    /// What the members of this rank wait in.
+    waits: OnceLock<Vec<Waits>>,
 }
 
 impl fmt::Debug for Switch {
@@ -98,10 +106,12 @@ impl Switch {
             is_cut_here: AtomicBool::new(false),
             served: AtomicBool::new(false),
             is_served_here: AtomicBool::new(false),
+            is_source_done: AtomicBool::new(false),
             when_served: OnceLock::new(),
             losing: Mutex::new(()),
             fault: OnceLock::new(),
             progress: Progress::default(),
+            waits: OnceLock::new(),
         })))
     }
 
@@ -118,6 +128,16 @@ impl Switch {
     /// What the driver is doing.
     pub(crate) fn progress(&self) -> &Progress {
         &self.0.progress
+    }
+
+    /// From now on the watchdog asks these in which call of a group the driver waits. The first call counts.
+    pub fn watch_groups(&self, waits: Vec<Waits>) {
+        let _ = self.0.waits.set(waits);
+    }
+
+    /// The call of a group in which the driver waits for another member, and that member.
+    pub(crate) fn group_wait(&self) -> Option<(String, Rank)> {
+        self.0.waits.get()?.iter().find_map(|waits| waits())
     }
 
     /// The bell of the driver.
@@ -178,7 +198,12 @@ impl Switch {
 
     /// The fault that ends the run, once the link has failed: the watchdog has a moment to say that the peer is gone.
     pub fn verdict(&self) -> Option<&Fault> {
-        let deadline = Instant::now() + VERDICT_WITHIN;
+        self.verdict_within(VERDICT_WITHIN)
+    }
+
+    /// As [`Switch::verdict`], for so long.
+    pub(crate) fn verdict_within(&self, within: Duration) -> Option<&Fault> {
+        let deadline = Instant::now() + within;
         loop {
             let listener = self.bell().listen();
             if self.fault().is_some() || Instant::now() >= deadline {
@@ -188,7 +213,7 @@ impl Switch {
         }
     }
 
-    /// This rank has closed its side in good order, or was lost when it was needed no more.
+    /// This rank has closed its side in good order, or was lost.
     pub(crate) fn set_left(&self, rank: Rank) {
         self.0.left.fetch_or(bit(rank), Ordering::AcqRel);
         self.0.bell.ring();
@@ -202,24 +227,53 @@ impl Switch {
     /// The driver of the source needs nothing more of other ranks: from now on the loss of one is no fault. The watch
     /// thread tells the others. False if there is a fault already.
     pub(crate) fn set_served(&self) -> bool {
-        let is_served = self.hear_served();
+        let is_served = self.serve();
         if is_served {
-            self.0.is_served_here.store(true, Ordering::Release);
-            self.0.alarm.sound();
-            if let Some(act) = self.0.when_served.get() {
-                act();
-            }
+            self.say_served();
         }
         is_served
     }
 
-    /// The source needs nothing more of any other rank: from now on the loss of one is no fault. False if there is a
-    /// fault already.
-    pub(crate) fn hear_served(&self) -> bool {
+    /// The driver of the source has all it needs, whatever was lost. The watch thread tells the others.
+    pub(crate) fn say_served(&self) {
+        self.0.is_served_here.store(true, Ordering::Release);
+        self.0.alarm.sound();
+        if let Some(act) = self.0.when_served.get() {
+            act();
+        }
+    }
+
+    /// The source needs nothing more of any other rank: from now on the loss of one is no fault.
+    pub fn hear_served(&self) {
+        self.serve();
+        self.0.is_source_done.store(true, Ordering::Release);
+        self.0.bell.ring();
+    }
+
+    /// From now on the loss of another rank is no fault. False if there is a fault already.
+    fn serve(&self) -> bool {
         let _losing = self.losing();
         let is_served = self.fault().is_none();
         self.0.served.store(is_served, Ordering::Release);
         is_served
+    }
+
+    /// After a loss, on a rank without the source: whether the source needs no other rank any more, so that the ranks will
+    /// not meet again. Waits until the rank of the source has said so or has left, at most `within`.
+    pub fn is_source_done(&self, within: Duration) -> bool {
+        let deadline = Instant::now() + within;
+        loop {
+            let listener = self.bell().listen();
+            // It says so before it leaves.
+            let has_left = self.has_left(SOURCE) || Instant::now() >= deadline;
+            if self.0.is_source_done.load(Ordering::Acquire) {
+                return true;
+            }
+            if has_left {
+                return false;
+            }
+            listener.wait(deadline);
+        }
     }
 
     /// Whether the driver of this rank has said so.
@@ -235,11 +289,12 @@ impl Switch {
     /// The peer is lost, which ends the run with this fault if the driver still needs the peer.
     pub fn lose_peer(&self, fault: Fault) {
         let _losing = self.losing();
-        if self.is_served() {
-            self.set_left(fault.rank);
-        } else {
+        let rank = fault.rank;
+        if !self.is_served() {
             self.raise(fault);
         }
+        // Behind the fault: who sees that it has left sees why.
+        self.set_left(rank);
     }
 
     fn losing(&self) -> MutexGuard<'_, ()> {
@@ -271,7 +326,7 @@ impl Switch {
         CacheEpoch::new(self.0.oldest.load(Ordering::Acquire))
     }
 
-    /// Whether this rank has closed its side in good order, or was lost when it was needed no more.
+    /// Whether this rank has closed its side in good order, or was lost.
     pub(crate) fn has_left(&self, rank: Rank) -> bool {
         self.0.left.load(Ordering::Acquire) & bit(rank) != 0
     }
@@ -306,11 +361,29 @@ mod tests {
         let [needed, served] =
             [(); 2].map(|()| Switch::new(Rank::new(0), Bell::new().unwrap()).unwrap());
         needed.lose_peer(fault("lost"));
-        assert!(!needed.set_served() && !needed.is_served() && !needed.has_left(Rank::new(1)));
+        assert!(!needed.set_served() && !needed.is_served());
         assert_eq!(needed.fault(), Some(&fault("lost")));
         assert!(served.set_served());
         served.lose_peer(fault("lost"));
         assert!(served.fault().is_none() && served.has_left(Rank::new(1)));
+    }
+
+    #[test]
+    fn a_rank_that_lost_another_hears_whether_the_source_goes_on() {
+        let switch = || Switch::new(Rank::new(2), Bell::new().unwrap()).unwrap();
+        let [done, gone, silent] = [switch(), switch(), switch()];
+        let of_source = Fault::new(FaultKind::PeerDied, SOURCE, "watch", "gone");
+        for switch in [&done, &gone, &silent] {
+            switch.lose_peer(fault("lost"));
+        }
+        done.hear_served();
+        for switch in [&done, &gone] {
+            switch.lose_peer(of_source.clone());
+        }
+        let long = Duration::from_secs(600);
+        assert!(done.is_source_done(long) && !gone.is_source_done(long));
+        assert!(!silent.is_source_done(Duration::ZERO));
+        assert!(!done.is_served() && done.fault() == Some(&fault("lost")));
     }
 
     #[test]

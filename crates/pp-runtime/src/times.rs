@@ -10,6 +10,8 @@ pub const SEND_WITHIN: Duration = Duration::from_millis(50);
 /// The watchdog says that the peer is gone, once the link has failed under the driver: a backend may learn it first, and
 /// cannot tell it from a failure of its own.
 pub(crate) const VERDICT_WITHIN: Duration = Duration::from_secs(1);
+/// As that, of the leader of a group: where members make different calls no rank is lost, and the leader says so first.
+pub(crate) const LEADER_SPEAKS_AFTER: Duration = Duration::from_millis(500);
 /// A rank that is done waits for its peers to say so too, which they do within a round trip.
 pub(crate) const GOODBYE_WITHIN: Duration = Duration::from_millis(500);
 /// Descriptors that were announced are right behind, on a socket of this host.

@@ -16,7 +16,7 @@
 //!   held to take or give back a value, never while writing. Descriptors that were announced are waited for shortly;
 //! - the lock around the core is held while it decides, which takes microseconds;
 //! - the fault, the bell and the alarm of [`Switch`] wait for a lock at most that the driver holds for an assignment;
-//!   reading the driver's progress waits for nothing;
+//!   reading the driver's progress, and what it waits in, waits for nothing;
 //! - `on_frame` puts a header into a queue that refuses when it is full;
 //! - standard error, and with it `tracing`, can be held for ever by a thread that writes into a full
 //!   pipe, and a disk can be away: so `Aside` logs, and writes what `on_fault` writes;
@@ -41,7 +41,7 @@ use pp_transport::control::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::core::{Action, Core, Event, misbehaved};
-use crate::progress::{Limits, Stall};
+use crate::progress::{Limits, Stall, Stalled};
 use crate::switch::{Alarm, Switch};
 
 /// Messages taken in from one peer before the others, and the clock, get their turn.
@@ -402,11 +402,14 @@ impl Running {
         if was_away {
             self.stall.forgive(now);
         }
-        if let Some(stalled) = self.stall.look(self.switch.progress(), limits, now) {
-            let rank = stalled.peer.unwrap_or(self.switch.rank());
+        let (own, progress) = (self.switch.rank(), self.switch.progress());
+        let stalled = self.stall.look(progress, limits, now);
+        let in_group = |stalled: Stalled| stalled.in_group(self.switch.group_wait(), own, limits);
+        if let Some(stalled) = stalled.and_then(in_group) {
+            let rank = stalled.peer.unwrap_or(own);
             let kind = FaultKind::TimedOut;
             self.switch
-                .raise(Fault::new(kind, rank, stalled.operation, stalled.text));
+                .raise(Fault::new(kind, rank, &stalled.operation, stalled.text));
         }
     }
 }
@@ -488,7 +491,7 @@ impl Watcher {
             Action::RequestDrain(signal) => self.running.as_ref()?.switch.request_drain(signal),
             Action::PeerLeft(rank) => self.running.as_ref()?.switch.set_left(rank),
             Action::Cut(epoch) => self.running.as_ref()?.switch.hear_cut(epoch),
-            Action::Served => _ = self.running.as_ref()?.switch.hear_served(),
+            Action::Served => self.running.as_ref()?.switch.hear_served(),
             Action::LosePeer(fault) => {
                 let switch = &self.running.as_ref()?.switch;
                 switch.lose_peer(fault);

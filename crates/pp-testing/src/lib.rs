@@ -2,6 +2,7 @@
 
 mod files;
 mod messages;
+pub mod net;
 mod plan;
 pub mod process;
 mod random;

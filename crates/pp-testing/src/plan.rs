@@ -54,7 +54,7 @@ impl<P: ToyParts> Plan for Toy<P> {
         self.0.start_frame()
     }
 
-    fn check(&self, _: &StageSpec, _: &Manifest) -> Result<(), PlanError> {
+    fn check(&self, _: &StageSpec, _: bool, _: &Manifest) -> Result<(), PlanError> {
         Ok(())
     }
 }

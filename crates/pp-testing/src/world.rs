@@ -8,7 +8,7 @@ use pp_runtime::switch::Switch;
 use pp_transport::backend::{Backend as _, End};
 use pp_transport::bell::Bell;
 use pp_transport::edge::Capabilities;
-use pp_transport::host::{EdgeShape, Host, HostLocal, RxLease, TxLease};
+use pp_transport::host::{EdgeShape, Host, HostGroup, HostLocal, RxLease, TxLease};
 
 use crate::edge;
 
@@ -77,6 +77,12 @@ pub fn seats(options: &RankOptions, slot_bytes: u64) -> Vec<Seat> {
         seats[from].ends.push((number, End::Out(out)));
         seats[to].ends.push((number, End::In(incoming)));
     }
+    // What the watches say. Without restarts no rank waits for it, and a test may ask for it itself.
+    if options.restarts > 0 {
+        let others: Vec<Switch> = seats[1..].iter().map(|seat| seat.switch.clone()).collect();
+        let tell = move || others.iter().for_each(Switch::hear_served);
+        seats[0].switch.when_served(tell);
+    }
     seats
 }
 
@@ -105,7 +111,7 @@ impl Drop for TellPanic<'_> {
 pub fn run_ranks<'s, S: Source<TxLease>>(
     options: &RankOptions,
     slot_bytes: u64,
-    stages: impl Fn(Rank) -> Stages<'s, TxLease, RxLease, S> + Sync,
+    stages: impl Fn(Rank) -> Stages<'s, TxLease, RxLease, HostGroup, S> + Sync,
     meanwhile: impl FnOnce(&[Switch]) + Send,
 ) -> Vec<Result<Summary, Fault>> {
     let seats = seats(options, slot_bytes);

@@ -2,7 +2,8 @@
 //!
 //! Two ranks that have met authenticate each other first; then a [`Backend`] exchanges with the other rank what all
 //! edges between the two need ([`Backend::agree`]), and makes them while a watchdog already looks after both
-//! ([`Backend::connect`]). A rank does that once for each peer, in an order that is the same all over the job.
+//! ([`Backend::connect`]). A rank does that once for each peer, in an order that is the same all over the job. Groups
+//! follow, in the same two steps: [`Backend::agree_on_group`] and [`Backend::connect_group`].
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use crate::control::ControlSender;
 use crate::edge::{Capabilities, Edges};
 use crate::error::TransportError;
 use crate::flight::FlightRecorder;
+use crate::group::Members;
 use crate::host::layout::{EdgeShape, Holds, Layout};
 use crate::host::region::Region;
 use crate::host::shared::{self, SharedEnd};
@@ -88,15 +90,34 @@ pub trait Peer {
     fn receive_fds(&mut self) -> Result<Vec<OwnedFd>, Fault>;
 }
 
+/// The other ranks, one at a time, while a group is made.
+pub trait Neighbours {
+    /// A rank with which this one has an edge.
+    fn neighbour(&mut self, rank: Rank) -> Box<dyn Peer + '_>;
+}
+
+/// This rank's member of a group.
+pub struct Joined<B: Edges + ?Sized> {
+    /// What its stage calls.
+    pub group: B::Group,
+    /// What ends the group for all members, from any thread: a call that waits is an error from then on.
+    pub abort: Abort,
+    /// What it waits in, where the backend knows.
+    pub waits: Option<Waits>,
+}
+
+/// From any thread: the call of a group in which this member waits for another to come, and that other. Never waits.
+pub type Waits = Box<dyn Fn() -> Option<(String, Rank)> + Send + Sync>;
+
 /// What is done with a header that came over the control channel from this rank. Must not block; an error is the
 /// sender's fault.
 pub type OnFrame = Box<dyn FnMut(Rank, &[u8]) -> Result<(), TransportError> + Send>;
 
-/// Ends all edges with a peer from any thread, with the reason and a deadline: everything in flight is an error from
+/// Ends all edges with a peer, or a group, from any thread, with the reason and a deadline: everything in flight is an error from
 /// then on.
 pub type Abort = Box<dyn Fn(&str, Instant) -> Result<(), TransportError> + Send + Sync>;
 
-/// How the edges with a peer are made.
+/// How the edges with a peer, or a group, are made.
 #[derive(Clone, Copy)]
 pub struct Connect<'a> {
     /// Which generation of edges between the two ranks this is.
@@ -113,6 +134,8 @@ pub struct Connect<'a> {
 pub trait Backend: Edges {
     /// What two ranks exchanged for all edges between them.
     type Agreed;
+    /// What the members of a group exchanged.
+    type AgreedGroup;
 
     /// What must be the same on both ranks, by name: at least `transport`, the backend's short name.
     fn settings(&self) -> Vec<(String, String)>;
@@ -154,6 +177,28 @@ pub trait Backend: Edges {
         how: Connect<'_>,
     ) -> Result<Connected<Self>, TransportError>;
 
+    /// Exchanges with the other members what their group needs: the leader passes it to each of them. Every rank does so
+    /// for its groups in the order of the pipeline, behind the edges.
+    ///
+    /// # Errors
+    /// A member is lost, or these cannot be connected.
+    fn agree_on_group(
+        &mut self,
+        members: &Members,
+        neighbours: &mut dyn Neighbours,
+    ) -> Result<Self::AgreedGroup, Fault>;
+
+    /// Makes this rank's member of a group, which records what it does. All members call it at about the same time, behind
+    /// the edges and in the order of the pipeline.
+    ///
+    /// # Errors
+    /// As [`Backend::connect`].
+    fn connect_group(
+        &mut self,
+        agreed: Self::AgreedGroup,
+        how: Connect<'_>,
+    ) -> Result<Joined<Self>, TransportError>;
+
     /// Makes an edge between two stages of this rank. Needs no peer.
     ///
     /// # Errors
@@ -179,7 +224,7 @@ pub(crate) fn own_fault(rank: Rank) -> impl Fn(TransportError) -> Fault {
 ///
 /// # Errors
 /// The other rank is lost, or passed another number.
-fn receive_fds<const N: usize>(peer: &mut dyn Peer) -> Result<[OwnedFd; N], Fault> {
+pub(crate) fn receive_fds<const N: usize>(peer: &mut dyn Peer) -> Result<[OwnedFd; N], Fault> {
     let fds = peer.receive_fds()?;
     let count = fds.len();
     fds.try_into().map_err(|_| {

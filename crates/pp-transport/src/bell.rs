@@ -30,6 +30,8 @@ const SPIN: Duration = Duration::from_micros(20);
 #[derive(Clone, Debug)]
 pub struct Bell {
     region: Arc<Region>,
+    /// Where its words lie in the region.
+    offset: usize,
     spin: Duration,
 }
 
@@ -39,10 +41,8 @@ impl Bell {
     /// # Errors
     /// The kernel refuses the memfd or its mapping.
     pub fn new() -> Result<Self, TransportError> {
-        Ok(Self::over(Region::create(
-            "pp-bell",
-            size_of::<BellWords>(),
-        )?))
+        let region = Region::create("pp-bell", size_of::<BellWords>())?;
+        Ok(Self::at(&Arc::new(region), 0))
     }
 
     /// Maps the bell of a peer from the descriptor it passed.
@@ -50,13 +50,16 @@ impl Bell {
     /// # Errors
     /// The descriptor is no sealed memfd of a bell's size.
     pub fn open(fd: std::os::fd::OwnedFd) -> Result<Self, TransportError> {
-        Ok(Self::over(Region::open(fd, size_of::<BellWords>())?))
+        let region = Region::open(fd, size_of::<BellWords>())?;
+        Ok(Self::at(&Arc::new(region), 0))
     }
 
-    fn over(region: Region) -> Self {
+    /// The bell whose words lie there in memory that is shared for more than that.
+    pub(crate) fn at(region: &Arc<Region>, offset: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
-            region: Arc::new(region),
+            region: Arc::clone(region),
+            offset,
             spin: if cores > 1 { SPIN } else { Duration::ZERO },
         }
     }
@@ -67,7 +70,7 @@ impl Bell {
     }
 
     fn words(&self) -> &BellWords {
-        self.region.words(0)
+        self.region.words(self.offset)
     }
 
     /// Begins to listen: look for work after this, and wait for a ring if there was none.

@@ -150,6 +150,8 @@ pub trait Edges {
     type In: EdgeRx<Rx = Self::Rx, Receiving = Self::Receiving>;
     /// An edge within this rank.
     type Local: EdgeLocal<Tx = Self::Tx, Rx = Self::Rx, Sending = Self::Sending>;
+    /// One member of a group of ranks that run a stage together. Its collectives are of the backend's own memory.
+    type Group;
 }
 
 /// Whether a payload goes with a message of so many payload bytes: whether its slot is one of this

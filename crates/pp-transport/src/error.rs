@@ -128,7 +128,7 @@ pub enum TransportError {
     #[error("group {group}: {why}")]
     WrongGroup {
         /// The group of the operation.
-        group: &'static str,
+        group: String,
         /// What does not belong.
         why: String,
     },

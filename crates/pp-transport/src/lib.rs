@@ -26,6 +26,8 @@ pub mod flight;
 #[cfg(all(any(test, feature = "fuzz"), not(loom)))]
 pub mod fuzz;
 #[cfg(not(loom))]
+pub mod group;
+#[cfg(not(loom))]
 pub mod host;
 #[cfg(not(loom))]
 pub mod in_flight;
@@ -51,6 +53,9 @@ mod flight {
 #[allow(dead_code, reason = "the models use part of what the backend does")]
 mod host {
     pub(crate) mod bell_words;
+    pub(crate) mod group {
+        pub(crate) mod words;
+    }
     pub(crate) mod ring;
     pub(crate) mod slots;
 }

@@ -11,6 +11,9 @@ use pp_contract::Rank;
 
 use crate::flight::ring::{Ring, WORDS};
 use crate::host::bell_words::{BellWords, Ticket};
+use crate::host::group::words::{
+    Call, Counts, GroupWords, LifeWords, MemberWords, PairWords, SLOTS, Side, Stop,
+};
 use crate::host::ring::{RingBytes, RingReceiver, RingSender, RingWords};
 use crate::host::slots::{Consumer, Producer, SlotWord};
 use crate::nccl::gate::{Calling, Gate};
@@ -380,5 +383,166 @@ fn two_writers_of_a_slot_do_not_mix() {
         for words in kept {
             assert!(words[1..].iter().all(|word| *word == words[1]));
         }
+    });
+}
+
+/// The words of a group of two, and the staging of its first member.
+#[derive(Clone)]
+struct Pair(Arc<PairMemory>);
+
+struct PairMemory {
+    members: [MemberWords; 2],
+    pairs: [PairWords; 4],
+    staging: Vec<UnsafeCell<u64>>,
+}
+
+impl GroupWords for Pair {
+    fn members(&self) -> usize {
+        2
+    }
+    fn member(&self, at: usize) -> &MemberWords {
+        &self.0.members[at]
+    }
+    fn pair(&self, from: usize, to: usize) -> &PairWords {
+        &self.0.pairs[2 * from + to]
+    }
+}
+
+impl Pair {
+    fn put(&self, slot: u64, value: u64) {
+        // SAFETY: loom reports a read that is not ordered with this write.
+        self.0.staging[slot as usize].with_mut(|p| unsafe { *p = value });
+    }
+    fn get(&self, slot: u64) -> u64 {
+        // SAFETY: as above.
+        self.0.staging[slot as usize].with(|p| unsafe { *p })
+    }
+}
+
+/// Both members of a group.
+fn pair() -> [Counts<Pair>; 2] {
+    let memory = Pair(Arc::new(PairMemory {
+        members: Default::default(),
+        pairs: Default::default(),
+        staging: (0..SLOTS).map(|_| UnsafeCell::new(0)).collect(),
+    }));
+    [0, 1].map(|own| Counts::new(memory.clone(), own))
+}
+
+fn until(mut is_so: impl FnMut() -> Result<bool, Stop>) {
+    while !is_so().unwrap() {
+        thread::yield_now();
+    }
+}
+
+fn call(what: u64) -> Call {
+    Call {
+        what,
+        ..Call::default()
+    }
+}
+
+#[test]
+fn pieces_of_a_group_are_seen_whole_and_their_slots_are_used_again_only_after() {
+    check(|| {
+        let [mut giver, mut taker] = pair();
+        let giving = thread::spawn(move || {
+            giver.enter(call(7));
+            until(|| giver.has_entered(1));
+            for step in 0..SLOTS + 1 {
+                until(|| giver.may_publish());
+                giver.words.put(giver.free_slot(), 10 + step);
+                giver.publish();
+                giver.consume();
+            }
+        });
+        taker.enter(call(7));
+        until(|| taker.has_entered(0));
+        for step in 0..SLOTS + 1 {
+            until(|| taker.may_publish());
+            taker.publish();
+            until(|| taker.has_published(0));
+            assert_eq!(taker.words.get(taker.slot()), 10 + step);
+            taker.consume();
+        }
+        giving.join().unwrap();
+    });
+}
+
+/// A member that is one call ahead does not hide what it called before.
+#[test]
+fn members_compare_the_same_call() {
+    check(|| {
+        let [mut one, mut other] = pair();
+        let ahead = thread::spawn(move || {
+            for what in 0..3 {
+                one.enter(call(what));
+                until(|| one.has_entered(1));
+            }
+        });
+        for what in 0..3 {
+            other.enter(call(what));
+            until(|| other.has_entered(0));
+        }
+        ahead.join().unwrap();
+    });
+}
+
+#[test]
+fn a_transfer_of_a_group_is_whole_and_leaves_the_staging_free() {
+    check(|| {
+        let [mut sender, mut receiver] = pair();
+        let sending = thread::spawn(move || {
+            sender.begin(Side::Sender, 1, 9);
+            until(|| sender.has_begun(Side::Sender, 1, 9));
+            for piece in 0..SLOTS + 1 {
+                until(|| sender.may_move(Side::Sender, 1, piece));
+                sender.words.put(piece % SLOTS, 10 + piece);
+                sender.has_moved(Side::Sender, 1, piece);
+            }
+            until(|| sender.finish(Side::Sender, 1, SLOTS + 1));
+            sender.words.put(0, 0);
+        });
+        receiver.begin(Side::Receiver, 0, 9);
+        until(|| receiver.has_begun(Side::Receiver, 0, 9));
+        for piece in 0..SLOTS + 1 {
+            until(|| receiver.may_move(Side::Receiver, 0, piece));
+            assert_eq!(receiver.words.get(piece % SLOTS), 10 + piece);
+            receiver.has_moved(Side::Receiver, 0, piece);
+        }
+        until(|| receiver.finish(Side::Receiver, 0, SLOTS + 1));
+        sending.join().unwrap();
+    });
+}
+
+/// Each enters its call, rings, and looks once: one of the two sees that they wait for each other.
+#[test]
+fn the_last_of_those_that_wait_for_each_other_sees_it() {
+    check(|| {
+        let [mut one, mut other] = pair();
+        let first = thread::spawn(move || {
+            one.enter(call(7));
+            one.words.member(1).bell.strike();
+            one.stuck_with().is_some()
+        });
+        other.begin(Side::Sender, 0, 9);
+        other.words.member(0).bell.strike();
+        let second = other.stuck_with().is_some();
+        assert!(first.join().unwrap() || second);
+    });
+}
+
+/// The first reason of an end is told whole, and no other.
+#[test]
+fn a_group_ends_for_one_reason() {
+    check(|| {
+        let life = Arc::new(LifeWords::default());
+        let other = Arc::clone(&life);
+        let ending = thread::spawn(move || other.end("eight by"));
+        life.end("eight to");
+        assert!(life.has_ended());
+        ending.join().unwrap();
+        let why = life.why();
+        assert!(why == "eight to" || why == "eight by", "{why}");
     });
 }

@@ -8,3 +8,9 @@
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Lets another thread go on, in a loop that looks.
+#[cfg(loom)]
+pub(crate) use loom::thread::yield_now as pause;
+#[cfg(not(loom))]
+pub(crate) use std::hint::spin_loop as pause;

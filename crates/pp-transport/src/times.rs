@@ -31,12 +31,12 @@ pub(crate) const COMMUNICATOR_LOOK_EVERY: Duration = Duration::from_micros(100);
 pub(crate) const LEFT_BEHIND_LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Time between two looks at whether a connection is still wanted: a recovery is not slower for it.
 pub(crate) const WANTED_LOOK_EVERY: Duration = Duration::from_millis(5);
+/// The longest sleep of a member of a group: it hears of an abort within this, where nobody could ring its bell.
+pub(crate) const MEMBER_SLEEPS: Duration = Duration::from_millis(50);
 /// A call of NCCL that should come back at once counts after this as one that hangs, and its communicator is aborted.
 pub(crate) const RETURNS_WITHIN: Duration = Duration::from_millis(100);
 /// The end of the edges with a peer waits for the last credits and completions: microseconds where both ends have done their work.
 pub(crate) const SETTLED_WITHIN: Duration = Duration::from_millis(50);
-/// The end of the edges with a peer waits until their last words were written: a peer that reads takes them at once.
-pub(crate) const FLUSHED_WITHIN: Duration = Duration::from_millis(200);
 /// The drop of the last edge with a peer waits for communicators that end in order: NCCL waits for the peer to do the same.
 pub(crate) const DESTROYED_WITHIN: Duration = Duration::from_secs(2);
 /// The drop of edges or of a communicator waits for an abort at the most; measured: half a second.

@@ -377,7 +377,7 @@ fn phase_b_of_before_is_not_taken_for_the_new_one() {
     for via in [Via::Tcp, Via::Auto] {
         let mut job = Job::new(2, via);
         let zero = job.start(0);
-        // The first Phase B joins, over a line that somebody records.
+        // The first rank 1 joins, over a line that somebody records.
         job.via = Via::Tcp;
         let (port, said) = relay(job.port, usize::MAX);
         let mut old = call_through(&job, port, Duration::from_secs(30)).unwrap();
@@ -386,7 +386,7 @@ fn phase_b_of_before_is_not_taken_for_the_new_one() {
         old.sender().send(&Message::Heartbeat, later()).unwrap();
         // Another has called, and was stopped before it said another word.
         let calls = attack::calls(SECRET, &job.id);
-        // The front gives the generation up: its channels close, and it opens the door again.
+        // Rank 0 gives the generation up: its channels close, and it opens the door again.
         drop(zero);
         job.via = via;
         let zero = job.start(0);
@@ -413,7 +413,7 @@ fn phase_b_of_before_is_not_taken_for_the_new_one() {
         let mut new = job.start(1).join().unwrap().unwrap();
         let mut zero = zero.join().unwrap().unwrap();
         assert_eq!(zero.turned_away().replay, 3);
-        // The front hears the new one and nothing of the old.
+        // Rank 0 hears the new one and nothing of the old.
         let new = new.get_mut(Rank::new(0)).unwrap();
         let zero = zero.get_mut(Rank::new(1)).unwrap();
         assert_eq!(zero.receiver().try_recv().unwrap(), None);

@@ -139,6 +139,27 @@ fn rank_that_dies_before_its_hello_is_named_to_the_others() {
 }
 
 #[test]
+fn rank_that_dies_behind_its_hello_is_named_to_the_others() {
+    let mut peers = Job::new(RANKS, Via::Unix).meet().into_iter();
+    let (mut zero, mut one) = (peers.next().unwrap(), peers.next().unwrap());
+    let mut two = peers.next().unwrap();
+    let hello = Hello::new(parts(1)).unwrap().encode().unwrap();
+    let channel = one.get_mut(Rank::new(0)).unwrap();
+    let said = channel.sender().send(&Message::Hello(&hello), later());
+    said.unwrap();
+    drop(one);
+    let two = std::thread::spawn(move || {
+        agree(&mut two, &Hello::new(parts(2)).unwrap(), later()).unwrap_err()
+    });
+    let fault = agree(&mut zero, &Hello::new(parts(0)).unwrap(), later()).unwrap_err();
+    assert_eq!(
+        (fault.kind, fault.rank),
+        (FaultKind::PeerDied, Rank::new(1))
+    );
+    assert_eq!(two.join().unwrap(), fault);
+}
+
+#[test]
 fn end_of_rank_0_ends_the_handshake() {
     let mut peers = Job::new(2, Via::Unix).meet().into_iter();
     drop(peers.next().unwrap());

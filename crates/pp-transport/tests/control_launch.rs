@@ -153,6 +153,14 @@ fn open_mpi_is_read() {
     assert_eq!((launcher, rank, world, local), (Launcher::OpenMpi, 1, 2, 1));
     let port: u16 = address.strip_prefix("127.0.0.1:").unwrap().parse().unwrap();
     assert!((10_000..30_000).contains(&port));
+    // mpirun 5 numbers three ranks of a host 0, 2, 1.
+    let three = [
+        ("OMPI_COMM_WORLD_SIZE", "3"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "2"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "3"),
+    ];
+    let (_, rank, world, local, _) = summary(&with(OPEN_MPI, &three));
+    assert_eq!((rank, world, local), (1, 3, 2));
     let master = with(OPEN_MPI, &[("MASTER_ADDR", "node0"), ("PP_PORT", "81")]);
     assert_eq!(summary(&master).4, "node0:81");
 }
@@ -212,8 +220,8 @@ fn half_set_and_impossible_variables_are_named() {
             &["WORLD_SIZE=\"two\" is not usable"],
         ),
         (
-            with(TORCHRUN, &[("LOCAL_RANK", "9")]),
-            &["LOCAL_RANK=9 contradicts RANK=3"],
+            with(TORCHRUN, &[("LOCAL_RANK", "4")]),
+            &["LOCAL_RANK=4 contradicts WORLD_SIZE=4"],
         ),
         (
             with(TORCHRUN, &[("MASTER_PORT", "0")]),

@@ -9,7 +9,7 @@ use pp_cli::env::Env;
 use pp_cli::{ClipSource, Shape, VideoJob, check};
 use pp_contract::{StageSpec, VideoPlan};
 use pp_job::{Error, Opened, Program, ThisRank};
-use pp_runtime::stage::{Sink, Stage};
+use pp_runtime::stage::{GroupStage, Sink, Stage};
 use pp_transport::bell::Bell;
 use pp_transport::host::Host;
 
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &RunArgs, env: &Env, fault: OsString) -> Result<(), Erro
             Backend::Host => run.stages(
                 FaultyBackend { inner: Host, arm },
                 |bell| job.source_on_host(bell),
-                |part, shape| job.stage_on_host(part, shape),
+                |part, member, shape| job.stage_on_host((part, member), shape),
                 |shape, bell| job.sink_on_host(shape, bell),
             ),
             Backend::Nccl(nccl) => {
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &RunArgs, env: &Env, fault: OsString) -> Result<(), Erro
                 run.stages(
                     FaultyBackend { inner: *nccl, arm },
                     |bell| job.source_on_gpu(&device, bell),
-                    |part, shape| job.stage_on_gpu(&device, part, shape),
+                    |part, member, shape| job.stage_on_gpu(&device, (part, member), shape),
                     |shape, bell| job.sink_on_gpu(&device, shape, bell),
                 )
             }
@@ -60,13 +60,14 @@ impl Run<'_, '_> {
         self,
         backend: FaultyBackend<B>,
         source: impl FnOnce(Bell) -> Result<Opened<S, Shape>, Error>,
-        stage: impl Fn(&StageSpec, &Shape) -> Result<K, Error>,
+        stage: impl Fn(&StageSpec, usize, &Shape) -> Result<K, Error>,
         sink: impl FnOnce(&Shape, Bell) -> Result<L, Error>,
     ) -> Result<(), Error>
     where
         B: Breakable,
         S: ClipSource<B::Tx>,
-        K: Stage<B::Tx, B::Rx, Plan = VideoPlan>,
+        K: Stage<B::Tx, B::Rx, Plan = VideoPlan>
+            + GroupStage<B::Tx, B::Rx, B::Group, Plan = VideoPlan>,
         L: Sink<B::Rx, Plan = VideoPlan>,
     {
         let (job, arm) = (self.job, Rc::clone(&backend.arm));
@@ -82,12 +83,15 @@ impl Run<'_, '_> {
                 shape: opened.shape,
             })
         })
-        .payloads(|stage, _| job.slot_bytes(stage));
+        .payloads(|between, _| job.slot_bytes(between));
         for name in job.between() {
-            program = program.stage(name, |part, shape| {
-                let inner = stage(part, shape)?;
+            let open = |part: &StageSpec, member: usize, shape: &Shape| {
+                let inner = stage(part, member, shape)?;
                 Ok(Faulty::new(inner, &arm, arm.place_of(part)))
-            });
+            };
+            program = program
+                .stage(name, move |part, shape| open(part, 0, shape))
+                .group_stage(name, open);
         }
         let program = program
             .sink(last, |shape, bell| {

@@ -11,7 +11,6 @@ mod cell;
 mod chain;
 mod judge;
 mod launch;
-mod net;
 mod play;
 mod ranks;
 mod scene;

@@ -18,6 +18,9 @@ const RULES: [&str; 18] = [
 /// The sink on a rank of its own.
 const CHAIN: [&str; 2] = ["--pipeline", "encode@0 -> phase_b@1 -> decode@2"];
 
+/// A group of two ranks.
+const GROUP: [&str; 2] = ["--pipeline", "encode@0 -> phase_b@1+2 -> decode@0"];
+
 /// Why a fault is not made: it is one of another transport, or of another pipeline.
 const NOT_HERE: &[&str] = &["not a fault of this transport", "it takes a pipeline with"];
 
@@ -29,6 +32,11 @@ fn every_fault_ends_as_it_must_on_the_host() {
 #[test]
 fn every_fault_ends_as_it_must_on_three_ranks() {
     assert_all_behave(pp(&["faults"]).args(CHAIN), 53, NOT_HERE);
+}
+
+#[test]
+fn every_fault_ends_as_it_must_in_a_group() {
+    assert_all_behave(pp(&["faults"]).args(GROUP), 58, NOT_HERE);
 }
 
 #[test]

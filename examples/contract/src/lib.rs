@@ -6,6 +6,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::ops::Range;
+
 use pp_contract::{DType, Manifest, ManifestError, Plan, PlanError, StageSpec};
 use serde::{Deserialize, Serialize};
 
@@ -83,18 +85,19 @@ impl Plan for VocoderPlan {
         &self.0
     }
 
-    fn calls(&self, stage: &StageSpec) -> u32 {
-        match &*stage.name {
+    fn calls(&self, stage: &StageSpec, laps: Range<u16>, _: u16) -> u32 {
+        let in_each = match &*stage.name {
             "vocode" => self.0.passes,
             _ => 1,
-        }
+        };
+        in_each * laps.len() as u32
     }
 
     fn start_frame(&self) -> u64 {
         self.0.start_frame
     }
 
-    fn check(&self, stage: &StageSpec, tensors: &Manifest) -> Result<(), PlanError> {
+    fn check(&self, stage: &StageSpec, _: bool, tensors: &Manifest) -> Result<(), PlanError> {
         match &*stage.name {
             "vocode" => {
                 tensors.expect_tensors(&[("samples", DType::F32)])?;

@@ -64,7 +64,9 @@ fn a_piece_goes_there_and_its_samples_come_back() {
     let received: Message<VocoderPlan> = matched.message(&pipeline, 0).unwrap();
     assert_eq!(received, message());
     let (samples, report) = (received.plan().samples().unwrap(), work(&received));
-    let handed_on = received.hand_on(&pipeline, 1, samples, &report).unwrap();
+    let handed_on = received
+        .hand_on(&pipeline, (1, 0), samples, &report)
+        .unwrap();
     let (mut composer, mut sequencer) = (Composer::new(), Sequencer::new());
     let prepared = composer.prepare(&handed_on).unwrap();
     let sent = prepared.commit(&mut sequencer, Stamp::of(matched.header()));
@@ -95,7 +97,9 @@ fn a_stage_that_skips_a_pass_is_named() {
         calls: 2,
         ..work(&message())
     };
-    let handed_on = message().hand_on(&pipeline, 1, samples, &lazy).unwrap();
+    let handed_on = message()
+        .hand_on(&pipeline, (1, 0), samples, &lazy)
+        .unwrap();
     let mut composer = Composer::new();
     let prepared = composer.prepare(&handed_on).unwrap();
     let sent = prepared.commit(&mut Sequencer::new(), first_stamp());

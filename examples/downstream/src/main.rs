@@ -1,5 +1,6 @@
 //! A vocoder: the first stage reads a spectrogram from IN, the second makes samples of it, and the third writes them to
-//! OUT. The stages stand on three ranks, unless a third argument says where: "mel@0 -> vocode@1 -> play@0".
+//! OUT. The stages stand on three ranks, unless a third argument says where: "mel@0 -> vocode@1 -> play@0". Several ranks
+//! can make the samples together: "mel@0 -> vocode@1+2 -> play@0".
 
 use std::fs::File;
 use std::io::{BufReader, Read as _, Write as _};
@@ -30,7 +31,7 @@ impl Plan for Piece {
     fn start_frame(&self) -> u64 {
         self.first
     }
-    fn check(&self, stage: &StageSpec, made: &Manifest) -> Result<(), PlanError> {
+    fn check(&self, stage: &StageSpec, _: bool, made: &Manifest) -> Result<(), PlanError> {
         match &*stage.name {
             "mel" => made.expect_shape("mel", &[self.frames, BINS]),
             _ => made.expect_shape("samples", &[self.frames, HOP]),
@@ -89,6 +90,48 @@ impl Sink<RxLease> for Play {
     }
 }
 
+/// One member of a group that makes the samples together: each has some of the frames.
+struct Together {
+    mel: Vec<u8>,
+    samples: Vec<u8>,
+}
+
+impl GroupStage<TxLease, RxLease, HostGroup> for Together {
+    type Plan = Piece;
+    type Kept = Infallible;
+    fn run(
+        &mut self,
+        chunk: Chunk<'_, Piece>,
+        input: Option<&RxLease>,
+        output: Option<&mut TxLease>,
+        group: &mut HostGroup,
+    ) -> StageResult<Progress<Done, Infallible>> {
+        let piece = chunk.message.plan();
+        let (members, own) = (group.members().ranks().len(), group.members().own_place());
+        let share = |member: usize| member as u64 * piece.frames / members as u64;
+        let frames: Vec<u64> = (0..members).map(|at| share(at + 1) - share(at)).collect();
+        let bytes = |of_frame: u64| frames.iter().map(|f| f * of_frame * 4).collect::<Vec<_>>();
+        let (mels, samples) = (bytes(BINS), bytes(HOP));
+        self.mel.resize(mels[own] as usize, 0);
+        self.samples.resize(samples[own] as usize, 0);
+        // The leader alone has the slots: it scatters what came, and gathers what was made.
+        let whole = |bytes: &[u64]| ..bytes.iter().sum::<u64>() as usize;
+        let from = input.map_or(&[][..], |mel| &mel.bytes()[whole(&mels)]);
+        group.scatter(from, &mels, &mut self.mel, 0)?;
+        vocode(piece.first + share(own), &self.mel, &mut self.samples);
+        let to = output.map_or(&mut [][..], |slot| &mut slot.bytes_mut()[whole(&samples)]);
+        group.gather(&self.samples, &samples, to, 0)?;
+        Ok(Progress::Done(made(piece)?))
+    }
+}
+
+/// What the stage says of a piece that it has made.
+fn made(piece: &Piece) -> StageResult<Done> {
+    let tensors = Manifest::single("samples", DType::F32, &[piece.frames, HOP])?;
+    let report = Taken::of(piece, 1);
+    Ok(Done { tensors, report })
+}
+
 fn main() -> std::process::ExitCode {
     pp_job::main(|| {
         let args: Vec<String> = std::env::args().skip(1).collect();
@@ -107,7 +150,7 @@ fn main() -> std::process::ExitCode {
             Ok(Opened::new(Mel { file, piece, next }))
         };
         let program = Program::<Host, _, _>::new("mel", open)
-            .payloads(|stage, ()| match &*stage.name {
+            .payloads(|[stage, _], ()| match &*stage.name {
                 "mel" => PIECE * BINS * 4,
                 _ => PIECE * HOP * 4,
             })
@@ -115,10 +158,12 @@ fn main() -> std::process::ExitCode {
                 Ok(OnHost::new(|chunk: Chunk<'_, Piece>, mel, samples| {
                     let piece = chunk.message.plan();
                     vocode(piece.first, mel, samples);
-                    let tensors = Manifest::single("samples", DType::F32, &[piece.frames, HOP])?;
-                    let report = Taken::of(piece, 1);
-                    Ok(Done { tensors, report })
+                    made(piece)
                 }))
+            })
+            .group_stage("vocode", |_, _, ()| {
+                let (mel, samples) = (Vec::new(), Vec::new());
+                Ok(Together { mel, samples })
             })
             .sink("play", |(), _| Ok(Play(Some(StagedFile::create(output)?))))
             .finish(|_, finished| {

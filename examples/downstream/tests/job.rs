@@ -23,7 +23,14 @@ fn vocoder(input: &Path, output: &Path) -> Command {
 }
 
 /// Other placements than that of the program.
-const PIPELINES: [&str; 2] = ["mel@0 -> vocode@0 -> play@0", "mel@0 -> vocode@1 -> play@0"];
+const PIPELINES: [&str; 5] = [
+    "mel@0 -> vocode@0 -> play@0",
+    "mel@0 -> vocode@1 -> play@0",
+    // Groups.
+    "mel@0 -> vocode@1+2 -> play@0",
+    "mel@0 -> vocode@0+1 -> play@0",
+    "mel@0 -> vocode@2+0+1 -> play@3",
+];
 
 fn spectrogram() -> Vec<u8> {
     let loud = (0..FRAMES * BINS).map(|at| ((at * 7 % 31) as f32 / 31.0).to_le_bytes());
@@ -75,6 +82,11 @@ fn a_killed_rank_is_replaced_and_no_sample_is_lost() {
 #[test]
 fn so_is_one_with_source_and_sink_on_the_same_rank() {
     replace_rank_1("killed between", &[PIPELINES[1]]);
+}
+
+#[test]
+fn so_is_a_member_of_a_group() {
+    replace_rank_1("killed in a group", &[PIPELINES[2]]);
 }
 
 fn replace_rank_1(test: &str, pipeline: &[&str]) {

@@ -23,7 +23,7 @@ use cust::module::Module;
 use cust::sys;
 use cust::sys::CUdevice_attribute as Attribute;
 use cust::sys::CUmemorytype_enum::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
-use pp_kernels::denoise::cuda::{Gpu, LaunchConfig, Limits, Rows};
+use pp_kernels::denoise::cuda::{Apart, Gpu, LaunchConfig, Limits, Rows};
 use pp_kernels::{Failure, Status};
 
 use crate::driver;
@@ -112,6 +112,7 @@ unsafe impl Gpu for Stream {
     type Module = ManuallyDrop<Module>;
     type Function = Function;
     type Memory = Memory;
+    type Event = ();
 
     fn check_current(&self) -> Result<(), Failure> {
         let mut found = ptr::null_mut();
@@ -249,6 +250,33 @@ unsafe impl Gpu for Stream {
         judge("cuMemcpyDtoDAsync", unsafe {
             driver::cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw)
         })
+    }
+
+    unsafe fn copy_within(&self, rows: Apart) -> Result<(), Failure> {
+        let copy = sys::CUDA_MEMCPY2D {
+            srcMemoryType: CU_MEMORYTYPE_DEVICE,
+            srcDevice: rows.from,
+            srcPitch: rows.from_pitch,
+            dstMemoryType: CU_MEMORYTYPE_DEVICE,
+            dstDevice: rows.to,
+            dstPitch: rows.to_pitch,
+            ..of_host(Rows {
+                count: rows.count,
+                width: rows.width,
+                host_pitch: 0,
+            })
+        };
+        // SAFETY: the caller's duty.
+        unsafe { self.copy_rows(copy) }
+    }
+
+    // One stream for all work: this plugin shows calls of another library, not the fastest group.
+    fn beside(&self) -> Result<(Stream, ()), Failure> {
+        Ok((*self, ()))
+    }
+
+    fn follow(&self, _: &Stream, (): &()) -> Result<(), Failure> {
+        Ok(())
     }
 
     unsafe fn upload(&self, from: *const u8, rows: Rows, to: u64) -> Result<(), Failure> {

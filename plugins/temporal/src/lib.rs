@@ -28,7 +28,7 @@ pub struct Stream {
     /// Samples of a frame.
     samples: usize,
     sigma: f32,
-    /// The front's last frame, as tokens.
+    /// The last frame that encode sent, as tokens.
     sent: Vec<u8>,
     /// The last frame that was averaged, and its noise.
     cache: Option<Vec<f32>>,

@@ -28,7 +28,7 @@ fn on_clip(pp: &Path, name: &str, clean: &Path) -> Result<()> {
     let directory = target()?.join("bench");
     fs::create_dir_all(&directory)?;
     let [noisy, denoised] = ["noisy.y4m", "denoised.y4m"].map(|name| directory.join(name));
-    // Without a step phase B is the identity: the output is the input with its noise.
+    // Without a step phase_b is the identity: the output is the input with its noise.
     let mut add_noise = command(pp);
     add_noise.args(["run", "--denoise-steps", "0", "--add-noise", SIGMA]);
     output(

@@ -134,14 +134,15 @@ impl Attacks {
                 .env("PP_HEARTBEAT_MS", "3000");
             started(&mut pp, &self.pp)
         };
-        let front = rank("0")?;
+        let rank_0 = rank("0")?;
         std::thread::sleep(HEAD_START);
         let began = Instant::now();
-        let back = rank("1")?;
-        let front = ended(front)?;
+        let rank_1 = rank("1")?;
+        let rank_0 = ended(rank_0)?;
         let wall = began.elapsed();
-        ended(back)?;
-        let printed: Value = serde_json::from_slice(&front.stdout).context("pp printed no JSON")?;
+        ended(rank_1)?;
+        let printed: Value =
+            serde_json::from_slice(&rank_0.stdout).context("pp printed no JSON")?;
         let number = |key: &str| printed[key].as_f64().with_context(|| format!("no {key}"));
         let (connections, refused) = match attacker {
             Some(attacker) => counts(&ended(attacker)?)?,

@@ -7,7 +7,7 @@ use super::figures::{ROUNDS, mark, median, print_mark, spread};
 use super::peers::{Case, Contender, Contenders, DEPTH};
 
 const FRAME_BYTES: usize = 22_118_400;
-/// Decode and phase B in milliseconds.
+/// The stages of rank 0 and of rank 1, in milliseconds.
 const STAGES: [[f64; 2]; 4] = [[1.0, 1.0], [5.0, 5.0], [20.0, 20.0], [5.0, 20.0]];
 const HAND_OVERS: [usize; 3] = [64, 65_536, FRAME_BYTES];
 
@@ -18,7 +18,7 @@ pub(super) fn run(contenders: &Contenders) -> Result<()> {
     );
     println!(
         "{:>14}  {:<8} {:>20} {:>14}   {:>20} {:>20}",
-        "decode/phase B", "", "period ms, median", "mean", "efficiency", "by the mean"
+        "rank 0/rank 1", "", "period ms, median", "mean", "efficiency", "by the mean"
     );
     for [decode_ms, phase_b_ms] in STAGES {
         let chunks = (2_000.0 / decode_ms.max(phase_b_ms)) as usize;

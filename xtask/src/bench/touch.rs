@@ -1,5 +1,5 @@
-//! How fast data moves that somebody really writes and reads: each chunk is written by the front, read and written by
-//! phase B, and read by the front. The figure counts each payload byte once per direction.
+//! How fast data moves that somebody really writes and reads: each chunk is written by rank 0, read and written by
+//! rank 1, and read by rank 0. The figure counts each payload byte once per direction.
 
 use anyhow::{Context, Result};
 

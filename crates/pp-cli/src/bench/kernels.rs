@@ -32,7 +32,7 @@ struct Report {
     frames: u32,
     steps: u32,
     kernels: Vec<Kernel>,
-    /// What `--verify` adds to a chunk of Phase B, over what that takes: its input twice, its output once.
+    /// What `--verify` adds to a chunk of phase_b, over what that takes: its input twice, its output once.
     verify_share_of_phase_b: f64,
     copy_gbytes_per_s: f64,
     upload_gbytes_per_s: f64,
@@ -146,7 +146,7 @@ impl std::fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "--verify adds {:.1} % to a chunk of phase B that is verified",
+            "--verify adds {:.1} % to a chunk of phase_b that is verified",
             100.0 * self.verify_share_of_phase_b
         )?;
         match (&self.gemm_tflops, &self.gemm_missing) {

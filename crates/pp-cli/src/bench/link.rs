@@ -9,24 +9,20 @@
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::fmt::Debug;
-use std::time::{Duration, Instant};
 
-use pp_contract::{ChunkIndex, Fault, Manifest, Rank};
+use pp_contract::{ChunkIndex, Manifest, Rank};
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program};
 use pp_runtime::core::Cut;
 use pp_runtime::report::{ChunkRecord, FAR, are_far_apart};
 use pp_runtime::stage::{
     Built, Chunk, Done, Offer, Place, Progress, Sink, Source, Stage, StageResult, Taken, Worked,
 };
-use pp_transport::backend::{Backend, Connect, Connected, EdgeEnd, End, OnFrame, Peer};
-use pp_transport::bell::Bell;
-use pp_transport::edge::{Capabilities, Edges};
-use pp_transport::error::TransportError;
-use pp_transport::host::{EdgeShape, Host};
-use pp_transport::nccl::{Agreed, CommOptions, Communicator, NcclBackend, UniqueId};
+use pp_transport::edge::Edges;
+use pp_transport::host::Host;
 use serde::Serialize;
 
-use super::operations::{self, Operations};
+use super::measured::Measured;
+use super::operations::Operations;
 use super::plan::{BenchPlan, SOURCE, payload};
 use crate::args::{LinkArgs, TransportChoice};
 use crate::backend;
@@ -37,10 +33,6 @@ use crate::exit::print_result;
 const SIZES: [u64; 7] = [4, 4096, 65_536, 1 << 20, 22_118_400, 64 << 20, 1 << 30];
 /// Above this a message takes so long that a few are enough.
 const LARGE_BYTES: u64 = 32 << 20;
-/// Group of the bare operations.
-const GROUP: &str = "bench";
-/// Time for a communicator to end.
-const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 /// There and back.
 const PIPELINE: &str = "s0@0 -> s1@1 -> s2@0";
 
@@ -180,91 +172,6 @@ fn program<'p, B: Edges>(
         .stage("s1", |_, ()| Ok(Echo))
         .sink("s2", |(), _| Ok(Nothing))
         .finish(|_, finished| finish(finished))
-}
-
-/// NCCL, which measures bare operations over a communicator of their own once the ranks are connected.
-struct Measured<'a> {
-    nccl: NcclBackend,
-    sizes: Vec<u64>,
-    operations: &'a RefCell<Vec<Operations>>,
-}
-
-impl Edges for Measured<'_> {
-    type Tx = <NcclBackend as Edges>::Tx;
-    type Rx = <NcclBackend as Edges>::Rx;
-    type Sending = <NcclBackend as Edges>::Sending;
-    type Receiving = <NcclBackend as Edges>::Receiving;
-    type Out = <NcclBackend as Edges>::Out;
-    type In = <NcclBackend as Edges>::In;
-    type Local = <NcclBackend as Edges>::Local;
-}
-
-impl Backend for Measured<'_> {
-    type Agreed = (UniqueId, Agreed, Rank);
-
-    fn settings(&self) -> Vec<(String, String)> {
-        self.nccl.settings()
-    }
-
-    fn device(&self) -> Option<(String, Option<String>)> {
-        self.nccl.device()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.nccl.capabilities()
-    }
-
-    fn agree(
-        &mut self,
-        peer: &mut dyn Peer,
-        edges: &[EdgeEnd],
-        bell: &Bell,
-    ) -> Result<(Self::Agreed, Option<OnFrame>), Fault> {
-        let id = self.nccl.agree_on_ids(peer, 1)?.remove(0);
-        let me = peer.own_rank();
-        let (agreed, on_frame) = self.nccl.agree(peer, edges, bell)?;
-        Ok(((id, agreed, me), on_frame))
-    }
-
-    fn connect(
-        &mut self,
-        (id, agreed, me): Self::Agreed,
-        how: Connect<'_>,
-    ) -> Result<Connected<Self>, TransportError> {
-        let Connected { ends, abort } = self.nccl.connect(agreed, how)?;
-        let mut group = Communicator::connect(CommOptions {
-            issuer: self.nccl.issuer(how)?,
-            name: GROUP,
-            members: vec![Rank::new(0), Rank::new(1)],
-            me,
-            id,
-            deadline: how.deadline,
-            blocking: self.nccl.blocking,
-        })?;
-        group.record(how.recorder, how.generation);
-        let measured = operations::measure(&mut group, &self.nccl.device, &self.sizes, me)?;
-        group.close(Instant::now() + CLOSE_WITHIN)?;
-        self.operations.replace(measured);
-        let ends = ends.into_iter().map(|(number, end)| {
-            let end = match end {
-                End::Out(end) => End::Out(end),
-                End::In(end) => End::In(end),
-            };
-            (number, end)
-        });
-        Ok(Connected {
-            ends: ends.collect(),
-            abort,
-        })
-    }
-
-    fn local(&mut self, shape: EdgeShape) -> Result<Self::Local, TransportError> {
-        self.nccl.local(shape)
-    }
-
-    fn is_at_rest() -> bool {
-        NcclBackend::is_at_rest()
-    }
 }
 
 /// Offers the bursts, chunk by chunk.

@@ -3,6 +3,7 @@
 mod hop;
 mod kernels;
 mod link;
+mod measured;
 mod on_gpu;
 mod operations;
 mod plan;
@@ -64,6 +65,20 @@ impl Stages {
             (None, None) => "s0@0 -> s1@1 -> s2@0".to_owned(),
         };
         let pipeline: Pipeline = text.parse()?;
+        let mut rings = pipeline.rings().iter();
+        if let Some(ring) = rings.find(|ring| ring.laps == Laps::Steps) {
+            let name = &pipeline.stages()[ring.first].name;
+            return Err(Error::Usage(format!(
+                "the pipeline {pipeline}: {name} stands in a ring of *steps, and this benchmark has no denoising steps; \
+                 write the number of laps, as in *2"
+            )));
+        }
+        if let Some(group) = pipeline.stages().iter().find(|stage| stage.ranks.len() > 1) {
+            let name = &group.name;
+            return Err(Error::Usage(format!(
+                "the pipeline {pipeline}: no stage of this benchmark can be run by a group of ranks; give {name} one rank"
+            )));
+        }
         let is_there = |name: String| pipeline.stages().iter().any(|s| *s.name == *name);
         if let Some(at) = (0..ms.len()).find(|at| !is_there(format!("s{at}"))) {
             let last = ms.len() - 1;
@@ -146,6 +161,25 @@ impl Overlap<'_> {
         self.transport == "nccl" && self.how == Simulate::Sleep
     }
 
+    /// What the driver of a rank takes for a chunk in microseconds, besides its stages and its waits. On GPUs, and of a rank
+    /// with the source alone, it is not known.
+    fn driver_us(&self, rank: Rank) -> Option<f64> {
+        let m = &self.measures;
+        let period_ms = m.period_mean_ms.filter(|_| self.transport == "host")?;
+        let of_rank = |of: u32| of == rank.get();
+        let work_ms = m.ranks.iter().find(|of| of_rank(of.rank))?.work_mean_ms?;
+        // Each stage of a rank says how long their driver waited.
+        let mut stages = m.stages.iter().filter(|stage| of_rank(stage.rank));
+        let waited_ms = stages.find_map(|stage| stage.idle_share)? * period_ms;
+        Some(((period_ms - work_ms - waited_ms) * 1e3).max(0.0))
+    }
+
+    /// That of each rank.
+    fn drivers_us(&self) -> Vec<Option<f64>> {
+        let ranks = self.stages.pipeline.world_size().ranks();
+        ranks.map(|rank| self.driver_us(rank)).collect()
+    }
+
     /// Payload bytes over all edges in a period; none where payloads are handed over and no stage touches them.
     fn gbytes_per_s(&self, period_ms: Option<f64>) -> Option<f64> {
         // Every payload byte counts once: it was written once and read once.
@@ -194,9 +228,11 @@ impl Serialize for Overlap<'_> {
         map.serialize_entry("overlap_score_why_null", &m.overlap_score_why_null)?;
         // From the admission of a chunk to its end: the source has nothing to read.
         map.serialize_entry("latency_ms", &m.latency_ms)?;
+        map.serialize_entry("latency_mean_ms", &m.latency_mean_ms)?;
         map.serialize_entry("latency_p99_ms", &m.latency_p99_ms)?;
         map.serialize_entry("latency_max_ms", &m.latency_max_ms)?;
         map.serialize_entry("max_in_flight", &m.max_in_flight)?;
+        map.serialize_entry("driver_us", &self.drivers_us())?;
         map.serialize_entry("gbytes_per_s", &self.gbytes_per_s(m.period_ms))?;
         map.serialize_entry("gbytes_per_s_by_mean", &self.gbytes_per_s(m.period_mean_ms))?;
         map.serialize_entry("core_hop_us", &self.core_hop_us)?;
@@ -229,8 +265,11 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
         let mut profile = Profile::new()
             .set("bytes", args.bytes)
             .set("touch", args.touch)
-            .set("stages_ms", format_args!("{:?}", stages.ms))
             .set("simulate", format_args!("{how:?}"));
+        // A setting has a bound, and there may be many stages.
+        for (at, ms) in stages.ms.chunks(8).enumerate() {
+            profile = profile.set(&format!("stages_ms {at}"), format_args!("{ms:?}"));
+        }
         profile.chunks = Some(chunks(args, stages));
         profile.choice = choice;
         let core_hop_us = is_first.then(hop::core_hop_us).flatten();
@@ -294,12 +333,7 @@ impl<'a> Run<'a> {
                 Ok(stages::between(work(stage), args.touch))
             });
         }
-        let open = move |(): &(), _| {
-            Ok(BenchSink {
-                work: work(last),
-                touch: args.touch,
-            })
-        };
+        let open = move |(): &(), _| Ok(BenchSink::new(work(last), args.touch));
         let program = program.sink(&sink, open);
         program.finish(move |_, finished| self.publish(&finished, None))
     }
@@ -499,12 +533,21 @@ impl std::fmt::Display for Overlap<'_> {
         }
         writeln!(
             f,
-            "latency from admission to acceptance {} ms median, p99 {} ms, worst {} ms",
+            "latency from admission to acceptance {} ms median, {} ms mean, p99 {} ms, worst {} ms",
             figure(m.latency_ms),
+            figure(m.latency_mean_ms),
             figure(m.latency_p99_ms),
             figure(m.latency_max_ms)
         )?;
         writeln!(f, "in flight at most {}", m.max_in_flight)?;
+        for (rank, us) in self.drivers_us().into_iter().enumerate() {
+            if let Some(us) = us {
+                writeln!(
+                    f,
+                    "the driver of rank {rank} takes {us:.2} µs a chunk, without stages and waits"
+                )?;
+            }
+        }
         if self.was_interrupted() {
             writeln!(f, "interrupted: figures of the chunks that were done")?;
         }

@@ -29,7 +29,7 @@ impl Plan for BenchPlan {
         self.chunk
     }
 
-    fn check(&self, stage: &StageSpec, tensors: &Manifest) -> Result<(), PlanError> {
+    fn check(&self, stage: &StageSpec, _: bool, tensors: &Manifest) -> Result<(), PlanError> {
         match &*stage.name == SOURCE || self.hands_on {
             true => tensors.expect_tensors(&[("payload", DType::U8)]),
             false => tensors.expect_tensors(&[]),

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pp_transport::host::nt::stream_fill;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::args::Simulate;
 
@@ -27,16 +28,28 @@ impl Work {
         if self.time.is_zero() {
             return;
         }
+        if self.how == Simulate::Spin {
+            // By the processor's time: while another thread has the core, this one computes nothing.
+            let end = processor_time() + self.time;
+            while processor_time() < end {
+                std::hint::spin_loop();
+            }
+            return;
+        }
         let end = Instant::now() + self.time;
-        if self.how == Simulate::Sleep
-            && let Some(slept) = self.time.checked_sub(SPUN)
-        {
+        if let Some(slept) = self.time.checked_sub(SPUN) {
             std::thread::sleep(slept);
         }
         while Instant::now() < end {
             std::hint::spin_loop();
         }
     }
+}
+
+/// The time that this thread has had a core.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
 /// Asks the kernel to end sleeps of this thread as exactly as it can.

@@ -1,12 +1,13 @@
 //! The stages of `pp bench overlap` on processors.
 
 use std::convert::Infallible;
+use std::time::Instant;
 
 use pp_contract::{FaultKind, Manifest, Message};
 use pp_runtime::core::Cut;
 use pp_runtime::stage::{
     Built, Chunk, Done, Offer, OnHost, Place, Progress, Sink, Source, Stage, StageError,
-    StageResult, Taken,
+    StageResult, Taken, Worked,
 };
 use pp_transport::host::{RxLease, TxLease};
 
@@ -27,6 +28,38 @@ fn check(message: &Message<BenchPlan>, payload: &[u8]) -> StageResult<()> {
     let chunk = message.plan().chunk;
     let detail = format!("the payload of chunk {chunk} is not what was written into it");
     Err(StageError::new(FaultKind::Internal, "read payload", detail))
+}
+
+/// What a stage tells of its work, so that the time of the driver itself can be found: as its idle time how long the driver
+/// waited since the stage's last work.
+#[derive(Default)]
+struct Meter {
+    waited_ns: u64,
+    /// Reports have whole microseconds. What is left of the work and of the wait goes into the next report.
+    rest_ns: [u64; 2],
+}
+
+impl Meter {
+    /// The report of a work on this chunk that began at `start` and ends now.
+    fn report(&mut self, chunk: &Chunk<'_, BenchPlan>, start: Instant) -> Taken {
+        let work_ns = start.elapsed().as_nanos() as u64;
+        // It begins anew with each run.
+        let waited_ns = chunk.waited_ns.saturating_sub(self.waited_ns);
+        self.waited_ns = chunk.waited_ns;
+        let [work_rest, idle_rest] = &mut self.rest_ns;
+        let with_rest = |ns: u64, rest: &mut u64| {
+            let all = ns + *rest;
+            *rest = all % 1_000;
+            all
+        };
+        Taken {
+            worked: Some(Worked {
+                work_ns: with_rest(work_ns, work_rest),
+                idle_ns: with_rest(waited_ns, idle_rest),
+            }),
+            ..Taken::of(chunk.message.plan(), 1)
+        }
+    }
 }
 
 /// Builds payloads in a fixed time.
@@ -73,9 +106,10 @@ pub(super) fn between(
     work: Work,
     touch: bool,
 ) -> impl Stage<TxLease, RxLease, Plan = BenchPlan, Kept = Infallible> {
+    let mut meter = Meter::default();
     OnHost::new(
         move |chunk: Chunk<'_, BenchPlan>, input: &[u8], output: &mut [u8]| {
-            let message = chunk.message;
+            let (start, message) = (Instant::now(), chunk.message);
             if touch {
                 check(message, input)?;
             }
@@ -86,7 +120,7 @@ pub(super) fn between(
             }
             Ok(Done {
                 tensors: message.tensors().clone(),
-                report: Taken::of(message.plan(), 1),
+                report: meter.report(&chunk, start),
             })
         },
     )
@@ -94,8 +128,19 @@ pub(super) fn between(
 
 /// A sink that takes a fixed time.
 pub(super) struct BenchSink {
-    pub(super) work: Work,
-    pub(super) touch: bool,
+    work: Work,
+    touch: bool,
+    meter: Meter,
+}
+
+impl BenchSink {
+    pub(super) fn new(work: Work, touch: bool) -> Self {
+        Self {
+            work,
+            touch,
+            meter: Meter::default(),
+        }
+    }
 }
 
 impl Sink<RxLease> for BenchSink {
@@ -107,10 +152,11 @@ impl Sink<RxLease> for BenchSink {
         chunk: Chunk<'_, BenchPlan>,
         input: Option<&RxLease>,
     ) -> StageResult<Progress<Taken, Infallible>> {
+        let start = Instant::now();
         if let Some(input) = input.filter(|_| self.touch) {
             check(chunk.message, input.bytes())?;
         }
         self.work.run();
-        Ok(Progress::Done(Taken::of(chunk.message.plan(), 1)))
+        Ok(Progress::Done(self.meter.report(&chunk, start)))
     }
 }

@@ -82,7 +82,7 @@ fn cores() -> Finding {
     match std::thread::available_parallelism().map_or(1, usize::from) {
         1 => Note(
             "1".into(),
-            "the two ranks share it, so nothing overlaps; use two cores or more",
+            "all ranks share it, so nothing overlaps; use a core for each rank",
         ),
         n => Good(format!("{n}")),
     }
@@ -140,7 +140,7 @@ fn affinity() -> Finding {
     match rustix::thread::sched_getaffinity(None) {
         Ok(set) if set.count() < 2 => Note(
             "this process may use one core only".into(),
-            "both ranks inherit that; lift it with taskset or the container's cpuset",
+            "all ranks inherit that; lift it with taskset or the container's cpuset",
         ),
         Ok(set) => Good(format!("this process may use {} cores", set.count())),
         Err(error) => Note(format!("unknown ({error})"), "nothing to do"),
@@ -201,8 +201,8 @@ fn gpus() -> Finding {
         0 => Note("a driver and no GPU".into(), "check CUDA_VISIBLE_DEVICES"),
         1 => Note(
             names.join(", "),
-            "the pipeline has two ranks, each on a GPU of its own; across machines a launcher \
-             starts them",
+            "it takes one rank (--ranks 1); each rank more needs a GPU of its own, here or on a machine \
+             where a launcher starts it",
         ),
         _ => Good(names.join(", ")),
     }

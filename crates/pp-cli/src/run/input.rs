@@ -19,7 +19,7 @@ use pp_job::RANK_0;
 pub(crate) const QUEUE: usize = 4;
 
 /// Opens the input and reads what it says of its frames.
-pub(super) fn open(args: &RunArgs, depth: u32) -> Result<y4m::Reader, Error> {
+pub(super) fn open(args: &RunArgs, pipeline: &Pipeline, depth: u32) -> Result<y4m::Reader, Error> {
     // Found out now, not when the work is done.
     for path in [&args.report, &args.trace, &args.timeline] {
         path.as_deref().map_or(Ok(()), can_be_created)?;
@@ -34,7 +34,7 @@ pub(super) fn open(args: &RunArgs, depth: u32) -> Result<y4m::Reader, Error> {
             reader.name
         )));
     }
-    check_memory(args, depth, header, &reader.name)?;
+    check_memory(args, (pipeline, depth), header, &reader.name)?;
     if header.is_interlaced() {
         say(format!(
             "pp: {}: interlaced; the two fields of a frame are filtered as one picture",
@@ -111,18 +111,24 @@ fn check_twice(args: &RunArgs, pipeline: &Pipeline) -> Result<(), Error> {
 
 /// Refuses frames so large that the job would drive the machine out of memory: a header may claim
 /// any size, and the kernel kills at random to serve it.
-fn check_memory(args: &RunArgs, depth: u32, header: &Header, name: &str) -> Result<(), Error> {
+fn check_memory(
+    args: &RunArgs,
+    (pipeline, depth): (&Pipeline, u32),
+    header: &Header,
+    name: &str,
+) -> Result<(), Error> {
     let frame = header.frame_bytes() as u64;
     let frames = u64::from(args.frames_per_chunk);
     let depth = u64::from(depth);
-    // Two bytes a sample in each slot, of two edges; queues and chunks in flight of one byte a
+    // Two bytes a sample in each slot between two stages; queues and chunks in flight of one byte a
     // sample; and a few copies in four bytes for the kernels, on all ranks.
+    let edges = pipeline.stages().len() as u64 - 1;
     let chunk = frame.saturating_mul(frames);
     // With restarts a few chunks more are kept, and while one goes on there are the slots of two
     // generations.
     let slots = match args.restarts {
-        0 => 4 * depth,
-        _ => 2 * (4 * depth + 4),
+        0 => 2 * edges * depth,
+        _ => 4 * edges * (depth + 1),
     };
     let copies = slots + 2 * (QUEUE as u64 + depth) + 3 * io_threads() as u64 + 24;
     let wanted = chunk.saturating_mul(copies);

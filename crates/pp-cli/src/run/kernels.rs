@@ -10,8 +10,8 @@ use crate::video::buffer::{Buffer, FrameMemory};
 use crate::video::header::Header;
 use pp_contract::{FaultKind, Manifest, VideoPlanParts, with_source};
 use pp_kernels::{
-    Chroma, ChunkShape, Failure, FrameView, FrameViewMut, KernelError, KernelSet, Layout,
-    SessionConfig,
+    Chroma, ChunkShape, Failure, FrameGeometry, FrameView, FrameViewMut, KernelError, KernelSet,
+    Layout, SessionConfig,
 };
 use pp_runtime::drift::Digester;
 use pp_runtime::stage::{Progress, StageError, StageResult, Worked};
@@ -34,6 +34,17 @@ impl Geometry {
             height: header.height(),
             chroma: header.chroma(),
             frame_bytes: header.frame_bytes(),
+        }
+    }
+
+    /// That of the frames that kernels take or make.
+    pub(super) fn of_frames(frames: FrameGeometry) -> Self {
+        let (width, height, chroma) = (frames.width, frames.height, frames.chroma);
+        Self {
+            width,
+            height,
+            chroma,
+            frame_bytes: chroma.packed_frame_bytes(width, height),
         }
     }
 
@@ -97,10 +108,12 @@ pub(super) trait Memory {
     type Tx: Debug;
     /// A slot to read.
     type Rx: Debug;
+    /// A member of a group.
+    type Group;
     /// The kernels of a source.
     type Encoder: Encoder<Tx = Self::Tx>;
     /// Those of a stage between source and sink.
-    type Generator: Generator<Tx = Self::Tx, Rx = Self::Rx>;
+    type Generator: Generator<Tx = Self::Tx, Rx = Self::Rx, Group = Self::Group>;
     /// Those of a sink.
     type Decoder: Decoder<Rx = Self::Rx>;
 
@@ -117,8 +130,8 @@ pub(super) trait Kernels {
     /// Digests slots, in order with the kernels' work.
     fn digester(&mut self) -> &mut Self::Digester;
 
-    /// The tensors of a chunk of this shape: those that the stage gets, and those that it makes.
-    fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError>;
+    /// The tensors of a chunk of this shape in this lap: those that the stage gets, and those that it makes.
+    fn layout(&mut self, shape: ChunkShape, lap: u16) -> Result<Layout, KernelError>;
 }
 
 /// The kernels of a source.
@@ -171,6 +184,9 @@ pub(super) trait Decoder: Kernels<Digester: Digester<Rx = Self::Rx>> {
     /// What is kept of a chunk while a device decodes it.
     type Decoding;
 
+    /// The frames that it makes.
+    fn frames(&self) -> FrameGeometry;
+
     /// Memory that frames are best decoded to, as large as a chunk; `None`: any.
     fn memory(&self) -> StageResult<Option<Box<dyn FrameMemory>>> {
         Ok(None)
@@ -211,17 +227,19 @@ pub(super) trait Generator:
     /// A slot to read.
     type Rx: Debug;
 
+    /// A member of a group.
+    type Group;
+
     /// What is kept of a chunk while a device computes it.
     type Computing;
 
-    /// Computes from slot to slot.
+    /// Computes from slot to slot, in this lap. A member of a group that does not lead has no slots.
     fn generate(
         &mut self,
-        plan: &VideoPlanParts,
-        inputs: &Manifest,
-        input: Option<&Self::Rx>,
-        outputs: &Manifest,
-        output: &mut Self::Tx,
+        plan_and_lap: (&VideoPlanParts, u16),
+        input: (&Manifest, Option<&Self::Rx>),
+        output: (&Manifest, Option<&mut Self::Tx>),
+        group: Option<&mut Self::Group>,
     ) -> StageResult<Progress<Generated, Self::Computing>>;
 
     /// How far the oldest computation under way is.

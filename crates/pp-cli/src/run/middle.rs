@@ -1,11 +1,9 @@
 //! The stages of `pp run` between source and sink: tensors to tensors, from slot to slot.
 
-use pp_contract::{
-    FaultKind, Manifest, Plan as _, Rank, StageSpec, VideoPlan, pass_range, with_source,
-};
+use pp_contract::{FaultKind, Manifest, Plan as _, Rank, StageSpec, VideoPlan, with_source};
 use pp_kernels::{ChunkShape, Layout};
 use pp_runtime::drift::{Check, Digester, Verifier};
-use pp_runtime::stage::{Chunk, Done, Progress, Stage, StageError, StageResult, Taken};
+use pp_runtime::stage::{Chunk, Done, GroupStage, Progress, Stage, StageError, StageResult, Taken};
 
 use super::kernels::{Generated, Generator, Kernels};
 use super::notes;
@@ -13,6 +11,7 @@ use super::notes;
 /// The tensors of a chunk.
 struct Known {
     shape: ChunkShape,
+    lap: u16,
     layout: Layout,
     /// What the stage makes, with digests, if some chunks have digests.
     sealed: Option<Manifest>,
@@ -27,8 +26,6 @@ pub(super) struct Computing<G: Generator> {
     first_frame: u64,
     /// The calls that the kernels must report.
     planned: u32,
-    /// The calls that the plan counts for this stage.
-    calls: u32,
     check: Option<Check<Ticket<G>>>,
 }
 
@@ -36,6 +33,8 @@ pub(super) struct VideoStage<G: Generator> {
     /// What faults call it.
     name: &'static str,
     spec: StageSpec,
+    /// How often a chunk comes by.
+    laps: u16,
     generator: G,
     max_frames: u32,
     source: Rank,
@@ -46,7 +45,7 @@ pub(super) struct VideoStage<G: Generator> {
 impl<G: Generator> VideoStage<G> {
     pub(super) fn new(
         name: &'static str,
-        spec: StageSpec,
+        (spec, laps): (StageSpec, u16),
         generator: G,
         max_frames: u32,
         source: Rank,
@@ -55,6 +54,7 @@ impl<G: Generator> VideoStage<G> {
         Self {
             name,
             spec,
+            laps,
             generator,
             max_frames,
             source,
@@ -63,16 +63,19 @@ impl<G: Generator> VideoStage<G> {
         }
     }
 
-    /// The place in `layouts` of the layout for a chunk like this.
-    fn layout(&mut self, shape: ChunkShape) -> StageResult<usize> {
-        if let Some(at) = self.layouts.iter().position(|known| known.shape == shape) {
+    /// The place in `layouts` of the layout for a chunk like this in this lap.
+    fn layout(&mut self, shape: ChunkShape, lap: u16) -> StageResult<usize> {
+        let mut layouts = self.layouts.iter();
+        let known = layouts.position(|known| (known.shape, known.lap) == (shape, lap));
+        if let Some(at) = known {
             return Ok(at);
         }
-        let layout = self.generator.layout(shape);
+        let layout = self.generator.layout(shape, lap);
         let layout =
             layout.map_err(|e| StageError::new(FaultKind::Plugin, "layout", with_source(&e)))?;
         self.layouts.push(Known {
             shape,
+            lap,
             sealed: self.verifier.sealed(&layout.outputs)?,
             layout,
         });
@@ -106,13 +109,86 @@ impl<G: Generator> VideoStage<G> {
         Ok(Progress::Done(Done {
             tensors: computing.tensors,
             report: Taken {
-                calls: computing.calls,
+                calls: generated.calls,
                 start_frame: computing.first_frame,
                 seal,
                 worked: generated.worked,
                 note: Vec::new(),
             },
         }))
+    }
+}
+
+impl<G: Generator> VideoStage<G> {
+    /// Begins a chunk. A member of a group that does not lead has no slots, and nothing to verify.
+    fn begin(
+        &mut self,
+        chunk: Chunk<'_, VideoPlan>,
+        input: Option<&G::Rx>,
+        mut output: Option<&mut G::Tx>,
+        group: Option<&mut G::Group>,
+    ) -> StageResult<Progress<Done, Computing<G>>> {
+        let (message, index) = (chunk.message, chunk.place.chunk);
+        let plan = message.plan().parts();
+        let mut check = match &output {
+            Some(_) => (self.verifier).begin(self.generator.digester(), chunk, input)?,
+            None => None,
+        };
+        let inputs = message.tensors().unsealed();
+        let context = inputs.get("context_frames");
+        let context = context.and_then(|(_, spec)| spec.shape().dims().first().copied());
+        let shape = ChunkShape {
+            frames: notes::frames(message.note(), self.max_frames, self.source)?,
+            steps: plan.num_denoise_steps,
+            // More than 32 bits hold are more than any kernels take.
+            context_frames: context.map_or(0, |frames| frames.try_into().unwrap_or(u32::MAX)),
+        };
+        let lap = chunk.place.lap;
+        let known = self.layout(shape, lap)?;
+        let Known { layout, sealed, .. } = &self.layouts[known];
+        if layout.inputs != inputs {
+            let (wanted, got) = (list(&layout.inputs), list(&inputs));
+            let detail = format!("chunk {index}: the kernels take {wanted}; {got} came");
+            return Err(StageError::new(FaultKind::Plugin, self.name, detail));
+        }
+        let work = self
+            .generator
+            .generate(
+                (plan, lap),
+                (&inputs, input),
+                (&layout.outputs, output.as_deref_mut()),
+                group,
+            )
+            .map_err(|mut error| {
+                error.detail = format!("chunk {index}: {}", error.detail);
+                error
+            })?;
+        let tensors = match (&mut check, sealed) {
+            (Some(check), Some(sealed)) => {
+                let digester = self.generator.digester();
+                let made = output.map(|output| (sealed, output));
+                self.verifier.end(digester, check, input, made)?;
+                sealed
+            }
+            _ => &layout.outputs,
+        };
+        let tensors = tensors.clone();
+        let planned = message.plan().calls(&self.spec, lap..lap + 1, self.laps);
+        self.conclude(Computing {
+            work,
+            tensors,
+            first_frame: plan.current_start_frame,
+            planned,
+            check,
+        })
+    }
+
+    /// How far a chunk is.
+    fn go_on(&mut self, mut oldest: Computing<G>) -> StageResult<Progress<Done, Computing<G>>> {
+        if let Progress::UnderWay(work) = oldest.work {
+            oldest.work = self.generator.poll_generated(work)?;
+        }
+        self.conclude(oldest)
     }
 }
 
@@ -126,57 +202,30 @@ impl<G: Generator> Stage<G::Tx, G::Rx> for VideoStage<G> {
         input: Option<&G::Rx>,
         output: &mut G::Tx,
     ) -> StageResult<Progress<Done, Computing<G>>> {
-        let (message, index) = (chunk.message, chunk.place.chunk);
-        let plan = message.plan().parts();
-        let digester = self.generator.digester();
-        let mut check = self.verifier.begin(digester, chunk, input)?;
-        let inputs = message.tensors().unsealed();
-        let context = inputs.get("context_frames");
-        let context = context.and_then(|(_, spec)| spec.shape().dims().first().copied());
-        let known = self.layout(ChunkShape {
-            frames: notes::frames(message.note(), self.max_frames, self.source)?,
-            steps: plan.num_denoise_steps,
-            // More than 32 bits hold are more than any kernels take.
-            context_frames: context.map_or(0, |frames| frames.try_into().unwrap_or(u32::MAX)),
-        })?;
-        let Known { layout, sealed, .. } = &self.layouts[known];
-        if layout.inputs != inputs {
-            let (wanted, got) = (list(&layout.inputs), list(&inputs));
-            let detail = format!("chunk {index}: the kernels take {wanted}; {got} came");
-            return Err(StageError::new(FaultKind::Plugin, self.name, detail));
-        }
-        let work = self
-            .generator
-            .generate(plan, &inputs, input, &layout.outputs, output)
-            .map_err(|mut error| {
-                error.detail = format!("chunk {index}: {}", error.detail);
-                error
-            })?;
-        let tensors = match (&mut check, sealed) {
-            (Some(check), Some(sealed)) => {
-                let (digester, made) = (self.generator.digester(), Some((sealed, output)));
-                self.verifier.end(digester, check, input, made)?;
-                sealed
-            }
-            _ => &layout.outputs,
-        };
-        let tensors = tensors.clone();
-        let passes = pass_range(plan.num_denoise_steps, self.spec.part, self.spec.parts);
-        self.conclude(Computing {
-            work,
-            tensors,
-            first_frame: plan.current_start_frame,
-            planned: passes.len() as u32 + u32::from(plan.do_kv_recompute),
-            calls: message.plan().calls(&self.spec),
-            check,
-        })
+        self.begin(chunk, input, Some(output), None)
     }
 
-    fn poll(&mut self, mut oldest: Computing<G>) -> StageResult<Progress<Done, Computing<G>>> {
-        if let Progress::UnderWay(work) = oldest.work {
-            oldest.work = self.generator.poll_generated(work)?;
-        }
-        self.conclude(oldest)
+    fn poll(&mut self, oldest: Computing<G>) -> StageResult<Progress<Done, Computing<G>>> {
+        self.go_on(oldest)
+    }
+}
+
+impl<G: Generator> GroupStage<G::Tx, G::Rx, G::Group> for VideoStage<G> {
+    type Plan = VideoPlan;
+    type Kept = Computing<G>;
+
+    fn run(
+        &mut self,
+        chunk: Chunk<'_, VideoPlan>,
+        input: Option<&G::Rx>,
+        output: Option<&mut G::Tx>,
+        group: &mut G::Group,
+    ) -> StageResult<Progress<Done, Computing<G>>> {
+        self.begin(chunk, input, output, Some(group))
+    }
+
+    fn poll(&mut self, oldest: Computing<G>) -> StageResult<Progress<Done, Computing<G>>> {
+        self.go_on(oldest)
     }
 }
 

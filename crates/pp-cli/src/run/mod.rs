@@ -3,6 +3,7 @@
 mod again;
 mod clean;
 mod digests;
+mod group;
 mod input;
 mod kernels;
 mod middle;
@@ -16,26 +17,25 @@ mod progress;
 mod report;
 mod shape;
 mod sink;
+mod slots;
 mod source;
+mod stages;
 pub(crate) use self::input::{QUEUE, io_threads};
 pub(crate) use self::report::write_pictures;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::rc::Rc;
 
 use pp_contract::{Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest};
-use pp_device::Device;
 use pp_job::output::Shown;
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, ThisRank, say, signal_name};
 use pp_kernels::{ChunkShape, KernelSet, StageKind};
 use pp_runtime::drift::{Log, Verifier};
-use pp_runtime::stage::{Sink, Source, Stage, StageResult};
+use pp_runtime::stage::{Source, StageResult};
 use pp_transport::bell::Bell;
 use pp_transport::edge::Edges;
-use pp_transport::host::{Host, MAX_SLOTS, RxLease, TxLease};
-use pp_transport::nccl::{DeviceRx, DeviceTx};
+use pp_transport::host::{Host, MAX_SLOTS};
 
 use self::clean::{CleanFrames, Shelf};
 use self::kernels::{Encoder, Kernels, Memory, Opening, failed};
@@ -102,7 +102,11 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
         Ok(Some(world @ 2..)) if is_alone => {
             return Err(Error::Usage(format!(
                 "{pipeline} runs everything in one process, and the launcher started {world}, which would all write the \
-                 same output; start one, or leave --ranks 1 out"
+                 same output; start one, or {}",
+                match args.pipeline {
+                    Some(_) => format!("give a --pipeline of {world} ranks"),
+                    None => "leave --ranks 1 out".into(),
+                }
             )));
         }
         _ if is_alone => Config::alone(env.lookup())?,
@@ -121,13 +125,14 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     })
 }
 
+/// How often a chunk goes through a ring that is walked once for each step. The most steps are fewer than 16 bits hold.
+fn steps(args: &RunArgs) -> u16 {
+    args.denoise_steps as u16
+}
+
 fn check_stages(args: &RunArgs, pipeline: &Pipeline, kernels: &KernelSet) -> Result<(), Error> {
     let about = kernels.describe();
-    placement::check(
-        pipeline,
-        about,
-        (args.denoise_steps, args.pipeline.is_some()),
-    )
+    placement::check(pipeline, about, (steps(args), args.pipeline.is_some()))
 }
 
 impl Checked {
@@ -150,8 +155,7 @@ pub struct VideoJob<'a> {
     choice: Option<String>,
     /// What the report calls the transport.
     transport: String,
-    /// Of each stage that stands on this rank the bytes of the largest payloads that it gets and that it makes.
-    payloads: RefCell<BTreeMap<usize, [u64; 2]>>,
+    payloads: RefCell<slots::Payloads>,
     /// The clean frames of chunks, for a sink beside the source.
     shelf: Rc<Shelf>,
 }
@@ -244,13 +248,19 @@ impl<'a> VideoJob<'a> {
         memory: &'p M,
     ) -> Program<'p, B, VideoSource<M::Encoder>, Shape>
     where
-        B: Edges<Tx = M::Tx, Rx = M::Rx>,
+        B: Edges<Tx = M::Tx, Rx = M::Rx, Group = M::Group>,
     {
         let [source, sink] = self.ends();
         let mut program = Program::new(source, move |bell| self.source(memory, bell))
-            .payloads(|stage, _| self.slot_bytes(stage));
+            .payloads(|between, _| self.slot_bytes(between));
         for name in self.between() {
-            program = program.stage(name, move |stage, shape| self.stage(memory, stage, shape));
+            program = program
+                .stage(name, move |part, shape| {
+                    self.stage(memory, (part, 0), shape)
+                })
+                .group_stage(name, move |part, member, shape| {
+                    self.stage(memory, (part, member), shape)
+                });
         }
         program
             .sink(sink, move |shape, bell| self.sink(memory, shape, bell))
@@ -271,91 +281,12 @@ impl<'a> VideoJob<'a> {
         stages.map(|info| &*info.name)
     }
 
-    /// The bytes of a slot for what a stage makes, on a rank with that stage or the one behind it: what a stage makes is
-    /// what the next one gets.
+    /// The bytes of a slot for what the first of two stages makes for the second one, on a rank with either of them: what
+    /// a stage makes is what the next one gets.
     #[must_use]
-    pub fn slot_bytes(&self, stage: &StageSpec) -> u64 {
-        let (at, payloads) = (self.place_of(stage), self.payloads.borrow());
-        let made = payloads.get(&at).map(|[_, made]| *made);
-        let got = payloads.get(&(at + 1)).map(|[got, _]| *got);
-        // Elsewhere the edge has no end.
-        made.or(got).unwrap_or(0)
-    }
-
-    /// The source, with kernels on host memory.
-    ///
-    /// # Errors
-    /// The input or the kernels cannot be opened.
-    pub fn source_on_host(
-        &self,
-        bell: Bell,
-    ) -> Result<Opened<impl ClipSource<TxLease>, Shape>, Error> {
-        self.source(&OnHost, bell)
-    }
-
-    /// The source, with kernels on a GPU.
-    ///
-    /// # Errors
-    /// As [`VideoJob::source_on_host`].
-    pub fn source_on_gpu(
-        &self,
-        device: &Device,
-        bell: Bell,
-    ) -> Result<Opened<impl ClipSource<DeviceTx>, Shape>, Error> {
-        let device = device.clone();
-        self.source(&OnGpu { device }, bell)
-    }
-
-    /// A stage between source and sink, or a part of one, with kernels on host memory.
-    ///
-    /// # Errors
-    /// The kernels cannot be opened.
-    pub fn stage_on_host(
-        &self,
-        stage: &StageSpec,
-        shape: &Shape,
-    ) -> Result<impl Stage<TxLease, RxLease, Plan = VideoPlan> + use<>, Error> {
-        self.stage(&OnHost, stage, shape)
-    }
-
-    /// The same, with kernels on a GPU.
-    ///
-    /// # Errors
-    /// As [`VideoJob::stage_on_host`].
-    pub fn stage_on_gpu(
-        &self,
-        device: &Device,
-        stage: &StageSpec,
-        shape: &Shape,
-    ) -> Result<impl Stage<DeviceTx, DeviceRx, Plan = VideoPlan> + use<>, Error> {
-        let device = device.clone();
-        self.stage(&OnGpu { device }, stage, shape)
-    }
-
-    /// The sink, with kernels on host memory.
-    ///
-    /// # Errors
-    /// The output or the kernels cannot be opened.
-    pub fn sink_on_host(
-        &self,
-        shape: &Shape,
-        bell: Bell,
-    ) -> Result<impl Sink<RxLease, Plan = VideoPlan> + use<>, Error> {
-        self.sink(&OnHost, shape, bell)
-    }
-
-    /// The sink, with kernels on a GPU.
-    ///
-    /// # Errors
-    /// As [`VideoJob::sink_on_host`].
-    pub fn sink_on_gpu(
-        &self,
-        device: &Device,
-        shape: &Shape,
-        bell: Bell,
-    ) -> Result<impl Sink<DeviceRx, Plan = VideoPlan> + use<>, Error> {
-        let device = device.clone();
-        self.sink(&OnGpu { device }, shape, bell)
+    pub fn slot_bytes(&self, between: [&StageSpec; 2]) -> u64 {
+        let [from, to] = between.map(|stage| self.place_of(stage));
+        slots::bytes(self.pipeline, &self.payloads.borrow(), from, to)
     }
 
     fn source<M: Memory>(
@@ -374,9 +305,9 @@ impl<'a> VideoJob<'a> {
             false => context_frames.div_ceil(args.frames_per_chunk),
         };
         self.check_slots(context_chunks)?;
-        let reader = input::open(args, self.depth)?;
+        let reader = input::open(args, self.pipeline, self.depth)?;
         let shape = Shape::new(reader.header.clone());
-        let opened = self.opened(0, &shape, |opening| memory.encoder(opening));
+        let opened = self.opened((0, 0), &shape, |opening| memory.encoder(opening));
         let encoder = opened.map_err(|error| error.into_fault(RANK_0))?;
         let settings = Settings {
             args,
@@ -390,8 +321,7 @@ impl<'a> VideoJob<'a> {
         Ok(Opened {
             source: VideoSource::open(reader, encoder, settings, bell)?,
             context_chunks,
-            // No stage stands in a ring.
-            steps: 1,
+            steps: steps(args),
             shape,
         })
     }
@@ -399,19 +329,20 @@ impl<'a> VideoJob<'a> {
     fn stage<M: Memory>(
         &self,
         memory: &M,
-        stage: &StageSpec,
+        (stage, member): (&StageSpec, usize),
         shape: &Shape,
     ) -> Result<VideoStage<M::Generator>, Error> {
         let at = self.place_of(stage);
         let mut name = "";
-        let opened = self.opened(at, shape, |opening| {
+        let opened = self.opened((at, member), shape, |opening| {
             name = opening.stage;
             memory.generator(opening)
         });
-        let generator = opened.map_err(|error| error.into_fault(stage.leader()))?;
+        let generator = opened.map_err(|error| error.into_fault(stage.ranks[member]))?;
         let most = self.args.frames_per_chunk;
         let verifier = self.verifier(at);
         let spec = stage.clone();
+        let spec = (spec, self.laps(at));
         let stage = VideoStage::new(name, spec, generator, most, RANK_0, verifier);
         Ok(stage)
     }
@@ -424,7 +355,7 @@ impl<'a> VideoJob<'a> {
     ) -> Result<VideoSink<M::Decoder>, Error> {
         let (args, rank) = (self.args, self.pipeline.sink());
         let at = self.pipeline.stages().len() - 1;
-        let opened = self.opened(at, shape, |opening| memory.decoder(opening));
+        let opened = self.opened((at, 0), shape, |opening| memory.decoder(opening));
         let decoder = opened.map_err(|error| error.into_fault(rank))?;
         let clean = match args.add_noise {
             None => None,
@@ -440,10 +371,10 @@ impl<'a> VideoJob<'a> {
         opened.map_err(|error| error.into_fault(rank).into())
     }
 
-    /// Opens the kernels of stage `at`, and notes how large its payloads are.
+    /// Opens the kernels of a member of stage `at`, and notes how large its payloads are.
     fn opened<K: Kernels>(
         &self,
-        at: usize,
+        (at, member): (usize, usize),
         shape: &Shape,
         open: impl FnOnce(&Opening<'_>) -> StageResult<K>,
     ) -> StageResult<K> {
@@ -453,6 +384,8 @@ impl<'a> VideoJob<'a> {
         let threads = if is_between { args.threads } else { 1 };
         let mut config = config(args, geometry, threads);
         (config.part, config.parts) = (spec.part as u32, spec.parts as u32);
+        (config.member, config.members) = (member as u32, spec.ranks.len() as u32);
+        config.laps = self.laps(at).into();
         let mut kernels = open(&Opening {
             kernels: &self.kernels,
             // A fault names it, so it lives as long as the process.
@@ -463,17 +396,21 @@ impl<'a> VideoJob<'a> {
             depth: self.depth,
             blame: blame(&args.kernels),
         })?;
-        let layout = kernels.layout(ChunkShape {
-            frames: args.frames_per_chunk,
-            steps: args.denoise_steps,
-            context_frames: self.context_frames(),
-        });
-        let layout = layout.map_err(failed(FaultKind::Plugin, "lay out a chunk"))?;
         let room = self.verifier(at).room();
-        let bytes = |payload: u64| slot_bytes(payload + room);
-        let sizes = [&layout.inputs, &layout.outputs].map(|of| bytes(of.payload_bytes()));
+        let mut sizes = Vec::new();
+        for lap in 0..self.laps(at) {
+            let shape = ChunkShape {
+                frames: args.frames_per_chunk,
+                steps: args.denoise_steps,
+                context_frames: self.context_frames(),
+            };
+            let layout = kernels.layout(shape, lap);
+            let layout = layout.map_err(failed(FaultKind::Plugin, "lay out a chunk"))?;
+            let both = [&layout.inputs, &layout.outputs];
+            sizes.push(both.map(|of| slot_bytes(of.payload_bytes() + room)));
+        }
+        let largest = sizes.iter().flatten().max().copied().unwrap_or(0);
         self.payloads.borrow_mut().insert(at, sizes);
-        let largest = sizes[0].max(sizes[1]);
         prepare(kernels.digester(), (args, self.depth), largest)?;
         Ok(kernels)
     }
@@ -498,6 +435,11 @@ impl<'a> VideoJob<'a> {
             self.depth
         );
         Err(Fault::new(FaultKind::BadInput, RANK_0, "lay out the edges", what).into())
+    }
+
+    /// How often a chunk goes through a stage.
+    fn laps(&self, at: usize) -> u16 {
+        self.pipeline.laps(at, steps(self.args))
     }
 
     fn verifier(&self, at: usize) -> Verifier {
@@ -546,21 +488,23 @@ impl<E: Encoder> ClipSource<E::Tx> for VideoSource<E> {
             return Err(Fault::new(FaultKind::Interrupted, RANK_0, "run", what).into());
         }
         report::publish(&job.labels(), &self, &finished)?;
-        let done = finished.summary.recorder.totals().frames;
+        let (done, made) = (finished.summary.recorder.totals().frames, self.made.frames);
         let what_became = match &args.output {
             Some(path) => format!("frames were written to {}", Shown::from(&**path)),
             None => "frames were processed".into(),
         };
         if let Some(error) = &self.broken {
-            let detail = format_args!("{error}; {done} {what_became}");
+            let detail = format_args!("{error}; {made} {what_became}");
             return Err(Fault::new(error.kind(), RANK_0, "read input", detail).into());
         }
         if let Some(signal) = finished.interrupted {
             let of = self.frames_in_input;
+            // As many of the output for each frame of the input as there are so far.
+            let of = of.map(|frames| frames.saturating_mul(made) / done.max(1));
             let of = of.map_or_else(String::new, |frames| format!(" of {frames}"));
             let name = signal_name(signal);
             say(format!(
-                "pp: interrupted by {name}: {done}{of} {what_became}"
+                "pp: interrupted by {name}: {made}{of} {what_became}"
             ));
         }
         Ok(())

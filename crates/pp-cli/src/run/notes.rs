@@ -20,10 +20,20 @@ pub(super) struct ToSink {
 /// From the sink to the source.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ToSource {
+    /// The frames that it made of the chunk.
+    pub(super) made: Made,
     /// The decoded frames against the clean ones, where those are known.
     pub(super) after: Option<LumaPsnr>,
     /// What each stage behind the source says of digests; none for a chunk that is not verified.
     pub(super) seals: Vec<Seal>,
+}
+
+/// Frames that a sink made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Made {
+    pub(super) width: u32,
+    pub(super) height: u32,
+    pub(super) frames: u64,
 }
 
 fn encoded(note: &impl Serialize) -> StageResult<Vec<u8>> {
@@ -133,6 +143,7 @@ mod tests {
             assert_eq!(error.blames, Some(SOURCE));
         }
         let said = ToSource {
+            made: Made::default(),
             after: None,
             seals: vec![Seal::default()],
         };

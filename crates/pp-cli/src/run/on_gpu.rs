@@ -8,18 +8,19 @@
 use pp_contract::{FaultKind, Manifest, VideoPlanParts};
 use pp_device::{Allocation, CudaError, Device, DevicePtr, PinnedBuffer, Stream};
 use pp_kernels::{
-    ChunkShape, KernelError, Layout, Payload, PayloadMut, RawSession, SessionConfig, Space,
+    ChunkShape, FrameGeometry, KernelError, Layout, Payload, PayloadMut, RawSession, SessionConfig,
+    Space,
 };
 use pp_runtime::stage::{Progress, StageError, StageResult};
-use pp_transport::nccl::{DeviceRx, DeviceTx};
+use pp_transport::nccl::{Communicator, DeviceRx, DeviceTx};
 
 use super::digests::GpuDigester;
+use super::group::OfGpu;
 use super::kernels::{
     Decoder, Encode, Encoder, Frames, Generated, Generator, Geometry, Kernels, Memory, Opening,
     failed, internal,
 };
 use super::noise;
-use super::open::check_frames;
 use crate::timed::{Done, Span, Staged, Timed, read_on};
 use crate::video::buffer::{Buffer, FrameMemory};
 
@@ -27,11 +28,18 @@ fn device(operation: &'static str) -> impl Fn(CudaError) -> StageError {
     failed(FaultKind::Device, operation)
 }
 
-/// A stream of its own for a session.
-fn stream(on: &Device) -> StageResult<Stream> {
+/// A stream of its own for a session. That of a group's leader has the collectives, and goes first: otherwise a message
+/// would leave when the leader's kernels need no multiprocessor any more, and the other members would begin then.
+fn stream(on: &Device, config: &SessionConfig) -> StageResult<Stream> {
     let device_error = device("open kernels");
     on.bind().map_err(&device_error)?;
-    Stream::new(on).map_err(&device_error)
+    let leads = config.members > 1 && config.member == 0;
+    let stream = if leads {
+        Stream::urgent(on)
+    } else {
+        Stream::new(on)
+    };
+    stream.map_err(&device_error)
 }
 
 /// The memory of a GPU.
@@ -51,7 +59,7 @@ pub(super) struct GpuStage {
 
 impl GpuStage {
     fn open(on: &Device, stage: &Opening<'_>) -> StageResult<Self> {
-        let stream = stream(on)?;
+        let stream = stream(on, &stage.config)?;
         let (context, raw) = (on.raw_context(), stream.raw());
         let config = SessionConfig {
             space: Space::Cuda {
@@ -95,6 +103,7 @@ impl GpuStage {
 impl Memory for OnGpu {
     type Tx = DeviceTx;
     type Rx = DeviceRx;
+    type Group = Communicator;
     type Encoder = GpuSource;
     type Generator = GpuStage;
     type Decoder = GpuSink;
@@ -118,11 +127,13 @@ impl Memory for OnGpu {
 
     fn decoder(&self, opening: &Opening<'_>) -> StageResult<GpuSink> {
         let stage = GpuStage::open(&self.device, opening)?;
-        check_frames(stage.session.frames(), &opening.config)?;
+        let frames = stage.session.frames();
+        let geometry = Geometry::of_frames(frames);
+        let most = opening.config.max_frames as usize * frames.frames_per_frame as usize;
         Ok(GpuSink {
             stage,
-            geometry: opening.geometry,
-            chunk_bytes: opening.chunk_bytes(),
+            geometry,
+            chunk_bytes: geometry.frame_bytes * most,
         })
     }
 }
@@ -134,8 +145,8 @@ impl Kernels for GpuStage {
         &mut self.digester
     }
 
-    fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
-        self.session.layout(shape, 0)
+    fn layout(&mut self, shape: ChunkShape, lap: u16) -> Result<Layout, KernelError> {
+        self.session.layout(shape, lap.into())
     }
 }
 
@@ -216,8 +227,8 @@ impl Kernels for GpuSource {
         self.stage.digester()
     }
 
-    fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
-        self.stage.layout(shape)
+    fn layout(&mut self, shape: ChunkShape, lap: u16) -> Result<Layout, KernelError> {
+        self.stage.layout(shape, lap)
     }
 }
 
@@ -311,14 +322,18 @@ impl Kernels for GpuSink {
         self.stage.digester()
     }
 
-    fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
-        self.stage.layout(shape)
+    fn layout(&mut self, shape: ChunkShape, lap: u16) -> Result<Layout, KernelError> {
+        self.stage.layout(shape, lap)
     }
 }
 
 impl Decoder for GpuSink {
     type Rx = DeviceRx;
     type Decoding = Decoding;
+
+    fn frames(&self) -> FrameGeometry {
+        self.stage.session.frames()
+    }
 
     fn memory(&self) -> StageResult<Option<Box<dyn FrameMemory>>> {
         self.stage.memory(self.chunk_bytes)
@@ -368,33 +383,52 @@ impl Decoder for GpuSink {
 impl Generator for GpuStage {
     type Tx = DeviceTx;
     type Rx = DeviceRx;
+    type Group = Communicator;
     /// With the calls that were made.
     type Computing = (Span, u32);
 
     fn generate(
         &mut self,
-        plan: &VideoPlanParts,
-        inputs: &Manifest,
-        input: Option<&DeviceRx>,
-        outputs: &Manifest,
-        output: &mut DeviceTx,
+        (plan, lap): (&VideoPlanParts, u16),
+        (inputs, input): (&Manifest, Option<&DeviceRx>),
+        (outputs, output): (&Manifest, Option<&mut DeviceTx>),
+        group: Option<&mut Communicator>,
     ) -> StageResult<Progress<Generated, (Span, u32)>> {
         let (blame, name) = (self.blame, self.name);
         let on_error = device(name);
         let span = self.timed.open().map_err(&on_error)?;
         let (stream, session) = (&self.timed.stream, &mut self.session);
-        let calls = read_on(input, stream, |from| {
-            output.write_on(stream, |to| -> StageResult<u32> {
-                let refuse = internal(name);
-                let input = Payload::on_device(inputs, from.address, from.len).map_err(&refuse)?;
-                let mut output =
-                    PayloadMut::on_device(outputs, to.address, to.len).map_err(&refuse)?;
-                // SAFETY: the edges that live on this thread have bound the context to it; the
-                // slots go on only behind their ready and read events.
-                unsafe { session.run(plan, 0, &input, &mut output, None) }
-                    .map_err(failed(blame, name))
-            })
-        })?;
+        let run = |input: &Payload<'_>, output: &mut PayloadMut<'_>| match group {
+            None => {
+                // SAFETY: the edges that live on this thread have bound the context to it; the slots, if there are any, go
+                // on only behind their ready and read events.
+                let calls = unsafe { session.run(plan, lap.into(), input, output, None) };
+                calls.map_err(failed(blame, name))
+            }
+            Some(group) => {
+                let mut lent = OfGpu::new((group, stream));
+                // SAFETY: as above.
+                let calls =
+                    unsafe { session.run(plan, lap.into(), input, output, Some(&mut lent)) };
+                lent.judge(calls, (blame, name))
+            }
+        };
+        let calls = match output {
+            Some(output) => read_on(input, stream, |from| {
+                output.write_on(stream, |to| -> StageResult<u32> {
+                    let refuse = internal(name);
+                    let input =
+                        Payload::on_device(inputs, from.address, from.len).map_err(&refuse)?;
+                    let mut output =
+                        PayloadMut::on_device(outputs, to.address, to.len).map_err(&refuse)?;
+                    run(&input, &mut output)
+                })
+            }),
+            None => run(
+                &Payload::of_leader(inputs),
+                &mut PayloadMut::of_leader(outputs),
+            ),
+        }?;
         span.close(stream).map_err(&on_error)?;
         Ok(Progress::UnderWay((span, calls)))
     }

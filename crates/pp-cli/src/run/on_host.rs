@@ -3,17 +3,19 @@
 use std::convert::Infallible;
 
 use pp_contract::{FaultKind, Manifest, VideoPlanParts};
-use pp_kernels::{ChunkShape, KernelError, Layout, Payload, PayloadMut, StageSession};
+use pp_kernels::{
+    ChunkShape, FrameGeometry, KernelError, Layout, Payload, PayloadMut, StageSession,
+};
 use pp_runtime::drift::HostDigester;
 use pp_runtime::stage::{Progress, StageResult};
-use pp_transport::host::{RxLease, TxLease};
+use pp_transport::host::{HostGroup, RxLease, TxLease};
 
+use super::group::OfHost;
 use super::kernels::{
     Decoder, Encode, Encoder, Frames, Generated, Generator, Geometry, Kernels, Memory, Opening,
     failed, internal,
 };
 use super::noise;
-use super::open::check_frames;
 use crate::video::buffer::Buffer;
 
 /// The memory of this machine.
@@ -45,6 +47,7 @@ impl HostStage {
 impl Memory for OnHost {
     type Tx = TxLease;
     type Rx = RxLease;
+    type Group = HostGroup;
     type Encoder = HostStage;
     type Generator = HostStage;
     type Decoder = HostStage;
@@ -58,8 +61,8 @@ impl Memory for OnHost {
     }
 
     fn decoder(&self, stage: &Opening<'_>) -> StageResult<HostStage> {
-        let opened = HostStage::open(stage)?;
-        check_frames(opened.session.frames(), &stage.config)?;
+        let mut opened = HostStage::open(stage)?;
+        opened.geometry = Geometry::of_frames(opened.session.frames());
         Ok(opened)
     }
 }
@@ -71,8 +74,8 @@ impl Kernels for HostStage {
         &mut self.digester
     }
 
-    fn layout(&mut self, shape: ChunkShape) -> Result<Layout, KernelError> {
-        self.session.layout(shape, 0)
+    fn layout(&mut self, shape: ChunkShape, lap: u16) -> Result<Layout, KernelError> {
+        self.session.layout(shape, lap.into())
     }
 }
 
@@ -114,6 +117,10 @@ impl Decoder for HostStage {
     type Rx = RxLease;
     type Decoding = Infallible;
 
+    fn frames(&self) -> FrameGeometry {
+        self.session.frames()
+    }
+
     fn decode(
         &mut self,
         mut frames: Buffer,
@@ -137,24 +144,39 @@ impl Decoder for HostStage {
 impl Generator for HostStage {
     type Tx = TxLease;
     type Rx = RxLease;
+    type Group = HostGroup;
     type Computing = Infallible;
 
     fn generate(
         &mut self,
-        plan: &VideoPlanParts,
-        inputs: &Manifest,
-        input: Option<&RxLease>,
-        outputs: &Manifest,
-        output: &mut TxLease,
+        (plan, lap): (&VideoPlanParts, u16),
+        (inputs, input): (&Manifest, Option<&RxLease>),
+        (outputs, output): (&Manifest, Option<&mut TxLease>),
+        group: Option<&mut HostGroup>,
     ) -> StageResult<Progress<Generated, Infallible>> {
         let refuse = failed(FaultKind::PeerMisbehaved, self.name);
-        let bytes = input.map_or(&[][..], RxLease::bytes);
-        let input = Payload::new(inputs, bytes).map_err(&refuse)?;
-        let mut output = PayloadMut::new(outputs, output.bytes_mut()).map_err(&refuse)?;
-        let calls = self
-            .session
-            .run(plan, 0, &input, &mut output, None)
-            .map_err(failed(FaultKind::Plugin, self.name))?;
+        let (input, mut output) = match output {
+            Some(output) => {
+                let bytes = input.map_or(&[][..], RxLease::bytes);
+                let input = Payload::new(inputs, bytes).map_err(&refuse)?;
+                let output = PayloadMut::new(outputs, output.bytes_mut()).map_err(&refuse)?;
+                (input, output)
+            }
+            None => (Payload::of_leader(inputs), PayloadMut::of_leader(outputs)),
+        };
+        let session = &mut self.session;
+        let blame = (FaultKind::Plugin, self.name);
+        let calls = match group {
+            None => {
+                let calls = session.run(plan, lap.into(), &input, &mut output, None);
+                calls.map_err(failed(blame.0, blame.1))?
+            }
+            Some(group) => {
+                let mut lent = OfHost::new(group);
+                let calls = session.run(plan, lap.into(), &input, &mut output, Some(&mut lent));
+                lent.judge(calls, blame)?
+            }
+        };
         Ok(Progress::Done(Generated {
             calls,
             worked: None,

@@ -6,9 +6,9 @@ use std::io::Read as _;
 use anyhow::Context as _;
 use pp_contract::{Digest, FaultKind};
 use pp_job::Error;
-use pp_kernels::{Description, FrameGeometry, SessionConfig, guard};
+use pp_kernels::{Description, SessionConfig, guard};
 use pp_runtime::drift::{Digester, Verify};
-use pp_runtime::stage::{StageError, StageResult};
+use pp_runtime::stage::StageResult;
 
 use super::kernels::Geometry;
 use crate::args::{KernelChoice, RunArgs, Strength};
@@ -32,24 +32,6 @@ pub(super) fn config(args: &RunArgs, geometry: Geometry, threads: u32) -> Sessio
         Strength::Sigma(sigma) => Some(sigma),
     };
     config
-}
-
-/// Refuses a sink whose frames are not like those of the source.
-pub(super) fn check_frames(frames: FrameGeometry, config: &SessionConfig) -> StageResult<()> {
-    if frames == FrameGeometry::of(config) {
-        return Ok(());
-    }
-    let detail = format!(
-        "the kernels give {} frames of {}x{} {:?} for each of {}x{} {:?}; pp run writes frames like those that it reads",
-        frames.frames_per_frame,
-        frames.width,
-        frames.height,
-        frames.chroma,
-        config.width,
-        config.height,
-        config.chroma
-    );
-    Err(StageError::new(FaultKind::Plugin, "open kernels", detail))
 }
 
 /// Memory of the kernels' choice for so many chunks.

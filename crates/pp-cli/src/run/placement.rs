@@ -1,7 +1,7 @@
 //! Which stages stand on which ranks, and whether the kernels can do that.
 
-use pp_contract::pipeline::MAX_RANKS;
-use pp_contract::{Pipeline, StageSpec};
+use pp_contract::Pipeline;
+use pp_contract::pipeline::{Laps, MAX_RANKS, Ring};
 use pp_job::Error;
 use pp_kernels::{Description, StageInfo, StageKind};
 
@@ -12,6 +12,13 @@ pub(super) fn pipeline(args: &RunArgs) -> Result<Pipeline, Error> {
     let Some(given) = &args.pipeline else {
         return of_ranks(args.ranks.unwrap_or(2), args.denoise_steps);
     };
+    if let (Some(ring), 0) = (given.rings().first(), args.denoise_steps) {
+        let name = &given.stages()[ring.first].name;
+        return Err(Error::Usage(format!(
+            "--pipeline {given}: {name} stands in a ring, whose laps share the denoise steps, and --denoise-steps is 0; \
+             raise --denoise-steps, or take {name} out of the ring"
+        )));
+    }
     let has = given.world_size().get();
     match args.ranks {
         Some(ranks) if ranks != has => Err(Error::Usage(format!(
@@ -46,7 +53,7 @@ fn of_ranks(ranks: u32, steps: u32) -> Result<Pipeline, Error> {
 pub(super) fn check(
     pipeline: &Pipeline,
     kernels: &Description,
-    (steps, is_given): (u32, bool),
+    (steps, is_given): (u16, bool),
 ) -> Result<(), Error> {
     let refuse = |what: String| {
         let given = if is_given {
@@ -57,13 +64,7 @@ pub(super) fn check(
         Err(Error::Usage(format!("{given} {pipeline}: {what}")))
     };
     let stages = pipeline.stages();
-    if let Some(ring) = pipeline.rings().first() {
-        let name = &stages[ring.first].name;
-        return refuse(format!(
-            "{name} stands in a ring, and pp run has none; give its parts ranks instead: {name}@1 -> {name}@2"
-        ));
-    }
-    for stage in stages {
+    for (at, stage) in stages.iter().enumerate() {
         let name = &*stage.name;
         let Some(info) = kernels.stages.iter().find(|info| info.name == name) else {
             return refuse(format!(
@@ -72,12 +73,12 @@ pub(super) fn check(
                 all(kernels)
             ));
         };
-        if stage.ranks.len() > 1 {
+        if stage.ranks.len() > 1 && !info.in_group {
             return refuse(format!(
-                "no stage of pp run can be run by a group of ranks; give {name} one rank"
+                "the kernels have no collectives for {name}, so no group of ranks can run it; give {name} one rank"
             ));
         }
-        check_parts(stage, info, steps).or_else(refuse)?;
+        check_share(pipeline, at, info, steps).or_else(refuse)?;
     }
     // Parts of a stage count once.
     let mut names: Vec<&str> = stages.iter().map(|stage| &*stage.name).collect();
@@ -93,21 +94,59 @@ pub(super) fn check(
     Ok(())
 }
 
-fn check_parts(stage: &StageSpec, info: &StageInfo, steps: u32) -> Result<(), String> {
-    let (name, parts) = (&stage.name, stage.parts);
+/// Refuses parts and laps that the stage cannot have, and more of them than there are denoise steps.
+fn check_share(pipeline: &Pipeline, at: usize, info: &StageInfo, steps: u16) -> Result<(), String> {
+    let (stages, ring) = (pipeline.stages(), pipeline.ring_at(at));
+    let (name, parts) = (&stages[at].name, stages[at].parts);
     if parts > 1 && !info.in_parts {
         return Err(format!(
             "the kernels cannot cut {name} into parts; name it once"
         ));
     }
-    let most = steps.max(1) as usize;
-    if parts > most {
+    if ring.is_some() && !info.in_ring {
         return Err(format!(
-            "{steps} denoise steps cannot be cut into {parts} parts of {name}; name it {most} times at most, or raise \
-             --denoise-steps"
+            "{name} stands in a ring, and the kernels cannot walk {name} in laps; take it out of the ring"
         ));
     }
-    Ok(())
+    let mut others = (0..stages.len()).filter(|other| stages[*other].name == *name);
+    if others.any(|other| pipeline.ring_at(other) != ring) {
+        return Err(format!(
+            "one part of {name} stands in a ring and another one does not stand in it; put all parts of {name} into \
+             one ring, or none"
+        ));
+    }
+    let most = usize::from(steps.max(1));
+    let laps = pipeline.laps(at, steps);
+    match ring {
+        None if parts > most => Err(format!(
+            "{steps} denoise steps cannot be cut into {parts} parts of {name}; name it {most} times at most, or raise \
+             --denoise-steps"
+        )),
+        Some(ring) if parts * usize::from(laps) > most => {
+            let shares = parts * usize::from(laps);
+            let remedy = match most / parts {
+                0 => format!("name {name} {most} times at most"),
+                fewer => format!("write *{fewer} for {}", laps_of(ring)),
+            };
+            let whole = match parts {
+                1 => name.to_string(),
+                parts => format!("{parts} parts of {name}"),
+            };
+            Err(format!(
+                "{laps} laps of {whole} are {shares} shares, and {steps} denoise steps cannot be cut into \
+                 more than {most}; {remedy}"
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How the text says the laps of a ring.
+fn laps_of(ring: &Ring) -> String {
+    match ring.laps {
+        Laps::Steps => "*steps".into(),
+        Laps::Fixed(laps) => format!("*{laps}"),
+    }
 }
 
 /// All stages of the kernels, where they stand without `--pipeline`.
@@ -152,6 +191,9 @@ mod tests {
         for good in [
             "encode@0,phase_b@1,decode@2",
             "encode@0,phase_b@0,phase_b@1,decode@1",
+            "encode@0,phase_b@0+1,phase_b@2,decode@1",
+            "encode@0,(phase_b@1)*steps,decode@0",
+            "encode@0,(phase_b@1,phase_b@2)*2,decode@0",
         ] {
             assert_eq!(judge(&kernels, good), Ok(()));
         }
@@ -161,10 +203,23 @@ mod tests {
                 "have no stage blur; write --pipeline \"encode@0 -> phase_b@1 -> decode@0\"",
             ),
             ("encode@0,decode@0", "are others or in another order"),
-            ("encode@0,phase_b@1+2,decode@0", "give phase_b one rank"),
             (
-                "encode@0,(phase_b@1)*steps,decode@0",
-                "phase_b stands in a ring",
+                "encode@0,(phase_b@1,phase_b@2)*steps,decode@0",
+                "4 laps of 2 parts of phase_b are 8 shares, and 4 denoise steps cannot be cut into more than 4; write *2 \
+                 for *steps",
+            ),
+            (
+                "encode@0,(phase_b@1)*5,decode@0",
+                "5 laps of phase_b are 5 shares, and 4 denoise steps cannot be cut into more than 4; write *4 \
+                 for *5",
+            ),
+            (
+                "encode@0,(phase_b@1,phase_b@1,phase_b@1,phase_b@1,phase_b@1)*1,decode@0",
+                "name phase_b 4 times at most",
+            ),
+            (
+                "encode@0,phase_b@1,(phase_b@1)*2,decode@0",
+                "put all parts of phase_b into one ring, or none",
             ),
             (
                 "encode@0,phase_b@1,phase_b@2,phase_b@1,phase_b@2,phase_b@1,decode@0",
@@ -174,8 +229,14 @@ mod tests {
             let error = judge(&kernels, text).unwrap_err();
             assert!(error.contains(words), "{error}");
         }
-        kernels.stages[1].in_parts = false;
+        kernels.stages[1].in_ring = false;
+        let error = judge(&kernels, "encode@0,(phase_b@1)*2,decode@0").unwrap_err();
+        assert!(error.contains("cannot walk phase_b in laps"), "{error}");
+        (kernels.stages[1].in_parts, kernels.stages[1].in_group) = (false, false);
         let error = judge(&kernels, "encode@0,phase_b@1,phase_b@2,decode@0").unwrap_err();
         assert!(error.contains("cannot cut phase_b into parts"), "{error}");
+        let error = judge(&kernels, "encode@0,phase_b@1+2,decode@0").unwrap_err();
+        assert!(error.contains("have no collectives for phase_b"), "{error}");
+        assert!(error.contains("give phase_b one rank"), "{error}");
     }
 }

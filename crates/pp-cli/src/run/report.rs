@@ -70,6 +70,10 @@ impl<E: Encoder> Serialize for About<'_, E> {
         map.serialize_entry("output", &output)?;
         map.serialize_entry("width", &source.header.width())?;
         map.serialize_entry("height", &source.header.height())?;
+        let made = Some(&source.made).filter(|made| made.frames > 0);
+        map.serialize_entry("output_width", &made.map(|made| made.width))?;
+        map.serialize_entry("output_height", &made.map(|made| made.height))?;
+        map.serialize_entry("output_frames", &source.made.frames)?;
         map.serialize_entry("pipeline", &job.pipeline.to_string())?;
         map.serialize_entry("ranks", &job.pipeline.world_size().get())?;
         map.serialize_entry("transport", &job.transport)?;
@@ -223,8 +227,11 @@ fn summary<E: Encoder>(
     has_stored: bool,
 ) -> Result<String, Error> {
     let (job, header, finished) = (about.job, &about.source.header, about.finished);
-    let totals = finished.summary.recorder.totals();
-    let args = job.args;
+    let (args, made) = (job.args, &about.source.made);
+    let size = match (made.width, made.height) == (header.width(), header.height()) {
+        true => String::new(),
+        false => format!(" of {}x{}", made.width, made.height),
+    };
     let mut out = Vec::new();
     let input = match args.input.display().to_string() {
         input if input == "-" => "standard input".into(),
@@ -284,7 +291,7 @@ fn summary<E: Encoder>(
         {
             if let Some(path) = path.as_ref().filter(|p| !is_stdout(p)) {
                 let count = match what {
-                    "video" => format!(" ({})", Count(totals.frames, "frame")),
+                    "video" => format!(" ({}{size})", Count(made.frames, "frame")),
                     _ => String::new(),
                 };
                 writeln!(out, "{what:>9}: {}{count}", path.display())?;

@@ -2,14 +2,15 @@
 
 use pp_contract::{ChunkIndex, FaultKind, Plan as _, Rank, Seal, VideoPlan};
 use pp_job::output::OutputError;
+use pp_kernels::FrameGeometry;
 use pp_runtime::drift::{Check, Digester, Verifier};
 use pp_runtime::stage::{Chunk, Progress, Sink, StageError, StageResult, Taken};
 use pp_transport::bell::Bell;
 
 use super::clean::CleanFrames;
 use super::input::{QUEUE, io_threads};
-use super::kernels::{Decoder, Frames, Kernels};
-use super::notes::{ToSink, ToSource};
+use super::kernels::{Decoder, Frames, Geometry, Kernels};
+use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
 use super::shape::Shape;
 use crate::args::RunArgs;
@@ -33,6 +34,8 @@ pub(super) struct Taking<D: Decoder> {
 pub(super) struct VideoSink<D: Decoder> {
     decoder: D,
     shape: Shape,
+    /// The frames that the kernels make, and how many of them for each frame of the source.
+    made: (Geometry, usize),
     output: Option<Output>,
     /// What is decoded into where nothing is written.
     idle: Vec<Buffer>,
@@ -48,6 +51,23 @@ fn failed(error: OutputError) -> StageError {
     StageError::new(FaultKind::Io, "write output", error.to_string())
 }
 
+/// Refuses to compare frames with others that are not like them.
+fn cannot_compare(shape: &Shape, frames: FrameGeometry) -> StageError {
+    let header = shape.header();
+    let detail = format!(
+        "--add-noise compares the output with the input, and these kernels give {} frames of {}x{} {:?} for each of {}x{} \
+         {:?}; leave --add-noise out",
+        frames.frames_per_frame,
+        frames.width,
+        frames.height,
+        frames.chroma,
+        header.width(),
+        header.height(),
+        header.chroma()
+    );
+    StageError::new(FaultKind::BadInput, "open kernels", detail)
+}
+
 impl<D: Decoder> VideoSink<D> {
     /// Opens the output.
     pub(super) fn open(
@@ -60,6 +80,15 @@ impl<D: Decoder> VideoSink<D> {
         bell: Bell,
     ) -> StageResult<Self> {
         let depth = depth as usize;
+        let frames = decoder.frames();
+        let header = shape.header().of_frames(frames);
+        let header = header.map_err(|fault| {
+            let detail = format!("a Y4M file cannot have the frames of these kernels: {fault}");
+            StageError::new(FaultKind::Plugin, "open kernels", detail)
+        })?;
+        if clean.is_some() && header != *shape.header() {
+            return Err(cannot_compare(shape, frames));
+        }
         let output = args.output.as_deref().map(|target| {
             let options = SinkOptions {
                 queue: QUEUE,
@@ -69,7 +98,7 @@ impl<D: Decoder> VideoSink<D> {
             let count = QUEUE + 2 + 2 * io_threads() + depth;
             let buffers = buffers(count, || decoder.memory())?;
             let wake = move || bell.ring();
-            let opened = Output::open(target, shape.header(), options, buffers, wake);
+            let opened = Output::open(target, &header, options, buffers, wake);
             opened.map_err(failed)
         });
         let output = output.transpose()?;
@@ -80,6 +109,10 @@ impl<D: Decoder> VideoSink<D> {
         Ok(Self {
             decoder,
             shape: shape.clone(),
+            made: (
+                Geometry::of_frames(frames),
+                frames.frames_per_frame as usize,
+            ),
             output,
             idle,
             max_frames: args.frames_per_chunk,
@@ -109,7 +142,18 @@ impl<D: Decoder> VideoSink<D> {
         let after = clean.map(|clean| clean.compare(&self.shape, index, first, &frames.bytes));
         let mut seals = taking.seals;
         seals.extend(seal);
+        let Geometry {
+            width,
+            height,
+            frame_bytes,
+            ..
+        } = self.made.0;
         let note = ToSource {
+            made: Made {
+                width,
+                height,
+                frames: (frames.bytes.len() / frame_bytes) as u64,
+            },
             after: after.transpose()?,
             seals,
         };
@@ -144,14 +188,18 @@ impl<D: Decoder> Sink<D::Rx> for VideoSink<D> {
     ) -> StageResult<Progress<Taken, Taking<D>>> {
         let (message, index) = (chunk.message, chunk.place.chunk);
         let plan = message.plan().parts();
-        let said = ToSink::decode(message.note(), self.max_frames, self.source)?;
+        let mut said = ToSink::decode(message.note(), self.max_frames, self.source)?;
+        let (made, per_frame) = self.made;
+        for (at, _) in &mut said.params {
+            *at *= per_frame;
+        }
         let digester = self.decoder.digester();
         let mut check = self.verifier.begin(digester, chunk, input)?;
         let mut frames = match &self.output {
             Some(output) => output.buffer(),
             None => self.idle.pop().unwrap_or_default(),
         };
-        frames.resize(said.frames as usize * self.shape.header().frame_bytes());
+        frames.resize(said.frames as usize * per_frame * made.frame_bytes);
         let tensors = message.tensors().unsealed();
         let work = self.decoder.decode(frames, plan, &tensors, input)?;
         let mut seals = Vec::new();

@@ -16,7 +16,7 @@ use super::clean::Shelf;
 use super::input::{QUEUE, io_threads};
 use super::kernels::{Encoder, Kernels};
 use super::noise::Estimates;
-use super::notes::{ToSink, ToSource};
+use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
 use super::progress::FrameProgress;
 use crate::args::{CutChoice, RunArgs};
@@ -87,6 +87,8 @@ pub(super) struct VideoSource<E: Encoder> {
     /// The noise that the kernels estimated, as far as it is known.
     pub(super) noise: Estimates,
     pub(super) quality: Option<Quality>,
+    /// What the sink made so far.
+    pub(super) made: Made,
     shelf: Rc<Shelf>,
     progress: FrameProgress,
     /// Why the input ended before its end, behind whole frames.
@@ -143,6 +145,7 @@ impl<E: Encoder> VideoSource<E> {
             epoch_frames: 0,
             noise: Estimates::default(),
             quality: args.add_noise.map(|_| Quality::default()),
+            made: Made::default(),
             shelf: settings.shelf,
             progress: FrameProgress::new(total),
             broken: None,
@@ -166,7 +169,7 @@ impl<E: Encoder> VideoSource<E> {
         if let Some(at) = self.layouts.iter().position(|known| known.shape == shape) {
             return Ok(at);
         }
-        let layout = self.encoder.layout(shape);
+        let layout = self.encoder.layout(shape, 0);
         let tensors = layout
             .map_err(|e| StageError::new(FaultKind::Plugin, "layout", with_source(&e)))?
             .outputs;
@@ -341,6 +344,9 @@ impl<E: Encoder> Source<E::Tx> for VideoSource<E> {
         };
         let seals = sealed.as_ref().map_or(0, |_| self.log.seals());
         let said = ToSource::decode(note, seals, self.sink)?;
+        let frames_before = self.made.frames;
+        self.made = said.made;
+        self.made.frames = frames_before.saturating_add(said.made.frames);
         let done = self.encoder.encoded(encoded)?;
         if let Some(sigmas) = done.noise {
             self.noise.note(sigmas);

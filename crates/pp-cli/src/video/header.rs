@@ -2,7 +2,7 @@
 //!
 //! Source: the man page yuv4mpeg(5) of mjpegtools, and what ffmpeg writes.
 
-use pp_kernels::Chroma;
+use pp_kernels::{Chroma, FrameGeometry};
 
 use super::error::HeaderFault;
 
@@ -27,13 +27,43 @@ impl Header {
     /// A header of our own, at 25 frames a second.
     #[cfg(test)]
     pub(crate) fn new(width: u32, height: u32, chroma: Chroma) -> Result<Self, HeaderFault> {
-        let tag = match chroma {
-            Chroma::Mono => "mono",
-            Chroma::C420 => "420jpeg",
-            Chroma::C422 => "422",
-            Chroma::C444 => "444",
-        };
+        let tag = tag_of(chroma);
         Self::parse(format!("YUV4MPEG2 W{width} H{height} F25:1 Ip A1:1 C{tag}").as_bytes())
+    }
+
+    /// The header of the frames that a sink makes of frames of this header. Where they are alike it stays as it is.
+    pub(crate) fn of_frames(&self, frames: FrameGeometry) -> Result<Self, HeaderFault> {
+        let same = (self.width, self.height, self.chroma, 1);
+        let FrameGeometry {
+            width,
+            height,
+            chroma,
+            frames_per_frame,
+        } = frames;
+        if (width, height, chroma, frames_per_frame) == same {
+            return Ok(self.clone());
+        }
+        let scaled = |side: u32, by: u32| u64::from(side) * u64::from(by);
+        let has_same_pixels = scaled(width, self.height) == scaled(height, self.width);
+        let text = String::from_utf8_lossy(&self.line);
+        let words = text.split(' ').filter(|word| !word.is_empty()).skip(1);
+        let mut line = format!("YUV4MPEG2 W{width} H{height}");
+        for word in words {
+            let of_chroma = word.starts_with('C') || word.starts_with("XYSCSS=");
+            line.push(' ');
+            match word.chars().next() {
+                Some('W' | 'H') => line.truncate(line.len() - 1),
+                Some('F') => line.push_str(&rate(word, frames_per_frame)),
+                // It is not known any more.
+                Some('A') if !has_same_pixels => line.push_str("A0:0"),
+                _ if of_chroma && chroma != self.chroma => line.truncate(line.len() - 1),
+                _ => line.push_str(word),
+            }
+        }
+        if chroma != self.chroma {
+            line.push_str(&format!(" C{}", tag_of(chroma)));
+        }
+        Self::parse(line.as_bytes())
     }
 
     /// Checks a header line, given without its newline.
@@ -103,6 +133,25 @@ impl Header {
     }
 }
 
+fn tag_of(chroma: Chroma) -> &'static str {
+    match chroma {
+        Chroma::Mono => "mono",
+        Chroma::C420 => "420jpeg",
+        Chroma::C422 => "422",
+        Chroma::C444 => "444",
+    }
+}
+
+/// So many times the rate of this word, such as `F30000:1001`. One that cannot be read stays as it is.
+fn rate(word: &str, times: u32) -> String {
+    let number = |text: &str| text.parse::<u32>().ok();
+    let raised = word[1..].split_once(':').and_then(|(frames, seconds)| {
+        let (frames, seconds) = (number(frames)?.checked_mul(times)?, number(seconds)?);
+        Some(format!("F{frames}:{seconds}"))
+    });
+    raised.unwrap_or_else(|| word.to_owned())
+}
+
 fn side(name: &str, value: &str) -> Result<u32, HeaderFault> {
     match value.parse::<u32>() {
         Ok(n) if (1..=MAX_SIDE).contains(&n) => Ok(n),
@@ -169,6 +218,47 @@ mod tests {
             let header = Header::parse(format!("YUV4MPEG2 W2 H2 {tag}").as_bytes()).unwrap();
             assert_eq!(header.chroma(), chroma, "{tag}");
         }
+    }
+
+    #[test]
+    fn frames_of_a_sink_change_size_rate_and_chroma_and_nothing_else() {
+        let frames = |width, height, chroma, frames_per_frame| FrameGeometry {
+            width,
+            height,
+            chroma,
+            frames_per_frame,
+        };
+        let all = "YUV4MPEG2  W64 H48 F30000:1001 It A128:117 C420mpeg2 XYSCSS=420MPEG2 Xa";
+        for (line, frames, expected) in [
+            (all, frames(64, 48, Chroma::C420, 1), all),
+            (
+                all,
+                frames(128, 96, Chroma::C420, 2),
+                "YUV4MPEG2 W128 H96 F60000:1001 It A128:117 C420mpeg2 XYSCSS=420MPEG2 Xa",
+            ),
+            (
+                all,
+                frames(64, 96, Chroma::C444, 1),
+                "YUV4MPEG2 W64 H96 F30000:1001 It A0:0 Xa C444",
+            ),
+            (
+                "YUV4MPEG2 H48 W64 F4000000000:1",
+                frames(64, 48, Chroma::Mono, 3),
+                "YUV4MPEG2 W64 H48 F4000000000:1 Cmono",
+            ),
+        ] {
+            let made = Header::parse(line.as_bytes()).unwrap().of_frames(frames);
+            let made = made.unwrap();
+            assert_eq!(made.line(), expected.as_bytes());
+            assert_eq!((made.width(), made.height()), (frames.width, frames.height));
+            assert_eq!(made.chroma(), frames.chroma);
+        }
+        let header = Header::parse(all.as_bytes()).unwrap();
+        assert!(
+            header
+                .of_frames(frames(20_000, 48, Chroma::C420, 1))
+                .is_err()
+        );
     }
 
     #[test]

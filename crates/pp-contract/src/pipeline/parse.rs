@@ -25,7 +25,11 @@ impl FromStr for Pipeline {
             let parts = part + stages[at..].iter().filter(is_same).count();
             (stages[at].spec.part, stages[at].spec.parts) = (part, parts);
         }
-        let stages = stages.into_iter().map(|stage| stage.spec).collect();
+        let mut stages: Vec<_> = stages.into_iter().map(|stage| stage.spec).collect();
+        stages
+            .last_mut()
+            .expect("there are two stages at least")
+            .is_sink = true;
         Ok(Self { stages, rings })
     }
 }
@@ -215,6 +219,7 @@ impl<'a> Parser<'a> {
             part: 0,
             parts: 1,
             ranks,
+            is_sink: false,
         };
         self.stages.push(Named { spec, position });
         Ok(())
@@ -290,6 +295,7 @@ impl<'a> Parser<'a> {
                 ),
             );
         }
+        self.check_groups()?;
         let used = |rank: u32| {
             self.stages
                 .iter()
@@ -311,6 +317,36 @@ impl<'a> Parser<'a> {
             ),
             None => Ok(()),
         }
+    }
+
+    /// The members of a group wait for each other, so no two of them may be connected by other groups already.
+    fn check_groups(&self) -> Result<()> {
+        let mut connected: Vec<Rank> = (0..MAX_RANKS).map(Rank::new).collect();
+        for Named { spec, position } in &self.stages {
+            for (at, rank) in spec.ranks.iter().enumerate() {
+                let [own, first] =
+                    [rank, &spec.ranks[0]].map(|rank| connected[rank.get() as usize]);
+                let before = spec.ranks[..at].iter();
+                let mut before = before.map(|other| (other, connected[other.get() as usize]));
+                if at > 0 && own == first {
+                    let (other, _) = before
+                        .find(|(_, root)| *root == own)
+                        .expect("the first one has it");
+                    return error(
+                        *position,
+                        format!(
+                            "ranks {other} and {rank} are in the group of {} and in another one, or connected by others, so \
+                             groups could wait for each other in a circle; give {} other ranks, or one",
+                            spec.name, spec.name
+                        ),
+                    );
+                }
+                for root in connected.iter_mut().filter(|root| **root == own) {
+                    *root = first;
+                }
+            }
+        }
+        Ok(())
     }
 }
 

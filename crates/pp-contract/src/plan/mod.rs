@@ -9,13 +9,14 @@ pub(crate) mod fields;
 pub(crate) mod video;
 
 use core::fmt::{Debug, Write as _};
+use core::ops::Range;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::dtype::DType;
 use crate::manifest::Manifest;
-use crate::pipeline::{Laps, Pipeline, StageSpec};
+use crate::pipeline::{Pipeline, StageSpec};
 
 /// A plan: plain data that is always valid, and the rules for the tensors that go with it.
 ///
@@ -39,10 +40,10 @@ pub trait Plan: Clone + Debug + PartialEq + Sized {
     /// The parts.
     fn parts(&self) -> &Self::Parts;
 
-    /// How many calls `stage` makes for the chunk, on each lap if it is in a ring. Its report must say the same
-    /// number.
-    fn calls(&self, _stage: &StageSpec) -> u32 {
-        1
+    /// How many calls `stage` makes for the chunk in these of its `of` laps; outside of a ring there is one. Its report
+    /// must say the same number.
+    fn calls(&self, _stage: &StageSpec, laps: Range<u16>, _of: u16) -> u32 {
+        laps.len() as u32
     }
 
     /// How often the chunk goes through a ring that is walked once for each step; 0 is as 1.
@@ -53,11 +54,16 @@ pub trait Plan: Clone + Debug + PartialEq + Sized {
     /// The first frame of the chunk; each report must say the same number.
     fn start_frame(&self) -> u64;
 
-    /// Checks the tensors that `stage` made.
+    /// Checks the tensors that `stage` made, in its last lap or in another one; outside of a ring the one lap is the last.
     ///
     /// # Errors
     /// [`PlanError`] when one is missing, of the wrong type or shape, or not called for.
-    fn check(&self, stage: &StageSpec, tensors: &Manifest) -> Result<(), PlanError>;
+    fn check(
+        &self,
+        stage: &StageSpec,
+        is_last_lap: bool,
+        tensors: &Manifest,
+    ) -> Result<(), PlanError>;
 }
 
 /// Why a plan, or the tensors with it, is refused.
@@ -107,11 +113,7 @@ impl Pipeline {
     /// How often a chunk with this plan goes through stage `at`; at least once.
     #[must_use]
     pub fn laps_of<P: Plan>(&self, at: usize, plan: &P) -> u16 {
-        match self.ring_at(at).map(|ring| ring.laps) {
-            None => 1,
-            Some(Laps::Steps) => plan.steps().max(1),
-            Some(Laps::Fixed(laps)) => laps,
-        }
+        self.laps(at, plan.steps())
     }
 }
 

@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::manifest::Manifest;
 use crate::pipeline::StageSpec;
 
-/// The names of the stages that the plan has rules for.
+/// The names of the stages whose tensors the plan knows.
 const ENCODE: &str = "encode";
 const PHASE_B: &str = "phase_b";
 
@@ -90,7 +90,11 @@ impl VideoPlanParts {
 ///
 /// `encode` makes `latents_in` bf16, `conditioning_embeds` bf16, `denoising_step_list` i64 of length
 /// `num_denoise_steps`, and `context_frames` bf16 exactly when `do_kv_recompute`. A part of `phase_b` that is not the
-/// last hands the same on, and behind the others its `guide`, f32 or bf16. The last part makes `latents_out` bf16.
+/// last hands the same on, and behind the others its `guide`, f32 or bf16; so does the last part in all laps but the last
+/// one. Then it makes `latents_out` bf16.
+///
+/// Every stage between source and sink runs its share of the passes, and rebuilds its cache once a lap with
+/// `do_kv_recompute`: each is a call. The sink makes one call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct VideoPlan(VideoPlanParts);
 
@@ -152,14 +156,18 @@ impl Plan for VideoPlan {
         &self.0
     }
 
-    fn calls(&self, stage: &StageSpec) -> u32 {
-        match &*stage.name {
-            PHASE_B => {
-                let passes = pass_range(self.0.num_denoise_steps, stage.part, stage.parts);
-                passes.len() as u32 + u32::from(self.0.do_kv_recompute)
-            }
-            _ => 1,
+    fn calls(&self, stage: &StageSpec, laps: Range<u16>, of: u16) -> u32 {
+        let count = laps.len() as u32;
+        if stage.is_sink {
+            return count;
         }
+        // As many as `pass_range` has in each lap: lap k of part i of n is part kn + i.
+        let (steps, shares) = (self.0.num_denoise_steps, stage.parts * usize::from(of));
+        let (each, longer) = (steps as usize / shares, steps as usize % shares);
+        let longer_laps = longer.saturating_sub(stage.part).div_ceil(stage.parts);
+        let passes_before = |lap: u16| each * usize::from(lap) + longer_laps.min(lap.into());
+        let passes = passes_before(laps.end) - passes_before(laps.start);
+        passes as u32 + count * u32::from(self.0.do_kv_recompute)
     }
 
     fn steps(&self) -> u16 {
@@ -171,10 +179,15 @@ impl Plan for VideoPlan {
         self.0.current_start_frame
     }
 
-    fn check(&self, stage: &StageSpec, tensors: &Manifest) -> Result<(), PlanError> {
-        let is_last_part = stage.part + 1 == stage.parts;
+    fn check(
+        &self,
+        stage: &StageSpec,
+        is_last_lap: bool,
+        tensors: &Manifest,
+    ) -> Result<(), PlanError> {
+        let is_last = is_last_lap && stage.part + 1 == stage.parts;
         match &*stage.name {
-            PHASE_B if is_last_part => tensors.expect_tensors(&[("latents_out", DType::Bf16)]),
+            PHASE_B if is_last => tensors.expect_tensors(&[("latents_out", DType::Bf16)]),
             PHASE_B => self.check_between(tensors, true),
             ENCODE => self.check_between(tensors, false),
             // A stage of a plugin names its tensors as it likes, and checks what it gets.
@@ -249,6 +262,43 @@ mod tests {
             assert_eq!(lengths, expected);
             assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
             assert_eq!((ranges[0].start, ranges[parts - 1].end), (0, passes));
+        }
+    }
+
+    #[test]
+    fn laps_share_the_passes_as_so_many_parts_would() {
+        for (steps, ring, laps) in [
+            (7, "b@1", 3),
+            (7, "b@1,b@2", 3),
+            (5, "b@1,b@2,b@1", 1),
+            (2, "b@1,b@2", 2),
+        ] {
+            let text = format!("a@0,({ring})*{laps},c@0");
+            let pipeline: crate::Pipeline = text.parse().unwrap();
+            let (_, [between @ .., sink]) = pipeline.stages().split_first().unwrap() else {
+                unreachable!()
+            };
+            for recompute in [false, true] {
+                let parts = VideoPlanParts::first(16, 16, steps).following(1, recompute);
+                let plan = VideoPlan::new(parts).unwrap();
+                assert_eq!(plan.calls(sink, 0..1, 1), 1);
+                for stage in between {
+                    let of_lap = |lap: u16| {
+                        let share = usize::from(lap) * stage.parts + stage.part;
+                        let passes = pass_range(steps, share, stage.parts * usize::from(laps));
+                        passes.len() as u32 + u32::from(recompute)
+                    };
+                    for (from, to) in (0..=laps).flat_map(|to| (0..=to).map(move |from| (from, to)))
+                    {
+                        let expected: u32 = (from..to).map(of_lap).sum();
+                        assert_eq!(
+                            plan.calls(stage, from..to, laps),
+                            expected,
+                            "{text} {from}..{to}"
+                        );
+                    }
+                }
+            }
         }
     }
 

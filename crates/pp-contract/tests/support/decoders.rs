@@ -115,7 +115,8 @@ fn survives(message: &Message<VideoPlan>, header: &Header, pipeline: &Pipeline, 
     let report = StageReport::default();
     for (_, next) in pipeline.next(maker) {
         let tensors = message.tensors().clone();
-        let _ = message.clone().hand_on(pipeline, next, tensors, &report);
+        let place = (next, Stamp::of(header).lap);
+        let _ = message.clone().hand_on(pipeline, place, tensors, &report);
         let _ = message.clone().accepted(next, &report, Vec::new());
     }
 }

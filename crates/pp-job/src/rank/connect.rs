@@ -4,13 +4,14 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use pp_contract::{Fault, Rank, with_source};
+use pp_contract::{Fault, Pipeline, Rank, with_source};
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{OnStuck, Watch};
-use pp_transport::backend::{Backend, Connect, EdgeEnd, End, OnFrame, Peer};
+use pp_transport::backend::{Abort, Backend, Connect, EdgeEnd, End, Neighbours, OnFrame, Peer};
 use pp_transport::bell::Bell;
 use pp_transport::control::{ControlSender, Message, SocketKind};
 use pp_transport::error::TransportError;
+use pp_transport::group::Members;
 
 use super::join::Member;
 use crate::error::Error;
@@ -19,6 +20,8 @@ use crate::times;
 /// What a rank runs with: its edges, by number, with the rank at the other end.
 pub(super) struct Ready<B: Backend> {
     pub(super) ends: Vec<(u32, Rank, End<B>)>,
+    /// Its members of groups, by the places of their stages in the pipeline.
+    pub(super) groups: Vec<(usize, B::Group)>,
     pub(super) switch: Switch,
     pub(super) watch: Watch,
 }
@@ -29,7 +32,7 @@ impl Member {
     pub(super) fn connect<B: Backend>(
         mut self,
         backend: &mut B,
-        edges: &[(Rank, Vec<EdgeEnd>)],
+        (pipeline, edges): (&Pipeline, &[(Rank, Vec<EdgeEnd>)]),
         bell: Bell,
     ) -> Result<Ready<B>, Error> {
         let mut agreed = Vec::new();
@@ -44,6 +47,18 @@ impl Member {
                     agreed.push((*peer, with_peer));
                     on_frames.extend(on_frame.map(|on_frame| (*peer, on_frame)));
                 }
+                Err(fault) => return Err(self.give_up(fault.into())),
+            }
+        }
+        let mut agreed_groups = Vec::new();
+        for (at, stage) in pipeline.stages_at(self.own) {
+            if stage.ranks.len() == 1 {
+                continue;
+            }
+            let members = Members::new(&stage.name, &stage.ranks, self.own);
+            let members = members.expect("a pipeline names each rank of a group once");
+            match backend.agree_on_group(&members, &mut self) {
+                Ok(with_members) => agreed_groups.push((at, with_members)),
                 Err(fault) => return Err(self.give_up(fault.into())),
             }
         }
@@ -66,25 +81,36 @@ impl Member {
         // Where this rank does not survive the loss of its peer, the watchdog ends the process.
         let recorder = context.flight.recorder();
         let is_wanted = || failover.is_none() || switch.fault().is_none();
+        let how = || Connect {
+            generation,
+            deadline: Instant::now() + times::SET_UP_WITHIN,
+            is_wanted: &is_wanted,
+            recorder: &recorder,
+        };
+        let hold = |abort: Option<Abort>| {
+            if let (Some(failover), Some(abort)) = (&failover, abort) {
+                failover.hold(abort);
+            }
+        };
         let mut ends = Vec::new();
-        for (peer, with_peer) in agreed {
-            let how = Connect {
-                generation,
-                deadline: Instant::now() + times::SET_UP_WITHIN,
-                is_wanted: &is_wanted,
-                recorder: &recorder,
-            };
-            let error = match backend.connect(with_peer, how) {
-                Ok(connected) => {
-                    if let (Some(failover), Some(abort)) = (&failover, connected.abort) {
-                        failover.hold(abort);
-                    }
-                    let made = connected.ends.into_iter();
-                    ends.extend(made.map(|(number, end)| (number, peer, end)));
-                    continue;
-                }
-                Err(error) => error,
-            };
+        let mut groups = Vec::new();
+        let mut waits = Vec::new();
+        let connect_all = || -> Result<(), TransportError> {
+            for (peer, with_peer) in agreed {
+                let connected = backend.connect(with_peer, how())?;
+                hold(connected.abort);
+                let made = connected.ends.into_iter();
+                ends.extend(made.map(|(number, end)| (number, peer, end)));
+            }
+            for (at, with_members) in agreed_groups {
+                let joined = backend.connect_group(with_members, how())?;
+                hold(Some(joined.abort));
+                waits.extend(joined.waits);
+                groups.push((at, joined.group));
+            }
+            Ok(())
+        };
+        if let Err(error) = connect_all() {
             let text = with_source(&error);
             let operation = format!("connect over {}", backend.capabilities().name);
             let fault = Fault::new(error.fault_kind(), rank, &operation, text);
@@ -106,8 +132,10 @@ impl Member {
             }
             return Err(first.into());
         }
+        switch.watch_groups(waits);
         Ok(Ready {
             ends,
+            groups,
             switch,
             watch,
         })
@@ -136,6 +164,12 @@ impl Neighbour<'_> {
     /// Why it was lost, if more is known of it.
     fn lost(&self, otherwise: Fault) -> Fault {
         self.member.set_up.fault().unwrap_or(otherwise)
+    }
+}
+
+impl Neighbours for Member {
+    fn neighbour(&mut self, rank: Rank) -> Box<dyn Peer + '_> {
+        Box::new(Neighbour { member: self, rank })
     }
 }
 

@@ -78,6 +78,8 @@ pub(crate) struct JoinError {
     pub(crate) error: Error,
     /// The time was over, and another rank had not come.
     pub(crate) is_timeout: bool,
+    /// This rank was there, and rank 0 waited for another in vain.
+    pub(crate) is_dismissed: bool,
     /// The process of the rank that the error blames, if one came.
     pub(crate) process: TargetProcess,
 }
@@ -110,6 +112,7 @@ impl<E: Into<Error>> From<E> for JoinError {
         Self {
             error: error.into(),
             is_timeout: false,
+            is_dismissed: false,
             process: TargetProcess::Unknown,
         }
     }
@@ -140,6 +143,7 @@ pub(crate) fn join<P: Plan, B: Backend>(
     };
     let mut peers = rendezvous(launch, &options).map_err(|error| JoinError {
         is_timeout: error.is_timeout(),
+        is_dismissed: error.is_dismissal(),
         ..error.fault(rank).into()
     })?;
     let deadline = Instant::now() + times::SET_UP_WITHIN;

@@ -94,6 +94,7 @@ where
             Ok((ready, generation, pids)) => {
                 let Ready {
                     ends,
+                    groups,
                     switch,
                     watch,
                 } = ready;
@@ -108,9 +109,21 @@ where
                     let end = context.flight.record(end, &of, (peer, generation, number));
                     run.attach(number as usize, end);
                 }
-                let driven = run.drive(&switch);
+                for (at, group) in groups {
+                    run.attach_group(at, group);
+                }
+                let mut driven = run.drive(&switch);
                 if let Some(failover) = &failover {
                     failover.driver_is_back();
+                    // Only rank 0 knows whether all will meet again, once its driver is back.
+                    if this.rank() != RANK_0 && matches!(driven, Ok(Driven::Lost(_))) {
+                        context.signals.await_replacement();
+                        // Whether it failed is told below.
+                        let _ = failover.abort("a rank is lost");
+                        if switch.is_source_done(within) {
+                            driven = run.leave();
+                        }
+                    }
                 }
                 if let Ok(Driven::Lost(fault)) = &driven {
                     let pid = pids.iter().find(|(rank, _)| *rank == fault.rank);
@@ -199,7 +212,11 @@ where
     if let Some(failover) = failover {
         member = member.with_failover(failover);
     }
-    let ready = member.connect(backend, meeting.edges, meeting.bell.clone());
+    let ready = member.connect(
+        backend,
+        (this.pipeline, meeting.edges),
+        meeting.bell.clone(),
+    );
     Ok((ready.map_err(missed)?, generation, pids))
 }
 
@@ -233,7 +250,16 @@ fn again(
     }
     match causes.last() {
         // The process that was started for it is stopped, or does not come up: it can be ended.
-        Some(cause) if nobody_came && is_supervised => Ok((cause.clone(), TargetProcess::Any)),
+        Some(cause) if nobody_came && is_supervised => {
+            if this.rank() != RANK_0 || fault.rank == cause.rank {
+                return Ok((cause.clone(), TargetProcess::Any));
+            }
+            // Another one than the one that was lost.
+            match this.is_worth_a_restart(&fault) {
+                true => Ok((fault, TargetProcess::Any)),
+                false => Err(used_up(fault, causes, restarts, is_supervised).into()),
+            }
+        }
         Some(cause) if nobody_came => {
             let what = format!("{}; and no other came: {}", cause.detail, fault.detail);
             let operation = cause.operation.as_str();

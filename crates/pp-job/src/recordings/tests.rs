@@ -41,7 +41,11 @@ fn message(kind: Kind, peer: u32, message: Message, call: u64, at: u64) -> Opera
         peer: Some(ContractRank::new(peer)),
         generation: Generation::new(0),
         // Of two ranks: the edge has the number of the one that sends.
-        edge: Some(if kind == Kind::Send { 1 - peer } else { peer }),
+        edge: Some(if kind == Kind::Send {
+            u32::from(peer == 0)
+        } else {
+            peer
+        }),
         number: (message == Message::Chunk).then_some(call),
         bytes: 64,
         dtype: None,
@@ -263,6 +267,43 @@ fn a_collective_that_one_rank_of_three_never_entered_names_it() {
     );
 }
 
+/// The members of a group in host memory wait inside the call, so inside the stage.
+#[test]
+fn a_rank_that_waits_in_a_group_inside_a_stage_waits_for_the_member() {
+    let inside = |operation| Recording {
+        activity: Some(Activity {
+            operation: Text::truncated("mix"),
+            is_stage: true,
+            since_ns: Some(SECOND),
+            waiting_since_ns: None,
+        }),
+        ..mesh(0, vec![operation])
+    };
+    let entered = Operation {
+        state: State::Committed,
+        started_ns: None,
+        ..open(reduce(0, 4096, DType::F32))
+    };
+    let told = tell(vec![
+        inside(entered.clone()),
+        mesh(1, vec![entered.clone()]),
+    ]);
+    let wait = &told.ranks[0].wait;
+    assert_eq!(
+        (&*wait.what, &*wait.on),
+        (
+            "it was in all-reduce 0 of group mesh (4096 bytes of f32)",
+            &[2][..]
+        )
+    );
+    let before = Operation {
+        prepared_ns: 0,
+        ..entered
+    };
+    let told = tell(vec![inside(before)]);
+    assert!(told.ranks[0].wait.what.contains("inside mix"));
+}
+
 #[test]
 fn collectives_are_held_against_each_other_by_their_number() {
     let other = vec![reduce(0, 2048, DType::Bf16)];
@@ -372,6 +413,28 @@ fn failed(recording: Recording, kind: FaultKind, rank: u32, operation: &str) -> 
         reason: Reason::Fault(fault),
         ..recording
     }
+}
+
+/// Two chunks, of which one was accepted: the other is with the sink.
+#[test]
+fn a_rank_0_of_three_waits_for_the_rank_that_has_the_chunk() {
+    let sent = |peer| (0..2).map(move |call| message(Send, peer, Chunk, call, 10 + call));
+    let came = |peer| (0..2).map(move |call| message(Receive, peer, Chunk, call, call));
+    let ours = sent(1).chain([message(Receive, 2, Chunk, 0, 20)]);
+    let theirs = came(1).chain([message(Send, 0, Chunk, 0, 19)]);
+    let recordings = vec![
+        recording(0, 3, ours.collect()),
+        recording(1, 3, came(0).chain(sent(2)).collect()),
+        recording(2, 3, theirs.collect()),
+    ];
+    let all = ranked(recordings);
+    let waits: Vec<_> = all.iter().map(|own| waits::of(own, &all)).collect();
+    assert_eq!((&waits[0].on, waits[1].is_idle), (&vec![2], true));
+    assert!(waits[0].what.contains("the result of chunk 1 (call 1)"));
+    assert!(waits[2].what.contains("chunk 1 (call 1) was with it"));
+    // Of the sink nothing is known: what rank 1 has handed on is there.
+    let two = &all[..2];
+    assert_eq!(waits::of(&two[0], two).on, [2]);
 }
 
 /// Chunks of a second each, the last of which is with rank 1 for half of one.

@@ -1,5 +1,7 @@
 //! What each rank waited for when its recording was written.
 
+use std::collections::BTreeMap;
+
 use crate::RANK_0;
 use pp_transport::flight::{Kind, Message, Operation, State};
 use serde::Serialize;
@@ -21,11 +23,12 @@ pub(super) struct Wait {
 
 /// What this rank waited for.
 pub(super) fn of(own: &Ranked, all: &[Ranked]) -> Wait {
-    inside_a_stage(own)
+    in_a_group_inside_a_stage(own, all)
+        .or_else(|| inside_a_stage(own))
         .or_else(|| in_a_call(own))
         .or_else(|| in_a_group(own, all))
         .or_else(|| for_a_payload(own))
-        .or_else(|| for_an_answer(own))
+        .or_else(|| for_an_answer(own, all))
         .or_else(|| for_a_device(own))
         .unwrap_or_else(|| for_a_message(own))
 }
@@ -108,9 +111,24 @@ fn in_group(own: &Ranked, o: &Operation) -> String {
     )
 }
 
+/// The driver is inside a stage, and there in an operation of a group to which another member has not come.
+fn in_a_group_inside_a_stage(own: &Ranked, all: &[Ranked]) -> Option<Wait> {
+    let activity = own.recording.activity.as_ref()?;
+    let since = activity.since_ns.filter(|_| activity.is_stage)?;
+    let last = operations(own).rfind(|o| o.kind.is_of_group())?;
+    let is_open = !last.is_over() && last.prepared_ns >= since;
+    let wait = is_open.then(|| of_group(own, last, all)).flatten()?;
+    (!wait.on.is_empty()).then_some(wait)
+}
+
 /// An operation of a group goes on.
 fn in_a_group(own: &Ranked, all: &[Ranked]) -> Option<Wait> {
     let open = operations(own).find(|o| o.kind.is_of_group() && o.state == State::Started)?;
+    of_group(own, open, all)
+}
+
+/// The members that have not entered this collective, or the other side of this transfer.
+fn of_group(own: &Ranked, open: &Operation, all: &[Ranked]) -> Option<Wait> {
     let on = if open.kind.is_collective() {
         let group = group_of(&own.recording, open)?;
         let members = group.members.iter().map(|m| m.get());
@@ -140,8 +158,9 @@ fn for_a_payload(own: &Ranked) -> Option<Wait> {
     wait(own, what, peer(open), Some(open.since_ns()))
 }
 
-/// The oldest chunk that rank 0 sent and that has not come back: to the sink, or as its acceptance.
-fn for_an_answer(own: &Ranked) -> Option<Wait> {
+/// The oldest chunk that rank 0 sent and that has not come back: to the sink, or as its acceptance. It waits for the rank
+/// that has the chunk.
+fn for_an_answer(own: &Ranked, all: &[Ranked]) -> Option<Wait> {
     if own.recording.rank != RANK_0 {
         return None;
     }
@@ -149,21 +168,54 @@ fn for_an_answer(own: &Ranked) -> Option<Wait> {
         let asks = matches!(o.message, Some(Message::Chunk | Message::Shutdown));
         o.kind == Kind::Send && asks && o.committed_ns.is_some()
     };
-    let is_over = |call: &Operation| {
-        operations(own).any(|o| {
-            let is_same = o.message == call.message && o.call_id == call.call_id;
-            o.kind == Kind::Receive && is_same
-        })
-    };
     // Of a call that was sent again the last sending counts, in the generation that goes on.
     let now = operations(own).map(|o| o.generation).max()?;
-    let mut calls = operations(own).filter(asks).filter(|c| c.generation == now);
-    let call = calls.find(|call| !is_over(call))?;
+    let calls = operations(own).filter(asks).filter(|c| c.generation == now);
+    let mut held = calls.map(|call| (call, holder(call, all)));
+    let (call, holder) = held.find(|(_, holder)| *holder != RANK_0.get())?;
     let what = match call.message {
         Some(Message::Shutdown) => "it waited for the answer to its shutdown".to_owned(),
         _ => format!("it waited for the result of {}", about(call)),
     };
-    wait(own, what, peer(call), call.committed_ns)
+    wait(own, what, vec![holder], call.committed_ns)
+}
+
+/// The rank that a message of rank 0 has come to, as far as the recordings show. It may come to a rank several times.
+fn holder(call: &Operation, all: &[Ranked]) -> u32 {
+    let of = |rank: u32, kind: Kind| {
+        let recordings = all.iter().filter(move |r| r.rank() == rank);
+        let same = move |o: &&Operation| {
+            let which = (o.message, o.call_id, o.generation);
+            o.kind == kind && which == (call.message, call.call_id, call.generation)
+        };
+        recordings.flat_map(operations).filter(same)
+    };
+    let mut sent: BTreeMap<u32, usize> = BTreeMap::new();
+    let mut holder = RANK_0.get();
+    loop {
+        let nth = sent.entry(holder).or_default();
+        let send = of(holder, Kind::Send).nth(*nth);
+        let Some(next) = send.and_then(|send| send.peer) else {
+            return holder;
+        };
+        *nth += 1;
+        // Rank 0 has the first message without a receive.
+        let visits = |sent: &BTreeMap<u32, usize>, rank: u32| {
+            let so_far = sent.get(&rank).copied().unwrap_or(0);
+            so_far - usize::from(rank == RANK_0.get())
+        };
+        let came = |rank: u32| of(rank, Kind::Receive).nth(visits(&sent, rank)).is_some();
+        let next = next.get();
+        let is_known = all.iter().any(|r| r.rank() == next);
+        holder = match is_known || next == RANK_0.get() {
+            true if came(next) => next,
+            // It is on its way.
+            true => return if holder == RANK_0.get() { next } else { holder },
+            // What is not recorded has handed it on if it came back.
+            false if came(RANK_0.get()) => RANK_0.get(),
+            false => return next,
+        };
+    }
 }
 
 /// The oldest chunk that this rank was given and has not handed on.
@@ -175,12 +227,14 @@ fn unanswered(own: &Ranked) -> Option<&Operation> {
     let of = |kind: Kind| {
         operations(own).filter(move |o| o.kind == kind && o.message == Some(Message::Chunk))
     };
-    let is_answered = |call: &&Operation| {
-        of(Kind::Send).any(|o| o.call_id == call.call_id && o.generation == now)
+    // With several stages it gets a chunk several times.
+    let times = |kind: Kind, call: &Operation| {
+        let same = of(kind).filter(|o| o.call_id == call.call_id && o.generation == now);
+        same.count()
     };
     of(Kind::Receive)
         .filter(|o| o.generation == now)
-        .find(|call| !is_answered(call))
+        .find(|call| times(Kind::Send, call) < times(Kind::Receive, call))
 }
 
 /// Work was given to a device, and is not done.

@@ -185,7 +185,20 @@ impl Core {
             && self.pid(RANK_0).is_some()
             && kept.count() < left
             && self.signals < 2
-            && !self.is_killing
+            && self.deadline.is_none()
+    }
+
+    /// Starts another process in the place of this one, unless one that stays is about to end the job.
+    fn restart_unless_over(&mut self, lost: End, now: Instant) {
+        let others = (0..).map(Rank::new).zip(&self.ranks).skip(1);
+        let mut stay = others.filter(|(_, place)| !place.may_restart);
+        if !stay.any(|(rank, _)| self.job.blames(lost.pid, rank)) {
+            return self.restart(&lost);
+        }
+        // The end of the one that it blames is read late.
+        if let Some(place) = self.at(lost.rank) {
+            place.gone = Some((lost, now + CONTRADICTED_WITHIN));
+        }
     }
 
     /// Starts another process in the place of this one.
@@ -230,13 +243,11 @@ impl Core {
         let may_be_missed = is_worth_it || end.is_silent();
         if self.may_restart(rank) && may_be_missed && !self.job.is_served {
             if is_awaited && is_worth_it {
-                return self.restart(&end);
+                return self.restart_unless_over(end, now);
             }
-            let mut reports = self.job.reports.iter();
-            let is_blamed = reports.any(|report| blames_rank_0(report, pid));
             // A rank 0 that waits cannot say what it makes of this. That the ranks have met, or that rank 0 was served,
             // is read by another thread, which may be behind.
-            let within = if is_blamed || is_awaited {
+            let within = if self.job.blames(pid, RANK_0) || is_awaited {
                 CONTRADICTED_WITHIN.min(self.within)
             } else {
                 self.within
@@ -307,7 +318,7 @@ impl Core {
             Report::Exiting(_) => {
                 // Rank 0 is stopped or cut off, and would not say for a minute what it makes of it.
                 for (end, until) in self.ranks.iter_mut().filter_map(|p| p.gone.as_mut()) {
-                    if blames_rank_0(&report, end.pid) {
+                    if report.blames(end.pid, RANK_0) {
                         *until = (*until).min(now + CONTRADICTED_WITHIN);
                     }
                 }
@@ -319,9 +330,9 @@ impl Core {
                     "rank 0 gave rank {rank} up fault={fault} target={target:?}"
                 )));
                 if let Some(place) = self.at(*rank).filter(|_| *rank != RANK_0) {
-                    place.is_awaited = true;
                     place.given_up = Some(fault.clone());
                     self.vigil.resume(now);
+                    self.all_meet_again(*rank, now);
                     self.replace(*rank, *target, report.pid, now);
                 }
             }
@@ -395,6 +406,26 @@ impl Core {
         None
     }
 
+    /// Rank 0 has lost this rank and has left all others, too: of those that are gone it will say nothing.
+    fn all_meet_again(&mut self, lost: Rank, now: Instant) {
+        for place in self.ranks.iter_mut().skip(1) {
+            place.is_awaited = true;
+        }
+        let ranks = (1..self.ranks.len() as u32).map(Rank::new);
+        for rank in ranks.filter(|rank| *rank != lost) {
+            let may_restart = self.may_restart(rank);
+            let gone = self.at(rank).map(|place| &mut place.gone);
+            let again = |(end, until): &mut (End, Instant)| {
+                // What ended well may not be lost.
+                *until = (*until).min(now + CONTRADICTED_WITHIN);
+                may_restart && end.is_worth_a_restart()
+            };
+            if let Some((end, _)) = gone.and_then(|gone| gone.take_if(again)) {
+                self.restart_unless_over(end, now);
+            }
+        }
+    }
+
     /// Rank 0 wants another than this process of this rank.
     fn replace(&mut self, rank: Rank, target: TargetProcess, rank_0: u32, now: Instant) {
         let is_target = |pid: u32| match target {
@@ -408,7 +439,7 @@ impl Core {
         let gone = self.at(rank).map(|place| &mut place.gone);
         if let Some((end, _)) = gone.and_then(|gone| gone.take_if(|(end, _)| was_last(end))) {
             if self.may_restart(rank) {
-                return self.restart(&end);
+                return self.restart_unless_over(end, now);
             }
             self.settle(end, now);
         }
@@ -566,11 +597,4 @@ impl Core {
             self.actions.push(Action::Ask(pid));
         }
     }
-}
-
-/// Whether this process ended because of rank 0.
-fn blames_rank_0(report: &Reported, pid: u32) -> bool {
-    let is_blamed =
-        |report: &Report| matches!(report, Report::Exiting(fault) if fault.rank == RANK_0);
-    report.pid == pid && is_blamed(&report.report)
 }

@@ -207,6 +207,44 @@ fn a_rank_0_that_asks_for_one_restart_too_many_gives_the_reason() {
     assert!(fault.to_string().contains(words), "{fault}");
 }
 
+/// Rank 1 sees the end of rank 2 before that is heard, and rank 0 asks for another rank 1.
+#[test]
+fn a_rank_that_blames_one_that_stays_waits_for_its_end() {
+    for (ends, asks_first) in [(true, true), (true, false), (false, true), (false, false)] {
+        let mut world = World::new(
+            Case {
+                restarts: 1,
+                ..ONE_OF_THREE
+            },
+            CALM,
+        );
+        for at in [0, 1, 2, 0] {
+            world.make(Move::GoOn(at));
+            world.make(Move::Hear);
+        }
+        let lost = |rank| Fault::new(FaultKind::PeerDied, rank, "run", "its channel ended");
+        world.reports(1, Report::Exiting(lost(Rank::new(2))));
+        world.dies(1, 1);
+        let rank = Rank::new(1);
+        world.reports(0, Report::PeerLost(rank, TargetProcess::Any, lost(rank)));
+        world.make(Move::Hear);
+        let last = [Move::Hear, Move::HearEnd(1)];
+        for what in if asks_first { last } else { [last[1], last[0]] } {
+            world.make(what);
+        }
+        assert_eq!(world.starts, [1, 1, 1]);
+        if ends {
+            world.dies(2, 1);
+            world.make(Move::HearEnd(2));
+        }
+        while world.starts[1] == 1 && !world.core.is_over() {
+            let moves = world.moves();
+            world.make(*moves.last().expect("it goes on"));
+        }
+        assert_eq!(world.starts, if ends { [1, 1, 1] } else { [1, 2, 1] });
+    }
+}
+
 /// The walk kills no three ranks.
 #[test]
 fn no_rank_is_waited_for_once_rank_0_has_ended() {

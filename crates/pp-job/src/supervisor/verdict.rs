@@ -110,6 +110,13 @@ pub(super) struct Ends {
     pub(super) used: u32,
 }
 
+impl Ends {
+    /// Whether this process ended because of this rank, as it says.
+    pub(super) fn blames(&self, pid: u32, rank: Rank) -> bool {
+        self.reports.iter().any(|report| report.blames(pid, rank))
+    }
+}
+
 /// How a job ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {

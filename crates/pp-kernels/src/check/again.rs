@@ -1,9 +1,9 @@
-//! What a restart of Phase B builds on: a session that begins in the middle of a stream gives what the old one would
+//! What a restart of a middle stage builds on: a session that begins in the middle of a stream gives what the old one would
 //! have given, if it gets the frames before its first chunk, taken from what was sent.
 
 use pp_contract::{Manifest, VideoPlanParts};
 
-use super::bench::{Bench, Middle, Passed, Stream, Travelling};
+use super::bench::{Bench, Cut, Middle, Passed, Stream, Travelling};
 use super::outcome::{Outcome, fail};
 use crate::config::ChunkShape;
 
@@ -120,13 +120,26 @@ pub(super) fn begins_anywhere(bench: &Bench<'_>) -> Outcome {
             ..VideoPlanParts::first(config.width, config.height, STEPS)
                 .following(start.into(), context > 0)
         };
-        let mut middle = Middle::open(bench, &config, None)?;
-        let last = middle.run(shape(context), &plan, Travelling { tensors, bytes })?;
-        if last.bytes != old.last.bytes {
-            return fail(format!(
-                "a session that begins with chunk {chunk}, with the {context} frames sent before it as context, gives \
-                 another result than one that saw the chunks before"
-            ));
+        let grouped = bench.set.stages().iter().filter(|stage| stage.in_group);
+        let grouped = grouped.map(|stage| Some(Cut::group(&stage.name, 2)));
+        for cut in std::iter::once(None).chain(grouped) {
+            let mut middle = Middle::open(bench, &config, cut)?;
+            let input = Travelling {
+                tensors: tensors.clone(),
+                bytes: bytes.clone(),
+            };
+            let last = middle.run(shape(context), &plan, input)?;
+            if last.bytes != old.last.bytes {
+                let who = if cut.is_some() {
+                    "a group"
+                } else {
+                    "a session"
+                };
+                return fail(format!(
+                    "{who} that begins with chunk {chunk}, with the {context} frames sent before it as context, gives \
+                     another result than one that saw the chunks before"
+                ));
+            }
         }
     }
     Ok(())

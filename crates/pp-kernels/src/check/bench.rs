@@ -72,6 +72,18 @@ pub(super) struct Cut<'a> {
     pub(super) members: u32,
 }
 
+impl<'a> Cut<'a> {
+    /// Whole, run by so many members.
+    pub(super) fn group(stage: &'a str, members: u32) -> Cut<'a> {
+        Cut {
+            stage,
+            parts: 1,
+            laps: 1,
+            members,
+        }
+    }
+}
+
 /// The middle stages of one stream, each with sessions of its own.
 pub(super) struct Middle {
     /// The members of each part of each stage.
@@ -95,12 +107,8 @@ impl Middle {
         let (mut sessions, mut steps) = (Vec::new(), Vec::new());
         let stages = bench.set.stages().iter();
         for stage in stages.filter(|stage| stage.kind == StageKind::Middle) {
-            let cut = cut.filter(|cut| cut.stage == stage.name).unwrap_or(Cut {
-                stage: &stage.name,
-                parts: 1,
-                laps: 1,
-                members: 1,
-            });
+            let cut = cut.filter(|cut| cut.stage == stage.name);
+            let cut = cut.unwrap_or(Cut::group(&stage.name, 1));
             let first = sessions.len();
             for part in 0..cut.parts {
                 let member = |member| SessionConfig {
@@ -188,19 +196,15 @@ fn run_members(
     if let [alone] = members {
         return alone.run(plan, lap, layout, input, None);
     }
-    let (hall, nothing, count) = (Hall::default(), Layout::default(), members.len() as u32);
-    let (hall, nothing) = (&hall, &nothing);
+    let (hall, count) = (Hall::default(), members.len() as u32);
+    let hall = &hall;
     std::thread::scope(|scope| {
         let calls: Vec<_> = (0..)
             .zip(members)
             .map(|(at, session)| {
                 scope.spawn(move || {
-                    let mut member = Member::new(hall, at, count);
-                    let (layout, input) = if at == 0 {
-                        (layout, input)
-                    } else {
-                        (nothing, &[][..])
-                    };
+                    let stream = session.on_this_thread()?;
+                    let mut member = Member::new(hall, at, count, stream);
                     session.run(plan, lap, layout, input, Some(&mut member))
                 })
             })
@@ -305,11 +309,6 @@ impl Stream {
 impl Bench<'_> {
     pub(super) fn open(&self, stage: &str, config: &SessionConfig) -> Outcome<Session> {
         self.place.open(self.set, stage, config)
-    }
-
-    /// Whether sessions work on host memory.
-    pub(super) fn is_on_host(&self) -> bool {
-        matches!(self.place, Place::Host)
     }
 
     /// A small session in the first chroma format that the kernels serve.

@@ -1,10 +1,13 @@
-//! A group whose members are threads of this process: its collectives copy bytes from mailbox to mailbox.
+//! A group whose members are threads of this process: its collectives copy bytes from mailbox to mailbox. In the memory of
+//! a device each member has a stream of its own, and copies are enqueued there: only sums wait for it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use half::{bf16, f16};
 use pp_contract::DType;
+use pp_device::{DevicePtr, Event, Stream, StreamBuffer};
 
 use crate::error::Failure;
 use crate::group::Collectives;
@@ -19,7 +22,7 @@ pub(super) struct Hall {
 #[derive(Debug, Default)]
 struct Mail {
     /// From whom to whom.
-    boxes: HashMap<(u32, u32), VecDeque<Vec<u8>>>,
+    boxes: HashMap<(u32, u32), VecDeque<Letter>>,
     /// Members whose call has ended.
     gone: Vec<u32>,
 }
@@ -36,24 +39,87 @@ pub(super) struct Member<'a> {
     hall: &'a Hall,
     member: u32,
     members: u32,
+    /// That of a session in the memory of a device.
+    stream: Option<Stream>,
 }
 
 impl<'a> Member<'a> {
-    pub(super) fn new(hall: &'a Hall, member: u32, members: u32) -> Self {
+    pub(super) fn new(hall: &'a Hall, member: u32, members: u32, stream: Option<Stream>) -> Self {
         Member {
             hall,
             member,
             members,
+            stream,
         }
     }
 
-    fn post(&self, to: u32, bytes: Vec<u8>) {
+    /// # Safety
+    /// So many readable bytes of the session's space, behind the work of its stream.
+    unsafe fn copied(&self, from: *const u8, bytes: usize) -> Result<Letter, Failure> {
+        let Some(stream) = self.stream.as_ref().filter(|_| bytes > 0) else {
+            let mut copy = vec![0; bytes];
+            // SAFETY: the caller's duty; without bytes there is nothing to read.
+            unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), bytes) };
+            return Ok(Letter::Bytes(copy));
+        };
+        let memory = StreamBuffer::new(stream, bytes)?;
+        let to = on_device(pointer(memory.address()), bytes);
+        // SAFETY: the caller's duty; the letter's memory is its own.
+        unsafe { stream.copy(on_device(from, bytes), to) }?;
+        Letter::on_device(memory, stream)
+    }
+
+    /// # Safety
+    /// As many writable bytes of the session's space, behind the work of its stream.
+    unsafe fn put(&self, to: *mut u8, letter: Letter) -> Result<(), Failure> {
+        let letter = match (letter, &self.stream) {
+            (Letter::Bytes(bytes), Some(stream)) if !bytes.is_empty() => {
+                let memory = StreamBuffer::new(stream, bytes.len())?;
+                memory.fill_with(bytes)?;
+                Letter::on_device(memory, stream)?
+            }
+            (letter, _) => letter,
+        };
+        match (letter, &self.stream) {
+            (Letter::Bytes(bytes), _) => {
+                // SAFETY: the caller's duty; without bytes there is nothing to write.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+            }
+            (
+                Letter::OnDevice {
+                    memory,
+                    from,
+                    written,
+                },
+                Some(stream),
+            ) => {
+                stream.wait(&written)?;
+                let bytes = memory.len();
+                // SAFETY: the caller's duty; the letter was written, and is freed behind the copy.
+                unsafe {
+                    stream.copy(
+                        on_device(pointer(memory.address()), bytes),
+                        on_device(to, bytes),
+                    )
+                }?;
+                let read = Event::new(stream.device())?;
+                read.record(stream)?;
+                from.wait(&read)?;
+            }
+            (Letter::OnDevice { .. }, None) => {
+                return Err(Failure::invalid("a member on a device and one on the host"));
+            }
+        }
+        Ok(())
+    }
+
+    fn post(&self, to: u32, letter: Letter) {
         let mut mail = self.hall.mail();
-        (mail.boxes.entry((self.member, to)).or_default()).push_back(bytes);
+        (mail.boxes.entry((self.member, to)).or_default()).push_back(letter);
         self.hall.bell.notify_all();
     }
 
-    fn take(&self, from: u32, bytes: usize) -> Result<Vec<u8>, Failure> {
+    fn take(&self, from: u32, bytes: usize) -> Result<Letter, Failure> {
         let mut mail = self.hall.mail();
         let found = loop {
             let waiting = mail.boxes.get_mut(&(from, self.member));
@@ -96,20 +162,55 @@ impl Drop for Member<'_> {
     }
 }
 
-/// # Safety
-/// So many readable bytes.
-unsafe fn copied(from: *const u8, bytes: usize) -> Vec<u8> {
-    let mut copy = vec![0; bytes];
-    // SAFETY: the caller's duty.
-    unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), bytes) };
-    copy
+/// What one member sends to another.
+#[derive(Debug)]
+enum Letter {
+    Bytes(Vec<u8>),
+    /// In memory of its own, which the sender's stream frees.
+    OnDevice {
+        memory: StreamBuffer,
+        from: Stream,
+        written: Event,
+    },
 }
 
-/// # Safety
-/// As many writable bytes.
-unsafe fn put(to: *mut u8, bytes: &[u8]) {
-    // SAFETY: the caller's duty.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+impl Letter {
+    /// The stream has what writes the memory.
+    fn on_device(memory: StreamBuffer, stream: &Stream) -> Result<Letter, Failure> {
+        let written = Event::new(stream.device())?;
+        written.record(stream)?;
+        Ok(Letter::OnDevice {
+            memory,
+            from: stream.clone(),
+            written,
+        })
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Letter::Bytes(bytes) => bytes.len(),
+            Letter::OnDevice { memory, .. } => memory.len(),
+        }
+    }
+
+    /// The bytes; waits for a device.
+    fn bytes(self) -> Result<Vec<u8>, Failure> {
+        match self {
+            Letter::Bytes(bytes) => Ok(bytes),
+            Letter::OnDevice { memory, .. } => Ok(memory.read(Duration::MAX)?),
+        }
+    }
+}
+
+/// A device address in the shape that the collectives have for it.
+fn pointer(address: u64) -> *const u8 {
+    std::ptr::without_provenance(address as usize)
+}
+
+/// A range in the memory of a device.
+fn on_device(at: *const u8, len: usize) -> DevicePtr {
+    let address = at.addr() as u64;
+    DevicePtr { address, len }
 }
 
 /// Adds element by element; floats of two bytes through f32.
@@ -145,17 +246,15 @@ fn add(sum: &mut [u8], more: &[u8], dtype: DType) -> Result<(), Failure> {
 impl Collectives for Member<'_> {
     unsafe fn broadcast(&mut self, data: *mut u8, bytes: u64, root: u32) -> Result<(), Failure> {
         if self.member == root {
-            // SAFETY: the caller's duty.
-            let bytes = unsafe { copied(data, bytes as usize) };
             for to in (0..self.members).filter(|to| *to != root) {
-                self.post(to, bytes.clone());
+                // SAFETY: the caller's duty.
+                self.post(to, unsafe { self.copied(data, bytes as usize) }?);
             }
             return Ok(());
         }
         let found = self.take(root, bytes as usize)?;
         // SAFETY: the caller's duty.
-        unsafe { put(data, &found) };
-        Ok(())
+        unsafe { self.put(data, found) }
     }
 
     unsafe fn scatter(
@@ -168,13 +267,13 @@ impl Collectives for Member<'_> {
         if self.member == root {
             for ((member, start), bytes) in (0..).zip(Self::starts(bytes)).zip(bytes) {
                 // SAFETY: the caller's duty.
-                self.post(member, unsafe { copied(from.add(start), *bytes as usize) });
+                let part = unsafe { self.copied(from.wrapping_add(start), *bytes as usize) }?;
+                self.post(member, part);
             }
         }
         let found = self.take(root, bytes[self.member as usize] as usize)?;
         // SAFETY: the caller's duty.
-        unsafe { put(to, &found) };
-        Ok(())
+        unsafe { self.put(to, found) }
     }
 
     unsafe fn gather(
@@ -185,13 +284,13 @@ impl Collectives for Member<'_> {
         root: u32,
     ) -> Result<(), Failure> {
         // SAFETY: the caller's duty.
-        let own = unsafe { copied(from, bytes[self.member as usize] as usize) };
+        let own = unsafe { self.copied(from, bytes[self.member as usize] as usize) }?;
         self.post(root, own);
         if self.member == root {
             for ((member, start), bytes) in (0..).zip(Self::starts(bytes)).zip(bytes) {
                 let found = self.take(member, *bytes as usize)?;
                 // SAFETY: the caller's duty.
-                unsafe { put(to.add(start), &found) };
+                unsafe { self.put(to.wrapping_add(start), found) }?;
             }
         }
         Ok(())
@@ -205,32 +304,32 @@ impl Collectives for Member<'_> {
     ) -> Result<(), Failure> {
         let bytes = (count * dtype.size_bytes()) as usize;
         // SAFETY: the caller's duty.
-        let mut sum = unsafe { copied(data, bytes) };
+        let mut sum = unsafe { self.copied(data, bytes) }?.bytes()?;
         if self.member == 0 {
             for member in 1..self.members {
-                add(&mut sum, &self.take(member, bytes)?, dtype)?;
+                add(&mut sum, &self.take(member, bytes)?.bytes()?, dtype)?;
             }
         } else {
-            self.post(0, sum.clone());
+            self.post(0, Letter::Bytes(sum.clone()));
         }
         // SAFETY: the caller's duty, and the copy is another range.
         unsafe {
-            put(data, &sum);
+            self.put(data, Letter::Bytes(sum))?;
             self.broadcast(data, bytes as u64, 0)
         }
     }
 
     unsafe fn send(&mut self, from: *const u8, bytes: u64, to: u32) -> Result<(), Failure> {
         // SAFETY: the caller's duty.
-        self.post(to, unsafe { copied(from, bytes as usize) });
+        let letter = unsafe { self.copied(from, bytes as usize) }?;
+        self.post(to, letter);
         Ok(())
     }
 
     unsafe fn receive(&mut self, to: *mut u8, bytes: u64, from: u32) -> Result<(), Failure> {
         let found = self.take(from, bytes as usize)?;
         // SAFETY: the caller's duty.
-        unsafe { put(to, &found) };
-        Ok(())
+        unsafe { self.put(to, found) }
     }
 
     fn barrier(&mut self) -> Result<(), Failure> {
@@ -249,7 +348,7 @@ mod tests {
         let (hall, call) = (&hall, &call);
         std::thread::scope(|scope| {
             let members = (0..3)
-                .map(|at| scope.spawn(move || call(at, &mut Member::new(hall, at, 3))))
+                .map(|at| scope.spawn(move || call(at, &mut Member::new(hall, at, 3, None))))
                 .collect::<Vec<_>>();
             members.into_iter().map(|m| m.join().unwrap()).collect()
         })

@@ -9,7 +9,7 @@ use std::ops::DerefMut;
 use std::time::Duration;
 
 use pp_contract::{Manifest, VideoPlanParts};
-use pp_device::{CudaError, Stream, StreamBuffer};
+use pp_device::{CudaError, DevicePtr, Stream, StreamBuffer};
 
 use super::outcome::{Outcome, fail};
 use crate::config::{ChunkShape, Layout, SessionConfig, Space};
@@ -47,7 +47,8 @@ impl Place {
         }
     }
 
-    /// Opens a session of a stage for a configuration of [`Place::space`].
+    /// Opens a session of a stage for a configuration of [`Place::space`]. Of a group every member but the first has a
+    /// stream of its own.
     pub(super) fn open(
         &self,
         set: &KernelSet,
@@ -57,9 +58,18 @@ impl Place {
         Ok(match self {
             Place::Host => Session::Host(set.open_stage(stage, config, &[])?),
             Place::Device(stream) => {
-                // SAFETY: context and stream are those of `Place::device`, whose caller promised them.
-                let session = unsafe { set.open_stage_on_device(stage, config, &[]) }?;
-                Session::Device(session, stream.clone())
+                let stream = match config.member {
+                    0 => stream.clone(),
+                    _ => Stream::new(stream.device())?,
+                };
+                let config = SessionConfig {
+                    space: Place::Device(stream.clone()).space(),
+                    ..*config
+                };
+                // SAFETY: the context is that of `Place::device`, whose caller promised it. The stream is the caller's too, or is
+                // kept beside the session and dropped behind it.
+                let session = unsafe { set.open_stage_on_device(stage, &config, &[]) }?;
+                Session::Device(session, stream)
             }
         })
     }
@@ -99,6 +109,15 @@ impl Session {
             Session::Host(session) => session.layout(shape, lap),
             Session::Device(session, _) => session.layout(shape, lap),
         }
+    }
+
+    /// Prepares a call on this thread; gives the stream of a device.
+    pub(super) fn on_this_thread(&self) -> Result<Option<Stream>, CudaError> {
+        let stream = self.stream();
+        if let Some(stream) = &stream {
+            stream.device().bind()?;
+        }
+        Ok(stream)
     }
 
     /// The stream of a device.
@@ -150,9 +169,33 @@ impl Session {
     ) -> Outcome<Result<(Vec<u8>, u32), KernelError>> {
         let stream = self.stream();
         let name = self.stage().name.clone();
+        if self.config().member > 0 {
+            let (from, mut to) = (
+                Payload::of_leader(&layout.inputs),
+                PayloadMut::of_leader(&layout.outputs),
+            );
+            let result = match self {
+                Session::Host(session) => session.run(plan, lap, &from, &mut to, group),
+                // SAFETY: the bench promised context and stream; there is no payload.
+                Session::Device(session, _) => unsafe {
+                    session.run(plan, lap, &from, &mut to, group)
+                },
+            };
+            return finish(result, |calls| {
+                if let Some(stream) = &stream {
+                    stream.wait_until_idle(Duration::MAX)?;
+                }
+                Ok((Vec::new(), calls))
+            });
+        }
         let mut from = Slot::new(stream.as_ref(), &layout.inputs, input)?;
         let mut to = Slot::new(stream.as_ref(), &layout.outputs, &[])?;
         let before = from.image.clone();
+        // A group has more streams than its caller knows: its input comes late.
+        let late = match &stream {
+            Some(stream) if group.is_some() => from.arrive_late(stream)?,
+            _ => None,
+        };
         let result = match self {
             Session::Host(session) => {
                 session.run(plan, lap, &from.given()?, &mut to.write()?, group)
@@ -162,6 +205,7 @@ impl Session {
                 session.run(plan, lap, &from.given()?, &mut to.write()?, group)
             },
         };
+        drop(late);
         finish(result, |calls| {
             from.read()?;
             to.read()?;
@@ -274,6 +318,26 @@ impl<'a> Slot<'a> {
             None => PayloadMut::new(self.list, &mut self.image[self.start..])?,
             Some(memory) => PayloadMut::on_device(self.list, self.address(memory), bytes)?,
         })
+    }
+
+    /// Spoils the memory on a device, and enqueues a copy that mends it; gives the memory that it is from.
+    fn arrive_late(&self, stream: &Stream) -> Outcome<Option<StreamBuffer>> {
+        let Some(memory) = &self.device else {
+            return Ok(None);
+        };
+        let kept = StreamBuffer::new(stream, self.image.len())?;
+        kept.fill_with(self.image.clone())?;
+        let at = |memory: &StreamBuffer| DevicePtr {
+            address: memory.address(),
+            len: self.image.len(),
+        };
+        // SAFETY: both are this check's, and used in the order of the stream, which frees the one behind the copy.
+        unsafe {
+            stream.fill(at(memory), 0x5A)?;
+            stream.wait_until_idle(Duration::MAX)?;
+            stream.copy(at(&kept), at(memory))?;
+        }
+        Ok(Some(kept))
     }
 
     /// Waits for a device, and takes its memory into the image.

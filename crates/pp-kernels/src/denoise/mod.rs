@@ -7,12 +7,15 @@
 //! The tensors: `latents_in` and `latents_out` bf16 `[frames, tokens, 64]`; `conditioning_embeds` bf16 `[planes]`, the
 //! noise's standard deviation; `denoising_step_list` i64 `[steps]`, the strength of each pass in thousandths;
 //! `context_frames` bf16 `[frames, tokens, 64]`, exactly with recompute. Where the passes are cut into parts, a `guide`
-//! `[frames, tokens, 64]` goes from each to the next beside the inputs ([`mod@passes`]).
+//! `[frames, tokens, 64]` goes from each to the next beside the inputs ([`mod@passes`]). The members of a group share each
+//! frame by rows (`rows.rs`).
 
 pub mod cpu;
 pub mod cuda;
 pub mod geometry;
+pub(crate) mod messages;
 pub mod passes;
 pub mod reference;
+pub(crate) mod rows;
 pub mod settings;
 pub(crate) mod tensors;

@@ -64,6 +64,7 @@ pub(crate) fn description(name: &str, on_device: bool, digest: u64) -> Descripti
             StageInfo::new("encode", StageKind::Source),
             StageInfo {
                 in_parts: true,
+                in_group: true,
                 in_ring: true,
                 ..StageInfo::new("phase_b", StageKind::Middle)
             },

@@ -22,6 +22,40 @@ pub(crate) const HANDED_ON: [&str; 4] = [
     "context_frames",
 ];
 
+/// What a part gets, and but for the guide what every part hands on; `guide` is the type of a guide's samples, where
+/// there is one.
+pub(crate) fn between(
+    geometry: &Geometry,
+    shape: ChunkShape,
+    guide: Option<DType>,
+) -> Result<Manifest, Failure> {
+    let tokens = |name, dtype, frames| {
+        let dims = latents_dims(geometry, frames);
+        TensorSpec::new(name, dtype, &dims)
+    };
+    let planes = geometry.planes.len() as u64;
+    let mut tensors = vec![
+        tokens("latents_in", DType::Bf16, shape.frames)?,
+        TensorSpec::new("conditioning_embeds", DType::Bf16, &[planes])?,
+        TensorSpec::new("denoising_step_list", DType::I64, &[shape.steps.into()])?,
+    ];
+    if shape.context_frames > 0 {
+        tensors.push(tokens("context_frames", DType::Bf16, shape.context_frames)?);
+    }
+    if let Some(guide) = guide {
+        tensors.push(tokens("guide", guide, shape.frames)?);
+    }
+    Ok(Manifest::new(&tensors)?)
+}
+
+/// What the passes of a share leave: its name and type.
+pub(crate) fn result(share: &Share, guide: DType) -> (&'static str, DType) {
+    match share.ends() {
+        true => ("latents_out", DType::Bf16),
+        false => ("guide", guide),
+    }
+}
+
 /// The tensors that a stage gets and gives in this lap; `guide` is the type of a guide's samples.
 pub(crate) fn layout(
     (kind, config, geometry): (StageKind, &SessionConfig, &Geometry),
@@ -35,39 +69,23 @@ pub(crate) fn layout(
             shape.context_frames
         )));
     }
-    let latents =
-        |name, frames| TensorSpec::new(name, DType::Bf16, &latents_dims(geometry, frames));
-    let between = |has_guide: bool| -> Result<Manifest, Failure> {
-        let planes = geometry.planes.len() as u64;
-        let mut tensors = vec![
-            latents("latents_in", shape.frames)?,
-            TensorSpec::new("conditioning_embeds", DType::Bf16, &[planes])?,
-            TensorSpec::new("denoising_step_list", DType::I64, &[shape.steps.into()])?,
-        ];
-        if shape.context_frames > 0 {
-            tensors.push(latents("context_frames", shape.context_frames)?);
-        }
-        if has_guide {
-            let dims = latents_dims(geometry, shape.frames);
-            tensors.push(TensorSpec::new("guide", guide, &dims)?);
-        }
-        Ok(Manifest::new(&tensors)?)
-    };
-    let result = || -> Result<Manifest, Failure> {
-        Ok(Manifest::new(&[latents("latents_out", shape.frames)?])?)
+    let made = || -> Result<Manifest, Failure> {
+        let dims = latents_dims(geometry, shape.frames);
+        let latents = TensorSpec::new("latents_out", DType::Bf16, &dims)?;
+        Ok(Manifest::new(&[latents])?)
     };
     let (inputs, outputs) = match kind {
-        StageKind::Source => (Manifest::empty(), between(false)?),
+        StageKind::Source => (Manifest::empty(), between(geometry, shape, None)?),
         StageKind::Middle => {
             let share = Share::of(config, shape.steps, lap)?;
-            let outputs = if share.ends() {
-                result()
-            } else {
-                between(true)
+            let outputs = match share.ends() {
+                true => made(),
+                false => between(geometry, shape, Some(guide)),
             };
-            (between(share.has_guide())?, outputs?)
+            let guide = share.has_guide().then_some(guide);
+            (between(geometry, shape, guide)?, outputs?)
         }
-        StageKind::Sink => (result()?, Manifest::empty()),
+        StageKind::Sink => (made()?, Manifest::empty()),
     };
     Ok(Layout { inputs, outputs })
 }

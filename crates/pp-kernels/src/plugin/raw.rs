@@ -17,7 +17,7 @@ use crate::convert::{self, RawTensors, raw_plan};
 use crate::error::KernelError;
 use crate::frame::{FrameView, FrameViewMut, Plane};
 use crate::group::{Collectives, Lent};
-use crate::payload::{Payload, PayloadMut};
+use crate::payload::{Payload, PayloadMut, TensorsIn};
 use crate::stage::{FrameGeometry, StageInfo, StageKind};
 
 use super::caller::{Caller, ErrorBuffer};
@@ -239,7 +239,7 @@ impl RawSession {
         output: &mut PayloadMut<'_>,
     ) -> Result<(), KernelError> {
         self.check_call(StageKind::Source, plan)?;
-        self.check_space(output.is_on_device())?;
+        self.check_space(output)?;
         let planes = |frame: &FrameView<'_>| {
             std::array::from_fn(|index| {
                 let plane = frame.plane(index);
@@ -262,7 +262,7 @@ impl RawSession {
     }
 
     /// A middle stage: `input` to `output`, in this lap. Gives the number of generator calls that were made or enqueued. A
-    /// member of a group needs the group's collectives; only member 0 has tensors.
+    /// member of a group needs the group's collectives; only member 0 needs the memory of the tensors.
     ///
     /// # Safety
     /// [The contract of a call](RawSession#the-contract-of-a-call); the payloads do not overlap.
@@ -290,8 +290,8 @@ impl RawSession {
             let reason = format!("the group is {given}, the session has {members} members");
             return Err(bad_call(&self.stage.name, reason));
         }
-        self.check_space(input.is_on_device())?;
-        self.check_space(output.is_on_device())?;
+        self.check_space(input)?;
+        self.check_space(output)?;
         let input_tensors = self.raw_tensors(input.tensors())?;
         let input = input_tensors.payload(input.raw());
         let output_tensors = self.raw_tensors(output.tensors())?;
@@ -302,15 +302,10 @@ impl RawSession {
             members,
         });
         let table = lent.as_mut().map(Lent::table);
-        let has_payload = self.config.member == 0;
-        let given = |payload: &abi::Payload| match has_payload {
-            true => std::ptr::from_ref(payload),
-            false => std::ptr::null(),
-        };
         let mut args = abi::RunArgs {
             lap,
-            input: given(&input),
-            output: given(&output),
+            input: &raw const input,
+            output: &raw const output,
             group: table.as_ref().map_or(std::ptr::null(), std::ptr::from_ref),
             ..run_args(&plan)
         };
@@ -333,7 +328,7 @@ impl RawSession {
         frames: &mut [FrameViewMut<'_>],
     ) -> Result<(), KernelError> {
         self.check_call(StageKind::Sink, plan)?;
-        self.check_space(input.is_on_device())?;
+        self.check_space(input)?;
         let planes = |frame: &mut FrameViewMut<'_>| {
             std::array::from_fn(|index| {
                 let plane = frame.plane_mut(index);
@@ -436,11 +431,17 @@ impl RawSession {
     }
 
     /// Refuses a payload in memory of another kind than the session's.
-    fn check_space(&self, on_device: bool) -> Result<(), KernelError> {
-        let reason = match (self.config.space, on_device) {
-            (Space::Host, true) => "the payload lies on a device, the session works on host memory",
-            (Space::Cuda { .. }, false) => {
+    /// Only a member that does not lead may have tensors without memory.
+    fn check_space<H>(&self, payload: &TensorsIn<H>) -> Result<(), KernelError> {
+        let reason = match (self.config.space, payload.is_on_device()) {
+            (Space::Host, Some(true)) => {
+                "the payload lies on a device, the session works on host memory"
+            }
+            (Space::Cuda { .. }, Some(false)) => {
                 "the payload lies in host memory, the session works on a device"
+            }
+            (_, None) if self.config.member == 0 => {
+                "the payload has no memory; member 0 of a group gives it"
             }
             _ => return Ok(()),
         };

@@ -79,7 +79,7 @@ impl StageSession {
     }
 
     /// A middle stage: `input` to `output`, in this lap. Gives the number of generator calls it made. A member of a group
-    /// needs the group's collectives; only member 0 has tensors.
+    /// needs the group's collectives; only member 0 needs the memory of the tensors.
     ///
     /// # Errors
     /// A stage of another kind, a plan of another size, a group that is missing, a failure of the kernels, or a write past
@@ -123,7 +123,7 @@ impl StageSession {
             guard::arm(tail);
         }
         let result = call(&mut self.raw, payload);
-        // A payload on a device was refused.
+        // A payload on a device was refused, and a member that does not lead writes none.
         let Some((tensors, data, tail)) = payload.guarded() else {
             return result;
         };

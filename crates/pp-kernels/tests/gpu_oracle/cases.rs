@@ -1,8 +1,9 @@
 //! What must hold, one function each; every one panics when it does not.
 
+use pp_kernels::check::{Bench, CHECKS};
 use pp_kernels::{Chroma, ChunkShape, VideoPlanParts};
 
-use crate::device::{Gpu, Kernels, Pad, Session};
+use crate::device::{Gpu, Kernels, Pad, Session, kernels};
 use crate::either::{
     self, SIGMA, assert_close, film, known_noise, layout_of, picture, run, tolerance_of_cpu,
     tolerance_of_gpu, values,
@@ -38,6 +39,7 @@ pub const ALL: &[(&str, Case)] = &[
     ("conditioning_is_held", |gpu, _| {
         either::conditioning_is_held(Kernels::Gpu(gpu));
     }),
+    ("groups_equal_one_member", groups_equal_one_member),
     ("parts_equal_one_call", |gpu, small| {
         either::parts_equal_one_call(Kernels::Gpu(gpu), small);
     }),
@@ -50,6 +52,19 @@ pub const ALL: &[(&str, Case)] = &[
         bad_calls_leave_the_session_usable,
     ),
 ];
+
+/// With the sizes of `pp plugin check`: a stream for each member, and copies through the host.
+fn groups_equal_one_member(gpu: &Gpu, _: bool) {
+    let (context, stream) = gpu.handles();
+    let set = kernels();
+    // SAFETY: context and stream are those of `gpu`, which outlives the bench; the context is current.
+    let bench = unsafe { Bench::on_device(&set, context, stream) }.expect("a bench");
+    let checks = CHECKS.iter().filter(|check| check.name().contains("group"));
+    assert_eq!(checks.clone().count(), 1);
+    for check in checks {
+        check.run(&bench).expect("groups give the same bytes");
+    }
+}
 
 /// The largest difference from the CPU's result, which is off by its own tolerance, too. Noise that is estimated on a
 /// few hundred samples may come out half as large again.

@@ -47,7 +47,7 @@ impl Gpu {
 }
 
 /// The built-in CUDA kernels, or the plugin that `PP_TEST_KERNELS` names, which must compute the same.
-fn kernels() -> KernelSet {
+pub fn kernels() -> KernelSet {
     match std::env::var_os("PP_TEST_KERNELS") {
         Some(file) => KernelSet::load(file.as_ref()).expect("PP_TEST_KERNELS names a plugin"),
         None => KernelSet::for_device(),

@@ -82,13 +82,14 @@ static pp_status layout(pp_session *s, pp_layout_args *args, pp_error *error) {
   return PP_OK;
 }
 
-/* The samples of a payload, and how many there are. */
+/* The samples of a payload, and how many there are; a member that does not lead is told the number alone. */
 static int32_t *pixels(const pp_session *s, const pp_payload *payload, uint64_t *count) {
   const pp_tensor *t = payload && payload->tensor_count == 1 ? payload->tensors : NULL;
   if (!t || strcmp((const char *)t->name, "pixels") != 0 || t->dims[0] > s->config.max_frames ||
-      t->bytes != 4 * t->dims[0] * s->samples || t->bytes > payload->bytes)
+      t->bytes != 4 * t->dims[0] * s->samples)
     return NULL;
   *count = t->bytes / 4;
+  if (t->bytes > payload->bytes) return NULL;
   return (int32_t *)(void *)(payload->data + t->offset);
 }
 
@@ -141,8 +142,10 @@ static pp_status in_group(pp_session *s, pp_run_args *args, const int32_t *in, i
                           pp_error *error) {
   const pp_group *g = args->group;
   uint32_t members = s->config.members;
+  uint64_t listed = count;
   pp_status status = g->broadcast(g->context, (uint8_t *)&count, sizeof count, 0, error);
   if (status != PP_OK) return status;
+  if (listed != count) return fail(error, PP_ERROR, "a member has another list of tensors than the leader");
   uint64_t *bytes = calloc(members, sizeof *bytes);
   for (uint32_t m = 0; m < members; m++) bytes[m] = 4 * (begin(count, m + 1, members) - begin(count, m, members));
   uint64_t own = bytes[s->config.member];

@@ -44,7 +44,8 @@ pub enum Action {
         /// The chunk before was not sent in this attempt: what the stages must know of those before comes with this one.
         rebuilds: bool,
     },
-    /// Send a chunk again that was lost with a rank. Then [`handle_sent_again`](super::RankCore::handle_sent_again).
+    /// Send a chunk again that was lost with a rank; as stale if its epoch is before
+    /// [`oldest_epoch`](super::RankCore::oldest_epoch). Then [`handle_sent_again`](super::RankCore::handle_sent_again).
     SendAgain {
         /// The chunk before was not sent in this attempt: what the stages must know of those before comes with this one.
         rebuilds: bool,
@@ -73,8 +74,6 @@ pub enum Action {
         /// The input.
         input: usize,
     },
-    /// Take out a chunk that was to be sent again and that a hard cut overtook: [`take_overtaken`](super::RankCore::take_overtaken).
-    Forget,
     /// Say over all outputs of this stage that nothing more comes. Then [`handle_closed_behind`](super::RankCore::handle_closed_behind).
     Close {
         /// The stage.

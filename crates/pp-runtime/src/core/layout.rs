@@ -1,6 +1,6 @@
 //! The stages of one rank, and what each is connected to.
 
-use pp_contract::pipeline::EdgeKind;
+use pp_contract::pipeline::{EdgeKind, EdgeSpec};
 use pp_contract::{Pipeline, Rank};
 
 /// The input from the stage before, and the output to the stage behind.
@@ -19,6 +19,20 @@ pub enum Wire {
     Edge(usize),
 }
 
+/// How a rank takes part in a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Seat {
+    /// It runs the stage alone.
+    Alone,
+    /// It leads a group with so many other members, whose reports come to it.
+    Leads {
+        /// The other members.
+        others: usize,
+    },
+    /// It is another member of a group: chunks come from the leader, and reports go there.
+    Follows,
+}
+
 /// A stage of this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LocalStage {
@@ -30,6 +44,8 @@ pub struct LocalStage {
     pub outputs: [Wire; 2],
     /// It is the last stage.
     pub is_sink: bool,
+    /// How this rank takes part in it.
+    pub seat: Seat,
     /// The last stage of this rank that stands in the same ring, if it is the first stage of a ring.
     pub ring_end: Option<usize>,
 }
@@ -40,18 +56,42 @@ impl LocalStage {
     pub const fn is_source(&self) -> bool {
         self.at == 0
     }
+
+    /// Whether this rank does in it what the leader does.
+    #[must_use]
+    pub const fn follows(&self) -> bool {
+        matches!(self.seat, Seat::Follows)
+    }
+
+    /// The other members of the group that this rank leads.
+    #[must_use]
+    pub const fn followers(&self) -> usize {
+        match self.seat {
+            Seat::Leads { others } => others,
+            Seat::Alone | Seat::Follows => 0,
+        }
+    }
 }
 
-/// The stages that `rank` leads, in the order of the pipeline.
+/// The stages that `rank` runs, alone or as a member of a group, in the order of the pipeline.
 #[must_use]
 pub fn stages_of(pipeline: &Pipeline, rank: Rank) -> Vec<LocalStage> {
     let all = pipeline.stages();
     let last = all.len() - 1;
-    let own: Vec<usize> = (0..=last).filter(|at| all[*at].leader() == rank).collect();
-    let local = |at: usize| own.iter().position(|own| *own == at);
+    let own: Vec<usize> = pipeline.stages_at(rank).map(|(at, _)| at).collect();
+    // What comes to a stage comes to the rank that leads there.
+    let leads = |at: usize| all[at].leader() == rank;
+    let local = |at: usize| own.iter().position(|own| *own == at && leads(at));
     let edge = |kind, from, to| {
         let mut edges = pipeline.edges();
         edges.position(|edge| (edge.kind, edge.from, edge.to) == (kind, from, to))
+    };
+    let with_leader = |kind, at: usize| {
+        let mut edges = pipeline.edges();
+        let is_it = |edge: EdgeSpec| {
+            (edge.kind, edge.from) == (kind, at) && [edge.source, edge.target].contains(&rank)
+        };
+        edges.position(is_it).map_or(Wire::None, Wire::Edge)
     };
     let wire = |kind, from: usize, to: usize, other: usize| match local(other) {
         Some(place) => Wire::Local(place),
@@ -61,6 +101,18 @@ pub fn stages_of(pipeline: &Pipeline, rank: Rank) -> Vec<LocalStage> {
         .map(|&at| {
             let mut inputs = [Wire::None; 2];
             let mut outputs = [Wire::None; 2];
+            if !leads(at) {
+                inputs[ONWARD] = with_leader(EdgeKind::Follow, at);
+                outputs[ONWARD] = with_leader(EdgeKind::Report, at);
+                return LocalStage {
+                    at,
+                    inputs,
+                    outputs,
+                    is_sink: false,
+                    seat: Seat::Follows,
+                    ring_end: None,
+                };
+            }
             let (kind, from) = match at {
                 0 => (EdgeKind::Accept, last),
                 _ => (EdgeKind::Onward, at - 1),
@@ -86,6 +138,10 @@ pub fn stages_of(pipeline: &Pipeline, rank: Rank) -> Vec<LocalStage> {
                 inputs,
                 outputs,
                 is_sink: at == last,
+                seat: match all[at].ranks.len() - 1 {
+                    0 => Seat::Alone,
+                    others => Seat::Leads { others },
+                },
                 ring_end,
             }
         })

@@ -63,13 +63,6 @@ struct Entry<L> {
     record: Option<L>,
 }
 
-impl<L> Entry<L> {
-    /// Whether it is to be sent again. No stage would work on a chunk that a hard cut overtook.
-    fn is_due_again(&self, oldest: CacheEpoch) -> bool {
-        self.is_lost && self.epoch >= oldest
-    }
-}
-
 /// The source's side of a job: at most `depth` chunks are between admission and acceptance. It holds one record of each
 /// for the driver, and never looks at it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -165,10 +158,12 @@ impl<L> Ledger<L> {
         self.epoch
     }
 
-    /// What is due where a slot is free. Chunks of epochs before `oldest` are not sent again.
+    /// What is due where a slot is free. A chunk of an epoch before `oldest` is sent again only because the sink may
+    /// have it: it rebuilds no stage.
     pub(super) fn due(&self, oldest: CacheEpoch) -> Due {
         let rebuilds = self.rebuilds;
-        if self.entries.iter().any(|entry| entry.is_due_again(oldest)) {
+        if let Some(lost) = self.entries.iter().find(|entry| entry.is_lost) {
+            let rebuilds = rebuilds && lost.epoch >= oldest;
             return Due::SendAgain { rebuilds };
         }
         let Offered::Chunk(cut) = self.offered else {
@@ -224,32 +219,17 @@ impl<L> Ledger<L> {
     }
 
     /// The oldest chunk that is to be sent again.
-    pub(super) fn oldest_lost(&mut self, oldest: CacheEpoch) -> Option<&mut L> {
-        let mut entries = self.entries.iter_mut();
-        let lost = entries.find(|entry| entry.is_due_again(oldest));
+    pub(super) fn oldest_lost(&mut self) -> Option<&mut L> {
+        let lost = self.entries.iter_mut().find(|entry| entry.is_lost);
         lost.and_then(|entry| entry.record.as_mut())
     }
 
     /// That chunk has left.
     pub(super) fn sent_again(&mut self, oldest: CacheEpoch) -> Option<&mut L> {
-        self.rebuilds = false;
-        let mut entries = self.entries.iter_mut();
-        let lost = entries.find(|entry| entry.is_due_again(oldest))?;
+        let lost = self.entries.iter_mut().find(|entry| entry.is_lost)?;
+        self.rebuilds &= lost.epoch < oldest;
         lost.is_lost = false;
         lost.record.as_mut()
-    }
-
-    /// The oldest chunk, if it was lost and is not sent again because a hard cut overtook it.
-    pub(super) fn overtaken(&self, oldest: CacheEpoch) -> Option<ChunkIndex> {
-        let front = self.entries.front()?;
-        (front.is_lost && front.epoch < oldest).then_some(front.chunk)
-    }
-
-    /// Takes out that chunk.
-    pub(super) fn take_overtaken(&mut self, oldest: CacheEpoch) -> Option<L> {
-        self.overtaken(oldest)?;
-        self.counts.dropped += 1;
-        self.entries.pop_front().and_then(|entry| entry.record)
     }
 
     /// The sink has a chunk. `None` if it was accepted before. `is_current`: it came to the sink in this attempt. If it

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use pp_contract::{CacheEpoch, ChunkIndex};
 
 use super::action::{Action, StageFacts, Ticket, TooMany};
-use super::layout::{LAP, LocalStage, ONWARD, Wire};
+use super::layout::{LAP, LocalStage, ONWARD, Seat, Wire};
 use super::ledger::{Counts, Cut, Due, Ledger, Unexpected};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -17,8 +17,10 @@ struct StageState<C, W> {
     working: VecDeque<(Ticket, W)>,
     /// Nothing more comes by this input.
     is_closed: [bool; 2],
-    /// The stages behind were told that nothing more comes.
+    /// The stages behind were told that nothing more comes, and the other members of the group that this rank leads.
     has_closed: bool,
+    /// Other members of that group that have said that nothing more comes from them.
+    left: usize,
     /// The epoch that was worked on last, by lap.
     epochs: Vec<Option<CacheEpoch>>,
 }
@@ -42,6 +44,8 @@ pub struct RankCore<L, C, W> {
     not_taken: ChunkIndex,
     is_alone: bool,
     is_stopped: bool,
+    /// The rank of the source needs no other: the ranks will not meet again.
+    is_released: bool,
 }
 
 impl<L, C, W> RankCore<L, C, W> {
@@ -64,6 +68,8 @@ impl<L, C, W> RankCore<L, C, W> {
             let enters = entries.filter(|(_, first)| first.ring_end == Some(place));
             order.extend(enters.map(|(first, _)| (first, ONWARD)));
         }
+        // Other ranks wait in a collective for what a leader has told this one.
+        order.sort_by_key(|(place, _)| !stages[*place].follows());
         let has_source = stages.first().is_some_and(LocalStage::is_source);
         let state = |stage| StageState {
             stage,
@@ -71,6 +77,7 @@ impl<L, C, W> RankCore<L, C, W> {
             working: VecDeque::new(),
             is_closed: [false; 2],
             has_closed: false,
+            left: 0,
             epochs: Vec::new(),
         };
         Self {
@@ -83,6 +90,7 @@ impl<L, C, W> RankCore<L, C, W> {
             not_taken: ChunkIndex::new(0),
             is_alone: false,
             is_stopped: false,
+            is_released: false,
         }
     }
 
@@ -115,23 +123,17 @@ impl<L, C, W> RankCore<L, C, W> {
 
     /// What can go at once, whatever else there is.
     fn releases(&self) -> Option<Action> {
-        let ledger = self.ledger.as_ref();
-        if let Some(chunk) = ledger.and_then(|ledger| ledger.overtaken(self.oldest)) {
-            // What the sink of this rank works on comes out all the same.
-            if !self.stages.iter().any(|state| state.is_taking(chunk)) {
-                return Some(Action::Forget);
-            }
-        }
         self.order.iter().find_map(|&(stage, input)| {
             let state = &self.stages[stage];
             let (ticket, _) = state.waiting[input].front()?;
-            if !self.is_current(stage, ticket) || self.has_taken(stage, ticket) {
+            if !self.is_current(ticket) || self.has_taken(stage, ticket) {
                 return Some(Action::Drop { stage, input });
             }
             // Chunks of one lap leave in order, so what is being worked on comes first.
             let mut working = state.working.iter();
             let is_next = working.all(|(working, _)| working.lap != ticket.lap);
-            (self.is_overtaken(ticket) && is_next).then_some(Action::PassOn { stage, input })
+            let passes = self.is_overtaken(stage, ticket) && is_next;
+            passes.then_some(Action::PassOn { stage, input })
         })
     }
 
@@ -161,7 +163,8 @@ impl<L, C, W> RankCore<L, C, W> {
         let state = &self.stages[stage];
         let (ticket, _) = state.waiting[input].front()?;
         let is_ready = facts.is_here[input] && facts.is_free[ticket.way_out.0];
-        (is_ready && !self.is_overtaken(ticket)).then_some(Action::Run { stage, input })
+        let runs = is_ready && !self.is_overtaken(stage, ticket);
+        runs.then_some(Action::Run { stage, input })
     }
 
     /// Whether this is the sink, and it has the chunk.
@@ -169,8 +172,10 @@ impl<L, C, W> RankCore<L, C, W> {
         self.stages[stage].stage.is_sink && ticket.chunk < self.not_taken
     }
 
-    fn is_overtaken(&self, ticket: &Ticket) -> bool {
-        ticket.is_overtaken || ticket.epoch < self.oldest
+    /// Whether a hard cut overtook the chunk. What a group has begun all its members do: the leader alone judges.
+    fn is_overtaken(&self, stage: usize, ticket: &Ticket) -> bool {
+        let follows = self.stages[stage].stage.follows();
+        !follows && (ticket.is_overtaken || ticket.epoch < self.oldest)
     }
 
     /// The stage that has nothing more to do and whose successors do not know it.
@@ -201,12 +206,23 @@ impl<L, C, W> RankCore<L, C, W> {
     }
 
     fn is_finished(&self) -> bool {
-        self.stages.iter().all(|state| {
-            let all_closed = [ONWARD, LAP]
-                .into_iter()
-                .all(|input| self.is_closed(&state.stage, input));
-            state.has_closed && all_closed
-        })
+        // The source meets all ranks again if one is lost before.
+        let may_leave = self.ledger.is_some() || self.is_released;
+        let mut stages = self.stages.iter();
+        may_leave
+            && stages.all(|state| {
+                let all_closed = [ONWARD, LAP]
+                    .into_iter()
+                    .all(|input| self.is_closed(&state.stage, input));
+                let have_left = self.is_alone || state.left == state.stage.followers();
+                state.has_closed && all_closed && have_left
+            })
+    }
+
+    /// Whether a chunk waits that the leader of a group has begun: the other members wait for this rank in a collective.
+    pub fn is_told(&self) -> bool {
+        let mut stages = self.stages.iter();
+        stages.any(|state| state.stage.follows() && !state.waiting[ONWARD].is_empty())
     }
 
     /// Whether the source should be asked for the next chunk.
@@ -273,13 +289,20 @@ impl<L, C, W> RankCore<L, C, W> {
         }
     }
 
+    /// The rank of the source needs no other any more. Until then a rank without the source does not finish.
+    pub fn handle_released(&mut self) {
+        self.is_released = true;
+    }
+
     /// All edges are new: what was said over the old ones counts no more, nor does an abort while they were there.
     pub fn handle_reconnected(&mut self) {
         self.is_stopped = false;
         self.is_alone = false;
+        self.is_released = false;
         for state in &mut self.stages {
             state.is_closed = [false; 2];
             state.has_closed = false;
+            state.left = 0;
         }
     }
 
@@ -288,12 +311,19 @@ impl<L, C, W> RankCore<L, C, W> {
         self.attempt
     }
 
-    /// Whether a chunk goes on behind a stage: it is of the attempt that goes on, and somebody is there to get it.
-    pub fn is_current(&self, stage: usize, ticket: &Ticket) -> bool {
-        let stage = &self.stages[stage].stage;
-        let way = stage.outputs[ticket.way_out.0];
-        let is_missing = self.is_alone && matches!(way, Wire::Edge(_));
-        ticket.attempt >= self.attempt && !is_missing
+    /// Whether a chunk goes on behind a stage: it is of the attempt that goes on, and somebody needs it.
+    pub fn is_current(&self, ticket: &Ticket) -> bool {
+        ticket.attempt >= self.attempt && !self.is_needless(ticket.chunk)
+    }
+
+    /// Whether the rank is alone, and no stage has to work on this chunk: the sink has it, or works on it as it came before.
+    /// Its payload may never come.
+    fn is_needless(&self, chunk: ChunkIndex) -> bool {
+        let Some(ledger) = self.ledger.as_ref().filter(|_| self.is_alone) else {
+            return self.is_alone;
+        };
+        let is_open = ledger.not_accepted().any(|open| open == chunk);
+        !is_open || self.stages.iter().any(|state| state.is_taking(chunk))
     }
 
     /// The record of the chunk of an [`Action::SendAgain`].
@@ -301,8 +331,7 @@ impl<L, C, W> RankCore<L, C, W> {
     /// # Panics
     /// If no chunk is lost.
     pub fn lost(&mut self) -> &mut L {
-        let oldest = self.oldest;
-        let lost = self.ledger().oldest_lost(oldest);
+        let lost = self.ledger().oldest_lost();
         lost.expect("a chunk is lost")
     }
 
@@ -314,12 +343,6 @@ impl<L, C, W> RankCore<L, C, W> {
         let oldest = self.oldest;
         let sent = self.ledger().sent_again(oldest);
         sent.expect("a chunk is lost")
-    }
-
-    /// The chunk of an [`Action::Forget`].
-    pub fn take_overtaken(&mut self) -> Option<L> {
-        let oldest = self.oldest;
-        self.ledger().take_overtaken(oldest)
     }
 
     /// A chunk came by this input of a stage. Gives its record.
@@ -352,7 +375,7 @@ impl<L, C, W> RankCore<L, C, W> {
         let (ticket, _) = self.stages[stage].waiting[input].front()?;
         let is_sent_twice =
             self.has_taken(stage, ticket) || self.stages[stage].is_taking(ticket.chunk);
-        if !self.is_current(stage, ticket) || is_sent_twice {
+        if !self.is_current(ticket) || is_sent_twice {
             return None;
         }
         let waiting = self.stages[stage].waiting[input].front_mut();
@@ -366,7 +389,7 @@ impl<L, C, W> RankCore<L, C, W> {
     pub fn begin(&mut self, stage: usize, input: usize) -> (Ticket, C, bool) {
         let waiting = &mut self.stages[stage].waiting[input];
         let (ticket, record) = waiting.pop_front().expect("a chunk waits");
-        let is_dropped = !self.is_current(stage, &ticket) || self.has_taken(stage, &ticket);
+        let is_dropped = !self.is_current(&ticket) || self.has_taken(stage, &ticket);
         let state = &mut self.stages[stage];
         let lap = usize::from(ticket.lap);
         if state.epochs.len() <= lap {
@@ -394,9 +417,9 @@ impl<L, C, W> RankCore<L, C, W> {
         self.stages[stage].working.push_front((ticket, record));
     }
 
-    /// Chunks that devices work on for a stage.
-    pub fn working(&self, stage: usize) -> usize {
-        self.stages[stage].working.len()
+    /// The records of the chunks that a stage has begun and not concluded.
+    pub fn working(&self, stage: usize) -> impl Iterator<Item = &W> {
+        self.stages[stage].working.iter().map(|(_, record)| record)
     }
 
     /// The sink has taken a chunk, or passed it over.
@@ -426,14 +449,24 @@ impl<L, C, W> RankCore<L, C, W> {
         self.stages[stage].is_closed[input] = true;
     }
 
+    /// Nothing more comes from another member of the group of this stage: it has said so.
+    pub fn handle_left(&mut self, stage: usize) {
+        self.stages[stage].left += 1;
+    }
+
     /// The stages behind this one were told that nothing more comes.
     pub fn handle_closed_behind(&mut self, stage: usize) {
         self.stages[stage].has_closed = true;
     }
 
-    /// Other ranks are gone, and none of them is needed: nothing more comes over any edge.
+    /// Other ranks are gone, and none of them is needed: nothing more comes over any edge, and no work of a group is ever
+    /// done.
     pub fn handle_alone(&mut self) {
         self.is_alone = true;
+        let groups = self.stages.iter_mut();
+        for group in groups.filter(|state| state.stage.seat != Seat::Alone) {
+            group.working.clear();
+        }
         if let Some(ledger) = &mut self.ledger {
             ledger.forget_accepted();
         }
@@ -451,10 +484,11 @@ impl<L, C, W> RankCore<L, C, W> {
         }
         let mut here = Vec::new();
         for place in (0..self.stages.len()).rev() {
-            let is_last = self.stages[place].stage.is_sink;
-            let goes_on = self.stages[place].stage.outputs[ONWARD] == Wire::Local(place + 1);
-            let ring = self.stages[place].stage.outputs[LAP];
-            if !(is_last || goes_on) || ring != Wire::None || self.stages[place].stage.is_source() {
+            let stage = self.stages[place].stage;
+            let is_last = stage.is_sink;
+            let goes_on = stage.outputs[ONWARD] == Wire::Local(place + 1);
+            let is_alone = stage.seat == Seat::Alone && stage.outputs[LAP] == Wire::None;
+            if stage.is_source() || !is_alone || !(is_last || goes_on) {
                 break;
             }
             let attempt = self.attempt;
@@ -509,13 +543,15 @@ impl<L, C, W> RankCore<L, C, W> {
         self.in_flight() > 0 || !self.stages.iter().all(StageState::is_empty)
     }
 
-    /// Whether all is done but the goodbyes. On the rank of the source: the sink has all chunks, and if it is on another
-    /// rank it has said so.
+    /// Whether this is the rank of the source and all is done but the goodbyes: the sink has all chunks, and if it is on
+    /// another rank it has said so.
     pub fn is_closing(&self) -> bool {
-        match &self.ledger {
-            Some(_) => self.stages[0].has_closed && self.has_heard_sink(),
-            None => self.stages.iter().all(|state| state.has_closed),
-        }
+        self.ledger.is_some() && self.stages[0].has_closed && self.has_heard_sink()
+    }
+
+    /// Whether the stages behind this one were told that nothing more comes.
+    pub fn has_closed(&self, stage: usize) -> bool {
+        self.stages[stage].has_closed
     }
 
     /// Whether the last word of the sink is here, where it comes from another rank.
@@ -529,9 +565,8 @@ impl<L, C, W> RankCore<L, C, W> {
 
     /// The epoch of the newest chunk that was admitted.
     pub fn epoch(&self) -> CacheEpoch {
-        self.ledger
-            .as_ref()
-            .map_or(CacheEpoch::new(0), Ledger::epoch)
+        let ledger = self.ledger.as_ref();
+        ledger.map_or(CacheEpoch::new(0), Ledger::epoch)
     }
 
     /// The oldest epoch whose chunks are worked on.
@@ -541,15 +576,13 @@ impl<L, C, W> RankCore<L, C, W> {
 
     /// How many chunks went where so far.
     pub fn counts(&self) -> Counts {
-        self.ledger
-            .as_ref()
-            .map_or(Counts::default(), Ledger::counts)
+        let ledger = self.ledger.as_ref();
+        ledger.map_or(Counts::default(), Ledger::counts)
     }
 
     fn ledger(&mut self) -> &mut Ledger<L> {
-        self.ledger
-            .as_mut()
-            .expect("the source stands on this rank")
+        let ledger = self.ledger.as_mut();
+        ledger.expect("the source stands on this rank")
     }
 }
 

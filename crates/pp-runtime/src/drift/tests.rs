@@ -89,7 +89,11 @@ fn chunk_of(message: &Message<VideoPlan>, chunk: ChunkIndex) -> Chunk<'_, VideoP
         starts_epoch: true,
         rebuilds: false,
     };
-    Chunk { place, message }
+    Chunk {
+        place,
+        message,
+        waited_ns: 0,
+    }
 }
 
 /// Where the bytes of a payload change.
@@ -135,7 +139,9 @@ fn chunk<const AT_ONCE: bool>(change: Option<(At, usize)>) -> StageResult<Log> {
         seal: Some(seal),
         ..StageReport::default()
     };
-    let message = message.hand_on(&pipeline, 1, outputs, &report).unwrap();
+    let message = message
+        .hand_on(&pipeline, (1, 0), outputs, &report)
+        .unwrap();
     let chunk = chunk_of(&message, CHUNK);
     let mut check = sink.begin(&mut digester, chunk, Some(&output))?.unwrap();
     changed(At::InSink, &mut output);

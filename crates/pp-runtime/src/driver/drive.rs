@@ -1,6 +1,6 @@
 //! A run of a rank until everything is done, or another rank is lost.
 
-use pp_contract::{Fault, FaultKind};
+use pp_contract::{Fault, FaultKind, MAX_FRAME_BYTES};
 use pp_transport::edge::Edges;
 
 use super::Blame;
@@ -45,6 +45,8 @@ where
             is_broken: false,
             goodbye: None,
             is_alone: false,
+            held: None,
+            held_frame: Vec::with_capacity(MAX_FRAME_BYTES),
         };
         let Err(fault) = session.run() else {
             return Ok(Driven::Finished);
@@ -62,11 +64,8 @@ where
             && self.options.may_restart(fault.rank);
         if is_lost && self.core.is_closing() {
             // It had only to say goodbye.
-            for stage in &mut self.stages.work {
-                stage.finish().map_err(|e| e.into_fault(self.rank))?;
-            }
-            self.leave_alone();
-            return Ok(Driven::Finished);
+            switch.say_served();
+            return self.leave();
         }
         if !is_lost || self.restarts.len() >= self.options.restarts as usize {
             self.abandon();
@@ -77,6 +76,22 @@ where
             self.core.handle_drain();
         }
         Ok(Driven::Lost(fault))
+    }
+
+    /// Finishes without the other ranks, after one was lost that the source needs no more
+    /// ([`Switch::is_source_done`]).
+    ///
+    /// # Errors
+    /// A stage cannot be finished.
+    pub fn leave(&mut self) -> Result<Driven, Fault> {
+        let first = usize::from(self.stages.source.is_some());
+        for (stage, work) in (first..).zip(&mut self.stages.work) {
+            if !self.core.has_closed(stage) {
+                work.finish().map_err(|e| e.into_fault(self.rank))?;
+            }
+        }
+        self.leave_alone();
+        Ok(Driven::Finished)
     }
 }
 

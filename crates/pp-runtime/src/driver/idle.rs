@@ -42,22 +42,24 @@ impl<'a> IdleWait<'a> {
         self.idle_since = None;
     }
 
-    /// Nothing was found. Returns after some time, or at once, when it is worth looking again.
-    /// `computing`: a stage works on; `in_flight`: a transfer, or a stage, is not done.
-    pub(super) fn take(&mut self, computing: bool, in_flight: bool) {
+    /// Nothing was found. Returns after some time, or at once, when it is worth looking again; gives the nanoseconds that it
+    /// waited. `computing`: a stage works on; `in_flight`: a transfer, or a stage, is not done.
+    pub(super) fn take(&mut self, computing: bool, in_flight: bool) -> u64 {
         let silent = computing || (in_flight && !self.completions_ring);
         if silent || !self.completions_ring {
             let idle = self.idle_since.get_or_insert_with(Instant::now).elapsed();
             if idle < EAGER {
                 std::hint::spin_loop();
-                return;
+                return 0;
             }
         }
         let Some(listener) = self.listener.take() else {
             self.listener = Some(self.bell.listen());
-            return;
+            return 0;
         };
         let nap = if silent { NAP } else { LONGEST_SLEEP };
-        listener.wait(Instant::now() + nap);
+        let start = Instant::now();
+        listener.wait(start + nap);
+        start.elapsed().as_nanos() as u64
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use pp_contract::pipeline::{EdgeKind, Laps};
-use pp_contract::{Fault, Lockstep, Pipeline, Rank};
+use pp_contract::pipeline::{EdgeKind, EdgeSpec};
+use pp_contract::{Fault, Lockstep, Pipeline, Rank, StageReport, Stamp};
 use pp_transport::backend::End;
 use pp_transport::edge::{EdgeLocal, EdgeTx, Edges};
 use pp_transport::error::TransportError;
@@ -44,6 +44,23 @@ pub(super) struct Outgoing<E: Edges> {
     pub(super) sendings: VecDeque<InFlight<E::Sending>>,
 }
 
+fn has_payloads(kind: EdgeKind) -> bool {
+    matches!(kind, EdgeKind::Onward | EdgeKind::Lap)
+}
+
+impl<E: Edges> Outgoing<E> {
+    fn new(number: usize, edge: &EdgeSpec) -> Self {
+        Self {
+            number,
+            peer: edge.target,
+            end: None,
+            spare: None,
+            has_payloads: has_payloads(edge.kind),
+            sendings: VecDeque::new(),
+        }
+    }
+}
+
 impl<E: Edges> Output<E> {
     /// Leases a slot ahead, if one is free and none is leased.
     pub(super) fn lease(&mut self, blame: Blame) -> Result<(), Fault> {
@@ -67,6 +84,20 @@ impl<E: Edges> Output<E> {
             _ => {}
         }
         Ok(())
+    }
+
+    fn edge(&self) -> Option<&Outgoing<E>> {
+        match self {
+            Self::Edge(out) => Some(out),
+            _ => None,
+        }
+    }
+
+    fn edge_mut(&mut self) -> Option<&mut Outgoing<E>> {
+        match self {
+            Self::Edge(out) => Some(out),
+            _ => None,
+        }
     }
 
     /// Whether a chunk can go this way now.
@@ -93,7 +124,10 @@ impl<E: Edges> Output<E> {
 pub(super) struct Incoming<E: Edges> {
     pub(super) number: usize,
     pub(super) peer: Rank,
-    /// The stage that it leads to, and the input there. To the source come acceptances.
+    /// What comes.
+    pub(super) kind: EdgeKind,
+    /// The stage that it leads to, and the input there. To the source come acceptances, and to a stage that this rank leads
+    /// the reports of the other members.
     pub(super) to: (usize, usize),
     /// The stage that sends over it.
     pub(super) maker: usize,
@@ -102,12 +136,38 @@ pub(super) struct Incoming<E: Edges> {
     pub(super) lockstep: Lockstep,
     /// Nothing more comes.
     pub(super) is_closed: bool,
+    /// Reports of a member that the leader has not looked at, the oldest first.
+    pub(super) reports: VecDeque<(Stamp, StageReport)>,
     laps: u16,
 }
 
-/// All of them. By stage of this rank, the outputs; and the inputs in any order.
+impl<E: Edges> Incoming<E> {
+    fn new(number: usize, edge: &EdgeSpec, to: (usize, usize), maker: usize, laps: u16) -> Self {
+        Self {
+            number,
+            peer: edge.source,
+            kind: edge.kind,
+            to,
+            maker,
+            end: None,
+            lockstep: Lockstep::with_laps(laps),
+            is_closed: false,
+            reports: VecDeque::new(),
+            laps,
+        }
+    }
+
+    /// Whether payloads come.
+    pub(super) fn has_payloads(&self) -> bool {
+        has_payloads(self.kind)
+    }
+}
+
+/// All of them. By stage of this rank, the outputs, and the edges to the other members of the group that this rank leads;
+/// and the inputs in any order.
 pub(super) struct Ports<E: Edges> {
     pub(super) outputs: Vec<[Output<E>; 2]>,
+    pub(super) followers: Vec<Vec<Outgoing<E>>>,
     pub(super) inputs: Vec<Incoming<E>>,
 }
 
@@ -122,6 +182,7 @@ impl<E: Edges> Ports<E> {
     ) -> Result<Self, TransportError> {
         let edges: Vec<_> = pipeline.edges().collect();
         let mut outputs = Vec::new();
+        let mut followers = Vec::new();
         let mut inputs = Vec::new();
         for (place, stage) in stages.iter().enumerate() {
             let mut output = |which: usize| {
@@ -133,43 +194,63 @@ impl<E: Edges> Ports<E> {
                         to: (to, which),
                         spare: None,
                     },
-                    Wire::Edge(number) => Output::Edge(Outgoing {
-                        number,
-                        peer: edges[number].target,
-                        end: None,
-                        spare: None,
-                        has_payloads: edges[number].kind != EdgeKind::Accept,
-                        sendings: VecDeque::new(),
-                    }),
+                    Wire::Edge(number) => Output::Edge(Outgoing::new(number, &edges[number])),
                 })
             };
             outputs.push([output(ONWARD)?, output(LAP)?]);
+            let of_group = edges.iter().enumerate().filter(|(_, edge)| {
+                stage.followers() > 0 && (edge.from, edge.to) == (stage.at, stage.at)
+            });
+            let mut led = Vec::new();
+            for (number, edge) in of_group {
+                match edge.kind {
+                    EdgeKind::Follow => led.push(Outgoing::new(number, edge)),
+                    _ => inputs.push(Incoming::new(number, edge, (place, ONWARD), stage.at, 1)),
+                }
+            }
+            followers.push(led);
             for input in [ONWARD, LAP] {
                 let Wire::Edge(number) = stage.inputs[input] else {
                     continue;
                 };
-                let maker = edges[number].from;
+                let maker = match edges[number].kind {
+                    // The leader sends what the stage before has made.
+                    EdgeKind::Follow => stage.at - 1,
+                    _ => edges[number].from,
+                };
                 // Within a ring a chunk comes once a lap.
                 let ring = pipeline.ring_at(maker);
                 let ring = ring.filter(|ring| (ring.first..=ring.last).contains(&stage.at));
-                let laps = match ring.map(|ring| ring.laps) {
-                    None => 1,
-                    Some(Laps::Steps) => steps,
-                    Some(Laps::Fixed(laps)) => laps,
-                };
-                inputs.push(Incoming {
+                let laps = ring.map_or(1, |_| pipeline.laps(maker, steps));
+                inputs.push(Incoming::new(
                     number,
-                    peer: edges[number].source,
-                    to: (place, input),
+                    &edges[number],
+                    (place, input),
                     maker,
-                    end: None,
-                    lockstep: Lockstep::with_laps(laps),
-                    is_closed: false,
                     laps,
-                });
+                ));
             }
         }
-        Ok(Self { outputs, inputs })
+        Ok(Self {
+            outputs,
+            followers,
+            inputs,
+        })
+    }
+
+    /// The edges by which the other members of the group of this stage report.
+    pub(super) fn reports_for(&self, stage: usize) -> impl Iterator<Item = &Incoming<E>> {
+        let inputs = self.inputs.iter();
+        inputs.filter(move |input| input.kind == EdgeKind::Report && input.to.0 == stage)
+    }
+
+    /// As [`Ports::reports_for`].
+    pub(super) fn reports_for_mut(
+        &mut self,
+        stage: usize,
+    ) -> impl Iterator<Item = &mut Incoming<E>> {
+        let inputs = self.inputs.iter_mut();
+        inputs.filter(move |input| input.kind == EdgeKind::Report && input.to.0 == stage)
     }
 
     /// The ranks at the other ends, each once.
@@ -182,22 +263,22 @@ impl<E: Edges> Ports<E> {
         peers
     }
 
+    /// All edges of this rank to other ranks.
     pub(super) fn outgoing(&self) -> impl Iterator<Item = &Outgoing<E>> {
-        self.outputs
-            .iter()
-            .flatten()
-            .filter_map(|output| match output {
-                Output::Edge(out) => Some(out),
-                _ => None,
-            })
+        let onward = self.outputs.iter().flatten().filter_map(Output::edge);
+        onward.chain(self.followers.iter().flatten())
     }
 
     pub(super) fn outgoing_mut(&mut self) -> impl Iterator<Item = &mut Outgoing<E>> {
-        let outputs = self.outputs.iter_mut().flatten();
-        outputs.filter_map(|output| match output {
-            Output::Edge(out) => Some(out),
-            _ => None,
-        })
+        let onward = self.outputs.iter_mut().flatten();
+        let onward = onward.filter_map(Output::edge_mut);
+        onward.chain(self.followers.iter_mut().flatten())
+    }
+
+    /// Those of one stage.
+    pub(super) fn outgoing_of(&mut self, stage: usize) -> impl Iterator<Item = &mut Outgoing<E>> {
+        let onward = self.outputs[stage].iter_mut().filter_map(Output::edge_mut);
+        onward.chain(&mut self.followers[stage])
     }
 
     /// Puts in the end of an edge, new from its beginning.
@@ -217,6 +298,7 @@ impl<E: Edges> Ports<E> {
                 input.end = Some(end);
                 input.lockstep = Lockstep::with_laps(input.laps);
                 input.is_closed = false;
+                input.reports.clear();
             }
         }
     }

@@ -8,6 +8,7 @@
 //! Choices: what lasts ([`RankRun`]) and the loop that goes on until a rank is lost ([`super::session`]) are two things.
 //! Without restarts nothing is kept and the slots go back as early as they can.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use pp_contract::{CallId, ChunkIndex, Composer, Fault, Message, Pipeline, Rank, Stamp};
@@ -22,7 +23,8 @@ use super::work::Stages;
 use crate::clock::{Clock, now_ns};
 use crate::core::{Counts, LocalStage, RankCore, stages_of};
 use crate::report::{Recorder, Restart};
-use crate::stage::Source;
+use crate::stage::{Done, Source};
+use crate::switch::SOURCE;
 
 /// How a rank runs.
 #[derive(Clone, Debug)]
@@ -67,7 +69,7 @@ impl RankOptions {
 
     /// Whether another process may take the place of this rank.
     pub(super) fn may_restart(&self, rank: Rank) -> bool {
-        self.keeps() && rank != Rank::new(0) && rank != self.pipeline.sink()
+        self.keeps() && rank != SOURCE && rank != self.pipeline.sink()
     }
 }
 
@@ -92,12 +94,14 @@ pub(super) struct Waiting<E: Edges, S: Source<E::Tx>> {
     pub(super) arrived_ns: u64,
 }
 
-/// A chunk that a device works on, and the slot that goes on.
+/// A chunk that a device works on, or whose group has not reported, and the slot that goes on.
 pub(super) struct Working<E: Edges, S: Source<E::Tx>> {
     pub(super) stamp: Stamp,
     pub(super) message: Message<S::Plan>,
     pub(super) slot: Option<E::Tx>,
     pub(super) start_ns: u64,
+    /// What the stage says, once it is done, and when that was.
+    pub(super) done: Option<(Done, u64)>,
 }
 
 /// The core of a rank with the driver's records.
@@ -110,13 +114,18 @@ pub(super) type CoreOf<E, S> = RankCore<Admitted<E, S>, Waiting<E, S>, Working<E
 pub struct RankRun<'s, E: Edges, S: Source<E::Tx>> {
     pub(super) rank: Rank,
     pub(super) places: Vec<LocalStage>,
-    pub(super) stages: Stages<'s, E::Tx, E::Rx, S>,
+    /// By stage: this rank's member of the group that runs it. Dropped before the stages, whose memory its work uses.
+    pub(super) groups: Vec<Option<E::Group>>,
+    pub(super) stages: Stages<'s, E::Tx, E::Rx, E::Group, S>,
     pub(super) options: RankOptions,
     pub(super) ports: Ports<E>,
     pub(super) core: CoreOf<E, S>,
     pub(super) composer: Composer,
     pub(super) inbox: Vec<u8>,
     pub(super) context: Context<E>,
+    /// What the sink has said of the latest chunks, where the source is on another rank: with a rank that is lost the
+    /// acceptances that are under way are lost.
+    pub(super) acceptances: VecDeque<(ChunkIndex, Message<S::Plan>)>,
     pub(super) next_call: CallId,
     pub(super) recorder: Recorder,
     /// Places the works of other ranks on the clock of this one.
@@ -125,6 +134,8 @@ pub struct RankRun<'s, E: Edges, S: Source<E::Tx>> {
     pub(super) waits_for_sink: bool,
     /// When each stage ended its last work.
     pub(super) last_end_ns: Vec<u64>,
+    /// How long the driver has waited on its bell, in all.
+    pub(super) waited_ns: u64,
     pub(super) restarts: Vec<Restart>,
 }
 
@@ -134,7 +145,8 @@ where
     S: Source<E::Tx>,
 {
     /// A run of the stages that stand on `rank`, before its first chunk. `local` makes the slots between two of them, which
-    /// are named by their places in the pipeline.
+    /// are named by their places in the pipeline: as many as the depth, and one more from a stage to itself, which writes
+    /// into one while it reads another.
     ///
     /// # Errors
     /// There is no memory for the slots.
@@ -143,7 +155,7 @@ where
     /// If the stages are not those of the rank, or the depth is 0.
     pub fn new(
         rank: Rank,
-        stages: Stages<'s, E::Tx, E::Rx, S>,
+        stages: Stages<'s, E::Tx, E::Rx, E::Group, S>,
         options: RankOptions,
         local: impl FnMut(usize, usize) -> Result<E::Local, TransportError>,
     ) -> Result<Self, TransportError> {
@@ -156,14 +168,17 @@ where
             composer: Composer::new(),
             inbox: Vec::with_capacity(pp_contract::MAX_FRAME_BYTES),
             context: Context::new(options.kept() as usize),
+            acceptances: VecDeque::new(),
             next_call: CallId::new(0),
             recorder: match stages.source {
                 Some(_) => Recorder::new(options.pipeline.clone()),
                 None => Recorder::with_capacity(options.pipeline.clone(), 1),
             },
             clock: Clock::new(options.capabilities.payload_moves),
+            groups: places.iter().map(|_| None).collect(),
             waits_for_sink: false,
             last_end_ns: vec![now_ns(); places.len()],
+            waited_ns: 0,
             restarts: Vec::new(),
             rank,
             places,
@@ -180,8 +195,18 @@ where
         self.ports.attach(edge, end);
     }
 
-    /// Takes out the ends of all edges. What was in flight over them is poisoned.
+    /// Gives the run its member of the group that runs a stage, by the stage's place in the pipeline.
+    ///
+    /// # Panics
+    /// If the stage does not stand on this rank.
+    pub fn attach_group(&mut self, at: usize, group: E::Group) {
+        let place = self.places.iter().position(|place| place.at == at);
+        self.groups[place.expect("the stage stands on this rank")] = Some(group);
+    }
+
+    /// Takes out the ends of all edges, and leaves all groups. What was in flight over the edges is poisoned.
     pub fn detach(&mut self) -> Vec<End<E>> {
+        self.groups.fill_with(|| None);
         self.ports.detach()
     }
 

@@ -2,9 +2,7 @@
 
 use std::time::Instant;
 
-use pp_contract::{
-    Bare, ChunkIndex, Fault, FaultKind, Message, Plan as _, StageReport, Stamp, with_source,
-};
+use pp_contract::{Bare, ChunkIndex, Fault, FaultKind, Message, StageReport, Stamp, with_source};
 use pp_transport::edge::{EdgeLocal as _, Edges};
 use pp_transport::in_flight::{InFlight, Resend as _};
 
@@ -14,7 +12,7 @@ use super::retained::{Admitted, Kept};
 use super::session::Session;
 use super::{Payload, log_commitment, send};
 use crate::clock::now_ns;
-use crate::core::{LAP, ONWARD, Ticket};
+use crate::core::{ONWARD, Ticket};
 use crate::progress::Doing;
 use crate::report::ChunkRecord;
 use crate::stage::{Done, Place, Source, StageError, send_as_it_was};
@@ -102,34 +100,39 @@ where
         Ok(())
     }
 
-    /// Sends a chunk again that was lost with a rank, under the numbers it had.
+    /// Sends a chunk again that was lost with a rank, under the numbers it had; without its payload if a hard cut
+    /// overtook it.
     pub(super) fn send_again(&mut self, rebuilds: bool) -> Result<(), Fault> {
         let mut slot = self
             .take_slot(0, ONWARD)
             .expect("the core sends only on a credit");
         self.switch.progress().at(Doing::Build);
         let run = &mut *self.run;
+        let oldest = run.core.oldest_epoch();
         let lost = &*run.core.lost();
         let place = Place {
             rebuilds,
             ..lost.place
         };
         let call_id = lost.call_id;
+        let is_overtaken = place.epoch < oldest;
         let kept = Kept {
             lost,
             context: &run.context,
         };
         let source = run.stages.source.as_mut().expect("rank 0 has the source");
-        let composed = if rebuilds {
-            source.rebuild(place, &lost.message, &kept, &mut slot)
-        } else {
-            send_as_it_was(&lost.message, &kept, &mut slot)
+        let composed = match is_overtaken {
+            // Only the sink can say whether it has the chunk.
+            true => None,
+            false if rebuilds => Some(source.rebuild(place, &lost.message, &kept, &mut slot)),
+            false => Some(send_as_it_was(&lost.message, &kept, &mut slot)),
         };
+        let sent = lost.message.clone();
         let spec = &run.options.pipeline.stages()[0];
-        let note = lost.message.note().to_vec();
-        let message = composed.and_then(|(plan, tensors)| {
+        let message = composed.map_or(Ok(sent.clone().overtaken()), |composed| {
+            let (plan, tensors) = composed?;
             let message = Message::new(plan, spec, tensors)?;
-            Ok(message.with_note(note)?)
+            Ok(message.with_note(sent.note().to_vec())?)
         });
         let message = self.of_stage(message)?;
         let stamp = self.stamp(Stamp::new(place.chunk, place.epoch, call_id));
@@ -180,16 +183,15 @@ where
         }
     }
 
-    /// A stage is done with a chunk: hands it on. At the sink, accepts it.
+    /// A stage is done with a chunk, and so are the other members of its group: hands it on. At the sink, accepts it.
     pub(super) fn conclude(
         &mut self,
         stage: usize,
         ticket: Ticket,
-        work: Working<E, S>,
-        done: Done,
+        mut work: Working<E, S>,
     ) -> Result<(), Fault> {
-        let end_ns = now_ns();
-        let Done { tensors, report } = done;
+        let done = work.done.take();
+        let (Done { tensors, report }, end_ns) = done.expect("only what is done is concluded");
         let (work_ns, idle_ns) = match report.worked {
             Some(worked) => (worked.work_ns, worked.idle_ns),
             None => (
@@ -198,7 +200,8 @@ where
             ),
         };
         self.run.last_end_ns[stage] = end_ns;
-        let said = StageReport {
+        let is_current = self.run.core.is_current(&ticket);
+        let mut said = StageReport {
             calls: report.calls,
             start_frame: report.start_frame,
             work_us: work_ns / 1000,
@@ -207,35 +210,51 @@ where
         };
         let at = self.run.places[stage].at;
         let pipeline = self.run.options.pipeline.clone();
-        let kept_to_plan = said.check(work.message.plan(), &pipeline.stages()[at], 1);
+        let kept_to_plan = said.check(
+            work.message.plan(),
+            &pipeline.stages()[at],
+            ticket.lap..ticket.lap + 1,
+            pipeline.laps_of(at, work.message.plan()),
+        );
         kept_to_plan.map_err(|e| {
             let (rank, name) = (self.blame.rank, &pipeline.stages()[at].name);
             Fault::new(FaultKind::Internal, rank, name, with_source(&e))
         })?;
-        if let Some(admitted) = self.run.core.admitted(ticket.chunk) {
+        let follows = self.run.places[stage].follows();
+        if let Some(admitted) = self.run.core.admitted(ticket.chunk)
+            && !follows
+        {
             let times = &mut admitted.record.stages[at - 1].times;
             if let Some(times) = times {
                 (times.start_ns, times.end_ns) =
                     (end_ns.saturating_sub(work_ns).max(work.start_ns), end_ns);
             }
         }
-        let is_current = self.run.core.is_current(stage, &ticket);
         if self.run.places[stage].is_sink {
             self.run.core.handle_taken(ticket.chunk);
+            let message = work.message.accepted(at, &said, report.note);
+            let message = self.of_stage(message.map_err(StageError::from))?;
+            self.remember(stage, ticket.chunk, &message);
             if !is_current && self.is_source_apart(stage) {
                 // Chunks before it are accepted anew. So is this one, when it comes again.
                 return Ok(());
             }
-            let message = work.message.accepted(at, &said, report.note);
-            let message = self.of_stage(message.map_err(StageError::from))?;
             return self.accept(stage, work.stamp, message);
         }
         if !is_current {
             // Its slot may be one of an edge that is gone: it goes back where it came from.
             return Ok(());
         }
+        if follows {
+            let message = work.message.reported(at, &said);
+            self.hand_on((stage, ONWARD), work.stamp, message, &mut None)?;
+            return Ok(());
+        }
+        self.take_reports(stage, work.stamp, &mut said)?;
         let (output, lap) = ticket.way_out;
-        let message = work.message.hand_on(&pipeline, at, tensors, &said);
+        let message = work
+            .message
+            .hand_on(&pipeline, (at, ticket.lap), tensors, &said);
         let message = self.of_stage(message.map_err(StageError::from))?;
         let stamp = Stamp { lap, ..work.stamp };
         let mut slot = work.slot;
@@ -244,6 +263,28 @@ where
             (left, &mut self.run.ports.outputs[stage][output])
         {
             out.sendings.push_back(sending);
+        }
+        Ok(())
+    }
+
+    /// Adds the reports of the other members of a group to that of its leader.
+    fn take_reports(
+        &mut self,
+        stage: usize,
+        stamp: Stamp,
+        said: &mut StageReport,
+    ) -> Result<(), Fault> {
+        for input in self.run.ports.reports_for_mut(stage) {
+            let (of, report) = input.reports.pop_front().expect("each member has reported");
+            if (of.chunk_index, of.attempt) != (stamp.chunk_index, stamp.attempt) {
+                let detail = format!(
+                    "a report on chunk {} of attempt {} came, that on chunk {} of attempt {} was due",
+                    of.chunk_index, of.attempt, stamp.chunk_index, stamp.attempt
+                );
+                let kind = FaultKind::PeerMisbehaved;
+                return Err(Fault::new(kind, input.peer, "receive report", detail));
+            }
+            *said = said.with_member(&report);
         }
         Ok(())
     }
@@ -258,6 +299,7 @@ where
         let message = waiting.message.overtaken();
         if self.run.places[stage].is_sink {
             self.run.core.handle_taken(ticket.chunk);
+            self.remember(stage, ticket.chunk, &message);
             return self.accept(stage, waiting.stamp, message);
         }
         let (output, lap) = ticket.way_out;
@@ -269,27 +311,33 @@ where
         Ok(())
     }
 
-    /// Releases a chunk that no stage works on. What the sink has it accepts again: the source waits for what it sent
-    /// again, and where a rank was lost the first acceptance may be too.
+    /// Releases a chunk that no stage works on. What the sink has it accepts again, in the same words: the source waits
+    /// for what it sent again, and where a rank was lost the first acceptance may be too.
     pub(super) fn release(&mut self, stage: usize, input: usize) -> Result<(), Fault> {
         let (ticket, waiting, _) = self.run.core.begin(stage, input);
         let place = self.run.places[stage];
-        if !(place.is_sink && self.run.core.is_current(stage, &ticket)) {
+        if !(place.is_sink && self.run.core.is_current(&ticket)) {
             return Ok(());
         }
         drop(waiting.payload);
-        let (plan, spec) = (
-            waiting.message.plan(),
-            &self.run.options.pipeline.stages()[place.at],
-        );
-        let said = StageReport {
-            calls: plan.calls(spec),
-            start_frame: plan.start_frame(),
-            ..StageReport::default()
-        };
-        let message = waiting.message.accepted(place.at, &said, Vec::new());
-        let message = self.of_stage(message.map_err(StageError::from))?;
+        let mut known = self.run.acceptances.iter();
+        let said = known.find(|(chunk, _)| *chunk == ticket.chunk);
+        // A source on this rank has heard it the first time.
+        let message = said.map_or(waiting.message, |(_, message)| message.clone());
         self.accept(stage, waiting.stamp, message)
+    }
+
+    /// Keeps what the sink says of a chunk where that may be lost: the source sends such a chunk again. No more than
+    /// `depth` chunks are in flight.
+    fn remember(&mut self, stage: usize, chunk: ChunkIndex, message: &Message<S::Plan>) {
+        if !self.run.options.keeps() || !self.is_source_apart(stage) {
+            return;
+        }
+        let run = &mut *self.run;
+        if run.acceptances.len() == run.options.depth as usize {
+            run.acceptances.pop_front();
+        }
+        run.acceptances.push_back((chunk, message.clone()));
     }
 
     /// Whether the acceptances of this stage, the sink, go to another rank.
@@ -297,8 +345,24 @@ where
         matches!(self.run.ports.outputs[stage][ONWARD], Output::Edge(_))
     }
 
-    /// Hands a chunk to the stage behind. Where that fails its payload stays in `slot`, unless it is lost.
+    /// Hands a chunk to the stage behind. Where that fails its payload stays in `slot`, unless it is lost. Where the rank
+    /// behind is gone and needed no more, the chunk goes nowhere.
     fn hand_on(
+        &mut self,
+        (stage, output): (usize, usize),
+        stamp: Stamp,
+        message: Message<S::Plan>,
+        slot: &mut Option<E::Tx>,
+    ) -> Result<Left<E>, Fault> {
+        let left = self.hand_to((stage, output), stamp, message, slot);
+        let is_edge = matches!(self.run.ports.outputs[stage][output], Output::Edge(_));
+        match left {
+            Err(fault) if is_edge => self.unless_served(Err(fault)).map(|()| None),
+            left => left,
+        }
+    }
+
+    fn hand_to(
         &mut self,
         (stage, output): (usize, usize),
         stamp: Stamp,
@@ -436,7 +500,7 @@ where
         Ok(())
     }
 
-    /// Says over all outputs of a stage that nothing more comes.
+    /// Says over all outputs of a stage that nothing more comes, and to the other members of its group.
     pub(super) fn close(&mut self, stage: usize) -> Result<(), Fault> {
         let run = &mut *self.run;
         let is_source = run.places[stage].is_source();
@@ -448,16 +512,13 @@ where
             run.count_call();
         } else {
             // First, so that the source hears of it only if it went well.
-            self.switch.progress().at(Doing::Decode);
+            self.switch.progress().works(stage);
             let own = self.work_of(stage);
             let finished = self.run.stages.work[own].finish();
             self.of_stage(finished)?;
         }
         let run = &mut *self.run;
-        for output in [ONWARD, LAP] {
-            let Output::Edge(out) = &mut run.ports.outputs[stage][output] else {
-                continue;
-            };
+        for out in run.ports.outgoing_of(stage) {
             // Of a rank that is alone nothing is asked any more.
             let (Some(end), Some((stamp, _)), false) = (&mut out.end, self.goodbye, self.is_alone)
             else {

@@ -2,18 +2,20 @@
 
 use std::time::Instant;
 
+use pp_contract::pipeline::EdgeKind;
 use pp_contract::{Action as Message, Fault, Rank, Stamp};
 use pp_transport::edge::{EdgeRx as _, Edges};
 
 use super::idle::IdleWait;
+use super::ports::Incoming;
 use super::rank::{RankRun, Waiting, Working};
-use super::{Blame, Payload, post_receive};
+use super::{Blame, Payload, log_commitment, post_receive, send};
 use crate::clock::now_ns;
-use crate::core::{Action, LAP, ONWARD, StageFacts, Ticket, way_out};
+use crate::core::{Action, LAP, LocalStage, ONWARD, StageFacts, Ticket, TooMany, way_out};
 use crate::progress::{Awaited, Doing};
 use crate::report::StageTimes;
 use crate::stage::{Chunk, Offer, Place, Source, StageError};
-use crate::switch::Switch;
+use crate::switch::{SOURCE, Switch};
 use crate::times;
 
 /// A run until a rank is lost.
@@ -28,6 +30,9 @@ pub(super) struct Session<'a, 's, E: Edges, S: Source<E::Tx>> {
     pub(super) is_alone: bool,
     /// The stamp of the SHUTDOWN, and when it was sent or came.
     pub(super) goodbye: Option<(Stamp, Instant)>,
+    /// The input of a frame that is taken in once this rank has begun what a leader has told it.
+    pub(super) held: Option<usize>,
+    pub(super) held_frame: Vec<u8>,
 }
 
 impl<E, S> Session<'_, '_, E, S>
@@ -38,10 +43,20 @@ where
     pub(super) fn run(&mut self) -> Result<(), Fault> {
         let bell = self.switch.bell().clone();
         let completions_ring = self.run.options.capabilities.completions_ring;
+        let stages = self.run.options.pipeline.stages();
+        let names = self.run.places.iter();
+        let names = names.map(|place| stages[place.at].name.to_string());
+        self.switch.progress().name_stages(names.collect());
         let mut idle = IdleWait::new(&bell, completions_ring);
         let peers = self.run.ports.peers();
+        let mut left = Vec::with_capacity(peers.len());
         let mut facts = vec![StageFacts::default(); self.run.places.len()];
         loop {
+            // Before the fault: a source that goes on after one has left, too.
+            let is_over = self.switch.is_served() || self.switch.has_left(SOURCE);
+            if is_over || !self.run.options.keeps() {
+                self.run.core.handle_released();
+            }
             if self.switch.fault().is_some() {
                 self.run.core.handle_abort();
             }
@@ -50,22 +65,24 @@ where
             }
             self.run.core.handle_cut(self.switch.oldest_epoch());
             // Looked at first: what a rank sent before it left is taken in.
-            let left = peers
-                .iter()
-                .copied()
-                .find(|peer| self.switch.has_left(*peer));
+            left.clear();
+            left.extend(peers.iter().filter(|peer| self.switch.has_left(**peer)));
             self.switch.progress().at(Doing::Looking);
             if !self.is_alone {
                 let listened = self.listen();
                 self.unless_served(listened)?;
             }
             self.ask_source()?;
-            let finished = self.finish_work()?;
-            self.look(&mut facts)?;
+            let finished = match self.finish_work() {
+                Ok(finished) => finished,
+                failed => self.unless_served(failed.map(drop)).map(|()| true)?,
+            };
+            let looked = self.look(&mut facts);
+            self.unless_served(looked)?;
             if !self.switch.is_served() && self.is_served()? && self.switch.set_served() {
                 tracing::debug!("nothing more is needed of other ranks");
             }
-            if left.is_some() && !self.is_alone && self.switch.is_served() {
+            if !left.is_empty() && !self.is_alone && self.switch.is_served() {
                 self.go_alone();
             }
             let action = self.run.core.poll(&facts);
@@ -94,17 +111,15 @@ where
                     let sent = self.send_again(rebuilds);
                     self.unless_served(sent)?;
                 }
-                Action::Run { stage, input } => self.work(stage, input)?,
+                Action::Run { stage, input } => {
+                    let worked = self.work(stage, input);
+                    self.unless_served(worked)?;
+                }
                 Action::PassOn { stage, input } => {
                     let (ticket, waiting, _) = self.run.core.begin(stage, input);
                     self.pass_on(stage, ticket, waiting)?;
                 }
                 Action::Drop { stage, input } => self.release(stage, input)?,
-                Action::Forget => {
-                    if let Some(admitted) = self.run.core.take_overtaken() {
-                        self.forget(admitted, None)?;
-                    }
-                }
                 Action::Close { stage } => {
                     let closed = self.close(stage);
                     self.unless_served(closed)?;
@@ -118,20 +133,43 @@ where
                 Action::Wait if finished => {}
                 Action::Wait if self.is_unanswered() => self.go_alone(),
                 Action::Wait => {
-                    if let Some(peer) = left.filter(|peer| self.is_missed(*peer)) {
-                        return Err(self.blame.on(peer).left_early());
+                    if let Some(peer) = left.iter().find(|peer| self.is_missed(**peer)) {
+                        return Err(self.blame.on(*peer).left_early());
                     }
                     let is_working = self.is_working();
                     self.switch.progress().awaits(self.awaited(is_working));
-                    idle.take(is_working, self.is_in_flight());
+                    self.run.waited_ns += idle.take(is_working, self.is_in_flight());
                 }
             }
         }
     }
 
+    /// Takes in all that came. Where a device does one thing after the other, a receive that is issued before a collective
+    /// would wait for a send behind that collective on another rank. So what a leader has told goes first, and is looked for
+    /// again once a message is here: what the leader told before that message was sent is here too.
     fn listen(&mut self) -> Result<(), Fault> {
+        self.hear_all(|input| !input.has_payloads())?;
+        if let Some(input) = self.held.take_if(|_| !self.run.core.is_told()) {
+            std::mem::swap(&mut self.run.inbox, &mut self.held_frame);
+            self.take_in(input)?;
+        }
+        let follows = self.run.places.iter().any(LocalStage::follows);
         for input in 0..self.run.ports.inputs.len() {
-            while self.hear(input)? {}
+            if !self.run.ports.inputs[input].has_payloads() {
+                continue;
+            }
+            while !self.run.core.is_told() && self.poll(input)? {
+                if follows {
+                    std::mem::swap(&mut self.run.inbox, &mut self.held_frame);
+                    self.hear_all(|input| input.kind == EdgeKind::Follow)?;
+                    if self.run.core.is_told() {
+                        self.held = Some(input);
+                        break;
+                    }
+                    std::mem::swap(&mut self.run.inbox, &mut self.held_frame);
+                }
+                self.take_in(input)?;
+            }
         }
         for output in self.run.ports.outputs.iter_mut().flatten() {
             self.switch.progress().at(Doing::Lease);
@@ -141,7 +179,7 @@ where
     }
 
     /// Goes on without other ranks where the loss of one is why this failed, and none is needed any more.
-    fn unless_served(&mut self, done: Result<(), Fault>) -> Result<(), Fault> {
+    pub(super) fn unless_served(&mut self, done: Result<(), Fault>) -> Result<(), Fault> {
         match done {
             Err(fault) if self.switch.is_served() && fault.kind.is_worth_a_restart() => {
                 tracing::debug!(%fault, "a rank is gone, and needed no more");
@@ -175,7 +213,7 @@ where
 
     /// Whether an edge to this rank is still needed.
     fn is_missed(&self, peer: Rank) -> bool {
-        let open = |input: &super::ports::Incoming<E>| input.peer == peer && !input.is_closed;
+        let open = |input: &Incoming<E>| input.peer == peer && !input.is_closed;
         !self.is_alone && (self.goodbye.is_none() || self.run.ports.inputs.iter().any(open))
     }
 
@@ -242,41 +280,78 @@ where
     }
 
     /// The edge by which the sink tells the source what it has, if the two stand on different ranks.
-    fn acceptances(&self) -> Option<&super::ports::Incoming<E>> {
+    fn acceptances(&self) -> Option<&Incoming<E>> {
         let places = &self.run.places;
         let mut inputs = self.run.ports.inputs.iter();
         inputs.find(|input| places[input.to.0].is_source())
     }
 
-    /// Takes in one frame; false when there is none.
-    fn hear(&mut self, input: usize) -> Result<bool, Fault> {
+    /// Takes in what came by these inputs.
+    fn hear_all(&mut self, these: impl Fn(&Incoming<E>) -> bool) -> Result<(), Fault> {
+        for input in 0..self.run.ports.inputs.len() {
+            while these(&self.run.ports.inputs[input]) && self.poll(input)? {
+                self.take_in(input)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the next frame of an input; false when there is none.
+    fn poll(&mut self, input: usize) -> Result<bool, Fault> {
+        let port = &mut self.run.ports.inputs[input];
+        let blame = self.blame.on(port.peer);
+        let polled = port
+            .end
+            .as_mut()
+            .map_or(Ok(false), |end| end.poll_frame(&mut self.run.inbox));
+        polled.map_err(|e| blame.transport("receive header", e))
+    }
+
+    /// Takes in the frame that was copied last.
+    fn take_in(&mut self, input: usize) -> Result<(), Fault> {
         let run = &mut *self.run;
         let port = &mut run.ports.inputs[input];
         let blame = self.blame.on(port.peer);
         let Some(end) = &mut port.end else {
-            return Ok(false);
+            return Ok(());
         };
-        let polled = end.poll_frame(&mut run.inbox);
-        if !polled.map_err(|e| blame.transport("receive header", e))? {
-            return Ok(false);
-        }
         let matched = port.lockstep.admit(&run.inbox);
         let matched = matched.map_err(|e| blame.body("receive header", &e))?;
         let header = *matched.header();
         let (stage, which) = port.to;
         match header.action() {
             Message::Infer => {
+                let (pipeline, at) = (&run.options.pipeline, run.places[stage].at);
                 // Judged before the receive is posted: nothing is received for a bad message.
-                let message = matched.message(&run.options.pipeline, port.maker);
+                let message = match port.kind {
+                    EdgeKind::Follow => matched.followed(pipeline, at),
+                    EdgeKind::Report => matched.reported(pipeline, at),
+                    _ => matched.message(pipeline, port.maker),
+                };
                 let message = message.map_err(|e| blame.body("decode message", &e))?;
+                if port.kind == EdgeKind::Report {
+                    let depth = run.options.depth;
+                    if port.reports.len() >= depth as usize {
+                        let chunk = header.chunk_index();
+                        let many = TooMany { chunk, depth };
+                        return Err(blame.body("receive report", &many));
+                    }
+                    let report = message.trail().report(at).copied();
+                    let stamp = Stamp::of(&header);
+                    port.reports.extend(report.map(|report| (stamp, report)));
+                    return Ok(());
+                }
                 // Another rank was lost, and the source has begun anew.
                 run.core.handle_attempt(header.attempt());
                 if run.places[stage].is_source() {
-                    self.accepted(Stamp::of(&header), &message, blame)?;
-                    return Ok(true);
+                    return self.accepted(Stamp::of(&header), &message, blame);
                 }
                 self.switch.progress().at(Doing::Receive);
-                let payload = post_receive(end, &matched, blame)?;
+                let payload = match port.kind {
+                    // It stays with the leader.
+                    EdgeKind::Follow => Payload::None,
+                    _ => post_receive(end, &matched, blame)?,
+                };
                 let waiting = Waiting {
                     stamp: Stamp::of(&header),
                     message,
@@ -288,14 +363,20 @@ where
             }
             Message::Shutdown => {
                 port.is_closed = true;
-                run.core.handle_closed(stage, which);
+                match port.kind {
+                    EdgeKind::Report if !run.core.has_closed(stage) => {
+                        return Err(blame.left_early());
+                    }
+                    EdgeKind::Report => run.core.handle_left(stage),
+                    _ => run.core.handle_closed(stage, which),
+                }
                 if self.goodbye.is_none() {
                     self.goodbye = Some((Stamp::of(&header), Instant::now()));
                 }
             }
             Message::Noop => {}
         }
-        Ok(true)
+        Ok(())
     }
 
     /// A chunk that stage `maker` made is here for a stage of this rank.
@@ -319,7 +400,9 @@ where
             way_out: way_out(pipeline, at, lap, laps),
             is_overtaken: waiting.message.is_stale(),
         };
-        if let Some(admitted) = run.core.admitted(ticket.chunk) {
+        if let Some(admitted) = run.core.admitted(ticket.chunk)
+            && !run.places[stage].follows()
+        {
             admitted.record.stages[at - 1].times = Some(StageTimes {
                 arrived_ns: waiting.arrived_ns,
                 ..StageTimes::default()
@@ -335,14 +418,9 @@ where
         let (ticket, mut waiting, starts_epoch) = self.run.core.begin(stage, input);
         let payload = waiting.payload.take();
         let mut slot = self.take_slot(stage, ticket.way_out.0);
+        self.tell_followers(stage, &waiting)?;
         let start_ns = now_ns();
-        let is_sink = self.run.places[stage].is_sink;
-        let doing = if is_sink {
-            Doing::Decode
-        } else {
-            Doing::Compute
-        };
-        self.switch.progress().at(doing);
+        self.switch.progress().works(stage);
         let place = Place {
             chunk: ticket.chunk,
             epoch: ticket.epoch,
@@ -353,40 +431,77 @@ where
         let chunk = Chunk {
             place,
             message: &waiting.message,
+            waited_ns: self.run.waited_ns,
         };
         let own = self.work_of(stage);
-        let done = self.run.stages.work[own]
-            .work()
-            .run(chunk, payload.as_ref(), slot.as_mut());
+        let group = self.run.groups[stage].as_mut();
+        let done =
+            self.run.stages.work[own]
+                .work()
+                .run(chunk, payload.as_ref(), slot.as_mut(), group);
         // The credit goes back before the result leaves: the stage before can fill the slot meanwhile.
         drop(payload);
+        let done = self.of_work(stage, done)?;
         let work = Working {
             stamp: waiting.stamp,
             message: waiting.message,
             slot,
             start_ns,
+            done: done.map(|done| (done, now_ns())),
         };
-        match self.of_stage(done)? {
-            Some(done) => self.conclude(stage, ticket, work, done),
-            None => {
-                self.run.core.handle_working(stage, ticket, work);
-                Ok(())
-            }
+        if work.done.is_some() && self.run.places[stage].followers() == 0 {
+            return self.conclude(stage, ticket, work);
         }
+        self.run.core.handle_working(stage, ticket, work);
+        Ok(())
+    }
+
+    /// Tells the other members of a group that this rank begins with a chunk.
+    fn tell_followers(&mut self, stage: usize, chunk: &Waiting<E, S>) -> Result<(), Fault> {
+        let run = &mut *self.run;
+        for out in &mut run.ports.followers[stage] {
+            let blame = self.blame.on(out.peer);
+            let end = out.end.as_mut().ok_or_else(|| blame.left_early())?;
+            let sent = send(
+                end,
+                self.switch,
+                blame,
+                &mut run.composer,
+                chunk.stamp,
+                &mut None,
+                |composer| composer.prepare_without_payload(&chunk.message),
+            )?;
+            log_commitment("member told", &sent.header, out.peer);
+        }
+        Ok(())
+    }
+
+    /// Whether each other member of the group of this stage has reported on the chunk that is concluded next.
+    fn have_reported(&self, stage: usize) -> bool {
+        let mut reports = self.run.ports.reports_for(stage);
+        reports.all(|input| !input.reports.is_empty())
     }
 
     /// Takes in the work that devices have done; whether there was some.
     fn finish_work(&mut self) -> Result<bool, Fault> {
         let mut any = false;
         for stage in 0..self.run.places.len() {
-            while let Some((ticket, work)) = self.run.core.take_working(stage) {
-                let own = self.work_of(stage);
-                let done = self.run.stages.work[own].work().poll();
-                let Some(done) = self.of_stage(done)? else {
+            while let Some((ticket, mut work)) = self.run.core.take_working(stage) {
+                if work.done.is_none() {
+                    let own = self.work_of(stage);
+                    let done = self.run.stages.work[own].work().poll();
+                    work.done = self.of_work(stage, done)?.map(|done| (done, now_ns()));
+                }
+                // What an abort cut short looks done, and the fault is there before the abort.
+                let is_cut_short =
+                    self.run.groups[stage].is_some() && self.switch.fault().is_some();
+                // Of an older attempt no reports come.
+                let is_awaited = self.run.core.is_current(&ticket);
+                if work.done.is_none() || is_cut_short || is_awaited && !self.have_reported(stage) {
                     self.run.core.handle_still_working(stage, ticket, work);
                     break;
-                };
-                self.conclude(stage, ticket, work, done)?;
+                }
+                self.conclude(stage, ticket, work)?;
                 any = true;
             }
         }
@@ -399,7 +514,9 @@ where
     }
 
     fn is_working(&self) -> bool {
-        (0..self.run.places.len()).any(|stage| self.run.core.working(stage) > 0)
+        let mut stages = 0..self.run.places.len();
+        let is_under_way = |work: &Working<E, S>| work.done.is_none();
+        stages.any(|stage| self.run.core.working(stage).any(is_under_way))
     }
 
     /// Whether a chunk, or what was sent of one, is on its way.
@@ -413,10 +530,28 @@ where
         let peer = self.run.ports.inputs.first().map(|input| input.peer);
         let peer = peer.map_or(Awaited::Nothing, Awaited::Peer);
         if is_working {
-            return Awaited::Device;
+            let mut stages = 0..self.run.places.len();
+            let of_group = |stage: usize| {
+                let mut working = self.run.core.working(stage);
+                self.run.groups[stage].is_some() && working.any(|work| work.done.is_none())
+            };
+            return match stages.any(of_group) {
+                true => Awaited::Devices,
+                false => Awaited::Device,
+            };
         }
         if self.run.waits_for_sink {
             return Awaited::Nothing;
+        }
+        // A member of a group whose report is all that is missing.
+        let mut reports = self.run.ports.inputs.iter();
+        let late = reports.find(|input| {
+            input.kind == EdgeKind::Report
+                && input.reports.is_empty()
+                && self.run.core.working(input.to.0).next().is_some()
+        });
+        if let Some(late) = late {
+            return Awaited::Peer(late.peer);
         }
         let is_arriving =
             |waiting: &mut Waiting<E, S>| matches!(waiting.payload, Payload::Arriving(_));
@@ -427,6 +562,25 @@ where
             true => peer,
             false => Awaited::Nothing,
         }
+    }
+
+    /// What a stage says of its work. A collective fails where a member is lost or has failed, and is no fault of this
+    /// rank then.
+    fn of_work<T>(&mut self, stage: usize, said: Result<T, StageError>) -> Result<T, Fault> {
+        let is_of_group = self.run.groups[stage].is_some();
+        if is_of_group && said.as_ref().is_err_and(|error| error.is_of_transport) {
+            if self.switch.is_served() {
+                return Err(self.blame.left_early());
+            }
+            let within = match self.run.places[stage].follows() {
+                true => times::VERDICT_WITHIN,
+                false => times::LEADER_SPEAKS_AFTER,
+            };
+            if let Some(lost) = self.switch.verdict_within(within) {
+                return Err(lost.clone());
+            }
+        }
+        self.of_stage(said)
     }
 
     /// What a stage says, as a fault of this rank.

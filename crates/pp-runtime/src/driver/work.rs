@@ -8,11 +8,11 @@ use std::marker::PhantomData;
 use pp_contract::{Manifest, Plan};
 
 use crate::stage::{
-    Built, Chunk, Done, Offer, Place, Progress, Sink, Source, Stage, StageResult, Taken,
+    Built, Chunk, Done, GroupStage, Offer, Place, Progress, Sink, Source, Stage, StageResult, Taken,
 };
 
 /// A stage behind the source, whatever it keeps of a chunk.
-pub(super) trait Work<Tx, Rx, P: Plan> {
+pub(super) trait Work<Tx, Rx, G, P: Plan> {
     /// Whether it would take a chunk now.
     fn is_ready(&mut self) -> StageResult<bool>;
 
@@ -22,6 +22,7 @@ pub(super) trait Work<Tx, Rx, P: Plan> {
         chunk: Chunk<'_, P>,
         input: Option<&Rx>,
         output: Option<&mut Tx>,
+        group: Option<&mut G>,
     ) -> StageResult<Option<Done>>;
 
     /// How far the oldest work is that is under way.
@@ -36,6 +37,9 @@ pub(super) trait Work<Tx, Rx, P: Plan> {
 
 /// A stage, and what it keeps of the chunks that a device works on, the oldest first.
 struct Middle<S, K>(S, VecDeque<K>);
+
+/// A member of a group, as [`Middle`].
+struct Together<S, K>(S, VecDeque<K>);
 
 /// The sink, as [`Middle`].
 struct Last<S, K>(S, VecDeque<K>);
@@ -77,7 +81,7 @@ fn taken<K>(progress: Progress<Taken, K>) -> Progress<Done, K> {
     progress.map(done, |kept| kept)
 }
 
-impl<Tx, Rx, P, S> Work<Tx, Rx, P> for Middle<S, S::Kept>
+impl<Tx, Rx, G, P, S> Work<Tx, Rx, G, P> for Middle<S, S::Kept>
 where
     P: Plan,
     S: Stage<Tx, Rx, Plan = P>,
@@ -91,6 +95,7 @@ where
         chunk: Chunk<'_, P>,
         input: Option<&Rx>,
         output: Option<&mut Tx>,
+        _: Option<&mut G>,
     ) -> StageResult<Option<Done>> {
         let output = output.expect("a stage runs only with a slot");
         Ok(begun(self.0.run(chunk, input, output)?, &mut self.1))
@@ -109,7 +114,41 @@ where
     }
 }
 
-impl<Tx, Rx, P, S> Work<Tx, Rx, P> for Last<S, S::Kept>
+impl<Tx, Rx, G, P, S> Work<Tx, Rx, G, P> for Together<S, S::Kept>
+where
+    P: Plan,
+    S: GroupStage<Tx, Rx, G, Plan = P>,
+{
+    fn is_ready(&mut self) -> StageResult<bool> {
+        Ok(true)
+    }
+
+    fn run(
+        &mut self,
+        chunk: Chunk<'_, P>,
+        input: Option<&Rx>,
+        output: Option<&mut Tx>,
+        group: Option<&mut G>,
+    ) -> StageResult<Option<Done>> {
+        let group = group.expect("a group is connected before it runs");
+        let progress = self.0.run(chunk, input, output, group)?;
+        Ok(begun(progress, &mut self.1))
+    }
+
+    fn poll(&mut self) -> StageResult<Option<Done>> {
+        polled(&mut self.1, |oldest| self.0.poll(oldest))
+    }
+
+    fn finish(&mut self) -> StageResult<()> {
+        self.0.finish()
+    }
+
+    fn queued(&self) -> u32 {
+        0
+    }
+}
+
+impl<Tx, Rx, G, P, S> Work<Tx, Rx, G, P> for Last<S, S::Kept>
 where
     P: Plan,
     S: Sink<Rx, Plan = P>,
@@ -123,6 +162,7 @@ where
         chunk: Chunk<'_, P>,
         input: Option<&Rx>,
         _: Option<&mut Tx>,
+        _: Option<&mut G>,
     ) -> StageResult<Option<Done>> {
         Ok(begun(taken(self.0.take(chunk, input)?), &mut self.1))
     }
@@ -141,15 +181,20 @@ where
 }
 
 /// A stage behind the source, of any type.
-pub struct BoxedStage<'s, Tx, Rx, P> {
-    work: Box<dyn Work<Tx, Rx, P> + 's>,
+pub struct BoxedStage<'s, Tx, Rx, G, P> {
+    work: Box<dyn Work<Tx, Rx, G, P> + 's>,
     is_finished: bool,
 }
 
-impl<'s, Tx, Rx, P: Plan + 's> BoxedStage<'s, Tx, Rx, P> {
+impl<'s, Tx, Rx, G, P: Plan + 's> BoxedStage<'s, Tx, Rx, G, P> {
     /// A stage between source and sink.
     pub fn new(stage: impl Stage<Tx, Rx, Plan = P, Kept: 's> + 's) -> Self {
         Self::of(Middle(stage, VecDeque::new()))
+    }
+
+    /// One member of a group that runs a stage between source and sink.
+    pub fn member(stage: impl GroupStage<Tx, Rx, G, Plan = P, Kept: 's> + 's) -> Self {
+        Self::of(Together(stage, VecDeque::new()))
     }
 
     /// The sink.
@@ -157,7 +202,7 @@ impl<'s, Tx, Rx, P: Plan + 's> BoxedStage<'s, Tx, Rx, P> {
         Self::of(Last(sink, VecDeque::new()))
     }
 
-    fn of(work: impl Work<Tx, Rx, P> + 's) -> Self {
+    fn of(work: impl Work<Tx, Rx, G, P> + 's) -> Self {
         Self {
             work: Box::new(work),
             is_finished: false,
@@ -165,8 +210,8 @@ impl<'s, Tx, Rx, P: Plan + 's> BoxedStage<'s, Tx, Rx, P> {
     }
 }
 
-impl<'s, Tx, Rx, P: Plan> BoxedStage<'s, Tx, Rx, P> {
-    pub(super) fn work(&mut self) -> &mut (dyn Work<Tx, Rx, P> + 's) {
+impl<'s, Tx, Rx, G, P: Plan> BoxedStage<'s, Tx, Rx, G, P> {
+    pub(super) fn work(&mut self) -> &mut (dyn Work<Tx, Rx, G, P> + 's) {
         &mut *self.work
     }
 
@@ -183,7 +228,7 @@ impl<'s, Tx, Rx, P: Plan> BoxedStage<'s, Tx, Rx, P> {
     }
 }
 
-impl<Tx, Rx, P> fmt::Debug for BoxedStage<'_, Tx, Rx, P> {
+impl<Tx, Rx, G, P> fmt::Debug for BoxedStage<'_, Tx, Rx, G, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BoxedStage").finish_non_exhaustive()
     }
@@ -191,12 +236,12 @@ impl<Tx, Rx, P> fmt::Debug for BoxedStage<'_, Tx, Rx, P> {
 
 /// The stages that a rank runs, in the order of the pipeline.
 #[derive(Debug)]
-pub struct Stages<'s, Tx, Rx, S: Source<Tx>> {
+pub struct Stages<'s, Tx, Rx, G, S: Source<Tx>> {
     pub(super) source: Option<S>,
-    pub(super) work: Vec<BoxedStage<'s, Tx, Rx, S::Plan>>,
+    pub(super) work: Vec<BoxedStage<'s, Tx, Rx, G, S::Plan>>,
 }
 
-impl<'s, Tx, Rx, S: Source<Tx>> Stages<'s, Tx, Rx, S> {
+impl<'s, Tx, Rx, G, S: Source<Tx>> Stages<'s, Tx, Rx, G, S> {
     /// The stages of a rank: rank 0 begins with the source.
     pub fn new(source: Option<S>) -> Self {
         Self {
@@ -206,7 +251,7 @@ impl<'s, Tx, Rx, S: Source<Tx>> Stages<'s, Tx, Rx, S> {
     }
 
     /// Adds the next stage of this rank.
-    pub fn push(&mut self, stage: BoxedStage<'s, Tx, Rx, S::Plan>) {
+    pub fn push(&mut self, stage: BoxedStage<'s, Tx, Rx, G, S::Plan>) {
         self.work.push(stage);
     }
 
@@ -217,6 +262,19 @@ impl<'s, Tx, Rx, S: Source<Tx>> Stages<'s, Tx, Rx, S> {
         S::Plan: 's,
     {
         self.push(BoxedStage::new(stage));
+        self
+    }
+
+    /// With this rank's member of the group that runs a stage.
+    #[must_use]
+    pub fn together(
+        mut self,
+        stage: impl GroupStage<Tx, Rx, G, Plan = S::Plan, Kept: 's> + 's,
+    ) -> Self
+    where
+        S::Plan: 's,
+    {
+        self.push(BoxedStage::member(stage));
         self
     }
 

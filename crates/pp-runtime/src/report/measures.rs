@@ -110,6 +110,8 @@ pub struct Measures {
     pub efficiency_by_mean_why_null: Option<WhyNull>,
     /// Median time from when the first frame of a chunk had been read until the chunk was accepted.
     pub latency_ms: Option<f64>,
+    /// The mean.
+    pub latency_mean_ms: Option<f64>,
     /// Its 99th percentile.
     pub latency_p99_ms: Option<f64>,
     /// The longest.
@@ -235,6 +237,7 @@ impl Measures {
             stages: stages(&measured, pipeline, period.mean()),
             ranks: ranks(&measured, pipeline),
             latency_ms: ms(latency.median()),
+            latency_mean_ms: ms(latency.mean()),
             latency_p99_ms: ms(latency.quantile(0.99)),
             latency_max_ms: ms(latency.quantile(1.0)),
             added_latency_ms: ms(added_latency.median()),

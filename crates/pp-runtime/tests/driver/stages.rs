@@ -351,10 +351,15 @@ pub(crate) fn run(
     let ranks = run_ranks(&options, BYTES as u64, stages, |switches| {
         if let Some(hold) = &*play.hold.lock().unwrap() {
             let (is_served, served) = (Arc::clone(&hold.is_served), hold.served.clone());
-            switches[0].when_served(move || {
+            let tell = move || {
                 is_served.store(true, Ordering::SeqCst);
-                served.send(()).unwrap();
-            });
+                let _ = served.send(());
+            };
+            switches[0].when_served(tell.clone());
+            // It may have been so before: the ranks run already.
+            if switches[0].is_served() {
+                tell();
+            }
         }
         meanwhile(switches);
     });

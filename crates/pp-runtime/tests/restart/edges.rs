@@ -11,7 +11,7 @@ use pp_transport::backend::End;
 use pp_transport::bell::Bell;
 use pp_transport::edge::{EdgeRx, EdgeTx, Edges, Sent};
 use pp_transport::error::TransportError;
-use pp_transport::host::{Host, HostLocal, HostRx, HostTx, RxLease, Sending, TxLease};
+use pp_transport::host::{Host, HostGroup, HostLocal, HostRx, HostTx, RxLease, Sending, TxLease};
 use pp_transport::in_flight::{Completion, InFlight, Rejected, Submission};
 
 /// A receive that is done when it is looked at for the third time, if its rank still lives then.
@@ -127,6 +127,7 @@ impl Edges for Failing {
     type Out = Fails<HostTx>;
     type In = Fails<HostRx>;
     type Local = HostLocal;
+    type Group = HostGroup;
 }
 
 /// An end.

@@ -14,7 +14,7 @@ use pp_runtime::stage::{
     StageResult, Taken, send_as_it_was,
 };
 use pp_testing::{Toy, ToyParts, done};
-use pp_transport::host::{RxLease, TxLease};
+use pp_transport::host::{HostGroup, RxLease, TxLease};
 use pp_transport::in_flight::Part;
 use serde::{Deserialize, Serialize};
 
@@ -233,9 +233,9 @@ impl Source<TxLease> for Frames<'_> {
     ) -> StageResult<Option<u64>> {
         let mut seen = self.seen.lock().unwrap();
         match note {
-            // What is accepted again has no note.
+            // Also of what is accepted again.
             Some(note) => {
-                assert!(note.is_empty() || note == chunk.get().to_le_bytes());
+                assert_eq!(note, chunk.get().to_le_bytes());
                 seen.accepted.push(chunk.get());
             }
             None => seen.forgotten.push(chunk.get()),
@@ -386,7 +386,7 @@ pub(crate) fn stages<'a>(
     rank: Rank,
     cuts: &[Cut],
     seen: &'a Mutex<Seen>,
-) -> Stages<'a, TxLease, RxLease, Frames<'a>> {
+) -> Stages<'a, TxLease, RxLease, HostGroup, Frames<'a>> {
     let source = Frames::new(cuts, seen);
     let mut stages = Stages::new((rank == Rank::new(0)).then_some(source));
     for (_, stage) in pipeline.stages_at(rank) {

@@ -8,7 +8,7 @@ use pp_runtime::stage::Source;
 use pp_runtime::switch::Switch;
 use pp_testing::{HANG, Seat, TellPanic, local, seats};
 use pp_transport::backend::End as EdgeEnd;
-use pp_transport::host::{Host, RxLease, TxLease};
+use pp_transport::host::{Host, HostGroup, RxLease, TxLease};
 
 use crate::edges::{Failing, Fuse, broken, late};
 use crate::stages::{CONTEXT_CHUNKS, SLOT};
@@ -52,7 +52,7 @@ pub(crate) fn options(pipeline: &str, depth: u32, restarts: u32) -> RankOptions 
 pub(crate) fn rank_run<'a, S: Source<TxLease>>(
     rank: Rank,
     options: &RankOptions,
-    stages: Stages<'a, TxLease, RxLease, S>,
+    stages: Stages<'a, TxLease, RxLease, HostGroup, S>,
 ) -> RankRun<'a, Failing, S> {
     let slots = |_, _| Ok(local(options, SLOT));
     RankRun::new(rank, stages, options.clone(), slots).unwrap()
@@ -75,9 +75,6 @@ pub(crate) struct End {
     pub(crate) result: Result<Summary, Fault>,
     /// Operations of each rank in the first generation.
     pub(crate) done: Vec<usize>,
-    /// Rank 0 lost another one before it had heard that the sink has stored all, and the rank of the sink had left by
-    /// then: no other will come.
-    pub(crate) is_late: bool,
 }
 
 /// One generation, for one rank.
@@ -102,7 +99,17 @@ fn live<S: Source<TxLease>>(
         let _tell = TellPanic(&turn.switches);
         run.begin_attempt(turn.generation);
         attach(&mut run, turn.seat.ends, &turn.fuse);
-        let driven = run.drive(&turn.seat.switch);
+        let mut driven = run.drive(&turn.seat.switch);
+        if let Ok(Driven::Lost(fault)) = &driven
+            && rank > 0
+        {
+            // As its watch tells all others.
+            let others = turn.switches.iter();
+            others.for_each(|other| other.lose_peer(fault.clone()));
+            if turn.seat.switch.is_source_done(HANG) {
+                driven = run.leave();
+            }
+        }
         if !matches!(driven, Ok(Driven::Lost(_))) {
             let summary = driven.is_ok().then(|| run.finish().1);
             tell.send((rank, driven, summary)).unwrap();
@@ -119,9 +126,9 @@ pub(crate) fn run<'a, S: Source<TxLease>>(
     options: &RankOptions,
     lives: &[Life],
     drains: bool,
-    stages: &(dyn Fn(Rank, usize) -> Stages<'a, TxLease, RxLease, S> + Sync),
+    stages: &(dyn Fn(Rank, usize) -> Stages<'a, TxLease, RxLease, HostGroup, S> + Sync),
 ) -> End {
-    let (mut done, mut is_late) = (Vec::new(), false);
+    let mut done = Vec::new();
     let result = std::thread::scope(|scope| {
         let (tell, heard) = mpsc::channel::<Outcome>();
         let ranks = options.pipeline.world_size().get() as usize;
@@ -166,11 +173,20 @@ pub(crate) fn run<'a, S: Source<TxLease>>(
             let _tell = TellPanic(&switches);
             let mut outcomes: Vec<Option<Outcome>> = (0..ranks).map(|_| None).collect();
             for _ in 0..ranks {
-                let (rank, driven, summary) = heard.recv_timeout(HANG).expect("no rank hangs");
+                let next = heard.recv_timeout(HANG);
+                let (rank, driven, summary) =
+                    next.unwrap_or_else(|_| panic!("{life:?}: a rank hangs"));
                 if let Err(fault) = &driven {
                     let is_killed = rank as u32 == life.dies && generation + 1 < lives.len();
                     let is_over = *fault == died(life.dies);
                     assert!(is_killed || is_over, "{life:?}: rank {rank}: {fault}");
+                }
+                if rank == 0 && driven != Ok(Driven::Finished) {
+                    // It has lost the rank, and leaves its edges.
+                    for switch in &switches[1..] {
+                        switch.lose_peer(died(life.dies));
+                        switch.lose_peer(died(0));
+                    }
                 }
                 if fuses[rank].is_blown() || driven != Ok(Driven::Finished) {
                     // What the watches say.
@@ -194,22 +210,15 @@ pub(crate) fn run<'a, S: Source<TxLease>>(
                 done = fuses.iter().map(|fuse| fuse.done()).collect();
             }
             threads[life.dies as usize] = None;
-            let sink = options.pipeline.sink().get() as usize;
-            is_late = sink > 0 && matches!(outcomes[sink], Some((_, Ok(Driven::Finished), _)));
             match outcomes[0].take().expect("rank 0 has told") {
                 (_, Ok(Driven::Finished), summary) => {
                     return Ok(summary.expect("it is done"));
                 }
-                (_, Ok(Driven::Lost(fault)), _) if is_late => return Err(fault),
                 (_, Ok(Driven::Lost(fault)), _) => assert_eq!(fault, died(life.dies)),
                 (_, Err(fault), _) => return Err(fault),
             }
         }
         panic!("rank 0 waits for another life");
     });
-    End {
-        is_late: is_late && result.is_err(),
-        result,
-        done,
-    }
+    End { result, done }
 }

@@ -6,8 +6,7 @@
 //! into the core, and names the test that finds each.
 //!
 //! Where a rank dies each other hears of it at a moment of its own, drops its edges with all that is on them, and meets
-//! the others again, as `pp_job` has it. Once the source is done a rank may wait in vain for such a meeting: a supervisor
-//! ends it. So may the source where the sink, on another rank, has stored all and left, and was not heard.
+//! the others again, as `pp_job` has it. A rank that hears that the source needs no other leaves instead.
 
 mod world;
 
@@ -129,7 +128,7 @@ const CHAINS: [&str; 7] = [
     "a@0 -> b@1 -> c@2 -> d@0",
 ];
 const RINGS: [&str; 4] = [
-    "a@0 -> (b@1)*2 -> c@0",
+    "a@0 -> (b@1)*3 -> c@0",
     "a@0 -> (b@1 -> c@2)*2 -> d@0",
     "a@0 -> (b@1 -> c@1)*2 -> d@0",
     "a@0 -> (b@1 -> c@0)*2 -> d@2",
@@ -152,6 +151,16 @@ const REPLACED: [&str; 9] = [
     "a@0 -> (b@1 -> c@2)*2 -> d@0",
     "a@0 -> (b@1 -> c@1)*2 -> d@0",
     "a@0 -> (b@1 -> c@0)*2 -> d@2",
+];
+/// Stages that several ranks run together: with rank 0 and without, and with a member that works on a later stage too.
+const GROUPS: [&str; 7] = [
+    "a@0 -> b@0+1 -> c@0",
+    "a@0 -> b@1+0 -> c@1",
+    "a@0 -> b@1+2 -> c@0",
+    "a@0 -> b@1+2 -> c@2 -> d@0",
+    "a@0 -> b@1+2 -> c@3",
+    "a@0 -> b@1+2 -> c@3 -> d@2",
+    "a@0 -> b@1+2+3 -> c@0",
 ];
 
 /// All combinations.
@@ -207,6 +216,47 @@ fn rings_end_well() {
 }
 
 #[test]
+fn groups_end_well() {
+    let cuts = ["---", "-f-h", "-h-"];
+    walk_all(150_000, cases(&GROUPS, &[1, 2, 3], &DEVICES[..1], &cuts));
+    walk_all(
+        50_000,
+        cases(&GROUPS[..4], &[1, 2], &DEVICES[1..], &cuts[2..]),
+    );
+    walk_all(
+        4_000,
+        cases(&GROUPS[4..], &[1, 2], &DEVICES[4..], &cuts[..1]),
+    );
+    let others = cases(&GROUPS[..4], &[2], &DEVICES[..2], &cuts[2..]);
+    walk_all(35_000, drained(others.clone()));
+    walk_all(350_000, aborted(others));
+}
+
+#[test]
+fn members_that_die_do_no_harm() {
+    let cuts = ["---", "-h-"];
+    walk_all(
+        1_000_000,
+        dying(1, cases(&GROUPS[2..], &[1], &DEVICES, &cuts[1..])),
+    );
+    walk_all(
+        80_000,
+        dying(1, cases(&GROUPS[2..4], &[2], &DEVICES[..1], &cuts)),
+    );
+    walk_all(
+        40_000,
+        dying(1, cases(&GROUPS[2..4], &[2], &DEVICES[4..], &["--"])),
+    );
+    walk_all(
+        55_000,
+        dying(2, cases(&GROUPS[2..4], &[1], &DEVICES[..2], &["--"])),
+    );
+    let drains = cases(&GROUPS[2..4], &[1], &DEVICES[..1], &cuts[1..]);
+    walk_all(40_000, drained(dying(1, drains.clone())));
+    walk_all(130_000, aborted(dying(1, drains)));
+}
+
+#[test]
 fn drains_and_aborts_end_well() {
     let chains = cases(&CHAINS, &[2], &DEVICES[..2], &["-h-"]);
     walk_all(20_000, drained(chains.clone()));
@@ -231,6 +281,13 @@ fn a_death_at_any_moment_does_no_harm() {
         &["-h-", "-f-", "-hh-"],
     );
     walk_all(10_000, dying(1, cut_twice));
+    // Two stages of one rank: what the sink has waits before the first when no other rank is needed any more.
+    let needless = [
+        "a@0 -> b@1 -> c@0 -> d@0",
+        "a@0 -> b@1 -> c@2 -> d@2 -> e@0",
+    ];
+    let needless = cases(&needless, &[1], &DEVICES[3..4], &["--"]);
+    walk_all(1_000, dying(2, needless));
     // Slots of a rank that lives on are still in use.
     let survivor = ["a@0 -> b@1 -> c@1 -> d@2 -> e@0"];
     let survivor = cases(&survivor, &[1], &DEVICES[1..2], &["--"]);
@@ -272,6 +329,16 @@ fn larger_walk() {
     walk_all(1_000_000, dying(2, deaths));
     let deaths = cases(&REPLACED[6..], &[1, 2], &DEVICES[..1], &["---", "-h-"]);
     walk_all(500_000, dying(2, deaths));
+    let groups = cases(&GROUPS, &[1, 2, 3], &DEVICES, &cuts[1..5]);
+    walk_all(1_000_000, drained(groups));
+    let groups = cases(&GROUPS, &[1, 2], &DEVICES[..2], &["-h-"]);
+    walk_all(500_000, aborted(groups));
+    let groups = cases(&GROUPS[2..6], &[1, 2], &DEVICES, &["---", "-h-"]);
+    walk_all(1_000_000, dying(1, groups));
+    let groups = cases(&GROUPS[2..], &[1], &DEVICES, &["--", "-h"]);
+    walk_all(300_000, dying(2, groups.clone()));
+    walk_all(50_000, drained(dying(1, groups.clone())));
+    walk_all(50_000, aborted(dying(1, groups)));
 }
 
 /// A core that nothing was asked of yet, and what it is told where every output is free.

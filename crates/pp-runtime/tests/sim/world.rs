@@ -5,9 +5,11 @@
 
 mod act;
 mod check;
+mod group;
 mod hear;
 mod lose;
 mod mix;
+mod steps;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -121,6 +123,8 @@ struct Working {
     message: Message,
     /// The slot that it writes.
     output: Pool,
+    /// It is done. A leader waits for the reports of the other members.
+    is_done: bool,
 }
 
 /// The payload of a chunk that the source sent, where a rank may die.
@@ -169,9 +173,13 @@ struct Node {
     /// Chunks that the sink has, and whose payloads are kept.
     context: VecDeque<u64>,
     operations: VecDeque<Operation>,
+    /// A collective of this stage, which blocks the rank until all members are inside.
+    inside: Option<(usize, Ticket, Working)>,
+    /// Of other members, by their edges: chunk and attempt.
+    reports: VecDeque<(usize, u64, u16)>,
     /// The epoch of the newest hard cut that it knows of.
     told: u64,
-    /// Nothing more is needed of other ranks: their loss is no fault.
+    /// The source needs nothing more of other ranks, as far as this one knows: their loss is no fault.
     is_served: bool,
     is_alone: bool,
     phase: Phase,
@@ -182,7 +190,7 @@ enum Phase {
     Running,
     /// It has heard of a fault, and stops next.
     Faulty,
-    /// It has dropped its edges, and waits for all ranks to meet.
+    /// It has dropped its edges, and waits for all ranks to meet. If the rank of the source has finished it leaves.
     Waiting,
     Finished,
 }
@@ -215,6 +223,8 @@ struct Lane {
     last: Vec<Option<u64>>,
     /// Headers that are here, and whose payloads are not.
     arriving: u8,
+    /// Chunk and attempt of what the leader of a group has begun, and this member of it has not.
+    begun: VecDeque<(u64, u16)>,
 }
 
 #[derive(Clone, Hash)]
@@ -233,6 +243,8 @@ pub(crate) struct World {
     told: usize,
     has_aborted: bool,
     taken: Vec<u64>,
+    /// What the sink remembers that it said, where a rank may die.
+    said: VecDeque<(u64, bool)>,
     accepted: u64,
     /// Transfers whose send is done.
     sent: BTreeSet<Transfer>,
@@ -275,6 +287,14 @@ pub(crate) enum Step {
     },
     /// All ranks meet, with another process for each that died.
     Meet,
+    /// A rank hears that the source needs no other.
+    HearServed {
+        rank: usize,
+    },
+    /// A rank that waits hears that the rank of the source has finished.
+    Leave {
+        rank: usize,
+    },
 }
 
 /// What is the same in all worlds of a case.
@@ -297,9 +317,19 @@ impl Map {
 
     fn node(&self, rank: usize) -> Node {
         let places = &self.places[rank];
-        let slots = |stage: &LocalStage| [self.shape.slots(stage.at, true); 2];
+        let slots = |stage: &LocalStage| {
+            let slots = self.shape.slots(stage.at, true);
+            // A stage that is a ring of its own writes into one slot while it reads another one.
+            let ring = self.shape.pipeline.ring_at(stage.at);
+            let is_alone = ring.is_some_and(|ring| ring.first == ring.last);
+            [slots, slots + u8::from(is_alone)]
+        };
+        let mut core = RankCore::new(places.clone(), self.shape.depth.into());
+        if self.shape.deaths == 0 {
+            core.handle_released();
+        }
         Node {
-            core: RankCore::new(places.clone(), self.shape.depth.into()),
+            core,
             seen: places
                 .iter()
                 .map(|stage| vec![None; usize::from(self.shape.laps(stage.at))])
@@ -311,6 +341,8 @@ impl Map {
             kept: Vec::new(),
             context: VecDeque::new(),
             operations: VecDeque::new(),
+            inside: None,
+            reports: VecDeque::new(),
             told: 0,
             is_served: false,
             is_alone: false,
@@ -329,16 +361,20 @@ impl Map {
             is_closed: false,
             last: vec![None; laps.into()],
             arriving: 0,
+            begun: VecDeque::new(),
         }
     }
 
     fn has_payloads(&self, edge: usize) -> bool {
-        self.edges[edge].kind != EdgeKind::Accept
+        matches!(self.edges[edge].kind, EdgeKind::Onward | EdgeKind::Lap)
     }
 
     /// Rank, stage and input that an edge leads to.
     fn target(&self, edge: usize) -> (usize, usize, usize) {
         let rank = self.edges[edge].target.get() as usize;
+        if self.edges[edge].kind == EdgeKind::Report {
+            return (rank, self.place(rank, self.edges[edge].to), ONWARD);
+        }
         let to = self.places[rank].iter().enumerate();
         let mut to = to.flat_map(|(stage, place)| [(stage, ONWARD, place), (stage, LAP, place)]);
         let found = to.find(|(_, input, place)| place.inputs[*input] == Wire::Edge(edge));
@@ -395,6 +431,7 @@ impl World {
             told: 0,
             has_aborted: false,
             taken: Vec::new(),
+            said: VecDeque::new(),
             accepted: 0,
             sent: BTreeSet::new(),
         }
@@ -416,68 +453,6 @@ impl World {
 
     fn waits(&self, rank: usize) -> bool {
         self.ranks[rank].is_some() && self.at(rank).phase == Phase::Waiting
-    }
-
-    /// All that may happen next.
-    pub(crate) fn steps(&self, map: &Map) -> Vec<Step> {
-        let mut steps = Vec::new();
-        if self.lives(0) && self.at(0).core.wants_offer() {
-            steps.push(Step::Offer);
-        }
-        if (self.lives(0) || self.waits(0)) && map.shape.may_drain && !self.has_drained {
-            steps.push(Step::Drain);
-        }
-        for rank in 0..self.ranks.len() {
-            if self.lives(rank) {
-                self.steps_of(map, rank, &mut steps);
-            }
-        }
-        for edge in 0..self.lanes.len() {
-            let rank = map.target(edge).0;
-            if !self.lives(rank) || self.at(rank).is_alone {
-                continue;
-            }
-            if !self.lanes[edge].queue.is_empty() {
-                steps.push(Step::Hear { edge });
-            }
-            let is_moving = matches!(map.shape.device, Device::Moving | Device::Both);
-            if is_moving && self.lanes[edge].arriving > 0 {
-                steps.push(Step::Arrive { edge });
-            }
-        }
-        self.losses(map, &mut steps);
-        steps
-    }
-
-    fn steps_of(&self, map: &Map, rank: usize, steps: &mut Vec<Step>) {
-        for is_ready in [true, false] {
-            let facts = self.facts(map, rank, is_ready);
-            let action = self.at(rank).core.poll(&facts);
-            if action != Action::Wait {
-                steps.push(Step::Act(rank, is_ready, action));
-            }
-            let takes = |stage: usize| map.places[rank][stage].is_sink;
-            // Whether the sink is ready matters only where it would take a chunk.
-            if !matches!(action, Action::Run { stage, .. } if takes(stage)) {
-                break;
-            }
-        }
-        let told = self.at(rank).told;
-        let cuts = self.hard[self.told..].iter().filter(|epoch| **epoch > told);
-        steps.extend(cuts.map(|epoch| Step::Tell {
-            rank,
-            epoch: *epoch,
-        }));
-        match map.shape.device {
-            Device::Working | Device::Both => {
-                let stages = 0..map.places[rank].len();
-                let works = |stage: &usize| self.at(rank).core.working(*stage) > 0;
-                let works = stages.filter(works);
-                steps.extend(works.map(|stage| Step::FinishWork { rank, stage }));
-            }
-            Device::InOrder if self.may_operate(rank) => steps.push(Step::Operate { rank }),
-            _ => {}
-        }
     }
 
     /// The world after one step.
@@ -522,8 +497,10 @@ impl World {
             Step::Operate { rank } => self.operate(map, rank),
             Step::Lose { rank } => self.lose(map, rank),
             Step::Abort => self.abort(),
-            Step::HearLoss { rank } => self.hear_loss(rank),
+            Step::HearLoss { rank } => self.hear_loss(map, rank),
             Step::Meet => self.meet(map),
+            Step::HearServed { rank } => self.hear_served(rank),
+            Step::Leave { rank } => self.finish(map, rank),
         }
     }
 

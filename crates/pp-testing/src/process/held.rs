@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use super::{Ended, HANG, Output, Process, ranks_of, signal};
+use super::{Ended, HANG, Output, Process, children, is_alive, rank_of, signal};
 
 /// How far the output may run ahead of the next strike.
 const AHEAD: u64 = 40_000;
 
-/// What is done to Phase B, and when.
+/// What is done to a rank, and when.
 #[derive(Clone, Copy, Debug)]
 pub struct Strike {
     /// When so many bytes of the output are there.
@@ -76,8 +76,9 @@ impl Held {
     pub fn rank(&self, rank: u32) -> u32 {
         let deadline = Instant::now() + HANG;
         loop {
-            let found = ranks_of(self.id())[rank as usize];
-            if let Some(pid) = found.filter(|pid| !self.struck.contains(pid)) {
+            let is_it = |pid: &u32| rank_of(*pid) == Some(rank) && is_alive(*pid);
+            let mut found = children(self.id()).into_iter();
+            if let Some(pid) = found.find(|pid| is_it(pid) && !self.struck.contains(pid)) {
                 return pid;
             }
             assert!(
@@ -88,11 +89,17 @@ impl Held {
         }
     }
 
-    /// Strikes Phase B.
+    /// Strikes rank 1.
     #[track_caller]
     pub fn strike(&mut self, strike: Strike) {
+        self.strike_rank(1, strike);
+    }
+
+    /// Strikes this rank.
+    #[track_caller]
+    pub fn strike_rank(&mut self, rank: u32, strike: Strike) {
         self.wait_for(strike.at);
-        let pid = self.rank(1);
+        let pid = self.rank(rank);
         std::thread::sleep(strike.after);
         self.struck.push(pid);
         signal(pid, strike.signal);

@@ -67,7 +67,7 @@ pub fn rank_of(pid: u32) -> Option<u32> {
     variable(pid, "RANK")?.parse().ok()
 }
 
-/// The processes of both ranks that a supervisor has started, as far as they are there.
+/// The processes of the two ranks that a supervisor has started, as far as they are there.
 pub fn ranks_of(supervisor: u32) -> [Option<u32>; 2] {
     let mut found = [None; 2];
     for child in children(supervisor) {
@@ -82,8 +82,8 @@ pub fn ranks_of(supervisor: u32) -> [Option<u32>; 2] {
 pub fn ranks(supervisor: u32) -> [u32; 2] {
     let deadline = Instant::now() + HANG;
     loop {
-        if let [Some(front), Some(back)] = ranks_of(supervisor) {
-            return [front, back];
+        if let [Some(zero), Some(one)] = ranks_of(supervisor) {
+            return [zero, one];
         }
         assert!(Instant::now() < deadline, "the ranks never came up");
         std::thread::sleep(Duration::from_millis(2));

@@ -51,8 +51,11 @@ impl ControlChannel {
                     peer,
                     kind,
                     socket: Arc::clone(&socket),
-                    turn: Mutex::new(Turn::Free(session.sealer)),
-                    freed: Condvar::new(),
+                    writing: Mutex::new(Writing {
+                        turn: Turn::Free(session.sealer),
+                        announced: 0,
+                    }),
+                    changed: Condvar::new(),
                 }),
             },
             receiver: ControlReceiver {
@@ -119,8 +122,15 @@ struct Shared {
     peer: Rank,
     kind: SocketKind,
     socket: Arc<Socket>,
-    turn: Mutex<Turn>,
-    freed: Condvar,
+    writing: Mutex<Writing>,
+    changed: Condvar,
+}
+
+/// What the senders of a channel have in common.
+struct Writing {
+    turn: Turn,
+    /// Messages that are announced: a goodbye comes behind them.
+    announced: usize,
 }
 
 /// Who may write. The lock is held only to take and give back the sealer, never while writing, so
@@ -146,7 +156,13 @@ impl ControlSender {
         self.shared.socket.addresses()
     }
 
-    /// Sends one message, or gives up at the deadline.
+    /// Says that a message will be sent, by whatever thread: a goodbye waits for it.
+    pub(crate) fn announce(&self) -> Announced {
+        self.lock().announced += 1;
+        Announced(self.clone())
+    }
+
+    /// Sends one message, or gives up at the deadline. A goodbye waits for messages that are announced.
     ///
     /// After [`ControlError::PeerLost`] the peer's last words may still lie unread: ask the
     /// receiver once.
@@ -192,7 +208,7 @@ impl ControlSender {
             )));
         }
         let started = Instant::now();
-        let mut sealer = self.take_turn(started, deadline)?;
+        let mut sealer = self.take_turn(kind == wire::BYE, started, deadline)?;
         // A peer that reads nothing is found before anything is sealed: then no harm is done.
         let sent = match self.shared.socket.wait(PollFlags::OUT, deadline) {
             Ok(()) => {
@@ -243,19 +259,31 @@ impl ControlSender {
     }
 
     fn give_back(&self, turn: Turn) {
-        *self.lock() = turn;
-        self.shared.freed.notify_one();
+        self.lock().turn = turn;
+        self.shared.changed.notify_all();
     }
 
-    /// Takes the sealer out, waiting for another sender to finish.
-    fn take_turn(&self, started: Instant, deadline: Instant) -> Result<Sealer, ControlError> {
+    /// Takes the sealer out, waiting for another sender to finish; for a goodbye, for all that are announced.
+    fn take_turn(
+        &self,
+        is_last: bool,
+        started: Instant,
+        deadline: Instant,
+    ) -> Result<Sealer, ControlError> {
         let left = deadline.saturating_duration_since(started);
-        let (mut turn, _) = self
+        let is_early = |writing: &Writing| is_last && writing.announced > 0;
+        let (mut writing, _) = self
             .shared
-            .freed
-            .wait_timeout_while(self.lock(), left, |turn| matches!(turn, Turn::Taken))
+            .changed
+            .wait_timeout_while(self.lock(), left, |writing| {
+                matches!(writing.turn, Turn::Taken) || is_early(writing)
+            })
             .unwrap_or_else(PoisonError::into_inner);
-        match std::mem::replace(&mut *turn, Turn::Taken) {
+        if is_early(&writing) {
+            return Err(self.late(started));
+        }
+        let turn = &mut writing.turn;
+        match std::mem::replace(turn, Turn::Taken) {
             Turn::Free(sealer) => Ok(sealer),
             Turn::Taken => Err(self.late(started)),
             Turn::Done => {
@@ -271,10 +299,10 @@ impl ControlSender {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Turn> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Writing> {
         // Every critical section is one assignment: there is no half-made state to fear.
         self.shared
-            .turn
+            .writing
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -292,6 +320,20 @@ impl ControlSender {
             rank: self.shared.peer,
             what,
         }
+    }
+}
+
+/// A message that will be sent.
+///
+/// # If dropped
+/// It was sent, or will not be.
+#[derive(Debug)]
+pub(crate) struct Announced(ControlSender);
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        self.0.lock().announced -= 1;
+        self.0.shared.changed.notify_all();
     }
 }
 

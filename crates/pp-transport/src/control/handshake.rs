@@ -45,15 +45,18 @@ fn preside(peers: &mut Peers, hello: &Hello, deadline: Instant) -> Result<Vec<He
     let deadline = deadline.max(Instant::now() + VERDICT_LATER);
     match verdict {
         Ok((hellos, encoded)) => {
-            for channel in peers.iter() {
+            let told = peers.iter().try_for_each(|channel| {
                 let tell = |message: Message<'_>| channel.sender().send(&message, deadline);
                 encoded
                     .iter()
                     .try_for_each(|hello| tell(Message::Hello(hello)))
                     .and_then(|()| tell(Message::Verdict(&[])))
-                    .map_err(|error| error.fault(OPERATION))?;
+                    .map_err(|error| error.fault(OPERATION))
+            });
+            if let Err(fault) = &told {
+                peers.tell(fault);
             }
-            Ok(hellos)
+            told.map(|()| hellos)
         }
         Err(fault) => {
             if let Ok(body) = fault.encode() {

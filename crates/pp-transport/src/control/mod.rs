@@ -23,6 +23,7 @@ mod rendezvous;
 mod secure;
 mod socket;
 
+pub(crate) use channel::Announced;
 pub use channel::{ControlChannel, ControlReceiver, ControlSender, Received};
 pub use error::ControlError;
 pub use fds::MAX_FDS;

@@ -25,7 +25,7 @@ mod waiting;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use pp_contract::{Rank, WorldSize};
+use pp_contract::{Fault, Rank, WorldSize};
 
 pub(super) use self::error::MEETING_RANK;
 pub use self::error::{RendezvousError, TurnedAway};
@@ -33,8 +33,10 @@ pub use self::introduce::introduce;
 use self::listen::Listener;
 pub use self::waiting::{RendezvousOptions, Tell};
 use super::channel::ControlChannel;
+use super::message::Message;
 use super::secure::JobKey;
 use crate::launch::Launch;
+use crate::times::VERDICT_LATER;
 
 /// Meets the other ranks of the job; returns when all have joined. Blocks until then, or until
 /// the timeout. A world of one rank meets no other rank and opens nothing.
@@ -96,6 +98,14 @@ impl Peers {
     /// The channel to a peer.
     pub fn get_mut(&mut self, peer: Rank) -> Option<&mut ControlChannel> {
         self.channels.get_mut(&peer)
+    }
+
+    /// Tells all peers, as far as they are there, why this rank leaves them. Otherwise they would blame this rank.
+    pub(super) fn tell(&self, fault: &Fault) {
+        let soon = Instant::now() + VERDICT_LATER;
+        for channel in self.iter() {
+            let _ = channel.sender().send(&Message::Abort(fault.clone()), soon);
+        }
     }
 
     /// The channel to a peer, out of the set.

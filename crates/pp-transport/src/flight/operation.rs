@@ -47,6 +47,12 @@ packed! {
         AllReduce => "all-reduce",
         /// A copy from one member of a group to all others.
         Broadcast => "broadcast",
+        /// A part from one member of a group to each.
+        Scatter => "scatter",
+        /// A part from each member of a group to one.
+        Gather => "gather",
+        /// A wait of all members of a group for each other.
+        Barrier => "barrier",
     }
 }
 
@@ -54,7 +60,7 @@ impl Kind {
     /// Whether all members of a group have to take part.
     #[must_use]
     pub const fn is_collective(self) -> bool {
-        matches!(self, Self::AllReduce | Self::Broadcast)
+        self.is_of_group() && !matches!(self, Self::GroupSend | Self::GroupReceive)
     }
 
     /// Whether it is an operation of a group rather than of an edge.
@@ -117,7 +123,7 @@ pub struct Operation {
     pub message: Option<Message>,
     /// Which group, as a place in the recording's list.
     pub group: Option<u8>,
-    /// The other rank; of a broadcast, the one that has the data.
+    /// The other rank; of a broadcast, a scatter or a gather, the root.
     pub peer: Option<Rank>,
     /// The generation of the edge or the communicator.
     pub generation: Generation,

@@ -52,6 +52,8 @@ impl<B: Edges> Edges for Recorded<B> {
     type Out = RecordedTx<B::Out>;
     type In = RecordedRx<B::In>;
     type Local = RecordedLocal<B::Local>;
+    /// It records by itself what it does.
+    type Group = B::Group;
 }
 
 impl<B: Edges> Recorded<B> {

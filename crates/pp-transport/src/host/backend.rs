@@ -1,16 +1,21 @@
 //! Ranks of one host, connected by memory that they map, and stages of one process.
 
+use std::os::fd::AsFd;
+
 use pp_contract::{Fault, FaultKind, Rank};
 
+use super::group::{GroupMemory, HostGroup};
 use super::layout::{EdgeShape, Holds};
 use super::shared::SharedEnd;
 use super::{HostLocal, HostRx, HostTx, Receiving, RxLease, Sending, TxLease};
 use crate::backend::{
-    Backend, Connect, Connected, EdgeEnd, End, OnFrame, Peer, in_order, share_memory,
+    Abort, Backend, Connect, Connected, EdgeEnd, End, Joined, Neighbours, OnFrame, Peer, Waits,
+    in_order, own_fault, receive_fds, share_memory,
 };
 use crate::bell::Bell;
 use crate::edge::{Capabilities, Edges};
 use crate::error::TransportError;
+use crate::group::Members;
 
 /// Payloads in host memory, handed over between processes of one host.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,10 +44,12 @@ impl Edges for Host {
     type Out = HostTx;
     type In = HostRx;
     type Local = HostLocal;
+    type Group = HostGroup;
 }
 
 impl Backend for Host {
     type Agreed = Vec<(u32, End<Self>)>;
+    type AgreedGroup = GroupMemory;
 
     fn settings(&self) -> Vec<(String, String)> {
         vec![("transport".into(), "host".into())]
@@ -62,15 +69,7 @@ impl Backend for Host {
         edges: &[EdgeEnd],
         bell: &Bell,
     ) -> Result<(Self::Agreed, Option<OnFrame>), Fault> {
-        if !peer.shares_host() {
-            return Err(Fault::new(
-                FaultKind::HandshakeMismatch,
-                peer.rank(),
-                "map edges",
-                "the ranks met over TCP and share no memory; the host transport needs both on one \
-                 machine and in one network namespace, and PP_RENDEZVOUS unset; between machines use NCCL",
-            ));
-        }
+        check_host(peer)?;
         let edges = in_order(edges);
         let shared = share_memory(peer, &edges, Holds::All, bell)?;
         let ends = edges.iter().zip(shared).map(|(end, shared)| {
@@ -92,7 +91,63 @@ impl Backend for Host {
         Ok(Connected { ends, abort: None })
     }
 
+    fn agree_on_group(
+        &mut self,
+        members: &Members,
+        neighbours: &mut dyn Neighbours,
+    ) -> Result<GroupMemory, Fault> {
+        let own = own_fault(members.own());
+        if !members.is_leader() {
+            let mut leader = neighbours.neighbour(members.leader());
+            check_host(&*leader)?;
+            let [fd] = receive_fds(&mut *leader)?;
+            return GroupMemory::open(members, fd).map_err(own);
+        }
+        let memory = GroupMemory::create(members).map_err(own)?;
+        for rank in &members.ranks()[1..] {
+            let member = neighbours.neighbour(*rank);
+            check_host(&*member)?;
+            member.send_fds(&[memory.as_fd()])?;
+        }
+        Ok(memory)
+    }
+
+    fn connect_group(
+        &mut self,
+        memory: GroupMemory,
+        how: Connect<'_>,
+    ) -> Result<Joined<Self>, TransportError> {
+        let group = HostGroup::new(memory, how.recorder, how.generation);
+        let handle = group.abort_handle();
+        let abort: Abort = Box::new(move |why, _| {
+            handle.abort(why);
+            Ok(())
+        });
+        let handle = group.abort_handle();
+        let waits: Waits = Box::new(move || handle.waits());
+        Ok(Joined {
+            group,
+            abort,
+            waits: Some(waits),
+        })
+    }
+
     fn local(&mut self, shape: EdgeShape) -> Result<HostLocal, TransportError> {
         HostLocal::new(shape)
     }
+}
+
+/// Ranks on different hosts share no memory.
+fn check_host(peer: &dyn Peer) -> Result<(), Fault> {
+    if peer.shares_host() {
+        return Ok(());
+    }
+    Err(Fault::new(
+        FaultKind::HandshakeMismatch,
+        peer.rank(),
+        "map edges",
+        "the ranks met over TCP and share no memory; start the ranks of both stages of an edge on one \
+         machine, in one network namespace and with PP_RENDEZVOUS unset, put both stages on one rank, or put \
+         both on GPUs (--transport nccl)",
+    ))
 }

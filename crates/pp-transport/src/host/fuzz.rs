@@ -39,7 +39,7 @@ impl Plan for Blob {
     fn start_frame(&self) -> u64 {
         self.0
     }
-    fn check(&self, _: &StageSpec, _: &Manifest) -> Result<(), PlanError> {
+    fn check(&self, _: &StageSpec, _: bool, _: &Manifest) -> Result<(), PlanError> {
         Ok(())
     }
 }

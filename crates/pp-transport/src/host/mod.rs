@@ -11,6 +11,7 @@ mod backend;
 pub(crate) mod bell_words;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod fuzz;
+pub(crate) mod group;
 pub(crate) mod layout;
 pub mod memory;
 pub mod nt;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use pp_contract::{Matched, Prepared, Sequencer, Stamp};
 
 pub use self::backend::Host;
+pub use self::group::{GroupAbort, GroupMemory, HostGroup};
 use self::layout::{Direction, Holds, Layout};
 pub use self::layout::{EdgeShape, MAX_SLOTS};
 use self::region::Region;

@@ -6,7 +6,8 @@
 //! writes to it waits. Guarantee: each of the first is an error that names the peer, and what waits
 //! to be read is bounded. One thread writes for all lanes to a peer, so no call of the driver waits
 //! for the peer, nor does the drop of a lease; what waits to be written is bounded, and the lanes are
-//! broken when the peer takes nothing for [`crate::times::LANE_SEND_WITHIN`].
+//! broken when the peer takes nothing for [`crate::times::LANE_SEND_WITHIN`]. The goodbye of this rank waits
+//! for all that was left to that thread: behind it nothing is heard.
 
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -17,7 +18,7 @@ use pp_contract::{MAX_FRAME_BYTES, Rank};
 use super::words::{OutSlots, Words};
 use crate::backend::EdgeEnd;
 use crate::bell::Bell;
-use crate::control::{ControlSender, MAX_MESSAGE_BYTES, Message};
+use crate::control::{Announced, ControlSender, MAX_MESSAGE_BYTES, Message};
 use crate::error::{TransportError, misbehaved};
 use crate::host::ring::NO_SLOT;
 use crate::host::slots::{
@@ -39,6 +40,7 @@ struct Shared {
     peer: Rank,
     /// Messages that may wait to be written.
     most_waiting: usize,
+    sender: ControlSender,
     /// To the thread that writes, which ends with the last of these.
     queue: SyncSender<Job>,
     broken: Arc<Broken>,
@@ -47,19 +49,14 @@ struct Shared {
 /// Why the lanes cannot be used any more.
 type Broken = OnceLock<String>;
 
-/// What the thread that writes does next.
-#[derive(Debug)]
-enum Job {
-    Send(Vec<u8>),
-    /// Say that all before this was done.
-    Answer(SyncSender<()>),
-}
+/// What the thread that writes sends next. A goodbye on the channel waits for it.
+type Job = (Vec<u8>, Announced);
 
 impl Shared {
     /// Leaves a message to the thread that writes.
     fn send(&self, body: Vec<u8>) -> Result<(), TransportError> {
         self.check()?;
-        if self.queue.try_send(Job::Send(body)).is_err() {
+        if self.queue.try_send((body, self.sender.announce())).is_err() {
             let _ = self
                 .broken
                 .set(format!("{} messages wait to be sent", self.most_waiting));
@@ -79,18 +76,16 @@ impl Shared {
 
 /// Writes messages in their order, until one fails.
 fn write(queue: &Receiver<Job>, sender: &ControlSender, broken: &Broken, bell: &Bell) {
-    for job in queue {
-        match job {
-            Job::Send(_) if broken.get().is_some() => {}
-            Job::Send(body) => {
-                let deadline = Instant::now() + crate::times::LANE_SEND_WITHIN;
-                if let Err(error) = sender.send(&Message::Frame(&body), deadline) {
-                    let _ = broken.set(error.to_string());
-                    bell.ring();
-                }
-            }
-            Job::Answer(to) => drop(to.send(())),
+    for (body, announced) in queue {
+        if broken.get().is_some() {
+            continue;
         }
+        let deadline = Instant::now() + crate::times::LANE_SEND_WITHIN;
+        if let Err(error) = sender.send(&Message::Frame(&body), deadline) {
+            let _ = broken.set(error.to_string());
+            bell.ring();
+        }
+        drop(announced);
     }
 }
 
@@ -124,10 +119,6 @@ impl ChannelTx {
         body.extend_from_slice(frame);
         body
     }
-
-    pub(super) fn writer(&self) -> LaneWriter {
-        LaneWriter(Arc::clone(&self.shared))
-    }
 }
 
 /// Where a lane finds its frames.
@@ -148,26 +139,6 @@ impl ChannelRx {
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => {
                 self.shared.check().map(|()| None)
             }
-        }
-    }
-
-    pub(super) fn writer(&self) -> LaneWriter {
-        LaneWriter(Arc::clone(&self.shared))
-    }
-}
-
-/// The thread that writes for all lanes to a peer.
-#[derive(Debug)]
-pub(crate) struct LaneWriter(Arc<Shared>);
-
-impl LaneWriter {
-    /// Waits until everything that was pushed and told so far was written, or cannot be: nothing
-    /// leaves any more once this rank says goodbye on the channel.
-    pub(crate) fn flush(&self, deadline: Instant) {
-        let (say, done) = sync_channel(1);
-        if self.0.queue.try_send(Job::Answer(say)).is_ok() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let _ = done.recv_timeout(left);
         }
     }
 }
@@ -198,6 +169,7 @@ pub(super) fn open(
     let shared = Arc::new(Shared {
         peer,
         most_waiting,
+        sender: sender.clone(),
         queue,
         broken: Arc::clone(&broken),
     });

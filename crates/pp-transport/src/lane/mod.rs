@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use pp_contract::{MAX_FRAME_BYTES, Matched, Rank};
 
 pub use self::channel::Inlet;
-pub(crate) use self::channel::LaneWriter;
 use self::channel::{ChannelRx, ChannelTx, Side};
 pub(crate) use self::words::{OutSlots, Words};
 use crate::backend::EdgeEnd;
@@ -218,14 +217,6 @@ impl LaneTx {
         self.peer
     }
 
-    /// The thread that writes for the lane, where it goes over the control channel.
-    pub(crate) fn writer(&self) -> Option<LaneWriter> {
-        match &self.frames {
-            FramesTx::Ring { .. } => None,
-            FramesTx::Channel(channel) => Some(channel.writer()),
-        }
-    }
-
     /// That a frame of any size can be pushed now.
     ///
     /// # Errors
@@ -281,14 +272,6 @@ impl LaneRx {
     /// The rank at the other end.
     pub fn peer(&self) -> Rank {
         self.peer
-    }
-
-    /// As [`LaneTx::writer`].
-    pub(crate) fn writer(&self) -> Option<LaneWriter> {
-        match &self.frames {
-            FramesRx::Ring(_) => None,
-            FramesRx::Channel(channel) => Some(channel.writer()),
-        }
     }
 
     /// Copies the next frame into `inbox`; false when there is none.

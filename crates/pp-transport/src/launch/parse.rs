@@ -115,11 +115,14 @@ pub(super) fn place(env: &Env<'_>) -> Result<Option<Launch>, LaunchError> {
         Some(value) => number(names.local_rank, &value, names.how)?,
         None => rank,
     };
-    if local_rank > rank {
-        let (local, global) = (names.local_rank, names.rank);
+    // Open MPI does not number the ranks of a host in the order of their ranks.
+    if local_rank >= world_size.get() {
         return Err(LaunchError::new(
-            format!("{local}={local_rank} contradicts {global}={rank}"),
-            "a rank's index on its host is never above its rank; give each process its own",
+            format!(
+                "{}={local_rank} contradicts {size_name}={world_size}",
+                names.local_rank
+            ),
+            "it counts the ranks of one host, from 0; give each process of a host its own",
         ));
     }
     let address = match via {

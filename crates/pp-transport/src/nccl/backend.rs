@@ -3,24 +3,29 @@
 use std::time::Instant;
 
 use nccl_sys::Nccl;
-use pp_contract::{Fault, FaultKind, with_source};
+use pp_contract::{Fault, FaultKind, Rank, with_source};
 
+use super::issuer::Patience;
 use super::settings::as_settings;
 use super::{
-    DeviceLocal, DeviceRx, DeviceTx, Issuer, NcclEdge, NcclEnd, NcclOptions, NcclRx, NcclTx,
-    Receiving, Sending, UniqueId, connect, headers_alone, is_at_rest, warm_up,
+    CommOptions, Communicator, DeviceLocal, DeviceRx, DeviceTx, Issuer, NcclEdge, NcclEnd,
+    NcclOptions, NcclRx, NcclTx, Receiving, Sending, UniqueId, connect, headers_alone, is_at_rest,
+    warm_up,
 };
 use crate::backend::{
-    Abort, Backend, Connect, Connected, EdgeEnd, End, OnFrame, Peer, in_order, own_fault,
-    share_memory,
+    Abort, Backend, Connect, Connected, EdgeEnd, End, Joined, Neighbours, OnFrame, Peer, in_order,
+    own_fault, share_memory,
 };
 use crate::bell::Bell;
 use crate::edge::{Capabilities, Edges};
 use crate::error::TransportError;
+use crate::group::Members;
 use crate::host::EdgeShape;
 use crate::host::layout::Holds;
 use crate::lane::{self, LaneEnd};
 use pp_device::Device;
+
+const WHAT: &str = "agree on communicators";
 
 /// Payloads in the memory of one GPU for each rank.
 #[derive(Debug)]
@@ -97,18 +102,24 @@ impl NcclBackend {
     /// # Errors
     /// There is no NCCL, or it refuses; the other rank is lost, or sent something else.
     pub fn agree_on_ids(&self, peer: &mut dyn Peer, count: usize) -> Result<Vec<UniqueId>, Fault> {
-        const WHAT: &str = "agree on communicators";
-        let rank = peer.own_rank();
+        if peer.own_rank() > peer.rank() {
+            return Self::receive_ids(peer, count);
+        }
+        let ids = self.make_ids(peer.own_rank(), count)?;
+        let body: Vec<u8> = ids.iter().flat_map(UniqueId::to_bytes).collect();
+        peer.send(&body)?;
+        Ok(ids)
+    }
+
+    fn make_ids(&self, rank: Rank, count: usize) -> Result<Vec<UniqueId>, Fault> {
         let own = |e: TransportError| Fault::new(e.fault_kind(), rank, WHAT, with_source(&e));
         let nccl = self.nccl.as_ref().ok_or(TransportError::Alone);
         let nccl = nccl.map_err(own)?;
-        if rank < peer.rank() {
-            let ids: Result<Vec<_>, _> = (0..count).map(|_| UniqueId::new(nccl)).collect();
-            let ids = ids.map_err(own)?;
-            let body: Vec<u8> = ids.iter().flat_map(UniqueId::to_bytes).collect();
-            peer.send(&body)?;
-            return Ok(ids);
-        }
+        let ids: Result<Vec<_>, _> = (0..count).map(|_| UniqueId::new(nccl)).collect();
+        ids.map_err(own)
+    }
+
+    fn receive_ids(peer: &mut dyn Peer, count: usize) -> Result<Vec<UniqueId>, Fault> {
         let body = peer.receive(WHAT)?;
         let (ids, rest) = body.as_chunks::<{ UniqueId::BYTES }>();
         if ids.len() == count && rest.is_empty() {
@@ -132,10 +143,12 @@ impl Edges for NcclBackend {
     type Out = NcclTx;
     type In = NcclRx;
     type Local = DeviceLocal;
+    type Group = Communicator;
 }
 
 impl Backend for NcclBackend {
     type Agreed = Agreed;
+    type AgreedGroup = (Members, UniqueId);
 
     fn settings(&self) -> Vec<(String, String)> {
         let mut settings = vec![("transport".into(), "nccl".into())];
@@ -230,6 +243,52 @@ impl Backend for NcclBackend {
         Ok(Connected {
             ends: numbers.into_iter().zip(ends).collect(),
             abort,
+        })
+    }
+
+    fn agree_on_group(
+        &mut self,
+        members: &Members,
+        neighbours: &mut dyn Neighbours,
+    ) -> Result<(Members, UniqueId), Fault> {
+        if !members.is_leader() {
+            let mut leader = neighbours.neighbour(members.leader());
+            let ids = Self::receive_ids(&mut *leader, 1)?;
+            return Ok((members.clone(), ids[0]));
+        }
+        let ids = self.make_ids(members.own(), 1)?;
+        for rank in &members.ranks()[1..] {
+            neighbours.neighbour(*rank).send(&ids[0].to_bytes())?;
+        }
+        Ok((members.clone(), ids[0]))
+    }
+
+    fn connect_group(
+        &mut self,
+        (members, id): (Members, UniqueId),
+        how: Connect<'_>,
+    ) -> Result<Joined<Self>, TransportError> {
+        let options = CommOptions {
+            issuer: self.issuer(how)?,
+            name: members.name(),
+            members: members.ranks().to_vec(),
+            me: members.own(),
+            id,
+            deadline: how.deadline,
+            blocking: self.blocking,
+        };
+        let patience = Patience {
+            deadline: how.deadline,
+            is_wanted: how.is_wanted,
+        };
+        let mut group = Communicator::connect_with(options, &patience)?;
+        group.record(how.recorder, how.generation);
+        let handle = group.abort_handle();
+        let abort: Abort = Box::new(move |why, deadline| handle.abort(why, deadline));
+        Ok(Joined {
+            group,
+            abort,
+            waits: None,
         })
     }
 

@@ -1,5 +1,6 @@
 //! The communicator of a group of ranks.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -10,18 +11,19 @@ use super::calls::Comm;
 use super::connect;
 use super::id::UniqueId;
 use super::issuer::{Issuer, Patience, Tenant};
-use super::life::{AbortHandle, How, Life, lock};
+use super::life::{AbortHandle, How, Life, Remains, lock};
 use crate::error::TransportError;
-use crate::flight::{FlightRecorder, GroupLog};
+use crate::flight::{FlightRecorder, GroupLog, Record, State};
+use crate::group::Members;
 use pp_device::DeviceBuffer;
 
 /// What a communicator is made of. All members give the same, but for `me` and `issuer`.
 #[derive(Debug)]
-pub struct CommOptions {
+pub struct CommOptions<'a> {
     /// Who issues on this rank's device.
     pub issuer: Issuer,
     /// Name of the group: `mesh`.
-    pub name: &'static str,
+    pub name: &'a str,
     /// Its members, in the same order everywhere.
     pub members: Vec<Rank>,
     /// This rank.
@@ -43,14 +45,22 @@ pub struct CommOptions {
 pub struct Communicator {
     pub(super) life: Arc<Life>,
     pub(super) comm: Comm,
-    name: &'static str,
-    pub(super) members: Vec<Rank>,
-    me: Rank,
+    pub(super) members: Members,
     pub(super) flights: Arc<Flights>,
     pub(super) log: GroupLog,
-    is_closed: bool,
+    /// `None` once it has ended.
+    pub(super) last: Option<Last>,
     /// Makes it `!Sync`.
     _tenant: Tenant,
+}
+
+/// The collectives on memory that the caller keeps.
+#[derive(Debug)]
+pub(super) struct Last {
+    /// A byte on the device. What was issued last counts as a use of it.
+    pub(super) word: DeviceBuffer,
+    /// Of those that may be under way.
+    pub(super) records: VecDeque<Record>,
 }
 
 /// What is in flight, for all operations of a communicator.
@@ -92,49 +102,62 @@ impl Communicator {
     /// # Errors
     /// [`TransportError::NotInTime`] when a member did not come by the deadline: a thread that waits
     /// inside NCCL is left behind then. This rank is no member, or one is twice; NCCL refuses.
-    pub fn connect(options: CommOptions) -> Result<Self, TransportError> {
+    pub fn connect(options: CommOptions<'_>) -> Result<Self, TransportError> {
+        let patience = Patience::until(options.deadline);
+        Self::connect_with(options, &patience)
+    }
+
+    /// As [`Communicator::connect`], for as long as there is patience.
+    pub(super) fn connect_with(
+        options: CommOptions<'_>,
+        patience: &Patience<'_>,
+    ) -> Result<Self, TransportError> {
         let CommOptions {
-            name,
-            id,
-            me,
-            blocking,
-            ..
+            name, id, blocking, ..
         } = options;
-        let place = place_of(name, &options.members, me)?;
-        check_once_each(name, &options.members)?;
-        let ranks = options.members.len() as u32;
+        let members = Members::new(name, &options.members, options.me)?;
+        let (place, ranks) = (members.own_place() as u32, members.ranks().len() as u32);
         let tenant = Tenant::new(&options.issuer);
-        let (what, patience) = (format!("group {name}"), Patience::until(options.deadline));
-        let made = connect::by(&options.issuer, what, &patience, move |life, progress| {
+        let what = format!("group {name}");
+        let made = connect::by(&options.issuer, what, patience, move |life, progress| {
             progress.at("create the communicator")?;
             life.core.device.bind()?;
             let comm = connect::join_one(life, id, (place, ranks), blocking)?;
             connect::all_pairs(life, progress, comm, place, ranks)?;
-            Ok(comm)
+            let word = DeviceBuffer::new(&life.core.device, 1)?;
+            Ok((comm, word))
         });
-        let (life, comm) = made?;
+        let (life, (comm, word)) = made?;
         Ok(Self {
             comm,
             life,
-            name,
-            members: options.members,
-            me,
+            members,
             flights: Arc::default(),
             log: GroupLog::new(&FlightRecorder::off(), "", &[], Generation::new(0)),
-            is_closed: false,
+            last: Some(Last {
+                word,
+                records: VecDeque::new(),
+            }),
             _tenant: tenant,
         })
     }
 
+    /// Who the members are.
+    #[must_use]
+    pub fn members(&self) -> &Members {
+        &self.members
+    }
+
     /// Its name.
     #[must_use]
-    pub fn name(&self) -> &'static str {
-        self.name
+    pub fn name(&self) -> &str {
+        self.members.name()
     }
 
     /// Records from now on what this group does. All members begin at the same operation.
     pub fn record(&mut self, recorder: &FlightRecorder, generation: Generation) {
-        self.log = GroupLog::new(recorder, self.name, &self.members, generation);
+        let (name, ranks) = (self.members.name(), self.members.ranks());
+        self.log = GroupLog::new(recorder, name, ranks, generation);
     }
 
     /// What gives this communicator up, from any thread.
@@ -148,7 +171,6 @@ impl Communicator {
     /// # Errors
     /// It did not end by the deadline, or not as it should.
     pub fn close(mut self, deadline: Instant) -> Result<(), TransportError> {
-        self.is_closed = true;
         self.end(deadline)
     }
 
@@ -160,18 +182,13 @@ impl Communicator {
 
     /// The place of a member.
     pub(super) fn place_of(&self, rank: Rank) -> Result<u32, TransportError> {
-        place_of(self.name, &self.members, rank)
+        self.members.place_of(rank).map(|place| place as u32)
     }
 
     /// The place of another member.
     pub(super) fn other(&self, rank: Rank) -> Result<u32, TransportError> {
-        if rank == self.me {
-            return Err(TransportError::WrongGroup {
-                group: self.name,
-                why: format!("rank {rank} is this rank"),
-            });
-        }
-        self.place_of(rank)
+        let (place, _) = self.members.other_at(self.place_of(rank)?)?;
+        Ok(place as u32)
     }
 
     pub(super) fn check_device(&self, ordinal: u32, what: &str) -> Result<(), TransportError> {
@@ -179,15 +196,29 @@ impl Communicator {
         if ordinal == own {
             return Ok(());
         }
-        Err(TransportError::WrongGroup {
-            group: self.name,
-            why: format!("{what} of device {ordinal}; it issues on device {own}"),
-        })
+        let why = format!("{what} of device {ordinal}; it issues on device {own}");
+        Err(self.members.wrong(why))
     }
 
-    fn end(&self, deadline: Instant) -> Result<(), TransportError> {
+    fn end(&mut self, deadline: Instant) -> Result<(), TransportError> {
+        let Some(Last { word, records }) = self.last.take() else {
+            return Ok(());
+        };
         self.flights.sweep();
-        if self.life.is_dead() || self.flights.count.load(Ordering::Acquire) > 0 {
+        let in_flight = self.flights.count.load(Ordering::Acquire) > 0;
+        let is_over = !in_flight && !self.life.is_dead() && matches!(word.is_idle(), Ok(true));
+        let state = if is_over {
+            State::Done
+        } else {
+            State::Poisoned
+        };
+        records.iter().for_each(|record| record.end(state));
+        self.life.bury(Remains {
+            buffer: word,
+            events: Vec::new(),
+            stream: None,
+        });
+        if !is_over {
             self.life.kill("it was dropped with operations in flight");
             return self.life.finish(How::Abort, deadline);
         }
@@ -197,37 +228,8 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if self.is_closed {
-            return;
-        }
         if let Err(error) = self.end(Instant::now() + crate::times::ENDED_WITHIN) {
             tracing::warn!(%error, "a group did not end as it should");
         }
     }
-}
-
-/// A rank that stands twice in a group would have to be in two places.
-fn check_once_each(group: &'static str, members: &[Rank]) -> Result<(), TransportError> {
-    let mut places = members.iter().enumerate();
-    match places.find(|(place, rank)| members[..*place].contains(rank)) {
-        None => Ok(()),
-        Some((_, rank)) => Err(TransportError::WrongGroup {
-            group,
-            why: format!("rank {rank} is a member twice"),
-        }),
-    }
-}
-
-fn place_of(group: &'static str, members: &[Rank], rank: Rank) -> Result<u32, TransportError> {
-    let place = members.iter().position(|member| *member == rank);
-    place.map(|place| place as u32).ok_or_else(|| {
-        let all: Vec<String> = members.iter().map(ToString::to_string).collect();
-        TransportError::WrongGroup {
-            group,
-            why: format!(
-                "rank {rank} is none of its members, ranks {}",
-                all.join(", ")
-            ),
-        }
-    })
 }

@@ -18,8 +18,8 @@ use crate::error::TransportError;
 use crate::host::EdgeShape;
 use crate::host::slots::SlotWords;
 use crate::in_flight::{InFlight, Rejected};
-use crate::lane::{LaneEnd, LaneRx, LaneTx, LaneWriter};
-use crate::times::{DESTROYED_WITHIN, ENDED_WITHIN, FLUSHED_WITHIN, LOOK_EVERY, SETTLED_WITHIN};
+use crate::lane::{LaneEnd, LaneRx, LaneTx};
+use crate::times::{DESTROYED_WITHIN, ENDED_WITHIN, LOOK_EVERY, SETTLED_WITHIN};
 use pp_device::Stream;
 
 /// What all edges with one peer are made of. Both ranks give the same shapes, ids and settings.
@@ -86,7 +86,6 @@ struct Shared {
     life: Option<Arc<Life>>,
     out: Vec<Arc<TxPool>>,
     incoming: Vec<Arc<RxPool>>,
-    writer: Option<LaneWriter>,
     is_closed: AtomicBool,
 }
 
@@ -244,13 +243,6 @@ impl Side {
             }
         }
     }
-
-    fn writer(&self) -> Option<LaneWriter> {
-        match self {
-            Self::Out(lane, _) => lane.writer(),
-            Self::In(lane, _) => lane.writer(),
-        }
-    }
 }
 
 /// Gives all ends what they have in common.
@@ -259,7 +251,6 @@ fn join(sides: Vec<Side>, life: Option<&Arc<Life>>) -> Vec<NcclEnd> {
         life: life.map(Arc::clone),
         out: Vec::new(),
         incoming: Vec::new(),
-        writer: sides.first().and_then(Side::writer),
         is_closed: AtomicBool::new(false),
     };
     for side in &sides {
@@ -327,7 +318,6 @@ impl Shared {
 
     fn end(&self, destroyed: Instant, aborted: Instant) -> Result<(), TransportError> {
         let Some(life) = &self.life else {
-            self.flush(destroyed);
             return Ok(());
         };
         let settled = Instant::now() + SETTLED_WITHIN;
@@ -344,14 +334,7 @@ impl Shared {
             life.kill("it was dropped with payloads in flight");
             return life.finish(How::Abort, aborted);
         }
-        self.flush(destroyed);
         life.finish(How::Destroy, destroyed)
-    }
-
-    fn flush(&self, deadline: Instant) {
-        if let Some(writer) = &self.writer {
-            writer.flush(deadline.min(Instant::now() + FLUSHED_WITHIN));
-        }
     }
 
     /// Whether nothing is in flight, on this side or on its way from or to the peer.

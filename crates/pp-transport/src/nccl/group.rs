@@ -46,7 +46,7 @@ impl Reduce {
     }
 }
 
-fn raw_type(dtype: DType) -> ncclDataType_t {
+pub(super) fn raw_type(dtype: DType) -> ncclDataType_t {
     match dtype {
         DType::U8 => ncclDataType_t::ncclUint8,
         DType::I32 => ncclDataType_t::ncclInt32,
@@ -134,10 +134,7 @@ impl Communicator {
         buffer: &GroupBuffer,
         about: Option<About>,
     ) -> Record {
-        let member = |place: u32| {
-            let rank = self.members.get(place as usize).copied();
-            rank.map(|rank| (place as usize, rank))
-        };
+        let member = |place: u32| self.members.at(place).ok();
         let (kind, peer) = match operation {
             Operation::Send { to } => (flight::Kind::GroupSend, member(to)),
             Operation::Recv { from } => (flight::Kind::GroupReceive, member(from)),

@@ -26,6 +26,7 @@
 
 mod backend;
 mod calls;
+mod collectives;
 mod communicator;
 mod connect;
 mod edge;

@@ -11,7 +11,7 @@ use pp_transport::nccl::{CommOptions, Communicator, GroupBuffer, Issuer, Reduce,
 use crate::devices::{Gate, HANG, fakes, is_real, issuers, settled_free, wait};
 use crate::nccl_faults::abort_waits_at;
 
-/// Ranks 1 and 2: the mesh of Phase B, of which the front is no member.
+/// Ranks 1 and 2: a group of which rank 0 is no member.
 const MEMBERS: [u32; 2] = [1, 2];
 
 fn join(issuer: Issuer, id: UniqueId, me: u32) -> Result<Communicator, TransportError> {

@@ -1,4 +1,4 @@
-/* The kernels of pp-kernels at the front, and synthetic work, with the parameters and results of
+/* The kernels of pp-kernels for encode and decode, and synthetic work, with the parameters and results of
  * crates/pp-kernels/kernels. */
 #include "kernels.h"
 

@@ -1,4 +1,4 @@
-//! The real transport on the fakes: a front that sends payloads, a second rank that answers each with a copy, each on a
+//! The real transport on the fakes: a rank that sends payloads, a second rank that answers each with a copy, each on a
 //! device and a thread of its own, in a process that is started for one case.
 
 use std::collections::VecDeque;
@@ -171,7 +171,7 @@ fn child() {
                     }
                     connected.wait();
                     if rank == 0 {
-                        front(&mut link, &stage, chunks).unwrap();
+                        rank_0(&mut link, &stage, chunks).unwrap();
                     } else {
                         answer(&mut link, &stage, chunks).unwrap();
                     }
@@ -233,7 +233,7 @@ impl Stage {
 }
 
 /// Sends payloads as fast as slots allow, and compares the answers.
-fn front(link: &mut Link, stage: &Stage, chunks: u64) -> Result<(), TransportError> {
+fn rank_0(link: &mut Link, stage: &Stage, chunks: u64) -> Result<(), TransportError> {
     let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::new(), Vec::new());
     let (mut sent, mut checked) = (0, 0);
     let mut sending = VecDeque::new();

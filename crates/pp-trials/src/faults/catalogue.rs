@@ -17,6 +17,8 @@ pub(super) const SILENCE: Duration = HEARTBEAT.saturating_mul(MISSED_HEARTBEATS)
 
 const ALL: &[Ground] = &[Ground::Host, Ground::Fakes, Ground::Gpus];
 pub(super) const NCCL: &[Ground] = &[Ground::Fakes, Ground::Gpus];
+/// Where a group has no device.
+pub(super) const HOST: &[Ground] = &[Ground::Host];
 /// Where real GPUs cannot be made to do it.
 pub(super) const FAKES: &[Ground] = &[Ground::Fakes];
 
@@ -87,6 +89,15 @@ pub(super) enum How {
 }
 
 impl How {
+    /// Whose rank it is done on.
+    fn role(self) -> Option<Role> {
+        match self {
+            Self::Hook(_, role) | Self::HookAt(_, role, _) => Some(role),
+            Self::Variable(role, ..) | Self::Arguments(role, _) => Some(role),
+            Self::Nothing => None,
+        }
+    }
+
     /// PP_FAULT of the job.
     pub(super) fn fault(self, pipeline: &Pipeline) -> Option<String> {
         match self {
@@ -182,6 +193,11 @@ impl Entry {
         self
     }
 
+    /// Whether it takes a group.
+    fn is_of_group(&self) -> bool {
+        self.how.role() == Some(Role::Member)
+    }
+
     pub(super) fn is_hooked(&self) -> bool {
         matches!(self.how, How::Hook(..) | How::HookAt(..))
     }
@@ -235,7 +251,16 @@ impl Trial for OnPipeline<'_> {
 
     fn not_here(&self, ground: Ground) -> Option<&'static str> {
         let is_closed = self.pipeline.sink().get() == 0;
+        let is_alone = self.pipeline.stages()[1].ranks.len() == 1;
         match self.entry.sink {
+            _ if matches!(self.entry.how, How::Hook("skipped-recompute", _))
+                && !(is_alone || ground == Ground::Host) =>
+            {
+                Some(
+                    "not a fault of this transport: NCCL compares no calls, and its devices wait for ever",
+                )
+            }
+            _ if is_alone && self.entry.is_of_group() => Some("it takes a pipeline with a group"),
             _ if !self.entry.grounds.contains(&ground) => {
                 Some("not a fault of this transport, or one of the fakes alone")
             }

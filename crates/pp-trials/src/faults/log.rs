@@ -26,14 +26,15 @@ pub(super) type Point = (Role, &'static str, u64);
 /// What the sender of a message logs, and what its receiver does.
 const SENT: &str = "driver: message sent";
 const POSTED: &str = "driver: receive posted";
+const CLOSED: &str = "driver: shutdown sent";
 
 /// Those of every job.
 pub(super) const POINTS: &[Point] = &[
     (Role::Source, SENT, CHUNKS),
-    (Role::Source, "driver: shutdown sent", 1),
+    (Role::Source, CLOSED, 1),
     (Role::Stage, POSTED, CHUNKS),
     (Role::Stage, SENT, CHUNKS),
-    (Role::Stage, "driver: shutdown sent", 1),
+    (Role::Stage, CLOSED, 1),
     (Role::Sink, POSTED, CHUNKS),
 ];
 /// Those of a job with one collective of a stage.
@@ -66,8 +67,12 @@ fn records(ended: &Ended, point: &str) -> Vec<Record> {
 pub(super) fn check(points: &[Point], pipeline: &Pipeline, ranks: &[Ended]) -> Vec<String> {
     let mut wrong = Vec::new();
     let records = |rank: Rank, point| records(&ranks[rank.get() as usize], point);
-    for &(role, point, wanted) in points {
+    for &(role, point, mut wanted) in points {
         let rank = role.rank(pipeline);
+        if (role, point) == (Role::Stage, CLOSED) {
+            // To the stage behind, and to the other members of its group.
+            wanted += pipeline.stages()[1].ranks.len() as u64 - 1;
+        }
         let found = records(rank, point);
         if found.len() as u64 != wanted {
             let count = found.len();

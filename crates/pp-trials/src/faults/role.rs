@@ -8,6 +8,8 @@ pub(super) enum Role {
     Source,
     /// The first stage behind the source.
     Stage,
+    /// The last member of the group that runs this stage.
+    Member,
     Sink,
 }
 
@@ -17,6 +19,7 @@ impl Role {
         match self {
             Self::Source => Rank::new(0),
             Self::Stage => pipeline.stages()[1].leader(),
+            Self::Member => *pipeline.stages()[1].ranks.last().expect("a rank"),
             Self::Sink => pipeline.sink(),
         }
     }

@@ -3,10 +3,13 @@
 use std::rc::Rc;
 
 use pp_contract::{Fault, Rank};
-use pp_transport::backend::{Backend, Connect, Connected, EdgeEnd, End, OnFrame, Peer};
+use pp_transport::backend::{
+    Backend, Connect, Connected, EdgeEnd, End, Joined, Neighbours, OnFrame, Peer,
+};
 use pp_transport::bell::Bell;
 use pp_transport::edge::{Capabilities, Edges};
 use pp_transport::error::TransportError;
+use pp_transport::group::Members;
 use pp_transport::host::EdgeShape;
 
 use super::edges::{FaultyIn, FaultyOut};
@@ -32,10 +35,12 @@ impl<B: Breakable> Edges for FaultyBackend<B> {
     type Out = FaultyOut<B>;
     type In = FaultyIn<B::In>;
     type Local = B::Local;
+    type Group = B::Group;
 }
 
 impl<B: Breakable> Backend for FaultyBackend<B> {
     type Agreed = (Rank, B::Agreed);
+    type AgreedGroup = B::AgreedGroup;
 
     fn settings(&self) -> Vec<(String, String)> {
         self.inner.settings()
@@ -93,6 +98,31 @@ impl<B: Breakable> Backend for FaultyBackend<B> {
         }
         let abort = connected.abort;
         Ok(Connected { ends, abort })
+    }
+
+    fn agree_on_group(
+        &mut self,
+        members: &Members,
+        neighbours: &mut dyn Neighbours,
+    ) -> Result<Self::AgreedGroup, Fault> {
+        self.inner.agree_on_group(members, neighbours)
+    }
+
+    fn connect_group(
+        &mut self,
+        agreed: Self::AgreedGroup,
+        how: Connect<'_>,
+    ) -> Result<Joined<Self>, TransportError> {
+        let Joined {
+            group,
+            abort,
+            waits,
+        } = self.inner.connect_group(agreed, how)?;
+        Ok(Joined {
+            group,
+            abort,
+            waits,
+        })
     }
 
     fn local(&mut self, shape: EdgeShape) -> Result<B::Local, TransportError> {

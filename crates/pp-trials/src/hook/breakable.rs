@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use pp_contract::{DType, Prepared, Rank, Stamp};
 use pp_device::{DeviceBuffer, DevicePtr, Stream};
 use pp_transport::backend::{Backend, Connect};
-use pp_transport::edge::{EdgeTx, Sent};
+use pp_transport::edge::{EdgeTx, Edges, Sent};
 use pp_transport::error::TransportError;
-use pp_transport::host::{Host, TxLease};
+use pp_transport::host::{Host, HostGroup, TxLease};
 use pp_transport::in_flight::Rejected;
 use pp_transport::nccl::{
     CommOptions, Communicator, DeviceTx, GroupBuffer, Issuer, NcclBackend, NcclTx, UniqueId,
@@ -23,8 +23,25 @@ const UNLIKELY: u8 = 0xa5;
 /// Bytes that a group of one rank broadcasts.
 const BROADCAST: usize = 256;
 
+/// A group with which rules can be broken.
+pub(crate) trait Collective {
+    /// Takes a broadcast from a member that there is not, where that needs no device.
+    fn broadcast_from_nobody(&mut self) -> Result<(), TransportError> {
+        Ok(())
+    }
+}
+
+impl Collective for HostGroup {
+    fn broadcast_from_nobody(&mut self) -> Result<(), TransportError> {
+        let members = self.members().ranks().len() as u32;
+        self.broadcast(&mut [0; BROADCAST], members)
+    }
+}
+
+impl Collective for Communicator {}
+
 /// A backend with which rules can be broken.
-pub(crate) trait Breakable: Backend {
+pub(crate) trait Breakable: Backend + Edges<Group: Collective> {
     /// What that takes.
     type Tools;
 

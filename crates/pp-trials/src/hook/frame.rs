@@ -103,7 +103,8 @@ fn with_body(what: Break, frame: &[u8]) -> Option<Vec<u8>> {
         return None;
     }
     let mut new = frame[..HEADER_BYTES].to_vec();
-    if what != Break::AlteredManifest && what != Break::StaleTensors {
+    let has_payload = get(frame, PAYLOAD_BYTES) > 0;
+    if has_payload && what != Break::AlteredManifest && what != Break::StaleTensors {
         let payload = Manifest::new(&body.tensors).ok()?.payload_bytes();
         put(&mut new, PAYLOAD_BYTES, &payload.to_le_bytes());
     }

@@ -43,6 +43,8 @@ pub(crate) enum Break {
     WrongGroup,
     /// A collective of a group of its own, in order.
     LoneCollective,
+    /// A collective of the group of a stage, from a member that there is not.
+    Stranger,
     /// A second thread that calls the one issuer.
     SecondThread,
     /// Received: another version.
@@ -149,6 +151,12 @@ impl Break {
         }
     }
 
+    /// Whether the rank runs a stage together with others.
+    fn is_member(rank: Rank, pipeline: &Pipeline) -> bool {
+        let mut stages = pipeline.stages_at(rank);
+        stages.any(|(_, stage)| stage.ranks.len() > 1)
+    }
+
     /// Why it cannot happen on this rank.
     pub(crate) fn cannot_be_on(self, rank: Rank, pipeline: &Pipeline) -> Option<&'static str> {
         let mut stages = pipeline.stages_at(rank);
@@ -159,6 +167,9 @@ impl Break {
         match self.place() {
             Place::Built if !is_source => Some("only the source can do it"),
             Place::Worked if !stages.any(|(at, _)| at > 0) => Some("it has the source alone"),
+            _ if self == Self::Stranger && !Self::is_member(rank, pipeline) => {
+                Some("it has no stage of a group")
+            }
             _ if self == Self::LateResult && (!is_source || pipeline.sink() != rank) => {
                 Some("it takes source and sink on one rank")
             }
@@ -195,6 +206,7 @@ impl Break {
             | Self::LoneCollective
             | Self::ChangedWeights
             | Self::LateResult => Place::Beside,
+            Self::Stranger => Place::Worked,
             Self::HugeNote
             | Self::UnsupportedDtype
             | Self::OversizeTensor

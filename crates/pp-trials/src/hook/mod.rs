@@ -28,7 +28,7 @@ use pp_job::Error;
 use rustix::process::{Signal, getpid, kill_process};
 
 pub(crate) use self::backend::FaultyBackend;
-pub(crate) use self::breakable::Breakable;
+pub(crate) use self::breakable::{Breakable, Collective};
 use self::kinds::Break;
 pub(crate) use self::kinds::Need;
 pub(crate) use self::stages::Faulty;
@@ -254,6 +254,11 @@ impl Arm {
         let Some((first, behind)) = what.felt(rank, &self.pipeline) else {
             return;
         };
+        // The others of a group work on what a member hears wrongly from its leader.
+        let stage = &self.pipeline.stages()[at];
+        if self.me != rank && stage.leader() != rank && stage.ranks.contains(&rank) {
+            return;
+        }
         if at >= first && chunk >= self.hook.chunk + behind {
             let name = &self.pipeline.stages()[at].name;
             self.misses(&format!("{name} worked on chunk {chunk}"));

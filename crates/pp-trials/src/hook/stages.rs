@@ -6,12 +6,12 @@ use pp_contract::{
     ChunkIndex, DType, Manifest, Message, Plan as _, StageSpec, TensorSpec, VideoPlan,
 };
 use pp_runtime::stage::{
-    Built, Chunk, Done, Offer, Place, Progress, RetainedPayloads, Sink, Source, Stage, StageResult,
-    Taken,
+    Built, Chunk, Done, GroupStage, Offer, Place, Progress, RetainedPayloads, Sink, Source, Stage,
+    StageResult, Taken,
 };
 
 use super::frame::{edited, longer, without_context, without_recompute};
-use super::{Arm, Break};
+use super::{Arm, Break, Collective};
 
 /// How many times too long a tensor is that no slot holds.
 const TOO_LONG: u64 = 1000;
@@ -122,6 +122,57 @@ impl<Tx, S: Source<Tx, Plan = VideoPlan>> Source<Tx> for Faulty<S> {
     }
 }
 
+impl<S> Faulty<S> {
+    /// Runs the stage with a chunk as it sees that chunk.
+    fn run_with<T>(
+        &mut self,
+        chunk: Chunk<'_, VideoPlan>,
+        run: impl FnOnce(&mut S, Chunk<'_, VideoPlan>) -> T,
+    ) -> T {
+        self.begins(chunk.place);
+        if let Some(message) = self.without_recompute(chunk.message)
+            && self
+                .arm
+                .strikes(Break::SkippedRecompute, chunk.place.chunk.get())
+        {
+            let message = &message;
+            return run(&mut self.inner, Chunk { message, ..chunk });
+        }
+        run(&mut self.inner, chunk)
+    }
+}
+
+impl<Tx, Rx, G, S> GroupStage<Tx, Rx, G> for Faulty<S>
+where
+    G: Collective,
+    S: GroupStage<Tx, Rx, G, Plan = VideoPlan>,
+{
+    type Plan = VideoPlan;
+    type Kept = S::Kept;
+
+    fn run(
+        &mut self,
+        chunk: Chunk<'_, VideoPlan>,
+        input: Option<&Rx>,
+        output: Option<&mut Tx>,
+        group: &mut G,
+    ) -> StageResult<Progress<Done, S::Kept>> {
+        if self.arm.strikes(Break::Stranger, chunk.place.chunk.get()) {
+            group.broadcast_from_nobody()?;
+            self.arm.misses("it was not refused");
+        }
+        self.run_with(chunk, |inner, chunk| inner.run(chunk, input, output, group))
+    }
+
+    fn poll(&mut self, oldest: S::Kept) -> StageResult<Progress<Done, S::Kept>> {
+        self.inner.poll(oldest)
+    }
+
+    fn finish(&mut self) -> StageResult<()> {
+        self.inner.finish()
+    }
+}
+
 impl<Tx, Rx, S: Stage<Tx, Rx, Plan = VideoPlan>> Stage<Tx, Rx> for Faulty<S> {
     type Plan = VideoPlan;
     type Kept = S::Kept;
@@ -132,16 +183,7 @@ impl<Tx, Rx, S: Stage<Tx, Rx, Plan = VideoPlan>> Stage<Tx, Rx> for Faulty<S> {
         input: Option<&Rx>,
         output: &mut Tx,
     ) -> StageResult<Progress<Done, S::Kept>> {
-        self.begins(chunk.place);
-        if let Some(message) = self.without_recompute(chunk.message)
-            && self
-                .arm
-                .strikes(Break::SkippedRecompute, chunk.place.chunk.get())
-        {
-            let message = &message;
-            return self.inner.run(Chunk { message, ..chunk }, input, output);
-        }
-        self.inner.run(chunk, input, output)
+        self.run_with(chunk, |inner, chunk| inner.run(chunk, input, output))
     }
 
     fn poll(&mut self, oldest: S::Kept) -> StageResult<Progress<Done, S::Kept>> {

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::net;
+use pp_testing::net;
+
 use super::scene::{Picture, Scene};
 use crate::hook::VARIABLE;
 use crate::trial::Ground;
@@ -47,7 +48,7 @@ pub(super) fn prepare(command: &mut Command, scene: &Scene, ground: Ground, fold
 /// As between two machines.
 pub(super) fn over_tcp(command: &mut Command, ground: Ground) {
     command
-        .env("MASTER_ADDR", net::ADDRESS)
+        .env("MASTER_ADDR", net::ADDRESSES[0])
         .env("MASTER_PORT", "29555")
         .env("PP_RENDEZVOUS", "tcp");
     if ground == Ground::Gpus {

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use pp_contract::Pipeline;
 use pp_job::NOTICED;
 use pp_runtime::clock::now_ns;
+use pp_testing::net::Net;
 use pp_testing::process::Process;
 use rustix::process::Signal;
 
 use super::cell::{Cell, Event, Side, Wish};
 use super::launch::{FILM, GATE};
-use super::net::Net;
 use super::ranks::{ENDS_WITHIN, REACHED_WITHIN, Ranks, SETTLES};
 use super::scene::Scene;
 use crate::trial::{Ended, Ground};

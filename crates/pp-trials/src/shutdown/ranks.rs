@@ -6,12 +6,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pp_contract::{Pipeline, Rank};
+use pp_testing::net::Net;
 use pp_testing::process::{Output, Process, children, is_alive, rank_of, signal, threads};
 use pp_transport::launch::LocalJob;
 use rustix::process::Signal;
 
 use super::launch::{AT_GATE, GATE, over_tcp, prepare};
-use super::net::Net;
 use super::scene::{Picture, Scene, Sign};
 use crate::trial::{Ground, join, left_of, new_job, run_in};
 

@@ -338,7 +338,9 @@ impl World {
         }
         self.losses += 1;
         self.ranks[0].step = Step::Waits;
-        let pid = self.met[lost].take().expect("it was there");
+        let pid = self.met[lost].expect("it was there");
+        // It leaves all others, too.
+        self.met.fill(None);
         let rank = Rank::new(lost as u32);
         let fault = Fault::new(why, rank, "run", "a fault");
         let target = TargetProcess::This(pid);

@@ -3,16 +3,20 @@
 //! Guarantee: the result depends on the sequence of calls alone. Bands are independent, each sums in one order, and
 //! threads only decide who computes a band.
 
+use std::ops::Range;
 use std::sync::Mutex;
 
 use half::bf16;
-use pp_contract::VideoPlanParts;
+use pp_contract::{DType, VideoPlanParts};
 
 use super::attention::{Attend, BAND, Sums, attend};
+use super::group::Team;
 use super::plane::{CELL, PlaneLayout};
 use super::tokens::Sample;
-use crate::denoise::geometry::{Geometry, PlaneGeometry, TOKEN};
+use crate::denoise::geometry::{Geometry, PATCH, PlaneGeometry, TOKEN};
+use crate::denoise::rows::Cut;
 use crate::denoise::settings::{CONTEXT_FRAMES, FLOOR, KEEP, RADIUS};
+use crate::error::Failure;
 
 /// Keeps the logit finite where there is no noise: only equal patches then have weight.
 pub(crate) const MIN_H2: f32 = 1e-6;
@@ -45,6 +49,8 @@ fn of_plane<S: Sample>(plane: &PlaneGeometry) -> std::ops::Range<usize> {
 pub(super) struct Denoiser {
     geometry: Geometry,
     layouts: Vec<PlaneLayout>,
+    /// The rows of cells of each plane that a pass computes.
+    own: Vec<Range<usize>>,
     /// Context frames, the last of them at `CONTEXT_FRAMES - 1`, then the frames of the chunk.
     slots: Vec<Slot>,
     /// How many of the context slots hold a frame.
@@ -58,12 +64,31 @@ pub(super) struct Denoiser {
 }
 
 impl Denoiser {
-    pub(super) fn new(geometry: Geometry, max_frames: usize, threads: usize) -> Denoiser {
+    /// For frames of this geometry: those of the stream, or the rows that a member of a group holds.
+    pub(super) fn new(
+        geometry: Geometry,
+        cut: Option<&Cut>,
+        max_frames: usize,
+        threads: usize,
+    ) -> Denoiser {
         let layouts: Vec<_> = geometry
             .planes
             .iter()
             .map(|p| PlaneLayout::new(p, RADIUS[0]))
             .collect();
+        let own = match cut {
+            None => layouts.iter().map(|l| 0..l.cells_y).collect(),
+            Some(cut) => {
+                let cells = |row: usize| row * PATCH / CELL;
+                let planes = cut.own().planes.iter();
+                planes
+                    .map(|p| match p.own.is_empty() {
+                        true => 0..0,
+                        false => cells(p.own.start - p.held.start)..cells(p.own.end - p.held.start),
+                    })
+                    .collect()
+            }
+        };
         let planes = || {
             layouts
                 .iter()
@@ -87,6 +112,7 @@ impl Denoiser {
             sigma: Vec::new(),
             geometry,
             layouts,
+            own,
         }
     }
 
@@ -125,7 +151,8 @@ impl Denoiser {
         input: &[u8],
         guide: Option<&[u8]>,
         output: Output<'_>,
-    ) {
+        mut team: Option<Team<'_>>,
+    ) -> Result<(), Failure> {
         let frames = input.len() / self.geometry.frame_bytes();
         let start = plan.current_start_frame;
         match (strengths, output) {
@@ -149,6 +176,12 @@ impl Denoiser {
                     let keep = if last { 0.0 } else { KEEP };
                     self.pass(plan, *strength, first, keep, frames);
                     std::mem::swap(&mut self.before, &mut self.after);
+                    if number + 1 < strengths.len() {
+                        if let Some(team) = &mut team {
+                            self.exchange(team, frames)?;
+                        }
+                        self.mirror(frames);
+                    }
                 }
                 match output {
                     Output::Latents(tokens) => self.store::<bf16>(tokens),
@@ -157,6 +190,61 @@ impl Denoiser {
             }
         }
         self.remember(frames);
+        Ok(())
+    }
+
+    /// Sends the rows of what a pass has left that other members read, and gets those that this one reads.
+    fn exchange(&mut self, team: &mut Team<'_>, frames: usize) -> Result<(), Failure> {
+        const DTYPE: DType = DType::F32;
+        let cut = team.cut;
+        let held = &cut.own().planes;
+        let (geometry, layouts) = (&self.geometry, &self.layouts);
+        let row_bytes = |plane: usize| geometry.planes[plane].tokens_x() * TOKEN * f32::BYTES;
+        for (other, sends_first) in cut.neighbours() {
+            let mut given = vec![0; cut.message_bytes(cut.given(other), frames, DTYPE)];
+            let mut rest = &mut given[..];
+            for row in cut.given(other) {
+                let place = (
+                    &geometry.planes[row.plane],
+                    row.row - held[row.plane].held.start,
+                );
+                for planes in &self.before[..frames] {
+                    let (out, behind) = rest.split_at_mut(row_bytes(row.plane));
+                    layouts[row.plane].store::<f32>(&planes[row.plane], place, out);
+                    rest = behind;
+                }
+            }
+            let mut got = vec![0; cut.message_bytes(cut.got(other), frames, DTYPE)];
+            for sends in [sends_first, !sends_first] {
+                match sends {
+                    true if !given.is_empty() => team.send(&given, other)?,
+                    false if !got.is_empty() => team.receive(&mut got, other)?,
+                    _ => {}
+                }
+            }
+            let mut rest = &got[..];
+            for row in cut.got(other) {
+                let place = (
+                    &geometry.planes[row.plane],
+                    row.row - held[row.plane].held.start,
+                );
+                for planes in &mut self.before[..frames] {
+                    let (tokens, behind) = rest.split_at(row_bytes(row.plane));
+                    layouts[row.plane].load_rows::<f32>(tokens, place, &mut planes[row.plane]);
+                    rest = behind;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills the margins of what a pass has left.
+    fn mirror(&mut self, frames: usize) {
+        for planes in &mut self.before[..frames] {
+            for (layout, plane) in self.layouts.iter().zip(planes) {
+                layout.mirror(plane);
+            }
+        }
     }
 
     fn load(&mut self, slot: usize, frame: u64, index: usize, tokens: &[u8]) {
@@ -186,7 +274,7 @@ impl Denoiser {
         for (tokens, planes) in output.chunks_exact_mut(bytes).zip(&self.before) {
             for (number, plane) in self.geometry.planes.iter().enumerate() {
                 let tokens = &mut tokens[of_plane::<S>(plane)];
-                self.layouts[number].store::<S>(&planes[number], plane, tokens);
+                self.layouts[number].store::<S>(&planes[number], (plane, 0), tokens);
             }
         }
     }
@@ -212,6 +300,7 @@ impl Denoiser {
     ) {
         let Denoiser {
             layouts,
+            own,
             slots,
             before,
             after,
@@ -222,7 +311,7 @@ impl Denoiser {
         } = self;
         let slots = &slots[CONTEXT_FRAMES - *context..CONTEXT_FRAMES + frames];
         let (before, context) = (&*before, *context);
-        let layouts = &*layouts;
+        let (layouts, own) = (&*layouts, &*own);
 
         // One job is a band of one plane of one frame; the longest planes come first within a frame.
         let jobs = after[..frames]
@@ -230,13 +319,13 @@ impl Denoiser {
             .enumerate()
             .flat_map(|(frame, planes)| {
                 planes.iter_mut().enumerate().flat_map(move |(plane, out)| {
-                    let layout = &layouts[plane];
+                    let (layout, own) = (&layouts[plane], &own[plane]);
+                    let cell = CELL * CELL * layout.stride;
                     let rows =
-                        &mut out[layout.row(0)..][..layout.cells_y * CELL * CELL * layout.stride];
-                    let band = BAND * CELL * CELL * layout.stride;
-                    rows.chunks_mut(band)
-                        .enumerate()
-                        .map(move |(number, rows)| (frame, plane, number, rows))
+                        &mut out[layout.row((own.start * CELL) as isize)..][..own.len() * cell];
+                    rows.chunks_mut(BAND * cell)
+                        .zip(own.clone().step_by(BAND))
+                        .map(move |(rows, first)| (frame, plane, first, rows))
                 })
             });
         let jobs = Mutex::new(jobs);
@@ -246,12 +335,12 @@ impl Denoiser {
                     .lock()
                     .expect("no band panics while it takes a job")
                     .next();
-                let Some((frame, plane, number, out)) = job else {
+                let Some((frame, plane, first_cell, out)) = job else {
                     break;
                 };
                 let layout = layouts[plane];
                 let query = &slots[context + frame];
-                let rows = BAND.min(layout.cells_y - number * BAND);
+                let rows = out.len() / (CELL * CELL * layout.stride);
                 sums.start(&layout);
                 let sigma = sigma[plane] * plan.noise_scale;
                 let h = strength * sigma;
@@ -282,10 +371,10 @@ impl Denoiser {
                         scale: 1.0 / (TOKEN as f32 * (h * h).max(MIN_H2)),
                         bias,
                     };
-                    attend(&job, number * BAND, rows, sums);
+                    attend(&job, first_cell, rows, sums);
                 }
-                let noisy = &query.planes[plane][layout.row((number * BAND * CELL) as isize)..]
-                    [..out.len()];
+                let noisy =
+                    &query.planes[plane][layout.row((first_cell * CELL) as isize)..][..out.len()];
                 sums.finish(&layout, keep, noisy, out);
             }
         };
@@ -297,10 +386,5 @@ impl Denoiser {
             }
             work(own);
         });
-        for planes in &mut after[..frames] {
-            for (layout, plane) in layouts.iter().zip(planes) {
-                layout.mirror(plane);
-            }
-        }
     }
 }

@@ -2,9 +2,12 @@
 
 mod attention;
 mod denoise;
+mod group;
 mod noise;
 mod plane;
 mod tokens;
+
+use std::sync::Arc;
 
 use half::bf16;
 
@@ -18,6 +21,7 @@ use pp_contract::{DType, VideoPlanParts};
 use crate::config::{ChunkShape, Layout, SessionConfig, Space};
 use crate::denoise::geometry::{Geometry, TOKEN};
 use crate::denoise::passes::Share;
+use crate::denoise::rows::Cut;
 use crate::denoise::settings::{self, CONTEXT_FRAMES};
 use crate::denoise::tensors::{
     self, HANDED_ON, check_place, context_count, frame_count, latents_dims,
@@ -29,6 +33,7 @@ use crate::group::Collectives;
 use crate::payload::{Payload, PayloadMut};
 use crate::stage::{Description, StageInfo, StageKind};
 use denoise::{Denoiser, Output};
+use group::Team;
 
 /// The built-in kernels.
 #[derive(Debug)]
@@ -40,6 +45,8 @@ pub struct CpuSession {
     kind: StageKind,
     config: SessionConfig,
     geometry: Geometry,
+    /// Who has which rows, in a group.
+    cut: Option<Arc<Cut>>,
     /// Encode: the last frames seen, packed, oldest first; and the noise of the stream.
     history: Vec<Vec<u8>>,
     noise: StreamNoise,
@@ -71,7 +78,11 @@ impl Kernels for Cpu {
             threads => threads as usize,
         };
         let geometry = Geometry::of(config);
-        let denoiser = || Denoiser::new(geometry.clone(), config.max_frames as usize, threads);
+        let cut = (config.members > 1)
+            .then(|| Arc::new(Cut::new(&geometry, config.members, config.member, 1)));
+        let held = (cut.as_ref()).map_or(&geometry, |cut| &cut.own().geometry);
+        let most = config.max_frames as usize;
+        let denoiser = || Denoiser::new(held.clone(), cut.as_deref(), most, threads);
         let laps = match stage.kind {
             StageKind::Middle => config.laps as usize,
             StageKind::Source | StageKind::Sink => 0,
@@ -83,6 +94,7 @@ impl Kernels for Cpu {
             noise: StreamNoise::new(config),
             denoisers: std::iter::repeat_with(denoiser).take(laps).collect(),
             geometry,
+            cut,
             strengths: Vec::new(),
         })
     }
@@ -185,11 +197,65 @@ impl Session for CpuSession {
         lap: u32,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
-        _: Option<&mut dyn Collectives>,
+        group: Option<&mut dyn Collectives>,
     ) -> Result<u32, Failure> {
-        // Everything that can fail comes before the first change of state.
+        let Some(group) = group else {
+            return self.compute(plan, lap, input, output, None);
+        };
+        let cut = self.cut.clone();
+        let cut = cut.ok_or_else(|| Failure::invalid("the session has no group"))?;
+        let share = Share::of(&self.config, plan.num_denoise_steps, lap)?;
+        let shape = ChunkShape {
+            frames: frame_count(input.spec("latents_in"), self.config.max_frames)?,
+            steps: plan.num_denoise_steps,
+            context_frames: context_count(plan, input.spec("context_frames"))?,
+        };
+        let (config, payloads) = (self.config, (input, output));
+        group::run(
+            &cut,
+            &config,
+            (shape, share),
+            payloads,
+            group,
+            |input, output, group| self.compute(plan, lap, input, output, Some(group)),
+        )
+    }
+
+    fn decode(
+        &mut self,
+        _plan: &VideoPlanParts,
+        input: &Payload<'_>,
+        frames: &mut [FrameViewMut<'_>],
+    ) -> Result<(), Failure> {
+        let dims = latents_dims(&self.geometry, frames.len() as u32);
+        let latents = input.tensor("latents_out", DType::Bf16, &dims)?;
+        for (frame, tokens) in frames
+            .iter_mut()
+            .zip(latents.chunks_exact(self.geometry.frame_bytes()))
+        {
+            for (index, plane) in self.geometry.planes.iter().enumerate() {
+                let tokens = &tokens[plane.first_token * TOKEN * 2..][..plane.tokens() * TOKEN * 2];
+                tokens::decode_plane(tokens, plane, frame.plane_mut(index));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CpuSession {
+    /// Runs Phase B on the rows that this session holds, which are those of the payloads.
+    fn compute(
+        &mut self,
+        plan: &VideoPlanParts,
+        lap: u32,
+        input: &Payload<'_>,
+        output: &mut PayloadMut<'_>,
+        group: Option<&mut dyn Collectives>,
+    ) -> Result<u32, Failure> {
+        // Everything that can fail without the group comes before the first change of state.
         let frames = frame_count(input.spec("latents_in"), self.config.max_frames)?;
-        let dims = latents_dims(&self.geometry, frames);
+        let held = (self.cut.as_ref()).map_or(&self.geometry, |cut| &cut.own().geometry);
+        let dims = latents_dims(held, frames);
         let latents_in = input.tensor("latents_in", DType::Bf16, &dims)?;
         let share = Share::of(&self.config, plan.num_denoise_steps, lap)?;
         let guide = match share.has_guide() {
@@ -226,11 +292,12 @@ impl Session for CpuSession {
         let context = match context {
             0 => None,
             count => {
-                let dims = latents_dims(&self.geometry, count);
+                let dims = latents_dims(held, count);
                 Some(input.tensor("context_frames", DType::Bf16, &dims)?)
             }
         };
-        if !share.ends() {
+        // What the leader of a group hands on is the whole.
+        if !share.ends() && self.config.member == 0 {
             for spec in HANDED_ON.into_iter().filter_map(|name| input.spec(name)) {
                 let (name, dims) = (spec.name(), spec.shape().dims());
                 let from = input.tensor(name, spec.dtype(), dims)?;
@@ -254,27 +321,11 @@ impl Session for CpuSession {
             denoiser.rebuild_context(tokens, plan.current_start_frame);
         }
         let strengths = &self.strengths[share.first as usize..share.end as usize];
-        denoiser.run(plan, strengths, latents_in, guide, output);
+        let team = match (&self.cut, group) {
+            (Some(cut), Some(group)) => Some(Team::new(cut, group)),
+            _ => None,
+        };
+        denoiser.run(plan, strengths, latents_in, guide, output, team)?;
         Ok(share.count() + u32::from(context.is_some()))
-    }
-
-    fn decode(
-        &mut self,
-        _plan: &VideoPlanParts,
-        input: &Payload<'_>,
-        frames: &mut [FrameViewMut<'_>],
-    ) -> Result<(), Failure> {
-        let dims = latents_dims(&self.geometry, frames.len() as u32);
-        let latents = input.tensor("latents_out", DType::Bf16, &dims)?;
-        for (frame, tokens) in frames
-            .iter_mut()
-            .zip(latents.chunks_exact(self.geometry.frame_bytes()))
-        {
-            for (index, plane) in self.geometry.planes.iter().enumerate() {
-                let tokens = &tokens[plane.first_token * TOKEN * 2..][..plane.tokens() * TOKEN * 2];
-                tokens::decode_plane(tokens, plane, frame.plane_mut(index));
-            }
-        }
-        Ok(())
     }
 }

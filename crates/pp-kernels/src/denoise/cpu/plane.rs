@@ -60,9 +60,20 @@ impl PlaneLayout {
 
     /// Reads tokens into a plane, margin and all.
     pub(super) fn load<S: Sample>(&self, tokens: &[u8], geometry: &PlaneGeometry, out: &mut [f32]) {
+        self.load_rows::<S>(tokens, (geometry, 0), out);
+        self.mirror(out);
+    }
+
+    /// Reads tokens into a plane, from this row of tokens on, and leaves the margin as it is.
+    pub(super) fn load_rows<S: Sample>(
+        &self,
+        tokens: &[u8],
+        (geometry, row): (&PlaneGeometry, usize),
+        out: &mut [f32],
+    ) {
         for (index, token) in tokens.chunks_exact(S::BYTES * TOKEN).enumerate() {
             let x = index % geometry.tokens_x() * PATCH;
-            let y = index / geometry.tokens_x() * PATCH;
+            let y = (row + index / geometry.tokens_x()) * PATCH;
             for dy in 0..PATCH {
                 let start = self.at(x as isize, (y + dy) as isize);
                 for (i, sample) in tokens::read_row::<S>(token, dy).into_iter().enumerate() {
@@ -70,14 +81,18 @@ impl PlaneLayout {
                 }
             }
         }
-        self.mirror(out);
     }
 
-    /// Writes a plane's samples as tokens.
-    pub(super) fn store<S: Sample>(&self, plane: &[f32], geometry: &PlaneGeometry, out: &mut [u8]) {
+    /// Writes a plane's samples as tokens, from this row of tokens on.
+    pub(super) fn store<S: Sample>(
+        &self,
+        plane: &[f32],
+        (geometry, row): (&PlaneGeometry, usize),
+        out: &mut [u8],
+    ) {
         for (index, token) in out.chunks_exact_mut(S::BYTES * TOKEN).enumerate() {
             let x = index % geometry.tokens_x() * PATCH;
-            let y = index / geometry.tokens_x() * PATCH;
+            let y = (row + index / geometry.tokens_x()) * PATCH;
             for dy in 0..PATCH {
                 let start = self.at(x as isize, (y + dy) as isize);
                 let row = std::array::from_fn(|i| plane[start + i % CELL * self.stride + i / CELL]);
@@ -143,7 +158,7 @@ mod tests {
         let mut samples = vec![0.0; layout.len()];
         layout.load::<bf16>(&tokens, plane, &mut samples);
         let mut back = vec![0; tokens.len()];
-        layout.store::<bf16>(&samples, plane, &mut back);
+        layout.store::<bf16>(&samples, (plane, 0), &mut back);
         assert_eq!(back, tokens);
         // A guide is not rounded on its way.
         let third = samples
@@ -151,7 +166,7 @@ mod tests {
             .map(|sample| sample / 3.0)
             .collect::<Vec<_>>();
         let mut guide = vec![0; 2 * tokens.len()];
-        layout.store::<f32>(&third, plane, &mut guide);
+        layout.store::<f32>(&third, (plane, 0), &mut guide);
         let mut again = vec![0.0; layout.len()];
         layout.load::<f32>(&guide, plane, &mut again);
         assert_eq!(again, third);

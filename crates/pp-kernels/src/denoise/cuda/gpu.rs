@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 use std::fmt::Debug;
 
-use pp_device::{DevicePtr, Function, Module, Stream, StreamBuffer};
-pub use pp_device::{LaunchConfig, Rows};
+pub use pp_device::{Apart, LaunchConfig, Rows};
+use pp_device::{DevicePtr, Event, Function, Module, Stream, StreamBuffer};
 
 use crate::error::Failure;
 
@@ -35,6 +35,8 @@ pub unsafe trait Gpu: Clone + Debug + Send + Sync + 'static {
     type Function: Copy + Debug + Send + Sync;
     /// Device memory. When dropped it is freed behind the stream's work.
     type Memory: Debug + Send;
+    /// A place in the order of a stream, which is marked again and again.
+    type Event: Debug + Send;
 
     /// Refuses a thread on which the stream's context is not current.
     ///
@@ -110,6 +112,28 @@ pub unsafe trait Gpu: Clone + Debug + Send + Sync + 'static {
     /// Both ranges stay allocated until the stream has passed the copy, and do not overlap.
     unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), Failure>;
 
+    /// Enqueues a copy of rows within the device.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    ///
+    /// # Safety
+    /// As [`Gpu::copy`], for every row.
+    unsafe fn copy_within(&self, rows: Apart) -> Result<(), Failure>;
+
+    /// Another stream of the context, and an event for [`Gpu::follow`]. It may be the same stream: then work that could
+    /// go on side by side does not.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn beside(&self) -> Result<(Self, Self::Event), Failure>;
+
+    /// Lets later work of this stream wait for what was given to the other one so far.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn follow(&self, other: &Self, event: &Self::Event) -> Result<(), Failure>;
+
     /// Enqueues a copy of rows of host memory to the device.
     ///
     /// # Errors
@@ -135,6 +159,7 @@ unsafe impl Gpu for Stream {
     type Module = Module;
     type Function = Function;
     type Memory = StreamBuffer;
+    type Event = Event;
 
     fn check_current(&self) -> Result<(), Failure> {
         Ok(self.device().check_current()?)
@@ -193,6 +218,20 @@ unsafe impl Gpu for Stream {
         let at = |address| DevicePtr { address, len };
         // SAFETY: the caller's duty.
         Ok(unsafe { Stream::copy(self, at(from), at(to)) }?)
+    }
+
+    unsafe fn copy_within(&self, rows: Apart) -> Result<(), Failure> {
+        // SAFETY: the caller's duty.
+        Ok(unsafe { Stream::copy_within(self, rows) }?)
+    }
+
+    fn beside(&self) -> Result<(Stream, Event), Failure> {
+        Ok((Stream::new(self.device())?, Event::new(self.device())?))
+    }
+
+    fn follow(&self, other: &Stream, event: &Event) -> Result<(), Failure> {
+        event.record(other)?;
+        Ok(self.wait(event)?)
     }
 
     unsafe fn upload(&self, from: *const u8, rows: Rows, to: u64) -> Result<(), Failure> {

@@ -13,11 +13,12 @@ mod gpu;
 mod kernels;
 mod phase_b;
 mod sizes;
+mod team;
 
 use pp_contract::{DType, VideoPlanParts};
 use pp_device::Stream;
 
-pub use gpu::{Gpu, LaunchConfig, Limits, Rows};
+pub use gpu::{Apart, Gpu, LaunchConfig, Limits, Rows};
 
 use crate::config::{ChunkShape, Layout, SessionConfig, Space};
 use crate::cuda::{borrow, ptx};
@@ -123,14 +124,14 @@ impl<G: Gpu> PtxSession<G> {
     /// and frames and tensors are where their descriptions say, until the stream has passed the work.
     pub unsafe fn new(gpu: G, kind: StageKind, config: &SessionConfig) -> Result<Self, Failure> {
         let geometry = Geometry::of(config);
-        let denoiser = Denoiser::new(gpu.clone(), Sizes::new(&geometry)?)?;
         let work = match kind {
             StageKind::Source | StageKind::Sink => {
+                let denoiser = Denoiser::new(gpu.clone(), Sizes::new(&geometry)?)?;
                 Work::Front(Front::new(denoiser, config, &geometry)?)
             }
             StageKind::Middle => Work::PhaseB(
                 (0..config.laps)
-                    .map(|lap| PhaseB::new(denoiser.clone(), config, lap, &geometry))
+                    .map(|lap| PhaseB::new(&gpu, config, lap, &geometry))
                     .collect::<Result<_, _>>()?,
             ),
         };
@@ -168,11 +169,11 @@ impl<G: Gpu> Session for PtxSession<G> {
         lap: u32,
         input: &Payload<'_>,
         output: &mut PayloadMut<'_>,
-        _: Option<&mut dyn Collectives>,
+        group: Option<&mut dyn Collectives>,
     ) -> Result<u32, Failure> {
         self.gpu.check_current()?;
         // SAFETY: the contract of a call, which the caller of `new` promised.
-        unsafe { self.work.phase_b(lap)?.run(plan, input, output) }
+        unsafe { self.work.phase_b(lap)?.run(plan, input, output, group) }
     }
 
     fn decode(

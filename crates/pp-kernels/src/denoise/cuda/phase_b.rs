@@ -3,18 +3,24 @@
 //! Frames are kept as the attention reads them, in a ring of scratch frames: two of context, then those of the chunk,
 //! whose last ones are the next chunk's context where they lie. What decides the sequence of kernels (which frames are
 //! known, their numbers) is kept on the host, so no call waits for the device.
+//!
+//! A member of a group keeps its rows of all frames. What it sends and gets is in `team.rs`.
 
 use pp_contract::{DType, VideoPlanParts};
 
 use super::gpu::Gpu;
 use super::kernels::{Denoiser, SIGMA_BYTES, Tokens};
-use super::sizes::AttendArgument;
-use crate::config::SessionConfig;
+use super::sizes::{AttendArgument, Sizes};
+use super::team::Team;
+use crate::config::{ChunkShape, SessionConfig};
 use crate::denoise::geometry::Geometry;
 use crate::denoise::passes::Share;
 use crate::denoise::settings::CONTEXT_FRAMES;
-use crate::denoise::tensors::{HANDED_ON, check_place, context_count, frame_count, latents_dims};
+use crate::denoise::tensors::{
+    HANDED_ON, check_place, context_count, frame_count, latents_dims, result,
+};
 use crate::error::Failure;
+use crate::group::Collectives;
 use crate::payload::{Payload, PayloadMut};
 
 /// Further away than any window reaches: the kernels take narrow numbers.
@@ -24,9 +30,11 @@ const FAR: i64 = 1_000_000;
 #[derive(Debug)]
 pub(super) struct PhaseB<G: Gpu> {
     pub(super) denoiser: Denoiser<G>,
+    /// Of the frames, or of the rows that this member of a group holds.
     geometry: Geometry,
     config: SessionConfig,
     lap: u32,
+    team: Option<Team<G>>,
     /// Scratch frames: the ring, and the guides of the second and later passes.
     ring: G::Memory,
     guides: G::Memory,
@@ -87,11 +95,18 @@ impl Place {
 impl<G: Gpu> PhaseB<G> {
     /// Allocates for the session's largest chunk.
     pub(super) fn new(
-        denoiser: Denoiser<G>,
+        gpu: &G,
         config: &SessionConfig,
         lap: u32,
         geometry: &Geometry,
     ) -> Result<PhaseB<G>, Failure> {
+        let team = match config.members {
+            1 => None,
+            _ => Some(Team::new(gpu, config, geometry)?),
+        };
+        let geometry = (team.as_ref()).map_or(geometry, |team| &team.cut.own().geometry);
+        let gpu = (team.as_ref()).map_or(gpu, |team| &team.kernels);
+        let denoiser = Denoiser::new(gpu.clone(), Sizes::new(geometry)?)?;
         let frames = config.max_frames as usize;
         let memory = |bytes| denoiser.gpu.memory(bytes);
         let sizes = denoiser.sizes;
@@ -106,6 +121,7 @@ impl<G: Gpu> PhaseB<G> {
             place: Place::default(),
             is_conditioned: false,
             denoiser,
+            team,
         })
     }
 
@@ -122,6 +138,49 @@ impl<G: Gpu> PhaseB<G> {
         plan: &VideoPlanParts,
         input: &Payload<'_>,
         output: &PayloadMut<'_>,
+        group: Option<&mut dyn Collectives>,
+    ) -> Result<u32, Failure> {
+        let Some(group) = group else {
+            // SAFETY: the caller's duty.
+            return unsafe { self.compute(plan, input, output, None) };
+        };
+        let mut team = (self.team.take()).ok_or_else(|| Failure::invalid("there is no group"))?;
+        let share = Share::of(&self.config, plan.num_denoise_steps, self.lap);
+        let shape = frame_count(input.spec("latents_in"), self.config.max_frames);
+        let mut run = |frames, share| {
+            let context_frames = context_count(plan, input.spec("context_frames"))?;
+            let shape = ChunkShape {
+                frames,
+                steps: plan.num_denoise_steps,
+                context_frames,
+            };
+            // SAFETY: the caller's duty.
+            unsafe {
+                team.run(
+                    (shape, share),
+                    (input, output),
+                    group,
+                    |input, output, team, group| {
+                        self.compute(plan, input, output, Some((team, group)))
+                    },
+                )
+            }
+        };
+        let done = shape.and_then(|frames| run(frames, share?));
+        self.team = Some(team);
+        done
+    }
+
+    /// Enqueues Phase B on the rows that the session holds, which are those of the payloads.
+    ///
+    /// # Safety
+    /// As [`PhaseB::run`].
+    unsafe fn compute(
+        &mut self,
+        plan: &VideoPlanParts,
+        input: &Payload<'_>,
+        output: &PayloadMut<'_>,
+        mut others: Option<(&mut Team<G>, &mut dyn Collectives)>,
     ) -> Result<u32, Failure> {
         // What can be refused is refused before anything is enqueued or changed.
         let frames = frame_count(input.spec("latents_in"), self.config.max_frames)?;
@@ -133,10 +192,8 @@ impl<G: Gpu> PhaseB<G> {
             true => Some(input.device_tensor("guide", DType::Bf16, &dims)?),
             false => None,
         };
-        let out = match share.ends() {
-            true => output.device_tensor("latents_out", DType::Bf16, &dims)?,
-            false => output.device_tensor("guide", DType::Bf16, &dims)?,
-        };
+        let (name, dtype) = result(&share, DType::Bf16);
+        let out = output.device_tensor(name, dtype, &dims)?;
         let planes = self.geometry.planes.len() as u64;
         let embeds = input.device_tensor("conditioning_embeds", DType::Bf16, &[planes])?;
         let list = input.device_tensor("denoising_step_list", DType::I64, &[steps.into()])?;
@@ -151,7 +208,8 @@ impl<G: Gpu> PhaseB<G> {
         };
 
         let mut handed_on = [(0, 0, 0); HANDED_ON.len()];
-        if !share.ends() {
+        // What the leader of a group hands on is the whole.
+        if !share.ends() && self.config.member == 0 {
             let tensors = HANDED_ON.into_iter().filter_map(|name| input.spec(name));
             for (copy, spec) in handed_on.iter_mut().zip(tensors) {
                 let (name, dims) = (spec.name(), spec.shape().dims());
@@ -201,7 +259,18 @@ impl<G: Gpu> PhaseB<G> {
                     let is_last = step + 1 == steps;
                     let to = if step + 1 == share.end { out } else { own };
                     let strength = list + 8 * u64::from(step);
+                    if let Some((team, _)) = &others
+                        && step == share.first
+                    {
+                        // Blocks of the attention are long, so what is sent would wait for the first of them.
+                        team.kernels_follow()?;
+                    }
                     self.attend(plan, step == 0, is_last, strength, to, frames)?;
+                    if let Some((team, group)) = &mut others
+                        && step + 1 < share.end
+                    {
+                        team.exchange(to, frames, *group)?;
+                    }
                     left = Some(to);
                 }
             }

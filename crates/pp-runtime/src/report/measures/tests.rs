@@ -211,7 +211,12 @@ fn latencies_against_numbers_counted_by_hand() {
         let mut recorder = empty(TWO, 256);
         records.into_iter().for_each(|r| recorder.push(r));
         let m = of(&recorder, warm_up);
-        let first = [m.latency_ms, m.latency_p99_ms, m.latency_max_ms];
+        let first = [
+            m.latency_ms,
+            m.latency_mean_ms,
+            m.latency_p99_ms,
+            m.latency_max_ms,
+        ];
         let last = [
             m.added_latency_ms,
             m.added_latency_p99_ms,
@@ -221,19 +226,19 @@ fn latencies_against_numbers_counted_by_hand() {
     };
     // 1 to 200 ms: the middle two are 100 and 101; 198 of 200 are not above 198.
     let (first, last) = all((0..200).map(late).collect(), 0);
-    assert_eq!(first, [100.5, 198.0, 200.0].map(Some));
+    assert_eq!(first, [100.5, 100.5, 198.0, 200.0].map(Some));
     assert_eq!(last, [1.0; 3].map(Some));
     // The warm-up goes: 101 to 200 ms. 99 of 100 are not above 199.
     let (first, _) = all((0..200).map(late).collect(), 100);
-    assert_eq!(first, [150.5, 199.0, 200.0].map(Some));
+    assert_eq!(first, [150.5, 150.5, 199.0, 200.0].map(Some));
     // One chunk has a latency and no period; a dropped one has none.
     let (first, _) = all(vec![late(6)], 0);
-    assert_eq!(first, [7.0; 3].map(Some));
+    assert_eq!(first, [7.0; 4].map(Some));
     let dropped = ChunkRecord {
         dropped: true,
         ..late(6)
     };
-    assert_eq!(all(vec![dropped], 0), ([None; 3], [None; 3]));
+    assert_eq!(all(vec![dropped], 0), ([None; 4], [None; 3]));
 }
 
 #[test]

@@ -325,7 +325,7 @@ impl World {
             Step::Takes => !me.sleeps,
             Step::Drives => {
                 let driver = me.driver.as_ref().expect("it runs");
-                // The front once Phase B runs, and Phase B once the front needs it no more.
+                // Rank 0 once rank 1 runs, and rank 1 once rank 0 needs it no more.
                 let may_finish = peer.is_served() || (at == 0 && !peer.is_set_up());
                 may_finish || driver.fault.is_some()
             }

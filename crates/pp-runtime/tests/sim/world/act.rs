@@ -1,7 +1,7 @@
 //! What a rank does: the actions of its core, carried out as the driver does, and its devices.
 
 use pp_contract::CacheEpoch;
-use pp_runtime::core::{Action, LAP, ONWARD, StageFacts, Ticket, Wire};
+use pp_runtime::core::{Action, ONWARD, StageFacts, Ticket, Wire};
 
 use super::{
     Device, Frame, Kept, Map, Message, Operation, Pool, Seen, Waiting, Working, World, hold,
@@ -23,13 +23,7 @@ impl World {
                     "nothing is sent again that was accepted",
                     || format!("chunk {chunk}"),
                 );
-                let newest = self.hard.last().copied().unwrap_or(0);
-                hold(
-                    epoch >= newest,
-                    "nothing is sent again that a hard cut overtook",
-                    || format!("chunk {chunk}"),
-                );
-                self.send(map, (chunk, epoch), rebuilds);
+                self.send_again(map, (chunk, epoch), rebuilds);
                 self.node(0).core.handle_sent_again();
             }
             Action::Run { stage, input } => {
@@ -39,14 +33,26 @@ impl World {
                     format!("{waiting:?}")
                 });
                 self.remember(map, (rank, stage), &ticket, waiting.message, starts_epoch);
-                let output = match map.places[rank][stage].is_sink {
+                let place = map.places[rank][stage];
+                let output = match place.is_sink || place.follows() {
                     true => Pool::None,
                     false => self.lease(map, (rank, stage, ticket.way_out.0)),
                 };
                 let message = waiting.message;
-                let work = Working { message, output };
+                let work = Working {
+                    message,
+                    output,
+                    is_done: false,
+                };
+                if map.is_group(rank, stage) {
+                    self.begin_together(map, (rank, stage), message);
+                }
                 match map.shape.device {
+                    Device::None | Device::Moving if map.is_group(rank, stage) => {
+                        self.enter(map, rank, (stage, ticket, work));
+                    }
                     Device::None | Device::Moving => {
+                        self.release(map, rank, message);
                         self.conclude(map, (rank, stage), ticket, work)
                     }
                     Device::Working | Device::Both => {
@@ -65,6 +71,7 @@ impl World {
                 message.is_overtaken = true;
                 if map.places[rank][stage].is_sink {
                     self.node(rank).core.handle_taken(ticket.chunk);
+                    self.remember_said(map, ticket.chunk.get(), true);
                 }
                 self.hand_on(map, (rank, stage), &ticket, message);
             }
@@ -72,33 +79,35 @@ impl World {
                 let (ticket, waiting, _) = self.node(rank).core.begin(stage, input);
                 self.leave(map, rank, &waiting);
                 let is_sink = map.places[rank][stage].is_sink;
-                let is_taken = is_sink && self.taken.contains(&ticket.chunk.get());
-                let is_current = self.node(rank).core.is_current(stage, &ticket);
+                let said = self
+                    .said
+                    .iter()
+                    .find(|(chunk, _)| *chunk == ticket.chunk.get());
+                let said = said.copied().filter(|_| is_sink);
+                let is_current = self.node(rank).core.is_current(&ticket);
                 hold(
-                    !is_current || is_taken,
+                    !is_current || said.is_some(),
                     "only what was sent twice is dropped",
                     || format!("{ticket:?}"),
                 );
-                if is_sink && is_current {
-                    let message = Self::infer_of(&ticket, waiting.message);
+                if let (Some((_, is_overtaken)), true) = (said, is_current) {
+                    let mut message = Self::infer_of(&ticket, waiting.message);
+                    message.is_overtaken = is_overtaken;
                     self.hand_on(map, (rank, stage), &ticket, message);
                 }
-            }
-            Action::Forget => {
-                let forgotten = self.node(0).core.take_overtaken();
-                let newest = self.hard.last().copied().unwrap_or(0);
-                hold(
-                    forgotten.is_some_and(|(_, epoch)| epoch < newest),
-                    "only what a hard cut overtook is forgotten",
-                    || format!("{forgotten:?}"),
-                );
-                self.accepted += 1;
-                self.drop_kept(forgotten.map_or(0, |(chunk, _)| chunk));
             }
             Action::Close { stage } => self.close(map, rank, stage),
             Action::Finish => {
                 let is_busy = self.node(rank).core.is_busy();
                 hold(!is_busy, "nothing is left", || format!("rank {rank}"));
+                let lanes = self.lanes.iter().enumerate();
+                let mut comes = lanes.filter(|(edge, _)| map.target(*edge).0 == rank);
+                let is_told = comes.all(|(_, lane)| lane.is_closed && lane.queue.is_empty());
+                hold(
+                    is_told || self.at(rank).is_alone,
+                    "a rank stays until it has heard all that comes",
+                    || format!("rank {rank}"),
+                );
                 self.finish(map, rank);
             }
             Action::Stop => self.stop(map, rank),
@@ -123,6 +132,38 @@ impl World {
         if let Some(cut) = self.node(0).core.handle_built(index, number, record) {
             self.hard.push(cut.get());
             self.node(0).told = cut.get();
+        }
+    }
+
+    /// The source sends a chunk again; of one that a hard cut overtook the message alone.
+    fn send_again(&mut self, map: &Map, (chunk, epoch): (u64, u64), rebuilds: bool) {
+        let newest = self.hard.last().copied().unwrap_or(0);
+        if epoch >= newest {
+            return self.send(map, (chunk, epoch), rebuilds);
+        }
+        hold(!rebuilds, "no stage is rebuilt from what is stale", || {
+            format!("chunk {chunk}")
+        });
+        self.drop_kept(chunk);
+        let message = Message {
+            chunk,
+            epoch,
+            attempt: self.node(0).core.attempt(),
+            lap: 0,
+            is_overtaken: true,
+            rebuilds,
+            slot: Pool::None,
+        };
+        self.hand_to(map, (0, 0, ONWARD), message);
+    }
+
+    /// What the sink said of a chunk: whether it passed the chunk over. Of so many chunks as can be in flight.
+    fn remember_said(&mut self, map: &Map, chunk: u64, is_overtaken: bool) {
+        if map.shape.deaths > 0 {
+            self.said.push_back((chunk, is_overtaken));
+            if self.said.len() > usize::from(map.shape.depth) {
+                self.said.pop_front();
+            }
         }
     }
 
@@ -175,7 +216,7 @@ impl World {
     }
 
     /// A slot of this rank, or of an edge to or from it, is not used any more.
-    fn free(&mut self, rank: usize, slot: Pool) {
+    pub(super) fn free(&mut self, rank: usize, slot: Pool) {
         match slot {
             Pool::None => {}
             Pool::Local { stage, output } => self.node(rank).free[stage][output] += 1,
@@ -196,7 +237,7 @@ impl World {
     }
 
     /// The stage behind is done with a payload.
-    fn release(&mut self, map: &Map, rank: usize, message: Message) {
+    pub(super) fn release(&mut self, map: &Map, rank: usize, message: Message) {
         if map.shape.deaths > 0 && self.is_of_source(map, message.slot, rank) {
             let mut kept = self.node(0).kept.iter_mut();
             let same = |kept: &&mut Kept| {
@@ -248,8 +289,13 @@ impl World {
             "older attempts are not run on",
             detail,
         );
-        hold(epoch >= node.told, "nothing overtaken is worked on", detail);
-        let is_sink = map.places[rank][stage].is_sink;
+        let place = map.places[rank][stage];
+        hold(
+            epoch >= node.told || place.follows(),
+            "nothing overtaken is worked on",
+            detail,
+        );
+        let is_sink = place.is_sink;
         let seen = &mut node.seen[stage][usize::from(ticket.lap)];
         let before =
             seen.filter(|seen| seen.epoch == epoch && (is_sink || seen.attempt == ticket.attempt));
@@ -279,20 +325,20 @@ impl World {
         }
     }
 
-    pub(super) fn finish_work(&mut self, map: &Map, rank: usize, stage: usize) {
-        let work = self.node(rank).core.take_working(stage);
-        let (ticket, work) = work.expect("the stage works");
-        self.conclude(map, (rank, stage), ticket, work);
-    }
-
     /// A stage is done with a chunk.
-    fn conclude(&mut self, map: &Map, at: (usize, usize), ticket: Ticket, work: Working) {
+    pub(super) fn conclude(
+        &mut self,
+        map: &Map,
+        at: (usize, usize),
+        ticket: Ticket,
+        work: Working,
+    ) {
         let (rank, stage) = at;
-        self.release(map, rank, work.message);
-        let is_current = self.node(rank).core.is_current(stage, &ticket);
+        let is_current = self.node(rank).core.is_current(&ticket);
         let place = map.places[rank][stage];
         if place.is_sink {
             self.node(rank).core.handle_taken(ticket.chunk);
+            self.remember_said(map, ticket.chunk.get(), false);
         }
         // The acceptance goes to the source of this rank in any case. Over an edge only in order with those before it.
         let tells_here = place.is_sink && matches!(place.outputs[ONWARD], Wire::Local(_));
@@ -342,7 +388,7 @@ impl World {
         }
     }
 
-    fn push(&mut self, edge: usize, message: Message) {
+    pub(super) fn push(&mut self, edge: usize, message: Message) {
         let lane = &mut self.lanes[edge];
         hold(!lane.is_closed, "nothing follows a SHUTDOWN", || {
             format!("{message:?}")
@@ -367,10 +413,8 @@ impl World {
             "no SHUTDOWN before all is accepted",
             || format!("{open} are not"),
         );
-        for output in [ONWARD, LAP] {
-            if let Wire::Edge(edge) = map.places[rank][stage].outputs[output]
-                && !self.node(rank).is_alone
-            {
+        for edge in self.closes(map, rank, stage) {
+            if !self.node(rank).is_alone {
                 let lane = &mut self.lanes[edge];
                 hold(!lane.is_closed, "one SHUTDOWN goes over each edge", || {
                     format!("edge {edge}")
@@ -384,15 +428,7 @@ impl World {
         self.node(rank).core.handle_closed_behind(stage);
     }
 
-    /// Whether the device can do what was issued first.
-    pub(super) fn may_operate(&self, rank: usize) -> bool {
-        match self.at(rank).operations.front() {
-            Some(Operation::Receive(transfer)) => self.sent.contains(transfer),
-            first => first.is_some(),
-        }
-    }
-
-    pub(super) fn operate(&mut self, map: &Map, rank: usize) {
+    pub(super) fn operate_one(&mut self, map: &Map, rank: usize) {
         match self.node(rank).operations.pop_front() {
             Some(Operation::Send(transfer)) => {
                 self.sent.insert(transfer);

@@ -1,6 +1,7 @@
 //! What reaches a rank: frames, payloads, acceptances.
 
 use pp_contract::CacheEpoch;
+use pp_contract::pipeline::EdgeKind;
 use pp_runtime::core::{Ticket, way_out};
 
 use super::{Device, Frame, Map, Message, Operation, Pool, Transfer, World, hold};
@@ -14,6 +15,11 @@ impl World {
             .pop_front()
             .expect("a frame is there");
         match frame {
+            Frame::Infer(message) if map.edges[edge].kind == EdgeKind::Report => {
+                let report = (edge, message.chunk, message.attempt);
+                self.node(rank).reports.push_back(report);
+                self.conclude_done(map, rank, stage);
+            }
             Frame::Infer(message) => {
                 let node = self.node(rank);
                 node.core.handle_attempt(message.attempt);
@@ -28,6 +34,9 @@ impl World {
                     let operation = Operation::Receive(transfer);
                     self.node(rank).operations.push_back(operation);
                 }
+            }
+            Frame::Shutdown if map.edges[edge].kind == EdgeKind::Report => {
+                self.node(rank).core.handle_left(stage);
             }
             Frame::Shutdown => self.node(rank).core.handle_closed(stage, input),
         }

@@ -15,6 +15,19 @@ impl World {
                 steps.push(Step::HearLoss { rank });
             }
         }
+        let is_done = self.at(0).phase == Phase::Finished && !self.has_aborted;
+        for rank in 1..self.ranks.len() {
+            if self.waits(rank) && is_done {
+                steps.push(Step::Leave { rank });
+            }
+            let is_said = is_done || (self.lives(0) && self.at(0).is_served);
+            if is_said && map.shape.deaths > 0 && self.lives(rank) {
+                let node = self.at(rank);
+                if node.phase == Phase::Running && !node.is_served {
+                    steps.push(Step::HearServed { rank });
+                }
+            }
+        }
         if map.shape.may_abort && !self.has_aborted && self.lives(0) {
             steps.push(Step::Abort);
         }
@@ -44,15 +57,24 @@ impl World {
         }
     }
 
-    pub(super) fn hear_loss(&mut self, rank: usize) {
+    pub(super) fn hear_served(&mut self, rank: usize) {
+        let node = self.node(rank);
+        node.is_served = true;
+        node.core.handle_released();
+    }
+
+    pub(super) fn hear_loss(&mut self, map: &Map, rank: usize) {
         self.unaware[rank] = false;
         let has_aborted = self.has_aborted;
         let node = self.node(rank);
         if node.is_served && !has_aborted {
             node.core.handle_alone();
             node.is_alone = true;
-            return;
+            self.leave_group(map, rank);
+            return self.conclude_all(map, rank);
         }
+        self.leave_group(map, rank);
+        let node = self.node(rank);
         node.core.handle_abort();
         node.phase = Phase::Faulty;
         hold(
@@ -76,6 +98,16 @@ impl World {
     }
 
     pub(super) fn finish(&mut self, map: &Map, rank: usize) {
+        let sink = map.shape.pipeline.sink().get() as usize;
+        if rank == 0 && sink != 0 && !self.has_aborted {
+            let last = map.places[sink].len() - 1;
+            let has_stored = self.at(sink).core.has_closed(last);
+            hold(
+                has_stored,
+                "the sink has stored all before the source is done",
+                String::new,
+            );
+        }
         self.leave_edges(map, rank);
         self.unaware[rank] = false;
         self.node(rank).phase = Phase::Finished;
@@ -110,6 +142,8 @@ impl World {
             node.core.handle_reconnected();
             node.phase = Phase::Running;
             node.is_served = false;
+            node.reports.clear();
+            self.conclude_all(map, rank);
         }
     }
 }

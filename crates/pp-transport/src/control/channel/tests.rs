@@ -135,3 +135,18 @@ fn descriptors_beyond_those_announced_are_refused() {
         "{error}"
     );
 }
+
+#[test]
+fn a_goodbye_comes_behind_what_was_announced() {
+    let (zero, mut one) = narrow_pair();
+    let sender = zero.sender();
+    let announced = sender.announce();
+    let error = sender.send(&Message::Bye, soon()).unwrap_err();
+    assert!(matches!(error, ControlError::TimedOut { .. }), "{error}");
+    sender.send(&Message::Frame(&[7]), soon()).unwrap();
+    drop(announced);
+    sender.send(&Message::Bye, soon()).unwrap();
+    for expected in [Message::Frame(&[7]), Message::Bye] {
+        assert_eq!(one.receiver().recv_deadline(soon()).unwrap(), expected);
+    }
+}

@@ -190,15 +190,22 @@ impl RendezvousError {
     /// Whether another rank did not come in time, as far as this rank can tell.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
+        let is_late = matches!(
+            self,
+            Self::MissingRanks { .. } | Self::Unreachable { .. } | Self::Incomplete { .. }
+        );
+        is_late || self.is_dismissal()
+    }
+
+    /// Whether rank 0 had let this rank join, and waited for another in vain.
+    #[must_use]
+    pub fn is_dismissal(&self) -> bool {
         matches!(
             self,
-            Self::MissingRanks { .. }
-                | Self::Unreachable { .. }
-                | Self::Incomplete { .. }
-                | Self::Refused {
-                    had_joined: true,
-                    ..
-                }
+            Self::Refused {
+                had_joined: true,
+                ..
+            }
         )
     }
 

@@ -132,16 +132,13 @@ fn preside(
         }
         Ok(())
     };
-    let result = all();
     let soon = Instant::now() + VERDICT_LATER;
-    for channel in peers.iter() {
-        match &result {
-            Ok(()) => say(channel.sender(), &Words::Done, soon)?,
-            // A rank that is gone, or that is to blame, need not hear it.
-            Err(fault) => {
-                let _ = channel.sender().send(&Message::Abort(fault.clone()), soon);
-            }
-        }
+    let result = all().and_then(|()| {
+        let mut channels = peers.iter();
+        channels.try_for_each(|channel| say(channel.sender(), &Words::Done, soon))
+    });
+    if let Err(fault) = &result {
+        peers.tell(fault);
     }
     result
 }

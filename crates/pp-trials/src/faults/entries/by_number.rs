@@ -6,8 +6,8 @@ use pp_contract::FaultKind::{
     BadInput, Drift, HandshakeMismatch, Internal, PeerDied, PeerMisbehaved, TimedOut,
 };
 
-use crate::faults::catalogue::{End, Ends, Entry, How, NCCL, SILENCE, SinkAt, all};
-use crate::faults::role::Role::{self, Sink, Source, Stage};
+use crate::faults::catalogue::{End, Ends, Entry, HOST, How, NCCL, SILENCE, SinkAt, all};
+use crate::faults::role::Role::{self, Member, Sink, Source, Stage};
 
 const BEFORE: &str = "Everything that can fail happens before the header leaves.";
 const PLAN: &str = "The plan decides, and every rank checks the calls that stages made.";
@@ -25,6 +25,8 @@ const STUCK: Duration = Duration::from_secs(3);
 const STUCK_MS: &str = "3000";
 
 const MESSAGE: &str = "decode message";
+/// A chunk that is built when all ranks have worked on one: those of the default depth are fewer.
+const LATER: u64 = 8;
 
 /// The rank of this role is told apart at the handshake.
 const fn differs(role: Role) -> Ends {
@@ -52,13 +54,21 @@ const fn made(id: &'static str, rule: &'static str, hook: &'static str) -> Entry
 /// The rank of this role dies, which all others notice.
 const fn dies(id: &'static str, hook: &'static str, role: Role, end: End) -> Entry {
     let ends = all(PeerDied, role, "watch").but(role, end);
-    Entry::new(id, OUTLIVE, How::Hook(hook, role), ends)
+    Entry::new(id, OUTLIVE, How::HookAt(hook, role, LATER), ends)
 }
 
 /// The rank of this role says nothing any more.
 const fn stops(id: &'static str, role: Role) -> Entry {
     let ends = all(TimedOut, role, "heartbeat");
-    Entry::new(id, OUTLIVE, How::Hook("stop", role), ends).noticed_after(SILENCE)
+    Entry::new(id, OUTLIVE, How::HookAt("stop", role, LATER), ends).noticed_after(SILENCE)
+}
+
+/// The stage of this role does not come back.
+const fn stalls(id: &'static str, role: Role) -> Entry {
+    let ends = all(TimedOut, role, "phase_b");
+    Entry::new(id, OUTLIVE, How::Hook("stall", role), ends)
+        .env(&[("PP_STUCK_MS", STUCK_MS)])
+        .noticed_after(STUCK)
 }
 
 /// The entries.
@@ -78,7 +88,8 @@ pub(super) const ALL: &[Entry] = &[
         all(Internal, Stage, "phase_b"),
     )
     .with(RECOMPUTE)
-    .says(&["calls, "]),
+    // Of a group the collectives differ before the calls are counted.
+    .says(&["calls"]),
     heard("OM-03.calls", PLAN, "wrong-calls"),
     heard_by_sink("OM-03.report", PLAN, "wrong-report").says(&["were planned"]),
     Entry::new(
@@ -142,6 +153,13 @@ pub(super) const ALL: &[Entry] = &[
     heard("OM-07.tensor", WHOLE, "missing-tensor"),
     heard("OM-07.trail", WHOLE, "extra-report"),
     heard_by_sink("OM-07.trail-result", WHOLE, "extra-report"),
+    // A member hears from its leader what no leader sends.
+    Entry::new(
+        "OM-07.member",
+        WHOLE,
+        How::Hook("missing-tensor", Member),
+        all(PeerMisbehaved, Stage, MESSAGE),
+    ),
     Entry::new(
         "OM-08.edge",
         GROUP,
@@ -157,6 +175,14 @@ pub(super) const ALL: &[Entry] = &[
     )
     .on(NCCL)
     .says(&["group mesh"]),
+    Entry::new(
+        "OM-08.member",
+        GROUP,
+        How::Hook("stranger", Member),
+        all(Internal, Member, "issue work"),
+    )
+    .on(HOST)
+    .says(&["there is no member"]),
     Entry::new(
         "OM-09",
         "A late result of an old epoch is dropped and not decoded; its receive is never skipped.",
@@ -195,17 +221,13 @@ pub(super) const ALL: &[Entry] = &[
     .says(&["kernels_digest differs"]),
     dies("OM-13.kill-source", "kill", Source, End::Killed),
     dies("OM-13.kill-stage", "kill", Stage, End::Killed),
+    dies("OM-13.kill-member", "kill", Member, End::Killed),
     dies("OM-13.kill-sink", "kill", Sink, End::Killed).where_sink_is(SinkAt::Apart),
     dies("OM-13.leave", "leave", Stage, End::Done),
     stops("OM-13.stop-source", Source),
     stops("OM-13.stop-stage", Stage),
+    stops("OM-13.stop-member", Member),
     stops("OM-13.stop-sink", Sink).where_sink_is(SinkAt::Apart),
-    Entry::new(
-        "OM-13.stuck",
-        OUTLIVE,
-        How::Hook("stall", Stage),
-        all(TimedOut, Stage, "phase_b"),
-    )
-    .env(&[("PP_STUCK_MS", STUCK_MS)])
-    .noticed_after(STUCK),
+    stalls("OM-13.stuck", Stage),
+    stalls("OM-13.stuck-member", Member),
 ];

@@ -1,4 +1,4 @@
-//! Two hosts on one machine: a network namespace for each rank, a cable between them, and the cut.
+//! Two hosts on one machine: a network namespace for each, a cable between them, and the cut.
 //!
 //! The namespaces have no names. Each is held open by a process that ends when this one does, so
 //! nothing is left of them whatever happens here.
@@ -9,13 +9,16 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// What the cable's ends are called in their namespaces.
-pub(super) const DEVICE: &str = "pp0";
-/// The address of rank 0.
-pub(super) const ADDRESS: &str = "10.77.77.1";
+pub const DEVICE: &str = "pp0";
+/// Their addresses.
+pub const ADDRESSES: [&str; 2] = ["10.77.77.1", "10.77.77.2"];
 
-/// Two joined namespaces, one for each rank.
-pub(super) struct Net {
+/// Two joined namespaces, one for each host.
+#[derive(Debug)]
+pub struct Net {
     holders: [Child; 2],
+    /// Who is not root makes a user namespace first, in which it is.
+    in_user: bool,
 }
 
 impl Net {
@@ -23,60 +26,73 @@ impl Net {
     ///
     /// # Errors
     /// Why this is not possible here.
-    pub(super) fn new() -> Result<Self, String> {
+    pub fn new() -> Result<Self, String> {
+        Self::make(false).or_else(|_| Self::make(true))
+    }
+
+    fn make(in_user: bool) -> Result<Self, String> {
+        let mut unshare = Command::new("unshare");
+        let mut beside = Command::new("unshare");
+        if in_user {
+            unshare.args(["--user", "--map-root-user"]);
+        }
+        let first = hold(unshare.args(["--net", "cat"]))?;
+        if in_user {
+            beside = inside(&first, &["user"], "unshare");
+        }
+        let second = hold(beside.args(["--net", "cat"]))?;
         let net = Self {
-            holders: [hold()?, hold()?],
+            holders: [first, second],
+            in_user,
         };
         let other = net.holders[1].id();
+        let [one, two] = ADDRESSES;
         net.configure(
             0,
             &format!(
                 "link add {DEVICE} type veth peer name pp1\n\
                  link set pp1 netns {other}\n\
-                 addr add {ADDRESS}/30 dev {DEVICE}\nlink set {DEVICE} up\nlink set lo up\n"
+                 addr add {one}/30 dev {DEVICE}\nlink set {DEVICE} up\nlink set lo up\n"
             ),
         )?;
         net.configure(
             1,
             &format!(
-                "link set pp1 name {DEVICE}\naddr add 10.77.77.2/30 dev {DEVICE}\n\
+                "link set pp1 name {DEVICE}\naddr add {two}/30 dev {DEVICE}\n\
                  link set {DEVICE} up\nlink set lo up\n"
             ),
         )?;
         Ok(net)
     }
 
-    /// A rank's program, which will run in its namespace under the process id it is started with.
-    /// It has a host name of its own, where one can be had: NCCL takes ranks with the same one for
-    /// neighbours, and goes around the network.
-    pub(super) fn command(&self, rank: usize, program: &OsStr) -> Command {
-        let mut command = self.inside(rank, "unshare".as_ref());
+    /// A program on a host, under the process id that it is started with. Hosts have names of their own, where these can
+    /// be had: NCCL takes ranks with the same one for neighbours, and goes around the network.
+    pub fn command(&self, host: usize, program: &OsStr) -> Command {
+        let mut command = self.inside(host, "unshare");
         command
             .args(["--uts", "sh", "-c"])
-            .arg("{ echo \"pp-rank-$0\" >/proc/sys/kernel/hostname; } 2>/dev/null; exec \"$@\"")
-            .arg(rank.to_string())
+            .arg("{ echo \"pp-host-$0\" >/proc/sys/kernel/hostname; } 2>/dev/null; exec \"$@\"")
+            .arg(host.to_string())
             .arg(program);
         command
     }
 
-    fn inside(&self, rank: usize, program: &OsStr) -> Command {
-        let mut command = Command::new("nsenter");
-        command.arg(self.flag(rank)).arg("--").arg(program);
-        command
+    fn inside(&self, host: usize, program: &str) -> Command {
+        let kinds = ["user", "net"];
+        let kinds = &kinds[usize::from(!self.in_user)..];
+        inside(&self.holders[host], kinds, program)
     }
 
-    /// Takes the cable out: from now on nothing that one rank sends comes to the other, and neither
-    /// is told.
-    pub(super) fn cut(&self) -> Result<(), String> {
+    /// Takes the cable out: from now on nothing that one host sends comes to the other, and neither is told.
+    ///
+    /// # Errors
+    /// Why this is not possible.
+    pub fn cut(&self) -> Result<(), String> {
         self.configure(0, &format!("link set {DEVICE} down\n"))
     }
 
-    fn flag(&self, rank: usize) -> String {
-        format!("--net=/proc/{}/ns/net", self.holders[rank].id())
-    }
-
-    fn configure(&self, rank: usize, lines: &str) -> Result<(), String> {
-        let mut command = self.inside(rank, "ip".as_ref());
+    fn configure(&self, host: usize, lines: &str) -> Result<(), String> {
+        let mut command = self.inside(host, "ip");
         let piped = command.args(["-batch", "-"]).stdin(Stdio::piped());
         let piped = piped.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = piped.spawn().map_err(|e| format!("nsenter: {e}"))?;
@@ -90,7 +106,7 @@ impl Net {
         }
         let said = String::from_utf8_lossy(&output.stderr);
         let first = said.lines().next().unwrap_or("ip failed without a word");
-        Err(format!("no network of its own for a rank: {first}"))
+        Err(format!("no network of its own for a host: {first}"))
     }
 }
 
@@ -103,11 +119,23 @@ impl Drop for Net {
     }
 }
 
-/// A process in a new network namespace, which ends when its input does.
-fn hold() -> Result<Child, String> {
+/// A program in these namespaces of a process.
+fn inside(holder: &Child, kinds: &[&str], program: &str) -> Command {
+    let mut command = Command::new("nsenter");
+    for kind in kinds {
+        command.arg(format!("--{kind}=/proc/{}/ns/{kind}", holder.id()));
+    }
+    if kinds.contains(&"user") {
+        command.arg("--preserve-credentials");
+    }
+    command.arg("--").arg(program);
+    command
+}
+
+/// Starts a process in a new network namespace, which ends when its input does.
+fn hold(command: &mut Command) -> Result<Child, String> {
     let own = std::fs::read_link("/proc/self/ns/net").map_err(|e| e.to_string())?;
-    let mut command = Command::new("unshare");
-    let piped = command.args(["--net", "cat"]).stdin(Stdio::piped());
+    let piped = command.stdin(Stdio::piped());
     let piped = piped.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = piped.spawn().map_err(|e| format!("unshare: {e}"))?;
     let place = format!("/proc/{}/ns/net", child.id());

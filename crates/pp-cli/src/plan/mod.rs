@@ -1,0 +1,317 @@
+//! `pp plan`: which ranks the stages of a pipeline are to stand on, on this machine.
+//!
+//! *Hazard.* A prediction that nobody checked. *Choices.* Every figure comes from a job that this command starts: one on one
+//! rank for each number of parts, which gives the work of each stage; one that only hands payloads over; and the proposal
+//! itself. With `--all` every placement is run, so that anybody can see how good the proposal is.
+
+mod search;
+mod subject;
+
+use std::fmt;
+use std::io::IsTerminal as _;
+
+use pp_contract::Pipeline;
+use pp_job::{Error, say};
+use serde::Serialize;
+
+use self::search::{Chain, Placement};
+use self::subject::{Seen, Subject};
+use crate::args::PlanArgs;
+use crate::env::Env;
+use crate::exit::print_result;
+
+/// The most placements that `--all` runs.
+const MOST_RUN: usize = 1_000;
+
+/// Measures, proposes, runs the proposal and prints.
+pub(crate) fn plan(args: &PlanArgs, env: &Env) -> Result<(), Error> {
+    if pp_job::world(env.lookup())?.is_some() {
+        let what = "pp plan starts its own jobs on this machine, and a launcher has started this process; start it \
+                    without one, or unset RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK)";
+        return Err(Error::Usage(what.into()));
+    }
+    let subject = Subject::open(args)?;
+    let placements = |parts| search::all(subject.count(parts), args.ranks, MOST_RUN);
+    let all: Option<Vec<_>> = (1..=subject.most_parts()).map(placements).collect();
+    let is_too_many = all
+        .as_ref()
+        .is_none_or(|all| all.iter().map(Vec::len).sum::<usize>() > MOST_RUN);
+    if args.all && is_too_many {
+        let what = "lower --ranks or --denoise-steps, give fewer --stages, or leave --all out";
+        return Err(Error::Usage(format!(
+            "--all: there are more than {MOST_RUN} placements on {} ranks; {what}",
+            args.ranks
+        )));
+    }
+
+    let parts: Vec<u32> = (1..=subject.most_parts()).collect();
+    let on_one_rank: Vec<String> = parts
+        .iter()
+        .map(|parts| subject.text(*parts, &vec![0; subject.count(*parts)]))
+        .collect();
+    let alone = runs(args, &subject, &on_one_rank)?;
+    let first = &alone[0];
+    let (bytes, is_on_host) = (first.bytes, first.is_on_host);
+    let [edge_ms, link_ms] = match args.ranks {
+        1 => [0.0; 2],
+        _ => subject.edge_ms(bytes, is_on_host)?,
+    };
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+    let chains: Vec<Chain> = parts
+        .iter()
+        .zip(&alone)
+        .map(|(parts, seen)| {
+            let busy = subject.cores(*parts, cores);
+            let busy_ms: f64 = seen
+                .work_ms
+                .iter()
+                .zip(busy)
+                .map(|(ms, of)| ms * f64::from(of))
+                .sum();
+            Chain {
+                work_ms: seen.work_ms.clone(),
+                edge_ms,
+                link_ms,
+                least_ms: if is_on_host {
+                    busy_ms / f64::from(cores)
+                } else {
+                    0.0
+                },
+            }
+        })
+        .collect();
+
+    let proposals = chains
+        .iter()
+        .zip(&parts)
+        .map(|(chain, parts)| (*parts, chain.place(args.ranks)));
+    let best = proposals.reduce(|best, other| {
+        if other.1.is_better_than(&best.1) {
+            other
+        } else {
+            best
+        }
+    });
+    let best = best.expect("there is one part at least");
+    let mut candidates = vec![best];
+    for (at, placements) in all.into_iter().flatten().enumerate().filter(|_| args.all) {
+        let placed = placements
+            .into_iter()
+            .map(|ranks| (parts[at], chains[at].on(ranks)));
+        candidates.extend(
+            placed
+                .filter(|placed| *placed != candidates[0])
+                .collect::<Vec<_>>(),
+        );
+    }
+    let texts: Vec<String> = candidates
+        .iter()
+        .map(|(parts, placed)| subject.text(*parts, &placed.ranks))
+        .collect();
+    let seen = runs(args, &subject, &texts)?;
+    let outcome = |((text, (_, placed)), seen): ((&String, &(u32, Placement)), &Seen)| Outcome {
+        pipeline: text.clone(),
+        predicted_ms: placed.period_ms,
+        measured_ms: seen.period_ms,
+    };
+    let mut placements: Vec<Outcome> = texts
+        .iter()
+        .zip(&candidates)
+        .zip(&seen)
+        .map(outcome)
+        .collect();
+    let proposal = placements[0].clone();
+    placements.sort_by(|a, b| a.measured_ms.total_cmp(&b.measured_ms));
+    let report = Report {
+        most_ranks: args.ranks,
+        rounds: args.rounds,
+        cores,
+        on_host: is_on_host,
+        cores_of_a_stage: subject.cores(1, cores).into_iter().max().unwrap_or(1),
+        bytes,
+        edge_us: edge_ms * 1e3,
+        link_us: link_ms * 1e3,
+        over_predicted: proposal.measured_ms / proposal.predicted_ms - 1.0,
+        over_best: args
+            .all
+            .then(|| proposal.measured_ms / placements[0].measured_ms - 1.0),
+        proposal,
+        on_one_rank: on_one_rank
+            .iter()
+            .zip(&alone)
+            .map(|(text, seen)| Alone::of(text, seen))
+            .collect(),
+        placements: if args.all { placements } else { Vec::new() },
+    };
+    print_result(&report, args.json)
+}
+
+/// Runs each pipeline once a round, so that a change of the machine's state meets all of them. Gives the medians.
+fn runs(args: &PlanArgs, subject: &Subject<'_>, pipelines: &[String]) -> Result<Vec<Seen>, Error> {
+    let mut seen: Vec<Vec<Seen>> = vec![Vec::new(); pipelines.len()];
+    let is_watched = std::io::stderr().is_terminal();
+    for _ in 0..args.rounds {
+        for (pipeline, seen) in pipelines.iter().zip(&mut seen) {
+            if is_watched {
+                say(format!("pp: running {pipeline}"));
+            }
+            seen.push(subject.run(pipeline)?);
+        }
+    }
+    Ok(seen.iter().map(|rounds| median_of(rounds)).collect())
+}
+
+/// The medians of the rounds of a pipeline.
+fn median_of(rounds: &[Seen]) -> Seen {
+    let median = |figure: &dyn Fn(&Seen) -> f64| {
+        let mut figures: Vec<f64> = rounds.iter().map(figure).collect();
+        figures.sort_by(f64::total_cmp);
+        figures[figures.len() / 2]
+    };
+    let stages = 0..rounds[0].work_ms.len();
+    Seen {
+        period_ms: median(&|seen| seen.period_ms),
+        work_ms: stages.map(|at| median(&|seen| seen.work_ms[at])).collect(),
+        ..rounds[0].clone()
+    }
+}
+
+/// The result of `pp plan`. Times are for one chunk, and medians of the rounds.
+#[derive(Serialize)]
+struct Report {
+    most_ranks: u32,
+    rounds: u32,
+    cores: u32,
+    /// Payloads lie in host memory, and the ranks share its cores.
+    on_host: bool,
+    /// Cores that the stage with the most threads keeps busy.
+    cores_of_a_stage: u32,
+    /// The payload of the source.
+    bytes: u64,
+    /// What an edge costs each of its ranks.
+    edge_us: f64,
+    /// How long a payload is on its way over an edge.
+    link_us: f64,
+    /// The stages on one rank, for each number of parts.
+    on_one_rank: Vec<Alone>,
+    proposal: Outcome,
+    /// The measured period of the proposal over the predicted one, less 1.
+    over_predicted: f64,
+    /// The measured period of the proposal over that of the best placement, less 1; only with `--all`.
+    over_best: Option<f64>,
+    /// All placements, the shortest measured period first; only with `--all`.
+    placements: Vec<Outcome>,
+}
+
+/// All stages on one rank.
+#[derive(Serialize)]
+struct Alone {
+    pipeline: String,
+    measured_ms: f64,
+    stages: Vec<Work>,
+}
+
+#[derive(Serialize)]
+struct Work {
+    stage: String,
+    work_ms: f64,
+}
+
+/// A placement that was run.
+#[derive(Clone, Serialize)]
+struct Outcome {
+    pipeline: String,
+    /// The periods.
+    predicted_ms: f64,
+    measured_ms: f64,
+}
+
+impl Alone {
+    fn of(text: &str, seen: &Seen) -> Self {
+        let pipeline: Pipeline = text.parse().expect("it has run");
+        let label = |stage: &pp_contract::StageSpec| match stage.parts {
+            1 => stage.name.to_string(),
+            parts => format!("{} {}/{parts}", stage.name, stage.part + 1),
+        };
+        let stages = pipeline.stages().iter().zip(&seen.work_ms);
+        Self {
+            pipeline: text.to_owned(),
+            measured_ms: seen.period_ms,
+            stages: stages
+                .map(|(stage, ms)| Work {
+                    stage: label(stage),
+                    work_ms: *ms,
+                })
+                .collect(),
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            pipeline,
+            predicted_ms,
+            measured_ms,
+        } = self;
+        write!(
+            f,
+            "period predicted {predicted_ms:.3} ms, measured {measured_ms:.3} ms: {pipeline}"
+        )
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "on one rank, medians of {} rounds:", self.rounds)?;
+        for alone in &self.on_one_rank {
+            let works: Vec<String> = alone
+                .stages
+                .iter()
+                .map(|work| format!("{} {:.3} ms", work.stage, work.work_ms))
+                .collect();
+            writeln!(
+                f,
+                "  {}; period {:.3} ms",
+                works.join(", "),
+                alone.measured_ms
+            )?;
+        }
+        if self.most_ranks > 1 {
+            writeln!(
+                f,
+                "an edge with {} bytes takes {:.2} µs of each of its ranks, and a payload is on its way {:.2} µs",
+                self.bytes, self.edge_us, self.link_us
+            )?;
+        }
+        match self.on_host {
+            true => writeln!(
+                f,
+                "assumed: the ranks share the {} cores of this machine, and a stage keeps up to {} of them busy",
+                self.cores, self.cores_of_a_stage
+            )?,
+            false => writeln!(f, "assumed: each rank has a GPU of its own")?,
+        }
+        if let (Some(over), Some(best)) = (self.over_best, self.placements.first()) {
+            for placement in &self.placements {
+                writeln!(f, "  {placement}")?;
+            }
+            writeln!(
+                f,
+                "the proposal takes {:.1} % longer than the best of {} placements, {}",
+                100.0 * over,
+                self.placements.len(),
+                best.pipeline
+            )?;
+        }
+        writeln!(f, "proposal for {} ranks at most:", self.most_ranks)?;
+        writeln!(f, "  --pipeline \"{}\"", self.proposal.pipeline)?;
+        writeln!(
+            f,
+            "  period predicted {:.3} ms, measured {:.3} ms ({:+.1} %)",
+            self.proposal.predicted_ms,
+            self.proposal.measured_ms,
+            100.0 * self.over_predicted
+        )
+    }
+}

@@ -1,0 +1,363 @@
+//! The collectives of the transport's groups, as kernels call them.
+
+use pp_contract::{DType, FaultKind};
+use pp_device::{DevicePtr, Stream};
+use pp_kernels::{Collectives, Failure, KernelError};
+use pp_runtime::stage::{StageError, StageResult};
+use pp_transport::error::TransportError;
+use pp_transport::host::HostGroup;
+use pp_transport::nccl::Communicator;
+
+use super::kernels::failed;
+
+/// A group, for the time of a call.
+pub(super) struct Lent<G> {
+    group: G,
+    /// Why a collective failed. The kernels tell its text alone.
+    failed: Option<TransportError>,
+}
+
+/// In host memory.
+pub(super) type OfHost<'a> = Lent<&'a mut HostGroup>;
+/// In the memory of a GPU, and the stream of the session.
+pub(super) type OfGpu<'a> = Lent<(&'a mut Communicator, &'a Stream)>;
+
+impl<G> Lent<G> {
+    pub(super) fn new(group: G) -> Self {
+        Self {
+            group,
+            failed: None,
+        }
+    }
+
+    fn keep(&mut self, result: Result<(), TransportError>) -> Result<(), Failure> {
+        result.map_err(|error| {
+            let failure = Failure::error(error.to_string());
+            self.failed = Some(error);
+            failure
+        })
+    }
+
+    /// What came of a call: what the group failed of, where it did.
+    pub(super) fn judge<T>(
+        self,
+        result: Result<T, KernelError>,
+        (blame, stage): (FaultKind, &'static str),
+    ) -> StageResult<T> {
+        match self.failed {
+            Some(error) => Err(StageError {
+                operation: stage,
+                ..StageError::from(error)
+            }),
+            None => result.map_err(failed(blame, stage)),
+        }
+    }
+}
+
+/// # Safety
+/// So many bytes that nothing writes for as long as the result lives; none may lie anywhere.
+unsafe fn bytes<'b>(at: *const u8, count: u64) -> &'b [u8] {
+    match count {
+        0 => &[],
+        // SAFETY: the caller's duty.
+        _ => unsafe { std::slice::from_raw_parts(at, count as usize) },
+    }
+}
+
+/// # Safety
+/// As [`bytes`], and nothing else uses them.
+unsafe fn bytes_mut<'b>(at: *mut u8, count: u64) -> &'b mut [u8] {
+    match count {
+        0 => &mut [],
+        // SAFETY: the caller's duty.
+        _ => unsafe { std::slice::from_raw_parts_mut(at, count as usize) },
+    }
+}
+
+/// Bytes of all parts at the root; no other member has them.
+fn all(is_root: bool, parts: &[u64]) -> u64 {
+    match is_root {
+        true => parts.iter().sum(),
+        false => 0,
+    }
+}
+
+fn own(parts: &[u64], place: usize) -> u64 {
+    parts.get(place).copied().unwrap_or(0)
+}
+
+impl Collectives for OfHost<'_> {
+    unsafe fn broadcast(&mut self, data: *mut u8, count: u64, root: u32) -> Result<(), Failure> {
+        // SAFETY: the contract of the trait: a range of host memory that is this call's.
+        let data = unsafe { bytes_mut(data, count) };
+        let done = self.group.broadcast(data, root);
+        self.keep(done)
+    }
+
+    unsafe fn scatter(
+        &mut self,
+        from: *const u8,
+        parts: &[u64],
+        to: *mut u8,
+        root: u32,
+    ) -> Result<(), Failure> {
+        let place = self.group.members().own_place();
+        // SAFETY: as in `broadcast`; the two do not overlap.
+        let (from, to) = unsafe {
+            let from = bytes(from, all(place == root as usize, parts));
+            (from, bytes_mut(to, own(parts, place)))
+        };
+        let done = self.group.scatter(from, parts, to, root);
+        self.keep(done)
+    }
+
+    unsafe fn gather(
+        &mut self,
+        from: *const u8,
+        parts: &[u64],
+        to: *mut u8,
+        root: u32,
+    ) -> Result<(), Failure> {
+        let place = self.group.members().own_place();
+        // SAFETY: as in `scatter`.
+        let (from, to) = unsafe {
+            let to = bytes_mut(to, all(place == root as usize, parts));
+            (bytes(from, own(parts, place)), to)
+        };
+        let done = self.group.gather(from, parts, to, root);
+        self.keep(done)
+    }
+
+    unsafe fn all_reduce_sum(
+        &mut self,
+        data: *mut u8,
+        count: u64,
+        dtype: DType,
+    ) -> Result<(), Failure> {
+        // SAFETY: as in `broadcast`.
+        let data = unsafe { bytes_mut(data, count * dtype.size_bytes()) };
+        let done = self.group.all_reduce_sum(data, dtype);
+        self.keep(done)
+    }
+
+    unsafe fn send(&mut self, from: *const u8, count: u64, to: u32) -> Result<(), Failure> {
+        // SAFETY: as in `broadcast`.
+        let from = unsafe { bytes(from, count) };
+        let done = self.group.send(from, to);
+        self.keep(done)
+    }
+
+    unsafe fn receive(&mut self, to: *mut u8, count: u64, from: u32) -> Result<(), Failure> {
+        // SAFETY: as in `broadcast`.
+        let to = unsafe { bytes_mut(to, count) };
+        let done = self.group.receive(to, from);
+        self.keep(done)
+    }
+
+    fn barrier(&mut self) -> Result<(), Failure> {
+        let done = self.group.barrier();
+        self.keep(done)
+    }
+}
+
+fn range(at: *const u8, count: u64) -> DevicePtr {
+    DevicePtr {
+        address: at.addr() as u64,
+        len: count as usize,
+    }
+}
+
+impl Collectives for OfGpu<'_> {
+    unsafe fn broadcast(&mut self, data: *mut u8, count: u64, root: u32) -> Result<(), Failure> {
+        let (group, stream) = &mut self.group;
+        // SAFETY: the contract of the trait: a range of the device that is this call's until the stream has passed it.
+        let done = unsafe { group.broadcast(range(data, count), root, stream) };
+        self.keep(done)
+    }
+
+    unsafe fn scatter(
+        &mut self,
+        from: *const u8,
+        parts: &[u64],
+        to: *mut u8,
+        root: u32,
+    ) -> Result<(), Failure> {
+        let (group, stream) = &mut self.group;
+        let place = group.members().own_place();
+        let from = range(from, all(place == root as usize, parts));
+        let to = range(to, own(parts, place));
+        // SAFETY: as in `broadcast`; the two do not overlap.
+        let done = unsafe { group.scatter(from, parts, to, root, stream) };
+        self.keep(done)
+    }
+
+    unsafe fn gather(
+        &mut self,
+        from: *const u8,
+        parts: &[u64],
+        to: *mut u8,
+        root: u32,
+    ) -> Result<(), Failure> {
+        let (group, stream) = &mut self.group;
+        let place = group.members().own_place();
+        let from = range(from, own(parts, place));
+        let to = range(to, all(place == root as usize, parts));
+        // SAFETY: as in `scatter`.
+        let done = unsafe { group.gather(from, parts, to, root, stream) };
+        self.keep(done)
+    }
+
+    unsafe fn all_reduce_sum(
+        &mut self,
+        data: *mut u8,
+        count: u64,
+        dtype: DType,
+    ) -> Result<(), Failure> {
+        let (group, stream) = &mut self.group;
+        let data = range(data, count * dtype.size_bytes());
+        // SAFETY: as in `broadcast`.
+        let done = unsafe { group.all_reduce_sum(data, dtype, stream) };
+        self.keep(done)
+    }
+
+    unsafe fn send(&mut self, from: *const u8, count: u64, to: u32) -> Result<(), Failure> {
+        let (group, stream) = &mut self.group;
+        // SAFETY: as in `broadcast`.
+        let done = unsafe { group.send(range(from, count), to, stream) };
+        self.keep(done)
+    }
+
+    unsafe fn receive(&mut self, to: *mut u8, count: u64, from: u32) -> Result<(), Failure> {
+        let (group, stream) = &mut self.group;
+        // SAFETY: as in `broadcast`.
+        let done = unsafe { group.receive(range(to, count), from, stream) };
+        self.keep(done)
+    }
+
+    fn barrier(&mut self) -> Result<(), Failure> {
+        let (group, stream) = &mut self.group;
+        let done = group.barrier(stream);
+        self.keep(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pp_contract::Rank;
+    use pp_kernels::{
+        Chroma, ChunkShape, FrameView, KernelSet, Payload, PayloadMut, SessionConfig, StageSession,
+        VideoPlanParts,
+    };
+
+    use super::*;
+
+    const STEPS: u32 = 3;
+    const CONFIG: fn() -> SessionConfig = || SessionConfig {
+        threads: 1,
+        noise_sigma: Some(12.0),
+        ..SessionConfig::host(20, 75, Chroma::C420, 2)
+    };
+
+    fn open(stage: &str, config: &SessionConfig) -> StageSession {
+        let opened = KernelSet::for_host().open_stage(stage, config, &[]);
+        opened.expect("the kernels open")
+    }
+
+    /// The plan and the payload of two chunks of two frames; the second brings its context.
+    fn chunks() -> Vec<(VideoPlanParts, ChunkShape, Vec<u8>)> {
+        let config = CONFIG();
+        let first = VideoPlanParts::first(config.width, config.height, STEPS);
+        let size = (config.chroma).packed_frame_bytes(config.width, config.height);
+        let mut source = open("encode", &config);
+        let plans = [(first, 0), (first.following(2, true), 2)];
+        let chunks = plans.map(|(plan, context_frames)| {
+            let shape = ChunkShape {
+                frames: 2,
+                steps: STEPS,
+                context_frames,
+            };
+            let start = plan.current_start_frame as usize;
+            let frames = [start, start + 1].map(|frame| -> Vec<u8> {
+                let sample = |at: usize| (at * at / 7 + frame * 5 + at / 40 * 3) % 251;
+                (0..size).map(|at| sample(at) as u8).collect()
+            });
+            let view = |frame| FrameView::packed(frame, config.width, config.height, config.chroma);
+            let views = frames.each_ref().map(|frame| view(frame).unwrap());
+            let tensors = source.layout(shape, 0).unwrap().outputs;
+            let mut bytes = vec![0; tensors.payload_bytes() as usize];
+            let mut payload = PayloadMut::new(&tensors, &mut bytes).unwrap();
+            source.encode(&views, &plan, &mut payload).unwrap();
+            (plan, shape, bytes)
+        });
+        chunks.into()
+    }
+
+    /// What one member gives; the leader gives the bytes.
+    fn member(config: &SessionConfig, mut group: Option<HostGroup>) -> Vec<Vec<u8>> {
+        let mut session = open("phase_b", config);
+        let run = |(plan, shape, input): (VideoPlanParts, ChunkShape, Vec<u8>)| {
+            let layout = session.layout(shape, 0).unwrap();
+            let mut bytes = vec![0; layout.outputs.payload_bytes() as usize];
+            let (from, mut to) = match config.member {
+                0 => (
+                    Payload::new(&layout.inputs, &input).unwrap(),
+                    PayloadMut::new(&layout.outputs, &mut bytes).unwrap(),
+                ),
+                _ => (
+                    Payload::of_leader(&layout.inputs),
+                    PayloadMut::of_leader(&layout.outputs),
+                ),
+            };
+            let calls = match &mut group {
+                None => session.run(&plan, 0, &from, &mut to, None).unwrap(),
+                Some(group) => {
+                    let mut lent = OfHost::new(group);
+                    let calls = session.run(&plan, 0, &from, &mut to, Some(&mut lent));
+                    lent.judge(calls, (FaultKind::Plugin, "phase_b")).unwrap()
+                }
+            };
+            assert_eq!(calls, STEPS + u32::from(plan.do_kv_recompute));
+            bytes
+        };
+        chunks().into_iter().map(run).collect()
+    }
+
+    /// With more members than rows too.
+    #[test]
+    fn a_group_of_the_transport_gives_what_one_rank_gives() {
+        let alone = member(&CONFIG(), None);
+        for members in [2, 3, 13] {
+            let ranks: Vec<Rank> = (0..members).map(Rank::new).collect();
+            let groups = HostGroup::of_threads("phase_b", &ranks).unwrap();
+            let found = std::thread::scope(|scope| {
+                let run = |(at, group)| {
+                    let config = SessionConfig {
+                        member: at,
+                        members,
+                        ..CONFIG()
+                    };
+                    scope.spawn(move || member(&config, Some(group)))
+                };
+                let members: Vec<_> = (0..).zip(groups).map(run).collect();
+                let mut found = members.into_iter().map(|member| member.join().unwrap());
+                let leader = found.next();
+                found.for_each(drop);
+                leader
+            });
+            assert!(found.as_ref() == Some(&alone), "{members} members");
+        }
+    }
+
+    #[test]
+    fn what_a_group_failed_of_is_told_as_it_is() {
+        let ranks = [0, 1].map(Rank::new);
+        let mut groups = HostGroup::of_threads("phase_b", &ranks).unwrap();
+        drop(groups.pop());
+        let mut lent = OfHost::new(&mut groups[0]);
+        assert!(lent.barrier().is_err());
+        let error = lent
+            .judge(Ok(()), (FaultKind::Plugin, "phase_b"))
+            .unwrap_err();
+        assert_ne!(error.kind, FaultKind::Plugin);
+    }
+}

@@ -1,0 +1,286 @@
+//! Phase B on devices in a group: what the members send each other around the passes, from device memory to device memory.
+//!
+//! All collectives are enqueued on the session's stream. The leader's kernels have a stream of their own, beside it: so
+//! the leader unfolds its rows while it sends the others theirs. The streams wait for each other where they must, and the
+//! host waits for neither. Rows that lie apart are copied into one message for each member.
+
+use pp_contract::DType;
+
+use super::gpu::{Apart, Gpu};
+use super::sizes::TILE;
+use crate::config::{ChunkShape, SessionConfig};
+use crate::denoise::geometry::Geometry;
+use crate::denoise::messages::Messages;
+use crate::denoise::passes::Share;
+use crate::denoise::rows::{Cut, Move};
+use crate::denoise::settings::CONTEXT_FRAMES;
+use crate::denoise::tensors::{between, latents_dims};
+use crate::error::Failure;
+use crate::group::Collectives;
+use crate::payload::{Payload, PayloadMut};
+
+/// The type of a guide.
+const GUIDE: DType = DType::Bf16;
+/// Steps for whose strengths there is room: the most that a plan has.
+const MOST_STEPS: u32 = 1024;
+
+/// One member's side of its group.
+#[derive(Debug)]
+pub(super) struct Team<G: Gpu> {
+    pub(super) cut: Cut,
+    /// The session's stream.
+    session: G,
+    /// The stream of the kernels.
+    pub(super) kernels: G,
+    /// Lets one of the streams wait for the other; `None` where they are the same.
+    event: Option<G::Event>,
+    config: SessionConfig,
+    /// What the others get and give back; of a member that does not lead, what it gets and gives back.
+    parts: Room<G>,
+    results: Room<G>,
+    /// Rows of the guide for a neighbour, and from one.
+    given: Room<G>,
+    got: Room<G>,
+}
+
+/// Memory for messages.
+#[derive(Debug)]
+struct Room<G: Gpu> {
+    memory: G::Memory,
+    bytes: usize,
+}
+
+impl<G: Gpu> Room<G> {
+    fn new(gpu: &G, bytes: usize) -> Result<Room<G>, Failure> {
+        let memory = gpu.memory(bytes.max(1))?;
+        Ok(Room { memory, bytes })
+    }
+
+    /// Where it lies; refuses what does not fit.
+    fn address(&self, bytes: u64) -> Result<u64, Failure> {
+        match bytes <= self.bytes as u64 {
+            true => Ok(G::address(&self.memory)),
+            false => Err(Failure::invalid(format!(
+                "a message of {bytes} bytes in a group, the session has room for {}",
+                self.bytes
+            ))),
+        }
+    }
+}
+
+/// A payload as the collectives take it.
+fn pointer(address: u64) -> *mut u8 {
+    std::ptr::without_provenance_mut(address as usize)
+}
+
+impl<G: Gpu> Team<G> {
+    /// Allocates for the session's largest chunk.
+    pub(super) fn new(
+        gpu: &G,
+        config: &SessionConfig,
+        geometry: &Geometry,
+    ) -> Result<Team<G>, Failure> {
+        // In the order of the sums a patch's place in its tile counts. Tiles lie as many rows of patches apart, and a token
+        // has two: so in a plane that begins with a multiple of this many rows of tokens, tiles lie as in the whole plane.
+        let step = TILE[1];
+        let cut = Cut::new(geometry, config.members, config.member, step);
+        let shape = ChunkShape {
+            frames: config.max_frames,
+            steps: MOST_STEPS,
+            context_frames: CONTEXT_FRAMES as u32,
+        };
+        let (mut parts, mut results) = (0, 0);
+        for (member, rows) in cut.followers() {
+            if config.member == 0 || member == config.member as usize {
+                let part = between(&rows.geometry, shape, Some(GUIDE))?;
+                parts += part.payload_bytes() as usize;
+                results += config.max_frames as usize * rows.geometry.frame_bytes();
+            }
+        }
+        let frames = config.max_frames as usize;
+        let most = |bytes: &dyn Fn(usize) -> usize| {
+            let neighbours = cut.neighbours();
+            neighbours.map(|(other, _)| bytes(other)).max().unwrap_or(0)
+        };
+        let given = most(&|other| cut.message_bytes(cut.given(other), frames, GUIDE));
+        let got = most(&|other| cut.message_bytes(cut.got(other), frames, GUIDE));
+        let (kernels, event) = match config.member {
+            0 => {
+                let (kernels, event) = gpu.beside()?;
+                (kernels, Some(event))
+            }
+            _ => (gpu.clone(), None),
+        };
+        Ok(Team {
+            parts: Room::new(gpu, parts)?,
+            results: Room::new(gpu, results)?,
+            given: Room::new(gpu, given)?,
+            got: Room::new(gpu, got)?,
+            cut,
+            session: gpu.clone(),
+            kernels,
+            event,
+            config: *config,
+        })
+    }
+
+    /// The kernels begin behind what the session's stream has so far.
+    pub(super) fn kernels_follow(&self) -> Result<(), Failure> {
+        match &self.event {
+            Some(event) => self.kernels.follow(&self.session, event),
+            None => Ok(()),
+        }
+    }
+
+    /// The session's stream goes on behind what the kernels' stream has so far.
+    fn session_follows(&self) -> Result<(), Failure> {
+        match &self.event {
+            Some(event) => self.session.follow(&self.kernels, event),
+            None => Ok(()),
+        }
+    }
+
+    /// Enqueues a call of Phase B: scatters, lets `compute` enqueue the passes over this member's rows, and gathers.
+    ///
+    /// # Safety
+    /// The contract of a call ([`crate::RawSession`]).
+    pub(super) unsafe fn run(
+        &mut self,
+        (shape, share): (ChunkShape, Share),
+        (input, output): (&Payload<'_>, &PayloadMut<'_>),
+        group: &mut dyn Collectives,
+        compute: impl FnOnce(
+            &Payload<'_>,
+            &PayloadMut<'_>,
+            &mut Team<G>,
+            &mut dyn Collectives,
+        ) -> Result<u32, Failure>,
+    ) -> Result<u32, Failure> {
+        self.kernels_follow()?;
+        // SAFETY: the caller's duty.
+        let done = unsafe { self.run_between((shape, share), (input, output), group, compute) };
+        if done.is_err() {
+            // What either stream does next may use what the other still uses. The first error counts.
+            let _ = self.session_follows().and_then(|()| self.kernels_follow());
+        }
+        done
+    }
+
+    /// # Safety
+    /// As [`Team::run`].
+    unsafe fn run_between(
+        &mut self,
+        (shape, share): (ChunkShape, Share),
+        (input, output): (&Payload<'_>, &PayloadMut<'_>),
+        group: &mut dyn Collectives,
+        compute: impl FnOnce(
+            &Payload<'_>,
+            &PayloadMut<'_>,
+            &mut Team<G>,
+            &mut dyn Collectives,
+        ) -> Result<u32, Failure>,
+    ) -> Result<u32, Failure> {
+        let messages = Messages::new(&self.cut, (shape, &share), GUIDE)?;
+        let Messages { parts, results, .. } = &messages;
+        let own = self.config.member as usize;
+        if own > 0 {
+            let [part, made] = messages.of(own);
+            let from = self.parts.address(parts[own])?;
+            let to = self.results.address(results[own])?;
+            // SAFETY: the memory is this session's, as large as the call says, and used on the session's stream alone.
+            unsafe { group.scatter(pointer(0), parts, pointer(from), 0) }?;
+            let input = Payload::on_device(part, from, parts[own] as usize)?;
+            let output = PayloadMut::on_device(made, to, results[own] as usize)?;
+            let calls = compute(&input, &output, self, &mut *group)?;
+            // SAFETY: as above.
+            unsafe { group.gather(pointer(to), results, pointer(0), 0) }?;
+            return Ok(calls);
+        }
+        let sent = self.parts.address(parts.iter().sum())?;
+        let got = self.results.address(results.iter().sum())?;
+        let ((name, dtype), own) = (messages.made, &self.cut.own().geometry);
+        let dims = latents_dims(own, shape.frames);
+        let out = output.device_tensor(name, dtype, &dims)?;
+        for (spec, one) in messages.sent(&self.cut, input.tensors()) {
+            let whole = input.device_tensor(spec.name(), spec.dtype(), spec.shape().dims())?;
+            // SAFETY: the rows lie in a tensor that was found, and in the session's memory, whose size was checked; the
+            // session's stream has the scatter behind it.
+            unsafe { copy(&self.session, one, whole, sent) }?;
+        }
+        // SAFETY: as above.
+        unsafe { group.scatter(pointer(sent), parts, pointer(sent), 0) }?;
+        let calls = compute(input, output, self, &mut *group)?;
+        // A receive that waits for its sender has multiprocessors, so it begins when the kernels need them no more.
+        self.session_follows()?;
+        // SAFETY: as above; the kernels are done with the tensor.
+        unsafe {
+            group.gather(pointer(got), results, pointer(got), 0)?;
+            for one in messages.got(&self.cut) {
+                copy(&self.session, one, got, out)?;
+            }
+        }
+        Ok(calls)
+    }
+
+    /// Enqueues the exchange of rows of the guide that a pass has left at `tokens`.
+    ///
+    /// # Safety
+    /// `tokens` is memory of the context for so many frames of the rows that this member holds, until the session's stream
+    /// has passed.
+    pub(super) unsafe fn exchange(
+        &mut self,
+        tokens: u64,
+        frames: u32,
+        group: &mut dyn Collectives,
+    ) -> Result<(), Failure> {
+        let frames = frames as usize;
+        self.session_follows()?;
+        for (other, sends_first) in self.cut.neighbours() {
+            let cut = &self.cut;
+            let given = cut.message_bytes(cut.given(other), frames, GUIDE) as u64;
+            let got = cut.message_bytes(cut.got(other), frames, GUIDE) as u64;
+            let (to, from) = (self.given.address(given)?, self.got.address(got)?);
+            let other_member = other as u32;
+            // SAFETY: the rows lie in the caller's memory and in the session's, whose size was checked; all is on one stream.
+            unsafe {
+                for one in cut.in_message(cut.given(other), frames, GUIDE, true) {
+                    copy(&self.session, one, tokens, to)?;
+                }
+                for sends in [sends_first, !sends_first] {
+                    match sends {
+                        true if given > 0 => group.send(pointer(to), given, other_member)?,
+                        false if got > 0 => group.receive(pointer(from), got, other_member)?,
+                        _ => {}
+                    }
+                }
+                for one in cut.in_message(cut.got(other), frames, GUIDE, false) {
+                    copy(&self.session, one, from, tokens)?;
+                }
+            }
+        }
+        self.kernels_follow()
+    }
+}
+
+/// Enqueues a copy between memory at two addresses.
+///
+/// # Safety
+/// As [`Gpu::copy_within`].
+unsafe fn copy<G: Gpu>(gpu: &G, one: Move, from: u64, to: u64) -> Result<(), Failure> {
+    let (from, to) = (from + one.from as u64, to + one.to as u64);
+    // SAFETY: the caller's duty.
+    unsafe {
+        match one.count {
+            0 => Ok(()),
+            1 => gpu.copy(from, to, one.bytes),
+            count => gpu.copy_within(Apart {
+                from,
+                from_pitch: one.from_pitch,
+                to,
+                to_pitch: one.to_pitch,
+                count,
+                width: one.bytes,
+            }),
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The streams of a group, on a driver that is not real: whatever two of them do with the same memory is ordered.
+
+#[path = "../../pp-transport/tests/fakes/mod.rs"]
+mod fakes;
+
+use fakes::Fakes;
+use fakes::check::{Expect, Fresh, Recording, check};
+use fakes::raw::{Handle, ok};
+use pp_kernels::KernelSet;
+use pp_kernels::check::{Bench, CHECKS};
+use pp_testing::Folder;
+
+#[test]
+fn the_streams_of_a_group_are_ordered() {
+    let loaded = Fakes::build().load();
+    let records = Folder::new(env!("CARGO_TARGET_TMPDIR"), "group-order-records");
+    loaded.set("RECORD", records.path().to_str().unwrap());
+
+    let (mut context, mut stream): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
+    ok!(init(0));
+    ok!(retain(&mut context, 0));
+    ok!(set_current(context));
+    ok!(stream_create(&mut stream, 1, 0));
+    let set = KernelSet::for_device();
+    // SAFETY: the context is current on this thread, and lives as long as the process, with its stream.
+    let bench = unsafe { Bench::on_device(&set, context as u64, stream as u64) };
+    let bench = bench.expect("the context is current");
+    let groups = CHECKS.iter().find(|check| check.name().contains("group"));
+    assert_eq!(groups.map(|check| check.run(&bench)), Some(Ok(())));
+    ok!(stream_synchronize(stream));
+
+    let expect = Expect {
+        warm_up: usize::MAX,
+        fresh: Fresh::WithGaps,
+        ..Expect::default()
+    };
+    check(&Recording::read_all(records.path()), expect).assert_clean();
+}

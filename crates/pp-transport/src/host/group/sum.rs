@@ -1,0 +1,220 @@
+//! Sums of elements, the same bits at every member.
+//!
+//! Guarantee: the sum of an element depends on the values alone, taken in the order in which they are given. Integers
+//! wrap. bf16 and f16 are added as f32 and rounded once, to the nearest, ties to even. A sum that is no number is one
+//! and the same NaN: which of two NaNs an addition keeps is the compiler's choice.
+
+use pp_contract::DType;
+
+/// Bytes that are summed at a time: a whole number of elements of every type.
+pub(super) const BLOCK: usize = 4096;
+
+/// A sum under way, of at most a [`BLOCK`] of elements.
+#[derive(Debug)]
+pub(super) enum Sum {
+    I32(Box<[i32; BLOCK / 4]>),
+    I64(Box<[i64; BLOCK / 8]>),
+    Bf16(Box<[f32; BLOCK / 2]>),
+    F16(Box<[f32; BLOCK / 2]>),
+    F32(Box<[f32; BLOCK / 4]>),
+}
+
+impl Sum {
+    /// One for elements of this type, which is one that is summed ([`crate::group::Members::check_sum`]).
+    pub(super) fn new(dtype: DType) -> Self {
+        match dtype {
+            DType::U8 => unreachable!("bytes are not summed"),
+            DType::I32 => Self::I32(Box::new([0; BLOCK / 4])),
+            DType::I64 => Self::I64(Box::new([0; BLOCK / 8])),
+            DType::Bf16 => Self::Bf16(Box::new([0.0; BLOCK / 2])),
+            DType::F16 => Self::F16(Box::new([0.0; BLOCK / 2])),
+            DType::F32 => Self::F32(Box::new([0.0; BLOCK / 4])),
+        }
+    }
+
+    /// Begins with these elements.
+    pub(super) fn set(&mut self, bytes: &[u8]) {
+        match self {
+            Self::I32(sum) => fold(&mut sum[..], bytes, i32::from_le_bytes, |_, new| new),
+            Self::I64(sum) => fold(&mut sum[..], bytes, i64::from_le_bytes, |_, new| new),
+            Self::Bf16(sum) => fold(&mut sum[..], bytes, from_bf16, |_, new| new),
+            Self::F16(sum) => fold(&mut sum[..], bytes, from_f16, |_, new| new),
+            Self::F32(sum) => fold(&mut sum[..], bytes, f32::from_le_bytes, |_, new| new),
+        }
+    }
+
+    /// Adds these elements, as many as it began with.
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        match self {
+            Self::I32(sum) => fold(&mut sum[..], bytes, i32::from_le_bytes, i32::wrapping_add),
+            Self::I64(sum) => fold(&mut sum[..], bytes, i64::from_le_bytes, i64::wrapping_add),
+            Self::Bf16(sum) => fold(&mut sum[..], bytes, from_bf16, |a, b| a + b),
+            Self::F16(sum) => fold(&mut sum[..], bytes, from_f16, |a, b| a + b),
+            Self::F32(sum) => fold(&mut sum[..], bytes, f32::from_le_bytes, |a, b| a + b),
+        }
+    }
+
+    /// Writes the sums, as many as it began with.
+    pub(super) fn write(&self, bytes: &mut [u8]) {
+        match self {
+            Self::I32(sum) => put(&sum[..], bytes, i32::to_le_bytes),
+            Self::I64(sum) => put(&sum[..], bytes, i64::to_le_bytes),
+            Self::Bf16(sum) => put(&sum[..], bytes, to_bf16),
+            Self::F16(sum) => put(&sum[..], bytes, to_f16),
+            Self::F32(sum) => put(&sum[..], bytes, |value| {
+                let value = if value.is_nan() { NAN } else { value };
+                value.to_le_bytes()
+            }),
+        }
+    }
+}
+
+const NAN: f32 = f32::from_bits(0x7fc0_0000);
+
+fn fold<T: Copy, const N: usize>(
+    sum: &mut [T],
+    bytes: &[u8],
+    value: impl Fn([u8; N]) -> T,
+    both: impl Fn(T, T) -> T,
+) {
+    for (sum, bytes) in sum.iter_mut().zip(bytes.as_chunks::<N>().0) {
+        *sum = both(*sum, value(*bytes));
+    }
+}
+
+fn put<T: Copy, const N: usize>(sum: &[T], bytes: &mut [u8], value: impl Fn(T) -> [u8; N]) {
+    for (sum, bytes) in sum.iter().zip(bytes.as_chunks_mut::<N>().0) {
+        *bytes = value(*sum);
+    }
+}
+
+fn from_bf16(bytes: [u8; 2]) -> f32 {
+    f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
+}
+
+fn to_bf16(value: f32) -> [u8; 2] {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    let bits = if value.is_nan() {
+        NAN.to_bits() >> 16
+    } else {
+        rounded
+    };
+    (bits as u16).to_le_bytes()
+}
+
+fn from_f16(bytes: [u8; 2]) -> f32 {
+    let bits = u32::from(u16::from_le_bytes(bytes));
+    let (sign, exponent, fraction) = ((bits & 0x8000) << 16, bits >> 10 & 0x1f, bits & 0x3ff);
+    let magnitude = match exponent {
+        // 2^-24 is the smallest that there is; the product is exact.
+        0 => (fraction as f32 * f32::from_bits(0x3380_0000)).to_bits(),
+        0x1f => 0x7f80_0000 | fraction << 13,
+        _ => (exponent + 112) << 23 | fraction << 13,
+    };
+    f32::from_bits(sign | magnitude)
+}
+
+fn to_f16(value: f32) -> [u8; 2] {
+    let bits = value.to_bits();
+    let (sign, magnitude) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
+    let half = if magnitude > 0x7f80_0000 {
+        return 0x7e00_u16.to_le_bytes();
+    } else if magnitude >= 0x477f_f000 {
+        // What rounds to 2^16 or more.
+        0x7c00
+    } else if magnitude < 0x3880_0000 {
+        // Below 2^-14. The addition rounds to a multiple of 2^-24.
+        let sum = f32::from_bits(magnitude) + f32::from_bits(0x3f00_0000);
+        sum.to_bits() - 0x3f00_0000
+    } else {
+        (magnitude - 0x3800_0000 + 0xfff + (magnitude >> 13 & 1)) >> 13
+    };
+    ((sign | half) as u16).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_come_back_as_they_were() {
+        for bits in 0..=u16::MAX {
+            let bytes = bits.to_le_bytes();
+            let (half, brain) = (from_f16(bytes), from_bf16(bytes));
+            let want = |nan: bool, canonical: u16| if nan { canonical } else { bits };
+            let f16 = u16::from_le_bytes(to_f16(half));
+            assert_eq!(f16, want(half.is_nan(), 0x7e00), "{bits:#x}");
+            let bf16 = u16::from_le_bytes(to_bf16(brain));
+            assert_eq!(bf16, want(brain.is_nan(), 0x7fc0), "{bits:#x}");
+        }
+        assert_eq!(from_f16([0, 0x3c]), 1.0);
+        assert_eq!(from_f16([0xff, 0x7b]), 65504.0);
+        assert_eq!(from_f16([1, 0x80]), -(2.0_f32.powi(-24)));
+    }
+
+    #[test]
+    fn halves_are_rounded_to_the_nearest_and_ties_to_even() {
+        // Between any two neighbours, from below and from above.
+        for bits in 0..0x7bff_u16 {
+            let (low, high) = (
+                from_f16(bits.to_le_bytes()),
+                from_f16((bits + 1).to_le_bytes()),
+            );
+            let middle = f32::midpoint(low, high);
+            let even = bits + bits % 2;
+            let rounded = |value| u16::from_le_bytes(to_f16(value));
+            assert_eq!(rounded(middle), even, "{bits:#x}");
+            assert_eq!(rounded(middle.next_down()), bits, "{bits:#x}");
+            assert_eq!(rounded(middle.next_up()), bits + 1, "{bits:#x}");
+        }
+        assert_eq!(to_f16(65520.0), 0x7c00_u16.to_le_bytes());
+        assert_eq!(to_f16(65520_f32.next_down()), 0x7bff_u16.to_le_bytes());
+        assert_eq!(to_f16(f32::NEG_INFINITY), 0xfc00_u16.to_le_bytes());
+        assert_eq!(to_bf16(f32::MAX), 0x7f80_u16.to_le_bytes());
+        assert_eq!(to_bf16(1.0 + 1.0 / 256.0), 0x3f80_u16.to_le_bytes());
+        assert_eq!(to_bf16(1.0 + 3.0 / 256.0), 0x3f82_u16.to_le_bytes());
+    }
+
+    /// Sums of a column each, in this type.
+    fn sums<const N: usize>(dtype: DType, rows: &[&[[u8; N]]]) -> Vec<[u8; N]> {
+        let mut sum = Sum::new(dtype);
+        sum.set(rows[0].as_flattened());
+        for row in &rows[1..] {
+            sum.add(row.as_flattened());
+        }
+        let mut out = vec![[0xee; N]; rows[0].len()];
+        sum.write(out.as_flattened_mut());
+        out
+    }
+
+    #[test]
+    fn integers_wrap() {
+        let max = i32::MAX.to_le_bytes();
+        let wrapped = sums(DType::I32, &[&[max], &[1_i32.to_le_bytes()]]);
+        assert_eq!(wrapped, [i32::MIN.to_le_bytes()]);
+        let max = i64::MAX.to_le_bytes();
+        let wrapped = sums(DType::I64, &[&[max], &[2_i64.to_le_bytes()]]);
+        assert_eq!(wrapped, [(i64::MIN + 1).to_le_bytes()]);
+    }
+
+    #[test]
+    fn the_order_counts_halves_are_rounded_once_and_nan_is_one() {
+        let row = |values: [f32; 2]| values.map(f32::to_le_bytes);
+        let rows = [
+            row([1e8, f32::NAN]),
+            row([-1e8, 1.0]),
+            row([1.0, -f32::NAN]),
+        ];
+        let [a, b, c] = &rows;
+        assert_eq!(sums(DType::F32, &[a, b, c]), row([1.0, NAN]));
+        assert_eq!(sums(DType::F32, &[a, c, b]), row([0.0, NAN]));
+        // 256 + 1 is no bf16; 256 + 1 + 1 is.
+        let row = |value: f32| [to_bf16(value)];
+        let total = sums(DType::Bf16, &[&row(256.0), &row(1.0), &row(1.0)]);
+        assert_eq!(total, row(258.0));
+        let row = |value: f32| [to_f16(value)];
+        let total = sums(DType::F16, &[&row(2048.0), &row(1.0), &row(1.0)]);
+        assert_eq!(total, row(2050.0));
+    }
+}

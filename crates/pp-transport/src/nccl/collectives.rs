@@ -1,0 +1,340 @@
+//! Collectives on device memory that the caller keeps, on the caller's stream.
+//!
+//! Hazard: NCCL compares nothing. Members that call different things, or with other sizes, hang or get other bytes.
+//! Guarantee: roots, places and lengths are checked against the group before NCCL sees them. What the members call is in
+//! the flight recording, where ranks that have drifted apart can be told.
+
+use std::sync::Arc;
+
+use nccl_sys::{NcclError, ncclRedOp_t};
+use pp_contract::{DType, Rank};
+
+use super::calls::{Call, Operation};
+use super::communicator::Communicator;
+use super::group::raw_type;
+use crate::error::TransportError;
+use crate::flight::{Kind, State};
+use pp_device::{DevicePtr, Stream};
+
+/// Records that are held until their operations are over; an older one is let go.
+const RECORDS: usize = 64;
+
+/// What is written about an operation.
+struct About {
+    kind: Kind,
+    peer: Option<(usize, Rank)>,
+    bytes: usize,
+    dtype: DType,
+}
+
+/// Part of the memory at an address.
+fn part(of: DevicePtr, start: u64, len: u64) -> DevicePtr {
+    DevicePtr {
+        address: of.address + start,
+        len: len as usize,
+    }
+}
+
+/// Collectives of a group that runs a stage. All members call the same functions in the same order; of a transfer, the two
+/// that it is between. Roots and other members are named by their place in the group. A function returns when its work is
+/// issued to the stream, behind what was issued there before.
+///
+/// # Safety
+/// Of every function with an address: the ranges are memory of this rank's device and do not overlap. Until the stream has
+/// passed the work, what is written is used by nothing else, and what is read is written by nothing. After an error or an
+/// abort the ranges stay allocated until the abort of the group has returned without an error; else for good.
+impl Communicator {
+    /// The bytes of member `root` to all.
+    ///
+    /// # Safety
+    /// As said above.
+    ///
+    /// # Errors
+    /// There is no such member; the stream is of another device; the group was aborted; NCCL failed, which ends the group.
+    pub unsafe fn broadcast(
+        &mut self,
+        data: DevicePtr,
+        root: u32,
+        stream: &Stream,
+    ) -> Result<(), TransportError> {
+        let peer = self.members.at(root)?;
+        let operation = (Operation::Broadcast { root }, data);
+        let about = bytes_of(Kind::Broadcast, Some(peer), data.len);
+        // SAFETY: the caller's promise.
+        unsafe { self.issue(&about, stream, |issue| issue(operation)) }
+    }
+
+    /// Part `i` of `from`, `parts[i]` bytes long, the parts one behind the other, goes from `root` to `to` of member `i`.
+    /// Only the root needs `from`.
+    ///
+    /// # Safety
+    /// As said above.
+    ///
+    /// # Errors
+    /// As [`Communicator::broadcast`]; a range has another length than the parts say.
+    pub unsafe fn scatter(
+        &mut self,
+        from: DevicePtr,
+        parts: &[u64],
+        to: DevicePtr,
+        root: u32,
+        stream: &Stream,
+    ) -> Result<(), TransportError> {
+        let peer = self.members.at(root)?;
+        let (start, total) = self.members.starts(parts)?;
+        let own = self.members.own_place();
+        self.members
+            .check_length("the part to write", to.len, parts[own])?;
+        let is_root = peer.0 == own;
+        if is_root {
+            self.members
+                .check_length("what is scattered", from.len, total)?;
+        }
+        let about = bytes_of(Kind::Scatter, Some(peer), total as usize);
+        // SAFETY: the caller's promise; each part lies in its range, whose length was checked.
+        unsafe {
+            if is_root && to.len > 0 {
+                stream.copy(part(from, start, parts[own]), to)?;
+            }
+            self.issue(&about, stream, |issue| {
+                if !is_root {
+                    return issue((Operation::Recv { from: root }, to));
+                }
+                each_other(parts, own, |member, start, len| {
+                    issue((Operation::Send { to: member }, part(from, start, len)))
+                })
+            })
+        }
+    }
+
+    /// `parts[i]` bytes, `from` of member `i`, become part `i` of `to`, the parts one behind the other. Only the root needs
+    /// `to`.
+    ///
+    /// # Safety
+    /// As said above.
+    ///
+    /// # Errors
+    /// As [`Communicator::scatter`].
+    pub unsafe fn gather(
+        &mut self,
+        from: DevicePtr,
+        parts: &[u64],
+        to: DevicePtr,
+        root: u32,
+        stream: &Stream,
+    ) -> Result<(), TransportError> {
+        let peer = self.members.at(root)?;
+        let (start, total) = self.members.starts(parts)?;
+        let own = self.members.own_place();
+        self.members
+            .check_length("the part to read", from.len, parts[own])?;
+        let is_root = peer.0 == own;
+        if is_root {
+            self.members
+                .check_length("where all is gathered", to.len, total)?;
+        }
+        let about = bytes_of(Kind::Gather, Some(peer), total as usize);
+        // SAFETY: as in `scatter`.
+        unsafe {
+            if is_root && from.len > 0 {
+                stream.copy(from, part(to, start, parts[own]))?;
+            }
+            self.issue(&about, stream, |issue| {
+                if !is_root {
+                    return issue((Operation::Send { to: root }, from));
+                }
+                each_other(parts, own, |member, start, len| {
+                    issue((Operation::Recv { from: member }, part(to, start, len)))
+                })
+            })
+        }
+    }
+
+    /// The elements become their sums over all members, the same bits at every member.
+    ///
+    /// # Safety
+    /// As said above.
+    ///
+    /// # Errors
+    /// As [`Communicator::broadcast`]; the type is `u8`, or the range is no whole number of elements.
+    pub unsafe fn all_reduce_sum(
+        &mut self,
+        data: DevicePtr,
+        dtype: DType,
+        stream: &Stream,
+    ) -> Result<(), TransportError> {
+        self.members.check_sum(dtype, data.len as u64)?;
+        let about = About {
+            kind: Kind::AllReduce,
+            peer: None,
+            bytes: data.len,
+            dtype,
+        };
+        let operation = (Operation::AllReduce(ncclRedOp_t::ncclSum), data);
+        // SAFETY: the caller's promise.
+        unsafe { self.issue(&about, stream, |issue| issue(operation)) }
+    }
+
+    /// Bytes to another member, which receives as many.
+    ///
+    /// # Safety
+    /// As said above.
+    ///
+    /// # Errors
+    /// As [`Communicator::broadcast`]; the member is this one.
+    pub unsafe fn send(
+        &mut self,
+        from: DevicePtr,
+        to: u32,
+        stream: &Stream,
+    ) -> Result<(), TransportError> {
+        let peer = self.members.other_at(to)?;
+        let about = bytes_of(Kind::GroupSend, Some(peer), from.len);
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.issue(&about, stream, |issue| {
+                issue((Operation::Send { to }, from))
+            })
+        }
+    }
+
+    /// Bytes from another member, which sends as many.
+    ///
+    /// # Safety
+    /// As said above.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`].
+    pub unsafe fn receive(
+        &mut self,
+        to: DevicePtr,
+        from: u32,
+        stream: &Stream,
+    ) -> Result<(), TransportError> {
+        let peer = self.members.other_at(from)?;
+        let about = bytes_of(Kind::GroupReceive, Some(peer), to.len);
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.issue(&about, stream, |issue| {
+                issue((Operation::Recv { from }, to))
+            })
+        }
+    }
+
+    /// What is issued to the stream behind it begins when all members have come to it.
+    ///
+    /// # Errors
+    /// As [`Communicator::broadcast`].
+    pub fn barrier(&mut self, stream: &Stream) -> Result<(), TransportError> {
+        let word = self.last.as_ref().map(|last| last.word.ptr());
+        let Some(word) = word else {
+            return Err(self.life.aborted());
+        };
+        let operation = (Operation::AllReduce(ncclRedOp_t::ncclMax), word);
+        let about = bytes_of(Kind::Barrier, None, 0);
+        // SAFETY: the word is the group's own, holds nothing, and is kept until the communicator is gone.
+        unsafe { self.issue(&about, stream, |issue| issue(operation)) }
+    }
+
+    /// Ends the records of what is over.
+    fn end_records(&mut self) {
+        let Some(last) = &mut self.last else {
+            return;
+        };
+        if matches!(last.word.is_idle(), Ok(true)) {
+            last.records
+                .drain(..)
+                .for_each(|record| record.end(State::Done));
+        }
+        while last.records.len() >= RECORDS {
+            let oldest = last.records.pop_front();
+            oldest
+                .into_iter()
+                .for_each(|record| record.end(State::Left));
+        }
+    }
+
+    /// Issues operations on memory of these types, those without bytes left out, as one group.
+    ///
+    /// # Safety
+    /// That of the functions above, of every operation.
+    unsafe fn issue(
+        &mut self,
+        about: &About,
+        stream: &Stream,
+        add: impl FnOnce(
+            &dyn Fn((Operation, DevicePtr)) -> Result<(), NcclError>,
+        ) -> Result<(), NcclError>,
+    ) -> Result<(), TransportError> {
+        self.check_device(stream.device().about().ordinal, "a stream")?;
+        let life = Arc::clone(&self.life);
+        let _turn = life.enter()?;
+        self.end_records();
+        let record = self
+            .log
+            .begin(about.kind, about.peer, about.bytes as u64, about.dtype);
+        record.reached(State::Committed);
+        let comm = self.comm;
+        let kind = raw_type(about.dtype);
+        let size = about.dtype.size_bytes() as usize;
+        let one = |call: &Call<'_>, (operation, place): (Operation, DevicePtr)| {
+            if place.len == 0 {
+                return Ok(());
+            }
+            let place = (place, kind, place.len / size);
+            // SAFETY: in the turn of the thread that issues, and the call passes the gate; the rest is the caller's promise.
+            unsafe { call.issue(comm, operation, place, stream) }
+        };
+        let issued = life.call(|call| {
+            // SAFETY: as above.
+            unsafe { call.group(comm, |call| add(&|operation| one(call, operation))) }
+        });
+        let result = match issued {
+            Ok(Some(())) => {
+                let last = self.last.as_ref().expect("taken at the end");
+                last.word.used_by(stream).map_err(TransportError::from)
+            }
+            // The communicator was given up before.
+            Ok(None) => Err(life.aborted()),
+            Err(source) => {
+                let doing = format!("{} of group {}", about.kind, self.name());
+                Err(life.explain(TransportError::Nccl { doing, source }))
+            }
+        };
+        if let Err(error) = result {
+            record.end(State::Poisoned);
+            life.kill(&error.to_string());
+            return Err(error);
+        }
+        record.started();
+        let last = self.last.as_mut().expect("as above");
+        last.records.push_back(record);
+        Ok(())
+    }
+}
+
+fn bytes_of(kind: Kind, peer: Option<(usize, Rank)>, bytes: usize) -> About {
+    let dtype = DType::U8;
+    About {
+        kind,
+        peer,
+        bytes,
+        dtype,
+    }
+}
+
+/// Calls `each` with the place of every other member, and where its part begins and how long it is.
+fn each_other(
+    parts: &[u64],
+    own: usize,
+    mut each: impl FnMut(u32, u64, u64) -> Result<(), NcclError>,
+) -> Result<(), NcclError> {
+    let mut start = 0;
+    for (member, len) in parts.iter().enumerate() {
+        if member != own {
+            each(member as u32, start, *len)?;
+        }
+        start += len;
+    }
+    Ok(())
+}
