@@ -1,8 +1,8 @@
 //! `cargo xtask bundle [--out DIR]`: what a machine with GPUs and without Rust needs to check and measure this project.
 //!
-//! The directory is made anew each time: `pp`, `pp-trials`, the plugins, the test programs that want a device, the sample clip, the
-//! programs to compare with, and `gpu-check.sh`, which runs them. Programs are built for release and stripped; they need the C library of a system
-//! at least as new as the one they were built on, and nothing else.
+//! The directory is made anew each time: `pp`, `pp-trials`, the plugins, the test programs that want a device, the
+//! sample clip, the programs to compare with, and `gpu-check.sh`, which runs them. Programs are built for release and
+//! stripped; they need the C library of a system at least as new as the one they were built on, and nothing else.
 
 use std::fs;
 use std::path::Path;

@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 
 use crate::process::{command, run, target};
 
-/// Unpacks what the file `requirements` lists into `wheels/NAME` of the target directory, unless it is there, and says where.
+/// Unpacks what the file `requirements` lists into `wheels/NAME` of the target directory, unless it is there, and says
+/// where.
 ///
 /// Nothing of it is built and nothing depends on the Python: the packages hold libraries, headers and programs.
 pub(crate) fn unpacked(name: &str, requirements: &Path) -> Result<PathBuf> {

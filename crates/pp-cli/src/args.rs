@@ -9,14 +9,11 @@ use std::str::FromStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum};
 use pp_contract::Pipeline;
-use pp_contract::pipeline::MAX_RANKS;
+use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
 use pp_job::{Error, say};
 use pp_kernels::KernelSet;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
 use pp_runtime::drift::Verify;
-
-/// The most chunks in flight.
-pub(crate) const MAX_DEPTH: u32 = 64;
 
 /// A pipeline-parallel runtime for real-time generative models.
 ///
@@ -272,7 +269,7 @@ pub struct RunArgs {
     /// its passes. By default what --ranks says.
     #[arg(long, value_name = "TEXT")]
     pub(crate) pipeline: Option<Pipeline>,
-    /// Processes, 1 to 64; by default 2. With 1 all stages stand on rank 0; with N encode and decode stand on rank 0, and
+    /// Processes, 1 to 64; by default as many as a launcher started, else 2. With 1 all stages stand on rank 0; with N encode and decode stand on rank 0, and
     /// phase_b in N-1 parts on the others.
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_RANKS))]
     pub(crate) ranks: Option<u32>,
@@ -295,7 +292,8 @@ pub struct RunArgs {
     /// Frames that travel together, 1 to 256.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole(1..=256_u32))]
     pub(crate) frames_per_chunk: u32,
-    /// Most chunks in flight, 1 to 64: the slots of each edge; by default 2, and 1 more for each edge between ranks.
+    /// Most chunks in flight, 1 to 64: the slots of each edge; by default 2, and 1 more for each edge between ranks
+    /// and for each group.
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_DEPTH))]
     pub(crate) depth: Option<u32>,
     /// Stop after so many chunks, 1 to 18446744073709551615; by default at the end of the input.
@@ -383,7 +381,8 @@ pub struct OverlapArgs {
     /// Chunks to run, 2 to 18446744073709551615, the first of them to warm up; by default about two seconds' worth.
     #[arg(long, value_name = "N", value_parser = whole(2..=u64::MAX))]
     pub(crate) chunks: Option<u64>,
-    /// Most chunks in flight, 1 to 64: the slots of each edge; by default two, and one more for each edge with payloads.
+    /// Most chunks in flight, 1 to 64: the slots of each edge; by default two, and one more for each edge with payloads
+    /// and for each group.
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_DEPTH))]
     pub(crate) depth: Option<u32>,
     /// What the stages do with their time; without it they sleep, and on GPUs spin there.

@@ -18,8 +18,11 @@ use crate::env::Env;
 /// The operation of a fault while GPUs are looked for.
 const LOOK: &str = "look for GPUs";
 
+/// What makes edges between GPUs.
+pub(crate) type GpuBackend = NcclBackend;
+
 /// `NVIDIA H200 (GPU-…), NCCL 2.28.9 from /…/libnccl.so.2`.
-fn describe(gpu: &NcclBackend) -> String {
+fn describe(gpu: &GpuBackend) -> String {
     let about = gpu.device.about();
     let nccl = gpu.nccl.as_ref().map_or_else(String::new, |nccl| {
         format!(", NCCL {} from {}", nccl.version(), nccl.path().display())
@@ -33,7 +36,7 @@ pub enum Backend {
     /// Host memory.
     Host,
     /// The memory of a GPU.
-    Nccl(Box<NcclBackend>),
+    Gpu(Box<GpuBackend>),
 }
 
 /// How much a job wants a GPU.
@@ -127,7 +130,7 @@ pub(crate) fn choose(
     let (backend, reason) = place(set.describe(), need, found, rank)?;
     // Nothing needs to be said of what was asked for.
     let said = (transport == TransportChoice::Auto).then(|| match (&backend, reason) {
-        (Backend::Nccl(gpu), _) => format!("found {}", describe(gpu)),
+        (Backend::Gpu(gpu), _) => format!("found {}", describe(gpu)),
         (Backend::Host, Some(reason)) => format!("on CPUs: {reason}"),
         (Backend::Host, None) => format!("--kernels {} needs no GPU", set.describe().name),
     });
@@ -142,13 +145,13 @@ pub(crate) fn choose(
 fn place(
     kernels: &Description,
     need: Need,
-    found: Result<NcclBackend, String>,
+    found: Result<GpuBackend, String>,
     rank: Rank,
 ) -> Result<(Backend, Option<String>), Error> {
     let name = &kernels.name;
     let fault = |kind, what| Err(Fault::new(kind, rank, LOOK, what).into());
     match found {
-        Ok(gpu) if kernels.cuda => Ok((Backend::Nccl(Box::new(gpu)), None)),
+        Ok(gpu) if kernels.cuda => Ok((Backend::Gpu(Box::new(gpu)), None)),
         Ok(_) if need == Need::Must => fault(
             FaultKind::BadInput,
             format!(
@@ -185,7 +188,7 @@ pub(crate) fn choose_transport(
         Ok(gpu) => {
             let said = format!("found {}; transport nccl", describe(&gpu));
             Ok((
-                Backend::Nccl(Box::new(gpu)),
+                Backend::Gpu(Box::new(gpu)),
                 (need == Need::IfThere).then_some(said),
             ))
         }
@@ -222,7 +225,7 @@ fn ranks_here(this: ThisRank<'_>, env: &Env) -> Option<u32> {
 }
 
 /// This rank's GPU and, where there are other ranks, NCCL; or why there is none.
-fn find(this: ThisRank<'_>, env: &Env, need: Need) -> Result<NcclBackend, String> {
+fn find(this: ThisRank<'_>, env: &Env, need: Need) -> Result<GpuBackend, String> {
     let count = Device::count().map_err(|error| match (need, error) {
         // Where a GPU is only hoped for, `pp doctor` gives the advice.
         (Need::IfThere, CudaError::NoDriver) => "no NVIDIA driver was found".into(),
@@ -252,7 +255,7 @@ fn find(this: ThisRank<'_>, env: &Env, need: Need) -> Result<NcclBackend, String
         _ => Some(Nccl::load().map_err(|e| with_source(&e))?),
     };
     let device = Device::open(ordinal).map_err(|e| with_source(&e))?;
-    let mut gpu = NcclBackend::alone(device);
+    let mut gpu = GpuBackend::alone(device);
     gpu.nccl = nccl;
     gpu.variables = env.starting_with("NCCL_");
     // A GPU that the environment names just by itself.

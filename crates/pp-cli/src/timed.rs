@@ -3,7 +3,7 @@
 use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
 use pp_runtime::stage::{Progress, Worked};
 use pp_transport::error::TransportError;
-use pp_transport::nccl::DeviceRx;
+use pp_transport::gpu::DeviceRx;
 
 /// Runs `issue`, which issues work that reads a payload, on nothing where there is none.
 pub(crate) fn read_on<R, E: From<TransportError>>(
@@ -129,7 +129,12 @@ impl Timed {
             .last
             .as_ref()
             .map(|last| span.start.elapsed_ns(&last.end));
-        let work_ns = span.ns()?;
+        // Where work overlaps, that of this span counts from the end of the one before.
+        let since_last = self
+            .last
+            .as_ref()
+            .map(|last| span.end.elapsed_ns(&last.end));
+        let work_ns = span.ns()?.min(since_last.transpose()?.unwrap_or(u64::MAX));
         self.free.extend(self.last.replace(span));
         Ok(Progress::Done(Done {
             work_ns,

@@ -159,7 +159,7 @@ fn command_lines_that_cannot_be() {
         ),
         (
             &["run", "--ranks", "4", "--denoise-steps", "2"],
-            "2 denoise steps can be cut into 2 parts, so 3 ranks are the most",
+            "the parts of --denoise-steps 2 are at most 2, so 3 ranks are the most",
         ),
         (
             &["run", "--pipeline", "encode@0-"],
@@ -181,7 +181,7 @@ fn command_lines_that_cannot_be() {
                 "--ranks",
                 "3",
             ],
-            "has 2 ranks; leave --ranks out",
+            "decode@0 is 2; leave --ranks out",
         ),
         (
             &["run", "--plugin-arg", "key"],
@@ -364,7 +364,7 @@ fn pipelines_that_cannot_be_run_are_refused_before_a_rank_starts() {
         ),
         (
             &["encode@0,phase_b@1,phase_b@2,decode@0"],
-            "name it 1 times at most",
+            "the most is 1: name it less often",
         ),
         (
             &["encode@0,(phase_b@1),decode@0"],

@@ -156,17 +156,39 @@ fn a_group_is_in_order_and_gives_what_one_gpu_gives() {
         assert_proven(&folder, transfers, expect);
         std::fs::read(&output).unwrap()
     };
-    for more in [&[][..], &["--recompute"]] {
+    // With one pass nothing but the unfold of a chunk keeps the rows of the next one away.
+    for (more, exchanges) in [
+        (&[][..], 16),
+        (&["--recompute"], 16),
+        (&["--denoise-steps", "1"], 0),
+    ] {
         let alone = film("encode@0,phase_b@0,decode@0", more, "1", 0);
         // Of four chunks, sends and receives: of payloads, of rows out and back, and of two exchanges between two passes.
         for (seed, pipeline, transfers) in [
-            ("2", "encode@0,phase_b@0+1,decode@0", 32),
-            ("3", "encode@0,phase_b@1+0,decode@0", 48),
+            ("2", "encode@0,phase_b@0+1,decode@0", 16 + exchanges),
+            ("3", "encode@0,phase_b@1+0,decode@0", 32 + exchanges),
         ] {
             let same = film(pipeline, more, seed, transfers) == alone;
             assert!(same, "{pipeline} {more:?}");
         }
     }
+}
+
+/// Where no edge has a payload, too.
+#[test]
+fn one_queue_for_all_streams_is_warned_of_also_for_a_group() {
+    let fakes = Fakes::build();
+    let folder = folder("nccl_queue");
+    let input = folder.write("in.y4m", &video(32, 43, "420jpeg", 2));
+    let output = folder.file("out.y4m");
+    let group = ["--pipeline", "encode@0,phase_b@0+1,decode@0"];
+    let mut command = pp_on(&fakes, &folder, &run_args(&input, &output, &group));
+    command
+        .env("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        .env("PP_LOG", "warn");
+    let ended = run(&mut command, None).succeeded();
+    let warned = ended.stderr.contains("CUDA_DEVICE_MAX_CONNECTIONS=1 puts");
+    assert!(warned, "{}", ended.stderr);
 }
 
 /// Copied out of the payload behind the encode, in every epoch, with nothing waited for.

@@ -55,6 +55,14 @@ pub enum BodyError {
         /// From the manifest.
         manifest: u64,
     },
+    /// The leader of a group tells a member of a payload that it cannot have received.
+    #[error("it tells of a payload of {manifest} bytes, its slots hold {slot}")]
+    NoSuchPayload {
+        /// From the manifest.
+        manifest: u64,
+        /// What a slot of the leader holds.
+        slot: u64,
+    },
     /// A hard cut overtook the chunk, and on such chunks no group works.
     #[error("a stale message came on an edge of a group")]
     Stale,

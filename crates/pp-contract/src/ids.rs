@@ -99,7 +99,7 @@ full_range! {
     CacheEpoch: u64
 }
 full_range! {
-    /// Number of a link between two ranks, from 0. Each restart begins a new one.
+    /// Number of a life of all edges of a job, from 0. Each restart begins a new one.
     Generation: u32
 }
 id! {

@@ -9,7 +9,7 @@
 
 use crate::codec::BodyError;
 use crate::header::{Action, HEADER_BYTES, Header, HeaderError};
-use crate::ids::{CacheEpoch, CallId, ChunkIndex, EdgeSeq};
+use crate::ids::{CacheEpoch, CallId, ChunkIndex, EdgeSeq, Rank};
 use crate::message::Message;
 use crate::pipeline::Pipeline;
 use crate::plan::Plan;
@@ -269,15 +269,17 @@ impl Matched<'_> {
         maker: usize,
     ) -> Result<Message<P>, BodyError> {
         let is_acceptance = maker + 1 == pipeline.stages().len();
-        let message = self.decode::<P>(pipeline, maker, !is_acceptance)?;
+        let sender = pipeline.stages()[maker].leader();
+        let message = self.decode::<P>(pipeline, (maker, sender), !is_acceptance)?;
         self.check_payload(message.tensors().payload_bytes())?;
         Ok(message)
     }
 
-    /// Decodes the message that the leader of the group of stage `at` got with its payload, and sent to a member without.
+    /// Decodes the message that the leader of the group of stage `at` got with its payload, into a slot of so many bytes,
+    /// and sent to a member without.
     ///
     /// # Errors
-    /// As [`Matched::message`]; a payload is announced.
+    /// As [`Matched::message`]; a payload is announced; the slot cannot have held the one that is described.
     ///
     /// # Panics
     /// If the pipeline has no stage `at`, or it is the source.
@@ -285,11 +287,17 @@ impl Matched<'_> {
         &self,
         pipeline: &Pipeline,
         at: usize,
+        slot: u64,
     ) -> Result<Message<P>, BodyError> {
-        self.of_group(pipeline, at - 1, true)
+        let sender = pipeline.stages()[at - 1].leader();
+        let message = self.of_group::<P>(pipeline, (at - 1, sender), true)?;
+        match message.tensors().payload_bytes() {
+            manifest if manifest > slot => Err(BodyError::NoSuchPayload { manifest, slot }),
+            _ => Ok(message),
+        }
     }
 
-    /// Decodes the message by which a member of the group of stage `at` reports to the leader ([`Message::reported`]).
+    /// Decodes the message by which this member of the group of stage `at` reports to the leader ([`Message::reported`]).
     ///
     /// # Errors
     /// As [`Matched::message`]; there are tensors, or a payload is announced.
@@ -300,14 +308,15 @@ impl Matched<'_> {
         &self,
         pipeline: &Pipeline,
         at: usize,
+        member: Rank,
     ) -> Result<Message<P>, BodyError> {
-        self.of_group(pipeline, at, false)
+        self.of_group(pipeline, (at, member), false)
     }
 
     fn of_group<P: Plan>(
         &self,
         pipeline: &Pipeline,
-        maker: usize,
+        maker: (usize, Rank),
         has_tensors: bool,
     ) -> Result<Message<P>, BodyError> {
         self.check_payload(0)?;
@@ -321,14 +330,15 @@ impl Matched<'_> {
     fn decode<P: Plan>(
         &self,
         pipeline: &Pipeline,
-        maker: usize,
+        (maker, sender): (usize, Rank),
         has_tensors: bool,
     ) -> Result<Message<P>, BodyError> {
         let action = self.header.action();
         if action != Action::Infer {
             return Err(BodyError::NoBody { action });
         }
-        Message::from_body(self.body, pipeline, (maker, self.header.lap()), has_tensors)
+        let at = (maker, self.header.lap());
+        Message::from_body(self.body, pipeline, at, sender, has_tensors)
     }
 
     fn check_payload(&self, manifest: u64) -> Result<(), BodyError> {

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounded::List;
 use crate::codec::{self, BodyError};
+use crate::ids::Rank;
 use crate::manifest::{Manifest, WireManifest};
 use crate::pipeline::{Pipeline, StageSpec};
 use crate::plan::{Plan, PlanError};
@@ -170,6 +171,7 @@ impl<P: Plan> Message<P> {
         body: &[u8],
         pipeline: &Pipeline,
         (maker, lap): (usize, u16),
+        sender: Rank,
         has_tensors: bool,
     ) -> Result<Self, BodyError> {
         #[derive(Deserialize)]
@@ -199,7 +201,7 @@ impl<P: Plan> Message<P> {
             check(&message.plan, spec, is_last_lap, &message.tensors)?;
         }
         let (trail, plan) = (&message.trail, &message.plan);
-        trail.check(plan, is_stale, pipeline, (maker, lap))?;
+        trail.check(plan, is_stale, pipeline, (maker, lap), sender)?;
         Ok(message)
     }
 }

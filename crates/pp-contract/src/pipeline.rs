@@ -27,9 +27,8 @@
 //! | `(b@1 -> c@2)*4` | a ring with a fixed number of laps, 1 to 65535 |
 //!
 //! The first stage is the source: it stands on rank 0. The last stage is the sink. Each of the two stands once, on one
-//! rank, and in no ring. All ranks from 0 to the largest have a stage. Rings do not nest, and hold no group. No way leads from
-//! a group by ranks and other groups back to it, so that groups cannot wait for each other in a circle: two groups have one
-//! rank in common at most.
+//! rank, and in no ring. All ranks from 0 to the largest have a stage. Rings do not nest, and hold no group. No rank is in two
+//! groups, not even where all their ranks are the same: groups that share a rank could wait for each other for ever.
 
 mod parse;
 
@@ -43,6 +42,8 @@ use crate::ids::{Rank, WorldSize};
 pub const MAX_STAGES: usize = 64;
 /// Most ranks of a pipeline.
 pub const MAX_RANKS: u32 = 64;
+/// Most chunks in flight.
+pub const MAX_DEPTH: u32 = 64;
 
 /// Why a text is no pipeline: where, what, and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -75,6 +76,12 @@ impl StageSpec {
     #[must_use]
     pub fn leader(&self) -> Rank {
         self.ranks[0]
+    }
+
+    /// As it stands in the text: `b@1+2`.
+    fn with_ranks(&self) -> String {
+        let ranks: Vec<String> = self.ranks.iter().map(Rank::to_string).collect();
+        format!("{}@{}", self.name, ranks.join("+"))
     }
 }
 
@@ -233,11 +240,13 @@ impl Pipeline {
         )
     }
 
-    /// The number of chunks that keep every rank busy: two, and one more for each edge with a payload.
+    /// The number of chunks that keep every rank busy: two, and one more for each edge with a payload and for each group,
+    /// which moves one chunk while it works on another, up to [`MAX_DEPTH`].
     #[must_use]
     pub fn default_depth(&self) -> u32 {
         let is_payload = |edge: &EdgeSpec| matches!(edge.kind, EdgeKind::Onward | EdgeKind::Lap);
-        2 + self.edges().filter(is_payload).count() as u32
+        let groups = self.stages.iter().filter(|stage| stage.ranks.len() > 1);
+        (2 + (self.edges().filter(is_payload).count() + groups.count()) as u32).min(MAX_DEPTH)
     }
 
     /// The digest of the canonical text, which all ranks compare.
@@ -257,11 +266,7 @@ impl fmt::Display for Pipeline {
             if self.rings.iter().any(|ring| ring.first == at) {
                 f.write_str("(")?;
             }
-            write!(f, "{}@", stage.name)?;
-            for (n, rank) in stage.ranks.iter().enumerate() {
-                let plus = if n > 0 { "+" } else { "" };
-                write!(f, "{plus}{rank}")?;
-            }
+            f.write_str(&stage.with_ranks())?;
             match self
                 .rings
                 .iter()

@@ -30,18 +30,18 @@ pub struct StageReport {
 }
 
 impl StageReport {
-    /// Whether this is what the plan asks of the stage in these of its `of` laps.
+    /// Whether this, which `rank` says, is what the plan asks of the stage in these of its `of` laps.
     ///
     /// # Errors
     /// [`TrailError::Calls`], [`TrailError::StartFrame`].
     pub fn check<P: Plan>(
         &self,
         plan: &P,
-        stage: &StageSpec,
+        (stage, rank): (&StageSpec, Rank),
         laps: Range<u16>,
         of: u16,
     ) -> Result<(), TrailError> {
-        let (name, rank) = (|| stage.name.to_string(), stage.leader());
+        let name = || stage.name.to_string();
         let planned = plan.calls(stage, laps, of);
         if self.calls != planned {
             return Err(TrailError::Calls {
@@ -105,7 +105,7 @@ pub enum TrailError {
     Calls {
         /// The stage.
         stage: String,
-        /// The rank that runs it.
+        /// The rank that says it.
         rank: Rank,
         /// As planned.
         planned: u32,
@@ -117,7 +117,7 @@ pub enum TrailError {
     StartFrame {
         /// The stage.
         stage: String,
-        /// The rank that runs it.
+        /// The rank that says it.
         rank: Rank,
         /// As the plan says.
         expected: u64,
@@ -161,13 +161,14 @@ impl Trail {
     }
 
     /// Whether this is the trail of a chunk that stage `maker` hands on, and that the next stage works on in this lap.
-    /// That of a stale chunk is empty.
+    /// That of a stale chunk is empty. `sender` is who says what `maker` did.
     pub(crate) fn check<P: Plan>(
         &self,
         plan: &P,
         is_stale: bool,
         pipeline: &Pipeline,
         (maker, lap): (usize, u16),
+        sender: Rank,
     ) -> Result<(), TrailError> {
         let laps = pipeline.laps_of(maker, plan);
         if lap >= laps {
@@ -195,7 +196,12 @@ impl Trail {
                 }
                 _ => of,
             };
-            report.check(plan, spec, 0..done, of)?;
+            let rank = if stage == maker {
+                sender
+            } else {
+                spec.leader()
+            };
+            report.check(plan, (spec, rank), 0..done, of)?;
         }
         Ok(())
     }

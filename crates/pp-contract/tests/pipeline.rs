@@ -104,11 +104,14 @@ fn parts_are_counted_in_order_of_the_text() {
 }
 
 #[test]
-fn default_depth_is_two_and_the_payload_edges() {
+fn default_depth_is_two_and_the_payload_edges_and_the_groups_and_bounded() {
+    let longest: Vec<_> = (0..64).map(|at| format!("s{at}@{at}")).collect();
     for (text, depth) in [
+        (&*longest.join(","), 64),
         ("a@0 -> b@1 -> c@0", 4),
         ("a@0 -> b@0 -> c@0", 2),
-        ("a@0 -> b@0+1 -> c@1", 3),
+        ("a@0 -> b@0+1 -> c@0", 3),
+        ("a@0 -> b@0+1 -> c@1", 4),
         ("a@0 -> (b@1 -> c@2)*9 -> d@3", 6),
     ] {
         assert_eq!(parse(text).default_depth(), depth, "{text}");
@@ -138,12 +141,23 @@ fn bad_text_is_refused_with_place_and_remedy() {
         (
             "a@0,b@1+0,c@0+1,d@0",
             11,
-            "ranks 0 and 1 are in the group of c and in another one",
+            "rank 0 is in the groups b@1+0 and c@0+1, which could wait for each other for ever; give the stage c one rank,",
         ),
         (
-            "a@0,b@0+1,c@1+2,d@2+0,e@0",
+            "a@0,b@0+1,b@0+1,c@0",
+            11,
+            "rank 0 is in the groups b@0+1 and b@0+1, which",
+        ),
+        // One rank in common, and another way between the others.
+        (
+            "a@0,b@1+2,c@2+3,d@1,e@3",
+            11,
+            "rank 2 is in the groups b@1+2 and c@2+3, which",
+        ),
+        (
+            "a@0,b@0+1,c@2+3,d@4+3,e@0",
             17,
-            "give d other ranks, or one",
+            "rank 3 is in the groups c@2+3 and d@4+3, which",
         ),
         ("a@0,b@1+,c@0", 9, "write a rank"),
         (

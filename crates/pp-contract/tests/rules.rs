@@ -181,6 +181,46 @@ fn only_the_reports_of_the_stages_so_far_are_taken() {
     assert_eq!(refused.to_string(), text);
 }
 
+/// A leader refuses what a member says of its work, and a member what the leader says of a payload that stays there.
+#[test]
+fn members_of_a_group_are_told_apart_in_what_is_refused() {
+    let pipeline = &parse("encode@0,phase_b@1+2,decode@0");
+    let follow = |slot: u64| {
+        let mut composer = Composer::new();
+        let told = message();
+        let told = composer.prepare_without_payload(&told).unwrap();
+        let told = told
+            .commit(&mut Sequencer::new(), stamp(0))
+            .frame()
+            .to_vec();
+        admit(&told)
+            .unwrap()
+            .followed::<VideoPlan>(pipeline, 1, slot)
+    };
+    let bytes = message().tensors().payload_bytes();
+    assert_eq!(follow(bytes), Ok(message()));
+    let refused = follow(bytes - 1).unwrap_err().to_string();
+    let text = format!(
+        "it tells of a payload of {bytes} bytes, its slots hold {}",
+        bytes - 1
+    );
+    assert_eq!(refused, text);
+
+    let reported = |calls: u32| {
+        let said = frame_of(&message().reported(1, &report(calls)), stamp(0));
+        let said = admit(&said)
+            .unwrap()
+            .reported::<VideoPlan>(pipeline, 1, Rank::new(2));
+        said.map(drop)
+    };
+    assert_eq!(reported(5), Ok(()));
+    let Err(BodyError::Trail(refused)) = reported(4) else {
+        panic!("a wrong report is taken");
+    };
+    let text = "phase_b on rank 2 made 4 calls, 5 were planned";
+    assert_eq!(refused.to_string(), text);
+}
+
 #[test]
 fn plan_without_steps_goes_through_a_ring_once() {
     let mut parts = plan_parts();
@@ -191,7 +231,7 @@ fn plan_without_steps_goes_through_a_ring_once() {
 
 // OM-06, OM-10, size: tensors travel through the manifest, and exactly those of the plan.
 
-/// What goes from one part of Phase B to the next.
+/// What goes from one part of `phase_b` to the next.
 fn guided(guide: DType) -> Manifest {
     let mut specs: Vec<_> = inputs().iter().map(|(_, spec)| *spec).collect();
     specs.push(tensor("guide", guide, &[4, 1584, 192]));
@@ -226,7 +266,7 @@ fn tensors_other_than_the_planned_ones_are_refused() {
     let without = Manifest::new(&all[..3]).unwrap();
     assert!(plan_without.check(source, true, &without).is_ok());
 
-    // What Phase B makes: its guide from a part that is not the last, and its latents from the last.
+    // What `phase_b` makes: its guide from a part that is not the last, and its latents from the last.
     let parts = parse("encode@0,phase_b@1,phase_b@2,decode@0");
     let (first, last) = (&parts.stages()[1], &parts.stages()[2]);
     for (made, by_first, by_last) in [

@@ -27,7 +27,8 @@ impl Context {
         self.config.is_supervised()
     }
 
-    /// From now on signals go to this switch, and the supervisor hears once its driver needs nothing more of the peer.
+    /// From now on signals go to this switch, and the supervisor hears once its driver needs nothing more of other
+    /// ranks.
     pub(crate) fn attach(&self, switch: &Switch) {
         self.signals.attach(switch);
         let reporter = self.reporter.clone();

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use pp_contract::pipeline::MAX_DEPTH;
 use pp_contract::{Pipeline, Rank, WorldSize};
 use pp_runtime::report::Count;
 use pp_transport::launch::{Launch, LocalJob};
@@ -91,9 +92,9 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Runs the job to its end. Without a launcher, and if there is more than one rank, this process starts the same command line once for each rank,
-    /// supervises the ranks, and never calls `rank`; in a rank it calls `rank`. So a program without a launcher runs one
-    /// such job: each rank would run all of them.
+    /// Runs the job to its end. In a rank it calls `rank`. Without a launcher, and if there is more than one rank, this
+    /// process starts the same command line once for each rank, supervises the ranks, and never calls `rank`. So a program
+    /// without a launcher runs one such job: each rank would run all of them.
     ///
     /// # Errors
     /// What ended the job. The supervisor prints it, so that a job prints one line.
@@ -179,9 +180,6 @@ impl Context {
         }
     }
 }
-
-/// The most chunks in flight.
-const MAX_DEPTH: u32 = 64;
 
 /// The ranks that may be started again: all but those of the source and of the sink.
 fn may_restart(pipeline: &Pipeline) -> Vec<Rank> {

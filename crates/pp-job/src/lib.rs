@@ -6,7 +6,7 @@
 //! is lost; and ends all of them within a second of a failure, with one line that names the rank and the operation.
 //!
 //! The whole program of a user is short. This one is `examples/downstream`, which streams a spectrogram through a
-//! vocoder on another rank:
+//! vocoder on three ranks:
 //!
 //! ```no_run
 #![doc = include_str!("../../../examples/downstream/src/main.rs")]

@@ -183,11 +183,15 @@ where
         let refuse = |what: String| Err(Error::Usage(format!("pipeline {pipeline}: {what}")));
         if *first.name != *self.first {
             let (has, wanted) = (&first.name, &self.first);
-            return refuse(format!("it begins with {has}; the source is {wanted}"));
+            return refuse(format!(
+                "it begins with {has}; begin it with the source, {wanted}"
+            ));
         }
         if *last.name != *self.last {
             let (has, wanted) = (&last.name, &self.last);
-            return refuse(format!("it ends with {has}; the sink is {wanted}"));
+            return refuse(format!(
+                "it ends with {has}; end it with the sink, {wanted}"
+            ));
         }
         for stage in &stages[1..stages.len() - 1] {
             let name = &stage.name;

@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use self::decline::join_to_abort;
-use self::join::{Briefing, JoinError, Member, Profile};
+use self::join::{Briefing, JoinError, JoinedRank, Profile};
 use crate::RANK_0;
 use crate::error::Error;
 use crate::job::ThisRank;
@@ -56,9 +56,9 @@ impl ThisRank<'_> {
             backend.load_ahead();
         }
         let within = self.context.config.meet_within;
-        let (member, briefed) = loop {
+        let (joined, briefed) = loop {
             let joined = join::join::<S::Plan, B>(&self, &backend, &profile, within);
-            match joined.and_then(|member| self.hear_briefing(member)) {
+            match joined.and_then(|joined| self.hear_briefing(joined)) {
                 // It came and went; another may come while the input is looked at.
                 Err(JoinError {
                     error: Error::Fault(fault),
@@ -74,8 +74,8 @@ impl ThisRank<'_> {
                     is_dismissed: true, ..
                 }) if self.restarts > 0 && self.is_supervised() => {}
                 briefed => {
-                    let (member, briefed) = briefed.map_err(|failed| failed.error)?;
-                    break (Some(member), briefed);
+                    let (joined, briefed) = briefed.map_err(|failed| failed.error)?;
+                    break (Some(joined), briefed);
                 }
             }
         };
@@ -83,8 +83,8 @@ impl ThisRank<'_> {
         let (stages, generation, briefing) = match opened {
             Ok(opened) => opened,
             Err(error) => {
-                return Err(match member {
-                    Some(member) => member.give_up(error),
+                return Err(match joined {
+                    Some(joined) => joined.give_up(error),
                     None => join_to_abort(self.launch, error),
                 });
             }
@@ -118,12 +118,19 @@ impl ThisRank<'_> {
             Err(error) => {
                 let text = pp_contract::with_source(&error);
                 let fault = Fault::new(error.fault_kind(), self.rank(), "lay out the edges", text);
-                return Err(match member {
-                    Some(member) => member.give_up(fault.into()),
+                return Err(match joined {
+                    Some(joined) => joined.give_up(fault.into()),
                     None => join_to_abort(self.launch, fault.into()),
                 });
             }
         };
+        for (at, _) in self
+            .pipeline
+            .stages_at(self.rank())
+            .filter(|(at, _)| *at > 0)
+        {
+            run.leader_holds(at, slot_bytes(at - 1, at));
+        }
         let edges = self.edges(&shapes, slot_bytes);
         let finished = restart::run(
             &self,
@@ -134,7 +141,7 @@ impl ThisRank<'_> {
                 briefing: &briefing,
                 edges: &edges,
                 bell: &bell,
-                first: member,
+                first: joined,
                 generation,
             },
         )?;
@@ -159,17 +166,17 @@ impl ThisRank<'_> {
     /// end this process: all meet again.
     fn hear_briefing<T: DeserializeOwned>(
         &self,
-        mut member: Member,
-    ) -> Result<(Member, Option<Briefed<T>>), JoinError> {
+        mut joined: JoinedRank,
+    ) -> Result<(JoinedRank, Option<Briefed<T>>), JoinError> {
         if self.restarts > 0 {
-            member.survive_loss();
+            joined.survive_loss();
         }
         if self.rank() == RANK_0 {
-            return Ok((member, None));
+            return Ok((joined, None));
         }
-        match member.hear_briefing() {
-            Ok(briefed) => Ok((member, Some(briefed))),
-            Err(error) => Err(member.give_up(error).into()),
+        match joined.hear_briefing() {
+            Ok(briefed) => Ok((joined, Some(briefed))),
+            Err(error) => Err(joined.give_up(error).into()),
         }
     }
 

@@ -12,8 +12,8 @@ pub const GRACE: Duration = Duration::from_millis(200);
 pub(crate) const TURN_WITHIN: Duration = Duration::from_millis(GRACE.as_millis() as u64 / 2);
 /// A process that ends removes the files that it did not finish: a disk that hangs must not hold it.
 pub(crate) const DISCARDED_WITHIN: Duration = Duration::from_millis(200);
-/// A process that is ended says why and removes its files. All of it passes only if no program reads standard error, or if the
-/// machine is so busy that a thread waits.
+/// A process that is ended says why and removes its files. All of it passes only if no program reads standard error, or
+/// if the machine is so busy that a thread waits.
 pub(crate) const EXIT_WITHIN: Duration =
     DISCARDED_WITHIN.saturating_add(Duration::from_millis(300));
 /// The last line of a process, where the reader of standard error is slow, or stuck.
@@ -51,7 +51,7 @@ pub(crate) const DECLINE_WITHIN: Duration = Duration::from_secs(2);
 pub(crate) const SET_UP_WITHIN: Duration = Duration::from_secs(30);
 /// A call of the transport, which issues work and returns: one that takes this long hangs.
 pub(crate) const ISSUED_WITHIN: Duration = Duration::from_secs(10);
-/// The abort of a link that is lost; measured with GPUs: half a second.
-pub(crate) const LINK_ABORTED_WITHIN: Duration = Duration::from_secs(5);
+/// The abort of all edges and groups of a rank; measured with GPUs: half a second.
+pub(crate) const EDGES_ABORTED_WITHIN: Duration = Duration::from_secs(5);
 /// Time between two looks at what another thread does.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(1);

@@ -253,7 +253,8 @@ pub struct ChunkShape {
     /// `num_denoise_steps` of the plan.
     pub steps: u32,
     /// Frames in the tensor `context_frames`: 0 exactly when the plan has no recompute; otherwise at most
-    /// [`Description::context_frames`](crate::Description::context_frames) and at most the frames seen since the last hard cut.
+    /// [`Description::context_frames`](crate::Description::context_frames) and at most the frames seen since the last
+    /// hard cut.
     pub context_frames: u32,
 }
 

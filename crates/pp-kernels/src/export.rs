@@ -96,8 +96,8 @@ pub trait Session: Send {
     }
 
     /// Tensors to tensors; gives the number of generator calls made: the passes of this part and lap, and one more if the
-    /// cache was rebuilt. Of a group only member 0 has the memory of the tensors; the others have their lists. With zero steps, all stages together give the frames
-    /// back, bit for bit.
+    /// cache was rebuilt. Of a group only member 0 has the memory of the tensors; the others have their lists. With
+    /// zero steps, all stages together give the frames back, bit for bit.
     ///
     /// # Errors
     /// What could not be done.
@@ -167,6 +167,15 @@ struct Held<S> {
     kind: StageKind,
     /// The frames of a source or a sink.
     frames: FrameGeometry,
+}
+
+/// The session behind a pointer that `create` of the table of these kernels gave.
+///
+/// # Safety
+/// The pointer came from there and is not given back while the result lives; no call on the session is under way.
+pub(crate) unsafe fn held<'a, K: Kernels>(session: *mut OpaqueSession) -> &'a K::Session {
+    // SAFETY: the caller's duty.
+    unsafe { &(*session.cast::<Held<K::Session>>()).session }
 }
 
 unsafe extern "C" fn describe<K: Kernels>(

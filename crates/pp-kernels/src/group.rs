@@ -15,7 +15,8 @@ use crate::error::{Failure, Status};
 /// What the members of a group do together. All call the same functions in the same order.
 ///
 /// Addresses are of the session's space: pointers to host memory, where a call is done when it returns, or device
-/// addresses, where it is enqueued on the session's stream.
+/// addresses, where it is enqueued on the session's stream, and a gather on that of its results
+/// ([`RawSession::results`](crate::RawSession::results)).
 ///
 /// # Safety
 /// Of every function with an address: the ranges are memory of the session's space, as long as the call says, and do

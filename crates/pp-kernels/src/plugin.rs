@@ -18,22 +18,34 @@ use std::mem::ManuallyDrop;
 use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use pp_device::Stream;
 
-use crate::abi::{self, Table, TableHead};
+use crate::abi::{self, OpaqueSession, Table, TableHead};
 use crate::config::{SessionConfig, Space};
+use crate::denoise::cpu::Cpu;
+use crate::denoise::cuda::Ptx;
 use crate::error::{KernelError, LoadError, TableError};
 use crate::export;
 use crate::stage::{Description, StageInfo};
 
-use caller::{Caller, ErrorBuffer};
+use caller::{Caller, ErrorBuffer, ResultsFn};
 pub use raw::RawSession;
 pub use session::StageSession;
 
-/// The table of each set of kernels that is built in.
-const BUILT_IN: [fn() -> Table; 2] = [
-    export::table::<crate::denoise::cpu::Cpu>,
-    export::table::<crate::denoise::cuda::Ptx>,
+/// A set of kernels that is built in: its table, and what the table does not tell.
+type BuiltIn = (fn() -> Table, Option<ResultsFn>);
+
+const BUILT_IN: [BuiltIn; 2] = [
+    (export::table::<Cpu>, None),
+    (export::table::<Ptx>, Some(results_of_ptx)),
 ];
+
+/// # Safety
+/// As [`export::held`].
+unsafe fn results_of_ptx(session: *mut OpaqueSession) -> Stream {
+    // SAFETY: the caller's duty.
+    unsafe { export::held::<Ptx>(session) }.results().clone()
+}
 
 /// A checked table of kernels: built in, or from a file.
 #[derive(Clone)]
@@ -57,8 +69,8 @@ impl KernelSet {
     /// # Panics
     /// Never: their tables and descriptions are constants, and a test loads them.
     pub fn built_in() -> impl Iterator<Item = KernelSet> {
-        BUILT_IN.into_iter().map(|table| {
-            Self::from_table(table()).expect("the built-in kernels describe themselves")
+        BUILT_IN.into_iter().map(|(table, results)| {
+            Self::from_table(table(), results).expect("the built-in kernels describe themselves")
         })
     }
 
@@ -109,16 +121,17 @@ impl KernelSet {
     /// The exact reason for which the file is refused.
     pub fn load_untested(path: &Path) -> Result<KernelSet, LoadError> {
         let table = open(path)?;
-        Self::from_table(table).map_err(|source| LoadError::Describe {
+        Self::from_table(table, None).map_err(|source| LoadError::Describe {
             path: path.into(),
             source,
         })
     }
 
-    fn from_table(table: Table) -> Result<KernelSet, KernelError> {
+    fn from_table(table: Table, results: Option<ResultsFn>) -> Result<KernelSet, KernelError> {
         let mut caller = Caller {
             table,
             name: "(not yet named)".into(),
+            results,
         };
         let description = caller.describe()?;
         caller.name = description.name.as_str().into();

@@ -139,7 +139,7 @@ pub struct Description {
     pub chroma: Vec<Chroma>,
     /// Most frames of earlier chunks that a middle stage looks at.
     pub context_frames: u32,
-    /// Changes when results may change; two ranks must agree on it.
+    /// Changes when results may change; all ranks must agree on it.
     pub digest: u64,
     /// The stages in the order of the pipeline: a source, middle stages, a sink.
     pub stages: Vec<StageInfo>,

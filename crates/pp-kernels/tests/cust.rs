@@ -95,7 +95,7 @@ fn frames(count: u32) -> Vec<Vec<u8>> {
     (0..count).map(|n| frame(n).collect()).collect()
 }
 
-/// What one chunk gave: the tensors for Phase B, and the frames decoded from what came of it.
+/// What one chunk gave: the tensors for `phase_b`, and the frames decoded from what came of it.
 #[derive(PartialEq)]
 struct Chunk {
     input: Vec<u8>,

@@ -9,7 +9,7 @@
 //!
 //! Choices: one [`driver`] loop on one thread, which calls the [`stage`]s inline; the
 //! [`watch`]dog on a second. It meets compute through the stage traits and the wire through
-//! `pp_transport::link::Link`, and never names a device.
+//! `pp_transport::edge::Edges`, and never names a device.
 
 #![forbid(unsafe_code)]
 

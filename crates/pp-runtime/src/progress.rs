@@ -54,13 +54,14 @@ pub struct Limits {
     /// A call of the transport: it issues work and returns.
     pub transport: Duration,
     /// A call of a stage, which on a processor does the work, and the wait for this rank's device. The
-    /// wait for the other rank may last twice as long.
+    /// wait for another rank may last twice as long.
     pub stage: Duration,
 }
 
 /// How many times as long a wait may last: a peer whose stage is stuck notices that itself, and says
 /// so first.
 const PEER_FIRST: u32 = 2;
+
 impl Limits {
     /// How long a member of a group may wait for another: that one says first that it is stuck, and a rank that waits for
     /// the chunk of both speaks last.
@@ -81,9 +82,9 @@ pub(crate) enum Awaited {
     Nothing,
     /// Work that a stage gave to this rank's device.
     Device,
-    /// As that, of a group: its devices wait for each other.
+    /// Work that a stage of a group gave to this rank's device: the devices of the members wait for each other.
     Devices,
-    /// A payload or a result of this rank.
+    /// A payload, a report or an acceptance of this rank.
     Peer(Rank),
 }
 
@@ -288,7 +289,7 @@ impl Stall {
             false => (
                 name,
                 limits.transport,
-                "such a call only issues work: look at the other rank, the driver and the network",
+                "such a call only issues work: look at the other ranks, the driver and the network",
             ),
         });
         let (peer, wait) = match Awaited::of(wait) {

@@ -253,8 +253,8 @@ pub trait Source<Tx> {
         send_as_it_was(sent, kept, slot)
     }
 
-    /// The sink has taken the chunk and says `note` of it; `None` if a hard cut overtook it. Gives how long a device worked on its build, in
-    /// nanoseconds by the device's own clock; `None` where the driver's clock counts.
+    /// The sink has taken the chunk and says `note` of it; `None` if a hard cut overtook it. Gives how long a device worked
+    /// on its build, in nanoseconds by the device's own clock; `None` where the driver's clock counts.
     ///
     /// # Errors
     /// The device failed.

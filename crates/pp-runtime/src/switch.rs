@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use pp_contract::{CacheEpoch, Fault, FaultKind, Rank};
-use pp_transport::backend::Waits;
+use pp_transport::backend::{Abort, Waits};
 use pp_transport::bell::Bell;
 use pp_transport::flight::Activity;
 use rustix::event::{EventfdFlags, eventfd};
@@ -58,7 +58,7 @@ pub struct Switch(Arc<Inner>);
 struct Inner {
     rank: Rank,
     bell: Bell,
-    /// For what the watch thread must see.
+    /// For what the watchdog must see.
     alarm: Alarm,
     /// The signal that asked for a drain; 0 where none has.
     drain: AtomicU8,
@@ -68,13 +68,13 @@ struct Inner {
     oldest: AtomicU64,
     /// The source is on this rank, and has made a hard cut.
     is_cut_here: AtomicBool,
-    /// Nothing more is needed of other ranks: the source has said so.
+    /// The source needs nothing more of other ranks, and was known to before any fault here: the loss of one is no fault.
     served: AtomicBool,
-    /// The driver of this rank has said so.
+    /// The source stands on this rank, and its driver needs nothing more of other ranks: they are to be told.
     is_served_here: AtomicBool,
-    /// The rank of the source has said so, perhaps after a fault here.
+    /// The rank of the source has said that it needs nothing more of other ranks, perhaps after a fault here.
     is_source_done: AtomicBool,
-    /// What is done then.
+    /// Called once the driver of this rank needs nothing more of other ranks.
     when_served: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Held by a thread while it sets `served`, or raises a fault because `served` is not set.
     losing: Mutex<()>,
@@ -82,6 +82,8 @@ struct Inner {
     progress: Progress,
     /// What the members of this rank wait in.
     waits: OnceLock<Vec<Waits>>,
+    /// What ends its groups, with the ranks of each.
+    aborts: OnceLock<Vec<(Vec<Rank>, Arc<Abort>)>>,
 }
 
 impl fmt::Debug for Switch {
@@ -112,6 +114,7 @@ impl Switch {
             fault: OnceLock::new(),
             progress: Progress::default(),
             waits: OnceLock::new(),
+            aborts: OnceLock::new(),
         })))
     }
 
@@ -130,9 +133,20 @@ impl Switch {
         &self.0.progress
     }
 
-    /// From now on the watchdog asks these in which call of a group the driver waits. The first call counts.
-    pub fn watch_groups(&self, waits: Vec<Waits>) {
+    /// From now on the watchdog asks these in which call of a group the driver waits, and a group of these ranks is aborted
+    /// when one of them is lost. The first call counts.
+    pub fn watch_groups(&self, waits: Vec<Waits>, aborts: Vec<(Vec<Rank>, Arc<Abort>)>) {
         let _ = self.0.waits.set(waits);
+        let _ = self.0.aborts.set(aborts);
+    }
+
+    /// Frees a driver that waits for this rank in a call of a group, whether the loss is a fault or not.
+    fn abort_groups_of(&self, lost: Rank) {
+        let aborts = self.0.aborts.get().into_iter().flatten();
+        for (_, abort) in aborts.filter(|(ranks, _)| ranks.contains(&lost)) {
+            // Begun here, and waited for by whoever leaves the group. So an abort that is not over is no error.
+            let _ = abort(&format!("rank {lost} is lost"), Instant::now());
+        }
     }
 
     /// The call of a group in which the driver waits for another member, and that member.
@@ -146,7 +160,7 @@ impl Switch {
     }
 
     /// Take nothing new and finish what is in flight, because this signal (SIGINT is 2) came to a rank of the job. The
-    /// watch thread tells the other ranks. The first signal stays.
+    /// watchdog tells the other ranks. The first signal stays.
     pub fn request_drain(&self, signal: u8) {
         let none = self
             .0
@@ -176,7 +190,7 @@ impl Switch {
         first
     }
 
-    /// What the watch thread sleeps on, beside its sockets.
+    /// What the watchdog sleeps on, beside its sockets.
     pub(crate) fn alarm(&self) -> &Alarm {
         &self.0.alarm
     }
@@ -196,7 +210,7 @@ impl Switch {
         self.0.fault.get()
     }
 
-    /// The fault that ends the run, once the link has failed: the watchdog has a moment to say that the peer is gone.
+    /// The fault that ends the run, once an edge has failed: the watchdog has a moment to say that its peer is gone.
     pub fn verdict(&self) -> Option<&Fault> {
         self.verdict_within(VERDICT_WITHIN)
     }
@@ -213,19 +227,19 @@ impl Switch {
         }
     }
 
-    /// This rank has closed its side in good order, or was lost.
+    /// The rank `rank` has closed its side in good order, or was lost.
     pub(crate) fn set_left(&self, rank: Rank) {
         self.0.left.fetch_or(bit(rank), Ordering::AcqRel);
         self.0.bell.ring();
     }
 
-    /// What is done once the driver needs nothing more of its peer. Must not block. The first call counts.
+    /// What is done once the driver needs nothing more of other ranks. Must not block. The first call counts.
     pub fn when_served(&self, act: impl Fn() + Send + Sync + 'static) {
         let _ = self.0.when_served.set(Box::new(act));
     }
 
-    /// The driver of the source needs nothing more of other ranks: from now on the loss of one is no fault. The watch
-    /// thread tells the others. False if there is a fault already.
+    /// The driver of the source needs nothing more of other ranks: from now on the loss of one is no fault. The
+    /// watchdog tells the others. False if there is a fault already.
     pub(crate) fn set_served(&self) -> bool {
         let is_served = self.serve();
         if is_served {
@@ -234,7 +248,7 @@ impl Switch {
         is_served
     }
 
-    /// The driver of the source has all it needs, whatever was lost. The watch thread tells the others.
+    /// The driver of the source has all it needs, whatever was lost. The watchdog tells the others.
     pub(crate) fn say_served(&self) {
         self.0.is_served_here.store(true, Ordering::Release);
         self.0.alarm.sound();
@@ -276,7 +290,7 @@ impl Switch {
         }
     }
 
-    /// Whether the driver of this rank has said so.
+    /// Whether the source stands on this rank, and its driver needs nothing more of other ranks.
     pub(crate) fn is_served_here(&self) -> bool {
         self.0.is_served_here.load(Ordering::Acquire)
     }
@@ -286,22 +300,23 @@ impl Switch {
         self.0.served.load(Ordering::Acquire)
     }
 
-    /// The peer is lost, which ends the run with this fault if the driver still needs the peer.
+    /// A peer is lost, which ends the run with this fault if the driver still needs other ranks.
     pub fn lose_peer(&self, fault: Fault) {
         let _losing = self.losing();
         let rank = fault.rank;
         if !self.is_served() {
             self.raise(fault);
         }
-        // Behind the fault: who sees that it has left sees why.
+        // Behind the fault: who sees that it has left, or that a group has ended, sees why.
         self.set_left(rank);
+        self.abort_groups_of(rank);
     }
 
     fn losing(&self) -> MutexGuard<'_, ()> {
         self.0.losing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The source, on this rank, has begun this epoch with a hard cut: what is older is dropped. The watch thread tells the
+    /// The source, on this rank, has begun this epoch with a hard cut: what is older is dropped. The watchdog tells the
     /// other ranks.
     pub(crate) fn cut(&self, epoch: CacheEpoch) {
         self.0.is_cut_here.store(true, Ordering::Release);
@@ -326,7 +341,7 @@ impl Switch {
         CacheEpoch::new(self.0.oldest.load(Ordering::Acquire))
     }
 
-    /// Whether this rank has closed its side in good order, or was lost.
+    /// Whether the rank `rank` has closed its side in good order, or was lost.
     pub(crate) fn has_left(&self, rank: Rank) -> bool {
         self.0.left.load(Ordering::Acquire) & bit(rank) != 0
     }
@@ -339,6 +354,8 @@ fn bit(rank: Rank) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use pp_transport::host::HostGroup;
+
     use super::*;
 
     fn fault(detail: &str) -> Fault {
@@ -366,6 +383,44 @@ mod tests {
         assert!(served.set_served());
         served.lose_peer(fault("lost"));
         assert!(served.fault().is_none() && served.has_left(Rank::new(1)));
+    }
+
+    /// A driver that is blocked in a collective hears nothing else.
+    #[test]
+    fn a_loss_ends_the_groups_of_the_rank_also_where_it_is_no_fault() {
+        for is_served in [false, true] {
+            let switch = Switch::new(Rank::new(0), Bell::new().unwrap()).unwrap();
+            let groups = [1, 2].map(|other| {
+                let ranks = [0, other].map(Rank::new);
+                let mut group = HostGroup::of_threads("pair", &ranks).unwrap();
+                let abort = group[0].abort_handle();
+                let abort: Abort = Box::new(move |why, _| {
+                    abort.abort(why);
+                    Ok(())
+                });
+                (
+                    group.remove(1),
+                    group.remove(0),
+                    (ranks.to_vec(), Arc::new(abort)),
+                )
+            });
+            let [(_other, mut blocked, first), (mut third, mut own, second)] = groups;
+            switch.watch_groups(Vec::new(), vec![first, second]);
+            if is_served {
+                switch.hear_served();
+            }
+            let error = std::thread::scope(|scope| {
+                let call = scope.spawn(move || blocked.barrier().unwrap_err().to_string());
+                switch.lose_peer(fault("lost"));
+                call.join().unwrap()
+            });
+            assert!(error.contains("rank 1 is lost"), "{error}");
+            assert_eq!(switch.fault().is_some(), !is_served);
+            std::thread::scope(|scope| {
+                scope.spawn(move || third.barrier().unwrap());
+                own.barrier().unwrap();
+            });
+        }
     }
 
     #[test]

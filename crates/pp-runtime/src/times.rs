@@ -7,7 +7,7 @@ use std::time::Duration;
 pub const MISSED_HEARTBEATS: u32 = 3;
 /// A peer takes a message: one that does not within this is stopped or busy dying.
 pub const SEND_WITHIN: Duration = Duration::from_millis(50);
-/// The watchdog says that the peer is gone, once the link has failed under the driver: a backend may learn it first, and
+/// The watchdog says that a peer is gone, once an edge has failed under the driver: a backend may learn it first, and
 /// cannot tell it from a failure of its own.
 pub(crate) const VERDICT_WITHIN: Duration = Duration::from_secs(1);
 /// As that, of the leader of a group: where members make different calls no rank is lost, and the leader says so first.

@@ -92,7 +92,7 @@ struct State {
     /// What the thread has still to do.
     todo: Vec<Action<Item>>,
     limits: Option<Limits>,
-    /// The driver that takes the link.
+    /// The driver beside which the thread goes on.
     next: Option<Running>,
 }
 
@@ -298,7 +298,7 @@ impl SetUp {
     }
 }
 
-/// The watchdog of a rank whose driver has the link.
+/// The watchdog of a rank whose driver runs.
 ///
 /// # If dropped
 /// Stops the thread without saying goodbye: to the peers this rank has died.
@@ -382,7 +382,7 @@ struct Running {
 }
 
 impl Running {
-    /// Gives what came to the link.
+    /// Gives what came to the edges.
     fn deliver(&mut self, at: usize, rank: Rank, item: Item) -> Option<Event<'static, Item>> {
         let fault = match (item, &mut self.on_frame) {
             (Item::Frame(body), Some(take)) => {

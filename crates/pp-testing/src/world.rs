@@ -116,11 +116,21 @@ pub fn run_ranks<'s, S: Source<TxLease>>(
 ) -> Vec<Result<Summary, Fault>> {
     let seats = seats(options, slot_bytes);
     let switches: Vec<Switch> = seats.iter().map(|seat| seat.switch.clone()).collect();
+    let mut groups: Vec<Vec<(usize, HostGroup)>> = seats.iter().map(|_| Vec::new()).collect();
+    for (at, stage) in options.pipeline.stages().iter().enumerate() {
+        if stage.ranks.len() > 1 {
+            let members = HostGroup::of_threads(&stage.name, &stage.ranks).expect("memory");
+            for (rank, member) in stage.ranks.iter().zip(members) {
+                groups[rank.get() as usize].push((at, member));
+            }
+        }
+    }
     let (switches, stages) = (&switches[..], &stages);
     std::thread::scope(|scope| {
+        let seats = seats.into_iter().zip(groups);
         let ranks = options.pipeline.world_size().ranks().zip(seats);
         let threads: Vec<_> = ranks
-            .map(|(rank, seat)| {
+            .map(|(rank, (seat, groups))| {
                 scope.spawn(move || {
                     let _tell = TellPanic(switches);
                     let slots = |_, _| Ok(local(options, slot_bytes));
@@ -128,6 +138,9 @@ pub fn run_ranks<'s, S: Source<TxLease>>(
                     let mut run: RankRun<'_, Host, S> = run.expect("memory");
                     for (number, end) in seat.ends {
                         run.attach(number, end);
+                    }
+                    for (at, member) in groups {
+                        run.attach_group(at, member);
                     }
                     let ended = run_rank(run, &seat.switch);
                     if let Err(fault) = &ended {

@@ -113,14 +113,14 @@ pub type Waits = Box<dyn Fn() -> Option<(String, Rank)> + Send + Sync>;
 /// sender's fault.
 pub type OnFrame = Box<dyn FnMut(Rank, &[u8]) -> Result<(), TransportError> + Send>;
 
-/// Ends all edges with a peer, or a group, from any thread, with the reason and a deadline: everything in flight is an error from
-/// then on.
+/// Ends all edges with a peer, or a group, from any thread, with the reason and a deadline: everything in flight is an
+/// error from then on.
 pub type Abort = Box<dyn Fn(&str, Instant) -> Result<(), TransportError> + Send + Sync>;
 
 /// How the edges with a peer, or a group, are made.
 #[derive(Clone, Copy)]
 pub struct Connect<'a> {
-    /// Which generation of edges between the two ranks this is.
+    /// Which generation of the job's edges this is.
     pub generation: Generation,
     /// The latest time.
     pub deadline: Instant,
@@ -137,7 +137,7 @@ pub trait Backend: Edges {
     /// What the members of a group exchanged.
     type AgreedGroup;
 
-    /// What must be the same on both ranks, by name: at least `transport`, the backend's short name.
+    /// What must be the same on all ranks, by name: at least `transport`, the backend's short name.
     fn settings(&self) -> Vec<(String, String)>;
 
     /// The device whose memory holds the payloads, and the device that the environment named for this process, as the

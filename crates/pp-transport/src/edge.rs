@@ -134,6 +134,20 @@ pub trait EdgeLocal {
     ) -> Result<(InFlight<Self::Sending>, Self::Rx), Rejected<Self::Tx>>;
 }
 
+/// One member of a group of ranks that run a stage together.
+pub trait GroupEnd {
+    /// Asked while work of the group is under way: whether the group has failed, which no completion would ever say.
+    ///
+    /// # Errors
+    /// It has.
+    fn look(&self) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    /// As [`EdgeTx::peer_is_gone`], of another member.
+    fn peer_is_gone(&mut self) {}
+}
+
 /// The edges that one backend makes. All kinds share their leases.
 pub trait Edges {
     /// A slot, to be written.
@@ -151,7 +165,7 @@ pub trait Edges {
     /// An edge within this rank.
     type Local: EdgeLocal<Tx = Self::Tx, Rx = Self::Rx, Sending = Self::Sending>;
     /// One member of a group of ranks that run a stage together. Its collectives are of the backend's own memory.
-    type Group;
+    type Group: GroupEnd;
 }
 
 /// Whether a payload goes with a message of so many payload bytes: whether its slot is one of this

@@ -6,7 +6,7 @@
 //! receive is posted only with the header that announced it ([`edge`]).
 //!
 //! Choices: backends are values behind [`backend::Backend`]; [`host`] is shared memory between
-//! processes of one machine, [`nccl`] moves payloads between the GPUs of any. Headers and credits
+//! processes of one machine, [`nccl`] moves payloads between the GPUs of any, whose slots are those of [`gpu`]. Headers and credits
 //! take a [`lane`] beside the payloads. [`control`] carries the handshake, descriptors, heartbeats and
 //! faults, authenticated; [`launch`] finds out which rank this process is; [`flight`] keeps this
 //! rank's last operations, to explain why a job stands still.
@@ -25,6 +25,8 @@ pub mod error;
 pub mod flight;
 #[cfg(all(any(test, feature = "fuzz"), not(loom)))]
 pub mod fuzz;
+#[cfg(not(loom))]
+pub mod gpu;
 #[cfg(not(loom))]
 pub mod group;
 #[cfg(not(loom))]

@@ -35,7 +35,8 @@ pub(crate) const WANTED_LOOK_EVERY: Duration = Duration::from_millis(5);
 pub(crate) const MEMBER_SLEEPS: Duration = Duration::from_millis(50);
 /// A call of NCCL that should come back at once counts after this as one that hangs, and its communicator is aborted.
 pub(crate) const RETURNS_WITHIN: Duration = Duration::from_millis(100);
-/// The end of the edges with a peer waits for the last credits and completions: microseconds where both ends have done their work.
+/// The end of the edges with a peer waits for the last credits and completions: microseconds where both ends have done
+/// their work.
 pub(crate) const SETTLED_WITHIN: Duration = Duration::from_millis(50);
 /// The drop of the last edge with a peer waits for communicators that end in order: NCCL waits for the peer to do the same.
 pub(crate) const DESTROYED_WITHIN: Duration = Duration::from_secs(2);

@@ -376,9 +376,9 @@ on_both!(
 
 /// A slot of one edge on a GPU, handed on while the device works.
 fn handed_on(
-    edge: &mut pp_transport::nccl::DeviceLocal,
+    edge: &mut pp_transport::gpu::DeviceLocal,
     write: impl FnOnce(&mut Tx<OneGpu>),
-) -> (InFlight<pp_transport::nccl::Sending>, Rx<OneGpu>) {
+) -> (InFlight<pp_transport::gpu::Sending>, Rx<OneGpu>) {
     let mut lease = lease_of(|| edge.try_lease());
     write(&mut lease);
     edge.hand_on(lease, 4096).unwrap()

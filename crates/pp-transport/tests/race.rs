@@ -15,7 +15,8 @@ use nccl_sys::{Nccl as RawNccl, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUn
 use pp_contract::{Composer, Generation, Lockstep};
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_testing::{edge, prepare, wait_for};
-use pp_transport::nccl::{self, DeviceRx, Issuer, Nccl, NcclBackend, NcclOptions, UniqueId};
+use pp_transport::gpu::DeviceRx;
+use pp_transport::nccl::{self, Issuer, Nccl, NcclBackend, NcclOptions, UniqueId};
 
 use crate::two_way::{Lanes, TwoWay, connected, edges, lanes};
 

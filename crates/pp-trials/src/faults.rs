@@ -50,6 +50,7 @@ pub(crate) fn faults(args: &FaultsArgs) -> Result<(), Error> {
     }
     let ground = args.trials.ground();
     let pipeline = &args.pipeline;
+    role::check(pipeline)?;
     let ranks = pipeline.world_size().get();
     let entries = entries::all().map(|entry| OnPipeline { entry, pipeline });
     let entries: Vec<_> = entries.collect();

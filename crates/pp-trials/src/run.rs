@@ -35,10 +35,10 @@ pub(crate) fn run(args: &RunArgs, env: &Env, fault: OsString) -> Result<(), Erro
                 |part, member, shape| job.stage_on_host((part, member), shape),
                 |shape, bell| job.sink_on_host(shape, bell),
             ),
-            Backend::Nccl(nccl) => {
-                let device = nccl.device.clone();
+            Backend::Gpu(gpu) => {
+                let device = gpu.device.clone();
                 run.stages(
-                    FaultyBackend { inner: *nccl, arm },
+                    FaultyBackend { inner: *gpu, arm },
                     |bell| job.source_on_gpu(&device, bell),
                     |part, member, shape| job.stage_on_gpu(&device, (part, member), shape),
                     |shape, bell| job.sink_on_gpu(&device, shape, bell),

@@ -2,10 +2,10 @@
 //!
 //! Each round makes an input video and settings from the seed, runs the job undisturbed, and then again while ranks that
 //! may be started again are killed and stopped at random moments. The second output must be the first, byte for byte,
-//! and what rank 0 holds must not grow. With hard cuts two outputs may differ, since what a cut overtakes depends on the moment: such a
-//! job makes no pass over the frames, each carries its number, and every one that comes out must be the source's, in
-//! rising order, with nothing missing but what a cut may overtake. Between the rounds jobs are ended in every other
-//! way: a rank killed, drained, aborted.
+//! and what rank 0 holds must not grow. With hard cuts two outputs may differ, since what a cut overtakes depends on
+//! the moment: such a job makes no pass over the frames, each carries its number, and every one that comes out must be
+//! the source's, in rising order, with nothing missing but what a cut may overtake. Between the rounds jobs are ended
+//! in every other way: a rank killed, drained, aborted.
 
 mod film;
 mod job;

@@ -36,14 +36,28 @@ fn every_fault_ends_as_it_must_on_three_ranks() {
 
 #[test]
 fn every_fault_ends_as_it_must_in_a_group() {
-    assert_all_behave(pp(&["faults"]).args(GROUP), 58, NOT_HERE);
+    assert_all_behave(pp(&["faults"]).args(GROUP), 59, NOT_HERE);
+}
+
+#[test]
+fn a_pipeline_whose_roles_are_one_rank_is_refused() {
+    for pipeline in [
+        "encode@0,phase_b@0+1,decode@0",
+        "encode@0,phase_b@1+0,decode@0",
+    ] {
+        let ended = run(&mut pp(&["faults", "--pipeline", pipeline]), None);
+        ended.failed(
+            2,
+            &["phase_b stands on rank 0", "encode@0,phase_b@1+2,decode@0"],
+        );
+    }
 }
 
 #[test]
 fn every_fault_ends_as_it_must_over_nccl() {
     let fakes = Fakes::build();
     let folder = folder("faults_nccl");
-    for pipeline in [&[][..], &CHAIN] {
+    for pipeline in [&[][..], &CHAIN, &GROUP] {
         let mut command = pp(&["faults", "--transport", "nccl"]);
         fakes.give_to(command.args(pipeline));
         command.env("PP_FAKE_NCCL_DIR", folder.file(""));

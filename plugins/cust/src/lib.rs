@@ -1,4 +1,4 @@
-//! The PTX kernels through another CUDA library: encode, Phase B and decode as the built-in `ptx` kernels compute them,
+//! The PTX kernels through another CUDA library: encode, `phase_b` and decode as the built-in `ptx` kernels compute them,
 //! from the same device code in the same order, but every call of the driver is made here, with `cust` where those use
 //! `cudarc`.
 //!

@@ -124,7 +124,7 @@ pub(crate) fn link(args: &LinkArgs, env: &Env) -> Result<(), Error> {
         profile.chunks = Some(bursts().iter().map(|b| b.chunks).sum());
         profile.choice = choice;
         let operations = RefCell::new(Vec::new());
-        let payload_moves = matches!(backend, backend::Backend::Nccl(_));
+        let payload_moves = matches!(backend, backend::Backend::Gpu(_));
         let finish = |finished: Finished| {
             let recorder = &finished.summary.recorder;
             let records: Vec<&ChunkRecord> = recorder.records().collect();
@@ -147,11 +147,11 @@ pub(crate) fn link(args: &LinkArgs, env: &Env) -> Result<(), Error> {
         };
         match backend {
             backend::Backend::Host => rank.run(Host, profile, program(bursts(), bytes, finish)),
-            backend::Backend::Nccl(mut nccl) => {
-                nccl.blocking = !args.non_blocking;
+            backend::Backend::Gpu(mut gpu) => {
+                gpu.blocking = !args.non_blocking;
                 let sizes = SIZES.into_iter().filter(|bytes| *bytes <= args.max_bytes);
                 let measured = Measured {
-                    nccl: *nccl,
+                    inner: *gpu,
                     sizes: sizes.collect(),
                     operations: &operations,
                 };

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
+use crate::backend::GpuBackend;
 use pp_contract::{Fault, Rank};
 use pp_transport::backend::{
     Backend, Connect, Connected, EdgeEnd, End, Joined, Neighbours, OnFrame, Peer,
@@ -12,7 +13,7 @@ use pp_transport::edge::{Capabilities, Edges};
 use pp_transport::error::TransportError;
 use pp_transport::group::Members;
 use pp_transport::host::EdgeShape;
-use pp_transport::nccl::{Agreed, CommOptions, Communicator, NcclBackend, UniqueId};
+use pp_transport::nccl::{CommOptions, Communicator, UniqueId};
 
 use super::operations::{self, Operations};
 
@@ -23,36 +24,36 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
 /// NCCL, which measures bare operations over a communicator of their own once the ranks are connected.
 pub(super) struct Measured<'a> {
-    pub(super) nccl: NcclBackend,
+    pub(super) inner: GpuBackend,
     pub(super) sizes: Vec<u64>,
     pub(super) operations: &'a RefCell<Vec<Operations>>,
 }
 
 impl Edges for Measured<'_> {
-    type Tx = <NcclBackend as Edges>::Tx;
-    type Rx = <NcclBackend as Edges>::Rx;
-    type Sending = <NcclBackend as Edges>::Sending;
-    type Receiving = <NcclBackend as Edges>::Receiving;
-    type Out = <NcclBackend as Edges>::Out;
-    type In = <NcclBackend as Edges>::In;
-    type Local = <NcclBackend as Edges>::Local;
-    type Group = <NcclBackend as Edges>::Group;
+    type Tx = <GpuBackend as Edges>::Tx;
+    type Rx = <GpuBackend as Edges>::Rx;
+    type Sending = <GpuBackend as Edges>::Sending;
+    type Receiving = <GpuBackend as Edges>::Receiving;
+    type Out = <GpuBackend as Edges>::Out;
+    type In = <GpuBackend as Edges>::In;
+    type Local = <GpuBackend as Edges>::Local;
+    type Group = <GpuBackend as Edges>::Group;
 }
 
 impl Backend for Measured<'_> {
-    type Agreed = (UniqueId, Agreed, Rank);
-    type AgreedGroup = <NcclBackend as Backend>::AgreedGroup;
+    type Agreed = (UniqueId, <GpuBackend as Backend>::Agreed, Rank);
+    type AgreedGroup = <GpuBackend as Backend>::AgreedGroup;
 
     fn settings(&self) -> Vec<(String, String)> {
-        self.nccl.settings()
+        self.inner.settings()
     }
 
     fn device(&self) -> Option<(String, Option<String>)> {
-        self.nccl.device()
+        self.inner.device()
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.nccl.capabilities()
+        self.inner.capabilities()
     }
 
     fn agree(
@@ -61,9 +62,9 @@ impl Backend for Measured<'_> {
         edges: &[EdgeEnd],
         bell: &Bell,
     ) -> Result<(Self::Agreed, Option<OnFrame>), Fault> {
-        let id = self.nccl.agree_on_ids(peer, 1)?.remove(0);
+        let id = self.inner.agree_on_ids(peer, 1)?.remove(0);
         let me = peer.own_rank();
-        let (agreed, on_frame) = self.nccl.agree(peer, edges, bell)?;
+        let (agreed, on_frame) = self.inner.agree(peer, edges, bell)?;
         Ok(((id, agreed, me), on_frame))
     }
 
@@ -72,18 +73,19 @@ impl Backend for Measured<'_> {
         (id, agreed, me): Self::Agreed,
         how: Connect<'_>,
     ) -> Result<Connected<Self>, TransportError> {
-        let Connected { ends, abort } = self.nccl.connect(agreed, how)?;
+        let Connected { ends, abort } = self.inner.connect(agreed, how)?;
         let mut group = Communicator::connect(CommOptions {
-            issuer: self.nccl.issuer(how)?,
+            issuer: self.inner.issuer(how)?,
             name: GROUP,
             members: vec![Rank::new(0), Rank::new(1)],
             me,
             id,
+            gathers: None,
             deadline: how.deadline,
-            blocking: self.nccl.blocking,
+            blocking: self.inner.blocking,
         })?;
         group.record(how.recorder, how.generation);
-        let measured = operations::measure(&mut group, &self.nccl.device, &self.sizes, me)?;
+        let measured = operations::measure(&mut group, &self.inner.device, &self.sizes, me)?;
         group.close(Instant::now() + CLOSE_WITHIN)?;
         self.operations.replace(measured);
         let ends = ends.into_iter().map(|(number, end)| {
@@ -104,7 +106,7 @@ impl Backend for Measured<'_> {
         members: &Members,
         neighbours: &mut dyn Neighbours,
     ) -> Result<Self::AgreedGroup, Fault> {
-        self.nccl.agree_on_group(members, neighbours)
+        self.inner.agree_on_group(members, neighbours)
     }
 
     fn connect_group(
@@ -116,7 +118,7 @@ impl Backend for Measured<'_> {
             group,
             abort,
             waits,
-        } = self.nccl.connect_group(agreed, how)?;
+        } = self.inner.connect_group(agreed, how)?;
         Ok(Joined {
             group,
             abort,
@@ -125,10 +127,10 @@ impl Backend for Measured<'_> {
     }
 
     fn local(&mut self, shape: EdgeShape) -> Result<Self::Local, TransportError> {
-        self.nccl.local(shape)
+        self.inner.local(shape)
     }
 
     fn is_at_rest() -> bool {
-        NcclBackend::is_at_rest()
+        GpuBackend::is_at_rest()
     }
 }

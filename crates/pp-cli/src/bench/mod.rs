@@ -21,7 +21,6 @@ use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program};
 use pp_kernels::synthetic::Rate;
 use pp_runtime::report::{Count, Measures, View};
 use pp_transport::host::Host;
-use pp_transport::nccl::NcclBackend;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
@@ -32,8 +31,8 @@ use self::plan::{SOURCE, payload};
 use self::simulate::Work;
 use self::stages::{BenchSink, BenchSource};
 pub(crate) use self::video::video;
-use crate::args::{MAX_DEPTH, OverlapArgs, Simulate, TransportChoice};
-use crate::backend::{self, Backend};
+use crate::args::{OverlapArgs, Simulate, TransportChoice};
+use crate::backend::{self, Backend, GpuBackend};
 use crate::env::Env;
 use crate::exit::print_result;
 use crate::run::write_pictures;
@@ -89,7 +88,7 @@ impl Stages {
         }
         let depth = args.depth.unwrap_or(pipeline.default_depth());
         Ok(Self {
-            depth: if args.sync { 1 } else { depth.min(MAX_DEPTH) },
+            depth: if args.sync { 1 } else { depth },
             pipeline,
             ms,
         })
@@ -260,7 +259,7 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
         // What the stages do with their time on this backend.
         let how = args.simulate.unwrap_or(match backend {
             Backend::Host => Simulate::Sleep,
-            Backend::Nccl(_) => Simulate::GpuSpin,
+            Backend::Gpu(_) => Simulate::GpuSpin,
         });
         let mut profile = Profile::new()
             .set("bytes", args.bytes)
@@ -284,9 +283,9 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
                 simulate::sharpen_timers();
                 rank.run(Host, profile, run.on_host(manifest))
             }
-            Backend::Nccl(nccl) => {
-                let program = run.on_gpus(manifest, nccl.device.clone(), rank.rank());
-                rank.run(*nccl, profile, program)
+            Backend::Gpu(gpu) => {
+                let program = run.on_gpus(manifest, gpu.device.clone(), rank.rank());
+                rank.run(*gpu, profile, program)
             }
         }
     })
@@ -343,7 +342,7 @@ impl<'a> Run<'a> {
         manifest: Manifest,
         on: Device,
         rank: Rank,
-    ) -> Program<'a, NcclBackend, GpuSource, ()> {
+    ) -> Program<'a, GpuBackend, GpuSource, ()> {
         let (args, stages) = (self.args, self.stages);
         let open = move |stage: &StageSpec| {
             let time = stages.time_of(stage);

@@ -11,7 +11,7 @@ use pp_runtime::stage::{
     Built, Chunk, Done, Offer, Place, Progress, Sink, Source, Stage, StageError, StageResult,
     Taken, Worked,
 };
-use pp_transport::nccl::{DeviceRx, DeviceTx};
+use pp_transport::gpu::{DeviceRx, DeviceTx};
 
 use super::plan::BenchPlan;
 use crate::args::Simulate;

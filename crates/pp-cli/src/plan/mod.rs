@@ -2,13 +2,12 @@
 //!
 //! *Hazard.* A prediction that nobody checked. *Choices.* Every figure comes from a job that this command starts: one on one
 //! rank for each number of parts, which gives the work of each stage; one that only hands payloads over; and the proposal
-//! itself. With `--all` every placement is run, so that anybody can see how good the proposal is.
+//! itself. With `--all` every placement is run, so that a reader sees how good the proposal is.
 
 mod search;
 mod subject;
 
 use std::fmt;
-use std::io::IsTerminal as _;
 
 use pp_contract::Pipeline;
 use pp_job::{Error, say};
@@ -149,12 +148,9 @@ pub(crate) fn plan(args: &PlanArgs, env: &Env) -> Result<(), Error> {
 /// Runs each pipeline once a round, so that a change of the machine's state meets all of them. Gives the medians.
 fn runs(args: &PlanArgs, subject: &Subject<'_>, pipelines: &[String]) -> Result<Vec<Seen>, Error> {
     let mut seen: Vec<Vec<Seen>> = vec![Vec::new(); pipelines.len()];
-    let is_watched = std::io::stderr().is_terminal();
-    for _ in 0..args.rounds {
+    for round in 1..=args.rounds {
         for (pipeline, seen) in pipelines.iter().zip(&mut seen) {
-            if is_watched {
-                say(format!("pp: running {pipeline}"));
-            }
+            say(format!("pp: round {round} of {}: {pipeline}", args.rounds));
             seen.push(subject.run(pipeline)?);
         }
     }

@@ -37,7 +37,7 @@ impl Placement {
 }
 
 /// Placements that are no better than this much are taken for equal; then fewer edges count.
-const EQUAL: f64 = 1e-3;
+const EQUAL: f64 = 5e-3;
 /// Beginnings of placements that are looked at: enough for all of 11 stages on any ranks, and less than a second.
 const MOST_LOOKS: u32 = 1_000_000;
 

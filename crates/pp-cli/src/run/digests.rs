@@ -1,4 +1,4 @@
-//! Digests in device memory: kernels on the stage's stream, and a copy of their results to page-locked memory.
+//! Digests in device memory: kernels on the stream of the stage's results, and a copy of the digests to page-locked memory.
 //!
 //! Everything is ordered by that one stream, and nothing waits. The host never touches a payload: what it reads was copied
 //! out of it by the device.
@@ -9,7 +9,7 @@ use pp_contract::{Digests, FaultKind, MAX_TENSORS, Manifest, with_source};
 use pp_device::{CudaError, DevicePtr, Stream};
 use pp_kernels::{DeviceDigests, DeviceTensor};
 use pp_runtime::stage::{StageError, StageResult};
-use pp_transport::nccl::{DeviceRx, DeviceTx};
+use pp_transport::gpu::{DeviceRx, DeviceTx};
 
 use crate::timed::{Span, Staged};
 use pp_runtime::drift::{DigestPair, Digester};

@@ -13,14 +13,14 @@ use super::kernels::failed;
 /// A group, for the time of a call.
 pub(super) struct Lent<G> {
     group: G,
-    /// Why a collective failed. The kernels tell its text alone.
+    /// Why a collective failed. From the kernels only the text of this error comes back.
     failed: Option<TransportError>,
 }
 
 /// In host memory.
 pub(super) type OfHost<'a> = Lent<&'a mut HostGroup>;
-/// In the memory of a GPU, and the stream of the session.
-pub(super) type OfGpu<'a> = Lent<(&'a mut Communicator, &'a Stream)>;
+/// In the memory of a GPU, and the streams of the session: its own, and that of its results, which has the gathers.
+pub(super) type OfGpu<'a> = Lent<(&'a mut Communicator, [&'a Stream; 2])>;
 
 impl<G> Lent<G> {
     pub(super) fn new(group: G) -> Self {
@@ -38,7 +38,7 @@ impl<G> Lent<G> {
         })
     }
 
-    /// What came of a call: what the group failed of, where it did.
+    /// The result of a call; the error of the group, where a collective failed.
     pub(super) fn judge<T>(
         self,
         result: Result<T, KernelError>,
@@ -55,7 +55,8 @@ impl<G> Lent<G> {
 }
 
 /// # Safety
-/// So many bytes that nothing writes for as long as the result lives; none may lie anywhere.
+/// There are `count` readable bytes at `at`, and nothing writes them for as long as the result lives. Where `count` is 0,
+/// `at` may be anything.
 unsafe fn bytes<'b>(at: *const u8, count: u64) -> &'b [u8] {
     match count {
         0 => &[],
@@ -65,7 +66,7 @@ unsafe fn bytes<'b>(at: *const u8, count: u64) -> &'b [u8] {
 }
 
 /// # Safety
-/// As [`bytes`], and nothing else uses them.
+/// As [`bytes`], for bytes that can be written and that nothing else uses.
 unsafe fn bytes_mut<'b>(at: *mut u8, count: u64) -> &'b mut [u8] {
     match count {
         0 => &mut [],
@@ -169,7 +170,7 @@ fn range(at: *const u8, count: u64) -> DevicePtr {
 
 impl Collectives for OfGpu<'_> {
     unsafe fn broadcast(&mut self, data: *mut u8, count: u64, root: u32) -> Result<(), Failure> {
-        let (group, stream) = &mut self.group;
+        let (group, [stream, _]) = &mut self.group;
         // SAFETY: the contract of the trait: a range of the device that is this call's until the stream has passed it.
         let done = unsafe { group.broadcast(range(data, count), root, stream) };
         self.keep(done)
@@ -182,7 +183,7 @@ impl Collectives for OfGpu<'_> {
         to: *mut u8,
         root: u32,
     ) -> Result<(), Failure> {
-        let (group, stream) = &mut self.group;
+        let (group, [stream, _]) = &mut self.group;
         let place = group.members().own_place();
         let from = range(from, all(place == root as usize, parts));
         let to = range(to, own(parts, place));
@@ -198,12 +199,12 @@ impl Collectives for OfGpu<'_> {
         to: *mut u8,
         root: u32,
     ) -> Result<(), Failure> {
-        let (group, stream) = &mut self.group;
+        let (group, [_, results]) = &mut self.group;
         let place = group.members().own_place();
         let from = range(from, own(parts, place));
         let to = range(to, all(place == root as usize, parts));
         // SAFETY: as in `scatter`.
-        let done = unsafe { group.gather(from, parts, to, root, stream) };
+        let done = unsafe { group.gather(from, parts, to, root, results) };
         self.keep(done)
     }
 
@@ -213,7 +214,7 @@ impl Collectives for OfGpu<'_> {
         count: u64,
         dtype: DType,
     ) -> Result<(), Failure> {
-        let (group, stream) = &mut self.group;
+        let (group, [stream, _]) = &mut self.group;
         let data = range(data, count * dtype.size_bytes());
         // SAFETY: as in `broadcast`.
         let done = unsafe { group.all_reduce_sum(data, dtype, stream) };
@@ -221,21 +222,21 @@ impl Collectives for OfGpu<'_> {
     }
 
     unsafe fn send(&mut self, from: *const u8, count: u64, to: u32) -> Result<(), Failure> {
-        let (group, stream) = &mut self.group;
+        let (group, [stream, _]) = &mut self.group;
         // SAFETY: as in `broadcast`.
         let done = unsafe { group.send(range(from, count), to, stream) };
         self.keep(done)
     }
 
     unsafe fn receive(&mut self, to: *mut u8, count: u64, from: u32) -> Result<(), Failure> {
-        let (group, stream) = &mut self.group;
+        let (group, [stream, _]) = &mut self.group;
         // SAFETY: as in `broadcast`.
         let done = unsafe { group.receive(range(to, count), from, stream) };
         self.keep(done)
     }
 
     fn barrier(&mut self) -> Result<(), Failure> {
-        let (group, stream) = &mut self.group;
+        let (group, [stream, _]) = &mut self.group;
         let done = group.barrier(stream);
         self.keep(done)
     }

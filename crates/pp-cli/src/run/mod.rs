@@ -29,7 +29,9 @@ use std::rc::Rc;
 
 use pp_contract::{Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest};
 use pp_job::output::Shown;
-use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, ThisRank, say, signal_name};
+use pp_job::{
+    Config, Error, Finished, Job, Opened, Profile, Program, RANK_0, ThisRank, say, signal_name,
+};
 use pp_kernels::{ChunkShape, KernelSet, StageKind};
 use pp_runtime::drift::{Log, Verifier};
 use pp_runtime::stage::{Source, StageResult};
@@ -50,7 +52,6 @@ use self::source::{Settings, VideoSource};
 use crate::args::{KernelChoice, RunArgs};
 use crate::backend::{self, Backend};
 use crate::env::Env;
-use pp_job::RANK_0;
 
 /// A command line that can be run.
 #[derive(Clone, Debug)]
@@ -71,11 +72,11 @@ pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
         let profile = job.profile()?;
         match backend {
             Backend::Host => rank.run(Host, profile, job.program(&OnHost)),
-            Backend::Nccl(nccl) => {
+            Backend::Gpu(gpu) => {
                 let memory = OnGpu {
-                    device: nccl.device.clone(),
+                    device: gpu.device.clone(),
                 };
-                rank.run(*nccl, profile, job.program(&memory))
+                rank.run(*gpu, profile, job.program(&memory))
             }
         }
     })
@@ -87,7 +88,9 @@ pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
 /// What is wrong with the command line or the environment, and the remedy.
 pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     backend::check(&args.kernels, args.transport)?;
-    let pipeline = placement::pipeline(args)?;
+    let started = pp_job::world(env.lookup());
+    let world = started.as_ref().ok().copied().flatten();
+    let pipeline = placement::pipeline(args, world)?;
     match &args.kernels {
         // All that are built in have the same stages.
         KernelChoice::Auto => check_stages(args, &pipeline, &KernelSet::for_host())?,
@@ -95,7 +98,6 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
         // Its ranks load it.
         KernelChoice::File(_) => {}
     }
-    let started = pp_job::world(env.lookup());
     let is_alone = pipeline.world_size().get() == 1;
     // A world that cannot be read is no reason to refuse: one process needs no other.
     let config = match started {
@@ -113,7 +115,7 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
         _ => Config::from_env(env.lookup())?,
     };
     input::check_files(args, env, &config, &pipeline)?;
-    // A rank of a launcher tells its peer, whose machine may have the file.
+    // A rank of a launcher tells the other ranks, whose machines may have the file.
     if config.launch.is_none() {
         backend::find_plugin(&args.kernels)?;
     }
@@ -190,11 +192,11 @@ impl<'a> VideoJob<'a> {
         };
         let transport = match &mut choice.backend {
             Backend::Host => format!("host (shared memory, {ranks})"),
-            Backend::Nccl(nccl) => {
+            Backend::Gpu(gpu) => {
                 // Only communicators that do not block can be given up while they are made, when the rank that replaces
                 // another one is lost too.
-                nccl.blocking = args.restarts == 0;
-                match &nccl.nccl {
+                gpu.blocking = args.restarts == 0;
+                match &gpu.nccl {
                     Some(library) => format!("nccl {} ({ranks})", library.version()),
                     None => format!("GPU memory ({ranks})"),
                 }

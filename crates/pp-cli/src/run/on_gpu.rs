@@ -12,7 +12,8 @@ use pp_kernels::{
     Space,
 };
 use pp_runtime::stage::{Progress, StageError, StageResult};
-use pp_transport::nccl::{Communicator, DeviceRx, DeviceTx};
+use pp_transport::gpu::{DeviceRx, DeviceTx};
+use pp_transport::nccl::Communicator;
 
 use super::digests::GpuDigester;
 use super::group::OfGpu;
@@ -28,16 +29,14 @@ fn device(operation: &'static str) -> impl Fn(CudaError) -> StageError {
     failed(FaultKind::Device, operation)
 }
 
-/// A stream of its own for a session. That of a group's leader has the collectives, and goes first: otherwise a message
-/// would leave when the leader's kernels need no multiprocessor any more, and the other members would begin then.
+/// A stream of its own for a session. That of a group's member has the collectives, and goes first: otherwise a message
+/// would leave when the kernels need no multiprocessor any more.
 fn stream(on: &Device, config: &SessionConfig) -> StageResult<Stream> {
     let device_error = device("open kernels");
     on.bind().map_err(&device_error)?;
-    let leads = config.members > 1 && config.member == 0;
-    let stream = if leads {
-        Stream::urgent(on)
-    } else {
-        Stream::new(on)
+    let stream = match config.members {
+        1 => Stream::new(on),
+        _ => Stream::urgent(on),
     };
     stream.map_err(&device_error)
 }
@@ -51,10 +50,12 @@ pub(super) struct OnGpu {
 pub(super) struct GpuStage {
     name: &'static str,
     blame: FaultKind,
-    // Dropped before the stream that they issue to.
+    // Dropped before the streams that they issue to.
     session: RawSession,
     digester: GpuDigester,
     timed: Timed,
+    /// The stream that writes a group's output last; else that of the session.
+    results: Stream,
 }
 
 impl GpuStage {
@@ -77,14 +78,16 @@ impl GpuStage {
                 .open_stage_on_device(stage.stage, &config, stage.args)
         };
         let session = session.map_err(failed(stage.blame, "open kernels"))?;
-        let digester = GpuDigester::new(&stream);
-        let timed = Timed::new(stream.clone(), stage.depth as usize);
+        let results = session.results().unwrap_or_else(|| stream.clone());
+        let digester = GpuDigester::new(&results);
+        let timed = Timed::new(stream, stage.depth as usize);
         Ok(Self {
             name: stage.stage,
             blame: stage.blame,
             session,
             digester,
             timed: timed.map_err(device("make events"))?,
+            results,
         })
     }
 
@@ -397,7 +400,7 @@ impl Generator for GpuStage {
         let (blame, name) = (self.blame, self.name);
         let on_error = device(name);
         let span = self.timed.open().map_err(&on_error)?;
-        let (stream, session) = (&self.timed.stream, &mut self.session);
+        let (stream, results, session) = (&self.timed.stream, &self.results, &mut self.session);
         let run = |input: &Payload<'_>, output: &mut PayloadMut<'_>| match group {
             None => {
                 // SAFETY: the edges that live on this thread have bound the context to it; the slots, if there are any, go
@@ -406,7 +409,7 @@ impl Generator for GpuStage {
                 calls.map_err(failed(blame, name))
             }
             Some(group) => {
-                let mut lent = OfGpu::new((group, stream));
+                let mut lent = OfGpu::new((group, [stream, results]));
                 // SAFETY: as above.
                 let calls =
                     unsafe { session.run(plan, lap.into(), input, output, Some(&mut lent)) };
@@ -414,22 +417,29 @@ impl Generator for GpuStage {
             }
         };
         let calls = match output {
-            Some(output) => read_on(input, stream, |from| {
-                output.write_on(stream, |to| -> StageResult<u32> {
-                    let refuse = internal(name);
-                    let input =
-                        Payload::on_device(inputs, from.address, from.len).map_err(&refuse)?;
-                    let mut output =
-                        PayloadMut::on_device(outputs, to.address, to.len).map_err(&refuse)?;
-                    run(&input, &mut output)
-                })
-            }),
+            Some(output) => {
+                let calls = read_on(input, stream, |from| {
+                    output.write_on(stream, |to| -> StageResult<u32> {
+                        let refuse = internal(name);
+                        let input =
+                            Payload::on_device(inputs, from.address, from.len).map_err(&refuse)?;
+                        let mut output =
+                            PayloadMut::on_device(outputs, to.address, to.len).map_err(&refuse)?;
+                        run(&input, &mut output)
+                    })
+                })?;
+                // Where that fails, the session's stream has all the work.
+                if !results.is_same(stream) {
+                    output.write_on(results, |_| StageResult::Ok(()))?;
+                }
+                calls
+            }
             None => run(
                 &Payload::of_leader(inputs),
                 &mut PayloadMut::of_leader(outputs),
-            ),
-        }?;
-        span.close(stream).map_err(&on_error)?;
+            )?,
+        };
+        span.close(results).map_err(&on_error)?;
         Ok(Progress::UnderWay((span, calls)))
     }
 

@@ -7,10 +7,11 @@ use pp_kernels::{Description, StageInfo, StageKind};
 
 use crate::args::RunArgs;
 
-/// The pipeline of `--pipeline`; without it that of `--ranks`.
-pub(super) fn pipeline(args: &RunArgs) -> Result<Pipeline, Error> {
+/// The pipeline of `--pipeline`; without it that of `--ranks`, else of as many ranks as a launcher started.
+pub(super) fn pipeline(args: &RunArgs, started: Option<u32>) -> Result<Pipeline, Error> {
     let Some(given) = &args.pipeline else {
-        return of_ranks(args.ranks.unwrap_or(2), args.denoise_steps);
+        let ranks = args.ranks.or(started).unwrap_or(2);
+        return of_ranks(ranks.clamp(1, MAX_RANKS), args.denoise_steps);
     };
     if let (Some(ring), 0) = (given.rings().first(), args.denoise_steps) {
         let name = &given.stages()[ring.first].name;
@@ -22,19 +23,19 @@ pub(super) fn pipeline(args: &RunArgs) -> Result<Pipeline, Error> {
     let has = given.world_size().get();
     match args.ranks {
         Some(ranks) if ranks != has => Err(Error::Usage(format!(
-            "--ranks {ranks}: {given} has {has} ranks; leave --ranks out"
+            "--ranks {ranks}: the number of ranks of {given} is {has}; leave --ranks out"
         ))),
         _ => Ok(given.clone()),
     }
 }
 
-/// On one rank all stages; on two, `phase_b` on the second; on more, its parts on all but the first.
+/// On one rank all stages. On more, `encode` and `decode` on rank 0, and a part of `phase_b` on each other rank.
 fn of_ranks(ranks: u32, steps: u32) -> Result<Pipeline, Error> {
     let parts = steps.max(1);
     if ranks > 2 && ranks - 1 > parts {
         let most = (parts + 1).clamp(2, MAX_RANKS);
         return Err(Error::Usage(format!(
-            "--ranks {ranks}: {steps} denoise steps can be cut into {parts} parts, so {most} ranks are the most; lower \
+            "--ranks {ranks}: the parts of --denoise-steps {steps} are at most {parts}, so {most} ranks are the most; lower \
              --ranks or raise --denoise-steps"
         )));
     }
@@ -59,7 +60,7 @@ pub(super) fn check(
         let given = if is_given {
             "--pipeline"
         } else {
-            "the pipeline"
+            "without --pipeline it is"
         };
         Err(Error::Usage(format!("{given} {pipeline}: {what}")))
     };
@@ -119,13 +120,13 @@ fn check_share(pipeline: &Pipeline, at: usize, info: &StageInfo, steps: u16) -> 
     let laps = pipeline.laps(at, steps);
     match ring {
         None if parts > most => Err(format!(
-            "{steps} denoise steps cannot be cut into {parts} parts of {name}; name it {most} times at most, or raise \
-             --denoise-steps"
+            "{steps} denoise steps cannot be cut into {parts} parts of {name}; the most is {most}: name it less often, \
+             or raise --denoise-steps"
         )),
         Some(ring) if parts * usize::from(laps) > most => {
             let shares = parts * usize::from(laps);
             let remedy = match most / parts {
-                0 => format!("name {name} {most} times at most"),
+                0 => format!("name {name} less often"),
                 fewer => format!("write *{fewer} for {}", laps_of(ring)),
             };
             let whole = match parts {
@@ -215,7 +216,7 @@ mod tests {
             ),
             (
                 "encode@0,(phase_b@1,phase_b@1,phase_b@1,phase_b@1,phase_b@1)*1,decode@0",
-                "name phase_b 4 times at most",
+                "name phase_b less often",
             ),
             (
                 "encode@0,phase_b@1,(phase_b@1)*2,decode@0",
@@ -223,7 +224,7 @@ mod tests {
             ),
             (
                 "encode@0,phase_b@1,phase_b@2,phase_b@1,phase_b@2,phase_b@1,decode@0",
-                "name it 4 times at most",
+                "the most is 4: name it less often",
             ),
         ] {
             let error = judge(&kernels, text).unwrap_err();

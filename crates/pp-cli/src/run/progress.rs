@@ -10,7 +10,7 @@ use pp_job::say_aside;
 /// Time between two lines.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// What a person is told of the frames that are done.
+/// Shows how many frames are done.
 pub(super) struct FrameProgress {
     bar: ProgressBar,
     /// Where there is no terminal.

@@ -1,7 +1,7 @@
-//! What rank 0 found in its input, and every other rank must know before its first chunk.
+//! The header of the clip, which rank 0 reads and tells every other rank before the first chunk.
 //!
-//! Hazard: it comes from a peer, and sizes what a rank allocates. Guarantee: a value of [`Shape`] is a header that was
-//! checked like that of a file, however it was made.
+//! Hazard: to the other ranks the header comes from a peer, and it sizes what they allocate. Guarantee: the header in a
+//! [`Shape`] was checked as that of a file is.
 
 use pp_kernels::SessionConfig;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -35,7 +35,7 @@ impl Serialize for Shape {
     }
 }
 
-/// A shape as it was told, by whomever.
+/// A header from a peer.
 impl<'de> Deserialize<'de> for Shape {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let refuse = serde::de::Error::custom::<String>;

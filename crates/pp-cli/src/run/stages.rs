@@ -5,8 +5,9 @@ use pp_device::Device;
 use pp_job::{Error, Opened};
 use pp_runtime::stage::{GroupStage, Sink, Stage};
 use pp_transport::bell::Bell;
+use pp_transport::gpu::{DeviceRx, DeviceTx};
 use pp_transport::host::{HostGroup, RxLease, TxLease};
-use pp_transport::nccl::{Communicator, DeviceRx, DeviceTx};
+use pp_transport::nccl::Communicator;
 
 use super::on_gpu::OnGpu;
 use super::on_host::OnHost;

@@ -47,12 +47,10 @@ pub fn compare(a: &Hello, b: &Hello) -> Result<(), Mismatch> {
         }
     }
     let (ours, theirs) = (&a.parts().settings, &b.parts().settings);
-    let keys: BTreeSet<&str> = ours
-        .iter()
-        .chain(theirs.iter())
-        .map(|(key, _)| key)
-        .collect();
-    for key in keys {
+    let keys = ours.iter().chain(theirs.iter()).map(|(key, _)| key);
+    // The pipeline first: defaults of other settings follow from it.
+    let keys: BTreeSet<(bool, &str)> = keys.map(|key| (key != "pipeline", key)).collect();
+    for (_, key) in keys {
         let (left, right) = (ours.get(key), theirs.get(key));
         if left != right {
             let quoted = |value: Option<&str>| value.map(|value| format!("{value:?}"));

@@ -91,7 +91,8 @@ impl<'a> Parser<'a> {
         &rest[..end]
     }
 
-    fn unexpected<T>(&mut self, wanted: &str) -> Result<T> {
+    /// What is wanted here, and what else there is to say of it.
+    fn unexpected<T>(&mut self, wanted: &str, more: &str) -> Result<T> {
         let (position, rest) = (self.position(), self.rest());
         if rest == "-" {
             return error(
@@ -100,10 +101,16 @@ impl<'a> Parser<'a> {
             );
         }
         match rest.chars().next() {
-            None => error(position, format!("the text ends; write {wanted} here")),
+            None => error(
+                position,
+                format!("the text ends; write {wanted} here{more}"),
+            ),
             Some(found) => error(
                 position,
-                format!("found '{}'; write {wanted} here", found.escape_debug()),
+                format!(
+                    "found '{}'; write {wanted} here{more}",
+                    found.escape_debug()
+                ),
             ),
         }
     }
@@ -121,14 +128,14 @@ impl<'a> Parser<'a> {
     fn arrow(&mut self, wanted: &str) -> Result<()> {
         match self.skip("->") || self.skip(",") {
             true => Ok(()),
-            false => self.unexpected(wanted),
+            false => self.unexpected(wanted, ""),
         }
     }
 
     /// One stage, or a ring of stages.
     fn step(&mut self) -> Result<()> {
         if !self.skip("(") {
-            return self.stage("a stage, such as encode@0");
+            return self.stage("a stage", ", such as encode@0");
         }
         let first = self.stages.len();
         loop {
@@ -138,7 +145,7 @@ impl<'a> Parser<'a> {
                     "a ring stands in a ring; close the first one before it",
                 );
             }
-            self.stage("a stage of the ring")?;
+            self.stage("a stage of the ring", "")?;
             let Named { spec, position } = &self.stages[self.stages.len() - 1];
             if spec.ranks.len() > 1 {
                 let name = &spec.name;
@@ -156,12 +163,12 @@ impl<'a> Parser<'a> {
         }
         let last = self.stages.len() - 1;
         if !self.skip("*") {
-            return self.unexpected("'*steps', or '*' and the number of laps,");
+            return self.unexpected("'*steps', or '*' and the number of laps,", "");
         }
         let position = self.position();
         let laps = match self.take(|c| c.is_ascii_alphanumeric() || c == '_') {
             "steps" => Laps::Steps,
-            "" => return self.unexpected("'steps' or the number of laps"),
+            "" => return self.unexpected("'steps' or the number of laps", ""),
             laps => match laps.parse() {
                 Ok(laps @ 1..) => Laps::Fixed(laps),
                 _ => {
@@ -178,14 +185,13 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn stage(&mut self, wanted: &str) -> Result<()> {
+    fn stage(&mut self, wanted: &str, example: &str) -> Result<()> {
         let position = self.position();
         let name = self.take(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
         if !name.starts_with(|c: char| c.is_ascii_lowercase()) {
             self.at -= name.len();
-            return self.unexpected(&format!(
-                "{wanted}; a name is of a-z, 0-9 and _, and begins with a letter,"
-            ));
+            let rule = format!("{example}; a name is of a-z, 0-9 and _, and begins with a letter");
+            return self.unexpected(wanted, &rule);
         }
         if self.stages.len() == MAX_STAGES {
             return error(
@@ -200,7 +206,7 @@ impl<'a> Parser<'a> {
             );
         };
         if !self.skip("@") {
-            return self.unexpected(&format!("'@' and the rank of {name}"));
+            return self.unexpected(&format!("'@' and the rank of {name}"), "");
         }
         let mut ranks = vec![self.rank()?];
         while self.skip("+") {
@@ -228,7 +234,7 @@ impl<'a> Parser<'a> {
     fn rank(&mut self) -> Result<Rank> {
         let position = self.position();
         match self.take(|c| c.is_ascii_digit()) {
-            "" => self.unexpected("a rank, such as 0,"),
+            "" => self.unexpected("a rank", ", such as 0"),
             digits => match digits.parse() {
                 Ok(rank @ 0..MAX_RANKS) => Ok(Rank::new(rank)),
                 _ => error(
@@ -319,30 +325,22 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The members of a group wait for each other, so no two of them may be connected by other groups already.
+    /// The members of a group wait for each other. A rank in two groups could keep the members of one waiting while it waits
+    /// for those of the other, which may wait for the first through their edges.
     fn check_groups(&self) -> Result<()> {
-        let mut connected: Vec<Rank> = (0..MAX_RANKS).map(Rank::new).collect();
-        for Named { spec, position } in &self.stages {
-            for (at, rank) in spec.ranks.iter().enumerate() {
-                let [own, first] =
-                    [rank, &spec.ranks[0]].map(|rank| connected[rank.get() as usize]);
-                let before = spec.ranks[..at].iter();
-                let mut before = before.map(|other| (other, connected[other.get() as usize]));
-                if at > 0 && own == first {
-                    let (other, _) = before
-                        .find(|(_, root)| *root == own)
-                        .expect("the first one has it");
-                    return error(
-                        *position,
-                        format!(
-                            "ranks {other} and {rank} are in the group of {} and in another one, or connected by others, so \
-                             groups could wait for each other in a circle; give {} other ranks, or one",
-                            spec.name, spec.name
-                        ),
+        let is_group = |stage: &&Named| stage.spec.ranks.len() > 1;
+        let groups = || self.stages.iter().filter(is_group);
+        for (at, Named { spec, position }) in groups().enumerate() {
+            for Named { spec: other, .. } in groups().take(at) {
+                let shared = spec.ranks.iter().find(|rank| other.ranks.contains(rank));
+                if let Some(rank) = shared {
+                    let [own, other] = [spec, other].map(StageSpec::with_ranks);
+                    let problem = format!(
+                        "rank {rank} is in the groups {other} and {own}, which could wait for each other for ever; give the \
+                         stage {} one rank, or ranks of which none is in another group",
+                        spec.name
                     );
-                }
-                for root in connected.iter_mut().filter(|root| **root == own) {
-                    *root = first;
+                    return error(*position, problem);
                 }
             }
         }

@@ -25,7 +25,7 @@ pub struct VideoPlanParts {
     pub width: u32,
     /// The first frame of the chunk.
     pub current_start_frame: u64,
-    /// Whether Phase B first runs over `context_frames` to rebuild its cache.
+    /// Whether `phase_b` first runs over `context_frames` to rebuild its cache.
     pub do_kv_recompute: bool,
     /// Number of denoising steps, 0 to 1024; with 0 the output is the input.
     pub num_denoise_steps: u32,
@@ -197,7 +197,7 @@ impl Plan for VideoPlan {
 }
 
 impl VideoPlan {
-    /// Checks what goes into Phase B, or from one part of it to the next, with the guide.
+    /// Checks what goes into `phase_b`, or from one part of it to the next, with the guide.
     fn check_between(&self, tensors: &Manifest, has_guide: bool) -> Result<(), PlanError> {
         // As the kernels hold it: f32 on a processor, bf16 on a GPU.
         let guide = match tensors.get("guide") {

@@ -80,7 +80,7 @@ pub fn report(calls: u32) -> StageReport {
     }
 }
 
-/// What Phase B hands on.
+/// What `phase_b` hands on.
 pub fn handed_on() -> Message<VideoPlan> {
     let message = message().hand_on(pipeline(), (1, 0), outputs(), &report(5));
     message.expect("it follows the plan")

@@ -1,4 +1,4 @@
-//! From a member to a running rank: the edges to the other ranks, and the watchdog.
+//! How a rank that has joined connects: the edges to its neighbours, its groups, and the watchdog.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -7,13 +7,14 @@ use std::time::Instant;
 use pp_contract::{Fault, Pipeline, Rank, with_source};
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{OnStuck, Watch};
-use pp_transport::backend::{Abort, Backend, Connect, EdgeEnd, End, Neighbours, OnFrame, Peer};
+use pp_transport::backend::{Backend, Connect, EdgeEnd, End, Neighbours, OnFrame, Peer};
 use pp_transport::bell::Bell;
 use pp_transport::control::{ControlSender, Message, SocketKind};
 use pp_transport::error::TransportError;
 use pp_transport::group::Members;
 
-use super::join::Member;
+use super::failover::Aborts;
+use super::join::JoinedRank;
 use crate::error::Error;
 use crate::times;
 
@@ -22,11 +23,12 @@ pub(super) struct Ready<B: Backend> {
     pub(super) ends: Vec<(u32, Rank, End<B>)>,
     /// Its members of groups, by the places of their stages in the pipeline.
     pub(super) groups: Vec<(usize, B::Group)>,
+    pub(super) aborts: Arc<Aborts>,
     pub(super) switch: Switch,
     pub(super) watch: Watch,
 }
 
-impl Member {
+impl JoinedRank {
     /// Connects this rank with its neighbours, under the eyes of the watchdog: a peer that dies meanwhile ends this rank,
     /// whatever a library waits for.
     pub(super) fn connect<B: Backend>(
@@ -39,7 +41,7 @@ impl Member {
         let mut on_frames: Vec<(Rank, OnFrame)> = Vec::new();
         for (peer, ends) in edges {
             let mut neighbour = Neighbour {
-                member: &mut self,
+                joined: &mut self,
                 rank: *peer,
             };
             match backend.agree(&mut neighbour, ends, &bell) {
@@ -78,7 +80,7 @@ impl Member {
         let (rank, generation) = (self.own, self.generation);
         let (failover, context) = (self.failover.clone(), self.context.clone());
         let (switch, watch) = self.watch(bell, on_frame)?;
-        // Where this rank does not survive the loss of its peer, the watchdog ends the process.
+        // Where this rank does not survive the loss of a peer, the watchdog ends the process.
         let recorder = context.flight.recorder();
         let is_wanted = || failover.is_none() || switch.fault().is_none();
         let how = || Connect {
@@ -87,24 +89,29 @@ impl Member {
             is_wanted: &is_wanted,
             recorder: &recorder,
         };
-        let hold = |abort: Option<Abort>| {
-            if let (Some(failover), Some(abort)) = (&failover, abort) {
-                failover.hold(abort);
-            }
-        };
+        let all = failover
+            .as_ref()
+            .map(|failover| Arc::clone(&failover.aborts));
+        let all = all.unwrap_or_default();
         let mut ends = Vec::new();
         let mut groups = Vec::new();
-        let mut waits = Vec::new();
+        let (mut waits, mut aborts) = (Vec::new(), Vec::new());
         let connect_all = || -> Result<(), TransportError> {
             for (peer, with_peer) in agreed {
                 let connected = backend.connect(with_peer, how())?;
-                hold(connected.abort);
+                connected
+                    .abort
+                    .into_iter()
+                    .for_each(|abort| all.hold(abort));
                 let made = connected.ends.into_iter();
                 ends.extend(made.map(|(number, end)| (number, peer, end)));
             }
             for (at, with_members) in agreed_groups {
                 let joined = backend.connect_group(with_members, how())?;
-                hold(Some(joined.abort));
+                let abort = Arc::new(joined.abort);
+                let ranks = pipeline.stages()[at].ranks.clone();
+                aborts.push((ranks, Arc::clone(&abort)));
+                all.hold(Box::new(move |why, by| abort(why, by)));
                 waits.extend(joined.waits);
                 groups.push((at, joined.group));
             }
@@ -115,7 +122,7 @@ impl Member {
             let operation = format!("connect over {}", backend.capabilities().name);
             let fault = Fault::new(error.fault_kind(), rank, &operation, text);
             if let Some(failover) = &failover {
-                // The backend may learn first that the peer is gone, and says it in words of its own.
+                // The backend may learn first that a peer is gone, and says it in words of its own.
                 let _ = switch.verdict();
                 failover.driver_is_back();
             }
@@ -132,10 +139,11 @@ impl Member {
             }
             return Err(first.into());
         }
-        switch.watch_groups(waits);
+        switch.watch_groups(waits, aborts);
         Ok(Ready {
             ends,
             groups,
+            aborts: all,
             switch,
             watch,
         })
@@ -156,26 +164,26 @@ impl Member {
 
 /// Another rank, while the edges to it are made.
 struct Neighbour<'a> {
-    member: &'a mut Member,
+    joined: &'a mut JoinedRank,
     rank: Rank,
 }
 
 impl Neighbour<'_> {
     /// Why it was lost, if more is known of it.
     fn lost(&self, otherwise: Fault) -> Fault {
-        self.member.set_up.fault().unwrap_or(otherwise)
+        self.joined.set_up.fault().unwrap_or(otherwise)
     }
 }
 
-impl Neighbours for Member {
+impl Neighbours for JoinedRank {
     fn neighbour(&mut self, rank: Rank) -> Box<dyn Peer + '_> {
-        Box::new(Neighbour { member: self, rank })
+        Box::new(Neighbour { joined: self, rank })
     }
 }
 
 impl Peer for Neighbour<'_> {
     fn own_rank(&self) -> Rank {
-        self.member.own
+        self.joined.own
     }
 
     fn rank(&self) -> Rank {
@@ -183,11 +191,11 @@ impl Peer for Neighbour<'_> {
     }
 
     fn shares_host(&self) -> bool {
-        self.member.set_up.socket_kind(self.rank) == SocketKind::Unix
+        self.joined.set_up.socket_kind(self.rank) == SocketKind::Unix
     }
 
     fn sender(&self) -> &ControlSender {
-        self.member.set_up.sender(self.rank)
+        self.joined.set_up.sender(self.rank)
     }
 
     fn send(&self, body: &[u8]) -> Result<(), Fault> {
@@ -197,7 +205,7 @@ impl Peer for Neighbour<'_> {
     }
 
     fn receive(&mut self, operation: &'static str) -> Result<Vec<u8>, Fault> {
-        self.member.set_up.frame(self.rank, operation)
+        self.joined.set_up.frame(self.rank, operation)
     }
 
     fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<(), Fault> {
@@ -208,7 +216,7 @@ impl Peer for Neighbour<'_> {
 
     fn receive_fds(&mut self) -> Result<Vec<OwnedFd>, Fault> {
         // The peer may load weights before it maps anything.
-        let set_up = &mut self.member.set_up;
+        let set_up = &mut self.joined.set_up;
         set_up.descriptors(self.rank, "receive shared memory")
     }
 }

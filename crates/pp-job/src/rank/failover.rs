@@ -1,6 +1,6 @@
 //! A rank that survives the loss of another.
 //!
-//! Hazard: the driver is inside a stage, or in a call of the backend that only an abort ends, when the peer
+//! Hazard: the driver is inside a stage, or in a call of the backend that only an abort ends, when a peer
 //! dies; the watchdog would end the process, and with it everything that could be sent again.
 //! Guarantee: where another process may take its place, the watchdog aborts the edges instead, and ends
 //! the process only when the driver does not come back within the time for a restart. Once no restart
@@ -18,12 +18,40 @@ use crate::context::Context;
 use crate::job::ThisRank;
 use crate::times;
 
+/// What ends the edges and groups of one generation, once there are some.
+#[derive(Default)]
+pub(crate) struct Aborts(Mutex<Vec<Abort>>);
+
+impl Aborts {
+    pub(super) fn hold(&self, abort: Abort) {
+        lock(&self.0).push(abort);
+    }
+
+    /// Aborts all at once, since each takes its time, and waits until that is done.
+    ///
+    /// # Errors
+    /// It is not done in time: nothing else can be connected on this device.
+    pub(crate) fn abort(&self, why: &str) -> Result<(), TransportError> {
+        let deadline = Instant::now() + times::EDGES_ABORTED_WITHIN;
+        let aborts = lock(&self.0);
+        std::thread::scope(|scope| {
+            let begun: Vec<_> = aborts
+                .iter()
+                .map(|abort| scope.spawn(move || abort(why, deadline)))
+                .collect();
+            let ended = begun
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or(Ok(())));
+            ended.fold(Ok(()), Result::and)
+        })
+    }
+}
+
 /// What the watchdog of one generation and the thread that drives it share.
 pub(crate) struct Failover {
     /// Time for the driver to come back.
     within: Duration,
-    /// What ends the edges of this generation, once there are some.
-    aborts: Mutex<Vec<Abort>>,
+    pub(super) aborts: Arc<Aborts>,
     /// The ranks of which another process may take the place.
     may_restart: Vec<Rank>,
     /// The thread that drives, or connects, has come back.
@@ -40,14 +68,10 @@ impl Failover {
             within: this.context.config.restart_within,
             last,
             may_restart: this.may_restart(),
-            aborts: Mutex::default(),
+            aborts: Arc::default(),
             is_back: AtomicBool::new(false),
             left_behind: AtomicBool::new(false),
         })
-    }
-
-    pub(super) fn hold(&self, abort: Abort) {
-        lock(&self.aborts).push(abort);
     }
 
     pub(super) fn leave_behind(&self) {
@@ -64,24 +88,12 @@ impl Failover {
         self.is_back.store(true, Ordering::Release);
     }
 
-    /// Aborts the edges, and waits until that is done.
+    /// Aborts the edges and groups, and waits until that is done.
     ///
     /// # Errors
     /// It is not done in time: nothing else can be connected on this device.
     pub(crate) fn abort(&self, why: &str) -> Result<(), TransportError> {
-        let deadline = Instant::now() + times::LINK_ABORTED_WITHIN;
-        let aborts = lock(&self.aborts);
-        // All at once: each takes its time.
-        let aborted = std::thread::scope(|scope| {
-            let begun: Vec<_> = aborts
-                .iter()
-                .map(|abort| scope.spawn(move || abort(why, deadline)))
-                .collect();
-            let ended = begun
-                .into_iter()
-                .map(|thread| thread.join().unwrap_or(Ok(())));
-            ended.fold(Ok(()), Result::and)
-        });
+        let aborted = self.aborts.abort(why);
         aborted.inspect_err(|_| self.leave_behind())
     }
 
@@ -95,9 +107,9 @@ impl Failover {
         if !self.may_restart.contains(&fault.rank) || !fault.kind.is_worth_a_restart() {
             context.end_with(fault);
         }
-        // A failure is remembered, and the thread that drives tells it. Not here: this is the watch thread, and
+        // A failure is remembered, and the thread that drives tells it. Not here: this is the watchdog, and
         // the thread that is stuck may hold standard error.
-        let _ = self.abort("the peer is lost");
+        let _ = self.abort("a rank is lost");
         let deadline = Instant::now() + self.within;
         while !self.is_back.load(Ordering::Acquire) {
             if Instant::now() > deadline {

@@ -1,13 +1,11 @@
-//! Joining a job: meet the other rank, agree with it, learn the shape of the work.
+//! How a rank joins a job: it meets the other ranks, agrees with them, and learns what rank 0 found in the input.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use pp_contract::pipeline::EdgeSpec;
 use pp_contract::{
-    Fault, FaultKind, Generation, Hello, HelloParts, Pipeline, Plan, Rank, Settings, Text,
-    WorldSize, digest,
+    Fault, FaultKind, Generation, Hello, HelloParts, Plan, Rank, Settings, Text, WorldSize, digest,
 };
 use pp_runtime::watch::{SetUp, WatchOptions};
 use pp_transport::backend::Backend;
@@ -58,7 +56,7 @@ impl Profile {
 }
 
 /// A rank that has met the others and agreed with them.
-pub(crate) struct Member {
+pub(crate) struct JoinedRank {
     pub(super) context: Arc<Context>,
     /// This rank.
     pub(super) own: Rank,
@@ -124,7 +122,7 @@ pub(crate) fn join<P: Plan, B: Backend>(
     backend: &B,
     profile: &Profile,
     within: Duration,
-) -> Result<Member, JoinError> {
+) -> Result<JoinedRank, JoinError> {
     let (context, launch) = (this.context, this.launch);
     let rank = launch.rank();
     let hello = hello::<P>(launch, backend, profile).map_err(|e| join_to_abort(launch, e))?;
@@ -149,7 +147,8 @@ pub(crate) fn join<P: Plan, B: Backend>(
     let deadline = Instant::now() + times::SET_UP_WITHIN;
     let agreed = agree(&mut peers, &hello, deadline);
     agreed.map_err(|fault| explain(fault, rank, profile))?;
-    let pairs = pairs(this.pipeline);
+    let edges = this.pipeline.edges();
+    let pairs: Vec<_> = edges.map(|edge| (edge.source, edge.target)).collect();
     introduce(&mut peers, launch, &pairs, deadline)?;
     let mut channels = Vec::new();
     for other in launch.world_size().ranks().filter(|other| *other != rank) {
@@ -164,7 +163,7 @@ pub(crate) fn join<P: Plan, B: Backend>(
     let (ending, flight) = (Arc::clone(context), context.flight.clone());
     let options = WatchOptions {
         rank,
-        // Alone there is no other rank to watch: only whether the driver comes back from what it does.
+        // A rank without others has no heartbeats: the watchdog then watches only whether the driver makes progress.
         heartbeat: context.config.heartbeat.filter(|_| !channels.is_empty()),
         grace: GRACE,
         limits: context.config.limits,
@@ -175,7 +174,7 @@ pub(crate) fn join<P: Plan, B: Backend>(
     set_up.tell(tell);
     let senders = ranks.iter().map(|peer| set_up.sender(*peer).clone());
     context.signals.set_up(senders.collect());
-    Ok(Member {
+    Ok(JoinedRank {
         context: Arc::clone(context),
         own: rank,
         set_up,
@@ -184,18 +183,6 @@ pub(crate) fn join<P: Plan, B: Backend>(
         generation: Generation::new(0),
         failover: None,
     })
-}
-
-/// The pairs of ranks that share an edge, each once, the lower rank first.
-fn pairs(pipeline: &Pipeline) -> Vec<(Rank, Rank)> {
-    let pair = |edge: EdgeSpec| {
-        let (a, b) = (edge.source, edge.target);
-        (a.min(b), a.max(b))
-    };
-    let mut pairs: Vec<_> = pipeline.edges().map(pair).collect();
-    pairs.sort_unstable();
-    pairs.dedup();
-    pairs
 }
 
 /// A fault of the handshake, with what this rank chose by itself: the ranks may have found different machines. Whether
@@ -210,7 +197,7 @@ fn explain(fault: Fault, rank: Rank, profile: &Profile) -> Fault {
     }
 }
 
-impl Member {
+impl JoinedRank {
     /// This rank, if it survives the loss of another.
     pub(super) fn with_failover(mut self, failover: &Arc<Failover>) -> Self {
         self.failover = Some(Arc::clone(failover));

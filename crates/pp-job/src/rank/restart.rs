@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 
 use super::connect::Ready;
 use super::failover::Failover;
-use super::join::{Briefing, JoinError, Member, Profile, join};
+use super::join::{Briefing, JoinError, JoinedRank, Profile, join};
 use crate::RANK_0;
 use crate::end::{log_aside, say_aside};
 use crate::error::Error;
@@ -36,7 +36,7 @@ pub(super) struct Meeting<'a, T> {
     pub(super) edges: &'a [(Rank, Vec<EdgeEnd>)],
     pub(super) bell: &'a Bell,
     /// The first meeting, where it went well, and which attempt to connect all ranks it was.
-    pub(super) first: Option<Member>,
+    pub(super) first: Option<JoinedRank>,
     pub(super) generation: u32,
 }
 
@@ -95,12 +95,16 @@ where
                 let Ready {
                     ends,
                     groups,
+                    aborts,
                     switch,
                     watch,
                 } = ready;
                 context.attach(&switch);
                 if this.rank() == RANK_0 {
                     context.reporter.tell(Report::Connected);
+                    if restarts > 0 && start.is_none() {
+                        say_which_may_restart(&this.may_restart(), restarts);
+                    }
                 }
                 let start = *start.get_or_insert_with(Instant::now);
                 run.begin_attempt(generation.get() as u16);
@@ -132,6 +136,10 @@ where
                     ask_for_another(process, fault);
                 }
                 watch.close();
+                if driven.is_err() {
+                    // Whether it failed is told by the drop of each.
+                    let _ = aborts.abort("the job failed");
+                }
                 match driven.map_err(|fault| used_up(fault, &causes, restarts, is_supervised))? {
                     Driven::Finished => {
                         return Ok(Ended {
@@ -185,34 +193,34 @@ where
     T: Serialize + DeserializeOwned,
 {
     let is_first = meeting.first.is_some();
-    let mut member = match meeting.first.take() {
-        Some(member) => member,
+    let mut joined = match meeting.first.take() {
+        Some(joined) => joined,
         None => {
             let within = this.context.config.rejoin_within;
             join::<P, B>(this, backend, meeting.profile, within)?
         }
     };
-    let pids = member.pids.clone();
+    let pids = joined.pids.clone();
     let missed = |error: Error| JoinError::after(error, &pids);
     let generation = if this.rank() == RANK_0 {
-        if let Err(error) = member.tell_briefing(&(lost as u32, meeting.briefing)) {
-            return Err(missed(member.give_up(error)));
+        if let Err(error) = joined.tell_briefing(&(lost as u32, meeting.briefing)) {
+            return Err(missed(joined.give_up(error)));
         }
         lost as u32
     } else if is_first {
         meeting.generation
     } else {
-        match member.hear_briefing::<(u32, Briefing<T>)>() {
+        match joined.hear_briefing::<(u32, Briefing<T>)>() {
             Ok((generation, _)) => generation,
-            Err(error) => return Err(missed(member.give_up(error))),
+            Err(error) => return Err(missed(joined.give_up(error))),
         }
     };
     let generation = Generation::new(generation);
-    member.generation = generation;
+    joined.generation = generation;
     if let Some(failover) = failover {
-        member = member.with_failover(failover);
+        joined = joined.with_failover(failover);
     }
-    let ready = member.connect(
+    let ready = joined.connect(
         backend,
         (this.pipeline, meeting.edges),
         meeting.bell.clone(),
@@ -221,6 +229,17 @@ where
 }
 
 /// For the launcher that started the ranks, and now has to start one again.
+fn say_which_may_restart(ranks: &[Rank], restarts: u32) {
+    let names: Vec<String> = ranks.iter().map(Rank::to_string).collect();
+    let ranks = match &names[..] {
+        [one] => format!("rank {one}"),
+        names => format!("ranks {}", names.join(", ")),
+    };
+    say_aside(format!(
+        "pp: {ranks} may be started again; restarts in all: {restarts}"
+    ));
+}
+
 fn say_that_it_is_awaited(fault: &Fault, within: Duration) {
     let rank = fault.rank;
     let line = format!(

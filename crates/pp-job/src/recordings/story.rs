@@ -1,9 +1,8 @@
 //! What happened, in one sentence.
 //!
-//! Hazard: a job that was only asked looks as if it stood still, and one that a fault ended shows
-//! where its ranks happened to be. Guarantee: why the recordings were written comes first: a panic,
-//! then a fault; that it stood still is said only of a fault that ran out of time, or of a wait that
-//! is long beside everything before it.
+//! Hazard: a job that only got a SIGUSR1 looks as if it stood still, and one that a fault ended shows where its ranks
+//! happened to be. Guarantee: why the recordings were written comes first: a panic, then a fault. Only of a fault that
+//! ran out of time, or of a wait that is long beside everything before it, is it said that the job stood still.
 
 use std::collections::BTreeMap;
 
@@ -95,7 +94,7 @@ fn newest(ranked: &[Ranked]) -> Vec<usize> {
     by_rank.collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
-/// `rank 1 was inside phase_b for 1.568 s`.
+/// What a rank did last: `rank 1 was inside phase_b for 1.568 s`.
 fn did(own: &Ranked, wait: &Wait) -> String {
     let lasted = tell::lasting(wait.for_ns);
     match wait.what.strip_prefix("it ") {

@@ -245,6 +245,30 @@ fn a_rank_that_blames_one_that_stays_waits_for_its_end() {
     }
 }
 
+/// Rank 0 speaks of one of them alone, and no time passes.
+#[test]
+fn ranks_that_are_lost_together_start_again_together() {
+    let case = Case {
+        restarts: 2,
+        ..THREE
+    };
+    let mut world = World::new(case, CALM);
+    for at in [1, 2, 0, 0] {
+        world.make(Move::GoOn(at));
+        world.make(Move::Hear);
+    }
+    for at in [1, 2] {
+        world.dies(at, KILLED);
+        world.make(Move::HearEnd(at));
+    }
+    assert_eq!(world.starts, [1, 1, 1]);
+    let rank = Rank::new(1);
+    let fault = Fault::new(FaultKind::PeerDied, rank, "run", "the connection ended");
+    world.reports(0, Report::PeerLost(rank, TargetProcess::Unknown, fault));
+    world.make(Move::Hear);
+    assert_eq!(world.starts, [1, 2, 2]);
+}
+
 /// The walk kills no three ranks.
 #[test]
 fn no_rank_is_waited_for_once_rank_0_has_ended() {

@@ -203,8 +203,8 @@ fn run_members(
             .zip(members)
             .map(|(at, session)| {
                 scope.spawn(move || {
-                    let stream = session.on_this_thread()?;
-                    let mut member = Member::new(hall, at, count, stream);
+                    let streams = (session.on_this_thread()?, session.results());
+                    let mut member = Member::new(hall, at, count, streams);
                     session.run(plan, lap, layout, input, Some(&mut member))
                 })
             })

@@ -39,24 +39,35 @@ pub(super) struct Member<'a> {
     hall: &'a Hall,
     member: u32,
     members: u32,
-    /// That of a session in the memory of a device.
+    /// That of a session in the memory of a device, and that of its results.
     stream: Option<Stream>,
+    results: Option<Stream>,
 }
 
 impl<'a> Member<'a> {
-    pub(super) fn new(hall: &'a Hall, member: u32, members: u32, stream: Option<Stream>) -> Self {
+    pub(super) fn new(
+        hall: &'a Hall,
+        member: u32,
+        members: u32,
+        (stream, results): (Option<Stream>, Option<Stream>),
+    ) -> Self {
         Member {
             hall,
             member,
             members,
             stream,
+            results,
         }
     }
 
     /// # Safety
-    /// So many readable bytes of the session's space, behind the work of its stream.
-    unsafe fn copied(&self, from: *const u8, bytes: usize) -> Result<Letter, Failure> {
-        let Some(stream) = self.stream.as_ref().filter(|_| bytes > 0) else {
+    /// So many readable bytes of the session's space, behind the work of the stream.
+    unsafe fn copied(
+        on: Option<&Stream>,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<Letter, Failure> {
+        let Some(stream) = on.filter(|_| bytes > 0) else {
             let mut copy = vec![0; bytes];
             // SAFETY: the caller's duty; without bytes there is nothing to read.
             unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), bytes) };
@@ -70,9 +81,9 @@ impl<'a> Member<'a> {
     }
 
     /// # Safety
-    /// As many writable bytes of the session's space, behind the work of its stream.
-    unsafe fn put(&self, to: *mut u8, letter: Letter) -> Result<(), Failure> {
-        let letter = match (letter, &self.stream) {
+    /// As many writable bytes of the session's space, behind the work of the stream.
+    unsafe fn put(on: Option<&Stream>, to: *mut u8, letter: Letter) -> Result<(), Failure> {
+        let letter = match (letter, on) {
             (Letter::Bytes(bytes), Some(stream)) if !bytes.is_empty() => {
                 let memory = StreamBuffer::new(stream, bytes.len())?;
                 memory.fill_with(bytes)?;
@@ -80,7 +91,7 @@ impl<'a> Member<'a> {
             }
             (letter, _) => letter,
         };
-        match (letter, &self.stream) {
+        match (letter, on) {
             (Letter::Bytes(bytes), _) => {
                 // SAFETY: the caller's duty; without bytes there is nothing to write.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
@@ -248,13 +259,15 @@ impl Collectives for Member<'_> {
         if self.member == root {
             for to in (0..self.members).filter(|to| *to != root) {
                 // SAFETY: the caller's duty.
-                self.post(to, unsafe { self.copied(data, bytes as usize) }?);
+                self.post(to, unsafe {
+                    Self::copied(self.stream.as_ref(), data, bytes as usize)
+                }?);
             }
             return Ok(());
         }
         let found = self.take(root, bytes as usize)?;
         // SAFETY: the caller's duty.
-        unsafe { self.put(data, found) }
+        unsafe { Self::put(self.stream.as_ref(), data, found) }
     }
 
     unsafe fn scatter(
@@ -267,13 +280,19 @@ impl Collectives for Member<'_> {
         if self.member == root {
             for ((member, start), bytes) in (0..).zip(Self::starts(bytes)).zip(bytes) {
                 // SAFETY: the caller's duty.
-                let part = unsafe { self.copied(from.wrapping_add(start), *bytes as usize) }?;
+                let part = unsafe {
+                    Self::copied(
+                        self.stream.as_ref(),
+                        from.wrapping_add(start),
+                        *bytes as usize,
+                    )
+                }?;
                 self.post(member, part);
             }
         }
         let found = self.take(root, bytes[self.member as usize] as usize)?;
         // SAFETY: the caller's duty.
-        unsafe { self.put(to, found) }
+        unsafe { Self::put(self.stream.as_ref(), to, found) }
     }
 
     unsafe fn gather(
@@ -284,13 +303,19 @@ impl Collectives for Member<'_> {
         root: u32,
     ) -> Result<(), Failure> {
         // SAFETY: the caller's duty.
-        let own = unsafe { self.copied(from, bytes[self.member as usize] as usize) }?;
+        let own = unsafe {
+            Self::copied(
+                self.results.as_ref(),
+                from,
+                bytes[self.member as usize] as usize,
+            )
+        }?;
         self.post(root, own);
         if self.member == root {
             for ((member, start), bytes) in (0..).zip(Self::starts(bytes)).zip(bytes) {
                 let found = self.take(member, *bytes as usize)?;
                 // SAFETY: the caller's duty.
-                unsafe { self.put(to.wrapping_add(start), found) }?;
+                unsafe { Self::put(self.results.as_ref(), to.wrapping_add(start), found) }?;
             }
         }
         Ok(())
@@ -304,7 +329,7 @@ impl Collectives for Member<'_> {
     ) -> Result<(), Failure> {
         let bytes = (count * dtype.size_bytes()) as usize;
         // SAFETY: the caller's duty.
-        let mut sum = unsafe { self.copied(data, bytes) }?.bytes()?;
+        let mut sum = unsafe { Self::copied(self.stream.as_ref(), data, bytes) }?.bytes()?;
         if self.member == 0 {
             for member in 1..self.members {
                 add(&mut sum, &self.take(member, bytes)?.bytes()?, dtype)?;
@@ -314,14 +339,14 @@ impl Collectives for Member<'_> {
         }
         // SAFETY: the caller's duty, and the copy is another range.
         unsafe {
-            self.put(data, Letter::Bytes(sum))?;
+            Self::put(self.stream.as_ref(), data, Letter::Bytes(sum))?;
             self.broadcast(data, bytes as u64, 0)
         }
     }
 
     unsafe fn send(&mut self, from: *const u8, bytes: u64, to: u32) -> Result<(), Failure> {
         // SAFETY: the caller's duty.
-        let letter = unsafe { self.copied(from, bytes as usize) }?;
+        let letter = unsafe { Self::copied(self.stream.as_ref(), from, bytes as usize) }?;
         self.post(to, letter);
         Ok(())
     }
@@ -329,7 +354,7 @@ impl Collectives for Member<'_> {
     unsafe fn receive(&mut self, to: *mut u8, bytes: u64, from: u32) -> Result<(), Failure> {
         let found = self.take(from, bytes as usize)?;
         // SAFETY: the caller's duty.
-        unsafe { self.put(to, found) }
+        unsafe { Self::put(self.stream.as_ref(), to, found) }
     }
 
     fn barrier(&mut self) -> Result<(), Failure> {
@@ -348,7 +373,9 @@ mod tests {
         let (hall, call) = (&hall, &call);
         std::thread::scope(|scope| {
             let members = (0..3)
-                .map(|at| scope.spawn(move || call(at, &mut Member::new(hall, at, 3, None))))
+                .map(|at| {
+                    scope.spawn(move || call(at, &mut Member::new(hall, at, 3, (None, None))))
+                })
                 .collect::<Vec<_>>();
             members.into_iter().map(|m| m.join().unwrap()).collect()
         })

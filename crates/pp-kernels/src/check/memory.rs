@@ -9,7 +9,7 @@ use std::ops::DerefMut;
 use std::time::Duration;
 
 use pp_contract::{Manifest, VideoPlanParts};
-use pp_device::{CudaError, DevicePtr, Stream, StreamBuffer};
+use pp_device::{CudaError, DevicePtr, Event, Stream, StreamBuffer};
 
 use super::outcome::{Outcome, fail};
 use crate::config::{ChunkShape, Layout, SessionConfig, Space};
@@ -66,8 +66,8 @@ impl Place {
                     space: Place::Device(stream.clone()).space(),
                     ..*config
                 };
-                // SAFETY: the context is that of `Place::device`, whose caller promised it. The stream is the caller's too, or is
-                // kept beside the session and dropped behind it.
+                // SAFETY: the context is that of `Place::device`, whose caller promised it. The stream is the caller's
+                // too, or is kept beside the session and dropped behind it.
                 let session = unsafe { set.open_stage_on_device(stage, &config, &[]) }?;
                 Session::Device(session, stream)
             }
@@ -128,6 +128,24 @@ impl Session {
         }
     }
 
+    /// The stream of a device for results.
+    pub(super) fn results(&self) -> Option<Stream> {
+        match self {
+            Session::Host(_) => None,
+            Session::Device(session, stream) => session.results().or(Some(stream.clone())),
+        }
+    }
+
+    /// The stream of a device goes on behind the results.
+    fn settle(&self) -> Result<(), CudaError> {
+        if let (Some(stream), Some(results)) = (self.stream(), self.results()) {
+            let made = Event::new(stream.device())?;
+            made.record(&results)?;
+            stream.wait(&made)?;
+        }
+        Ok(())
+    }
+
     /// Frames to the bytes of these tensors.
     pub(super) fn encode(
         &mut self,
@@ -181,6 +199,7 @@ impl Session {
                     session.run(plan, lap, &from, &mut to, group)
                 },
             };
+            self.settle()?;
             return finish(result, |calls| {
                 if let Some(stream) = &stream {
                     stream.wait_until_idle(Duration::MAX)?;
@@ -206,6 +225,7 @@ impl Session {
             },
         };
         drop(late);
+        self.settle()?;
         finish(result, |calls| {
             from.read()?;
             to.read()?;

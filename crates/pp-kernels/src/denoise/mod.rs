@@ -1,6 +1,6 @@
 //! The built-in filter: a streaming video denoiser without learned weights, on the CPU and on CUDA devices.
 //!
-//! Encode cuts frames into 8×8 patch tokens in bf16 and estimates the noise, Phase B runs `num_denoise_steps` passes
+//! Encode cuts frames into 8×8 patch tokens in bf16 and estimates the noise, `phase_b` runs `num_denoise_steps` passes
 //! of windowed patch attention over the chunk and the frames before it, decode puts the patches back. Zero steps is
 //! the identity, bit for bit. [`mod@reference`] says the formula; [`settings`] holds its numbers.
 //!

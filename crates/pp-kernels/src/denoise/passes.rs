@@ -1,8 +1,9 @@
 //! How the passes over a chunk are cut into parts, and what goes from one part to the next.
 //!
-//! Part `i` of `n` runs the passes of [`pass_range`], which every rank computes for the checks of the plan too. Every pass takes its values from the noisy frames, and every pass
-//! but the first takes queries and keys from the guide that the pass before it left. So a part hands on what it got
-//! (`latents_in`, `conditioning_embeds`, `denoising_step_list`, and `context_frames` with recompute), and its own
+//! Part `i` of `n` runs the passes of [`pass_range`], which every rank computes for the checks of the plan too. Every pass
+//! takes its values from the noisy frames, and every pass but the first takes queries and keys from the guide that the
+//! pass before it left. So a part hands on what it got (`latents_in`, `conditioning_embeds`, `denoising_step_list`, and
+//! `context_frames` with recompute), and its own
 //! `guide` as its kernels hold it: f32 on the CPU; on a GPU bf16, less 128. Nothing is rounded for the way, so the
 //! result of any number of parts is that of one, byte for byte.
 //!

@@ -1,6 +1,6 @@
 //! The denoiser in plain f64, straight from the formula: the oracle that every backend is tested against.
 //!
-//! Phase B is *windowed patch attention*, that is, non-local means over space and time with patches for tokens. For
+//! `phase_b` is *windowed patch attention*, that is, non-local means over space and time with patches for tokens. For
 //! one plane, with frames `V_t` (the noisy samples, padded to whole 8×8 patches, mirrored outside), noise σ and
 //! strength h = `denoising_step_list[n] / 1000` · σ · `noise_scale` in pass n:
 //!

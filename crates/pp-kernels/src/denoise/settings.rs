@@ -14,7 +14,7 @@ pub const DIGEST: u64 = 0x6370_755f_0000_0001;
 /// Passes by default.
 pub const DEFAULT_STEPS: u32 = SCHEDULE.len() as u32;
 
-/// Frames of earlier chunks that a frame can attend to, and that Phase B remembers.
+/// Frames of earlier chunks that a frame can attend to, and that `phase_b` remembers.
 pub const CONTEXT_FRAMES: usize = 2;
 
 /// Largest spatial offset, for key frames 0, 1 and 2 frames away.

@@ -45,7 +45,7 @@ pub struct Case {
     pub chroma: Chroma,
     /// Frames in a chunk.
     pub frames: u32,
-    /// Passes of Phase B.
+    /// Passes of `phase_b`.
     pub steps: u32,
     /// Runs that count, at least 1.
     pub runs: u32,

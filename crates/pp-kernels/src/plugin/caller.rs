@@ -2,15 +2,22 @@
 
 use std::sync::Arc;
 
-use crate::abi::{self, Table};
+use pp_device::Stream;
+
+use crate::abi::{self, OpaqueSession, Table};
 use crate::error::{KernelError, Status};
 use crate::stage::{Description, StageInfo};
+
+/// The stream of the results of a session, of which the table does not tell.
+pub(super) type ResultsFn = unsafe fn(*mut OpaqueSession) -> Stream;
 
 /// A table and the name to use in errors.
 #[derive(Clone)]
 pub(super) struct Caller {
     pub(super) table: Table,
     pub(super) name: Arc<str>,
+    /// Of built-in kernels for devices.
+    pub(super) results: Option<ResultsFn>,
 }
 
 /// Where the callee puts the text of an error; reused from call to call.

@@ -10,6 +10,7 @@ use std::ffi::CString;
 use std::ops::Deref;
 
 use pp_contract::{Manifest, VideoPlan, VideoPlanParts};
+use pp_device::Stream;
 
 use crate::abi::{self, OpaqueSession};
 use crate::config::{ChunkShape, Layout, SessionConfig, Space};
@@ -27,12 +28,15 @@ use super::caller::{Caller, ErrorBuffer};
 ///
 /// # The contract of a call
 /// On a device, [`encode`](RawSession::encode), [`run`](RawSession::run) and [`decode`](RawSession::decode) enqueue work
-/// on the session's stream and return. The caller promises:
+/// on the session's stream and return. A member of a group may have a stream for results beside it
+/// ([`RawSession::results`]): then the session's stream has the work on the input, and the next call begins there before
+/// this one is done. The caller promises:
 /// 1. the session's context is current on the calling thread;
 /// 2. the payloads are device memory of that context, as long as they say;
 /// 3. payloads and frames stay allocated, and are touched by nothing that the stream does not order, until the stream
-///    has passed the call: an event recorded behind it is done;
-/// 4. the collectives of a group enqueue on that stream.
+///    has passed the call: an event recorded behind it is done. Of the output, and of the call as a whole, that is the
+///    stream of the results;
+/// 4. the collectives of a group enqueue on that stream, and a gather on that of the results.
 ///
 /// Frames should lie in page-locked memory. Others give the same result, but the call may wait for the device.
 ///
@@ -168,6 +172,15 @@ impl RawSession {
     #[must_use]
     pub fn frames(&self) -> FrameGeometry {
         self.geometry
+    }
+
+    /// The stream of the results, of a session that has one beside its own: it has passed a call once all work of the call
+    /// is done. Behind a call that failed each of the two streams has all its work.
+    #[must_use]
+    pub fn results(&self) -> Option<Stream> {
+        let results = (self.caller.results).filter(|_| self.config.members > 1)?;
+        // SAFETY: a live session of these kernels, and `&self` keeps calls away.
+        Some(unsafe { results(self.raw) })
     }
 
     fn most_frames(&self) -> usize {

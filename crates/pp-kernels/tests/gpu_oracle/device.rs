@@ -123,7 +123,7 @@ fn of_stage(name: &str, config: SessionConfig) -> SessionConfig {
     }
 }
 
-/// Sessions of encode, Phase B and decode of either kind, driven with payloads as bytes.
+/// Sessions of encode, `phase_b` and decode of either kind, driven with payloads as bytes.
 pub enum Session<'a> {
     Cpu([StageSession; 3]),
     Gpu(&'a Gpu, [RawSession; 3]),
@@ -224,7 +224,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// What Phase B gets and gives in this lap; encode and decode must fit a Phase B that is in one part.
+    /// What `phase_b` gets and gives in this lap; encode and decode must fit a `phase_b` that is in one part.
     pub fn layout(&mut self, shape: ChunkShape, lap: u32) -> Layout {
         let config = self.config();
         let [source, middle, sink] = match self {

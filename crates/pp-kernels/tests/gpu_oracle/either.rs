@@ -70,7 +70,7 @@ fn layout_in_lap(
 
 const CONTEXT: u32 = settings::CONTEXT_FRAMES as u32;
 
-/// Encodes and runs Phase B in one session.
+/// Encodes and runs `phase_b` in one session.
 pub fn run(session: &mut Session<'_>, frames: &[Vec<u8>], plan: &VideoPlanParts) -> Vec<u8> {
     let layout = layout_of(session, frames.len(), plan, CONTEXT);
     let input = session.encode(frames, plan, &layout);

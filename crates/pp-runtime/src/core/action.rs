@@ -50,31 +50,34 @@ pub enum Action {
         /// The chunk before was not sent in this attempt: what the stages must know of those before comes with this one.
         rebuilds: bool,
     },
-    /// Work on the oldest chunk of this input: [`begin`](super::RankCore::begin), then [`handle_working`](super::RankCore::handle_working) if a device works
-    /// on it. When it is done, hand it on, if [`is_current`](super::RankCore::is_current). At the sink: [`handle_taken`](super::RankCore::handle_taken), and the
-    /// acceptance.
+    /// Work on the oldest chunk of this input: [`begin`](super::RankCore::begin), then
+    /// [`handle_working`](super::RankCore::handle_working) if a device works on it. When it is done, hand it on, if
+    /// [`is_current`](super::RankCore::is_current). At the sink: [`handle_taken`](super::RankCore::handle_taken), and
+    /// the acceptance.
     Run {
         /// The stage.
         stage: usize,
         /// The input.
         input: usize,
     },
-    /// Hand the oldest chunk of this input on without work: a hard cut overtook it. [`begin`](super::RankCore::begin) gives it.
+    /// Hand the oldest chunk of this input on without work: a hard cut overtook it. [`begin`](super::RankCore::begin)
+    /// gives it.
     PassOn {
         /// The stage.
         stage: usize,
         /// The input.
         input: usize,
     },
-    /// Release the oldest chunk of this input: it is of an older attempt, or the sink has it. [`begin`](super::RankCore::begin) gives
-    /// it.
+    /// Release the oldest chunk of this input: it is of an older attempt, or the sink has it.
+    /// [`begin`](super::RankCore::begin) gives it.
     Drop {
         /// The stage.
         stage: usize,
         /// The input.
         input: usize,
     },
-    /// Say over all outputs of this stage that nothing more comes. Then [`handle_closed_behind`](super::RankCore::handle_closed_behind).
+    /// Say over all outputs of this stage that nothing more comes. Then
+    /// [`handle_closed_behind`](super::RankCore::handle_closed_behind).
     Close {
         /// The stage.
         stage: usize,

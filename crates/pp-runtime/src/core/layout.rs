@@ -21,7 +21,7 @@ pub enum Wire {
 
 /// How a rank takes part in a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Seat {
+pub enum Membership {
     /// It runs the stage alone.
     Alone,
     /// It leads a group with so many other members, whose reports come to it.
@@ -45,7 +45,7 @@ pub struct LocalStage {
     /// It is the last stage.
     pub is_sink: bool,
     /// How this rank takes part in it.
-    pub seat: Seat,
+    pub membership: Membership,
     /// The last stage of this rank that stands in the same ring, if it is the first stage of a ring.
     pub ring_end: Option<usize>,
 }
@@ -60,15 +60,15 @@ impl LocalStage {
     /// Whether this rank does in it what the leader does.
     #[must_use]
     pub const fn follows(&self) -> bool {
-        matches!(self.seat, Seat::Follows)
+        matches!(self.membership, Membership::Follows)
     }
 
     /// The other members of the group that this rank leads.
     #[must_use]
     pub const fn followers(&self) -> usize {
-        match self.seat {
-            Seat::Leads { others } => others,
-            Seat::Alone | Seat::Follows => 0,
+        match self.membership {
+            Membership::Leads { others } => others,
+            Membership::Alone | Membership::Follows => 0,
         }
     }
 }
@@ -109,7 +109,7 @@ pub fn stages_of(pipeline: &Pipeline, rank: Rank) -> Vec<LocalStage> {
                     inputs,
                     outputs,
                     is_sink: false,
-                    seat: Seat::Follows,
+                    membership: Membership::Follows,
                     ring_end: None,
                 };
             }
@@ -138,9 +138,9 @@ pub fn stages_of(pipeline: &Pipeline, rank: Rank) -> Vec<LocalStage> {
                 inputs,
                 outputs,
                 is_sink: at == last,
-                seat: match all[at].ranks.len() - 1 {
-                    0 => Seat::Alone,
-                    others => Seat::Leads { others },
+                membership: match all[at].ranks.len() - 1 {
+                    0 => Membership::Alone,
+                    others => Membership::Leads { others },
                 },
                 ring_end,
             }

@@ -15,6 +15,6 @@ mod ledger;
 mod rank;
 
 pub use action::{Action, StageFacts, Ticket, TooMany};
-pub use layout::{LAP, LocalStage, ONWARD, Seat, Wire, stages_of, way_out};
+pub use layout::{LAP, LocalStage, Membership, ONWARD, Wire, stages_of, way_out};
 pub use ledger::{Counts, Cut, Unexpected};
 pub use rank::RankCore;

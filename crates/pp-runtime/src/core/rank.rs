@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use pp_contract::{CacheEpoch, ChunkIndex};
 
 use super::action::{Action, StageFacts, Ticket, TooMany};
-use super::layout::{LAP, LocalStage, ONWARD, Seat, Wire};
+use super::layout::{LAP, LocalStage, Membership, ONWARD, Wire};
 use super::ledger::{Counts, Cut, Due, Ledger, Unexpected};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -464,7 +464,7 @@ impl<L, C, W> RankCore<L, C, W> {
     pub fn handle_alone(&mut self) {
         self.is_alone = true;
         let groups = self.stages.iter_mut();
-        for group in groups.filter(|state| state.stage.seat != Seat::Alone) {
+        for group in groups.filter(|state| state.stage.membership != Membership::Alone) {
             group.working.clear();
         }
         if let Some(ledger) = &mut self.ledger {
@@ -487,7 +487,8 @@ impl<L, C, W> RankCore<L, C, W> {
             let stage = self.stages[place].stage;
             let is_last = stage.is_sink;
             let goes_on = stage.outputs[ONWARD] == Wire::Local(place + 1);
-            let is_alone = stage.seat == Seat::Alone && stage.outputs[LAP] == Wire::None;
+            let is_alone =
+                stage.membership == Membership::Alone && stage.outputs[LAP] == Wire::None;
             if stage.is_source() || !is_alone || !(is_last || goes_on) {
                 break;
             }
@@ -504,11 +505,6 @@ impl<L, C, W> RankCore<L, C, W> {
         }
         let mut needed = self.ledger.iter().flat_map(Ledger::not_accepted);
         needed.all(|chunk| here.contains(&chunk))
-    }
-
-    /// The records of all chunks in flight, at the source.
-    pub fn ledger_mut(&mut self) -> impl Iterator<Item = &mut L> {
-        self.ledger.iter_mut().flat_map(Ledger::records)
     }
 
     /// The record of a chunk in flight, at the source.

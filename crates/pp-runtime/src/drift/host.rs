@@ -12,7 +12,7 @@ use crate::stage::StageError;
 #[derive(Debug, Default)]
 pub struct HostDigester;
 
-/// A payload that is shorter than its manifest: the link lets none through.
+/// A payload that is shorter than its manifest: no edge lets one through.
 fn short(manifest: &Manifest, bytes: usize) -> StageError {
     let expected = manifest.payload_bytes();
     let detail =

@@ -110,7 +110,7 @@ where
     }
 }
 
-/// An edge that fails may have lost its peer. Then the watch thread will say so.
+/// An edge that fails may have lost its peer. Then the watchdog says so.
 fn verdict(fault: Fault, switch: &Switch) -> Fault {
     let unclear = matches!(fault.kind, FaultKind::Device | FaultKind::TimedOut)
         && fault.rank == switch.rank();

@@ -6,6 +6,7 @@
 //! death of a peer) is the watchdog's. Where a device does the work, the stages only issue it,
 //! and the loop looks after what is under way.
 
+mod awaited;
 mod drive;
 mod idle;
 mod ports;

@@ -138,6 +138,8 @@ pub(super) struct Incoming<E: Edges> {
     pub(super) is_closed: bool,
     /// Reports of a member that the leader has not looked at, the oldest first.
     pub(super) reports: VecDeque<(Stamp, StageReport)>,
+    /// What a slot of the leader holds that tells of a payload over this edge.
+    pub(super) slot_bytes: u64,
     laps: u16,
 }
 
@@ -153,6 +155,7 @@ impl<E: Edges> Incoming<E> {
             lockstep: Lockstep::with_laps(laps),
             is_closed: false,
             reports: VecDeque::new(),
+            slot_bytes: u64::MAX,
             laps,
         }
     }

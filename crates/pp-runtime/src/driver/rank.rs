@@ -11,13 +11,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use pp_contract::pipeline::EdgeKind;
 use pp_contract::{CallId, ChunkIndex, Composer, Fault, Message, Pipeline, Rank, Stamp};
 use pp_transport::backend::End;
 use pp_transport::edge::{Capabilities, Edges};
 use pp_transport::error::TransportError;
 
 use super::Payload;
-use super::ports::Ports;
+use super::ports::{Incoming, Ports};
 use super::retained::{Admitted, Context};
 use super::work::Stages;
 use crate::clock::{Clock, now_ns};
@@ -67,7 +68,7 @@ impl RankOptions {
         if self.keeps() { self.context_chunks } else { 0 }
     }
 
-    /// Whether another process may take the place of this rank.
+    /// Whether another process may take the place of `rank`.
     pub(super) fn may_restart(&self, rank: Rank) -> bool {
         self.keeps() && rank != SOURCE && rank != self.pipeline.sink()
     }
@@ -130,7 +131,7 @@ pub struct RankRun<'s, E: Edges, S: Source<E::Tx>> {
     pub(super) recorder: Recorder,
     /// Places the works of other ranks on the clock of this one.
     pub(super) clock: Clock,
-    /// The next chunk is here, and the sink is not ready to take it.
+    /// A chunk for the sink is here, and the sink is not ready to take it.
     pub(super) waits_for_sink: bool,
     /// When each stage ended its last work.
     pub(super) last_end_ns: Vec<u64>,
@@ -204,6 +205,16 @@ where
         self.groups[place.expect("the stage stands on this rank")] = Some(group);
     }
 
+    /// The leader of the group that runs a stage, by the stage's place in the pipeline, has slots of so many bytes: a message
+    /// that tells a member of more is refused.
+    pub fn leader_holds(&mut self, at: usize, slot_bytes: u64) {
+        let is_told = |input: &&mut Incoming<E>| {
+            input.kind == EdgeKind::Follow && self.places[input.to.0].at == at
+        };
+        let inputs = self.ports.inputs.iter_mut().filter(is_told);
+        inputs.for_each(|input| input.slot_bytes = slot_bytes);
+    }
+
     /// Takes out the ends of all edges, and leaves all groups. What was in flight over the edges is poisoned.
     pub fn detach(&mut self) -> Vec<End<E>> {
         self.groups.fill_with(|| None);
@@ -244,9 +255,11 @@ where
         });
     }
 
-    /// No other rank takes part in the end of the edges.
+    /// No other rank takes part in the end of the edges and groups.
     pub(super) fn leave_alone(&mut self) {
-        use pp_transport::edge::{EdgeRx as _, EdgeTx as _};
+        use pp_transport::edge::{EdgeRx as _, EdgeTx as _, GroupEnd as _};
+        let groups = self.groups.iter_mut().flatten();
+        groups.for_each(|group| group.peer_is_gone());
         for out in self.ports.outgoing_mut() {
             if let Some(end) = &mut out.end {
                 end.peer_is_gone();

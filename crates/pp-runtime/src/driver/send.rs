@@ -212,7 +212,7 @@ where
         let pipeline = self.run.options.pipeline.clone();
         let kept_to_plan = said.check(
             work.message.plan(),
-            &pipeline.stages()[at],
+            (&pipeline.stages()[at], self.blame.rank),
             ticket.lap..ticket.lap + 1,
             pipeline.laps_of(at, work.message.plan()),
         );
@@ -374,7 +374,6 @@ where
             // A message without a payload needs no slot.
             self.put_back(stage, output, slot.take());
         }
-        let at = self.run.places[stage].at;
         match &mut self.run.ports.outputs[stage][output] {
             Output::Local { edge, to, .. } => {
                 let to = *to;
@@ -394,7 +393,7 @@ where
                     payload,
                     arrived_ns: now_ns(),
                 };
-                self.arrive(to, at, waiting, self.blame)?;
+                self.arrive(to, waiting, self.blame)?;
                 Ok(sending)
             }
             Output::Edge(out) => {
@@ -461,7 +460,8 @@ where
         self.forget(admitted, (!is_overtaken).then_some(message.note()))
     }
 
-    /// The record of a chunk that is no more in flight. `note` is what the sink says of it, if it has it.
+    /// Stores the record of a chunk that is no longer in flight. `note` is what the sink says of the chunk; `None` if a hard
+    /// cut overtook the chunk.
     pub(super) fn forget(
         &mut self,
         mut admitted: Admitted<E, S>,

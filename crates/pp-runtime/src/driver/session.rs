@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use pp_contract::pipeline::EdgeKind;
 use pp_contract::{Action as Message, Fault, Rank, Stamp};
-use pp_transport::edge::{EdgeRx as _, Edges};
+use pp_transport::edge::{EdgeRx as _, Edges, GroupEnd as _};
 
 use super::idle::IdleWait;
 use super::ports::Incoming;
@@ -26,7 +26,7 @@ pub(super) struct Session<'a, 's, E: Edges, S: Source<E::Tx>> {
     /// A stage failed, or a payload is lost: what is left of the chunks under way is not enough to
     /// go on with.
     pub(super) is_broken: bool,
-    /// Other ranks are gone, and needed no more: no edge is asked for anything.
+    /// Other ranks are gone, and the source needs none of them: no edge is asked for anything.
     pub(super) is_alone: bool,
     /// The stamp of the SHUTDOWN, and when it was sent or came.
     pub(super) goodbye: Option<(Stamp, Instant)>,
@@ -249,6 +249,11 @@ where
                     is_here.map_err(|e| self.blame.transport("receive payload", e))?;
                 facts.is_free[input] = self.run.ports.outputs[stage][input].is_free();
             }
+            // The leader of a group would keep what is made for as long as it works on the next chunk.
+            let is_made = |work: &Working<E, S>| work.done.is_some();
+            if self.run.core.working(stage).any(is_made) && !self.have_reported(stage) {
+                facts.is_here = [false; 2];
+            }
             if place.is_sink && facts.is_here[ONWARD] {
                 let own = self.work_of(stage);
                 let ready = self.run.stages.work[own].work().is_ready();
@@ -280,7 +285,7 @@ where
     }
 
     /// The edge by which the sink tells the source what it has, if the two stand on different ranks.
-    fn acceptances(&self) -> Option<&Incoming<E>> {
+    pub(super) fn acceptances(&self) -> Option<&Incoming<E>> {
         let places = &self.run.places;
         let mut inputs = self.run.ports.inputs.iter();
         inputs.find(|input| places[input.to.0].is_source())
@@ -324,8 +329,8 @@ where
                 let (pipeline, at) = (&run.options.pipeline, run.places[stage].at);
                 // Judged before the receive is posted: nothing is received for a bad message.
                 let message = match port.kind {
-                    EdgeKind::Follow => matched.followed(pipeline, at),
-                    EdgeKind::Report => matched.reported(pipeline, at),
+                    EdgeKind::Follow => matched.followed(pipeline, at, port.slot_bytes),
+                    EdgeKind::Report => matched.reported(pipeline, at, port.peer),
                     _ => matched.message(pipeline, port.maker),
                 };
                 let message = message.map_err(|e| blame.body("decode message", &e))?;
@@ -358,8 +363,7 @@ where
                     payload,
                     arrived_ns: now_ns(),
                 };
-                let maker = port.maker;
-                self.arrive((stage, which), maker, waiting, blame)?;
+                self.arrive((stage, which), waiting, blame)?;
             }
             Message::Shutdown => {
                 port.is_closed = true;
@@ -379,17 +383,15 @@ where
         Ok(())
     }
 
-    /// A chunk that stage `maker` made is here for a stage of this rank.
+    /// A chunk is here for a stage of this rank.
     pub(super) fn arrive(
         &mut self,
         (stage, input): (usize, usize),
-        maker: usize,
         waiting: Waiting<E, S>,
         blame: Blame,
     ) -> Result<(), Fault> {
         let run = &mut *self.run;
         let (at, pipeline) = (run.places[stage].at, &run.options.pipeline);
-        debug_assert!(maker < at || input == LAP);
         let laps = pipeline.laps_of(at, waiting.message.plan());
         let lap = waiting.stamp.lap;
         let ticket = Ticket {
@@ -492,6 +494,10 @@ where
                     let done = self.run.stages.work[own].work().poll();
                     work.done = self.of_work(stage, done)?.map(|done| (done, now_ns()));
                 }
+                if let (None, Some(group)) = (&work.done, &self.run.groups[stage]) {
+                    let looked = group.look().map_err(StageError::from);
+                    self.of_work(stage, looked)?;
+                }
                 // What an abort cut short looks done, and the fault is there before the abort.
                 let is_cut_short =
                     self.run.groups[stage].is_some() && self.switch.fault().is_some();
@@ -511,57 +517,6 @@ where
     /// The place of a stage among those behind the source.
     pub(super) fn work_of(&self, stage: usize) -> usize {
         stage - usize::from(self.run.stages.source.is_some())
-    }
-
-    fn is_working(&self) -> bool {
-        let mut stages = 0..self.run.places.len();
-        let is_under_way = |work: &Working<E, S>| work.done.is_none();
-        stages.any(|stage| self.run.core.working(stage).any(is_under_way))
-    }
-
-    /// Whether a chunk, or what was sent of one, is on its way.
-    fn is_in_flight(&self) -> bool {
-        let mut outgoing = self.run.ports.outgoing();
-        self.run.core.is_busy() || outgoing.any(|out| !out.sendings.is_empty())
-    }
-
-    /// What has to do its part before this rank can do anything.
-    fn awaited(&mut self, is_working: bool) -> Awaited {
-        let peer = self.run.ports.inputs.first().map(|input| input.peer);
-        let peer = peer.map_or(Awaited::Nothing, Awaited::Peer);
-        if is_working {
-            let mut stages = 0..self.run.places.len();
-            let of_group = |stage: usize| {
-                let mut working = self.run.core.working(stage);
-                self.run.groups[stage].is_some() && working.any(|work| work.done.is_none())
-            };
-            return match stages.any(of_group) {
-                true => Awaited::Devices,
-                false => Awaited::Device,
-            };
-        }
-        if self.run.waits_for_sink {
-            return Awaited::Nothing;
-        }
-        // A member of a group whose report is all that is missing.
-        let mut reports = self.run.ports.inputs.iter();
-        let late = reports.find(|input| {
-            input.kind == EdgeKind::Report
-                && input.reports.is_empty()
-                && self.run.core.working(input.to.0).next().is_some()
-        });
-        if let Some(late) = late {
-            return Awaited::Peer(late.peer);
-        }
-        let is_arriving =
-            |waiting: &mut Waiting<E, S>| matches!(waiting.payload, Payload::Arriving(_));
-        let is_arriving = self.run.core.waiting_mut().any(is_arriving);
-        let is_storing =
-            self.goodbye.is_some() && self.acceptances().is_some_and(|input| !input.is_closed);
-        match self.run.core.in_flight() > 0 || is_arriving || is_storing {
-            true => peer,
-            false => Awaited::Nothing,
-        }
     }
 
     /// What a stage says of its work. A collective fails where a member is lost or has failed, and is no fault of this

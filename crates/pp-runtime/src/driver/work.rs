@@ -14,7 +14,9 @@ use crate::stage::{
 /// A stage behind the source, whatever it keeps of a chunk.
 pub(super) trait Work<Tx, Rx, G, P: Plan> {
     /// Whether it would take a chunk now.
-    fn is_ready(&mut self) -> StageResult<bool>;
+    fn is_ready(&mut self) -> StageResult<bool> {
+        Ok(true)
+    }
 
     /// Works on a chunk; `None` while a device does.
     fn run(
@@ -32,7 +34,9 @@ pub(super) trait Work<Tx, Rx, G, P: Plan> {
     fn finish(&mut self) -> StageResult<()>;
 
     /// Chunks that wait in the sink's queue.
-    fn queued(&self) -> u32;
+    fn queued(&self) -> u32 {
+        0
+    }
 }
 
 /// A stage, and what it keeps of the chunks that a device works on, the oldest first.
@@ -86,10 +90,6 @@ where
     P: Plan,
     S: Stage<Tx, Rx, Plan = P>,
 {
-    fn is_ready(&mut self) -> StageResult<bool> {
-        Ok(true)
-    }
-
     fn run(
         &mut self,
         chunk: Chunk<'_, P>,
@@ -108,10 +108,6 @@ where
     fn finish(&mut self) -> StageResult<()> {
         self.0.finish()
     }
-
-    fn queued(&self) -> u32 {
-        0
-    }
 }
 
 impl<Tx, Rx, G, P, S> Work<Tx, Rx, G, P> for Together<S, S::Kept>
@@ -119,10 +115,6 @@ where
     P: Plan,
     S: GroupStage<Tx, Rx, G, Plan = P>,
 {
-    fn is_ready(&mut self) -> StageResult<bool> {
-        Ok(true)
-    }
-
     fn run(
         &mut self,
         chunk: Chunk<'_, P>,
@@ -141,10 +133,6 @@ where
 
     fn finish(&mut self) -> StageResult<()> {
         self.0.finish()
-    }
-
-    fn queued(&self) -> u32 {
-        0
     }
 }
 

@@ -161,7 +161,7 @@ impl fmt::Display for WhyNull {
         match self {
             Self::NothingMeasured => f.write_str("too few chunks were measured"),
             Self::SpansRestart => f.write_str("the measured chunks span a restart"),
-            Self::OneRank => f.write_str("all stages are on one rank"),
+            Self::OneRank => f.write_str("one rank leads all stages"),
             Self::NoWork => f.write_str("a rank had no work"),
             Self::Bursts => write!(
                 f,

@@ -319,7 +319,7 @@ mod tests {
         assert!(twice.contains("pipeline     c idle "), "{twice}");
         assert!(!twice.contains("b idle") && !twice.contains("d idle"));
         let one = text(synthetic::one_rank(60));
-        assert!(one.contains("overlap score n/a: all stages are on one rank\n"));
+        assert!(one.contains("overlap score n/a: one rank leads all stages\n"));
         assert!(
             one.contains("\npipeline     in flight at most 1, "),
             "{one}"

@@ -55,7 +55,7 @@ pub(super) enum Action<T> {
     Send(usize, Message<'static>, Instant),
     /// There is something for the caller to take.
     Wake,
-    /// Give this item of a peer to the link.
+    /// Give this item of a peer to the edges.
     Deliver(usize, T),
     /// Have the driver drain because of this signal.
     RequestDrain(u8),
@@ -78,7 +78,7 @@ pub(super) enum Action<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     SetUp,
-    /// The driver has the link, and is looked at this often.
+    /// The driver runs, and is looked at this often.
     Running(Option<Duration>),
     /// Goodbye was said; that of the peers is waited for until then.
     Closing(Instant),
@@ -221,7 +221,7 @@ impl<T> Core<T> {
         Some(fault.clone())
     }
 
-    /// A driver takes the link, and is looked at this often. The signal, if a peer has asked for a drain.
+    /// The driver begins, and is looked at this often. The signal, if a peer has asked for a drain.
     ///
     /// # Errors
     /// A peer is lost, or ahead of this rank.
@@ -433,7 +433,8 @@ impl<T> Core<T> {
     }
 
     /// Tells the peers what they do not know yet: that the job drains (a launcher may have asked this rank alone), a hard
-    /// cut, that they are needed no more, and the fault. A peer that is silent learns, when it goes on, why the others have left.
+    /// cut, that they are needed no more, and the fault. A peer that is silent learns, when it goes on, why the others
+    /// have left.
     fn tell(&mut self, now: Instant) {
         let is_set_up = match self.phase {
             Phase::SetUp => true,

@@ -98,6 +98,17 @@ fn stages_that_work_on_lose_nothing_and_fill_the_depth() {
     }
 }
 
+/// Each report comes after the leader is done.
+#[test]
+fn a_leader_hands_on_what_all_members_have_reported_on() {
+    for pipeline in ["a@0 -> b@1+2 -> c@0", "a@0 -> b@1+0 -> c@2"] {
+        for depth in [1, 2, 4] {
+            let ends = run(pipeline, depth, Play::chunks(50), |_| {});
+            ends.assert_all(50, 1);
+        }
+    }
+}
+
 #[test]
 fn nothing_to_do_is_done_well() {
     for (pipeline, stages) in SHAPES {

@@ -7,11 +7,12 @@ use pp_contract::{Fault, FaultKind, Rank};
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{BoxedStage, Stages, Summary};
 use pp_runtime::stage::{
-    Built, Chunk, Done, Offer, Place, Progress, Sink, Source, Stage, StageError, StageResult, Taken,
+    Built, Chunk, Done, GroupStage, Offer, Place, Progress, Sink, Source, Stage, StageError,
+    StageResult, Taken,
 };
 use pp_runtime::switch::Switch;
 use pp_testing::{Toy, bytes, done, options, run_ranks};
-use pp_transport::host::{RxLease, TxLease};
+use pp_transport::host::{HostGroup, RxLease, TxLease};
 
 pub(crate) const BYTES: usize = 1000;
 /// What a stage adds to every byte: the plan's number.
@@ -219,6 +220,42 @@ impl Stage<TxLease, RxLease> for Adder<'_> {
     }
 }
 
+/// A member of a group of two: the leader adds to every byte, and the other is done only after the leader.
+struct Member<'a> {
+    led: &'a mpsc::Sender<()>,
+    hears: &'a Mutex<mpsc::Receiver<()>>,
+}
+
+impl GroupStage<TxLease, RxLease, HostGroup> for Member<'_> {
+    type Plan = Toy;
+    type Kept = Done;
+
+    fn run(
+        &mut self,
+        chunk: Chunk<'_, Toy>,
+        input: Option<&RxLease>,
+        output: Option<&mut TxLease>,
+        _: &mut HostGroup,
+    ) -> StageResult<Progress<Done, Done>> {
+        let size = chunk.message.tensors().payload_bytes() as usize;
+        let done = done(chunk.message, bytes(size));
+        let Some(output) = output else {
+            self.hears.lock().unwrap().recv().unwrap();
+            return Ok(Progress::Done(done));
+        };
+        let input = input.map_or(&[][..], RxLease::bytes);
+        for (out, byte) in output.bytes_mut().iter_mut().zip(input) {
+            *out = byte.wrapping_add(chunk.message.plan().0 as u8);
+        }
+        Ok(Progress::UnderWay(done))
+    }
+
+    fn poll(&mut self, oldest: Done) -> StageResult<Progress<Done, Done>> {
+        self.led.send(()).unwrap();
+        Ok(Progress::Done(oldest))
+    }
+}
+
 /// Keeps what comes.
 struct Collecting<'a> {
     play: &'a Play,
@@ -324,6 +361,8 @@ pub(crate) fn run(
     let options = options(pipeline, depth);
     let seen = Mutex::new(Seen::default());
     let pipeline = &options.pipeline;
+    let (led, hears) = mpsc::channel();
+    let hears = Mutex::new(hears);
     let stages = |rank: Rank| {
         let source = Counting {
             play: &play,
@@ -331,7 +370,12 @@ pub(crate) fn run(
             offered: 0,
         };
         let mut stages = Stages::new((rank == Rank::new(0)).then_some(source));
-        for (at, _) in pipeline.stages_at(rank).filter(|(at, _)| *at > 0) {
+        for (at, stage) in pipeline.stages_at(rank).filter(|(at, _)| *at > 0) {
+            if stage.ranks.len() > 1 {
+                let (led, hears) = (&led, &hears);
+                stages.push(BoxedStage::member(Member { led, hears }));
+                continue;
+            }
             stages.push(match at + 1 == pipeline.stages().len() {
                 true => BoxedStage::sink(Collecting {
                     play: &play,

@@ -6,10 +6,10 @@
 //!
 //! Choices, bottom up: bounded frames, a Noise session keyed by the job's secret,
 //! [`rendezvous()`] around rank 0, [`ControlChannel`] with its two halves, [`agree`], which
-//! compares what the ranks were started with, and [`introduce()`], which gives two other ranks a channel. No thread is started here and no runtime needed.
-//! Between ranks of one host the channel is a Unix socket and passes descriptors; the header
-//! lane itself is then a ring in shared memory, and this channel stays for hellos, heartbeats,
-//! faults and the end of the stream.
+//! compares what the ranks were started with, and [`introduce()`], which gives two other ranks a channel. No thread is
+//! started here and no runtime needed. Between ranks of one host the channel is a Unix socket and passes descriptors;
+//! the header lane itself is then a ring in shared memory, and this channel stays for hellos, heartbeats, faults and
+//! the end of the stream.
 
 mod channel;
 mod error;

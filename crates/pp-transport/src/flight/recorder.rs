@@ -37,7 +37,7 @@ pub struct Group {
 }
 
 /// Keeps the latest operations of this process. Clones are handles to the same one; it outlives
-/// links and generations.
+/// edges and generations.
 ///
 /// Any thread may write and any may read, and none waits for another.
 #[derive(Clone, Debug)]

@@ -3,20 +3,22 @@
 //! Both sides compute the layout from what the handshake agreed; nothing of it is read from the
 //! region, so a peer cannot move anything.
 
+use pp_contract::MAX_FRAME_BYTES;
+
 use super::ring::RingWords;
 use super::slots::SlotWord;
 use crate::error::TransportError;
 
 /// The most slots an edge may have.
 pub const MAX_SLOTS: u32 = 128;
-/// Bytes of header ring in each direction; holds three frames of the largest size.
-const RING_BYTES: usize = 256 * 1024;
+/// Bytes of the largest frame in a header ring.
+const FRAME_BYTES: usize = MAX_FRAME_BYTES + 16;
 const PAGE: usize = 4096;
 
 /// Depth and size of one directed edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EdgeShape {
-    /// Number of slots, 1 to [`MAX_SLOTS`]; means nothing where the slots have no bytes.
+    /// Number of slots, 1 to [`MAX_SLOTS`]. Where the slots have no bytes, the most messages under way.
     pub depth: u32,
     /// Bytes in each slot; 0 for an edge that carries headers alone, and has no slots.
     pub slot_bytes: u64,
@@ -93,6 +95,13 @@ impl Layout {
     }
 }
 
+/// Bytes of the header ring of an edge with so many chunks under way. A driver waits where a ring has no room for the
+/// largest frame. So that drivers never wait for each other, two rings without that room hold more than all chunks.
+fn ring_bytes(depth: u32) -> usize {
+    let frames = 1 + depth.clamp(4, MAX_SLOTS).div_ceil(2) as usize;
+    (frames * FRAME_BYTES).next_power_of_two()
+}
+
 fn direction(shape: EdgeShape, holds: Holds, end: &mut usize) -> Result<Direction, TransportError> {
     let bad = || TransportError::BadShape {
         depth: shape.depth,
@@ -115,6 +124,7 @@ fn direction(shape: EdgeShape, holds: Holds, end: &mut usize) -> Result<Directio
     let mut place = |is_here, bytes| place(is_here, bytes).ok_or_else(bad);
     // Slots that lie elsewhere can still not be larger than the address space.
     isize::try_from(stride.checked_mul(depth).ok_or_else(bad)?).map_err(|_| bad())?;
+    let ring_bytes = ring_bytes(shape.depth);
     let (has_ring, has_slots) = (holds != Holds::Slots, holds != Holds::Rings);
     Ok(Direction {
         depth: shape.slots(),
@@ -122,8 +132,8 @@ fn direction(shape: EdgeShape, holds: Holds, end: &mut usize) -> Result<Directio
         stride,
         ring_words: place(has_ring, Some(size_of::<RingWords>()))?,
         slot_words: place(has_ring, Some(depth * size_of::<SlotWord>()))?,
-        ring_data: place(has_ring, Some(RING_BYTES))?,
-        ring_bytes: RING_BYTES,
+        ring_data: place(has_ring, Some(ring_bytes))?,
+        ring_bytes,
         slots: place(has_slots, stride.checked_mul(depth))?,
     })
 }
@@ -157,6 +167,19 @@ mod tests {
             assert!(pair[0].end <= pair[1].start, "{pair:?} overlap");
         }
         assert!(ranges.iter().all(|r| r.end <= layout.len));
+    }
+
+    #[test]
+    fn two_rings_are_never_full_of_the_largest_frames() {
+        for depth in 1..=MAX_SLOTS {
+            let layout = Layout::new([shape(depth, 0)], Holds::All).unwrap();
+            let ring = layout.edges[0].ring_bytes;
+            let largest = (8 + MAX_FRAME_BYTES).next_multiple_of(8);
+            // As much as there can be before a sender waits.
+            let full = ring - largest + 1;
+            assert!(2 * full > depth as usize * largest, "{depth}");
+        }
+        assert_eq!(ring_bytes(4), 256 << 10);
     }
 
     #[test]

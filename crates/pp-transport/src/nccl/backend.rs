@@ -8,9 +8,8 @@ use pp_contract::{Fault, FaultKind, Rank, with_source};
 use super::issuer::Patience;
 use super::settings::as_settings;
 use super::{
-    CommOptions, Communicator, DeviceLocal, DeviceRx, DeviceTx, Issuer, NcclEdge, NcclEnd,
-    NcclOptions, NcclRx, NcclTx, Receiving, Sending, UniqueId, connect, headers_alone, is_at_rest,
-    warm_up,
+    CommOptions, Communicator, Issuer, NcclEdge, NcclEnd, NcclOptions, NcclRx, NcclTx, UniqueId,
+    connect, headers_alone, is_at_rest, warm_up,
 };
 use crate::backend::{
     Abort, Backend, Connect, Connected, EdgeEnd, End, Joined, Neighbours, OnFrame, Peer, in_order,
@@ -19,6 +18,7 @@ use crate::backend::{
 use crate::bell::Bell;
 use crate::edge::{Capabilities, Edges};
 use crate::error::TransportError;
+use crate::gpu::{DeviceLocal, DeviceRx, DeviceTx, Receiving, Sending};
 use crate::group::Members;
 use crate::host::EdgeShape;
 use crate::host::layout::Holds;
@@ -37,7 +37,7 @@ pub struct NcclBackend {
     /// Whether communicators block the thread that calls them. A send costs less then, but a connection cannot be given
     /// up while it is made.
     pub blocking: bool,
-    /// The variables of the environment that steer NCCL, by name and value: what must be the same on both ranks is
+    /// The variables of the environment that steer NCCL, by name and value: what must be the same on all ranks is
     /// compared at the handshake.
     pub variables: Vec<(String, String)>,
     /// The GPU that the environment gave this process by its UUID, if it did.
@@ -148,7 +148,7 @@ impl Edges for NcclBackend {
 
 impl Backend for NcclBackend {
     type Agreed = Agreed;
-    type AgreedGroup = (Members, UniqueId);
+    type AgreedGroup = (Members, [UniqueId; 2]);
 
     fn settings(&self) -> Vec<(String, String)> {
         let mut settings = vec![("transport".into(), "nccl".into())];
@@ -250,22 +250,23 @@ impl Backend for NcclBackend {
         &mut self,
         members: &Members,
         neighbours: &mut dyn Neighbours,
-    ) -> Result<(Members, UniqueId), Fault> {
+    ) -> Result<(Members, [UniqueId; 2]), Fault> {
         if !members.is_leader() {
             let mut leader = neighbours.neighbour(members.leader());
-            let ids = Self::receive_ids(&mut *leader, 1)?;
-            return Ok((members.clone(), ids[0]));
+            let ids = Self::receive_ids(&mut *leader, 2)?;
+            return Ok((members.clone(), [ids[0], ids[1]]));
         }
-        let ids = self.make_ids(members.own(), 1)?;
+        let ids = self.make_ids(members.own(), 2)?;
+        let body: Vec<u8> = ids.iter().flat_map(UniqueId::to_bytes).collect();
         for rank in &members.ranks()[1..] {
-            neighbours.neighbour(*rank).send(&ids[0].to_bytes())?;
+            neighbours.neighbour(*rank).send(&body)?;
         }
-        Ok((members.clone(), ids[0]))
+        Ok((members.clone(), [ids[0], ids[1]]))
     }
 
     fn connect_group(
         &mut self,
-        (members, id): (Members, UniqueId),
+        (members, [id, gathers]): (Members, [UniqueId; 2]),
         how: Connect<'_>,
     ) -> Result<Joined<Self>, TransportError> {
         let options = CommOptions {
@@ -274,6 +275,7 @@ impl Backend for NcclBackend {
             members: members.ranks().to_vec(),
             me: members.own(),
             id,
+            gathers: Some(gathers),
             deadline: how.deadline,
             blocking: self.blocking,
         };

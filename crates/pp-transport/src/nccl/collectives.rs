@@ -9,7 +9,7 @@ use std::sync::Arc;
 use nccl_sys::{NcclError, ncclRedOp_t};
 use pp_contract::{DType, Rank};
 
-use super::calls::{Call, Operation};
+use super::calls::{Call, Comm, Operation};
 use super::communicator::Communicator;
 use super::group::raw_type;
 use crate::error::TransportError;
@@ -37,7 +37,8 @@ fn part(of: DevicePtr, start: u64, len: u64) -> DevicePtr {
 
 /// Collectives of a group that runs a stage. All members call the same functions in the same order; of a transfer, the two
 /// that it is between. Roots and other members are named by their place in the group. A function returns when its work is
-/// issued to the stream, behind what was issued there before.
+/// issued to the stream, behind what was issued there before. Gathers may have a communicator of their own
+/// ([`CommOptions::gathers`](super::CommOptions::gathers)): on two streams, a gather and the rest then go on side by side.
 ///
 /// # Safety
 /// Of every function with an address: the ranges are memory of this rank's device and do not overlap. Until the stream has
@@ -61,7 +62,7 @@ impl Communicator {
         let operation = (Operation::Broadcast { root }, data);
         let about = bytes_of(Kind::Broadcast, Some(peer), data.len);
         // SAFETY: the caller's promise.
-        unsafe { self.issue(&about, stream, |issue| issue(operation)) }
+        unsafe { self.issue(&about, (self.comm, stream), |issue| issue(operation)) }
     }
 
     /// Part `i` of `from`, `parts[i]` bytes long, the parts one behind the other, goes from `root` to `to` of member `i`.
@@ -96,7 +97,7 @@ impl Communicator {
             if is_root && to.len > 0 {
                 stream.copy(part(from, start, parts[own]), to)?;
             }
-            self.issue(&about, stream, |issue| {
+            self.issue(&about, (self.comm, stream), |issue| {
                 if !is_root {
                     return issue((Operation::Recv { from: root }, to));
                 }
@@ -139,7 +140,7 @@ impl Communicator {
             if is_root && from.len > 0 {
                 stream.copy(from, part(to, start, parts[own]))?;
             }
-            self.issue(&about, stream, |issue| {
+            self.issue(&about, (self.gathers, stream), |issue| {
                 if !is_root {
                     return issue((Operation::Send { to: root }, from));
                 }
@@ -172,7 +173,7 @@ impl Communicator {
         };
         let operation = (Operation::AllReduce(ncclRedOp_t::ncclSum), data);
         // SAFETY: the caller's promise.
-        unsafe { self.issue(&about, stream, |issue| issue(operation)) }
+        unsafe { self.issue(&about, (self.comm, stream), |issue| issue(operation)) }
     }
 
     /// Bytes to another member, which receives as many.
@@ -192,7 +193,7 @@ impl Communicator {
         let about = bytes_of(Kind::GroupSend, Some(peer), from.len);
         // SAFETY: the caller's promise.
         unsafe {
-            self.issue(&about, stream, |issue| {
+            self.issue(&about, (self.comm, stream), |issue| {
                 issue((Operation::Send { to }, from))
             })
         }
@@ -215,7 +216,7 @@ impl Communicator {
         let about = bytes_of(Kind::GroupReceive, Some(peer), to.len);
         // SAFETY: the caller's promise.
         unsafe {
-            self.issue(&about, stream, |issue| {
+            self.issue(&about, (self.comm, stream), |issue| {
                 issue((Operation::Recv { from }, to))
             })
         }
@@ -233,7 +234,7 @@ impl Communicator {
         let operation = (Operation::AllReduce(ncclRedOp_t::ncclMax), word);
         let about = bytes_of(Kind::Barrier, None, 0);
         // SAFETY: the word is the group's own, holds nothing, and is kept until the communicator is gone.
-        unsafe { self.issue(&about, stream, |issue| issue(operation)) }
+        unsafe { self.issue(&about, (self.comm, stream), |issue| issue(operation)) }
     }
 
     /// Ends the records of what is over.
@@ -261,7 +262,7 @@ impl Communicator {
     unsafe fn issue(
         &mut self,
         about: &About,
-        stream: &Stream,
+        (comm, stream): (Comm, &Stream),
         add: impl FnOnce(
             &dyn Fn((Operation, DevicePtr)) -> Result<(), NcclError>,
         ) -> Result<(), NcclError>,
@@ -274,7 +275,6 @@ impl Communicator {
             .log
             .begin(about.kind, about.peer, about.bytes as u64, about.dtype);
         record.reached(State::Committed);
-        let comm = self.comm;
         let kind = raw_type(about.dtype);
         let size = about.dtype.size_bytes() as usize;
         let one = |call: &Call<'_>, (operation, place): (Operation, DevicePtr)| {

@@ -8,21 +8,24 @@ use std::time::Instant;
 use pp_contract::{Generation, Rank};
 
 use super::calls::Comm;
-use super::connect;
+use super::connect::{self, Stop};
+use super::edge::check_queues;
 use super::id::UniqueId;
 use super::issuer::{Issuer, Patience, Tenant};
-use super::life::{AbortHandle, How, Life, Remains, lock};
+use super::life::{AbortHandle, How, Life};
+use crate::edge::GroupEnd;
 use crate::error::TransportError;
 use crate::flight::{FlightRecorder, GroupLog, Record, State};
+use crate::gpu::{EdgesLife as _, Remains, lock};
 use crate::group::Members;
-use pp_device::DeviceBuffer;
+use pp_device::{Device, DeviceBuffer};
 
 /// What a communicator is made of. All members give the same, but for `me` and `issuer`.
 #[derive(Debug)]
 pub struct CommOptions<'a> {
     /// Who issues on this rank's device.
     pub issuer: Issuer,
-    /// Name of the group: `mesh`.
+    /// Name of the group, for errors and recordings.
     pub name: &'a str,
     /// Its members, in the same order everywhere.
     pub members: Vec<Rank>,
@@ -30,6 +33,8 @@ pub struct CommOptions<'a> {
     pub me: Rank,
     /// Made by one member for all.
     pub id: UniqueId,
+    /// That of a second communicator, for gathers: what comes behind a gather on another stream does not wait for it.
+    pub gathers: Option<UniqueId>,
     /// When to give up.
     pub deadline: Instant,
     /// As in [`NcclOptions`](super::NcclOptions).
@@ -45,6 +50,8 @@ pub struct CommOptions<'a> {
 pub struct Communicator {
     pub(super) life: Arc<Life>,
     pub(super) comm: Comm,
+    /// That of the gathers, which may be the same.
+    pub(super) gathers: Comm,
     pub(super) members: Members,
     pub(super) flights: Arc<Flights>,
     pub(super) log: GroupLog,
@@ -112,24 +119,28 @@ impl Communicator {
         options: CommOptions<'_>,
         patience: &Patience<'_>,
     ) -> Result<Self, TransportError> {
-        let CommOptions {
-            name, id, blocking, ..
-        } = options;
+        let CommOptions { name, blocking, .. } = options;
+        let ids: Vec<UniqueId> = [options.id].into_iter().chain(options.gathers).collect();
         let members = Members::new(name, &options.members, options.me)?;
+        check_queues();
         let (place, ranks) = (members.own_place() as u32, members.ranks().len() as u32);
         let tenant = Tenant::new(&options.issuer);
         let what = format!("group {name}");
         let made = connect::by(&options.issuer, what, patience, move |life, progress| {
             progress.at("create the communicator")?;
             life.core.device.bind()?;
-            let comm = connect::join_one(life, id, (place, ranks), blocking)?;
-            connect::all_pairs(life, progress, comm, place, ranks)?;
+            let comms = connect::join(life, &ids, (place, ranks), blocking)?;
+            for comm in &comms {
+                connect::all_pairs(life, progress, *comm, place, ranks)?;
+            }
             let word = DeviceBuffer::new(&life.core.device, 1)?;
-            Ok((comm, word))
+            let gathers = comms.last().copied().ok_or(Stop::GivenUp)?;
+            Ok((comms[0], gathers, word))
         });
-        let (life, (comm, word)) = made?;
+        let (life, (comm, gathers, word)) = made?;
         Ok(Self {
             comm,
+            gathers,
             life,
             members,
             flights: Arc::default(),
@@ -146,6 +157,12 @@ impl Communicator {
     #[must_use]
     pub fn members(&self) -> &Members {
         &self.members
+    }
+
+    /// This rank's device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.life.core.device
     }
 
     /// Its name.
@@ -223,6 +240,17 @@ impl Communicator {
             return self.life.finish(How::Abort, deadline);
         }
         self.life.finish(How::Destroy, deadline)
+    }
+}
+
+impl GroupEnd for Communicator {
+    fn look(&self) -> Result<(), TransportError> {
+        self.life.poll()
+    }
+
+    /// NCCL ends a communicator in order together with the other members, and waits for them.
+    fn peer_is_gone(&mut self) {
+        self.life.kill("a member is gone");
     }
 }
 

@@ -19,9 +19,9 @@ use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
 use super::calls::{Comm, Operation};
 use super::id::UniqueId;
 use super::issuer::{Beside, Issuer, Patience};
-use super::life::{AT_WORK, How, Life, Remains, lock};
-use super::slots::{DeviceSlots, Slot};
+use super::life::{AT_WORK, How, Life};
 use crate::error::TransportError;
+use crate::gpu::{DeviceSlots, EdgesLife, Remains, Slot, lock};
 use crate::host::EdgeShape;
 use crate::times::{LOOK_EVERY, RETURNS_WITHIN};
 use pp_device::{CudaError, DeviceBuffer, DevicePtr, Stream};
@@ -262,9 +262,10 @@ pub(super) fn edges(
     let (rank, peer) = if is_lower { (0, 1) } else { (1, 0) };
     progress.at("take device memory for the slots")?;
     device.bind()?;
-    let slots = ends
-        .iter()
-        .map(|(shape, _)| DeviceSlots::new(device, Some(life), *shape));
+    let slots = ends.iter().map(|(shape, _)| {
+        let life: Arc<dyn EdgesLife> = Arc::<Life>::clone(life);
+        DeviceSlots::new(device, Some(life), *shape)
+    });
     let slots = slots.collect::<Result<Vec<_>, _>>()?;
     progress.at("create the communicators of the edges")?;
     let comms = join(life, ids, (rank, 2), blocking)?;

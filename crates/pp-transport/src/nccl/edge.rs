@@ -10,11 +10,10 @@ use pp_contract::{Generation, Matched, Prepared, Rank, Sequencer, Stamp};
 use super::connect::{self, Edge, Stop};
 use super::id::UniqueId;
 use super::issuer::{Issuer, Patience, Tenant};
-use super::lease::{DeviceRx, DeviceTx, Receiving, Sending};
 use super::life::{AbortHandle, How, Life};
-use super::slots::{Pool, RxPool, TxPool};
 use crate::edge::{EdgeRx, EdgeTx, Sent, check_payload};
 use crate::error::TransportError;
+use crate::gpu::{DeviceRx, DeviceTx, EdgesLife as _, Pool, Receiving, RxPool, Sending, TxPool};
 use crate::host::EdgeShape;
 use crate::host::slots::SlotWords;
 use crate::in_flight::{InFlight, Rejected};
@@ -393,11 +392,11 @@ impl NcclTx {
 }
 
 /// Streams that share a hardware queue wait for each other.
-fn check_queues() {
+pub(super) fn check_queues() {
     if std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").is_ok_and(|value| value.trim() == "1") {
         tracing::warn!(
             "CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams of a device into one queue: a large \
-             payload in one direction may wait for ever for one in the other; unset it, or set 8"
+             payload in one direction may wait for ever for one in the other, or for a group; unset it, or set 8"
         );
     }
 }

@@ -13,9 +13,10 @@ use pp_contract::{CacheEpoch, CallId, ChunkIndex, DType, Rank};
 
 use super::calls::Operation;
 use super::communicator::{Communicator, Flights};
-use super::life::{Life, Remains};
+use super::life::Life;
 use crate::error::TransportError;
 use crate::flight::{self, Record, State};
+use crate::gpu::{EdgesLife as _, Remains};
 use crate::in_flight::{InFlight, Submission};
 use pp_device::{DeviceBuffer, Stream};
 

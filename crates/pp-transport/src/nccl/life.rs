@@ -28,8 +28,8 @@ use super::calls::{Call, Comm, Gone};
 use super::gate::{Calling, Gate};
 use super::issuer::{Beside, Core, Turn};
 use crate::error::TransportError;
+use crate::gpu::{EdgesLife, Remains, lock};
 use crate::times::{LOOK_EVERY, RETURNS_WITHIN};
-use pp_device::{DeviceBuffer, Event, Stream};
 
 /// Aborts of several communicators belong in one group from this version on.
 const GROUPS_ABORTS: Version = Version {
@@ -75,21 +75,6 @@ pub(super) struct Life {
     vain_polls: AtomicU32,
 }
 
-/// Memory that operations of a generation may touch until it is gone, and that other work may touch
-/// until these events are done and this stream is idle.
-#[derive(Debug)]
-pub(super) struct Remains {
-    pub(super) buffer: DeviceBuffer,
-    pub(super) events: Vec<Event>,
-    pub(super) stream: Option<Stream>,
-}
-
-impl Remains {
-    fn free(self) {
-        self.buffer.free_behind(self.events, self.stream);
-    }
-}
-
 #[derive(Debug)]
 enum End {
     Alive,
@@ -104,6 +89,69 @@ pub(super) enum How {
     Destroy,
     /// At once.
     Abort,
+}
+
+impl EdgesLife for Life {
+    /// An error once the generation is dead.
+    #[inline]
+    fn check(&self) -> Result<(), TransportError> {
+        if self.dead.load(Ordering::Acquire) {
+            return Err(self.aborted());
+        }
+        Ok(())
+    }
+
+    fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Called when a completion was asked for in vain; now and then looks whether the communicators
+    /// have failed, which no completion would ever say.
+    ///
+    /// # Errors
+    /// One of them has.
+    fn poll(&self) -> Result<(), TransportError> {
+        if self.vain_polls.fetch_add(1, Ordering::Relaxed) % LOOK_AFTER_POLLS
+            != LOOK_AFTER_POLLS - 1
+        {
+            return Ok(());
+        }
+        // A payload may outlive its edge, and a thread that asks for it then issues nothing.
+        if lock(&self.comms).is_empty() {
+            return Ok(());
+        }
+        // From any other thread than the one that issues there is nothing to see.
+        let Ok(_turn) = self.enter() else {
+            return Ok(());
+        };
+        let comms = lock(&self.comms).clone();
+        for comm in comms {
+            // SAFETY: it was made, the call passes the gate, and this is the turn of the thread that
+            // issues.
+            let state = self.call(|call| unsafe { call.asynchronous(comm) });
+            if state == ncclResult_t::ncclInProgress {
+                continue;
+            }
+            if let Err(source) = self.core.nccl.check("ncclCommGetAsyncError", state) {
+                let doing = format!("{} failed by itself", self.what);
+                let error = TransportError::Nccl { doing, source };
+                self.kill(&error.to_string());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees memory once the generation is gone and the device is done with it.
+    fn bury(&self, remains: Remains) {
+        let end = lock(&self.end);
+        if !matches!(*end, End::Over(Ok(Gone::Now))) {
+            lock(&self.remains).push(remains);
+            return;
+        }
+        drop(end);
+        remains.free();
+    }
 }
 
 impl Life {
@@ -125,19 +173,6 @@ impl Life {
 
     pub(super) fn add(&self, comm: Comm) {
         lock(&self.comms).push(comm);
-    }
-
-    /// An error once the generation is dead.
-    #[inline]
-    pub(super) fn check(&self) -> Result<(), TransportError> {
-        if self.dead.load(Ordering::Acquire) {
-            return Err(self.aborted());
-        }
-        Ok(())
-    }
-
-    pub(super) fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Acquire)
     }
 
     /// What an error of NCCL means: after an abort it is no reason.
@@ -191,43 +226,6 @@ impl Life {
             // device meanwhile.
             self.core.device.begin_hang();
         }
-    }
-
-    /// Called when a completion was asked for in vain; now and then looks whether the communicators
-    /// have failed, which no completion would ever say.
-    ///
-    /// # Errors
-    /// One of them has.
-    pub(super) fn poll(&self) -> Result<(), TransportError> {
-        if self.vain_polls.fetch_add(1, Ordering::Relaxed) % LOOK_AFTER_POLLS
-            != LOOK_AFTER_POLLS - 1
-        {
-            return Ok(());
-        }
-        // A payload may outlive its edge, and a thread that asks for it then issues nothing.
-        if lock(&self.comms).is_empty() {
-            return Ok(());
-        }
-        // From any other thread than the one that issues there is nothing to see.
-        let Ok(_turn) = self.enter() else {
-            return Ok(());
-        };
-        let comms = lock(&self.comms).clone();
-        for comm in comms {
-            // SAFETY: it was made, the call passes the gate, and this is the turn of the thread that
-            // issues.
-            let state = self.call(|call| unsafe { call.asynchronous(comm) });
-            if state == ncclResult_t::ncclInProgress {
-                continue;
-            }
-            if let Err(source) = self.core.nccl.check("ncclCommGetAsyncError", state) {
-                let doing = format!("{} failed by itself", self.what);
-                let error = TransportError::Nccl { doing, source };
-                self.kill(&error.to_string());
-                return Err(error);
-            }
-        }
-        Ok(())
     }
 
     /// Ends the communicators on a thread of their own, or joins the wait for an end that another
@@ -310,17 +308,6 @@ impl Life {
         };
         *gone = later(gone.clone(), result);
         gone.clone()
-    }
-
-    /// Frees memory once the generation is gone and the device is done with it.
-    pub(super) fn bury(&self, remains: Remains) {
-        let end = lock(&self.end);
-        if !matches!(*end, End::Over(Ok(Gone::Now))) {
-            lock(&self.remains).push(remains);
-            return;
-        }
-        drop(end);
-        remains.free();
     }
 
     fn at(&self, step: &'static str) {
@@ -460,10 +447,4 @@ impl AbortHandle {
     pub fn is_aborted(&self) -> bool {
         self.0.is_dead()
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // Every critical section is one assignment or a look, but for that of `gone`, whose value stays
-    // what it was if its holder panics.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

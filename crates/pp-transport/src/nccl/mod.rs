@@ -34,11 +34,8 @@ mod gate;
 mod group;
 mod id;
 mod issuer;
-mod lease;
 mod life;
-mod local;
 mod settings;
-mod slots;
 mod warm_up;
 
 pub use backend::{Agreed, NcclBackend, uuid_text};
@@ -47,8 +44,6 @@ pub use edge::{NcclEdge, NcclEnd, NcclOptions, NcclRx, NcclTx, close, connect, h
 pub use group::{CommitError, Group, GroupBuffer, GroupOp, Reduce, Refused};
 pub use id::UniqueId;
 pub use issuer::Issuer;
-pub use lease::{DeviceRx, DeviceTx, Receiving, Sending};
 pub use life::{AbortHandle, is_at_rest};
-pub use local::DeviceLocal;
 pub use nccl_sys::{LoadError, Nccl, NcclError, Version};
 pub use warm_up::warm_up;

@@ -1,7 +1,7 @@
 //! A slot that was given back to the peer is read.
 use pp_device::Stream;
 use pp_transport::error::TransportError;
-use pp_transport::nccl::DeviceRx;
+use pp_transport::gpu::DeviceRx;
 
 fn late(payload: DeviceRx, stream: &Stream) -> Result<(), TransportError> {
     drop(payload);

@@ -2,7 +2,7 @@
 use pp_device::Stream;
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::InFlight;
-use pp_transport::nccl::Receiving;
+use pp_transport::gpu::Receiving;
 
 fn salvage(arriving: InFlight<Receiving>, stream: &Stream) -> Result<(), TransportError> {
     let poisoned = arriving.abort();

@@ -3,7 +3,8 @@ use pp_contract::{Prepared, Stamp};
 use pp_device::Stream;
 use pp_transport::edge::EdgeTx;
 use pp_transport::error::TransportError;
-use pp_transport::nccl::{DeviceTx, NcclTx};
+use pp_transport::gpu::DeviceTx;
+use pp_transport::nccl::NcclTx;
 
 fn race(
     edge: &mut NcclTx,

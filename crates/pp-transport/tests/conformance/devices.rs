@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use pp_contract::Generation;
 use pp_device::{Device, DevicePtr, Event, PinnedBuffer, Stream};
 use pp_transport::error::TransportError;
+use pp_transport::gpu::{DeviceRx, DeviceTx};
 use pp_transport::host::EdgeShape;
 use pp_transport::nccl::{
-    self, AbortHandle, DeviceRx, DeviceTx, Issuer, Nccl, NcclBackend, NcclEnd, NcclOptions,
-    UniqueId,
+    self, AbortHandle, Issuer, Nccl, NcclBackend, NcclEnd, NcclOptions, UniqueId,
 };
 
 use crate::fakes::{Fakes, Loaded};

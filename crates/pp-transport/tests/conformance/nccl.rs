@@ -1,6 +1,7 @@
 //! The NCCL backend, both ends in this process, on two devices.
 
-use pp_transport::nccl::{DeviceRx, DeviceTx, NcclBackend};
+use pp_transport::gpu::{DeviceRx, DeviceTx};
+use pp_transport::nccl::NcclBackend;
 
 use crate::devices::{self, Shape};
 use crate::suite::{Backend, Link};

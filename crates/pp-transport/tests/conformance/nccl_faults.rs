@@ -267,6 +267,7 @@ fn nobody_issues_while_another_thread_connects() {
                 members: vec![Rank::new(0), Rank::new(1)],
                 me: Rank::new(0),
                 id,
+                gathers: None,
                 deadline: Instant::now() + Duration::from_millis(500),
                 blocking: false,
             })

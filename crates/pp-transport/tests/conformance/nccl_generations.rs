@@ -7,10 +7,9 @@ use pp_contract::Rank;
 use pp_device::{Device, Stream};
 use pp_testing::wait_for;
 use pp_transport::error::TransportError;
+use pp_transport::gpu::Sending;
 use pp_transport::in_flight::{InFlight, Part, Resend as _};
-use pp_transport::nccl::{
-    self, CommOptions, Communicator, NcclOptions, Sending, UniqueId, is_at_rest,
-};
+use pp_transport::nccl::{self, CommOptions, Communicator, NcclOptions, UniqueId, is_at_rest};
 
 use crate::devices::{
     Gate, HANG, download, fakes, ids, issuers, options, pair, settled_free, small_lanes, upload,
@@ -146,6 +145,7 @@ fn a_connection_that_never_began_leaves_the_process_at_rest() {
             members: vec![Rank::new(0), Rank::new(1)],
             me: Rank::new(0),
             id,
+            gathers: None,
             deadline: Instant::now() + HANG,
             blocking: false,
         })

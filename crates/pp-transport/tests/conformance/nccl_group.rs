@@ -21,6 +21,7 @@ fn join(issuer: Issuer, id: UniqueId, me: u32) -> Result<Communicator, Transport
         members: MEMBERS.map(Rank::new).to_vec(),
         me: Rank::new(me),
         id,
+        gathers: None,
         deadline: Instant::now() + HANG,
         blocking: true,
     })
@@ -168,6 +169,7 @@ fn what_is_not_of_the_group_is_refused_before_nccl_sees_it() {
         members: [1, 2, 1].map(Rank::new).to_vec(),
         me: Rank::new(2),
         id,
+        gathers: None,
         deadline: Instant::now(),
         blocking: true,
     });

@@ -11,11 +11,12 @@ use pp_testing::{number, pattern, prepare, wait_for};
 use pp_transport::bell::Bell;
 use pp_transport::control::{ControlError, ControlSender, Message};
 use pp_transport::error::TransportError;
+use pp_transport::gpu::{DeviceRx, DeviceTx, Receiving, Sending};
 use pp_transport::host::EdgeShape;
 use pp_transport::in_flight::{Completion, InFlight};
 use pp_transport::lane;
 use pp_transport::launch::Via;
-use pp_transport::nccl::{self, DeviceRx, DeviceTx, Issuer, Nccl, NcclOptions, Receiving, Sending};
+use pp_transport::nccl::{self, Issuer, Nccl, NcclOptions};
 
 use crate::control_support;
 use crate::devices::{

@@ -15,9 +15,10 @@ use pp_transport::control::{
 };
 use pp_transport::edge::Edges;
 use pp_transport::error::TransportError;
+use pp_transport::gpu::{DeviceRx, DeviceTx};
 use pp_transport::host::{RxLease, TxLease};
 use pp_transport::launch::Via;
-use pp_transport::nccl::{DeviceRx, DeviceTx, Nccl, NcclBackend};
+use pp_transport::nccl::{Nccl, NcclBackend};
 
 use crate::control_support;
 use crate::fakes::Fakes;

@@ -1,4 +1,4 @@
-/* Phase B's kernels, computed from the formula (crates/pp-kernels/src/reference.rs) in f64: a run of any
+/* The kernels of `phase_b`, computed from the formula (crates/pp-kernels/src/denoise/reference.rs) in f64: a run of any
  * number of steps gives what a device gives, within the same tolerance. A scratch frame holds the padded
  * planes as f32; only these kernels look inside. */
 #include "kernels.h"

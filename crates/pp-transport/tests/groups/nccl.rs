@@ -4,6 +4,7 @@ use std::sync::Barrier;
 
 use pp_contract::DType;
 use pp_device::{Device, DeviceBuffer, DevicePtr, PinnedBuffer, Stream};
+use pp_transport::edge::GroupEnd as _;
 use pp_transport::error::TransportError;
 use pp_transport::flight::{FlightRecorder, Kind, State};
 use pp_transport::nccl::{Communicator, Issuer, Nccl, NcclBackend};
@@ -234,18 +235,92 @@ fn what_was_issued_is_in_the_recording() {
     });
 }
 
+/// No completion would ever say it.
+#[test]
+fn what_fails_by_itself_is_seen_while_work_is_under_way() {
+    let looked = Barrier::new(2);
+    members(2, |m| {
+        let data = m.part(0, 2 << 20);
+        if m.at == 0 {
+            let fakes = Fakes::build().load();
+            // SAFETY: the member's own memory, which stays until the abort has returned.
+            unsafe { m.group.receive(data, 1, &m.stream) }.unwrap();
+            m.group.look().unwrap();
+            fakes.set("FAULTS", "ncclCommGetAsyncError:1:3");
+            let deadline = Instant::now() + HANG;
+            let error = loop {
+                assert!(Instant::now() < deadline, "it is never seen");
+                if let Err(error) = m.group.look() {
+                    break error.to_string();
+                }
+            };
+            fakes.set("FAULTS", "");
+            assert!(error.contains("group phase_b failed by itself"), "{error}");
+            m.group.barrier(&m.stream).unwrap_err();
+        }
+        looked.wait();
+        (m.abort)("a member has failed", Instant::now() + HANG).unwrap();
+    });
+}
+
+/// NCCL would wait for the others if a communicator ended in order.
+#[test]
+fn a_group_of_which_a_member_is_gone_is_given_up() {
+    members(2, |m| {
+        m.group.peer_is_gone();
+        assert!(m.group.abort_handle().is_aborted());
+    });
+}
+
+#[test]
+fn a_gather_that_waits_holds_up_nothing_on_another_stream() {
+    let scattered = Barrier::new(2);
+    members(2, |m| {
+        let (parts, len) = ([0, 2 << 20], 2 << 20);
+        let given = m.write(0, &bytes(3, if m.at == 0 { len } else { 0 }));
+        let part = m.part(len, len * m.at);
+        let back = m.part(2 * len, len * (1 - m.at));
+        let results = Stream::new(m.stream.device()).unwrap();
+        // SAFETY: parts of the member's own memory that do not overlap, and only these streams use; member 1 gathers what
+        // it has.
+        unsafe {
+            if m.at == 0 {
+                (m.group.gather(part, &parts, back, 0, &results)).unwrap();
+            }
+            (m.group.scatter(given, &parts, part, 0, &m.stream)).unwrap();
+            m.stream.wait_until_idle(HANG).unwrap();
+            scattered.wait();
+            if m.at == 1 {
+                (m.group.gather(part, &parts, back, 0, &results)).unwrap();
+            }
+        }
+        results.wait_until_idle(HANG).unwrap();
+        if m.at == 0 {
+            assert!(m.read(back) == bytes(3, len));
+        }
+    });
+}
+
+/// Whichever of the two communicators of the group waits.
 #[test]
 fn an_abort_ends_what_waits_for_a_member_that_never_comes() {
     let issued = Barrier::new(2);
     members(2, |m| {
-        let data = m.part(0, 2 << 20);
+        let (data, parts) = (m.part(0, 2 << 20), [0, 1 << 20]);
+        let (none, back) = (m.part(2 << 20, 0), m.part(2 << 20, 1 << 20));
+        let results = Stream::new(m.stream.device()).unwrap();
         if m.at == 0 {
             // SAFETY: the member's own memory, which stays until the abort has returned.
-            unsafe { m.group.receive(data, 1, &m.stream) }.unwrap();
-            assert!(!m.stream.is_idle().unwrap());
+            unsafe {
+                m.group.receive(data, 1, &m.stream).unwrap();
+                (m.group.gather(none, &parts, back, 0, &results)).unwrap();
+            }
+            assert!(!m.stream.is_idle().unwrap() && !results.is_idle().unwrap());
         }
         issued.wait();
         (m.abort)("a member is missing", Instant::now() + HANG).unwrap();
+        m.stream.wait_until_idle(HANG).unwrap();
+        results.wait_until_idle(HANG).unwrap();
         let error = m.group.barrier(&m.stream).unwrap_err().to_string();
         assert!(
             error.contains("phase_b was aborted: a member is missing"),

@@ -14,9 +14,10 @@ use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_testing::{Folder, number, prepare};
 use pp_transport::edge::Edges;
 use pp_transport::error::TransportError;
+use pp_transport::gpu::DeviceRx;
 use pp_transport::host::EdgeShape;
 use pp_transport::in_flight::{Completion, InFlight};
-use pp_transport::nccl::{self, DeviceRx, Issuer, Nccl, NcclBackend, NcclOptions, UniqueId};
+use pp_transport::nccl::{self, Issuer, Nccl, NcclBackend, NcclOptions, UniqueId};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::fakes::Fakes;

@@ -8,7 +8,7 @@ use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_testing::edge;
 use pp_transport::edge::EdgeLocal as _;
 use pp_transport::error::TransportError;
-use pp_transport::nccl::{DeviceLocal, DeviceTx};
+use pp_transport::gpu::{DeviceLocal, DeviceTx};
 
 use crate::fakes::Fakes;
 use crate::fakes::check::{Expect, Report, Rule, check};

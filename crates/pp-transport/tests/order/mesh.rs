@@ -57,6 +57,7 @@ fn child() {
                     members: (0..RANKS).map(Rank::new).collect(),
                     me: Rank::new(rank),
                     id,
+                    gathers: None,
                     deadline: Instant::now() + STUCK,
                     blocking: true,
                 })

@@ -17,8 +17,6 @@ pub(super) const SILENCE: Duration = HEARTBEAT.saturating_mul(MISSED_HEARTBEATS)
 
 const ALL: &[Ground] = &[Ground::Host, Ground::Fakes, Ground::Gpus];
 pub(super) const NCCL: &[Ground] = &[Ground::Fakes, Ground::Gpus];
-/// Where a group has no device.
-pub(super) const HOST: &[Ground] = &[Ground::Host];
 /// Where real GPUs cannot be made to do it.
 pub(super) const FAKES: &[Ground] = &[Ground::Fakes];
 
@@ -250,7 +248,7 @@ impl Trial for OnPipeline<'_> {
     }
 
     fn not_here(&self, ground: Ground) -> Option<&'static str> {
-        let is_closed = self.pipeline.sink().get() == 0;
+        let has_sink_at_source = self.pipeline.sink().get() == 0;
         let is_alone = self.pipeline.stages()[1].ranks.len() == 1;
         match self.entry.sink {
             _ if matches!(self.entry.how, How::Hook("skipped-recompute", _))
@@ -264,10 +262,10 @@ impl Trial for OnPipeline<'_> {
             _ if !self.entry.grounds.contains(&ground) => {
                 Some("not a fault of this transport, or one of the fakes alone")
             }
-            SinkAt::Source if !is_closed => {
+            SinkAt::Source if !has_sink_at_source => {
                 Some("it takes a pipeline with source and sink on one rank")
             }
-            SinkAt::Apart if is_closed => {
+            SinkAt::Apart if has_sink_at_source => {
                 Some("it takes a pipeline with source and sink on two ranks")
             }
             _ => None,

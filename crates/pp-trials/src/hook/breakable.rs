@@ -7,10 +7,11 @@ use pp_device::{DeviceBuffer, DevicePtr, Stream};
 use pp_transport::backend::{Backend, Connect};
 use pp_transport::edge::{EdgeTx, Edges, Sent};
 use pp_transport::error::TransportError;
+use pp_transport::gpu::DeviceTx;
 use pp_transport::host::{Host, HostGroup, TxLease};
 use pp_transport::in_flight::Rejected;
 use pp_transport::nccl::{
-    CommOptions, Communicator, DeviceTx, GroupBuffer, Issuer, NcclBackend, NcclTx, UniqueId,
+    CommOptions, Communicator, GroupBuffer, Issuer, NcclBackend, NcclTx, UniqueId,
 };
 
 /// Time to make a group of one rank.
@@ -25,10 +26,8 @@ const BROADCAST: usize = 256;
 
 /// A group with which rules can be broken.
 pub(crate) trait Collective {
-    /// Takes a broadcast from a member that there is not, where that needs no device.
-    fn broadcast_from_nobody(&mut self) -> Result<(), TransportError> {
-        Ok(())
-    }
+    /// Takes a broadcast from a member that there is not.
+    fn broadcast_from_nobody(&mut self) -> Result<(), TransportError>;
 }
 
 impl Collective for HostGroup {
@@ -38,7 +37,18 @@ impl Collective for HostGroup {
     }
 }
 
-impl Collective for Communicator {}
+impl Collective for Communicator {
+    fn broadcast_from_nobody(&mut self) -> Result<(), TransportError> {
+        let members = self.members().ranks().len() as u32;
+        let stream = Stream::new(self.device())?;
+        let memory = DeviceBuffer::new(self.device(), BROADCAST)?;
+        let data = memory.ptr();
+        // Where it is not refused, it may never be done.
+        std::mem::forget(memory);
+        // SAFETY: the memory is of this device, is never freed, and nothing else uses it.
+        unsafe { self.broadcast(data, members, &stream) }
+    }
+}
 
 /// A backend with which rules can be broken.
 pub(crate) trait Breakable: Backend + Edges<Group: Collective> {
@@ -118,6 +128,7 @@ impl Breakable for NcclBackend {
             members: vec![me],
             me,
             id,
+            gathers: None,
             deadline,
             blocking: true,
         })?;

@@ -299,7 +299,7 @@ impl Drop for Arm {
 
 /// One line on standard error, which may be closed.
 fn say(what: &str) {
-    // In one piece: the other rank may write to the same place.
+    // In one piece: other ranks may write to the same place.
     let line = format!("{SAYS}{what}\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
 }

@@ -1,4 +1,4 @@
-//! Phase B of the CPU backend: the passes over a chunk, the frames remembered from earlier ones, and the threads.
+//! `phase_b` of the CPU backend: the passes over a chunk, the frames remembered from earlier ones, and the threads.
 //!
 //! Guarantee: the result depends on the sequence of calls alone. Bands are independent, each sums in one order, and
 //! threads only decide who computes a band.
@@ -44,7 +44,7 @@ fn of_plane<S: Sample>(plane: &PlaneGeometry) -> std::ops::Range<usize> {
     plane.first_token * bytes..(plane.first_token + plane.tokens()) * bytes
 }
 
-/// The state of Phase B of one stream.
+/// The state of `phase_b` of one stream.
 #[derive(Debug)]
 pub(super) struct Denoiser {
     geometry: Geometry,

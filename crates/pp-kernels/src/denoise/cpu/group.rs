@@ -1,4 +1,4 @@
-//! Phase B of the CPU backend in a group: what the leader and the others send each other around the passes.
+//! `phase_b` of the CPU backend in a group: what the leader and the others send each other around the passes.
 
 use pp_contract::DType;
 
@@ -38,8 +38,8 @@ impl<'a> Team<'a> {
 /// The type of a guide.
 const GUIDE: DType = DType::F32;
 
-/// Runs a call of Phase B with the other members: the leader sends every other one its rows, `compute` runs the passes over
-/// this member's rows, and the leader gets them back.
+/// Runs a call of `phase_b` with the other members: the leader sends every other one its rows, `compute` runs the
+/// passes over this member's rows, and the leader gets them back.
 pub(super) fn run(
     cut: &Cut,
     config: &SessionConfig,

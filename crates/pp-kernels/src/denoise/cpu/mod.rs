@@ -50,7 +50,7 @@ pub struct CpuSession {
     /// Encode: the last frames seen, packed, oldest first; and the noise of the stream.
     history: Vec<Vec<u8>>,
     noise: StreamNoise,
-    /// Phase B: one for each lap.
+    /// `phase_b`: one for each lap.
     denoisers: Vec<Denoiser>,
     strengths: Vec<f32>,
 }
@@ -243,7 +243,7 @@ impl Session for CpuSession {
 }
 
 impl CpuSession {
-    /// Runs Phase B on the rows that this session holds, which are those of the payloads.
+    /// Runs `phase_b` on the rows that this session holds, which are those of the payloads.
     fn compute(
         &mut self,
         plan: &VideoPlanParts,

@@ -88,7 +88,7 @@ pub unsafe trait Gpu: Clone + Debug + Send + Sync + 'static {
         arguments: &mut [*mut c_void],
     ) -> Result<(), Failure>;
 
-    /// Allocates so many bytes, for work of this stream alone.
+    /// Allocates so many bytes, for work of this stream, and of others between two places in its order.
     ///
     /// # Errors
     /// The device has no memory left.
@@ -121,18 +121,47 @@ pub unsafe trait Gpu: Clone + Debug + Send + Sync + 'static {
     /// As [`Gpu::copy`], for every row.
     unsafe fn copy_within(&self, rows: Apart) -> Result<(), Failure>;
 
-    /// Another stream of the context, and an event for [`Gpu::follow`]. It may be the same stream: then work that could
-    /// go on side by side does not.
+    /// Another stream of the context. It may be the same stream: then work that could go on side by side does not.
     ///
     /// # Errors
     /// The driver refuses.
-    fn beside(&self) -> Result<(Self, Self::Event), Failure>;
+    fn beside(&self) -> Result<Self, Failure>;
+
+    /// The stream for the results of a group. It is another stream only where whoever calls the session gathers on
+    /// [`PtxSession::results`](super::PtxSession::results).
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn for_results(&self) -> Result<Self, Failure> {
+        Ok(self.clone())
+    }
+
+    /// An event of the context.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn event(&self) -> Result<Self::Event, Failure>;
+
+    /// Marks with the event what was given to this stream so far.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn record(&self, event: &Self::Event) -> Result<(), Failure>;
+
+    /// Lets later work of this stream wait for what the event marks.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn wait(&self, event: &Self::Event) -> Result<(), Failure>;
 
     /// Lets later work of this stream wait for what was given to the other one so far.
     ///
     /// # Errors
     /// The driver refuses.
-    fn follow(&self, other: &Self, event: &Self::Event) -> Result<(), Failure>;
+    fn follow(&self, other: &Self, event: &Self::Event) -> Result<(), Failure> {
+        other.record(event)?;
+        self.wait(event)
+    }
 
     /// Enqueues a copy of rows of host memory to the device.
     ///
@@ -225,13 +254,24 @@ unsafe impl Gpu for Stream {
         Ok(unsafe { Stream::copy_within(self, rows) }?)
     }
 
-    fn beside(&self) -> Result<(Stream, Event), Failure> {
-        Ok((Stream::new(self.device())?, Event::new(self.device())?))
+    fn beside(&self) -> Result<Stream, Failure> {
+        Ok(Stream::new(self.device())?)
     }
 
-    fn follow(&self, other: &Stream, event: &Event) -> Result<(), Failure> {
-        event.record(other)?;
-        Ok(self.wait(event)?)
+    fn for_results(&self) -> Result<Stream, Failure> {
+        Ok(Stream::urgent(self.device())?)
+    }
+
+    fn event(&self) -> Result<Event, Failure> {
+        Ok(Event::new(self.device())?)
+    }
+
+    fn record(&self, event: &Event) -> Result<(), Failure> {
+        Ok(event.record(self)?)
+    }
+
+    fn wait(&self, event: &Event) -> Result<(), Failure> {
+        Ok(Stream::wait(self, event)?)
     }
 
     unsafe fn upload(&self, from: *const u8, rows: Rows, to: u64) -> Result<(), Failure> {

@@ -46,6 +46,7 @@ pub struct PtxSession<G: Gpu> {
     kind: StageKind,
     config: SessionConfig,
     geometry: Geometry,
+    results: G,
     work: Work<G>,
 }
 
@@ -124,6 +125,10 @@ impl<G: Gpu> PtxSession<G> {
     /// and frames and tensors are where their descriptions say, until the stream has passed the work.
     pub unsafe fn new(gpu: G, kind: StageKind, config: &SessionConfig) -> Result<Self, Failure> {
         let geometry = Geometry::of(config);
+        let results = match config.members {
+            1 => gpu.clone(),
+            _ => gpu.for_results()?,
+        };
         let work = match kind {
             StageKind::Source | StageKind::Sink => {
                 let denoiser = Denoiser::new(gpu.clone(), Sizes::new(&geometry)?)?;
@@ -131,7 +136,7 @@ impl<G: Gpu> PtxSession<G> {
             }
             StageKind::Middle => Work::PhaseB(
                 (0..config.laps)
-                    .map(|lap| PhaseB::new(&gpu, config, lap, &geometry))
+                    .map(|lap| PhaseB::new((&gpu, &results), config, lap, &geometry))
                     .collect::<Result<_, _>>()?,
             ),
         };
@@ -140,8 +145,15 @@ impl<G: Gpu> PtxSession<G> {
             kind,
             config: *config,
             geometry,
+            results,
             work,
         })
+    }
+
+    /// The stream that has passed a call once all work of the call is done. A group gathers on it.
+    #[must_use]
+    pub fn results(&self) -> &G {
+        &self.results
     }
 }
 

@@ -95,14 +95,14 @@ impl Place {
 impl<G: Gpu> PhaseB<G> {
     /// Allocates for the session's largest chunk.
     pub(super) fn new(
-        gpu: &G,
+        (gpu, results): (&G, &G),
         config: &SessionConfig,
         lap: u32,
         geometry: &Geometry,
     ) -> Result<PhaseB<G>, Failure> {
         let team = match config.members {
             1 => None,
-            _ => Some(Team::new(gpu, config, geometry)?),
+            _ => Some(Team::new((gpu, results), config, geometry)?),
         };
         let geometry = (team.as_ref()).map_or(geometry, |team| &team.cut.own().geometry);
         let gpu = (team.as_ref()).map_or(gpu, |team| &team.kernels);
@@ -251,20 +251,19 @@ impl<G: Gpu> PhaseB<G> {
             } else {
                 self.unfold_into_ring(latents_in, self.place.slot, frames)?;
                 let own = G::address(&self.tokens);
-                let mut left = guide;
+                let (mut left, mut list) = (guide, list);
                 for step in share.first..share.end {
                     if let Some(guide) = left {
                         self.unfold_guides(guide, frames)?;
                     }
                     let is_last = step + 1 == steps;
                     let to = if step + 1 == share.end { out } else { own };
-                    let strength = list + 8 * u64::from(step);
                     if let Some((team, _)) = &others
                         && step == share.first
                     {
-                        // Blocks of the attention are long, so what is sent would wait for the first of them.
-                        team.kernels_follow()?;
+                        list = team.begin_passes(list, steps)?;
                     }
+                    let strength = list + 8 * u64::from(step);
                     self.attend(plan, step == 0, is_last, strength, to, frames)?;
                     if let Some((team, group)) = &mut others
                         && step + 1 < share.end
@@ -273,6 +272,11 @@ impl<G: Gpu> PhaseB<G> {
                     }
                     left = Some(to);
                 }
+            }
+            if let Some((team, _)) = &others
+                && share.count() == 0
+            {
+                team.begin_passes(list, 0)?;
             }
         }
         self.place = self.place.after(start, frames, slots);

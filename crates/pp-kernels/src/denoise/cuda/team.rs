@@ -1,8 +1,13 @@
 //! Phase B on devices in a group: what the members send each other around the passes, from device memory to device memory.
 //!
-//! All collectives are enqueued on the session's stream. The leader's kernels have a stream of their own, beside it: so
-//! the leader unfolds its rows while it sends the others theirs. The streams wait for each other where they must, and the
-//! host waits for neither. Rows that lie apart are copied into one message for each member.
+//! There are three streams. That of the session scatters, and exchanges rows between passes. That of the kernels computes.
+//! That of the results gathers. So the rows of the next chunk go out, and those of the chunk before come back, while the
+//! kernels work on a chunk. The streams wait for each other where they must, and the host waits for none. Rows that lie
+//! apart are copied into one message for each member.
+//!
+//! All members enqueue the same in the same order: the scatter of a chunk, its kernels, its gather, the next scatter. So
+//! members whose devices do one thing after the other (`CUDA_DEVICE_MAX_CONNECTIONS=1`) do not wait for each other in a
+//! circle.
 
 use pp_contract::DType;
 
@@ -32,12 +37,19 @@ pub(super) struct Team<G: Gpu> {
     session: G,
     /// The stream of the kernels.
     pub(super) kernels: G,
-    /// Lets one of the streams wait for the other; `None` where they are the same.
-    event: Option<G::Event>,
+    /// The stream of the results.
+    results: G,
+    /// Lets one of the streams wait for another.
+    event: G::Event,
     config: SessionConfig,
-    /// What the others get and give back; of a member that does not lead, what it gets and gives back.
+    /// What the others get; of a member that does not lead, what it gets.
     parts: Room<G>,
-    results: Room<G>,
+    /// What the others give back; of a member that does not lead, what it gives back, in two rooms in turn: its kernels
+    /// write one while the other is sent.
+    made: Vec<Made<G>>,
+    turn: usize,
+    /// The strengths of a chunk. The kernels read them in every pass, and the next part may come before the last pass.
+    strengths: Room<G>,
     /// Rows of the guide for a neighbour, and from one.
     given: Room<G>,
     got: Room<G>,
@@ -68,6 +80,26 @@ impl<G: Gpu> Room<G> {
     }
 }
 
+/// Memory for results.
+#[derive(Debug)]
+struct Made<G: Gpu> {
+    room: Room<G>,
+    /// Marks its last gather.
+    gathered: G::Event,
+}
+
+impl<G: Gpu> Made<G> {
+    fn new(results: &G, bytes: usize) -> Result<Made<G>, Failure> {
+        let made = Made {
+            room: Room::new(results, bytes)?,
+            gathered: results.event()?,
+        };
+        // Another stream writes the memory first, behind its allocation.
+        results.record(&made.gathered)?;
+        Ok(made)
+    }
+}
+
 /// A payload as the collectives take it.
 fn pointer(address: u64) -> *mut u8 {
     std::ptr::without_provenance_mut(address as usize)
@@ -76,7 +108,7 @@ fn pointer(address: u64) -> *mut u8 {
 impl<G: Gpu> Team<G> {
     /// Allocates for the session's largest chunk.
     pub(super) fn new(
-        gpu: &G,
+        (gpu, results): (&G, &G),
         config: &SessionConfig,
         geometry: &Geometry,
     ) -> Result<Team<G>, Failure> {
@@ -89,12 +121,12 @@ impl<G: Gpu> Team<G> {
             steps: MOST_STEPS,
             context_frames: CONTEXT_FRAMES as u32,
         };
-        let (mut parts, mut results) = (0, 0);
+        let (mut parts, mut made) = (0, 0);
         for (member, rows) in cut.followers() {
             if config.member == 0 || member == config.member as usize {
                 let part = between(&rows.geometry, shape, Some(GUIDE))?;
                 parts += part.payload_bytes() as usize;
-                results += config.max_frames as usize * rows.geometry.frame_bytes();
+                made += config.max_frames as usize * rows.geometry.frame_bytes();
             }
         }
         let frames = config.max_frames as usize;
@@ -104,40 +136,67 @@ impl<G: Gpu> Team<G> {
         };
         let given = most(&|other| cut.message_bytes(cut.given(other), frames, GUIDE));
         let got = most(&|other| cut.message_bytes(cut.got(other), frames, GUIDE));
-        let (kernels, event) = match config.member {
-            0 => {
-                let (kernels, event) = gpu.beside()?;
-                (kernels, Some(event))
-            }
-            _ => (gpu.clone(), None),
-        };
+        // The leader's kernels write its output, and one stream gathers and copies: one room is enough.
+        let rooms = if config.member == 0 { 1 } else { 2 };
+        let kernels = gpu.beside()?;
         Ok(Team {
             parts: Room::new(gpu, parts)?,
-            results: Room::new(gpu, results)?,
+            made: (0..rooms)
+                .map(|_| Made::new(results, made))
+                .collect::<Result<_, _>>()?,
+            turn: 0,
+            strengths: Room::new(&kernels, 8 * MOST_STEPS as usize)?,
             given: Room::new(gpu, given)?,
             got: Room::new(gpu, got)?,
             cut,
+            event: gpu.event()?,
             session: gpu.clone(),
+            results: results.clone(),
             kernels,
-            event,
             config: *config,
         })
     }
 
     /// The kernels begin behind what the session's stream has so far.
-    pub(super) fn kernels_follow(&self) -> Result<(), Failure> {
-        match &self.event {
-            Some(event) => self.kernels.follow(&self.session, event),
-            None => Ok(()),
-        }
+    fn kernels_follow(&self) -> Result<(), Failure> {
+        self.kernels.follow(&self.session, &self.event)
     }
 
     /// The session's stream goes on behind what the kernels' stream has so far.
     fn session_follows(&self) -> Result<(), Failure> {
-        match &self.event {
-            Some(event) => self.session.follow(&self.kernels, event),
-            None => Ok(()),
+        self.session.follow(&self.kernels, &self.event)
+    }
+
+    /// The stream of the results goes on behind what the kernels' stream has so far.
+    fn results_follow(&self) -> Result<(), Failure> {
+        self.results.follow(&self.kernels, &self.event)
+    }
+
+    /// Each stream goes on behind what the others have so far.
+    fn join(&self) -> Result<(), Failure> {
+        self.session_follows()?;
+        self.session.follow(&self.results, &self.event)?;
+        self.kernels_follow()?;
+        self.results_follow()
+    }
+
+    /// The kernels' stream has all work in front of the passes: lets the session's stream write over the part, and the
+    /// passes begin. Gives where the strengths of so many steps are kept, which were at `list`.
+    ///
+    /// # Safety
+    /// `list` is memory of the context for so many strengths, until the session's stream has passed.
+    pub(super) unsafe fn begin_passes(&self, list: u64, steps: u32) -> Result<u64, Failure> {
+        let bytes = 8 * steps as usize;
+        let kept = self.strengths.address(bytes as u64)?;
+        if bytes > 0 {
+            // SAFETY: the caller's duty; the room is this session's, its size was checked, and the kernels' stream alone
+            // uses it.
+            unsafe { self.kernels.copy(list, kept, bytes) }?;
         }
+        self.session_follows()?;
+        // Blocks of the attention are long: a scatter that is not done yet would wait for the first of them.
+        self.kernels_follow()?;
+        Ok(kept)
     }
 
     /// Enqueues a call of Phase B: scatters, lets `compute` enqueue the passes over this member's rows, and gathers.
@@ -160,8 +219,8 @@ impl<G: Gpu> Team<G> {
         // SAFETY: the caller's duty.
         let done = unsafe { self.run_between((shape, share), (input, output), group, compute) };
         if done.is_err() {
-            // What either stream does next may use what the other still uses. The first error counts.
-            let _ = self.session_follows().and_then(|()| self.kernels_follow());
+            // What a stream does next may use what another still uses. The first error counts.
+            let _ = self.join();
         }
         done
     }
@@ -185,19 +244,26 @@ impl<G: Gpu> Team<G> {
         let own = self.config.member as usize;
         if own > 0 {
             let [part, made] = messages.of(own);
+            self.turn = (self.turn + 1) % self.made.len();
+            let turn = self.turn;
             let from = self.parts.address(parts[own])?;
-            let to = self.results.address(results[own])?;
-            // SAFETY: the memory is this session's, as large as the call says, and used on the session's stream alone.
+            let to = self.made[turn].room.address(results[own])?;
+            // SAFETY: the memory is this session's, and as large as the call says. The session's stream is behind the
+            // kernels that have read the part before.
             unsafe { group.scatter(pointer(0), parts, pointer(from), 0) }?;
+            self.kernels_follow()?;
+            self.kernels.wait(&self.made[turn].gathered)?;
             let input = Payload::on_device(part, from, parts[own] as usize)?;
             let output = PayloadMut::on_device(made, to, results[own] as usize)?;
             let calls = compute(&input, &output, self, &mut *group)?;
-            // SAFETY: as above.
+            self.results_follow()?;
+            // SAFETY: as above. The kernels have made the results, and write the room again behind this gather.
             unsafe { group.gather(pointer(to), results, pointer(0), 0) }?;
+            self.results.record(&self.made[turn].gathered)?;
             return Ok(calls);
         }
         let sent = self.parts.address(parts.iter().sum())?;
-        let got = self.results.address(results.iter().sum())?;
+        let got = self.made[self.turn].room.address(results.iter().sum())?;
         let ((name, dtype), own) = (messages.made, &self.cut.own().geometry);
         let dims = latents_dims(own, shape.frames);
         let out = output.device_tensor(name, dtype, &dims)?;
@@ -210,13 +276,14 @@ impl<G: Gpu> Team<G> {
         // SAFETY: as above.
         unsafe { group.scatter(pointer(sent), parts, pointer(sent), 0) }?;
         let calls = compute(input, output, self, &mut *group)?;
-        // A receive that waits for its sender has multiprocessors, so it begins when the kernels need them no more.
-        self.session_follows()?;
-        // SAFETY: as above; the kernels are done with the tensor.
+        // A receive that waits for its sender has multiprocessors, so it begins when the kernels of its chunk need them no
+        // more.
+        self.results_follow()?;
+        // SAFETY: as above; the stream of the results alone uses the room, and the kernels are done with the tensor.
         unsafe {
             group.gather(pointer(got), results, pointer(got), 0)?;
             for one in messages.got(&self.cut) {
-                copy(&self.session, one, got, out)?;
+                copy(&self.results, one, got, out)?;
             }
         }
         Ok(calls)

@@ -5,7 +5,7 @@
 //! is what all of them do next. After a loss it is aborted.
 
 use pp_contract::pipeline::{EdgeKind, EdgeSpec};
-use pp_runtime::core::{Seat, Ticket, Wire};
+use pp_runtime::core::{Membership, Ticket, Wire};
 
 use super::{Map, Message, Operation, Pool, Working, World, hold};
 
@@ -17,7 +17,7 @@ impl Map {
     }
 
     pub(super) fn is_group(&self, rank: usize, stage: usize) -> bool {
-        self.places[rank][stage].seat != Seat::Alone
+        self.places[rank][stage].membership != Membership::Alone
     }
 
     /// The edges of this kind in the group of a stage.

@@ -82,8 +82,11 @@ impl Memory {
     /// Copies a piece into a slot of a member, from its beginning.
     pub(super) fn put(&self, member: usize, slot: u64, bytes: &[u8]) {
         let to = self.piece(member, slot, bytes.len());
-        // SAFETY: in bounds (asserted); the slot is this member's until it publishes it, and `bytes` is private memory,
-        // so the two do not overlap.
+        // SAFETY: in bounds (asserted), and nothing in this process refers to the staging but the copies here and in
+        // `get`, on the one thread that has the member; `bytes` is private memory, so the two do not overlap. Every caller
+        // puts into a slot of its own, which all others have consumed by their words (`Counts::may_publish`,
+        // `Counts::may_move`). A member whose words lie, or that reads or writes there all the same, gets or makes wrong
+        // bytes: they are copied to where no length or offset is taken from them.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
     }
 

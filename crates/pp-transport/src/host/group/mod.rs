@@ -31,6 +31,7 @@ use self::shared::Shared;
 pub use self::shared::{GroupAbort, GroupMemory};
 use self::sum::{BLOCK, Sum};
 use self::words::{Call, Counts, SLOTS, Side, Stop, Waiting};
+use crate::edge::GroupEnd;
 use crate::error::TransportError;
 use crate::flight::{self, FlightRecorder, GroupLog, State};
 use crate::group::Members;
@@ -484,6 +485,9 @@ impl HostGroup {
         }
     }
 }
+
+/// A call that waits sees by itself that the group has failed, and no member waits for others at the end.
+impl GroupEnd for HostGroup {}
 
 impl Drop for HostGroup {
     fn drop(&mut self) {

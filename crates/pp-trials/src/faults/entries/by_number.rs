@@ -6,7 +6,7 @@ use pp_contract::FaultKind::{
     BadInput, Drift, HandshakeMismatch, Internal, PeerDied, PeerMisbehaved, TimedOut,
 };
 
-use crate::faults::catalogue::{End, Ends, Entry, HOST, How, NCCL, SILENCE, SinkAt, all};
+use crate::faults::catalogue::{End, Ends, Entry, How, NCCL, SILENCE, SinkAt, all};
 use crate::faults::role::Role::{self, Member, Sink, Source, Stage};
 
 const BEFORE: &str = "Everything that can fail happens before the header leaves.";
@@ -120,7 +120,7 @@ pub(super) const ALL: &[Entry] = &[
         How::Arguments(Stage, &["--depth", "3"]),
         differs(Stage),
     )
-    .says(&["settings.depth differs: rank 0 has \"4\", rank 1 has \"3\""]),
+    .says(&["settings.depth differs: rank 0 has", "rank 1 has \"3\""]),
     Entry::new(
         "OM-05.verify",
         ALIKE,
@@ -160,6 +160,13 @@ pub(super) const ALL: &[Entry] = &[
         How::Hook("missing-tensor", Member),
         all(PeerMisbehaved, Stage, MESSAGE),
     ),
+    // Of a payload larger than the leader can have.
+    Entry::new(
+        "OM-07.member-payload",
+        WHOLE,
+        How::Hook("altered-manifest", Member),
+        all(PeerMisbehaved, Stage, MESSAGE),
+    ),
     Entry::new(
         "OM-08.edge",
         GROUP,
@@ -181,7 +188,6 @@ pub(super) const ALL: &[Entry] = &[
         How::Hook("stranger", Member),
         all(Internal, Member, "issue work"),
     )
-    .on(HOST)
     .says(&["there is no member"]),
     Entry::new(
         "OM-09",

@@ -106,10 +106,10 @@ impl World {
             }
             Move::GoOn(at) => {
                 let me = &mut self.ranks[at];
-                if me.alarm
+                if me.core.grace_over().is_none()
                     && let Some((_, since)) = &mut me.first
                 {
-                    // The thread sees it now.
+                    // The thread sees it now, and not while the process was stopped.
                     *since = self.now;
                 }
                 // One that is late by less than a heartbeat was there.

@@ -16,7 +16,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::life::{Life, Remains, lock};
+use super::{EdgesLife, Remains, lock};
 use crate::error::TransportError;
 use crate::host::EdgeShape;
 use crate::lane::{InSlots, OutSlots};
@@ -24,12 +24,12 @@ use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, Stream};
 
 /// One slot.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     buffer: DeviceBuffer,
     /// Behind the work of stages: what writes an outgoing slot, what reads an incoming one.
-    pub(super) work: Event,
+    pub(crate) work: Event,
     /// Behind the transfer.
-    pub(super) moved: Event,
+    pub(crate) moved: Event,
     /// A transfer is under way, as far as the device was asked.
     moving: AtomicBool,
     /// Something may work on it that no event tells of: never to be used or freed.
@@ -53,18 +53,18 @@ impl Slot {
         })
     }
 
-    pub(super) fn ptr(&self) -> DevicePtr {
+    pub(crate) fn ptr(&self) -> DevicePtr {
         self.buffer.ptr()
     }
 
     /// Notes that a transfer is about to be issued.
-    pub(super) fn begin_move(&self) {
+    pub(crate) fn begin_move(&self) {
         self.moving.store(true, Ordering::Release);
     }
 
     /// Whether the transfer is done.
     #[inline]
-    pub(super) fn has_moved(&self) -> Result<bool, CudaError> {
+    pub(crate) fn has_moved(&self) -> Result<bool, CudaError> {
         if !self.moving.load(Ordering::Acquire) {
             return Ok(true);
         }
@@ -76,27 +76,27 @@ impl Slot {
     }
 
     /// No handle waits for its transfer any more, or the event behind it is missing.
-    pub(super) fn give_up(&self) {
+    pub(crate) fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
     }
 
     /// Whether it must not be used again.
-    pub(super) fn is_lost(&self) -> bool {
+    pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire) || self.given_up.load(Ordering::Acquire)
     }
 
     /// Takes over from the stream that worked on it last.
-    pub(super) fn take_worker(&self) -> Option<Stream> {
+    pub(crate) fn take_worker(&self) -> Option<Stream> {
         lock(&self.worker).take()
     }
 
-    pub(super) fn leave_worker(&self, stream: Option<Stream>) {
+    pub(crate) fn leave_worker(&self, stream: Option<Stream>) {
         *lock(&self.worker) = stream;
     }
 
     /// Runs `issue`, which issues work that writes the slot to `stream`, behind that of the stream
     /// that wrote last, and records the slot's work event behind it.
-    pub(super) fn write_on<R, E: From<TransportError>>(
+    pub(crate) fn write_on<R, E: From<TransportError>>(
         &self,
         last: &mut Option<Stream>,
         stream: &Stream,
@@ -111,7 +111,7 @@ impl Slot {
 
     /// Runs `issue`, which issues work that reads the slot to `stream`: streams may read at once,
     /// and only the work event is ordered behind all of them, so that none is forgotten.
-    pub(super) fn read_on<R, E: From<TransportError>>(
+    pub(crate) fn read_on<R, E: From<TransportError>>(
         &self,
         last: &RefCell<Option<Stream>>,
         stream: &Stream,
@@ -152,7 +152,7 @@ impl Slot {
     /// the work that wrote it or read it last, and before the slot is used for anything else, since
     /// the next lease takes over from `stream`. That its transfer was given up is no harm: it only
     /// reads.
-    pub(super) fn reread_on<R, E: From<TransportError>>(
+    pub(crate) fn reread_on<R, E: From<TransportError>>(
         &self,
         stream: &Stream,
         issue: impl FnOnce(DevicePtr) -> Result<R, E>,
@@ -173,7 +173,7 @@ impl Slot {
     }
 
     /// An error for a slot that something unknown may work on.
-    pub(super) fn check(&self) -> Result<(), TransportError> {
+    pub(crate) fn check(&self) -> Result<(), TransportError> {
         if self.is_lost() {
             return Err(TransportError::Unrecorded);
         }
@@ -205,14 +205,14 @@ impl Drop for Unrecorded<'_> {
 
 /// The slots of one edge, and who owns each.
 #[derive(Debug)]
-pub(super) struct Pool<S> {
-    pub(super) lane: Arc<S>,
+pub(crate) struct Pool<S> {
+    pub(crate) lane: Arc<S>,
     /// Of an edge within this rank both its ends have the same.
-    pub(super) slots: Arc<DeviceSlots>,
+    pub(crate) slots: Arc<DeviceSlots>,
 }
 
 /// Slots to be written and sent.
-pub(super) type TxPool = Pool<OutSlots>;
+pub(crate) type TxPool = Pool<OutSlots>;
 
 impl<S> Deref for Pool<S> {
     type Target = DeviceSlots;
@@ -228,18 +228,18 @@ impl<S> Deref for Pool<S> {
 /// Never waits. Each is freed some time later when the device says that nothing works on it, and
 /// where their communicators were given up, when those have ended too; else leaked, and said so.
 #[derive(Debug)]
-pub(super) struct DeviceSlots {
+pub(crate) struct DeviceSlots {
     slots: Vec<Slot>,
-    pub(super) capacity: usize,
+    pub(crate) capacity: usize,
     /// That of their communicator; none of an edge within this rank.
-    pub(super) life: Option<Arc<Life>>,
-    pub(super) stream: Stream,
+    pub(crate) life: Option<Arc<dyn EdgesLife>>,
+    pub(crate) stream: Stream,
 }
 
 impl DeviceSlots {
-    pub(super) fn new(
+    pub(crate) fn new(
         device: &Device,
-        life: Option<&Arc<Life>>,
+        life: Option<Arc<dyn EdgesLife>>,
         shape: EdgeShape,
     ) -> Result<Self, CudaError> {
         // The layout of an edge has checked that it fits.
@@ -248,14 +248,14 @@ impl DeviceSlots {
         Ok(Self {
             slots: slots.collect::<Result<_, _>>()?,
             capacity,
-            life: life.map(Arc::clone),
+            life,
             stream: Stream::urgent(device)?,
         })
     }
 
     /// An error once their communicator is dead.
     #[inline]
-    pub(super) fn check(&self) -> Result<(), TransportError> {
+    pub(crate) fn check(&self) -> Result<(), TransportError> {
         self.life.as_ref().map_or(Ok(()), |life| life.check())
     }
 
@@ -265,16 +265,16 @@ impl DeviceSlots {
 
     /// A completion was asked for in vain.
     #[inline]
-    pub(super) fn poll(&self) -> Result<(), TransportError> {
+    pub(crate) fn poll(&self) -> Result<(), TransportError> {
         self.life.as_ref().map_or(Ok(()), |life| life.poll())
     }
 
-    pub(super) fn slot(&self, slot: u32) -> &Slot {
+    pub(crate) fn slot(&self, slot: u32) -> &Slot {
         &self.slots[slot as usize]
     }
 
     /// Whether no transfer is under way, as the device says.
-    pub(super) fn is_still(&self) -> bool {
+    pub(crate) fn is_still(&self) -> bool {
         let mut slots = self.slots.iter();
         slots.all(|slot| !slot.is_lost() && matches!(slot.has_moved(), Ok(true)))
     }
@@ -316,8 +316,8 @@ impl Drop for DeviceSlots {
 
 /// Slots to be received into and read, and those on their way back to the sender.
 #[derive(Debug)]
-pub(super) struct RxPool {
-    pub(super) pool: Pool<InSlots>,
+pub(crate) struct RxPool {
+    pub(crate) pool: Pool<InSlots>,
     /// Slots whose last reader is not done, or whose transfer is not and has no handle. `None` once
     /// the edges with the peer are gone and no thread looks any more.
     returns: Mutex<Option<Vec<u32>>>,
@@ -326,7 +326,7 @@ pub(super) struct RxPool {
 }
 
 impl RxPool {
-    pub(super) fn new(pool: Pool<InSlots>) -> Self {
+    pub(crate) fn new(pool: Pool<InSlots>) -> Self {
         Self {
             returns: Mutex::new(Some(Vec::with_capacity(pool.slots.slots.len()))),
             pool,
@@ -336,7 +336,7 @@ impl RxPool {
 
     /// Gives a slot back as soon as nothing works on it: now, or in a later call of an edge with the
     /// same peer.
-    pub(super) fn give_back(&self, slot: u32) {
+    pub(crate) fn give_back(&self, slot: u32) {
         if self.pool.is_dead() {
             // The peer is given nothing any more.
             return self.pool.lane.slots.quarantine(slot);
@@ -359,7 +359,7 @@ impl RxPool {
 
     /// Gives back what has become quiet.
     #[inline]
-    pub(super) fn sweep(&self) {
+    pub(crate) fn sweep(&self) {
         if self.waiting.load(Ordering::Acquire) > 0 {
             self.sweep_returns();
         }
@@ -390,7 +390,7 @@ impl RxPool {
     }
 
     /// The edges are gone: what is not back by now stays.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.sweep();
         let mut returns = lock(&self.returns);
         for slot in returns.take().unwrap_or_default() {

@@ -18,16 +18,16 @@ use pp_device::{DevicePtr, Stream};
 /// that was issued on it.
 #[derive(Debug)]
 pub struct DeviceTx {
-    pub(super) pool: Arc<TxPool>,
-    pub(super) slot: u32,
+    pub(crate) pool: Arc<TxPool>,
+    pub(crate) slot: u32,
     /// The stream that wrote last, whose work has to be waited for before the slot is sent.
-    pub(super) writer: Option<Stream>,
+    pub(crate) writer: Option<Stream>,
     /// The slot was handed over: the lease has ended.
     is_over: bool,
 }
 
 impl DeviceTx {
-    pub(super) fn new(pool: &Arc<TxPool>, slot: u32) -> Self {
+    pub(crate) fn new(pool: &Arc<TxPool>, slot: u32) -> Self {
         Self {
             pool: Arc::clone(pool),
             slot,
@@ -62,7 +62,7 @@ impl DeviceTx {
     }
 
     /// Ends the lease without freeing the slot: it is in flight now.
-    pub(super) fn into_sending(mut self) -> Sending {
+    pub(crate) fn into_sending(mut self) -> Sending {
         self.is_over = true;
         self.pool.lane.submit(self.slot);
         Sending {
@@ -90,14 +90,14 @@ impl Drop for DeviceTx {
 #[derive(Debug)]
 pub struct Sending {
     pool: Arc<TxPool>,
-    pub(super) slot: u32,
+    pub(crate) slot: u32,
 }
 
 impl Sending {
     /// The lease again, where its send failed and the generation is over with it: to be read from,
     /// since no work has written it. If NCCL may have taken it, its slot was given up, and refuses
     /// to be written.
-    pub(super) fn recall(self) -> DeviceTx {
+    pub(crate) fn recall(self) -> DeviceTx {
         self.pool.lane.recall(self.slot);
         DeviceTx::new(&self.pool, self.slot)
     }
@@ -181,7 +181,7 @@ pub struct DeviceRx {
 }
 
 impl DeviceRx {
-    pub(super) fn new(pool: &Arc<RxPool>, slot: u32, len: usize) -> Self {
+    pub(crate) fn new(pool: &Arc<RxPool>, slot: u32, len: usize) -> Self {
         Self {
             pool: Arc::clone(pool),
             slot,
@@ -236,9 +236,9 @@ impl Drop for DeviceRx {
 /// A slot that the device fills.
 #[derive(Debug)]
 pub struct Receiving {
-    pub(super) pool: Arc<RxPool>,
-    pub(super) slot: u32,
-    pub(super) len: usize,
+    pub(crate) pool: Arc<RxPool>,
+    pub(crate) slot: u32,
+    pub(crate) len: usize,
 }
 
 impl Submission for Receiving {

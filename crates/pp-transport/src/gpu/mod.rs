@@ -1,0 +1,54 @@
+//! Payloads in the memory of a GPU: slots, and the leases of them that stages hold.
+//!
+//! Each slot belongs to one edge. What moves its payload, NCCL or a stage of the same rank, is the backend's own.
+
+mod lease;
+mod local;
+mod slots;
+
+use std::fmt::Debug;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use self::lease::{DeviceRx, DeviceTx, Receiving, Sending};
+pub use self::local::DeviceLocal;
+pub(crate) use self::slots::{DeviceSlots, Pool, RxPool, Slot, TxPool};
+use crate::error::TransportError;
+use pp_device::{DeviceBuffer, Event, Stream};
+
+/// What all edges with one peer have in common, as their slots see it: they live and end together.
+pub(crate) trait EdgesLife: Debug + Send + Sync {
+    /// An error once they are dead: nothing in flight is believed any more.
+    fn check(&self) -> Result<(), TransportError>;
+
+    fn is_dead(&self) -> bool;
+
+    /// A completion was asked for in vain.
+    ///
+    /// # Errors
+    /// It will never come.
+    fn poll(&self) -> Result<(), TransportError>;
+
+    /// Frees memory once nothing of this life can touch it any more.
+    fn bury(&self, remains: Remains);
+}
+
+/// Memory that operations of a generation may touch until it is gone, and that other work may touch
+/// until these events are done and this stream is idle.
+#[derive(Debug)]
+pub(crate) struct Remains {
+    pub(crate) buffer: DeviceBuffer,
+    pub(crate) events: Vec<Event>,
+    pub(crate) stream: Option<Stream>,
+}
+
+impl Remains {
+    pub(crate) fn free(self) {
+        self.buffer.free_behind(self.events, self.stream);
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every critical section is one assignment or a look, but for that of `gone`, whose value stays
+    // what it was if its holder panics.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
