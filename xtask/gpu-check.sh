@@ -252,17 +252,7 @@ job() {
     gpu_step 2 job-identity required 60 bash -c \
         '"$0" run --transport nccl --kernels ptx --denoise-steps 0 --input "$1" --output out.y4m && cmp "$1" out.y4m' "$pp" "$clip"
     # Wherever the stages stand, the output is that of one GPU, bit for bit.
-    gpu_step 2 placements required 120 bash -c 'same() { "$pp" run --kernels ptx --denoise-steps 4 --input "$clip" "$@" --output out.y4m &&
-            if [[ -f one.y4m ]]; then cmp one.y4m out.y4m; else mv out.y4m one.y4m; fi || exit; }
-        pp=$0 clip=$1
-        for recompute in "" --recompute; do
-            rm -f one.y4m
-            same --ranks 1 $recompute
-            for pipeline in phase_b@1,decode@0 phase_b@0,decode@1 phase_b@0,phase_b@1,decode@1 phase_b@0+1,decode@0 \
-                phase_b@1+0,decode@1 phase_b@0+1,phase_b@1,decode@0 "(phase_b@0,phase_b@1)*2,decode@0"; do
-                same --transport nccl --pipeline "encode@0,$pipeline" $recompute
-            done
-        done' "$pp" "$clip"
+    gpu_step 2 placements required 120 "$trials" placements --part "${nccl[@]}" --input "$clip"
     step job-host optional 90 "$pp" run --transport host --kernels cpu "${noisy[@]}"
     if [[ ! $python ]]; then
         skip 720p optional "needs python3 to make the clip"

@@ -8,10 +8,6 @@ use anyhow::{Context, Result, anyhow, ensure};
 use crate::process::{root, target};
 
 const BYTES: usize = 7_299_440;
-/// Of a frame: what stands before it, its luma, and all of it with two planes of a quarter of that.
-const FRAME: &[u8] = b"FRAME\n";
-const LUMA_BYTES: usize = 352 * 288;
-const FRAME_BYTES: usize = FRAME.len() + LUMA_BYTES * 3 / 2;
 
 /// Expands the clip into the target directory, unless it is there, and says where.
 pub(crate) fn expanded() -> Result<PathBuf> {
@@ -40,35 +36,9 @@ fn expand(packed: &[u8]) -> Result<Vec<u8>> {
     Ok(clip)
 }
 
-/// The clip as three scenes: the middle third of its frames has the luma of a negative.
-pub(crate) fn in_three_scenes(mut clip: Vec<u8>) -> Vec<u8> {
-    let header = clip.iter().position(|byte| *byte == b'\n');
-    let frames = &mut clip[header.map_or(0, |end| end + 1)..];
-    let third = frames.len() / FRAME_BYTES / 3;
-    let middle = frames.chunks_exact_mut(FRAME_BYTES).skip(third).take(third);
-    for frame in middle {
-        for sample in &mut frame[FRAME.len()..FRAME.len() + LUMA_BYTES] {
-            *sample = !*sample;
-        }
-    }
-    clip
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_middle_of_three_scenes_is_a_negative() {
-        let plain = fs::read(expanded().unwrap()).unwrap();
-        let cut = in_three_scenes(plain.clone());
-        let header = plain.len() % FRAME_BYTES;
-        let [plain, cut] = [&plain, &cut].map(|clip| clip[header..].chunks_exact(FRAME_BYTES));
-        for (n, (plain, cut)) in plain.zip(cut).enumerate() {
-            assert_eq!(cut[..6], *FRAME, "frame {n}");
-            assert_eq!(plain != cut, (16..32).contains(&n), "frame {n}");
-        }
-    }
 
     #[test]
     fn the_clip_is_whole_and_small_enough_to_carry() {

@@ -17,12 +17,12 @@ mod kernels;
 mod layers;
 mod mutants;
 mod nccl_bindings;
-mod placements;
 mod process;
 mod run_pp;
-mod soak;
+
 mod suite;
 mod tidy;
+mod trials;
 mod wheels;
 
 const HELP: &str = "\
@@ -40,7 +40,7 @@ cargo xtask <command>
   mutants [NAME...]
                   put mistakes into the product, one at a time: which test finds each
   walk            every order of events in larger cases than the suite walks: cores, watchdog, supervisor (minutes)
-  placements [--part]
+  placements [--part] [--only TEXT...] [--jobs N]
                   the shipped job on every placement of its stages gives the bytes of one process
   bundle [--out DIR]
                   what a machine with GPUs and without Rust needs: programs, plugins, clip, gpu-check.sh
@@ -76,8 +76,8 @@ fn run(args: &[String]) -> Result<()> {
         Some("ci") => ci::run(),
         Some("fuzz") => fuzz::run(rest),
         Some("bundle") => bundle::run(rest),
-        Some("soak") => soak::run(rest),
-        Some("placements") => placements::run(rest),
+        Some("soak") => trials::soak(rest),
+        Some("placements") => trials::placements(rest),
         Some("bench") => bench::run(rest),
         None | Some("help" | "--help" | "-h") => {
             println!("{HELP}");

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::placements;
 use crate::process::{built, cargo, command, output, run as run_command, target};
+use crate::trials;
 
 /// Set on build machines: there a check that cannot run has failed.
 const MUST_RUN: &str = "PP_TESTS_MUST_RUN";
@@ -26,7 +26,7 @@ pub(crate) fn run() -> Result<()> {
     run_command(&mut cargo(&["test", "--workspace", "--no-fail-fast"]))?;
     // The program that the tests above have built.
     let mut tests = cargo(&["test", "--workspace", "--no-run"]);
-    placements::run_part(&built(&mut tests, "pp-trials")?)?;
+    trials::part_of_placements(&built(&mut tests, "pp-trials")?)?;
     loom()?;
     memory()
 }

@@ -1,12 +1,13 @@
 //! The program `pp-trials`: what `pp` does when something goes wrong.
 //!
 //! It has the commands of `pp`, and its `run` makes the fault that PP_FAULT names. `faults` breaks each rule of the
-//! protocol in such runs, `shutdown` ends them in every state, `soak` breaks long ones again and again, and each judges
-//! what the ranks did. Faults are made from outside: this crate decorates the parts that `pp_cli` and `pp_job` take, and
-//! nothing in them knows of it.
+//! protocol in such runs, `shutdown` ends them in every state, `placements` runs them on any ranks, `soak` breaks long
+//! ones again and again, and each judges what the ranks did. Faults are made from outside: this crate decorates the parts
+//! that `pp_cli` and `pp_job` take, and nothing in them knows of it.
 
 mod faults;
 mod hook;
+mod placements;
 mod run;
 mod shutdown;
 mod soak;
@@ -36,6 +37,8 @@ enum Command {
     Faults(faults::FaultsArgs),
     /// End real jobs in every state, and see what their ranks do.
     Shutdown(trial::TrialArgs),
+    /// Run the job on every placement of its stages: each gives the bytes of one process.
+    Placements(placements::PlacementsArgs),
     /// Run long jobs whose ranks are killed and stopped all the time: no frame may be lost or changed.
     Soak(soak::SoakArgs),
     #[command(flatten)]
@@ -51,6 +54,7 @@ fn perform(command: &Command, mut env: Env) -> Result<(), Error> {
     match (command, fault) {
         (Command::Faults(args), _) => faults::faults(args),
         (Command::Shutdown(args), _) => shutdown::shutdown(args, &env),
+        (Command::Placements(args), _) => placements::placements(args),
         (Command::Soak(args), _) => soak::soak(args),
         (Command::Pp(command), fault) => match (&**command, fault) {
             (Pp::Run(args), Some(fault)) => {

@@ -1,22 +1,27 @@
-//! `cargo xtask placements [--part]`: the shipped job on every placement gives the bytes of one process.
+//! `pp-trials placements`: the shipped job on every placement gives the bytes of one process.
 //!
 //! Hazard: a chunk that is rounded, dropped or computed without its past on one placement alone. Guarantee: the film of
-//! the sample clip is the same, byte for byte, however the stages stand on ranks, each rank a process, also when a rank
-//! is killed and started again. `--part` runs a part of the list in which each feature stands at least once;
-//! `cargo xtask test` runs that part too.
+//! a clip is the same, byte for byte, however the stages stand on ranks, each rank a process, also when a rank is killed
+//! and started again. `--part` runs a part of the list in which each feature stands at least once.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::process::Command;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use pp_contract::Pipeline;
+use pp_job::Error;
+use pp_testing::process::{Output, Process};
 use serde_json::Value;
 
-use crate::clip;
-use crate::process::{build_program, command, output as output_of, target};
+use crate::hook::VARIABLE;
+use crate::trial::{Ended, Ground, Trial, TrialArgs, has_gpus, run_in};
 
 /// The placements. All that a row needs follows from its text: the fewest passes, and the ranks that may be killed.
-const PIPELINES: [&str; 25] = [
+const PIPELINES: [&str; 27] = [
     "encode@0,phase_b@0,decode@0",
     // Two ranks; the sink apart.
     "encode@0,phase_b@1,decode@0",
@@ -39,13 +44,15 @@ const PIPELINES: [&str; 25] = [
     "encode@0,phase_b@1,phase_b@2,phase_b@3,decode@2",
     // Groups: with rank 0, without it, with the sink apart, and beside a part that one rank has alone.
     "encode@0,phase_b@0+1,decode@0",
+    "encode@0,phase_b@1+0,decode@1",
     "encode@0,phase_b@1+2,decode@0",
     "encode@0,phase_b@0+1+2,decode@0",
     "encode@0,phase_b@1+2+3,decode@0",
     "encode@0,phase_b@1+2,decode@3",
     "encode@0,phase_b@0+1,phase_b@1,decode@1",
     "encode@0,phase_b@1+2,phase_b@3,decode@0",
-    // Rings: on ranks of their own, and with rank 0 inside and the sink apart.
+    // Rings: with rank 0 inside, on ranks of their own, and with the sink apart.
+    "encode@0,(phase_b@0,phase_b@1)*2,decode@0",
     "encode@0,(phase_b@1,phase_b@2)*2,decode@0",
     "encode@0,(phase_b@1,phase_b@0)*2,decode@2",
 ];
@@ -59,6 +66,8 @@ const WORKS: [(Clip, u32); 4] = [
 ];
 /// Chunks of the clip at which a rank dies: the first, one inside, the last.
 const DEATHS: [u64; 3] = [0, 5, 11];
+/// A job that has not ended by then never will.
+const DEADLINE: Duration = Duration::from_secs(300);
 
 /// The input of a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -89,11 +98,11 @@ struct Case {
 }
 
 impl Case {
+    /// The settings of the job, but for what a death needs.
     fn args(&self) -> Vec<String> {
         let mut args = vec![
             format!("--denoise-steps={}", self.passes),
             format!("--depth={}", self.depth),
-            format!("--pipeline={}", self.pipeline),
         ];
         if self.recompute {
             args.push("--recompute".to_owned());
@@ -101,20 +110,7 @@ impl Case {
         if let Clip::Scenes(cuts) = self.clip {
             args.push(format!("--cuts={cuts}"));
         }
-        if let Some(death) = self.death {
-            args.push(format!("--restarts={}", death.times));
-        }
         args
-    }
-
-    /// The name of the film that these settings give on one process.
-    fn film(&self) -> String {
-        let clip = match self.clip {
-            Clip::Sample => "sample".to_owned(),
-            Clip::Scenes(cuts) => format!("scenes-{cuts}"),
-        };
-        let context = if self.recompute { "-recompute" } else { "" };
-        format!("{clip}-{}{context}", self.passes)
     }
 
     /// The same film on one process.
@@ -125,6 +121,29 @@ impl Case {
             death: None,
             ..self
         }
+    }
+
+    fn pipeline(&self) -> Pipeline {
+        self.pipeline.parse().expect("a pipeline of ours")
+    }
+}
+
+impl Trial for Case {
+    fn name(&self) -> String {
+        let mut name = format!("{} {}", self.pipeline, self.args().join(" "));
+        if let Some(Death { rank, chunk, times }) = self.death {
+            name += &format!(", rank {rank} killed {times} times at chunk {chunk}");
+        }
+        name
+    }
+
+    fn means(&self, _: Ground) -> String {
+        String::new()
+    }
+
+    fn not_here(&self, ground: Ground) -> Option<&'static str> {
+        let lacks = !ground.is_host() && !has_gpus(self.pipeline().world_size().get());
+        lacks.then_some("there is no GPU for each rank")
     }
 }
 
@@ -197,126 +216,173 @@ fn may_restart(pipeline: &str) -> Vec<u32> {
     ranks
 }
 
-/// Builds the program, runs the list, and compares each film with that of one process.
-pub(crate) fn run(args: &[String]) -> Result<()> {
-    let is_part = match args {
-        [] => false,
-        [part] if part == "--part" => true,
-        _ => bail!("cargo xtask placements [--part]"),
+/// The arguments of `pp-trials placements`.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct PlacementsArgs {
+    /// The clip: Y4M of 8 bits, 4:2:0, with at least 12 chunks of 4 frames and no scene cut.
+    #[arg(long, value_name = "FILE")]
+    input: PathBuf,
+    /// Run a part of the list in which each feature stands at least once.
+    #[arg(long)]
+    part: bool,
+    #[command(flatten)]
+    trials: TrialArgs,
+}
+
+/// Runs the list, and compares each film with that of one process.
+pub(crate) fn placements(args: &PlacementsArgs) -> Result<(), Error> {
+    let clip =
+        fs::read(&args.input).with_context(|| format!("cannot read {}", args.input.display()))?;
+    let job = Job {
+        scenes: in_three_scenes(clip)
+            .with_context(|| format!("--input {}", args.input.display()))?,
+        sample: std::path::absolute(&args.input).context("--input has no absolute path")?,
+        ground: args.trials.ground(),
+        films: Mutex::default(),
     };
-    compare(&build_program("pp-trials", "pp-trials")?, is_part)
+    let cases = cases(args.part);
+    args.trials
+        .run("placements", 2, cases, |case, folder, told| {
+            if let Err(error) = job.compare(case, folder) {
+                told.wrong.push(format!("{error:#}"));
+            }
+        })
 }
 
-/// Runs the named part with a program that is built.
-pub(crate) fn run_part(trials: &Path) -> Result<()> {
-    compare(trials, true)
-}
+/// The film of a job on one process, or why there is none.
+type Film = Arc<OnceLock<Result<Vec<u8>, String>>>;
 
-/// `trials` is `pp` that makes the faults that it is asked for.
-fn compare(trials: &Path, is_part: bool) -> Result<()> {
-    let job = Job::new(trials)?;
-    let (started, cases) = (Instant::now(), cases(is_part));
-    let mut wrong = 0;
-    for (n, case) in cases.iter().enumerate() {
-        let expected = job.folder.join(format!("{}.y4m", case.film()));
-        if !expected.exists() {
-            job.run(&case.alone(), &expected)?;
-        }
-        let made = job.folder.join("made.y4m");
-        let came = match job.run(case, &made) {
-            Ok(()) if fs::read(&made)? == fs::read(&expected)? => "the same bytes".to_owned(),
-            Ok(()) => "WRONG: the film differs from that of one process".to_owned(),
-            Err(error) => format!("WRONG: {error:#}"),
-        };
-        wrong += u32::from(came.starts_with("WRONG"));
-        let args = case.args().join(" ");
-        let died = case.death.map_or_else(String::new, |death| {
-            let Death { rank, chunk, times } = death;
-            format!(", rank {rank} killed at chunk {chunk} ({times} times)")
-        });
-        println!("{:3} of {}: {args}{died}: {came}", n + 1, cases.len());
-    }
-    job.check_that_scenes_are_cut(&cases)?;
-    fs::remove_dir_all(&job.folder)?;
-    ensure!(wrong == 0, "{wrong} of {} runs are WRONG", cases.len());
-    let seconds = started.elapsed().as_secs();
-    println!(
-        "placements: {} runs, all the same bytes, {seconds} s",
-        cases.len()
-    );
-    Ok(())
-}
-
-/// The program, and where its films lie.
+/// What the jobs have in common.
 struct Job {
-    trials: PathBuf,
-    folder: PathBuf,
     sample: PathBuf,
-    scenes: PathBuf,
+    /// The clip with two scene cuts.
+    scenes: Vec<u8>,
+    ground: Ground,
+    /// Films of one process, by the settings that make them.
+    films: Mutex<BTreeMap<String, Film>>,
 }
 
 impl Job {
-    fn new(trials: &Path) -> Result<Self> {
-        let folder = target()?.join("placements");
-        // What an earlier run left may be of another program.
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let (sample, scenes) = (clip::expanded()?, folder.join("scenes.y4m"));
-        fs::write(&scenes, clip::in_three_scenes(fs::read(&sample)?))?;
-        Ok(Self {
-            trials: trials.to_owned(),
-            folder,
-            sample,
-            scenes,
-        })
+    /// Holds the film of a placement against that of one process.
+    fn compare(&self, case: &Case, folder: &Path) -> Result<()> {
+        let expected = self.film_of_one(&case.alone(), folder)?;
+        let film = expected.get().and_then(|film| film.as_deref().ok());
+        if case.clip == Clip::Scenes("flush") {
+            // With its cuts heeded the film is another than without: else these rows show nothing.
+            let clip = Clip::Scenes("off");
+            let ignored = self.film_of_one(
+                &Case {
+                    clip,
+                    ..case.alone()
+                },
+                folder,
+            )?;
+            let ignored = ignored.get().and_then(|film| film.as_deref().ok());
+            ensure!(film != ignored, "the three scenes have no cut");
+        }
+        let made = self.run(case, folder)?;
+        ensure!(
+            Some(&*made) == film,
+            "the film differs from that of one process"
+        );
+        Ok(())
     }
 
-    /// Runs the job into a file. A rank that was to die has died, and no other.
-    fn run(&self, case: &Case, output: &Path) -> Result<()> {
-        let report = self.folder.join("report.json");
-        let mut pp = command(&self.trials);
-        pp.args(["run", "--kernels", "cpu", "--transport", "host", "--input"]);
-        pp.arg(match case.clip {
-            Clip::Sample => &self.sample,
-            Clip::Scenes(_) => &self.scenes,
-        });
+    /// The film of one process, which the first that wants it makes.
+    fn film_of_one(&self, alone: &Case, folder: &Path) -> Result<Film> {
+        let mut films = self.films.lock().unwrap_or_else(PoisonError::into_inner);
+        let film = Arc::clone(films.entry(alone.name()).or_default());
+        drop(films);
+        let made = film.get_or_init(|| self.run(alone, folder).map_err(|e| format!("{e:#}")));
+        if let Err(error) = made {
+            bail!("no film of one process: {error}");
+        }
+        Ok(film)
+    }
+
+    /// Runs the job; its film. A rank that was to die has died, and no other.
+    fn run(&self, case: &Case, folder: &Path) -> Result<Vec<u8>> {
+        let mut pp = Command::new(std::env::current_exe()?);
+        run_in(folder, self.ground, &case.pipeline(), &mut pp)?;
+        let [report, output, scenes] =
+            ["report.json", "out.y4m", "scenes.y4m"].map(|name| folder.join(name));
+        pp.arg("--input");
+        match case.clip {
+            Clip::Sample => pp.arg(&self.sample),
+            Clip::Scenes(_) => {
+                fs::write(&scenes, &self.scenes)?;
+                pp.arg(scenes)
+            }
+        };
         pp.args(case.args()).arg("--report").arg(&report);
-        pp.env("PP_FLIGHT_DIR", &self.folder);
         // A rank that gets no core for a while is not silent.
         pp.env("PP_HEARTBEAT_MS", "3000");
         if let Some(Death { rank, chunk, times }) = case.death {
-            let fault = format!("kill@{rank}:chunk={chunk}:times={times}");
-            pp.env("PP_FAULT", fault);
+            pp.arg(format!("--restarts={times}"));
+            pp.env(VARIABLE, format!("kill@{rank}:chunk={chunk}:times={times}"));
         }
-        output_of(pp.arg("--output").arg(output))?;
+        let _ = fs::remove_file(&output);
+        let job = Process::start(pp.arg("--output").arg(&output), Output::Counted)?;
+        job.ends(Instant::now() + DEADLINE);
+        Ended::of(&job).check(&[0]).map_err(anyhow::Error::msg)?;
         let report: Value = serde_json::from_slice(&fs::read(&report)?)?;
         let restarts = &report["run"]["restarts"];
         let wanted = case.death.map_or(0, |death| death.times);
         ensure!(*restarts == wanted, "{restarts} restarts, not {wanted}");
-        Ok(())
+        Ok(fs::read(&output)?)
     }
+}
 
-    /// With its cuts heeded the film of three scenes is another than without: else its rows show nothing.
-    fn check_that_scenes_are_cut(&self, cases: &[Case]) -> Result<()> {
-        let flush = cases
-            .iter()
-            .find(|case| case.clip == Clip::Scenes("flush"))
-            .context("no run has scenes")?;
-        let [heeded, ignored] = ["flush", "off"].map(|cuts| {
-            let clip = Clip::Scenes(cuts);
-            let case = Case { clip, ..*flush }.alone();
-            let film = self.folder.join(format!("{}.y4m", case.film()));
-            self.run(&case, &film)?;
-            anyhow::Ok(fs::read(film)?)
-        });
-        ensure!(heeded? != ignored?, "the three scenes have no cut");
-        Ok(())
+/// The clip as three scenes: the middle third of its frames has the luma of a negative.
+fn in_three_scenes(mut clip: Vec<u8>) -> Result<Vec<u8>> {
+    const FRAME: &[u8] = b"FRAME\n";
+    let end = clip.iter().position(|byte| *byte == b'\n');
+    let end = end.context("it is no Y4M file")?;
+    ensure!(clip.starts_with(b"YUV4MPEG2 "), "it is no Y4M file");
+    let header = String::from_utf8_lossy(&clip[..end]).into_owned();
+    let size = |letter| {
+        let mut words = header.split(' ').skip(1);
+        let word = words.find_map(|word| word.strip_prefix(letter)?.parse::<usize>().ok());
+        word.with_context(|| format!("its header has no {letter}: {header:?}"))
+    };
+    let (width, height) = (size('W')?, size('H')?);
+    let luma = width * height;
+    let bytes = FRAME.len() + luma + 2 * width.div_ceil(2) * height.div_ceil(2);
+    let frames = &mut clip[end + 1..];
+    let third = frames.len() / bytes / 3;
+    let whole = frames.len().is_multiple_of(bytes) && frames.starts_with(FRAME);
+    ensure!(whole && third > 0, "it has no whole frames of 4:2:0");
+    for frame in frames.chunks_exact_mut(bytes).skip(third).take(third) {
+        for sample in &mut frame[FRAME.len()..FRAME.len() + luma] {
+            *sample = !*sample;
+        }
     }
+    Ok(clip)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_middle_of_three_scenes_is_a_negative() {
+        let clip = |frames| pp_testing::scenes(6, 4, "420jpeg", frames, frames);
+        let (plain, cut) = (clip(48), in_three_scenes(clip(48)).unwrap());
+        let bytes = 6 + 24 + 2 * 6;
+        let header = plain.len() % bytes;
+        let [plain, cut] = [&plain, &cut].map(|clip| clip[header..].chunks_exact(bytes));
+        for (n, (plain, cut)) in plain.zip(cut).enumerate() {
+            assert_eq!(cut[..6], *b"FRAME\n", "frame {n}");
+            assert_eq!(plain != cut, (16..32).contains(&n), "frame {n}");
+        }
+        for not_whole in [
+            &clip(48)[1..],
+            &clip(48)[..clip(48).len() - 1],
+            b"YUV4MPEG2",
+        ] {
+            assert!(in_three_scenes(not_whole.to_vec()).is_err());
+        }
+    }
 
     #[test]
     fn the_named_part_has_each_feature_once() {
@@ -339,11 +405,9 @@ mod tests {
                 group && death.as_deref() == Some(rank)
             });
         }
-        for (clip, _) in WORKS {
+        for (work, (clip, _)) in WORKS.into_iter().enumerate() {
             for recompute in [false, true] {
-                let case = part.iter().find(|case| case.clip == clip);
-                let film = case.map(Case::film).unwrap_or_default();
-                has(&format!("{film}, recompute {recompute}"), &|case| {
+                has(&format!("work {work}, recompute {recompute}"), &|case| {
                     (case.clip, case.recompute) == (clip, recompute)
                 });
             }

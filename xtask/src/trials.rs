@@ -1,0 +1,36 @@
+//! `cargo xtask soak [ARGS]` and `cargo xtask placements [ARGS]`: build `pp-trials` and run what it has of that name.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::clip;
+use crate::process::{build_program, command, git, run as run_command};
+
+/// Says of which commit, and runs it.
+pub(crate) fn soak(args: &[String]) -> Result<()> {
+    let trials = build_program("pp-trials", "pp-trials")?;
+    let commit = git(&["describe", "--always", "--dirty", "--abbrev=12"])?;
+    println!("commit {commit}");
+    Err(command(trials).arg("soak").args(args).exec()).context("cannot run pp-trials")
+}
+
+/// Runs the placements on the sample clip.
+pub(crate) fn placements(args: &[String]) -> Result<()> {
+    let trials = build_program("pp-trials", "pp-trials")?;
+    run_command(placements_of(&trials)?.args(args))
+}
+
+/// Runs the named part of them with a program that is built.
+pub(crate) fn part_of_placements(trials: &Path) -> Result<()> {
+    run_command(placements_of(trials)?.arg("--part"))
+}
+
+fn placements_of(trials: &Path) -> Result<Command> {
+    let mut placements = command(trials);
+    placements.arg("placements").arg("--input");
+    placements.arg(clip::expanded()?);
+    Ok(placements)
+}
