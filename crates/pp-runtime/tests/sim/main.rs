@@ -11,6 +11,7 @@
 mod world;
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pp_contract::{CacheEpoch, ChunkIndex, Rank};
 use pp_runtime::core::{Action, Cut, ONWARD, RankCore, StageFacts, Ticket, stages_of};
@@ -192,9 +193,21 @@ fn dying(deaths: u8, mut cases: Vec<Shape>) -> Vec<Shape> {
     cases
 }
 
-/// Walks these cases, and prints how many states each has; there must be so many at least in all.
+/// Walks these cases, as many at a time as there are cores, and prints how many states they have; there must be so many
+/// at least.
 fn walk_all(least: usize, cases: Vec<Shape>) {
-    let states: usize = cases.iter().map(walk).sum();
+    let (next, states) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let work = || {
+        while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+            states.fetch_add(walk(case), Ordering::Relaxed);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let states = states.into_inner();
     println!("{states} states in {} cases", cases.len());
     assert!(states > least, "the walk is not complete: {states} states");
 }
