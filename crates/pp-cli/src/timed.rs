@@ -47,34 +47,77 @@ impl Staged {
     }
 }
 
-/// Two events around some work.
+/// A place in the order of a stream, and when it was passed.
+struct Mark {
+    passed: Event,
+    at: Event,
+}
+
+impl Mark {
+    fn new(device: &Device) -> Result<Self, CudaError> {
+        Ok(Self {
+            passed: Event::new(device)?,
+            at: Event::timed(device)?,
+        })
+    }
+
+    /// Marks the place behind what was issued to the stream. An event with a time makes its stream wait, 3 µs on an H200,
+    /// and one without does not: so the time is taken on a stream of its own.
+    fn record(&self, stream: &Stream, clock: &Stream) -> Result<(), CudaError> {
+        self.passed.record(stream)?;
+        clock.wait(&self.passed)?;
+        self.at.record(clock)
+    }
+}
+
+/// The time of some work, from a mark in front of it to one behind it.
 pub(crate) struct Span {
-    pub(crate) start: Event,
-    pub(crate) end: Event,
+    start: Mark,
+    end: Mark,
+    clock: Stream,
 }
 
 impl Span {
-    pub(crate) fn new(device: &Device) -> Result<Self, CudaError> {
+    /// One whose times are taken on the stream `clock`, which has no other work.
+    pub(crate) fn new(clock: &Stream) -> Result<Self, CudaError> {
         Ok(Self {
-            start: Event::timed(device)?,
-            end: Event::timed(device)?,
+            start: Mark::new(clock.device())?,
+            end: Mark::new(clock.device())?,
+            clock: clock.clone(),
         })
+    }
+
+    /// The work to be timed is issued behind this.
+    pub(crate) fn begin(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.start.record(stream, &self.clock)
     }
 
     /// The work to be timed has been issued.
     pub(crate) fn close(&self, stream: &Stream) -> Result<(), CudaError> {
-        self.end.record(stream)
+        self.end.record(stream, &self.clock)
     }
 
-    /// Time between the events, once both are done.
+    /// Whether the work is done; its time is known a little later.
+    pub(crate) fn has_passed(&self) -> Result<bool, CudaError> {
+        self.end.passed.is_done()
+    }
+
+    /// Whether the work is done and its time known.
+    pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
+        self.end.at.is_done()
+    }
+
+    /// The time of the work, once it is known.
     pub(crate) fn ns(&self) -> Result<u64, CudaError> {
-        self.end.elapsed_ns(&self.start)
+        self.end.at.elapsed_ns(&self.start.at)
     }
 }
 
 /// A stream whose work is timed. Events are made once and used again.
 pub(crate) struct Timed {
     pub(crate) stream: Stream,
+    /// Where the times are taken.
+    pub(crate) clock: Stream,
     free: Vec<Span>,
     last: Option<Span>,
 }
@@ -96,10 +139,12 @@ impl Timed {
     /// With events for so many spans open at once; more are made when they are wanted.
     pub(crate) fn new(stream: Stream, spans: usize) -> Result<Self, CudaError> {
         // One more is kept to tell how long the stream was idle.
-        let make = |_| Span::new(stream.device());
+        let clock = Stream::new(stream.device())?;
+        let make = |_| Span::new(&clock);
         let free = (0..=spans).map(make).collect::<Result<_, _>>()?;
         Ok(Self {
             stream,
+            clock,
             free,
             last: None,
         })
@@ -109,9 +154,9 @@ impl Timed {
     pub(crate) fn open(&mut self) -> Result<Span, CudaError> {
         let span = match self.free.pop() {
             Some(span) => span,
-            None => Span::new(self.stream.device())?,
+            None => Span::new(&self.clock)?,
         };
-        span.start.record(&self.stream)?;
+        span.begin(&self.stream)?;
         Ok(span)
     }
 
@@ -122,18 +167,18 @@ impl Timed {
 
     /// How far the work of a span is that was closed: the oldest that was not seen done.
     pub(crate) fn poll(&mut self, span: Span) -> Result<Progress<Done, Span>, CudaError> {
-        if !span.end.is_done()? {
+        if !span.is_done()? {
             return Ok(Progress::UnderWay(span));
         }
         let idle = self
             .last
             .as_ref()
-            .map(|last| span.start.elapsed_ns(&last.end));
+            .map(|last| span.start.at.elapsed_ns(&last.end.at));
         // Where work overlaps, that of this span counts from the end of the one before.
         let since_last = self
             .last
             .as_ref()
-            .map(|last| span.end.elapsed_ns(&last.end));
+            .map(|last| span.end.at.elapsed_ns(&last.end.at));
         let work_ns = span.ns()?.min(since_last.transpose()?.unwrap_or(u64::MAX));
         self.free.extend(self.last.replace(span));
         Ok(Progress::Done(Done {

@@ -364,7 +364,7 @@ fn a_spoiled_run_is_noticed() {
     let output = folder.file("out.y4m");
     let args = run_args(&input, &output, &COPY);
     for (fault, rule) in [
-        ("cuStreamWaitEvent:15:skip", Rule::Race),
+        ("cuStreamWaitEvent:12:skip", Rule::Race),
         ("ncclSend:15:thread", Rule::Issuer),
         ("ncclRecv:15:sync", Rule::Steady),
         ("ncclRecv:15:half", Rule::Agreement),

@@ -227,7 +227,13 @@ impl Source<DeviceTx> for GpuSource {
         // It was sent behind this work, so the work is done.
         Ok(match self.stage.poll_work(working)? {
             Progress::Done(worked) => Some(worked.work_ns),
-            Progress::UnderWay(_) => None,
+            Progress::UnderWay(working) => {
+                // Its time is not known yet.
+                if let Working::Gpu(span) = working {
+                    self.stage.timed.recycle(span);
+                }
+                None
+            }
         })
     }
 

@@ -79,14 +79,14 @@ impl GpuStage {
         };
         let session = session.map_err(failed(stage.blame, "open kernels"))?;
         let results = session.results().unwrap_or_else(|| stream.clone());
-        let digester = GpuDigester::new(&results);
-        let timed = Timed::new(stream, stage.depth as usize);
+        let timed = Timed::new(stream, stage.depth as usize).map_err(device("make events"))?;
+        let digester = GpuDigester::new(&results, &timed.clock);
         Ok(Self {
             name: stage.stage,
             blame: stage.blame,
             session,
             digester,
-            timed: timed.map_err(device("make events"))?,
+            timed,
             results,
         })
     }
@@ -294,11 +294,13 @@ impl Encoder for GpuSource {
 
     fn encoded(&mut self, encoded: Encoded) -> StageResult<Encode> {
         let on_error = device(self.stage.name);
-        if !encoded.span.end.is_done().map_err(&on_error)? {
+        if !encoded.span.has_passed().map_err(&on_error)? {
             let what = "a chunk was accepted whose encode is not done";
             return Err(StageError::new(FaultKind::Internal, self.stage.name, what));
         }
-        let work_ns = encoded.span.ns().map_err(&on_error)?;
+        let is_known = encoded.span.is_done().map_err(&on_error)?;
+        let work_ns = is_known.then(|| encoded.span.ns()).transpose();
+        let work_ns = work_ns.map_err(&on_error)?;
         self.stage.timed.recycle(encoded.span);
         let noise = encoded.noise.and_then(|(copy, bytes)| {
             let sigmas = noise::sigmas(&copy.host.bytes()[..bytes]);
@@ -306,7 +308,7 @@ impl Encoder for GpuSource {
             sigmas
         });
         Ok(Encode {
-            work_ns: Some(work_ns),
+            work_ns,
             noise,
         })
     }
