@@ -5,13 +5,14 @@
 #
 # It lies in the directory that `cargo xtask bundle` makes, beside what it runs, and needs two GPUs, NCCL,
 # compute-sanitizer, bash and the usual small programs. The programs to compare with, in peers/, need python3 with torch,
-# and nvcc; what is not found is skipped. PEERS=DIR adds every *.cu (built with NCCL) and *.py (two ranks, started by
-# torch.distributed.run) of a directory. --memory names a file system in memory with 12 GB free (/dev/shm unless told): one
+# and nvcc with cuBLAS; what is not found is skipped. PEERS=DIR adds every *.cu (built with NCCL) and *.py (two ranks, started by
+# torch.distributed.run) of a directory. --memory names a file system in memory with 17 GB free (/dev/shm unless told): one
 # that is mounted with huge=always lets several threads write at once, where small pages let the kernel fill 4 to 5 GB/s.
 #
 # Every step has a limit, and a step that fails does not stop the next. The end is 1 if a required step failed or could
 # not run, or one of the faults at the end failed, 2 for a wrong use, else 0. A figure that misses its mark is marked and
-# fails nothing. The faults take four minutes of their own, for which the budget is too short: --only '^fault'.
+# fails nothing. The faults take four minutes of their own, for which the budget is too short: --only '^fault'. So do edges over
+# the copy engine, each with a part of the budget of its own: --only '^p2p-(limit|link|overlap|film)', --only '^p2p-kills'.
 set -u -o pipefail
 
 usage() { sed -n '2,/^set/{s/^# \{0,1\}//;/^set/d;p}' "$0"; }
@@ -225,6 +226,7 @@ ratio() {
 # --- what is done ---------------------------------------------------------------------------------------------------
 
 nccl=(--transport nccl)
+p2p=(--transport p2p)
 spin=(--simulate gpu-spin)
 
 correctness() {
@@ -258,28 +260,8 @@ job() {
         skip 720p optional "needs python3 to make the clip"
         return
     fi
-    # The sample clip, tiled to a larger size and repeated.
-    cat >"$work/tile.py" <<'PYTHON'
-import sys
-clip = open(sys.argv[1], "rb").read()
-end = clip.index(b"\n")
-frames = [f for f in clip[end + 1:].split(b"FRAME\n") if f]
-w, h = 352, 288
-def tiled(plane, w, h, W, H):
-    rows = [(plane[y * w:(y + 1) * w] * (W // w + 1))[:W] for y in range(h)]
-    return b"".join(rows[y % h] for y in range(H))
-made = []
-W, H, count = map(int, sys.argv[3:])
-for f in frames:
-    y, u, v = f[:w * h], f[w * h:w * h * 5 // 4], f[w * h * 5 // 4:]
-    made.append(b"FRAME\n" + tiled(y, w, h, W, H) + tiled(u, w // 2, h // 2, W // 2, H // 2) + tiled(v, w // 2, h // 2, W // 2, H // 2))
-with open(sys.argv[2], "wb") as out:
-    out.write(b"YUV4MPEG2 W%d H%d F25:1 Ip A1:1 C420jpeg\n" % (W, H))
-    for k in range(count):
-        out.write(made[k % len(made)])
-PYTHON
-    if ((gpus >= 2)) && [[ ! $list ]] && { wanted 720p-unwritten-1 || wanted 720p-written-1 || wanted video-720p || wanted 720p-restarts-1 || wanted 720p-one-1; }; then
-        timeout 90 "$python" "$work/tile.py" "$clip" "$films/in.y4m" 1280 720 4000
+    if ((gpus >= 2)) && [[ ! $list ]] && { wanted 720p-unwritten-1 || wanted 720p-written-1 || wanted video-720p || wanted 720p-restarts-1 || wanted 720p-one-1 || wanted p2p-film-p2p-1; }; then
+        timeout 90 "$python" "$here/peers/tile.py" "$clip" "$films/in.y4m" 1280 720 4000
     fi
     local run any=(--kernels ptx --cuts off --frames-per-chunk 8 --report report.json --input)
     local film=("${nccl[@]}" "${any[@]}" "$films/in.y4m")
@@ -287,6 +269,9 @@ PYTHON
     for ((run = 1; run <= runs; run++)); do
         gpu_step 2 "720p-unwritten-$run" optional 60 "$pp" run "${film[@]}"
         gpu_step 2 "720p-written-$run" optional 60 "$pp" run "${film[@]}" --output "$films/out.y4m"
+        gpu_step 2 "p2p-film-nccl-$run" optional 60 "$pp" run "${film[@]}" --output "$films/out.y4m"
+        gpu_step 2 "p2p-film-p2p-$run" held 60 bash -c '"$@" && cmp "$0/out.y4m" "$0/p2p.y4m"; code=$?; rm -f "$0/p2p.y4m"; exit $code' \
+            "$films" "$pp" run "${p2p[@]}" "${any[@]}" "$films/in.y4m" --output "$films/p2p.y4m"
         gpu_step 2 "720p-restarts-$run" optional 60 "$pp" run "${film[@]}" --restarts 3
         gpu_step 1 "720p-one-$run" optional 60 "$pp" run "${any[@]}" "$films/in.y4m" --ranks 1
         gpu_step 2 "720p-parts-$run" optional 60 "$pp" run "${film[@]}" --pipeline encode@0,phase_b@0,phase_b@1,decode@1
@@ -294,7 +279,7 @@ PYTHON
     rm -f "$films"/*
     # One pass, so that nothing but a group can share it.
     if ((gpus >= 2)) && [[ ! $list ]] && wanted 1080p-one-1; then
-        timeout 90 "$python" "$work/tile.py" "$clip" "$films/in.y4m" 1920 1080 1600
+        timeout 90 "$python" "$here/peers/tile.py" "$clip" "$films/in.y4m" 1920 1080 1600
     fi
     for ((run = 1; run <= runs; run++)); do
         gpu_step 1 "1080p-one-$run" optional 60 "$pp" run "${any[@]}" "$films/in.y4m" --denoise-steps 1 --ranks 1
@@ -352,6 +337,62 @@ faults() {
     torch_peer 2 fault-torch 180 "$here/peers/torch_faults.py" --jobs 12
 }
 
+# Edges over the copy engine beside NCCL's, and the limit by hand.
+p2p_edges() {
+    # The tests of this name, of which there must be some.
+    gpu_step 2 p2p-conformance held 150 env PP_TEST_GPU=real bash -o pipefail -c \
+        '"$0" --test-threads=1 p2p | tee tests && grep -qE "ok\. [1-9]" tests' "$here/tests/conformance"
+    # Whatever carries the payloads, the output is the same, bit for bit.
+    gpu_step 2 p2p-jobs held 150 bash -c 'run() { "$pp" run --kernels ptx --input "$clip" --output out.y4m "$@" &&
+            if [[ -f nccl.y4m ]]; then cmp nccl.y4m out.y4m; else mv out.y4m nccl.y4m; fi || exit; }
+        pp=$0 trials=$1 clip=$2
+        run --transport nccl --denoise-steps 4
+        for how in auto p2p "p2p --recompute" "p2p --restarts 3" "p2p --verify every=1" "p2p --depth 1"; do
+            run --denoise-steps 4 --transport $how
+        done
+        for pipeline in phase_b@1,decode@0 phase_b@0,decode@1 phase_b@0,phase_b@1,decode@1 phase_b@0+1,decode@0 "(phase_b@0,phase_b@1)*2,decode@0"; do
+            run --transport p2p --denoise-steps 4 --pipeline "encode@0,$pipeline"
+        done
+        pp=$trials
+        PP_FAULT=kill@1:chunk=2:times=3 run --transport p2p --denoise-steps 4 --restarts 5' "$pp" "$trials" "$clip"
+    gpu_step 2 p2p-words held 300 bash -c '"$0" words "$@" && "$0" words "$@" --max-bytes 65536 --seed 2' "$trials" "${p2p[@]}" --json
+    native_peer p2p-limit 175 "$here/peers/copy_engine.cu" -lcuda -lcublas
+    local run ms way load
+    for ((run = 1; run <= runs; run++)); do
+        for way in p2p nccl; do
+            local overlap=("$pp" bench overlap --transport "$way" --json) name=p2p-overlap-$way
+            for ms in 0.2 1 5 0; do
+                gpu_step 2 "$name-22M-${ms}ms-$run" optional 30 "${overlap[@]}" "${spin[@]}" --decode-ms "$ms" --phase-b-ms "$ms"
+            done
+            gpu_step 2 "$name-64K-0ms-$run" optional 30 "${overlap[@]}" "${spin[@]}" --bytes 65536 --decode-ms 0 --phase-b-ms 0
+            # A kernel of no length in front of each message, one at a time: its latency is the round trip.
+            gpu_step 2 "$name-behind-$run" optional 30 "${overlap[@]}" "${spin[@]}" --bytes 4 --chunks 3000 --sync \
+                --stages 0.0001,0.0001,0 --pipeline s0@0,s1@1,s2@0
+            gpu_step 2 "$name-chain-$run" optional 30 "${overlap[@]}" --simulate gemm --stages 5,5
+            gpu_step 2 "p2p-link-$way-$run" optional 60 "$pp" bench link --transport "$way" --max-bytes 22118400 --json
+            gpu_step 2 "p2p-link-large-$way-$run" optional 60 "$pp" bench link --transport "$way" --max-bytes $((1 << 30)) --json
+        done
+    done
+    for load in hbm gemm; do
+        for way in p2p nccl; do
+            gpu_step 2 "p2p-overlap-$way-cost-$load" optional 60 "$pp" bench overlap --transport "$way" --json \
+                --simulate "$load" --decode-ms 2 --phase-b-ms 2 --against 64
+        done
+    done
+    gpu_step 2 p2p-kills held 400 "$trials" kills "${p2p[@]}" --json
+    gpu_step 2 p2p-faults held 240 "$trials" faults "${p2p[@]}" --json
+    gpu_step 2 p2p-shutdown held 300 "$trials" shutdown "${p2p[@]}" --jobs 3 --json
+    # The second one is a minimal program, which shows what the tool itself can check.
+    local memcheck=("$sanitizer" --tool memcheck --target-processes all --error-exitcode 9)
+    if [[ ! $sanitizer ]]; then
+        skip p2p-memcheck held "compute-sanitizer is not found; it comes with the CUDA toolkit"
+        return
+    fi
+    gpu_step 2 p2p-memcheck held 240 env PP_HEARTBEAT_MS=10000 "${memcheck[@]}" "$trials" words "${p2p[@]}" \
+        --messages 2000 --max-bytes 1000000 --json
+    UNDER=${memcheck[*]} native_peer p2p-memcheck-limit 120 "$here/peers/copy_engine.cu" -lcuda -lcublas
+}
+
 # A program of PyTorch.
 torch_peer() { # GPUS NAME SECONDS ARGS...
     local need=$1 name=$2 limit=$3
@@ -363,15 +404,16 @@ torch_peer() { # GPUS NAME SECONDS ARGS...
     gpu_step "$need" "$name" optional "$limit" "$python" "$@"
 }
 
-# A program in C++ with raw NCCL.
-native_peer() { # NAME SECONDS FILE
-    local name=$1 limit=$2 file=$3 made=$work/$1
+# A program in C++, under another one where UNDER names it: then only the part that checks.
+native_peer() { # NAME SECONDS FILE LIBRARIES...
+    local name=$1 limit=$2 made=$work/$1
+    shift 2
     if [[ ! $nvcc ]]; then
         skip "$name" optional "needs nvcc"
         return
     fi
-    gpu_step 2 "$name" optional "$limit" bash -c 'made=$1 && shift && "$0" -O2 -std=c++17 -arch=native -o "$made" "$@" && exec "$made"' \
-        "$nvcc" "$made" "$file" "${with_nccl[@]}"
+    gpu_step 2 "$name" optional "$limit" bash -c 'made=$1 && shift && "$0" -O2 -std=c++17 -arch=native -o "$made" "$@" &&
+        exec ${UNDER:-} "$made" ${UNDER:+check}' "$nvcc" "$made" "$@"
 }
 
 # What else is to be run beside.
@@ -381,7 +423,7 @@ more_peers() {
         name=more-$(basename "$file")
         case $file in
             */'*'.*) ;; # there is none
-            *.cu) native_peer "$name" 60 "$file" ;;
+            *.cu) native_peer "$name" 60 "$file" "${with_nccl[@]}" ;;
             *.py) torch_peer 2 "$name" 60 -m torch.distributed.run --standalone --nproc-per-node 2 "$file" ;;
         esac
     done
@@ -406,11 +448,12 @@ correctness
 job
 sanitized
 benchmarks 1
-native_peer peer-limit 90 "$here/peers/nccl_limit.cu"
+native_peer peer-limit 90 "$here/peers/nccl_limit.cu" "${with_nccl[@]}"
 torch_peer 2 peer-pilot 75 "$here/peers/torch_pilot.py"
 for ((again = 2; again <= runs; again++)); do benchmarks "$again"; done
 once
 faults
+p2p_edges
 # Last, since torch.compile takes as long as it likes.
 torch_peer 1 peer-attention 200 "$here/peers/attention.py" --frames 4
 [[ ! $more ]] || more_peers
@@ -477,6 +520,41 @@ figure "  ms a chunk of 8" 720p-parts- '' period_ms
 figure "  the mean" 720p-parts- '' period_mean_ms
 ratio "  over one GPU" 720p-parts- '' frames_per_second 720p-one- '' frames_per_second min 1.65
 ratio "a group of two GPUs over one, 1920x1080, one pass" 1080p-group- '' frames_per_second 1080p-one- '' frames_per_second min 1.7
+# Over the copy engine, over NCCL, and by hand: what it is, step, in which object, field, mark, object and field of the limit.
+while IFS='|' read -r name at within field mark by_hand of_limit; do
+    for way in p2p nccl; do
+        read -ra marks <<<"${mark:-}"
+        [[ $way == p2p ]] || marks=()
+        figure "$name, $way" "p2p-${at/WAY/$way}" "$within" "$field" "${marks[@]}"
+    done
+    [[ ! $by_hand ]] || figure "  the same by hand" p2p-limit "\"copy_engine_$by_hand," "$of_limit"
+done <<'TABLE'
+efficiency, 22 MB, stages 0.2 ms|overlap-WAY-22M-0.2ms-||efficiency_asked|min 0.985|pipeline","bytes":22118400,"decode_ms":0.20|efficiency
+efficiency, 22 MB, stages 1 ms|overlap-WAY-22M-1ms-||efficiency_asked|min 0.997|pipeline","bytes":22118400,"decode_ms":1.00|efficiency
+efficiency, 22 MB, stages 5 ms|overlap-WAY-22M-5ms-||efficiency_asked|min 0.999|pipeline","bytes":22118400,"decode_ms":5.00|efficiency
+ms a chunk, 22 MB, no work|overlap-WAY-22M-0ms-||period_ms|max 0.066|pipeline","bytes":22118400,"decode_ms":0.00|period_ms
+ms a chunk, 64 KiB, no work|overlap-WAY-64K-0ms-||period_ms|max 0.010|pipeline","bytes":65536,"decode_ms":0.00|period_ms
+us of a round trip, 4 bytes|link-WAY-|"bytes":4,|round_trip_us|max 18|round_trip","bytes":4,"behind_a_kernel":false|us
+ms of a round trip, 4 bytes, behind a kernel|overlap-WAY-behind-||latency_ms||round_trip","bytes":4,"behind_a_kernel":true|ms
+us of a message one way, 22 MB|link-WAY-|"bytes":22118400,|one_way_us|max 64|one_way","bytes":22118400,"buffers":4|us
+GB/s one way, 1 GiB|link-large-WAY-|"bytes":1073741824,|one_way_gbytes_per_s|min 390|one_way","bytes":1073741824,"buffers":1|gbytes_per_s
+us to issue a send, 22 MB|link-WAY-|"bytes":22118400,|send_us|max 5|issue","bytes":22118400,"stream":"held"|us
+  the 99th percentile|link-WAY-|"bytes":22118400,|send_p99_us||issue","bytes":22118400,"stream":"held"|us_p99
+2 ms of memory stream, 22 MB over 64 bytes|overlap-WAY-cost-hbm|"against":|ratio|max 1.01|cost","work":"hbm"|ratio
+2 ms of products, 22 MB over 64 bytes|overlap-WAY-cost-gemm|"against":|ratio|max 1.01|cost","work":"gemm"|ratio
+5 ms of products over the period of two in a row|overlap-WAY-chain-||efficiency|min 0.9901|chain"|efficiency
+frames a second, 1280x720|film-WAY-||frames_per_second|||
+TABLE
+ratio "a round trip behind a kernel over that by hand" p2p-overlap-p2p-behind- '' latency_ms \
+    p2p-limit '"copy_engine_round_trip","bytes":4,"behind_a_kernel":true,' ms max 1.2
+ratio "frames a second, 1280x720, p2p over nccl" p2p-film-p2p- '' frames_per_second p2p-film-nccl- '' frames_per_second min 1
+figure "wrong words of messages" p2p-words '' wrong_words max 0
+for field in median_ms worst_ms; do
+    figure "$field of a killed rank until its next result" p2p-kills '"back_in_service":' "$field"
+    figure "$field of the start of a bare rank" p2p-kills '"bare_start":' "$field"
+done
+figure "ms that the former takes longer, median" p2p-kills '' over_median_ms max 100
+figure "  worst" p2p-kills '' over_worst_ms max 150
 ratio "frames a second with every tensor's digest over without" fault-verify-1 '' frames_per_second fault-verify-off '' frames_per_second
 
 join() { local IFS=,; echo "$*"; }

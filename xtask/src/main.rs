@@ -19,7 +19,6 @@ mod mutants;
 mod nccl_bindings;
 mod process;
 mod run_pp;
-
 mod suite;
 mod tidy;
 mod trials;

@@ -23,7 +23,7 @@ pub(crate) fn placements(args: &[String]) -> Result<()> {
     run_command(placements_of(&trials)?.args(args))
 }
 
-/// Runs the named part of them with a program that is built.
+/// Runs the part of them that `--part` names, with a program that is built.
 pub(crate) fn part_of_placements(trials: &Path) -> Result<()> {
     run_command(placements_of(trials)?.arg("--part"))
 }

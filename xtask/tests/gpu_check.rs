@@ -9,6 +9,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
+/// What `pp` writes.
+const OUTPUTS: &str = r#": >out.y4m; : >ptx.y4m; : >cust.so.y4m; : >calm.y4m; : >again.y4m
+while (($#)); do [[ $1 == --output ]] && : >"$2"; shift; done"#;
+
 /// A bundle in which every program is a script that succeeds.
 struct Bundle(PathBuf);
 
@@ -27,7 +31,7 @@ impl Bundle {
         fs::write(place.join("about.json"), "{\"commit\":\"abc\"}\n").unwrap();
         let bundle = Bundle(place);
         fs::write(bundle.0.join("clip/cup.y4m"), "").unwrap();
-        bundle.program("bin/pp", ": >out.y4m; : >ptx.y4m; : >cust.so.y4m");
+        bundle.program("bin/pp", OUTPUTS);
         bundle.program("bin/pp-trials", ": >calm.y4m; : >again.y4m");
         bundle.program("path/nvidia-smi", "printf '0\\n1\\n'");
         // A Python without torch or NCCL that takes every file for JSON: serde looks at it here.
@@ -37,7 +41,8 @@ impl Bundle {
             "while [[ $1 == -* ]]; do shift 2; done; \"$@\"",
         );
         for test in ["gpu_oracle", "conformance", "race"] {
-            bundle.program(&format!("tests/{test}"), "echo \"$0 $*\"");
+            let body = "echo \"$0 $*\"; echo 'test result: ok. 1 passed'";
+            bundle.program(&format!("tests/{test}"), body);
         }
         bundle
     }
@@ -97,9 +102,11 @@ fn figures_are_medians_over_the_runs_and_say_whether_they_meet_their_mark() {
     // Runs 1, 2 and 3 of each benchmark give 0.93, 0.96 and 0.99.
     bundle.program(
         "bin/pp",
-        r#"n=$(cat "$0.runs" 2>/dev/null || echo 0)
-[[ "$*" == *22118400*"--decode-ms 0.2"*json && "$*" != *10000* ]] && { echo $((n + 1)) >"$0.runs"; echo "{\"efficiency_asked\":0.9$((3 + 3 * n)),\"efficiency_asked_by_mean\":0.9,\"period_ms\":0.2}"; }
-: >out.y4m; : >ptx.y4m; : >cust.so.y4m; : >calm.y4m; : >again.y4m"#,
+        &format!(
+            r#"n=$(cat "$0.runs" 2>/dev/null || echo 0)
+[[ "$*" == *22118400*"--decode-ms 0.2"*json && "$*" != *10000* ]] && {{ echo $((n + 1)) >"$0.runs"; echo "{{\"efficiency_asked\":0.9$((3 + 3 * n)),\"efficiency_asked_by_mean\":0.9,\"period_ms\":0.2}}"; }}
+{OUTPUTS}"#
+        ),
     );
     let (output, report) = bundle.run(&[]);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -189,6 +196,80 @@ chmod +x "$2""#,
     };
     assert_eq!(values("by hand"), [0.9773, 0.077]);
     assert_eq!(values("in PyTorch"), [0.25, 0.67, 1.015, 3.375]);
+}
+
+#[test]
+fn edges_over_the_copy_engine_stand_beside_those_over_nccl_and_the_limit_by_hand() {
+    let bundle = Bundle::new("p2p");
+    bundle.program(
+        "bin/pp",
+        r#"[[ "$*" == *p2p* ]] && e=0.99 l=0.0263 r=1.004 || e=0.96 l=0.05 r=1.06
+case "$*" in
+*--sync*) echo '{"latency_ms":'$l'}' ;;
+*--against*) echo '{"period_ms":2,"against":{"bytes":64,"ratio":'$r',"ratio_p10":0.9}}' ;;
+*"--decode-ms 0.2"*) echo '{"efficiency_asked":'$e'}' ;;
+esac"#,
+    );
+    bundle.program(
+        "bin/pp-trials",
+        r#"case $1 in
+words) echo '{"wrong_messages":0,"wrong_words":0}' ;;
+kills) echo '{"back_in_service":{"median_ms":500.5,"worst_ms":700.5},"bare_start":{"median_ms":450.5,"worst_ms":500.5},"over_median_ms":50.5,"over_worst_ms":200.5}' ;;
+esac"#,
+    );
+    bundle.program(
+        "path/nvcc",
+        r#"while [[ $1 != -o ]]; do shift; done
+cat >"$2" <<'MADE'
+#!/bin/bash
+echo '{"what":"copy_engine_pipeline","bytes":22118400,"decode_ms":0.20,"phase_b_ms":0.20,"period_ms":0.2,"efficiency":0.9925}'
+echo '{"what":"copy_engine_round_trip","bytes":4,"behind_a_kernel":false,"ms":0.01380,"us":13.8}'
+echo '{"what":"copy_engine_round_trip","bytes":4,"behind_a_kernel":true,"ms":0.02250,"us":22.5}'
+MADE
+chmod +x "$2""#,
+    );
+    let only = "^p2p-(words|limit|kills|memcheck.*|overlap-.*(22M-0.2ms|behind|cost).*)$";
+    let (output, report) = bundle.run(&["--only", only, "--runs", "1"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    let figures = report["figures"].as_array().unwrap();
+    let figure = |name: &str| {
+        let named = figures.iter().find(|f| f["name"] == name);
+        let named = named.unwrap_or_else(|| panic!("no figure {name} in {text}"));
+        (named["value"].as_f64().unwrap(), named["met"].as_bool())
+    };
+    for (name, expected) in [
+        ("efficiency, 22 MB, stages 0.2 ms, p2p", (0.99, Some(true))),
+        ("efficiency, 22 MB, stages 0.2 ms, nccl", (0.96, None)),
+        ("  the same by hand", (0.9925, None)),
+        (
+            "a round trip behind a kernel over that by hand",
+            (1.168, Some(true)),
+        ),
+        (
+            "2 ms of products, 22 MB over 64 bytes, p2p",
+            (1.004, Some(true)),
+        ),
+        ("2 ms of products, 22 MB over 64 bytes, nccl", (1.06, None)),
+        ("wrong words of messages", (0.0, Some(true))),
+        (
+            "median_ms of a killed rank until its next result",
+            (500.5, None),
+        ),
+        ("worst_ms of the start of a bare rank", (500.5, None)),
+        (
+            "ms that the former takes longer, median",
+            (50.5, Some(true)),
+        ),
+        ("  worst", (200.5, Some(false))),
+    ] {
+        assert_eq!(figure(name), expected, "{name}");
+    }
+    // A filter that names no test proves nothing.
+    bundle.program("tests/conformance", "echo 'test result: ok. 0 passed'");
+    let (output, report) = bundle.run(&["--only", "^p2p-conformance$"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(report["failed"], serde_json::json!(["p2p-conformance"]));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The command line.
 
 use std::error::Error as _;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -14,6 +14,7 @@ use pp_job::{Error, say};
 use pp_kernels::KernelSet;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
 use pp_runtime::drift::Verify;
+use pp_transport::gpu::p2p::Way;
 
 /// A pipeline-parallel runtime for real-time generative models.
 ///
@@ -129,9 +130,15 @@ pub enum PluginCommand {
     Check {
         /// The shared library.
         file: PathBuf,
-        /// Be the child process, from this check on.
+    },
+    /// The child process that loads a plugin for another command.
+    #[command(hide = true)]
+    Worker {
+        /// The shared library.
+        file: PathBuf,
+        /// Run the checks too, from this one on.
         #[arg(long, value_name = "N", hide = true)]
-        worker_from: Option<usize>,
+        from: Option<usize>,
     },
 }
 
@@ -176,12 +183,40 @@ impl FromStr for KernelChoice {
 /// How payloads travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransportChoice {
-    /// NCCL if this machine has the GPUs and the library for it, else shared memory; prints the choice.
+    /// GPU memory if this machine has a GPU for each rank, else shared memory. Between two GPUs it is p2p if NVLink connects
+    /// them, else nccl. Prints the choice.
     Auto,
     /// Memory that the ranks of one machine share.
     Host,
+    /// GPU memory, copied by the GPU's copy engine, on one machine; groups of ranks need NCCL.
+    P2p,
     /// GPU memory over NCCL, on one machine or several.
     Nccl,
+}
+
+impl TransportChoice {
+    /// The way between GPUs, where payloads are to lie there, or may.
+    pub(crate) fn way(self) -> Option<Way> {
+        match self {
+            Self::Auto => Some(Way::Best),
+            Self::P2p => Some(Way::P2p),
+            Self::Nccl => Some(Way::Nccl),
+            Self::Host => None,
+        }
+    }
+
+    /// Whether payloads are to lie on GPUs, and nowhere else.
+    pub(crate) fn is_on_gpus(self) -> bool {
+        matches!(self, Self::P2p | Self::Nccl)
+    }
+}
+
+/// As on the command line.
+impl fmt::Display for TransportChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value();
+        f.write_str(value.as_ref().map_or("", |value| value.get_name()))
+    }
 }
 
 /// What a scene cut does.
@@ -269,15 +304,15 @@ pub struct RunArgs {
     /// its passes. By default what --ranks says.
     #[arg(long, value_name = "TEXT")]
     pub(crate) pipeline: Option<Pipeline>,
-    /// Processes, 1 to 64; by default as many as a launcher started, else 2. With 1 all stages stand on rank 0; with N encode and decode stand on rank 0, and
-    /// phase_b in N-1 parts on the others.
+    /// Processes, 1 to 64; by default as many as a launcher started, else 2. With 1 all stages stand on rank 0; with N
+    /// encode and decode stand on rank 0, and phase_b in N-1 parts on the others.
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_RANKS))]
     pub(crate) ranks: Option<u32>,
     /// Kernels: cpu and ptx are built in (host memory, GPU memory), FILE.so is a plugin; auto takes ptx where the
     /// payloads are on GPUs, else cpu.
     #[arg(long, value_name = "auto|cpu|ptx|FILE.so", default_value = "auto")]
     pub kernels: KernelChoice,
-    /// An argument for the plugin; may be given several times.
+    /// An argument for the plugin; may be given several times, each key once.
     #[arg(long = "plugin-arg", value_name = "KEY=VALUE", value_parser = plugin_arg)]
     pub(crate) plugin_args: Vec<(String, String)>,
     /// How payloads travel between the ranks.
@@ -350,7 +385,7 @@ pub(crate) enum Simulate {
     Sleep,
     /// Compute for so much time of a core: a stage that needs its core.
     Spin,
-    /// A GPU kernel that spins on the GPU's clock (with --transport nccl).
+    /// A GPU kernel that spins on the GPU's clock (with --transport p2p or nccl).
     GpuSpin,
     /// bf16 matrix products on the GPU.
     Gemm,
@@ -391,6 +426,11 @@ pub struct OverlapArgs {
     /// How payloads travel between the ranks.
     #[arg(long, value_enum, default_value = "host")]
     pub(crate) transport: TransportChoice,
+    /// Say what payloads of --bytes cost beside payloads of N bytes, 1 to 18446744073709551615: blocks of 48 chunks
+    /// have N and --bytes in turn, and the first pair of blocks warms up. 37 pairs unless --chunks says otherwise,
+    /// which must be 192 or more; by default all payloads have --bytes.
+    #[arg(long, value_name = "N", value_parser = whole(1..=u64::MAX), conflicts_with = "sync")]
+    pub(crate) against: Option<u64>,
     /// One chunk at a time: what it costs without overlap.
     #[arg(long)]
     pub(crate) sync: bool,
@@ -499,7 +539,7 @@ pub struct PlanArgs {
     /// Kernels, as for pp run.
     #[arg(long, value_name = "auto|cpu|ptx|FILE.so", default_value = "auto")]
     pub(crate) kernels: String,
-    /// An argument for the plugin; may be given several times.
+    /// An argument for the plugin; may be given several times, each key once.
     #[arg(long = "plugin-arg", value_name = "KEY=VALUE", value_parser = plugin_arg)]
     pub(crate) plugin_args: Vec<(String, String)>,
     /// How payloads travel between the ranks.

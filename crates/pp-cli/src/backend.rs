@@ -1,4 +1,4 @@
-//! Where a rank's payloads lie and what they travel over: host memory, or a GPU's memory and NCCL.
+//! Where a rank's payloads lie and what they travel over: host memory, or a GPU's memory by copy engine or NCCL.
 //!
 //! CUDA and NCCL are looked for when they are wanted, in one binary for every machine. What was
 //! found and chosen is said in one line.
@@ -9,6 +9,8 @@ use pp_contract::{Fault, FaultKind, Rank, with_source};
 use pp_device::{CudaError, Device};
 use pp_job::{Error, ThisRank};
 use pp_kernels::{Description, KernelSet, check_device};
+pub(crate) use pp_transport::gpu::p2p::GpuBackend;
+use pp_transport::gpu::p2p::Way;
 use pp_transport::launch::Launcher;
 use pp_transport::nccl::{Nccl, NcclBackend, uuid_text};
 
@@ -18,16 +20,28 @@ use crate::env::Env;
 /// The operation of a fault while GPUs are looked for.
 const LOOK: &str = "look for GPUs";
 
-/// What makes edges between GPUs.
-pub(crate) type GpuBackend = NcclBackend;
-
-/// `NVIDIA H200 (GPU-…), NCCL 2.28.9 from /…/libnccl.so.2`.
+/// `NVIDIA H200 (GPU-…)`.
 fn describe(gpu: &GpuBackend) -> String {
     let about = gpu.device.about();
-    let nccl = gpu.nccl.as_ref().map_or_else(String::new, |nccl| {
-        format!(", NCCL {} from {}", nccl.version(), nccl.path().display())
-    });
-    format!("{} ({}){nccl}", about.name, uuid_text(about.uuid))
+    format!("{} ({})", about.name, uuid_text(about.uuid))
+}
+
+/// What a report calls what carried the payloads of so many ranks, whose backend has this short name.
+pub(crate) fn label(name: &str, ranks: u32) -> String {
+    let processes = match ranks {
+        1 => "1 process".to_owned(),
+        ranks => format!("{ranks} processes"),
+    };
+    match name {
+        "host" => format!("host (shared memory, {processes})"),
+        _ if ranks == 1 => format!("GPU memory ({processes})"),
+        name if name.ends_with("nccl") => {
+            // It is loaded already.
+            let version = Nccl::load().map(|nccl| format!(" {}", nccl.version()));
+            format!("{name}{} ({processes})", version.unwrap_or_default())
+        }
+        name => format!("{name} ({processes})"),
+    }
 }
 
 /// Where payloads lie.
@@ -61,13 +75,13 @@ pub(crate) fn check(kernels: &KernelChoice, transport: TransportChoice) -> Resul
         return Ok(());
     };
     let about = set.describe();
-    let (memory, given, other, default) = match transport {
-        TransportChoice::Nccl if !about.cuda => ("host", "nccl", "host", KernelSet::for_device()),
-        TransportChoice::Host if !about.host => ("GPU", "host", "nccl", KernelSet::for_host()),
+    let (memory, other, default) = match transport {
+        gpus if gpus.is_on_gpus() && !about.cuda => ("host", "host", KernelSet::for_device()),
+        TransportChoice::Host if !about.host => ("GPU", "auto", KernelSet::for_host()),
         _ => return Ok(()),
     };
     Err(Error::Usage(format!(
-        "--kernels {} works in {memory} memory, which --transport {given} does not carry; use \
+        "--kernels {} works in {memory} memory, which --transport {transport} does not carry; use \
          --transport {other}, or --kernels {}",
         about.name,
         default.describe().name
@@ -100,16 +114,22 @@ pub(crate) fn choose(
     env: &Env,
 ) -> Result<Choice, Error> {
     let rank = this.rank();
+    let on_gpus_alone = matches!(kernels, KernelChoice::BuiltIn(set) if !set.describe().host);
     let need = match (transport, kernels) {
-        (TransportChoice::Nccl, _) => Need::Must,
+        (gpus, _) if gpus.is_on_gpus() => Need::Must,
         (TransportChoice::Host, _) => Need::Never,
-        (_, KernelChoice::BuiltIn(set)) if !set.describe().host => Need::Must,
+        _ if on_gpus_alone => Need::Must,
         (_, KernelChoice::BuiltIn(set)) if !set.describe().cuda => Need::Never,
         _ => Need::IfThere,
     };
-    let found = match need {
-        Need::Never => Err("--transport host moves host memory".to_owned()),
-        Need::IfThere | Need::Must => find(this, env, need),
+    let without_gpus = match (on_gpus_alone, transport) {
+        (true, TransportChoice::Auto) => "--kernels cpu",
+        (true, _) => "--kernels cpu --transport host",
+        (false, _) => "--transport host",
+    };
+    let found = match (need, transport.way()) {
+        (Need::IfThere | Need::Must, Some(way)) => find(this, env, (need, without_gpus), way),
+        _ => Err("--transport host moves host memory".to_owned()),
     };
     let is_built_in = !matches!(kernels, KernelChoice::File(_));
     let found = found.and_then(|gpu| {
@@ -127,7 +147,7 @@ pub(crate) fn choose(
             Fault::new(FaultKind::Plugin, rank, "load kernels", with_source(&error))
         })?,
     };
-    let (backend, reason) = place(set.describe(), need, found, rank)?;
+    let (backend, reason) = place(set.describe(), (need, transport), found, rank)?;
     // Nothing needs to be said of what was asked for.
     let said = (transport == TransportChoice::Auto).then(|| match (&backend, reason) {
         (Backend::Gpu(gpu), _) => format!("found {}", describe(gpu)),
@@ -144,7 +164,7 @@ pub(crate) fn choose(
 /// The backend for kernels that are there only for some memory; and why it is not the GPU's.
 fn place(
     kernels: &Description,
-    need: Need,
+    (need, transport): (Need, TransportChoice),
     found: Result<GpuBackend, String>,
     rank: Rank,
 ) -> Result<(Backend, Option<String>), Error> {
@@ -155,7 +175,7 @@ fn place(
         Ok(_) if need == Need::Must => fault(
             FaultKind::BadInput,
             format!(
-                "the kernels '{name}' work in host memory, which --transport nccl does not carry; \
+                "the kernels '{name}' work in host memory, which --transport {transport} does not carry; \
                  use --transport host, or other kernels"
             ),
         ),
@@ -174,19 +194,24 @@ fn place(
 
 /// Chooses a transport for work that needs no kernels; and says what was found, where the choice
 /// was left to us.
-pub(crate) fn choose_transport(
+///
+/// # Errors
+/// There are no GPUs, or no library, for the transport.
+pub fn choose_transport(
     transport: TransportChoice,
     this: ThisRank<'_>,
     env: &Env,
 ) -> Result<(Backend, Option<String>), Error> {
-    let need = match transport {
-        TransportChoice::Host => return Ok((Backend::Host, None)),
-        TransportChoice::Nccl => Need::Must,
-        TransportChoice::Auto => Need::IfThere,
+    let Some(way) = transport.way() else {
+        return Ok((Backend::Host, None));
     };
-    match find(this, env, need) {
+    let need = match way {
+        Way::Best => Need::IfThere,
+        Way::P2p | Way::Nccl => Need::Must,
+    };
+    match find(this, env, (need, "--transport host"), way) {
         Ok(gpu) => {
-            let said = format!("found {}; transport nccl", describe(&gpu));
+            let said = format!("found {}", describe(&gpu));
             Ok((
                 Backend::Gpu(Box::new(gpu)),
                 (need == Need::IfThere).then_some(said),
@@ -201,7 +226,7 @@ pub(crate) fn choose_transport(
 }
 
 /// Says what was found and chosen; rank 0 alone does.
-pub(crate) fn say(said: Option<&str>) {
+pub fn say(said: Option<&str>) {
     if let Some(said) = said {
         // If standard error is closed, the line is lost.
         let _ = writeln!(std::io::stderr(), "pp: {said}");
@@ -224,8 +249,14 @@ fn ranks_here(this: ThisRank<'_>, env: &Env) -> Option<u32> {
     env.text(name)?.parse().ok()
 }
 
-/// This rank's GPU and, where there are other ranks, NCCL; or why there is none.
-fn find(this: ThisRank<'_>, env: &Env, need: Need) -> Result<GpuBackend, String> {
+/// This rank's GPU and, where other ranks are to be reached by NCCL alone, the library; or why there is none, and the options
+/// that need no GPU.
+fn find(
+    this: ThisRank<'_>,
+    env: &Env,
+    (need, without_gpus): (Need, &str),
+    way: Way,
+) -> Result<GpuBackend, String> {
     let count = Device::count().map_err(|error| match (need, error) {
         // Where a GPU is only hoped for, `pp doctor` gives the advice.
         (Need::IfThere, CudaError::NoDriver) => "no NVIDIA driver was found".into(),
@@ -239,28 +270,29 @@ fn find(this: ThisRank<'_>, env: &Env, need: Need) -> Result<GpuBackend, String>
     let wanted = together.unwrap_or(1);
     if count < wanted || (local >= count && !masked) {
         let advice = match need {
-            Need::Must => {
+            Need::Must => format!(
                 "; put all stages on as many ranks as there are GPUs (--ranks or --pipeline), check \
-                 CUDA_VISIBLE_DEVICES, run ranks on other machines, too, or use --transport host"
-            }
-            _ => "",
+                 CUDA_VISIBLE_DEVICES, run ranks on other machines, too, or use {without_gpus}"
+            ),
+            _ => String::new(),
         };
+        let plural = if count == 1 { "" } else { "s" };
         return Err(format!(
-            "{count} GPUs visible, and the ranks of this machine need {}{advice}",
+            "{count} GPU{plural} visible, and the ranks of this machine need {}{advice}",
             wanted.max(local + 1)
         ));
     }
-    let nccl = match this.launch().world_size().get() {
-        1 => None,
-        _ => Some(Nccl::load().map_err(|e| with_source(&e))?),
+    let nccl = match (this.launch().world_size().get(), way) {
+        (2.., Way::Nccl) => Some(Nccl::load().map_err(|e| with_source(&e))?),
+        _ => None,
     };
     let device = Device::open(ordinal).map_err(|e| with_source(&e))?;
-    let mut gpu = GpuBackend::alone(device);
+    let mut gpu = NcclBackend::alone(device);
     gpu.nccl = nccl;
     gpu.variables = env.starting_with("NCCL_");
     // A GPU that the environment names just by itself.
     gpu.given = env
         .text("CUDA_VISIBLE_DEVICES")
         .filter(|visible| visible.len() == 40 && visible.starts_with("GPU-"));
-    Ok(gpu)
+    Ok(GpuBackend::new(gpu, way, |line| say(Some(line))))
 }

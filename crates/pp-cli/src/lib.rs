@@ -82,8 +82,9 @@ pub fn perform(command: &Command, env: &Env) -> Result<(), Error> {
         Command::Flight(args) => cmd::flight::flight(args),
         Command::Doctor => cmd::doctor::doctor(env),
         Command::Verify { first, second } => cmd::verify::verify(first, second),
-        Command::Plugin(PluginCommand::Check { file, worker_from }) => {
-            cmd::plugin::check(file, *worker_from, env)
+        Command::Plugin(PluginCommand::Check { file }) => cmd::plugin::check(file, env),
+        Command::Plugin(PluginCommand::Worker { file, from }) => {
+            cmd::plugin::work(file, *from, env)
         }
     }
 }

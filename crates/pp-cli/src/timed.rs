@@ -1,5 +1,7 @@
 //! Work on one stream of a GPU: payloads that it reads, copies to the host, and its time, asked after without waiting.
 
+use std::time::{Duration, Instant};
+
 use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
 use pp_runtime::stage::{Progress, Worked};
 use pp_transport::error::TransportError;
@@ -47,79 +49,51 @@ impl Staged {
     }
 }
 
-/// A place in the order of a stream, and when it was passed.
-struct Mark {
-    passed: Event,
-    at: Event,
-}
-
-impl Mark {
-    fn new(device: &Device) -> Result<Self, CudaError> {
-        Ok(Self {
-            passed: Event::new(device)?,
-            at: Event::timed(device)?,
-        })
-    }
-
-    /// Marks the place behind what was issued to the stream. An event with a time makes its stream wait, 3 µs on an H200,
-    /// and one without does not: so the time is taken on a stream of its own.
-    fn record(&self, stream: &Stream, clock: &Stream) -> Result<(), CudaError> {
-        self.passed.record(stream)?;
-        clock.wait(&self.passed)?;
-        self.at.record(clock)
-    }
-}
-
-/// The time of some work, from a mark in front of it to one behind it.
+/// Two events with a time around some work. Each makes its stream wait, 3 µs on an H200, so this is for what is seldom, or
+/// seen by nobody when it is done.
 pub(crate) struct Span {
-    start: Mark,
-    end: Mark,
-    clock: Stream,
+    pub(crate) start: Event,
+    pub(crate) end: Event,
 }
 
 impl Span {
-    /// One whose times are taken on the stream `clock`, which has no other work.
-    pub(crate) fn new(clock: &Stream) -> Result<Self, CudaError> {
+    pub(crate) fn new(device: &Device) -> Result<Self, CudaError> {
         Ok(Self {
-            start: Mark::new(clock.device())?,
-            end: Mark::new(clock.device())?,
-            clock: clock.clone(),
+            start: Event::timed(device)?,
+            end: Event::timed(device)?,
         })
-    }
-
-    /// The work to be timed is issued behind this.
-    pub(crate) fn begin(&self, stream: &Stream) -> Result<(), CudaError> {
-        self.start.record(stream, &self.clock)
     }
 
     /// The work to be timed has been issued.
     pub(crate) fn close(&self, stream: &Stream) -> Result<(), CudaError> {
-        self.end.record(stream, &self.clock)
+        self.end.record(stream)
     }
 
-    /// Whether the work is done; its time is known a little later.
-    pub(crate) fn has_passed(&self) -> Result<bool, CudaError> {
-        self.end.passed.is_done()
-    }
-
-    /// Whether the work is done and its time known.
-    pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
-        self.end.at.is_done()
-    }
-
-    /// The time of the work, once it is known.
+    /// Time between the events, once both are done.
     pub(crate) fn ns(&self) -> Result<u64, CudaError> {
-        self.end.at.elapsed_ns(&self.start.at)
+        self.end.elapsed_ns(&self.start)
     }
 }
 
-/// A stream whose work is timed. Events are made once and used again.
+/// A stream whose work is timed by when the driver sees it done, which holds up nothing. Events are made once and used again.
 pub(crate) struct Timed {
     pub(crate) stream: Stream,
-    /// Where the times are taken.
-    pub(crate) clock: Stream,
-    free: Vec<Span>,
-    last: Option<Span>,
+    free: Vec<Event>,
+    /// When the last work was seen done.
+    last: Option<Instant>,
+}
+
+/// Work that was issued.
+pub(crate) struct Issued {
+    since: Instant,
+    end: Event,
+}
+
+impl Issued {
+    /// All of the work has been issued.
+    pub(crate) fn close(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.end.record(stream)
+    }
 }
 
 /// Work that is done.
@@ -136,54 +110,41 @@ impl From<Done> for Worked {
 }
 
 impl Timed {
-    /// With events for so many spans open at once; more are made when they are wanted.
-    pub(crate) fn new(stream: Stream, spans: usize) -> Result<Self, CudaError> {
-        // One more is kept to tell how long the stream was idle.
-        let clock = Stream::new(stream.device())?;
-        let make = |_| Span::new(&clock);
-        let free = (0..=spans).map(make).collect::<Result<_, _>>()?;
+    /// With events for so much work at once; more are made when they are wanted.
+    pub(crate) fn new(stream: Stream, works: usize) -> Result<Self, CudaError> {
+        let make = |_| Event::new(stream.device());
+        let free = (0..works).map(make).collect::<Result<_, _>>()?;
         Ok(Self {
             stream,
-            clock,
             free,
             last: None,
         })
     }
 
-    /// A span that begins here.
-    pub(crate) fn open(&mut self) -> Result<Span, CudaError> {
-        let span = match self.free.pop() {
-            Some(span) => span,
-            None => Span::new(&self.clock)?,
+    /// Work that is issued from here on.
+    pub(crate) fn open(&mut self) -> Result<Issued, CudaError> {
+        let end = match self.free.pop() {
+            Some(end) => end,
+            None => Event::new(self.stream.device())?,
         };
-        span.begin(&self.stream)?;
-        Ok(span)
+        let since = Instant::now();
+        Ok(Issued { since, end })
     }
 
-    /// A span that is not asked after any more.
-    pub(crate) fn recycle(&mut self, span: Span) {
-        self.free.push(span);
-    }
-
-    /// How far the work of a span is that was closed: the oldest that was not seen done.
-    pub(crate) fn poll(&mut self, span: Span) -> Result<Progress<Done, Span>, CudaError> {
-        if !span.is_done()? {
-            return Ok(Progress::UnderWay(span));
+    /// How far work is that was closed: the oldest that was not seen done.
+    pub(crate) fn poll(&mut self, work: Issued) -> Result<Progress<Done, Issued>, CudaError> {
+        if !work.end.is_done()? {
+            return Ok(Progress::UnderWay(work));
         }
-        let idle = self
-            .last
-            .as_ref()
-            .map(|last| span.start.at.elapsed_ns(&last.end.at));
-        // Where work overlaps, that of this span counts from the end of the one before.
-        let since_last = self
-            .last
-            .as_ref()
-            .map(|last| span.end.at.elapsed_ns(&last.end.at));
-        let work_ns = span.ns()?.min(since_last.transpose()?.unwrap_or(u64::MAX));
-        self.free.extend(self.last.replace(span));
+        let now = Instant::now();
+        // Work that was issued ahead begins at the end of the one before.
+        let last = self.last.replace(now).unwrap_or(work.since);
+        let began = work.since.max(last);
+        self.free.push(work.end);
+        let ns = |time: Duration| time.as_nanos() as u64;
         Ok(Progress::Done(Done {
-            work_ns,
-            idle_ns: idle.transpose()?.unwrap_or(0),
+            work_ns: ns(now - began),
+            idle_ns: ns(began - last),
         }))
     }
 }

@@ -140,7 +140,7 @@ fn a_reader_that_leaves_is_an_output_error() {
 
 #[test]
 fn command_lines_that_cannot_be() {
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 13] = [
         (
             &["run", "--depth", "65"],
             "--depth 65: it takes a whole number from 1 to 64",
@@ -186,6 +186,10 @@ fn command_lines_that_cannot_be() {
         (
             &["run", "--plugin-arg", "key"],
             "--plugin-arg key: it takes KEY=VALUE",
+        ),
+        (
+            &["run", "--plugin-arg", "a=1", "--plugin-arg", "a=2"],
+            "--plugin-arg a=2: a is given twice, first as \"1\"; give each key once",
         ),
         (
             &[
@@ -264,9 +268,13 @@ fn one_process_for_everything_started_twice() {
         ("MASTER_PORT", "29500"),
         ("PP_JOB_SECRET", "0123456789abcdef0123"),
     ];
-    run(command.envs(world), None).failed(2, &["--ranks 1", "started 2"]);
+    let words = [
+        "the launcher started 2 ranks",
+        "has 1; start 1, give --ranks 2",
+    ];
+    run(command.envs(world), None).failed(2, &words);
     // Two processes would write one output, secret or none.
-    run(command.env_remove("PP_JOB_SECRET"), None).failed(2, &["--ranks 1", "started 2"]);
+    run(command.env_remove("PP_JOB_SECRET"), None).failed(2, &words);
     assert_eq!(folder.names(), ["in.y4m"]);
 }
 
@@ -285,7 +293,7 @@ fn kernels_that_are_none() {
     let text = folder.write("text.so", b"this is no shared library");
     for ranks in ["1", "2"] {
         let more = ["--ranks", ranks, "--kernels", text.to_str().unwrap()];
-        let words = ["rank 0: load kernels", "text.so"];
+        let words = ["plugin: load kernels: ", "text.so"];
         run(&mut pp(&run_args(&input, &output, &more)), None).failed(5, &words);
         for name in ["cpu2", "", "/no/such/plugin.so"] {
             let more = ["--ranks", ranks, "--kernels", name];
@@ -302,21 +310,27 @@ fn kernels_and_transports_that_do_not_go_together() {
     let folder = folder("wrong_memory");
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 4));
     let output = folder.file("out.y4m");
-    let cases: [(&[&str], &[&str]); 2] = [
+    let cases: [(&[&str], &[&str]); 3] = [
         (
             &["--kernels", "cpu", "--transport", "nccl"],
-            &["--transport host"],
+            &["--transport nccl does not", "--transport host"],
+        ),
+        (
+            &["--kernels", "cpu", "--transport", "p2p"],
+            &["--transport p2p does not", "--transport host"],
         ),
         (
             &["--kernels", "ptx", "--transport", "host"],
-            &["--transport nccl"],
+            &["--transport auto"],
         ),
     ];
     for (more, words) in cases {
         run(&mut pp(&run_args(&input, &output, more)), None).failed(2, words);
     }
-    let cases: [(&[&str], &[&str]); 3] = [
-        (&["--simulate", "gemm"], &["--transport nccl"]),
+    let cases: [(&[&str], &[&str]); 5] = [
+        (&["--simulate", "gemm"], &["--transport p2p or nccl"]),
+        (&["--simulate", "spin", "--transport", "p2p"], &["gpu-spin"]),
+        (&["--touch", "--transport", "p2p"], &["--transport host"]),
         (
             &["--simulate", "spin", "--transport", "nccl"],
             &["gpu-spin"],
@@ -335,7 +349,11 @@ fn a_gpu_that_is_wanted_and_not_there_is_named_once_and_what_is_only_hoped_for_i
     let folder = folder("no_gpu");
     let input = folder.write("in.y4m", &video(32, 16, "420jpeg", 4));
     let output = folder.file("out.y4m");
-    for more in [["--transport", "nccl"], ["--kernels", "ptx"]] {
+    for more in [
+        ["--transport", "p2p"],
+        ["--transport", "nccl"],
+        ["--kernels", "ptx"],
+    ] {
         let mut command = pp(&run_args(&input, &output, &more));
         let ended = run(command.env("CUDA_VISIBLE_DEVICES", ""), None);
         ended.failed(10, &["device", "look for GPUs"]);
@@ -412,11 +430,11 @@ fn pipelines_that_cannot_be_run_are_refused_before_a_rank_starts() {
     for (pipeline, words) in [
         (
             "encode@0,phase_b@0,decode@0",
-            "give a --pipeline of 2 ranks",
+            "start 1, give a --pipeline of 2 ranks or --ranks 2",
         ),
         (
             "encode@0,phase_b@1,decode@2",
-            "start 3, give a pipeline of 2",
+            "start 3, give a --pipeline of 2 ranks or --ranks 2",
         ),
     ] {
         let command = pp(&run_args(&input, &output, &["--pipeline", pipeline]));

@@ -5,24 +5,26 @@ mod common;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::{folder, leftovers, pp};
+use common::{folder, pp};
 use pp_testing::{
+    Folder,
     process::{all_gone, as_rank, finish, free_port, ranks, run, signal, spawn},
     video,
 };
 use rustix::process::Signal;
 
-fn endless() -> Child {
-    spawn(&mut common::endless("1000000", "1"))
+/// With a folder of its own for temporary files: other jobs may run at the same time.
+fn endless(temporary: &Folder) -> Child {
+    spawn(common::endless("1000000", "1").env("TMPDIR", temporary.path()))
 }
 
 #[test]
 fn a_killed_rank_ends_the_job_whenever_it_dies() {
-    let before = leftovers();
+    let temporary = folder("killed_rank");
     for victim in [0, 1] {
         // From before the ranks have met until well into the steady state.
         for after_ms in [0, 1, 3, 10, 30, 100, 400] {
-            let child = endless();
+            let child = endless(&temporary);
             let pids = ranks(child.id());
             std::thread::sleep(Duration::from_millis(after_ms));
             signal(pids[victim], Signal::KILL);
@@ -31,21 +33,21 @@ fn a_killed_rank_ends_the_job_whenever_it_dies() {
             all_gone(&pids);
         }
     }
-    assert_eq!(leftovers(), before);
+    assert_eq!(temporary.names(), [] as [&str; 0]);
 }
 
 #[test]
 fn a_killed_supervisor_takes_its_ranks_along() {
-    let before = leftovers();
+    let temporary = folder("killed_supervisor");
     for after_ms in [0, 10, 300] {
-        let mut child = endless();
+        let mut child = endless(&temporary);
         let pids = ranks(child.id());
         std::thread::sleep(Duration::from_millis(after_ms));
         child.kill().unwrap();
         child.wait().unwrap();
         all_gone(&pids);
     }
-    assert_eq!(leftovers(), before);
+    assert_eq!(temporary.names(), [] as [&str; 0]);
 }
 
 #[test]

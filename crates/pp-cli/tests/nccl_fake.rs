@@ -1,5 +1,5 @@
-//! `pp` on two GPUs with NCCL, both fakes: the right bytes, in an order that is proven, and an end for everybody when
-//! one rank dies.
+//! `pp` on two GPUs, by copy engine and over NCCL, all of them fakes: the right bytes, in an order that is proven, and an
+//! end for everybody when one rank dies.
 
 mod common;
 #[path = "../../pp-transport/tests/fakes/mod.rs"]
@@ -27,6 +27,7 @@ fn on_fakes(mut command: Command, fakes: &Fakes, folder: &Folder) -> Command {
     fakes.give_to(&mut command);
     command
         .env("PP_FAKE_NCCL_DIR", folder.file("meet"))
+        .env("PP_FAKE_WATCH", "1")
         .env("PP_FAKE_RECORD", folder.file("rec"));
     for name in ["meet", "rec"] {
         std::fs::create_dir_all(folder.file(name)).unwrap();
@@ -58,6 +59,13 @@ const EXPECT: Expect = Expect {
     late_events: 0,
 };
 
+/// What both ranks recorded of so many payloads, there and back: a copy of each, or a send and a receive.
+#[track_caller]
+fn assert_proven_over(transport: &str, folder: &Folder, payloads: usize, expect: Expect) {
+    let calls = if transport == "p2p" { 1 } else { 2 };
+    assert_proven(folder, payloads * calls, expect);
+}
+
 const RUN: [&str; 7] = [
     "run",
     "--transport",
@@ -72,8 +80,17 @@ const RUN: [&str; 7] = [
 const COPY: [&str; 4] = ["--denoise-steps", "0", "--frames-per-chunk", "2"];
 
 fn run_args<'a>(input: &'a Path, output: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
+    run_args_over("nccl", input, output, more)
+}
+
+fn run_args_over<'a>(
+    transport: &'a str,
+    input: &'a Path,
+    output: &'a Path,
+    more: &[&'a str],
+) -> Vec<&'a str> {
     let mut args = RUN.to_vec();
-    args[6] = text(input);
+    (args[2], args[6]) = (transport, text(input));
     args.extend(["--output", text(output)]);
     args.extend(more);
     args
@@ -87,12 +104,15 @@ fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
         for (width, height) in [(16, 16), (33, 19)] {
             let input = folder.write("in.y4m", &video(width, height, sampling, 11));
             let output = folder.file("out.y4m");
-            let mut command = pp_on(&fakes, &folder, &run_args(&input, &output, &COPY));
-            run(command.env("PP_FAKE_SEED", seed.to_string()), None).succeeded();
-            let same = std::fs::read(&input).unwrap() == std::fs::read(&output).unwrap();
-            assert!(same, "{width}x{height} {sampling} changed on its way");
-            // Six chunks, sent and received, there and back.
-            assert_proven(&folder, 24, EXPECT);
+            for transport in ["p2p", "nccl"] {
+                let args = run_args_over(transport, &input, &output, &COPY);
+                let mut command = pp_on(&fakes, &folder, &args);
+                run(command.env("PP_FAKE_SEED", seed.to_string()), None).succeeded();
+                let same = std::fs::read(&input).unwrap() == std::fs::read(&output).unwrap();
+                assert!(same, "{width}x{height} {sampling} changed on its way");
+                // Six chunks, there and back.
+                assert_proven_over(transport, &folder, 12, EXPECT);
+            }
         }
     }
 }
@@ -118,19 +138,22 @@ fn every_depth_is_in_order() {
     let folder = folder("nccl_depths");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 24));
     let output = folder.file("out.y4m");
-    for depth in ["1", "2", "8"] {
-        for eager in ["0", "1048576"] {
+    for depth in [1, 2, 8] {
+        for (transport, eager) in [("p2p", "0"), ("nccl", "0"), ("nccl", "1048576")] {
             let more = [
                 "--depth",
-                depth,
+                &depth.to_string(),
                 "--denoise-steps",
                 "2",
                 "--frames-per-chunk",
                 "2",
             ];
-            let mut command = pp_on(&fakes, &folder, &run_args(&input, &output, &more));
-            run(command.env("PP_FAKE_NCCL_EAGER", eager), None).succeeded();
-            assert_proven(&folder, 48, EXPECT);
+            let args = run_args_over(transport, &input, &output, &more);
+            let mut command = pp_on(&fakes, &folder, &args);
+            let ended = run(command.env("PP_FAKE_NCCL_EAGER", eager), None).succeeded();
+            assert_proven_over(transport, &folder, 24, EXPECT);
+            let faster = "--pipeline \"encode@0 -> phase_b@0 -> phase_b@1 -> decode@0\"";
+            assert_eq!(ended.stderr.matches(faster).count(), 1, "{}", ended.stderr);
         }
     }
 }
@@ -171,6 +194,31 @@ fn a_group_is_in_order_and_gives_what_one_gpu_gives() {
             let same = film(pipeline, more, seed, transfers) == alone;
             assert!(same, "{pipeline} {more:?}");
         }
+    }
+}
+
+/// What an edge and a group have taken, whoever leads the group.
+#[test]
+fn a_group_beside_the_copy_engine_is_said_and_reported() {
+    let fakes = Fakes::build();
+    let folder = folder("nccl_beside");
+    let input = folder.write("in.y4m", &video(32, 43, "420jpeg", 4));
+    let output = folder.file("out.y4m");
+    for (transport, group, name) in [
+        ("p2p", "0+1", "transport nccl 2."),
+        ("p2p", "1+0", "transport p2p+nccl 2."),
+        ("auto", "1+0", "transport p2p+nccl 2."),
+    ] {
+        let pipeline = format!("encode@0,phase_b@{group},decode@0");
+        let args = run_args_over(transport, &input, &output, &["--pipeline", &pipeline]);
+        let ended = run(&mut pp_on(&fakes, &folder, &args), None).succeeded();
+        let said = String::from_utf8_lossy(&ended.stdout) + &*ended.stderr;
+        assert!(said.contains(name), "{transport} {group}: {said}");
+        assert_eq!(
+            said.matches("pp: group phase_b nccl\n").count(),
+            1,
+            "{said}"
+        );
     }
 }
 
@@ -233,8 +281,6 @@ fn benchmarks_are_in_order_and_take_no_memory() {
     let args = [
         "bench",
         "overlap",
-        "--transport",
-        "nccl",
         "--bytes",
         "100000",
         "--chunks",
@@ -245,28 +291,34 @@ fn benchmarks_are_in_order_and_take_no_memory() {
         "0.2",
         "--json",
     ];
-    for eager in ["65536", "1048576"] {
+    for (transport, eager) in [("p2p", "0"), ("nccl", "65536"), ("nccl", "1048576")] {
         let mut command = pp_on(&fakes, &folder, &args);
+        command.args(["--transport", transport]);
         let ended = run(command.env("PP_FAKE_NCCL_EAGER", eager), None).succeeded();
         let report: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
         assert_eq!(report["device_memory_grown_bytes"], 0);
+        assert_eq!(report["transport"], transport);
         let expect = Expect {
             warm_up: 16,
             fresh: Fresh::NotPayloads,
             late_events: 0,
             ..EXPECT
         };
-        assert_proven(&folder, 800, expect);
+        assert_proven_over(transport, &folder, 400, expect);
     }
 }
 
 /// What was sent and received up to the death was in order, and so is how the survivor ended.
 #[test]
 fn the_survivor_of_a_killed_rank_ends_in_order() {
-    for fakes in [Fakes::build(), Fakes::without_revoke()] {
+    for (fakes, transport) in [
+        (Fakes::build(), "p2p"),
+        (Fakes::build(), "nccl"),
+        (Fakes::without_revoke(), "nccl"),
+    ] {
         let folder = folder("nccl_survivor");
         let mut command = on_fakes(common::endless("300000", "0.5"), &fakes, &folder);
-        let child = spawn(command.args(["--transport", "nccl"]));
+        let child = spawn(command.args(["--transport", transport]));
         let pids = ranks(child.id());
         wait_until_it_runs(pids[0]);
         signal(pids[1], Signal::KILL);
@@ -331,6 +383,17 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
     let args = run_args(&input, &output, &["--denoise-steps", "0"]);
     let mut command = pp_on(&fakes, &folder, &args);
     run(command.env("PP_FAKE_DEVICES", "0"), None).failed(10, &["GPUs", "--transport host"]);
+    // With kernels that need a GPU the host alone would be refused.
+    for (transport, advice) in [
+        ("nccl", "or use --kernels cpu --transport host"),
+        ("p2p", "or use --kernels cpu --transport host"),
+        ("auto", "or use --kernels cpu"),
+    ] {
+        let args = run_args_over(transport, &input, &output, &[]);
+        let mut command = pp_on(&fakes, &folder, &args);
+        let words = ["1 GPU visible, and the ranks", advice];
+        run(command.env("PP_FAKE_DEVICES", "1"), None).failed(10, &words);
+    }
     let auto = [
         "run",
         "--denoise-steps",
@@ -343,7 +406,18 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
     for (variable, value, transport) in [
         ("PP_FAKE_DEVICES", "0", "transport host"),
         ("PP_FAKE_DEVICES", "1", "transport host"),
-        ("PP_FAKE_DEVICES", "2", "transport nccl"),
+        ("PP_FAKE_DEVICES", "2", "transport p2p"),
+        ("PP_FAKE_PEERS", "pcie", "transport nccl"),
+        (
+            "PP_FAKE_PEERS",
+            "nvlink",
+            "pp: edges between ranks: 0 -> 1 p2p, 1 -> 0 p2p\n",
+        ),
+        (
+            "PP_FAKE_PEERS",
+            "none",
+            "pp: edges between ranks: 0 -> 1 nccl, 1 -> 0 nccl (rank 0: this GPU cannot reach the memory of the other)\n",
+        ),
         // A driver that moves payloads and is too old for the kernels.
         ("PP_FAKE_DRIVER", "12080", "transport host"),
     ] {
@@ -364,7 +438,7 @@ fn a_spoiled_run_is_noticed() {
     let output = folder.file("out.y4m");
     let args = run_args(&input, &output, &COPY);
     for (fault, rule) in [
-        ("cuStreamWaitEvent:12:skip", Rule::Race),
+        ("cuStreamWaitEvent:15:skip", Rule::Race),
         ("ncclSend:15:thread", Rule::Issuer),
         ("ncclRecv:15:sync", Rule::Steady),
         ("ncclRecv:15:half", Rule::Agreement),

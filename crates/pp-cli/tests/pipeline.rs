@@ -177,6 +177,8 @@ fn reports_are_written_whole_and_say_what_was_run() {
     let names = ["report.json", "trace.json", "timeline.svg"].map(|n| folder.file(n));
     let [report, trace, timeline] = names.each_ref().map(|p| p.to_str().unwrap());
     let more = [
+        "--pipeline",
+        "encode@0,phase_b@1+2,decode@0",
         "--add-noise",
         "20",
         "--frames-per-chunk",
@@ -198,6 +200,8 @@ fn reports_are_written_whole_and_say_what_was_run() {
         "luma PSNR",
         "efficiency",
         "out.y4m (12 frames)",
+        "rank 1 phase_b on ranks 1+2 ",
+        "group        phase_b: rank 1 ",
     ] {
         assert!(text.contains(word), "{word:?} is not in: {text}");
     }
@@ -221,15 +225,26 @@ fn reports_are_written_whole_and_say_what_was_run() {
         let at = |key: &str| chunk[key].as_u64().unwrap();
         assert!(at("first_read_ns") < at("last_read_ns"), "{chunk}");
         assert!(at("last_read_ns") < at("build_start_ns"), "{chunk}");
+        let members = chunk["stages"][0]["members"].as_array().unwrap();
+        let ranks: Vec<_> = members.iter().map(|member| &member["rank"]).collect();
+        assert_eq!(ranks, [1, 2]);
+        let works = members
+            .iter()
+            .map(|member| member["work_ms"].as_f64().unwrap());
+        assert!(works.clone().all(|ms| ms > 0.0), "{chunk}");
+        assert_eq!(chunk["stages"][0]["work_ms"], works.fold(0.0, f64::max));
     }
     let trace: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&names[1]).unwrap()).unwrap();
-    assert!(trace["traceEvents"].as_array().unwrap().len() > 12);
-    assert!(
-        std::fs::read_to_string(&names[2])
-            .unwrap()
-            .starts_with("<svg")
-    );
+    let events = trace["traceEvents"].as_array().unwrap();
+    for rank in [1, 2] {
+        let works = events.iter().filter(|e| e["ph"] == "X" && e["pid"] == rank);
+        assert_eq!(works.count(), 6, "rank {rank}");
+    }
+    let svg = std::fs::read_to_string(&names[2]).unwrap();
+    assert!(svg.starts_with("<svg"));
+    assert_eq!(svg.matches(">phase_b</text><text").count(), 2);
+    assert_eq!(svg.matches(">rank 2, busy ").count(), 1);
 }
 
 #[test]
@@ -353,6 +368,48 @@ fn the_overlap_benchmark_prints_its_keys() {
     }
     assert_eq!(result["chunks"], 60);
     assert!(result["max_in_flight"].as_u64().unwrap() <= 2);
+}
+
+/// Too few blocks for a pair behind the one that warms up, and two sizes that are one.
+#[test]
+fn blocks_that_give_nothing_to_compare_are_refused() {
+    for (more, words) in [
+        (["64", "191"], ["--chunks 191", "192 or more"]),
+        (["4096", "192"], ["--against 4096", "two sizes"]),
+    ] {
+        let [against, chunks] = more;
+        let args = ["bench", "overlap", "--bytes", "4096", "--against", against];
+        let args = [&args[..], &["--chunks", chunks]].concat();
+        run(&mut pp(&args), None).failed(2, &words);
+    }
+}
+
+/// Every stage finds each payload as it was written, so blocks have the sizes that were asked for. The first pair of blocks
+/// warms up.
+#[test]
+fn blocks_of_two_sizes_are_compared_in_pairs() {
+    let args = [
+        "bench",
+        "overlap",
+        "--bytes",
+        "4096",
+        "--against",
+        "64",
+        "--chunks",
+        "192",
+        "--decode-ms",
+        "0",
+        "--phase-b-ms",
+        "0",
+        "--touch",
+        "--json",
+    ];
+    let ended = run(&mut pp(&args), None).succeeded();
+    let result: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
+    assert_eq!(result["against"]["bytes"], 64);
+    assert_eq!(result["against"]["pairs"], 1, "{result}");
+    assert!(result["against"]["ratio"].as_f64().unwrap() > 0.0);
+    assert!(result["gbytes_per_s"].is_null(), "{result}");
 }
 
 /// In shared memory a payload is handed over: no byte moves, so nothing has a rate.

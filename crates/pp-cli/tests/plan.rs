@@ -100,6 +100,8 @@ fn passes_are_measured_in_all_their_parts() {
         "2",
         "--chunks",
         "8",
+        "--ranks",
+        "3",
     ];
     let report = plan(&film);
     let alone = report["on_one_rank"].as_array().unwrap();
@@ -112,8 +114,24 @@ fn passes_are_measured_in_all_their_parts() {
     assert_eq!(alone[1]["stages"][1]["stage"], "phase_b 1/2");
     let proposal = &report["proposal"];
     let pipeline: Pipeline = proposal["pipeline"].as_str().unwrap().parse().unwrap();
-    assert!(pipeline.world_size().get() <= 2, "{proposal}");
+    assert!(pipeline.world_size().get() <= 3, "{proposal}");
     assert!(proposal["measured_ms"].as_f64() > Some(0.0), "{proposal}");
+    // Groups are run beside the best chain, and the best of all is proposed.
+    let [chain, groups @ ..] = &report["chain_and_groups"].as_array().unwrap()[..] else {
+        panic!("no chain");
+    };
+    assert!(chain["predicted_ms"].as_f64() > Some(0.0), "{chain}");
+    let texts: Vec<&Value> = groups.iter().map(|of| &of["pipeline"]).collect();
+    let expected = [
+        "encode@0 -> phase_b@0+1+2 -> decode@0",
+        "encode@0 -> phase_b@1+2 -> decode@0",
+    ];
+    assert_eq!(texts, expected);
+    for group in groups {
+        assert_eq!(group["predicted_ms"], Value::Null);
+        assert!(proposal["measured_ms"].as_f64() <= group["measured_ms"].as_f64());
+    }
+    assert!(proposal["measured_ms"].as_f64() <= chain["measured_ms"].as_f64());
 }
 
 #[test]

@@ -81,10 +81,11 @@ fn example_plugins_pass_their_check_and_do_their_work() {
     let temporal = rust_plugin("pp-plugin-temporal");
     // Its own stages are no default.
     let words = [
-        "rank 0: load kernels",
-        "have no stage phase_b; write --pipeline \"encode@0 -> average@1 -> decode@0\"",
+        "the kernels temporal have no stage phase_b; write --pipeline \"encode@0 -> average@1 -> decode@0\"",
     ];
-    denoise(&input, &two, &temporal, &[]).failed(5, &words);
+    for ranks in ["1", "2"] {
+        denoise(&input, &two, &temporal, &["--ranks", ranks]).failed(2, &words);
+    }
     let plugins = [(median(), "phase_b"), (temporal, "average")];
     let mut results = Vec::new();
     for (plugin, between) in &plugins {
@@ -108,6 +109,24 @@ fn example_plugins_pass_their_check_and_do_their_work() {
         results.push(alone);
     }
     assert!(results[0] != original && results[1] != original && results[0] != results[1]);
+}
+
+/// A child process loads it before any rank does.
+#[test]
+fn a_plugin_that_crashes_while_it_loads_starts_no_rank() {
+    let folder = folder("crashing_plugin");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
+    let plugin = faulty("FAULT_CONSTRUCTOR");
+    let words = ["load kernels: ", "the plugin crashed, signal: 6"];
+    for ranks in ["1", "2"] {
+        let ended = denoise(
+            &input,
+            &folder.file("out.y4m"),
+            &plugin,
+            &["--ranks", ranks],
+        );
+        ended.failed(5, &words);
+    }
 }
 
 #[test]
@@ -171,15 +190,19 @@ fn a_plugin_that_panics_is_stopped_at_the_border() {
 }
 
 const IDENTITY: &str = "host memory: zero steps is the identity, bit for bit, at every size ... ";
+const BAD_ARGUMENTS: &str =
+    "host memory: bad arguments give an error and leave the session usable ... ";
 const LAST: &str = "the process that used it ends without a fault ... ";
 
 #[test]
 fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
     let sound = run(&mut plugin_check(&faulty("NO_FAULT")), None).succeeded();
     let lines = sound.stdout.split(|byte| *byte == b'\n').count();
+    let trusts = "crashed, signal: 6 (SIGABRT); its last call was phase_b without an input";
     for (fault, check, why) in [
         ("FAULT_CRASH", IDENTITY, "crashed, signal: 11 (SIGSEGV)"),
         ("FAULT_EXIT", IDENTITY, "called exit, exit status: 3"),
+        ("FAULT_TRUSTS", BAD_ARGUMENTS, trusts),
         ("FAULT_AT_EXIT", LAST, "crashed, signal: 6 (SIGABRT)"),
     ] {
         let checked = run(&mut plugin_check(&faulty(fault)), None);
@@ -187,7 +210,7 @@ fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
         let [failed] = &not_ok(&checked)[..] else {
             panic!("{fault}: {:?}", not_ok(&checked));
         };
-        let failed = failed.strip_suffix(" (core dumped)").unwrap_or(failed);
+        let failed = failed.replace(" (core dumped)", "");
         assert_eq!(failed, format!("{check}FAILED: the plugin {why}"));
         assert_eq!(checked.stdout.split(|byte| *byte == b'\n').count(), lines);
         // What the plugin prints is no part of the report.

@@ -284,9 +284,12 @@ fn a_launcher_that_starts_nobody_is_not_waited_for_for_ever() {
     }
 }
 
+/// Between two GPUs.
+const TRANSPORTS: [&str; 2] = ["p2p", "nccl"];
+
 /// On the fakes of two GPUs.
-fn on_gpus(fakes: &Fakes, folder: &Folder, args: &[&str]) -> Command {
-    let mut command = through(&[&["--transport", "nccl", "--kernels", "ptx"], args].concat());
+fn on_gpus(fakes: &Fakes, folder: &Folder, transport: &str, args: &[&str]) -> Command {
+    let mut command = through(&[&["--transport", transport, "--kernels", "ptx"], args].concat());
     fakes.give_to(&mut command);
     command.env("PP_FAKE_NCCL_DIR", folder.file("meet"));
     std::fs::create_dir_all(folder.file("meet")).unwrap();
@@ -300,15 +303,17 @@ fn on_gpus_it_goes_on_as_well() {
     let folder = folder("restart_nccl");
     let input = video(64, 48, "mono", 120);
     let mut random = Random::new(11);
-    for (steps, count) in [("0", 5), ("1", 3)] {
-        let args = ["--denoise-steps", steps];
-        let wanted = if steps == "0" {
-            input.clone()
-        } else {
-            calm(on_gpus(&fakes, &folder, &args), &input)
+    for (transport, steps, count) in TRANSPORTS
+        .into_iter()
+        .flat_map(|transport| [(transport, "0", 5), (transport, "1", 3)])
+    {
+        let command = || on_gpus(&fakes, &folder, transport, &["--denoise-steps", steps]);
+        let wanted = match steps {
+            "0" => input.clone(),
+            _ => calm(command(), &input),
         };
         let strikes = kills(&mut random, count, input.len() as u64 * 3 / 4);
-        assert_unmoved(on_gpus(&fakes, &folder, &args), &input, &wanted, &strikes);
+        assert_unmoved(command(), &input, &wanted, &strikes);
     }
 }
 
@@ -322,9 +327,11 @@ fn on_gpus_a_rank_that_is_stopped_is_replaced() {
         after: Duration::from_micros(700),
         signal: Signal::STOP,
     };
-    let mut command = on_gpus(&fakes, &folder, &["--denoise-steps", "0"]);
-    command.env("PP_HEARTBEAT_MS", "1000");
-    assert_unmoved(command, &input, &input, &[strike]);
+    for transport in TRANSPORTS {
+        let mut command = on_gpus(&fakes, &folder, transport, &["--denoise-steps", "0"]);
+        command.env("PP_HEARTBEAT_MS", "1000");
+        assert_unmoved(command, &input, &input, &[strike]);
+    }
 }
 
 /// What the survivor did in all its generations was ordered: copies out of slots of the dead ones too.
@@ -332,25 +339,29 @@ fn on_gpus_a_rank_that_is_stopped_is_replaced() {
 fn on_gpus_what_is_sent_again_is_in_order() {
     let fakes = Fakes::build();
     let folder = folder("restart_nccl_order");
-    std::fs::create_dir_all(folder.file("rec")).unwrap();
     let input = video(64, 48, "mono", 60);
-    let mut command = on_gpus(&fakes, &folder, &["--denoise-steps", "0"]);
-    command.env("PP_FAKE_RECORD", folder.file("rec"));
-    let strikes = kills(&mut Random::new(5), 2, input.len() as u64 * 2 / 3);
-    assert_unmoved(command, &input, &input, &strikes);
-    let recordings = Recording::read_all(&folder.file("rec"));
-    let report = check(
-        &recordings,
-        Expect {
-            // Each generation makes events, streams and slots of its own.
-            warm_up: usize::MAX,
-            complete: false,
-            fresh: Fresh::WithGaps,
-            late_events: 0,
-        },
-    );
-    report.assert_clean();
-    assert!(report.transfers > 60);
+    for transport in TRANSPORTS {
+        let records = folder.file(transport);
+        std::fs::create_dir_all(&records).unwrap();
+        let mut command = on_gpus(&fakes, &folder, transport, &["--denoise-steps", "0"]);
+        command.env("PP_FAKE_RECORD", &records);
+        command.env("PP_FAKE_WATCH", "1");
+        let strikes = kills(&mut Random::new(5), 2, input.len() as u64 * 2 / 3);
+        assert_unmoved(command, &input, &input, &strikes);
+        let recordings = Recording::read_all(&records);
+        let report = check(
+            &recordings,
+            Expect {
+                // Each generation makes events, streams and slots of its own.
+                warm_up: usize::MAX,
+                complete: false,
+                fresh: Fresh::WithGaps,
+                late_events: 0,
+            },
+        );
+        report.assert_clean();
+        assert!(report.transfers > 60);
+    }
 }
 
 /// Its GPU fails, it says so and ends; another process has a GPU that does not.
@@ -362,7 +373,7 @@ fn on_gpus_a_rank_whose_device_fails_is_replaced() {
     let port = free_port();
     let start = |number| {
         let args = ["--denoise-steps", "0", "--restarts", "2"];
-        as_rank(on_gpus(&fakes, &folder, &args), number, port)
+        as_rank(on_gpus(&fakes, &folder, "p2p", &args), number, port)
     };
     let held = Held::start(&mut start(0), input.clone());
     let mut bad = start(1);

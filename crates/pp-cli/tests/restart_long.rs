@@ -101,13 +101,23 @@ fn on_the_host() {
 
 #[test]
 #[ignore = "minutes long; PP_TEST_KILLS says how many kills"]
-fn on_the_fakes_of_two_gpus() {
+fn on_the_fakes_of_two_gpus_by_copy_engine() {
+    on_the_fakes_of_two_gpus("p2p");
+}
+
+#[test]
+#[ignore = "minutes long; PP_TEST_KILLS says how many kills"]
+fn on_the_fakes_of_two_gpus_over_nccl() {
+    on_the_fakes_of_two_gpus("nccl");
+}
+
+fn on_the_fakes_of_two_gpus(transport: &str) {
     let fakes = Fakes::build();
     let folder = folder("restart_long_meet");
     let input = video(64, 48, "mono", 120 + 20 * kills() as usize);
     let args = [
         "--transport",
-        "nccl",
+        transport,
         "--kernels",
         "ptx",
         "--denoise-steps",

@@ -56,7 +56,8 @@ impl<P: Plan> Message<P> {
         Ok(self)
     }
 
-    /// What stage `at` hands on in this lap: the tensors that it made, and its report. A stale message stays as it is.
+    /// What stage `at` hands on in this lap: the tensors that it made, and its report; of a group that of the leader, with
+    /// those of the others behind it ([`Message::joined`]). A stale message stays as it is.
     ///
     /// # Errors
     /// What [`Plan::check`] says of the tensors.
@@ -77,8 +78,21 @@ impl<P: Plan> Message<P> {
         let is_last_lap = lap == pipeline.laps_of(at, &self.plan) - 1;
         check(&self.plan, &pipeline.stages()[at], is_last_lap, &tensors)?;
         self.tensors = tensors;
-        self.trail.add(at, report);
+        self.trail.add(pipeline, at, report);
         Ok(self)
+    }
+
+    /// With the report of the next member of the group that works on it, in the order of the pipeline's text. A stale message
+    /// stays as it is.
+    ///
+    /// # Panics
+    /// If there are more reports than any pipeline has.
+    #[must_use]
+    pub fn joined(mut self, member: &StageReport) -> Self {
+        if !self.is_stale {
+            self.trail.join(member);
+        }
+        self
     }
 
     /// What the sink sends to the source: no tensors are left, and the note is what it tells the source. A stale message
@@ -91,7 +105,7 @@ impl<P: Plan> Message<P> {
     /// If a stage before the sink has not reported, as in [`Message::hand_on`].
     pub fn accepted(
         mut self,
-        sink: usize,
+        pipeline: &Pipeline,
         report: &StageReport,
         note: Vec<u8>,
     ) -> Result<Self, PlanError> {
@@ -99,7 +113,8 @@ impl<P: Plan> Message<P> {
             return Ok(self);
         }
         self.tensors = Manifest::empty();
-        self.trail.add(sink, report);
+        self.trail
+            .add(pipeline, pipeline.stages().len() - 1, report);
         self.with_note(note)
     }
 
@@ -108,9 +123,9 @@ impl<P: Plan> Message<P> {
     /// # Panics
     /// As [`Message::hand_on`].
     #[must_use]
-    pub fn reported(mut self, at: usize, report: &StageReport) -> Self {
+    pub fn reported(mut self, pipeline: &Pipeline, at: usize, report: &StageReport) -> Self {
         self.tensors = Manifest::empty();
-        self.trail.add(at, report);
+        self.trail.add(pipeline, at, report);
         self.note = List::default();
         self
     }

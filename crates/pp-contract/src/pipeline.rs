@@ -78,10 +78,36 @@ impl StageSpec {
         self.ranks[0]
     }
 
+    /// What reports call it: its name, and which of its parts it is, counted from 1, where it has several: `b 1/2`.
+    #[must_use]
+    pub fn label(&self) -> String {
+        match self.parts {
+            1 => self.name.to_string(),
+            parts => format!("{} {}/{parts}", self.name, self.part + 1),
+        }
+    }
+
+    /// Where it stands, in words: `rank 1`, and a group on `ranks 1+2`.
+    #[must_use]
+    pub fn ranks_in_words(&self) -> String {
+        let many = if self.is_group() { "s" } else { "" };
+        format!("rank{many} {}", self.joined_ranks())
+    }
+
+    /// Whether several ranks run it together.
+    #[must_use]
+    pub fn is_group(&self) -> bool {
+        self.ranks.len() > 1
+    }
+
     /// As it stands in the text: `b@1+2`.
     fn with_ranks(&self) -> String {
+        format!("{}@{}", self.name, self.joined_ranks())
+    }
+
+    fn joined_ranks(&self) -> String {
         let ranks: Vec<String> = self.ranks.iter().map(Rank::to_string).collect();
-        format!("{}@{}", self.name, ranks.join("+"))
+        ranks.join("+")
     }
 }
 
@@ -245,7 +271,7 @@ impl Pipeline {
     #[must_use]
     pub fn default_depth(&self) -> u32 {
         let is_payload = |edge: &EdgeSpec| matches!(edge.kind, EdgeKind::Onward | EdgeKind::Lap);
-        let groups = self.stages.iter().filter(|stage| stage.ranks.len() > 1);
+        let groups = self.stages.iter().filter(|stage| stage.is_group());
         (2 + (self.edges().filter(is_payload).count() + groups.count()) as u32).min(MAX_DEPTH)
     }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounded::List;
 use crate::ids::Rank;
-use crate::pipeline::{MAX_STAGES, Pipeline, StageSpec};
+use crate::pipeline::{MAX_RANKS, MAX_STAGES, Pipeline, StageSpec};
 use crate::plan::Plan;
 use crate::seal::Seal;
 
@@ -62,15 +62,6 @@ impl StageReport {
         Ok(())
     }
 
-    /// This report of the leader of a group, with that of another member: the longest work counts, and the shortest wait.
-    /// Calls, first frame and seal are those of the leader: every member reports the same calls, which are checked for each.
-    #[must_use]
-    pub fn with_member(mut self, member: &Self) -> Self {
-        self.work_us = self.work_us.max(member.work_us);
-        self.idle_us = self.idle_us.min(member.idle_us);
-        self
-    }
-
     fn add(&mut self, lap: &Self) {
         self.calls = self.calls.saturating_add(lap.calls);
         self.work_us = self.work_us.saturating_add(lap.work_us);
@@ -92,8 +83,8 @@ pub enum TrailError {
         /// How many laps there are; 1 outside of a ring.
         laps: u16,
     },
-    /// A stage is missing, or has not run yet.
-    #[error("it has the reports of {got} stages, and {expected} were due")]
+    /// A report is missing, or one of a stage that has not run yet is there.
+    #[error("it has {got} reports, and {expected} were due")]
     Length {
         /// As the pipeline says.
         expected: usize,
@@ -126,38 +117,53 @@ pub enum TrailError {
     },
 }
 
-/// The reports of the stages behind the source, in the order of the pipeline. The source makes none: its rank knows.
+/// Most reports of a trail: no rank is a member of two groups.
+const MAX_REPORTS: usize = MAX_STAGES + MAX_RANKS as usize;
+
+/// The reports of the stages behind the source, in the order of the pipeline; of a group one of each member, the leader
+/// first. The source makes none: its rank knows.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Trail(List<StageReport, MAX_STAGES>);
+pub struct Trail(List<StageReport, MAX_REPORTS>);
 
 impl Trail {
-    /// The reports: that of stage 1 first.
+    /// The reports: that of the leader of stage 1 first.
     #[must_use]
     pub fn reports(&self) -> &[StageReport] {
         &self.0
     }
 
-    /// The report of a stage, by its place in the pipeline.
+    /// The reports of a stage, by its place in the pipeline: that of its leader first. None where it has not reported, and
+    /// of the source.
     #[must_use]
-    pub fn report(&self, stage: usize) -> Option<&StageReport> {
-        self.0.get(stage.checked_sub(1)?)
+    pub fn of(&self, pipeline: &Pipeline, stage: usize) -> &[StageReport] {
+        let [from, to] = [stage, stage + 1].map(|to| due(pipeline, to).min(self.0.len()));
+        &self.0[from..to]
     }
 
-    /// Adds the report of a stage: a new one, or one lap more.
+    /// Adds the report of the leader of a stage: a new one, or one lap more.
     ///
     /// # Panics
     /// If a stage before it has not reported, or it is the source.
-    pub(crate) fn add(&mut self, stage: usize, report: &StageReport) {
-        let at = stage.checked_sub(1).expect("the source makes no report");
+    pub(crate) fn add(&mut self, pipeline: &Pipeline, stage: usize, report: &StageReport) {
+        assert!(stage > 0, "the source makes no report");
+        let at = due(pipeline, stage);
         match self.0.get_mut(at) {
             Some(known) => known.add(report),
             None => {
                 assert_eq!(self.0.len(), at, "stages report in their order");
-                let added = self.0.push(*report);
-                added.expect("a pipeline has no more stages");
+                self.join(report);
             }
         }
+    }
+
+    /// Adds the report of the next member of the group that reported last.
+    ///
+    /// # Panics
+    /// If there are more reports than any pipeline has.
+    pub(crate) fn join(&mut self, report: &StageReport) {
+        let added = self.0.push(*report);
+        added.expect("a pipeline has no more members");
     }
 
     /// Whether this is the trail of a chunk that stage `maker` hands on, and that the next stage works on in this lap.
@@ -177,16 +183,21 @@ impl Trail {
         // From the last stage of a ring, lap 0 is that of a stage behind it: then the ring is done.
         let ring = pipeline.ring_at(maker);
         let open = ring.filter(|ring| maker < ring.last || lap > 0);
-        let expected = match open {
-            _ if is_stale => 0,
+        let last = match open {
             Some(ring) if lap > 0 => ring.last,
             _ => maker,
+        };
+        let expected = match pipeline.stages()[maker].leader() == sender {
+            _ if is_stale => 0,
+            true => due(pipeline, last + 1),
+            // A member adds its own report alone.
+            false => due(pipeline, maker) + 1,
         };
         let got = self.0.len();
         if got != expected {
             return Err(TrailError::Length { expected, got });
         }
-        for (stage, report) in (1..).zip(&*self.0) {
+        for ((stage, rank), report) in reporters(pipeline).zip(&*self.0) {
             let spec = &pipeline.stages()[stage];
             let of = pipeline.laps_of(stage, plan);
             let done = match open {
@@ -196,13 +207,22 @@ impl Trail {
                 }
                 _ => of,
             };
-            let rank = if stage == maker {
-                sender
-            } else {
-                spec.leader()
-            };
+            let is_own = stage == maker && rank == spec.leader();
+            let rank = if is_own { sender } else { rank };
             report.check(plan, (spec, rank), 0..done, of)?;
         }
         Ok(())
     }
+}
+
+/// Who reports, in the order of the reports: a stage, by its place, and a rank that runs it.
+fn reporters(pipeline: &Pipeline) -> impl Iterator<Item = (usize, Rank)> {
+    let stages = pipeline.stages().iter().enumerate().skip(1);
+    stages.flat_map(|(at, stage)| stage.ranks.iter().map(move |rank| (at, *rank)))
+}
+
+/// How many reports there are of the stages before this one.
+fn due(pipeline: &Pipeline, stage: usize) -> usize {
+    let before = pipeline.stages().iter().take(stage).skip(1);
+    before.map(|stage| stage.ranks.len()).sum()
 }

@@ -126,8 +126,8 @@ fn acceptance_is_as_written_by_hand() {
     let bytes = golden(include_str!("data/accepted.hex"));
     assert_eq!(frame_of(&accepted(), call_7()), bytes);
     let decoded = decode(&bytes, 2).unwrap();
-    assert_eq!(decoded.trail().report(1), Some(&report(5)));
-    assert_eq!(decoded.trail().report(2).unwrap().work_us, 128);
+    assert_eq!(decoded.trail().of(pipeline(), 1), [report(5)]);
+    assert_eq!(decoded.trail().of(pipeline(), 2)[0].work_us, 128);
     assert_eq!(decoded, accepted());
 }
 

@@ -124,7 +124,7 @@ proptest! {
         };
         let calls = report(steps + u32::from(recompute));
         let handed_on = message.clone().hand_on(pipeline(), (1, 0), outputs, &calls).unwrap();
-        let accepted = handed_on.clone().accepted(2, &report(1), Vec::new()).unwrap();
+        let accepted = handed_on.clone().accepted(pipeline(), &report(1), Vec::new()).unwrap();
         let stamp = Stamp {
             attempt: ids.3,
             ..Stamp::new(ChunkIndex::new(ids.0), CacheEpoch::new(ids.1), CallId::new(ids.2))
@@ -217,8 +217,9 @@ fn largest_message_is_decoded_within_the_bound() {
         .collect();
     let tensors = Manifest::new(&specs).unwrap().sealed().unwrap();
     // As many reports as a trail can have, each as long as it can be.
-    let stages = vec!["b@0"; pipeline::MAX_STAGES - 2].join(",");
-    let long = parse(&format!("a@0,{stages},c@0"));
+    let stages = vec!["b@0"; pipeline::MAX_STAGES - 3].join(",");
+    let ranks: Vec<_> = (0..pipeline::MAX_RANKS).map(|r| r.to_string()).collect();
+    let long = parse(&format!("a@0,{stages},b@{},c@0", ranks.join("+")));
     let seal = Seal {
         digest: u64::MAX,
         cost_us: u64::MAX,
@@ -237,6 +238,9 @@ fn largest_message_is_decoded_within_the_bound() {
         message = message
             .hand_on(&long, (at, 0), tensors.clone(), &largest)
             .unwrap();
+        for _ in &long.stages()[at].ranks[1..] {
+            message = message.joined(&largest);
+        }
     }
     decoders::frame(&frame_of(&message, stamp(0)));
 }

@@ -101,9 +101,15 @@ fn trail_of(
         _ => inputs(),
     };
     let mut toy = Message::new(Toy(plan_parts()), &stages[0], tensors.clone()).unwrap();
-    for (at, report) in (1..).zip(reports) {
-        let handed_on = toy.hand_on(pipeline, (at, 0), tensors.clone(), report);
-        toy = handed_on.unwrap();
+    let mut reports = reports.iter();
+    for (at, stage) in stages.iter().enumerate().skip(1) {
+        for (place, report) in (0..stage.ranks.len()).zip(&mut reports) {
+            toy = match place {
+                0 => toy.hand_on(pipeline, (at, 0), tensors.clone(), report),
+                _ => Ok(toy.joined(report)),
+            }
+            .unwrap();
+        }
     }
     let frame = frame_of(&toy, Stamp { lap, ..stamp(0) });
     let mut lockstep = Lockstep::with_laps(9);
@@ -207,7 +213,7 @@ fn members_of_a_group_are_told_apart_in_what_is_refused() {
     assert_eq!(refused, text);
 
     let reported = |calls: u32| {
-        let said = frame_of(&message().reported(1, &report(calls)), stamp(0));
+        let said = frame_of(&message().reported(pipeline, 1, &report(calls)), stamp(0));
         let said = admit(&said)
             .unwrap()
             .reported::<VideoPlan>(pipeline, 1, Rank::new(2));
@@ -219,6 +225,18 @@ fn members_of_a_group_are_told_apart_in_what_is_refused() {
     };
     let text = "phase_b on rank 2 made 4 calls, 5 were planned";
     assert_eq!(refused.to_string(), text);
+
+    // The leader hands on a report of each.
+    let handed_on = |maker, calls: &[u32]| {
+        let reports: Vec<_> = calls.iter().map(|calls| report(*calls)).collect();
+        trail_of(pipeline, (maker, 0), &reports).map_err(|refused| refused.to_string())
+    };
+    for (maker, calls) in [(1, &[5, 5][..]), (2, &[5, 5, 1])] {
+        assert_eq!(handed_on(maker, calls), Ok(()));
+        let due = format!("it has {} reports, and {} were due", maker, maker + 1);
+        assert_eq!(handed_on(maker, &calls[1..]), Err(due));
+        assert_eq!(handed_on(maker, &[5, 4, 1][..=maker]), Err(text.into()));
+    }
 }
 
 #[test]
@@ -357,7 +375,7 @@ fn stale_message_has_neither_tensors_nor_reports_and_stays_so() {
         .clone()
         .hand_on(pipeline(), (2, 0), outputs(), &report(1));
     assert_eq!(worked.as_ref(), Ok(&stale));
-    let accepted = stale.clone().accepted(2, &report(1), vec![7]);
+    let accepted = stale.clone().accepted(pipeline(), &report(1), vec![7]);
     assert_eq!(accepted.as_ref(), Ok(&stale));
     // Every stage hands it on, and the sink, in every lap.
     for (maker, lap) in [(0, 0), (1, 0), (2, 3), (1, 3), (2, 0), (3, 0)] {
@@ -411,7 +429,7 @@ fn note_goes_all_the_way_and_has_a_bound() {
     assert_eq!(noted.clone().overtaken().note(), longest);
     // The sink's note to the source takes its place.
     for note in [vec![], longest.clone()] {
-        let accepted = noted.clone().accepted(2, &report(1), note.clone());
+        let accepted = noted.clone().accepted(pipeline(), &report(1), note.clone());
         let accepted = decode(&frame_of(&accepted.unwrap(), stamp(0)), 2).unwrap();
         assert_eq!(accepted.note(), note);
     }
@@ -419,7 +437,7 @@ fn note_goes_all_the_way_and_has_a_bound() {
     let over = [&longest[..], &[0]].concat();
     for refused in [
         message().with_note(over.clone()),
-        noted.accepted(2, &report(1), over.clone()),
+        noted.accepted(pipeline(), &report(1), over.clone()),
     ] {
         let error = refused.unwrap_err().to_string();
         assert_eq!(error, "note is 4097: at most 4096 bytes");

@@ -12,9 +12,10 @@
 //! our own ([`functions!`]), filled and checked once, so that no symbol is missed in the middle of
 //! a run and a result code of a newer driver is a number and not undefined behaviour.
 //!
-//! There are two kinds of device memory. A [`DeviceBuffer`] comes from `cuMemAlloc`: NCCL and every
+//! There are three kinds of device memory. A [`DeviceBuffer`] comes from `cuMemAlloc`: NCCL and every
 //! stream can use it. Freeing it waits for the device, so a thread of its own does that. A
-//! [`StreamBuffer`] comes and goes in the order of one stream.
+//! [`StreamBuffer`] comes and goes in the order of one stream. [`SharedMemory`] is mapped by two
+//! processes.
 //!
 //! Process-wide state, each a thing of which a process has only one: the driver's functions, the
 //! devices that were opened (`OPENED`), and the thread that frees (`RECLAIMER`).
@@ -29,6 +30,7 @@ mod reclaim;
 mod stream;
 mod stream_buffer;
 mod table;
+mod vmm;
 
 pub use copy::{Apart, Rows};
 pub use device::{About, Device, Memory};
@@ -37,3 +39,4 @@ pub use memory::{Allocation, DeviceBuffer, DevicePtr, PinnedBuffer};
 pub use module::{Function, LaunchConfig, Module};
 pub use stream::{Event, Stream};
 pub use stream_buffer::StreamBuffer;
+pub use vmm::{Reach, Registered, SharedMemory};

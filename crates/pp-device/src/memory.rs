@@ -5,9 +5,9 @@ use std::fmt;
 use std::ops::Deref;
 
 use crate::device::Device;
-use crate::driver::{Address, call};
+use crate::driver::{Address, Handle, call};
 use crate::error::CudaError;
-use crate::reclaim::{DeferredFree, Kind, Uses, Work};
+use crate::reclaim::{DeferredFree, Uses, Work};
 use crate::stream::{Event, Stream};
 
 /// Where bytes lie on a device. Only numbers: what hands this out says who may use them, and until
@@ -24,6 +24,13 @@ impl fmt::Debug for DevicePtr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}+{}", self.address, self.len)
     }
+}
+
+/// What the driver calls to free it.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Device,
+    PageLocked,
 }
 
 /// Memory that any stream of a device may use: what the two kinds of buffers share.
@@ -107,9 +114,12 @@ impl Drop for Allocation {
             Some((events, stream)) => Work {
                 uses: std::mem::take(&mut self.uses),
                 events,
-                stream,
+                streams: stream.into_iter().collect(),
             },
-            None if matches!(self.uses.are_over(), Ok(true)) => Work::default(),
+            None if matches!(self.uses.are_over(), Ok(true)) => Work {
+                uses: std::mem::take(&mut self.uses),
+                ..Work::default()
+            },
             None => {
                 let (kind, bytes) = (name(self.kind), self.len);
                 tracing::warn!(
@@ -119,10 +129,16 @@ impl Drop for Allocation {
                 return;
             }
         };
+        let (kind, address) = (self.kind, self.address);
+        let free = move || match kind {
+            // SAFETY: allocated by `DeviceBuffer`, whose only owner gave it up here, once.
+            Kind::Device => unsafe { call!(cuMemFree_v2(address)) },
+            // SAFETY: likewise, by `PinnedBuffer`.
+            Kind::PageLocked => unsafe { call!(cuMemFreeHost(address as Handle)) },
+        };
         DeferredFree {
             device: self.device.clone(),
-            kind: self.kind,
-            address: self.address,
+            free: Box::new(free),
             behind,
         }
         .submit();

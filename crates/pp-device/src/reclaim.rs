@@ -10,7 +10,6 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::device::Device;
-use crate::driver::{Address, Handle, call};
 use crate::error::CudaError;
 use crate::stream::{Event, Stream};
 
@@ -69,27 +68,19 @@ impl Noted {
     }
 }
 
-/// What the driver calls to free it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind {
-    Device,
-    PageLocked,
-}
-
-/// Work that may use memory: what was noted, what these events mark, and what this stream has.
+/// Work that may use memory: what was noted, what these events mark, and what these streams have.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     pub(crate) uses: Uses,
     pub(crate) events: Vec<Event>,
-    pub(crate) stream: Option<Stream>,
+    pub(crate) streams: Vec<Stream>,
 }
 
 /// Memory without an owner, to be freed once no work uses it.
-#[derive(Debug)]
 pub(crate) struct DeferredFree {
     pub(crate) device: Device,
-    pub(crate) kind: Kind,
-    pub(crate) address: Address,
+    /// Frees it, with the device bound.
+    pub(crate) free: Box<dyn FnOnce() -> Result<(), CudaError> + Send>,
     pub(crate) behind: Work,
 }
 
@@ -117,17 +108,16 @@ impl DeferredFree {
                 return Ok(false);
             }
         }
-        let stream = self.behind.stream.as_ref();
-        Ok(stream.map_or(Ok(true), Stream::is_idle)? && self.behind.uses.are_over()?)
+        for stream in &self.behind.streams {
+            if !stream.is_idle()? {
+                return Ok(false);
+            }
+        }
+        self.behind.uses.are_over()
     }
 
     fn free(self) {
-        let freed = self.device.bind().and_then(|()| match self.kind {
-            // SAFETY: allocated by `DeviceBuffer`, whose only owner gave it up here, once.
-            Kind::Device => unsafe { call!(cuMemFree_v2(self.address)) },
-            // SAFETY: likewise, by `PinnedBuffer`.
-            Kind::PageLocked => unsafe { call!(cuMemFreeHost(self.address as Handle)) },
-        });
+        let freed = self.device.bind().and_then(|()| (self.free)());
         if let Err(error) = freed {
             tracing::warn!(%error, "memory was not freed");
         }

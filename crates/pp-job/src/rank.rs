@@ -146,7 +146,9 @@ impl ThisRank<'_> {
             },
         )?;
         self.context.signals.finished(finished.interrupted);
-        let (source, summary) = run.finish();
+        let (source, mut summary) = run.finish();
+        // What carried them is known once they are connected.
+        summary.transport = backend.capabilities().name;
         match source {
             Some(source) => (program.finish)(
                 source,

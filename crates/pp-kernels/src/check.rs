@@ -19,7 +19,7 @@ use pp_contract::{Manifest, VideoPlanParts};
 use crate::config::{ChunkShape, Layout, SessionConfig};
 use crate::error::KernelError;
 use crate::stage::{StageInfo, StageKind};
-use bench::{Cut, Middle, Stream, follows};
+use bench::{Middle, Sharing, Stream, follows};
 use outcome::{Outcome, Why, fail};
 
 /// One claim about a set of kernels.
@@ -239,7 +239,7 @@ fn shared_out(
     let whole = bench.two_chunks(&mut Stream::open(bench, config)?, steps, || Ok(()))?;
     for stage in bench.set.stages().iter().filter(|stage| has_flag(stage)) {
         for &[parts, laps, members] in ways {
-            let cut = Cut {
+            let cut = Sharing {
                 stage: &stage.name,
                 parts,
                 laps,
@@ -299,11 +299,13 @@ fn refuses(bench: &Bench<'_>) -> Outcome {
     let nothing = Manifest::empty();
     let mut stream = Stream::open(bench, &config)?;
     let (source, sink) = (&mut stream.source, &mut stream.sink);
-    let result = source.encode(&frames, &plan, &nothing)?;
-    is_refused("a source that writes into nothing", result)?;
+    is_refused(bench, "a source that writes into nothing", || {
+        source.encode(&frames, &plan, &nothing)
+    })?;
     let count = frames.len() * sink.frames().frames_per_frame as usize;
-    let result = sink.decode(&plan, &nothing, &[], count)?;
-    is_refused("a sink that reads from nothing", result)?;
+    is_refused(bench, "a sink that reads from nothing", || {
+        sink.decode(&plan, &nothing, &[], count)
+    })?;
 
     let mut middle = Middle::open(bench, &config, None)?;
     let tensors = source.layout(shape, 0)?.outputs;
@@ -320,22 +322,27 @@ fn refuses(bench: &Bench<'_>) -> Outcome {
             outputs: layout.outputs.clone(),
         };
         let name = session.stage().name.clone();
-        let result = session.run(&plan, 0, &without_input, &[], None)?;
-        is_refused(&format!("{name} without an input"), result)?;
+        is_refused(bench, &format!("{name} without an input"), || {
+            session.run(&plan, 0, &without_input, &[], None)
+        })?;
         let asks_too_much = plan.following(2, true);
-        let result = session.run(&asks_too_much, 0, &layout, &input, None)?;
-        is_refused(
-            &format!("{name} with recompute and no context_frames"),
-            result,
-        )?;
+        let what = format!("{name} with recompute and no context_frames");
+        is_refused(bench, &what, || {
+            session.run(&asks_too_much, 0, &layout, &input, None)
+        })?;
         (input, _) = session.run(&plan, 0, &layout, &input, None)??;
     }
     Ok(())
 }
 
 /// The kernels must refuse the call, and say why.
-fn is_refused<T>(what: &str, result: Result<T, KernelError>) -> Outcome {
-    match result {
+fn is_refused<T>(
+    bench: &Bench<'_>,
+    what: &str,
+    call: impl FnOnce() -> Outcome<Result<T, KernelError>>,
+) -> Outcome {
+    bench.tell(what);
+    match call()? {
         Err(KernelError::Failed { message, .. }) if !message.starts_with("status ") => Ok(()),
         Err(KernelError::Failed { .. }) => fail(format!("{what} is refused without a text")),
         Err(other) => Err(other.into()),

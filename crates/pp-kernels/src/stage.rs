@@ -1,10 +1,12 @@
 //! What kernels say about themselves: their name and memory, their stages, and what the frames of a stage look like.
 
+use serde::{Deserialize, Serialize};
+
 use crate::abi;
 use crate::config::{Chroma, SessionConfig, read_text, write_text};
 
 /// What a stage takes and gives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum StageKind {
     /// Frames to tensors.
@@ -16,7 +18,7 @@ pub enum StageKind {
 }
 
 /// A stage of a set of kernels.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageInfo {
     /// Its name in a pipeline: a to z, 0 to 9, `_` and `-`.
     pub name: String,
@@ -125,7 +127,7 @@ impl StageInfo {
 }
 
 /// What a set of kernels says about itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
     /// Name, for people and reports.
     pub name: String,

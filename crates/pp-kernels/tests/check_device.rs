@@ -8,7 +8,7 @@ use std::fs;
 
 use common::{compile_c_file, failed_checks, root, rust_plugin};
 use fakes::Fakes;
-use fakes::raw::{Handle, ok};
+use fakes::raw::{device, ok};
 use pp_kernels::KernelSet;
 use pp_kernels::check::Bench;
 use pp_testing::Folder;
@@ -20,11 +20,7 @@ fn sound_kernels_pass_on_a_device_each_fault_is_named_and_all_memory_is_freed() 
     let records = Folder::new(env!("CARGO_TARGET_TMPDIR"), "check-device-records");
     loaded.set("RECORD", records.path().to_str().unwrap());
 
-    let (mut context, mut stream): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
-    ok!(init(0));
-    ok!(retain(&mut context, 0));
-    ok!(set_current(context));
-    ok!(stream_create(&mut stream, 1, 0));
+    let (context, stream) = device(0);
     let failed = |set: &KernelSet| {
         // SAFETY: the context is current on this thread, and lives as long as the process, with its stream.
         let bench = unsafe { Bench::on_device(set, context as u64, stream as u64) };

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use common::rust_plugin;
-use fakes::raw::{Handle, ok};
+use fakes::raw::{Handle, device, ok};
 use fakes::{Fakes, Loaded};
 use pp_kernels::{
     Chroma, ChunkShape, DType, FrameView, FrameViewMut, KernelSet, Payload, PayloadMut, RawSession,
@@ -42,11 +42,7 @@ struct Device {
 
 impl Device {
     fn new() -> Device {
-        let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
-        ok!(init(0));
-        ok!(retain(&mut context, 0));
-        ok!(set_current(context));
-        ok!(stream_create(&mut stream, 1, 0));
+        let (context, stream) = device(0);
         Device { context, stream }
     }
 

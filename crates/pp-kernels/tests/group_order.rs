@@ -5,7 +5,7 @@ mod fakes;
 
 use fakes::Fakes;
 use fakes::check::{Expect, Fresh, Recording, check};
-use fakes::raw::{Handle, ok};
+use fakes::raw::{device, ok};
 use pp_kernels::KernelSet;
 use pp_kernels::check::{Bench, CHECKS};
 use pp_testing::Folder;
@@ -16,11 +16,7 @@ fn the_streams_of_a_group_are_ordered() {
     let records = Folder::new(env!("CARGO_TARGET_TMPDIR"), "group-order-records");
     loaded.set("RECORD", records.path().to_str().unwrap());
 
-    let (mut context, mut stream): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
-    ok!(init(0));
-    ok!(retain(&mut context, 0));
-    ok!(set_current(context));
-    ok!(stream_create(&mut stream, 1, 0));
+    let (context, stream) = device(0);
     let set = KernelSet::for_device();
     // SAFETY: the context is current on this thread, and lives as long as the process, with its stream.
     let bench = unsafe { Bench::on_device(&set, context as u64, stream as u64) };

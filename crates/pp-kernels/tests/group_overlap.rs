@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use fakes::Fakes;
-use fakes::raw::{Config, Handle, UniqueId, ok, raw};
+use fakes::raw::{Config, Handle, UniqueId, device, ok, raw};
 use pp_kernels::{
     Chroma, ChunkShape, Collectives, DType, Failure, KernelSet, Payload, PayloadMut, SessionConfig,
     Space, VideoPlanParts,
@@ -16,16 +16,6 @@ use pp_kernels::{
 
 /// Far enough away that only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
-
-/// The context of a device, current on this thread, and a stream of it.
-fn stream(device: i32) -> (Handle, Handle) {
-    let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
-    ok!(init(0));
-    ok!(retain(&mut context, device));
-    ok!(set_current(context));
-    ok!(stream_create(&mut stream, 1, 0));
-    (context, stream)
-}
 
 /// A word to the other member, or from it.
 struct Word {
@@ -53,7 +43,7 @@ impl Word {
 
 /// A leader that takes the first results when it is told to.
 fn lead(id: UniqueId, told: &Receiver<()>) {
-    let (_, stream) = stream(0);
+    let (_, stream) = device(0);
     let word = Word::join(id, 0);
     // The first connects the two, for which the thread waits.
     word.tell(stream);
@@ -129,7 +119,7 @@ fn the_passes_over_the_next_chunk_begin_before_the_results_are_sent() {
     let (tell, told) = channel();
     let leader = std::thread::spawn(move || lead(id, &told));
 
-    let (context, stream) = stream(1);
+    let (context, stream) = device(1);
     let word = Word::join(id, 1);
     word.hear(stream);
     ok!(stream_synchronize(stream));

@@ -111,7 +111,7 @@ mod tests {
         StageRecord {
             work_us,
             idle_us,
-            times: None,
+            ..StageRecord::default()
         }
     }
 

@@ -190,7 +190,7 @@ impl Verifier {
             chunk: index,
             maker,
             tensors: message.tensors().clone(),
-            reported: message.trail().report(maker).and_then(|report| report.seal),
+            reported: self.reported(message, maker),
             known: None,
             before: None,
             after: None,
@@ -296,6 +296,18 @@ impl Verifier {
                 Err(difference.told(&what).blaming(maker.leader()))
             }
         }
+    }
+
+    /// What each stage before this one but the source says of what it made, in the order of the pipeline.
+    pub fn seals<P: Plan>(&self, message: &Message<P>) -> Vec<Seal> {
+        let seals = (1..self.at).map(|at| self.reported(message, at).unwrap_or_default());
+        seals.collect()
+    }
+
+    /// What a stage says of what it made. The leader of a group has it all.
+    fn reported<P: Plan>(&self, message: &Message<P>, stage: usize) -> Option<Seal> {
+        let reports = message.trail().of(&self.pipeline, stage);
+        reports.first()?.seal
     }
 
     /// The stage that made what this one gets.

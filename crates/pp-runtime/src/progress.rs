@@ -149,7 +149,7 @@ impl Stalled {
 
 /// A driver's side: what it does now.
 #[derive(Debug, Default)]
-pub(crate) struct Progress {
+pub(crate) struct DriverState {
     /// The names of this rank's stages, once its driver has begun.
     stages: OnceLock<Vec<String>>,
     /// What is done, in the lowest byte; which stage works, in the next; and above the number of operations so far.
@@ -162,7 +162,7 @@ pub(crate) struct Progress {
     waits_since_ns: AtomicU64,
 }
 
-impl Progress {
+impl DriverState {
     /// The stages of this rank have these names.
     pub(crate) fn name_stages(&self, names: Vec<String>) {
         let _ = self.stages.set(names);
@@ -271,7 +271,7 @@ impl Stall {
     /// Looks; gives what has lasted too long.
     pub(crate) fn look(
         &mut self,
-        progress: &Progress,
+        progress: &DriverState,
         limits: Limits,
         now: Instant,
     ) -> Option<Stalled> {
@@ -345,7 +345,7 @@ mod tests {
     fn what_lasts_too_long_is_named_and_each_kind_has_its_limit() {
         let start = Instant::now();
         let at = |s| start + Duration::from_secs(s);
-        let progress = Progress::default();
+        let progress = DriverState::default();
         let mut stall = Stall::new(start);
         progress.at(Doing::Send);
         assert_eq!(stall.look(&progress, LIMITS, at(0)), None);
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn the_same_operation_begun_again_is_progress() {
         let start = Instant::now();
-        let progress = Progress::default();
+        let progress = DriverState::default();
         let mut stall = Stall::new(start);
         for second in 0..100 {
             progress.at(Doing::Send);
@@ -378,7 +378,7 @@ mod tests {
     fn a_wait_counts_from_its_beginning_however_busy_the_driver_looks() {
         let start = Instant::now();
         let at = |s| start + Duration::from_secs(s);
-        let progress = Progress::default();
+        let progress = DriverState::default();
         let peer = Rank::new(1);
         // The rank whose device is stuck says so before the rank that waits for it.
         for (awaited, limit, blamed) in [
@@ -406,7 +406,7 @@ mod tests {
     fn a_member_that_waits_in_a_group_blames_the_other_and_lets_it_speak_first() {
         let start = Instant::now();
         let (own, other) = (Rank::new(1), Rank::new(2));
-        let progress = Progress::default();
+        let progress = DriverState::default();
         progress.name_stages(vec!["mix".to_owned()]);
         let mut stall = Stall::new(start);
         progress.works(0);
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn what_goes_on_is_told_with_its_beginning() {
-        let progress = Progress::default();
+        let progress = DriverState::default();
         assert_eq!(progress.activity(), None);
         progress.at(Doing::Send);
         let sending = progress.activity().unwrap();
@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn a_driver_that_has_not_begun_is_not_late() {
         let start = Instant::now();
-        let progress = Progress::default();
+        let progress = DriverState::default();
         let mut stall = Stall::new(start);
         for hour in 0..3 {
             let now = start + Duration::from_secs(3600 * hour);
@@ -461,7 +461,7 @@ mod tests {
     fn a_time_nobody_looked_does_not_count() {
         let start = Instant::now();
         let at = |s| start + Duration::from_secs(s);
-        let progress = Progress::default();
+        let progress = DriverState::default();
         let mut stall = Stall::new(start);
         progress.at(Doing::Receive);
         stall.look(&progress, LIMITS, at(0));

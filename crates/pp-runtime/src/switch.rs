@@ -18,7 +18,7 @@ use pp_transport::bell::Bell;
 use pp_transport::flight::Activity;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::progress::Progress;
+use crate::progress::DriverState;
 use crate::times::VERDICT_WITHIN;
 
 /// The rank of the source.
@@ -79,7 +79,7 @@ struct Inner {
     /// Held by a thread while it sets `served`, or raises a fault because `served` is not set.
     losing: Mutex<()>,
     fault: OnceLock<Fault>,
-    progress: Progress,
+    progress: DriverState,
     /// What the members of this rank wait in.
     waits: OnceLock<Vec<Waits>>,
     /// What ends its groups, with the ranks of each.
@@ -112,7 +112,7 @@ impl Switch {
             when_served: OnceLock::new(),
             losing: Mutex::new(()),
             fault: OnceLock::new(),
-            progress: Progress::default(),
+            progress: DriverState::default(),
             waits: OnceLock::new(),
             aborts: OnceLock::new(),
         })))
@@ -129,7 +129,7 @@ impl Switch {
     }
 
     /// What the driver is doing.
-    pub(crate) fn progress(&self) -> &Progress {
+    pub(crate) fn progress(&self) -> &DriverState {
         &self.0.progress
     }
 

@@ -97,9 +97,9 @@ pub trait Neighbours {
 }
 
 /// This rank's member of a group.
-pub struct Joined<B: Edges + ?Sized> {
+pub struct Joined<G> {
     /// What its stage calls.
-    pub group: B::Group,
+    pub group: G,
     /// What ends the group for all members, from any thread: a call that waits is an error from then on.
     pub abort: Abort,
     /// What it waits in, where the backend knows.
@@ -197,7 +197,7 @@ pub trait Backend: Edges {
         &mut self,
         agreed: Self::AgreedGroup,
         how: Connect<'_>,
-    ) -> Result<Joined<Self>, TransportError>;
+    ) -> Result<Joined<Self::Group>, TransportError>;
 
     /// Makes an edge between two stages of this rank. Needs no peer.
     ///

@@ -144,6 +144,11 @@ pub trait GroupEnd {
         Ok(())
     }
 
+    /// How long this member has waited for others in its calls, in all, in nanoseconds; 0 where only a device could tell.
+    fn waited_ns(&self) -> u64 {
+        0
+    }
+
     /// As [`EdgeTx::peer_is_gone`], of another member.
     fn peer_is_gone(&mut self) {}
 }

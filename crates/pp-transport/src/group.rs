@@ -105,7 +105,7 @@ impl Members {
     }
 
     /// Where the part of each member begins, and where the last one ends, when the parts lie one behind the other.
-    pub(crate) fn starts(&self, parts: &[u64]) -> Result<(u64, u64), TransportError> {
+    fn starts(&self, parts: &[u64]) -> Result<(u64, u64), TransportError> {
         if parts.len() != self.ranks.len() {
             let (count, members) = (parts.len(), self.ranks.len());
             return Err(self.wrong(format!("{count} parts for {members} members")));
@@ -119,6 +119,24 @@ impl Members {
         let total = sum(parts).filter(|total| isize::try_from(*total).is_ok());
         let total = total.ok_or_else(too_large)?;
         Ok((sum(&parts[..self.own]).unwrap_or(total), total))
+    }
+
+    /// The place and rank of the root of a call with these parts, where the own part begins and where the last one ends.
+    /// Each member has `one` part, and the root `all`: what that is called, and how long it is.
+    pub(crate) fn shares(
+        &self,
+        root: u32,
+        parts: &[u64],
+        one: (&str, usize),
+        all: (&str, usize),
+    ) -> Result<((usize, Rank), u64, u64), TransportError> {
+        let root = self.at(root)?;
+        let (start, total) = self.starts(parts)?;
+        self.check_length(one, parts[self.own])?;
+        if root.0 == self.own {
+            self.check_length(all, total)?;
+        }
+        Ok((root, start, total))
     }
 
     /// Whether so many bytes are elements that can be summed.
@@ -135,10 +153,9 @@ impl Members {
     }
 
     /// Whether a range is as long as the parts of a call say.
-    pub(crate) fn check_length(
+    fn check_length(
         &self,
-        what: &str,
-        found: usize,
+        (what, found): (&str, usize),
         wanted: u64,
     ) -> Result<(), TransportError> {
         if found as u64 == wanted {

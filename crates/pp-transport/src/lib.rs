@@ -5,10 +5,10 @@
 //! be touched ([`in_flight`]); a header leaves only for a message that was prepared whole, and a
 //! receive is posted only with the header that announced it ([`edge`]).
 //!
-//! Choices: backends are values behind [`backend::Backend`]; [`host`] is shared memory between
-//! processes of one machine, [`nccl`] moves payloads between the GPUs of any, whose slots are those of [`gpu`]. Headers and credits
-//! take a [`lane`] beside the payloads. [`control`] carries the handshake, descriptors, heartbeats and
-//! faults, authenticated; [`launch`] finds out which rank this process is; [`flight`] keeps this
+//! Choices: backends are values behind [`backend::Backend`]; [`host`] is shared memory between processes of one machine,
+//! [`nccl`] moves payloads between the GPUs of any, and [`gpu::p2p`] between those of one machine by copy engine. Both have
+//! the slots of [`gpu`]. Headers and credits take a [`lane`] beside the payloads. [`control`] carries the handshake,
+//! descriptors, heartbeats and faults, authenticated; [`launch`] finds out which rank this process is; [`flight`] keeps this
 //! rank's last operations, to explain why a job stands still.
 
 #[cfg(not(loom))]

@@ -33,6 +33,8 @@ pub(crate) const LEFT_BEHIND_LOOK_EVERY: Duration = Duration::from_millis(1);
 pub(crate) const WANTED_LOOK_EVERY: Duration = Duration::from_millis(5);
 /// The longest sleep of a member of a group: it hears of an abort within this, where nobody could ring its bell.
 pub(crate) const MEMBER_SLEEPS: Duration = Duration::from_millis(50);
+/// While a way between two GPUs is tried: a payload of any size and its number come within this, or they never do.
+pub(crate) const TRIED_WITHIN: Duration = Duration::from_secs(5);
 /// A call of NCCL that should come back at once counts after this as one that hangs, and its communicator is aborted.
 pub(crate) const RETURNS_WITHIN: Duration = Duration::from_millis(100);
 /// The end of the edges with a peer waits for the last credits and completions: microseconds where both ends have done

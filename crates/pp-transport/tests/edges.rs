@@ -12,13 +12,13 @@ use pp_contract::{Composer, FaultKind, Generation, Lockstep, Rank};
 use pp_testing::{HANG, edge, number, prepare, wait_for};
 use pp_transport::backend::{Backend, Connect, EdgeEnd, End, Peer as _};
 use pp_transport::bell::Bell;
-use pp_transport::edge::{EdgeLocal as _, EdgeRx as _, EdgeTx as _};
+use pp_transport::edge::{EdgeLocal as _, EdgeRx as _, EdgeTx as _, Edges};
 use pp_transport::error::TransportError;
 use pp_transport::flight::FlightRecorder;
 use pp_transport::in_flight::{InFlight, Part};
 use pp_transport::launch::Via;
 
-use crate::edges_support::{Gpu, Host, Kind, Meeting, OneGpu, Peer, Rx, Tx, turn};
+use crate::edges_support::{Gpu, Host, Kind, Meeting, OneGpu, P2pGpu, Peer, Rx, Tx, turn};
 
 const ROUNDS: u64 = 30;
 
@@ -199,6 +199,11 @@ fn edges_of_all_shapes_share_a_channel() {
     two_ranks::<Gpu>(Via::Tcp, &mixed());
 }
 
+#[test]
+fn edges_of_all_shapes_share_a_page_of_numbers() {
+    two_ranks::<P2pGpu>(Via::Unix, &mixed());
+}
+
 /// Each of these backends has no NCCL that it could call.
 #[test]
 fn edges_that_carry_headers_alone_need_no_nccl() {
@@ -230,14 +235,13 @@ fn a_backend_without_nccl_refuses_payloads_of_another_rank() {
 }
 
 /// One end hears it; all edges with the peer are over.
-#[test]
-fn a_peer_that_is_gone_ends_all_edges_with_it() {
+fn a_peer_that_is_gone_ends_all_edges_with_it<K: Kind<Backend: Edges<Out: Send, In: Send>>>() {
     let _turn = turn();
     let ends = mixed();
     let mirrored = mirrored(&ends);
     let [zero, one] = Meeting::of_two(Via::Unix);
     let connect = |mut peer: Peer, ends: &[EdgeEnd]| {
-        let (_, mut backend) = Gpu::rank(peer.own_rank().get());
+        let (_, mut backend) = K::rank(peer.own_rank().get());
         let bell = Bell::new().unwrap();
         let (agreed, _) = backend.agree(&mut peer, ends, &bell).unwrap();
         let connected = backend.connect(agreed, how(&FlightRecorder::off()));
@@ -260,6 +264,16 @@ fn a_peer_that_is_gone_ends_all_edges_with_it() {
         }
         drop((ends, other.join().unwrap()));
     });
+}
+
+#[test]
+fn a_peer_that_is_gone_ends_all_edges_over_nccl() {
+    a_peer_that_is_gone_ends_all_edges_with_it::<Gpu>();
+}
+
+#[test]
+fn a_peer_that_is_gone_ends_all_edges_by_copy_engine() {
+    a_peer_that_is_gone_ends_all_edges_with_it::<P2pGpu>();
 }
 
 fn local<K: Kind>(depth: u32, bytes: u64) -> (K, <K::Backend as pp_transport::edge::Edges>::Local) {

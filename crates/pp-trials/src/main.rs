@@ -2,16 +2,19 @@
 //!
 //! It has the commands of `pp`, and its `run` makes the fault that PP_FAULT names. `faults` breaks each rule of the
 //! protocol in such runs, `shutdown` ends them in every state, `placements` runs them on any ranks, `soak` breaks long
-//! ones again and again, and each judges what the ranks did. Faults are made from outside: this crate decorates the parts
-//! that `pp_cli` and `pp_job` take, and nothing in them knows of it.
+//! ones again and again, and each judges what the ranks did. `words` looks at each word of messages on their way, and
+//! `kills` at how long a rank is away. Faults are made from outside: this crate decorates the parts that `pp_cli` and
+//! `pp_job` take, and nothing in them knows of it.
 
 mod faults;
 mod hook;
+mod kills;
 mod placements;
 mod run;
 mod shutdown;
 mod soak;
 mod trial;
+mod words;
 
 use std::process::ExitCode;
 
@@ -28,7 +31,7 @@ struct Cli {
 
 const HELP: &str = "\
 Environment:
-  PP_FAULT  fault that `run` is to make; `pp-trials faults --hooks` lists the names [default: none]
+  PP_FAULT  fault that `run` or `words` is to make; `pp-trials faults --hooks` lists the names [default: none]
   Those of pp; `pp --help` lists them.";
 
 #[derive(Debug, clap::Subcommand)]
@@ -37,10 +40,18 @@ enum Command {
     Faults(faults::FaultsArgs),
     /// End real jobs in every state, and see what their ranks do.
     Shutdown(trial::TrialArgs),
-    /// Run the job on every placement of its stages: each gives the bytes of one process.
+    /// Run the job on every placement of its stages, and see whether each gives the bytes of one process.
     Placements(placements::PlacementsArgs),
     /// Run long jobs whose ranks are killed and stopped all the time: no frame may be lost or changed.
     Soak(soak::SoakArgs),
+    /// Kill the rank of phase_b again and again, and say how long it is away, beside the start of a bare rank: a process that
+    /// only opens the GPU and loads the kernels.
+    Kills(kills::KillsArgs),
+    /// Start as a bare rank does, and end.
+    #[command(hide = true)]
+    Start(kills::StartArgs),
+    /// Send messages of all sizes to and fro, and compare each word that is read with the word that was sent.
+    Words(words::WordsArgs),
     #[command(flatten)]
     Pp(Box<Pp>),
 }
@@ -56,6 +67,9 @@ fn perform(command: &Command, mut env: Env) -> Result<(), Error> {
         (Command::Shutdown(args), _) => shutdown::shutdown(args, &env),
         (Command::Placements(args), _) => placements::placements(args),
         (Command::Soak(args), _) => soak::soak(args),
+        (Command::Kills(args), _) => kills::kills(args),
+        (Command::Start(args), _) => kills::start(args),
+        (Command::Words(args), fault) => words::words(args, &env, fault),
         (Command::Pp(command), fault) => match (&**command, fault) {
             (Pp::Run(args), Some(fault)) => {
                 pp_cli::prepare(command, &env)?;

@@ -147,7 +147,7 @@ impl Trial for Case {
     }
 }
 
-/// All runs, or the named part of them.
+/// All runs, or the part of them that `--part` names.
 fn cases(is_part: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     let mut deaths = 0;

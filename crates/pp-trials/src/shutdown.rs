@@ -50,7 +50,7 @@ impl Trial for Any {
 
     fn not_here(&self, ground: Ground) -> Option<&'static str> {
         match self {
-            Self::Two(cell) if cell.event == Event::Cut && ground.is_host() => {
+            Self::Two(cell) if cell.event == Event::Cut && !ground.has_nccl() => {
                 Some("the ranks share memory on one host: there is no network between them")
             }
             Self::Chain(_) if !ground.is_host() && !has_gpus(3) => {

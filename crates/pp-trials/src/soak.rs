@@ -7,7 +7,7 @@
 //! the source's, in rising order, with nothing missing but what a cut may overtake. Between the rounds jobs are ended
 //! in every other way: a rank killed, drained, aborted.
 
-mod film;
+pub(crate) mod film;
 mod job;
 
 use std::thread;

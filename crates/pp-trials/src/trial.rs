@@ -1,5 +1,5 @@
-//! What the catalogue of faults and the matrix of shutdowns have in common: trials, which are jobs of this very program in
-//! folders of their own, side by side.
+//! What the catalogue of faults, the matrix of shutdowns and the placements have in common: trials, which are jobs of this
+//! very program in folders of their own, side by side.
 
 mod job;
 mod left;

@@ -1,4 +1,4 @@
-//! Every rule of the protocol, broken on purpose in a real job: `pp faults` on both transports.
+//! Every rule of the protocol, broken on purpose in a real job: `pp-trials faults` in shared memory, by copy engine and over NCCL.
 
 mod common;
 #[path = "../../pp-transport/tests/fakes/mod.rs"]
@@ -54,11 +54,20 @@ fn a_pipeline_whose_roles_are_one_rank_is_refused() {
 }
 
 #[test]
+fn every_fault_ends_as_it_must_by_copy_engine() {
+    every_fault_ends_as_it_must_on_gpus("p2p");
+}
+
+#[test]
 fn every_fault_ends_as_it_must_over_nccl() {
+    every_fault_ends_as_it_must_on_gpus("nccl");
+}
+
+fn every_fault_ends_as_it_must_on_gpus(transport: &str) {
     let fakes = Fakes::build();
-    let folder = folder("faults_nccl");
+    let folder = folder(&format!("faults_{transport}"));
     for pipeline in [&[][..], &CHAIN, &GROUP] {
-        let mut command = pp(&["faults", "--transport", "nccl"]);
+        let mut command = pp(&["faults", "--transport", transport]);
         fakes.give_to(command.args(pipeline));
         command.env("PP_FAKE_NCCL_DIR", folder.file(""));
         command.env("PP_FAKE_DEVICES", "3");

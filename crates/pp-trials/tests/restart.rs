@@ -7,6 +7,7 @@ use std::process::Command;
 use common::pp;
 use pp_testing::process::run;
 use pp_testing::video;
+use serde_json::Value;
 
 /// A command that reads and writes a video through this process.
 fn through(more: &[&str]) -> Command {
@@ -73,4 +74,20 @@ fn a_panic_is_named_by_the_rank_that_panicked() {
             assert!(last.contains(words), "{words}: {}", ended.stderr);
         }
     }
+}
+
+#[test]
+fn each_kill_is_made_up_for_and_timed_beside_a_bare_start() {
+    let args = ["kills", "--kills", "4", "--starts", "3", "--json"];
+    let ended = run(&mut pp(&args), None).succeeded();
+    let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
+    let times = ["back_in_service", "bare_start"].map(|key| &report[key]);
+    assert_eq!(times.map(|times| &times["count"]), [4, 3], "{report}");
+    for times in times {
+        let ms = |key: &str| times[key].as_f64().unwrap();
+        assert!(0.0 < ms("median_ms") && ms("median_ms") <= ms("worst_ms"));
+    }
+    let median = |at: usize| times[at]["median_ms"].as_f64().unwrap();
+    let over = report["over_median_ms"].as_f64().unwrap();
+    assert!((over - (median(0) - median(1))).abs() < 1e-6, "{report}");
 }

@@ -1,5 +1,5 @@
-//! `--verify`: bytes that change are found and named by rank, tensor and chunk, on both transports; a run in which
-//! nothing changes is what it is without.
+//! `--verify`: bytes that change are found and named by rank, tensor and chunk, in shared memory and over NCCL; a run
+//! in which nothing changes is what it is without.
 
 mod common;
 #[path = "../../pp-transport/tests/fakes/mod.rs"]
@@ -8,7 +8,7 @@ mod fakes;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{folder, pp};
+use common::{folder, meet_in, pp};
 use fakes::Fakes;
 use fakes::check::{Expect, Fresh, Recording, check};
 use pp_testing::{
@@ -33,14 +33,7 @@ fn job(folder: &Folder, transport: &str, input: &Path, more: &[&str]) -> Command
     let mut command = pp(&args);
     if transport == "nccl" {
         Fakes::build().give_to(&mut command);
-        for (name, folder) in [
-            ("PP_FAKE_NCCL_DIR", folder.file("meet")),
-            ("PP_FAKE_RECORD", folder.file("rec")),
-        ] {
-            let _ = std::fs::remove_dir_all(&folder);
-            std::fs::create_dir_all(&folder).unwrap();
-            command.env(name, folder);
-        }
+        meet_in(folder, &mut command);
     }
     command
 }

@@ -76,7 +76,7 @@ fn a_piece_goes_there_and_its_samples_come_back() {
     let matched = lockstep.admit(sent.frame()).unwrap();
     assert_eq!(matched.header().payload_bytes(), 64 * 256 * 4);
     let received: Message<VocoderPlan> = matched.message(&pipeline, 1).unwrap();
-    assert_eq!(received.trail().report(1), Some(&report));
+    assert_eq!(received.trail().of(&pipeline, 1), [report]);
 }
 
 /// The report of `vocode`.

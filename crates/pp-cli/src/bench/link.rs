@@ -85,6 +85,7 @@ struct Figure {
     round_trip_p90_us: Option<f64>,
     /// Median time that the sender's thread spent in a send.
     send_us: Option<f64>,
+    send_p99_us: Option<f64>,
     /// `one_way_us` for bare operations: without headers, credits and drivers.
     operation_one_way_us: Option<f64>,
     operation_round_trip_us: Option<f64>,
@@ -149,6 +150,9 @@ pub(crate) fn link(args: &LinkArgs, env: &Env) -> Result<(), Error> {
             backend::Backend::Host => rank.run(Host, profile, program(bursts(), bytes, finish)),
             backend::Backend::Gpu(mut gpu) => {
                 gpu.blocking = !args.non_blocking;
+                if args.transport != TransportChoice::Nccl {
+                    return rank.run(*gpu, profile, program(bursts(), bytes, finish));
+                }
                 let sizes = SIZES.into_iter().filter(|bytes| *bytes <= args.max_bytes);
                 let measured = Measured {
                     inner: *gpu,
@@ -300,13 +304,17 @@ fn figures(bursts: &[Burst], records: &[&ChunkRecord], payload_moves: bool) -> V
                 let one_way_mean_us = (!periods.is_empty()).then_some(mean);
                 let one_way_us = quantile(periods, 0.5);
                 let moved_in_us = one_way_us.filter(|us| *us > 0.0 && payload_moves);
-                let send = |r: &&ChunkRecord| r.sent_ns.saturating_sub(r.build_end_ns);
+                let sends = || {
+                    let send = |r: &&ChunkRecord| r.sent_ns.saturating_sub(r.build_end_ns);
+                    measured.iter().map(send).collect()
+                };
                 figures.push(Figure {
                     bytes: burst.bytes,
                     one_way_us,
                     one_way_mean_us,
                     one_way_gbytes_per_s: moved_in_us.map(|us| burst.bytes as f64 / us / 1e3),
-                    send_us: quantile(measured.iter().map(send).collect(), 0.5),
+                    send_us: quantile(sends(), 0.5),
+                    send_p99_us: quantile(sends(), 0.99),
                     ..Figure::default()
                 });
             }

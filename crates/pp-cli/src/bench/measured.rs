@@ -113,17 +113,8 @@ impl Backend for Measured<'_> {
         &mut self,
         agreed: Self::AgreedGroup,
         how: Connect<'_>,
-    ) -> Result<Joined<Self>, TransportError> {
-        let Joined {
-            group,
-            abort,
-            waits,
-        } = self.inner.connect_group(agreed, how)?;
-        Ok(Joined {
-            group,
-            abort,
-            waits,
-        })
+    ) -> Result<Joined<Self::Group>, TransportError> {
+        self.inner.connect_group(agreed, how)
     }
 
     fn local(&mut self, shape: EdgeShape) -> Result<Self::Local, TransportError> {

@@ -1,5 +1,6 @@
 //! `pp bench`: measurements of the runtime itself.
 
+mod against;
 mod hop;
 mod kernels;
 mod link;
@@ -15,7 +16,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use pp_contract::pipeline::{EdgeKind, EdgeSpec, Laps, StageSpec};
-use pp_contract::{Manifest, Pipeline, Rank, with_source};
+use pp_contract::{Pipeline, Rank};
 use pp_device::Device;
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program};
 use pp_kernels::synthetic::Rate;
@@ -24,10 +25,11 @@ use pp_transport::host::Host;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
+use self::against::{Against, Payloads, most_bytes};
 pub(crate) use self::kernels::kernels;
 pub(crate) use self::link::link;
 use self::on_gpu::{GpuSink, GpuSource, GpuStage};
-use self::plan::{SOURCE, payload};
+use self::plan::SOURCE;
 use self::simulate::Work;
 use self::stages::{BenchSink, BenchSource};
 pub(crate) use self::video::video;
@@ -132,6 +134,7 @@ struct Overlap<'a> {
     /// Chunks that were done.
     chunks: u64,
     measures: Measures,
+    against: Option<Against>,
     /// Half a round trip of one cache line between two cores, before the run.
     core_hop_us: Option<f64>,
     /// Device memory of the GPU of rank 0 that was taken after the first tenth of the chunks.
@@ -157,7 +160,7 @@ impl Overlap<'_> {
 
     /// The stages waited on the host's clock, and no GPU worked.
     fn is_gpu_idle(&self) -> bool {
-        self.transport == "nccl" && self.how == Simulate::Sleep
+        self.transport != "host" && self.how == Simulate::Sleep
     }
 
     /// What the driver of a rank takes for a chunk in microseconds, besides its stages and its waits. On GPUs, and of a rank
@@ -179,10 +182,12 @@ impl Overlap<'_> {
         ranks.map(|rank| self.driver_us(rank)).collect()
     }
 
-    /// Payload bytes over all edges in a period; none where payloads are handed over and no stage touches them.
+    /// Payload bytes over all edges in a period; none where payloads are handed over and no stage touches them, or have two
+    /// sizes.
     fn gbytes_per_s(&self, period_ms: Option<f64>) -> Option<f64> {
         // Every payload byte counts once: it was written once and read once.
-        let moves = self.args.touch || self.transport != "host";
+        let is_of_one_size = self.args.against.is_none();
+        let moves = is_of_one_size && (self.args.touch || self.transport != "host");
         let bytes = self.args.bytes;
         let period_ms = period_ms.filter(|ms| *ms > 0.0 && moves && bytes > 0)?;
         let carries = |edge: &EdgeSpec| matches!(edge.kind, EdgeKind::Onward | EdgeKind::Lap);
@@ -204,6 +209,7 @@ impl Serialize for Overlap<'_> {
         map.serialize_entry("touch", &args.touch)?;
         map.serialize_entry("sync", &args.sync)?;
         map.serialize_entry("bytes", &args.bytes)?;
+        map.serialize_entry("against", &self.against)?;
         map.serialize_entry("pipeline", &self.stages.pipeline.to_string())?;
         map.serialize_entry("stages_ms", &self.stages.ms)?;
         map.serialize_entry("stages", &m.stages)?;
@@ -249,7 +255,7 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
     let config = Config::from_env(env.lookup())?;
     let job = Job::new(&config, &stages.pipeline).depth(stages.depth);
     job.run(|rank| {
-        let manifest = manifest(args)?;
+        let payloads = Payloads::of(args)?;
         let (backend, choice) = backend::choose_transport(args.transport, rank, env)
             .map_err(|error| rank.decline(error))?;
         let is_first = rank.rank() == Rank::new(0);
@@ -263,6 +269,7 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
         });
         let mut profile = Profile::new()
             .set("bytes", args.bytes)
+            .set("against", format_args!("{:?}", args.against))
             .set("touch", args.touch)
             .set("simulate", format_args!("{how:?}"));
         // A setting has a bound, and there may be many stages.
@@ -281,17 +288,17 @@ pub(crate) fn overlap(args: &OverlapArgs, env: &Env) -> Result<(), Error> {
         match backend {
             Backend::Host => {
                 simulate::sharpen_timers();
-                rank.run(Host, profile, run.on_host(manifest))
+                rank.run(Host, profile, run.on_host(payloads))
             }
             Backend::Gpu(gpu) => {
-                let program = run.on_gpus(manifest, gpu.device.clone(), rank.rank());
+                let program = run.on_gpus(payloads, gpu.device.clone(), rank.rank());
                 rank.run(*gpu, profile, program)
             }
         }
     })
 }
 
-/// What the programs of both backends have in common.
+/// What the programs on the host and on GPUs have in common.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     args: &'a OverlapArgs,
@@ -313,20 +320,20 @@ impl<'a> Run<'a> {
         [&stages[0], &stages[stages.len() - 1]]
     }
 
-    fn on_host(self, manifest: Manifest) -> Program<'a, Host, BenchSource, ()> {
+    fn on_host(self, payloads: Payloads) -> Program<'a, Host, BenchSource, ()> {
         let (args, stages) = (self.args, self.stages);
         let work = move |stage: &StageSpec| Work::new(self.how, stages.time_of(stage));
         let [first, last] = self.first_and_last();
         let (names, sink) = self.names();
         let program = Program::new(SOURCE, move |_| {
             Ok(Opened::new(BenchSource {
-                manifest,
+                payloads,
                 left: chunks(args, stages),
                 work: work(first),
                 touch: args.touch,
             }))
         });
-        let mut program = program.payloads(move |_, ()| args.bytes);
+        let mut program = program.payloads(move |_, ()| most_bytes(args));
         for name in &names {
             program = program.stage(name, move |stage, ()| {
                 Ok(stages::between(work(stage), args.touch))
@@ -339,7 +346,7 @@ impl<'a> Run<'a> {
 
     fn on_gpus(
         self,
-        manifest: Manifest,
+        payloads: Payloads,
         on: Device,
         rank: Rank,
     ) -> Program<'a, GpuBackend, GpuSource, ()> {
@@ -357,12 +364,12 @@ impl<'a> Run<'a> {
         let program = Program::new(SOURCE, move |_| {
             let chunks = chunks(args, stages);
             Ok(Opened::new(GpuSource::new(
-                manifest,
+                payloads,
                 chunks,
                 source(first)?,
             )))
         });
-        let mut program = program.payloads(move |_, ()| args.bytes);
+        let mut program = program.payloads(move |_, ()| most_bytes(args));
         for name in &names {
             let open = open.clone();
             program = program.stage(name, move |stage, ()| open(stage));
@@ -377,6 +384,9 @@ impl<'a> Run<'a> {
 /// Enough chunks for about two seconds, within reason.
 fn chunks(args: &OverlapArgs, stages: &Stages) -> u64 {
     args.chunks.unwrap_or_else(|| {
+        if args.against.is_some() {
+            return against::chunks();
+        }
         let touched = if args.touch {
             args.bytes as f64 / 8e6
         } else {
@@ -389,31 +399,25 @@ fn chunks(args: &OverlapArgs, stages: &Stages) -> u64 {
 
 /// Refuses work that cannot be done where the payloads lie.
 fn check(args: &OverlapArgs) -> Result<(), Error> {
+    against::check(args)?;
     let refuse = |what: &str| Err(Error::Usage(what.into()));
     match (args.transport, args.simulate) {
         (TransportChoice::Host, Some(Simulate::GpuSpin | Simulate::Gemm | Simulate::Hbm)) => {
             refuse(
-                "this work is done on GPUs; use it with --transport nccl, or --simulate sleep or spin",
+                "this work is done on GPUs; use it with --transport p2p or nccl, or --simulate sleep or spin",
             )
         }
-        (TransportChoice::Nccl, Some(Simulate::Spin)) => {
+        (gpus, Some(Simulate::Spin)) if gpus.is_on_gpus() => {
             refuse("--simulate spin keeps a core busy; on GPUs use gpu-spin, gemm, hbm, or sleep")
         }
-        (TransportChoice::Nccl, _) if args.touch => {
+        (gpus, _) if gpus.is_on_gpus() && args.touch => {
             refuse("--touch writes and reads host memory; use it with --transport host")
         }
         (TransportChoice::Auto, _) if args.touch || args.simulate.is_some() => refuse(
-            "--simulate and --touch depend on where payloads lie; say --transport host or nccl",
+            "--simulate and --touch depend on where payloads lie; say --transport host, p2p or nccl",
         ),
         _ => Ok(()),
     }
-}
-
-fn manifest(args: &OverlapArgs) -> Result<Manifest, Error> {
-    payload(args.bytes).map_err(|e| {
-        let why = with_source(&e);
-        Error::Usage(format!("--bytes {}: {why}", args.bytes))
-    })
 }
 
 /// Says what one piece of simulated work takes on this GPU.
@@ -456,6 +460,9 @@ impl Run<'_> {
             how: self.how,
             chunks: measured_chunks,
             measures,
+            against: args
+                .against
+                .and_then(|bytes| against::against(bytes, recorder.records())),
             core_hop_us: self.core_hop_us,
             device_memory_grown_bytes,
         };
@@ -559,6 +566,13 @@ impl std::fmt::Display for Overlap<'_> {
             writeln!(
                 f,
                 "{rate:.1} GB/s of payload written and read, {by_mean:.1} by the mean period ({payloads})"
+            )?;
+        }
+        if let Some(against) = &self.against {
+            writeln!(
+                f,
+                "with payloads of {} bytes the period is {against}",
+                args.bytes
             )?;
         }
         if let Some(bytes) = self.device_memory_grown_bytes {

@@ -13,12 +13,18 @@ use pp_runtime::stage::{
 };
 use pp_transport::gpu::{DeviceRx, DeviceTx};
 
+use super::against::Payloads;
 use super::plan::BenchPlan;
 use crate::args::Simulate;
-use crate::timed::{self, Span, Timed, read_on};
+use crate::timed::{self, Issued, Span, Timed, read_on};
 
 fn device(e: CudaError) -> StageError {
     StageError::new(FaultKind::Device, "simulate work", with_source(&e))
+}
+
+fn launch(load: &mut Work) -> Result<(), StageError> {
+    let launched = load.launch();
+    launched.map_err(|e| StageError::new(FaultKind::Device, "launch", with_source(&e)))
 }
 
 /// Work of a fixed time.
@@ -32,7 +38,7 @@ enum Load {
 /// Work under way.
 pub(super) enum Working {
     Sleep { end: Instant, time: Duration },
-    Gpu(Span),
+    Gpu(Issued),
 }
 
 /// A stage's load on its stream.
@@ -92,28 +98,21 @@ impl GpuStage {
         ) -> Result<(), StageError>,
     ) -> StageResult<Progress<Worked, Working>> {
         match &mut self.load {
-            Load::Nothing => {
-                on_slots(&self.timed.stream, &mut || Ok(()))?;
-                Ok(Progress::Done(Worked {
-                    work_ns: 0,
-                    idle_ns: 0,
-                }))
-            }
+            Load::Nothing => Ok(Progress::Done(Worked {
+                work_ns: 0,
+                idle_ns: 0,
+            })),
             Load::Sleep(time) => {
-                on_slots(&self.timed.stream, &mut || Ok(()))?;
                 let now = Instant::now();
                 let end = self.last_sleep.map_or(now, |last| now.max(last)) + *time;
                 self.last_sleep = Some(end);
                 Ok(Progress::UnderWay(Working::Sleep { end, time: *time }))
             }
-            Load::Gpu(work) => {
-                let span = self.timed.open().map_err(device)?;
-                on_slots(&self.timed.stream, &mut || {
-                    work.launch()
-                        .map_err(|e| StageError::new(FaultKind::Device, "launch", with_source(&e)))
-                })?;
-                span.close(&self.timed.stream).map_err(device)?;
-                Ok(Progress::UnderWay(Working::Gpu(span)))
+            Load::Gpu(load) => {
+                let work = self.timed.open().map_err(device)?;
+                on_slots(&self.timed.stream, &mut || launch(load))?;
+                work.close(&self.timed.stream).map_err(device)?;
+                Ok(Progress::UnderWay(Working::Gpu(work)))
             }
         }
     }
@@ -126,8 +125,8 @@ impl GpuStage {
                 work_ns: time.as_nanos() as u64,
                 idle_ns: 0,
             }),
-            Working::Gpu(span) => {
-                let polled = self.timed.poll(span).map_err(device)?;
+            Working::Gpu(work) => {
+                let polled = self.timed.poll(work).map_err(device)?;
                 let worked = |timed::Done { work_ns, idle_ns }| Worked { work_ns, idle_ns };
                 polled.map(worked, Working::Gpu)
             }
@@ -137,9 +136,10 @@ impl GpuStage {
 
 /// Builds in a fixed time.
 pub(super) struct GpuSource {
-    manifest: Manifest,
+    payloads: Payloads,
     left: u64,
     stage: GpuStage,
+    spans: Vec<Span>,
     /// The chunk at which the run counts as warm, and the last one.
     warm_at: u64,
     last: u64,
@@ -148,11 +148,12 @@ pub(super) struct GpuSource {
 }
 
 impl GpuSource {
-    pub(super) fn new(manifest: Manifest, chunks: u64, stage: GpuStage) -> Self {
+    pub(super) fn new(payloads: Payloads, chunks: u64, stage: GpuStage) -> Self {
         Self {
-            manifest,
+            payloads,
             left: chunks,
             stage,
+            spans: Vec::new(),
             warm_at: chunks / 10,
             last: chunks.saturating_sub(1),
             free_when_warm: None,
@@ -175,7 +176,7 @@ impl GpuSource {
 
 impl Source<DeviceTx> for GpuSource {
     type Plan = BenchPlan;
-    type Carry = Option<Working>;
+    type Carry = Option<Span>;
 
     fn poll(&mut self) -> StageResult<Offer> {
         Ok(match self.left {
@@ -188,31 +189,42 @@ impl Source<DeviceTx> for GpuSource {
         &mut self,
         place: Place,
         slot: &mut DeviceTx,
-    ) -> StageResult<Built<BenchPlan, Option<Working>>> {
+    ) -> StageResult<Built<BenchPlan, Option<Span>>> {
         self.left -= 1;
-        let begun = self
-            .stage
-            .begin(|stream, launch| slot.write_on(stream, |_| launch()))?;
-        let working = match begun {
-            Progress::Done(_) => None,
+        let stream = &self.stage.timed.stream;
+        let span = if let Load::Gpu(load) = &mut self.stage.load {
+            let span = match self.spans.pop() {
+                Some(span) => span,
+                None => Span::new(stream.device()).map_err(device)?,
+            };
+            slot.write_on(stream, |_| {
+                span.start.record(stream).map_err(device)?;
+                launch(load)?;
+                span.close(stream).map_err(device)
+            })?;
+            Some(span)
+        } else {
+            let begun = self
+                .stage
+                .begin(|stream, launch| slot.write_on(stream, |_| launch()))?;
             // The host waits, and what it waits for is the chunk.
-            Progress::UnderWay(Working::Sleep { end, .. }) => {
+            if let Progress::UnderWay(Working::Sleep { end, .. }) = begun {
                 std::thread::sleep(end.saturating_duration_since(Instant::now()));
-                None
             }
-            Progress::UnderWay(working) => Some(working),
+            None
         };
         let plan = BenchPlan {
             chunk: place.chunk.get(),
             hands_on: true,
         };
-        Ok(Built::new(plan, self.manifest.clone(), working))
+        let manifest = self.payloads.of_chunk(plan.chunk).clone();
+        Ok(Built::new(plan, manifest, span))
     }
 
     fn accepted(
         &mut self,
         chunk: ChunkIndex,
-        working: Option<Working>,
+        span: Option<Span>,
         _: Option<&[u8]>,
     ) -> StageResult<Option<u64>> {
         if chunk.get() == self.warm_at {
@@ -221,20 +233,10 @@ impl Source<DeviceTx> for GpuSource {
         if chunk.get() == self.last {
             self.free_at_end = self.free_memory();
         }
-        let Some(working) = working else {
-            return Ok(None);
-        };
-        // It was sent behind this work, so the work is done.
-        Ok(match self.stage.poll_work(working)? {
-            Progress::Done(worked) => Some(worked.work_ns),
-            Progress::UnderWay(working) => {
-                // Its time is not known yet.
-                if let Working::Gpu(span) = working {
-                    self.stage.timed.recycle(span);
-                }
-                None
-            }
-        })
+        // The chunk was sent behind this work, so the work is done.
+        let ns = span.as_ref().map(Span::ns).transpose();
+        self.spans.extend(span);
+        ns.map_err(device)
     }
 
     fn queued(&self) -> u32 {

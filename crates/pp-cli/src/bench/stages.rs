@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::time::Instant;
 
-use pp_contract::{FaultKind, Manifest, Message};
+use pp_contract::{FaultKind, Message};
 use pp_runtime::core::Cut;
 use pp_runtime::stage::{
     Built, Chunk, Done, Offer, OnHost, Place, Progress, Sink, Source, Stage, StageError,
@@ -11,6 +11,7 @@ use pp_runtime::stage::{
 };
 use pp_transport::host::{RxLease, TxLease};
 
+use super::against::Payloads;
 use super::plan::BenchPlan;
 use super::simulate::{Work, consume, produce};
 
@@ -64,7 +65,7 @@ impl Meter {
 
 /// Builds payloads in a fixed time.
 pub(super) struct BenchSource {
-    pub(super) manifest: Manifest,
+    pub(super) payloads: Payloads,
     pub(super) left: u64,
     pub(super) work: Work,
     pub(super) touch: bool,
@@ -85,15 +86,16 @@ impl Source<TxLease> for BenchSource {
         self.left -= 1;
         let chunk = place.chunk.get();
         self.work.run();
+        let manifest = self.payloads.of_chunk(chunk);
         if self.touch {
-            let bytes = self.manifest.payload_bytes() as usize;
+            let bytes = manifest.payload_bytes() as usize;
             produce(&mut slot.bytes_mut()[..bytes], chunk);
         }
         let plan = BenchPlan {
             chunk,
             hands_on: true,
         };
-        Ok(Built::new(plan, self.manifest.clone(), ()))
+        Ok(Built::new(plan, manifest.clone(), ()))
     }
 
     fn queued(&self) -> u32 {

@@ -223,7 +223,10 @@ fn nccl() -> Finding {
                 nccl.path().display()
             ))
         }
-        Err(error) => Note(with_source(&error), "needed for --transport nccl alone"),
+        Err(error) => Note(
+            with_source(&error),
+            "needed on GPUs without NVLink between them, on several machines, and for groups of ranks",
+        ),
     }
 }
 

@@ -1,10 +1,11 @@
-//! `pp plugin check`: tests a plugin against the ABI, check by check.
+//! `pp plugin check`: tests a plugin against the ABI, check by check. And what a plugin says about itself, for commands
+//! that must know its stages before a rank loads it.
 //!
 //! Hazard: a plugin that is being written crashes, hangs or calls `exit`, and takes along the process that loaded it.
-//! So this process does not load the plugin. It starts a worker, a child process that loads the plugin and runs the
-//! checks; the worker says which check begins and how it ended, and this process prints that at once. A check that
-//! fails, crashes or takes too long ends its worker, and the next check begins in a new worker: no check sees what a
-//! failed one left behind, and a sound plugin is loaded once.
+//! So this process does not load the plugin. It starts a worker, a child process that loads the plugin, describes it and
+//! runs the checks; the worker says which check begins and how it ended, and this process prints that at once. A check
+//! that fails, crashes or takes too long ends its worker, and the next check begins in a new worker: no check sees what
+//! a failed one left behind, and a sound plugin is loaded once.
 //!
 //! This process handles no signal. When it ends, for whatever reason, the kernel kills the worker.
 
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pp_contract::FaultKind;
+use pp_kernels::Description;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -25,12 +27,41 @@ use crate::env::Env;
 use crate::exit::print;
 use pp_job::{Error, SUPERVISOR, stuck_after};
 use worker::Word;
+pub(crate) use worker::work;
 
-/// Checks a plugin; in a worker, from the check with this number on.
-pub(crate) fn check(file: &Path, worker_from: Option<usize>, env: &Env) -> Result<(), Error> {
-    if let Some(from) = worker_from {
-        return worker::work(file, from, env);
-    }
+/// What a plugin says about itself.
+///
+/// # Errors
+/// The plugin does not load, crashes or hangs.
+pub(crate) fn describe(file: &Path, env: &Env) -> Result<Description, Error> {
+    let limit = stuck_after(env.lookup())?;
+    let mut worker = Worker::start(file, None)?;
+    let (kind, why) = loop {
+        match worker.hear(limit)? {
+            Heard::Word(Word::Loaded(about)) => {
+                worker.end()?;
+                return Ok(about);
+            }
+            Heard::Word(Word::Failed(why)) => break (FaultKind::Plugin, why),
+            Heard::Word(Word::NoGpu(why)) => break (FaultKind::Device, why),
+            // What else there is to say is of checks.
+            Heard::Word(_) => {}
+            Heard::Ended(status) => {
+                let why = format!("{}: {}", file.display(), why_ended(status));
+                break (FaultKind::Plugin, why);
+            }
+            Heard::Late(limit) => {
+                let why = format!("{}: {}", file.display(), why_late(limit));
+                break (FaultKind::Plugin, why);
+            }
+        }
+    };
+    worker.end()?;
+    Err(Error::local(kind, "load kernels", why))
+}
+
+/// Checks a plugin.
+pub(crate) fn check(file: &Path, env: &Env) -> Result<(), Error> {
     let refuse = |kind, why: String| Err(Error::local(kind, "plugin check", why));
     let limit = stuck_after(env.lookup())?;
     let mut report = Report::default();
@@ -60,7 +91,7 @@ enum Outcome {
 /// Starts a worker and prints what it does, until its end.
 fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Outcome, Error> {
     let from = report.begun;
-    let mut worker = Worker::start(file, from)?;
+    let mut worker = Worker::start(file, Some(from))?;
     report.otherwise = "load, once more";
     if from == 0 {
         report.begin("load")?;
@@ -68,7 +99,7 @@ fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Ou
     let (mut is_last, mut has_failed) = (false, false);
     let failure = loop {
         match worker.hear(limit)? {
-            Heard::Word(Word::Loaded) => {
+            Heard::Word(Word::Loaded(_)) => {
                 report.otherwise = "between two checks";
                 if from == 0 {
                     report.end(Ok(()))?;
@@ -78,6 +109,7 @@ fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Ou
                 report.begun += 1;
                 report.begin(&check)?;
             }
+            Heard::Word(Word::Calls(call)) => report.call = Some(call),
             Heard::Word(Word::Passed) => report.end(Ok(()))?,
             Heard::Word(Word::Failed(why)) => {
                 has_failed = true;
@@ -100,20 +132,14 @@ fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Ou
                 }
                 break None;
             }
-            Heard::Ended(status) if status.signal().is_some() => {
-                break Some(format!("the plugin crashed, {status}"));
-            }
-            Heard::Ended(status) => break Some(format!("the plugin called exit, {status}")),
-            Heard::Late(limit) => {
-                let seconds = limit.as_secs_f64();
-                break Some(format!(
-                    "not done after {seconds} s; PP_STUCK_MS sets how long a check may take"
-                ));
-            }
+            Heard::Ended(status) => break Some(why_ended(status)),
+            Heard::Late(limit) => break Some(why_late(limit)),
         }
     };
     if let Some(why) = failure {
-        report.end(Err(why))?;
+        let call = report.call.take();
+        let call = call.map_or_else(String::new, |call| format!("; its last call was {call}"));
+        report.end(Err(why + &call))?;
     }
     if is_last {
         return Ok(Outcome::Done);
@@ -126,6 +152,19 @@ fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Ou
     Ok(Outcome::Again)
 }
 
+/// What a worker's end means that did not come by itself.
+fn why_ended(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(_) => format!("the plugin crashed, {status}"),
+        None => format!("the plugin called exit, {status}"),
+    }
+}
+
+fn why_late(limit: Duration) -> String {
+    let seconds = limit.as_secs_f64();
+    format!("not done after {seconds} s; PP_STUCK_MS sets how long it may take")
+}
+
 /// What was printed.
 #[derive(Default)]
 struct Report {
@@ -136,6 +175,8 @@ struct Report {
     failed: usize,
     /// The last line has no outcome yet.
     is_open: bool,
+    /// The last call that was told of the check under way.
+    call: Option<String>,
     /// What an outcome is of when no line is open.
     otherwise: &'static str,
 }
@@ -151,6 +192,7 @@ impl Report {
             self.begin(self.otherwise)?;
         }
         self.is_open = false;
+        self.call = None;
         self.ended += 1;
         match outcome {
             Ok(()) => print("ok\n"),
@@ -178,9 +220,13 @@ enum Heard {
 }
 
 impl Worker {
-    fn start(file: &Path, from: usize) -> Result<Self, Error> {
+    /// With checks from a number on, or with none.
+    fn start(file: &Path, from: Option<usize>) -> Result<Self, Error> {
+        let from = from.map(|from| format!("--from={from}"));
         let mut process = Command::new("/proc/self/exe")
-            .args(["plugin", "check", "--worker-from", &from.to_string(), "--"])
+            .args(["plugin", "worker"])
+            .args(from)
+            .arg("--")
             .arg(file)
             .env(SUPERVISOR, std::process::id().to_string())
             .stdin(Stdio::null())

@@ -2,7 +2,8 @@
 //!
 //! *Hazard.* A prediction that nobody checked. *Choices.* Every figure comes from a job that this command starts: one on one
 //! rank for each number of parts, which gives the work of each stage; one that only hands payloads over; and the proposal
-//! itself. With `--all` every placement is run, so that a reader sees how good the proposal is.
+//! itself. What the members of a group tell each other is not known before they run, so groups are not predicted: a few are
+//! run beside the best chain. With `--all` every placement is run, so that a reader sees how good the proposal is.
 
 mod search;
 mod subject;
@@ -21,6 +22,8 @@ use crate::exit::print_result;
 
 /// The most placements that `--all` runs.
 const MOST_RUN: usize = 1_000;
+/// A measured and a predicted period that differ by more than this share are worth a note.
+const FAR: f64 = 0.2;
 
 /// Measures, proposes, runs the proposal and prints.
 pub(crate) fn plan(args: &PlanArgs, env: &Env) -> Result<(), Error> {
@@ -29,7 +32,7 @@ pub(crate) fn plan(args: &PlanArgs, env: &Env) -> Result<(), Error> {
                     without one, or unset RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK)";
         return Err(Error::Usage(what.into()));
     }
-    let subject = Subject::open(args)?;
+    let subject = Subject::open(args, env)?;
     let placements = |parts| search::all(subject.count(parts), args.ranks, MOST_RUN);
     let all: Option<Vec<_>> = (1..=subject.most_parts()).map(placements).collect();
     let is_too_many = all
@@ -91,36 +94,41 @@ pub(crate) fn plan(args: &PlanArgs, env: &Env) -> Result<(), Error> {
             best
         }
     });
-    let best = best.expect("there is one part at least");
-    let mut candidates = vec![best];
-    for (at, placements) in all.into_iter().flatten().enumerate().filter(|_| args.all) {
-        let placed = placements
-            .into_iter()
-            .map(|ranks| (parts[at], chains[at].on(ranks)));
-        candidates.extend(
-            placed
-                .filter(|placed| *placed != candidates[0])
-                .collect::<Vec<_>>(),
-        );
-    }
-    let texts: Vec<String> = candidates
-        .iter()
-        .map(|(parts, placed)| subject.text(*parts, &placed.ranks))
-        .collect();
-    let seen = runs(args, &subject, &texts)?;
-    let outcome = |((text, (_, placed)), seen): ((&String, &(u32, Placement)), &Seen)| Outcome {
-        pipeline: text.clone(),
-        predicted_ms: placed.period_ms,
-        measured_ms: seen.period_ms,
+    let (parts_of_best, best) = best.expect("there is one part at least");
+    let predicted = |parts, placed: &Placement| {
+        let text = subject.text(parts, &placed.ranks);
+        (text, Some(placed.period_ms))
     };
-    let mut placements: Vec<Outcome> = texts
-        .iter()
-        .zip(&candidates)
-        .zip(&seen)
-        .map(outcome)
+    let mut candidates = vec![predicted(parts_of_best, &best)];
+    let groups = subject.groups();
+    candidates.extend(groups.into_iter().map(|text| (text, None)));
+    let proposable = candidates.len();
+    for (at, placements) in all.into_iter().flatten().enumerate().filter(|_| args.all) {
+        for ranks in placements {
+            let placed = chains[at].on(ranks);
+            if (parts[at], &placed) != (parts_of_best, &best) {
+                candidates.push(predicted(parts[at], &placed));
+            }
+        }
+    }
+    let texts: Vec<String> = candidates.iter().map(|(text, _)| text.clone()).collect();
+    let seen = runs(args, &subject, &texts)?;
+    let outcomes = candidates.into_iter().zip(&seen);
+    let mut placements: Vec<Outcome> = outcomes
+        .map(|((pipeline, predicted_ms), seen)| Outcome {
+            pipeline,
+            predicted_ms,
+            measured_ms: seen.period_ms,
+        })
         .collect();
-    let proposal = placements[0].clone();
-    placements.sort_by(|a, b| a.measured_ms.total_cmp(&b.measured_ms));
+    if let Some(note) = placements[0].note() {
+        say(note);
+    }
+    let shorter = |a: &&Outcome, b: &&Outcome| a.measured_ms.total_cmp(&b.measured_ms);
+    let proposal = placements[..proposable].iter().min_by(shorter).cloned();
+    let proposal = proposal.expect("the best chain was run");
+    let chain_and_groups = placements[..proposable].to_vec();
+    placements.sort_by(|a, b| shorter(&a, &b));
     let report = Report {
         most_ranks: args.ranks,
         rounds: args.rounds,
@@ -130,11 +138,12 @@ pub(crate) fn plan(args: &PlanArgs, env: &Env) -> Result<(), Error> {
         bytes,
         edge_us: edge_ms * 1e3,
         link_us: link_ms * 1e3,
-        over_predicted: proposal.measured_ms / proposal.predicted_ms - 1.0,
+        over_predicted: proposal.over_predicted(),
         over_best: args
             .all
             .then(|| proposal.measured_ms / placements[0].measured_ms - 1.0),
         proposal,
+        chain_and_groups,
         on_one_rank: on_one_rank
             .iter()
             .zip(&alone)
@@ -190,9 +199,12 @@ struct Report {
     link_us: f64,
     /// The stages on one rank, for each number of parts.
     on_one_rank: Vec<Alone>,
+    /// That of `chain_and_groups` with the shortest measured period.
     proposal: Outcome,
     /// The measured period of the proposal over the predicted one, less 1.
-    over_predicted: f64,
+    over_predicted: Option<f64>,
+    /// The chain with the shortest predicted period, then the groups that were run.
+    chain_and_groups: Vec<Outcome>,
     /// The measured period of the proposal over that of the best placement, less 1; only with `--all`.
     over_best: Option<f64>,
     /// All placements, the shortest measured period first; only with `--all`.
@@ -217,25 +229,40 @@ struct Work {
 #[derive(Clone, Serialize)]
 struct Outcome {
     pipeline: String,
-    /// The periods.
-    predicted_ms: f64,
+    /// The periods. That of a group is not predicted.
+    predicted_ms: Option<f64>,
     measured_ms: f64,
+}
+
+impl Outcome {
+    fn over_predicted(&self) -> Option<f64> {
+        let over = |predicted_ms| self.measured_ms / predicted_ms - 1.0;
+        self.predicted_ms.map(over)
+    }
+
+    /// What is said of a prediction that is far off.
+    fn note(&self) -> Option<String> {
+        let over = self.over_predicted().filter(|over| over.abs() > FAR)?;
+        Some(format!(
+            "pp: note: the period of {} was measured {:+.0} % off the prediction (notes begin at {:.0} %): other programs \
+             ran, or the stages slow each other down; raise --rounds or --chunks, or give --all",
+            self.pipeline,
+            100.0 * over,
+            100.0 * FAR
+        ))
+    }
 }
 
 impl Alone {
     fn of(text: &str, seen: &Seen) -> Self {
         let pipeline: Pipeline = text.parse().expect("it has run");
-        let label = |stage: &pp_contract::StageSpec| match stage.parts {
-            1 => stage.name.to_string(),
-            parts => format!("{} {}/{parts}", stage.name, stage.part + 1),
-        };
         let stages = pipeline.stages().iter().zip(&seen.work_ms);
         Self {
             pipeline: text.to_owned(),
             measured_ms: seen.period_ms,
             stages: stages
                 .map(|(stage, ms)| Work {
-                    stage: label(stage),
+                    stage: stage.label(),
                     work_ms: *ms,
                 })
                 .collect(),
@@ -245,15 +272,11 @@ impl Alone {
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            pipeline,
-            predicted_ms,
-            measured_ms,
-        } = self;
-        write!(
-            f,
-            "period predicted {predicted_ms:.3} ms, measured {measured_ms:.3} ms: {pipeline}"
-        )
+        match self.predicted_ms {
+            Some(ms) => write!(f, "period predicted {ms:.3} ms, ")?,
+            None => f.write_str("period not predicted, ")?,
+        }
+        write!(f, "measured {:.3} ms: {}", self.measured_ms, self.pipeline)
     }
 }
 
@@ -300,14 +323,50 @@ impl fmt::Display for Report {
                 best.pipeline
             )?;
         }
+        if let [_, _, ..] = self.chain_and_groups[..] {
+            writeln!(f, "the best chain, and groups, which are not predicted:")?;
+            for outcome in &self.chain_and_groups {
+                writeln!(f, "  {outcome}")?;
+            }
+        }
         writeln!(f, "proposal for {} ranks at most:", self.most_ranks)?;
         writeln!(f, "  --pipeline \"{}\"", self.proposal.pipeline)?;
-        writeln!(
-            f,
-            "  period predicted {:.3} ms, measured {:.3} ms ({:+.1} %)",
-            self.proposal.predicted_ms,
-            self.proposal.measured_ms,
-            100.0 * self.over_predicted
-        )
+        match (self.proposal.predicted_ms, self.over_predicted) {
+            (Some(predicted_ms), Some(over)) => writeln!(
+                f,
+                "  period predicted {predicted_ms:.3} ms, measured {:.3} ms ({:+.1} %)",
+                self.proposal.measured_ms,
+                100.0 * over
+            ),
+            _ => writeln!(f, "  period measured {:.3} ms", self.proposal.measured_ms),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prediction_that_is_far_off_is_noted() {
+        let note = |predicted_ms, measured_ms| {
+            let pipeline = "a@0 -> b@1".to_owned();
+            let outcome = Outcome {
+                pipeline,
+                predicted_ms,
+                measured_ms,
+            };
+            outcome.note()
+        };
+        assert_eq!(note(Some(10.0), 11.9), None);
+        assert_eq!(note(Some(10.0), 8.1), None);
+        assert_eq!(note(None, 8.1), None);
+        for (measured_ms, words) in [(12.1, "+21 % off"), (7.0, "-30 % off")] {
+            let said = note(Some(10.0), measured_ms).unwrap();
+            assert!(
+                said.contains("a@0 -> b@1") && said.contains(words),
+                "{said}"
+            );
+        }
     }
 }

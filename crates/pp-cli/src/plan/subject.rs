@@ -8,17 +8,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
-use clap::ValueEnum as _;
+use pp_contract::FaultKind;
 use pp_contract::pipeline::MAX_STAGES;
-use pp_contract::{FaultKind, with_source};
 use pp_job::Error;
 use pp_kernels::{Chroma, KernelSet, StageInfo, StageKind};
 use pp_transport::host::memory::available_bytes;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::Value;
 
-use crate::args::{KernelChoice, PlanArgs};
+use crate::args::{KernelChoice, PlanArgs, TransportChoice};
 use crate::backend;
+use crate::cmd::plugin;
+use crate::env::Env;
 
 /// Parts of a stage that are tried, unless there are more ranks.
 const PARTS: u32 = 8;
@@ -51,7 +52,7 @@ pub(super) struct Seen {
 impl<'a> Subject<'a> {
     /// # Errors
     /// There is nothing that can be run.
-    pub(super) fn open(args: &'a PlanArgs) -> Result<Self, Error> {
+    pub(super) fn open(args: &'a PlanArgs, env: &Env) -> Result<Self, Error> {
         let stages = match &args.stages {
             Some(ms) if ms.len() < 2 => {
                 let what = "a pipeline has a source and a sink; give two lengths or more";
@@ -68,7 +69,7 @@ impl<'a> Subject<'a> {
                 return Err(Error::Usage(what.into()));
             }
             Some(ms) => Stages::Given(ms),
-            None => Stages::Film(stages_of(&args.kernels)?, Clip::open(args)?),
+            None => Stages::Film(stages_of(&args.kernels, env)?, Clip::open(args)?),
         };
         Ok(Self { args, stages })
     }
@@ -113,6 +114,28 @@ impl<'a> Subject<'a> {
         stages.join(" -> ")
     }
 
+    /// Pipelines with a group: each stage that a group can run, on all ranks, and where there are three or more, on all but
+    /// that of the other stages.
+    pub(super) fn groups(&self) -> Vec<String> {
+        let (ranks, mut texts) = (self.args.ranks, Vec::new());
+        let Stages::Film(stages, _) = &self.stages else {
+            return texts;
+        };
+        let first_ranks = (0..2).filter(|first| first + 2 <= ranks);
+        for first in first_ranks {
+            let members: Vec<String> = (first..ranks).map(|rank| rank.to_string()).collect();
+            for grouped in stages.iter().filter(|stage| stage.in_group) {
+                let place = |stage: &StageInfo| match stage == grouped {
+                    true => format!("{}@{}", stage.name, members.join("+")),
+                    false => format!("{}@0", stage.name),
+                };
+                let stages: Vec<String> = stages.iter().map(place).collect();
+                texts.push(stages.join(" -> "));
+            }
+        }
+        texts
+    }
+
     /// How many cores each stage keeps busy, of those that there are.
     pub(super) fn cores(&self, parts: u32, all: u32) -> Vec<u32> {
         let Stages::Film(stages, _) = &self.stages else {
@@ -150,7 +173,12 @@ impl<'a> Subject<'a> {
                 command
                     .args(["run", "--report", "/dev/stdout", "--input"])
                     .arg(&clip.path);
-                command.args(["--kernels", &args.kernels, "--transport", &self.transport()]);
+                command.args([
+                    "--kernels",
+                    &args.kernels,
+                    "--transport",
+                    &args.transport.to_string(),
+                ]);
                 for (flag, number) in [
                     ("--denoise-steps", args.denoise_steps),
                     ("--frames-per-chunk", args.frames_per_chunk),
@@ -207,17 +235,17 @@ impl<'a> Subject<'a> {
         command.args(["bench", "overlap", "--json", "--stages", "0,0,0"]);
         command.args(["--pipeline", "s0@0 -> s1@1 -> s2@0", "--chunks", "5000"]);
         command.args(["--bytes", &bytes.to_string()]);
-        command.args(["--transport", if is_on_host { "host" } else { "nccl" }]);
+        let transport = if is_on_host {
+            TransportChoice::Host
+        } else {
+            self.args.transport
+        };
+        command.args(["--transport", &transport.to_string()]);
         let report = job(&mut command)?;
         let figure = |value: &Value| value.as_f64().unwrap_or(0.0);
         // Rank 1 has two edges. On GPUs the copies run beside the stages.
         let driver_ms = figure(&report["driver_us"][1]) / 1e3;
         Ok([driver_ms / 2.0, figure(&report["period_mean_ms"])])
-    }
-
-    fn transport(&self) -> String {
-        let value = self.args.transport.to_possible_value();
-        value.map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
@@ -239,18 +267,16 @@ fn job(command: &mut Command) -> Result<Value, Error> {
 }
 
 /// The stages of these kernels.
-fn stages_of(kernels: &str) -> Result<Vec<StageInfo>, Error> {
+fn stages_of(kernels: &str, env: &Env) -> Result<Vec<StageInfo>, Error> {
     let Ok(choice) = kernels.parse();
     backend::find_plugin(&choice)?;
-    let set = match choice {
+    let about = match choice {
         // All that are built in have the same stages.
-        KernelChoice::Auto => KernelSet::for_host(),
-        KernelChoice::BuiltIn(set) => *set,
-        KernelChoice::File(path) => KernelSet::load(&path).map_err(|error| {
-            Error::local(FaultKind::Plugin, "load kernels", with_source(&error))
-        })?,
+        KernelChoice::Auto => KernelSet::for_host().describe().clone(),
+        KernelChoice::BuiltIn(set) => set.describe().clone(),
+        KernelChoice::File(path) => plugin::describe(&path, env)?,
     };
-    Ok(set.describe().stages.clone())
+    Ok(about.stages)
 }
 
 /// The video that is measured with.

@@ -23,7 +23,6 @@ pub(super) struct GpuDigester {
     digests: Option<DeviceDigests>,
     free: Vec<Row>,
     stream: Stream,
-    clock: Stream,
 }
 
 /// Where the digests of one payload go: those of its seal, and behind them those that were computed. Of a seal that is
@@ -50,10 +49,10 @@ fn internal(detail: &str) -> StageError {
 }
 
 impl Row {
-    fn new(stream: &Stream, clock: &Stream) -> Result<Self, CudaError> {
+    fn new(stream: &Stream) -> Result<Self, CudaError> {
         Ok(Self {
             memory: Staged::new(stream, 2 * ROOM)?,
-            span: Span::new(clock)?,
+            span: Span::new(stream.device())?,
         })
     }
 }
@@ -95,12 +94,11 @@ fn places(
 
 impl GpuDigester {
     /// One that digests nothing before it is prepared.
-    pub(super) fn new(stream: &Stream, clock: &Stream) -> Self {
+    pub(super) fn new(stream: &Stream) -> Self {
         Self {
             digests: None,
             free: Vec::new(),
             stream: stream.clone(),
-            clock: clock.clone(),
         }
     }
 
@@ -115,9 +113,9 @@ impl GpuDigester {
         let digests = digests.ok_or_else(|| internal("digests were asked for and not prepared"))?;
         let row = match self.free.pop() {
             Some(row) => row,
-            None => Row::new(&self.stream, &self.clock).map_err(device)?,
+            None => Row::new(&self.stream).map_err(device)?,
         };
-        row.span.begin(&self.stream).map_err(device)?;
+        row.span.start.record(&self.stream).map_err(device)?;
         let mut issuing = Issuing(Some(row), &self.stream);
         let row = issuing.0.as_mut().expect("just put there");
         let issued = issue(digests, row, &self.stream);
@@ -149,7 +147,7 @@ impl Digester for GpuDigester {
         let digests = unsafe { DeviceDigests::new(context, stream, most_bytes) };
         self.digests = Some(digests.map_err(device)?);
         for _ in 0..tickets {
-            self.free.push(Row::new(&self.stream, &self.clock).map_err(device)?);
+            self.free.push(Row::new(&self.stream).map_err(device)?);
         }
         Ok(())
     }
@@ -206,7 +204,7 @@ impl Digester for GpuDigester {
     }
 
     fn is_there(&self, ticket: &Ticket) -> StageResult<bool> {
-        ticket.row.span.is_done().map_err(device)
+        ticket.row.span.end.is_done().map_err(device)
     }
 
     fn read(&mut self, ticket: Ticket) -> StageResult<DigestPair> {

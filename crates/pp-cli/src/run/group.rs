@@ -5,6 +5,7 @@ use pp_device::{DevicePtr, Stream};
 use pp_kernels::{Collectives, Failure, KernelError};
 use pp_runtime::stage::{StageError, StageResult};
 use pp_transport::error::TransportError;
+use pp_transport::group::Members;
 use pp_transport::host::HostGroup;
 use pp_transport::nccl::Communicator;
 
@@ -75,16 +76,14 @@ unsafe fn bytes_mut<'b>(at: *mut u8, count: u64) -> &'b mut [u8] {
     }
 }
 
-/// Bytes of all parts at the root; no other member has them.
-fn all(is_root: bool, parts: &[u64]) -> u64 {
-    match is_root {
+/// Bytes of all parts, at the root alone, and of this member's own part.
+fn shares(members: &Members, parts: &[u64], root: u32) -> (u64, u64) {
+    let place = members.own_place();
+    let all = match place == root as usize {
         true => parts.iter().sum(),
         false => 0,
-    }
-}
-
-fn own(parts: &[u64], place: usize) -> u64 {
-    parts.get(place).copied().unwrap_or(0)
+    };
+    (all, parts.get(place).copied().unwrap_or(0))
 }
 
 impl Collectives for OfHost<'_> {
@@ -102,12 +101,9 @@ impl Collectives for OfHost<'_> {
         to: *mut u8,
         root: u32,
     ) -> Result<(), Failure> {
-        let place = self.group.members().own_place();
+        let (all, own) = shares(self.group.members(), parts, root);
         // SAFETY: as in `broadcast`; the two do not overlap.
-        let (from, to) = unsafe {
-            let from = bytes(from, all(place == root as usize, parts));
-            (from, bytes_mut(to, own(parts, place)))
-        };
+        let (from, to) = unsafe { (bytes(from, all), bytes_mut(to, own)) };
         let done = self.group.scatter(from, parts, to, root);
         self.keep(done)
     }
@@ -119,12 +115,9 @@ impl Collectives for OfHost<'_> {
         to: *mut u8,
         root: u32,
     ) -> Result<(), Failure> {
-        let place = self.group.members().own_place();
+        let (all, own) = shares(self.group.members(), parts, root);
         // SAFETY: as in `scatter`.
-        let (from, to) = unsafe {
-            let to = bytes_mut(to, all(place == root as usize, parts));
-            (bytes(from, own(parts, place)), to)
-        };
+        let (from, to) = unsafe { (bytes(from, own), bytes_mut(to, all)) };
         let done = self.group.gather(from, parts, to, root);
         self.keep(done)
     }
@@ -184,9 +177,8 @@ impl Collectives for OfGpu<'_> {
         root: u32,
     ) -> Result<(), Failure> {
         let (group, [stream, _]) = &mut self.group;
-        let place = group.members().own_place();
-        let from = range(from, all(place == root as usize, parts));
-        let to = range(to, own(parts, place));
+        let (all, own) = shares(group.members(), parts, root);
+        let (from, to) = (range(from, all), range(to, own));
         // SAFETY: as in `broadcast`; the two do not overlap.
         let done = unsafe { group.scatter(from, parts, to, root, stream) };
         self.keep(done)
@@ -200,9 +192,8 @@ impl Collectives for OfGpu<'_> {
         root: u32,
     ) -> Result<(), Failure> {
         let (group, [_, results]) = &mut self.group;
-        let place = group.members().own_place();
-        let from = range(from, own(parts, place));
-        let to = range(to, all(place == root as usize, parts));
+        let (all, own) = shares(group.members(), parts, root);
+        let (from, to) = (range(from, own), range(to, all));
         // SAFETY: as in `scatter`.
         let done = unsafe { group.gather(from, parts, to, root, results) };
         self.keep(done)

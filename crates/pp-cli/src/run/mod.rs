@@ -30,10 +30,12 @@ use std::rc::Rc;
 use pp_contract::{Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest};
 use pp_job::output::Shown;
 use pp_job::{
-    Config, Error, Finished, Job, Opened, Profile, Program, RANK_0, ThisRank, say, signal_name,
+    Config, Error, Finished, Job, Opened, Profile, Program, RANK_0, ThisRank, say, say_aside,
+    signal_name,
 };
-use pp_kernels::{ChunkShape, KernelSet, StageKind};
+use pp_kernels::{ChunkShape, Description, KernelSet, StageKind};
 use pp_runtime::drift::{Log, Verifier};
+use pp_runtime::report::Count;
 use pp_runtime::stage::{Source, StageResult};
 use pp_transport::bell::Bell;
 use pp_transport::edge::Edges;
@@ -51,6 +53,7 @@ use self::sink::VideoSink;
 use self::source::{Settings, VideoSource};
 use crate::args::{KernelChoice, RunArgs};
 use crate::backend::{self, Backend};
+use crate::cmd::plugin;
 use crate::env::Env;
 
 /// A command line that can be run.
@@ -88,36 +91,40 @@ pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
 /// What is wrong with the command line or the environment, and the remedy.
 pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     backend::check(&args.kernels, args.transport)?;
+    check_plugin_args(&args.plugin_args)?;
     let started = pp_job::world(env.lookup());
     let world = started.as_ref().ok().copied().flatten();
     let pipeline = placement::pipeline(args, world)?;
     match &args.kernels {
         // All that are built in have the same stages.
-        KernelChoice::Auto => check_stages(args, &pipeline, &KernelSet::for_host())?,
-        KernelChoice::BuiltIn(set) => check_stages(args, &pipeline, set)?,
-        // Its ranks load it.
+        KernelChoice::Auto => check_stages(args, &pipeline, KernelSet::for_host().describe())?,
+        KernelChoice::BuiltIn(set) => check_stages(args, &pipeline, set.describe())?,
         KernelChoice::File(_) => {}
     }
-    let is_alone = pipeline.world_size().get() == 1;
-    // A world that cannot be read is no reason to refuse: one process needs no other.
-    let config = match started {
-        Ok(Some(world @ 2..)) if is_alone => {
-            return Err(Error::Usage(format!(
-                "{pipeline} runs everything in one process, and the launcher started {world}, which would all write the \
-                 same output; start one, or {}",
-                match args.pipeline {
-                    Some(_) => format!("give a --pipeline of {world} ranks"),
-                    None => "leave --ranks 1 out".into(),
-                }
-            )));
-        }
-        _ if is_alone => Config::alone(env.lookup())?,
+    let ranks = pipeline.world_size().get();
+    if let Some(started) = world.filter(|started| *started != ranks) {
+        let instead = match args.pipeline {
+            Some(_) => format!("give a --pipeline of {started} ranks or --ranks {started}"),
+            None => format!("give --ranks {started}"),
+        };
+        return Err(Error::Usage(format!(
+            "the launcher started {}, and {pipeline} has {ranks}; start {ranks}, {instead}, or unset \
+             RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK) to let pp start its own ranks",
+            Count(started.into(), "rank")
+        )));
+    }
+    let config = match ranks {
+        // A world that cannot be read is no reason to refuse: one process needs no other.
+        1 => Config::alone(env.lookup())?,
         _ => Config::from_env(env.lookup())?,
     };
     input::check_files(args, env, &config, &pipeline)?;
     // A rank of a launcher tells the other ranks, whose machines may have the file.
     if config.launch.is_none() {
         backend::find_plugin(&args.kernels)?;
+        if let KernelChoice::File(path) = &args.kernels {
+            check_stages(args, &pipeline, &plugin::describe(path, env)?)?;
+        }
     }
     let depth = args.depth.unwrap_or(pipeline.default_depth());
     Ok(Checked {
@@ -132,9 +139,20 @@ fn steps(args: &RunArgs) -> u16 {
     args.denoise_steps as u16
 }
 
-fn check_stages(args: &RunArgs, pipeline: &Pipeline, kernels: &KernelSet) -> Result<(), Error> {
-    let about = kernels.describe();
-    placement::check(pipeline, about, (steps(args), args.pipeline.is_some()))
+/// Refuses two values of one key: a plugin would take either.
+fn check_plugin_args(pairs: &[(String, String)]) -> Result<(), Error> {
+    for (at, (key, value)) in pairs.iter().enumerate() {
+        if let Some((_, first)) = pairs[..at].iter().find(|(other, _)| other == key) {
+            return Err(Error::Usage(format!(
+                "--plugin-arg {key}={value}: {key} is given twice, first as {first:?}; give each key once"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn check_stages(args: &RunArgs, pipeline: &Pipeline, kernels: &Description) -> Result<(), Error> {
+    placement::check(pipeline, kernels, (steps(args), args.pipeline.is_some()))
 }
 
 impl Checked {
@@ -155,8 +173,6 @@ pub struct VideoJob<'a> {
     kernels: KernelSet,
     /// What was found and chosen, where that was left to us.
     choice: Option<String>,
-    /// What the report calls the transport.
-    transport: String,
     payloads: RefCell<slots::Payloads>,
     /// The clean frames of chunks, for a sink beside the source.
     shelf: Rc<Shelf>,
@@ -176,9 +192,9 @@ impl<'a> VideoJob<'a> {
         let pipeline = &checked.pipeline;
         let choice = backend::choose(&args.kernels, args.transport, rank, env);
         let choice = choice.and_then(|choice| {
-            let checked = check_stages(args, pipeline, &choice.kernels);
+            let checked = check_stages(args, pipeline, choice.kernels.describe());
             match (checked, &args.kernels) {
-                // No rank could tell before it had the plugin. As a fault it is told once for all ranks.
+                // No rank of a launcher could tell before it had the plugin. As a fault it is told once for all ranks.
                 (Err(Error::Usage(what)), KernelChoice::File(_)) => {
                     Err(Fault::new(FaultKind::Plugin, rank.rank(), "load kernels", what).into())
                 }
@@ -186,29 +202,26 @@ impl<'a> VideoJob<'a> {
             }
         });
         let mut choice = choice.map_err(|error| rank.decline(error))?;
-        let ranks = match pipeline.world_size().get() {
-            1 => "1 process".to_owned(),
-            ranks => format!("{ranks} processes"),
-        };
-        let transport = match &mut choice.backend {
-            Backend::Host => format!("host (shared memory, {ranks})"),
-            Backend::Gpu(gpu) => {
-                // Only communicators that do not block can be given up while they are made, when the rank that replaces
-                // another one is lost too.
-                gpu.blocking = args.restarts == 0;
-                match &gpu.nccl {
-                    Some(library) => format!("nccl {} ({ranks})", library.version()),
-                    None => format!("GPU memory ({ranks})"),
-                }
-            }
-        };
+        let is_on_gpu = matches!(choice.backend, Backend::Gpu(_));
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+        let faster = placement::faster(args, pipeline.world_size().get(), is_on_gpu, cores);
+        let is_plugin = matches!(args.kernels, KernelChoice::File(_));
+        if let Some(faster) = faster.filter(|_| rank.rank() == RANK_0 && !is_plugin) {
+            say_aside(format!(
+                "pp: note: rank 0 is mostly idle in {pipeline}; faster, with the same output: --pipeline \"{faster}\""
+            ));
+        }
+        if let Backend::Gpu(gpu) = &mut choice.backend {
+            // Only communicators that do not block can be given up while they are made, when the rank that replaces
+            // another one is lost too.
+            gpu.blocking = args.restarts == 0;
+        }
         let job = Self {
             args,
             pipeline,
             depth: checked.depth,
             kernels: choice.kernels,
             choice: choice.said,
-            transport,
             payloads: RefCell::default(),
             shelf: Rc::default(),
         };
@@ -456,7 +469,7 @@ impl<'a> VideoJob<'a> {
     }
 
     /// What the report calls the parts.
-    fn labels(&self) -> Labels<'_> {
+    fn labels(&self, finished: &Finished) -> Labels<'_> {
         let kernels = match &self.args.kernels {
             KernelChoice::File(path) => path.display().to_string(),
             _ => self.kernels.describe().name.clone(),
@@ -465,7 +478,7 @@ impl<'a> VideoJob<'a> {
             args: self.args,
             pipeline: self.pipeline,
             depth: self.depth,
-            transport: &self.transport,
+            transport: backend::label(finished.summary.transport, self.pipeline.world_size().get()),
             kernels,
             choice: self.choice.as_deref(),
         }
@@ -489,7 +502,7 @@ impl<E: Encoder> ClipSource<E::Tx> for VideoSource<E> {
             let what = "interrupted before the first chunk was done; nothing was written";
             return Err(Fault::new(FaultKind::Interrupted, RANK_0, "run", what).into());
         }
-        report::publish(&job.labels(), &self, &finished)?;
+        report::publish(&job.labels(&finished), &self, &finished)?;
         let (done, made) = (finished.summary.recorder.totals().frames, self.made.frames);
         let what_became = match &args.output {
             Some(path) => format!("frames were written to {}", Shown::from(&**path)),

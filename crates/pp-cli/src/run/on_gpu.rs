@@ -22,7 +22,7 @@ use super::kernels::{
     failed, internal,
 };
 use super::noise;
-use crate::timed::{Done, Span, Staged, Timed, read_on};
+use crate::timed::{Done, Issued, Span, Staged, Timed, read_on};
 use crate::video::buffer::{Buffer, FrameMemory};
 
 fn device(operation: &'static str) -> impl Fn(CudaError) -> StageError {
@@ -79,14 +79,14 @@ impl GpuStage {
         };
         let session = session.map_err(failed(stage.blame, "open kernels"))?;
         let results = session.results().unwrap_or_else(|| stream.clone());
-        let timed = Timed::new(stream, stage.depth as usize).map_err(device("make events"))?;
-        let digester = GpuDigester::new(&results, &timed.clock);
+        let digester = GpuDigester::new(&results);
+        let timed = Timed::new(stream, stage.depth as usize);
         Ok(Self {
             name: stage.stage,
             blame: stage.blame,
             session,
             digester,
-            timed,
+            timed: timed.map_err(device("make events"))?,
             results,
         })
     }
@@ -116,8 +116,12 @@ impl Memory for OnGpu {
         let noises: Result<_, _> = (0..opening.depth)
             .map(|_| Staged::new(&stage.timed.stream, NOISE_BYTES))
             .collect();
+        let spans: Result<_, _> = (0..opening.depth)
+            .map(|_| Span::new(&self.device))
+            .collect();
         Ok(GpuSource {
             noises: noises.map_err(device("lock memory"))?,
+            spans: spans.map_err(device("make events"))?,
             stage,
             geometry: opening.geometry,
             chunk_bytes: opening.chunk_bytes(),
@@ -181,7 +185,7 @@ pub(super) struct Encoded {
 /// A decode under way.
 pub(super) struct Decoding {
     frames: Buffer,
-    span: Span,
+    work: Issued,
 }
 
 /// The source.
@@ -191,6 +195,7 @@ pub(super) struct GpuSource {
     chunk_bytes: usize,
     /// For noise that is estimated. Where all are in use, an estimate is not looked at.
     noises: Vec<Staged>,
+    spans: Vec<Span>,
 }
 
 /// The sink.
@@ -260,8 +265,12 @@ impl Encoder for GpuSource {
         let place = place.filter(|_| noise::is_estimated(plan));
         let mut noise = place.and_then(|place| Some((self.noises.pop()?, place)));
         let GpuStage { session, timed, .. } = &mut self.stage;
-        let span = timed.open().map_err(&on_error)?;
         let stream = &timed.stream;
+        let span = match self.spans.pop() {
+            Some(span) => span,
+            None => Span::new(stream.device()).map_err(&on_error)?,
+        };
+        span.start.record(stream).map_err(&on_error)?;
         let issued = slot.write_on(stream, |to| -> StageResult<()> {
             let mut payload =
                 PayloadMut::on_device(tensors, to.address, to.len).map_err(internal(name))?;
@@ -294,27 +303,25 @@ impl Encoder for GpuSource {
 
     fn encoded(&mut self, encoded: Encoded) -> StageResult<Encode> {
         let on_error = device(self.stage.name);
-        if !encoded.span.has_passed().map_err(&on_error)? {
+        if !encoded.span.end.is_done().map_err(&on_error)? {
             let what = "a chunk was accepted whose encode is not done";
             return Err(StageError::new(FaultKind::Internal, self.stage.name, what));
         }
-        let is_known = encoded.span.is_done().map_err(&on_error)?;
-        let work_ns = is_known.then(|| encoded.span.ns()).transpose();
-        let work_ns = work_ns.map_err(&on_error)?;
-        self.stage.timed.recycle(encoded.span);
+        let work_ns = encoded.span.ns().map_err(&on_error)?;
+        self.spans.push(encoded.span);
         let noise = encoded.noise.and_then(|(copy, bytes)| {
             let sigmas = noise::sigmas(&copy.host.bytes()[..bytes]);
             self.noises.push(copy);
             sigmas
         });
         Ok(Encode {
-            work_ns,
+            work_ns: Some(work_ns),
             noise,
         })
     }
 
     fn forget(&mut self, encoded: Encoded) {
-        self.stage.timed.recycle(encoded.span);
+        self.spans.push(encoded.span);
         // A copy that is under way is on the one stream, in front of what its next user issues.
         self.noises.extend(encoded.noise.map(|(copy, _)| copy));
     }
@@ -354,7 +361,7 @@ impl Decoder for GpuSink {
         let (blame, name) = (self.stage.blame, self.stage.name);
         let on_error = device(name);
         let GpuStage { session, timed, .. } = &mut self.stage;
-        let span = timed.open().map_err(&on_error)?;
+        let work = timed.open().map_err(&on_error)?;
         let stream = &timed.stream;
         let mut views = self.geometry.views_mut(&mut frames);
         let issued = read_on(payload, stream, |from| -> StageResult<()> {
@@ -362,21 +369,21 @@ impl Decoder for GpuSink {
                 Payload::on_device(tensors, from.address, from.len).map_err(internal(name))?;
             // SAFETY: the edges that live on this thread have bound the context to it; the slot
             // goes back only behind its read event, and the frames stay in a `Decoding` until the
-            // span's end is done; if that is dropped, their memory knows its use.
+            // work is done; if that is dropped, their memory knows its use.
             unsafe { session.decode(plan, &input, &mut views) }.map_err(failed(blame, name))
         });
         // Also where that failed: some of it may have been issued.
         used_by(&frames, stream).map_err(&on_error)?;
         issued?;
-        span.close(stream).map_err(&on_error)?;
-        Ok(Progress::UnderWay(Decoding { frames, span }))
+        work.close(stream).map_err(&on_error)?;
+        Ok(Progress::UnderWay(Decoding { frames, work }))
     }
 
     fn poll_decoded(&mut self, oldest: Decoding) -> StageResult<Progress<Frames, Decoding>> {
-        let polled = self.stage.timed.poll(oldest.span);
+        let polled = self.stage.timed.poll(oldest.work);
         let done = match polled.map_err(device(self.stage.name))? {
             Progress::Done(done) => done,
-            Progress::UnderWay(span) => return Ok(Progress::UnderWay(Decoding { span, ..oldest })),
+            Progress::UnderWay(work) => return Ok(Progress::UnderWay(Decoding { work, ..oldest })),
         };
         Ok(Progress::Done(Frames {
             bytes: oldest.frames,
@@ -390,7 +397,7 @@ impl Generator for GpuStage {
     type Rx = DeviceRx;
     type Group = Communicator;
     /// With the calls that were made.
-    type Computing = (Span, u32);
+    type Computing = (Issued, u32);
 
     fn generate(
         &mut self,
@@ -398,10 +405,10 @@ impl Generator for GpuStage {
         (inputs, input): (&Manifest, Option<&DeviceRx>),
         (outputs, output): (&Manifest, Option<&mut DeviceTx>),
         group: Option<&mut Communicator>,
-    ) -> StageResult<Progress<Generated, (Span, u32)>> {
+    ) -> StageResult<Progress<Generated, (Issued, u32)>> {
         let (blame, name) = (self.blame, self.name);
         let on_error = device(name);
-        let span = self.timed.open().map_err(&on_error)?;
+        let work = self.timed.open().map_err(&on_error)?;
         let (stream, results, session) = (&self.timed.stream, &self.results, &mut self.session);
         let run = |input: &Payload<'_>, output: &mut PayloadMut<'_>| match group {
             None => {
@@ -441,19 +448,19 @@ impl Generator for GpuStage {
                 &mut PayloadMut::of_leader(outputs),
             )?,
         };
-        span.close(results).map_err(&on_error)?;
-        Ok(Progress::UnderWay((span, calls)))
+        work.close(results).map_err(&on_error)?;
+        Ok(Progress::UnderWay((work, calls)))
     }
 
     fn poll_generated(
         &mut self,
-        (span, calls): (Span, u32),
-    ) -> StageResult<Progress<Generated, (Span, u32)>> {
-        let polled = self.timed.poll(span).map_err(device(self.name))?;
+        (work, calls): (Issued, u32),
+    ) -> StageResult<Progress<Generated, (Issued, u32)>> {
+        let polled = self.timed.poll(work).map_err(device(self.name))?;
         let generated = |done: Done| Generated {
             calls,
             worked: Some(done.into()),
         };
-        Ok(polled.map(generated, |span| (span, calls)))
+        Ok(polled.map(generated, |work| (work, calls)))
     }
 }

@@ -1,5 +1,7 @@
 //! Which stages stand on which ranks, and whether the kernels can do that.
 
+use std::ops::Range;
+
 use pp_contract::Pipeline;
 use pp_contract::pipeline::{Laps, MAX_RANKS, Ring};
 use pp_job::Error;
@@ -39,12 +41,24 @@ fn of_ranks(ranks: u32, steps: u32) -> Result<Pipeline, Error> {
              --ranks or raise --denoise-steps"
         )));
     }
-    let mut text = String::from("encode@0");
-    for rank in 1.min(ranks - 1)..ranks {
-        text.push_str(&format!(" -> phase_b@{rank}"));
-    }
-    text.push_str(" -> decode@0");
+    let text = with_parts(1.min(ranks - 1)..ranks);
     Ok(text.parse().map_err(anyhow::Error::new)?)
+}
+
+/// `encode` and `decode` on rank 0, and a part of `phase_b` on each of these ranks.
+fn with_parts(ranks: Range<u32>) -> String {
+    let parts: String = ranks.map(|rank| format!(" -> phase_b@{rank}")).collect();
+    format!("encode@0{parts} -> decode@0")
+}
+
+/// The pipeline that also gives rank 0 a part of `phase_b`, where no pipeline was asked for, each rank has a device or
+/// cores of its own, and the longest part gets shorter.
+pub(super) fn faster(args: &RunArgs, ranks: u32, is_on_gpu: bool, cores: u32) -> Option<String> {
+    let steps = args.denoise_steps;
+    let has_own = is_on_gpu || (1..=cores / ranks).contains(&args.threads);
+    let gets_shorter =
+        (2..=steps).contains(&ranks) && steps.div_ceil(ranks) < steps.div_ceil(ranks - 1);
+    (args.pipeline.is_none() && has_own && gets_shorter).then(|| with_parts(0..ranks))
 }
 
 /// Refuses a pipeline that these kernels cannot run.
@@ -76,10 +90,11 @@ pub(super) fn check(
         };
         if stage.ranks.len() > 1 && !info.in_group {
             return refuse(format!(
-                "the kernels have no collectives for {name}, so no group of ranks can run it; give {name} one rank"
+                "the kernels {} have no collectives for {name}, so no group of ranks can run it; give {name} one rank",
+                kernels.name
             ));
         }
-        check_share(pipeline, at, info, steps).or_else(refuse)?;
+        check_share(pipeline, at, (&kernels.name, info), steps).or_else(refuse)?;
     }
     // Parts of a stage count once.
     let mut names: Vec<&str> = stages.iter().map(|stage| &*stage.name).collect();
@@ -96,17 +111,22 @@ pub(super) fn check(
 }
 
 /// Refuses parts and laps that the stage cannot have, and more of them than there are denoise steps.
-fn check_share(pipeline: &Pipeline, at: usize, info: &StageInfo, steps: u16) -> Result<(), String> {
+fn check_share(
+    pipeline: &Pipeline,
+    at: usize,
+    (kernels, info): (&str, &StageInfo),
+    steps: u16,
+) -> Result<(), String> {
     let (stages, ring) = (pipeline.stages(), pipeline.ring_at(at));
     let (name, parts) = (&stages[at].name, stages[at].parts);
     if parts > 1 && !info.in_parts {
         return Err(format!(
-            "the kernels cannot cut {name} into parts; name it once"
+            "the kernels {kernels} cannot cut {name} into parts; name it once"
         ));
     }
     if ring.is_some() && !info.in_ring {
         return Err(format!(
-            "{name} stands in a ring, and the kernels cannot walk {name} in laps; take it out of the ring"
+            "{name} stands in a ring, and the kernels {kernels} cannot walk {name} in laps; take it out of the ring"
         ));
     }
     let mut others = (0..stages.len()).filter(|other| stages[*other].name == *name);
@@ -162,6 +182,7 @@ fn all(kernels: &Description) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
     use pp_kernels::KernelSet;
 
     use super::*;
@@ -179,6 +200,36 @@ mod tests {
             let error = of_ranks(ranks, steps).unwrap_err().to_string();
             let words = format!("so {most} ranks are the most");
             assert!(error.contains(&words), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_rank_0_with_a_part_is_named_where_it_is_faster() {
+        let args = |more: &[&str]| {
+            let line = ["pp", "run"].iter().chain(more);
+            match crate::args::Cli::parse_from(line).command {
+                crate::args::Command::Run(args) => *args,
+                _ => unreachable!(),
+            }
+        };
+        let two = "encode@0 -> phase_b@0 -> phase_b@1 -> decode@0";
+        let three = "encode@0 -> phase_b@0 -> phase_b@1 -> phase_b@2 -> decode@0";
+        let given = "--pipeline=encode@0,phase_b@1,decode@0";
+        for (more, ranks, is_on_gpu, expected) in [
+            (&[][..], 2, true, Some(two)),
+            (&["--denoise-steps=3"], 3, true, Some(three)),
+            // Two passes are the longest part either way.
+            (&["--denoise-steps=4"], 3, true, None),
+            (&["--denoise-steps=1"], 2, true, None),
+            (&[], 1, true, None),
+            (&[given], 2, true, None),
+            (&["--threads=2"], 2, false, Some(two)),
+            // The ranks share all cores already.
+            (&[], 2, false, None),
+            (&["--threads=3"], 2, false, None),
+        ] {
+            let found = faster(&args(more), ranks, is_on_gpu, 4);
+            assert_eq!(found.as_deref(), expected, "{more:?} {ranks}");
         }
     }
 
@@ -232,12 +283,18 @@ mod tests {
         }
         kernels.stages[1].in_ring = false;
         let error = judge(&kernels, "encode@0,(phase_b@1)*2,decode@0").unwrap_err();
-        assert!(error.contains("cannot walk phase_b in laps"), "{error}");
+        assert!(error.contains("cpu cannot walk phase_b in laps"), "{error}");
         (kernels.stages[1].in_parts, kernels.stages[1].in_group) = (false, false);
         let error = judge(&kernels, "encode@0,phase_b@1,phase_b@2,decode@0").unwrap_err();
-        assert!(error.contains("cannot cut phase_b into parts"), "{error}");
+        assert!(
+            error.contains("cpu cannot cut phase_b into parts"),
+            "{error}"
+        );
         let error = judge(&kernels, "encode@0,phase_b@1+2,decode@0").unwrap_err();
-        assert!(error.contains("have no collectives for phase_b"), "{error}");
+        assert!(
+            error.contains("cpu have no collectives for phase_b"),
+            "{error}"
+        );
         assert!(error.contains("give phase_b one rank"), "{error}");
     }
 }

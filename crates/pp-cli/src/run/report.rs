@@ -30,7 +30,7 @@ pub(super) struct Labels<'a> {
     pub(super) args: &'a RunArgs,
     pub(super) pipeline: &'a Pipeline,
     pub(super) depth: u32,
-    pub(super) transport: &'a str,
+    pub(super) transport: String,
     pub(super) kernels: String,
     /// What was found and chosen, where that was left to us.
     pub(super) choice: Option<&'a str>,

@@ -206,10 +206,7 @@ impl<D: Decoder> Sink<D::Rx> for VideoSink<D> {
         if let Some(check) = &mut check {
             let digester = self.decoder.digester();
             self.verifier.end(digester, check, input, None)?;
-            let reports = message.trail().reports().iter();
-            seals = reports
-                .map(|report| report.seal.unwrap_or_default())
-                .collect();
+            seals = self.verifier.seals(message);
         }
         self.conclude(Taking {
             work,

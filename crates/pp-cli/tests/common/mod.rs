@@ -2,7 +2,6 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use pp_testing::{Folder, process};
@@ -30,19 +29,6 @@ pub(crate) fn endless(bytes: &str, stage_ms: &str) -> Command {
         stage_ms,
     ]);
     command
-}
-
-/// Names in a folder that belong to `pp`.
-pub(crate) fn leftovers() -> Vec<PathBuf> {
-    ["/dev/shm", "/tmp"]
-        .iter()
-        .flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten())
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| {
-            path.file_name()
-                .is_some_and(|n| n.to_string_lossy().starts_with("pp-"))
-        })
-        .collect()
 }
 
 /// Every key of a report stands in the document of the report file.

@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 use pp_contract::*;
 
 /// Most bytes that decoding one frame, its body and the reason of a refusal may allocate in sum.
-const FRAME_BOUND: usize = 16 << 10;
+const FRAME_BOUND: usize = 20 << 10;
 /// Laps of the edges below; those of a chunk are at most as many.
 const LAPS: u8 = 8;
 /// Most bytes that decoding a hello may allocate in sum: its texts, at most the frame, and the list
@@ -117,7 +117,9 @@ fn survives(message: &Message<VideoPlan>, header: &Header, pipeline: &Pipeline, 
         let tensors = message.tensors().clone();
         let place = (next, Stamp::of(header).lap);
         let _ = message.clone().hand_on(pipeline, place, tensors, &report);
-        let _ = message.clone().accepted(next, &report, Vec::new());
+        if next + 1 == pipeline.stages().len() {
+            let _ = message.clone().accepted(pipeline, &report, Vec::new());
+        }
     }
 }
 

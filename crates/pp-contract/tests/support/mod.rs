@@ -93,7 +93,7 @@ pub fn accepted() -> Message<VideoPlan> {
         ..report(1)
     };
     handed_on()
-        .accepted(2, &decode, Vec::new())
+        .accepted(pipeline(), &decode, Vec::new())
         .expect("it fits")
 }
 

@@ -245,9 +245,8 @@ fn a_rank_that_blames_one_that_stays_waits_for_its_end() {
     }
 }
 
-/// Rank 0 speaks of one of them alone, and no time passes.
-#[test]
-fn ranks_that_are_lost_together_start_again_together() {
+/// Three ranks that have met, and may be started again twice.
+fn three_that_run() -> World {
     let case = Case {
         restarts: 2,
         ..THREE
@@ -257,6 +256,13 @@ fn ranks_that_are_lost_together_start_again_together() {
         world.make(Move::GoOn(at));
         world.make(Move::Hear);
     }
+    world
+}
+
+/// Rank 0 speaks of one of them alone, and no time passes.
+#[test]
+fn ranks_that_are_lost_together_start_again_together() {
+    let mut world = three_that_run();
     for at in [1, 2] {
         world.dies(at, KILLED);
         world.make(Move::HearEnd(at));
@@ -272,15 +278,7 @@ fn ranks_that_are_lost_together_start_again_together() {
 /// The walk kills no three ranks.
 #[test]
 fn no_rank_is_waited_for_once_rank_0_has_ended() {
-    let case = Case {
-        restarts: 2,
-        ..THREE
-    };
-    let mut world = World::new(case, CALM);
-    for at in [1, 2, 0, 0] {
-        world.make(Move::GoOn(at));
-        world.make(Move::Hear);
-    }
+    let mut world = three_that_run();
     for at in [1, 2, 0] {
         assert!(!world.core.is_over());
         world.dies(at, KILLED);

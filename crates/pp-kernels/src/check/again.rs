@@ -3,7 +3,7 @@
 
 use pp_contract::{Manifest, VideoPlanParts};
 
-use super::bench::{Bench, Cut, Middle, Passed, Stream, Travelling};
+use super::bench::{Bench, Middle, Passed, Sharing, Stream, Travelling};
 use super::outcome::{Outcome, fail};
 use crate::config::ChunkShape;
 
@@ -121,7 +121,7 @@ pub(super) fn begins_anywhere(bench: &Bench<'_>) -> Outcome {
                 .following(start.into(), context > 0)
         };
         let grouped = bench.set.stages().iter().filter(|stage| stage.in_group);
-        let grouped = grouped.map(|stage| Some(Cut::group(&stage.name, 2)));
+        let grouped = grouped.map(|stage| Some(Sharing::group(&stage.name, 2)));
         for cut in std::iter::once(None).chain(grouped) {
             let mut middle = Middle::open(bench, &config, cut)?;
             let input = Travelling {

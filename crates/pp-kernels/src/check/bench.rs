@@ -1,5 +1,7 @@
 //! The kernels under test, and a stream through sessions of all their stages.
 
+use std::fmt;
+
 use pp_contract::{Manifest, VideoPlanParts, pass_range};
 use pp_device::CudaError;
 
@@ -12,18 +14,31 @@ use crate::plugin::KernelSet;
 use crate::stage::StageKind;
 
 /// Kernels to check, and the memory in which their payloads are to lie.
-#[derive(Debug)]
 pub struct Bench<'a> {
     pub(super) set: &'a KernelSet,
     place: Place,
+    /// Hears of calls that the kernels must refuse.
+    hears: Option<&'a dyn Fn(&str)>,
+}
+
+impl fmt::Debug for Bench<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bench")
+            .field("set", &self.set)
+            .field("place", &self.place)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a> Bench<'a> {
     /// Sessions on host memory.
     #[must_use]
     pub fn on_host(set: &'a KernelSet) -> Self {
-        let place = Place::Host;
-        Bench { set, place }
+        Bench {
+            set,
+            place: Place::Host,
+            hears: None,
+        }
     }
 
     /// Sessions in the memory of a CUDA device.
@@ -41,7 +56,25 @@ impl<'a> Bench<'a> {
     ) -> Result<Self, CudaError> {
         // SAFETY: the caller's duty.
         let place = unsafe { Place::device(context, stream) }?;
-        Ok(Bench { set, place })
+        Ok(Bench {
+            set,
+            place,
+            hears: None,
+        })
+    }
+
+    /// Tells of each call that the kernels must refuse, before it is made: the call in which kernels crash or hang is the
+    /// last that was told.
+    #[must_use]
+    pub fn heard_by(self, hears: &'a dyn Fn(&str)) -> Self {
+        let hears = Some(hears);
+        Bench { hears, ..self }
+    }
+
+    pub(super) fn tell(&self, call: &str) {
+        if let Some(hears) = self.hears {
+            hears(call);
+        }
     }
 }
 
@@ -65,17 +98,17 @@ fn picture(config: &SessionConfig, frame: usize, seed: u64) -> Vec<u8> {
 
 /// How the middle stage of a name is shared out.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cut<'a> {
+pub(super) struct Sharing<'a> {
     pub(super) stage: &'a str,
     pub(super) parts: u32,
     pub(super) laps: u32,
     pub(super) members: u32,
 }
 
-impl<'a> Cut<'a> {
+impl<'a> Sharing<'a> {
     /// Whole, run by so many members.
-    pub(super) fn group(stage: &'a str, members: u32) -> Cut<'a> {
-        Cut {
+    pub(super) fn group(stage: &'a str, members: u32) -> Sharing<'a> {
+        Sharing {
             stage,
             parts: 1,
             laps: 1,
@@ -102,13 +135,13 @@ impl Middle {
     pub(super) fn open(
         bench: &Bench<'_>,
         config: &SessionConfig,
-        cut: Option<Cut<'_>>,
+        cut: Option<Sharing<'_>>,
     ) -> Outcome<Middle> {
         let (mut sessions, mut steps) = (Vec::new(), Vec::new());
         let stages = bench.set.stages().iter();
         for stage in stages.filter(|stage| stage.kind == StageKind::Middle) {
             let cut = cut.filter(|cut| cut.stage == stage.name);
-            let cut = cut.unwrap_or(Cut::group(&stage.name, 1));
+            let cut = cut.unwrap_or(Sharing::group(&stage.name, 1));
             let first = sessions.len();
             for part in 0..cut.parts {
                 let member = |member| SessionConfig {
@@ -249,7 +282,7 @@ impl Stream {
     pub(super) fn open_cut(
         bench: &Bench<'_>,
         config: &SessionConfig,
-        cut: Option<Cut<'_>>,
+        cut: Option<Sharing<'_>>,
     ) -> Outcome<Stream> {
         let [source, .., sink] = bench.set.stages() else {
             return fail("there is no source or no sink");

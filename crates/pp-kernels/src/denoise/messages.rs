@@ -6,7 +6,7 @@
 use pp_contract::{DType, Manifest, TensorSpec};
 
 use super::passes::Share;
-use super::rows::{Cut, Move};
+use super::rows::{Move, RowShares};
 use super::tensors::{between, latents_dims, result};
 use crate::config::ChunkShape;
 use crate::error::Failure;
@@ -27,7 +27,7 @@ pub(crate) struct Messages {
 impl Messages {
     /// Those of a call; `guide` is the type of a guide's samples.
     pub(crate) fn new(
-        cut: &Cut,
+        cut: &RowShares,
         (shape, share): (ChunkShape, &Share),
         guide: DType,
     ) -> Result<Messages, Failure> {
@@ -59,7 +59,7 @@ impl Messages {
     /// The copies that make the parts of all members, one behind the other: each from a tensor of the leader's `whole`.
     pub(crate) fn sent<'a>(
         &'a self,
-        cut: &'a Cut,
+        cut: &'a RowShares,
         whole: &'a Manifest,
     ) -> impl Iterator<Item = (&'a TensorSpec, Move)> {
         let mut start = 0;
@@ -73,7 +73,7 @@ impl Messages {
     }
 
     /// The copies that put the results of all members, one behind the other, into the leader's.
-    pub(crate) fn got<'a>(&'a self, cut: &'a Cut) -> impl Iterator<Item = Move> {
+    pub(crate) fn got<'a>(&'a self, cut: &'a RowShares) -> impl Iterator<Item = Move> {
         let mut start = 0;
         let members = cut.followers().zip(&self.lists);
         members.flat_map(move |((member, _), [_, made])| {

@@ -77,7 +77,7 @@ pub(crate) struct Row {
 
 /// Who has which rows, as one member sees it.
 #[derive(Debug)]
-pub(crate) struct Cut {
+pub(crate) struct RowShares {
     full: Geometry,
     members: Vec<Rows>,
     own: usize,
@@ -85,10 +85,10 @@ pub(crate) struct Cut {
     neighbours: Vec<usize>,
 }
 
-impl Cut {
+impl RowShares {
     /// Cuts frames for so many members, of which `own` is this one. The kernels of a member give the bytes of the whole
     /// plane where its first row is a multiple of `step`.
-    pub(crate) fn new(full: &Geometry, members: u32, own: u32, step: usize) -> Cut {
+    pub(crate) fn new(full: &Geometry, members: u32, own: u32, step: usize) -> RowShares {
         let members = members as usize;
         let mut planes = vec![Vec::new(); members];
         // Tokens of the planes so far, and those of them in front of each cut.
@@ -118,7 +118,7 @@ impl Cut {
                 planes,
             })
             .collect();
-        let mut cut = Cut {
+        let mut cut = RowShares {
             full: full.clone(),
             members,
             own: own as usize,
@@ -347,9 +347,9 @@ mod tests {
     use super::*;
     use crate::config::Chroma;
 
-    fn cuts(geometry: &Geometry, members: u32, step: usize) -> Vec<Cut> {
+    fn cuts(geometry: &Geometry, members: u32, step: usize) -> Vec<RowShares> {
         (0..members)
-            .map(|own| Cut::new(geometry, members, own, step))
+            .map(|own| RowShares::new(geometry, members, own, step))
             .collect()
     }
 
@@ -423,7 +423,7 @@ mod tests {
     #[test]
     fn two_members_share_1080p_in_halves_that_begin_with_a_tile() {
         let full = Geometry::new(1920, 1080, Chroma::C420);
-        let cut = Cut::new(&full, 2, 1, 23);
+        let cut = RowShares::new(&full, 2, 1, 23);
         let own: Vec<_> = cut
             .own()
             .planes

@@ -148,6 +148,38 @@ pub fn stages_of(pipeline: &Pipeline, rank: Rank) -> Vec<LocalStage> {
         .collect()
 }
 
+/// Stage and input, in the order in which a rank looks at them.
+///
+/// What goes to other ranks early keeps them busy, so stages are looked at in the order of the pipeline. Stages that hand
+/// on to each other on this rank are looked at from the last to the first: a chunk is done before the next one begins.
+pub(super) fn order(stages: &[LocalStage]) -> Vec<(usize, usize)> {
+    let places: Vec<usize> = (0..stages.len()).collect();
+    let hands_on = |from: &usize, to: &usize| stages[*from].outputs[ONWARD] == Wire::Local(*to);
+    let mut order = Vec::new();
+    for run in places.chunk_by(hands_on) {
+        for &place in run.iter().rev() {
+            if stages[place].inputs[LAP] != Wire::None {
+                order.push((place, LAP));
+            }
+            // What is inside a ring goes before what wants in.
+            let is_behind = |end: &usize| run.contains(end);
+            if stages[place].ring_end.as_ref().is_none_or(is_behind) {
+                order.push((place, ONWARD));
+            }
+        }
+        let enters = |first: &usize| {
+            stages[*first]
+                .ring_end
+                .is_some_and(|end| run.contains(&end))
+        };
+        let earlier = (0..run[0]).filter(enters);
+        order.extend(earlier.map(|first| (first, ONWARD)));
+    }
+    // Other ranks wait in a collective for what a leader has told this one.
+    order.sort_by_key(|(place, _)| !stages[*place].follows());
+    order
+}
+
 /// The output by which a chunk leaves stage `at` that works on it in lap `lap`, and the lap in which the next stage works
 /// on it. `laps` is how often a chunk goes through the stage in all.
 #[must_use]
@@ -156,5 +188,38 @@ pub fn way_out(pipeline: &Pipeline, at: usize, lap: u16, laps: u16) -> (usize, u
         Some(ring) if at < ring.last => (ONWARD, lap),
         Some(_) if lap + 1 < laps => (LAP, lap + 1),
         _ => (ONWARD, 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_is_done_before_the_next_begins_unless_other_ranks_wait_for_that() {
+        let ordered = |text: &str, rank| {
+            let stages = stages_of(&text.parse().unwrap(), Rank::new(rank));
+            let name = |(place, input): (usize, usize)| {
+                let name = ["a", "b", "c", "d", "e"][stages[place].at];
+                format!("{name}{}", if input == LAP { "'" } else { "" })
+            };
+            let names: Vec<String> = order(&stages).into_iter().map(name).collect();
+            names.join(" ")
+        };
+        for (text, rank, expected) in [
+            ("a@0,b@0,c@0", 0, "c b a"),
+            ("a@0,b@1,c@0", 0, "a c"),
+            ("a@0,b@0,c@1,d@0", 0, "b a d"),
+            ("a@0,b@1,c@0,d@1", 1, "b d"),
+            ("a@0,b@0,c@1,d@1", 1, "d c"),
+            // What is inside a ring goes first, also where the way leaves the rank.
+            ("a@0,(b@0,c@0)*2,d@0", 0, "d c b' b a"),
+            ("a@0,(b@0,c@1)*2,d@0", 0, "b' b a d"),
+            ("a@0,(b@0,c@1,d@0)*2,e@0", 0, "b' a e d b"),
+            // What the leader of a group has told goes before all else.
+            ("a@0,b@1+0,c@0", 0, "b a c"),
+        ] {
+            assert_eq!(ordered(text, rank), expected, "{text}");
+        }
     }
 }

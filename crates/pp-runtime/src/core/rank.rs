@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use pp_contract::{CacheEpoch, ChunkIndex};
 
 use super::action::{Action, StageFacts, Ticket, TooMany};
-use super::layout::{LAP, LocalStage, Membership, ONWARD, Wire};
+use super::layout::{LAP, LocalStage, Membership, ONWARD, Wire, order};
 use super::ledger::{Counts, Cut, Due, Ledger, Unexpected};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -55,21 +55,6 @@ impl<L, C, W> RankCore<L, C, W> {
     /// If `depth` is 0: nothing would ever be admitted.
     #[must_use]
     pub fn new(stages: Vec<LocalStage>, depth: u32) -> Self {
-        let mut order = Vec::new();
-        for (place, stage) in stages.iter().enumerate() {
-            if stage.inputs[LAP] != Wire::None {
-                order.push((place, LAP));
-            }
-            if stage.ring_end.is_none() {
-                order.push((place, ONWARD));
-            }
-            // What is inside a ring goes before what wants in.
-            let entries = stages.iter().enumerate();
-            let enters = entries.filter(|(_, first)| first.ring_end == Some(place));
-            order.extend(enters.map(|(first, _)| (first, ONWARD)));
-        }
-        // Other ranks wait in a collective for what a leader has told this one.
-        order.sort_by_key(|(place, _)| !stages[*place].follows());
         let has_source = stages.first().is_some_and(LocalStage::is_source);
         let state = |stage| StageState {
             stage,
@@ -82,8 +67,8 @@ impl<L, C, W> RankCore<L, C, W> {
         };
         Self {
             depth,
+            order: order(&stages),
             stages: stages.into_iter().map(state).collect(),
-            order,
             ledger: has_source.then(|| Ledger::new(depth)),
             attempt: 0,
             oldest: CacheEpoch::new(0),

@@ -99,8 +99,8 @@ fn chunk_of(message: &Message<VideoPlan>, chunk: ChunkIndex) -> Chunk<'_, VideoP
 /// Where the bytes of a payload change.
 #[derive(Clone, Copy, PartialEq)]
 enum At {
-    ToPhaseB,
-    InPhaseB,
+    ToMiddle,
+    InMiddle,
     ToSink,
     InSink,
 }
@@ -118,12 +118,12 @@ fn chunk<const AT_ONCE: bool>(change: Option<(At, usize)>) -> StageResult<Log> {
     let inputs = source.sealed(&encoded())?.unwrap();
     let mut input = payload(&inputs);
     let sealed = source.seal(&mut digester, CHUNK, &inputs, &mut input)?;
-    changed(At::ToPhaseB, &mut input);
+    changed(At::ToMiddle, &mut input);
 
     let message = message(inputs);
     let chunk = chunk_of(&message, CHUNK);
     let mut check = phase_b.begin(&mut digester, chunk, Some(&input))?.unwrap();
-    changed(At::InPhaseB, &mut input);
+    changed(At::InMiddle, &mut input);
     let outputs = Manifest::new(&[spec("latents_out", DType::Bf16, &[300])]).unwrap();
     let outputs = phase_b.sealed(&outputs)?.unwrap();
     let mut output = payload(&outputs);
@@ -158,9 +158,9 @@ fn chunk<const AT_ONCE: bool>(change: Option<(At, usize)>) -> StageResult<Log> {
 fn what_changes_is_named_with_its_chunk_and_the_rank_that_the_evidence_is_against() {
     // The second tensor of the inputs begins at 768, and the seal of the outputs does.
     for (at, byte, blames, tensor) in [
-        (At::ToPhaseB, 0, Some(SOURCE), "latents_in"),
-        (At::ToPhaseB, 768, Some(SOURCE), "conditioning_embeds"),
-        (At::InPhaseB, 599, None, "latents_in"),
+        (At::ToMiddle, 0, Some(SOURCE), "latents_in"),
+        (At::ToMiddle, 768, Some(SOURCE), "conditioning_embeds"),
+        (At::InMiddle, 599, None, "latents_in"),
         (At::ToSink, 5, Some(PHASE_B), "latents_out"),
         (At::ToSink, 768, Some(PHASE_B), "digests"),
         (At::InSink, 5, None, "latents_out"),
@@ -181,7 +181,7 @@ fn what_does_not_change_is_in_the_report() {
     for log in [
         chunk::<true>(None),
         // Between the tensors nothing counts.
-        chunk::<false>(Some((At::ToPhaseB, 700))),
+        chunk::<false>(Some((At::ToMiddle, 700))),
     ] {
         let log = log.unwrap();
         let report = serde_json::to_value(log.verified()).unwrap();

@@ -101,6 +101,8 @@ pub(super) struct Working<E: Edges, S: Source<E::Tx>> {
     pub(super) message: Message<S::Plan>,
     pub(super) slot: Option<E::Tx>,
     pub(super) start_ns: u64,
+    /// How long it waited for other members of its group since.
+    pub(super) waited_ns: u64,
     /// What the stage says, once it is done, and when that was.
     pub(super) done: Option<(Done, u64)>,
 }

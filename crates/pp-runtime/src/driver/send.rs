@@ -77,8 +77,7 @@ where
             source_bytes: bytes,
             source_queue,
             in_flight: self.run.core.in_flight() + 1,
-            stages: vec![Default::default(); self.run.options.pipeline.stages().len() - 1],
-            ..ChunkRecord::default()
+            ..ChunkRecord::before(&self.run.options.pipeline)
         };
         let admitted = Admitted {
             place,
@@ -201,11 +200,12 @@ where
         };
         self.run.last_end_ns[stage] = end_ns;
         let is_current = self.run.core.is_current(&ticket);
-        let mut said = StageReport {
+        let waited_ns = work.waited_ns.min(work_ns);
+        let said = StageReport {
             calls: report.calls,
             start_frame: report.start_frame,
-            work_us: work_ns / 1000,
-            idle_us: idle_ns / 1000,
+            work_us: (work_ns - waited_ns) / 1000,
+            idle_us: (idle_ns + waited_ns) / 1000,
             seal: report.seal,
         };
         let at = self.run.places[stage].at;
@@ -232,7 +232,7 @@ where
         }
         if self.run.places[stage].is_sink {
             self.run.core.handle_taken(ticket.chunk);
-            let message = work.message.accepted(at, &said, report.note);
+            let message = work.message.accepted(&pipeline, &said, report.note);
             let message = self.of_stage(message.map_err(StageError::from))?;
             self.remember(stage, ticket.chunk, &message);
             if !is_current && self.is_source_apart(stage) {
@@ -246,16 +246,16 @@ where
             return Ok(());
         }
         if follows {
-            let message = work.message.reported(at, &said);
+            let message = work.message.reported(&pipeline, at, &said);
             self.hand_on((stage, ONWARD), work.stamp, message, &mut None)?;
             return Ok(());
         }
-        self.take_reports(stage, work.stamp, &mut said)?;
         let (output, lap) = ticket.way_out;
         let message = work
             .message
             .hand_on(&pipeline, (at, ticket.lap), tensors, &said);
         let message = self.of_stage(message.map_err(StageError::from))?;
+        let message = self.take_reports(stage, work.stamp, message)?;
         let stamp = Stamp { lap, ..work.stamp };
         let mut slot = work.slot;
         let left = self.hand_on((stage, output), stamp, message, &mut slot)?;
@@ -267,13 +267,13 @@ where
         Ok(())
     }
 
-    /// Adds the reports of the other members of a group to that of its leader.
+    /// Adds the reports of the other members of a group behind that of its leader.
     fn take_reports(
         &mut self,
         stage: usize,
         stamp: Stamp,
-        said: &mut StageReport,
-    ) -> Result<(), Fault> {
+        mut message: Message<S::Plan>,
+    ) -> Result<Message<S::Plan>, Fault> {
         for input in self.run.ports.reports_for_mut(stage) {
             let (of, report) = input.reports.pop_front().expect("each member has reported");
             if (of.chunk_index, of.attempt) != (stamp.chunk_index, stamp.attempt) {
@@ -284,9 +284,9 @@ where
                 let kind = FaultKind::PeerMisbehaved;
                 return Err(Fault::new(kind, input.peer, "receive report", detail));
             }
-            *said = said.with_member(&report);
+            message = message.joined(&report);
         }
-        Ok(())
+        Ok(message)
     }
 
     /// Hands a chunk on that a hard cut overtook: without tensors. From the sink its acceptance goes.
@@ -449,13 +449,8 @@ where
         self.run.note_served();
         let oldest = self.run.core.oldest_epoch();
         self.run.context.accept(&mut admitted, oldest);
-        for (stage, report) in admitted
-            .record
-            .stages
-            .iter_mut()
-            .zip(message.trail().reports())
-        {
-            (stage.work_us, stage.idle_us) = (report.work_us, report.idle_us);
+        for (at, stage) in (1..).zip(&mut admitted.record.stages) {
+            stage.take_in(message.trail().of(&self.run.options.pipeline, at));
         }
         self.forget(admitted, (!is_overtaken).then_some(message.note()))
     }

@@ -341,7 +341,7 @@ where
                         let many = TooMany { chunk, depth };
                         return Err(blame.body("receive report", &many));
                     }
-                    let report = message.trail().report(at).copied();
+                    let report = message.trail().of(pipeline, at).first().copied();
                     let stamp = Stamp::of(&header);
                     port.reports.extend(report.map(|report| (stamp, report)));
                     return Ok(());
@@ -437,6 +437,7 @@ where
         };
         let own = self.work_of(stage);
         let group = self.run.groups[stage].as_mut();
+        let had_waited_ns = group.as_ref().map_or(0, |group| group.waited_ns());
         let done =
             self.run.stages.work[own]
                 .work()
@@ -444,11 +445,13 @@ where
         // The credit goes back before the result leaves: the stage before can fill the slot meanwhile.
         drop(payload);
         let done = self.of_work(stage, done)?;
+        let group = self.run.groups[stage].as_ref();
         let work = Working {
             stamp: waiting.stamp,
             message: waiting.message,
             slot,
             start_ns,
+            waited_ns: group.map_or(0, |group| group.waited_ns() - had_waited_ns),
             done: done.map(|done| (done, now_ns())),
         };
         if work.done.is_some() && self.run.places[stage].followers() == 0 {

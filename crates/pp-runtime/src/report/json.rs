@@ -98,6 +98,27 @@ mod tests {
     }
 
     #[test]
+    fn each_member_of_a_group_has_its_own_figures() {
+        let recorder = synthetic::group(40);
+        let mut out = Vec::new();
+        let measures = Measures::of(&recorder, 8, &[]);
+        write_json(&mut out, &(), &measures, &recorder).unwrap();
+        let parsed: Value = serde_json::from_slice(&out).unwrap();
+        let (stages, chunk) = (&parsed["measures"]["stages"], &parsed["chunks"][5]);
+        for stage in [&stages[1], &chunk["stages"][0]] {
+            let members = stage["members"].as_array().unwrap();
+            let ranks: Vec<_> = members.iter().map(|member| &member["rank"]).collect();
+            assert_eq!(ranks, [1, 2]);
+            let works = [0, 1].map(|at| members[at]["work_ms"].as_f64().unwrap());
+            assert!((works[1] - 2.0 * works[0]).abs() < 0.002, "{works:?}");
+            assert_eq!(stage["work_ms"], works[1]);
+        }
+        for stage in [&stages[2], &chunk["stages"][1]] {
+            assert_eq!(stage["members"], json!([]));
+        }
+    }
+
+    #[test]
     fn a_full_disk_is_reported() {
         let recorder = synthetic::overlapped(3);
         let result = write_json(&mut [0u8; 16][..], &(), &Measures::default(), &recorder);

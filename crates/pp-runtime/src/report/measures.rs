@@ -17,11 +17,11 @@
 
 use std::fmt;
 
-use pp_contract::Pipeline;
+use pp_contract::{Pipeline, Rank, StageSpec};
 use serde::{Serialize, Serializer};
 
 use super::far::FAR;
-use super::record::{label, leaders};
+use super::record::leaders;
 use super::{ChunkRecord, Recorder, Restart};
 
 /// Chunks left out at the start of a long run: the first ones pay for cold caches and an empty pipeline.
@@ -39,7 +39,9 @@ pub struct StageMeasures {
     pub stage: String,
     /// The rank that leads it.
     pub rank: u32,
-    /// Median of its work on a chunk.
+    /// The ranks of the group that runs it, the leader first, each with its own work on it; empty where one rank does.
+    pub members: Vec<RankMeasures>,
+    /// Median of its work on a chunk; of a group the longest work of a member.
     pub work_ms: Option<f64>,
     /// Median time from the end of its last work to a chunk, also where its rank worked for other stages meanwhile; none of
     /// the source.
@@ -48,12 +50,12 @@ pub struct StageMeasures {
     pub idle_share: Option<f64>,
 }
 
-/// A rank that leads stages.
+/// A rank that leads stages, or one that is a member of a group.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct RankMeasures {
     /// Its number.
     pub rank: u32,
-    /// Median of the work of its stages on a chunk.
+    /// Median of the work of its stages on a chunk; of a member, its work for the group.
     pub work_ms: Option<f64>,
     /// The mean.
     pub work_mean_ms: Option<f64>,
@@ -302,8 +304,9 @@ fn stages(
         let waits = measured.iter().filter_map(|p| p.now.idle_ns(at));
         let idle = Sorted::new(waits);
         StageMeasures {
-            stage: label(stage),
+            stage: stage.label(),
             rank: stage.leader().get(),
+            members: members(measured, at, stage),
             work_ms: ms(work.median()),
             idle_ms: ms(idle.median()),
             idle_share: idle
@@ -318,15 +321,32 @@ fn stages(
 fn ranks(measured: &[Pair<'_>], pipeline: &Pipeline) -> Vec<RankMeasures> {
     let measures = leaders(pipeline).into_iter().map(|rank| {
         let works = measured.iter().map(|p| p.now.rank_work_ns(pipeline, rank));
-        let work = Sorted::new(works);
-        RankMeasures {
+        RankMeasures::of(rank, works)
+    });
+    measures.collect()
+}
+
+/// The ranks of the group that runs stage `at`.
+fn members(measured: &[Pair<'_>], at: usize, stage: &StageSpec) -> Vec<RankMeasures> {
+    let ranks = stage.ranks.iter().filter(|_| stage.is_group());
+    let measures = ranks.enumerate().map(|(place, rank)| {
+        let records = measured.iter().filter_map(|p| p.now.members(at).get(place));
+        let works = records.map(|member| member.work_us.saturating_mul(1_000));
+        RankMeasures::of(*rank, works)
+    });
+    measures.collect()
+}
+
+impl RankMeasures {
+    fn of(rank: Rank, works_ns: impl Iterator<Item = u64>) -> Self {
+        let work = Sorted::new(works_ns);
+        Self {
             rank: rank.get(),
             work_ms: ms(work.median()),
             work_mean_ms: ms(work.mean()),
             work_max_ms: ms(work.quantile(1.0)),
         }
-    });
-    measures.collect()
+    }
 }
 
 /// Whether a rank was lost, or not yet there again, between the first of these chunks and the last.

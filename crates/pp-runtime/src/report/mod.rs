@@ -8,7 +8,8 @@
 //! the pipeline and the latest records ([`Recorder`]), and pure functions from there: [`Measures`], and its forms as text,
 //! JSON, a Chrome/Perfetto trace and an SVG timeline. Nothing here reads a clock, starts a thread or allocates per chunk.
 //!
-//! A group counts as its leader: its members work on the same chunk at the same time, so they hide nothing of each other.
+//! In the figures of ranks a group counts as its leader: its members work on the same chunk at the same time, so they hide
+//! nothing of each other. How long each member worked stands beside that, and each has a row of its own in the pictures.
 
 mod far;
 mod json;
@@ -29,7 +30,7 @@ pub use measures::{
     DEFAULT_WARM_UP, Measures, RankMeasures, StageMeasures, WhyNull, default_warm_up,
 };
 pub use ratio::MEASUREMENT_ERROR;
-pub use record::{ChunkRecord, Restart, StageRecord, StageTimes};
+pub use record::{ChunkRecord, MemberRecord, Restart, StageRecord, StageTimes};
 pub use recorder::{RING_RECORDS, Recorder, Totals};
 pub use svg::write_svg;
 pub use text::{Count, write_text};

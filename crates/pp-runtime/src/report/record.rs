@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use pp_contract::pipeline::StageSpec;
-use pp_contract::{ChunkIndex, Fault, Pipeline, Rank};
+use pp_contract::{ChunkIndex, Fault, Pipeline, Rank, StageReport};
 use serde::{Serialize, Serializer};
 
 /// Times of one chunk at a stage, in nanoseconds of the clock of rank 0.
@@ -21,17 +21,58 @@ pub struct StageTimes {
 }
 
 /// What a stage behind the source says of one chunk. In JSON durations are milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StageRecord {
-    /// How long it worked, as its rank measured it.
+    /// How long it worked, as its rank measured it; of a group the longest work of a member.
     #[serde(rename = "work_ms", serialize_with = "as_ms")]
     pub work_us: u64,
-    /// How long it had waited for the chunk since its last work, as its rank measured it. What the rank did meanwhile for
-    /// other stages is part of it.
+    /// How long it had waited for the chunk since its last work, as its rank measured it; of a group the shortest wait of a
+    /// member. What the rank did meanwhile for other stages is part of it.
     #[serde(rename = "idle_ms", serialize_with = "as_ms")]
     pub idle_us: u64,
     /// When. Of a stage on another rank this is found from durations. The measures do without; the pictures do not.
     pub times: Option<StageTimes>,
+    /// What each member of a group says, the leader first; empty where one rank runs the stage.
+    pub members: Vec<MemberRecord>,
+}
+
+/// What a member of a group says of one chunk. In JSON durations are milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemberRecord {
+    /// Its rank.
+    pub rank: u32,
+    /// How long it worked, as it measured it.
+    #[serde(rename = "work_ms", serialize_with = "as_ms")]
+    pub work_us: u64,
+    /// How long it had waited since its last work, as it measured it: for the chunk, and in host memory for other members.
+    #[serde(rename = "idle_ms", serialize_with = "as_ms")]
+    pub idle_us: u64,
+}
+
+impl StageRecord {
+    /// The record of a stage that has not reported.
+    pub(super) fn before(stage: &StageSpec) -> Self {
+        let members = stage.ranks.iter().filter(|_| stage.is_group());
+        let members = members.map(|rank| MemberRecord {
+            rank: rank.get(),
+            ..MemberRecord::default()
+        });
+        Self {
+            members: members.collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Takes in the reports of the stage, that of its leader first; none of a stage that did nothing.
+    pub(crate) fn take_in(&mut self, reports: &[StageReport]) {
+        for (member, report) in self.members.iter_mut().zip(reports) {
+            (member.work_us, member.idle_us) = (report.work_us, report.idle_us);
+        }
+        let works = reports.iter().map(|report| report.work_us);
+        let waits = reports.iter().map(|report| report.idle_us);
+        self.work_us = works.max().unwrap_or(0);
+        self.idle_us = waits.min().unwrap_or(0);
+    }
 }
 
 /// Everything measured about one chunk. Times are nanoseconds of the monotonic clock of rank 0. In JSON durations are
@@ -76,6 +117,15 @@ pub struct ChunkRecord {
 }
 
 impl ChunkRecord {
+    /// A record with nothing in it, and places for all stages and members of this pipeline.
+    pub(crate) fn before(pipeline: &Pipeline) -> Self {
+        let stages = pipeline.stages()[1..].iter();
+        Self {
+            stages: stages.map(StageRecord::before).collect(),
+            ..Self::default()
+        }
+    }
+
     /// How long the source worked on it.
     pub fn build_ns(&self) -> u64 {
         self.build_end_ns.saturating_sub(self.build_start_ns)
@@ -88,6 +138,12 @@ impl ChunkRecord {
         };
         let record = self.stages.get(behind);
         record.map_or(0, |record| record.work_us.saturating_mul(1_000))
+    }
+
+    /// What the members of the group say that runs a stage, the leader first; none where one rank runs it.
+    pub fn members(&self, stage: usize) -> &[MemberRecord] {
+        let record = stage.checked_sub(1).and_then(|at| self.stages.get(at));
+        record.map_or(&[], |record| &record.members)
     }
 
     /// How long a stage had waited for it; none of the source.
@@ -116,6 +172,27 @@ impl ChunkRecord {
         }
     }
 
+    /// When the rank at this place of a stage's ranks worked on it, if that is known. All members of a group begin together.
+    pub(super) fn rank_times(&self, stage: usize, place: usize) -> Option<(u64, u64)> {
+        let times = self.times(stage)?;
+        let end_ns = match self.members(stage).get(place) {
+            None => times.end_ns,
+            Some(member) => {
+                let work_ns = member.work_us.saturating_mul(1_000);
+                times.end_ns.min(times.start_ns.saturating_add(work_ns))
+            }
+        };
+        Some((times.start_ns, end_ns))
+    }
+
+    /// How long the rank at this place of a stage's ranks had waited; none of the source.
+    pub(super) fn rank_idle_ns(&self, stage: usize, place: usize) -> Option<u64> {
+        match self.members(stage).get(place) {
+            None => self.idle_ns(stage),
+            Some(member) => Some(member.idle_us.saturating_mul(1_000)),
+        }
+    }
+
     /// Its way to a stage from the one before: when it left that one, when it arrived, and when the stage began.
     pub(super) fn transfer_ns(&self, to: usize) -> Option<[u64; 3]> {
         let times = self.times(to)?;
@@ -138,15 +215,15 @@ impl ChunkRecord {
     }
 }
 
-/// What the reports call a stage: its name, and which of its parts it is, counted from 1, where it has several.
-pub(super) fn label(stage: &StageSpec) -> String {
-    match stage.parts {
-        1 => stage.name.to_string(),
-        parts => format!("{} {}/{parts}", stage.name, stage.part + 1),
+/// What a trace calls a stage: its label, and of a group its ranks too.
+pub(super) fn named(stage: &StageSpec) -> String {
+    match stage.is_group() {
+        true => format!("{}, {}", stage.label(), stage.ranks_in_words()),
+        false => stage.label(),
     }
 }
 
-/// The ranks that lead a stage. The other members of a group have no figures of their own.
+/// The ranks that lead a stage: a group counts as its leader.
 pub(super) fn leaders(pipeline: &Pipeline) -> BTreeSet<Rank> {
     pipeline.stages().iter().map(StageSpec::leader).collect()
 }
@@ -209,7 +286,5 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(work), [85_000, 50_000, 20_000, 0]);
         let leaders = leaders(&pipeline).into_iter().map(Rank::get);
         assert_eq!(leaders.collect::<Vec<_>>(), [0, 1, 2]);
-        let labels: Vec<_> = pipeline.stages().iter().map(label).collect();
-        assert_eq!(labels, ["encode", "a 1/2", "b", "a 2/2", "decode"]);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use pp_contract::Pipeline;
 
-use super::{ChunkRecord, StageRecord};
+use super::ChunkRecord;
 
 /// Records that a [`Recorder`] keeps: about ten minutes at 25 chunks a second, in 3 MiB and 1 MiB for each stage.
 pub const RING_RECORDS: usize = 16_384;
@@ -53,8 +53,7 @@ impl Recorder {
         // Not the all-zero value: an allocator may answer a request for zeroes with pages that are not there yet.
         let untouched = ChunkRecord {
             chunk_index: u64::MAX,
-            stages: vec![StageRecord::default(); pipeline.stages().len() - 1],
-            ..ChunkRecord::default()
+            ..ChunkRecord::before(&pipeline)
         };
         Self {
             pipeline,

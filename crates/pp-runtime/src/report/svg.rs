@@ -1,16 +1,15 @@
 //! The timeline as an SVG picture: what each rank did, what was under way between them, and where somebody waited.
 //!
-//! Lanes on one time axis: the stages of each rank, a row for each, and below them the edges that leave the rank. A work of
-//! a stage is a bar with its chunk's number, and what a rank waits is hatched, so a pipeline that overlaps shows a longest
+//! Lanes on one time axis: the stages of each rank, a row for each, also as a member of a group, and below them the edges that
+//! leave the rank. A work is a bar with its chunk's number, and what a rank waits is hatched, so a pipeline that overlaps shows a longest
 //! rank without gaps. On an edge the dark part is the transfer and the pale part the time that the payload then lay in its
 //! slot. A band over all lanes is the time from the loss of a rank until the sink had a chunk again. Colours follow the
 //! viewer's light or dark preference; the file has no script and refers to nothing outside itself.
 
 use std::io::{self, Write};
 
-use pp_contract::Pipeline;
+use pp_contract::{Pipeline, Rank};
 
-use super::record::leaders;
 use super::text::{Latency, Period, Ratio};
 use super::{ChunkRecord, Measures, Recorder, Restart, View};
 use lane::Lane;
@@ -94,7 +93,7 @@ pub fn write_svg(
 fn lanes(records: &[&ChunkRecord], scale: &Scale, pipeline: &Pipeline) -> Vec<Lane> {
     let stages = pipeline.stages();
     let mut lanes = Vec::new();
-    for rank in leaders(pipeline) {
+    for rank in (0..pipeline.world_size().get()).map(Rank::new) {
         lanes.push(Lane::rank(records, scale, pipeline, rank));
         for to in 1..stages.len() {
             if stages[to - 1].leader() == rank && stages[to].leader() != rank {
@@ -301,11 +300,31 @@ mod tests {
             "2 → 0",
         ];
         assert_eq!(names(&synthetic::three_ranks(20)), three);
+        // The notes beside them have the ranks.
+        assert_eq!(
+            names(&synthetic::group(20)),
+            ["encode", "decode", "0 → 1", "phase_b", "1 → 0", "phase_b"]
+        );
         assert_eq!(
             names(&synthetic::one_rank(20)),
             ["encode", "phase_b", "decode"]
         );
         assert_eq!(names(&empty(THREE, 1)), three);
+    }
+
+    #[test]
+    fn a_member_of_a_group_is_drawn_as_long_as_it_worked() {
+        let svg = svg(&synthetic::group(20), &View::default());
+        let busy = ["rank 1, busy ", "rank 2, busy "].map(|row| {
+            let note = svg.split(row).nth(1).unwrap();
+            let percent = note.split(' ').next().unwrap();
+            percent.parse::<u32>().unwrap()
+        });
+        assert!(
+            busy[1] > 80 && busy[1].abs_diff(2 * busy[0]) <= 3,
+            "{busy:?}"
+        );
+        assert_eq!(count(&svg, "<title>phase_b 18,"), 2);
     }
 
     #[test]

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use pp_contract::{ChunkIndex, Fault, FaultKind, Pipeline, Rank};
+use pp_contract::{ChunkIndex, Fault, FaultKind, Pipeline, Rank, StageReport};
 
 use super::{ChunkRecord, Recorder, Restart, StageRecord, StageTimes};
 
 pub(crate) const ONE: &str = "encode@0 -> phase_b@0 -> decode@0";
 pub(crate) const TWO: &str = "encode@0 -> phase_b@1 -> decode@0";
+pub(crate) const GROUP: &str = "encode@0 -> phase_b@1+2 -> decode@0";
 pub(crate) const THREE: &str = "encode@0 -> phase_b@1 -> phase_b@2 -> decode@0";
 
 /// Rank 1 is killed 20 ms after the beginning of [`overlapped`], and a new one serves 2 ms later.
@@ -42,6 +43,11 @@ pub(crate) fn three_ranks(chunks: u64) -> Recorder {
     run(THREE, chunks, 5, &[1_200, 3_600, 4_000, 1_100])
 }
 
+/// The work of [`overlapped`] with a group of ranks 1 and 2 that shares phase_b: the leader works 2 ms, the other 4 ms.
+pub(crate) fn group(chunks: u64) -> Recorder {
+    run(GROUP, chunks, 4, &[1_200, 4_000, 2_100])
+}
+
 /// The work of [`overlapped`] on one rank.
 pub(crate) fn one_rank(chunks: u64) -> Recorder {
     run(ONE, chunks, 4, &[1_200, 4_000, 2_100])
@@ -51,7 +57,8 @@ pub(crate) fn one_rank(chunks: u64) -> Recorder {
 const TRANSFER: u64 = 30;
 
 /// Simulates a pipeline with at most `depth` chunks in flight, whose stages take so many microseconds. A rank does what it
-/// can begin first, and of two such works that of the later stage.
+/// can begin first, and of two such works that of the later stage. Of a group the last member works as long, and each before
+/// it an equal share less.
 pub(crate) fn run(pipeline: &str, chunks: u64, depth: u64, work_us: &[u64]) -> Recorder {
     let pipeline: Arc<Pipeline> = Arc::new(pipeline.parse().unwrap());
     let rank = |at: usize| pipeline.stages()[at].leader();
@@ -107,15 +114,21 @@ pub(crate) fn run(pipeline: &str, chunks: u64, depth: u64, work_us: &[u64]) -> R
             });
         } else {
             let record = &mut records[done[at]];
-            record.stages.push(StageRecord {
-                work_us: end_us - start_us,
+            let spec = &pipeline.stages()[at];
+            let mut stage = StageRecord::before(spec);
+            let members = spec.ranks.len() as u64;
+            let reports = (1..=members).map(|member| StageReport {
+                work_us: (end_us - start_us) * member / members,
                 idle_us: start_us - stage_free_us[at],
-                times: Some(StageTimes {
-                    arrived_ns: arrived_us * 1_000,
-                    start_ns: start_us * 1_000,
-                    end_ns: end_us * 1_000,
-                }),
+                ..StageReport::default()
             });
+            stage.take_in(&reports.collect::<Vec<_>>());
+            stage.times = Some(StageTimes {
+                arrived_ns: arrived_us * 1_000,
+                start_ns: start_us * 1_000,
+                end_ns: end_us * 1_000,
+            });
+            record.stages.push(stage);
             record.accepted_ns = (end_us + under_way(rank(at), Rank::new(0))) * 1_000;
         }
         (stage_free_us[at], rank_free_us[rank(at).get() as usize]) = (end_us, end_us);

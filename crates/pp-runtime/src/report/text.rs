@@ -5,7 +5,8 @@ use std::io::{self, Write};
 
 use super::{Measures, RankMeasures, StageMeasures};
 
-/// Writes the summary: six short lines, and more where a ratio is not given or the times look like a scheduling fault.
+/// Writes the summary: six short lines, one more for each group, and more where a ratio is not given or the times look like
+/// a scheduling fault.
 ///
 /// # Errors
 /// Whatever `out` returns.
@@ -43,6 +44,12 @@ pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
         _ => "\n             ",
     };
     writeln!(out, "stages       {}", ranks.join(between))?;
+    for group in m.stages.iter().filter(|stage| !stage.members.is_empty()) {
+        let works = group.members.iter();
+        let works = works.map(|member| format!("rank {} {}", member.rank, Millis(member.work_ms)));
+        let works: Vec<String> = works.collect();
+        writeln!(out, "group        {}: {}", group.stage, works.join(", "))?;
+    }
     writeln!(
         out,
         "overlap      efficiency {} ({} by the mean), score {}, hidden {} a chunk",
@@ -75,10 +82,19 @@ pub fn write_text(out: &mut impl Write, m: &Measures) -> io::Result<()> {
     Ok(())
 }
 
-/// The work of a rank and of its stages: `rank 0 5.00 ms (encode 1.00 ms + decode 4.00 ms)`, `rank 1 phase_b 20.00 ms`.
+/// The work of a rank and of its stages: `rank 0 5.00 ms (encode 1.00 ms + decode 4.00 ms)`, `rank 1 phase_b 20.00 ms`,
+/// `rank 1 phase_b on ranks 1+2 10.00 ms`.
 fn works(m: &Measures, rank: &RankMeasures) -> String {
     let stages = m.stages.iter().filter(|stage| stage.rank == rank.rank);
-    let works = stages.map(|stage| format!("{} {}", stage.stage, Millis(stage.work_ms)));
+    let works = stages.map(|stage| {
+        let ranks = stage.members.iter().map(|member| member.rank.to_string());
+        let ranks: Vec<String> = ranks.collect();
+        let on = match &*ranks {
+            [] => String::new(),
+            ranks => format!(" on ranks {}", ranks.join("+")),
+        };
+        format!("{}{on} {}", stage.stage, Millis(stage.work_ms))
+    });
     let works: Vec<String> = works.collect();
     match &*works {
         [one] => format!("rank {} {one}", rank.rank),
@@ -190,6 +206,7 @@ mod tests {
         StageMeasures {
             stage: stage.into(),
             rank,
+            members: Vec::new(),
             work_ms: Some(work_ms),
             idle_ms: idle.map(|[ms, _]| ms),
             idle_share: idle.map(|[_, share]| share),
@@ -314,6 +331,18 @@ mod tests {
         let pipeline = lines.last().unwrap();
         assert!(pipeline.starts_with("pipeline     phase_b 1/2 idle "));
         assert!(pipeline.contains(" %), phase_b 2/2 idle "), "{pipeline}");
+        let group = text(synthetic::group(60));
+        assert!(
+            group.contains(", rank 1 phase_b on ranks 1+2 4."),
+            "{group}"
+        );
+        let members = group.lines().find(|line| line.starts_with("group "));
+        let members = members.unwrap();
+        assert!(
+            members.starts_with("group        phase_b: rank 1 2."),
+            "{members}"
+        );
+        assert!(members.contains(" ms, rank 2 4."), "{members}");
         let twice = synthetic::run("a@0 -> b@1 -> c@2 -> d@1", 60, 4, &[900, 700, 800, 600]);
         let twice = text(twice);
         assert!(twice.contains("pipeline     c idle "), "{twice}");

@@ -1,6 +1,7 @@
 //! The run as a Chrome trace: open it in <https://ui.perfetto.dev> or `chrome://tracing`.
 //!
-//! One process per rank, one thread per stage, all ranks on the clock of rank 0. Stages are complete events. Transfers are
+//! One process per rank, one thread per stage, of a group one in the process of each member, all ranks on the clock of rank 0.
+//! Works are complete events. Transfers are
 //! asynchronous ones, because several may be under way at once, and so is the latency of a chunk: from when its first
 //! frame had been read until it was accepted. Arrows (flow events) follow a chunk from the source to the sink, and a
 //! counter shows how many chunks were in flight. A rank that was lost has an event until the sink had a chunk again.
@@ -10,9 +11,10 @@
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
+use pp_contract::StageSpec;
 use serde_json::{Value, json};
 
-use super::record::{label, leaders};
+use super::record::named;
 use super::{ChunkRecord, Recorder, Restart, View};
 
 /// Writes every record that `recorder` still holds.
@@ -38,18 +40,21 @@ pub fn write_chrome_trace(
     events.end()
 }
 
-/// Where a stage is drawn.
-struct Track {
+/// Where a stage is drawn, and each member of a group.
+struct Track<'a> {
+    stage: &'a StageSpec,
     label: String,
+    /// Of the leader.
     pid: u32,
     tid: usize,
 }
 
 /// Those of all stages, in the order of the pipeline.
-fn tracks(recorder: &Recorder) -> Vec<Track> {
+fn tracks(recorder: &Recorder) -> Vec<Track<'_>> {
     let stages = recorder.pipeline().stages().iter().zip(1..);
     let tracks = stages.map(|(stage, tid)| Track {
-        label: label(stage),
+        stage,
+        label: stage.label(),
         pid: stage.leader().get(),
         tid,
     });
@@ -64,7 +69,7 @@ fn lost_tid(recorder: &Recorder) -> usize {
 fn name_tracks(
     events: &mut TraceEvents<'_, impl Write>,
     recorder: &Recorder,
-    tracks: &[Track],
+    tracks: &[Track<'_>],
     restarts: &[Restart],
 ) -> io::Result<()> {
     let mut name = |kind: &str, pid: u32, tid: usize, name: &str| {
@@ -72,11 +77,13 @@ fn name_tracks(
             .put(&json!({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}))
     };
     let lost: BTreeSet<_> = restarts.iter().map(|restart| restart.fault.rank).collect();
-    for rank in leaders(recorder.pipeline()).union(&lost) {
-        name("process_name", rank.get(), 0, &format!("rank {rank}"))?;
+    for rank in 0..recorder.pipeline().world_size().get() {
+        name("process_name", rank, 0, &format!("rank {rank}"))?;
     }
     for track in tracks {
-        name("thread_name", track.pid, track.tid, &track.label)?;
+        for rank in &track.stage.ranks {
+            name("thread_name", rank.get(), track.tid, &named(track.stage))?;
+        }
     }
     for rank in lost {
         name("thread_name", rank.get(), lost_tid(recorder), "lost")?;
@@ -87,23 +94,34 @@ fn name_tracks(
 fn stages(
     events: &mut TraceEvents<'_, impl Write>,
     r: &ChunkRecord,
-    tracks: &[Track],
+    tracks: &[Track<'_>],
 ) -> io::Result<()> {
     let k = r.chunk_index;
     for (at, track) in tracks.iter().enumerate() {
+        let Track {
+            stage,
+            label,
+            pid,
+            tid,
+        } = track;
+        for (place, rank) in stage.ranks.iter().enumerate() {
+            let Some((start_ns, end_ns)) = r.rank_times(at, place) else {
+                continue;
+            };
+            let ts = events.us(start_ns);
+            let dur = end_ns.saturating_sub(start_ns) as f64 / 1e3;
+            let idle_us = r.rank_idle_ns(at, place).map(|ns| ns / 1_000);
+            events.put(&json!({
+                "ph": "X", "cat": "stage", "name": format!("{label} {k}"), "pid": rank.get(), "tid": tid,
+                "ts": ts, "dur": dur,
+                "args": {
+                    "chunk_index": k, "call_id": r.call_id, "cache_epoch": r.cache_epoch, "frames": r.frames,
+                    "in_flight": r.in_flight, "idle_us": idle_us, "dropped": r.dropped,
+                },
+            }))?;
+        }
         let Some(times) = r.times(at) else { continue };
-        let Track { label, pid, tid } = track;
         let ts = events.us(times.start_ns);
-        let dur = times.end_ns.saturating_sub(times.start_ns) as f64 / 1e3;
-        events.put(&json!({
-            "ph": "X", "cat": "stage", "name": format!("{label} {k}"), "pid": pid, "tid": tid,
-            "ts": ts, "dur": dur,
-            "args": {
-                "chunk_index": k, "call_id": r.call_id, "cache_epoch": r.cache_epoch, "frames": r.frames,
-                "in_flight": r.in_flight, "idle_us": r.idle_ns(at).map(|ns| ns / 1_000),
-                "dropped": r.dropped,
-            },
-        }))?;
         let ph = match at {
             0 => "s",
             _ if at + 1 == tracks.len() => "f",
@@ -120,9 +138,9 @@ fn stages(
 fn spans(
     events: &mut TraceEvents<'_, impl Write>,
     r: &ChunkRecord,
-    tracks: &[Track],
+    tracks: &[Track<'_>],
 ) -> io::Result<()> {
-    let mut span = |name: &str, cat: &str, track: &Track, bytes, from_ns: u64, to_ns: u64| {
+    let mut span = |name: &str, cat: &str, track: &Track<'_>, bytes, from_ns: u64, to_ns: u64| {
         for (ph, at_ns) in [("b", from_ns), ("e", to_ns.max(from_ns))] {
             let ts = events.us(at_ns);
             events.put(&json!({
@@ -311,6 +329,24 @@ mod tests {
         assert_eq!(second.unwrap()["pid"], 2);
         let between = |e: &&Value| e["name"] == "phase_b 1/2 → phase_b 2/2";
         assert_eq!(of(&events, "e").filter(between).count(), 5);
+    }
+
+    #[test]
+    fn each_member_of_a_group_has_a_thread_and_works_as_long_as_it_said() {
+        let events = events(&synthetic::group(5));
+        let threads = of(&events, "M").filter(|e| e["args"]["name"] == "phase_b, ranks 1+2");
+        let threads: Vec<_> = threads.map(|e| e["pid"].clone()).collect();
+        assert_eq!(threads, [1, 2]);
+        let works = of(&events, "X").filter(|e| e["name"] == "phase_b 0");
+        let works = works.map(|e| json!([e["pid"], e["ts"], e["dur"]]));
+        let expected = [json!([1, 1_230.0, 2_000.0]), json!([2, 1_230.0, 4_000.0])];
+        assert_eq!(works.collect::<Vec<_>>(), expected);
+        // A chunk passes a group once.
+        for ph in ["s", "t", "f"] {
+            assert_eq!(of(&events, ph).count(), 5, "{ph}");
+        }
+        let transfers = of(&events, "b").filter(|e| e["cat"] == "transfer");
+        assert_eq!(transfers.count(), 10);
     }
 
     /// The values of the counter, in the order of the file, which must be that of time.

@@ -184,6 +184,7 @@ impl<T> Core<T> {
                 match message {
                     Message::Abort(_) => peer.is_told = peer.presence != Presence::There,
                     Message::Drain(_) => peer.drains = false,
+                    Message::Cut(_) => peer.cut = CacheEpoch::new(0),
                     Message::Served => peer.is_served = false,
                     // A peer that does not read falls silent; what one that is gone said last may lie unread.
                     _ => {}

@@ -6,7 +6,7 @@ mod world;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use pp_contract::{Fault, FaultKind, Rank};
+use pp_contract::{CacheEpoch, Fault, FaultKind, Rank};
 use pp_transport::control::Message;
 
 use self::world::Harm::{self, Busy, Kill, Raise, Signal, Sleep, Stop, Tick};
@@ -136,6 +136,29 @@ fn what_one_peer_says_the_others_are_told() {
         told,
         [0, 1].map(|at| Action::Send(at, Message::Drain(15), by))
     );
+}
+
+#[test]
+fn a_cut_that_a_peer_did_not_take_is_told_again() {
+    let now = Instant::now();
+    let mut core = running(now);
+    let told = |actions: Vec<Action<u8>>| {
+        let told = actions.into_iter().filter_map(|action| match action {
+            Action::Send(at, Message::Cut(epoch), _) => Some((at, epoch.get())),
+            _ => None,
+        });
+        told.collect::<Vec<_>>()
+    };
+    let [first, second] = [1, 2].map(CacheEpoch::new);
+    assert_eq!(told(core.handle(Event::Cut(first), now)), [(0, 1), (1, 1)]);
+    let unsent = Event::Unsent(1, Message::Cut(first));
+    assert_eq!(told(core.handle(unsent, now)), []);
+    assert_eq!(told(core.handle(Event::Tick, now)), [(1, 1)]);
+    // The newest cut is all that it has to know.
+    let unsent = Event::Unsent(1, Message::Cut(first));
+    assert_eq!(told(core.handle(unsent, now)), []);
+    assert_eq!(told(core.handle(Event::Cut(second), now)), [(0, 2), (1, 2)]);
+    assert_eq!(told(core.handle(Event::Tick, now)), []);
 }
 
 #[test]

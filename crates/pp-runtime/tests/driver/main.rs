@@ -98,13 +98,29 @@ fn stages_that_work_on_lose_nothing_and_fill_the_depth() {
     }
 }
 
-/// Each report comes after the leader is done.
+/// Each report comes after the leader is done. What a member waited for the other is no work.
 #[test]
 fn a_leader_hands_on_what_all_members_have_reported_on() {
-    for pipeline in ["a@0 -> b@1+2 -> c@0", "a@0 -> b@1+0 -> c@2"] {
+    for (pipeline, ranks) in [
+        ("a@0 -> b@1+2 -> c@0", [1, 2]),
+        ("a@0 -> b@1+0 -> c@2", [1, 0]),
+    ] {
         for depth in [1, 2, 4] {
             let ends = run(pipeline, depth, Play::chunks(50), |_| {});
             ends.assert_all(50, 1);
+            let records = ends.summary().recorder.records();
+            assert_eq!(ends.waited_us.len(), records.len());
+            for (record, waited_us) in records.zip(&ends.waited_us) {
+                let [leader, other] = record.members(1) else {
+                    panic!("{record:?}");
+                };
+                assert_eq!([leader.rank, other.rank], ranks);
+                assert!(leader.idle_us >= *waited_us, "{waited_us} µs: {record:?}");
+                assert!(other.work_us >= 1_000, "{record:?}");
+                let stage = &record.stages[0];
+                assert_eq!(stage.work_us, leader.work_us.max(other.work_us));
+                assert_eq!(stage.idle_us, leader.idle_us.min(other.idle_us));
+            }
         }
     }
 }

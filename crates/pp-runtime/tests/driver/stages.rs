@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
-use pp_contract::{Fault, FaultKind, Rank};
+use pp_contract::{Fault, FaultKind, Pipeline, Rank};
 use pp_runtime::core::Cut;
 use pp_runtime::driver::{BoxedStage, Stages, Summary};
 use pp_runtime::stage::{
@@ -12,6 +13,7 @@ use pp_runtime::stage::{
 };
 use pp_runtime::switch::Switch;
 use pp_testing::{Toy, bytes, done, options, run_ranks};
+use pp_transport::edge::GroupEnd as _;
 use pp_transport::host::{HostGroup, RxLease, TxLease};
 
 pub(crate) const BYTES: usize = 1000;
@@ -114,6 +116,8 @@ struct Seen {
     accepted: Vec<u64>,
     /// The most works that each device had at once.
     most: Vec<usize>,
+    /// How long the leader of a group waited for the other member, by chunk.
+    waited_us: Vec<u64>,
     /// The sink has stored all.
     is_stored: bool,
     /// The sink had stored all when rank 0 was done.
@@ -220,8 +224,10 @@ impl Stage<TxLease, RxLease> for Adder<'_> {
     }
 }
 
-/// A member of a group of two: the leader adds to every byte, and the other is done only after the leader.
+/// A member of a group of two: the leader waits for the other and adds to every byte, and the other is done only after the
+/// leader.
 struct Member<'a> {
+    seen: &'a Mutex<Seen>,
     led: &'a mpsc::Sender<()>,
     hears: &'a Mutex<mpsc::Receiver<()>>,
 }
@@ -235,14 +241,21 @@ impl GroupStage<TxLease, RxLease, HostGroup> for Member<'_> {
         chunk: Chunk<'_, Toy>,
         input: Option<&RxLease>,
         output: Option<&mut TxLease>,
-        _: &mut HostGroup,
+        group: &mut HostGroup,
     ) -> StageResult<Progress<Done, Done>> {
         let size = chunk.message.tensors().payload_bytes() as usize;
         let done = done(chunk.message, bytes(size));
+        if output.is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let before_ns = group.waited_ns();
+        group.barrier()?;
         let Some(output) = output else {
             self.hears.lock().unwrap().recv().unwrap();
             return Ok(Progress::Done(done));
         };
+        let waited_us = (group.waited_ns() - before_ns) / 1_000;
+        self.seen.lock().unwrap().waited_us.push(waited_us);
         let input = input.map_or(&[][..], RxLease::bytes);
         for (out, byte) in output.bytes_mut().iter_mut().zip(input) {
             *out = byte.wrapping_add(chunk.message.plan().0 as u8);
@@ -258,6 +271,7 @@ impl GroupStage<TxLease, RxLease, HostGroup> for Member<'_> {
 
 /// Keeps what comes.
 struct Collecting<'a> {
+    pipeline: &'a Pipeline,
     play: &'a Play,
     seen: &'a Mutex<Seen>,
     device: Device,
@@ -286,8 +300,9 @@ impl Sink<RxLease> for Collecting<'_> {
         if self.play.sink_fails_at == Some(index) {
             return Err(StageError::new(FaultKind::Io, "write output", "disk full"));
         }
-        let trail = chunk.message.trail().reports();
-        let worked: u32 = trail.iter().map(|report| report.calls).sum();
+        let trail = chunk.message.trail();
+        let stages = 1..self.pipeline.stages().len() - 1;
+        let worked: u32 = stages.map(|at| trail.of(self.pipeline, at)[0].calls).sum();
         let expected = index as u8 + (worked as u64 * ADDED) as u8;
         let bytes = input.map_or(&[][..], RxLease::bytes);
         let value = bytes.first().copied().unwrap_or(expected);
@@ -323,6 +338,7 @@ pub(crate) struct Ends {
     pub(crate) taken: Vec<(u64, u8)>,
     pub(crate) accepted: Vec<u64>,
     pub(crate) most: Vec<usize>,
+    pub(crate) waited_us: Vec<u64>,
     pub(crate) was_stored: bool,
 }
 
@@ -372,12 +388,13 @@ pub(crate) fn run(
         let mut stages = Stages::new((rank == Rank::new(0)).then_some(source));
         for (at, stage) in pipeline.stages_at(rank).filter(|(at, _)| *at > 0) {
             if stage.ranks.len() > 1 {
-                let (led, hears) = (&led, &hears);
-                stages.push(BoxedStage::member(Member { led, hears }));
+                let (led, hears, seen) = (&led, &hears, &seen);
+                stages.push(BoxedStage::member(Member { seen, led, hears }));
                 continue;
             }
             stages.push(match at + 1 == pipeline.stages().len() {
                 true => BoxedStage::sink(Collecting {
+                    pipeline,
                     play: &play,
                     seen: &seen,
                     device: Device::default(),
@@ -413,6 +430,7 @@ pub(crate) fn run(
         taken: seen.taken,
         accepted: seen.accepted,
         most: seen.most,
+        waited_us: seen.waited_us,
         was_stored: seen.was_stored,
     }
 }

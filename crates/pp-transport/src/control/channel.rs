@@ -22,7 +22,7 @@ use rustix::process::Pid;
 
 use super::error::ControlError;
 use super::fds::{self, MAX_FDS, TICKET_BYTES, Ticket};
-use super::frame::{FrameError, FrameReader, Progress};
+use super::frame::{FrameError, FrameReader, ReadProgress};
 use super::message::{Message, kind as wire};
 use super::secure::{
     MAX_MESSAGE_BYTES, MAX_SEALED_BYTES, MIN_SEALED_BYTES, Opener, Sealer, Session,
@@ -439,9 +439,9 @@ impl ControlReceiver {
             return Err(ControlError::PeerLeft { rank });
         }
         match self.reader.poll(|buf| self.socket.try_read(buf)) {
-            Ok(Progress::Frame) => Ok(true),
-            Ok(Progress::Pending) => Ok(false),
-            Ok(Progress::Eof { .. }) => Err(ControlError::PeerLost { rank, source: None }),
+            Ok(ReadProgress::Frame) => Ok(true),
+            Ok(ReadProgress::Pending) => Ok(false),
+            Ok(ReadProgress::Eof { .. }) => Err(ControlError::PeerLost { rank, source: None }),
             Err(FrameError::Io(error)) => Err(ControlError::socket(rank, error)),
             Err(error) => Err(ControlError::misbehaved(rank, error)),
         }

@@ -11,7 +11,7 @@ pub(crate) const PREFIX_BYTES: usize = 4;
 
 /// Where a [`FrameReader`] stands after it took what was there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum ReadProgress {
     /// A whole frame is in [`FrameReader::frame`]; the next read starts the next one.
     Frame,
     /// Nothing more to read now.
@@ -57,7 +57,7 @@ impl FrameReader {
     pub(crate) fn poll(
         &mut self,
         mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
-    ) -> Result<Progress, FrameError> {
+    ) -> Result<ReadProgress, FrameError> {
         loop {
             let rest = match self.taken.checked_sub(PREFIX_BYTES) {
                 None => &mut self.prefix[self.taken..],
@@ -65,13 +65,13 @@ impl FrameReader {
             };
             match read(rest) {
                 Ok(0) => {
-                    return Ok(Progress::Eof {
+                    return Ok(ReadProgress::Eof {
                         inside: self.taken != 0,
                     });
                 }
                 Ok(bytes) => self.taken += bytes.min(rest.len()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Ok(Progress::Pending);
+                    return Ok(ReadProgress::Pending);
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -85,12 +85,12 @@ impl FrameReader {
             }
             if self.taken == PREFIX_BYTES + self.buf.len() && self.taken > PREFIX_BYTES {
                 self.taken = 0;
-                return Ok(Progress::Frame);
+                return Ok(ReadProgress::Frame);
             }
         }
     }
 
-    /// The frame that [`Progress::Frame`] announced; valid until the next `poll`.
+    /// The frame that [`ReadProgress::Frame`] announced; valid until the next `poll`.
     pub(crate) fn frame(&self) -> &[u8] {
         &self.buf
     }

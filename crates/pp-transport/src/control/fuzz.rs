@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::channel::{ControlChannel, Received};
 use super::fds::{self, MAX_FDS, Ticket};
-use super::frame::{FrameReader, Progress};
+use super::frame::{FrameReader, ReadProgress};
 use super::message::{Message, kind as wire};
 pub use super::rendezvous::fuzz::call;
 use super::secure::testing::{ONE, ZERO, ours, session_of_known_keys};
@@ -36,7 +36,7 @@ pub fn answer(bytes: &[u8]) {
             rest = &rest[count..];
             Ok(count)
         };
-        if let Ok(Progress::Frame) = reader.poll(read) {
+        if let Ok(ReadProgress::Frame) = reader.poll(read) {
             assert!(reader.frame().len() <= MAX_ANSWER_BYTES);
             let (caller, _) = Caller::new(&ours(), ONE, ZERO, 2);
             let answered = caller.finish(ZERO, reader.frame());

@@ -1,9 +1,10 @@
 //! Payloads in the memory of a GPU: slots, and the leases of them that stages hold.
 //!
-//! Each slot belongs to one edge. What moves its payload, NCCL or a stage of the same rank, is the backend's own.
+//! Each slot belongs to one edge. What moves its payload, NCCL, the copy engine or a stage of the same rank, is the backend's own.
 
 mod lease;
 mod local;
+pub mod p2p;
 mod slots;
 
 use std::fmt::Debug;
@@ -13,7 +14,7 @@ pub use self::lease::{DeviceRx, DeviceTx, Receiving, Sending};
 pub use self::local::DeviceLocal;
 pub(crate) use self::slots::{DeviceSlots, Pool, RxPool, Slot, TxPool};
 use crate::error::TransportError;
-use pp_device::{DeviceBuffer, Event, Stream};
+use pp_device::{CudaError, DeviceBuffer, Event, Stream};
 
 /// What all edges with one peer have in common, as their slots see it: they live and end together.
 pub(crate) trait EdgesLife: Debug + Send + Sync {
@@ -32,6 +33,21 @@ pub(crate) trait EdgesLife: Debug + Send + Sync {
     fn bury(&self, remains: Remains);
 }
 
+/// What another device does with a slot, where no event of this one tells of it. Numbers that both hosts see do.
+pub(crate) trait Far: Debug + Send + Sync {
+    /// Whether the other device is done: it has written what was announced, or has read what was sent.
+    fn has_moved(&self) -> bool;
+
+    /// Tells the other rank that the slot is read, behind this event where there is one.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn give_back(&self, behind: Option<&Event>) -> Result<(), CudaError>;
+
+    /// Where the slot lies, if the other rank has a mapping of it, too: its memory stays until these events are done.
+    fn used_until(&self, events: Vec<Event>);
+}
+
 /// Memory that operations of a generation may touch until it is gone, and that other work may touch
 /// until these events are done and this stream is idle.
 #[derive(Debug)]
@@ -48,7 +64,6 @@ impl Remains {
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every critical section is one assignment or a look, but for that of `gone`, whose value stays
-    // what it was if its holder panics.
+    // Every critical section leaves a whole value behind if its holder panics.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

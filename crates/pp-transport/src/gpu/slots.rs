@@ -1,10 +1,11 @@
 //! The slots of an edge on a device, and who works on each.
 //!
-//! Each slot is one allocation with two events of its own, made once. Outgoing: `ready`, behind
+//! Each slot has two events of its own, made once. Outgoing: `ready`, behind
 //! whatever writes it, and `done`, behind its send. Incoming: `arrived`, behind its receive, and
 //! `read`, behind whatever reads it. Of an edge within this rank, one event: behind whatever works on
 //! the slot, and each of these waits for the one before. An answer of the device that something is
-//! done is kept, so that it is asked no more.
+//! done is kept, so that it is asked no more. Where another device does the moving ([`Far`]), it says
+//! so itself, and `done` and `arrived` are not recorded.
 //!
 //! A process that lives through many generations must not keep the slots of each. Those of a
 //! transfer that was given up are freed once the abort of their communicators is over and the
@@ -16,16 +17,29 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::{EdgesLife, Remains, lock};
+use super::{EdgesLife, Far, Remains, lock};
 use crate::error::TransportError;
 use crate::host::EdgeShape;
 use crate::lane::{InSlots, OutSlots};
 use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, Stream};
 
+/// Where a slot lies.
+#[derive(Debug)]
+enum Place {
+    /// In memory of its own.
+    Own(DeviceBuffer),
+    /// In part of what its `far` keeps mapped.
+    Shared(DevicePtr),
+}
+
 /// One slot.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    buffer: DeviceBuffer,
+    place: Place,
+    /// The other device, where that moves the payload.
+    far: Option<Arc<dyn Far>>,
+    /// Work was issued on it since it was given back last.
+    has_work: AtomicBool,
     /// Behind the work of stages: what writes an outgoing slot, what reads an incoming one.
     pub(crate) work: Event,
     /// Behind the transfer.
@@ -41,9 +55,29 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    fn new(device: &Device, bytes: usize) -> Result<Self, CudaError> {
+    /// A slot in memory of its own.
+    pub(crate) fn new(
+        device: &Device,
+        bytes: usize,
+        far: Option<Arc<dyn Far>>,
+    ) -> Result<Self, CudaError> {
+        Self::at(device, Place::Own(DeviceBuffer::new(device, bytes)?), far)
+    }
+
+    /// A slot in memory that another rank has mapped, too.
+    pub(crate) fn shared(
+        device: &Device,
+        place: DevicePtr,
+        far: Arc<dyn Far>,
+    ) -> Result<Self, CudaError> {
+        Self::at(device, Place::Shared(place), Some(far))
+    }
+
+    fn at(device: &Device, place: Place, far: Option<Arc<dyn Far>>) -> Result<Self, CudaError> {
         Ok(Self {
-            buffer: DeviceBuffer::new(device, bytes)?,
+            place,
+            far,
+            has_work: AtomicBool::new(false),
             work: Event::new(device)?,
             moved: Event::new(device)?,
             moving: AtomicBool::new(false),
@@ -54,7 +88,10 @@ impl Slot {
     }
 
     pub(crate) fn ptr(&self) -> DevicePtr {
-        self.buffer.ptr()
+        match &self.place {
+            Place::Own(buffer) => buffer.ptr(),
+            Place::Shared(place) => *place,
+        }
     }
 
     /// Notes that a transfer is about to be issued.
@@ -68,7 +105,10 @@ impl Slot {
         if !self.moving.load(Ordering::Acquire) {
             return Ok(true);
         }
-        let done = self.moved.is_done()?;
+        let done = match &self.far {
+            Some(far) => far.has_moved(),
+            None => self.moved.is_done()?,
+        };
         if done {
             self.moving.store(false, Ordering::Release);
         }
@@ -141,6 +181,7 @@ impl Slot {
         wait: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<R, TransportError> {
         let unrecorded = Unrecorded(self);
+        self.has_work.store(true, Ordering::Release);
         let issued = issue();
         wait()?;
         self.work.record(stream)?;
@@ -184,6 +225,26 @@ impl Slot {
     fn is_quiet(&self) -> bool {
         let quiet = |done: Result<bool, CudaError>| matches!(done, Ok(true));
         !self.is_lost() && quiet(self.has_moved()) && quiet(self.work.is_done())
+    }
+
+    /// Whether the peer may have it back: nothing works on it, or what does is followed by the word that says so, which this
+    /// issues.
+    fn try_give_back(&self) -> bool {
+        let has_arrived = || !self.is_lost() && matches!(self.has_moved(), Ok(true));
+        let Some(far) = &self.far else {
+            return self.is_quiet();
+        };
+        if !has_arrived() {
+            return false;
+        }
+        let has_work = self.has_work.swap(false, Ordering::AcqRel);
+        let given = far.give_back(has_work.then_some(&self.work));
+        given
+            .inspect_err(|error| {
+                tracing::warn!(%error, "a slot cannot be given back, and is used no more");
+                self.give_up();
+            })
+            .is_ok()
     }
 }
 
@@ -244,13 +305,24 @@ impl DeviceSlots {
     ) -> Result<Self, CudaError> {
         // The layout of an edge has checked that it fits.
         let capacity = usize::try_from(shape.slot_bytes).unwrap_or(usize::MAX);
-        let slots = (0..shape.slots()).map(|_| Slot::new(device, capacity));
-        Ok(Self {
-            slots: slots.collect::<Result<_, _>>()?,
+        let slots = (0..shape.slots()).map(|_| Slot::new(device, capacity, None));
+        let slots = slots.collect::<Result<_, _>>()?;
+        Ok(Self::of(slots, capacity, life, Stream::urgent(device)?))
+    }
+
+    /// These, whose payloads a stream moves.
+    pub(crate) fn of(
+        slots: Vec<Slot>,
+        capacity: usize,
+        life: Option<Arc<dyn EdgesLife>>,
+        stream: Stream,
+    ) -> Self {
+        Self {
+            slots,
             capacity,
             life,
-            stream: Stream::urgent(device)?,
-        })
+            stream,
+        }
     }
 
     /// An error once their communicator is dead.
@@ -283,25 +355,33 @@ impl DeviceSlots {
 impl Drop for DeviceSlots {
     fn drop(&mut self) {
         for slot in std::mem::take(&mut self.slots) {
-            if slot.is_quiet() && !self.is_dead() {
+            // Of a slot that the peer has a part in, the peer's word is not enough to free memory.
+            if slot.far.is_none() && slot.is_quiet() && !self.is_dead() {
                 continue;
             }
             let unknown = slot.lost.load(Ordering::Acquire);
+            if unknown {
+                tracing::warn!(
+                    bytes = slot.ptr().len,
+                    "a slot is leaked: work without an event may use it"
+                );
+                std::mem::forget(slot);
+                continue;
+            }
             let Slot {
-                buffer,
+                place,
+                far,
                 work,
                 moved,
                 ..
             } = slot;
-            if unknown {
-                tracing::warn!(
-                    bytes = buffer.len(),
-                    "a slot is leaked: work without an event may use it"
-                );
-                std::mem::forget(buffer);
-                continue;
-            }
             let (events, stream) = (vec![work, moved], Some(self.stream.clone()));
+            let Place::Own(buffer) = place else {
+                if let Some(far) = far {
+                    far.used_until(events);
+                }
+                continue;
+            };
             match &self.life {
                 Some(life) => life.bury(Remains {
                     buffer,
@@ -341,7 +421,7 @@ impl RxPool {
             // The peer is given nothing any more.
             return self.pool.lane.slots.quarantine(slot);
         }
-        if self.pool.slot(slot).is_quiet() {
+        if self.pool.slot(slot).try_give_back() {
             return self.pool.lane.give_back(slot);
         }
         if self.pool.slot(slot).is_lost() {
@@ -383,7 +463,7 @@ impl RxPool {
             return Vec::new();
         };
         let dead = self.pool.is_dead();
-        let is_ready = |slot: &mut u32| dead || self.pool.slot(*slot).is_quiet();
+        let is_ready = |slot: &mut u32| dead || self.pool.slot(*slot).try_give_back();
         let ready = returns.extract_if(.., is_ready).collect();
         self.waiting.store(returns.len(), Ordering::Release);
         ready

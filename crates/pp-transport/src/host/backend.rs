@@ -116,7 +116,7 @@ impl Backend for Host {
         &mut self,
         memory: GroupMemory,
         how: Connect<'_>,
-    ) -> Result<Joined<Self>, TransportError> {
+    ) -> Result<Joined<Self::Group>, TransportError> {
         let group = HostGroup::new(memory, how.recorder, how.generation);
         let handle = group.abort_handle();
         let abort: Abort = Box::new(move |why, _| {

@@ -268,7 +268,7 @@ impl Backend for NcclBackend {
         &mut self,
         (members, [id, gathers]): (Members, [UniqueId; 2]),
         how: Connect<'_>,
-    ) -> Result<Joined<Self>, TransportError> {
+    ) -> Result<Joined<Self::Group>, TransportError> {
         let options = CommOptions {
             issuer: self.issuer(how)?,
             name: members.name(),

@@ -19,12 +19,13 @@ use pp_device::{DevicePtr, Stream};
 /// Records that are held until their operations are over; an older one is let go.
 const RECORDS: usize = 64;
 
-/// What is written about an operation.
+/// An operation: what is written about it, and what this rank copies for it on its own device.
 struct About {
     kind: Kind,
     peer: Option<(usize, Rank)>,
     bytes: usize,
     dtype: DType,
+    copy: Option<(DevicePtr, DevicePtr)>,
 }
 
 /// Part of the memory at an address.
@@ -81,31 +82,8 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<(), TransportError> {
-        let peer = self.members.at(root)?;
-        let (start, total) = self.members.starts(parts)?;
-        let own = self.members.own_place();
-        self.members
-            .check_length("the part to write", to.len, parts[own])?;
-        let is_root = peer.0 == own;
-        if is_root {
-            self.members
-                .check_length("what is scattered", from.len, total)?;
-        }
-        let about = bytes_of(Kind::Scatter, Some(peer), total as usize);
-        // SAFETY: the caller's promise; each part lies in its range, whose length was checked.
-        unsafe {
-            if is_root && to.len > 0 {
-                stream.copy(part(from, start, parts[own]), to)?;
-            }
-            self.issue(&about, (self.comm, stream), |issue| {
-                if !is_root {
-                    return issue((Operation::Recv { from: root }, to));
-                }
-                each_other(parts, own, |member, start, len| {
-                    issue((Operation::Send { to: member }, part(from, start, len)))
-                })
-            })
-        }
+        // SAFETY: the caller's promise.
+        unsafe { self.share(Kind::Scatter, (to, from), parts, root, stream) }
     }
 
     /// `parts[i]` bytes, `from` of member `i`, become part `i` of `to`, the parts one behind the other. Only the root needs
@@ -124,28 +102,48 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<(), TransportError> {
-        let peer = self.members.at(root)?;
-        let (start, total) = self.members.starts(parts)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.share(Kind::Gather, (from, to), parts, root, stream) }
+    }
+
+    /// Moves each member's `one` part: in a gather to the root's `all`, else from there.
+    ///
+    /// # Safety
+    /// As said above.
+    unsafe fn share(
+        &mut self,
+        kind: Kind,
+        (one, all): (DevicePtr, DevicePtr),
+        parts: &[u64],
+        root: u32,
+        stream: &Stream,
+    ) -> Result<(), TransportError> {
+        let gathers = kind == Kind::Gather;
+        let (comm, [what_one, what_all]) = match gathers {
+            true => (self.gathers, ["the part to read", "where all is gathered"]),
+            false => (self.comm, ["the part to write", "what is scattered"]),
+        };
+        let (one_has, all_has) = ((what_one, one.len), (what_all, all.len));
+        let (peer, start, total) = self.members.shares(root, parts, one_has, all_has)?;
         let own = self.members.own_place();
-        self.members
-            .check_length("the part to read", from.len, parts[own])?;
         let is_root = peer.0 == own;
-        if is_root {
-            self.members
-                .check_length("where all is gathered", to.len, total)?;
+        let mut about = bytes_of(kind, Some(peer), total as usize);
+        if is_root && one.len > 0 {
+            let place = part(all, start, parts[own]);
+            about.copy = Some(if gathers { (one, place) } else { (place, one) });
         }
-        let about = bytes_of(Kind::Gather, Some(peer), total as usize);
-        // SAFETY: as in `scatter`.
+        let transfer = |sends, member| match sends {
+            true => Operation::Send { to: member },
+            false => Operation::Recv { from: member },
+        };
+        // SAFETY: the caller's promise; each part lies in its range, whose length was checked.
         unsafe {
-            if is_root && from.len > 0 {
-                stream.copy(from, part(to, start, parts[own]))?;
-            }
-            self.issue(&about, (self.gathers, stream), |issue| {
+            self.issue(&about, (comm, stream), |issue| {
                 if !is_root {
-                    return issue((Operation::Send { to: root }, from));
+                    return issue((transfer(gathers, root), one));
                 }
                 each_other(parts, own, |member, start, len| {
-                    issue((Operation::Recv { from: member }, part(to, start, len)))
+                    issue((transfer(!gathers, member), part(all, start, len)))
                 })
             })
         }
@@ -170,6 +168,7 @@ impl Communicator {
             peer: None,
             bytes: data.len,
             dtype,
+            copy: None,
         };
         let operation = (Operation::AllReduce(ncclRedOp_t::ncclSum), data);
         // SAFETY: the caller's promise.
@@ -285,22 +284,28 @@ impl Communicator {
             // SAFETY: in the turn of the thread that issues, and the call passes the gate; the rest is the caller's promise.
             unsafe { call.issue(comm, operation, place, stream) }
         };
-        let issued = life.call(|call| {
-            // SAFETY: as above.
-            unsafe { call.group(comm, |call| add(&|operation| one(call, operation))) }
+        let copied = about.copy.map_or(Ok(()), |(from, to)| {
+            // SAFETY: the caller's promise.
+            unsafe { stream.copy(from, to) }
         });
-        let result = match issued {
-            Ok(Some(())) => {
-                let last = self.last.as_ref().expect("taken at the end");
-                last.word.used_by(stream).map_err(TransportError::from)
+        let result = copied.map_err(TransportError::from).and_then(|()| {
+            let issued = life.call(|call| {
+                // SAFETY: as above.
+                unsafe { call.group(comm, |call| add(&|operation| one(call, operation))) }
+            });
+            match issued {
+                Ok(Some(())) => {
+                    let last = self.last.as_ref().expect("taken at the end");
+                    last.word.used_by(stream).map_err(TransportError::from)
+                }
+                // The communicator was given up before.
+                Ok(None) => Err(life.aborted()),
+                Err(source) => {
+                    let doing = format!("{} of group {}", about.kind, self.name());
+                    Err(life.explain(TransportError::Nccl { doing, source }))
+                }
             }
-            // The communicator was given up before.
-            Ok(None) => Err(life.aborted()),
-            Err(source) => {
-                let doing = format!("{} of group {}", about.kind, self.name());
-                Err(life.explain(TransportError::Nccl { doing, source }))
-            }
-        };
+        });
         if let Err(error) = result {
             record.end(State::Poisoned);
             life.kill(&error.to_string());
@@ -320,6 +325,7 @@ fn bytes_of(kind: Kind, peer: Option<(usize, Rank)>, bytes: usize) -> About {
         peer,
         bytes,
         dtype,
+        copy: None,
     }
 }
 

@@ -28,12 +28,12 @@ use pp_device::{CudaError, DeviceBuffer, DevicePtr, Stream};
 
 /// How far it came.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(super) struct ConnectProgress {
     life: Arc<Life>,
     step: Mutex<&'static str>,
 }
 
-impl Progress {
+impl ConnectProgress {
     pub(super) fn new(life: &Arc<Life>) -> Self {
         Self {
             life: Arc::clone(life),
@@ -106,12 +106,12 @@ pub(super) fn by<T: Send + 'static>(
     issuer: &Issuer,
     what: String,
     patience: &Patience<'_>,
-    make: impl FnOnce(&Arc<Life>, &Progress) -> Result<T, Stop> + Send + 'static,
+    make: impl FnOnce(&Arc<Life>, &ConnectProgress) -> Result<T, Stop> + Send + 'static,
 ) -> Result<(Arc<Life>, T), TransportError> {
     let life = Arc::new(Life::new(&issuer.core, what));
     let beside = issuer.core.enter_to_connect(&life.what, patience)?;
     let started = Instant::now();
-    let progress = Arc::new(Progress::new(&life));
+    let progress = Arc::new(ConnectProgress::new(&life));
     // It holds nothing: either it is taken, or it stays with the maker, and is ended there.
     let (sender, receiver) = sync_channel(0);
     let (own_life, own_progress) = (Arc::clone(&life), Arc::clone(&progress));
@@ -252,7 +252,7 @@ pub(super) type Half = (Edge, Arc<DeviceSlots>);
 /// ranks do the same in the same order.
 pub(super) fn edges(
     life: &Arc<Life>,
-    progress: &Progress,
+    progress: &ConnectProgress,
     is_lower: bool,
     ends: &[(EdgeShape, bool)],
     ids: &[UniqueId],
@@ -306,7 +306,7 @@ pub(super) fn edges(
 /// Other algorithms, which NCCL chooses for larger reductions, may still connect at their first use.
 pub(super) fn all_pairs(
     life: &Life,
-    progress: &Progress,
+    progress: &ConnectProgress,
     comm: Comm,
     place: u32,
     ranks: u32,
@@ -329,7 +329,7 @@ pub(super) fn all_pairs(
 /// Issues what [`all_pairs`] moves, each byte with a place of its own in `scratch`, and waits for it.
 fn exchange(
     life: &Life,
-    progress: &Progress,
+    progress: &ConnectProgress,
     (comm, place, ranks): (Comm, u32, u32),
     stream: &Stream,
     scratch: &DeviceBuffer,

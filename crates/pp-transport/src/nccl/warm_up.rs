@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::connect::{Progress, Unmade, all_pairs, join_one};
+use super::connect::{ConnectProgress, Unmade, all_pairs, join_one};
 use super::id::UniqueId;
 use super::issuer::{Issuer, Patience};
 use super::life::Life;
@@ -32,7 +32,7 @@ pub fn warm_up(issuer: &Issuer, deadline: Instant) -> Result<(), TransportError>
     // Without a thread it is not made, and ends here.
     let _ = thread.spawn(move || {
         let (life, begun) = (&unmade.life, Instant::now());
-        let progress = Progress::new(life);
+        let progress = ConnectProgress::new(life);
         let made = life.core.device.bind().map_err(Into::into).and_then(|()| {
             let comm = join_one(life, id, (0, 1), true)?;
             all_pairs(life, &progress, comm, 0, 1)

@@ -6,6 +6,8 @@
 mod control_support;
 mod cuda;
 mod devices;
+#[path = "../edges_support/mod.rs"]
+mod edges_support;
 #[path = "../fakes/mod.rs"]
 mod fakes;
 mod host;
@@ -14,6 +16,7 @@ mod nccl_faults;
 mod nccl_generations;
 mod nccl_group;
 mod nccl_link;
+mod p2p;
 mod suite;
 #[path = "../two_way/mod.rs"]
 mod two_way;

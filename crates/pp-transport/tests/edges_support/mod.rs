@@ -1,4 +1,5 @@
 //! Ranks of one process that meet as those of a job do, and what they compute with.
+#![allow(dead_code, reason = "each test crate uses its part")]
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,6 +16,7 @@ use pp_transport::control::{
 };
 use pp_transport::edge::Edges;
 use pp_transport::error::TransportError;
+use pp_transport::gpu::p2p::{GpuBackend, Way};
 use pp_transport::gpu::{DeviceRx, DeviceTx};
 use pp_transport::host::{RxLease, TxLease};
 use pp_transport::launch::Via;
@@ -292,25 +294,46 @@ impl Kind for Gpu {
     }
 }
 
-/// The same without NCCL: what a job of one rank has.
-pub(crate) struct OneGpu(Gpu);
+macro_rules! other_gpus {
+    ($($(#[$about:meta])* $kind:ident($backend:ty) = $make:expr;)+) => {
+        $(
+            $(#[$about])*
+            pub(crate) struct $kind(Gpu);
 
-impl Kind for OneGpu {
-    type Backend = NcclBackend;
+            impl Kind for $kind {
+                type Backend = $backend;
 
-    fn rank(rank: u32) -> (Self, NcclBackend) {
-        let gpu = Gpu::of(rank);
-        let backend = NcclBackend::alone(gpu.device.clone());
-        (Self(gpu), backend)
-    }
+                fn rank(rank: u32) -> (Self, $backend) {
+                    let gpu = Gpu::of(rank);
+                    let backend = $make(gpu.device.clone());
+                    (Self(gpu), backend)
+                }
 
-    fn write(&mut self, lease: &mut DeviceTx, bytes: usize, n: u64) {
-        self.0.write(lease, bytes, n);
-    }
+                fn write(&mut self, lease: &mut DeviceTx, bytes: usize, n: u64) {
+                    self.0.write(lease, bytes, n);
+                }
 
-    fn assert_holds(&mut self, payload: &DeviceRx, bytes: usize, n: u64) {
-        self.0.assert_holds(payload, bytes, n);
-    }
+                fn assert_holds(&mut self, payload: &DeviceRx, bytes: usize, n: u64) {
+                    self.0.assert_holds(payload, bytes, n);
+                }
+            }
+        )+
+    };
+}
+other_gpus! {
+    /// The same without NCCL: what a job of one rank has.
+    OneGpu(NcclBackend) = NcclBackend::alone;
+    /// By copy engine.
+    P2pGpu(GpuBackend) = |device| GpuBackend::new(NcclBackend::alone(device), Way::P2p, |_| {});
+    /// Whichever way is there.
+    AnyGpu(GpuBackend) = |device| GpuBackend::new(NcclBackend::alone(device), Way::Best, hear);
+}
+
+/// What the ranks of this process have said about the ways that they take.
+pub(crate) static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn hear(line: &str) {
+    SAID.lock().unwrap().push(line.to_owned());
 }
 
 impl std::ops::Deref for OneGpu {

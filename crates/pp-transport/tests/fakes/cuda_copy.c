@@ -1,6 +1,6 @@
 /* Copies and fills. The bytes move on the stream's thread, in two halves with a pause between: a reader
  * that looks too early sees a torn buffer. */
-#include "fake.h"
+#include "memory.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +10,7 @@ struct copy {
     address to, from;
     uint64_t width, height, to_pitch, from_pitch;
     int value; /* -1: copy; else fill */
+    bool flips;
 };
 
 static uint64_t extent(uint64_t width, uint64_t height, uint64_t pitch) {
@@ -41,6 +42,7 @@ static void run(struct stream *s, void *argument) {
             ppfake_pause(s);
             rows(c, to, from, c->height / 2, c->height);
         }
+        if (c->flips) to[c->width / 2] ^= 1;
     }
     if (to) ppfake_unpin(c->to);
     if (from && c->value < 0) ppfake_unpin(c->from);
@@ -60,7 +62,10 @@ static int queue(const char *name, struct copy copy, void *handle, bool wait) {
         if (copy.value < 0)
             snprintf(reads, sizeof reads, " r=%#llx:%llu", (unsigned long long)copy.from,
                      (unsigned long long)extent(copy.width, copy.height, copy.from_pitch));
-        ppfake_record("%s st=%d%s w=%#llx:%llu", name, s->id, reads, (unsigned long long)copy.to, to_bytes);
+        struct allocation *target = fake_find(copy.to);
+        const char *whose = target && target->kind == MAPPED && target->of_peer ? " peer=1" : "";
+        ppfake_record("%s st=%d%s w=%#llx:%llu%s", name, s->id, reads, (unsigned long long)copy.to, to_bytes,
+                      whose);
         struct copy *kept = malloc(sizeof *kept);
         *kept = copy;
         ppfake_enqueue(s, run, kept);
@@ -76,10 +81,10 @@ static int queue(const char *name, struct copy copy, void *handle, bool wait) {
 }
 
 static struct copy line(address to, address from, uint64_t bytes) {
-    return (struct copy){to, from, bytes, 1, bytes, bytes, -1};
+    return (struct copy){to, from, bytes, 1, bytes, bytes, -1, false};
 }
 static struct copy fill(address to, unsigned char value, uint64_t bytes) {
-    return (struct copy){to, 0, bytes, 1, bytes, 0, value};
+    return (struct copy){to, 0, bytes, 1, bytes, 0, value, false};
 }
 #define HOST(p) ((address)(uintptr_t)(p))
 
@@ -91,13 +96,18 @@ EXPORT int cuMemcpyDtoHAsync_v2(void *to, address from, size_t n, void *stream) 
     FAULT_POINT("cuMemcpyDtoHAsync");
     return queue("cuMemcpyDtoHAsync", line(HOST(to), from, n), stream, false);
 }
+static int within_devices(const char *name, address to, address from, size_t n, void *stream) {
+    struct fault fault = ppfake_fault(name);
+    FAULT_TAKES(fault);
+    struct copy copy = line(to, from, n);
+    copy.flips = fault.kind == FAULT_FLIP;
+    return queue(name, copy, stream, false);
+}
 EXPORT int cuMemcpyDtoDAsync_v2(address to, address from, size_t n, void *stream) {
-    FAULT_POINT("cuMemcpyDtoDAsync");
-    return queue("cuMemcpyDtoDAsync", line(to, from, n), stream, false);
+    return within_devices("cuMemcpyDtoDAsync", to, from, n, stream);
 }
 EXPORT int cuMemcpyAsync(address to, address from, size_t n, void *stream) {
-    FAULT_POINT("cuMemcpyAsync");
-    return queue("cuMemcpyAsync", line(to, from, n), stream, false);
+    return within_devices("cuMemcpyAsync", to, from, n, stream);
 }
 EXPORT int cuMemcpyHtoD_v2(address to, const void *from, size_t n) {
     return queue("cuMemcpyHtoD", line(to, HOST(from), n), NULL, true);
@@ -143,7 +153,8 @@ static struct copy rectangle(const struct copy_2d *d) {
                          d->height,
                          to_pitch,
                          from_pitch,
-                         -1};
+                         -1,
+                         false};
 }
 EXPORT int cuMemcpy2DAsync_v2(const struct copy_2d *d, void *stream) {
     FAULT_POINT("cuMemcpy2DAsync");

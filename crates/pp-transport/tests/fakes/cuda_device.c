@@ -1,5 +1,5 @@
 /* Devices, primary contexts, and what a thread has made current. */
-#include "fake.h"
+#include "memory.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -35,6 +35,14 @@ static int physical(int ordinal) {
         if (seen++ == ordinal) return (int)device;
     }
     return -1;
+}
+
+int fake_physical_device(int device) { return physical(device); }
+
+int fake_visible_device(int wanted) {
+    int device = fake_device_count() - 1;
+    while (device >= 0 && physical(device) != wanted) device--;
+    return device;
 }
 
 int fake_device_count(void) {
@@ -88,43 +96,43 @@ EXPORT int cuDeviceGetCount(int *count) {
     return OK;
 }
 
-static int check(int device) {
+int fake_check_device(int device) {
     return !initialized ? NOT_INITIALIZED : device < 0 || device >= fake_device_count() ? INVALID_DEVICE : OK;
 }
 
 EXPORT int cuDeviceGet(int *device, int ordinal) {
     FAULT_POINT("cuDeviceGet");
     *device = ordinal;
-    return check(ordinal);
+    return fake_check_device(ordinal);
 }
 
 EXPORT int cuDeviceGetName(char *name, int length, int device) {
-    if (check(device)) return check(device);
+    if (fake_check_device(device)) return fake_check_device(device);
     snprintf(name, (size_t)length, "PP Fake GPU %d", physical(device));
     return OK;
 }
 
 EXPORT int cuDeviceGetUuid_v2(void *uuid, int device) {
-    if (check(device)) return check(device);
+    if (fake_check_device(device)) return fake_check_device(device);
     ppfake_uuid(device, uuid);
     return OK;
 }
 EXPORT int cuDeviceGetUuid(void *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
 
 EXPORT int cuDeviceGetPCIBusId(char *text, int length, int device) {
-    if (check(device)) return check(device);
+    if (fake_check_device(device)) return fake_check_device(device);
     snprintf(text, (size_t)length, "0000:%02x:00.0", 0x10 + physical(device));
     return OK;
 }
 
 EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device) {
-    if (check(device)) return check(device);
+    if (fake_check_device(device)) return fake_check_device(device);
     *bytes = fake_setting_number("MEMORY", 1u << 30);
     return OK;
 }
 
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    if (check(device)) return check(device);
+    if (fake_check_device(device)) return fake_check_device(device);
     switch (attribute) {
     case 1:
     case 2:
@@ -150,6 +158,11 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
     case 79:
     case 95:
     case 115: *value = 1; break; /* concurrent kernels, unified addressing, priorities, cooperative, pools */
+    case 92:
+    case 93:
+    case 99:
+    case 102: *value = 1; break; /* memory operations of streams, also of 64 bits; registered memory; mapping */
+    case 103: *value = fake_setting_number("DESCRIPTORS", 1) != 0; break; /* memory by a descriptor */
     case 75: *value = 9; break;  /* compute capability */
     case 76: *value = 0; break;
     case 81: *value = 233472; break; /* shared memory per multiprocessor */
@@ -162,7 +175,7 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
 
 EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
     FAULT_POINT("cuDevicePrimaryCtxRetain");
-    if (check(device)) return check(device);
+    if (fake_check_device(device)) return fake_check_device(device);
     ppfake_lock();
     struct context *c = &contexts[device];
     c->magic = CONTEXT_MAGIC;
@@ -175,7 +188,7 @@ EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
 }
 
 EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
-    if (check(device)) return check(device);
+    if (fake_check_device(device)) return fake_check_device(device);
     ppfake_lock();
     int code = contexts[device].references > 0 ? OK : INVALID_CONTEXT;
     if (!code) contexts[device].references--;
@@ -185,12 +198,12 @@ EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
 }
 
 EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
-    if (check(device)) return check(device);
+    if (fake_check_device(device)) return fake_check_device(device);
     *flags = 0;
     *active = contexts[device].references > 0;
     return OK;
 }
-EXPORT int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) { return (void)flags, check(device); }
+EXPORT int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) { return (void)flags, fake_check_device(device); }
 
 EXPORT int cuCtxSetCurrent(void *context) {
     FAULT_POINT("cuCtxSetCurrent");
@@ -252,9 +265,28 @@ EXPORT int cuCtxSynchronize(void) {
     return code;
 }
 
+enum peers fake_peers(void) {
+    const char *set = fake_setting("PEERS");
+    return !set || strcmp(set, "nvlink") == 0 ? BY_NVLINK : strcmp(set, "pcie") == 0 ? BY_PCIE : NO_PEERS;
+}
+
 EXPORT int cuDeviceCanAccessPeer(int *can, int device, int peer) {
-    if (check(device) || check(peer)) return INVALID_DEVICE;
-    *can = device != peer;
+    FAULT_POINT("cuDeviceCanAccessPeer");
+    if (fake_check_device(device) || fake_check_device(peer)) return INVALID_DEVICE;
+    *can = device != peer && fake_peers() != NO_PEERS;
+    return OK;
+}
+
+EXPORT int cuDeviceGetP2PAttribute(int *value, unsigned attribute, int device, int peer) {
+    FAULT_POINT("cuDeviceGetP2PAttribute");
+    if (fake_check_device(device) || fake_check_device(peer) || device == peer) return INVALID_DEVICE;
+    switch (attribute) {
+    case 1: *value = fake_peers() == BY_PCIE; break; /* rank of speed */
+    case 2:
+    case 4: *value = fake_peers() != NO_PEERS; break;  /* access; of arrays too */
+    case 3: *value = fake_peers() == BY_NVLINK; break; /* atomics */
+    default: return INVALID_VALUE;
+    }
     return OK;
 }
 
@@ -273,12 +305,18 @@ static const struct {
     {INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
     {UNSUPPORTED_PTX, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
      "the provided PTX was compiled with an unsupported toolchain."},
+    {OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM",
+     "OS call failed or operation not supported on this OS"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
      "too many resources requested for launch"},
+    {ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+     "part or all of the requested memory range is already mapped"},
+    {NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
+     "pointer does not correspond to a registered memory region"},
     {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",

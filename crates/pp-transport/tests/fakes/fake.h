@@ -41,11 +41,14 @@ enum {
     INVALID_PTX = 218,
     UNSUPPORTED_PTX = 222,
     FILE_NOT_FOUND = 301,
+    OPERATING_SYSTEM = 304,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
     LAUNCH_OUT_OF_RESOURCES = 701,
+    ALREADY_REGISTERED = 712,
+    NOT_REGISTERED = 713,
     LAUNCH_FAILED = 719,
     NOT_SUPPORTED = 801,
     UNKNOWN = 999,
@@ -66,7 +69,10 @@ enum fault_kind {
     FAULT_FREE,
     FAULT_SWAP,
     FAULT_SYNC,
-    FAULT_WAIT
+    FAULT_WAIT,
+    FAULT_FLIP,
+    FAULT_EARLY,
+    FAULT_OTHER
 };
 struct fault {
     enum fault_kind kind;
@@ -74,12 +80,16 @@ struct fault {
 };
 EXPORT struct fault ppfake_fault(const char *function);
 /* Returns from the calling function where a test wants its k-th call to fail, to hang or to do nothing. */
-#define FAULT_POINT(function)                              \
-    do {                                                   \
-        struct fault fault_ = ppfake_fault(function);      \
-        if (fault_.kind == FAULT_CODE) return fault_.code; \
-        if (fault_.kind == FAULT_SKIP) return OK;          \
-        if (fault_.kind == FAULT_HANG) fake_hang();        \
+#define FAULT_POINT(function)                         \
+    do {                                              \
+        struct fault fault_ = ppfake_fault(function); \
+        FAULT_TAKES(fault_);                          \
+    } while (0)
+#define FAULT_TAKES(fault)                                   \
+    do {                                                     \
+        if ((fault).kind == FAULT_CODE) return (fault).code; \
+        if ((fault).kind == FAULT_SKIP) return OK;           \
+        if ((fault).kind == FAULT_HANG) fake_hang();         \
     } while (0)
 void fake_hang(void);
 void fake_wait_at_gate(void);
@@ -111,6 +121,9 @@ struct context {
 int fake_device_count(void);
 EXPORT void ppfake_uuid(int device, uint8_t uuid[16]);
 struct context *fake_context_of(int device);
+/* How two GPUs of the host reach each other. */
+enum peers { NO_PEERS, BY_PCIE, BY_NVLINK };
+enum peers fake_peers(void);
 EXPORT int ppfake_current_device(void); /* -1: no context is current on this thread */
 /* The current context, or the code to return: the first test of nearly every call. */
 int fake_current(struct context **context);

@@ -1,5 +1,5 @@
 /* Faults on purpose: PP_FAKE_FAULTS="ncclSend:3:6,cuStreamWaitEvent:17:skip" = what happens at the k-th call
- * (from 1) of a function in this process.
+ * (from 1) of a function in this process, or at every call where k is 0.
  *
  *   a number   the call fails with that code and does nothing
  *   skip       it reports success, does nothing and is not recorded
@@ -10,7 +10,12 @@
  *   thread     it is issued from a thread of its own
  *   free       its buffer is freed right after it was queued
  *   swap       it changes places with the next one of its communicator
- *   sync       the stream is synchronized right after it */
+ *   sync       the stream is synchronized right after it
+ * and for copies:
+ *   flip       a bit of it arrives as its opposite
+ * and for a word that a stream writes:
+ *   early      it is written at once, whatever the stream has still to do
+ *   other      another stream writes it */
 #include "fake.h"
 
 #include <fcntl.h>
@@ -36,6 +41,7 @@ static struct fault parse(const char *what) {
     } words[] = {
         {"skip", FAULT_SKIP}, {"hang", FAULT_HANG}, {"half", FAULT_HALF}, {"thread", FAULT_THREAD},
         {"free", FAULT_FREE}, {"swap", FAULT_SWAP}, {"sync", FAULT_SYNC}, {"wait", FAULT_WAIT},
+        {"flip", FAULT_FLIP},   {"early", FAULT_EARLY}, {"other", FAULT_OTHER},
     };
     for (unsigned i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(words[i].name, what) == 0) return (struct fault){words[i].kind, 0};
@@ -70,7 +76,8 @@ struct fault ppfake_fault(const char *function) {
     pthread_mutex_lock(&guard);
     read_plan();
     for (unsigned i = 0; i < planned_count; i++)
-        if (strcmp(plan[i].function, function) == 0 && ++plan[i].seen == plan[i].at) due = plan[i].fault;
+        if (strcmp(plan[i].function, function) == 0 && (!plan[i].at || ++plan[i].seen == plan[i].at))
+            due = plan[i].fault;
     pthread_mutex_unlock(&guard);
     if (due.kind != FAULT_NONE && due.kind != FAULT_SKIP)
         ppfake_record("Injected function=%s kind=%d code=%d", function, due.kind, due.code);

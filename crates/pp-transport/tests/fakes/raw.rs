@@ -33,6 +33,50 @@ impl Config {
     }
 }
 
+/// `CUmemAllocationProp`: memory of a device that can be exported as a file descriptor.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Properties {
+    kind: c_uint,
+    handle_types: c_uint,
+    location: c_uint,
+    device: c_int,
+    of_windows: *mut c_void,
+    flags: [u8; 8],
+}
+
+impl Properties {
+    pub fn of(device: c_int) -> Self {
+        Self {
+            kind: 1,
+            handle_types: 1,
+            location: 1,
+            device,
+            of_windows: std::ptr::null_mut(),
+            flags: [0; 8],
+        }
+    }
+}
+
+/// `CUmemAccessDesc`: a device may read and write.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Right {
+    location: c_uint,
+    device: c_int,
+    flags: c_uint,
+}
+
+impl Right {
+    pub fn of(device: c_int) -> Self {
+        Self {
+            location: 1,
+            device,
+            flags: 3,
+        }
+    }
+}
+
 macro_rules! functions {
     ($($name:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
         /// Every function answers with the driver's or NCCL's code; 0 is success.
@@ -68,7 +112,26 @@ functions! {
     event_query = c"cuEventQuery": fn(Handle);
     event_synchronize = c"cuEventSynchronize": fn(Handle);
     download = c"cuMemcpyDtoHAsync_v2": fn(*mut c_void, u64, usize, Handle);
+    copy = c"cuMemcpyDtoDAsync_v2": fn(u64, u64, usize, Handle);
     fill = c"cuMemsetD8Async": fn(u64, u8, usize, Handle);
+    write_word = c"cuStreamWriteValue32_v2": fn(Handle, u64, u32, c_uint);
+    attribute = c"cuDeviceGetAttribute": fn(*mut c_int, c_int, c_int);
+    peer_attribute = c"cuDeviceGetP2PAttribute": fn(*mut c_int, c_uint, c_int, c_int);
+    can_access_peer = c"cuDeviceCanAccessPeer": fn(*mut c_int, c_int, c_int);
+    memory_info = c"cuMemGetInfo_v2": fn(*mut usize, *mut usize);
+    granularity = c"cuMemGetAllocationGranularity": fn(*mut usize, *const Properties, c_uint);
+    create = c"cuMemCreate": fn(*mut u64, usize, *const Properties, u64);
+    release = c"cuMemRelease": fn(u64);
+    export = c"cuMemExportToShareableHandle": fn(*mut c_int, u64, c_uint, u64);
+    import = c"cuMemImportFromShareableHandle": fn(*mut u64, *mut c_void, c_uint);
+    reserve = c"cuMemAddressReserve": fn(*mut u64, usize, usize, u64, u64);
+    free_addresses = c"cuMemAddressFree": fn(u64, usize);
+    map = c"cuMemMap": fn(u64, usize, usize, u64, u64);
+    unmap = c"cuMemUnmap": fn(u64, usize);
+    set_access = c"cuMemSetAccess": fn(u64, usize, *const Right, usize);
+    register = c"cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
+    unregister = c"cuMemHostUnregister": fn(*mut c_void);
+    device_pointer = c"cuMemHostGetDevicePointer_v2": fn(*mut u64, *mut c_void, c_uint);
     module_load = c"cuModuleLoadData": fn(*mut Handle, *const c_char);
     module_function = c"cuModuleGetFunction": fn(*mut Handle, Handle, *const c_char);
     launch = c"cuLaunchKernel": fn(
@@ -101,6 +164,16 @@ macro_rules! ok {
 }
 #[allow(unused_imports, reason = "each test uses the part it needs")]
 pub(crate) use ok;
+
+/// The context of a device, current on this thread, and a stream of it.
+pub fn device(ordinal: c_int) -> (Handle, Handle) {
+    let (mut context, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+    ok!(init(0));
+    ok!(retain(&mut context, ordinal));
+    ok!(set_current(context));
+    ok!(stream_create(&mut stream, 1, 0));
+    (context, stream)
+}
 
 const PTX: &str = "
 .visible .entry pp_fake_fill(.param .u64 to, .param .u64 bytes, .param .u64 n) {}

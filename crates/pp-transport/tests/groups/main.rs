@@ -113,7 +113,7 @@ fn join<B: Backend>(
     members: usize,
     mut wires: Wires,
     recorder: &FlightRecorder,
-) -> Result<Joined<B>, TransportError> {
+) -> Result<Joined<B::Group>, TransportError> {
     let ranks = ranks(members);
     let members = Members::new("phase_b", &ranks, ranks[at])?;
     let agreed = backend.agree_on_group(&members, &mut wires).unwrap();

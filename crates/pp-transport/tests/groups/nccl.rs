@@ -207,6 +207,13 @@ fn what_is_not_of_the_group_is_refused_before_nccl_sees_it() {
         }
         let elsewhere = Stream::new(&Device::open(1 - own).unwrap()).unwrap();
         refused(m.group.barrier(&elsewhere), "a stream of device");
+        // Nor does the root copy its own part.
+        let (all, own_part) = (m.write(0, &bytes(1, 6)), m.write(8, &bytes(2, 3)));
+        // SAFETY: the member's own memory, and nothing is issued.
+        let scattered = unsafe { m.group.scatter(all, &[3, 3], own_part, own, &elsewhere) };
+        refused(scattered, "a stream of device");
+        elsewhere.wait_until_idle(HANG).unwrap();
+        assert!(m.read(own_part) == bytes(2, 3));
         m.group.barrier(&stream).unwrap();
         stream.wait_until_idle(HANG).unwrap();
     });

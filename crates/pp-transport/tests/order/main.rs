@@ -2,11 +2,16 @@
 //! something: every rule is shown to catch what it is for, on small traces written by hand and on runs of the real
 //! transport that the fakes spoil.
 
+#[path = "../control_support/mod.rs"]
+mod control_support;
+#[path = "../edges_support/mod.rs"]
+mod edges_support;
 #[path = "../fakes/mod.rs"]
 mod fakes;
 mod job;
 mod local;
 mod mesh;
+mod puts;
 mod runs;
 mod traces;
 #[path = "../two_way/mod.rs"]

@@ -2,7 +2,7 @@
 
 use crate::fakes::check::{Expect, Fresh, Recording, Report, Rule, check};
 
-const EXPECT: Expect = Expect {
+pub(crate) const EXPECT: Expect = Expect {
     warm_up: 0,
     complete: true,
     fresh: Fresh::Whole,
@@ -10,7 +10,7 @@ const EXPECT: Expect = Expect {
 };
 
 /// Lines of "THREAD NAME key=value ..." as a recording.
-fn recording(process: &str, lines: &[String]) -> Recording {
+pub(crate) fn recording(process: &str, lines: &[String]) -> Recording {
     let text: String = lines
         .iter()
         .enumerate()
@@ -22,7 +22,7 @@ fn recording(process: &str, lines: &[String]) -> Recording {
     Recording::parse(process, &text)
 }
 
-fn lines(text: &str) -> Vec<String> {
+pub(crate) fn lines(text: &str) -> Vec<String> {
     text.lines()
         .map(str::trim)
         .filter(|line| !line.is_empty())
@@ -88,7 +88,7 @@ fn judge(sender: &[String], receiver: &[String]) -> Report {
 }
 
 /// The place of the n-th line that contains a text.
-fn at(lines: &[String], text: &str, n: usize) -> usize {
+pub(crate) fn at(lines: &[String], text: &str, n: usize) -> usize {
     (0..lines.len())
         .filter(|&at| lines[at].contains(text))
         .nth(n)
@@ -96,10 +96,31 @@ fn at(lines: &[String], text: &str, n: usize) -> usize {
 }
 
 #[track_caller]
-fn assert_only(report: &Report, rule: Rule) {
+pub(crate) fn assert_only(report: &Report, rule: Rule) {
     assert!(!report.violations.is_empty(), "{rule:?} was not seen");
     for violation in &report.violations {
         assert_eq!(violation.rule, rule, "{violation}");
+    }
+}
+
+pub(crate) const SENDER: usize = 0;
+pub(crate) const RECEIVER: usize = 1;
+
+/// In the lines of a rank the n-th that contains a text becomes others, and that breaks a rule.
+pub(crate) type Change<'a> = (usize, &'a str, usize, &'a str, Rule);
+
+#[track_caller]
+pub(crate) fn assert_each_breaks(
+    judge: impl Fn(&[String], &[String]) -> Report,
+    good: impl Fn() -> [Vec<String>; 2],
+    changes: &[Change<'_>],
+) {
+    for &(rank, text, n, instead, rule) in changes {
+        let mut ranks = good();
+        let place = at(&ranks[rank], text, n);
+        println!("{} becomes {instead:?}", ranks[rank][place]);
+        ranks[rank].splice(place..=place, lines(instead));
+        assert_only(&judge(&ranks[0], &ranks[1]), rule);
     }
 }
 
@@ -115,10 +136,8 @@ fn a_good_run_is_accepted() {
 #[test]
 fn a_changed_line_breaks_its_rule_and_no_other() {
     use Rule::{Agreement, Lifetime, Race, Stale, Steady, Unwritten};
-    const SENDER: usize = 0;
-    const RECEIVER: usize = 1;
     let recv = |what| format!("1 ncclRecv comm=1 peer=0 {what} st=1 depth=0 op=2 w=0x1000:100");
-    for (rank, text, n, instead, rule) in [
+    let changes = [
         // A slot is written again before its send was seen done.
         (SENDER, "cuEventQuery", 0, "", Race),
         // The query said "not yet", which orders nothing.
@@ -150,13 +169,8 @@ fn a_changed_line_breaks_its_rule_and_no_other() {
         // Sizes and types differ.
         (RECEIVER, "ncclRecv", 1, &recv("dt=1 len=99"), Agreement),
         (RECEIVER, "ncclRecv", 1, &recv("dt=0 len=100"), Agreement),
-    ] {
-        let mut ranks = [sender(), receiver()];
-        let place = at(&ranks[rank], text, n);
-        println!("{} becomes {instead:?}", ranks[rank][place]);
-        ranks[rank].splice(place..=place, lines(instead));
-        assert_only(&judge(&ranks[0], &ranks[1]), rule);
-    }
+    ];
+    assert_each_breaks(judge, || [sender(), receiver()], &changes);
 }
 
 /// Other rules may be broken with it.

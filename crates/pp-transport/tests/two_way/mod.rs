@@ -1,11 +1,15 @@
 //! Two ranks of one process with an edge each way, as most tests want them.
 #![allow(dead_code, reason = "each test crate uses its part")]
 
-use pp_contract::{Matched, Prepared, Rank, Stamp};
-use pp_transport::backend::EdgeEnd;
+use std::time::{Duration, Instant};
+
+use pp_contract::{Generation, Matched, Prepared, Rank, Stamp};
+use pp_transport::backend::{Backend as _, Connect, EdgeEnd, End, Peer};
 use pp_transport::bell::Bell;
 use pp_transport::edge::{EdgeRx, EdgeTx, Edges, Sent};
 use pp_transport::error::TransportError;
+use pp_transport::flight::FlightRecorder;
+use pp_transport::gpu::p2p::GpuBackend;
 use pp_transport::host::{EdgeShape, Host};
 use pp_transport::in_flight::{InFlight, Rejected};
 use pp_transport::lane::{self, LaneEnd};
@@ -107,6 +111,33 @@ pub(crate) fn edge_ends(up: EdgeShape, down: EdgeShape, is_lower: bool) -> [Edge
         shape,
         is_sender,
     })
+}
+
+/// The edge up and that down of a rank, as a backend by copy engine agrees on them with the peer and makes them.
+pub(crate) fn by_backend(
+    mut backend: GpuBackend,
+    peer: &mut dyn Peer,
+    ends: [EdgeEnd; 2],
+) -> TwoWay<GpuBackend> {
+    let bell = Bell::new().unwrap();
+    let (agreed, on_frame) = backend.agree(peer, &ends, &bell).unwrap();
+    assert!(on_frame.is_none());
+    let how = Connect {
+        generation: Generation::new(0),
+        deadline: Instant::now() + Duration::from_secs(60),
+        is_wanted: &|| true,
+        recorder: &FlightRecorder::off(),
+    };
+    let connected = backend.connect(agreed, how).unwrap();
+    assert_eq!(backend.capabilities().name, "p2p");
+    let (mut out, mut incoming) = (None, None);
+    for (_, end) in connected.ends {
+        match end {
+            End::Out(end) => out = Some(end),
+            End::In(end) => incoming = Some(end),
+        }
+    }
+    TwoWay::new(out.unwrap(), incoming.unwrap(), bell)
 }
 
 /// What NCCL connects.

@@ -15,10 +15,22 @@ pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 /// When a rank that says nothing is noticed.
 pub(super) const SILENCE: Duration = HEARTBEAT.saturating_mul(MISSED_HEARTBEATS);
 
-const ALL: &[Ground] = &[Ground::Host, Ground::Fakes, Ground::Gpus];
+const ALL: &[Ground] = &[
+    Ground::Host,
+    Ground::P2pFakes,
+    Ground::P2pGpus,
+    Ground::Fakes,
+    Ground::Gpus,
+];
+pub(super) const GPUS: &[Ground] = &[
+    Ground::P2pFakes,
+    Ground::P2pGpus,
+    Ground::Fakes,
+    Ground::Gpus,
+];
 pub(super) const NCCL: &[Ground] = &[Ground::Fakes, Ground::Gpus];
 /// Where real GPUs cannot be made to do it.
-pub(super) const FAKES: &[Ground] = &[Ground::Fakes];
+pub(super) const FAKES: &[Ground] = &[Ground::P2pFakes, Ground::Fakes];
 
 /// How a rank has to end.
 #[derive(Clone, Copy, Debug)]

@@ -112,17 +112,8 @@ impl<B: Breakable> Backend for FaultyBackend<B> {
         &mut self,
         agreed: Self::AgreedGroup,
         how: Connect<'_>,
-    ) -> Result<Joined<Self>, TransportError> {
-        let Joined {
-            group,
-            abort,
-            waits,
-        } = self.inner.connect_group(agreed, how)?;
-        Ok(Joined {
-            group,
-            abort,
-            waits,
-        })
+    ) -> Result<Joined<Self::Group>, TransportError> {
+        self.inner.connect_group(agreed, how)
     }
 
     fn local(&mut self, shape: EdgeShape) -> Result<B::Local, TransportError> {

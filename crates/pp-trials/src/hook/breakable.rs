@@ -1,18 +1,18 @@
 //! What can be tried with edges that a correct run never tries.
 
+use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 use pp_contract::{DType, Prepared, Rank, Stamp};
-use pp_device::{DeviceBuffer, DevicePtr, Stream};
+use pp_device::{Device, DeviceBuffer, DevicePtr, Stream};
 use pp_transport::backend::{Backend, Connect};
 use pp_transport::edge::{EdgeTx, Edges, Sent};
 use pp_transport::error::TransportError;
 use pp_transport::gpu::DeviceTx;
+use pp_transport::gpu::p2p::{GpuBackend, GpuTx};
 use pp_transport::host::{Host, HostGroup, TxLease};
 use pp_transport::in_flight::Rejected;
-use pp_transport::nccl::{
-    CommOptions, Communicator, GroupBuffer, Issuer, NcclBackend, NcclTx, UniqueId,
-};
+use pp_transport::nccl::{CommOptions, Communicator, GroupBuffer, Issuer, UniqueId};
 
 /// Time to make a group of one rank.
 const GROUP_WITHIN: Duration = Duration::from_secs(10);
@@ -91,16 +91,19 @@ impl Breakable for Host {
     }
 }
 
-impl Breakable for NcclBackend {
-    type Tools = Issuer;
+impl Breakable for GpuBackend {
+    /// And who issues for NCCL, where that is loaded.
+    type Tools = (Device, Option<Issuer>);
 
-    fn tools(&mut self, how: Connect<'_>) -> Result<Issuer, TransportError> {
-        self.issuer(how)
+    fn tools(&mut self, how: Connect<'_>) -> Result<Self::Tools, TransportError> {
+        let is_loaded = self.nccl.is_some();
+        let issuer = is_loaded.then(|| self.issuer(how)).transpose()?;
+        Ok((self.device.clone(), issuer))
     }
 
-    fn change_byte(issuer: &Issuer, slot: &mut DeviceTx) -> Result<(), TransportError> {
+    fn change_byte((device, _): &Self::Tools, slot: &mut DeviceTx) -> Result<(), TransportError> {
         assert!(CHANGED < slot.capacity(), "a payload of a byte");
-        let stream = Stream::new(issuer.device())?;
+        let stream = Stream::new(device)?;
         slot.write_on(&stream, |whole| {
             let place = DevicePtr {
                 address: whole.address + CHANGED as u64,
@@ -113,16 +116,18 @@ impl Breakable for NcclBackend {
     }
 
     fn broadcast_alone(
-        issuer: &Issuer,
+        (_, issuer): &Self::Tools,
         me: Rank,
         root: Rank,
         stamp: Stamp,
     ) -> Result<(), TransportError> {
+        let issuer = issuer.as_ref().ok_or(TransportError::Alone)?;
         let stream = Stream::new(issuer.device())?;
         let memory = DeviceBuffer::new(issuer.device(), BROADCAST)?;
         let id = UniqueId::new(issuer.nccl())?;
         let deadline = Instant::now() + GROUP_WITHIN;
-        let mut mesh = Communicator::connect(CommOptions {
+        // Not ended: the job that this breaks would wait for that beside its own end.
+        let mut mesh = ManuallyDrop::new(Communicator::connect(CommOptions {
             issuer: issuer.share(),
             name: "mesh",
             members: vec![me],
@@ -131,7 +136,7 @@ impl Breakable for NcclBackend {
             gathers: None,
             deadline,
             blocking: true,
-        })?;
+        })?);
         let buffer = GroupBuffer::new(memory, DType::U8, BROADCAST);
         let buffer = buffer.expect("as large as its memory");
         let mut group = mesh.group();
@@ -157,7 +162,7 @@ impl Breakable for NcclBackend {
         reason = "the payload comes back with its error, as from any send"
     )]
     fn send_elsewhere(
-        edge: &mut NcclTx,
+        edge: &mut GpuTx,
         message: Prepared<'_>,
         stamp: Stamp,
         payload: Option<DeviceTx>,

@@ -92,7 +92,7 @@ impl Cell {
         let mut cells = Vec::new();
         for &side in Side::value_variants() {
             for &ours in Ours::value_variants() {
-                if ours == Ours::Connect && ground.is_host() {
+                if ours == Ours::Connect && !ground.has_nccl() {
                     continue;
                 }
                 for &wish in Wish::value_variants() {
@@ -143,7 +143,7 @@ impl Cell {
             .copied()
             .flat_map(queued)
             .collect();
-        if !ground.is_host() {
+        if ground.has_nccl() {
             cells.push(cell(Side::Source, Ours::Connect, Event::Killed, Wish::GoOn));
         }
         cells

@@ -104,6 +104,12 @@ pub(super) fn stall(rank: usize, time: Duration) -> Option<String> {
 
 impl Scene {
     pub(super) fn of(cell: Cell, ground: Ground) -> Self {
+        // What the copy engine moves is there with its header, or right behind, and nothing waits in a library.
+        let ground = if ground.has_nccl() {
+            ground
+        } else {
+            Ground::Host
+        };
         let mut scene = Self::before(cell.ours, cell.side, ground);
         let stalls = scene.fault.is_some();
         if cell.restarts() {

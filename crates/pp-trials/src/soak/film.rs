@@ -11,13 +11,13 @@ const MARK: &[u8] = b"FRAME\n";
 const HEAD: &[u8] = b"YUV4MPEG2 W16 H16 F25:1 Ip A1:1 Cmono\n";
 
 /// Bytes of one frame in a Y4M file.
-pub(super) const FRAME_BYTES: u64 = (FRAME + MARK.len()) as u64;
+pub(crate) const FRAME_BYTES: u64 = (FRAME + MARK.len()) as u64;
 
 /// A video of so many frames.
 #[derive(Clone, Debug)]
-pub(super) struct Film {
-    pub(super) frames: u64,
-    pub(super) seed: u64,
+pub(crate) struct Film {
+    pub(crate) frames: u64,
+    pub(crate) seed: u64,
 }
 
 /// One frame.
@@ -54,7 +54,7 @@ impl Film {
         })
     }
 
-    pub(super) fn write(&self, out: impl Write) -> IoResult<()> {
+    pub(crate) fn write(&self, out: impl Write) -> IoResult<()> {
         let mut out = BufWriter::with_capacity(1 << 16, out);
         out.write_all(HEAD)?;
         for frame in self.frames() {

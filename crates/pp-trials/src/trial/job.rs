@@ -29,7 +29,9 @@ pub(crate) const CHAIN: &str = "encode@0 -> phase_b@1 -> decode@2";
 pub(crate) enum Transport {
     /// Memory that the ranks share.
     Host,
-    /// GPU memory over NCCL: a GPU for each rank, or fakes.
+    /// GPU memory by copy engine: a GPU for each rank, or fakes.
+    P2p,
+    /// GPU memory over NCCL: likewise.
     Nccl,
 }
 
@@ -38,9 +40,13 @@ pub(crate) enum Transport {
 pub(crate) enum Ground {
     /// Shared memory.
     Host,
+    /// The tests' stand-in for the CUDA driver, between whose GPUs the copy engine moves payloads.
+    P2pFakes,
+    /// Real GPUs, likewise.
+    P2pGpus,
     /// The tests' stand-ins for the CUDA driver and NCCL.
     Fakes,
-    /// Real GPUs.
+    /// Real GPUs and NCCL.
     Gpus,
 }
 
@@ -48,18 +54,21 @@ impl Ground {
     /// The ground that this transport has here.
     pub(crate) fn of(transport: Transport) -> Self {
         let is_of_fakes = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("PP_FAKE_");
-        match transport {
-            Transport::Host => Self::Host,
-            Transport::Nccl if std::env::vars_os().any(|(name, _)| is_of_fakes(&name)) => {
-                Self::Fakes
-            }
-            Transport::Nccl => Self::Gpus,
+        let on_fakes = std::env::vars_os().any(|(name, _)| is_of_fakes(&name));
+        match (transport, on_fakes) {
+            (Transport::Host, _) => Self::Host,
+            (Transport::P2p, true) => Self::P2pFakes,
+            (Transport::P2p, false) => Self::P2pGpus,
+            (Transport::Nccl, true) => Self::Fakes,
+            (Transport::Nccl, false) => Self::Gpus,
         }
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
+            Self::P2pFakes => "p2p, stand-ins",
+            Self::P2pGpus => "p2p, GPUs",
             Self::Fakes => "nccl, stand-ins",
             Self::Gpus => "nccl, GPUs",
         }
@@ -67,6 +76,14 @@ impl Ground {
 
     pub(crate) fn is_host(self) -> bool {
         self == Self::Host
+    }
+
+    pub(crate) fn has_nccl(self) -> bool {
+        matches!(self, Self::Fakes | Self::Gpus)
+    }
+
+    pub(crate) fn is_real(self) -> bool {
+        matches!(self, Self::P2pGpus | Self::Gpus)
     }
 }
 
@@ -76,7 +93,7 @@ pub(crate) fn has_gpus(ranks: u32) -> bool {
 }
 
 /// Refuses a machine without the GPUs and the NCCL that jobs of so many ranks need: each job would say so again.
-pub(super) fn need_gpus(ranks: u32) -> Result<(), Error> {
+pub(super) fn need_gpus(ranks: u32, ground: Ground) -> Result<(), Error> {
     let refuse = |why: String| {
         let why =
             format!("{why}; `pp doctor` says what is missing, and --transport host needs none");
@@ -86,6 +103,7 @@ pub(super) fn need_gpus(ranks: u32) -> Result<(), Error> {
         Ok(count) if count < ranks => {
             refuse(format!("{count} GPUs visible, and a job needs {ranks}"))
         }
+        Ok(_) if !ground.has_nccl() => Ok(()),
         Ok(_) => match Nccl::load() {
             Ok(_) => Ok(()),
             Err(error) => refuse(with_source(&error)),
@@ -118,6 +136,7 @@ pub(crate) fn run_in(
     command.arg(pipeline.to_string());
     command.args(match ground {
         Ground::Host => ["--transport", "host", "--kernels", "cpu"],
+        Ground::P2pFakes | Ground::P2pGpus => ["--transport", "p2p", "--kernels", "ptx"],
         Ground::Fakes | Ground::Gpus => ["--transport", "nccl", "--kernels", "ptx"],
     });
     Ok(())

@@ -129,9 +129,9 @@ impl TrialArgs {
             };
             return print(&trials.iter().map(begin).map(line).collect::<String>());
         }
-        let on_gpus = ground == Ground::Gpus;
+        let on_gpus = ground.is_real();
         if on_gpus {
-            need_gpus(ranks)?;
+            need_gpus(ranks, ground)?;
         }
         let work = Work::new(what)?;
         let started = Instant::now();

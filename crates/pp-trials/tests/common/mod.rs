@@ -21,6 +21,16 @@ pub(crate) fn pp<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
     process::program(program, folder, args)
 }
 
+/// Lets the fakes of a job meet and record in empty folders of this one.
+pub(crate) fn meet_in(folder: &Folder, command: &mut Command) {
+    for (name, at) in [("PP_FAKE_NCCL_DIR", "meet"), ("PP_FAKE_RECORD", "rec")] {
+        let folder = folder.file(at);
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        command.env(name, folder);
+    }
+}
+
 /// Runs trials to their end, which must be a good one, early or late: at least so many ran, and the others have a reason
 /// with one of these words in it.
 #[track_caller]

@@ -1,4 +1,4 @@
-//! The child process of `pp plugin check`, which loads the plugin and runs the checks.
+//! The child process that loads a plugin, describes it and runs the checks.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,8 +8,8 @@ use std::path::Path;
 use anyhow::Context;
 use pp_contract::with_source;
 use pp_device::{Device, Stream};
-use pp_kernels::KernelSet;
 use pp_kernels::check::{Bench, CHECKS};
+use pp_kernels::{Description, KernelSet};
 use serde::{Deserialize, Serialize};
 
 use crate::env::Env;
@@ -18,10 +18,12 @@ use pp_job::{Error, SUPERVISOR, bind_to_parent, end_now};
 /// What a worker says, one JSON value a line.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Word {
-    /// The plugin is loaded.
-    Loaded,
+    /// The plugin is loaded, and says this about itself.
+    Loaded(Description),
     /// This check begins.
     Begins(String),
+    /// A call of the check under way that the plugin must refuse begins.
+    Calls(String),
     /// The check under way passed.
     Passed,
     /// The check under way failed, or the plugin does not load.
@@ -34,12 +36,12 @@ pub(super) enum Word {
     Ends,
 }
 
-/// Loads the plugin and runs the checks from this one on, up to the first that fails.
-pub(super) fn work(file: &Path, from: usize, env: &Env) -> Result<(), Error> {
+/// Loads the plugin, describes it, and runs the checks from this one on, up to the first that fails.
+pub(crate) fn work(file: &Path, from: Option<usize>, env: &Env) -> Result<(), Error> {
     if let Some(parent) = env.text(SUPERVISOR) {
         bind_to_parent(&parent)?;
     }
-    let mut parent = Parent::open()?;
+    let parent = Parent::open()?;
     let set = match KernelSet::load_untested(file) {
         Ok(set) => set,
         Err(error) if error.lacks_driver() => {
@@ -47,11 +49,18 @@ pub(super) fn work(file: &Path, from: usize, env: &Env) -> Result<(), Error> {
         }
         Err(error) => return parent.tell(&Word::Failed(with_source(&error))),
     };
-    parent.tell(&Word::Loaded)?;
-
     let about = set.describe();
-    let gpu = about.cuda.then(|| on_gpu(&set));
-    let host = about.host.then(|| Bench::on_host(&set));
+    parent.tell(&Word::Loaded(about.clone()))?;
+    let Some(from) = from else {
+        // Nothing of the plugin runs at exit.
+        end_now(0);
+    };
+    let hears = |call: &str| {
+        // A word that is text can always be written as JSON.
+        let _ = parent.tell(&Word::Calls(call.into()));
+    };
+    let gpu = about.cuda.then(|| on_gpu(&set, &hears));
+    let host = about.host.then(|| Bench::on_host(&set).heard_by(&hears));
     let why_not = match &gpu {
         Some(Err(error)) => Some(format!("{error:#}")),
         _ => None,
@@ -81,14 +90,14 @@ pub(super) fn work(file: &Path, from: usize, env: &Env) -> Result<(), Error> {
 }
 
 /// The first GPU, and a stream that outlives the bench.
-fn on_gpu(set: &KernelSet) -> anyhow::Result<(Bench<'_>, Stream)> {
+fn on_gpu<'a>(set: &'a KernelSet, hears: &'a dyn Fn(&str)) -> anyhow::Result<(Bench<'a>, Stream)> {
     let device = Device::open(0)?;
     device.bind()?;
     let stream = Stream::new(&device)?;
     // SAFETY: the context is the device's primary one, which lives as long as the process, and is current on this
     // thread, which runs all checks. The stream is kept beside the bench.
     let bench = unsafe { Bench::on_device(set, device.raw_context(), stream.raw()) }?;
-    Ok((bench, stream))
+    Ok((bench.heard_by(hears), stream))
 }
 
 /// The way to the process that prints. The pipe is closed when this process ends, and not before: so the parent sees
@@ -105,10 +114,10 @@ impl Parent {
     }
 
     /// Does not return when the parent is gone.
-    fn tell(&mut self, word: &Word) -> Result<(), Error> {
+    fn tell(&self, word: &Word) -> Result<(), Error> {
         let mut line = serde_json::to_vec(word).map_err(anyhow::Error::new)?;
         line.push(b'\n');
-        if self.0.write_all(&line).is_err() {
+        if (&*self.0).write_all(&line).is_err() {
             // The parent has ended, and has said why.
             end_now(1);
         }

@@ -14,7 +14,7 @@ use super::group::Team;
 use super::plane::{CELL, PlaneLayout};
 use super::tokens::Sample;
 use crate::denoise::geometry::{Geometry, PATCH, PlaneGeometry, TOKEN};
-use crate::denoise::rows::Cut;
+use crate::denoise::rows::RowShares;
 use crate::denoise::settings::{CONTEXT_FRAMES, FLOOR, KEEP, RADIUS};
 use crate::error::Failure;
 
@@ -67,7 +67,7 @@ impl Denoiser {
     /// For frames of this geometry: those of the stream, or the rows that a member of a group holds.
     pub(super) fn new(
         geometry: Geometry,
-        cut: Option<&Cut>,
+        cut: Option<&RowShares>,
         max_frames: usize,
         threads: usize,
     ) -> Denoiser {

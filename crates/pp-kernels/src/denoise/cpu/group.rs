@@ -5,7 +5,7 @@ use pp_contract::DType;
 use crate::config::{ChunkShape, SessionConfig};
 use crate::denoise::messages::Messages;
 use crate::denoise::passes::Share;
-use crate::denoise::rows::Cut;
+use crate::denoise::rows::RowShares;
 use crate::denoise::tensors::latents_dims;
 use crate::error::Failure;
 use crate::group::Collectives;
@@ -13,12 +13,12 @@ use crate::payload::{Payload, PayloadMut};
 
 /// The other members, and how the rows are cut.
 pub(super) struct Team<'a> {
-    pub(super) cut: &'a Cut,
+    pub(super) cut: &'a RowShares,
     group: &'a mut dyn Collectives,
 }
 
 impl<'a> Team<'a> {
-    pub(super) fn new(cut: &'a Cut, group: &'a mut dyn Collectives) -> Self {
+    pub(super) fn new(cut: &'a RowShares, group: &'a mut dyn Collectives) -> Self {
         Team { cut, group }
     }
 
@@ -41,7 +41,7 @@ const GUIDE: DType = DType::F32;
 /// Runs a call of `phase_b` with the other members: the leader sends every other one its rows, `compute` runs the
 /// passes over this member's rows, and the leader gets them back.
 pub(super) fn run(
-    cut: &Cut,
+    cut: &RowShares,
     config: &SessionConfig,
     (shape, share): (ChunkShape, Share),
     (input, output): (&Payload<'_>, &mut PayloadMut<'_>),

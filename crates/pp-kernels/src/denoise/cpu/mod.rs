@@ -21,7 +21,7 @@ use pp_contract::{DType, VideoPlanParts};
 use crate::config::{ChunkShape, Layout, SessionConfig, Space};
 use crate::denoise::geometry::{Geometry, TOKEN};
 use crate::denoise::passes::Share;
-use crate::denoise::rows::Cut;
+use crate::denoise::rows::RowShares;
 use crate::denoise::settings::{self, CONTEXT_FRAMES};
 use crate::denoise::tensors::{
     self, HANDED_ON, check_place, context_count, frame_count, latents_dims,
@@ -46,7 +46,7 @@ pub struct CpuSession {
     config: SessionConfig,
     geometry: Geometry,
     /// Who has which rows, in a group.
-    cut: Option<Arc<Cut>>,
+    cut: Option<Arc<RowShares>>,
     /// Encode: the last frames seen, packed, oldest first; and the noise of the stream.
     history: Vec<Vec<u8>>,
     noise: StreamNoise,
@@ -79,7 +79,7 @@ impl Kernels for Cpu {
         };
         let geometry = Geometry::of(config);
         let cut = (config.members > 1)
-            .then(|| Arc::new(Cut::new(&geometry, config.members, config.member, 1)));
+            .then(|| Arc::new(RowShares::new(&geometry, config.members, config.member, 1)));
         let held = (cut.as_ref()).map_or(&geometry, |cut| &cut.own().geometry);
         let most = config.max_frames as usize;
         let denoiser = || Denoiser::new(held.clone(), cut.as_deref(), most, threads);

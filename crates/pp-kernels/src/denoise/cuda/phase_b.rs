@@ -167,6 +167,10 @@ impl<G: Gpu> PhaseB<G> {
             }
         };
         let done = shape.and_then(|frames| run(frames, share?));
+        if done.is_err() {
+            // What a stream does next may use what another still uses. The first error counts.
+            let _ = team.join();
+        }
         self.team = Some(team);
         done
     }

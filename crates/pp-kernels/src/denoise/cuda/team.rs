@@ -17,7 +17,7 @@ use crate::config::{ChunkShape, SessionConfig};
 use crate::denoise::geometry::Geometry;
 use crate::denoise::messages::Messages;
 use crate::denoise::passes::Share;
-use crate::denoise::rows::{Cut, Move};
+use crate::denoise::rows::{Move, RowShares};
 use crate::denoise::settings::CONTEXT_FRAMES;
 use crate::denoise::tensors::{between, latents_dims};
 use crate::error::Failure;
@@ -32,7 +32,7 @@ const MOST_STEPS: u32 = 1024;
 /// One member's side of its group.
 #[derive(Debug)]
 pub(super) struct Team<G: Gpu> {
-    pub(super) cut: Cut,
+    pub(super) cut: RowShares,
     /// The session's stream.
     session: G,
     /// The stream of the kernels.
@@ -115,7 +115,7 @@ impl<G: Gpu> Team<G> {
         // In the order of the sums a patch's place in its tile counts. Tiles lie as many rows of patches apart, and a token
         // has two: so in a plane that begins with a multiple of this many rows of tokens, tiles lie as in the whole plane.
         let step = TILE[1];
-        let cut = Cut::new(geometry, config.members, config.member, step);
+        let cut = RowShares::new(geometry, config.members, config.member, step);
         let shape = ChunkShape {
             frames: config.max_frames,
             steps: MOST_STEPS,
@@ -173,7 +173,7 @@ impl<G: Gpu> Team<G> {
     }
 
     /// Each stream goes on behind what the others have so far.
-    fn join(&self) -> Result<(), Failure> {
+    pub(super) fn join(&self) -> Result<(), Failure> {
         self.session_follows()?;
         self.session.follow(&self.results, &self.event)?;
         self.kernels_follow()?;
@@ -199,7 +199,8 @@ impl<G: Gpu> Team<G> {
         Ok(kept)
     }
 
-    /// Enqueues a call of Phase B: scatters, lets `compute` enqueue the passes over this member's rows, and gathers.
+    /// Enqueues a call of Phase B: scatters, lets `compute` enqueue the passes over this member's rows, and gathers. After an
+    /// error the caller lets the streams [`join`](Team::join).
     ///
     /// # Safety
     /// The contract of a call ([`crate::RawSession`]).
@@ -216,29 +217,6 @@ impl<G: Gpu> Team<G> {
         ) -> Result<u32, Failure>,
     ) -> Result<u32, Failure> {
         self.kernels_follow()?;
-        // SAFETY: the caller's duty.
-        let done = unsafe { self.run_between((shape, share), (input, output), group, compute) };
-        if done.is_err() {
-            // What a stream does next may use what another still uses. The first error counts.
-            let _ = self.join();
-        }
-        done
-    }
-
-    /// # Safety
-    /// As [`Team::run`].
-    unsafe fn run_between(
-        &mut self,
-        (shape, share): (ChunkShape, Share),
-        (input, output): (&Payload<'_>, &PayloadMut<'_>),
-        group: &mut dyn Collectives,
-        compute: impl FnOnce(
-            &Payload<'_>,
-            &PayloadMut<'_>,
-            &mut Team<G>,
-            &mut dyn Collectives,
-        ) -> Result<u32, Failure>,
-    ) -> Result<u32, Failure> {
         let messages = Messages::new(&self.cut, (shape, &share), GUIDE)?;
         let Messages { parts, results, .. } = &messages;
         let own = self.config.member as usize;

@@ -6,7 +6,6 @@ use pp_contract::{Pipeline, Rank};
 
 use super::scale::{LEFT, RIGHT, Scale, WIDTH, millis};
 use crate::report::ChunkRecord;
-use crate::report::record::label;
 
 const STAGE_HEIGHT: f64 = 40.0;
 const ROW_HEIGHT: f64 = 13.0;
@@ -22,35 +21,42 @@ struct Bar {
     chunk: u64,
 }
 
+/// What is written beside a row; the name of a stage is on its bars too.
+struct Row {
+    name: String,
+    note: String,
+}
+
 pub(super) struct Lane {
-    /// Name and note of each row of stages; of an edge only one.
-    names: Vec<[String; 2]>,
+    /// Of an edge only one.
+    names: Vec<Row>,
     bars: Vec<Bar>,
     /// Rows of an edge; 0 for a lane of stages, whose rows are tall, with the waits of the rank hatched over all of them.
     pub(super) rows: usize,
 }
 
 impl Lane {
-    /// The stages that a rank leads.
+    /// The stages that a rank runs, alone or as a member of a group.
     pub(super) fn rank(
         records: &[&ChunkRecord],
         scale: &Scale,
         pipeline: &Pipeline,
         rank: Rank,
     ) -> Self {
-        let stages = pipeline.stages().iter().enumerate();
-        let led = stages.filter(|(_, stage)| stage.leader() == rank);
         let (mut names, mut bars) = (Vec::new(), Vec::new());
-        for (row, (at, stage)) in led.enumerate() {
+        for (row, (at, stage)) in pipeline.stages_at(rank).enumerate() {
             let first = bars.len();
+            let place = stage.ranks.iter().take_while(|of| **of != rank).count();
             for r in records {
-                let Some(times) = r.times(at) else { continue };
-                if scale.shows(times.start_ns, times.end_ns) {
+                let Some((from_ns, to_ns)) = r.rank_times(at, place) else {
+                    continue;
+                };
+                if scale.shows(from_ns, to_ns) {
                     bars.push(Bar {
                         class: class(at, pipeline.stages().len(), r.dropped),
                         row,
-                        from_ns: times.start_ns,
-                        to_ns: times.end_ns,
+                        from_ns,
+                        to_ns,
                         chunk: r.chunk_index,
                     });
                 }
@@ -58,7 +64,10 @@ impl Lane {
             let shown = |b: &Bar| b.to_ns.min(scale.to_ns) - b.from_ns.max(scale.from_ns);
             let busy_ns: f64 = bars[first..].iter().map(|b| shown(b) as f64).sum();
             let busy = 100.0 * busy_ns / scale.length_ns() as f64;
-            names.push([label(stage), format!("rank {rank}, busy {busy:.0} %")]);
+            names.push(Row {
+                name: stage.label(),
+                note: format!("rank {rank}, busy {busy:.0} %"),
+            });
         }
         bars.sort_by_key(|b| b.from_ns);
         Self {
@@ -107,7 +116,10 @@ impl Lane {
         }
         let [from, to] = [to - 1, to].map(|at| pipeline.stages()[at].leader());
         Self {
-            names: vec![[format!("{from} → {to}"), String::new()]],
+            names: vec![Row {
+                name: format!("{from} → {to}"),
+                note: String::new(),
+            }],
             bars,
             rows: row_ends.len().max(1),
         }
@@ -128,7 +140,7 @@ impl Lane {
             WIDTH - LEFT - RIGHT
         )?;
         let row_height = height / self.names.len() as f64;
-        for (row, [name, note]) in self.names.iter().enumerate() {
+        for (row, Row { name, note, .. }) in self.names.iter().enumerate() {
             let middle = y + (row as f64 + 0.5) * row_height;
             let name_y = middle + if note.is_empty() { 4.0 } else { -3.0 };
             let squeezed = match name.chars().count() > NAME_FITS {
@@ -151,7 +163,7 @@ impl Lane {
         }
         for bar in &self.bars {
             let name = match self.rows {
-                0 => &*self.names[bar.row][0],
+                0 => &*self.names[bar.row].name,
                 _ => bar.class,
             };
             bar.draw(out, scale, y, self.rows, name)?;

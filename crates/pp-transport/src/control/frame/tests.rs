@@ -47,13 +47,13 @@ impl Trickle {
 }
 
 /// Reads to the end; the frames, and how it ended.
-fn read_all(source: &mut Trickle) -> (Vec<Vec<u8>>, Result<Progress, FrameError>) {
+fn read_all(source: &mut Trickle) -> (Vec<Vec<u8>>, Result<ReadProgress, FrameError>) {
     let mut reader = FrameReader::new(MIN, MAX);
     let mut frames = Vec::new();
     loop {
         match reader.poll(|buf| source.read(buf)) {
-            Ok(Progress::Frame) => frames.push(reader.frame().to_vec()),
-            Ok(Progress::Pending) => {}
+            Ok(ReadProgress::Frame) => frames.push(reader.frame().to_vec()),
+            Ok(ReadProgress::Pending) => {}
             end => return (frames, end),
         }
         assert!(reader.buf.capacity() <= 2 * MAX, "the buffer is bounded");
@@ -105,8 +105,8 @@ proptest! {
         let (expected, how) = oracle(&bytes);
         prop_assert_eq!(frames, expected);
         let ended = match end {
-            Ok(Progress::Eof { inside: false }) => "end",
-            Ok(Progress::Eof { inside: true }) => "cut",
+            Ok(ReadProgress::Eof { inside: false }) => "end",
+            Ok(ReadProgress::Eof { inside: true }) => "cut",
             Err(FrameError::Length { .. }) => "length",
             _ => "otherwise",
         };
@@ -121,7 +121,7 @@ fn reader_leaves_what_follows_a_frame_in_the_stream() {
     let mut reader = FrameReader::new(MIN, MAX);
     assert_eq!(
         reader.poll(|buf| source.read(buf)).unwrap(),
-        Progress::Frame
+        ReadProgress::Frame
     );
     assert_eq!(reader.frame(), [1, 2, 3]);
     assert_eq!(source.bytes, [9, 9]);

@@ -14,7 +14,7 @@ use super::error::{RendezvousError, TurnedAway, list};
 use super::listen::{Accepted, Listener};
 use super::waiting::{RendezvousOptions, Waiting};
 use crate::control::channel::ControlChannel;
-use crate::control::frame::{FrameError, FrameReader, Progress};
+use crate::control::frame::{FrameError, FrameReader, ReadProgress};
 use crate::control::message::kind as wire;
 use crate::control::secure::{
     Answerer, Forged, JobKey, MAX_CALL_BYTES, MIN_CALL_BYTES, MIN_SEALED_BYTES, NOT_OURS, Session,
@@ -432,9 +432,11 @@ impl Pending {
 
     fn hear(&mut self, door: &mut Door<'_>) -> Heard {
         match self.reader.poll(|buf| self.to.socket.try_read(buf)) {
-            Ok(Progress::Frame) => {}
-            Ok(Progress::Pending) => return Heard::Waiting,
-            Ok(Progress::Eof { .. }) | Err(FrameError::Io(_)) => return Heard::Away(Why::Silent),
+            Ok(ReadProgress::Frame) => {}
+            Ok(ReadProgress::Pending) => return Heard::Waiting,
+            Ok(ReadProgress::Eof { .. }) | Err(FrameError::Io(_)) => {
+                return Heard::Away(Why::Silent);
+            }
             Err(FrameError::Length { .. }) => {
                 return Heard::Away(match self.stage {
                     Stage::Calling => Why::Forged(Forged::Garbage),

@@ -15,7 +15,7 @@ use super::gather::Stop;
 use super::waiting::{RendezvousOptions, Waiting};
 use crate::control::channel::ControlChannel;
 use crate::control::error::ControlError;
-use crate::control::frame::{FrameReader, Progress};
+use crate::control::frame::{FrameReader, ReadProgress};
 use crate::control::message::kind as wire;
 use crate::control::secure::{Answer, Caller, Forged, JobKey, MAX_ANSWER_BYTES, MIN_ANSWER_BYTES};
 use crate::control::socket::{Connected, Socket, SocketKind, trusted_pid};
@@ -192,9 +192,11 @@ fn exchange(socket: &Socket, call: &[u8], deadline: Instant) -> Result<FrameRead
     let mut reader = FrameReader::new(MIN_ANSWER_BYTES, MAX_ANSWER_BYTES);
     loop {
         match reader.poll(|buf| socket.try_read(buf)) {
-            Ok(Progress::Frame) => return Ok(reader),
-            Ok(Progress::Pending) => socket.wait(PollFlags::IN, deadline).map_err(late)?,
-            Ok(Progress::Eof { .. }) => return Err("the process at that address hung up".into()),
+            Ok(ReadProgress::Frame) => return Ok(reader),
+            Ok(ReadProgress::Pending) => socket.wait(PollFlags::IN, deadline).map_err(late)?,
+            Ok(ReadProgress::Eof { .. }) => {
+                return Err("the process at that address hung up".into());
+            }
             Err(error) => return Err(error.to_string()),
         }
     }

@@ -21,7 +21,7 @@ mod tests;
 pub(crate) mod words;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pp_contract::{DType, Generation};
 
@@ -59,6 +59,7 @@ pub struct HostGroup {
     sums: Vec<(DType, Sum)>,
     spins: bool,
     is_in_call: bool,
+    waited: Duration,
 }
 
 impl HostGroup {
@@ -78,6 +79,7 @@ impl HostGroup {
             sums: Vec::new(),
             spins: std::thread::available_parallelism().map_or(1, usize::from) > 1,
             is_in_call: false,
+            waited: Duration::ZERO,
         }
     }
 
@@ -152,17 +154,12 @@ impl HostGroup {
         to: &mut [u8],
         root: u32,
     ) -> Result<(), TransportError> {
-        let (source, _) = self.members().at(root)?;
-        let (start, total) = self.members().starts(parts)?;
+        let one = ("the part to write", to.len());
+        let all = ("what is scattered", from.len());
+        let ((source, _), start, total) = self.members().shares(root, parts, one, all)?;
         let is_root = source == self.own();
-        self.members()
-            .check_length("the part to write", to.len(), parts[self.own()])?;
-        if is_root {
-            self.members()
-                .check_length("what is scattered", from.len(), total)?;
-        }
+        let call = Kind::Scatter.call(root, BYTES, total, parts);
         let (start, total) = (start as usize, total as usize);
-        let call = Kind::Scatter.call(root, BYTES, total as u64, parts);
         self.collective(Kind::Scatter, call, Some(source), BYTES, |group| {
             if is_root {
                 to.copy_from_slice(&from[start..start + to.len()]);
@@ -198,15 +195,10 @@ impl HostGroup {
         to: &mut [u8],
         root: u32,
     ) -> Result<(), TransportError> {
-        let (target, _) = self.members().at(root)?;
-        let (start, total) = self.members().starts(parts)?;
+        let one = ("the part to read", from.len());
+        let all = ("where all is gathered", to.len());
+        let ((target, _), start, total) = self.members().shares(root, parts, one, all)?;
         let is_root = target == self.own();
-        self.members()
-            .check_length("the part to read", from.len(), parts[self.own()])?;
-        if is_root {
-            self.members()
-                .check_length("where all is gathered", to.len(), total)?;
-        }
         let call = Kind::Gather.call(root, BYTES, total, parts);
         self.collective(Kind::Gather, call, Some(target), BYTES, |group| {
             if is_root {
@@ -449,8 +441,8 @@ impl HostGroup {
 }
 
 impl HostGroup {
-    /// Waits until it is so. `meets` is the call of this member while it waits for others to enter theirs: then members
-    /// that wait for each other are an error.
+    /// Waits until it is so, and counts how long that took where it is not so at once. `meets` is the call of this member
+    /// while it waits for others to enter theirs: then members that wait for each other are an error.
     fn wait(
         &mut self,
         meets: Option<Waiting>,
@@ -459,10 +451,14 @@ impl HostGroup {
         let (shared, counts) = (&self.shared, &mut self.counts);
         let bell = &shared.bells[shared.members.own_place()];
         let mut looks = if self.spins { LOOKS } else { 0 };
+        let mut since = None;
         loop {
             let listening = (looks == 0).then(|| bell.listen());
             match is_so(counts) {
-                Ok(true) => return Ok(()),
+                Ok(true) => {
+                    self.waited += since.map_or(Duration::ZERO, |since: Instant| since.elapsed());
+                    return Ok(());
+                }
                 Ok(false) => shared.check()?,
                 Err(stop) => {
                     // A member that has ended the group may have left it since.
@@ -470,6 +466,7 @@ impl HostGroup {
                     return Err(shared.explain(meets, stop));
                 }
             }
+            since.get_or_insert_with(Instant::now);
             let Some(listening) = listening else {
                 looks -= 1;
                 std::hint::spin_loop();
@@ -487,7 +484,11 @@ impl HostGroup {
 }
 
 /// A call that waits sees by itself that the group has failed, and no member waits for others at the end.
-impl GroupEnd for HostGroup {}
+impl GroupEnd for HostGroup {
+    fn waited_ns(&self) -> u64 {
+        self.waited.as_nanos() as u64
+    }
+}
 
 impl Drop for HostGroup {
     fn drop(&mut self) {

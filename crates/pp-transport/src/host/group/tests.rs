@@ -416,6 +416,22 @@ fn a_member_that_has_left_is_missed_by_those_who_wait_for_it() {
 
 /// It has done its part: what it published is there for the others.
 #[test]
+fn a_member_counts_how_long_it_waited() {
+    let mut members = group(2);
+    members[0].wait(None, |_| Ok(true)).unwrap();
+    assert_eq!(members[0].waited_ns(), 0);
+    let mut looks = 0;
+    let comes_late = |_: &mut Counts<Memory>| {
+        looks += 1;
+        thread::sleep(Duration::from_millis(1));
+        Ok(looks == 3)
+    };
+    members[0].wait(None, comes_late).unwrap();
+    // The first look belongs to the call.
+    assert!(members[0].waited_ns() >= 2_000_000);
+}
+
+#[test]
 fn a_member_may_leave_behind_its_last_call() {
     for _ in 0..50 {
         each(group(3), |at, group| {

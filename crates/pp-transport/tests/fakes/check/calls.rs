@@ -160,8 +160,8 @@ impl Launched {
         for (index, line) in recording.lines.iter().enumerate() {
             if let Some(op) = line.number("op") {
                 calls.insert(op, index);
-                report.transfers += usize::from(line.is_payload());
             }
+            report.transfers += usize::from(line.is_payload());
             if line.name != "NcclLaunch" {
                 continue;
             }
@@ -213,7 +213,7 @@ impl Launched {
 /// Between warm-up and the last payload nothing is synchronized, allocated, freed or created, and no copy from or to the
 /// host touches memory that payloads travel in.
 pub fn steady(recordings: &[Recording], expect: Expect, report: &mut Report) {
-    const NEVER: [&str; 18] = [
+    const NEVER: [&str; 26] = [
         "cuStreamSynchronize",
         "cuCtxSynchronize",
         "cuEventSynchronize",
@@ -225,6 +225,14 @@ pub fn steady(recordings: &[Recording], expect: Expect, report: &mut Report) {
         "cuMemFreeHost",
         "cuMemHostRegister",
         "cuMemHostUnregister",
+        "cuMemCreate",
+        "cuMemRelease",
+        "cuMemExport",
+        "cuMemImport",
+        "cuMemAddressReserve",
+        "cuMemAddressFree",
+        "cuMemMap",
+        "cuMemUnmap",
         "cuEventCreate",
         "cuEventDestroy",
         "cuStreamCreate",
@@ -274,7 +282,11 @@ pub fn steady(recordings: &[Recording], expect: Expect, report: &mut Report) {
 
 /// The memory that payloads travel in, without repetitions.
 fn slots(recording: &Recording, payloads: &[usize]) -> Vec<Range> {
-    let mut slots: Vec<Range> = Vec::new();
+    let maps = recording
+        .lines
+        .iter()
+        .filter(|line| line.name == "cuMemMap");
+    let mut slots: Vec<Range> = maps.filter_map(Line::allocation).collect();
     for &at in payloads {
         let line = &recording.lines[at];
         for range in [line.ranges("r"), line.ranges("w")].concat() {

@@ -3,12 +3,13 @@
 //! Timelines are threads and streams; each is a chain. Between them:
 //! a call happens before the operation it queues; a recording of an event before the waits that were called while it was
 //! the newest, and before whatever a thread calls after it has seen the event done; a send's beginning before the end of
-//! its receive. Outside the run (set-up, winding up) the calls of all threads of a process count as one chain; within it
+//! its receive; a word that is written before a host has read it ([`super::shared`]). Outside the run (set-up, winding up) the calls of all threads of a process count as one chain; within it
 //! a thread that makes communicators belongs between the calls of the one that issues on its device.
 
 use std::collections::HashMap;
 
 use super::record::{Connector, Line, Range, Recording};
+use super::shared::{Mapped, Shared, place};
 
 /// What an operation does to memory between its first and its last node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +29,11 @@ pub struct Access {
     pub first: usize,
     pub last: usize,
     pub kind: Kind,
+    /// The process whose memory it is, or a number beyond those of processes: memory that several have. What they do
+    /// there counts as an access to their own addresses, too, which end for each by itself.
+    pub space: usize,
     pub range: Range,
-    /// A send of a payload by NCCL. (The byte that tries out a connection is anything.)
+    /// A send of a payload. (The byte that tries out a connection is anything.)
     pub sends: bool,
     pub is_trial: bool,
     /// Device memory (what is not allocated by a driver call in the recording counts as the host's).
@@ -99,6 +103,8 @@ struct Builder {
     sends: HashMap<Channel, Vec<(usize, usize, bool)>>,
     receives: HashMap<Channel, Vec<(usize, usize, bool)>>,
     collectives: HashMap<(String, u64), Vec<(usize, usize)>>,
+    shared: Shared,
+    processes: usize,
 }
 
 /// What a process has at the moment.
@@ -110,6 +116,9 @@ struct Process {
     /// Calls that wait for their launch, by operation.
     calls: HashMap<u64, usize>,
     allocations: Vec<Range>,
+    mapped: Vec<Mapped>,
+    /// What was mapped or registered, and the call that ended it.
+    unmapped: Vec<(Range, usize)>,
     streams: Vec<(u64, u64)>,
     /// What a synchronization waits for, by thread.
     waits: HashMap<u32, Vec<usize>>,
@@ -122,7 +131,10 @@ struct Process {
 }
 
 pub fn build(recordings: &[Recording]) -> Graph {
-    let mut builder = Builder::default();
+    let mut builder = Builder {
+        processes: recordings.len(),
+        ..Builder::default()
+    };
     for (index, recording) in recordings.iter().enumerate() {
         builder.process(index, recording);
     }
@@ -158,35 +170,85 @@ impl Builder {
         for (key, kind) in [("r", Kind::Read), ("w", Kind::Write)] {
             for range in line.ranges(key) {
                 let device = process.allocations.iter().any(|a| a.overlaps(range));
-                let is_trial =
-                    line.name.starts_with("nccl") && line.number("len").is_some_and(|len| len <= 1);
-                let sends = line.name == "ncclSend" && !is_trial;
-                self.graph.accesses.push(Access {
+                let is_trial = line.is_trial();
+                let sends = line.sends() && kind == Kind::Read;
+                let access = Access {
                     call,
                     first,
                     last,
                     kind,
+                    space: self.graph.nodes[first].at.0,
                     range,
                     sends,
                     is_trial,
                     device,
-                });
+                };
+                if let Some((space, range)) = place(range, &process.mapped) {
+                    let there = Access {
+                        space,
+                        range,
+                        device: true,
+                        ..access
+                    };
+                    self.graph.accesses.push(there);
+                    self.uses(access);
+                } else {
+                    self.graph.accesses.push(access);
+                }
             }
+        }
+    }
+
+    /// An access to addresses that must be there, whatever else becomes of what lies at them.
+    fn uses(&mut self, access: Access) {
+        self.graph.accesses.push(Access {
+            kind: Kind::Read,
+            sends: false,
+            device: false,
+            ..access
+        });
+    }
+
+    fn at_once(&self, range: Range, kind: Kind, node: usize) -> Access {
+        let (space, call) = self.graph.nodes[node].at;
+        Access {
+            call,
+            first: node,
+            last: node,
+            kind,
+            space,
+            range,
+            sends: false,
+            is_trial: false,
+            device: false,
         }
     }
 
     /// An allocation that begins or ends.
     fn allocation(&mut self, line: &Line, kind: Kind, node: usize) {
+        let range = line.allocation().expect("an allocation");
+        let access = self.at_once(range, kind, node);
         self.graph.accesses.push(Access {
-            call: self.graph.nodes[node].at.1,
-            first: node,
-            last: node,
-            kind,
-            range: line.allocation().expect("an allocation"),
-            sends: false,
-            is_trial: false,
             device: line.name != "cuMemFreeHost",
+            ..access
         });
+    }
+
+    /// The host may unmap what is not registered any more. Where its address comes back, that was before, and what is there
+    /// now is something else.
+    fn comes_back(&mut self, line: &Line, process: &Process, call: usize) {
+        let range = line.allocation().expect("an allocation");
+        let there = |(before, _): &&(Range, usize)| before.overlaps(range);
+        let before: Vec<usize> = process
+            .unmapped
+            .iter()
+            .filter(there)
+            .map(|at| at.1)
+            .collect();
+        if !before.is_empty() {
+            self.graph.nodes[call].after.extend(before);
+            self.allocation(line, Kind::Begin, call);
+        }
     }
 
     fn process(&mut self, index: usize, recording: &Recording) {
@@ -195,14 +257,14 @@ impl Builder {
             connectors: connectors.map(|connector| (connector, false)).collect(),
             ..Process::default()
         };
-        let run = recording.run();
+        let runs = recording.runs();
         for (number, line) in recording.lines.iter().enumerate() {
             if line.thread == 0 {
                 continue; // a fault seen by a stream: judged elsewhere, orders nothing
             }
             let at = (index, number);
             let mut after = self.seen_done(index, line, &mut process);
-            let in_run = run.contains(&number);
+            let in_run = runs.iter().any(|run| run.contains(&number));
             after.extend(process.chain);
             after.extend(self.beside(at, line, &mut process));
             let call = self.node(Timeline::Thread(index, line.thread), at, after);
@@ -215,13 +277,13 @@ impl Builder {
 
     /// What comes before this call where one thread makes communicators for another.
     fn beside(&self, at: (usize, usize), line: &Line, process: &mut Process) -> Vec<usize> {
-        let comm = line.number("comm").unwrap_or(0);
-        if line.name == "ncclCommInit"
-            && let Some(device) = line.number("dev")
+        let comm = line.number("comm");
+        if let (Some(comm), Some(device)) = (comm, line.number("dev"))
+            && line.name == "ncclCommInit"
         {
             process.devices.insert(comm, device);
         }
-        if line.is_payload() {
+        if let (true, Some(comm)) = (line.is_payload(), comm) {
             let device = process.devices.get(&comm).copied().unwrap_or(0);
             process.issuers.insert(device, line.thread);
         }
@@ -288,7 +350,27 @@ impl Builder {
         let stream = |key| Timeline::Stream(at.0, line.number(key).expect("a stream"));
         match line.name.as_str() {
             "cuMemAlloc" => process.allocations.extend(line.allocation()),
+            "cuMemMap" | "cuMemHostRegister" | "cuMemHostAlloc" => {
+                let mapped = self.shared.mapped(line, self.processes);
+                process.mapped.extend(mapped);
+                self.comes_back(line, process, call);
+            }
+            "cuMemUnmap" | "cuMemHostUnregister" => {
+                let range = line.allocation().expect("a range");
+                process.mapped.retain(|part| part.range != range);
+                process.unmapped.push((range, call));
+                self.allocation(line, Kind::Free, call);
+            }
             "cuMemFree" | "cuMemFreeHost" => self.allocation(line, Kind::Free, call),
+            "cuStreamWriteValue32" => {
+                let node = self.node(stream("st"), at, vec![call]);
+                self.shared.writes(line, &process.mapped, node);
+                let at = line.number("addr").expect("a word");
+                let word = self.at_once(Range { at, bytes: 4 }, Kind::Read, node);
+                self.uses(word);
+            }
+            "HostStore" => self.shared.writes(line, &process.mapped, call),
+            "HostLoad" => self.shared.reads(at.0, line, &process.mapped, call),
             "cuMemAllocAsync" => {
                 process.allocations.extend(line.allocation());
                 let node = self.node(stream("st"), at, vec![call]);
@@ -401,6 +483,7 @@ impl Builder {
                 }
             }
         }
+        self.shared.join(&mut self.graph);
         for ((uid, rank), mine) in &self.collectives {
             for ((other_uid, other), theirs) in &self.collectives {
                 if uid == other_uid && rank != other {

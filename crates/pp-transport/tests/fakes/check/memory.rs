@@ -23,7 +23,7 @@ struct Checker<'a> {
     graph: &'a Graph,
     clocks: &'a Clocks,
     fresh: Fresh,
-    /// Processes do not share memory: the first part of the key is the process.
+    /// The first part of the key is the space, the second one an address in it.
     cells: BTreeMap<(usize, u64), Cell>,
     found: Vec<Violation>,
 }
@@ -59,14 +59,14 @@ pub fn check(
 impl Checker<'_> {
     fn access(&mut self, index: usize) {
         let access = self.graph.accesses[index];
-        let process = self.graph.nodes[access.first].at.0;
+        let space = access.space;
         let (from, to) = (access.range.at, access.range.at + access.range.bytes);
-        self.split(process, from);
-        self.split(process, to);
-        self.cover(process, from, to);
+        self.split(space, from);
+        self.split(space, to);
+        self.cover(space, from, to);
         let keys: Vec<(usize, u64)> = self
             .cells
-            .range((process, from)..(process, to))
+            .range((space, from)..(space, to))
             .map(|(&key, _)| key)
             .collect();
         // One access may lie over many cells: say once what is wrong with it.
@@ -109,7 +109,8 @@ impl Checker<'_> {
             let is_ordered = self
                 .clocks
                 .is_ordered(self.graph, theirs.last, access.first);
-            if theirs.kind == Kind::Free || (access.kind == Kind::Free && !is_ordered) {
+            let is_end = theirs.kind == Kind::Free && access.kind != Kind::Begin;
+            if is_end || (access.kind == Kind::Free && !is_ordered) {
                 wrong.push((Rule::Lifetime, other));
             } else if !is_ordered {
                 wrong.push((Rule::Race, other));
@@ -162,33 +163,29 @@ impl Checker<'_> {
     }
 
     /// Makes `at` a border between cells.
-    fn split(&mut self, process: usize, at: u64) {
-        let Some((&key, cell)) = self
-            .cells
-            .range_mut((process, 0)..(process, at))
-            .next_back()
-        else {
+    fn split(&mut self, space: usize, at: u64) {
+        let Some((&key, cell)) = self.cells.range_mut((space, 0)..(space, at)).next_back() else {
             return;
         };
         if key.1 < at && at < cell.end {
             let upper = cell.clone();
             cell.end = at;
-            self.cells.insert((process, at), upper);
+            self.cells.insert((space, at), upper);
         }
     }
 
     /// Fills the gaps between cells with untouched ones.
-    fn cover(&mut self, process: usize, from: u64, to: u64) {
+    fn cover(&mut self, space: usize, from: u64, to: u64) {
         let there: Vec<(u64, u64)> = self
             .cells
-            .range((process, from)..(process, to))
+            .range((space, from)..(space, to))
             .map(|(key, cell)| (key.1, cell.end))
             .collect();
         let mut at = from;
         for (start, end) in there.into_iter().chain([(to, to)]) {
             if at < start {
                 self.cells.insert(
-                    (process, at),
+                    (space, at),
                     Cell {
                         end: start,
                         ..Cell::default()

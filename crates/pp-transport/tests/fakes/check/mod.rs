@@ -10,6 +10,7 @@ mod clocks;
 mod graph;
 mod memory;
 mod record;
+mod shared;
 
 use std::fmt;
 
@@ -93,7 +94,7 @@ impl Default for Expect {
 pub struct Report {
     /// What is wrong; empty for a good run.
     pub violations: Vec<Violation>,
-    /// Payloads sent and received.
+    /// Payloads sent, and received by NCCL.
     pub transfers: usize,
     /// Accesses to memory that were compared.
     pub accesses: usize,

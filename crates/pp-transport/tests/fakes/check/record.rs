@@ -24,8 +24,13 @@ pub struct Line {
     pub thread: u32,
     /// The function, or what the fakes have to say.
     pub name: String,
+    /// A copy into memory of a peer that tries out the way there: its number says so.
+    is_trial: bool,
     fields: Vec<(String, String)>,
 }
+
+/// The number of a copy that tries out the way to a peer.
+const TRIAL: u64 = u32::MAX as u64;
 
 impl Line {
     /// # Panics
@@ -48,6 +53,7 @@ impl Line {
             sequence,
             thread,
             name,
+            is_trial: false,
             fields,
         })
     }
@@ -93,13 +99,41 @@ impl Line {
         self.text("phase") == Some("end")
     }
 
-    /// A send or receive that carries a payload, and not the byte with which a connection is made.
+    /// A send or receive that carries a payload, and not what a connection is tried out with.
     pub fn is_payload(&self) -> bool {
-        self.is_transfer() && self.number("len").is_some_and(|len| len > 1)
+        (self.is_put() || self.is_transfer()) && !self.is_trial()
+    }
+
+    /// A copy into memory of a peer.
+    pub fn is_put(&self) -> bool {
+        self.number("peer") == Some(1) && self.name.starts_with("cuMemcpy")
+    }
+
+    /// What a connection is tried out with: by NCCL one byte.
+    pub fn is_trial(&self) -> bool {
+        let is_byte =
+            self.name.starts_with("nccl") && self.number("len").is_some_and(|len| len <= 1);
+        self.is_trial || is_byte
+    }
+
+    /// A payload leaves this rank.
+    pub fn sends(&self) -> bool {
+        (self.name == "ncclSend" || self.is_put()) && !self.is_trial()
     }
 
     pub fn is_transfer(&self) -> bool {
         self.name == "ncclSend" || self.name == "ncclRecv"
+    }
+}
+
+/// Finds the copies that are followed by the number of a trial.
+fn mark_trials(lines: &mut [Line]) {
+    let puts = (0..lines.len()).filter(|&at| lines[at].is_put());
+    for put in puts.collect::<Vec<_>>() {
+        let (this, later) = (lines[put].number("st"), &lines[put..]);
+        let mut on_stream = later.iter().filter(|line| line.number("st") == this);
+        let number = on_stream.find(|line| line.name == "cuStreamWriteValue32");
+        lines[put].is_trial = number.is_some_and(|line| line.number("value") == Some(TRIAL));
     }
 }
 
@@ -133,11 +167,12 @@ impl Recording {
     /// A recording from its text. A last line that was cut off by a kill is left out.
     pub fn parse(process: &str, text: &str) -> Self {
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-        let lines = whole
+        let mut lines: Vec<_> = whole
             .lines()
             .filter(|line| !line.trim().is_empty())
             .map(Line::parse)
             .collect();
+        mark_trials(&mut lines);
         Self {
             process: process.to_owned(),
             lines,
@@ -163,19 +198,27 @@ impl Recording {
             .collect()
     }
 
-    /// Where set-up ends and where winding up begins, as indices of lines: from the note `Mark name=run` or the first
-    /// payload to the note `Mark name=end` or the last one. Outside, threads hand things to each other in ways that a
-    /// recording does not show.
-    pub fn run(&self) -> std::ops::Range<usize> {
-        let mark = |name| {
-            let is_it = |line: &Line| line.name == "Mark" && line.text("name") == Some(name);
-            self.lines.iter().position(is_it)
+    /// Where set-up ends and where winding up begins, as indices of lines: from each note `Mark name=run` to the next note
+    /// `Mark name=end`, or from the first payload to the last one. Outside, threads hand things to each other in ways that
+    /// a recording does not show.
+    pub fn runs(&self) -> Vec<std::ops::Range<usize>> {
+        let marks = |name| {
+            let lines = self.lines.iter().enumerate();
+            let marks = lines.filter(|(_, line)| line.name == "Mark");
+            marks.filter_map(move |(at, line)| (line.text("name") == Some(name)).then_some(at))
         };
+        let marked: Vec<_> = marks("run").zip(marks("end")).collect();
         let first = self.lines.iter().position(Line::is_payload);
         let last = self.lines.iter().rposition(Line::is_payload);
-        let first = mark("run").or(first).unwrap_or(self.lines.len());
-        let last = mark("end").or(last).map_or(first, |at| at + 1);
-        first..last.max(first)
+        let payloads = marks("run").next().or(first).zip(last);
+        let runs = if marked.is_empty() {
+            payloads.into_iter().collect()
+        } else {
+            marked
+        };
+        runs.into_iter()
+            .map(|(first, last)| first..last + 1)
+            .collect()
     }
 
     /// The threads that made communicators, and issued nothing but the bytes that try them out.

@@ -2,7 +2,7 @@
 
 use pp_contract::FaultKind::{Device, HandshakeMismatch, Internal, PeerMisbehaved};
 
-use crate::faults::catalogue::{Ends, Entry, FAKES, How, NCCL, SinkAt, all};
+use crate::faults::catalogue::{Ends, Entry, FAKES, GPUS, How, NCCL, SinkAt, all};
 use crate::faults::log::{POINTS, WITH_COLLECTIVE};
 use crate::faults::role::Role::{Sink, Source, Stage};
 
@@ -186,7 +186,7 @@ pub(super) const ALL: &[Entry] = &[
         How::Variable(Stage, "LOCAL_RANK", "0"),
         all(HandshakeMismatch, Stage, "handshake"),
     )
-    .on(NCCL)
+    .on(GPUS)
     .says(&["are both on"]),
     Entry::new(
         "devices.hidden",
@@ -194,7 +194,7 @@ pub(super) const ALL: &[Entry] = &[
         How::Variable(Stage, "CUDA_VISIBLE_DEVICES", "0"),
         all(Device, Stage, "look for GPUs"),
     )
-    .on(NCCL),
+    .on(GPUS),
     // The driver opens another device than the variable names.
     Entry::new(
         "devices.not-as-given",

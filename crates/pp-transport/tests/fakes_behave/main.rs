@@ -1,7 +1,9 @@
 //! The fake driver and the fake NCCL do what the real ones do, as far as the other tests count on it.
 
-#[path = "fakes/mod.rs"]
+#[path = "../fakes/mod.rs"]
 mod fakes;
+mod peers;
+mod watch;
 
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
@@ -28,12 +30,7 @@ fn alone() -> (std::sync::MutexGuard<'static, ()>, &'static Loaded) {
 
 /// Makes a device current on this thread, and gives it a stream.
 fn device(ordinal: c_int) -> Handle {
-    let (mut context, mut stream) = (null_mut(), null_mut());
-    ok!(init(0));
-    ok!(retain(&mut context, ordinal));
-    ok!(set_current(context));
-    ok!(stream_create(&mut stream, 1, 0));
-    stream
+    fakes::raw::device(ordinal).1
 }
 
 fn alloc(bytes: usize) -> u64 {

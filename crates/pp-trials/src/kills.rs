@@ -1,0 +1,263 @@
+//! `pp-trials kills`: how long a rank is away that is killed and started again, beside the start of a bare rank.
+//!
+//! A job denoises a film of small frames while its rank of `phase_b` is killed again and again, each time only when the
+//! output goes on. The output must be that of an undisturbed job. Before and after it a process of this program does what a
+//! rank must do in any case (`start`): it opens the driver and a context, and loads the kernels. What a restart takes
+//! longer than that is ours. Between the kills the memory of the GPUs must stay what it is.
+
+mod start;
+
+use std::fmt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum as _;
+use pp_cli::args::{TransportChoice, whole};
+use pp_device::Device;
+use pp_job::Error;
+use pp_testing::Folder;
+use pp_testing::process::{Ended, Held, Output, Process, Strike, run};
+use rustix::process::Signal;
+use serde::Serialize;
+use serde_json::Value;
+
+pub(crate) use self::start::{StartArgs, start};
+use crate::hook::VARIABLE;
+use crate::soak::film::{FRAME_BYTES, Film};
+use crate::trial::TWO;
+
+/// Frames that come out between two kills: more than a job writes ahead into a pipe that is not read.
+const FRAMES: u64 = 600;
+/// By then a job has made all that it makes once.
+const WARM_UP: usize = 10;
+/// A process that is not ready after so long hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The rank that is killed.
+const VICTIM: u32 = 1;
+
+/// The arguments of `pp-trials kills`.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct KillsArgs {
+    /// How payloads travel between the ranks.
+    #[arg(long, value_enum, default_value = "host")]
+    transport: TransportChoice,
+    /// How often the rank is killed, 1 to 100000.
+    #[arg(long, value_name = "N", default_value_t = 130, value_parser = whole(1..=100_000_usize))]
+    kills: usize,
+    /// How often a bare rank is started, for comparison, 2 to 100000.
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = whole(2..=100_000_usize))]
+    starts: usize,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Times in milliseconds.
+#[derive(Serialize)]
+struct Times {
+    count: usize,
+    median_ms: f64,
+    worst_ms: f64,
+}
+
+impl Times {
+    fn of(mut ms: Vec<f64>) -> Self {
+        ms.sort_unstable_by(f64::total_cmp);
+        Self {
+            count: ms.len(),
+            median_ms: ms.get(ms.len() / 2).copied().unwrap_or_default(),
+            worst_ms: ms.last().copied().unwrap_or_default(),
+        }
+    }
+}
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            count,
+            median_ms,
+            worst_ms,
+        } = self;
+        write!(
+            f,
+            "{median_ms:.1} ms median, {worst_ms:.1} worst of {count}"
+        )
+    }
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    transport: &'a str,
+    /// From the loss to the next result.
+    back_in_service: Times,
+    /// From the start of the process to kernels that can be called.
+    bare_start: Times,
+    over_median_ms: f64,
+    over_worst_ms: f64,
+    /// Bytes of each GPU: free before the job, taken between the tenth kill and the last one, and free after the job.
+    free_before: Vec<u64>,
+    grown: Vec<i64>,
+    free_after: Vec<u64>,
+    seconds: f64,
+}
+
+/// Runs it, and fails where the output is another one, or a rank did not come back.
+pub(crate) fn kills(args: &KillsArgs) -> std::result::Result<(), Error> {
+    let began = Instant::now();
+    let gpus = match args.transport {
+        TransportChoice::Host => 0,
+        _ => Device::count().map_err(anyhow::Error::new)?.min(2),
+    };
+    // Open from now on, so that no driver goes to sleep between two processes.
+    let devices: std::result::Result<Vec<_>, _> = (0..gpus).map(Device::open).collect();
+    let devices = devices.map_err(anyhow::Error::new)?;
+    let value = args.transport.to_possible_value();
+    let transport = value.as_ref().map_or("", |value| value.get_name());
+
+    let free_before = free(&devices)?;
+    let mut bare = starts(transport, args.starts / 2)?;
+    let (back, grown) = away(transport, args.kills, &devices)?;
+    bare.extend(starts(transport, args.starts - bare.len())?);
+    let (back, bare) = (Times::of(back), Times::of(bare));
+    let report = Report {
+        transport,
+        over_median_ms: back.median_ms - bare.median_ms,
+        over_worst_ms: back.worst_ms - bare.worst_ms,
+        back_in_service: back,
+        bare_start: bare,
+        free_before,
+        grown,
+        free_after: free(&devices)?,
+        seconds: began.elapsed().as_secs_f64(),
+    };
+    let text = match args.json {
+        true => serde_json::to_string(&report).map_err(anyhow::Error::new)?,
+        false => report.to_string(),
+    };
+    pp_cli::print(&format!("{text}\n"))
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "transport {}, the output is right", self.transport)?;
+        writeln!(f, "back in service: {}", self.back_in_service)?;
+        writeln!(f, "a bare rank:     {}", self.bare_start)?;
+        let (median, worst) = (self.over_median_ms, self.over_worst_ms);
+        write!(
+            f,
+            "over that:       {median:.1} ms median, {worst:.1} worst"
+        )?;
+        for (gpu, grown) in self.grown.iter().enumerate() {
+            let (before, after) = (self.free_before[gpu], self.free_after[gpu]);
+            let text =
+                format!("{grown} bytes taken by the kills, {before} free before, {after} after");
+            write!(f, "\nGPU {gpu}: {text}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that each GPU has left.
+fn free(devices: &[Device]) -> Result<Vec<u64>> {
+    let free = |device: &Device| Ok(device.memory()?.free);
+    devices.iter().map(free).collect()
+}
+
+fn this_program(words: &[&str]) -> Result<Command> {
+    let program = std::env::current_exe().context("this program has no path")?;
+    let mut command = Command::new(program);
+    command.args(words).env_remove(VARIABLE);
+    Ok(command)
+}
+
+/// Milliseconds that a bare rank takes to start, so many times.
+fn starts(transport: &str, count: usize) -> Result<Vec<f64>> {
+    let victim = VICTIM.to_string();
+    let words = ["start", "--transport", transport, "--device", &victim];
+    let one = || {
+        let mut command = this_program(&words)?;
+        let begins = Instant::now();
+        let process = Process::start(&mut command, Output::Counted)?;
+        let deadline = begins + PATIENCE;
+        let ready = process.says(&[start::READY], deadline);
+        let is_over = process.ends_by(deadline);
+        ensure!(is_over, "a bare rank hangs: {}", process.log().trim());
+        let ready = ready.with_context(|| format!("a bare rank: {}", process.log().trim()))?;
+        Ok(ready.duration_since(begins).as_secs_f64() * 1e3)
+    };
+    (0..count).map(|_| one()).collect()
+}
+
+/// Milliseconds that the rank was away, for each kill, and by how much the memory of each GPU was less at the last one.
+fn away(transport: &str, kills: usize, devices: &[Device]) -> Result<(Vec<f64>, Vec<i64>)> {
+    let frames = FRAMES * (kills as u64 + 2);
+    let mut film = Vec::new();
+    Film { frames, seed: 1 }.write(&mut film)?;
+    let job = |more: &[&Path]| {
+        let mut command = this_program(&["run", "--input", "-", "--output", "-"])?;
+        command.args(["--transport", transport, "--pipeline", TWO]);
+        command.args([
+            "--frames-per-chunk",
+            "2",
+            "--cuts",
+            "off",
+            "--strength",
+            "8",
+        ]);
+        command.args(["--denoise-steps", "1", "--threads", "1"]);
+        command.args(more);
+        Ok::<_, anyhow::Error>(command)
+    };
+    let wanted = output(run(&mut job(&[])?, Some(film.clone())))?;
+
+    let folder = Folder::scratch();
+    let path = folder.file("report.json");
+    let more = ["--restarts", "1000000", "--report"].map(Path::new);
+    let mut held = Held::start(&mut job(&[&more[..], &[&path]].concat())?, film);
+    let (mut early, mut late) = (None, Vec::new());
+    for kill in 0..kills {
+        let at = FRAMES * FRAME_BYTES * (kill as u64 + 1);
+        // Here the rank is back.
+        held.wait_for(at);
+        late = free(devices)?;
+        if kill == WARM_UP.min(kills / 2) {
+            early = Some(late.clone());
+        }
+        held.strike_rank(
+            VICTIM,
+            Strike {
+                at,
+                after: Duration::ZERO,
+                signal: Signal::KILL,
+            },
+        );
+    }
+    let ended = held.finish();
+    ensure!(output(ended)? == wanted, "the output is another one");
+    let report: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+    let recoveries = report["run"]["recoveries"].as_array();
+    let recoveries = recoveries.context("a report without recoveries")?;
+    let served = recoveries.iter().filter_map(|r| r["ms_to_served"].as_f64());
+    let served: Vec<f64> = served.collect();
+    ensure!(
+        served.len() == kills,
+        "killed {kills} times, and back in service {} times",
+        served.len()
+    );
+    let early = early.context("no kill")?;
+    let grown = early.iter().zip(&late);
+    let grown = grown.map(|(early, late)| early.cast_signed() - late.cast_signed());
+    Ok((served, grown.collect()))
+}
+
+fn output(ended: Ended) -> Result<Vec<u8>> {
+    let Ended { code, stderr, .. } = &ended;
+    ensure!(
+        *code == Some(0),
+        "the job ended with {code:?}: {}",
+        stderr.trim()
+    );
+    Ok(ended.stdout)
+}

@@ -1,0 +1,72 @@
+//! `pp-trials words`: no word is wrong, in shared memory and over NCCL, and one that is wrong is found.
+
+mod common;
+#[path = "../../pp-transport/tests/fakes/mod.rs"]
+mod fakes;
+
+use std::process::Command;
+
+use common::{folder, meet_in, pp};
+use fakes::Fakes;
+use fakes::check::{Expect, Fresh, Recording, check};
+use pp_testing::{Folder, process::run};
+use serde_json::{Value, json};
+
+const MESSAGES: &str = "300";
+
+/// Messages of up to 100,000 bytes; `nccl` is on the fakes.
+fn words(folder: &Folder, transport: &str) -> Command {
+    let mut command = pp(&["words", "--messages", MESSAGES, "--max-bytes", "100000"]);
+    command.args(["--json", "--transport", transport]);
+    if transport == "nccl" {
+        Fakes::build().give_to(&mut command);
+        meet_in(folder, &mut command);
+    }
+    command
+}
+
+fn report(stdout: &[u8]) -> Value {
+    serde_json::from_slice(stdout).expect("one JSON object")
+}
+
+#[test]
+fn no_word_is_wrong_and_each_payload_is_in_order() {
+    let folder = folder("words");
+    for transport in ["host", "nccl"] {
+        let ended = run(&mut words(&folder, transport), None).succeeded();
+        let report = report(&ended.stdout);
+        assert_eq!(report["transport"], transport);
+        assert_eq!(report["messages_each_way"].to_string(), MESSAGES);
+        assert_eq!(report["wrong_words"], 0);
+        assert_eq!(report["wrong_digests"], json!([0, 0]));
+        let is_beside = report["beside"].as_array().unwrap().contains(&json!("hbm"));
+        assert_eq!(is_beside, transport == "nccl");
+    }
+    let expect = Expect {
+        // No steady state: the host reads each answer.
+        warm_up: usize::MAX,
+        fresh: Fresh::WithGaps,
+        ..Expect::default()
+    };
+    let report = check(&Recording::read_all(&folder.file("rec")), expect);
+    report.assert_clean();
+    assert_eq!(report.transfers, 1200);
+}
+
+#[test]
+fn a_word_that_changed_on_its_way_is_counted() {
+    let folder = folder("words_changed");
+    for (rank, digests) in [(0, json!([1, 1])), (1, json!([1, 0]))] {
+        for transport in ["host", "nccl"] {
+            let mut command = words(&folder, transport);
+            let fault = format!("changed-tensor@{rank}:chunk=70");
+            let ended = run(command.env("PP_FAULT", fault), None);
+            assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+            let report = report(&ended.stdout);
+            assert_eq!(report["wrong_messages"], 1, "{}", ended.stderr);
+            assert_eq!(report["wrong_words"], 1, "{}", ended.stderr);
+            assert_eq!(report["wrong_digests"], digests, "{}", ended.stderr);
+            assert!(ended.stderr.contains("message 70 of "), "{}", ended.stderr);
+        }
+    }
+}
