@@ -318,7 +318,12 @@ fn the_steady_state_allocates_nothing() {
     let before = free();
     talk(&mut ends, 4096, 200);
     let after = free();
-    assert_eq!(before, after);
+    // What an earlier test has dropped may be freed only now.
+    let is_kept = before
+        .iter()
+        .zip(&after)
+        .all(|(before, after)| after >= before);
+    assert!(is_kept, "{before:?} free, then {after:?}");
 }
 
 #[test]
