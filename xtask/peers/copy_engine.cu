@@ -226,7 +226,7 @@ static void round_trip() {
                 const double start = now_us();
                 if (rank_ == 1) until([&] { return shared->arrived[1].value > trip; });
                 if (behind) {
-                    spin<<<1, 32, 0, stage>>>(0);
+                    spin<<<32, 32, 0, stage>>>(100);
                     send(trip, bytes);
                 } else {
                     copy(trip % SLOTS, bytes);

@@ -195,6 +195,9 @@ pub enum TransportChoice {
 }
 
 impl TransportChoice {
+    /// Those of GPUs, as advice names them.
+    pub(crate) const OF_GPUS: &str = "p2p or nccl";
+
     /// The way between GPUs, where payloads are to lie there, or may.
     pub(crate) fn way(self) -> Option<Way> {
         match self {

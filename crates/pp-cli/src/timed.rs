@@ -1,5 +1,6 @@
 //! Work on one stream of a GPU: payloads that it reads, copies to the host, and its time, asked after without waiting.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
@@ -49,8 +50,7 @@ impl Staged {
     }
 }
 
-/// Two events with a time around some work. Each makes its stream wait, 3 µs on an H200, so this is for what is seldom, or
-/// seen by nobody when it is done.
+/// Two events with a time around some work. Each makes its stream wait, 3 µs on an H200, so this is for what is seldom.
 pub(crate) struct Span {
     pub(crate) start: Event,
     pub(crate) end: Event,
@@ -93,6 +93,53 @@ impl Issued {
     /// All of the work has been issued.
     pub(crate) fn close(&self, stream: &Stream) -> Result<(), CudaError> {
         self.end.record(stream)
+    }
+}
+
+/// Works of a source, oldest first: each is taken when its chunk was accepted.
+#[derive(Default)]
+pub(crate) struct Works {
+    under_way: VecDeque<Issued>,
+    done: VecDeque<Done>,
+}
+
+impl Works {
+    pub(crate) fn with_capacity(works: usize) -> Self {
+        Self {
+            under_way: VecDeque::with_capacity(works),
+            done: VecDeque::with_capacity(works),
+        }
+    }
+
+    pub(crate) fn push(&mut self, work: Issued) {
+        self.under_way.push_back(work);
+    }
+
+    /// Looks which are done by now: the sooner, the better their times.
+    pub(crate) fn look(&mut self, timed: &mut Timed) -> Result<(), CudaError> {
+        while let Some(work) = self.under_way.pop_front() {
+            match timed.poll(work)? {
+                Progress::Done(done) => self.done.push_back(done),
+                Progress::UnderWay(work) => {
+                    self.under_way.push_front(work);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody asks for the oldest.
+    pub(crate) fn forget(&mut self) {
+        if self.done.pop_front().is_none() {
+            self.under_way.pop_front();
+        }
+    }
+
+    /// The oldest, if it is done.
+    pub(crate) fn take(&mut self, timed: &mut Timed) -> Result<Option<Done>, CudaError> {
+        self.look(timed)?;
+        Ok(self.done.pop_front())
     }
 }
 

@@ -228,6 +228,14 @@ pub trait Source<Tx> {
     /// The source is broken or ended in the middle of something.
     fn poll(&mut self) -> StageResult<Offer>;
 
+    /// Looks after what a device still does for chunks that were built; asked again and again.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn look(&mut self) -> StageResult<()> {
+        Ok(())
+    }
+
     /// Makes the offered chunk in the slot and says what lies there, or will: a device may
     /// still work on it, and it is sent when that is done. No code writes the slot after
     /// that: it may be read again.

@@ -89,6 +89,9 @@ pub enum TransportError {
          the slot is out of use"
     )]
     Unrecorded,
+    /// Work was to be issued on a slot that moves already.
+    #[error("the slot was sent ahead, so nothing may be written into it; write it whole before")]
+    SentAhead,
     /// There is no NCCL that can be used.
     #[error(transparent)]
     NoNccl(#[from] LoadError),

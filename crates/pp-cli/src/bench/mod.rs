@@ -401,11 +401,12 @@ fn chunks(args: &OverlapArgs, stages: &Stages) -> u64 {
 fn check(args: &OverlapArgs) -> Result<(), Error> {
     against::check(args)?;
     let refuse = |what: &str| Err(Error::Usage(what.into()));
+    let of_gpus = TransportChoice::OF_GPUS;
     match (args.transport, args.simulate) {
         (TransportChoice::Host, Some(Simulate::GpuSpin | Simulate::Gemm | Simulate::Hbm)) => {
-            refuse(
-                "this work is done on GPUs; use it with --transport p2p or nccl, or --simulate sleep or spin",
-            )
+            refuse(&format!(
+                "this work is done on GPUs; use it with --transport {of_gpus}, or --simulate sleep or spin"
+            ))
         }
         (gpus, Some(Simulate::Spin)) if gpus.is_on_gpus() => {
             refuse("--simulate spin keeps a core busy; on GPUs use gpu-spin, gemm, hbm, or sleep")
@@ -413,9 +414,9 @@ fn check(args: &OverlapArgs) -> Result<(), Error> {
         (gpus, _) if gpus.is_on_gpus() && args.touch => {
             refuse("--touch writes and reads host memory; use it with --transport host")
         }
-        (TransportChoice::Auto, _) if args.touch || args.simulate.is_some() => refuse(
-            "--simulate and --touch depend on where payloads lie; say --transport host, p2p or nccl",
-        ),
+        (TransportChoice::Auto, _) if args.touch || args.simulate.is_some() => refuse(&format!(
+            "--simulate and --touch depend on where payloads lie; say --transport host, {of_gpus}"
+        )),
         _ => Ok(()),
     }
 }

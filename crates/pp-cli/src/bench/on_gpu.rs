@@ -16,7 +16,7 @@ use pp_transport::gpu::{DeviceRx, DeviceTx};
 use super::against::Payloads;
 use super::plan::BenchPlan;
 use crate::args::Simulate;
-use crate::timed::{self, Issued, Span, Timed, read_on};
+use crate::timed::{self, Issued, Timed, Works, read_on};
 
 fn device(e: CudaError) -> StageError {
     StageError::new(FaultKind::Device, "simulate work", with_source(&e))
@@ -139,7 +139,7 @@ pub(super) struct GpuSource {
     payloads: Payloads,
     left: u64,
     stage: GpuStage,
-    spans: Vec<Span>,
+    works: Works,
     /// The chunk at which the run counts as warm, and the last one.
     warm_at: u64,
     last: u64,
@@ -153,7 +153,7 @@ impl GpuSource {
             payloads,
             left: chunks,
             stage,
-            spans: Vec::new(),
+            works: Works::default(),
             warm_at: chunks / 10,
             last: chunks.saturating_sub(1),
             free_when_warm: None,
@@ -176,7 +176,8 @@ impl GpuSource {
 
 impl Source<DeviceTx> for GpuSource {
     type Plan = BenchPlan;
-    type Carry = Option<Span>;
+    /// Whether a device works on it.
+    type Carry = bool;
 
     fn poll(&mut self) -> StageResult<Offer> {
         Ok(match self.left {
@@ -185,46 +186,39 @@ impl Source<DeviceTx> for GpuSource {
         })
     }
 
-    fn build(
-        &mut self,
-        place: Place,
-        slot: &mut DeviceTx,
-    ) -> StageResult<Built<BenchPlan, Option<Span>>> {
+    fn look(&mut self) -> StageResult<()> {
+        self.works.look(&mut self.stage.timed).map_err(device)
+    }
+
+    fn build(&mut self, place: Place, slot: &mut DeviceTx) -> StageResult<Built<BenchPlan, bool>> {
         self.left -= 1;
-        let stream = &self.stage.timed.stream;
-        let span = if let Load::Gpu(load) = &mut self.stage.load {
-            let span = match self.spans.pop() {
-                Some(span) => span,
-                None => Span::new(stream.device()).map_err(device)?,
-            };
-            slot.write_on(stream, |_| {
-                span.start.record(stream).map_err(device)?;
-                launch(load)?;
-                span.close(stream).map_err(device)
-            })?;
-            Some(span)
-        } else {
-            let begun = self
-                .stage
-                .begin(|stream, launch| slot.write_on(stream, |_| launch()))?;
-            // The host waits, and what it waits for is the chunk.
-            if let Progress::UnderWay(Working::Sleep { end, .. }) = begun {
-                std::thread::sleep(end.saturating_duration_since(Instant::now()));
+        let begun = self
+            .stage
+            .begin(|stream, launch| slot.write_on(stream, |_| launch()))?;
+        let is_on_device = match begun {
+            Progress::UnderWay(Working::Gpu(work)) => {
+                self.works.push(work);
+                true
             }
-            None
+            // The host waits, and what it waits for is the chunk.
+            Progress::UnderWay(Working::Sleep { end, .. }) => {
+                std::thread::sleep(end.saturating_duration_since(Instant::now()));
+                false
+            }
+            Progress::Done(_) => false,
         };
         let plan = BenchPlan {
             chunk: place.chunk.get(),
             hands_on: true,
         };
         let manifest = self.payloads.of_chunk(plan.chunk).clone();
-        Ok(Built::new(plan, manifest, span))
+        Ok(Built::new(plan, manifest, is_on_device))
     }
 
     fn accepted(
         &mut self,
         chunk: ChunkIndex,
-        span: Option<Span>,
+        is_on_device: bool,
         _: Option<&[u8]>,
     ) -> StageResult<Option<u64>> {
         if chunk.get() == self.warm_at {
@@ -233,10 +227,11 @@ impl Source<DeviceTx> for GpuSource {
         if chunk.get() == self.last {
             self.free_at_end = self.free_memory();
         }
-        // The chunk was sent behind this work, so the work is done.
-        let ns = span.as_ref().map(Span::ns).transpose();
-        self.spans.extend(span);
-        ns.map_err(device)
+        if !is_on_device {
+            return Ok(None);
+        }
+        let done = self.works.take(&mut self.stage.timed).map_err(device)?;
+        Ok(done.map(|done| done.work_ns))
     }
 
     fn queued(&self) -> u32 {
@@ -264,7 +259,8 @@ impl Stage<DeviceTx, DeviceRx> for GpuStage {
     ) -> StageResult<Progress<Done, Self::Kept>> {
         let (plan, tensors) = (chunk.message.plan(), chunk.message.tensors());
         let progress = self.begin(|stream, launch| {
-            read_on(input, stream, |_| output.write_on(stream, |_| launch()))
+            read_on(input, stream, |_| output.write_on(stream, |_| launch()))?;
+            Ok(output.send_ahead(tensors.payload_bytes() as usize)?)
         })?;
         Ok(progress.map(
             |worked| Done {

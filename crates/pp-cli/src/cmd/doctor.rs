@@ -4,7 +4,7 @@ use std::process::Command;
 
 use pp_contract::Rank;
 use pp_contract::{VideoPlan, WIRE_VERSION, plan_digest, with_source};
-use pp_device::Device;
+use pp_device::{Device, Reach};
 use pp_kernels::KernelSet;
 use pp_transport::bell::Bell;
 use pp_transport::host::memory::available_bytes;
@@ -173,7 +173,7 @@ fn gpus() -> Finding {
             );
         }
     };
-    let mut names = Vec::new();
+    let (mut names, mut devices) = (Vec::new(), Vec::new());
     for ordinal in 0..count {
         match Device::open(ordinal) {
             Ok(device) => {
@@ -188,6 +188,7 @@ fn gpus() -> Finding {
                     about.driver_version / 1000,
                     about.driver_version % 1000 / 10
                 ));
+                devices.push(device);
             }
             Err(error) => {
                 return Bad(
@@ -204,8 +205,26 @@ fn gpus() -> Finding {
             "it takes one rank (--ranks 1); each rank more needs a GPU of its own, here or on a machine \
              where a launcher starts it",
         ),
-        _ => Good(names.join(", ")),
+        _ => Good(format!("{}; {}", names.join(", "), between(&devices))),
     }
+}
+
+/// How each two of several GPUs reach each other.
+fn between(devices: &[Device]) -> String {
+    let mut pairs = Vec::new();
+    for (at, low) in devices.iter().enumerate() {
+        for high in &devices[at + 1..] {
+            let how = match low.reach(high.about().uuid) {
+                Ok(Reach::NvLink) => "NVLink".to_owned(),
+                Ok(Reach::Bus) => "the bus".to_owned(),
+                Ok(_) => "neither reaches the other".to_owned(),
+                Err(error) => with_source(&error),
+            };
+            let (low, high) = (low.about().ordinal, high.about().ordinal);
+            pairs.push(format!("between {low} and {high}: {how}"));
+        }
+    }
+    pairs.join(", ")
 }
 
 fn nccl() -> Finding {

@@ -160,10 +160,15 @@ pub(super) trait Encoder: Kernels<Digester: Digester<Tx = Self::Tx>> {
         slot: &mut Self::Tx,
     ) -> StageResult<Self::Encoded>;
 
-    /// What is known of an encode whose chunk the sink has.
+    /// Looks how far the encodes are; asked again and again.
+    fn look(&mut self) -> StageResult<()> {
+        Ok(())
+    }
+
+    /// What is known of the oldest encode, whose chunk the sink has.
     fn encoded(&mut self, encoded: Self::Encoded) -> StageResult<Encode>;
 
-    /// The chunk was overtaken; a device may still encode it.
+    /// The chunk of the oldest encode was overtaken; a device may still encode it.
     fn forget(&mut self, _encoded: Self::Encoded) {}
 }
 
@@ -241,6 +246,11 @@ pub(super) trait Generator:
         output: (&Manifest, Option<&mut Self::Tx>),
         group: Option<&mut Self::Group>,
     ) -> StageResult<Progress<Generated, Self::Computing>>;
+
+    /// All that makes the first `bytes` of the slot was issued: they may move before it is seen done.
+    fn send_ahead(&mut self, _output: &mut Self::Tx, _bytes: u64) -> StageResult<()> {
+        Ok(())
+    }
 
     /// How far the oldest computation under way is.
     fn poll_generated(

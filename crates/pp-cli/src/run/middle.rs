@@ -166,13 +166,16 @@ impl<G: Generator> VideoStage<G> {
         let tensors = match (&mut check, sealed) {
             (Some(check), Some(sealed)) => {
                 let digester = self.generator.digester();
-                let made = output.map(|output| (sealed, output));
+                let made = output.as_deref_mut().map(|output| (sealed, output));
                 self.verifier.end(digester, check, input, made)?;
                 sealed
             }
             _ => &layout.outputs,
         };
         let tensors = tensors.clone();
+        if let Some(output) = output {
+            self.generator.send_ahead(output, tensors.payload_bytes())?;
+        }
         let planned = message.plan().calls(&self.spec, lap..lap + 1, self.laps);
         self.conclude(Computing {
             work,

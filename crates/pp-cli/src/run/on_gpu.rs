@@ -22,7 +22,7 @@ use super::kernels::{
     failed, internal,
 };
 use super::noise;
-use crate::timed::{Done, Issued, Span, Staged, Timed, read_on};
+use crate::timed::{Done, Issued, Staged, Timed, Works, read_on};
 use crate::video::buffer::{Buffer, FrameMemory};
 
 fn device(operation: &'static str) -> impl Fn(CudaError) -> StageError {
@@ -116,12 +116,9 @@ impl Memory for OnGpu {
         let noises: Result<_, _> = (0..opening.depth)
             .map(|_| Staged::new(&stage.timed.stream, NOISE_BYTES))
             .collect();
-        let spans: Result<_, _> = (0..opening.depth)
-            .map(|_| Span::new(&self.device))
-            .collect();
         Ok(GpuSource {
             noises: noises.map_err(device("lock memory"))?,
-            spans: spans.map_err(device("make events"))?,
+            works: Works::with_capacity(opening.depth as usize),
             stage,
             geometry: opening.geometry,
             chunk_bytes: opening.chunk_bytes(),
@@ -175,12 +172,8 @@ unsafe fn copy_noise(copy: &mut Staged, stream: &Stream, from: DevicePtr) -> Res
     }
 }
 
-/// A chunk that was encoded.
-pub(super) struct Encoded {
-    span: Span,
-    /// The noise that was estimated in it, and how many bytes it has.
-    noise: Option<(Staged, usize)>,
-}
+/// The noise that was estimated in a chunk that was encoded, if it was, and how many bytes that has.
+type Encoded = Option<(Staged, usize)>;
 
 /// A decode under way.
 pub(super) struct Decoding {
@@ -195,7 +188,7 @@ pub(super) struct GpuSource {
     chunk_bytes: usize,
     /// For noise that is estimated. Where all are in use, an estimate is not looked at.
     noises: Vec<Staged>,
-    spans: Vec<Span>,
+    works: Works,
 }
 
 /// The sink.
@@ -265,12 +258,8 @@ impl Encoder for GpuSource {
         let place = place.filter(|_| noise::is_estimated(plan));
         let mut noise = place.and_then(|place| Some((self.noises.pop()?, place)));
         let GpuStage { session, timed, .. } = &mut self.stage;
+        let work = timed.open().map_err(&on_error)?;
         let stream = &timed.stream;
-        let span = match self.spans.pop() {
-            Some(span) => span,
-            None => Span::new(stream.device()).map_err(&on_error)?,
-        };
-        span.start.record(stream).map_err(&on_error)?;
         let issued = slot.write_on(stream, |to| -> StageResult<()> {
             let mut payload =
                 PayloadMut::on_device(tensors, to.address, to.len).map_err(internal(name))?;
@@ -284,46 +273,49 @@ impl Encoder for GpuSource {
                     len: place.len(),
                 };
                 // SAFETY: the range lies in the slot, where no work behind the encode writes before the stream has
-                // passed; the copy is read once its span is done, which is behind it on the same stream, and if it is
+                // passed; the copy is read once the work is done, whose end is behind it on the same stream, and if it is
                 // dropped, its memory knows its use.
                 unsafe { copy_noise(copy, stream, from) }.map_err(device(name))?;
             }
-            // In front of the event that says that the slot is written: whoever has read the slot knows that the span
+            // In front of the event that says that the slot is written: whoever has read the slot knows that the work
             // is done.
-            span.close(stream).map_err(device(name))
+            work.close(stream).map_err(device(name))
         });
         // Also where that failed: some of it may have been issued.
         let noted = noise.as_ref().map(|(copy, _)| copy.is_used_by(stream));
         used_by(frames, stream).map_err(&on_error)?;
         noted.transpose().map_err(&on_error)?;
         issued?;
-        let noise = noise.map(|(copy, place)| (copy, place.len()));
-        Ok(Encoded { span, noise })
+        self.works.push(work);
+        Ok(noise.map(|(copy, place)| (copy, place.len())))
     }
 
-    fn encoded(&mut self, encoded: Encoded) -> StageResult<Encode> {
-        let on_error = device(self.stage.name);
-        if !encoded.span.end.is_done().map_err(&on_error)? {
+    fn look(&mut self) -> StageResult<()> {
+        let looked = self.works.look(&mut self.stage.timed);
+        looked.map_err(device(self.stage.name))
+    }
+
+    fn encoded(&mut self, noise: Encoded) -> StageResult<Encode> {
+        let done = self.works.take(&mut self.stage.timed);
+        let Some(done) = done.map_err(device(self.stage.name))? else {
             let what = "a chunk was accepted whose encode is not done";
             return Err(StageError::new(FaultKind::Internal, self.stage.name, what));
-        }
-        let work_ns = encoded.span.ns().map_err(&on_error)?;
-        self.spans.push(encoded.span);
-        let noise = encoded.noise.and_then(|(copy, bytes)| {
+        };
+        let noise = noise.and_then(|(copy, bytes)| {
             let sigmas = noise::sigmas(&copy.host.bytes()[..bytes]);
             self.noises.push(copy);
             sigmas
         });
         Ok(Encode {
-            work_ns: Some(work_ns),
+            work_ns: Some(done.work_ns),
             noise,
         })
     }
 
-    fn forget(&mut self, encoded: Encoded) {
-        self.spans.push(encoded.span);
+    fn forget(&mut self, noise: Encoded) {
+        self.works.forget();
         // A copy that is under way is on the one stream, in front of what its next user issues.
-        self.noises.extend(encoded.noise.map(|(copy, _)| copy));
+        self.noises.extend(noise.map(|(copy, _)| copy));
     }
 }
 
@@ -450,6 +442,10 @@ impl Generator for GpuStage {
         };
         work.close(results).map_err(&on_error)?;
         Ok(Progress::UnderWay((work, calls)))
+    }
+
+    fn send_ahead(&mut self, output: &mut DeviceTx, bytes: u64) -> StageResult<()> {
+        Ok(output.send_ahead(bytes as usize)?)
     }
 
     fn poll_generated(

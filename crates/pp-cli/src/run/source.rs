@@ -235,6 +235,10 @@ impl<E: Encoder> Source<E::Tx> for VideoSource<E> {
         })
     }
 
+    fn look(&mut self) -> StageResult<()> {
+        self.encoder.look()
+    }
+
     fn build(
         &mut self,
         place: Place,

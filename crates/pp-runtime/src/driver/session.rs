@@ -218,17 +218,15 @@ where
     }
 
     fn ask_source(&mut self) -> Result<(), Fault> {
-        if !self.run.core.wants_offer() {
+        let Some(source) = &mut self.run.stages.source else {
             return Ok(());
-        }
+        };
         self.switch.progress().at(Doing::Source);
-        let source = self
-            .run
-            .stages
-            .source
-            .as_mut()
-            .expect("rank 0 has the source");
-        let offer = source.poll();
+        let looked = source.look();
+        if !self.run.core.wants_offer() {
+            return self.of_stage(looked);
+        }
+        let offer = looked.and_then(|()| source.poll());
         match self.of_stage(offer)? {
             Offer::Chunk(cut) => self.run.core.handle_offer(cut),
             Offer::Later => {}

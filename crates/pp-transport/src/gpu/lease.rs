@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::slots::{RxPool, TxPool};
+use crate::edge::check_payload;
 use crate::error::TransportError;
 use crate::in_flight::{Part, Resend, Submission};
 use pp_device::{DevicePtr, Stream};
@@ -22,6 +23,8 @@ pub struct DeviceTx {
     pub(crate) slot: u32,
     /// The stream that wrote last, whose work has to be waited for before the slot is sent.
     pub(crate) writer: Option<Stream>,
+    /// So many bytes are on their way, or there, before their message.
+    pub(crate) ahead: Option<usize>,
     /// The slot was handed over: the lease has ended.
     is_over: bool,
 }
@@ -32,6 +35,7 @@ impl DeviceTx {
             pool: Arc::clone(pool),
             slot,
             writer: pool.slot(slot).take_worker(),
+            ahead: None,
             is_over: false,
         }
     }
@@ -50,7 +54,7 @@ impl DeviceTx {
     ///
     /// # Errors
     /// What `issue` says; the driver refuses. The slot came back from a send that failed, and NCCL
-    /// may read it yet: it can only be sent again, from a copy.
+    /// may read it yet: it can only be sent again, from a copy. It was sent ahead.
     pub fn write_on<R, E: From<TransportError>>(
         &mut self,
         stream: &Stream,
@@ -58,7 +62,33 @@ impl DeviceTx {
     ) -> Result<R, E> {
         let slot = self.pool.slot(self.slot);
         slot.check()?;
+        if self.ahead.is_some() {
+            return Err(TransportError::SentAhead.into());
+        }
         slot.write_on(&mut self.writer, stream, || issue(slot.ptr()))
+    }
+
+    /// Lets the first `bytes` of the slot move as soon as the work that was issued on it is done, before the message that
+    /// tells of them leaves. So the payload is there when the driver has seen the work done. No work may be issued on the
+    /// slot after that. Does nothing where the edge cannot: over NCCL, and within a rank.
+    ///
+    /// # Errors
+    /// The slot has less room, or was sent ahead; its edge is dead; the driver refuses.
+    pub fn send_ahead(&mut self, bytes: usize) -> Result<(), TransportError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.pool.slots.check()?;
+        check_payload(bytes as u64, Some((true, self.capacity())))?;
+        if self.ahead.is_some() {
+            return Err(TransportError::SentAhead);
+        }
+        let slot = self.pool.slot(self.slot);
+        // SAFETY: there is room (checked). A slot is leased only when its other end was given back; this lease issues no
+        // work on it any more, and no other gets it before it was read.
+        let put = unsafe { slot.put(bytes, self.writer.as_ref(), &self.pool.stream) }?;
+        self.ahead = put.then_some(bytes);
+        Ok(())
     }
 
     /// Ends the lease without freeing the slot: it is in flight now.

@@ -14,7 +14,7 @@ pub use self::lease::{DeviceRx, DeviceTx, Receiving, Sending};
 pub use self::local::DeviceLocal;
 pub(crate) use self::slots::{DeviceSlots, Pool, RxPool, Slot, TxPool};
 use crate::error::TransportError;
-use pp_device::{CudaError, DeviceBuffer, Event, Stream};
+use pp_device::{CudaError, DeviceBuffer, DevicePtr, Event, Stream};
 
 /// What all edges with one peer have in common, as their slots see it: they live and end together.
 pub(crate) trait EdgesLife: Debug + Send + Sync {
@@ -43,6 +43,16 @@ pub(crate) trait Far: Debug + Send + Sync {
     /// # Errors
     /// The driver refuses.
     fn give_back(&self, behind: Option<&Event>) -> Result<(), CudaError>;
+
+    /// Issues the copy of a payload from here into the slot of the other rank, and its number behind that.
+    ///
+    /// # Errors
+    /// The driver refuses; some of it may have been issued.
+    ///
+    /// # Safety
+    /// There is room for as many bytes. They are written by nothing that the stream is not ordered behind, and neither written
+    /// nor freed before the number has come back or the stream has passed the copy. The other rank has given back the slot.
+    unsafe fn put(&self, from: DevicePtr, stream: &Stream) -> Result<(), CudaError>;
 
     /// Where the slot lies, if the other rank has a mapping of it, too: its memory stays until these events are done.
     fn used_until(&self, events: Vec<Event>);

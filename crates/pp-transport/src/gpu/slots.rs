@@ -221,6 +221,36 @@ impl Slot {
         Ok(())
     }
 
+    /// Copies the first `bytes` to the other device, behind the work on the slot; on `stream`, unless that is where the work
+    /// was issued. False where no other device takes part.
+    ///
+    /// # Errors
+    /// The driver refuses. Then the slot is used no more if some of it may have been issued.
+    ///
+    /// # Safety
+    /// The slot has room for the bytes, its other end was given back, and no work is issued on it before the other device has
+    /// read it.
+    pub(crate) unsafe fn put(
+        &self,
+        bytes: usize,
+        writer: Option<&Stream>,
+        stream: &Stream,
+    ) -> Result<bool, TransportError> {
+        let Some(far) = &self.far else {
+            return Ok(false);
+        };
+        self.check()?;
+        self.follow(writer, stream)?;
+        self.begin_move();
+        let from = DevicePtr {
+            len: bytes,
+            ..self.ptr()
+        };
+        // SAFETY: the caller's promise; the stream is ordered behind what wrote the slot, which is freed behind the stream.
+        unsafe { far.put(from, stream) }.inspect_err(|_| self.give_up())?;
+        Ok(true)
+    }
+
     /// Whether the device says that nothing works on the slot any more.
     fn is_quiet(&self) -> bool {
         let quiet = |done: Result<bool, CudaError>| matches!(done, Ok(true));

@@ -1,6 +1,11 @@
 //! Edges by copy engine, both ends in this process, on two devices.
 
-use pp_device::Device;
+use std::time::{Duration, Instant};
+
+use pp_contract::{Composer, Lockstep};
+use pp_device::{Device, Stream};
+use pp_testing::{prepare, wait_for};
+use pp_transport::error::TransportError;
 use pp_transport::gpu::p2p::{GpuBackend, Way};
 use pp_transport::gpu::{DeviceRx, DeviceTx};
 use pp_transport::host::EdgeShape;
@@ -59,3 +64,51 @@ impl Backend for P2p {
 }
 
 crate::conformance!(P2p);
+
+#[test]
+fn a_slot_that_was_sent_ahead_is_sent_as_it_was() {
+    const BYTES: usize = 64;
+    let (mut sender, mut receiver) = P2p::pair(1, BYTES as u64);
+    let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::new(), Vec::new());
+    let stream = Stream::new(&Device::open(0).unwrap()).unwrap();
+    for n in 0..3 {
+        let mut lease = wait_for_some(|| sender.try_lease().unwrap());
+        P2p::write(&mut lease, 0, &[n as u8; BYTES]);
+        lease.send_ahead(BYTES + 1).unwrap_err();
+        lease.send_ahead(BYTES).unwrap();
+        assert!(matches!(
+            lease.send_ahead(BYTES),
+            Err(TransportError::SentAhead)
+        ));
+        let written = lease.write_on(&stream, |_| Ok::<_, TransportError>(()));
+        assert!(matches!(written, Err(TransportError::SentAhead)));
+        let (message, stamp) = prepare(&mut composer, n, BYTES / 2);
+        let refused = sender.send(message, stamp, Some(lease)).unwrap_err();
+        let text = refused.error.to_string();
+        assert!(text.contains("of which 64 bytes were sent ahead"), "{text}");
+        let (message, stamp) = prepare(&mut composer, n, BYTES);
+        drop(sender.send(message, stamp, refused.buffer).unwrap());
+        wait_for_some(|| receiver.poll_frame(&mut inbox).unwrap().then_some(()));
+        let matched = lockstep.admit(&inbox).unwrap();
+        let payload = wait_for(receiver.receive(&matched).unwrap());
+        assert_eq!(P2p::read(&payload), [n as u8; BYTES]);
+    }
+    let mut lease = wait_for_some(|| sender.try_lease().unwrap());
+    lease.send_ahead(BYTES).unwrap();
+    drop(lease);
+    assert!(
+        sender.try_lease().unwrap().is_none(),
+        "a slot that moves is leased"
+    );
+}
+
+fn wait_for_some<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + devices::HANG;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "nothing came");
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}

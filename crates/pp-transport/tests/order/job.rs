@@ -385,6 +385,10 @@ fn answer<B: OnGpu>(
                             Ok::<_, TransportError>(())
                         })
                     })?;
+                    // Before its message, and with it.
+                    if n % 3 > 0 {
+                        output.send_ahead(bytes)?;
+                    }
                     Some(output)
                 }
                 _ => None,

@@ -17,7 +17,7 @@ use crate::gpu::{
 use crate::in_flight::{InFlight, Rejected};
 use crate::lane::{LaneEnd, LaneRx, LaneTx};
 use crate::times::{LOOK_EVERY, SETTLED_WITHIN};
-use pp_device::{CudaError, DevicePtr, SharedMemory, Stream};
+use pp_device::Stream;
 
 /// The life of all edges with one peer.
 #[derive(Debug)]
@@ -71,45 +71,17 @@ impl EdgesLife for Life {
     }
 }
 
-/// The slots of an edge, as one rank has them, and those of its peer.
+/// The slots of an edge, as one rank has them, and what the other one does with each.
 #[derive(Debug)]
 pub(super) struct Path {
     pub(super) slots: Arc<DeviceSlots>,
     pub(super) far: Vec<Arc<FarSlot>>,
-    /// Where the slots of the receiver lie, and bytes from one to the next.
-    pub(super) there: Arc<SharedMemory>,
-    pub(super) stride: usize,
 }
 
 impl Path {
-    /// Issues the copy of the first `bytes` of a slot into that of the receiver, and the number behind it.
-    ///
-    /// # Safety
-    /// The slot has room for the bytes. It is written by nothing that the stream is not ordered behind, and neither used nor
-    /// freed before its number has come back or the stream has passed the copy. The receiver has given back the slot there.
-    pub(super) unsafe fn put(&self, slot: u32, bytes: usize, number: u32) -> Result<(), CudaError> {
-        let own = self.slots.slot(slot);
-        let from = DevicePtr {
-            len: bytes,
-            ..own.ptr()
-        };
-        let to = DevicePtr {
-            address: self.there.ptr().address + (slot as usize * self.stride) as u64,
-            len: self.stride,
-        };
-        let stream = &self.slots.stream;
-        own.begin_move();
-        let word = self.far[slot as usize].send(number);
-        // SAFETY: the caller's promise. The memory there and the page are mapped until the stream has passed.
-        unsafe {
-            stream.copy(from, to)?;
-            stream.write_value(word, number)
-        }
-    }
-
-    /// Notes that message `number` comes in a slot.
-    pub(super) fn expect(&self, slot: u32, number: u32) {
-        self.far[slot as usize].expect(number);
+    /// Notes that a payload comes in a slot.
+    pub(super) fn expect(&self, slot: u32) {
+        self.far[slot as usize].expect();
         self.slots.slot(slot).begin_move();
     }
 }
@@ -240,8 +212,7 @@ where
 }
 
 impl P2pTx {
-    /// All that can fail before the copy: that the message, its payload and the lane are fit to go, and that the copy is
-    /// ordered behind what writes the slot.
+    /// All that can fail before the copy: that the message, its payload and the lane are fit to go.
     fn ready(&mut self, bytes: u64, lease: Option<&DeviceTx>) -> Result<(), TransportError> {
         self.shared.life.check()?;
         let pool = self.payloads.as_ref().map(|(pool, _)| pool);
@@ -251,11 +222,12 @@ impl P2pTx {
         let (Some(lease), Some(pool)) = (lease, pool) else {
             return Ok(());
         };
-        let slot = pool.slot(lease.slot);
-        slot.check()?;
-        match &lease.writer {
-            Some(writer) if !writer.is_same(&pool.stream) => Ok(pool.stream.wait(&slot.work)?),
-            _ => Ok(()),
+        match lease.ahead {
+            Some(ahead) if ahead as u64 != bytes => Err(TransportError::PayloadMismatch {
+                payload_bytes: bytes,
+                with: format!("a slot of which {ahead} bytes were sent ahead"),
+            }),
+            _ => pool.slot(lease.slot).check(),
         }
     }
 }
@@ -284,11 +256,15 @@ impl EdgeTx for P2pTx {
         &mut self,
         message: Prepared<'_>,
         stamp: Stamp,
-        payload: Option<DeviceTx>,
+        mut payload: Option<DeviceTx>,
     ) -> Result<Sent<Sending>, Rejected<DeviceTx>> {
         let bytes = message.payload_bytes();
         self.shared.sweep();
-        if let Err(error) = self.ready(bytes, payload.as_ref()) {
+        let mut ready = self.ready(bytes, payload.as_ref());
+        if let Some(lease) = payload.as_mut().filter(|lease| lease.ahead.is_none()) {
+            ready = ready.and_then(|()| lease.send_ahead(bytes as usize));
+        }
+        if let Err(error) = ready {
             let buffer = payload;
             return Err(Rejected { buffer, error });
         }
@@ -296,17 +272,7 @@ impl EdgeTx for P2pTx {
         let sending = payload.map(DeviceTx::into_sending);
         let slot = sending.as_ref().map(|sending| sending.slot);
         let committed = message.commit(&mut self.sequencer, stamp);
-        let mut left = Ok(());
-        if let (Some(slot), Some((pool, path))) = (slot, &self.payloads) {
-            let number = number(committed.header());
-            // SAFETY: the slot has room for the bytes (checked). It is not written any more (its lease was moved in), and
-            // the stream waits for what wrote it. It is leased again when the receiver's number has come back, and freed
-            // behind the stream. A slot was leased only when the receiver had given it back.
-            left = unsafe { path.put(slot, bytes as usize, number) }
-                .map_err(TransportError::from)
-                .inspect_err(|_| pool.slot(slot).give_up());
-        }
-        match left.and_then(|()| self.lane.push(slot, committed.frame())) {
+        match self.lane.push(slot, committed.frame()) {
             Ok(()) => Ok(Sent {
                 header: *committed.header(),
                 payload: sending.map(InFlight::new),
@@ -319,12 +285,6 @@ impl EdgeTx for P2pTx {
             }
         }
     }
-}
-
-/// The number that stands for a message with a payload. They count from 1: a fresh page holds 0.
-fn number(header: &pp_contract::Header) -> u32 {
-    let number = header.edge_seq().map_or(0, |number| number.get() as u32);
-    number.wrapping_add(1)
 }
 
 impl EdgeRx for P2pRx {
@@ -350,7 +310,7 @@ impl EdgeRx for P2pRx {
         };
         let pool = Arc::clone(pool);
         let (slot, len) = self.lane.take_announced(header, pool.pool.capacity)?;
-        path.expect(slot, number(header.header()));
+        path.expect(slot);
         Ok(InFlight::new(Receiving { pool, slot, len }))
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pp_device::{CudaError, Event, Registered, SharedMemory, Stream};
+use pp_device::{CudaError, DevicePtr, Event, Registered, SharedMemory, Stream};
 
 use crate::gpu::Far;
 use crate::host::region::{Region, SharedWords};
@@ -12,10 +12,10 @@ use crate::host::region::{Region, SharedWords};
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Numbers {
-    /// The message whose payload is there: the sender's device writes it.
+    /// How many payloads have come into it: the sender's device writes it.
     arrived: AtomicU32,
     _apart: [AtomicU32; 15],
-    /// The message whose payload was read: the receiver's device writes it, or its host.
+    /// How many of them were read: the receiver's device writes it, or its host.
     read: AtomicU32,
 }
 
@@ -31,29 +31,40 @@ pub(super) fn bytes(slots: usize) -> usize {
     all.max(1).next_multiple_of(rustix::param::page_size())
 }
 
+/// The number before the first, so that numbers wrap in every run.
+const BEFORE: u32 = u32::MAX - 1;
+
+/// What this rank does with a slot.
+#[derive(Debug)]
+pub(super) enum Side {
+    /// Its stream copies there, into memory of the receiver, which stays mapped.
+    Out {
+        to: DevicePtr,
+        _memory: Arc<SharedMemory>,
+    },
+    /// It lies in this memory, and this stream gives it back.
+    In(Arc<SharedMemory>, Stream),
+}
+
 /// A slot, as this rank sees what the device of the other one does with it.
 #[derive(Debug)]
 pub(super) struct FarSlot {
     page: Arc<Page>,
     at: usize,
-    /// The number that the other device writes when it is done.
+    /// The number that the other device writes when it is done: that of the payload which was copied or announced last.
+    /// Both ranks count the payloads of the slot.
     due: AtomicU32,
-    /// Of an incoming slot, the memory in which it lies, and the stream of its credits.
-    incoming: Option<(Arc<SharedMemory>, Stream)>,
+    side: Side,
 }
 
 impl FarSlot {
     /// The slot whose numbers are the `index`th of the page.
-    pub(super) fn new(
-        page: &Arc<Page>,
-        index: usize,
-        incoming: Option<(Arc<SharedMemory>, Stream)>,
-    ) -> Self {
+    pub(super) fn new(page: &Arc<Page>, index: usize, side: Side) -> Self {
         Self {
             page: Arc::clone(page),
             at: index * size_of::<Numbers>(),
-            due: AtomicU32::new(0),
-            incoming,
+            due: AtomicU32::new(BEFORE),
+            side,
         }
     }
 
@@ -61,21 +72,15 @@ impl FarSlot {
         self.page.words(self.at)
     }
 
-    /// The sender: message `number` is about to be copied there. The address of the number to write behind the copy.
-    pub(super) fn send(&self, number: u32) -> u64 {
-        let was = self.due.swap(number, Ordering::AcqRel);
-        if was == number {
-            // It is the number that is there already: of a slot that was never used, or after 2^32 messages. The receiver
-            // looks once it has the header, and nothing is under way.
-            self.numbers().arrived.store(!number, Ordering::Release);
-            self.numbers().read.store(!number, Ordering::Release);
-        }
-        self.page.address() + (self.at + std::mem::offset_of!(Numbers, arrived)) as u64
+    /// The receiver: the next payload was announced.
+    pub(super) fn expect(&self) {
+        self.next();
     }
 
-    /// The receiver: message `number` was announced for it.
-    pub(super) fn expect(&self, number: u32) {
-        self.due.store(number, Ordering::Release);
+    /// Counts one payload more, and gives its number.
+    fn next(&self) -> u32 {
+        // One thread sends, and one receives.
+        self.due.fetch_add(1, Ordering::AcqRel).wrapping_add(1)
     }
 }
 
@@ -83,16 +88,16 @@ impl Far for FarSlot {
     #[inline]
     fn has_moved(&self) -> bool {
         let numbers = self.numbers();
-        let number = match self.incoming {
-            Some(_) => &numbers.arrived,
-            None => &numbers.read,
+        let number = match self.side {
+            Side::In(..) => &numbers.arrived,
+            Side::Out { .. } => &numbers.read,
         };
         number.load(Ordering::Acquire) == self.due.load(Ordering::Acquire)
     }
 
     fn give_back(&self, behind: Option<&Event>) -> Result<(), CudaError> {
         let number = self.due.load(Ordering::Acquire);
-        let (Some(work), Some((_, credits))) = (behind, &self.incoming) else {
+        let (Some(work), Side::In(_, credits)) = (behind, &self.side) else {
             self.numbers().read.store(number, Ordering::Release);
             return Ok(());
         };
@@ -102,8 +107,20 @@ impl Far for FarSlot {
         unsafe { credits.write_value(self.page.address() + word as u64, number) }
     }
 
+    unsafe fn put(&self, from: DevicePtr, stream: &Stream) -> Result<(), CudaError> {
+        let Side::Out { to, .. } = self.side else {
+            unreachable!("nothing is sent from a slot of the receiver");
+        };
+        let word = self.at + std::mem::offset_of!(Numbers, arrived);
+        // SAFETY: the caller's promise. The memory there and the page are mapped until the stream has passed.
+        unsafe {
+            stream.copy(from, to)?;
+            stream.write_value(self.page.address() + word as u64, self.next())
+        }
+    }
+
     fn used_until(&self, events: Vec<Event>) {
-        if let Some((memory, _)) = &self.incoming {
+        if let Side::In(memory, _) = &self.side {
             memory.used_until(events, Vec::new());
         }
     }

@@ -14,7 +14,7 @@ use pp_device::{
 };
 
 use super::edge::{Life, Path};
-use super::numbers::{self, FarSlot, Page};
+use super::numbers::{self, FarSlot, Page, Side};
 use crate::backend::{EdgeEnd, Peer, receive_fds, share_memory};
 use crate::bell::Bell;
 use crate::error::TransportError;
@@ -28,8 +28,6 @@ use crate::times::{LOOK_EVERY, TRIED_WITHIN};
 const ALIGN: usize = 4096;
 /// Bytes of the pattern at each end of a slot.
 const PATTERN: usize = 4096;
-/// The number of the trial, which the first message of a slot does not have.
-const NUMBER: u32 = u32::MAX;
 /// The name of the page in the kernel's tables.
 const PAGE: &str = "pp-numbers";
 
@@ -201,15 +199,21 @@ fn open(
         let there = Arc::new(there);
         let (mut far, mut slots) = (Vec::new(), Vec::new());
         for slot in 0..end.shape.slots() as usize {
-            let incoming = (!end.is_sender).then(|| (Arc::clone(&there), stream.clone()));
-            let other = Arc::new(FarSlot::new(&page, first + slot, incoming));
+            let address = there.ptr().address + (slot * stride) as u64;
+            let len = capacity;
+            let (place, memory) = (DevicePtr { address, len }, Arc::clone(&there));
+            let side = match end.is_sender {
+                true => Side::Out {
+                    to: place,
+                    _memory: memory,
+                },
+                false => Side::In(memory, stream.clone()),
+            };
+            let other = Arc::new(FarSlot::new(&page, first + slot, side));
             far.push(Arc::clone(&other));
-            slots.push(if end.is_sender {
-                Slot::new(device, capacity, Some(other))?
-            } else {
-                let address = there.ptr().address + (slot * stride) as u64;
-                let len = capacity;
-                Slot::shared(device, DevicePtr { address, len }, other)?
+            slots.push(match end.is_sender {
+                true => Slot::new(device, capacity, Some(other))?,
+                false => Slot::shared(device, place, other)?,
             });
         }
         first += slots.len();
@@ -217,8 +221,6 @@ fn open(
         paths.push(Path {
             slots: Arc::new(DeviceSlots::of(slots, capacity, Some(life), stream)),
             far,
-            there,
-            stride,
         });
     }
     Ok(paths)
@@ -289,8 +291,9 @@ fn send_pattern(
     issued?;
     noted?;
     for slot in 0..path.far.len() as u32 {
+        let slot = path.slots.slot(slot);
         // SAFETY: the slot has no owner yet, and neither has that of the receiver. What wrote it is on the same stream.
-        unsafe { path.put(slot, path.slots.capacity, NUMBER) }?;
+        unsafe { slot.put(path.slots.capacity, Some(stream), stream) }?;
     }
     Ok(staging)
 }
@@ -311,7 +314,7 @@ fn await_numbers(path: &Path) -> Result<(), Failed> {
 
 /// Receives each slot of an edge once, looks at what came, and gives it back in the order of the stream.
 fn compare(device: &Device, end: &EdgeEnd, path: &Path) -> Result<(), Failed> {
-    (0..path.far.len() as u32).for_each(|slot| path.expect(slot, NUMBER));
+    (0..path.far.len() as u32).for_each(|slot| path.expect(slot));
     await_numbers(path)?;
     let (stream, passed) = (&path.slots.stream, Event::new(device)?);
     let mut staging = staging(device, path)?;
