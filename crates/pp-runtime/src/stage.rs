@@ -262,7 +262,7 @@ pub trait Source<Tx> {
     }
 
     /// The sink has taken the chunk and says `note` of it; `None` if a hard cut overtook it. Gives how long a device worked
-    /// on its build, in nanoseconds by the device's own clock; `None` where the driver's clock counts.
+    /// on its build, in nanoseconds; `None` where the driver's clock counts.
     ///
     /// # Errors
     /// The device failed.
