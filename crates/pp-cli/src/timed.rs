@@ -96,11 +96,13 @@ impl Issued {
     }
 }
 
-/// Works of a source, oldest first: each is taken when its chunk was accepted.
+/// Works of a source, oldest first: each is taken when its chunk was accepted, or forgotten.
 #[derive(Default)]
 pub(crate) struct Works {
     under_way: VecDeque<Issued>,
     done: VecDeque<Done>,
+    /// So many of the oldest under way nobody asks for.
+    forgotten: usize,
 }
 
 impl Works {
@@ -108,6 +110,7 @@ impl Works {
         Self {
             under_way: VecDeque::with_capacity(works),
             done: VecDeque::with_capacity(works),
+            forgotten: 0,
         }
     }
 
@@ -119,6 +122,7 @@ impl Works {
     pub(crate) fn look(&mut self, timed: &mut Timed) -> Result<(), CudaError> {
         while let Some(work) = self.under_way.pop_front() {
             match timed.poll(work)? {
+                Progress::Done(_) if self.forgotten > 0 => self.forgotten -= 1,
                 Progress::Done(done) => self.done.push_back(done),
                 Progress::UnderWay(work) => {
                     self.under_way.push_front(work);
@@ -132,7 +136,7 @@ impl Works {
     /// Nobody asks for the oldest.
     pub(crate) fn forget(&mut self) {
         if self.done.pop_front().is_none() {
-            self.under_way.pop_front();
+            self.forgotten += 1;
         }
     }
 

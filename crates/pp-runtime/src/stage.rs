@@ -446,7 +446,7 @@ pub struct Taken {
     pub start_frame: u64,
     /// What is said of tensors that carry digests; none where they do not.
     pub seal: Option<Seal>,
-    /// How long a device worked on it, by the device's own clock; else the driver's clock counts.
+    /// How long a device worked on it, where the stage knows; else the driver's clock counts.
     pub worked: Option<Worked>,
     /// From the sink: what the source is told of the chunk.
     pub note: Vec<u8>,

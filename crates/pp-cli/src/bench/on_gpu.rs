@@ -110,8 +110,12 @@ impl GpuStage {
             }
             Load::Gpu(load) => {
                 let work = self.timed.open().map_err(device)?;
-                on_slots(&self.timed.stream, &mut || launch(load))?;
-                work.close(&self.timed.stream).map_err(device)?;
+                let stream = &self.timed.stream;
+                // In front of the slot's event: whoever has the payload knows that the work is done.
+                on_slots(stream, &mut || {
+                    launch(load)?;
+                    work.close(stream).map_err(device)
+                })?;
                 Ok(Progress::UnderWay(Working::Gpu(work)))
             }
         }

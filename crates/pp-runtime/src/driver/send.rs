@@ -473,7 +473,7 @@ where
         let built_ns = self.of_stage(built_ns)?;
         let record = &mut admitted.record;
         if let Some(built_ns) = built_ns {
-            // The device's own time; its queue is no work.
+            // What waits in the queue of a device is no work.
             record.build_end_ns = record.build_start_ns.saturating_add(built_ns);
         }
         record.accepted_ns = now_ns();

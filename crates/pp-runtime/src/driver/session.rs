@@ -223,10 +223,11 @@ where
         };
         self.switch.progress().at(Doing::Source);
         let looked = source.look();
-        if !self.run.core.wants_offer() {
-            return self.of_stage(looked);
-        }
-        let offer = looked.and_then(|()| source.poll());
+        let offer = match self.run.core.wants_offer() {
+            true => looked.and_then(|()| source.poll()),
+            false => looked.map(|()| Offer::Later),
+        };
+        self.switch.progress().at(Doing::Looking);
         match self.of_stage(offer)? {
             Offer::Chunk(cut) => self.run.core.handle_offer(cut),
             Offer::Later => {}

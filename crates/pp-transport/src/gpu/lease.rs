@@ -16,7 +16,7 @@ use pp_device::{DevicePtr, Stream};
 ///
 /// # If dropped
 /// The slot is free again; nothing was sent. The work of its next lease is ordered behind the work
-/// that was issued on it.
+/// that was issued on it. A slot that was sent ahead is not leased again.
 #[derive(Debug)]
 pub struct DeviceTx {
     pub(crate) pool: Arc<TxPool>,
@@ -69,26 +69,32 @@ impl DeviceTx {
     }
 
     /// Lets the first `bytes` of the slot move as soon as the work that was issued on it is done, before the message that
-    /// tells of them leaves. So the payload is there when the driver has seen the work done. No work may be issued on the
-    /// slot after that. Does nothing where the edge cannot: over NCCL, and within a rank.
+    /// tells of them leaves. So the payload is on its way when the driver sees the work done. No work may be issued on the
+    /// slot after that, and a message with just these bytes must be sent with it. Does nothing where the edge cannot (over
+    /// NCCL, and within a rank), or is dead: the send says so.
     ///
     /// # Errors
-    /// The slot has less room, or was sent ahead; its edge is dead; the driver refuses.
+    /// The slot has less room, or was sent ahead; the driver refuses.
     pub fn send_ahead(&mut self, bytes: usize) -> Result<(), TransportError> {
-        if bytes == 0 {
+        if bytes == 0 || self.pool.is_dead() {
             return Ok(());
         }
-        self.pool.slots.check()?;
         check_payload(bytes as u64, Some((true, self.capacity())))?;
         if self.ahead.is_some() {
             return Err(TransportError::SentAhead);
         }
+        self.put(bytes).map(drop)
+    }
+
+    /// Issues the copy of the first `bytes` to the other device, for which there is room. False where there is none, or the edge
+    /// is gone.
+    pub(crate) fn put(&mut self, bytes: usize) -> Result<bool, TransportError> {
         let slot = self.pool.slot(self.slot);
-        // SAFETY: there is room (checked). A slot is leased only when its other end was given back; this lease issues no
-        // work on it any more, and no other gets it before it was read.
+        // SAFETY: the callers have checked that there is room. A slot is leased only when its other end was given back; this
+        // lease issues no work on it any more, and no other gets it before it was read.
         let put = unsafe { slot.put(bytes, self.writer.as_ref(), &self.pool.stream) }?;
         self.ahead = put.then_some(bytes);
-        Ok(())
+        Ok(put)
     }
 
     /// Ends the lease without freeing the slot: it is in flight now.
@@ -124,6 +130,11 @@ pub struct Sending {
 }
 
 impl Sending {
+    /// Its slot is written no more: what was sent may still be read.
+    pub(crate) fn give_up(&self) {
+        self.pool.slot(self.slot).give_up();
+    }
+
     /// The lease again, where its send failed and the generation is over with it: to be read from,
     /// since no work has written it. If NCCL may have taken it, its slot was given up, and refuses
     /// to be written.

@@ -44,7 +44,11 @@ pub(crate) trait Far: Debug + Send + Sync {
     /// The driver refuses.
     fn give_back(&self, behind: Option<&Event>) -> Result<(), CudaError>;
 
-    /// Issues the copy of a payload from here into the slot of the other rank, and its number behind that.
+    /// Counts one payload more, which is not done before its number is there. Who has the slot calls this.
+    fn next(&self) -> u32;
+
+    /// Issues the copy of a payload from here into the slot of the other rank, and its number behind that. False where the edge
+    /// is gone.
     ///
     /// # Errors
     /// The driver refuses; some of it may have been issued.
@@ -52,7 +56,8 @@ pub(crate) trait Far: Debug + Send + Sync {
     /// # Safety
     /// There is room for as many bytes. They are written by nothing that the stream is not ordered behind, and neither written
     /// nor freed before the number has come back or the stream has passed the copy. The other rank has given back the slot.
-    unsafe fn put(&self, from: DevicePtr, stream: &Stream) -> Result<(), CudaError>;
+    /// The stream is that of the edge.
+    unsafe fn put(&self, from: DevicePtr, number: u32, stream: &Stream) -> Result<bool, CudaError>;
 
     /// Where the slot lies, if the other rank has a mapping of it, too: its memory stays until these events are done.
     fn used_until(&self, events: Vec<Event>);

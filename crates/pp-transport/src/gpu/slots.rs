@@ -221,15 +221,15 @@ impl Slot {
         Ok(())
     }
 
-    /// Copies the first `bytes` to the other device, behind the work on the slot; on `stream`, unless that is where the work
-    /// was issued. False where no other device takes part.
+    /// Copies the first `bytes` to the other device, on the stream of the edge and behind the work on the slot. False where no
+    /// other device takes part, or the edge is gone.
     ///
     /// # Errors
     /// The driver refuses. Then the slot is used no more if some of it may have been issued.
     ///
     /// # Safety
     /// The slot has room for the bytes, its other end was given back, and no work is issued on it before the other device has
-    /// read it.
+    /// read it. `stream` is that of the edge.
     pub(crate) unsafe fn put(
         &self,
         bytes: usize,
@@ -241,14 +241,18 @@ impl Slot {
         };
         self.check()?;
         self.follow(writer, stream)?;
+        let number = far.next();
         self.begin_move();
         let from = DevicePtr {
             len: bytes,
             ..self.ptr()
         };
         // SAFETY: the caller's promise; the stream is ordered behind what wrote the slot, which is freed behind the stream.
-        unsafe { far.put(from, stream) }.inspect_err(|_| self.give_up())?;
-        Ok(true)
+        let put = unsafe { far.put(from, number, stream) };
+        if !matches!(put, Ok(true)) {
+            self.give_up();
+        }
+        Ok(put?)
     }
 
     /// Whether the device says that nothing works on the slot any more.
@@ -361,7 +365,7 @@ impl DeviceSlots {
         self.life.as_ref().map_or(Ok(()), |life| life.check())
     }
 
-    fn is_dead(&self) -> bool {
+    pub(crate) fn is_dead(&self) -> bool {
         self.life.as_ref().is_some_and(|life| life.is_dead())
     }
 

@@ -68,7 +68,7 @@ crate::conformance!(P2p);
 #[test]
 fn a_slot_that_was_sent_ahead_is_sent_as_it_was() {
     const BYTES: usize = 64;
-    let (mut sender, mut receiver) = P2p::pair(1, BYTES as u64);
+    let (mut sender, mut receiver) = P2p::pair(2, BYTES as u64);
     let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::new(), Vec::new());
     let stream = Stream::new(&Device::open(0).unwrap()).unwrap();
     for n in 0..3 {
@@ -93,13 +93,15 @@ fn a_slot_that_was_sent_ahead_is_sent_as_it_was() {
         let payload = wait_for(receiver.receive(&matched).unwrap());
         assert_eq!(P2p::read(&payload), [n as u8; BYTES]);
     }
-    let mut lease = wait_for_some(|| sender.try_lease().unwrap());
-    lease.send_ahead(BYTES).unwrap();
-    drop(lease);
-    assert!(
-        sender.try_lease().unwrap().is_none(),
-        "a slot that moves is leased"
-    );
+    let mut leases = [(); 2].map(|()| wait_for_some(|| sender.try_lease().unwrap()));
+    leases[0].send_ahead(BYTES).unwrap();
+    let [ahead, mut left] = leases;
+    drop(ahead);
+    let leased = sender.try_lease().unwrap();
+    assert!(leased.is_none(), "a slot that moves is leased");
+    // The send says that the edge is gone.
+    drop(sender);
+    left.send_ahead(BYTES).unwrap();
 }
 
 fn wait_for_some<T>(mut look: impl FnMut() -> Option<T>) -> T {

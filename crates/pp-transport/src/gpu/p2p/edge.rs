@@ -11,13 +11,13 @@ use crate::backend::{Abort, End};
 use crate::edge::{EdgeRx, EdgeTx, Edges, Sent, check_payload};
 use crate::error::TransportError;
 use crate::gpu::{
-    DeviceRx, DeviceSlots, DeviceTx, EdgesLife, Pool, Receiving, Remains, RxPool, Sending, Slot,
-    TxPool,
+    DeviceRx, DeviceSlots, DeviceTx, EdgesLife, Far as _, Pool, Receiving, Remains, RxPool,
+    Sending, Slot, TxPool,
 };
 use crate::in_flight::{InFlight, Rejected};
 use crate::lane::{LaneEnd, LaneRx, LaneTx};
 use crate::times::{LOOK_EVERY, SETTLED_WITHIN};
-use pp_device::Stream;
+use pp_device::{SharedMemory, Stream};
 
 /// The life of all edges with one peer.
 #[derive(Debug)]
@@ -76,12 +76,14 @@ impl EdgesLife for Life {
 pub(super) struct Path {
     pub(super) slots: Arc<DeviceSlots>,
     pub(super) far: Vec<Arc<FarSlot>>,
+    /// Where the slots of the receiver lie. Of a dead peer, no longer than the edge.
+    pub(super) _there: Arc<SharedMemory>,
 }
 
 impl Path {
     /// Notes that a payload comes in a slot.
     pub(super) fn expect(&self, slot: u32) {
-        self.far[slot as usize].expect();
+        self.far[slot as usize].next();
         self.slots.slot(slot).begin_move();
     }
 }
@@ -262,13 +264,16 @@ impl EdgeTx for P2pTx {
         self.shared.sweep();
         let mut ready = self.ready(bytes, payload.as_ref());
         if let Some(lease) = payload.as_mut().filter(|lease| lease.ahead.is_none()) {
-            ready = ready.and_then(|()| lease.send_ahead(bytes as usize));
+            ready = ready.and_then(|()| match lease.put(bytes as usize)? {
+                true => Ok(()),
+                false => Err(TransportError::Unrecorded),
+            });
         }
         if let Err(error) = ready {
             let buffer = payload;
             return Err(Rejected { buffer, error });
         }
-        // From here on nothing may fail. What fails all the same ends the generation: a number is used up.
+        // From here on nothing may fail. What fails all the same ends the generation: a number of the edge is used up.
         let sending = payload.map(DeviceTx::into_sending);
         let slot = sending.as_ref().map(|sending| sending.slot);
         let committed = message.commit(&mut self.sequencer, stamp);
@@ -279,8 +284,11 @@ impl EdgeTx for P2pTx {
             }),
             Err(error) => {
                 self.shared.life.kill(&error.to_string());
-                // The next generation may send it.
-                let buffer = sending.map(Sending::recall);
+                // The next generation may send it, from a copy: this one still reads it.
+                let buffer = sending.map(|sending| {
+                    sending.give_up();
+                    sending.recall()
+                });
                 Err(Rejected { buffer, error })
             }
         }

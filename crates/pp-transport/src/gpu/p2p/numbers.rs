@@ -1,7 +1,7 @@
 //! The numbers that say how far a slot is.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use pp_device::{CudaError, DevicePtr, Event, Registered, SharedMemory, Stream};
 
@@ -12,10 +12,10 @@ use crate::host::region::{Region, SharedWords};
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Numbers {
-    /// How many payloads have come into it: the sender's device writes it.
+    /// The number of the payload that is there: the sender's device writes it.
     arrived: AtomicU32,
     _apart: [AtomicU32; 15],
-    /// How many of them were read: the receiver's device writes it, or its host.
+    /// The number of the payload that was read: the receiver's device writes it, or its host.
     read: AtomicU32,
 }
 
@@ -37,10 +37,10 @@ const BEFORE: u32 = u32::MAX - 1;
 /// What this rank does with a slot.
 #[derive(Debug)]
 pub(super) enum Side {
-    /// Its stream copies there, into memory of the receiver, which stays mapped.
+    /// Its stream copies there, into memory of the receiver. A payload that is kept longer than its edge does not keep that.
     Out {
         to: DevicePtr,
-        _memory: Arc<SharedMemory>,
+        memory: Weak<SharedMemory>,
     },
     /// It lies in this memory, and this stream gives it back.
     In(Arc<SharedMemory>, Stream),
@@ -71,17 +71,6 @@ impl FarSlot {
     fn numbers(&self) -> &Numbers {
         self.page.words(self.at)
     }
-
-    /// The receiver: the next payload was announced.
-    pub(super) fn expect(&self) {
-        self.next();
-    }
-
-    /// Counts one payload more, and gives its number.
-    fn next(&self) -> u32 {
-        // One thread sends, and one receives.
-        self.due.fetch_add(1, Ordering::AcqRel).wrapping_add(1)
-    }
 }
 
 impl Far for FarSlot {
@@ -107,16 +96,24 @@ impl Far for FarSlot {
         unsafe { credits.write_value(self.page.address() + word as u64, number) }
     }
 
-    unsafe fn put(&self, from: DevicePtr, stream: &Stream) -> Result<(), CudaError> {
-        let Side::Out { to, .. } = self.side else {
+    fn next(&self) -> u32 {
+        self.due.fetch_add(1, Ordering::AcqRel).wrapping_add(1)
+    }
+
+    unsafe fn put(&self, from: DevicePtr, number: u32, stream: &Stream) -> Result<bool, CudaError> {
+        let Side::Out { to, memory } = &self.side else {
             unreachable!("nothing is sent from a slot of the receiver");
         };
+        let Some(_mapped) = memory.upgrade() else {
+            return Ok(false);
+        };
         let word = self.at + std::mem::offset_of!(Numbers, arrived);
-        // SAFETY: the caller's promise. The memory there and the page are mapped until the stream has passed.
+        // SAFETY: the caller's promise. The memory there and the page are unmapped when the edge's stream has passed.
         unsafe {
-            stream.copy(from, to)?;
-            stream.write_value(self.page.address() + word as u64, self.next())
+            stream.copy(from, *to)?;
+            stream.write_value(self.page.address() + word as u64, number)?;
         }
+        Ok(true)
     }
 
     fn used_until(&self, events: Vec<Event>) {

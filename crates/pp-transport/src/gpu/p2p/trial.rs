@@ -201,13 +201,13 @@ fn open(
         for slot in 0..end.shape.slots() as usize {
             let address = there.ptr().address + (slot * stride) as u64;
             let len = capacity;
-            let (place, memory) = (DevicePtr { address, len }, Arc::clone(&there));
+            let place = DevicePtr { address, len };
             let side = match end.is_sender {
                 true => Side::Out {
                     to: place,
-                    _memory: memory,
+                    memory: Arc::downgrade(&there),
                 },
-                false => Side::In(memory, stream.clone()),
+                false => Side::In(Arc::clone(&there), stream.clone()),
             };
             let other = Arc::new(FarSlot::new(&page, first + slot, side));
             far.push(Arc::clone(&other));
@@ -221,6 +221,7 @@ fn open(
         paths.push(Path {
             slots: Arc::new(DeviceSlots::of(slots, capacity, Some(life), stream)),
             far,
+            _there: there,
         });
     }
     Ok(paths)
