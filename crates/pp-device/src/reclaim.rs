@@ -5,9 +5,10 @@
 //! is dropped is left to this thread. It frees nothing on a device whose kernels may never end (a
 //! communicator that was given up and has not ended yet): only later, when they have ended, or never.
 
+use std::ffi::c_int;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::device::Device;
 use crate::error::CudaError;
@@ -15,6 +16,10 @@ use crate::stream::{Event, Stream};
 
 /// The thread that frees, of which the process has one; `None` where it could not be started.
 static RECLAIMER: OnceLock<Option<Sender<DeferredFree>>> = OnceLock::new();
+/// Held while the thread calls the driver; true once the process ends.
+static IS_OVER: Mutex<bool> = Mutex::new(false);
+/// The end of the process waits no longer for a call that has begun.
+const ENDED_WITHIN: Duration = Duration::from_secs(1);
 /// Time between two looks at memory that may still be in use.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -89,6 +94,8 @@ impl DeferredFree {
     pub(crate) fn submit(self) {
         let reclaimer = RECLAIMER.get_or_init(|| {
             let (sender, submitted) = channel();
+            // SAFETY: the handler takes and returns nothing, and does not unwind.
+            unsafe { atexit(stop) };
             std::thread::Builder::new()
                 .name("pp-cuda-free".into())
                 .spawn(move || reclaim(&submitted))
@@ -124,6 +131,23 @@ impl DeferredFree {
     }
 }
 
+unsafe extern "C" {
+    /// POSIX: calls the handler when the process ends, before those that were given earlier.
+    fn atexit(handler: extern "C" fn()) -> c_int;
+}
+
+/// Lets no call of the driver go on into its end: the process ends, and the driver, which was loaded before, goes with it.
+extern "C" fn stop() {
+    let deadline = Instant::now() + ENDED_WITHIN;
+    while Instant::now() < deadline {
+        if let Ok(mut is_over) = IS_OVER.try_lock() {
+            *is_over = true;
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 fn reclaim(submitted: &Receiver<DeferredFree>) {
     let mut kept: Vec<DeferredFree> = Vec::new();
     loop {
@@ -136,6 +160,12 @@ fn reclaim(submitted: &Receiver<DeferredFree>) {
             Ok(memory) => kept.push(memory),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
+        }
+        let is_over = IS_OVER.lock().unwrap_or_else(PoisonError::into_inner);
+        if *is_over {
+            // Their events are the driver's, too.
+            std::mem::forget(kept);
+            return;
         }
         for memory in std::mem::take(&mut kept) {
             if memory.device.may_hang() {

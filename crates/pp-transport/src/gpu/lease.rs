@@ -25,6 +25,8 @@ pub struct DeviceTx {
     pub(crate) writer: Option<Stream>,
     /// So many bytes are on their way, or there, before their message.
     pub(crate) ahead: Option<usize>,
+    /// Nothing moves before its message.
+    is_held: bool,
     /// The slot was handed over: the lease has ended.
     is_over: bool,
 }
@@ -36,6 +38,7 @@ impl DeviceTx {
             slot,
             writer: pool.slot(slot).take_worker(),
             ahead: None,
+            is_held: false,
             is_over: false,
         }
     }
@@ -76,7 +79,7 @@ impl DeviceTx {
     /// # Errors
     /// The slot has less room, or was sent ahead; the driver refuses.
     pub fn send_ahead(&mut self, bytes: usize) -> Result<(), TransportError> {
-        if bytes == 0 || self.pool.is_dead() {
+        if bytes == 0 || self.is_held || self.pool.is_dead() {
             return Ok(());
         }
         check_payload(bytes as u64, Some((true, self.capacity())))?;
@@ -84,6 +87,11 @@ impl DeviceTx {
             return Err(TransportError::SentAhead);
         }
         self.put(bytes).map(drop)
+    }
+
+    /// Lets nothing of the slot move before its message: [`Self::send_ahead`] does nothing.
+    pub const fn hold_back(&mut self) {
+        self.is_held = true;
     }
 
     /// Issues the copy of the first `bytes` to the other device, for which there is room. False where there is none, or the edge

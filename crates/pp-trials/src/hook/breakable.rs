@@ -58,6 +58,9 @@ pub(crate) trait Breakable: Backend + Edges<Group: Collective> {
     /// What breaking the rules takes, once edges are made.
     fn tools(&mut self, how: Connect<'_>) -> Result<Self::Tools, TransportError>;
 
+    /// Lets no payload move before its message, which may have to change it.
+    fn hold_back(_: &mut Self::Tx) {}
+
     /// Changes one byte of a slot that is about to be sent.
     fn change_byte(tools: &Self::Tools, slot: &mut Self::Tx) -> Result<(), TransportError>;
 
@@ -99,6 +102,10 @@ impl Breakable for GpuBackend {
         let is_loaded = self.nccl.is_some();
         let issuer = is_loaded.then(|| self.issuer(how)).transpose()?;
         Ok((self.device.clone(), issuer))
+    }
+
+    fn hold_back(slot: &mut DeviceTx) {
+        slot.hold_back();
     }
 
     fn change_byte((device, _): &Self::Tools, slot: &mut DeviceTx) -> Result<(), TransportError> {

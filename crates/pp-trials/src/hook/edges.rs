@@ -70,7 +70,14 @@ impl<B: Breakable> EdgeTx for FaultyOut<B> {
     type Sending = B::Sending;
 
     fn try_lease(&mut self) -> Result<Option<B::Tx>, TransportError> {
-        self.inner.try_lease()
+        let mut lease = self.inner.try_lease()?;
+        if let Some(slot) = lease
+            .as_mut()
+            .filter(|_| self.arm.hook.what == Break::ChangedTensor)
+        {
+            B::hold_back(slot);
+        }
+        Ok(lease)
     }
 
     fn send(
