@@ -42,7 +42,9 @@ fn loom() -> Result<()> {
         "--target-dir",
     ]);
     test.arg(target()?.join("loom"))
-        .env("RUSTFLAGS", "--cfg loom");
+        .env("RUSTFLAGS", "--cfg loom")
+        // Built sooner; the models take a few seconds either way.
+        .envs(["DEBUG", "OPT_LEVEL"].map(|what| (format!("CARGO_PROFILE_RELEASE_{what}"), "1")));
     run_command(&mut test)
 }
 

@@ -2,7 +2,6 @@
 
 use std::error::Error as _;
 use std::fmt::{self, Display};
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -15,6 +14,15 @@ use pp_kernels::KernelSet;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
 use pp_runtime::drift::Verify;
 use pp_transport::gpu::p2p::Way;
+
+mod schedule;
+mod whole;
+
+pub use self::schedule::ScheduleCommand;
+pub(crate) use self::schedule::{
+    CheckArgs, CostArgs, PlotArgs, ShowArgs, SimulateArgs, Subject, SubjectArgs,
+};
+pub use self::whole::whole;
 
 /// A pipeline-parallel runtime for real-time generative models.
 ///
@@ -94,6 +102,9 @@ pub enum Command {
     Bench(BenchCommand),
     /// Measure the stages on this machine, propose ranks for them, and run the proposal.
     Plan(Box<PlanArgs>),
+    /// Training schedules in PyTorch's notation: build, check, simulate and draw them.
+    #[command(subcommand)]
+    Schedule(ScheduleCommand),
     /// Read what the ranks of a job did last: who waited for whom, and who never came.
     Flight(FlightArgs),
     /// Say what this machine has and lacks, and what to do about it.
@@ -258,22 +269,6 @@ impl Display for Strength {
             Self::Auto => f.write_str("auto"),
             Self::Sigma(sigma) => sigma.fmt(f),
         }
-    }
-}
-
-/// Parses a whole number of a range.
-pub fn whole<T>(
-    range: RangeInclusive<T>,
-) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
-where
-    T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
-{
-    move |text| {
-        let number = text.parse().ok().filter(|number| range.contains(number));
-        number.ok_or_else(|| {
-            let (least, most) = (range.start(), range.end());
-            format!("it takes a whole number from {least} to {most}")
-        })
     }
 }
 

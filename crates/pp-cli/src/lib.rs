@@ -22,6 +22,7 @@ use clap::{CommandFactory, FromArgMatches};
 use pp_job::Error;
 
 use crate::args::{BenchCommand, Command, PluginCommand};
+pub use crate::bench::{sharpen_timers, sleep_exactly};
 use crate::env::Env;
 pub use crate::exit::print;
 pub use crate::run::{Checked, ClipSource, Shape, VideoJob, check};
@@ -79,6 +80,7 @@ pub fn perform(command: &Command, env: &Env) -> Result<(), Error> {
         Command::Bench(BenchCommand::Kernels(args)) => bench::kernels(args),
         Command::Bench(BenchCommand::Video(args)) => bench::video(args),
         Command::Plan(args) => plan::plan(args, env),
+        Command::Schedule(command) => cmd::schedule::perform(command),
         Command::Flight(args) => cmd::flight::flight(args),
         Command::Doctor => cmd::doctor::doctor(env),
         Command::Verify { first, second } => cmd::verify::verify(first, second),

@@ -69,6 +69,14 @@ pub enum LockstepError {
         /// Of this one.
         got: ChunkIndex,
     },
+    /// Another chunk than the one that a fixed order has next.
+    #[error("chunk_index {got} came where {expected} is due in the order of this edge")]
+    ChunkDue {
+        /// The chunk that is due.
+        expected: ChunkIndex,
+        /// Of this INFER.
+        got: ChunkIndex,
+    },
     /// The epoch fell.
     #[error("cache_epoch {got} follows {last}: it must not fall")]
     EpochOrder {
@@ -96,15 +104,37 @@ pub enum LockstepError {
 /// What the receiving end of one directed edge knows of the messages so far.
 ///
 /// Within an attempt the calls and the chunks of each lap rise, and the epoch does not fall. An attempt begins anew: the
-/// source sends again what was not accepted. Payloads are counted over all attempts and laps. Not `Clone`: two of them
-/// would admit a frame twice.
+/// source sends again what was not accepted. Payloads are counted over all attempts and laps. In a fixed order the chunks
+/// come in that order and in no other. Not `Clone`: two of them would admit a frame twice.
 #[derive(Debug)]
 pub struct Lockstep {
     next_edge: EdgeSeq,
     attempt: u16,
     /// By lap.
     last: Vec<Option<Last>>,
+    due: Option<Due>,
     closed: Option<LockstepError>,
+}
+
+/// What comes next in a fixed order.
+#[derive(Debug)]
+struct Due {
+    /// The chunks of a step, counted from its beginning.
+    chunks: Vec<u64>,
+    /// INFERs so far.
+    seen: u64,
+}
+
+impl Due {
+    fn next(&self) -> ChunkIndex {
+        let step = self.chunks.len() as u64;
+        let within = self.chunks[(self.seen % step) as usize];
+        ChunkIndex::new(
+            (self.seen / step)
+                .saturating_mul(step)
+                .saturating_add(within),
+        )
+    }
 }
 
 /// The message before, in one lap.
@@ -130,8 +160,17 @@ impl Lockstep {
             next_edge: EdgeSeq::FIRST,
             attempt: 0,
             last: vec![None; laps.into()],
+            due: None,
             closed: None,
         }
+    }
+
+    /// The receiving end of an edge whose chunks come in a fixed order: for each step of so many chunks, these, counted from
+    /// the beginning of the step. An empty order is none.
+    #[must_use]
+    pub fn in_order(chunks: Vec<u64>) -> Self {
+        let due = (!chunks.is_empty()).then_some(Due { chunks, seen: 0 });
+        Self { due, ..Self::new() }
     }
 
     /// Admits the next frame of the edge: header and body, nothing more.
@@ -194,8 +233,17 @@ impl Lockstep {
             return Err(LockstepError::Lap { got, laps });
         };
         let (call, epoch) = (header.call_id(), header.cache_epoch());
+        let is_infer = header.action() == Action::Infer;
+        if let Some(due) = self.due.as_mut().filter(|_| is_infer) {
+            let (expected, got) = (due.next(), header.chunk_index());
+            if got != expected {
+                return Err(LockstepError::ChunkDue { expected, got });
+            }
+            due.seen += 1;
+        }
+        let rises = self.due.is_none();
         if let Some(last) = place {
-            if call <= last.call {
+            if rises && call <= last.call {
                 let (last, got) = (last.call, call);
                 return Err(LockstepError::CallOrder { last, got });
             }
@@ -205,9 +253,9 @@ impl Lockstep {
             }
         }
         let mut chunk = place.and_then(|last| last.chunk);
-        if header.action() == Action::Infer {
+        if is_infer {
             let got = header.chunk_index();
-            if let Some(last) = chunk.filter(|last| got <= *last) {
+            if let Some(last) = chunk.filter(|last| rises && got <= *last) {
                 return Err(LockstepError::ChunkOrder { last, got });
             }
             chunk = Some(got);

@@ -54,6 +54,32 @@ fn every_order_but_the_right_one_is_refused() {
 }
 
 #[test]
+fn a_fixed_order_is_the_only_one_and_begins_anew_with_each_step() {
+    // By chunk, each with the number of its call.
+    let all = calls(&[Some(0), Some(1), Some(2), Some(3)]);
+    let payload = |at: usize, number: u8| forge(&all[at], |frame| frame[32] = number);
+    let mut lockstep = Lockstep::in_order(vec![1, 0]);
+    for (number, at) in (0..).zip([1, 0, 3, 2]) {
+        let frame = payload(at, number);
+        assert_eq!(
+            lockstep.admit(&frame).unwrap().header().chunk_index().get(),
+            at as u64
+        );
+    }
+    for (number, admitted, next, due) in
+        [(0, vec![], 0, 1), (1, vec![1], 1, 0), (2, vec![1, 0], 2, 3)]
+    {
+        let mut lockstep = Lockstep::in_order(vec![1, 0]);
+        for (number, at) in (0..).zip(admitted) {
+            let _ = lockstep.admit(&payload(at, number)).unwrap();
+        }
+        let [expected, got] = [due, next as u64].map(ChunkIndex::new);
+        let refused = lockstep.admit(&payload(next, number)).unwrap_err();
+        assert_eq!(refused, LockstepError::ChunkDue { expected, got });
+    }
+}
+
+#[test]
 fn repeated_call_is_refused_even_without_a_payload() {
     let frames = calls(&[None, None]);
     let (last, got) = (CallId::new(0), CallId::new(0));

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use pp_contract::pipeline::MAX_DEPTH;
 use pp_contract::{Pipeline, Rank, WorldSize};
 use pp_runtime::report::Count;
+use pp_runtime::schedule::Runnable;
 use pp_transport::launch::{Launch, LocalJob};
 
 use crate::config::Config;
@@ -45,6 +46,7 @@ pub struct Job<'a> {
     pipeline: &'a Pipeline,
     depth: u32,
     restarts: u32,
+    schedule: Option<&'a Runnable>,
 }
 
 impl<'a> Job<'a> {
@@ -56,6 +58,17 @@ impl<'a> Job<'a> {
             pipeline,
             depth: pipeline.default_depth(),
             restarts: 0,
+            schedule: None,
+        }
+    }
+
+    /// A job whose ranks work in the order of a training schedule, with its depth and its slots. It takes no restarts.
+    #[must_use]
+    pub fn scheduled(config: &'a Config, schedule: &'a Runnable) -> Self {
+        Self {
+            depth: schedule.depth,
+            schedule: Some(schedule),
+            ..Self::new(config, &schedule.pipeline)
         }
     }
 
@@ -81,6 +94,13 @@ impl<'a> Job<'a> {
                 "a depth of {}; give 1 to {MAX_DEPTH} chunks in flight",
                 self.depth
             )));
+        }
+        if self.restarts > 0 && self.schedule.is_some() {
+            return Err(Error::Usage(
+                "--restarts starts a lost rank again, and a training schedule would lose what the rank had computed; leave \
+                 --restarts out"
+                    .into(),
+            ));
         }
         if self.restarts > 0 && may_restart(self.pipeline).is_empty() {
             return Err(Error::Usage(format!(
@@ -137,6 +157,7 @@ impl<'a> Job<'a> {
             pipeline: self.pipeline,
             depth: self.depth,
             restarts: self.restarts,
+            schedule: self.schedule,
         };
         let done = context.catch(|| {
             rank(this)?;
@@ -210,6 +231,7 @@ pub struct ThisRank<'a> {
     pub(crate) pipeline: &'a Pipeline,
     pub(crate) depth: u32,
     pub(crate) restarts: u32,
+    pub(crate) schedule: Option<&'a Runnable>,
 }
 
 impl ThisRank<'_> {
@@ -240,5 +262,26 @@ impl ThisRank<'_> {
     /// is not told: the other ranks have the same command line.
     pub fn decline(&self, error: Error) -> Error {
         join_to_abort(self.launch, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pp_runtime::schedule::Schedule;
+
+    use super::*;
+
+    #[test]
+    fn a_training_schedule_takes_no_restarts() {
+        let config = Config::alone(|_| None).unwrap();
+        let schedule = Schedule::parse_csv("0F0,0B0\n1F0,1B0\n2F0,2B0").unwrap();
+        let runnable = schedule.runnable(1).unwrap();
+        let job = Job::scheduled(&config, &runnable);
+        assert!(job.check().is_ok());
+        let refused = job.restarts(1).check().unwrap_err();
+        assert!(
+            refused.to_string().contains("leave --restarts out"),
+            "{refused}"
+        );
     }
 }

@@ -8,6 +8,7 @@ mod restart;
 
 use pp_contract::pipeline::EdgeKind;
 use pp_contract::{Fault, Pipeline, Rank};
+use pp_runtime::core::{FixedOrder, Order};
 use pp_runtime::driver::{RankOptions, RankRun, Stages};
 use pp_runtime::stage::Source;
 use pp_transport::backend::{Backend, EdgeEnd};
@@ -50,6 +51,10 @@ impl ThisRank<'_> {
             .set("restarts", self.restarts)
             .set("depth", self.depth)
             .set("pipeline", setting(self.pipeline));
+        let profile = match self.schedule {
+            Some(schedule) => profile.set("schedule", schedule),
+            None => profile,
+        };
         let bell = Bell::new().map_err(anyhow::Error::new);
         let bell = bell.map_err(|error| self.decline(error.into()))?;
         if self.restarts > 0 && self.rank() != RANK_0 {
@@ -93,11 +98,13 @@ impl ThisRank<'_> {
             restarts: self.restarts,
             context_chunks: briefing.context_chunks,
             steps: briefing.steps,
+            order: self.order(),
             ..RankOptions::new(self.pipeline.clone(), self.depth, backend.capabilities())
         };
         let shapes = Shapes {
             pipeline: self.pipeline,
             depth: self.depth,
+            slots: self.schedule.map_or(self.depth, |schedule| schedule.slots),
             keeps: self.restarts > 0,
             context: if self.restarts > 0 {
                 briefing.context_chunks
@@ -162,6 +169,15 @@ impl ThisRank<'_> {
             ),
             None => Ok(()),
         }
+    }
+
+    /// In which order this rank works.
+    fn order(&self) -> Order {
+        let schedule = self.schedule;
+        let order = schedule.and_then(|schedule| schedule.orders.get(self.rank().get() as usize));
+        order.map_or(Order::Streaming, |order: &FixedOrder| {
+            Order::Fixed(order.clone())
+        })
     }
 
     /// What rank 0 tells this rank, if this is another one. From now on the loss of a rank that is started again does not
@@ -277,6 +293,8 @@ type Briefed<T> = (u32, Briefing<T>);
 struct Shapes<'a> {
     pipeline: &'a Pipeline,
     depth: u32,
+    /// Slots of an edge to another rank; within a rank as many as the depth.
+    slots: u32,
     /// The source keeps what it sent.
     keeps: bool,
     /// Chunks whose payloads the source keeps as context.
@@ -284,11 +302,15 @@ struct Shapes<'a> {
 }
 
 impl Shapes<'_> {
-    /// An edge behind this stage.
+    /// An edge behind this stage, to another rank.
     fn of(&self, from: usize, slot_bytes: u64) -> EdgeShape {
+        self.with_slots(self.slots, from, slot_bytes)
+    }
+
+    fn with_slots(&self, slots: u32, from: usize, slot_bytes: u64) -> EdgeShape {
         debug_assert!(from < self.pipeline.stages().len());
         EdgeShape {
-            depth: self.depth + if from == 0 { self.context } else { 0 },
+            depth: slots + if from == 0 { self.context } else { 0 },
             slot_bytes,
         }
     }
@@ -297,7 +319,7 @@ impl Shapes<'_> {
     /// an older attempt is still there while it sends the first chunk again. A stage that is a ring of its own writes into
     /// one of these slots while it reads another one.
     fn local(&self, (from, to): (usize, usize), slot_bytes: u64) -> EdgeShape {
-        let mut shape = self.of(from, slot_bytes);
+        let mut shape = self.with_slots(self.depth, from, slot_bytes);
         shape.depth += u32::from(from == 0 && self.keeps) + u32::from(from == to);
         shape
     }

@@ -19,6 +19,7 @@ pub mod drift;
 pub mod driver;
 pub mod progress;
 pub mod report;
+pub mod schedule;
 pub mod stage;
 pub mod switch;
 pub mod times;

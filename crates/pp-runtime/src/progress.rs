@@ -152,7 +152,8 @@ impl Stalled {
 pub(crate) struct DriverState {
     /// The names of this rank's stages, once its driver has begun.
     stages: OnceLock<Vec<String>>,
-    /// What is done, in the lowest byte; which stage works, in the next; and above the number of operations so far.
+    /// What is done, in the lowest byte; which stage works, or which rank is sent to, in the next; and above the number of
+    /// operations so far.
     operation: AtomicU64,
     /// When it began; 0 if the driver did not read the clock.
     began_ns: AtomicU64,
@@ -173,15 +174,20 @@ impl DriverState {
         self.begin(doing, 0);
     }
 
+    /// A message is sent to this rank. Never waits.
+    pub(crate) fn sends(&self, to: Rank) {
+        self.begin(Doing::Send, to.get() as usize);
+    }
+
     /// A stage behind the source begins to work, by its place among those of this rank. Never waits.
     pub(crate) fn works(&self, stage: usize) {
         self.begin(Doing::Work, stage);
     }
 
-    fn begin(&self, doing: Doing, stage: usize) {
+    fn begin(&self, doing: Doing, of: usize) {
         // One writer: the driver. The number above the operation tells two of a kind apart.
         let count = (self.operation.load(Ordering::Relaxed) >> 16).wrapping_add(1);
-        let now = count << 16 | (stage as u64 & 0xFF) << 8 | doing as u64;
+        let now = count << 16 | (of as u64 & 0xFF) << 8 | doing as u64;
         let is_work = doing.is_stage() && doing != Doing::Source;
         let began_ns = if is_work { now_ns() } else { 0 };
         self.began_ns.store(began_ns, Ordering::Relaxed);
@@ -280,6 +286,10 @@ impl Stall {
         let lasts = self.operation.lasts(operation, now);
         let waits = self.wait.lasts(wait, now);
         let doing = progress.of(operation);
+        let to = match doing {
+            Some((Doing::Send, _)) => format!(" on the way to rank {}", operation >> 8 & 0xFF),
+            _ => String::new(),
+        };
         let call = doing.map(|(doing, name)| match doing.is_stage() {
             true => (
                 name,
@@ -314,14 +324,14 @@ impl Stall {
                 )
             }
         };
-        let both = [(None, lasts, call), (peer, waits, wait)].into_iter();
-        both.filter_map(|(peer, lasts, of)| Some((peer, lasts, of?)))
-            .find(|(_, lasts, (_, limit, _))| lasts >= limit)
-            .map(|(peer, lasts, (operation, _, remedy))| Stalled {
+        let both = [(None, lasts, call, to), (peer, waits, wait, String::new())].into_iter();
+        both.filter_map(|(peer, lasts, of, to)| Some((peer, lasts, of?, to)))
+            .find(|(_, lasts, (_, limit, _), _)| lasts >= limit)
+            .map(|(peer, lasts, (operation, _, remedy), to)| Stalled {
                 operation: operation.to_owned(),
                 peer,
                 lasts,
-                text: format!("no progress for {} ms; {remedy}", lasts.as_millis()),
+                text: format!("no progress for {} ms{to}; {remedy}", lasts.as_millis()),
             })
     }
 
@@ -347,12 +357,13 @@ mod tests {
         let at = |s| start + Duration::from_secs(s);
         let progress = DriverState::default();
         let mut stall = Stall::new(start);
-        progress.at(Doing::Send);
+        progress.sends(Rank::new(63));
         assert_eq!(stall.look(&progress, LIMITS, at(0)), None);
         assert_eq!(stall.look(&progress, LIMITS, at(9)), None);
         let seen = stall.look(&progress, LIMITS, at(10)).unwrap();
         assert_eq!((seen.operation.as_str(), seen.peer), ("send", None));
-        assert!(seen.text.contains("for 10000 ms; such a call"), "{seen:?}");
+        let words = "for 10000 ms on the way to rank 63; such a call";
+        assert!(seen.text.contains(words), "{seen:?}");
         progress.name_stages(["mix", "master"].map(str::to_owned).into());
         progress.works(1);
         assert_eq!(stall.look(&progress, LIMITS, at(11)), None);

@@ -310,6 +310,8 @@ pub struct Chunk<'a, P: Plan> {
     pub message: &'a Message<P>,
     /// How long the driver of this rank has waited on its bell since the run began, in nanoseconds.
     pub waited_ns: u64,
+    /// In a fixed order: [`Stage::later`] is called for this chunk too. What nobody waits for can be left for then.
+    pub puts_off: bool,
 }
 
 /// A stage between source and sink, or one part of it, that one rank runs. [`GroupStage`] is one that several run together.
@@ -340,6 +342,15 @@ pub trait Stage<Tx, Rx> {
         Ok(Progress::UnderWay(oldest))
     }
 
+    /// Does what it has put off of a chunk ([`Chunk::puts_off`]): no slot is read, and none is written. A device may still
+    /// work on it when this returns.
+    ///
+    /// # Errors
+    /// The work failed. A stage without an implementation puts nothing off.
+    fn later(&mut self, chunk: ChunkIndex) -> StageResult<()> {
+        Err(puts_nothing_off(chunk))
+    }
+
     /// Nothing more comes.
     ///
     /// # Errors
@@ -347,6 +358,13 @@ pub trait Stage<Tx, Rx> {
     fn finish(&mut self) -> StageResult<()> {
         Ok(())
     }
+}
+
+/// What a stage says whose order has more than it can do.
+pub(crate) fn puts_nothing_off(chunk: ChunkIndex) -> StageError {
+    let detail =
+        format!("the order puts something off of chunk {chunk}, and this stage puts nothing off");
+    StageError::new(FaultKind::Internal, "work later", detail)
 }
 
 /// One member of a group: ranks that run a stage together. The first of them leads.

@@ -22,4 +22,6 @@ pub use self::ranks::{channels, edge};
 pub use self::stages::{ToySink, ToySource, done};
 pub use self::video::{scenes, video};
 #[cfg(feature = "runtime")]
-pub use self::world::{Seat, TellPanic, capabilities, local, options, run_ranks, seats};
+pub use self::world::{
+    Seat, TellPanic, capabilities, local, options, run_ranks, run_schedule, seats,
+};

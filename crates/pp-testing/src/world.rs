@@ -2,7 +2,9 @@
 
 use pp_contract::pipeline::EdgeKind;
 use pp_contract::{Fault, FaultKind, Rank};
+use pp_runtime::core::Order;
 use pp_runtime::driver::{RankOptions, RankRun, Stages, Summary, run_rank};
+use pp_runtime::schedule::Runnable;
 use pp_runtime::stage::Source;
 use pp_runtime::switch::Switch;
 use pp_transport::backend::{Backend as _, End};
@@ -115,9 +117,37 @@ pub fn run_ranks<'s, S: Source<TxLease>>(
     meanwhile: impl FnOnce(&[Switch]) + Send,
 ) -> Vec<Result<Summary, Fault>> {
     let seats = seats(options, slot_bytes);
+    run_seats(&|_| options.clone(), (seats, slot_bytes), stages, meanwhile)
+}
+
+/// Runs all ranks of a schedule, as [`run_ranks`].
+///
+/// # Panics
+/// If a stage panics.
+pub fn run_schedule<'s, S: Source<TxLease>>(
+    schedule: &Runnable,
+    slot_bytes: u64,
+    stages: impl Fn(Rank) -> Stages<'s, TxLease, RxLease, HostGroup, S> + Sync,
+) -> Vec<Result<Summary, Fault>> {
+    let of_depth = |depth| RankOptions::new(schedule.pipeline.clone(), depth, capabilities());
+    let options = |rank: Rank| RankOptions {
+        order: Order::Fixed(schedule.orders[rank.get() as usize].clone()),
+        ..of_depth(schedule.depth)
+    };
+    let seats = seats(&of_depth(schedule.slots), slot_bytes);
+    run_seats(&options, (seats, slot_bytes), stages, |_| {})
+}
+
+fn run_seats<'s, S: Source<TxLease>>(
+    options: &(impl Fn(Rank) -> RankOptions + Sync),
+    (seats, slot_bytes): (Vec<Seat>, u64),
+    stages: impl Fn(Rank) -> Stages<'s, TxLease, RxLease, HostGroup, S> + Sync,
+    meanwhile: impl FnOnce(&[Switch]) + Send,
+) -> Vec<Result<Summary, Fault>> {
+    let pipeline = options(Rank::new(0)).pipeline;
     let switches: Vec<Switch> = seats.iter().map(|seat| seat.switch.clone()).collect();
     let mut groups: Vec<Vec<(usize, HostGroup)>> = seats.iter().map(|_| Vec::new()).collect();
-    for (at, stage) in options.pipeline.stages().iter().enumerate() {
+    for (at, stage) in pipeline.stages().iter().enumerate() {
         if stage.ranks.len() > 1 {
             let members = HostGroup::of_threads(&stage.name, &stage.ranks).expect("memory");
             for (rank, member) in stage.ranks.iter().zip(members) {
@@ -128,12 +158,13 @@ pub fn run_ranks<'s, S: Source<TxLease>>(
     let (switches, stages) = (&switches[..], &stages);
     std::thread::scope(|scope| {
         let seats = seats.into_iter().zip(groups);
-        let ranks = options.pipeline.world_size().ranks().zip(seats);
+        let ranks = pipeline.world_size().ranks().zip(seats);
         let threads: Vec<_> = ranks
             .map(|(rank, (seat, groups))| {
                 scope.spawn(move || {
                     let _tell = TellPanic(switches);
-                    let slots = |_, _| Ok(local(options, slot_bytes));
+                    let options = options(rank);
+                    let slots = |_, _| Ok(local(&options, slot_bytes));
                     let run = RankRun::new(rank, stages(rank), options.clone(), slots);
                     let mut run: RankRun<'_, Host, S> = run.expect("memory");
                     for (number, end) in seat.ends {

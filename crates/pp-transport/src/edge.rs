@@ -28,6 +28,10 @@ pub struct Capabilities {
 }
 
 /// A message that has left.
+///
+/// # If dropped
+/// As [`InFlight`]: the payload's slot comes back to its pool once the peer has read it.
+#[must_use = "its payload is still read by the peer: keep it until it is done"]
 #[derive(Debug)]
 pub struct Sent<S: Submission> {
     /// Its header, as the peer sees it: what an answer must echo.

@@ -2,8 +2,8 @@
 //!
 //! It has the commands of `pp`, and its `run` makes the fault that PP_FAULT names. `faults` breaks each rule of the
 //! protocol in such runs, `shutdown` ends them in every state, `placements` runs them on any ranks, `soak` breaks long
-//! ones again and again, and each judges what the ranks did. `words` looks at each word of messages on their way, and
-//! `kills` at how long a rank is away. Faults are made from outside: this crate decorates the parts that `pp_cli` and
+//! ones again and again, and each judges what the ranks did. `words` looks at each word of messages on their way,
+//! `schedules` at when a training step does what, and `kills` at how long a rank is away. Faults are made from outside: this crate decorates the parts that `pp_cli` and
 //! `pp_job` take, and nothing in them knows of it.
 
 mod faults;
@@ -11,6 +11,7 @@ mod hook;
 mod kills;
 mod placements;
 mod run;
+mod schedules;
 mod shutdown;
 mod soak;
 mod trial;
@@ -50,6 +51,11 @@ enum Command {
     /// Start as a bare rank does, and end.
     #[command(hide = true)]
     Start(kills::StartArgs),
+    /// Run a toy job of each training schedule, and compare it with its simulation.
+    Schedules(schedules::SchedulesArgs),
+    /// Run a toy job of the schedule in a file.
+    #[command(hide = true)]
+    ScheduleJob(schedules::JobArgs),
     /// Send messages of all sizes to and fro, and compare each word that is read with the word that was sent.
     Words(words::WordsArgs),
     #[command(flatten)]
@@ -69,6 +75,8 @@ fn perform(command: &Command, mut env: Env) -> Result<(), Error> {
         (Command::Soak(args), _) => soak::soak(args),
         (Command::Kills(args), _) => kills::kills(args),
         (Command::Start(args), _) => kills::start(args),
+        (Command::Schedules(args), _) => schedules::schedules(args),
+        (Command::ScheduleJob(args), _) => schedules::job(args, &env),
         (Command::Words(args), fault) => words::words(args, &env, fault),
         (Command::Pp(command), fault) => match (&**command, fault) {
             (Pp::Run(args), Some(fault)) => {

@@ -31,6 +31,7 @@ pub(crate) use self::link::link;
 use self::on_gpu::{GpuSink, GpuSource, GpuStage};
 use self::plan::SOURCE;
 use self::simulate::Work;
+pub use self::simulate::{sharpen_timers, sleep_exactly};
 use self::stages::{BenchSink, BenchSource};
 pub(crate) use self::video::video;
 use crate::args::{OverlapArgs, Simulate, TransportChoice};

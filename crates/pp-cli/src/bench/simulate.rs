@@ -36,13 +36,18 @@ impl Work {
             }
             return;
         }
-        let end = Instant::now() + self.time;
-        if let Some(slept) = self.time.checked_sub(SPUN) {
-            std::thread::sleep(slept);
-        }
-        while Instant::now() < end {
-            std::hint::spin_loop();
-        }
+        sleep_exactly(self.time);
+    }
+}
+
+/// Sleeps until shortly before the end, and spins the rest. [`sharpen_timers`] makes it shorter.
+pub fn sleep_exactly(time: Duration) {
+    let end = Instant::now() + time;
+    if let Some(slept) = time.checked_sub(SPUN) {
+        std::thread::sleep(slept);
+    }
+    while Instant::now() < end {
+        std::hint::spin_loop();
     }
 }
 
@@ -53,7 +58,7 @@ fn processor_time() -> Duration {
 }
 
 /// Asks the kernel to end sleeps of this thread as exactly as it can.
-pub(super) fn sharpen_timers() {
+pub fn sharpen_timers() {
     // Where it refuses, sleeps end later and the spin to the mark is shorter.
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
 }

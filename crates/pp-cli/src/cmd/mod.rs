@@ -3,4 +3,5 @@
 pub(crate) mod doctor;
 pub(crate) mod flight;
 pub(crate) mod plugin;
+pub(crate) mod schedule;
 pub(crate) mod verify;

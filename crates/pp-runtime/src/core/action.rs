@@ -60,6 +60,19 @@ pub enum Action {
         /// The input.
         input: usize,
     },
+    /// As [`Action::Run`] of two stages whose work overlaps: begin both, the first one first, and hand both results on when
+    /// both are done.
+    RunOverlapped {
+        /// The stages.
+        stages: [usize; 2],
+    },
+    /// Do what a stage has put off of a chunk. Then [`handle_later`](super::RankCore::handle_later).
+    Later {
+        /// The stage.
+        stage: usize,
+        /// The chunk.
+        chunk: ChunkIndex,
+    },
     /// Hand the oldest chunk of this input on without work: a hard cut overtook it. [`begin`](super::RankCore::begin)
     /// gives it.
     PassOn {

@@ -40,6 +40,16 @@ pub struct Unexpected {
     pub expected: Option<ChunkIndex>,
 }
 
+/// The source has ended within a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the source ended after {got} of the {chunks} chunks of a step; end it between two steps")]
+pub struct CutShort {
+    /// Chunks of the step that it gave.
+    pub got: u64,
+    /// Chunks of a step.
+    pub chunks: u64,
+}
+
 fn due(expected: Option<ChunkIndex>) -> String {
     expected.map_or_else(|| "nothing".into(), |chunk| format!("chunk {chunk}"))
 }
@@ -68,6 +78,9 @@ struct Entry<L> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ledger<L> {
     depth: u32,
+    /// Chunks of a step, where there is a fixed order: a step that has begun is finished, and its chunks are accepted in
+    /// any order.
+    step: Option<u64>,
     offered: Offered,
     drain: bool,
     /// That of the newest chunk.
@@ -103,6 +116,7 @@ impl<L> Ledger<L> {
         assert!(depth > 0, "a depth of 0 admits nothing");
         Self {
             depth,
+            step: None,
             offered: Offered::Unknown,
             drain: false,
             epoch: CacheEpoch::new(0),
@@ -114,8 +128,24 @@ impl<L> Ledger<L> {
         }
     }
 
+    /// # Panics
+    /// If a step has no chunks.
+    pub(super) fn in_steps_of(&mut self, chunks: u64) {
+        assert!(chunks > 0, "a step of 0 chunks never ends");
+        self.step = Some(chunks);
+    }
+
+    /// Chunks of the step that were admitted; 0 between two steps.
+    fn within_step(&self) -> u64 {
+        self.step.map_or(0, |chunks| self.next.get() % chunks)
+    }
+
+    fn is_drained(&self) -> bool {
+        self.drain && self.within_step() == 0
+    }
+
     pub(super) fn wants_offer(&self) -> bool {
-        self.offered == Offered::Unknown && !self.drain
+        self.offered == Offered::Unknown && !self.is_drained()
     }
 
     pub(super) fn offer(&mut self, cut: Cut) {
@@ -123,8 +153,12 @@ impl<L> Ledger<L> {
         self.offered = Offered::Chunk(cut);
     }
 
-    pub(super) fn end(&mut self) {
+    pub(super) fn end(&mut self) -> Result<(), CutShort> {
         self.offered = Offered::End;
+        match (self.within_step(), self.step) {
+            (got @ 1.., Some(chunks)) => Err(CutShort { got, chunks }),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn drain(&mut self) {
@@ -132,7 +166,7 @@ impl<L> Ledger<L> {
     }
 
     pub(super) fn admits_no_more(&self) -> bool {
-        self.drain || self.offered == Offered::End
+        self.is_drained() || self.offered == Offered::End
     }
 
     pub(super) fn in_flight(&self) -> u32 {
@@ -169,7 +203,7 @@ impl<L> Ledger<L> {
         let Offered::Chunk(cut) = self.offered else {
             return Due::Nothing;
         };
-        if self.drain || self.in_flight() >= self.depth {
+        if self.is_drained() || self.in_flight() >= self.depth {
             return Due::Nothing;
         }
         let is_first = self.next == ChunkIndex::new(0);
@@ -242,7 +276,10 @@ impl<L> Ledger<L> {
         is_overtaken: bool,
     ) -> Result<Option<L>, Unexpected> {
         let mut entries = self.entries.iter_mut();
-        let at = entries.position(|entry| entry.record.is_some() || is_current);
+        let at = entries.position(|entry| match self.step {
+            None => entry.record.is_some() || is_current,
+            Some(_) => entry.chunk == got,
+        });
         let expected = at.map(|at| self.entries[at].chunk);
         if let Some(at) = at.filter(|_| expected == Some(got)) {
             let entry = &mut self.entries[at];

@@ -10,11 +10,15 @@
 //! state of its own. Time is no input: nothing here depends on how long anything takes.
 
 mod action;
+mod end;
 mod layout;
 mod ledger;
+mod order;
 mod rank;
+mod state;
 
 pub use action::{Action, StageFacts, Ticket, TooMany};
 pub use layout::{LAP, LocalStage, Membership, ONWARD, Wire, stages_of, way_out};
-pub use ledger::{Counts, Cut, Unexpected};
+pub use ledger::{Counts, Cut, CutShort, Unexpected};
+pub use order::{FixedOrder, Order, OrderError, Task, Turn};
 pub use rank::RankCore;

@@ -5,25 +5,10 @@ use std::collections::VecDeque;
 use pp_contract::{CacheEpoch, ChunkIndex};
 
 use super::action::{Action, StageFacts, Ticket, TooMany};
-use super::layout::{LAP, LocalStage, Membership, ONWARD, Wire, order};
-use super::ledger::{Counts, Cut, Due, Ledger, Unexpected};
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct StageState<C, W> {
-    stage: LocalStage,
-    /// By input, oldest first.
-    waiting: [VecDeque<(Ticket, C)>; 2],
-    /// What a device works on, oldest first.
-    working: VecDeque<(Ticket, W)>,
-    /// Nothing more comes by this input.
-    is_closed: [bool; 2],
-    /// The stages behind were told that nothing more comes, and the other members of the group that this rank leads.
-    has_closed: bool,
-    /// Other members of that group that have said that nothing more comes from them.
-    left: usize,
-    /// The epoch that was worked on last, by lap.
-    epochs: Vec<Option<CacheEpoch>>,
-}
+use super::layout::{LocalStage, Membership, ONWARD, order};
+use super::ledger::{Counts, Cut, CutShort, Due, Ledger, Unexpected};
+use super::order::{FixedOrder, Turn, Turns};
+use super::state::StageState;
 
 /// The state of one rank.
 ///
@@ -32,20 +17,22 @@ struct StageState<C, W> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RankCore<L, C, W> {
     depth: u32,
-    stages: Vec<StageState<C, W>>,
-    /// Stage and input, in the order in which they are looked at.
+    pub(super) stages: Vec<StageState<C, W>>,
+    /// Stage and input, in the order in which they are looked at. In a fixed order those of source and sink alone.
     order: Vec<(usize, usize)>,
+    /// In a fixed order, of the stages between them.
+    pub(super) turns: Option<Turns>,
     /// On the rank of the source.
-    ledger: Option<Ledger<L>>,
-    attempt: u16,
+    pub(super) ledger: Option<Ledger<L>>,
+    pub(super) attempt: u16,
     /// Chunks of older epochs are overtaken by a hard cut.
     oldest: CacheEpoch,
     /// The first chunk that the sink does not have.
     not_taken: ChunkIndex,
-    is_alone: bool,
+    pub(super) is_alone: bool,
     is_stopped: bool,
     /// The rank of the source needs no other: the ranks will not meet again.
-    is_released: bool,
+    pub(super) is_released: bool,
 }
 
 impl<L, C, W> RankCore<L, C, W> {
@@ -56,19 +43,11 @@ impl<L, C, W> RankCore<L, C, W> {
     #[must_use]
     pub fn new(stages: Vec<LocalStage>, depth: u32) -> Self {
         let has_source = stages.first().is_some_and(LocalStage::is_source);
-        let state = |stage| StageState {
-            stage,
-            waiting: [VecDeque::new(), VecDeque::new()],
-            working: VecDeque::new(),
-            is_closed: [false; 2],
-            has_closed: false,
-            left: 0,
-            epochs: Vec::new(),
-        };
         Self {
             depth,
             order: order(&stages),
-            stages: stages.into_iter().map(state).collect(),
+            turns: None,
+            stages: stages.into_iter().map(StageState::new).collect(),
             ledger: has_source.then(|| Ledger::new(depth)),
             attempt: 0,
             oldest: CacheEpoch::new(0),
@@ -77,6 +56,25 @@ impl<L, C, W> RankCore<L, C, W> {
             is_stopped: false,
             is_released: false,
         }
+    }
+
+    /// The same rank in a fixed order. It takes no cuts and no new attempts: a step is whole.
+    ///
+    /// # Panics
+    /// If the order is that of another rank.
+    #[must_use]
+    pub fn in_order(mut self, order: &FixedOrder) -> Self {
+        let stages = self.stages.iter().map(|state| &state.stage);
+        self.turns = Some(Turns::new(order, stages));
+        let stages = &self.stages;
+        self.order.retain(|(stage, _)| {
+            let stage = &stages[*stage].stage;
+            stage.is_source() || stage.is_sink
+        });
+        if let Some(ledger) = &mut self.ledger {
+            ledger.in_steps_of(order.chunks());
+        }
+        self
     }
 
     /// What to do now. `facts` has those of each stage.
@@ -94,7 +92,7 @@ impl<L, C, W> RankCore<L, C, W> {
                 false => self.runs(stage, input, facts),
             }
         });
-        if let Some(action) = ready.next() {
+        if let Some(action) = ready.next().or_else(|| self.takes_turn(facts)) {
             return action;
         }
         if let Some(stage) = self.closes() {
@@ -145,63 +143,53 @@ impl<L, C, W> RankCore<L, C, W> {
     }
 
     fn runs(&self, stage: usize, input: usize, facts: &StageFacts) -> Option<Action> {
-        let state = &self.stages[stage];
-        let (ticket, _) = state.waiting[input].front()?;
+        let (ticket, _) = &self.stages[stage].waiting[input][self.next_at(stage, input)?];
         let is_ready = facts.is_here[input] && facts.is_free[ticket.way_out.0];
         let runs = is_ready && !self.is_overtaken(stage, ticket);
         runs.then_some(Action::Run { stage, input })
     }
 
+    /// The next turn of a fixed order, if all that it takes is there.
+    fn takes_turn(&self, facts: &[StageFacts]) -> Option<Action> {
+        let is_ready = |stage: usize| self.runs(stage, ONWARD, &facts[stage]).is_some();
+        match self.turns.as_ref()?.next()? {
+            Turn::Run(task) => self.runs(task.stage, ONWARD, &facts[task.stage]),
+            Turn::Overlapped(tasks) => {
+                let stages = tasks.map(|task| task.stage);
+                let are_ready = stages.iter().all(|stage| is_ready(*stage));
+                are_ready.then_some(Action::RunOverlapped { stages })
+            }
+            Turn::Later(task) => Some(Action::Later {
+                stage: task.stage,
+                chunk: ChunkIndex::new(task.chunk),
+            }),
+        }
+    }
+
+    /// Where the chunk waits that is next at an input: the oldest one. In a fixed order the one whose turn it is.
+    fn next_at(&self, stage: usize, input: usize) -> Option<usize> {
+        let state = &self.stages[stage];
+        let mut waiting = state.waiting[input].iter();
+        let has_turns = !state.stage.is_source() && !state.stage.is_sink;
+        match self.turns.as_ref().filter(|_| has_turns) {
+            Some(turns) => {
+                let due = turns.due(stage)?;
+                waiting.position(|(ticket, _)| ticket.chunk == due)
+            }
+            None => waiting.next().map(|_| 0),
+        }
+    }
+
     /// Whether this is the sink, and it has the chunk.
     fn has_taken(&self, stage: usize, ticket: &Ticket) -> bool {
-        self.stages[stage].stage.is_sink && ticket.chunk < self.not_taken
+        // In a fixed order they come in any order, and none comes twice.
+        self.turns.is_none() && self.stages[stage].stage.is_sink && ticket.chunk < self.not_taken
     }
 
     /// Whether a hard cut overtook the chunk. What a group has begun all its members do: the leader alone judges.
     fn is_overtaken(&self, stage: usize, ticket: &Ticket) -> bool {
         let follows = self.stages[stage].stage.follows();
         !follows && (ticket.is_overtaken || ticket.epoch < self.oldest)
-    }
-
-    /// The stage that has nothing more to do and whose successors do not know it.
-    fn closes(&self) -> Option<usize> {
-        let mut stages = self.stages.iter();
-        stages.position(|state| {
-            !state.has_closed && state.is_empty() && self.is_closed_before(&state.stage)
-        })
-    }
-
-    /// Whether nothing more comes to a stage, but for what is inside of its ring.
-    fn is_closed_before(&self, stage: &LocalStage) -> bool {
-        if stage.is_source() {
-            return self.ledger.as_ref().is_some_and(Ledger::is_done);
-        }
-        self.is_closed(stage, ONWARD)
-    }
-
-    fn is_closed(&self, stage: &LocalStage, input: usize) -> bool {
-        match stage.inputs[input] {
-            Wire::None => true,
-            Wire::Local(before) => self.stages[before].has_closed,
-            Wire::Edge(_) => {
-                let state = self.stages.iter().find(|state| state.stage.at == stage.at);
-                self.is_alone || state.is_some_and(|state| state.is_closed[input])
-            }
-        }
-    }
-
-    fn is_finished(&self) -> bool {
-        // The source meets all ranks again if one is lost before.
-        let may_leave = self.ledger.is_some() || self.is_released;
-        let mut stages = self.stages.iter();
-        may_leave
-            && stages.all(|state| {
-                let all_closed = [ONWARD, LAP]
-                    .into_iter()
-                    .all(|input| self.is_closed(&state.stage, input));
-                let have_left = self.is_alone || state.left == state.stage.followers();
-                state.has_closed && all_closed && have_left
-            })
     }
 
     /// Whether a chunk waits that the leader of a group has begun: the other members wait for this rank in a collective.
@@ -221,11 +209,15 @@ impl<L, C, W> RankCore<L, C, W> {
     }
 
     /// The source has no more chunks.
-    pub fn handle_source_end(&mut self) {
-        self.ledger().end();
+    ///
+    /// # Errors
+    /// A step of a fixed order has begun and is not whole.
+    pub fn handle_source_end(&mut self) -> Result<(), CutShort> {
+        self.ledger().end()
     }
 
-    /// Take nothing new, finish what is in flight. Saying it twice changes nothing.
+    /// Take nothing new, finish what is in flight, and in a fixed order the step that has begun. Saying it twice changes
+    /// nothing.
     pub fn handle_drain(&mut self) {
         if let Some(ledger) = &mut self.ledger {
             ledger.drain();
@@ -354,26 +346,33 @@ impl<L, C, W> RankCore<L, C, W> {
         Ok(&mut waiting.back_mut().expect("just put there").1)
     }
 
-    /// The record of the oldest chunk that waits at this input. `None` if it is to be dropped, or the sink works on it as
-    /// it came before: its payload may never come.
+    /// The record of the oldest chunk that waits at this input; in a fixed order of the one whose turn it is. `None` if it
+    /// is to be dropped, or the sink works on it as it came before: its payload may never come.
     pub fn oldest_waiting(&mut self, stage: usize, input: usize) -> Option<&mut C> {
-        let (ticket, _) = self.stages[stage].waiting[input].front()?;
+        let next = self.next_at(stage, input)?;
+        let (ticket, _) = &self.stages[stage].waiting[input][next];
         let is_sent_twice =
             self.has_taken(stage, ticket) || self.stages[stage].is_taking(ticket.chunk);
         if !self.is_current(ticket) || is_sent_twice {
             return None;
         }
-        let waiting = self.stages[stage].waiting[input].front_mut();
+        let waiting = self.stages[stage].waiting[input].get_mut(next);
         waiting.map(|(_, record)| record)
     }
 
-    /// Takes out the oldest chunk of an input, and says whether it is the first of its epoch that the stage works on.
+    /// Takes out the oldest chunk of an input, and says whether it is the first of its epoch that the stage works on. In a
+    /// fixed order takes the one whose turn it is. Of two that overlap the first stage begins first.
     ///
     /// # Panics
     /// If none waits.
     pub fn begin(&mut self, stage: usize, input: usize) -> (Ticket, C, bool) {
+        let next = self.next_at(stage, input);
         let waiting = &mut self.stages[stage].waiting[input];
-        let (ticket, record) = waiting.pop_front().expect("a chunk waits");
+        let next = next.and_then(|next| waiting.remove(next));
+        let (ticket, record) = next.expect("a chunk waits");
+        if let Some(turns) = &mut self.turns {
+            turns.begun(stage);
+        }
         let is_dropped = !self.is_current(&ticket) || self.has_taken(stage, &ticket);
         let state = &mut self.stages[stage];
         let lap = usize::from(ticket.lap);
@@ -385,6 +384,19 @@ impl<L, C, W> RankCore<L, C, W> {
             state.epochs[lap] = Some(ticket.epoch);
         }
         (ticket, record, last != Some(ticket.epoch))
+    }
+
+    /// Whether a stage puts something off of a chunk that it runs, until an [`Action::Later`].
+    pub fn puts_off(&self, stage: usize, chunk: ChunkIndex) -> bool {
+        let turns = self.turns.as_ref();
+        turns.is_some_and(|turns| turns.puts_off(stage, chunk))
+    }
+
+    /// What an [`Action::Later`] asks for has been done.
+    pub fn handle_later(&mut self) {
+        if let Some(turns) = &mut self.turns {
+            turns.advance();
+        }
     }
 
     /// A device works on the chunk that began last.
@@ -429,21 +441,6 @@ impl<L, C, W> RankCore<L, C, W> {
         self.ledger().accept(chunk, is_current, is_overtaken)
     }
 
-    /// Nothing more comes by this input of a stage: another rank has said so.
-    pub fn handle_closed(&mut self, stage: usize, input: usize) {
-        self.stages[stage].is_closed[input] = true;
-    }
-
-    /// Nothing more comes from another member of the group of this stage: it has said so.
-    pub fn handle_left(&mut self, stage: usize) {
-        self.stages[stage].left += 1;
-    }
-
-    /// The stages behind this one were told that nothing more comes.
-    pub fn handle_closed_behind(&mut self, stage: usize) {
-        self.stages[stage].has_closed = true;
-    }
-
     /// Other ranks are gone, and none of them is needed: nothing more comes over any edge, and no work of a group is ever
     /// done.
     pub fn handle_alone(&mut self) {
@@ -455,41 +452,6 @@ impl<L, C, W> RankCore<L, C, W> {
         if let Some(ledger) = &mut self.ledger {
             ledger.forget_accepted();
         }
-    }
-
-    /// Whether nothing more is needed of other ranks: no chunk will be admitted, and each that the sink does not have
-    /// waits, with all that belongs to it, before stages that stand on this rank to the last. `is_here` says whether all
-    /// of a waiting chunk is here.
-    pub fn is_served(&mut self, mut is_here: impl FnMut(&mut C) -> bool) -> bool {
-        let Some(ledger) = &self.ledger else {
-            return false;
-        };
-        if !ledger.admits_no_more() {
-            return false;
-        }
-        let mut here = Vec::new();
-        for place in (0..self.stages.len()).rev() {
-            let stage = self.stages[place].stage;
-            let is_last = stage.is_sink;
-            let goes_on = stage.outputs[ONWARD] == Wire::Local(place + 1);
-            let is_alone =
-                stage.membership == Membership::Alone && stage.outputs[LAP] == Wire::None;
-            if stage.is_source() || !is_alone || !(is_last || goes_on) {
-                break;
-            }
-            let attempt = self.attempt;
-            let state = &mut self.stages[place];
-            // What the sink works on is accepted, of whichever attempt it is.
-            let working = state.working.iter().map(|(ticket, _)| ticket);
-            let working = working.filter(|ticket| is_last || ticket.attempt == attempt);
-            here.extend(working.map(|ticket| ticket.chunk));
-            let waiting = state.waiting.iter_mut().flatten();
-            let waiting = waiting.filter(|(ticket, _)| ticket.attempt == attempt);
-            let arrived = waiting.filter_map(|(ticket, record)| is_here(record).then_some(ticket));
-            here.extend(arrived.map(|ticket| ticket.chunk));
-        }
-        let mut needed = self.ledger.iter().flat_map(Ledger::not_accepted);
-        needed.all(|chunk| here.contains(&chunk))
     }
 
     /// The record of a chunk in flight, at the source.
@@ -524,26 +486,6 @@ impl<L, C, W> RankCore<L, C, W> {
         self.in_flight() > 0 || !self.stages.iter().all(StageState::is_empty)
     }
 
-    /// Whether this is the rank of the source and all is done but the goodbyes: the sink has all chunks, and if it is on
-    /// another rank it has said so.
-    pub fn is_closing(&self) -> bool {
-        self.ledger.is_some() && self.stages[0].has_closed && self.has_heard_sink()
-    }
-
-    /// Whether the stages behind this one were told that nothing more comes.
-    pub fn has_closed(&self, stage: usize) -> bool {
-        self.stages[stage].has_closed
-    }
-
-    /// Whether the last word of the sink is here, where it comes from another rank.
-    pub fn has_heard_sink(&self) -> bool {
-        self.stages.first().is_none_or(|state| {
-            let comes =
-                state.stage.is_source() && matches!(state.stage.inputs[ONWARD], Wire::Edge(_));
-            !comes || state.is_closed[ONWARD]
-        })
-    }
-
     /// The epoch of the newest chunk that was admitted.
     pub fn epoch(&self) -> CacheEpoch {
         let ledger = self.ledger.as_ref();
@@ -564,17 +506,5 @@ impl<L, C, W> RankCore<L, C, W> {
     fn ledger(&mut self) -> &mut Ledger<L> {
         let ledger = self.ledger.as_mut();
         ledger.expect("the source stands on this rank")
-    }
-}
-
-impl<C, W> StageState<C, W> {
-    /// Whether this is the sink, and a device works on the chunk for it.
-    fn is_taking(&self, chunk: ChunkIndex) -> bool {
-        let mut working = self.working.iter();
-        self.stage.is_sink && working.any(|(ticket, _)| ticket.chunk == chunk)
-    }
-
-    fn is_empty(&self) -> bool {
-        self.working.is_empty() && self.waiting.iter().all(VecDeque::is_empty)
     }
 }

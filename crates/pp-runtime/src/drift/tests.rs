@@ -93,6 +93,7 @@ fn chunk_of(message: &Message<VideoPlan>, chunk: ChunkIndex) -> Chunk<'_, VideoP
         place,
         message,
         waited_ns: 0,
+        puts_off: false,
     }
 }
 

@@ -14,6 +14,7 @@ mod rank;
 mod retained;
 mod send;
 mod session;
+mod turns;
 mod work;
 
 use std::time::Instant;
@@ -28,7 +29,6 @@ use pp_transport::in_flight::{Completion, InFlight, Submission};
 pub use self::drive::{Driven, run_rank};
 pub use self::rank::{RankOptions, RankRun, Summary};
 pub use self::work::{BoxedStage, NoSource, Stages};
-use crate::progress::Doing;
 use crate::switch::Switch;
 use crate::times::FULL_LANE_RETRY;
 
@@ -174,7 +174,7 @@ fn send<E: EdgeTx>(
             let (kind, operation) = (FaultKind::Internal, "prepare message");
             Fault::new(kind, blame.rank, operation, with_source(&e))
         })?;
-        switch.progress().at(Doing::Send);
+        switch.progress().sends(blame.peer);
         let rejected = match edge.send(prepared, stamp, payload.take()) {
             Ok(sent) => return Ok(sent),
             Err(rejected) => rejected,

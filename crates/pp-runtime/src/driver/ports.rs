@@ -10,7 +10,7 @@ use pp_transport::error::TransportError;
 use pp_transport::in_flight::InFlight;
 
 use super::Blame;
-use crate::core::{LAP, LocalStage, ONWARD, Wire};
+use crate::core::{FixedOrder, LAP, LocalStage, ONWARD, Wire};
 
 /// Where the chunks of a stage go by one of its outputs.
 pub(super) enum Output<E: Edges> {
@@ -141,6 +141,8 @@ pub(super) struct Incoming<E: Edges> {
     /// What a slot of the leader holds that tells of a payload over this edge.
     pub(super) slot_bytes: u64,
     laps: u16,
+    /// The chunks of a step, in the order in which they come; none where they rise.
+    order: Vec<u64>,
 }
 
 impl<E: Edges> Incoming<E> {
@@ -157,7 +159,15 @@ impl<E: Edges> Incoming<E> {
             reports: VecDeque::new(),
             slot_bytes: u64::MAX,
             laps,
+            order: Vec::new(),
         }
+    }
+
+    fn begin(&mut self) {
+        self.lockstep = match self.order.is_empty() {
+            true => Lockstep::with_laps(self.laps),
+            false => Lockstep::in_order(self.order.clone()),
+        };
     }
 
     /// Whether payloads come.
@@ -241,6 +251,14 @@ impl<E: Edges> Ports<E> {
         })
     }
 
+    /// The chunks come in this order.
+    pub(super) fn expect(&mut self, order: &FixedOrder, stages: &[LocalStage]) {
+        for input in &mut self.inputs {
+            input.order = order.arrivals_at(stages[input.to.0].at);
+            input.begin();
+        }
+    }
+
     /// The edges by which the other members of the group of this stage report.
     pub(super) fn reports_for(&self, stage: usize) -> impl Iterator<Item = &Incoming<E>> {
         let inputs = self.inputs.iter();
@@ -299,7 +317,7 @@ impl<E: Edges> Ports<E> {
                 let input = inputs.find(|input| input.number == number);
                 let input = input.expect("the edge ends on this rank");
                 input.end = Some(end);
-                input.lockstep = Lockstep::with_laps(input.laps);
+                input.begin();
                 input.is_closed = false;
                 input.reports.clear();
             }

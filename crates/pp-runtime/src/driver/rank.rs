@@ -22,7 +22,7 @@ use super::ports::{Incoming, Ports};
 use super::retained::{Admitted, Context};
 use super::work::Stages;
 use crate::clock::{Clock, now_ns};
-use crate::core::{Counts, LocalStage, RankCore, stages_of};
+use crate::core::{Counts, LocalStage, Order, RankCore, stages_of};
 use crate::report::{Recorder, Restart};
 use crate::stage::{Done, Source};
 use crate::switch::SOURCE;
@@ -43,6 +43,8 @@ pub struct RankOptions {
     pub steps: u16,
     /// What carries the payloads.
     pub capabilities: Capabilities,
+    /// In which order this rank works. A fixed one takes no restarts.
+    pub order: Order,
 }
 
 impl RankOptions {
@@ -55,6 +57,7 @@ impl RankOptions {
             context_chunks: 0,
             steps: 1,
             capabilities,
+            order: Order::Streaming,
         }
     }
 
@@ -155,7 +158,7 @@ where
     /// There is no memory for the slots.
     ///
     /// # Panics
-    /// If the stages are not those of the rank, or the depth is 0.
+    /// If the stages are not those of the rank, the depth is 0, or a rank in a fixed order is to be started anew.
     pub fn new(
         rank: Rank,
         stages: Stages<'s, E::Tx, E::Rx, E::Group, S>,
@@ -165,9 +168,16 @@ where
         let places = stages_of(&options.pipeline, rank);
         let given = usize::from(stages.source.is_some()) + stages.work.len();
         assert_eq!(given, places.len(), "rank {rank} brings its stages");
+        let mut ports = Ports::new(&options.pipeline, &places, options.steps, local)?;
+        let mut core = RankCore::new(places.clone(), options.depth);
+        if let Some(order) = options.order.fixed() {
+            assert!(!options.keeps(), "a fixed order takes no restarts");
+            ports.expect(order, &places);
+            core = core.in_order(order);
+        }
         Ok(Self {
-            ports: Ports::new(&options.pipeline, &places, options.steps, local)?,
-            core: RankCore::new(places.clone(), options.depth),
+            ports,
+            core,
             composer: Composer::new(),
             inbox: Vec::with_capacity(pp_contract::MAX_FRAME_BYTES),
             context: Context::new(options.kept() as usize),

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use pp_contract::pipeline::EdgeKind;
-use pp_contract::{Action as Message, Fault, Rank, Stamp};
+use pp_contract::{Action as Message, Fault, FaultKind, Rank, Stamp, with_source};
 use pp_transport::edge::{EdgeRx as _, Edges, GroupEnd as _};
 
 use super::idle::IdleWait;
@@ -11,12 +11,15 @@ use super::ports::Incoming;
 use super::rank::{RankRun, Waiting, Working};
 use super::{Blame, Payload, log_commitment, post_receive, send};
 use crate::clock::now_ns;
-use crate::core::{Action, LAP, LocalStage, ONWARD, StageFacts, Ticket, TooMany, way_out};
+use crate::core::{Action, Cut, LAP, LocalStage, ONWARD, StageFacts, Ticket, TooMany, way_out};
 use crate::progress::{Awaited, Doing};
 use crate::report::StageTimes;
 use crate::stage::{Chunk, Offer, Place, Source, StageError};
 use crate::switch::{SOURCE, Switch};
 use crate::times;
+
+/// What a stage has begun, and the payload that it reads.
+type Begun<E, S> = (Ticket, Working<E, S>, Option<<E as Edges>::Rx>);
 
 /// A run until a rank is lost.
 pub(super) struct Session<'a, 's, E: Edges, S: Source<E::Tx>> {
@@ -115,6 +118,8 @@ where
                     let worked = self.work(stage, input);
                     self.unless_served(worked)?;
                 }
+                Action::RunOverlapped { stages } => self.work_overlapped(stages)?,
+                Action::Later { stage, chunk } => self.do_later(stage, chunk)?,
                 Action::PassOn { stage, input } => {
                     let (ticket, waiting, _) = self.run.core.begin(stage, input);
                     self.pass_on(stage, ticket, waiting)?;
@@ -228,12 +233,23 @@ where
             false => looked.map(|()| Offer::Later),
         };
         self.switch.progress().at(Doing::Looking);
-        match self.of_stage(offer)? {
-            Offer::Chunk(cut) => self.run.core.handle_offer(cut),
-            Offer::Later => {}
-            Offer::End => self.run.core.handle_source_end(),
-        }
-        Ok(())
+        let offer = self.of_stage(offer)?;
+        let core = &mut self.run.core;
+        let refuse = |why: String| Err(StageError::new(FaultKind::BadInput, "ask the source", why));
+        let taken = match offer {
+            Offer::Chunk(Cut::Flush | Cut::Hard) if self.run.options.order.fixed().is_some() => {
+                refuse("it offers a cut, and a fixed order has none; offer chunks without".into())
+            }
+            Offer::Chunk(cut) => {
+                core.handle_offer(cut);
+                Ok(())
+            }
+            Offer::Later => Ok(()),
+            Offer::End => core
+                .handle_source_end()
+                .or_else(|e| refuse(with_source(&e))),
+        };
+        self.of_stage(taken)
     }
 
     /// What the core cannot know by itself.
@@ -414,8 +430,16 @@ where
         Ok(())
     }
 
-    /// Works on the oldest chunk of an input.
-    fn work(&mut self, stage: usize, input: usize) -> Result<(), Fault> {
+    /// Works on the next chunk of an input.
+    pub(super) fn work(&mut self, stage: usize, input: usize) -> Result<(), Fault> {
+        let (ticket, work, payload) = self.begin(stage, input)?;
+        // The credit goes back before the result leaves: the stage before can fill the slot meanwhile.
+        drop(payload);
+        self.settle(stage, ticket, work)
+    }
+
+    /// Lets a stage work on the next chunk of an input. Gives what it read, too.
+    pub(super) fn begin(&mut self, stage: usize, input: usize) -> Result<Begun<E, S>, Fault> {
         let (ticket, mut waiting, starts_epoch) = self.run.core.begin(stage, input);
         let payload = waiting.payload.take();
         let mut slot = self.take_slot(stage, ticket.way_out.0);
@@ -433,6 +457,7 @@ where
             place,
             message: &waiting.message,
             waited_ns: self.run.waited_ns,
+            puts_off: self.run.core.puts_off(stage, ticket.chunk),
         };
         let own = self.work_of(stage);
         let group = self.run.groups[stage].as_mut();
@@ -441,8 +466,6 @@ where
             self.run.stages.work[own]
                 .work()
                 .run(chunk, payload.as_ref(), slot.as_mut(), group);
-        // The credit goes back before the result leaves: the stage before can fill the slot meanwhile.
-        drop(payload);
         let done = self.of_work(stage, done)?;
         let group = self.run.groups[stage].as_ref();
         let work = Working {
@@ -453,6 +476,16 @@ where
             waited_ns: group.map_or(0, |group| group.waited_ns() - had_waited_ns),
             done: done.map(|done| (done, now_ns())),
         };
+        Ok((ticket, work, payload))
+    }
+
+    /// Hands a chunk on that a stage is done with. What a device works on, or other members, is asked for later.
+    pub(super) fn settle(
+        &mut self,
+        stage: usize,
+        ticket: Ticket,
+        work: Working<E, S>,
+    ) -> Result<(), Fault> {
         if work.done.is_some() && self.run.places[stage].followers() == 0 {
             return self.conclude(stage, ticket, work);
         }

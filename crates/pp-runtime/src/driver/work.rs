@@ -5,10 +5,11 @@ use std::convert::Infallible;
 use std::fmt;
 use std::marker::PhantomData;
 
-use pp_contract::{Manifest, Plan};
+use pp_contract::{ChunkIndex, Manifest, Plan};
 
 use crate::stage::{
-    Built, Chunk, Done, GroupStage, Offer, Place, Progress, Sink, Source, Stage, StageResult, Taken,
+    Built, Chunk, Done, GroupStage, Offer, Place, Progress, Sink, Source, Stage, StageResult,
+    Taken, puts_nothing_off,
 };
 
 /// A stage behind the source, whatever it keeps of a chunk.
@@ -29,6 +30,11 @@ pub(super) trait Work<Tx, Rx, G, P: Plan> {
 
     /// How far the oldest work is that is under way.
     fn poll(&mut self) -> StageResult<Option<Done>>;
+
+    /// Does what it has put off of a chunk.
+    fn later(&mut self, chunk: ChunkIndex) -> StageResult<()> {
+        Err(puts_nothing_off(chunk))
+    }
 
     /// Nothing more comes.
     fn finish(&mut self) -> StageResult<()>;
@@ -103,6 +109,10 @@ where
 
     fn poll(&mut self) -> StageResult<Option<Done>> {
         polled(&mut self.1, |oldest| self.0.poll(oldest))
+    }
+
+    fn later(&mut self, chunk: ChunkIndex) -> StageResult<()> {
+        self.0.later(chunk)
     }
 
     fn finish(&mut self) -> StageResult<()> {

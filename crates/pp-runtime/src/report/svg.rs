@@ -12,27 +12,23 @@ use pp_contract::{Pipeline, Rank};
 
 use super::text::{Latency, Period, Ratio};
 use super::{ChunkRecord, Measures, Recorder, Restart, View};
+use frame::{LANE_GAP, TOP, escape, write_axis, write_head, write_legend};
 use lane::Lane;
-use scale::{LEFT, RIGHT, Scale, WIDTH, millis};
+use scale::{Scale, millis};
 
+mod frame;
 mod lane;
 mod scale;
+mod schedule;
 
-const TOP: f64 = 110.0;
-const LEGEND: f64 = 95.0;
-const LANE_GAP: f64 = 14.0;
+pub use schedule::write_schedule_svg;
 
-const STYLE: &str = "\
-text{font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;font-size:12px;fill:#1f2328}\
-.bg{fill:#ffffff}.lane{fill:#f3f4f6}.grid{stroke:#d8dce1;stroke-width:1}\
-.title{font-size:17px;font-weight:600}.dim,.small{fill:#59636e}.small{font-size:11px}\
-.num{fill:#ffffff;font-size:11px;font-weight:600;text-anchor:middle}.mid{text-anchor:middle}.end{text-anchor:end}\
-.source{fill:#2f6fb5}.sink{fill:#2c8a5b}.dropped{fill:#8a929c}\
-.stage0{fill:#c2621b}.stage1{fill:#a8327e}.stage2{fill:#7a7420}.stage3{fill:#1b8089}\
-.transfer{fill:#6b4fa3}.slot{fill:#cfc5e6}.lost{fill:#c0392b;fill-opacity:.3}\
-.hatch{stroke:#c0392b;stroke-width:1.4;opacity:.55}.idle{fill:url(#idle)}\
-@media(prefers-color-scheme:dark){text{fill:#e6edf3}.bg{fill:#0d1117}.lane{fill:#171c24}.grid{stroke:#2b323b}\
-.dim,.small{fill:#9198a1}.num{fill:#ffffff}.slot{fill:#413566}.transfer{fill:#9a7fd6}}";
+const LEGEND: [(&str, &str); 4] = [
+    ("transfer", "transfer"),
+    ("slot", "waits in its slot"),
+    ("idle", "idle"),
+    ("lost", "rank lost"),
+];
 
 /// Draws the last `view.chunks` chunks that `recorder` holds, with what overlaps them.
 ///
@@ -51,27 +47,16 @@ pub fn write_svg(
     let lanes_height: f64 = lanes.iter().map(|lane| lane.height() + LANE_GAP).sum();
     let height = TOP + lanes_height + 40.0;
 
-    writeln!(
-        out,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" role=\"img\">\n\
-         <title>{title}</title>\n<style>{STYLE}</style>\n\
-         <defs><pattern id=\"idle\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
-         <line class=\"hatch\" x1=\"0\" y1=\"0\" x2=\"0\" y2=\"6\"/></pattern></defs>\n\
-         <rect class=\"bg\" width=\"{WIDTH}\" height=\"{height}\" rx=\"6\"/>\n\
-         <text class=\"title\" x=\"20\" y=\"32\">{title}</text>\n\
-         <text class=\"dim\" x=\"20\" y=\"53\">{}</text>\n\
-         <text class=\"dim\" x=\"20\" y=\"71\">latency {}</text>",
-        headline(measures),
-        Latency(measures),
-        title = escape(&view.title),
-    )?;
+    let lines = [headline(measures), format!("latency {}", Latency(measures))];
+    write_head(out, height, &view.title, &lines)?;
     let lost: Vec<_> = view
         .restarts
         .iter()
         .filter(|r| is_shown(r, &scale))
         .collect();
-    legend(out, !lost.is_empty())?;
-    axis(out, &scale, TOP + lanes_height)?;
+    let with_lost = LEGEND.len() - usize::from(lost.is_empty());
+    write_legend(out, &LEGEND[..with_lost], "numbers are chunks")?;
+    write_axis(out, &scale, TOP + lanes_height)?;
     let mut y = TOP;
     for lane in &lanes {
         lane.draw(out, &scale, y)?;
@@ -105,7 +90,7 @@ fn lanes(records: &[&ChunkRecord], scale: &Scale, pipeline: &Pipeline) -> Vec<La
 }
 
 fn is_shown(restart: &Restart, scale: &Scale) -> bool {
-    restart.lost_ns < scale.to_ns && restart.served_ns.is_none_or(|at| at > scale.from_ns)
+    restart.lost_ns < scale.to && restart.served_ns.is_none_or(|at| at > scale.from)
 }
 
 fn draw_lost(
@@ -139,76 +124,6 @@ fn headline(m: &Measures) -> String {
         Ratio(m.overlap_score),
         m.max_in_flight
     )
-}
-
-fn legend(out: &mut impl Write, with_lost: bool) -> io::Result<()> {
-    let entries = [
-        ("transfer", "transfer"),
-        ("slot", "waits in its slot"),
-        ("idle", "idle"),
-        ("lost", "rank lost"),
-    ];
-    let mut x = LEFT;
-    for (class, label) in &entries[..entries.len() - usize::from(!with_lost)] {
-        writeln!(
-            out,
-            "<rect class=\"{class}\" x=\"{x}\" y=\"{}\" width=\"16\" height=\"11\" rx=\"2\"/>\
-             <text class=\"small\" x=\"{}\" y=\"{LEGEND}\">{label}</text>",
-            LEGEND - 10.0,
-            x + 22.0
-        )?;
-        x += 46.0 + 6.4 * label.len() as f64;
-    }
-    writeln!(
-        out,
-        "<text class=\"small end\" x=\"{}\" y=\"{LEGEND}\">numbers are chunks</text>",
-        WIDTH - RIGHT
-    )
-}
-
-fn axis(out: &mut impl Write, scale: &Scale, bottom: f64) -> io::Result<()> {
-    let step_ns = tick_ns(scale.length_ns());
-    for at_ns in (0..=scale.length_ns() / step_ns).map(|tick| tick * step_ns) {
-        let x = scale.x(scale.from_ns + at_ns);
-        writeln!(
-            out,
-            "<line class=\"grid\" x1=\"{x:.1}\" y1=\"{}\" x2=\"{x:.1}\" y2=\"{bottom}\"/>\
-             <text class=\"small mid\" x=\"{x:.1}\" y=\"{}\">{}</text>",
-            TOP - 6.0,
-            bottom + 16.0,
-            at_ns as f64 / 1e6
-        )?;
-    }
-    writeln!(
-        out,
-        "<text class=\"small end\" x=\"{}\" y=\"{}\">ms</text>",
-        LEFT - 10.0,
-        bottom + 16.0
-    )
-}
-
-/// Distance of the ticks: 1, 2 or 5 times a power of ten, so that there are between 5 and 13 of them.
-fn tick_ns(length_ns: u64) -> u64 {
-    let least = (length_ns / 12).max(1);
-    let power = 10u64.pow(least.ilog10());
-    [1, 2, 5]
-        .map(|factor| power.saturating_mul(factor))
-        .into_iter()
-        .find(|&step| step >= least)
-        .unwrap_or_else(|| power.saturating_mul(10))
-}
-
-fn escape(text: &str) -> String {
-    text.chars()
-        .map(|c| match c {
-            '<' => "&lt;".into(),
-            '>' => "&gt;".into(),
-            '&' => "&amp;".into(),
-            '"' => "&quot;".into(),
-            c if c.is_control() => " ".into(),
-            c => c.to_string(),
-        })
-        .collect()
 }
 
 #[cfg(test)]
@@ -378,16 +293,5 @@ mod tests {
         assert_eq!(bands(&with(40, Vec::new())), [0, 0]);
         // It was over long before the last chunks.
         assert_eq!(bands(&with(4, vec![synthetic::restart()])), [0, 0]);
-    }
-
-    #[test]
-    fn ticks_are_round_and_few() {
-        assert_eq!(tick_ns(1_000_000), 100_000);
-        assert_eq!(tick_ns(50_000_000), 5_000_000);
-        assert_eq!(tick_ns(100_000_000), 10_000_000);
-        for length in [1, 999, 123_456_789, u64::MAX] {
-            let ticks = length / tick_ns(length) + 1;
-            assert!((2..=13).contains(&ticks), "{ticks} ticks over {length} ns");
-        }
     }
 }

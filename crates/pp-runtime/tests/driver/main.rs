@@ -1,5 +1,6 @@
 //! The driver over the host backend, all ranks in one process: what goes in comes out, once, in order.
 
+mod fixed;
 mod stages;
 
 use std::sync::Mutex;

@@ -8,6 +8,7 @@
 //! Where a rank dies each other hears of it at a moment of its own, drops its edges with all that is on them, and meets
 //! the others again, as `pp_job` has it. A rank that hears that the source needs no other leaves instead.
 
+mod fixed;
 mod world;
 
 use std::collections::HashSet;
@@ -91,6 +92,8 @@ fn shape(pipeline: &str, depth: u8, device: Device, cuts: &str) -> Shape {
         may_drain: false,
         may_abort: false,
         script: cuts.chars().map(cut).collect(),
+        orders: Vec::new(),
+        slots: None,
     }
 }
 

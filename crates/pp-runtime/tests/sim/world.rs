@@ -5,6 +5,7 @@
 
 mod act;
 mod check;
+mod fixed;
 mod group;
 mod hear;
 mod lose;
@@ -18,7 +19,7 @@ use std::rc::Rc;
 use pp_contract::pipeline::{EdgeKind, Laps};
 use pp_contract::{CacheEpoch, ChunkIndex, Pipeline, Rank};
 use pp_runtime::core::{
-    Action, Cut, LAP, LocalStage, ONWARD, RankCore, StageFacts, Ticket, Wire, stages_of,
+    Action, Cut, FixedOrder, LAP, LocalStage, ONWARD, RankCore, StageFacts, Ticket, Wire, stages_of,
 };
 
 use self::check::hold;
@@ -52,6 +53,10 @@ pub(crate) struct Shape {
     pub(crate) may_drain: bool,
     pub(crate) may_abort: bool,
     pub(crate) script: Vec<Cut>,
+    /// By rank; none in a stream.
+    pub(crate) orders: Vec<FixedOrder>,
+    /// Slots of the edges, where they are not as many as the depth.
+    pub(crate) slots: Option<u8>,
 }
 
 impl Shape {
@@ -61,7 +66,8 @@ impl Shape {
         // rank are never new.
         let keeps = at == 0 && self.deaths > 0;
         let kept = if keeps { CONTEXT as u8 } else { 0 };
-        self.depth + kept + u8::from(keeps && is_local)
+        let slots = self.slots.filter(|_| !is_local).unwrap_or(self.depth);
+        slots + kept + u8::from(keeps && is_local)
     }
 
     fn epoch_of(&self, chunk: u64) -> u64 {
@@ -216,6 +222,8 @@ struct Lane {
     free: u8,
     /// How often it was made anew.
     generation: u8,
+    /// Messages that its reader has taken in.
+    heard: usize,
     /// Its reader is there.
     is_open: bool,
     is_closed: bool,
@@ -246,6 +254,8 @@ pub(crate) struct World {
     /// What the sink remembers that it said, where a rank may die.
     said: VecDeque<(u64, bool)>,
     accepted: u64,
+    /// Turns that each rank has taken, in a fixed order.
+    turns: Vec<usize>,
     /// Transfers whose send is done.
     sent: BTreeSet<Transfer>,
 }
@@ -328,6 +338,9 @@ impl Map {
         if self.shape.deaths == 0 {
             core.handle_released();
         }
+        if let Some(order) = self.shape.orders.get(rank) {
+            core = core.in_order(order);
+        }
         Node {
             core,
             seen: places
@@ -357,6 +370,7 @@ impl Map {
             queue: VecDeque::new(),
             free: self.shape.slots(edge.from, false),
             generation,
+            heard: 0,
             is_open: true,
             is_closed: false,
             last: vec![None; laps.into()],
@@ -433,6 +447,7 @@ impl World {
             taken: Vec::new(),
             said: VecDeque::new(),
             accepted: 0,
+            turns: vec![0; map.shape.orders.len()],
             sent: BTreeSet::new(),
         }
     }
@@ -477,7 +492,12 @@ impl World {
                     self.offered += 1;
                     self.node(0).core.handle_offer(*cut);
                 }
-                None => self.node(0).core.handle_source_end(),
+                None => {
+                    let ended = self.node(0).core.handle_source_end();
+                    hold(ended.is_ok(), "the source ends between two steps", || {
+                        format!("{ended:?}")
+                    });
+                }
             },
             Step::Drain => {
                 self.has_drained = true;

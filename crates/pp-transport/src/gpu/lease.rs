@@ -6,17 +6,54 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::slots::{RxPool, TxPool};
+use super::slots::{RxPool, Slot, TxPool};
 use crate::edge::check_payload;
 use crate::error::TransportError;
 use crate::in_flight::{Part, Resend, Submission};
 use pp_device::{DevicePtr, Stream};
 
+impl Slot {
+    /// Copies the first `bytes` of the slot to the other device, on the edge's stream and after the work on the slot. False if the
+    /// edge has no remote end, or is gone.
+    ///
+    /// # Errors
+    /// The driver refuses; if part of the copy may have been issued, the slot is never leased again.
+    ///
+    /// # Safety
+    /// The slot has room for the bytes, the receiver has returned its slot, and no work is issued on the slot before the other
+    /// device has read it. `stream` is that of the edge.
+    pub(crate) unsafe fn put(
+        &self,
+        bytes: usize,
+        writer: Option<&Stream>,
+        stream: &Stream,
+    ) -> Result<bool, TransportError> {
+        let Some(far) = &self.far else {
+            return Ok(false);
+        };
+        self.check()?;
+        self.follow(writer, stream)?;
+        let number = far.next();
+        self.begin_move();
+        let from = DevicePtr {
+            len: bytes,
+            ..self.ptr()
+        };
+        // SAFETY: the caller's promise; the stream is ordered behind what wrote the slot, which is freed behind the stream.
+        let put = unsafe { far.put(from, number, stream) };
+        if !matches!(put, Ok(true)) {
+            self.give_up();
+        }
+        Ok(put?)
+    }
+}
+
 /// A slot of an edge, to be written by work on a device.
 ///
 /// # If dropped
 /// The slot is free again; nothing was sent. The work of its next lease is ordered behind the work
-/// that was issued on it. A slot that was sent ahead is not leased again.
+/// that was issued on it. A slot that was sent ahead is lost to the pool for as long as the edge
+/// lives.
 #[derive(Debug)]
 pub struct DeviceTx {
     pub(crate) pool: Arc<TxPool>,
@@ -89,16 +126,17 @@ impl DeviceTx {
         self.put(bytes).map(drop)
     }
 
-    /// Lets nothing of the slot move before its message: [`Self::send_ahead`] does nothing.
+    /// Lets nothing of the slot move before its message, for a payload that is still to be changed, as by a fault that is made
+    /// on purpose: [`Self::send_ahead`] does nothing.
     pub const fn hold_back(&mut self) {
         self.is_held = true;
     }
 
-    /// Issues the copy of the first `bytes` to the other device, for which there is room. False where there is none, or the edge
+    /// Issues the copy of the first `bytes` to the other device; there is room for them. False if the edge has no remote end, or
     /// is gone.
     pub(crate) fn put(&mut self, bytes: usize) -> Result<bool, TransportError> {
         let slot = self.pool.slot(self.slot);
-        // SAFETY: the callers have checked that there is room. A slot is leased only when its other end was given back; this
+        // SAFETY: the callers have checked that there is room. A slot is leased only when the receiver has returned it; this
         // lease issues no work on it any more, and no other gets it before it was read.
         let put = unsafe { slot.put(bytes, self.writer.as_ref(), &self.pool.stream) }?;
         self.ahead = put.then_some(bytes);

@@ -17,7 +17,8 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::{EdgesLife, Far, Remains, lock};
+use super::far::Far;
+use super::{EdgesLife, Remains, lock};
 use crate::error::TransportError;
 use crate::host::EdgeShape;
 use crate::lane::{InSlots, OutSlots};
@@ -37,7 +38,7 @@ enum Place {
 pub(crate) struct Slot {
     place: Place,
     /// The other device, where that moves the payload.
-    far: Option<Arc<dyn Far>>,
+    pub(super) far: Option<Arc<dyn Far>>,
     /// Work was issued on it since it was given back last.
     has_work: AtomicBool,
     /// Behind the work of stages: what writes an outgoing slot, what reads an incoming one.
@@ -165,7 +166,7 @@ impl Slot {
     }
 
     /// Orders `stream` behind the work of another stream that worked on the slot last.
-    fn follow(&self, last: Option<&Stream>, stream: &Stream) -> Result<(), CudaError> {
+    pub(super) fn follow(&self, last: Option<&Stream>, stream: &Stream) -> Result<(), CudaError> {
         match last {
             Some(last) if !last.is_same(stream) => stream.wait(&self.work),
             _ => Ok(()),
@@ -219,40 +220,6 @@ impl Slot {
             return Err(TransportError::Unrecorded);
         }
         Ok(())
-    }
-
-    /// Copies the first `bytes` to the other device, on the stream of the edge and behind the work on the slot. False where no
-    /// other device takes part, or the edge is gone.
-    ///
-    /// # Errors
-    /// The driver refuses. Then the slot is used no more if some of it may have been issued.
-    ///
-    /// # Safety
-    /// The slot has room for the bytes, its other end was given back, and no work is issued on it before the other device has
-    /// read it. `stream` is that of the edge.
-    pub(crate) unsafe fn put(
-        &self,
-        bytes: usize,
-        writer: Option<&Stream>,
-        stream: &Stream,
-    ) -> Result<bool, TransportError> {
-        let Some(far) = &self.far else {
-            return Ok(false);
-        };
-        self.check()?;
-        self.follow(writer, stream)?;
-        let number = far.next();
-        self.begin_move();
-        let from = DevicePtr {
-            len: bytes,
-            ..self.ptr()
-        };
-        // SAFETY: the caller's promise; the stream is ordered behind what wrote the slot, which is freed behind the stream.
-        let put = unsafe { far.put(from, number, stream) };
-        if !matches!(put, Ok(true)) {
-            self.give_up();
-        }
-        Ok(put?)
     }
 
     /// Whether the device says that nothing works on the slot any more.

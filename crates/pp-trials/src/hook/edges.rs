@@ -48,7 +48,7 @@ impl<B: Breakable> FaultyOut<B> {
         if self.arm.strikes(Break::SideTransfer, chunk) {
             let mut composer = Composer::new();
             let noop = composer.prepare_bare(Bare::Noop);
-            self.inner.send(noop, stamp, payload.take())?;
+            drop(self.inner.send(noop, stamp, payload.take())?);
             self.arm.misses("it was not refused");
         }
         if let Some(slot) = payload

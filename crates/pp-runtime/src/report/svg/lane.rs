@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use pp_contract::{Pipeline, Rank};
 
-use super::scale::{LEFT, RIGHT, Scale, WIDTH, millis};
+use super::scale::{LEFT, RIGHT, Scale, WIDTH};
 use crate::report::ChunkRecord;
 
 const STAGE_HEIGHT: f64 = 40.0;
@@ -12,25 +12,28 @@ const ROW_HEIGHT: f64 = 13.0;
 /// Letters of a name that fit beside a lane.
 const NAME_FITS: usize = 18;
 
-/// A piece of a lane: what class of thing, in which row, when, and which chunk.
-struct Bar {
-    class: &'static str,
-    row: usize,
-    from_ns: u64,
-    to_ns: u64,
-    chunk: u64,
+/// A piece of a lane: what class of thing, in which row, when, and which chunk or microbatch.
+pub(super) struct Bar {
+    pub(super) class: &'static str,
+    pub(super) row: usize,
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) number: u64,
+    /// What it is, in words.
+    pub(super) title: String,
 }
 
-/// What is written beside a row; the name of a stage is on its bars too.
-struct Row {
-    name: String,
-    note: String,
+/// What is written beside a row.
+pub(super) struct Row {
+    pub(super) name: String,
+    pub(super) note: String,
 }
 
 pub(super) struct Lane {
     /// Of an edge only one.
-    names: Vec<Row>,
-    bars: Vec<Bar>,
+    pub(super) names: Vec<Row>,
+    /// In the order of their beginnings.
+    pub(super) bars: Vec<Bar>,
     /// Rows of an edge; 0 for a lane of stages, whose rows are tall, with the waits of the rank hatched over all of them.
     pub(super) rows: usize,
 }
@@ -55,21 +58,22 @@ impl Lane {
                     bars.push(Bar {
                         class: class(at, pipeline.stages().len(), r.dropped),
                         row,
-                        from_ns,
-                        to_ns,
-                        chunk: r.chunk_index,
+                        from: from_ns,
+                        to: to_ns,
+                        number: r.chunk_index,
+                        title: format!("{} {}", stage.label(), r.chunk_index),
                     });
                 }
             }
-            let shown = |b: &Bar| b.to_ns.min(scale.to_ns) - b.from_ns.max(scale.from_ns);
+            let shown = |b: &Bar| b.to.min(scale.to) - b.from.max(scale.from);
             let busy_ns: f64 = bars[first..].iter().map(|b| shown(b) as f64).sum();
-            let busy = 100.0 * busy_ns / scale.length_ns() as f64;
+            let busy = 100.0 * busy_ns / scale.length() as f64;
             names.push(Row {
                 name: stage.label(),
                 note: format!("rank {rank}, busy {busy:.0} %"),
             });
         }
-        bars.sort_by_key(|b| b.from_ns);
+        bars.sort_by_key(|b| b.from);
         Self {
             names,
             bars,
@@ -108,9 +112,10 @@ impl Lane {
                 bars.push(Bar {
                     class,
                     row,
-                    from_ns,
-                    to_ns,
-                    chunk: r.chunk_index,
+                    from: from_ns,
+                    to: to_ns,
+                    number: r.chunk_index,
+                    title: format!("{class} {}", r.chunk_index),
                 });
             }
         }
@@ -162,36 +167,26 @@ impl Lane {
             self.draw_waits(out, scale, y)?;
         }
         for bar in &self.bars {
-            let name = match self.rows {
-                0 => &*self.names[bar.row].name,
-                _ => bar.class,
-            };
-            bar.draw(out, scale, y, self.rows, name)?;
+            bar.draw(out, scale, y, self.rows)?;
         }
         Ok(())
     }
 
     /// Hatches what lies between the works of the rank.
     fn draw_waits(&self, out: &mut impl Write, scale: &Scale, y: f64) -> io::Result<()> {
-        let mut free_from_ns = scale.from_ns;
-        let lane_end = Bar {
-            class: "",
-            row: 0,
-            from_ns: scale.to_ns,
-            to_ns: scale.to_ns,
-            chunk: 0,
-        };
-        for bar in self.bars.iter().chain([&lane_end]) {
-            let (x0, x1) = (scale.x(free_from_ns), scale.x(bar.from_ns));
-            if bar.from_ns > free_from_ns && x1 - x0 >= 1.0 {
-                let waited_ns = bar.from_ns - free_from_ns;
+        let mut free_from = scale.from;
+        let bars = self.bars.iter().map(|bar| (bar.from, bar.to));
+        for (from, to) in bars.chain([(scale.to, scale.to)]) {
+            let (x0, x1) = (scale.x(free_from), scale.x(from));
+            if from > free_from && x1 - x0 >= 1.0 {
+                let waited = scale.unit.length(from - free_from);
                 writeln!(
                     out,
                     "<rect class=\"idle\" x=\"{x0:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\"><title>idle {}</title></rect>",
                     y + 4.0,
                     x1 - x0,
                     self.height() - 8.0,
-                    millis(waited_ns)
+                    waited
                 )?;
                 if x1 - x0 > 84.0 {
                     let (middle, middle_y) = ((x0 + x1) / 2.0, y + self.height() / 2.0);
@@ -202,11 +197,11 @@ impl Lane {
                         middle - 38.0,
                         middle_y - 8.0,
                         middle_y + 4.0,
-                        millis(waited_ns)
+                        waited
                     )?;
                 }
             }
-            free_from_ns = free_from_ns.max(bar.to_ns);
+            free_from = free_from.max(to);
         }
         Ok(())
     }
@@ -230,12 +225,11 @@ impl Bar {
         scale: &Scale,
         lane_y: f64,
         rows: usize,
-        name: &str,
     ) -> io::Result<()> {
-        let x = scale.x(self.from_ns);
+        let x = scale.x(self.from);
         // A hand-over in shared memory takes microseconds; it must not vanish.
         let least = if self.class == "transfer" { 2.0 } else { 0.0 };
-        let width = (scale.x(self.to_ns) - x).max(least);
+        let width = (scale.x(self.to) - x).max(least);
         let (y, height) = match rows {
             0 => (
                 lane_y + 4.0 + self.row as f64 * STAGE_HEIGHT,
@@ -254,19 +248,19 @@ impl Bar {
         };
         writeln!(
             out,
-            "<rect class=\"{}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{drawn:.1}\" height=\"{height:.1}\"><title>{name} {}, {}</title></rect>",
+            "<rect class=\"{}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{drawn:.1}\" height=\"{height:.1}\"><title>{}, {}</title></rect>",
             self.class,
-            self.chunk,
-            millis(self.to_ns.saturating_sub(self.from_ns))
+            self.title,
+            scale.unit.length(self.to.saturating_sub(self.from))
         )?;
-        let digits = self.chunk.checked_ilog10().unwrap_or(0) + 1;
+        let digits = self.number.checked_ilog10().unwrap_or(0) + 1;
         if rows == 0 && width > 3.0 + 6.5 * f64::from(digits) {
             writeln!(
                 out,
                 "<text class=\"num\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
                 x + width / 2.0,
                 y + height / 2.0 + 4.0,
-                self.chunk
+                self.number
             )?;
         }
         Ok(())

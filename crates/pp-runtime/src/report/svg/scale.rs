@@ -6,10 +6,46 @@ pub(super) const WIDTH: f64 = 1200.0;
 pub(super) const LEFT: f64 = 130.0;
 pub(super) const RIGHT: f64 = 20.0;
 
+/// What a time of a picture counts, and how it reads.
+#[derive(Clone, Copy)]
+pub(super) enum Unit {
+    /// Nanoseconds, shown as milliseconds.
+    Nanosecond,
+    /// The unit of a schedule's costs, whatever it is.
+    Cost,
+}
+
+impl Unit {
+    /// What the axis counts.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Nanosecond => "ms",
+            Self::Cost => "time",
+        }
+    }
+
+    /// A mark on the axis.
+    pub(super) fn mark(self, at: u64) -> f64 {
+        match self {
+            Self::Nanosecond => at as f64 / 1e6,
+            Self::Cost => at as f64,
+        }
+    }
+
+    /// A length in words.
+    pub(super) fn length(self, length: u64) -> String {
+        match self {
+            Self::Nanosecond => millis(length),
+            Self::Cost => length.to_string(),
+        }
+    }
+}
+
 /// Maps the window of time that is shown to the width of the lanes.
 pub(super) struct Scale {
-    pub(super) from_ns: u64,
-    pub(super) to_ns: u64,
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) unit: Unit,
 }
 
 impl Scale {
@@ -25,22 +61,23 @@ impl Scale {
         let last = |r: &&ChunkRecord| r.accepted_ns.max(ends(r).unwrap_or(0));
         let to_ns = shown.iter().map(last).max().unwrap_or(0);
         Self {
-            from_ns,
-            to_ns: to_ns.max(from_ns.saturating_add(1_000)),
+            from: from_ns,
+            to: to_ns.max(from_ns.saturating_add(1_000)),
+            unit: Unit::Nanosecond,
         }
     }
 
-    pub(super) fn length_ns(&self) -> u64 {
-        self.to_ns - self.from_ns
+    pub(super) fn length(&self) -> u64 {
+        self.to - self.from
     }
 
-    pub(super) fn x(&self, at_ns: u64) -> f64 {
-        let inside = at_ns.clamp(self.from_ns, self.to_ns) - self.from_ns;
-        LEFT + (WIDTH - LEFT - RIGHT) * inside as f64 / self.length_ns() as f64
+    pub(super) fn x(&self, at: u64) -> f64 {
+        let inside = at.clamp(self.from, self.to) - self.from;
+        LEFT + (WIDTH - LEFT - RIGHT) * inside as f64 / self.length() as f64
     }
 
-    pub(super) fn shows(&self, from_ns: u64, to_ns: u64) -> bool {
-        from_ns < to_ns && from_ns < self.to_ns && to_ns > self.from_ns
+    pub(super) fn shows(&self, from: u64, to: u64) -> bool {
+        from < to && from < self.to && to > self.from
     }
 }
 

@@ -28,41 +28,21 @@ impl World {
             }
             Action::Run { stage, input } => {
                 self.holds_order(map, rank, facts, (stage, input));
-                let (ticket, waiting, starts_epoch) = self.node(rank).core.begin(stage, input);
-                hold(waiting.is_here, "only what is here is worked on", || {
-                    format!("{waiting:?}")
-                });
-                self.remember(map, (rank, stage), &ticket, waiting.message, starts_epoch);
-                let place = map.places[rank][stage];
-                let output = match place.is_sink || place.follows() {
-                    true => Pool::None,
-                    false => self.lease(map, (rank, stage, ticket.way_out.0)),
-                };
-                let message = waiting.message;
-                let work = Working {
-                    message,
-                    output,
-                    is_done: false,
-                };
-                if map.is_group(rank, stage) {
-                    self.begin_together(map, (rank, stage), message);
+                let (ticket, work) = self.begin(map, rank, (stage, input));
+                self.takes_turn(map, rank, &[(stage, ticket)]);
+                self.settle(map, (rank, stage), ticket, work);
+            }
+            Action::RunOverlapped { stages } => {
+                let begun = stages.map(|stage| self.begin(map, rank, (stage, ONWARD)));
+                let [first, second] = [0, 1].map(|at| (stages[at], begun[at].0));
+                self.takes_turn(map, rank, &[first, second]);
+                for (stage, (ticket, work)) in stages.into_iter().zip(begun) {
+                    self.settle(map, (rank, stage), ticket, work);
                 }
-                match map.shape.device {
-                    Device::None | Device::Moving if map.is_group(rank, stage) => {
-                        self.enter(map, rank, (stage, ticket, work));
-                    }
-                    Device::None | Device::Moving => {
-                        self.release(map, rank, message);
-                        self.conclude(map, (rank, stage), ticket, work)
-                    }
-                    Device::Working | Device::Both => {
-                        self.node(rank).core.handle_working(stage, ticket, work);
-                    }
-                    Device::InOrder => {
-                        self.node(rank).core.handle_working(stage, ticket, work);
-                        self.node(rank).operations.push_back(Operation::Work(stage));
-                    }
-                }
+            }
+            Action::Later { stage, chunk } => {
+                self.does_later(map, (rank, stage), chunk.get());
+                self.node(rank).core.handle_later();
             }
             Action::PassOn { stage, input } => {
                 let (ticket, waiting, _) = self.node(rank).core.begin(stage, input);
@@ -115,6 +95,55 @@ impl World {
         }
     }
 
+    /// A stage begins with the next chunk of an input.
+    fn begin(
+        &mut self,
+        map: &Map,
+        rank: usize,
+        (stage, input): (usize, usize),
+    ) -> (Ticket, Working) {
+        let (ticket, waiting, starts_epoch) = self.node(rank).core.begin(stage, input);
+        hold(waiting.is_here, "only what is here is worked on", || {
+            format!("{waiting:?}")
+        });
+        self.remember(map, (rank, stage), &ticket, waiting.message, starts_epoch);
+        let place = map.places[rank][stage];
+        let output = match place.is_sink || place.follows() {
+            true => Pool::None,
+            false => self.lease(map, (rank, stage, ticket.way_out.0)),
+        };
+        let message = waiting.message;
+        if map.is_group(rank, stage) {
+            self.begin_together(map, (rank, stage), message);
+        }
+        let work = Working {
+            message,
+            output,
+            is_done: false,
+        };
+        (ticket, work)
+    }
+
+    /// What was begun is done at once, or a device works on it.
+    fn settle(&mut self, map: &Map, (rank, stage): (usize, usize), ticket: Ticket, work: Working) {
+        match map.shape.device {
+            Device::None | Device::Moving if map.is_group(rank, stage) => {
+                self.enter(map, rank, (stage, ticket, work));
+            }
+            Device::None | Device::Moving => {
+                self.release(map, rank, work.message);
+                self.conclude(map, (rank, stage), ticket, work);
+            }
+            Device::Working | Device::Both => {
+                self.node(rank).core.handle_working(stage, ticket, work);
+            }
+            Device::InOrder => {
+                self.node(rank).core.handle_working(stage, ticket, work);
+                self.node(rank).operations.push_back(Operation::Work(stage));
+            }
+        }
+    }
+
     fn build(&mut self, map: &Map, (chunk, epoch): (u64, u64), starts_epoch: bool, rebuilds: bool) {
         let due = map.shape.epoch_of(chunk);
         let starts = chunk == 0 || due != map.shape.epoch_of(chunk - 1);
@@ -123,9 +152,12 @@ impl World {
             "each chunk is admitted once, in its epoch",
             || format!("chunk {chunk} of epoch {epoch}"),
         );
-        hold(!self.has_drained, "a drain admits nothing", || {
-            format!("chunk {chunk}")
-        });
+        let may_begin = !self.has_drained || map.is_within_step(chunk);
+        hold(
+            may_begin,
+            "a drain admits nothing but the rest of a step",
+            || format!("chunk {chunk}"),
+        );
         self.send(map, (chunk, epoch), rebuilds);
         let (index, number) = (Self::index(chunk), CacheEpoch::new(epoch));
         let record = (chunk, epoch);
@@ -296,6 +328,12 @@ impl World {
             detail,
         );
         let is_sink = place.is_sink;
+        if !map.shape.orders.is_empty() {
+            if is_sink {
+                self.taken.push(chunk);
+            }
+            return;
+        }
         let seen = &mut node.seen[stage][usize::from(ticket.lap)];
         let before =
             seen.filter(|seen| seen.epoch == epoch && (is_sink || seen.attempt == ticket.attempt));
@@ -394,11 +432,10 @@ impl World {
             format!("{message:?}")
         });
         let last = &mut lane.last[usize::from(message.lap)];
-        hold(
-            *last < Some(message.chunk),
-            "chunks of one lap go in order",
-            || format!("{message:?}"),
-        );
+        let rises = !self.turns.is_empty() || *last < Some(message.chunk);
+        hold(rises, "chunks of one lap go in order", || {
+            format!("{message:?}")
+        });
         *last = Some(message.chunk);
         if lane.is_open {
             lane.queue.push_back(Frame::Infer(message));

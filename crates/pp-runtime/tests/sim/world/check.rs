@@ -111,9 +111,16 @@ impl World {
         });
         let is_hard = script.contains(&Cut::Hard);
         let all: Vec<u64> = (0..counts.admitted).collect();
-        hold(is_hard || self.taken == all, "the sink takes all", || {
+        let mut sorted = self.taken.clone();
+        sorted.sort_unstable();
+        let taken = match self.turns.is_empty() {
+            true => &self.taken,
+            false => &sorted,
+        };
+        hold(is_hard || *taken == all, "the sink takes all", || {
             format!("{:?}", self.taken)
         });
+        self.check_turns(map, counts.admitted);
         let newest = map.shape.script.iter().rposition(|cut| *cut == Cut::Hard);
         let newest = newest.map_or(0, |at| at as u64)..counts.admitted;
         hold(

@@ -1,0 +1,145 @@
+//! The command line of `pp schedule`.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Subcommand};
+use pp_runtime::schedule::Kind;
+
+use super::whole::whole;
+
+const MAX_COST: u64 = 1_000_000_000;
+
+/// The commands of `pp schedule`.
+///
+/// Schedules stand in PyTorch's notation: a row for each rank, a cell for each action, such as 1F0 or 0SEND_F3.
+#[derive(Debug, Subcommand)]
+pub enum ScheduleCommand {
+    /// Name the schedules, and say which sizes each takes.
+    List,
+    /// Print a schedule: who does what, over time.
+    Show(ShowArgs),
+    /// Prove that a schedule runs to its end and does every computation once; print the slots, activations and sends that it
+    /// needs.
+    ///
+    /// The exit code is 0 if the schedule is accepted. It is 3 if the schedule is refused, or the file holds none: one line
+    /// names the actions as the file writes them, and where they stand. It is 4 if the file cannot be read.
+    Check(CheckArgs),
+    /// Say how long a schedule takes and what it needs, for given costs. It is checked first, as check does.
+    Simulate(SimulateArgs),
+    /// Draw a schedule as an SVG picture, for given costs.
+    Plot(PlotArgs),
+}
+
+/// What is looked at.
+#[derive(Clone, Debug)]
+pub(crate) enum Subject {
+    /// A schedule that is built.
+    Built(Kind),
+    /// A file, or standard input.
+    File(PathBuf),
+}
+
+impl FromStr for Subject {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text.parse() {
+            Ok(kind) => Self::Built(kind),
+            Err(_) => Self::File(text.into()),
+        })
+    }
+}
+
+/// Which schedule.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SubjectArgs {
+    /// A schedule's name, as list has them, or a file in PyTorch's notation; "-" is standard input. A file of a name's
+    /// spelling is ./NAME.
+    #[arg(value_name = "NAME|FILE.csv|-")]
+    pub(crate) subject: Subject,
+    /// Ranks, 1 to 65536; by default what the file has. A NAME needs it.
+    #[arg(long, value_name = "P", value_parser = whole(1..=65_536_u32))]
+    pub(crate) ranks: Option<u32>,
+    /// Stages on each rank, 1 to 65536; by default what the file has, and for a NAME 1, or 2 where the stages stand in a V.
+    #[arg(long, value_name = "V", value_parser = whole(1..=65_536_u32))]
+    pub(crate) stages_per_rank: Option<u32>,
+    /// Microbatches of a step, 1 to 1048576; by default what the file has. A NAME needs it.
+    #[arg(long, value_name = "M", value_parser = whole(1..=1_048_576_u32))]
+    pub(crate) microbatches: Option<u32>,
+}
+
+/// How long things take, in one unit of the caller's choice.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CostArgs {
+    /// A forward of a stage (F), 0 to 1000000000, in any unit of time.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(0..=MAX_COST))]
+    pub(crate) forward: u64,
+    /// A backward for the input (I), 0 to 1000000000; B takes as long as I and W.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(0..=MAX_COST))]
+    pub(crate) input: u64,
+    /// A backward for the weights (W), 0 to 1000000000.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(0..=MAX_COST))]
+    pub(crate) weight: u64,
+    /// From one rank to another, 0 to 1000000000; it delays the receiver alone.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=MAX_COST))]
+    pub(crate) transfer: u64,
+}
+
+/// The arguments of `pp schedule show`.
+#[derive(Args, Clone, Debug)]
+pub struct ShowArgs {
+    #[command(flatten)]
+    pub(crate) subject: SubjectArgs,
+    /// Add the sends, the receives, and one wait for each send.
+    #[arg(long)]
+    pub(crate) lowered: bool,
+    /// With --lowered: no waits.
+    #[arg(long, requires = "lowered")]
+    pub(crate) no_waits: bool,
+    /// Print PyTorch's notation instead of a table.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) csv: bool,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The arguments of `pp schedule check`.
+#[derive(Args, Clone, Debug)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) subject: SubjectArgs,
+    /// Slots of each edge, 0 to 1048576: a schedule that is a deadlock with so many is refused. With 0 a send ends only when
+    /// its receive begins. By default the least number is found.
+    #[arg(long, value_name = "D", value_parser = whole(0..=1_048_576_u32))]
+    pub(crate) slots: Option<u32>,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The arguments of `pp schedule simulate`.
+#[derive(Args, Clone, Debug)]
+pub struct SimulateArgs {
+    #[command(flatten)]
+    pub(crate) subject: SubjectArgs,
+    #[command(flatten)]
+    pub(crate) costs: CostArgs,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The arguments of `pp schedule plot`.
+#[derive(Args, Clone, Debug)]
+pub struct PlotArgs {
+    #[command(flatten)]
+    pub(crate) subject: SubjectArgs,
+    #[command(flatten)]
+    pub(crate) costs: CostArgs,
+    /// Where to write the picture; "-" is standard output.
+    #[arg(long, value_name = "FILE.svg|-", default_value = "-")]
+    pub(crate) output: PathBuf,
+}

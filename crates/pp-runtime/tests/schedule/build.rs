@@ -1,0 +1,170 @@
+//! Builders, and the sizes that they refuse.
+
+use std::collections::HashMap;
+
+use pp_runtime::schedule::{Action, Kind, Op, Schedule, SizeError, Step, UnknownKind};
+
+use crate::golden;
+
+fn refused(kind: Kind, ranks: u32, stages: u32, microbatches: u32) -> String {
+    Schedule::build(kind, ranks, stages, microbatches)
+        .unwrap_err()
+        .to_string()
+}
+
+#[test]
+fn every_list_is_pytorchs_action_by_action() {
+    for golden in golden::all() {
+        let kind = golden.kind();
+        let (ranks, stages) = (golden.ranks, golden.stages_per_rank);
+        let built = Schedule::build(kind, ranks, stages, golden.microbatches).unwrap();
+        let case = format!("{kind} {ranks} {stages} {}", golden.microbatches);
+        assert_eq!(built.to_csv(), golden.compute().to_csv(), "{case}");
+        assert_eq!(built.stage_to_rank(), golden.stage_to_rank, "{case}");
+        assert_eq!(built.microbatches(), golden.microbatches, "{case}");
+    }
+}
+
+#[test]
+fn naive_runs_one_microbatch_after_the_other() {
+    let naive = Schedule::build(Kind::Naive, 2, 1, 3).unwrap();
+    assert_eq!(
+        naive.to_csv(),
+        "0F0,0B0,0F1,0B1,0F2,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
+    );
+}
+
+#[test]
+fn at_the_sizes_of_pytorchs_tests_each_microbatch_is_run_once_in_each_stage() {
+    let built = golden::matrix();
+    assert!(built.len() > 150, "{}", built.len());
+    for (case, schedule) in built {
+        let mut count: HashMap<Action, u32> = HashMap::new();
+        for (rank, steps) in (0..).zip(schedule.ranks()) {
+            for action in steps.iter().flat_map(Step::actions) {
+                assert_eq!(
+                    schedule.stage_to_rank()[action.stage as usize],
+                    rank,
+                    "{case}: {action}"
+                );
+                *count.entry(action).or_default() += 1;
+            }
+        }
+        for stage in 0..schedule.stages() {
+            for microbatch in 0..schedule.microbatches() {
+                let mut count = |op| {
+                    count
+                        .remove(&Action::new(stage, op, microbatch))
+                        .unwrap_or(0)
+                };
+                let forward = count(Op::Forward);
+                let split = [count(Op::BackwardInput), count(Op::BackwardWeight)];
+                let backward = (split, count(Op::Backward));
+                let is_once = [([0, 0], 1), ([1, 1], 0)].contains(&backward);
+                assert!(
+                    forward == 1 && is_once,
+                    "{case}: {stage} {microbatch}: {backward:?}"
+                );
+            }
+        }
+        assert!(count.is_empty(), "{case}: {count:?}");
+    }
+}
+
+#[test]
+fn a_size_that_does_not_work_is_refused_with_the_nearest_that_do() {
+    use Kind::*;
+    let cases = [
+        (GPipe, [0, 1, 4], "there are 0 ranks; give at least 1"),
+        (
+            LoopedBfs,
+            [2, 0, 4],
+            "there are 0 stages a rank; give at least 1",
+        ),
+        (ZbV, [2, 2, 0], "there are 0 microbatches; give at least 1"),
+        (
+            Naive,
+            [2, 2, 4],
+            "naive cannot have 2 stages a rank; give 1",
+        ),
+        (ZbH1, [2, 2, 4], "zb-h1 cannot have 2 stages a rank; give 1"),
+        (
+            DualPipeV,
+            [2, 3, 8],
+            "dualpipe-v cannot have 3 stages a rank; give 2",
+        ),
+        (
+            OneFOneB,
+            [4, 1, 3],
+            "1f1b on 4 ranks needs at least 4 microbatches, not 3",
+        ),
+        (
+            DualPipeV,
+            [4, 2, 7],
+            "dualpipe-v on 4 ranks needs at least 8 microbatches, not 7",
+        ),
+        (
+            Interleaved,
+            [4, 2, 11],
+            "interleaved on 4 ranks cannot split 11 microbatches into 2 groups of one size; the nearest that work are 10 and 12",
+        ),
+        (
+            GPipe,
+            [1 << 13, 1, 1 << 12],
+            "67108864 computations are too many; at most 33554432 are built; give fewer microbatches or ranks",
+        ),
+    ];
+    for (kind, [ranks, stages, microbatches], text) in cases {
+        assert_eq!(refused(kind, ranks, stages, microbatches), text);
+    }
+}
+
+#[test]
+fn between_the_nearest_sizes_none_works() {
+    for kind in [Kind::Interleaved, Kind::InterleavedZeroBubble] {
+        for (ranks, microbatches) in (1..9).flat_map(|ranks| (1..50).map(move |m| (ranks, m))) {
+            let works = |microbatches| Schedule::build(kind, ranks, 2, microbatches).is_ok();
+            let error = match Schedule::build(kind, ranks, 2, microbatches) {
+                Ok(_) => continue,
+                Err(error) => error,
+            };
+            let SizeError::Unequal { fewer, more, .. } = error else {
+                panic!("{error}");
+            };
+            assert!(works(fewer) && works(more), "{ranks} {microbatches}");
+            assert!(!(fewer + 1..more).any(works), "{ranks} {microbatches}");
+        }
+    }
+}
+
+#[test]
+fn no_number_is_too_large_to_be_refused() {
+    let too_large = |kind, ranks, stages, microbatches| {
+        let error = Schedule::build(kind, ranks, stages, microbatches).unwrap_err();
+        assert!(
+            matches!(error, SizeError::TooLarge { .. }),
+            "{kind}: {error}"
+        );
+    };
+    for kind in Kind::ALL {
+        let stages = kind.stages_per_rank().unwrap_or(u32::MAX);
+        for size in [[u32::MAX; 2], [1, u32::MAX], [u32::MAX, 1], [1 << 16; 2]] {
+            too_large(kind, size[0], stages, size[1]);
+        }
+    }
+    // Its product is 0 in 64 bits.
+    too_large(Kind::LoopedBfs, 1 << 31, 1 << 31, 4);
+    // It walks through as many microbatches as keep all ranks busy.
+    too_large(Kind::ZbV, 1 << 16, 2, 1);
+}
+
+#[test]
+fn each_name_is_its_own_kind_and_others_are_refused() {
+    for kind in Kind::ALL {
+        assert_eq!(kind.to_string().parse(), Ok(kind));
+    }
+    assert_eq!(
+        UnknownKind("1F1B".into()).to_string(),
+        "no schedule is called \"1F1B\"; there are naive, gpipe, 1f1b, interleaved, interleaved-zb, zb-h1, looped-bfs, zbv, dualpipe-v"
+    );
+}
