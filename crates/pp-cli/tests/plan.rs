@@ -86,7 +86,9 @@ fn every_placement_is_run_and_the_proposal_is_one_of_them() {
     );
     let ms = |of: &Value| of["measured_ms"].as_f64().unwrap();
     let over = ms(proposal) / ms(&placements[0]) - 1.0;
-    assert_eq!(report["over_best"].as_f64(), Some(over));
+    // A number that is read back from text may differ in its last bit.
+    let said = report["over_best"].as_f64().unwrap();
+    assert!((said - over).abs() < 1e-9, "{said} and {over}");
 }
 
 #[test]

@@ -112,7 +112,7 @@ pub struct CheckArgs {
     #[command(flatten)]
     pub(crate) subject: SubjectArgs,
     /// Slots of each edge, 0 to 1048576: a schedule that is a deadlock with so many is refused. With 0 a send ends only when
-    /// its receive begins. By default the least number is found.
+    /// its receive begins; by default the least number is found.
     #[arg(long, value_name = "D", value_parser = whole(0..=1_048_576_u32))]
     pub(crate) slots: Option<u32>,
     /// Print one JSON object instead of text.
