@@ -15,6 +15,7 @@ mod layout;
 mod ledger;
 mod order;
 mod rank;
+mod sends;
 mod state;
 
 pub use action::{Action, StageFacts, Ticket, TooMany};
@@ -22,3 +23,4 @@ pub use layout::{LAP, LocalStage, Membership, ONWARD, Wire, stages_of, way_out};
 pub use ledger::{Counts, Cut, CutShort, Unexpected};
 pub use order::{FixedOrder, Order, OrderError, Task, Turn};
 pub use rank::RankCore;
+pub use sends::Sends;

@@ -23,7 +23,7 @@ where
     /// Whether a chunk, or what was sent of one, is on its way.
     pub(super) fn is_in_flight(&self) -> bool {
         let mut outgoing = self.run.ports.outgoing();
-        self.run.core.is_busy() || outgoing.any(|out| !out.sendings.is_empty())
+        self.run.core.is_busy() || outgoing.any(|out| !out.sends.is_empty())
     }
 
     /// What has to do its part before this rank can do anything.

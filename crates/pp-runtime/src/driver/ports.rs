@@ -10,7 +10,7 @@ use pp_transport::error::TransportError;
 use pp_transport::in_flight::InFlight;
 
 use super::Blame;
-use crate::core::{FixedOrder, LAP, LocalStage, ONWARD, Wire};
+use crate::core::{FixedOrder, LAP, LocalStage, ONWARD, Sends, Wire};
 
 /// Where the chunks of a stage go by one of its outputs.
 pub(super) enum Output<E: Edges> {
@@ -40,8 +40,8 @@ pub(super) struct Outgoing<E: Edges> {
     pub(super) spare: Option<E::Tx>,
     /// Whether payloads go over it.
     has_payloads: bool,
-    /// Sends under way; each is given up once it is done.
-    pub(super) sendings: VecDeque<InFlight<E::Sending>>,
+    /// Sends under way.
+    pub(super) sends: Sends<InFlight<E::Sending>>,
 }
 
 fn has_payloads(kind: EdgeKind) -> bool {
@@ -56,8 +56,13 @@ impl<E: Edges> Outgoing<E> {
             end: None,
             spare: None,
             has_payloads: has_payloads(edge.kind),
-            sendings: VecDeque::new(),
+            sends: Sends::default(),
         }
+    }
+
+    /// Gives up all sends.
+    fn poison(&mut self) {
+        self.sends.drain().for_each(|send| drop(send.abort()));
     }
 }
 
@@ -71,15 +76,14 @@ impl<E: Edges> Output<E> {
             }
             Self::Edge(out) if out.has_payloads => {
                 let blame = blame.on(out.peer);
-                while let Some(sending) = out.sendings.front()
-                    && sending.is_done().map_err(|e| blame.transport("send", e))?
-                {
-                    // Its slot goes back to the pool, where the lease below finds it.
-                    out.sendings.pop_front();
-                }
-                if let (None, Some(end)) = (&out.spare, &mut out.end) {
-                    out.spare = end.try_lease().map_err(failed)?;
-                }
+                let is_done = |send: &InFlight<E::Sending>| {
+                    send.is_done().map_err(|e| blame.transport("send", e))
+                };
+                let lease = || match (out.spare.take(), &mut out.end) {
+                    (None, Some(end)) => end.try_lease().map_err(failed),
+                    (spare, _) => Ok(spare),
+                };
+                out.spare = out.sends.lease(is_done, lease)?;
             }
             _ => {}
         }
@@ -329,9 +333,7 @@ impl<E: Edges> Ports<E> {
         let mut old = Vec::new();
         for out in self.outgoing_mut() {
             out.spare = None;
-            for sending in out.sendings.drain(..) {
-                drop(sending.abort());
-            }
+            out.poison();
             old.extend(out.end.take().map(End::Out));
         }
         for input in &mut self.inputs {
@@ -342,10 +344,6 @@ impl<E: Edges> Ports<E> {
 
     /// What was sent is given up.
     pub(super) fn abandon(&mut self) {
-        for out in self.outgoing_mut() {
-            for sending in out.sendings.drain(..) {
-                drop(sending.abort());
-            }
-        }
+        self.outgoing_mut().for_each(Outgoing::poison);
     }
 }

@@ -157,7 +157,7 @@ where
         if let (Some(sending), Output::Edge(out)) =
             (sending, &mut self.run.ports.outputs[0][ONWARD])
         {
-            out.sendings.push_back(sending);
+            out.sends.push(sending);
         }
         None
     }
@@ -262,7 +262,7 @@ where
         if let (Some(sending), Output::Edge(out)) =
             (left, &mut self.run.ports.outputs[stage][output])
         {
-            out.sendings.push_back(sending);
+            out.sends.push(sending);
         }
         Ok(())
     }

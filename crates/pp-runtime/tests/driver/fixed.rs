@@ -1,6 +1,7 @@
 //! Training schedules through the driver: each rank does what the schedule lists, in that order.
 
-use std::sync::Mutex;
+use std::collections::HashSet;
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use pp_contract::{ChunkIndex, Fault, FaultKind, Rank};
@@ -8,7 +9,7 @@ use pp_runtime::core::Cut;
 use pp_runtime::driver::{BoxedStage, Stages, Summary};
 use pp_runtime::schedule::{Kind, Limits, Schedule, Step};
 use pp_runtime::stage::{Built, Chunk, Done, Offer, OnHost, Progress, Stage, StageResult};
-use pp_testing::{Toy, ToySink, ToySource, bytes, done, run_schedule};
+use pp_testing::{HANG, Random, Toy, ToySink, ToySource, bytes, done, run_schedule};
 use pp_transport::host::{HostGroup, RxLease, TxLease};
 
 use crate::stages::BYTES;
@@ -194,12 +195,95 @@ fn each_rank_does_what_its_schedule_lists_with_the_fewest_slots() {
     assert!(runs >= 60, "{runs}");
 }
 
+/// Runs two steps with the fewest slots, at once and on a device.
+fn runs_to_its_end(csv: &str) {
+    for on_device in [false, true] {
+        let (tell, ended) = mpsc::channel();
+        let schedule = Schedule::parse_csv(csv).unwrap();
+        let listed = listed(&schedule, 2);
+        std::thread::spawn(move || {
+            let log = done_in(&schedule, 2, on_device, Duration::ZERO);
+            let ranks = 0..schedule.ranks().len() as u32;
+            tell.send(ranks.map(|rank| of_rank(&log, rank)).collect())
+        });
+        let done: Result<Vec<_>, _> = ended.recv_timeout(HANG);
+        assert_eq!(done.as_ref(), Ok(&listed), "on a device {on_device}\n{csv}");
+    }
+}
+
 #[test]
 fn what_comes_in_one_order_is_worked_on_in_another() {
-    let csv = "0F0,0F1,0B1,0B0\n1F1,1F0,1B0,1B1\n";
-    let schedule = Schedule::parse_csv(csv).unwrap();
-    let log = done_in(&schedule, 2, false, Duration::ZERO);
-    assert_eq!(of_rank(&log, 1), listed(&schedule, 2)[1]);
+    runs_to_its_end("0F0,0F1,0B1,0B0\n1F1,1F0,1B0,1B1\n");
+    // With two slots for three messages: the slot that comes back first is that of the later send.
+    runs_to_its_end("0F0,0F2,0B2,0F1,0B1,0B0\n1F2,1B2,1F1,1B1,1F0,1B0\n");
+}
+
+/// Any order of the actions of up to four ranks in which each finds its inputs, with split backwards and overlapped pairs.
+fn any_schedule(random: &mut Random) -> String {
+    let mut below = |bound: usize| random.below(bound as u64) as usize;
+    let ranks = 1 + below(4);
+    let (stages, microbatches) = (ranks + below(4), 1 + below(6));
+    // Each rank has a stage, and stage 0 is on rank 0.
+    let mut rank_of: Vec<usize> = (0..ranks).collect();
+    for stage in 1..stages {
+        match stage < ranks {
+            true => rank_of.swap(stage, 1 + below(stage)),
+            false => rank_of.push(below(ranks)),
+        }
+    }
+    let mut rows = vec![Vec::new(); ranks];
+    let mut split = HashSet::new();
+    for at in 0..stages * microbatches {
+        if below(3) == 0 {
+            split.insert((at / microbatches, at % microbatches));
+        }
+    }
+    let mut done = HashSet::new();
+    loop {
+        let has = |op, stage, microbatch| done.contains(&(op, stage, microbatch));
+        let is_ready = |&(op, stage, of): &(char, usize, usize)| {
+            let is_due = match op {
+                'F' => stage == 0 || has('F', stage - 1, of),
+                'B' => has('F', stage, of) && (stage + 1 == stages || has('B', stage + 1, of)),
+                _ => split.contains(&(stage, of)) && has('B', stage, of),
+            };
+            is_due && !has(op, stage, of)
+        };
+        let all = (0..stages * microbatches).flat_map(|at| {
+            let (stage, of) = (at / microbatches, at % microbatches);
+            ['F', 'B', 'W'].map(|op| (op, stage, of))
+        });
+        let ready: Vec<_> = all.filter(is_ready).collect();
+        if ready.is_empty() {
+            let rows = rows.iter().map(|row: &Vec<String>| row.join(","));
+            return rows.collect::<Vec<_>>().join("\n");
+        }
+        let (op, stage, of) = ready[below(ready.len())];
+        let is_split = |stage, of| split.contains(&(stage, of));
+        let pair = ready.iter().find(|&&(other, at, with)| {
+            let is_pair = (op, other) == ('F', 'B') && rank_of[at] == rank_of[stage];
+            is_pair && at != stage && !is_split(at, with)
+        });
+        let pair = pair.copied().filter(|_| below(3) == 0);
+        let name = if op == 'B' && is_split(stage, of) {
+            'I'
+        } else {
+            op
+        };
+        rows[rank_of[stage]].push(match pair {
+            Some((_, at, with)) => format!("({stage}F{of};{at}B{with})OVERLAP_F_B"),
+            None => format!("{stage}{name}{of}"),
+        });
+        done.extend(pair);
+        done.insert((op, stage, of));
+    }
+}
+
+#[test]
+fn any_schedule_that_is_accepted_runs_with_the_fewest_slots() {
+    for seed in 0..60 {
+        runs_to_its_end(&any_schedule(&mut Random::new(seed)));
+    }
 }
 
 #[test]

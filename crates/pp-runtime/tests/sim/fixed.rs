@@ -21,7 +21,7 @@ struct Case<'a> {
     depth: u8,
 }
 
-const CASES: [Case<'_>; 9] = [
+const CASES: [Case<'_>; 10] = [
     // GPipe.
     Case {
         ranks: &["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"],
@@ -52,6 +52,14 @@ const CASES: [Case<'_>; 9] = [
         microbatches: 2,
         slots: 2,
         depth: 2,
+    },
+    // The receiver uses the later message first, and its slot is needed before the other one is back.
+    Case {
+        ranks: &["0F0 0F2 0B2 0F1 0B1 0B0", "1F2 1B2 1F1 1B1 1F0 1B0"],
+        stages: &[0, 1],
+        microbatches: 3,
+        slots: 2,
+        depth: 3,
     },
     // Weight gradients apart.
     Case {
@@ -187,7 +195,7 @@ fn broken(shape: &Shape) -> String {
 
 #[test]
 fn a_slot_too_few_stands_still() {
-    let looped = &CASES[6];
+    let looped = &CASES[7];
     let shape = Shape {
         slots: Some(looped.slots - 1),
         ..looped.shape(Device::None, 1)

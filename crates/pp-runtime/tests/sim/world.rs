@@ -12,14 +12,17 @@ mod lose;
 mod mix;
 mod steps;
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
+use std::convert::Infallible;
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
 use pp_contract::pipeline::{EdgeKind, Laps};
 use pp_contract::{CacheEpoch, ChunkIndex, Pipeline, Rank};
 use pp_runtime::core::{
-    Action, Cut, FixedOrder, LAP, LocalStage, ONWARD, RankCore, StageFacts, Ticket, Wire, stages_of,
+    Action, Cut, FixedOrder, LAP, LocalStage, ONWARD, RankCore, Sends, StageFacts, Ticket, Wire,
+    stages_of,
 };
 
 use self::check::hold;
@@ -220,6 +223,10 @@ impl Hash for Shared {
 struct Lane {
     queue: VecDeque<Frame>,
     free: u8,
+    /// The payloads that its sender has sent: chunk and lap.
+    sends: Sends<(u64, u16)>,
+    /// Those of them whose slots are back.
+    back: BTreeSet<(u64, u16)>,
     /// How often it was made anew.
     generation: u8,
     /// Messages that its reader has taken in.
@@ -369,6 +376,8 @@ impl Map {
         Lane {
             queue: VecDeque::new(),
             free: self.shape.slots(edge.from, false),
+            sends: Sends::default(),
+            back: BTreeSet::new(),
             generation,
             heard: 0,
             is_open: true,
@@ -429,6 +438,24 @@ impl Shared {
     }
 }
 
+impl Lane {
+    /// Looks for a slot that is back, as the driver does before it asks its core.
+    fn settle(&mut self) {
+        if self.back.is_empty() {
+            return;
+        }
+        let free = Cell::new(self.free);
+        let is_done = |send: &(u64, u16)| {
+            let is_back = self.back.remove(send);
+            free.set(free.get() + u8::from(is_back));
+            Ok::<bool, Infallible>(is_back)
+        };
+        let lease = || Ok((free.get() > 0).then_some(()));
+        let Ok(_) = self.sends.lease(is_done, lease);
+        self.free = free.get();
+    }
+}
+
 impl World {
     pub(crate) fn new(map: &Map) -> Self {
         let ranks = 0..map.places.len();
@@ -474,6 +501,7 @@ impl World {
     pub(crate) fn after(&self, map: &Map, step: Step) -> Self {
         let mut next = self.clone();
         next.take(map, step);
+        next.lanes.iter_mut().for_each(Lane::settle);
         for (rank, before) in next.ranks.iter_mut().zip(&self.ranks) {
             if let Some(rank) = rank {
                 let before = before.as_ref().map(|before| &before.node);

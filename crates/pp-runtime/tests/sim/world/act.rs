@@ -276,12 +276,17 @@ impl World {
                 (kept.chunk, kept.attempt, kept.slot)
                     == (message.chunk, message.attempt, message.slot)
             };
-            if let Some(kept) = kept.find(same) {
-                kept.is_released = true;
-                return;
-            }
+            return match kept.find(same) {
+                Some(kept) => kept.is_released = true,
+                None => self.free(rank, message.slot),
+            };
         }
-        self.free(rank, message.slot);
+        match message.slot {
+            Pool::Edge { edge, generation } if self.lanes[edge].generation == generation => {
+                self.lanes[edge].back.insert((message.chunk, message.lap));
+            }
+            slot => self.free(rank, slot),
+        }
     }
 
     fn is_of_source(&self, map: &Map, slot: Pool, rank: usize) -> bool {
@@ -416,6 +421,10 @@ impl World {
                     || format!("rank {rank}: {message:?}"),
                 );
                 self.push(edge, message);
+                let is_kept = map.shape.deaths > 0 && self.is_of_source(map, message.slot, rank);
+                if message.slot != Pool::None && !is_kept {
+                    self.lanes[edge].sends.push((message.chunk, message.lap));
+                }
                 if map.shape.device == Device::InOrder && message.slot != Pool::None {
                     let transfer = (edge, message.chunk, message.lap, message.attempt);
                     let operation = Operation::Send(transfer);
