@@ -73,9 +73,14 @@ fn what_cannot_be_asked_for_ends_with_2_and_what_cannot_be_read_with_4() {
     let file = folder.write("good.csv", b"0F0,0B0\n");
     let file = file.to_str().unwrap();
     let missing = folder.file("missing.csv");
-    let cases: [(&[&str], i32, &[&str]); 9] = [
+    let cases: [(&[&str], i32, &[&str]); 10] = [
         (&["show", "1f1b"], 2, &["1f1b", "--ranks", "--microbatches"]),
-        (&["show", "1f2b"], 2, &["1f2b", "gpipe", "dualpipe-v"]),
+        (
+            &["simulate", "dualpipe", "--ranks", "4"],
+            2,
+            &["dualpipe: no schedule of that name; did you mean dualpipe-v?"],
+        ),
+        (&["show", "hanayo"], 2, &["hanayo: ", "gpipe", "dualpipe-v"]),
         (
             &["check", file, "--ranks", "2"],
             2,

@@ -55,8 +55,8 @@ impl FromStr for Subject {
 /// Which schedule.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SubjectArgs {
-    /// A schedule's name, as list has them, or a file in PyTorch's notation; "-" is standard input. A file of a name's
-    /// spelling is ./NAME.
+    /// A schedule's name, as list has them, PyTorch's name of it, or a file in PyTorch's notation; "-" is standard input. A
+    /// file of a name's spelling is ./NAME.
     #[arg(value_name = "NAME|FILE.csv|-")]
     pub(crate) subject: Subject,
     /// Ranks, 1 to 65536; by default what the file has. A NAME needs it.

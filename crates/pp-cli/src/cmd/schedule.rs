@@ -28,7 +28,8 @@ fn list() -> Result<(), Error> {
     let mut text = String::new();
     for kind in Kind::ALL {
         let (what, sizes) = about(kind);
-        let _ = writeln!(text, "{:<15} {what}; {sizes}", kind.name());
+        let (name, in_torch) = (kind.name(), kind.torch_name().unwrap_or("-"));
+        let _ = writeln!(text, "{name:<15} {in_torch:<22} {what}; {sizes}");
     }
     print(&text)
 }

@@ -5,9 +5,11 @@
 //!
 //! Choices: the sizes are those that PyTorch 2.15 takes.
 
-use std::fmt;
 use std::str::FromStr;
+use std::{fmt, iter};
 
+/// The least likeness of two names, 0 to 1, of which one is proposed for the other.
+const NEAR: f64 = 0.6;
 /// Most computations that are built: about 1 GiB of actions.
 const MOST_COMPUTATIONS: u64 = 1 << 25;
 
@@ -55,20 +57,30 @@ impl Kind {
         Self::DualPipeV,
     ];
 
+    const fn names(self) -> (&'static str, Option<&'static str>) {
+        match self {
+            Self::Naive => ("naive", None),
+            Self::GPipe => ("gpipe", Some("GPipe")),
+            Self::OneFOneB => ("1f1b", Some("1F1B")),
+            Self::Interleaved => ("interleaved", Some("Interleaved1F1B")),
+            Self::InterleavedZeroBubble => ("interleaved-zb", Some("InterleavedZeroBubble")),
+            Self::ZbH1 => ("zb-h1", Some("InterleavedZeroBubble")),
+            Self::LoopedBfs => ("looped-bfs", Some("LoopedBFS")),
+            Self::ZbV => ("zbv", Some("ZBVZeroBubble")),
+            Self::DualPipeV => ("dualpipe-v", Some("DualPipeV")),
+        }
+    }
+
     /// Its name on a command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Naive => "naive",
-            Self::GPipe => "gpipe",
-            Self::OneFOneB => "1f1b",
-            Self::Interleaved => "interleaved",
-            Self::InterleavedZeroBubble => "interleaved-zb",
-            Self::ZbH1 => "zb-h1",
-            Self::LoopedBfs => "looped-bfs",
-            Self::ZbV => "zbv",
-            Self::DualPipeV => "dualpipe-v",
-        }
+        self.names().0
+    }
+
+    /// Its name in PyTorch, if PyTorch has it.
+    #[must_use]
+    pub const fn torch_name(self) -> Option<&'static str> {
+        self.names().1
     }
 
     /// The stages that it has on each rank; `None` where any number goes.
@@ -164,16 +176,49 @@ impl fmt::Display for Kind {
 impl FromStr for Kind {
     type Err = UnknownKind;
 
+    /// Finds a schedule by its own name or by PyTorch's, which may begin with `Schedule`. Case, `-` and `_` do not count.
     fn from_str(name: &str) -> Result<Self, UnknownKind> {
-        let kind = Self::ALL.into_iter().find(|kind| kind.name() == name);
-        kind.ok_or_else(|| UnknownKind(name.to_owned()))
+        let name = plain(name);
+        let name = name.strip_prefix("schedule").unwrap_or(&name);
+        let found = all_names().find(|(_, known)| plain(known) == name);
+        found.map(|(kind, _)| kind).ok_or_else(|| {
+            let alike = |known: &str| strsim::normalized_damerau_levenshtein(name, &plain(known));
+            let near = all_names().filter(|(_, known)| alike(known) > NEAR);
+            let near = near.max_by(|(_, one), (_, other)| alike(one).total_cmp(&alike(other)));
+            UnknownKind {
+                near: near.map(|(kind, _)| kind),
+            }
+        })
     }
 }
 
+/// A name as it is compared.
+fn plain(name: &str) -> String {
+    name.to_lowercase().replace(['-', '_'], "")
+}
+
+fn all_names() -> impl Iterator<Item = (Kind, &'static str)> {
+    let names = |kind: Kind| iter::once(kind.name()).chain(kind.torch_name());
+    let all = Kind::ALL.into_iter();
+    all.flat_map(move |kind| names(kind).map(move |name| (kind, name)))
+}
+
 /// No schedule has this name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no schedule is called {0:?}; there are {names}", names = Kind::ALL.map(Kind::name).join(", "))]
-pub struct UnknownKind(pub String);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct UnknownKind {
+    /// The schedule whose name is most like it, if one is.
+    pub near: Option<Kind>,
+}
+
+impl fmt::Display for UnknownKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = Kind::ALL.map(Kind::name).join(", ");
+        match self.near {
+            Some(near) => write!(f, "no schedule of that name; did you mean {near}?"),
+            None => write!(f, "no schedule of that name; there are {names}"),
+        }
+    }
+}
 
 /// The size of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

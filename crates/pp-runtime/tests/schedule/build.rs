@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use pp_runtime::schedule::{Action, Kind, Op, Schedule, SizeError, Step, UnknownKind};
+use pp_runtime::schedule::{Action, Kind, Op, Schedule, SizeError, Step};
 
 use crate::golden;
 
@@ -159,12 +159,35 @@ fn no_number_is_too_large_to_be_refused() {
 }
 
 #[test]
-fn each_name_is_its_own_kind_and_others_are_refused() {
+fn a_schedule_is_known_by_its_name_and_by_pytorchs_and_for_others_the_nearest_is_proposed() {
     for kind in Kind::ALL {
         assert_eq!(kind.to_string().parse(), Ok(kind));
     }
-    assert_eq!(
-        UnknownKind("1F1B".into()).to_string(),
-        "no schedule is called \"1F1B\"; there are naive, gpipe, 1f1b, interleaved, interleaved-zb, zb-h1, looped-bfs, zbv, dualpipe-v"
-    );
+    for (name, kind) in [
+        ("GPipe", Kind::GPipe),
+        ("Schedule1F1B", Kind::OneFOneB),
+        ("Interleaved1F1B", Kind::Interleaved),
+        ("ScheduleInterleavedZeroBubble", Kind::InterleavedZeroBubble),
+        ("LoopedBFS", Kind::LoopedBfs),
+        ("ZBVZeroBubble", Kind::ZbV),
+        ("dualpipev", Kind::DualPipeV),
+    ] {
+        assert_eq!(name.parse(), Ok(kind), "{name}");
+    }
+    let said = |name: &str| name.parse::<Kind>().unwrap_err().to_string();
+    for (name, near) in [
+        ("dualpipe", "dualpipe-v"),
+        ("1f2b", "1f1b"),
+        ("Interleaved1F1", "interleaved"),
+        ("zero-bubble", "zbv"),
+    ] {
+        let proposed = format!("no schedule of that name; did you mean {near}?");
+        assert_eq!(said(name), proposed, "{name}");
+    }
+    for name in ["hanayo", "", "schedule"] {
+        assert_eq!(
+            said(name),
+            "no schedule of that name; there are naive, gpipe, 1f1b, interleaved, interleaved-zb, zb-h1, looped-bfs, zbv, dualpipe-v"
+        );
+    }
 }

@@ -47,19 +47,14 @@ impl SubjectArgs {
             true => "standard input".into(),
             false => path.display().to_string(),
         };
+        let is_bare = !is_stdin && !name.contains(['.', '/']);
+        if let (true, Err(unknown)) = (is_bare && !path.exists(), name.parse::<Kind>()) {
+            return Err(Error::Usage(format!("{name}: {unknown}")));
+        }
         let sizes = [self.ranks, self.stages_per_rank, self.microbatches];
         if sizes.iter().any(Option::is_some) {
             let text = format!(
                 "{name}: the file says the size; leave out --ranks, --stages-per-rank and --microbatches"
-            );
-            return Err(Error::Usage(text));
-        }
-        let is_bare = !name.contains(['.', '/']);
-        if is_bare && !is_stdin && !path.exists() {
-            let names: Vec<_> = Kind::ALL.map(Kind::name).into();
-            let text = format!(
-                "{name}: no schedule and no file has this name; the schedules are {}",
-                names.join(", ")
             );
             return Err(Error::Usage(text));
         }
