@@ -217,6 +217,11 @@ fn a_printed_schedule_is_a_file_that_can_be_checked() {
          rank 0   0F0 0F1  ·   ·   ·  0B0──── 0B1────\n\
          rank 1    ·  1F0 1F1 1B0──── 1B1────\n"
     );
+    // What takes no time has no column: it is a list.
+    let mut sharded = pp(&["schedule", "show", "-"]);
+    let ended = run(&mut sharded, Some("0UNSHARD,0F0,0B0\n".into())).succeeded();
+    let shown = String::from_utf8(ended.stdout).unwrap();
+    assert!(shown.ends_with("\nrank 0   0UNSHARD 0F0 0B0\n"), "{shown}");
 }
 
 #[test]

@@ -71,11 +71,12 @@ impl fmt::Display for Shown {
 }
 
 /// The table of a schedule: one column is one unit of time, in which a forward or a half of a backward fits. A schedule
-/// with sends, and one that cannot be simulated, is a list for each rank.
+/// with steps that take no time, and one that cannot be simulated, is a list for each rank.
 fn table(schedule: &Schedule) -> String {
-    let timeline = match schedule.is_lowered() {
-        true => None,
-        false => schedule.simulate(&Costs::default(), Limits::default()).ok(),
+    let mut actions = schedule.ranks().iter().flatten().flat_map(Step::actions);
+    let timeline = match actions.all(|action| action.op.is_compute()) {
+        true => schedule.simulate(&Costs::default(), Limits::default()).ok(),
+        false => None,
     };
     let label = |step: &Step| match step {
         Step::One(action) => action.to_string(),
