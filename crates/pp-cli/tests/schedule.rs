@@ -257,6 +257,38 @@ fn messages_that_cross_between_two_ranks_are_accepted_with_a_note() {
 }
 
 #[test]
+fn of_many_pairs_of_ranks_whose_messages_cross_a_few_are_noted() {
+    let size = "--ranks 6 --stages-per-rank 2 --microbatches 1 --lowered --csv";
+    let args: Vec<&str> = ["show", "looped-bfs"]
+        .into_iter()
+        .chain(size.split(' '))
+        .collect();
+    // Each rank posts its receives at once, in falling order.
+    let crossed = |row: &str| {
+        let (mut receives, others): (Vec<&str>, Vec<&str>) =
+            row.split(',').partition(|cell| cell.contains("RECV"));
+        receives.reverse();
+        [receives, others].concat().join(",")
+    };
+    let rows = text(&args)
+        .lines()
+        .map(crossed)
+        .collect::<Vec<_>>()
+        .join("\n");
+    let mut check = pp(&["schedule", "check", "-"]);
+    let printed = run(&mut check, Some(rows.into())).succeeded().stdout;
+    let printed = String::from_utf8(printed).unwrap();
+    let notes: Vec<&str> = printed
+        .lines()
+        .filter(|line| line.starts_with("note: "))
+        .collect();
+    assert_eq!(
+        (notes.len(), notes[8]),
+        (9, "note: and 2 more pairs of ranks; --json has all")
+    );
+}
+
+#[test]
 fn the_picture_has_a_bar_for_each_computation() {
     let folder = folder("schedule_plot");
     let picture = folder.file("plot.svg");

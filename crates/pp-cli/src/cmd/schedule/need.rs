@@ -10,6 +10,9 @@ use super::subject::Loaded;
 use crate::args::{CheckArgs, SimulateArgs};
 use crate::exit::print_result;
 
+/// Most notes of `check`.
+const NOTES: usize = 8;
+
 /// What a schedule needs, as `check` prints it. Lists are by rank.
 #[derive(Serialize)]
 struct Needs {
@@ -146,10 +149,14 @@ impl fmt::Display for Needs {
             let sends = self.outstanding_sends[rank];
             writeln!(f, "{rank:4}  {activations:11}  {weights:9}  {sends:5}")?;
         }
-        for crossed in &self.crossings {
+        let (shown, more) = self.crossings.split_at(NOTES.min(self.crossings.len()));
+        for crossed in shown {
             writeln!(f, "note: {}", crossed.note)?;
         }
-        Ok(())
+        match more.len() {
+            0 => Ok(()),
+            more => writeln!(f, "note: and {more} more pairs of ranks; --json has all"),
+        }
     }
 }
 
