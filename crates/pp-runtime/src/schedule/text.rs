@@ -63,6 +63,9 @@ pub enum ParseError {
     /// No cell holds an action of a microbatch.
     #[error("no action of a microbatch in the file; write one row for each rank, such as 0F0,0B0")]
     Empty,
+    /// The text begins with U+FEFF, as some editors write it.
+    #[error("the file begins with a byte order mark (U+FEFF); save it as UTF-8 without one")]
+    ByteOrderMark,
     /// A cell cannot be read.
     #[error("{cell} {fault}")]
     Cell {
@@ -137,8 +140,11 @@ impl Schedule {
     /// cell. An empty row is a rank without work; rows without an action at the end are no ranks.
     ///
     /// # Errors
-    /// The first cell that cannot be read; else a stage, then a microbatch that is missing; else a stage on two ranks.
+    /// A byte order mark; else the first cell that cannot be read; else a stage, then a microbatch that is missing; else a stage on two ranks.
     pub fn parse_csv(text: &str) -> Result<Self, ParseError> {
+        if text.starts_with('\u{feff}') {
+            return Err(ParseError::ByteOrderMark);
+        }
         let mut ranks: Vec<Vec<Step>> = Vec::new();
         for (row, column, cell) in cells(text) {
             ranks.resize_with(ranks.len().max(row + 1), Vec::new);

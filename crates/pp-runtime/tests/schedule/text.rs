@@ -51,6 +51,10 @@ fn a_file_that_is_refused_names_the_cell() {
             "",
             "no action of a microbatch in the file; write one row for each rank, such as 0F0,0B0",
         ),
+        (
+            "\u{feff}0F0,0B0",
+            "the file begins with a byte order mark (U+FEFF); save it as UTF-8 without one",
+        ),
         (",,\n", "no action of a microbatch in the file"),
         ("0UNSHARD", "no action of a microbatch in the file"),
         (
