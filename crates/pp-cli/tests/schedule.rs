@@ -72,8 +72,10 @@ fn what_cannot_be_asked_for_ends_with_2_and_what_cannot_be_read_with_4() {
     let folder = folder("schedule_usage");
     let file = folder.write("good.csv", b"0F0,0B0\n");
     let file = file.to_str().unwrap();
+    let picture = folder.write("good.svg", b"0F0,0B0\n");
+    let picture = picture.to_str().unwrap();
     let missing = folder.file("missing.csv");
-    let cases: [(&[&str], i32, &[&str]); 10] = [
+    let cases: [(&[&str], i32, &[&str]); 11] = [
         (&["show", "1f1b"], 2, &["1f1b", "--ranks", "--microbatches"]),
         (
             &["simulate", "dualpipe", "--ranks", "4"],
@@ -121,9 +123,14 @@ fn what_cannot_be_asked_for_ends_with_2_and_what_cannot_be_read_with_4() {
         ),
         (&["simulate", file, "--weight", "-1"], 2, &["--weight -1"]),
         (
-            &["plot", file, "--output", file],
+            &["plot", picture, "--output", picture],
             2,
             &["FILE.csv", "--output"],
+        ),
+        (
+            &["plot", file, "--output", "mine.png"],
+            2,
+            &["--output mine.png", ".svg"],
         ),
         (&["check", missing.to_str().unwrap()], 4, &["missing.csv"]),
     ];

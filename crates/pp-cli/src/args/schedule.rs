@@ -4,12 +4,23 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use pp_job::output::is_stdout;
 use pp_runtime::schedule::Kind;
 
 use super::whole::whole;
 
 const MAX_COST: u64 = 1_000_000_000;
+
+/// Parses the name of a picture.
+fn picture() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| {
+        let is_picture = is_stdout(&path) || path.extension().is_some_and(|end| end == "svg");
+        let refusal = "it takes a name that ends in .svg, or -";
+        is_picture.then_some(path).ok_or(refusal)
+    })
+}
 
 /// The commands of `pp schedule`.
 ///
@@ -140,6 +151,6 @@ pub struct PlotArgs {
     #[command(flatten)]
     pub(crate) costs: CostArgs,
     /// Where to write the picture; "-" is standard output.
-    #[arg(long, value_name = "FILE.svg|-", default_value = "-")]
+    #[arg(long, value_name = "FILE.svg|-", default_value = "-", value_parser = picture())]
     pub(crate) output: PathBuf,
 }
