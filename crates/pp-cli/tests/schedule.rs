@@ -75,7 +75,7 @@ fn what_cannot_be_asked_for_ends_with_2_and_what_cannot_be_read_with_4() {
     let picture = folder.write("good.svg", b"0F0,0B0\n");
     let picture = picture.to_str().unwrap();
     let missing = folder.file("missing.csv");
-    let cases: [(&[&str], i32, &[&str]); 11] = [
+    let cases: [(&[&str], i32, &[&str]); 13] = [
         (&["show", "1f1b"], 2, &["1f1b", "--ranks", "--microbatches"]),
         (
             &["simulate", "dualpipe", "--ranks", "4"],
@@ -123,6 +123,16 @@ fn what_cannot_be_asked_for_ends_with_2_and_what_cannot_be_read_with_4() {
         ),
         (&["simulate", file, "--weight", "-1"], 2, &["--weight -1"]),
         (
+            &["plot", file, "--input", "0.1234567"],
+            2,
+            &["--input 0.1234567"],
+        ),
+        (
+            &["plot", file, "--forward", "1,2"],
+            2,
+            &["2 numbers", "1 stages"],
+        ),
+        (
             &["plot", picture, "--output", picture],
             2,
             &["FILE.csv", "--output"],
@@ -160,10 +170,18 @@ fn each_name_of_the_list_builds_a_schedule_that_is_right() {
 fn numbers_of_a_simulation_have_the_keys_and_the_values_that_are_documented() {
     let simulated = json_of(&[&["simulate", "1f1b"][..], &SIZE].concat());
     let expected = json!({
-        "makespan": 33, "idle": [9, 9, 9, 9], "activation_slots": [4, 3, 2, 1], "slots_per_edge": 1,
+        "makespan": 33, "idle": [9, 9, 9, 9], "slots": null, "activation_slots": [4, 3, 2, 1], "slots_per_edge": 1,
         "undone_weights": [0, 0, 0, 0]
     });
     assert_eq!(simulated, expected);
+    // Each microbatch takes 0.25 + 0.5 + 2.5 + 1.
+    let by_stage =
+        "simulate naive --ranks 2 --microbatches 2 --forward 0.25,0.5 --input 1 --weight 0,1.5";
+    let by_stage = json_of(&by_stage.split(' ').collect::<Vec<_>>());
+    assert_eq!(
+        (&by_stage["makespan"], &by_stage["idle"]),
+        (&json!(8.5), &json!([6, 2.5]))
+    );
     // Where actions take no time, many begin at one moment.
     let free = ["--forward", "0", "--input", "0", "--weight", "0"];
     let free = json_of(&[&["simulate", "1f1b"][..], &SIZE, &free].concat());
@@ -324,8 +342,11 @@ fn the_picture_has_a_bar_for_each_computation() {
 }
 
 #[test]
-fn the_page_shows_what_the_commands_print() {
-    const PAGE: &str = include_str!("../../../docs/schedules.md");
+fn the_pages_show_what_the_commands_print() {
+    const PAGE: &str = concat!(
+        include_str!("../../../docs/schedules.md"),
+        include_str!("../../../docs/1f1b.md")
+    );
     let folder = folder("schedule_page");
     let mut commands = 0;
     let lines = PAGE
@@ -343,7 +364,7 @@ fn the_page_shows_what_the_commands_print() {
         if !to.is_empty() {
             folder.write(to.trim(), &ended.stdout);
         }
-        if line == "check mine.csv" || line.starts_with("simulate mine.csv") {
+        if line == "check mine.csv" || line.starts_with("simulate ") && line.contains("--forward") {
             let printed = String::from_utf8(ended.stdout).unwrap();
             let indented: String = printed
                 .lines()
@@ -352,9 +373,10 @@ fn the_page_shows_what_the_commands_print() {
             assert!(PAGE.contains(&indented), "not on the page:\n{indented}");
         }
     }
-    assert_eq!(commands, 8);
+    assert_eq!(commands, 9);
     // The table of schedules: name, name in PyTorch, stages a rank, figures.
-    let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `"));
+    let table = PAGE.lines().filter(|line| line.matches('|').count() == 9);
+    let rows = table.filter_map(|line| line.strip_prefix("| `"));
     let rows: Vec<Vec<&str>> = rows
         .map(|row| row.split('|').map(str::trim).collect())
         .collect();

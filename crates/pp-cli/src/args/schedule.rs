@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use pp_job::output::is_stdout;
-use pp_runtime::schedule::Kind;
+use pp_runtime::schedule::{Kind, PerStage, TICKS};
 
 use super::whole::whole;
 
@@ -81,21 +81,42 @@ pub(crate) struct SubjectArgs {
     pub(crate) microbatches: Option<u32>,
 }
 
-/// How long things take, in one unit of the caller's choice.
+/// What is simulated: how long things take, in one unit of the caller's choice, and with how many slots.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct CostArgs {
-    /// A forward of a stage (F), 0 to 1000000000, in any unit of time.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(0..=MAX_COST))]
-    pub(crate) forward: u64,
-    /// A backward for the input (I), 0 to 1000000000; B takes as long as I and W.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(0..=MAX_COST))]
-    pub(crate) input: u64,
-    /// A backward for the weights (W), 0 to 1000000000.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole(0..=MAX_COST))]
-    pub(crate) weight: u64,
-    /// From one rank to another, 0 to 1000000000; it delays the receiver alone.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=MAX_COST))]
-    pub(crate) transfer: u64,
+pub(crate) struct SimulationArgs {
+    /// A forward of a stage (F), 0 to 1000000000 with up to 6 decimals, in any unit of time; for all stages, or a list with
+    /// one for each: 5,5,7.5,6.
+    #[arg(long, value_name = "N[,N...]", default_value = "1", value_parser = times)]
+    pub(crate) forward: PerStage,
+    /// A backward for the input (I), like --forward; B takes as long as I and W.
+    #[arg(long, value_name = "N[,N...]", default_value = "1", value_parser = times)]
+    pub(crate) input: PerStage,
+    /// A backward for the weights (W), like --forward.
+    #[arg(long, value_name = "N[,N...]", default_value = "1", value_parser = times)]
+    pub(crate) weight: PerStage,
+    /// From one rank to another, like --forward, by the stage that sends; it delays the receiver alone.
+    #[arg(long, value_name = "N[,N...]", default_value = "0", value_parser = times)]
+    pub(crate) transfer: PerStage,
+    /// Slots of each edge, 0 to 1048576. With 0 a send ends only when its receive begins; by default no action waits for a
+    /// slot.
+    #[arg(long, value_name = "D", value_parser = whole(0..=1_048_576_u32))]
+    pub(crate) slots: Option<u32>,
+}
+
+/// Parses times, as ticks.
+fn times(list: &str) -> Result<PerStage, String> {
+    let ticks = |time: &str| {
+        let (whole, decimals) = time.split_once('.').unwrap_or((time, ""));
+        let ticks = format!("{whole}{decimals:0<6}").parse().ok();
+        let fits = |ticks: &u64| decimals.len() <= 6 && *ticks <= MAX_COST * TICKS;
+        ticks.filter(fits).filter(|_| !whole.is_empty())
+    };
+    let all = list.split(',').map(ticks).collect::<Option<_>>();
+    all.map(PerStage).ok_or_else(|| {
+        format!(
+            "it takes numbers from 0 to {MAX_COST} with up to 6 decimals, such as 1.5 or 5,5,7,6"
+        )
+    })
 }
 
 /// The arguments of `pp schedule show`.
@@ -137,7 +158,7 @@ pub struct SimulateArgs {
     #[command(flatten)]
     pub(crate) subject: SubjectArgs,
     #[command(flatten)]
-    pub(crate) costs: CostArgs,
+    pub(crate) simulation: SimulationArgs,
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
@@ -149,7 +170,7 @@ pub struct PlotArgs {
     #[command(flatten)]
     pub(crate) subject: SubjectArgs,
     #[command(flatten)]
-    pub(crate) costs: CostArgs,
+    pub(crate) simulation: SimulationArgs,
     /// Where to write the picture; "-" is standard output.
     #[arg(long, value_name = "FILE.svg|-", default_value = "-", value_parser = picture())]
     pub(crate) output: PathBuf,

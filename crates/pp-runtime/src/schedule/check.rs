@@ -17,24 +17,9 @@ use super::clock::{Cost, Costs, Span, spans};
 use super::crossing::{Crossing, crossings};
 use super::flaw::Flaw;
 use super::graph::Graph;
+use super::limits::Limits;
 use super::walk::{least_slots, walk};
 use super::{Op, Schedule, Way};
-
-/// What a schedule may use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// The slots of each edge. `Some(0)`: a send ends only when its receive begins. [`None`]: [`Schedule::check`] finds the
-    /// smallest number that suffices; in [`Schedule::simulate`] no action waits for a slot.
-    pub slots: Option<u32>,
-}
-
-impl Limits {
-    /// So many slots on each edge.
-    #[must_use]
-    pub const fn slots(slots: u32) -> Self {
-        Self { slots: Some(slots) }
-    }
-}
 
 /// The use of an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

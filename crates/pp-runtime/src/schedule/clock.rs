@@ -11,6 +11,9 @@ use super::graph::{Graph, Message};
 use super::walk::{Visit, walk};
 use super::{Action, Op, Step};
 
+/// Ticks of a unit of time where times have fractions: in pictures and on a command line.
+pub const TICKS: u64 = 1_000_000;
+
 /// How long things take, in any unit.
 pub trait Cost {
     /// How long an action takes on its rank.
@@ -35,50 +38,64 @@ impl<F: Fn(u32, Action) -> u64> Cost for F {
     }
 }
 
-/// The same costs for every stage and microbatch. What computes nothing costs nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A number for each stage. A stage behind the last number has the last one, so a single number is that of all stages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PerStage(pub Vec<u64>);
+
+impl PerStage {
+    /// The number of a stage; 0 if there are none.
+    #[must_use]
+    pub fn of(&self, stage: u32) -> u64 {
+        let known = self.0.get(stage as usize).or(self.0.last());
+        known.copied().unwrap_or(0)
+    }
+}
+
+impl From<u64> for PerStage {
+    fn from(number: u64) -> Self {
+        Self(vec![number])
+    }
+}
+
+/// Costs that every microbatch has. A `B` takes as long as `I` and `W`. What computes nothing costs nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Costs {
     /// Of an `F`.
-    pub forward: u64,
+    pub forward: PerStage,
     /// Of an `I`.
-    pub input: u64,
+    pub input: PerStage,
     /// Of a `W`.
-    pub weight: u64,
-    /// Of a `B`; the sum of `I` and `W` where not given.
-    pub backward: Option<u64>,
-    /// Of a transfer between two ranks.
-    pub transfer: u64,
+    pub weight: PerStage,
+    /// Of a transfer between two ranks, by the stage that sends.
+    pub transfer: PerStage,
 }
 
 impl Default for Costs {
     /// One unit for each of `F`, `I` and `W`, and none for a transfer.
     fn default() -> Self {
         Self {
-            forward: 1,
-            input: 1,
-            weight: 1,
-            backward: None,
-            transfer: 0,
+            forward: 1.into(),
+            input: 1.into(),
+            weight: 1.into(),
+            transfer: 0.into(),
         }
     }
 }
 
 impl Cost for Costs {
     fn action(&self, _: u32, action: Action) -> u64 {
+        let [input, weight] = [&self.input, &self.weight].map(|costs| costs.of(action.stage));
         match action.op {
-            Op::Forward => self.forward,
-            Op::BackwardInput => self.input,
-            Op::BackwardWeight => self.weight,
-            Op::Backward => {
-                let both = self.input.saturating_add(self.weight);
-                self.backward.unwrap_or(both)
-            }
+            Op::Forward => self.forward.of(action.stage),
+            Op::BackwardInput => input,
+            Op::BackwardWeight => weight,
+            Op::Backward => input.saturating_add(weight),
             _ => 0,
         }
     }
 
-    fn transfer(&self, _: Message) -> u64 {
-        self.transfer
+    fn transfer(&self, message: Message) -> u64 {
+        self.transfer.of(message.from)
     }
 }
 

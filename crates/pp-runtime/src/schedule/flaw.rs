@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use super::limits::Limits;
 use super::{Action, Op, Step};
 
 /// Most steps that are checked: 32-bit numbers count them, and two numbers are left over.
@@ -66,8 +67,7 @@ impl fmt::Display for Cycle {
         match self.slots {
             None => write!(f, "deadlock: ")?,
             Some(0) => write!(f, "deadlock if a send ends only when its receive begins: ")?,
-            Some(1) => write!(f, "deadlock with 1 slot an edge: ")?,
-            Some(slots) => write!(f, "deadlock with {slots} slots an edge: ")?,
+            slots => write!(f, "deadlock with {}: ", Limits { slots })?,
         }
         for (at, link) in self.links.iter().enumerate() {
             let next = self.links[(at + 1) % self.links.len()].blocked;
@@ -180,7 +180,7 @@ pub enum Flaw {
     #[error("{0}")]
     Deadlock(Cycle),
     /// A simulated time is past what 64 bits hold.
-    #[error("{0} ends later than 2^64 units of time; give the costs in a larger unit")]
+    #[error("{0} ends later than 64 bits can count; give the costs in a larger unit")]
     TooLong(Place),
     /// There are more steps than a 32-bit number counts.
     #[error(

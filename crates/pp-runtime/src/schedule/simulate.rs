@@ -4,10 +4,11 @@
 //! time. Guarantee: the times are those of a run in which everything begins as early as it can.
 
 use super::Schedule;
-use super::check::{Limits, Report, report};
+use super::check::{Report, report};
 use super::clock::{Cost, Span, spans};
 use super::flaw::Flaw;
 use super::graph::Graph;
+use super::limits::Limits;
 use super::walk::least_slots;
 
 /// A simulated run. All times are in the unit of the costs.
@@ -19,6 +20,8 @@ pub struct Timeline {
     pub idle: Vec<u64>,
     /// By rank: its steps, in the schedule's order.
     pub spans: Vec<Vec<Span>>,
+    /// The slots of the run.
+    pub limits: Limits,
     /// What the run takes. The use of edges is that of a run at these costs with `slots_per_edge` slots on each edge.
     pub report: Report,
 }
@@ -56,6 +59,7 @@ impl Schedule {
             makespan,
             idle: spans.iter().map(|spans| makespan - busy(spans)).collect(),
             spans,
+            limits,
             report,
         })
     }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use pp_runtime::schedule::{
-    Action, Cost, Costs, Flaw, Kind, Limits, Message, Op, Schedule, Span, Step, Timeline, Way,
+    Action, Cost, Costs, Flaw, Kind, Limits, Message, Op, PerStage, Schedule, Span, Step, Timeline,
+    Way,
 };
 
 use crate::golden;
@@ -16,13 +17,12 @@ fn run(schedule: &Schedule, costs: &impl Cost, limits: Limits) -> Timeline {
     schedule.simulate(costs, limits).unwrap()
 }
 
-const fn costs(forward: u64, input: u64, weight: u64, transfer: u64) -> Costs {
+fn costs(forward: u64, input: u64, weight: u64, transfer: u64) -> Costs {
     Costs {
-        forward,
-        input,
-        weight,
-        backward: None,
-        transfer,
+        forward: forward.into(),
+        input: input.into(),
+        weight: weight.into(),
+        transfer: transfer.into(),
     }
 }
 
@@ -154,6 +154,16 @@ fn a_send_that_waits_for_its_receive_holds_its_rank() {
     assert_eq!((timeline.makespan, timeline.idle), (18, vec![9, 9]));
 }
 
+/// Costs of which each stage has its own; those behind the last have the last.
+fn by_stage() -> Costs {
+    Costs {
+        forward: PerStage(vec![3, 1, 2]),
+        input: PerStage(vec![1, 4]),
+        weight: PerStage(vec![2, 1, 3, 1]),
+        transfer: PerStage(vec![0, 2, 1]),
+    }
+}
+
 /// A second simulator: time goes by unit after unit, and each rank looks whether it can begin.
 fn by_the_clock(schedule: &Schedule, costs: &Costs, slots: Option<u32>) -> Vec<Vec<Span>> {
     let rank_of = |stage: u32| schedule.stage_to_rank().get(stage as usize).copied();
@@ -184,7 +194,11 @@ fn by_the_clock(schedule: &Schedule, costs: &Costs, slots: Option<u32>) -> Vec<V
                 let Some(input) = made(action).and_then(|made| next(made, false)) else {
                     return true;
                 };
-                let transfer = if is_here(input.1) { 0 } else { costs.transfer };
+                let transfer = if is_here(input.1) {
+                    0
+                } else {
+                    costs.transfer.of(input.1)
+                };
                 ends.get(&input).is_some_and(|end| end + transfer <= now)
             };
             let has_room = |action: Action| {
@@ -274,7 +288,12 @@ fn a_clock_that_ticks_gives_the_same_times_and_the_same_use_of_slots() {
                 continue;
             };
             let least = built.check(Limits::default()).unwrap().slots_per_edge;
-            for costs in [costs(1, 1, 1, 0), costs(2, 3, 1, 1), costs(1, 2, 4, 5)] {
+            for costs in [
+                costs(1, 1, 1, 0),
+                costs(2, 3, 1, 1),
+                costs(1, 2, 4, 5),
+                by_stage(),
+            ] {
                 for slots in [None, Some(least), Some(least + 1)] {
                     let found = run(&built, &costs, Limits { slots });
                     let wanted = by_the_clock(&built, &costs, slots);
@@ -337,12 +356,6 @@ fn each_action_and_each_message_may_take_its_own_time() {
     // A function alone: messages take no time.
     let same = |_: u32, _: Action| 10;
     assert_eq!(run(&gpipe, &same, Limits::default()).makespan, 60);
-    let backward = Costs {
-        backward: Some(5),
-        ..Costs::default()
-    };
-    let timeline = run(&gpipe, &backward, Limits::default());
-    assert_eq!(timeline.makespan, 3 + 10 + 5);
 }
 
 #[test]
@@ -362,7 +375,7 @@ fn times_past_64_bits_are_refused() {
     let refused = |costs: Costs| built.simulate(&costs, Limits::default()).unwrap_err();
     assert_eq!(
         refused(costs(u64::MAX / 2, 1, 1, 0)).to_string(),
-        "1F1 (rank 1, action 2) ends later than 2^64 units of time; give the costs in a larger unit"
+        "1F1 (rank 1, action 2) ends later than 64 bits can count; give the costs in a larger unit"
     );
     for costs in [costs(1, u64::MAX, u64::MAX, 0), costs(1, 1, 1, u64::MAX)] {
         assert!(matches!(refused(costs), Flaw::TooLong(_)));

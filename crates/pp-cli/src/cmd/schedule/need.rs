@@ -3,10 +3,10 @@
 use std::fmt;
 
 use pp_job::Error;
-use pp_runtime::schedule::{Crossing, Timeline};
+use pp_runtime::schedule::{Crossing, Limits, Timeline};
 use serde::Serialize;
 
-use super::subject::Loaded;
+use super::subject::{Loaded, Time};
 use crate::args::{CheckArgs, SimulateArgs};
 use crate::exit::print_result;
 
@@ -67,8 +67,9 @@ impl From<&Crossing> for Crossed {
 /// How long a schedule takes, as `simulate` prints it. Lists are by rank.
 #[derive(Serialize)]
 struct Times {
-    makespan: u64,
-    idle: Vec<u64>,
+    makespan: Time,
+    idle: Vec<Time>,
+    slots: Option<u32>,
     activation_slots: Vec<u32>,
     slots_per_edge: u32,
     undone_weights: Vec<u32>,
@@ -109,12 +110,14 @@ pub(super) fn simulate(args: &SimulateArgs) -> Result<(), Error> {
     let Timeline {
         makespan,
         idle,
+        limits,
         report,
         ..
-    } = loaded.simulate(&args.costs)?;
+    } = loaded.simulate(&args.simulation)?;
     let times = Times {
-        makespan,
-        idle,
+        makespan: Time(makespan),
+        idle: idle.into_iter().map(Time).collect(),
+        slots: limits.slots,
         activation_slots: report.activation_slots,
         slots_per_edge: report.slots_per_edge,
         undone_weights: report.undone_weights,
@@ -162,18 +165,19 @@ impl fmt::Display for Needs {
 
 impl fmt::Display for Times {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (makespan, slots) = (self.makespan, self.slots_per_edge);
-        let idlest = self.idle.iter().min().copied().unwrap_or(0);
-        let busiest = makespan - idlest;
-        write!(f, "{}\nmakespan {makespan}", self.size)?;
+        let (slots, needed) = (self.slots, Limits::slots(self.slots_per_edge));
+        let (makespan, with) = (self.makespan, Limits { slots });
+        let idlest = self.idle.iter().map(|idle| idle.0).min().unwrap_or(0);
+        let busiest = makespan.0 - idlest;
+        write!(f, "{}\nmakespan {makespan} with {with}", self.size)?;
         if busiest > 0 {
-            let over = makespan as f64 / busiest as f64;
+            let over = makespan.0 as f64 / busiest as f64;
             write!(f, ", {over:.3} times the work of the busiest rank")?;
         }
-        writeln!(f, "; slots per edge {slots}")?;
+        writeln!(f, "; it needs {needed}")?;
         writeln!(f, "rank        idle   bubble  activations  pending W")?;
         for (rank, idle) in self.idle.iter().enumerate() {
-            let bubble = 100.0 * *idle as f64 / makespan.max(1) as f64;
+            let bubble = 100.0 * idle.0 as f64 / makespan.0.max(1) as f64;
             let (activations, weights) = (self.activation_slots[rank], self.undone_weights[rank]);
             writeln!(
                 f,

@@ -18,7 +18,7 @@ pub(super) fn plot(args: &PlotArgs) -> Result<(), Error> {
     };
     one_file_each(&[("FILE.csv", input)], &[("--output", Some(&args.output))])?;
     let loaded = args.subject.load()?;
-    let timeline = loaded.simulate(&args.costs)?;
+    let timeline = loaded.simulate(&args.simulation)?;
     let mut picture = Vec::new();
     write_schedule_svg(&mut picture, &loaded.schedule, &timeline, &loaded.name)?;
     if is_stdout(&args.output) {

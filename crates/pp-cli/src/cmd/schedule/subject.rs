@@ -1,14 +1,15 @@
 //! The schedule that a command looks at.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io::{self, Read as _};
 use std::path::Path;
 
 use pp_contract::FaultKind;
 use pp_job::Error;
-use pp_runtime::schedule::{Costs, Kind, Limits, Report, Schedule, Timeline};
+use pp_runtime::schedule::{Costs, Kind, Limits, PerStage, Report, Schedule, TICKS, Timeline};
+use serde::{Serialize, Serializer};
 
-use crate::args::{CostArgs, Subject, SubjectArgs};
+use crate::args::{SimulationArgs, Subject, SubjectArgs};
 
 /// A schedule, and what the user calls it.
 pub(super) struct Loaded {
@@ -78,6 +79,48 @@ impl SubjectArgs {
     }
 }
 
+impl SimulationArgs {
+    /// The costs of so many stages.
+    fn costs(&self, count: u32, what: &str) -> Result<Costs, Error> {
+        Ok(Costs {
+            forward: one_each(("--forward", &self.forward), count, what)?,
+            input: one_each(("--input", &self.input), count, what)?,
+            weight: one_each(("--weight", &self.weight), count, what)?,
+            transfer: one_each(("--transfer", &self.transfer), count, what)?,
+        })
+    }
+}
+
+/// The numbers of an option: one for all, or one for each of so many.
+fn one_each((flag, list): (&str, &PerStage), count: u32, what: &str) -> Result<PerStage, Error> {
+    match list.0.len() {
+        1 => Ok(list.clone()),
+        given if given == count as usize => Ok(list.clone()),
+        given => Err(Error::Usage(format!(
+            "{flag} has {given} numbers, and there are {count} {what}; give one, or one for each"
+        ))),
+    }
+}
+
+/// A time in ticks, shown in the unit of the costs.
+#[derive(Clone, Copy)]
+pub(super) struct Time(pub(super) u64);
+
+impl Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (self.0 as f64 / TICKS as f64).fmt(f)
+    }
+}
+
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self.0.is_multiple_of(TICKS) {
+            true => to.serialize_u64(self.0 / TICKS),
+            false => to.serialize_f64(self.0 as f64 / TICKS as f64),
+        }
+    }
+}
+
 impl Loaded {
     /// Checks the schedule with so many slots on each edge, or finds how many it needs.
     pub(super) fn check(&self, slots: Option<u32>) -> Result<Report, Error> {
@@ -86,22 +129,11 @@ impl Loaded {
             .map_err(|flaw| self.refused("check schedule", flaw))
     }
 
-    /// What happens when, at these costs. It is checked, too.
-    pub(super) fn simulate(&self, costs: &CostArgs) -> Result<Timeline, Error> {
-        let CostArgs {
-            forward,
-            input,
-            weight,
-            transfer,
-        } = *costs;
-        let costs = Costs {
-            forward,
-            input,
-            weight,
-            backward: None,
-            transfer,
-        };
-        let timeline = self.schedule.simulate(&costs, Limits::default());
+    /// What happens when, in ticks. It is checked, too.
+    pub(super) fn simulate(&self, args: &SimulationArgs) -> Result<Timeline, Error> {
+        let costs = args.costs(self.schedule.stages(), "stages")?;
+        let slots = args.slots;
+        let timeline = self.schedule.simulate(&costs, Limits { slots });
         timeline.map_err(|flaw| self.refused("simulate schedule", flaw))
     }
 

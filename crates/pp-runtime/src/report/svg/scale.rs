@@ -1,6 +1,7 @@
 //! Where a time lies in the picture, and how long it was in words.
 
 use crate::report::ChunkRecord;
+use crate::schedule::TICKS;
 
 pub(super) const WIDTH: f64 = 1200.0;
 pub(super) const LEFT: f64 = 130.0;
@@ -11,8 +12,8 @@ pub(super) const RIGHT: f64 = 20.0;
 pub(super) enum Unit {
     /// Nanoseconds, shown as milliseconds.
     Nanosecond,
-    /// The unit of a schedule's costs, whatever it is.
-    Cost,
+    /// Ticks of the unit of a schedule's costs, whatever it is, shown in that unit.
+    Tick,
 }
 
 impl Unit {
@@ -20,7 +21,7 @@ impl Unit {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Nanosecond => "ms",
-            Self::Cost => "time",
+            Self::Tick => "time",
         }
     }
 
@@ -28,7 +29,7 @@ impl Unit {
     pub(super) fn mark(self, at: u64) -> f64 {
         match self {
             Self::Nanosecond => at as f64 / 1e6,
-            Self::Cost => at as f64,
+            Self::Tick => at as f64 / TICKS as f64,
         }
     }
 
@@ -36,7 +37,7 @@ impl Unit {
     pub(super) fn length(self, length: u64) -> String {
         match self {
             Self::Nanosecond => millis(length),
-            Self::Cost => length.to_string(),
+            Self::Tick => self.mark(length).to_string(),
         }
     }
 }

@@ -18,7 +18,8 @@ const LEGEND: [(Op, &str, &str); 4] = [
     (Op::BackwardWeight, "sink", "backward for the weights (W)"),
 ];
 
-/// Draws `timeline`, which is that of `schedule`. Sends and receives are not drawn.
+/// Draws `timeline`, which is that of `schedule`, with times in [ticks](crate::schedule::TICKS). Sends and receives are not
+/// drawn.
 ///
 /// # Errors
 /// Whatever `out` returns.
@@ -31,7 +32,7 @@ pub fn write_schedule_svg(
     let scale = Scale {
         from: 0,
         to: timeline.makespan.max(1),
-        unit: Unit::Cost,
+        unit: Unit::Tick,
     };
     let lanes: Vec<Lane> = (0..schedule.ranks().len())
         .map(|rank| lane(schedule, timeline, rank))
@@ -39,7 +40,7 @@ pub fn write_schedule_svg(
     let lanes_height: f64 = lanes.iter().map(|lane| lane.height() + LANE_GAP).sum();
     let idle = timeline.idle.iter();
     let (least, most) = (idle.clone().min(), idle.max());
-    let [least, most] = [least, most].map(|idle| idle.copied().unwrap_or(0));
+    let [least, most] = [least, most].map(|idle| Unit::Tick.mark(idle.copied().unwrap_or(0)));
     let of_ranks = match least == most {
         true => format!("{least}"),
         false => format!("{least} to {most}"),
@@ -53,8 +54,9 @@ pub fn write_schedule_svg(
             timeline.report.slots_per_edge
         ),
         format!(
-            "makespan {} · idle {of_ranks} on each rank",
-            timeline.makespan
+            "makespan {} with {} · idle {of_ranks} on each rank",
+            Unit::Tick.mark(timeline.makespan),
+            timeline.limits
         ),
     ];
     write_head(out, TOP + lanes_height + 40.0, title, &lines)?;
