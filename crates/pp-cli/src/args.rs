@@ -20,7 +20,7 @@ mod whole;
 
 pub use self::schedule::ScheduleCommand;
 pub(crate) use self::schedule::{
-    CheckArgs, PlotArgs, ShowArgs, SimulateArgs, SimulationArgs, Subject, SubjectArgs,
+    CheckArgs, MemoryArgs, PlotArgs, ShowArgs, SimulateArgs, SimulationArgs, Subject, SubjectArgs,
 };
 pub use self::whole::whole;
 

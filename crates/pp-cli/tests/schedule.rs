@@ -75,7 +75,7 @@ fn what_cannot_be_asked_for_ends_with_2_and_what_cannot_be_read_with_4() {
     let picture = folder.write("good.svg", b"0F0,0B0\n");
     let picture = picture.to_str().unwrap();
     let missing = folder.file("missing.csv");
-    let cases: [(&[&str], i32, &[&str]); 13] = [
+    let cases: [(&[&str], i32, &[&str]); 14] = [
         (&["show", "1f1b"], 2, &["1f1b", "--ranks", "--microbatches"]),
         (
             &["simulate", "dualpipe", "--ranks", "4"],
@@ -122,6 +122,11 @@ fn what_cannot_be_asked_for_ends_with_2_and_what_cannot_be_read_with_4() {
             &["8"],
         ),
         (&["simulate", file, "--weight", "-1"], 2, &["--weight -1"]),
+        (
+            &["check", file, "--activation-bytes", "1.5"],
+            2,
+            &["--activation-bytes 1.5"],
+        ),
         (
             &["plot", file, "--input", "0.1234567"],
             2,
@@ -193,6 +198,24 @@ fn numbers_of_a_simulation_have_the_keys_and_the_values_that_are_documented() {
     let costs = ["--forward", "4", "--input", "5", "--weight", "3"];
     let zb = json_of(&[&["simulate", "zb-h1"][..], &SIZE, &costs].concat());
     assert_eq!(zb["idle"][0], 3 * (4 + 8 - 6));
+}
+
+#[test]
+fn from_the_bytes_of_each_stage_follow_the_most_of_each_rank() {
+    let size = "1f1b --ranks 2 --microbatches 4 --activation-bytes 10,1";
+    for command in ["check", "simulate", "show"] {
+        let args: Vec<&str> = [command].into_iter().chain(size.split(' ')).collect();
+        assert_eq!(
+            json_of(&args)["activation_bytes"],
+            json!([20, 1]),
+            "{command}"
+        );
+        let printed = text(&args);
+        assert!(
+            printed.ends_with("\nactivation bytes by rank, at most: 20, 1\n"),
+            "{printed}"
+        );
+    }
 }
 
 #[test]

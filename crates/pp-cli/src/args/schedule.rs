@@ -7,11 +7,12 @@ use std::str::FromStr;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use pp_job::output::is_stdout;
-use pp_runtime::schedule::{Kind, PerStage, TICKS};
+use pp_runtime::schedule::{Kind, PerStage};
 
 use super::whole::whole;
 
 const MAX_COST: u64 = 1_000_000_000;
+const MAX_BYTES: u64 = 1_000_000_000_000_000;
 
 /// Parses the name of a picture.
 fn picture() -> impl TypedValueParser<Value = PathBuf> {
@@ -105,18 +106,38 @@ pub(crate) struct SimulationArgs {
 
 /// Parses times, as ticks.
 fn times(list: &str) -> Result<PerStage, String> {
-    let ticks = |time: &str| {
-        let (whole, decimals) = time.split_once('.').unwrap_or((time, ""));
-        let ticks = format!("{whole}{decimals:0<6}").parse().ok();
-        let fits = |ticks: &u64| decimals.len() <= 6 && *ticks <= MAX_COST * TICKS;
-        ticks.filter(fits).filter(|_| !whole.is_empty())
+    numbers(list, MAX_COST, 6)
+}
+
+/// Parses numbers of bytes.
+fn bytes(list: &str) -> Result<PerStage, String> {
+    numbers(list, MAX_BYTES, 0)
+}
+
+/// Parses a list of numbers from 0 to `most`, in units of the last of so many decimals.
+fn numbers(list: &str, most: u64, decimals: usize) -> Result<PerStage, String> {
+    let number = |text: &str| {
+        let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+        let number = format!("{whole}{part:0<decimals$}").parse().ok();
+        let fits = |number: &u64| *number <= most * 10_u64.pow(decimals as u32);
+        let is_number = !whole.is_empty() && part.len() <= decimals;
+        number.filter(fits).filter(|_| is_number)
     };
-    let all = list.split(',').map(ticks).collect::<Option<_>>();
+    let all = list.split(',').map(number).collect::<Option<_>>();
     all.map(PerStage).ok_or_else(|| {
         format!(
-            "it takes numbers from 0 to {MAX_COST} with up to 6 decimals, such as 1.5 or 5,5,7,6"
+            "it takes numbers from 0 to {most} with up to {decimals} decimals, such as 5 or 5,5,7,6"
         )
     })
+}
+
+/// What activations take.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct MemoryArgs {
+    /// Bytes that a stage keeps of a microbatch from its F to its B or W, 0 to 10^15; for all stages, or a list with one for
+    /// each. The most that each rank keeps at a time is printed.
+    #[arg(long, value_name = "N[,N...]", value_parser = bytes)]
+    pub(crate) activation_bytes: Option<PerStage>,
 }
 
 /// The arguments of `pp schedule show`.
@@ -130,8 +151,10 @@ pub struct ShowArgs {
     /// With --lowered: no waits.
     #[arg(long, requires = "lowered")]
     pub(crate) no_waits: bool,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
     /// Print PyTorch's notation instead of a table.
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with_all = ["json", "activation_bytes"])]
     pub(crate) csv: bool,
     /// Print one JSON object instead of a table.
     #[arg(long)]
@@ -147,6 +170,8 @@ pub struct CheckArgs {
     /// its receive begins; by default the least number is found.
     #[arg(long, value_name = "D", value_parser = whole(0..=1_048_576_u32))]
     pub(crate) slots: Option<u32>,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,
@@ -159,6 +184,8 @@ pub struct SimulateArgs {
     pub(crate) subject: SubjectArgs,
     #[command(flatten)]
     pub(crate) simulation: SimulationArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub(crate) json: bool,

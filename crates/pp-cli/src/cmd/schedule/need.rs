@@ -6,7 +6,7 @@ use pp_job::Error;
 use pp_runtime::schedule::{Crossing, Limits, Timeline};
 use serde::Serialize;
 
-use super::subject::{Loaded, Time};
+use super::subject::{Loaded, Memory, Time};
 use crate::args::{CheckArgs, SimulateArgs};
 use crate::exit::print_result;
 
@@ -24,6 +24,8 @@ struct Needs {
     activation_slots: Vec<u32>,
     undone_weights: Vec<u32>,
     outstanding_sends: Vec<u32>,
+    #[serde(flatten)]
+    memory: Memory,
     edges: Vec<Edge>,
     crossings: Vec<Crossed>,
     #[serde(skip)]
@@ -73,6 +75,8 @@ struct Times {
     activation_slots: Vec<u32>,
     slots_per_edge: u32,
     undone_weights: Vec<u32>,
+    #[serde(flatten)]
+    memory: Memory,
     #[serde(skip)]
     size: String,
 }
@@ -95,6 +99,7 @@ pub(super) fn check(args: &CheckArgs) -> Result<(), Error> {
         slots_per_edge: report.slots_per_edge,
         activation_slots: report.activation_slots,
         undone_weights: report.undone_weights,
+        memory: loaded.memory(&args.memory)?,
         edges: edges.collect(),
         crossings: report.crossings.iter().map(Crossed::from).collect(),
         outstanding_sends: report.outstanding_sends,
@@ -121,6 +126,7 @@ pub(super) fn simulate(args: &SimulateArgs) -> Result<(), Error> {
         activation_slots: report.activation_slots,
         slots_per_edge: report.slots_per_edge,
         undone_weights: report.undone_weights,
+        memory: loaded.memory(&args.memory)?,
         size: size(&loaded),
     };
     print_result(&times, args.json)
@@ -152,6 +158,7 @@ impl fmt::Display for Needs {
             let sends = self.outstanding_sends[rank];
             writeln!(f, "{rank:4}  {activations:11}  {weights:9}  {sends:5}")?;
         }
+        write!(f, "{}", self.memory)?;
         let (shown, more) = self.crossings.split_at(NOTES.min(self.crossings.len()));
         for crossed in shown {
             writeln!(f, "note: {}", crossed.note)?;
@@ -184,6 +191,6 @@ impl fmt::Display for Times {
                 "{rank:4}  {idle:10}  {bubble:5.1} %  {activations:11}  {weights:9}"
             )?;
         }
-        Ok(())
+        write!(f, "{}", self.memory)
     }
 }

@@ -7,7 +7,7 @@ use pp_runtime::schedule::{Costs, Limits, Schedule, Step};
 use serde::{Serialize, Serializer};
 
 use super::need::size;
-use super::subject::Loaded;
+use super::subject::{Loaded, Memory};
 use crate::args::ShowArgs;
 use crate::exit::{print, print_result};
 
@@ -20,6 +20,8 @@ struct Shown {
     stage_to_rank: Vec<u32>,
     /// By rank.
     actions: Vec<Vec<Cell>>,
+    #[serde(flatten)]
+    memory: Memory,
     #[serde(skip)]
     size: String,
     #[serde(skip)]
@@ -54,6 +56,7 @@ pub(super) fn show(args: &ShowArgs) -> Result<(), Error> {
         microbatches: schedule.microbatches(),
         stage_to_rank: schedule.stage_to_rank().to_vec(),
         actions: ranks.iter().map(cells).collect(),
+        memory: loaded.memory(&args.memory)?,
         size: size(&loaded),
         table: if args.json {
             String::new()
@@ -66,7 +69,8 @@ pub(super) fn show(args: &ShowArgs) -> Result<(), Error> {
 
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}\n{}", self.size, self.table)
+        writeln!(f, "{}\n{}", self.size, self.table)?;
+        write!(f, "{}", self.memory)
     }
 }
 

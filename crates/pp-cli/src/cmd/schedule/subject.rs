@@ -9,7 +9,7 @@ use pp_job::Error;
 use pp_runtime::schedule::{Costs, Kind, Limits, PerStage, Report, Schedule, TICKS, Timeline};
 use serde::{Serialize, Serializer};
 
-use crate::args::{SimulationArgs, Subject, SubjectArgs};
+use crate::args::{MemoryArgs, SimulationArgs, Subject, SubjectArgs};
 
 /// A schedule, and what the user calls it.
 pub(super) struct Loaded {
@@ -102,6 +102,23 @@ fn one_each((flag, list): (&str, &PerStage), count: u32, what: &str) -> Result<P
     }
 }
 
+/// By rank: the most bytes of activations at a time, if it is known what a stage keeps.
+#[derive(Serialize)]
+pub(super) struct Memory {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) activation_bytes: Option<Vec<u64>>,
+}
+
+impl Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(bytes) = &self.activation_bytes else {
+            return Ok(());
+        };
+        let bytes: Vec<_> = bytes.iter().map(u64::to_string).collect();
+        writeln!(f, "activation bytes by rank, at most: {}", bytes.join(", "))
+    }
+}
+
 /// A time in ticks, shown in the unit of the costs.
 #[derive(Clone, Copy)]
 pub(super) struct Time(pub(super) u64);
@@ -135,6 +152,16 @@ impl Loaded {
         let slots = args.slots;
         let timeline = self.schedule.simulate(&costs, Limits { slots });
         timeline.map_err(|flaw| self.refused("simulate schedule", flaw))
+    }
+
+    /// The bytes of its activations.
+    pub(super) fn memory(&self, args: &MemoryArgs) -> Result<Memory, Error> {
+        let stages = self.schedule.stages();
+        let size = args.activation_bytes.as_ref();
+        let size = size.map(|size| one_each(("--activation-bytes", size), stages, "stages"));
+        let bytes = |size: PerStage| self.schedule.activations(|stage| size.of(stage));
+        let activation_bytes = size.transpose()?.map(bytes);
+        Ok(Memory { activation_bytes })
     }
 
     /// A refusal of the schedule.
