@@ -20,7 +20,8 @@ mod whole;
 
 pub use self::schedule::ScheduleCommand;
 pub(crate) use self::schedule::{
-    CheckArgs, MemoryArgs, PlotArgs, ShowArgs, SimulateArgs, SimulationArgs, Subject, SubjectArgs,
+    CheckArgs, CompareArgs, MemoryArgs, PlotArgs, ShowArgs, SimulateArgs, SimulationArgs, SizeArgs,
+    Subject, SubjectArgs,
 };
 pub use self::whole::whole;
 

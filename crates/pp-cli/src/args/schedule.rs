@@ -11,8 +11,8 @@ use pp_runtime::schedule::{Kind, PerStage};
 
 use super::whole::whole;
 
-const MAX_COST: u64 = 1_000_000_000;
-const MAX_BYTES: u64 = 1_000_000_000_000_000;
+/// The largest cost, and the most bytes.
+const MOST: u64 = 1_000_000_000_000;
 
 /// Parses the name of a picture.
 fn picture() -> impl TypedValueParser<Value = PathBuf> {
@@ -42,6 +42,11 @@ pub enum ScheduleCommand {
     Simulate(SimulateArgs),
     /// Draw a schedule as an SVG picture, for given costs.
     Plot(PlotArgs),
+    /// Compare schedules of one size that have the same work for each rank.
+    ///
+    /// Costs are those of a whole rank, and a list has one for each rank; the stages of a rank have equal shares. Activations
+    /// and pending W are counted in microbatches of a whole rank.
+    Compare(CompareArgs),
 }
 
 /// What is looked at.
@@ -71,10 +76,18 @@ pub(crate) struct SubjectArgs {
     /// file of a name's spelling is ./NAME.
     #[arg(value_name = "NAME|FILE.csv|-")]
     pub(crate) subject: Subject,
+    #[command(flatten)]
+    pub(crate) size: SizeArgs,
+}
+
+/// How large a schedule is.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub(crate) struct SizeArgs {
     /// Ranks, 1 to 65536; by default what the file has. A NAME needs it.
     #[arg(long, value_name = "P", value_parser = whole(1..=65_536_u32))]
     pub(crate) ranks: Option<u32>,
     /// Stages on each rank, 1 to 65536; by default what the file has, and for a NAME 1, or 2 where the stages stand in a V.
+    /// By default compare takes 2 where any number goes.
     #[arg(long, value_name = "V", value_parser = whole(1..=65_536_u32))]
     pub(crate) stages_per_rank: Option<u32>,
     /// Microbatches of a step, 1 to 1048576; by default what the file has. A NAME needs it.
@@ -85,7 +98,7 @@ pub(crate) struct SubjectArgs {
 /// What is simulated: how long things take, in one unit of the caller's choice, and with how many slots.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SimulationArgs {
-    /// A forward of a stage (F), 0 to 1000000000 with up to 6 decimals, in any unit of time; for all stages, or a list with
+    /// A forward of a stage (F), 0 to 10^12 with up to 6 decimals, in any unit of time; for all stages, or a list with
     /// one for each: 5,5,7.5,6.
     #[arg(long, value_name = "N[,N...]", default_value = "1", value_parser = times)]
     pub(crate) forward: PerStage,
@@ -106,37 +119,29 @@ pub(crate) struct SimulationArgs {
 
 /// Parses times, as ticks.
 fn times(list: &str) -> Result<PerStage, String> {
-    numbers(list, MAX_COST, 6)
+    numbers(list, 6, "numbers with up to 6 decimals")
 }
 
-/// Parses numbers of bytes.
-fn bytes(list: &str) -> Result<PerStage, String> {
-    numbers(list, MAX_BYTES, 0)
-}
-
-/// Parses a list of numbers from 0 to `most`, in units of the last of so many decimals.
-fn numbers(list: &str, most: u64, decimals: usize) -> Result<PerStage, String> {
+/// Parses a list of numbers, in units of the last of so many decimals.
+fn numbers(list: &str, decimals: usize, what: &str) -> Result<PerStage, String> {
     let number = |text: &str| {
         let (whole, part) = text.split_once('.').unwrap_or((text, ""));
         let number = format!("{whole}{part:0<decimals$}").parse().ok();
-        let fits = |number: &u64| *number <= most * 10_u64.pow(decimals as u32);
+        let fits = |number: &u64| *number <= MOST * 10_u64.pow(decimals as u32);
         let is_number = !whole.is_empty() && part.len() <= decimals;
         number.filter(fits).filter(|_| is_number)
     };
     let all = list.split(',').map(number).collect::<Option<_>>();
-    all.map(PerStage).ok_or_else(|| {
-        format!(
-            "it takes numbers from 0 to {most} with up to {decimals} decimals, such as 5 or 5,5,7,6"
-        )
-    })
+    let refusal = || format!("it takes {what} from 0 to {MOST}, such as 5 or 5,5,7,6");
+    all.map(PerStage).ok_or_else(refusal)
 }
 
 /// What activations take.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MemoryArgs {
-    /// Bytes that a stage keeps of a microbatch from its F to its B or W, 0 to 10^15; for all stages, or a list with one for
+    /// Bytes that a stage keeps of a microbatch from its F to its B or W, 0 to 10^12; for all stages, or a list with one for
     /// each. The most that each rank keeps at a time is printed.
-    #[arg(long, value_name = "N[,N...]", value_parser = bytes)]
+    #[arg(long, value_name = "N[,N...]", value_parser = |list: &str| numbers(list, 0, "whole numbers"))]
     pub(crate) activation_bytes: Option<PerStage>,
 }
 
@@ -201,4 +206,22 @@ pub struct PlotArgs {
     /// Where to write the picture; "-" is standard output.
     #[arg(long, value_name = "FILE.svg|-", default_value = "-", value_parser = picture())]
     pub(crate) output: PathBuf,
+}
+
+/// The arguments of `pp schedule compare`.
+#[derive(Args, Clone, Debug)]
+pub struct CompareArgs {
+    /// Names of schedules, as list has them, or files; by default all that list has and that can have the size.
+    #[arg(value_name = "NAME|FILE.csv")]
+    pub(crate) subjects: Vec<Subject>,
+    #[command(flatten)]
+    pub(crate) size: SizeArgs,
+    #[command(flatten)]
+    pub(crate) simulation: SimulationArgs,
+    /// Draw all in one picture instead of a table.
+    #[arg(long, value_name = "FILE.svg|-", value_parser = picture())]
+    pub(crate) output: Option<PathBuf>,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
 }

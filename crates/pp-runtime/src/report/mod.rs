@@ -32,7 +32,7 @@ pub use measures::{
 pub use ratio::MEASUREMENT_ERROR;
 pub use record::{ChunkRecord, MemberRecord, Restart, StageRecord, StageTimes};
 pub use recorder::{RING_RECORDS, Recorder, Totals};
-pub use svg::{write_schedule_svg, write_svg};
+pub use svg::{write_schedules_svg, write_svg};
 pub use text::{Count, write_text};
 pub use trace::{TraceEvents, write_chrome_trace};
 

@@ -21,7 +21,7 @@ mod lane;
 mod scale;
 mod schedule;
 
-pub use schedule::write_schedule_svg;
+pub use schedule::write_schedules_svg;
 
 const LEGEND: [(&str, &str); 4] = [
     ("transfer", "transfer"),

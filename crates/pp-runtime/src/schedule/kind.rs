@@ -5,8 +5,8 @@
 //!
 //! Choices: the sizes are those that PyTorch 2.15 takes.
 
+use std::fmt;
 use std::str::FromStr;
-use std::{fmt, iter};
 
 /// The least likeness of two names, 0 to 1, of which one is proposed for the other.
 const NEAR: f64 = 0.6;
@@ -57,30 +57,25 @@ impl Kind {
         Self::DualPipeV,
     ];
 
-    const fn names(self) -> (&'static str, Option<&'static str>) {
-        match self {
-            Self::Naive => ("naive", None),
-            Self::GPipe => ("gpipe", Some("GPipe")),
-            Self::OneFOneB => ("1f1b", Some("1F1B")),
-            Self::Interleaved => ("interleaved", Some("Interleaved1F1B")),
-            Self::InterleavedZeroBubble => ("interleaved-zb", Some("InterleavedZeroBubble")),
-            Self::ZbH1 => ("zb-h1", Some("InterleavedZeroBubble")),
-            Self::LoopedBfs => ("looped-bfs", Some("LoopedBFS")),
-            Self::ZbV => ("zbv", Some("ZBVZeroBubble")),
-            Self::DualPipeV => ("dualpipe-v", Some("DualPipeV")),
-        }
-    }
-
     /// Its name on a command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        self.names().0
+        self.names()[0]
     }
 
-    /// Its name in PyTorch, if PyTorch has it.
-    #[must_use]
-    pub const fn torch_name(self) -> Option<&'static str> {
-        self.names().1
+    /// Its name on a command line, and PyTorch's where that is another word.
+    const fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::Naive => &["naive"],
+            Self::GPipe => &["gpipe"],
+            Self::OneFOneB => &["1f1b"],
+            Self::Interleaved => &["interleaved", "Interleaved1F1B"],
+            Self::InterleavedZeroBubble => &["interleaved-zb", "InterleavedZeroBubble"],
+            Self::ZbH1 => &["zb-h1"],
+            Self::LoopedBfs => &["looped-bfs"],
+            Self::ZbV => &["zbv", "ZBVZeroBubble"],
+            Self::DualPipeV => &["dualpipe-v"],
+        }
     }
 
     /// The stages that it has on each rank; `None` where any number goes.
@@ -198,9 +193,8 @@ fn plain(name: &str) -> String {
 }
 
 fn all_names() -> impl Iterator<Item = (Kind, &'static str)> {
-    let names = |kind: Kind| iter::once(kind.name()).chain(kind.torch_name());
-    let all = Kind::ALL.into_iter();
-    all.flat_map(move |kind| names(kind).map(move |name| (kind, name)))
+    let named = |kind: Kind| kind.names().iter().map(move |name| (kind, *name));
+    Kind::ALL.into_iter().flat_map(named)
 }
 
 /// No schedule has this name.

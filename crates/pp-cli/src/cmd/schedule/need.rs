@@ -6,7 +6,7 @@ use pp_job::Error;
 use pp_runtime::schedule::{Crossing, Limits, Timeline};
 use serde::Serialize;
 
-use super::subject::{Loaded, Memory, Time};
+use super::subject::{Decimal, Loaded, Memory};
 use crate::args::{CheckArgs, SimulateArgs};
 use crate::exit::print_result;
 
@@ -69,8 +69,8 @@ impl From<&Crossing> for Crossed {
 /// How long a schedule takes, as `simulate` prints it. Lists are by rank.
 #[derive(Serialize)]
 struct Times {
-    makespan: Time,
-    idle: Vec<Time>,
+    makespan: Decimal,
+    idle: Vec<Decimal>,
     slots: Option<u32>,
     activation_slots: Vec<u32>,
     slots_per_edge: u32,
@@ -120,8 +120,8 @@ pub(super) fn simulate(args: &SimulateArgs) -> Result<(), Error> {
         ..
     } = loaded.simulate(&args.simulation)?;
     let times = Times {
-        makespan: Time(makespan),
-        idle: idle.into_iter().map(Time).collect(),
+        makespan: Decimal(makespan),
+        idle: idle.into_iter().map(Decimal).collect(),
         slots: limits.slots,
         activation_slots: report.activation_slots,
         slots_per_edge: report.slots_per_edge,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use pp_job::Error;
 use pp_runtime::schedule::{Costs, Limits, Schedule, Step};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::need::size;
 use super::subject::{Loaded, Memory};
@@ -19,22 +19,13 @@ struct Shown {
     microbatches: u32,
     stage_to_rank: Vec<u32>,
     /// By rank.
-    actions: Vec<Vec<Cell>>,
+    actions: Vec<Vec<String>>,
     #[serde(flatten)]
     memory: Memory,
     #[serde(skip)]
     size: String,
     #[serde(skip)]
     table: String,
-}
-
-/// A step as a file has it.
-struct Cell(Step);
-
-impl Serialize for Cell {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(&self.0)
-    }
 }
 
 /// Prints a schedule, lowered on request.
@@ -49,7 +40,7 @@ pub(super) fn show(args: &ShowArgs) -> Result<(), Error> {
         return print(&schedule.to_csv());
     }
     let ranks = schedule.ranks();
-    let cells = |steps: &Vec<Step>| steps.iter().map(|step| Cell(*step)).collect();
+    let cells = |steps: &Vec<Step>| steps.iter().map(Step::to_string).collect();
     let shown = Shown {
         ranks: ranks.len(),
         stages: schedule.stages(),

@@ -9,7 +9,7 @@ use pp_job::Error;
 use pp_runtime::schedule::{Costs, Kind, Limits, PerStage, Report, Schedule, TICKS, Timeline};
 use serde::{Serialize, Serializer};
 
-use crate::args::{MemoryArgs, SimulationArgs, Subject, SubjectArgs};
+use crate::args::{MemoryArgs, SimulationArgs, SizeArgs, Subject, SubjectArgs};
 
 /// A schedule, and what the user calls it.
 pub(super) struct Loaded {
@@ -17,10 +17,10 @@ pub(super) struct Loaded {
     pub(super) schedule: Schedule,
 }
 
-impl SubjectArgs {
-    /// Builds the schedule, or reads its file.
-    pub(super) fn load(&self) -> Result<Loaded, Error> {
-        match &self.subject {
+impl SizeArgs {
+    /// Builds a schedule of this size, or reads its file.
+    pub(super) fn load(&self, subject: &Subject) -> Result<Loaded, Error> {
+        match subject {
             Subject::Built(kind) => self.build(*kind),
             Subject::File(path) => self.read(path),
         }
@@ -79,23 +79,30 @@ impl SubjectArgs {
     }
 }
 
+impl SubjectArgs {
+    /// Builds the schedule, or reads its file.
+    pub(super) fn load(&self) -> Result<Loaded, Error> {
+        self.size.load(&self.subject)
+    }
+}
+
 impl SimulationArgs {
-    /// The costs of so many stages.
-    fn costs(&self, count: u32, what: &str) -> Result<Costs, Error> {
+    /// The costs of so many stages or ranks.
+    pub(super) fn costs(&self, count: usize, what: &str) -> Result<Costs, Error> {
+        let of = |flag, list| one_each(flag, list, count, what);
         Ok(Costs {
-            forward: one_each(("--forward", &self.forward), count, what)?,
-            input: one_each(("--input", &self.input), count, what)?,
-            weight: one_each(("--weight", &self.weight), count, what)?,
-            transfer: one_each(("--transfer", &self.transfer), count, what)?,
+            forward: of("--forward", &self.forward)?,
+            input: of("--input", &self.input)?,
+            weight: of("--weight", &self.weight)?,
+            transfer: of("--transfer", &self.transfer)?,
         })
     }
 }
 
 /// The numbers of an option: one for all, or one for each of so many.
-fn one_each((flag, list): (&str, &PerStage), count: u32, what: &str) -> Result<PerStage, Error> {
+fn one_each(flag: &str, list: &PerStage, count: usize, what: &str) -> Result<PerStage, Error> {
     match list.0.len() {
-        1 => Ok(list.clone()),
-        given if given == count as usize => Ok(list.clone()),
+        given if given == 1 || given == count => Ok(list.clone()),
         given => Err(Error::Usage(format!(
             "{flag} has {given} numbers, and there are {count} {what}; give one, or one for each"
         ))),
@@ -106,7 +113,7 @@ fn one_each((flag, list): (&str, &PerStage), count: u32, what: &str) -> Result<P
 #[derive(Serialize)]
 pub(super) struct Memory {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) activation_bytes: Option<Vec<u64>>,
+    activation_bytes: Option<Vec<u64>>,
 }
 
 impl Display for Memory {
@@ -119,17 +126,17 @@ impl Display for Memory {
     }
 }
 
-/// A time in ticks, shown in the unit of the costs.
-#[derive(Clone, Copy)]
-pub(super) struct Time(pub(super) u64);
+/// A number of millionths: a time in ticks, shown in the unit of the costs, or parts of a microbatch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Decimal(pub(super) u64);
 
-impl Display for Time {
+impl Display for Decimal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (self.0 as f64 / TICKS as f64).fmt(f)
     }
 }
 
-impl Serialize for Time {
+impl Serialize for Decimal {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self.0.is_multiple_of(TICKS) {
             true => to.serialize_u64(self.0 / TICKS),
@@ -148,17 +155,21 @@ impl Loaded {
 
     /// What happens when, in ticks. It is checked, too.
     pub(super) fn simulate(&self, args: &SimulationArgs) -> Result<Timeline, Error> {
-        let costs = args.costs(self.schedule.stages(), "stages")?;
-        let slots = args.slots;
-        let timeline = self.schedule.simulate(&costs, Limits { slots });
+        let costs = args.costs(self.schedule.stages() as usize, "stages")?;
+        self.simulate_at(&costs, args.slots)
+    }
+
+    /// [`Loaded::simulate`], at other costs.
+    pub(super) fn simulate_at(&self, costs: &Costs, slots: Option<u32>) -> Result<Timeline, Error> {
+        let timeline = self.schedule.simulate(costs, Limits { slots });
         timeline.map_err(|flaw| self.refused("simulate schedule", flaw))
     }
 
     /// The bytes of its activations.
     pub(super) fn memory(&self, args: &MemoryArgs) -> Result<Memory, Error> {
-        let stages = self.schedule.stages();
+        let stages = self.schedule.stages() as usize;
         let size = args.activation_bytes.as_ref();
-        let size = size.map(|size| one_each(("--activation-bytes", size), stages, "stages"));
+        let size = size.map(|size| one_each("--activation-bytes", size, stages, "stages"));
         let bytes = |size: PerStage| self.schedule.activations(|stage| size.of(stage));
         let activation_bytes = size.transpose()?.map(bytes);
         Ok(Memory { activation_bytes })

@@ -36,6 +36,8 @@ pub(super) struct Lane {
     pub(super) bars: Vec<Bar>,
     /// Rows of an edge; 0 for a lane of stages, whose rows are tall, with the waits of the rank hatched over all of them.
     pub(super) rows: usize,
+    /// What is idle at the end is hatched until then.
+    pub(super) until: u64,
 }
 
 impl Lane {
@@ -78,6 +80,7 @@ impl Lane {
             names,
             bars,
             rows: 0,
+            until: scale.to,
         }
     }
 
@@ -127,6 +130,7 @@ impl Lane {
             }],
             bars,
             rows: row_ends.len().max(1),
+            until: scale.to,
         }
     }
 
@@ -176,7 +180,7 @@ impl Lane {
     fn draw_waits(&self, out: &mut impl Write, scale: &Scale, y: f64) -> io::Result<()> {
         let mut free_from = scale.from;
         let bars = self.bars.iter().map(|bar| (bar.from, bar.to));
-        for (from, to) in bars.chain([(scale.to, scale.to)]) {
+        for (from, to) in bars.chain([(self.until, self.until)]) {
             let (x0, x1) = (scale.x(free_from), scale.x(from));
             if from > free_from && x1 - x0 >= 1.0 {
                 let waited = scale.unit.length(from - free_from);

@@ -1,14 +1,14 @@
-//! A training schedule as an SVG picture: what each rank does, over simulated time.
+//! Training schedules as an SVG picture: what each rank does, over simulated time.
 //!
 //! A lane for each rank, with a row for each of its stages. A computation is a bar with its microbatch's number, an
 //! overlapped pair is two bars, and the time in which the rank waits is hatched.
 
 use std::io::{self, Write};
 
-use super::frame::{LANE_GAP, TOP, write_axis, write_head, write_legend};
+use super::frame::{LANE_GAP, TOP, escape, write_axis, write_head, write_legend};
 use super::lane::{Bar, Lane, Row};
 use super::scale::{Scale, Unit};
-use crate::schedule::{Op, Schedule, Timeline};
+use crate::schedule::{Limits, Op, Schedule, Step, Timeline};
 
 /// The classes of a picture's style, and what they mean here.
 const LEGEND: [(Op, &str, &str); 4] = [
@@ -18,69 +18,83 @@ const LEGEND: [(Op, &str, &str); 4] = [
     (Op::BackwardWeight, "sink", "backward for the weights (W)"),
 ];
 
-/// Draws `timeline`, which is that of `schedule`, with times in [ticks](crate::schedule::TICKS). Sends and receives are not
-/// drawn.
+/// Height of the line above the lanes of a schedule.
+const CAPTION: f64 = 26.0;
+
+/// Draws simulated schedules one below the other, each with its name and its timeline, with times in
+/// [ticks](crate::schedule::TICKS). Sends and receives are not drawn.
 ///
 /// # Errors
 /// Whatever `out` returns.
-pub fn write_schedule_svg(
+pub fn write_schedules_svg(
     out: &mut impl Write,
-    schedule: &Schedule,
-    timeline: &Timeline,
     title: &str,
+    all: &[(&str, &Schedule, &Timeline)],
 ) -> io::Result<()> {
+    let longest = all.iter().map(|(_, _, timeline)| timeline.makespan).max();
     let scale = Scale {
         from: 0,
-        to: timeline.makespan.max(1),
+        to: longest.unwrap_or(0).max(1),
         unit: Unit::Tick,
     };
-    let lanes: Vec<Lane> = (0..schedule.ranks().len())
-        .map(|rank| lane(schedule, timeline, rank))
-        .collect();
-    let lanes_height: f64 = lanes.iter().map(|lane| lane.height() + LANE_GAP).sum();
-    let idle = timeline.idle.iter();
-    let (least, most) = (idle.clone().min(), idle.max());
-    let [least, most] = [least, most].map(|idle| Unit::Tick.mark(idle.copied().unwrap_or(0)));
-    let of_ranks = match least == most {
-        true => format!("{least}"),
-        false => format!("{least} to {most}"),
+    let lanes = |(_, schedule, timeline): &(&str, &Schedule, &Timeline)| -> Vec<Lane> {
+        let ranks = 0..schedule.ranks().len();
+        ranks.map(|rank| lane(schedule, timeline, rank)).collect()
     };
+    let pictures: Vec<Vec<Lane>> = all.iter().map(lanes).collect();
+    let lanes = pictures.iter().flatten();
+    let height =
+        lanes.map(|lane| lane.height() + LANE_GAP).sum::<f64>() + CAPTION * all.len() as f64;
     let lines = [
-        format!(
-            "{} ranks · {} stages · {} microbatches · slots per edge {}",
-            schedule.ranks().len(),
-            schedule.stages(),
-            schedule.microbatches(),
-            timeline.report.slots_per_edge
-        ),
-        format!(
-            "makespan {} with {} · idle {of_ranks} on each rank",
-            Unit::Tick.mark(timeline.makespan),
-            timeline.limits
-        ),
+        "a lane for each rank, a row for each stage".into(),
+        "time in the unit of the costs".into(),
     ];
-    write_head(out, TOP + lanes_height + 40.0, title, &lines)?;
-    let actions = || {
-        schedule
-            .ranks()
-            .iter()
-            .flatten()
-            .flat_map(|step| step.actions())
-    };
+    write_head(out, TOP + height + 40.0, title, &lines)?;
     let mut legend: Vec<_> = LEGEND
         .iter()
-        .filter(|(op, ..)| actions().any(|action| action.op == *op))
+        .filter(|(op, ..)| {
+            let steps = all
+                .iter()
+                .flat_map(|(_, schedule, _)| schedule.ranks().iter().flatten());
+            let mut actions = steps.flat_map(Step::actions);
+            actions.any(|action| action.op == *op)
+        })
         .map(|&(_, class, label)| (class, label))
         .collect();
     legend.push(("idle", "idle"));
     write_legend(out, &legend, "numbers are microbatches")?;
-    write_axis(out, &scale, TOP + lanes_height)?;
+    write_axis(out, &scale, TOP + height)?;
     let mut y = TOP;
-    for lane in &lanes {
-        lane.draw(out, &scale, y)?;
-        y += lane.height() + LANE_GAP;
+    for (drawn, lanes) in all.iter().zip(&pictures) {
+        let (text, at) = (escape(&caption(drawn)), y + CAPTION - 10.0);
+        writeln!(out, "<text x=\"20\" y=\"{at}\">{text}</text>")?;
+        y += CAPTION;
+        for lane in lanes {
+            lane.draw(out, &scale, y)?;
+            y += lane.height() + LANE_GAP;
+        }
     }
     writeln!(out, "</svg>")
+}
+
+/// The figures of a schedule.
+fn caption((name, schedule, timeline): &(&str, &Schedule, &Timeline)) -> String {
+    let idle = timeline.idle.iter();
+    let [least, most] = [idle.clone().min(), idle.max()];
+    let [least, most] = [least, most].map(|idle| Unit::Tick.mark(idle.copied().unwrap_or(0)));
+    let idle = match least == most {
+        true => format!("{least}"),
+        false => format!("{least} to {most}"),
+    };
+    format!(
+        "{name} · {} ranks · {} stages · {} microbatches · makespan {} with {} · idle {idle} on each rank · needs {}",
+        schedule.ranks().len(),
+        schedule.stages(),
+        schedule.microbatches(),
+        Unit::Tick.mark(timeline.makespan),
+        timeline.limits,
+        Limits::slots(timeline.report.slots_per_edge)
+    )
 }
 
 /// The stages of a rank, a row for each.
@@ -124,5 +138,6 @@ fn lane(schedule: &Schedule, timeline: &Timeline, rank: usize) -> Lane {
         names,
         bars,
         rows: 0,
+        until: timeline.makespan,
     }
 }
