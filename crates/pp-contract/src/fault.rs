@@ -33,6 +33,8 @@ wire_enum! {
         Device = 10 => "device",
         /// A digest differs: bytes are not those that were sent, or that were there before.
         Drift = 11 => "drift",
+        /// The command line, or the program that was written on this library, asks for what cannot be.
+        Usage = 12 => "wrong usage",
     }
 }
 

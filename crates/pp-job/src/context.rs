@@ -43,13 +43,11 @@ impl Context {
             }
             error => error,
         };
-        let is_told = match &error {
-            Error::Usage(_) | Error::Local(_) => false,
-            Error::Interrupted(_) | Error::Told(_) => return error,
-            other => self
-                .reporter
-                .tell(Report::Exiting(other.fault(self.rank, "run"))),
-        };
+        if error.is_told() {
+            return error;
+        }
+        let fault = error.fault(self.rank, "run");
+        let is_told = self.reporter.tell(Report::Exiting(fault));
         match self.flight.hint() {
             _ if is_told => Error::Told(error.code()),
             None => error,

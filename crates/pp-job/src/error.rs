@@ -1,20 +1,4 @@
 //! Why a job failed, and the exit code for it.
-//!
-//! | code | meaning |
-//! |---|---|
-//! | 0 | done |
-//! | 1 | a fault of the program itself |
-//! | 2 | wrong usage |
-//! | 3 | bad input |
-//! | 4 | reading or writing failed, or the system refused a thread, a descriptor or memory |
-//! | 5 | a kernel plugin failed or was refused |
-//! | 6 | the ranks were started differently: settings, plan, kernels, devices or secret differ |
-//! | 7 | a rank died or left |
-//! | 8 | a rank broke the protocol |
-//! | 9 | something did not happen in time, such as the ranks meeting |
-//! | 10 | a device, its driver or its library failed or is not there |
-//! | 11 | the ranks drifted apart: bytes are not those that were sent |
-//! | 130, 143, 129 | interrupted by SIGINT, SIGTERM, SIGHUP |
 
 use std::any::Any;
 
@@ -27,6 +11,38 @@ use signal_hook::consts::SIGINT;
 use crate::signal_names;
 
 /// Why a job, or a command of the program around it, failed. Its text is one line.
+///
+/// # Which error to return
+/// The closures of a program return this type, and the stages that they open return [`StageError`]. The job ends with one
+/// line and one exit code, whichever rank the error is of.
+///
+/// | what went wrong | in a closure, or in `main` | in a call of a stage | code |
+/// |---|---|---|---|
+/// | an argument, a variable, a combination of them | [`Error::Usage`] | [`FaultKind::Usage`] | 2 |
+/// | the contents of the input | as in a stage | [`FaultKind::BadInput`] | 3 |
+/// | a file | [`StageError::file`] with `?` | [`StageError::file`] | 4 |
+/// | an output | [`OutputError`](crate::output::OutputError) with `?` | the same | 4 |
+/// | a device or its library | as in a stage | [`FaultKind::Device`]: the rank may be started again | 10 |
+/// | anything else | [`anyhow::Error`] with `?` | [`FaultKind::Internal`] | 1 |
+///
+/// *As in a stage* is [`StageError::new`] with that kind, and `?`.
+///
+/// # Exit codes
+/// | code | meaning |
+/// |---|---|
+/// | 0 | done |
+/// | 1 | a fault of the program itself |
+/// | 2 | wrong usage |
+/// | 3 | bad input |
+/// | 4 | reading or writing failed, or the system refused a thread, a descriptor or memory |
+/// | 5 | a kernel plugin failed or was refused |
+/// | 6 | the ranks were started differently: settings, plan, kernels, devices or secret differ |
+/// | 7 | a rank died or left |
+/// | 8 | a rank broke the protocol |
+/// | 9 | something did not happen in time, such as the ranks meeting |
+/// | 10 | a device, its driver or its library failed or is not there |
+/// | 11 | the ranks drifted apart: bytes are not those that were sent |
+/// | 130, 143, 129 | interrupted by SIGINT, SIGTERM, SIGHUP |
 #[derive(Debug)]
 pub enum Error {
     /// The command line or the environment asks for what cannot be.
@@ -60,11 +76,16 @@ impl Error {
     /// What the other ranks are told.
     pub fn fault(&self, rank: Rank, operation: &str) -> Fault {
         match self {
-            Self::Fault(fault) | Self::Local(fault) | Self::Aborted(fault, _) => fault.clone(),
+            Self::Fault(fault) | Self::Aborted(fault, _) => fault.clone(),
+            Self::Local(fault) => Fault {
+                rank,
+                ..fault.clone()
+            },
+            Self::Usage(text) => Fault::new(FaultKind::Usage, rank, operation, text),
             Self::Stage(error) => error.clone().into_fault(rank),
             Self::Refused(text) => Fault::new(FaultKind::Io, rank, operation, text),
             Self::Recorded(error, _) => error.fault(rank, operation),
-            Self::Usage(_) | Self::Interrupted(_) | Self::Other(_) | Self::Told(_) => {
+            Self::Interrupted(_) | Self::Other(_) | Self::Told(_) => {
                 Fault::new(FaultKind::Internal, rank, operation, self)
             }
         }
@@ -74,7 +95,7 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> u8 {
         match self {
-            Self::Usage(_) => 2,
+            Self::Usage(_) => code_of(FaultKind::Usage),
             Self::Fault(fault) | Self::Local(fault) => code_of(fault.kind),
             Self::Stage(error) => code_of(error.kind),
             Self::Interrupted(signal) | Self::Aborted(_, signal) => 128 + signal,
@@ -170,6 +191,7 @@ pub(crate) fn panicked(what: &str, panic: &(dyn Any + Send)) -> Error {
 #[must_use]
 pub fn code_of(kind: FaultKind) -> u8 {
     match kind {
+        FaultKind::Usage => 2,
         FaultKind::BadInput => 3,
         FaultKind::Io => 4,
         FaultKind::Plugin => 5,

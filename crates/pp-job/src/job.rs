@@ -258,8 +258,7 @@ impl ThisRank<'_> {
         may_restart(self.pipeline)
     }
 
-    /// This rank cannot take part. Tells the other ranks why, which would wait for it, and returns the error. Wrong usage
-    /// is not told: the other ranks have the same command line.
+    /// Tells the other ranks, which would wait for this one, why it cannot take part, and returns the error.
     pub fn decline(&self, error: Error) -> Error {
         join_to_abort(self.launch, error)
     }

@@ -9,11 +9,8 @@ use crate::error::Error;
 use crate::times;
 
 /// A rank that cannot take part joins all the same, to say why: the others would wait for it as long as for one that is
-/// late. They find wrong usage themselves, as they have the same command line.
+/// late.
 pub(crate) fn join_to_abort(launch: &Launch, error: Error) -> Error {
-    if let Error::Usage(_) = error {
-        return error;
-    }
     let options = RendezvousOptions {
         timeout: times::DECLINE_WITHIN,
         ..RendezvousOptions::default()
