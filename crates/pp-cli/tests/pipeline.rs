@@ -430,7 +430,9 @@ fn what_is_handed_over_has_no_bandwidth() {
         assert!(figure["one_way_gbytes_per_s"].is_null(), "{figure}");
     }
     let untouched = ["bench", "overlap", "--decode-ms", "0", "--phase-b-ms", "0"];
-    let overlap = json(&[&untouched[..], &["--chunks", "60"]].concat());
-    assert!(overlap["gbytes_per_s"].is_null(), "{overlap}");
-    assert_eq!(overlap["efficiency_why_null"], "a rank had no work");
+    for bytes in ["0", "65536"] {
+        let overlap = json(&[&untouched[..], &["--chunks", "60", "--bytes", bytes]].concat());
+        assert!(overlap["gbytes_per_s"].is_null(), "{overlap}");
+        assert_eq!(overlap["efficiency_why_null"], "a rank had no work");
+    }
 }

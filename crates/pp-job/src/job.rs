@@ -62,13 +62,14 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// A job whose ranks work in the order of a training schedule, with its depth and its slots. It takes no restarts.
+    /// A job whose ranks work in the order of a training schedule, with its depth and its slots. It takes no restarts, and
+    /// no [`Job::depth`] below that of the schedule.
     #[must_use]
     pub fn scheduled(config: &'a Config, schedule: &'a Runnable) -> Self {
         Self {
-            depth: schedule.depth,
+            depth: schedule.depth(),
             schedule: Some(schedule),
-            ..Self::new(config, &schedule.pipeline)
+            ..Self::new(config, schedule.pipeline())
         }
     }
 
@@ -92,6 +93,14 @@ impl<'a> Job<'a> {
         if self.depth == 0 || self.depth > MAX_DEPTH {
             return Err(Error::Usage(format!(
                 "a depth of {}; give 1 to {MAX_DEPTH} chunks in flight",
+                self.depth
+            )));
+        }
+        if let Some(least) = self.schedule.map(Runnable::depth)
+            && self.depth < least
+        {
+            return Err(Error::Usage(format!(
+                "a depth of {}, and the training schedule has {least} microbatches in flight; leave the depth out",
                 self.depth
             )));
         }
@@ -271,16 +280,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_training_schedule_takes_no_restarts() {
+    fn a_training_schedule_takes_no_restarts_and_no_depth_below_its_own() {
         let config = Config::alone(|_| None).unwrap();
-        let schedule = Schedule::parse_csv("0F0,0B0\n1F0,1B0\n2F0,2B0").unwrap();
+        let schedule = Schedule::parse_csv("0F0,0F1,0B0,0B1").unwrap();
         let runnable = schedule.runnable(1).unwrap();
         let job = Job::scheduled(&config, &runnable);
         assert!(job.check().is_ok());
-        let refused = job.restarts(1).check().unwrap_err();
-        assert!(
-            refused.to_string().contains("leave --restarts out"),
-            "{refused}"
-        );
+        let depth = runnable.depth();
+        assert!(job.depth(depth + 1).check().is_ok());
+        for (job, remedy) in [
+            (job.restarts(1), "leave --restarts out"),
+            (job.depth(depth - 1), "leave the depth out"),
+        ] {
+            let refused = job.check().unwrap_err();
+            assert!(refused.to_string().contains(remedy), "{refused}");
+        }
     }
 }

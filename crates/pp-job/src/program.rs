@@ -67,7 +67,7 @@ pub(crate) type StageOf<'p, B, P> =
 pub struct Program<'p, B: Edges, S: Source<B::Tx>, T> {
     first: String,
     pub(crate) source: OpenSource<'p, S, T>,
-    pub(crate) slot_bytes: SlotBytes<'p, T>,
+    slot_bytes: SlotBytes<'p, T>,
     stages: Vec<Named<'p, B, S::Plan, T>>,
     last: String,
     pub(crate) finish: Finish<'p, S>,
@@ -92,9 +92,10 @@ where
         }
     }
 
-    /// The bytes of the largest payload that the first of two stages makes for the second one; without this there are no
-    /// payloads. The last stage of a ring makes payloads for two stages. Both ranks of an edge ask, and must get the same
-    /// number.
+    /// Gives the bytes of the largest payload that the first of two stages makes for the second one, 1 or more. The last
+    /// stage of a ring makes payloads for two stages. Both ranks of an edge ask, and must get the same number.
+    ///
+    /// A rank without this, or with a number of 0, ends the job with [`Error::Usage`] before the first chunk.
     #[must_use]
     pub fn payloads(mut self, bytes: impl Fn([&StageSpec; 2], &T) -> u64 + 'p) -> Self {
         self.slot_bytes = Box::new(bytes);
@@ -216,6 +217,11 @@ where
             }
         }
         Ok(())
+    }
+
+    /// The bytes of a slot between two stages, by their places.
+    pub(crate) fn slot_bytes(&self, pipeline: &Pipeline, between: [usize; 2], shape: &T) -> u64 {
+        (self.slot_bytes)(between.map(|at| &pipeline.stages()[at]), shape)
     }
 
     /// Opens a stage behind the source, for the member of its group with this place.

@@ -10,6 +10,7 @@ use pp_contract::pipeline::EdgeKind;
 use pp_contract::{Fault, Pipeline, Rank};
 use pp_runtime::core::{FixedOrder, Order};
 use pp_runtime::driver::{RankOptions, RankRun, Stages};
+use pp_runtime::schedule::Runnable;
 use pp_runtime::stage::Source;
 use pp_transport::backend::{Backend, EdgeEnd};
 use pp_transport::bell::Bell;
@@ -104,7 +105,7 @@ impl ThisRank<'_> {
         let shapes = Shapes {
             pipeline: self.pipeline,
             depth: self.depth,
-            slots: self.schedule.map_or(self.depth, |schedule| schedule.slots),
+            slots: self.schedule.map_or(self.depth, Runnable::slots),
             keeps: self.restarts > 0,
             context: if self.restarts > 0 {
                 briefing.context_chunks
@@ -112,10 +113,8 @@ impl ThisRank<'_> {
                 0
             },
         };
-        let slot_bytes = |from: usize, to: usize| {
-            let between = [from, to].map(|at| &self.pipeline.stages()[at]);
-            (program.slot_bytes)(between, &briefing.shape)
-        };
+        let slot_bytes =
+            |from: usize, to: usize| program.slot_bytes(self.pipeline, [from, to], &briefing.shape);
         let run = RankRun::<Recorded<B>, S>::new(self.rank(), stages, options, |from, to| {
             let local = backend.local(shapes.local((from, to), slot_bytes(from, to)))?;
             Ok(RecordedLocal(local))
@@ -174,7 +173,7 @@ impl ThisRank<'_> {
     /// In which order this rank works.
     fn order(&self) -> Order {
         let schedule = self.schedule;
-        let order = schedule.and_then(|schedule| schedule.orders.get(self.rank().get() as usize));
+        let order = schedule.and_then(|schedule| schedule.orders().get(self.rank().get() as usize));
         order.map_or(Order::Streaming, |order: &FixedOrder| {
             Order::Fixed(order.clone())
         })
@@ -241,7 +240,32 @@ impl ThisRank<'_> {
                 stages.push(program.open((stage, member), &briefing.shape, bell)?);
             }
         }
+        self.check_slots(briefing.steps, |from, to| {
+            program.slot_bytes(self.pipeline, [from, to], &briefing.shape)
+        })?;
         Ok((stages, generation, briefing))
+    }
+
+    /// Refuses slots without bytes behind the stages of this rank: a stage would wait for one for ever.
+    fn check_slots(
+        &self,
+        steps: u16,
+        slot_bytes: impl Fn(usize, usize) -> u64,
+    ) -> Result<(), Error> {
+        let stages = self.pipeline.stages();
+        for (at, from) in self.pipeline.stages_at(self.rank()) {
+            for (kind, to) in self.pipeline.next(at) {
+                let is_taken = kind == EdgeKind::Onward || self.pipeline.laps(at, steps) > 1;
+                if is_taken && from.leader() == self.rank() && slot_bytes(at, to) == 0 {
+                    let (from, to) = (from.label(), stages[to].label());
+                    return Err(Error::Usage(format!(
+                        "{from} -> {to} has no payload slots: call .payloads() with a closure that gives their bytes, 1 \
+                         or more"
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The ends of all edges between this rank and each other one, in the order in which they are connected: the same

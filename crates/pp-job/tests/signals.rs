@@ -28,7 +28,8 @@ fn a_signal_drains_the_job_that_runs_and_forgets_the_one_that_failed() {
             Ok(Opened::new(ToySource::new(poll, build)))
         };
         let sink = |(): &(), _| Ok(ToySink::<Toy, _>::new(|_, _| Ok(())));
-        let program = Program::<Host, _, _>::new("a", open).sink("c", sink);
+        let program = Program::<Host, _, _>::new("a", open);
+        let program = program.payloads(|_, ()| 1).sink("c", sink);
         Job::new(&config, &pipeline).run(|this| this.run(Host, Profile::new(), program))
     };
     run(true).unwrap_err();

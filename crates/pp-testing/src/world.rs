@@ -129,12 +129,12 @@ pub fn run_schedule<'s, S: Source<TxLease>>(
     slot_bytes: u64,
     stages: impl Fn(Rank) -> Stages<'s, TxLease, RxLease, HostGroup, S> + Sync,
 ) -> Vec<Result<Summary, Fault>> {
-    let of_depth = |depth| RankOptions::new(schedule.pipeline.clone(), depth, capabilities());
+    let of_depth = |depth| RankOptions::new(schedule.pipeline().clone(), depth, capabilities());
     let options = |rank: Rank| RankOptions {
-        order: Order::Fixed(schedule.orders[rank.get() as usize].clone()),
-        ..of_depth(schedule.depth)
+        order: Order::Fixed(schedule.orders()[rank.get() as usize].clone()),
+        ..of_depth(schedule.depth())
     };
-    let seats = seats(&of_depth(schedule.slots), slot_bytes);
+    let seats = seats(&of_depth(schedule.slots()), slot_bytes);
     run_seats(&options, (seats, slot_bytes), stages, |_| {})
 }
 

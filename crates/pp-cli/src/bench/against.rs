@@ -71,7 +71,8 @@ fn is_against(block: u64) -> bool {
 
 /// The bytes of the largest payload.
 pub(super) fn most_bytes(args: &OverlapArgs) -> u64 {
-    args.bytes.max(args.against.unwrap_or(0))
+    // Without payloads there are slots all the same.
+    args.bytes.max(args.against.unwrap_or(1))
 }
 
 /// How many chunks there are by default.

@@ -12,11 +12,17 @@ const PIPELINES: [&str; 2] = [
 ];
 
 /// What the program does wrong, the exit code, and what the line says.
-const MISTAKES: [(&str, u8, &str); 5] = [
+const MISTAKES: [(&str, u8, &str); 7] = [
     ("source usage", 2, "give alto or bass"),
     ("stage usage", 2, "give alto or bass"),
     ("sink usage", 2, "give alto or bass"),
     ("source other", 1, "no voice"),
+    (
+        "read slots",
+        2,
+        "read -> count has no payload slots: call .payloads()",
+    ),
+    ("count slots", 2, "count -> write has no payload slots"),
     ("stage file", 4, "open: /no/such/voice: No such file"),
 ];
 
@@ -47,7 +53,10 @@ fn run(mistake: &str, pipeline: &str) -> Result<(), Error> {
     let build = |_, _: &mut TxLease| Built::new(Toy(0), bytes(64), ());
     let open = |_| opens("source").map(|()| Opened::new(ToySource::new(poll, build)));
     let program = Program::<Host, _, _>::new("read", open)
-        .payloads(|_, ()| 64)
+        .payloads(|[from, _], ()| match mistake.strip_prefix(&*from.name) {
+            Some(" slots") => 0,
+            _ => 64,
+        })
         .stage("count", |_, ()| {
             opens("stage")?;
             Ok(OnHost::new(

@@ -61,19 +61,40 @@ pub enum RunError {
     },
 }
 
-/// A schedule on the ranks of a job.
+/// A schedule on the ranks of a job, made by [`Schedule::runnable`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Runnable {
+    pipeline: Pipeline,
+    orders: Vec<FixedOrder>,
+    depth: u32,
+    slots: u32,
+}
+
+impl Runnable {
     /// The stages `data`, `forward`, `backward` and `done`. The k-th part of `forward` is stage k of the model, and the parts
     /// of `backward` stand in descending order.
-    pub pipeline: Pipeline,
+    #[must_use]
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
+    }
+
     /// What each rank does, in which order.
-    pub orders: Vec<FixedOrder>,
-    /// The most microbatches in flight.
-    pub depth: u32,
+    #[must_use]
+    pub fn orders(&self) -> &[FixedOrder] {
+        &self.orders
+    }
+
+    /// The most microbatches in flight: with fewer the ranks would wait for ever.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
     /// Slots of each edge.
-    pub slots: u32,
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
 }
 
 /// What all ranks of a job must have alike, beside the pipeline and the depth: a digest of the orders, and the slots.

@@ -97,7 +97,7 @@ type Open<'a> =
 fn run<'a>(schedule: &Schedule, offers: Offers<'a>, open: Open<'a>) -> Ends {
     let slots = schedule.check(Limits::default()).unwrap().slots_per_edge;
     let runnable = schedule.runnable(slots.max(1)).unwrap();
-    let last = runnable.pipeline.stages().len() - 1;
+    let last = runnable.pipeline().stages().len() - 1;
     let passed = last as u8 - 1;
     let stages = |rank: Rank| {
         let mut asked = 0;
@@ -113,7 +113,7 @@ fn run<'a>(schedule: &Schedule, offers: Offers<'a>, open: Open<'a>) -> Ends {
         });
         let mut stages = Stages::new((rank.get() == 0).then_some(source));
         for (at, _) in runnable
-            .pipeline
+            .pipeline()
             .stages_at(rank)
             .filter(|(at, _)| (1..last).contains(at))
         {

@@ -66,8 +66,8 @@ where
 {
     sharpen_timers();
     let log = Log::default();
-    let microbatches = runnable.orders[0].chunks();
-    let stages = (runnable.pipeline.stages().len() as u64 - 2) / 2;
+    let microbatches = runnable.orders()[0].chunks();
+    let stages = (runnable.pipeline().stages().len() as u64 - 2) / 2;
     let model = |is_forward: bool| {
         let (log, forward_us) = (Log::clone(&log), args.forward_us);
         move |spec: &StageSpec, (): &()| {
