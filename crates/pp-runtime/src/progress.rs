@@ -84,6 +84,8 @@ pub(crate) enum Awaited {
     Device,
     /// Work that a stage of a group gave to this rank's device: the devices of the members wait for each other.
     Devices,
+    /// This rank alone: a chunk is in flight or offered, and no stage works.
+    Own,
     /// A payload, a report or an acceptance of this rank.
     Peer(Rank),
 }
@@ -97,7 +99,8 @@ impl Awaited {
             Self::Nothing => 0,
             Self::Device => 1,
             Self::Devices => 2,
-            Self::Peer(rank) => 3 + u64::from(rank.get()),
+            Self::Own => 3,
+            Self::Peer(rank) => 4 + u64::from(rank.get()),
         }
     }
 
@@ -106,7 +109,8 @@ impl Awaited {
             0 => Self::Nothing,
             1 => Self::Device,
             2 => Self::Devices,
-            rank => Self::Peer(Rank::new((rank - 3) as u32)),
+            3 => Self::Own,
+            rank => Self::Peer(Rank::new((rank - 4) as u32)),
         }
     }
 }
@@ -315,6 +319,14 @@ impl Stall {
                     Some(("wait for the group's devices", limits.of_member(), remedy)),
                 )
             }
+            Awaited::Own => {
+                let remedy = "no stage works, and no other rank can go on: see whether a stage keeps a slot, and whether \
+                              the depth and the slots allow the order of the work";
+                (
+                    None,
+                    Some(("wait for a chunk in flight", limits.stage, remedy)),
+                )
+            }
             Awaited::Peer(rank) => {
                 let remedy = "look at this rank, or raise PP_STUCK_MS, which is half of that time";
                 let limit = PEER_FIRST * limits.stage;
@@ -396,6 +408,7 @@ mod tests {
             (Awaited::Peer(peer), 200, Some(peer)),
             (Awaited::Device, 100, None),
             (Awaited::Devices, 150, None),
+            (Awaited::Own, 100, None),
         ] {
             let mut stall = Stall::new(start);
             for second in 0..limit {

@@ -148,6 +148,15 @@ impl<L> Ledger<L> {
         self.offered == Offered::Unknown && !self.is_drained()
     }
 
+    /// Whether a chunk is in flight or offered, and goes on without another word of the source. In a fixed order the next
+    /// turn may be of a chunk that the source has not offered yet.
+    pub(super) fn holds_chunk(&self) -> bool {
+        let has_room = self.in_flight() < self.depth;
+        let waits_for_source = self.step.is_some() && has_room && self.wants_offer();
+        let is_offered = matches!(self.offered, Offered::Chunk(_)) && !self.is_drained();
+        is_offered || self.in_flight() > 0 && !waits_for_source
+    }
+
     pub(super) fn offer(&mut self, cut: Cut) {
         debug_assert!(self.wants_offer());
         self.offered = Offered::Chunk(cut);

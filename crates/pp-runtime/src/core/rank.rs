@@ -481,6 +481,12 @@ impl<L, C, W> RankCore<L, C, W> {
         self.ledger.as_ref().map_or(0, Ledger::in_flight)
     }
 
+    /// Whether a chunk is in flight or offered, and goes on without another word of the source; never on a rank without
+    /// the source.
+    pub fn holds_chunk(&self) -> bool {
+        self.ledger.as_ref().is_some_and(Ledger::holds_chunk)
+    }
+
     /// Whether a chunk waits or is worked on here, or was admitted here and not accepted.
     pub fn is_busy(&self) -> bool {
         self.in_flight() > 0 || !self.stages.iter().all(StageState::is_empty)

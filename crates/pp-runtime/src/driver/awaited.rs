@@ -29,7 +29,7 @@ where
     /// What has to do its part before this rank can do anything.
     pub(super) fn awaited(&mut self, is_working: bool) -> Awaited {
         let peer = self.run.ports.inputs.first().map(|input| input.peer);
-        let peer = peer.map_or(Awaited::Nothing, Awaited::Peer);
+        let peer = peer.map_or(Awaited::Own, Awaited::Peer);
         if is_working {
             let mut stages = 0..self.run.places.len();
             let of_group = |stage: usize| {
@@ -59,7 +59,7 @@ where
         let is_arriving = self.run.core.waiting_mut().any(is_arriving);
         let is_storing =
             self.goodbye.is_some() && self.acceptances().is_some_and(|input| !input.is_closed);
-        match self.run.core.in_flight() > 0 || is_arriving || is_storing {
+        match self.run.core.holds_chunk() || is_arriving || is_storing {
             true => peer,
             false => Awaited::Nothing,
         }

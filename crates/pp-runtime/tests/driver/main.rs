@@ -8,12 +8,16 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use pp_contract::{FaultKind, Rank};
-use pp_runtime::core::Cut;
-use pp_runtime::driver::{RankRun, Stages, run_rank};
-use pp_runtime::stage::Offer;
+use pp_runtime::core::{Cut, Order};
+use pp_runtime::driver::{RankOptions, RankRun, Stages, run_rank};
+use pp_runtime::progress::Limits;
+use pp_runtime::schedule::Schedule;
+use pp_runtime::stage::{Built, Chunk, Offer, OnHost};
 use pp_runtime::watch::{SetUp, WatchOptions};
-use pp_testing::{Toy, ToySink, ToySource, channels, local, options, seats};
-use pp_transport::host::Host;
+use pp_testing::{
+    HANG, Toy, ToySink, ToySource, bytes, capabilities, channels, done, local, options, seats,
+};
+use pp_transport::host::{Host, TxLease};
 
 use self::stages::*;
 
@@ -254,15 +258,7 @@ fn a_rank_that_has_all_chunks_finishes_without_the_others() {
     play.hold = Mutex::new(Some(hold));
     let (keep, kept) = mpsc::channel();
     let ends = run(PAIR, 4, play, move |switches| {
-        let options = WatchOptions {
-            rank: Rank::new(0),
-            heartbeat: None,
-            grace: Duration::from_secs(60),
-            limits: None,
-            on_stuck: Box::new(|_| {}),
-            on_fault: None,
-        };
-        let set_up = SetUp::start(vec![ours], options).unwrap();
+        let set_up = SetUp::start(vec![ours], watch_options(None)).unwrap();
         let watch = set_up.run(switches[0].clone(), None, None).unwrap();
         served.recv().unwrap();
         // As the end of its process: the channel breaks, and its driver comes to no answer.
@@ -293,6 +289,64 @@ fn a_rank_that_never_answers_the_shutdown_does_not_keep_the_source() {
         run.attach(number, end);
     }
     assert_eq!(run_rank(run, &seat.switch).unwrap().counts.admitted, 0);
+}
+
+/// A fixed order that needs more chunks in flight than there may be, and edges without a slot.
+#[test]
+fn a_rank_that_can_never_go_on_is_stuck_also_where_no_stage_works() {
+    let schedule = Schedule::parse_csv("0F0,0F1,0B0,0B1").unwrap();
+    let schedule = schedule.runnable(1).unwrap();
+    let fixed = RankOptions {
+        order: Order::Fixed(schedule.orders()[0].clone()),
+        ..RankOptions::new(schedule.pipeline().clone(), 1, capabilities())
+    };
+    for (options, slot_bytes, blamed) in [
+        (fixed, BYTES, 0),
+        (options("a@0 -> b@0 -> c@0", 2), 0, 0),
+        (options(PAIR, 2), 0, 1),
+    ] {
+        let told = format!("{options:?}");
+        let build = |_, _: &mut TxLease| Built::new(Toy(0), bytes(8), ());
+        let source = ToySource::new(|| Offer::Chunk(Cut::None), build);
+        let mut stages = Stages::new(Some(source));
+        for _ in 2..options.pipeline.stages_at(Rank::new(0)).count() {
+            stages = stages.then(OnHost::new(
+                |chunk: Chunk<'_, Toy>, _: &[u8], _: &mut [u8]| Ok(done(chunk.message, bytes(8))),
+            ));
+        }
+        let stages = stages.to(ToySink::<Toy, _>::new(|_, _| Ok(())));
+        let mut seats = seats(&options, slot_bytes as u64).into_iter();
+        let seat = seats.next().unwrap();
+        let slots = |_, _| Ok(local(&options, slot_bytes as u64));
+        let mut run =
+            RankRun::<Host, _>::new(Rank::new(0), stages, options.clone(), slots).unwrap();
+        for (number, end) in seat.ends {
+            run.attach(number, end);
+        }
+        let limits = Limits {
+            stage: Duration::from_secs(1),
+            transport: HANG,
+        };
+        let set_up = SetUp::start(Vec::new(), watch_options(Some(limits))).unwrap();
+        let watch = set_up.run(seat.switch.clone(), None, None).unwrap();
+        let fault = run_rank(run, &seat.switch).unwrap_err();
+        watch.close();
+        let (kind, rank) = (fault.kind, fault.rank.get());
+        assert_eq!((kind, rank), (FaultKind::TimedOut, blamed), "{told}");
+        let operation = fault.operation.as_str();
+        assert_eq!(operation, "wait for a chunk in flight", "{told}");
+    }
+}
+
+fn watch_options(limits: Option<Limits>) -> WatchOptions {
+    WatchOptions {
+        rank: Rank::new(0),
+        heartbeat: None,
+        grace: HANG,
+        limits,
+        on_stuck: Box::new(|_| {}),
+        on_fault: None,
+    }
 }
 
 /// Longer than a source waits for an answer that it does not need.
