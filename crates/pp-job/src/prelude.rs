@@ -9,7 +9,7 @@ pub use pp_contract::{
 pub use pp_runtime::core::Cut;
 pub use pp_runtime::stage::{
     Built, Chunk, Done, GroupStage, Offer, OnHost, Place, Progress, Sink, Source, Stage,
-    StageError, StageResult, Taken,
+    StageError, StageResult, Taken, first_bytes,
 };
 pub use pp_transport::bell::Bell;
 pub use pp_transport::host::{Host, HostGroup, RxLease, TxLease};

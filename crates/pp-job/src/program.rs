@@ -95,6 +95,8 @@ where
     /// Gives the bytes of the largest payload that the first of two stages makes for the second one, 1 or more. The last
     /// stage of a ring makes payloads for two stages. Both ranks of an edge ask, and must get the same number.
     ///
+    /// A stage whose payload is larger ends the job with [`FaultKind::Usage`](pp_contract::FaultKind::Usage) and both sizes;
+    /// [`first_bytes`](pp_runtime::stage::first_bytes) says so before it is written.
     /// A rank without this, or with a number of 0, ends the job with [`Error::Usage`] before the first chunk.
     #[must_use]
     pub fn payloads(mut self, bytes: impl Fn([&StageSpec; 2], &T) -> u64 + 'p) -> Self {

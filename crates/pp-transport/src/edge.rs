@@ -185,7 +185,12 @@ pub(crate) fn check_payload(bytes: u64, slot: Option<(bool, usize)>) -> Result<(
         None => "a send without a slot".to_owned(),
         Some(_) if bytes == 0 => "a slot, since it needs none".to_owned(),
         Some((false, _)) => "a slot of another edge".to_owned(),
-        Some((true, capacity)) if bytes > capacity as u64 => format!("a slot of {capacity} bytes"),
+        Some((true, slot_bytes)) if bytes > slot_bytes as u64 => {
+            return Err(TransportError::TooLarge {
+                payload_bytes: bytes,
+                slot_bytes,
+            });
+        }
         Some(_) => return Ok(()),
     };
     Err(TransportError::PayloadMismatch {

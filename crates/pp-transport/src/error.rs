@@ -58,7 +58,18 @@ pub enum TransportError {
         /// The most slots an edge has.
         max_slots: u32,
     },
-    /// The payload does not fit the slot, or does not go with the message.
+    /// The tensors of a message are larger than its slot.
+    #[error(
+        "a payload of {payload_bytes} bytes does not fit a slot of {slot_bytes} bytes; make the slots of this edge larger, or \
+         the payload smaller"
+    )]
+    TooLarge {
+        /// Bytes that the manifest names.
+        payload_bytes: u64,
+        /// Bytes of the slot.
+        slot_bytes: usize,
+    },
+    /// The payload does not go with the message.
     #[error("a payload of {payload_bytes} bytes does not go with {with}")]
     PayloadMismatch {
         /// Bytes that the manifest names.
@@ -191,6 +202,7 @@ impl TransportError {
     pub fn fault_kind(&self) -> FaultKind {
         match self {
             Self::NoMemory { .. } | Self::BadShape { .. } => FaultKind::BadInput,
+            Self::TooLarge { .. } => FaultKind::Usage,
             Self::Shared { .. } => FaultKind::Io,
             Self::Cuda(_) | Self::Unrecorded | Self::NoNccl(_) | Self::Nccl { .. } => {
                 FaultKind::Device

@@ -61,7 +61,7 @@ impl Source<TxLease> for Mel {
     }
     fn build(&mut self, _: Place, slot: &mut TxLease) -> StageResult<Built<Piece, ()>> {
         let (first, frames) = (self.next, self.piece.len() as u64 / BINS / 4);
-        slot.bytes_mut()[..self.piece.len()].copy_from_slice(&self.piece);
+        first_bytes(slot.bytes_mut(), self.piece.len())?.copy_from_slice(&self.piece);
         self.piece.clear();
         self.next += frames;
         let mel = Manifest::single("mel", DType::F32, &[frames, BINS])?;

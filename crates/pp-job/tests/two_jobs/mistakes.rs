@@ -3,70 +3,133 @@
 use std::process::Command;
 
 use pp_job::prelude::*;
-use pp_testing::{Toy, ToySink, ToySource, bytes, done};
+use pp_testing::{Toy, bytes, done};
 
 /// A job of one process, and one of three with a supervisor.
 const PIPELINES: [&str; 2] = [
     "read@0 -> count@0 -> write@0",
     "read@0 -> count@1 -> write@2",
 ];
+/// Bytes of a slot.
+const BYTES: usize = 64;
 
-/// What the program does wrong, the exit code, and what the line says.
-const MISTAKES: [(&str, u8, &str); 7] = [
-    ("source usage", 2, "give alto or bass"),
-    ("stage usage", 2, "give alto or bass"),
-    ("sink usage", 2, "give alto or bass"),
-    ("source other", 1, "no voice"),
+/// The stage that makes a mistake and which, the exit code, and what the line says.
+const MISTAKES: [(&str, u8, &str); 12] = [
+    ("read usage", 2, "give alto or bass"),
+    ("count usage", 2, "give alto or bass"),
+    ("write usage", 2, "give alto or bass"),
+    ("read other", 1, "no voice"),
+    ("count file", 4, "open: /no/such/voice: No such file"),
     (
         "read slots",
         2,
         "read -> count has no payload slots: call .payloads()",
     ),
     ("count slots", 2, "count -> write has no payload slots"),
-    ("stage file", 4, "open: /no/such/voice: No such file"),
+    (
+        "read large",
+        2,
+        "a payload of 65 bytes does not fit a slot of 64",
+    ),
+    (
+        "count large",
+        2,
+        "count: a payload of 65 bytes does not fit a slot of 64",
+    ),
+    (
+        "read writes",
+        2,
+        "a payload of 65 bytes does not fit a slot of 64",
+    ),
+    ("count report", 2, "made 0 calls, 1 were planned"),
+    ("write report", 2, "made 0 calls, 1 were planned"),
 ];
 
-fn refuses(what: &str) -> Result<(), Error> {
-    let path = "/no/such/voice".as_ref();
-    match what {
-        "usage" => Err(Error::Usage("give alto or bass".into())),
-        "other" => Err(anyhow::anyhow!("no voice").into()),
-        "file" => {
-            Err(StageError::file("open", path, &std::fs::File::open(path).unwrap_err()).into())
+/// The stages of the program, with what they do wrong.
+struct Stages<'a>(&'a str, u32);
+
+impl Stages<'_> {
+    fn makes(&self, stage: &str, mistake: &str) -> bool {
+        self.0.split_once(' ') == Some((stage, mistake))
+    }
+
+    /// What the closure that opens a stage returns.
+    fn open(&self, stage: &str) -> Result<Self, Error> {
+        let path = "/no/such/voice".as_ref();
+        if self.makes(stage, "usage") {
+            return Err(Error::Usage("give alto or bass".into()));
         }
-        _ => Ok(()),
+        if self.makes(stage, "other") {
+            return Err(anyhow::anyhow!("no voice").into());
+        }
+        if self.makes(stage, "file") {
+            let opened = std::fs::File::open(path);
+            opened.map_err(|e| StageError::file("open", path, &e))?;
+        }
+        Ok(Self(self.0, 4))
+    }
+
+    fn made(&self, stage: &str) -> usize {
+        BYTES + usize::from(self.makes(stage, "large"))
+    }
+
+    fn report(&self, stage: &str) -> Taken {
+        match self.makes(stage, "report") {
+            true => Taken::default(),
+            false => Taken::of(&Toy(0), 1),
+        }
     }
 }
 
-fn run(mistake: &str, pipeline: &str) -> Result<(), Error> {
-    let (place, what) = mistake.split_once(' ').unwrap();
-    let opens = |this: &str| refuses(if this == place { what } else { "" });
-    let mut left = 4;
-    let poll = move || {
-        left -= 1;
-        if left < 0 {
-            Offer::End
-        } else {
-            Offer::Chunk(Cut::None)
-        }
-    };
-    let build = |_, _: &mut TxLease| Built::new(Toy(0), bytes(64), ());
-    let open = |_| opens("source").map(|()| Opened::new(ToySource::new(poll, build)));
-    let program = Program::<Host, _, _>::new("read", open)
-        .payloads(|[from, _], ()| match mistake.strip_prefix(&*from.name) {
-            Some(" slots") => 0,
-            _ => 64,
+impl Source<TxLease> for Stages<'_> {
+    type Plan = Toy;
+    type Carry = ();
+
+    fn poll(&mut self) -> StageResult<Offer> {
+        Ok(match self.1 {
+            0 => Offer::End,
+            _ => Offer::Chunk(Cut::None),
+        })
+    }
+
+    fn build(&mut self, _: Place, slot: &mut TxLease) -> StageResult<Built<Toy, ()>> {
+        self.1 -= 1;
+        let written = BYTES + usize::from(self.makes("read", "writes"));
+        first_bytes(slot.bytes_mut(), written)?.fill(7);
+        Ok(Built::new(Toy(0), bytes(self.made("read")), ()))
+    }
+}
+
+impl Sink<RxLease> for Stages<'_> {
+    type Plan = Toy;
+    type Kept = Infallible;
+
+    fn take(
+        &mut self,
+        _: Chunk<'_, Toy>,
+        _: Option<&RxLease>,
+    ) -> StageResult<Progress<Taken, Infallible>> {
+        Ok(Progress::Done(self.report("write")))
+    }
+}
+
+fn run(stages: &Stages<'_>, pipeline: &str) -> Result<(), Error> {
+    let program = Program::<Host, _, _>::new("read", |_| Ok(Opened::new(stages.open("read")?)))
+        .payloads(|[from, _], ()| match stages.makes(&from.name, "slots") {
+            true => 0,
+            false => BYTES as u64,
         })
         .stage("count", |_, ()| {
-            opens("stage")?;
-            Ok(OnHost::new(
-                |chunk: Chunk<'_, Toy>, _: &[u8], _: &mut [u8]| Ok(done(chunk.message, bytes(64))),
-            ))
+            let count = stages.open("count")?;
+            Ok(OnHost::new(move |chunk: Chunk<'_, Toy>, _, _| {
+                let made = bytes(count.made("count"));
+                Ok(Done {
+                    report: count.report("count"),
+                    ..done(chunk.message, made)
+                })
+            }))
         })
-        .sink("write", |(), _| {
-            opens("sink")?;
-            Ok(ToySink::<Toy, _>::new(|_, _| Ok(())))
-        });
+        .sink("write", |(), _| stages.open("write"));
     let pipeline = pipeline.parse()?;
     let config = Config::from_env(|name| std::env::var_os(name))?;
     Job::new(&config, &pipeline).run(|rank| rank.run(Host, Profile::new(), program))
@@ -76,7 +139,7 @@ fn run(mistake: &str, pipeline: &str) -> Result<(), Error> {
 #[ignore = "the process that the other tests start"]
 fn program() {
     let [mistake, pipeline] = ["MISTAKE", "PIPELINE"].map(|name| std::env::var(name).unwrap());
-    pp_job::main(|| run(&mistake, &pipeline));
+    pp_job::main(|| run(&Stages(&mistake, 0), &pipeline));
 }
 
 #[test]
@@ -85,11 +148,8 @@ fn a_mistake_of_the_program_ends_the_job_with_one_line_and_the_code_of_its_kind(
         for pipeline in PIPELINES {
             let ended = Command::new(std::env::current_exe().unwrap())
                 .args(["mistakes::program", "--exact", "--ignored", "--nocapture"])
-                .envs([
-                    ("MISTAKE", mistake),
-                    ("PIPELINE", pipeline),
-                    ("PP_FLIGHT_OPS", "0"),
-                ])
+                .envs([("MISTAKE", mistake), ("PIPELINE", pipeline)])
+                .env("PP_FLIGHT_OPS", "0")
                 .output()
                 .unwrap();
             let said = String::from_utf8(ended.stderr).unwrap();

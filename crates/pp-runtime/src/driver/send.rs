@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use pp_contract::{Bare, ChunkIndex, Fault, FaultKind, Message, StageReport, Stamp, with_source};
+use pp_contract::{Bare, ChunkIndex, Fault, FaultKind, Message, StageReport, Stamp};
 use pp_transport::edge::{EdgeLocal as _, Edges};
 use pp_transport::in_flight::{InFlight, Resend as _};
 
@@ -218,7 +218,8 @@ where
         );
         kept_to_plan.map_err(|e| {
             let (rank, name) = (self.blame.rank, &pipeline.stages()[at].name);
-            Fault::new(FaultKind::Internal, rank, name, with_source(&e))
+            let detail = format!("{e}; let Taken::of make the report");
+            Fault::new(FaultKind::Usage, rank, name, detail)
         })?;
         let follows = self.run.places[stage].follows();
         if let Some(admitted) = self.run.core.admitted(ticket.chunk)
@@ -357,6 +358,12 @@ where
         let left = self.hand_to((stage, output), stamp, message, slot);
         let is_edge = matches!(self.run.ports.outputs[stage][output], Output::Edge(_));
         match left {
+            // The stage made more than its slots hold.
+            Err(fault) if fault.kind == FaultKind::Usage => {
+                let at = self.run.places[stage].at;
+                let name = &self.run.options.pipeline.stages()[at].name;
+                Err(Fault::new(fault.kind, fault.rank, name, fault.detail))
+            }
             Err(fault) if is_edge => self.unless_served(Err(fault)).map(|()| None),
             left => left,
         }

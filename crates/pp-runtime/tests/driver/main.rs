@@ -202,10 +202,7 @@ fn a_report_of_other_calls_than_planned_never_leaves_its_rank() {
         let ends = run(pipeline, 2, play, |_| {});
         for ended in ends.ranks {
             let fault = ended.unwrap_err();
-            assert_eq!(
-                (fault.kind, fault.rank),
-                (FaultKind::Internal, Rank::new(1))
-            );
+            assert_eq!((fault.kind, fault.rank), (FaultKind::Usage, Rank::new(1)));
             assert_eq!(fault.operation.as_str(), "b");
             let text = fault.to_string();
             assert!(text.contains("made 2 calls, 1 were planned"), "{text}");

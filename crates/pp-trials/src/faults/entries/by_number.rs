@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pp_contract::FaultKind::{
-    BadInput, Drift, HandshakeMismatch, Internal, PeerDied, PeerMisbehaved, TimedOut,
+    BadInput, Drift, HandshakeMismatch, Internal, PeerDied, PeerMisbehaved, TimedOut, Usage,
 };
 
 use crate::faults::catalogue::{End, Ends, Entry, How, NCCL, SILENCE, SinkAt, all};
@@ -78,14 +78,14 @@ pub(super) const ALL: &[Entry] = &[
         "OM-01.oversize",
         BEFORE,
         How::Hook("oversize-tensor", Source),
-        all(Internal, Source, "send"),
+        all(Usage, Source, "encode"),
     ),
     made("OM-02.note", BEFORE, "huge-note"),
     Entry::new(
         "OM-03.recompute",
         PLAN,
         How::Hook("skipped-recompute", Stage),
-        all(Internal, Stage, "phase_b"),
+        all(Usage, Stage, "phase_b"),
     )
     .with(RECOMPUTE)
     // Of a group the collectives differ before the calls are counted.
