@@ -7,8 +7,9 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use pp_contract::Fault;
+use pp_job::internal::SUPERVISOR;
 use pp_job::output::{OutputError, Patient};
-use pp_job::{Error, RANK_0, SUPERVISOR};
+use pp_job::{Error, RANK_0};
 
 use serde::Serialize;
 
@@ -25,7 +26,7 @@ impl From<InputError> for Error {
 /// From now on it is an error if other code calls `exit`, such as a plugin. A supervisor sees that by itself.
 pub(crate) fn note_other_exits(env: &Env) {
     extern "C" fn at_exit() {
-        pp_job::note_exit();
+        pp_job::internal::note_exit();
     }
     if env.get(SUPERVISOR).is_none() {
         // SAFETY: `at_exit` takes nothing, does not unwind into C, and lies in a program that is never unloaded.

@@ -15,7 +15,7 @@ use crate::end::end_now;
 use crate::signal_names::heard;
 use crate::signals::{SignalTarget, is_echo_of, say_that_it_drains};
 use crate::threads::start_thread;
-use crate::{GRACE, RANK_0, times};
+use crate::{RANK_0, times};
 
 /// What a job of this process does at a signal.
 type Handler = Arc<dyn Fn(i32) + Send + Sync>;
@@ -162,7 +162,7 @@ impl Context {
         if let SignalTarget::Switch(switch) = target {
             switch.abort();
             // A rank that is alone has no watchdog that would end a stuck driver.
-            std::thread::sleep(GRACE * 2);
+            std::thread::sleep(times::GRACE * 2);
             if let Some(fault) = switch.fault() {
                 self.end_with(fault);
             }

@@ -18,9 +18,12 @@
 //! once everything was taken. Where the pipeline has several ranks and no launcher started them, the process that the
 //! user started runs none of this: it supervises.
 //!
+//! The ranks can be threads of one process, too: each takes the launch of its rank from one [`LocalJob`](prelude::LocalJob)
+//! and puts it into [`Config::launch`].
+//!
 //! # Process-wide state
 //! Two jobs in one process share only process-wide state: signal handlers, standard error, exit and the list of
-//! unfinished output files, the panic hook, the allocator ([`report_out_of_memory`]) and the devices.
+//! unfinished output files, the panic hook, the allocator and the devices.
 
 mod config;
 mod context;
@@ -43,18 +46,24 @@ mod times;
 
 use pp_contract::Rank;
 
-pub use crate::config::{Config, REPORT_FD, SUPERVISOR, stuck_after, world};
-pub use crate::end::{end_now, note_exit, say, say_aside};
-pub use crate::error::{Error, code_of};
-pub use crate::flight::NOTICED;
+pub use crate::config::Config;
+pub use crate::error::Error;
 pub use crate::job::{Job, ThisRank, main};
 pub use crate::program::{Finished, Opened, Program};
 pub use crate::rank::join::Profile;
-pub use crate::recordings::Analysis;
-pub use crate::reports::report_out_of_memory;
-pub use crate::signal_names::{asking, name as signal_name};
-pub use crate::supervisor::bind_to_parent;
-pub use crate::times::GRACE;
+
+/// Parts that `pp` and its trials share with this crate. They may change at any time.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::config::{REPORT_FD, SUPERVISOR, stuck_after, world};
+    pub use crate::end::{end_now, note_exit, say, say_aside};
+    pub use crate::error::code_of;
+    pub use crate::flight::NOTICED;
+    pub use crate::recordings::Analysis;
+    pub use crate::reports::report_out_of_memory;
+    pub use crate::signal_names::{asking, name as signal_name};
+    pub use crate::supervisor::bind_to_parent;
+}
 
 /// The rank where the others meet. It has the source, and decides whether a rank that is lost is started again.
 pub const RANK_0: Rank = Rank::new(0);

@@ -4,7 +4,7 @@ pub use std::convert::Infallible;
 
 pub use pp_contract::{
     ChunkIndex, DType, FaultKind, Manifest, Message, Pipeline, Plan, PlanError, Rank, StageSpec,
-    TensorSpec,
+    TensorSpec, WorldSize,
 };
 pub use pp_runtime::core::Cut;
 pub use pp_runtime::stage::{
@@ -13,6 +13,7 @@ pub use pp_runtime::stage::{
 };
 pub use pp_transport::bell::Bell;
 pub use pp_transport::host::{Host, HostGroup, RxLease, TxLease};
+pub use pp_transport::launch::LocalJob;
 
 pub use crate::output::StagedFile;
 pub use crate::{Config, Error, Finished, Job, Opened, Profile, Program};

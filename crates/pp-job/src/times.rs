@@ -7,7 +7,7 @@ use pp_transport::times::ENDED_WITHIN;
 
 /// Time a driver has to end after a fault before its process is ended under it: outside a stage it ends
 /// within milliseconds.
-pub const GRACE: Duration = Duration::from_millis(200);
+pub(crate) const GRACE: Duration = Duration::from_millis(200);
 /// A writer of a recording waits for another one of its process: both have the grace between them.
 pub(crate) const TURN_WITHIN: Duration = Duration::from_millis(GRACE.as_millis() as u64 / 2);
 /// A process that ends removes the files that it did not finish: a disk that hangs must not hold it.

@@ -7,10 +7,8 @@ mod mistakes;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use pp_contract::WorldSize;
 use pp_job::prelude::*;
 use pp_testing::{Toy, ToySink, ToySource, bytes, done};
-use pp_transport::launch::LocalJob;
 
 /// Two ranks, and the same stages on one.
 const PAIR: &str = "a@0 -> b@1 -> c@0";

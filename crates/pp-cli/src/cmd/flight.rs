@@ -1,7 +1,8 @@
 //! `pp flight`: what the ranks of a job did last.
 
 use pp_contract::FaultKind;
-use pp_job::{Analysis, Error};
+use pp_job::Error;
+use pp_job::internal::Analysis;
 
 use crate::args::FlightArgs;
 use crate::exit::print_result;

@@ -25,7 +25,8 @@ use rustix::io::Errno;
 
 use crate::env::Env;
 use crate::exit::print;
-use pp_job::{Error, SUPERVISOR, stuck_after};
+use pp_job::Error;
+use pp_job::internal::{SUPERVISOR, stuck_after};
 use worker::Word;
 pub(crate) use worker::work;
 

@@ -11,7 +11,8 @@ mod subject;
 use std::fmt;
 
 use pp_contract::Pipeline;
-use pp_job::{Error, say};
+use pp_job::Error;
+use pp_job::internal::say;
 use serde::Serialize;
 
 use self::search::{Chain, Placement};
@@ -27,7 +28,7 @@ const FAR: f64 = 0.2;
 
 /// Measures, proposes, runs the proposal and prints.
 pub(crate) fn plan(args: &PlanArgs, env: &Env) -> Result<(), Error> {
-    if pp_job::world(env.lookup())?.is_some() {
+    if pp_job::internal::world(env.lookup())?.is_some() {
         let what = "pp plan starts its own jobs on this machine, and a launcher has started this process; start it \
                     without one, or unset RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK)";
         return Err(Error::Usage(what.into()));

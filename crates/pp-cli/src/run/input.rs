@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use pp_contract::{Fault, FaultKind, Pipeline};
+use pp_job::internal::say;
 use pp_job::output::{can_be_created, one_file_each};
-use pp_job::{Config, Error, say};
+use pp_job::{Config, Error};
 use pp_kernels::SessionConfig;
 use pp_transport::host::memory::available_bytes;
 

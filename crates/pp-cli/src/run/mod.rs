@@ -28,11 +28,9 @@ use std::io::IsTerminal as _;
 use std::rc::Rc;
 
 use pp_contract::{Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest};
+use pp_job::internal::{say, say_aside, signal_name};
 use pp_job::output::Shown;
-use pp_job::{
-    Config, Error, Finished, Job, Opened, Profile, Program, RANK_0, ThisRank, say, say_aside,
-    signal_name,
-};
+use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, RANK_0, ThisRank};
 use pp_kernels::{ChunkShape, Description, KernelSet, StageKind};
 use pp_runtime::drift::{Log, Verifier};
 use pp_runtime::report::Count;
@@ -92,7 +90,7 @@ pub(crate) fn run(args: &RunArgs, env: &Env) -> Result<(), Error> {
 pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
     backend::check(&args.kernels, args.transport)?;
     check_plugin_args(&args.plugin_args)?;
-    let started = pp_job::world(env.lookup());
+    let started = pp_job::internal::world(env.lookup());
     let world = started.as_ref().ok().copied().flatten();
     let pipeline = placement::pipeline(args, world)?;
     match &args.kernels {

@@ -23,7 +23,7 @@ use crate::end::say_aside;
 use crate::error::Error;
 use crate::job::ThisRank;
 use crate::reports::TargetProcess;
-use crate::{GRACE, RANK_0, times};
+use crate::{RANK_0, times};
 
 /// What must be the same on all ranks, beside the plan and the backend: the handshake compares it.
 #[derive(Clone, Debug, Default)]
@@ -165,7 +165,7 @@ pub(crate) fn join<P: Plan, B: Backend>(
         rank,
         // A rank without others has no heartbeats: the watchdog then watches only whether the driver makes progress.
         heartbeat: context.config.heartbeat.filter(|_| !channels.is_empty()),
-        grace: GRACE,
+        grace: times::GRACE,
         limits: context.config.limits,
         on_stuck: Box::new(move |fault| ending.end_with(fault)),
         on_fault: Some(Box::new(move |fault| flight.write_for_fault(fault))),

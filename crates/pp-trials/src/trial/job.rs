@@ -5,7 +5,8 @@ use std::process::Command;
 
 use pp_contract::{FaultKind, Pipeline, Rank, with_source};
 use pp_device::Device;
-use pp_job::{Error, SUPERVISOR};
+use pp_job::Error;
+use pp_job::internal::SUPERVISOR;
 use pp_testing::process::with_variable;
 use pp_transport::launch::LocalJob;
 use pp_transport::nccl::Nccl;

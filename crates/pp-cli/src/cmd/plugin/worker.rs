@@ -13,7 +13,8 @@ use pp_kernels::{Description, KernelSet};
 use serde::{Deserialize, Serialize};
 
 use crate::env::Env;
-use pp_job::{Error, SUPERVISOR, bind_to_parent, end_now};
+use pp_job::Error;
+use pp_job::internal::{SUPERVISOR, bind_to_parent, end_now};
 
 /// What a worker says, one JSON value a line.
 #[derive(Debug, Serialize, Deserialize)]
