@@ -9,7 +9,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use pp_contract::{Fault, Generation, Rank};
+use pp_contract::{Fault, FaultKind, Generation, Rank};
 
 use crate::bell::Bell;
 use crate::control::ControlSender;
@@ -212,6 +212,44 @@ pub trait Backend: Edges {
     }
 }
 
+/// Compares lines of text with the other rank, which does so at the same time. `about` has the operation for a fault and
+/// the noun for what the lines describe.
+///
+/// # Errors
+/// The other rank is lost, or a line differs: the fault has that line of each rank, and `remedy`.
+pub fn compare(
+    peer: &mut dyn Peer,
+    about: (&'static str, &str),
+    own: &[String],
+    remedy: &str,
+) -> Result<(), Fault> {
+    let (operation, what) = about;
+    peer.send(own.join("\n").as_bytes())?;
+    let theirs = peer.receive(operation)?;
+    let theirs = String::from_utf8_lossy(&theirs);
+    let own: Vec<&str> = own.iter().map(String::as_str).collect();
+    let theirs: Vec<&str> = theirs.lines().collect();
+    if own == theirs {
+        return Ok(());
+    }
+    let differs = |rank: Rank, lines: &[&str], others: &[&str]| {
+        let line = lines.iter().find(|line| !others.contains(line));
+        format!("rank {rank} has {}", line.unwrap_or(&"(not set)"))
+    };
+    let [mut first, mut second] = [(peer.own_rank(), &own), (peer.rank(), &theirs)];
+    if second.0 < first.0 {
+        // Both say the same.
+        std::mem::swap(&mut first, &mut second);
+    }
+    let text = format!(
+        "{what} differs: {}, {}; {remedy}",
+        differs(first.0, first.1, second.1),
+        differs(second.0, second.1, first.1)
+    );
+    let kind = FaultKind::HandshakeMismatch;
+    Err(Fault::new(kind, peer.own_rank(), operation, text))
+}
+
 /// A fault of this rank while it makes edges.
 pub(crate) fn own_fault(rank: Rank) -> impl Fn(TransportError) -> Fault {
     move |error| {
@@ -229,7 +267,7 @@ pub(crate) fn receive_fds<const N: usize>(peer: &mut dyn Peer) -> Result<[OwnedF
     let count = fds.len();
     fds.try_into().map_err(|_| {
         let text = format!("{count} descriptors came where {N} were due");
-        let kind = pp_contract::FaultKind::PeerMisbehaved;
+        let kind = FaultKind::PeerMisbehaved;
         Fault::new(kind, peer.rank(), "receive shared memory", text)
     })
 }

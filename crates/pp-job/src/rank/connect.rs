@@ -4,14 +4,16 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use pp_contract::pipeline::EdgeSpec;
 use pp_contract::{Fault, Pipeline, Rank, with_source};
 use pp_runtime::switch::Switch;
 use pp_runtime::watch::{OnStuck, Watch};
-use pp_transport::backend::{Backend, Connect, EdgeEnd, End, Neighbours, OnFrame, Peer};
+use pp_transport::backend::{Backend, Connect, EdgeEnd, End, Neighbours, OnFrame, Peer, compare};
 use pp_transport::bell::Bell;
 use pp_transport::control::{ControlSender, Message, SocketKind};
 use pp_transport::error::TransportError;
 use pp_transport::group::Members;
+use pp_transport::host::EdgeShape;
 
 use super::failover::Aborts;
 use super::join::JoinedRank;
@@ -44,7 +46,8 @@ impl JoinedRank {
                 joined: &mut self,
                 rank: *peer,
             };
-            match backend.agree(&mut neighbour, ends, &bell) {
+            let compared = neighbour.compare(pipeline, ends);
+            match compared.and_then(|()| backend.agree(&mut neighbour, ends, &bell)) {
                 Ok((with_peer, on_frame)) => {
                     agreed.push((*peer, with_peer));
                     on_frames.extend(on_frame.map(|on_frame| (*peer, on_frame)));
@@ -169,6 +172,20 @@ struct Neighbour<'a> {
 }
 
 impl Neighbour<'_> {
+    /// Compares the slots of all edges with the other rank: each computes by itself where they lie in common memory.
+    fn compare(&mut self, pipeline: &Pipeline, ends: &[EdgeEnd]) -> Result<(), Fault> {
+        let all: Vec<EdgeSpec> = pipeline.edges().collect();
+        let line = |end: &EdgeEnd| {
+            let edge = all[end.edge as usize];
+            let [from, to] = [edge.from, edge.to].map(|at| pipeline.stages()[at].label());
+            let EdgeShape { depth, slot_bytes } = end.shape;
+            format!("{from} -> {to} with {depth} slots of {slot_bytes} bytes")
+        };
+        let lines: Vec<String> = ends.iter().map(line).collect();
+        let remedy = "let .payloads() give the same on both ranks";
+        compare(self, ("compare edges", "an edge"), &lines, remedy)
+    }
+
     /// Why it was lost, if more is known of it.
     fn lost(&self, otherwise: Fault) -> Fault {
         self.joined.set_up.fault().unwrap_or(otherwise)

@@ -11,7 +11,7 @@ use super::edge::join;
 use super::ends::{Agreed, GpuRx, GpuTx, Taken};
 use super::trial::{self, Tried, Why, exchange};
 use crate::backend::{
-    Backend, Connect, Connected, EdgeEnd, End, Joined, Neighbours, OnFrame, Peer, in_order,
+    Backend, Connect, Connected, EdgeEnd, End, Joined, Neighbours, OnFrame, Peer, compare, in_order,
 };
 use crate::bell::Bell;
 use crate::edge::{Capabilities, Edges};
@@ -114,31 +114,16 @@ impl GpuBackend {
             })?;
             self.nccl.nccl = Some(loaded);
         }
-        let lines = self.nccl.settings().into_iter();
-        let own: Vec<String> = lines
+        let settings = self.nccl.settings().into_iter();
+        let lines: Vec<String> = settings
             .map(|(name, value)| format!("{name} {value:?}"))
             .collect();
-        peer.send(own.join("\n").as_bytes())?;
-        let theirs = peer.receive(WHAT)?;
-        let theirs = String::from_utf8_lossy(&theirs);
-        let theirs: Vec<&str> = theirs.lines().collect();
-        if own == theirs {
-            return Ok(());
-        }
-        let differs = |a: &[&str], b: &[&str]| {
-            let found = a.iter().find(|line| !b.contains(line));
-            found.map_or_else(|| "(not set)".to_owned(), ToString::to_string)
-        };
-        let own: Vec<&str> = own.iter().map(String::as_str).collect();
-        let text = format!(
-            "NCCL differs: rank {} has {}, rank {} has {}; start every rank with the same",
-            peer.own_rank(),
-            differs(&own, &theirs),
-            peer.rank(),
-            differs(&theirs, &own)
-        );
-        let kind = FaultKind::HandshakeMismatch;
-        Err(Fault::new(kind, peer.own_rank(), WHAT, text))
+        compare(
+            peer,
+            (WHAT, "NCCL"),
+            &lines,
+            "start every rank with the same",
+        )
     }
 
     /// Says which way the edges with a peer take, if that was left to us: the lower rank does.
