@@ -6,12 +6,12 @@
 //! a kill leaves it behind. FIFOs, devices and standard output are written directly. Sockets have no writer by name and
 //! are refused.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{Access, AtFlags, CWD, FallocateFlags, Mode, OFlags};
@@ -136,6 +136,9 @@ impl StagedFile {
             }
             Ok(there) if !may_be_replaced(&final_path, &there) => {
                 return Err(OutputError::Protected(target.into()));
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidFilename => {
+                return Err(failed(error));
             }
             _ => {}
         }
@@ -277,12 +280,13 @@ fn may_be_replaced(path: &Path, there: &fs::Metadata) -> bool {
     me.is_root() || is_mine(there) || !fs::metadata(folder_of(path)).is_ok_and(is_kept)
 }
 
-/// `.NAME.PID.part` beside `NAME`.
+/// A name beside that of the file, and none other of this process. It leaves out the file's own, which may have all the
+/// bytes that a name can have.
 fn hidden_name(path: &Path) -> Option<PathBuf> {
-    let mut name = OsString::from(".");
-    name.push(path.file_name()?);
-    name.push(format!(".{}.part", std::process::id()));
-    Some(path.with_file_name(name))
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    path.file_name()?;
+    Some(path.with_file_name(format!(".pp-{}-{number}.part", std::process::id())))
 }
 
 fn folder_of(path: &Path) -> &Path {
@@ -318,14 +322,16 @@ mod tests {
 
     #[test]
     fn nothing_is_seen_before_the_commit_and_nothing_but_the_file_after() {
-        let scratch = Folder::scratch();
-        let path = scratch.file("out.y4m");
-        let mut staged = StagedFile::create(&path).unwrap();
-        staged.write_all(b"all of it").unwrap();
-        assert!(!path.exists());
-        staged.commit().unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"all of it");
-        assert_eq!(scratch.names(), ["out.y4m"]);
+        for name in ["out.y4m".to_owned(), "a".repeat(255)] {
+            let scratch = Folder::scratch();
+            let path = scratch.file(&name);
+            let mut staged = StagedFile::create(&path).unwrap();
+            staged.write_all(b"all of it").unwrap();
+            assert!(!path.exists());
+            staged.commit().unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"all of it");
+            assert_eq!(scratch.names(), [name]);
+        }
     }
 
     #[test]
@@ -453,6 +459,7 @@ mod tests {
         assert!(message(&scratch.file("no/such/dir.y4m")).ends_with("create its directory first"));
         fs::write(scratch.file("file"), b"").unwrap();
         assert!(message(&scratch.file("file/in/file")).contains("Not a directory"));
+        assert!(message(&scratch.file(&"a".repeat(256))).contains("File name too long"));
         // Not even root may create a file there.
         assert!(message(Path::new("/proc/out.y4m")).contains("/proc/out.y4m: cannot be created"));
     }
