@@ -46,7 +46,8 @@ pub struct StageMeasures {
     /// Median time from the end of its last work to a chunk, also where its rank worked for other stages meanwhile; none of
     /// the source.
     pub idle_ms: Option<f64>,
-    /// Its share of the measured time, from 0 to 1; none of the source.
+    /// Its share of the measured time, from 0 to 1; none of the source, and none above 1: the first wait of a short run
+    /// begins before the measured time.
     pub idle_share: Option<f64>,
 }
 
@@ -312,7 +313,8 @@ fn stages(
             idle_share: idle
                 .mean()
                 .zip(period_ns)
-                .and_then(|(idle, p)| ratio(idle, p)),
+                .and_then(|(idle, p)| ratio(idle, p))
+                .filter(|share| *share <= 1.0),
         }
     });
     measures.collect()

@@ -114,9 +114,12 @@ impl fmt::Display for Waits<'_> {
         let stages_of = |rank| m.stages.iter().filter(move |stage| stage.rank == rank);
         let idle = |stage: &&StageMeasures| stage.rank != 0 && stages_of(stage.rank).count() == 1;
         for stage in m.stages.iter().filter(idle) {
-            let share = 100.0 * stage.idle_share.unwrap_or(0.0);
+            let share = stage
+                .idle_share
+                .map(|share| format!("{:.1} %", 100.0 * share));
+            let share = share.unwrap_or_else(|| "n/a".into());
             let idle = Millis(stage.idle_ms);
-            write!(f, "{} idle {idle} a chunk ({share:.1} %), ", stage.stage)?;
+            write!(f, "{} idle {idle} a chunk ({share}), ", stage.stage)?;
         }
         Ok(())
     }
@@ -317,6 +320,10 @@ mod tests {
             ..Measures::default()
         };
         let serial = text(&serial);
+        assert!(
+            serial.contains("phase_b idle 4.10 ms a chunk (40.0 %), "),
+            "{serial}"
+        );
         assert!(serial.contains("warning      a stage waits as long as decode takes"));
     }
 

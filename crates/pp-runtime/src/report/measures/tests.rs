@@ -310,6 +310,9 @@ fn idle_queues_and_bytes() {
     let idle: Vec<_> = m.stages.iter().map(|s| (s.idle_ms, s.idle_share)).collect();
     let waits = [(None, None), (Some(1.0), Some(0.1)), (Some(0.0), Some(0.0))];
     assert_eq!(idle, waits);
+    let starved = |k| waited(chunk(k, 10 + 10 * k, 1, 1, 5), [9_000, 12_000][k as usize]);
+    let b = of(&recorder((0..2).map(starved)), 0).stages.remove(1);
+    assert_eq!((b.idle_ms, b.idle_share), (Some(12.0), None));
     assert_eq!(
         (m.source_queue_mean, m.source_queue_max),
         (Some(2.5), Some(4))
