@@ -10,11 +10,13 @@ use clap::{Args, CommandFactory, FromArgMatches, Subcommand, ValueEnum};
 use pp_contract::Pipeline;
 use pp_contract::pipeline::{MAX_DEPTH, MAX_RANKS};
 use pp_job::Error;
-use pp_job::internal::say;
+use pp_job::output::stdout;
 use pp_kernels::KernelSet;
 use pp_kernels::denoise::settings::DEFAULT_STEPS;
 use pp_runtime::drift::Verify;
 use pp_transport::gpu::p2p::Way;
+
+use crate::exit::print;
 
 mod schedule;
 mod whole;
@@ -39,19 +41,28 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// The command line of this process. One that cannot be, `--help` and `--version` end the process.
-pub(crate) fn parse<C: CommandFactory + FromArgMatches>() -> C {
+/// Reads the command line of this process. `--help` and `--version`, and what no command takes, end the process.
+///
+/// # Errors
+/// A value that an option does not take, or standard output that takes no text.
+pub(crate) fn parse<C: CommandFactory + FromArgMatches>() -> Result<C, Error> {
     let command = C::command();
     let name = command.get_name().to_owned();
     let parsed = prepare(command, &name).try_get_matches();
     let parsed = parsed.and_then(|matches| C::from_arg_matches(&matches));
-    parsed.unwrap_or_else(|error| {
-        let Some(refusal) = refusal(&error) else {
-            error.exit();
-        };
-        let failure = Error::Usage(refusal);
-        say(format!("pp: error: {failure}"));
-        std::process::exit(failure.code().into())
+    parsed.or_else(|error| {
+        if let Some(refusal) = refusal(&error) {
+            return Err(Error::Usage(refusal));
+        }
+        if !error.use_stderr() {
+            let text = error.render();
+            match rustix::termios::isatty(stdout()) {
+                true => print(&text.ansi().to_string())?,
+                false => print(&text.to_string())?,
+            }
+            std::process::exit(0)
+        }
+        error.exit()
     })
 }
 

@@ -3,12 +3,11 @@
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
-use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use pp_contract::Fault;
 use pp_job::internal::SUPERVISOR;
-use pp_job::output::{OutputError, Patient};
+use pp_job::output::{OutputError, Patient, stdout};
 use pp_job::{Error, RANK_0};
 
 use serde::Serialize;
@@ -49,7 +48,7 @@ pub(crate) fn print_result(result: &(impl Serialize + Display), json: bool) -> R
 /// # Errors
 /// The text cannot be written.
 pub fn print(text: &str) -> Result<(), Error> {
-    let copy = std::io::stdout().as_fd().try_clone_to_owned();
+    let copy = stdout().try_clone_to_owned();
     let written = copy.and_then(|out| Patient(File::from(out)).write_all(text.as_bytes()));
     match written {
         Err(source) if source.kind() != ErrorKind::BrokenPipe => Err(OutputError::Write {

@@ -18,6 +18,7 @@ mod video;
 
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{CommandFactory, FromArgMatches};
 use pp_job::Error;
 
@@ -40,8 +41,10 @@ pub fn program<C: CommandFactory + FromArgMatches>(
     perform: impl FnOnce(C, Env) -> Result<(), Error>,
 ) -> ExitCode {
     limits::take_file_size_errors();
-    let cli = args::parse();
     pp_job::main(|| {
+        let kept = pp_job::output::keep_stdout(limits::is_closed(1));
+        kept.context("cannot keep standard output")?;
+        let cli = args::parse()?;
         let env = Env::read();
         exit::note_other_exits(&env);
         perform(cli, env)

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use signal_hook::consts::SIGXFSZ;
 
-use pp_job::output::is_stdout;
+use pp_job::output::{is_stdout, stdout};
 
 /// Whether standard input and output were closed when this process began.
 static CLOSED: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
@@ -34,6 +34,11 @@ extern "C" fn look_at_streams() {
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look_at_streams;
+
+/// Whether standard input (0) or output (1) was closed when this process began.
+pub(crate) fn is_closed(stream: usize) -> bool {
+    CLOSED[stream].load(Ordering::Relaxed)
+}
 
 /// From now on a write beyond the limit on file sizes is an error, and does not end the process.
 pub(crate) fn take_file_size_errors() {
@@ -84,7 +89,6 @@ pub(crate) fn check_streams(
     input: Option<&Path>,
     results: &[(&str, Option<&Path>)],
 ) -> Result<(), Error> {
-    let is_closed = |stream: usize| CLOSED[stream].load(Ordering::Relaxed);
     if input == Some(Path::new("-")) {
         if is_closed(0) {
             let what = "standard input is closed; name a file, or pipe one in";
@@ -108,7 +112,7 @@ pub(crate) fn check_streams(
             );
             return Err(Error::local(FaultKind::Io, "write output", what));
         }
-        if *flag == "--output" && rustix::termios::isatty(std::io::stdout()) {
+        if *flag == "--output" && rustix::termios::isatty(stdout()) {
             return Err(Error::Usage(
                 "--output is standard output, and that is a terminal; name a .y4m file, or pipe it into a program: \
                  pp run --input IN.y4m --output - | ffmpeg -i - OUT.mp4"

@@ -5,11 +5,10 @@ mod common;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use common::{folder, pp};
 use pp_testing::{
-    process::{as_rank, finish, free_port, run, spawn},
+    process::{after, as_rank, finish, free_port, run, spawn},
     video,
 };
 
@@ -222,18 +221,18 @@ fn every_command_has_the_version_of_pp() {
 
 #[test]
 fn results_that_cannot_be_printed() {
-    let bench: &[&str] = &[
-        "bench", "overlap", "--chunks", "9", "--bytes", "8", "--json",
-    ];
-    for args in [bench, &["doctor"], &["plugin", "check", "/no/such.so"]] {
-        let full = std::fs::File::options().write(true).open("/dev/full");
-        let child = pp(args)
-            .stdin(Stdio::null())
-            .stdout(full.unwrap())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        finish(child).failed(4, &["standard output", "No space left"]);
+    for args in [
+        "bench overlap --chunks 9 --bytes 8 --json",
+        "doctor",
+        "plugin check /no/such.so",
+        "schedule show 1f1b --ranks 2 --microbatches 2",
+        "--help",
+    ] {
+        let args: Vec<&str> = args.split(' ').collect();
+        for (to, words) in [(">/dev/full", "No space left"), (">&-", "it is closed")] {
+            let mut command = after(&format!("exec {to}"), &pp(&args));
+            run(&mut command, None).failed(4, &["standard output", words]);
+        }
     }
 }
 

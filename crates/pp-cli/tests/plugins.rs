@@ -168,6 +168,26 @@ fn faulty_plugins_end_the_job_with_their_name_and_leave_no_output() {
 }
 
 #[test]
+fn what_a_plugin_prints_does_not_get_into_the_video() {
+    let folder = folder("plugin_prints");
+    let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 9));
+    let [sound, prints] = ["NO_FAULT", "NO_FAULT_PRINTS"].map(faulty);
+    for pipeline in [
+        "encode@0,phase_b@0,decode@0",
+        "encode@0,phase_b@1,decode@0",
+        "encode@0,phase_b@1,decode@2",
+    ] {
+        let film = |kernels| {
+            let more = ["--pipeline", pipeline];
+            denoise(&input, Path::new("-"), kernels, &more).succeeded()
+        };
+        let (sound, prints) = (film(&sound), film(&prints));
+        assert!(prints.stdout == sound.stdout, "{pipeline}");
+        assert!(prints.stderr.contains("the plugin prints"), "{pipeline}");
+    }
+}
+
+#[test]
 fn a_plugin_that_panics_is_stopped_at_the_border() {
     let folder = folder("panicking_plugin");
     let output = folder.file("out.y4m");

@@ -23,7 +23,8 @@
 //!
 //! # Process-wide state
 //! Two jobs in one process share only process-wide state: signal handlers, standard error, exit and the list of
-//! unfinished output files, the panic hook, the allocator and the devices.
+//! unfinished output files, the panic hook, the allocator and the devices;
+//! and standard output, where [`output::keep_stdout`] was called.
 
 mod config;
 mod context;

@@ -4,9 +4,11 @@ mod error;
 mod patient;
 mod place;
 mod staged;
+mod stdout;
 
 pub use self::error::{OutputError, Shown};
 pub use self::patient::Patient;
 pub use self::place::{is_stdout, one_file_each};
 pub use self::staged::{StagedFile, can_be_created, write_file};
 pub(crate) use self::staged::{discard_hidden, has_hidden};
+pub use self::stdout::{keep_stdout, stdout};

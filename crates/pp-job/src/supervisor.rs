@@ -42,6 +42,7 @@ use crate::end::{log_aside, say_aside};
 use crate::error::Error;
 use crate::flight::Recordings;
 use crate::interrupt::on_signals;
+use crate::output::stdout;
 use crate::signals::say_that_it_drains;
 use crate::{RANK_0, reports, times};
 
@@ -208,11 +209,15 @@ impl Job {
         if rank != RANK_0 {
             command.stdin(Stdio::null());
         }
-        if rank != RANK_0 && rank != self.sink {
-            // Results come from the source's rank and from the sink's alone: what a plugin prints elsewhere must not get
-            // into them.
-            command.stdout(std::io::stderr());
-        }
+        // Results come from the source's rank and from the sink's alone.
+        let has_results = rank == RANK_0 || rank == self.sink;
+        let out = if has_results {
+            stdout()
+        } else {
+            rustix::stdio::stderr()
+        };
+        let out = out.try_clone_to_owned();
+        command.stdout(out.context("cannot pass standard output on")?);
         let spawned = command
             .spawn()
             .with_context(|| format!("cannot start rank {rank}"));

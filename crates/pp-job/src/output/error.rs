@@ -81,9 +81,10 @@ fn remedy(error: &io::Error) -> &'static str {
         io::ErrorKind::FileTooLarge => {
             "lift the limit on file sizes (ulimit -f) or choose another place"
         }
-        _ => Errno::from_io_error(error)
-            .and_then(lift_limit)
-            .unwrap_or("choose another place"),
+        _ => match Errno::from_io_error(error) {
+            Some(Errno::BADF) => "it is closed; name a file, or pipe it into a program",
+            errno => errno.and_then(lift_limit).unwrap_or("choose another place"),
+        },
     }
 }
 

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use super::stdout::stdout;
 use crate::error::Error;
 
 /// Links that lead to each other are followed no further.
@@ -77,7 +78,7 @@ impl Place {
     /// Where a result goes; `None` where it disturbs no other file.
     fn of_result(path: &Path) -> Option<Self> {
         let about = if is_stdout(path) {
-            metadata_of(std::io::stdout())
+            metadata_of(stdout())
         } else {
             fs::metadata(path).ok()
         };

@@ -8,7 +8,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use super::error::OutputError;
 use super::patient::Patient;
 use super::place::{is_descriptor, is_stdout, resolve};
+use super::stdout::stdout;
 
 /// The hidden files of this process. A process has one end, so there is one list.
 static HIDDEN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -113,7 +114,7 @@ impl StagedFile {
             source,
         };
         if is_stdout(target) {
-            let stdout = io::stdout().as_fd().try_clone_to_owned().map_err(failed)?;
+            let stdout = stdout().try_clone_to_owned().map_err(failed)?;
             return Ok(Self::new(File::from(stdout), target, Stage::Direct));
         }
         let final_path = resolve(target);

@@ -69,6 +69,10 @@ AFTER(PHASE_B, args->output->data[args->output->bytes] ^= 1)
 AFTER(ENCODE, const pp_tensor *t = &args->output->tensors[1]; args->output->data[t->offset + t->bytes] = 1)
 #elif defined(FAULT_CALLS)
 AFTER(PHASE_B, args->observed_generator_calls = 0)
+#elif defined(NO_FAULT_PRINTS)
+static void says(void) { puts("the plugin prints"), fflush(stdout); }
+__attribute__((constructor)) static void begin(void) { says(); }
+AFTER(DECODE, says())
 #elif defined(FAULT_WRITES_INPUT)
 AFTER(PHASE_B, args->input->data[0] ^= 1)
 #elif defined(FAULT_IDENTITY)

@@ -106,11 +106,10 @@ fn on_gpu<'a>(set: &'a KernelSet, hears: &'a dyn Fn(&str)) -> anyhow::Result<(Be
 struct Parent(ManuallyDrop<File>);
 
 impl Parent {
-    /// Takes the pipe away from standard output. What the plugin prints there goes to standard error.
+    /// Writes to what was standard output when this process began.
     fn open() -> Result<Self, Error> {
-        let pipe = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)
-            .context("cannot keep the pipe")?;
-        rustix::stdio::dup2_stdout(rustix::stdio::stderr()).context("no standard error")?;
+        let pipe = pp_job::output::stdout().try_clone_to_owned();
+        let pipe = pipe.context("cannot keep the pipe")?;
         Ok(Self(ManuallyDrop::new(File::from(pipe))))
     }
 
