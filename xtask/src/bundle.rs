@@ -1,8 +1,8 @@
 //! `cargo xtask bundle [--out DIR]`: what a machine with GPUs and without Rust needs to check and measure this project.
 //!
 //! The directory is made anew each time: `pp`, `pp-trials`, the plugins, the test programs that want a device, the
-//! sample clip, the programs to compare with, and `gpu-check.sh`, which runs them. Programs are built for release and
-//! stripped; they need the C library of a system at least as new as the one they were built on, and nothing else.
+//! sample clip, the programs to compare with, and `gpu-check.sh`, which runs them. Programs are built for release,
+//! without symbols; they need the C library of a system at least as new as the one they were built on, and nothing else.
 
 use std::fs;
 use std::path::Path;
@@ -37,15 +37,14 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         _ => bail!("cargo xtask bundle takes --out DIR and nothing else"),
     };
     prepare(&out)?;
-    stripped(&build_pp()?, &out.join("bin/pp"))?;
+    fs::copy(build_pp()?, out.join("bin/pp"))?;
     let trials = build_program("pp-trials", "pp-trials")?;
-    stripped(&trials, &out.join("bin/pp-trials"))?;
+    fs::copy(trials, out.join("bin/pp-trials"))?;
     for (package, name) in PLUGINS {
         let mut build = cargo(&["build", "--release", "--package", package]);
         let library = built(&mut build, &package.replace('-', "_"))?;
-        stripped(&library, &out.join(format!("plugins/{name}.so")))?;
+        fs::copy(library, out.join(format!("plugins/{name}.so")))?;
     }
-    let median = out.join("plugins/median.so");
     run_command(
         command("cc")
             .args([
@@ -53,18 +52,18 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
                 "-O2",
                 "-shared",
                 "-fPIC",
+                "-s",
                 "-I",
                 "crates/pp-kernels/include",
             ])
             .arg("-o")
-            .arg(&median)
+            .arg(out.join("plugins/median.so"))
             .arg("plugins/median/median.c"),
     )?;
-    stripped(&median, &median)?;
     for (package, test) in TESTS {
         let mut build = cargo(&["test", "--release", "--no-run", "--package", package]);
         let program = built(build.args(["--test", test]), test)?;
-        stripped(&program, &out.join("tests").join(test))?;
+        fs::copy(program, out.join("tests").join(test))?;
     }
     fs::copy(clip::expanded()?, out.join("clip/cup.y4m"))?;
     peers(&out.join("peers"))?;
@@ -99,11 +98,6 @@ fn prepare(out: &Path) -> Result<()> {
     }
     fs::write(out.join("gpu-check.sh"), "")?;
     Ok(())
-}
-
-/// Copies a program or library without its symbols.
-fn stripped(from: &Path, to: &Path) -> Result<()> {
-    run_command(command("strip").arg("-o").arg(to).arg(from))
 }
 
 /// Copies the programs to compare with.
