@@ -98,17 +98,17 @@ pub(crate) struct SizeArgs {
 /// What is simulated: how long things take, in one unit of the caller's choice, and with how many slots.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SimulationArgs {
-    /// A forward of a stage (F), 0 to 10^12 with up to 6 decimals, in any unit of time; for all stages, or a list with
+    /// A forward of a stage (F), 0 to 1000000000000 with up to 6 decimals, in any unit of time; for all stages, or a list with
     /// one for each: 5,5,7.5,6.
     #[arg(long, value_name = "N[,N...]", default_value = "1", value_parser = times)]
     pub(crate) forward: PerStage,
-    /// A backward for the input (I), like --forward; B takes as long as I and W.
+    /// A backward for the input (I), 0 to 1000000000000 like --forward; B takes as long as I and W.
     #[arg(long, value_name = "N[,N...]", default_value = "1", value_parser = times)]
     pub(crate) input: PerStage,
-    /// A backward for the weights (W), like --forward.
+    /// A backward for the weights (W), 0 to 1000000000000 like --forward.
     #[arg(long, value_name = "N[,N...]", default_value = "1", value_parser = times)]
     pub(crate) weight: PerStage,
-    /// From one rank to another, like --forward, by the stage that sends; it delays the receiver alone.
+    /// From one rank to another, 0 to 1000000000000 like --forward, by the stage that sends; it delays the receiver alone.
     #[arg(long, value_name = "N[,N...]", default_value = "0", value_parser = times)]
     pub(crate) transfer: PerStage,
     /// Slots of each edge, 0 to 1048576. With 0 a send ends only when its receive begins; by default no action waits for a
@@ -139,8 +139,8 @@ fn numbers(list: &str, decimals: usize, what: &str) -> Result<PerStage, String> 
 /// What activations take.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MemoryArgs {
-    /// Bytes that a stage keeps of a microbatch from its F to its B or W, 0 to 10^12; for all stages, or a list with one for
-    /// each. The most that each rank keeps at a time is printed.
+    /// Bytes that a stage keeps of a microbatch from its F to its B or W, 0 to 1000000000000; for all stages, or a list with
+    /// one for each. The most that each rank keeps at a time is printed; by default it is not counted.
     #[arg(long, value_name = "N[,N...]", value_parser = |list: &str| numbers(list, 0, "whole numbers"))]
     pub(crate) activation_bytes: Option<PerStage>,
 }
