@@ -197,6 +197,19 @@ impl Pipeline {
         self.stages[self.stages.len() - 1].leader()
     }
 
+    /// Whether another process may take the place of `rank`: of all ranks but those of the source and of the sink, which
+    /// have the input and the output.
+    #[must_use]
+    pub fn may_restart(&self, rank: Rank) -> bool {
+        rank != self.stages[0].leader() && rank != self.sink()
+    }
+
+    /// The ranks that [may be started again](Self::may_restart).
+    pub fn restartable(&self) -> impl Iterator<Item = Rank> {
+        let ranks = self.world_size().ranks();
+        ranks.filter(|rank| self.may_restart(*rank))
+    }
+
     /// The stages that `rank` runs, alone or as a member of a group, in the order of the pipeline.
     pub fn stages_at(&self, rank: Rank) -> impl Iterator<Item = (usize, &StageSpec)> {
         let stages = self.stages.iter().enumerate();

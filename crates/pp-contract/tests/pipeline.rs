@@ -55,6 +55,23 @@ fn text_is_printed_in_one_way() {
 }
 
 #[test]
+fn all_ranks_but_those_of_source_and_sink_may_be_started_again() {
+    for (text, ranks) in [
+        ("a@0,b@0,c@0", &[][..]),
+        ("a@0,b@0,c@1", &[]),
+        ("a@0,b@1,b@0,b@1,c@2", &[1]),
+        ("a@0,b@1,b@2,b@3,c@2", &[1, 3]),
+        ("a@0,b@0+1,c@0", &[1]),
+        ("a@0,b@1+2+3,c@1", &[2, 3]),
+        ("a@0,(b@1,b@2)*2,c@0", &[1, 2]),
+    ] {
+        let pipeline = parse(text);
+        let restartable: Vec<u32> = pipeline.restartable().map(Rank::get).collect();
+        assert_eq!(restartable, ranks, "{text}");
+    }
+}
+
+#[test]
 fn edges_follow_from_the_text() {
     assert_eq!(
         edges("a@0 -> b@1 -> c@0"),

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use pp_contract::pipeline::MAX_DEPTH;
-use pp_contract::{Pipeline, Rank, WorldSize};
+use pp_contract::{Pipeline, Rank};
 use pp_runtime::report::Count;
 use pp_runtime::schedule::Runnable;
 use pp_transport::launch::{Launch, LocalJob};
 
-use crate::config::Config;
+use crate::config::{Config, UNSET_LAUNCHER};
 use crate::context::Context;
 use crate::end::{end_now, leave, log_aside, say};
 use crate::error::{Error, panicked};
@@ -111,7 +111,7 @@ impl<'a> Job<'a> {
                     .into(),
             ));
         }
-        if self.restarts > 0 && may_restart(self.pipeline).is_empty() {
+        if self.restarts > 0 && self.pipeline.restartable().next().is_none() {
             return Err(Error::Usage(format!(
                 "--restarts starts a lost rank again, and no rank of {} may be: the source's and the sink's never are; \
                  leave --restarts out",
@@ -139,12 +139,14 @@ impl<'a> Job<'a> {
             .map_err(anyhow::Error::new)?;
         let launch = match &self.config.launch {
             Some(launch) => {
-                check_world(launch.world_size(), self.pipeline)?;
+                let started = launch.world_size().get();
+                let instead = format!("give a pipeline of {started}");
+                check_world(started, self.pipeline, &instead)?;
                 launch
             }
             None if world.get() == 1 => &alone,
             None => {
-                let may_restart = may_restart(self.pipeline);
+                let may_restart: Vec<Rank> = self.pipeline.restartable().collect();
                 let done =
                     supervisor::supervise(self.config, self.pipeline, self.restarts, &may_restart);
                 log_aside(|| tracing::info!("the job ends"));
@@ -211,23 +213,19 @@ impl Context {
     }
 }
 
-/// The ranks that may be started again: all but those of the source and of the sink.
-fn may_restart(pipeline: &Pipeline) -> Vec<Rank> {
-    let ranks = pipeline.world_size().ranks();
-    ranks
-        .filter(|rank| *rank != RANK_0 && *rank != pipeline.sink())
-        .collect()
-}
-
-/// Refuses a launcher that started another number of ranks than the pipeline has.
-fn check_world(started: WorldSize, pipeline: &Pipeline) -> Result<(), Error> {
-    let (started, needed) = (started.get(), pipeline.world_size().get());
+/// Refuses a launcher that started another number of ranks than the pipeline has. `instead` says how to get a pipeline of
+/// as many.
+///
+/// # Errors
+/// [`Error::Usage`] with both numbers.
+pub fn check_world(started: u32, pipeline: &Pipeline, instead: &str) -> Result<(), Error> {
+    let needed = pipeline.world_size().get();
     if started == needed {
         return Ok(());
     }
     Err(Error::Usage(format!(
-        "the launcher started {}, and {pipeline} has {needed}; start {needed}, give a pipeline of {started}, or unset \
-         RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK) to let pp start its own ranks",
+        "the launcher started {}, and {pipeline} has {needed}; start {needed}, {instead}, or {UNSET_LAUNCHER} to let pp \
+         start its own ranks",
         Count(started.into(), "rank")
     )))
 }
@@ -260,11 +258,6 @@ impl ThisRank<'_> {
     #[must_use]
     pub fn launch(&self) -> &Launch {
         self.launch
-    }
-
-    /// The ranks of which another process may take the place.
-    pub(crate) fn may_restart(&self) -> Vec<Rank> {
-        may_restart(self.pipeline)
     }
 
     /// Tells the other ranks, which would wait for this one, why it cannot take part, and returns the error.

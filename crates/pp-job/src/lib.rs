@@ -56,10 +56,11 @@ pub use crate::rank::join::Profile;
 /// Parts that `pp` and its trials share with this crate. They may change at any time.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::config::{REPORT_FD, SUPERVISOR, stuck_after, world};
+    pub use crate::config::{REPORT_FD, SUPERVISOR, UNSET_LAUNCHER, stuck_after, world};
     pub use crate::end::{end_now, note_exit, say, say_aside};
     pub use crate::error::code_of;
     pub use crate::flight::NOTICED;
+    pub use crate::job::check_world;
     pub use crate::recordings::Analysis;
     pub use crate::reports::report_out_of_memory;
     pub use crate::signal_names::{asking, name as signal_name};

@@ -304,8 +304,7 @@ impl ThisRank<'_> {
     /// Whether another process may take the place of the rank that this fault names.
     fn is_worth_a_restart(&self, fault: &Fault) -> bool {
         self.restarts > 0
-            && fault.rank != RANK_0
-            && fault.rank != self.pipeline.sink()
+            && self.pipeline.may_restart(fault.rank)
             && fault.kind.is_worth_a_restart()
     }
 }

@@ -62,7 +62,7 @@ pub(crate) struct SoakArgs {
 /// Runs rounds until the time is up, and stops at the first that is not as it must be.
 pub(crate) fn soak(args: &SoakArgs) -> std::result::Result<(), Error> {
     let pipeline = &args.pipeline;
-    if may_restart(pipeline).is_empty() {
+    if pipeline.restartable().next().is_none() {
         return Err(Error::Usage(format!(
             "--pipeline {pipeline}: no rank of it may be started again, since each has the source or the sink; give it \
              a rank between them"
@@ -97,14 +97,6 @@ pub(crate) fn soak(args: &SoakArgs) -> std::result::Result<(), Error> {
         "\n{rounds} rounds, {} chunks under faults: nothing lost, doubled, changed or left behind, and rank 0 did not grow\n",
         rounds * chunks
     ))
-}
-
-/// The ranks that may be started again: those without source and sink.
-fn may_restart(pipeline: &Pipeline) -> Vec<Rank> {
-    let ranks = pipeline.world_size().ranks();
-    ranks
-        .filter(|rank| rank.get() != 0 && *rank != pipeline.sink())
-        .collect()
 }
 
 /// The most parts that a stage is cut into, each of which takes a step; 0 where each stage stands once.
@@ -161,7 +153,7 @@ impl Settings {
         }
         Self {
             args,
-            may_restart: may_restart(pipeline),
+            may_restart: pipeline.restartable().collect(),
             world: pipeline.world_size().get(),
             chunks,
             frames_per_chunk,

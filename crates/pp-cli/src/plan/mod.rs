@@ -12,7 +12,7 @@ use std::fmt;
 
 use pp_contract::Pipeline;
 use pp_job::Error;
-use pp_job::internal::say;
+use pp_job::internal::{UNSET_LAUNCHER, say};
 use serde::Serialize;
 
 use self::search::{Chain, Placement};
@@ -29,9 +29,10 @@ const FAR: f64 = 0.2;
 /// Measures, proposes, runs the proposal and prints.
 pub(crate) fn plan(args: &PlanArgs, env: &Env) -> Result<(), Error> {
     if pp_job::internal::world(env.lookup())?.is_some() {
-        let what = "pp plan starts its own jobs on this machine, and a launcher has started this process; start it \
-                    without one, or unset RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK)";
-        return Err(Error::Usage(what.into()));
+        return Err(Error::Usage(format!(
+            "pp plan starts its own jobs on this machine, and a launcher has started this process; start it without \
+             one, or {UNSET_LAUNCHER}"
+        )));
     }
     let subject = Subject::open(args, env)?;
     let placements = |parts| search::all(subject.count(parts), args.ranks, MOST_RUN);

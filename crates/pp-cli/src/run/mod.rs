@@ -28,12 +28,11 @@ use std::io::IsTerminal as _;
 use std::rc::Rc;
 
 use pp_contract::{Fault, FaultKind, Pipeline, StageSpec, VideoPlan, plan_digest};
-use pp_job::internal::{say, say_aside, signal_name};
+use pp_job::internal::{check_world, say, say_aside, signal_name};
 use pp_job::output::Shown;
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, RANK_0, ThisRank};
 use pp_kernels::{ChunkShape, Description, KernelSet, StageKind};
 use pp_runtime::drift::{Log, Verifier};
-use pp_runtime::report::Count;
 use pp_runtime::stage::{Source, StageResult};
 use pp_transport::bell::Bell;
 use pp_transport::edge::Edges;
@@ -99,19 +98,14 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
         KernelChoice::BuiltIn(set) => check_stages(args, &pipeline, set.describe())?,
         KernelChoice::File(_) => {}
     }
-    let ranks = pipeline.world_size().get();
-    if let Some(started) = world.filter(|started| *started != ranks) {
+    if let Some(started) = world {
         let instead = match args.pipeline {
             Some(_) => format!("give a --pipeline of {started} ranks or --ranks {started}"),
             None => format!("give --ranks {started}"),
         };
-        return Err(Error::Usage(format!(
-            "the launcher started {}, and {pipeline} has {ranks}; start {ranks}, {instead}, or unset \
-             RANK and WORLD_SIZE (SLURM_PROCID, OMPI_COMM_WORLD_RANK) to let pp start its own ranks",
-            Count(started.into(), "rank")
-        )));
+        check_world(started, &pipeline, &instead)?;
     }
-    let config = match ranks {
+    let config = match pipeline.world_size().get() {
         // A world that cannot be read is no reason to refuse: one process needs no other.
         1 => Config::alone(env.lookup())?,
         _ => Config::from_env(env.lookup())?,

@@ -11,7 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-use pp_contract::{Fault, Generation, Plan, Rank};
+use pp_contract::{Fault, Generation, Pipeline, Plan, Rank};
 use pp_runtime::driver::{Driven, RankRun};
 use pp_runtime::stage::Source;
 use pp_transport::backend::{Backend, EdgeEnd, End};
@@ -103,7 +103,7 @@ where
                 if this.rank() == RANK_0 {
                     context.reporter.tell(Report::Connected);
                     if restarts > 0 && start.is_none() {
-                        say_which_may_restart(&this.may_restart(), restarts);
+                        say_which_may_restart(this.pipeline, restarts);
                     }
                 }
                 let start = *start.get_or_insert_with(Instant::now);
@@ -229,8 +229,11 @@ where
 }
 
 /// For the launcher that started the ranks, and now has to start one again.
-fn say_which_may_restart(ranks: &[Rank], restarts: u32) {
-    let names: Vec<String> = ranks.iter().map(Rank::to_string).collect();
+fn say_which_may_restart(pipeline: &Pipeline, restarts: u32) {
+    let names: Vec<String> = pipeline
+        .restartable()
+        .map(|rank| rank.to_string())
+        .collect();
     let ranks = match &names[..] {
         [one] => format!("rank {one}"),
         names => format!("ranks {}", names.join(", ")),

@@ -78,7 +78,7 @@ impl Core {
     pub(super) fn new(terms: &Terms, now: Instant) -> Self {
         let world = terms.world.get();
         let place = |rank| Place {
-            may_restart: rank != RANK_0 && terms.may_restart.contains(&rank),
+            may_restart: terms.may_restart.contains(&rank),
             is_awaited: rank != RANK_0,
             ..Place::default()
         };

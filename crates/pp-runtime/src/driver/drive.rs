@@ -61,7 +61,7 @@ where
         let is_lost = may_go_on
             && fault.kind.is_worth_a_restart()
             && fault.rank != self.rank
-            && self.options.may_restart(fault.rank);
+            && self.options.pipeline.may_restart(fault.rank);
         if is_lost && self.core.is_closing() {
             // It had only to say goodbye.
             switch.say_served();

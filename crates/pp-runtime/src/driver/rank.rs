@@ -25,7 +25,6 @@ use crate::clock::{Clock, now_ns};
 use crate::core::{Counts, LocalStage, Order, RankCore, stages_of};
 use crate::report::{Recorder, Restart};
 use crate::stage::{Done, Source};
-use crate::switch::SOURCE;
 
 /// How a rank runs.
 #[derive(Clone, Debug)]
@@ -69,11 +68,6 @@ impl RankOptions {
     /// Payloads that are kept as context.
     fn kept(&self) -> u32 {
         if self.keeps() { self.context_chunks } else { 0 }
-    }
-
-    /// Whether another process may take the place of `rank`.
-    pub(super) fn may_restart(&self, rank: Rank) -> bool {
-        self.keeps() && rank != SOURCE && rank != self.pipeline.sink()
     }
 }
 
