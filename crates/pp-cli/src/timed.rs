@@ -21,7 +21,7 @@ pub(crate) fn read_on<R, E: From<TransportError>>(
 }
 
 /// Memory on the GPU, and as much on the host, to which the GPU copies from there.
-pub(crate) struct Staged {
+pub struct Staged {
     on_device: DeviceBuffer,
     pub(crate) host: PinnedBuffer,
 }
@@ -84,7 +84,7 @@ pub(crate) struct Timed {
 }
 
 /// Work that was issued.
-pub(crate) struct Issued {
+pub struct Issued {
     since: Instant,
     end: Event,
 }

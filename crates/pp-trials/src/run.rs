@@ -6,11 +6,10 @@ use std::rc::Rc;
 use pp_cli::args::{CutChoice, KernelChoice, RunArgs, TransportChoice};
 use pp_cli::backend::Backend;
 use pp_cli::env::Env;
-use pp_cli::{ClipSource, Shape, VideoJob, check};
-use pp_contract::{StageSpec, VideoPlan};
+use pp_cli::{Memory, OnGpu, OnHost, Shape, VideoJob, check};
+use pp_contract::StageSpec;
 use pp_job::{Error, Opened, Program, ThisRank};
-use pp_runtime::stage::{GroupStage, Sink, Stage};
-use pp_transport::bell::Bell;
+use pp_transport::edge::Edges;
 use pp_transport::host::Host;
 
 use crate::hook::{Breakable, Faulty, FaultyBackend, Hook, Need, VARIABLE};
@@ -29,20 +28,10 @@ pub(crate) fn run(args: &RunArgs, env: &Env, fault: OsString) -> Result<(), Erro
             job: &job,
         };
         match backend {
-            Backend::Host => run.stages(
-                FaultyBackend { inner: Host, arm },
-                |bell| job.source_on_host(bell),
-                |part, member, shape| job.stage_on_host((part, member), shape),
-                |shape, bell| job.sink_on_host(shape, bell),
-            ),
+            Backend::Host => run.on(&OnHost, FaultyBackend { inner: Host, arm }),
             Backend::Gpu(gpu) => {
                 let device = gpu.device.clone();
-                run.stages(
-                    FaultyBackend { inner: *gpu, arm },
-                    |bell| job.source_on_gpu(&device, bell),
-                    |part, member, shape| job.stage_on_gpu(&device, (part, member), shape),
-                    |shape, bell| job.sink_on_gpu(&device, shape, bell),
-                )
+                run.on(&OnGpu { device }, FaultyBackend { inner: *gpu, arm })
             }
         }
     })
@@ -56,26 +45,16 @@ struct Run<'r, 'a> {
 
 impl Run<'_, '_> {
     /// Runs the stages of this rank, each with the hook.
-    fn stages<B, S, K, L>(
-        self,
-        backend: FaultyBackend<B>,
-        source: impl FnOnce(Bell) -> Result<Opened<S, Shape>, Error>,
-        stage: impl Fn(&StageSpec, usize, &Shape) -> Result<K, Error>,
-        sink: impl FnOnce(&Shape, Bell) -> Result<L, Error>,
-    ) -> Result<(), Error>
+    fn on<M: Memory, B>(self, memory: &M, backend: FaultyBackend<B>) -> Result<(), Error>
     where
-        B: Breakable,
-        S: ClipSource<B::Tx>,
-        K: Stage<B::Tx, B::Rx, Plan = VideoPlan>
-            + GroupStage<B::Tx, B::Rx, B::Group, Plan = VideoPlan>,
-        L: Sink<B::Rx, Plan = VideoPlan>,
+        B: Breakable + Edges<Tx = M::Tx, Rx = M::Rx, Group = M::Group>,
     {
         let (job, arm) = (self.job, Rc::clone(&backend.arm));
         let mut profile = job.profile()?.set("fault", self.hook);
         profile.kernels_digest ^= u64::from(arm.changes_weights());
         let [first, last] = job.ends();
         let mut program = Program::new(first, |bell| {
-            let opened = source(bell)?;
+            let opened = job.source(memory, bell)?;
             Ok(Opened {
                 source: Faulty::new(opened.source, &arm, 0),
                 context_chunks: opened.context_chunks,
@@ -86,7 +65,7 @@ impl Run<'_, '_> {
         .payloads(|between, _| job.slot_bytes(between));
         for name in job.between() {
             let open = |part: &StageSpec, member: usize, shape: &Shape| {
-                let inner = stage(part, member, shape)?;
+                let inner = job.stage(memory, (part, member), shape)?;
                 Ok(Faulty::new(inner, &arm, arm.place_of(part)))
             };
             program = program
@@ -95,10 +74,10 @@ impl Run<'_, '_> {
         }
         let program = program
             .sink(last, |shape, bell| {
-                let inner = sink(shape, bell)?;
+                let inner = job.sink(memory, shape, bell)?;
                 Ok(Faulty::new(inner, &arm, arm.last()))
             })
-            .finish(|source: Faulty<S>, finished| source.inner.finish(job, finished));
+            .finish(|source, finished| source.inner.finish(job, finished));
         self.rank.run(backend, profile, program)
     }
 }

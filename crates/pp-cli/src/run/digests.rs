@@ -18,7 +18,7 @@ use pp_runtime::drift::{DigestPair, Digester};
 const ROOM: usize = 8 * MAX_TENSORS;
 
 /// Digests leases on one stream.
-pub(super) struct GpuDigester {
+pub struct GpuDigester {
     /// Made only where chunks are verified. Dropped before the stream that it issues to.
     digests: Option<DeviceDigests>,
     free: Vec<Row>,
@@ -33,7 +33,7 @@ pub(super) struct Row {
 }
 
 /// Digests under way.
-pub(super) struct Ticket {
+pub struct Ticket {
     row: Row,
     count: usize,
     /// A seal that was just written is what was computed.

@@ -81,7 +81,7 @@ pub(super) fn internal(operation: &'static str) -> impl Fn(Failure) -> StageErro
 }
 
 /// A stage of kernels that is to be opened.
-pub(super) struct Opening<'a> {
+pub struct Opening<'a> {
     pub(super) kernels: &'a KernelSet,
     /// What faults call it, too.
     pub(super) stage: &'static str,
@@ -103,7 +103,7 @@ impl Opening<'_> {
 }
 
 /// Where payloads lie: opens stages there.
-pub(super) trait Memory {
+pub trait Memory {
     /// A slot to write.
     type Tx: Debug;
     /// A slot to read.
@@ -117,13 +117,27 @@ pub(super) trait Memory {
     /// Those of a sink.
     type Decoder: Decoder<Rx = Self::Rx>;
 
+    /// Opens the kernels of a source.
+    ///
+    /// # Errors
+    /// They cannot be opened on this memory, or with these settings.
     fn encoder(&self, stage: &Opening<'_>) -> StageResult<Self::Encoder>;
+
+    /// Opens the kernels of a stage between source and sink.
+    ///
+    /// # Errors
+    /// As [`Memory::encoder`].
     fn generator(&self, stage: &Opening<'_>) -> StageResult<Self::Generator>;
+
+    /// Opens the kernels of a sink.
+    ///
+    /// # Errors
+    /// As [`Memory::encoder`].
     fn decoder(&self, stage: &Opening<'_>) -> StageResult<Self::Decoder>;
 }
 
 /// The kernels of any stage.
-pub(super) trait Kernels {
+pub trait Kernels {
     /// Who digests the slots that the stage uses.
     type Digester: Digester;
 
@@ -135,7 +149,7 @@ pub(super) trait Kernels {
 }
 
 /// The kernels of a source.
-pub(super) trait Encoder: Kernels<Digester: Digester<Tx = Self::Tx>> {
+pub trait Encoder: Kernels<Digester: Digester<Tx = Self::Tx>> {
     /// A slot to write.
     type Tx: Debug;
 
@@ -174,7 +188,7 @@ pub(super) trait Encoder: Kernels<Digester: Digester<Tx = Self::Tx>> {
 
 /// An encode that is done.
 #[derive(Debug, Default)]
-pub(super) struct Encode {
+pub struct Encode {
     /// What a device worked, in nanoseconds.
     pub(super) work_ns: Option<u64>,
     /// The noise that the kernels estimated, if they did in this chunk.
@@ -182,7 +196,7 @@ pub(super) struct Encode {
 }
 
 /// The kernels of a sink.
-pub(super) trait Decoder: Kernels<Digester: Digester<Rx = Self::Rx>> {
+pub trait Decoder: Kernels<Digester: Digester<Rx = Self::Rx>> {
     /// A slot to read.
     type Rx: Debug;
 
@@ -217,16 +231,14 @@ pub(super) trait Decoder: Kernels<Digester: Digester<Rx = Self::Rx>> {
 
 /// Frames that were decoded.
 #[derive(Debug)]
-pub(super) struct Frames {
+pub struct Frames {
     pub(super) bytes: Buffer,
     /// What a device worked for this chunk.
     pub(super) worked: Option<Worked>,
 }
 
 /// The kernels of a stage between source and sink.
-pub(super) trait Generator:
-    Kernels<Digester: Digester<Tx = Self::Tx, Rx = Self::Rx>>
-{
+pub trait Generator: Kernels<Digester: Digester<Tx = Self::Tx, Rx = Self::Rx>> {
     /// A slot to write.
     type Tx: Debug;
     /// A slot to read.
@@ -263,7 +275,7 @@ pub(super) trait Generator:
 
 /// What was computed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Generated {
+pub struct Generated {
     /// Generator calls that were made.
     pub(super) calls: u32,
     /// What a device worked for this chunk.

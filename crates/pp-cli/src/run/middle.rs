@@ -20,7 +20,7 @@ struct Known {
 type Ticket<G> = <<G as Kernels>::Digester as Digester>::Ticket;
 
 /// A chunk under way: in the kernels, or in the digests behind them.
-pub(super) struct Computing<G: Generator> {
+pub struct Computing<G: Generator> {
     work: Progress<Generated, G::Computing>,
     tensors: Manifest,
     first_frame: u64,
@@ -29,7 +29,7 @@ pub(super) struct Computing<G: Generator> {
     check: Option<Check<Ticket<G>>>,
 }
 
-pub(super) struct VideoStage<G: Generator> {
+pub struct VideoStage<G: Generator> {
     /// What faults call it.
     name: &'static str,
     spec: StageSpec,

@@ -19,7 +19,6 @@ mod shape;
 mod sink;
 mod slots;
 mod source;
-mod stages;
 pub(crate) use self::input::{QUEUE, io_threads};
 pub(crate) use self::report::write_pictures;
 
@@ -33,16 +32,17 @@ use pp_job::output::Shown;
 use pp_job::{Config, Error, Finished, Job, Opened, Profile, Program, RANK_0, ThisRank};
 use pp_kernels::{ChunkShape, Description, KernelSet, StageKind};
 use pp_runtime::drift::{Log, Verifier};
-use pp_runtime::stage::{Source, StageResult};
+use pp_runtime::stage::StageResult;
 use pp_transport::bell::Bell;
 use pp_transport::edge::Edges;
 use pp_transport::host::{Host, MAX_SLOTS};
 
 use self::clean::{CleanFrames, Shelf};
-use self::kernels::{Encoder, Kernels, Memory, Opening, failed};
+pub use self::kernels::Memory;
+use self::kernels::{Encoder, Kernels, Opening, failed};
 use self::middle::VideoStage;
-use self::on_gpu::OnGpu;
-use self::on_host::OnHost;
+pub use self::on_gpu::OnGpu;
+pub use self::on_host::OnHost;
 use self::open::{blame, config, digest_of_kernels, prepare, slot_bytes};
 use self::report::Labels;
 pub use self::shape::Shape;
@@ -271,7 +271,7 @@ impl<'a> VideoJob<'a> {
         }
         program
             .sink(sink, move |shape, bell| self.sink(memory, shape, bell))
-            .finish(|source, finished| ClipSource::finish(source, self, finished))
+            .finish(|source, finished| source.finish(self, finished))
     }
 
     /// The names of source and sink.
@@ -296,7 +296,11 @@ impl<'a> VideoJob<'a> {
         slots::bytes(self.pipeline, &self.payloads.borrow(), from, to)
     }
 
-    fn source<M: Memory>(
+    /// Opens the source, with kernels on this memory.
+    ///
+    /// # Errors
+    /// The input or the kernels cannot be opened.
+    pub fn source<M: Memory>(
         &self,
         memory: &M,
         bell: Bell,
@@ -333,7 +337,11 @@ impl<'a> VideoJob<'a> {
         })
     }
 
-    fn stage<M: Memory>(
+    /// Opens a stage between source and sink, or a part of one, for this member of its group; 0 where one rank runs it.
+    ///
+    /// # Errors
+    /// The kernels cannot be opened.
+    pub fn stage<M: Memory>(
         &self,
         memory: &M,
         (stage, member): (&StageSpec, usize),
@@ -354,7 +362,11 @@ impl<'a> VideoJob<'a> {
         Ok(stage)
     }
 
-    fn sink<M: Memory>(
+    /// Opens the sink.
+    ///
+    /// # Errors
+    /// The output or the kernels cannot be opened.
+    pub fn sink<M: Memory>(
         &self,
         memory: &M,
         shape: &Shape,
@@ -477,17 +489,12 @@ impl<'a> VideoJob<'a> {
     }
 }
 
-/// The source of a clip.
-pub trait ClipSource<Tx>: Source<Tx, Plan = VideoPlan> + Sized {
+impl<E: Encoder> VideoSource<E> {
     /// Stores and prints the results, on rank 0.
     ///
     /// # Errors
     /// A result cannot be written, or the input was broken or interrupted before its end.
-    fn finish(self, job: &VideoJob<'_>, finished: Finished) -> Result<(), Error>;
-}
-
-impl<E: Encoder> ClipSource<E::Tx> for VideoSource<E> {
-    fn finish(self, job: &VideoJob<'_>, finished: Finished) -> Result<(), Error> {
+    pub fn finish(self, job: &VideoJob<'_>, finished: Finished) -> Result<(), Error> {
         let args = job.args;
         self.end_progress();
         if finished.interrupted.is_some() && finished.summary.counts.emitted == 0 {

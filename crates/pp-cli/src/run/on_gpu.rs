@@ -42,12 +42,13 @@ fn stream(on: &Device, config: &SessionConfig) -> StageResult<Stream> {
 }
 
 /// The memory of a GPU.
-pub(super) struct OnGpu {
-    pub(super) device: Device,
+pub struct OnGpu {
+    /// The device, whose context the edges of this process use, too.
+    pub device: Device,
 }
 
 /// A stage of kernels on a GPU, on a stream of its own.
-pub(super) struct GpuStage {
+pub struct GpuStage {
     name: &'static str,
     blame: FaultKind,
     // Dropped before the streams that they issue to.
@@ -176,13 +177,13 @@ unsafe fn copy_noise(copy: &mut Staged, stream: &Stream, from: DevicePtr) -> Res
 type Encoded = Option<(Staged, usize)>;
 
 /// A decode under way.
-pub(super) struct Decoding {
+pub struct Decoding {
     frames: Buffer,
     work: Issued,
 }
 
 /// The source.
-pub(super) struct GpuSource {
+pub struct GpuSource {
     stage: GpuStage,
     geometry: Geometry,
     chunk_bytes: usize,
@@ -192,7 +193,7 @@ pub(super) struct GpuSource {
 }
 
 /// The sink.
-pub(super) struct GpuSink {
+pub struct GpuSink {
     stage: GpuStage,
     geometry: Geometry,
     chunk_bytes: usize,

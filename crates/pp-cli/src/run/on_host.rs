@@ -19,10 +19,10 @@ use super::noise;
 use crate::video::buffer::Buffer;
 
 /// The memory of this machine.
-pub(super) struct OnHost;
+pub struct OnHost;
 
 /// A stage of kernels on this machine's processors.
-pub(super) struct HostStage {
+pub struct HostStage {
     /// What faults call it.
     name: &'static str,
     session: StageSession,

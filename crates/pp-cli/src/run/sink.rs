@@ -21,7 +21,7 @@ use crate::video::y4m::Params;
 type Ticket<D> = <<D as Kernels>::Digester as Digester>::Ticket;
 
 /// A chunk under way: in the kernels, or in the digests behind them.
-pub(super) struct Taking<D: Decoder> {
+pub struct Taking<D: Decoder> {
     work: Progress<Frames, D::Decoding>,
     index: ChunkIndex,
     first_frame: u64,
@@ -31,7 +31,7 @@ pub(super) struct Taking<D: Decoder> {
     seals: Vec<Seal>,
 }
 
-pub(super) struct VideoSink<D: Decoder> {
+pub struct VideoSink<D: Decoder> {
     decoder: D,
     shape: Shape,
     /// The frames that the kernels make, and how many of them for each frame of the source.

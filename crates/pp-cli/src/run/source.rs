@@ -39,7 +39,7 @@ struct Known {
 type Ticket<E> = <<E as Kernels>::Digester as Digester>::Ticket;
 
 /// A chunk between its encode and its acceptance.
-pub(super) struct Pending<E: Encoder> {
+pub struct Pending<E: Encoder> {
     frames: usize,
     /// Kept only when its PSNR is wanted, or the GPU still reads it.
     chunk: Option<Chunk>,
@@ -67,7 +67,7 @@ pub(super) struct Settings<'a> {
     pub(super) shelf: Rc<Shelf>,
 }
 
-pub(super) struct VideoSource<E: Encoder> {
+pub struct VideoSource<E: Encoder> {
     input: Frames,
     encoder: E,
     pub(super) header: Header,

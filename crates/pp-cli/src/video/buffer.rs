@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ops::{Deref, DerefMut};
 
 /// Memory that somebody else brings.
-pub(crate) trait FrameMemory: Any + Send {
+pub trait FrameMemory: Any + Send {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
     /// Whether nothing else reads or writes it any more.
@@ -15,7 +15,7 @@ pub(crate) trait FrameMemory: Any + Send {
 ///
 /// # If dropped
 /// As the memory in it: a GPU's knows whether it is still in use.
-pub(crate) struct Buffer {
+pub struct Buffer {
     memory: Memory,
     len: usize,
 }
