@@ -17,12 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, Weak};
 use std::time::SystemTime;
 
-use pp_contract::{Fault, FaultKind, Generation, List, Rank, Text, WorldSize, digest};
+use pp_contract::{Fault, FaultKind, List, Rank, Text, WorldSize, digest};
 use pp_runtime::clock::now_ns;
 use pp_runtime::switch::Switch;
-use pp_transport::backend::End;
-use pp_transport::edge::{Capabilities, Edges};
-use pp_transport::flight::{EdgeLog, FlightRecorder, Moment, Reason, Recorded, Recording};
+use pp_transport::flight::{FlightRecorder, Moment, Reason, Recording};
 use pp_transport::launch::Launch;
 
 use self::folder::Folder;
@@ -127,22 +125,6 @@ impl Flight {
     pub(crate) fn recorder(&self) -> FlightRecorder {
         let own = self.0.as_ref();
         own.map_or_else(FlightRecorder::off, |own| own.recorder.clone())
-    }
-
-    /// The end of an edge to this peer, whose operations are recorded. `of` is what its backend says of itself.
-    pub(crate) fn record<B: Edges>(
-        &self,
-        end: End<B>,
-        of: &Capabilities,
-        (peer, generation, edge): (Rank, Generation, u32),
-    ) -> End<Recorded<B>> {
-        let log = EdgeLog {
-            recorder: self.recorder(),
-            peer,
-            generation,
-            edge,
-        };
-        Recorded::end(end, of, log)
     }
 
     /// From now on a recording says what the driver of this switch is inside of.

@@ -14,7 +14,6 @@ use pp_runtime::schedule::Runnable;
 use pp_runtime::stage::Source;
 use pp_transport::backend::{Backend, EdgeEnd};
 use pp_transport::bell::Bell;
-use pp_transport::flight::{Recorded, RecordedLocal};
 use pp_transport::host::EdgeShape;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -100,6 +99,7 @@ impl ThisRank<'_> {
             context_chunks: briefing.context_chunks,
             steps: briefing.steps,
             order: self.order(),
+            flight: self.context.flight.recorder(),
             ..RankOptions::new(self.pipeline.clone(), self.depth, backend.capabilities())
         };
         let shapes = Shapes {
@@ -115,11 +115,10 @@ impl ThisRank<'_> {
         };
         let slot_bytes =
             |from: usize, to: usize| program.slot_bytes(self.pipeline, [from, to], &briefing.shape);
-        let run = RankRun::<Recorded<B>, S>::new(self.rank(), stages, options, |from, to| {
-            let local = backend.local(shapes.local((from, to), slot_bytes(from, to)))?;
-            Ok(RecordedLocal(local))
+        let run = RankRun::new(self.rank(), stages, options, |from, to| {
+            backend.local(shapes.local((from, to), slot_bytes(from, to)))
         });
-        let mut run = match run {
+        let mut run: RankRun<'_, B, S> = match run {
             Ok(run) => run,
             Err(error) => {
                 let text = pp_contract::with_source(&error);

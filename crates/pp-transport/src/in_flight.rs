@@ -13,6 +13,7 @@
 //! caller that owns a clock waits for it with a deadline.
 
 use crate::error::TransportError;
+use crate::flight::{Record, State};
 
 /// One operation a backend was given, together with the buffer it owns meanwhile.
 ///
@@ -98,20 +99,32 @@ pub trait Resend: Submission {
 /// Does not wait. The buffer goes back to its pool when the operation is done, and not before.
 #[must_use = "dropping it gives the buffer back to its pool some time later"]
 #[derive(Debug)]
-pub struct InFlight<S: Submission>(Option<S>);
+pub struct InFlight<S: Submission> {
+    submission: Option<S>,
+    record: Record,
+}
 
 impl<S: Submission> InFlight<S> {
     /// Wraps a submission; for backends.
     pub fn new(submission: S) -> Self {
-        Self(Some(submission))
+        Self {
+            submission: Some(submission),
+            record: Record::default(),
+        }
+    }
+
+    /// Notes from now on in `record` how the operation ends.
+    pub fn recorded(mut self, record: Record) -> Self {
+        self.record = record;
+        self
     }
 
     fn submission(&self) -> &S {
-        self.0.as_ref().expect("present until consumed")
+        self.submission.as_ref().expect("present until consumed")
     }
 
-    pub(crate) fn take(mut self) -> S {
-        self.0.take().expect("present until consumed")
+    fn take(mut self) -> S {
+        self.submission.take().expect("present until consumed")
     }
 
     /// Whether [`InFlight::complete`] would give the buffer now.
@@ -119,7 +132,9 @@ impl<S: Submission> InFlight<S> {
     /// # Errors
     /// The operation failed.
     pub fn is_done(&self) -> Result<bool, TransportError> {
-        self.submission().is_done()
+        let done = self.submission().is_done();
+        self.record.look(&done);
+        done
     }
 
     /// The buffer if the operation is done; else itself again. A failed operation gives neither:
@@ -140,6 +155,7 @@ impl<S: Submission> InFlight<S> {
 
     /// Gives the operation up: whatever it did to the buffer, no code will read the buffer.
     pub fn abort(self) -> Poisoned<S> {
+        self.record.end(State::Poisoned);
         Poisoned(Some(self.take()))
     }
 }
@@ -156,7 +172,8 @@ impl<S: Resend> InFlight<S> {
 
 impl<S: Submission> Drop for InFlight<S> {
     fn drop(&mut self) {
-        if let Some(submission) = self.0.take() {
+        if let Some(submission) = self.submission.take() {
+            self.record.end(State::Left);
             submission.orphan();
         }
     }

@@ -7,13 +7,11 @@ use pp_contract::{
     MAX_FRAME_BYTES, Rank, Stamp, Text, WorldSize, digest,
 };
 use pp_testing::prepare;
-use pp_transport::backend::Backend as _;
-use pp_transport::edge::Edges;
 use pp_transport::flight::{
-    Activity, EdgeLog, FlightRecorder, Kind, Message, Moment, Operation, Reason, Recorded,
-    RecordedRx, RecordedTx, Recording, RecordingError, State,
+    Activity, EdgeLog, FlightRecorder, Kind, Message, Moment, Operation, Reason, Recording,
+    RecordingError, State,
 };
-use pp_transport::host::{EdgeShape, Host};
+use pp_transport::host::{EdgeShape, Host, Receiving, RxLease, Sending};
 use pp_transport::in_flight::{Completion, InFlight};
 use proptest::prelude::*;
 
@@ -26,9 +24,16 @@ const DOWN: u32 = 9;
 /// How far calls are ahead of chunks.
 const AHEAD: u64 = 100;
 
-type Link = TwoWay<Recorded<Host>>;
+/// Both ends of edges there and back, each recorded as a driver does.
+struct Link {
+    both: TwoWay<Host>,
+    out: EdgeLog,
+    incoming: EdgeLog,
+    composer: Composer,
+    inbox: Vec<u8>,
+    lockstep: Lockstep,
+}
 
-/// Both ends of edges there and back, each recorded.
 fn recorded(operations: usize) -> (Link, Link, FlightRecorder, FlightRecorder) {
     let edge = EdgeShape {
         depth: 2,
@@ -47,23 +52,59 @@ fn recorded(operations: usize) -> (Link, Link, FlightRecorder, FlightRecorder) {
                 generation: Generation::new(3),
                 edge,
             };
-            let bell = both.bell().clone();
-            let rx = RecordedRx::new(both.incoming, &Host.capabilities(), log(incoming));
-            TwoWay::new(RecordedTx::new(both.out, log(out)), rx, bell)
+            Link {
+                both,
+                out: log(out),
+                incoming: log(incoming),
+                composer: Composer::new(),
+                inbox: Vec::with_capacity(MAX_FRAME_BYTES),
+                lockstep: Lockstep::new(),
+            }
         };
     let low = record(low, &ours, 1, [UP, DOWN]);
     let high = record(high, &theirs, 0, [DOWN, UP]);
     (low, high, ours, theirs)
 }
 
-fn send(link: &mut Link, composer: &mut Composer, n: u64) -> Option<Kept> {
-    let lease = link.try_lease().unwrap()?;
-    let (message, mut stamp) = prepare(composer, n, BYTES);
-    stamp.call_id = CallId::new(n + AHEAD);
-    link.send(message, stamp, Some(lease)).unwrap().payload
-}
+impl Link {
+    fn send(&mut self, n: u64) -> InFlight<Sending> {
+        let lease = self.both.try_lease().unwrap().expect("a slot is free");
+        let (message, mut stamp) = prepare(&mut self.composer, n, BYTES);
+        stamp.call_id = CallId::new(n + AHEAD);
+        let record = self.out.sends(BYTES as u64, stamp);
+        let sent = self.both.send(message, stamp, Some(lease)).unwrap();
+        record.left(&sent.header);
+        sent.payload.expect("it has one").recorded(record)
+    }
 
-type Kept = InFlight<<Recorded<Host> as Edges>::Sending>;
+    fn send_shutdown(&mut self, stamp: Stamp) {
+        let record = self.out.sends(0, stamp);
+        let message = self.composer.prepare_bare(Bare::Shutdown);
+        record.left(&self.both.send(message, stamp, None).unwrap().header);
+    }
+
+    /// Takes in the next message, and receives its payload if it has one. `heard` looks before that.
+    fn receive(&mut self, heard: impl FnOnce()) -> Option<InFlight<Receiving>> {
+        assert!(self.both.poll_frame(&mut self.inbox).unwrap());
+        let matched = self.lockstep.admit(&self.inbox).unwrap();
+        let record = self.incoming.hears(matched.header());
+        heard();
+        if matched.header().payload_bytes() == 0 {
+            return None;
+        }
+        let receiving = self.both.receive(&matched).unwrap();
+        record.started();
+        Some(receiving.recorded(record))
+    }
+
+    /// Takes in the next message with its payload.
+    fn take(&mut self) -> RxLease {
+        match self.receive(|| ()).expect("a payload").complete() {
+            Ok(Completion::Done(lease)) => lease,
+            _ => panic!("on the host a payload comes with its header"),
+        }
+    }
+}
 
 fn only(recorder: &FlightRecorder) -> Operation {
     let (operations, total) = recorder.operations();
@@ -74,8 +115,7 @@ fn only(recorder: &FlightRecorder) -> Operation {
 #[test]
 fn both_halves_of_a_message_are_recorded_state_by_state() {
     let (mut low, mut high, ours, theirs) = recorded(16);
-    let mut composer = Composer::new();
-    let sending = send(&mut low, &mut composer, 7).unwrap();
+    let sending = low.send(7);
     let sent = only(&ours);
     assert_eq!((sent.kind, sent.state), (Kind::Send, State::Started));
     assert_eq!(sent.peer, Some(Rank::new(1)));
@@ -88,16 +128,14 @@ fn both_halves_of_a_message_are_recorded_state_by_state() {
     assert_eq!(sent.edge, Some(UP));
     assert!(sent.prepared_ns <= sent.committed_ns.unwrap() && sent.ended_ns.is_none());
 
-    let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
-    let mut lockstep = Lockstep::new();
-    assert!(high.poll_frame(&mut inbox).unwrap());
-    let heard = only(&theirs);
-    assert_eq!((heard.kind, heard.state), (Kind::Receive, State::Prepared));
-    assert_eq!(heard.call_id, sent.call_id);
-    assert_eq!(heard.edge, Some(UP));
-    let receiving = high.receive(&lockstep.admit(&inbox).unwrap()).unwrap();
+    let receiving = high.receive(|| {
+        let heard = only(&theirs);
+        assert_eq!((heard.kind, heard.state), (Kind::Receive, State::Prepared));
+        assert_eq!(heard.call_id, sent.call_id);
+        assert_eq!(heard.edge, Some(UP));
+    });
     assert_eq!(only(&theirs).state, State::Started);
-    let Ok(Completion::Done(lease)) = receiving.complete() else {
+    let Some(Ok(Completion::Done(lease))) = receiving.map(InFlight::complete) else {
         panic!("on the host a payload comes with its header");
     };
     let taken = only(&theirs);
@@ -113,30 +151,21 @@ fn both_halves_of_a_message_are_recorded_state_by_state() {
 #[test]
 fn what_was_given_up_is_poisoned_and_what_was_left_is_left() {
     let (mut low, mut high, ours, theirs) = recorded(16);
-    let mut composer = Composer::new();
-    drop(send(&mut low, &mut composer, 0).unwrap().abort());
-    drop(send(&mut low, &mut composer, 1).unwrap());
+    drop(low.send(0).abort());
+    drop(low.send(1));
     let (operations, _) = ours.operations();
     let states: Vec<_> = operations.iter().map(|o| o.state).collect();
     assert_eq!(states, [State::Poisoned, State::Left]);
-
-    let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
-    assert!(high.poll_frame(&mut inbox).unwrap());
-    let mut lockstep = Lockstep::new();
-    let receiving = high.receive(&lockstep.admit(&inbox).unwrap()).unwrap();
-    drop(receiving.abort());
+    drop(high.receive(|| ()).expect("a payload").abort());
     assert_eq!(only(&theirs).state, State::Poisoned);
 }
 
 #[test]
 fn a_message_without_a_payload_is_done_when_it_left_and_when_it_came() {
     let (mut low, mut high, ours, theirs) = recorded(16);
-    let mut composer = Composer::new();
     let stamp = Stamp::new(ChunkIndex::new(4), CacheEpoch::new(0), CallId::new(0));
-    let sent = low.send(composer.prepare_bare(Bare::Shutdown), stamp, None);
-    assert!(sent.is_ok());
-    let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
-    assert!(high.poll_frame(&mut inbox).unwrap());
+    low.send_shutdown(stamp);
+    assert!(high.receive(|| ()).is_none());
     for recorder in [&ours, &theirs] {
         let operation = only(recorder);
         assert_eq!(operation.message, Some(Message::Shutdown));
@@ -145,38 +174,11 @@ fn a_message_without_a_payload_is_done_when_it_left_and_when_it_came() {
 }
 
 #[test]
-fn a_send_that_is_tried_again_is_one_operation() {
-    let (mut low, _high, ours, _) = recorded(4096);
-    let mut composer = Composer::new();
-    let stamp = Stamp::new(ChunkIndex::new(0), CacheEpoch::new(0), CallId::new(0));
-    let mut sent = 0;
-    // Until the lane is full, and then a hundred times more.
-    let mut refused = 0;
-    while refused < 100 {
-        match low.send(composer.prepare_bare(Bare::Noop), stamp, None) {
-            Ok(_) => sent += 1,
-            Err(rejected) => {
-                assert!(rejected.error.is_backpressure());
-                refused += 1;
-            }
-        }
-    }
-    let (operations, total) = ours.operations();
-    assert_eq!(total, sent + 1);
-    assert_eq!(operations.last().unwrap().state, State::Prepared);
-}
-
-#[test]
 fn the_ring_keeps_the_latest_and_says_how_many_there_were() {
     let (mut low, mut high, ours, _) = recorded(8);
-    let mut composer = Composer::new();
-    let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
-    let mut lockstep = Lockstep::new();
     for n in 0..100 {
-        drop(send(&mut low, &mut composer, n).unwrap());
-        assert!(high.poll_frame(&mut inbox).unwrap());
-        let receiving = high.receive(&lockstep.admit(&inbox).unwrap()).unwrap();
-        assert!(matches!(receiving.complete(), Ok(Completion::Done(_))));
+        drop(low.send(n));
+        drop(high.take());
     }
     let (operations, total) = ours.operations();
     assert_eq!(total, 100);
@@ -190,8 +192,7 @@ fn the_ring_keeps_the_latest_and_says_how_many_there_were() {
 #[test]
 fn a_recorder_that_is_off_keeps_nothing() {
     let (mut low, _high, ours, _) = recorded(0);
-    let mut composer = Composer::new();
-    drop(send(&mut low, &mut composer, 0));
+    drop(low.send(0));
     assert!(!ours.is_on());
     assert_eq!(ours.operations(), (Vec::new(), 0));
 }
@@ -219,14 +220,9 @@ fn a_reader_beside_a_link_at_work_sees_operations_that_make_sense() {
             }
             seen
         });
-        let mut composer = Composer::new();
-        let mut inbox = Vec::with_capacity(MAX_FRAME_BYTES);
-        let mut lockstep = Lockstep::new();
         for n in 0..50_000 {
-            drop(send(&mut low, &mut composer, n).unwrap());
-            assert!(high.poll_frame(&mut inbox).unwrap());
-            let receiving = high.receive(&lockstep.admit(&inbox).unwrap()).unwrap();
-            assert!(matches!(receiving.complete(), Ok(Completion::Done(_))));
+            drop(low.send(n));
+            drop(high.take());
         }
         over.store(true, std::sync::atomic::Ordering::Relaxed);
         reader.join().unwrap()
@@ -236,8 +232,7 @@ fn a_reader_beside_a_link_at_work_sees_operations_that_make_sense() {
 
 fn recording() -> Recording {
     let (mut low, _high, ours, _) = recorded(16);
-    let mut composer = Composer::new();
-    drop(send(&mut low, &mut composer, 0));
+    drop(low.send(0));
     let empty = Recording {
         job: 0xABCD,
         rank: Rank::new(1),

@@ -20,9 +20,9 @@ use super::join::JoinedRank;
 use crate::error::Error;
 use crate::times;
 
-/// What a rank runs with: its edges, by number, with the rank at the other end.
+/// What a rank runs with: its edges, by number.
 pub(super) struct Ready<B: Backend> {
-    pub(super) ends: Vec<(u32, Rank, End<B>)>,
+    pub(super) ends: Vec<(u32, End<B>)>,
     /// Its members of groups, by the places of their stages in the pipeline.
     pub(super) groups: Vec<(usize, B::Group)>,
     pub(super) aborts: Arc<Aborts>,
@@ -49,7 +49,7 @@ impl JoinedRank {
             let compared = neighbour.compare(pipeline, ends);
             match compared.and_then(|()| backend.agree(&mut neighbour, ends, &bell)) {
                 Ok((with_peer, on_frame)) => {
-                    agreed.push((*peer, with_peer));
+                    agreed.push(with_peer);
                     on_frames.extend(on_frame.map(|on_frame| (*peer, on_frame)));
                 }
                 Err(fault) => return Err(self.give_up(fault.into())),
@@ -100,14 +100,13 @@ impl JoinedRank {
         let mut groups = Vec::new();
         let (mut waits, mut aborts) = (Vec::new(), Vec::new());
         let connect_all = || -> Result<(), TransportError> {
-            for (peer, with_peer) in agreed {
+            for with_peer in agreed {
                 let connected = backend.connect(with_peer, how())?;
                 connected
                     .abort
                     .into_iter()
                     .for_each(|abort| all.hold(abort));
-                let made = connected.ends.into_iter();
-                ends.extend(made.map(|(number, end)| (number, peer, end)));
+                ends.extend(connected.ends);
             }
             for (at, with_members) in agreed_groups {
                 let joined = backend.connect_group(with_members, how())?;

@@ -16,7 +16,6 @@ use pp_runtime::driver::{Driven, RankRun};
 use pp_runtime::stage::Source;
 use pp_transport::backend::{Backend, EdgeEnd, End};
 use pp_transport::bell::Bell;
-use pp_transport::flight::Recorded;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -53,7 +52,7 @@ pub(super) struct Ended {
 /// Runs a rank to its end.
 pub(super) fn run<B, S, T>(
     this: &ThisRank<'_>,
-    run: &mut RankRun<'_, Recorded<B>, S>,
+    run: &mut RankRun<'_, B, S>,
     backend: &mut B,
     mut meeting: Meeting<'_, T>,
 ) -> Result<Ended, Error>
@@ -108,9 +107,7 @@ where
                 }
                 let start = *start.get_or_insert_with(Instant::now);
                 run.begin_attempt(generation.get() as u16);
-                let of = backend.capabilities();
-                for (number, peer, end) in ends {
-                    let end = context.flight.record(end, &of, (peer, generation, number));
+                for (number, end) in ends {
                     run.attach(number as usize, end);
                 }
                 for (at, group) in groups {
@@ -171,7 +168,7 @@ where
             }
         }
         // They are aborted by now: an edge that is dropped with a dead peer would wait for it.
-        drop::<Vec<End<Recorded<B>>>>(run.detach());
+        drop::<Vec<End<B>>>(run.detach());
         if is_over {
             return Err(used_up(fault, &causes, restarts, is_supervised).into());
         }

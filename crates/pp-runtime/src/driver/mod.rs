@@ -17,20 +17,15 @@ mod session;
 mod turns;
 mod work;
 
-use std::time::Instant;
-
-use pp_contract::{
-    Composer, Fault, FaultKind, Header, Matched, PrepareError, Prepared, Rank, Stamp, with_source,
-};
-use pp_transport::edge::{EdgeRx, EdgeTx, Sent};
+use pp_contract::{Fault, FaultKind, Header, Matched, Rank, with_source};
+use pp_transport::edge::EdgeRx;
 use pp_transport::error::TransportError;
+use pp_transport::flight::{Record, State};
 use pp_transport::in_flight::{Completion, InFlight, Submission};
 
 pub use self::drive::{Driven, run_rank};
 pub use self::rank::{RankOptions, RankRun, Summary};
 pub use self::work::{BoxedStage, NoSource, Stages};
-use crate::switch::Switch;
-use crate::times::FULL_LANE_RETRY;
 
 /// A payload that was announced: not all backends have it there with its header.
 #[derive(Debug)]
@@ -133,16 +128,26 @@ fn post_receive<E: EdgeRx>(
     edge: &mut E,
     matched: &Matched<'_>,
     blame: Blame,
+    (record, payload_moves): (Record, bool),
 ) -> Result<Payload<E::Receiving>, Fault> {
     let header = matched.header();
     if header.payload_bytes() == 0 {
         return Ok(Payload::None);
     }
-    let receive = edge
-        .receive(matched)
-        .map_err(|e| blame.transport("post receive", e))?;
+    // Where the payload is there with its header, nothing is called that may not come back.
+    if payload_moves {
+        record.reached(State::Committed);
+    }
+    let receive = edge.receive(matched).map_err(|e| {
+        record.reached(State::Poisoned);
+        blame.transport("post receive", e)
+    })?;
+    match payload_moves {
+        true => record.reached(State::Started),
+        false => record.started(),
+    }
     log_commitment("receive posted", header, blame.peer);
-    Ok(Payload::Arriving(receive))
+    Ok(Payload::Arriving(receive.recorded(record)))
 }
 
 /// One record for each commitment point, as every rank logs it.
@@ -156,46 +161,6 @@ fn log_commitment(what: &'static str, header: &Header, peer: Rank) {
         bytes = header.payload_bytes(),
         "{what}"
     );
-}
-
-/// Sends one message, waiting while the lane is full. Where that fails the payload stays in
-/// `payload`, unless the edge lost it.
-fn send<E: EdgeTx>(
-    edge: &mut E,
-    switch: &Switch,
-    blame: Blame,
-    composer: &mut Composer,
-    stamp: Stamp,
-    payload: &mut Option<E::Tx>,
-    prepare: impl for<'a> Fn(&'a mut Composer) -> Result<Prepared<'a>, PrepareError>,
-) -> Result<Sent<E::Sending>, Fault> {
-    loop {
-        let prepared = prepare(composer).map_err(|e| {
-            let (kind, operation) = (FaultKind::Internal, "prepare message");
-            Fault::new(kind, blame.rank, operation, with_source(&e))
-        })?;
-        switch.progress().sends(blame.peer);
-        let rejected = match edge.send(prepared, stamp, payload.take()) {
-            Ok(sent) => return Ok(sent),
-            Err(rejected) => rejected,
-        };
-        *payload = rejected.buffer;
-        if !rejected.error.is_backpressure() {
-            return Err(blame.transport("send", rejected.error));
-        }
-        if let Some(fault) = switch.fault() {
-            return Err(fault.clone());
-        }
-        if switch.has_left(blame.peer) {
-            return Err(blame.left_early());
-        }
-        // Room in the ring has no bell of its own; a peer that is behind rings for the credits it
-        // gives back on its way.
-        switch
-            .bell()
-            .listen()
-            .wait(Instant::now() + FULL_LANE_RETRY);
-    }
 }
 
 #[cfg(test)]

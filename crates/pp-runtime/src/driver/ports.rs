@@ -1,16 +1,23 @@
 //! The inputs and outputs of the stages of one rank: edges to other ranks, and slots that stay here.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use pp_contract::pipeline::{EdgeKind, EdgeSpec};
-use pp_contract::{Fault, Lockstep, Pipeline, Rank, StageReport, Stamp};
+use pp_contract::{
+    Composer, Fault, FaultKind, Generation, Lockstep, Pipeline, PrepareError, Prepared, Rank,
+    StageReport, Stamp, with_source,
+};
 use pp_transport::backend::End;
-use pp_transport::edge::{EdgeLocal, EdgeTx, Edges};
+use pp_transport::edge::{EdgeLocal, EdgeTx, Edges, Sent};
 use pp_transport::error::TransportError;
+use pp_transport::flight::{EdgeLog, FlightRecorder, Record, State};
 use pp_transport::in_flight::InFlight;
 
-use super::Blame;
+use super::{Blame, log_commitment};
 use crate::core::{FixedOrder, LAP, LocalStage, ONWARD, Sends, Wire};
+use crate::switch::Switch;
+use crate::times::FULL_LANE_RETRY;
 
 /// Where the chunks of a stage go by one of its outputs.
 pub(super) enum Output<E: Edges> {
@@ -34,8 +41,8 @@ pub(super) enum Output<E: Edges> {
 pub(super) struct Outgoing<E: Edges> {
     pub(super) number: usize,
     pub(super) peer: Rank,
-    /// `None` while the rank at its other end is being replaced.
-    pub(super) end: Option<E::Out>,
+    /// With what records it; `None` while the rank at its other end is being replaced.
+    pub(super) end: Option<(E::Out, EdgeLog)>,
     /// A slot leased ahead: having it is the credit.
     pub(super) spare: Option<E::Tx>,
     /// Whether payloads go over it.
@@ -64,6 +71,56 @@ impl<E: Edges> Outgoing<E> {
     fn poison(&mut self) {
         self.sends.drain().for_each(|send| drop(send.abort()));
     }
+
+    /// Sends one message, waiting while the lane is full. Where that fails the payload stays in
+    /// `payload`, unless the edge lost it. `what` is logged once the header has left.
+    pub(super) fn send(
+        &mut self,
+        (switch, blame): (&Switch, Blame),
+        composer: &mut Composer,
+        stamp: Stamp,
+        payload: &mut Option<E::Tx>,
+        what: &'static str,
+        prepare: impl for<'a> Fn(&'a mut Composer) -> Result<Prepared<'a>, PrepareError>,
+    ) -> Result<Option<InFlight<E::Sending>>, Fault> {
+        let blame = blame.on(self.peer);
+        let (end, log) = self.end.as_mut().ok_or_else(|| blame.left_early())?;
+        let mut record = None;
+        loop {
+            let prepared = prepare(composer).map_err(|e| {
+                let (kind, operation) = (FaultKind::Internal, "prepare message");
+                Fault::new(kind, blame.rank, operation, with_source(&e))
+            })?;
+            switch.progress().sends(self.peer);
+            let record: &mut Record =
+                record.get_or_insert_with(|| log.sends(prepared.payload_bytes(), stamp));
+            let rejected = match end.send(prepared, stamp, payload.take()) {
+                Ok(Sent { header, payload }) => {
+                    record.left(&header);
+                    log_commitment(what, &header, self.peer);
+                    return Ok(payload.map(|sending| sending.recorded(std::mem::take(record))));
+                }
+                Err(rejected) => rejected,
+            };
+            *payload = rejected.buffer;
+            if !rejected.error.is_backpressure() {
+                record.reached(State::Poisoned);
+                return Err(blame.transport("send", rejected.error));
+            }
+            if let Some(fault) = switch.fault() {
+                return Err(fault.clone());
+            }
+            if switch.has_left(self.peer) {
+                return Err(blame.left_early());
+            }
+            // Room in the ring has no bell of its own; a peer that is behind rings for the credits it
+            // gives back on its way.
+            switch
+                .bell()
+                .listen()
+                .wait(Instant::now() + FULL_LANE_RETRY);
+        }
+    }
 }
 
 impl<E: Edges> Output<E> {
@@ -80,7 +137,7 @@ impl<E: Edges> Output<E> {
                     send.is_done().map_err(|e| blame.transport("send", e))
                 };
                 let lease = || match (out.spare.take(), &mut out.end) {
-                    (None, Some(end)) => end.try_lease().map_err(failed),
+                    (None, Some((end, _))) => end.try_lease().map_err(failed),
                     (spare, _) => Ok(spare),
                 };
                 out.spare = out.sends.lease(is_done, lease)?;
@@ -135,8 +192,8 @@ pub(super) struct Incoming<E: Edges> {
     pub(super) to: (usize, usize),
     /// The stage that sends over it.
     pub(super) maker: usize,
-    /// `None` while the rank at its other end is being replaced.
-    pub(super) end: Option<E::In>,
+    /// As [`Outgoing::end`].
+    pub(super) end: Option<(E::In, EdgeLog)>,
     pub(super) lockstep: Lockstep,
     /// Nothing more comes.
     pub(super) is_closed: bool,
@@ -306,21 +363,34 @@ impl<E: Edges> Ports<E> {
         onward.chain(&mut self.followers[stage])
     }
 
-    /// Puts in the end of an edge, new from its beginning.
+    /// Puts in the end of an edge, new from its beginning, whose messages are recorded under this generation.
     ///
     /// # Panics
     /// If this rank has no such end.
-    pub(super) fn attach(&mut self, number: usize, end: End<E>) {
+    pub(super) fn attach(
+        &mut self,
+        number: usize,
+        end: End<E>,
+        recorder: &FlightRecorder,
+        generation: Generation,
+    ) {
+        let log = |peer| EdgeLog {
+            recorder: recorder.clone(),
+            peer,
+            generation,
+            edge: number as u32,
+        };
         match end {
             End::Out(end) => {
                 let out = self.outgoing_mut().find(|out| out.number == number);
-                out.expect("the edge begins on this rank").end = Some(end);
+                let out = out.expect("the edge begins on this rank");
+                out.end = Some((end, log(out.peer)));
             }
             End::In(end) => {
                 let mut inputs = self.inputs.iter_mut();
                 let input = inputs.find(|input| input.number == number);
                 let input = input.expect("the edge ends on this rank");
-                input.end = Some(end);
+                input.end = Some((end, log(input.peer)));
                 input.begin();
                 input.is_closed = false;
                 input.reports.clear();
@@ -334,10 +404,10 @@ impl<E: Edges> Ports<E> {
         for out in self.outgoing_mut() {
             out.spare = None;
             out.poison();
-            old.extend(out.end.take().map(End::Out));
+            old.extend(out.end.take().map(|(end, _)| End::Out(end)));
         }
         for input in &mut self.inputs {
-            old.extend(input.end.take().map(End::In));
+            old.extend(input.end.take().map(|(end, _)| End::In(end)));
         }
         old
     }

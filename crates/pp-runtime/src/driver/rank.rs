@@ -12,10 +12,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use pp_contract::pipeline::EdgeKind;
-use pp_contract::{CallId, ChunkIndex, Composer, Fault, Message, Pipeline, Rank, Stamp};
+use pp_contract::{
+    CallId, ChunkIndex, Composer, Fault, Generation, Message, Pipeline, Rank, Stamp,
+};
 use pp_transport::backend::End;
 use pp_transport::edge::{Capabilities, Edges};
 use pp_transport::error::TransportError;
+use pp_transport::flight::FlightRecorder;
 
 use super::Payload;
 use super::ports::{Incoming, Ports};
@@ -44,10 +47,12 @@ pub struct RankOptions {
     pub capabilities: Capabilities,
     /// In which order this rank works. A fixed one takes no restarts.
     pub order: Order,
+    /// Keeps the latest messages of this rank.
+    pub flight: FlightRecorder,
 }
 
 impl RankOptions {
-    /// Without restarts, over shared memory.
+    /// Without restarts, in the order of the stream; nothing is recorded.
     pub fn new(pipeline: Pipeline, depth: u32, capabilities: Capabilities) -> Self {
         Self {
             pipeline: Arc::new(pipeline),
@@ -57,6 +62,7 @@ impl RankOptions {
             steps: 1,
             capabilities,
             order: Order::Streaming,
+            flight: FlightRecorder::off(),
         }
     }
 
@@ -194,12 +200,14 @@ where
         })
     }
 
-    /// Gives the run the end of an edge, by the edge's place in [`Pipeline::edges`].
+    /// Gives the run the end of an edge for the attempt that goes on, by the edge's place in [`Pipeline::edges`].
     ///
     /// # Panics
     /// If this rank has no such end.
     pub fn attach(&mut self, edge: usize, end: End<E>) {
-        self.ports.attach(edge, end);
+        let generation = Generation::new(self.core.attempt().into());
+        self.ports
+            .attach(edge, end, &self.options.flight, generation);
     }
 
     /// Gives the run its member of the group that runs a stage, by the stage's place in the pipeline.
@@ -267,12 +275,12 @@ where
         let groups = self.groups.iter_mut().flatten();
         groups.for_each(|group| group.peer_is_gone());
         for out in self.ports.outgoing_mut() {
-            if let Some(end) = &mut out.end {
+            if let Some((end, _)) = &mut out.end {
                 end.peer_is_gone();
             }
         }
         for input in &mut self.ports.inputs {
-            if let Some(end) = &mut input.end {
+            if let Some((end, _)) = &mut input.end {
                 end.peer_is_gone();
             }
         }

@@ -6,11 +6,11 @@ use pp_contract::{Bare, ChunkIndex, Fault, FaultKind, Message, StageReport, Stam
 use pp_transport::edge::{EdgeLocal as _, Edges};
 use pp_transport::in_flight::{InFlight, Resend as _};
 
+use super::Payload;
 use super::ports::Output;
 use super::rank::{Waiting, Working};
 use super::retained::{Admitted, Kept};
 use super::session::Session;
-use super::{Payload, log_commitment, send};
 use crate::clock::now_ns;
 use crate::core::{ONWARD, Ticket};
 use crate::progress::Doing;
@@ -403,21 +403,14 @@ where
                 self.arrive(to, waiting, self.blame)?;
                 Ok(sending)
             }
-            Output::Edge(out) => {
-                let blame = self.blame.on(out.peer);
-                let end = out.end.as_mut().ok_or_else(|| blame.left_early())?;
-                let sent = send(
-                    end,
-                    self.switch,
-                    blame,
-                    &mut self.run.composer,
-                    stamp,
-                    slot,
-                    |composer| composer.prepare(&message),
-                )?;
-                log_commitment("message sent", &sent.header, out.peer);
-                Ok(sent.payload)
-            }
+            Output::Edge(out) => out.send(
+                (self.switch, self.blame),
+                &mut self.run.composer,
+                stamp,
+                slot,
+                "message sent",
+                |composer| composer.prepare(&message),
+            ),
             Output::None | Output::Source => unreachable!("a chunk goes on to a stage"),
         }
     }
@@ -522,20 +515,17 @@ where
         let run = &mut *self.run;
         for out in run.ports.outgoing_of(stage) {
             // Of a rank that is alone nothing is asked any more.
-            let (Some(end), Some((stamp, _)), false) = (&mut out.end, self.goodbye, self.is_alone)
-            else {
+            let (Some(_), Some((stamp, _)), false) = (&out.end, self.goodbye, self.is_alone) else {
                 continue;
             };
-            let sent = send(
-                end,
-                self.switch,
-                self.blame.on(out.peer),
+            out.send(
+                (self.switch, self.blame),
                 &mut run.composer,
                 stamp,
                 &mut None,
+                "shutdown sent",
                 |composer| Ok(composer.prepare_bare(Bare::Shutdown)),
             )?;
-            log_commitment("shutdown sent", &sent.header, out.peer);
         }
         run.core.handle_closed_behind(stage);
         Ok(())

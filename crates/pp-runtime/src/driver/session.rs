@@ -9,7 +9,7 @@ use pp_transport::edge::{EdgeRx as _, Edges, GroupEnd as _};
 use super::idle::IdleWait;
 use super::ports::Incoming;
 use super::rank::{RankRun, Waiting, Working};
-use super::{Blame, Payload, log_commitment, post_receive, send};
+use super::{Blame, Payload, post_receive};
 use crate::clock::now_ns;
 use crate::core::{Action, Cut, LAP, LocalStage, ONWARD, StageFacts, Ticket, TooMany, way_out};
 use crate::progress::{Awaited, Doing};
@@ -323,7 +323,7 @@ where
         let polled = port
             .end
             .as_mut()
-            .map_or(Ok(false), |end| end.poll_frame(&mut self.run.inbox));
+            .map_or(Ok(false), |(end, _)| end.poll_frame(&mut self.run.inbox));
         polled.map_err(|e| blame.transport("receive header", e))
     }
 
@@ -332,12 +332,13 @@ where
         let run = &mut *self.run;
         let port = &mut run.ports.inputs[input];
         let blame = self.blame.on(port.peer);
-        let Some(end) = &mut port.end else {
+        let Some((end, log)) = &mut port.end else {
             return Ok(());
         };
         let matched = port.lockstep.admit(&run.inbox);
         let matched = matched.map_err(|e| blame.body("receive header", &e))?;
         let header = *matched.header();
+        let record = log.hears(&header);
         let (stage, which) = port.to;
         match header.action() {
             Message::Infer => {
@@ -370,7 +371,10 @@ where
                 let payload = match port.kind {
                     // It stays with the leader.
                     EdgeKind::Follow => Payload::None,
-                    _ => post_receive(end, &matched, blame)?,
+                    _ => {
+                        let payload_moves = run.options.capabilities.payload_moves;
+                        post_receive(end, &matched, blame, (record, payload_moves))?
+                    }
                 };
                 let waiting = Waiting {
                     stamp: Stamp::of(&header),
@@ -497,18 +501,14 @@ where
     fn tell_followers(&mut self, stage: usize, chunk: &Waiting<E, S>) -> Result<(), Fault> {
         let run = &mut *self.run;
         for out in &mut run.ports.followers[stage] {
-            let blame = self.blame.on(out.peer);
-            let end = out.end.as_mut().ok_or_else(|| blame.left_early())?;
-            let sent = send(
-                end,
-                self.switch,
-                blame,
+            out.send(
+                (self.switch, self.blame),
                 &mut run.composer,
                 chunk.stamp,
                 &mut None,
+                "member told",
                 |composer| composer.prepare_without_payload(&chunk.message),
             )?;
-            log_commitment("member told", &sent.header, out.peer);
         }
         Ok(())
     }

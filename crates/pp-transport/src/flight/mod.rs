@@ -6,15 +6,14 @@
 //! them is stuck in one of them; reading and writing wait for no thread. A [`Recording`] of them is
 //! a file with a version and a checksum, whose decoder is bounded and does not panic.
 //!
-//! Choices: [`Recorded`] decorates any edge, so that no backend knows of it; groups are told which
-//! recorder to use. Memory is claimed once. What this does not do: write files, look at clocks of
+//! Choices: the driver records its messages ([`EdgeLog`]), and an operation that goes on carries its
+//! [`Record`], so that no edge knows of it; groups are told which recorder to use. Memory is claimed once. What this does not do: write files, look at clocks of
 //! other hosts, or say what the recordings mean; the program that reads the recordings of all ranks
 //! does that.
 
 mod file;
 mod group;
 mod operation;
-mod recorded;
 mod recorder;
 pub(crate) mod ring;
 
@@ -23,8 +22,7 @@ pub use self::file::{
 };
 pub(crate) use self::group::GroupLog;
 pub use self::operation::{Kind, Message, Operation, State};
-pub use self::recorded::{EdgeLog, Recorded, RecordedLocal, RecordedRx, RecordedTx, Tracked};
-pub(crate) use self::recorder::Record;
 pub use self::recorder::{
-    DEFAULT_OPERATIONS, FlightRecorder, Group, MAX_GROUPS, MAX_MEMBERS, MAX_OPERATIONS,
+    DEFAULT_OPERATIONS, EdgeLog, FlightRecorder, Group, MAX_GROUPS, MAX_MEMBERS, MAX_OPERATIONS,
+    Record,
 };

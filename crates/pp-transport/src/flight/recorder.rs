@@ -3,11 +3,11 @@
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
-use pp_contract::{Header, List, Rank, Text};
+use pp_contract::{CacheEpoch, ChunkIndex, Generation, Header, List, Rank, Stamp, Text};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::operation::{Change, Draft, Operation, State, identified, reached, unpack};
+use super::operation::{Change, Draft, Kind, Operation, State, identified, reached, unpack};
 use super::ring::Ring;
 use crate::error::TransportError;
 
@@ -127,13 +127,53 @@ impl FlightRecorder {
                 .map(|inner| (Arc::clone(inner), begin(inner))),
         )
     }
+}
 
-    /// A message was taken in. One with a payload goes on.
-    pub(crate) fn heard(&self, draft: &Draft, header: &Header) -> Record {
-        let Some(inner) = &self.0 else {
+/// Records the messages of one end of an edge.
+#[derive(Clone, Debug)]
+pub struct EdgeLog {
+    /// Keeps what is recorded.
+    pub recorder: FlightRecorder,
+    /// The rank at the other end.
+    pub peer: Rank,
+    /// The generation of the edge.
+    pub generation: Generation,
+    /// The number of the edge.
+    pub edge: u32,
+}
+
+impl EdgeLog {
+    fn draft(&self, kind: Kind, bytes: u64, chunk: (ChunkIndex, CacheEpoch)) -> Draft {
+        Draft {
+            kind,
+            group: None,
+            peer: Some(self.peer),
+            generation: self.generation,
+            edge: Some(self.edge),
+            number: None,
+            bytes,
+            dtype: None,
+            chunk: Some(chunk),
+        }
+    }
+
+    /// Records a message with so many bytes of payload that is about to be given to the edge.
+    #[must_use]
+    pub fn sends(&self, payload_bytes: u64, stamp: Stamp) -> Record {
+        let chunk = (stamp.chunk_index, stamp.cache_epoch);
+        self.recorder
+            .begin(&self.draft(Kind::Send, payload_bytes, chunk))
+    }
+
+    /// Records a message that was taken in. Without a payload it is over.
+    #[must_use]
+    pub fn hears(&self, header: &Header) -> Record {
+        let Some(inner) = &self.recorder.0 else {
             return Record::default();
         };
         let now = now_ns();
+        let chunk = (header.chunk_index(), header.cache_epoch());
+        let draft = self.draft(Kind::Receive, header.payload_bytes(), chunk);
         let mut words = draft.words(now);
         let is_over = header.payload_bytes() == 0;
         let until = reached(State::Committed, now).chain(reached(State::Done, now));
@@ -147,8 +187,11 @@ impl FlightRecorder {
 }
 
 /// The record of an operation until it is over; of none, where nothing is recorded.
+///
+/// # If dropped
+/// The record stays as it is.
 #[derive(Debug, Default)]
-pub(crate) struct Record {
+pub struct Record {
     place: Option<(Arc<Inner>, u64)>,
     is_over: Cell<bool>,
 }
@@ -165,27 +208,26 @@ impl Record {
         }
     }
 
-    /// It got this far.
-    pub(crate) fn reached(&self, state: State) {
+    /// Notes that the operation got this far.
+    pub fn reached(&self, state: State) {
         self.amend(|now| reached(state, now));
     }
 
-    /// It was committed, and the backend has it: as this header says.
-    pub(crate) fn left(&self, header: &Header, last: State) {
+    /// Notes that a message has left under this header; without a payload it is over.
+    pub fn left(&self, header: &Header) {
+        let last = match header.payload_bytes() {
+            0 => State::Done,
+            _ => State::Started,
+        };
         self.amend(|now| {
             let until = reached(State::Committed, now).chain(reached(last, now));
             identified(header).into_iter().chain(until)
         });
     }
 
-    /// It was committed, and the backend has it.
-    pub(crate) fn started(&self) {
+    /// Notes that the operation was committed and that the backend has it.
+    pub fn started(&self) {
         self.amend(|now| reached(State::Committed, now).chain(reached(State::Started, now)));
-    }
-
-    /// It begins anew.
-    pub(crate) fn begin_again(&self, draft: &Draft) {
-        self.amend(|now| draft.words(now).into_iter().enumerate().skip(1));
     }
 
     /// How it ended, once.
