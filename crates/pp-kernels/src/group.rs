@@ -139,97 +139,103 @@ unsafe fn lent(
     unsafe { guarded(error, || call(&mut *context.cast::<Lent<'_>>())) }
 }
 
-unsafe extern "C" fn broadcast(
-    context: *mut c_void,
-    data: *mut u8,
-    bytes: u64,
-    root: u32,
-    error: *mut ErrorText,
-) -> u32 {
-    // SAFETY: the rules of the ABI, which are those of the trait.
-    unsafe {
-        lent(context, error, |l| {
-            l.collectives.broadcast(data, bytes, root)
-        })
+/// An argument of a collective, in the trait and in the table of a group of so many members.
+trait Argument: Sized {
+    type InTable;
+
+    fn into_table(self, members: u32) -> Result<Self::InTable, Failure>;
+
+    /// # Safety
+    /// It keeps to the rules of the ABI, and its call is under way as long as the result lives.
+    unsafe fn from_table(raw: Self::InTable, members: u32) -> Result<Self, Failure>;
+}
+
+macro_rules! as_it_is {
+    ($($type:ty)*) => {$(
+        impl Argument for $type {
+            type InTable = Self;
+
+            fn into_table(self, _: u32) -> Result<Self, Failure> {
+                Ok(self)
+            }
+
+            unsafe fn from_table(raw: Self, _: u32) -> Result<Self, Failure> {
+                Ok(raw)
+            }
+        }
+    )*};
+}
+as_it_is!(*const u8 *mut u8 u32 u64);
+
+/// Bytes by member.
+impl Argument for &[u64] {
+    type InTable = *const u64;
+
+    fn into_table(self, members: u32) -> Result<*const u64, Failure> {
+        match self.len() {
+            parts if parts == members as usize => Ok(self.as_ptr()),
+            parts => Err(Failure::invalid(format!(
+                "{parts} parts for {members} members"
+            ))),
+        }
+    }
+
+    unsafe fn from_table(raw: *const u64, members: u32) -> Result<Self, Failure> {
+        // SAFETY: the caller's duty; the ABI asks for an element for each member.
+        Ok(unsafe { std::slice::from_raw_parts(raw, members as usize) })
     }
 }
 
-unsafe extern "C" fn scatter(
-    context: *mut c_void,
-    from: *const u8,
-    bytes: *const u64,
-    to: *mut u8,
-    root: u32,
-    error: *mut ErrorText,
-) -> u32 {
-    // SAFETY: as in `broadcast`; `bytes` has an element for each member.
-    unsafe {
-        lent(context, error, |l| {
-            let bytes = std::slice::from_raw_parts(bytes, l.members as usize);
-            l.collectives.scatter(from, bytes, to, root)
-        })
+impl Argument for DType {
+    type InTable = u32;
+
+    fn into_table(self, _: u32) -> Result<u32, Failure> {
+        Ok(abi::dtype_code(self))
+    }
+
+    unsafe fn from_table(raw: u32, _: u32) -> Result<Self, Failure> {
+        convert::dtype(raw)
+            .ok_or_else(|| Failure::invalid(format!("a sum of the unknown dtype {raw}")))
     }
 }
 
-unsafe extern "C" fn gather(
-    context: *mut c_void,
-    from: *const u8,
-    bytes: *const u64,
-    to: *mut u8,
-    root: u32,
-    error: *mut ErrorText,
-) -> u32 {
-    // SAFETY: as in `scatter`.
-    unsafe {
-        lent(context, error, |l| {
-            let bytes = std::slice::from_raw_parts(bytes, l.members as usize);
-            l.collectives.gather(from, bytes, to, root)
-        })
-    }
+/// Makes of each collective the function that the host's table has, and the method of [`Borrowed`] that calls it.
+macro_rules! forward {
+    ($($([$unsafe:tt])? $name:ident($($arg:ident: $type:ty),*);)*) => {
+        $(unsafe extern "C" fn $name(
+            context: *mut c_void,
+            $($arg: <$type as Argument>::InTable,)*
+            error: *mut ErrorText,
+        ) -> u32 {
+            // SAFETY: the rules of the ABI, which are those of the trait.
+            unsafe {
+                lent(context, error, |lent| {
+                    $(let $arg = Argument::from_table($arg, lent.members)?;)*
+                    lent.collectives.$name($($arg),*)
+                })
+            }
+        })*
+
+        impl Collectives for Borrowed<'_> {
+            $($($unsafe)? fn $name(&mut self, $($arg: $type),*) -> Result<(), Failure> {
+                $(let $arg = $arg.into_table(self.members)?;)*
+                // SAFETY: the host's function with its own context; the ranges are the caller's duty.
+                self.call(self.table.$name, |f, context, error| unsafe {
+                    f(context, $($arg,)* error)
+                })
+            })*
+        }
+    };
 }
 
-unsafe extern "C" fn all_reduce_sum(
-    context: *mut c_void,
-    data: *mut u8,
-    count: u64,
-    dtype: u32,
-    error: *mut ErrorText,
-) -> u32 {
-    // SAFETY: as in `broadcast`.
-    unsafe {
-        lent(context, error, |l| {
-            let dtype = convert::dtype(dtype)
-                .ok_or_else(|| Failure::invalid(format!("a sum of the unknown dtype {dtype}")))?;
-            l.collectives.all_reduce_sum(data, count, dtype)
-        })
-    }
-}
-
-unsafe extern "C" fn send(
-    context: *mut c_void,
-    from: *const u8,
-    bytes: u64,
-    to: u32,
-    error: *mut ErrorText,
-) -> u32 {
-    // SAFETY: as in `broadcast`.
-    unsafe { lent(context, error, |l| l.collectives.send(from, bytes, to)) }
-}
-
-unsafe extern "C" fn receive(
-    context: *mut c_void,
-    to: *mut u8,
-    bytes: u64,
-    from: u32,
-    error: *mut ErrorText,
-) -> u32 {
-    // SAFETY: as in `broadcast`.
-    unsafe { lent(context, error, |l| l.collectives.receive(to, bytes, from)) }
-}
-
-unsafe extern "C" fn barrier(context: *mut c_void, error: *mut ErrorText) -> u32 {
-    // SAFETY: as in `broadcast`.
-    unsafe { lent(context, error, |l| l.collectives.barrier()) }
+forward! {
+    [unsafe] broadcast(data: *mut u8, bytes: u64, root: u32);
+    [unsafe] scatter(from: *const u8, bytes: &[u64], to: *mut u8, root: u32);
+    [unsafe] gather(from: *const u8, bytes: &[u64], to: *mut u8, root: u32);
+    [unsafe] all_reduce_sum(data: *mut u8, count: u64, dtype: DType);
+    [unsafe] send(from: *const u8, bytes: u64, to: u32);
+    [unsafe] receive(to: *mut u8, bytes: u64, from: u32);
+    barrier();
 }
 
 /// The collectives of a table, on the side of the kernels.
@@ -269,86 +275,5 @@ impl<'a> Borrowed<'a> {
                 })
             }
         }
-    }
-
-    fn check_parts(&self, bytes: &[u64]) -> Result<(), Failure> {
-        if bytes.len() == self.members as usize {
-            return Ok(());
-        }
-        Err(Failure::invalid(format!(
-            "{} parts for {} members",
-            bytes.len(),
-            self.members
-        )))
-    }
-}
-
-impl Collectives for Borrowed<'_> {
-    unsafe fn broadcast(&mut self, data: *mut u8, bytes: u64, root: u32) -> Result<(), Failure> {
-        // SAFETY: the host's function with its own context; the range is the caller's duty.
-        self.call(self.table.broadcast, |f, context, error| unsafe {
-            f(context, data, bytes, root, error)
-        })
-    }
-
-    unsafe fn scatter(
-        &mut self,
-        from: *const u8,
-        bytes: &[u64],
-        to: *mut u8,
-        root: u32,
-    ) -> Result<(), Failure> {
-        self.check_parts(bytes)?;
-        // SAFETY: as in `broadcast`; there is an element for each member.
-        self.call(self.table.scatter, |f, context, error| unsafe {
-            f(context, from, bytes.as_ptr(), to, root, error)
-        })
-    }
-
-    unsafe fn gather(
-        &mut self,
-        from: *const u8,
-        bytes: &[u64],
-        to: *mut u8,
-        root: u32,
-    ) -> Result<(), Failure> {
-        self.check_parts(bytes)?;
-        // SAFETY: as in `scatter`.
-        self.call(self.table.gather, |f, context, error| unsafe {
-            f(context, from, bytes.as_ptr(), to, root, error)
-        })
-    }
-
-    unsafe fn all_reduce_sum(
-        &mut self,
-        data: *mut u8,
-        count: u64,
-        dtype: DType,
-    ) -> Result<(), Failure> {
-        // SAFETY: as in `broadcast`.
-        self.call(self.table.all_reduce_sum, |f, context, error| unsafe {
-            f(context, data, count, abi::dtype_code(dtype), error)
-        })
-    }
-
-    unsafe fn send(&mut self, from: *const u8, bytes: u64, to: u32) -> Result<(), Failure> {
-        // SAFETY: as in `broadcast`.
-        self.call(self.table.send, |f, context, error| unsafe {
-            f(context, from, bytes, to, error)
-        })
-    }
-
-    unsafe fn receive(&mut self, to: *mut u8, bytes: u64, from: u32) -> Result<(), Failure> {
-        // SAFETY: as in `broadcast`.
-        self.call(self.table.receive, |f, context, error| unsafe {
-            f(context, to, bytes, from, error)
-        })
-    }
-
-    fn barrier(&mut self) -> Result<(), Failure> {
-        // SAFETY: as in `broadcast`; it has no range.
-        self.call(self.table.barrier, |f, context, error| unsafe {
-            f(context, error)
-        })
     }
 }

@@ -11,22 +11,24 @@ use pp_transport::nccl::Communicator;
 
 use super::kernels::failed;
 
-/// A group, for the time of a call.
-pub(super) struct Lent<G> {
-    group: G,
+/// A group and the streams of its session, for the time of a call.
+pub(super) struct Lent<'a, G, S> {
+    group: &'a mut G,
+    streams: S,
     /// Why a collective failed. From the kernels only the text of this error comes back.
     failed: Option<TransportError>,
 }
 
 /// In host memory.
-pub(super) type OfHost<'a> = Lent<&'a mut HostGroup>;
-/// In the memory of a GPU, and the streams of the session: its own, and that of its results, which has the gathers.
-pub(super) type OfGpu<'a> = Lent<(&'a mut Communicator, [&'a Stream; 2])>;
+pub(super) type OfHost<'a> = Lent<'a, HostGroup, ()>;
+/// In the memory of a GPU: with the session's own stream, and that of its results, which has the gathers.
+pub(super) type OfGpu<'a> = Lent<'a, Communicator, [&'a Stream; 2]>;
 
-impl<G> Lent<G> {
-    pub(super) fn new(group: G) -> Self {
+impl<'a, G, S> Lent<'a, G, S> {
+    pub(super) fn new(group: &'a mut G, streams: S) -> Self {
         Self {
             group,
+            streams,
             failed: None,
         }
     }
@@ -86,74 +88,6 @@ fn shares(members: &Members, parts: &[u64], root: u32) -> (u64, u64) {
     (all, parts.get(place).copied().unwrap_or(0))
 }
 
-impl Collectives for OfHost<'_> {
-    unsafe fn broadcast(&mut self, data: *mut u8, count: u64, root: u32) -> Result<(), Failure> {
-        // SAFETY: the contract of the trait: a range of host memory that is this call's.
-        let data = unsafe { bytes_mut(data, count) };
-        let done = self.group.broadcast(data, root);
-        self.keep(done)
-    }
-
-    unsafe fn scatter(
-        &mut self,
-        from: *const u8,
-        parts: &[u64],
-        to: *mut u8,
-        root: u32,
-    ) -> Result<(), Failure> {
-        let (all, own) = shares(self.group.members(), parts, root);
-        // SAFETY: as in `broadcast`; the two do not overlap.
-        let (from, to) = unsafe { (bytes(from, all), bytes_mut(to, own)) };
-        let done = self.group.scatter(from, parts, to, root);
-        self.keep(done)
-    }
-
-    unsafe fn gather(
-        &mut self,
-        from: *const u8,
-        parts: &[u64],
-        to: *mut u8,
-        root: u32,
-    ) -> Result<(), Failure> {
-        let (all, own) = shares(self.group.members(), parts, root);
-        // SAFETY: as in `scatter`.
-        let (from, to) = unsafe { (bytes(from, own), bytes_mut(to, all)) };
-        let done = self.group.gather(from, parts, to, root);
-        self.keep(done)
-    }
-
-    unsafe fn all_reduce_sum(
-        &mut self,
-        data: *mut u8,
-        count: u64,
-        dtype: DType,
-    ) -> Result<(), Failure> {
-        // SAFETY: as in `broadcast`.
-        let data = unsafe { bytes_mut(data, count * dtype.size_bytes()) };
-        let done = self.group.all_reduce_sum(data, dtype);
-        self.keep(done)
-    }
-
-    unsafe fn send(&mut self, from: *const u8, count: u64, to: u32) -> Result<(), Failure> {
-        // SAFETY: as in `broadcast`.
-        let from = unsafe { bytes(from, count) };
-        let done = self.group.send(from, to);
-        self.keep(done)
-    }
-
-    unsafe fn receive(&mut self, to: *mut u8, count: u64, from: u32) -> Result<(), Failure> {
-        // SAFETY: as in `broadcast`.
-        let to = unsafe { bytes_mut(to, count) };
-        let done = self.group.receive(to, from);
-        self.keep(done)
-    }
-
-    fn barrier(&mut self) -> Result<(), Failure> {
-        let done = self.group.barrier();
-        self.keep(done)
-    }
-}
-
 fn range(at: *const u8, count: u64) -> DevicePtr {
     DevicePtr {
         address: at.addr() as u64,
@@ -161,77 +95,101 @@ fn range(at: *const u8, count: u64) -> DevicePtr {
     }
 }
 
-impl Collectives for OfGpu<'_> {
-    unsafe fn broadcast(&mut self, data: *mut u8, count: u64, root: u32) -> Result<(), Failure> {
-        let (group, [stream, _]) = &mut self.group;
-        // SAFETY: the contract of the trait: a range of the device that is this call's until the stream has passed it.
-        let done = unsafe { group.broadcast(range(data, count), root, stream) };
-        self.keep(done)
-    }
+/// Implements the collectives by those of a group: with what makes a range to read and one to write, and with the places of
+/// the streams.
+macro_rules! collectives {
+    ($lent:ty, $read:ident, $write:ident $(, $own:literal, $results:literal)?) => {
+        impl Collectives for $lent {
+            unsafe fn broadcast(
+                &mut self,
+                data: *mut u8,
+                count: u64,
+                root: u32,
+            ) -> Result<(), Failure> {
+                // SAFETY: the contract of the trait: a range that is this call's, on a device until the stream has passed it.
+                let done = unsafe {
+                    self.group.broadcast($write(data, count), root $(, self.streams[$own])?)
+                };
+                self.keep(done)
+            }
 
-    unsafe fn scatter(
-        &mut self,
-        from: *const u8,
-        parts: &[u64],
-        to: *mut u8,
-        root: u32,
-    ) -> Result<(), Failure> {
-        let (group, [stream, _]) = &mut self.group;
-        let (all, own) = shares(group.members(), parts, root);
-        let (from, to) = (range(from, all), range(to, own));
-        // SAFETY: as in `broadcast`; the two do not overlap.
-        let done = unsafe { group.scatter(from, parts, to, root, stream) };
-        self.keep(done)
-    }
+            unsafe fn scatter(
+                &mut self,
+                from: *const u8,
+                parts: &[u64],
+                to: *mut u8,
+                root: u32,
+            ) -> Result<(), Failure> {
+                let (all, own) = shares(self.group.members(), parts, root);
+                // SAFETY: as in `broadcast`; the two do not overlap.
+                let done = unsafe {
+                    let (from, to) = ($read(from, all), $write(to, own));
+                    self.group.scatter(from, parts, to, root $(, self.streams[$own])?)
+                };
+                self.keep(done)
+            }
 
-    unsafe fn gather(
-        &mut self,
-        from: *const u8,
-        parts: &[u64],
-        to: *mut u8,
-        root: u32,
-    ) -> Result<(), Failure> {
-        let (group, [_, results]) = &mut self.group;
-        let (all, own) = shares(group.members(), parts, root);
-        let (from, to) = (range(from, own), range(to, all));
-        // SAFETY: as in `scatter`.
-        let done = unsafe { group.gather(from, parts, to, root, results) };
-        self.keep(done)
-    }
+            unsafe fn gather(
+                &mut self,
+                from: *const u8,
+                parts: &[u64],
+                to: *mut u8,
+                root: u32,
+            ) -> Result<(), Failure> {
+                let (all, own) = shares(self.group.members(), parts, root);
+                // SAFETY: as in `scatter`.
+                let done = unsafe {
+                    let (from, to) = ($read(from, own), $write(to, all));
+                    self.group.gather(from, parts, to, root $(, self.streams[$results])?)
+                };
+                self.keep(done)
+            }
 
-    unsafe fn all_reduce_sum(
-        &mut self,
-        data: *mut u8,
-        count: u64,
-        dtype: DType,
-    ) -> Result<(), Failure> {
-        let (group, [stream, _]) = &mut self.group;
-        let data = range(data, count * dtype.size_bytes());
-        // SAFETY: as in `broadcast`.
-        let done = unsafe { group.all_reduce_sum(data, dtype, stream) };
-        self.keep(done)
-    }
+            unsafe fn all_reduce_sum(
+                &mut self,
+                data: *mut u8,
+                count: u64,
+                dtype: DType,
+            ) -> Result<(), Failure> {
+                // SAFETY: as in `broadcast`.
+                let done = unsafe {
+                    let data = $write(data, count * dtype.size_bytes());
+                    self.group.all_reduce_sum(data, dtype $(, self.streams[$own])?)
+                };
+                self.keep(done)
+            }
 
-    unsafe fn send(&mut self, from: *const u8, count: u64, to: u32) -> Result<(), Failure> {
-        let (group, [stream, _]) = &mut self.group;
-        // SAFETY: as in `broadcast`.
-        let done = unsafe { group.send(range(from, count), to, stream) };
-        self.keep(done)
-    }
+            unsafe fn send(&mut self, from: *const u8, count: u64, to: u32) -> Result<(), Failure> {
+                // SAFETY: as in `broadcast`.
+                let done = unsafe {
+                    self.group.send($read(from, count), to $(, self.streams[$own])?)
+                };
+                self.keep(done)
+            }
 
-    unsafe fn receive(&mut self, to: *mut u8, count: u64, from: u32) -> Result<(), Failure> {
-        let (group, [stream, _]) = &mut self.group;
-        // SAFETY: as in `broadcast`.
-        let done = unsafe { group.receive(range(to, count), from, stream) };
-        self.keep(done)
-    }
+            unsafe fn receive(
+                &mut self,
+                to: *mut u8,
+                count: u64,
+                from: u32,
+            ) -> Result<(), Failure> {
+                // SAFETY: as in `broadcast`.
+                let done = unsafe {
+                    self.group.receive($write(to, count), from $(, self.streams[$own])?)
+                };
+                self.keep(done)
+            }
 
-    fn barrier(&mut self) -> Result<(), Failure> {
-        let (group, [stream, _]) = &mut self.group;
-        let done = group.barrier(stream);
-        self.keep(done)
-    }
+            fn barrier(&mut self) -> Result<(), Failure> {
+                let done = self.group.barrier($(self.streams[$own])?);
+                self.keep(done)
+            }
+        }
+    };
 }
+
+collectives!(OfHost<'_>, bytes, bytes_mut);
+collectives!(OfGpu<'_>, range, range, 0, 1);
 
 #[cfg(test)]
 mod tests {
@@ -303,7 +261,7 @@ mod tests {
             let calls = match &mut group {
                 None => session.run(&plan, 0, &from, &mut to, None).unwrap(),
                 Some(group) => {
-                    let mut lent = OfHost::new(group);
+                    let mut lent = OfHost::new(group, ());
                     let calls = session.run(&plan, 0, &from, &mut to, Some(&mut lent));
                     lent.judge(calls, (FaultKind::Plugin, "phase_b")).unwrap()
                 }
@@ -345,7 +303,7 @@ mod tests {
         let ranks = [0, 1].map(Rank::new);
         let mut groups = HostGroup::of_threads("phase_b", &ranks).unwrap();
         drop(groups.pop());
-        let mut lent = OfHost::new(&mut groups[0]);
+        let mut lent = OfHost::new(&mut groups[0], ());
         assert!(lent.barrier().is_err());
         let error = lent
             .judge(Ok(()), (FaultKind::Plugin, "phase_b"))

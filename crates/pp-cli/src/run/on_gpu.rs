@@ -411,7 +411,7 @@ impl Generator for GpuStage {
                 calls.map_err(failed(blame, name))
             }
             Some(group) => {
-                let mut lent = OfGpu::new((group, [stream, results]));
+                let mut lent = OfGpu::new(group, [stream, results]);
                 // SAFETY: as above.
                 let calls =
                     unsafe { session.run(plan, lap.into(), input, output, Some(&mut lent)) };

@@ -172,7 +172,7 @@ impl Generator for HostStage {
                 calls.map_err(failed(blame.0, blame.1))?
             }
             Some(group) => {
-                let mut lent = OfHost::new(group);
+                let mut lent = OfHost::new(group, ());
                 let calls = session.run(plan, lap.into(), &input, &mut output, Some(&mut lent));
                 lent.judge(calls, blame)?
             }
