@@ -1,6 +1,5 @@
 //! Work on one stream of a GPU: payloads that it reads, copies to the host, and its time, asked after without waiting.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
@@ -21,7 +20,7 @@ pub(crate) fn read_on<R, E: From<TransportError>>(
 }
 
 /// Memory on the GPU, and as much on the host, to which the GPU copies from there.
-pub struct Staged {
+pub(crate) struct Staged {
     on_device: DeviceBuffer,
     pub(crate) host: PinnedBuffer,
 }
@@ -96,70 +95,6 @@ impl Issued {
     }
 }
 
-/// Works of a source, oldest first: each is taken when its chunk was accepted, or forgotten.
-#[derive(Default)]
-pub(crate) struct Works {
-    under_way: VecDeque<Issued>,
-    done: VecDeque<Done>,
-    /// So many of the oldest under way nobody asks for.
-    forgotten: usize,
-}
-
-impl Works {
-    pub(crate) fn with_capacity(works: usize) -> Self {
-        Self {
-            under_way: VecDeque::with_capacity(works),
-            done: VecDeque::with_capacity(works),
-            forgotten: 0,
-        }
-    }
-
-    pub(crate) fn push(&mut self, work: Issued) {
-        self.under_way.push_back(work);
-    }
-
-    /// Looks which are done by now: the sooner, the better their times.
-    pub(crate) fn look(&mut self, timed: &mut Timed) -> Result<(), CudaError> {
-        while let Some(work) = self.under_way.pop_front() {
-            match timed.poll(work)? {
-                Progress::Done(_) if self.forgotten > 0 => self.forgotten -= 1,
-                Progress::Done(done) => self.done.push_back(done),
-                Progress::UnderWay(work) => {
-                    self.under_way.push_front(work);
-                    break;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Nobody asks for the oldest.
-    pub(crate) fn forget(&mut self) {
-        if self.done.pop_front().is_none() {
-            self.forgotten += 1;
-        }
-    }
-
-    /// The oldest, if it is done.
-    pub(crate) fn take(&mut self, timed: &mut Timed) -> Result<Option<Done>, CudaError> {
-        self.look(timed)?;
-        Ok(self.done.pop_front())
-    }
-}
-
-/// Work that is done.
-pub(crate) struct Done {
-    pub(crate) work_ns: u64,
-    /// Between the end of the work before and the beginning of this.
-    pub(crate) idle_ns: u64,
-}
-
-impl From<Done> for Worked {
-    fn from(Done { work_ns, idle_ns }: Done) -> Self {
-        Self { work_ns, idle_ns }
-    }
-}
-
 impl Timed {
     /// With events for so much work at once; more are made when they are wanted.
     pub(crate) fn new(stream: Stream, works: usize) -> Result<Self, CudaError> {
@@ -182,8 +117,13 @@ impl Timed {
         Ok(Issued { since, end })
     }
 
+    /// Gives up work that no caller asks for any more; its event is recorded anew behind other work.
+    pub(crate) fn forget(&mut self, work: Issued) {
+        self.free.push(work.end);
+    }
+
     /// How far work is that was closed: the oldest that was not seen done.
-    pub(crate) fn poll(&mut self, work: Issued) -> Result<Progress<Done, Issued>, CudaError> {
+    pub(crate) fn poll(&mut self, work: Issued) -> Result<Progress<Worked, Issued>, CudaError> {
         if !work.end.is_done()? {
             return Ok(Progress::UnderWay(work));
         }
@@ -193,7 +133,7 @@ impl Timed {
         let began = work.since.max(last);
         self.free.push(work.end);
         let ns = |time: Duration| time.as_nanos() as u64;
-        Ok(Progress::Done(Done {
+        Ok(Progress::Done(Worked {
             work_ns: ns(now - began),
             idle_ns: ns(began - last),
         }))

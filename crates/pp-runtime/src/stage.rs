@@ -169,6 +169,21 @@ pub enum Progress<T, W> {
 }
 
 impl<T, W> Progress<T, W> {
+    /// Asks `poll` again where a device still works; whether it is done. The place is empty where that failed.
+    ///
+    /// # Errors
+    /// What `poll` returns.
+    pub fn ask(
+        place: &mut Option<Self>,
+        poll: impl FnOnce(W) -> StageResult<Self>,
+    ) -> StageResult<bool> {
+        *place = match place.take() {
+            Some(Self::UnderWay(kept)) => Some(poll(kept)?),
+            done => done,
+        };
+        Ok(!matches!(place, Some(Self::UnderWay(_))))
+    }
+
     /// The progress with `done` applied to the result, or `under_way` to what the stage keeps.
     pub fn map<U, V>(
         self,
@@ -228,14 +243,6 @@ pub trait Source<Tx> {
     /// The source is broken or ended in the middle of something.
     fn poll(&mut self) -> StageResult<Offer>;
 
-    /// Looks after what a device still does for chunks that were built; asked again and again.
-    ///
-    /// # Errors
-    /// The device failed.
-    fn look(&mut self) -> StageResult<()> {
-        Ok(())
-    }
-
     /// Makes the offered chunk in the slot and says what lies there, or will: a device may
     /// still work on it, and it is sent when that is done. No code writes the slot after
     /// that: it may be read again.
@@ -244,6 +251,15 @@ pub trait Source<Tx> {
     /// The chunk cannot be made.
     fn build(&mut self, place: Place, slot: &mut Tx)
     -> StageResult<Built<Self::Plan, Self::Carry>>;
+
+    /// Whether the device is done that works on a chunk which was built. Asked again and again, for the oldest such chunk
+    /// first, and once more before [`Source::accepted`].
+    ///
+    /// # Errors
+    /// The device failed.
+    fn is_built(&mut self, _carry: &mut Self::Carry) -> StageResult<bool> {
+        Ok(true)
+    }
 
     /// Composes a chunk again, into the slot, as the first that is sent after a rank was replaced. `sent` is what was
     /// sent for it before. Gives the plan and what lies in the slot. Without an implementation the same is sent again:

@@ -16,7 +16,7 @@ use pp_transport::gpu::{DeviceRx, DeviceTx};
 use super::against::Payloads;
 use super::plan::BenchPlan;
 use crate::args::Simulate;
-use crate::timed::{self, Issued, Timed, Works, read_on};
+use crate::timed::{Issued, Timed, read_on};
 
 fn device(e: CudaError) -> StageError {
     StageError::new(FaultKind::Device, "simulate work", with_source(&e))
@@ -131,8 +131,7 @@ impl GpuStage {
             }),
             Working::Gpu(work) => {
                 let polled = self.timed.poll(work).map_err(device)?;
-                let worked = |timed::Done { work_ns, idle_ns }| Worked { work_ns, idle_ns };
-                polled.map(worked, Working::Gpu)
+                polled.map(|worked| worked, Working::Gpu)
             }
         })
     }
@@ -143,7 +142,6 @@ pub(super) struct GpuSource {
     payloads: Payloads,
     left: u64,
     stage: GpuStage,
-    works: Works,
     /// The chunk at which the run counts as warm, and the last one.
     warm_at: u64,
     last: u64,
@@ -157,7 +155,6 @@ impl GpuSource {
             payloads,
             left: chunks,
             stage,
-            works: Works::default(),
             warm_at: chunks / 10,
             last: chunks.saturating_sub(1),
             free_when_warm: None,
@@ -180,8 +177,8 @@ impl GpuSource {
 
 impl Source<DeviceTx> for GpuSource {
     type Plan = BenchPlan;
-    /// Whether a device works on it.
-    type Carry = bool;
+    /// What a device does, and then what it worked.
+    type Carry = Option<Progress<Worked, Working>>;
 
     fn poll(&mut self) -> StageResult<Offer> {
         Ok(match self.left {
@@ -190,39 +187,40 @@ impl Source<DeviceTx> for GpuSource {
         })
     }
 
-    fn look(&mut self) -> StageResult<()> {
-        self.works.look(&mut self.stage.timed).map_err(device)
+    fn is_built(&mut self, carry: &mut Self::Carry) -> StageResult<bool> {
+        Progress::ask(carry, |working| self.stage.poll_work(working))
     }
 
-    fn build(&mut self, place: Place, slot: &mut DeviceTx) -> StageResult<Built<BenchPlan, bool>> {
+    fn build(
+        &mut self,
+        place: Place,
+        slot: &mut DeviceTx,
+    ) -> StageResult<Built<BenchPlan, Self::Carry>> {
         self.left -= 1;
         let begun = self
             .stage
             .begin(|stream, launch| slot.write_on(stream, |_| launch()))?;
-        let is_on_device = match begun {
-            Progress::UnderWay(Working::Gpu(work)) => {
-                self.works.push(work);
-                true
-            }
+        let carry = match begun {
             // The host waits, and what it waits for is the chunk.
             Progress::UnderWay(Working::Sleep { end, .. }) => {
                 std::thread::sleep(end.saturating_duration_since(Instant::now()));
-                false
+                None
             }
-            Progress::Done(_) => false,
+            Progress::Done(_) => None,
+            on_device => Some(on_device),
         };
         let plan = BenchPlan {
             chunk: place.chunk.get(),
             hands_on: true,
         };
         let manifest = self.payloads.of_chunk(plan.chunk).clone();
-        Ok(Built::new(plan, manifest, is_on_device))
+        Ok(Built::new(plan, manifest, carry))
     }
 
     fn accepted(
         &mut self,
         chunk: ChunkIndex,
-        is_on_device: bool,
+        carry: Self::Carry,
         _: Option<&[u8]>,
     ) -> StageResult<Option<u64>> {
         if chunk.get() == self.warm_at {
@@ -231,11 +229,10 @@ impl Source<DeviceTx> for GpuSource {
         if chunk.get() == self.last {
             self.free_at_end = self.free_memory();
         }
-        if !is_on_device {
-            return Ok(None);
-        }
-        let done = self.works.take(&mut self.stage.timed).map_err(device)?;
-        Ok(done.map(|done| done.work_ns))
+        Ok(match carry {
+            Some(Progress::Done(worked)) => Some(worked.work_ns),
+            _ => None,
+        })
     }
 
     fn queued(&self) -> u32 {

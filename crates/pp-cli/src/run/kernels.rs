@@ -153,18 +153,16 @@ pub trait Encoder: Kernels<Digester: Digester<Tx = Self::Tx>> {
     /// A slot to write.
     type Tx: Debug;
 
-    /// What is kept of a chunk between its encode and its acceptance.
-    type Encoded;
+    /// What is kept of a chunk while a device encodes it.
+    type Encoding;
 
     /// Memory that frames are best read into, as large as a chunk; `None`: any.
     fn memory(&self) -> StageResult<Option<Box<dyn FrameMemory>>> {
         Ok(None)
     }
 
-    /// Whether an encode reads its frames after it returned, until its chunk is accepted.
-    const READS_LATER: bool;
-
-    /// Encodes the first frames of the buffer, `bytes` of it, into the slot.
+    /// Encodes the first frames of the buffer, `bytes` of it, into the slot. A device may still read them when this
+    /// returns; the buffer knows.
     fn encode(
         &mut self,
         frames: &Buffer,
@@ -172,25 +170,25 @@ pub trait Encoder: Kernels<Digester: Digester<Tx = Self::Tx>> {
         plan: &VideoPlanParts,
         tensors: &Manifest,
         slot: &mut Self::Tx,
-    ) -> StageResult<Self::Encoded>;
+    ) -> StageResult<Progress<Encoded, Self::Encoding>>;
 
-    /// Looks how far the encodes are; asked again and again.
-    fn look(&mut self) -> StageResult<()> {
-        Ok(())
+    /// How far the oldest encode under way is.
+    fn poll_encoded(
+        &mut self,
+        oldest: Self::Encoding,
+    ) -> StageResult<Progress<Encoded, Self::Encoding>> {
+        Ok(Progress::UnderWay(oldest))
     }
 
-    /// What is known of the oldest encode, whose chunk the sink has.
-    fn encoded(&mut self, encoded: Self::Encoded) -> StageResult<Encode>;
-
-    /// The chunk of the oldest encode was overtaken; a device may still encode it.
-    fn forget(&mut self, _encoded: Self::Encoded) {}
+    /// Gives up an encode whose chunk was overtaken; a device may still work on it.
+    fn forget(&mut self, _encoding: Self::Encoding) {}
 }
 
 /// An encode that is done.
-#[derive(Debug, Default)]
-pub struct Encode {
-    /// What a device worked, in nanoseconds.
-    pub(super) work_ns: Option<u64>,
+#[derive(Debug)]
+pub struct Encoded {
+    /// What a device worked for this chunk.
+    pub(super) worked: Option<Worked>,
     /// The noise that the kernels estimated, if they did in this chunk.
     pub(super) noise: Option<Vec<f32>>,
 }

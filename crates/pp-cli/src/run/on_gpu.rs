@@ -1,8 +1,8 @@
 //! Kernels on GPU memory: every call only issues work to a stream.
 //!
 //! The leases order that work against the transfers (ready and read events); here it is ordered
-//! against the host: frames lie in page-locked memory, which is read into again only when its chunk
-//! was accepted, and written from only once an event behind the GPU's last write is done. Nothing
+//! against the host: frames lie in page-locked memory, which is read into again, or written from, only
+//! once an event behind the GPU's last use is done. Nothing
 //! waits for the device, and the host copies no frame.
 
 use pp_contract::{FaultKind, Manifest, VideoPlanParts};
@@ -18,11 +18,11 @@ use pp_transport::nccl::Communicator;
 use super::digests::GpuDigester;
 use super::group::OfGpu;
 use super::kernels::{
-    Decoder, Encode, Encoder, Frames, Generated, Generator, Geometry, Kernels, Memory, Opening,
+    Decoder, Encoded, Encoder, Frames, Generated, Generator, Geometry, Kernels, Memory, Opening,
     failed, internal,
 };
 use super::noise;
-use crate::timed::{Done, Issued, Staged, Timed, Works, read_on};
+use crate::timed::{Issued, Staged, Timed, read_on};
 use crate::video::buffer::{Buffer, FrameMemory};
 
 fn device(operation: &'static str) -> impl Fn(CudaError) -> StageError {
@@ -119,7 +119,6 @@ impl Memory for OnGpu {
             .collect();
         Ok(GpuSource {
             noises: noises.map_err(device("lock memory"))?,
-            works: Works::with_capacity(opening.depth as usize),
             stage,
             geometry: opening.geometry,
             chunk_bytes: opening.chunk_bytes(),
@@ -173,8 +172,12 @@ unsafe fn copy_noise(copy: &mut Staged, stream: &Stream, from: DevicePtr) -> Res
     }
 }
 
-/// The noise that was estimated in a chunk that was encoded, if it was, and how many bytes that has.
-type Encoded = Option<(Staged, usize)>;
+/// An encode under way.
+pub struct Encoding {
+    work: Issued,
+    /// The noise that is estimated, if it is, and how many bytes that has.
+    noise: Option<(Staged, usize)>,
+}
 
 /// A decode under way.
 pub struct Decoding {
@@ -189,7 +192,6 @@ pub struct GpuSource {
     chunk_bytes: usize,
     /// For noise that is estimated. Where all are in use, an estimate is not looked at.
     noises: Vec<Staged>,
-    works: Works,
 }
 
 /// The sink.
@@ -236,13 +238,11 @@ impl Kernels for GpuSource {
 
 impl Encoder for GpuSource {
     type Tx = DeviceTx;
-    type Encoded = Encoded;
+    type Encoding = Encoding;
 
     fn memory(&self) -> StageResult<Option<Box<dyn FrameMemory>>> {
         self.stage.memory(self.chunk_bytes)
     }
-
-    const READS_LATER: bool = true;
 
     fn encode(
         &mut self,
@@ -251,7 +251,7 @@ impl Encoder for GpuSource {
         plan: &VideoPlanParts,
         tensors: &Manifest,
         slot: &mut DeviceTx,
-    ) -> StageResult<Encoded> {
+    ) -> StageResult<Progress<Encoded, Encoding>> {
         let (blame, name) = (self.stage.blame, self.stage.name);
         let on_error = device(name);
         let views = self.geometry.views(&frames[..bytes]);
@@ -265,8 +265,8 @@ impl Encoder for GpuSource {
             let mut payload =
                 PayloadMut::on_device(tensors, to.address, to.len).map_err(internal(name))?;
             // SAFETY: the edges that live on this thread have bound the context to it; the slot
-            // stays leased or in flight until the stream has passed, and so do the frames: their
-            // chunk is kept until it is accepted, and if it is dropped, its memory knows its use.
+            // stays leased or in flight until the stream has passed; the memory of the frames knows
+            // this use, and is not written before it is over.
             unsafe { session.encode(&views, plan, &mut payload) }.map_err(failed(blame, name))?;
             if let Some((copy, place)) = &mut noise {
                 let from = DevicePtr {
@@ -287,36 +287,31 @@ impl Encoder for GpuSource {
         used_by(frames, stream).map_err(&on_error)?;
         noted.transpose().map_err(&on_error)?;
         issued?;
-        self.works.push(work);
-        Ok(noise.map(|(copy, place)| (copy, place.len())))
+        let noise = noise.map(|(copy, place)| (copy, place.len()));
+        Ok(Progress::UnderWay(Encoding { work, noise }))
     }
 
-    fn look(&mut self) -> StageResult<()> {
-        let looked = self.works.look(&mut self.stage.timed);
-        looked.map_err(device(self.stage.name))
-    }
-
-    fn encoded(&mut self, noise: Encoded) -> StageResult<Encode> {
-        let done = self.works.take(&mut self.stage.timed);
-        let Some(done) = done.map_err(device(self.stage.name))? else {
-            let what = "a chunk was accepted whose encode is not done";
-            return Err(StageError::new(FaultKind::Internal, self.stage.name, what));
+    fn poll_encoded(&mut self, oldest: Encoding) -> StageResult<Progress<Encoded, Encoding>> {
+        let polled = self.stage.timed.poll(oldest.work);
+        let done = match polled.map_err(device(self.stage.name))? {
+            Progress::Done(done) => done,
+            Progress::UnderWay(work) => return Ok(Progress::UnderWay(Encoding { work, ..oldest })),
         };
-        let noise = noise.and_then(|(copy, bytes)| {
+        let noise = oldest.noise.and_then(|(copy, bytes)| {
             let sigmas = noise::sigmas(&copy.host.bytes()[..bytes]);
             self.noises.push(copy);
             sigmas
         });
-        Ok(Encode {
-            work_ns: Some(done.work_ns),
+        Ok(Progress::Done(Encoded {
+            worked: Some(done),
             noise,
-        })
+        }))
     }
 
-    fn forget(&mut self, noise: Encoded) {
-        self.works.forget();
+    fn forget(&mut self, encoding: Encoding) {
+        self.stage.timed.forget(encoding.work);
         // A copy that is under way is on the one stream, in front of what its next user issues.
-        self.noises.extend(noise.map(|(copy, _)| copy));
+        self.noises.extend(encoding.noise.map(|(copy, _)| copy));
     }
 }
 
@@ -380,7 +375,7 @@ impl Decoder for GpuSink {
         };
         Ok(Progress::Done(Frames {
             bytes: oldest.frames,
-            worked: Some(done.into()),
+            worked: Some(done),
         }))
     }
 }
@@ -454,9 +449,9 @@ impl Generator for GpuStage {
         (work, calls): (Issued, u32),
     ) -> StageResult<Progress<Generated, (Issued, u32)>> {
         let polled = self.timed.poll(work).map_err(device(self.name))?;
-        let generated = |done: Done| Generated {
+        let generated = |done| Generated {
             calls,
-            worked: Some(done.into()),
+            worked: Some(done),
         };
         Ok(polled.map(generated, |work| (work, calls)))
     }

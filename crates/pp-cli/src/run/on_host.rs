@@ -12,7 +12,7 @@ use pp_transport::host::{HostGroup, RxLease, TxLease};
 
 use super::group::OfHost;
 use super::kernels::{
-    Decoder, Encode, Encoder, Frames, Generated, Generator, Geometry, Kernels, Memory, Opening,
+    Decoder, Encoded, Encoder, Frames, Generated, Generator, Geometry, Kernels, Memory, Opening,
     failed, internal,
 };
 use super::noise;
@@ -81,10 +81,7 @@ impl Kernels for HostStage {
 
 impl Encoder for HostStage {
     type Tx = TxLease;
-    /// The noise that was estimated.
-    type Encoded = Option<Vec<f32>>;
-
-    const READS_LATER: bool = false;
+    type Encoding = Infallible;
 
     fn encode(
         &mut self,
@@ -93,7 +90,7 @@ impl Encoder for HostStage {
         plan: &VideoPlanParts,
         tensors: &Manifest,
         slot: &mut TxLease,
-    ) -> StageResult<Option<Vec<f32>>> {
+    ) -> StageResult<Progress<Encoded, Infallible>> {
         let views = self.geometry.views(&frames[..bytes]);
         let mut payload =
             PayloadMut::new(tensors, slot.bytes_mut()).map_err(internal(self.name))?;
@@ -102,14 +99,10 @@ impl Encoder for HostStage {
             .map_err(failed(FaultKind::Plugin, self.name))?;
         let place = noise::place(tensors, self.geometry.chroma);
         let place = place.filter(|_| noise::is_estimated(plan));
-        Ok(place.and_then(|place| noise::sigmas(&slot.bytes_mut()[place])))
-    }
-
-    fn encoded(&mut self, noise: Option<Vec<f32>>) -> StageResult<Encode> {
-        Ok(Encode {
-            work_ns: None,
-            noise,
-        })
+        Ok(Progress::Done(Encoded {
+            worked: None,
+            noise: place.and_then(|place| noise::sigmas(&slot.bytes_mut()[place])),
+        }))
     }
 }
 

@@ -9,12 +9,14 @@ use pp_job::Error;
 use pp_kernels::ChunkShape;
 use pp_runtime::core::Cut;
 use pp_runtime::drift::{Digester, Log, Sealed, Verifier, seal_again};
-use pp_runtime::stage::{Built, Offer, Place, RetainedPayloads, Source, StageError, StageResult};
+use pp_runtime::stage::{
+    Built, Offer, Place, Progress, RetainedPayloads, Source, StageError, StageResult,
+};
 use pp_transport::bell::Bell;
 
 use super::clean::Shelf;
 use super::input::{QUEUE, io_threads};
-use super::kernels::{Encoder, Kernels};
+use super::kernels::{Encoded, Encoder, Kernels};
 use super::noise::Estimates;
 use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
@@ -41,10 +43,11 @@ type Ticket<E> = <<E as Kernels>::Digester as Digester>::Ticket;
 /// A chunk between its encode and its acceptance.
 pub struct Pending<E: Encoder> {
     frames: usize,
-    /// Kept only when its PSNR is wanted, or the GPU still reads it.
+    /// Kept only when its PSNR is wanted.
     chunk: Option<Chunk>,
     sealed: Option<Sealed<Ticket<E>>>,
-    encoded: E::Encoded,
+    /// `None` only while it is asked for.
+    encode: Option<Progress<Encoded, E::Encoding>>,
 }
 
 /// Luma PSNR of the input and of the output against the clean clip.
@@ -235,8 +238,10 @@ impl<E: Encoder> Source<E::Tx> for VideoSource<E> {
         })
     }
 
-    fn look(&mut self) -> StageResult<()> {
-        self.encoder.look()
+    fn is_built(&mut self, pending: &mut Pending<E>) -> StageResult<bool> {
+        Progress::ask(&mut pending.encode, |encoding| {
+            self.encoder.poll_encoded(encoding)
+        })
     }
 
     fn build(
@@ -264,7 +269,7 @@ impl<E: Encoder> Source<E::Tx> for VideoSource<E> {
             tensors, sealed, ..
         } = &self.layouts[known];
         let bytes = chunk.data().len();
-        let encoded = self
+        let encode = self
             .encoder
             .encode(chunk.memory(), bytes, &plan, tensors, slot)?;
         let sealed = sealed.as_ref();
@@ -290,11 +295,9 @@ impl<E: Encoder> Source<E::Tx> for VideoSource<E> {
             params: std::mem::take(&mut chunk.params),
         };
         let note = note.encode(place.chunk.get())?;
-        let chunk = if self.quality.is_some() || E::READS_LATER {
-            if self.quality.is_some() {
-                self.shelf
-                    .put(place.chunk, std::mem::take(&mut chunk.clean));
-            }
+        let chunk = if self.quality.is_some() {
+            self.shelf
+                .put(place.chunk, std::mem::take(&mut chunk.clean));
             Some(chunk)
         } else {
             self.input.recycle(chunk);
@@ -308,7 +311,7 @@ impl<E: Encoder> Source<E::Tx> for VideoSource<E> {
                 frames,
                 chunk,
                 sealed,
-                encoded,
+                encode: Some(encode),
             },
             frames: frames as u32,
             read_ns,
@@ -336,10 +339,12 @@ impl<E: Encoder> Source<E::Tx> for VideoSource<E> {
             frames,
             chunk,
             sealed,
-            encoded,
+            encode,
         } = pending;
         let Some(note) = note else {
-            self.encoder.forget(encoded);
+            if let Some(Progress::UnderWay(encoding)) = encode {
+                self.encoder.forget(encoding);
+            }
             if let Some(sealed) = sealed {
                 sealed.forget(self.encoder.digester());
             }
@@ -351,8 +356,11 @@ impl<E: Encoder> Source<E::Tx> for VideoSource<E> {
         let frames_before = self.made.frames;
         self.made = said.made;
         self.made.frames = frames_before.saturating_add(said.made.frames);
-        let done = self.encoder.encoded(encoded)?;
-        if let Some(sigmas) = done.noise {
+        let Some(Progress::Done(encoded)) = encode else {
+            let what = "a chunk was accepted whose encode is not done";
+            return Err(StageError::new(FaultKind::Internal, "encode", what));
+        };
+        if let Some(sigmas) = encoded.noise {
             self.noise.note(sigmas);
         }
         if let Some(sealed) = sealed {
@@ -367,7 +375,7 @@ impl<E: Encoder> Source<E::Tx> for VideoSource<E> {
         }
         self.recycle(index, chunk);
         self.progress.add(frames as u64);
-        Ok(done.work_ns)
+        Ok(encoded.worked.map(|worked| worked.work_ns))
     }
 
     fn queued(&self) -> u32 {

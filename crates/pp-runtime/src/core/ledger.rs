@@ -320,6 +320,11 @@ impl<L> Ledger<L> {
         entry.and_then(|entry| entry.record.as_mut())
     }
 
+    pub(super) fn records(&mut self) -> impl DoubleEndedIterator<Item = &mut L> {
+        let entries = self.entries.iter_mut();
+        entries.filter_map(|entry| entry.record.as_mut())
+    }
+
     pub(super) fn clear(&mut self) {
         self.entries.clear();
     }

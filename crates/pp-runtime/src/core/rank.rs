@@ -459,6 +459,11 @@ impl<L, C, W> RankCore<L, C, W> {
         self.ledger.as_mut()?.find(chunk)
     }
 
+    /// The records of all chunks in flight that the sink does not have, at the source, the oldest first.
+    pub fn all_admitted(&mut self) -> impl DoubleEndedIterator<Item = &mut L> {
+        self.ledger.iter_mut().flat_map(Ledger::records)
+    }
+
     /// The records of all chunks that wait before a stage.
     pub fn waiting_mut(&mut self) -> impl Iterator<Item = &mut C> {
         let waiting = self.stages.iter_mut().flat_map(|state| &mut state.waiting);

@@ -467,8 +467,9 @@ where
         let source = self.run.stages.source.as_mut();
         let source = source.expect("rank 0 has the source");
         let mut built_ns = Ok(None);
-        if let Some(carry) = admitted.carry.take() {
-            built_ns = source.accepted(chunk, carry, note);
+        if let Some(mut carry) = admitted.carry.take() {
+            let built = source.is_built(&mut carry);
+            built_ns = built.and_then(|_| source.accepted(chunk, carry, note));
         }
         let built_ns = self.of_stage(built_ns)?;
         let record = &mut admitted.record;

@@ -114,6 +114,8 @@ struct Seen {
     taken: Vec<(u64, u8)>,
     /// The source was told that the sink has these.
     accepted: Vec<u64>,
+    /// So many of them before the device of the source was done.
+    accepted_early: usize,
     /// The most works that each device had at once.
     most: Vec<usize>,
     /// How long the leader of a group waited for the other member, by chunk.
@@ -129,12 +131,15 @@ struct Counting<'a> {
     play: &'a Play,
     seen: &'a Mutex<Seen>,
     offered: usize,
+    device: Device,
+    /// The chunk that its device works on.
+    building: u64,
 }
 
 impl Source<TxLease> for Counting<'_> {
     type Plan = Toy;
-    /// The chunk's own index.
-    type Carry = u64;
+    /// The chunk's own index, and whether a device works on it.
+    type Carry = (u64, Option<Progress<(), ()>>);
 
     fn poll(&mut self) -> StageResult<Offer> {
         let cut = self.play.cuts.get(self.offered).copied();
@@ -142,7 +147,16 @@ impl Source<TxLease> for Counting<'_> {
         Ok(cut.map_or(Offer::End, Offer::Chunk))
     }
 
-    fn build(&mut self, place: Place, slot: &mut TxLease) -> StageResult<Built<Toy, u64>> {
+    fn is_built(&mut self, (chunk, work): &mut Self::Carry) -> StageResult<bool> {
+        Progress::ask(work, |()| {
+            assert_eq!(*chunk, self.building, "the oldest first");
+            let progress = self.device.poll(());
+            self.building += u64::from(progress == Progress::Done(()));
+            Ok(progress)
+        })
+    }
+
+    fn build(&mut self, place: Place, slot: &mut TxLease) -> StageResult<Built<Toy, Self::Carry>> {
         let chunk = place.chunk.get();
         // Every third chunk is shorter, every seventh empty.
         let bytes = match chunk {
@@ -151,19 +165,24 @@ impl Source<TxLease> for Counting<'_> {
             _ => BYTES,
         };
         slot.bytes_mut()[..bytes].fill(chunk as u8);
+        let work = self.play.on_devices.then(|| self.device.begin(()));
         Ok(Built {
             read_ns: self.play.tells_reads.then_some((chunk, chunk + 1)),
-            ..Built::new(Toy(ADDED), self::bytes(bytes), chunk)
+            ..Built::new(Toy(ADDED), self::bytes(bytes), (chunk, work))
         })
     }
 
     fn accepted(
         &mut self,
         chunk: pp_contract::ChunkIndex,
-        carry: u64,
+        (carry, work): Self::Carry,
         note: Option<&[u8]>,
     ) -> StageResult<Option<u64>> {
         assert_eq!(carry, chunk.get());
+        if work == Some(Progress::UnderWay(())) {
+            self.building += 1;
+            self.seen.lock().unwrap().accepted_early += 1;
+        }
         if let Some(note) = note {
             assert_eq!(note, chunk.get().to_le_bytes());
             self.seen.lock().unwrap().accepted.push(carry);
@@ -337,6 +356,7 @@ pub(crate) struct Ends {
     pub(crate) ranks: Vec<Result<Summary, Fault>>,
     pub(crate) taken: Vec<(u64, u8)>,
     pub(crate) accepted: Vec<u64>,
+    pub(crate) accepted_early: usize,
     pub(crate) most: Vec<usize>,
     pub(crate) waited_us: Vec<u64>,
     pub(crate) was_stored: bool,
@@ -374,7 +394,8 @@ pub(crate) fn run(
     play: Play,
     meanwhile: impl FnOnce(&[Switch]) + Send,
 ) -> Ends {
-    let options = options(pipeline, depth);
+    let mut options = options(pipeline, depth);
+    options.capabilities.completions_ring = !play.on_devices;
     let seen = Mutex::new(Seen::default());
     let pipeline = &options.pipeline;
     let (led, hears) = mpsc::channel();
@@ -384,6 +405,8 @@ pub(crate) fn run(
             play: &play,
             seen: &seen,
             offered: 0,
+            device: Device::default(),
+            building: 0,
         };
         let mut stages = Stages::new((rank == Rank::new(0)).then_some(source));
         for (at, stage) in pipeline.stages_at(rank).filter(|(at, _)| *at > 0) {
@@ -429,6 +452,7 @@ pub(crate) fn run(
         ranks,
         taken: seen.taken,
         accepted: seen.accepted,
+        accepted_early: seen.accepted_early,
         most: seen.most,
         waited_us: seen.waited_us,
         was_stored: seen.was_stored,

@@ -98,6 +98,10 @@ impl<Tx, S: Source<Tx, Plan = VideoPlan>> Source<Tx> for Faulty<S> {
         Ok(built)
     }
 
+    fn is_built(&mut self, carry: &mut S::Carry) -> StageResult<bool> {
+        self.inner.is_built(carry)
+    }
+
     fn rebuild(
         &mut self,
         place: Place,
