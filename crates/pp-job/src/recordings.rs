@@ -23,9 +23,8 @@ use pp_contract::FaultKind;
 use pp_transport::flight::{MAX_FILE_BYTES, Recording};
 use serde::Serialize;
 
-use self::ranked::Ranked;
-use self::told::{Rank, Told};
-use self::waits::Wait;
+use self::ranked::{Files, Ranked};
+use self::told::Told;
 use crate::error::Error;
 
 /// What the flight recordings of one job say together.
@@ -43,9 +42,9 @@ impl Analysis {
     /// # Errors
     /// A file cannot be read, is no recording, or is of another job.
     pub fn read(files: &[PathBuf]) -> Result<Self, Error> {
-        let files: Result<Vec<_>, _> = files.iter().map(|file| read(file)).collect();
+        let files: Result<Files, _> = files.iter().map(|file| read(file)).collect();
         let (ranked, left_out) = together(files?)?;
-        let told = told(&ranked, left_out);
+        let told = Told::of(&ranked, left_out);
         Ok(Self { ranked, told })
     }
 
@@ -83,91 +82,30 @@ fn read(file: &Path) -> Result<(PathBuf, Recording), Error> {
 }
 
 /// Puts recordings of one job beside each other, in the order of their ranks.
-fn together(mut files: Vec<(PathBuf, Recording)>) -> Result<(Vec<Ranked>, Vec<PathBuf>), Error> {
+fn together(mut files: Files) -> Result<(Vec<Ranked>, Vec<PathBuf>), Error> {
     files.sort_by_key(|(_, recording)| (recording.rank, recording.written.realtime_ns));
     for pair in files.windows(2) {
         let [(first, a), (second, b)] = pair else {
             continue;
         };
-        if a.job != b.job {
-            let why = format!(
-                "it is of job {:016x}, and {} of job {:016x}; give the files of one job",
-                b.job,
-                first.display(),
-                a.job
-            );
-            return Err(refuse(second, why));
-        }
-        if a.world_size != b.world_size {
-            let why = format!(
-                "it says that the job has {} ranks, and {} says {}",
-                b.world_size,
-                first.display(),
-                a.world_size
-            );
-            return Err(refuse(second, why));
-        }
-        if (a.rank, a.pid, &a.host) == (b.rank, b.pid, &b.host) {
-            let why = format!(
-                "it is of the same process as {}; give one of them",
-                first.display()
-            );
-            return Err(refuse(second, why));
-        }
+        let first = first.display();
+        let why = if a.job != b.job {
+            let (job, other) = (b.job, a.job);
+            format!(
+                "it is of job {job:016x}, and {first} of job {other:016x}; give the files of one job"
+            )
+        } else if a.world_size != b.world_size {
+            let (ranks, others) = (b.world_size, a.world_size);
+            format!("it says that the job has {ranks} ranks, and {first} says {others}")
+        } else if (a.rank, a.pid, &a.host) == (b.rank, b.pid, &b.host) {
+            format!("it is of the same process as {first}; give one of them")
+        } else {
+            continue;
+        };
+        return Err(refuse(second, why));
     }
     let (files, left_out) = lives::of_the_newest_run(files);
-    let clocks = clocks::align(files.iter().map(|(_, recording)| recording).collect());
-    let ranked = files.into_iter().zip(clocks);
-    let ranked = ranked.map(|((file, recording), clock)| Ranked {
-        file,
-        recording,
-        clock,
-    });
-    Ok((ranked.collect(), left_out))
-}
-
-fn told(ranked: &[Ranked], left_out: Vec<PathBuf>) -> Told {
-    let mut findings = pairs::find(ranked);
-    let waits: Vec<Wait> = ranked.iter().map(|r| waits::of(r, ranked)).collect();
-    let world = ranked
-        .first()
-        .map_or(0, |first| first.recording.world_size.get());
-    let is_there = |rank: &u32| ranked.iter().any(|r| r.rank() == *rank);
-    let missing: Vec<u32> = (0..world).filter(|rank| !is_there(rank)).collect();
-    let (verdict, running) = story::story(ranked, &waits, &missing, &findings);
-    let mut under_way = Vec::new();
-    if running {
-        // What was between the ranks when they wrote, one after the other, is not lost.
-        let not_yet = |what: String| {
-            let what = what.replace(" never took in ", " had not yet taken in ");
-            what.replace(" never entered ", " had not yet entered ")
-        };
-        let between = std::mem::take(&mut findings.never_came);
-        under_way.extend(between.into_iter().map(not_yet));
-    }
-    let ranks = ranked.iter().zip(waits).map(|(r, wait)| Rank {
-        rank: r.rank(),
-        pid: r.recording.pid,
-        host: r.recording.host.to_string(),
-        file: r.file.display().to_string(),
-        written_because: tell::reason(&r.recording.reason),
-        operations: r.recording.operations.len(),
-        operations_ever: r.recording.total,
-        inside: tell::activity(r),
-        wait,
-        clock: r.clock.clone(),
-    });
-    let job = ranked.first().map_or(0, |first| first.recording.job);
-    Told {
-        job: format!("{job:016x}"),
-        ranks: ranks.collect(),
-        missing,
-        left_out,
-        findings,
-        under_way,
-        running,
-        verdict,
-    }
+    Ok((clocks::align(files), left_out))
 }
 
 #[cfg(test)]

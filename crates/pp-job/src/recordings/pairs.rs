@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use pp_contract::Rank;
 use pp_transport::flight::{Group, Kind, Message, Operation, Recording};
-use serde::Serialize;
 
 use super::ranked::Ranked;
 
@@ -24,7 +24,6 @@ pub(super) struct Key {
 /// Operations that follow each other: messages over an edge, transfers from one rank to another, or collectives of a group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Series {
-    is_collective: bool,
     /// None of messages.
     group: Option<String>,
     generation: u32,
@@ -36,32 +35,31 @@ struct Series {
 
 /// Which operation this is to all ranks; `None` while it has no number.
 pub(super) fn key(recording: &Recording, operation: &Operation) -> Option<Key> {
-    let own = recording.rank.get();
-    let peer = operation.peer.map(|peer| peer.get());
+    let (own, peer) = (recording.rank.get(), operation.peer.map(Rank::get));
     let ranks = match operation.kind {
         Kind::Send | Kind::GroupSend => Some((own, peer?)),
         Kind::Receive | Kind::GroupReceive => Some((peer?, own)),
         _ => None,
     };
-    let generation = operation.generation.get();
-    let is_of_group = operation.kind.is_of_group();
-    let (group, number, message) = if is_of_group {
-        let group = group_of(recording, operation)?;
-        (Some(group.name.to_string()), operation.number?, None)
-    } else {
-        let message = Some(operation.message?);
-        (None, operation.call_id?.get(), message)
+    let (group, number, payload, message) = match operation.kind.is_of_group() {
+        true => {
+            let group = group_of(recording, operation)?.name.to_string();
+            (Some(group), operation.number?, None, None)
+        }
+        false => {
+            let call = operation.call_id?.get();
+            (None, call, operation.number, Some(operation.message?))
+        }
     };
     Some(Key {
         series: Series {
-            is_collective: ranks.is_none(),
             group,
-            generation,
+            generation: operation.generation.get(),
             ranks,
             edge: operation.edge,
         },
         number,
-        payload: operation.number.filter(|_| !is_of_group),
+        payload,
         message,
     })
 }
@@ -92,6 +90,8 @@ impl fmt::Display for Key {
 
 /// One rank's half of an operation.
 pub(super) struct Half<'a> {
+    /// The place of its recording.
+    pub(super) at: usize,
     pub(super) of: &'a Ranked,
     pub(super) operation: &'a Operation,
 }
@@ -99,35 +99,51 @@ pub(super) struct Half<'a> {
 /// All halves that have a number, by what they are halves of.
 pub(super) fn halves(ranked: &[Ranked]) -> BTreeMap<Key, Vec<Half<'_>>> {
     let mut all: BTreeMap<Key, Vec<Half<'_>>> = BTreeMap::new();
-    for of in ranked {
-        for operation in of.recording.operations.iter() {
+    for (at, of) in ranked.iter().enumerate() {
+        for operation in of.operations() {
             if let Some(key) = key(&of.recording, operation) {
-                all.entry(key).or_default().push(Half { of, operation });
+                let half = Half { at, of, operation };
+                all.entry(key).or_default().push(half);
             }
         }
     }
     all
 }
 
+/// An operation of which a rank has no half.
+pub(super) struct Lack {
+    pub(super) rank: u32,
+    /// What it did not do: `took in`, after `never`, and `taken in`, after `had not yet`.
+    verb: [&'static str; 2],
+    key: Key,
+}
+
+impl Lack {
+    pub(super) fn never(&self) -> String {
+        format!("rank {} never {} {}", self.rank, self.verb[0], self.key)
+    }
+
+    pub(super) fn not_yet(&self) -> String {
+        let Self { rank, verb, key } = self;
+        format!("rank {rank} had not yet {} {key}", verb[1])
+    }
+}
+
 /// What the halves say together.
-#[derive(Serialize)]
 pub(super) struct Findings {
     /// Operations of which two ranks or more have their half.
     pub(super) matched: usize,
     /// The first operation on which ranks disagree.
     pub(super) disagreement: Option<String>,
-    /// Who never came to what.
-    pub(super) never_came: Vec<String>,
-    /// The ranks that never came.
-    pub(super) absent: BTreeSet<u32>,
+    /// The first operation of each edge and group that a rank lacks: what follows waits behind it.
+    pub(super) lacks: Vec<Lack>,
 }
 
 /// Holds the halves against each other.
 pub(super) fn find(ranked: &[Ranked]) -> Findings {
     let halves = halves(ranked);
     let mut disagreements = Vec::new();
-    let mut never_came = Vec::new();
-    let mut absent = BTreeSet::new();
+    let mut lacks = Vec::new();
     let mut first_of = BTreeSet::new();
     for (key, halves) in &halves {
         let begun = halves.iter().map(|h| h.of.at(h.operation.prepared_ns));
@@ -136,23 +152,27 @@ pub(super) fn find(ranked: &[Ranked]) -> Findings {
             disagreements.push((begun, what));
             continue;
         }
+        let Operation { kind, group, .. } = *halves[0].operation;
         for rank in lacking(key, halves) {
             let Some(of) = who_would_know(key, rank, begun, ranked) else {
                 continue;
             };
-            let half = &halves[0];
-            // Of each edge and group the first is enough: what follows waits behind it.
-            let place = (rank, half.operation.kind, half.operation.group);
-            match verb(half.operation.kind) {
-                Some(verb) if first_of.insert(place) => {
-                    never_came.push(format!("rank {rank} never {verb} {key}"));
-                    absent.insert(rank);
-                }
-                Some(_) => {}
-                None if !has_unnumbered(&of.recording) => {
+            // A send that is under way and has no number yet may be any.
+            let is_unnumbered = |o: &Operation| o.kind == Kind::Send && o.call_id.is_none();
+            let verb = match kind {
+                Kind::Send => ["took in", "taken in"],
+                Kind::GroupSend => ["received"; 2],
+                Kind::GroupReceive => ["sent"; 2],
+                Kind::Receive if of.operations().any(is_unnumbered) => continue,
+                Kind::Receive => {
                     disagreements.push((begun, format!("{key}: rank {rank} did not send it")));
+                    continue;
                 }
-                None => {}
+                _ => ["entered"; 2],
+            };
+            if first_of.insert((rank, kind, group)) {
+                let key = key.clone();
+                lacks.push(Lack { rank, verb, key });
             }
         }
     }
@@ -160,32 +180,13 @@ pub(super) fn find(ranked: &[Ranked]) -> Findings {
     Findings {
         matched: halves.values().filter(|halves| halves.len() > 1).count(),
         disagreement: disagreements.into_iter().next().map(|(_, what)| what),
-        never_came,
-        absent,
+        lacks,
     }
-}
-
-/// What a rank did not do that lacks its half of this; `None` where it is the sender's.
-fn verb(kind: Kind) -> Option<&'static str> {
-    match kind {
-        Kind::Send => Some("took in"),
-        Kind::GroupSend => Some("received"),
-        Kind::GroupReceive => Some("sent"),
-        Kind::AllReduce | Kind::Broadcast => Some("entered"),
-        _ => None,
-    }
-}
-
-/// Whether a send was under way that had no number yet: it may be any.
-fn has_unnumbered(recording: &Recording) -> bool {
-    let mut operations = recording.operations.iter();
-    operations.any(|o| o.kind == Kind::Send && o.call_id.is_none())
 }
 
 /// Ranks that have no half of this, and should.
 fn lacking(key: &Key, halves: &[Half<'_>]) -> Vec<u32> {
-    let has = |rank: u32| halves.iter().any(|half| half.of.rank() == rank);
-    let members: Vec<u32> = match key.series.ranks {
+    let members = match key.series.ranks {
         Some((from, to)) => vec![from, to],
         None => {
             let group = group_of(&halves[0].of.recording, halves[0].operation);
@@ -193,7 +194,8 @@ fn lacking(key: &Key, halves: &[Half<'_>]) -> Vec<u32> {
             members.map(|m| m.get()).collect()
         }
     };
-    members.into_iter().filter(|rank| !has(*rank)).collect()
+    let has = |rank: &u32| halves.iter().any(|half| half.of.rank() == *rank);
+    members.into_iter().filter(|rank| !has(rank)).collect()
 }
 
 /// The recording of this rank, if it would have its half: it was written later, is of the process
@@ -206,32 +208,27 @@ fn who_would_know<'a>(
 ) -> Option<&'a Ranked> {
     let of_rank = || ranked.iter().filter(|r| r.rank() == rank);
     let is_alone = of_rank().count() == 1;
+    let is_then = |o: &Operation| o.generation.get() == key.series.generation;
+    let is_earlier = |k: Key| k.series == key.series && k.number < key.number;
     of_rank().find(|r| {
-        let operations = || r.recording.operations.iter();
-        let was_there =
-            is_alone || operations().any(|o| o.generation.get() == key.series.generation);
+        let was_there = is_alone || r.operations().any(is_then);
         let has_all = r.recording.total == r.recording.operations.len() as u64;
-        let mut keys = operations().filter_map(|o| self::key(&r.recording, o));
-        let is_earlier = |k: Key| k.series == key.series && k.number < key.number;
-        let remembers = has_all || keys.any(is_earlier);
+        let mut keys = r.operations().filter_map(|o| self::key(&r.recording, o));
         let later = r.at(r.recording.written.monotonic_ns) > begun;
-        was_there && remembers && later
+        was_there && later && (has_all || keys.any(is_earlier))
     })
 }
 
 /// What two halves say differently, if they do.
 fn differs(key: &Key, halves: &[Half<'_>]) -> Option<String> {
     let (first, rest) = halves.split_first()?;
-    for other in rest {
-        let of = |half: &Half<'_>| said(half.operation);
-        for ((what, a), (_, b)) in of(first).into_iter().zip(of(other)) {
-            if a != b {
-                let (ra, rb) = (first.of.rank(), other.of.rank());
-                return Some(format!("{key}: {what} {a} at rank {ra}, {b} at rank {rb}"));
-            }
-        }
-    }
-    None
+    rest.iter().find_map(|other| {
+        let both = said(first.operation).into_iter().zip(said(other.operation));
+        let mut differ = both.filter(|((_, a), (_, b))| a != b);
+        let ((what, a), (_, b)) = differ.next()?;
+        let (ra, rb) = (first.of.rank(), other.of.rank());
+        Some(format!("{key}: {what} {a} at rank {ra}, {b} at rank {rb}"))
+    })
 }
 
 /// What all halves of an operation must say alike.
@@ -240,7 +237,7 @@ fn said(operation: &Operation) -> Vec<(&'static str, String)> {
     let mut said = Vec::new();
     if operation.kind.is_collective() {
         said.push(("it is", operation.kind.to_string()));
-        let root = operation.peer.map(|rank| u64::from(rank.get()));
+        let root = operation.peer.map(|rank| rank.get().into());
         said.push(("from rank", number(root)));
     }
     if operation.kind.is_of_group() {

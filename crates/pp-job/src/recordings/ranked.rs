@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use pp_transport::flight::Recording;
+use pp_transport::flight::{Operation, Recording};
 use serde::Serialize;
 
 /// Where the clock of a recording stands against that of the first.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Clock {
-    /// What to add to its times.
+    /// Is added to its times.
     pub(super) offset_ns: i128,
     pub(super) by: By,
     /// At most so much off; unknown where one way only was seen, or none.
@@ -29,6 +29,9 @@ pub(super) enum By {
     WallClock,
 }
 
+/// Recordings, and where they were read from.
+pub(super) type Files = Vec<(PathBuf, Recording)>;
+
 /// A recording, beside all others of its job.
 pub(super) struct Ranked {
     pub(super) file: PathBuf,
@@ -39,6 +42,10 @@ pub(super) struct Ranked {
 impl Ranked {
     pub(super) fn rank(&self) -> u32 {
         self.recording.rank.get()
+    }
+
+    pub(super) fn operations(&self) -> impl DoubleEndedIterator<Item = &Operation> {
+        self.recording.operations.iter()
     }
 
     /// A time of this rank on the clock of all.

@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use pp_contract::FaultKind;
 use pp_transport::flight::Reason;
 
-use super::pairs::Findings;
+use super::pairs::Lack;
 use super::ranked::Ranked;
-use super::tell;
+use super::tell::{lasting, ranks};
 use super::waits::Wait;
 
 /// No wait below this is called a standstill when nothing failed.
@@ -27,143 +27,94 @@ pub(super) fn story(
     ranked: &[Ranked],
     waits: &[Wait],
     missing: &[u32],
-    findings: &Findings,
+    lacks: &[Lack],
 ) -> (String, bool) {
-    let ended = |verdict: String| (verdict, false);
-    let newest = newest(ranked);
-    let panic = newest
-        .iter()
-        .find_map(|at| match &ranked[*at].recording.reason {
-            Reason::Panic(text) => Some(format!("rank {} panicked: {text}", ranked[*at].rank())),
-            _ => None,
-        });
-    let faults = newest.iter().filter_map(|at| {
-        let recording = &ranked[*at].recording;
-        match &recording.reason {
-            Reason::Fault(fault) => Some((recording.written.realtime_ns, fault)),
-            _ => None,
-        }
+    // The last life of each rank, in the order of the ranks.
+    let newest = ranked.iter().enumerate().map(|(at, r)| (r.rank(), at));
+    let newest: Vec<usize> = newest.collect::<BTreeMap<_, _>>().into_values().collect();
+    let did = |at: &usize| format!("{}{}", waits[*at].named, lasting(waits[*at].for_ns));
+    let recordings = || newest.iter().map(|at| &ranked[*at].recording);
+    let panic = recordings().find_map(|r| match &r.reason {
+        Reason::Panic(text) => Some(format!("rank {} panicked: {text}", r.rank)),
+        _ => None,
+    });
+    let faults = recordings().filter_map(|r| match &r.reason {
+        Reason::Fault(fault) => Some((r.written.realtime_ns, fault)),
+        _ => None,
     });
     let fault = faults.min_by_key(|(at, _)| *at).map(|(_, fault)| fault);
     let is_late = fault.is_some_and(|fault| fault.kind == FaultKind::TimedOut);
-    let cause = panic.or_else(|| {
-        // Of what ran out of time, where it stood says more than who noticed.
-        let fault = fault.filter(|_| !is_late || !missing.is_empty());
-        fault.map(ToString::to_string)
-    });
-    let mut doing: Vec<String> = cause.into_iter().collect();
-    let is_explained = !doing.is_empty();
-    if is_explained || !missing.is_empty() {
-        if !missing.is_empty() {
-            doing.push(format!(
-                "{} left no recording: killed, stopped, or the file was not given",
-                tell::ranks(missing)
-            ));
-        }
-        doing.extend(newest.iter().map(|at| did(&ranked[*at], &waits[*at])));
-        return ended(doing.join("; "));
+    // Of what ran out of time, where it stood says more than who noticed.
+    let told = fault.filter(|_| !is_late || !missing.is_empty());
+    let cause = panic.or_else(|| told.map(ToString::to_string));
+    if cause.is_some() || !missing.is_empty() {
+        let lost = (!missing.is_empty()).then(|| {
+            let why = "left no recording: killed, stopped, or the file was not given";
+            format!("{} {why}", ranks(missing))
+        });
+        let all = cause.into_iter().chain(lost);
+        let all: Vec<String> = all.chain(newest.iter().map(did)).collect();
+        return (all.join("; "), false);
     }
-    let Some((at, text)) = stood(ranked, waits, findings) else {
-        return match fault {
-            Some(fault) => ended(fault.to_string()),
-            None => {
-                let idle = "the job was running when it was asked; no rank had begun what it had not ended";
-                (idle.into(), true)
+    let asked = "the job was running when it was asked";
+    match (stood(ranked, waits, lacks), fault) {
+        (Some((at, text)), _) if is_late || is_long(&ranked[at], &waits[at]) => (text, false),
+        (Some((at, _)), _) => {
+            let is_busy = |at: &&usize| waits[**at].on.is_empty();
+            let mut busy: Vec<String> = newest.iter().filter(is_busy).map(did).collect();
+            if busy.is_empty() {
+                busy.push(did(&at));
             }
-        };
-    };
-    if is_late || is_long(&ranked[at], &waits[at]) {
-        return ended(text);
-    }
-    let mut busy = newest;
-    busy.retain(|at| waits[*at].on.is_empty());
-    if busy.is_empty() {
-        busy.push(at);
-    }
-    let busy: Vec<String> = busy
-        .iter()
-        .map(|at| did(&ranked[*at], &waits[*at]))
-        .collect();
-    let verdict = format!("the job was running when it was asked; {}", busy.join("; "));
-    (verdict, true)
-}
-
-/// The last life of each rank, in the order of the ranks.
-fn newest(ranked: &[Ranked]) -> Vec<usize> {
-    let by_rank = ranked.iter().enumerate().map(|(at, r)| (r.rank(), at));
-    by_rank.collect::<BTreeMap<_, _>>().into_values().collect()
-}
-
-/// What a rank did last: `rank 1 was inside phase_b for 1.568 s`.
-fn did(own: &Ranked, wait: &Wait) -> String {
-    let lasted = tell::lasting(wait.for_ns);
-    match wait.what.strip_prefix("it ") {
-        Some(what) => format!("rank {} {what}{lasted}", own.rank()),
-        None => format!("rank {}: {}{lasted}", own.rank(), wait.what),
+            (format!("{asked}; {}", busy.join("; ")), true)
+        }
+        (None, Some(fault)) => (fault.to_string(), false),
+        (None, None) => {
+            let idle = "no rank had begun what it had not ended";
+            (format!("{asked}; {idle}"), true)
+        }
     }
 }
 
 /// Whether a wait is long beside what was usual at this rank.
 fn is_long(own: &Ranked, wait: &Wait) -> bool {
-    let waited = wait.for_ns.unwrap_or(0);
-    let mut begun: Vec<u64> = (own.recording.operations.iter())
-        .map(|o| o.prepared_ns)
-        .collect();
+    let mut begun: Vec<u64> = own.operations().map(|o| o.prepared_ns).collect();
     begun.sort_unstable();
     let longest = begun.windows(2).map(|pair| pair[1] - pair[0]).max();
     let usual = longest.unwrap_or(0).saturating_mul(TIMES_AS_LONG);
-    let least = if begun.len() < 3 {
-        LONG_AT_FIRST_NS
-    } else {
-        LONG_NS
+    let least = match begun.len() {
+        0..3 => LONG_AT_FIRST_NS,
+        _ => LONG_NS,
     };
-    waited >= least.max(usual)
+    wait.for_ns.unwrap_or(0) >= least.max(usual)
 }
 
 /// Where it stood still, and whose wait led there; nothing where no rank had anything to wait for.
-fn stood(ranked: &[Ranked], waits: &[Wait], findings: &Findings) -> Option<(usize, String)> {
-    let place = |rank: u32| ranked.iter().rposition(|r| r.rank() == rank);
+fn stood(ranked: &[Ranked], waits: &[Wait], lacks: &[Lack]) -> Option<(usize, String)> {
+    let place = |rank: &u32| ranked.iter().rposition(|r| r.rank() == *rank);
     // The rank that waits longest is asked first, and then the rank that it waits for.
-    let longest = waits
-        .iter()
-        .enumerate()
-        .filter(|(_, wait)| !wait.is_idle)
-        .max_by_key(|(_, wait)| wait.for_ns)
-        .map(|(at, _)| at)?;
-    let mut at = longest;
+    let waiting = waits.iter().enumerate().filter(|(_, wait)| !wait.is_idle);
+    let (mut at, _) = waiting.max_by_key(|(_, wait)| wait.for_ns)?;
     let mut seen = vec![at];
     loop {
         let (rank, wait) = (ranked[at].rank(), &waits[at]);
-        let next = wait.on.iter().find_map(|rank| place(*rank));
-        match next {
-            None => {
-                let lasted = tell::lasting(wait.for_ns);
-                let text = format!("it stood still at rank {rank}: {}{lasted}", wait.what);
-                return Some((at, text));
-            }
-            Some(next) if waits[next].is_idle => {
-                let other = ranked[next].rank();
-                if findings.absent.contains(&other) {
-                    let theirs = &waits[next].what;
-                    let text = format!(
-                        "rank {rank} waited for rank {other}, which never came; there, {theirs}"
-                    );
-                    return Some((at, text));
-                }
-                let text = format!(
-                    "rank {rank} waited for rank {other}, which had nothing to do: look at what was \
-                     between them"
-                );
-                return Some((at, text));
-            }
-            Some(next) if seen.contains(&next) => {
-                let all: Vec<u32> = seen.iter().map(|at| ranked[*at].rank()).collect();
-                return Some((at, format!("{} waited for each other", tell::ranks(&all))));
-            }
-            Some(next) => {
-                seen.push(next);
-                at = next;
-            }
+        let Some(next) = wait.on.iter().find_map(place) else {
+            let what = format!("{}{}", wait.what, lasting(wait.for_ns));
+            return Some((at, format!("it stood still at rank {rank}: {what}")));
+        };
+        if waits[next].is_idle {
+            let other = ranked[next].rank();
+            let why = match lacks.iter().any(|lack| lack.rank == other) {
+                true => format!("never came; there, {}", waits[next].what),
+                false => "had nothing to do: look at what was between them".to_owned(),
+            };
+            let text = format!("rank {rank} waited for rank {other}, which {why}");
+            return Some((at, text));
         }
+        if seen.contains(&next) {
+            let all: Vec<u32> = seen.iter().map(|at| ranked[*at].rank()).collect();
+            return Some((at, format!("{} waited for each other", ranks(&all))));
+        }
+        seen.push(next);
+        at = next;
     }
 }

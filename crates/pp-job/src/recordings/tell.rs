@@ -1,18 +1,6 @@
-//! Words for times, ranks and reasons.
-
-use pp_transport::flight::Reason;
+//! Words for times and ranks.
 
 use super::ranked::Ranked;
-
-/// Why a recording was written.
-pub(super) fn reason(reason: &Reason) -> String {
-    match reason {
-        Reason::Asked => "asked for".into(),
-        Reason::Fault(fault) => fault.to_string(),
-        Reason::Panic(text) => format!("panic: {text}"),
-        _ => "unknown".into(),
-    }
-}
 
 /// What the driver was inside of.
 pub(super) fn activity(own: &Ranked) -> Option<String> {

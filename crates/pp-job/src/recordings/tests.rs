@@ -103,7 +103,7 @@ fn ranked(recordings: Vec<Recording>) -> Vec<Ranked> {
 }
 
 fn tell(recordings: Vec<Recording>) -> Told {
-    told(&ranked(recordings), Vec::new())
+    Told::of(&ranked(recordings), Vec::new())
 }
 
 use Kind::{Receive, Send};
@@ -152,9 +152,9 @@ fn a_stage_that_does_not_come_back_is_where_it_stood_still() {
         "it waited for the result of chunk 1 (call 1)"
     );
     assert_eq!(told.ranks[0].wait.on, [1]);
-    assert_eq!(told.findings.disagreement, None);
-    assert_eq!(told.findings.matched, 3);
-    assert!(told.missing.is_empty() && told.findings.never_came.is_empty());
+    assert_eq!(told.disagreement, None);
+    assert_eq!(told.matched, 3);
+    assert!(told.missing.is_empty() && told.never_came.is_empty());
     let text = told.to_string();
     assert!(text.contains("inside     phase_b for 2.000 s"), "{text}");
 }
@@ -177,33 +177,9 @@ fn the_first_operation_on_which_two_ranks_disagree_is_named() {
     theirs[2].chunk_index = Some(ChunkIndex::new(9));
     let told = tell(vec![recording(0, 2, rank_0()), recording(1, 2, theirs)]);
     assert_eq!(
-        told.findings.disagreement.as_deref(),
+        told.disagreement.as_deref(),
         Some("the chunk of call 0 from rank 0 to rank 1: bytes 64 at rank 0, 32 at rank 1")
     );
-}
-
-/// Rank 1 works on a chunk twice: over two edges that lead the same way, or in two laps of a ring.
-#[test]
-fn a_call_that_goes_from_one_rank_to_another_twice_is_two_messages() {
-    let second = |o: Operation, edge, number| Operation {
-        edge: Some(edge),
-        number: Some(number),
-        bytes: 32,
-        ..o
-    };
-    for (edge, number) in [(2, 0), (0, 1)] {
-        let ours = vec![
-            message(Send, 1, Chunk, 0, 0),
-            second(message(Send, 1, Chunk, 0, 2), edge, number),
-        ];
-        let theirs = vec![
-            message(Receive, 0, Chunk, 0, 1),
-            second(message(Receive, 0, Chunk, 0, 3), edge, number),
-        ];
-        let told = tell(vec![recording(0, 2, ours), recording(1, 2, theirs)]);
-        assert_eq!(told.findings.disagreement, None);
-        assert_eq!(told.findings.matched, 2);
-    }
 }
 
 #[test]
@@ -214,7 +190,7 @@ fn a_message_that_was_never_taken_in_is_told_once_for_its_edge() {
     theirs.pop();
     let told = tell(vec![recording(0, 2, ours), recording(1, 2, theirs)]);
     assert_eq!(
-        told.findings.never_came,
+        told.never_came,
         ["rank 1 never took in the chunk of call 1 from rank 0 to rank 1"]
     );
     assert!(
@@ -224,47 +200,75 @@ fn a_message_that_was_never_taken_in_is_told_once_for_its_edge() {
     );
 }
 
+/// A message is held against its other half alone: what one rank lacks for a reason is no finding.
 #[test]
-fn what_a_ring_has_forgotten_is_held_against_nobody() {
-    let mut theirs = recording(1, 2, vec![message(Receive, 0, Chunk, 1, 2)]);
-    theirs.total = 3;
-    let told = tell(vec![recording(0, 2, rank_0()), theirs]);
-    assert_eq!(told.findings.never_came, [""; 0]);
-    assert_eq!(told.findings.disagreement, None);
-}
-
-#[test]
-fn a_recording_that_was_written_before_an_operation_does_not_lack_it() {
-    let mut theirs = recording(1, 2, Vec::new());
-    theirs.written.monotonic_ns = SECOND / 2;
-    let told = tell(vec![recording(0, 2, rank_0()), theirs]);
-    assert_eq!(told.findings.never_came, [""; 0]);
+fn what_a_rank_cannot_have_is_not_held_against_it() {
+    let of = |operations| recording(1, 2, operations);
+    let mut forgetful = of(vec![message(Receive, 0, Chunk, 1, 2)]);
+    forgetful.total = 3;
+    let mut early = of(Vec::new());
+    early.written.monotonic_ns = SECOND / 2;
+    // A process that took the place of another.
+    let again = |o: Operation| Operation {
+        generation: Generation::new(1),
+        ..o
+    };
+    let mut sent_again = rank_0();
+    sent_again.push(message(Send, 1, Chunk, 2, 5));
+    sent_again.push(again(message(Send, 1, Chunk, 1, 6)));
+    let mut first = of(rank_1());
+    first.written.monotonic_ns = SECOND + 4_000;
+    let second = Recording {
+        pid: 999,
+        ..of(vec![again(message(Receive, 0, Chunk, 1, 7))])
+    };
+    // Rank 1 works on a chunk twice: over two edges that lead the same way, or in two laps of a ring.
+    let twice = |kind, peer, edge, number| {
+        let lap = Operation {
+            edge: Some(edge),
+            number: Some(number),
+            bytes: 32,
+            ..message(kind, peer, Chunk, 0, 2)
+        };
+        vec![message(kind, peer, Chunk, 0, 0), lap]
+    };
+    let over_two_edges = (twice(Send, 1, 2, 0), vec![of(twice(Receive, 0, 2, 0))], 2);
+    let in_two_laps = (twice(Send, 1, 0, 1), vec![of(twice(Receive, 0, 0, 1))], 2);
+    for (ours, theirs, matched) in [
+        (rank_0(), vec![forgetful], 1),
+        (rank_0(), vec![early], 0),
+        (sent_again, vec![first, second], 4),
+        over_two_edges,
+        in_two_laps,
+    ] {
+        let all = [vec![recording(0, 2, ours)], theirs].concat();
+        let told = tell(all);
+        assert_eq!((told.never_came, told.disagreement), (Vec::new(), None));
+        assert_eq!(told.matched, matched);
+    }
 }
 
 #[test]
 fn a_collective_that_one_rank_of_three_never_entered_names_it() {
-    let two = || {
-        vec![
-            reduce(0, 4096, DType::F32),
-            open(reduce(1, 4096, DType::F32)),
-        ]
-    };
-    let one = vec![reduce(0, 4096, DType::F32)];
-    let told = tell(vec![mesh(0, two()), mesh(1, two()), mesh(2, one)]);
-    assert_eq!(
-        told.findings.never_came,
-        ["rank 2 never entered collective 1 of group mesh"]
-    );
-    assert_eq!(
-        told.ranks[0].wait.what,
-        "it was in all-reduce 1 of group mesh (4096 bytes of f32)"
-    );
-    assert_eq!(told.ranks[1].wait.on, [2]);
-    assert!(
-        told.verdict.contains("rank 2, which never came"),
-        "{}",
-        told.verdict
-    );
+    for kind in [Kind::AllReduce, Kind::Scatter, Kind::Gather, Kind::Barrier] {
+        let collective = |number| Operation {
+            kind,
+            ..reduce(number, 4096, DType::F32)
+        };
+        let two = || vec![collective(0), open(collective(1))];
+        let one = vec![collective(0)];
+        let told = tell(vec![mesh(0, two()), mesh(1, two()), mesh(2, one)]);
+        assert_eq!(
+            told.never_came,
+            ["rank 2 never entered collective 1 of group mesh"]
+        );
+        let what = format!("it was in {kind} 1 of group mesh (4096 bytes of f32)");
+        assert_eq!(told.ranks[0].wait.what, what);
+        assert_eq!(told.ranks[1].wait.on, [2]);
+        let verdict = told.verdict;
+        assert!(verdict.contains("rank 2, which never came"), "{verdict}");
+        assert_eq!((told.disagreement, told.absent.len()), (None, 1));
+    }
 }
 
 /// The members of a group in host memory wait inside the call, so inside the stage.
@@ -310,7 +314,7 @@ fn collectives_are_held_against_each_other_by_their_number() {
     let all = |bytes| vec![reduce(0, bytes, DType::F32)];
     let told = tell(vec![mesh(0, all(4096)), mesh(1, all(4096)), mesh(2, other)]);
     assert_eq!(
-        told.findings.disagreement.as_deref(),
+        told.disagreement.as_deref(),
         Some("collective 0 of group mesh: of type f32 at rank 0, bf16 at rank 2")
     );
     let told = tell(vec![
@@ -319,7 +323,7 @@ fn collectives_are_held_against_each_other_by_their_number() {
         mesh(2, all(4096)),
     ]);
     assert_eq!(
-        told.findings.disagreement.as_deref(),
+        told.disagreement.as_deref(),
         Some("collective 0 of group mesh: bytes 4096 at rank 0, 512 at rank 1")
     );
 }
@@ -366,25 +370,6 @@ fn files_of_two_jobs_or_twice_the_same_are_refused_by_name() {
     let text = refused(first());
     assert!(text.contains("the same process as first"), "{text}");
     assert!(refused(recording(1, 3, Vec::new())).contains("3 ranks"));
-}
-
-#[test]
-fn a_rank_that_was_started_again_is_held_against_its_own_generation() {
-    let again = |o: Operation| Operation {
-        generation: Generation::new(1),
-        ..o
-    };
-    let mut ours = rank_0();
-    ours.push(again(message(Send, 1, Chunk, 1, 3)));
-    let first = recording(1, 2, rank_1());
-    let second = Recording {
-        pid: 999,
-        ..recording(1, 2, vec![again(message(Receive, 0, Chunk, 1, 4))])
-    };
-    let told = tell(vec![recording(0, 2, ours), first, second]);
-    assert_eq!(told.findings.never_came, [""; 0]);
-    assert_eq!(told.findings.disagreement, None);
-    assert_eq!(told.findings.matched, 4);
 }
 
 #[test]
@@ -453,13 +438,17 @@ fn a_job_that_runs_when_it_is_asked_does_not_stand_still() {
     }
     let mut ours = rank_0();
     ours.push(message(Send, 1, Chunk, 2, 3));
+    // Behind the last send.
+    theirs.written.monotonic_ns += 1;
     let told = tell(vec![recording(0, 2, slow(ours, 0)), theirs]);
     assert_eq!(
         told.verdict,
         "the job was running when it was asked; rank 1 was inside phase_b, with chunk 1 (call 1) \
          unanswered for 500.0 ms"
     );
-    assert!(told.running && told.findings.never_came.is_empty());
+    assert!(told.running && told.never_came.is_empty());
+    let not_yet = "rank 1 had not yet taken in the chunk of call 2 from rank 0 to rank 1";
+    assert_eq!(told.under_way, [not_yet]);
 }
 
 #[test]
@@ -512,7 +501,7 @@ fn of_two_launches_under_one_id_the_newest_is_told_and_the_other_named() {
         left_out,
         [PathBuf::from("rank0-10"), PathBuf::from("rank1-11")]
     );
-    let text = told(&kept, left_out).to_string();
+    let text = Told::of(&kept, left_out).to_string();
     assert!(
         text.contains("left out: rank1-11: of an earlier launch"),
         "{text}"
