@@ -26,7 +26,7 @@ use crate::args::{BenchCommand, Command, PluginCommand};
 pub use crate::bench::{sharpen_timers, sleep_exactly};
 use crate::env::Env;
 pub use crate::exit::print;
-pub use crate::run::{Checked, Memory, OnGpu, OnHost, Shape, VideoJob, check};
+pub use crate::run::{Checked, Kernels, Memory, OnGpu, OnHost, Shape, VideoJob, check};
 
 #[global_allocator]
 static ALLOCATOR: limits::Allocator = limits::Allocator;

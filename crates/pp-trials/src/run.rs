@@ -6,10 +6,9 @@ use std::rc::Rc;
 use pp_cli::args::{CutChoice, KernelChoice, RunArgs, TransportChoice};
 use pp_cli::backend::Backend;
 use pp_cli::env::Env;
-use pp_cli::{Memory, OnGpu, OnHost, Shape, VideoJob, check};
+use pp_cli::{Kernels, Memory, OnGpu, OnHost, Shape, VideoJob, check};
 use pp_contract::StageSpec;
 use pp_job::{Error, Opened, Program, ThisRank};
-use pp_transport::edge::Edges;
 use pp_transport::host::Host;
 
 use crate::hook::{Breakable, Faulty, FaultyBackend, Hook, Need, VARIABLE};
@@ -47,7 +46,8 @@ impl Run<'_, '_> {
     /// Runs the stages of this rank, each with the hook.
     fn on<M: Memory, B>(self, memory: &M, backend: FaultyBackend<B>) -> Result<(), Error>
     where
-        B: Breakable + Edges<Tx = M::Tx, Rx = M::Rx, Group = M::Group>,
+        B: Breakable,
+        M::Kernels: Kernels<Tx = B::Tx, Rx = B::Rx, Group = B::Group>,
     {
         let (job, arm) = (self.job, Rc::clone(&backend.arm));
         let mut profile = job.profile()?.set("fault", self.hook);

@@ -11,7 +11,7 @@ use pp_kernels::ChunkShape;
 use pp_runtime::stage::{Place, RetainedPayloads, StageError, StageResult, send_as_it_was};
 use pp_transport::in_flight::Part;
 
-use super::kernels::Encoder;
+use super::kernels::Kernels;
 use super::source::VideoSource;
 
 /// The last frames of a payload that was sent.
@@ -73,7 +73,7 @@ fn moved(old: &Manifest, new: &Manifest) -> Result<Vec<Part>, StageError> {
     old.iter().map(part).collect()
 }
 
-impl<E: Encoder> VideoSource<E> {
+impl<E: Kernels> VideoSource<E> {
     /// Composes the chunk with everything that stages which know no chunk before it must know.
     pub(super) fn compose_again(
         &mut self,

@@ -13,7 +13,7 @@ use pp_kernels::{
     Chroma, ChunkShape, Failure, FrameGeometry, FrameView, FrameViewMut, KernelError, KernelSet,
     Layout, SessionConfig,
 };
-use pp_runtime::drift::Digester;
+use pp_runtime::drift::{Digester, Verifier};
 use pp_runtime::stage::{Progress, StageError, StageResult, Worked};
 
 /// Size and format of every frame.
@@ -88,75 +88,52 @@ pub struct Opening<'a> {
     /// For host memory.
     pub(super) config: SessionConfig,
     pub(super) args: &'a [(String, String)],
-    pub(super) geometry: Geometry,
     /// Most chunks in flight.
     pub(super) depth: u32,
     /// Whose fault it is when the kernels fail: a file's, or, for our own, the device's.
     pub(super) blame: FaultKind,
 }
 
-impl Opening<'_> {
-    /// Bytes of the frames of the largest chunk.
-    pub(super) fn chunk_bytes(&self) -> usize {
-        self.geometry.frame_bytes * self.config.max_frames as usize
-    }
-}
-
 /// Where payloads lie: opens stages there.
 pub trait Memory {
+    /// The kernels of any stage.
+    type Kernels: Kernels;
+
+    /// Opens the kernels of a stage.
+    ///
+    /// # Errors
+    /// They cannot be opened on this memory, or with these settings.
+    fn open(&self, stage: &Opening<'_>) -> StageResult<Self::Kernels>;
+}
+
+/// The kernels of one stage: a source encodes, a sink decodes, and a stage between them generates. What is kept of a chunk
+/// while a device works on it goes out and comes back.
+pub trait Kernels {
     /// A slot to write.
     type Tx: Debug;
     /// A slot to read.
     type Rx: Debug;
     /// A member of a group.
     type Group;
-    /// The kernels of a source.
-    type Encoder: Encoder<Tx = Self::Tx>;
-    /// Those of a stage between source and sink.
-    type Generator: Generator<Tx = Self::Tx, Rx = Self::Rx, Group = Self::Group>;
-    /// Those of a sink.
-    type Decoder: Decoder<Rx = Self::Rx>;
-
-    /// Opens the kernels of a source.
-    ///
-    /// # Errors
-    /// They cannot be opened on this memory, or with these settings.
-    fn encoder(&self, stage: &Opening<'_>) -> StageResult<Self::Encoder>;
-
-    /// Opens the kernels of a stage between source and sink.
-    ///
-    /// # Errors
-    /// As [`Memory::encoder`].
-    fn generator(&self, stage: &Opening<'_>) -> StageResult<Self::Generator>;
-
-    /// Opens the kernels of a sink.
-    ///
-    /// # Errors
-    /// As [`Memory::encoder`].
-    fn decoder(&self, stage: &Opening<'_>) -> StageResult<Self::Decoder>;
-}
-
-/// The kernels of any stage.
-pub trait Kernels {
     /// Who digests the slots that the stage uses.
-    type Digester: Digester;
+    type Digester: Digester<Tx = Self::Tx, Rx = Self::Rx>;
+    /// An encode under way.
+    type Encoding;
+    /// A generation under way.
+    type Computing;
+    /// A decode under way.
+    type Decoding;
 
     /// Digests slots, in order with the kernels' work.
     fn digester(&mut self) -> &mut Self::Digester;
 
     /// The tensors of a chunk of this shape in this lap: those that the stage gets, and those that it makes.
     fn layout(&mut self, shape: ChunkShape, lap: u16) -> Result<Layout, KernelError>;
-}
 
-/// The kernels of a source.
-pub trait Encoder: Kernels<Digester: Digester<Tx = Self::Tx>> {
-    /// A slot to write.
-    type Tx: Debug;
+    /// The frames that a source takes or a sink makes.
+    fn frames(&self) -> FrameGeometry;
 
-    /// What is kept of a chunk while a device encodes it.
-    type Encoding;
-
-    /// Memory that frames are best read into, as large as a chunk; `None`: any.
+    /// Memory that frames are best read into, or decoded to, as large as a chunk; `None`: any.
     fn memory(&self) -> StageResult<Option<Box<dyn FrameMemory>>> {
         Ok(None)
     }
@@ -182,71 +159,6 @@ pub trait Encoder: Kernels<Digester: Digester<Tx = Self::Tx>> {
 
     /// Gives up an encode whose chunk was overtaken; a device may still work on it.
     fn forget(&mut self, _encoding: Self::Encoding) {}
-}
-
-/// An encode that is done.
-#[derive(Debug)]
-pub struct Encoded {
-    /// What a device worked for this chunk.
-    pub(super) worked: Option<Worked>,
-    /// The noise that the kernels estimated, if they did in this chunk.
-    pub(super) noise: Option<Vec<f32>>,
-}
-
-/// The kernels of a sink.
-pub trait Decoder: Kernels<Digester: Digester<Rx = Self::Rx>> {
-    /// A slot to read.
-    type Rx: Debug;
-
-    /// What is kept of a chunk while a device decodes it.
-    type Decoding;
-
-    /// The frames that it makes.
-    fn frames(&self) -> FrameGeometry;
-
-    /// Memory that frames are best decoded to, as large as a chunk; `None`: any.
-    fn memory(&self) -> StageResult<Option<Box<dyn FrameMemory>>> {
-        Ok(None)
-    }
-
-    /// Decodes into `frames`, which has the right length.
-    fn decode(
-        &mut self,
-        frames: Buffer,
-        plan: &VideoPlanParts,
-        tensors: &Manifest,
-        payload: Option<&Self::Rx>,
-    ) -> StageResult<Progress<Frames, Self::Decoding>>;
-
-    /// How far the oldest decode under way is.
-    fn poll_decoded(
-        &mut self,
-        oldest: Self::Decoding,
-    ) -> StageResult<Progress<Frames, Self::Decoding>> {
-        Ok(Progress::UnderWay(oldest))
-    }
-}
-
-/// Frames that were decoded.
-#[derive(Debug)]
-pub struct Frames {
-    pub(super) bytes: Buffer,
-    /// What a device worked for this chunk.
-    pub(super) worked: Option<Worked>,
-}
-
-/// The kernels of a stage between source and sink.
-pub trait Generator: Kernels<Digester: Digester<Tx = Self::Tx, Rx = Self::Rx>> {
-    /// A slot to write.
-    type Tx: Debug;
-    /// A slot to read.
-    type Rx: Debug;
-
-    /// A member of a group.
-    type Group;
-
-    /// What is kept of a chunk while a device computes it.
-    type Computing;
 
     /// Computes from slot to slot, in this lap. A member of a group that does not lead has no slots.
     fn generate(
@@ -269,6 +181,70 @@ pub trait Generator: Kernels<Digester: Digester<Tx = Self::Tx, Rx = Self::Rx>> {
     ) -> StageResult<Progress<Generated, Self::Computing>> {
         Ok(Progress::UnderWay(oldest))
     }
+
+    /// Decodes into `frames`, which has the right length.
+    fn decode(
+        &mut self,
+        frames: Buffer,
+        plan: &VideoPlanParts,
+        tensors: &Manifest,
+        payload: Option<&Self::Rx>,
+    ) -> StageResult<Progress<Frames, Self::Decoding>>;
+
+    /// How far the oldest decode under way is.
+    fn poll_decoded(
+        &mut self,
+        oldest: Self::Decoding,
+    ) -> StageResult<Progress<Frames, Self::Decoding>> {
+        Ok(Progress::UnderWay(oldest))
+    }
+}
+
+/// The layouts of chunks, each asked for once: they depend on shape and lap alone.
+#[derive(Default)]
+pub(super) struct Layouts(Vec<Known>);
+
+pub(super) struct Known {
+    of: (ChunkShape, u16),
+    pub(super) layout: Layout,
+    /// What the stage makes, with digests, if some chunks have digests.
+    pub(super) sealed: Option<Manifest>,
+}
+
+impl Layouts {
+    /// The layout of a chunk of this shape in this lap.
+    pub(super) fn of(
+        &mut self,
+        kernels: &mut impl Kernels,
+        verifier: &Verifier,
+        of: (ChunkShape, u16),
+    ) -> StageResult<&Known> {
+        let at = self.0.iter().position(|known| known.of == of);
+        if at.is_none() {
+            let layout = kernels.layout(of.0, of.1);
+            let layout = layout.map_err(failed(FaultKind::Plugin, "layout"))?;
+            let sealed = verifier.sealed(&layout.outputs)?;
+            self.0.push(Known { of, layout, sealed });
+        }
+        Ok(&self.0[at.unwrap_or(self.0.len() - 1)])
+    }
+}
+
+/// An encode that is done.
+#[derive(Debug)]
+pub struct Encoded {
+    /// What a device worked for this chunk.
+    pub(super) worked: Option<Worked>,
+    /// The noise that the kernels estimated, if they did in this chunk.
+    pub(super) noise: Option<Vec<f32>>,
+}
+
+/// Frames that were decoded.
+#[derive(Debug)]
+pub struct Frames {
+    pub(super) bytes: Buffer,
+    /// What a device worked for this chunk.
+    pub(super) worked: Option<Worked>,
 }
 
 /// What was computed.

@@ -1,26 +1,17 @@
 //! The stages of `pp run` between source and sink: tensors to tensors, from slot to slot.
 
-use pp_contract::{FaultKind, Manifest, Plan as _, Rank, StageSpec, VideoPlan, with_source};
-use pp_kernels::{ChunkShape, Layout};
+use pp_contract::{FaultKind, Manifest, Plan as _, Rank, StageSpec, VideoPlan};
+use pp_kernels::ChunkShape;
 use pp_runtime::drift::{Check, Digester, Verifier};
 use pp_runtime::stage::{Chunk, Done, GroupStage, Progress, Stage, StageError, StageResult, Taken};
 
-use super::kernels::{Generated, Generator, Kernels};
+use super::kernels::{Generated, Kernels, Layouts};
 use super::notes;
-
-/// The tensors of a chunk.
-struct Known {
-    shape: ChunkShape,
-    lap: u16,
-    layout: Layout,
-    /// What the stage makes, with digests, if some chunks have digests.
-    sealed: Option<Manifest>,
-}
 
 type Ticket<G> = <<G as Kernels>::Digester as Digester>::Ticket;
 
 /// A chunk under way: in the kernels, or in the digests behind them.
-pub struct Computing<G: Generator> {
+pub struct Computing<G: Kernels> {
     work: Progress<Generated, G::Computing>,
     tensors: Manifest,
     first_frame: u64,
@@ -29,7 +20,7 @@ pub struct Computing<G: Generator> {
     check: Option<Check<Ticket<G>>>,
 }
 
-pub struct VideoStage<G: Generator> {
+pub struct VideoStage<G: Kernels> {
     /// What faults call it.
     name: &'static str,
     spec: StageSpec,
@@ -39,12 +30,11 @@ pub struct VideoStage<G: Generator> {
     max_frames: u32,
     source: Rank,
     verifier: Verifier,
-    layouts: Vec<Known>,
+    layouts: Layouts,
 }
 
-impl<G: Generator> VideoStage<G> {
+impl<G: Kernels> VideoStage<G> {
     pub(super) fn new(
-        name: &'static str,
         (spec, laps): (StageSpec, u16),
         generator: G,
         max_frames: u32,
@@ -52,34 +42,16 @@ impl<G: Generator> VideoStage<G> {
         verifier: Verifier,
     ) -> Self {
         Self {
-            name,
+            // A fault names it, so it lives as long as the process.
+            name: String::leak(spec.name.to_string()),
             spec,
             laps,
             generator,
             max_frames,
             source,
             verifier,
-            layouts: Vec::new(),
+            layouts: Layouts::default(),
         }
-    }
-
-    /// The place in `layouts` of the layout for a chunk like this in this lap.
-    fn layout(&mut self, shape: ChunkShape, lap: u16) -> StageResult<usize> {
-        let mut layouts = self.layouts.iter();
-        let known = layouts.position(|known| (known.shape, known.lap) == (shape, lap));
-        if let Some(at) = known {
-            return Ok(at);
-        }
-        let layout = self.generator.layout(shape, lap);
-        let layout =
-            layout.map_err(|e| StageError::new(FaultKind::Plugin, "layout", with_source(&e)))?;
-        self.layouts.push(Known {
-            shape,
-            lap,
-            sealed: self.verifier.sealed(&layout.outputs)?,
-            layout,
-        });
-        Ok(self.layouts.len() - 1)
     }
 
     /// What goes on, once the kernels are done, and the digests that were issued behind them.
@@ -119,7 +91,7 @@ impl<G: Generator> VideoStage<G> {
     }
 }
 
-impl<G: Generator> VideoStage<G> {
+impl<G: Kernels> VideoStage<G> {
     /// Begins a chunk. A member of a group that does not lead has no slots, and nothing to verify.
     fn begin(
         &mut self,
@@ -144,8 +116,8 @@ impl<G: Generator> VideoStage<G> {
             context_frames: context.map_or(0, |frames| frames.try_into().unwrap_or(u32::MAX)),
         };
         let lap = chunk.place.lap;
-        let known = self.layout(shape, lap)?;
-        let Known { layout, sealed, .. } = &self.layouts[known];
+        let known = (self.layouts).of(&mut self.generator, &self.verifier, (shape, lap))?;
+        let (layout, sealed) = (&known.layout, &known.sealed);
         if layout.inputs != inputs {
             let (wanted, got) = (list(&layout.inputs), list(&inputs));
             let detail = format!("chunk {index}: the kernels take {wanted}; {got} came");
@@ -195,7 +167,7 @@ impl<G: Generator> VideoStage<G> {
     }
 }
 
-impl<G: Generator> Stage<G::Tx, G::Rx> for VideoStage<G> {
+impl<G: Kernels> Stage<G::Tx, G::Rx> for VideoStage<G> {
     type Plan = VideoPlan;
     type Kept = Computing<G>;
 
@@ -213,7 +185,7 @@ impl<G: Generator> Stage<G::Tx, G::Rx> for VideoStage<G> {
     }
 }
 
-impl<G: Generator> GroupStage<G::Tx, G::Rx, G::Group> for VideoStage<G> {
+impl<G: Kernels> GroupStage<G::Tx, G::Rx, G::Group> for VideoStage<G> {
     type Plan = VideoPlan;
     type Kept = Computing<G>;
 

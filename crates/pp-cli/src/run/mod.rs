@@ -38,8 +38,8 @@ use pp_transport::edge::Edges;
 use pp_transport::host::{Host, MAX_SLOTS};
 
 use self::clean::{CleanFrames, Shelf};
-pub use self::kernels::Memory;
-use self::kernels::{Encoder, Kernels, Opening, failed};
+pub use self::kernels::{Kernels, Memory};
+use self::kernels::{Opening, failed};
 use self::middle::VideoStage;
 pub use self::on_gpu::OnGpu;
 pub use self::on_host::OnHost;
@@ -253,9 +253,10 @@ impl<'a> VideoJob<'a> {
     fn program<'p, M: Memory, B>(
         &'p self,
         memory: &'p M,
-    ) -> Program<'p, B, VideoSource<M::Encoder>, Shape>
+    ) -> Program<'p, B, VideoSource<M::Kernels>, Shape>
     where
-        B: Edges<Tx = M::Tx, Rx = M::Rx, Group = M::Group>,
+        B: Edges,
+        M::Kernels: Kernels<Tx = B::Tx, Rx = B::Rx, Group = B::Group>,
     {
         let [source, sink] = self.ends();
         let mut program = Program::new(source, move |bell| self.source(memory, bell))
@@ -304,7 +305,7 @@ impl<'a> VideoJob<'a> {
         &self,
         memory: &M,
         bell: Bell,
-    ) -> Result<Opened<VideoSource<M::Encoder>, Shape>, Error> {
+    ) -> Result<Opened<VideoSource<M::Kernels>, Shape>, Error> {
         if std::io::stderr().is_terminal() {
             backend::say(self.choice.as_deref());
         }
@@ -318,7 +319,7 @@ impl<'a> VideoJob<'a> {
         self.check_slots(context_chunks)?;
         let reader = input::open(args, self.pipeline, self.depth)?;
         let shape = Shape::new(reader.header.clone());
-        let opened = self.opened((0, 0), &shape, |opening| memory.encoder(opening));
+        let opened = self.opened((0, 0), &shape, memory);
         let encoder = opened.map_err(|error| error.into_fault(RANK_0))?;
         let settings = Settings {
             args,
@@ -346,19 +347,15 @@ impl<'a> VideoJob<'a> {
         memory: &M,
         (stage, member): (&StageSpec, usize),
         shape: &Shape,
-    ) -> Result<VideoStage<M::Generator>, Error> {
+    ) -> Result<VideoStage<M::Kernels>, Error> {
         let at = self.place_of(stage);
-        let mut name = "";
-        let opened = self.opened((at, member), shape, |opening| {
-            name = opening.stage;
-            memory.generator(opening)
-        });
+        let opened = self.opened((at, member), shape, memory);
         let generator = opened.map_err(|error| error.into_fault(stage.ranks[member]))?;
         let most = self.args.frames_per_chunk;
         let verifier = self.verifier(at);
         let spec = stage.clone();
         let spec = (spec, self.laps(at));
-        let stage = VideoStage::new(name, spec, generator, most, RANK_0, verifier);
+        let stage = VideoStage::new(spec, generator, most, RANK_0, verifier);
         Ok(stage)
     }
 
@@ -371,10 +368,10 @@ impl<'a> VideoJob<'a> {
         memory: &M,
         shape: &Shape,
         bell: Bell,
-    ) -> Result<VideoSink<M::Decoder>, Error> {
+    ) -> Result<VideoSink<M::Kernels>, Error> {
         let (args, rank) = (self.args, self.pipeline.sink());
         let at = self.pipeline.stages().len() - 1;
-        let opened = self.opened((at, 0), shape, |opening| memory.decoder(opening));
+        let opened = self.opened((at, 0), shape, memory);
         let decoder = opened.map_err(|error| error.into_fault(rank))?;
         let clean = match args.add_noise {
             None => None,
@@ -391,12 +388,12 @@ impl<'a> VideoJob<'a> {
     }
 
     /// Opens the kernels of a member of stage `at`, and notes how large its payloads are.
-    fn opened<K: Kernels>(
+    fn opened<M: Memory>(
         &self,
         (at, member): (usize, usize),
         shape: &Shape,
-        open: impl FnOnce(&Opening<'_>) -> StageResult<K>,
-    ) -> StageResult<K> {
+        memory: &M,
+    ) -> StageResult<M::Kernels> {
         let (args, spec, geometry) = (self.args, &self.pipeline.stages()[at], shape.geometry());
         let is_between = at > 0 && at + 1 < self.pipeline.stages().len();
         // Source and sink are light: the cores are those of the stages between.
@@ -405,13 +402,12 @@ impl<'a> VideoJob<'a> {
         (config.part, config.parts) = (spec.part as u32, spec.parts as u32);
         (config.member, config.members) = (member as u32, spec.ranks.len() as u32);
         config.laps = self.laps(at).into();
-        let mut kernels = open(&Opening {
+        let mut kernels = memory.open(&Opening {
             kernels: &self.kernels,
             // A fault names it, so it lives as long as the process.
             stage: String::leak(spec.name.to_string()),
             config,
             args: &args.plugin_args,
-            geometry,
             depth: self.depth,
             blame: blame(&args.kernels),
         })?;
@@ -489,7 +485,7 @@ impl<'a> VideoJob<'a> {
     }
 }
 
-impl<E: Encoder> VideoSource<E> {
+impl<E: Kernels> VideoSource<E> {
     /// Stores and prints the results, on rank 0.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use pp_contract::{FaultKind, Manifest, VideoPlanParts};
 use pp_device::{Allocation, CudaError, Device, DevicePtr, PinnedBuffer, Stream};
 use pp_kernels::{
     ChunkShape, FrameGeometry, KernelError, Layout, Payload, PayloadMut, RawSession, SessionConfig,
-    Space,
+    Space, StageKind,
 };
 use pp_runtime::stage::{Progress, StageError, StageResult};
 use pp_transport::gpu::{DeviceRx, DeviceTx};
@@ -18,8 +18,7 @@ use pp_transport::nccl::Communicator;
 use super::digests::GpuDigester;
 use super::group::OfGpu;
 use super::kernels::{
-    Decoder, Encoded, Encoder, Frames, Generated, Generator, Geometry, Kernels, Memory, Opening,
-    failed, internal,
+    Encoded, Frames, Generated, Geometry, Kernels, Memory, Opening, failed, internal,
 };
 use super::noise;
 use crate::timed::{Issued, Staged, Timed, read_on};
@@ -31,7 +30,7 @@ fn device(operation: &'static str) -> impl Fn(CudaError) -> StageError {
 
 /// A stream of its own for a session. That of a group's member has the collectives, and goes first: otherwise a message
 /// would leave when the kernels need no multiprocessor any more.
-fn stream(on: &Device, config: &SessionConfig) -> StageResult<Stream> {
+fn stream_for(on: &Device, config: &SessionConfig) -> StageResult<Stream> {
     let device_error = device("open kernels");
     on.bind().map_err(&device_error)?;
     let stream = match config.members {
@@ -57,11 +56,18 @@ pub struct GpuStage {
     timed: Timed,
     /// The stream that writes a group's output last; else that of the session.
     results: Stream,
+    geometry: Geometry,
+    chunk_bytes: usize,
+    /// Of a source, for noise that is estimated. Where all are in use, an estimate is not looked at.
+    noises: Vec<Staged>,
 }
 
-impl GpuStage {
-    fn open(on: &Device, stage: &Opening<'_>) -> StageResult<Self> {
-        let stream = stream(on, &stage.config)?;
+impl Memory for OnGpu {
+    type Kernels = GpuStage;
+
+    fn open(&self, stage: &Opening<'_>) -> StageResult<GpuStage> {
+        let on = &self.device;
+        let stream = stream_for(on, &stage.config)?;
         let (context, raw) = (on.raw_context(), stream.raw());
         let config = SessionConfig {
             space: Space::Cuda {
@@ -81,76 +87,30 @@ impl GpuStage {
         let session = session.map_err(failed(stage.blame, "open kernels"))?;
         let results = session.results().unwrap_or_else(|| stream.clone());
         let digester = GpuDigester::new(&results);
-        let timed = Timed::new(stream, stage.depth as usize);
-        Ok(Self {
+        let timed = Timed::new(stream.clone(), stage.depth as usize);
+        let timed = timed.map_err(device("make events"))?;
+        let noises = match session.stage().kind {
+            StageKind::Source => stage.depth,
+            _ => 0,
+        };
+        let noises: Result<_, _> = (0..noises)
+            .map(|_| Staged::new(&stream, NOISE_BYTES))
+            .collect();
+        let noises = noises.map_err(device("lock memory"))?;
+        let frames = session.frames();
+        let geometry = Geometry::of_frames(frames);
+        let most = stage.config.max_frames as usize * frames.frames_per_frame as usize;
+        Ok(GpuStage {
             name: stage.stage,
             blame: stage.blame,
             session,
             digester,
-            timed: timed.map_err(device("make events"))?,
+            timed,
             results,
-        })
-    }
-
-    /// Page-locked memory for a chunk of so many bytes.
-    fn memory(&self, bytes: usize) -> StageResult<Option<Box<dyn FrameMemory>>> {
-        let stream = &self.timed.stream;
-        let made = PinnedBuffer::new(stream.device(), bytes).and_then(|buffer| {
-            // Makes the event that follows its uses, now and not with a chunk.
-            buffer.used_by(stream)?;
-            Ok(buffer)
-        });
-        Ok(Some(Box::new(made.map_err(device("lock memory"))?)))
-    }
-}
-
-impl Memory for OnGpu {
-    type Tx = DeviceTx;
-    type Rx = DeviceRx;
-    type Group = Communicator;
-    type Encoder = GpuSource;
-    type Generator = GpuStage;
-    type Decoder = GpuSink;
-
-    fn encoder(&self, opening: &Opening<'_>) -> StageResult<GpuSource> {
-        let stage = GpuStage::open(&self.device, opening)?;
-        let noises: Result<_, _> = (0..opening.depth)
-            .map(|_| Staged::new(&stage.timed.stream, NOISE_BYTES))
-            .collect();
-        Ok(GpuSource {
-            noises: noises.map_err(device("lock memory"))?,
-            stage,
-            geometry: opening.geometry,
-            chunk_bytes: opening.chunk_bytes(),
-        })
-    }
-
-    fn generator(&self, opening: &Opening<'_>) -> StageResult<GpuStage> {
-        GpuStage::open(&self.device, opening)
-    }
-
-    fn decoder(&self, opening: &Opening<'_>) -> StageResult<GpuSink> {
-        let stage = GpuStage::open(&self.device, opening)?;
-        let frames = stage.session.frames();
-        let geometry = Geometry::of_frames(frames);
-        let most = opening.config.max_frames as usize * frames.frames_per_frame as usize;
-        Ok(GpuSink {
-            stage,
             geometry,
             chunk_bytes: geometry.frame_bytes * most,
+            noises,
         })
-    }
-}
-
-impl Kernels for GpuStage {
-    type Digester = GpuDigester;
-
-    fn digester(&mut self) -> &mut GpuDigester {
-        &mut self.digester
-    }
-
-    fn layout(&mut self, shape: ChunkShape, lap: u16) -> Result<Layout, KernelError> {
-        self.session.layout(shape, lap.into())
     }
 }
 
@@ -185,22 +145,6 @@ pub struct Decoding {
     work: Issued,
 }
 
-/// The source.
-pub struct GpuSource {
-    stage: GpuStage,
-    geometry: Geometry,
-    chunk_bytes: usize,
-    /// For noise that is estimated. Where all are in use, an estimate is not looked at.
-    noises: Vec<Staged>,
-}
-
-/// The sink.
-pub struct GpuSink {
-    stage: GpuStage,
-    geometry: Geometry,
-    chunk_bytes: usize,
-}
-
 /// Page-locked memory, which the GPU reads and writes by itself.
 impl FrameMemory for PinnedBuffer {
     fn bytes(&self) -> &[u8] {
@@ -224,24 +168,36 @@ fn used_by(buffer: &Buffer, stream: &Stream) -> Result<(), CudaError> {
         .map_or(Ok(()), |memory| memory.used_by(stream))
 }
 
-impl Kernels for GpuSource {
+impl Kernels for GpuStage {
+    type Tx = DeviceTx;
+    type Rx = DeviceRx;
+    type Group = Communicator;
     type Digester = GpuDigester;
+    type Encoding = Encoding;
+    /// With the calls that were made.
+    type Computing = (Issued, u32);
+    type Decoding = Decoding;
 
     fn digester(&mut self) -> &mut GpuDigester {
-        self.stage.digester()
+        &mut self.digester
     }
 
     fn layout(&mut self, shape: ChunkShape, lap: u16) -> Result<Layout, KernelError> {
-        self.stage.layout(shape, lap)
+        self.session.layout(shape, lap.into())
     }
-}
 
-impl Encoder for GpuSource {
-    type Tx = DeviceTx;
-    type Encoding = Encoding;
+    fn frames(&self) -> FrameGeometry {
+        self.session.frames()
+    }
 
     fn memory(&self) -> StageResult<Option<Box<dyn FrameMemory>>> {
-        self.stage.memory(self.chunk_bytes)
+        let stream = &self.timed.stream;
+        let made = PinnedBuffer::new(stream.device(), self.chunk_bytes).and_then(|buffer| {
+            // Makes the event that follows its uses, now and not with a chunk.
+            buffer.used_by(stream)?;
+            Ok(buffer)
+        });
+        Ok(Some(Box::new(made.map_err(device("lock memory"))?)))
     }
 
     fn encode(
@@ -252,13 +208,13 @@ impl Encoder for GpuSource {
         tensors: &Manifest,
         slot: &mut DeviceTx,
     ) -> StageResult<Progress<Encoded, Encoding>> {
-        let (blame, name) = (self.stage.blame, self.stage.name);
+        let (blame, name) = (self.blame, self.name);
         let on_error = device(name);
         let views = self.geometry.views(&frames[..bytes]);
         let place = noise::place(tensors, self.geometry.chroma);
         let place = place.filter(|_| noise::is_estimated(plan));
         let mut noise = place.and_then(|place| Some((self.noises.pop()?, place)));
-        let GpuStage { session, timed, .. } = &mut self.stage;
+        let Self { session, timed, .. } = self;
         let work = timed.open().map_err(&on_error)?;
         let stream = &timed.stream;
         let issued = slot.write_on(stream, |to| -> StageResult<()> {
@@ -292,8 +248,8 @@ impl Encoder for GpuSource {
     }
 
     fn poll_encoded(&mut self, oldest: Encoding) -> StageResult<Progress<Encoded, Encoding>> {
-        let polled = self.stage.timed.poll(oldest.work);
-        let done = match polled.map_err(device(self.stage.name))? {
+        let polled = self.timed.poll(oldest.work);
+        let done = match polled.map_err(device(self.name))? {
             Progress::Done(done) => done,
             Progress::UnderWay(work) => return Ok(Progress::UnderWay(Encoding { work, ..oldest })),
         };
@@ -309,34 +265,9 @@ impl Encoder for GpuSource {
     }
 
     fn forget(&mut self, encoding: Encoding) {
-        self.stage.timed.forget(encoding.work);
+        self.timed.forget(encoding.work);
         // A copy that is under way is on the one stream, in front of what its next user issues.
         self.noises.extend(encoding.noise.map(|(copy, _)| copy));
-    }
-}
-
-impl Kernels for GpuSink {
-    type Digester = GpuDigester;
-
-    fn digester(&mut self) -> &mut GpuDigester {
-        self.stage.digester()
-    }
-
-    fn layout(&mut self, shape: ChunkShape, lap: u16) -> Result<Layout, KernelError> {
-        self.stage.layout(shape, lap)
-    }
-}
-
-impl Decoder for GpuSink {
-    type Rx = DeviceRx;
-    type Decoding = Decoding;
-
-    fn frames(&self) -> FrameGeometry {
-        self.stage.session.frames()
-    }
-
-    fn memory(&self) -> StageResult<Option<Box<dyn FrameMemory>>> {
-        self.stage.memory(self.chunk_bytes)
     }
 
     fn decode(
@@ -346,9 +277,9 @@ impl Decoder for GpuSink {
         tensors: &Manifest,
         payload: Option<&DeviceRx>,
     ) -> StageResult<Progress<Frames, Decoding>> {
-        let (blame, name) = (self.stage.blame, self.stage.name);
+        let (blame, name) = (self.blame, self.name);
         let on_error = device(name);
-        let GpuStage { session, timed, .. } = &mut self.stage;
+        let Self { session, timed, .. } = self;
         let work = timed.open().map_err(&on_error)?;
         let stream = &timed.stream;
         let mut views = self.geometry.views_mut(&mut frames);
@@ -368,8 +299,8 @@ impl Decoder for GpuSink {
     }
 
     fn poll_decoded(&mut self, oldest: Decoding) -> StageResult<Progress<Frames, Decoding>> {
-        let polled = self.stage.timed.poll(oldest.work);
-        let done = match polled.map_err(device(self.stage.name))? {
+        let polled = self.timed.poll(oldest.work);
+        let done = match polled.map_err(device(self.name))? {
             Progress::Done(done) => done,
             Progress::UnderWay(work) => return Ok(Progress::UnderWay(Decoding { work, ..oldest })),
         };
@@ -378,14 +309,6 @@ impl Decoder for GpuSink {
             worked: Some(done),
         }))
     }
-}
-
-impl Generator for GpuStage {
-    type Tx = DeviceTx;
-    type Rx = DeviceRx;
-    type Group = Communicator;
-    /// With the calls that were made.
-    type Computing = (Issued, u32);
 
     fn generate(
         &mut self,

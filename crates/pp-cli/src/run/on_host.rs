@@ -12,8 +12,7 @@ use pp_transport::host::{HostGroup, RxLease, TxLease};
 
 use super::group::OfHost;
 use super::kernels::{
-    Decoder, Encoded, Encoder, Frames, Generated, Generator, Geometry, Kernels, Memory, Opening,
-    failed, internal,
+    Encoded, Frames, Generated, Geometry, Kernels, Memory, Opening, failed, internal,
 };
 use super::noise;
 use crate::video::buffer::Buffer;
@@ -30,45 +29,31 @@ pub struct HostStage {
     digester: HostDigester,
 }
 
-impl HostStage {
-    fn open(stage: &Opening<'_>) -> StageResult<Self> {
+impl Memory for OnHost {
+    type Kernels = HostStage;
+
+    fn open(&self, stage: &Opening<'_>) -> StageResult<HostStage> {
         let opened = stage
             .kernels
             .open_stage(stage.stage, &stage.config, stage.args);
-        Ok(Self {
+        let session = opened.map_err(failed(FaultKind::Plugin, "open kernels"))?;
+        Ok(HostStage {
             name: stage.stage,
-            session: opened.map_err(failed(FaultKind::Plugin, "open kernels"))?,
-            geometry: stage.geometry,
+            geometry: Geometry::of_frames(session.frames()),
+            session,
             digester: HostDigester,
         })
     }
 }
 
-impl Memory for OnHost {
+impl Kernels for HostStage {
     type Tx = TxLease;
     type Rx = RxLease;
     type Group = HostGroup;
-    type Encoder = HostStage;
-    type Generator = HostStage;
-    type Decoder = HostStage;
-
-    fn encoder(&self, stage: &Opening<'_>) -> StageResult<HostStage> {
-        HostStage::open(stage)
-    }
-
-    fn generator(&self, stage: &Opening<'_>) -> StageResult<HostStage> {
-        HostStage::open(stage)
-    }
-
-    fn decoder(&self, stage: &Opening<'_>) -> StageResult<HostStage> {
-        let mut opened = HostStage::open(stage)?;
-        opened.geometry = Geometry::of_frames(opened.session.frames());
-        Ok(opened)
-    }
-}
-
-impl Kernels for HostStage {
     type Digester = HostDigester;
+    type Encoding = Infallible;
+    type Computing = Infallible;
+    type Decoding = Infallible;
 
     fn digester(&mut self) -> &mut HostDigester {
         &mut self.digester
@@ -77,11 +62,10 @@ impl Kernels for HostStage {
     fn layout(&mut self, shape: ChunkShape, lap: u16) -> Result<Layout, KernelError> {
         self.session.layout(shape, lap.into())
     }
-}
 
-impl Encoder for HostStage {
-    type Tx = TxLease;
-    type Encoding = Infallible;
+    fn frames(&self) -> FrameGeometry {
+        self.session.frames()
+    }
 
     fn encode(
         &mut self,
@@ -104,15 +88,6 @@ impl Encoder for HostStage {
             noise: place.and_then(|place| noise::sigmas(&slot.bytes_mut()[place])),
         }))
     }
-}
-
-impl Decoder for HostStage {
-    type Rx = RxLease;
-    type Decoding = Infallible;
-
-    fn frames(&self) -> FrameGeometry {
-        self.session.frames()
-    }
 
     fn decode(
         &mut self,
@@ -132,13 +107,6 @@ impl Decoder for HostStage {
             worked: None,
         }))
     }
-}
-
-impl Generator for HostStage {
-    type Tx = TxLease;
-    type Rx = RxLease;
-    type Group = HostGroup;
-    type Computing = Infallible;
 
     fn generate(
         &mut self,

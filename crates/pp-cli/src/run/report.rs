@@ -17,7 +17,7 @@ use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use super::kernels::Encoder;
+use super::kernels::Kernels;
 use super::noise::Estimates;
 use super::source::VideoSource;
 use crate::args::{RunArgs, Strength};
@@ -37,7 +37,7 @@ pub(super) struct Labels<'a> {
 }
 
 /// What was run, for the JSON report.
-struct About<'a, E: Encoder> {
+struct About<'a, E: Kernels> {
     job: &'a Labels<'a>,
     source: &'a VideoSource<E>,
     finished: &'a Finished,
@@ -49,7 +49,7 @@ struct About<'a, E: Encoder> {
 }
 
 /// `docs/report.md` says what each key is.
-impl<E: Encoder> Serialize for About<'_, E> {
+impl<E: Kernels> Serialize for About<'_, E> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (job, source, finished) = (self.job, self.source, self.finished);
         let args = job.args;
@@ -153,7 +153,7 @@ impl Recovery {
 }
 
 /// Prints the summary and writes the files that were asked for.
-pub(super) fn publish<E: Encoder>(
+pub(super) fn publish<E: Kernels>(
     job: &Labels<'_>,
     source: &VideoSource<E>,
     finished: &Finished,
@@ -221,7 +221,7 @@ pub(crate) fn write_pictures(
     Ok(())
 }
 
-fn summary<E: Encoder>(
+fn summary<E: Kernels>(
     about: &About<'_, E>,
     measures: &Measures,
     has_stored: bool,
@@ -319,7 +319,7 @@ fn write_psnr(out: &mut Vec<u8>, before: Psnr, after: Psnr) -> std::io::Result<(
 /// The most recoveries that are told one by one; the report has them all.
 const TOLD: usize = 8;
 
-fn write_restarts<E: Encoder>(out: &mut Vec<u8>, about: &About<'_, E>) -> std::io::Result<()> {
+fn write_restarts<E: Kernels>(out: &mut Vec<u8>, about: &About<'_, E>) -> std::io::Result<()> {
     let restarts = about.finished.restarts;
     if restarts == 0 {
         return Ok(());

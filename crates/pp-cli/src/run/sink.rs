@@ -9,7 +9,7 @@ use pp_transport::bell::Bell;
 
 use super::clean::CleanFrames;
 use super::input::{QUEUE, io_threads};
-use super::kernels::{Decoder, Frames, Geometry, Kernels};
+use super::kernels::{Frames, Geometry, Kernels};
 use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
 use super::shape::Shape;
@@ -21,7 +21,7 @@ use crate::video::y4m::Params;
 type Ticket<D> = <<D as Kernels>::Digester as Digester>::Ticket;
 
 /// A chunk under way: in the kernels, or in the digests behind them.
-pub struct Taking<D: Decoder> {
+pub struct Taking<D: Kernels> {
     work: Progress<Frames, D::Decoding>,
     index: ChunkIndex,
     first_frame: u64,
@@ -31,7 +31,7 @@ pub struct Taking<D: Decoder> {
     seals: Vec<Seal>,
 }
 
-pub struct VideoSink<D: Decoder> {
+pub struct VideoSink<D: Kernels> {
     decoder: D,
     shape: Shape,
     /// The frames that the kernels make, and how many of them for each frame of the source.
@@ -68,7 +68,7 @@ fn cannot_compare(shape: &Shape, frames: FrameGeometry) -> StageError {
     StageError::new(FaultKind::BadInput, "open kernels", detail)
 }
 
-impl<D: Decoder> VideoSink<D> {
+impl<D: Kernels> VideoSink<D> {
     /// Opens the output.
     pub(super) fn open(
         (args, depth): (&RunArgs, u32),
@@ -172,7 +172,7 @@ impl<D: Decoder> VideoSink<D> {
     }
 }
 
-impl<D: Decoder> Sink<D::Rx> for VideoSink<D> {
+impl<D: Kernels> Sink<D::Rx> for VideoSink<D> {
     type Plan = VideoPlan;
     type Kept = Taking<D>;
 

@@ -2,9 +2,7 @@
 
 use std::rc::Rc;
 
-use pp_contract::{
-    ChunkIndex, FaultKind, Manifest, Message, Rank, VideoPlan, VideoPlanParts, with_source,
-};
+use pp_contract::{ChunkIndex, FaultKind, Manifest, Message, Rank, VideoPlan, VideoPlanParts};
 use pp_job::Error;
 use pp_kernels::ChunkShape;
 use pp_runtime::core::Cut;
@@ -16,7 +14,7 @@ use pp_transport::bell::Bell;
 
 use super::clean::Shelf;
 use super::input::{QUEUE, io_threads};
-use super::kernels::{Encoded, Encoder, Kernels};
+use super::kernels::{Encoded, Kernels, Layouts};
 use super::noise::Estimates;
 use super::notes::{Made, ToSink, ToSource};
 use super::open::buffers;
@@ -30,18 +28,10 @@ use crate::video::source::{Chunk, Polled, Source as Frames, SourceOptions};
 use crate::video::y4m::Reader;
 use pp_job::RANK_0;
 
-/// The tensors of a chunk; they depend on the number of frames and of context frames alone.
-struct Known {
-    shape: ChunkShape,
-    tensors: Manifest,
-    /// The same with digests, if some chunks have digests.
-    sealed: Option<Manifest>,
-}
-
 type Ticket<E> = <<E as Kernels>::Digester as Digester>::Ticket;
 
 /// A chunk between its encode and its acceptance.
-pub struct Pending<E: Encoder> {
+pub struct Pending<E: Kernels> {
     frames: usize,
     /// Kept only when its PSNR is wanted.
     chunk: Option<Chunk>,
@@ -70,7 +60,7 @@ pub(super) struct Settings<'a> {
     pub(super) shelf: Rc<Shelf>,
 }
 
-pub struct VideoSource<E: Encoder> {
+pub struct VideoSource<E: Kernels> {
     input: Frames,
     encoder: E,
     pub(super) header: Header,
@@ -80,7 +70,7 @@ pub struct VideoSource<E: Encoder> {
     cuts: CutChoice,
     seed: u64,
     sink: Rank,
-    layouts: Vec<Known>,
+    layouts: Layouts,
     offered: Option<Chunk>,
     verifier: Verifier,
     pub(super) log: Log,
@@ -100,7 +90,7 @@ pub struct VideoSource<E: Encoder> {
     pub(super) frames_in_input: Option<u64>,
 }
 
-impl<E: Encoder> VideoSource<E> {
+impl<E: Kernels> VideoSource<E> {
     /// Starts to read.
     pub(super) fn open(
         reader: Reader,
@@ -140,7 +130,7 @@ impl<E: Encoder> VideoSource<E> {
             cuts: args.cuts,
             seed: args.seed,
             sink: settings.sink,
-            layouts: Vec::new(),
+            layouts: Layouts::default(),
             offered: None,
             verifier: settings.verifier,
             log: settings.log,
@@ -163,25 +153,8 @@ impl<E: Encoder> VideoSource<E> {
 
     /// The tensors of a chunk like this.
     pub(super) fn tensors_of(&mut self, shape: ChunkShape) -> StageResult<Manifest> {
-        let known = self.layout(shape)?;
-        Ok(self.layouts[known].tensors.clone())
-    }
-
-    /// The place in `layouts` of the layout for a chunk like this.
-    fn layout(&mut self, shape: ChunkShape) -> StageResult<usize> {
-        if let Some(at) = self.layouts.iter().position(|known| known.shape == shape) {
-            return Ok(at);
-        }
-        let layout = self.encoder.layout(shape, 0);
-        let tensors = layout
-            .map_err(|e| StageError::new(FaultKind::Plugin, "layout", with_source(&e)))?
-            .outputs;
-        self.layouts.push(Known {
-            shape,
-            sealed: self.verifier.sealed(&tensors)?,
-            tensors,
-        });
-        Ok(self.layouts.len() - 1)
+        let known = (self.layouts).of(&mut self.encoder, &self.verifier, (shape, 0))?;
+        Ok(known.layout.outputs.clone())
     }
 
     fn plan(&self, place: Place, start_frame: u64) -> VideoPlanParts {
@@ -210,7 +183,7 @@ impl<E: Encoder> VideoSource<E> {
     }
 }
 
-impl<E: Encoder> Source<E::Tx> for VideoSource<E> {
+impl<E: Kernels> Source<E::Tx> for VideoSource<E> {
     type Plan = VideoPlan;
     type Carry = Pending<E>;
 
@@ -260,19 +233,17 @@ impl<E: Encoder> Source<E::Tx> for VideoSource<E> {
             0
         };
         let frames = chunk.frames;
-        let known = self.layout(ChunkShape {
+        let shape = ChunkShape {
             frames: frames as u32,
             steps: plan.num_denoise_steps,
             context_frames: context,
-        })?;
-        let Known {
-            tensors, sealed, ..
-        } = &self.layouts[known];
+        };
+        let known = (self.layouts).of(&mut self.encoder, &self.verifier, (shape, 0))?;
+        let (tensors, sealed) = (&known.layout.outputs, known.sealed.as_ref());
         let bytes = chunk.data().len();
         let encode = self
             .encoder
             .encode(chunk.memory(), bytes, &plan, tensors, slot)?;
-        let sealed = sealed.as_ref();
         let sealed = sealed.filter(|_| self.verifier.is_due(place.chunk));
         let tensors = sealed.unwrap_or(tensors).clone();
         let sealed = match sealed {
