@@ -4,7 +4,7 @@ use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use pp_contract::{Fault, FaultKind, Rank};
-use pp_runtime::driver::{RankRun, Stages};
+use pp_runtime::driver::{BoxedStage, RankRun, Stages};
 use pp_runtime::progress::Limits;
 use pp_runtime::stage::Offer;
 use pp_runtime::switch::Switch;
@@ -198,7 +198,8 @@ fn stick(heartbeat: Option<Duration>) {
                 |_, _| unreachable!("nothing is offered"),
             );
             let sink = ToySink::<Toy, _>::new(|_, _| unreachable!("nothing was built"));
-            let stages = Stages::new(Some(source)).to(sink);
+            let mut stages = Stages::new(Some(source));
+            stages.push(BoxedStage::sink(sink));
             let slots = |_, _| Ok(local(&job, 64));
             let run = RankRun::new(Rank::new(0), stages, job.clone(), slots);
             let mut run: RankRun<'_, Host, _> = run.unwrap();

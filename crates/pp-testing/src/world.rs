@@ -3,7 +3,7 @@
 use pp_contract::pipeline::EdgeKind;
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_runtime::core::Order;
-use pp_runtime::driver::{RankOptions, RankRun, Stages, Summary, run_rank};
+use pp_runtime::driver::{Driven, RankOptions, RankRun, Stages, Summary};
 use pp_runtime::schedule::Runnable;
 use pp_runtime::stage::Source;
 use pp_runtime::switch::Switch;
@@ -173,7 +173,10 @@ fn run_seats<'s, S: Source<TxLease>>(
                     for (at, member) in groups {
                         run.attach_group(at, member);
                     }
-                    let ended = run_rank(run, &seat.switch);
+                    let ended = match run.drive(&seat.switch) {
+                        Ok(Driven::Finished) => Ok(run.finish().1),
+                        Ok(Driven::Lost(fault)) | Err(fault) => Err(fault),
+                    };
                     if let Err(fault) = &ended {
                         let others = switches.iter().filter(|switch| !switch.is_served());
                         others.for_each(|switch| _ = switch.raise(fault.clone()));

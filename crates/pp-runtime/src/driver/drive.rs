@@ -4,7 +4,7 @@ use pp_contract::{Fault, FaultKind, MAX_FRAME_BYTES};
 use pp_transport::edge::Edges;
 
 use super::Blame;
-use super::rank::{RankRun, Summary};
+use super::rank::RankRun;
 use super::session::Session;
 use crate::stage::Source;
 use crate::switch::Switch;
@@ -92,21 +92,6 @@ where
         }
         self.leave_alone();
         Ok(Driven::Finished)
-    }
-}
-
-/// Runs a rank until everything is done.
-///
-/// # Errors
-/// As [`RankRun::drive`].
-pub fn run_rank<'s, E, S>(mut run: RankRun<'s, E, S>, switch: &Switch) -> Result<Summary, Fault>
-where
-    E: Edges,
-    S: Source<E::Tx>,
-{
-    match run.drive(switch)? {
-        Driven::Finished => Ok(run.finish().1),
-        Driven::Lost(fault) => Err(fault),
     }
 }
 

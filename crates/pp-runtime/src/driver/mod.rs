@@ -23,7 +23,7 @@ use pp_transport::error::TransportError;
 use pp_transport::flight::{Record, State};
 use pp_transport::in_flight::{Completion, InFlight, Submission};
 
-pub use self::drive::{Driven, run_rank};
+pub use self::drive::Driven;
 pub use self::rank::{RankOptions, RankRun, Summary};
 pub use self::work::{BoxedStage, NoSource, Stages};
 

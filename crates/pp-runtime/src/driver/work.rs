@@ -252,39 +252,6 @@ impl<'s, Tx, Rx, G, S: Source<Tx>> Stages<'s, Tx, Rx, G, S> {
     pub fn push(&mut self, stage: BoxedStage<'s, Tx, Rx, G, S::Plan>) {
         self.work.push(stage);
     }
-
-    /// With the next stage of this rank.
-    #[must_use]
-    pub fn then(mut self, stage: impl Stage<Tx, Rx, Plan = S::Plan, Kept: 's> + 's) -> Self
-    where
-        S::Plan: 's,
-    {
-        self.push(BoxedStage::new(stage));
-        self
-    }
-
-    /// With this rank's member of the group that runs a stage.
-    #[must_use]
-    pub fn together(
-        mut self,
-        stage: impl GroupStage<Tx, Rx, G, Plan = S::Plan, Kept: 's> + 's,
-    ) -> Self
-    where
-        S::Plan: 's,
-    {
-        self.push(BoxedStage::member(stage));
-        self
-    }
-
-    /// With the sink, the last stage of the pipeline.
-    #[must_use]
-    pub fn to(mut self, sink: impl Sink<Rx, Plan = S::Plan, Kept: 's> + 's) -> Self
-    where
-        S::Plan: 's,
-    {
-        self.push(BoxedStage::sink(sink));
-        self
-    }
 }
 
 /// The source of a rank that has none.

@@ -119,16 +119,16 @@ fn run<'a>(schedule: &Schedule, offers: Offers<'a>, open: Open<'a>) -> Ends {
         {
             stages.push(open(rank, at));
         }
-        match rank.get() {
-            0 => stages.to(ToySink::new(
+        if rank.get() == 0 {
+            stages.push(BoxedStage::sink(ToySink::new(
                 move |chunk: Chunk<'_, Toy>, payload: &[u8]| {
                     let value = (chunk.place.chunk.get() as u8).wrapping_add(passed);
                     assert!(payload.len() == BYTES && payload.iter().all(|byte| *byte == value));
                     Ok(())
                 },
-            )),
-            _ => stages,
+            )));
         }
+        stages
     };
     run_schedule(&runnable, BYTES as u64, stages)
 }

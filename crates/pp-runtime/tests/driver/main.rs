@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pp_contract::{FaultKind, Rank};
 use pp_runtime::core::{Cut, Order};
-use pp_runtime::driver::{RankOptions, RankRun, Stages, run_rank};
+use pp_runtime::driver::{BoxedStage, Driven, RankOptions, RankRun, Stages};
 use pp_runtime::progress::Limits;
 use pp_runtime::schedule::Schedule;
 use pp_runtime::stage::{Built, Chunk, Offer, OnHost};
@@ -282,13 +282,15 @@ fn a_rank_that_never_answers_the_shutdown_does_not_keep_the_source() {
     let seat = seats.next().unwrap();
     let source = ToySource::new(|| Offer::End, |_, _| unreachable!("nothing is offered"));
     let sink = ToySink::<Toy, _>::new(|_, _| unreachable!("nothing was built"));
-    let stages = Stages::new(Some(source)).to(sink);
+    let mut stages = Stages::new(Some(source));
+    stages.push(BoxedStage::sink(sink));
     let slots = |_, _| Ok(local(&options, BYTES as u64));
     let mut run = RankRun::<Host, _>::new(Rank::new(0), stages, options.clone(), slots).unwrap();
     for (number, end) in seat.ends {
         run.attach(number, end);
     }
-    assert_eq!(run_rank(run, &seat.switch).unwrap().counts.admitted, 0);
+    assert_eq!(run.drive(&seat.switch), Ok(Driven::Finished));
+    assert_eq!(run.finish().1.counts.admitted, 0);
 }
 
 /// A fixed order that needs more chunks in flight than there may be, and edges without a slot.
@@ -310,11 +312,11 @@ fn a_rank_that_can_never_go_on_is_stuck_also_where_no_stage_works() {
         let source = ToySource::new(|| Offer::Chunk(Cut::None), build);
         let mut stages = Stages::new(Some(source));
         for _ in 2..options.pipeline.stages_at(Rank::new(0)).count() {
-            stages = stages.then(OnHost::new(
+            stages.push(BoxedStage::new(OnHost::new(
                 |chunk: Chunk<'_, Toy>, _: &[u8], _: &mut [u8]| Ok(done(chunk.message, bytes(8))),
-            ));
+            )));
         }
-        let stages = stages.to(ToySink::<Toy, _>::new(|_, _| Ok(())));
+        stages.push(BoxedStage::sink(ToySink::<Toy, _>::new(|_, _| Ok(()))));
         let mut seats = seats(&options, slot_bytes as u64).into_iter();
         let seat = seats.next().unwrap();
         let slots = |_, _| Ok(local(&options, slot_bytes as u64));
@@ -329,7 +331,7 @@ fn a_rank_that_can_never_go_on_is_stuck_also_where_no_stage_works() {
         };
         let set_up = SetUp::start(Vec::new(), watch_options(Some(limits))).unwrap();
         let watch = set_up.run(seat.switch.clone(), None, None).unwrap();
-        let fault = run_rank(run, &seat.switch).unwrap_err();
+        let fault = run.drive(&seat.switch).unwrap_err();
         watch.close();
         let (kind, rank) = (fault.kind, fault.rank.get());
         assert_eq!((kind, rank), (FaultKind::TimedOut, blamed), "{told}");
