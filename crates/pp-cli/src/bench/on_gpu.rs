@@ -240,17 +240,21 @@ impl Source<DeviceTx> for GpuSource {
     }
 }
 
-fn taken(worked: Worked, plan: &BenchPlan) -> Taken {
-    Taken {
-        worked: Some(worked),
-        ..Taken::of(plan, 1)
+/// Says how long a device worked, once that is known.
+fn said(mut done: Done, progress: Progress<Worked, Working>) -> Progress<Done, (Done, Working)> {
+    match progress {
+        Progress::Done(worked) => {
+            done.report.worked = Some(worked);
+            Progress::Done(done)
+        }
+        Progress::UnderWay(working) => Progress::UnderWay((done, working)),
     }
 }
 
 /// A stage between source and sink that takes a fixed time.
 impl Stage<DeviceTx, DeviceRx> for GpuStage {
     type Plan = BenchPlan;
-    type Kept = (BenchPlan, Manifest, Working);
+    type Kept = (Done, Working);
 
     fn run(
         &mut self,
@@ -258,31 +262,17 @@ impl Stage<DeviceTx, DeviceRx> for GpuStage {
         input: Option<&DeviceRx>,
         output: &mut DeviceTx,
     ) -> StageResult<Progress<Done, Self::Kept>> {
-        let (plan, tensors) = (chunk.message.plan(), chunk.message.tensors());
+        let tensors = chunk.message.tensors().clone();
         let progress = self.begin(|stream, launch| {
             read_on(input, stream, |_| output.write_on(stream, |_| launch()))?;
             Ok(output.send_ahead(tensors.payload_bytes() as usize)?)
         })?;
-        Ok(progress.map(
-            |worked| Done {
-                tensors: tensors.clone(),
-                report: taken(worked, plan),
-            },
-            |working| (plan.clone(), tensors.clone(), working),
-        ))
+        let report = Taken::of(chunk.message.plan(), 1);
+        Ok(said(Done { tensors, report }, progress))
     }
 
-    fn poll(
-        &mut self,
-        (plan, tensors, working): Self::Kept,
-    ) -> StageResult<Progress<Done, Self::Kept>> {
-        Ok(match self.poll_work(working)? {
-            Progress::Done(worked) => Progress::Done(Done {
-                tensors,
-                report: taken(worked, &plan),
-            }),
-            Progress::UnderWay(working) => Progress::UnderWay((plan, tensors, working)),
-        })
+    fn poll(&mut self, (done, working): Self::Kept) -> StageResult<Progress<Done, Self::Kept>> {
+        Ok(said(done, self.poll_work(working)?))
     }
 }
 
@@ -291,28 +281,24 @@ pub(super) struct GpuSink(pub(super) GpuStage);
 
 impl Sink<DeviceRx> for GpuSink {
     type Plan = BenchPlan;
-    type Kept = (BenchPlan, Working);
+    type Kept = (Done, Working);
 
     fn take(
         &mut self,
         chunk: Chunk<'_, BenchPlan>,
         input: Option<&DeviceRx>,
     ) -> StageResult<Progress<Taken, Self::Kept>> {
-        let plan = chunk.message.plan();
-        let progress = self
-            .0
-            .begin(|stream, launch| read_on(input, stream, |_| launch()))?;
-        Ok(progress.map(
-            |worked| taken(worked, plan),
-            |working| (plan.clone(), working),
-        ))
+        let stage = &mut self.0;
+        let progress = stage.begin(|stream, launch| read_on(input, stream, |_| launch()))?;
+        let done = Done {
+            tensors: Manifest::empty(),
+            report: Taken::of(chunk.message.plan(), 1),
+        };
+        Ok(said(done, progress).map(|done| done.report, |kept| kept))
     }
 
-    fn poll(&mut self, (plan, working): Self::Kept) -> StageResult<Progress<Taken, Self::Kept>> {
+    fn poll(&mut self, (done, working): Self::Kept) -> StageResult<Progress<Taken, Self::Kept>> {
         let progress = self.0.poll_work(working)?;
-        Ok(progress.map(
-            |worked| taken(worked, &plan),
-            |working| (plan.clone(), working),
-        ))
+        Ok(said(done, progress).map(|done| done.report, |kept| kept))
     }
 }
