@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
-use super::{Fakes, address_of};
+use super::libraries::{Fakes, address_of};
 
 /// A handle of the driver or of NCCL.
 pub type Handle = *mut c_void;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::graph::describe;
 use super::record::{Connector, Line, Range, Recording};
-use super::{Expect, Report, Rule, Violation};
+use super::report::{Expect, Report, Rule, Violation};
 
 /// What the fakes themselves complained about.
 pub fn faults(recordings: &[Recording], report: &mut Report) {

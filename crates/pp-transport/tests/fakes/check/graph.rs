@@ -3,8 +3,9 @@
 //! Timelines are threads and streams; each is a chain. Between them:
 //! a call happens before the operation it queues; a recording of an event before the waits that were called while it was
 //! the newest, and before whatever a thread calls after it has seen the event done; a send's beginning before the end of
-//! its receive; a word that is written before a host has read it ([`super::shared`]). Outside the run (set-up, winding up) the calls of all threads of a process count as one chain; within it
-//! a thread that makes communicators belongs between the calls of the one that issues on its device.
+//! its receive; a word that is written before a host has read it ([`super::shared`]). Outside the run (set-up, winding up)
+//! the calls of all threads of a process count as one chain; within it a thread that makes communicators belongs between
+//! the calls of the one that issues on its device.
 
 use std::collections::HashMap;
 
@@ -483,7 +484,10 @@ impl Builder {
                 }
             }
         }
-        self.shared.join(&mut self.graph);
+        let nodes = &mut self.graph.nodes;
+        for (write, read) in self.shared.orders(|node| nodes[node].timeline) {
+            nodes[read].after.push(write);
+        }
         for ((uid, rank), mine) in &self.collectives {
             for ((other_uid, other), theirs) in &self.collectives {
                 if uid == other_uid && rank != other {

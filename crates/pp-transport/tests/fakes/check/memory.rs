@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::clocks::Clocks;
 use super::graph::{Access, Graph, Kind, describe};
 use super::record::Recording;
-use super::{Fresh, Report, Rule, Violation};
+use super::report::{Fresh, Report, Rule, Violation};
 
 /// Bytes that all accesses so far treated alike, from their first to `end`.
 #[derive(Clone, Debug, Default)]

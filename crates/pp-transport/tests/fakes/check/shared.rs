@@ -3,7 +3,6 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::graph::Graph;
 use super::record::{Line, Range};
 
 /// A part of a process's memory that other processes may have, too.
@@ -61,25 +60,16 @@ impl Shared {
         }
     }
 
-    /// Orders each read behind the write whose value it saw. Where several wrote the same value, it is behind the first
-    /// of a timeline, and behind none of several timelines.
-    pub fn join(&self, graph: &mut Graph) {
-        for &(word, value, read) in &self.reads {
-            let writes = self
-                .writes
-                .get(&(word, value))
-                .map_or(&[][..], Vec::as_slice);
-            let Some(&first) = writes.first() else {
-                continue;
-            };
-            let timeline = graph.nodes[first].timeline;
-            if writes
-                .iter()
-                .all(|&write| graph.nodes[write].timeline == timeline)
-            {
-                graph.nodes[read].after.push(first);
-            }
-        }
+    /// Pairs of nodes: a write, and a read that saw its value. A read comes behind the first write of its value if one
+    /// timeline made all writes of that value, and behind none otherwise.
+    pub fn orders(&self, timeline_of: impl Fn(usize) -> usize) -> Vec<(usize, usize)> {
+        let order = |&(word, value, read): &(Word, u64, usize)| {
+            let writes = self.writes.get(&(word, value))?;
+            let first = *writes.first()?;
+            let alone = |write: &usize| timeline_of(*write) == timeline_of(first);
+            writes.iter().all(alone).then_some((first, read))
+        };
+        self.reads.iter().filter_map(order).collect()
     }
 }
 
