@@ -2,7 +2,7 @@
 //! end for everybody when one rank dies.
 
 mod common;
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use std::path::Path;

@@ -3,7 +3,7 @@
 #[path = "../../pp-kernels/tests/common/mod.rs"]
 mod build;
 mod common;
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use std::io::{BufReader, Read};

@@ -4,7 +4,7 @@
 //! `PP_TEST_KILLS=200 cargo test -p pp-cli --test restart_long -- --ignored --nocapture`
 
 mod common;
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 mod restart_support;
 

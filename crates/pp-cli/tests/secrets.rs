@@ -2,7 +2,7 @@
 //! or a flight recording, however much of these is asked for.
 
 mod common;
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use std::process::{Child, Command};

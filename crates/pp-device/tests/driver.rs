@@ -1,7 +1,7 @@
 //! What a process says that finds no driver, an old one, half of one, or no device: an error with
 //! the remedy, never a panic. Each is a process of its own, since a driver is loaded once.
 
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! A device that fails or hangs, on a driver that is not real.
 
 mod common;
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use std::fs;

@@ -1,7 +1,7 @@
 //! The checks of `pp plugin check` in the memory of a device, on a driver that is not real.
 
 mod common;
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use std::fs;

@@ -2,7 +2,7 @@
 //! on a driver that is not real. On a real one, `gpu_oracle` compares what they compute.
 
 mod common;
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use std::fs;

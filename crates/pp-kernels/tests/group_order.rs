@@ -1,6 +1,6 @@
 //! The streams of a group, on a driver that is not real: whatever two of them do with the same memory is ordered.
 
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use fakes::Fakes;

@@ -1,7 +1,7 @@
 //! The chunks of a group overlap, on a driver that is not real: a gather that waits for the leader holds up neither the
 //! passes over the next chunk nor its scatter.
 
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use std::sync::mpsc::{Receiver, channel};

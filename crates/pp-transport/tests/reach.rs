@@ -2,6 +2,7 @@
 
 mod control_support;
 mod edges_support;
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use std::thread;

@@ -1,7 +1,7 @@
 //! Every rule of the protocol, broken on purpose in a real job: `pp-trials faults` in shared memory, by copy engine and over NCCL.
 
 mod common;
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use common::{LATE, assert_all_behave, folder, pp};

@@ -1,7 +1,7 @@
 //! What ranks leave behind when a job ends badly, and what is read in it.
 
 mod common;
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use std::io::{Read as _, Write as _};

@@ -2,7 +2,7 @@
 //! judges the exit codes and what is left, and beside that the times, which nothing here looks at.
 
 mod common;
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use std::process::Command;

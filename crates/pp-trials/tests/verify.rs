@@ -2,7 +2,7 @@
 //! in which nothing changes is what it is without.
 
 mod common;
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use std::path::{Path, PathBuf};

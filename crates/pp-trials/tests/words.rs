@@ -1,7 +1,7 @@
 //! `pp-trials words`: no word is wrong, in shared memory and over NCCL, and one that is wrong is found.
 
 mod common;
-#[path = "../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../pp-fakes/src/lib.rs"]
 mod fakes;
 
 use std::process::Command;

@@ -17,7 +17,7 @@ mod cases;
 mod device;
 mod digests;
 mod either;
-#[path = "../../../pp-transport/tests/fakes/mod.rs"]
+#[path = "../../../pp-fakes/src/lib.rs"]
 mod fakes;
 mod work;
 

@@ -8,7 +8,7 @@ mod cuda;
 mod devices;
 #[path = "../edges_support/mod.rs"]
 mod edges_support;
-#[path = "../fakes/mod.rs"]
+#[path = "../../../pp-fakes/src/lib.rs"]
 mod fakes;
 mod host;
 mod nccl;

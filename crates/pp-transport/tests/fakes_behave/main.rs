@@ -1,6 +1,6 @@
 //! The fake driver and the fake NCCL do what the real ones do, as far as the other tests count on it.
 
-#[path = "../fakes/mod.rs"]
+#[path = "../../../pp-fakes/src/lib.rs"]
 mod fakes;
 mod peers;
 mod watch;

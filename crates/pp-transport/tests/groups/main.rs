@@ -1,6 +1,6 @@
 //! Groups as a rank makes them with its backend: the leader passes what is needed to each other member.
 
-#[path = "../fakes/mod.rs"]
+#[path = "../../../pp-fakes/src/lib.rs"]
 mod fakes;
 mod host;
 mod nccl;

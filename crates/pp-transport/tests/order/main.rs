@@ -6,7 +6,7 @@
 mod control_support;
 #[path = "../edges_support/mod.rs"]
 mod edges_support;
-#[path = "../fakes/mod.rs"]
+#[path = "../../../pp-fakes/src/lib.rs"]
 mod fakes;
 mod job;
 mod local;

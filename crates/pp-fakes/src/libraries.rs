@@ -56,7 +56,7 @@ impl Fakes {
     }
 
     fn build_with(defines: &[&str]) -> Self {
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pp-transport/tests/fakes");
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pp-fakes/c");
         let mut files: Vec<PathBuf> = std::fs::read_dir(&sources)
             .unwrap()
             .map(|entry| entry.unwrap().path())
