@@ -42,6 +42,8 @@ const CONTRACT: &[&str] = &[
     "syn",
     "unicode-ident",
 ];
+/// The fakes, which know the C interfaces alone.
+const FAKES: &[&str] = &["pp-fakes", "libloading", "cfg-if"];
 /// NCCL's interface: what loads a library, and errors.
 const NCCL: &[&str] = &[
     "nccl-sys",
@@ -70,7 +72,7 @@ const DEVICE: &[&str] = &[
 const KERNELS: &[&str] = &["pp-kernels"];
 const RUNTIME: &[&str] = &["pp-runtime"];
 /// What tests and trials share, and the trials.
-const TESTING: &[&str] = &["pp-testing", "pp-trials"];
+const TESTING: &[&str] = &["pp-fakes", "pp-testing", "pp-trials"];
 const WIRE: &[&str] = &["pp-transport", "nccl-sys", "snow"];
 
 /// The whole table. pp-cli joins everything and may know everything but what tests share; pp-trials may know that, too.
@@ -78,6 +80,12 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "nccl-sys",
         allowed: Some(NCCL),
+        banned: &[],
+        hidden: &[],
+    },
+    Layer {
+        name: "pp-fakes",
+        allowed: Some(FAKES),
         banned: &[],
         hidden: &[],
     },
@@ -127,7 +135,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "pp-cli",
         allowed: None,
-        banned: &[TESTING, &["pp-trials"]],
+        banned: &[TESTING],
         hidden: &[],
     },
     Layer {

@@ -2,13 +2,11 @@
 //! from one to the other.
 
 mod common;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 
 use std::process::Command;
 
 use common::{folder, pp};
-use fakes::Fakes;
+use pp_fakes::Fakes;
 use pp_testing::net::{ADDRESSES, Net};
 use pp_testing::process::{Ended, Output, Process, free_port, run};
 use pp_testing::{Folder, video};
@@ -200,7 +198,7 @@ fn gpus_of_two_hosts_make_the_film_of_one() {
     let Some(net) = two_hosts() else {
         return;
     };
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let film = Film::new("gpus_of_two_hosts", Some(&fakes));
     let give = |command: &mut Command| {
         let meet = film.folder.file("meet");

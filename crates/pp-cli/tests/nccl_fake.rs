@@ -2,15 +2,13 @@
 //! end for everybody when one rank dies.
 
 mod common;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 
 use std::path::Path;
 use std::process::Command;
 
 use common::{folder, pp};
-use fakes::Fakes;
-use fakes::check::{Expect, Fresh, Recording, Rule, check};
+use pp_fakes::Fakes;
+use pp_fakes::check::{Expect, Fresh, Recording, Rule, check};
 use pp_testing::{
     Folder,
     process::{all_gone, finish, ranks, run, signal, spawn, wait_until_it_runs},
@@ -98,7 +96,7 @@ fn run_args_over<'a>(
 
 #[test]
 fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("nccl_identity");
     for (seed, sampling) in ["mono", "420jpeg", "422", "444"].into_iter().enumerate() {
         for (width, height) in [(16, 16), (33, 19)] {
@@ -119,7 +117,7 @@ fn zero_steps_is_the_identity_for_every_sampling_and_odd_sizes() {
 
 #[test]
 fn a_driver_too_old_for_the_built_in_kernels_is_refused_with_what_they_need() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("nccl_old_driver");
     let input = folder.write("in.y4m", &video(32, 16, "mono", 2));
     let output = folder.file("out.y4m");
@@ -134,7 +132,7 @@ fn a_driver_too_old_for_the_built_in_kernels_is_refused_with_what_they_need() {
 /// Every order of the denoiser's kernels, whatever they compute; payloads on both sides of the eager limit.
 #[test]
 fn every_depth_is_in_order() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("nccl_depths");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 24));
     let output = folder.file("out.y4m");
@@ -162,7 +160,7 @@ fn every_depth_is_in_order() {
 /// formula, so the film is that of one GPU.
 #[test]
 fn a_group_is_in_order_and_gives_what_one_gpu_gives() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("nccl_group");
     let input = folder.write("in.y4m", &video(32, 43, "420jpeg", 8));
     let output = folder.file("out.y4m");
@@ -200,7 +198,7 @@ fn a_group_is_in_order_and_gives_what_one_gpu_gives() {
 /// What an edge and a group have taken, whoever leads the group.
 #[test]
 fn a_group_beside_the_copy_engine_is_said_and_reported() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("nccl_beside");
     let input = folder.write("in.y4m", &video(32, 43, "420jpeg", 4));
     let output = folder.file("out.y4m");
@@ -225,7 +223,7 @@ fn a_group_beside_the_copy_engine_is_said_and_reported() {
 /// Where no edge has a payload, too.
 #[test]
 fn one_queue_for_all_streams_is_warned_of_also_for_a_group() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("nccl_queue");
     let input = folder.write("in.y4m", &video(32, 43, "420jpeg", 2));
     let output = folder.file("out.y4m");
@@ -242,7 +240,7 @@ fn one_queue_for_all_streams_is_warned_of_also_for_a_group() {
 /// Copied out of the payload behind the encode, in every epoch, with nothing waited for.
 #[test]
 fn the_noise_that_was_estimated_is_that_of_the_host() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("nccl_noise");
     let mut clip = video(48, 32, "420jpeg", 24);
     // From the thirteenth frame on another scene, whose samples all have the upper half of their range.
@@ -276,7 +274,7 @@ fn the_noise_that_was_estimated_is_that_of_the_host() {
 
 #[test]
 fn benchmarks_are_in_order_and_take_no_memory() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("nccl_bench");
     let args = [
         "bench",
@@ -312,8 +310,8 @@ fn benchmarks_are_in_order_and_take_no_memory() {
 #[test]
 fn the_survivor_of_a_killed_rank_ends_in_order() {
     for (fakes, transport) in [
-        (Fakes::build(), "p2p"),
-        (Fakes::build(), "nccl"),
+        (Fakes::newest(), "p2p"),
+        (Fakes::newest(), "nccl"),
         (Fakes::without_revoke(), "nccl"),
     ] {
         let folder = folder("nccl_survivor");
@@ -338,7 +336,7 @@ fn the_survivor_of_a_killed_rank_ends_in_order() {
 
 #[test]
 fn what_fails_in_the_driver_or_in_nccl_is_named() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("nccl_failures");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 120));
     let output = folder.file("out.y4m");
@@ -376,7 +374,7 @@ fn what_fails_in_the_driver_or_in_nccl_is_named() {
 
 #[test]
 fn too_few_gpus_are_refused_and_auto_takes_the_host() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("nccl_none");
     let input = folder.write("in.y4m", &video(32, 16, "mono", 4));
     let output = folder.file("out.y4m");
@@ -432,7 +430,7 @@ fn too_few_gpus_are_refused_and_auto_takes_the_host() {
 /// The proof sees what is wrong in `pp` as it does in the transport alone.
 #[test]
 fn a_spoiled_run_is_noticed() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("nccl_spoiled");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 60));
     let output = folder.file("out.y4m");

@@ -3,8 +3,6 @@
 #[path = "../../pp-kernels/tests/common/mod.rs"]
 mod build;
 mod common;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -12,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use build::{compile_c_file, median, root, rust_plugin};
 use common::{folder, pp};
-use fakes::Fakes;
+use pp_fakes::Fakes;
 use pp_testing::{
     process::{Ended, all_gone, children, run, signal, wait},
     video,
@@ -291,7 +289,7 @@ fn no_process_is_left_when_the_check_is_ended_by_a_signal() {
 
 #[test]
 fn gpu_memory_is_checked_where_there_is_a_gpu() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let on_gpus = |plugin: &Path, gpus: &str| {
         let mut command = plugin_check(plugin);
         fakes.give_to(&mut command).env("PP_FAKE_DEVICES", gpus);

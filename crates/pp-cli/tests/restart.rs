@@ -4,8 +4,6 @@
 #[path = "../../pp-kernels/tests/common/mod.rs"]
 mod build;
 mod common;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 mod restart_support;
 
 use std::path::PathBuf;
@@ -15,8 +13,8 @@ use std::time::Duration;
 
 use build::{compile_c_file, median, root, rust_plugin};
 use common::{folder, pp};
-use fakes::Fakes;
-use fakes::check::{Expect, Fresh, Recording, check};
+use pp_fakes::Fakes;
+use pp_fakes::check::{Expect, Fresh, Recording, check};
 use pp_testing::{
     Folder, Random,
     process::{
@@ -299,7 +297,7 @@ fn on_gpus(fakes: &Fakes, folder: &Folder, transport: &str, args: &[&str]) -> Co
 /// Zero steps: every byte of every payload is in the output. More: whatever was kept at rank 1.
 #[test]
 fn on_gpus_it_goes_on_as_well() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("restart_nccl");
     let input = video(64, 48, "mono", 120);
     let mut random = Random::new(11);
@@ -337,7 +335,7 @@ fn on_gpus_a_rank_that_is_stopped_is_replaced() {
 /// What the survivor did in all its generations was ordered: copies out of slots of the dead ones too.
 #[test]
 fn on_gpus_what_is_sent_again_is_in_order() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("restart_nccl_order");
     let input = video(64, 48, "mono", 60);
     for transport in TRANSPORTS {
@@ -367,7 +365,7 @@ fn on_gpus_what_is_sent_again_is_in_order() {
 /// Its GPU fails, it says so and ends; another process has a GPU that does not.
 #[test]
 fn on_gpus_a_rank_whose_device_fails_is_replaced() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("restart_nccl_device");
     let input = video(64, 48, "mono", 60);
     let port = free_port();

@@ -4,14 +4,12 @@
 //! `PP_TEST_KILLS=200 cargo test -p pp-cli --test restart_long -- --ignored --nocapture`
 
 mod common;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 mod restart_support;
 
 use std::process::Command;
 
 use common::folder;
-use fakes::Fakes;
+use pp_fakes::Fakes;
 use pp_testing::{
     Random,
     process::{Footprint, Held, all_gone, children, run},
@@ -112,7 +110,7 @@ fn on_the_fakes_of_two_gpus_over_nccl() {
 }
 
 fn on_the_fakes_of_two_gpus(transport: &str) {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("restart_long_meet");
     let input = video(64, 48, "mono", 120 + 20 * kills() as usize);
     let args = [

@@ -2,13 +2,11 @@
 //! or a flight recording, however much of these is asked for.
 
 mod common;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 
 use std::process::{Child, Command};
 
 use common::{folder, pp};
-use fakes::Fakes;
+use pp_fakes::Fakes;
 use pp_testing::{
     Folder,
     process::{all_gone, as_rank, finish, free_port, ranks, signal, spawn, wait_until_it_runs},
@@ -122,7 +120,7 @@ fn rank_with_a_wrong_secret_ends_at_once_and_the_right_one_still_gets_in() {
 
 #[test]
 fn ids_of_communicators_are_in_no_argument_environment_log_or_recording() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("secret_ids");
     let input = folder.write("in.y4m", &video(64, 64, "mono", 3000));
     let mut command = pp(&["run", "--transport", "nccl", "--kernels", "ptx", "--input"]);

@@ -1,14 +1,11 @@
 //! What a process says that finds no driver, an old one, half of one, or no device: an error with
 //! the remedy, never a panic. Each is a process of its own, since a driver is loaded once.
 
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use fakes::Fakes;
 use pp_device::{CudaError, Device};
+use pp_fakes::Fakes;
 
 /// Runs as a process of its own, and prints what the driver says.
 #[test]
@@ -77,7 +74,7 @@ fn a_missing_driver_is_an_error_with_the_remedy() {
 #[test]
 fn an_old_driver_is_an_error_with_both_versions() {
     let said = run(|command| {
-        Fakes::build()
+        Fakes::newest()
             .give_to(command)
             .env("PP_FAKE_DRIVER", "11080");
     });
@@ -104,7 +101,7 @@ fn a_driver_that_lacks_a_function_is_an_error_that_names_it() {
 #[test]
 fn a_driver_without_a_device_counts_none() {
     let said = run(|command| {
-        Fakes::build().give_to(command).env("PP_FAKE_DEVICES", "0");
+        Fakes::newest().give_to(command).env("PP_FAKE_DEVICES", "0");
     });
     assert!(said.contains("count 0"), "{said}");
     assert!(said.contains("no CUDA device 7: 0 can be seen"), "{said}");
@@ -113,7 +110,7 @@ fn a_driver_without_a_device_counts_none() {
 #[test]
 fn a_device_that_is_not_there_is_an_error_and_one_that_is_says_what_it_is() {
     let said = run(|command| {
-        Fakes::build().give_to(command).env("PP_FAKE_DEVICES", "3");
+        Fakes::newest().give_to(command).env("PP_FAKE_DEVICES", "3");
     });
     assert!(said.contains("count 3"), "{said}");
     assert!(

@@ -1,18 +1,13 @@
 //! A fake NVIDIA driver and a fake NCCL, in C, for machines without a GPU.
 //!
-//! Built once with `cc` into the target directory and loaded into this process ([`Fakes::load`]) or given to child
-//! processes ([`Fakes::give_to`]). Streams run on threads of their own, bytes move between processes, and every call
-//! that matters to order or lifetime is written to a recording. `fake.h` and `record.c` say what they promise.
+//! The build compiles them. A test loads them into its process ([`Fakes::load`]) or gives them to child processes
+//! ([`Fakes::give_to`]). Streams run on threads of their own, bytes move between processes, and every call that matters
+//! to order or lifetime is written to a recording, which [`check`] judges. `fake.h` and `record.c` say what they promise.
+//! No product crate depends on this one.
 
 #![allow(
-    dead_code,
-    unused_imports,
-    unreachable_pub,
-    reason = "each test uses the part it needs"
-)]
-#![allow(
-    clippy::missing_transmute_annotations,
-    reason = "a symbol becomes what the field is that it is for"
+    clippy::macro_metavars_in_unsafe,
+    reason = "tests give pointers and numbers to `raw!` and `ok!`"
 )]
 
 pub mod check;

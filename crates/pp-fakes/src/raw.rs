@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
-use super::libraries::{Fakes, address_of};
+use crate::libraries::Fakes;
 
 /// A handle of the driver or of NCCL.
 pub type Handle = *mut c_void;
@@ -23,6 +23,7 @@ pub struct Config {
 }
 
 impl Config {
+    /// The defaults of a caller that was built for NCCL 2.28.9.
     pub fn new(blocking: bool) -> Self {
         Self {
             size: size_of::<Self>(),
@@ -46,6 +47,7 @@ pub struct Properties {
 }
 
 impl Properties {
+    /// For this device.
     pub fn of(device: c_int) -> Self {
         Self {
             kind: 1,
@@ -68,6 +70,7 @@ pub struct Right {
 }
 
 impl Right {
+    /// For this device.
     pub fn of(device: c_int) -> Self {
         Self {
             location: 1,
@@ -81,16 +84,18 @@ macro_rules! functions {
     ($($name:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
         /// Every function answers with the driver's or NCCL's code; 0 is success.
         #[derive(Debug)]
-        pub struct Raw { $(pub $name: unsafe extern "C" fn($($argument),*) -> c_int,)* }
+        pub struct Raw {
+            $(#[doc = $symbol] pub $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+        }
 
         impl Raw {
             /// The functions of the libraries that this process has loaded.
             pub fn get() -> &'static Raw {
                 static RAW: OnceLock<Raw> = OnceLock::new();
-                Fakes::build().load();
+                let loaded = Fakes::newest().load();
                 RAW.get_or_init(|| Raw {
                     // SAFETY: each symbol is a function of the fakes with these C types.
-                    $($name: unsafe { std::mem::transmute::<*mut c_void, _>(address_of($symbol)) },)*
+                    $($name: unsafe { loaded.function($symbol) },)*
                 })
             }
         }
@@ -98,72 +103,70 @@ macro_rules! functions {
 }
 
 functions! {
-    init = c"cuInit": fn(c_uint);
-    retain = c"cuDevicePrimaryCtxRetain": fn(*mut Handle, c_int);
-    set_current = c"cuCtxSetCurrent": fn(Handle);
-    alloc = c"cuMemAlloc_v2": fn(*mut u64, usize);
-    free = c"cuMemFree_v2": fn(u64);
-    stream_create = c"cuStreamCreateWithPriority": fn(*mut Handle, c_uint, c_int);
-    stream_wait = c"cuStreamWaitEvent": fn(Handle, Handle, c_uint);
-    stream_synchronize = c"cuStreamSynchronize": fn(Handle);
-    stream_query = c"cuStreamQuery": fn(Handle);
-    event_create = c"cuEventCreate": fn(*mut Handle, c_uint);
-    event_record = c"cuEventRecord": fn(Handle, Handle);
-    event_query = c"cuEventQuery": fn(Handle);
-    event_synchronize = c"cuEventSynchronize": fn(Handle);
-    download = c"cuMemcpyDtoHAsync_v2": fn(*mut c_void, u64, usize, Handle);
-    copy = c"cuMemcpyDtoDAsync_v2": fn(u64, u64, usize, Handle);
-    fill = c"cuMemsetD8Async": fn(u64, u8, usize, Handle);
-    write_word = c"cuStreamWriteValue32_v2": fn(Handle, u64, u32, c_uint);
-    attribute = c"cuDeviceGetAttribute": fn(*mut c_int, c_int, c_int);
-    peer_attribute = c"cuDeviceGetP2PAttribute": fn(*mut c_int, c_uint, c_int, c_int);
-    can_access_peer = c"cuDeviceCanAccessPeer": fn(*mut c_int, c_int, c_int);
-    memory_info = c"cuMemGetInfo_v2": fn(*mut usize, *mut usize);
-    granularity = c"cuMemGetAllocationGranularity": fn(*mut usize, *const Properties, c_uint);
-    create = c"cuMemCreate": fn(*mut u64, usize, *const Properties, u64);
-    release = c"cuMemRelease": fn(u64);
-    export = c"cuMemExportToShareableHandle": fn(*mut c_int, u64, c_uint, u64);
-    import = c"cuMemImportFromShareableHandle": fn(*mut u64, *mut c_void, c_uint);
-    reserve = c"cuMemAddressReserve": fn(*mut u64, usize, usize, u64, u64);
-    free_addresses = c"cuMemAddressFree": fn(u64, usize);
-    map = c"cuMemMap": fn(u64, usize, usize, u64, u64);
-    unmap = c"cuMemUnmap": fn(u64, usize);
-    set_access = c"cuMemSetAccess": fn(u64, usize, *const Right, usize);
-    register = c"cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
-    unregister = c"cuMemHostUnregister": fn(*mut c_void);
-    device_pointer = c"cuMemHostGetDevicePointer_v2": fn(*mut u64, *mut c_void, c_uint);
-    module_load = c"cuModuleLoadData": fn(*mut Handle, *const c_char);
-    module_function = c"cuModuleGetFunction": fn(*mut Handle, Handle, *const c_char);
-    launch = c"cuLaunchKernel": fn(
+    init = "cuInit": fn(c_uint);
+    retain = "cuDevicePrimaryCtxRetain": fn(*mut Handle, c_int);
+    set_current = "cuCtxSetCurrent": fn(Handle);
+    alloc = "cuMemAlloc_v2": fn(*mut u64, usize);
+    free = "cuMemFree_v2": fn(u64);
+    stream_create = "cuStreamCreateWithPriority": fn(*mut Handle, c_uint, c_int);
+    stream_wait = "cuStreamWaitEvent": fn(Handle, Handle, c_uint);
+    stream_synchronize = "cuStreamSynchronize": fn(Handle);
+    stream_query = "cuStreamQuery": fn(Handle);
+    event_create = "cuEventCreate": fn(*mut Handle, c_uint);
+    event_record = "cuEventRecord": fn(Handle, Handle);
+    event_query = "cuEventQuery": fn(Handle);
+    event_synchronize = "cuEventSynchronize": fn(Handle);
+    download = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, u64, usize, Handle);
+    copy = "cuMemcpyDtoDAsync_v2": fn(u64, u64, usize, Handle);
+    fill = "cuMemsetD8Async": fn(u64, u8, usize, Handle);
+    write_word = "cuStreamWriteValue32_v2": fn(Handle, u64, u32, c_uint);
+    attribute = "cuDeviceGetAttribute": fn(*mut c_int, c_int, c_int);
+    peer_attribute = "cuDeviceGetP2PAttribute": fn(*mut c_int, c_uint, c_int, c_int);
+    can_access_peer = "cuDeviceCanAccessPeer": fn(*mut c_int, c_int, c_int);
+    memory_info = "cuMemGetInfo_v2": fn(*mut usize, *mut usize);
+    granularity = "cuMemGetAllocationGranularity": fn(*mut usize, *const Properties, c_uint);
+    create = "cuMemCreate": fn(*mut u64, usize, *const Properties, u64);
+    release = "cuMemRelease": fn(u64);
+    export = "cuMemExportToShareableHandle": fn(*mut c_int, u64, c_uint, u64);
+    import = "cuMemImportFromShareableHandle": fn(*mut u64, *mut c_void, c_uint);
+    reserve = "cuMemAddressReserve": fn(*mut u64, usize, usize, u64, u64);
+    free_addresses = "cuMemAddressFree": fn(u64, usize);
+    map = "cuMemMap": fn(u64, usize, usize, u64, u64);
+    unmap = "cuMemUnmap": fn(u64, usize);
+    set_access = "cuMemSetAccess": fn(u64, usize, *const Right, usize);
+    register = "cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
+    unregister = "cuMemHostUnregister": fn(*mut c_void);
+    device_pointer = "cuMemHostGetDevicePointer_v2": fn(*mut u64, *mut c_void, c_uint);
+    module_load = "cuModuleLoadData": fn(*mut Handle, *const c_char);
+    module_function = "cuModuleGetFunction": fn(*mut Handle, Handle, *const c_char);
+    launch = "cuLaunchKernel": fn(
         Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
     );
-    unique_id = c"ncclGetUniqueId": fn(*mut UniqueId);
-    comm_init = c"ncclCommInitRankConfig": fn(*mut Handle, c_int, UniqueId, c_int, *const Config);
-    comm_abort = c"ncclCommAbort": fn(Handle);
-    comm_error = c"ncclCommGetAsyncError": fn(Handle, *mut c_int);
-    send = c"ncclSend": fn(u64, usize, c_int, c_int, Handle, Handle);
-    recv = c"ncclRecv": fn(u64, usize, c_int, c_int, Handle, Handle);
+    unique_id = "ncclGetUniqueId": fn(*mut UniqueId);
+    comm_init = "ncclCommInitRankConfig": fn(*mut Handle, c_int, UniqueId, c_int, *const Config);
+    comm_abort = "ncclCommAbort": fn(Handle);
+    comm_error = "ncclCommGetAsyncError": fn(Handle, *mut c_int);
+    send = "ncclSend": fn(u64, usize, c_int, c_int, Handle, Handle);
+    recv = "ncclRecv": fn(u64, usize, c_int, c_int, Handle, Handle);
 }
 
 /// `raw!(name(arguments))`: the code that a call of the fakes gives.
+#[macro_export]
 macro_rules! raw {
     ($name:ident($($argument:expr),* $(,)?)) => {
         // SAFETY: a function of the fakes with arguments of its types; what they point to outlives the call, and what
         // a stream does with memory afterwards is checked by the fakes themselves.
-        unsafe { ($crate::fakes::raw::Raw::get().$name)($($argument),*) }
+        unsafe { ($crate::raw::Raw::get().$name)($($argument),*) }
     };
 }
-#[allow(unused_imports, reason = "each test uses the part it needs")]
-pub(crate) use raw;
 
 /// As [`raw!`], for calls that must succeed.
+#[macro_export]
 macro_rules! ok {
     ($name:ident($($argument:expr),* $(,)?)) => {
-        assert_eq!($crate::fakes::raw::raw!($name($($argument),*)), 0, stringify!($name))
+        assert_eq!($crate::raw!($name($($argument),*)), 0, stringify!($name))
     };
 }
-#[allow(unused_imports, reason = "each test uses the part it needs")]
-pub(crate) use ok;
 
 /// The context of a device, current on this thread, and a stream of it.
 pub fn device(ordinal: c_int) -> (Handle, Handle) {

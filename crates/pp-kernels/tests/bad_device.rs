@@ -1,15 +1,13 @@
 //! A device that fails or hangs, on a driver that is not real.
 
 mod common;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 
 use std::fs;
 use std::time::{Duration, Instant};
 
 use common::{compile_c_file, root, rust_plugin};
-use fakes::Fakes;
-use fakes::raw::{Handle, ok};
+use pp_fakes::raw::Handle;
+use pp_fakes::{Fakes, ok};
 use pp_kernels::{Chroma, KernelSet, measure};
 use pp_testing::Folder;
 
@@ -43,7 +41,7 @@ fn measure(set: &KernelSet, context: Handle, stream: Handle) -> String {
 /// One test, because settings and recordings of the fakes are the process's.
 #[test]
 fn codes_that_nobody_knows_are_errors_and_streams_that_hang_are_not_waited_for() {
-    let loaded = Fakes::build().load();
+    let loaded = Fakes::newest().load();
     let records = Folder::new(env!("CARGO_TARGET_TMPDIR"), "bad-device-records");
     loaded.set("RECORD", records.path().to_str().unwrap());
     let mut context = std::ptr::null_mut();

@@ -2,16 +2,14 @@
 //! on a driver that is not real. On a real one, `gpu_oracle` compares what they compute.
 
 mod common;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 
 use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
 use common::rust_plugin;
-use fakes::raw::{Handle, device, ok};
-use fakes::{Fakes, Loaded};
+use pp_fakes::raw::{Handle, device};
+use pp_fakes::{Fakes, Loaded, ok};
 use pp_kernels::{
     Chroma, ChunkShape, DType, FrameView, FrameViewMut, KernelSet, Payload, PayloadMut, RawSession,
     SessionConfig, VideoPlanParts, abi,
@@ -25,7 +23,7 @@ const MOST_FRAMES: u32 = 5;
 /// The fakes in this process, and the directory of what they record, which is settled before their first use.
 fn recorded() -> (&'static Loaded, &'static Path) {
     static RECORDS: OnceLock<Folder> = OnceLock::new();
-    let loaded = Fakes::build().load();
+    let loaded = Fakes::newest().load();
     let records = RECORDS.get_or_init(|| {
         let records = Folder::new(env!("CARGO_TARGET_TMPDIR"), "cust-records");
         loaded.set("RECORD", records.path().to_str().unwrap());

@@ -1,18 +1,15 @@
 //! The streams of a group, on a driver that is not real: whatever two of them do with the same memory is ordered.
 
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
-
-use fakes::Fakes;
-use fakes::check::{Expect, Fresh, Recording, check};
-use fakes::raw::{device, ok};
+use pp_fakes::check::{Expect, Fresh, Recording, check};
+use pp_fakes::raw::device;
+use pp_fakes::{Fakes, ok};
 use pp_kernels::KernelSet;
 use pp_kernels::check::{Bench, CHECKS};
 use pp_testing::Folder;
 
 #[test]
 fn the_streams_of_a_group_are_ordered() {
-    let loaded = Fakes::build().load();
+    let loaded = Fakes::newest().load();
     let records = Folder::new(env!("CARGO_TARGET_TMPDIR"), "group-order-records");
     loaded.set("RECORD", records.path().to_str().unwrap());
 

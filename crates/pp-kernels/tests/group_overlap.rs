@@ -1,14 +1,11 @@
 //! The chunks of a group overlap, on a driver that is not real: a gather that waits for the leader holds up neither the
 //! passes over the next chunk nor its scatter.
 
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
-
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use fakes::Fakes;
-use fakes::raw::{Config, Handle, UniqueId, device, ok, raw};
+use pp_fakes::raw::{Config, Handle, UniqueId, device};
+use pp_fakes::{Fakes, ok, raw};
 use pp_kernels::{
     Chroma, ChunkShape, Collectives, DType, Failure, KernelSet, Payload, PayloadMut, SessionConfig,
     Space, VideoPlanParts,
@@ -113,7 +110,7 @@ impl Collectives for Member {
 
 #[test]
 fn the_passes_over_the_next_chunk_begin_before_the_results_are_sent() {
-    Fakes::build().load().set("DEVICES", "2");
+    Fakes::newest().load().set("DEVICES", "2");
     let mut id = [0; 128];
     ok!(unique_id(&mut id));
     let (tell, told) = channel();

@@ -2,8 +2,6 @@
 
 mod control_support;
 mod edges_support;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 
 use std::sync::{Arc, Barrier};
 use std::thread;

@@ -2,8 +2,6 @@
 
 mod control_support;
 mod edges_support;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 
 use std::thread;
 
@@ -15,7 +13,7 @@ use pp_transport::bell::Bell;
 use pp_transport::launch::Via;
 
 use crate::edges_support::{AnyGpu, Kind, Meeting, P2pGpu, Peer, SAID, turn};
-use crate::fakes::Fakes;
+use pp_fakes::Fakes;
 
 fn ends(is_sender: bool) -> [EdgeEnd; 2] {
     [(4, is_sender), (5, !is_sender)].map(|(number, is_sender)| EdgeEnd {
@@ -46,7 +44,7 @@ where
 
 /// With settings of the fakes, which are taken back.
 fn with<R>(settings: &[(&str, &str)], act: impl FnOnce() -> R) -> R {
-    let fakes = Fakes::build().load();
+    let fakes = Fakes::newest().load();
     settings
         .iter()
         .for_each(|(name, value)| fakes.set(name, value));

@@ -1,11 +1,9 @@
 //! Every rule of the protocol, broken on purpose in a real job: `pp-trials faults` in shared memory, by copy engine and over NCCL.
 
 mod common;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 
 use common::{LATE, assert_all_behave, folder, pp};
-use fakes::Fakes;
+use pp_fakes::Fakes;
 use pp_testing::{process::run, video};
 use std::collections::BTreeSet;
 
@@ -64,7 +62,7 @@ fn every_fault_ends_as_it_must_over_nccl() {
 }
 
 fn every_fault_ends_as_it_must_on_gpus(transport: &str) {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder(&format!("faults_{transport}"));
     for pipeline in [&[][..], &CHAIN, &GROUP] {
         let mut command = pp(&["faults", "--transport", transport]);

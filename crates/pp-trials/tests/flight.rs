@@ -1,8 +1,6 @@
 //! What ranks leave behind when a job ends badly, and what is read in it.
 
 mod common;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -11,7 +9,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use common::{folder, pp};
-use fakes::Fakes;
+use pp_fakes::Fakes;
 use pp_testing::{
     Folder,
     process::{
@@ -197,7 +195,7 @@ fn a_panic_in_a_stage_leaves_its_words() {
 
 #[test]
 fn a_call_of_nccl_that_does_not_come_back_is_found_in_the_recording() {
-    let fakes = Fakes::build();
+    let fakes = Fakes::newest();
     let folder = folder("flight_nccl");
     let input = folder.write("in.y4m", &video(48, 32, "420jpeg", 24));
     std::fs::create_dir_all(folder.file("meet")).unwrap();

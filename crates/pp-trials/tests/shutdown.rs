@@ -2,14 +2,12 @@
 //! judges the exit codes and what is left, and beside that the times, which nothing here looks at.
 
 mod common;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{assert_all_behave, folder, pp};
-use fakes::Fakes;
+use pp_fakes::Fakes;
 use pp_testing::process::{children, finish, is_alive, run, signal, spawn};
 use rustix::process::Signal;
 
@@ -31,7 +29,7 @@ fn every_cell_ends_as_it_should_on_shared_memory() {
 #[test]
 fn every_cell_ends_as_it_should_by_copy_engine() {
     let mut command = matrix(&["--transport", "p2p"]);
-    Fakes::build().give_to(&mut command);
+    Fakes::newest().give_to(&mut command);
     command.env("PP_FAKE_DEVICES", "3");
     assert_all_behave(&mut command, 127, &["no network between them"]);
 }
@@ -40,7 +38,7 @@ fn every_cell_ends_as_it_should_by_copy_engine() {
 fn every_cell_ends_as_it_should_over_nccl() {
     let folder = folder("shutdown_nccl");
     let mut command = matrix(&["--transport", "nccl"]);
-    Fakes::build().give_to(&mut command);
+    Fakes::newest().give_to(&mut command);
     command.env("PP_FAKE_NCCL_DIR", folder.file(""));
     command.env("PP_FAKE_DEVICES", "3");
     let must_run = std::env::var_os("PP_TESTS_MUST_RUN").is_some();

@@ -2,15 +2,13 @@
 //! in which nothing changes is what it is without.
 
 mod common;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{folder, meet_in, pp};
-use fakes::Fakes;
-use fakes::check::{Expect, Fresh, Recording, check};
+use pp_fakes::Fakes;
+use pp_fakes::check::{Expect, Fresh, Recording, check};
 use pp_testing::{
     Folder, c_library,
     process::{as_rank, finish, free_port, run, spawn},
@@ -32,7 +30,7 @@ fn job(folder: &Folder, transport: &str, input: &Path, more: &[&str]) -> Command
     args.extend(more);
     let mut command = pp(&args);
     if transport == "nccl" {
-        Fakes::build().give_to(&mut command);
+        Fakes::newest().give_to(&mut command);
         meet_in(folder, &mut command);
     }
     command

@@ -1,14 +1,12 @@
 //! `pp-trials words`: no word is wrong, in shared memory and over NCCL, and one that is wrong is found.
 
 mod common;
-#[path = "../../pp-fakes/src/lib.rs"]
-mod fakes;
 
 use std::process::Command;
 
 use common::{folder, meet_in, pp};
-use fakes::Fakes;
-use fakes::check::{Expect, Fresh, Recording, check};
+use pp_fakes::Fakes;
+use pp_fakes::check::{Expect, Fresh, Recording, check};
 use pp_testing::{Folder, process::run};
 use serde_json::{Value, json};
 
@@ -19,7 +17,7 @@ fn words(folder: &Folder, transport: &str) -> Command {
     let mut command = pp(&["words", "--messages", MESSAGES, "--max-bytes", "100000"]);
     command.args(["--json", "--transport", transport]);
     if transport == "nccl" {
-        Fakes::build().give_to(&mut command);
+        Fakes::newest().give_to(&mut command);
         meet_in(folder, &mut command);
     }
     command

@@ -7,7 +7,7 @@ use super::record::{Connector, Line, Range, Recording};
 use super::report::{Expect, Report, Rule, Violation};
 
 /// What the fakes themselves complained about.
-pub fn faults(recordings: &[Recording], report: &mut Report) {
+pub(crate) fn faults(recordings: &[Recording], report: &mut Report) {
     for recording in recordings {
         for (index, line) in recording
             .lines
@@ -47,7 +47,7 @@ fn comms(recording: &Recording) -> HashMap<u64, (String, u64, u64)> {
 
 /// From the first payload on, one thread issues every operation of all communicators of a device. Others may set up
 /// connections, before it or while it stands aside.
-pub fn one_issuer(recordings: &[Recording], report: &mut Report) {
+pub(crate) fn one_issuer(recordings: &[Recording], report: &mut Report) {
     const ISSUED: [&str; 5] = [
         "ncclSend",
         "ncclRecv",
@@ -111,7 +111,7 @@ struct Launched {
 
 /// The operations of every communicator, in the order in which they were launched, are the same on its ranks, sizes and
 /// types included.
-pub fn ranks_agree(recordings: &[Recording], complete: bool, report: &mut Report) {
+pub(crate) fn ranks_agree(recordings: &[Recording], complete: bool, report: &mut Report) {
     let mut launched = Launched::default();
     for recording in recordings {
         launched.add(recording, report);
@@ -212,7 +212,7 @@ impl Launched {
 
 /// Between warm-up and the last payload nothing is synchronized, allocated, freed or created, and no copy from or to the
 /// host touches memory that payloads travel in.
-pub fn steady(recordings: &[Recording], expect: Expect, report: &mut Report) {
+pub(crate) fn steady(recordings: &[Recording], expect: Expect, report: &mut Report) {
     const NEVER: [&str; 26] = [
         "cuStreamSynchronize",
         "cuCtxSynchronize",

@@ -2,17 +2,17 @@
 
 use super::graph::Graph;
 
-pub struct Clocks {
+pub(crate) struct Clocks {
     timelines: usize,
     ticks: Vec<u32>,
     /// The nodes in an order in which everything comes after what it happens after.
-    pub order: Vec<usize>,
+    pub(crate) order: Vec<usize>,
 }
 
 impl Clocks {
     /// # Errors
     /// The graph has a cycle; the error is a node on it, or behind it.
-    pub fn of(graph: &Graph) -> Result<Self, usize> {
+    pub(crate) fn of(graph: &Graph) -> Result<Self, usize> {
         let (count, timelines) = (graph.nodes.len(), graph.timelines);
         let mut missing: Vec<u32> = graph
             .nodes
@@ -58,7 +58,7 @@ impl Clocks {
     }
 
     /// Whether `before` must have happened when `after` happens.
-    pub fn is_ordered(&self, graph: &Graph, before: usize, after: usize) -> bool {
+    pub(crate) fn is_ordered(&self, graph: &Graph, before: usize, after: usize) -> bool {
         let node = &graph.nodes[before];
         before != after && self.ticks[after * self.timelines + node.timeline] >= node.tick
     }

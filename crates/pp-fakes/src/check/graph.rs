@@ -14,7 +14,7 @@ use super::shared::{Mapped, Shared, place};
 
 /// What an operation does to memory between its first and its last node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     Read,
     Write,
     /// The beginning of an allocation in the order of a stream: nothing is in it yet, and nothing may come before.
@@ -24,38 +24,38 @@ pub enum Kind {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Access {
+pub(crate) struct Access {
     /// The line of the call: what one call reads and writes is in the order that it needs.
-    pub call: usize,
-    pub first: usize,
-    pub last: usize,
-    pub kind: Kind,
+    pub(crate) call: usize,
+    pub(crate) first: usize,
+    pub(crate) last: usize,
+    pub(crate) kind: Kind,
     /// The process whose memory it is, or a number beyond those of processes: memory that several have. What they do
     /// there counts as an access to their own addresses, too, which end for each by itself.
-    pub space: usize,
-    pub range: Range,
+    pub(crate) space: usize,
+    pub(crate) range: Range,
     /// A send of a payload. (The byte that tries out a connection is anything.)
-    pub sends: bool,
-    pub is_trial: bool,
+    pub(crate) sends: bool,
+    pub(crate) is_trial: bool,
     /// Device memory (what is not allocated by a driver call in the recording counts as the host's).
-    pub device: bool,
+    pub(crate) device: bool,
 }
 
 #[derive(Clone, Debug)]
-pub struct Node {
-    pub timeline: usize,
+pub(crate) struct Node {
+    pub(crate) timeline: usize,
     /// Place on its timeline, from 1.
-    pub tick: u32,
+    pub(crate) tick: u32,
     /// Recording and line.
-    pub at: (usize, usize),
-    pub after: Vec<usize>,
+    pub(crate) at: (usize, usize),
+    pub(crate) after: Vec<usize>,
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Graph {
-    pub nodes: Vec<Node>,
-    pub accesses: Vec<Access>,
-    pub timelines: usize,
+pub(crate) struct Graph {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) accesses: Vec<Access>,
+    pub(crate) timelines: usize,
     /// (beginning of the receive, end of the send): an order only where the sender waits for its receiver.
     rendezvous: Vec<(usize, usize)>,
     /// (end, beginning) of neighbours on one communicator.
@@ -64,7 +64,7 @@ pub struct Graph {
 
 impl Graph {
     /// The graph as it would be if every send waited for its receive, and with what NCCL orders by itself.
-    pub fn with_rendezvous(&self) -> Graph {
+    pub(crate) fn with_rendezvous(&self) -> Graph {
         let mut strict = self.clone();
         for &(before, after) in self.rendezvous.iter().chain(&self.in_turn) {
             strict.nodes[after].after.push(before);
@@ -72,13 +72,13 @@ impl Graph {
         strict
     }
 
-    pub fn describe(&self, recordings: &[Recording], node: usize) -> String {
+    pub(crate) fn describe(&self, recordings: &[Recording], node: usize) -> String {
         let (process, line) = self.nodes[node].at;
         describe(&recordings[process], line)
     }
 }
 
-pub fn describe(recording: &Recording, line: usize) -> String {
+pub(crate) fn describe(recording: &Recording, line: usize) -> String {
     let line = &recording.lines[line];
     format!(
         "[{} line {} thread {}] {}",
@@ -131,7 +131,7 @@ struct Process {
     devices: HashMap<u64, u64>,
 }
 
-pub fn build(recordings: &[Recording]) -> Graph {
+pub(crate) fn build(recordings: &[Recording]) -> Graph {
     let mut builder = Builder {
         processes: recordings.len(),
         ..Builder::default()

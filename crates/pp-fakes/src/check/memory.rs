@@ -28,7 +28,7 @@ struct Checker<'a> {
     found: Vec<Violation>,
 }
 
-pub fn check(
+pub(crate) fn check(
     recordings: &[Recording],
     graph: &Graph,
     clocks: &Clocks,

@@ -160,6 +160,7 @@ pub struct Connector {
 pub struct Recording {
     /// A name for messages.
     pub process: String,
+    /// In the order of their numbers.
     pub lines: Vec<Line>,
 }
 

@@ -7,8 +7,8 @@ use super::record::{Line, Range};
 
 /// A part of a process's memory that other processes may have, too.
 #[derive(Clone, Copy, Debug)]
-pub struct Mapped {
-    pub range: Range,
+pub(crate) struct Mapped {
+    pub(crate) range: Range,
     /// Where it lies, and from what offset on.
     space: usize,
     offset: u64,
@@ -18,7 +18,7 @@ pub struct Mapped {
 type Word = (usize, u64);
 
 #[derive(Default)]
-pub struct Shared {
+pub(crate) struct Shared {
     names: HashMap<String, usize>,
     /// The nodes that write a value to a word, in the order of the recordings.
     writes: HashMap<(Word, u64), Vec<usize>>,
@@ -29,7 +29,7 @@ pub struct Shared {
 
 impl Shared {
     /// What a `cuMemMap` or `cuMemHostRegister` maps. Spaces below `processes` are those of the processes themselves.
-    pub fn mapped(&mut self, line: &Line, processes: usize) -> Option<Mapped> {
+    pub(crate) fn mapped(&mut self, line: &Line, processes: usize) -> Option<Mapped> {
         let name = line.text("mem").or(line.text("file"))?;
         let next = processes + self.names.len();
         Some(Mapped {
@@ -39,7 +39,7 @@ impl Shared {
         })
     }
 
-    pub fn writes(&mut self, line: &Line, mapped: &[Mapped], node: usize) {
+    pub(crate) fn writes(&mut self, line: &Line, mapped: &[Mapped], node: usize) {
         const WITHOUT_FENCE: u64 = 1;
         let orders = line.number("flags") != Some(WITHOUT_FENCE);
         if let (true, Some((word, value))) = (orders, word(line, mapped)) {
@@ -48,7 +48,7 @@ impl Shared {
     }
 
     /// What a host of this process reads. A zero is that of a write once the word was something else.
-    pub fn reads(&mut self, process: usize, line: &Line, mapped: &[Mapped], node: usize) {
+    pub(crate) fn reads(&mut self, process: usize, line: &Line, mapped: &[Mapped], node: usize) {
         let Some((word, value)) = word(line, mapped) else {
             return;
         };
@@ -62,7 +62,7 @@ impl Shared {
 
     /// Pairs of nodes: a write, and a read that saw its value. A read comes behind the first write of its value if one
     /// timeline made all writes of that value, and behind none otherwise.
-    pub fn orders(&self, timeline_of: impl Fn(usize) -> usize) -> Vec<(usize, usize)> {
+    pub(crate) fn orders(&self, timeline_of: impl Fn(usize) -> usize) -> Vec<(usize, usize)> {
         let order = |&(word, value, read): &(Word, u64, usize)| {
             let writes = self.writes.get(&(word, value))?;
             let first = *writes.first()?;
@@ -84,7 +84,7 @@ fn word(line: &Line, mapped: &[Mapped]) -> Option<(Word, u64)> {
 }
 
 /// Where a range of a process's memory lies, if it is in a part that others may have.
-pub fn place(range: Range, mapped: &[Mapped]) -> Option<(usize, Range)> {
+pub(crate) fn place(range: Range, mapped: &[Mapped]) -> Option<(usize, Range)> {
     let first = Range { bytes: 1, ..range };
     let part = mapped.iter().find(|part| part.range.overlaps(first))?;
     let at = part.offset + (range.at - part.range.at);

@@ -17,8 +17,6 @@ mod cases;
 mod device;
 mod digests;
 mod either;
-#[path = "../../../pp-fakes/src/lib.rs"]
-mod fakes;
 mod work;
 
 use std::process::ExitCode;
@@ -41,7 +39,7 @@ fn main() -> ExitCode {
     let names: Vec<_> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
     let is_wanted = |name: &str| names.is_empty() || names.iter().any(|n| name.contains(*n));
     if !is_real {
-        fakes::Fakes::build().load();
+        pp_fakes::Fakes::newest().load();
     }
     let gpu = Gpu::open();
     println!("gpu_oracle: on {}", gpu.name());

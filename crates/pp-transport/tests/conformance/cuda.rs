@@ -5,7 +5,8 @@ use std::time::Instant;
 use pp_device::{CudaError, Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
 
 use crate::devices::{HANG, fakes, issuers, settled_free, wait};
-use crate::fakes::raw::{Handle, TestKernels, raw};
+use pp_fakes::raw;
+use pp_fakes::raw::{Handle, TestKernels};
 
 /// Device 0, for this test alone.
 fn device() -> Device {

@@ -17,8 +17,8 @@ use pp_transport::nccl::{
     self, AbortHandle, Issuer, Nccl, NcclBackend, NcclEnd, NcclOptions, UniqueId,
 };
 
-use crate::fakes::{Fakes, Loaded};
 use crate::two_way::{self, Lanes, TwoWay, connected};
+use pp_fakes::{Fakes, Loaded};
 
 /// Far enough away that only a hang reaches it.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
@@ -30,7 +30,7 @@ pub(crate) fn is_real() -> bool {
 
 /// The fakes, where they are used.
 pub(crate) fn fakes() -> Option<&'static Loaded> {
-    (!is_real()).then(|| Fakes::build().load())
+    (!is_real()).then(|| Fakes::newest().load())
 }
 
 /// Where calls and kernels of the fakes wait: the fault `wait`, and a kernel that spins for ever.

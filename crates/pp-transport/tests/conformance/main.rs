@@ -8,8 +8,6 @@ mod cuda;
 mod devices;
 #[path = "../edges_support/mod.rs"]
 mod edges_support;
-#[path = "../../../pp-fakes/src/lib.rs"]
-mod fakes;
 mod host;
 mod nccl;
 mod nccl_faults;

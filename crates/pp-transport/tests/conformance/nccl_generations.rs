@@ -15,8 +15,9 @@ use crate::devices::{
     Gate, HANG, download, fakes, ids, issuers, options, pair, settled_free, small_lanes, upload,
     wait,
 };
-use crate::fakes::raw::{Config, Handle, ok};
 use crate::nccl_link::{End, both_ways, ends, on_device, payload, read_slowly, talk, write_slowly};
+use pp_fakes::ok;
+use pp_fakes::raw::{Config, Handle};
 
 const BYTES: usize = 6000;
 

@@ -23,8 +23,8 @@ use crate::devices::{
     HANG, NcclLink, Shape, connect, download, fakes, ids, is_real, issuers, options, pair,
     settled_free, small_lanes, upload, wait, within,
 };
-use crate::fakes::raw::TestKernels;
 use crate::two_way::{Lanes, edge_ends};
+use pp_fakes::raw::TestKernels;
 
 /// More than NCCL sends with no receiver there: 64 MiB on an H200, 1 MiB on the fake.
 pub(crate) fn past_the_buffers() -> usize {

@@ -23,8 +23,8 @@ use pp_transport::launch::Via;
 use pp_transport::nccl::{Nccl, NcclBackend};
 
 use crate::control_support;
-use crate::fakes::Fakes;
-use crate::fakes::raw::TestKernels;
+use pp_fakes::Fakes;
+use pp_fakes::raw::TestKernels;
 
 /// One test of this process at a time: a device has one issuer.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
@@ -201,7 +201,7 @@ pub(crate) struct Gpu {
 
 impl Gpu {
     fn of(rank: u32) -> Self {
-        Fakes::build().load().set("DEVICES", "3");
+        Fakes::newest().load().set("DEVICES", "3");
         let device = Device::open(rank).unwrap();
         device.bind().unwrap();
         Self {

@@ -1,7 +1,5 @@
 //! Groups as a rank makes them with its backend: the leader passes what is needed to each other member.
 
-#[path = "../../../pp-fakes/src/lib.rs"]
-mod fakes;
 mod host;
 mod nccl;
 

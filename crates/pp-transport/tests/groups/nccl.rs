@@ -9,8 +9,8 @@ use pp_transport::error::TransportError;
 use pp_transport::flight::{FlightRecorder, Kind, State};
 use pp_transport::nccl::{Communicator, Issuer, Nccl, NcclBackend};
 
-use crate::fakes::Fakes;
 use crate::{HANG, Instant, each, join, turn, wires};
+use pp_fakes::Fakes;
 
 const DEVICES: usize = 3;
 
@@ -68,7 +68,7 @@ fn await_issuer(nccl: &Nccl, device: &Device) {
 
 fn members<R: Send>(count: usize, part: impl Fn(&mut Member) -> R + Sync) -> Vec<R> {
     let _turn = turn();
-    Fakes::build().load().set("DEVICES", &DEVICES.to_string());
+    Fakes::newest().load().set("DEVICES", &DEVICES.to_string());
     let nccl = Nccl::load().unwrap();
     each(wires(count, true), |at, wires| {
         let device = Device::open(at as u32).unwrap();
@@ -249,7 +249,7 @@ fn what_fails_by_itself_is_seen_while_work_is_under_way() {
     members(2, |m| {
         let data = m.part(0, 2 << 20);
         if m.at == 0 {
-            let fakes = Fakes::build().load();
+            let fakes = Fakes::newest().load();
             // SAFETY: the member's own memory, which stays until the abort has returned.
             unsafe { m.group.receive(data, 1, &m.stream) }.unwrap();
             m.group.look().unwrap();

@@ -23,10 +23,10 @@ use pp_transport::nccl::{self, Issuer, Nccl, NcclBackend, NcclOptions, UniqueId}
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::edges_support::Meeting;
-use crate::fakes::Fakes;
-use crate::fakes::check::Recording;
-use crate::fakes::raw::TestKernels;
 use crate::two_way::{self, TwoWay, by_backend, edge_ends, edges, lanes};
+use pp_fakes::Fakes;
+use pp_fakes::check::Recording;
+use pp_fakes::raw::TestKernels;
 
 /// A job that does not end is a failure, not a hang of the tests.
 pub(crate) const STUCK: Duration = Duration::from_secs(60);
@@ -113,7 +113,7 @@ pub(crate) fn record(command: &mut Command) -> Outcome {
     command
         .env("PP_FAKE_RECORD", folder.path())
         .env("PP_FAKE_NCCL_DIR", folder.path());
-    let output = Fakes::build().give_to(command).output().unwrap();
+    let output = Fakes::newest().give_to(command).output().unwrap();
     Outcome {
         recordings: Recording::read_all(folder.path()),
         is_right: output.status.success(),
@@ -146,7 +146,7 @@ fn child() {
     };
     let faults = std::env::var("PP_FAKE_FAULTS").unwrap_or_default();
     end_when_stuck(!faults.is_empty());
-    Fakes::build().load();
+    Fakes::newest().load();
     let shape = EdgeShape {
         depth: depth as u32,
         slot_bytes: LARGEST as u64,
@@ -227,7 +227,7 @@ impl Job {
 
     /// Does what a rank does, from its first send to its last; how many bytes were wrong.
     fn run<B: OnGpu>(&self, rank: u32, mut link: TwoWay<B>, device: &Device) -> u64 {
-        let loaded = Fakes::build().load();
+        let loaded = Fakes::newest().load();
         let stage = Stage::new(device);
         if self.connected.wait().is_leader() {
             loaded.note("Mark name=run");

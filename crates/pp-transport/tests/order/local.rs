@@ -10,10 +10,10 @@ use pp_transport::edge::EdgeLocal as _;
 use pp_transport::error::TransportError;
 use pp_transport::gpu::{DeviceLocal, DeviceTx};
 
-use crate::fakes::Fakes;
-use crate::fakes::check::{Expect, Recording, Report, Rule, check};
-use crate::fakes::raw::TestKernels;
 use crate::job::{Outcome, STUCK, end_when_stuck, record};
+use pp_fakes::Fakes;
+use pp_fakes::check::{Expect, Recording, Report, Rule, check};
+use pp_fakes::raw::TestKernels;
 
 const CHUNKS: u64 = 200;
 const BYTES: usize = 4096;
@@ -36,7 +36,7 @@ fn child() {
     let depth = depth.parse().unwrap();
     let faults = std::env::var("PP_FAKE_FAULTS").unwrap_or_default();
     end_when_stuck(!faults.is_empty());
-    let loaded = Fakes::build().load();
+    let loaded = Fakes::newest().load();
     let device = Device::open(0).unwrap();
     device.bind().unwrap();
     let kernels = TestKernels::load();

@@ -6,8 +6,6 @@
 mod control_support;
 #[path = "../edges_support/mod.rs"]
 mod edges_support;
-#[path = "../../../pp-fakes/src/lib.rs"]
-mod fakes;
 mod job;
 mod local;
 mod mesh;

@@ -10,10 +10,10 @@ use pp_device::{Device, DeviceBuffer, Stream};
 use pp_transport::in_flight::Completion;
 use pp_transport::nccl::{CommOptions, Communicator, GroupBuffer, Issuer, Nccl, Reduce, UniqueId};
 
-use crate::fakes::Fakes;
-use crate::fakes::check::{Expect, Fresh, Rule, check};
-use crate::fakes::raw::TestKernels;
 use crate::job::{Outcome, STUCK, end_when_stuck, record};
+use pp_fakes::Fakes;
+use pp_fakes::check::{Expect, Fresh, Rule, check};
+use pp_fakes::raw::TestKernels;
 
 const RANKS: u32 = 3;
 const ROUNDS: u64 = 20;
@@ -36,7 +36,7 @@ fn run(seed: u32, faults: &str) -> Outcome {
 fn child() {
     let faults = std::env::var("PP_FAKE_FAULTS").expect("started by the other tests");
     end_when_stuck(!faults.is_empty());
-    let loaded = Fakes::build().load();
+    let loaded = Fakes::newest().load();
     let nccl = Nccl::load().unwrap();
     let id = UniqueId::new(&nccl).unwrap();
     let all = Barrier::new(RANKS as usize);

@@ -1,9 +1,9 @@
 //! Small traces written by hand: copies into a slot of another process, numbers behind them, and credits that go back.
 
-use crate::fakes::check::{Expect, Fresh, Report, Rule, check};
 use crate::traces::{
     EXPECT, RECEIVER, SENDER, assert_each_breaks, assert_only, at, lines, recording,
 };
+use pp_fakes::check::{Expect, Fresh, Report, Rule, check};
 
 /// The sender: fills its own slot, copies it into the receiver's, and lets a number follow; the credit that it sees
 /// gives both slots back.

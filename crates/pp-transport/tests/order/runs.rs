@@ -1,7 +1,7 @@
 //! Runs of the real transport: what it does is ordered at every seed, and what the fakes spoil is seen.
 
-use crate::fakes::check::{Expect, Report, Rule, check};
 use crate::job::{Case, Outcome, run};
+use pp_fakes::check::{Expect, Report, Rule, check};
 
 const CASE: Case = Case {
     chunks: 60,

@@ -1,6 +1,6 @@
 //! Small traces written by hand: two ranks, two slots of one edge, and one change for each rule.
 
-use crate::fakes::check::{Expect, Fresh, Recording, Report, Rule, check};
+use pp_fakes::check::{Expect, Fresh, Recording, Report, Rule, check};
 
 pub(crate) const EXPECT: Expect = Expect {
     warm_up: 0,

@@ -14,8 +14,8 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::{alloc, alone, device, event, read_u64};
-use crate::fakes::Fakes;
-use crate::fakes::raw::{Handle, Properties, Right, TestKernels, ok, raw};
+use pp_fakes::raw::{Handle, Properties, Right, TestKernels};
+use pp_fakes::{Fakes, ok, raw};
 
 const BYTES: usize = 2 << 20;
 const PAYLOAD: usize = 1 << 20;
@@ -89,7 +89,7 @@ fn peer(test: &str) -> (Child, Vec<OwnedFd>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]);
     command.env("PP_TEST_CHILD", "1").stdout(Stdio::piped());
-    let mut child = Fakes::build().give_to(&mut command).spawn().unwrap();
+    let mut child = Fakes::newest().give_to(&mut command).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let given = lines
         .map_while(Result::ok)

@@ -1,7 +1,5 @@
 //! The fake driver and the fake NCCL do what the real ones do, as far as the other tests count on it.
 
-#[path = "../../../pp-fakes/src/lib.rs"]
-mod fakes;
 mod peers;
 mod watch;
 
@@ -10,8 +8,8 @@ use std::ptr::null_mut;
 use std::thread;
 use std::time::Duration;
 
-use fakes::raw::{Config, Handle, IN_PROGRESS, TestKernels, UniqueId, ok, raw};
-use fakes::{Fakes, Loaded};
+use pp_fakes::raw::{Config, Handle, IN_PROGRESS, TestKernels, UniqueId};
+use pp_fakes::{Fakes, Loaded, ok, raw};
 
 /// One test at a time: the fakes' settings are of the process.
 static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -20,7 +18,7 @@ fn alone() -> (std::sync::MutexGuard<'static, ()>, &'static Loaded) {
     let guard = ALONE
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
-    let loaded = Fakes::build().load();
+    let loaded = Fakes::newest().load();
     loaded.set("NCCL_DIR", env!("CARGO_TARGET_TMPDIR"));
     loaded.set("NCCL_EAGER", "65536");
     loaded.set("NCCL_ABORT_MS", "0");
@@ -30,7 +28,7 @@ fn alone() -> (std::sync::MutexGuard<'static, ()>, &'static Loaded) {
 
 /// Makes a device current on this thread, and gives it a stream.
 fn device(ordinal: c_int) -> Handle {
-    fakes::raw::device(ordinal).1
+    pp_fakes::raw::device(ordinal).1
 }
 
 fn alloc(bytes: usize) -> u64 {

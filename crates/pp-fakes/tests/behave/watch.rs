@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use pp_testing::Folder;
 
 use super::{alone, device};
-use crate::fakes::check::{Expect, Recording, Rule, check};
-use crate::fakes::raw::ok;
 use crate::peers::{new_page, page_of, torn, wait_for};
+use pp_fakes::check::{Expect, Recording, Rule, check};
+use pp_fakes::ok;
 
 /// Runs a child of this file, and gives what it recorded.
 fn recorded(child: &str, faults: &str) -> Vec<Recording> {
