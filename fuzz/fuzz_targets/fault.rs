@@ -1,7 +1,7 @@
 //! The reason that comes with an abort.
 #![no_main]
 
-#[path = "../../crates/pp-contract/tests/support/decoders.rs"]
+#[path = "../../crates/pp-contract/tests/suite/support/decoders.rs"]
 mod decoders;
 
 #[global_allocator]

@@ -1,7 +1,7 @@
 //! A frame from the other end of an edge: header, order, and the message of the video plan.
 #![no_main]
 
-#[path = "../../crates/pp-contract/tests/support/decoders.rs"]
+#[path = "../../crates/pp-contract/tests/suite/support/decoders.rs"]
 mod decoders;
 
 #[global_allocator]

@@ -1,7 +1,7 @@
 //! The first thing that a stranger on the control channel can send.
 #![no_main]
 
-#[path = "../../crates/pp-contract/tests/support/decoders.rs"]
+#[path = "../../crates/pp-contract/tests/suite/support/decoders.rs"]
 mod decoders;
 
 #[global_allocator]

@@ -1,31 +1,31 @@
 //! What the integration tests share: messages as a job would send them.
 
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
+pub(crate) mod decoders;
 
 use std::sync::LazyLock;
 
 use pp_contract::*;
 
 /// One rank for each stage.
-pub fn pipeline() -> &'static Pipeline {
+pub(crate) fn pipeline() -> &'static Pipeline {
     static LINE: LazyLock<Pipeline> = LazyLock::new(|| parse("encode@0,phase_b@1,decode@2"));
     &LINE
 }
 
 /// Stages 1 and 2 are walked once for each step of the plan.
-pub fn ring() -> &'static Pipeline {
+pub(crate) fn ring() -> &'static Pipeline {
     static RING: LazyLock<Pipeline> =
         LazyLock::new(|| parse("encode@0,(phase_b@1,guide@2)*steps,decode@0"));
     &RING
 }
 
-pub fn parse(text: &str) -> Pipeline {
+pub(crate) fn parse(text: &str) -> Pipeline {
     text.parse()
         .unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
 /// A plan of 4 steps with recompute: 5 calls.
-pub fn plan_parts() -> VideoPlanParts {
+pub(crate) fn plan_parts() -> VideoPlanParts {
     VideoPlanParts {
         height: 288,
         width: 352,
@@ -42,11 +42,11 @@ pub fn plan_parts() -> VideoPlanParts {
     }
 }
 
-pub fn tensor(name: &str, dtype: DType, dims: &[u64]) -> TensorSpec {
+pub(crate) fn tensor(name: &str, dtype: DType, dims: &[u64]) -> TensorSpec {
     TensorSpec::new(name, dtype, dims).expect("a well-formed tensor")
 }
 
-pub fn inputs() -> Manifest {
+pub(crate) fn inputs() -> Manifest {
     Manifest::new(&[
         tensor("latents_in", DType::Bf16, &[4, 1584, 192]),
         tensor("conditioning_embeds", DType::Bf16, &[0]),
@@ -56,22 +56,22 @@ pub fn inputs() -> Manifest {
     .expect("a well-formed manifest")
 }
 
-pub fn outputs() -> Manifest {
+pub(crate) fn outputs() -> Manifest {
     Manifest::new(&[tensor("latents_out", DType::Bf16, &[4, 1584, 192])])
         .expect("a well-formed manifest")
 }
 
-pub fn plan() -> VideoPlan {
+pub(crate) fn plan() -> VideoPlan {
     VideoPlan::new(plan_parts()).expect("a valid plan")
 }
 
 /// What encode sends.
-pub fn message() -> Message<VideoPlan> {
+pub(crate) fn message() -> Message<VideoPlan> {
     Message::new(plan(), &pipeline().stages()[0], inputs()).expect("a valid message")
 }
 
 /// A report of the chunk that says so many calls.
-pub fn report(calls: u32) -> StageReport {
+pub(crate) fn report(calls: u32) -> StageReport {
     StageReport {
         calls,
         start_frame: 16,
@@ -81,13 +81,13 @@ pub fn report(calls: u32) -> StageReport {
 }
 
 /// What `phase_b` hands on.
-pub fn handed_on() -> Message<VideoPlan> {
+pub(crate) fn handed_on() -> Message<VideoPlan> {
     let message = message().hand_on(pipeline(), (1, 0), outputs(), &report(5));
     message.expect("it follows the plan")
 }
 
 /// What decode sends to the source.
-pub fn accepted() -> Message<VideoPlan> {
+pub(crate) fn accepted() -> Message<VideoPlan> {
     let decode = StageReport {
         work_us: 128,
         ..report(1)
@@ -97,7 +97,7 @@ pub fn accepted() -> Message<VideoPlan> {
         .expect("it fits")
 }
 
-pub fn hello_parts(rank: u32) -> HelloParts {
+pub(crate) fn hello_parts(rank: u32) -> HelloParts {
     let mut settings = Settings::new();
     settings.set("touch", "no").expect("within the bounds");
     settings.set("depth", 4).expect("within the bounds");
@@ -117,29 +117,29 @@ pub fn hello_parts(rank: u32) -> HelloParts {
     }
 }
 
-pub fn hello(rank: u32) -> Hello {
+pub(crate) fn hello(rank: u32) -> Hello {
     Hello::new(hello_parts(rank)).expect("a rank of the world")
 }
 
-pub fn fault() -> Fault {
+pub(crate) fn fault() -> Fault {
     let rank = Rank::new(1);
     Fault::new(FaultKind::PeerDied, rank, "receive", "socket closed")
 }
 
 /// The stamp of chunk `n`, and of the call of this number.
-pub fn stamp(n: u64) -> Stamp {
+pub(crate) fn stamp(n: u64) -> Stamp {
     Stamp::new(ChunkIndex::new(n), CacheEpoch::new(0), CallId::new(n))
 }
 
 /// The frame of a message that is the first of its edge.
-pub fn frame_of<P: Plan>(message: &Message<P>, stamp: Stamp) -> Vec<u8> {
+pub(crate) fn frame_of<P: Plan>(message: &Message<P>, stamp: Stamp) -> Vec<u8> {
     let mut composer = Composer::new();
     let prepared = composer.prepare(message).expect("it fits");
     let sent = prepared.commit(&mut Sequencer::new(), stamp);
     sent.frame().to_vec()
 }
 
-pub fn bare_frame(bare: Bare, stamp: Stamp) -> Vec<u8> {
+pub(crate) fn bare_frame(bare: Bare, stamp: Stamp) -> Vec<u8> {
     let mut composer = Composer::new();
     let sent = composer
         .prepare_bare(bare)
@@ -148,7 +148,7 @@ pub fn bare_frame(bare: Bare, stamp: Stamp) -> Vec<u8> {
 }
 
 /// One frame of each kind, as the first of its edge, and the stage that sends it.
-pub fn first_frames() -> Vec<(&'static str, usize, Vec<u8>)> {
+pub(crate) fn first_frames() -> Vec<(&'static str, usize, Vec<u8>)> {
     let of = |message| frame_of(&message, stamp(0));
     vec![
         ("noop", 0, bare_frame(Bare::Noop, stamp(0))),
@@ -160,18 +160,18 @@ pub fn first_frames() -> Vec<(&'static str, usize, Vec<u8>)> {
     ]
 }
 
-pub fn first_frame(wanted: &str) -> Vec<u8> {
+pub(crate) fn first_frame(wanted: &str) -> Vec<u8> {
     let mut frames = first_frames().into_iter();
     let frame = frames.find(|(name, ..)| *name == wanted);
     frame.expect("a kind of frame").2
 }
 
-pub fn admit(frame: &[u8]) -> Result<Matched<'_>, LockstepError> {
+pub(crate) fn admit(frame: &[u8]) -> Result<Matched<'_>, LockstepError> {
     Lockstep::new().admit(frame)
 }
 
 /// Decodes the first frame of an edge of [`pipeline`], from stage `maker`.
-pub fn decode(frame: &[u8], maker: usize) -> Result<Message<VideoPlan>, BodyError> {
+pub(crate) fn decode(frame: &[u8], maker: usize) -> Result<Message<VideoPlan>, BodyError> {
     admit(frame)
         .expect("it is in order")
         .message(pipeline(), maker)
@@ -179,7 +179,7 @@ pub fn decode(frame: &[u8], maker: usize) -> Result<Message<VideoPlan>, BodyErro
 
 /// The frame with `change` made to its 60 checked bytes and its body, and checksums that fit: what
 /// a peer sends that is wrong on purpose.
-pub fn forge(frame: &[u8], change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+pub(crate) fn forge(frame: &[u8], change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut forged = frame.to_vec();
     change(&mut forged);
     let body_crc = crc32(&forged[64..]);
@@ -190,7 +190,7 @@ pub fn forge(frame: &[u8], change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
 }
 
 /// CRC-32 as in IEEE 802.3, bit by bit: an oracle apart from the crate that is tested.
-pub fn crc32(bytes: &[u8]) -> u32 {
+pub(crate) fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
             (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg())

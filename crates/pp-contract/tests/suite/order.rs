@@ -1,10 +1,9 @@
 //! The order of the messages on an edge: what is repeated, skipped, early or out of place is
 //! refused, and after that everything is.
 
-mod support;
-
 use pp_contract::*;
-use support::*;
+
+use crate::support::*;
 
 /// The frames of these calls: `Some(chunk)` for an INFER, `None` for a NOOP.
 fn calls(chunks: &[Option<u64>]) -> Vec<Vec<u8>> {
@@ -158,7 +157,7 @@ fn attempt_begins_anew_and_payloads_go_on() {
         let frame = again(&frames[call], attempt, payload);
         let matched = lockstep.admit(&frame).unwrap();
         assert_eq!(matched.header().call_id().get(), call as u64);
-        assert_eq!(matched.header().attempt(), attempt.into());
+        assert_eq!(matched.header().attempt(), u16::from(attempt));
     }
 
     // Sent again on a new edge, payloads are counted from its beginning, and calls keep their numbers.

@@ -1,14 +1,11 @@
 //! Any bytes: no decoder panics, none allocates over its bound. Any value: it survives the wire.
 
-#[path = "support/decoders.rs"]
-mod decoders;
-mod support;
-
-use decoders::{Counting, allocated};
 use pp_contract::*;
 use pp_testing::Toy;
 use proptest::prelude::*;
-use support::*;
+
+use crate::support::decoders::{Counting, allocated};
+use crate::support::*;
 
 #[global_allocator]
 static COUNTING: Counting = Counting;

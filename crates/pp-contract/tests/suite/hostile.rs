@@ -1,9 +1,8 @@
 //! What a peer, or the wire, may do to the bytes: every one is refused, by name, without a panic.
 
-mod support;
-
 use pp_contract::*;
-use support::*;
+
+use crate::support::*;
 
 #[test]
 fn every_flip_of_one_bit_is_refused() {

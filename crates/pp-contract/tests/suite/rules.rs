@@ -1,11 +1,10 @@
 //! The rules of the protocol that live at this layer, each broken on purpose.
 
-mod support;
-
 use pp_contract::*;
 use pp_testing::{Toy, ToyParts};
 use serde::{Deserialize, Serialize};
-use support::*;
+
+use crate::support::*;
 
 /// A plan that can be told to be too large, or to refuse to be serialized.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

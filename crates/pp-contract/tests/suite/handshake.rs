@@ -1,10 +1,9 @@
 //! The handshake: what differs between two ranks is found and named, what does not decode is
 //! refused.
 
-mod support;
-
 use pp_contract::*;
-use support::*;
+
+use crate::support::*;
 
 // OM-04, OM-05, counts: what steers communication is compared key by key.
 

@@ -1,9 +1,8 @@
 //! Exact bytes, written by hand from docs/wire-format.md: the format does not drift.
 
-mod support;
-
 use pp_contract::*;
-use support::*;
+
+use crate::support::*;
 
 /// The bytes of a hex file; `#` begins a comment.
 fn golden(text: &str) -> Vec<u8> {
@@ -22,7 +21,7 @@ fn call_7() -> Stamp {
 
 #[test]
 fn noop_is_as_written_by_hand() {
-    let bytes = golden(include_str!("data/noop.hex"));
+    let bytes = golden(include_str!("../data/noop.hex"));
     assert_eq!(bare_frame(Bare::Noop, stamp(0)), bytes);
 
     let header = Header::decode(bytes.first_chunk().unwrap()).unwrap();
@@ -33,7 +32,7 @@ fn noop_is_as_written_by_hand() {
 
 #[test]
 fn shutdown_is_as_written_by_hand() {
-    let bytes = golden(include_str!("data/shutdown.hex"));
+    let bytes = golden(include_str!("../data/shutdown.hex"));
     let mut stamp = Stamp::new(ChunkIndex::new(41), CacheEpoch::new(3), CallId::new(258));
     stamp.attempt = 1;
     assert_eq!(bare_frame(Bare::Shutdown, stamp), bytes);
@@ -45,7 +44,7 @@ fn shutdown_is_as_written_by_hand() {
 
 #[test]
 fn message_of_the_source_is_as_written_by_hand() {
-    let bytes = golden(include_str!("data/message.hex"));
+    let bytes = golden(include_str!("../data/message.hex"));
     let (mut composer, mut sequencer) = (Composer::new(), Sequencer::new());
     for _ in 0..2 {
         let prepared = composer.prepare(&message()).unwrap();
@@ -79,7 +78,7 @@ fn message_of_the_source_is_as_written_by_hand() {
 
 #[test]
 fn message_in_the_last_lap_of_a_ring_is_as_written_by_hand() {
-    let bytes = golden(include_str!("data/lap.hex"));
+    let bytes = golden(include_str!("../data/lap.hex"));
     let report = |calls, work_us, idle_us, seal| StageReport {
         calls,
         start_frame: 16,
@@ -123,7 +122,7 @@ fn message_in_the_last_lap_of_a_ring_is_as_written_by_hand() {
 
 #[test]
 fn acceptance_is_as_written_by_hand() {
-    let bytes = golden(include_str!("data/accepted.hex"));
+    let bytes = golden(include_str!("../data/accepted.hex"));
     assert_eq!(frame_of(&accepted(), call_7()), bytes);
     let decoded = decode(&bytes, 2).unwrap();
     assert_eq!(decoded.trail().of(pipeline(), 1), [report(5)]);
@@ -133,14 +132,14 @@ fn acceptance_is_as_written_by_hand() {
 
 #[test]
 fn hello_is_as_written_by_hand() {
-    let bytes = golden(include_str!("data/hello.hex"));
+    let bytes = golden(include_str!("../data/hello.hex"));
     assert_eq!(hello(1).encode().unwrap(), bytes);
     assert_eq!(Hello::decode(&bytes).unwrap(), hello(1));
 }
 
 #[test]
 fn fault_is_as_written_by_hand() {
-    let bytes = golden(include_str!("data/fault.hex"));
+    let bytes = golden(include_str!("../data/fault.hex"));
     assert_eq!(fault().encode().unwrap(), bytes);
     let decoded = Fault::decode(&bytes).unwrap();
     assert_eq!(
