@@ -1,5 +1,6 @@
 //! Processes of tests and trials: how they are started, what is seen of them, and how they end.
 
+mod alone;
 mod command;
 mod held;
 mod proc;
@@ -7,6 +8,7 @@ mod watched;
 
 use std::time::Duration;
 
+pub use self::alone::is_alone;
 pub use self::command::{
     Ended, after, as_rank, finish, free_port, program, run, spawn, spawn_with_input, wait,
 };

@@ -10,8 +10,8 @@ use pp_testing::{HANG, Seat, TellPanic, local, seats};
 use pp_transport::backend::End as EdgeEnd;
 use pp_transport::host::{Host, HostGroup, RxLease, TxLease};
 
-use crate::edges::{Failing, Fuse, broken, late};
-use crate::stages::{CONTEXT_CHUNKS, SLOT};
+use super::edges::{Failing, Fuse, broken, late};
+use super::stages::{CONTEXT_CHUNKS, SLOT};
 
 /// What the others hear of a rank that was killed.
 pub(crate) fn died(rank: u32) -> Fault {

@@ -17,9 +17,9 @@ use pp_runtime::core::Cut;
 use pp_runtime::driver::{Driven, RankOptions, Summary};
 use pp_testing::seats;
 
-use crate::edges::Fuse;
-use crate::stages::{SLOT, Seen, stages};
-use crate::world::{Life, WHOLE, attach, died, options, rank_run};
+use self::edges::Fuse;
+use self::stages::{SLOT, Seen, stages};
+use self::world::{Life, WHOLE, attach, died, options, rank_run};
 
 /// Two ranks, and rank 1 may be started again.
 const PAIR: &str = "a@0 -> b@1 -> c@0";

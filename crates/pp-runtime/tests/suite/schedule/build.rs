@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use pp_runtime::schedule::{Action, Kind, Op, Schedule, SizeError, Step};
 
-use crate::golden;
+use super::golden;
 
 fn refused(kind: Kind, ranks: u32, stages: u32, microbatches: u32) -> String {
     Schedule::build(kind, ranks, stages, microbatches)

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use pp_runtime::schedule::{Action, Op, Schedule, Step, Way};
 
-use crate::golden::{self, ZB1P, ZB1P_LOWERED};
+use super::golden::{self, ZB1P, ZB1P_LOWERED};
 
 fn parse(text: &str) -> Schedule {
     Schedule::parse_csv(text).unwrap()

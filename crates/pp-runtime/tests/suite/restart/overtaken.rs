@@ -17,9 +17,9 @@ use pp_runtime::stage::{
 use pp_testing::HANG;
 use pp_transport::host::{RxLease, TxLease};
 
-use crate::stages::{Frames, Keeper, Mixer, Remember, Seen, expected};
-use crate::world::{Life, WHOLE, options, run};
-use crate::{CHAIN, PAIR};
+use super::stages::{Frames, Keeper, Mixer, Remember, Seen, expected};
+use super::world::{Life, WHOLE, options, run};
+use super::{CHAIN, PAIR};
 
 /// The last chunk, which begins with a hard cut.
 const CUT_AT: u64 = 2;

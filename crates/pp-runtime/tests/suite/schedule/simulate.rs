@@ -7,7 +7,7 @@ use pp_runtime::schedule::{
     Way,
 };
 
-use crate::golden;
+use super::golden;
 
 fn build(kind: Kind, ranks: u32, stages: u32, microbatches: u32) -> Schedule {
     Schedule::build(kind, ranks, stages, microbatches).unwrap()

@@ -2,8 +2,8 @@
 
 use pp_runtime::schedule::{Flaw, Kind, Limits, Schedule, Step};
 
-use crate::golden::{self, CUSTOM, ZB1P, ZB1P_LOWERED};
-use crate::oracle;
+use super::golden::{self, CUSTOM, ZB1P, ZB1P_LOWERED};
+use super::oracle;
 
 /// Plain 1F1B whose sends meet head on.
 const HEAD_ON: &str = "\

@@ -2,7 +2,7 @@
 
 use pp_runtime::schedule::Schedule;
 
-use crate::golden::{self, CUSTOM, ZB1P_LOWERED};
+use super::golden::{self, CUSTOM, ZB1P_LOWERED};
 
 fn parse(text: &str) -> Schedule {
     Schedule::parse_csv(text).unwrap()

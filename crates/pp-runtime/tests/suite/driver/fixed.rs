@@ -12,7 +12,7 @@ use pp_runtime::stage::{Built, Chunk, Done, Offer, OnHost, Progress, Stage, Stag
 use pp_testing::{HANG, Random, Toy, ToySink, ToySource, bytes, done, run_schedule};
 use pp_transport::host::{HostGroup, RxLease, TxLease};
 
-use crate::stages::BYTES;
+use super::stages::BYTES;
 
 /// What was begun, as PyTorch writes it, and what was done, and by which rank.
 type Log = Mutex<Vec<(u32, String)>>;

@@ -12,9 +12,9 @@ use pp_transport::flight::{FlightRecorder, Kind, Message, Operation, State};
 use pp_transport::host::{Host, HostGroup, HostLocal, HostRx, HostTx, RxLease, Sending, TxLease};
 use pp_transport::in_flight::Rejected;
 
-use crate::stages::{SLOT, Seen, stages};
-use crate::world::options;
-use crate::{CHAIN, PAIR, SIX};
+use super::stages::{SLOT, Seen, stages};
+use super::world::options;
+use super::{CHAIN, PAIR, SIX};
 
 /// Edges over shared memory on which no message leaves at once.
 struct Full;
