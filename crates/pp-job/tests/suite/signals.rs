@@ -1,5 +1,5 @@
-//! A signal acts on the jobs that run, and on none that has ended. Signals are the process's, so this is the only test
-//! of its program. A shell may ignore SIGINT for a program in the background, so the signal is SIGTERM.
+//! A signal acts on the jobs that run, and on none that has ended. Signals are the process's, so each test here has a
+//! process of its own. A shell may ignore SIGINT for a program in the background, so the signal is SIGTERM.
 
 use std::cell::Cell;
 
@@ -9,6 +9,9 @@ use rustix::process::{Signal, getpid, kill_process};
 
 #[test]
 fn a_signal_drains_the_job_that_runs_and_forgets_the_one_that_failed() {
+    if !pp_testing::alone!() {
+        return;
+    }
     let config = Config::alone(|_| None).unwrap();
     let pipeline = "a@0 -> c@0".parse().unwrap();
     let is_asked = Cell::new(false);

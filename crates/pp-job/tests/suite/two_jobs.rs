@@ -1,8 +1,5 @@
 //! Jobs whose ranks are threads of one process: each closure runs on its own rank alone, no job knows of another, and
-//! a rank says why it takes no part. And programs that make mistakes.
-
-#[path = "two_jobs/mistakes.rs"]
-mod mistakes;
+//! a rank says why it takes no part.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;

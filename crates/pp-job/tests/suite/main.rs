@@ -1,0 +1,5 @@
+//! Jobs of a program that embeds the library.
+
+mod mistakes;
+mod signals;
+mod two_jobs;
