@@ -1,7 +1,6 @@
 //! Builds plugins for the tests: C files with the system's compiler, Rust ones with the cargo that runs the tests.
 
-#![allow(dead_code)] // each test file uses its part
-#![allow(unreachable_pub)]
+#![allow(dead_code, reason = "each test program uses its part")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +10,7 @@ use pp_kernels::check::{Bench, CHECKS};
 use serde_json::Value;
 
 /// The workspace's root.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
         .canonicalize()
@@ -19,7 +18,7 @@ pub fn root() -> PathBuf {
 }
 
 /// The checks that fail, and why.
-pub fn failed_checks(bench: &Bench<'_>) -> Vec<(&'static str, String)> {
+pub(crate) fn failed_checks(bench: &Bench<'_>) -> Vec<(&'static str, String)> {
     let outcomes = CHECKS.iter().map(|check| (check.name(), check.run(bench)));
     outcomes
         .filter_map(|(name, outcome)| Some((name, outcome.err()?)))
@@ -27,7 +26,7 @@ pub fn failed_checks(bench: &Bench<'_>) -> Vec<(&'static str, String)> {
 }
 
 /// A path of its own for a file that a test makes.
-pub fn scratch(name: &str) -> PathBuf {
+pub(crate) fn scratch(name: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let dir =
@@ -37,7 +36,7 @@ pub fn scratch(name: &str) -> PathBuf {
 }
 
 /// Compiles a C file that lies in the repository into a shared library.
-pub fn compile_c_file(source: &Path, defines: &[&str]) -> PathBuf {
+pub(crate) fn compile_c_file(source: &Path, defines: &[&str]) -> PathBuf {
     let name = source
         .file_stem()
         .expect("a file")
@@ -66,19 +65,19 @@ pub fn compile_c_file(source: &Path, defines: &[&str]) -> PathBuf {
 }
 
 /// Compiles a C text into a shared library.
-pub fn compile_c(name: &str, text: &str, defines: &[&str]) -> PathBuf {
+pub(crate) fn compile_c(name: &str, text: &str, defines: &[&str]) -> PathBuf {
     let source = scratch(&format!("{name}.c"));
     std::fs::write(&source, text).expect("the target directory can be written");
     compile_c_file(&source, defines)
 }
 
 /// The C example plugin.
-pub fn median() -> PathBuf {
+pub(crate) fn median() -> PathBuf {
     compile_c_file(&root().join("plugins/median/median.c"), &[])
 }
 
 /// A `cdylib` of the workspace, built by the cargo that runs the tests if it is not there yet.
-pub fn rust_plugin(package: &str) -> PathBuf {
+pub(crate) fn rust_plugin(package: &str) -> PathBuf {
     let output = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--offline", "--package", package])
         .arg("--message-format=json-render-diagnostics")

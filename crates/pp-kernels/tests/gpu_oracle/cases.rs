@@ -10,10 +10,10 @@ use crate::either::{
 };
 
 /// A case; `true` asks for the smallest sizes.
-pub type Case = fn(&Gpu, bool);
+pub(crate) type Case = fn(&Gpu, bool);
 
 /// What needs no more of a device than that encode, decode and zero steps work: the fake driver does those, too.
-pub const ALL: &[(&str, Case)] = &[
+pub(crate) const ALL: &[(&str, Case)] = &[
     ("layout_is_that_of_the_cpu", layout_is_that_of_the_cpu),
     (
         "encode_gives_the_bytes_of_the_cpu",

@@ -9,14 +9,14 @@ use pp_kernels::{
     PlaneViewMut, RawSession, SessionConfig, StageKind, StageSession, VideoPlanParts,
 };
 
-pub struct Gpu {
-    pub context: Arc<CudaContext>,
-    pub stream: Arc<CudaStream>,
+pub(crate) struct Gpu {
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) stream: Arc<CudaStream>,
 }
 
 impl Gpu {
     /// Fails, with the reason, where there is no device: the caller asked for a real one.
-    pub fn open() -> Gpu {
+    pub(crate) fn open() -> Gpu {
         // SAFETY: looking for the driver loads it.
         let is_there = unsafe { cudarc::driver::sys::is_culib_present() };
         assert!(is_there, "libcuda is not found: install the NVIDIA driver");
@@ -27,7 +27,7 @@ impl Gpu {
         Gpu { context, stream }
     }
 
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let (major, minor) = self.context.compute_capability().expect("a capability");
         format!(
             "{} (compute capability {major}.{minor})",
@@ -36,18 +36,24 @@ impl Gpu {
     }
 
     /// The raw context and stream.
-    pub fn handles(&self) -> (u64, u64) {
+    pub(crate) fn handles(&self) -> (u64, u64) {
         (self.context.cu_ctx() as u64, self.stream.cu_stream() as u64)
     }
 
-    pub fn config(&self, width: u32, height: u32, chroma: Chroma, frames: u32) -> SessionConfig {
+    pub(crate) fn config(
+        &self,
+        width: u32,
+        height: u32,
+        chroma: Chroma,
+        frames: u32,
+    ) -> SessionConfig {
         let (context, stream) = self.handles();
         SessionConfig::cuda(width, height, chroma, frames, context, stream)
     }
 }
 
 /// The built-in CUDA kernels, or the plugin that `PP_TEST_KERNELS` names, which must compute the same.
-pub fn kernels() -> KernelSet {
+pub(crate) fn kernels() -> KernelSet {
     match std::env::var_os("PP_TEST_KERNELS") {
         Some(file) => KernelSet::load(file.as_ref()).expect("PP_TEST_KERNELS names a plugin"),
         None => KernelSet::for_device(),
@@ -56,20 +62,26 @@ pub fn kernels() -> KernelSet {
 
 /// The kernels of one or the other.
 #[derive(Clone, Copy)]
-pub enum Kernels<'a> {
+pub(crate) enum Kernels<'a> {
     Cpu,
     Gpu(&'a Gpu),
 }
 
 impl<'a> Kernels<'a> {
-    pub fn config(self, width: u32, height: u32, chroma: Chroma, frames: u32) -> SessionConfig {
+    pub(crate) fn config(
+        self,
+        width: u32,
+        height: u32,
+        chroma: Chroma,
+        frames: u32,
+    ) -> SessionConfig {
         match self {
             Kernels::Cpu => SessionConfig::host(width, height, chroma, frames),
             Kernels::Gpu(gpu) => gpu.config(width, height, chroma, frames),
         }
     }
 
-    pub fn open(self, config: SessionConfig) -> Session<'a> {
+    pub(crate) fn open(self, config: SessionConfig) -> Session<'a> {
         match self {
             Kernels::Cpu => Session::cpu(config),
             Kernels::Gpu(gpu) => Session::gpu(gpu, config),
@@ -124,14 +136,14 @@ fn of_stage(name: &str, config: SessionConfig) -> SessionConfig {
 }
 
 /// Sessions of encode, `phase_b` and decode of either kind, driven with payloads as bytes.
-pub enum Session<'a> {
+pub(crate) enum Session<'a> {
     Cpu([StageSession; 3]),
     Gpu(&'a Gpu, [RawSession; 3]),
 }
 
 /// Bytes behind each row of a frame in page-locked memory.
 #[derive(Clone, Copy)]
-pub struct Pad(pub usize);
+pub(crate) struct Pad(pub usize);
 
 impl Pad {
     /// Where each plane of a frame lies: its start, stride, width and height; and where the frame ends.
@@ -198,7 +210,7 @@ impl Pad {
 }
 
 impl<'a> Session<'a> {
-    pub fn cpu(config: SessionConfig) -> Session<'a> {
+    pub(crate) fn cpu(config: SessionConfig) -> Session<'a> {
         let config = SessionConfig {
             space: pp_kernels::Space::Host,
             ..config
@@ -207,7 +219,7 @@ impl<'a> Session<'a> {
         Session::Cpu(STAGES.map(|name| open(name).expect("the cpu kernels open")))
     }
 
-    pub fn gpu(gpu: &'a Gpu, config: SessionConfig) -> Session<'a> {
+    pub(crate) fn gpu(gpu: &'a Gpu, config: SessionConfig) -> Session<'a> {
         let set = kernels();
         // SAFETY: context and stream are those of `gpu`, which outlives the session; the context is current.
         let open = |name| unsafe { set.open_stage_on_device(name, &of_stage(name, config), &[]) };
@@ -217,7 +229,7 @@ impl<'a> Session<'a> {
         )
     }
 
-    pub fn config(&self) -> SessionConfig {
+    pub(crate) fn config(&self) -> SessionConfig {
         match self {
             Session::Cpu([_, session, _]) => *session.config(),
             Session::Gpu(_, [_, session, _]) => *session.config(),
@@ -225,7 +237,7 @@ impl<'a> Session<'a> {
     }
 
     /// What `phase_b` gets and gives in this lap; encode and decode must fit a `phase_b` that is in one part.
-    pub fn layout(&mut self, shape: ChunkShape, lap: u32) -> Layout {
+    pub(crate) fn layout(&mut self, shape: ChunkShape, lap: u32) -> Layout {
         let config = self.config();
         let [source, middle, sink] = match self {
             Session::Cpu(sessions) => sessions.each_mut().map(|session| {
@@ -247,7 +259,7 @@ impl<'a> Session<'a> {
         middle
     }
 
-    pub fn encode(
+    pub(crate) fn encode(
         &mut self,
         frames: &[Vec<u8>],
         plan: &VideoPlanParts,
@@ -257,7 +269,7 @@ impl<'a> Session<'a> {
     }
 
     /// The payload for `phase_b`; bytes between tensors are zeroed, as a device leaves them open.
-    pub fn encode_from(
+    pub(crate) fn encode_from(
         &mut self,
         pad: Pad,
         frames: &[Vec<u8>],
@@ -303,11 +315,16 @@ impl<'a> Session<'a> {
         }
     }
 
-    pub fn phase_b(&mut self, plan: &VideoPlanParts, layout: &Layout, input: &[u8]) -> Vec<u8> {
+    pub(crate) fn phase_b(
+        &mut self,
+        plan: &VideoPlanParts,
+        layout: &Layout,
+        input: &[u8],
+    ) -> Vec<u8> {
         self.phase_b_in_lap(plan, 0, layout, input)
     }
 
-    pub fn phase_b_in_lap(
+    pub(crate) fn phase_b_in_lap(
         &mut self,
         plan: &VideoPlanParts,
         lap: u32,
@@ -358,7 +375,7 @@ impl<'a> Session<'a> {
         output
     }
 
-    pub fn decode(
+    pub(crate) fn decode(
         &mut self,
         plan: &VideoPlanParts,
         layout: &Layout,
@@ -368,7 +385,7 @@ impl<'a> Session<'a> {
     }
 
     /// The frames.
-    pub fn decode_to(
+    pub(crate) fn decode_to(
         &mut self,
         pad: Pad,
         plan: &VideoPlanParts,
@@ -428,16 +445,16 @@ impl<'a> Session<'a> {
 }
 
 /// Device memory with guard bytes behind it.
-pub struct Slot {
+pub(crate) struct Slot {
     memory: cudarc::driver::CudaSlice<u8>,
-    pub address: u64,
+    pub(crate) address: u64,
     bytes: usize,
 }
 
 const GUARD: [u8; 256] = [0xC3; 256];
 
 impl Slot {
-    pub fn new(gpu: &Gpu, bytes: &[u8]) -> Slot {
+    pub(crate) fn new(gpu: &Gpu, bytes: &[u8]) -> Slot {
         let bytes_and_guard = [bytes, &GUARD].concat();
         let memory = gpu
             .stream
@@ -455,7 +472,7 @@ impl Slot {
     }
 
     /// Waits for the stream and reads.
-    pub fn read(&self, gpu: &Gpu) -> Vec<u8> {
+    pub(crate) fn read(&self, gpu: &Gpu) -> Vec<u8> {
         let mut bytes = gpu
             .stream
             .clone_dtoh(&self.memory)

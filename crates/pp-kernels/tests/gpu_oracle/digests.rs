@@ -6,7 +6,7 @@ use pp_kernels::{DeviceDigests, DeviceTensor};
 use crate::cases::Case;
 use crate::device::{Gpu, Slot};
 
-pub const ALL: &[(&str, Case)] = &[
+pub(crate) const ALL: &[(&str, Case)] = &[
     (
         "digests_are_those_of_the_host",
         digests_are_those_of_the_host,

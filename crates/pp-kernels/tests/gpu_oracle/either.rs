@@ -6,10 +6,10 @@ use pp_kernels::{Chroma, ChunkShape, DType, Layout, SessionConfig, VideoPlanPart
 
 use crate::device::{Kernels, Session};
 
-pub const SIGMA: f32 = 20.0;
+pub(crate) const SIGMA: f32 = 20.0;
 
 /// A picture with a gradient, an edge and a fine texture, moving by one sample a frame.
-pub fn clean(width: usize, height: usize, frame: u64) -> Vec<u8> {
+pub(crate) fn clean(width: usize, height: usize, frame: u64) -> Vec<u8> {
     let at = |index: usize| {
         let (x, y) = (index % width + frame as usize, index / width);
         let edge = if x % 40 > 25 { 70 } else { 0 };
@@ -20,14 +20,14 @@ pub fn clean(width: usize, height: usize, frame: u64) -> Vec<u8> {
 }
 
 /// The same with seeded noise.
-pub fn noisy(width: usize, height: usize, frame: u64) -> Vec<u8> {
+pub(crate) fn noisy(width: usize, height: usize, frame: u64) -> Vec<u8> {
     let mut samples = clean(width, height, frame);
     add_gaussian(&mut samples, SIGMA, 11, frame, 0);
     samples
 }
 
 /// A frame of all planes of the session.
-pub fn picture(config: &SessionConfig, frame: u64) -> Vec<u8> {
+pub(crate) fn picture(config: &SessionConfig, frame: u64) -> Vec<u8> {
     (0..config.chroma.planes())
         .flat_map(|index| {
             let (width, height) = config.chroma.plane_size(index, config.width, config.height);
@@ -36,7 +36,7 @@ pub fn picture(config: &SessionConfig, frame: u64) -> Vec<u8> {
         .collect()
 }
 
-pub fn known_noise(config: SessionConfig) -> SessionConfig {
+pub(crate) fn known_noise(config: SessionConfig) -> SessionConfig {
     SessionConfig {
         noise_sigma: Some(SIGMA),
         threads: 0,
@@ -44,7 +44,7 @@ pub fn known_noise(config: SessionConfig) -> SessionConfig {
     }
 }
 
-pub fn layout_of(
+pub(crate) fn layout_of(
     session: &mut Session<'_>,
     frames: usize,
     plan: &VideoPlanParts,
@@ -71,20 +71,24 @@ fn layout_in_lap(
 const CONTEXT: u32 = settings::CONTEXT_FRAMES as u32;
 
 /// Encodes and runs `phase_b` in one session.
-pub fn run(session: &mut Session<'_>, frames: &[Vec<u8>], plan: &VideoPlanParts) -> Vec<u8> {
+pub(crate) fn run(session: &mut Session<'_>, frames: &[Vec<u8>], plan: &VideoPlanParts) -> Vec<u8> {
     let layout = layout_of(session, frames.len(), plan, CONTEXT);
     let input = session.encode(frames, plan, &layout);
     session.phase_b(plan, &layout, &input)
 }
 
 /// The frames that come back.
-pub fn film(session: &mut Session<'_>, frames: &[Vec<u8>], plan: &VideoPlanParts) -> Vec<Vec<u8>> {
+pub(crate) fn film(
+    session: &mut Session<'_>,
+    frames: &[Vec<u8>],
+    plan: &VideoPlanParts,
+) -> Vec<Vec<u8>> {
     let output = run(session, frames, plan);
     let layout = layout_of(session, frames.len(), plan, CONTEXT);
     session.decode(plan, &layout, &output)
 }
 
-pub fn values(tokens: &[u8]) -> impl Iterator<Item = f64> + '_ {
+pub(crate) fn values(tokens: &[u8]) -> impl Iterator<Item = f64> + '_ {
     tokens
         .chunks_exact(2)
         .map(|two| f32::from_bits(u32::from(u16::from_le_bytes([two[0], two[1]])) << 16).into())
@@ -108,18 +112,18 @@ fn plane(tokens: &[u8], width: usize, height: usize) -> Vec<f64> {
 /// relatively, and a mean of samples in 0..=255 by at most twice that times 255, 0.06. Sums over 181 offsets and four
 /// patches add 724 · 2^-24 · 255 = 0.011. The second pass has guides that are off by half of that, which its logits
 /// feel to first order like another such error: 0.1 for each pass.
-pub fn tolerance_of_cpu(value: f64, steps: u32) -> f64 {
+pub(crate) fn tolerance_of_cpu(value: f64, steps: u32) -> f64 {
     value / 256.0 + 0.1 * f64::from(steps)
 }
 
 /// The largest error of the CUDA kernels at a sample of this value; derived in `kernels/README.md`.
-pub fn tolerance_of_gpu(value: f64, steps: u32) -> f64 {
+pub(crate) fn tolerance_of_gpu(value: f64, steps: u32) -> f64 {
     let first = value / 256.0 + 0.035 * f64::from(SIGMA);
     first + if steps > 1 { 1.25 } else { 0.0 }
 }
 
 /// Fails with the worst sample, and says how close the worst one came.
-pub fn assert_close(
+pub(crate) fn assert_close(
     found: &[f64],
     expected: &[f64],
     limit: impl Fn(f64) -> f64,
@@ -148,7 +152,7 @@ pub fn assert_close(
     share
 }
 
-pub fn phase_b_equals_the_oracle(kernels: Kernels<'_>, small: bool) {
+pub(crate) fn phase_b_equals_the_oracle(kernels: Kernels<'_>, small: bool) {
     let tolerance = match kernels {
         Kernels::Cpu => tolerance_of_cpu,
         Kernels::Gpu(_) => tolerance_of_gpu,
@@ -225,7 +229,7 @@ pub fn phase_b_equals_the_oracle(kernels: Kernels<'_>, small: bool) {
     }
 }
 
-pub fn the_cache_is_what_the_plan_says(kernels: Kernels<'_>, small: bool) {
+pub(crate) fn the_cache_is_what_the_plan_says(kernels: Kernels<'_>, small: bool) {
     let (width, height) = if small { (24, 16) } else { (72, 40) };
     let config = known_noise(kernels.config(width, height, Chroma::C420, 3));
     let frames: Vec<_> = (0..6).map(|t| picture(&config, t)).collect();
@@ -298,7 +302,7 @@ pub fn the_cache_is_what_the_plan_says(kernels: Kernels<'_>, small: bool) {
     );
 }
 
-pub fn chunks_of_one_frame_remember(kernels: Kernels<'_>) {
+pub(crate) fn chunks_of_one_frame_remember(kernels: Kernels<'_>) {
     let config = known_noise(kernels.config(24, 24, Chroma::C422, 1));
     let frames: Vec<_> = (0..5).map(|t| picture(&config, t)).collect();
     let outputs = [false, true].map(|recompute| {
@@ -405,7 +409,7 @@ fn through_parts(
     outputs
 }
 
-pub fn parts_equal_one_call(kernels: Kernels<'_>, small: bool) {
+pub(crate) fn parts_equal_one_call(kernels: Kernels<'_>, small: bool) {
     let (width, height) = if small { (24, 16) } else { (72, 40) };
     let config = known_noise(kernels.config(width, height, Chroma::C420, 3));
     for steps in if small { 3..=3 } else { 1..=5 } {
@@ -453,7 +457,7 @@ pub fn parts_equal_one_call(kernels: Kernels<'_>, small: bool) {
     assert!(input[..output.len()] == output, "no pass is the identity");
 }
 
-pub fn conditioning_is_held(kernels: Kernels<'_>) {
+pub(crate) fn conditioning_is_held(kernels: Kernels<'_>) {
     let config = known_noise(kernels.config(40, 24, Chroma::Mono, 2));
     let frames: Vec<_> = (0..2).map(|t| picture(&config, t)).collect();
     let first = VideoPlanParts::first(40, 24, 1);

@@ -8,11 +8,6 @@
 //! compute-sanitizer. A NAME runs the cases whose name contains it. `PP_TEST_KERNELS=FILE.so` takes a plugin in place of
 //! the built-in kernels.
 
-#![allow(
-    unreachable_pub,
-    reason = "a program of several files, and the fakes are shared"
-)]
-
 mod cases;
 mod device;
 mod digests;

@@ -8,7 +8,7 @@ use pp_kernels::{Chroma, KernelSet, measure};
 use crate::cases::Case;
 use crate::device::Gpu;
 
-pub const ALL: &[(&str, Case)] = &[
+pub(crate) const ALL: &[(&str, Case)] = &[
     ("synthetic_work_runs", synthetic_work_runs),
     ("calls_are_measured", calls_are_measured),
     (
@@ -18,7 +18,7 @@ pub const ALL: &[(&str, Case)] = &[
 ];
 
 /// They need cublasLt, which needs a GPU.
-pub const WITH_CUBLASLT: &[(&str, Case)] = &[("matrix_products_run", matrix_products_run)];
+pub(crate) const WITH_CUBLASLT: &[(&str, Case)] = &[("matrix_products_run", matrix_products_run)];
 
 fn work(gpu: &Gpu, kind: Kind) -> Work {
     let (context, stream) = gpu.handles();

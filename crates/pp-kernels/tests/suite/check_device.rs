@@ -1,22 +1,21 @@
 //! The checks of `pp plugin check` in the memory of a device, on a driver that is not real.
 
-mod common;
-
 use std::fs;
 
-use common::{compile_c_file, failed_checks, root, rust_plugin};
+use pp_fakes::ok;
 use pp_fakes::raw::device;
-use pp_fakes::{Fakes, ok};
 use pp_kernels::KernelSet;
 use pp_kernels::check::Bench;
-use pp_testing::Folder;
 
-/// One test, because recordings of the fakes are the process's.
+use crate::common::{compile_c_file, failed_checks, root, rust_plugin};
+use crate::recorded;
+
 #[test]
 fn sound_kernels_pass_on_a_device_each_fault_is_named_and_all_memory_is_freed() {
-    let loaded = Fakes::newest().load();
-    let records = Folder::new(env!("CARGO_TARGET_TMPDIR"), "check-device-records");
-    loaded.set("RECORD", records.path().to_str().unwrap());
+    if !pp_testing::alone!() {
+        return;
+    }
+    let (_, records) = recorded("check-device-records");
 
     let (context, stream) = device(0);
     let failed = |set: &KernelSet| {

@@ -1,10 +1,10 @@
 //! The Rust mirror and the C header agree on every size and offset: a C compiler asserts what `offset_of!` says.
 
-mod common;
-
 use pp_kernels::{DType, abi};
 use std::fmt::Write;
 use std::mem::{offset_of, size_of};
+
+use crate::common::compile_c;
 
 /// One assertion for the size of each struct and one for the offset of each of its fields.
 macro_rules! asserts {
@@ -104,5 +104,5 @@ fn header_and_mirror_have_the_same_layout() {
         writeln!(c, "_Static_assert({name} == {value}ull, \"value\");").unwrap();
     }
     // A shared library with nothing in it but true assertions.
-    common::compile_c("layout", &c, &[]);
+    compile_c("layout", &c, &[]);
 }

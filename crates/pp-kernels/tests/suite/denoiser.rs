@@ -1,20 +1,13 @@
 //! The CPU backend against the oracle, and what its plan's fields do.
 
-#![allow(dead_code, reason = "a GPU needs more of the shared files")]
-#![allow(unreachable_pub, reason = "files that are shared")]
-
-#[path = "gpu_oracle/device.rs"]
-mod device;
-#[path = "gpu_oracle/either.rs"]
-mod either;
-
-use device::{Kernels, Session};
-use either::{SIGMA, clean, film, known_noise, noisy, picture};
 use pp_kernels::denoise::cpu::estimate_sigma;
 use pp_kernels::{
     Chroma, ChunkShape, FrameView, KernelError, KernelSet, PayloadMut, PlaneView, SessionConfig,
     VideoPlanParts,
 };
+
+use crate::device::{Kernels, Session};
+use crate::either::{self, SIGMA, clean, film, known_noise, noisy, picture};
 
 #[test]
 fn cpu_equals_the_oracle_over_two_chunks() {

@@ -1,12 +1,11 @@
 //! Which memory kernels work in: every wrong one is refused with the remedy, before the kernels are called.
 
-mod common;
-
-use common::{compile_c_file, root};
 use pp_kernels::{
     Chroma, ChunkShape, KernelError, KernelSet, Manifest, Payload, PayloadMut, SessionConfig,
     VideoPlanParts,
 };
+
+use crate::common::{compile_c_file, root};
 
 const HOST: fn() -> SessionConfig = || SessionConfig::host(40, 24, Chroma::Mono, 2);
 /// No context of this address exists: whatever gets as far as the driver is refused there.

@@ -1,17 +1,19 @@
 //! The streams of a group, on a driver that is not real: whatever two of them do with the same memory is ordered.
 
 use pp_fakes::check::{Expect, Fresh, Recording, check};
+use pp_fakes::ok;
 use pp_fakes::raw::device;
-use pp_fakes::{Fakes, ok};
 use pp_kernels::KernelSet;
 use pp_kernels::check::{Bench, CHECKS};
-use pp_testing::Folder;
+
+use crate::recorded;
 
 #[test]
 fn the_streams_of_a_group_are_ordered() {
-    let loaded = Fakes::newest().load();
-    let records = Folder::new(env!("CARGO_TARGET_TMPDIR"), "group-order-records");
-    loaded.set("RECORD", records.path().to_str().unwrap());
+    if !pp_testing::alone!() {
+        return;
+    }
+    let (_, records) = recorded("group-order-records");
 
     let (context, stream) = device(0);
     let set = KernelSet::for_device();

@@ -1,36 +1,21 @@
 //! The plugin on cust does what the built-in CUDA kernels do: the same bytes, and the same launches in the same order,
 //! on a driver that is not real. On a real one, `gpu_oracle` compares what they compute.
 
-mod common;
-
 use std::fs;
-use std::path::Path;
-use std::sync::OnceLock;
 
-use common::rust_plugin;
 use pp_fakes::raw::{Handle, device};
-use pp_fakes::{Fakes, Loaded, ok};
+use pp_fakes::{Fakes, ok};
 use pp_kernels::{
     Chroma, ChunkShape, DType, FrameView, FrameViewMut, KernelSet, Payload, PayloadMut, RawSession,
     SessionConfig, VideoPlanParts, abi,
 };
-use pp_testing::Folder;
+
+use crate::common::rust_plugin;
+use crate::recorded;
 
 const SIZE: (u32, u32) = (52, 38);
 const CHROMA: Chroma = Chroma::C420;
 const MOST_FRAMES: u32 = 5;
-
-/// The fakes in this process, and the directory of what they record, which is settled before their first use.
-fn recorded() -> (&'static Loaded, &'static Path) {
-    static RECORDS: OnceLock<Folder> = OnceLock::new();
-    let loaded = Fakes::newest().load();
-    let records = RECORDS.get_or_init(|| {
-        let records = Folder::new(env!("CARGO_TARGET_TMPDIR"), "cust-records");
-        loaded.set("RECORD", records.path().to_str().unwrap());
-        records
-    });
-    (loaded, records.path())
-}
 
 /// A device with a stream, current on this thread.
 struct Device {
@@ -197,7 +182,10 @@ fn work(recording: &str, name: &str) -> Vec<String> {
 
 #[test]
 fn the_plugin_launches_and_gives_what_the_built_in_kernels_do() {
-    let (loaded, records) = recorded();
+    if !pp_testing::alone!() {
+        return;
+    }
+    let (loaded, records) = recorded("cust-records");
     let device = Device::new();
     let ptx = KernelSet::for_device();
     let cust = KernelSet::load(&rust_plugin("pp-plugin-cust")).unwrap();
@@ -222,7 +210,7 @@ fn the_plugin_launches_and_gives_what_the_built_in_kernels_do() {
         }
     }
     loaded.note("Mark name=end");
-    let recording = records.join(format!("{}.rec", std::process::id()));
+    let recording = records.file(&format!("{}.rec", std::process::id()));
     let recording = fs::read_to_string(&recording).unwrap();
     for (sigma, steps) in cases {
         let ours = work(&recording, &format!("ptx{steps}{sigma:?}"));
@@ -233,14 +221,16 @@ fn the_plugin_launches_and_gives_what_the_built_in_kernels_do() {
         }
         assert_eq!(ours.len(), theirs.len());
     }
-    fs::remove_dir_all(records).unwrap();
 }
 
 /// Calls the plugin's table as a host of another make does, which may check less than ours.
 #[test]
 fn more_frames_than_there_is_memory_for_are_refused_by_the_plugin_itself() {
     const FRAMES: u32 = MOST_FRAMES + 1;
-    recorded();
+    if !pp_testing::alone!() {
+        return;
+    }
+    Fakes::newest().load();
     let device = Device::new();
     let file = rust_plugin("pp-plugin-cust");
     // SAFETY: the plugin was built just now; its entry has this type, and is never unloaded.

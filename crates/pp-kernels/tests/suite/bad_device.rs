@@ -1,15 +1,14 @@
 //! A device that fails or hangs, on a driver that is not real.
 
-mod common;
-
 use std::fs;
 use std::time::{Duration, Instant};
 
-use common::{compile_c_file, root, rust_plugin};
+use pp_fakes::ok;
 use pp_fakes::raw::Handle;
-use pp_fakes::{Fakes, ok};
 use pp_kernels::{Chroma, KernelSet, measure};
-use pp_testing::Folder;
+
+use crate::common::{compile_c_file, root, rust_plugin};
+use crate::recorded;
 
 fn new_stream() -> Handle {
     let mut stream = std::ptr::null_mut();
@@ -38,12 +37,12 @@ fn measure(set: &KernelSet, context: Handle, stream: Handle) -> String {
     outcome.unwrap_err().to_string()
 }
 
-/// One test, because settings and recordings of the fakes are the process's.
 #[test]
 fn codes_that_nobody_knows_are_errors_and_streams_that_hang_are_not_waited_for() {
-    let loaded = Fakes::newest().load();
-    let records = Folder::new(env!("CARGO_TARGET_TMPDIR"), "bad-device-records");
-    loaded.set("RECORD", records.path().to_str().unwrap());
+    if !pp_testing::alone!() {
+        return;
+    }
+    let (loaded, records) = recorded("bad-device-records");
     let mut context = std::ptr::null_mut();
     ok!(init(0));
     ok!(retain(&mut context, 0));
