@@ -6,7 +6,7 @@ use pp_transport::flight::{FlightRecorder, Kind, State};
 use pp_transport::group::Members;
 use pp_transport::host::Host;
 
-use crate::{Instant, each, join, ranks, wires};
+use super::{Instant, each, join, ranks, wires};
 
 #[test]
 fn ranks_of_one_host_make_a_group_and_use_it() {

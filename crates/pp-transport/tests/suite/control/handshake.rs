@@ -1,13 +1,12 @@
 //! All ranks agree before the first transfer, or all hear the same reason why not.
 
-mod control_support;
-
 use std::time::{Duration, Instant};
 
-use control_support::{Job, later, world};
 use pp_contract::{Fault, FaultKind, Hello, HelloParts, Rank, Settings, Text};
 use pp_transport::control::{Message, Peers, agree};
 use pp_transport::launch::Via;
+
+use crate::control_support::{Job, later, world};
 
 const RANKS: u32 = 3;
 

@@ -1,8 +1,6 @@
 //! Strangers at the rendezvous: whatever they send, and however many they are, the ranks of the
 //! job still meet, and no stranger is let in.
 
-mod control_support;
-
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
@@ -10,10 +8,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use control_support::{Job, call_through, connect, relay};
 use pp_contract::{FaultKind, Rank};
 use pp_transport::control::{Message, Peers, RendezvousError, TurnedAway};
 use pp_transport::launch::Via;
+
+use crate::control_support::{Job, call_through, connect, relay};
 
 /// What a rank writes first, and what it writes once rank 0 has answered; prefixes included.
 const CALL_BYTES: usize = 66;
@@ -46,10 +45,10 @@ impl Meeting {
         let zero = zero.get_mut(Rank::new(1)).unwrap();
         let one = one.get_mut(Rank::new(0)).unwrap();
         zero.sender()
-            .send(&Message::Bye, control_support::later())
+            .send(&Message::Bye, crate::control_support::later())
             .unwrap();
         one.receiver()
-            .recv_deadline(control_support::later())
+            .recv_deadline(crate::control_support::later())
             .unwrap();
     }
 

@@ -1,14 +1,13 @@
 //! Ranks meeting each other, and what they say when they do not.
 
-mod control_support;
-
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use control_support::{Job, later, world};
 use pp_contract::{FaultKind, Rank, WorldSize};
 use pp_transport::control::{Message, Peers, RendezvousError, rendezvous};
 use pp_transport::launch::{LocalJob, Via};
+
+use crate::control_support::{Job, later, world};
 
 fn ranks(peers: &Peers) -> Vec<u32> {
     peers.iter().map(|channel| channel.peer().get()).collect()

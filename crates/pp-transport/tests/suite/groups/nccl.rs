@@ -9,7 +9,8 @@ use pp_transport::error::TransportError;
 use pp_transport::flight::{FlightRecorder, Kind, State};
 use pp_transport::nccl::{Communicator, Issuer, Nccl, NcclBackend};
 
-use crate::{HANG, Instant, each, join, turn, wires};
+use super::{HANG, Instant, each, join, wires};
+use crate::edges_support::turn;
 use pp_fakes::Fakes;
 
 const DEVICES: usize = 3;
@@ -53,7 +54,7 @@ impl Member {
     }
 }
 
-/// Waits for the issuer of a device that an earlier test used.
+/// Waits until the thread that ends a group has left the device to the next test.
 fn await_issuer(nccl: &Nccl, device: &Device) {
     let deadline = Instant::now() + HANG;
     while let Err(error) = Issuer::open(nccl, device) {
@@ -70,9 +71,8 @@ fn members<R: Send>(count: usize, part: impl Fn(&mut Member) -> R + Sync) -> Vec
     let _turn = turn();
     Fakes::newest().load().set("DEVICES", &DEVICES.to_string());
     let nccl = Nccl::load().unwrap();
-    each(wires(count, true), |at, wires| {
+    let done = each(wires(count, true), |at, wires| {
         let device = Device::open(at as u32).unwrap();
-        await_issuer(&nccl, &device);
         let mut backend = NcclBackend::new(device.clone(), nccl.clone());
         let recorder = FlightRecorder::new(64);
         let joined = join(&mut backend, at, count, wires, &recorder).unwrap();
@@ -86,7 +86,11 @@ fn members<R: Send>(count: usize, part: impl Fn(&mut Member) -> R + Sync) -> Vec
             abort: joined.abort,
         };
         part(&mut member)
-    })
+    });
+    for at in 0..count {
+        await_issuer(&nccl, &Device::open(at as u32).unwrap());
+    }
+    done
 }
 
 fn bytes(seed: usize, len: usize) -> Vec<u8> {

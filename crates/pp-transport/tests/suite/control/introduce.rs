@@ -1,7 +1,5 @@
 //! Two ranks that rank 0 introduces to each other get a channel of their own, and nobody else does.
 
-mod control_support;
-
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -9,10 +7,11 @@ use std::os::fd::AsFd as _;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use control_support::{Job, later};
 use pp_contract::{Fault, FaultKind, Rank};
 use pp_transport::control::{ControlChannel, Message, Peers, Received, SocketKind, introduce};
 use pp_transport::launch::Via;
+
+use crate::control_support::{Job, later};
 
 const ZERO: Rank = Rank::new(0);
 const ONE: Rank = Rank::new(1);

@@ -1,7 +1,5 @@
 //! The lane between ranks of different hosts: what an authenticated peer may still get wrong.
 
-mod control_support;
-
 use pp_contract::Rank;
 use pp_testing::edge;
 use pp_transport::backend::EdgeEnd;
@@ -29,7 +27,7 @@ fn ends(out: u32, incoming: u32) -> [EdgeEnd; 2] {
 
 /// Lanes with two slots each way, their inlet, the bell, and the other end of their channel.
 fn lanes() -> (Vec<LaneEnd>, Inlet, Bell, ControlReceiver) {
-    let (zero, one) = control_support::pair(Via::Tcp);
+    let (zero, one) = crate::control_support::pair(Via::Tcp);
     let (sender, _) = zero.split();
     let (_, receiver) = one.split();
     let bell = Bell::new().unwrap();
@@ -124,7 +122,7 @@ fn a_frame_rings_and_a_lane_that_is_gone_takes_no_harm() {
 
 #[test]
 fn depths_that_cannot_be_are_refused() {
-    let (zero, _one) = control_support::pair(Via::Tcp);
+    let (zero, _one) = crate::control_support::pair(Via::Tcp);
     for (out, incoming) in [(0, 1), (1, 0), (MAX_SLOTS + 1, 1), (1, u32::MAX)] {
         let bell = Bell::new().unwrap();
         let ends = ends(out, incoming);

@@ -1,8 +1,5 @@
 //! Backends as a rank uses them: any number of edges with a peer, of any shapes, and edges within a rank.
 
-mod control_support;
-mod edges_support;
-
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Instant;

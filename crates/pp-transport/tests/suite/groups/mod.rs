@@ -4,7 +4,6 @@ mod host;
 mod nccl;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -132,11 +131,4 @@ fn each<R: Send>(on: Vec<Wires>, part: impl Fn(usize, Wires) -> R + Sync) -> Vec
         let threads: Vec<_> = on.into_iter().enumerate().map(run).collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
-}
-
-/// One test of this process at a time: a device has one issuer.
-fn turn() -> std::sync::MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -1,7 +1,5 @@
 //! The flight recorder around a real link, and its file.
 
-mod two_way;
-
 use pp_contract::{
     Bare, CacheEpoch, CallId, ChunkIndex, Composer, Fault, FaultKind, Generation, List, Lockstep,
     MAX_FRAME_BYTES, Rank, Stamp, Text, WorldSize, digest,

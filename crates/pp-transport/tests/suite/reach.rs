@@ -1,8 +1,5 @@
 //! Which way two ranks on GPUs take, and what they say where one of the ways is not there. On the fakes.
 
-mod control_support;
-mod edges_support;
-
 use std::thread;
 
 use pp_contract::{Fault, FaultKind};
@@ -12,8 +9,9 @@ use pp_transport::backend::{Backend, EdgeEnd};
 use pp_transport::bell::Bell;
 use pp_transport::launch::Via;
 
-use crate::edges_support::{AnyGpu, Kind, Meeting, P2pGpu, Peer, SAID, turn};
 use pp_fakes::Fakes;
+
+use crate::edges_support::{AnyGpu, Kind, Meeting, P2pGpu, Peer, SAID, turn};
 
 fn ends(is_sender: bool) -> [EdgeEnd; 2] {
     [(4, is_sender), (5, !is_sender)].map(|(number, is_sender)| EdgeEnd {

@@ -1,13 +1,10 @@
 //! Two ranks with a channel: messages, descriptors, deadlines, and every way it can end.
 
-mod control_support;
-
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use control_support::{later, pair};
 use pp_contract::{CacheEpoch, Fault, FaultKind, Rank};
 use pp_transport::control::{
     ControlChannel, ControlError, ControlReceiver, MAX_FDS, MAX_MESSAGE_BYTES, Message, Received,
@@ -16,6 +13,8 @@ use pp_transport::control::{
 use pp_transport::launch::Via;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::control_support::{later, pair};
 
 const BOTH: [Via; 2] = [Via::Unix, Via::Tcp];
 
