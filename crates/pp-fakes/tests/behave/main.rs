@@ -124,14 +124,8 @@ fn waits_and_queries_mean_the_recording_at_their_call() {
 
 #[test]
 fn a_freed_address_poisons_the_device() {
-    // In a process of its own: the error is sticky.
-    if std::env::var_os("PP_TEST_CHILD").is_none() {
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_freed_address_poisons_the_device"])
-            .env("PP_TEST_CHILD", "1")
-            .status()
-            .unwrap();
-        assert!(status.success());
+    // The error is sticky.
+    if !pp_testing::alone!() {
         return;
     }
     let stream = device(0);

@@ -1,7 +1,6 @@
 //! What is left in order when the driver refuses, a stage panics, or a transfer is given up.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pp_contract::Rank;
@@ -290,21 +289,10 @@ fn nobody_issues_while_another_thread_connects() {
 /// nothing is freed on the device. That is for good, so it happens in a process of its own.
 #[test]
 fn an_abort_that_goes_on_is_no_success() {
-    const INSIDE: &str = "PP_TEST_ABORT_GOES_ON";
     let Some(fakes) = fakes() else {
         return;
     };
-    if std::env::var_os(INSIDE).is_none() {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "nccl_faults::an_abort_that_goes_on_is_no_success",
-            ])
-            .env(INSIDE, "1")
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&child.stdout);
-        assert!(child.status.success(), "{said}");
+    if !pp_testing::alone!() {
         return;
     }
     let ends = ends(pair(both_ways(1, 64)));

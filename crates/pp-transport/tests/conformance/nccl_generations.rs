@@ -1,6 +1,5 @@
 //! A process that lives on after an abort: what it sent is sent again, and nothing of the dead is kept.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pp_contract::Rank;
@@ -123,14 +122,7 @@ fn a_slot_that_is_copied_from_is_not_written_before_the_copy_is_done() {
 /// was refused before anything was made for it. Of the whole process, so in one of its own.
 #[test]
 fn a_connection_that_never_began_leaves_the_process_at_rest() {
-    const INSIDE: &str = "PP_TEST_AT_REST";
-    const NAME: &str = "nccl_generations::a_connection_that_never_began_leaves_the_process_at_rest";
-    if std::env::var_os(INSIDE).is_none() {
-        let mut child = Command::new(std::env::current_exe().unwrap());
-        let output = child.args(["--exact", NAME]).env(INSIDE, "1").output();
-        let output = output.unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{said}");
+    if !pp_testing::alone!() {
         return;
     }
     assert!(is_at_rest());
