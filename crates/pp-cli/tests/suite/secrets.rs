@@ -1,11 +1,8 @@
 //! Secrets stay where they belong: not in arguments, not in an environment, not in a log, a fault
 //! or a flight recording, however much of these is asked for.
 
-mod common;
-
 use std::process::{Child, Command};
 
-use common::{folder, pp};
 use pp_fakes::Fakes;
 use pp_testing::{
     Folder,
@@ -13,6 +10,8 @@ use pp_testing::{
     video,
 };
 use rustix::process::Signal;
+
+use crate::common::{folder, pp};
 
 /// What every id of a communicator begins with, on the library of the tests.
 const ID: &[u8] = b"pp-fake-nccl-";

@@ -1,11 +1,10 @@
 //! A rank that gives no sign of life before the ranks have met is missed; one that loads for long is not.
 
-mod common;
-
 use std::process::Command;
 
-use common::{folder, pp};
 use pp_testing::{Folder, c_library, process::run, video};
+
+use crate::common::{folder, pp};
 
 /// When it is loaded it keeps the process of one rank: stopped, until somebody lets it go on, or asleep; or it ends it.
 const KEEPS_A_RANK: &str = r#"

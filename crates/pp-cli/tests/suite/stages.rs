@@ -1,14 +1,11 @@
 //! `pp run` with rings, and with a plugin that brings stages of its own and a sink of another size.
 
-#[path = "../../pp-kernels/tests/common/mod.rs"]
-mod build;
-mod common;
-
 use std::process::Command;
 
-use build::{compile_c_file, root};
-use common::{assert_keys_are_documented, folder, pp};
 use pp_testing::{process::run, scenes, video};
+
+use crate::build::{compile_c_file, root};
+use crate::common::{assert_keys_are_documented, folder, pp};
 
 /// `pp run` from standard input to standard output.
 fn piped(more: &[&str]) -> Command {

@@ -1,11 +1,8 @@
 //! How ranks start, agree, and end together, whichever process is killed and whenever.
 
-mod common;
-
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use common::{folder, pp};
 use pp_testing::{
     Folder,
     process::{all_gone, as_rank, finish, free_port, ranks, run, signal, spawn},
@@ -13,9 +10,11 @@ use pp_testing::{
 };
 use rustix::process::Signal;
 
+use crate::common::{folder, pp};
+
 /// With a folder of its own for temporary files: other jobs may run at the same time.
 fn endless(temporary: &Folder) -> Child {
-    spawn(common::endless("1000000", "1").env("TMPDIR", temporary.path()))
+    spawn(crate::common::endless("1000000", "1").env("TMPDIR", temporary.path()))
 }
 
 #[test]

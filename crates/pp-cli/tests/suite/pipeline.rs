@@ -1,12 +1,11 @@
 //! `pp run` from file to file: nothing lost, nothing doubled, the same on one rank and on two.
 
-mod common;
-
 use std::ffi::OsString;
 use std::path::Path;
 
-use common::{assert_keys_are_documented, folder, pp};
 use pp_testing::{process::run, video};
+
+use crate::common::{assert_keys_are_documented, folder, pp};
 
 fn args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];

@@ -1,15 +1,11 @@
 //! How a job that may start a rank again ends all the same: with rank 0 stopped, by interrupts, by
 //! a plugin that ends its process; and what it says meanwhile.
 
-mod common;
-mod restart_support;
-
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::pp;
 use pp_testing::{
     process::{
         Ended, HANG, Held, KILL, Output, Process, all_gone, as_rank, children, finish, free_port,
@@ -17,8 +13,10 @@ use pp_testing::{
     },
     video,
 };
-use restart_support::host;
 use rustix::process::Signal;
+
+use crate::common::pp;
+use crate::restart_support::host;
 
 /// How long another rank 1 is waited for: who waits for one that does not come hangs.
 const WITHIN_MS: &str = "3600000";

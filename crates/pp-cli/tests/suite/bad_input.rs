@@ -1,16 +1,15 @@
 //! What a user can get wrong: one line that names the thing and the remedy, an exit code by kind,
 //! and nothing under the final name.
 
-mod common;
-
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use common::{folder, pp};
 use pp_testing::{
     process::{after, as_rank, finish, free_port, run, spawn},
     video,
 };
+
+use crate::common::{folder, pp};
 
 fn run_args(input: &Path, output: &Path, more: &[&str]) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];

@@ -1,11 +1,10 @@
 //! `pp schedule`: what it prints, what it refuses and how it ends.
 
-mod common;
-
-use common::{folder, pp};
 use pp_runtime::schedule::Kind;
 use pp_testing::process::{Ended, run};
 use serde_json::{Value, json};
+
+use crate::common::{folder, pp};
 
 fn schedule(args: &[&str]) -> Ended {
     run(&mut pp(&[&["schedule"], args].concat()), None)
@@ -430,8 +429,8 @@ fn schedules_are_compared_with_the_same_work_for_each_rank() {
 #[test]
 fn the_pages_show_what_the_commands_print() {
     const PAGE: &str = concat!(
-        include_str!("../../../docs/schedules.md"),
-        include_str!("../../../docs/1f1b.md")
+        include_str!("../../../../docs/schedules.md"),
+        include_str!("../../../../docs/1f1b.md")
     );
     let folder = folder("schedule_page");
     let mut commands = 0;

@@ -1,12 +1,9 @@
 //! `pp` on two GPUs, by copy engine and over NCCL, all of them fakes: the right bytes, in an order that is proven, and an
 //! end for everybody when one rank dies.
 
-mod common;
-
 use std::path::Path;
 use std::process::Command;
 
-use common::{folder, pp};
 use pp_fakes::Fakes;
 use pp_fakes::check::{Expect, Fresh, Recording, Rule, check};
 use pp_testing::{
@@ -15,6 +12,8 @@ use pp_testing::{
     video,
 };
 use rustix::process::Signal;
+
+use crate::common::{endless, folder, pp};
 
 /// `pp` with the fakes, which meet and record in the folder.
 fn pp_on(fakes: &Fakes, folder: &Folder, args: &[&str]) -> Command {
@@ -315,7 +314,7 @@ fn the_survivor_of_a_killed_rank_ends_in_order() {
         (Fakes::without_revoke(), "nccl"),
     ] {
         let folder = folder("nccl_survivor");
-        let mut command = on_fakes(common::endless("300000", "0.5"), &fakes, &folder);
+        let mut command = on_fakes(endless("300000", "0.5"), &fakes, &folder);
         let child = spawn(command.args(["--transport", transport]));
         let pids = ranks(child.id());
         wait_until_it_runs(pids[0]);

@@ -1,15 +1,14 @@
 //! Three ranks that launchers start, with the sink apart: on one host, on two, and where memory would have to reach
 //! from one to the other.
 
-mod common;
-
 use std::process::Command;
 
-use common::{folder, pp};
 use pp_fakes::Fakes;
 use pp_testing::net::{ADDRESSES, Net};
 use pp_testing::process::{Ended, Output, Process, free_port, run};
 use pp_testing::{Folder, video};
+
+use crate::common::{folder, pp};
 
 const PIPELINE: &str = "encode@0 -> phase_b@1 -> decode@2";
 const SECRET: (&str, &str) = ("PP_JOB_SECRET", "a secret of more than sixteen bytes");

@@ -1,21 +1,19 @@
 //! One run that loses its rank 1 hundreds of times: the output is the same, bit for bit, and
 //! rank 0 grows in nothing. Too long for every day:
 //!
-//! `PP_TEST_KILLS=200 cargo test -p pp-cli --test restart_long -- --ignored --nocapture`
-
-mod common;
-mod restart_support;
+//! `PP_TEST_KILLS=200 cargo test -p pp-cli --test suite -- --ignored restart_long --nocapture`
 
 use std::process::Command;
 
-use common::folder;
 use pp_fakes::Fakes;
 use pp_testing::{
     Random,
     process::{Footprint, Held, all_gone, children, run},
     video,
 };
-use restart_support::{host, report, through};
+
+use crate::common::folder;
+use crate::restart_support::{host, report, through};
 
 /// Kills before rank 0 is measured for the first time.
 const WARM_UP: usize = 20;
@@ -40,7 +38,7 @@ fn survive(name: &str, mut command: Command, input: Vec<u8>, wanted: &[u8]) {
         .arg(&json);
     let kills = kills();
     let strikes =
-        restart_support::kills(&mut Random::new(kills), kills, input.len() as u64 * 9 / 10);
+        crate::restart_support::kills(&mut Random::new(kills), kills, input.len() as u64 * 9 / 10);
     let mut held = Held::start(&mut command, input);
     let rank_0 = held.rank(0);
     let mut before = None;

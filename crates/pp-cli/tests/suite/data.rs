@@ -1,8 +1,6 @@
 //! The user loses no data: no result replaces a file that the command needs, what was whole before a break is written,
 //! and what the system refuses is an error that leaves everything as it was.
 
-mod common;
-
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -12,12 +10,13 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{folder, pp};
 use pp_testing::{
     Folder, c_library,
     process::{after, finish, run},
     video,
 };
+
+use crate::common::{folder, pp};
 
 fn run_args(input: &Path, more: &[&str]) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["run".into(), "--input".into(), input.into()];

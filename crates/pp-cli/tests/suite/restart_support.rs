@@ -1,8 +1,6 @@
 //! A run whose rank 1 is killed or stopped again and again, at moments that follow from how far it
 //! has come.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;

@@ -1,11 +1,10 @@
 //! `pp plan`: what it refuses, and that it runs what it proposes.
 
-mod common;
-
-use common::{folder, pp};
 use pp_contract::Pipeline;
 use pp_testing::{process::run, video};
 use serde_json::Value;
+
+use crate::common::{folder, pp};
 
 #[test]
 fn what_cannot_be_planned_is_named_with_the_remedy() {

@@ -1,18 +1,11 @@
 //! `pp run --restarts`: rank 1 dies, falls silent or is stopped, and the output is the same, bit for
 //! bit.
 
-#[path = "../../pp-kernels/tests/common/mod.rs"]
-mod build;
-mod common;
-mod restart_support;
-
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use build::{compile_c_file, median, root, rust_plugin};
-use common::{folder, pp};
 use pp_fakes::Fakes;
 use pp_fakes::check::{Expect, Fresh, Recording, check};
 use pp_testing::{
@@ -22,8 +15,11 @@ use pp_testing::{
     },
     scenes, video,
 };
-use restart_support::{host, kills, report, through};
 use rustix::process::Signal;
+
+use crate::build::{compile_c_file, median, root, rust_plugin};
+use crate::common::{folder, pp};
+use crate::restart_support::{host, kills, report, through};
 
 /// The clip through an undisturbed run.
 fn calm(mut command: Command, input: &[u8]) -> Vec<u8> {

@@ -1,14 +1,10 @@
 //! SIGINT, SIGTERM and SIGHUP: a run that is interrupted keeps what it has done, says how much that is, and does not pass
 //! for one that is complete.
 
-mod common;
-mod restart_support;
-
 use std::io::Write as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{folder, pp};
 use pp_testing::{
     process::{
         Ended, HANG, Held, Output, Process, after, all_gone, as_rank, finish, free_port, ranks,
@@ -16,8 +12,10 @@ use pp_testing::{
     },
     video,
 };
-use restart_support::report;
 use rustix::process::Signal;
+
+use crate::common::{folder, pp};
+use crate::restart_support::report;
 
 const SIGNALS: [(Signal, i32, &str); 3] = [
     (Signal::INT, 130, "SIGINT"),

@@ -1,21 +1,18 @@
 //! Kernels swapped in with `--kernels`: good ones do their work, bad ones end the job by name.
 
-#[path = "../../pp-kernels/tests/common/mod.rs"]
-mod build;
-mod common;
-
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use build::{compile_c_file, median, root, rust_plugin};
-use common::{folder, pp};
 use pp_fakes::Fakes;
 use pp_testing::{
     process::{Ended, all_gone, children, run, signal, wait},
     video,
 };
 use rustix::process::Signal;
+
+use crate::build::{compile_c_file, median, root, rust_plugin};
+use crate::common::{folder, pp};
 
 /// The C plugin of the tests with this fault.
 fn faulty(fault: &str) -> PathBuf {

@@ -1,0 +1,23 @@
+//! The program `pp`, as its users start it.
+
+#[path = "../../../pp-kernels/tests/common/mod.rs"]
+mod build;
+mod common;
+mod restart_support;
+
+mod bad_input;
+mod data;
+mod interrupt;
+mod job;
+mod launchers;
+mod missed;
+mod nccl_fake;
+mod pipeline;
+mod plan;
+mod plugins;
+mod restart;
+mod restart_ends;
+mod restart_long;
+mod schedule;
+mod secrets;
+mod stages;
