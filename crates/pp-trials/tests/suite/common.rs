@@ -1,7 +1,5 @@
 //! What the tests of this crate share.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
 use std::process::Command;
 
 use pp_testing::{Folder, process};

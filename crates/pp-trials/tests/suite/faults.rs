@@ -1,11 +1,10 @@
 //! Every rule of the protocol, broken on purpose in a real job: `pp-trials faults` in shared memory, by copy engine and over NCCL.
 
-mod common;
-
-use common::{LATE, assert_all_behave, folder, pp};
 use pp_fakes::Fakes;
 use pp_testing::{process::run, video};
 use std::collections::BTreeSet;
+
+use crate::common::{LATE, assert_all_behave, folder, pp};
 
 /// The rules of the protocol. OM-02 is broken with OM-01, OM-05 with OM-04, and OM-12 with OM-11.
 const RULES: [&str; 18] = [

@@ -1,14 +1,13 @@
 //! `pp-trials words`: no word is wrong, in shared memory and over NCCL, and one that is wrong is found.
 
-mod common;
-
 use std::process::Command;
 
-use common::{folder, meet_in, pp};
 use pp_fakes::Fakes;
 use pp_fakes::check::{Expect, Fresh, Recording, check};
 use pp_testing::{Folder, process::run};
 use serde_json::{Value, json};
+
+use crate::common::{folder, meet_in, pp};
 
 const MESSAGES: &str = "300";
 

@@ -1,13 +1,12 @@
 //! A job that may start a rank again, whose ranks end by themselves.
 
-mod common;
-
 use std::process::Command;
 
-use common::pp;
 use pp_testing::process::run;
 use pp_testing::video;
 use serde_json::Value;
+
+use crate::common::pp;
 
 /// A command that reads and writes a video through this process.
 fn through(more: &[&str]) -> Command {

@@ -1,16 +1,15 @@
 //! `pp-trials schedules`: a run keeps to its schedule, and each action begins when its input is there.
 
-mod common;
-
-use common::{folder, pp};
 use pp_runtime::schedule::{Limits, Schedule};
 use pp_testing::process::run;
 use serde_json::Value;
 
+use crate::common::{folder, pp};
+
 /// Forward and backward of two ranks meet head on: rank 0 sends the second activation while rank 1 sends the first gradient.
 const HEAD_ON: &str = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n";
 /// It shows what the checker says of that.
-const PAGE: &str = include_str!("../../../docs/1f1b.md");
+const PAGE: &str = include_str!("../../../../docs/1f1b.md");
 /// All forwards, then all backwards: no two sends meet.
 const ONE_WAY: &str = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n";
 

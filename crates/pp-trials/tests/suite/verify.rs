@@ -1,12 +1,9 @@
 //! `--verify`: bytes that change are found and named by rank, tensor and chunk, in shared memory and over NCCL; a run
 //! in which nothing changes is what it is without.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{folder, meet_in, pp};
 use pp_fakes::Fakes;
 use pp_fakes::check::{Expect, Fresh, Recording, check};
 use pp_testing::{
@@ -15,6 +12,8 @@ use pp_testing::{
     video,
 };
 use serde_json::Value;
+
+use crate::common::{folder, meet_in, pp};
 
 const TRANSPORTS: [&str; 2] = ["host", "nccl"];
 

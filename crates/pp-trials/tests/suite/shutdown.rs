@@ -1,15 +1,14 @@
 //! Every state of ours against everything that may become of the peer: how it ends, and that it does. `pp shutdown`
 //! judges the exit codes and what is left, and beside that the times, which nothing here looks at.
 
-mod common;
-
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{assert_all_behave, folder, pp};
 use pp_fakes::Fakes;
 use pp_testing::process::{children, finish, is_alive, run, signal, spawn};
 use rustix::process::Signal;
+
+use crate::common::{assert_all_behave, folder, pp};
 
 /// Cells mostly wait, for a silence that lasts three heartbeats above all.
 const JOBS: &str = "12";

@@ -1,14 +1,11 @@
 //! What ranks leave behind when a job ends badly, and what is read in it.
 
-mod common;
-
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use common::{folder, pp};
 use pp_fakes::Fakes;
 use pp_testing::{
     Folder,
@@ -20,6 +17,8 @@ use pp_testing::{
 };
 use rustix::process::Signal;
 use serde_json::Value;
+
+use crate::common::{folder, pp};
 
 /// `pp` that leaves its recordings in the folder.
 fn pp_in(folder: &Folder, args: &[&str]) -> Command {
