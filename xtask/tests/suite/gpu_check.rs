@@ -85,7 +85,7 @@ impl Bundle {
 
 /// Held while a program is written and while one is started: a child that is forked in between would
 /// hold the file open for writing, and no process could run it.
-fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }

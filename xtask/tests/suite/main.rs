@@ -1,0 +1,4 @@
+//! The commands of the workspace as programs.
+
+mod commands;
+mod gpu_check;
