@@ -2,14 +2,17 @@
 //!
 //! Hazard: a fault seen by a thread that can do nothing about it, while the one that can sleeps.
 //! Guarantee: the first fault wins and is never lost, and the thread that raises a fault rings the
-//! bell. Nothing here takes a lock that a stuck thread could hold: a fault is moved into its place,
-//! which another thread may be at for as long as that takes; a bell is a word and a wake-up; an
-//! alarm is a write that does not wait; and the one lock is held over no more than these.
+//! bell. No thread takes a lock here: a fault is moved into its place, which another thread may be
+//! at for as long as that takes; a bell is a word and a wake-up; an alarm is a write that does not wait.
+//!
+//! Choices: all that other threads ask of the driver's end is one atomic word: an [`Ending`], the signal that asked for a
+//! drain, and whether the source is done. [`Ending::after`] is the one table of its changes, so a loss and the last need of
+//! another rank cannot both win. The ranks that have left and the newest cut are no part of the end, and words of their own.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use pp_contract::{CacheEpoch, Fault, FaultKind, Rank};
@@ -18,6 +21,7 @@ use pp_transport::bell::Bell;
 use pp_transport::flight::Activity;
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::core::{EndEvent, Ending};
 use crate::progress::DriverState;
 use crate::times::VERDICT_WITHIN;
 
@@ -60,30 +64,46 @@ struct Inner {
     bell: Bell,
     /// For what the watchdog must see.
     alarm: Alarm,
-    /// The signal that asked for a drain; 0 where none has.
-    drain: AtomicU8,
+    /// An [`Asked`].
+    asked: AtomicU64,
     /// A bit for each rank that has left.
     left: AtomicU64,
     /// The oldest epoch that is worked on.
     oldest: AtomicU64,
-    /// The source is on this rank, and has made a hard cut.
-    is_cut_here: AtomicBool,
-    /// The source needs nothing more of other ranks, and was known to before any fault here: the loss of one is no fault.
-    served: AtomicBool,
-    /// The source stands on this rank, and its driver needs nothing more of other ranks: they are to be told.
-    is_served_here: AtomicBool,
-    /// The rank of the source has said that it needs nothing more of other ranks, perhaps after a fault here.
-    is_source_done: AtomicBool,
     /// Called once the driver of this rank needs nothing more of other ranks.
     when_served: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Held by a thread while it sets `served`, or raises a fault because `served` is not set.
-    losing: Mutex<()>,
     fault: OnceLock<Fault>,
     progress: DriverState,
     /// What the members of this rank wait in.
     waits: OnceLock<Vec<Waits>>,
     /// What ends its groups, with the ranks of each.
     aborts: OnceLock<Vec<(Vec<Rank>, Arc<Abort>)>>,
+}
+
+/// What is asked of the end of a driver, packed into a word.
+#[derive(Clone, Copy)]
+struct Asked {
+    ending: Ending,
+    /// The signal that asked for a drain; 0 where none has.
+    signal: u8,
+    /// The source needs no other rank, perhaps since after a fault here.
+    is_source_done: bool,
+}
+
+impl Asked {
+    fn unpack(word: u64) -> Self {
+        let [ending, signal, is_source_done, ..] = word.to_le_bytes();
+        Self {
+            ending: Ending::from_number(ending),
+            signal,
+            is_source_done: is_source_done != 0,
+        }
+    }
+
+    fn pack(self) -> u64 {
+        let bytes = [self.ending as u8, self.signal, self.is_source_done.into()];
+        u64::from_le_bytes([bytes[0], bytes[1], bytes[2], 0, 0, 0, 0, 0])
+    }
 }
 
 impl fmt::Debug for Switch {
@@ -102,15 +122,10 @@ impl Switch {
             rank,
             bell,
             alarm: Alarm::new()?,
-            drain: AtomicU8::new(0),
+            asked: AtomicU64::new(0),
             left: AtomicU64::new(0),
             oldest: AtomicU64::new(0),
-            is_cut_here: AtomicBool::new(false),
-            served: AtomicBool::new(false),
-            is_served_here: AtomicBool::new(false),
-            is_source_done: AtomicBool::new(false),
             when_served: OnceLock::new(),
-            losing: Mutex::new(()),
             fault: OnceLock::new(),
             progress: DriverState::default(),
             waits: OnceLock::new(),
@@ -162,11 +177,15 @@ impl Switch {
     /// Take nothing new and finish what is in flight, because this signal (SIGINT is 2) came to a rank of the job. The
     /// watchdog tells the other ranks. The first signal stays.
     pub fn request_drain(&self, signal: u8) {
-        let none = self
-            .0
-            .drain
-            .compare_exchange(0, signal, Ordering::AcqRel, Ordering::Acquire);
-        if none.is_ok() {
+        let before = self.change(|asked| {
+            asked.signal = if asked.signal == 0 {
+                signal
+            } else {
+                asked.signal
+            };
+            asked.ending = asked.ending.after(EndEvent::Drain);
+        });
+        if before.signal == 0 {
             self.0.bell.ring();
             self.0.alarm.sound();
         }
@@ -174,7 +193,38 @@ impl Switch {
 
     /// The signal that asked for a drain, if one has.
     pub fn drain_signal(&self) -> Option<u8> {
-        Some(self.0.drain.load(Ordering::Acquire)).filter(|signal| *signal != 0)
+        Some(self.asked().signal).filter(|signal| *signal != 0)
+    }
+
+    /// How far other threads ask the driver to go toward its end.
+    pub(crate) fn ending(&self) -> Ending {
+        match self.asked().ending {
+            // The fault is on its way to its place.
+            Ending::Lost if self.fault().is_none() => Ending::Running,
+            ending => ending,
+        }
+    }
+
+    fn asked(&self) -> Asked {
+        Asked::unpack(self.0.asked.load(Ordering::Acquire))
+    }
+
+    /// Changes what is asked, and gives what was asked before.
+    fn change(&self, change: impl Fn(&mut Asked)) -> Asked {
+        let changed = |word| {
+            let mut asked = Asked::unpack(word);
+            change(&mut asked);
+            Some(asked.pack())
+        };
+        let word = &self.0.asked;
+        let before = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, changed);
+        Asked::unpack(before.unwrap_or_else(|word| word))
+    }
+
+    /// Moves the driver toward its end, and gives the state before.
+    fn end(&self, event: EndEvent) -> Ending {
+        self.change(|asked| asked.ending = asked.ending.after(event))
+            .ending
     }
 
     /// Whether a drain was asked for.
@@ -185,6 +235,7 @@ impl Switch {
     /// Ends the run with this fault, unless another came first; true if this one counts.
     pub fn raise(&self, fault: Fault) -> bool {
         let first = self.0.fault.set(fault).is_ok();
+        self.end(EndEvent::Fault);
         self.0.bell.ring();
         self.0.alarm.sound();
         first
@@ -241,7 +292,7 @@ impl Switch {
     /// The driver of the source needs nothing more of other ranks: from now on the loss of one is no fault. The
     /// watchdog tells the others. False if there is a fault already.
     pub(crate) fn set_served(&self) -> bool {
-        let is_served = self.serve();
+        let is_served = !self.end(EndEvent::Serve).is_stopped();
         if is_served {
             self.say_served();
         }
@@ -250,7 +301,7 @@ impl Switch {
 
     /// The driver of the source has all it needs, whatever was lost. The watchdog tells the others.
     pub(crate) fn say_served(&self) {
-        self.0.is_served_here.store(true, Ordering::Release);
+        self.change(|asked| asked.is_source_done = true);
         self.0.alarm.sound();
         if let Some(act) = self.0.when_served.get() {
             act();
@@ -259,17 +310,11 @@ impl Switch {
 
     /// The source needs nothing more of any other rank: from now on the loss of one is no fault.
     pub fn hear_served(&self) {
-        self.serve();
-        self.0.is_source_done.store(true, Ordering::Release);
+        self.change(|asked| {
+            asked.ending = asked.ending.after(EndEvent::Serve);
+            asked.is_source_done = true;
+        });
         self.0.bell.ring();
-    }
-
-    /// From now on the loss of another rank is no fault. False if there is a fault already.
-    fn serve(&self) -> bool {
-        let _losing = self.losing();
-        let is_served = self.fault().is_none();
-        self.0.served.store(is_served, Ordering::Release);
-        is_served
     }
 
     /// After a loss, on a rank without the source: whether the source needs no other rank any more, so that the ranks will
@@ -280,7 +325,7 @@ impl Switch {
             let listener = self.bell().listen();
             // It says so before it leaves.
             let has_left = self.has_left(SOURCE) || Instant::now() >= deadline;
-            if self.0.is_source_done.load(Ordering::Acquire) {
+            if self.asked().is_source_done {
                 return true;
             }
             if has_left {
@@ -292,19 +337,19 @@ impl Switch {
 
     /// Whether the source stands on this rank, and its driver needs nothing more of other ranks.
     pub(crate) fn is_served_here(&self) -> bool {
-        self.0.is_served_here.load(Ordering::Acquire)
+        self.0.rank == SOURCE && self.asked().is_source_done
     }
 
     /// Whether the driver needs nothing more of other ranks.
     pub fn is_served(&self) -> bool {
-        self.0.served.load(Ordering::Acquire)
+        self.asked().ending.is_served()
     }
 
     /// A peer is lost, which ends the run with this fault if the driver still needs other ranks.
     pub fn lose_peer(&self, fault: Fault) {
-        let _losing = self.losing();
         let rank = fault.rank;
-        if !self.is_served() {
+        let is_needed = self.end(EndEvent::Lose) < Ending::Served;
+        if is_needed {
             self.raise(fault);
         }
         // Behind the fault: who sees that it has left, or that a group has ended, sees why.
@@ -312,14 +357,9 @@ impl Switch {
         self.abort_groups_of(rank);
     }
 
-    fn losing(&self) -> MutexGuard<'_, ()> {
-        self.0.losing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The source, on this rank, has begun this epoch with a hard cut: what is older is dropped. The watchdog tells the
     /// other ranks.
     pub(crate) fn cut(&self, epoch: CacheEpoch) {
-        self.0.is_cut_here.store(true, Ordering::Release);
         self.hear_cut(epoch);
         self.0.alarm.sound();
     }
@@ -332,8 +372,8 @@ impl Switch {
 
     /// The epoch of the newest hard cut of a source on this rank, if there is one.
     pub(crate) fn cut_here(&self) -> Option<CacheEpoch> {
-        let is_here = self.0.is_cut_here.load(Ordering::Acquire);
-        is_here.then(|| self.oldest_epoch())
+        let epoch = self.oldest_epoch();
+        (self.0.rank == SOURCE && epoch.get() > 0).then_some(epoch)
     }
 
     /// The oldest epoch that is worked on.

@@ -82,7 +82,6 @@ pub(super) struct Ledger<L> {
     /// any order.
     step: Option<u64>,
     offered: Offered,
-    drain: bool,
     /// That of the newest chunk.
     epoch: CacheEpoch,
     next: ChunkIndex,
@@ -118,7 +117,6 @@ impl<L> Ledger<L> {
             depth,
             step: None,
             offered: Offered::Unknown,
-            drain: false,
             epoch: CacheEpoch::new(0),
             next: ChunkIndex::new(0),
             entries: VecDeque::with_capacity(depth as usize),
@@ -140,12 +138,8 @@ impl<L> Ledger<L> {
         self.step.map_or(0, |chunks| self.next.get() % chunks)
     }
 
-    fn is_drained(&self) -> bool {
-        self.drain && self.within_step() == 0
-    }
-
     pub(super) fn wants_offer(&self) -> bool {
-        self.offered == Offered::Unknown && !self.is_drained()
+        self.offered == Offered::Unknown
     }
 
     /// Whether a chunk is in flight or offered, and goes on without another word of the source. In a fixed order the next
@@ -153,7 +147,7 @@ impl<L> Ledger<L> {
     pub(super) fn holds_chunk(&self) -> bool {
         let has_room = self.in_flight() < self.depth;
         let waits_for_source = self.step.is_some() && has_room && self.wants_offer();
-        let is_offered = matches!(self.offered, Offered::Chunk(_)) && !self.is_drained();
+        let is_offered = matches!(self.offered, Offered::Chunk(_));
         is_offered || self.in_flight() > 0 && !waits_for_source
     }
 
@@ -170,12 +164,15 @@ impl<L> Ledger<L> {
         }
     }
 
+    /// Admits no further chunk, unless a step has begun.
     pub(super) fn drain(&mut self) {
-        self.drain = true;
+        if self.within_step() == 0 {
+            self.offered = Offered::End;
+        }
     }
 
     pub(super) fn admits_no_more(&self) -> bool {
-        self.is_drained() || self.offered == Offered::End
+        self.offered == Offered::End
     }
 
     pub(super) fn in_flight(&self) -> u32 {
@@ -212,7 +209,7 @@ impl<L> Ledger<L> {
         let Offered::Chunk(cut) = self.offered else {
             return Due::Nothing;
         };
-        if self.is_drained() || self.in_flight() >= self.depth {
+        if self.in_flight() >= self.depth {
             return Due::Nothing;
         }
         let is_first = self.next == ChunkIndex::new(0);

@@ -10,7 +10,8 @@
 //! state of its own. Time is no input: nothing here depends on how long anything takes.
 
 mod action;
-mod end;
+mod closing;
+mod ending;
 mod layout;
 mod ledger;
 mod order;
@@ -19,6 +20,7 @@ mod sends;
 mod state;
 
 pub use action::{Action, StageFacts, Ticket, TooMany};
+pub use ending::{EndEvent, Ending};
 pub use layout::{LAP, LocalStage, Membership, ONWARD, Wire, stages_of, way_out};
 pub use ledger::{Counts, Cut, CutShort, Unexpected};
 pub use order::{FixedOrder, Order, OrderError, Task, Turn};

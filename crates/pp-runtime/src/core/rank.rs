@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use pp_contract::{CacheEpoch, ChunkIndex};
 
 use super::action::{Action, StageFacts, Ticket, TooMany};
+use super::ending::{EndEvent, Ending};
 use super::layout::{LocalStage, Membership, ONWARD, order};
 use super::ledger::{Counts, Cut, CutShort, Due, Ledger, Unexpected};
 use super::order::{FixedOrder, Turn, Turns};
@@ -29,10 +30,9 @@ pub struct RankCore<L, C, W> {
     oldest: CacheEpoch,
     /// The first chunk that the sink does not have.
     not_taken: ChunkIndex,
-    pub(super) is_alone: bool,
-    is_stopped: bool,
-    /// The rank of the source needs no other: the ranks will not meet again.
-    pub(super) is_released: bool,
+    pub(super) ending: Ending,
+    /// The ranks meet again if one is lost, so a rank stays until the source needs it no more.
+    pub(super) meets_again: bool,
 }
 
 impl<L, C, W> RankCore<L, C, W> {
@@ -52,10 +52,16 @@ impl<L, C, W> RankCore<L, C, W> {
             attempt: 0,
             oldest: CacheEpoch::new(0),
             not_taken: ChunkIndex::new(0),
-            is_alone: false,
-            is_stopped: false,
-            is_released: false,
+            ending: Ending::Running,
+            meets_again: false,
         }
+    }
+
+    /// The same rank in a job whose ranks meet again when one is lost.
+    #[must_use]
+    pub fn with_restarts(mut self) -> Self {
+        self.meets_again = true;
+        self
     }
 
     /// The same rank in a fixed order. It takes no cuts and no new attempts: a step is whole.
@@ -79,7 +85,7 @@ impl<L, C, W> RankCore<L, C, W> {
 
     /// What to do now. `facts` has those of each stage.
     pub fn poll(&self, facts: &[StageFacts]) -> Action {
-        if self.is_stopped {
+        if self.ending.is_stopped() {
             return Action::Stop;
         }
         if let Some(action) = self.releases() {
@@ -122,7 +128,7 @@ impl<L, C, W> RankCore<L, C, W> {
 
     fn feeds(&self, facts: &StageFacts) -> Option<Action> {
         // A rank that is alone has all that is needed behind the source.
-        if self.is_alone || !facts.is_free[ONWARD] {
+        if self.is_alone() || !facts.is_free[ONWARD] {
             return None;
         }
         match self.ledger.as_ref()?.due(self.oldest) {
@@ -213,20 +219,36 @@ impl<L, C, W> RankCore<L, C, W> {
     /// # Errors
     /// A step of a fixed order has begun and is not whole.
     pub fn handle_source_end(&mut self) -> Result<(), CutShort> {
+        self.ending = self.ending.after(EndEvent::Drain);
         self.ledger().end()
     }
 
-    /// Take nothing new, finish what is in flight, and in a fixed order the step that has begun. Saying it twice changes
-    /// nothing.
-    pub fn handle_drain(&mut self) {
-        if let Some(ledger) = &mut self.ledger {
-            ledger.drain();
-        }
+    /// How far the rank is on its way to its end.
+    pub fn ending(&self) -> Ending {
+        self.ending
     }
 
-    /// Nothing is worked on, taken or written any more.
-    pub fn handle_abort(&mut self) {
-        self.is_stopped = true;
+    pub(super) fn is_alone(&self) -> bool {
+        self.ending == Ending::Alone
+    }
+
+    /// Moves the rank toward its end, or back from it. An event that comes twice changes nothing the second time.
+    ///
+    /// A drain finishes the chunks in flight, and in a fixed order the step that has begun. It outlives a loss.
+    pub fn handle_end(&mut self, event: EndEvent) {
+        let was_alone = self.is_alone();
+        self.ending = self.ending.after(event);
+        match event {
+            EndEvent::Drain => {
+                if let Some(ledger) = &mut self.ledger {
+                    ledger.drain();
+                }
+            }
+            EndEvent::Leave if self.is_alone() && !was_alone => self.leave_others(),
+            // What was said over the old edges counts no more.
+            EndEvent::Reconnect => self.stages.iter_mut().for_each(StageState::reopen),
+            _ => {}
+        }
     }
 
     /// The chunk of an [`Action::Build`] was built. If a hard cut begins it, chunks of an older
@@ -237,7 +259,12 @@ impl<L, C, W> RankCore<L, C, W> {
         epoch: CacheEpoch,
         record: L,
     ) -> Option<CacheEpoch> {
-        let is_hard = self.ledger().built(chunk, epoch, record);
+        let is_draining = self.ending == Ending::Draining;
+        let ledger = self.ledger();
+        let is_hard = ledger.built(chunk, epoch, record);
+        if is_draining {
+            ledger.drain();
+        }
         if !is_hard {
             return None;
         }
@@ -266,23 +293,6 @@ impl<L, C, W> RankCore<L, C, W> {
         }
     }
 
-    /// The rank of the source needs no other any more. Until then a rank without the source does not finish.
-    pub fn handle_released(&mut self) {
-        self.is_released = true;
-    }
-
-    /// All edges are new: what was said over the old ones counts no more, nor does an abort while they were there.
-    pub fn handle_reconnected(&mut self) {
-        self.is_stopped = false;
-        self.is_alone = false;
-        self.is_released = false;
-        for state in &mut self.stages {
-            state.is_closed = [false; 2];
-            state.has_closed = false;
-            state.left = 0;
-        }
-    }
-
     /// The attempt that this rank is in.
     pub fn attempt(&self) -> u16 {
         self.attempt
@@ -296,8 +306,8 @@ impl<L, C, W> RankCore<L, C, W> {
     /// Whether the rank is alone, and no stage has to work on this chunk: the sink has it, or works on it as it came before.
     /// Its payload may never come.
     fn is_needless(&self, chunk: ChunkIndex) -> bool {
-        let Some(ledger) = self.ledger.as_ref().filter(|_| self.is_alone) else {
-            return self.is_alone;
+        let Some(ledger) = self.ledger.as_ref().filter(|_| self.is_alone()) else {
+            return self.is_alone();
         };
         let is_open = ledger.not_accepted().any(|open| open == chunk);
         !is_open || self.stages.iter().any(|state| state.is_taking(chunk))
@@ -437,14 +447,12 @@ impl<L, C, W> RankCore<L, C, W> {
         is_overtaken: bool,
     ) -> Result<Option<L>, Unexpected> {
         // To a rank that is alone nothing comes again.
-        let is_current = attempt == self.attempt || self.is_alone;
+        let is_current = attempt == self.attempt || self.is_alone();
         self.ledger().accept(chunk, is_current, is_overtaken)
     }
 
-    /// Other ranks are gone, and none of them is needed: nothing more comes over any edge, and no work of a group is ever
-    /// done.
-    pub fn handle_alone(&mut self) {
-        self.is_alone = true;
+    /// Nothing more comes over any edge, and no work of a group is ever done.
+    fn leave_others(&mut self) {
         let groups = self.stages.iter_mut();
         for group in groups.filter(|state| state.stage.membership != Membership::Alone) {
             group.working.clear();

@@ -43,6 +43,13 @@ impl<C, W> StageState<C, W> {
         self.stage.is_sink && working.any(|(ticket, _)| ticket.chunk == chunk)
     }
 
+    /// All edges are new, and nothing was said over them.
+    pub(super) fn reopen(&mut self) {
+        self.is_closed = [false; 2];
+        self.has_closed = false;
+        self.left = 0;
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.working.is_empty() && self.waiting.iter().all(VecDeque::is_empty)
     }

@@ -6,6 +6,7 @@ use pp_transport::edge::Edges;
 use super::Blame;
 use super::rank::RankRun;
 use super::session::Session;
+use crate::core::{EndEvent, Ending};
 use crate::stage::Source;
 use crate::switch::Switch;
 
@@ -42,16 +43,14 @@ where
             run: self,
             switch,
             blame,
-            is_broken: false,
             goodbye: None,
-            is_alone: false,
             held: None,
             held_frame: Vec::with_capacity(MAX_FRAME_BYTES),
         };
         let Err(fault) = session.run() else {
             return Ok(Driven::Finished);
         };
-        let may_go_on = !session.is_broken && self.options.keeps();
+        let may_go_on = self.core.ending() != Ending::Aborted && self.options.keeps();
         let fault = match switch.fault() {
             Some(first) => first.clone(),
             None if may_go_on => verdict(fault, switch),
@@ -73,7 +72,7 @@ where
         }
         self.lose(&fault);
         if switch.is_draining() {
-            self.core.handle_drain();
+            self.core.handle_end(EndEvent::Drain);
         }
         Ok(Driven::Lost(fault))
     }

@@ -25,7 +25,7 @@ use super::ports::{Incoming, Ports};
 use super::retained::{Admitted, Context};
 use super::work::Stages;
 use crate::clock::{Clock, now_ns};
-use crate::core::{Counts, LocalStage, Order, RankCore, stages_of};
+use crate::core::{Counts, EndEvent, LocalStage, Order, RankCore, stages_of};
 use crate::report::{Recorder, Restart};
 use crate::stage::{Done, Source};
 
@@ -175,6 +175,9 @@ where
             ports.expect(order, &places);
             core = core.in_order(order);
         }
+        if options.keeps() {
+            core = core.with_restarts();
+        }
         Ok(Self {
             ports,
             core,
@@ -250,7 +253,7 @@ where
     /// number 0, this need not be called.
     pub fn begin_attempt(&mut self, attempt: u16) {
         self.core.handle_attempt(attempt);
-        self.core.handle_reconnected();
+        self.core.handle_end(EndEvent::Reconnect);
     }
 
     /// A rank is gone, and with it what was under way over any edge.
@@ -258,6 +261,7 @@ where
         for waiting in self.core.waiting_mut() {
             waiting.payload.give_up_if_arriving();
         }
+        self.core.handle_end(EndEvent::Fault);
         self.waits_for_sink = false;
         self.restarts.push(Restart {
             fault: fault.clone(),

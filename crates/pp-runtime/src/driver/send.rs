@@ -12,7 +12,7 @@ use super::rank::{Waiting, Working};
 use super::retained::{Admitted, Kept};
 use super::session::Session;
 use crate::clock::now_ns;
-use crate::core::{ONWARD, Ticket};
+use crate::core::{EndEvent, ONWARD, Ticket};
 use crate::progress::Doing;
 use crate::report::ChunkRecord;
 use crate::stage::{Done, Place, Source, StageError, send_as_it_was};
@@ -58,7 +58,9 @@ where
             Ok(sending) => (sending, Ok(())),
             // It was built, and is sent once another process is there: a source builds a chunk only once.
             Err(fault) => {
-                self.is_broken |= slot.is_none() && bytes > 0;
+                if slot.is_none() && bytes > 0 {
+                    self.run.core.handle_end(EndEvent::Break);
+                }
                 let unsent = |slot| InFlight::new(E::Sending::unsent(slot));
                 (slot.map(unsent), Err(fault))
             }
@@ -513,10 +515,11 @@ where
             let finished = self.run.stages.work[own].finish();
             self.of_stage(finished)?;
         }
+        let is_alone = self.is_alone();
         let run = &mut *self.run;
         for out in run.ports.outgoing_of(stage) {
             // Of a rank that is alone nothing is asked any more.
-            let (Some(_), Some((stamp, _)), false) = (&out.end, self.goodbye, self.is_alone) else {
+            let (Some(_), Some((stamp, _)), false) = (&out.end, self.goodbye, is_alone) else {
                 continue;
             };
             out.send(

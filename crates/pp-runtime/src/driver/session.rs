@@ -11,11 +11,13 @@ use super::ports::Incoming;
 use super::rank::{RankRun, Waiting, Working};
 use super::{Blame, Payload, post_receive};
 use crate::clock::now_ns;
-use crate::core::{Action, Cut, LAP, LocalStage, ONWARD, StageFacts, Ticket, TooMany, way_out};
+use crate::core::{
+    Action, Cut, EndEvent, Ending, LAP, LocalStage, ONWARD, StageFacts, Ticket, TooMany, way_out,
+};
 use crate::progress::{Awaited, Doing};
 use crate::report::StageTimes;
 use crate::stage::{Chunk, Offer, Place, Source, StageError};
-use crate::switch::{SOURCE, Switch};
+use crate::switch::Switch;
 use crate::times;
 
 /// What a stage has begun, and the payload that it reads.
@@ -26,11 +28,6 @@ pub(super) struct Session<'a, 's, E: Edges, S: Source<E::Tx>> {
     pub(super) run: &'a mut RankRun<'s, E, S>,
     pub(super) switch: &'a Switch,
     pub(super) blame: Blame,
-    /// A stage failed, or a payload is lost: what is left of the chunks under way is not enough to
-    /// go on with.
-    pub(super) is_broken: bool,
-    /// Other ranks are gone, and the source needs none of them: no edge is asked for anything.
-    pub(super) is_alone: bool,
     /// The stamp of the SHUTDOWN, and when it was sent or came.
     pub(super) goodbye: Option<(Stamp, Instant)>,
     /// The input of a frame that is taken in once this rank has begun what a leader has told it.
@@ -55,23 +52,15 @@ where
         let mut left = Vec::with_capacity(peers.len());
         let mut facts = vec![StageFacts::default(); self.run.places.len()];
         loop {
-            // Before the fault: a source that goes on after one has left, too.
-            let is_over = self.switch.is_served() || self.switch.has_left(SOURCE);
-            if is_over || !self.run.options.keeps() {
-                self.run.core.handle_released();
-            }
-            if self.switch.fault().is_some() {
-                self.run.core.handle_abort();
-            }
-            if self.switch.is_draining() {
-                self.run.core.handle_drain();
+            if let Some(event) = self.switch.ending().reached_by() {
+                self.run.core.handle_end(event);
             }
             self.run.core.handle_cut(self.switch.oldest_epoch());
             // Looked at first: what a rank sent before it left is taken in.
             left.clear();
             left.extend(peers.iter().filter(|peer| self.switch.has_left(**peer)));
             self.switch.progress().at(Doing::Looking);
-            if !self.is_alone {
+            if !self.is_alone() {
                 let listened = self.listen();
                 self.unless_served(listened)?;
             }
@@ -85,7 +74,7 @@ where
             if !self.switch.is_served() && self.is_served()? && self.switch.set_served() {
                 tracing::debug!("nothing more is needed of other ranks");
             }
-            if !left.is_empty() && !self.is_alone && self.switch.is_served() {
+            if !left.is_empty() && self.switch.is_served() {
                 self.go_alone();
             }
             let action = self.run.core.poll(&facts);
@@ -130,7 +119,7 @@ where
                     self.unless_served(closed)?;
                 }
                 Action::Finish => {
-                    if self.is_alone {
+                    if self.is_alone() {
                         self.run.leave_alone();
                     }
                     return Ok(());
@@ -203,7 +192,7 @@ where
             .first()
             .is_some_and(|stage| stage.is_source());
         let since = self.goodbye.map(|(_, said)| said.elapsed());
-        let is_owed = is_first && !self.is_alone && self.switch.is_served();
+        let is_owed = is_first && !self.is_alone() && self.switch.is_served();
         let is_late = is_owed && since > Some(times::ANSWERED_WITHIN);
         if is_late {
             tracing::warn!("no answer to the shutdown");
@@ -211,15 +200,20 @@ where
         is_late
     }
 
+    /// Goes on without other ranks: no edge is asked for anything.
     fn go_alone(&mut self) {
-        self.run.core.handle_alone();
-        self.is_alone = true;
+        self.run.core.handle_end(EndEvent::Serve);
+        self.run.core.handle_end(EndEvent::Leave);
+    }
+
+    pub(super) fn is_alone(&self) -> bool {
+        self.run.core.ending() == Ending::Alone
     }
 
     /// Whether an edge to this rank is still needed.
     fn is_missed(&self, peer: Rank) -> bool {
         let open = |input: &Incoming<E>| input.peer == peer && !input.is_closed;
-        !self.is_alone && (self.goodbye.is_none() || self.run.ports.inputs.iter().any(open))
+        !self.is_alone() && (self.goodbye.is_none() || self.run.ports.inputs.iter().any(open))
     }
 
     fn ask_source(&mut self) -> Result<(), Fault> {
@@ -588,7 +582,7 @@ where
     /// What a stage says, as a fault of this rank.
     pub(super) fn of_stage<T>(&mut self, said: Result<T, StageError>) -> Result<T, Fault> {
         said.map_err(|error| {
-            self.is_broken = true;
+            self.run.core.handle_end(EndEvent::Break);
             let fault = error.into_fault(self.blame.rank);
             // First, so that its own words are those that the others hear.
             self.switch.raise(fault.clone());

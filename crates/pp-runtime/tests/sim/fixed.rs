@@ -236,7 +236,6 @@ fn other_ranks_are_needed_until_they_have_said_that_nothing_more_comes() {
         is_free: [true; 2],
     };
     let facts = [free; 4];
-    core.handle_released();
     core.handle_offer(Cut::None);
     let (chunk, epoch) = (ChunkIndex::new(0), CacheEpoch::new(0));
     core.handle_built(chunk, epoch, ());

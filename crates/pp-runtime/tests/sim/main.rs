@@ -244,7 +244,7 @@ fn groups_end_well() {
         cases(&GROUPS[4..], &[1, 2], &DEVICES[4..], &cuts[..1]),
     );
     let others = cases(&GROUPS[..4], &[2], &DEVICES[..2], &cuts[2..]);
-    walk_all(35_000, drained(others.clone()));
+    walk_all(31_000, drained(others.clone()));
     walk_all(350_000, aborted(others));
 }
 
@@ -269,7 +269,7 @@ fn members_that_die_do_no_harm() {
     );
     let drains = cases(&GROUPS[2..4], &[1], &DEVICES[..1], &cuts[1..]);
     walk_all(40_000, drained(dying(1, drains.clone())));
-    walk_all(130_000, aborted(dying(1, drains)));
+    walk_all(109_000, aborted(dying(1, drains)));
 }
 
 #[test]

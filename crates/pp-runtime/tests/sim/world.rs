@@ -21,8 +21,8 @@ use std::rc::Rc;
 use pp_contract::pipeline::{EdgeKind, Laps};
 use pp_contract::{CacheEpoch, ChunkIndex, Pipeline, Rank};
 use pp_runtime::core::{
-    Action, Cut, FixedOrder, LAP, LocalStage, ONWARD, RankCore, Sends, StageFacts, Ticket, Wire,
-    stages_of,
+    Action, Cut, EndEvent, Ending, FixedOrder, LAP, LocalStage, ONWARD, RankCore, Sends,
+    StageFacts, Ticket, Wire, stages_of,
 };
 
 use self::check::hold;
@@ -188,17 +188,12 @@ struct Node {
     reports: VecDeque<(usize, u64, u16)>,
     /// The epoch of the newest hard cut that it knows of.
     told: u64,
-    /// The source needs nothing more of other ranks, as far as this one knows: their loss is no fault.
-    is_served: bool,
-    is_alone: bool,
     phase: Phase,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Phase {
     Running,
-    /// It has heard of a fault, and stops next.
-    Faulty,
     /// It has dropped its edges, and waits for all ranks to meet. If the rank of the source has finished it leaves.
     Waiting,
     Finished,
@@ -342,8 +337,8 @@ impl Map {
             [slots, slots + u8::from(is_alone)]
         };
         let mut core = RankCore::new(places.clone(), self.shape.depth.into());
-        if self.shape.deaths == 0 {
-            core.handle_released();
+        if self.shape.deaths > 0 {
+            core = core.with_restarts();
         }
         if let Some(order) = self.shape.orders.get(rank) {
             core = core.in_order(order);
@@ -364,8 +359,6 @@ impl Map {
             inside: None,
             reports: VecDeque::new(),
             told: 0,
-            is_served: false,
-            is_alone: false,
             phase: Phase::Running,
         }
     }
@@ -431,8 +424,9 @@ impl Shared {
             }
         }
         // As the driver does before it asks its core. Once there is a fault, it is too late.
-        if node.phase == Phase::Running && !node.is_served && node.core.has_heard_sink() {
-            node.is_served = node.core.is_served(|waiting| waiting.is_here);
+        let is_needed = node.core.ending() < Ending::Served;
+        if is_needed && node.core.has_heard_sink() && node.core.is_served(|w| w.is_here) {
+            node.core.handle_end(EndEvent::Serve);
         }
         self.print = print_of(node);
     }
@@ -489,8 +483,11 @@ impl World {
     }
 
     fn lives(&self, rank: usize) -> bool {
-        let is_running = |phase| matches!(phase, Phase::Running | Phase::Faulty);
-        self.ranks[rank].is_some() && is_running(self.at(rank).phase)
+        self.ranks[rank].is_some() && self.at(rank).phase == Phase::Running
+    }
+
+    fn is_alone(&self, rank: usize) -> bool {
+        self.at(rank).core.ending() == Ending::Alone
     }
 
     fn waits(&self, rank: usize) -> bool {
@@ -529,7 +526,7 @@ impl World {
             },
             Step::Drain => {
                 self.has_drained = true;
-                self.node(0).core.handle_drain();
+                self.node(0).core.handle_end(EndEvent::Drain);
             }
             Step::Tell { rank, epoch } => {
                 self.node(rank).told = epoch;

@@ -84,7 +84,7 @@ impl World {
                 let mut comes = lanes.filter(|(edge, _)| map.target(*edge).0 == rank);
                 let is_told = comes.all(|(_, lane)| lane.is_closed && lane.queue.is_empty());
                 hold(
-                    is_told || self.at(rank).is_alone,
+                    is_told || self.is_alone(rank),
                     "a rank stays until it has heard all that comes",
                     || format!("rank {rank}"),
                 );
@@ -416,7 +416,7 @@ impl World {
             Wire::Local(to) => self.arrive(map, (rank, to, output), message, true),
             Wire::Edge(edge) => {
                 hold(
-                    !self.node(rank).is_alone,
+                    !self.is_alone(rank),
                     "a rank that is alone sends nothing",
                     || format!("rank {rank}: {message:?}"),
                 );
@@ -453,14 +453,14 @@ impl World {
 
     fn close(&mut self, map: &Map, rank: usize, stage: usize) {
         let open = self.at(0).core.in_flight();
-        let is_alone = self.node(rank).is_alone;
+        let is_alone = self.is_alone(rank);
         hold(
             open == 0 || is_alone,
             "no SHUTDOWN before all is accepted",
             || format!("{open} are not"),
         );
         for edge in self.closes(map, rank, stage) {
-            if !self.node(rank).is_alone {
+            if !self.is_alone(rank) {
                 let lane = &mut self.lanes[edge];
                 hold(!lane.is_closed, "one SHUTDOWN goes over each edge", || {
                     format!("edge {edge}")

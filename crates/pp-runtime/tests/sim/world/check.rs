@@ -27,7 +27,7 @@ impl World {
             for asked in self.at(rank).asked.iter().flatten() {
                 let never_comes = match *asked {
                     Pool::Edge { edge, generation } => {
-                        self.at(rank).is_alone || self.lanes[edge].generation != generation
+                        self.is_alone(rank) || self.lanes[edge].generation != generation
                     }
                     _ => false,
                 };

@@ -103,7 +103,7 @@ impl World {
 
     /// A collective returns with an error, and the device goes on behind it.
     pub(super) fn leave_group(&mut self, map: &Map, rank: usize) {
-        if self.at(rank).is_alone {
+        if self.is_alone(rank) {
             let is_of_group = |issued: &Operation| matches!(issued, Operation::Work(stage) if map.is_group(rank, *stage));
             let issued = &mut self.node(rank).operations;
             issued.retain(|issued| !is_of_group(issued));

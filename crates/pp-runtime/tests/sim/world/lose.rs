@@ -1,6 +1,6 @@
 //! A rank dies, all others hear of it, and all meet again with another process in its place. Or the job is aborted.
 
-use pp_runtime::core::Action;
+use pp_runtime::core::{Action, EndEvent, Ending};
 
 use super::{Map, Operation, Phase, Shared, Step, World, hold};
 
@@ -20,10 +20,9 @@ impl World {
             if self.waits(rank) && is_done {
                 steps.push(Step::Leave { rank });
             }
-            let is_said = is_done || (self.lives(0) && self.at(0).is_served);
+            let is_said = is_done || (self.lives(0) && self.at(0).core.ending().is_served());
             if is_said && map.shape.deaths > 0 && self.lives(rank) {
-                let node = self.at(rank);
-                if node.phase == Phase::Running && !node.is_served {
+                if self.at(rank).core.ending() < Ending::Served {
                     steps.push(Step::HearServed { rank });
                 }
             }
@@ -52,31 +51,29 @@ impl World {
 
     fn tell_loss(&mut self) {
         for rank in 0..self.ranks.len() {
-            let is_running = self.lives(rank) && self.at(rank).phase == Phase::Running;
-            self.unaware[rank] = is_running && !self.at(rank).is_alone;
+            self.unaware[rank] = self.lives(rank) && self.at(rank).core.ending() < Ending::Alone;
         }
     }
 
     pub(super) fn hear_served(&mut self, rank: usize) {
-        let node = self.node(rank);
-        node.is_served = true;
-        node.core.handle_released();
+        self.node(rank).core.handle_end(EndEvent::Serve);
     }
 
     pub(super) fn hear_loss(&mut self, map: &Map, rank: usize) {
         self.unaware[rank] = false;
-        let has_aborted = self.has_aborted;
-        let node = self.node(rank);
-        if node.is_served && !has_aborted {
-            node.core.handle_alone();
-            node.is_alone = true;
-            self.leave_group(map, rank);
+        // As the switch does, and then the driver.
+        let event = match self.has_aborted {
+            true => EndEvent::Fault,
+            false => EndEvent::Lose,
+        };
+        let core = &mut self.node(rank).core;
+        core.handle_end(event);
+        core.handle_end(EndEvent::Leave);
+        self.leave_group(map, rank);
+        if self.is_alone(rank) {
             return self.conclude_all(map, rank);
         }
-        self.leave_group(map, rank);
         let node = self.node(rank);
-        node.core.handle_abort();
-        node.phase = Phase::Faulty;
         hold(
             node.core.poll(&[]) == Action::Stop,
             "an abort stops a rank at once",
@@ -139,9 +136,8 @@ impl World {
             }
             let node = self.node(rank);
             node.core.handle_attempt(attempt);
-            node.core.handle_reconnected();
+            node.core.handle_end(EndEvent::Reconnect);
             node.phase = Phase::Running;
-            node.is_served = false;
             node.reports.clear();
             self.conclude_all(map, rank);
         }

@@ -21,7 +21,7 @@ impl World {
         }
         for edge in 0..self.lanes.len() {
             let rank = map.target(edge).0;
-            if !self.lives(rank) || self.at(rank).is_alone {
+            if !self.lives(rank) || self.is_alone(rank) {
                 continue;
             }
             if !self.lanes[edge].queue.is_empty() && self.may_hear(map, edge) {

@@ -87,15 +87,16 @@ impl<L, C, W> RankCore<L, C, W> {
     }
 
     pub(super) fn is_finished(&self) -> bool {
-        // The source meets all ranks again if one is lost before.
-        let may_leave = self.ledger.is_some() || self.is_released;
+        // The source meets all ranks again if one is lost before it needs none.
+        let may_meet = self.meets_again && !self.ending.is_served();
+        let may_leave = self.ledger.is_some() || !may_meet;
         let mut stages = self.stages.iter();
         may_leave
             && stages.all(|state| {
                 let all_closed = [ONWARD, LAP]
                     .into_iter()
                     .all(|input| self.is_closed(&state.stage, input));
-                let have_left = self.is_alone || state.left == state.stage.followers();
+                let have_left = self.is_alone() || state.left == state.stage.followers();
                 state.has_closed && all_closed && have_left
             })
     }
@@ -114,7 +115,7 @@ impl<L, C, W> RankCore<L, C, W> {
             Wire::Local(before) => self.stages[before].has_closed,
             Wire::Edge(_) => {
                 let state = self.stages.iter().find(|state| state.stage.at == stage.at);
-                self.is_alone || state.is_some_and(|state| state.is_closed[input])
+                self.is_alone() || state.is_some_and(|state| state.is_closed[input])
             }
         }
     }
