@@ -9,8 +9,10 @@ use pp_runtime::progress::Limits;
 use pp_transport::flight::{DEFAULT_OPERATIONS, MAX_OPERATIONS};
 use pp_transport::launch::{Launch, LaunchError, LocalJob};
 
-use crate::RANK_0;
 use crate::error::Error;
+
+/// The rank where the others meet. It has the source, and decides whether a rank that is lost is started again.
+pub const RANK_0: Rank = Rank::new(0);
 
 /// The variable that gives a rank the number of its supervisor's process.
 pub const SUPERVISOR: &str = "PP_SUPERVISOR_PID";

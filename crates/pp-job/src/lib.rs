@@ -45,9 +45,7 @@ mod supervisor;
 mod threads;
 mod times;
 
-use pp_contract::Rank;
-
-pub use crate::config::Config;
+pub use crate::config::{Config, RANK_0};
 pub use crate::error::Error;
 pub use crate::job::{Job, ThisRank, main};
 pub use crate::program::{Finished, Opened, Program};
@@ -66,6 +64,3 @@ pub mod internal {
     pub use crate::signal_names::{asking, name as signal_name};
     pub use crate::supervisor::bind_to_parent;
 }
-
-/// The rank where the others meet. It has the source, and decides whether a rank that is lost is started again.
-pub const RANK_0: Rank = Rank::new(0);
