@@ -3,7 +3,7 @@
 use pp_contract::pipeline::EdgeKind;
 use pp_transport::edge::Edges;
 
-use super::Payload;
+use super::payload::Payload;
 use super::rank::{Waiting, Working};
 use super::session::Session;
 use crate::progress::Awaited;

@@ -3,7 +3,7 @@
 use pp_contract::{Fault, FaultKind, MAX_FRAME_BYTES};
 use pp_transport::edge::Edges;
 
-use super::Blame;
+use super::blame::Blame;
 use super::rank::RankRun;
 use super::session::Session;
 use crate::core::{EndEvent, Ending};

@@ -14,7 +14,7 @@ use pp_transport::error::TransportError;
 use pp_transport::flight::{EdgeLog, FlightRecorder, Record, State};
 use pp_transport::in_flight::InFlight;
 
-use super::{Blame, log_commitment};
+use super::blame::{Blame, log_commitment};
 use crate::core::{FixedOrder, LAP, LocalStage, ONWARD, Sends, Wire};
 use crate::switch::Switch;
 use crate::times::FULL_LANE_RETRY;

@@ -20,7 +20,7 @@ use pp_transport::edge::{Capabilities, Edges};
 use pp_transport::error::TransportError;
 use pp_transport::flight::FlightRecorder;
 
-use super::Payload;
+use super::payload::Payload;
 use super::ports::{Incoming, Ports};
 use super::retained::{Admitted, Context};
 use super::work::Stages;

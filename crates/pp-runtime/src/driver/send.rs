@@ -6,7 +6,8 @@ use pp_contract::{Bare, ChunkIndex, Fault, FaultKind, Message, StageReport, Stam
 use pp_transport::edge::{EdgeLocal as _, Edges};
 use pp_transport::in_flight::{InFlight, Resend as _};
 
-use super::Payload;
+use super::blame::Blame;
+use super::payload::Payload;
 use super::ports::Output;
 use super::rank::{Waiting, Working};
 use super::retained::{Admitted, Kept};
@@ -439,7 +440,7 @@ where
         &mut self,
         stamp: Stamp,
         message: &Message<S::Plan>,
-        blame: super::Blame,
+        blame: Blame,
     ) -> Result<(), Fault> {
         let is_overtaken = message.is_stale();
         let core = &mut self.run.core;

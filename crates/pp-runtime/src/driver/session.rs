@@ -6,10 +6,11 @@ use pp_contract::pipeline::EdgeKind;
 use pp_contract::{Action as Message, Fault, FaultKind, Rank, Stamp, with_source};
 use pp_transport::edge::{EdgeRx as _, Edges, GroupEnd as _};
 
+use super::blame::Blame;
 use super::idle::IdleWait;
+use super::payload::{Payload, post_receive};
 use super::ports::Incoming;
 use super::rank::{RankRun, Waiting, Working};
-use super::{Blame, Payload, post_receive};
 use crate::clock::now_ns;
 use crate::core::{
     Action, Cut, EndEvent, Ending, LAP, LocalStage, ONWARD, StageFacts, Ticket, TooMany, way_out,
