@@ -1,13 +1,15 @@
 //! A run of a rank until everything is done, or another rank is lost.
 
-use pp_contract::{Fault, FaultKind, MAX_FRAME_BYTES};
+use pp_contract::{Fault, FaultKind};
 use pp_transport::edge::Edges;
 
 use super::blame::Blame;
+use super::idle::IdleWait;
 use super::rank::RankRun;
 use super::session::Session;
-use crate::core::{EndEvent, Ending};
-use crate::stage::Source;
+use crate::core::{Action, EndEvent, Ending, StageFacts};
+use crate::progress::{Awaited, Doing};
+use crate::stage::{Place, Source};
 use crate::switch::Switch;
 
 /// How a run ended for now.
@@ -44,8 +46,6 @@ where
             switch,
             blame,
             goodbye: None,
-            held: None,
-            held_frame: Vec::with_capacity(MAX_FRAME_BYTES),
         };
         let Err(fault) = session.run() else {
             return Ok(Driven::Finished);
@@ -91,6 +91,116 @@ where
         }
         self.leave_alone();
         Ok(Driven::Finished)
+    }
+}
+
+impl<E, S> Session<'_, '_, E, S>
+where
+    E: Edges,
+    S: Source<E::Tx>,
+{
+    /// Takes in frames, asks the core what to do, does it, and sleeps when there is nothing, until all is done.
+    fn run(&mut self) -> Result<(), Fault> {
+        let bell = self.switch.bell().clone();
+        let completions_ring = self.run.options.capabilities.completions_ring;
+        let stages = self.run.options.pipeline.stages();
+        let names = self.run.places.iter();
+        let names = names.map(|place| stages[place.at].name.to_string());
+        self.switch.progress().name_stages(names.collect());
+        let mut idle = IdleWait::new(&bell, completions_ring);
+        let peers = self.run.peers();
+        let mut left = Vec::with_capacity(peers.len());
+        let mut facts = vec![StageFacts::default(); self.run.places.len()];
+        loop {
+            if let Some(event) = self.switch.ending().reached_by() {
+                self.run.core.handle_end(event);
+            }
+            self.run.core.handle_cut(self.switch.oldest_epoch());
+            // Looked at first: what a rank sent before it left is taken in.
+            left.clear();
+            left.extend(peers.iter().filter(|peer| self.switch.has_left(**peer)));
+            let finished = self.look_around(&mut facts)?;
+            if !left.is_empty() && self.switch.is_served() {
+                self.go_alone();
+            }
+            let action = self.run.core.poll(&facts);
+            if finished || action != Action::Wait {
+                idle.over();
+                self.switch.progress().awaits(Awaited::Nothing);
+            }
+            match action {
+                Action::Stop => {
+                    let fault = self.switch.fault();
+                    return Err(fault.expect("a fault stops the core").clone());
+                }
+                Action::Finish => {
+                    if self.is_alone() {
+                        self.run.leave_alone();
+                    }
+                    return Ok(());
+                }
+                Action::Wait if finished => {}
+                Action::Wait if self.is_unanswered() => self.go_alone(),
+                Action::Wait => {
+                    if let Some(peer) = left.iter().find(|peer| self.is_missed(**peer)) {
+                        return Err(self.blame.on(*peer).left_early());
+                    }
+                    let is_working = self.is_working();
+                    self.switch.progress().awaits(self.awaited(is_working));
+                    self.run.waited_ns += idle.take(is_working, self.is_in_flight());
+                }
+                action => self.act(action)?,
+            }
+        }
+    }
+
+    /// Finds out what the core cannot know by itself; gives whether work was finished.
+    fn look_around(&mut self, facts: &mut [StageFacts]) -> Result<bool, Fault> {
+        self.switch.progress().at(Doing::Looking);
+        if !self.is_alone() {
+            let listened = self.listen();
+            self.unless_served(listened)?;
+        }
+        self.ask_source()?;
+        let finished = match self.finish_work() {
+            Ok(finished) => finished,
+            failed => self.unless_served(failed.map(drop)).map(|()| true)?,
+        };
+        let looked = self.look(facts);
+        self.unless_served(looked)?;
+        if !self.switch.is_served() && self.is_served()? && self.switch.set_served() {
+            tracing::debug!("nothing more is needed of other ranks");
+        }
+        Ok(finished)
+    }
+
+    /// Does what the core wants next.
+    fn act(&mut self, action: Action) -> Result<(), Fault> {
+        let done = match action {
+            Action::Build {
+                chunk,
+                epoch,
+                starts_epoch,
+                rebuilds,
+            } => {
+                return self.build(Place {
+                    chunk,
+                    epoch,
+                    lap: 0,
+                    starts_epoch,
+                    rebuilds,
+                });
+            }
+            Action::RunOverlapped { stages } => return self.work_overlapped(stages),
+            Action::Later { stage, chunk } => return self.do_later(stage, chunk),
+            Action::PassOn { stage, input } => return self.pass_on(stage, input),
+            Action::Drop { stage, input } => return self.release(stage, input),
+            Action::SendAgain { rebuilds } => self.send_again(rebuilds),
+            Action::Run { stage, input } => self.work(stage, input),
+            Action::Close { stage } => self.close(stage),
+            Action::Wait | Action::Finish | Action::Stop => unreachable!("the loop does it"),
+        };
+        self.unless_served(done)
     }
 }
 

@@ -6,19 +6,26 @@
 //! death of a peer) is the watchdog's. Where a device does the work, the stages only issue it,
 //! and the loop looks after what is under way.
 
-mod awaited;
+mod accept;
 mod blame;
+mod chunk;
 mod drive;
+mod hand_on;
 mod idle;
+mod inbox;
+mod listen;
+mod look;
+mod options;
+mod outbox;
 mod payload;
-mod ports;
 mod rank;
 mod retained;
-mod send;
 mod session;
-mod turns;
+mod source;
+mod stages;
 mod work;
 
 pub use self::drive::Driven;
-pub use self::rank::{RankOptions, RankRun, Summary};
+pub use self::options::RankOptions;
+pub use self::rank::{RankRun, Summary};
 pub use self::work::{BoxedStage, NoSource, Stages};

@@ -9,73 +9,23 @@
 //! Without restarts nothing is kept and the slots go back as early as they can.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use pp_contract::pipeline::EdgeKind;
-use pp_contract::{
-    CallId, ChunkIndex, Composer, Fault, Generation, Message, Pipeline, Rank, Stamp,
-};
+use pp_contract::{CallId, ChunkIndex, Fault, Generation, Message, Rank};
 use pp_transport::backend::End;
-use pp_transport::edge::{Capabilities, Edges};
+use pp_transport::edge::{Edges, GroupEnd as _};
 use pp_transport::error::TransportError;
-use pp_transport::flight::FlightRecorder;
+use pp_transport::flight::EdgeLog;
 
-use super::payload::Payload;
-use super::ports::{Incoming, Ports};
-use super::retained::{Admitted, Context};
+use super::chunk::CoreOf;
+use super::inbox::Inbox;
+use super::options::RankOptions;
+use super::outbox::Outbox;
+use super::retained::Context;
 use super::work::Stages;
 use crate::clock::{Clock, now_ns};
-use crate::core::{Counts, EndEvent, LocalStage, Order, RankCore, stages_of};
+use crate::core::{Counts, EndEvent, LocalStage, RankCore, stages_of};
 use crate::report::{Recorder, Restart};
-use crate::stage::{Done, Source};
-
-/// How a rank runs.
-#[derive(Clone, Debug)]
-pub struct RankOptions {
-    /// The job's pipeline.
-    pub pipeline: Arc<Pipeline>,
-    /// The most chunks in flight.
-    pub depth: u32,
-    /// How often a rank may be started anew. With 0 nothing is kept for it.
-    pub restarts: u32,
-    /// Chunks before one that hold all that a stage must know to begin with it: their payloads are
-    /// kept, where there may be a restart.
-    pub context_chunks: u32,
-    /// How often a chunk goes through a ring that is walked once for each step.
-    pub steps: u16,
-    /// What carries the payloads.
-    pub capabilities: Capabilities,
-    /// In which order this rank works. A fixed one takes no restarts.
-    pub order: Order,
-    /// Keeps the latest messages of this rank.
-    pub flight: FlightRecorder,
-}
-
-impl RankOptions {
-    /// Without restarts, in the order of the stream; nothing is recorded.
-    pub fn new(pipeline: Pipeline, depth: u32, capabilities: Capabilities) -> Self {
-        Self {
-            pipeline: Arc::new(pipeline),
-            depth,
-            restarts: 0,
-            context_chunks: 0,
-            steps: 1,
-            capabilities,
-            order: Order::Streaming,
-            flight: FlightRecorder::off(),
-        }
-    }
-
-    /// Whether payloads are kept until the sink has accepted their chunks.
-    pub(super) fn keeps(&self) -> bool {
-        self.restarts > 0
-    }
-
-    /// Payloads that are kept as context.
-    fn kept(&self) -> u32 {
-        if self.keeps() { self.context_chunks } else { 0 }
-    }
-}
+use crate::stage::Source;
 
 /// What a rank that finished has to tell.
 #[derive(Debug)]
@@ -90,29 +40,6 @@ pub struct Summary {
     pub restarts: Vec<Restart>,
 }
 
-/// A chunk that waits before a stage.
-pub(super) struct Waiting<E: Edges, S: Source<E::Tx>> {
-    pub(super) stamp: Stamp,
-    pub(super) message: Message<S::Plan>,
-    pub(super) payload: Payload<E::Receiving>,
-    pub(super) arrived_ns: u64,
-}
-
-/// A chunk that a device works on, or whose group has not reported, and the slot that goes on.
-pub(super) struct Working<E: Edges, S: Source<E::Tx>> {
-    pub(super) stamp: Stamp,
-    pub(super) message: Message<S::Plan>,
-    pub(super) slot: Option<E::Tx>,
-    pub(super) start_ns: u64,
-    /// How long it waited for other members of its group since.
-    pub(super) waited_ns: u64,
-    /// What the stage says, once it is done, and when that was.
-    pub(super) done: Option<(Done, u64)>,
-}
-
-/// The core of a rank with the driver's records.
-pub(super) type CoreOf<E, S> = RankCore<Admitted<E, S>, Waiting<E, S>, Working<E, S>>;
-
 /// A run of a rank, over edges that may be replaced.
 ///
 /// # If dropped
@@ -124,10 +51,9 @@ pub struct RankRun<'s, E: Edges, S: Source<E::Tx>> {
     pub(super) groups: Vec<Option<E::Group>>,
     pub(super) stages: Stages<'s, E::Tx, E::Rx, E::Group, S>,
     pub(super) options: RankOptions,
-    pub(super) ports: Ports<E>,
+    pub(super) inbox: Inbox<E>,
+    pub(super) outbox: Outbox<E>,
     pub(super) core: CoreOf<E, S>,
-    pub(super) composer: Composer,
-    pub(super) inbox: Vec<u8>,
     pub(super) context: Context<E>,
     /// What the sink has said of the latest chunks, where the source is on another rank: with a rank that is lost the
     /// acceptances that are under way are lost.
@@ -168,21 +94,21 @@ where
         let places = stages_of(&options.pipeline, rank);
         let given = usize::from(stages.source.is_some()) + stages.work.len();
         assert_eq!(given, places.len(), "rank {rank} brings its stages");
-        let mut ports = Ports::new(&options.pipeline, &places, options.steps, local)?;
+        let mut inbox = Inbox::new(&options.pipeline, &places, options.steps);
+        let outbox = Outbox::new(&options.pipeline, &places, local)?;
         let mut core = RankCore::new(places.clone(), options.depth);
         if let Some(order) = options.order.fixed() {
             assert!(!options.keeps(), "a fixed order takes no restarts");
-            ports.expect(order, &places);
+            inbox.expect(order, &places);
             core = core.in_order(order);
         }
         if options.keeps() {
             core = core.with_restarts();
         }
         Ok(Self {
-            ports,
+            inbox,
+            outbox,
             core,
-            composer: Composer::new(),
-            inbox: Vec::with_capacity(pp_contract::MAX_FRAME_BYTES),
             context: Context::new(options.kept() as usize),
             acceptances: VecDeque::new(),
             next_call: CallId::new(0),
@@ -208,9 +134,16 @@ where
     /// # Panics
     /// If this rank has no such end.
     pub fn attach(&mut self, edge: usize, end: End<E>) {
-        let generation = Generation::new(self.core.attempt().into());
-        self.ports
-            .attach(edge, end, &self.options.flight, generation);
+        let log = |peer| EdgeLog {
+            recorder: self.options.flight.clone(),
+            peer,
+            generation: Generation::new(self.core.attempt().into()),
+            edge: edge as u32,
+        };
+        match end {
+            End::In(end) => self.inbox.attach(edge, end, log),
+            End::Out(end) => self.outbox.attach(edge, end, log),
+        }
     }
 
     /// Gives the run its member of the group that runs a stage, by the stage's place in the pipeline.
@@ -225,17 +158,27 @@ where
     /// The leader of the group that runs a stage, by the stage's place in the pipeline, has slots of so many bytes: a message
     /// that tells a member of more is refused.
     pub fn leader_holds(&mut self, at: usize, slot_bytes: u64) {
-        let is_told = |input: &&mut Incoming<E>| {
-            input.kind == EdgeKind::Follow && self.places[input.to.0].at == at
-        };
-        let inputs = self.ports.inputs.iter_mut().filter(is_told);
-        inputs.for_each(|input| input.slot_bytes = slot_bytes);
+        let stages = (0..).zip(&self.places);
+        for (stage, _) in stages.filter(|(_, place)| place.at == at) {
+            self.inbox.leader_holds(stage, slot_bytes);
+        }
     }
 
     /// Takes out the ends of all edges, and leaves all groups. What was in flight over the edges is poisoned.
     pub fn detach(&mut self) -> Vec<End<E>> {
         self.groups.fill_with(|| None);
-        self.ports.detach()
+        let mut ends = self.outbox.detach();
+        ends.extend(self.inbox.detach());
+        ends
+    }
+
+    /// The ranks to which there are edges, each once.
+    pub(super) fn peers(&self) -> Vec<Rank> {
+        let incoming = self.inbox.inputs().iter().map(|input| input.peer);
+        let mut peers: Vec<Rank> = self.outbox.peers().chain(incoming).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        peers
     }
 
     /// The source, if it is on this rank, and what the run came to, once it has finished.
@@ -275,19 +218,10 @@ where
 
     /// No other rank takes part in the end of the edges and groups.
     pub(super) fn leave_alone(&mut self) {
-        use pp_transport::edge::{EdgeRx as _, EdgeTx as _, GroupEnd as _};
         let groups = self.groups.iter_mut().flatten();
         groups.for_each(|group| group.peer_is_gone());
-        for out in self.ports.outgoing_mut() {
-            if let Some((end, _)) = &mut out.end {
-                end.peer_is_gone();
-            }
-        }
-        for input in &mut self.ports.inputs {
-            if let Some((end, _)) = &mut input.end {
-                end.peer_is_gone();
-            }
-        }
+        self.outbox.peers_are_gone();
+        self.inbox.peers_are_gone();
     }
 
     /// Poisons what is in flight.
@@ -295,7 +229,7 @@ where
         for waiting in self.core.waiting_mut() {
             waiting.payload.give_up_if_arriving();
         }
-        self.ports.abandon();
+        self.outbox.abandon();
         // Slots that a device may still write go nowhere: their leases know.
         self.core.abandon();
     }

@@ -21,10 +21,9 @@ impl World {
                 steps.push(Step::Leave { rank });
             }
             let is_said = is_done || (self.lives(0) && self.at(0).core.ending().is_served());
-            if is_said && map.shape.deaths > 0 && self.lives(rank) {
-                if self.at(rank).core.ending() < Ending::Served {
-                    steps.push(Step::HearServed { rank });
-                }
+            let may_hear = is_said && map.shape.deaths > 0 && self.lives(rank);
+            if may_hear && self.at(rank).core.ending() < Ending::Served {
+                steps.push(Step::HearServed { rank });
             }
         }
         if map.shape.may_abort && !self.has_aborted && self.lives(0) {

@@ -1,0 +1,110 @@
+//! The sink's acceptances, and what the source does with them.
+
+use pp_contract::{ChunkIndex, Fault, Message, Stamp};
+use pp_transport::edge::Edges;
+
+use super::blame::Blame;
+use super::retained::Admitted;
+use super::session::Session;
+use crate::clock::now_ns;
+use crate::core::ONWARD;
+use crate::stage::Source;
+
+impl<E, S> Session<'_, '_, E, S>
+where
+    E: Edges,
+    S: Source<E::Tx>,
+{
+    /// Keeps what the sink says of a chunk where that may be lost: the source sends such a chunk again. No more than
+    /// `depth` chunks are in flight.
+    pub(super) fn remember(&mut self, stage: usize, chunk: ChunkIndex, message: &Message<S::Plan>) {
+        if !self.run.options.keeps() || !self.is_source_apart(stage) {
+            return;
+        }
+        let run = &mut *self.run;
+        if run.acceptances.len() == run.options.depth as usize {
+            run.acceptances.pop_front();
+        }
+        run.acceptances.push_back((chunk, message.clone()));
+    }
+
+    /// Whether the acceptances of this stage, the sink, go to another rank.
+    pub(super) fn is_source_apart(&self, stage: usize) -> bool {
+        self.run.outbox.is_edge(stage, ONWARD)
+    }
+
+    /// Tells the source that the sink has a chunk.
+    pub(super) fn accept(
+        &mut self,
+        stage: usize,
+        stamp: Stamp,
+        message: Message<S::Plan>,
+    ) -> Result<(), Fault> {
+        if !self.is_source_apart(stage) {
+            return self.accepted(stamp, &message, self.blame);
+        }
+        let stamp = Stamp { lap: 0, ..stamp };
+        self.hand_on((stage, ONWARD), stamp, message, &mut None)?;
+        Ok(())
+    }
+
+    /// Takes in that the sink has a chunk.
+    pub(super) fn accepted(
+        &mut self,
+        stamp: Stamp,
+        message: &Message<S::Plan>,
+        blame: Blame,
+    ) -> Result<(), Fault> {
+        let is_overtaken = message.is_stale();
+        let core = &mut self.run.core;
+        let accepted = core.handle_accepted(stamp.chunk_index, stamp.attempt, is_overtaken);
+        let accepted = accepted.map_err(|e| blame.body("receive acceptance", &e))?;
+        let Some(mut admitted) = accepted else {
+            return Ok(());
+        };
+        self.run.note_served();
+        let oldest = self.run.core.oldest_epoch();
+        self.run.context.accept(&mut admitted, oldest);
+        for (at, stage) in (1..).zip(&mut admitted.record.stages) {
+            stage.take_in(message.trail().of(&self.run.options.pipeline, at));
+        }
+        self.forget(admitted, (!is_overtaken).then_some(message.note()))
+    }
+
+    /// Stores the record of a chunk that is no longer in flight. `note` is what the sink says of the chunk; `None` if a hard
+    /// cut overtook the chunk.
+    fn forget(&mut self, mut admitted: Admitted<E, S>, note: Option<&[u8]>) -> Result<(), Fault> {
+        let is_overtaken = note.is_none();
+        let chunk = admitted.place.chunk;
+        let source = self.run.stages.source.as_mut();
+        let source = source.expect("rank 0 has the source");
+        let mut built_ns = Ok(None);
+        if let Some(mut carry) = admitted.carry.take() {
+            let built = source.is_built(&mut carry);
+            built_ns = built.and_then(|_| source.accepted(chunk, carry, note));
+        }
+        let built_ns = self.of_stage(built_ns)?;
+        let record = &mut admitted.record;
+        if let Some(built_ns) = built_ns {
+            // What waits in the queue of a device is no work.
+            record.build_end_ns = record.build_start_ns.saturating_add(built_ns);
+        }
+        record.accepted_ns = now_ns();
+        record.dropped = is_overtaken;
+        record.sink_queue = self.run.stages.work.last().map_or(0, |last| last.queued());
+        let mut record = std::mem::take(record);
+        self.run.clock.place(&mut record);
+        self.run.recorder.push(record);
+        if is_overtaken {
+            // Not poisoned: what still moves is reaped when it is done.
+            drop(admitted.sending.take());
+            tracing::debug!(
+                chunk_index = chunk.get(),
+                cache_epoch = admitted.place.epoch.get(),
+                group = "pp",
+                "a chunk that a hard cut overtook is dropped"
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! Chunks on their way from one stage to the next.
+
+use pp_contract::{Fault, FaultKind, Message, Stamp};
+use pp_transport::edge::Edges;
+
+use super::blame::Blame;
+use super::chunk::Waiting;
+use super::outbox::{Handed, Left};
+use super::session::Session;
+use crate::clock::now_ns;
+use crate::core::{Ticket, way_out};
+use crate::report::StageTimes;
+use crate::stage::Source;
+
+impl<E, S> Session<'_, '_, E, S>
+where
+    E: Edges,
+    S: Source<E::Tx>,
+{
+    /// Puts a chunk that is here before a stage of this rank.
+    pub(super) fn arrive(
+        &mut self,
+        (stage, input): (usize, usize),
+        waiting: Waiting<E, S>,
+        blame: Blame,
+    ) -> Result<(), Fault> {
+        let run = &mut *self.run;
+        let (at, pipeline) = (run.places[stage].at, &run.options.pipeline);
+        let laps = pipeline.laps_of(at, waiting.message.plan());
+        let lap = waiting.stamp.lap;
+        let ticket = Ticket {
+            chunk: waiting.stamp.chunk_index,
+            epoch: waiting.stamp.cache_epoch,
+            attempt: waiting.stamp.attempt,
+            lap,
+            way_out: way_out(pipeline, at, lap, laps),
+            is_overtaken: waiting.message.is_stale(),
+        };
+        if let Some(admitted) = run.core.admitted(ticket.chunk)
+            && !run.places[stage].follows()
+        {
+            admitted.record.stages[at - 1].times = Some(StageTimes {
+                arrived_ns: waiting.arrived_ns,
+                ..StageTimes::default()
+            });
+        }
+        let arrived = run.core.handle_arrival(stage, input, ticket, waiting);
+        arrived.map_err(|e| blame.body("receive message", &e))?;
+        Ok(())
+    }
+
+    /// Hands a chunk to the stage behind. Where that fails its payload stays in `slot`, unless it is lost. Where the rank
+    /// behind is gone and needed no more, the chunk goes nowhere.
+    pub(super) fn hand_on(
+        &mut self,
+        (stage, output): (usize, usize),
+        stamp: Stamp,
+        message: Message<S::Plan>,
+        slot: &mut Option<E::Tx>,
+    ) -> Result<Left<E>, Fault> {
+        let outbox = &mut self.run.outbox;
+        let by = (self.switch, self.blame);
+        match outbox.hand_on(by, (stage, output), stamp, &message, slot) {
+            Ok(Handed::Away(left)) => Ok(left),
+            Ok(Handed::Here {
+                to,
+                payload,
+                sending,
+            }) => {
+                let waiting = Waiting {
+                    stamp,
+                    message,
+                    payload,
+                    arrived_ns: now_ns(),
+                };
+                self.arrive(to, waiting, self.blame)?;
+                Ok(sending)
+            }
+            // The stage made more than its slots hold.
+            Err(fault) if fault.kind == FaultKind::Usage => {
+                let at = self.run.places[stage].at;
+                let name = &self.run.options.pipeline.stages()[at].name;
+                Err(Fault::new(fault.kind, fault.rank, name, fault.detail))
+            }
+            Err(fault) if outbox.is_edge(stage, output) => {
+                self.unless_served(Err(fault)).map(|()| None)
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What comes to a rank is taken in.
+
+use std::time::Instant;
+
+use pp_contract::Fault;
+use pp_contract::pipeline::EdgeKind;
+use pp_transport::edge::Edges;
+
+use super::chunk::Waiting;
+use super::inbox::{Heard, Incoming, Judge};
+use super::session::Session;
+use crate::clock::now_ns;
+use crate::core::LocalStage;
+use crate::progress::Doing;
+use crate::stage::Source;
+
+impl<E, S> Session<'_, '_, E, S>
+where
+    E: Edges,
+    S: Source<E::Tx>,
+{
+    /// Takes in all that came. Where a device does one thing after the other, a receive that is issued before a collective
+    /// would wait for a send behind that collective on another rank. So what a leader has told goes first, and is looked for
+    /// again once a message is here: what the leader told before that message was sent is here too.
+    pub(super) fn listen(&mut self) -> Result<(), Fault> {
+        self.hear_all(|input| !input.has_payloads())?;
+        if !self.run.core.is_told()
+            && let Some(input) = self.run.inbox.take_held()
+        {
+            self.take_in(input)?;
+        }
+        let follows = self.run.places.iter().any(LocalStage::follows);
+        for input in 0..self.run.inbox.inputs().len() {
+            if !self.run.inbox.inputs()[input].has_payloads() {
+                continue;
+            }
+            while !self.run.core.is_told() && self.poll(input)? {
+                if follows {
+                    self.run.inbox.swap();
+                    self.hear_all(|input| input.kind == EdgeKind::Follow)?;
+                    if self.run.core.is_told() {
+                        self.run.inbox.hold(input);
+                        break;
+                    }
+                    self.run.inbox.swap();
+                }
+                self.take_in(input)?;
+            }
+        }
+        self.switch.progress().at(Doing::Lease);
+        self.run.outbox.lease(self.blame)
+    }
+
+    /// Takes in what came by these inputs.
+    fn hear_all(&mut self, these: impl Fn(&Incoming<E>) -> bool) -> Result<(), Fault> {
+        for input in 0..self.run.inbox.inputs().len() {
+            while these(&self.run.inbox.inputs()[input]) && self.poll(input)? {
+                self.take_in(input)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the next frame of an input; false when there is none.
+    fn poll(&mut self, input: usize) -> Result<bool, Fault> {
+        let inbox = &mut self.run.inbox;
+        let blame = self.blame.on(inbox.inputs()[input].peer);
+        inbox.poll(input, blame)
+    }
+
+    /// Takes in the frame that was copied last.
+    fn take_in(&mut self, input: usize) -> Result<(), Fault> {
+        let run = &mut *self.run;
+        let Incoming { peer, kind, to, .. } = run.inbox.inputs()[input];
+        let blame = self.blame.on(peer);
+        let judge = Judge {
+            options: &run.options,
+            places: &run.places,
+            switch: self.switch,
+            blame,
+        };
+        match run.inbox.take_in(input, &judge)? {
+            Heard::Nothing => Ok(()),
+            Heard::Accepted(stamp, message) => {
+                // Another rank was lost, and the source has begun anew.
+                run.core.handle_attempt(stamp.attempt);
+                self.accepted(stamp, &message, blame)
+            }
+            Heard::Chunk(stamp, message, payload) => {
+                run.core.handle_attempt(stamp.attempt);
+                let waiting = Waiting {
+                    stamp,
+                    message,
+                    payload,
+                    arrived_ns: now_ns(),
+                };
+                self.arrive(to, waiting, blame)
+            }
+            Heard::Closed(stamp) => {
+                let (stage, which) = to;
+                match kind {
+                    EdgeKind::Report if !run.core.has_closed(stage) => {
+                        return Err(blame.left_early());
+                    }
+                    EdgeKind::Report => run.core.handle_left(stage),
+                    _ => run.core.handle_closed(stage, which),
+                }
+                self.goodbye.get_or_insert_with(|| (stamp, Instant::now()));
+                Ok(())
+            }
+        }
+    }
+}

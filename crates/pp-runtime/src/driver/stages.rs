@@ -1,0 +1,291 @@
+//! The work of the stages behind the source: begun, looked after while a device does it, and concluded.
+
+use std::time::Instant;
+
+use pp_contract::{ChunkIndex, Fault, FaultKind, StageReport, Stamp};
+use pp_transport::edge::{Edges, GroupEnd as _};
+
+use super::chunk::Working;
+use super::session::Session;
+use crate::clock::now_ns;
+use crate::core::{ONWARD, Ticket};
+use crate::stage::{Chunk, Done, Place, Source, StageError, Taken};
+
+/// What a stage has begun, and the payload that it reads.
+type Begun<E, S> = (Ticket, Working<E, S>, Option<<E as Edges>::Rx>);
+
+impl<E, S> Session<'_, '_, E, S>
+where
+    E: Edges,
+    S: Source<E::Tx>,
+{
+    /// Works on the next chunk of an input.
+    pub(super) fn work(&mut self, stage: usize, input: usize) -> Result<(), Fault> {
+        let (ticket, work, payload) = self.begin(stage, input)?;
+        // The credit goes back before the result leaves: the stage before can fill the slot meanwhile.
+        drop(payload);
+        self.settle(stage, ticket, work)
+    }
+
+    /// Two stages work on a chunk each. Credits go back and results leave when both are done; where a device works, each
+    /// result leaves when it is done.
+    pub(super) fn work_overlapped(&mut self, stages: [usize; 2]) -> Result<(), Fault> {
+        let [first, second] = stages;
+        let first_begun = self.begin(first, ONWARD)?;
+        let second_begun = self.begin(second, ONWARD)?;
+        for (stage, (ticket, work, payload)) in [(first, first_begun), (second, second_begun)] {
+            drop(payload);
+            self.settle(stage, ticket, work)?;
+        }
+        Ok(())
+    }
+
+    /// A stage does what it has put off of a chunk.
+    pub(super) fn do_later(&mut self, stage: usize, chunk: ChunkIndex) -> Result<(), Fault> {
+        self.switch.progress().works(stage);
+        let own = self.work_of(stage);
+        let done = self.run.stages.work[own].work().later(chunk);
+        self.of_stage(done)?;
+        // It is no idle time of the stage.
+        self.run.last_end_ns[stage] = now_ns();
+        self.run.core.handle_later();
+        Ok(())
+    }
+
+    /// Lets a stage work on the next chunk of an input. Gives what it read, too.
+    fn begin(&mut self, stage: usize, input: usize) -> Result<Begun<E, S>, Fault> {
+        let (ticket, mut waiting, starts_epoch) = self.run.core.begin(stage, input);
+        let payload = waiting.payload.take();
+        let mut slot = self.run.outbox.take_slot(stage, ticket.way_out.0);
+        let by = (self.switch, self.blame);
+        let outbox = &mut self.run.outbox;
+        outbox.tell_followers(by, stage, waiting.stamp, &waiting.message)?;
+        let start_ns = now_ns();
+        self.switch.progress().works(stage);
+        let place = Place {
+            chunk: ticket.chunk,
+            epoch: ticket.epoch,
+            lap: ticket.lap,
+            starts_epoch,
+            rebuilds: false,
+        };
+        let chunk = Chunk {
+            place,
+            message: &waiting.message,
+            waited_ns: self.run.waited_ns,
+            puts_off: self.run.core.puts_off(stage, ticket.chunk),
+        };
+        let own = self.work_of(stage);
+        let group = self.run.groups[stage].as_mut();
+        let had_waited_ns = group.as_ref().map_or(0, |group| group.waited_ns());
+        let done =
+            self.run.stages.work[own]
+                .work()
+                .run(chunk, payload.as_ref(), slot.as_mut(), group);
+        let done = self.of_work(stage, done)?;
+        let group = self.run.groups[stage].as_ref();
+        let work = Working {
+            stamp: waiting.stamp,
+            message: waiting.message,
+            slot,
+            start_ns,
+            waited_ns: group.map_or(0, |group| group.waited_ns() - had_waited_ns),
+            done: done.map(|done| (done, now_ns())),
+        };
+        Ok((ticket, work, payload))
+    }
+
+    /// Hands a chunk on that a stage is done with. What a device works on, or other members, is asked for later.
+    fn settle(&mut self, stage: usize, ticket: Ticket, work: Working<E, S>) -> Result<(), Fault> {
+        if work.done.is_some() && self.run.places[stage].followers() == 0 {
+            return self.conclude(stage, ticket, work);
+        }
+        self.run.core.handle_working(stage, ticket, work);
+        Ok(())
+    }
+
+    /// Takes in the work that devices have done; whether there was some.
+    pub(super) fn finish_work(&mut self) -> Result<bool, Fault> {
+        let mut any = false;
+        for stage in 0..self.run.places.len() {
+            while let Some((ticket, mut work)) = self.run.core.take_working(stage) {
+                if work.done.is_none() {
+                    let own = self.work_of(stage);
+                    let done = self.run.stages.work[own].work().poll();
+                    work.done = self.of_work(stage, done)?.map(|done| (done, now_ns()));
+                }
+                if let (None, Some(group)) = (&work.done, &self.run.groups[stage]) {
+                    let looked = group.look().map_err(StageError::from);
+                    self.of_work(stage, looked)?;
+                }
+                // What an abort cut short looks done, and the fault is there before the abort.
+                let is_cut_short =
+                    self.run.groups[stage].is_some() && self.switch.fault().is_some();
+                // Of an older attempt no reports come.
+                let is_awaited = self.run.core.is_current(&ticket);
+                if work.done.is_none()
+                    || is_cut_short
+                    || is_awaited && !self.run.inbox.have_reported(stage)
+                {
+                    self.run.core.handle_still_working(stage, ticket, work);
+                    break;
+                }
+                self.conclude(stage, ticket, work)?;
+                any = true;
+            }
+        }
+        Ok(any)
+    }
+
+    /// Hands a chunk on that a stage is done with, and the other members of its group too. At the sink, accepts it.
+    fn conclude(
+        &mut self,
+        stage: usize,
+        ticket: Ticket,
+        mut work: Working<E, S>,
+    ) -> Result<(), Fault> {
+        let (Done { tensors, report }, end_ns) = work.done.take().expect("it is done");
+        let said = self.report(stage, &ticket, &work, (&report, end_ns))?;
+        let is_current = self.run.core.is_current(&ticket);
+        let at = self.run.places[stage].at;
+        let pipeline = self.run.options.pipeline.clone();
+        if self.run.places[stage].is_sink {
+            self.run.core.handle_taken(ticket.chunk);
+            let message = work.message.accepted(&pipeline, &said, report.note);
+            let message = self.of_stage(message.map_err(StageError::from))?;
+            self.remember(stage, ticket.chunk, &message);
+            if !is_current && self.is_source_apart(stage) {
+                // Chunks before it are accepted anew. So is this one, when it comes again.
+                return Ok(());
+            }
+            return self.accept(stage, work.stamp, message);
+        }
+        if !is_current {
+            // Its slot may be one of an edge that is gone: it goes back where it came from.
+            return Ok(());
+        }
+        if self.run.places[stage].follows() {
+            let message = work.message.reported(&pipeline, at, &said);
+            self.hand_on((stage, ONWARD), work.stamp, message, &mut None)?;
+            return Ok(());
+        }
+        let (output, lap) = ticket.way_out;
+        let message = work
+            .message
+            .hand_on(&pipeline, (at, ticket.lap), tensors, &said);
+        let message = self.of_stage(message.map_err(StageError::from))?;
+        let message = self.run.inbox.take_reports(stage, work.stamp, message)?;
+        let stamp = Stamp { lap, ..work.stamp };
+        let mut slot = work.slot;
+        let left = self.hand_on((stage, output), stamp, message, &mut slot)?;
+        self.run.outbox.leave(stage, output, left);
+        Ok(())
+    }
+
+    /// Reports on the work of a stage on a chunk, and checks that it kept to the plan.
+    fn report(
+        &mut self,
+        stage: usize,
+        ticket: &Ticket,
+        work: &Working<E, S>,
+        (taken, end_ns): (&Taken, u64),
+    ) -> Result<StageReport, Fault> {
+        let (work_ns, idle_ns) = match taken.worked {
+            Some(worked) => (worked.work_ns, worked.idle_ns),
+            None => (
+                end_ns - work.start_ns,
+                work.start_ns.saturating_sub(self.run.last_end_ns[stage]),
+            ),
+        };
+        self.run.last_end_ns[stage] = end_ns;
+        let waited_ns = work.waited_ns.min(work_ns);
+        let said = StageReport {
+            calls: taken.calls,
+            start_frame: taken.start_frame,
+            work_us: (work_ns - waited_ns) / 1000,
+            idle_us: (idle_ns + waited_ns) / 1000,
+            seal: taken.seal,
+        };
+        let place = self.run.places[stage];
+        let (at, pipeline) = (place.at, &self.run.options.pipeline);
+        let kept_to_plan = said.check(
+            work.message.plan(),
+            (&pipeline.stages()[at], self.blame.rank),
+            ticket.lap..ticket.lap + 1,
+            pipeline.laps_of(at, work.message.plan()),
+        );
+        kept_to_plan.map_err(|e| {
+            let (rank, name) = (self.blame.rank, &pipeline.stages()[at].name);
+            let detail = format!("{e}; let Taken::of make the report");
+            Fault::new(FaultKind::Usage, rank, name, detail)
+        })?;
+        if let Some(admitted) = self.run.core.admitted(ticket.chunk)
+            && !place.follows()
+            && let Some(times) = &mut admitted.record.stages[at - 1].times
+        {
+            times.start_ns = end_ns.saturating_sub(work_ns).max(work.start_ns);
+            times.end_ns = end_ns;
+        }
+        Ok(said)
+    }
+
+    /// Hands a chunk on that a hard cut overtook: without tensors. From the sink its acceptance goes.
+    pub(super) fn pass_on(&mut self, stage: usize, input: usize) -> Result<(), Fault> {
+        let (ticket, waiting, _) = self.run.core.begin(stage, input);
+        let message = waiting.message.overtaken();
+        if self.run.places[stage].is_sink {
+            self.run.core.handle_taken(ticket.chunk);
+            self.remember(stage, ticket.chunk, &message);
+            return self.accept(stage, waiting.stamp, message);
+        }
+        let (output, lap) = ticket.way_out;
+        let stamp = Stamp {
+            lap,
+            ..waiting.stamp
+        };
+        self.hand_on((stage, output), stamp, message, &mut None)?;
+        Ok(())
+    }
+
+    /// Releases a chunk that no stage works on. What the sink has it accepts again, in the same words: the source waits
+    /// for what it sent again, and where a rank was lost the first acceptance may be too.
+    pub(super) fn release(&mut self, stage: usize, input: usize) -> Result<(), Fault> {
+        let (ticket, waiting, _) = self.run.core.begin(stage, input);
+        let place = self.run.places[stage];
+        if !(place.is_sink && self.run.core.is_current(&ticket)) {
+            return Ok(());
+        }
+        drop(waiting.payload);
+        let mut known = self.run.acceptances.iter();
+        let said = known.find(|(chunk, _)| *chunk == ticket.chunk);
+        // A source on this rank has heard it the first time.
+        let message = said.map_or(waiting.message, |(_, message)| message.clone());
+        self.accept(stage, waiting.stamp, message)
+    }
+
+    /// Says over all outputs of a stage that nothing more comes, and to the other members of its group.
+    pub(super) fn close(&mut self, stage: usize) -> Result<(), Fault> {
+        let run = &mut *self.run;
+        let is_source = run.places[stage].is_source();
+        if is_source {
+            let chunk = ChunkIndex::new(run.core.counts().admitted);
+            let last = Stamp::new(chunk, run.core.epoch(), run.next_call);
+            let attempt = run.core.attempt();
+            self.goodbye = Some((Stamp { attempt, ..last }, Instant::now()));
+            run.count_call();
+        } else {
+            // First, so that the source hears of it only if it went well.
+            self.switch.progress().works(stage);
+            let own = self.work_of(stage);
+            let finished = self.run.stages.work[own].finish();
+            self.of_stage(finished)?;
+        }
+        // No edge of a rank that is alone is asked for anything.
+        if let (Some((stamp, _)), false) = (self.goodbye, self.is_alone()) {
+            let by = (self.switch, self.blame);
+            self.run.outbox.say_shutdown(by, stage, stamp)?;
+        }
+        self.run.core.handle_closed_behind(stage);
+        Ok(())
+    }
+}
