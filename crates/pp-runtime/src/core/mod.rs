@@ -15,6 +15,7 @@ mod ending;
 mod layout;
 mod ledger;
 mod order;
+mod poll;
 mod rank;
 mod sends;
 mod state;

@@ -1,14 +1,14 @@
-//! What a rank does next with its stages.
+//! The state of a rank, and what changes it.
 
 use std::collections::VecDeque;
 
 use pp_contract::{CacheEpoch, ChunkIndex};
 
-use super::action::{Action, StageFacts, Ticket, TooMany};
+use super::action::{Ticket, TooMany};
 use super::ending::{EndEvent, Ending};
 use super::layout::{LocalStage, Membership, ONWARD, order};
-use super::ledger::{Counts, Cut, CutShort, Due, Ledger, Unexpected};
-use super::order::{FixedOrder, Turn, Turns};
+use super::ledger::{Counts, Cut, CutShort, Ledger, Unexpected};
+use super::order::{FixedOrder, Turns};
 use super::state::StageState;
 
 /// The state of one rank.
@@ -20,14 +20,14 @@ pub struct RankCore<L, C, W> {
     depth: u32,
     pub(super) stages: Vec<StageState<C, W>>,
     /// Stage and input, in the order in which they are looked at. In a fixed order those of source and sink alone.
-    order: Vec<(usize, usize)>,
+    pub(super) order: Vec<(usize, usize)>,
     /// In a fixed order, of the stages between them.
     pub(super) turns: Option<Turns>,
     /// On the rank of the source.
     pub(super) ledger: Option<Ledger<L>>,
     pub(super) attempt: u16,
     /// Chunks of older epochs are overtaken by a hard cut.
-    oldest: CacheEpoch,
+    pub(super) oldest: CacheEpoch,
     /// The first chunk that the sink does not have.
     not_taken: ChunkIndex,
     pub(super) ending: Ending,
@@ -83,97 +83,8 @@ impl<L, C, W> RankCore<L, C, W> {
         self
     }
 
-    /// What to do now. `facts` has those of each stage.
-    pub fn poll(&self, facts: &[StageFacts]) -> Action {
-        if self.ending.is_stopped() {
-            return Action::Stop;
-        }
-        if let Some(action) = self.releases() {
-            return action;
-        }
-        let mut ready = self.order.iter().filter_map(|&(stage, input)| {
-            let facts = &facts[stage];
-            match self.stages[stage].stage.is_source() {
-                true => self.feeds(facts),
-                false => self.runs(stage, input, facts),
-            }
-        });
-        if let Some(action) = ready.next().or_else(|| self.takes_turn(facts)) {
-            return action;
-        }
-        if let Some(stage) = self.closes() {
-            return Action::Close { stage };
-        }
-        if self.is_finished() {
-            return Action::Finish;
-        }
-        Action::Wait
-    }
-
-    /// What can go at once, whatever else there is.
-    fn releases(&self) -> Option<Action> {
-        self.order.iter().find_map(|&(stage, input)| {
-            let state = &self.stages[stage];
-            let (ticket, _) = state.waiting[input].front()?;
-            if !self.is_current(ticket) || self.has_taken(stage, ticket) {
-                return Some(Action::Drop { stage, input });
-            }
-            // Chunks of one lap leave in order, so what is being worked on comes first.
-            let mut working = state.working.iter();
-            let is_next = working.all(|(working, _)| working.lap != ticket.lap);
-            let passes = self.is_overtaken(stage, ticket) && is_next;
-            passes.then_some(Action::PassOn { stage, input })
-        })
-    }
-
-    fn feeds(&self, facts: &StageFacts) -> Option<Action> {
-        // A rank that is alone has all that is needed behind the source.
-        if self.is_alone() || !facts.is_free[ONWARD] {
-            return None;
-        }
-        match self.ledger.as_ref()?.due(self.oldest) {
-            Due::Nothing => None,
-            Due::SendAgain { rebuilds } => Some(Action::SendAgain { rebuilds }),
-            Due::Build {
-                chunk,
-                epoch,
-                starts_epoch,
-                rebuilds,
-            } => Some(Action::Build {
-                chunk,
-                epoch,
-                starts_epoch,
-                rebuilds,
-            }),
-        }
-    }
-
-    fn runs(&self, stage: usize, input: usize, facts: &StageFacts) -> Option<Action> {
-        let (ticket, _) = &self.stages[stage].waiting[input][self.next_at(stage, input)?];
-        let is_ready = facts.is_here[input] && facts.is_free[ticket.way_out.0];
-        let runs = is_ready && !self.is_overtaken(stage, ticket);
-        runs.then_some(Action::Run { stage, input })
-    }
-
-    /// The next turn of a fixed order, if all that it takes is there.
-    fn takes_turn(&self, facts: &[StageFacts]) -> Option<Action> {
-        let is_ready = |stage: usize| self.runs(stage, ONWARD, &facts[stage]).is_some();
-        match self.turns.as_ref()?.next()? {
-            Turn::Run(task) => self.runs(task.stage, ONWARD, &facts[task.stage]),
-            Turn::Overlapped(tasks) => {
-                let stages = tasks.map(|task| task.stage);
-                let are_ready = stages.iter().all(|stage| is_ready(*stage));
-                are_ready.then_some(Action::RunOverlapped { stages })
-            }
-            Turn::Later(task) => Some(Action::Later {
-                stage: task.stage,
-                chunk: ChunkIndex::new(task.chunk),
-            }),
-        }
-    }
-
     /// Where the chunk waits that is next at an input: the oldest one. In a fixed order the one whose turn it is.
-    fn next_at(&self, stage: usize, input: usize) -> Option<usize> {
+    pub(super) fn next_at(&self, stage: usize, input: usize) -> Option<usize> {
         let state = &self.stages[stage];
         let mut waiting = state.waiting[input].iter();
         let has_turns = !state.stage.is_source() && !state.stage.is_sink;
@@ -187,13 +98,13 @@ impl<L, C, W> RankCore<L, C, W> {
     }
 
     /// Whether this is the sink, and it has the chunk.
-    fn has_taken(&self, stage: usize, ticket: &Ticket) -> bool {
+    pub(super) fn has_taken(&self, stage: usize, ticket: &Ticket) -> bool {
         // In a fixed order they come in any order, and none comes twice.
         self.turns.is_none() && self.stages[stage].stage.is_sink && ticket.chunk < self.not_taken
     }
 
     /// Whether a hard cut overtook the chunk. What a group has begun all its members do: the leader alone judges.
-    fn is_overtaken(&self, stage: usize, ticket: &Ticket) -> bool {
+    pub(super) fn is_overtaken(&self, stage: usize, ticket: &Ticket) -> bool {
         let follows = self.stages[stage].stage.follows();
         !follows && (ticket.is_overtaken || ticket.epoch < self.oldest)
     }
