@@ -14,6 +14,7 @@
 mod far;
 mod json;
 mod measures;
+mod measuring;
 mod ratio;
 mod record;
 mod recorder;
@@ -26,9 +27,8 @@ pub(crate) mod synthetic;
 
 pub use far::{FAR, are_far_apart};
 pub use json::{SCHEMA, write_json};
-pub use measures::{
-    DEFAULT_WARM_UP, Measures, RankMeasures, StageMeasures, WhyNull, default_warm_up,
-};
+pub use measures::{Measures, RankMeasures, StageMeasures, WhyNull};
+pub use measuring::{DEFAULT_WARM_UP, default_warm_up};
 pub use ratio::MEASUREMENT_ERROR;
 pub use record::{ChunkRecord, MemberRecord, Restart, StageRecord, StageTimes};
 pub use recorder::{RING_RECORDS, Recorder, Totals};

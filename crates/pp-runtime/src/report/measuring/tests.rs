@@ -1,8 +1,8 @@
 use pp_contract::{Fault, FaultKind, Rank};
 
 use super::*;
-use crate::report::StageRecord;
 use crate::report::synthetic::{self, ONE, THREE, TWO, empty};
+use crate::report::{StageRecord, WhyNull};
 
 const MS: u64 = 1_000_000;
 
