@@ -11,9 +11,6 @@ use pp_kernels::ChunkShape;
 use pp_runtime::stage::{Place, RetainedPayloads, StageError, StageResult, send_as_it_was};
 use pp_transport::in_flight::Part;
 
-use super::kernels::Kernels;
-use super::source::VideoSource;
-
 /// The last frames of a payload that was sent.
 struct Tail {
     chunks_back: usize,
@@ -73,59 +70,60 @@ fn moved(old: &Manifest, new: &Manifest) -> Result<Vec<Part>, StageError> {
     old.iter().map(part).collect()
 }
 
-impl<E: Kernels> VideoSource<E> {
-    /// Composes the chunk with everything that stages which know no chunk before it must know.
-    pub(super) fn compose_again(
-        &mut self,
-        place: Place,
-        sent: &Message<VideoPlan>,
-        kept: &dyn RetainedPayloads<E::Tx>,
-        slot: &mut E::Tx,
-    ) -> StageResult<(VideoPlan, Manifest)> {
-        let mut plan = *sent.plan().parts();
-        plan.init_cache = true;
-        let wanted = if plan.do_kv_recompute || place.starts_epoch {
-            0
-        } else {
-            self.context_frames
-        };
-        if wanted == 0 {
-            // It needs no context, or has it.
-            let (_, tensors) = send_as_it_was(sent, kept, slot)?;
-            return Ok((VideoPlan::new(plan)?, tensors));
-        }
-        let tails = tails(kept, wanted);
-        let context: u32 = tails.iter().map(|tail| tail.frames).sum();
-        let old = sent.tensors().unsealed();
-        let frames = latents(&old).map(|(_, frames, _)| frames);
-        let (Some(frames), true) = (frames, context > 0) else {
-            return Err(internal(format!(
-                "nothing is kept of the chunks before chunk {}",
-                place.chunk
-            )));
-        };
-        plan.do_kv_recompute = true;
-        plan.expected_generator_calls += 1;
-        let tensors = self.tensors_of(ChunkShape {
-            frames,
-            steps: plan.num_denoise_steps,
-            context_frames: context,
-        })?;
-        kept.copy(0, &moved(&old, &tensors)?, slot)?;
-        let (mut to, spec) = tensors
-            .get("context_frames")
-            .ok_or_else(|| internal("the kernels lay out no context_frames".into()))?;
-        let end = to + spec.bytes();
-        for tail in tails {
-            let Tail { from, bytes, .. } = tail;
-            kept.copy(tail.chunks_back, &[Part { from, to, bytes }], slot)?;
-            to += bytes;
-        }
-        if to != end {
-            return Err(internal(format!(
-                "{context} frames of latents_in do not fill {spec}"
-            )));
-        }
-        Ok((VideoPlan::new(plan)?, tensors))
+/// Composes the chunk with everything that stages which know no chunk before it must know.
+///
+/// `context_frames` is what a stage knows of the frames before a chunk. `tensors_of` lays a chunk out.
+pub(super) fn compose_again<Tx>(
+    place: Place,
+    sent: &Message<VideoPlan>,
+    kept: &dyn RetainedPayloads<Tx>,
+    slot: &mut Tx,
+    context_frames: u32,
+    tensors_of: impl FnOnce(ChunkShape) -> StageResult<Manifest>,
+) -> StageResult<(VideoPlan, Manifest)> {
+    let mut plan = *sent.plan().parts();
+    plan.init_cache = true;
+    let wanted = if plan.do_kv_recompute || place.starts_epoch {
+        0
+    } else {
+        context_frames
+    };
+    if wanted == 0 {
+        // It needs no context, or has it.
+        let (_, tensors) = send_as_it_was(sent, kept, slot)?;
+        return Ok((VideoPlan::new(plan)?, tensors));
     }
+    let tails = tails(kept, wanted);
+    let context: u32 = tails.iter().map(|tail| tail.frames).sum();
+    let old = sent.tensors().unsealed();
+    let frames = latents(&old).map(|(_, frames, _)| frames);
+    let (Some(frames), true) = (frames, context > 0) else {
+        return Err(internal(format!(
+            "nothing is kept of the chunks before chunk {}",
+            place.chunk
+        )));
+    };
+    plan.do_kv_recompute = true;
+    plan.expected_generator_calls += 1;
+    let tensors = tensors_of(ChunkShape {
+        frames,
+        steps: plan.num_denoise_steps,
+        context_frames: context,
+    })?;
+    kept.copy(0, &moved(&old, &tensors)?, slot)?;
+    let (mut to, spec) = tensors
+        .get("context_frames")
+        .ok_or_else(|| internal("the kernels lay out no context_frames".into()))?;
+    let end = to + spec.bytes();
+    for tail in tails {
+        let Tail { from, bytes, .. } = tail;
+        kept.copy(tail.chunks_back, &[Part { from, to, bytes }], slot)?;
+        to += bytes;
+    }
+    if to != end {
+        return Err(internal(format!(
+            "{context} frames of latents_in do not fill {spec}"
+        )));
+    }
+    Ok((VideoPlan::new(plan)?, tensors))
 }

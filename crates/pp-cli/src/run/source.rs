@@ -12,6 +12,7 @@ use pp_runtime::stage::{
 };
 use pp_transport::bell::Bell;
 
+use super::again::compose_again;
 use super::clean::Shelf;
 use super::input::{QUEUE, io_threads};
 use super::kernels::{Encoded, Kernels, Layouts};
@@ -296,7 +297,9 @@ impl<E: Kernels> Source<E::Tx> for VideoSource<E> {
         kept: &dyn RetainedPayloads<E::Tx>,
         slot: &mut E::Tx,
     ) -> StageResult<(VideoPlan, Manifest)> {
-        let composed = self.compose_again(place, sent, kept, slot)?;
+        let context_frames = self.context_frames;
+        let tensors_of = |shape| self.tensors_of(shape);
+        let composed = compose_again(place, sent, kept, slot, context_frames, tensors_of)?;
         seal_again(self.encoder.digester(), sent, composed, slot)
     }
 
