@@ -3,8 +3,10 @@
 //! The nodes are files. File A uses file B when code in A names an item that B defines: in a `use`, in a path, or in the
 //! tokens of a macro. Re-exports are followed to the definition, so a `pub use` of a descendant is no use of it, and a
 //! module that a path only passes through is not used. Two files that use each other are a circle, parent and child too.
-//! Code that is compiled only for tests or for loom does not count, nor do comments and methods that are called on a
-//! value.
+//! A method that is called on `self`, or on a field of it, is an item, too: file A uses the file of the `impl` that defines
+//! it. Code that is compiled only for tests or for loom does not count, nor do comments and methods of other values.
+
+mod syntax;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -12,10 +14,11 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
-use syn::{Item, Meta, Token, UseTree, Visibility};
+use syn::{Item, Meta, UseTree, Visibility};
 
+use self::syntax::{fields_of_self, path_of_type, without_tests};
 use crate::process::root;
 
 /// Imports of imports are followed so far; `use name::name` of a foreign crate never ends.
@@ -80,6 +83,12 @@ struct Module {
     items: BTreeSet<String>,
     imports: Vec<Import>,
     paths: Vec<Named>,
+    /// By type: the types of its fields; of a type alias, the type that it stands for, under no name.
+    fields: BTreeMap<String, BTreeMap<String, Vec<String>>>,
+    /// Methods that the `impl`s here define, behind the path of their type.
+    methods: Vec<Vec<String>>,
+    /// Methods that are called on `self`: the path of its type, and the fields on the way to the method, which is last.
+    calls: Vec<(Vec<String>, Named)>,
 }
 
 #[derive(Clone, Copy)]
@@ -128,6 +137,7 @@ impl<'a> Tree<'a> {
         let mut reader = Reader {
             tree: self,
             module,
+            this: Vec::new(),
             result: Ok(()),
         };
         reader.visit_file(&parsed);
@@ -153,6 +163,7 @@ impl<'a> Tree<'a> {
             let mut reader = Reader {
                 tree: self,
                 module: child,
+                this: Vec::new(),
                 result: Ok(()),
             };
             for item in items {
@@ -224,9 +235,56 @@ impl<'a> Tree<'a> {
             .or_else(|| globs.find_map(in_glob))
     }
 
+    /// The module and the name of the type that `path` means in `module`.
+    fn type_of(&self, module: usize, path: &[String], depth: usize) -> Option<(usize, String)> {
+        let depth = depth.checked_sub(1)?;
+        let Some(Meaning::Item(other)) = self.resolve(module, path, DEEPEST) else {
+            return None;
+        };
+        let name = path.last()?;
+        match self.modules[other].fields.get(name)?.get("") {
+            Some(alias) => self.type_of(other, alias, depth),
+            None => Some((other, name.clone())),
+        }
+    }
+
+    /// The files of the methods of each type.
+    fn methods(&self) -> BTreeMap<((usize, String), &str), &str> {
+        let mut methods = BTreeMap::new();
+        for (module, scope) in self.modules.iter().enumerate() {
+            for path in &scope.methods {
+                let (method, path) = path.split_last().expect("a method has a name");
+                if let Some(of) = self.type_of(module, path, DEEPEST) {
+                    methods.insert((of, method.as_str()), scope.file.as_str());
+                }
+            }
+        }
+        methods
+    }
+
+    /// The type on which the last name of `call` is a method: the fields before it lead there.
+    fn receiver(&self, module: usize, path: &[String], call: &[String]) -> Option<(usize, String)> {
+        let (_, fields) = call.split_last()?;
+        let this = self.type_of(module, path, DEEPEST);
+        fields.iter().try_fold(this?, |(module, of), field| {
+            let path = self.modules[module].fields.get(&of)?.get(field)?;
+            self.type_of(module, path, DEEPEST)
+        })
+    }
+
     fn uses(&self) -> Uses {
         let mut uses = Uses::new();
+        let methods = self.methods();
         for (module, scope) in self.modules.iter().enumerate() {
+            for (path, call) in &scope.calls {
+                let method = call.path.last().map_or("", String::as_str);
+                let of = self.receiver(module, path, &call.path);
+                let file = of.and_then(|of| methods.get(&(of, method)));
+                if let Some(file) = file.filter(|file| **file != scope.file) {
+                    let first = uses.entry(scope.file.clone()).or_default();
+                    first.entry((*file).to_owned()).or_insert(call.clone());
+                }
+            }
             let mut add = |named: &Named, is_re_export: bool, is_glob: bool| {
                 let other = match self.resolve(module, &named.path, DEEPEST) {
                     Some(Meaning::Item(other)) => other,
@@ -268,6 +326,8 @@ impl<'a> Tree<'a> {
 struct Reader<'t, 'a> {
     tree: &'t mut Tree<'a>,
     module: usize,
+    /// The path of the type whose `impl` is read.
+    this: Vec<String>,
     result: Result<()>,
 }
 
@@ -375,7 +435,47 @@ impl<'ast> Visit<'ast> for Reader<'_, '_> {
         if let Some(name) = name {
             self.module().items.insert(name.to_string());
         }
+        let fields = match item {
+            Item::Struct(item) => {
+                let of = |field: &syn::Field| {
+                    let name = field.ident.as_ref().map(ToString::to_string);
+                    Some((name?, path_of_type(&field.ty)?))
+                };
+                Some((&item.ident, item.fields.iter().filter_map(of).collect()))
+            }
+            Item::Enum(item) => Some((&item.ident, BTreeMap::new())),
+            Item::Type(item) => {
+                let of = path_of_type(&item.ty).map(|path| (String::new(), path));
+                Some((&item.ident, of.into_iter().collect()))
+            }
+            _ => None,
+        };
+        if let Some((name, fields)) = fields {
+            self.module().fields.insert(name.to_string(), fields);
+        }
         visit::visit_item(self, item);
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        self.this = path_of_type(&item.self_ty).unwrap_or_default();
+        for part in &item.items {
+            if let (syn::ImplItem::Fn(method), None) = (part, &item.trait_) {
+                let path = [&self.this[..], &[method.sig.ident.to_string()]].concat();
+                self.module().methods.push(path);
+            }
+        }
+        visit::visit_item_impl(self, item);
+        self.this.clear();
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        if let Some(fields) = fields_of_self(&call.receiver) {
+            let line = call.method.span().start().line;
+            let path = [fields, vec![call.method.to_string()]].concat();
+            let this = self.this.clone();
+            self.module().calls.push((this, Named { path, line }));
+        }
+        visit::visit_expr_method_call(self, call);
     }
 
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
@@ -442,80 +542,6 @@ fn path_of(attributes: &[syn::Attribute], folder: &str) -> Option<String> {
         }
     }
     Some(parts.join("/"))
-}
-
-/// The tokens without the items, statements and fields that no ordinary build compiles.
-fn without_tests(tokens: TokenStream) -> TokenStream {
-    let is = |token: Option<&TokenTree>, sign| matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == sign);
-    let mut kept = Vec::new();
-    let mut tokens = tokens.into_iter().peekable();
-    while let Some(token) = tokens.next() {
-        if is(Some(&token), '#')
-            && matches!(tokens.peek(), Some(TokenTree::Group(group)) if is_left_out(group.stream()))
-        {
-            // The attributes before it, doc comments among them.
-            while let [.., sign, TokenTree::Group(_)] = &kept[..]
-                && is(Some(sign), '#')
-            {
-                kept.truncate(kept.len() - 2);
-            }
-            // The rest of what the attribute stands before: up to its braces, or a `;` or `,` behind it.
-            let (mut angles, mut is_arrow) = (0, false);
-            let is_end = |token: &TokenTree| match token {
-                TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
-                TokenTree::Punct(punct) => {
-                    match punct.as_char() {
-                        '<' => angles += 1,
-                        '>' if !is_arrow => angles -= 1,
-                        _ => {}
-                    }
-                    is_arrow = ['-', '='].contains(&punct.as_char());
-                    punct.as_char() == ';' || punct.as_char() == ',' && angles == 0
-                }
-                _ => false,
-            };
-            if tokens.find(is_end).is_some() {
-                tokens.next_if(|token| is(Some(token), ';'));
-            }
-            continue;
-        }
-        kept.push(match token {
-            TokenTree::Group(group) => {
-                let mut inner =
-                    proc_macro2::Group::new(group.delimiter(), without_tests(group.stream()));
-                inner.set_span(group.span());
-                inner.into()
-            }
-            token => token,
-        });
-    }
-    kept.into_iter().collect()
-}
-
-/// Whether these tokens are a `cfg` that holds for tests or loom only.
-fn is_left_out(attribute: TokenStream) -> bool {
-    match syn::parse2::<Meta>(attribute) {
-        Ok(Meta::List(list)) if list.path.is_ident("cfg") => list
-            .parse_args::<Meta>()
-            .is_ok_and(|condition| is_for_tests(&condition)),
-        _ => false,
-    }
-}
-
-fn is_for_tests(condition: &Meta) -> bool {
-    let Meta::List(list) = condition else {
-        return condition.path().is_ident("test") || condition.path().is_ident("loom");
-    };
-    let parser = syn::punctuated::Punctuated::<Meta, Token![,]>::parse_terminated;
-    let Ok(parts) = list.parse_args_with(parser) else {
-        return false;
-    };
-    let mut parts = parts.iter();
-    if list.path.is_ident("all") {
-        parts.any(is_for_tests)
-    } else {
-        list.path.is_ident("any") && parts.all(is_for_tests)
-    }
 }
 
 /// The files of the shortest circle, each of which uses the next, and the last the first.

@@ -109,3 +109,35 @@ fn a_file_that_is_missing_or_is_no_rust_is_an_error() {
 fn no_crate_has_a_circle() {
     assert_eq!(find().unwrap().0, Vec::<String>::new());
 }
+
+#[test]
+fn a_circle_through_methods_of_self_and_of_its_fields_is_named() {
+    let alias = "pub type Outer = super::whole::Whole;";
+    let files = |field: &'static str| {
+        [
+            (
+                "src/lib.rs",
+                "mod whole; mod alias; mod part; mod a; mod b;",
+            ),
+            (
+                "src/whole.rs",
+                "pub struct Whole { pub part: super::part::Part }",
+            ),
+            ("src/alias.rs", alias),
+            ("src/part.rs", field),
+            (
+                "src/a.rs",
+                "impl super::alias::Outer { fn a(&self) { self.part.b(); } }",
+            ),
+            (
+                "src/b.rs",
+                "impl super::part::Part { pub fn b(&self) { self.c(); self.of.a(); } }",
+            ),
+        ]
+    };
+    assert_eq!(circle(&files("pub struct Part;")), None);
+    let found = circle(&files(
+        "pub struct Part { of: &'static crate::alias::Outer }",
+    ));
+    assert!(found.unwrap().starts_with("a circle of"));
+}
