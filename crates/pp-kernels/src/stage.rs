@@ -30,10 +30,12 @@ pub struct StageInfo {
     pub in_group: bool,
     /// Whether a chunk can come by several times.
     pub in_ring: bool,
+    /// Whether the result of a chunk depends on that chunk alone.
+    pub no_memory: bool,
 }
 
 impl StageInfo {
-    /// A stage that runs whole, alone and once.
+    /// A stage that runs whole, alone and once, and may have a memory.
     #[must_use]
     pub fn new(name: &str, kind: StageKind) -> StageInfo {
         StageInfo {
@@ -42,6 +44,7 @@ impl StageInfo {
             in_parts: false,
             in_group: false,
             in_ring: false,
+            no_memory: false,
         }
     }
 
@@ -56,6 +59,7 @@ impl StageInfo {
             (self.in_parts, abi::STAGE_PARTS),
             (self.in_group, abi::STAGE_GROUP),
             (self.in_ring, abi::STAGE_RING),
+            (self.no_memory, abi::STAGE_NO_MEMORY),
         ];
         let mut raw = Self::EMPTY;
         write_text(&mut raw.name, &self.name);
@@ -76,7 +80,7 @@ impl StageInfo {
         let kinds = [StageKind::Source, StageKind::Middle, StageKind::Sink];
         let kind = (kinds.into_iter().find(|kind| *kind as u32 == raw.kind))
             .ok_or_else(|| format!("the stage {name} is of the unknown kind {}", raw.kind))?;
-        let known = abi::STAGE_PARTS | abi::STAGE_GROUP | abi::STAGE_RING;
+        let known = abi::STAGE_PARTS | abi::STAGE_GROUP | abi::STAGE_RING | abi::STAGE_NO_MEMORY;
         let allowed = match kind {
             StageKind::Middle => known,
             _ => 0,
@@ -93,6 +97,7 @@ impl StageInfo {
             in_parts: raw.flags & abi::STAGE_PARTS != 0,
             in_group: raw.flags & abi::STAGE_GROUP != 0,
             in_ring: raw.flags & abi::STAGE_RING != 0,
+            no_memory: raw.flags & abi::STAGE_NO_MEMORY != 0,
         })
     }
 
@@ -276,6 +281,7 @@ mod tests {
         let (source, sink) = (stage("a", StageKind::Source), stage("b", StageKind::Sink));
         let middle = StageInfo {
             in_group: true,
+            no_memory: true,
             ..StageInfo::new("m-1", StageKind::Middle)
         };
         let read = StageInfo::all_from_abi(&[source, middle.to_abi(), sink]).unwrap();
@@ -309,8 +315,8 @@ mod tests {
             ),
             (&[flagged(source, abi::STAGE_PARTS), sink], "allows 0x0"),
             (
-                &[source, flagged(middle.to_abi(), 8), sink],
-                "has the flags 0x8",
+                &[source, flagged(middle.to_abi(), 16), sink],
+                "has the flags 0x10",
             ),
         ];
         for (stages, words) in cases {

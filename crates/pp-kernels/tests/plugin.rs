@@ -208,9 +208,10 @@ fn what_a_stage_cannot_do_is_refused_before_it_is_asked() {
     assert!(error.contains("member 0 of a group gives it"), "{error}");
 }
 
+/// Also a stage that rebuilds from nothing, if its flag says that it has no memory.
 #[test]
-fn tables_of_other_minor_versions_are_accepted() {
-    for variant in ["NO_FAULT_OLDER", "NO_FAULT_NEWER"] {
+fn tables_of_all_minor_versions_are_accepted() {
+    for variant in ["NO_FAULT_OLDER", "NO_FAULT_NEWER", "NO_FAULT_NO_MEMORY"] {
         assert_eq!(failed_checks(&faulty(variant)), [], "{variant}");
     }
 }
@@ -299,7 +300,7 @@ fn a_table_that_cannot_be_used_is_refused_with_the_reason() {
         ("FAULT_NULL", "returned null"),
         ("FAULT_MISALIGNED", "is not a multiple of 8"),
         ("FAULT_MAGIC", "not with the magic 0x32534c4e524b5050"),
-        ("FAULT_MAJOR", "it speaks ABI 3.7, this program speaks 2.0"),
+        ("FAULT_MAJOR", "it speaks ABI 3.7, this program speaks 2.1"),
         (
             "FAULT_SHORT",
             "the table has 40 bytes, version 2.0 needs at least 56",
@@ -396,6 +397,11 @@ fn the_check_names_what_a_faulty_plugin_does() {
         ),
         ("FAULT_IDENTITY", identity, "16x16 Mono comes back changed"),
         ("FAULT_NO_SESSION", layout, "it said OK and gave no session"),
+        (
+            "FAULT_NO_CONTEXT",
+            "bad arguments give an error and leave the session usable",
+            "phase_b with recompute and no context_frames is not refused",
+        ),
     ];
     for (fault, name, reason) in cases {
         let failed = failed_checks(&faulty(fault));

@@ -114,6 +114,24 @@ DESCRIBES(out->stages[0].flags = PP_STAGE_PARTS)
 #elif defined(FAULT_FALSE_FLAGS)
 /* It says that it can be cut, and runs all passes in each part. */
 DESCRIBES(out->stages[1].flags = PP_STAGE_PARTS)
+#elif defined(FAULT_NO_CONTEXT) || defined(NO_FAULT_NO_MEMORY)
+/* It rebuilds without a context, and says with a flag that there is nothing to rebuild, or does not. */
+static pp_status from_nothing(pp_session *s, pp_run_args *args, pp_error *error) {
+  const pp_plan *given = args->plan;
+  pp_plan plan = *given;
+  plan.do_kv_recompute = 0, args->plan = &plan;
+  pp_status status = run(s, args, error);
+  args->plan = given, args->observed_generator_calls += given->do_kv_recompute;
+  return status;
+}
+static pp_status flagged(pp_description *out, pp_error *error) {
+  pp_status status = describe(out, error);
+#if defined(NO_FAULT_NO_MEMORY)
+  out->stages[1].flags = PP_STAGE_NO_MEMORY;
+#endif
+  return status;
+}
+TABLE(table->run = from_nothing, table->describe = flagged)
 #elif defined(NO_FAULT_CUDA)
 DESCRIBES(out->spaces |= 1u << PP_SPACE_CUDA)
 #elif defined(FAULT_NO_SESSION)
