@@ -245,13 +245,12 @@ impl FrameGeometry {
     pub(crate) fn from_abi(raw: &abi::Geometry) -> Result<FrameGeometry, String> {
         let chroma = Chroma::from_code(raw.chroma)
             .ok_or_else(|| format!("unknown chroma format {}", raw.chroma))?;
-        let sides = SessionConfig::MIN_SIDE..=SessionConfig::MAX_SIDE;
+        let sides = 1..=SessionConfig::MAX_SIDE;
         if !sides.contains(&raw.width) || !sides.contains(&raw.height) {
             return Err(format!(
-                "frames of {}x{}: each side must lie within {} and {}",
+                "frames of {}x{}: each side must lie within 1 and {}",
                 raw.width,
                 raw.height,
-                SessionConfig::MIN_SIDE,
                 SessionConfig::MAX_SIDE
             ));
         }

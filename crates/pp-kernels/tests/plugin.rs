@@ -383,7 +383,7 @@ fn the_check_names_what_a_faulty_plugin_does() {
         (
             "FAULT_GEOMETRY",
             identity,
-            "frames of 3x16: each side must lie within 16",
+            "frames of 0x16: each side must lie within 1",
         ),
         (
             "FAULT_GEOMETRY_OF_SOURCE",

@@ -234,6 +234,23 @@ fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
     }
 }
 
+/// Also smaller than frames of a clip may be.
+#[test]
+fn a_sink_may_give_smaller_frames() {
+    let folder = folder("smaller_frames");
+    let input = folder.write("in.y4m", &video(24, 20, "mono", 3));
+    let output = folder.file("out.y4m");
+    denoise(
+        &input,
+        &output,
+        &faulty("NO_FAULT_SMALLER"),
+        &["--ranks", "1"],
+    )
+    .succeeded();
+    let film = std::fs::read(&output).unwrap();
+    assert!(film.starts_with(b"YUV4MPEG2 W12 H10 "));
+}
+
 /// Without a supervisor, which would see it.
 #[test]
 fn a_plugin_that_does_not_return_ends_a_job_of_one_process_by_name() {

@@ -137,7 +137,24 @@ DESCRIBES(out->spaces |= 1u << PP_SPACE_CUDA)
 #elif defined(FAULT_NO_SESSION)
 CREATES(return PP_OK)
 #elif defined(FAULT_GEOMETRY)
-CREATES(if (config->stage == DECODE) frames->width = 3; return create(config, frames, out, error))
+CREATES(if (config->stage == DECODE) frames->width = 0; return create(config, frames, out, error))
+#elif defined(NO_FAULT_SMALLER)
+/* Its sink gives grey frames of half the size. */
+static pp_status grey(pp_session *s, pp_run_args *args, pp_error *error) {
+  if (s->stage != DECODE) return run(s, args, error);
+  if (!args->input->tensor_count) return fail(error, PP_INVALID_ARGUMENT, "latents_out is missing");
+  for (uint32_t f = 0; f < args->frame_count; f++)
+    for (uint32_t p = 0; p < s->planes; p++) {
+      const pp_plane *plane = &args->frames[f].planes[p];
+      for (uint32_t y = 0; y < plane->height; y++) memset(plane->data + y * plane->stride, 128, plane->width);
+    }
+  return PP_OK;
+}
+static pp_status halves(const pp_session_config *config, pp_geometry *frames, pp_session **out, pp_error *error) {
+  if (config->stage == DECODE) frames->width /= 2, frames->height /= 2;
+  return create(config, frames, out, error);
+}
+TABLE(table->run = grey, table->create = halves)
 #elif defined(FAULT_GEOMETRY_OF_SOURCE)
 CREATES(if (config->stage == ENCODE) frames->width *= 2; return create(config, frames, out, error))
 #elif defined(FAULT_GEOMETRY_RATE)
