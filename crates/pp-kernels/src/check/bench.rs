@@ -5,7 +5,7 @@ use std::fmt;
 use pp_contract::{Manifest, VideoPlanParts, pass_range};
 use pp_device::CudaError;
 
-use super::group::{Hall, Member};
+use super::group;
 use super::memory::{Place, Session};
 use super::outcome::{Outcome, fail};
 use crate::config::{Chroma, ChunkShape, Layout, SessionConfig};
@@ -229,15 +229,15 @@ fn run_members(
     if let [alone] = members {
         return alone.run(plan, lap, layout, input, None);
     }
-    let (hall, count) = (Hall::default(), members.len() as u32);
-    let hall = &hall;
     std::thread::scope(|scope| {
-        let calls: Vec<_> = (0..)
-            .zip(members)
-            .map(|(at, session)| {
+        let joined = group::members(members.len() as u32)
+            .into_iter()
+            .zip(members);
+        let calls: Vec<_> = joined
+            .map(|(mut member, session)| {
                 scope.spawn(move || {
-                    let streams = (session.on_this_thread()?, session.results());
-                    let mut member = Member::new(hall, at, count, streams);
+                    let streams = session.on_this_thread()?.zip(session.results());
+                    member.streams = streams.map(|(stream, results)| [stream, results]);
                     session.run(plan, lap, layout, input, Some(&mut member))
                 })
             })

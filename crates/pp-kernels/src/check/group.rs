@@ -1,8 +1,8 @@
-//! A group whose members are threads of this process: its collectives copy bytes from mailbox to mailbox. In the memory of
-//! a device each member has a stream of its own, and copies are enqueued there: only sums wait for it.
+//! A group whose members are threads of this process. Its collectives are made of letters: bytes that one member sends to
+//! another, or to itself. In the memory of a device each member has streams of its own, and copies are enqueued there: only
+//! sums wait for it.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use half::{bf16, f16};
@@ -12,56 +12,98 @@ use pp_device::{DevicePtr, Event, Stream, StreamBuffer};
 use crate::error::Failure;
 use crate::group::Collectives;
 
-/// Where the members of one call meet.
-#[derive(Debug, Default)]
-pub(super) struct Hall {
-    mail: Mutex<Mail>,
-    bell: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Mail {
-    /// From whom to whom.
-    boxes: HashMap<(u32, u32), VecDeque<Letter>>,
-    /// Members whose call has ended.
-    gone: Vec<u32>,
-}
-
-impl Hall {
-    fn mail(&self) -> MutexGuard<'_, Mail> {
-        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// One member. When it is dropped, members that wait for it get an error.
-#[derive(Debug)]
-pub(super) struct Member<'a> {
-    hall: &'a Hall,
+/// One member. When it is dropped, members that wait for a letter of it get an error.
+pub(super) struct Member {
     member: u32,
-    members: u32,
-    /// That of a session in the memory of a device, and that of its results.
-    stream: Option<Stream>,
-    results: Option<Stream>,
+    to: Vec<Sender<Letter>>,
+    from: Vec<Receiver<Letter>>,
+    /// Of a device: the stream of the session, and that of its results.
+    pub(super) streams: Option<[Stream; 2]>,
 }
 
-impl<'a> Member<'a> {
-    pub(super) fn new(
-        hall: &'a Hall,
-        member: u32,
-        members: u32,
-        (stream, results): (Option<Stream>, Option<Stream>),
-    ) -> Self {
-        Member {
-            hall,
-            member,
-            members,
-            stream,
-            results,
+/// Makes the members of a group, on the host as long as they have no streams.
+pub(super) fn members(count: u32) -> Vec<Member> {
+    let member = |member| Member {
+        member,
+        to: Vec::new(),
+        from: Vec::new(),
+        streams: None,
+    };
+    let mut members: Vec<Member> = (0..count).map(member).collect();
+    for from in 0..members.len() {
+        for to in 0..members.len() {
+            let (sender, receiver) = channel();
+            members[from].to.push(sender);
+            members[to].from.push(receiver);
         }
     }
+    members
+}
 
+/// The streams of a member: of transfers, and of results.
+const TRANSFERS: usize = 0;
+const RESULTS: usize = 1;
+
+impl Member {
+    fn stream(&self, which: usize) -> Option<&Stream> {
+        self.streams.as_ref().map(|streams| &streams[which])
+    }
+
+    /// Sends bytes to a member.
+    ///
     /// # Safety
     /// So many readable bytes of the session's space, behind the work of the stream.
+    unsafe fn post(
+        &self,
+        which: usize,
+        from: *const u8,
+        bytes: u64,
+        to: u32,
+    ) -> Result<(), Failure> {
+        // SAFETY: the caller's duty.
+        let letter = unsafe { Letter::copied(self.stream(which), from, bytes as usize) }?;
+        if let Some(to) = self.to.get(to as usize) {
+            // To a member that is gone nothing is sent; a member that waits for its letters is told.
+            let _ = to.send(letter);
+        }
+        Ok(())
+    }
+
+    /// Waits for the next letter of a member, which must have so many bytes.
+    fn take(&self, from: u32, bytes: u64) -> Result<Letter, Failure> {
+        let me = self.member;
+        match self.from.get(from as usize).map(Receiver::recv) {
+            Some(Ok(letter)) if letter.len() as u64 == bytes => Ok(letter),
+            Some(Ok(letter)) => Err(Failure::invalid(format!(
+                "member {me} takes {bytes} bytes, member {from} sent {}",
+                letter.len()
+            ))),
+            _ => Err(Failure::error(format!(
+                "member {from} sends nothing more to member {me}"
+            ))),
+        }
+    }
+}
+
+/// Gives member, start and length of each part of a range. The parts lie one behind the other.
+fn parts(bytes: &[u64]) -> impl Iterator<Item = (u32, usize, u64)> {
+    let mut end = 0;
+    (0..).zip(bytes).map(move |(member, bytes)| {
+        let start = end;
+        end += *bytes as usize;
+        (member, start, *bytes)
+    })
+}
+
+enum Letter {
+    Host(Vec<u8>),
+    /// In memory of its own, which the stream that wrote it frees; behind the event it is written.
+    Device(StreamBuffer, Stream, Event),
+}
+
+impl Letter {
+    /// # Safety
+    /// As [`Member::post`].
     unsafe fn copied(
         on: Option<&Stream>,
         from: *const u8,
@@ -71,151 +113,62 @@ impl<'a> Member<'a> {
             let mut copy = vec![0; bytes];
             // SAFETY: the caller's duty; without bytes there is nothing to read.
             unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), bytes) };
-            return Ok(Letter::Bytes(copy));
+            return Ok(Letter::Host(copy));
         };
         let memory = StreamBuffer::new(stream, bytes)?;
-        let to = on_device(pointer(memory.address()), bytes);
         // SAFETY: the caller's duty; the letter's memory is its own.
-        unsafe { stream.copy(on_device(from, bytes), to) }?;
-        Letter::on_device(memory, stream)
+        unsafe { stream.copy(on_device(from, bytes), memory.ptr()) }?;
+        let written = Event::new(stream.device())?;
+        written.record(stream)?;
+        Ok(Letter::Device(memory, stream.clone(), written))
     }
 
+    fn len(&self) -> usize {
+        match self {
+            Letter::Host(bytes) => bytes.len(),
+            Letter::Device(memory, ..) => memory.len(),
+        }
+    }
+
+    /// Gives the bytes; waits for a device.
+    fn read(self) -> Result<Vec<u8>, Failure> {
+        match self {
+            Letter::Host(bytes) => Ok(bytes),
+            Letter::Device(memory, ..) => Ok(memory.read(Duration::MAX)?),
+        }
+    }
+
+    /// Copies the bytes to an address of the session's space.
+    ///
     /// # Safety
-    /// As many writable bytes of the session's space, behind the work of the stream.
-    unsafe fn put(on: Option<&Stream>, to: *mut u8, letter: Letter) -> Result<(), Failure> {
-        let letter = match (letter, on) {
-            (Letter::Bytes(bytes), Some(stream)) if !bytes.is_empty() => {
+    /// As many writable bytes, behind the work of the stream.
+    unsafe fn put(self, on: Option<&Stream>, to: *mut u8) -> Result<(), Failure> {
+        match (self, on) {
+            (Letter::Host(bytes), Some(stream)) if !bytes.is_empty() => {
                 let memory = StreamBuffer::new(stream, bytes.len())?;
+                let to = on_device(to, bytes.len());
                 memory.fill_with(bytes)?;
-                Letter::on_device(memory, stream)?
+                // SAFETY: the caller's duty; the memory is this call's, and is freed behind the copy.
+                unsafe { stream.copy(memory.ptr(), to) }?;
             }
-            (letter, _) => letter,
-        };
-        match (letter, on) {
-            (Letter::Bytes(bytes), _) => {
+            (Letter::Host(bytes), _) => {
                 // SAFETY: the caller's duty; without bytes there is nothing to write.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
             }
-            (
-                Letter::OnDevice {
-                    memory,
-                    from,
-                    written,
-                },
-                Some(stream),
-            ) => {
+            (Letter::Device(memory, from, written), Some(stream)) => {
                 stream.wait(&written)?;
-                let bytes = memory.len();
                 // SAFETY: the caller's duty; the letter was written, and is freed behind the copy.
-                unsafe {
-                    stream.copy(
-                        on_device(pointer(memory.address()), bytes),
-                        on_device(to, bytes),
-                    )
-                }?;
+                unsafe { stream.copy(memory.ptr(), on_device(to, memory.len())) }?;
                 let read = Event::new(stream.device())?;
                 read.record(stream)?;
                 from.wait(&read)?;
             }
-            (Letter::OnDevice { .. }, None) => {
+            (Letter::Device(..), None) => {
                 return Err(Failure::invalid("a member on a device and one on the host"));
             }
         }
         Ok(())
     }
-
-    fn post(&self, to: u32, letter: Letter) {
-        let mut mail = self.hall.mail();
-        (mail.boxes.entry((self.member, to)).or_default()).push_back(letter);
-        self.hall.bell.notify_all();
-    }
-
-    fn take(&self, from: u32, bytes: usize) -> Result<Letter, Failure> {
-        let mut mail = self.hall.mail();
-        let found = loop {
-            let waiting = mail.boxes.get_mut(&(from, self.member));
-            if let Some(found) = waiting.and_then(VecDeque::pop_front) {
-                break found;
-            }
-            if from >= self.members || mail.gone.contains(&from) {
-                return Err(Failure::error(format!(
-                    "member {from} sends nothing more to member {}",
-                    self.member
-                )));
-            }
-            let woken = self.hall.bell.wait(mail);
-            mail = woken.unwrap_or_else(PoisonError::into_inner);
-        };
-        if found.len() != bytes {
-            return Err(Failure::invalid(format!(
-                "member {} takes {bytes} bytes, member {from} sent {}",
-                self.member,
-                found.len()
-            )));
-        }
-        Ok(found)
-    }
-
-    /// Where each part begins.
-    fn starts(bytes: &[u64]) -> impl Iterator<Item = usize> + '_ {
-        bytes.iter().scan(0, |end, bytes| {
-            let start = *end;
-            *end += *bytes as usize;
-            Some(start)
-        })
-    }
-}
-
-impl Drop for Member<'_> {
-    fn drop(&mut self) {
-        self.hall.mail().gone.push(self.member);
-        self.hall.bell.notify_all();
-    }
-}
-
-/// What one member sends to another.
-#[derive(Debug)]
-enum Letter {
-    Bytes(Vec<u8>),
-    /// In memory of its own, which the sender's stream frees.
-    OnDevice {
-        memory: StreamBuffer,
-        from: Stream,
-        written: Event,
-    },
-}
-
-impl Letter {
-    /// The stream has what writes the memory.
-    fn on_device(memory: StreamBuffer, stream: &Stream) -> Result<Letter, Failure> {
-        let written = Event::new(stream.device())?;
-        written.record(stream)?;
-        Ok(Letter::OnDevice {
-            memory,
-            from: stream.clone(),
-            written,
-        })
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Letter::Bytes(bytes) => bytes.len(),
-            Letter::OnDevice { memory, .. } => memory.len(),
-        }
-    }
-
-    /// The bytes; waits for a device.
-    fn bytes(self) -> Result<Vec<u8>, Failure> {
-        match self {
-            Letter::Bytes(bytes) => Ok(bytes),
-            Letter::OnDevice { memory, .. } => Ok(memory.read(Duration::MAX)?),
-        }
-    }
-}
-
-/// A device address in the shape that the collectives have for it.
-fn pointer(address: u64) -> *const u8 {
-    std::ptr::without_provenance(address as usize)
 }
 
 /// A range in the memory of a device.
@@ -227,17 +180,14 @@ fn on_device(at: *const u8, len: usize) -> DevicePtr {
 /// Adds element by element; floats of two bytes through f32.
 fn add(sum: &mut [u8], more: &[u8], dtype: DType) -> Result<(), Failure> {
     macro_rules! add {
-        ($type:ty, $plus:expr) => {
-            for (a, b) in (sum.chunks_exact_mut(size_of::<$type>()))
-                .zip(more.chunks_exact(size_of::<$type>()))
-            {
-                let read = |bytes: &[u8]| {
-                    <$type>::from_le_bytes(bytes.try_into().expect("an element has its size"))
-                };
+        ($type:ty, $plus:expr) => {{
+            let read = |bytes: &[u8]| <$type>::from_le_bytes(bytes.try_into().expect("an element"));
+            let more = more.chunks_exact(size_of::<$type>());
+            for (a, b) in sum.chunks_exact_mut(size_of::<$type>()).zip(more) {
                 let total: $type = $plus(read(a), read(b));
                 a.copy_from_slice(&total.to_le_bytes());
             }
-        };
+        }};
     }
     match dtype {
         DType::I32 => add!(i32, i32::wrapping_add),
@@ -246,28 +196,25 @@ fn add(sum: &mut [u8], more: &[u8], dtype: DType) -> Result<(), Failure> {
         DType::Bf16 => add!(bf16, |a, b| a + b),
         DType::F16 => add!(f16, |a, b| a + b),
         other => {
-            return Err(Failure::unsupported(format!(
-                "sums of {other} are not made"
-            )));
+            let why = format!("sums of {other} are not made");
+            return Err(Failure::unsupported(why));
         }
     }
     Ok(())
 }
 
-impl Collectives for Member<'_> {
+impl Collectives for Member {
     unsafe fn broadcast(&mut self, data: *mut u8, bytes: u64, root: u32) -> Result<(), Failure> {
-        if self.member == root {
-            for to in (0..self.members).filter(|to| *to != root) {
-                // SAFETY: the caller's duty.
-                self.post(to, unsafe {
-                    Self::copied(self.stream.as_ref(), data, bytes as usize)
-                }?);
-            }
-            return Ok(());
+        let all = 0..self.to.len() as u32;
+        for to in all.filter(|to| self.member == root && *to != root) {
+            // SAFETY: the caller's duty.
+            unsafe { self.post(TRANSFERS, data, bytes, to) }?;
         }
-        let found = self.take(root, bytes as usize)?;
-        // SAFETY: the caller's duty.
-        unsafe { Self::put(self.stream.as_ref(), data, found) }
+        match self.member == root {
+            true => Ok(()),
+            // SAFETY: the caller's duty.
+            false => unsafe { self.receive(data, bytes, root) },
+        }
     }
 
     unsafe fn scatter(
@@ -277,22 +224,12 @@ impl Collectives for Member<'_> {
         to: *mut u8,
         root: u32,
     ) -> Result<(), Failure> {
-        if self.member == root {
-            for ((member, start), bytes) in (0..).zip(Self::starts(bytes)).zip(bytes) {
-                // SAFETY: the caller's duty.
-                let part = unsafe {
-                    Self::copied(
-                        self.stream.as_ref(),
-                        from.wrapping_add(start),
-                        *bytes as usize,
-                    )
-                }?;
-                self.post(member, part);
-            }
+        for (member, start, bytes) in parts(bytes).filter(|_| self.member == root) {
+            // SAFETY: the caller's duty.
+            unsafe { self.post(TRANSFERS, from.wrapping_add(start), bytes, member) }?;
         }
-        let found = self.take(root, bytes[self.member as usize] as usize)?;
         // SAFETY: the caller's duty.
-        unsafe { Self::put(self.stream.as_ref(), to, found) }
+        unsafe { self.receive(to, bytes[self.member as usize], root) }
     }
 
     unsafe fn gather(
@@ -303,20 +240,11 @@ impl Collectives for Member<'_> {
         root: u32,
     ) -> Result<(), Failure> {
         // SAFETY: the caller's duty.
-        let own = unsafe {
-            Self::copied(
-                self.results.as_ref(),
-                from,
-                bytes[self.member as usize] as usize,
-            )
-        }?;
-        self.post(root, own);
-        if self.member == root {
-            for ((member, start), bytes) in (0..).zip(Self::starts(bytes)).zip(bytes) {
-                let found = self.take(member, *bytes as usize)?;
-                // SAFETY: the caller's duty.
-                unsafe { Self::put(self.results.as_ref(), to.wrapping_add(start), found) }?;
-            }
+        unsafe { self.post(RESULTS, from, bytes[self.member as usize], root) }?;
+        for (member, start, bytes) in parts(bytes).filter(|_| self.member == root) {
+            let letter = self.take(member, bytes)?;
+            // SAFETY: the caller's duty.
+            unsafe { letter.put(self.stream(RESULTS), to.wrapping_add(start)) }?;
         }
         Ok(())
     }
@@ -327,34 +255,31 @@ impl Collectives for Member<'_> {
         count: u64,
         dtype: DType,
     ) -> Result<(), Failure> {
-        let bytes = (count * dtype.size_bytes()) as usize;
+        let bytes = count * dtype.size_bytes();
         // SAFETY: the caller's duty.
-        let mut sum = unsafe { Self::copied(self.stream.as_ref(), data, bytes) }?.bytes()?;
+        unsafe { self.post(TRANSFERS, data, bytes, 0) }?;
         if self.member == 0 {
-            for member in 1..self.members {
-                add(&mut sum, &self.take(member, bytes)?.bytes()?, dtype)?;
+            let mut sum = self.take(0, bytes)?.read()?;
+            for member in 1..self.to.len() as u32 {
+                add(&mut sum, &self.take(member, bytes)?.read()?, dtype)?;
             }
-        } else {
-            self.post(0, Letter::Bytes(sum.clone()));
+            for to in &self.to {
+                let _ = to.send(Letter::Host(sum.clone()));
+            }
         }
-        // SAFETY: the caller's duty, and the copy is another range.
-        unsafe {
-            Self::put(self.stream.as_ref(), data, Letter::Bytes(sum))?;
-            self.broadcast(data, bytes as u64, 0)
-        }
+        // SAFETY: the caller's duty.
+        unsafe { self.receive(data, bytes, 0) }
     }
 
     unsafe fn send(&mut self, from: *const u8, bytes: u64, to: u32) -> Result<(), Failure> {
         // SAFETY: the caller's duty.
-        let letter = unsafe { Self::copied(self.stream.as_ref(), from, bytes as usize) }?;
-        self.post(to, letter);
-        Ok(())
+        unsafe { self.post(TRANSFERS, from, bytes, to) }
     }
 
     unsafe fn receive(&mut self, to: *mut u8, bytes: u64, from: u32) -> Result<(), Failure> {
-        let found = self.take(from, bytes as usize)?;
+        let letter = self.take(from, bytes)?;
         // SAFETY: the caller's duty.
-        unsafe { Self::put(self.stream.as_ref(), to, found) }
+        unsafe { letter.put(self.stream(TRANSFERS), to) }
     }
 
     fn barrier(&mut self) -> Result<(), Failure> {
@@ -368,16 +293,14 @@ mod tests {
     use super::*;
 
     /// Runs three members; gives what each returns.
-    fn three<T: Send>(call: impl Fn(u32, &mut Member<'_>) -> T + Sync) -> Vec<T> {
-        let hall = Hall::default();
-        let (hall, call) = (&hall, &call);
+    fn three<T: Send>(call: impl Fn(u32, &mut Member) -> T + Sync) -> Vec<T> {
+        let call = &call;
         std::thread::scope(|scope| {
-            let members = (0..3)
-                .map(|at| {
-                    scope.spawn(move || call(at, &mut Member::new(hall, at, 3, (None, None))))
-                })
-                .collect::<Vec<_>>();
-            members.into_iter().map(|m| m.join().unwrap()).collect()
+            let members = members(3).into_iter();
+            let calls: Vec<_> = members
+                .map(|mut member| scope.spawn(move || call(member.member, &mut member)))
+                .collect();
+            calls.into_iter().map(|call| call.join().unwrap()).collect()
         })
     }
 
