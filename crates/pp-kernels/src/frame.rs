@@ -123,7 +123,7 @@ impl<'a> FrameView<'a> {
     pub fn packed(data: &'a [u8], width: u32, height: u32, chroma: Chroma) -> Option<Self> {
         let mut rest = data;
         let take = |bytes| rest.split_off(..bytes);
-        let frame = packed(take, width, height, chroma)?;
+        let frame = spread(take, 0, width, height, chroma)?;
         rest.is_empty().then_some(frame)
     }
 
@@ -140,7 +140,7 @@ impl<'a> FrameViewMut<'a> {
     pub fn packed(data: &'a mut [u8], width: u32, height: u32, chroma: Chroma) -> Option<Self> {
         let mut rest = data;
         let take = |bytes| rest.split_off_mut(..bytes);
-        let frame = packed(take, width, height, chroma)?;
+        let frame = spread(take, 0, width, height, chroma)?;
         rest.is_empty().then_some(frame)
     }
 
@@ -156,9 +156,10 @@ impl<'a> FrameViewMut<'a> {
     }
 }
 
-/// The frame of planes that `take` gives, each of so many bytes.
-fn packed<D: Default + Deref<Target = [u8]>>(
+/// The frame of planes that `take` gives, each of so many bytes, with `pad` bytes between two rows.
+pub(crate) fn spread<D: Default + Deref<Target = [u8]>>(
     mut take: impl FnMut(usize) -> Option<D>,
+    pad: usize,
     width: u32,
     height: u32,
     chroma: Chroma,
@@ -167,7 +168,8 @@ fn packed<D: Default + Deref<Target = [u8]>>(
     for (index, plane) in frame.planes.iter_mut().enumerate().take(chroma.planes()) {
         let (w, h) = chroma.plane_size(index, width, height);
         let (w, h) = (w as usize, h as usize);
-        *plane = Plane::new(take(w * h)?, w, w, h)?;
+        let stride = w + pad;
+        *plane = Plane::new(take(stride * h - pad)?, stride, w, h)?;
     }
     Some(frame)
 }

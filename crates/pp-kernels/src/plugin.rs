@@ -206,15 +206,8 @@ impl KernelSet {
                 "the configuration is for CUDA memory; open it with open_stage_on_device".into(),
             ));
         }
-        if !self.description.host {
-            return Err(self.wrong_space(
-                "they work in CUDA memory only; run them on a GPU with --transport nccl, or choose kernels for host \
-                 memory (--kernels cpu)"
-                    .into(),
-            ));
-        }
-        let stage = self.stage(name)?;
-        StageSession::open(self.caller.clone(), stage, config, args)
+        // SAFETY: a session on host memory names no context and no stream.
+        unsafe { self.open_raw(name, config, args) }.map(StageSession::of)
     }
 
     /// Makes a session of one stage in CUDA memory, whose calls enqueue work on the configuration's stream.
@@ -231,24 +224,42 @@ impl KernelSet {
         config: &SessionConfig,
         args: &[(String, String)],
     ) -> Result<RawSession, KernelError> {
-        let Space::Cuda { context, .. } = config.space else {
+        if config.space == Space::Host {
             return Err(self.wrong_space(
                 "the configuration is for host memory; open it with open_stage".into(),
             ));
-        };
-        if !self.description.cuda {
-            return Err(self.wrong_space(
+        }
+        // SAFETY: the caller's duty.
+        unsafe { self.open_raw(name, config, args) }
+    }
+
+    /// Makes a session of one stage in memory of either kind.
+    ///
+    /// # Safety
+    /// As [`KernelSet::open_stage_on_device`], for a configuration in CUDA memory.
+    pub(crate) unsafe fn open_raw(
+        &self,
+        name: &str,
+        config: &SessionConfig,
+        args: &[(String, String)],
+    ) -> Result<RawSession, KernelError> {
+        let refused = match config.space {
+            Space::Host if !self.description.host => {
+                "they work in CUDA memory only; run them on a GPU with --transport nccl, or choose kernels for host \
+                 memory (--kernels cpu)"
+            }
+            Space::Cuda { .. } if !self.description.cuda => {
                 "they work in host memory only; run them with --transport host, or choose kernels for CUDA (--kernels \
                  ptx)"
-                    .into(),
-            ));
-        }
-        if context == 0 {
-            return Err(self.wrong_space("the configuration names no CUDA context".into()));
-        }
-        let stage = self.stage(name)?;
-        // SAFETY: the caller's duty.
-        unsafe { RawSession::open(self.caller.clone(), stage, config, args) }
+            }
+            Space::Cuda { context: 0, .. } => "the configuration names no CUDA context",
+            _ => {
+                let stage = self.stage(name)?;
+                // SAFETY: the caller's duty.
+                return unsafe { RawSession::open(self.caller.clone(), stage, config, args) };
+            }
+        };
+        Err(self.wrong_space(refused.into()))
     }
 
     /// Number and description of a stage.

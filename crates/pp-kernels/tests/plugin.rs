@@ -343,12 +343,27 @@ fn the_check_names_what_a_faulty_plugin_does() {
         (
             "FAULT_OVERRUN",
             calls,
-            "wrote past the end of the payload (byte 0 behind it) in phase_b",
+            "phase_b wrote behind tensor latents_out (bytes changed: 1)",
         ),
         (
             "FAULT_GAP",
             calls,
-            "wrote past the end of tensor conditioning_embeds in encode",
+            "encode wrote behind tensor conditioning_embeds (bytes changed: 1)",
+        ),
+        (
+            "FAULT_FAR_OVERRUN",
+            calls,
+            "phase_b wrote behind tensor latents_out (bytes changed: 4000)",
+        ),
+        (
+            "FAULT_WRITES_INPUT",
+            calls,
+            "phase_b wrote into tensor latents_in, which it may only read",
+        ),
+        (
+            "FAULT_STRIDE",
+            calls,
+            "decode wrote between the rows of plane 0 of frame 0",
         ),
         (
             "FAULT_ERROR",

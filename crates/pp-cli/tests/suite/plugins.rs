@@ -213,12 +213,27 @@ const LAST: &str = "the process that used it ends without a fault ... ";
 fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
     let sound = run(&mut plugin_check(&faulty("NO_FAULT")), None).succeeded();
     let lines = sound.stdout.split(|byte| *byte == b'\n').count();
-    let trusts = "crashed, signal: 6 (SIGABRT); its last call was phase_b without an input";
-    for (fault, check, why) in [
-        ("FAULT_CRASH", IDENTITY, "crashed, signal: 11 (SIGSEGV)"),
-        ("FAULT_EXIT", IDENTITY, "called exit, exit status: 3"),
-        ("FAULT_TRUSTS", BAD_ARGUMENTS, trusts),
-        ("FAULT_AT_EXIT", LAST, "crashed, signal: 6 (SIGABRT)"),
+    let in_phase_b = "; its last call was run of phase_b at frame 0";
+    for (fault, check, why, call) in [
+        (
+            "FAULT_CRASH",
+            IDENTITY,
+            "crashed, signal: 11 (SIGSEGV)",
+            in_phase_b,
+        ),
+        (
+            "FAULT_EXIT",
+            IDENTITY,
+            "called exit, exit status: 3",
+            in_phase_b,
+        ),
+        (
+            "FAULT_TRUSTS",
+            BAD_ARGUMENTS,
+            "crashed, signal: 6 (SIGABRT)",
+            in_phase_b,
+        ),
+        ("FAULT_AT_EXIT", LAST, "crashed, signal: 6 (SIGABRT)", ""),
     ] {
         let checked = run(&mut plugin_check(&faulty(fault)), None);
         assert_eq!(checked.code, Some(5), "{fault}: {}", checked.stderr);
@@ -226,7 +241,7 @@ fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
             panic!("{fault}: {:?}", not_ok(&checked));
         };
         let failed = failed.replace(" (core dumped)", "");
-        assert_eq!(failed, format!("{check}FAILED: the plugin {why}"));
+        assert_eq!(failed, format!("{check}FAILED: the plugin {why}{call}"));
         assert_eq!(checked.stdout.split(|byte| *byte == b'\n').count(), lines);
         // What the plugin prints is no part of the report.
         let said = checked.stderr.contains("the plugin says good-bye");

@@ -3,29 +3,32 @@
 use std::fmt;
 
 use pp_contract::{Manifest, VideoPlanParts, pass_range};
-use pp_device::CudaError;
+use pp_device::{CudaError, Stream as DeviceStream};
 
 use super::group;
-use super::memory::{Place, Session};
 use super::outcome::{Outcome, fail};
-use crate::config::{Chroma, ChunkShape, Layout, SessionConfig};
-use crate::error::KernelError;
+use super::session::{CheckedSession, Hears};
+use crate::config::{Chroma, ChunkShape, SessionConfig, Space};
+use crate::cuda::borrow;
 use crate::plugin::KernelSet;
 use crate::stage::StageKind;
+
+/// Fills memory that nothing has written.
+const FILL: u8 = 0xA5;
 
 /// Kernels to check, and the memory in which their payloads are to lie.
 pub struct Bench<'a> {
     pub(super) set: &'a KernelSet,
-    place: Place,
-    /// Hears of calls that the kernels must refuse.
-    hears: Option<&'a dyn Fn(&str)>,
+    /// Of a device.
+    stream: Option<DeviceStream>,
+    hears: Hears<'a>,
 }
 
 impl fmt::Debug for Bench<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bench")
             .field("set", &self.set)
-            .field("place", &self.place)
+            .field("stream", &self.stream)
             .finish_non_exhaustive()
     }
 }
@@ -36,7 +39,7 @@ impl<'a> Bench<'a> {
     pub fn on_host(set: &'a KernelSet) -> Self {
         Bench {
             set,
-            place: Place::Host,
+            stream: None,
             hears: None,
         }
     }
@@ -55,26 +58,19 @@ impl<'a> Bench<'a> {
         stream: u64,
     ) -> Result<Self, CudaError> {
         // SAFETY: the caller's duty.
-        let place = unsafe { Place::device(context, stream) }?;
+        let stream = Some(unsafe { borrow(context, stream) }?);
         Ok(Bench {
             set,
-            place,
+            stream,
             hears: None,
         })
     }
 
-    /// Tells of each call that the kernels must refuse, before it is made: the call in which kernels crash or hang is the
-    /// last that was told.
+    /// Tells of each call before it is made: the call in which kernels crash or hang is the last that was told.
     #[must_use]
-    pub fn heard_by(self, hears: &'a dyn Fn(&str)) -> Self {
+    pub fn heard_by(self, hears: &'a (dyn Fn(&str) + Sync)) -> Self {
         let hears = Some(hears);
         Bench { hears, ..self }
-    }
-
-    pub(super) fn tell(&self, call: &str) {
-        if let Some(hears) = self.hears {
-            hears(call);
-        }
     }
 }
 
@@ -118,9 +114,9 @@ impl<'a> Sharing<'a> {
 }
 
 /// The middle stages of one stream, each with sessions of its own.
-pub(super) struct Middle {
+pub(super) struct Middle<'a> {
     /// The members of each part of each stage.
-    sessions: Vec<Vec<Session>>,
+    sessions: Vec<Vec<CheckedSession<'a>>>,
     /// Where a chunk comes by: sessions and lap.
     steps: Vec<(usize, u32)>,
 }
@@ -131,12 +127,12 @@ pub(super) struct Travelling {
     pub(super) bytes: Vec<u8>,
 }
 
-impl Middle {
+impl<'a> Middle<'a> {
     pub(super) fn open(
-        bench: &Bench<'_>,
+        bench: &Bench<'a>,
         config: &SessionConfig,
         cut: Option<Sharing<'_>>,
-    ) -> Outcome<Middle> {
+    ) -> Outcome<Middle<'a>> {
         let (mut sessions, mut steps) = (Vec::new(), Vec::new());
         let stages = bench.set.stages().iter();
         for stage in stages.filter(|stage| stage.kind == StageKind::Middle) {
@@ -163,7 +159,7 @@ impl Middle {
     }
 
     /// The session of a stage that is not shared out, by its place among the middle stages.
-    pub(super) fn only(&mut self, at: usize) -> &mut Session {
+    pub(super) fn only(&mut self, at: usize) -> &mut CheckedSession<'a> {
         &mut self.sessions[at][0]
     }
 
@@ -176,11 +172,12 @@ impl Middle {
     ) -> Outcome<Travelling> {
         for &(at, lap) in &self.steps {
             let members = &mut self.sessions[at][..];
-            let config = *members[0].config();
+            let config = *members[0].raw.config();
             let layout = members[0].layout(shape, lap)?;
-            let name = members[0].stage().name.clone();
+            let name = members[0].raw.stage().name.clone();
             follows(&name, &layout.inputs, &chunk.tensors)?;
-            let (bytes, calls) = run_members(members, plan, lap, &layout, &chunk.bytes)??;
+            let tensors = [&layout.inputs, &layout.outputs];
+            let (bytes, calls) = run_members(members, plan, lap, tensors, &chunk.bytes)?;
             let (part, parts) = (lap * config.parts + config.part, config.laps * config.parts);
             let passes =
                 pass_range(plan.num_denoise_steps, part as usize, parts as usize).len() as u32;
@@ -220,14 +217,14 @@ pub(super) fn follows(name: &str, gets: &Manifest, given: &Manifest) -> Outcome 
 
 /// One call of all members, each on a thread of its own if there are several.
 fn run_members(
-    members: &mut [Session],
+    members: &mut [CheckedSession<'_>],
     plan: &VideoPlanParts,
     lap: u32,
-    layout: &Layout,
+    tensors: [&Manifest; 2],
     input: &[u8],
-) -> Outcome<Result<(Vec<u8>, u32), KernelError>> {
+) -> Outcome<(Vec<u8>, u32)> {
     if let [alone] = members {
-        return alone.run(plan, lap, layout, input, None);
+        return alone.run(plan, lap, tensors, input, None);
     }
     std::thread::scope(|scope| {
         let joined = group::members(members.len() as u32)
@@ -236,9 +233,8 @@ fn run_members(
         let calls: Vec<_> = joined
             .map(|(mut member, session)| {
                 scope.spawn(move || {
-                    let streams = session.on_this_thread()?.zip(session.results());
-                    member.streams = streams.map(|(stream, results)| [stream, results]);
-                    session.run(plan, lap, layout, input, Some(&mut member))
+                    session.join(&mut member)?;
+                    session.run(plan, lap, tensors, input, Some(&mut member))
                 })
             })
             .collect();
@@ -250,19 +246,17 @@ fn run_members(
             .next()
             .unwrap_or_else(|| fail("the group has no member"));
         for result in results {
-            if let Err(error) = result? {
-                return Ok(Err(error));
-            }
+            result?;
         }
         leader
     })
 }
 
 /// One stream through sessions of all stages.
-pub(super) struct Stream {
-    pub(super) source: Session,
-    pub(super) middle: Middle,
-    pub(super) sink: Session,
+pub(super) struct Stream<'a> {
+    pub(super) source: CheckedSession<'a>,
+    pub(super) middle: Middle<'a>,
+    pub(super) sink: CheckedSession<'a>,
     seen: u64,
 }
 
@@ -274,16 +268,16 @@ pub(super) struct Passed {
     pub(super) last: Travelling,
 }
 
-impl Stream {
-    pub(super) fn open(bench: &Bench<'_>, config: &SessionConfig) -> Outcome<Stream> {
+impl<'a> Stream<'a> {
+    pub(super) fn open(bench: &Bench<'a>, config: &SessionConfig) -> Outcome<Stream<'a>> {
         Self::open_cut(bench, config, None)
     }
 
     pub(super) fn open_cut(
-        bench: &Bench<'_>,
+        bench: &Bench<'a>,
         config: &SessionConfig,
         cut: Option<Sharing<'_>>,
-    ) -> Outcome<Stream> {
+    ) -> Outcome<Stream<'a>> {
         let [source, .., sink] = bench.set.stages() else {
             return fail("there is no source or no sink");
         };
@@ -297,7 +291,7 @@ impl Stream {
 
     /// Whether the sink gives frames like those that the source takes.
     pub(super) fn keeps_frames(&self) -> bool {
-        self.sink.frames() == self.source.frames()
+        self.sink.raw.frames() == self.source.raw.frames()
     }
 
     /// Runs one chunk.
@@ -307,7 +301,7 @@ impl Stream {
         steps: u32,
         context: u32,
     ) -> Outcome<Passed> {
-        let config = *self.source.config();
+        let config = *self.source.raw.config();
         let shape = ChunkShape {
             frames: frames.len() as u32,
             steps,
@@ -321,16 +315,16 @@ impl Stream {
         self.seen += frames.len() as u64;
 
         let tensors = self.source.layout(shape, 0)?.outputs;
-        let bytes = self.source.encode(frames, &plan, &tensors)??;
+        let bytes = self.source.encode(frames, &plan, &tensors)?;
         let again = Travelling {
             tensors: tensors.clone(),
             bytes: bytes.clone(),
         };
         let last = self.middle.run(shape, &plan, again)?;
         let inputs = self.sink.layout(shape, 0)?.inputs;
-        follows(&self.sink.stage().name, &inputs, &last.tensors)?;
-        let count = frames.len() * self.sink.frames().frames_per_frame as usize;
-        let frames = self.sink.decode(&plan, &inputs, &last.bytes, count)??;
+        follows(&self.sink.raw.stage().name, &inputs, &last.tensors)?;
+        let count = frames.len() * self.sink.raw.frames().frames_per_frame as usize;
+        let frames = self.sink.decode(&plan, &inputs, &last.bytes, count)?;
         Ok(Passed {
             frames,
             first: Travelling { tensors, bytes },
@@ -339,9 +333,29 @@ impl Stream {
     }
 }
 
-impl Bench<'_> {
-    pub(super) fn open(&self, stage: &str, config: &SessionConfig) -> Outcome<Session> {
-        self.place.open(self.set, stage, config)
+impl<'a> Bench<'a> {
+    /// Opens a session of a stage. On a device each member of a group but the first has a stream of its own.
+    pub(super) fn open(&self, stage: &str, config: &SessionConfig) -> Outcome<CheckedSession<'a>> {
+        let stream = match &self.stream {
+            Some(stream) if config.member > 0 => Some(DeviceStream::new(stream.device())?),
+            stream => stream.clone(),
+        };
+        let space = stream.as_ref().map_or(Space::Host, |stream| Space::Cuda {
+            context: stream.device().raw_context(),
+            stream: stream.raw(),
+        });
+        let config = SessionConfig { space, ..*config };
+        if let Some(hears) = self.hears {
+            hears(&format!("create of {stage}"));
+        }
+        // SAFETY: what `on_device` asks of its caller; a stream of its own is kept beside the session and dropped behind it.
+        let raw = unsafe { self.set.open_raw(stage, &config, &[]) }?;
+        Ok(CheckedSession {
+            raw,
+            stream,
+            hears: self.hears,
+            fill: FILL,
+        })
     }
 
     /// A small session in the first chroma format that the kernels serve.
@@ -352,7 +366,6 @@ impl Bench<'_> {
     pub(super) fn config_of(&self, width: u32, height: u32, chroma: Chroma) -> SessionConfig {
         SessionConfig {
             threads: 2,
-            space: self.place.space(),
             ..SessionConfig::host(width, height, chroma, 3)
         }
     }
@@ -371,11 +384,11 @@ impl Bench<'_> {
     /// Two chunks of so many steps, and with recompute if the kernels have a context; `between` runs between them.
     pub(super) fn two_chunks(
         &self,
-        stream: &mut Stream,
+        stream: &mut Stream<'_>,
         steps: u32,
         between: impl FnOnce() -> Outcome,
     ) -> Outcome<(Vec<Vec<u8>>, Vec<u8>)> {
-        let config = *stream.source.config();
+        let config = *stream.source.raw.config();
         let context = self.set.describe().context_frames.min(3);
         let one = stream.chunk(&self.pictures(&config, 0, 3), steps, 0)?;
         between()?;

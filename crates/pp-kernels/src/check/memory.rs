@@ -1,452 +1,329 @@
-//! Sessions on host memory or on a device, called alike: bytes go in, bytes come out, and the work is done.
+//! Memory for a call, in which every byte that the call may touch is known.
 //!
-//! Hazard: kernels write where they should not. So each payload and each frame has memory of its own between guard
-//! bytes, on a device too, and whatever a call may only read is compared with what it was before.
-//!
-//! The wait for a device has no bound: a check takes as long as the kernels do.
+//! Hazard: kernels write where they should not, and read what is not theirs. So each payload and each plane lies between
+//! guard bytes, a plane's rows lie apart, and host memory lies between pages that cannot be touched. After a call each
+//! byte that it must leave alone is compared with what it was. Bytes that no call has written hold a value that the
+//! check chooses: kernels whose results differ with that value read them, or do not write them.
 
-use std::ops::DerefMut;
+use std::io;
+use std::ops::{Deref, Range};
+use std::ptr::{NonNull, null_mut};
 use std::time::Duration;
 
-use pp_contract::{Manifest, VideoPlanParts};
-use pp_device::{CudaError, DevicePtr, Event, Stream, StreamBuffer};
+use pp_contract::Manifest;
+use pp_device::{Stream, StreamBuffer};
 
 use super::outcome::{Outcome, fail};
-use crate::config::{ChunkShape, Layout, SessionConfig, Space};
-use crate::cuda::{Pinned, borrow};
-use crate::error::KernelError;
-use crate::frame::{FrameView, FrameViewMut};
-use crate::group::Collectives;
-use crate::guard::{self, GUARD_BYTES};
+use crate::cuda::Pinned;
+use crate::frame::{Frame, FrameView, FrameViewMut, Plane, spread};
+use crate::guard;
 use crate::payload::{Payload, PayloadMut};
-use crate::plugin::{KernelSet, RawSession, StageSession};
-use crate::stage::{FrameGeometry, StageInfo};
+use crate::stage::FrameGeometry;
 
-/// Where payloads lie.
-#[derive(Debug)]
-pub(super) enum Place {
-    Host,
-    Device(Stream),
+/// Guard bytes in front of each payload and plane, and behind the last.
+const GUARD: usize = 16 << 10;
+/// Bytes between two rows of a plane.
+const PAD: usize = 13;
+/// A multiple of the page size of every Linux.
+const PAGES: usize = 64 << 10;
+
+/// A payload, or the frames of a chunk.
+pub(super) struct Guarded {
+    home: Home,
+    /// In their order.
+    regions: Vec<Region>,
+    /// The bytes before the call.
+    before: Vec<u8>,
 }
 
-impl Place {
-    /// # Safety
-    /// As [`super::Bench::on_device`].
-    pub(super) unsafe fn device(context: u64, stream: u64) -> Result<Place, CudaError> {
-        // SAFETY: the caller's duty.
-        unsafe { borrow(context, stream) }.map(Place::Device)
-    }
+enum Home {
+    Host(Pages),
+    /// Frames for a device.
+    Pinned(Pinned),
+    /// A payload on a device, and what was last known of it.
+    Device(StreamBuffer, Vec<u8>),
+}
 
-    pub(super) fn space(&self) -> Space {
-        match self {
-            Place::Host => Space::Host,
-            Place::Device(stream) => Space::Cuda {
-                context: stream.device().raw_context(),
-                stream: stream.raw(),
-            },
-        }
-    }
+/// A tensor, which is one row, or a plane.
+struct Region {
+    name: String,
+    rows: Vec<Range<usize>>,
+}
 
-    /// Opens a session of a stage for a configuration of [`Place::space`]. Of a group every member but the first has a
-    /// stream of its own.
-    pub(super) fn open(
-        &self,
-        set: &KernelSet,
-        stage: &str,
-        config: &SessionConfig,
-    ) -> Outcome<Session> {
-        Ok(match self {
-            Place::Host => Session::Host(set.open_stage(stage, config, &[])?),
-            Place::Device(stream) => {
-                let stream = match config.member {
-                    0 => stream.clone(),
-                    _ => Stream::new(stream.device())?,
-                };
-                let config = SessionConfig {
-                    space: Place::Device(stream.clone()).space(),
-                    ..*config
-                };
-                // SAFETY: the context is that of `Place::device`, whose caller promised it. The stream is the caller's
-                // too, or is kept beside the session and dropped behind it.
-                let session = unsafe { set.open_stage_on_device(stage, &config, &[]) }?;
-                Session::Device(session, stream)
+impl Guarded {
+    /// Makes a payload that begins with `content`. Its other bytes, and those around it, are `fill`; between tensors is zero.
+    pub(super) fn payload(
+        stream: Option<&Stream>,
+        list: &Manifest,
+        content: &[u8],
+        fill: u8,
+    ) -> Outcome<Guarded> {
+        let bytes = list.payload_bytes() as usize;
+        let mut before = vec![fill; bytes + 2 * GUARD];
+        let payload = &mut before[GUARD..][..bytes];
+        guard::zero_gaps(list, payload);
+        payload[..content.len()].copy_from_slice(content);
+        let regions = list.iter().map(|(offset, tensor)| {
+            let start = GUARD + offset as usize;
+            let row = start..start + tensor.bytes() as usize;
+            Region {
+                name: format!("tensor {}", tensor.name()),
+                rows: std::iter::once(row).collect(),
             }
-        })
-    }
-}
-
-/// A session of a stage. The outer error of a call is a rule that the kernels broke, or a device that failed; the
-/// inner one is the kernels' own.
-pub(super) enum Session {
-    Host(StageSession),
-    Device(RawSession, Stream),
-}
-
-impl Session {
-    pub(super) fn config(&self) -> &SessionConfig {
-        match self {
-            Session::Host(session) => session.config(),
-            Session::Device(session, _) => session.config(),
-        }
-    }
-
-    pub(super) fn stage(&self) -> &StageInfo {
-        match self {
-            Session::Host(session) => session.stage(),
-            Session::Device(session, _) => session.stage(),
-        }
-    }
-
-    pub(super) fn frames(&self) -> FrameGeometry {
-        match self {
-            Session::Host(session) => session.frames(),
-            Session::Device(session, _) => session.frames(),
-        }
-    }
-
-    pub(super) fn layout(&mut self, shape: ChunkShape, lap: u32) -> Result<Layout, KernelError> {
-        match self {
-            Session::Host(session) => session.layout(shape, lap),
-            Session::Device(session, _) => session.layout(shape, lap),
-        }
-    }
-
-    /// Prepares a call on this thread; gives the stream of a device.
-    pub(super) fn on_this_thread(&self) -> Result<Option<Stream>, CudaError> {
-        let stream = self.stream();
-        if let Some(stream) = &stream {
-            stream.device().bind()?;
-        }
-        Ok(stream)
-    }
-
-    /// The stream of a device.
-    fn stream(&self) -> Option<Stream> {
-        match self {
-            Session::Host(_) => None,
-            Session::Device(_, stream) => Some(stream.clone()),
-        }
-    }
-
-    /// The stream of a device for results.
-    pub(super) fn results(&self) -> Option<Stream> {
-        match self {
-            Session::Host(_) => None,
-            Session::Device(session, stream) => session.results().or(Some(stream.clone())),
-        }
-    }
-
-    /// The stream of a device goes on behind the results.
-    fn settle(&self) -> Result<(), CudaError> {
-        if let (Some(stream), Some(results)) = (self.stream(), self.results()) {
-            let made = Event::new(stream.device())?;
-            made.record(&results)?;
-            stream.wait(&made)?;
-        }
-        Ok(())
-    }
-
-    /// Frames to the bytes of these tensors.
-    pub(super) fn encode(
-        &mut self,
-        frames: &[Vec<u8>],
-        plan: &VideoPlanParts,
-        outputs: &Manifest,
-    ) -> Outcome<Result<Vec<u8>, KernelError>> {
-        let (stream, geometry) = (self.stream(), self.frames());
-        let name = self.stage().name.clone();
-        let mut slot = Slot::new(stream.as_ref(), outputs, &[])?;
-        let samples = Samples::new(stream.as_ref(), frames)?;
-        let before = samples.memory.to_vec();
-        let views = samples.views(&geometry);
-        let result = match self {
-            Session::Host(session) => session.encode(&views, plan, &mut slot.write()?),
-            // SAFETY: the bench promised context and stream. Slot and samples are freed when the stream has passed the
-            // call, or are leaked, and nothing touches them before `read` has waited for that.
-            Session::Device(session, _) => unsafe {
-                session.encode(&views, plan, &mut slot.write()?)
-            },
-        };
-        finish(result, |()| {
-            slot.read()?;
-            if samples.memory[..] != before {
-                return fail(format!("{name} wrote into its frames"));
-            }
-            slot.payload(&name)
-        })
-    }
-
-    /// The bytes of the input to those of the output, and the number of generator calls.
-    pub(super) fn run(
-        &mut self,
-        plan: &VideoPlanParts,
-        lap: u32,
-        layout: &Layout,
-        input: &[u8],
-        group: Option<&mut dyn Collectives>,
-    ) -> Outcome<Result<(Vec<u8>, u32), KernelError>> {
-        let stream = self.stream();
-        let name = self.stage().name.clone();
-        if self.config().member > 0 {
-            let (from, mut to) = (
-                Payload::of_leader(&layout.inputs),
-                PayloadMut::of_leader(&layout.outputs),
-            );
-            let result = match self {
-                Session::Host(session) => session.run(plan, lap, &from, &mut to, group),
-                // SAFETY: the bench promised context and stream; there is no payload.
-                Session::Device(session, _) => unsafe {
-                    session.run(plan, lap, &from, &mut to, group)
-                },
-            };
-            self.settle()?;
-            return finish(result, |calls| {
-                if let Some(stream) = &stream {
-                    stream.wait_until_idle(Duration::MAX)?;
-                }
-                Ok((Vec::new(), calls))
-            });
-        }
-        let mut from = Slot::new(stream.as_ref(), &layout.inputs, input)?;
-        let mut to = Slot::new(stream.as_ref(), &layout.outputs, &[])?;
-        let before = from.image.clone();
-        // A group has more streams than its caller knows: its input comes late.
-        let late = match &stream {
-            Some(stream) if group.is_some() => from.arrive_late(stream)?,
-            _ => None,
-        };
-        let result = match self {
-            Session::Host(session) => {
-                session.run(plan, lap, &from.given()?, &mut to.write()?, group)
-            }
-            // SAFETY: as in `encode`, for both slots, which are memory of their own.
-            Session::Device(session, _) => unsafe {
-                session.run(plan, lap, &from.given()?, &mut to.write()?, group)
-            },
-        };
-        drop(late);
-        self.settle()?;
-        finish(result, |calls| {
-            from.read()?;
-            to.read()?;
-            if from.image != before {
-                return fail(format!("{name} wrote into its input"));
-            }
-            Ok((to.payload(&name)?, calls))
-        })
-    }
-
-    /// The bytes of these tensors to so many frames.
-    pub(super) fn decode(
-        &mut self,
-        plan: &VideoPlanParts,
-        inputs: &Manifest,
-        input: &[u8],
-        count: usize,
-    ) -> Outcome<Result<Vec<Vec<u8>>, KernelError>> {
-        let (stream, geometry) = (self.stream(), self.frames());
-        let name = self.stage().name.clone();
-        let size = (geometry.chroma).packed_frame_bytes(geometry.width, geometry.height);
-        let mut slot = Slot::new(stream.as_ref(), inputs, input)?;
-        let mut samples = Samples::new(stream.as_ref(), &vec![vec![0; size]; count])?;
-        let before = slot.image.clone();
-        let mut views = samples.views_mut(&geometry);
-        let result = match self {
-            Session::Host(session) => session.decode(plan, &slot.given()?, &mut views),
-            // SAFETY: as in `encode`.
-            Session::Device(session, _) => unsafe {
-                session.decode(plan, &slot.given()?, &mut views)
-            },
-        };
-        finish(result, |()| {
-            slot.read()?;
-            if slot.image != before {
-                return fail(format!("{name} wrote into its input"));
-            }
-            samples.frames(&name)
-        })
-    }
-}
-
-/// Judges what a call left behind, unless the kernels refused it.
-fn finish<T, U>(
-    result: Result<T, KernelError>,
-    judge: impl FnOnce(T) -> Outcome<U>,
-) -> Outcome<Result<U, KernelError>> {
-    match result {
-        Ok(value) => judge(value).map(Ok),
-        Err(error) => Ok(Err(error)),
-    }
-}
-
-/// A payload of its own: guard bytes, the tensors from a multiple of 256 on, guard bytes.
-struct Slot<'a> {
-    list: &'a Manifest,
-    /// Host memory that the kernels work on; of a device, what was last known of its memory.
-    image: Vec<u8>,
-    start: usize,
-    device: Option<StreamBuffer>,
-}
-
-impl<'a> Slot<'a> {
-    /// Begins with these bytes; the rest of the payload is zero.
-    fn new(stream: Option<&Stream>, list: &'a Manifest, bytes: &[u8]) -> Outcome<Slot<'a>> {
-        let mut image = vec![0; list.payload_bytes() as usize + 3 * GUARD_BYTES];
-        // Memory of a device starts at a multiple of 256 by itself.
-        let start = match stream {
-            None => GUARD_BYTES + image.as_ptr().addr().wrapping_neg() % GUARD_BYTES,
-            Some(_) => GUARD_BYTES,
-        };
-        let end = start + list.payload_bytes() as usize;
-        image.truncate(end + GUARD_BYTES);
-        guard::arm(&mut image[..start]);
-        guard::arm(&mut image[end..]);
-        image[start..][..bytes.len()].copy_from_slice(bytes);
-        let device = match stream {
-            None => None,
+        });
+        let home = match stream {
+            None => Home::Host(Pages::with(&mut before)?),
             Some(stream) => {
-                let memory = StreamBuffer::new(stream, image.len())?;
-                memory.fill_with(image.clone())?;
-                Some(memory)
+                let memory = StreamBuffer::new(stream, before.len())?;
+                memory.fill_with(before.clone())?;
+                Home::Device(memory, before.clone())
             }
         };
-        Ok(Slot {
-            list,
-            image,
-            start,
-            device,
+        Ok(Guarded {
+            home,
+            regions: regions.collect(),
+            before,
         })
     }
 
-    fn address(&self, memory: &StreamBuffer) -> u64 {
-        memory.address() + self.start as u64
-    }
-
-    /// For a call that reads it.
-    fn given(&self) -> Outcome<Payload<'_>> {
-        let bytes = self.list.payload_bytes() as usize;
-        Ok(match &self.device {
-            None => Payload::new(self.list, &self.image[self.start..])?,
-            Some(memory) => Payload::on_device(self.list, self.address(memory), bytes)?,
+    /// Makes so many frames, of which `samples` are the first. Their other bytes, and those around their rows, are `fill`.
+    pub(super) fn frames(
+        stream: Option<&Stream>,
+        geometry: &FrameGeometry,
+        count: usize,
+        samples: &[Vec<u8>],
+        fill: u8,
+    ) -> Outcome<Guarded> {
+        let (mut regions, mut end) = (Vec::new(), 0);
+        let planes = geometry.chroma.planes();
+        for at in 0..count * planes {
+            let (width, height) = geometry.plane_size(at % planes);
+            let starts = (0..height as usize).map(|y| end + GUARD + y * (width as usize + PAD));
+            let rows: Vec<_> = starts.map(|start| start..start + width as usize).collect();
+            end = rows[rows.len() - 1].end;
+            let name = format!("plane {} of frame {}", at % planes, at / planes);
+            regions.push(Region { name, rows });
+        }
+        let mut before = vec![fill; end + GUARD];
+        let samples = samples.concat();
+        let mut samples = &samples[..];
+        for row in regions.iter().flat_map(|region| region.rows.clone()) {
+            if let Some(samples) = samples.split_off(..row.len()) {
+                before[row].copy_from_slice(samples);
+            }
+        }
+        let home = match stream {
+            None => Home::Host(Pages::with(&mut before)?),
+            Some(stream) => {
+                let mut pinned = Pinned::new(stream, before.len())?;
+                pinned.copy_from_slice(&before);
+                Home::Pinned(pinned)
+            }
+        };
+        Ok(Guarded {
+            home,
+            regions,
+            before,
         })
     }
 
-    /// For a call that writes it.
-    fn write(&mut self) -> Outcome<PayloadMut<'_>> {
-        let bytes = self.list.payload_bytes() as usize;
-        Ok(match &self.device {
-            None => PayloadMut::new(self.list, &mut self.image[self.start..])?,
-            Some(memory) => PayloadMut::on_device(self.list, self.address(memory), bytes)?,
-        })
+    /// Lends the payload to a call that reads it.
+    pub(super) fn given(&self, list: &Manifest) -> Outcome<Payload<'_>> {
+        let bytes = list.payload_bytes() as usize;
+        Ok(match &self.home {
+            Home::Device(memory, _) => {
+                Payload::on_device(list, memory.address() + GUARD as u64, bytes)
+            }
+            home => Payload::new(list, &home.bytes()[GUARD..]),
+        }?)
     }
 
-    /// Spoils the memory on a device, and enqueues a copy that mends it; gives the memory that it is from.
-    fn arrive_late(&self, stream: &Stream) -> Outcome<Option<StreamBuffer>> {
-        let Some(memory) = &self.device else {
+    /// Lends the payload to a call that writes it.
+    pub(super) fn taken(&mut self, list: &Manifest) -> Outcome<PayloadMut<'_>> {
+        let bytes = list.payload_bytes() as usize;
+        Ok(match &mut self.home {
+            Home::Device(memory, _) => {
+                PayloadMut::on_device(list, memory.address() + GUARD as u64, bytes)
+            }
+            home => PayloadMut::new(list, &mut home.bytes_mut()[GUARD..]),
+        }?)
+    }
+
+    /// Lends the frames to a call that reads them.
+    pub(super) fn views(&self, geometry: &FrameGeometry) -> Vec<FrameView<'_>> {
+        let (count, mut rest) = (self.regions.len(), self.home.bytes());
+        frames(count, geometry, |bytes| rest.split_off(..bytes))
+    }
+
+    /// Lends the frames to a call that writes them.
+    pub(super) fn views_mut(&mut self, geometry: &FrameGeometry) -> Vec<FrameViewMut<'_>> {
+        let (count, mut rest) = (self.regions.len(), self.home.bytes_mut());
+        frames(count, geometry, |bytes| rest.split_off_mut(..bytes))
+    }
+
+    /// Spoils the memory on a device, and enqueues a copy that mends it; gives the memory that the copy reads.
+    pub(super) fn arrive_late(&self, stream: &Stream) -> Outcome<Option<StreamBuffer>> {
+        let Home::Device(memory, image) = &self.home else {
             return Ok(None);
         };
-        let kept = StreamBuffer::new(stream, self.image.len())?;
-        kept.fill_with(self.image.clone())?;
-        let at = |memory: &StreamBuffer| DevicePtr {
-            address: memory.address(),
-            len: self.image.len(),
-        };
+        let kept = StreamBuffer::new(stream, image.len())?;
+        kept.fill_with(image.clone())?;
         // SAFETY: both are this check's, and used in the order of the stream, which frees the one behind the copy.
         unsafe {
-            stream.fill(at(memory), 0x5A)?;
+            stream.fill(memory.ptr(), 0x5A)?;
             stream.wait_until_idle(Duration::MAX)?;
-            stream.copy(at(&kept), at(memory))?;
+            stream.copy(kept.ptr(), memory.ptr())?;
         }
         Ok(Some(kept))
     }
 
-    /// Waits for a device, and takes its memory into the image.
+    /// Gives the payload that `stage` wrote, if it wrote nothing else.
+    pub(super) fn payload_of(&mut self, stage: &str, list: &Manifest) -> Outcome<Vec<u8>> {
+        self.check_written(stage)?;
+        Ok(self.before[GUARD..][..list.payload_bytes() as usize].to_vec())
+    }
+
+    /// Gives the frames that `stage` wrote, if it wrote nothing else.
+    pub(super) fn frames_of(
+        &mut self,
+        stage: &str,
+        geometry: &FrameGeometry,
+    ) -> Outcome<Vec<Vec<u8>>> {
+        self.check_written(stage)?;
+        let frames = self.regions.chunks(geometry.chroma.planes());
+        let samples = |planes: &[Region]| {
+            let rows = planes.iter().flat_map(|plane| &plane.rows);
+            rows.flat_map(|row| &self.before[row.clone()])
+                .copied()
+                .collect()
+        };
+        Ok(frames.map(samples).collect())
+    }
+
+    /// Fails if `stage` wrote anything outside of the tensors or planes; what it wrote is known from now on.
+    fn check_written(&mut self, stage: &str) -> Outcome {
+        self.home.read()?;
+        for row in self.regions.iter().flat_map(|region| &region.rows) {
+            self.before[row.clone()].copy_from_slice(&self.home.bytes()[row.clone()]);
+        }
+        self.check_unchanged(stage)
+    }
+
+    /// Fails if `stage` wrote anything at all.
+    pub(super) fn check_unchanged(&mut self, stage: &str) -> Outcome {
+        self.home.read()?;
+        let now = self.home.bytes();
+        if *now == *self.before {
+            return Ok(());
+        }
+        let pairs = self.before.iter().zip(now).enumerate();
+        let mut changed = pairs.filter_map(|(at, (before, now))| (before != now).then_some(at));
+        let place = self.place(changed.next().unwrap_or(0));
+        let count = 1 + changed.count();
+        fail(format!("{stage} wrote {place} (bytes changed: {count})"))
+    }
+
+    /// Says where a byte lies.
+    fn place(&self, at: usize) -> String {
+        let Some(first) = self.regions.first() else {
+            return "around a payload without tensors".into();
+        };
+        let starts_before = |region: &&Region| region.rows[0].start <= at;
+        let Some(Region { name, rows }) = self.regions.iter().rfind(starts_before) else {
+            return format!("in front of {}", first.name);
+        };
+        if rows.iter().any(|row| row.contains(&at)) {
+            format!("into {name}, which it may only read")
+        } else if rows[rows.len() - 1].end > at {
+            format!("between the rows of {name}")
+        } else {
+            format!("behind {name}")
+        }
+    }
+}
+
+/// Gives the frames whose planes lie in these bytes, so many planes in all.
+fn frames<D: Default + Deref<Target = [u8]>>(
+    planes: usize,
+    geometry: &FrameGeometry,
+    mut split_off: impl FnMut(usize) -> Option<D>,
+) -> Vec<Frame<Plane<D>>> {
+    let (width, height, chroma) = (geometry.width, geometry.height, geometry.chroma);
+    let mut take = |bytes| split_off(GUARD).and_then(|_| split_off(bytes));
+    let frames =
+        (0..planes / chroma.planes()).map(|_| spread(&mut take, PAD, width, height, chroma));
+    frames.flatten().collect()
+}
+
+impl Home {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Home::Host(pages) => pages.bytes(),
+            Home::Pinned(pinned) => pinned,
+            Home::Device(_, image) => image,
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Home::Host(pages) => pages.bytes_mut(),
+            Home::Pinned(pinned) => pinned,
+            Home::Device(_, image) => image,
+        }
+    }
+
+    /// Reads the memory of a device.
     fn read(&mut self) -> Outcome {
-        if let Some(memory) = &self.device {
-            self.image = memory.read(Duration::MAX)?;
+        if let Home::Device(memory, image) = self {
+            *image = memory.read(Duration::MAX)?;
         }
         Ok(())
     }
-
-    /// The bytes that a call wrote, if it wrote nothing else.
-    fn payload(&self, call: &str) -> Outcome<Vec<u8>> {
-        let (front, rest) = self.image.split_at(self.start);
-        let (payload, behind) = rest.split_at(self.list.payload_bytes() as usize);
-        if let Err(at) = guard::check(front) {
-            let bytes = self.start - at;
-            return fail(format!(
-                "{call} wrote {bytes} bytes in front of the payload"
-            ));
-        }
-        if let Err(tensor) = guard::check_gaps(self.list, payload) {
-            let name = tensor.name();
-            return fail(format!("{call} wrote past the end of tensor {name}"));
-        }
-        if let Err(at) = guard::check(behind) {
-            return fail(format!(
-                "{call} wrote past the end of the payload (byte {at} behind it)"
-            ));
-        }
-        Ok(payload.to_vec())
-    }
 }
 
-/// Frames of one size, each behind guard bytes, and guard bytes behind the last.
-struct Samples {
-    /// Page-locked for a device.
-    memory: Box<dyn DerefMut<Target = [u8]>>,
-    /// Bytes from one frame's guard bytes to the next one's.
-    stride: usize,
+/// Host memory between pages that cannot be touched.
+struct Pages {
+    start: NonNull<u8>,
+    len: usize,
 }
 
-impl Samples {
-    fn new(stream: Option<&Stream>, frames: &[Vec<u8>]) -> Outcome<Samples> {
-        let mut guard = [0; GUARD_BYTES];
-        guard::arm(&mut guard);
-        let mut image = Vec::new();
-        for frame in frames {
-            image.extend_from_slice(&guard);
-            image.extend_from_slice(frame);
-        }
-        image.extend_from_slice(&guard);
-        let memory: Box<dyn DerefMut<Target = [u8]>> = match stream {
-            None => Box::new(image),
-            Some(stream) => {
-                let mut pinned = Pinned::new(stream, image.len())?;
-                pinned.copy_from_slice(&image);
-                Box::new(pinned)
-            }
+impl Pages {
+    /// Makes memory that holds `image`, which is first filled up to whole pages with zeros.
+    fn with(image: &mut Vec<u8>) -> io::Result<Pages> {
+        let len = image.len().next_multiple_of(PAGES);
+        image.resize(len, 0);
+        let (access, kind) = (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: new memory at an address that the kernel chooses.
+        let whole = unsafe { libc::mmap(null_mut(), len + 2 * PAGES, access, kind, -1, 0) };
+        let start = NonNull::new(whole.cast::<u8>().wrapping_add(PAGES));
+        let Some(start) = start.filter(|_| whole != libc::MAP_FAILED) else {
+            return Err(io::Error::last_os_error());
         };
-        let stride = GUARD_BYTES + frames.first().map_or(0, Vec::len);
-        Ok(Samples { memory, stride })
-    }
-
-    fn views(&self, geometry: &FrameGeometry) -> Vec<FrameView<'_>> {
-        let (width, height, chroma) = (geometry.width, geometry.height, geometry.chroma);
-        let frames = self.memory.chunks_exact(self.stride);
-        frames
-            .filter_map(|frame| FrameView::packed(&frame[GUARD_BYTES..], width, height, chroma))
-            .collect()
-    }
-
-    fn views_mut(&mut self, geometry: &FrameGeometry) -> Vec<FrameViewMut<'_>> {
-        let (width, height, chroma) = (geometry.width, geometry.height, geometry.chroma);
-        self.memory
-            .chunks_exact_mut(self.stride)
-            .filter_map(|frame| {
-                FrameViewMut::packed(&mut frame[GUARD_BYTES..], width, height, chroma)
-            })
-            .collect()
-    }
-
-    /// The frames that decode wrote, if it wrote nothing else.
-    fn frames(&self, call: &str) -> Outcome<Vec<Vec<u8>>> {
-        let frames = self.memory.chunks_exact(self.stride);
-        let behind = frames.remainder();
-        let mut guards = frames.clone().map(|frame| &frame[..GUARD_BYTES]);
-        if guards.any(|bytes| guard::check(bytes).is_err()) || guard::check(behind).is_err() {
-            return fail(format!("{call} wrote outside the frame's planes"));
+        let mut pages = Pages { start, len };
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the pages between the first and the last of the mapping, which nothing uses yet.
+        if unsafe { libc::mprotect(start.as_ptr().cast(), len, access) } != 0 {
+            return Err(io::Error::last_os_error());
         }
-        Ok(frames.map(|frame| frame[GUARD_BYTES..].to_vec()).collect())
+        pages.bytes_mut().copy_from_slice(image);
+        Ok(pages)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the pages that `with` made readable; kernels that they are lent to use them during a call alone.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        let whole = self.start.as_ptr().wrapping_sub(PAGES);
+        // SAFETY: the mapping of `with`, which nothing borrows any more.
+        unsafe { libc::munmap(whole.cast(), self.len + 2 * PAGES) };
     }
 }

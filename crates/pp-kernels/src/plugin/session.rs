@@ -10,7 +10,6 @@ use crate::guard;
 use crate::payload::{Payload, PayloadMut};
 use crate::stage::{FrameGeometry, StageInfo};
 
-use super::caller::Caller;
 use super::raw::RawSession;
 
 /// One session of a stage, on host memory.
@@ -24,16 +23,9 @@ pub struct StageSession {
 }
 
 impl StageSession {
-    /// The configuration is for host memory: the set has seen to that.
-    pub(super) fn open(
-        caller: Caller,
-        stage: (u32, &StageInfo),
-        config: &SessionConfig,
-        args: &[(String, String)],
-    ) -> Result<Self, KernelError> {
-        // SAFETY: a session on host memory names no context and no stream.
-        let raw = unsafe { RawSession::open(caller, stage, config, args) }?;
-        Ok(StageSession { raw })
+    /// The session lies in host memory: the set has seen to that.
+    pub(super) fn of(raw: RawSession) -> Self {
+        StageSession { raw }
     }
 
     /// What the session was made for.

@@ -65,6 +65,19 @@ __attribute__((constructor)) static void begin(void) { abort(); }
 ENTRY(return table)
 #elif defined(FAULT_OVERRUN)
 AFTER(PHASE_B, args->output->data[args->output->bytes] ^= 1)
+#elif defined(FAULT_FAR_OVERRUN)
+AFTER(PHASE_B, memset(args->output->data + args->output->bytes, 1, 4000))
+#elif defined(FAULT_STRIDE)
+static pp_status at_fault(pp_session *s, pp_run_args *args, pp_error *error) {
+  pp_frame frames[3];
+  for (uint32_t f = 0; f < args->frame_count; f++) {
+    frames[f] = args->frames[f];
+    for (int p = 0; p < 3; p++) frames[f].planes[p].stride = frames[f].planes[p].width;
+  }
+  args->frames = frames;
+  return run(s, args, error);
+}
+TABLE(table->run = at_fault)
 #elif defined(FAULT_GAP)
 AFTER(ENCODE, const pp_tensor *t = &args->output->tensors[1]; args->output->data[t->offset + t->bytes] = 1)
 #elif defined(FAULT_CALLS)

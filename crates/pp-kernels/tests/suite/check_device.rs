@@ -35,19 +35,28 @@ fn sound_kernels_pass_on_a_device_each_fault_is_named_and_all_memory_is_freed() 
     for (fault, reason) in [
         (
             "FAULT_FRONT",
-            "phase_b wrote 1 bytes in front of the payload",
+            "phase_b wrote in front of tensor latents_out (bytes changed: 1)",
         ),
         (
             "FAULT_BEHIND",
-            "phase_b wrote past the end of the payload (byte 0 behind it)",
+            "phase_b wrote behind tensor latents_out (bytes changed: 1)",
         ),
         (
             "FAULT_GAP",
-            "encode wrote past the end of tensor conditioning_embeds",
+            "encode wrote behind tensor conditioning_embeds (bytes changed: 1)",
         ),
-        ("FAULT_WRITES_INPUT", "phase_b wrote into its input"),
-        ("FAULT_WRITES_FRAMES", "encode wrote into its frames"),
-        ("FAULT_OUTSIDE", "decode wrote outside the frame's planes"),
+        (
+            "FAULT_WRITES_INPUT",
+            "phase_b wrote into tensor latents_in, which it may only read (bytes changed: 1)",
+        ),
+        (
+            "FAULT_WRITES_FRAMES",
+            "encode wrote into plane 0 of frame 0, which it may only read (bytes changed: 1)",
+        ),
+        (
+            "FAULT_OUTSIDE",
+            "decode wrote in front of plane 0 of frame 0 (bytes changed: 1)",
+        ),
     ] {
         let failed = failed(&variant(fault));
         assert!(

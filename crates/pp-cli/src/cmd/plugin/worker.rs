@@ -23,7 +23,7 @@ pub(super) enum Word {
     Loaded(Description),
     /// This check begins.
     Begins(String),
-    /// A call of the check under way that the plugin must refuse begins.
+    /// This call of the plugin begins.
     Calls(String),
     /// The check under way passed.
     Passed,
@@ -91,7 +91,10 @@ pub(crate) fn work(file: &Path, from: Option<usize>, env: &Env) -> Result<(), Er
 }
 
 /// The first GPU, and a stream that outlives the bench.
-fn on_gpu<'a>(set: &'a KernelSet, hears: &'a dyn Fn(&str)) -> anyhow::Result<(Bench<'a>, Stream)> {
+fn on_gpu<'a>(
+    set: &'a KernelSet,
+    hears: &'a (dyn Fn(&str) + Sync),
+) -> anyhow::Result<(Bench<'a>, Stream)> {
     let device = Device::open(0)?;
     device.bind()?;
     let stream = Stream::new(&device)?;
