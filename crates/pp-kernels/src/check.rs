@@ -1,168 +1,149 @@
-//! What a plugin must do, tested from outside: the library behind `pp plugin check FILE`.
+//! Tests from outside that a plugin does what it must: the library behind `pp plugin check FILE`.
 //!
-//! Each check opens sessions of its own, through the same table as production, on host memory or on a device. Payloads
-//! lie between guard bytes in either memory, and so do the frames that decode writes.
+//! Each check opens sessions of its own, through the same table as production, on host memory or on a device, and sends
+//! films through them. Most checks compare the bytes that two films give. Payloads and frames lie between guard bytes.
 //!
 //! A check runs in the process and on the thread of its caller: a plugin that crashes ends that process, and a plugin
 //! that hangs holds that thread. `pp plugin check` therefore runs the checks in a child process.
 
-mod again;
-mod bench;
+mod film;
 mod group;
 mod memory;
 mod outcome;
 mod session;
+mod subject;
 
-pub use bench::Bench;
+pub use subject::Subject;
 
-use pp_contract::{Manifest, VideoPlanParts};
+use pp_contract::Manifest;
 
-use crate::config::{ChunkShape, SessionConfig};
-use crate::stage::{StageInfo, StageKind};
-use bench::{Middle, Sharing, Stream, follows};
-use outcome::{Outcome, Why, fail};
+use crate::config::ChunkShape;
+use crate::stage::StageInfo;
+use film::{
+    Begins, Film, Middle, Passed, ScriptedChunk, StageOutput, difference, pictures, plan, play,
+};
+use outcome::{Outcome, Why, fail, skip};
+use subject::{MOST_FRAMES, Setup};
 
-/// One claim about a set of kernels.
+/// One claim about a set of kernels, and its test.
 #[derive(Debug)]
-pub struct Check {
-    name: &'static str,
-    test: Test,
-}
+pub struct Check(&'static str, fn(&Subject<'_>) -> Outcome);
 
 impl Check {
-    /// What is claimed.
+    /// Names the claim.
     #[must_use]
     pub fn name(&self) -> &'static str {
-        self.name
+        self.0
     }
 
-    /// Tests the claim, for as long as the kernels take.
+    /// Tests the claim, for as long as the kernels take. Gives "ok", or what was skipped and why.
     ///
     /// # Errors
     /// Why the claim is false.
-    pub fn run(&self, bench: &Bench<'_>) -> Result<(), String> {
-        (self.test)(bench).map_err(|why: Why| why.to_string())
+    pub fn run(&self, subject: &Subject<'_>) -> Result<String, String> {
+        subject.skipped.take();
+        let outcome = (self.1)(subject);
+        let skipped = subject.skipped.take();
+        match outcome {
+            Ok(()) if skipped.is_empty() => Ok("ok".into()),
+            Ok(()) => Ok(format!("ok; skipped {}", skipped.join(", "))),
+            Err(Why::Skip(reason)) => Ok(format!("skipped: {reason}")),
+            Err(why) => Err(why.to_string()),
+        }
     }
 }
 
+macro_rules! checks {
+    ($($name:literal => $test:expr,)*) => { &[$(Check($name, $test)),*] };
+}
+
 /// All checks, in their order. None depends on another one.
-pub static CHECKS: [Check; 13] = [
-    Check {
-        name: "self test passes",
-        test: |bench| Ok(bench.set.self_test()?),
-    },
-    Check {
-        name: "description is complete and does not change",
-        test: describes_itself,
-    },
-    Check {
-        name: "layout fits the session and does not change",
-        test: lays_out,
-    },
-    Check {
-        name: "zero steps is the identity, bit for bit, at every size",
-        test: zero_steps_is_identity,
-    },
-    Check {
-        name: "one and two steps make the calls that the plan expects",
-        test: makes_planned_calls,
-    },
-    Check {
-        name: "the same calls give the same bytes",
-        test: is_deterministic,
-    },
-    Check {
-        name: "sessions do not disturb each other",
-        test: sessions_are_apart,
-    },
-    Check {
-        name: "a second chunk and a recompute work",
-        test: continues,
-    },
-    Check {
-        name: "parts and laps give what the whole stage gives",
-        test: is_cut,
-    },
-    Check {
-        name: "a group gives what one member gives",
-        test: is_grouped,
-    },
-    Check {
-        name: "context_frames are the frames that were sent before",
-        test: again::context_is_what_was_sent,
-    },
-    Check {
-        name: "a middle stage that is started anew goes on as the old one",
-        test: again::begins_anywhere,
-    },
-    Check {
-        name: "bad arguments give an error and leave the session usable",
-        test: refuses,
-    },
-];
+pub static CHECKS: &[Check] = checks! {
+    "self test passes" => |subject| Ok(subject.set.self_test()?),
+    "description is complete and does not change" => describes_itself,
+    "layout fits the session and does not change" => lays_out,
+    "zero steps is the identity, bit for bit, at every size" => zero_steps_is_identity,
+    "one and two steps make the calls that the plan expects" => makes_planned_calls,
+    "the same calls give the same bytes" => is_deterministic,
+    "sessions do not disturb each other" => sessions_are_apart,
+    "a second chunk and a recompute work" => recomputes,
+    "parts give what the whole stage gives" => |subject| shared_out(subject, &[[2, 1, 1], [3, 1, 1]]),
+    "laps give what the whole stage gives" => |subject| shared_out(subject, &[[1, 2, 1], [1, 3, 1], [2, 2, 1]]),
+    "a group gives what one member gives" => is_grouped,
+    "context_frames are the frames that were sent before" => context_is_what_was_sent,
+    "a middle stage that is started anew goes on as the old one" => begins_anywhere,
+    "bad arguments give an error and leave the session usable" => refuses_bad_arguments,
+};
 
-type Test = fn(&Bench<'_>) -> Outcome;
+/// Makes a script of so many chunks of three, two and one frames. Every fourth recomputes, and some follow a cut.
+fn script(chunks: usize, steps: u32) -> Vec<ScriptedChunk> {
+    let chunk = |at: usize| ScriptedChunk {
+        frames: MOST_FRAMES - at as u32 % MOST_FRAMES,
+        steps,
+        begins: match at % 16 {
+            9 => Begins::AfterCut,
+            at if at % 4 == 3 => Begins::Recomputing,
+            _ => Begins::Following,
+        },
+    };
+    (0..chunks).map(chunk).collect()
+}
 
-fn describes_itself(bench: &Bench<'_>) -> Outcome {
-    let description = bench.set.describe();
+/// Makes every chunk of a script begin like this.
+fn all(mut script: Vec<ScriptedChunk>, begins: Begins) -> Vec<ScriptedChunk> {
+    script.iter_mut().for_each(|chunk| chunk.begins = begins);
+    script
+}
+
+fn must_equal(found: &[Passed], expected: &[Passed], what: &str) -> Outcome {
+    match difference(found, expected) {
+        None => Ok(()),
+        Some(place) => fail(format!("{what} gives another result: {place}")),
+    }
+}
+
+fn describes_itself(subject: &Subject<'_>) -> Outcome {
+    let description = subject.set.describe();
     if description.version.is_empty() {
         return fail("its version is empty");
     }
-    if bench.set.describe_again()? != *description {
+    if subject.set.describe_again()? != *description {
         return fail("a second description differs from the first");
     }
     Ok(())
 }
 
-fn lays_out(bench: &Bench<'_>) -> Outcome {
-    let config = bench.config();
-    let mut sessions = Vec::new();
-    for stage in bench.set.stages() {
-        sessions.push(bench.open(&stage.name, &config)?);
-    }
-    let context = bench.set.describe().context_frames.min(3);
+fn lays_out(subject: &Subject<'_>) -> Outcome {
+    let mut film = Film::open(subject, &subject.setup()?, 0)?;
+    let context = subject.set.describe().context_frames;
     for (frames, steps, context_frames) in [(1, 0, 0), (3, 2, 0), (3, 2, context)] {
-        let shape = ChunkShape {
+        film.lay_out(ChunkShape {
             frames,
             steps,
             context_frames,
-        };
-        let mut given = Manifest::empty();
-        for session in &mut sessions {
-            let layout = session.layout(shape, 0)?;
-            follows(&session.raw.stage().name, &layout.inputs, &given)?;
-            given = layout.outputs;
-            if session.raw.stage().kind == StageKind::Source {
-                let first = given.iter().next().map(|(_, tensor)| tensor);
-                let context = given.get("context_frames").map(|(_, tensor)| tensor);
-                if context.is_some() != (context_frames > 0) {
-                    return fail(format!("context_frames do not fit {shape:?}"));
-                }
-                for (tensor, count) in [(first, frames), (context, context_frames)] {
-                    if let Some(tensor) = tensor
-                        && tensor.shape().dims().first() != Some(&count.into())
-                    {
-                        return fail(format!("{tensor} must start with the dimension {count}"));
-                    }
-                }
-            }
-        }
+        })?;
     }
     Ok(())
 }
 
-fn zero_steps_is_identity(bench: &Bench<'_>) -> Outcome {
-    for chroma in &bench.set.describe().chroma {
-        for (width, height) in [(16, 16), (17, 16), (16, 19), (37, 23), (64, 48)] {
-            let config = bench.config_of(width, height, *chroma);
-            let mut stream = Stream::open(bench, &config)?;
-            let mut frames = bench.pictures(&config, 0, 3);
+fn zero_steps_is_identity(subject: &Subject<'_>) -> Outcome {
+    let main = subject.setup()?.config;
+    let mut sizes = vec![(main.width, main.height)];
+    sizes.extend([(16, 16), (17, 16), (16, 19), (37, 23), (64, 48)]);
+    for chroma in &subject.set.describe().chroma {
+        for (width, height) in &sizes {
+            let setup = subject.setup_of(*width, *height, *chroma);
+            if !subject.takes(&setup)? {
+                continue;
+            }
+            let mut film = Film::open(subject, &setup, 0)?;
+            let mut frames = pictures(&setup.config, 0, MOST_FRAMES);
             // Every value of a sample occurs.
             for (value, sample) in frames[0].iter_mut().enumerate() {
                 *sample = value as u8;
             }
-            let result = stream.chunk(&frames, 0, 0)?.frames;
-            if stream.keeps_frames() && result != frames {
+            let result = film.chunk(script(1, 0)[0], &frames)?.frames;
+            if film.sink.raw.frames() == film.source.raw.frames() && result != frames {
                 return fail(format!("{width}x{height} {chroma:?} comes back changed"));
             }
         }
@@ -170,160 +151,239 @@ fn zero_steps_is_identity(bench: &Bench<'_>) -> Outcome {
     Ok(())
 }
 
-fn makes_planned_calls(bench: &Bench<'_>) -> Outcome {
-    let config = bench.config();
-    for steps in [1, 2] {
-        Stream::open(bench, &config)?.chunk(&bench.pictures(&config, 0, 2), steps, 0)?;
-    }
-    Ok(())
+fn makes_planned_calls(subject: &Subject<'_>) -> Outcome {
+    let script = [script(1, 1), script(1, 2)].concat();
+    play(subject, &subject.setup()?, &script).map(drop)
 }
 
-fn is_deterministic(bench: &Bench<'_>) -> Outcome {
-    let config = bench.config();
-    let mut expected = None;
+fn is_deterministic(subject: &Subject<'_>) -> Outcome {
+    let (mut setup, script) = (subject.setup()?, script(4, 2));
+    let expected = play(subject, &setup, &script)?;
     for threads in [2, 1, 3] {
-        let mut stream = Stream::open(bench, &SessionConfig { threads, ..config })?;
-        let result = bench.two_chunks(&mut stream, 2, || Ok(()))?;
-        if expected.get_or_insert_with(|| result.clone()) != &result {
-            return fail(format!("{threads} threads give another result than 2"));
+        setup.config.threads = threads;
+        let what = format!("a second run, with {threads} threads,");
+        must_equal(&play(subject, &setup, &script)?, &expected, &what)?;
+    }
+    Ok(())
+}
+
+fn sessions_are_apart(subject: &Subject<'_>) -> Outcome {
+    let (setup, script) = (subject.setup()?, script(4, 2));
+    let config = setup.config;
+    let alone = play(subject, &setup, &script)?;
+    let mut film = Film::open(subject, &setup, 0)?;
+    let larger = subject.setup_of(config.width + 16, config.height + 8, config.chroma);
+    let other = if subject.takes(&larger)? {
+        larger
+    } else {
+        setup
+    };
+    let mut other = Film::open(subject, &other, 9)?;
+    let mut beside = Vec::new();
+    for chunk in script.chunks(1) {
+        other.play(chunk)?;
+        beside.extend(film.play(chunk)?);
+    }
+    must_equal(&beside, &alone, "a session beside another one at work")
+}
+
+fn recomputes(subject: &Subject<'_>) -> Outcome {
+    let setup = subject.setup()?;
+    let results = |begins| {
+        let passed = play(subject, &setup, &all(script(4, 1), begins))?;
+        // The payload of the source has its context with it.
+        let results = passed.into_iter().map(|passed| passed.ends(false));
+        Ok::<_, Why>(results.collect::<Vec<_>>())
+    };
+    let (kept, rebuilt) = (results(Begins::Following)?, results(Begins::Recomputing)?);
+    must_equal(&rebuilt, &kept, "a recompute in place of the cache kept")
+}
+
+/// Shares stages out in the sessions of the usual size.
+fn shared_out(subject: &Subject<'_>, ways: &[[u32; 3]]) -> Outcome {
+    shared_out_at(subject, &subject.setup()?, ways)
+}
+
+/// Fails unless each stage that has the flag for the first way gives, shared out in these ways, what it gives whole. A
+/// way is left out for a stage whose flags do not allow it.
+fn shared_out_at(subject: &Subject<'_>, setup: &Setup<'_>, ways: &[[u32; 3]]) -> Outcome {
+    const FLAGS: [&str; 3] = ["PARTS", "RING", "GROUP"];
+    let flags = |stage: &StageInfo| [stage.in_parts, stage.in_ring, stage.in_group];
+    let flag = ways[0].iter().position(|of| *of > 1).unwrap_or(0);
+    let stages = subject.set.stages().iter();
+    let stages: Vec<_> = stages.filter(|stage| flags(stage)[flag]).collect();
+    if stages.is_empty() {
+        return skip(format!("no stage has the flag PP_STAGE_{}", FLAGS[flag]));
+    }
+    // As many passes as there are parts and laps.
+    let passes = ways.iter().map(|[parts, laps, _]| parts * laps).max();
+    let script = script(8, passes.unwrap_or(0).max(2));
+    let ends = |setup: &Setup<'_>| {
+        let passed = play(subject, setup, &[script[0], script[7]])?;
+        let ends = passed.into_iter().map(|passed| passed.ends(true));
+        Ok::<_, Why>(ends.collect::<Vec<_>>())
+    };
+    let whole = ends(setup)?;
+    for stage in stages {
+        let (name, has) = (&stage.name, flags(stage));
+        let allowed = |way: &&[u32; 3]| way.iter().zip(has).all(|(of, has)| *of == 1 || has);
+        for way in ways.iter().filter(allowed) {
+            let sharing = Some((&name[..], *way));
+            let [parts, laps, members] = way;
+            let what = format!("{name} in {parts} parts, {laps} laps and {members} members");
+            must_equal(&ends(&Setup { sharing, ..*setup })?, &whole, &what)?;
         }
     }
     Ok(())
 }
 
-fn sessions_are_apart(bench: &Bench<'_>) -> Outcome {
-    let config = bench.config();
-    let alone = bench.two_chunks(&mut Stream::open(bench, &config)?, 2, || Ok(()))?;
-    let other = bench.config_of(56, 32, config.chroma);
-    let mut stream = Stream::open(bench, &config)?;
-    let mut disturbance = Stream::open(bench, &other)?;
-    disturbance.chunk(&bench.pictures(&other, 9, 3), 2, 0)?;
-    let beside = bench.two_chunks(&mut stream, 2, move || {
-        disturbance.chunk(&bench.pictures(&other, 5, 2), 1, 0)?;
-        Ok(())
-    })?;
-    if beside != alone {
-        return fail("a session gives another result while another one is at work");
-    }
-    Ok(())
-}
-
-fn continues(bench: &Bench<'_>) -> Outcome {
-    let config = bench.config();
-    let context = bench.set.describe().context_frames.min(3);
-    let mut kept = Stream::open(bench, &config)?;
-    let mut rebuilt = Stream::open(bench, &config)?;
-    let frames = bench.pictures(&config, 0, 6);
-    for start in [0, 3] {
-        let context = if start == 0 { 0 } else { context };
-        let one = kept.chunk(&frames[start..start + 3], 1, 0)?;
-        let other = rebuilt.chunk(&frames[start..start + 3], 1, context)?;
-        if one.frames != other.frames {
-            return fail("a chunk with recompute differs from one with the cache kept");
+/// Tests every format, and frames so high that members of a group may begin at other places than the whole does.
+fn is_grouped(subject: &Subject<'_>) -> Outcome {
+    shared_out(subject, &[[1, 1, 2], [2, 1, 2]])?;
+    let chroma = &subject.set.describe().chroma;
+    let sizes = chroma.iter().map(|chroma| (37, 43, *chroma));
+    for (width, height, chroma) in sizes.chain([(24, 8 * 51 - 3, chroma[0])]) {
+        let setup = subject.setup_of(width, height, chroma);
+        if subject.takes(&setup)? {
+            shared_out_at(subject, &setup, &[[1, 1, 2], [1, 1, 3]])?;
         }
     }
     Ok(())
 }
 
-/// Every stage that has a flag, shared out in these ways, gives what it gives whole.
-fn shared_out(
-    bench: &Bench<'_>,
-    config: &SessionConfig,
-    has_flag: fn(&StageInfo) -> bool,
-    ways: &[[u32; 3]],
-    steps: u32,
-) -> Outcome {
-    let whole = bench.two_chunks(&mut Stream::open(bench, config)?, steps, || Ok(()))?;
-    for stage in bench.set.stages().iter().filter(|stage| has_flag(stage)) {
-        for &[parts, laps, members] in ways {
-            let cut = Sharing {
-                stage: &stage.name,
-                parts,
-                laps,
-                members,
-            };
-            let mut stream = Stream::open_cut(bench, config, Some(cut))?;
-            if bench.two_chunks(&mut stream, steps, || Ok(()))? != whole {
-                return fail(format!(
-                    "{} in {parts} parts, {laps} laps and {members} members gives another result",
-                    stage.name
-                ));
+/// Gives the last frames, at most so many, that the source made of chunks, and their number.
+fn tail(passed: &[Passed], most: u32) -> Outcome<(u32, Vec<u8>)> {
+    let (mut sent, mut frames) = (Vec::new(), 0);
+    for chunk in passed {
+        let (_, bytes, count) = chunk.made[0].first()?;
+        sent.extend_from_slice(bytes);
+        frames += count;
+    }
+    let count = frames.min(most.into());
+    let tail = sent.len() as u64 / frames.max(1) * count;
+    Ok((count as u32, sent.split_off(sent.len() - tail as usize)))
+}
+
+fn context_is_what_was_sent(subject: &Subject<'_>) -> Outcome {
+    let most = subject.set.describe().context_frames;
+    if most == 0 {
+        return skip("the description asks for no context_frames");
+    }
+    let script = all(script(5, 2), Begins::Recomputing);
+    let passed = play(subject, &subject.setup()?, &script)?;
+    for (chunk, now) in passed.iter().enumerate().skip(1) {
+        let (count, sent) = tail(&passed[..chunk], most)?;
+        if now.made[0].tensor("context_frames")? != sent {
+            let (name, ..) = now.made[0].first()?;
+            return fail(format!(
+                "context_frames of chunk {chunk} are not the last {count} frames of {name} that were sent before it"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Tests what a restart builds on: a session that begins in the middle of a stream gives what the old one would have given,
+/// if it gets the frames before its first chunk, taken from what was sent. Sessions that saw other chunks begin anew, too.
+fn begins_anywhere(subject: &Subject<'_>) -> Outcome {
+    let (setup, script) = (subject.setup()?, all(script(5, 2), Begins::Following));
+    let groups = subject.set.stages().iter().filter(|stage| stage.in_group);
+    let groups = groups.map(|stage| Some((&stage.name[..], [1, 1, 2])));
+    let sharings: Vec<_> = std::iter::once(None).chain(groups).collect();
+    let mut film = Film::open(subject, &setup, 0)?;
+    let passed = film.play(&script)?;
+    let mut at = 0;
+    for (number, chunk) in script.iter().enumerate() {
+        let (context_frames, context) =
+            tail(&passed[..number], subject.set.describe().context_frames)?;
+        let shape = ChunkShape {
+            frames: chunk.frames,
+            steps: chunk.steps,
+            context_frames,
+        };
+        let (old, tensors) = (&passed[number], film.lay_out(shape)?);
+        let check = |middle: &mut Middle<'_>, who: &str| {
+            let sent = again(&old.made[0], tensors.clone(), &context)?;
+            let made = middle.run(shape, &plan(&setup.config, shape, at, true), sent)?;
+            match made[made.len() - 1].bytes == old.made[old.made.len() - 1].bytes {
+                true => Ok(()),
+                false => fail(format!(
+                    "{who} that begins with chunk {number}, with the {context_frames} frames sent before it as context, \
+                     gives another result than one that saw the chunks before"
+                )),
             }
+        };
+        check(&mut film.middle, "a session that saw other chunks, and")?;
+        for &sharing in &sharings {
+            let who = if sharing.is_some() {
+                "a group"
+            } else {
+                "a session"
+            };
+            let setup = Setup { sharing, ..setup };
+            check(&mut Middle::open(subject, &setup)?, who)?;
         }
+        at += u64::from(chunk.frames);
     }
     Ok(())
 }
 
-fn is_cut(bench: &Bench<'_>) -> Outcome {
-    let (config, parts): (_, fn(&StageInfo) -> bool) = (bench.config(), |stage| stage.in_parts);
-    shared_out(bench, &config, parts, &[[2, 1, 1], [3, 1, 1]], 3)?;
-    let laps = [[1, 2, 1], [1, 3, 1]];
-    shared_out(bench, &config, |stage| stage.in_ring, &laps, 3)?;
-    shared_out(
-        bench,
-        &config,
-        |stage| stage.in_parts && stage.in_ring,
-        &[[2, 2, 1]],
-        4,
-    )
+/// Moves what the source made of a chunk to these tensors, and adds the context.
+fn again(old: &StageOutput, tensors: Manifest, context: &[u8]) -> Outcome<StageOutput> {
+    let mut bytes = vec![0; tensors.payload_bytes() as usize];
+    for (offset, tensor) in tensors.iter() {
+        let from = match tensor.name() {
+            "context_frames" => context,
+            name => old.tensor(name)?,
+        };
+        let (name, wanted, there) = (tensor.name(), tensor.bytes(), from.len());
+        if there as u64 != wanted {
+            return fail(format!(
+                "{name} has {wanted} bytes with context and {there} without"
+            ));
+        }
+        bytes[offset as usize..][..there].copy_from_slice(from);
+    }
+    Ok(StageOutput {
+        stage: old.stage.clone(),
+        tensors,
+        bytes,
+    })
 }
 
-/// In every format; and with frames so high that members of a group may begin at other places than the whole does.
-fn is_grouped(bench: &Bench<'_>) -> Outcome {
-    let has_flag: fn(&StageInfo) -> bool = |stage| stage.in_group;
-    if !bench.set.stages().iter().any(has_flag) {
-        return Ok(());
-    }
-    for chroma in &bench.set.describe().chroma {
-        let config = bench.config_of(37, 43, *chroma);
-        shared_out(bench, &config, has_flag, &[[1, 1, 2], [1, 1, 3]], 2)?;
-    }
-    let high = bench.config_of(24, 8 * 51 - 3, bench.set.describe().chroma[0]);
-    shared_out(bench, &high, has_flag, &[[1, 1, 2], [1, 1, 3]], 2)?;
-    let has_both: fn(&StageInfo) -> bool = |stage| stage.in_group && stage.in_parts;
-    shared_out(bench, &bench.config(), has_both, &[[2, 1, 2]], 3)
-}
-
-fn refuses(bench: &Bench<'_>) -> Outcome {
-    let config = bench.config();
-    let plan = VideoPlanParts::first(config.width, config.height, 1);
+fn refuses_bad_arguments(subject: &Subject<'_>) -> Outcome {
+    let setup = subject.setup()?;
     let shape = ChunkShape {
         frames: 2,
         steps: 1,
         context_frames: 0,
     };
-    let frames = bench.pictures(&config, 0, 2);
+    let first = plan(&setup.config, shape, 0, true);
+    let frames = pictures(&setup.config, 0, 2);
     let nothing = Manifest::empty();
-    let mut stream = Stream::open(bench, &config)?;
-    let (source, sink) = (&mut stream.source, &mut stream.sink);
-    let written = source.encode(&frames, &plan, &nothing);
+    let mut film = Film::open(subject, &setup, 0)?;
+    let written = film.source.encode(&frames, &first, &nothing);
     is_refused("a source that writes into nothing", written)?;
-    let count = frames.len() * sink.raw.frames().frames_per_frame as usize;
-    let read = sink.decode(&plan, &nothing, &[], count);
+    let count = frames.len() * film.sink.raw.frames().frames_per_frame as usize;
+    let read = film.sink.decode(&first, &nothing, &[], count);
     is_refused("a sink that reads from nothing", read)?;
 
-    let mut middle = Middle::open(bench, &config, None)?;
-    let tensors = source.layout(shape, 0)?.outputs;
-    let mut input = source.encode(&frames, &plan, &tensors)?;
-    let stages = bench.set.stages().iter();
-    let count = stages
-        .filter(|stage| stage.kind == StageKind::Middle)
-        .count();
-    for at in 0..count {
-        let session = middle.only(at);
+    let tensors = film.source.layout(shape, 0)?.outputs;
+    let mut input = film.source.encode(&frames, &first, &tensors)?;
+    for session in film.middle.sessions.iter_mut().flatten() {
         let layout = session.layout(shape, 0)?;
         let (tensors, stage) = (
             [&layout.inputs, &layout.outputs],
             session.raw.stage().clone(),
         );
-        let made = session.run(&plan, 0, [&nothing, &layout.outputs], &[], None);
+        let made = session.run(&first, 0, [&nothing, &layout.outputs], &[], None);
         is_refused(&format!("{} without an input", stage.name), made)?;
         if !stage.no_memory {
             let what = format!("{} with recompute and no context_frames", stage.name);
-            let recompute = plan.following(2, true);
+            let recompute = first.following(2, true);
             is_refused(&what, session.run(&recompute, 0, tensors, &input, None))?;
         }
-        (input, _) = session.run(&plan, 0, tensors, &input, None)?;
+        (input, _) = session.run(&first, 0, tensors, &input, None)?;
     }
     Ok(())
 }

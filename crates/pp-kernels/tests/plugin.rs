@@ -5,7 +5,7 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::{compile_c, compile_c_file, median, root, rust_plugin, scratch};
-use pp_kernels::check::Bench;
+use pp_kernels::check::Subject;
 use pp_kernels::{
     Chroma, ChunkShape, FrameGeometry, FrameView, KernelError, KernelSet, LoadError, Manifest,
     Payload, PayloadMut, SessionConfig, StageSession, VideoPlanParts,
@@ -32,13 +32,13 @@ fn load_error(path: &Path) -> String {
 /// The checks that fail on host memory, and why.
 fn failed_checks(path: &Path) -> Vec<(&'static str, String)> {
     let set = KernelSet::load_untested(path).expect("the file loads");
-    common::failed_checks(&Bench::on_host(&set))
+    common::failed_checks(&Subject::on_host(&set))
 }
 
 #[test]
 fn the_built_in_kernels_pass_every_check() {
     assert_eq!(
-        common::failed_checks(&Bench::on_host(&KernelSet::for_host())),
+        common::failed_checks(&Subject::on_host(&KernelSet::for_host())),
         []
     );
 }
@@ -392,13 +392,13 @@ fn the_check_names_what_a_faulty_plugin_does() {
         ),
         (
             "FAULT_FALSE_FLAGS",
-            "parts and laps give what the whole stage gives",
+            "parts give what the whole stage gives",
             "phase_b made 3 generator calls, the plan expects 2",
         ),
         (
             "FAULT_GEOMETRY",
             identity,
-            "frames of 0x16: each side must lie within 1",
+            "frames of 0x24: each side must lie within 1",
         ),
         (
             "FAULT_GEOMETRY_OF_SOURCE",
@@ -410,7 +410,7 @@ fn the_check_names_what_a_faulty_plugin_does() {
             identity,
             "0 frames for each of the source",
         ),
-        ("FAULT_IDENTITY", identity, "16x16 Mono comes back changed"),
+        ("FAULT_IDENTITY", identity, "40x24 Mono comes back changed"),
         ("FAULT_NO_SESSION", layout, "it said OK and gave no session"),
         (
             "FAULT_NO_CONTEXT",
@@ -446,18 +446,13 @@ fn the_check_holds_context_against_what_was_sent() {
         (
             "FAULT_HIDDEN_STATE",
             "a middle stage that is started anew goes on as the old one",
-            "a session that begins with chunk 1,",
+            "a session that saw other chunks, and that begins with chunk 0,",
         ),
     ];
     for (fault, name, reason) in cases {
         let failed = failed_checks(&compile_c_file(&source, &[fault]));
-        let [(check, why)] = &failed[..] else {
-            panic!("{fault}: {failed:?}");
-        };
-        assert!(
-            *check == name && why.contains(reason),
-            "{fault}: {failed:?}"
-        );
+        let is_named = |(check, why): &(&str, String)| *check == name && why.contains(reason);
+        assert!(failed.iter().any(is_named), "{fault}: {failed:?}");
     }
 }
 

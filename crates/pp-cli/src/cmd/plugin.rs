@@ -103,7 +103,7 @@ fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Ou
             Heard::Word(Word::Loaded(_)) => {
                 report.otherwise = "between two checks";
                 if from == 0 {
-                    report.end(Ok(()))?;
+                    report.end(Ok("ok".into()))?;
                 }
             }
             Heard::Word(Word::Begins(check)) => {
@@ -111,7 +111,10 @@ fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Ou
                 report.begin(&check)?;
             }
             Heard::Word(Word::Calls(call)) => report.call = Some(call),
-            Heard::Word(Word::Passed) => report.end(Ok(()))?,
+            Heard::Word(Word::Ended(outcome)) => {
+                has_failed |= outcome.is_err();
+                report.end(outcome)?;
+            }
             Heard::Word(Word::Failed(why)) => {
                 has_failed = true;
                 report.end(Err(why))?;
@@ -129,7 +132,7 @@ fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Ou
             }
             Heard::Ended(status) if status.success() && (is_last || has_failed) => {
                 if is_last {
-                    report.end(Ok(()))?;
+                    report.end(Ok("ok".into()))?;
                 }
                 break None;
             }
@@ -188,20 +191,16 @@ impl Report {
         print(&format!("{check} ... "))
     }
 
-    fn end(&mut self, outcome: Result<(), String>) -> Result<(), Error> {
+    fn end(&mut self, outcome: Result<String, String>) -> Result<(), Error> {
         if !self.is_open {
             self.begin(self.otherwise)?;
         }
         self.is_open = false;
         self.call = None;
         self.ended += 1;
-        match outcome {
-            Ok(()) => print("ok\n"),
-            Err(why) => {
-                self.failed += 1;
-                print(&format!("FAILED: {why}\n"))
-            }
-        }
+        self.failed += usize::from(outcome.is_err());
+        let outcome = outcome.unwrap_or_else(|why| format!("FAILED: {why}"));
+        print(&format!("{outcome}\n"))
     }
 }
 

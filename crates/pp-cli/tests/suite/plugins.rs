@@ -28,11 +28,12 @@ fn plugin_check(plugin: &Path) -> Command {
     command
 }
 
-/// The lines of a report that do not say "ok".
+/// The lines of a report with an outcome that is neither "ok" nor "skipped".
 fn not_ok(checked: &Ended) -> Vec<&str> {
     let report = std::str::from_utf8(&checked.stdout).unwrap();
     let lines = report.lines();
-    lines.filter(|line| !line.ends_with(" ... ok")).collect()
+    let is_ok = |line: &str| line.ends_with(" ... ok") || line.contains(" ... skipped: ");
+    lines.filter(|line| !is_ok(line)).collect()
 }
 
 fn denoise(input: &Path, output: &Path, kernels: &Path, more: &[&str]) -> Ended {

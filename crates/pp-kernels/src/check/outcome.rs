@@ -9,6 +9,8 @@ use crate::error::{KernelError, Status};
 
 /// Says why a check does not pass.
 pub(super) enum Why {
+    /// There is nothing to check.
+    Skip(String),
     /// The kernels broke a rule.
     Fault(String),
     /// A call failed.
@@ -24,7 +26,7 @@ impl<E: Error + Send + 'static> From<E> for Why {
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Why::Fault(reason) => f.write_str(reason),
+            Why::Skip(reason) | Why::Fault(reason) => f.write_str(reason),
             Why::Error(error) => f.write_str(&with_source(&**error)),
         }
     }
@@ -52,4 +54,8 @@ pub(super) type Outcome<T = ()> = Result<T, Why>;
 
 pub(super) fn fail<T>(reason: impl Into<String>) -> Outcome<T> {
     Err(Why::Fault(reason.into()))
+}
+
+pub(super) fn skip<T>(reason: impl Into<String>) -> Outcome<T> {
+    Err(Why::Skip(reason.into()))
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pp_kernels::check::{Bench, CHECKS};
+use pp_kernels::check::{CHECKS, Subject};
 use serde_json::Value;
 
 /// The workspace's root.
@@ -18,8 +18,10 @@ pub(crate) fn root() -> PathBuf {
 }
 
 /// The checks that fail, and why.
-pub(crate) fn failed_checks(bench: &Bench<'_>) -> Vec<(&'static str, String)> {
-    let outcomes = CHECKS.iter().map(|check| (check.name(), check.run(bench)));
+pub(crate) fn failed_checks(subject: &Subject<'_>) -> Vec<(&'static str, String)> {
+    let outcomes = CHECKS
+        .iter()
+        .map(|check| (check.name(), check.run(subject)));
     outcomes
         .filter_map(|(name, outcome)| Some((name, outcome.err()?)))
         .collect()

@@ -1,6 +1,6 @@
 //! What must hold, one function each; every one panics when it does not.
 
-use pp_kernels::check::{Bench, CHECKS};
+use pp_kernels::check::{CHECKS, Subject};
 use pp_kernels::{Chroma, ChunkShape, VideoPlanParts};
 
 use crate::device::{Gpu, Kernels, Pad, Session, kernels};
@@ -57,12 +57,12 @@ pub(crate) const ALL: &[(&str, Case)] = &[
 fn groups_equal_one_member(gpu: &Gpu, _: bool) {
     let (context, stream) = gpu.handles();
     let set = kernels();
-    // SAFETY: context and stream are those of `gpu`, which outlives the bench; the context is current.
-    let bench = unsafe { Bench::on_device(&set, context, stream) }.expect("a bench");
+    // SAFETY: context and stream are those of `gpu`, which outlives the subject; the context is current.
+    let subject = unsafe { Subject::on_device(&set, context, stream) }.expect("a subject");
     let checks = CHECKS.iter().filter(|check| check.name().contains("group"));
     assert_eq!(checks.clone().count(), 1);
     for check in checks {
-        check.run(&bench).expect("groups give the same bytes");
+        check.run(&subject).expect("groups give the same bytes");
     }
 }
 

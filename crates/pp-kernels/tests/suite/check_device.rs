@@ -5,7 +5,7 @@ use std::fs;
 use pp_fakes::ok;
 use pp_fakes::raw::device;
 use pp_kernels::KernelSet;
-use pp_kernels::check::Bench;
+use pp_kernels::check::Subject;
 
 use crate::common::{compile_c_file, failed_checks, root, rust_plugin};
 use crate::recorded;
@@ -20,8 +20,8 @@ fn sound_kernels_pass_on_a_device_each_fault_is_named_and_all_memory_is_freed() 
     let (context, stream) = device(0);
     let failed = |set: &KernelSet| {
         // SAFETY: the context is current on this thread, and lives as long as the process, with its stream.
-        let bench = unsafe { Bench::on_device(set, context as u64, stream as u64) };
-        failed_checks(&bench.expect("the context is current"))
+        let subject = unsafe { Subject::on_device(set, context as u64, stream as u64) };
+        failed_checks(&subject.expect("the context is current"))
     };
     let source = root().join("crates/pp-kernels/tests/plugins/device.c");
     let variant = |fault| KernelSet::load(&compile_c_file(&source, &[fault])).unwrap();
@@ -31,7 +31,7 @@ fn sound_kernels_pass_on_a_device_each_fault_is_named_and_all_memory_is_freed() 
     assert_eq!(failed(&cust), []);
     let both = variant("NO_FAULT");
     assert_eq!(failed(&both), []);
-    assert_eq!(failed_checks(&Bench::on_host(&both)), []);
+    assert_eq!(failed_checks(&Subject::on_host(&both)), []);
     for (fault, reason) in [
         (
             "FAULT_FRONT",

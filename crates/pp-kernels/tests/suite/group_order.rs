@@ -4,7 +4,7 @@ use pp_fakes::check::{Expect, Fresh, Recording, check};
 use pp_fakes::ok;
 use pp_fakes::raw::device;
 use pp_kernels::KernelSet;
-use pp_kernels::check::{Bench, CHECKS};
+use pp_kernels::check::{CHECKS, Subject};
 
 use crate::recorded;
 
@@ -18,10 +18,13 @@ fn the_streams_of_a_group_are_ordered() {
     let (context, stream) = device(0);
     let set = KernelSet::for_device();
     // SAFETY: the context is current on this thread, and lives as long as the process, with its stream.
-    let bench = unsafe { Bench::on_device(&set, context as u64, stream as u64) };
-    let bench = bench.expect("the context is current");
+    let subject = unsafe { Subject::on_device(&set, context as u64, stream as u64) };
+    let subject = subject.expect("the context is current");
     let groups = CHECKS.iter().find(|check| check.name().contains("group"));
-    assert_eq!(groups.map(|check| check.run(&bench)), Some(Ok(())));
+    assert_eq!(
+        groups.map(|check| check.run(&subject)),
+        Some(Ok("ok".into()))
+    );
     ok!(stream_synchronize(stream));
 
     let expect = Expect {

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::Context;
 use pp_contract::with_source;
 use pp_device::{Device, Stream};
-use pp_kernels::check::{Bench, CHECKS};
+use pp_kernels::check::{CHECKS, Subject};
 use pp_kernels::{Description, KernelSet};
 use serde::{Deserialize, Serialize};
 
@@ -25,9 +25,9 @@ pub(super) enum Word {
     Begins(String),
     /// This call of the plugin begins.
     Calls(String),
-    /// The check under way passed.
-    Passed,
-    /// The check under way failed, or the plugin does not load.
+    /// How the check under way ended, as [`Check::run`](pp_kernels::check::Check::run) gives it.
+    Ended(Result<String, String>),
+    /// The plugin does not load.
     Failed(String),
     /// A line for the report.
     Note(String),
@@ -61,7 +61,7 @@ pub(crate) fn work(file: &Path, from: Option<usize>, env: &Env) -> Result<(), Er
         let _ = parent.tell(&Word::Calls(call.into()));
     };
     let gpu = about.cuda.then(|| on_gpu(&set, &hears));
-    let host = about.host.then(|| Bench::on_host(&set).heard_by(&hears));
+    let host = about.host.then(|| Subject::on_host(&set).heard_by(&hears));
     let why_not = match &gpu {
         Some(Err(error)) => Some(format!("{error:#}")),
         _ => None,
@@ -70,19 +70,23 @@ pub(crate) fn work(file: &Path, from: Option<usize>, env: &Env) -> Result<(), Er
         let why = format!("{} works in GPU memory alone, and {why}", file.display());
         return parent.tell(&Word::NoGpu(why));
     }
-    let host = host.iter().map(|bench| ("host memory", bench));
-    let gpu = gpu.iter().flatten().map(|(bench, _)| ("GPU memory", bench));
+    let host = host.iter().map(|subject| ("host memory", subject));
+    let gpu = gpu
+        .iter()
+        .flatten()
+        .map(|(subject, _)| ("GPU memory", subject));
     let checks = host
         .chain(gpu)
-        .flat_map(|(memory, bench)| CHECKS.iter().map(move |check| (memory, bench, check)));
-    for (memory, bench, check) in checks.skip(from) {
+        .flat_map(|(memory, subject)| CHECKS.iter().map(move |check| (memory, subject, check)));
+    for (memory, subject, check) in checks.skip(from) {
         parent.tell(&Word::Begins(format!("{memory}: {}", check.name())))?;
-        if let Err(why) = check.run(bench) {
-            parent.tell(&Word::Failed(why))?;
+        let outcome = check.run(subject);
+        let has_failed = outcome.is_err();
+        parent.tell(&Word::Ended(outcome))?;
+        if has_failed {
             // What runs at exit runs below, after all checks.
             end_now(0);
         }
-        parent.tell(&Word::Passed)?;
     }
     if let Some(why) = why_not {
         parent.tell(&Word::Note(format!("GPU memory: not checked, {why}")))?;
@@ -90,18 +94,18 @@ pub(crate) fn work(file: &Path, from: Option<usize>, env: &Env) -> Result<(), Er
     parent.tell(&Word::Ends)
 }
 
-/// The first GPU, and a stream that outlives the bench.
+/// The first GPU, and a stream that outlives the subject.
 fn on_gpu<'a>(
     set: &'a KernelSet,
     hears: &'a (dyn Fn(&str) + Sync),
-) -> anyhow::Result<(Bench<'a>, Stream)> {
+) -> anyhow::Result<(Subject<'a>, Stream)> {
     let device = Device::open(0)?;
     device.bind()?;
     let stream = Stream::new(&device)?;
     // SAFETY: the context is the device's primary one, which lives as long as the process, and is current on this
-    // thread, which runs all checks. The stream is kept beside the bench.
-    let bench = unsafe { Bench::on_device(set, device.raw_context(), stream.raw()) }?;
-    Ok((bench.heard_by(hears), stream))
+    // thread, which runs all checks. The stream is kept beside the subject.
+    let subject = unsafe { Subject::on_device(set, device.raw_context(), stream.raw()) }?;
+    Ok((subject.heard_by(hears), stream))
 }
 
 /// The way to the process that prints. The pipe is closed when this process ends, and not before: so the parent sees
