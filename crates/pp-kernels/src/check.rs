@@ -65,6 +65,7 @@ pub static CHECKS: &[Check] = checks! {
     "zero steps is the identity, bit for bit, at every size" => zero_steps_is_identity,
     "one and two steps make the calls that the plan expects" => makes_planned_calls,
     "the same calls give the same bytes" => is_deterministic,
+    "every byte of the output is written" => writes_every_byte,
     "sessions do not disturb each other" => sessions_are_apart,
     "a second chunk and a recompute work" => recomputes,
     "parts give what the whole stage gives" => |subject| shared_out(subject, &[[2, 1, 1], [3, 1, 1]]),
@@ -72,7 +73,9 @@ pub static CHECKS: &[Check] = checks! {
     "a group gives what one member gives" => is_grouped,
     "context_frames are the frames that were sent before" => context_is_what_was_sent,
     "a middle stage that is started anew goes on as the old one" => begins_anywhere,
+    "a stream goes on after a hard cut as a new one" => obeys_cuts,
     "bad arguments give an error and leave the session usable" => refuses_bad_arguments,
+    "destroyed sessions leave no memory behind" => frees_memory,
 };
 
 /// Makes a script of so many chunks of three, two and one frames. Every fourth recomputes, and some follow a cut.
@@ -165,6 +168,15 @@ fn is_deterministic(subject: &Subject<'_>) -> Outcome {
         must_equal(&play(subject, &setup, &script)?, &expected, &what)?;
     }
     Ok(())
+}
+
+/// Sends many chunks through memory that held one value, and then through memory that held another.
+fn writes_every_byte(subject: &Subject<'_>) -> Outcome {
+    let (setup, script) = (subject.setup()?, script(40, 1));
+    let expected = play(subject, &setup, &script)?;
+    let fill = !setup.fill;
+    let found = play(subject, &Setup { fill, ..setup }, &script)?;
+    must_equal(&found, &expected, "an output that held other bytes before")
 }
 
 fn sessions_are_apart(subject: &Subject<'_>) -> Outcome {
@@ -328,6 +340,43 @@ fn begins_anywhere(subject: &Subject<'_>) -> Outcome {
     Ok(())
 }
 
+fn obeys_cuts(subject: &Subject<'_>) -> Outcome {
+    let (setup, script) = (subject.setup()?, script(13, 2));
+    let cut = script
+        .iter()
+        .position(|chunk| chunk.begins == Begins::AfterCut);
+    let (before, after) = script.split_at(cut.unwrap_or(0));
+    let mut film = Film::open(subject, &setup, 0)?;
+    film.play(before)?;
+    let mut new = Film::open(subject, &setup, film.frames)?;
+    let what = "a stream that goes on after a hard cut, and not one that begins there,";
+    must_equal(&film.play(after)?, &new.play(after)?, what)
+}
+
+/// Fails if 32 films, again and again, leave memory behind. Memory that is kept once for all sessions does not grow each time.
+fn frees_memory(subject: &Subject<'_>) -> Outcome {
+    const FILMS: usize = 32;
+    if subject.stream.is_some() {
+        return skip("a driver allocates when it wants");
+    }
+    let setup = subject.setup()?;
+    let mut grown = 0;
+    for _ in 0..16 {
+        let before = memory::allocated();
+        for _ in 0..FILMS {
+            play(subject, &setup, &script(1, 1))?;
+        }
+        grown = memory::allocated().saturating_sub(before);
+        // The C library gives no fewer than 32 bytes.
+        if grown < FILMS * 32 {
+            return Ok(());
+        }
+    }
+    fail(format!(
+        "{grown} bytes are still allocated when {FILMS} sessions of each stage were made and destroyed"
+    ))
+}
+
 /// Moves what the source made of a chunk to these tensors, and adds the context.
 fn again(old: &StageOutput, tensors: Manifest, context: &[u8]) -> Outcome<StageOutput> {
     let mut bytes = vec![0; tensors.payload_bytes() as usize];
@@ -367,6 +416,17 @@ fn refuses_bad_arguments(subject: &Subject<'_>) -> Outcome {
     let count = frames.len() * film.sink.raw.frames().frames_per_frame as usize;
     let read = film.sink.decode(&first, &nothing, &[], count);
     is_refused("a sink that reads from nothing", read)?;
+
+    let unknown = [("no-plugin-knows-this".into(), "1".into())];
+    let unknown = [subject.args, &unknown].concat();
+    for stage in subject.set.stages() {
+        let opened = subject.open(&stage.name, &setup, &unknown);
+        let what = format!(
+            "{} with the unknown --plugin-arg no-plugin-knows-this=1",
+            stage.name
+        );
+        is_refused(&what, opened)?;
+    }
 
     let tensors = film.source.layout(shape, 0)?.outputs;
     let mut input = film.source.encode(&frames, &first, &tensors)?;

@@ -413,6 +413,16 @@ fn the_check_names_what_a_faulty_plugin_does() {
         ("FAULT_IDENTITY", identity, "40x24 Mono comes back changed"),
         ("FAULT_NO_SESSION", layout, "it said OK and gave no session"),
         (
+            "FAULT_FORGETS",
+            "every byte of the output is written",
+            " of tensor latents_out of phase_b in chunk 0",
+        ),
+        (
+            "FAULT_ARGS",
+            "bad arguments give an error and leave the session usable",
+            "encode with the unknown --plugin-arg no-plugin-knows-this=1 is not refused",
+        ),
+        (
             "FAULT_NO_CONTEXT",
             "bad arguments give an error and leave the session usable",
             "phase_b with recompute and no context_frames is not refused",
@@ -442,6 +452,11 @@ fn the_check_holds_context_against_what_was_sent() {
             "FAULT_CONTEXT_OTHER",
             "context_frames are the frames that were sent before",
             "context_frames of chunk 1 are not the last 1 frames of latents_in",
+        ),
+        (
+            "FAULT_NO_RESET",
+            "a stream goes on after a hard cut as a new one",
+            "byte 0 of tensor latents_out of phase_b in chunk 0",
         ),
         (
             "FAULT_HIDDEN_STATE",

@@ -206,6 +206,7 @@ fn a_plugin_that_panics_is_stopped_at_the_border() {
 }
 
 const IDENTITY: &str = "host memory: zero steps is the identity, bit for bit, at every size ... ";
+const WRITTEN: &str = "host memory: every byte of the output is written ... ";
 const BAD_ARGUMENTS: &str =
     "host memory: bad arguments give an error and leave the session usable ... ";
 const LAST: &str = "the process that used it ends without a fault ... ";
@@ -229,6 +230,18 @@ fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
             in_phase_b,
         ),
         (
+            "FAULT_LATER_CRASH",
+            WRITTEN,
+            "crashed, signal: 11 (SIGSEGV)",
+            "; its last call was run of phase_b at frame 9",
+        ),
+        (
+            "FAULT_LATER_EXIT",
+            WRITTEN,
+            "called exit, exit status: 3",
+            "; its last call was run of phase_b at frame 9",
+        ),
+        (
             "FAULT_TRUSTS",
             BAD_ARGUMENTS,
             "crashed, signal: 6 (SIGABRT)",
@@ -238,9 +251,10 @@ fn a_check_in_which_the_plugin_does_not_return_is_named_and_the_others_pass() {
     ] {
         let checked = run(&mut plugin_check(&faulty(fault)), None);
         assert_eq!(checked.code, Some(5), "{fault}: {}", checked.stderr);
-        let [failed] = &not_ok(&checked)[..] else {
-            panic!("{fault}: {:?}", not_ok(&checked));
+        let [failed, others @ ..] = &not_ok(&checked)[..] else {
+            panic!("{fault} passed its check");
         };
+        assert!(others.is_empty() || fault.contains("LATER"), "{others:?}");
         let failed = failed.replace(" (core dumped)", "");
         assert_eq!(failed, format!("{check}FAILED: the plugin {why}{call}"));
         assert_eq!(checked.stdout.split(|byte| *byte == b'\n').count(), lines);
@@ -283,6 +297,18 @@ fn a_plugin_that_does_not_return_ends_a_job_of_one_process_by_name() {
         run(command.env("PP_STUCK_MS", "1000"), None).failed(code, &[words]);
         assert!(!output.exists(), "{fault}: half an output has a name");
     }
+}
+
+#[test]
+fn a_plugin_whose_sessions_leave_memory_behind_fails_its_check() {
+    let checked = run(&mut plugin_check(&faulty("FAULT_LEAK")), None);
+    assert_eq!(checked.code, Some(5), "{}", checked.stderr);
+    let [failed] = &not_ok(&checked)[..] else {
+        panic!("{:?}", not_ok(&checked));
+    };
+    let reason =
+        " bytes are still allocated when 32 sessions of each stage were made and destroyed";
+    assert!(failed.ends_with(reason), "{failed}");
 }
 
 #[test]

@@ -253,7 +253,7 @@ pub(super) struct Film<'a> {
     pub(super) sink: CheckedSession<'a>,
     most_context: u32,
     /// Frames that went through, and how many of them since the last cut.
-    frames: u64,
+    pub(super) frames: u64,
     since_cut: u32,
     is_new: bool,
 }

@@ -281,6 +281,18 @@ impl Home {
     }
 }
 
+/// Counts the bytes that the allocator of the C library has given out; 0 if it does not say.
+pub(super) fn allocated() -> usize {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: it reads counters of the C library.
+        let counters = unsafe { libc::mallinfo2() };
+        counters.uordblks + counters.hblkhd
+    }
+    #[cfg(not(target_env = "gnu"))]
+    0
+}
+
 /// Host memory between pages that cannot be touched.
 struct Pages {
     start: NonNull<u8>,

@@ -17,11 +17,12 @@ pub(crate) fn root() -> PathBuf {
         .expect("the workspace is there")
 }
 
-/// The checks that fail, and why.
+/// The checks that fail, and why. What a whole process allocates is counted in processes of `pp plugin check` alone.
 pub(crate) fn failed_checks(subject: &Subject<'_>) -> Vec<(&'static str, String)> {
-    let outcomes = CHECKS
+    let checks = CHECKS
         .iter()
-        .map(|check| (check.name(), check.run(subject)));
+        .filter(|check| !check.name().contains("leave no memory"));
+    let outcomes = checks.map(|check| (check.name(), check.run(subject)));
     outcomes
         .filter_map(|(name, outcome)| Some((name, outcome.err()?)))
         .collect()

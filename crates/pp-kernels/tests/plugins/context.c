@@ -80,6 +80,11 @@ static pp_status phase_b_context(pp_session *s, pp_run_args *args, pp_error *err
   pp_status status = phase_b(s, args, error);
   args->plan = given;
   if (status == PP_OK) args->observed_generator_calls = plan.num_denoise_steps + given->do_kv_recompute;
+#if defined(FAULT_NO_RESET)
+  /* Remembers what was before a cut. */
+  if (plan.reset_kv_cache && memory_of(s)->calls++) args->output->data[0] ^= 1;
+  memory_of(s)->calls++;
+#endif
 #if defined(FAULT_HIDDEN_STATE)
   /* Depends on how many chunks this session has seen, which no context tells. */
   if (status == PP_OK && plan.num_denoise_steps && memory_of(s)->calls++) args->output->data[0] ^= 1;

@@ -54,6 +54,10 @@
 NEVER_RETURNS(volatile int *volatile nowhere = NULL; *nowhere = 1)
 #elif defined(FAULT_EXIT)
 NEVER_RETURNS(puts("the plugin says good-bye"); exit(3))
+#elif defined(FAULT_LATER_CRASH)
+INSTEAD(PHASE_B, if (args->plan->current_start_frame > 8) *(volatile int *volatile)NULL = 1; return phase_b(s, args, error))
+#elif defined(FAULT_LATER_EXIT)
+INSTEAD(PHASE_B, if (args->plan->current_start_frame > 8) exit(3); return phase_b(s, args, error))
 #elif defined(FAULT_HANG)
 NEVER_RETURNS()
 #elif defined(FAULT_AT_EXIT)
@@ -78,6 +82,15 @@ static pp_status at_fault(pp_session *s, pp_run_args *args, pp_error *error) {
   return run(s, args, error);
 }
 TABLE(table->run = at_fault)
+#elif defined(FAULT_FORGETS)
+/* The last byte of the output stays what it was. */
+INSTEAD(PHASE_B, const pp_tensor *t = &args->output->tensors[0]; uint8_t *last = args->output->data + t->offset + t->bytes - 1;
+        uint8_t was = *last; pp_status status = phase_b(s, args, error); *last = was; return status)
+#elif defined(FAULT_LEAK)
+static void keep(pp_session *s) { (void)s; }
+TABLE(table->destroy = keep)
+#elif defined(FAULT_ARGS)
+CREATES(pp_session_config without = *config; without.arg_count = 0; return create(&without, frames, out, error))
 #elif defined(FAULT_GAP)
 AFTER(ENCODE, const pp_tensor *t = &args->output->tensors[1]; args->output->data[t->offset + t->bytes] = 1)
 #elif defined(FAULT_CALLS)
