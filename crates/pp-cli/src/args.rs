@@ -18,9 +18,13 @@ use pp_transport::gpu::p2p::Way;
 
 use crate::exit::print;
 
+mod plugin;
 mod schedule;
 mod whole;
 
+pub(crate) use self::plugin::check_plugin_args;
+use self::plugin::plugin_arg;
+pub use self::plugin::{PluginArgs, PluginCommand};
 pub use self::schedule::ScheduleCommand;
 pub(crate) use self::schedule::{
     CheckArgs, CompareArgs, MemoryArgs, PlotArgs, ShowArgs, SimulateArgs, SimulationArgs, SizeArgs,
@@ -136,34 +140,6 @@ pub enum Command {
     /// Kernel plugins.
     #[command(subcommand)]
     Plugin(PluginCommand),
-}
-
-/// The commands of `pp plugin`.
-#[derive(Debug, Subcommand)]
-pub enum PluginCommand {
-    /// Test a plugin against the ABI, in host memory and in GPU memory, as far as the plugin works there.
-    ///
-    /// Prints each check when it begins and when it ends. A child process loads the plugin and runs the
-    /// checks; what the plugin prints goes to standard error. A check fails if the plugin crashes in it,
-    /// calls exit, or takes longer than PP_STUCK_MS (120000; 0 for ever); the next check then begins in
-    /// a new process. GPU memory is that of the first GPU (CUDA_VISIBLE_DEVICES). Without a GPU a plugin
-    /// for both is checked in host memory alone, and the report says why.
-    ///
-    /// Exit code 0: every check passed. 5: a check failed. 10: the plugin works in GPU memory alone, and
-    /// there is no GPU.
-    Check {
-        /// The shared library.
-        file: PathBuf,
-    },
-    /// The child process that loads a plugin for another command.
-    #[command(hide = true)]
-    Worker {
-        /// The shared library.
-        file: PathBuf,
-        /// Run the checks too, from this one on.
-        #[arg(long, value_name = "N", hide = true)]
-        from: Option<usize>,
-    },
 }
 
 /// The commands of `pp bench`.
@@ -282,13 +258,6 @@ impl Display for Strength {
             Self::Auto => f.write_str("auto"),
             Self::Sigma(sigma) => sigma.fmt(f),
         }
-    }
-}
-
-fn plugin_arg(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("it takes KEY=VALUE".into()),
     }
 }
 

@@ -87,9 +87,9 @@ pub fn perform(command: &Command, env: &Env) -> Result<(), Error> {
         Command::Flight(args) => cmd::flight::flight(args),
         Command::Doctor => cmd::doctor::doctor(env),
         Command::Verify { first, second } => cmd::verify::verify(first, second),
-        Command::Plugin(PluginCommand::Check { file }) => cmd::plugin::check(file, env),
-        Command::Plugin(PluginCommand::Worker { file, from }) => {
-            cmd::plugin::work(file, *from, env)
+        Command::Plugin(PluginCommand::Check(args)) => cmd::plugin::check(args, env),
+        Command::Plugin(PluginCommand::Worker { args, from }) => {
+            cmd::plugin::work(args, *from, env)
         }
     }
 }

@@ -23,6 +23,7 @@ use pp_kernels::Description;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use crate::args::{PluginArgs, check_plugin_args};
 use crate::env::Env;
 use crate::exit::print;
 use pp_job::Error;
@@ -36,7 +37,7 @@ pub(crate) use worker::work;
 /// The plugin does not load, crashes or hangs.
 pub(crate) fn describe(file: &Path, env: &Env) -> Result<Description, Error> {
     let limit = stuck_after(env.lookup())?;
-    let mut worker = Worker::start(file, None)?;
+    let mut worker = Worker::start(file, &[])?;
     let (kind, why) = loop {
         match worker.hear(limit)? {
             Heard::Word(Word::Loaded(about)) => {
@@ -62,12 +63,14 @@ pub(crate) fn describe(file: &Path, env: &Env) -> Result<Description, Error> {
 }
 
 /// Checks a plugin.
-pub(crate) fn check(file: &Path, env: &Env) -> Result<(), Error> {
+pub(crate) fn check(args: &PluginArgs, env: &Env) -> Result<(), Error> {
+    check_plugin_args(&args.plugin_args)?;
+    let file = &args.file;
     let refuse = |kind, why: String| Err(Error::local(kind, "plugin check", why));
     let limit = stuck_after(env.lookup())?;
     let mut report = Report::default();
     loop {
-        match watch(file, limit, &mut report)? {
+        match watch(args, limit, &mut report)? {
             Outcome::Again => {}
             Outcome::NoGpu(why) => return refuse(FaultKind::Device, why),
             Outcome::Done if report.failed == 0 => return Ok(()),
@@ -90,9 +93,19 @@ enum Outcome {
 }
 
 /// Starts a worker and prints what it does, until its end.
-fn watch(file: &Path, limit: Option<Duration>, report: &mut Report) -> Result<Outcome, Error> {
+fn watch(
+    args: &PluginArgs,
+    limit: Option<Duration>,
+    report: &mut Report,
+) -> Result<Outcome, Error> {
     let from = report.begun;
-    let mut worker = Worker::start(file, Some(from))?;
+    let mut options = vec![format!("--from={from}")];
+    if let (Some(width), Some(height)) = (args.width, args.height) {
+        options.extend([format!("--width={width}"), format!("--height={height}")]);
+    }
+    let plugin_args = args.plugin_args.iter();
+    options.extend(plugin_args.map(|(key, value)| format!("--plugin-arg={key}={value}")));
+    let mut worker = Worker::start(&args.file, &options)?;
     report.otherwise = "load, once more";
     if from == 0 {
         report.begin("load")?;
@@ -220,12 +233,10 @@ enum Heard {
 }
 
 impl Worker {
-    /// With checks from a number on, or with none.
-    fn start(file: &Path, from: Option<usize>) -> Result<Self, Error> {
-        let from = from.map(|from| format!("--from={from}"));
+    fn start(file: &Path, options: &[String]) -> Result<Self, Error> {
         let mut process = Command::new("/proc/self/exe")
             .args(["plugin", "worker"])
-            .args(from)
+            .args(options)
             .arg("--")
             .arg(file)
             .env(SUPERVISOR, std::process::id().to_string())

@@ -48,7 +48,7 @@ use self::report::Labels;
 pub use self::shape::Shape;
 use self::sink::VideoSink;
 use self::source::{Settings, VideoSource};
-use crate::args::{KernelChoice, RunArgs};
+use crate::args::{KernelChoice, RunArgs, check_plugin_args};
 use crate::backend::{self, Backend};
 use crate::cmd::plugin;
 use crate::env::Env;
@@ -129,18 +129,6 @@ pub fn check(args: &RunArgs, env: &Env) -> Result<Checked, Error> {
 /// How often a chunk goes through a ring that is walked once for each step. The most steps are fewer than 16 bits hold.
 fn steps(args: &RunArgs) -> u16 {
     args.denoise_steps as u16
-}
-
-/// Refuses two values of one key: a plugin would take either.
-fn check_plugin_args(pairs: &[(String, String)]) -> Result<(), Error> {
-    for (at, (key, value)) in pairs.iter().enumerate() {
-        if let Some((_, first)) = pairs[..at].iter().find(|(other, _)| other == key) {
-            return Err(Error::Usage(format!(
-                "--plugin-arg {key}={value}: {key} is given twice, first as {first:?}; give each key once"
-            )));
-        }
-    }
-    Ok(())
 }
 
 fn check_stages(args: &RunArgs, pipeline: &Pipeline, kernels: &Description) -> Result<(), Error> {

@@ -312,6 +312,34 @@ fn a_plugin_whose_sessions_leave_memory_behind_fails_its_check() {
 }
 
 #[test]
+fn a_plugin_that_needs_an_argument_and_a_size_is_checked_with_them() {
+    let picky = faulty("NO_FAULT_PICKY");
+    let check = |more: &[&str]| run(plugin_check(&picky).args(more), None);
+    let weights = ["--plugin-arg", "weights=w.bin"];
+    let size = ["--width", "200", "--height", "100"];
+    for (more, reason) in [
+        (&size[..], "give --plugin-arg weights=FILE"),
+        (
+            &weights,
+            "the kernels refuse every size that was tried, 40x24 (frames have",
+        ),
+    ] {
+        let failed = check(more);
+        assert_eq!(failed.code, Some(5), "{}", failed.stderr);
+        assert!(not_ok(&failed)[0].contains(reason), "{:?}", not_ok(&failed));
+    }
+    let passed = check(&[&size[..], &weights].concat()).succeeded();
+    let skipped = format!("{IDENTITY}ok; skipped 16x16 (frames have 200x100 samples), ");
+    assert!(
+        not_ok(&passed)[0].starts_with(&skipped),
+        "{:?}",
+        not_ok(&passed)
+    );
+    check(&[weights, weights].concat()).failed(2, &["weights is given twice"]);
+    assert_eq!(check(&size[..2]).code, Some(2), "a width without a height");
+}
+
+#[test]
 fn a_check_that_hangs_is_named_and_the_others_run() {
     let mut command = plugin_check(&faulty("FAULT_HANG"));
     let checked = run(command.env("PP_STUCK_MS", "5000"), None);

@@ -181,6 +181,12 @@ static pp_status halves(const pp_session_config *config, pp_geometry *frames, pp
   return create(config, frames, out, error);
 }
 TABLE(table->run = grey, table->create = halves)
+#elif defined(NO_FAULT_PICKY)
+/* It needs an argument, and takes frames of one size alone. */
+CREATES(if (!config->arg_count || strcmp((const char *)config->args[0].key, "weights"))
+          return fail(error, PP_INVALID_ARGUMENT, "give --plugin-arg weights=FILE");
+        if (config->width != 200 || config->height != 100) return fail(error, PP_UNSUPPORTED, "frames have 200x100 samples");
+        pp_session_config rest = *config; rest.args++; rest.arg_count--; return create(&rest, frames, out, error))
 #elif defined(FAULT_GEOMETRY_OF_SOURCE)
 CREATES(if (config->stage == ENCODE) frames->width *= 2; return create(config, frames, out, error))
 #elif defined(FAULT_GEOMETRY_RATE)

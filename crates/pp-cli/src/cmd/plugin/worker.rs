@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io::Write;
 use std::mem::ManuallyDrop;
-use std::path::Path;
 
 use anyhow::Context;
 use pp_contract::with_source;
@@ -12,6 +11,7 @@ use pp_kernels::check::{CHECKS, Subject};
 use pp_kernels::{Description, KernelSet};
 use serde::{Deserialize, Serialize};
 
+use crate::args::PluginArgs;
 use crate::env::Env;
 use pp_job::Error;
 use pp_job::internal::{SUPERVISOR, bind_to_parent, end_now};
@@ -38,7 +38,8 @@ pub(super) enum Word {
 }
 
 /// Loads the plugin, describes it, and runs the checks from this one on, up to the first that fails.
-pub(crate) fn work(file: &Path, from: Option<usize>, env: &Env) -> Result<(), Error> {
+pub(crate) fn work(args: &PluginArgs, from: Option<usize>, env: &Env) -> Result<(), Error> {
+    let file = &args.file;
     if let Some(parent) = env.text(SUPERVISOR) {
         bind_to_parent(&parent)?;
     }
@@ -60,8 +61,10 @@ pub(crate) fn work(file: &Path, from: Option<usize>, env: &Env) -> Result<(), Er
         // A word that is text can always be written as JSON.
         let _ = parent.tell(&Word::Calls(call.into()));
     };
-    let gpu = about.cuda.then(|| on_gpu(&set, &hears));
-    let host = about.host.then(|| Subject::on_host(&set).heard_by(&hears));
+    let gpu = about.cuda.then(|| on_gpu(&set, args, &hears));
+    let host = about
+        .host
+        .then(|| given(Subject::on_host(&set), args, &hears));
     let why_not = match &gpu {
         Some(Err(error)) => Some(format!("{error:#}")),
         _ => None,
@@ -94,9 +97,20 @@ pub(crate) fn work(file: &Path, from: Option<usize>, env: &Env) -> Result<(), Er
     parent.tell(&Word::Ends)
 }
 
+/// Gives the subject what the user gave, and lets it tell of calls.
+fn given<'a>(
+    subject: Subject<'a>,
+    args: &'a PluginArgs,
+    hears: &'a (dyn Fn(&str) + Sync),
+) -> Subject<'a> {
+    let size = args.width.zip(args.height);
+    subject.with(&args.plugin_args, size).heard_by(hears)
+}
+
 /// The first GPU, and a stream that outlives the subject.
 fn on_gpu<'a>(
     set: &'a KernelSet,
+    args: &'a PluginArgs,
     hears: &'a (dyn Fn(&str) + Sync),
 ) -> anyhow::Result<(Subject<'a>, Stream)> {
     let device = Device::open(0)?;
@@ -105,7 +119,7 @@ fn on_gpu<'a>(
     // SAFETY: the context is the device's primary one, which lives as long as the process, and is current on this
     // thread, which runs all checks. The stream is kept beside the subject.
     let subject = unsafe { Subject::on_device(set, device.raw_context(), stream.raw()) }?;
-    Ok((subject.heard_by(hears), stream))
+    Ok((given(subject, args, hears), stream))
 }
 
 /// The way to the process that prints. The pipe is closed when this process ends, and not before: so the parent sees
