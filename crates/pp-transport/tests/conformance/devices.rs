@@ -2,22 +2,19 @@
 //! `PP_TEST_GPU=real` those of the machine.
 
 use std::cell::RefCell;
-use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pp_contract::Generation;
-use pp_device::{Device, DevicePtr, Event, PinnedBuffer, Stream};
+use pp_device::{Device, DeviceBuffer, DevicePtr, Event, PinnedBuffer, Stream};
 use pp_transport::error::TransportError;
+use pp_transport::flight::FlightRecorder;
+use pp_transport::gpu::p2p::{GpuBackend, Way};
 use pp_transport::gpu::{DeviceRx, DeviceTx};
-use pp_transport::host::EdgeShape;
-use pp_transport::nccl::{
-    self, AbortHandle, Issuer, Nccl, NcclBackend, NcclEnd, NcclOptions, UniqueId,
-};
+use pp_transport::nccl::{Issuer, Nccl, NcclBackend};
 
-use crate::two_way::{self, Lanes, TwoWay, connected};
+use crate::two_way::how;
 use pp_fakes::{Fakes, Loaded};
 
 /// Far enough away that only a hang reaches it.
@@ -72,24 +69,21 @@ impl Drop for Gate {
     }
 }
 
-/// Enough for communicators that end in order.
-pub(crate) fn within() -> Duration {
-    HANG / 2
-}
-
-/// Both devices, for one test at a time: a device has one issuer, and an issuer one thread.
-struct Held {
-    issuers: [Issuer; 2],
+/// Both devices, for one test at a time: a device has one issuer, and an issuer one thread. What the fakes are told to do
+/// wrong is for one test, too.
+pub(crate) struct Held {
+    pub(crate) nccl: [NcclBackend; 2],
+    pub(crate) p2p: [GpuBackend; 2],
     // Last: the next test begins when all of the above is gone.
     _turn: MutexGuard<'static, ()>,
 }
 
-thread_local! {
-    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
-}
-
-fn with<R>(act: impl FnOnce(&mut Held) -> R) -> R {
+/// Acts on what belongs to the test on this thread.
+pub(crate) fn with<R>(act: impl FnOnce(&mut Held) -> R) -> R {
     static TURN: Mutex<()> = Mutex::new(());
+    thread_local! {
+        static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+    }
     HELD.with_borrow_mut(|held| {
         let held = held.get_or_insert_with(|| {
             let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,144 +98,22 @@ impl Held {
         fakes();
         let nccl = Nccl::load().unwrap();
         let devices = [0, 1].map(|ordinal| Device::open(ordinal).unwrap());
+        let with_nccl = |device: &Device| NcclBackend::new(device.clone(), nccl.clone());
+        let p2p =
+            |device: &Device| GpuBackend::new(NcclBackend::alone(device.clone()), Way::P2p, |_| {});
         Self {
-            issuers: devices.each_ref().map(|device| take(&nccl, device)),
+            nccl: devices.each_ref().map(with_nccl),
+            p2p: devices.each_ref().map(p2p),
             _turn: turn,
         }
     }
 }
 
-/// The device's issuer, once the threads that an earlier test left behind are done with it.
-fn take(nccl: &Nccl, device: &Device) -> Issuer {
-    let deadline = Instant::now() + HANG;
-    loop {
-        match Issuer::open(nccl, device) {
-            Err(TransportError::DeviceTaken { .. }) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            opened => return opened.unwrap(),
-        }
-    }
-}
-
-/// The issuers of both devices, which belong to the test on this thread.
+/// The issuers of both devices, once the threads that an earlier test left behind are done with them.
 pub(crate) fn issuers() -> [Issuer; 2] {
-    with(|held| held.issuers.each_ref().map(Issuer::share))
-}
-
-/// What both ends of a link are made of.
-#[derive(Clone, Copy)]
-pub(crate) struct Shape {
-    pub(crate) up: EdgeShape,
-    pub(crate) down: EdgeShape,
-    pub(crate) blocking: bool,
-}
-
-impl Shape {
-    pub(crate) fn up(depth: u32, slot_bytes: u64) -> Self {
-        Self {
-            up: EdgeShape { depth, slot_bytes },
-            down: EdgeShape {
-                depth: 1,
-                slot_bytes: 64,
-            },
-            blocking: true,
-        }
-    }
-}
-
-/// The names of the communicators of both edges.
-pub(crate) fn ids() -> [UniqueId; 2] {
-    [(); 2].map(|()| UniqueId::new(issuers()[0].nccl()).unwrap())
-}
-
-/// Edges to another rank and back, with what ends them.
-pub(crate) struct NcclLink {
-    pub(crate) both: TwoWay<NcclBackend>,
-    handle: AbortHandle,
-}
-
-impl NcclLink {
-    pub(crate) fn abort_handle(&self) -> AbortHandle {
-        self.handle.clone()
-    }
-
-    pub(crate) fn close(self, deadline: Instant) -> Result<(), TransportError> {
-        let TwoWay { out, incoming, .. } = self.both;
-        nccl::close(vec![NcclEnd::Out(out), NcclEnd::In(incoming)], deadline)
-    }
-}
-
-impl Deref for NcclLink {
-    type Target = TwoWay<NcclBackend>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.both
-    }
-}
-
-impl DerefMut for NcclLink {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.both
-    }
-}
-
-const SMALL: EdgeShape = EdgeShape {
-    depth: 1,
-    slot_bytes: 64,
-};
-
-/// The lanes of small edges.
-pub(crate) fn small_lanes() -> (Lanes, Lanes) {
-    two_way::lanes(SMALL, SMALL)
-}
-
-/// One end of small edges, the lower where its device is 0.
-pub(crate) fn options(issuer: Issuer, lanes: Lanes, ids: [UniqueId; 2]) -> NcclOptions {
-    let shape = Shape {
-        up: SMALL,
-        down: SMALL,
-        blocking: false,
-    };
-    options_of(shape, issuer, lanes, ids)
-}
-
-fn options_of(shape: Shape, issuer: Issuer, lanes: Lanes, ids: [UniqueId; 2]) -> NcclOptions {
-    NcclOptions {
-        is_lower: issuer.device().about().ordinal == 0,
-        issuer,
-        edges: two_way::edges(lanes, shape.up, shape.down, ids),
-        deadline: Instant::now() + HANG,
-        generation: Generation::new(0),
-        blocking: shape.blocking,
-    }
-}
-
-/// Both ends, the lower on device 0 and the higher on device 1, over these lanes.
-pub(crate) fn connect(
-    shape: Shape,
-    lanes: (Lanes, Lanes),
-) -> Result<(NcclLink, NcclLink), TransportError> {
-    let ([lower, higher], ids) = (issuers(), ids());
-    let make = |issuer, lanes: Lanes| {
-        let bell = lanes.bell.clone();
-        let options = options_of(shape, issuer, lanes, ids);
-        move || {
-            let ends = nccl::connect(options, &|| true)?;
-            let (both, handle) = connected(ends, bell);
-            Ok::<_, TransportError>(NcclLink { both, handle })
-        }
-    };
-    let (low, high) = (make(lower, lanes.0), make(higher, lanes.1));
-    std::thread::scope(|scope| {
-        let high = scope.spawn(high);
-        let low = low()?;
-        Ok((low, high.join().unwrap()?))
-    })
-}
-
-pub(crate) fn pair(shape: Shape) -> (NcclLink, NcclLink) {
-    connect(shape, two_way::lanes(shape.up, shape.down)).unwrap()
+    let off = FlightRecorder::off();
+    let issuer = |backend: &mut NcclBackend| backend.issuer(how(HANG, &|| true, &off)).unwrap();
+    with(|held| held.nccl.each_mut().map(issuer))
 }
 
 /// A stream of the device, of this thread's own.
@@ -317,17 +189,31 @@ pub(crate) fn download(on: usize, lease: &DeviceRx) -> Vec<u8> {
     bytes
 }
 
-/// Bytes free on the device, once what earlier tests left to be freed is.
+/// Waits until the thread that frees has looked at all that was dropped before, and gives what is free on this device then.
 pub(crate) fn settled_free(device: &Device) -> u64 {
-    let look = || device.memory().unwrap().free;
-    let (mut seen, mut times) = (look(), 0);
-    while times < 20 {
-        std::thread::sleep(Duration::from_millis(5));
-        let now = look();
-        times = if now == seen { times + 1 } else { 0 };
-        seen = now;
-    }
-    seen
+    // More than all that it may have to free first.
+    const LAST: usize = 256 << 20;
+    let free = || device.memory().unwrap().free;
+    let last = DeviceBuffer::new(device, LAST).unwrap();
+    let without = free() + LAST as u64;
+    drop(last);
+    wait(|| free() >= without);
+    free()
+}
+
+/// Bytes free on both devices, once what was dropped before and is not in use is freed.
+pub(crate) fn free() -> [u64; 2] {
+    [0, 1].map(|on| settled_free(&Device::open(on).unwrap()))
+}
+
+/// Waits until as much is free as was before.
+pub(crate) fn assert_free(before: [u64; 2]) {
+    wait(|| {
+        free()
+            .iter()
+            .zip(before)
+            .all(|(now, before)| *now >= before)
+    });
 }
 
 /// Waits until it is so.

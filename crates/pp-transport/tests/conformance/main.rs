@@ -8,8 +8,9 @@ mod cuda;
 mod devices;
 #[path = "../edges_support/mod.rs"]
 mod edges_support;
+mod gpu_link;
+mod gpu_suite;
 mod host;
-mod nccl;
 mod nccl_faults;
 mod nccl_generations;
 mod nccl_group;

@@ -5,6 +5,7 @@ use std::time::Instant;
 use pp_contract::{DType, Rank};
 use pp_device::{Device, DeviceBuffer, PinnedBuffer, Stream};
 use pp_testing::wait_for;
+use pp_transport::backend::Abort;
 use pp_transport::error::TransportError;
 use pp_transport::nccl::{CommOptions, Communicator, GroupBuffer, Issuer, Reduce, UniqueId};
 
@@ -247,7 +248,8 @@ fn a_communicator_is_not_freed_while_a_group_is_begun() {
     let gate = Gate::closed(fakes);
     fakes.set("FAULTS", "ncclAllReduce:1:wait");
     let issued = std::thread::scope(|scope| {
-        scope.spawn(|| abort_waits_at(gate, &handle));
+        let abort: Abort = Box::new(move |why, deadline| handle.abort(why, deadline));
+        scope.spawn(move || abort_waits_at(gate, &abort));
         group.commit(&stream).unwrap()
     });
     fakes.set("FAULTS", "");

@@ -1,76 +1,93 @@
-//! Edges by copy engine, both ends in this process, on two devices.
+//! What only the copy engine does: payloads that move before their message, and credits that a stream writes.
 
 use std::time::{Duration, Instant};
 
 use pp_contract::{Composer, Lockstep};
-use pp_device::{Device, Stream};
 use pp_testing::{prepare, wait_for};
 use pp_transport::error::TransportError;
-use pp_transport::gpu::p2p::{GpuBackend, Way};
-use pp_transport::gpu::{DeviceRx, DeviceTx};
-use pp_transport::host::EdgeShape;
-use pp_transport::launch::Via;
-use pp_transport::nccl::NcclBackend;
+use pp_transport::gpu::p2p::GpuBackend;
 
-use crate::devices;
-use crate::edges_support::{Meeting, Peer};
-use crate::suite::{Backend, Link};
-use crate::two_way::{TwoWay, by_backend, edge_ends};
-
-/// A backend for the device of this number.
-pub(crate) fn backend(ordinal: u32, way: Way) -> GpuBackend {
-    devices::fakes();
-    let device = Device::open(ordinal).unwrap();
-    GpuBackend::new(NcclBackend::alone(device), way, |_| {})
-}
-
-/// One end of an edge up and one down.
-fn connect(ordinal: u32, mut peer: Peer, up: EdgeShape, down: EdgeShape) -> TwoWay<GpuBackend> {
-    let backend = backend(ordinal, Way::P2p);
-    by_backend(backend, &mut peer, edge_ends(up, down, ordinal == 0))
-}
+use crate::devices::{Gate, HANG, Held, fakes, wait};
+use crate::gpu_link::{Mover, edge, ends, on_device, read_slowly, stream, talk};
+use crate::suite::Backend as _;
 
 struct P2p;
 
-impl Backend for P2p {
+impl Mover for P2p {
     type Edges = GpuBackend;
-    const COMPLETIONS_RING: bool = false;
-    const SENT_OUTLIVES_SENDER: bool = false;
 
-    fn large() -> usize {
-        if devices::is_real() { 1 << 30 } else { 8 << 20 }
-    }
-
-    fn pair(depth: u32, slot_bytes: u64) -> (Link<Self>, Link<Self>) {
-        let up = EdgeShape { depth, slot_bytes };
-        let down = EdgeShape {
-            depth: 1,
-            slot_bytes: 64,
-        };
-        let [low, high] = Meeting::of_two(Via::Unix);
-        std::thread::scope(|scope| {
-            let high = scope.spawn(|| connect(1, high, up, down));
-            (connect(0, low, up, down), high.join().unwrap())
-        })
-    }
-
-    fn write(lease: &mut DeviceTx, at: usize, bytes: &[u8]) {
-        devices::upload(0, lease, at, bytes);
-    }
-
-    fn read(lease: &DeviceRx) -> Vec<u8> {
-        devices::download(1, lease)
+    fn backends(held: &mut Held) -> &mut [GpuBackend; 2] {
+        &mut held.p2p
     }
 }
 
-crate::conformance!(P2p);
+crate::gpu_suite::conformance_on_gpus!(P2p);
+
+/// A credit that waits for its reader has not left.
+#[test]
+fn a_link_that_ends_before_its_credits_have_left_is_given_up() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let mut ends = ends::<P2p>(edge(1, 64));
+    let done = ends[1].send(64);
+    drop(wait_for(ends[0].hear_one().1));
+    wait(|| done.is_done().unwrap());
+    let (gate, reader, kernels) = (Gate::closed(fakes), stream(1), on_device(1));
+    let flight = ends[0].send(64);
+    let payload = wait_for(ends[1].hear_one().1);
+    read_slowly(&payload, &reader, &kernels, u64::MAX);
+    drop(payload);
+    let [first, second] = ends;
+    drop(second);
+    assert!(done.is_done().is_err(), "it did not wait for its credit");
+    drop(gate);
+    // The credit leaves all the same, and is true.
+    wait(|| flight.is_done().unwrap());
+    drop(first);
+}
+
+#[test]
+fn nothing_is_sent_ahead_once_the_memory_of_the_peer_is_gone() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let mut ends = ends::<P2p>(edge(1, 64));
+    let mut lease = ends[0].lease();
+    drop(ends);
+    fakes.set("FAULTS", "cuMemcpyDtoDAsync:1:999,nothing:7:skip");
+    let ahead = lease.send_ahead(64);
+    fakes.set("FAULTS", "");
+    ahead.unwrap();
+}
+
+/// The driver takes the copy and refuses the number behind it.
+#[test]
+fn a_slot_whose_number_was_refused_is_sent_no_more() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    let mut ends = ends::<P2p>(edge(2, 64));
+    talk(&mut ends, 64, 2);
+    fakes.set("FAULTS", "cuStreamWriteValue32:1:999,nothing:6:skip");
+    let mut unsent = ends[0].fail_to_send(64);
+    fakes.set("FAULTS", "");
+    let written = unsent.write_on(&stream(0), |_| Ok::<_, TransportError>(()));
+    let error = written.unwrap_err().to_string();
+    assert!(error.contains("out of use"), "{error}");
+    let other = ends[0].lease();
+    drop(unsent);
+    let leased = ends[0].link.try_lease().unwrap();
+    assert!(leased.is_none(), "a slot that may move is leased");
+    drop(other);
+}
 
 #[test]
 fn a_slot_that_was_sent_ahead_is_sent_as_it_was() {
     const BYTES: usize = 64;
     let (mut sender, mut receiver) = P2p::pair(2, BYTES as u64);
     let (mut composer, mut lockstep, mut inbox) = (Composer::new(), Lockstep::new(), Vec::new());
-    let stream = Stream::new(&Device::open(0).unwrap()).unwrap();
+    let stream = stream(0);
     for n in 0..3 {
         let mut lease = wait_for_some(|| sender.try_lease().unwrap());
         P2p::write(&mut lease, 0, &[n as u8; BYTES]);
@@ -105,7 +122,7 @@ fn a_slot_that_was_sent_ahead_is_sent_as_it_was() {
 }
 
 fn wait_for_some<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + devices::HANG;
+    let deadline = Instant::now() + HANG;
     loop {
         if let Some(found) = look() {
             return found;

@@ -2,8 +2,9 @@
 #![allow(dead_code, reason = "each test crate uses its part")]
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,9 +12,7 @@ use pp_contract::{Fault, Rank};
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_testing::{HANG, pattern};
 use pp_transport::backend::{self, Backend, OnFrame};
-use pp_transport::control::{
-    ControlChannel, ControlError, ControlReceiver, ControlSender, Message,
-};
+use pp_transport::control::{ControlChannel, ControlError, ControlSender, Message};
 use pp_transport::edge::Edges;
 use pp_transport::error::TransportError;
 use pp_transport::gpu::p2p::{GpuBackend, Way};
@@ -46,23 +45,36 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Hands every frame that comes over the channel to `on_frame`, until the peer is gone.
-    pub(crate) fn listen(self, on_frame: Option<OnFrame>) -> Option<ControlSender> {
-        let peer = self.other;
-        let (sender, receiver) = self.channel.split();
-        let on_frame = on_frame?;
-        thread::spawn(move || listen(peer, receiver, on_frame));
-        Some(sender)
+    /// The same, on a host that cannot be passed descriptors.
+    pub(crate) fn on_another_host(self) -> Self {
+        let is_on_host = false;
+        Self { is_on_host, ..self }
     }
-}
 
-fn listen(peer: Rank, mut receiver: ControlReceiver, mut on_frame: OnFrame) {
-    loop {
-        match receiver.recv_deadline(Instant::now() + Duration::from_millis(100)) {
-            Ok(Message::Frame(body)) => on_frame(peer, body).unwrap(),
-            Ok(_) | Err(ControlError::TimedOut { .. }) => {}
-            Err(_) => return,
-        }
+    /// Hands every frame that comes over the channel to `on_frame`, until the peer is gone. Does not read while it is
+    /// stopped.
+    pub(crate) fn listen(
+        self,
+        on_frame: Option<OnFrame>,
+        stopped: &Arc<AtomicBool>,
+    ) -> Option<ControlSender> {
+        let (peer, stopped) = (self.other, Arc::clone(stopped));
+        let (sender, mut receiver) = self.channel.split();
+        let mut on_frame = on_frame?;
+        thread::spawn(move || {
+            loop {
+                while stopped.load(Ordering::Relaxed) {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                match receiver.recv_deadline(Instant::now() + Duration::from_millis(5)) {
+                    Ok(Message::Frame(body)) => on_frame(peer, body).unwrap(),
+                    Ok(_) | Err(ControlError::TimedOut { .. }) => {}
+                    // The other end is done.
+                    Err(_) => return,
+                }
+            }
+        });
+        Some(sender)
     }
 }
 

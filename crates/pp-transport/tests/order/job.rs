@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pp_contract::{Composer, Generation, Lockstep};
+use pp_contract::{Composer, Lockstep};
 use pp_device::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use pp_testing::{Folder, number, prepare};
+use pp_transport::backend::Backend;
 use pp_transport::edge::Edges;
 use pp_transport::error::TransportError;
 use pp_transport::gpu::p2p::{GpuBackend, Way};
@@ -19,11 +20,12 @@ use pp_transport::gpu::{DeviceRx, DeviceTx, Receiving, Sending};
 use pp_transport::host::EdgeShape;
 use pp_transport::in_flight::{Completion, InFlight};
 use pp_transport::launch::Via;
-use pp_transport::nccl::{self, Issuer, Nccl, NcclBackend, NcclOptions, UniqueId};
+use pp_transport::nccl::{Nccl, NcclBackend};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::edges_support::Meeting;
-use crate::two_way::{self, TwoWay, by_backend, edge_ends, edges, lanes};
+use crate::lifetimes::{self, Cut};
+use crate::two_way::{TwoWay, by_backend, edge_ends};
 use pp_fakes::Fakes;
 use pp_fakes::check::Recording;
 use pp_fakes::raw::TestKernels;
@@ -36,7 +38,7 @@ const SPOILED: Duration = Duration::from_secs(2);
 const ASLEEP: Duration = Duration::from_secs(10);
 /// How many generations move their payloads by copy engine.
 const BY_P2P: &str = "PP_ORDER_P2P";
-const LARGEST: usize = 20_000;
+pub(crate) const LARGEST: usize = 20_000;
 
 /// What a job is to be.
 #[derive(Clone, Copy, Debug)]
@@ -49,16 +51,19 @@ pub(crate) struct Case {
     pub(crate) blocking: bool,
     /// By copy engine, and not by NCCL: so many generations, one after the other.
     pub(crate) p2p: Option<usize>,
+    /// The generation does not come to its end.
+    pub(crate) cut: Option<Cut>,
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} {} {}",
+            "{} {} {} {}",
             self.chunks,
             self.depth,
-            u8::from(self.blocking)
+            u8::from(self.blocking),
+            self.cut.map_or(0, |cut| 1 + cut as u8)
         )
     }
 }
@@ -112,6 +117,7 @@ pub(crate) fn record(command: &mut Command) -> Outcome {
     let folder = Folder::new(env!("CARGO_TARGET_TMPDIR"), &format!("order-{next}"));
     command
         .env("PP_FAKE_RECORD", folder.path())
+        .env("PP_FAKE_GATE", folder.path().join("gate"))
         .env("PP_FAKE_NCCL_DIR", folder.path());
     let output = Fakes::newest().give_to(command).output().unwrap();
     Outcome {
@@ -141,9 +147,10 @@ pub(crate) fn end_when_stuck(is_spoiled: bool) {
 fn child() {
     let case = std::env::var("PP_ORDER_CASE").expect("started by the other tests");
     let numbers: Vec<u64> = case.split(' ').map(|word| word.parse().unwrap()).collect();
-    let [chunks, depth, blocking] = numbers[..] else {
+    let [chunks, depth, blocking, cut] = numbers[..] else {
         panic!("{case}");
     };
+    let cut = [None, Some(Cut::AtWork), Some(Cut::AtPanic)][cut as usize];
     let faults = std::env::var("PP_FAKE_FAULTS").unwrap_or_default();
     end_when_stuck(!faults.is_empty());
     Fakes::newest().load();
@@ -151,26 +158,42 @@ fn child() {
         depth: depth as u32,
         slot_bytes: LARGEST as u64,
     };
-    let job = Job::new(chunks);
+    if cut.is_some() {
+        std::fs::write(gate(), []).unwrap();
+    }
+    let job = Job::new(chunks, cut);
     let wrong = match std::env::var(BY_P2P) {
-        Ok(generations) => job.by_p2p(shape, generations.parse().unwrap()),
-        Err(_) => job.by_nccl(shape, blocking == 1),
+        Ok(generations) => job.over(shape, generations.parse().unwrap(), |device| {
+            GpuBackend::new(NcclBackend::alone(device), Way::P2p, |_| {})
+        }),
+        Err(_) => job.over(shape, 1, |device| {
+            let mut backend = NcclBackend::new(device, Nccl::load().unwrap());
+            backend.blocking = blocking == 1;
+            backend
+        }),
     };
     assert_eq!(wrong, 0, "bytes are wrong");
+}
+
+/// Where work waits for the end of a generation that is cut.
+fn gate() -> std::ffi::OsString {
+    std::env::var_os("PP_FAKE_GATE").expect("started by the other tests")
 }
 
 /// What both ranks of a process have.
 struct Job {
     chunks: u64,
+    cut: Option<Cut>,
     connected: Barrier,
     finished: Barrier,
     busy: AtomicU32,
 }
 
 impl Job {
-    fn new(chunks: u64) -> Self {
+    fn new(chunks: u64, cut: Option<Cut>) -> Self {
         Self {
             chunks,
+            cut,
             connected: Barrier::new(2),
             finished: Barrier::new(2),
             busy: AtomicU32::new(2),
@@ -188,55 +211,51 @@ impl Job {
         })
     }
 
-    fn by_nccl(&self, shape: EdgeShape, blocking: bool) -> u64 {
-        let nccl = Nccl::load().unwrap();
-        let ids = [UniqueId::new(&nccl).unwrap(), UniqueId::new(&nccl).unwrap()];
-        self.ranks(lanes(shape, shape).into(), |rank, lanes| {
-            let device = Device::open(rank).unwrap();
-            let bell = lanes.bell.clone();
-            let ends = nccl::connect(
-                NcclOptions {
-                    issuer: Issuer::open(&nccl, &device).unwrap(),
-                    is_lower: rank == 0,
-                    edges: edges(lanes, shape, shape, ids),
-                    deadline: Instant::now() + STUCK,
-                    generation: Generation::new(0),
-                    blocking,
-                },
-                &|| true,
-            )
-            .unwrap();
-            self.run(rank, two_way::connected(ends, bell).0, &device)
-        })
-    }
-
-    fn by_p2p(&self, shape: EdgeShape, generations: usize) -> u64 {
+    /// Makes generations one after the other, and does in each what a rank does.
+    fn over<B: Backend + OnGpu>(
+        &self,
+        shape: EdgeShape,
+        generations: usize,
+        backend: impl Fn(Device) -> B + Sync,
+    ) -> u64 {
         let meetings = std::iter::repeat_with(|| Meeting::of_two(Via::Unix));
         let (low, high): (Vec<_>, Vec<_>) = meetings.take(generations).map(Into::into).unzip();
         self.ranks([low, high], |rank, peers| {
-            let device = Device::open(rank).unwrap();
+            let stage = Stage::new(rank);
+            let mut backend = backend(stage.device.clone());
             let one = |mut peer| {
-                let nccl = NcclBackend::alone(device.clone());
-                let backend = GpuBackend::new(nccl, Way::P2p, |_| {});
-                let link = by_backend(backend, &mut peer, edge_ends(shape, shape, rank == 0));
-                self.run(rank, link, &device)
+                let ends = edge_ends(shape, shape, rank == 0);
+                let link = by_backend(&mut backend, &mut peer, ends);
+                self.run(rank, link, &stage)
             };
             peers.into_iter().map(one).sum()
         })
     }
 
     /// Does what a rank does, from its first send to its last; how many bytes were wrong.
-    fn run<B: OnGpu>(&self, rank: u32, mut link: TwoWay<B>, device: &Device) -> u64 {
+    fn run<B: OnGpu>(&self, rank: u32, mut link: TwoWay<B>, stage: &Stage) -> u64 {
         let loaded = Fakes::newest().load();
-        let stage = Stage::new(device);
         if self.connected.wait().is_leader() {
             loaded.note("Mark name=run");
         }
         self.connected.wait();
+        if let Some(cut) = self.cut {
+            lifetimes::leave(rank, link, stage, cut, &self.finished);
+            // Once both have left, the work begins.
+            if self.connected.wait().is_leader() {
+                std::fs::remove_file(gate()).unwrap();
+            }
+            lifetimes::wait_until_freed(&stage.device, stage.free, cut);
+            if self.finished.wait().is_leader() {
+                loaded.note("Mark name=end");
+            }
+            self.finished.wait();
+            return stage.wrong();
+        }
         if rank == 0 {
-            rank_0(&mut link, &stage, self.chunks).unwrap();
+            rank_0(&mut link, stage, self.chunks).unwrap();
         } else {
-            answer(&mut link, &stage, self.chunks).unwrap();
+            answer(&mut link, stage, self.chunks).unwrap();
         }
         // A slot whose reader was not done when it was let go goes back in a later call.
         self.busy.fetch_sub(1, Ordering::Relaxed);
@@ -254,26 +273,33 @@ impl Job {
 }
 
 /// What a rank computes with.
-struct Stage {
+pub(crate) struct Stage {
     device: Device,
-    kernels: TestKernels,
+    pub(crate) kernels: TestKernels,
     /// The first fills, the second compares; answers are made on both in turn.
-    streams: [Stream; 2],
-    wrong: DeviceBuffer,
+    pub(crate) streams: [Stream; 2],
+    pub(crate) wrong: DeviceBuffer,
+    /// Bytes of the device that were free before there was an edge.
+    free: u64,
 }
 
 impl Stage {
-    fn new(device: &Device) -> Self {
+    fn new(rank: u32) -> Self {
+        let device = Device::open(rank).unwrap();
         device.bind().unwrap();
-        let streams = [Stream::new(device).unwrap(), Stream::new(device).unwrap()];
-        let wrong = DeviceBuffer::new(device, 8).unwrap();
+        let streams = [(); 2].map(|()| Stream::new(&device).unwrap());
+        let wrong = DeviceBuffer::new(&device, 8).unwrap();
         // SAFETY: the buffer lives as long as the stage, and its stream passes this first.
         unsafe { streams[1].fill(wrong.ptr(), 0).unwrap() };
+        while !streams[1].is_idle().unwrap() {
+            thread::yield_now();
+        }
         Self {
-            device: device.clone(),
             kernels: TestKernels::load(),
             streams,
             wrong,
+            free: device.memory().unwrap().free,
+            device,
         }
     }
 
@@ -409,7 +435,10 @@ fn answer<B: OnGpu>(
 }
 
 /// What moves payloads between GPUs.
-trait OnGpu: Edges<Tx = DeviceTx, Rx = DeviceRx, Sending = Sending, Receiving = Receiving> {}
+pub(crate) trait OnGpu:
+    Edges<Tx = DeviceTx, Rx = DeviceRx, Sending = Sending, Receiving = Receiving>
+{
+}
 
 impl<B> OnGpu for B where
     B: Edges<Tx = DeviceTx, Rx = DeviceRx, Sending = Sending, Receiving = Receiving>
@@ -417,10 +446,10 @@ impl<B> OnGpu for B where
 }
 
 /// A message, and the receive of its payload, if it has one.
-type Announced = (u64, Option<InFlight<Receiving>>);
+pub(crate) type Announced = (u64, Option<InFlight<Receiving>>);
 
 /// The next message, if one was announced, and the receive of its payload, if it has one.
-fn hear<B: OnGpu>(
+pub(crate) fn hear<B: OnGpu>(
     link: &mut TwoWay<B>,
     lockstep: &mut Lockstep,
     inbox: &mut Vec<u8>,
@@ -449,7 +478,7 @@ fn take_finished(sending: &mut VecDeque<InFlight<Sending>>) -> Result<(), Transp
 }
 
 /// The first message that was announced, if its payload is there.
-fn take_arrived(
+pub(crate) fn take_arrived(
     receiving: &mut VecDeque<Announced>,
 ) -> Result<Option<(u64, Option<DeviceRx>)>, TransportError> {
     let Some((n, flight)) = receiving.pop_front() else {

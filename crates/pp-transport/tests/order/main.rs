@@ -7,6 +7,7 @@ mod control_support;
 #[path = "../edges_support/mod.rs"]
 mod edges_support;
 mod job;
+mod lifetimes;
 mod local;
 mod mesh;
 mod puts;

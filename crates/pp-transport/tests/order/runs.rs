@@ -3,17 +3,18 @@
 use crate::job::{Case, Outcome, run};
 use pp_fakes::check::{Expect, Report, Rule, check};
 
-const CASE: Case = Case {
+pub(crate) const CASE: Case = Case {
     chunks: 60,
     depth: 2,
     seed: 1,
     eager: 4096,
     blocking: true,
     p2p: None,
+    cut: None,
 };
 
 /// The same by copy engine, with one slot, so that few orders follow from those of other slots.
-const P2P: Case = Case {
+pub(crate) const P2P: Case = Case {
     depth: 1,
     p2p: Some(1),
     ..CASE

@@ -121,7 +121,7 @@ fn work<K: Kind>(mut peer: Peer, ends: &[EdgeEnd], all: &Barrier) {
     let (mut memory, mut backend) = K::rank(rank.get());
     let bell = Bell::new().unwrap();
     let (agreed, on_frame) = backend.agree(&mut peer, ends, &bell).unwrap();
-    let listening = peer.listen(on_frame);
+    let listening = peer.listen(on_frame, &Arc::default());
     let connected = backend.connect(agreed, how(&FlightRecorder::off()));
     let connected = connected.unwrap();
     let numbers: Vec<_> = connected.ends.iter().map(|(edge, _)| *edge).collect();

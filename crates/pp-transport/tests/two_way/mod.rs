@@ -4,12 +4,11 @@
 use std::time::{Duration, Instant};
 
 use pp_contract::{Generation, Matched, Prepared, Rank, Stamp};
-use pp_transport::backend::{Backend as _, Connect, EdgeEnd, End, Peer};
+use pp_transport::backend::{Abort, Backend, Connect, EdgeEnd, End, OnFrame, Peer};
 use pp_transport::bell::Bell;
 use pp_transport::edge::{EdgeRx, EdgeTx, Edges, Sent};
 use pp_transport::error::TransportError;
 use pp_transport::flight::FlightRecorder;
-use pp_transport::gpu::p2p::GpuBackend;
 use pp_transport::host::{EdgeShape, Host};
 use pp_transport::in_flight::{InFlight, Rejected};
 use pp_transport::lane::{self, LaneEnd};
@@ -59,6 +58,9 @@ impl<B: Edges> TwoWay<B> {
         self.incoming.receive(header)
     }
 }
+
+/// Far enough away that only a hang reaches it.
+const HANG: Duration = Duration::from_secs(60);
 
 const LOW: Rank = Rank::new(0);
 const HIGH: Rank = Rank::new(1);
@@ -113,31 +115,68 @@ pub(crate) fn edge_ends(up: EdgeShape, down: EdgeShape, is_lower: bool) -> [Edge
     })
 }
 
-/// The edge up and that down of a rank, as a backend by copy engine agrees on them with the peer and makes them.
-pub(crate) fn by_backend(
-    mut backend: GpuBackend,
-    peer: &mut dyn Peer,
-    ends: [EdgeEnd; 2],
-) -> TwoWay<GpuBackend> {
-    let bell = Bell::new().unwrap();
-    let (agreed, on_frame) = backend.agree(peer, &ends, &bell).unwrap();
-    assert!(on_frame.is_none());
-    let how = Connect {
+pub(crate) fn how<'a>(
+    within: Duration,
+    is_wanted: &'a dyn Fn() -> bool,
+    recorder: &'a FlightRecorder,
+) -> Connect<'a> {
+    Connect {
         generation: Generation::new(0),
-        deadline: Instant::now() + Duration::from_secs(60),
-        is_wanted: &|| true,
-        recorder: &FlightRecorder::off(),
-    };
-    let connected = backend.connect(agreed, how).unwrap();
-    assert_eq!(backend.capabilities().name, "p2p");
-    let (mut out, mut incoming) = (None, None);
-    for (_, end) in connected.ends {
-        match end {
-            End::Out(end) => out = Some(end),
-            End::In(end) => incoming = Some(end),
+        deadline: Instant::now() + within,
+        is_wanted,
+        recorder,
+    }
+}
+
+/// A rank that has agreed with its peer on an edge up and one down.
+pub(crate) struct Met<B: Backend> {
+    agreed: B::Agreed,
+    bell: Bell,
+    /// Where headers take the control channel.
+    pub(crate) on_frame: Option<OnFrame>,
+}
+
+impl<B: Backend> Met<B> {
+    pub(crate) fn new(backend: &mut B, peer: &mut dyn Peer, ends: [EdgeEnd; 2]) -> Self {
+        let bell = Bell::new().unwrap();
+        let (agreed, on_frame) = backend.agree(peer, &ends, &bell).unwrap();
+        Self {
+            agreed,
+            bell,
+            on_frame,
         }
     }
-    TwoWay::new(out.unwrap(), incoming.unwrap(), bell)
+
+    /// Makes the edges, and what gives them up.
+    pub(crate) fn connect(
+        self,
+        backend: &mut B,
+        within: Duration,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<(TwoWay<B>, Abort), TransportError> {
+        let recorder = FlightRecorder::off();
+        let connected = backend.connect(self.agreed, how(within, is_wanted, &recorder))?;
+        let (mut out, mut incoming) = (None, None);
+        for (_, end) in connected.ends {
+            match end {
+                End::Out(end) => out = Some(end),
+                End::In(end) => incoming = Some(end),
+            }
+        }
+        let both = TwoWay::new(out.unwrap(), incoming.unwrap(), self.bell);
+        Ok((both, connected.abort.expect("it has payloads")))
+    }
+}
+
+/// The edge up and that down of a rank, as its backend makes them.
+pub(crate) fn by_backend<B: Backend>(
+    backend: &mut B,
+    peer: &mut dyn Peer,
+    ends: [EdgeEnd; 2],
+) -> TwoWay<B> {
+    let met = Met::new(backend, peer, ends);
+    assert!(met.on_frame.is_none());
+    met.connect(backend, HANG, &|| true).unwrap().0
 }
 
 /// What NCCL connects.

@@ -1,0 +1,144 @@
+//! Generations that end in the middle of their work: slots, mappings and pages of numbers stay until the device has passed
+//! all that uses them, and no longer.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
+use std::time::Instant;
+
+use pp_contract::{Composer, Lockstep};
+use pp_device::{Device, DeviceBuffer};
+use pp_testing::prepare;
+use pp_transport::error::TransportError;
+
+use crate::job::{Case, LARGEST as BYTES, OnGpu, STUCK, Stage, hear, run, take_arrived};
+use crate::runs::{CASE, P2P};
+use crate::two_way::TwoWay;
+use pp_fakes::check::{Expect, check};
+
+/// More bytes than all that the ranks of a test leave to be freed.
+const MUCH: usize = 256 << 20;
+
+/// How a generation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// A payload is written, and one is read.
+    AtWork,
+    /// The stages that write and read have panicked, so no event stands behind what they issued: it may never be freed.
+    AtPanic,
+}
+
+fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + STUCK;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "it never came");
+        std::thread::yield_now();
+    }
+}
+
+/// Begins work that waits at the gate, and drops its slot and all edges. Both ranks have begun when one drops.
+pub(crate) fn leave<B: OnGpu>(
+    rank: u32,
+    mut link: TwoWay<B>,
+    stage: &Stage,
+    cut: Cut,
+    both: &Barrier,
+) {
+    let (kernels, stream) = (&stage.kernels, &stage.streams[1]);
+    let issued = |work: &dyn Fn()| {
+        kernels.spin(stream.raw(), u64::MAX);
+        work();
+        assert!(cut == Cut::AtWork, "a stage panics");
+        Ok::<_, TransportError>(())
+    };
+    if rank == 0 {
+        let mut composer = Composer::new();
+        let mut leases = [(); 2].map(|()| wait_for(|| link.try_lease().unwrap()));
+        let filled = leases[0].write_on(stream, |to| {
+            kernels.fill(stream.raw(), to.address, BYTES, 0);
+            Ok::<_, TransportError>(())
+        });
+        filled.unwrap();
+        let write = || {
+            leases[1].write_on(stream, |to| {
+                issued(&|| kernels.fill(stream.raw(), to.address, BYTES, 1))
+            })
+        };
+        let written = catch_unwind(AssertUnwindSafe(write));
+        let mut sent = Vec::new();
+        for (n, lease) in (0..).zip(leases) {
+            let (message, stamp) = prepare(&mut composer, n, BYTES);
+            sent.push(link.send(message, stamp, Some(lease)));
+        }
+        assert_eq!(written.is_ok(), sent[1].is_ok());
+        both.wait();
+        drop((sent, link));
+    } else {
+        let (mut lockstep, mut inbox) = (Lockstep::new(), Vec::new());
+        let mut receiving = VecDeque::new();
+        let payload = wait_for(|| {
+            receiving.extend(hear(&mut link, &mut lockstep, &mut inbox).unwrap());
+            take_arrived(&mut receiving).unwrap()?.1
+        });
+        let read = || {
+            payload.read_on(stream, |from| {
+                let wrong = stage.wrong.address();
+                issued(&|| kernels.check(stream.raw(), from.address, BYTES, 0, wrong))
+            })
+        };
+        let read = catch_unwind(AssertUnwindSafe(read));
+        while read.is_ok() && receiving.is_empty() {
+            receiving.extend(hear(&mut link, &mut lockstep, &mut inbox).unwrap());
+        }
+        both.wait();
+        drop((payload, receiving, link));
+    }
+}
+
+/// Waits until all is freed that the device had no use for: as much as was free `before`, where nothing may be lost.
+pub(crate) fn wait_until_freed(device: &Device, before: u64, cut: Cut) {
+    let free = || device.memory().unwrap().free;
+    let has_pages = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.contains("pp-numbers")
+    };
+    if cut == Cut::AtWork {
+        return wait_for(|| (free() >= before && !has_pages()).then_some(()));
+    }
+    // Behind all that was dropped before it.
+    let last = DeviceBuffer::new(device, MUCH).unwrap();
+    let without = free() + MUCH as u64;
+    drop(last);
+    wait_for(|| (free() >= without).then_some(()));
+}
+
+#[test]
+fn what_the_device_uses_outlives_its_generation_by_nccl_and_by_copy_engine() {
+    for (case, cut) in [CASE, P2P]
+        .into_iter()
+        .flat_map(|case| [(case, Cut::AtWork), (case, Cut::AtPanic)])
+    {
+        let case = Case {
+            depth: 2,
+            cut: Some(cut),
+            ..case
+        };
+        let outcome = run(case, "");
+        let expect = Expect {
+            warm_up: usize::MAX,
+            complete: false,
+            ..Expect::default()
+        };
+        check(&outcome.recordings, expect).assert_clean();
+        assert!(outcome.is_right, "{case:?}: {}", outcome.said);
+        let lines = || outcome.recordings.iter().flat_map(|one| &one.lines);
+        let count = |name| lines().filter(|line| line.name == name).count();
+        if cut == Cut::AtWork {
+            assert_eq!(count("cuMemMap"), count("cuMemUnmap"));
+            assert_eq!(count("cuMemHostRegister"), count("cuMemHostUnregister"));
+        }
+    }
+}
