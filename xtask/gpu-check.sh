@@ -479,17 +479,15 @@ by_hand 22118400 0 period_ms
 figure "ms a chunk, 64 KiB, no work" overlap-64K-0ms- '' period_ms max 0.04
 figure "  the mean" overlap-64K-0ms- '' period_mean_ms
 by_hand 65536 0 period_ms
-# Messages are operations with headers, checks and credits around them; NCCL by hand is operations alone.
+# NCCL by hand has no headers, checks and credits.
 for entry in 22118400:link- 1073741824:large-link-; do
     bytes=${entry%:*} ours=${entry#*:}
     raw=(peer-limit "\"raw_nccl_one_way\",\"bytes\":$bytes," us)
-    ratio "one way over raw NCCL, $bytes bytes, operations" "$ours" "\"bytes\":$bytes," operation_one_way_us "${raw[@]}" max 1.0204
     ratio "one way over raw NCCL, $bytes bytes, messages" "$ours" "\"bytes\":$bytes," one_way_us "${raw[@]}" max 1.0204
     ratio "  NCCL by hand from four buffers in turn" peer-limit "\"raw_nccl_one_way_in_turn\",\"bytes\":$bytes," us "${raw[@]}"
     ratio "  the same in PyTorch" peer-pilot "\"torch_one_way\", ?\"bytes\": ?$bytes," us "${raw[@]}"
 done
 raw=(peer-limit '"raw_nccl_round_trip_host","bytes":4,' us)
-ratio "round trip over raw NCCL, 4 bytes, operations" link- '"bytes":4,' operation_round_trip_us "${raw[@]}" max 1.2
 ratio "round trip over raw NCCL, 4 bytes, messages" link- '"bytes":4,' round_trip_us "${raw[@]}"
 ratio "  the same in PyTorch" peer-pilot '"torch_round_trip_host", ?"bytes": ?4,' us "${raw[@]}"
 figure "device memory taken between chunk 1,000 and 10,000" memory '' device_memory_grown_bytes max 0

@@ -1,12 +1,10 @@
 //! `pp bench link`: what the edges between two ranks carry, as the runtime sees it.
 //!
-//! First the bare operations of NCCL, where it carries them ([`super::operations`]); then messages:
-//! one run of the drivers with stages that do nothing: for each size a burst of chunks that
+//! One run of the drivers with stages that do nothing: for each size a burst of chunks that
 //! travel one way and are answered by a header alone, then chunks one at a time that come back
 //! with as many bytes. A cut before each keeps them apart: nothing is admitted before all before
 //! it was emitted.
 
-use std::cell::RefCell;
 use std::convert::Infallible;
 use std::fmt::Debug;
 
@@ -21,8 +19,6 @@ use pp_transport::edge::Edges;
 use pp_transport::host::Host;
 use serde::Serialize;
 
-use super::measured::Measured;
-use super::operations::Operations;
 use super::plan::{BenchPlan, SOURCE, payload};
 use crate::args::{LinkArgs, TransportChoice};
 use crate::backend;
@@ -86,9 +82,6 @@ struct Figure {
     /// Median time that the sender's thread spent in a send.
     send_us: Option<f64>,
     send_p99_us: Option<f64>,
-    /// `one_way_us` for bare operations: without headers, credits and drivers.
-    operation_one_way_us: Option<f64>,
-    operation_round_trip_us: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -124,25 +117,16 @@ pub(crate) fn link(args: &LinkArgs, env: &Env) -> Result<(), Error> {
             .set("blocking", !args.non_blocking);
         profile.chunks = Some(bursts().iter().map(|b| b.chunks).sum());
         profile.choice = choice;
-        let operations = RefCell::new(Vec::new());
         let payload_moves = matches!(backend, backend::Backend::Gpu(_));
         let finish = |finished: Finished| {
             let recorder = &finished.summary.recorder;
             let records: Vec<&ChunkRecord> = recorder.records().collect();
-            let mut figures = figures(&bursts(), &records, payload_moves);
-            for operation in operations.take() {
-                let Operations { bytes, .. } = operation;
-                for figure in figures.iter_mut().filter(|f| f.bytes == bytes) {
-                    figure.operation_one_way_us = Some(operation.one_way_us);
-                    figure.operation_round_trip_us = Some(operation.round_trip_us);
-                }
-            }
             let report = Report {
                 transport: finished.summary.transport,
                 blocking: !args.non_blocking,
                 payload_moves,
                 depth: args.depth,
-                figures,
+                figures: figures(&bursts(), &records, payload_moves),
             };
             print_result(&report, args.json)
         };
@@ -150,16 +134,7 @@ pub(crate) fn link(args: &LinkArgs, env: &Env) -> Result<(), Error> {
             backend::Backend::Host => rank.run(Host, profile, program(bursts(), bytes, finish)),
             backend::Backend::Gpu(mut gpu) => {
                 gpu.blocking = !args.non_blocking;
-                if args.transport != TransportChoice::Nccl {
-                    return rank.run(*gpu, profile, program(bursts(), bytes, finish));
-                }
-                let sizes = SIZES.into_iter().filter(|bytes| *bytes <= args.max_bytes);
-                let measured = Measured {
-                    inner: *gpu,
-                    sizes: sizes.collect(),
-                    operations: &operations,
-                };
-                rank.run(measured, profile, program(bursts(), bytes, finish))
+                rank.run(*gpu, profile, program(bursts(), bytes, finish))
             }
         }
     })
@@ -341,21 +316,11 @@ fn quantile(mut ns: Vec<u64>, share: f64) -> Option<f64> {
     Some(*ns as f64 / 1e3)
 }
 
-impl Report {
-    fn has_operations(&self) -> bool {
-        let has = |f: &Figure| f.operation_one_way_us.is_some();
-        self.figures.iter().any(has)
-    }
-}
-
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "transport {}, depth {}", self.transport, self.depth)?;
         let messages = "messages, with headers, credits and drivers:";
-        match self.has_operations() {
-            true => writeln!(f, "{:>12} {messages:<86}bare operations of NCCL:", "")?,
-            false => writeln!(f, "{:>12} {messages}", "")?,
-        }
+        writeln!(f, "{:>12} {messages}", "")?;
         let columns = [
             "one way µs",
             "mean µs",
@@ -365,10 +330,6 @@ impl std::fmt::Display for Report {
             "send µs",
         ];
         write_row(f, "bytes", columns.map(Cell::Text))?;
-        match self.has_operations() {
-            true => writeln!(f, "{:>13} {:>14}", "one way µs", "round trip µs")?,
-            false => writeln!(f)?,
-        }
         for figure in &self.figures {
             let rate = match self.payload_moves {
                 true => Cell::Figure(figure.one_way_gbytes_per_s),
@@ -387,13 +348,6 @@ impl std::fmt::Display for Report {
                 Cell::Figure(figure.send_us),
             ];
             write_row(f, figure.bytes, cells)?;
-            match figure
-                .operation_one_way_us
-                .zip(figure.operation_round_trip_us)
-            {
-                Some((one_way, round_trip)) => writeln!(f, "{one_way:>13.2} {round_trip:>14.2}")?,
-                None => writeln!(f)?,
-            }
         }
         writeln!(
             f,
@@ -426,7 +380,7 @@ fn write_row(
             Cell::Far(mean) => write!(f, " {mean:>12.2}!")?,
         }
     }
-    Ok(())
+    writeln!(f)
 }
 
 #[cfg(test)]
@@ -500,7 +454,6 @@ mod tests {
             words,
             ["4", "n/a", "n/a", "handed", "over", "n/a", "n/a", "n/a"]
         );
-        assert!(!text.contains("operations"));
     }
 
     #[test]
