@@ -77,7 +77,7 @@ impl Members {
         self.ranks[0]
     }
 
-    pub(crate) fn place_of(&self, rank: Rank) -> Result<usize, TransportError> {
+    fn place_of(&self, rank: Rank) -> Result<usize, TransportError> {
         let place = self.ranks.iter().position(|member| *member == rank);
         place.ok_or_else(|| {
             let all: Vec<String> = self.ranks.iter().map(ToString::to_string).collect();

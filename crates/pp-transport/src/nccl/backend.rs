@@ -8,8 +8,8 @@ use pp_contract::{Fault, FaultKind, Rank, with_source};
 use super::issuer::Patience;
 use super::settings::as_settings;
 use super::{
-    CommOptions, Communicator, Issuer, NcclEdge, NcclEnd, NcclOptions, NcclRx, NcclTx, UniqueId,
-    connect, headers_alone, is_at_rest, warm_up,
+    Communicator, Issuer, NcclEdge, NcclEnd, NcclOptions, NcclRx, NcclTx, UniqueId, connect,
+    headers_alone, is_at_rest, warm_up,
 };
 use crate::backend::{
     Abort, Backend, Connect, Connected, EdgeEnd, End, Joined, Neighbours, OnFrame, Peer, in_order,
@@ -18,6 +18,7 @@ use crate::backend::{
 use crate::bell::Bell;
 use crate::edge::{Capabilities, Edges};
 use crate::error::TransportError;
+use crate::flight::GroupLog;
 use crate::gpu::{DeviceLocal, DeviceRx, DeviceTx, Receiving, Sending};
 use crate::group::Members;
 use crate::host::EdgeShape;
@@ -266,25 +267,17 @@ impl Backend for NcclBackend {
 
     fn connect_group(
         &mut self,
-        (members, [id, gathers]): (Members, [UniqueId; 2]),
+        agreed: (Members, [UniqueId; 2]),
         how: Connect<'_>,
     ) -> Result<Joined<Self::Group>, TransportError> {
-        let options = CommOptions {
-            issuer: self.issuer(how)?,
-            name: members.name(),
-            members: members.ranks().to_vec(),
-            me: members.own(),
-            id,
-            gathers: Some(gathers),
-            deadline: how.deadline,
-            blocking: self.blocking,
-        };
+        let (name, ranks) = (agreed.0.name(), agreed.0.ranks());
+        let log = GroupLog::new(how.recorder, name, ranks, how.generation);
         let patience = Patience {
             deadline: how.deadline,
             is_wanted: how.is_wanted,
         };
-        let mut group = Communicator::connect_with(options, &patience)?;
-        group.record(how.recorder, how.generation);
+        let issuer = self.issuer(how)?;
+        let group = Communicator::connect(&issuer, agreed, self.blocking, &patience, log)?;
         let handle = group.abort_handle();
         let abort: Abort = Box::new(move |why, deadline| handle.abort(why, deadline));
         Ok(Joined {

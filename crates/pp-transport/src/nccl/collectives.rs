@@ -6,12 +6,11 @@
 
 use std::sync::Arc;
 
-use nccl_sys::{NcclError, ncclRedOp_t};
+use nccl_sys::{NcclError, ncclDataType_t, ncclRedOp_t};
 use pp_contract::{DType, Rank};
 
 use super::calls::{Call, Comm, Operation};
 use super::communicator::Communicator;
-use super::group::raw_type;
 use crate::error::TransportError;
 use crate::flight::{Kind, State};
 use pp_device::{DevicePtr, Stream};
@@ -28,6 +27,17 @@ struct About {
     copy: Option<(DevicePtr, DevicePtr)>,
 }
 
+fn raw_type(dtype: DType) -> ncclDataType_t {
+    match dtype {
+        DType::U8 => ncclDataType_t::ncclUint8,
+        DType::I32 => ncclDataType_t::ncclInt32,
+        DType::I64 => ncclDataType_t::ncclInt64,
+        DType::Bf16 => ncclDataType_t::ncclBfloat16,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::F32 => ncclDataType_t::ncclFloat32,
+    }
+}
+
 /// Part of the memory at an address.
 fn part(of: DevicePtr, start: u64, len: u64) -> DevicePtr {
     DevicePtr {
@@ -38,8 +48,8 @@ fn part(of: DevicePtr, start: u64, len: u64) -> DevicePtr {
 
 /// Collectives of a group that runs a stage. All members call the same functions in the same order; of a transfer, the two
 /// that it is between. Roots and other members are named by their place in the group. A function returns when its work is
-/// issued to the stream, behind what was issued there before. Gathers may have a communicator of their own
-/// ([`CommOptions::gathers`](super::CommOptions::gathers)): on two streams, a gather and the rest then go on side by side.
+/// issued to the stream, behind what was issued there before. Gathers have a communicator of their own: on two streams, a
+/// gather and the rest go on side by side.
 ///
 /// # Safety
 /// Of every function with an address: the ranges are memory of this rank's device and do not overlap. Until the stream has

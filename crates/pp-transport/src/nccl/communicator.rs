@@ -1,11 +1,8 @@
 //! The communicator of a group of ranks.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
-
-use pp_contract::{Generation, Rank};
 
 use super::calls::Comm;
 use super::connect::{self, Stop};
@@ -15,31 +12,10 @@ use super::issuer::{Issuer, Patience, Tenant};
 use super::life::{AbortHandle, How, Life};
 use crate::edge::GroupEnd;
 use crate::error::TransportError;
-use crate::flight::{FlightRecorder, GroupLog, Record, State};
-use crate::gpu::{EdgesLife as _, Remains, lock};
+use crate::flight::{GroupLog, Record, State};
+use crate::gpu::{EdgesLife as _, Remains};
 use crate::group::Members;
 use pp_device::{Device, DeviceBuffer};
-
-/// What a communicator is made of. All members give the same, but for `me` and `issuer`.
-#[derive(Debug)]
-pub struct CommOptions<'a> {
-    /// Who issues on this rank's device.
-    pub issuer: Issuer,
-    /// Name of the group, for errors and recordings.
-    pub name: &'a str,
-    /// Its members, in the same order everywhere.
-    pub members: Vec<Rank>,
-    /// This rank.
-    pub me: Rank,
-    /// Made by one member for all.
-    pub id: UniqueId,
-    /// That of a second communicator, for gathers: what comes behind a gather on another stream does not wait for it.
-    pub gathers: Option<UniqueId>,
-    /// When to give up.
-    pub deadline: Instant,
-    /// As in [`NcclOptions`](super::NcclOptions).
-    pub blocking: bool,
-}
 
 /// The communicator of a group of ranks.
 ///
@@ -50,10 +26,9 @@ pub struct CommOptions<'a> {
 pub struct Communicator {
     pub(super) life: Arc<Life>,
     pub(super) comm: Comm,
-    /// That of the gathers, which may be the same.
+    /// The communicator of the gathers: what comes behind a gather on another stream does not wait for it.
     pub(super) gathers: Comm,
     pub(super) members: Members,
-    pub(super) flights: Arc<Flights>,
     pub(super) log: GroupLog,
     /// `None` once it has ended.
     pub(super) last: Option<Last>,
@@ -70,63 +45,25 @@ pub(super) struct Last {
     pub(super) records: VecDeque<Record>,
 }
 
-/// What is in flight, for all operations of a communicator.
-#[derive(Debug, Default)]
-pub(super) struct Flights {
-    /// Operations whose buffers are not back with their owners.
-    count: AtomicUsize,
-    /// Buffers that no handle waits for any more.
-    orphans: Mutex<Vec<DeviceBuffer>>,
-}
-
-impl Flights {
-    /// An operation is over, and its buffer is its owner's again.
-    pub(super) fn end(&self) {
-        self.count.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// Keeps the buffer of an operation that no handle waits for, until it is over.
-    pub(super) fn adopt(&self, buffer: DeviceBuffer) {
-        lock(&self.orphans).push(buffer);
-    }
-
-    /// Frees the orphans whose operations are over.
-    pub(super) fn sweep(&self) {
-        lock(&self.orphans).retain(|buffer| {
-            let over = matches!(buffer.is_idle(), Ok(true));
-            if over {
-                self.end();
-            }
-            !over
-        });
-    }
-}
-
 impl Communicator {
     /// Joins the group and moves a byte between all members, so that no first use is left for
-    /// later; every member does the same at the same time.
+    /// later; every member does the same at the same time. The members have made both ids for this group.
     ///
     /// # Errors
-    /// [`TransportError::NotInTime`] when a member did not come by the deadline: a thread that waits
-    /// inside NCCL is left behind then. This rank is no member, or one is twice; NCCL refuses.
-    pub fn connect(options: CommOptions<'_>) -> Result<Self, TransportError> {
-        let patience = Patience::until(options.deadline);
-        Self::connect_with(options, &patience)
-    }
-
-    /// As [`Communicator::connect`], for as long as there is patience.
-    pub(super) fn connect_with(
-        options: CommOptions<'_>,
+    /// [`TransportError::NotInTime`] when a member did not come while there was patience: a thread that waits
+    /// inside NCCL is left behind then. NCCL refuses.
+    pub(super) fn connect(
+        issuer: &Issuer,
+        (members, ids): (Members, [UniqueId; 2]),
+        blocking: bool,
         patience: &Patience<'_>,
+        log: GroupLog,
     ) -> Result<Self, TransportError> {
-        let CommOptions { name, blocking, .. } = options;
-        let ids: Vec<UniqueId> = [options.id].into_iter().chain(options.gathers).collect();
-        let members = Members::new(name, &options.members, options.me)?;
         check_queues();
         let (place, ranks) = (members.own_place() as u32, members.ranks().len() as u32);
-        let tenant = Tenant::new(&options.issuer);
-        let what = format!("group {name}");
-        let made = connect::by(&options.issuer, what, patience, move |life, progress| {
+        let tenant = Tenant::new(issuer);
+        let what = format!("group {}", members.name());
+        let made = connect::by(issuer, what, patience, move |life, progress| {
             progress.at("create the communicator")?;
             life.core.device.bind()?;
             let comms = connect::join(life, &ids, (place, ranks), blocking)?;
@@ -134,8 +71,10 @@ impl Communicator {
                 connect::all_pairs(life, progress, *comm, place, ranks)?;
             }
             let word = DeviceBuffer::new(&life.core.device, 1)?;
-            let gathers = comms.last().copied().ok_or(Stop::GivenUp)?;
-            Ok((comms[0], gathers, word))
+            let [comm, gathers] = comms[..] else {
+                return Err(Stop::GivenUp);
+            };
+            Ok((comm, gathers, word))
         });
         let (life, (comm, gathers, word)) = made?;
         Ok(Self {
@@ -143,8 +82,7 @@ impl Communicator {
             gathers,
             life,
             members,
-            flights: Arc::default(),
-            log: GroupLog::new(&FlightRecorder::off(), "", &[], Generation::new(0)),
+            log,
             last: Some(Last {
                 word,
                 records: VecDeque::new(),
@@ -171,41 +109,10 @@ impl Communicator {
         self.members.name()
     }
 
-    /// Records from now on what this group does. All members begin at the same operation.
-    pub fn record(&mut self, recorder: &FlightRecorder, generation: Generation) {
-        let (name, ranks) = (self.members.name(), self.members.ranks());
-        self.log = GroupLog::new(recorder, name, ranks, generation);
-    }
-
     /// What gives this communicator up, from any thread.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle(Arc::clone(&self.life))
-    }
-
-    /// Ends the communicator as a drop does, with a bound of the caller's.
-    ///
-    /// # Errors
-    /// It did not end by the deadline, or not as it should.
-    pub fn close(mut self, deadline: Instant) -> Result<(), TransportError> {
-        self.end(deadline)
-    }
-
-    /// Counts one operation more in flight.
-    pub(super) fn begin_flight(&self) -> Arc<Flights> {
-        self.flights.count.fetch_add(1, Ordering::AcqRel);
-        Arc::clone(&self.flights)
-    }
-
-    /// The place of a member.
-    pub(super) fn place_of(&self, rank: Rank) -> Result<u32, TransportError> {
-        self.members.place_of(rank).map(|place| place as u32)
-    }
-
-    /// The place of another member.
-    pub(super) fn other(&self, rank: Rank) -> Result<u32, TransportError> {
-        let (place, _) = self.members.other_at(self.place_of(rank)?)?;
-        Ok(place as u32)
     }
 
     pub(super) fn check_device(&self, ordinal: u32, what: &str) -> Result<(), TransportError> {
@@ -221,9 +128,7 @@ impl Communicator {
         let Some(Last { word, records }) = self.last.take() else {
             return Ok(());
         };
-        self.flights.sweep();
-        let in_flight = self.flights.count.load(Ordering::Acquire) > 0;
-        let is_over = !in_flight && !self.life.is_dead() && matches!(word.is_idle(), Ok(true));
+        let is_over = !self.life.is_dead() && matches!(word.is_idle(), Ok(true));
         let state = if is_over {
             State::Done
         } else {

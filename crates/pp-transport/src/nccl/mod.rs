@@ -31,7 +31,6 @@ mod communicator;
 mod connect;
 mod edge;
 mod gate;
-mod group;
 mod id;
 mod issuer;
 mod life;
@@ -39,9 +38,8 @@ mod settings;
 mod warm_up;
 
 pub use backend::{Agreed, NcclBackend, uuid_text};
-pub use communicator::{CommOptions, Communicator};
+pub use communicator::Communicator;
 pub use edge::{NcclEdge, NcclEnd, NcclOptions, NcclRx, NcclTx, close, connect, headers_alone};
-pub use group::{CommitError, Group, GroupBuffer, GroupOp, Reduce, Refused};
 pub use id::UniqueId;
 pub use issuer::Issuer;
 pub use life::{AbortHandle, is_at_rest};

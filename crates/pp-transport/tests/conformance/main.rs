@@ -13,7 +13,6 @@ mod gpu_suite;
 mod host;
 mod nccl_faults;
 mod nccl_generations;
-mod nccl_group;
 mod nccl_link;
 mod p2p;
 mod suite;

@@ -3,20 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pp_contract::Rank;
 use pp_device::{Device, DeviceBuffer};
 use pp_testing::wait_for;
-use pp_transport::backend::Abort;
+use pp_transport::backend::{Abort, Joined};
 use pp_transport::edge::EdgeTx as _;
 use pp_transport::error::TransportError;
-use pp_transport::nccl::{CommOptions, Communicator, UniqueId};
 
-use crate::devices::{Gate, HANG, assert_free, fakes, free, issuers, settled_free, upload, wait};
+use crate::devices::{Gate, HANG, assert_free, fakes, free, settled_free, upload, wait, with};
 use crate::gpu_link::{
     connect, edge, ends, meet, on_device, on_one_host, past_the_buffers, payload, read_slowly,
     stream, talk, write_slowly,
 };
-use crate::nccl_link::{Nccl, connect_alone, set_blocking};
+use crate::nccl_link::{Nccl, connect_alone, join, set_blocking};
 
 /// NCCL would wait for the peer if communicators ended in order.
 #[test]
@@ -141,24 +139,20 @@ fn nobody_calls_beside_a_thread_that_was_left_behind() {
 fn nobody_issues_while_another_thread_connects() {
     for attempt in 1..=20 {
         let mut ends = ends::<Nccl>(edge(1, 64));
-        let [first, _] = issuers();
-        let id = UniqueId::new(first.nccl()).unwrap();
-        let connecting = std::thread::spawn(move || {
-            Communicator::connect(CommOptions {
-                issuer: first,
-                name: "mesh",
-                members: vec![Rank::new(0), Rank::new(1)],
-                me: Rank::new(0),
-                id,
-                gathers: None,
-                deadline: Instant::now() + Duration::from_millis(500),
-                blocking: false,
+        let sent = with(|held| {
+            let [backend, _] = &mut held.nccl;
+            std::thread::scope(|scope| {
+                let connecting = scope.spawn(|| {
+                    let soon = Duration::from_millis(500);
+                    join(backend, &[0, 1], soon).map(drop).unwrap_err()
+                });
+                std::thread::sleep(Duration::from_millis(10 * attempt));
+                let lease = ends[0].lease();
+                let sent = ends[0].try_send(64, lease);
+                connecting.join().unwrap();
+                sent
             })
         });
-        std::thread::sleep(Duration::from_millis(10 * attempt));
-        let lease = ends[0].lease();
-        let sent = ends[0].try_send(64, lease);
-        connecting.join().unwrap().unwrap_err();
         match sent {
             Err(TransportError::WrongThread { ordinal: 0 }) => return,
             Err(error) => panic!("{error}"),
@@ -225,7 +219,7 @@ fn abort_at(gate: Gate, count: u64, abort: &Abort) {
 }
 
 /// As [`abort_at`], with a communicator in use at the gate: the abort waits until that is over.
-pub(crate) fn abort_waits_at(gate: Gate, abort: &Abort) {
+fn abort_waits_at(gate: Gate, abort: &Abort) {
     wait(|| gate.was_reached_by(1));
     let soon = Instant::now() + Duration::from_millis(500);
     let error = abort("the test", soon).unwrap_err();
@@ -313,6 +307,29 @@ fn a_look_that_an_abort_overtakes_believes_nothing() {
     fakes.set("FAULTS", "");
     assert!(looked.is_err(), "{looked:?}");
     drop(sending);
+}
+
+/// A thread that has begun a group of calls has to end it: until then the communicator is there.
+#[test]
+fn a_communicator_is_not_freed_while_a_group_of_calls_is_begun() {
+    let Some(fakes) = fakes() else {
+        return;
+    };
+    // Of this rank alone.
+    let joined = with(|held| join(&mut held.nccl[0], &[0], HANG)).unwrap();
+    let Joined {
+        mut group, abort, ..
+    } = joined;
+    let gate = Gate::closed(fakes);
+    fakes.set("FAULTS", "ncclAllReduce:1:wait");
+    std::thread::scope(|scope| {
+        scope.spawn(|| abort_waits_at(gate, &abort));
+        // It may come to its end, or be cut short behind the gate.
+        let _ = group.barrier(&stream(0));
+    });
+    fakes.set("FAULTS", "");
+    let error = group.barrier(&stream(0)).unwrap_err().to_string();
+    assert!(error.contains("the test"), "{error}");
 }
 
 /// A thread that is in the middle of a look at the communicators: an abort waits for it, for as long

@@ -2,17 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use pp_contract::Rank;
 use pp_transport::error::TransportError;
 use pp_transport::gpu::Sending;
 use pp_transport::in_flight::{InFlight, Resend as _};
-use pp_transport::nccl::{CommOptions, Communicator, UniqueId, is_at_rest};
+use pp_transport::nccl::is_at_rest;
 
-use crate::devices::{Gate, HANG, assert_free, fakes, free, issuers, wait};
+use crate::devices::{Gate, HANG, assert_free, fakes, free, wait, with};
 use crate::gpu_link::{
     BYTES, abort, connect, edge, ends, meet, on_one_host, receive_all, send_again, stream, talk,
 };
-use crate::nccl_link::{Nccl, connect_alone, set_blocking};
+use crate::nccl_link::{Nccl, connect_alone, join, set_blocking};
 
 /// A send that failed after its header left: the peer is gone, and the payload is not.
 #[test]
@@ -48,21 +47,11 @@ fn a_connection_that_never_began_leaves_the_process_at_rest() {
     let mut ends = ends::<Nccl>(edge(1, 64));
     assert!(!is_at_rest());
     talk(&mut ends, 64, 1);
-    let [issuer, _] = issuers();
-    let id = UniqueId::new(issuer.nccl()).unwrap();
-    let connecting = std::thread::spawn(move || {
-        Communicator::connect(CommOptions {
-            issuer,
-            name: "mesh",
-            members: vec![Rank::new(0), Rank::new(1)],
-            me: Rank::new(0),
-            id,
-            gathers: None,
-            deadline: Instant::now() + HANG,
-            blocking: false,
-        })
+    let error = with(|held| {
+        let [backend, _] = &mut held.nccl;
+        let connecting = || join(backend, &[0, 1], HANG).map(drop).unwrap_err();
+        std::thread::scope(|scope| scope.spawn(connecting).join().unwrap())
     });
-    let error = connecting.join().unwrap().unwrap_err();
     assert!(
         matches!(error, TransportError::WrongThread { .. }),
         "{error}"

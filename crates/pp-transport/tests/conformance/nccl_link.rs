@@ -4,18 +4,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pp_contract::Composer;
+use pp_contract::{Composer, Rank};
 use pp_device::Device;
 use pp_testing::{prepare, wait_for};
+use pp_transport::backend::{Backend as _, Joined};
 use pp_transport::control::{ControlSender, Message};
 use pp_transport::error::TransportError;
+use pp_transport::flight::FlightRecorder;
+use pp_transport::group::Members;
 use pp_transport::launch::Via;
-use pp_transport::nccl::{Issuer, NcclBackend};
+use pp_transport::nccl::{Communicator, Issuer, NcclBackend, UniqueId};
 
 use crate::devices::{HANG, Held, fakes, upload, with};
 use crate::edges_support::{Meeting, Peer};
 use crate::gpu_link::{End, Mover, edge, ends, ends_of, meet, on_one_host, past_the_buffers, talk};
-use crate::two_way::TwoWay;
+use crate::two_way::{TwoWay, how};
 
 pub(crate) struct Nccl;
 
@@ -47,6 +50,21 @@ pub(crate) fn connect_alone(
     let [zero, _one] = meet::<Nccl>(&mut on_one_host(), small, small);
     let connected = with(|held| zero.connect(&mut held.nccl[0], within, is_wanted));
     connected.map(|(link, _)| link)
+}
+
+/// Joins a group of these ranks as rank 0, with a backend whose communicators do not block.
+pub(crate) fn join(
+    backend: &mut NcclBackend,
+    ranks: &[u32],
+    within: Duration,
+) -> Result<Joined<Communicator>, TransportError> {
+    let ranks: Vec<Rank> = ranks.iter().copied().map(Rank::new).collect();
+    let members = Members::new("mesh", &ranks, Rank::new(0)).unwrap();
+    let nccl = backend.nccl.clone().unwrap();
+    let ids = [(); 2].map(|()| UniqueId::new(&nccl).unwrap());
+    backend.blocking = false;
+    let off = FlightRecorder::off();
+    backend.connect_group((members, ids), how(within, &|| true, &off))
 }
 
 #[test]

@@ -37,13 +37,6 @@ pub(super) const POINTS: &[Point] = &[
     (Role::Stage, CLOSED, 1),
     (Role::Sink, POSTED, CHUNKS),
 ];
-/// Those of a job with one collective of a stage.
-pub(super) const WITH_COLLECTIVE: &[Point] = &[
-    (Role::Stage, POSTED, CHUNKS),
-    (Role::Stage, SENT, CHUNKS),
-    (Role::Stage, "group: collective entered", 1),
-];
-
 /// The values of the fields, in their order; `None` for one that is not there.
 type Record = Vec<Option<String>>;
 

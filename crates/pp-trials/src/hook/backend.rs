@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use pp_contract::{Fault, Rank};
+use pp_contract::Fault;
 use pp_transport::backend::{
     Backend, Connect, Connected, EdgeEnd, End, Joined, Neighbours, OnFrame, Peer,
 };
@@ -39,7 +39,7 @@ impl<B: Breakable> Edges for FaultyBackend<B> {
 }
 
 impl<B: Breakable> Backend for FaultyBackend<B> {
-    type Agreed = (Rank, B::Agreed);
+    type Agreed = B::Agreed;
     type AgreedGroup = B::AgreedGroup;
 
     fn settings(&self) -> Vec<(String, String)> {
@@ -63,19 +63,17 @@ impl<B: Breakable> Backend for FaultyBackend<B> {
         peer: &mut dyn Peer,
         edges: &[EdgeEnd],
         bell: &Bell,
-    ) -> Result<(Self::Agreed, Option<OnFrame>), Fault> {
-        let rank = peer.rank();
-        let (agreed, on_frame) = self.inner.agree(peer, edges, bell)?;
-        Ok(((rank, agreed), on_frame))
+    ) -> Result<(B::Agreed, Option<OnFrame>), Fault> {
+        self.inner.agree(peer, edges, bell)
     }
 
     fn connect(
         &mut self,
-        (peer, agreed): Self::Agreed,
+        agreed: B::Agreed,
         how: Connect<'_>,
     ) -> Result<Connected<Self>, TransportError> {
         let connected = self.inner.connect(agreed, how)?;
-        let tools = Rc::new(self.inner.tools(how)?);
+        let tools = Rc::new(self.inner.tools());
         self.arm.begins(how.generation);
         let mut ends = Vec::new();
         for (edge, end) in connected.ends {
@@ -87,7 +85,6 @@ impl<B: Breakable> Backend for FaultyBackend<B> {
                     let (tools, arm) = (Rc::clone(&tools), Rc::clone(&self.arm));
                     End::Out(FaultyOut {
                         inner,
-                        peer,
                         tools,
                         other,
                         arm,

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use pp_contract::{Bare, Composer, Matched, Prepared, Rank, Stamp};
+use pp_contract::{Bare, Composer, Matched, Prepared, Stamp};
 use pp_transport::edge::{EdgeLocal as _, EdgeRx, EdgeTx, Sent};
 use pp_transport::error::TransportError;
 use pp_transport::in_flight::{InFlight, Rejected};
@@ -18,7 +18,6 @@ use super::{Arm, Break};
 /// The sending end of an edge with a hook.
 pub(crate) struct FaultyOut<B: Breakable> {
     pub(super) inner: B::Out,
-    pub(super) peer: Rank,
     pub(super) tools: Rc<B::Tools>,
     /// Another edge, where one is asked for.
     pub(super) other: Option<B::Local>,
@@ -33,18 +32,10 @@ impl<B: Breakable> FaultyOut<B> {
         payload: &mut Option<B::Tx>,
     ) -> Result<(), Rejected<B::Tx>> {
         let chunk = stamp.chunk_index.get();
-        let me = self.arm.me;
         let refuse = |error| Rejected {
             buffer: None,
             error,
         };
-        if self.arm.strikes(Break::LoneCollective, chunk) {
-            B::broadcast_alone(&self.tools, me, me, stamp).map_err(refuse)?;
-        }
-        if self.arm.strikes(Break::WrongGroup, chunk) {
-            B::broadcast_alone(&self.tools, me, self.peer, stamp).map_err(refuse)?;
-            self.arm.misses("it was not refused");
-        }
         if self.arm.strikes(Break::SideTransfer, chunk) {
             let mut composer = Composer::new();
             let noop = composer.prepare_bare(Bare::Noop);

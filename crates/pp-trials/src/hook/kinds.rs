@@ -39,10 +39,6 @@ pub(crate) enum Break {
     SideTransfer,
     /// A slot of another edge.
     ForeignSlot,
-    /// An operation with a rank that is no member of the group.
-    WrongGroup,
-    /// A collective of a group of its own, in order.
-    LoneCollective,
     /// A collective of the group of a stage, from a member that there is not.
     Stranger,
     /// A second thread that calls the one issuer.
@@ -180,7 +176,7 @@ impl Break {
     /// What a run must be, or it never strikes.
     pub(crate) fn need(self) -> Option<Need> {
         match self {
-            Self::WrongGroup | Self::LoneCollective | Self::SecondThread => Some(Need::Nccl),
+            Self::SecondThread => Some(Need::Nccl),
             Self::MissingContext
             | Self::SkippedRecompute
             | Self::LostContext
@@ -203,7 +199,6 @@ impl Break {
             | Self::Leave
             | Self::LeaveIdle
             | Self::Stall
-            | Self::LoneCollective
             | Self::ChangedWeights
             | Self::LateResult => Place::Beside,
             Self::Stranger => Place::Worked,
@@ -212,11 +207,9 @@ impl Break {
             | Self::OversizeTensor
             | Self::MissingContext => Place::Built,
             Self::SkippedRecompute => Place::Worked,
-            Self::ChangedTensor
-            | Self::SideTransfer
-            | Self::ForeignSlot
-            | Self::WrongGroup
-            | Self::SecondThread => Place::Sent,
+            Self::ChangedTensor | Self::SideTransfer | Self::ForeignSlot | Self::SecondThread => {
+                Place::Sent
+            }
             _ => Place::Heard,
         }
     }

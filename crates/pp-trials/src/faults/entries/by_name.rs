@@ -3,7 +3,7 @@
 use pp_contract::FaultKind::{Device, HandshakeMismatch, Internal, PeerMisbehaved};
 
 use crate::faults::catalogue::{Ends, Entry, FAKES, GPUS, How, NCCL, SinkAt, all};
-use crate::faults::log::{POINTS, WITH_COLLECTIVE};
+use crate::faults::log::POINTS;
 use crate::faults::role::Role::{Sink, Source, Stage};
 
 const SIZE: &str = "Size, type and number of a transfer agree before its receive is posted.";
@@ -219,13 +219,4 @@ pub(super) const ALL: &[Entry] = &[
     Entry::new("log", LOG, How::Nothing, Ends::DONE)
         .env(&[("PP_LOG", "debug")])
         .logs(POINTS),
-    Entry::new(
-        "log.collective",
-        LOG,
-        How::Hook("lone-collective", Stage),
-        Ends::DONE,
-    )
-    .on(NCCL)
-    .env(&[("PP_LOG", "debug")])
-    .logs(WITH_COLLECTIVE),
 ];

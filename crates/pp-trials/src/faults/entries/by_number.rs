@@ -175,14 +175,6 @@ pub(super) const ALL: &[Entry] = &[
     )
     .says(&["another edge"]),
     Entry::new(
-        "OM-08.group",
-        GROUP,
-        How::Hook("wrong-group", Stage),
-        all(Internal, Stage, "send"),
-    )
-    .on(NCCL)
-    .says(&["group mesh"]),
-    Entry::new(
         "OM-08.member",
         GROUP,
         How::Hook("stranger", Member),
