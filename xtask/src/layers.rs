@@ -47,6 +47,7 @@ const FAKES: &[&str] = &["pp-fakes", "libloading", "cfg-if"];
 /// NCCL's interface: what loads a library, and errors.
 const NCCL: &[&str] = &[
     "nccl-sys",
+    "pp-wheels",
     "libloading",
     "cfg-if",
     "thiserror",

@@ -71,6 +71,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
 /// Library crates: they neither print nor leave reminders behind.
 const LIBRARIES: &[&str] = &[
     "crates/nccl-sys/",
+    "crates/pp-wheels/",
     "crates/pp-contract/",
     "crates/pp-device/",
     "crates/pp-transport/",

@@ -23,7 +23,6 @@ mod error;
 mod functions;
 mod library;
 mod load;
-mod python;
 mod result;
 mod table;
 

@@ -14,7 +14,6 @@ use crate::bindings::{NCCL_MAJOR, Symbols, ncclResult_t, ncclUniqueId};
 use crate::error::{LoadError, NcclError, Reason, Rejected};
 use crate::functions::Functions;
 use crate::library::{LIBRARY_VARIABLE, MINIMUM, Origin, Version};
-use crate::python;
 
 /// What the dynamic linker is asked for: the name in the library's own header first, then that of a development package.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
@@ -22,6 +21,15 @@ const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 /// Keeps the library in memory when the last handle is closed: NCCL starts threads of its own, and pointers into it are
 /// handed out.
 const RTLD_NODELETE: c_int = 0x1000;
+
+/// The library in a wheel of the `python3` on `PATH`, or why there is none.
+fn in_wheels() -> Result<PathBuf, String> {
+    let places = pp_wheels::wheels()?.into_iter();
+    places
+        .map(|place| place.join("nccl/lib/libnccl.so.2"))
+        .find(|library| library.is_file())
+        .ok_or_else(|| "python3 has no package with nvidia/nccl/lib/libnccl.so.2".to_owned())
+}
 
 /// A loaded NCCL. Clones are the same library.
 #[derive(Clone)]
@@ -61,7 +69,7 @@ impl Nccl {
                 Err(why) => rejected.push(why),
             }
         }
-        match python::library().map(|path| attempt(path.as_os_str(), Origin::Python)) {
+        match in_wheels().map(|path| attempt(path.as_os_str(), Origin::Python)) {
             Ok(Ok(nccl)) => return Ok(nccl),
             Ok(Err(why)) => rejected.push(why),
             Err(why) => rejected.push(Rejected {

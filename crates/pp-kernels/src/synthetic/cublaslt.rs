@@ -9,7 +9,6 @@ use cudarc::cublaslt::sys;
 use libloading::Library;
 use pp_device::functions;
 
-use super::python;
 use crate::error::Failure;
 
 /// The variable that says where the library is.
@@ -178,7 +177,7 @@ fn open(path: &Path) -> Result<Functions, String> {
 /// Opens the library of a wheel that the Python on PATH has.
 fn from_wheels() -> Result<Functions, String> {
     let mut why = String::from("neither the dynamic linker nor a wheel has it");
-    let roots = python::wheels().map_err(|reason| format!("{why} ({reason})"))?;
+    let roots = pp_wheels::wheels().map_err(|reason| format!("{why} ({reason})"))?;
     for path in in_wheels(&roots) {
         match open(&path) {
             Ok(functions) => return Ok(functions),

@@ -6,7 +6,6 @@
 mod cublaslt;
 pub(crate) mod gemm;
 mod kernels;
-mod python;
 
 use std::time::Duration;
 

@@ -4,6 +4,7 @@
 //! wrap. bf16 and f16 are added as f32 and rounded once, to the nearest, ties to even. A sum that is no number is one
 //! and the same NaN: which of two NaNs an addition keeps is the compiler's choice.
 
+use half::{bf16, f16};
 use pp_contract::DType;
 
 /// Bytes that are summed at a time: a whole number of elements of every type.
@@ -61,10 +62,7 @@ impl Sum {
             Self::I64(sum) => put(&sum[..], bytes, i64::to_le_bytes),
             Self::Bf16(sum) => put(&sum[..], bytes, to_bf16),
             Self::F16(sum) => put(&sum[..], bytes, to_f16),
-            Self::F32(sum) => put(&sum[..], bytes, |value| {
-                let value = if value.is_nan() { NAN } else { value };
-                value.to_le_bytes()
-            }),
+            Self::F32(sum) => put(&sum[..], bytes, |value| canonical(value).to_le_bytes()),
         }
     }
 }
@@ -88,49 +86,25 @@ fn put<T: Copy, const N: usize>(sum: &[T], bytes: &mut [u8], value: impl Fn(T) -
     }
 }
 
+/// The one NaN in place of any.
+fn canonical(value: f32) -> f32 {
+    if value.is_nan() { NAN } else { value }
+}
+
 fn from_bf16(bytes: [u8; 2]) -> f32 {
-    f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
+    bf16::from_le_bytes(bytes).to_f32()
 }
 
 fn to_bf16(value: f32) -> [u8; 2] {
-    let bits = value.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    let bits = if value.is_nan() {
-        NAN.to_bits() >> 16
-    } else {
-        rounded
-    };
-    (bits as u16).to_le_bytes()
+    bf16::from_f32(canonical(value)).to_le_bytes()
 }
 
 fn from_f16(bytes: [u8; 2]) -> f32 {
-    let bits = u32::from(u16::from_le_bytes(bytes));
-    let (sign, exponent, fraction) = ((bits & 0x8000) << 16, bits >> 10 & 0x1f, bits & 0x3ff);
-    let magnitude = match exponent {
-        // 2^-24 is the smallest that there is; the product is exact.
-        0 => (fraction as f32 * f32::from_bits(0x3380_0000)).to_bits(),
-        0x1f => 0x7f80_0000 | fraction << 13,
-        _ => (exponent + 112) << 23 | fraction << 13,
-    };
-    f32::from_bits(sign | magnitude)
+    f16::from_le_bytes(bytes).to_f32()
 }
 
 fn to_f16(value: f32) -> [u8; 2] {
-    let bits = value.to_bits();
-    let (sign, magnitude) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
-    let half = if magnitude > 0x7f80_0000 {
-        return 0x7e00_u16.to_le_bytes();
-    } else if magnitude >= 0x477f_f000 {
-        // What rounds to 2^16 or more.
-        0x7c00
-    } else if magnitude < 0x3880_0000 {
-        // Below 2^-14. The addition rounds to a multiple of 2^-24.
-        let sum = f32::from_bits(magnitude) + f32::from_bits(0x3f00_0000);
-        sum.to_bits() - 0x3f00_0000
-    } else {
-        (magnitude - 0x3800_0000 + 0xfff + (magnitude >> 13 & 1)) >> 13
-    };
-    ((sign | half) as u16).to_le_bytes()
+    f16::from_f32(canonical(value)).to_le_bytes()
 }
 
 #[cfg(test)]

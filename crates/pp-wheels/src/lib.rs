@@ -23,8 +23,11 @@ for place in (spec.submodule_search_locations or []) if spec else []:
     print(place)
 ";
 
-/// The directories in which it has them, or why that is not known.
-pub(super) fn wheels() -> Result<Vec<PathBuf>, String> {
+/// Returns the directories of the wheels.
+///
+/// # Errors
+/// There is no Python; it did not answer within 10 s.
+pub fn wheels() -> Result<Vec<PathBuf>, String> {
     said_by(Command::new("python3").args(["-c", SCRIPT]), PATIENCE)
 }
 
