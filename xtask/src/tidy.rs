@@ -14,6 +14,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "crates/pp-transport/src/host/",
     // Calls of the CUDA driver, and of NCCL.
     "crates/pp-device/src/",
+    "crates/pp-transport/src/gpu/edge.rs",
     "crates/pp-transport/src/gpu/lease.rs",
     // What a copy into the slot of another device asks of its caller.
     "crates/pp-transport/src/gpu/far.rs",

@@ -18,7 +18,7 @@ use pp_testing::{edge, prepare, wait_for};
 use pp_transport::gpu::DeviceRx;
 use pp_transport::nccl::{self, Issuer, Nccl, NcclBackend, NcclOptions, UniqueId};
 
-use crate::two_way::{Lanes, TwoWay, connected, edges, lanes};
+use crate::two_way::{Lanes, TwoWay, both, edges, lanes};
 
 /// As many bytes as the activations of the peer program, 64 MiB.
 const BYTES: usize = 2048 * 16384 * 2;
@@ -189,7 +189,7 @@ fn safe_corrupted() -> (u64, f64) {
             },
             &|| true,
         );
-        (connected(ends.unwrap(), bell).0, device)
+        (both(ends.unwrap(), bell).0, device)
     };
     let start = Instant::now();
     let corrupted = std::thread::scope(|scope| {

@@ -10,7 +10,7 @@ use super::slots::{RxPool, Slot, TxPool};
 use crate::edge::check_payload;
 use crate::error::TransportError;
 use crate::in_flight::{Part, Resend, Submission};
-use pp_device::{DevicePtr, Stream};
+use pp_device::{CudaError, DevicePtr, Stream};
 
 impl Slot {
     /// Copies the first `bytes` of the slot to the other device, on the edge's stream and after the work on the slot. False if the
@@ -45,6 +45,14 @@ impl Slot {
             self.give_up();
         }
         Ok(put?)
+    }
+
+    /// Notes that a payload comes from the other device.
+    pub(crate) fn expect(&self) {
+        if let Some(far) = &self.far {
+            far.next();
+        }
+        self.begin_move();
     }
 }
 
@@ -141,6 +149,13 @@ impl DeviceTx {
         let put = unsafe { slot.put(bytes, self.writer.as_ref(), &self.pool.stream) }?;
         self.ahead = put.then_some(bytes);
         Ok(put)
+    }
+
+    /// Orders `stream` behind the work that was issued on the slot.
+    pub(crate) fn follow_on(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.pool
+            .slot(self.slot)
+            .follow(self.writer.as_ref(), stream)
     }
 
     /// Ends the lease without freeing the slot: it is in flight now.

@@ -2,6 +2,7 @@
 //!
 //! Each slot belongs to one edge. What moves its payload, NCCL, the copy engine or a stage of the same rank, is the backend's own.
 
+mod edge;
 mod far;
 mod lease;
 mod local;
@@ -9,12 +10,15 @@ pub mod p2p;
 mod slots;
 
 use std::fmt::Debug;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
+pub use self::edge::{DeviceIn, DeviceOut};
+pub(crate) use self::edge::{Lone, Mover, Turn, join};
 pub(crate) use self::far::Far;
 pub use self::lease::{DeviceRx, DeviceTx, Receiving, Sending};
 pub use self::local::DeviceLocal;
-pub(crate) use self::slots::{DeviceSlots, Pool, RxPool, Slot, TxPool};
+pub(crate) use self::slots::{DeviceSlots, Slot};
 use crate::error::TransportError;
 use pp_device::{DeviceBuffer, Event, Stream};
 
@@ -30,6 +34,15 @@ pub(crate) trait EdgesLife: Debug + Send + Sync {
     /// # Errors
     /// It will never come.
     fn poll(&self) -> Result<(), TransportError>;
+
+    /// Makes everything in flight an error, whatever the device says; nothing is issued any more. The first reason stays.
+    fn kill(&self, why: &str);
+
+    /// Ends them, in order if nothing is in flight. Waits for the end until the deadline.
+    ///
+    /// # Errors
+    /// They did not end by then, or not as they should.
+    fn end(self: Arc<Self>, is_clean: bool, deadline: Instant) -> Result<(), TransportError>;
 
     /// Frees memory once nothing of this life can touch it any more.
     fn bury(&self, remains: Remains);

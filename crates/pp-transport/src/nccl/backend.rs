@@ -7,19 +7,16 @@ use pp_contract::{Fault, FaultKind, Rank, with_source};
 
 use super::issuer::Patience;
 use super::settings::as_settings;
-use super::{
-    Communicator, Issuer, NcclEdge, NcclEnd, NcclOptions, NcclRx, NcclTx, UniqueId, connect,
-    headers_alone, is_at_rest, warm_up,
-};
+use super::{Communicator, Issuer, NcclEdge, NcclOptions, UniqueId, connect, is_at_rest, warm_up};
 use crate::backend::{
-    Abort, Backend, Connect, Connected, EdgeEnd, End, Joined, Neighbours, OnFrame, Peer, in_order,
+    Abort, Backend, Connect, Connected, EdgeEnd, Joined, Neighbours, OnFrame, Peer, in_order,
     own_fault, share_memory,
 };
 use crate::bell::Bell;
 use crate::edge::{Capabilities, Edges};
 use crate::error::TransportError;
 use crate::flight::GroupLog;
-use crate::gpu::{DeviceLocal, DeviceRx, DeviceTx, Receiving, Sending};
+use crate::gpu::{DeviceIn, DeviceLocal, DeviceOut, DeviceRx, DeviceTx, Receiving, Sending, join};
 use crate::group::Members;
 use crate::host::EdgeShape;
 use crate::host::layout::Holds;
@@ -50,8 +47,6 @@ pub struct NcclBackend {
 #[derive(Debug)]
 pub struct Agreed {
     is_lower: bool,
-    /// The numbers of the edges.
-    numbers: Vec<u32>,
     edges: Vec<NcclEdge>,
 }
 
@@ -112,6 +107,32 @@ impl NcclBackend {
         Ok(ids)
     }
 
+    /// Makes the edges with a peer for any backend.
+    pub(crate) fn connect_as<E>(
+        &mut self,
+        agreed: Agreed,
+        how: Connect<'_>,
+    ) -> Result<Connected<E>, TransportError>
+    where
+        E: Edges<Out = DeviceOut, In = DeviceIn> + ?Sized,
+    {
+        let Agreed { is_lower, edges } = agreed;
+        if edges.iter().all(|edge| edge.payloads.is_none()) {
+            // There is nothing to connect, and NCCL is not called.
+            let lone = edges.into_iter().map(|edge| (edge.number, edge.lane, None));
+            return Ok(join(lone, None));
+        }
+        let options = NcclOptions {
+            issuer: self.issuer(how)?,
+            is_lower,
+            edges,
+            deadline: how.deadline,
+            generation: how.generation,
+            blocking: self.blocking,
+        };
+        connect(options, how.is_wanted)
+    }
+
     fn make_ids(&self, rank: Rank, count: usize) -> Result<Vec<UniqueId>, Fault> {
         let own = |e: TransportError| Fault::new(e.fault_kind(), rank, WHAT, with_source(&e));
         let nccl = self.nccl.as_ref().ok_or(TransportError::Alone);
@@ -141,8 +162,8 @@ impl Edges for NcclBackend {
     type Rx = DeviceRx;
     type Sending = Sending;
     type Receiving = Receiving;
-    type Out = NcclTx;
-    type In = NcclRx;
+    type Out = DeviceOut;
+    type In = DeviceIn;
     type Local = DeviceLocal;
     type Group = Communicator;
 }
@@ -201,11 +222,14 @@ impl Backend for NcclBackend {
         let made = edges.iter().zip(lanes).map(|(end, lane)| {
             let id = end.shape.has_payloads().then(|| ids.next()).flatten();
             let payloads = id.map(|id| (end.shape, id));
-            NcclEdge { lane, payloads }
+            NcclEdge {
+                number: end.edge,
+                lane,
+                payloads,
+            }
         });
         let agreed = Agreed {
             edges: made.collect(),
-            numbers: edges.iter().map(|end| end.edge).collect(),
             is_lower: peer.own_rank() < peer.rank(),
         };
         Ok((agreed, on_frame))
@@ -216,35 +240,7 @@ impl Backend for NcclBackend {
         agreed: Agreed,
         how: Connect<'_>,
     ) -> Result<Connected<Self>, TransportError> {
-        let Agreed {
-            is_lower,
-            numbers,
-            edges,
-        } = agreed;
-        let ends = if edges.iter().all(|edge| edge.payloads.is_none()) {
-            headers_alone(edges.into_iter().map(|edge| edge.lane).collect())
-        } else {
-            let options = NcclOptions {
-                issuer: self.issuer(how)?,
-                is_lower,
-                edges,
-                deadline: how.deadline,
-                generation: how.generation,
-                blocking: self.blocking,
-            };
-            connect(options, how.is_wanted)?
-        };
-        let handle = ends.first().and_then(NcclEnd::abort_handle);
-        let abort = handle
-            .map(|handle| -> Abort { Box::new(move |why, deadline| handle.abort(why, deadline)) });
-        let ends = ends.into_iter().map(|end| match end {
-            NcclEnd::Out(end) => End::Out(end),
-            NcclEnd::In(end) => End::In(end),
-        });
-        Ok(Connected {
-            ends: numbers.into_iter().zip(ends).collect(),
-            abort,
-        })
+        self.connect_as(agreed, how)
     }
 
     fn agree_on_group(

@@ -13,6 +13,7 @@ use super::calls::{Call, Comm, Operation};
 use super::communicator::Communicator;
 use crate::error::TransportError;
 use crate::flight::{Kind, State};
+use crate::gpu::EdgesLife as _;
 use pp_device::{DevicePtr, Stream};
 
 /// Records that are held until their operations are over; an older one is let go.

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use nccl_sys::Nccl;
 
 use crate::error::TransportError;
+use crate::gpu::Turn;
 use pp_device::Device;
 
 /// Devices of this process that have an issuer.
@@ -168,7 +169,7 @@ impl Core {
         // Sequentially consistent, as are the mark of an abort or of a thread beside this one, and
         // their look at this: either the caller sees the mark, or they see the caller.
         self.inside.store(true, Ordering::SeqCst);
-        let turn = Turn(self);
+        let turn = Turn(Some(&self.inside));
         if self.beside.load(Ordering::SeqCst) > 0 {
             return Err(self.wrong_thread());
         }
@@ -235,16 +236,6 @@ impl Core {
     /// Whether the thread that issues is in its turn.
     pub(super) fn is_inside(&self) -> bool {
         self.inside.load(Ordering::SeqCst)
-    }
-}
-
-/// A call under way.
-#[derive(Debug)]
-pub(super) struct Turn<'a>(&'a Core);
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.0.inside.store(false, Ordering::Release);
     }
 }
 

@@ -26,9 +26,9 @@ use nccl_sys::{NcclError, Version, ncclResult_t};
 
 use super::calls::{Call, Comm, Gone};
 use super::gate::{Calling, Gate};
-use super::issuer::{Beside, Core, Turn};
+use super::issuer::{Beside, Core};
 use crate::error::TransportError;
-use crate::gpu::{EdgesLife, Remains, lock};
+use crate::gpu::{EdgesLife, Remains, Turn, lock};
 use crate::times::{LOOK_EVERY, RETURNS_WITHIN};
 
 /// Aborts of several communicators belong in one group from this version on.
@@ -142,6 +142,24 @@ impl EdgesLife for Life {
         Ok(())
     }
 
+    /// Marks the generation dead; the first reason stays.
+    fn kill(&self, why: &str) {
+        // Under the lock, so that each trouble that begins also ends.
+        let end = lock(&self.end);
+        let _ = self.why.set(why.to_owned());
+        self.gate.close();
+        if !self.dead.swap(true, Ordering::SeqCst) && !matches!(*end, End::Over(_)) {
+            // Its kernels may wait for ever, until an abort ends them: no thread may wait for the
+            // device meanwhile.
+            self.core.device.begin_hang();
+        }
+    }
+
+    fn end(self: Arc<Self>, is_clean: bool, deadline: Instant) -> Result<(), TransportError> {
+        let how = if is_clean { How::Destroy } else { How::Abort };
+        self.finish(how, deadline)
+    }
+
     /// Frees memory once the generation is gone and the device is done with it.
     fn bury(&self, remains: Remains) {
         let end = lock(&self.end);
@@ -213,19 +231,6 @@ impl Life {
             gate: &self.gate,
             go_on: &|| self.gate.is_open(),
         })
-    }
-
-    /// Marks the generation dead; the first reason stays.
-    pub(super) fn kill(&self, why: &str) {
-        // Under the lock, so that each trouble that begins also ends.
-        let end = lock(&self.end);
-        let _ = self.why.set(why.to_owned());
-        self.gate.close();
-        if !self.dead.swap(true, Ordering::SeqCst) && !matches!(*end, End::Over(_)) {
-            // Its kernels may wait for ever, until an abort ends them: no thread may wait for the
-            // device meanwhile.
-            self.core.device.begin_hang();
-        }
     }
 
     /// Ends the communicators on a thread of their own, or joins the wait for an end that another

@@ -39,7 +39,7 @@ mod warm_up;
 
 pub use backend::{Agreed, NcclBackend, uuid_text};
 pub use communicator::Communicator;
-pub use edge::{NcclEdge, NcclEnd, NcclOptions, NcclRx, NcclTx, close, connect, headers_alone};
+pub use edge::{NcclEdge, NcclOptions, connect};
 pub use id::UniqueId;
 pub use issuer::Issuer;
 pub use life::{AbortHandle, is_at_rest};

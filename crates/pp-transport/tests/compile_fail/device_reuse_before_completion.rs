@@ -3,11 +3,10 @@ use pp_contract::{Prepared, Stamp};
 use pp_device::Stream;
 use pp_transport::edge::EdgeTx;
 use pp_transport::error::TransportError;
-use pp_transport::gpu::DeviceTx;
-use pp_transport::nccl::NcclTx;
+use pp_transport::gpu::{DeviceOut, DeviceTx};
 
 fn race(
-    edge: &mut NcclTx,
+    edge: &mut DeviceOut,
     message: Prepared<'_>,
     stamp: Stamp,
     mut lease: DeviceTx,

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use pp_contract::{Generation, Matched, Prepared, Rank, Stamp};
-use pp_transport::backend::{Abort, Backend, Connect, EdgeEnd, End, OnFrame, Peer};
+use pp_transport::backend::{Abort, Backend, Connect, Connected, EdgeEnd, End, OnFrame, Peer};
 use pp_transport::bell::Bell;
 use pp_transport::edge::{EdgeRx, EdgeTx, Edges, Sent};
 use pp_transport::error::TransportError;
@@ -12,7 +12,7 @@ use pp_transport::flight::FlightRecorder;
 use pp_transport::host::{EdgeShape, Host};
 use pp_transport::in_flight::{InFlight, Rejected};
 use pp_transport::lane::{self, LaneEnd};
-use pp_transport::nccl::{AbortHandle, NcclBackend, NcclEdge, NcclEnd, UniqueId};
+use pp_transport::nccl::{NcclEdge, UniqueId};
 
 /// What a rank has: an edge to its peer, and one back.
 pub(crate) struct TwoWay<B: Edges> {
@@ -156,15 +156,7 @@ impl<B: Backend> Met<B> {
     ) -> Result<(TwoWay<B>, Abort), TransportError> {
         let recorder = FlightRecorder::off();
         let connected = backend.connect(self.agreed, how(within, is_wanted, &recorder))?;
-        let (mut out, mut incoming) = (None, None);
-        for (_, end) in connected.ends {
-            match end {
-                End::Out(end) => out = Some(end),
-                End::In(end) => incoming = Some(end),
-            }
-        }
-        let both = TwoWay::new(out.unwrap(), incoming.unwrap(), self.bell);
-        Ok((both, connected.abort.expect("it has payloads")))
+        Ok(both(connected, self.bell))
     }
 }
 
@@ -186,24 +178,24 @@ pub(crate) fn edges(
     down: EdgeShape,
     ids: [UniqueId; 2],
 ) -> Vec<NcclEdge> {
-    let edges = [(lanes.up, up, ids[0]), (lanes.down, down, ids[1])];
-    let edges = edges.map(|(lane, shape, id)| NcclEdge {
+    let edges = [(0, lanes.up, up, ids[0]), (1, lanes.down, down, ids[1])];
+    let edges = edges.map(|(number, lane, shape, id)| NcclEdge {
+        number,
         lane,
         payloads: Some((shape, id)),
     });
     edges.into()
 }
 
-/// What NCCL has connected, and what gives it up.
-pub(crate) fn connected(ends: Vec<NcclEnd>, bell: Bell) -> (TwoWay<NcclBackend>, AbortHandle) {
-    let handle = ends[0].abort_handle().expect("it has payloads");
+/// The edge up and that down, and what gives them up.
+pub(crate) fn both<B: Edges>(connected: Connected<B>, bell: Bell) -> (TwoWay<B>, Abort) {
     let (mut out, mut incoming) = (None, None);
-    for end in ends {
+    for (_, end) in connected.ends {
         match end {
-            NcclEnd::Out(end) => out = Some(end),
-            NcclEnd::In(end) => incoming = Some(end),
+            End::Out(end) => out = Some(end),
+            End::In(end) => incoming = Some(end),
         }
     }
-    let both = (out.expect("an edge out"), incoming.expect("an edge in"));
-    (TwoWay::new(both.0, both.1, bell), handle)
+    let both = TwoWay::new(out.unwrap(), incoming.unwrap(), bell);
+    (both, connected.abort.expect("it has payloads"))
 }

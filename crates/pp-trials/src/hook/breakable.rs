@@ -5,8 +5,8 @@ use pp_device::{Device, DeviceBuffer, DevicePtr, Stream};
 use pp_transport::backend::Backend;
 use pp_transport::edge::{EdgeTx, Edges, Sent};
 use pp_transport::error::TransportError;
-use pp_transport::gpu::DeviceTx;
-use pp_transport::gpu::p2p::{GpuBackend, GpuTx};
+use pp_transport::gpu::p2p::GpuBackend;
+use pp_transport::gpu::{DeviceOut, DeviceTx};
 use pp_transport::host::{Host, HostGroup, TxLease};
 use pp_transport::in_flight::Rejected;
 use pp_transport::nccl::Communicator;
@@ -110,7 +110,7 @@ impl Breakable for GpuBackend {
         reason = "the payload comes back with its error, as from any send"
     )]
     fn send_elsewhere(
-        edge: &mut GpuTx,
+        edge: &mut DeviceOut,
         message: Prepared<'_>,
         stamp: Stamp,
         payload: Option<DeviceTx>,

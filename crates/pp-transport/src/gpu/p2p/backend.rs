@@ -7,19 +7,17 @@ use std::ops::{Deref, DerefMut};
 use nccl_sys::Nccl;
 use pp_contract::{Fault, FaultKind, Rank, with_source};
 
-use super::edge::join;
-use super::ends::{Agreed, GpuRx, GpuTx, Taken};
 use super::trial::{self, Tried, Why, exchange};
 use crate::backend::{
-    Backend, Connect, Connected, EdgeEnd, End, Joined, Neighbours, OnFrame, Peer, compare, in_order,
+    Backend, Connect, Connected, EdgeEnd, Joined, Neighbours, OnFrame, Peer, compare, in_order,
 };
 use crate::bell::Bell;
 use crate::edge::{Capabilities, Edges};
 use crate::error::TransportError;
-use crate::gpu::{DeviceLocal, DeviceRx, DeviceTx, Receiving, Sending};
+use crate::gpu::{DeviceIn, DeviceLocal, DeviceOut, DeviceRx, DeviceTx, Receiving, Sending, join};
 use crate::group::Members;
 use crate::host::EdgeShape;
-use crate::nccl::{Communicator, NcclBackend, UniqueId};
+use crate::nccl::{self, Communicator, NcclBackend, UniqueId};
 use pp_device::{CudaError, Reach};
 
 /// The operation of a fault while two ranks choose a way.
@@ -34,6 +32,17 @@ pub enum Way {
     P2p,
     /// By NCCL.
     Nccl,
+}
+
+/// What two ranks agreed on for all edges between them.
+#[derive(Debug)]
+pub struct Agreed(Taken);
+
+/// The way that the edges between two ranks take.
+#[derive(Debug)]
+enum Taken {
+    P2p(Tried),
+    Nccl(nccl::Agreed),
 }
 
 /// Payloads in the memory of one GPU for each rank, by copy engine or NCCL. Groups take NCCL, which is loaded once it is wanted.
@@ -192,8 +201,8 @@ impl Edges for GpuBackend {
     type Rx = DeviceRx;
     type Sending = Sending;
     type Receiving = Receiving;
-    type Out = GpuTx;
-    type In = GpuRx;
+    type Out = DeviceOut;
+    type In = DeviceIn;
     type Local = DeviceLocal;
     type Group = Communicator;
 }
@@ -250,8 +259,7 @@ impl Backend for GpuBackend {
                 Ok(tried) => {
                     self.taken[0] = true;
                     self.tell(peer, &edges, "p2p", "");
-                    let numbers = edges.iter().map(|end| end.edge).collect();
-                    return Ok((Agreed(Taken::P2p(numbers, tried)), None));
+                    return Ok((Agreed(Taken::P2p(tried)), None));
                 }
                 Err(reason) if self.way == Way::P2p => {
                     let text = format!("{reason}; use --transport auto or nccl");
@@ -275,25 +283,8 @@ impl Backend for GpuBackend {
         how: Connect<'_>,
     ) -> Result<Connected<Self>, TransportError> {
         match taken {
-            Taken::P2p(numbers, Tried { life, edges }) => {
-                let (ends, abort) = join::<Self>(edges, life);
-                Ok(Connected {
-                    ends: numbers.into_iter().zip(ends).collect(),
-                    abort: Some(abort),
-                })
-            }
-            Taken::Nccl(agreed) => {
-                let Connected { ends, abort } = self.nccl.connect(agreed, how)?;
-                let ends = ends.into_iter().map(|(number, end)| {
-                    let end = match end {
-                        End::Out(end) => End::Out(GpuTx::Nccl(end)),
-                        End::In(end) => End::In(GpuRx::Nccl(end)),
-                    };
-                    (number, end)
-                });
-                let ends = ends.collect();
-                Ok(Connected { ends, abort })
-            }
+            Taken::P2p(Tried { life, edges }) => Ok(join(edges, Some(life))),
+            Taken::Nccl(agreed) => self.nccl.connect_as(agreed, how),
         }
     }
 

@@ -21,11 +21,8 @@
 //! Whether two ranks can send in this way is found out by trying, before any edge is made ([`GpuBackend`]).
 
 mod backend;
-mod edge;
-mod ends;
+mod life;
 mod numbers;
 mod trial;
 
-pub use backend::{GpuBackend, Way};
-pub use edge::{P2pRx, P2pTx};
-pub use ends::{Agreed, GpuRx, GpuTx};
+pub use backend::{Agreed, GpuBackend, Way};

@@ -13,12 +13,12 @@ use pp_device::{
     CudaError, Device, DevicePtr, Event, PinnedBuffer, Registered, SharedMemory, Stream,
 };
 
-use super::edge::{Life, Path};
+use super::life::{CopyEngine, Life};
 use super::numbers::{self, FarSlot, Page, Side};
 use crate::backend::{EdgeEnd, Peer, receive_fds, share_memory};
 use crate::bell::Bell;
 use crate::error::TransportError;
-use crate::gpu::{DeviceSlots, EdgesLife, Far as _, Slot};
+use crate::gpu::{DeviceSlots, EdgesLife, Far as _, Lone, Mover, Slot};
 use crate::host::layout::Holds;
 use crate::host::region::Region;
 use crate::lane::LaneEnd;
@@ -47,11 +47,25 @@ enum Failed {
     Differs { edge: u32, slot: u32, at: usize },
 }
 
-/// Edges that were tried, in the order of their numbers: each with its lane and, where it has payloads, its slots.
+/// Edges that were tried, in the order of their numbers.
 #[derive(Debug)]
 pub(super) struct Tried {
-    pub(super) life: Arc<Life>,
-    pub(super) edges: Vec<(LaneEnd, Option<Path>)>,
+    pub(super) life: Arc<dyn EdgesLife>,
+    pub(super) edges: Vec<Lone>,
+}
+
+/// The slots of an edge, as one rank has them, and what the other one does with each.
+struct Path {
+    slots: Arc<DeviceSlots>,
+    far: Vec<Arc<FarSlot>>,
+    /// Where the slots of the receiver lie.
+    there: Arc<SharedMemory>,
+}
+
+impl Path {
+    fn payloads(self) -> (Arc<DeviceSlots>, Box<dyn Mover>) {
+        (self.slots, Box::new(CopyEngine { _there: self.there }))
+    }
 }
 
 /// Tells the other rank whether this one can go on, and hears whether it can: both get the same answer.
@@ -111,7 +125,8 @@ pub(super) fn make(
         let [fd] = receive_fds(peer)?;
         fds.push(fd);
     }
-    let life = Arc::new(Life::new(format!("the edges with rank {}", peer.rank())));
+    let what = format!("the edges with rank {}", peer.rank());
+    let life: Arc<dyn EdgesLife> = Arc::new(Life::new(what));
     let paths = open(device, &life, &with_payloads, (streams, own), region, fds);
     let paths = both!(peer, paths);
     let ends = || with_payloads.iter().zip(&paths);
@@ -129,7 +144,7 @@ pub(super) fn make(
     let whole = edges.iter().zip(&shared).map(|(end, shared)| {
         let lane = LaneEnd::over_memory(shared, end.is_sender);
         let path = end.shape.has_payloads().then(|| paths.next()).flatten();
-        (lane, path)
+        (end.edge, lane, path.map(Path::payloads))
     });
     let edges = whole.collect();
     Ok(Ok(Tried { life, edges }))
@@ -167,7 +182,7 @@ fn begin(
 /// Maps what the other rank has given, and makes the slots.
 fn open(
     device: &Device,
-    life: &Arc<Life>,
+    life: &Arc<dyn EdgesLife>,
     edges: &[&EdgeEnd],
     (streams, own): (Vec<Stream>, Vec<Option<(SharedMemory, OwnedFd)>>),
     region: Option<Region>,
@@ -217,11 +232,11 @@ fn open(
             });
         }
         first += slots.len();
-        let life: Arc<dyn EdgesLife> = Arc::<Life>::clone(life);
+        let life = Arc::clone(life);
         paths.push(Path {
             slots: Arc::new(DeviceSlots::of(slots, capacity, Some(life), stream)),
             far,
-            _there: there,
+            there,
         });
     }
     Ok(paths)
@@ -315,7 +330,7 @@ fn await_numbers(path: &Path) -> Result<(), Failed> {
 
 /// Receives each slot of an edge once, looks at what came, and gives it back in the order of the stream.
 fn compare(device: &Device, end: &EdgeEnd, path: &Path) -> Result<(), Failed> {
-    (0..path.far.len() as u32).for_each(|slot| path.expect(slot));
+    (0..path.far.len() as u32).for_each(|slot| path.slots.slot(slot).expect());
     await_numbers(path)?;
     let (stream, passed) = (&path.slots.stream, Event::new(device)?);
     let mut staging = staging(device, path)?;
